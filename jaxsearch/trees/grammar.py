@@ -1,0 +1,190 @@
+"""How a search agent writes: tags, prompts, observations, and retrieved text made harmless.
+
+A span of the policy ends in an action, `<search> query </search>` or `<answer> answer </answer>`, and the
+environment replies with `<information>`. Reading is strict (a tag is exactly `<name>` or `</name>`, an
+element holds no other tag) and looks at policy text only. Writing is careful: what a tool returned can
+neither act as one of our tags nor become a special token. The names of the tags are data, since every paper
+has its own. When to search and when to stop is decided by the methods.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from jaxsearch.trees.tree import Node, Role
+
+
+@dataclasses.dataclass(frozen=True)
+class Tags:
+  """Names of the tags, without brackets. The defaults are Search-R1's (arXiv 2503.09516)."""
+  think: str = 'think'
+  search: str = 'search'
+  observation: str = 'information'
+  answer: str = 'answer'
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    return dataclasses.astuple(self)
+
+  @property
+  def stops(self) -> tuple[str, str]:
+    """Stop strings: the ends of the two actions."""
+    return f'</{self.search}>', f'</{self.answer}>'
+
+
+SEARCH_R1 = Tags()
+
+PROMPTS = {
+    # Search-R1, table 1; the question stands where {question} is.
+    'search_r1': (
+        'Answer the given question. You must conduct reasoning inside <think> and </think> first '
+        'every time you get new information. After reasoning, if you find you lack some knowledge, '
+        'you can call a search engine by <search> query </search> and it will return the top searched'
+        ' results between <information> and </information>. You can search as many times as your '
+        'want. If you find no further external knowledge needed, you can directly provide the answer '
+        'inside <answer> and </answer>, without detailed illustrations. For example, <answer> Beijing'
+        ' </answer>. Question: {question}\n'),
+    # For small policies trained on the format: every token of the prompt is paid for by every rollout.
+    'world': 'Question: {question}\n',
+}
+
+
+def prompt(question: str, template: str = 'search_r1') -> str:
+  """The prompt of a question. Raises ValueError for a template that `PROMPTS` does not have."""
+  if template not in PROMPTS:
+    raise ValueError(f'unknown prompt template {template!r}, expected one of {", ".join(sorted(PROMPTS))}')
+  return PROMPTS[template].format(question=question.strip())
+
+
+# Reading what the policy wrote.
+
+
+@dataclasses.dataclass(frozen=True)
+class Element:
+  """A well-formed `<name>content</name>` and where it stands in its text."""
+  name: str
+  content: str     # stripped
+  start: int
+  end: int
+
+
+def elements(text: str, tags: Tags = SEARCH_R1) -> list[Element]:
+  """Well-formed elements in order: an opening tag whose next tag of any kind is its own closing tag."""
+  found = list(re.finditer(f'<(/?)({"|".join(map(re.escape, tags.names))})>', text))
+  return [Element(opening[2], text[opening.end():closing.start()].strip(), opening.start(), closing.end())
+          for opening, closing in itertools.pairwise(found)
+          if not opening[1] and closing[1] and opening[2] == closing[2]]
+
+
+def search_query(text: str, tags: Tags = SEARCH_R1) -> str | None:
+  """The query that a policy span ends with; None if its last element is no search, empty or not at the end.
+
+  The token that completes `</search>` may carry a little more (`>.` or `>\\n` are single tokens of large
+  vocabularies), so trailing characters that are neither part of a word nor `<` are allowed.
+  """
+  last = next(reversed(elements(text, tags)), None)
+  if last is None or last.name != tags.search or not re.fullmatch(r'[^\w<]*', text[last.end:]):
+    return None
+  return last.content or None
+
+
+def answer(text: str, tags: Tags = SEARCH_R1) -> str | None:
+  """Content of the last well-formed answer in policy text, None where there is none or it is empty."""
+  answers = [element.content for element in elements(text, tags) if element.name == tags.answer]
+  return answers[-1] or None if answers else None
+
+
+def answer_of(leaf: Node, tags: Tags = SEARCH_R1) -> str | None:
+  """The last answer that the policy gave on the path to `leaf`; prompts and observations do not count.
+
+  Policy spans that follow each other directly are read as one text: no element reaches across an observation.
+  """
+  spans = [node for node in leaf.path() if node.tokens]
+  runs = [[token for node in run for token in node.tokens]
+          for role, run in itertools.groupby(spans, key=lambda node: node.role) if role is Role.POLICY]
+  texts = (leaf.tree.tokenizer.decode(run) for run in reversed(runs))
+  return next((found for text in texts if (found := answer(text, tags)) is not None), None)
+
+
+# Writing what the environment replies.
+
+
+class HasText(Protocol):
+  """What a retrieved document needs to have here; see `jaxsearch.tools`."""
+  title: str
+  text: str
+
+
+def information(documents: Sequence[HasText], special_tokens: Iterable[str], tags: Tags = SEARCH_R1) -> str:
+  """The observation that shows retrieved documents, in the wording of Search-R1, neutralised.
+
+  Args:
+    documents: best first; none at all is said in so many words.
+    special_tokens: the tokenizer's, as text.
+  """
+  safe = functools.partial(neutralise, special_tokens=tuple(special_tokens), tags=tags)
+  lines = [f'Doc {number}(Title: {safe(document.title.strip())}) {safe(document.text.strip())}\n'
+           for number, document in enumerate(documents, start=1)]
+  return _observation(''.join(lines) or 'No documents were found.\n', tags)
+
+
+def failure(reason: str, special_tokens: Iterable[str], tags: Tags = SEARCH_R1) -> str:
+  """The observation after a tool that failed. The reason may quote a server, so it is neutralised too."""
+  return _observation(f'The search failed: {neutralise(reason.strip(), special_tokens, tags)}\n', tags)
+
+
+def invalid_action(tags: Tags = SEARCH_R1) -> str:
+  """The observation after a span that ended in neither a search nor an answer."""
+  return ('\nThat was not a valid action. '
+          f'To search, I write the query between <{tags.search}> and </{tags.search}>. '
+          f'To finish, I write the answer between <{tags.answer}> and </{tags.answer}>. I try again.\n')
+
+
+def _observation(body: str, tags: Tags) -> str:
+  return f'\n<{tags.observation}>{body}</{tags.observation}>\n'
+
+
+# Making retrieved text harmless.
+
+
+def neutralise(text: str, special_tokens: Iterable[str] = (), tags: Tags = SEARCH_R1) -> str:
+  """Makes our tags and the tokenizer's special tokens in `text` inert: overwrites their first characters.
+
+  Tags are found in any case, with spaces, slashes or attributes inside, closed or not; both kinds are also
+  found under Unicode compatibility forms, accents and invisible characters, which some tokenizers normalise
+  away. As nothing is removed, and the character written occurs in no tag and no special token, no new one
+  can arise; doing it again changes nothing. Added tokens of nothing but spaces or invisible characters, which
+  some vocabularies have, control nothing and stay.
+  """
+  hostile, inert = _hostile(tuple(special_tokens), tags)
+  folds = [_fold(character) for character in text]
+  origin = [index for index, fold in enumerate(folds) for _ in fold]     # folded index -> index in the text
+  starts = {origin[match.start()] for match in hostile.finditer(''.join(folds))}
+  return ''.join(inert if index in starts else character for index, character in enumerate(text))
+
+
+@functools.lru_cache
+def _hostile(special_tokens: tuple[str, ...], tags: Tags) -> tuple[re.Pattern, str]:
+  """The pattern of tags and special tokens in folded text, and the character that overwrites their starts."""
+  folded = [''.join(map(_fold, token)) for token in special_tokens]
+  names = '|'.join(re.escape(''.join(map(_fold, name))) for name in tags.names)
+  pattern = '|'.join([rf'<[ /\\]*(?:{names})', *(re.escape(token) for token in folded if token.strip())])
+  inert = next((c for c in '([{‹«' if not any(c in token for token in folded)), None)
+  if inert is None:
+    raise ValueError('every candidate for the neutral character is part of a special token')
+  return re.compile(f'(?={pattern})'), inert     # a lookahead, since occurrences may overlap
+
+
+@functools.lru_cache(maxsize=65536)
+def _fold(character: str) -> str:
+  """A character as a lenient reader sees it: compatibility form, no case or accent, '' if invisible."""
+  if character.isspace():
+    return ' '
+  decomposed = unicodedata.normalize('NFKD', character).casefold()
+  return ''.join(c for c in decomposed if unicodedata.category(c) not in ('Cc', 'Cf', 'Mn', 'Me'))

@@ -1,0 +1,146 @@
+"""The one record of a rollout: a tree of token spans.
+
+A method grows a tree (`node.append`), credits its nodes (`node.advantages`) and hands it to `layout`, which
+alone turns it into training rows. A span holds the token ids that were sampled or fed, never text that is
+tokenised again; text is tokenised once, when it is appended. What a span means, and which text asks for a
+search, is for `grammar` and the methods to say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+  from jaxsearch.data.questions import Question
+
+
+class Role(enum.Enum):
+  """Who wrote a span."""
+  ROOT = 'root'                # the empty span on top of every tree
+  PROMPT = 'prompt'
+  POLICY = 'policy'            # sampled from the policy: the only role that is trained on by default
+  OBSERVATION = 'observation'  # what a tool returned
+
+
+class Stop(enum.StrEnum):
+  """Why an episode ended."""
+  ANSWERED = 'answered'
+  BUDGET = 'budget'              # no turns or tokens left to spend
+  CONTEXT_FULL = 'context_full'
+  MALFORMED = 'malformed'        # the last span was neither a search nor an answer
+  TOOL_FAILED = 'tool_failed'
+  DEADLINE = 'deadline'
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+  """A span of tokens that follows its parent's span. Made by `Node.append`, never by hand.
+
+  Attributes:
+    tokens: ids of this span only. Where the policy chose to end, the end token belongs to the span.
+    logprobs: one per token, under the distribution it was sampled from; None where nothing was sampled.
+    stop: why the generation of this span stopped (the stop string or a reason of the sampler).
+    trained: whether its tokens bear a loss; `layout` builds the loss mask from this and from nothing else.
+    advantages: credit of the span, one number or one per token.
+    data: free notes of a method.
+  """
+  tree: Tree = dataclasses.field(repr=False)
+  parent: Node | None = dataclasses.field(repr=False)
+  role: Role
+  tokens: list[int]
+  logprobs: list[float] | None = dataclasses.field(default=None, repr=False)
+  trained: bool = False
+  stop: str | None = None
+  advantages: float | np.ndarray | None = None
+  data: dict[str, Any] = dataclasses.field(default_factory=dict)
+  children: list[Node] = dataclasses.field(default_factory=list, repr=False)
+
+  def append(self, text_or_ids: str | Sequence[int], role: Role, *,
+             logprobs: Sequence[float] | None = None) -> Node:
+    """Adds a span after this one and returns it. Several children of one node are alternatives to each other.
+
+    Args:
+      text_or_ids: token ids, or text that is tokenised here, once.
+      logprobs: one per token; only sampled (POLICY) spans have them, a demonstration has none.
+    Raises:
+      ValueError: log-probabilities for a span that was not sampled, or not one per token.
+    """
+    tokens = self.tree.tokenizer.encode(text_or_ids) if isinstance(text_or_ids, str) else text_or_ids
+    tokens = [int(token) for token in tokens]
+    if logprobs is not None:
+      logprobs = [float(logprob) for logprob in logprobs]
+      if role is not Role.POLICY:
+        raise ValueError(f'log-probabilities for a {role.value} span, which was not sampled from the policy')
+      if len(logprobs) != len(tokens):
+        raise ValueError(f'{len(logprobs)} log-probabilities for a span of {len(tokens)} tokens')
+    child = Node(self.tree, self, role, tokens, logprobs, trained=role is Role.POLICY)
+    self.children.append(child)
+    return child
+
+  @property
+  def text(self) -> str:
+    """The span's own text."""
+    return self.tree.tokenizer.decode(self.tokens)
+
+  def path(self) -> list[Node]:
+    """Nodes from the root to this one."""
+    nodes, node = [], self
+    while node is not None:
+      nodes.append(node)
+      node = node.parent
+    return nodes[::-1]
+
+  def path_tokens(self) -> list[int]:
+    """Tokens from the root to the end of this span: the context in which a child is sampled."""
+    return [token for node in self.path() for token in node.tokens]
+
+  @property
+  def length(self) -> int:
+    """Tokens from the root to the end of this span."""
+    return sum(len(node.tokens) for node in self.path())
+
+  def walk(self) -> Iterator[Node]:
+    """This node and all below it, depth first, children in the order they were appended."""
+    stack = [self]
+    while stack:
+      node = stack.pop()
+      yield node
+      stack.extend(reversed(node.children))
+
+
+class Tree:
+  """All spans grown for one question, and what came of them.
+
+  `tokenizer` is anything with `encode(text) -> ids` and `decode(ids) -> text`. The method that grows the
+  tree fills in `answer`, `reward`, `stop` and `metrics`.
+  """
+
+  def __init__(self, tokenizer: Any, question: Question | None = None):
+    self.tokenizer = tokenizer
+    self.question = question
+    self.root = Node(self, None, Role.ROOT, [])
+    self.answer: str | None = None
+    self.reward: float | None = None
+    self.stop: Stop | None = None
+    self.metrics: dict[str, float] = {}
+
+  def walk(self) -> Iterator[Node]:
+    """All nodes, depth first: the order of the training layout."""
+    return self.root.walk()
+
+  def leaves(self) -> list[Node]:
+    """Nodes without children, in depth-first order."""
+    return [node for node in self.walk() if not node.children]
+
+  def nodes(self, role: Role) -> list[Node]:
+    """Nodes of one role, in depth-first order."""
+    return [node for node in self.walk() if node.role is role]
+
+  def count(self, role: Role | None = None) -> int:
+    """Tokens of one role, or of all; a prefix that several branches share counts once."""
+    return sum(len(node.tokens) for node in self.walk() if role is None or node.role is role)

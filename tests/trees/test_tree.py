@@ -1,0 +1,106 @@
+"""Trees of spans: what append records and refuses, paths, order and counts."""
+
+import json
+
+import pytest
+
+from jaxsearch.trees.tree import Role, Stop, Tree
+
+
+class Letters:
+  """A tokenizer with a token per character that counts how often it was asked to encode."""
+  encoded = 0
+
+  def encode(self, text):
+    self.encoded += 1
+    return [ord(letter) for letter in text]
+
+  def decode(self, ids):
+    return ''.join(map(chr, ids))
+
+
+@pytest.fixture
+def tree():
+  return Tree(Letters())
+
+
+def test_text_is_tokenised_once_and_ids_are_kept_as_they_are(tree):
+  prompt = tree.root.append('ab', Role.PROMPT)
+  policy = prompt.append([7, 8, 9], Role.POLICY, logprobs=[-1, -2, -3])
+  assert tree.tokenizer.encoded == 1
+  assert prompt.tokens == [97, 98] and prompt.text == 'ab'
+  assert policy.tokens == [7, 8, 9] and policy.logprobs == [-1.0, -2.0, -3.0]
+  assert policy.path_tokens() == [97, 98, 7, 8, 9]
+  assert tree.tokenizer.encoded == 1
+
+
+def test_appended_ids_are_a_copy(tree):
+  ids = [1, 2]
+  node = tree.root.append(ids, Role.PROMPT)
+  ids.append(3)
+  assert node.tokens == [1, 2]
+
+
+def test_paths_and_lengths(tree):
+  prompt = tree.root.append('abc', Role.PROMPT)
+  first = prompt.append('de', Role.POLICY)
+  second = prompt.append('f', Role.POLICY)
+  leaf = second.append('', Role.OBSERVATION).append('ghi', Role.POLICY)
+  assert tree.root.length == 0 and prompt.length == 3 and first.length == 5 and leaf.length == 7
+  assert leaf.path()[0] is tree.root and leaf.path()[-1] is leaf and second in leaf.path()
+  assert first not in leaf.path()
+  assert tree.tokenizer.decode(leaf.path_tokens()) == 'abcfghi'
+
+
+def test_order_is_depth_first_in_order_of_appending(tree):
+  a = tree.root.append('a', Role.PROMPT)
+  b = a.append('b', Role.POLICY)
+  c = a.append('c', Role.POLICY)
+  d = b.append('d', Role.OBSERVATION)
+  e = b.append('e', Role.POLICY)
+  assert list(tree.walk()) == [tree.root, a, b, d, e, c]
+  assert list(b.walk()) == [b, d, e]
+  assert tree.leaves() == [d, e, c]
+  assert tree.nodes(Role.POLICY) == [b, e, c]
+
+
+def test_a_shared_prefix_counts_once(tree):
+  prompt = tree.root.append('prompt', Role.PROMPT)
+  prompt.append('abc', Role.POLICY)
+  prompt.append('de', Role.POLICY).append('observed', Role.OBSERVATION)
+  assert tree.count() == 6 + 3 + 2 + 8
+  assert tree.count(Role.PROMPT) == 6
+  assert tree.count(Role.POLICY) == 5
+  assert tree.count(Role.OBSERVATION) == 8
+
+
+def test_only_policy_spans_are_trained_unless_a_method_says_so(tree):
+  trained = {role: tree.root.append('x', role).trained for role in Role}
+  assert trained == {role: role is Role.POLICY for role in Role}
+
+
+def test_logprobs_that_do_not_fit_are_refused(tree):
+  with pytest.raises(ValueError, match='2 log-probabilities for a span of 3 tokens'):
+    tree.root.append('abc', Role.POLICY, logprobs=[-1, -1])
+  with pytest.raises(ValueError, match='observation span'):
+    tree.root.append('a', Role.OBSERVATION, logprobs=[-1])
+  assert tree.root.children == []
+
+
+def test_a_long_chain_needs_no_recursion(tree):
+  node = tree.root
+  for _ in range(5000):
+    node = node.append([1], Role.POLICY)
+  assert node.length == 5000
+  assert sum(1 for _ in tree.walk()) == 5001
+
+
+def test_nodes_are_told_apart_by_identity_and_print_shortly(tree):
+  one, two = (tree.root.append('same', Role.POLICY) for _ in range(2))
+  assert one != two and len({one, two}) == 2
+  assert 'parent' not in repr(one) and len(repr(one)) < 300
+
+
+def test_stop_reasons_are_plain_strings_in_reports():
+  assert json.dumps({'stop': Stop.CONTEXT_FULL}) == '{"stop": "context_full"}'
+  assert ' '.join(Stop) == 'answered budget context_full malformed tool_failed deadline'
