@@ -1,0 +1,69 @@
+"""Attention over rows in the tree layout (training) and over a KV cache (sampling). Scores and softmax in float32.
+
+`tree_attention` is the dense reference. Its mask is a function of one integer per key, so a blockwise kernel can take
+its place: a block of keys is skipped where every `visible_until` in it ends before the block of queries begins.
+
+Letters as in decoder.py; G = H / K query heads share a key/value head.
+"""
+
+import jax
+import jax.numpy as jnp
+
+NEGATIVE = -1e30  # not -inf: a row of padding sees nothing and must stay finite
+
+
+def tree_mask(visible_until):
+  """[B,T] -> [B,T,T] bool: token i sees token j iff j <= i < visible_until[j]."""
+  index = jnp.arange(visible_until.shape[-1])
+  return (index[None, None, :] <= index[None, :, None]) & (index[None, :, None] < visible_until[:, None, :])
+
+
+def tree_attention(q, k, v, visible_until):
+  """q: [B,T,H,h]; k, v: [B,T,K,h]; visible_until: [B,T] int -> [B,T,H,h]."""
+  B, T, H, h = q.shape
+  K = k.shape[2]
+  q = q.reshape(B, T, K, H // K, h)
+  scores = jnp.einsum('btkgh,bskh->bkgts', q, k, preferred_element_type=jnp.float32) * h**-0.5
+  scores = jnp.where(tree_mask(visible_until)[:, None, None], scores, NEGATIVE)
+  weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+  return jnp.einsum('bkgts,bskh->btkgh', weights, v).reshape(B, T, H, h)
+
+
+def write_cache(cache, k, v, starts, rows):
+  """Writes k, v [S,n,K,h] into (keys, values), each [R,K,length,h], at starts..starts+n of the given `rows` [S].
+
+  One window a sequence, not one index a token: XLA turns it into S block copies into the donated buffer. Needs
+  starts + n <= length, otherwise the block is shifted to fit and overwrites what is valid.
+  """
+  where = jnp.stack([rows, starts], axis=1)
+  windows = jax.lax.ScatterDimensionNumbers(
+    update_window_dims=(1, 2, 3), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, 2))
+
+  def write(old, new):
+    return jax.lax.scatter(old, where, jnp.swapaxes(new, 1, 2).astype(old.dtype), windows,
+                           mode=jax.lax.GatherScatterMode.CLIP)
+
+  return write(cache[0], k), write(cache[1], v)
+
+
+def read_cache(cache, rows, starts, count: int):
+  """(keys, values) [S,K,count,h] of entries starts..starts+count of the given rows; starts, rows: [S]."""
+  def read(part):
+    return jax.vmap(lambda row, start: jax.lax.dynamic_slice(
+      part, (row, 0, start, 0), (1, part.shape[1], count, part.shape[3]))[0])(rows, starts)
+
+  return read(cache[0]), read(cache[1])
+
+
+def cached_attention(q, cache, positions):
+  """q: [S,n,H,h] at `positions` [S,n] attends to entries 0..position of (keys, values), each [S,K,window,h]."""
+  keys, values = cache
+  S, n, H, h = q.shape
+  K, window = keys.shape[1], keys.shape[2]
+  q = jnp.transpose(q.reshape(S, n, K, H // K, h), (0, 2, 3, 1, 4)).reshape(S, K, -1, h)  # batch axes first: no copies of keys
+  scores = jnp.einsum('skqh,skth->skqt', q, keys, preferred_element_type=jnp.float32) * h**-0.5
+  seen = jnp.arange(window) <= positions[:, :, None]
+  scores = jnp.where(seen[:, None, None], scores.reshape(S, K, H // K, n, window), NEGATIVE)
+  weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+  attended = jnp.einsum('skqt,skth->skqh', weights.reshape(S, K, -1, window), values)
+  return jnp.transpose(attended.reshape(S, K, H // K, n, h), (0, 3, 1, 2, 4)).reshape(S, n, H, h)

@@ -1,0 +1,309 @@
+"""One decoder for Qwen2.5, Qwen3 and Llama 3.x: the families differ by a few switches of `DecoderConfig`.
+
+The forward pass is written as pure functions of (config, params); `Decoder` is the Flax container that creates,
+holds and names the parameters. Training and cached decoding share `_block`: only the attention that is handed to it
+differs (over the tree layout of a row, or over a slot's KV cache). Attention itself lives in attention.py.
+
+Letters: B rows, S slots, T tokens of a row, n new tokens, D embed, H query heads, K key/value heads, h head width,
+F feed-forward width, V vocabulary, L layers.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxsearch.models.attention import cached_attention, read_cache, tree_attention, write_cache
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+  """Llama 3.1's stretch of the low RoPE frequencies (`rope_type: llama3` in a Hugging Face config)."""
+  factor: float
+  low_freq_factor: float
+  high_freq_factor: float
+  original_max_position: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+  """The numbers of one decoder. `dtype` (of activations) and `remat` change how it runs, not what it computes."""
+  vocab_size: int
+  hidden_size: int
+  intermediate_size: int
+  num_layers: int
+  num_heads: int
+  num_kv_heads: int
+  head_dim: int
+  rope_theta: float = 1e6
+  rope_scaling: RopeScaling | None = None
+  qkv_bias: bool = False  # Qwen2.5
+  qk_norm: bool = False  # Qwen3
+  tie_embeddings: bool = False
+  norm_eps: float = 1e-6
+  max_position: int = 32768
+  dtype: str = 'float32'
+  remat: str = 'none'  # 'none' | 'dots' (keep matrix products) | 'full' (keep layer inputs only)
+
+  def __post_init__(self):
+    if self.num_heads % self.num_kv_heads:
+      raise ValueError(f'num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}')
+    if self.remat not in _REMAT:
+      raise ValueError(f'remat={self.remat!r} is none of {sorted(_REMAT)}')
+
+
+_REMAT = {
+  'none': None,
+  'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  'full': jax.checkpoint_policies.nothing_saveable,
+}
+
+
+def parameter_axes(config: DecoderConfig) -> dict:
+  """Logical axis names of every parameter, nested as the parameters are; parallel/mesh.py maps names to mesh axes."""
+  layers = {
+    'attn_norm': ('layers', 'norm'),
+    'q': ('layers', 'embed', 'heads', 'head_dim'),
+    'k': ('layers', 'embed', 'kv_heads', 'head_dim'),
+    'v': ('layers', 'embed', 'kv_heads', 'head_dim'),
+    'o': ('layers', 'heads', 'head_dim', 'embed'),
+    'mlp_norm': ('layers', 'norm'),
+    'gate': ('layers', 'embed', 'mlp'),
+    'up': ('layers', 'embed', 'mlp'),
+    'down': ('layers', 'mlp', 'embed'),
+  }
+  if config.qkv_bias:
+    layers |= {
+      'q_bias': ('layers', 'heads', 'head_dim'),
+      'k_bias': ('layers', 'kv_heads', 'head_dim'),
+      'v_bias': ('layers', 'kv_heads', 'head_dim'),
+    }
+  if config.qk_norm:
+    layers |= {'q_norm': ('layers', 'norm'), 'k_norm': ('layers', 'norm')}
+  axes = {'embedding': ('vocab', 'embed'), 'layers': layers, 'final_norm': ('norm',)}
+  if not config.tie_embeddings:
+    axes['unembedding'] = ('vocab', 'embed')
+  return axes
+
+
+def parameter_shapes(config: DecoderConfig) -> dict:
+  """Shapes of every parameter, nested as the parameters are."""
+  size = {
+    'layers': config.num_layers, 'embed': config.hidden_size, 'heads': config.num_heads,
+    'kv_heads': config.num_kv_heads, 'head_dim': config.head_dim, 'mlp': config.intermediate_size,
+    'vocab': config.vocab_size,
+  }  # fmt: skip
+
+  def shape(name, axes):
+    norm = config.head_dim if name in ('q_norm', 'k_norm') else config.hidden_size
+    return tuple(norm if axis == 'norm' else size[axis] for axis in axes)
+
+  axes = parameter_axes(config)
+  shapes = {name: shape(name, value) for name, value in axes.items() if name != 'layers'}
+  shapes['layers'] = {name: shape(name, value) for name, value in axes['layers'].items()}
+  return shapes
+
+
+class Decoder(nnx.Module):
+  """Holds the parameters; calling it on `tokens[B,T]` alone gives causal logits `[B,T,V]` in float32."""
+
+  def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs | None = None, params: dict | None = None,
+               param_dtype=jnp.float32):
+    """Initialises at random from `rngs`, or takes `params` (nested as `parameter_shapes`) as they are."""
+    self.config = config
+    params = initial_params(config, rngs.params(), param_dtype) if params is None else params
+    self.layers = nnx.Dict({name: nnx.Param(value) for name, value in params['layers'].items()})
+    for name, value in params.items():
+      if name != 'layers':
+        setattr(self, name, nnx.Param(value))
+
+  @property
+  def params(self) -> dict:
+    """The parameters as a plain nested dict of arrays, which is what the functions below and all programs take."""
+    return nnx.to_pure_dict(nnx.state(self, nnx.Param))
+
+  def __call__(self, tokens, positions=None, visible_until=None):
+    return logits(self.params, self.hidden(tokens, positions, visible_until))
+
+  def hidden(self, tokens, positions=None, visible_until=None):
+    """[B,T,D] hidden states after the final norm."""
+    return hidden_states(self.config, self.params, tokens, positions, visible_until)
+
+
+def initial_params(config: DecoderConfig, key, dtype=jnp.float32) -> dict:
+  """GPT-2's initialisation: normal(0.02), divided by sqrt(2L) for what is added to the residual stream."""
+  shapes = parameter_shapes(config)
+  leaves, treedef = jax.tree.flatten_with_path(shapes, is_leaf=lambda s: isinstance(s, tuple))
+
+  def create(path, shape, key):
+    name = path[-1].key
+    if 'norm' in name:
+      return jnp.ones(shape, dtype)
+    if 'bias' in name:
+      return jnp.zeros(shape, dtype)
+    scale = 0.02 / (2 * config.num_layers) ** 0.5 if name in ('o', 'down') else 0.02
+    return (scale * jax.random.normal(key, shape)).astype(dtype)
+
+  keys = jax.random.split(key, len(leaves))
+  return jax.tree.unflatten(treedef, [create(path, shape, k) for (path, shape), k in zip(leaves, keys)])
+
+
+def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, visible_until=None):
+  """The forward pass over rows in the tree layout.
+
+  Args:
+    tokens: [B,T] int.
+    positions: [B,T] int, depth on a token's own path (RoPE position); the index in the row by default.
+    visible_until: [B,T] int: token i sees token j iff j <= i < visible_until[j]; T (plain causal) by default.
+  Returns:
+    [B,T,D] hidden states after the final norm, in the compute dtype.
+  """
+  T = tokens.shape[1]
+  positions = jnp.broadcast_to(jnp.arange(T), tokens.shape) if positions is None else positions
+  visible_until = jnp.full(tokens.shape, T) if visible_until is None else visible_until
+  angles = rope_angles(config, positions)
+
+  def attend(q, k, v):
+    return tree_attention(q, k, v, visible_until), None
+
+  def layer(x, weights):
+    x, _ = _block(config, weights, x, angles, attend)
+    return x, None
+
+  if _REMAT[config.remat] is not None:
+    layer = jax.checkpoint(layer, policy=_REMAT[config.remat], prevent_cse=False)
+  x = embed(config, params, tokens)
+  x, _ = jax.lax.scan(layer, x, params['layers'])
+  return rms_norm(x, params['final_norm'], config.norm_eps)
+
+
+def extend(config: DecoderConfig, params: dict, tokens, starts, cache: list, window: int, rows=None):
+  """The forward pass over new tokens of cached sequences.
+
+  A sequence may be given in several pieces, each attends to what the earlier ones wrote. What is written past the true
+  length of a row (padding of `tokens`) is garbage that nobody sees: it is overwritten before the length reaches it.
+
+  Args:
+    params: nested dict whose `layers` is a list of per-layer dicts (`unstack`), so that XLA sees each layer's
+      weights and cache as arrays of their own and updates the caches in place.
+    tokens: [S,n] int, the new tokens of each piece.
+    starts: [S] int, how many tokens stand before it in its row of the cache.
+    cache: list over layers of (keys, values), each [R,K,length,h]. Needs starts + n <= length.
+    window: static; only the first `window` cache entries are attended to. Needs max(starts) + n <= window.
+    rows: [S] int, the row of the cache that each piece belongs to; None if piece i belongs to row i and R = S.
+  Returns:
+    ([S,n,D] hidden states after the final norm, updated cache).
+  """
+  positions = starts[:, None] + jnp.arange(tokens.shape[1])
+  angles = rope_angles(config, positions)
+  where = jnp.arange(len(starts)) if rows is None else rows
+  x = embed(config, params, tokens)
+  written = []
+  for weights, layer_cache in zip(params['layers'], cache, strict=True):
+    def attend(q, k, v, layer_cache=layer_cache):
+      updated = write_cache(layer_cache, k, v, starts, where)
+      if rows is None:
+        visible = tuple(part[:, :, :window] for part in updated)
+      else:
+        visible = read_cache(updated, rows, jnp.zeros_like(starts), window)
+      return cached_attention(q, visible, positions), updated
+
+    x, updated = _block(config, weights, x, angles, attend)
+    written.append(updated)
+  return rms_norm(x, params['final_norm'], config.norm_eps), written
+
+
+def unstack(params: dict, num_layers: int) -> dict:
+  """The same parameters with `layers` as a list of per-layer dicts, as `extend` takes them."""
+  layers = [{name: value[i] for name, value in params['layers'].items()} for i in range(num_layers)]
+  return params | {'layers': layers}
+
+
+def embed(config: DecoderConfig, params: dict, tokens):
+  return params['embedding'][tokens].astype(config.dtype)
+
+
+def _block(config, weights, x, angles, attend):
+  """One transformer layer: attention and gated feed-forward, each added to the residual stream."""
+  dtype, (B, T, D), h = x.dtype, x.shape, config.head_dim
+  w = {name: value.astype(dtype) for name, value in weights.items() if 'norm' not in name}
+
+  y = rms_norm(x, weights['attn_norm'], config.norm_eps)
+  q, k, v = ((y @ w[name].reshape(D, -1)).reshape(B, T, -1, h) for name in 'qkv')
+  if config.qkv_bias:
+    q, k, v = q + w['q_bias'], k + w['k_bias'], v + w['v_bias']
+  if config.qk_norm:
+    q = rms_norm(q, weights['q_norm'], config.norm_eps)
+    k = rms_norm(k, weights['k_norm'], config.norm_eps)
+  q, k = rotate(q, angles), rotate(k, angles)
+  attended, cache = attend(q, k, v)
+  x = x + attended.reshape(B, T, -1) @ w['o'].reshape(-1, D)  # two axes: XLA would transpose `o` for every token
+
+  y = rms_norm(x, weights['mlp_norm'], config.norm_eps)
+  return x + (jax.nn.silu(y @ w['gate']) * (y @ w['up'])) @ w['down'], cache
+
+
+def rms_norm(x, scale, eps):
+  """RMSNorm in float32, result in the dtype of `x`."""
+  y = x.astype(jnp.float32)
+  y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
+  return (y * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+def rope_angles(config: DecoderConfig, positions):
+  """[..., T, h/2] float32 rotation angles; with llama3 scaling the long wavelengths are stretched by `factor`."""
+  h = config.head_dim
+  frequency = 1.0 / config.rope_theta ** (jnp.arange(0, h, 2, dtype=jnp.float32) / h)
+  if (scaling := config.rope_scaling) is not None:
+    turns = scaling.original_max_position * frequency / (2 * jnp.pi)  # full turns within the original context
+    smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    smooth = jnp.clip(smooth, 0.0, 1.0)
+    frequency = (1 - smooth) * frequency / scaling.factor + smooth * frequency
+  return positions[..., None].astype(jnp.float32) * frequency
+
+
+def rotate(x, angles):
+  """RoPE in the half-split form of Hugging Face checkpoints. x: [B,T,N,h], angles: [B,T,h/2]."""
+  sin, cos = jnp.sin(angles)[:, :, None], jnp.cos(angles)[:, :, None]
+  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def logits(params: dict, hidden):
+  """[..., V] float32 logits of hidden states [..., D]."""
+  table = params.get('unembedding', params['embedding'])
+  return jnp.einsum('...d,vd->...v', hidden, table.astype(hidden.dtype), preferred_element_type=jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnames=('chunk', 'with_entropy'))
+def target_logprobs(params: dict, hidden, targets, *, temperature=1.0, chunk: int = 1024, with_entropy: bool = False):
+  """Log-probabilities of `targets` under softmax(logits / temperature), never holding more than [chunk, V] logits.
+
+  Args:
+    hidden: [..., D] the states that predict; targets: [...] int, leading shapes alike.
+    chunk: how many positions are projected at a time; recomputed in the backward pass.
+  Returns:
+    ([...] float32 log-probabilities, [...] float32 entropies or zeros if not `with_entropy`).
+  """
+  shape, D = targets.shape, hidden.shape[-1]
+  hidden, targets = hidden.reshape(-1, D), targets.reshape(-1)
+  count = targets.shape[0]
+  chunk = min(chunk, count)
+  pad = -count % chunk
+  hidden = jnp.pad(hidden, ((0, pad), (0, 0))).reshape(-1, chunk, D)
+  targets = jnp.pad(targets, (0, pad)).reshape(-1, chunk)
+
+  @functools.partial(jax.checkpoint, prevent_cse=False)
+  def project(_, part):
+    states, ids = part
+    scores = logits(params, states) / temperature
+    normaliser = jax.nn.logsumexp(scores, axis=-1)
+    logprob = jnp.take_along_axis(scores, ids[:, None], axis=-1)[:, 0] - normaliser
+    if not with_entropy:
+      return None, (logprob, jnp.zeros_like(logprob))
+    return None, (logprob, normaliser - jnp.sum(jax.nn.softmax(scores) * scores, axis=-1))
+
+  _, (logprobs, entropies) = jax.lax.scan(project, None, (hidden, targets))
+  return logprobs.reshape(-1)[:count].reshape(shape), entropies.reshape(-1)[:count].reshape(shape)

@@ -1,0 +1,146 @@
+"""GGUF files: the tokenizer, metadata and tensors of a decoder in one file, as llama.cpp writes it.
+
+Nothing here knows the decoder: hub.py asks for metadata and for dequantised tensors under their GGUF names.
+The format is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; what `tokenizer.ggml.pre` means is in
+llama.cpp's convert_hf_to_gguf.py.
+"""
+
+import functools
+import pathlib
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, normalizers, pre_tokenizers
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS_AND_SPACES = r"[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# tokenizer.ggml.pre -> how text is cut before merging
+_SPLITS = {
+  'qwen2': _CONTRACTIONS + '|' + _WORDS_AND_SPACES % r'\p{N}',
+  'llama-bpe': _CONTRACTIONS + '|' + _WORDS_AND_SPACES % r'\p{N}{1,3}',
+}
+
+
+def _library():
+  try:
+    import gguf
+  except ImportError as error:
+    raise ImportError('reading a GGUF file needs the gguf package: pip install "jaxsearch[gguf]"') from error
+  return gguf
+
+
+def find(path: str | pathlib.Path) -> pathlib.Path | None:
+  """`path` itself if it is a GGUF file, the one in the folder `path` if it holds exactly one, else None."""
+  path = pathlib.Path(path)
+  if path.is_file() and path.suffix == '.gguf':
+    return path
+  if not path.is_dir():
+    return None
+  found = sorted(path.glob('*.gguf'))
+  return found[0] if len(found) == 1 else None
+
+
+class File:
+  """One GGUF file, memory-mapped: `get` for metadata, `tensors` for what it holds, `read` for one tensor."""
+
+  def __init__(self, path: str | pathlib.Path):
+    self.path = pathlib.Path(path)
+    self._gguf = _library()
+    try:
+      self._reader = self._gguf.GGUFReader(str(path))
+    except ValueError as error:
+      raise ValueError(f'{path}: not a GGUF file that can be read ({error})') from error
+    self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+
+  def get(self, key: str, default: Any = None) -> Any:
+    """The value of the metadata `key`: a number, a string or a list."""
+    field = self._reader.get_field(key)
+    return default if field is None else field.contents()
+
+  def require(self, key: str) -> Any:
+    value = self.get(key)
+    if value is None:
+      raise ValueError(f'{self.path}: metadata has no {key}')
+    return value
+
+  @property
+  def tensors(self) -> dict[str, tuple[int, ...]]:
+    """Name -> shape in row-major order (GGUF writes shapes the other way round)."""
+    return {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
+
+  def read(self, name: str) -> np.ndarray:
+    """The tensor `name` as float32, whatever it is quantised as."""
+    tensor = self._tensors[name]
+    try:
+      values = self._gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    except NotImplementedError as error:
+      raise ValueError(f'{self.path}: {name} has the unsupported type {tensor.tensor_type.name}') from error
+    return np.asarray(values, np.float32).reshape(self.tensors[name])
+
+
+def open_file(path: str | pathlib.Path) -> File:
+  """The file at `path`, kept open for the next caller: the library takes seconds to read a header."""
+  stat = pathlib.Path(path).stat()
+  return _open_file(pathlib.Path(path).absolute(), stat.st_mtime_ns, stat.st_size)
+
+
+@functools.lru_cache(maxsize=1)
+def _open_file(path: pathlib.Path, mtime: int, size: int) -> File:
+  return File(path)
+
+
+def read_tokenizer(path: str | pathlib.Path) -> dict[str, Any]:
+  """The fields of a `Tokenizer`, from a GGUF file's metadata.
+
+  Raises:
+    ValueError: for a tokenizer that is no byte-level BPE, or whose way of cutting words is unknown here.
+  """
+  file = open_file(path)
+  backend = _byte_level_bpe(file)
+  names = ('eos', 'eot', 'eom', 'bos', 'padding')
+  ids = {name: file.get(f'tokenizer.ggml.{name}_token_id') for name in names}
+  eos_ids = tuple(dict.fromkeys(ids[name] for name in ('eos', 'eot', 'eom') if ids[name] is not None))
+  pad_id = ids['padding'] if ids['padding'] is not None else (eos_ids or (0,))[0]
+  return dict(
+    backend=backend, eos_ids=eos_ids, pad_id=pad_id, bos_id=ids['bos'],
+    chat_template=file.get('tokenizer.chat_template'))
+
+
+def _byte_level_bpe(file: File) -> tokenizers.Tokenizer:
+  model = file.require('tokenizer.ggml.model')
+  if model != 'gpt2':
+    raise ValueError(f'{file.path}: tokenizer.ggml.model {model!r} is not supported, only gpt2 is')
+  pre = file.get('tokenizer.ggml.pre', 'default')
+  tokens = file.require('tokenizer.ggml.tokens')
+  kinds, kind = file.require('tokenizer.ggml.token_type'), _library().TokenType
+  # UNUSED ids are the padding rows of the embedding: no text stands for them
+  vocab = {token: i for i, token in enumerate(tokens) if kinds[i] != kind.UNUSED}
+  merges = [tuple(merge.split(' ')) for merge in file.require('tokenizer.ggml.merges')]
+  # Llama 3 keeps a whole word that is in the vocabulary, even one that no chain of merges reaches
+  model = tokenizers.models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == 'llama-bpe')
+  backend = tokenizers.Tokenizer(model)
+  backend.pre_tokenizer = _pre_tokenizer(file, pre)
+  backend.decoder = decoders.ByteLevel()
+  if pre == 'qwen2':
+    backend.normalizer = normalizers.NFC()
+  for i, token in enumerate(tokens):
+    if kinds[i] in (kind.CONTROL, kind.UNKNOWN):
+      backend.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False)])
+    elif kinds[i] == kind.USER_DEFINED:
+      backend.add_tokens([tokenizers.AddedToken(token, special=False, normalized=False)])
+  return backend
+
+
+def _pre_tokenizer(file: File, pre: str) -> pre_tokenizers.PreTokenizer:
+  bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  gpt2_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+  if pre in _SPLITS:
+    split = pre_tokenizers.Split(tokenizers.Regex(_SPLITS[pre]), behavior='isolated')
+    return pre_tokenizers.Sequence([split, bytes_only])
+  if pre == 'smollm':
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2_words])
+  if pre == 'gpt-2':
+    return gpt2_words
+  known = ', '.join(sorted([*_SPLITS, 'gpt-2', 'smollm']))
+  raise ValueError(f'{file.path}: tokenizer.ggml.pre is {pre!r}; known are {known}')

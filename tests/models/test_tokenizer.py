@@ -1,0 +1,223 @@
+"""Round trips, the bytes behind ids, folders and chat templates; transformers is the judge of what is written."""
+
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, normalizers, pre_tokenizers, processors, trainers
+
+from jaxsearch.models.tokenizer import Tokenizer
+
+TEXT = [
+  'the capital of France is Paris', '<search> capital of Peru </search>', 'naïve Ünïcode façade 日本語 🙂',
+  '1 + 1 = 2\n\n']
+SPECIAL = ['<|end|>', '<|pad|>', '<|user|>']
+CHATML = (
+  "{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}"
+  "{{ raise_exception('who is ' + m['role'] + '?') }}{% endif %}"
+  "<|user|>{{ m['role'] }}\n{{ m['content'] | trim }}{{ eos_token }}\n{% if loop.last %}{% break %}{% endif %}\n"
+  '{% endfor %}{% if add_generation_prompt %}<|user|>assistant\n{% endif %}')
+
+
+def byte_level():
+  backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+  backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  backend.decoder = decoders.ByteLevel()
+  trainer = trainers.BpeTrainer(
+    vocab_size=320, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+  backend.train_from_iterator(TEXT, trainer)
+  return backend
+
+
+def sentencepiece():
+  vocab = {'<unk>': 0, '</s>': 1} | {f'<0x{byte:02X}>': 2 + byte for byte in range(256)}
+  for token in ('▁', 'a', 'b', 'ab', '▁ab'):
+    vocab[token] = len(vocab)
+  model = tokenizers.models.BPE(vocab, [('a', 'b'), ('▁', 'ab')], byte_fallback=True, fuse_unk=True, unk_token='<unk>')
+  backend = tokenizers.Tokenizer(model)
+  backend.normalizer = normalizers.Sequence([normalizers.Prepend('▁'), normalizers.Replace(' ', '▁')])
+  backend.decoder = decoders.Sequence(
+    [decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(' ', 1, 0)])
+  backend.add_special_tokens(['<unk>', '</s>'])
+  return backend
+
+
+@pytest.fixture(scope='module')
+def tokenizer():
+  return Tokenizer.of(byte_level(), eos='<|end|>', pad='<|pad|>', chat_template=CHATML)
+
+
+words = st.lists(st.one_of(st.text(), st.sampled_from([*SPECIAL, *TEXT])), max_size=5).map(''.join)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=words, cut=st.integers(0, 50))
+def test_round_trip(tokenizer, text, cut):
+  ids = tokenizer.encode(text)
+  assert tokenizer.decode(ids) == text
+  pieces = tokenizer.pieces()
+  assert b''.join(pieces[i] for i in ids) == text.encode()
+  assert b''.join(pieces[i] for i in ids[:cut]) + b''.join(pieces[i] for i in ids[cut:]) == text.encode()
+
+
+def test_special_tokens_are_found_in_text_and_shown(tokenizer):
+  ids = tokenizer.encode('Paris<|end|>')
+  assert ids[-1] == tokenizer.eos_id == 0
+  assert tokenizer.decode(np.array(ids)) == 'Paris<|end|>'
+  assert tokenizer.special_tokens == tuple(SPECIAL)
+  assert tokenizer.pad_id == 1 and tokenizer.bos_id is None
+
+
+def test_a_character_cut_in_two_is_replaced_not_lost(tokenizer):
+  ids = tokenizer.encode('é¿')  # none of the training texts merges these bytes
+  assert len(ids) > 2
+  assert tokenizer.decode(ids[:1]) == '\ufffd'
+
+
+def test_encode_adds_nothing_unless_asked():
+  backend = byte_level()
+  backend.post_processor = processors.TemplateProcessing(
+    single='<|user|> $A <|end|>', special_tokens=[('<|user|>', 2), ('<|end|>', 0)])
+  tokenizer = Tokenizer.of(backend)
+  plain = tokenizer.encode('Paris')
+  assert tokenizer.decode(plain) == 'Paris'
+  assert tokenizer.encode('Paris', specials=True) == [2, *plain, 0]
+
+
+def test_pieces_of_a_model_with_a_larger_vocabulary(tokenizer):
+  pieces = tokenizer.pieces(tokenizer.vocab_size + 3)
+  assert len(pieces) == tokenizer.vocab_size + 3 and pieces[-3:] == [b''] * 3
+  assert pieces[:3] == [token.encode() for token in SPECIAL]
+  assert {bytes([byte]) for byte in range(256)} <= set(pieces)
+  assert tokenizer.decode([tokenizer.vocab_size + 1]) == ''
+  with pytest.raises(ValueError, match='3 pieces asked for'):
+    tokenizer.pieces(3)
+
+
+def test_sentencepiece_style():
+  tokenizer = Tokenizer.of(sentencepiece(), eos='</s>')
+  ids = tokenizer.encode('ab ab\né</s>')
+  assert tokenizer.decode(ids) == ' ab ab\né</s>'  # the space that it puts before a text belongs to the first token
+  pieces = tokenizer.pieces()
+  assert [pieces[i] for i in ids] == [b' ab', b' ab', b'\n', b'\xc3', b'\xa9', b'</s>']
+  assert tokenizer.pad_id == tokenizer.eos_id == 1
+
+
+def test_tokens_that_are_plain_text():
+  backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({'a': 0, 'b': 1, 'é': 2}, unk_token='a'))
+  backend.pre_tokenizer = pre_tokenizers.Split('', 'isolated')
+  tokenizer = Tokenizer.of(backend)
+  assert tokenizer.pieces() == [b'a', b'b', 'é'.encode()]
+  assert tokenizer.decode(tokenizer.encode('abéba')) == 'abéba'
+  with pytest.raises(ValueError, match='names no end token'):
+    _ = tokenizer.eos_id
+
+
+def test_wordpiece_has_no_pieces():
+  vocab = {'[UNK]': 0, 'play': 1, '##ing': 2, 'now': 3}
+  backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token='[UNK]'))
+  backend.pre_tokenizer = pre_tokenizers.Whitespace()
+  backend.decoder = decoders.WordPiece()
+  tokenizer = Tokenizer.of(backend)
+  assert tokenizer.encode('playing now') == [1, 2, 3]
+  assert tokenizer.decode([1, 2, 3]) == 'playing now'
+  with pytest.raises(ValueError, match='WordPiece'):
+    tokenizer.pieces()
+
+
+def test_names_that_are_no_tokens():
+  with pytest.raises(ValueError, match="'</s>' is no token"):
+    Tokenizer.of(byte_level(), eos='</s>')
+
+
+# --- folders ---
+
+
+def write(folder, **files):
+  backend = byte_level()
+  backend.enable_truncation(4)
+  backend.enable_padding(length=64)
+  backend.save(str(folder / 'tokenizer.json'))
+  for name, value in files.items():
+    (folder / f'{name}.json').write_text(json.dumps(value))
+  return folder
+
+
+@pytest.mark.parametrize('files, eos_ids, pad_id, bos_id', [
+  (dict(tokenizer_config=dict(eos_token='<|end|>', pad_token='<|pad|>', bos_token='<|user|>')), (0,), 1, 2),
+  (dict(tokenizer_config=dict(eos_token=dict(content='<|user|>'), bos_token=None)), (2,), 2, None),
+  (dict(tokenizer_config=dict(eos_token='<|user|>'), generation_config=dict(eos_token_id=[0, 2])), (2, 0), 2, None),
+  (dict(config=dict(eos_token_id=2, pad_token_id=1)), (2,), 1, None),
+  (dict(config=dict(eos_token_id=2), generation_config=dict(eos_token_id=0)), (0,), 0, None),
+  ({}, (), 0, None),
+])
+def test_special_ids_of_a_folder(files, eos_ids, pad_id, bos_id, tmp_path):
+  tokenizer = Tokenizer.load(write(tmp_path, **files))
+  assert (tokenizer.eos_ids, tokenizer.pad_id, tokenizer.bos_id) == (eos_ids, pad_id, bos_id)
+
+
+def test_truncation_and_padding_of_a_folder_are_off(tmp_path):
+  assert Tokenizer.load(write(tmp_path)).decode(Tokenizer.load(tmp_path).encode(TEXT[2])) == TEXT[2]
+
+
+def test_folder_without_a_tokenizer(tmp_path):
+  with pytest.raises(FileNotFoundError, match=r'no tokenizer\.json'):
+    Tokenizer.load(tmp_path)
+
+
+def test_broken_side_file(tmp_path):
+  write(tmp_path)
+  (tmp_path / 'tokenizer_config.json').write_text('{')
+  with pytest.raises(ValueError, match=r'tokenizer_config\.json: not valid JSON'):
+    Tokenizer.load(tmp_path)
+
+
+def test_transformers_reads_what_we_save(tokenizer, tmp_path):
+  transformers = pytest.importorskip('transformers')
+  tokenizer.save(tmp_path)
+  again, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+  assert (again.eos_ids, again.pad_id, again.chat_template) == (tokenizer.eos_ids, tokenizer.pad_id, CHATML)
+  assert (theirs.eos_token, theirs.pad_token) == ('<|end|>', '<|pad|>')
+  for text in [*TEXT, '<|user|>Paris<|end|>']:
+    ids = tokenizer.encode(text)
+    assert again.encode(text) == theirs.encode(text, add_special_tokens=False) == ids
+    assert theirs.decode(ids) == text
+
+
+# --- chat templates ---
+
+MESSAGES = [{'role': 'user', 'content': ' Which capital? '}, {'role': 'assistant', 'content': 'Paris "é"'}]
+
+
+@pytest.mark.parametrize('add_generation_prompt', [True, False])
+def test_chat_equals_transformers(add_generation_prompt, tokenizer, tmp_path):
+  transformers = pytest.importorskip('transformers')
+  tokenizer.save(tmp_path)
+  theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+  text = tokenizer.chat(MESSAGES, add_generation_prompt=add_generation_prompt)
+  assert text == theirs.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=add_generation_prompt)
+  assert text.startswith('<|user|>user\nWhich capital?<|end|>\n')
+
+
+def test_chat_template_of_a_folder(tmp_path):
+  write(tmp_path, tokenizer_config=dict(chat_template=[
+    dict(name='rag', template='rag'), dict(name='default', template='{{ messages[0].content }} {{ year }}')]))
+  assert Tokenizer.load(tmp_path).chat([{'role': 'user', 'content': 'Hi'}], year=1999) == 'Hi 1999'
+  (tmp_path / 'chat_template.jinja').write_text('{{ tools | tojson }}{{ strftime_now is defined }}')
+  assert Tokenizer.load(tmp_path).chat([], tools=[{'é': 1}]) == '[{"é": 1}]False'
+
+
+def test_chat_that_the_template_rejects(tokenizer):
+  with pytest.raises(ValueError, match='who is system'):
+    tokenizer.chat([{'role': 'system', 'content': ''}])
+  with pytest.raises(ValueError, match='no chat template'):
+    Tokenizer.of(byte_level()).chat(MESSAGES)
+
+
+def test_templates_run_in_a_sandbox():
+  tokenizer = Tokenizer.of(byte_level(), chat_template='{{ messages.__class__.__mro__ }}')
+  with pytest.raises(ValueError, match='unsafe'):
+    tokenizer.chat(MESSAGES)
