@@ -1,0 +1,53 @@
+"""Passages to search in: the Search-R1 corpus format, read whole into memory.
+
+One JSON object a line, `{"id": "7", "contents": "\\"Title\\"\\ntext"}`; files that end in `.gz` are unpacked
+on the way. Indexing them is the business of `jaxsearch.tools`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from jaxsearch.data.jsonl import DataError, read_records, text_field
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+  id: str
+  title: str
+  text: str
+
+
+def split_contents(contents: str) -> tuple[str, str]:
+  """Title and text of `'"Title"\\ntext'`; without the quotes the first line is the title all the same."""
+  title, _, text = contents.strip().partition('\n')
+  title = title.strip()
+  if len(title) >= 2 and title[0] == title[-1] == '"':
+    title = title[1:-1]
+  return title, text.strip()
+
+
+def join_contents(title: str, text: str) -> str:
+  """The `contents` of a passage; `split_contents` takes it apart again."""
+  return f'"{title}"\n{text}'
+
+
+def read_corpus(path: str | os.PathLike) -> list[Passage]:
+  """Reads a corpus in the Search-R1 format, in file order.
+
+  Raises:
+    DataError: bad JSON, a missing or blank `id` or `contents`, an id given twice, no passage at all; names
+      file and line.
+    OSError: the file cannot be opened.
+  """
+  passages, places = [], {}
+  for place, record in read_records(path):
+    name = text_field(record, 'id', place)
+    if name in places:
+      raise DataError(f'{place}: id {name!r} was already used at {places[name]}')
+    places[name] = place
+    passages.append(Passage(name, *split_contents(text_field(record, 'contents', place))))
+  if not passages:
+    raise DataError(f'{path}: no passages in it')
+  return passages

@@ -1,0 +1,133 @@
+"""Questions with their gold answers, and the endless stream of batches that training draws from.
+
+Files are FlashRAG JSONL: `{"id": "7", "question": "Who ...?", "golden_answers": ["A", "B"], "metadata":
+{...}}`, the last key optional. `read_questions` checks a file; `QuestionBatches` shuffles, repeats, batches
+and shards it with grain and can be put back to where it was. Grain is imported when a stream is made, so that
+reading questions costs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from jaxsearch.data.jsonl import DataError, read_records, shortened, text_field
+
+
+@dataclass(frozen=True)
+class Question:
+  """A question, the answers that count as right, and what else its file says of it (hops, gold passages)."""
+
+  id: str
+  question: str
+  golden_answers: tuple[str, ...]
+  metadata: dict = field(default_factory=dict, hash=False)
+
+
+def read_questions(path: str | os.PathLike) -> list[Question]:
+  """Reads a question file in the FlashRAG format, in file order.
+
+  Raises:
+    DataError: bad JSON, a missing key, a value of the wrong kind, a blank gold, an id given twice, no
+      question at all; names file, line and key.
+    OSError: the file cannot be opened.
+  """
+  questions, places = [], {}
+  for place, record in read_records(path):
+    name = text_field(record, 'id', place)
+    if name in places:
+      raise DataError(f'{place}: id {name!r} was already used at {places[name]}')
+    places[name] = place
+    metadata = record.get('metadata')
+    if metadata is not None and not isinstance(metadata, dict):
+      raise DataError(f"{place}: 'metadata' must be an object, not {shortened(metadata)}")
+    text = text_field(record, 'question', place)
+    questions.append(Question(name, text, _golds(record, place), metadata or {}))
+  if not questions:
+    raise DataError(f'{path}: no questions in it')
+  return questions
+
+
+def _golds(record: dict, place: str) -> tuple[str, ...]:
+  if 'golden_answers' not in record:
+    raise DataError(f"{place}: no key 'golden_answers' (found: {', '.join(map(repr, record))})")
+  value = record['golden_answers']
+  golds = value if isinstance(value, list) else [value]  # a bare string is one gold, not its letters
+  if not golds:
+    raise DataError(f"{place}: 'golden_answers' is empty: no answer could be right")
+  for gold in golds:
+    # Some files hold numbers as numbers. A blank gold would be matched by an empty answer.
+    number = isinstance(gold, (int, float)) and not isinstance(gold, bool)
+    if not number and not (isinstance(gold, str) and gold.strip()):
+      raise DataError(f"{place}: 'golden_answers' must hold text that is not blank, not {shortened(gold)}")
+  return tuple(str(gold) for gold in golds)
+
+
+class QuestionBatches:
+  """An endless iterator over lists of questions: a new seeded order every epoch, resumable and sharded.
+
+  All processes together draw `batch_size` questions a step, each its share of the same global batch; so
+  neither the number of processes nor a restart on another number of them changes which questions a step sees.
+  An epoch ends where the questions do, inside a batch if need be; none is left out.
+  """
+
+  def __init__(self, questions: Sequence[Question], batch_size: int, *, seed: int = 0,
+               process_index: int | None = None, process_count: int | None = None):
+    """Starts at the first batch.
+
+    Args:
+      questions: the same list, in the same order, on every process.
+      batch_size: questions a step over all processes; a multiple of their number.
+      seed: 0 to 2**32 - 1; decides the order of every epoch.
+      process_index: this process, by default the one that JAX says it is.
+      process_count: how many there are, by default as JAX says.
+    """
+    import grain
+
+    if process_index is None or process_count is None:
+      import jax
+      process_index, process_count = jax.process_index(), jax.process_count()
+    if not questions:
+      raise ValueError('no questions to draw batches from')
+    if batch_size < 1 or batch_size % process_count:
+      raise ValueError(f'batch_size={batch_size} must be a multiple of the {process_count} processes')
+    if not 0 <= process_index < process_count:
+      raise ValueError(f'process_index={process_index} is not one of {process_count} processes')
+    if not 0 <= seed < 2**32:
+      raise ValueError(f'seed={seed} must be between 0 and 2**32 - 1')
+    self._stream = {'questions': _fingerprint(questions), 'batch_size': batch_size, 'seed': seed}
+    order = grain.MapDataset.source(questions).shuffle(seed).repeat()
+    share = order[process_index::process_count].batch(batch_size // process_count, batch_fn=list)
+    # Questions lie in memory: threads that read ahead would only cost.
+    self._batches = iter(share.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
+
+  def __iter__(self) -> QuestionBatches:
+    return self
+
+  def __next__(self) -> list[Question]:
+    return next(self._batches)
+
+  def get_state(self) -> dict:
+    """Where the stream stands, as JSON can hold it; the same on every process."""
+    return {**self._stream, 'position': self._batches.get_state()}
+
+  def set_state(self, state: dict) -> None:
+    """Goes back to where `get_state` was called: the same batches follow.
+
+    Raises:
+      ValueError: the state belongs to other questions, another batch size or another seed; names which.
+    """
+    for key, value in self._stream.items():
+      if state.get(key) != value:
+        raise ValueError(f'cannot go on in this stream: {key} was {state.get(key)!r}, now it is {value!r}')
+    self._batches.set_state(state['position'])
+
+
+def _fingerprint(questions: Sequence[Question]) -> str:
+  """Sixteen hex digits that change with any question or gold and with their order."""
+  digest = hashlib.sha256()
+  for question in questions:
+    digest.update(ascii((question.id, question.question, question.golden_answers)).encode())
+  return digest.hexdigest()[:16]

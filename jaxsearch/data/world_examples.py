@@ -1,0 +1,96 @@
+"""Training examples for the policy of the embedded world: texts in, token ids with a mark on what is learned out.
+
+Three kinds, for the three stages of its warm start: passages of the encyclopedia (so that names are familiar),
+worked chains that search as often as the question needs (the skill), and a mix of strategies most of which search
+too little (what reinforcement learning then repairs). Many examples are under made-up names: what is learned is to
+copy a name, not to know it. Only `warm` questions are used; passages may be about any entity, as a corpus is.
+"""
+
+import functools
+import random
+from collections.abc import Sequence
+
+from jaxsearch.data import world
+from jaxsearch.data.corpus import Passage
+from jaxsearch.data.questions import Question
+from jaxsearch.data.world_chains import Spans, answer_pools, full_chain, guess_chain, observe, one_search_chain
+from jaxsearch.data.world_rename import rename
+from jaxsearch.tools.bm25 import BM25
+from jaxsearch.trees import grammar
+
+TOPK = 2  # passages per search, as in configs/base.py
+ARITHMETIC = ('sum', 'difference')  # a small policy cannot add large numbers in its head; a tool can
+
+Example = tuple[list[int], list[bool]]  # token ids, and which of them are learned
+
+
+@functools.cache
+def _search_index() -> BM25:
+  return BM25(world.corpus())
+
+
+@functools.cache
+def _pools() -> dict[str, list[str]]:
+  return answer_pools(world.questions('warm'))
+
+
+def search(query: str) -> list[Passage]:
+  """What the world's search returns."""
+  return [Passage(d.id, d.title, d.text) for d in _search_index().search([query], TOPK)[0]]
+
+
+def encode(tokenizer, spans: Sequence[tuple[str, bool]]) -> Example:
+  """Tokenises span by span, as the sampler does, so that the ids are those that it will see."""
+  ids, learned = [], []
+  for text, trained in spans:
+    tokens = tokenizer.encode(text)
+    ids += tokens
+    learned += [trained] * len(tokens)
+  return ids, learned
+
+
+def passage(tokenizer, rng: random.Random) -> Example:
+  """An entry of the encyclopedia as an observation shows it; learned but for its first words."""
+  entry = rng.choice(world.corpus())
+  return encode(tokenizer, [(f'Doc 1(Title: {entry.title})', False), (f' {entry.text}\n', True)])
+
+
+def chain(tokenizer, question: Question, spans: Spans, results: dict[str, list[Passage]]) -> Example:
+  """A chain of the policy after the world's prompt; learned where the policy speaks."""
+  block = functools.partial(grammar.information, special_tokens=tokenizer.special_tokens)
+  filled = observe(spans, lambda query: results[query], block)
+  prompt = (grammar.prompt(question.question, 'world'), False)
+  return encode(tokenizer, [prompt] + [(text, role == 'policy') for role, text in filled])
+
+
+def skilled(tokenizer, rng: random.Random, *, renamed: float) -> Example:
+  """A chain of the full strategy on a warm question, with probability `renamed` under made-up names and numbers."""
+  question = draw(rng)
+  results = {step['query']: search(step['query']) for step in question.metadata['steps']}
+  if rng.random() < renamed:
+    question, results = rename(question, results, rng, numbers=rng.random() < 0.7)
+  return chain(tokenizer, question, full_chain(question), results)
+
+
+def draw(rng: random.Random) -> Question:
+  """A warm question; three of four that want arithmetic are passed over."""
+  questions = world.questions('warm')
+  while True:
+    question = rng.choice(questions)
+    if question.metadata.get('operation') not in ARITHMETIC or rng.random() < 0.25:
+      return question
+
+
+def undecided(tokenizer, rng: random.Random, *, shares: tuple[float, float]) -> Example:
+  """A chain of the mix: `shares` are of answers at once and of single searches; the rest searches as needed."""
+  question = draw(rng)
+  results = {step['query']: search(step['query']) for step in question.metadata['steps']}
+  at_once, one_search = shares
+  u = rng.random()
+  if u < at_once:
+    spans = guess_chain(question, rng, _pools())
+  elif u < at_once + one_search:
+    spans = one_search_chain(question, rng, _pools())
+  else:
+    spans = full_chain(question)
+  return chain(tokenizer, question, spans, results)

@@ -1,0 +1,40 @@
+import gzip
+
+import pytest
+
+from jaxsearch.data.jsonl import DataError, read_records
+
+
+def test_places_count_blank_lines_and_skip_a_byte_order_mark(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n  \n{"a": "x\\u2028y"}\r\n{"a": "\xe2\x80\xa8"}')
+  assert list(read_records(path)) == [
+      (f'{path}:1', {'a': 1}), (f'{path}:4', {'a': 'x\u2028y'}), (f'{path}:5', {'a': '\u2028'})]
+
+
+@pytest.mark.parametrize(('line', 'reason'), [
+    (b'{"a": 1', 'bad JSON'), (b'[1]', 'expected a JSON object'), (b'"\xff"', 'not UTF-8'),
+    (b'[' * 100_000, 'bad JSON'), (b'{"a": "\\ud83d"}', 'surrogate'), (b'{"a": "\\uDe00"}', 'surrogate'),
+    (b'{"a": ' + b'1' * 5000 + b'}', 'bad JSON')])
+def test_bad_lines_are_named(tmp_path, line, reason):
+  path = tmp_path / 'a.jsonl'
+  path.write_bytes(b'{"a": "\\ud83d\\ude00"}\n' + line + b'\n')
+  with pytest.raises(DataError, match=reason) as error:
+    list(read_records(path))
+  assert str(error.value).startswith(f'{path}:2: ')
+
+
+def test_gzip_cut_short_or_not_gzip_at_all(tmp_path):
+  whole = gzip.compress(b'{"a": 1}\n' * 5000)
+  path = tmp_path / 'a.jsonl.gz'
+  path.write_bytes(whole)
+  assert len(list(read_records(path))) == 5000
+  for broken in (whole[:-20], b'{"a": 1}\n', whole[:12] + b'\xff' * 20):
+    path.write_bytes(broken)
+    with pytest.raises(DataError, match='a.jsonl.gz: not a whole gzip file'):
+      list(read_records(path))
+
+
+def test_a_file_that_is_not_there(tmp_path):
+  with pytest.raises(FileNotFoundError, match='nowhere.jsonl'):
+    list(read_records(tmp_path / 'nowhere.jsonl'))
