@@ -98,7 +98,8 @@ class QuestionBatches:
     if not 0 <= seed < 2**32:
       raise ValueError(f'seed={seed} must be between 0 and 2**32 - 1')
     self._stream = {'questions': _fingerprint(questions), 'batch_size': batch_size, 'seed': seed}
-    order = grain.MapDataset.source(questions).shuffle(seed).repeat()
+    # `.seed` mixes the seed; `.shuffle(seed)` would give epoch 1 of seed 0 the order of epoch 0 of seed 1.
+    order = grain.MapDataset.source(questions).seed(seed).shuffle().repeat()
     share = order[process_index::process_count].batch(batch_size // process_count, batch_fn=list)
     # Questions lie in memory: threads that read ahead would only cost.
     self._batches = iter(share.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))

@@ -30,8 +30,9 @@ def test_reads_in_file_order(tmp_path, packed):
 
 
 @pytest.mark.parametrize(('line', 'reason'), [
-    ({'contents': 'x'}, "no key 'id'"), ({'id': '2'}, "no key 'contents'"), ({'id': '2', 'contents': 7}, "'contents'"),
-    ({'id': '2', 'contents': ' \n'}, "'contents'"), ({'id': True, 'contents': 'x'}, "'id'"),
+    ({'contents': 'x'}, "no key 'id'"), ({'id': '2'}, "no key 'contents'"),
+    ({'id': '2', 'contents': 7}, "'contents'"), ({'id': '2', 'contents': ' \n'}, "'contents'"),
+    ({'id': True, 'contents': 'x'}, "'id'"),
     ({'id': '1', 'contents': 'x'}, "id '1' was already used at .*c.jsonl:1")])
 def test_faults_name_file_line_and_key(tmp_path, line, reason):
   path = tmp_path / 'c.jsonl'
@@ -44,5 +45,5 @@ def test_faults_name_file_line_and_key(tmp_path, line, reason):
 def test_an_empty_corpus(tmp_path):
   path = tmp_path / 'c.jsonl'
   path.write_text('\n')
-  with pytest.raises(DataError, match='c.jsonl: no passages'):
+  with pytest.raises(DataError, match=r'c\.jsonl: no passages'):
     read_corpus(path)

@@ -31,10 +31,10 @@ def test_gzip_cut_short_or_not_gzip_at_all(tmp_path):
   assert len(list(read_records(path))) == 5000
   for broken in (whole[:-20], b'{"a": 1}\n', whole[:12] + b'\xff' * 20):
     path.write_bytes(broken)
-    with pytest.raises(DataError, match='a.jsonl.gz: not a whole gzip file'):
+    with pytest.raises(DataError, match=r'a\.jsonl\.gz: not a whole gzip file'):
       list(read_records(path))
 
 
 def test_a_file_that_is_not_there(tmp_path):
-  with pytest.raises(FileNotFoundError, match='nowhere.jsonl'):
+  with pytest.raises(FileNotFoundError, match='nowhere'):
     list(read_records(tmp_path / 'nowhere.jsonl'))

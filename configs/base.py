@@ -1,0 +1,103 @@
+"""Every field there is, with the values that train Search-R1 with GRPO in the embedded world.
+
+    jaxsearch train --config configs/base.py --config.out=runs/base
+
+Runs on two CPU cores as it stands. Other configs call `get_config` here and change a handful of lines; an unknown key
+or a value of another type is an error.
+"""
+
+import ml_collections
+from ml_collections import config_dict
+
+
+def get_config():
+  config = ml_collections.ConfigDict()
+
+  config.method = 'search_r1'        # a file of jaxsearch/methods: its grow, reward and credit
+  config.steps = 60                  # a step: rollouts of `questions_per_step * group_size` trees, then the updates
+  config.questions_per_step = 16
+  config.group_size = 8              # trees per question; with 1 there is nothing to compare
+  config.seed = 0
+  config.out = 'runs/base'           # metrics.jsonl, checkpoints/, TensorBoard files
+  config.progress = True             # a progress bar on the terminal
+
+  # The policy: 'world-tiny' (shipped with its tokenizer), a Hugging Face folder, a GGUF file, or 'random:PRESET' for
+  # random weights of a preset, seeded by `seed`.
+  config.model = 'world-tiny'
+  config.tokenizer = ''              # folder or GGUF file; '' takes the model's own (the world's for random:PRESET)
+  config.dtype = 'float32'           # of activations and of the sampler; 'bfloat16' on accelerators
+  config.remat = 'none'              # what the backward pass recomputes: 'none', 'dots' or 'full'
+
+  config.data = config_dict.create(
+    questions='world:rl',            # 'world:SPLIT' or a FlashRAG JSONL file
+    corpus='world',                  # 'world' or a Search-R1 JSONL file
+    hops=(),                         # of the world's questions only those with so many hops; () is all
+    arithmetic=True,                 # whether questions of the world that want a sum or a difference are asked
+  )
+  config.search = config_dict.create(
+    backend='bm25',                  # 'bm25' over `data.corpus`, or 'http' for a Search-R1 retrieval server
+    engine='rank_bm25',              # or 'bm25s', for more than some ten thousand passages
+    url='',                          # of the 'http' server
+    topk=2,                          # passages per search
+    timeout=30.0,                    # seconds until a search counts as failed, all attempts together
+  )
+  # Arguments of the method's grow and credit: their names are those of the functions in its file.
+  config.grow = config_dict.create(template='world', max_turns=6, max_tokens=64)
+  config.credit = config_dict.create(normalize_std=True)
+
+  config.sampler = config_dict.create(
+    slots=32,                        # rows of the KV cache: trees that grow at the same time
+    length=768,                      # tokens of a slot: the longest path
+    temperature=1.0, top_p=1.0, top_k=0,
+    deterministic=True,              # the schedule depends on nothing that the clock decides; exact resume needs it
+  )  # fmt: skip
+
+  config.train = config_dict.create(
+    row_length=768,                  # tokens of a training row; whole trees are packed into rows
+    micro_rows=4,                    # rows per forward and backward pass, a multiple of mesh data * fsdp
+    epochs=1,                        # passes over the rollouts of a step
+    mini_batches=1,                  # updates per pass
+    old_logprobs='sampler',          # the ratio's denominator: 'sampler' (as captured) or 'recompute'
+    chunk=1024,                      # tokens projected onto the vocabulary at a time
+    aggregate='token-mean',          # or 'seq-mean-token-mean', 'seq-mean-token-sum': see trees/layout.py
+  )
+  config.loss = config_dict.create(
+    clip_low=0.2, clip_high=0.2,
+    dual_clip=config_dict.placeholder(float),  # a bound c > 1 on the loss of negative advantages; None is off
+    kl_coef=0.001,                   # of the k3 KL to the initial policy; 0 keeps no reference in memory
+    entropy_coef=0.0,
+  )  # fmt: skip
+
+  config.optim = config_dict.create(
+    learning_rate=1e-4,
+    schedule='constant',             # after the warm-up: 'constant' or 'cosine' to 0 at the last update
+    warmup_updates=0,
+    b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.0,
+    clip_norm=1.0,                   # of the global gradient norm
+    master_weights=True,             # parameters in float32, a copy in `dtype` for the forward pass; else `dtype` only
+    max_skipped=10,                  # non-finite updates in a row after which the run stops
+  )  # fmt: skip
+
+  config.sft = config_dict.create(   # for `jaxsearch sft` alone
+    demonstrations='',               # JSONL, see training/warmup.py
+    per_step=32,
+  )
+
+  # Held-out questions, asked before the first step, every so many steps and after the last: DIR/evaluations.jsonl.
+  config.eval = config_dict.create(
+    every=0,                         # steps; 0 is never
+    questions='world:test',          # as `data.questions`; `data.hops` and `data.arithmetic` hold here too
+    number=200,                      # the first so many; 0 is all
+    temperatures=(1.0, 0.0),         # the first gives em_before and em_after
+  )
+
+  config.mesh = config_dict.create(data=1, fsdp=-1, tensor=1)  # sizes; -1 takes the devices that are left
+  config.distributed = config_dict.create(
+    enabled=False,                   # several processes; '' and -1 below let JAX find the values on pods and SLURM
+    coordinator='', num_processes=-1, process_id=-1,
+  )  # fmt: skip
+
+  config.checkpoint_every = 10       # steps; the last step is always saved
+  config.keep_checkpoints = 2        # the newest; older ones are deleted
+
+  return config.lock()

@@ -1,0 +1,25 @@
+"""The quickstart: a policy that can search but mostly does not bother learns when to, in minutes on two CPU cores.
+
+    bash launch/quickstart.sh        or        jaxsearch train --config configs/quickstart.py
+
+Search-R1 with GRPO on questions of one and two hops and comparisons, without arithmetic. Evaluated on questions about
+entities that no training question mentions, before the first step and after the last.
+"""
+
+from configs import base
+
+
+def get_config():
+  config = base.get_config()
+  config.out = 'runs/quickstart'
+  config.steps = 60
+  config.data.hops = (1, 2)
+  config.data.arithmetic = False
+  config.questions_per_step = 8
+  config.group_size = 8
+  config.sampler.length = 512
+  config.train.row_length = 512
+  config.grow.max_turns = 4
+  config.eval.every = 60
+  config.checkpoint_every = 20
+  return config.lock()

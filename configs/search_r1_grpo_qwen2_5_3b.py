@@ -1,0 +1,32 @@
+"""Search-R1 with GRPO as published, for a pod: Qwen2.5-3B, NQ and HotpotQA questions, a retrieval server with E5 on Wikipedia.
+
+    jaxsearch train --config configs/search_r1_grpo_qwen2_5_3b.py --config.model=Qwen2.5-3B \
+        --config.data.questions=train.jsonl --config.search.url=http://retriever:8000/retrieve --config.out=/shared/run
+
+Meant for 16 chips of 32 GB or more (v5e-16 with fsdp, 8 x H100 with less): parameters, moments and the reference policy are
+split over `fsdp`. Numbers as in Jin et al. 2025: 512 questions x 5, 3 passages, 4 turns of 500 tokens, 4096 tokens a path,
+learning rate 1e-6 after a warm-up over 28.5 % of 500 steps, KL 0.001. Not run by us at this size.
+"""
+
+from configs import base
+
+
+def get_config():
+  config = base.get_config()
+  config.model = 'Qwen2.5-3B'              # a Hugging Face folder
+  config.out = 'runs/search_r1_grpo_qwen2_5_3b'
+  config.dtype = 'bfloat16'
+  config.remat = 'full'
+  config.steps = 500
+  config.questions_per_step = 512
+  config.group_size = 5
+  config.data.questions = 'train.jsonl'
+  config.search.update(backend='http', url='http://127.0.0.1:8000/retrieve', topk=3)
+  config.grow.update(template='search_r1', max_turns=4, max_tokens=500)
+  config.sampler.update(slots=256, length=4096, deterministic=False)
+  config.train.update(row_length=4096, micro_rows=16, mini_batches=2, chunk=2048)
+  config.loss.kl_coef = 0.001
+  config.optim.update(learning_rate=1e-6, warmup_updates=285)
+  config.distributed.enabled = True
+  config.checkpoint_every = 20
+  return config.lock()

@@ -1,0 +1,1 @@
+"""Evaluation of policies and baselines, their metrics and reports."""

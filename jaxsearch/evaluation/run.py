@@ -1,0 +1,159 @@
+"""Answering questions with a policy, and scoring the answers: `jaxsearch eval`, `ask`, and the checks during training.
+
+An `Agent` is a policy on its sampler together with the method whose `grow` drives it. Greedy unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import pathlib
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+import jaxsearch
+from jaxsearch.data.questions import Question
+from jaxsearch.data.sources import load_corpus, load_questions
+from jaxsearch.evaluation import metrics
+from jaxsearch.models import hub
+from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.rewards.match import exact_match, f1
+from jaxsearch.sampler.engine import Engine
+from jaxsearch.tools import open_search
+from jaxsearch.tools.documents import Document
+from jaxsearch.trees.tree import Role, Tree
+
+SAMPLES = 24  # rollouts kept of an evaluation during training
+
+
+@dataclasses.dataclass(frozen=True)
+class Agent:
+  """What answers questions; `settings` are the arguments of `method.grow`."""
+  engine: Engine
+  method: types.ModuleType
+  settings: dict[str, Any]
+
+  def answer(self, questions: Sequence[Question], key, *, temperature: float, on_progress=None,
+             watch: Callable[[Tree, Any], None] | None = None) -> tuple[list[Tree], dict[str, float]]:
+    """Grows one tree for each question; returns the trees and the sampler's metrics. `watch` sees every reply."""
+    trees = [Tree(self.engine.tokenizer, question) for question in questions]
+    growths = [self.method.grow(tree.question, tree, **self.settings) for tree in trees]
+    if watch is not None:
+      growths = [_watched(growth, tree, watch) for growth, tree in zip(growths, trees)]
+    with _temperature(self.engine, temperature):
+      return trees, self.engine.run(list(zip(growths, trees)), key, on_progress)
+
+
+def open_agent(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: str = '') -> Agent:
+  """The agent of a config.
+
+  Args:
+    checkpoint: a run folder, a checkpoint in it, a Hugging Face folder or a GGUF file; '' is `config.model`.
+    corpus: passages to search; '' is `config.data.corpus`.
+  Raises:
+    FileNotFoundError: nothing that can be loaded is there.
+  """
+  from jaxsearch.training import loop, policy
+  from jaxsearch.training.checkpoint import is_run, load_params
+  if checkpoint and is_run(checkpoint):
+    numbers, params, _ = load_params(checkpoint)
+    numbers, tokenizer = dataclasses.replace(numbers, dtype=config.dtype), policy.load_tokenizer(config)
+  elif checkpoint:
+    decoder = hub.load(checkpoint, config.dtype)
+    numbers, params, tokenizer = decoder.config, decoder.params, Tokenizer.load(config.tokenizer or checkpoint)
+  else:
+    from jaxsearch.parallel.mesh import make_mesh
+    numbers, params = policy.load_policy(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    tokenizer = policy.load_tokenizer(config)
+  passages = load_corpus(corpus or config.data.corpus) if config.search.backend == 'bm25' else None
+  search = open_search(config.search.backend, url=config.search.url, timeout=config.search.timeout, corpus=passages)
+  engine = Engine(numbers, tokenizer, search=search, topk=config.search.topk, **config.sampler)
+  engine.load(params)
+  return Agent(engine, loop.find_method(config.method), dict(config.grow))
+
+
+def scores(trees: Sequence[Tree]) -> dict[str, float]:
+  """Means over finished trees: em, f1, searches per question, retrieval_recall (see metrics.py), and their number n."""
+  golds = [tree.question.golden_answers for tree in trees]
+  episodes = [
+    {'golden_answers': gold, 'searches': tree.metrics['searches'],
+     'documents': [Document('', '', node.text, 0.0) for node in tree.nodes(Role.OBSERVATION)]}
+    for gold, tree in zip(golds, trees)
+  ]  # fmt: skip
+  return {
+    'em': float(np.mean([exact_match(tree.answer, gold) for gold, tree in zip(golds, trees)])),
+    'f1': float(np.mean([f1(tree.answer, gold) for gold, tree in zip(golds, trees)])),
+    'searches': metrics.searches_per_question(episodes),
+    'retrieval_recall': metrics.retrieval_recall(episodes),
+    'n': len(trees),
+  }
+
+
+def predictions(trees: Sequence[Tree]) -> list[dict]:
+  """A record for each tree: the question, what was answered and how it was found."""
+  return [
+    {
+      'id': tree.question.id, 'question': tree.question.question, 'golden_answers': list(tree.question.golden_answers),
+      'prediction': tree.answer, 'em': exact_match(tree.answer, tree.question.golden_answers),
+      'f1': f1(tree.answer, tree.question.golden_answers), 'searches': tree.metrics['searches'], 'stop': tree.stop,
+      'spans': [{'role': node.role.value, 'text': node.text} for node in tree.walk() if node.tokens],
+    }
+    for tree in trees
+  ]  # fmt: skip
+
+
+def manifest(config: ml_collections.ConfigDict, **files: str) -> dict:
+  """What an evaluation was made with: versions, device, config, and the SHA-256 of the files that it read."""
+  return {
+    'jaxsearch': jaxsearch.__version__, 'jax': jax.__version__, 'device': jax.devices()[0].device_kind,
+    'config': json.loads(config.to_json_best_effort()),
+    'files': {name: {'path': path, 'sha256': _sha256(path)} for name, path in files.items() if path},
+  }  # fmt: skip
+
+
+def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int) -> Iterator[dict]:
+  """Evaluates on `config.eval` at each of its temperatures; yields the rows of evaluations.jsonl.
+
+  The questions and the random key are the same at every step, so that runs and steps can be compared.
+  """
+  found = load_questions(config.eval.questions, hops=config.data.hops, arithmetic=config.data.arithmetic)
+  questions = found[:config.eval.number] if config.eval.number else found
+  for temperature in config.eval.temperatures:
+    trees, _ = agent.answer(questions, jax.random.key(config.seed), temperature=temperature)
+    yield {'step': step, 'temperature': temperature} | scores(trees) | {'samples': predictions(trees[:SAMPLES])}
+
+
+def _watched(growth: Iterator, tree: Tree, watch: Callable[[Tree, Any], None]) -> Iterator:
+  """The same generator; every reply that it gets is shown to `watch` first."""
+  reply = None
+  while True:
+    try:
+      request = growth.send(reply)
+    except StopIteration:
+      return
+    reply = yield request
+    watch(tree, reply)
+
+
+@contextlib.contextmanager
+def _temperature(engine: Engine, temperature: float) -> Iterator[None]:
+  before, engine.temperature = engine.temperature, temperature
+  try:
+    yield
+  finally:
+    engine.temperature = before
+
+
+def _sha256(path: str) -> str | None:
+  file = pathlib.Path(path)
+  if not file.is_file():
+    return None
+  with file.open('rb') as stream:
+    return hashlib.file_digest(stream, 'sha256').hexdigest()

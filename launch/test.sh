@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Installs what the tests need and runs them: bash launch/test.sh [arguments of pytest, such as -m slow]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source launch/environment.sh
+install '.[dev]'
+install_without_dependencies
+.venv/bin/ruff check .
+exec .venv/bin/python -m pytest "$@"
