@@ -1,4 +1,4 @@
-"""Search-R1 with GRPO as published, for a pod: Qwen2.5-3B, NQ and HotpotQA questions, a retrieval server with E5 on Wikipedia.
+"""Search-R1 with GRPO as published, for a pod: Qwen2.5-3B, NQ and HotpotQA questions, E5 on Wikipedia.
 
     jaxsearch train --config configs/search_r1_grpo_qwen2_5_3b.py --config.model=Qwen2.5-3B \
         --config.data.questions=train.jsonl --config.search.url=http://retriever:8000/retrieve --config.out=/shared/run

@@ -24,11 +24,11 @@ def get_config():
     renamed=0.6,                     # share of chains under made-up names
   )
   config.skill = config_dict.create(
-    updates=700, rows=8, row_length=512, learning_rate=2e-3, schedule='cosine', passages=0.05, renamed=0.5,
+    updates=900, rows=8, row_length=512, learning_rate=2e-3, schedule='cosine', passages=0.05, renamed=0.5,
   )
   config.mix = config_dict.create(
     updates=150, rows=8, row_length=512, learning_rate=5e-4, schedule='cosine',
     at_once=0.4, one_search=0.35,    # shares of chains that answer without a search, or after one; the rest as needed
   )  # fmt: skip
-  config.gate = config_dict.create(em=0.85, questions=200)
+  config.gate = config_dict.create(em=0.85, questions='world:dev', number=200, hops=(1, 2))
   return config.lock()

@@ -5,11 +5,7 @@ flag, file or value, ends in one line and exit status 2. JAX is imported by the 
 """
 
 import difflib
-import pathlib
 import sys
-
-REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-DEFAULT_CONFIG = {'sft': 'configs/sft.py', 'world': 'configs/world_policy.py'}  # of the others: configs/quickstart.py
 
 COMMANDS = {
   'train': 'reinforcement learning; the same command on the same folder goes on with the run',
@@ -43,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
   command, rest = arguments[0], arguments[1:]
   if command not in COMMANDS:
     near = difflib.get_close_matches(command, COMMANDS, 1)
-    return fail(f'no command {command!r}' + (f'; did you mean {near[0]!r}?' if near else f'; there are {", ".join(COMMANDS)}'))
+    return fail(f'no command {command!r}; ' + (f'did you mean {near[0]!r}?' if near else f'there are {", ".join(COMMANDS)}'))
   if {'-h', '--help'} & set(rest):
     print(f'jaxsearch {command}: {COMMANDS[command]}\n\n{usage()}')
     return 0

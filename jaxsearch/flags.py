@@ -74,7 +74,8 @@ def _find(path: str) -> pathlib.Path:
     if (folder / file).is_file():
       _importable((folder / file).resolve().parent.parent, REPOSITORY)  # for `from configs import base`
       return pathlib.Path(f'{folder / file}{":" + rest if rest else ""}')
-  raise UsageError(f'no config file {file}' + _suggestion(file, [str(p) for p in sorted(pathlib.Path('configs').glob('*.py'))]))
+  known = [str(path) for path in sorted(pathlib.Path('configs').glob('*.py'))]
+  raise UsageError(f'no config file {file}{_suggestion(file, known)}')
 
 
 def _importable(*folders: pathlib.Path) -> None:

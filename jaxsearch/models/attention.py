@@ -1,7 +1,8 @@
 """Attention over rows in the tree layout (training) and over a KV cache (sampling). Scores and softmax in float32.
 
-`tree_attention` is the dense reference. Its mask is a function of one integer per key, so a blockwise kernel can take
-its place: a block of keys is skipped where every `visible_until` in it ends before the block of queries begins.
+`tree_attention` is the reference, dense but for the keys behind a block of queries. Its mask is a function of one integer
+per key, so a blockwise kernel can take its place: a block of keys is skipped where every `visible_until` in it ends
+before the block of queries begins.
 
 Letters as in decoder.py; G = H / K query heads share a key/value head.
 """
@@ -10,23 +11,43 @@ import jax
 import jax.numpy as jnp
 
 NEGATIVE = -1e30  # not -inf: a row of padding sees nothing and must stay finite
+BLOCK = 128       # queries at a time: the scores of a block stay in a CPU's cache (3x faster there than all of 512 at once)
+MAX_BLOCKS = 16   # blocks are unrolled, so longer rows get longer blocks
 
 
-def tree_mask(visible_until):
-  """[B,T] -> [B,T,T] bool: token i sees token j iff j <= i < visible_until[j]."""
-  index = jnp.arange(visible_until.shape[-1])
-  return (index[None, None, :] <= index[None, :, None]) & (index[None, :, None] < visible_until[:, None, :])
+def tree_mask(visible_until, first: int = 0):
+  """[B,T] -> [B,T-first,T] bool: token i (from `first` on) sees token j iff j <= i < visible_until[j]."""
+  keys = jnp.arange(visible_until.shape[-1])
+  queries = keys[first:, None]
+  return (keys <= queries) & (queries < visible_until[:, None, :])
 
 
 def tree_attention(q, k, v, visible_until):
-  """q: [B,T,H,h]; k, v: [B,T,K,h]; visible_until: [B,T] int -> [B,T,H,h]."""
-  B, T, H, h = q.shape
+  """Attention in the tree layout, a block of queries at a time; no block looks at keys behind its own end.
+
+  Args:
+    q: [B,T,H,h]; k, v: [B,T,K,h]; visible_until: [B,T] int.
+  Returns:
+    [B,T,H,h].
+  """
+  T = q.shape[1]
+  size = max(BLOCK, -(-T // MAX_BLOCKS))
+  blocks = []
+  for start in range(0, T, size):
+    end = min(start + size, T)
+    blocks.append(_attend(q[:, start:end], k[:, :end], v[:, :end], tree_mask(visible_until[:, :end], start)))
+  return jnp.concatenate(blocks, axis=1)
+
+
+def _attend(q, k, v, mask):
+  """q: [B,n,H,h]; k, v: [B,m,K,h]; mask: [B,n,m] bool -> [B,n,H,h]."""
+  B, n, H, h = q.shape
   K = k.shape[2]
-  q = q.reshape(B, T, K, H // K, h)
+  q = q.reshape(B, n, K, H // K, h)
   scores = jnp.einsum('btkgh,bskh->bkgts', q, k, preferred_element_type=jnp.float32) * h**-0.5
-  scores = jnp.where(tree_mask(visible_until)[:, None, None], scores, NEGATIVE)
+  scores = jnp.where(mask[:, None, None], scores, NEGATIVE)
   weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-  return jnp.einsum('bkgts,bskh->btkgh', weights, v).reshape(B, T, H, h)
+  return jnp.einsum('bkgts,bskh->btkgh', weights, v).reshape(B, n, H, h)
 
 
 def write_cache(cache, k, v, starts, rows):

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxsearch.models.attention import cached_attention, read_cache, tree_attention, write_cache
+from jaxsearch.parallel.mesh import keep_batch_split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,11 +171,11 @@ def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, v
 
   def layer(x, weights):
     x, _ = _block(config, weights, x, angles, attend)
-    return x, None
+    return keep_batch_split(x), None
 
   if _REMAT[config.remat] is not None:
     layer = jax.checkpoint(layer, policy=_REMAT[config.remat], prevent_cse=False)
-  x = embed(config, params, tokens)
+  x = keep_batch_split(embed(config, params, tokens))
   x, _ = jax.lax.scan(layer, x, params['layers'])
   return rms_norm(x, params['final_norm'], config.norm_eps)
 
@@ -288,22 +289,25 @@ def target_logprobs(params: dict, hidden, targets, *, temperature=1.0, chunk: in
     ([...] float32 log-probabilities, [...] float32 entropies or zeros if not `with_entropy`).
   """
   shape, D = targets.shape, hidden.shape[-1]
-  hidden, targets = hidden.reshape(-1, D), targets.reshape(-1)
-  count = targets.shape[0]
-  chunk = min(chunk, count)
+  # Chunks run along the last axis, rows stay whole: a batch that is split over devices stays split.
+  rows = targets.size // shape[-1] if shape else 1
+  hidden, targets = hidden.reshape(rows, -1, D), targets.reshape(rows, -1)
+  count = targets.shape[1]
+  chunk = max(1, min(chunk // rows, count))
   pad = -count % chunk
-  hidden = jnp.pad(hidden, ((0, pad), (0, 0))).reshape(-1, chunk, D)
-  targets = jnp.pad(targets, (0, pad)).reshape(-1, chunk)
+  hidden = jnp.pad(hidden, ((0, 0), (0, pad), (0, 0))).reshape(rows, -1, chunk, D).swapaxes(0, 1)
+  targets = jnp.pad(targets, ((0, 0), (0, pad))).reshape(rows, -1, chunk).swapaxes(0, 1)
 
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def project(_, part):
     states, ids = part
-    scores = logits(params, states) / temperature
+    scores = keep_batch_split(logits(params, states)) / temperature
     normaliser = jax.nn.logsumexp(scores, axis=-1)
-    logprob = jnp.take_along_axis(scores, ids[:, None], axis=-1)[:, 0] - normaliser
+    logprob = jnp.take_along_axis(scores, ids[..., None], axis=-1)[..., 0] - normaliser
     if not with_entropy:
       return None, (logprob, jnp.zeros_like(logprob))
     return None, (logprob, normaliser - jnp.sum(jax.nn.softmax(scores) * scores, axis=-1))
 
   _, (logprobs, entropies) = jax.lax.scan(project, None, (hidden, targets))
-  return logprobs.reshape(-1)[:count].reshape(shape), entropies.reshape(-1)[:count].reshape(shape)
+  restore = lambda values: values.swapaxes(0, 1).reshape(rows, -1)[:, :count].reshape(shape)
+  return restore(logprobs), restore(entropies)

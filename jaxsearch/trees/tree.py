@@ -141,6 +141,13 @@ class Tree:
     """Nodes of one role, in depth-first order."""
     return [node for node in self.walk() if node.role is role]
 
+  def prune(self) -> None:
+    """Drops what bears no loss and leads to none, such as an observation after which there was no room to go on."""
+    def kept(node: Node) -> bool:
+      node.children = [child for child in node.children if kept(child)]
+      return bool(node.children) or (node.trained and bool(node.tokens))
+    kept(self.root)
+
   def count(self, role: Role | None = None) -> int:
     """Tokens of one role, or of all; a prefix that several branches share counts once."""
     return sum(len(node.tokens) for node in self.walk() if role is None or node.role is role)

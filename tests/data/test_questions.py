@@ -101,7 +101,8 @@ def test_a_batch_may_be_larger_than_the_file():
 
 @pytest.mark.parametrize('count', [2, 4])
 def test_processes_share_the_global_batch(count):
-  whole, shares = stream(some(1000), 400), [stream(some(1000), 400, index=i, count=count) for i in range(count)]
+  whole = stream(some(1000), 400)
+  shares = [stream(some(1000), 400, index=i, count=count) for i in range(count)]
   for _ in range(6):
     parts = [ids(next(share)) for share in shares]
     assert {len(part) for part in parts} == {400 // count}

@@ -104,3 +104,18 @@ def test_nodes_are_told_apart_by_identity_and_print_shortly(tree):
 def test_stop_reasons_are_plain_strings_in_reports():
   assert json.dumps({'stop': Stop.CONTEXT_FULL}) == '{"stop": "context_full"}'
   assert ' '.join(Stop) == 'answered budget context_full malformed tool_failed deadline'
+
+
+def test_pruning_drops_what_bears_no_loss_and_leads_to_none():
+  tree = Tree(tokenizer=None)
+  prompt = tree.root.append([1, 2], Role.PROMPT)
+  kept = prompt.append([3], Role.POLICY)
+  seen = kept.append([4, 5], Role.OBSERVATION)
+  last = seen.append([6], Role.POLICY)
+  last.append([7, 8], Role.OBSERVATION).append([], Role.POLICY)
+  prompt.append([9], Role.OBSERVATION)
+  tree.prune()
+  assert list(tree.walk()) == [tree.root, prompt, kept, seen, last]
+  kept.trained = last.trained = False
+  tree.prune()
+  assert tree.count() == 0

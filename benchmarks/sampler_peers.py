@@ -1,0 +1,94 @@
+"""The rollouts of sampler.py with other samplers; prints one JSON line {"seconds": …}. Run by sampler.py.
+
+  transformers   Hugging Face Qwen2 in torch, its cache kept over the turns (possible only since all rows are equally
+                 long), sampling and log-probabilities by a plain loop: less work a token than `generate` does
+  tunix          google-tunix's own sampler, which is given the whole context again at each turn
+"""
+
+import json
+import sys
+import time
+
+import numpy as np
+
+VOCAB, WIDTH, FFN, LAYERS, HEADS, KV_HEADS, END = 8192, 512, 1408, 8, 8, 2, 0
+
+
+def random_ids(rng, rows, size):
+  return rng.integers(1, VOCAB, (rows, size))
+
+
+def with_transformers(turns, rows, prompt, generated, observed):
+  import torch
+  from transformers import DynamicCache, Qwen2Config, Qwen2ForCausalLM
+
+  torch.manual_seed(0)
+  model = Qwen2ForCausalLM(Qwen2Config(
+    vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=FFN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+    num_key_value_heads=KV_HEADS, tie_word_embeddings=True, rope_theta=1e6, max_position_embeddings=4096)).eval()
+
+  @torch.inference_mode()
+  def rollout(seed):
+    rng = np.random.default_rng(seed)
+    cache, fed, logprobs = DynamicCache(), torch.from_numpy(random_ids(rng, rows, prompt)), []
+    for _ in range(turns):
+      for _ in range(generated):
+        scores = model(fed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].float()
+        scores[:, END] = -torch.inf
+        distribution = torch.log_softmax(scores, dim=-1)
+        fed = torch.multinomial(distribution.exp(), 1)
+        logprobs.append(distribution.gather(1, fed))
+      fed = torch.cat([fed, torch.from_numpy(random_ids(rng, rows, observed))], dim=1)
+
+  return rollout
+
+
+def with_tunix(turns, rows, prompt, generated, observed):
+  import jax.numpy as jnp
+  from flax import nnx
+  from tunix.generate.sampler import CacheConfig, Sampler
+  from tunix.models.qwen2 import model as qwen2
+
+  class Digits:
+    """Text is the ids in decimal: the samplers are compared, not the tokenizers."""
+    encode = staticmethod(lambda text: [int(word) for word in text.split()])
+    decode = staticmethod(lambda ids: ' '.join(map(str, ids)))
+    bos_id = staticmethod(lambda: None)
+    eos_id = pad_id = staticmethod(lambda: END)
+
+  config = qwen2.ModelConfig(
+    num_layers=LAYERS, vocab_size=VOCAB, embed_dim=WIDTH, hidden_dim=FFN, num_heads=HEADS, head_dim=WIDTH // HEADS,
+    num_kv_heads=KV_HEADS, rope_theta=1_000_000, norm_eps=1e-6, use_tied_embedding=True, dtype=jnp.float32)
+  size = prompt + turns * (generated + observed)
+  sampler = Sampler(qwen2.Qwen2(config, rngs=nnx.Rngs(0)), Digits(),
+                    CacheConfig(cache_size=size, num_layers=LAYERS, num_kv_heads=KV_HEADS, head_dim=WIDTH // HEADS))
+
+  def rollout(seed):
+    rng = np.random.default_rng(seed)
+    context = random_ids(rng, rows, prompt)
+    for turn in range(turns):
+      found = sampler([Digits.decode(row) for row in context], max_generation_steps=generated,
+                      max_prompt_length=context.shape[1], temperature=1.0, top_p=1.0, return_logprobs=True,
+                      forbidden_tokens=(END,), seed=seed)
+      tokens = np.stack([np.asarray(row)[:generated] for row in found.tokens])
+      assert tokens.shape == (rows, generated)
+      context = np.concatenate([context, tokens, random_ids(rng, rows, observed)], axis=1)
+
+  return rollout
+
+
+def main():
+  peer, sizes = sys.argv[1], json.loads(sys.argv[2])
+  repeats = sizes.pop('repeats')
+  rollout = {'transformers': with_transformers, 'tunix': with_tunix}[peer](**sizes)
+  rollout(0)  # compiles, or warms up
+  seconds = []
+  for _ in range(repeats):
+    start = time.perf_counter()
+    rollout(0)
+    seconds.append(time.perf_counter() - start)
+  print(json.dumps({'seconds': min(seconds)}))
+
+
+if __name__ == '__main__':
+  main()

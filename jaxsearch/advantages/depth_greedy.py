@@ -1,0 +1,129 @@
+"""CuSearch: which trajectories are trained on, by the number of searches in them.
+
+In the order of a step: `advance_phase` (only 'phase'), `depth_plan`, `depth_greedy`, `select_by_depth`. After
+that the advantages are computed among the selected only: `group_relative(..., mask=selected)`.
+
+S: the deepest search count that is told apart, buckets have depths 0 … S; K: how many trajectories to select.
+"""
+
+import jax
+import jax.numpy as jnp
+
+STRATEGIES = ('auto', 'phase', 'anti')
+
+
+def depth_plan(
+    strategy: str, budget: jax.Array, max_depth: int, phase: jax.Array = 0
+) -> tuple[jax.Array, jax.Array]:
+  """The wish that `depth_greedy` makes feasible: the whole budget in one bucket, and the order of the others.
+
+    'auto'   (eqs. 5-7)    target S; then S-1, …, 0.
+    'phase'  (eqs. 9-11)   target k+1; then deeper ones, k+2, …, S; then shallower ones, k, …, 0.
+    'anti'   (eqs. 19-21)  target 0; then 1, …, S. The ablation that should hurt.
+
+  Args:
+    strategy: 'auto', 'phase' or 'anti'.
+    budget: K, an integer.
+    max_depth: S, a Python int.
+    phase: k from 0 to S-1, read by 'phase' only; see `advance_phase`.
+
+  Returns:
+    (targets [S+1], priorities [S+1]), int32. A smaller priority goes first.
+
+  Raises:
+    ValueError: if `strategy` is none of the three.
+  """
+  depth = jnp.arange(max_depth + 1, dtype=jnp.int32)
+  if strategy == 'auto':
+    target, priorities = max_depth, max_depth - depth + 1
+  elif strategy == 'phase':
+    target = jnp.minimum(jnp.asarray(phase, jnp.int32) + 1, max_depth)
+    priorities = jnp.where(depth >= target, depth - target + 1, max_depth + 1 - depth)
+  elif strategy == 'anti':
+    target, priorities = 0, depth + 1
+  else:
+    raise ValueError(f'depth_plan: strategy {strategy!r} is none of {", ".join(map(repr, STRATEGIES))}')
+  return jnp.where(depth == target, jnp.asarray(budget, jnp.int32), 0), priorities
+
+
+def depth_greedy(capacities: jax.Array, targets: jax.Array, priorities: jax.Array) -> jax.Array:
+  """Repairs `targets` until no bucket holds more than its capacity (CuSearch, algorithm 3), for any targets.
+
+  Buckets are visited by rising priority value (equal ones by index). The overflow of a bucket goes to the
+  buckets after it in that order as far as they have room, then to those before it, nearest first. Integers
+  throughout, each step within int32, so counts are exact up to 2^31 - 1.
+
+  Args:
+    capacities: [S+1] integers >= 0, how many trajectories each bucket has.
+    targets: [S+1] integers >= 0, how many are wanted of each.
+    priorities: [S+1] numbers.
+
+  Returns:
+    [S+1] int32, `0 <= allocation <= capacities`; the sum is that of `targets`, or of `capacities` if that is
+    smaller.
+  """
+  capacities, targets = (jnp.asarray(x).astype(jnp.int32) for x in (capacities, targets))
+  order = jnp.argsort(jnp.asarray(priorities), stable=True)
+  buckets = capacities.shape[0]
+  rank = jnp.arange(buckets)
+  # Visiting rank i, its overflow is offered to i itself (full by then), i+1, …, S, and then to i-1, …, 0.
+  offers = jnp.where(rank < buckets - rank[:, None], rank[:, None] + rank, buckets - 1 - rank)
+  capacities = capacities[order]
+
+  def visit(allocation, here):
+    rank, offered = here
+    overflow = jnp.maximum(allocation[rank] - capacities[rank], 0)
+    allocation = allocation.at[rank].add(-overflow)
+
+    def place(state, receiver):
+      allocation, overflow = state
+      moved = jnp.clip(capacities[receiver] - allocation[receiver], 0, overflow)
+      return (allocation.at[receiver].add(moved), overflow - moved), None
+
+    (allocation, _), _ = jax.lax.scan(place, (allocation, overflow), offered)
+    return allocation, None
+
+  allocation, _ = jax.lax.scan(visit, targets[order], (rank, offers))
+  return jnp.zeros_like(allocation).at[order].set(allocation)
+
+
+def advance_phase(phase: jax.Array, capacities: jax.Array, budget: jax.Array) -> jax.Array:
+  """The phase after this batch: one further if the buckets deeper than the target, k+1, hold the budget.
+
+  CuSearch, eq. 12, strictly deeper. It never goes back and never passes S-1; it belongs into the checkpoint.
+
+  Args:
+    phase: k, an integer from 0 to S-1.
+    capacities: [S+1] integers, the depths of this batch.
+    budget: K, an integer.
+
+  Returns:
+    The phase, int32 scalar.
+  """
+  phase = jnp.asarray(phase, jnp.int32)
+  capacities = jnp.asarray(capacities).astype(jnp.int32)
+  depth = jnp.arange(capacities.shape[0])
+  deeper = jnp.sum(jnp.where(depth > phase + 1, capacities, 0))
+  return jnp.where((deeper >= budget) & (phase < capacities.shape[0] - 2), phase + 1, phase)
+
+
+def select_by_depth(key: jax.Array, depths: jax.Array, allocation: jax.Array) -> jax.Array:
+  """Draws `allocation[s]` of the trajectories of each depth s, uniformly and without replacement.
+
+  Args:
+    key: a jax.random key.
+    depths: [N] integers. Deeper than S counts as S; a negative depth is never selected, which serves padding.
+    allocation: [S+1] integers; where a bucket has fewer, all of it is selected.
+
+  Returns:
+    [N] bool, True for the selected.
+  """
+  depths, allocation = jnp.asarray(depths), jnp.asarray(allocation)
+  bucket = jnp.minimum(depths, allocation.shape[0] - 1)
+  # Sorting a random order by bucket, stably, leaves each bucket in random order.
+  shuffled = jax.random.permutation(key, depths.shape[0])
+  order = shuffled[jnp.argsort(bucket[shuffled], stable=True)]
+  grouped = bucket[order]
+  place = jnp.arange(depths.shape[0]) - jnp.searchsorted(grouped, grouped, side='left')
+  selected = (place < allocation[grouped]) & (grouped >= 0)
+  return jnp.zeros(depths.shape, bool).at[order].set(selected)

@@ -1,0 +1,79 @@
+"""Search-R1 with GRPO (Jin et al. 2025, arXiv 2503.09516): search while reasoning, rewarded for the right answer alone.
+
+`grow` is the rollout of the paper's algorithm 1, as its code runs it (`llm_agent/generation.py`): up to `max_turns` actions,
+then one last span in which a search is no longer served. An action that is neither search nor answer costs a turn and
+gets an observation that says so. Other methods grow their trees with it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxsearch.advantages import group_relative
+from jaxsearch.data.questions import Question
+from jaxsearch.rewards.match import exact_match
+from jaxsearch.sampler.requests import Generate, Request, Search, ToolFailure
+from jaxsearch.trees import grammar
+from jaxsearch.trees.tree import Role, Stop, Tree
+
+
+def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500, template: str = 'search_r1',
+         tags: grammar.Tags = grammar.SEARCH_R1) -> Generator[Request, Any, None]:
+  """Grows one chain below the root: prompt, policy span, observation, policy span, …
+
+  Sets tree.answer, tree.stop and in tree.metrics the counts of searches, malformed actions and failed searches.
+
+  Args:
+    max_turns: actions that get an observation; one more span follows.
+    max_tokens: of each policy span.
+    template: see `grammar.PROMPTS`.
+  """
+  special = tree.tokenizer.special_tokens
+  counts = tree.metrics
+  counts.update(searches=0, malformed=0, tool_failures=0)
+  node = tree.root.append(grammar.prompt(question.question, template), Role.PROMPT)
+  for turn in range(max_turns + 1):
+    node = yield Generate(node, stop=tags.stops, max_tokens=max_tokens)
+    tree.answer = grammar.answer(node.text, tags)
+    query = grammar.search_query(node.text, tags)
+    if tree.answer is not None:
+      tree.stop = Stop.ANSWERED
+    elif node.stop in (Stop.CONTEXT_FULL, Stop.DEADLINE):
+      tree.stop = Stop(node.stop)
+    elif turn == max_turns:
+      tree.stop = Stop.BUDGET if query else Stop.MALFORMED
+    if tree.stop is not None:
+      break
+    if query is None:
+      counts['malformed'] += 1
+      observation = grammar.invalid_action(tags)
+    else:
+      counts['searches'] += 1
+      found = yield Search(node, query)
+      if isinstance(found, ToolFailure):
+        counts['tool_failures'] += 1
+        observation = grammar.failure(found.reason, special, tags)
+      else:
+        observation = grammar.information(found, special, tags)
+    node = node.append(observation, Role.OBSERVATION)
+  if tree.stop in (Stop.BUDGET, Stop.MALFORMED) and counts['tool_failures']:
+    tree.stop = Stop.TOOL_FAILED
+
+
+def reward(tree: Tree) -> float:
+  """1 if the answer matches a gold answer exactly after normalisation, else 0 (the paper's outcome reward)."""
+  return exact_match(tree.answer, tree.question.golden_answers)
+
+
+def credit(groups: Sequence[Sequence[Tree]], *, normalize_std: bool = True) -> None:
+  """GRPO: every policy span of a chain gets the chain's reward relative to the other chains of its question."""
+  trees = [tree for group in groups for tree in group]
+  ids = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+  advantages = group_relative(np.array([tree.reward for tree in trees], np.float32), ids, len(groups),
+                              normalize_std=normalize_std)
+  for tree, advantage in zip(trees, np.asarray(advantages)):
+    for node in tree.nodes(Role.POLICY):
+      node.advantages = float(advantage)

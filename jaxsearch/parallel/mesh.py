@@ -1,0 +1,154 @@
+"""The device mesh, the one table from logical axis names to mesh axes, and multi-host start-up.
+
+The mesh has three axes: `data` (copies of the parameters), `fsdp` (parameters and optimizer split, gathered layer by
+layer) and `tensor` (heads, feed-forward and vocabulary split). A batch is split over `data` and `fsdp` together. Models
+name the axes of their parameters (`models.decoder.parameter_axes`) and know nothing of meshes; changing the parallel
+layout means editing `AXIS_TO_MESH`. Order of use: `start_distributed`, `make_mesh`, then the sharding functions.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+MESH_AXES = ('data', 'fsdp', 'tensor')
+BATCH_AXES = ('data', 'fsdp')
+
+AXIS_TO_MESH = dict(
+  layers=None, norm=None, head_dim=None, rows=None, time=None,
+  embed='fsdp',
+  heads='tensor', kv_heads='tensor', mlp='tensor', vocab='tensor',
+)  # fmt: skip
+
+
+def start_distributed(enabled: bool, coordinator: str = '', num_processes: int = -1, process_id: int = -1) -> None:
+  """Joins this process to the others, if `enabled`; call it before anything touches a device.
+
+  Args:
+    coordinator: 'host:port' of process 0; '' lets JAX find it (TPU pods, SLURM, GKE, Open MPI).
+    num_processes, process_id: -1 lets JAX find them.
+  Raises:
+    RuntimeError: the processes did not find each other, with what was tried.
+  """
+  if not enabled:
+    return
+  known = {'coordinator_address': coordinator or None,
+           'num_processes': None if num_processes < 0 else num_processes,
+           'process_id': None if process_id < 0 else process_id}
+  try:
+    jax.distributed.initialize(**known)
+  except (RuntimeError, ValueError) as error:
+    raise RuntimeError(f'multi-host start-up with {known} failed: {error}') from error
+
+
+def process_index() -> int:
+  """The number of this process; the first one writes the files of a run."""
+  return jax.process_index()
+
+
+def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
+  """A mesh over all devices (or `devices`); one size may be -1 and gets what the others leave.
+
+  Raises:
+    ValueError: the sizes do not fit the number of devices.
+  """
+  devices = jax.devices() if devices is None else devices
+  sizes = dict(data=data, fsdp=fsdp, tensor=tensor)
+  shown = ', '.join(f'{name}={size}' for name, size in sizes.items())
+  free = [name for name, size in sizes.items() if size == -1]
+  if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
+    raise ValueError(f'mesh sizes are positive, at most one of them -1: got {shown}')
+  fixed = math.prod(size for size in sizes.values() if size != -1)
+  if len(devices) % fixed or (not free and fixed != len(devices)):
+    raise ValueError(f'a mesh of {shown} does not fit {len(devices)} devices')
+  if free:
+    sizes[free[0]] = len(devices) // fixed
+  return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def spec(axes: Sequence[str], shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
+  """The layout of one array with logical `axes`.
+
+  A dimension that its mesh axis does not divide is replicated along that axis: 2 key/value heads on tensor=4 are whole
+  on every device, as every query head needs one of them anyway.
+  """
+  def place(name, size):
+    axis = AXIS_TO_MESH[name]
+    return axis if axis is not None and size % mesh.shape[axis] == 0 else None
+
+  return PartitionSpec(*(place(name, size) for name, size in zip(axes, shape, strict=True)))
+
+
+def shardings(axes: Mapping, shapes: Mapping, mesh: Mesh) -> dict:
+  """NamedShardings, nested as `axes` and `shapes` are (a model's `parameter_axes` and `parameter_shapes`)."""
+  return {
+    name: shardings(value, shapes[name], mesh) if isinstance(value, Mapping)
+    else NamedSharding(mesh, spec(value, shapes[name], mesh))
+    for name, value in axes.items()
+  }  # fmt: skip
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """The whole array on every device."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_size(mesh: Mesh) -> int:
+  """How many parts a batch is split into: its rows must be a multiple of this."""
+  return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
+def split_over_batch(mesh: Mesh, dimension: int) -> NamedSharding:
+  """Dimension number `dimension` split over `data` and `fsdp`, all others whole."""
+  return NamedSharding(mesh, PartitionSpec(*(None,) * dimension, BATCH_AXES))
+
+
+def ambient(mesh: Mesh):
+  """A context in which programs are traced for `mesh`: there `keep_batch_split` means something."""
+  return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
+def keep_batch_split(x):
+  """Pins the first dimension of an activation to `data` and `fsdp`, all others whole or as `tensor` has it.
+
+  Without it the compiler may split activations the way the weights are split over `fsdp`, and gather whole batches where
+  it should gather a layer's weights. Outside `ambient`, or where the dimension does not divide, `x` is as it was.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or x.shape[0] % math.prod(mesh.shape[axis] for axis in BATCH_AXES):
+    return x
+  rest = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1)
+  return jax.lax.with_sharding_constraint(x, PartitionSpec(BATCH_AXES, *rest))
+
+
+def place(value, sharding: NamedSharding):
+  """A host array, the same on every process, as a global array; each process copies only its own shards."""
+  value = np.asarray(value)
+  return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def local(params: dict) -> tuple[dict, Mesh | None]:
+  """(parameters, mesh) for programs that a process runs by itself: the arrays as they are where there is one process.
+
+  Several processes each get a whole copy on their own devices, on a mesh of these along `tensor`.
+  """
+  mesh = jax.tree.leaves(params)[0].sharding.mesh
+  if jax.process_count() == 1:
+    return params, mesh
+  own = make_mesh(1, 1, -1, devices=jax.local_devices())
+  whole = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))(params)
+  return jax.tree.map(lambda x: jax.device_put(np.asarray(x.addressable_data(0)), replicated(own)), whole), own
+
+
+def gather_bytes(own: bytes) -> list[bytes]:
+  """What every process passed, in the order of processes, on every process."""
+  if jax.process_count() == 1:
+    return [own]
+  sizes = multihost_utils.process_allgather(np.int64(len(own)))
+  padded = np.zeros(int(sizes.max()), np.uint8)
+  padded[:len(own)] = np.frombuffer(own, np.uint8)
+  gathered = multihost_utils.process_allgather(padded)
+  return [gathered[i, :size].tobytes() for i, size in enumerate(sizes)]

@@ -1,0 +1,1 @@
+"""What a rollout earns: matching answers, formats, evidence and judges."""

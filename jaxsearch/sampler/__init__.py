@@ -1,0 +1,1 @@
+"""The segmented sampler: grows trees of token spans, with tools between the segments."""

@@ -1,0 +1,283 @@
+"""The sampler that grows trees: settings, parameters, cache, and the calls of the compiled programs.
+
+`Engine.run` drives generators (`methods.X.grow`) to their end; schedule.py holds what happens between the programs:
+which episode is started, resumed, given a row. Here is what the programs need: buckets, padding, explicit transfers.
+Order of use: `Engine(...)`, `load(params)` after every update of the policy, `warmup()` once if nothing may compile
+later, `run(growths, key)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
+
+from jaxsearch.models.decoder import DecoderConfig, parameter_axes, parameter_shapes, unstack
+from jaxsearch.parallel import mesh as meshes
+from jaxsearch.sampler import cache as caches
+from jaxsearch.sampler import segment, stops
+from jaxsearch.sampler.schedule import Job, Piece, Run
+from jaxsearch.trees.tree import Tree
+
+PROFILES = 16  # different sets of stop strings and forbidden tokens that may be in use at a time
+
+
+class Engine:
+  """Grows trees of token spans with a policy and tools.
+
+  Args:
+    config: the decoder; its `dtype` is the compute dtype, of the cache too.
+    tokenizer: `models.tokenizer.Tokenizer` or anything with its pieces(size), decode, eos_ids and special_tokens.
+    slots: paths decoded at a time.
+    length: tokens a path may have, prompt, observations and answer together.
+    spare: rows of the cache beyond `slots`, for paths that wait for a tool or may be forked; `slots` by default, at
+      least 1. At most slots + spare episodes are under way.
+    search: back end with `search(queries, topk) -> list of list of documents`; None if no tree searches.
+    topk: documents a search returns.
+    temperature, top_p, top_k: sampling where a request names none. Temperature 0 is greedy; top_p=1, top_k=0 are off.
+    max_observation: tokens of one observation at most.
+    answer_reserve: tokens that an observation leaves free for an answer; documents are shortened to that.
+    deterministic: the schedule depends on counts of decode steps only, never on the clock.
+    tool_patience: deterministic only: a slot stays idle for so many decode steps before the engine stops to wait for
+      the oldest reply; the time a tool takes, in steps.
+    tool_deadline: seconds until a call counts as failed, None for ever. In the deterministic mode too, since a tool that
+      hangs must not hang the run: results are the same to the bit as long as no call exceeds it.
+    episode_deadline: seconds until an episode is ended with Stop.DEADLINE; only in the non-deterministic mode.
+    tool_workers: calls that run at a time.
+    segment_steps: tokens a segment generates at most.
+    enough: a segment ends when so many of its slots have stopped (or all); slots / 8 by default.
+    piece_lengths, piece_tokens: new context is computed in pieces of these lengths, at most `piece_tokens` a call.
+    mesh: where the parameters given to `load` lie. Sampling has a layout of its own: heads, feed-forward and vocabulary
+      are split over all devices of the mesh, as far as their sizes allow.
+  """
+
+  def __init__(self, config: DecoderConfig, tokenizer, *, slots: int, length: int, spare: int | None = None,
+               search=None, topk: int = 3, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0,
+               max_observation: int = 512, answer_reserve: int = 32, deterministic: bool = True,
+               tool_patience: int = 8, tool_deadline: float | None = 60.0, episode_deadline: float | None = None,
+               tool_workers: int = 16, segment_steps: int = 32, enough: int | None = None,
+               piece_lengths: Sequence[int] = (32, 128), piece_tokens: int = 512, mesh: Mesh | None = None):
+    if slots < 1 or length < 2 or (spare is not None and spare < 1):
+      raise ValueError(f'slots={slots}, length={length}, spare={spare}: need at least 1, 2 and 1')
+    if deterministic and episode_deadline is not None:
+      raise ValueError('episode_deadline needs deterministic=False: the clock would decide what is generated')
+    self.config, self.tokenizer = config, tokenizer
+    self.slots, self.length = slots, length
+    self.search, self.topk = search, topk
+    self.temperature, self.top_p, self.top_k = temperature, top_p, top_k
+    self.max_observation, self.answer_reserve = max_observation, answer_reserve
+    self.deterministic, self.tool_patience = deterministic, tool_patience
+    self.tool_deadline, self.episode_deadline, self.tool_workers = tool_deadline, episode_deadline, tool_workers
+    self.segment_steps = segment_steps
+    self.enough = max(1, slots // 8) if enough is None else enough
+    self.pieces = tokenizer.pieces(config.vocab_size)
+    self.rows = caches.Rows(slots + (slots if spare is None else spare))
+    self._piece_lengths, self._piece_tokens = tuple(sorted(piece_lengths)), piece_tokens
+    self._mesh = None if mesh is None else Mesh(mesh.devices.reshape(1, 1, -1), meshes.MESH_AXES)
+    row_length = -(-(length + max(segment_steps, self._piece_lengths[-1])) // 64) * 64
+    self._windows = _windows(row_length)
+    self._extend_windows = self._windows[(len(self._windows) - 1) // 2], row_length  # here attention is a small part of the work
+    self._whole = SingleDeviceSharding(jax.local_devices()[0]) if mesh is None else meshes.replicated(self._mesh)
+    shape = caches.shape(config, self.rows.scratch + 1, row_length)
+    split = self._whole if mesh is None else NamedSharding(self._mesh, meshes.spec(caches.AXES, shape, self._mesh))
+    self._cache = caches.allocate(config, shape, split)
+    self._params = None
+    self._profiles: dict[tuple, int] = {}
+    self._tables = np.zeros((2, PROFILES, config.vocab_size), bool)
+    self._device_tables = None
+
+  def load(self, params: dict) -> None:
+    """Takes new parameters (nested as `parameter_shapes`, any dtype and sharding); what is cached is forgotten."""
+    _check_devices(params, self._mesh)
+    self._params = _prepare(self.config, self._mesh, self._whole)(params)
+    self.rows.forget()
+
+  def run(self, growths: Sequence[tuple[Iterator, Tree]], key,
+          on_progress: Callable[[int, int, dict], None] | None = None) -> dict[str, float]:
+    """Grows every tree to its end, `slots` at a time, in order.
+
+    Args:
+      growths: (generator, its tree) for each episode.
+      key: a JAX random key. The tokens of an episode depend on it and on the number of the episode in `growths`.
+      on_progress: called with (episodes done, episodes, metrics so far) whenever one ends.
+    Returns:
+      metrics, see `schedule.Run.metrics`.
+    Raises:
+      GrowthError: a generator raised; the message names its question.
+    """
+    if self._params is None:
+      raise ValueError('Engine.run before Engine.load: there are no parameters')
+    if self.deterministic:
+      self.rows.forget()  # what an earlier run left would be equal to rounding only
+    return Run(self, growths, self._put(key), on_progress).go()
+
+  def warmup(self, score: bool = False) -> None:
+    """Compiles every program that `run` can need (those of `Score` requests too if `score`); nothing compiles later."""
+    scratch = Piece(self.rows.scratch, 0, np.zeros(1, np.int32), np.zeros(1, np.int32))
+    for window in self._windows:
+      self._decode([], self._put(jax.random.key(0)), window, 0, 1)
+    for window in self._extend_windows:
+      self._fork([], window)
+      for n in self._piece_lengths:
+        for count in self._counts(n) if n <= window else ():
+          self._cache = segment.extend(
+            self.config, self._params, self._cache, *self._put(self._arrays([scratch], n, count))[:3], window=window)
+          if score:
+            self._score([scratch], n, count, window)
+    jax.block_until_ready(self._cache)
+
+  def profile(self, stop: tuple[str, ...], forbid: tuple[int, ...]) -> int:
+    """Row of the profile tables for these stop strings and forbidden tokens."""
+    found = self._profiles.get((stop, forbid))
+    if found is not None:
+      return found
+    index = len(self._profiles)
+    if index == PROFILES:
+      raise ValueError(f'more than {PROFILES} different sets of stop strings and forbidden tokens')
+    pause, forbidden = self._tables[:, index]
+    pause[:] = stops.flags(self.pieces, stop)
+    pause[list(self.tokenizer.eos_ids)] = True
+    forbidden[list(forbid)] = True
+    self._profiles[stop, forbid] = index
+    self._device_tables = None
+    return index
+
+  def decode(self, jobs: Sequence[Job | None], key, enough: int, limit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Runs a segment for the job of each slot: tokens [S,steps], log-probabilities [S,steps], counts [S]."""
+    longest = max(job.length for job in jobs if job)
+    window = _bucket(longest + self.segment_steps, self._windows)
+    return jax.device_get(self._decode(jobs, key, window, enough, limit))
+
+  def extend(self, pieces: Sequence[Piece]) -> None:
+    """Caches the tokens of all pieces; those of one row are in order."""
+    for batch, n, count, window in self._batches(pieces):
+      self._cache = segment.extend(
+        self.config, self._params, self._cache, *self._put(self._arrays(batch, n, count))[:3], window=window)
+
+  def score(self, pieces: Sequence[Piece]) -> list[list[float]]:
+    """As `extend`; the log-probabilities of each piece's targets."""
+    pieces = [dataclasses.replace(piece, item=item) for item, piece in enumerate(pieces)]
+    results = [[] for _ in pieces]
+    for batch, n, count, window in self._batches(pieces):
+      logprobs = self._score(batch, n, count, window)
+      for piece, values in zip(batch, jax.device_get(logprobs)):
+        results[piece.item].extend(values[:len(piece.tokens)].tolist())
+    return results
+
+  def fork(self, copies: Sequence[tuple[int, int, int]]) -> None:
+    """Copies (source row, target row, leading tokens), one after the other."""
+    for start in range(0, len(copies), self.slots):
+      part = copies[start:start + self.slots]
+      self._fork(part, _bucket(max(size for *_, size in part), self._extend_windows))
+
+  # One call of a program each, with everything that varies as data.
+
+  def _decode(self, jobs, key, window, enough, limit):
+    slots = _idle_slots(self.slots, self.rows.scratch)
+    for slot, job in enumerate(jobs):
+      if job is not None:
+        for name, value in job.settings()._asdict().items():
+          getattr(slots, name)[slot] = value
+    if self._device_tables is None:
+      self._device_tables = self._put(segment.Profiles(*self._tables))
+    leave = segment.Leave(np.int32(enough), np.int32(limit))
+    slots, leave = self._put((slots, leave))
+    uniforms = segment.draws(key, slots.episodes, slots.requests, slots.lengths, steps=self.segment_steps)
+    self._cache, *results = segment.decode(
+      self.config, self._params, self._cache, slots, self._device_tables, uniforms, leave, window=window)
+    return results
+
+  def _score(self, batch, n, count, window):
+    tokens, starts, rows, targets = self._put(self._arrays(batch, n, count))
+    self._cache, logprobs = segment.score(
+      self.config, self._params, self._cache, tokens, starts, rows, targets, window=window)
+    return logprobs
+
+  def _fork(self, copies, window):
+    sources = np.full(self.slots, self.rows.scratch, np.int32)
+    targets = sources.copy()
+    for i, (source, target, _) in enumerate(copies):
+      sources[i], targets[i] = source, target
+    self._cache = segment.fork(self._cache, *self._put((sources, targets, np.int32(len(copies)))), window=window)
+
+  def _batches(self, pieces):
+    """(pieces, n, P, window) of each program call. Longer pieces first: within a row they come first."""
+    parts = [part for piece in pieces for part in self._cut(piece)]
+    for n in reversed(self._piece_lengths):
+      alike = sorted((part for size, part in parts if size == n), key=lambda part: part.start)
+      counts = self._counts(n)
+      for first in range(0, len(alike), counts[-1]):
+        batch = alike[first:first + counts[-1]]
+        yield batch, n, _bucket(len(batch), counts), _bucket(batch[-1].start + n, self._extend_windows)
+
+  def _cut(self, piece):
+    """(n, part) of a piece: the longest bucket that is at least three quarters full, else the shortest."""
+    done = 0
+    while done < len(piece.tokens):
+      left = len(piece.tokens) - done
+      n = max((n for n in self._piece_lengths if 3 * n <= 4 * left), default=self._piece_lengths[0])
+      targets = None if piece.targets is None else piece.targets[done:done + n]
+      yield n, dataclasses.replace(piece, start=piece.start + done, tokens=piece.tokens[done:done + n], targets=targets)
+      done += n
+
+  def _counts(self, n):
+    """Buckets of P, pieces in a call, for pieces of length n: 1, 4, 16, …"""
+    return [4**i for i in range(16) if 4**i * n <= max(n, self._piece_tokens)]
+
+  def _arrays(self, batch, n, count):
+    tokens, targets = np.full((2, count, n), self.tokenizer.pad_id, np.int32)
+    starts, rows = np.zeros(count, np.int32), np.full(count, self.rows.scratch, np.int32)
+    for i, piece in enumerate(batch):
+      size = len(piece.tokens)
+      tokens[i, :size], starts[i], rows[i] = piece.tokens, piece.start, piece.row
+      if piece.targets is not None:
+        targets[i, :size] = piece.targets
+    return tokens, starts, rows, targets
+
+  def _put(self, tree):
+    """To the device, said aloud, so that a transfer nobody asked for can be forbidden."""
+    return jax.device_put(tree, self._whole)
+
+
+def _check_devices(params: dict, mesh: Mesh | None) -> None:
+  devices = set().union(*(leaf.devices() for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)))
+  if mesh is None and len(devices) > 1:
+    raise ValueError(f'the parameters lie on {len(devices)} devices: give the Engine their mesh')
+
+
+@functools.cache
+def _prepare(config: DecoderConfig, mesh: Mesh | None, whole: Sharding):
+  """The jitted cast and unstacking of parameters, laid out for sampling: whole, or split over `tensor`."""
+  def prepare(params):
+    return unstack(jax.tree.map(lambda p: p.astype(config.dtype), params), config.num_layers)
+
+  def layout(axes, shape):
+    return NamedSharding(mesh, meshes.spec(axes, shape, mesh))
+
+  if mesh is None:
+    return jax.jit(prepare, out_shardings=whole)
+  axes, shapes = parameter_axes(config), parameter_shapes(config)
+  layer = {name: layout(value[1:], shapes['layers'][name][1:]) for name, value in axes['layers'].items()}
+  shardings = {name: layout(value, shapes[name]) for name, value in axes.items() if name != 'layers'}
+  return jax.jit(prepare, out_shardings=shardings | {'layers': [layer] * config.num_layers})
+
+
+def _idle_slots(count: int, scratch: int) -> segment.Slots:
+  zeros = lambda dtype=np.int32: np.zeros(count, dtype)
+  return segment.Slots(
+    rows=np.full(count, scratch, np.int32), tokens=zeros(), lengths=zeros(), remaining=zeros(), episodes=zeros(),
+    requests=zeros(), temperature=zeros(np.float32), top_p=np.ones(count, np.float32), top_k=zeros(), profile=zeros())
+
+
+def _windows(length: int) -> tuple[int, ...]:
+  """128, 256, 384, 512, 768, 1024, … and `length`: few programs, yet little attention is spent on nothing."""
+  sizes = [128, 256] + [size for i in range(24) for size in (384 << i, 512 << i)]
+  return (*(size for size in sizes if size < length), length)
+
+
+def _bucket(size: int, buckets: Sequence[int]) -> int:
+  return next(bucket for bucket in buckets if bucket >= size)

@@ -1,0 +1,89 @@
+"""What a growing tree may ask of the sampler, and what it gets.
+
+A `grow` is a generator: it yields a request, or a list of requests that are served together, and is sent the reply, or
+the list of replies in the same order. A request that fails is no exception: its reply says so.
+
+  Generate   -> the new POLICY node below `node`; its `stop` says why it ends (see `Generate`)
+  Search     -> list of documents, best first, or a `ToolFailure`
+  Call       -> what the function returned, or a `ToolFailure`
+  Score      -> a list of log-probabilities for each continuation
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxsearch.trees.tree import Node
+
+END = 'end'  # the policy chose an end token, which belongs to the span
+LENGTH = 'length'  # `max_tokens` were generated
+# Beside these, `node.stop` is the stop string that was found, Stop.CONTEXT_FULL or Stop.DEADLINE.
+
+
+@dataclasses.dataclass(frozen=True)
+class Generate:
+  """Sample a span after `node`.
+
+  It ends with the token in which one of the stop strings is complete. A token is never split: where the stop string
+  ends in the middle of a token the span keeps that token whole, since the ids that were sampled are the ids to train
+  on, and its text carries the few characters that follow. A stop string counts only if it lies in this span entirely.
+
+  Where the room for `max_tokens` is missing the span is shorter and its `stop` is Stop.CONTEXT_FULL; without any room,
+  or past the deadline of the episode (Stop.DEADLINE), it is an empty span.
+
+  Attributes:
+    node: the span to follow; all tokens from the root to its end are the context, at least one.
+    stop: stop strings.
+    max_tokens: at most so many tokens.
+    temperature, top_p, top_k: None takes the engine's. Temperature 0 is greedy; top_p 1 and top_k 0 are off.
+    forbid: token ids that are not sampled here.
+  """
+  node: Node
+  stop: tuple[str, ...] = ()
+  max_tokens: int = 256
+  temperature: float | None = None
+  top_p: float | None = None
+  top_k: int | None = None
+  forbid: tuple[int, ...] = ()
+
+  def __post_init__(self):
+    if self.max_tokens < 1:
+      raise ValueError(f'max_tokens={self.max_tokens}: a span has at least one token')
+    if isinstance(self.stop, str) or not all(self.stop):
+      raise ValueError(f'stop={self.stop!r} is no tuple of non-empty strings')
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+  """Ask the search back end of the engine. `node`: the span that asked; the documents are shortened to the room after it."""
+  node: Node
+  query: str
+  topk: int | None = None  # None takes the engine's
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+  """Run any other host function (a judge, a sandbox) on the tools' threads while other rows decode."""
+  function: Callable[[], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+  """Log-probabilities, at temperature 1 and without truncation, of given continuations of `node`.
+
+  Each continuation is text or ids. The reply holds a list of one log-probability a token for each, or None for a
+  continuation that does not fit.
+  """
+  node: Node
+  continuations: tuple[str | Sequence[int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolFailure:
+  """The reply to a tool request that failed."""
+  reason: str
+
+
+Request = Generate | Search | Call | Score

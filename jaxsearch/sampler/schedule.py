@@ -1,0 +1,393 @@
+"""Growing many trees at once: which episode is started, resumed, given a row of the cache, decoded.
+
+A `Run` repeats four steps until nothing is left: start episodes and apply the replies of tools while slots are idle
+(`_fill`), give rows to the requests that wait and cache what is missing there (`_place`), decode a segment (`_decode`), and
+hand what has stopped to its generator, which then asks for the next thing. The device is driven through the `Engine`.
+
+In the deterministic mode every decision is a function of tokens and decode steps: replies of tools are applied in the
+order in which they were asked for, and only where a slot is idle, no new episode can be started, and the call is
+`tool_patience` decode steps old or nothing is left to decode; if the reply is not there by then, the host waits for it.
+Otherwise replies are applied as they arrive.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxsearch.sampler import stops
+from jaxsearch.sampler.calls import Caller, PendingCall
+from jaxsearch.sampler.observations import shorten
+from jaxsearch.sampler.requests import END, LENGTH, Call, Generate, Request, Score, Search, ToolFailure
+from jaxsearch.sampler.segment import Slots
+from jaxsearch.trees import grammar
+from jaxsearch.trees.tree import Role, Stop, Tree
+
+if TYPE_CHECKING:
+  from jaxsearch.sampler.engine import Engine
+
+POLL_STEPS = 8  # non-deterministic: steps of a segment while a slot is idle and a tool may reply at any time
+
+
+class GrowthError(RuntimeError):
+  """A generator raised; the cause is chained, the message names the question."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+  """Tokens to be cached behind `start` tokens of a row; `targets` is what follows each of them, where that is scored."""
+  row: int
+  start: int
+  tokens: np.ndarray
+  targets: np.ndarray | None = None
+  item: int = 0  # which of the pieces handed to `Engine.score` it was cut from
+
+
+@dataclasses.dataclass(eq=False)
+class Episode:
+  """A generator that grows a tree, and the replies it waits for."""
+  number: int
+  growth: Iterator
+  tree: Tree
+  replies: Any = None
+  several: bool = False  # whether it asked with a list
+  waiting: int = 0  # replies that are missing
+  requests: int = 0  # spans and scores it has asked for so far
+  started: float = 0.0
+
+  @property
+  def name(self) -> str:
+    return str(self.number) if self.tree.question is None else self.tree.question.id
+
+
+@dataclasses.dataclass(eq=False)
+class Job:
+  """A request that needs a row of the cache: a span to generate, or continuations to score one after the other.
+
+  `context` is the path up to its last token, which is the first input of the next program and not in the cache yet.
+  """
+  episode: Episode
+  place: int  # of the reply among the replies of its episode
+  request: Generate | Score
+  number: int  # of the request in its episode
+  context: np.ndarray
+  last: int
+  row: Any = None
+  remaining: int = 0
+  clipped: bool = False  # `remaining` ends where the room does
+  profile: int = 0
+  temperature: float = 0.0
+  top_p: float = 1.0
+  top_k: int = 0
+  tokens: list[int] = dataclasses.field(default_factory=list)
+  logprobs: list[float] = dataclasses.field(default_factory=list)
+
+  @property
+  def length(self) -> int:
+    """Tokens of the path."""
+    return len(self.context) + 1 + len(self.tokens)
+
+  def settings(self) -> Slots:
+    """Its entries in the arguments of a segment."""
+    return Slots(rows=self.row.index, tokens=self.tokens[-1] if self.tokens else self.last, lengths=self.length - 1,
+                 remaining=self.remaining, episodes=self.episode.number, requests=self.number,
+                 temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, profile=self.profile)
+
+
+class Run:
+  """One call of `Engine.run`: the episodes, what each waits for, and the counts."""
+
+  def __init__(self, engine: Engine, growths: Sequence[tuple[Iterator, Tree]], key,
+               on_progress: Callable[[int, int, dict], None] | None):
+    self.engine, self.key, self.on_progress = engine, key, on_progress
+    self.total = len(growths)
+    self.queue = collections.deque(Episode(i, growth, tree) for i, (growth, tree) in enumerate(growths))
+    self.ready: collections.deque[Job] = collections.deque()
+    self.slots: list[Job | None] = [None] * engine.slots
+    self.calls: collections.deque[tuple[Episode, int, Any, PendingCall]] = collections.deque()
+    self.caller = Caller(engine.tool_workers, engine.tool_deadline)
+    self.active = 0  # episodes under way
+    self.steps = 0  # decode steps so far: the clock of the deterministic mode
+    self.counts = collections.Counter()
+    self.evicted_before = engine.rows.evicted
+    self.started = time.monotonic()
+
+  def go(self) -> dict[str, float]:
+    try:
+      while True:
+        self._fill()
+        self._place()
+        if any(self.slots):
+          self._decode()
+        elif not (self.queue or self.ready or self.calls):
+          return self.metrics()
+    except BaseException:
+      self.engine.rows.forget()  # what a row holds is uncertain in the middle of a step
+      raise
+
+  def metrics(self) -> dict[str, float]:
+    """Counts of this run so far.
+
+    tokens_decoded, tokens_extended (computed as context), tokens_reused (context that was cached), tokens_forked (those
+    of it that were copied); episodes; segments, steps; idle_share (of slots times steps); tool_calls, tool_failures;
+    seconds in all, seconds_tools (inside tools, added up), seconds_waiting (nothing to decode before a reply comes);
+    rows_evicted; stop_X: episodes that ended with stop X.
+    """
+    names = ('tokens_decoded', 'tokens_extended', 'tokens_reused', 'tokens_forked', 'episodes', 'segments', 'tool_calls',
+             'tool_failures', 'seconds_tools', 'seconds_waiting')
+    seconds = time.monotonic() - self.started
+    decoded = self.counts['tokens_decoded']
+    return {name: self.counts[name] for name in names} | {f'stop_{stop}': self.counts[stop] for stop in Stop} | {
+      'steps': self.steps, 'seconds': seconds, 'tokens_per_second': decoded / seconds if seconds else 0.0,
+      'idle_share': 1 - decoded / (self.steps * len(self.slots)) if self.steps else 0.0,
+      'rows_evicted': self.engine.rows.evicted - self.evicted_before,
+    }  # fmt: skip
+
+  # Starting and resuming episodes.
+
+  def _idle(self) -> int:
+    """Slots that will have nothing to decode."""
+    return self.slots.count(None) - len(self.ready)
+
+  def _fill(self) -> None:
+    while self._idle() > 0:
+      if self.queue and self.active < len(self.engine.rows.rows):
+        episode = self.queue.popleft()
+        episode.started = time.monotonic()
+        self.active += 1
+        self._advance(episode)
+      elif not self._apply_reply():
+        return
+
+  def _advance(self, episode: Episode) -> None:
+    """Hands the replies to the generator and takes its requests, until it has to wait for one or ends."""
+    while not episode.waiting:
+      replies = episode.replies if episode.several else episode.replies and episode.replies[0]
+      try:
+        requests = episode.growth.send(replies)
+        episode.several = isinstance(requests, (list, tuple))
+        requests = requests if episode.several else [requests]
+        episode.replies, episode.waiting = [None] * len(requests), len(requests)
+        for place, request in enumerate(requests):
+          self._serve(episode, place, request)
+      except StopIteration:
+        return self._end(episode)
+      except Exception as error:
+        raise GrowthError(f'question {episode.name}: {type(error).__name__}: {error}') from error
+
+  def _end(self, episode: Episode) -> None:
+    self.active -= 1
+    self.engine.rows.release(episode.number)
+    self.counts['episodes'] += 1
+    if episode.tree.stop is not None:
+      self.counts[episode.tree.stop] += 1
+    if self.on_progress:
+      self.on_progress(self.counts['episodes'], self.total, self.metrics())
+
+  def _reply(self, episode: Episode, place: int, value: Any) -> None:
+    episode.replies[place] = value
+    episode.waiting -= 1
+
+  def _expired(self, episode: Episode) -> bool:
+    deadline = self.engine.episode_deadline
+    return deadline is not None and time.monotonic() - episode.started > deadline
+
+  # Requests.
+
+  def _serve(self, episode: Episode, place: int, request: Request) -> None:
+    match request:
+      case Generate():
+        self._generate(episode, place, request)
+      case Score():
+        self.ready.append(self._job(episode, place, request))
+      case Search() if self.engine.search is None:
+        raise ValueError('a Search, but the engine has no search back end')
+      case Search():
+        topk = self.engine.topk if request.topk is None else request.topk
+        self._call(episode, place, request, functools.partial(self.engine.search.search, [request.query], topk))
+      case Call():
+        self._call(episode, place, request, request.function)
+      case _:
+        raise TypeError(f'{request!r} is no request')
+
+  def _job(self, episode: Episode, place: int, request: Generate | Score, **settings) -> Job:
+    path = np.asarray(request.node.path_tokens(), np.int32)
+    if not len(path):
+      raise ValueError(f'{type(request).__name__} after a path without a token: nothing predicts the first one')
+    episode.requests += 1
+    return Job(episode, place, request, episode.requests, path[:-1], int(path[-1]), **settings)
+
+  def _generate(self, episode: Episode, place: int, request: Generate) -> None:
+    engine = self.engine
+    room = engine.length - request.node.length
+    if room <= 0 or self._expired(episode):
+      return self._finish_span(episode, place, request, [], [], Stop.CONTEXT_FULL if room <= 0 else Stop.DEADLINE)
+    self.ready.append(self._job(
+      episode, place, request, remaining=min(request.max_tokens, room), clipped=room < request.max_tokens,
+      profile=engine.profile(request.stop, request.forbid),
+      temperature=engine.temperature if request.temperature is None else request.temperature,
+      top_p=engine.top_p if request.top_p is None else request.top_p,
+      top_k=engine.top_k if request.top_k is None else request.top_k))
+
+  def _finish_span(self, episode, place, request, tokens, logprobs, stop) -> None:
+    node = request.node.append(tokens, Role.POLICY, logprobs=logprobs)
+    node.stop = stop
+    self._reply(episode, place, node)
+
+  # Tools.
+
+  def _call(self, episode, place, request, function) -> None:
+    self.counts['tool_calls'] += 1
+    self.calls.append((episode, place, request, self.caller.start(function, self.steps)))
+
+  def _apply_reply(self) -> bool:
+    """Applies one reply if one is due, waiting for it if that is the rule; whether it did."""
+    if not self.calls:
+      return False
+    nothing_else = not self.ready and not any(self.slots)
+    if self.engine.deterministic:
+      if not nothing_else and self.steps - self.calls[0][3].step < self.engine.tool_patience:
+        return False
+      due = 0
+    else:
+      due = self._arrived()
+      if due is None and not nothing_else:
+        return False
+      if due is None:
+        start = time.monotonic()
+        soonest = min((left for *_, call in self.calls if (left := call.seconds_left()) is not None), default=None)
+        wait([call.future for *_, call in self.calls], timeout=soonest, return_when=FIRST_COMPLETED)
+        self.counts['seconds_waiting'] += time.monotonic() - start
+        return True
+    episode, place, request, call = self.calls[due]
+    del self.calls[due]
+    start = time.monotonic()
+    seconds, result = call.outcome()
+    self.counts['seconds_waiting'] += time.monotonic() - start
+    self.counts['seconds_tools'] += seconds
+    if isinstance(request, Search):
+      result = self._documents(request, result)
+    self.counts['tool_failures'] += isinstance(result, ToolFailure)
+    self._reply(episode, place, result)
+    self._advance(episode)
+    return True
+
+  def _arrived(self) -> int | None:
+    """The first call whose reply is there, or will not be waited for any longer."""
+    for index, (episode, *_, call) in enumerate(self.calls):
+      if call.future.done() or call.seconds_left() == 0 or self._expired(episode):
+        return index
+    return None
+
+  def _documents(self, request: Search, result: Any):
+    """The documents of one query, shortened to the room behind its node; a failure if that is not what came back."""
+    if isinstance(result, ToolFailure):
+      return result
+    if not isinstance(result, Sequence) or len(result) != 1 or not all(
+        isinstance(getattr(document, name, None), str) for document in result[0] for name in ('title', 'text')):
+      return ToolFailure('malformed reply of the search back end')
+    engine = self.engine
+
+    def measure(documents):
+      return len(engine.tokenizer.encode(grammar.information(documents, engine.tokenizer.special_tokens)))
+
+    room = engine.length - request.node.length - engine.answer_reserve
+    return shorten(result[0], min(engine.max_observation, room), measure)
+
+  # The device.
+
+  def _place(self) -> None:
+    """Gives waiting requests rows of the cache, as many as there are idle slots, and caches what is missing there."""
+    rows = self.engine.rows
+    jobs = [self.ready.popleft() for _ in range(min(self.slots.count(None), len(self.ready)))]
+    while jobs:
+      placements = rows.place([job.context for job in jobs], [job.episode.number for job in jobs])
+      if not placements:  # the only free row is one to copy from
+        self.ready.extendleft(reversed(jobs))
+        return
+      copies = [(p.source.index, p.row.index, p.shared) for p in placements if p.source is not None]
+      self.engine.fork(copies)
+      placed = [dataclasses.replace(jobs[p.item], row=p.row) for p in placements]
+      missing = [job.context[p.shared:] for p, job in zip(placements, placed)]
+      self.engine.extend([Piece(p.row.index, p.shared, tokens) for p, tokens in zip(placements, missing)])
+      for job in placed:
+        job.row.tokens = job.context
+      self.counts['tokens_forked'] += sum(size for *_, size in copies)
+      self.counts['tokens_reused'] += sum(p.shared for p in placements)
+      self.counts['tokens_extended'] += sum(map(len, missing))
+      self._score([job for job in placed if isinstance(job.request, Score)])
+      for job in placed:
+        if isinstance(job.request, Generate):
+          self.slots[self.slots.index(None)] = job
+      taken = {p.item for p in placements}
+      jobs = [job for item, job in enumerate(jobs) if item not in taken]
+
+  def _score(self, jobs: Sequence[Job]) -> None:
+    """Scores the first continuation of each job together, then the second behind the same context, and so on."""
+    replies = [[None] * len(job.request.continuations) for job in jobs]
+    for turn in range(max((len(reply) for reply in replies), default=0)):
+      batch, pieces = [], []
+      for job, reply in zip(jobs, replies):
+        if turn < len(reply):
+          given = job.request.continuations[turn]
+          ids = np.asarray(self.engine.tokenizer.encode(given) if isinstance(given, str) else given, np.int32)
+          if job.length + len(ids) <= self.engine.length:
+            inputs = np.append(np.int32(job.last), ids)[:len(ids)]
+            batch.append((job, reply))
+            pieces.append(Piece(job.row.index, len(job.context), inputs, targets=ids))
+            job.row.tokens = np.concatenate([job.context, inputs])
+      for (job, reply), piece, logprobs in zip(batch, pieces, self.engine.score(pieces)):
+        reply[turn] = logprobs
+        self.counts['tokens_extended'] += len(piece.tokens)
+    for job, reply in zip(jobs, replies):
+      job.row.busy = False
+      self._reply(job.episode, job.place, reply)
+    for job in jobs:
+      self._advance(job.episode)
+
+  def _decode(self) -> None:
+    engine, limit = self.engine, self.engine.segment_steps
+    if self._idle() > 0 and self.calls:
+      due = self.calls[0][3].step + engine.tool_patience - self.steps if engine.deterministic else POLL_STEPS
+      limit = min(limit, max(1, due))
+    running = [job for job in self.slots if job]
+    tokens, logprobs, counts = engine.decode(self.slots, self.key, min(engine.enough, len(running)), limit)
+    self.counts['segments'] += 1
+    self.steps += int(counts.max())
+    stopped = []
+    for slot, job in enumerate(self.slots):
+      if job is None:
+        continue
+      count = int(counts[slot])
+      new = tokens[slot, :count].tolist()
+      inputs = [job.tokens[-1] if job.tokens else job.last, *new[:-1]]
+      job.row.tokens = np.concatenate([job.row.tokens, np.asarray(inputs[:count], np.int32)])
+      job.tokens += new
+      job.logprobs += logprobs[slot, :count].tolist()
+      job.remaining -= count
+      self.counts['tokens_decoded'] += count
+      stop = self._stop(job)
+      if stop is not None:
+        self.slots[slot], job.row.busy = None, False
+        self._finish_span(job.episode, job.place, job.request, job.tokens, job.logprobs, stop)
+        stopped.append(job.episode)
+    for episode in dict.fromkeys(stopped):
+      self._advance(episode)
+
+  def _stop(self, job: Job) -> str | None:
+    """Why the span of a paused job ends here; None if it goes on."""
+    if job.tokens and job.tokens[-1] in self.engine.tokenizer.eos_ids:
+      return END
+    found = stops.found(self.engine.pieces, job.tokens, job.request.stop)
+    if found is not None:
+      return found
+    if not job.remaining:
+      return Stop.CONTEXT_FULL if job.clipped else LENGTH
+    return Stop.DEADLINE if self._expired(job.episode) else None

@@ -1,0 +1,213 @@
+"""The compiled programs of the sampler: extend, score, decode a segment, fork.
+
+All take the whole cache as a donated argument and return it, so that it is updated in place; sizes that vary come in
+buckets (`window`, the shape of `tokens`, `steps`), everything else is data. Nothing here talks to the host: what the
+host must decide ends the segment.
+
+Letters: S slots (rows decoded together), P pieces of an extension, n tokens of a piece, V vocabulary.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxsearch.models.decoder import DecoderConfig, extend as forward, logits, target_logprobs
+from jaxsearch.models.attention import read_cache, write_cache
+
+BLOCK = 128  # vocabulary entries summed at once when sampling
+
+
+class Slots(NamedTuple):
+  """What a segment knows of its slots, each [S]. An idle slot points to the scratch row with length 0."""
+  rows: jax.Array  # int32, row of the cache
+  tokens: jax.Array  # int32, the last token of the path; its keys and values are not in the cache yet
+  lengths: jax.Array  # int32, tokens before it, all cached
+  remaining: jax.Array  # int32, tokens it may still generate; 0 if idle
+  episodes: jax.Array  # int32, number of the episode
+  requests: jax.Array  # int32, number of the request within its episode
+  temperature: jax.Array  # float32, 0 is greedy
+  top_p: jax.Array  # float32, 1 is off
+  top_k: jax.Array  # int32, 0 is off
+  profile: jax.Array  # int32, row of the profile tables
+
+
+class Profiles(NamedTuple):
+  """Tables over the vocabulary, [profiles, V] bool: one row for every set of stop strings and forbidden tokens in use."""
+  pause: jax.Array  # at these tokens the host must look
+  forbidden: jax.Array
+
+
+class Leave(NamedTuple):
+  """When a segment ends: `enough` slots have stopped, or all, or `limit` steps are done. int32 scalars."""
+  enough: jax.Array
+  limit: jax.Array
+
+
+@functools.partial(jax.jit, static_argnames=('config', 'window'), donate_argnames='cache')
+def extend(config: DecoderConfig, params, cache, tokens, starts, rows, *, window: int):
+  """Caches the tokens [P,n] of pieces that begin after `starts` [P] tokens of `rows` [P]; returns the cache."""
+  return forward(config, params, tokens, starts, cache, window, rows)[1]
+
+
+@functools.partial(jax.jit, static_argnames=('config', 'window'), donate_argnames='cache')
+def score(config: DecoderConfig, params, cache, tokens, starts, rows, targets, *, window: int):
+  """As `extend`, and the log-probability of targets [P,n], each predicted by the token at its place: (cache, [P,n])."""
+  hidden, cache = forward(config, params, tokens, starts, cache, window, rows)
+  return cache, target_logprobs(params, hidden, targets)[0]
+
+
+@functools.partial(jax.jit, static_argnames='window', donate_argnames='cache')
+def fork(cache, sources, targets, count, *, window: int):
+  """Copies the first `window` entries of row sources[i] to row targets[i] for i < count; returns the cache.
+
+  One after the other: a row that is a target may not be the source of a later copy.
+  """
+  def copy(i, cache):
+    at = lambda row: (row[i], 0, 0, 0)
+    size = (1, cache[0][0].shape[1], window, cache[0][0].shape[3])
+    move = lambda part: jax.lax.dynamic_update_slice(part, jax.lax.dynamic_slice(part, at(sources), size), at(targets))
+    return jax.tree.map(move, cache)
+
+  return jax.lax.fori_loop(0, count, copy, cache)
+
+
+@functools.partial(jax.jit, static_argnames='steps')
+def draws(key, episodes, requests, lengths, *, steps: int):
+  """[S,steps] uniform numbers in [0, 1): one for each token that a slot may draw in a segment.
+
+  The token at depth d of a path gets its number from fold_in(fold_in(fold_in(key, episode), request), d): it depends
+  neither on the other slots nor on when and in which slot it is drawn.
+  """
+  def draw(episode, request, depth):
+    return jax.random.uniform(jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, episode), request), depth))
+
+  depths = lengths[:, None] + 1 + jnp.arange(steps)
+  return jax.vmap(jax.vmap(draw, (None, None, 0)))(episodes, requests, depths)
+
+
+@functools.partial(jax.jit, static_argnames=('config', 'window'), donate_argnames='cache')
+def decode(config: DecoderConfig, params, cache, slots: Slots, profiles: Profiles, uniforms, leave: Leave, *,
+           window: int):
+  """Samples up to `steps` tokens in every slot that is not idle.
+
+  The loop works on a copy of the slots' rows, cut to `window`, so that attention reads contiguous arrays whichever
+  rows are decoded; what is new is written back once at the end.
+
+  Args:
+    uniforms: [S,steps], from `draws`.
+    window: static; at least max(slots.lengths) + steps + 1, so that a slot that has stopped writes behind its tokens.
+  Returns:
+    (cache, tokens [S,steps] int32, logprobs [S,steps] float32, counts [S] int32 of tokens generated)
+  """
+  S, steps = uniforms.shape
+  start = jnp.zeros(S, jnp.int32)
+  paths = [read_cache(layer, slots.rows, start, window) for layer in cache]
+  pause, forbidden = profiles.pause[slots.profile], profiles.forbidden[slots.profile]
+
+  def unfinished(state):
+    step, active = state[0], state[3]
+    return (step < leave.limit) & jnp.any(active) & (jnp.sum(_started(slots) & ~active) < leave.enough)
+
+  def one_token(state):
+    step, last, counts, active, paths, tokens, logprobs = state
+    hidden, paths = forward(config, params, last[:, None], slots.lengths + counts, paths, window)
+    chosen, logprob = sample(logits(params, hidden[:, 0]), uniforms[:, step], slots, forbidden)
+    last = jnp.where(active, chosen, last)
+    tokens = jax.lax.dynamic_update_slice(tokens, last[:, None], (0, step))
+    logprobs = jax.lax.dynamic_update_slice(logprobs, logprob[:, None], (0, step))
+    counts = counts + active
+    active &= ~jnp.take_along_axis(pause, last[:, None], axis=1)[:, 0] & (counts < slots.remaining)
+    return step + 1, last, counts, active, paths, tokens, logprobs
+
+  state = (jnp.int32(0), slots.tokens, jnp.zeros(S, jnp.int32), _started(slots), paths,
+           jnp.zeros((S, steps), jnp.int32), jnp.zeros((S, steps), jnp.float32))
+  _, _, counts, _, paths, tokens, logprobs = jax.lax.while_loop(unfinished, one_token, state)
+  own = jnp.arange(S)
+  written = []
+  for layer, path in zip(cache, paths, strict=True):
+    keys, values = read_cache(path, own, slots.lengths, steps)
+    written.append(write_cache(layer, jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2), slots.lengths, slots.rows))
+  return written, tokens, logprobs, counts
+
+
+def _started(slots: Slots):
+  return slots.remaining > 0
+
+
+def sample(scores, uniform, slots: Slots, forbidden):
+  """Draws one token a slot by inverting the distribution function, from one uniform number each.
+
+  Args:
+    scores: [S,V] float32 logits.
+    uniform: [S] in [0, 1).
+    forbidden: [S,V] bool.
+  Returns:
+    (tokens [S] int32, logprobs [S] float32). The log-probability is that of the distribution that was sampled from:
+    softmax(scores / temperature) without the forbidden tokens, restricted to top_k, then to top_p of what is left, and
+    normalised again. A greedy token has its log-probability at temperature 1 without truncation.
+  """
+  greedy = slots.temperature <= 0
+  scores = jnp.where(forbidden, -jnp.inf, scores) / jnp.where(greedy, 1, slots.temperature)[:, None]
+  truncated = ~greedy & ((slots.top_k > 0) | (slots.top_p < 1))
+  scores = jax.lax.cond(jnp.any(truncated), lambda s: truncate(s, slots.top_k, slots.top_p, truncated), lambda s: s, scores)
+  peak = jnp.max(scores, axis=-1)
+  mass = jnp.exp(scores - peak[:, None])
+  blocks = _blocks(mass)  # [S,N,BLOCK]
+  below = jnp.cumsum(jnp.sum(blocks, axis=-1), axis=-1)
+  total = below[:, -1]
+  wanted = uniform * total
+  block = _first_above(below, wanted)
+  start = jnp.where(block > 0, jnp.take_along_axis(below, jnp.maximum(block - 1, 0)[:, None], axis=1)[:, 0], 0)
+  inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+  drawn = block * BLOCK + _first_above(jnp.cumsum(inside, axis=-1), wanted - start)
+  tokens = jnp.where(greedy, jnp.argmax(scores, axis=-1), drawn).astype(jnp.int32)
+  chosen = jnp.take_along_axis(scores, tokens[:, None], axis=1)[:, 0]
+  return tokens, chosen - peak - jnp.log(total)
+
+
+def _blocks(mass):
+  S, V = mass.shape
+  return jnp.pad(mass, ((0, 0), (0, -V % BLOCK))).reshape(S, -1, BLOCK)
+
+
+def _first_above(sums, level):
+  """First index where the running sums [S,N] exceed level [S]; where rounding leaves none, the last one that grew.
+
+  Both have mass: the token that is drawn is never one of probability 0.
+  """
+  above = sums > level[:, None]
+  grew = sums >= sums[:, -1:]
+  return jnp.argmax(jnp.where(jnp.any(above, axis=-1, keepdims=True), above, grew), axis=-1)
+
+
+def truncate(scores, top_k, top_p, rows):
+  """-inf for what top_k (0 is off), and then top_p of the rest (1 is off), leave out; only in the given `rows` [S].
+
+  Tokens that tie with the last one kept are kept too.
+  """
+  keep = _highest(scores, jnp.ones_like(scores), top_k.astype(jnp.float32))
+  scores = jnp.where((rows & (top_k > 0))[:, None] & ~keep, -jnp.inf, scores)
+  keep = _highest(scores, jax.nn.softmax(scores, axis=-1), top_p)
+  return jnp.where((rows & (top_p < 1))[:, None] & ~keep, -jnp.inf, scores)
+
+
+def _highest(scores, weights, wanted):
+  """[S,V] bool: the highest scores, as few as have weights that add up to `wanted` [S]; all if none do.
+
+  Bisection over the 2^32 float32 numbers in their order: 32 passes over the vocabulary, where XLA would sort it on one
+  core.
+  """
+  bits = jax.lax.bitcast_convert_type(scores, jnp.int32)
+  ranks = jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
+
+  def halve(_, bounds):
+    low, high = bounds  # what is at or above low suffices, what is at or above high does not
+    middle = (low & high) + ((low ^ high) >> 1)
+    enough = jnp.sum(jnp.where(ranks >= middle[:, None], weights, 0), axis=-1) >= wanted
+    return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+  extremes = jnp.iinfo(jnp.int32)
+  low, _ = jax.lax.fori_loop(0, 32, halve, (jnp.full(wanted.shape, extremes.min), jnp.full(wanted.shape, extremes.max)))
+  return ranks >= low[:, None]

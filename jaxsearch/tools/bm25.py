@@ -1,0 +1,133 @@
+"""BM25 over passages in memory, the search back end of small and middle-sized corpora.
+
+A passage is indexed as its title and text together. Scores are Lucene's BM25, which Search-R1 used through
+Pyserini (k1 = 0.9, b = 0.4), a sum over the distinct words w of the query:
+
+  log(1 + (N - n_w + 0.5) / (n_w + 0.5)) * f_w (k1 + 1) / (f_w + k1 (1 - b + b |d| / avg|d|))
+
+Two libraries can compute them, with the same ranking: `rank_bm25`, plain and always there, and `bm25s`, an
+optional extra whose sparse matrix suits corpora of a million passages better.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxsearch.data.corpus import Passage
+from jaxsearch.tools.documents import Document
+
+ENGINES = ('rank_bm25', 'bm25s')
+_WORD = re.compile(r'\w+')
+
+
+def words(text: str) -> list[str]:
+  """The words of a text as they are indexed: case folded, without accents or punctuation."""
+  text = text.casefold()
+  if not text.isascii():
+    text = ''.join(c for c in unicodedata.normalize('NFKD', text) if not unicodedata.combining(c))
+  return _WORD.findall(text)
+
+
+class BM25:
+  """Ranks passages by BM25; `search` may be called from several threads."""
+
+  def __init__(self, corpus: Sequence[Passage], *, engine: str = 'rank_bm25', k1: float = 0.9, b: float = 0.4,
+               cache_size: int = 4096):
+    """Builds the index.
+
+    Args:
+      corpus: passages; their order breaks ties.
+      engine: 'rank_bm25', or 'bm25s' for larger corpora.
+      k1: how soon more occurrences of a word stop counting.
+      b: how much a long passage is marked down, 0 to 1.
+      cache_size: how many of the latest queries keep their answers.
+
+    Raises:
+      ValueError: no passage, no word in any of them, or an unknown engine.
+      ImportError: bm25s was asked for and is not installed.
+    """
+    if engine not in ENGINES:
+      raise ValueError(f'unknown BM25 engine {engine!r}; known: {", ".join(ENGINES)}')
+    documents = [words(f'{passage.title}\n{passage.text}') for passage in corpus]
+    if not any(documents):
+      raise ValueError(f'cannot index a corpus of {len(documents)} passages without a word in them')
+    self._passages = list(corpus)
+    self._vocabulary = frozenset(word for document in documents for word in document)
+    self._scores = (_rank_bm25 if engine == 'rank_bm25' else _bm25s)(documents, k1, b)
+    self._ranked = functools.lru_cache(maxsize=cache_size)(self._rank)
+
+  def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
+    """The best `topk` passages for each query, best first, equal scores in corpus order.
+
+    Only passages that hold a word of the query are returned: none at all where the corpus knows no word of
+    it. A word counts once, however often the query repeats it.
+    """
+    if isinstance(queries, str):
+      raise TypeError('queries must be a list of strings, not one string')
+    if topk < 1:
+      raise ValueError(f'topk={topk} must be at least 1')
+    # The cache is keyed by what matters to the ranking, so spelling variants of a query share an entry.
+    return [list(self._ranked(tuple(dict.fromkeys(words(query))), topk)) for query in queries]
+
+  def _rank(self, query: tuple[str, ...], topk: int) -> tuple[Document, ...]:
+    known = [word for word in query if word in self._vocabulary]
+    if not known:
+      return ()
+    # Rounded, so that sums equal on paper are equal here, whatever the engine's order of additions.
+    scores = np.round(self._scores(known), 9)
+    count = min(topk, np.count_nonzero(scores > 0))
+    threshold = np.partition(scores, -count)[-count]
+    best = np.flatnonzero(scores >= threshold)
+    best = best[np.argsort(-scores[best], kind='stable')][:count]
+    return tuple(Document(p.id, p.title, p.text, float(scores[i])) for i in best for p in [self._passages[i]])
+
+
+def _rank_bm25(documents: list[list[str]], k1: float, b: float) -> Callable[[list[str]], np.ndarray]:
+  """Index -> function from known words to a score for every passage, [N] float64."""
+  import rank_bm25
+
+  class LuceneIdf(rank_bm25.BM25Okapi):
+    # Okapi's own weight is zero or less for a word in half of the passages, and is then lifted above that of
+    # rarer words: in a corpus of two nothing would be found, in a large one 'of' would outweigh real words.
+    def _calc_idf(self, nd):
+      self.idf = {word: math.log1p((self.corpus_size - n + 0.5) / (n + 0.5)) for word, n in nd.items()}
+
+  index = LuceneIdf(documents, k1=k1, b=b)
+  index.doc_len = np.array(index.doc_len)  # it would be made an array again for every word
+  holders: dict[str, list[int]] = {}
+  for number, frequencies in enumerate(index.doc_freqs):
+    for word in frequencies:
+      holders.setdefault(word, []).append(number)
+
+  # rank_bm25's own `get_scores` visits every passage for every word, milliseconds each with the interpreter
+  # held. Asked once a word, for the passages that hold it, the library gives the same sums.
+  @functools.cache
+  def weights(word: str) -> tuple[np.ndarray, np.ndarray]:
+    return np.array(holders[word]), np.array(index.get_batch_scores([word], holders[word]))
+
+  def scores(query: list[str]) -> np.ndarray:
+    total = np.zeros(len(documents))
+    for numbers, added in map(weights, query):
+      total[numbers] += added
+    return total
+
+  return scores
+
+
+def _bm25s(documents: list[list[str]], k1: float, b: float) -> Callable[[list[str]], np.ndarray]:
+  """The same function from bm25s."""
+  try:
+    import bm25s  # runs a small JAX program when imported: after `jax.distributed.initialize`, not before
+  except ImportError as error:
+    raise ImportError("engine 'bm25s' needs the package bm25s: pip install 'jaxsearch[bm25s]'") from error
+
+  index = bm25s.BM25(k1=k1, b=b, method='lucene', dtype='float64')
+  index.index(documents, show_progress=False)
+  # bm25s leaves out the constant factor (k1 + 1), as Lucene does; with it both engines give the same scores.
+  return lambda query: index.get_scores(query) * (k1 + 1)

@@ -1,0 +1,1 @@
+"""From rollouts to new parameters: state, step, loop, checkpoints, and the supervised warm-up."""

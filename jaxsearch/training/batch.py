@@ -1,0 +1,120 @@
+"""From the rows of the tree layout to the batch of a training step: micro-batches, trained tokens, shape buckets.
+
+Rows hold a loss weight for every token, most of them 0: prompts, observations, padding. A step projects onto the
+vocabulary only where there is a loss, so a batch carries the row indices of the trained tokens and their values packed
+to the front. Shapes come from few buckets, so that programs compile in the first steps of a run and then no more; what
+is padding weighs 0, and micro-batches that are padding are not run at all (`count`).
+
+Letters: n micro-batches, R rows of each, T tokens of a row, M trained tokens of a row.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from jaxsearch.parallel import mesh as meshes
+from jaxsearch.trees.layout import Rows
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  """A training batch, or (without the leading n and with `count` unused) one micro-batch of it."""
+  tokens: jax.Array         # [n, R, T] int32
+  positions: jax.Array      # [n, R, T] int32
+  previous: jax.Array       # [n, R, T] int32, row index of the token before on its path
+  visible_until: jax.Array  # [n, R, T] int32
+  targets: jax.Array        # [n, R, M] int32, row indices of the trained tokens; -1 is padding
+  weights: jax.Array        # [n, R, M] float32, 0 on padding: the loss is the sum of weight * per-token loss
+  advantages: jax.Array     # [n, R, M] float32
+  old_logprobs: jax.Array   # [n, R, M] float32, of the policy that the ratio refers to
+  sampler_logprobs: jax.Array  # [n, R, M] float32, as captured while sampling
+  ref_logprobs: jax.Array | None  # [n, R, M] float32, of the reference policy; None without one
+  count: jax.Array          # int32, micro-batches that hold more than padding
+
+
+def make_batch(rows: Rows, micro_rows: int, *, old_logprobs: np.ndarray | None = None,
+               ref_logprobs: np.ndarray | None = None) -> Batch:
+  """Cuts rows into micro-batches of `micro_rows` and packs the trained tokens of each row.
+
+  `old_logprobs` and `ref_logprobs` are [B, T]; without the former the sampler's are taken.
+
+  The number of micro-batches is rounded up to a power of two (padding costs no compute, see `count`), M to a multiple
+  of T/8, or of T/4 from T/2 on. Both depend on the rows alone, never on earlier batches: a resumed run computes the same.
+  """
+  B, T = rows.tokens.shape
+  count = max(-(-B // micro_rows), 1)
+  n = 1 << (count - 1).bit_length()
+  trained = rows.loss_weights != 0
+  M = target_bucket(int(trained.sum(axis=1).max(initial=1)), T)
+  order = np.argsort(~trained, axis=1, kind='stable')[:, :M]  # trained tokens first, in row order
+  real = np.take_along_axis(trained, order, axis=1)
+
+  def split(values, padding=0):
+    padded = np.empty((n * micro_rows, values.shape[1]), values.dtype)
+    padded[:] = padding
+    padded[:B] = values
+    return padded.reshape(n, micro_rows, -1)
+
+  def packed(values):
+    return split(np.where(real, np.take_along_axis(values, order, axis=1), 0).astype(values.dtype))
+
+  index = np.arange(T)  # in rows of padding every token sees and follows itself
+  sampler_logprobs = packed(rows.old_logprobs)
+  return Batch(
+    tokens=split(rows.tokens), positions=split(rows.positions),
+    previous=split(rows.previous, index), visible_until=split(rows.visible_until, index + 1),
+    targets=split(np.where(real, order, -1).astype(np.int32), -1),
+    weights=packed(rows.loss_weights), advantages=packed(rows.advantages),
+    old_logprobs=sampler_logprobs if old_logprobs is None else packed(old_logprobs),
+    sampler_logprobs=sampler_logprobs, ref_logprobs=None if ref_logprobs is None else packed(ref_logprobs),
+    count=np.int32(count),
+  )  # fmt: skip
+
+
+def check_rows(micro_rows: int, mesh) -> None:
+  """Raises ValueError if a micro-batch does not split evenly over the mesh."""
+  if micro_rows < 1 or micro_rows % meshes.batch_size(mesh):
+    raise ValueError(f'train.micro_rows={micro_rows} must be a multiple of the {meshes.batch_size(mesh)} parts that the '
+                     'mesh splits a batch into (data * fsdp)')
+
+
+def target_bucket(largest: int, length: int) -> int:
+  """The smallest of T/8, T/4, 3T/8, T/2, 3T/4, T that holds `largest`."""
+  for eighths in (1, 2, 3, 4, 6, 8):
+    if largest <= (bucket := -(-length * eighths // 8)):
+      return bucket
+  raise ValueError(f'{largest} trained tokens in a row of {length}')
+
+
+def unpack(batch: Batch, values: np.ndarray, num_rows: int) -> np.ndarray:
+  """Values [n, R, M] of the trained tokens back in their places [B, T], 0 elsewhere: the inverse of the packing."""
+  full = np.zeros((batch.tokens.shape[0] * batch.tokens.shape[1], batch.tokens.shape[2]), np.float32)
+  targets = np.asarray(batch.targets).reshape(len(full), -1)
+  row, column = np.nonzero(targets >= 0)
+  full[row, targets[row, column]] = np.asarray(values).reshape(targets.shape)[row, column]
+  return full[:num_rows]
+
+
+def mini_batches(num_rows: int, number: int, rng: np.random.Generator) -> list[np.ndarray]:
+  """Row indices of the parts for one update each: at most `number`, of equal size up to one, rows drawn at random."""
+  if number == 1:
+    return [np.arange(num_rows)]
+  return np.array_split(rng.permutation(num_rows), min(number, num_rows))
+
+
+def take(rows: Rows, indices: np.ndarray, number: int) -> Rows:
+  """The rows of one of `number` mini-batches.
+
+  The weights keep the denominators of the whole batch and are multiplied by `number`, so that the mean of the mini-batches'
+  losses is the loss of the whole.
+  """
+  part = Rows(*(value[indices] for value in rows))
+  return part._replace(loss_weights=part.loss_weights * np.float32(number))
+
+
+def place(batch: Batch, mesh) -> Batch:
+  """The batch on the mesh, rows split over `data` and `fsdp`."""
+  whole, rows = meshes.replicated(mesh), meshes.split_over_batch(mesh, 1)
+  return jax.tree.map(lambda x: meshes.place(x, rows if np.ndim(x) else whole), batch)

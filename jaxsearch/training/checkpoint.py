@@ -1,0 +1,152 @@
+"""Checkpoints of everything a run needs to go on to the bit, and the reading of their parameters alone.
+
+A checkpoint `DIR/checkpoints/STEP` has three items, written by Orbax into a temporary folder that is renamed at the
+end, so that a killed save leaves nothing behind that looks like a checkpoint:
+
+  params     the parameters, restored onto any mesh
+  rest       optimizer state and counters (`training.state.TrainState` without the parameters)
+  host       JSON: step, random key, data position, method state, identity of the reference policy, config, decoder
+
+Saving is synchronous on CPU, where a host array may share memory with a buffer that the next step is given to
+overwrite; elsewhere the copy to the host is made first and files are written in the background.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import pathlib
+from typing import Any
+
+import jax
+import ml_collections
+import orbax.checkpoint as ocp
+
+from jaxsearch.models.decoder import DecoderConfig, RopeScaling, parameter_shapes
+from jaxsearch.training.state import TrainState
+
+# What may differ between the run that saved and the run that goes on: where things are, how often and how far, and how
+# the same numbers are computed.
+FREE_FIELDS = ('steps', 'out', 'progress', 'checkpoint_every', 'keep_checkpoints', 'eval', 'mesh', 'distributed',
+               'train.micro_rows', 'train.chunk', 'remat', 'search.url', 'search.timeout', 'optim.max_skipped')
+
+
+def open_checkpoints(run: str | pathlib.Path, keep: int | None = None) -> ocp.CheckpointManager:
+  """The checkpoints of the run folder `run`; `keep` is how many newest ones survive a save."""
+  logging.getLogger('absl').setLevel(logging.WARNING)  # Orbax tells of every file at INFO
+  options = ocp.CheckpointManagerOptions(
+    max_to_keep=keep, create=keep is not None, enable_async_checkpointing=jax.default_backend() != 'cpu')
+  registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+  for item in ('params', 'rest'):
+    handler = ocp.StandardCheckpointHandler()
+    registry.add(item, ocp.args.StandardSave, handler)
+    registry.add(item, ocp.args.StandardRestore, handler)
+  handler = ocp.JsonCheckpointHandler()
+  registry.add('host', ocp.args.JsonSave, handler)
+  registry.add('host', ocp.args.JsonRestore, handler)
+  return ocp.CheckpointManager(
+    (pathlib.Path(run) / 'checkpoints').absolute(), options=options, handler_registry=registry)
+
+
+def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dict[str, Any]) -> None:
+  """Writes a checkpoint; `host` is what JSON can hold."""
+  params, rest = split(state)
+  host = host | {'param_dtype': params['embedding'].dtype.name}
+  manager.save(step, args=ocp.args.Composite(
+    params=ocp.args.StandardSave(params), rest=ocp.args.StandardSave(rest), host=ocp.args.JsonSave(host)))
+
+
+def restore(manager: ocp.CheckpointManager, step: int, like: TrainState) -> TrainState:
+  """The state of a checkpoint; shapes, dtypes and shardings as in `like` (arrays or ShapeDtypeStructs)."""
+  params, rest = split(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like))
+  found = manager.restore(step, args=ocp.args.Composite(
+    params=ocp.args.StandardRestore(params), rest=ocp.args.StandardRestore(rest)))
+  return TrainState(params=found.params, **found.rest)
+
+
+def restore_host(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
+  """What `save` was given as `host`."""
+  return manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore())).host
+
+
+def split(state: TrainState) -> tuple[dict, dict]:
+  """(parameters, everything else) of a state."""
+  rest = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+  return rest.pop('params'), rest
+
+
+def is_run(path: str | pathlib.Path) -> bool:
+  """Whether `load_params` finds a checkpoint here, and not a Hugging Face folder or a file."""
+  return (_run_folder(pathlib.Path(path))[0] / 'checkpoints').is_dir()
+
+
+def _run_folder(path: pathlib.Path) -> tuple[pathlib.Path, int | None]:
+  """(run folder, step or None for the newest) of a run folder, its `checkpoints`, or one checkpoint in that."""
+  path = path.absolute()
+  if path.name.isdecimal() and path.parent.name == 'checkpoints':
+    return path.parent.parent, int(path.name)
+  return (path.parent if path.name == 'checkpoints' else path), None
+
+
+def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None):
+  """(decoder numbers, parameters, host) of a checkpoint, for evaluation and export.
+
+  Args:
+    path: a run folder or its `checkpoints` (the newest is taken), or one checkpoint in it.
+    mesh: where the parameters go; the first device if not given.
+  Raises:
+    FileNotFoundError: there is no checkpoint, or not this one.
+  """
+  from jaxsearch.parallel.mesh import make_mesh
+  from jaxsearch.training.policy import param_shardings
+  run, step = _run_folder(pathlib.Path(path))
+  if not (run / 'checkpoints').is_dir():
+    raise FileNotFoundError(f'{path}: no checkpoints here')
+  with contextlib.closing(open_checkpoints(run)) as manager:
+    step = manager.latest_step() if step is None else step
+    if step not in manager.all_steps():
+      raise FileNotFoundError(f'{run}/checkpoints: no checkpoint {"at all" if step is None else step}')
+    host = restore_host(manager, step)
+    numbers = decoder_from_json(host['decoder'])
+    mesh = mesh or make_mesh(1, 1, 1, devices=jax.devices()[:1])
+    like = jax.tree.map(
+      lambda sharding, shape: jax.ShapeDtypeStruct(shape, host['param_dtype'], sharding=sharding),
+      param_shardings(numbers, mesh), parameter_shapes(numbers))
+    params = manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(like))).params
+  return numbers, params, host
+
+
+def decoder_to_json(numbers: DecoderConfig) -> dict:
+  """The numbers of a decoder as JSON can hold them."""
+  return dataclasses.asdict(numbers)
+
+
+def decoder_from_json(values: dict) -> DecoderConfig:
+  """The inverse of `decoder_to_json`."""
+  scaling = values['rope_scaling']
+  return DecoderConfig(**values | {'rope_scaling': scaling and RopeScaling(**scaling)})
+
+
+def check_same_run(saved: dict, config: ml_collections.ConfigDict) -> None:
+  """Refuses to go on with another config than the one that saved, up to `FREE_FIELDS`.
+
+  Raises:
+    ValueError: naming every field that differs, with both values.
+  """
+  then, now = _flat(saved), _flat(config.to_dict())
+  free = FREE_FIELDS if config.optim.schedule == 'constant' else FREE_FIELDS[1:]  # a cosine ends at the last step
+  differing = [name for name in sorted(then.keys() | now.keys())
+               if then.get(name) != now.get(name) and not any(name == f or name.startswith(f + '.') for f in free)]
+  if differing:
+    shown = '; '.join(f'{name} was {then.get(name)!r}, now it is {now.get(name)!r}' for name in differing)
+    raise ValueError(f'{config.out} holds a run with another config: {shown}. Use another out folder, or set it back.')
+
+
+def _flat(values: dict, prefix: str = '') -> dict:
+  """{'a.b': value} of nested dicts; tuples become lists, as in JSON."""
+  flat = {}
+  for name, value in values.items():
+    if isinstance(value, dict):
+      flat |= _flat(value, f'{prefix}{name}.')
+    else:
+      flat[prefix + name] = list(value) if isinstance(value, tuple) else value
+  return flat

@@ -1,0 +1,181 @@
+"""Reinforcement learning, told as a story: questions, trees, rewards, credit, rows, updates, a row of metrics.
+
+`train` is `jaxsearch train`. What differs from method to method is found by name, `jaxsearch/methods/NAME.py`:
+
+  grow(question, tree, **config.grow)        generator that grows the tree, see jaxsearch/sampler/requests.py
+  reward(tree, **config.reward) -> float     may also note figures in tree.metrics
+  credit(groups, **config.credit)            writes node.advantages; groups holds the trees of each question
+
+Every random number is a function of the seed and the step, and the data order is saved: a run that goes on from a
+checkpoint is the run that was never stopped, to the bit.
+"""
+
+import dataclasses
+import importlib
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from jaxsearch.data.questions import QuestionBatches
+from jaxsearch.data.sources import load_questions
+from jaxsearch.evaluation.run import Agent, held_out
+from jaxsearch.models.decoder import DecoderConfig
+from jaxsearch.parallel import mesh as meshes
+from jaxsearch.sampler.engine import Engine
+from jaxsearch.training import batch as batches
+from jaxsearch.training import checkpoint, metrics, policy, rollouts
+from jaxsearch.training import state as states
+from jaxsearch.training import step as steps
+from jaxsearch.training.run import open_run
+from jaxsearch.trees.layout import Rows, lay_out
+
+SHOWN = ('reward', 'em', 'searches')  # on the progress bar
+
+
+def train(config: ml_collections.ConfigDict) -> dict[str, float]:
+  """Trains until `config.steps`, or goes on where the run in `config.out` stopped; returns the last row of metrics."""
+  meshes.start_distributed(**config.distributed)
+  check(config)
+  method, questions, row = find_method(config.method), open_questions(config), {}
+  with open_run(config, SHOWN) as run:
+    learner = make_learner(config)
+    learner.state, host = run.restore(learner.state)
+    if host is not None:
+      resume(host, learner, questions)
+    run.start()
+    if run.last_step == 0 and run.wants_evaluation(0):
+      run.write_evaluation(evaluate(learner, method, 0))
+    for step in run.steps():
+      clock = metrics.Clock()
+      with clock('generate'):
+        learner.engine.load(meshes.local(learner.state.params)[0])
+        groups, row = rollouts.grow(learner.engine, method, next(questions), config.group_size,
+                                    jax.random.fold_in(learner.key, step), **config.grow)
+      with clock('reward'):
+        for tree in (tree for group in groups for tree in group):
+          tree.reward = method.reward(tree)
+        method.credit(groups, **config.credit)
+      row = row | rollouts.summary(groups)
+      rows = lay_out(rollouts.forest(groups), config.train.row_length, pad_id=learner.engine.tokenizer.pad_id,
+                     how=config.train.aggregate)
+      row = row | update(learner, rows, step, clock)
+      row = row | clock.row(row['tokens_generated'])
+      if run.wants_evaluation(step):
+        run.write_evaluation(evaluate(learner, method, step))
+      run.finish_step(step, row, learner.state, lambda: {
+        'key': jax.random.key_data(learner.key).tolist(), 'questions': questions.get_state(),
+        'reference': learner.fingerprint, 'decoder': checkpoint.decoder_to_json(learner.numbers)})
+  return row
+
+
+@dataclasses.dataclass
+class Learner:
+  """The policy, its sampler, and the compiled programs that train it."""
+  config: ml_collections.ConfigDict
+  numbers: DecoderConfig
+  mesh: jax.sharding.Mesh
+  engine: Engine
+  state: states.TrainState
+  reference: dict | None    # parameters of the frozen initial policy, in the compute dtype; None if there is no KL
+  fingerprint: list[float]  # of the initial policy
+  train_step: Callable
+  score: Callable
+  key: jax.Array
+
+
+def make_learner(config: ml_collections.ConfigDict) -> Learner:
+  """Everything that has to be there before the first step, from a config."""
+  mesh = meshes.make_mesh(**config.mesh)
+  batches.check_rows(config.train.micro_rows, mesh)
+  numbers, params = policy.load_policy(config, mesh)
+  schedule = states.learning_rate_schedule(
+    config.optim, config.steps * config.train.epochs * config.train.mini_batches)
+  optimizer = states.make_optimizer(config.optim, schedule)
+  common = dict(temperature=config.sampler.temperature, chunk=config.train.chunk)
+  loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=numbers, **common, **config.loss)
+  return Learner(
+    config=config, numbers=numbers, mesh=mesh, state=states.create(params, optimizer, mesh),
+    engine=rollouts.open_engine(config, numbers, policy.load_tokenizer(config), meshes.local(params)[1]),
+    reference=states.compute_copy(params, numbers.dtype) if config.loss.kl_coef else None,
+    fingerprint=states.fingerprint(params),
+    train_step=steps.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype=numbers.dtype,
+                                     state_shardings=states.state_shardings(params, optimizer, mesh)),
+    score=steps.make_score_step(numbers, mesh=mesh, **common), key=jax.random.key(config.seed),
+  )  # fmt: skip
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Raises ValueError for values that do not fit together, naming the fields."""
+  if config.train.old_logprobs not in ('sampler', 'recompute'):
+    raise ValueError(f"train.old_logprobs={config.train.old_logprobs!r} is none of 'sampler', 'recompute'")
+  if config.sampler.length > config.train.row_length:
+    raise ValueError(f'sampler.length={config.sampler.length} is more than train.row_length={config.train.row_length}: '
+                     'the longest path would not fit into a training row')
+  if config.group_size < 2:
+    raise ValueError(f'group_size={config.group_size}: with one tree a question there is nothing to compare')
+
+
+def find_method(name: str) -> types.ModuleType:
+  """The module jaxsearch/methods/NAME.py; ValueError if there is none."""
+  try:
+    return importlib.import_module(f'jaxsearch.methods.{name}')
+  except ModuleNotFoundError as error:
+    if error.name != f'jaxsearch.methods.{name}':
+      raise  # the method is there, but something that it imports is not
+    raise ValueError(f'method={name!r}: there is no jaxsearch/methods/{name}.py') from error
+
+
+def open_questions(config: ml_collections.ConfigDict) -> QuestionBatches:
+  """The endless stream of batches of `config.data.questions`."""
+  found = load_questions(config.data.questions, hops=config.data.hops, arithmetic=config.data.arithmetic)
+  return QuestionBatches(found, config.questions_per_step, seed=config.seed)
+
+
+def resume(host: dict[str, Any], learner: Learner, questions: QuestionBatches) -> None:
+  """Puts everything that does not live in the train state back to where the checkpoint was made.
+
+  Raises:
+    ValueError: the model that `config.model` names is not the one that the run began with.
+  """
+  if not np.allclose(host['reference'], learner.fingerprint, rtol=1e-5, atol=0):
+    raise ValueError(f'model={learner.config.model!r} has changed since this run began; its KL refers to the old one')
+  learner.key = jax.random.wrap_key_data(np.asarray(host['key'], np.uint32))
+  questions.set_state(host['questions'])
+
+
+def evaluate(learner: Learner, method: types.ModuleType, step: int) -> Iterator[dict]:
+  """The policy on held-out questions, as rows of evaluations.jsonl."""
+  learner.engine.load(meshes.local(learner.state.params)[0])
+  return held_out(Agent(learner.engine, method, dict(learner.config.grow)), learner.config, step)
+
+
+def update(learner: Learner, rows: Rows, step: int, clock: metrics.Clock) -> dict[str, float]:
+  """All updates of a step: `epochs` passes over the rows, each in `mini_batches` parts."""
+  settings = learner.config.train
+  recompute = settings.old_logprobs == 'recompute'
+  with clock('score'):
+    old = score_rows(learner, learner.state.params, rows) if recompute else rows.old_logprobs
+    ref = None if learner.reference is None else score_rows(learner, learner.reference, rows)
+  results = []
+  with clock('train'):
+    rng = np.random.default_rng([learner.config.seed, step])
+    for _ in range(settings.epochs):
+      parts = batches.mini_batches(len(rows.tokens), settings.mini_batches, rng)
+      for part in parts:
+        batch = batches.make_batch(batches.take(rows, part, len(parts)), settings.micro_rows,
+                                   old_logprobs=old[part], ref_logprobs=None if ref is None else ref[part])
+        learner.state, result = learner.train_step(learner.state, batches.place(batch, learner.mesh))
+        results.append(result)
+    results = [metrics.to_row(result) for result in results]
+  return metrics.mean_of(results) | {'padded_share': 1 - rows.fill, 'rows': len(rows.tokens)}
+
+
+def score_rows(learner: Learner, params: dict, rows: Rows) -> np.ndarray:
+  """Log-probabilities [B, T] of the trained tokens under `params`, 0 elsewhere."""
+  batch = batches.make_batch(rows, learner.config.train.micro_rows)
+  return batches.unpack(batch, jax.device_get(learner.score(params, batches.place(batch, learner.mesh))),
+                        len(rows.tokens))

@@ -1,0 +1,80 @@
+"""From questions to credited trees: grow on the sampler, share between processes, reward, and count what happened."""
+
+import pickle
+import types
+from collections.abc import Sequence
+
+import jax
+import ml_collections
+import numpy as np
+
+from jaxsearch.data.questions import Question
+from jaxsearch.data.sources import load_corpus
+from jaxsearch.models.decoder import DecoderConfig
+from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.parallel import mesh as meshes
+from jaxsearch.rewards.match import exact_match
+from jaxsearch.sampler.engine import Engine
+from jaxsearch.tools import open_search
+from jaxsearch.trees.tree import Role, Stop, Tree
+
+Groups = list[list[Tree]]  # the trees of each question
+
+
+def open_engine(config: ml_collections.ConfigDict, numbers: DecoderConfig, tokenizer: Tokenizer,
+                mesh: jax.sharding.Mesh | None = None, corpus: str = '') -> Engine:
+  """The sampler of a config with its search back end; `corpus` takes the place of `config.data.corpus`."""
+  search = config.search
+  passages = load_corpus(corpus or config.data.corpus) if search.backend == 'bm25' else None
+  backend = open_search(search.backend, corpus=passages, engine=search.engine, url=search.url, timeout=search.timeout)
+  return Engine(numbers, tokenizer, search=backend, topk=search.topk, mesh=mesh, **config.sampler)
+
+
+def grow(engine: Engine, method: types.ModuleType, questions: Sequence[Question], group_size: int, key,
+         **settings) -> tuple[Groups, dict[str, float]]:
+  """Grows `group_size` trees for each question; returns them and the sampler's metrics.
+
+  With several processes each grows the trees of its own questions, and all get the trees of all.
+  """
+  tokenizer = engine.tokenizer
+  trees = [Tree(tokenizer, question) for question in questions for _ in range(group_size)]
+  metrics = engine.run([(method.grow(tree.question, tree, **settings), tree) for tree in trees], key)
+  groups = [trees[start:start + group_size] for start in range(0, len(trees), group_size)]
+  return share(groups, tokenizer), metrics
+
+
+def share(groups: Groups, tokenizer) -> Groups:
+  """The groups of all processes, in the order of the global batch (each process has every n-th question of it)."""
+  if jax.process_count() == 1:
+    return groups
+  for tree in (tree for group in groups for tree in group):
+    tree.tokenizer = None  # every process has its own
+  everyone = [pickle.loads(own) for own in meshes.gather_bytes(pickle.dumps(groups))]
+  groups = [group for turn in zip(*everyone, strict=True) for group in turn]
+  for tree in (tree for group in groups for tree in group):
+    tree.tokenizer = tokenizer
+  return groups
+
+
+def forest(groups: Groups) -> list[Tree]:
+  """The trees of all groups, cut down to what is trained and what leads to it: these are what training rows hold."""
+  trees = [tree for group in groups for tree in group]
+  for tree in trees:
+    tree.prune()
+  return trees
+
+
+def summary(groups: Groups) -> dict[str, float]:
+  """What came of the trees: means of reward, exact match and the method's notes (`searches` …), shares of stop reasons."""
+  trees = [tree for group in groups for tree in group]
+  names = sorted({name for tree in trees for name in tree.metrics})
+  noted = {name: float(np.mean([tree.metrics[name] for tree in trees if name in tree.metrics])) for name in names}
+  stops = {f'stop_{reason}': float(np.mean([tree.stop == reason for tree in trees])) for reason in Stop}
+  rewards = np.array([[tree.reward for tree in group] for group in groups], np.float64)
+  return noted | stops | {
+    'reward': float(rewards.mean()),
+    'groups_alike': float(np.mean(rewards.std(axis=1) == 0)),  # nothing to compare in these: no gradient
+    'em': float(np.mean([exact_match(tree.answer, tree.question.golden_answers) for tree in trees])),
+    'tokens_generated': sum(tree.count(Role.POLICY) for tree in trees),
+    'tokens_per_tree': float(np.mean([tree.count() for tree in trees])),
+  }  # fmt: skip

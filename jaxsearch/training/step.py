@@ -1,0 +1,175 @@
+"""The training step: hidden states of whole rows, log-probabilities where there is a loss, one update.
+
+`policy_loss` (reinforcement learning) and `imitation_loss` (supervised) are pure functions of parameters and one
+micro-batch; `make_train_step` turns either into the jitted, donated, sharded step that accumulates gradients over
+micro-batches in float32 and updates, or skips and counts when something is not finite. `make_score_step` computes the
+log-probabilities of a frozen policy over the same batch.
+
+Every loss is a plain sum of weight * per-token loss: the weights hold the denominators, decided once over the whole
+batch on the host, so neither micro-batches nor packing can change a gradient.
+
+Letters: R rows, T tokens of a row, M trained tokens of a row, D width of the hidden states.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from jaxsearch import losses
+from jaxsearch.models.decoder import DecoderConfig, hidden_states, target_logprobs
+from jaxsearch.parallel import mesh as meshes
+from jaxsearch.training.batch import Batch
+from jaxsearch.training.state import TrainState, compute_copy
+
+# What a loss reports besides its value. 'sum': added up over micro-batches; 'mean': sums over trained tokens, divided
+# by their number at the end; 'max': largest value.
+Report = dict[str, dict[str, jax.Array]]
+Loss = Callable[[dict, Batch], tuple[jax.Array, Report]]
+
+
+def trained_logprobs(config: DecoderConfig, params: dict, batch: Batch, *, temperature: float, chunk: int,
+                     with_entropy: bool = False):
+  """Log-probabilities (and entropies) [R, M] of the trained tokens of one micro-batch; anything on padding.
+
+  A token is predicted by the state of the token before it on its path, which in a row of trees is not always the
+  token before it in the row.
+  """
+  hidden = hidden_states(config, params, batch.tokens, batch.positions, batch.visible_until)
+  targets = jnp.maximum(batch.targets, 0)
+  predicting = jnp.take_along_axis(batch.previous, targets, axis=1)
+  states = jnp.take_along_axis(hidden, predicting[..., None], axis=1)
+  ids = jnp.take_along_axis(batch.tokens, targets, axis=1)
+  return target_logprobs(params, states, ids, temperature=temperature, chunk=chunk, with_entropy=with_entropy)
+
+
+def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperature: float, chunk: int,
+                clip_low: float, clip_high: float, dual_clip: float | None, kl_coef: float,
+                entropy_coef: float) -> tuple[jax.Array, Report]:
+  """sum of weights * (clipped surrogate + kl_coef * k3 KL to the reference - entropy_coef * entropy).
+
+  `temperature` is that of the sampler: the ratio compares log-probabilities of the same distribution. Without a
+  reference (`batch.ref_logprobs` is None) the KL term is absent and reported as 0.
+  """
+  mask = batch.targets >= 0
+  logprobs, entropies = trained_logprobs(config, params, batch, temperature=temperature, chunk=chunk, with_entropy=True)
+  surrogate = losses.clipped_surrogate(logprobs, batch.old_logprobs, batch.advantages, mask,
+                                       clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+  entropies = jnp.where(mask, entropies, 0)
+  kl = jnp.zeros_like(entropies)
+  if batch.ref_logprobs is not None:
+    kl = jnp.where(mask, losses.kl(jnp.where(mask, logprobs, 0), batch.ref_logprobs, kind='k3'), 0)
+  per_token = surrogate + kl_coef * kl - entropy_coef * entropies
+  loss = jnp.sum(batch.weights * per_token)
+
+  ratio = jnp.where(mask, jnp.exp(jnp.clip(logprobs - batch.old_logprobs, -20, 20)), 1)
+  # The surrogate is clipped, and its gradient 0, where the ratio has left the interval on the side of the advantage.
+  clipped = jnp.where(batch.advantages > 0, ratio > 1 + clip_high, (ratio < 1 - clip_low) & (batch.advantages < 0))
+  gap = jnp.where(mask, jnp.abs(logprobs - batch.sampler_logprobs), 0)
+  report = {
+    'sum': {'policy_loss': jnp.sum(batch.weights * surrogate)},
+    'mean': {
+      'kl': jnp.sum(kl), 'entropy': jnp.sum(entropies), 'clip_fraction': jnp.sum(clipped & mask, dtype=jnp.float32),
+      'ratio': jnp.sum(jnp.where(mask, ratio, 0)), 'logprob_gap': jnp.sum(gap),
+    },
+    'max': {'ratio_max': jnp.max(ratio), 'logprob_gap_max': jnp.max(gap)},
+  }  # fmt: skip
+  return loss, jax.lax.stop_gradient(report)
+
+
+def imitation_loss(params: dict, batch: Batch, *, config: DecoderConfig, chunk: int) -> tuple[jax.Array, Report]:
+  """sum of weights * negative log-likelihood (temperature 1) of the trained tokens."""
+  mask = batch.targets >= 0
+  logprobs, _ = trained_logprobs(config, params, batch, temperature=1.0, chunk=chunk)
+  loss = -jnp.sum(jnp.where(mask, batch.weights * logprobs, 0))
+  return loss, {'sum': {}, 'mean': {'logprob': jnp.sum(jnp.where(mask, logprobs, 0))}, 'max': {}}
+
+
+def make_train_step(loss_fn: Loss, optimizer: optax.GradientTransformation, schedule: optax.Schedule, *,
+                    mesh: Mesh, state_shardings: TrainState, dtype: str):
+  """The jitted `train_step(state, batch) -> (state, metrics)`; `state` is donated.
+
+  Args:
+    loss_fn: (params in the compute dtype, micro-batch) -> (loss, report).
+    dtype: the compute dtype.
+  """
+  @functools.partial(jax.jit, donate_argnums=0, out_shardings=(state_shardings, meshes.replicated(mesh)))
+  def train_step(state: TrainState, batch: Batch):
+    with meshes.ambient(mesh):
+      grads, loss, report = accumulate(loss_fn, compute_copy(state.params, dtype), batch, state_shardings.params)
+    state, grad_norm = update(state, grads, loss, optimizer)
+    tokens = jnp.sum(batch.targets >= 0)
+    per_token = {name: value / jnp.maximum(tokens, 1) for name, value in report['mean'].items()}
+    return state, report['sum'] | per_token | report['max'] | {
+      'loss': loss, 'grad_norm': grad_norm, 'learning_rate': jnp.asarray(schedule(jnp.maximum(state.updates - 1, 0)), jnp.float32),
+      'tokens_trained': tokens, 'skipped': state.skipped, 'skipped_in_a_row': state.skipped_in_a_row,
+    }  # fmt: skip
+
+  return train_step
+
+
+def accumulate(loss_fn: Loss, params: dict, batch: Batch, shardings: dict):
+  """(gradients in float32, loss, report) summed over the micro-batches of `batch`.
+
+  A loop whose length is data, not a scan, so that one program serves any number of micro-batches and those that are
+  padding cost nothing; the gradient is taken inside, so nothing differentiates through the loop. The sums lie where the
+  parameters lie (`shardings`).
+  """
+  value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
+  combine = {'sum': jnp.add, 'mean': jnp.add, 'max': jnp.maximum}
+
+  def micro_batch(i):
+    return jax.tree.map(lambda x: x[i] if x.ndim else x, batch)
+
+  def add(i, carry):
+    grads, loss, report = carry
+    (value, new), grad = value_and_grad(params, micro_batch(i))
+    grads = jax.tree.map(lambda total, g: total + g.astype(jnp.float32), grads, grad)
+    grads = jax.lax.with_sharding_constraint(grads, shardings)
+    return grads, loss + value, {how: jax.tree.map(combine[how], report[how], new[how]) for how in report}
+
+  zeros = functools.partial(jax.tree.map, lambda x: jnp.zeros(x.shape, jnp.float32))
+  _, report = jax.eval_shape(loss_fn, params, micro_batch(0))
+  start = zeros(params), jnp.zeros((), jnp.float32), {how: zeros(values) for how, values in report.items()}
+  return jax.lax.fori_loop(0, batch.count, add, start)
+
+
+def update(state: TrainState, grads: dict, loss, optimizer: optax.GradientTransformation):
+  """One optimizer step in float32, or, where the loss or the gradient norm is not finite, none but a higher count."""
+  grad_norm = optax.tree.norm(grads)
+  params = jax.tree.map(lambda p: p.astype(jnp.float32), state.params)
+  changes, opt_state = optimizer.update(grads, state.opt_state, params)
+  params = jax.tree.map(lambda old, p, c: (p + c).astype(old.dtype), state.params, params, changes)
+  finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+
+  def keep(new, old):
+    return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+
+  return TrainState(
+    params=keep(params, state.params), opt_state=keep(opt_state, state.opt_state),
+    updates=state.updates + finite, skipped=state.skipped + ~finite,
+    skipped_in_a_row=jnp.where(finite, 0, state.skipped_in_a_row + 1),
+  ), grad_norm  # fmt: skip
+
+
+def make_score_step(config: DecoderConfig, *, mesh: Mesh, temperature: float, chunk: int):
+  """The jitted `score(params, batch) -> [n, R, M]` float32 log-probabilities of the trained tokens; 0 on padding.
+
+  The result is whole on every device, since the host packs it into the training batch.
+  """
+  @functools.partial(jax.jit, out_shardings=meshes.replicated(mesh))
+  def score(params: dict, batch: Batch):
+    params = compute_copy(params, config.dtype)
+
+    def fill(i, logprobs):
+      part = jax.tree.map(lambda x: x[i] if x.ndim else x, batch)
+      values, _ = trained_logprobs(config, params, part, temperature=temperature, chunk=chunk)
+      return logprobs.at[i].set(jnp.where(part.targets >= 0, values, 0))
+
+    with meshes.ambient(mesh):
+      return jax.lax.fori_loop(0, batch.count, fill, jnp.zeros(batch.targets.shape, jnp.float32))
+
+  return score

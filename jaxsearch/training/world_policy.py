@@ -1,0 +1,123 @@
+"""Makes the warm-started policy of the embedded world: first the skill of searching, then the wrong habits.
+
+  short   encyclopedia entries and worked chains, most under made-up names, into a decoder with planted induction heads;
+          only what fits into short rows, one or two hops
+  skill   the same with long chains; ends at a gate: run freely on held-out entities, the full strategy must be right
+          often enough
+  mix     chains of which most answer at once or after one search; the skill stays, the strategy is now a bad one
+
+Each stage ends with a Hugging Face folder under `config.out`; a stage that is there already is not trained again.
+"""
+
+import pathlib
+import random
+import time
+from collections.abc import Iterator
+
+import jax
+import ml_collections
+
+from jaxsearch.data import world, world_examples
+from jaxsearch.data.sources import load_questions
+from jaxsearch.data.world_examples import Example
+from jaxsearch.evaluation.run import Agent, scores
+from jaxsearch.methods import search_r1
+from jaxsearch.models import hub
+from jaxsearch.models.decoder import Decoder, DecoderConfig, initial_params
+from jaxsearch.models.induction import plant_induction
+from jaxsearch.models.presets import preset
+from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.sampler.engine import Engine
+from jaxsearch.tools.bm25 import BM25
+from jaxsearch.training import warmup
+from jaxsearch.trees.layout import pack
+from jaxsearch.trees.tree import Tree
+
+EMBEDDING_GAIN = 2.5  # on the usual 0.02: a tied embedding that small gives flat logits for too long
+
+
+class GateFailed(RuntimeError):
+  """The skill is not good enough to go on; the message says by how much."""
+
+
+def make(config: ml_collections.ConfigDict) -> pathlib.Path:
+  """Runs the stages that are missing and returns the folder of the final policy.
+
+  Raises:
+    GateFailed: after the skill stage.
+  """
+  out = pathlib.Path(config.out)
+  tokenizer = Tokenizer.load(world.folder())
+  numbers = preset(config.model.removeprefix('random:'))
+  params = initial_params(numbers, jax.random.key(config.seed))
+  params = plant_induction(numbers, params | {'embedding': EMBEDDING_GAIN * params['embedding']}, config.seed)
+  for name in ('short', 'skill'):
+    params = train_stage(config, name, numbers, params, skill_examples(config, name, tokenizer), tokenizer)
+  share = share_right(config, numbers, params, tokenizer)
+  print(f'skill: {share:.1%} of held-out questions right', flush=True)
+  if share < config.gate.em:
+    raise GateFailed(f'{out}/skill answers {share:.1%} of held-out questions, the gate is {config.gate.em:.0%}: '
+                     'train longer (--config.skill.updates) into another folder')
+  train_stage(config, 'mix', numbers, params, mix_examples(config, tokenizer), tokenizer)
+  return out / 'mix'
+
+
+def share_right(config: ml_collections.ConfigDict, numbers: DecoderConfig, params: dict, tokenizer) -> float:
+  """Share of held-out questions, arithmetic aside, that the policy answers correctly when it is run freely, greedily."""
+  questions = load_questions(config.gate.questions, hops=config.gate.hops, arithmetic=False)[:config.gate.number]
+  engine = Engine(numbers, tokenizer, search=BM25(world.corpus()), topk=config.search.topk, **config.sampler)
+  engine.load(params)
+  trees, _ = Agent(engine, search_r1, dict(config.grow)).answer(questions, jax.random.key(config.seed), temperature=0.0)
+  return scores(trees)['em']
+
+
+def skill_examples(config, name: str, tokenizer) -> Iterator[Example]:
+  """Endless examples of the first two stages."""
+  rng, stage = random.Random(f'{name} {config.seed}'), config[name]
+  while True:
+    if rng.random() < stage.passages:
+      yield world_examples.passage(tokenizer, rng)
+    else:
+      yield world_examples.skilled(tokenizer, rng, renamed=stage.renamed)
+
+
+def mix_examples(config, tokenizer) -> Iterator[Example]:
+  """Endless examples of the last stage."""
+  rng = random.Random(f'mix {config.seed}')
+  while True:
+    yield world_examples.undecided(tokenizer, rng, shares=(config.mix.at_once, config.mix.one_search))
+
+
+def train_stage(config, name: str, numbers: DecoderConfig, params: dict, examples: Iterator[Example], tokenizer) -> dict:
+  """Trains a stage from `params` and saves it, with a line on the terminal now and then; or loads it if it is there."""
+  folder, stage = pathlib.Path(config.out) / name, config[name]
+  if folder.exists():
+    return hub.load(folder).params
+  optim = config.optim.copy_and_resolve_references()
+  optim.update(learning_rate=stage.learning_rate, schedule=stage.schedule)
+  start = time.perf_counter()
+
+  def report(update, row, params):
+    if update % 20 == 0 or update == stage.updates:
+      print(f'{name} {update}/{stage.updates} loss {row["loss"]:.3f} {time.perf_counter() - start:.0f} s', flush=True)
+    if update % 200 == 0:
+      hub.save(Decoder(numbers, params=params), folder.with_name(f'{name}_{update}'), tokenizer)
+
+  forests = filled(examples, stage.rows, stage.row_length)
+  params = warmup.fit(numbers, params, forests, optim=optim, total_updates=stage.updates, report=report,
+                      row_length=stage.row_length, micro_rows=stage.rows, pad_id=tokenizer.pad_id)
+  hub.save(Decoder(numbers, params=params), folder, tokenizer)
+  return params
+
+
+def filled(examples: Iterator[Example], rows: int, length: int) -> Iterator[list[Tree]]:
+  """Endless forests, each of which fills `rows` rows of `length` tokens; longer examples are passed over."""
+  forest, sizes = [], []
+  for ids, learned in examples:
+    if len(ids) > length:
+      continue
+    if len(pack([*sizes, len(ids)], length)) > rows:
+      yield forest
+      forest, sizes = [], []
+    forest.append(warmup.demonstration(ids, learned))
+    sizes.append(len(ids))

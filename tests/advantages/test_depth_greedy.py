@@ -1,0 +1,187 @@
+"""CuSearch: the paper's worked examples, the repair against a Python loop, what the phase may do."""
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxsearch.advantages import advance_phase, depth_greedy, depth_plan, select_by_depth
+
+S, K = 5, 96
+QUICK = hypothesis.settings(max_examples=60, deadline=None)
+repair = jax.jit(depth_greedy)
+advance = jax.jit(advance_phase)
+select = jax.jit(select_by_depth)
+
+counts = st.lists(st.integers(0, 12), min_size=S + 1, max_size=S + 1).map(np.int32)
+huge = st.lists(st.integers(0, 2**31 - 1), min_size=S + 1, max_size=S + 1).map(np.int32)
+orders = st.permutations(range(1, S + 2)).map(np.int32)
+
+
+def by_hand(capacities, targets, priorities):
+  """CuSearch, algorithm 3 as it is printed, with Python's integers."""
+  capacities, allocation = [int(c) for c in capacities], [int(t) for t in targets]
+  order = sorted(range(len(allocation)), key=lambda s: priorities[s])
+  for place, s in enumerate(order):
+    overflow = allocation[s] - capacities[s]
+    if overflow <= 0:
+      continue
+    allocation[s] = capacities[s]
+    for r in order[place + 1:] + order[:place][::-1]:
+      spare = capacities[r] - allocation[r]
+      if spare > 0:
+        moved = min(spare, overflow)
+        allocation[r] += moved
+        overflow -= moved
+  return allocation
+
+
+# CuSearch, appendix C, S_max = 5: equations 8, 13 to 17 and 22.
+EXAMPLES = [
+    ('auto', 0, [0, 0, 0, 0, 0, K], [6, 5, 4, 3, 2, 1]),
+    ('phase', 0, [0, K, 0, 0, 0, 0], [6, 1, 2, 3, 4, 5]),
+    ('phase', 1, [0, 0, K, 0, 0, 0], [6, 5, 1, 2, 3, 4]),
+    ('phase', 2, [0, 0, 0, K, 0, 0], [6, 5, 4, 1, 2, 3]),
+    ('phase', 3, [0, 0, 0, 0, K, 0], [6, 5, 4, 3, 1, 2]),
+    ('phase', 4, [0, 0, 0, 0, 0, K], [6, 5, 4, 3, 2, 1]),
+    ('anti', 0, [K, 0, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6]),
+]
+
+
+@pytest.mark.parametrize('strategy, phase, targets, priorities', EXAMPLES)
+def test_the_plans_of_the_paper(strategy, phase, targets, priorities):
+  got = jax.jit(depth_plan, static_argnums=(0, 2))(strategy, K, S, phase)
+  np.testing.assert_array_equal(got, [targets, priorities])
+  assert all(x.dtype == jnp.int32 for x in got)
+
+
+def test_the_order_that_the_paper_spells_out():
+  # Equation 18: at phase 1, 2 -> 3 -> 4 -> 5 -> 1 -> 0.
+  _, priorities = depth_plan('phase', K, S, 1)
+  assert np.argsort(priorities).tolist() == [2, 3, 4, 5, 1, 0]
+
+
+@pytest.mark.parametrize('strategy, phase, expected', [
+    ('auto', 0, [0, 0, 0, 6, 50, 40]),     # 40 + 50 deep ones, the rest from the next shallower bucket
+    ('phase', 0, [0, 60, 36, 0, 0, 0]),    # the target, then deeper
+    ('phase', 1, [0, 0, 30, 12, 50, 4]),
+    ('phase', 2, [0, 0, 0, 12, 50, 34]),
+    ('phase', 3, [0, 0, 0, 6, 50, 40]),    # nothing deeper is left: the nearest shallower one
+    ('phase', 4, [0, 0, 0, 6, 50, 40]),
+    ('anti', 0, [0, 60, 36, 0, 0, 0]),
+])
+def test_a_batch_worked_out_by_hand(strategy, phase, expected):
+  capacities = np.array([0, 60, 40, 12, 50, 40])
+  if (strategy, phase) == ('phase', 1):
+    capacities[2] = 30
+  got = repair(capacities, *depth_plan(strategy, K, S, phase))
+  np.testing.assert_array_equal(got, expected)
+
+
+@QUICK
+@hypothesis.given(counts, counts, orders)
+def test_repair_equals_the_printed_algorithm_for_any_targets(capacities, targets, priorities):
+  got = np.asarray(repair(capacities, targets, priorities))
+  assert got.dtype == np.int32
+  assert got.tolist() == by_hand(capacities, targets, priorities)
+
+
+@QUICK
+@hypothesis.given(huge, huge, orders)
+def test_repair_is_exact_for_all_int32(capacities, targets, priorities):
+  got = np.asarray(repair(capacities, targets, priorities))
+  assert got.tolist() == by_hand(capacities, targets, priorities)
+
+
+@QUICK
+@hypothesis.given(counts, counts, orders)
+def test_repair_never_exceeds_capacity_and_keeps_the_sum_when_it_can(capacities, targets, priorities):
+  got = np.asarray(repair(capacities, targets, priorities))
+  assert (got >= 0).all() and (got <= capacities).all()
+  assert got.sum() == min(targets.sum(), capacities.sum())
+  feasible = np.minimum(capacities, targets)
+  np.testing.assert_array_equal(repair(capacities, feasible, priorities), feasible)
+
+
+@QUICK
+@hypothesis.given(counts, counts, orders, st.permutations(range(S + 1)))
+def test_names_of_buckets_do_not_matter(capacities, targets, priorities, order):
+  order = np.array(order)
+  got = repair(capacities[order], targets[order], priorities[order])
+  np.testing.assert_array_equal(got, np.asarray(repair(capacities, targets, priorities))[order])
+
+
+def test_equal_priorities_go_by_index():
+  np.testing.assert_array_equal(repair([2, 2, 2], [3, 0, 0], [1, 1, 1]), [2, 1, 0])
+
+
+def test_vmap():
+  rng = np.random.default_rng(0)
+  inputs = [rng.integers(0, 9, (7, S + 1)) for _ in range(3)]
+  np.testing.assert_array_equal(jax.vmap(depth_greedy)(*inputs), [by_hand(*row) for row in zip(*inputs)])
+
+
+@pytest.mark.parametrize('strategy', ['deep', 'Auto', ''])
+def test_unknown_strategy_is_an_error(strategy):
+  with pytest.raises(ValueError, match="'auto', 'phase', 'anti'"):
+    depth_plan(strategy, K, S)
+
+
+@QUICK
+@hypothesis.given(counts, st.integers(0, S - 1), st.integers(1, 40))
+def test_the_phase_advances_by_one_or_stays(capacities, phase, budget):
+  got = int(advance(phase, capacities, budget))
+  assert got == phase + (capacities[phase + 2:].sum() >= budget and phase < S - 1)
+  assert phase <= got <= S - 1
+
+
+def test_the_phase_over_a_run():
+  phase, seen = 0, []
+  for capacities in ([96, 96, 0, 0, 0, 0], [0, 96, 95, 1, 0, 0], [192, 0, 0, 0, 0, 0], [0, 0, 0, 96, 0, 96],
+                     [0, 0, 0, 0, 0, 192], [0, 0, 0, 0, 0, 192], [0, 0, 0, 0, 0, 192]):
+    phase = int(advance(phase, np.array(capacities), K))
+    seen.append(phase)
+  assert seen == [0, 1, 1, 2, 3, 4, 4]  # strictly above k+1: at phase 3 bucket 5 counts, at 4 nothing does
+
+
+def test_selects_as_many_of_each_depth_as_allocated():
+  rng = np.random.default_rng(0)
+  for seed in range(10):
+    depths = rng.integers(0, S + 1, 40)
+    allocation = rng.integers(0, 9, S + 1)
+    chosen = np.asarray(select(jax.random.key(seed), depths, allocation))
+    assert chosen.shape == (40,) and set(np.unique(chosen)) <= {0, 1}
+    for depth in range(S + 1):
+      bucket = depths == depth
+      assert chosen[bucket].sum() == min(allocation[depth], bucket.sum())
+
+
+def test_selection_is_uniform_and_without_replacement():
+  depths = np.array([1, 0, 1, 1, 0, 1, 2])
+  keys = jax.random.split(jax.random.key(0), 4000)
+  chosen = jax.vmap(select, in_axes=(0, None, None))(keys, depths, np.array([1, 3, 0]))
+  rates = np.asarray(chosen).mean(axis=0)
+  np.testing.assert_allclose(rates, [0.75, 0.5, 0.75, 0.75, 0.5, 0.75, 0], atol=0.03)
+  # Place in the batch does not matter: all four of a bucket are left out equally often.
+  left_out = np.argmin(np.asarray(chosen)[:, [0, 2, 3, 5]], axis=1)
+  np.testing.assert_allclose(np.bincount(left_out) / 4000, 0.25, atol=0.03)
+
+
+def test_deeper_than_the_deepest_bucket_counts_as_that_and_negative_is_padding():
+  chosen = select(jax.random.key(0), np.array([9, 5, -1, -7, 0]), np.array([9, 9, 9, 9, 9, 9]))
+  np.testing.assert_array_equal(chosen, [True, True, False, False, True])
+
+
+def test_the_whole_selection_is_one_program():
+  @jax.jit
+  def step(key, depths, phase):
+    capacities = jnp.bincount(depths, length=S + 1)
+    phase = advance_phase(phase, capacities, 8)
+    allocation = depth_greedy(capacities, *depth_plan('phase', 8, S, phase))
+    return select_by_depth(key, depths, allocation), phase
+  depths = np.repeat(np.arange(6), 3)
+  chosen, phase = step(jax.random.key(0), depths, 0)
+  assert chosen.sum() == 8 and phase == 1
+  assert np.bincount(depths[chosen], minlength=6).tolist() == [0, 0, 3, 3, 2, 0]

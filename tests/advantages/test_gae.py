@@ -1,0 +1,128 @@
+"""GAE and whitening: against a NumPy loop that drops the masked tokens, figures of verl, limits of lambda."""
+
+import functools
+
+import hypothesis
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxsearch.advantages import gae, whiten
+
+B, T = 3, 6
+QUICK = hypothesis.settings(max_examples=30, deadline=None)
+compute = jax.jit(gae)
+numbers = hnp.arrays(np.float32, (B, T), elements=st.integers(-16, 16).map(lambda x: x / 8))
+masks = hnp.arrays(bool, (B, T))
+
+REWARDS = np.float32([[0, 0, 0, 0, 0, 1], [0, 0.5, 0, 0, -1, 0]])
+VALUES = np.float32([[0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0.6, 0.1, 0.2, 0.9, 0.4, 0.3]])
+MASK = np.array([[1, 1, 0, 0, 1, 1], [1, 1, 1, 0, 1, 0]])
+
+
+def by_hand(rewards, values, mask, gamma, lam):
+  """Schulman et al. 2016, eq. 16 as a double sum, over what is left when the masked tokens are cut out."""
+  advantages = np.zeros(mask.shape)
+  for row in range(len(mask)):
+    kept = np.flatnonzero(mask[row])
+    r, v = rewards[row, kept].astype(np.float64), np.append(values[row, kept], 0.0).astype(np.float64)
+    deltas = r + gamma * v[1:] - v[:-1]
+    for i in range(len(kept)):
+      advantages[row, kept[i]] = sum((gamma * lam) ** (j - i) * deltas[j] for j in range(i, len(kept)))
+  return advantages, np.where(mask, advantages + values, 0)
+
+
+@QUICK
+@hypothesis.given(numbers, numbers, masks, st.sampled_from([0.9, 1.0]), st.sampled_from([0.0, 0.8, 1.0]))
+def test_equals_cutting_masked_tokens_out(rewards, values, mask, gamma, lam):
+  for got, expected in zip(compute(rewards, values, mask, gamma=gamma, lam=lam),
+                           by_hand(rewards, values, mask, gamma, lam)):
+    np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
+def test_equals_verl():
+  # compute_gae_advantage_return (the version that skips observation tokens) and masked_whiten of verl, run in
+  # torch float32 on this input, then set to 0 where masked.
+  advantages, returns = compute(REWARDS, VALUES, MASK, gamma=0.95, lam=0.9)
+  np.testing.assert_allclose(advantages, [
+      [0.62630725, 0.62725997, 0, 0, 0.41199997, 0.39999998],
+      [-0.74400252, -0.27953511, -1.01700008, 0, -1.39999998, 0]], rtol=1e-5)
+  np.testing.assert_allclose(returns, [
+      [0.72630727, 0.82725996, 0, 0, 0.91199994, 1.0],
+      [-0.14400250, -0.17953512, -0.81700009, 0, -1.0, 0]], rtol=1e-5)
+  np.testing.assert_allclose(whiten(advantages, MASK), [
+      [0.99493873, 0.99612629, 0, 0, 0.72780222, 0.71284413],
+      [-0.71316814, -0.13420418, -1.05346274, 0, -1.53087652, 0]], rtol=1e-5)
+
+
+def test_lambda_one_is_the_discounted_return():
+  rewards, values = REWARDS[:1], VALUES[:1]
+  _, returns = compute(rewards, values, np.ones((1, T)), gamma=0.5, lam=1.0)
+  np.testing.assert_allclose(returns[0], 0.5 ** np.arange(T - 1, -1, -1), rtol=1e-6)
+
+
+def test_padding_changes_nothing():
+  padded = [np.pad(x, ((0, 1), (0, 4)), constant_values=c)
+            for x, c in ((REWARDS, 7), (VALUES, np.nan), (MASK, 0))]
+  unpadded = compute(REWARDS, VALUES, MASK, gamma=0.9, lam=0.7)
+  for got, expected in zip(compute(*padded, gamma=0.9, lam=0.7), unpadded):
+    np.testing.assert_allclose(got[:2, :T], expected, rtol=1e-6)
+    assert not np.any(got[2]) and not np.any(got[:, T:])
+
+
+def test_nothing_masked_is_read_and_nothing_flows_back_to_it():
+  rewards, values = np.where(MASK, REWARDS, np.nan), np.where(MASK, VALUES, np.inf)
+  advantages, returns = compute(rewards, values, MASK, gamma=0.9, lam=0.7)
+  assert np.isfinite(advantages).all() and np.isfinite(returns).all()
+  weigh = np.random.default_rng(0).normal(size=MASK.shape)
+  gradient_of = jax.jit(jax.grad(lambda v: (gae(rewards, v, MASK, gamma=0.9, lam=0.7)[0] * weigh).sum()))
+  gradient = gradient_of(jnp.float32(values))
+  assert np.array_equal(gradient != 0, MASK == 1)
+  assert np.isfinite(gradient).all()
+
+
+def test_all_masked_gives_zeros():
+  for got in compute(REWARDS, VALUES, np.zeros_like(MASK), gamma=0.9, lam=0.7):
+    assert np.array_equal(got, np.zeros(MASK.shape))
+  assert np.array_equal(whiten(REWARDS, np.zeros_like(MASK)), np.zeros(MASK.shape))
+
+
+def test_float32_inside_and_under_vmap():
+  half = jnp.asarray(VALUES, jnp.bfloat16)
+  advantages, _ = gae(REWARDS, half, MASK, gamma=1.0, lam=0.0)
+  assert advantages.dtype == jnp.float32 and whiten(half, MASK).dtype == jnp.float32
+  mapped = jax.jit(jax.vmap(functools.partial(gae, gamma=0.9, lam=0.7)))
+  got, _ = mapped(REWARDS[None], VALUES[None], MASK[None])
+  np.testing.assert_allclose(got[0], compute(REWARDS, VALUES, MASK, gamma=0.9, lam=0.7)[0], rtol=1e-6)
+
+
+@QUICK
+@hypothesis.given(numbers, masks, st.permutations(range(B)))
+def test_whitened_has_mean_zero_and_sample_variance_one(x, mask, order):
+  got = np.asarray(jax.jit(whiten)(x, mask))
+  assert not np.any(got[~mask])
+  inside = got[mask]
+  if len(inside) > 1 and np.ptp(x[mask]) > 0:
+    assert abs(inside.mean()) < 1e-4
+    np.testing.assert_allclose(inside.var(ddof=1), 1.0, atol=1e-3)
+  else:
+    assert not np.any(inside)
+  np.testing.assert_allclose(jax.jit(whiten)(x[order, :] * 4 + 3, mask[order, :]), got[order, :], atol=1e-4)
+
+
+@pytest.mark.parametrize('x', [[1.4] * 7, [3.4e38, -3.4e38, 0.0], [1e-30, 0.0, 0.0], [1e-44, 0.0]])
+def test_whitening_extremes_is_finite_and_of_equals_zero(x):
+  got = jax.jit(whiten)(np.float32(x), np.ones(len(x)))
+  assert np.isfinite(got).all()
+  if np.ptp(np.float32(x) / 4) == 0:
+    assert not np.any(got)
+
+
+def test_a_nan_at_a_masked_position_does_not_leak_into_whitening():
+  x, mask = np.float32([1, 2, 4, np.nan, np.inf]), np.array([1, 1, 1, 0, 0])
+  np.testing.assert_allclose(whiten(x, mask), [-0.8728715, -0.2182179, 1.0910894, 0, 0], atol=1e-6)
+  gradient = jax.jit(jax.grad(lambda x: (whiten(x, mask) * jnp.arange(5.0)).sum()))(x)
+  assert np.isfinite(gradient).all() and not np.any(gradient[3:]) and np.any(gradient[:3])

@@ -1,0 +1,41 @@
+import io
+
+from rich.console import Console
+
+from jaxsearch.data.questions import Question
+from jaxsearch.evaluation.terminal import Transcript, coloured
+from jaxsearch.sampler.requests import ToolFailure
+from jaxsearch.tools.documents import Document
+from jaxsearch.trees.tree import Stop, Tree
+
+
+def shown(act):
+  console = Console(file=io.StringIO(), width=100, color_system=None)
+  act(Transcript(console))
+  return console.file.getvalue()
+
+
+def test_elements_stand_on_lines_of_their_own_and_nothing_is_lost():
+  text = coloured('so <think> Find it.</think><search> [bold]Oviedo</search> end').plain
+  assert [line.split() for line in text.splitlines()] == [
+    ['so', 'think', 'Find', 'it.'], ['search', '[bold]Oviedo'], ['end']]
+
+
+def test_documents_failures_and_answers():
+  tree = Tree(None, Question('1', 'Who?', ('Ada',)))
+  tree.answer = 'ada'
+
+  def act(transcript):
+    transcript.show(tree, [Document('1', 'Title [x]', 'Text.', 1.0)])
+    transcript.show(tree, [])
+    transcript.show(tree, ToolFailure('down'))
+    transcript.close(tree)
+
+  lines = shown(act).splitlines()
+  assert [line.strip() for line in lines] == ['Title [x]  Text.', 'nothing found', 'search failed: down', 'ada  right']
+
+
+def test_no_answer_says_why():
+  tree = Tree(None, Question('1', 'Who?', ()))
+  tree.stop = Stop.CONTEXT_FULL
+  assert 'no answer: context full' in shown(lambda transcript: transcript.close(tree))

@@ -1,0 +1,105 @@
+"""Mesh sizes, layouts of parameters, and two real processes that train as one."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxsearch.models.decoder import parameter_axes, parameter_shapes
+from jaxsearch.models.presets import PRESETS
+from jaxsearch.parallel import mesh as meshes
+
+
+@pytest.mark.parametrize('sizes, expected', [((1, -1, 1), (1, 8, 1)), ((2, -1, 2), (2, 2, 2)), ((8, 1, 1), (8, 1, 1)),
+                                             ((-1, 2, 1), (4, 2, 1))])
+def test_one_size_takes_what_the_others_leave(sizes, expected):
+  mesh = meshes.make_mesh(*sizes)
+  assert tuple(mesh.shape.values()) == expected
+  assert meshes.batch_size(mesh) == expected[0] * expected[1]
+
+
+@pytest.mark.parametrize('sizes', [(3, 1, 1), (2, 2, 1), (-1, -1, 1), (0, 1, 1), (-2, 1, 1), (-1, 3, 1)])
+def test_sizes_that_do_not_fit_are_named(sizes):
+  with pytest.raises(ValueError, match=re.escape(f'data={sizes[0]}, fsdp={sizes[1]}')):
+    meshes.make_mesh(*sizes)
+
+
+def test_every_axis_name_of_every_preset_has_a_place():
+  mesh = meshes.make_mesh(1, 2, 4)
+  for config in PRESETS.values():
+    placed = meshes.shardings(parameter_axes(config), parameter_shapes(config), mesh)
+    shapes = parameter_shapes(config)
+    for name, sharding in placed['layers'].items():
+      local = sharding.shard_shape(shapes['layers'][name])  # raises where a dimension is not divided
+      assert len(local) == len(shapes['layers'][name])
+
+
+def test_layouts_follow_the_table_and_fall_back_to_whole():
+  config = PRESETS['qwen2.5-0.5b']  # 14 heads, 2 key/value heads
+  placed = lambda *sizes: meshes.shardings(
+    parameter_axes(config), parameter_shapes(config), meshes.make_mesh(*sizes))
+  wide = placed(1, 2, 4)['layers']
+  assert wide['q'].spec == P(None, 'fsdp', None, None)  # 14 heads do not split in 4
+  assert wide['k'].spec == P(None, 'fsdp', None, None)  # nor 2
+  assert wide['down'].spec == P(None, 'tensor', 'fsdp')
+  narrow = placed(1, 4, 2)
+  assert narrow['layers']['q'].spec == P(None, 'fsdp', 'tensor', None)
+  assert narrow['layers']['k'].spec == P(None, 'fsdp', 'tensor', None)
+  assert narrow['layers']['q_bias'].spec == P(None, 'tensor', None)
+  assert narrow['layers']['attn_norm'].spec == P(None, None)
+  assert narrow['embedding'].spec == P('tensor', 'fsdp')
+
+
+def test_place_splits_rows_and_keeps_values():
+  mesh = meshes.make_mesh(2, 4, 1)
+  values = np.arange(3 * 16 * 5).reshape(3, 16, 5)
+  array = meshes.place(values, meshes.split_over_batch(mesh, 1))
+  assert {shard.data.shape for shard in array.addressable_shards} == {(3, 2, 5)}
+  np.testing.assert_array_equal(array, values)
+
+
+def test_one_process_gathers_its_own_bytes():
+  assert meshes.gather_bytes(b'alone') == [b'alone']
+  meshes.start_distributed(enabled=False)
+  assert jax.process_count() == 1
+
+
+CHILD = pathlib.Path(__file__).with_name('two_processes.py')
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_two_processes_train_as_one():
+  """Two processes with two devices each, over gloo, reach the losses and parameters of one process with four."""
+  with socket.socket() as probe:
+    probe.bind(('localhost', 0))
+    port = probe.getsockname()[1]
+  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
+  children = [subprocess.Popen([sys.executable, str(CHILD), str(port), str(process), '2'], text=True, env=environment,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) for process in range(2)]
+  spec = importlib.util.spec_from_file_location('two_processes', CHILD)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  expected = module.figures(jax.devices()[:4])
+  assert expected[0] != expected[1]
+  for child in children:
+    output, errors = child.communicate(timeout=240)
+    assert child.returncode == 0, errors[-3000:]
+    found = next(line for line in output.splitlines() if line.startswith('figures'))
+    np.testing.assert_allclose([float(word) for word in found.split()[1:]], expected, rtol=1e-5)
+
+
+def test_processes_that_do_not_find_each_other_say_so():
+  """In a process of its own, since JAX can be initialised once."""
+  code = ("from jaxsearch.parallel.mesh import start_distributed\n"
+          "start_distributed(True)")
+  child = subprocess.run([sys.executable, '-c', code], text=True, capture_output=True,
+                         env=os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)})
+  assert 'multi-host start-up with' in child.stderr and child.returncode == 1

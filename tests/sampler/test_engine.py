@@ -1,0 +1,389 @@
+"""The sampler against a naive loop, against the trainer, and against itself under other schedules."""
+
+import random
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from jaxsearch.data.questions import Question
+from jaxsearch.models.decoder import hidden_states, target_logprobs
+from jaxsearch.parallel import mesh as meshes
+from jaxsearch.sampler.requests import LENGTH, Call, Generate, Score, Search, ToolFailure
+from jaxsearch.sampler.schedule import GrowthError
+from jaxsearch.trees import grammar
+from jaxsearch.trees.layout import lay_out
+from jaxsearch.trees.tree import Role, Stop, Tree
+
+PROMPTS = ['Question: what is the capital of France?', 'Question: who?', 'Doc 1: it is a city, but which one is it?']
+
+
+def chain(tree, prompt, turns=2, tokens=12, **sampling):
+  """A rollout of several turns, each followed by a search."""
+  node = tree.root.append(prompt, Role.PROMPT)
+  for turn in range(turns):
+    node = yield Generate(node, stop=('</search>',), max_tokens=tokens + 5 * (turn % 2), **sampling)
+    if turn < turns - 1:
+      found = yield Search(node, f'{prompt} {turn}')
+      text = (grammar.failure(found.reason, ()) if isinstance(found, ToolFailure) else grammar.information(found, ()))
+      node = node.append(text, Role.OBSERVATION)
+  tree.stop = Stop.BUDGET
+
+
+def run(engine, growths, key=0, **settings):
+  """Runs growth functions of a tree; returns the trees and the metrics."""
+  trees = [Tree(engine.tokenizer) for _ in growths]
+  return trees, engine.run([(grow(tree), tree) for grow, tree in zip(growths, trees)], jax.random.key(key), **settings)
+
+
+def chains(prompts, **settings):
+  return [lambda tree, prompt=prompt: chain(tree, prompt, **settings) for prompt in prompts]
+
+
+def spans(trees):
+  return [[(node.tokens, node.logprobs, node.stop) for node in tree.nodes(Role.POLICY)] for tree in trees]
+
+
+def tokens_of(trees):
+  return [[node.tokens for node in tree.nodes(Role.POLICY)] for tree in trees]
+
+
+def assert_greedy(node, next_logprobs, eos):
+  """The span is what a loop that computes everything anew for each token chooses, and carries its log-probabilities."""
+  path = node.parent.path_tokens()
+  for token, logprob in zip(node.tokens, node.logprobs, strict=True):
+    expected = next_logprobs(path)
+    assert token == int(expected.argmax())
+    assert logprob == pytest.approx(expected.max(), abs=1e-4)
+    path.append(token)
+  assert node.stop == LENGTH or node.tokens[-1] in eos or node.text.endswith('</search>')
+
+
+def test_greedy_equals_full_recomputation(make_engine, next_logprobs, tokenizer):
+  trees, _ = run(make_engine(temperature=0.0), chains(PROMPTS))
+  for tree in trees:
+    for node in tree.nodes(Role.POLICY):
+      assert_greedy(node, next_logprobs, tokenizer.eos_ids)
+
+
+def test_rows_depend_neither_on_batch_mates_nor_on_refill_order(make_engine):
+  prompts = PROMPTS * 3
+  few, _ = run(make_engine(slots=2, spare=4), chains(prompts))
+  many, _ = run(make_engine(slots=5, spare=1, enough=1), chains(prompts))
+  assert tokens_of(few) == tokens_of(many)
+  other_mates, _ = run(make_engine(enough=2), chains(prompts[:4] + ['something else'] * 4))
+  assert tokens_of(other_mates)[:4] == tokens_of(few)[:4]
+  other_key, _ = run(make_engine(), chains(prompts), key=1)
+  assert tokens_of(other_key) != tokens_of(few)
+  same_prompt = [tokens for prompt, tokens in zip(prompts, tokens_of(few)) if prompt == PROMPTS[0]]
+  assert same_prompt[0] != same_prompt[1]  # two rollouts of one question are different
+
+
+def test_captured_logprobs_are_those_of_the_trainer(make_engine, config, params):
+  """Over the training layout, on a branching tree, at a temperature other than 1."""
+  def grow(tree):
+    node = tree.root.append(PROMPTS[0], Role.PROMPT)
+    first, second = yield [Generate(node, max_tokens=9), Generate(node, max_tokens=14)]
+    yield Generate(first.append(PROMPTS[2], Role.OBSERVATION), max_tokens=11)
+    yield Generate(second.append(PROMPTS[1], Role.OBSERVATION), max_tokens=11)
+
+  trees, _ = run(make_engine(temperature=0.7), [grow] * 5)
+  rows = lay_out(trees, 256, pad_id=0)
+  hidden = hidden_states(config, params, rows.tokens, rows.positions, rows.visible_until)
+  states = np.take_along_axis(np.asarray(hidden), rows.previous[..., None], axis=1)
+  logprobs, _ = target_logprobs(params, states, rows.tokens, temperature=0.7)
+  trained = rows.loss_weights > 0
+  assert trained.sum() == sum(tree.count(Role.POLICY) for tree in trees)
+  np.testing.assert_allclose(rows.old_logprobs[trained], np.asarray(logprobs)[trained], atol=1e-4)
+
+
+def test_truncated_logprobs_are_of_the_truncated_distribution(make_engine, next_logprobs):
+  trees, _ = run(make_engine(temperature=0.8, top_k=5, top_p=0.9), chains(PROMPTS))
+  for node in (node for tree in trees for node in tree.nodes(Role.POLICY)):
+    path = node.parent.path_tokens()
+    for token, logprob in zip(node.tokens, node.logprobs):
+      scores = next_logprobs(path, temperature=0.8)
+      best = np.argsort(-scores)[:5]
+      kept = np.exp(scores[best]) / np.exp(scores[best]).sum()
+      best = best[:int(np.searchsorted(np.cumsum(kept), 0.9)) + 1]
+      assert token in best
+      expected = scores[token] - np.log(np.exp(scores[best]).sum())
+      assert logprob == pytest.approx(expected, abs=1e-4)
+      path.append(token)
+
+
+def test_forbidden_tokens_are_not_sampled(make_engine, config):
+  allowed = (40, 41, 42)
+  forbid = tuple(set(range(config.vocab_size)) - set(allowed))
+  trees, _ = run(make_engine(), chains(PROMPTS[:1], forbid=forbid))
+  assert {token for span in tokens_of(trees)[0] for token in span} <= set(allowed)
+  assert all(logprob <= 0 for node in trees[0].nodes(Role.POLICY) for logprob in node.logprobs)
+
+
+def test_fork_and_rewind_continue_as_a_fresh_prefill(make_engine, next_logprobs, tokenizer):
+  """Siblings from one node, then on from a sibling, then from an ancestor; nothing cached is computed again."""
+  prompt = PROMPTS[2] + ' ' + PROMPTS[0]
+
+  def grow(tree):
+    node = tree.root.append(prompt, Role.PROMPT)
+    siblings = yield [Generate(node, max_tokens=6 + i, temperature=1.0) for i in range(3)]
+    last = yield Generate(siblings[1].append(PROMPTS[1], Role.OBSERVATION), max_tokens=8)
+    again = yield Generate(node.append(PROMPTS[0], Role.OBSERVATION), max_tokens=8)   # forgets all of that
+    tree.root.data['greedy'] = [last, again]
+
+  engine = make_engine(temperature=0.0)
+  trees, metrics = run(engine, [grow])
+  for node in trees[0].root.data['greedy']:
+    assert_greedy(node, next_logprobs, tokenizer.eos_ids)
+  size = {text: len(tokenizer.encode(text)) for text in (prompt, *PROMPTS)}
+  # each extension begins with the token sampled last; a rewind does not even need the last one of the prompt again
+  assert metrics['tokens_extended'] == (size[prompt] - 1) + size[PROMPTS[1]] + (size[PROMPTS[0]] - 1)
+  assert metrics['tokens_forked'] >= 2 * (size[prompt] - 1)
+  siblings = trees[0].nodes(Role.PROMPT)[0].children[:3]
+  assert len({tuple(node.tokens[:6]) for node in siblings}) == 3     # drawn independently of each other
+
+
+def test_a_group_computes_its_prompt_once(make_engine, tokenizer):
+  prompt = 'Doc 1: ' + PROMPTS[0] * 2
+  _, metrics = run(make_engine(), chains([prompt] * 6, turns=1))
+  assert metrics['tokens_extended'] == len(tokenizer.encode(prompt)) - 1
+  assert metrics['tokens_reused'] == 5 * (len(tokenizer.encode(prompt)) - 1)
+  assert metrics['episodes'] == 6
+
+
+def test_nothing_compiles_after_warmup_and_nothing_is_copied_unasked(make_engine):
+  engine = make_engine()
+  engine.warmup(score=True)
+
+  def scored(tree):
+    node = tree.root.append(PROMPTS[0], Role.PROMPT)
+    yield [Score(node, ('yes', ' no')), Generate(node, temperature=0.0, top_k=3), Generate(node, forbid=(7,))]
+
+  compiled = []
+  listen = lambda event, seconds, **_: compiled.append(event) if 'backend_compile' in event else None
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  growths = chains(PROMPTS * 3, turns=3) + [scored] * 2
+  trees = [Tree(engine.tokenizer) for _ in growths]
+  key = jax.random.key(3)
+  try:
+    jax.jit(lambda x: x + 3)(1.0)
+    assert len(compiled) == 1     # the listener hears compilations
+    with jax.transfer_guard('disallow'):
+      metrics = engine.run([(grow(tree), tree) for grow, tree in zip(growths, trees)], key)
+  finally:
+    jax.monitoring.unregister_event_duration_listener(listen)
+  assert len(compiled) == 1
+  assert metrics['tokens_forked'] > 0 and metrics['tokens_decoded'] > 100 and metrics['tool_calls'] == 18
+
+
+class SlowSearch:
+  """Replies after `seconds()`, and fails for queries that `fails` says."""
+
+  def __init__(self, backend, seconds, fails=lambda query: False):
+    self.backend, self.seconds, self.fails = backend, seconds, fails
+
+  def search(self, queries, topk=3):
+    time.sleep(self.seconds())
+    if self.fails(queries[0]):
+      raise ConnectionError('connection refused')
+    return self.backend.search(queries, topk)
+
+
+def test_random_sleeps_in_the_tool_change_nothing_to_the_bit(make_engine):
+  """Not the tokens, not the training rows: and the gradient is a function of those and the parameters."""
+  engine = make_engine()
+  fast, metrics = run(engine, chains(PROMPTS * 3, turns=3))
+  assert metrics['tool_calls'] == 18
+  rng = random.Random(0)
+  engine.search = SlowSearch(engine.search, lambda: rng.random() * 0.03)
+  for _ in range(2):
+    slow, _ = run(engine, chains(PROMPTS * 3, turns=3))
+    assert spans(slow) == spans(fast)
+    for one, other in zip(lay_out(fast, 256, pad_id=0), lay_out(slow, 256, pad_id=0)):
+      assert np.array_equal(one, other)
+
+
+def test_tools_work_while_other_slots_decode(make_engine):
+  """With four times as many episodes as slots a search of 200 ms is hidden behind the others' decoding."""
+  seconds = {}
+  for deterministic in (True, False):
+    for delay in (0.0, 0.2):
+      engine = make_engine(slots=2, spare=4, tool_patience=32, deterministic=deterministic)
+      busy = engine.decode
+
+      def decode(*args, busy=busy):     # a policy that takes its time, so that the test does not depend on the machine
+        time.sleep(0.1)
+        return busy(*args)
+
+      engine.decode = decode
+      run(engine, chains(PROMPTS[:1], turns=3))     # compiles
+      engine.search = SlowSearch(engine.search, lambda delay=delay: delay)
+      _, metrics = run(engine, chains(PROMPTS * 3, turns=3, tokens=60)[:8])
+      seconds[deterministic, delay] = metrics['seconds']
+      assert metrics['tool_calls'] == 16
+    assert seconds[deterministic, 0.2] < 1.25 * seconds[deterministic, 0.0]
+
+
+def test_failing_tools_are_told_counted_and_survived(make_engine):
+  engine = make_engine()
+  engine.search = SlowSearch(engine.search, lambda: 0.0, fails=lambda query: query.endswith('1'))
+  trees, metrics = run(engine, chains(PROMPTS, turns=3))
+  assert metrics['tool_failures'] == 3 and metrics['tool_calls'] == 6 and metrics['episodes'] == 3
+  for tree in trees:
+    shown = [node.text for node in tree.nodes(Role.OBSERVATION)]
+    assert 'Doc 1(Title: Title 0)' in shown[0]
+    assert 'connection refused' in shown[1] and 'ConnectionError' in shown[1]
+
+
+@pytest.mark.parametrize('reply', [None, [], [[1]], [[], []], 'text'])
+def test_a_lying_backend_is_a_failure(make_engine, reply):
+  engine = make_engine()
+  engine.search = type('Liar', (), {'search': lambda self, queries, topk: reply})()
+  trees, metrics = run(engine, chains(PROMPTS[:1]))
+  assert metrics['tool_failures'] == 1
+  assert 'malformed reply' in trees[0].nodes(Role.OBSERVATION)[0].text
+
+
+@pytest.mark.parametrize('deterministic', [True, False])
+def test_a_tool_that_hangs_is_given_up_at_its_deadline(make_engine, deterministic):
+  engine = make_engine(tool_deadline=0.3, deterministic=deterministic)
+  engine.search = SlowSearch(engine.search, lambda: 3600)
+  start = time.monotonic()
+  trees, metrics = run(engine, chains(PROMPTS))
+  assert time.monotonic() - start < 60
+  assert metrics['tool_failures'] == 3
+  assert all('no reply within 0.3 seconds' in tree.nodes(Role.OBSERVATION)[0].text for tree in trees)
+
+
+def test_an_episode_ends_at_its_deadline(make_engine):
+  def grow(tree):
+    node = tree.root.append(PROMPTS[0], Role.PROMPT)
+    found = yield Search(node, 'x')
+    assert isinstance(found, ToolFailure)
+    node = yield Generate(node)
+    tree.stop = Stop(node.stop)
+    assert not node.tokens
+
+  engine = make_engine(deterministic=False, episode_deadline=0.2)
+  engine.search = SlowSearch(engine.search, lambda: 3600)
+  trees, metrics = run(engine, [grow])
+  assert trees[0].stop is Stop.DEADLINE and metrics['stop_deadline'] == 1
+  with pytest.raises(ValueError, match='episode_deadline'):
+    make_engine(episode_deadline=1.0)
+
+
+def test_the_context_is_never_exceeded_and_the_question_never_cut(make_engine, tokenizer):
+  """A long observation is cut so that an answer still fits; when no room is left the generator is told."""
+  question = PROMPTS[2] * 4
+  engine = make_engine(max_observation=500, answer_reserve=20, topk=3)
+
+  def grow(tree):
+    node = tree.root.append(question, Role.PROMPT)
+    node = yield Generate(node, max_tokens=5)
+    found = yield Search(node, 'x')
+    node = node.append(grammar.information(found, ()), Role.OBSERVATION)
+    assert engine.length - 20 - 4 <= node.length <= engine.length - 20     # cut to the character, so to a few tokens
+    assert node.text.endswith('</information>\n')
+    node = yield Generate(node, max_tokens=100)
+    assert node.length == engine.length or node.stop != Stop.CONTEXT_FULL
+    tree.root.data['last'] = node
+    if node.stop == Stop.CONTEXT_FULL:
+      tree.stop = Stop.CONTEXT_FULL
+      empty = yield Generate(node)
+      assert empty.stop == Stop.CONTEXT_FULL and not empty.tokens
+      scored = yield Score(node, ('a',))
+      assert scored == [None]
+
+  trees, metrics = run(engine, [grow] * 4)
+  assert metrics['stop_context_full'] >= 1
+  for tree in trees:
+    assert tree.nodes(Role.PROMPT)[0].text == question
+
+
+def test_scores_are_log_probabilities_of_the_continuations(make_engine, next_logprobs, tokenizer):
+  continuations = ('yes', ' no, it is not', tuple(tokenizer.encode(' ' + PROMPTS[0] * 2)), '')
+
+  def grow(tree):
+    node = tree.root.append(PROMPTS[0], Role.PROMPT)
+    node = yield Generate(node, max_tokens=10)
+    tree.root.data['scores'], more = yield [Score(node, continuations), Generate(node, max_tokens=5, temperature=0.0)]
+    tree.root.data['nodes'] = node, more
+
+  trees, _ = run(make_engine(), [grow] * 3)
+  for tree in trees:
+    node, more = tree.root.data['nodes']
+    for given, logprobs in zip(continuations, tree.root.data['scores'], strict=True):
+      path, expected = node.path_tokens(), []
+      for token in tokenizer.encode(given) if isinstance(given, str) else given:
+        expected.append(next_logprobs(path)[token])
+        path.append(token)
+      np.testing.assert_allclose(logprobs, expected, atol=1e-4)
+    assert_greedy(more, next_logprobs, tokenizer.eos_ids)
+
+
+def test_calls_and_lists_are_served_together_in_order(make_engine):
+  def grow(tree):
+    node = tree.root.append(PROMPTS[0], Role.PROMPT)
+    replies = yield [Call(lambda: 6 * 7), Generate(node, max_tokens=3), Call(lambda: 1 / 0), Search(node, 'x')]
+    tree.root.data['replies'] = replies
+    assert (yield []) == []
+
+  trees, metrics = run(make_engine(), [grow])
+  product, node, failure, found = trees[0].root.data['replies']
+  assert product == 42 and node.role is Role.POLICY and found[0].title == 'Title 0'
+  assert failure == ToolFailure('ZeroDivisionError: division by zero')
+  assert metrics['tool_calls'] == 3 and metrics['tool_failures'] == 1
+
+
+def test_an_error_in_a_generator_names_the_question_and_leaves_the_engine_usable(make_engine):
+  engine = make_engine()
+
+  def grow(tree):
+    node = yield Generate(tree.root.append(PROMPTS[0], Role.PROMPT), max_tokens=4)
+    raise KeyError('gold')
+
+  tree = Tree(engine.tokenizer, Question('train_17', 'who?', ('me',)))
+  with pytest.raises(GrowthError, match="train_17.*KeyError.*'gold'"):
+    engine.run([(grow(tree), tree)], jax.random.key(0))
+  with pytest.raises(GrowthError, match='is no request'):
+    run(engine, [lambda tree: iter_of('nonsense')])
+  with pytest.raises(GrowthError, match='path without a token'):
+    run(engine, [lambda tree: iter_of(Generate(tree.root))])
+  again, _ = run(engine, chains(PROMPTS))
+  fresh, _ = run(make_engine(), chains(PROMPTS))
+  assert spans(again) == spans(fresh)
+
+
+def iter_of(request):
+  yield request
+
+
+def test_the_clock_mode_grows_the_same_tokens(make_engine):
+  """Randomness belongs to the row: only rounding, not the schedule, could make a difference."""
+  one, _ = run(make_engine(), chains(PROMPTS * 2, turns=3))
+  engine = make_engine(deterministic=False)
+  engine.search = SlowSearch(engine.search, lambda: 0.01)
+  other, metrics = run(engine, chains(PROMPTS * 2, turns=3))
+  assert tokens_of(one) == tokens_of(other)
+  assert metrics['seconds_tools'] >= 12 * 0.01
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason='needs eight devices')
+def test_parameters_over_eight_devices_give_the_same_greedy_tokens(make_engine, config, params):
+  from jaxsearch.models.decoder import parameter_axes, parameter_shapes
+  one, _ = run(make_engine(temperature=0.0), chains(PROMPTS))
+  mesh = meshes.make_mesh(data=2, fsdp=2, tensor=2)
+  split = jax.device_put(params, meshes.shardings(parameter_axes(config), parameter_shapes(config), mesh))
+  engine = make_engine(temperature=0.0, mesh=mesh, params=split)
+  other, _ = run(engine, chains(PROMPTS))
+  assert tokens_of(one) == tokens_of(other)
+  with pytest.raises(ValueError, match='give the Engine their mesh'):
+    make_engine(params=split)
+
+
+def test_progress_is_reported(make_engine):
+  seen = []
+  run(make_engine(), chains(PROMPTS, turns=1), on_progress=lambda *report: seen.append(report))
+  assert [report[:2] for report in seen] == [(1, 3), (2, 3), (3, 3)]
+  assert seen[0][2]['tokens_decoded'] <= seen[-1][2]['tokens_decoded']

@@ -1,0 +1,254 @@
+"""Losses: figures of verl, gradients by hand, what is masked, the papers' objectives from one `aggregate`."""
+
+import hypothesis
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxsearch import losses
+
+B, T = 3, 5
+QUICK = hypothesis.settings(max_examples=30, deadline=None)
+MODES = ['token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum']
+aggregate = jax.jit(losses.aggregate, static_argnames='how')
+surrogate = jax.jit(losses.clipped_surrogate, static_argnames=('clip_low', 'clip_high', 'dual_clip'))
+kl = jax.jit(losses.kl, static_argnames='kind')
+numbers = hnp.arrays(np.float32, (B, T), elements=st.integers(-16, 16).map(lambda x: x / 8))
+masks = hnp.arrays(bool, (B, T))
+
+# Figures of verl: compute_policy_loss_vanilla, kl_penalty_forward, compute_value_loss and agg_loss of
+# verl/trainer/ppo/core_algos.py, entropy_from_logits of verl/utils/torch_functional.py, in torch float32.
+LOGP = np.float32([[-1, -0.5, -2, -0.1, -3, -1]])
+OLD = np.float32([[-1.2, -0.1, -2, -2, -1, -31]])
+REF = np.float32([[-1.5, -0.5, -1, -4, -28, -0.4]])
+ADVANTAGES = np.float32([[1, 1, -0.5, -2, -1, 2]])
+ALL = np.ones((1, 6))
+
+
+def test_clipped_surrogate_equals_verl():
+  got = surrogate(LOGP, OLD, ADVANTAGES, ALL, clip_low=0.2, clip_high=0.28)
+  np.testing.assert_allclose(got, [[-1.22140276, -0.67032003, 0.5, 13.37178898, 0.8, -2.56]], rtol=1e-6)
+  got = surrogate(LOGP, OLD, ADVANTAGES, ALL, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+  np.testing.assert_allclose(got, [[-1.22140276, -0.67032003, 0.5, 6, 0.8, -2.56]], rtol=1e-6)
+
+
+@pytest.mark.parametrize('kind, expected', [
+    ('k1', [0.5, 0, -1, 3.9, 25, -0.6]), ('abs', [0.5, 0, 1, 3.9, 25, 0.6]),
+    ('k2', [0.125, 0, 0.5, 7.605, 312.5, 0.18]),
+    ('k3', [0.10653067, 0, 0.71828175, 2.92024207, 20 - 1, 0.22211885])])
+def test_kl_equals_verl(kind, expected):
+  if kind == 'k3':
+    expected = np.minimum(expected, 10)
+  np.testing.assert_allclose(kl(LOGP, REF, kind=kind), [expected], rtol=1e-5)
+
+
+def test_value_loss_equals_verl():
+  values, old = np.float32([[0.5, 1, -0.2, 0.9]]), np.float32([[0.1, 0.9, 0.3, 0.9]])
+  returns, mask = np.float32([[1, 0, 0.5, 0.4]]), np.ones((1, 4))
+  got = losses.value_loss(values, old, returns, mask, clip=0.2)
+  np.testing.assert_allclose(got, [[0.245, 0.5, 0.245, 0.125]], rtol=1e-6)
+  np.testing.assert_allclose(
+      losses.value_loss(values, None, returns, mask), [[0.125, 0.5, 0.245, 0.125]], rtol=1e-6)
+
+
+@pytest.mark.parametrize('how, expected', list(zip(MODES, [29 / 6, 4.0, 14.5])))
+def test_aggregate_equals_verl(how, expected):
+  # The last row is masked as a whole; verl leaves such rows out of the mean over sequences.
+  x = np.float32([[1, 2, 3, 4], [5, 6, 7, 8], [9, 1, 2, 3]])
+  mask = np.array([[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]])
+  np.testing.assert_allclose(aggregate(x, mask, how=how), expected, rtol=1e-6)
+
+
+def test_entropy_equals_verl_and_takes_forbidden_entries():
+  logits = jnp.array([[1.0, 2, 3], [0, 0, 0], [10, -10, 0]])
+  # The atol is verl's: logsumexp minus the mean logit cancels where one entry has nearly everything.
+  np.testing.assert_allclose(losses.entropy(logits), [0.83239555, 1.0986123, 4.9972534e-4], atol=1e-6)
+  forbidden = jnp.array([0.0, -jnp.inf, 0.0])
+  np.testing.assert_allclose(losses.entropy(forbidden), np.log(2), rtol=1e-6)
+  assert np.isfinite(jax.grad(losses.entropy)(forbidden)).all()
+  assert losses.entropy(logits.astype(jnp.bfloat16)).dtype == jnp.float32
+  per_token = losses.entropy_loss(jnp.array([[2.0, jnp.nan]]), jnp.array([[1, 0]]))
+  np.testing.assert_array_equal(per_token, [[-2, 0]])
+
+
+def test_gradient_of_the_surrogate_by_hand():
+  # -ratio A inside the clip range and where clipping would help the loss; 0 where the clip binds.
+  logp = jnp.array([[0.1, 0.4, -0.4, 0.4, -0.4, 30.0]])
+  advantages = jnp.array([[1.0, 1.0, 1.0, -1.0, -1.0, -1.0]])
+  gradient = jax.jit(jax.grad(lambda x: losses.clipped_surrogate(
+      x, jnp.zeros((1, 6)), advantages, jnp.ones((1, 6)), clip_low=0.2, clip_high=0.2).sum()))(logp)
+  np.testing.assert_allclose(gradient, [[-np.exp(0.1), 0, -np.exp(-0.4), np.exp(0.4), 0, 0]], rtol=1e-5)
+
+
+def test_on_policy_gradient_is_minus_the_advantage():
+  advantages = np.float32([[1.5, -0.5, 0.25]])
+  for options in (dict(clip_low=0.2, clip_high=0.2), dict(clip_low=0.2, clip_high=0.28, dual_clip=3.0)):
+    def loss(logp, options=options):
+      return losses.clipped_surrogate(logp, np.zeros((1, 3)), advantages, np.ones((1, 3)), **options).sum()
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(jnp.zeros((1, 3))), -advantages, rtol=1e-6)
+
+
+@QUICK
+@hypothesis.given(numbers, numbers, numbers, st.sampled_from([None, 2.0]))
+def test_surrogate_equals_a_numpy_loop(logp, old, advantages, dual_clip):
+  expected = np.zeros((B, T))
+  for place in np.ndindex(B, T):
+    ratio, a = np.exp(float(logp[place]) - float(old[place])), float(advantages[place])
+    expected[place] = -min(ratio * a, min(max(ratio, 0.8), 1.28) * a)
+    if dual_clip and a < 0:
+      expected[place] = min(expected[place], -a * dual_clip)
+  got = surrogate(logp, old, advantages, np.ones((B, T)), clip_low=0.2, clip_high=0.28, dual_clip=dual_clip)
+  np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@QUICK
+@hypothesis.given(numbers, numbers)
+def test_relations_between_the_kl_estimators(logp, ref):
+  k1, absolute, k2, k3 = (np.asarray(kl(logp, ref, kind=kind)) for kind in ('k1', 'abs', 'k2', 'k3'))
+  np.testing.assert_array_equal(absolute, np.abs(k1))
+  np.testing.assert_allclose(k2, k1 ** 2 / 2, rtol=1e-6)
+  assert (k3 >= 0).all() and (k3 <= 10).all()
+  expected = np.minimum(np.exp(-k1.astype(np.float64)) + k1 - 1, 10)
+  np.testing.assert_allclose(k3, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_k3_estimates_the_kl_and_keeps_its_digits():
+  p, q = np.array([0.5, 0.3, 0.2]), np.array([0.3, 0.3, 0.4])
+  exact = (p * np.log(p / q)).sum()
+  np.testing.assert_allclose((p * kl(np.log(p), np.log(q), kind='k3')).sum(), exact, rtol=1e-5)
+  np.testing.assert_allclose(kl(np.float32([1e-4]), np.float32([0]), kind='k3'), [0.5e-8], rtol=1e-3)
+
+
+def test_unknown_names_are_errors():
+  with pytest.raises(ValueError, match='k4'):
+    losses.kl(LOGP, REF, 'k4')
+  with pytest.raises(ValueError, match='mean'):
+    losses.aggregate(LOGP, ALL, 'mean')
+
+
+@pytest.mark.parametrize('kind', ['k1', 'abs', 'k2', 'k3'])
+def test_what_is_masked_reaches_neither_loss_nor_gradient(kind):
+  mask = np.array([[1, 0, 1, 0, 1], [0, 0, 0, 0, 0], [0, 1, 1, 1, 0]])
+  rng = np.random.default_rng(0)
+  logp, old, ref, advantages, values, returns = rng.normal(size=(6, B, T)).astype(np.float32)
+
+  def total(logp, values, fill):
+    old_, ref_, advantages_, returns_ = (jnp.where(mask, x, fill) for x in (old, ref, advantages, returns))
+    logp, values = jnp.where(mask, logp, fill), jnp.where(mask, values, fill)
+
+    def loss(logp, values):
+      per_token = losses.clipped_surrogate(
+          logp, old_, advantages_, mask, clip_low=0.2, clip_high=0.2, dual_clip=3.0)
+      per_token += losses.value_loss(values, old_, returns_, mask, clip=0.2)
+      per_token += losses.entropy_loss(values, mask)
+      return losses.aggregate(per_token, mask, weights=jnp.where(mask, 0.5, fill)) + losses.aggregate(
+          losses.kl(logp, ref_, kind), mask, 'seq-mean-token-mean')
+    return jax.value_and_grad(loss, argnums=(0, 1))(logp, values)
+
+  run = jax.jit(total)
+  clean_loss, clean = run(logp, values, 0.0)
+  for fill in (np.nan, np.inf, -np.inf, 1e38):
+    dirty_loss, dirty = run(logp, values, fill)
+    assert dirty_loss == clean_loss and np.isfinite(clean_loss)
+    for a, b in zip(dirty, clean):
+      np.testing.assert_array_equal(a, b)
+      assert not np.any(np.asarray(a)[mask == 0]) and np.all(np.asarray(a)[mask == 1])
+
+
+def test_extreme_log_probabilities_stay_finite():
+  logp, old = np.float32([[0, -1e4, -1e30, 0, -3e38]]), np.float32([[-1e4, 0, 0, -3e38, 0]])
+
+  def policy_loss(logp, advantage):
+    advantages = jnp.full((1, 5), advantage)
+    return surrogate(logp, old, advantages, jnp.ones((1, 5)), clip_low=0.2, clip_high=0.2).sum()
+
+  for advantage in (1.0, -1.0):
+    assert all(np.isfinite(x).all() for x in jax.jit(jax.value_and_grad(policy_loss))(logp, advantage))
+  k3_and_gradient = jax.jit(jax.value_and_grad(lambda x: kl(x, old, kind='k3').sum()))
+  assert all(np.isfinite(x).all() for x in k3_and_gradient(logp))
+
+
+def test_a_nan_that_counts_is_seen():
+  assert np.isnan(aggregate(kl(np.float32([[np.nan, 0]]), np.float32([[0, 0]]), kind='k3'), np.ones((1, 2))))
+
+
+def test_float32_inside():
+  half = [jnp.asarray(x, jnp.bfloat16) for x in (LOGP, OLD, ADVANTAGES)]
+  assert surrogate(*half, ALL, clip_low=0.2, clip_high=0.2).dtype == jnp.float32
+  assert losses.kl(*half[:2]).dtype == losses.value_loss(*half, ALL).dtype == jnp.float32
+  assert losses.aggregate(half[0], ALL).dtype == jnp.float32
+
+
+@pytest.mark.parametrize('how', MODES)
+@QUICK
+@hypothesis.given(x=numbers, mask=masks, order=st.permutations(range(B)))
+def test_aggregate_equals_a_numpy_loop_and_ignores_order_and_padding(how, x, mask, order):
+  rows = [x[b, mask[b]].astype(np.float64) for b in range(B) if mask[b].any()]
+  per_row = [row.sum() if how == 'seq-mean-token-sum' else row.mean() for row in rows]
+  if how == 'token-mean':
+    per_row = np.concatenate([[], *rows])
+  expected = np.mean(per_row) if rows else 0.0
+  np.testing.assert_allclose(aggregate(x, mask, how=how), expected, atol=1e-5)
+  np.testing.assert_allclose(aggregate(x[order, :], mask[order, :], how=how), expected, atol=1e-5)
+  padded = [np.pad(array, ((0, 2), (1, 3)), constant_values=c) for array, c in ((x, np.nan), (mask, 0))]
+  np.testing.assert_allclose(aggregate(*padded, how=how), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize('how', MODES)
+def test_micro_batches_of_weighted_tokens_add_up_to_the_whole(how):
+  rng = np.random.default_rng(0)
+  x, mask, weights = rng.normal(size=(6, 7)).astype(np.float32), rng.random((6, 7)) < 0.5, rng.random(6)
+  whole = aggregate(x, mask, how=how, weights=weights)
+  per_token = np.asarray(losses.token_weights(mask, how, weights))
+  parts = [(per_token[rows] * x[rows]).sum() for rows in np.array_split(np.arange(6), 4)]
+  np.testing.assert_allclose(sum(parts), whole, rtol=1e-5)
+  shuffled = rng.permutation(42)                       # tokens moved into other rows, as packing does
+  np.testing.assert_allclose(per_token.ravel()[shuffled] @ x.ravel()[shuffled], whole, rtol=1e-5)
+
+
+# The objectives of the papers, each as nested means in NumPy, and as one call of `aggregate`.
+
+
+def test_search_r2_normalises_a_trace_by_its_own_length():
+  rng = np.random.default_rng(1)
+  lengths = [2, 5, 3]
+  x = rng.normal(size=(3, T)).astype(np.float32)
+  mask = np.arange(T) < np.array(lengths)[:, None]
+  expected = np.mean([x[i, :n].mean() for i, n in enumerate(lengths)])
+  np.testing.assert_allclose(aggregate(x, mask, how='seq-mean-token-mean'), expected, rtol=1e-5)
+
+
+def test_cusearch_divides_by_the_number_of_selected_trajectories():
+  rng = np.random.default_rng(2)
+  x, mask = rng.normal(size=(6, T)).astype(np.float32), np.ones((6, T))
+  selected = np.array([1, 0, 0, 1, 1, 0])
+  expected = sum(x[i].mean() for i in np.flatnonzero(selected)) / 3
+  np.testing.assert_allclose(
+      aggregate(x, mask * selected[:, None], how='seq-mean-token-mean'), expected, rtol=1e-5)
+
+
+def test_carl_sums_segment_means_and_averages_over_rollouts():
+  rng = np.random.default_rng(3)
+  segments = np.array([[0, 0, 0, 1, 2, 2, -1], [0, 0, -1, -1, -1, -1, -1]])   # -1: padding or a tool's text
+  x = rng.normal(size=segments.shape).astype(np.float32)
+  expected = np.mean([sum(row[ids == k].mean() for k in set(ids) - {-1}) for row, ids in zip(x, segments)])
+  length_of_own = (segments[:, :, None] == segments[:, None, :]).sum(axis=-1)
+  got = aggregate(x, segments >= 0, how='seq-mean-token-sum', weights=1 / length_of_own)
+  np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_slate_averages_over_candidates_and_sums_over_steps():
+  rng = np.random.default_rng(4)
+  k = 2
+  # Question 0 has two steps, question 1 has one; a token belongs to (step, candidate), or -1 to neither.
+  candidates = np.array([[0, 0, 0, 1, 2, 3, 3, -1], [0, 1, 1, 1, 1, -1, -1, -1]])
+  x = rng.normal(size=candidates.shape).astype(np.float32)
+  expected = np.mean([
+      sum(np.mean([row[ids == step * k + j].mean() for j in range(k)]) for step in range(steps))
+      for row, ids, steps in zip(x, candidates, [2, 1])])
+  length_of_own = (candidates[:, :, None] == candidates[:, None, :]).sum(axis=-1)
+  got = aggregate(x, candidates >= 0, how='seq-mean-token-sum', weights=1 / (k * length_of_own))
+  np.testing.assert_allclose(got, expected, rtol=1e-5)

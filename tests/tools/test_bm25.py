@@ -1,0 +1,157 @@
+import collections
+import importlib.util
+import math
+import random
+import time
+
+import pytest
+import rank_bm25
+
+from jaxsearch.data.corpus import Passage
+from jaxsearch.tools.bm25 import BM25, words
+
+PASSAGES = [
+    Passage('a', 'Paris', 'Paris is the capital of France.'),
+    Passage('b', 'Lyon', 'Lyon is a city of France.'),
+    Passage('c', 'Berlin', 'Berlin is the capital of Germany.'),
+    Passage('d', 'Łódź', 'A city in Poland; café culture.')]
+
+
+bm25s_missing = pytest.mark.skipif(importlib.util.find_spec('bm25s') is None, reason='needs the extra')
+engines = pytest.mark.parametrize('engine', ['rank_bm25', pytest.param('bm25s', marks=bm25s_missing)])
+
+
+def random_corpus(count, seed=0):
+  """Zipf-like words, passages of ragged length, some of them equal, one empty."""
+  rng = random.Random(seed)
+  vocabulary = [f'w{i}' for i in range(300)]
+  weights = [1 / (i + 1) for i in range(300)]
+  texts = [' '.join(rng.choices(vocabulary, weights, k=rng.randint(3, 60))) for _ in range(count)]
+  texts[5:8] = [texts[4]] * 3
+  passages = [Passage(str(i), '', text) for i, text in enumerate(texts)] + [Passage('none', '', '...')]
+  return passages, rng, vocabulary
+
+
+def scores_by_hand(passages, query, k1=0.9, b=0.4):
+  """The formula of the module, in loops."""
+  documents = [f'{p.title} {p.text.removesuffix("...")}'.split() for p in passages]
+  average = sum(map(len, documents)) / len(documents)
+  holders = {word: sum(word in document for document in documents) for word in query.split()}
+  scores = []
+  for document in documents:
+    counts, score = collections.Counter(document), 0.0
+    for word in dict.fromkeys(query.split()):
+      if counts[word]:
+        idf = math.log(1 + (len(documents) - holders[word] + 0.5) / (holders[word] + 0.5))
+        score += idf * counts[word] * (k1 + 1) / (counts[word] + k1 * (1 - b + b * len(document) / average))
+    scores.append(score)
+  return scores
+
+
+@engines
+def test_ranking_and_scores_equal_the_formula(engine):
+  passages, rng, vocabulary = random_corpus(80)
+  backend = BM25(passages, engine=engine)
+  for _ in range(40):
+    query = ' '.join(rng.choices(vocabulary, k=rng.randint(1, 8)))
+    expected = scores_by_hand(passages, query)
+    order = sorted((i for i, s in enumerate(expected) if s), key=lambda i: (-round(expected[i], 9), i))[:10]
+    found = backend.search([query], 10)[0]
+    assert [d.id for d in found] == [passages[i].id for i in order]
+    assert [d.score for d in found] == pytest.approx([expected[i] for i in order], abs=1e-8)
+
+
+def test_the_sums_are_those_of_rank_bm25():
+  """Against the library's own `get_scores`, given the weights of words that the module names."""
+  passages, rng, vocabulary = random_corpus(200)
+  backend, judge = BM25(passages), rank_bm25.BM25Okapi([words(p.text) for p in passages], k1=0.9, b=0.4)
+  judge.idf = {word: math.log1p((judge.corpus_size - n + 0.5) / (n + 0.5)) for word in judge.idf
+               for n in [sum(word in frequencies for frequencies in judge.doc_freqs)]}
+  for _ in range(20):
+    query = rng.sample(vocabulary, 6)
+    scores = judge.get_scores(query)
+    for document in backend.search([' '.join(query)], 300)[0]:
+      assert document.score == pytest.approx(scores[[p.id for p in passages].index(document.id)], abs=1e-8)
+
+
+@bm25s_missing
+def test_engines_agree_to_the_last_tie():
+  passages, rng, vocabulary = random_corpus(400, seed=1)
+  plain, fast = BM25(passages), BM25(passages, engine='bm25s')
+  queries = [' '.join(rng.choices(vocabulary, k=rng.randint(1, 12))) for _ in range(200)]
+  for first, second in zip(plain.search(queries, 20), fast.search(queries, 20), strict=True):
+    assert [d.id for d in first] == [d.id for d in second]
+    assert [d.score for d in first] == pytest.approx([d.score for d in second], abs=2e-9)
+
+
+@engines
+def test_ties_stand_in_corpus_order(engine):
+  twins = [Passage(str(i), 'Same', 'the same words') for i in range(20)]
+  assert [d.id for d in BM25(twins, engine=engine).search(['same'], 5)[0]] == ['0', '1', '2', '3', '4']
+
+
+@engines
+def test_nothing_known_nothing_found(engine):
+  backend = BM25(PASSAGES, engine=engine)
+  assert backend.search(['xylophone', '', '?!', 'xylophone Berlin'], 3) == [
+      [], [], [], backend.search(['berlin'], 3)[0]]
+  assert [d.id for d in backend.search(['Berlin'], 3)[0]] == ['c']  # not filled up with others
+  assert backend.search([], 3) == []
+
+
+@engines
+def test_a_word_in_every_passage_of_a_tiny_corpus_still_finds(engine):
+  found = BM25(PASSAGES[:2], engine=engine).search(['France', 'Paris'], 3)
+  assert [[d.id for d in documents] for documents in found] == [['a', 'b'], ['a']]
+
+
+def test_titles_count_and_spelling_variants_are_one_word():
+  backend = BM25(PASSAGES)
+  assert [d.id for d in backend.search(['BERLIN,'], 1)[0]] == ['c']
+  assert [d.id for d in backend.search(['CAFE'], 1)[0]] == ['d']
+  assert backend.search(['łódź'], 1)[0][0].title == 'Łódź'
+  assert words('Fannā’s 2½ naïve_STRASSE') == words("fanna's 2½ naive_straße")
+
+
+def test_a_repeated_word_counts_once():
+  backend = BM25(PASSAGES)
+  assert backend.search(['capital Berlin'], 4) == backend.search(['capital berlin capital CAPITAL'], 4)
+
+
+def test_answers_from_the_cache_cannot_be_spoilt():
+  backend = BM25(PASSAGES)
+  first = backend.search(['capital'], 2)[0]
+  kept = list(first)
+  first.clear()
+  assert backend.search(['capital'], 2)[0] == kept
+  assert len(backend.search(['capital'], 1)[0]) == 1
+
+
+def test_the_cache_is_bounded_and_used():
+  backend = BM25(PASSAGES, cache_size=2)
+  backend.search(['paris', 'Paris!', 'lyon', 'berlin', 'city'], 1)
+  info = backend._ranked.cache_info()
+  assert (info.hits, info.currsize) == (1, 2)
+
+
+def test_bad_arguments_are_named():
+  backend = BM25(PASSAGES)
+  with pytest.raises(ValueError, match='topk=0'):
+    backend.search(['x'], 0)
+  with pytest.raises(TypeError, match='list of strings'):
+    backend.search('Paris', 3)
+  with pytest.raises(ValueError, match="'lucene'"):
+    BM25(PASSAGES, engine='lucene')
+  for corpus in ([], [Passage('a', '', '...')]):
+    with pytest.raises(ValueError, match='cannot index'):
+      BM25(corpus)
+
+
+def test_five_thousand_passages_are_indexed_and_searched_in_no_time():
+  passages, rng, vocabulary = random_corpus(5000)
+  start = time.process_time()
+  backend = BM25(passages)
+  built = time.process_time()
+  backend.search([' '.join(rng.choices(vocabulary, k=8)) for _ in range(100)], 3)
+  assert built - start < 2.0  # 0.4 s where nothing else runs
+  assert time.process_time() - built < 1.0

@@ -1,0 +1,74 @@
+"""A random decoder, random forests and an optimizer small enough for every test of a training step."""
+
+import types
+
+import jax
+import ml_collections
+import numpy as np
+import pytest
+
+from jaxsearch.models.decoder import DecoderConfig, initial_params, parameter_axes, parameter_shapes
+from jaxsearch.parallel import mesh as meshes
+from jaxsearch.trees.tree import Role, Tree
+from jaxsearch.training import state as states
+from jaxsearch.training import step as steps
+
+VOCAB = 64
+
+HYPER = dict(temperature=1.0, chunk=16, clip_low=0.2, clip_high=0.2, dual_clip=None, kl_coef=0.0, entropy_coef=0.0)
+
+
+# Sizes that eight devices divide in some dimensions and not in others (2 key/value heads, width 24).
+DECODER = DecoderConfig(vocab_size=VOCAB, hidden_size=24, intermediate_size=32, num_layers=2, num_heads=4,
+                        num_kv_heads=2, head_dim=8, qkv_bias=True, tie_embeddings=True)
+
+
+def optim_config(**changes):
+  fields = dict(learning_rate=1e-2, schedule='constant', warmup_updates=0, b1=0.9, b2=0.99, eps=1e-8,
+                weight_decay=0.0, clip_norm=1.0)
+  return ml_collections.ConfigDict(fields | changes)
+
+
+def random_forest(seed, trees=6, *, advantages=None, branch=False):
+  """Chains prompt, policy, observation, policy of ragged lengths, with random log-probabilities and advantages."""
+  rng = np.random.default_rng(seed)
+  ids = lambda size: rng.integers(1, VOCAB, size).tolist()
+  forest = []
+  for index in range(trees):
+    tree = Tree(tokenizer=None)
+    node = tree.root.append(ids(rng.integers(2, 5)), Role.PROMPT)
+    for turn in range(2):
+      tokens = ids(rng.integers(2, 7))
+      parent = node
+      for _ in range(2 if branch and turn else 1):
+        node = parent.append(tokens, Role.POLICY, logprobs=rng.normal(-3, 0.3, len(tokens)))
+        node.advantages = float(rng.normal()) if advantages is None else advantages[index]
+        tokens = ids(len(tokens))
+      if turn == 0:
+        node = node.append(ids(rng.integers(2, 6)), Role.OBSERVATION)
+    forest.append(tree)
+  return forest
+
+
+def setup(*, decoder=DECODER, mesh=None, hyper=HYPER, loss_fn=None, seed=0, **optim):
+  """(state, train_step, params, mesh) for a random model on `mesh` (one device by default)."""
+  mesh = mesh or meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+  shardings = meshes.shardings(parameter_axes(decoder), parameter_shapes(decoder), mesh)
+  params = jax.tree.map(np.asarray, initial_params(decoder, jax.random.key(seed)))
+  optim = optim_config(**optim)
+  schedule = states.learning_rate_schedule(optim, 100)
+  optimizer = states.make_optimizer(optim, schedule)
+  state = states.create(states.place_params(params, shardings), optimizer, mesh)
+  if loss_fn is None:
+    loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=decoder, **hyper)
+  train_step = steps.make_train_step(
+    loss_fn, optimizer, schedule, mesh=mesh, dtype=decoder.dtype,
+    state_shardings=jax.tree.map(lambda x: x.sharding, state))
+  return types.SimpleNamespace(state=state, train_step=train_step, params=params, mesh=mesh, optimizer=optimizer)
+
+
+@pytest.fixture
+def tiny():
+  """The functions and sizes of this file."""
+  return types.SimpleNamespace(decoder=DECODER, hyper=HYPER, vocab=VOCAB, random_forest=random_forest, setup=setup,
+                               optim_config=optim_config)

@@ -1,0 +1,62 @@
+"""Packing of trained tokens, against loops."""
+
+import numpy as np
+import pytest
+
+from jaxsearch.parallel import mesh as meshes
+from jaxsearch.training import batch as batches
+from jaxsearch.trees.layout import lay_out
+
+
+def test_trained_tokens_are_packed_in_order_with_their_values(tiny):
+  rows = lay_out(tiny.random_forest(0, trees=7, branch=True), 48, pad_id=0)
+  other = np.random.default_rng(0).normal(size=rows.tokens.shape).astype(np.float32)
+  batch = batches.make_batch(rows, 2, ref_logprobs=other)
+  B, T = rows.tokens.shape
+  n, R, M = batch.targets.shape
+  assert n == 1 << (int(batch.count) - 1).bit_length() and batch.count == -(-B // R)
+  for index in range(n * R):
+    i, r = divmod(index, R)
+    expected = np.flatnonzero(rows.loss_weights[index]) if index < B else []
+    found = batch.targets[i, r]
+    np.testing.assert_array_equal(found[:len(expected)], expected)
+    assert np.all(found[len(expected):] == -1)
+    for name, values in (('weights', rows.loss_weights), ('advantages', rows.advantages),
+                         ('old_logprobs', rows.old_logprobs), ('ref_logprobs', other)):
+      packed = getattr(batch, name)[i, r]
+      np.testing.assert_array_equal(packed[:len(expected)], values[index, expected] if len(expected) else [])
+      assert np.all(packed[len(expected):] == 0)
+    if index >= B:  # padding: sees itself
+      np.testing.assert_array_equal(batch.visible_until[i, r], np.arange(T) + 1)
+      np.testing.assert_array_equal(batch.previous[i, r], np.arange(T))
+
+
+def test_unpack_is_the_inverse(tiny):
+  rows = lay_out(tiny.random_forest(1, trees=7), 48, pad_id=0)
+  batch = batches.make_batch(rows, 2)
+  np.testing.assert_array_equal(batches.unpack(batch, batch.weights, len(rows.tokens)), rows.loss_weights)
+
+
+@pytest.mark.parametrize('largest, bucket', [(0, 8), (8, 8), (9, 16), (17, 24), (25, 32), (33, 48), (49, 64), (64, 64)])
+def test_few_buckets_of_targets(largest, bucket):
+  assert batches.target_bucket(largest, 64) == bucket
+
+
+def test_more_targets_than_tokens_is_an_error():
+  with pytest.raises(ValueError, match='65 trained tokens in a row of 64'):
+    batches.target_bucket(65, 64)
+
+
+def test_micro_rows_must_split_over_the_mesh():
+  mesh = meshes.make_mesh(2, 2, 2)
+  batches.check_rows(8, mesh)
+  with pytest.raises(ValueError, match='micro_rows=6 must be a multiple of the 4'):
+    batches.check_rows(6, mesh)
+
+
+def test_mini_batches_are_a_seeded_partition():
+  parts = batches.mini_batches(10, 4, np.random.default_rng(3))
+  assert sorted(np.concatenate(parts)) == list(range(10)) and {len(part) for part in parts} == {2, 3}
+  again = batches.mini_batches(10, 4, np.random.default_rng(3))
+  assert all((a == b).all() for a, b in zip(parts, again))
+  assert len(batches.mini_batches(2, 4, np.random.default_rng(3))) == 2

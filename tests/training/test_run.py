@@ -1,0 +1,133 @@
+"""A run that is killed again and again ends where an uninterrupted one does, to the bit. Real processes, real signals."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from jaxsearch.training import metrics
+
+CHILD = pathlib.Path(__file__).with_name('child.py')
+ROOT = pathlib.Path(__file__).parents[2]
+TIMES = ('seconds', 'tokens_per_second', 'compilations')  # what may differ between runs
+
+
+@pytest.fixture(scope='module')
+def inputs(tmp_path_factory):
+  spec = importlib.util.spec_from_file_location('child', CHILD)
+  child = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(child)
+  folder = tmp_path_factory.mktemp('inputs')
+  child.make_inputs(folder)
+  return folder
+
+
+@pytest.fixture(scope='module')
+def start(inputs):
+  """start(command, out, *changes) -> the process; programs are shared through a compilation cache."""
+  cache = os.environ.get('JAX_COMPILATION_CACHE_DIR') or str(inputs / 'cache')
+  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT), 'JAX_COMPILATION_CACHE_DIR': cache,
+                              'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
+
+  def start(command, out, *changes):
+    return subprocess.Popen([sys.executable, str(CHILD), command, str(inputs), str(out), *changes],
+                            env=environment, stderr=subprocess.PIPE, text=True)
+
+  return start
+
+
+def wait_for(condition, process):
+  """Polls until `condition()`; the process must not end before."""
+  deadline = time.monotonic() + 300
+  while not condition():
+    assert process.poll() is None, process.stderr.read()[-3000:]
+    assert time.monotonic() < deadline, 'the run does not get there'
+    time.sleep(0.002)
+
+
+def finish(process):
+  _, errors = process.communicate(timeout=300)
+  return process.returncode, errors
+
+
+def saved_arrays(out, step):
+  """Every array of a checkpoint by its path, read without jaxsearch."""
+  return {
+    f'{item} {path}': np.asarray(value)
+    for item in ('params', 'rest')
+    for path, value in ocp.tree.to_flat_dict(
+      ocp.StandardCheckpointer().restore(out / 'checkpoints' / str(step) / item), sep='/').items()
+  }  # fmt: skip
+
+
+def comparable(row):
+  return {name: value for name, value in row.items() if not name.startswith('seconds_') and name not in TIMES}
+
+
+@pytest.mark.timeout(600)
+def test_kills_at_any_point_change_nothing(start, tmp_path):
+  whole, broken = tmp_path / 'whole', tmp_path / 'broken'
+  reference = start('train', whole)
+
+  rows = lambda: len(metrics.read(broken / 'metrics.jsonl'))
+  process = start('train', broken)
+  wait_for(lambda: rows() == 3, process)  # in step 4; the checkpoint is that of step 2
+  process.kill()
+  finish(process)
+
+  process = start('train', broken)
+  wait_for(lambda: list(broken.glob('checkpoints/4*tmp*')), process)  # in the middle of a save
+  process.kill()
+  finish(process)
+  assert not (broken / 'checkpoints' / '4').exists()
+
+  process = start('train', broken)
+  wait_for(lambda: rows() == 5, process)
+  process.send_signal(signal.SIGTERM)
+  code, errors = finish(process)
+  assert code == 128 + signal.SIGTERM, errors[-3000:]
+  stopped = max(int(path.name) for path in broken.glob('checkpoints/*'))
+  assert stopped == rows() >= 5  # saved where it stopped, on a step that no interval asks for or on the last
+
+  code, errors = finish(start('train', broken))
+  assert code == 0, errors[-3000:]
+  assert finish(reference)[0] == 0
+
+  expected, found = saved_arrays(whole, 6), saved_arrays(broken, 6)
+  assert expected.keys() == found.keys() and len(expected) > 30
+  for name, value in expected.items():
+    np.testing.assert_array_equal(found[name], value, err_msg=name)
+  a, b = metrics.read(whole / 'metrics.jsonl'), metrics.read(broken / 'metrics.jsonl')
+  assert [row['step'] for row in b] == [1, 2, 3, 4, 5, 6]
+  assert [comparable(row) for row in a] == [comparable(row) for row in b]
+  assert len({row['loss'] for row in a}) == 6  # the steps are not all alike
+  assert sorted(path.name for path in whole.glob('checkpoints/*')) == ['4', '6']  # keep_checkpoints=2
+
+  code, errors = finish(start('train', broken, 'loss.kl_coef=0.2', 'steps=8'))
+  assert code == 1 and 'loss.kl_coef was 0.1, now it is 0.2' in errors
+  assert json.loads((broken / 'config.json').read_text())['steps'] == 6
+
+
+@pytest.mark.timeout(600)
+def test_supervised_runs_go_on_too(start, tmp_path):
+  whole, broken = tmp_path / 'whole', tmp_path / 'broken'
+  reference = start('sft', whole, 'steps=40')
+  process = start('sft', broken, 'steps=40')
+  wait_for(lambda: (broken / 'checkpoints' / '2').exists(), process)
+  process.kill()
+  finish(process)
+  assert finish(start('sft', broken, 'steps=40'))[0] == 0
+  assert finish(reference)[0] == 0
+  expected, found = saved_arrays(whole, 40), saved_arrays(broken, 40)
+  for name, value in expected.items():
+    np.testing.assert_array_equal(found[name], value, err_msg=name)
+  losses = [row['loss'] for row in metrics.read(broken / 'metrics.jsonl')]
+  assert len(losses) == 40 and losses[-1] < 0.6 * losses[0]

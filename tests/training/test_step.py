@@ -1,0 +1,245 @@
+"""The step against plain NumPy sums, and what must not change it: packing, micro-batches, the mesh, observations."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxsearch.models.decoder import Decoder, initial_params
+from jaxsearch.parallel import mesh as meshes
+from jaxsearch.training import step as steps
+from jaxsearch.training.batch import make_batch, mini_batches, place, take
+from jaxsearch.trees.layout import lay_out
+from jaxsearch.trees.tree import Role
+
+
+def grads_of(tiny, rows, micro_rows, hyper=None, params=None, decoder=None, ref=False):
+  """(gradients, loss, report) of the whole batch on one device, with the optimizer left out."""
+  decoder = decoder or tiny.decoder
+  params = params if params is not None else initial_params(decoder, jax.random.key(0))
+  batch = make_batch(rows, micro_rows)
+  if ref:
+    batch = dataclasses.replace(batch, ref_logprobs=batch.old_logprobs * 1.1)
+  mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+  loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=decoder, **(hyper or tiny.hyper))
+  accumulate = jax.jit(lambda params, batch: steps.accumulate(
+    loss_fn, params, batch, jax.tree.map(lambda _: meshes.replicated(mesh), params)))
+  return accumulate(params, jax.tree.map(jnp.asarray, batch))
+
+
+def assert_trees_close(a, b, rtol=1e-5, atol=1e-7):
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
+
+
+@pytest.mark.parametrize('how', ['token-mean', 'seq-mean-token-mean'])
+def test_loss_is_the_sum_a_loop_over_plain_paths_gives(tiny, how):
+  hyper = tiny.hyper | dict(clip_low=0.1, clip_high=0.3, dual_clip=2.0, kl_coef=0.3, entropy_coef=0.01, temperature=0.7)
+  forest = tiny.random_forest(0, trees=5, branch=True)
+  params = initial_params(tiny.decoder, jax.random.key(1))
+  params = jax.tree.map(lambda x: x * 4, params)  # far from uniform, so that ratios leave the clipping interval
+  rows = lay_out(forest, 48, pad_id=0, how=how)
+  _, loss, report = grads_of(tiny, rows, 2, hyper, params, ref=True)
+
+  model = jax.jit(lambda tokens: Decoder(tiny.decoder, params=params)(tokens))
+  per_tree, tokens, clipped = [], 0, 0
+  for tree in forest:
+    losses = []
+    for leaf in tree.leaves():
+      path = leaf.path()
+      ids = leaf.path_tokens()
+      scores = np.asarray(model(jnp.asarray([ids + [0] * (40 - len(ids))]))[0], np.float64) / hyper['temperature']
+      logp = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+      start = 0
+      for node in path:
+        first_seen = node not in [n for other in tree.leaves()[:tree.leaves().index(leaf)] for n in other.path()]
+        for offset, token in enumerate(node.tokens):
+          if node.role is Role.POLICY and first_seen:
+            predicted = logp[start + offset - 1]
+            new, old, advantage = predicted[token], node.logprobs[offset], node.advantages
+            ratio = np.exp(new - old)
+            surrogate = max(-ratio * advantage, -np.clip(ratio, 0.9, 1.3) * advantage)
+            if advantage < 0:
+              surrogate = min(surrogate, -2.0 * advantage)
+            difference = 1.1 * old - new
+            kl = np.clip(np.exp(difference) - difference - 1, -10, 10)
+            entropy = -np.sum(np.exp(predicted) * predicted)
+            losses.append(surrogate + 0.3 * kl - 0.01 * entropy)
+            clipped += ratio > 1.3 if advantage > 0 else ratio < 0.9
+        start += len(node.tokens)
+    per_tree.append(losses)
+    tokens += len(losses)
+  flat = np.concatenate(per_tree)
+  expected = flat.mean() if how == 'token-mean' else np.mean([np.mean(losses) for losses in per_tree])
+  np.testing.assert_allclose(loss, expected, rtol=2e-5)
+  np.testing.assert_allclose(report['mean']['clip_fraction'], clipped)
+  assert clipped > 0
+
+
+def test_micro_batches_and_packing_change_no_gradient(tiny):
+  forest = tiny.random_forest(1, trees=8, branch=True)
+  packed = lay_out(forest, 64, pad_id=0)
+  loose = lay_out(forest[::-1], 40, pad_id=0)
+  assert loose.tokens.shape[0] > packed.tokens.shape[0] >= 3
+  hyper = tiny.hyper | dict(entropy_coef=0.02)
+  reference = grads_of(tiny, packed, packed.tokens.shape[0], hyper)
+  assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(reference[0])) > 1e-3
+  for rows, micro_rows in ((packed, 1), (packed, 2), (loose, 3)):
+    grads, loss, report = grads_of(tiny, rows, micro_rows, hyper)
+    assert_trees_close(grads, reference[0], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(loss, reference[1], rtol=1e-5)
+    assert_trees_close(report, reference[2], rtol=1e-4, atol=1e-6)
+
+
+def test_mini_batches_average_to_the_whole(tiny):
+  rows = lay_out(tiny.random_forest(2, trees=8), 40, pad_id=0)
+  whole, loss, _ = grads_of(tiny, rows, 4)
+  indices = mini_batches(len(rows.tokens), 3, np.random.default_rng(0))
+  assert sorted(np.concatenate(indices)) == list(range(len(rows.tokens)))
+  parts = [grads_of(tiny, take(rows, part, 3), 2) for part in indices]
+  np.testing.assert_allclose(np.mean([part[1] for part in parts]), loss, rtol=1e-5)
+  assert_trees_close(jax.tree.map(lambda *g: sum(g) / 3, *(part[0] for part in parts)), whole, rtol=1e-4, atol=1e-6)
+
+
+def test_chunk_size_and_remat_change_nothing(tiny):
+  rows = lay_out(tiny.random_forest(3), 64, pad_id=0)
+  reference = grads_of(tiny, rows, 2)
+  for chunk, remat in ((7, 'none'), (1024, 'dots'), (16, 'full')):
+    grads, loss, _ = grads_of(tiny, rows, 2, tiny.hyper | dict(chunk=chunk),
+                              decoder=dataclasses.replace(tiny.decoder, remat=remat))
+    np.testing.assert_allclose(loss, reference[1], rtol=1e-5)
+    assert_trees_close(grads, reference[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize('sizes', [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 2, 4)])
+def test_a_mesh_of_eight_gives_the_losses_of_one_device(tiny, sizes):
+  rows = lay_out(tiny.random_forest(4, trees=16), 40, pad_id=0)
+  alone, spread = tiny.setup(), tiny.setup(mesh=meshes.make_mesh(*sizes))
+  for _ in range(2):  # the second loss depends on the first update
+    alone.state, expected = alone.train_step(alone.state, place(make_batch(rows, 8), alone.mesh))
+    spread.state, metrics = spread.train_step(spread.state, place(make_batch(rows, 8), spread.mesh))
+    assert sorted(metrics) == sorted(expected)
+    for name, value in expected.items():
+      np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+  assert_trees_close(jax.device_get(spread.state.params), jax.device_get(alone.state.params), rtol=1e-3, atol=2e-4)
+
+
+def test_observations_and_prompts_get_exactly_zero_gradient(tiny, monkeypatch):
+  """Final hidden states serve to predict and for nothing else: only those that predict a policy token may matter."""
+  forest = tiny.random_forest(5, branch=True)
+  rows = lay_out(forest, 64, pad_id=0)
+  roles = [[node.role for node in tree.walk()] for tree in forest]
+  expected = np.zeros(rows.tokens.shape, bool)
+  for row, column in np.ndindex(rows.tokens.shape):
+    tree, span = rows.tree_ids[row, column], rows.span_ids[row, column]
+    if tree >= 0 and roles[tree][span] is Role.POLICY:
+      expected[row, rows.previous[row, column]] = True
+  batch = jax.tree.map(lambda x: jnp.asarray(x)[0] if np.ndim(x) else x, make_batch(rows, len(rows.tokens)))
+  params = initial_params(tiny.decoder, jax.random.key(0))
+  hyper = tiny.hyper | dict(entropy_coef=0.01)
+  hidden_states = steps.hidden_states
+
+  def loss(extra):
+    monkeypatch.setattr(steps, 'hidden_states', lambda *args: hidden_states(*args) + extra)
+    return steps.policy_loss(params, batch, config=tiny.decoder, **hyper)[0]
+
+  gradient = jax.grad(loss)(jnp.zeros((*rows.tokens.shape, tiny.decoder.hidden_size)))
+  np.testing.assert_array_equal(np.any(np.asarray(gradient) != 0, axis=-1), expected)
+
+
+def test_what_stands_on_untrained_spans_reaches_no_parameter(tiny):
+  forest, marked = tiny.random_forest(6), tiny.random_forest(6)
+  for tree in marked:
+    for node in tree.walk():
+      if node.role is not Role.POLICY:
+        node.advantages = 1e30
+  results = []
+  for trees in (forest, marked):
+    lab = tiny.setup()
+    state, _ = lab.train_step(lab.state, place(make_batch(lay_out(trees, 64, pad_id=0), 2), lab.mesh))
+    results.append(jax.device_get(state.params))
+  jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+def span_logprobs(tiny, params, forest):
+  """Total log-probability of every policy span, in forest order."""
+  rows = lay_out(forest, 64, pad_id=0)
+  batch = make_batch(rows, len(rows.tokens))
+  mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+  score = steps.make_score_step(tiny.decoder, mesh=mesh, temperature=1.0, chunk=32)
+  values = np.asarray(score(params, place(batch, mesh)))[0]
+  targets = np.asarray(batch.targets)[0]
+  totals = {}
+  for row, column in zip(*np.nonzero(targets >= 0)):
+    key = rows.tree_ids[row, targets[row, column]], rows.span_ids[row, targets[row, column]]
+    totals[key] = totals.get(key, 0) + values[row, column]
+  return totals, batch, values
+
+
+def test_rewarded_spans_become_more_likely_and_the_others_less(tiny):
+  advantages = [1.0, -1.0, 0.5, -0.5, 2.0, -2.0]
+  forest = tiny.random_forest(7, advantages=advantages)
+  lab = tiny.setup(learning_rate=1e-3)
+  before, batch, values = span_logprobs(tiny, lab.state.params, forest)
+  batch = dataclasses.replace(batch, old_logprobs=values[None])
+  state = lab.state
+  for _ in range(3):
+    state, metrics = lab.train_step(state, place(batch, lab.mesh))
+  after, _, _ = span_logprobs(tiny, state.params, forest)
+  assert len(before) == 12
+  for (tree, span), value in before.items():
+    assert np.sign(after[tree, span] - value) == np.sign(advantages[tree]), (tree, span)
+  assert metrics['tokens_trained'] == np.sum(batch.targets >= 0)
+
+
+def test_the_gap_between_sampler_and_trainer_is_measured(tiny):
+  forest = tiny.random_forest(8)
+  lab = tiny.setup()
+  _, batch, values = span_logprobs(tiny, lab.state.params, forest)
+  difference = np.abs(values - batch.sampler_logprobs[0])[batch.targets[0] >= 0]
+  batch = dataclasses.replace(batch, old_logprobs=values[None])
+  _, metrics = lab.train_step(lab.state, place(batch, lab.mesh))
+  np.testing.assert_allclose(metrics['logprob_gap'], difference.mean(), rtol=1e-4)
+  np.testing.assert_allclose(metrics['logprob_gap_max'], difference.max(), rtol=1e-4)
+  np.testing.assert_allclose(metrics['ratio'], 1.0, rtol=1e-5)  # old log-probabilities were recomputed
+
+
+def test_a_non_finite_gradient_is_skipped_and_counted(tiny):
+  forest = tiny.random_forest(9)
+  lab = tiny.setup()
+  good = make_batch(lay_out(forest, 64, pad_id=0), 2)
+  bad = dataclasses.replace(good, advantages=np.where(good.targets == good.targets.max(), np.nan, good.advantages))
+  state, _ = lab.train_step(lab.state, place(good, lab.mesh))
+  kept = jax.device_get(state)
+  state, metrics = lab.train_step(state, place(bad, lab.mesh))
+  state, metrics = lab.train_step(state, place(bad, lab.mesh))
+  assert (metrics['skipped'], metrics['skipped_in_a_row'], state.updates) == (2, 2, 1)
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), kept.params)
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.opt_state), kept.opt_state)
+  state, metrics = lab.train_step(state, place(good, lab.mesh))
+  assert (metrics['skipped'], metrics['skipped_in_a_row'], state.updates) == (2, 0, 2)
+
+
+def test_imitation_learns_what_it_is_shown(tiny):
+  forest = tiny.random_forest(10)
+  loss_fn = lambda params, batch: steps.imitation_loss(params, batch, config=tiny.decoder, chunk=32)
+  lab = tiny.setup(loss_fn=loss_fn, learning_rate=3e-3)
+  totals, batch, values = span_logprobs(tiny, lab.state.params, forest)
+  state, metrics = lab.train_step(lab.state, place(batch, lab.mesh))
+  count = np.sum(batch.targets >= 0)
+  np.testing.assert_allclose(metrics['loss'], -sum(totals.values()) / count, rtol=1e-5)
+  for _ in range(30):
+    state, metrics = lab.train_step(state, place(batch, lab.mesh))
+  assert metrics['loss'] < 0.7 * -sum(totals.values()) / count
+
+
+def test_one_program_serves_every_number_of_rows_of_a_bucket(tiny):
+  forest = tiny.random_forest(11, trees=16)
+  lab = tiny.setup()
+  state = lab.state
+  for trees in (16, 13, 14, 12):
+    batch = make_batch(lay_out(forest[:trees], 48, pad_id=0), 1)
+    state, metrics = lab.train_step(state, place(batch, lab.mesh))
+  assert lab.train_step._cache_size() <= 2
+  assert metrics['tokens_trained'] > 0

@@ -1,0 +1,70 @@
+"""Demonstrations: reading, masking, order, and a model that learns them."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxsearch.data import world
+from jaxsearch.data.jsonl import DataError
+from jaxsearch.models.decoder import initial_params
+from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.training import warmup
+from jaxsearch.trees.layout import lay_out
+from jaxsearch.trees.tree import Role
+
+
+def test_only_policy_spans_are_learned(tmp_path):
+  tokenizer = Tokenizer.load(world.folder())
+  path = tmp_path / 'demonstrations.jsonl'
+  path.write_text('{"spans": [{"role": "prompt", "text": "Who? "}, {"role": "policy", "text": "It is"}, '
+                  '{"role": "observation", "text": " (a fact) "}, {"role": "policy", "text": "so."}]}\n')
+  [tree] = warmup.read_demonstrations(path, tokenizer)
+  rows = lay_out([tree], 64, pad_id=0)
+  learned = rows.tokens[rows.loss_weights > 0].tolist()
+  assert learned == tokenizer.encode('It is') + tokenizer.encode('so.')
+  assert tokenizer.decode(rows.tokens[rows.tree_ids == 0].tolist()) == 'Who? It is (a fact) so.'
+
+
+@pytest.mark.parametrize('line, words', [
+  ('{"spans": []}', "'spans' must be a list"),
+  ('{"text": "x"}', "'spans' must be a list"),
+  ('{"spans": [{"role": "user", "text": "x"}]}', "span 0 needs a 'role'"),
+  ('{"spans": [{"role": "prompt", "text": "x"}, {"role": "policy"}]}', "span 1 needs a 'role'"),
+  ('{"spans": [{"role": "prompt", "text": "x"}]}', 'nothing to learn'),
+])
+def test_a_bad_line_is_named(tmp_path, line, words):
+  good = '{"spans": [{"role": "prompt", "text": "a"}, {"role": "policy", "text": "b"}]}\n'
+  (tmp_path / 'd.jsonl').write_text(good + line + '\n')
+  with pytest.raises(DataError, match=f'd.jsonl:2.*{words}'):
+    warmup.read_demonstrations(tmp_path / 'd.jsonl', Tokenizer.load(world.folder()))
+
+
+def test_a_demonstration_keeps_every_token_and_mark():
+  ids, learned = [5, 6, 7, 8, 9, 10], [False, True, True, False, False, True]
+  tree = warmup.demonstration(ids, learned)
+  assert tree.leaves()[0].path_tokens() == ids
+  marks = [node.trained for node in tree.walk() for _ in node.tokens]
+  assert marks == learned
+  assert [node.role for node in tree.walk()][1:] == [Role.OBSERVATION, Role.POLICY, Role.OBSERVATION, Role.POLICY]
+
+
+def test_every_epoch_has_each_example_once_in_its_own_order():
+  line = [index for step in range(9) for index in warmup.shuffled(7, 5, step, seed=3)]
+  epochs = [line[start:start + 7] for start in range(0, 42, 7)]
+  assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
+  assert len({tuple(epoch) for epoch in epochs}) > 3
+  assert warmup.shuffled(7, 5, 4, seed=3) == line[20:25]
+  assert warmup.shuffled(7, 5, 4, seed=4) != line[20:25]
+
+
+def test_fit_learns_and_leaves_its_input_alone(tiny):
+  params = initial_params(tiny.decoder, jax.random.key(0))
+  before = jax.device_get(params)
+  example = warmup.demonstration([1, 2, 3, 4, 5, 6], [False, False, True, True, True, True])
+  losses = []
+  trained = warmup.fit(tiny.decoder, params, iter(lambda: [example], None), optim=tiny.optim_config(learning_rate=3e-2),
+                       total_updates=25, row_length=16, micro_rows=1, pad_id=0,
+                       report=lambda update, row, _: losses.append(row['loss']))
+  assert len(losses) == 25 and losses[-1] < 0.1 * losses[0]
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), before)
+  assert not np.array_equal(trained['embedding'], before['embedding'])
