@@ -13,13 +13,13 @@ def get_config():
   config = base.get_config()
   config.out = 'runs/quickstart'
   config.steps = 60
-  config.data.hops = (1, 2)
-  config.data.arithmetic = False
+  config.data.update(hops=(1, 2), arithmetic=False)
   config.questions_per_step = 8
   config.group_size = 8
-  config.sampler.length = 512
-  config.train.row_length = 512
-  config.grow.max_turns = 4
-  config.eval.every = 60
+  config.grow.max_turns = 3
+  config.sampler.update(slots=64, length=448)
+  config.train.row_length = 448
+  config.optim.learning_rate = 3e-4
+  config.eval.every = config.steps  # before the first step and after the last
   config.checkpoint_every = 20
   return config.lock()

@@ -2,9 +2,9 @@
 
     jaxsearch world --policy --config.out=runs/world_policy
 
-About an hour and a half on two CPU cores, minutes on an accelerator. Three stages, see training/world_policy.py. The
-gate after the second: the full strategy, run freely on questions about held-out entities, is right at least 85 % of the
-time. The third leaves the skill and spoils the strategy, which is what reinforcement learning repairs.
+About an hour and a half on two CPU cores, minutes on an accelerator. Four stages, see training/world_policy.py. The
+gate after the third: the full strategy, run freely on questions about held-out entities, is right at least 85 % of the
+time. The last leaves the skill and spoils the strategy, which is what reinforcement learning repairs.
 """
 
 from ml_collections import config_dict
@@ -21,10 +21,14 @@ def get_config():
   config.short = config_dict.create(  # chains that fit into short rows, where attention costs little
     updates=1200, rows=16, row_length=256, learning_rate=3e-3, schedule='constant',
     passages=0.25,                   # share of encyclopedia entries
+    retellings=0.0,                  # share of entries retold
     renamed=0.6,                     # share of chains under made-up names
   )
   config.skill = config_dict.create(
-    updates=900, rows=8, row_length=512, learning_rate=2e-3, schedule='cosine', passages=0.05, renamed=0.5,
+    updates=900, rows=8, row_length=512, learning_rate=2e-3, schedule='cosine', passages=0.05, retellings=0.0, renamed=0.5,
+  )
+  config.names = config_dict.create(
+    updates=400, rows=8, row_length=512, learning_rate=1e-3, schedule='cosine', passages=0.05, retellings=0.45, renamed=0.5,
   )
   config.mix = config_dict.create(
     updates=150, rows=8, row_length=512, learning_rate=5e-4, schedule='cosine',

@@ -103,20 +103,22 @@ def ask(name: str, arguments: Sequence[str]) -> None:
 
 def export(name: str, arguments: Sequence[str]) -> None:
   """Writes the parameters of a checkpoint as a Hugging Face folder."""
-  config, flag, words = flags.parse(
+  _, flag, words = flags.parse(
     name, arguments, QUICKSTART, checkpoint=(str, 'run folder or a checkpoint in it'), out=(str, 'folder to write'),
     dtype=(str, 'of the weights: float32 or bfloat16; as they are if not given'))
   _no_words(name, words)
   for needed in ('checkpoint', 'out'):
     if not flag[needed]:
       raise UsageError(f'export needs --{needed}')
+  import ml_collections
+
   from jaxsearch.models import hub
   from jaxsearch.models.decoder import Decoder
   from jaxsearch.training import policy
   from jaxsearch.training.checkpoint import load_params
   numbers, params, host = load_params(flag['checkpoint'])
-  config.model, config.tokenizer = host['config']['model'], host['config']['tokenizer']
-  hub.save(Decoder(numbers, params=params), flag['out'], policy.load_tokenizer(config), dtype=flag['dtype'] or None)
+  tokenizer = policy.load_tokenizer(ml_collections.ConfigDict(host['config']))
+  hub.save(Decoder(numbers, params=params), flag['out'], tokenizer, dtype=flag['dtype'] or None)
   print(f'step {host["step"]} written to {flag["out"]}')
 
 

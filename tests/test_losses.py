@@ -19,8 +19,8 @@ kl = jax.jit(losses.kl, static_argnames='kind')
 numbers = hnp.arrays(np.float32, (B, T), elements=st.integers(-16, 16).map(lambda x: x / 8))
 masks = hnp.arrays(bool, (B, T))
 
-# Figures of verl: compute_policy_loss_vanilla, kl_penalty_forward, compute_value_loss and agg_loss of
-# verl/trainer/ppo/core_algos.py, entropy_from_logits of verl/utils/torch_functional.py, in torch float32.
+# Figures of verl's formulas, evaluated in torch float32: compute_policy_loss_vanilla, kl_penalty_forward,
+# compute_value_loss and agg_loss of verl/trainer/ppo/core_algos.py, entropy_from_logits of verl/utils.
 LOGP = np.float32([[-1, -0.5, -2, -0.1, -3, -1]])
 OLD = np.float32([[-1.2, -0.1, -2, -2, -1, -31]])
 REF = np.float32([[-1.5, -0.5, -1, -4, -28, -0.4]])

@@ -119,11 +119,11 @@ def select_by_depth(key: jax.Array, depths: jax.Array, allocation: jax.Array) ->
     [N] bool, True for the selected.
   """
   depths, allocation = jnp.asarray(depths), jnp.asarray(allocation)
-  bucket = jnp.minimum(depths, allocation.shape[0] - 1)
-  # Sorting a random order by bucket, stably, leaves each bucket in random order.
-  shuffled = jax.random.permutation(key, depths.shape[0])
-  order = shuffled[jnp.argsort(bucket[shuffled], stable=True)]
-  grouped = bucket[order]
-  place = jnp.arange(depths.shape[0]) - jnp.searchsorted(grouped, grouped, side='left')
-  selected = (place < allocation[grouped]) & (grouped >= 0)
-  return jnp.zeros(depths.shape, bool).at[order].set(selected)
+  buckets = allocation.shape[0]
+  bucket = jnp.where(depths < 0, buckets, jnp.minimum(depths, buckets - 1))  # padding has a bucket of its own
+  # One sort puts each bucket in random order; two equal 32-bit draws, the only bias, are too rare to matter.
+  order = jnp.lexsort((jax.random.bits(key, depths.shape), bucket))
+  ends = jnp.cumsum(jnp.bincount(bucket, length=buckets))
+  first = jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+  place = jnp.zeros_like(order).at[order].set(jnp.arange(depths.shape[0]) - first[bucket[order]])
+  return place < jnp.append(allocation, 0)[bucket]

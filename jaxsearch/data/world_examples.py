@@ -55,6 +55,29 @@ def passage(tokenizer, rng: random.Random) -> Example:
   return encode(tokenizer, [(f'Doc 1(Title: {entry.title})', False), (f' {entry.text}\n', True)])
 
 
+def retelling(tokenizer, rng: random.Random) -> Example:
+  """Two entries as a search shows them, then the name and some sentences of one: copying what any entry says, no question.
+
+  Entries are drawn by kind first: there are few countries, and every path leads through one.
+  """
+  kinds = _entries_by_kind()
+  shown = [rng.choice(kinds[rng.choice(sorted(kinds))]) for _ in range(TOPK)]
+  told = rng.choice(shown)
+  sentences = [f'It{rest}.' for rest in f' {told.text}'.removesuffix('.').split(f'. {told.title}')]
+  sentences[0] = 'It' + sentences[0].removeprefix(f'It {told.title}')
+  block = grammar.information(shown, special_tokens=tokenizer.special_tokens)
+  retold = ' '.join(rng.sample(sentences, min(3, len(sentences))))
+  return encode(tokenizer, [(block, False), (f'<search> {told.title}</search><think> {retold}</think>', True)])
+
+
+@functools.cache
+def _entries_by_kind() -> dict[str, list[Passage]]:
+  kinds = {}
+  for entry in world.corpus():
+    kinds.setdefault(entry.id.split('-')[0], []).append(entry)
+  return kinds
+
+
 def chain(tokenizer, question: Question, spans: Spans, results: dict[str, list[Passage]]) -> Example:
   """A chain of the policy after the world's prompt; learned where the policy speaks."""
   block = functools.partial(grammar.information, special_tokens=tokenizer.special_tokens)

@@ -28,6 +28,7 @@ STATED = re.compile(  # the names that a passage gives as values
   + r')(.+?)\.(?= |$)'
 )
 YEARS = range(1600, 2030)
+VOCABULARY = 0.5  # share of the words that are taken from the vocabulary whole
 
 
 @functools.cache
@@ -45,8 +46,17 @@ def _pieces() -> tuple[tuple[str, ...], tuple[str, ...]]:
   return tuple(w[0].lower() for w in words if w), tuple(piece.lower() for w in words for piece in w[1:])
 
 
+@functools.cache
+def _vocabulary() -> tuple[str, ...]:
+  """Capitalised words that are single tokens: each must be copied like any other name, also those that are rare."""
+  import tokenizers
+  tokens = tokenizers.Tokenizer.from_file(str(world.tokenizer_path())).get_vocab()
+  words = (token.removeprefix('Ġ') for token in tokens if token.startswith('Ġ'))
+  return tuple(sorted(word for word in words if len(word) > 2 and word.isalpha() and word.istitle()))
+
+
 def made_up(rng: random.Random, words: int = 1) -> str:
-  """A name of `words` words, each of one to four syllables of real names (at least three letters)."""
+  """A name of `words` words: words of the vocabulary, or one to four syllables of real names (at least three letters)."""
   made = []
   while len(made) < words:
     first, later = _pieces()

@@ -20,13 +20,12 @@ import numpy as np
 
 import jaxsearch
 from jaxsearch.data.questions import Question
-from jaxsearch.data.sources import load_corpus, load_questions
+from jaxsearch.data.sources import load_questions
 from jaxsearch.evaluation import metrics
 from jaxsearch.models import hub
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import exact_match, f1
 from jaxsearch.sampler.engine import Engine
-from jaxsearch.tools import open_search
 from jaxsearch.tools.documents import Document
 from jaxsearch.trees.tree import Role, Tree
 
@@ -60,21 +59,20 @@ def open_agent(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: 
   Raises:
     FileNotFoundError: nothing that can be loaded is there.
   """
-  from jaxsearch.training import loop, policy
+  from jaxsearch.parallel.mesh import make_mesh
+  from jaxsearch.training import loop, policy, rollouts
   from jaxsearch.training.checkpoint import is_run, load_params
   if checkpoint and is_run(checkpoint):
-    numbers, params, _ = load_params(checkpoint)
-    numbers, tokenizer = dataclasses.replace(numbers, dtype=config.dtype), policy.load_tokenizer(config)
+    numbers, params, host = load_params(checkpoint)
+    numbers = dataclasses.replace(numbers, dtype=config.dtype)
+    tokenizer = policy.load_tokenizer(ml_collections.ConfigDict(host['config']))  # that of the run, not of `config`
   elif checkpoint:
     decoder = hub.load(checkpoint, config.dtype)
     numbers, params, tokenizer = decoder.config, decoder.params, Tokenizer.load(config.tokenizer or checkpoint)
   else:
-    from jaxsearch.parallel.mesh import make_mesh
     numbers, params = policy.load_policy(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     tokenizer = policy.load_tokenizer(config)
-  passages = load_corpus(corpus or config.data.corpus) if config.search.backend == 'bm25' else None
-  search = open_search(config.search.backend, url=config.search.url, timeout=config.search.timeout, corpus=passages)
-  engine = Engine(numbers, tokenizer, search=search, topk=config.search.topk, **config.sampler)
+  engine = rollouts.open_engine(config, numbers, tokenizer, corpus=corpus)
   engine.load(params)
   return Agent(engine, loop.find_method(config.method), dict(config.grow))
 

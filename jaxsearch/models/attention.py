@@ -50,39 +50,48 @@ def _attend(q, k, v, mask):
   return jnp.einsum('bkgts,bskh->btkgh', weights, v).reshape(B, n, H, h)
 
 
-def write_cache(cache, k, v, starts, rows):
-  """Writes k, v [S,n,K,h] into (keys, values), each [R,K,length,h], at starts..starts+n of the given `rows` [S].
+TIME_AXES = 3, 2  # of keys [R,K,h,length] and values [R,K,length,h]: with keys transposed both products read rows
 
-  One window a sequence, not one index a token: XLA turns it into S block copies into the donated buffer. Needs
+
+def write_cache(cache, k, v, starts, rows):
+  """Writes k, v [S,n,K,h] into (keys, values) at entries starts..starts+n of the given `rows`; starts, rows: [S]."""
+  return put_windows(cache, (jnp.transpose(k, (0, 2, 3, 1)), jnp.transpose(v, (0, 2, 1, 3))), starts, rows)
+
+
+def put_windows(cache, windows, starts, rows):
+  """Writes windows of n entries, in the layout of the cache, at starts..starts+n of `rows`; starts, rows: [S].
+
+  One block a sequence, not one index a token: XLA turns it into S copies into the donated buffer. Needs
   starts + n <= length, otherwise the block is shifted to fit and overwrites what is valid.
   """
   where = jnp.stack([rows, starts], axis=1)
-  windows = jax.lax.ScatterDimensionNumbers(
-    update_window_dims=(1, 2, 3), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, 2))
 
-  def write(old, new):
-    return jax.lax.scatter(old, where, jnp.swapaxes(new, 1, 2).astype(old.dtype), windows,
-                           mode=jax.lax.GatherScatterMode.CLIP)
+  def put(part, window, axis):
+    numbers = jax.lax.ScatterDimensionNumbers(
+      update_window_dims=(1, 2, 3), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, axis))
+    return jax.lax.scatter(part, where, window.astype(part.dtype), numbers, mode=jax.lax.GatherScatterMode.CLIP)
 
-  return write(cache[0], k), write(cache[1], v)
+  return tuple(put(*each) for each in zip(cache, windows, TIME_AXES))
 
 
-def read_cache(cache, rows, starts, count: int):
-  """(keys, values) [S,K,count,h] of entries starts..starts+count of the given rows; starts, rows: [S]."""
-  def read(part):
-    return jax.vmap(lambda row, start: jax.lax.dynamic_slice(
-      part, (row, 0, start, 0), (1, part.shape[1], count, part.shape[3]))[0])(rows, starts)
+def get_windows(cache, starts, rows, n: int):
+  """(keys [S,K,h,n], values [S,K,n,h]): entries starts..starts+n of `rows`; starts, rows: [S]."""
+  def get(part, axis):
+    sizes = [1, *part.shape[1:]]
+    sizes[axis] = n
+    at = lambda row, start: [row, 0, *((0, start) if axis == 3 else (start, 0))]
+    return jax.vmap(lambda row, start: jax.lax.dynamic_slice(part, at(row, start), sizes)[0])(rows, starts)
 
-  return read(cache[0]), read(cache[1])
+  return tuple(get(*each) for each in zip(cache, TIME_AXES))
 
 
 def cached_attention(q, cache, positions):
-  """q: [S,n,H,h] at `positions` [S,n] attends to entries 0..position of (keys, values), each [S,K,window,h]."""
+  """q: [S,n,H,h] at `positions` [S,n] attends to entries 0..position of keys [S,K,h,window], values [S,K,window,h]."""
   keys, values = cache
   S, n, H, h = q.shape
-  K, window = keys.shape[1], keys.shape[2]
-  q = jnp.transpose(q.reshape(S, n, K, H // K, h), (0, 2, 3, 1, 4)).reshape(S, K, -1, h)  # batch axes first: no copies of keys
-  scores = jnp.einsum('skqh,skth->skqt', q, keys, preferred_element_type=jnp.float32) * h**-0.5
+  K, window = values.shape[1], values.shape[2]
+  q = jnp.transpose(q.reshape(S, n, K, H // K, h), (0, 2, 3, 1, 4)).reshape(S, K, -1, h)
+  scores = jnp.einsum('skqh,skht->skqt', q, keys, preferred_element_type=jnp.float32) * h**-0.5
   seen = jnp.arange(window) <= positions[:, :, None]
   scores = jnp.where(seen[:, None, None], scores.reshape(S, K, H // K, n, window), NEGATIVE)
   weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)

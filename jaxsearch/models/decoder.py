@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxsearch.models.attention import cached_attention, read_cache, tree_attention, write_cache
+from jaxsearch.models.attention import cached_attention, get_windows, tree_attention, write_cache
 from jaxsearch.parallel.mesh import keep_batch_split
 
 
@@ -180,7 +180,7 @@ def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, v
   return rms_norm(x, params['final_norm'], config.norm_eps)
 
 
-def extend(config: DecoderConfig, params: dict, tokens, starts, cache: list, window: int, rows=None):
+def extend(config: DecoderConfig, params: dict, tokens, starts, cache: list, rows=None, window: int | None = None):
   """The forward pass over new tokens of cached sequences.
 
   A sequence may be given in several pieces, each attends to what the earlier ones wrote. What is written past the true
@@ -191,9 +191,9 @@ def extend(config: DecoderConfig, params: dict, tokens, starts, cache: list, win
       weights and cache as arrays of their own and updates the caches in place.
     tokens: [S,n] int, the new tokens of each piece.
     starts: [S] int, how many tokens stand before it in its row of the cache.
-    cache: list over layers of (keys, values), each [R,K,length,h]. Needs starts + n <= length.
-    window: static; only the first `window` cache entries are attended to. Needs max(starts) + n <= window.
+    cache: list over layers of (keys [R,K,h,length], values [R,K,length,h]). Needs starts + n <= length.
     rows: [S] int, the row of the cache that each piece belongs to; None if piece i belongs to row i and R = S.
+    window: static, with `rows`: only the first `window` entries are attended to. Needs max(starts) + n <= window.
   Returns:
     ([S,n,D] hidden states after the final norm, updated cache).
   """
@@ -205,10 +205,7 @@ def extend(config: DecoderConfig, params: dict, tokens, starts, cache: list, win
   for weights, layer_cache in zip(params['layers'], cache, strict=True):
     def attend(q, k, v, layer_cache=layer_cache):
       updated = write_cache(layer_cache, k, v, starts, where)
-      if rows is None:
-        visible = tuple(part[:, :, :window] for part in updated)
-      else:
-        visible = read_cache(updated, rows, jnp.zeros_like(starts), window)
+      visible = updated if rows is None else get_windows(updated, jnp.zeros_like(starts), rows, window)
       return cached_attention(q, visible, positions), updated
 
     x, updated = _block(config, weights, x, angles, attend)
@@ -222,6 +219,27 @@ def unstack(params: dict, num_layers: int) -> dict:
   return params | {'layers': layers}
 
 
+def fuse(config: DecoderConfig, params: dict) -> dict:
+  """Unstacked parameters with q, k, v as one matrix `qkv` [D,K,G+2,h], gate and up as `gate_up` [D,2F]: fewer, larger products.
+
+  For decoding on one device, where every product is a pass over its weights. Heads are not split over devices this way.
+  """
+  K, h = config.num_kv_heads, config.head_dim
+
+  def by_kv_head(w, suffix):
+    parts = (w[name + suffix] for name in 'qkv')
+    return jnp.concatenate([part.reshape(*part.shape[:-2], K, -1, h) for part in parts], axis=-2)
+
+  def layer(w):
+    fused = {'qkv': by_kv_head(w, ''), 'gate_up': jnp.concatenate([w['gate'], w['up']], axis=-1)}
+    if config.qkv_bias:
+      fused['qkv_bias'] = by_kv_head(w, '_bias')
+    kept = {'attn_norm', 'mlp_norm', 'q_norm', 'k_norm', 'o', 'down'}
+    return fused | {name: value for name, value in w.items() if name in kept}
+
+  return params | {'layers': [layer(w) for w in params['layers']]}
+
+
 def embed(config: DecoderConfig, params: dict, tokens):
   return params['embedding'][tokens].astype(config.dtype)
 
@@ -232,9 +250,13 @@ def _block(config, weights, x, angles, attend):
   w = {name: value.astype(dtype) for name, value in weights.items() if 'norm' not in name}
 
   y = rms_norm(x, weights['attn_norm'], config.norm_eps)
-  q, k, v = ((y @ w[name].reshape(D, -1)).reshape(B, T, -1, h) for name in 'qkv')
-  if config.qkv_bias:
-    q, k, v = q + w['q_bias'], k + w['k_bias'], v + w['v_bias']
+  if 'qkv' in w:
+    together = (y @ w['qkv'].reshape(D, -1)).reshape(B, T, config.num_kv_heads, -1, h) + w.get('qkv_bias', 0)
+    q, k, v = together[..., :-2, :].reshape(B, T, -1, h), together[..., -2, :], together[..., -1, :]
+  else:
+    q, k, v = ((y @ w[name].reshape(D, -1)).reshape(B, T, -1, h) for name in 'qkv')
+    if config.qkv_bias:
+      q, k, v = q + w['q_bias'], k + w['k_bias'], v + w['v_bias']
   if config.qk_norm:
     q = rms_norm(q, weights['q_norm'], config.norm_eps)
     k = rms_norm(k, weights['k_norm'], config.norm_eps)
@@ -243,7 +265,8 @@ def _block(config, weights, x, angles, attend):
   x = x + attended.reshape(B, T, -1) @ w['o'].reshape(-1, D)  # two axes: XLA would transpose `o` for every token
 
   y = rms_norm(x, weights['mlp_norm'], config.norm_eps)
-  return x + (jax.nn.silu(y @ w['gate']) * (y @ w['up'])) @ w['down'], cache
+  gate, up = jnp.split(y @ w['gate_up'], 2, axis=-1) if 'gate_up' in w else (y @ w['gate'], y @ w['up'])
+  return x + (jax.nn.silu(gate) * up) @ w['down'], cache
 
 
 def rms_norm(x, scale, eps):

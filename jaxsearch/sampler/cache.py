@@ -1,7 +1,7 @@
 """The KV cache: its arrays, and the host's record of which token path each of its rows holds.
 
-One (keys, values) pair of arrays a layer, each [rows, kv_heads, length, head_dim], so that XLA updates every layer's
-cache in place. There are more rows than are decoded at a time: a path that waits for a tool keeps its row while another
+One pair of arrays a layer, keys [rows, kv_heads, head_dim, length] and values [rows, kv_heads, length, head_dim], so that
+XLA updates every layer's cache in place. There are more rows than are decoded at a time: a path that waits for a tool keeps its row while another
 is decoded. The last row is scratch: whatever a program must write but nobody wants goes there.
 
 To append is to write behind the length, to fork is to copy a row (`segment.fork`), to rewind is to lower the length,
@@ -11,27 +11,27 @@ which only the host knows: `Rows` holds the valid tokens of each row and decides
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 
 from jaxsearch.models.decoder import DecoderConfig
 
 FORK_MIN = 16  # a shorter common prefix is computed again rather than copied
 
 
-AXES = ('rows', 'kv_heads', 'time', 'head_dim')  # logical names, for the sharding
+AXES = ('rows', 'kv_heads', 'time', 'time')  # logical names for the sharding; only heads are split
 
 
-def shape(config: DecoderConfig, rows: int, length: int) -> tuple[int, int, int, int]:
-  """Of the keys, and of the values, of one layer."""
-  return rows, config.num_kv_heads, length, config.head_dim
+def allocate(config: DecoderConfig, rows: int, length: int, place: Callable[[Sequence[int]], Sharding]) -> list:
+  """Zeros in the compute dtype: a list over layers of (keys, values); `place` says where an array of a shape lies."""
+  def zeros(*shape):
+    return jnp.zeros(shape, config.dtype, device=place(shape))
 
-
-def allocate(config: DecoderConfig, shape: Sequence[int], sharding=None) -> list:
-  """Zeros in the compute dtype: a list over layers of (keys, values), each of `shape`."""
-  return [tuple(jnp.zeros(shape, config.dtype, device=sharding) for _ in range(2)) for _ in range(config.num_layers)]
+  K, h = config.num_kv_heads, config.head_dim
+  return [(zeros(rows, K, h, length), zeros(rows, K, length, h)) for _ in range(config.num_layers)]
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:

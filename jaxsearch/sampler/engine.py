@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
-from jaxsearch.models.decoder import DecoderConfig, parameter_axes, parameter_shapes, unstack
+from jaxsearch.models.decoder import DecoderConfig, fuse, parameter_axes, parameter_shapes, unstack
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import cache as caches
 from jaxsearch.sampler import segment, stops
@@ -77,14 +77,14 @@ class Engine:
     self.pieces = tokenizer.pieces(config.vocab_size)
     self.rows = caches.Rows(slots + (slots if spare is None else spare))
     self._piece_lengths, self._piece_tokens = tuple(sorted(piece_lengths)), piece_tokens
-    self._mesh = None if mesh is None else Mesh(mesh.devices.reshape(1, 1, -1), meshes.MESH_AXES)
+    devices = np.array(jax.local_devices()[:1]) if mesh is None else mesh.devices
+    self._mesh = Mesh(devices.reshape(1, 1, -1), meshes.MESH_AXES) if devices.size > 1 else None
     row_length = -(-(length + max(segment_steps, self._piece_lengths[-1])) // 64) * 64
     self._windows = _windows(row_length)
     self._extend_windows = self._windows[(len(self._windows) - 1) // 2], row_length  # here attention is a small part of the work
-    self._whole = SingleDeviceSharding(jax.local_devices()[0]) if mesh is None else meshes.replicated(self._mesh)
-    shape = caches.shape(config, self.rows.scratch + 1, row_length)
-    split = self._whole if mesh is None else NamedSharding(self._mesh, meshes.spec(caches.AXES, shape, self._mesh))
-    self._cache = caches.allocate(config, shape, split)
+    self._whole = meshes.replicated(self._mesh) if self._mesh else SingleDeviceSharding(devices.item())
+    self._cache = caches.allocate(config, self.rows.scratch + 1, row_length, lambda shape: NamedSharding(
+      self._mesh, meshes.spec(caches.AXES, shape, self._mesh)) if self._mesh else self._whole)
     self._params = None
     self._profiles: dict[tuple, int] = {}
     self._tables = np.zeros((2, PROFILES, config.vocab_size), bool)
@@ -251,9 +251,10 @@ def _check_devices(params: dict, mesh: Mesh | None) -> None:
 
 @functools.cache
 def _prepare(config: DecoderConfig, mesh: Mesh | None, whole: Sharding):
-  """The jitted cast and unstacking of parameters, laid out for sampling: whole, or split over `tensor`."""
+  """The jitted cast and unstacking of parameters, laid out for sampling: fused on one device, or split over `tensor`."""
   def prepare(params):
-    return unstack(jax.tree.map(lambda p: p.astype(config.dtype), params), config.num_layers)
+    params = unstack(jax.tree.map(lambda p: p.astype(config.dtype), params), config.num_layers)
+    return fuse(config, params) if mesh is None else params
 
   def layout(axes, shape):
     return NamedSharding(mesh, meshes.spec(axes, shape, mesh))

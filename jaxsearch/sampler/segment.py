@@ -13,8 +13,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxsearch.models.decoder import DecoderConfig, extend as forward, logits, target_logprobs
-from jaxsearch.models.attention import read_cache, write_cache
+from jaxsearch.models.attention import get_windows, put_windows
+from jaxsearch.models.decoder import DecoderConfig, logits, target_logprobs
+from jaxsearch.models.decoder import extend as forward
 
 BLOCK = 128  # vocabulary entries summed at once when sampling
 
@@ -48,13 +49,13 @@ class Leave(NamedTuple):
 @functools.partial(jax.jit, static_argnames=('config', 'window'), donate_argnames='cache')
 def extend(config: DecoderConfig, params, cache, tokens, starts, rows, *, window: int):
   """Caches the tokens [P,n] of pieces that begin after `starts` [P] tokens of `rows` [P]; returns the cache."""
-  return forward(config, params, tokens, starts, cache, window, rows)[1]
+  return forward(config, params, tokens, starts, cache, rows, window)[1]
 
 
 @functools.partial(jax.jit, static_argnames=('config', 'window'), donate_argnames='cache')
 def score(config: DecoderConfig, params, cache, tokens, starts, rows, targets, *, window: int):
   """As `extend`, and the log-probability of targets [P,n], each predicted by the token at its place: (cache, [P,n])."""
-  hidden, cache = forward(config, params, tokens, starts, cache, window, rows)
+  hidden, cache = forward(config, params, tokens, starts, cache, rows, window)
   return cache, target_logprobs(params, hidden, targets)[0]
 
 
@@ -65,10 +66,8 @@ def fork(cache, sources, targets, count, *, window: int):
   One after the other: a row that is a target may not be the source of a later copy.
   """
   def copy(i, cache):
-    at = lambda row: (row[i], 0, 0, 0)
-    size = (1, cache[0][0].shape[1], window, cache[0][0].shape[3])
-    move = lambda part: jax.lax.dynamic_update_slice(part, jax.lax.dynamic_slice(part, at(sources), size), at(targets))
-    return jax.tree.map(move, cache)
+    start, source, target = jnp.zeros(1, jnp.int32), sources[i][None], targets[i][None]
+    return [put_windows(layer, get_windows(layer, start, source, window), start, target) for layer in cache]
 
   return jax.lax.fori_loop(0, count, copy, cache)
 
@@ -103,7 +102,7 @@ def decode(config: DecoderConfig, params, cache, slots: Slots, profiles: Profile
   """
   S, steps = uniforms.shape
   start = jnp.zeros(S, jnp.int32)
-  paths = [read_cache(layer, slots.rows, start, window) for layer in cache]
+  paths = [get_windows(layer, start, slots.rows, window) for layer in cache]
   pause, forbidden = profiles.pause[slots.profile], profiles.forbidden[slots.profile]
 
   def unfinished(state):
@@ -112,7 +111,7 @@ def decode(config: DecoderConfig, params, cache, slots: Slots, profiles: Profile
 
   def one_token(state):
     step, last, counts, active, paths, tokens, logprobs = state
-    hidden, paths = forward(config, params, last[:, None], slots.lengths + counts, paths, window)
+    hidden, paths = forward(config, params, last[:, None], slots.lengths + counts, paths)
     chosen, logprob = sample(logits(params, hidden[:, 0]), uniforms[:, step], slots, forbidden)
     last = jnp.where(active, chosen, last)
     tokens = jax.lax.dynamic_update_slice(tokens, last[:, None], (0, step))
@@ -124,12 +123,9 @@ def decode(config: DecoderConfig, params, cache, slots: Slots, profiles: Profile
   state = (jnp.int32(0), slots.tokens, jnp.zeros(S, jnp.int32), _started(slots), paths,
            jnp.zeros((S, steps), jnp.int32), jnp.zeros((S, steps), jnp.float32))
   _, _, counts, _, paths, tokens, logprobs = jax.lax.while_loop(unfinished, one_token, state)
-  own = jnp.arange(S)
-  written = []
-  for layer, path in zip(cache, paths, strict=True):
-    keys, values = read_cache(path, own, slots.lengths, steps)
-    written.append(write_cache(layer, jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2), slots.lengths, slots.rows))
-  return written, tokens, logprobs, counts
+  new = [get_windows(path, slots.lengths, jnp.arange(S), steps) for path in paths]
+  cache = [put_windows(layer, windows, slots.lengths, slots.rows) for layer, windows in zip(cache, new, strict=True)]
+  return cache, tokens, logprobs, counts
 
 
 def _started(slots: Slots):
@@ -154,17 +150,16 @@ def sample(scores, uniform, slots: Slots, forbidden):
   scores = jax.lax.cond(jnp.any(truncated), lambda s: truncate(s, slots.top_k, slots.top_p, truncated), lambda s: s, scores)
   peak = jnp.max(scores, axis=-1)
   mass = jnp.exp(scores - peak[:, None])
+  normaliser = peak + jnp.log(jnp.sum(mass, axis=-1))
+  mass = jnp.where(greedy[:, None], scores == peak[:, None], mass)  # argmax proper would take longer than all the rest
   blocks = _blocks(mass)  # [S,N,BLOCK]
   below = jnp.cumsum(jnp.sum(blocks, axis=-1), axis=-1)
-  total = below[:, -1]
-  wanted = uniform * total
+  wanted = jnp.where(greedy, 0, uniform) * below[:, -1]
   block = _first_above(below, wanted)
   start = jnp.where(block > 0, jnp.take_along_axis(below, jnp.maximum(block - 1, 0)[:, None], axis=1)[:, 0], 0)
   inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-  drawn = block * BLOCK + _first_above(jnp.cumsum(inside, axis=-1), wanted - start)
-  tokens = jnp.where(greedy, jnp.argmax(scores, axis=-1), drawn).astype(jnp.int32)
-  chosen = jnp.take_along_axis(scores, tokens[:, None], axis=1)[:, 0]
-  return tokens, chosen - peak - jnp.log(total)
+  tokens = block * BLOCK + _first_above(jnp.cumsum(inside, axis=-1), wanted - start)
+  return tokens.astype(jnp.int32), jnp.take_along_axis(scores, tokens[:, None], axis=1)[:, 0] - normaliser
 
 
 def _blocks(mass):

@@ -2,8 +2,9 @@
 
   short   encyclopedia entries and worked chains, most under made-up names, into a decoder with planted induction heads;
           only what fits into short rows, one or two hops
-  skill   the same with long chains; ends at a gate: run freely on held-out entities, the full strategy must be right
-          often enough
+  skill   the same with long chains
+  names   the same with many retellings of entries, so that every name and value of the encyclopedia can be copied; ends at
+          a gate: run freely on held-out entities, the full strategy must be right often enough
   mix     chains of which most answer at once or after one search; the skill stays, the strategy is now a bad one
 
 Each stage ends with a Hugging Face folder under `config.out`; a stage that is there already is not trained again.
@@ -51,13 +52,13 @@ def make(config: ml_collections.ConfigDict) -> pathlib.Path:
   numbers = preset(config.model.removeprefix('random:'))
   params = initial_params(numbers, jax.random.key(config.seed))
   params = plant_induction(numbers, params | {'embedding': EMBEDDING_GAIN * params['embedding']}, config.seed)
-  for name in ('short', 'skill'):
+  for name in ('short', 'skill', 'names'):
     params = train_stage(config, name, numbers, params, skill_examples(config, name, tokenizer), tokenizer)
   share = share_right(config, numbers, params, tokenizer)
-  print(f'skill: {share:.1%} of held-out questions right', flush=True)
+  print(f'{share:.1%} of held-out questions answered correctly', flush=True)
   if share < config.gate.em:
-    raise GateFailed(f'{out}/skill answers {share:.1%} of held-out questions, the gate is {config.gate.em:.0%}: '
-                     'train longer (--config.skill.updates) into another folder')
+    raise GateFailed(f'{out}/names answers {share:.1%} of held-out questions, the gate is {config.gate.em:.0%}: '
+                     'train longer (--config.names.updates) into another folder')
   train_stage(config, 'mix', numbers, params, mix_examples(config, tokenizer), tokenizer)
   return out / 'mix'
 
@@ -72,11 +73,14 @@ def share_right(config: ml_collections.ConfigDict, numbers: DecoderConfig, param
 
 
 def skill_examples(config, name: str, tokenizer) -> Iterator[Example]:
-  """Endless examples of the first two stages."""
+  """Endless examples of a stage before the gate."""
   rng, stage = random.Random(f'{name} {config.seed}'), config[name]
   while True:
-    if rng.random() < stage.passages:
+    u = rng.random()
+    if u < stage.passages:
       yield world_examples.passage(tokenizer, rng)
+    elif u < stage.passages + stage.retellings:
+      yield world_examples.retelling(tokenizer, rng)
     else:
       yield world_examples.skilled(tokenizer, rng, renamed=stage.renamed)
 

@@ -44,8 +44,8 @@ def test_equals_cutting_masked_tokens_out(rewards, values, mask, gamma, lam):
 
 
 def test_equals_verl():
-  # compute_gae_advantage_return (the version that skips observation tokens) and masked_whiten of verl, run in
-  # torch float32 on this input, then set to 0 where masked.
+  # The formulas of verl's compute_gae_advantage_return (the version that skips observation tokens) and
+  # masked_whiten, evaluated in torch float32 on this input, then set to 0 where masked.
   advantages, returns = compute(REWARDS, VALUES, MASK, gamma=0.95, lam=0.9)
   np.testing.assert_allclose(advantages, [
       [0.62630725, 0.62725997, 0, 0, 0.41199997, 0.39999998],

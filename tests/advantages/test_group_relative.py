@@ -46,7 +46,7 @@ def test_equals_a_numpy_loop(options):
 
 
 def test_equals_verl():
-  # compute_grpo_outcome_advantage of verl/trainer/ppo/core_algos.py, epsilon=1e-6, on this input.
+  # The formula of compute_grpo_outcome_advantage (verl/trainer/ppo/core_algos.py), epsilon=1e-6, in torch.
   got = compute(np.float32([1, 0, 0, 1, 0.7, 0.3, 0.3, 0.5]), np.array([0, 0, 0, 0, 1, 2, 2, 2]), 3)
   expected = [0.8660239, -0.8660239, -0.8660239, 0.8660239, 0.6999993, -0.5773454, -0.5773454, 1.1546906]
   np.testing.assert_allclose(got, expected, rtol=2e-6)

@@ -1,5 +1,6 @@
 """A random decoder, random forests and an optimizer small enough for every test of a training step."""
 
+import functools
 import types
 
 import jax
@@ -9,9 +10,9 @@ import pytest
 
 from jaxsearch.models.decoder import DecoderConfig, initial_params, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
+from jaxsearch.trees.tree import Role, Tree
 
 VOCAB = 64
 
@@ -50,11 +51,16 @@ def random_forest(seed, trees=6, *, advantages=None, branch=False):
   return forest
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def random_params(decoder, seed):
+  return initial_params(decoder, jax.random.key(seed))
+
+
 def setup(*, decoder=DECODER, mesh=None, hyper=HYPER, loss_fn=None, seed=0, **optim):
   """(state, train_step, params, mesh) for a random model on `mesh` (one device by default)."""
   mesh = mesh or meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
   shardings = meshes.shardings(parameter_axes(decoder), parameter_shapes(decoder), mesh)
-  params = jax.tree.map(np.asarray, initial_params(decoder, jax.random.key(seed)))
+  params = jax.device_get(random_params(decoder, seed))
   optim = optim_config(**optim)
   schedule = states.learning_rate_schedule(optim, 100)
   optimizer = states.make_optimizer(optim, schedule)
@@ -67,8 +73,16 @@ def setup(*, decoder=DECODER, mesh=None, hyper=HYPER, loss_fn=None, seed=0, **op
   return types.SimpleNamespace(state=state, train_step=train_step, params=params, mesh=mesh, optimizer=optimizer)
 
 
+@pytest.fixture(autouse=True)
+def quick_compilation():
+  """Most of the time of these tests is compilation of programs that run once; results stay what they are."""
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', False)
+
+
 @pytest.fixture
 def tiny():
   """The functions and sizes of this file."""
-  return types.SimpleNamespace(decoder=DECODER, hyper=HYPER, vocab=VOCAB, random_forest=random_forest, setup=setup,
+  return types.SimpleNamespace(decoder=DECODER, hyper=HYPER, vocab=VOCAB, random_forest=random_forest, setup=setup, random_params=random_params,
                                optim_config=optim_config)

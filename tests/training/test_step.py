@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxsearch.models.decoder import Decoder, initial_params
+from jaxsearch.models.decoder import Decoder
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import step as steps
 from jaxsearch.training.batch import make_batch, mini_batches, place, take
@@ -18,7 +18,7 @@ from jaxsearch.trees.tree import Role
 def grads_of(tiny, rows, micro_rows, hyper=None, params=None, decoder=None, ref=False):
   """(gradients, loss, report) of the whole batch on one device, with the optimizer left out."""
   decoder = decoder or tiny.decoder
-  params = params if params is not None else initial_params(decoder, jax.random.key(0))
+  params = params if params is not None else tiny.random_params(decoder, 0)
   batch = make_batch(rows, micro_rows)
   if ref:
     batch = dataclasses.replace(batch, ref_logprobs=batch.old_logprobs * 1.1)
@@ -37,7 +37,7 @@ def assert_trees_close(a, b, rtol=1e-5, atol=1e-7):
 def test_loss_is_the_sum_a_loop_over_plain_paths_gives(tiny, how):
   hyper = tiny.hyper | dict(clip_low=0.1, clip_high=0.3, dual_clip=2.0, kl_coef=0.3, entropy_coef=0.01, temperature=0.7)
   forest = tiny.random_forest(0, trees=5, branch=True)
-  params = initial_params(tiny.decoder, jax.random.key(1))
+  params = tiny.random_params(tiny.decoder, 1)
   params = jax.tree.map(lambda x: x * 4, params)  # far from uniform, so that ratios leave the clipping interval
   rows = lay_out(forest, 48, pad_id=0, how=how)
   _, loss, report = grads_of(tiny, rows, 2, hyper, params, ref=True)
@@ -136,7 +136,7 @@ def test_observations_and_prompts_get_exactly_zero_gradient(tiny, monkeypatch):
     if tree >= 0 and roles[tree][span] is Role.POLICY:
       expected[row, rows.previous[row, column]] = True
   batch = jax.tree.map(lambda x: jnp.asarray(x)[0] if np.ndim(x) else x, make_batch(rows, len(rows.tokens)))
-  params = initial_params(tiny.decoder, jax.random.key(0))
+  params = tiny.random_params(tiny.decoder, 0)
   hyper = tiny.hyper | dict(entropy_coef=0.01)
   hidden_states = steps.hidden_states
 

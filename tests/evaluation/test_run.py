@@ -1,0 +1,93 @@
+"""The shipped policy answers questions of the world; files and folders in, scores and predictions out."""
+
+import json
+
+import jax
+import pytest
+
+from configs import quickstart
+from jaxsearch import cli
+from jaxsearch.data import world
+from jaxsearch.evaluation import run
+from jaxsearch.rewards.match import exact_match
+from jaxsearch.trees.tree import Role
+
+
+@pytest.fixture(scope='module')
+def config():
+  config = quickstart.get_config()
+  config.sampler.slots = 8
+  return config
+
+
+@pytest.fixture(scope='module')
+def agent(config):
+  return run.open_agent(config)
+
+
+@pytest.fixture(scope='module')
+def answered(agent):
+  return agent.answer(world.questions('test')[:12], jax.random.key(0), temperature=1.0)[0]
+
+
+def test_scores_are_means_over_trees(answered):
+  scores = run.scores(answered)
+  right = [exact_match(tree.answer, tree.question.golden_answers) for tree in answered]
+  assert scores['n'] == 12 and scores['em'] == pytest.approx(sum(right) / 12)
+  assert scores['f1'] >= scores['em']
+  assert scores['searches'] == pytest.approx(sum(len(tree.nodes(Role.OBSERVATION)) for tree in answered) / 12, abs=1)
+
+
+def test_predictions_hold_every_token_of_the_tree(answered):
+  for tree, record in zip(answered, run.predictions(answered)):
+    text = ''.join(span['text'] for span in record['spans'])
+    assert text == tree.tokenizer.decode([token for node in tree.walk() for token in node.tokens])
+    assert record['spans'][0]['role'] == 'prompt'
+  assert json.loads(json.dumps(run.predictions(answered)))
+
+
+def test_the_temperature_is_that_of_the_call_alone(agent):
+  questions = world.questions('test')[:6]
+  before = agent.engine.temperature
+  greedy = [run.predictions(agent.answer(questions, jax.random.key(seed), temperature=0.0)[0]) for seed in (0, 1)]
+  assert greedy[0] == greedy[1] and agent.engine.temperature == before
+
+
+def test_watching_sees_every_reply_in_order_and_changes_nothing(agent):
+  questions, seen = world.questions('test')[:3], []
+  plain, _ = agent.answer(questions, jax.random.key(3), temperature=1.0)
+  watched, _ = agent.answer(questions, jax.random.key(3), temperature=1.0, watch=lambda tree, reply: seen.append(tree))
+  assert run.predictions(plain) == run.predictions(watched)
+  assert len(seen) == sum(len(tree.nodes(Role.POLICY)) + len(tree.nodes(Role.OBSERVATION)) for tree in watched)
+
+
+def test_held_out_rows_are_the_same_whenever_they_are_made(agent, config):
+  config.eval.update(number=4, temperatures=(1.0, 0.0))
+  rows = [list(run.held_out(agent, config, step)) for step in (0, 7)]
+  assert [row['temperature'] for row in rows[0]] == [1.0, 0.0]
+  assert [row | {'step': 0} for row in rows[1]] == rows[0]
+
+
+def test_eval_writes_scores_manifest_and_predictions(tmp_path, capsys):
+  questions, corpus, out = tmp_path / 'q.jsonl', tmp_path / 'c.jsonl', tmp_path / 'deep' / 'r.json'
+  questions.write_text(''.join(
+    json.dumps({'id': q.id, 'question': q.question, 'golden_answers': list(q.golden_answers)}) + '\n'
+    for q in world.questions('test')[:3]))
+  corpus.write_text(''.join(
+    json.dumps({'id': p.id, 'contents': f'"{p.title}"\n{p.text}'}) + '\n' for p in world.corpus()[:50]))
+  assert cli.main(['eval', '--config=configs/quickstart.py', '--config.sampler.slots=8', f'--questions={questions}',
+                   f'--corpus={corpus}', f'--out={out}', f'--checkpoint={world.folder()}']) == 0
+  result = json.loads(out.read_text())
+  assert {'em', 'f1', 'searches', 'n', 'manifest', 'predictions'} <= result.keys() and result['n'] == 3
+  assert len(result['manifest']['files']['questions']['sha256']) == 64
+  assert json.loads(capsys.readouterr().out)['n'] == 3
+
+
+def test_ask_shows_the_search_and_the_answer(capsys):
+  assert cli.main(['ask', '--config.sampler.slots=8', 'What', 'is the capital of Portugal?']) == 0
+  assert capsys.readouterr().out.strip()
+
+
+def test_export_needs_a_checkpoint(tmp_path, capsys):
+  assert cli.main(['export', f'--checkpoint={tmp_path}', f'--out={tmp_path}/hf']) == 2
+  assert 'no checkpoints here' in capsys.readouterr().err

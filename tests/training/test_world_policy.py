@@ -1,0 +1,59 @@
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from configs import world_policy as recipe
+from jaxsearch.data import world
+from jaxsearch.models import hub
+from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.training import world_policy
+from jaxsearch.trees.layout import lay_out
+
+
+def examples(sizes):
+  for size in sizes:
+    yield list(range(1, size + 1)), [False] + [True] * (size - 1)
+
+
+def test_forests_fill_their_rows_and_pass_over_what_is_too_long():
+  rng = random.Random(0)
+  sizes = (rng.randint(5, 70) for _ in itertools.count())
+  for forest in itertools.islice(world_policy.filled(examples(sizes), rows=4, length=64), 5):
+    rows = lay_out(forest, 64, pad_id=0)
+    assert rows.tokens.shape == (4, 64) and rows.fill > 0.8
+    assert max(tree.count() for tree in forest) <= 64
+
+
+def test_no_example_is_lost_between_forests():
+  sizes = [10, 20, 30, 40, 50, 60] * 4
+  forests = list(world_policy.filled(examples(sizes), rows=2, length=64))
+  seen = [tree.count() for forest in forests for tree in forest]
+  assert seen == sizes[:len(seen)] and len(seen) > 12
+
+
+@pytest.fixture
+def config(tmp_path):
+  config = recipe.get_config()
+  config.out = str(tmp_path)
+  for name in ('short', 'skill', 'names', 'mix'):
+    config[name].update(updates=2, rows=2, row_length=256)
+  config.gate.update(em=0.0, number=2)
+  return config
+
+
+def test_stages_are_saved_and_not_trained_twice(config, monkeypatch):
+  monkeypatch.setattr(world_policy, 'share_right', lambda *_: 1.0)
+  folder = world_policy.make(config)
+  first = hub.load(folder).params['embedding']
+  monkeypatch.setattr(world_policy.warmup, 'fit', lambda *_, **__: pytest.fail('trained again'))
+  np.testing.assert_array_equal(hub.load(world_policy.make(config)).params['embedding'], first)
+  assert Tokenizer.load(folder).encode('<search>') == Tokenizer.load(world.folder()).encode('<search>')
+
+
+def test_a_policy_without_the_skill_does_not_pass(config, monkeypatch):
+  config.gate.em = 0.85
+  monkeypatch.setattr(world_policy, 'share_right', lambda *_: 0.5)
+  with pytest.raises(world_policy.GateFailed, match=r'50.0% of held-out questions, the gate is 85%'):
+    world_policy.make(config)
