@@ -22,13 +22,19 @@ def get_config():
     updates=1200, rows=16, row_length=256, learning_rate=3e-3, schedule='constant',
     passages=0.25,                   # share of encyclopedia entries
     retellings=0.0,                  # share of entries retold
+    drills=0.0,                      # share of single steps about names of random tokens
     renamed=0.6,                     # share of chains under made-up names
   )
   config.skill = config_dict.create(
-    updates=900, rows=8, row_length=512, learning_rate=2e-3, schedule='cosine', passages=0.05, retellings=0.0, renamed=0.5,
+    updates=900, rows=8, row_length=512, learning_rate=2e-3, schedule='cosine', passages=0.05, retellings=0.0, drills=0.0, renamed=0.5,
   )
   config.names = config_dict.create(
-    updates=400, rows=8, row_length=512, learning_rate=1e-3, schedule='cosine', passages=0.05, retellings=0.45, renamed=0.5,
+    updates=400, rows=8, row_length=512, learning_rate=1e-3, schedule='cosine', passages=0.05, retellings=0.35,
+    drills=0.0, renamed=0.7,
+  )
+  config.drill = config_dict.create(
+    updates=250, rows=8, row_length=512, learning_rate=1e-3, schedule='cosine', passages=0.0, retellings=0.05,
+    drills=0.85, renamed=0.5,        # of the examples; chains are longer, so they are still half of the tokens
   )
   config.mix = config_dict.create(
     updates=150, rows=8, row_length=512, learning_rate=5e-4, schedule='cosine',

@@ -14,6 +14,8 @@ from jaxsearch.data import world
 from jaxsearch.data.corpus import Passage
 from jaxsearch.data.questions import Question
 from jaxsearch.data.world_chains import Spans, answer_pools, full_chain, guess_chain, observe, one_search_chain
+from jaxsearch.data.world_facts import ATTRIBUTES
+from jaxsearch.data.world_questions import ENDINGS
 from jaxsearch.data.world_rename import rename
 from jaxsearch.tools.bm25 import BM25
 from jaxsearch.trees import grammar
@@ -68,6 +70,31 @@ def retelling(tokenizer, rng: random.Random) -> Example:
   block = grammar.information(shown, special_tokens=tokenizer.special_tokens)
   retold = ' '.join(rng.sample(sentences, min(3, len(sentences))))
   return encode(tokenizer, [(block, False), (f'<search> {told.title}</search><think> {retold}</think>', True)])
+
+
+def drill(tokenizer, rng: random.Random) -> Example:
+  """The first step of a chain, or a fact told again, about a name of random tokens: any token can be asked for and copied."""
+  name, value = (_random_words(tokenizer, rng) for _ in range(2))
+  step = rng.choice(draw(rng).metadata['steps'])
+  label, sentence = ATTRIBUTES[step['attribute']]
+  if rng.random() < 0.5:
+    question = rng.choice(ENDINGS[step['attribute']]).format(name)
+    spoken = f'<think> Find the {label}.</think><search> {name}</search>'
+    return encode(tokenizer, [(grammar.prompt(question, 'world'), False), (spoken, True)])
+  block = grammar.information([Passage('', name, sentence.format(title=name, value=value))], tokenizer.special_tokens)
+  return encode(tokenizer, [(block, False), ('<think> ' + sentence.format(title='It', value=value), True)])
+
+
+def _random_words(tokenizer, rng: random.Random) -> str:
+  """One to three random tokens that hold letters, as text."""
+  tokens = _letter_tokens(tokenizer)
+  return ''.join(rng.choices(tokens, k=rng.choice((1, 1, 2, 2, 3)))).strip()
+
+
+@functools.cache
+def _letter_tokens(tokenizer) -> tuple[str, ...]:
+  pieces = (piece.decode(errors='replace') for piece in tokenizer.pieces())
+  return tuple(piece for piece in pieces if piece.strip().isalpha() and '\ufffd' not in piece)
 
 
 @functools.cache

@@ -52,7 +52,7 @@ def make(config: ml_collections.ConfigDict) -> pathlib.Path:
   numbers = preset(config.model.removeprefix('random:'))
   params = initial_params(numbers, jax.random.key(config.seed))
   params = plant_induction(numbers, params | {'embedding': EMBEDDING_GAIN * params['embedding']}, config.seed)
-  for name in ('short', 'skill', 'names'):
+  for name in ('short', 'skill', 'names', 'drill'):
     params = train_stage(config, name, numbers, params, skill_examples(config, name, tokenizer), tokenizer)
   share = share_right(config, numbers, params, tokenizer)
   print(f'{share:.1%} of held-out questions answered correctly', flush=True)
@@ -81,6 +81,8 @@ def skill_examples(config, name: str, tokenizer) -> Iterator[Example]:
       yield world_examples.passage(tokenizer, rng)
     elif u < stage.passages + stage.retellings:
       yield world_examples.retelling(tokenizer, rng)
+    elif u < stage.passages + stage.retellings + stage.drills:
+      yield world_examples.drill(tokenizer, rng)
     else:
       yield world_examples.skilled(tokenizer, rng, renamed=stage.renamed)
 
