@@ -1,0 +1,93 @@
+"""The rollout of Search-R1, driven by hand: what the policy says is given, what the method asks for is checked."""
+
+import numpy as np
+import pytest
+
+from jaxsearch.data.questions import Question
+from jaxsearch.methods import search_r1
+from jaxsearch.sampler.requests import LENGTH, Generate, Search, ToolFailure
+from jaxsearch.tools.documents import Document
+from jaxsearch.trees.tree import Role, Stop, Tree
+
+QUESTION = Question('q1', 'Who wrote it?', ('Ada Lovelace', 'Lovelace'))
+SEARCH = '<think>hm</think><search> the author </search>'
+ANSWER = '<answer> Ada </answer>'
+
+
+class Letters:
+  """A tokenizer of bytes."""
+  special_tokens = ('<|end|>',)
+  encode = staticmethod(lambda text: list(text.encode()))
+  decode = staticmethod(lambda ids: bytes(ids).decode())
+
+
+def drive(said, found=(Document('1', 'Title', 'text'),), stops=None, **settings):
+  """Grows a tree for a policy that says these spans; returns (tree, requests, observations)."""
+  tree = Tree(Letters(), QUESTION)
+  growth = search_r1.grow(QUESTION, tree, template='world', **settings)
+  requests, reply, spans = [], None, list(said)
+  while True:
+    try:
+      request = growth.send(reply)
+    except StopIteration:
+      assert not spans     # the method asked for all of them
+      return tree, requests, [node.text for node in tree.nodes(Role.OBSERVATION)]
+    requests.append(request)
+    if isinstance(request, Generate):
+      reply = request.node.append(spans.pop(0), Role.POLICY)
+      reply.stop = stops[len(said) - len(spans) - 1] if stops else LENGTH
+    else:
+      reply = found if isinstance(found, ToolFailure) else list(found)
+
+
+def test_search_then_answer():
+  tree, requests, observations = drive([SEARCH, ANSWER], max_turns=3, max_tokens=77)
+  assert [type(request) for request in requests] == [Generate, Search, Generate]
+  assert requests[0].stop == ('</search>', '</answer>') and requests[0].max_tokens == 77
+  assert requests[1].query == 'the author'
+  assert tree.leaves()[0].path_tokens() == Letters.encode(
+    'Question: Who wrote it?\n' + SEARCH + '\n<information>Doc 1(Title: Title) text\n</information>\n' + ANSWER)
+  assert tree.answer == 'Ada' and tree.stop is Stop.ANSWERED
+  assert tree.metrics == {'searches': 1, 'malformed': 0, 'tool_failures': 0}
+
+
+def test_the_last_turn_serves_no_search():
+  tree, requests, observations = drive([SEARCH] * 3, max_turns=2)
+  assert [type(request) for request in requests] == [Generate, Search, Generate, Search, Generate]
+  assert len(observations) == 2 and tree.stop is Stop.BUDGET and tree.answer is None
+
+
+def test_a_malformed_action_costs_a_turn_and_is_told():
+  tree, requests, observations = drive(['I am not sure.', SEARCH, 'no'], max_turns=2)
+  assert 'not a valid action' in observations[0] and 'Doc 1' in observations[1]
+  assert tree.metrics['malformed'] == 1 and tree.stop is Stop.MALFORMED
+
+
+def test_a_failed_search_is_told_and_the_episode_goes_on():
+  tree, _, observations = drive([SEARCH, SEARCH, ANSWER], found=ToolFailure('down <|end|>'), max_turns=4)
+  assert 'The search failed: down' in observations[0] and '<|end|>' not in observations[0]
+  assert tree.stop is Stop.ANSWERED and tree.metrics['tool_failures'] == 2
+  tree, *_ = drive([SEARCH, SEARCH], found=ToolFailure('down'), max_turns=1)
+  assert tree.stop is Stop.TOOL_FAILED
+
+
+@pytest.mark.parametrize('stop', [Stop.CONTEXT_FULL, Stop.DEADLINE])
+def test_what_stops_the_sampler_stops_the_episode(stop):
+  tree, requests, _ = drive([SEARCH, '<think> and now'], stops=['</search>', stop], max_turns=5)
+  assert len(requests) == 3 and tree.stop is stop
+
+
+def test_reward_and_credit():
+  """Two questions of three chains, against a loop; every policy span of a chain gets the same, nothing else gets any."""
+  rewards = [[1, 0, 0], [1, 1, 1]]
+  groups = [[drive([SEARCH, '<answer> Lovelace. </answer>' if right else ANSWER])[0] for right in row] for row in rewards]
+  for group, row in zip(groups, rewards):
+    for tree, expected in zip(group, row):
+      tree.reward = search_r1.reward(tree)
+      assert tree.reward == expected
+  search_r1.credit(groups)
+  for group, row in zip(groups, rewards):
+    for tree, reward in zip(group, row):
+      expected = (reward - np.mean(row)) / (np.std(row, ddof=1) + 1e-6)
+      for node in tree.walk():
+        assert node.advantages == (pytest.approx(expected, abs=1e-5) if node.role is Role.POLICY else None)
