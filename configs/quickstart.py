@@ -12,14 +12,15 @@ from configs import base
 def get_config():
   config = base.get_config()
   config.out = 'runs/quickstart'
-  config.steps = 60
+  config.steps = 30
   config.data.update(hops=(1, 2), arithmetic=False)
-  config.questions_per_step = 8
+  config.questions_per_step = 16
   config.group_size = 8
+  config.eval.number = 120
   config.grow.max_turns = 3
   config.sampler.update(slots=64, length=448)
   config.train.row_length = 448
-  config.optim.learning_rate = 3e-4
+  config.optim.learning_rate = 1e-4
   config.eval.every = config.steps  # before the first step and after the last
-  config.checkpoint_every = 20
+  config.checkpoint_every = 10
   return config.lock()

@@ -2,8 +2,8 @@
 
     jaxsearch world --policy --config.out=runs/world_policy
 
-About an hour and a half on two CPU cores, minutes on an accelerator. Four stages, see training/world_policy.py. The
-gate after the third: the full strategy, run freely on questions about held-out entities, is right at least 85 % of the
+About an hour and a half on two CPU cores, minutes on an accelerator. Five stages, see training/world_policy.py. The
+gate after the fourth: the full strategy, run freely on questions about held-out entities, is right at least 85 % of the
 time. The last leaves the skill and spoils the strategy, which is what reinforcement learning repairs.
 """
 
@@ -26,7 +26,8 @@ def get_config():
     renamed=0.6,                     # share of chains under made-up names
   )
   config.skill = config_dict.create(
-    updates=900, rows=8, row_length=512, learning_rate=2e-3, schedule='cosine', passages=0.05, retellings=0.0, drills=0.0, renamed=0.5,
+    updates=900, rows=8, row_length=512, learning_rate=2e-3, schedule='cosine', passages=0.05,
+    retellings=0.0, drills=0.0, renamed=0.5,
   )
   config.names = config_dict.create(
     updates=400, rows=8, row_length=512, learning_rate=1e-3, schedule='cosine', passages=0.05, retellings=0.35,

@@ -84,51 +84,47 @@ class Rows:
     """Gives rows to paths, those with the longest cached prefix first; marks the rows busy.
 
     Paths that wait for a prefix which another path of this call will only now compute are left out: place them again
-    once that is done, and they get a copy. The copies are to be made before anything is written, all at once.
+    once that is done, and they get a copy. The copies are to be made before anything is written.
 
     Args:
       paths: tokens to be cached for each, at most as many as there are rows that are not busy.
       owners: the episode of each.
     """
-    placements, left = [], list(range(len(paths)))
-    targets, sources, planned = set(), set(), []
-    shared = {(item, row.index): common_prefix(paths[item], row.tokens) for item in left for row in self.rows}
+    shared = np.array([[common_prefix(path, row.tokens) for row in self.rows] for path in paths])  # [paths, rows]
+    belongs = np.array([-1 if row.owner is None else row.owner for row in self.rows])
+    theirs = (belongs >= 0) & (belongs != np.asarray(owners)[:, None])
+    used = np.array([row.used for row in self.rows])
+    free = ~np.array([row.busy for row in self.rows])
+    given, left = np.zeros(len(self.rows), bool), list(range(len(paths)))
+    sources, placements = set(), []
     while left:
-      best = {item: self._best(item, owners[item], shared, targets) for item in left}
-      item = max(left, key=lambda i: (best[i][1], -i))
+      anywhere = np.where(given, -1, shared)
+      direct = np.where(free & ~given & ~theirs, shared, -1)
+      forked = anywhere.max(axis=1) - np.maximum(direct.max(axis=1), 0) >= FORK_MIN
+      here = np.where(forked, anywhere.max(axis=1), np.maximum(direct.max(axis=1), 0))
+      item = max(left, key=lambda i: (here[i], -i))
       left.remove(item)
-      ahead = max((common_prefix(paths[item], path) for path in planned), default=0)
-      row, here, source = best[item]
-      if ahead - here >= FORK_MIN:
+      path, size = paths[item], int(here[item])
+      if max((common_prefix(path, paths[p.item]) for p in placements), default=0) - size >= FORK_MIN:
         continue
+      source = self.rows[int(anywhere[item].argmax())] if forked[item] else None
+      if source is None and size:  # of equals the longest unused
+        row = self.rows[int(np.where(direct[item] == size, -used, -np.inf).argmax())]
+      else:
+        row = self._victim(owners[item], free & ~given, sources | {source and source.index})
       if row is None:
-        row = self._victim(owners[item], avoid=sources | {source.index if source else None})
-      if row is None:
-        continue  # every other row is being copied from: next time
+        continue  # every other row is being copied from
       if source is not None:
         sources.add(source.index)
-      targets.add(row.index)
-      planned.append(paths[item])
-      self._take(row, owners[item], paths[item][:here])
-      placements.append(Placement(item, row, here, source))
+      given[row.index] = True
+      self._take(row, owners[item], path[:size])
+      placements.append(Placement(item, row, size, source))
     return placements
 
-  def _best(self, item, owner, shared, targets):
-    """(row or None, tokens it will share, row to copy from or None) for one path."""
-    fresh = [row for row in self.rows if row.index not in targets]
-    free = [row for row in fresh if not row.busy and row.owner in (None, owner)]
-    most = max(fresh, key=lambda row: shared[item, row.index], default=None)
-    mine = max(free, key=lambda row: (shared[item, row.index], -row.used), default=None)
-    most_shared = shared[item, most.index] if most else 0
-    mine_shared = shared[item, mine.index] if mine else 0
-    if most_shared - mine_shared >= FORK_MIN:
-      return None, most_shared, most
-    return (mine, mine_shared, None) if mine_shared else (None, 0, None)
-
-  def _victim(self, owner, avoid):
+  def _victim(self, owner: int, free: np.ndarray, avoid: set) -> Row | None:
     """The row whose content is least likely to be missed: nobody's, then the episode's own, then the longest unused."""
-    free = [row for row in self.rows if not row.busy and row.index not in avoid]
-    return min(free, key=lambda row: (0 if row.owner is None else 1 if row.owner == owner else 2, row.used), default=None)
+    rows = [row for row in self.rows if free[row.index] and row.index not in avoid]
+    return min(rows, key=lambda row: (0 if row.owner is None else 1 if row.owner == owner else 2, row.used), default=None)
 
   def _take(self, row, owner, tokens):
     self._clock += 1

@@ -104,7 +104,8 @@ def make_train_step(loss_fn: Loss, optimizer: optax.GradientTransformation, sche
     tokens = jnp.sum(batch.targets >= 0)
     per_token = {name: value / jnp.maximum(tokens, 1) for name, value in report['mean'].items()}
     return state, report['sum'] | per_token | report['max'] | {
-      'loss': loss, 'grad_norm': grad_norm, 'learning_rate': jnp.asarray(schedule(jnp.maximum(state.updates - 1, 0)), jnp.float32),
+      'loss': loss, 'grad_norm': grad_norm,
+      'learning_rate': jnp.asarray(schedule(jnp.maximum(state.updates - 1, 0)), jnp.float32),
       'tokens_trained': tokens, 'skipped': state.skipped, 'skipped_in_a_row': state.skipped_in_a_row,
     }  # fmt: skip
 

@@ -3,8 +3,9 @@
   short   encyclopedia entries and worked chains, most under made-up names, into a decoder with planted induction heads;
           only what fits into short rows, one or two hops
   skill   the same with long chains
-  names   the same with many retellings of entries, so that every name and value of the encyclopedia can be copied; ends at
-          a gate: run freely on held-out entities, the full strategy must be right often enough
+  names   the same with many retellings of entries, so that names and values of the encyclopedia are familiar
+  drill   the same with many single steps about names of random tokens, so that every token can be copied; ends at a gate:
+          run freely on held-out entities, the full strategy must be right often enough
   mix     chains of which most answer at once or after one search; the skill stays, the strategy is now a bad one
 
 Each stage ends with a Hugging Face folder under `config.out`; a stage that is there already is not trained again.
@@ -57,8 +58,8 @@ def make(config: ml_collections.ConfigDict) -> pathlib.Path:
   share = share_right(config, numbers, params, tokenizer)
   print(f'{share:.1%} of held-out questions answered correctly', flush=True)
   if share < config.gate.em:
-    raise GateFailed(f'{out}/names answers {share:.1%} of held-out questions, the gate is {config.gate.em:.0%}: '
-                     'train longer (--config.names.updates) into another folder')
+    raise GateFailed(f'{out}/drill answers {share:.1%} of held-out questions, the gate is {config.gate.em:.0%}: '
+                     'train longer (--config.drill.updates) into another folder')
   train_stage(config, 'mix', numbers, params, mix_examples(config, tokenizer), tokenizer)
   return out / 'mix'
 

@@ -53,3 +53,18 @@ def test_passages_are_learned_but_for_their_title():
   given = text_of(example, False)
   title = given.removeprefix('Doc 1(Title: ').removesuffix(')')
   assert text_of(example, True).startswith(f' {title}')
+
+
+def test_drills_copy_from_what_is_given_and_retellings_tell_of_an_entry_shown():
+  rng = random.Random(0)
+  for _ in range(50):
+    example = world_examples.drill(TOKENIZER, rng)
+    learned, given = text_of(example, True), text_of(example, False)
+    copied = [e.content for e in grammar.elements(learned) if e.name == 'search'] or [learned.split()[-1].rstrip('.')]
+    assert copied[0] in given
+    example = world_examples.retelling(TOKENIZER, rng)
+    learned, given = text_of(example, True), text_of(example, False)
+    title = next(e.content for e in grammar.elements(learned) if e.name == 'search')
+    assert f'(Title: {title})' in given
+    told = next(e.content for e in grammar.elements(learned) if e.name == 'think')
+    assert all(f'{title}{sentence}' in given for sentence in told.removesuffix('.').split('. It')[1:])

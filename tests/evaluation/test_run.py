@@ -58,7 +58,7 @@ def test_watching_sees_every_reply_in_order_and_changes_nothing(agent):
   plain, _ = agent.answer(questions, jax.random.key(3), temperature=1.0)
   watched, _ = agent.answer(questions, jax.random.key(3), temperature=1.0, watch=lambda tree, reply: seen.append(tree))
   assert run.predictions(plain) == run.predictions(watched)
-  assert len(seen) == sum(len(tree.nodes(Role.POLICY)) + len(tree.nodes(Role.OBSERVATION)) for tree in watched)
+  assert len(seen) == sum(len(tree.nodes(Role.POLICY)) + tree.metrics['searches'] for tree in watched)
 
 
 def test_held_out_rows_are_the_same_whenever_they_are_made(agent, config):

@@ -340,7 +340,7 @@ def test_an_error_in_a_generator_names_the_question_and_leaves_the_engine_usable
   engine = make_engine()
 
   def grow(tree):
-    node = yield Generate(tree.root.append(PROMPTS[0], Role.PROMPT), max_tokens=4)
+    yield Generate(tree.root.append(PROMPTS[0], Role.PROMPT), max_tokens=4)
     raise KeyError('gold')
 
   tree = Tree(engine.tokenizer, Question('train_17', 'who?', ('me',)))

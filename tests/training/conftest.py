@@ -84,5 +84,5 @@ def quick_compilation():
 @pytest.fixture
 def tiny():
   """The functions and sizes of this file."""
-  return types.SimpleNamespace(decoder=DECODER, hyper=HYPER, vocab=VOCAB, random_forest=random_forest, setup=setup, random_params=random_params,
-                               optim_config=optim_config)
+  return types.SimpleNamespace(decoder=DECODER, hyper=HYPER, vocab=VOCAB, random_forest=random_forest, setup=setup,
+                               random_params=random_params, optim_config=optim_config)
