@@ -34,10 +34,14 @@ def train(name: str, arguments: Sequence[str]) -> None:
 
 
 def _outcome(evaluations: list[dict], config, seconds: float, page: pathlib.Path) -> dict:
-  """EM on held-out questions before and after, at the first of `config.eval.temperatures`."""
-  own = [row for row in evaluations if row['temperature'] == config.eval.temperatures[0]]
-  return {'em_before': round(own[0]['em'], 4), 'em_after': round(own[-1]['em'], 4), 'steps': own[-1]['step'],
-          'seconds': round(seconds, 1), 'report': str(page)}
+  """EM on held-out questions before and after: sampled at the first of `config.eval.temperatures`, and greedy if it is there."""
+  def em(temperature):
+    return [round(row['em'], 4) for row in evaluations if row['temperature'] == temperature]
+
+  own, greedy = em(config.eval.temperatures[0]), em(0.0)
+  result = {'em_before': own[0], 'em_after': own[-1], 'steps': evaluations[-1]['step'], 'seconds': round(seconds, 1),
+            'report': str(page)}
+  return result | ({'em_before_greedy': greedy[0], 'em_after_greedy': greedy[-1]} if greedy else {})
 
 
 def sft(name: str, arguments: Sequence[str]) -> None:

@@ -32,7 +32,7 @@ class Engine:
   Args:
     config: the decoder; its `dtype` is the compute dtype, of the cache too.
     tokenizer: `models.tokenizer.Tokenizer` or anything with its pieces(size), decode, eos_ids and special_tokens.
-    slots: paths decoded at a time.
+    slots: paths decoded at a time. Where only a quarter is left to decode, a program for that many takes over.
     length: tokens a path may have, prompt, observations and answer together.
     spare: rows of the cache beyond `slots`, for paths that wait for a tool or may be forked; `slots` by default, at
       least 1. At most slots + spare episodes are under way.
@@ -42,8 +42,8 @@ class Engine:
     max_observation: tokens of one observation at most.
     answer_reserve: tokens that an observation leaves free for an answer; documents are shortened to that.
     deterministic: the schedule depends on counts of decode steps only, never on the clock.
-    tool_patience: deterministic only: a slot stays idle for so many decode steps before the engine stops to wait for
-      the oldest reply; the time a tool takes, in steps.
+    tool_patience: deterministic only: for so many decode steps slots may stay idle before the engine stops to wait for
+      the oldest reply. About the time that a tool takes, counted in steps; 0 suits a search within this process.
     tool_deadline: seconds until a call counts as failed, None for ever. In the deterministic mode too, since a tool that
       hangs must not hang the run: results are the same to the bit as long as no call exceeds it.
     episode_deadline: seconds until an episode is ended with Stop.DEADLINE; only in the non-deterministic mode.
@@ -58,7 +58,7 @@ class Engine:
   def __init__(self, config: DecoderConfig, tokenizer, *, slots: int, length: int, spare: int | None = None,
                search=None, topk: int = 3, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0,
                max_observation: int = 512, answer_reserve: int = 32, deterministic: bool = True,
-               tool_patience: int = 8, tool_deadline: float | None = 60.0, episode_deadline: float | None = None,
+               tool_patience: int = 0, tool_deadline: float | None = 60.0, episode_deadline: float | None = None,
                tool_workers: int = 16, segment_steps: int = 32, enough: int | None = None,
                piece_lengths: Sequence[int] = (32, 128), piece_tokens: int = 512, mesh: Mesh | None = None):
     if slots < 1 or length < 2 or (spare is not None and spare < 1):
@@ -76,6 +76,7 @@ class Engine:
     self.enough = max(1, slots // 8) if enough is None else enough
     self.pieces = tokenizer.pieces(config.vocab_size)
     self.rows = caches.Rows(slots + (slots if spare is None else spare))
+    self._widths = [width for width in (-(-slots // 4), slots) if width >= 4 or width == slots]
     self._piece_lengths, self._piece_tokens = tuple(sorted(piece_lengths)), piece_tokens
     devices = np.array(jax.local_devices()[:1]) if mesh is None else mesh.devices
     self._mesh = Mesh(devices.reshape(1, 1, -1), meshes.MESH_AXES) if devices.size > 1 else None
@@ -118,8 +119,9 @@ class Engine:
   def warmup(self, score: bool = False) -> None:
     """Compiles every program that `run` can need (those of `Score` requests too if `score`); nothing compiles later."""
     scratch = Piece(self.rows.scratch, 0, np.zeros(1, np.int32), np.zeros(1, np.int32))
-    for window in self._windows:
-      self._decode([], self._put(jax.random.key(0)), window, 0, 1)
+    for width in self._widths:
+      for window in self._windows:
+        self._decode([], self._put(jax.random.key(0)), width, window, 0, 1)
     for window in self._extend_windows:
       self._fork([], window)
       for n in self._piece_lengths:
@@ -146,11 +148,10 @@ class Engine:
     self._device_tables = None
     return index
 
-  def decode(self, jobs: Sequence[Job | None], key, enough: int, limit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Runs a segment for the job of each slot: tokens [S,steps], log-probabilities [S,steps], counts [S]."""
-    longest = max(job.length for job in jobs if job)
-    window = _bucket(longest + self.segment_steps, self._windows)
-    return jax.device_get(self._decode(jobs, key, window, enough, limit))
+  def decode(self, jobs: Sequence[Job], key, enough: int, limit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Runs a segment for at most `slots` jobs: tokens [S,steps], log-probabilities [S,steps], counts [S]."""
+    window = _bucket(max(job.length for job in jobs) + self.segment_steps, self._windows)
+    return jax.device_get(self._decode(jobs, key, _bucket(len(jobs), self._widths), window, enough, limit))
 
   def extend(self, pieces: Sequence[Piece]) -> None:
     """Caches the tokens of all pieces; those of one row are in order."""
@@ -176,12 +177,11 @@ class Engine:
 
   # One call of a program each, with everything that varies as data.
 
-  def _decode(self, jobs, key, window, enough, limit):
-    slots = _idle_slots(self.slots, self.rows.scratch)
+  def _decode(self, jobs, key, width, window, enough, limit):
+    slots = _idle_slots(width, self.rows.scratch)
     for slot, job in enumerate(jobs):
-      if job is not None:
-        for name, value in job.settings()._asdict().items():
-          getattr(slots, name)[slot] = value
+      for name, value in job.settings()._asdict().items():
+        getattr(slots, name)[slot] = value
     if self._device_tables is None:
       self._device_tables = self._put(segment.Profiles(*self._tables))
     leave = segment.Leave(np.int32(enough), np.int32(limit))

@@ -110,7 +110,7 @@ class Run:
     self.total = len(growths)
     self.queue = collections.deque(Episode(i, growth, tree) for i, (growth, tree) in enumerate(growths))
     self.ready: collections.deque[Job] = collections.deque()
-    self.slots: list[Job | None] = [None] * engine.slots
+    self.running: list[Job] = []  # at most engine.slots
     self.calls: collections.deque[tuple[Episode, int, Any, PendingCall]] = collections.deque()
     self.caller = Caller(engine.tool_workers, engine.tool_deadline)
     self.active = 0  # episodes under way
@@ -124,7 +124,7 @@ class Run:
       while True:
         self._fill()
         self._place()
-        if any(self.slots):
+        if self.running:
           self._decode()
         elif not (self.queue or self.ready or self.calls):
           return self.metrics()
@@ -136,9 +136,9 @@ class Run:
     """Counts of this run so far.
 
     tokens_decoded, tokens_extended (computed as context), tokens_reused (context that was cached), tokens_forked (those
-    of it that were copied); episodes; segments, steps; idle_share (of slots times steps); tool_calls, tool_failures;
-    seconds in all, seconds_tools (inside tools, added up), seconds_waiting (nothing to decode before a reply comes);
-    rows_evicted; stop_X: episodes that ended with stop X.
+    of it that were copied); episodes; segments, steps; idle_share (of what the segments could have decoded); tool_calls,
+    tool_failures; seconds in all, seconds_tools (inside tools, added up), seconds_waiting (for replies of tools);
+    rows_evicted (from episodes that still ran); stop_X: episodes that ended with stop X.
     """
     names = ('tokens_decoded', 'tokens_extended', 'tokens_reused', 'tokens_forked', 'episodes', 'segments', 'tool_calls',
              'tool_failures', 'seconds_tools', 'seconds_waiting')
@@ -146,7 +146,7 @@ class Run:
     decoded = self.counts['tokens_decoded']
     return {name: self.counts[name] for name in names} | {f'stop_{stop}': self.counts[stop] for stop in Stop} | {
       'steps': self.steps, 'seconds': seconds, 'tokens_per_second': decoded / seconds if seconds else 0.0,
-      'idle_share': 1 - decoded / (self.steps * len(self.slots)) if self.steps else 0.0,
+      'idle_share': 1 - decoded / self.counts['capacity'] if self.steps else 0.0,
       'rows_evicted': self.engine.rows.evicted - self.evicted_before,
     }  # fmt: skip
 
@@ -154,7 +154,7 @@ class Run:
 
   def _idle(self) -> int:
     """Slots that will have nothing to decode."""
-    return self.slots.count(None) - len(self.ready)
+    return self.engine.slots - len(self.running) - len(self.ready)
 
   def _fill(self) -> None:
     while self._idle() > 0:
@@ -251,7 +251,7 @@ class Run:
     """Applies one reply if one is due, waiting for it if that is the rule; whether it did."""
     if not self.calls:
       return False
-    nothing_else = not self.ready and not any(self.slots)
+    nothing_else = not self.ready and not self.running
     if self.engine.deterministic:
       if not nothing_else and self.steps - self.calls[0][3].step < self.engine.tool_patience:
         return False
@@ -306,7 +306,7 @@ class Run:
   def _place(self) -> None:
     """Gives waiting requests rows of the cache, as many as there are idle slots, and caches what is missing there."""
     rows = self.engine.rows
-    jobs = [self.ready.popleft() for _ in range(min(self.slots.count(None), len(self.ready)))]
+    jobs = [self.ready.popleft() for _ in range(min(self.engine.slots - len(self.running), len(self.ready)))]
     while jobs:
       placements = rows.place([job.context for job in jobs], [job.episode.number for job in jobs])
       if not placements:  # the only free row is one to copy from
@@ -323,9 +323,7 @@ class Run:
       self.counts['tokens_reused'] += sum(p.shared for p in placements)
       self.counts['tokens_extended'] += sum(map(len, missing))
       self._score([job for job in placed if isinstance(job.request, Score)])
-      for job in placed:
-        if isinstance(job.request, Generate):
-          self.slots[self.slots.index(None)] = job
+      self.running += [job for job in placed if isinstance(job.request, Generate)]
       taken = {p.item for p in placements}
       jobs = [job for item, job in enumerate(jobs) if item not in taken]
 
@@ -357,27 +355,27 @@ class Run:
     if self._idle() > 0 and self.calls:
       due = self.calls[0][3].step + engine.tool_patience - self.steps if engine.deterministic else POLL_STEPS
       limit = min(limit, max(1, due))
-    running = [job for job in self.slots if job]
-    tokens, logprobs, counts = engine.decode(self.slots, self.key, min(engine.enough, len(running)), limit)
+    tokens, logprobs, counts = engine.decode(self.running, self.key, min(engine.enough, len(self.running)), limit)
+    steps = int(counts.max())
+    self.steps += steps
     self.counts['segments'] += 1
-    self.steps += int(counts.max())
-    stopped = []
-    for slot, job in enumerate(self.slots):
-      if job is None:
-        continue
-      count = int(counts[slot])
-      new = tokens[slot, :count].tolist()
-      inputs = [job.tokens[-1] if job.tokens else job.last, *new[:-1]]
-      job.row.tokens = np.concatenate([job.row.tokens, np.asarray(inputs[:count], np.int32)])
-      job.tokens += new
-      job.logprobs += logprobs[slot, :count].tolist()
+    self.counts['capacity'] += steps * len(counts)
+    stopped, going = [], []
+    for job, new, new_logprobs, count in zip(self.running, tokens.tolist(), logprobs.tolist(), counts.tolist()):
+      inputs = [job.tokens[-1] if job.tokens else job.last, *new[:count - 1]]
+      job.row.tokens = np.concatenate([job.row.tokens, np.asarray(inputs, np.int32)])
+      job.tokens += new[:count]
+      job.logprobs += new_logprobs[:count]
       job.remaining -= count
       self.counts['tokens_decoded'] += count
       stop = self._stop(job)
-      if stop is not None:
-        self.slots[slot], job.row.busy = None, False
+      if stop is None:
+        going.append(job)
+      else:
+        job.row.busy = False
         self._finish_span(job.episode, job.place, job.request, job.tokens, job.logprobs, stop)
         stopped.append(job.episode)
+    self.running = going
     for episode in dict.fromkeys(stopped):
       self._advance(episode)
 

@@ -73,7 +73,7 @@ def summary(groups: Groups) -> dict[str, float]:
   rewards = np.array([[tree.reward for tree in group] for group in groups], np.float64)
   return noted | stops | {
     'reward': float(rewards.mean()),
-    'groups_alike': float(np.mean(rewards.std(axis=1) == 0)),  # nothing to compare in these: no gradient
+    'groups_alike': float(np.mean((rewards == rewards[:, :1]).all(axis=1))),  # nothing to compare in these: no gradient
     'em': float(np.mean([exact_match(tree.answer, tree.question.golden_answers) for tree in trees])),
     'tokens_generated': sum(tree.count(Role.POLICY) for tree in trees),
     'tokens_per_tree': float(np.mean([tree.count() for tree in trees])),
