@@ -1,8 +1,8 @@
 """The KV cache: its arrays, and the host's record of which token path each of its rows holds.
 
 One pair of arrays a layer, keys [rows, kv_heads, head_dim, length] and values [rows, kv_heads, length, head_dim], so that
-XLA updates every layer's cache in place. There are more rows than are decoded at a time: a path that waits for a tool keeps its row while another
-is decoded. The last row is scratch: whatever a program must write but nobody wants goes there.
+XLA updates every layer's cache in place. There are more rows than are decoded at a time: a path that waits for a tool
+keeps its row while another is decoded. The last row is scratch: whatever a program must write but nobody wants goes there.
 
 To append is to write behind the length, to fork is to copy a row (`segment.fork`), to rewind is to lower the length,
 which only the host knows: `Rows` holds the valid tokens of each row and decides which row serves a path.
