@@ -145,11 +145,11 @@ def test_chains_speak_the_grammar():
   for q in rng.sample(questions, 200):
     full = world_chains.full_chain(q, rng)
     text = ''.join(part for role, part in full if role == 'policy')
-    assert re.findall(r'<search> (.+?) </search>', text) == [s['query'] for s in q.metadata['steps']]
+    assert re.findall(r'<search> (.+?)</search>', text) == [s['query'] for s in q.metadata['steps']]
     assert [part for role, part in full if role == 'observation'] == [s['query'] for s in q.metadata['steps']]
-    assert re.findall(r'<answer> (.+?) </answer>', text) == [q.golden_answers[0]]
+    assert re.findall(r'<answer> (.+?)</answer>', text) == [q.golden_answers[0]]
     assert (
-      len(re.findall(r'<think> (?:(?!<think>).)+? </think> <(?:search|answer)>', text))
+      len(re.findall(r'<think> (?:(?!<think>).)+?</think><(?:search|answer)>', text))
       == q.metadata['hops'] + 1
     )
     assert len(world_chains.guess_chain(q, rng, pools)) == 1

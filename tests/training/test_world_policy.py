@@ -9,7 +9,7 @@ from jaxsearch.data import world
 from jaxsearch.models import hub
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.training import world_policy
-from jaxsearch.trees.layout import lay_out
+from jaxsearch.trees.layout import lay_out, pack
 
 
 def examples(sizes):
@@ -20,10 +20,11 @@ def examples(sizes):
 def test_forests_fill_their_rows_and_pass_over_what_is_too_long():
   rng = random.Random(0)
   sizes = (rng.randint(5, 70) for _ in itertools.count())
-  for forest in itertools.islice(world_policy.filled(examples(sizes), rows=4, length=64), 5):
-    rows = lay_out(forest, 64, pad_id=0)
-    assert rows.tokens.shape == (4, 64) and rows.fill > 0.8
-    assert max(tree.count() for tree in forest) <= 64
+  forests = list(itertools.islice(world_policy.filled(examples(sizes), rows=4, length=64), 6))
+  for forest, following in itertools.pairwise(forests):
+    counts = [tree.count() for tree in forest]
+    assert lay_out(forest, 64, pad_id=0).tokens.shape == (4, 64) and max(counts) <= 64
+    assert len(pack([*counts, following[0].count()], 64)) > 4  # the next example had no room
 
 
 def test_no_example_is_lost_between_forests():
