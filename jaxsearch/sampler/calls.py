@@ -39,14 +39,13 @@ class PendingCall:
 class Caller:
   """Starts calls, at most `workers` of them running at a time; the deadline of a call includes its wait for a place."""
 
-  def __init__(self, workers: int, deadline: float | None):
+  def __init__(self, workers: int):
     self._places = threading.Semaphore(workers)
-    self._deadline = deadline
 
-  def start(self, function: Callable[[], Any], step: int) -> PendingCall:
+  def start(self, function: Callable[[], Any], step: int, deadline: float | None) -> PendingCall:
     future = Future()
     threading.Thread(target=self._serve, args=(function, future), daemon=True).start()
-    return PendingCall(future, time.monotonic(), self._deadline, step)
+    return PendingCall(future, time.monotonic(), deadline, step)
 
   def _serve(self, function, future):
     with self._places:

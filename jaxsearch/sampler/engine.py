@@ -20,6 +20,7 @@ from jaxsearch.models.decoder import DecoderConfig, fuse, parameter_axes, parame
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import cache as caches
 from jaxsearch.sampler import segment, stops
+from jaxsearch.sampler.requests import check_sampling
 from jaxsearch.sampler.schedule import Job, Piece, Run
 from jaxsearch.trees.tree import Tree
 
@@ -49,7 +50,8 @@ class Engine:
     episode_deadline: seconds until an episode is ended with Stop.DEADLINE; only in the non-deterministic mode.
     tool_workers: calls that run at a time.
     segment_steps: tokens a segment generates at most.
-    enough: a segment ends when so many of its slots have stopped (or all); slots / 8 by default.
+    enough: a segment ends when so many of its slots have stopped (or all): fewer leave slots idle for a shorter time, more
+      spare changes between device and host; slots / 4 by default.
     piece_lengths, piece_tokens: new context is computed in pieces of these lengths, at most `piece_tokens` a call.
     mesh: where the parameters given to `load` lie. Sampling has a layout of its own: heads, feed-forward and vocabulary
       are split over all devices of the mesh, as far as their sizes allow.
@@ -65,6 +67,7 @@ class Engine:
       raise ValueError(f'slots={slots}, length={length}, spare={spare}: need at least 1, 2 and 1')
     if deterministic and episode_deadline is not None:
       raise ValueError('episode_deadline needs deterministic=False: the clock would decide what is generated')
+    check_sampling(temperature, top_p, top_k)
     self.config, self.tokenizer = config, tokenizer
     self.slots, self.length = slots, length
     self.search, self.topk = search, topk
@@ -73,7 +76,7 @@ class Engine:
     self.deterministic, self.tool_patience = deterministic, tool_patience
     self.tool_deadline, self.episode_deadline, self.tool_workers = tool_deadline, episode_deadline, tool_workers
     self.segment_steps = segment_steps
-    self.enough = max(1, slots // 8) if enough is None else enough
+    self.enough = max(1, slots // 4) if enough is None else enough
     self.pieces = tokenizer.pieces(config.vocab_size)
     self.rows = caches.Rows(slots + (slots if spare is None else spare))
     self._widths = [width for width in (-(-slots // 4), slots) if width >= 4 or width == slots]

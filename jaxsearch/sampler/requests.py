@@ -22,6 +22,16 @@ LENGTH = 'length'  # `max_tokens` were generated
 # Beside these, `node.stop` is the stop string that was found, Stop.CONTEXT_FULL or Stop.DEADLINE.
 
 
+def check_sampling(temperature: float | None, top_p: float | None, top_k: int | None) -> None:
+  """Raises ValueError for a sampling parameter out of its range; None is not checked."""
+  if temperature is not None and not temperature >= 0:
+    raise ValueError(f'temperature={temperature}: 0 (greedy) or more')
+  if top_p is not None and not 0 < top_p <= 1:
+    raise ValueError(f'top_p={top_p}: more than 0, at most 1 (off)')
+  if top_k is not None and not top_k >= 0:
+    raise ValueError(f'top_k={top_k}: 0 (off) or more')
+
+
 @dataclasses.dataclass(frozen=True)
 class Generate:
   """Sample a span after `node`.
@@ -53,6 +63,7 @@ class Generate:
       raise ValueError(f'max_tokens={self.max_tokens}: a span has at least one token')
     if isinstance(self.stop, str) or not all(self.stop):
       raise ValueError(f'stop={self.stop!r} is no tuple of non-empty strings')
+    check_sampling(self.temperature, self.top_p, self.top_k)
 
 
 @dataclasses.dataclass(frozen=True)

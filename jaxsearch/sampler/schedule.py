@@ -27,6 +27,7 @@ from jaxsearch.sampler.calls import Caller, PendingCall
 from jaxsearch.sampler.observations import shorten
 from jaxsearch.sampler.requests import END, LENGTH, Call, Generate, Request, Score, Search, ToolFailure
 from jaxsearch.sampler.segment import Slots
+from jaxsearch.tools.documents import Document
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Stop, Tree
 
@@ -101,6 +102,15 @@ class Job:
                  temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, profile=self.profile)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Asked:
+  """A tool request that has no reply yet."""
+  episode: Episode
+  place: int  # of the reply among the replies of its episode
+  request: Search | Call
+  call: PendingCall
+
+
 class Run:
   """One call of `Engine.run`: the episodes, what each waits for, and the counts."""
 
@@ -111,8 +121,8 @@ class Run:
     self.queue = collections.deque(Episode(i, growth, tree) for i, (growth, tree) in enumerate(growths))
     self.ready: collections.deque[Job] = collections.deque()
     self.running: list[Job] = []  # at most engine.slots
-    self.calls: collections.deque[tuple[Episode, int, Any, PendingCall]] = collections.deque()
-    self.caller = Caller(engine.tool_workers, engine.tool_deadline)
+    self.asked: collections.deque[Asked] = collections.deque()
+    self.caller = Caller(engine.tool_workers)
     self.active = 0  # episodes under way
     self.steps = 0  # decode steps so far: the clock of the deterministic mode
     self.counts = collections.Counter()
@@ -126,7 +136,7 @@ class Run:
         self._place()
         if self.running:
           self._decode()
-        elif not (self.queue or self.ready or self.calls):
+        elif not (self.queue or self.ready or self.asked):
           return self.metrics()
     except BaseException:
       self.engine.rows.forget()  # what a row holds is uncertain in the middle of a step
@@ -195,9 +205,10 @@ class Run:
     episode.replies[place] = value
     episode.waiting -= 1
 
-  def _expired(self, episode: Episode) -> bool:
+  def _seconds_left(self, episode: Episode) -> float | None:
+    """Until the deadline of the episode; None without one."""
     deadline = self.engine.episode_deadline
-    return deadline is not None and time.monotonic() - episode.started > deadline
+    return None if deadline is None else max(0.0, episode.started + deadline - time.monotonic())
 
   # Requests.
 
@@ -205,6 +216,8 @@ class Run:
     match request:
       case Generate():
         self._generate(episode, place, request)
+      case Score() if request.node.length > self.engine.length:
+        self._reply(episode, place, [None] * len(request.continuations))
       case Score():
         self.ready.append(self._job(episode, place, request))
       case Search() if self.engine.search is None:
@@ -227,7 +240,7 @@ class Run:
   def _generate(self, episode: Episode, place: int, request: Generate) -> None:
     engine = self.engine
     room = engine.length - request.node.length
-    if room <= 0 or self._expired(episode):
+    if room <= 0 or self._seconds_left(episode) == 0:
       return self._finish_span(episode, place, request, [], [], Stop.CONTEXT_FULL if room <= 0 else Stop.DEADLINE)
     self.ready.append(self._job(
       episode, place, request, remaining=min(request.max_tokens, room), clipped=room < request.max_tokens,
@@ -244,54 +257,51 @@ class Run:
   # Tools.
 
   def _call(self, episode, place, request, function) -> None:
+    limits = [seconds for seconds in (self.engine.tool_deadline, self._seconds_left(episode)) if seconds is not None]
     self.counts['tool_calls'] += 1
-    self.calls.append((episode, place, request, self.caller.start(function, self.steps)))
+    call = self.caller.start(function, self.steps, min(limits, default=None))
+    self.asked.append(Asked(episode, place, request, call))
 
   def _apply_reply(self) -> bool:
     """Applies one reply if one is due, waiting for it if that is the rule; whether it did."""
-    if not self.calls:
+    due = self._due()
+    if due is None:
       return False
-    nothing_else = not self.ready and not self.running
-    if self.engine.deterministic:
-      if not nothing_else and self.steps - self.calls[0][3].step < self.engine.tool_patience:
-        return False
-      due = 0
-    else:
-      due = self._arrived()
-      if due is None and not nothing_else:
-        return False
-      if due is None:
-        start = time.monotonic()
-        soonest = min((left for *_, call in self.calls if (left := call.seconds_left()) is not None), default=None)
-        wait([call.future for *_, call in self.calls], timeout=soonest, return_when=FIRST_COMPLETED)
-        self.counts['seconds_waiting'] += time.monotonic() - start
-        return True
-    episode, place, request, call = self.calls[due]
-    del self.calls[due]
+    asked = self.asked[due]
+    del self.asked[due]
     start = time.monotonic()
-    seconds, result = call.outcome()
+    seconds, result = asked.call.outcome()
     self.counts['seconds_waiting'] += time.monotonic() - start
     self.counts['seconds_tools'] += seconds
-    if isinstance(request, Search):
-      result = self._documents(request, result)
+    if isinstance(asked.request, Search):
+      result = self._documents(asked.request, result)
     self.counts['tool_failures'] += isinstance(result, ToolFailure)
-    self._reply(episode, place, result)
-    self._advance(episode)
+    self._reply(asked.episode, asked.place, result)
+    self._advance(asked.episode)
     return True
 
-  def _arrived(self) -> int | None:
-    """The first call whose reply is there, or will not be waited for any longer."""
-    for index, (episode, *_, call) in enumerate(self.calls):
-      if call.future.done() or call.seconds_left() == 0 or self._expired(episode):
-        return index
-    return None
+  def _due(self) -> int | None:
+    """Index of the request whose reply is to be applied now; None if there is something better to do."""
+    if not self.asked:
+      return None
+    nothing_else = not self.ready and not self.running
+    if self.engine.deterministic:
+      waited = self.steps - self.asked[0].call.step
+      return 0 if nothing_else or waited >= self.engine.tool_patience else None
+    calls = [asked.call for asked in self.asked]
+    if nothing_else:
+      start = time.monotonic()
+      soonest = min((left for call in calls if (left := call.seconds_left()) is not None), default=None)
+      wait([call.future for call in calls], timeout=soonest, return_when=FIRST_COMPLETED)
+      self.counts['seconds_waiting'] += time.monotonic() - start
+    return next((i for i, call in enumerate(calls) if call.future.done() or call.seconds_left() == 0), None)
 
   def _documents(self, request: Search, result: Any):
     """The documents of one query, shortened to the room behind its node; a failure if that is not what came back."""
     if isinstance(result, ToolFailure):
       return result
-    if not isinstance(result, Sequence) or len(result) != 1 or not all(
-        isinstance(getattr(document, name, None), str) for document in result[0] for name in ('title', 'text')):
+    documents = result[0] if isinstance(result, list) and len(result) == 1 else None
+    if not isinstance(documents, list) or not all(isinstance(document, Document) for document in documents):
       return ToolFailure('malformed reply of the search back end')
     engine = self.engine
 
@@ -299,7 +309,7 @@ class Run:
       return len(engine.tokenizer.encode(grammar.information(documents, engine.tokenizer.special_tokens)))
 
     room = engine.length - request.node.length - engine.answer_reserve
-    return shorten(result[0], min(engine.max_observation, room), measure)
+    return shorten(documents, min(engine.max_observation, room), measure)
 
   # The device.
 
@@ -352,8 +362,8 @@ class Run:
 
   def _decode(self) -> None:
     engine, limit = self.engine, self.engine.segment_steps
-    if self._idle() > 0 and self.calls:
-      due = self.calls[0][3].step + engine.tool_patience - self.steps if engine.deterministic else POLL_STEPS
+    if self._idle() > 0 and self.asked:
+      due = self.asked[0].call.step + engine.tool_patience - self.steps if engine.deterministic else POLL_STEPS
       limit = min(limit, max(1, due))
     tokens, logprobs, counts = engine.decode(self.running, self.key, min(engine.enough, len(self.running)), limit)
     steps = int(counts.max())
@@ -388,4 +398,4 @@ class Run:
       return found
     if not job.remaining:
       return Stop.CONTEXT_FULL if job.clipped else LENGTH
-    return Stop.DEADLINE if self._expired(job.episode) else None
+    return Stop.DEADLINE if self._seconds_left(job.episode) == 0 else None

@@ -236,7 +236,7 @@ def test_failing_tools_are_told_counted_and_survived(make_engine):
     assert 'connection refused' in shown[1] and 'ConnectionError' in shown[1]
 
 
-@pytest.mark.parametrize('reply', [None, [], [[1]], [[], []], 'text'])
+@pytest.mark.parametrize('reply', [None, [], [[1]], [None], [[], []], 'text'])
 def test_a_lying_backend_is_a_failure(make_engine, reply):
   engine = make_engine()
   engine.search = type('Liar', (), {'search': lambda self, queries, topk: reply})()
@@ -267,8 +267,10 @@ def test_an_episode_ends_at_its_deadline(make_engine):
 
   engine = make_engine(deterministic=False, episode_deadline=0.2)
   engine.search = SlowSearch(engine.search, lambda: 3600)
+  start = time.monotonic()
   trees, metrics = run(engine, [grow])
   assert trees[0].stop is Stop.DEADLINE and metrics['stop_deadline'] == 1
+  assert time.monotonic() - start < 30     # not until the deadline of the tool
   with pytest.raises(ValueError, match='episode_deadline'):
     make_engine(episode_deadline=1.0)
 

@@ -34,7 +34,7 @@ def config(child, tmp_path, monkeypatch):
 def test_a_run_on_eight_devices(config):
   config.steps = 3
   config.mesh.update(data=2, fsdp=2, tensor=2)
-  config.train.update(micro_rows=4, mini_batches=1, epochs=1, old_logprobs='sampler')
+  config.train.update(micro_rows=4, mini_batches=1, epochs=1)
   config.eval.update(every=2, number=4, questions=config.data.questions)
   last = loop.train(config)
   rows = metrics.read(pathlib.Path(config.out) / 'metrics.jsonl')
@@ -60,7 +60,7 @@ def test_another_model_under_the_same_name_is_refused(config, child):
   from jaxsearch.models.decoder import Decoder, initial_params
   config.steps = config.checkpoint_every = 1
   config.mesh.update(data=1, fsdp=8, tensor=1)
-  config.train.update(micro_rows=8, mini_batches=1, epochs=1, old_logprobs='sampler')
+  config.train.update(micro_rows=8, old_logprobs='recompute')
   loop.train(config)
   hub.save(Decoder(child.NUMBERS, params=initial_params(child.NUMBERS, jax.random.key(7))), config.model)
   config.steps = 2
@@ -70,7 +70,7 @@ def test_another_model_under_the_same_name_is_refused(config, child):
 
 def test_updates_that_are_never_finite_stop_the_run(config, monkeypatch):
   config.mesh.update(data=1, fsdp=8, tensor=1)
-  config.train.update(micro_rows=8, mini_batches=1, epochs=1, old_logprobs='sampler')
+  config.train.update(micro_rows=8, mini_batches=1, epochs=1)
   config.optim.max_skipped = 2
   monkeypatch.setattr(sys.modules['jaxsearch.methods.toy'], 'reward', lambda tree: float('inf'))
   from jaxsearch.training.run import RunStopped
