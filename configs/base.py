@@ -41,9 +41,10 @@ def get_config():
     topk=2,                          # passages per search
     timeout=30.0,                    # seconds until a search counts as failed, all attempts together
   )
-  # Arguments of the method's grow and credit: their names are those of the functions in its file.
+  # Arguments of the method's functions: their names are those in its file.
   config.grow = config_dict.create(template='world', max_turns=6, max_tokens=64)
   config.credit = config_dict.create(normalize_std=True)
+  config.sizes = config_dict.create()  # for methods that decide how many trees a question gets
 
   config.sampler = config_dict.create(
     slots=32,                        # rows of the KV cache: trees that grow at the same time
@@ -77,6 +78,12 @@ def get_config():
     master_weights=True,             # parameters in float32, a copy in `dtype` for the forward pass; else `dtype` only
     max_skipped=10,                  # non-finite updates in a row after which the run stops
   )  # fmt: skip
+
+  config.critic = config_dict.create(  # for PPO: a second decoder with a value head, begun as a copy of the policy
+    enabled=False,
+    learning_rate=1e-4, warmup_updates=0,  # everything else as in `optim`
+    value_clip=0.5,                  # how far a value may move in the updates of a step; None is off
+  )
 
   config.sft = config_dict.create(   # for `jaxsearch sft` alone
     demonstrations='',               # JSONL, see training/warmup.py

@@ -34,12 +34,17 @@ def get_config():
     drills=0.0, renamed=0.7,
   )
   config.drill = config_dict.create(
-    updates=250, rows=8, row_length=512, learning_rate=1e-3, schedule='cosine', passages=0.0, retellings=0.05,
-    drills=0.85, renamed=0.5,        # of the examples; chains are longer, so they are still half of the tokens
+    updates=850, rows=8, row_length=512, learning_rate=1.2e-3, schedule='cosine', passages=0.0, retellings=0.1,
+    drills=0.75, renamed=0.5,        # of the examples; chains are longer, so they are still half of the tokens
   )
   config.mix = config_dict.create(
-    updates=150, rows=8, row_length=512, learning_rate=5e-4, schedule='cosine',
-    at_once=0.4, one_search=0.35,    # shares of chains that answer without a search, or after one; the rest as needed
+    updates=150, rows=8, row_length=512, learning_rate=4e-4, schedule='cosine',
+    at_once=0.5, one_search=0.35,    # shares of chains that answer without a search, or after one; the rest as needed
+    sharpen=1.3,                     # factor of all logits afterwards: guesses leave the policy flat, and rollouts sample at 1
+    evidence=0.4,                    # share of chains in the format of R-Search
   )  # fmt: skip
+  config.reader = config_dict.create(  # the frozen model of another family that R-Search's evidence reward asks
+    model='random:world-reader', updates=900, rows=16, row_length=256, learning_rate=3e-3, schedule='cosine',
+  )
   config.gate = config_dict.create(em=0.85, questions='world:dev', number=200, hops=(1, 2))
   return config.lock()

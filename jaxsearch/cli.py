@@ -13,6 +13,7 @@ COMMANDS = {
   'ask': 'answer one question and show every thought, query and document: jaxsearch ask "question" [--checkpoint]',
   'sft': 'supervised training on demonstrations',
   'export': 'write a checkpoint as a Hugging Face folder: --checkpoint, --out',
+  'compare': 'train a grid of variants x seeds, and compare them in a table and curves [--report-only]',
   'world': 'make the embedded world again: its files (--out DIR), and with --policy its warm-started policy',
 }
 USAGE = """usage: jaxsearch COMMAND [--config configs/NAME.py] [--config.key=value ...]

@@ -105,6 +105,19 @@ def ask(name: str, arguments: Sequence[str]) -> None:
   transcript.close(trees[0])
 
 
+def compare(name: str, arguments: Sequence[str]) -> None:
+  """Trains what is left of a grid of variants x seeds, then writes its tables and curves; exit status 1 if a run failed."""
+  config, flag, words = flags.parse(name, arguments, 'configs/claims/cusearch.py',
+                                    **{'report-only': (bool, 'train nothing: the report of the runs that are finished')})
+  _no_words(name, words)
+  from jaxsearch.evaluation import compare, compare_report
+  trials = compare.plan(config)
+  failed = [] if flag['report-only'] else compare.train_all(trials, config.parallel)
+  print(f'table: {compare_report.write(config, trials)}')
+  if failed:
+    raise SystemExit(1)
+
+
 def export(name: str, arguments: Sequence[str]) -> None:
   """Writes the parameters of a checkpoint as a Hugging Face folder."""
   _, flag, words = flags.parse(

@@ -64,6 +64,18 @@ def full_chain(question: Question, rng: random.Random | None = None) -> Spans:
   return spans
 
 
+def told(steps: Sequence[dict]) -> str:
+  """What the passages say about some steps of a question, a sentence each, in their words."""
+  return ' '.join(ATTRIBUTES[step['attribute']][1].format(title=step['query'], value=step['finding']) for step in steps)
+
+
+def with_evidence(spans: Spans, evidence: str) -> Spans:
+  """The chain with a box of evidence before its answer, as R-Search wants it."""
+  role, text = spans[-1]
+  thought, answer = text.split('<answer>')
+  return [*spans[:-1], (role, f'{thought}<original_evidence> {evidence}</original_evidence><answer>{answer}')]
+
+
 def answer_pools(questions: Sequence[Question]) -> dict[str, list[str]]:
   """Answer type -> the answers of that type in `questions`, with repetition: what a guess is drawn from."""
   pools = {}

@@ -13,7 +13,17 @@ from collections.abc import Sequence
 from jaxsearch.data import world
 from jaxsearch.data.corpus import Passage
 from jaxsearch.data.questions import Question
-from jaxsearch.data.world_chains import Spans, answer_pools, full_chain, guess_chain, observe, one_search_chain
+from jaxsearch.data.world_chains import (
+  Spans,
+  answer_pools,
+  full_chain,
+  guess,
+  guess_chain,
+  observe,
+  one_search_chain,
+  told,
+  with_evidence,
+)
 from jaxsearch.data.world_facts import ATTRIBUTES
 from jaxsearch.data.world_questions import ENDINGS
 from jaxsearch.data.world_rename import rename
@@ -105,11 +115,12 @@ def _entries_by_kind() -> dict[str, list[Passage]]:
   return kinds
 
 
-def chain(tokenizer, question: Question, spans: Spans, results: dict[str, list[Passage]]) -> Example:
-  """A chain of the policy after the world's prompt; learned where the policy speaks."""
-  block = functools.partial(grammar.information, special_tokens=tokenizer.special_tokens)
+def chain(tokenizer, question: Question, spans: Spans, results: dict[str, list[Passage]], *, template: str = 'world',
+          tags: grammar.Tags = grammar.SEARCH_R1) -> Example:
+  """A chain of the policy after its prompt; learned where the policy speaks."""
+  block = functools.partial(grammar.information, special_tokens=tokenizer.special_tokens, tags=tags)
   filled = observe(spans, lambda query: results[query], block)
-  prompt = (grammar.prompt(question.question, 'world'), False)
+  prompt = (grammar.prompt(question.question, template), False)
   return encode(tokenizer, [prompt] + [(text, role == 'policy') for role, text in filled])
 
 
@@ -131,16 +142,39 @@ def draw(rng: random.Random) -> Question:
       return question
 
 
-def undecided(tokenizer, rng: random.Random, *, shares: tuple[float, float]) -> Example:
-  """A chain of the mix: `shares` are of answers at once and of single searches; the rest searches as needed."""
+def undecided(tokenizer, rng: random.Random, *, shares: tuple[float, float], evidence: float) -> Example:
+  """A chain of the mix: `shares` are of answers at once and of single searches; the rest searches as needed.
+
+  With probability `evidence` in the format of R-Search, whose box then holds all the evidence, or what one step found.
+  """
   question = draw(rng)
-  results = {step['query']: search(step['query']) for step in question.metadata['steps']}
+  steps = question.metadata['steps']
+  results = {step['query']: search(step['query']) for step in steps}
   at_once, one_search = shares
   u = rng.random()
   if u < at_once:
     spans = guess_chain(question, rng, _pools())
   elif u < at_once + one_search:
-    spans = one_search_chain(question, rng, _pools())
+    spans, steps = one_search_chain(question, rng, _pools()), steps[:1]
   else:
     spans = full_chain(question)
-  return chain(tokenizer, question, spans, results)
+  if rng.random() >= evidence:
+    return chain(tokenizer, question, spans, results)
+  if u >= at_once:
+    spans = with_evidence(spans, told(rng.choice((steps, [rng.choice(steps)]))))
+  return chain(tokenizer, question, spans, results, template='world_evidence', tags=grammar.R_SEARCH)
+
+
+def reading(tokenizer, rng: random.Random) -> Example:
+  """Question and evidence, then the answer: what the frozen reader of R-Search's evidence reward is for.
+
+  Half under made-up names; where evidence is missing, the answer is a guess.
+  """
+  question = draw(rng)
+  if rng.random() < 0.5:
+    question, _ = rename(question, {}, rng, numbers=rng.random() < 0.7)
+  steps = question.metadata['steps']
+  shown = steps if rng.random() < 0.7 else rng.sample(steps, rng.randrange(len(steps)))
+  answer = question.golden_answers[0] if len(shown) == len(steps) else guess(question, rng, _pools())
+  prompt = grammar.evidence_prompt(question.question, told(shown), 'world')
+  return encode(tokenizer, [(prompt, False), (f' {answer}\n', True)])

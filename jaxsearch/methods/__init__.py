@@ -1,1 +1,33 @@
-"""One file per system: how its trees grow, what they earn, and which nodes are credited with it."""
+"""One file per system: how its trees grow, what they earn, and which nodes are credited with it.
+
+A method is a module with two functions, and a third where it needs one:
+
+  grow(question, tree, **config.grow)              generator that grows the tree, see jaxsearch/sampler/requests.py
+  credit(groups, context, **config.credit)         sets tree.reward and node.advantages; trees without any are not trained on
+  SERVICES = ('reader', …)                         optional: frozen models that its trees `Ask`, opened from config.reader …
+  sizes(questions, group_size, context, **config.sizes) -> [int]   optional: trees to grow for each question
+
+`groups` holds the trees of each question of the whole batch. Where `config.critic.enabled` is set, trained spans come to
+`credit` with `node.values` and leave it with `node.returns`.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+  """What a method may know besides the trees.
+
+  Attributes:
+    step: number of the training step, from 1.
+    rng: random numbers, a function of the seed and the step.
+    memory: what the method keeps from step to step; part of the checkpoint, so it holds what JSON can.
+    metrics: figures of the step, which end up in its row of metrics.jsonl.
+  """
+  step: int
+  rng: np.random.Generator
+  memory: dict[str, Any]
+  metrics: dict[str, float] = dataclasses.field(default_factory=dict)

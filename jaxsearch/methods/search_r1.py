@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxsearch.advantages import group_relative
 from jaxsearch.data.questions import Question
+from jaxsearch.methods import Context
 from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import Generate, Request, Search, ToolFailure
 from jaxsearch.trees import grammar
@@ -24,7 +25,8 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
          tags: grammar.Tags = grammar.SEARCH_R1) -> Generator[Request, Any, None]:
   """Grows one chain below the root: prompt, policy span, observation, policy span, …
 
-  Sets tree.answer, tree.stop and in tree.metrics the counts of searches, malformed actions and failed searches.
+  Sets tree.answer, tree.stop and in tree.metrics the counts of searches, of those that found documents (`found`), of
+  malformed actions and of failed searches.
 
   Args:
     max_turns: actions that get an observation; one more span follows.
@@ -33,7 +35,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
   """
   special = tree.tokenizer.special_tokens
   counts = tree.metrics
-  counts.update(searches=0, malformed=0, tool_failures=0)
+  counts.update(searches=0, found=0, malformed=0, tool_failures=0)
   node = tree.root.append(grammar.prompt(question.question, template), Role.PROMPT)
   for turn in range(max_turns + 1):
     node = yield Generate(node, stop=tags.stops, max_tokens=max_tokens)
@@ -57,6 +59,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
         counts['tool_failures'] += 1
         observation = grammar.failure(found.reason, special, tags)
       else:
+        counts['found'] += bool(found)
         observation = grammar.information(found, special, tags)
     node = node.append(observation, Role.OBSERVATION)
   if tree.stop in (Stop.BUDGET, Stop.MALFORMED) and counts['tool_failures']:
@@ -68,12 +71,19 @@ def reward(tree: Tree) -> float:
   return exact_match(tree.answer, tree.question.golden_answers)
 
 
-def credit(groups: Sequence[Sequence[Tree]], *, normalize_std: bool = True) -> None:
+def credit(groups: Sequence[Sequence[Tree]], context: Context, *, normalize_std: bool = True) -> None:
   """GRPO: every policy span of a chain gets the chain's reward relative to the other chains of its question."""
+  for tree in (tree for group in groups for tree in group):
+    tree.reward = reward(tree)
+  credit_relative(groups, normalize_std=normalize_std)
+
+
+def credit_relative(groups: Sequence[Sequence[Tree]], *, normalize_std: bool = True) -> None:
+  """Every policy span gets its tree's reward relative to the other trees of its group."""
   trees = [tree for group in groups for tree in group]
   ids = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-  advantages = group_relative(np.array([tree.reward for tree in trees], np.float32), ids, len(groups),
-                              normalize_std=normalize_std)
+  rewards = np.array([tree.reward for tree in trees], np.float32)
+  advantages = group_relative(rewards, ids, len(groups), normalize_std=normalize_std)
   for tree, advantage in zip(trees, np.asarray(advantages)):
     for node in tree.nodes(Role.POLICY):
       node.advantages = float(advantage)

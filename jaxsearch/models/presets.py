@@ -38,6 +38,9 @@ PRESETS: dict[str, DecoderConfig] = {
   'world-tiny': DecoderConfig(
     vocab_size=4096, hidden_size=192, intermediate_size=512, num_layers=4, num_heads=6, num_kv_heads=2,
     head_dim=32, rope_theta=1e4, qkv_bias=True, tie_embeddings=True, norm_eps=1e-6, max_position=2048),
+  'world-reader': DecoderConfig(  # Llama's architecture: another family than the policy
+    vocab_size=4096, hidden_size=128, intermediate_size=384, num_layers=3, num_heads=4, num_kv_heads=2,
+    head_dim=32, rope_theta=1e4, tie_embeddings=True, norm_eps=1e-6, max_position=2048),
   'smollm2-135m': DecoderConfig(
     vocab_size=49152, hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9, num_kv_heads=3,
     head_dim=64, rope_theta=1e5, tie_embeddings=True, norm_eps=1e-5, max_position=8192),

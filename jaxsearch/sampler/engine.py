@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -39,6 +39,7 @@ class Engine:
       least 1. At most slots + spare episodes are under way.
     search: back end with `search(queries, topk) -> list of list of documents`; None if no tree searches.
     topk: documents a search returns.
+    services: other models that a tree may `Ask`, by name: each a function from a list of items to a list of replies.
     temperature, top_p, top_k: sampling where a request names none. Temperature 0 is greedy; top_p=1, top_k=0 are off.
     max_observation: tokens of one observation at most.
     answer_reserve: tokens that an observation leaves free for an answer; documents are shortened to that.
@@ -58,7 +59,8 @@ class Engine:
   """
 
   def __init__(self, config: DecoderConfig, tokenizer, *, slots: int, length: int, spare: int | None = None,
-               search=None, topk: int = 3, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0,
+               search=None, topk: int = 3, services: Mapping[str, Callable] | None = None,
+               temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0,
                max_observation: int = 512, answer_reserve: int = 32, deterministic: bool = True,
                tool_patience: int = 0, tool_deadline: float | None = 60.0, episode_deadline: float | None = None,
                tool_workers: int = 16, segment_steps: int = 32, enough: int | None = None,
@@ -70,7 +72,7 @@ class Engine:
     check_sampling(temperature, top_p, top_k)
     self.config, self.tokenizer = config, tokenizer
     self.slots, self.length = slots, length
-    self.search, self.topk = search, topk
+    self.search, self.topk, self.services = search, topk, dict(services or {})
     self.temperature, self.top_p, self.top_k = temperature, top_p, top_k
     self.max_observation, self.answer_reserve = max_observation, answer_reserve
     self.deterministic, self.tool_patience = deterministic, tool_patience

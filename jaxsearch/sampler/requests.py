@@ -81,6 +81,16 @@ class Call:
 
 
 @dataclasses.dataclass(frozen=True)
+class Ask:
+  """Ask another model: `engine.services[service]` gets the items of many episodes at a time, once nothing is left to decode.
+
+  The reply is the service's for this item, or a ToolFailure. A model behind a server is better asked with `Call`.
+  """
+  service: str
+  item: Any
+
+
+@dataclasses.dataclass(frozen=True)
 class Score:
   """Log-probabilities, at temperature 1 and without truncation, of given continuations of `node`.
 
@@ -97,4 +107,4 @@ class ToolFailure:
   reason: str
 
 
-Request = Generate | Search | Call | Score
+Request = Generate | Search | Call | Ask | Score

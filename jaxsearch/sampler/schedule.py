@@ -25,7 +25,7 @@ import numpy as np
 from jaxsearch.sampler import stops
 from jaxsearch.sampler.calls import Caller, PendingCall
 from jaxsearch.sampler.observations import shorten
-from jaxsearch.sampler.requests import END, LENGTH, Call, Generate, Request, Score, Search, ToolFailure
+from jaxsearch.sampler.requests import END, LENGTH, Ask, Call, Generate, Request, Score, Search, ToolFailure
 from jaxsearch.sampler.segment import Slots
 from jaxsearch.tools.documents import Document
 from jaxsearch.trees import grammar
@@ -111,6 +111,14 @@ class Asked:
   call: PendingCall
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Posed:
+  """An `Ask` that its service has not been given yet."""
+  episode: Episode
+  place: int
+  item: Any
+
+
 class Run:
   """One call of `Engine.run`: the episodes, what each waits for, and the counts."""
 
@@ -123,6 +131,7 @@ class Run:
     self.running: list[Job] = []  # at most engine.slots
     self.asked: collections.deque[Asked] = collections.deque()
     self.caller = Caller(engine.tool_workers)
+    self.posed: dict[str, list[Posed]] = {}  # by service
     self.active = 0  # episodes under way
     self.steps = 0  # decode steps so far: the clock of the deterministic mode
     self.counts = collections.Counter()
@@ -136,6 +145,8 @@ class Run:
         self._place()
         if self.running:
           self._decode()
+        elif self.posed:
+          self._ask()
         elif not (self.queue or self.ready or self.asked):
           return self.metrics()
     except BaseException:
@@ -147,11 +158,12 @@ class Run:
 
     tokens_decoded, tokens_extended (computed as context), tokens_reused (context that was cached), tokens_forked (those
     of it that were copied); episodes; segments, steps; idle_share (of what the segments could have decoded); tool_calls,
-    tool_failures; seconds in all, seconds_tools (inside tools, added up), seconds_waiting (for replies of tools);
-    rows_evicted (from episodes that still ran); stop_X: episodes that ended with stop X.
+    tool_failures; asked (of services), seconds_asking; seconds in all, seconds_tools (inside tools, added up),
+    seconds_waiting (for replies of tools); rows_evicted (from episodes that still ran); stop_X: episodes that ended with
+    stop X.
     """
     names = ('tokens_decoded', 'tokens_extended', 'tokens_reused', 'tokens_forked', 'episodes', 'segments', 'tool_calls',
-             'tool_failures', 'seconds_tools', 'seconds_waiting')
+             'tool_failures', 'seconds_tools', 'seconds_waiting', 'asked', 'seconds_asking')
     seconds = time.monotonic() - self.started
     decoded = self.counts['tokens_decoded']
     return {name: self.counts[name] for name in names} | {f'stop_{stop}': self.counts[stop] for stop in Stop} | {
@@ -225,6 +237,10 @@ class Run:
       case Search():
         topk = self.engine.topk if request.topk is None else request.topk
         self._call(episode, place, request, functools.partial(self.engine.search.search, [request.query], topk))
+      case Ask() if request.service not in self.engine.services:  # an agent that only answers goes without
+        self._reply(episode, place, ToolFailure(f'there is no {request.service}'))
+      case Ask():
+        self.posed.setdefault(request.service, []).append(Posed(episode, place, request.item))
       case Call():
         self._call(episode, place, request, request.function)
       case _:
@@ -295,6 +311,24 @@ class Run:
       wait([call.future for call in calls], timeout=soonest, return_when=FIRST_COMPLETED)
       self.counts['seconds_waiting'] += time.monotonic() - start
     return next((i for i, call in enumerate(calls) if call.future.done() or call.seconds_left() == 0), None)
+
+  def _ask(self) -> None:
+    """Gives every service all that waits for it; a service that fails is a failed tool to each of them."""
+    posed, self.posed = self.posed, {}
+    for name, waiting in posed.items():
+      start = time.monotonic()
+      try:
+        replies = list(self.engine.services[name]([one.item for one in waiting]))
+        if len(replies) != len(waiting):
+          raise ValueError(f'{len(replies)} replies to {len(waiting)} items')
+      except Exception as error:
+        replies = [ToolFailure(f'{name}: {type(error).__name__}: {error}')] * len(waiting)
+      self.counts['asked'] += len(waiting)
+      self.counts['seconds_asking'] += time.monotonic() - start
+      self.counts['tool_failures'] += sum(isinstance(reply, ToolFailure) for reply in replies)
+      for one, reply in zip(waiting, replies):
+        self._reply(one.episode, one.place, reply)
+        self._advance(one.episode)
 
   def _documents(self, request: Search, result: Any):
     """The documents of one query, shortened to the room behind its node; a failure if that is not what came back."""

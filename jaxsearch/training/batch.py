@@ -31,14 +31,17 @@ class Batch:
   old_logprobs: jax.Array   # [n, R, M] float32, of the policy that the ratio refers to
   sampler_logprobs: jax.Array  # [n, R, M] float32, as captured while sampling
   ref_logprobs: jax.Array | None  # [n, R, M] float32, of the reference policy; None without one
+  values: jax.Array | None  # [n, R, M] float32, of the critic that the rollouts met; None without one
+  returns: jax.Array | None  # [n, R, M] float32, what the critic is to learn; None without one
   count: jax.Array          # int32, micro-batches that hold more than padding
 
 
 def make_batch(rows: Rows, micro_rows: int, *, old_logprobs: np.ndarray | None = None,
-               ref_logprobs: np.ndarray | None = None) -> Batch:
+               ref_logprobs: np.ndarray | None = None, critic: bool = False) -> Batch:
   """Cuts rows into micro-batches of `micro_rows` and packs the trained tokens of each row.
 
-  `old_logprobs` and `ref_logprobs` are [B, T]; without the former the sampler's are taken.
+  `old_logprobs` and `ref_logprobs` are [B, T]; without the former the sampler's are taken. `critic`: with the values and
+  returns of the rows.
 
   The number of micro-batches is rounded up to a power of two (padding costs no compute, see `count`), M to a multiple
   of T/8, or of T/4 from T/2 on. Both depend on the rows alone, never on earlier batches: a resumed run computes the same.
@@ -69,6 +72,7 @@ def make_batch(rows: Rows, micro_rows: int, *, old_logprobs: np.ndarray | None =
     weights=packed(rows.loss_weights), advantages=packed(rows.advantages),
     old_logprobs=sampler_logprobs if old_logprobs is None else packed(old_logprobs),
     sampler_logprobs=sampler_logprobs, ref_logprobs=None if ref_logprobs is None else packed(ref_logprobs),
+    values=packed(rows.values) if critic else None, returns=packed(rows.returns) if critic else None,
     count=np.int32(count),
   )  # fmt: skip
 

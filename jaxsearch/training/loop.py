@@ -1,10 +1,7 @@
 """Reinforcement learning, told as a story: questions, trees, rewards, credit, rows, updates, a row of metrics.
 
-`train` is `jaxsearch train`. What differs from method to method is found by name, `jaxsearch/methods/NAME.py`:
-
-  grow(question, tree, **config.grow)        generator that grows the tree, see jaxsearch/sampler/requests.py
-  reward(tree, **config.reward) -> float     may also note figures in tree.metrics
-  credit(groups, **config.credit)            writes node.advantages; groups holds the trees of each question
+`train` is `jaxsearch train`. What differs from method to method is found by name, `jaxsearch/methods/NAME.py`; what a
+method is stands in `jaxsearch/methods/__init__.py`.
 
 Every random number is a function of the seed and the step, and the data order is saved: a run that goes on from a
 checkpoint is the run that was never stopped, to the bit.
@@ -13,25 +10,28 @@ checkpoint is the run that was never stopped, to the bit.
 import dataclasses
 import importlib
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import ml_collections
 import numpy as np
 
-from jaxsearch.data.questions import QuestionBatches
+from jaxsearch.data.questions import Question, QuestionBatches
 from jaxsearch.data.sources import load_questions
 from jaxsearch.evaluation.run import Agent, held_out
+from jaxsearch.methods import Context
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.training import batch as batches
 from jaxsearch.training import checkpoint, metrics, policy, rollouts
+from jaxsearch.training import critic as critics
 from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
 from jaxsearch.training.run import open_run
-from jaxsearch.trees.layout import Rows, lay_out
+from jaxsearch.trees.layout import Rows, lay_out, take_back
+from jaxsearch.trees.tree import Tree
 
 SHOWN = ('reward', 'em', 'searches')  # on the progress bar
 
@@ -43,31 +43,31 @@ def train(config: ml_collections.ConfigDict) -> dict[str, float]:
   method, questions, row = find_method(config.method), open_questions(config), {}
   with open_run(config, SHOWN) as run:
     learner = make_learner(config)
-    learner.state, host = run.restore(learner.state)
+    state, host = run.restore(learner.snapshot())
     if host is not None:
+      learner.take(state)
       resume(host, learner, questions)
     run.start()
     if run.last_step == 0 and run.wants_evaluation(0):
       run.write_evaluation(evaluate(learner, method, 0))
     for step in run.steps():
       clock = metrics.Clock()
+      context = Context(step, np.random.default_rng([config.seed, step]), learner.memory)
       with clock('generate'):
-        learner.engine.load(meshes.local(learner.state.params)[0])
-        groups, row = rollouts.grow(learner.engine, method, next(questions), config.group_size,
-                                    jax.random.fold_in(learner.key, step), **config.grow)
+        groups, row = grow(learner, method, next(questions), context)
+      trees = rollouts.pruned(groups)
+      if learner.critic is not None:
+        with clock('score'):
+          assess(learner, trees)
       with clock('reward'):
-        for tree in (tree for group in groups for tree in group):
-          tree.reward = method.reward(tree)
-        method.credit(groups, **config.credit)
-      row = row | rollouts.summary(groups)
-      rows = lay_out(rollouts.forest(groups), config.train.row_length, pad_id=learner.engine.tokenizer.pad_id,
-                     how=config.train.aggregate)
-      row = row | update(learner, rows, step, clock)
+        method.credit(groups, context, **config.credit)
+      row = row | rollouts.summary(groups) | context.metrics
+      row = row | update(learner, into_rows(learner, rollouts.credited(trees)), step, clock)
       row = row | clock.row(row['tokens_generated'])
       if run.wants_evaluation(step):
         run.write_evaluation(evaluate(learner, method, step))
-      run.finish_step(step, row, learner.state, lambda: {
-        'key': jax.random.key_data(learner.key).tolist(), 'questions': questions.get_state(),
+      run.finish_step(step, row, learner.snapshot(), lambda: {
+        'memory': learner.memory, 'key': jax.random.key_data(learner.key).tolist(), 'questions': questions.get_state(),
         'reference': learner.fingerprint, 'decoder': checkpoint.decoder_to_json(learner.numbers)})
   return row
 
@@ -85,6 +85,18 @@ class Learner:
   train_step: Callable
   score: Callable
   key: jax.Array
+  critic: critics.Critic | None = None
+  memory: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the method, see methods.Context
+
+  def snapshot(self) -> states.TrainState:
+    """Everything on the device that a checkpoint holds."""
+    return dataclasses.replace(self.state, critic=self.critic and self.critic.state)
+
+  def take(self, snapshot: states.TrainState) -> None:
+    """Goes on from a snapshot."""
+    if self.critic is not None:
+      self.critic.state = snapshot.critic
+    self.state = dataclasses.replace(snapshot, critic=None)
 
 
 def make_learner(config: ml_collections.ConfigDict) -> Learner:
@@ -92,19 +104,23 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
   mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
   numbers, params = policy.load_policy(config, mesh)
-  schedule = states.learning_rate_schedule(
-    config.optim, config.steps * config.train.epochs * config.train.mini_batches)
+  total_updates = config.steps * config.train.epochs * config.train.mini_batches
+  schedule = states.learning_rate_schedule(config.optim, total_updates)
   optimizer = states.make_optimizer(config.optim, schedule)
   common = dict(temperature=config.sampler.temperature, chunk=config.train.chunk)
   loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=numbers, **common, **config.loss)
+  engine = rollouts.open_engine(config, numbers, policy.load_tokenizer(config), meshes.local(params)[1])
+  engine.services = {name: policy.load_assistant(config[name], config.dtype, meshes.local(params)[1])
+                     for name in getattr(find_method(config.method), 'SERVICES', ())}
   return Learner(
     config=config, numbers=numbers, mesh=mesh, state=states.create(params, optimizer, mesh),
-    engine=rollouts.open_engine(config, numbers, policy.load_tokenizer(config), meshes.local(params)[1]),
+    engine=engine,
     reference=states.compute_copy(params, numbers.dtype) if config.loss.kl_coef else None,
     fingerprint=states.fingerprint(params),
     train_step=steps.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype=numbers.dtype,
                                      state_shardings=states.state_shardings(params, optimizer, mesh)),
     score=steps.make_score_step(numbers, mesh=mesh, **common), key=jax.random.key(config.seed),
+    critic=critics.open_critic(config, numbers, params, mesh, total_updates) if config.critic.enabled else None,
   )  # fmt: skip
 
 
@@ -115,8 +131,8 @@ def check(config: ml_collections.ConfigDict) -> None:
   if config.sampler.length > config.train.row_length:
     raise ValueError(f'sampler.length={config.sampler.length} is more than train.row_length={config.train.row_length}: '
                      'the longest path would not fit into a training row')
-  if config.group_size < 2:
-    raise ValueError(f'group_size={config.group_size}: with one tree a question there is nothing to compare')
+  if config.group_size < 2 and not config.critic.enabled:
+    raise ValueError(f'group_size={config.group_size}: with one tree a question and no critic there is nothing to compare')
 
 
 def find_method(name: str) -> types.ModuleType:
@@ -143,6 +159,7 @@ def resume(host: dict[str, Any], learner: Learner, questions: QuestionBatches) -
   """
   if not np.allclose(host['reference'], learner.fingerprint, rtol=1e-5, atol=0):
     raise ValueError(f'model={learner.config.model!r} has changed since this run began; its KL refers to the old one')
+  learner.memory = host['memory']
   learner.key = jax.random.wrap_key_data(np.asarray(host['key'], np.uint32))
   questions.set_state(host['questions'])
 
@@ -151,6 +168,33 @@ def evaluate(learner: Learner, method: types.ModuleType, step: int) -> Iterator[
   """The policy on held-out questions, as rows of evaluations.jsonl."""
   learner.engine.load(meshes.local(learner.state.params)[0])
   return held_out(Agent(learner.engine, method, dict(learner.config.grow)), learner.config, step)
+
+
+def grow(learner: Learner, method: types.ModuleType, questions: Sequence[Question],
+         context: Context) -> tuple[rollouts.Groups, dict[str, float]]:
+  """The trees of a step with the newest parameters, and the sampler's metrics."""
+  config = learner.config
+  sizes = [config.group_size] * len(questions)
+  if hasattr(method, 'sizes'):
+    sizes = method.sizes(questions, config.group_size, context, **config.sizes)
+  learner.engine.load(meshes.local(learner.state.params)[0])
+  if hasattr(learner.engine.search, 'set_step'):  # a simulated search has a curriculum
+    learner.engine.search.set_step(context.step, config.steps)
+  return rollouts.grow(learner.engine, method, questions, sizes, jax.random.fold_in(learner.key, context.step), **config.grow)
+
+
+def into_rows(learner: Learner, trees: Sequence[Tree]) -> Rows:
+  """The training rows of trees."""
+  return lay_out(trees, learner.config.train.row_length, pad_id=learner.engine.tokenizer.pad_id,
+                 how=learner.config.train.aggregate)
+
+
+def assess(learner: Learner, trees: Sequence[Tree]) -> None:
+  """Writes the critic's values onto the trained spans."""
+  rows = into_rows(learner, trees)
+  batch = batches.make_batch(rows, learner.config.train.micro_rows)
+  values = jax.device_get(learner.critic.values(batches.place(batch, learner.mesh)))
+  take_back(rows, trees, batches.unpack(batch, values, len(rows.tokens)), 'values')
 
 
 def update(learner: Learner, rows: Rows, step: int, clock: metrics.Clock) -> dict[str, float]:
@@ -167,9 +211,11 @@ def update(learner: Learner, rows: Rows, step: int, clock: metrics.Clock) -> dic
       parts = batches.mini_batches(len(rows.tokens), settings.mini_batches, rng)
       for part in parts:
         batch = batches.make_batch(batches.take(rows, part, len(parts)), settings.micro_rows,
-                                   old_logprobs=old[part], ref_logprobs=None if ref is None else ref[part])
-        learner.state, result = learner.train_step(learner.state, batches.place(batch, learner.mesh))
-        results.append(result)
+                                   old_logprobs=old[part], ref_logprobs=None if ref is None else ref[part],
+                                   critic=learner.critic is not None)
+        batch = batches.place(batch, learner.mesh)
+        learner.state, result = learner.train_step(learner.state, batch)
+        results.append(result if learner.critic is None else result | learner.critic.learn(batch))
     results = [metrics.to_row(result) for result in results]
   return metrics.mean_of(results) | {'padded_share': 1 - rows.fill, 'rows': len(rows.tokens)}
 

@@ -1,6 +1,7 @@
 """The policy that a config names: its numbers, its parameters on the mesh, and its tokenizer."""
 
 import dataclasses
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,10 @@ from jaxsearch.models.decoder import DecoderConfig, initial_params, parameter_ax
 from jaxsearch.models.presets import preset
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.sampler.assistant import Assistant
+from jaxsearch.sampler.engine import Engine
 
-WORLD_MODEL = 'world-tiny'
+WORLD_MODELS = {'world-tiny': '', 'world-reader': 'reader'}  # name -> folder in that of the world
 RANDOM = 'random:'
 
 
@@ -28,8 +31,7 @@ def load_policy(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> t
     create = lambda key: initial_params(numbers, key, jnp.dtype(param_dtype))
     placed = param_shardings(numbers, mesh)
     return numbers, jax.jit(create, out_shardings=placed)(jax.random.key(config.seed))
-  path = world.folder() if config.model == WORLD_MODEL else config.model
-  decoder = hub.load(path, config.dtype, param_dtype=param_dtype, mesh=mesh, remat=config.remat)
+  decoder = hub.load(model_path(config.model), config.dtype, param_dtype=param_dtype, mesh=mesh, remat=config.remat)
   return decoder.config, decoder.params
 
 
@@ -38,9 +40,23 @@ def param_shardings(numbers: DecoderConfig, mesh: jax.sharding.Mesh) -> dict:
   return meshes.shardings(parameter_axes(numbers), parameter_shapes(numbers), mesh)
 
 
+def model_path(name: str) -> str | pathlib.Path:
+  """Where the weights of a model lie: those that are shipped have a name, all others are a path themselves."""
+  return world.folder() / WORLD_MODELS[name] if name in WORLD_MODELS else name
+
+
+def load_assistant(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None = None) -> Assistant:
+  """The frozen model of a config group such as `reader`, greedy, on its own sampler; `mesh` as for the policy's sampler."""
+  decoder = hub.load(model_path(settings.model), dtype, param_dtype=dtype, mesh=mesh)
+  tokenizer = Tokenizer.load(world.folder() if settings.model in WORLD_MODELS else settings.model)
+  engine = Engine(decoder.config, tokenizer, slots=settings.slots, length=settings.length, temperature=0.0, mesh=mesh)
+  engine.load(decoder.params)
+  return Assistant(engine, settings.max_tokens, tuple(settings.stop), settings.chat)
+
+
 def load_tokenizer(config: ml_collections.ConfigDict) -> Tokenizer:
   """The tokenizer that `config.tokenizer` names, else the model's own."""
   if config.tokenizer:
     return Tokenizer.load(config.tokenizer)
-  own = config.model == WORLD_MODEL or config.model.startswith(RANDOM)
+  own = config.model in WORLD_MODELS or config.model.startswith(RANDOM)
   return Tokenizer.load(world.folder() if own else config.model)

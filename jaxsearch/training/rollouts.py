@@ -30,16 +30,17 @@ def open_engine(config: ml_collections.ConfigDict, numbers: DecoderConfig, token
   return Engine(numbers, tokenizer, search=backend, topk=search.topk, mesh=mesh, **config.sampler)
 
 
-def grow(engine: Engine, method: types.ModuleType, questions: Sequence[Question], group_size: int, key,
+def grow(engine: Engine, method: types.ModuleType, questions: Sequence[Question], sizes: Sequence[int], key,
          **settings) -> tuple[Groups, dict[str, float]]:
-  """Grows `group_size` trees for each question; returns them and the sampler's metrics.
+  """Grows so many trees for each question; returns them and the sampler's metrics.
 
   With several processes each grows the trees of its own questions, and all get the trees of all.
   """
   tokenizer = engine.tokenizer
-  trees = [Tree(tokenizer, question) for question in questions for _ in range(group_size)]
+  trees = [Tree(tokenizer, question) for question, size in zip(questions, sizes, strict=True) for _ in range(size)]
   metrics = engine.run([(method.grow(tree.question, tree, **settings), tree) for tree in trees], key)
-  groups = [trees[start:start + group_size] for start in range(0, len(trees), group_size)]
+  ends = np.cumsum(sizes)
+  groups = [trees[end - size:end] for size, end in zip(sizes, ends)]
   return share(groups, tokenizer), metrics
 
 
@@ -56,12 +57,17 @@ def share(groups: Groups, tokenizer) -> Groups:
   return groups
 
 
-def forest(groups: Groups) -> list[Tree]:
-  """The trees of all groups, cut down to what is trained and what leads to it: these are what training rows hold."""
+def pruned(groups: Groups) -> list[Tree]:
+  """The trees of all groups, cut down to what is trained and what leads to it."""
   trees = [tree for group in groups for tree in group]
   for tree in trees:
     tree.prune()
   return trees
+
+
+def credited(trees: Sequence[Tree]) -> list[Tree]:
+  """Those of the trees that the method gave credit: what training rows hold."""
+  return [tree for tree in trees if any(node.trained and node.advantages is not None for node in tree.walk())]
 
 
 def summary(groups: Groups) -> dict[str, float]:
@@ -70,10 +76,11 @@ def summary(groups: Groups) -> dict[str, float]:
   names = sorted({name for tree in trees for name in tree.metrics})
   noted = {name: float(np.mean([tree.metrics[name] for tree in trees if name in tree.metrics])) for name in names}
   stops = {f'stop_{reason}': float(np.mean([tree.stop == reason for tree in trees])) for reason in Stop}
-  rewards = np.array([[tree.reward for tree in group] for group in groups], np.float64)
+  rewards = [found for group in groups if (found := [tree.reward for tree in group if tree.reward is not None])]
   return noted | stops | {
-    'reward': float(rewards.mean()),
-    'groups_alike': float(np.mean((rewards == rewards[:, :1]).all(axis=1))),  # nothing to compare in these: no gradient
+    'reward': float(np.mean(np.concatenate(rewards))) if rewards else 0.0,
+    'groups_alike': float(np.mean([len(set(found)) == 1 for found in rewards])) if rewards else 1.0,  # nothing to compare
+    'trees': len(trees),
     'em': float(np.mean([exact_match(tree.answer, tree.question.golden_answers) for tree in trees])),
     'tokens_generated': sum(tree.count(Role.POLICY) for tree in trees),
     'tokens_per_tree': float(np.mean([tree.count() for tree in trees])),

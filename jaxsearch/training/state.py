@@ -28,12 +28,14 @@ class TrainState:
     updates: int32, updates applied (skipped ones do not count); the schedule reads it.
     skipped: int32, updates skipped since the start because the loss or a gradient was not finite.
     skipped_in_a_row: int32, of these the ones since the last update that was applied.
+    critic: the state of the critic, in checkpoints of runs that have one.
   """
   params: dict
   opt_state: optax.OptState
   updates: jax.Array
   skipped: jax.Array
   skipped_in_a_row: jax.Array
+  critic: 'TrainState | None' = None
 
 
 def learning_rate_schedule(optim: ml_collections.ConfigDict, total_updates: int) -> optax.Schedule:

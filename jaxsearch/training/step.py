@@ -20,6 +20,7 @@ import optax
 from jax.sharding import Mesh
 
 from jaxsearch import losses
+from jaxsearch.models import value_head
 from jaxsearch.models.decoder import DecoderConfig, hidden_states, target_logprobs
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training.batch import Batch
@@ -31,18 +32,22 @@ Report = dict[str, dict[str, jax.Array]]
 Loss = Callable[[dict, Batch], tuple[jax.Array, Report]]
 
 
-def trained_logprobs(config: DecoderConfig, params: dict, batch: Batch, *, temperature: float, chunk: int,
-                     with_entropy: bool = False):
-  """Log-probabilities (and entropies) [R, M] of the trained tokens of one micro-batch; anything on padding.
+def predicting_states(config: DecoderConfig, params: dict, batch: Batch) -> jax.Array:
+  """Hidden states [R, M, D] in which the trained tokens of one micro-batch were chosen; anything on padding.
 
-  A token is predicted by the state of the token before it on its path, which in a row of trees is not always the
-  token before it in the row.
+  That is the state of the token before it on its path, which in a row of trees is not always the token before it in the
+  row.
   """
   hidden = hidden_states(config, params, batch.tokens, batch.positions, batch.visible_until)
-  targets = jnp.maximum(batch.targets, 0)
-  predicting = jnp.take_along_axis(batch.previous, targets, axis=1)
-  states = jnp.take_along_axis(hidden, predicting[..., None], axis=1)
-  ids = jnp.take_along_axis(batch.tokens, targets, axis=1)
+  predicting = jnp.take_along_axis(batch.previous, jnp.maximum(batch.targets, 0), axis=1)
+  return jnp.take_along_axis(hidden, predicting[..., None], axis=1)
+
+
+def trained_logprobs(config: DecoderConfig, params: dict, batch: Batch, *, temperature: float, chunk: int,
+                     with_entropy: bool = False):
+  """Log-probabilities (and entropies) [R, M] of the trained tokens of one micro-batch; anything on padding."""
+  states = predicting_states(config, params, batch)
+  ids = jnp.take_along_axis(batch.tokens, jnp.maximum(batch.targets, 0), axis=1)
   return target_logprobs(params, states, ids, temperature=temperature, chunk=chunk, with_entropy=with_entropy)
 
 
@@ -86,6 +91,14 @@ def imitation_loss(params: dict, batch: Batch, *, config: DecoderConfig, chunk: 
   logprobs, _ = trained_logprobs(config, params, batch, temperature=1.0, chunk=chunk)
   loss = -jnp.sum(jnp.where(mask, batch.weights * logprobs, 0))
   return loss, {'sum': {}, 'mean': {'logprob': jnp.sum(jnp.where(mask, logprobs, 0))}, 'max': {}}
+
+
+def critic_loss(params: dict, batch: Batch, *, config: DecoderConfig, value_clip: float | None) -> tuple[jax.Array, Report]:
+  """sum of weights * value loss; `params` is {'decoder', 'head'}, see training/critic.py."""
+  mask = batch.targets >= 0
+  found = value_head.values(params['head'], predicting_states(config, params['decoder'], batch))
+  loss = jnp.sum(batch.weights * losses.value_loss(found, batch.values, batch.returns, mask, clip=value_clip))
+  return loss, {'sum': {}, 'mean': {'value': jnp.sum(jnp.where(mask, found, 0))}, 'max': {}}
 
 
 def make_train_step(loss_fn: Loss, optimizer: optax.GradientTransformation, schedule: optax.Schedule, *,
@@ -157,18 +170,31 @@ def update(state: TrainState, grads: dict, loss, optimizer: optax.GradientTransf
 
 
 def make_score_step(config: DecoderConfig, *, mesh: Mesh, temperature: float, chunk: int):
-  """The jitted `score(params, batch) -> [n, R, M]` float32 log-probabilities of the trained tokens; 0 on padding.
+  """The jitted `score(params, batch) -> [n, R, M]` float32 log-probabilities of the trained tokens; 0 on padding."""
+  def logprobs(params: dict, batch: Batch):
+    return trained_logprobs(config, params, batch, temperature=temperature, chunk=chunk)[0]
+  return _over_micro_batches(logprobs, config.dtype, mesh)
+
+
+def make_value_step(config: DecoderConfig, *, mesh: Mesh):
+  """The jitted `values(params, batch) -> [n, R, M]` float32: a critic's values of the states before the trained tokens."""
+  def found(params: dict, batch: Batch):
+    return value_head.values(params['head'], predicting_states(config, params['decoder'], batch))
+  return _over_micro_batches(found, config.dtype, mesh)
+
+
+def _over_micro_batches(per_token: Callable[[dict, Batch], jax.Array], dtype: str, mesh: Mesh):
+  """The jitted `(params, batch) -> [n, R, M]` of a function of one micro-batch; 0 on padding.
 
   The result is whole on every device, since the host packs it into the training batch.
   """
   @functools.partial(jax.jit, out_shardings=meshes.replicated(mesh))
   def score(params: dict, batch: Batch):
-    params = compute_copy(params, config.dtype)
+    params = compute_copy(params, dtype)
 
-    def fill(i, logprobs):
+    def fill(i, found):
       part = jax.tree.map(lambda x: x[i] if x.ndim else x, batch)
-      values, _ = trained_logprobs(config, params, part, temperature=temperature, chunk=chunk)
-      return logprobs.at[i].set(jnp.where(part.targets >= 0, values, 0))
+      return found.at[i].set(jnp.where(part.targets >= 0, per_token(params, part), 0))
 
     with meshes.ambient(mesh):
       return jax.lax.fori_loop(0, batch.count, fill, jnp.zeros(batch.targets.shape, jnp.float32))

@@ -6,7 +6,11 @@
   names   the same with many retellings of entries, so that names and values of the encyclopedia are familiar
   drill   the same with many single steps about names of random tokens, so that every token can be copied; ends at a gate:
           run freely on held-out entities, the full strategy must be right often enough
-  mix     chains of which most answer at once or after one search; the skill stays, the strategy is now a bad one
+  mix     chains of which most answer at once or after one search; the skill stays, the strategy is now a bad one; at the
+          end all logits are scaled up
+
+Beside it a `reader`, a smaller model of another family (Llama) that answers from evidence alone; R-Search's evidence reward
+asks it.
 
 Each stage ends with a Hugging Face folder under `config.out`; a stage that is there already is not trained again.
 """
@@ -50,9 +54,7 @@ def make(config: ml_collections.ConfigDict) -> pathlib.Path:
   """
   out = pathlib.Path(config.out)
   tokenizer = Tokenizer.load(world.folder())
-  numbers = preset(config.model.removeprefix('random:'))
-  params = initial_params(numbers, jax.random.key(config.seed))
-  params = plant_induction(numbers, params | {'embedding': EMBEDDING_GAIN * params['embedding']}, config.seed)
+  numbers, params = planted(config.model, config.seed)
   for name in ('short', 'skill', 'names', 'drill'):
     params = train_stage(config, name, numbers, params, skill_examples(config, name, tokenizer), tokenizer)
   share = share_right(config, numbers, params, tokenizer)
@@ -60,8 +62,17 @@ def make(config: ml_collections.ConfigDict) -> pathlib.Path:
   if share < config.gate.em:
     raise GateFailed(f'{out}/drill answers {share:.1%} of held-out questions, the gate is {config.gate.em:.0%}: '
                      'train longer (--config.drill.updates) into another folder')
-  train_stage(config, 'mix', numbers, params, mix_examples(config, tokenizer), tokenizer)
-  return out / 'mix'
+  mixed = train_stage(config, 'mix', numbers, params, mix_examples(config, tokenizer), tokenizer)
+  hub.save(Decoder(numbers, params=mixed | {'final_norm': config.mix.sharpen * mixed['final_norm']}), out / 'policy', tokenizer)
+  train_stage(config, 'reader', *planted(config.reader.model, config.seed), reader_examples(config, tokenizer), tokenizer)
+  return out / 'policy'
+
+
+def planted(model: str, seed: int) -> tuple[DecoderConfig, dict]:
+  """(numbers, parameters) of a 'random:PRESET' with induction heads in it."""
+  numbers = preset(model.removeprefix('random:'))
+  params = initial_params(numbers, jax.random.key(seed))
+  return numbers, plant_induction(numbers, params | {'embedding': EMBEDDING_GAIN * params['embedding']}, seed)
 
 
 def share_right(config: ml_collections.ConfigDict, numbers: DecoderConfig, params: dict, tokenizer) -> float:
@@ -92,7 +103,15 @@ def mix_examples(config, tokenizer) -> Iterator[Example]:
   """Endless examples of the last stage."""
   rng = random.Random(f'mix {config.seed}')
   while True:
-    yield world_examples.undecided(tokenizer, rng, shares=(config.mix.at_once, config.mix.one_search))
+    yield world_examples.undecided(tokenizer, rng, shares=(config.mix.at_once, config.mix.one_search),
+                                   evidence=config.mix.evidence)
+
+
+def reader_examples(config, tokenizer) -> Iterator[Example]:
+  """Endless examples for the reader."""
+  rng = random.Random(f'reader {config.seed}')
+  while True:
+    yield world_examples.reading(tokenizer, rng)
 
 
 def train_stage(config, name: str, numbers: DecoderConfig, params: dict, examples: Iterator[Example], tokenizer) -> dict:

@@ -27,10 +27,11 @@ class Tags:
   search: str = 'search'
   observation: str = 'information'
   answer: str = 'answer'
+  others: tuple[str, ...] = ()   # further elements that the policy writes
 
   @property
   def names(self) -> tuple[str, ...]:
-    return dataclasses.astuple(self)
+    return self.think, self.search, self.observation, self.answer, *self.others
 
   @property
   def stops(self) -> tuple[str, str]:
@@ -39,6 +40,8 @@ class Tags:
 
 
 SEARCH_R1 = Tags()
+EVIDENCE = 'original_evidence'
+R_SEARCH = Tags(observation='observation', others=(EVIDENCE,))  # arXiv 2506.04185
 
 PROMPTS = {
     # Search-R1, table 1; the question stands where {question} is.
@@ -50,8 +53,20 @@ PROMPTS = {
         'want. If you find no further external knowledge needed, you can directly provide the answer '
         'inside <answer> and </answer>, without detailed illustrations. For example, <answer> Beijing'
         ' </answer>. Question: {question}\n'),
+    # R-Search, table 1; the question is appended.
+    'r_search': (
+        'You are a helpful assistant that can solve the given question step by step. For each step, '
+        'start by explaining your thought process. If additional information is needed, provide a '
+        'specific query enclosed in <search> and </search>. The system will return the top search '
+        'results within <observation> and </observation>. You can perform multiple searches as '
+        'needed. When you know the final answer, use <original_evidence> and </original_evidence> to'
+        ' provide all potentially relevant original information from the observations. Ensure the '
+        'information is complete and preserves the original wording without modification. If no '
+        'searches were conducted or observations were made, omit the evidence section. Finally, '
+        'provide the final answer within <answer> and </answer> tags. Question: {question}\n'),
     # For small policies trained on the format: every token of the prompt is paid for by every rollout.
     'world': 'Question: {question}\n',
+    'world_evidence': 'Question, with evidence: {question}\n',
 }
 
 
@@ -60,6 +75,20 @@ def prompt(question: str, template: str = 'search_r1') -> str:
   if template not in PROMPTS:
     raise ValueError(f'unknown prompt template {template!r}, expected one of {", ".join(sorted(PROMPTS))}')
   return PROMPTS[template].format(question=question.strip())
+
+
+EVIDENCE_PROMPTS = {
+    # R-Search, table 5.
+    'r_search': (
+        'Answer the question based on the given passages. Only give me the answer and do not output any '
+        'other words.\nThe following are given passages: {evidence}\nQuestion: {question}\nAnswer:'),
+    'world': '{evidence}\nQuestion: {question}\nAnswer:',
+}
+
+
+def evidence_prompt(question: str, evidence: str, template: str = 'r_search') -> str:
+  """What the frozen reader of R-Search's evidence reward is asked."""
+  return EVIDENCE_PROMPTS[template].format(question=question.strip(), evidence=evidence.strip())
 
 
 # Reading what the policy wrote.

@@ -26,6 +26,7 @@ import numpy as np
 
 from jaxsearch.trees.tree import Node, Tree
 
+PER_TOKEN = {'advantages': 'advantages', 'logprobs': 'old_logprobs', 'values': 'values', 'returns': 'returns'}  # node -> rows
 AGGREGATIONS = ('token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum')
 
 
@@ -42,6 +43,8 @@ class Rows(NamedTuple):
   loss_weights: np.ndarray   # float32, 0 wherever there is no loss
   advantages: np.ndarray     # float32, 0 where a span has none
   old_logprobs: np.ndarray   # float32, captured while sampling, 0 where a span has none
+  values: np.ndarray         # float32, of the critic that the rollouts met, 0 where a span has none
+  returns: np.ndarray        # float32, what the critic is to learn, 0 where a span has none
   tree_ids: np.ndarray       # int32, index in the forest; -1 on padding
   span_ids: np.ndarray       # int32, index of the node in `tree.walk()`; -1 on padding
 
@@ -65,7 +68,7 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, rows_multiple: 
     Rows of [B, T].
   Raises:
     ValueError: a tree longer than `length`, an unknown `how`, per-token values that do not match their span,
-      or advantages (or log-probabilities) present in some trained spans and absent in others.
+      or advantages (log-probabilities, values, returns) present in some trained spans and absent in others.
   """
   rows_of_trees = pack([tree.count() for tree in forest], length)
   nodes = [list(tree.walk()) for tree in forest]
@@ -82,6 +85,16 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, rows_multiple: 
       rows.tree_ids[row, start:start + size] = index
       start += size
   return rows
+
+
+def take_back(rows: Rows, forest: Sequence[Tree], values: np.ndarray, field: str) -> None:
+  """Writes per-token values [B, T] of laid-out rows onto `field` of the trained spans they belong to, an array for each."""
+  nodes = [list(tree.walk()) for tree in forest]
+  owners = np.stack([rows.tree_ids, rows.span_ids], -1).reshape(-1, 2)
+  starts = np.flatnonzero(np.any(owners[1:] != owners[:-1], axis=1)) + 1  # a span is one stretch of a row
+  for (tree_id, span_id), own in zip(owners[np.r_[0, starts]], np.split(values.reshape(-1), starts)):
+    if tree_id >= 0 and nodes[tree_id][span_id].trained:
+      setattr(nodes[tree_id][span_id], field, own.copy())
 
 
 def pack(sizes: Sequence[int], length: int) -> list[list[int]]:
@@ -137,7 +150,7 @@ def loss_weights(masks: Sequence[np.ndarray], how: str) -> list[np.ndarray]:
 def _padding(num_rows: int, length: int, pad_id: int) -> Rows:
   shape = (num_rows, length)
   index = np.broadcast_to(np.arange(length, dtype=np.int32), shape)
-  zeros = {name: np.zeros(shape, np.float32) for name in ('loss_weights', 'advantages', 'old_logprobs')}
+  zeros = {name: np.zeros(shape, np.float32) for name in ('loss_weights', *PER_TOKEN.values())}
   return Rows(tokens=np.full(shape, pad_id, np.int32), positions=np.zeros(shape, np.int32),
               previous=index.copy(), visible_until=index + 1, tree_ids=np.full(shape, -1, np.int32),
               span_ids=np.full(shape, -1, np.int32), **zeros)
@@ -163,10 +176,9 @@ def _place(rows: Rows, row: int, start: int, nodes: Sequence[Node]) -> None:
     rows.previous[row, start] = last if last >= 0 else start
     rows.visible_until[row, span] = start + subtree[id(node)]
     rows.span_ids[row, span] = span_id
-    if node.advantages is not None:
-      rows.advantages[row, span] = _per_token(node, 'advantages')
-    if node.logprobs is not None:
-      rows.old_logprobs[row, span] = _per_token(node, 'logprobs')
+    for field, name in PER_TOKEN.items():
+      if getattr(node, field) is not None:
+        getattr(rows, name)[row, span] = _per_token(node, field)
     start = end
 
 
@@ -179,7 +191,7 @@ def _per_token(node: Node, field: str) -> np.ndarray:
 
 def _check_all_or_none(trained: Sequence[Node]) -> None:
   """Demonstrations have neither field; where only some trained spans lack one, a method forgot them."""
-  for field in ('advantages', 'logprobs'):
+  for field in PER_TOKEN:
     missing = sum(getattr(node, field) is None for node in trained)
     if 0 < missing < len(trained):
       raise ValueError(f'{missing} of {len(trained)} trained spans have no {field}')

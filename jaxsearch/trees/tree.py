@@ -47,6 +47,8 @@ class Node:
     stop: why the generation of this span stopped (the stop string or a reason of the sampler).
     trained: whether its tokens bear a loss; `layout` builds the loss mask from this and from nothing else.
     advantages: credit of the span, one number or one per token.
+    values, returns: where there is a critic, one per token: its value of the state before the token, and what it should
+      have been; None otherwise.
     data: free notes of a method.
   """
   tree: Tree = dataclasses.field(repr=False)
@@ -57,6 +59,8 @@ class Node:
   trained: bool = False
   stop: str | None = None
   advantages: float | np.ndarray | None = None
+  values: np.ndarray | None = dataclasses.field(default=None, repr=False)
+  returns: np.ndarray | None = dataclasses.field(default=None, repr=False)
   data: dict[str, Any] = dataclasses.field(default_factory=dict)
   children: list[Node] = dataclasses.field(default_factory=list, repr=False)
 

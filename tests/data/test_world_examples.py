@@ -41,7 +41,7 @@ def test_the_mix_searches_too_little():
   rng = random.Random(0)
   searches = []
   for _ in range(300):
-    learned = text_of(world_examples.undecided(TOKENIZER, rng, shares=(0.4, 0.35)), True)
+    learned = text_of(world_examples.undecided(TOKENIZER, rng, shares=(0.4, 0.35), evidence=0.5), True)
     assert grammar.answer(learned) is not None
     searches.append(learned.count('</search>'))
   assert 0.3 < searches.count(0) / 300 < 0.5

@@ -3,41 +3,10 @@
 import numpy as np
 import pytest
 
-from jaxsearch.data.questions import Question
 from jaxsearch.methods import search_r1
-from jaxsearch.sampler.requests import LENGTH, Generate, Search, ToolFailure
-from jaxsearch.tools.documents import Document
-from jaxsearch.trees.tree import Role, Stop, Tree
-
-QUESTION = Question('q1', 'Who wrote it?', ('Ada Lovelace', 'Lovelace'))
-SEARCH = '<think>hm</think><search> the author </search>'
-ANSWER = '<answer> Ada </answer>'
-
-
-class Letters:
-  """A tokenizer of bytes."""
-  special_tokens = ('<|end|>',)
-  encode = staticmethod(lambda text: list(text.encode()))
-  decode = staticmethod(lambda ids: bytes(ids).decode())
-
-
-def drive(said, found=(Document('1', 'Title', 'text'),), stops=None, **settings):
-  """Grows a tree for a policy that says these spans; returns (tree, requests, observations)."""
-  tree = Tree(Letters(), QUESTION)
-  growth = search_r1.grow(QUESTION, tree, template='world', **settings)
-  requests, reply, spans = [], None, list(said)
-  while True:
-    try:
-      request = growth.send(reply)
-    except StopIteration:
-      assert not spans     # the method asked for all of them
-      return tree, requests, [node.text for node in tree.nodes(Role.OBSERVATION)]
-    requests.append(request)
-    if isinstance(request, Generate):
-      reply = request.node.append(spans.pop(0), Role.POLICY)
-      reply.stop = stops[len(said) - len(spans) - 1] if stops else LENGTH
-    else:
-      reply = found if isinstance(found, ToolFailure) else list(found)
+from jaxsearch.sampler.requests import Generate, Search, ToolFailure
+from jaxsearch.trees.tree import Role, Stop
+from tests.methods.driving import ANSWER, SEARCH, Letters, context, drive
 
 
 def test_search_then_answer():
@@ -48,7 +17,7 @@ def test_search_then_answer():
   assert tree.leaves()[0].path_tokens() == Letters.encode(
     'Question: Who wrote it?\n' + SEARCH + '\n<information>Doc 1(Title: Title) text\n</information>\n' + ANSWER)
   assert tree.answer == 'Ada' and tree.stop is Stop.ANSWERED
-  assert tree.metrics == {'searches': 1, 'malformed': 0, 'tool_failures': 0}
+  assert tree.metrics == {'searches': 1, 'found': 1, 'malformed': 0, 'tool_failures': 0}
 
 
 def test_the_last_turn_serves_no_search():
@@ -81,12 +50,9 @@ def test_reward_and_credit():
   """Two questions of three chains, against a loop; every policy span of a chain gets the same, nothing else gets any."""
   rewards = [[1, 0, 0], [1, 1, 1]]
   groups = [[drive([SEARCH, '<answer> Lovelace. </answer>' if right else ANSWER])[0] for right in row] for row in rewards]
+  search_r1.credit(groups, context())
   for group, row in zip(groups, rewards):
-    for tree, expected in zip(group, row):
-      tree.reward = search_r1.reward(tree)
-      assert tree.reward == expected
-  search_r1.credit(groups)
-  for group, row in zip(groups, rewards):
+    assert [tree.reward for tree in group] == row
     for tree, reward in zip(group, row):
       expected = (reward - np.mean(row)) / (np.std(row, ddof=1) + 1e-6)
       for node in tree.walk():

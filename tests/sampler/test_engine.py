@@ -1,5 +1,6 @@
 """The sampler against a naive loop, against the trainer, and against itself under other schedules."""
 
+import functools
 import random
 import time
 
@@ -10,7 +11,7 @@ import pytest
 from jaxsearch.data.questions import Question
 from jaxsearch.models.decoder import hidden_states, target_logprobs
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.sampler.requests import LENGTH, Call, Generate, Score, Search, ToolFailure
+from jaxsearch.sampler.requests import LENGTH, Ask, Call, Generate, Score, Search, ToolFailure
 from jaxsearch.sampler.schedule import GrowthError
 from jaxsearch.trees import grammar
 from jaxsearch.trees.layout import lay_out
@@ -336,6 +337,26 @@ def test_calls_and_lists_are_served_together_in_order(make_engine):
   assert product == 42 and node.role is Role.POLICY and found[0].title == 'Title 0'
   assert failure == ToolFailure('ZeroDivisionError: division by zero')
   assert metrics['tool_calls'] == 3 and metrics['tool_failures'] == 1
+
+
+def test_a_service_is_asked_for_many_at_a_time(make_engine):
+  def grow(tree, number):
+    node = yield Generate(tree.root.append(PROMPTS[0], Role.PROMPT), max_tokens=2 + number)
+    tree.answer = yield Ask('double', number)
+    yield Generate(node, max_tokens=2)
+    failed, missing = yield [Ask('broken', number), Ask('nobody', number)]
+    assert isinstance(failed, ToolFailure) and 'ZeroDivisionError' in failed.reason
+    assert isinstance(missing, ToolFailure) and missing.reason == 'there is no nobody'
+
+  calls = []
+  engine = make_engine()
+  engine.services = {'double': lambda items: calls.append(items) or [2 * item for item in items],
+                     'broken': lambda items: [1 / 0 for _ in items]}
+  trees, metrics = run(engine, [functools.partial(grow, number=number) for number in range(8)])
+  assert [tree.answer for tree in trees] == [0, 2, 4, 6, 8, 10, 12, 14]
+  assert sorted(item for items in calls for item in items) == list(range(8))
+  assert len(calls) == 2 and len(calls[0]) == 6   # as many episodes as the cache has rows
+  assert metrics['asked'] == 16 and metrics['tool_failures'] == 8 and metrics['tool_calls'] == 0
 
 
 def test_an_error_in_a_generator_names_the_question_and_leaves_the_engine_usable(make_engine):

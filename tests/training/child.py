@@ -59,8 +59,18 @@ def toy_method() -> types.ModuleType:
   def reward(tree):
     return zlib.crc32(str(tree.leaves()[0].path_tokens()).encode()) % 3 / 2
 
+  def credit(groups, context, *, normalize_std):
+    context.memory['steps'] = context.memory.get('steps', 0) + 1
+    for tree in (tree for group in groups for tree in group):
+      tree.reward = method.reward(tree)
+    search_r1.credit_relative(groups, normalize_std=normalize_std)
+    context.metrics['memory'] = context.memory['steps']
+    for node in (node for group in groups for tree in group for node in tree.nodes(Role.POLICY)):
+      if node.values is not None:
+        node.returns = 0.9 * node.values + 0.1 * node.tree.reward
+
   from jaxsearch.methods import search_r1
-  method.grow, method.reward, method.credit = grow, reward, search_r1.credit
+  method.grow, method.reward, method.credit = grow, reward, credit
   return method
 
 
@@ -77,6 +87,7 @@ def get_config(folder: pathlib.Path, out: str):
   config.loss.update(kl_coef=0.1, entropy_coef=0.01)
   config.optim.update(learning_rate=1e-2, warmup_updates=5, weight_decay=0.1)
   config.checkpoint_every = 2
+  config.critic.update(enabled=True, learning_rate=1e-2)
   config.mesh.update(data=1, fsdp=1, tensor=1)
   return config
 

@@ -11,7 +11,7 @@ import pytest
 
 from jaxsearch.models.attention import tree_mask
 from jaxsearch.models.decoder import Decoder, DecoderConfig, parameter_shapes
-from jaxsearch.trees.layout import AGGREGATIONS, lay_out, pack
+from jaxsearch.trees.layout import AGGREGATIONS, lay_out, pack, take_back
 from jaxsearch.trees.tree import Role, Tree
 
 VOCAB = 40
@@ -32,8 +32,23 @@ def trees(draw, max_nodes=9, max_span=4):
     if role is Role.POLICY:
       per_token = np.arange(size) - 1.5
       node.advantages = per_token if draw(st.booleans()) else float(len(nodes))
+      node.values, node.returns = per_token + 0.25, per_token - 0.25
     nodes.append(node)
   return tree
+
+
+@hypothesis.given(st.lists(trees(), min_size=1, max_size=4))
+@hypothesis.settings(deadline=None)
+def test_what_is_computed_on_rows_comes_back_to_its_spans(forest):
+  rows = lay_out(forest, 64, pad_id=PAD)
+  values = np.random.default_rng(0).random(rows.tokens.shape, np.float32)
+  take_back(rows, forest, values, 'values')
+  again = lay_out(forest, 64, pad_id=PAD)
+  trained = np.zeros(rows.tokens.shape, bool)
+  for row, column in np.ndindex(rows.tokens.shape):
+    if rows.tree_ids[row, column] >= 0:
+      trained[row, column] = list(forest[rows.tree_ids[row, column]].walk())[rows.span_ids[row, column]].trained
+  np.testing.assert_array_equal(again.values, np.where(trained, values, 0))
 
 
 def chain(*sizes, seed=0):
@@ -81,7 +96,7 @@ def test_fields_follow_their_definition(forest):
     here = {field: getattr(rows, field)[row, column] for field in rows._fields}
     if (row, column) not in entries:
       assert here == dict(tokens=PAD, positions=0, previous=column, visible_until=column + 1, loss_weights=0,
-                          advantages=0, old_logprobs=0, tree_ids=-1, span_ids=-1)
+                          advantages=0, old_logprobs=0, values=0, returns=0, tree_ids=-1, span_ids=-1)
       continue
     tree, (token, node, index, ancestors), start = entries[row, column]
     before = [t for ancestor in ancestors for t in ancestor.tokens] + node.tokens[:index]
@@ -91,6 +106,8 @@ def test_fields_follow_their_definition(forest):
     advantage = 0 if node.advantages is None else np.broadcast_to(node.advantages, len(node.tokens))[index]
     assert here['advantages'] == advantage
     assert here['old_logprobs'] == (node.logprobs[index] if node.logprobs else 0)
+    for field in ('values', 'returns'):
+      assert here[field] == (0 if getattr(node, field) is None else getattr(node, field)[index])
     assert (here['loss_weights'] > 0) == (node.role is Role.POLICY and column > start)
     if before:     # the previous token is the last one before it on the path, wherever it lies in the row
       _, (_, previous_node, previous_index, _), _ = entries[row, here['previous']]
@@ -255,7 +272,7 @@ def test_the_same_forest_gives_the_same_rows():
 
 def test_rows_are_a_pytree():
   rows = lay_out([chain(2, 2)], 8, pad_id=PAD)
-  assert [leaf.shape for leaf in jax.tree.leaves(rows)] == [(1, 8)] * 9
+  assert [leaf.shape for leaf in jax.tree.leaves(rows)] == [(1, 8)] * len(rows._fields)
 
 
 # Loss weights.

@@ -1,0 +1,37 @@
+"""CuSearch on the embedded world: of 96 chains a step, the 48 that searched most are trained on.
+
+    jaxsearch train --config configs/cusearch.py --config.credit.strategy=phase
+
+Strategies: full, random, topk_reward, auto, phase, anti; see methods/cusearch.py. DAPO: --config.credit.drop_alike=True,
+AR3PO: --config.sizes.adaptive=True, GRPO-Half: strategy full with half of the questions.
+"""
+
+from ml_collections import config_dict
+
+from configs import base
+
+
+def get_config():
+  config = base.get_config()
+  config.unlock()
+  config.method = 'cusearch'
+  config.out = 'runs/cusearch'
+  config.steps = 100
+  config.questions_per_step = 32
+  config.group_size = 3
+  config.credit = config_dict.create(
+    strategy='phase',                # 'full', 'random', 'topk_reward', 'auto', 'phase' or 'anti'
+    keep=48,                         # K, chains that are trained on
+    max_depth=5,                     # S, deeper chains count as so deep
+    format_weight=0.2,               # w of the reward F1 (1 - w) + w format
+    drop_alike=False,                # DAPO: leave out groups whose chains all have the same reward
+    normalize_std=True,
+    window=4,                        # pass rates of a question that `sizes` goes by
+  )  # fmt: skip
+  config.sizes = config_dict.create(
+    adaptive=False,                  # AR3PO: more chains for questions with a pass rate in the middle
+    smallest=1,                      # chains that every question gets
+  )
+  config.train.aggregate = 'seq-mean-token-mean'  # every retained chain alike: 1/K
+  config.eval.every = 50
+  return config.lock()

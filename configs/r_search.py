@@ -1,0 +1,34 @@
+"""R-Search with GRPO on the embedded world: evidence before the answer, read by a frozen model of another family.
+
+    jaxsearch train --config configs/r_search.py
+    jaxsearch train --config configs/r_search.py --config.credit.evidence_weight=0.0      # without the evidence reward
+"""
+
+from ml_collections import config_dict
+
+from configs import base
+
+
+def get_config():
+  config = base.get_config()
+  config.unlock()
+  config.method = 'r_search'
+  config.out = 'runs/r_search'
+  config.steps = 100
+  config.group_size = 5
+  config.questions_per_step = 20
+  config.grow.update(template='world_evidence', max_tokens=128)
+  config.grow.evidence_template = 'world'
+  config.credit = config_dict.create(
+    estimator='grpo',                # or 'ppo', with critic.enabled
+    evidence_weight=1.0,             # of the evidence reward; 0 is the ablation without it
+    gamma_evidence=0.2, gamma_answer=0.2,  # the format reward
+    normalize_std=True,              # for GRPO
+    gamma=1.0, lam=1.0,              # for PPO
+  )  # fmt: skip
+  config.reader = config_dict.create(  # the frozen model that answers from the evidence
+    model='world-reader',            # shipped; a Hugging Face folder or a GGUF file for real input
+    max_tokens=24, stop=('\n',), chat=False, slots=32, length=256,
+  )  # fmt: skip
+  config.eval.every = 50
+  return config.lock()

@@ -1,0 +1,76 @@
+"""R-Search (Zhao et al. 2025, arXiv 2506.04185): searches, then quotes its evidence, then answers; three rewards.
+
+A chain ends in one box of evidence and one of the answer. The reward is the F1 of the answer, the F1 of the answer that a
+frozen model of another family (the 'reader') gives from question and evidence alone, and the format (eqs. 3 to 8). What
+was retrieved bears no loss, the evidence does: the policy wrote it. Credited by GRPO or, with a critic, by PPO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from jaxsearch.data.questions import Question
+from jaxsearch.methods import Context, search_r1
+from jaxsearch.methods.search_r1_ppo import credit_with_critic
+from jaxsearch.rewards import formats
+from jaxsearch.rewards.match import f1
+from jaxsearch.sampler.requests import Ask, Request, ToolFailure
+from jaxsearch.trees import grammar
+from jaxsearch.trees.tree import Role, Tree
+
+SERVICES = ('reader',)  # what training has to open: config.reader
+
+
+def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500, template: str = 'r_search',
+         evidence_template: str = 'r_search') -> Generator[Request, Any, None]:
+  """Grows one chain as Search-R1 does, in R-Search's tags, and asks the reader what the evidence says.
+
+  Sets tree.metrics['evidence_f1'], the F1 of the reader's answer: 0 without a single well-formed box of evidence.
+  """
+  yield from search_r1.grow(question, tree, max_turns=max_turns, max_tokens=max_tokens, template=template,
+                            tags=grammar.R_SEARCH)
+  tree.metrics['evidence_f1'] = 0.0
+  evidence = formats.only_box(spans(tree), grammar.EVIDENCE)
+  if evidence:
+    answer = yield Ask('reader', grammar.evidence_prompt(question.question, evidence, evidence_template))
+    if not isinstance(answer, ToolFailure):  # the sampler counts failures
+      tree.metrics['evidence_f1'] = f1(answer, question.golden_answers)
+
+
+def spans(tree: Tree) -> list[str]:
+  """What the policy wrote."""
+  return [node.text for node in tree.nodes(Role.POLICY)]
+
+
+def reward(tree: Tree, *, evidence_weight: float = 1.0, gamma_evidence: float = 0.2, gamma_answer: float = 0.2) -> float:
+  """`r_a + r_e + r_f` (eq. 6); an answer counts in the only box of answers. The parts are noted in tree.metrics."""
+  written = spans(tree)
+  answer = f1(formats.only_box(written, 'answer'), tree.question.golden_answers)
+  form = formats.r_search_format(written, tree.metrics['found'] > 0, evidence=grammar.EVIDENCE,
+                                 gamma_evidence=gamma_evidence, gamma_answer=gamma_answer)
+  tree.metrics.update(reward_answer=answer, reward_evidence=tree.metrics['evidence_f1'], reward_format=form)
+  return answer + evidence_weight * tree.metrics['evidence_f1'] + form
+
+
+def credit(groups: Sequence[Sequence[Tree]], context: Context, *, estimator: str = 'grpo', evidence_weight: float = 1.0,
+           gamma_evidence: float = 0.2, gamma_answer: float = 0.2, normalize_std: bool = True, gamma: float = 1.0,
+           lam: float = 1.0) -> None:
+  """Rewards every chain, then GRPO against the others of its question, or GAE with the critic.
+
+  Args:
+    estimator: 'grpo' or 'ppo'.
+    evidence_weight: of the evidence reward; 0 is the ablation without it (table 6).
+    gamma_evidence, gamma_answer: the format reward's (eq. 5).
+    normalize_std: for GRPO.
+    gamma, lam: for PPO.
+  """
+  trees = [tree for group in groups for tree in group]
+  for tree in trees:
+    tree.reward = reward(tree, evidence_weight=evidence_weight, gamma_evidence=gamma_evidence, gamma_answer=gamma_answer)
+  if estimator == 'grpo':
+    search_r1.credit_relative(groups, normalize_std=normalize_std)
+  elif estimator == 'ppo':
+    context.metrics.update(credit_with_critic(trees, gamma=gamma, lam=lam))
+  else:
+    raise ValueError(f"credit.estimator={estimator!r} is none of 'grpo', 'ppo'")
