@@ -35,9 +35,15 @@ def get_config():
     arithmetic=True,                 # whether questions of the world that want a sum or a difference are asked
   )
   config.search = config_dict.create(
-    backend='bm25',                  # 'bm25' over `data.corpus`, or 'http' for a Search-R1 retrieval server
+    backend='bm25',                  # 'bm25' over `data.corpus`, 'http': a Search-R1 retrieval server, 'web': Google by
+                                     # way of SERPER (key in SERPER_API_KEY), 'simulated': documents that a writer makes up
     engine='rank_bm25',              # or 'bm25s', for more than some ten thousand passages
-    url='',                          # of the 'http' server
+    url='',                          # of the 'http' server, or of the chat server of the writer, such as http://HOST/v1
+    cache='',                        # file that keeps the answers of 'web' and of the writer 'chat'; '' keeps none
+    writer='world',                  # of 'simulated': 'world' (the embedded world, without a model), 'chat' (a model behind
+                                     # `url`, key in OPENAI_API_KEY) or 'model' (a chat model of ours, on its own sampler)
+    writer_model='',                 # its name at the chat server; or its Hugging Face folder or GGUF file
+    noise_start=0.0, noise_end=0.5,  # of 'simulated': probability that a query gets noise, at the first and the last step
     topk=2,                          # passages per search
     timeout=30.0,                    # seconds until a search counts as failed, all attempts together
   )
@@ -54,13 +60,13 @@ def get_config():
   )  # fmt: skip
 
   config.train = config_dict.create(
-    row_length=768,                  # tokens of a training row; whole trees are packed into rows
+    row_length=768,                  # tokens of a training row; whole trees are packed into rows, larger ones left out
     micro_rows=4,                    # rows per forward and backward pass, a multiple of mesh data * fsdp
     epochs=1,                        # passes over the rollouts of a step
     mini_batches=1,                  # updates per pass
     old_logprobs='sampler',          # the ratio's denominator: 'sampler' (as captured) or 'recompute'
     chunk=1024,                      # tokens projected onto the vocabulary at a time
-    aggregate='token-mean',          # or 'seq-mean-token-mean', 'seq-mean-token-sum': see trees/layout.py
+    aggregate='token-mean',          # or 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean': see trees/layout.py
   )
   config.loss = config_dict.create(
     clip_low=0.2, clip_high=0.2,
@@ -86,7 +92,7 @@ def get_config():
   )
 
   config.sft = config_dict.create(   # for `jaxsearch sft` alone
-    demonstrations='',               # JSONL, see training/warmup.py
+    demonstrations='',               # JSONL file, see training/warmup.py, or 'world:SPLIT' for the gold chains of its questions
     per_step=32,
   )
 
@@ -96,6 +102,7 @@ def get_config():
     questions='world:test',          # as `data.questions`; `data.hops` and `data.arithmetic` hold here too
     number=200,                      # the first so many; 0 is all
     temperatures=(1.0, 0.0),         # the first gives em_before and em_after
+    grow=config_dict.create(),       # arguments of the method's grow that differ from training
   )
 
   config.mesh = config_dict.create(data=1, fsdp=-1, tensor=1)  # sizes; -1 takes the devices that are left

@@ -74,7 +74,12 @@ def open_agent(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: 
     tokenizer = policy.load_tokenizer(config)
   engine = rollouts.open_engine(config, numbers, tokenizer, corpus=corpus)
   engine.load(params)
-  return Agent(engine, loop.find_method(config.method), dict(config.grow))
+  return Agent(engine, loop.find_method(config.method), answering(config))
+
+
+def answering(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """The arguments of `grow` where a trained policy answers: those of training, but for what `config.eval.grow` changes."""
+  return dict(config.grow) | dict(config.eval.grow)
 
 
 def scores(trees: Sequence[Tree]) -> dict[str, float]:

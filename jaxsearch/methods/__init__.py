@@ -5,6 +5,7 @@ A method is a module with two functions, and a third where it needs one:
   grow(question, tree, **config.grow)              generator that grows the tree, see jaxsearch/sampler/requests.py
   credit(groups, context, **config.credit)         sets tree.reward and node.advantages; trees without any are not trained on
   SERVICES = ('reader', …)                         optional: frozen models that its trees `Ask`, opened from config.reader …
+  ONE_TREE = True                                  optional: credit compares nothing between the trees of a question
   sizes(questions, group_size, context, **config.sizes) -> [int]   optional: trees to grow for each question
 
 `groups` holds the trees of each question of the whole batch. Where `config.critic.enabled` is set, trained spans come to

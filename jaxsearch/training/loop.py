@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxsearch.data.questions import Question, QuestionBatches
 from jaxsearch.data.sources import load_questions
-from jaxsearch.evaluation.run import Agent, held_out
+from jaxsearch.evaluation.run import Agent, answering, held_out
 from jaxsearch.methods import Context
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import mesh as meshes
@@ -61,8 +61,10 @@ def train(config: ml_collections.ConfigDict) -> dict[str, float]:
           assess(learner, trees)
       with clock('reward'):
         method.credit(groups, context, **config.credit)
-      row = row | rollouts.summary(groups) | context.metrics
-      row = row | update(learner, into_rows(learner, rollouts.credited(trees)), step, clock)
+      trees = rollouts.credited(trees)
+      fitting = [tree for tree in trees if tree.count() <= config.train.row_length]
+      row = row | rollouts.summary(groups) | context.metrics | {'trees_too_long': len(trees) - len(fitting)}
+      row = row | update(learner, into_rows(learner, fitting), step, clock)
       row = row | clock.row(row['tokens_generated'])
       if run.wants_evaluation(step):
         run.write_evaluation(evaluate(learner, method, step))
@@ -110,7 +112,7 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
   common = dict(temperature=config.sampler.temperature, chunk=config.train.chunk)
   loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=numbers, **common, **config.loss)
   engine = rollouts.open_engine(config, numbers, policy.load_tokenizer(config), meshes.local(params)[1])
-  engine.services = {name: policy.load_assistant(config[name], config.dtype, meshes.local(params)[1])
+  engine.services = {name: policy.SERVICES[name](config[name], config.dtype, meshes.local(params)[1])
                      for name in getattr(find_method(config.method), 'SERVICES', ())}
   return Learner(
     config=config, numbers=numbers, mesh=mesh, state=states.create(params, optimizer, mesh),
@@ -131,7 +133,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   if config.sampler.length > config.train.row_length:
     raise ValueError(f'sampler.length={config.sampler.length} is more than train.row_length={config.train.row_length}: '
                      'the longest path would not fit into a training row')
-  if config.group_size < 2 and not config.critic.enabled:
+  if config.group_size < 2 and not config.critic.enabled and not getattr(find_method(config.method), 'ONE_TREE', False):
     raise ValueError(f'group_size={config.group_size}: with one tree a question and no critic there is nothing to compare')
 
 
@@ -167,7 +169,7 @@ def resume(host: dict[str, Any], learner: Learner, questions: QuestionBatches) -
 def evaluate(learner: Learner, method: types.ModuleType, step: int) -> Iterator[dict]:
   """The policy on held-out questions, as rows of evaluations.jsonl."""
   learner.engine.load(meshes.local(learner.state.params)[0])
-  return held_out(Agent(learner.engine, method, dict(learner.config.grow)), learner.config, step)
+  return held_out(Agent(learner.engine, method, answering(learner.config)), learner.config, step)
 
 
 def grow(learner: Learner, method: types.ModuleType, questions: Sequence[Question],

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jaxsearch.models.decoder import DecoderConfig, initial_params, parameter_ax
 from jaxsearch.models.presets import preset
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.rewards import judge
 from jaxsearch.sampler.assistant import Assistant
 from jaxsearch.sampler.engine import Engine
 
@@ -52,6 +54,22 @@ def load_assistant(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sh
   engine = Engine(decoder.config, tokenizer, slots=settings.slots, length=settings.length, temperature=0.0, mesh=mesh)
   engine.load(decoder.params)
   return Assistant(engine, settings.max_tokens, tuple(settings.stop), settings.chat)
+
+
+def load_judge(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None = None) -> Callable:
+  """The judge of a config group `judge`, see rewards/judge.py."""
+  if settings.kind == 'world':
+    return judge.world_judge
+  if settings.kind == 'local':
+    return judge.LanguageJudge(load_assistant(settings, dtype, mesh))
+  if settings.kind == 'chat':
+    from jaxsearch.tools.chat import Chat
+    return judge.LanguageJudge(Chat(settings.url, settings.model, max_tokens=settings.max_tokens, timeout=settings.timeout,
+                                    cache=settings.cache or None).replies)
+  raise ValueError(f"judge.kind={settings.kind!r} is none of 'world', 'local', 'chat'")
+
+
+SERVICES = {'reader': load_assistant, 'judge': load_judge}  # what a method may name in its SERVICES, and how it is opened
 
 
 def load_tokenizer(config: ml_collections.ConfigDict) -> Tokenizer:

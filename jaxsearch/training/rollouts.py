@@ -15,7 +15,9 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.engine import Engine
-from jaxsearch.tools import open_search
+from jaxsearch.tools import SearchBackend, open_search
+from jaxsearch.tools.simulated import Merged, ModelWriter
+from jaxsearch.training import policy
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 Groups = list[list[Tree]]  # the trees of each question
@@ -24,10 +26,28 @@ Groups = list[list[Tree]]  # the trees of each question
 def open_engine(config: ml_collections.ConfigDict, numbers: DecoderConfig, tokenizer: Tokenizer,
                 mesh: jax.sharding.Mesh | None = None, corpus: str = '') -> Engine:
   """The sampler of a config with its search back end; `corpus` takes the place of `config.data.corpus`."""
-  search = config.search
-  passages = load_corpus(corpus or config.data.corpus) if search.backend == 'bm25' else None
-  backend = open_search(search.backend, corpus=passages, engine=search.engine, url=search.url, timeout=search.timeout)
-  return Engine(numbers, tokenizer, search=backend, topk=search.topk, mesh=mesh, **config.sampler)
+  backend = open_backend(config, corpus or config.data.corpus, mesh)
+  return Engine(numbers, tokenizer, search=backend, topk=config.search.topk, mesh=mesh, **config.sampler)
+
+
+def open_backend(config: ml_collections.ConfigDict, corpus: str, mesh: jax.sharding.Mesh | None = None) -> SearchBackend:
+  """What `config.search` names: the other fields there are arguments of `open_search`."""
+  settings = dict(config.search)
+  kind, _ = settings.pop('backend'), settings.pop('topk')
+  if kind == 'simulated' and settings['writer'] == 'model':
+    settings['writer'] = _model_writer(settings['writer_model'], config.dtype, mesh)
+  passages = load_corpus(corpus) if kind == 'bm25' or (kind, settings['writer']) == ('simulated', 'world') else None
+  return open_search(kind, corpus=passages, seed=config.seed, **settings)
+
+
+def _model_writer(path: str, dtype: str, mesh: jax.sharding.Mesh | None) -> ModelWriter:
+  if not path:
+    raise ValueError("search.writer 'model' needs a search.writer_model")
+  assistant = policy.load_assistant(ml_collections.ConfigDict(dict(
+    model=path, slots=16, length=1024, max_tokens=512, stop=(), chat=True)), dtype, mesh)
+  if assistant.engine.tokenizer.chat_template is None:
+    raise ValueError(f"{path} cannot be search.writer 'model': without a chat template it follows no instruction")
+  return ModelWriter(Merged(assistant))
 
 
 def grow(engine: Engine, method: types.ModuleType, questions: Sequence[Question], sizes: Sequence[int], key,
@@ -38,10 +58,18 @@ def grow(engine: Engine, method: types.ModuleType, questions: Sequence[Question]
   """
   tokenizer = engine.tokenizer
   trees = [Tree(tokenizer, question) for question, size in zip(questions, sizes, strict=True) for _ in range(size)]
+  seed_trees(trees, key)
   metrics = engine.run([(method.grow(tree.question, tree, **settings), tree) for tree in trees], key)
   ends = np.cumsum(sizes)
   groups = [trees[end - size:end] for size, end in zip(sizes, ends)]
   return share(groups, tokenizer), metrics
+
+
+def seed_trees(trees: Sequence[Tree], key) -> None:
+  """Gives every tree random numbers of its own, a function of the key and its place."""
+  words = np.asarray(jax.random.key_data(key)).ravel().tolist()
+  for index, tree in enumerate(trees):
+    tree.rng = np.random.default_rng([*words, index])
 
 
 def share(groups: Groups, tokenizer) -> Groups:

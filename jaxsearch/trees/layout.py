@@ -27,7 +27,7 @@ import numpy as np
 from jaxsearch.trees.tree import Node, Tree
 
 PER_TOKEN = {'advantages': 'advantages', 'logprobs': 'old_logprobs', 'values': 'values', 'returns': 'returns'}  # node -> rows
-AGGREGATIONS = ('token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum')
+AGGREGATIONS = ('token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean')
 
 
 class Rows(NamedTuple):
@@ -73,7 +73,8 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, rows_multiple: 
   rows_of_trees = pack([tree.count() for tree in forest], length)
   nodes = [list(tree.walk()) for tree in forest]
   _check_all_or_none([node for tree_nodes in nodes for node in tree_nodes if node.trained and node.tokens])
-  weights = loss_weights([loss_mask(tree_nodes) for tree_nodes in nodes], how)
+  masks = [loss_mask(tree_nodes) for tree_nodes in nodes]
+  weights = step_weights(nodes, masks) if how == 'step-mean' else loss_weights(masks, how)
   num_rows = max(1, -(-len(rows_of_trees) // rows_multiple)) * rows_multiple
   rows = _padding(num_rows, length, pad_id)
   for row, indices in enumerate(rows_of_trees):
@@ -145,6 +146,26 @@ def loss_weights(masks: Sequence[np.ndarray], how: str) -> list[np.ndarray]:
   else:
     raise ValueError(f'unknown aggregation {how!r}, expected one of {", ".join(AGGREGATIONS)}')
   return [(mask * scale).astype(np.float32) for mask, scale in zip(masks, scales)]
+
+
+def step_weights(nodes: Sequence[Sequence[Node]], masks: Sequence[np.ndarray]) -> list[np.ndarray]:
+  """Weights of 'step-mean', SLATE's objective (section 3.4), for trees whose siblings are alternatives for a step.
+
+  The mean over a span's own tokens, the mean over the trained siblings of a step, the sum over the steps of a tree, the
+  mean over trees.
+  """
+  sequences = max(sum(bool(mask.any()) for mask in masks), 1)
+  weights = []
+  for tree_nodes, mask in zip(nodes, masks):
+    ends = np.cumsum([len(node.tokens) for node in tree_nodes])
+    own = np.zeros(len(mask))
+    for node, end in zip(tree_nodes, ends):
+      span = slice(end - len(node.tokens), end)
+      if mask[span].any():
+        siblings = sum(child.trained and bool(child.tokens) for child in node.parent.children)
+        own[span] = mask[span] / (mask[span].sum() * siblings * sequences)
+    weights.append(own.astype(np.float32))
+  return weights
 
 
 def _padding(num_rows: int, length: int, pad_id: int) -> Rows:

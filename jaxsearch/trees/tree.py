@@ -121,7 +121,8 @@ class Tree:
   """All spans grown for one question, and what came of them.
 
   `tokenizer` is anything with `encode(text) -> ids` and `decode(ids) -> text`. The method that grows the
-  tree fills in `answer`, `reward`, `stop` and `metrics`.
+  tree fills in `answer`, `reward`, `stop` and `metrics`; where it has to draw, it draws from `rng`, which whoever makes
+  the trees seeds for each.
   """
 
   def __init__(self, tokenizer: Any, question: Question | None = None):
@@ -132,6 +133,7 @@ class Tree:
     self.reward: float | None = None
     self.stop: Stop | None = None
     self.metrics: dict[str, float] = {}
+    self.rng = np.random.default_rng(0)
 
   def walk(self) -> Iterator[Node]:
     """All nodes, depth first: the order of the training layout."""

@@ -1,0 +1,42 @@
+"""SLATE on the embedded world: five alternatives a step, judged by a judge that knows the gold chains.
+
+    jaxsearch train --config configs/slate.py
+    jaxsearch train --config configs/slate.py --config.judge.kind=chat --config.judge.url=http://127.0.0.1:8000/v1 …
+"""
+
+from ml_collections import config_dict
+
+from configs import base
+
+
+def get_config():
+  config = base.get_config()
+  config.unlock()
+  config.method = 'slate'
+  config.out = 'runs/slate'
+  config.steps = 100
+  config.questions_per_step = 16
+  config.group_size = 1
+  config.grow = config_dict.create(
+    template='world', max_tokens=64,
+    k=5,                             # alternatives for a step
+    budget=6,                        # B, steps of a chain; the paper has 4
+    eta=0.7,                         # temperature of the choice among them
+    best=False,                      # True: the best goes on
+    early_bonus=0.1,                 # lambda
+    judged=True,
+  )  # fmt: skip
+  config.credit = config_dict.create()
+  config.judge = config_dict.create(
+    kind='world',                    # 'world' knows the gold chains; 'local' is a model of ours, 'chat' a server
+    model='', chat=True,             # for 'local': Hugging Face folder or GGUF file, and whether it wants its chat template
+    slots=16, length=4096, stop=(),
+    url='', timeout=120.0,           # for 'chat', with `model` as its name there
+    cache='',                        # for 'chat': a folder that keeps replies
+    max_tokens=512,
+  )  # fmt: skip
+  config.sampler.update(slots=40, length=640)
+  config.train.update(aggregate='step-mean', row_length=1536, micro_rows=2)  # siblings share a row with their prefix
+  config.eval.grow = config_dict.create(k=1, judged=False)  # as it is deployed: one chain
+  config.eval.every = 50
+  return config.lock()

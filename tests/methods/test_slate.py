@@ -1,0 +1,149 @@
+"""SLATE's rollout: what siblings earn, who goes on, and what the sampler computes for them."""
+
+import numpy as np
+import pytest
+
+from jaxsearch.data.questions import Question
+from jaxsearch.methods import slate
+from jaxsearch.rewards import judge
+from jaxsearch.sampler.requests import Ask, Generate, Search, ToolFailure
+from jaxsearch.tools.documents import Document
+from jaxsearch.trees.layout import lay_out
+from jaxsearch.trees.tree import Role, Stop, Tree
+from tests.methods.driving import QUESTION, Letters, context
+
+SEARCH = '<think>hm</think><search> author </search>'
+RIGHT, WRONG, BROKEN = '<think>so</think><answer> Lovelace </answer>', '<think>so</think><answer> Byron </answer>', '<think>hm'
+SCORES = {'hm': 0, 'so': 1, 'Lovelace': 1, 'Byron': -1, 'author': 1}
+
+
+def verdict(item):
+  match item:
+    case judge.Thinking():
+      return SCORES.get(item.thinking, -1)
+    case judge.Query():
+      return SCORES[item.query]
+    case judge.Answer():
+      return SCORES[item.answer]
+
+
+def drive(*steps, found=(Document('1', 'Title', 'text'),), verdict=verdict, seed=0, **settings):
+  """Grows a tree; `steps` holds what the siblings of each step say. Returns (tree, requests)."""
+  tree = Tree(Letters(), QUESTION)
+  tree.rng = np.random.default_rng(seed)
+  growth = slate.grow(QUESTION, tree, template='world', k=len(steps[0]), **settings)
+  requests, reply, said = [], None, [text for step in steps for text in step]
+  while True:
+    try:
+      asked = growth.send(reply)
+    except StopIteration:
+      return tree, requests
+    requests.append(asked)
+    reply = []
+    for request in asked:
+      if isinstance(request, Generate):
+        reply.append(request.node.append(said.pop(0), Role.POLICY, logprobs=None))
+        reply[-1].stop = '</answer>'
+      elif isinstance(request, Search):
+        reply.append(found if isinstance(found, ToolFailure) else list(found))
+      else:
+        reply.append(verdict(request.item))
+
+
+def test_rewards_and_advantages_of_a_step():
+  tree, requests = drive([SEARCH, RIGHT, WRONG, BROKEN], best=True, budget=4)
+  rewards = [0 + 1, 1 + 1 + 0.1 * 3 / 4, 1 - 1 + 0.1 * 3 / 4, -1 - 1]
+  siblings = tree.nodes(Role.POLICY)
+  assert [node.data['reward'] for node in siblings] == pytest.approx(rewards)
+  expected = (np.array(rewards) - np.mean(rewards)) / (np.std(rewards, ddof=1) + 1e-6)
+  assert [node.advantages for node in siblings] == pytest.approx(list(expected), abs=1e-5)
+  assert {node.parent for node in siblings} == {tree.nodes(Role.PROMPT)[0]}
+  assert tree.answer == 'Lovelace' and tree.stop is Stop.ANSWERED and tree.metrics['malformed'] == 1
+  kinds = [type(request.item) for request in requests[-1]]
+  assert kinds == [judge.Thinking, judge.Query, judge.Thinking, judge.Answer, judge.Thinking, judge.Answer, judge.Thinking]
+
+
+def test_one_sibling_goes_on_with_its_documents():
+  tree, requests = drive([SEARCH, WRONG], [RIGHT, RIGHT], best=True, verdict=lambda item: {
+    judge.Thinking: 0, judge.Query: 1, judge.Answer: 0}[type(item)])
+  first, second = tree.nodes(Role.PROMPT)[0].children, tree.nodes(Role.OBSERVATION)[0].children
+  assert len(first) == len(second) == 2 and tree.nodes(Role.OBSERVATION)[0].parent is first[0]
+  asked = [request.item for request in requests[-1]]
+  assert asked[0].context == first[0].text + tree.nodes(Role.OBSERVATION)[0].text
+  assert tree.metrics['searches'] == 1 and tree.metrics['turns'] == 2
+
+
+def test_the_choice_follows_the_softmax():
+  candidates = [slate.Candidate(None, '', 'query', None), slate.Candidate(None, '', None, 'answer'),
+                slate.Candidate(None, '', None, None), slate.Candidate(None, '', 'another query', None)]
+  advantages = np.array([1.0, 0.0, 5.0, -1.0])
+  rng = np.random.default_rng(0)
+  picks = [candidates.index(slate.choose(candidates, advantages, 0.7, False, rng)) for _ in range(4000)]
+  weights = np.exp(np.array([1.0, 0.0, -np.inf, -1.0]) / 0.7)
+  np.testing.assert_allclose(np.bincount(picks, minlength=4) / 4000, weights / weights.sum(), atol=0.03)
+  assert slate.choose(candidates, advantages, 0.7, True, rng) is candidates[0]
+  assert slate.choose(candidates[2:3], advantages[2:3], 0.7, False, rng) is None
+
+
+@pytest.mark.parametrize('said, stop, answer', [
+  ([RIGHT] * 3, Stop.ANSWERED, 'Lovelace'), ([BROKEN] * 3, Stop.MALFORMED, None), ([SEARCH] * 3, Stop.BUDGET, None)])
+def test_groups_of_one_kind(said, stop, answer):
+  tree, _ = drive(said, budget=1)
+  assert tree.stop is stop and tree.answer == answer
+  assert all(node.advantages == 0.0 for node in tree.nodes(Role.POLICY))  # all alike: nothing to tell apart
+
+
+def test_an_unreadable_judge_is_neutral_and_counted():
+  tree, _ = drive([RIGHT, SEARCH], budget=1, best=True, early_bonus=0.0, verdict=lambda item: (
+    None if isinstance(item, judge.Thinking) else ToolFailure('down')))
+  assert [node.data['reward'] for node in tree.nodes(Role.POLICY)] == [0, 0] and tree.metrics['judge_unreadable'] == 4
+
+
+def test_a_search_that_fails_is_told_and_counted():
+  tree, _ = drive([SEARCH], [SEARCH], found=ToolFailure('down'), budget=2)
+  assert tree.stop is Stop.TOOL_FAILED and 'The search failed: down' in tree.nodes(Role.OBSERVATION)[0].text
+
+
+def test_it_answers_without_a_judge():
+  tree, requests = drive([SEARCH], [RIGHT], judged=False)
+  assert tree.answer == 'Lovelace' and not any(isinstance(r, Ask) for asked in requests for r in asked)
+
+
+def test_the_loss_is_the_papers_average():
+  """Mean over a candidate's tokens, over siblings, summed over steps, averaged over questions."""
+  likes_queries = lambda item: int(isinstance(item, judge.Query))
+  trees = [drive([SEARCH, WRONG], [RIGHT, SEARCH], best=True, budget=2, verdict=likes_queries)[0], drive([RIGHT, RIGHT])[0]]
+  slate.credit([[tree] for tree in trees], context())
+  rows = lay_out(trees, 512, pad_id=0, how='step-mean')
+  loss = np.random.default_rng(0).random(rows.tokens.shape)
+  expected = 0.0
+  for index, tree in enumerate(trees):
+    for span, node in enumerate(tree.walk()):
+      if node.trained:
+        own = loss[(rows.tree_ids == index) & (rows.span_ids == span)]
+        expected += own.mean() / 2 / len(trees)
+  np.testing.assert_allclose((rows.loss_weights * loss).sum(), expected, rtol=1e-5)
+
+
+def test_siblings_share_their_prefix_in_the_cache():
+  """Through the real sampler: however many siblings, the prefix is extended once."""
+  import jax
+
+  from jaxsearch.models.decoder import DecoderConfig, initial_params
+  from jaxsearch.sampler.engine import Engine
+
+  class Bytes(Letters):
+    eos_ids, pad_id = (), 0
+    pieces = staticmethod(lambda size: [bytes([i]) for i in range(size)])
+    decode = staticmethod(lambda ids: bytes(ids).decode('latin-1'))
+
+  config = DecoderConfig(vocab_size=256, hidden_size=32, intermediate_size=64, num_layers=1, num_heads=4, num_kv_heads=2,
+                         head_dim=8, tie_embeddings=True)
+  engine = Engine(config, Bytes(), slots=5, length=128, piece_lengths=(32,), piece_tokens=64,
+                  services={'judge': lambda items: [0] * len(items)})
+  engine.load(initial_params(config, jax.random.key(0)))
+  tree = Tree(Bytes(), Question('q', 'Who wrote the first program for a machine?', ('x',)))
+  counts = engine.run([(slate.grow(tree.question, tree, k=5, budget=2, max_tokens=6, template='world'), tree)], jax.random.key(1))
+  prompt = tree.nodes(Role.PROMPT)[0]
+  assert counts['tokens_extended'] == len(prompt.tokens) - 1 and counts['tokens_decoded'] == 30
+  assert counts['tokens_reused'] >= 4 * (len(prompt.tokens) - 1)
