@@ -43,6 +43,11 @@ def get_config():
     sharpen=1.3,                     # factor of all logits afterwards: guesses leave the policy flat, and rollouts sample at 1
     evidence=0.4,                    # share of chains in the format of R-Search
   )  # fmt: skip
+  config.review = config_dict.create(  # the policy that Search-R2 begins with: it has seen what a review looks like
+    updates=120, rows=8, row_length=512, learning_rate=4e-4, schedule='cosine',
+    at_once=0.3, one_search=0.3, noise=0.25,  # kinds of drafts, and the share of reviews that say anything
+    reviews=0.6,                     # share of examples; the rest are those of the mix
+  )
   config.reader = config_dict.create(  # the frozen model of another family that R-Search's evidence reward asks
     model='random:world-reader', updates=900, rows=16, row_length=256, learning_rate=3e-3, schedule='cosine',
   )

@@ -14,8 +14,11 @@ import ml_collections
 def get_config():
   config = ml_collections.ConfigDict(convert_dict=False)  # the order of the variants is that of the table
   config.title = 'CuSearch: which rollouts to train on'
-  config.base = 'configs/cusearch.py'  # 32 questions x 3 chains, K = 48
-  config.common = {'steps': 30, 'eval': {'every': 10, 'number': 150}}
+  config.base = 'configs/cusearch.py'  # a question gets 3 chains
+  config.common = {
+    'steps': 20, 'questions_per_step': 24, 'credit.keep': 36, 'data.hops': (1, 2, 3), 'data.arithmetic': False,
+    'sampler.length': 640, 'train.row_length': 640, 'eval': {'every': 20, 'number': 150},
+  }
   config.variants = {
     'GRPO-Full': {'credit.strategy': 'full'},
     'Random-K': {'credit.strategy': 'random'},

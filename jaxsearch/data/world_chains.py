@@ -76,6 +76,13 @@ def with_evidence(spans: Spans, evidence: str) -> Spans:
   return [*spans[:-1], (role, f'{thought}<original_evidence> {evidence}</original_evidence><answer>{answer}')]
 
 
+def led_astray(spans: Spans, turn: int, entry: str) -> Spans:
+  """The chain with its search number `turn` (from 1) asking for another entry; what follows takes no notice."""
+  at = 2 * (turn - 1)
+  thought = spans[at][1].split('<search>')[0]
+  return [*spans[:at], ('policy', f'{thought}<search> {entry}</search>'), ('observation', entry), *spans[at + 2:]]
+
+
 def answer_pools(questions: Sequence[Question]) -> dict[str, list[str]]:
   """Answer type -> the answers of that type in `questions`, with repetition: what a guess is drawn from."""
   pools = {}

@@ -19,6 +19,7 @@ from jaxsearch.data.world_chains import (
   full_chain,
   guess,
   guess_chain,
+  led_astray,
   observe,
   one_search_chain,
   told,
@@ -163,6 +164,33 @@ def undecided(tokenizer, rng: random.Random, *, shares: tuple[float, float], evi
   if u >= at_once:
     spans = with_evidence(spans, told(rng.choice((steps, [rng.choice(steps)]))))
   return chain(tokenizer, question, spans, results, template='world_evidence', tags=grammar.R_SEARCH)
+
+
+def reviewed(tokenizer, rng: random.Random, *, shares: tuple[float, float], noise: float) -> Example:
+  """A chain of the mix and the review behind it: the first flawed step, 0 if there is none. Only the review is learned.
+
+  A guess is flawed, and so is a search for another entry than the gold chain's; `noise` of the reviews say anything.
+  """
+  question = draw(rng)
+  steps = question.metadata['steps']
+  results = {step['query']: search(step['query']) for step in steps}
+  u = rng.random()
+  if u < shares[0]:
+    spans, flawed = guess_chain(question, rng, _pools()), 1
+  elif u < sum(shares) and len(steps) > 1:
+    spans, flawed = one_search_chain(question, rng, _pools()), 2
+  else:
+    spans, flawed = full_chain(question), 0
+    if rng.random() < 0.4:
+      flawed = rng.randrange(len(steps)) + 1
+      spans = led_astray(spans, flawed, rng.choice(world.corpus()).title)
+      results |= {text: search(text) for role, text in spans if role == 'observation' and text not in results}
+  turns = sum(role == 'policy' for role, _ in spans)
+  if rng.random() < noise:
+    flawed = rng.randint(0, turns)
+  ids, learned = chain(tokenizer, question, spans, results)
+  asked, said = encode(tokenizer, [(grammar.review_prompt(turns, 'world'), False), (f' {flawed}\n', True)])
+  return ids + asked, [False] * len(learned) + said
 
 
 def reading(tokenizer, rng: random.Random) -> Example:

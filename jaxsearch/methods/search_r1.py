@@ -18,7 +18,7 @@ from jaxsearch.methods import Context
 from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import Generate, Request, Search, ToolFailure
 from jaxsearch.trees import grammar
-from jaxsearch.trees.tree import Role, Stop, Tree
+from jaxsearch.trees.tree import Node, Role, Stop, Tree
 
 
 def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500, template: str = 'search_r1',
@@ -26,18 +26,27 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
   """Grows one chain below the root: prompt, policy span, observation, policy span, …
 
   Sets tree.answer, tree.stop and in tree.metrics the counts of searches, of those that found documents (`found`), of
-  malformed actions and of failed searches.
+  malformed actions and of failed searches; a span that searched keeps what it got in node.data['documents'].
 
   Args:
     max_turns: actions that get an observation; one more span follows.
     max_tokens: of each policy span.
     template: see `grammar.PROMPTS`.
   """
-  special = tree.tokenizer.special_tokens
-  counts = tree.metrics
-  counts.update(searches=0, found=0, malformed=0, tool_failures=0)
+  tree.metrics.update(searches=0, found=0, malformed=0, tool_failures=0)
   node = tree.root.append(grammar.prompt(question.question, template), Role.PROMPT)
-  for turn in range(max_turns + 1):
+  yield from act(tree, node, turns=max_turns, max_tokens=max_tokens, tags=tags)
+
+
+def act(tree: Tree, node: Node, *, turns: int, max_tokens: int,
+        tags: grammar.Tags = grammar.SEARCH_R1) -> Generator[Request, Any, Node]:
+  """Goes on behind `node` with actions and observations until an answer or the end of the budget; returns the last span.
+
+  Sets tree.answer and tree.stop, and adds to the counts in tree.metrics.
+  """
+  special, counts = tree.tokenizer.special_tokens, tree.metrics
+  tree.stop = None
+  for turn in range(turns + 1):
     node = yield Generate(node, stop=tags.stops, max_tokens=max_tokens)
     tree.answer = grammar.answer(node.text, tags)
     query = grammar.search_query(node.text, tags)
@@ -45,7 +54,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
       tree.stop = Stop.ANSWERED
     elif node.stop in (Stop.CONTEXT_FULL, Stop.DEADLINE):
       tree.stop = Stop(node.stop)
-    elif turn == max_turns:
+    elif turn == turns:
       tree.stop = Stop.BUDGET if query else Stop.MALFORMED
     if tree.stop is not None:
       break
@@ -60,10 +69,12 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
         observation = grammar.failure(found.reason, special, tags)
       else:
         counts['found'] += bool(found)
+        node.data['documents'] = found
         observation = grammar.information(found, special, tags)
     node = node.append(observation, Role.OBSERVATION)
   if tree.stop in (Stop.BUDGET, Stop.MALFORMED) and counts['tool_failures']:
     tree.stop = Stop.TOOL_FAILED
+  return node
 
 
 def reward(tree: Tree) -> float:

@@ -10,8 +10,9 @@ from jaxsearch.tools.documents import Document
 
 if TYPE_CHECKING:
   from jaxsearch.data.corpus import Passage
+  from jaxsearch.tools.simulated import Writer
 
-KINDS = ('bm25', 'http')
+KINDS = ('bm25', 'http', 'web', 'simulated')
 
 
 class SearchBackend(Protocol):
@@ -22,29 +23,56 @@ class SearchBackend(Protocol):
 
 def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Passage] | None = None,
                 url: str | None = None, engine: str = 'rank_bm25', timeout: float = 30.0,
-                token: str | None = None) -> SearchBackend:
+                token: str | None = None, cache: str | os.PathLike | None = None, writer: str | Writer = 'world',
+                writer_model: str = '', noise_start: float = 0.0, noise_end: float = 0.5, seed: int = 0) -> SearchBackend:
   """Opens the back end of the given kind from plain settings.
 
   Args:
-    kind: 'bm25' searches `corpus` (a file or passages) with `engine`; 'http' asks the server at `url`.
-    corpus: for 'bm25'.
-    url: for 'http'; without a path, '/retrieve' is meant.
-    engine: for 'bm25': 'rank_bm25' or 'bm25s'.
-    timeout: for 'http', seconds for a search, all attempts together.
+    kind: 'bm25' searches `corpus` (a file or passages) with `engine`; 'http' asks the server at `url`; 'web' asks
+      Google by way of SERPER, with the key in SERPER_API_KEY; 'simulated' has a `writer` make documents up.
+    corpus: for 'bm25' and the writer 'world'.
+    url: for 'http', where without a path '/retrieve' is meant; for 'web', in place of SERPER's own; for the writer
+      'chat', what '/chat/completions' is put behind.
+    engine: for 'bm25' and the writer 'world': 'rank_bm25' or 'bm25s'.
+    timeout: for all that ask a server, seconds for a search, all attempts together.
     token: for 'http', a bearer token.
+    cache: for 'web' and the writer 'chat', a file that keeps answers; None or '' keeps none.
+    writer: for 'simulated': 'world', which needs no model; 'chat', a model behind a server, with its key (if it wants
+      one) in OPENAI_API_KEY; or any `tools.simulated.Writer`.
+    writer_model: for the writer 'chat', the name of the model.
+    noise_start, noise_end, seed: for 'simulated', see `tools.simulated.SimulatedSearch`.
 
   Raises:
     ValueError: an unknown kind, or the setting that it needs is missing; names which.
   """
   if kind == 'bm25':
-    if corpus is None:
-      raise ValueError("search kind 'bm25' needs a corpus")
-    from jaxsearch.data.corpus import read_corpus
     from jaxsearch.tools.bm25 import BM25
-    return BM25(read_corpus(corpus) if isinstance(corpus, (str, os.PathLike)) else corpus, engine=engine)
+    return BM25(_passages(corpus, "search kind 'bm25'"), engine=engine)
   if kind == 'http':
     if not url:
       raise ValueError("search kind 'http' needs a url")
     from jaxsearch.tools.http import HttpSearch
     return HttpSearch(url, timeout=timeout, token=token)
+  if kind == 'web':
+    from jaxsearch.tools.web import SERPER, WebSearch
+    return WebSearch(url or SERPER, timeout=timeout, cache=cache)
+  if kind == 'simulated':
+    from jaxsearch.tools.simulated import ModelWriter, SimulatedSearch, WorldWriter
+    if writer == 'world':
+      writer = WorldWriter(_passages(corpus, "writer 'world'"), engine=engine)
+    elif writer == 'chat':
+      from jaxsearch.tools.chat import Chat
+      if not (url and writer_model):
+        raise ValueError("writer 'chat' needs a url and a writer_model")
+      writer = ModelWriter(Chat(url, writer_model, timeout=timeout, cache=cache).replies)
+    elif isinstance(writer, str):
+      raise ValueError(f'unknown writer {writer!r}; known: world, chat')
+    return SimulatedSearch(writer, noise_start=noise_start, noise_end=noise_end, seed=seed)
   raise ValueError(f'unknown search kind {kind!r}; known: {", ".join(KINDS)}')
+
+
+def _passages(corpus: str | os.PathLike | Sequence[Passage] | None, wanted_by: str) -> Sequence[Passage]:
+  if corpus is None:
+    raise ValueError(f'{wanted_by} needs a corpus')
+  from jaxsearch.data.corpus import read_corpus
+  return read_corpus(corpus) if isinstance(corpus, (str, os.PathLike)) else corpus

@@ -169,6 +169,7 @@ def resume(host: dict[str, Any], learner: Learner, questions: QuestionBatches) -
 def evaluate(learner: Learner, method: types.ModuleType, step: int) -> Iterator[dict]:
   """The policy on held-out questions, as rows of evaluations.jsonl."""
   learner.engine.load(meshes.local(learner.state.params)[0])
+  set_curriculum(learner, 0)  # without noise that training has reached by now: all evaluations are alike
   return held_out(Agent(learner.engine, method, answering(learner.config)), learner.config, step)
 
 
@@ -180,9 +181,14 @@ def grow(learner: Learner, method: types.ModuleType, questions: Sequence[Questio
   if hasattr(method, 'sizes'):
     sizes = method.sizes(questions, config.group_size, context, **config.sizes)
   learner.engine.load(meshes.local(learner.state.params)[0])
-  if hasattr(learner.engine.search, 'set_step'):  # a simulated search has a curriculum
-    learner.engine.search.set_step(context.step, config.steps)
+  set_curriculum(learner, context.step)
   return rollouts.grow(learner.engine, method, questions, sizes, jax.random.fold_in(learner.key, context.step), **config.grow)
+
+
+def set_curriculum(learner: Learner, step: int) -> None:
+  """Tells a simulated search how far training is."""
+  if hasattr(learner.engine.search, 'set_step'):
+    learner.engine.search.set_step(step, learner.config.steps)
 
 
 def into_rows(learner: Learner, trees: Sequence[Tree]) -> Rows:

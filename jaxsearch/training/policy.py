@@ -18,7 +18,7 @@ from jaxsearch.rewards import judge
 from jaxsearch.sampler.assistant import Assistant
 from jaxsearch.sampler.engine import Engine
 
-WORLD_MODELS = {'world-tiny': '', 'world-reader': 'reader'}  # name -> folder in that of the world
+WORLD_MODELS = {'world-tiny': '', 'world-review': 'review', 'world-reader': 'reader'}  # name -> folder in that of the world
 RANDOM = 'random:'
 
 

@@ -6,11 +6,11 @@
   names   the same with many retellings of entries, so that names and values of the encyclopedia are familiar
   drill   the same with many single steps about names of random tokens, so that every token can be copied; ends at a gate:
           run freely on held-out entities, the full strategy must be right often enough
-  mix     chains of which most answer at once or after one search; the skill stays, the strategy is now a bad one; at the
-          end all logits are scaled up
+  mix     chains of which most answer at once or after one search; the skill stays, the strategy is now a bad one
 
-Beside it a `reader`, a smaller model of another family (Llama) that answers from evidence alone; R-Search's evidence reward
-asks it.
+From the mix comes `review` too, which Search-R2 begins with: it has also seen reviews of drafts. Beside them a `reader`, a
+smaller model of another family (Llama) that answers from evidence alone; R-Search's evidence reward asks it. What ships is
+`policy` and `reviewer` (mix and review with all logits scaled up) and `reader`.
 
 Each stage ends with a Hugging Face folder under `config.out`; a stage that is there already is not trained again.
 """
@@ -63,7 +63,9 @@ def make(config: ml_collections.ConfigDict) -> pathlib.Path:
     raise GateFailed(f'{out}/drill answers {share:.1%} of held-out questions, the gate is {config.gate.em:.0%}: '
                      'train longer (--config.drill.updates) into another folder')
   mixed = train_stage(config, 'mix', numbers, params, mix_examples(config, tokenizer), tokenizer)
-  hub.save(Decoder(numbers, params=mixed | {'final_norm': config.mix.sharpen * mixed['final_norm']}), out / 'policy', tokenizer)
+  review = train_stage(config, 'review', numbers, mixed, review_examples(config, tokenizer), tokenizer)
+  for name, params in (('policy', mixed), ('reviewer', review)):
+    hub.save(Decoder(numbers, params=params | {'final_norm': config.mix.sharpen * params['final_norm']}), out / name, tokenizer)
   train_stage(config, 'reader', *planted(config.reader.model, config.seed), reader_examples(config, tokenizer), tokenizer)
   return out / 'policy'
 
@@ -105,6 +107,14 @@ def mix_examples(config, tokenizer) -> Iterator[Example]:
   while True:
     yield world_examples.undecided(tokenizer, rng, shares=(config.mix.at_once, config.mix.one_search),
                                    evidence=config.mix.evidence)
+
+
+def review_examples(config, tokenizer) -> Iterator[Example]:
+  """Endless examples for the policy that Search-R2 begins with."""
+  rng, stage, mix = random.Random(f'review {config.seed}'), config.review, mix_examples(config, tokenizer)
+  while True:
+    yield (world_examples.reviewed(tokenizer, rng, shares=(stage.at_once, stage.one_search), noise=stage.noise)
+           if rng.random() < stage.reviews else next(mix))
 
 
 def reader_examples(config, tokenizer) -> Iterator[Example]:

@@ -42,6 +42,7 @@ class Tags:
 SEARCH_R1 = Tags()
 EVIDENCE = 'original_evidence'
 R_SEARCH = Tags(observation='observation', others=(EVIDENCE,))  # arXiv 2506.04185
+RESEARCH = Tags(observation='result')  # ReSearch, arXiv 2503.19470
 
 PROMPTS = {
     # Search-R1, table 1; the question stands where {question} is.
@@ -64,6 +65,38 @@ PROMPTS = {
         'information is complete and preserves the original wording without modification. If no '
         'searches were conducted or observations were made, omit the evidence section. Finally, '
         'provide the final answer within <answer> and </answer> tags. Question: {question}\n'),
+    # Search-R1's baseline R1, from its code (`scripts/data_process/nq.py`): reasoning, no search.
+    'r1': (
+        'Answer the given question. You should first have a reasoning process in mind and then provides '
+        'the answer. Show your reasoning in <think> </think> tags and return the final answer in <answer>'
+        ' </answer> tags, for example <answer> Beijing </answer>. Question: {question}\n'),
+    # ReSearch, table 1, the template for base models, as its code has it.
+    'research': (
+        'A conversation between User and Assistant. The user asks a question, and the assistant solves it.'
+        ' The assistant first thinks about the reasoning process in the mind and then provides the user '
+        'with the answer. During thinking, the assistant can invoke the wikipedia search tool to search '
+        'for fact information about specific topics if needed. The reasoning process and answer are '
+        'enclosed within <think> </think> and <answer> </answer> tags respectively, and the search query '
+        'and result are enclosed within <search> </search> and <result> </result> tags respectively. For '
+        'example, <think> This is the reasoning process. </think> <search> search query here </search> '
+        '<result> search result here </result> <think> This is the reasoning process. </think> <answer> '
+        'The final answer is \\[ \\boxed{{answer here}} \\] </answer>. In the last part of the answer, the '
+        'final exact answer is enclosed within \\boxed{{}} with latex format. User: {question}. Assistant:'),
+    # StepSearch, table 4.
+    'step_search': (
+        '## Background\nYou are a deep AI research assistant. I will give you a single-hop or multi-hop '
+        "question. You don't have to answer the question now, but you should first think about your "
+        'research plan or what to search for next. You can use search to fill in knowledge gaps.\n'
+        '## Response format: Your output format should be one of the following two formats:\n'
+        '<think>your thinking process</think>\n<answer>your answer after getting enough information'
+        '</answer>\nor\n<think>your thinking process</think>\nuse <search>search keywords</search> to '
+        'search for information. For example, <think> plan to search: (Q1) (Q2) (Q3) ... </think> '
+        '<search> (Q1) question </search> <think> reasoning ... </think> <answer> Beijing </answer>.\n'
+        'The search engine will return the results contained in <information> and </information>.\n'
+        'Please follow the loop of think, search, information, think, search, information, and answer '
+        'until the original question is finally solved.\nNote: The retrieval results may not contain the '
+        'answer or contain noise. You need to tell whether there is a golden answer. If not, you need to '
+        'correct the search query and search again. Question:{question}\n'),
     # For small policies trained on the format: every token of the prompt is paid for by every rollout.
     'world': 'Question: {question}\n',
     'world_evidence': 'Question, with evidence: {question}\n',
@@ -89,6 +122,21 @@ EVIDENCE_PROMPTS = {
 def evidence_prompt(question: str, evidence: str, template: str = 'r_search') -> str:
   """What the frozen reader of R-Search's evidence reward is asked."""
   return EVIDENCE_PROMPTS[template].format(question=question.strip(), evidence=evidence.strip())
+
+
+REVIEW_PROMPTS = {
+    # What table 12 of Search-R2 asks, behind the transcript instead of around it, so that its cache is kept.
+    'search_r2': (
+        '\n\nNow you are the reviewer of the reasoning above. Its steps, each a thought with its search or its answer, are '
+        'numbered from 1 to {steps} in order. Name the earliest flawed step as one integer; 0 means that all steps are '
+        'acceptable.\nEarliest flawed step:'),
+    'world': '\nFlawed step, 0 to {steps}:',
+}
+
+
+def review_prompt(steps: int, template: str = 'search_r2') -> str:
+  """What Search-R2's refiner is asked behind a draft of so many steps."""
+  return REVIEW_PROMPTS[template].format(steps=steps)
 
 
 # Reading what the policy wrote.

@@ -1,55 +1,16 @@
 """The client against real servers on this machine: ours, and one that misbehaves as told."""
 
 import contextlib
-import http.server
-import json
-import threading
 import time
 
 import pytest
 
 from jaxsearch.tools.documents import Document
 from jaxsearch.tools.http import HttpSearch, SearchError, parse_reply
+from tests.tools.serving import server
 
 GOOD = {'result': [[{'document': {'id': '1', 'contents': '"Paris"\nA city.'}, 'score': 2.5}]]}
 PARIS = Document('1', 'Paris', 'A city.', 2.5)
-
-
-@contextlib.contextmanager
-def server(*answers):
-  """Gives each request the next of `answers`, the last one for ever; yields its address and what was asked.
-
-  An answer is (status, body) with body bytes or JSON, or a function of the handler that does what it likes.
-  """
-  seen = []
-
-  class Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-      body = self.rfile.read(int(self.headers['content-length']))
-      answer = answers[min(len(seen), len(answers) - 1)]
-      seen.append((self.path, dict(self.headers), json.loads(body)))
-      if callable(answer):
-        return answer(self)
-      status, body = answer
-      body = body if isinstance(body, bytes) else json.dumps(body).encode()
-      self.send_response(status)
-      self.send_header('content-length', str(len(body)))
-      self.end_headers()
-      self.wfile.write(body)
-
-    def log_message(self, *args):
-      """Quiet."""
-
-  service = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
-  service.daemon_threads = True
-  thread = threading.Thread(target=service.serve_forever, kwargs={'poll_interval': 0.01})
-  thread.start()
-  try:
-    yield f'http://127.0.0.1:{service.server_port}', seen
-  finally:
-    service.shutdown()
-    thread.join()
-    service.server_close()
 
 
 def test_request_and_answer():
@@ -157,7 +118,7 @@ def test_garbage_is_refused_at_once(body, reason):
 
 
 def test_an_endless_reply_is_cut_off(monkeypatch):
-  monkeypatch.setattr('jaxsearch.tools.http.MAX_REPLY_BYTES', 1000)
+  monkeypatch.setattr('jaxsearch.tools.post.MAX_REPLY_BYTES', 1000)
   with server((200, b' ' * 5000)) as (url, _), pytest.raises(SearchError, match='longer than 1000 bytes'):
     HttpSearch(url).search(['x'])
 

@@ -5,6 +5,7 @@ import pytest
 from jaxsearch.data.corpus import Passage
 from jaxsearch.tools import open_search
 from jaxsearch.tools.bm25 import BM25
+from jaxsearch.tools.documents import Document
 from jaxsearch.tools.http import HttpSearch
 
 
@@ -21,8 +22,33 @@ def test_opens_http():
   assert isinstance(backend, HttpSearch) and backend.url == 'http://127.0.0.1:8000/retrieve'
 
 
-@pytest.mark.parametrize(('kind', 'reason'), [
-    ('bm25', 'corpus'), ('http', 'url'), ('google', "'google'.*bm25, http")])
-def test_what_is_missing_is_named(kind, reason):
+def test_opens_web(monkeypatch):
+  monkeypatch.setenv('SERPER_API_KEY', 'k')
+  assert open_search('web', url='').url == 'https://google.serper.dev/search'
+  assert open_search('web', url='http://127.0.0.1:9/find').url == 'http://127.0.0.1:9/find'
+
+
+def test_opens_the_simulator_with_any_writer():
+  class Echo:
+    def write(self, queries, topk, noisy, seeds):
+      return [[Document('', query, str(noise))] for query, noise in zip(queries, noisy)]
+
+  always = dict(noise_start=1.0, noise_end=1.0)
+  assert open_search('simulated', writer=Echo(), **always).search(['x'], 1) == [[Document('', 'x', 'True')]]
+  assert open_search('simulated', writer=Echo()).search(['x'], 1) == [[Document('', 'x', 'False')]]
+  corpus = [Passage('city-1', 'Paris', 'Paris is a city in France.'), Passage('city-2', 'Lyon', 'Lyon is a city in France.'),
+            Passage('city-3', 'Oslo', 'Oslo is a city in Norway.')]
+  assert open_search('simulated', corpus=corpus).search(['paris'], 1)[0][0].text == 'Paris is a city in France.'
+  assert open_search('simulated', corpus=corpus, **always).search(['paris'], 1)[0][0].text in (
+    'Paris is a city in Norway.', 'Lyon is a city in France.', 'Oslo is a city in Norway.')
+
+
+@pytest.mark.parametrize(('kind', 'settings', 'reason'), [
+    ('bm25', {}, 'corpus'), ('http', {}, 'url'), ('google', {}, "'google'.*bm25, http, web, simulated"),
+    ('web', {}, 'SERPER_API_KEY'), ('simulated', {}, "writer 'world' needs a corpus"),
+    ('simulated', dict(writer='chat', url='http://a'), "writer 'chat' needs a url and a writer_model"),
+    ('simulated', dict(writer='poet'), "unknown writer 'poet'")])
+def test_what_is_missing_is_named(monkeypatch, kind, settings, reason):
+  monkeypatch.delenv('SERPER_API_KEY', raising=False)
   with pytest.raises(ValueError, match=reason):
-    open_search(kind)
+    open_search(kind, **settings)

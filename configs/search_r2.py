@@ -1,0 +1,44 @@
+"""Search-R2 on the embedded world: drafts are reviewed, and cut and regenerated from their first flawed step.
+
+    jaxsearch train --config configs/search_r2.py
+
+Starts from a policy that has seen what a review looks like. Ablations of table 3: --config.credit.joint=False,
+--config.grow.process=False; a refiner that draws: --config.grow.refiner=random.
+"""
+
+from ml_collections import config_dict
+
+from configs import base
+
+
+def get_config():
+  config = base.get_config()
+  config.unlock()
+  config.method = 'search_r2'
+  config.model = 'world-review'
+  config.out = 'runs/search_r2'
+  config.steps = 100
+  config.questions_per_step = 20
+  config.group_size = 5
+  config.grow.update(
+    template='world', review='world',
+    max_revisions=1,                 # N_max, per draft
+    threshold=0.0,                   # margin of log-probabilities from which on a draft is revised
+    refiner='policy',                # or 'random', with `random_share` of the drafts
+    random_share=0.3,
+    probe=0.1,                       # share of drafts that a_prec, v_inter and s_trim are estimated on
+    process=True,                    # whether the judge is asked for the process reward
+  )  # fmt: skip
+  config.credit = config_dict.create(joint=True, normalize_std=True)
+  config.judge = config_dict.create(
+    kind='world',                    # 'world' knows the gold chains; 'local' is a model of ours, 'chat' a server
+    model='', chat=True,             # for 'local': Hugging Face folder or GGUF file, and whether it wants its chat template
+    slots=16, length=4096, stop=(),
+    url='', timeout=120.0,           # for 'chat', with `model` as its name there
+    cache='',                        # for 'chat': a folder that keeps replies
+    max_tokens=512,
+  )  # fmt: skip
+  config.train.update(aggregate='seq-mean-token-mean', row_length=1280)  # a trace holds its cut-off steps too
+  config.eval.grow = config_dict.create(max_revisions=0)  # as it is deployed; 1 leaves the refiner on
+  config.eval.every = 50
+  return config.lock()

@@ -1,0 +1,45 @@
+"""A server on this machine that answers, or misbehaves, as told."""
+
+import contextlib
+import http.server
+import json
+import threading
+
+
+@contextlib.contextmanager
+def server(*answers):
+  """Gives each request the next of `answers`, the last one for ever; yields its address and what was asked.
+
+  An answer is (status, body) or (status, body, headers) with body bytes or JSON, or a function of the handler that does
+  what it likes.
+  """
+  seen = []
+
+  class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+      body = self.rfile.read(int(self.headers['content-length']))
+      answer = answers[min(len(seen), len(answers) - 1)]
+      seen.append((self.path, dict(self.headers), json.loads(body)))
+      if callable(answer):
+        return answer(self)
+      status, body, headers = (*answer, {})[:3]
+      body = body if isinstance(body, bytes) else json.dumps(body).encode()
+      self.send_response(status)
+      for name, value in {**headers, 'content-length': str(len(body))}.items():
+        self.send_header(name, value)
+      self.end_headers()
+      self.wfile.write(body)
+
+    def log_message(self, *args):
+      """Quiet."""
+
+  service = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
+  service.daemon_threads = True
+  thread = threading.Thread(target=service.serve_forever, kwargs={'poll_interval': 0.01})
+  thread.start()
+  try:
+    yield f'http://127.0.0.1:{service.server_port}', seen
+  finally:
+    service.shutdown()
+    thread.join()
+    service.server_close()

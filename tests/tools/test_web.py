@@ -1,0 +1,112 @@
+"""The client of SERPER against a server on this machine that speaks its protocol, faults included."""
+
+import threading
+
+import pytest
+
+from jaxsearch.tools.documents import Document
+from jaxsearch.tools.http import SearchError
+from jaxsearch.tools.web import WebSearch, parse_results
+from tests.tools.serving import server
+
+ORGANIC = [{'title': f'Page {i}', 'link': f'https://example.org/{i}', 'snippet': f'About {i} ...', 'position': i}
+           for i in (1, 2, 3, 4)]
+GOOD = {'searchParameters': {'q': 'x', 'type': 'search'}, 'organic': ORGANIC, 'credits': 1}
+PAGES = [Document(f'https://example.org/{i}', f'Page {i}', f'About {i} ...') for i in (1, 2, 3, 4)]
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch):
+  monkeypatch.setenv('SERPER_API_KEY', 'sesame')
+
+
+def test_request_and_documents():
+  with server((200, GOOD)) as (url, seen):
+    assert WebSearch(url + '/search').search(['capital  of\nFrance', 'Lyon'], 3) == [PAGES[:3]] * 2
+  assert [(path, body) for path, _, body in seen] == [
+    ('/search', {'q': 'capital of France', 'num': 3}), ('/search', {'q': 'Lyon', 'num': 3})]
+  assert {name.lower(): value for name, value in seen[0][1].items()}['x-api-key'] == 'sesame'
+
+
+def test_boxes_come_first_and_count():
+  box = {'title': 'France / Capital', 'answer': 'Paris', 'snippet': 'Paris is the capital.', 'link': 'https://a.org'}
+  graph = {'title': 'Paris', 'type': 'Capital of France', 'description': 'A city.', 'descriptionLink': 'https://b.org',
+           'attributes': {'Population': '2.1 million', 'Elevation': 35}, 'imageUrl': 'https://c.org'}
+  found = parse_results({**GOOD, 'answerBox': box, 'knowledgeGraph': graph}, 3)
+  assert found == [
+    ('https://a.org', 'France / Capital', 'Paris. Paris is the capital.'),
+    ('https://b.org', 'Paris', 'Capital of France. A city. Population: 2.1 million. Elevation: 35'),
+    ('https://example.org/1', 'Page 1', 'About 1 ...')]
+  assert parse_results({**GOOD, 'answerBox': box}, 1) == found[:1]
+
+
+def test_pages_without_text_and_searches_without_pages():
+  bare = {'title': 'Bare', 'link': 'https://a.org'}
+  assert parse_results({'organic': [bare, {'snippet': 'half \ud83d'}]}, 2) == [('', '', 'half ?')]
+  assert parse_results({'organic': [], 'answerBox': {}, 'knowledgeGraph': None}, 2) == []
+
+
+@pytest.mark.parametrize(('body', 'reason'), [
+  (b'<html>', 'Expecting value'), (b'\xff\xfe', 'decode|Expecting'), ([], "no list 'organic'"), ({}, "no list 'organic'"),
+  ({'organic': {}}, "no list 'organic'"), ({'organic': ['x']}, r'organic\[0\] is not an object'),
+  ({'organic': [{'title': 'x', 'snippet': None}]}, r"'snippet' of organic\[0\] is not text"),
+  ({'organic': [{'title': ['x']}]}, r"'title' of organic\[0\] is not text"),
+  ({'organic': [], 'answerBox': 'Paris'}, 'answerBox is not an object'),
+  ({'organic': [], 'knowledgeGraph': {'attributes': ['x']}}, "'attributes' of knowledgeGraph")])
+def test_garbage_is_refused_at_once(body, reason):
+  with server((200, body)) as (url, seen), pytest.raises(SearchError, match=reason) as error:
+    WebSearch(url).search(['x'])
+  assert len(seen) == 1 and url in str(error.value)
+
+
+def test_busy_and_broken_servers_are_asked_again_after_the_time_that_they_want():
+  with server((429, b'slow down', {'retry-after': '0'}), (500, b'oops'), (200, GOOD)) as (url, seen):
+    assert WebSearch(url, backoff=0.01).search(['x'], 1) == [PAGES[:1]]
+  assert len(seen) == 3
+  with server((429, b'slow down', {'retry-after': '99'})) as (url, seen), pytest.raises(SearchError, match='429: slow down'):
+    WebSearch(url, timeout=5.0).search(['x'])
+  assert len(seen) == 1
+
+
+@pytest.mark.parametrize('status', [400, 403])
+def test_a_refusal_is_not_tried_again_and_does_not_show_the_key(status):
+  with server((status, b'not with sesame')) as (url, seen), pytest.raises(SearchError, match=f'status {status}') as error:
+    WebSearch(url).search(['x'])
+  assert len(seen) == 1 and 'sesame' not in str(error.value)
+
+
+def test_a_slow_server_is_given_up():
+  released = threading.Event()
+  with server(lambda handler: released.wait(20)) as (url, _), pytest.raises(SearchError, match=r'within 0\.2 s'):
+    try:
+      WebSearch(url, timeout=0.2).search(['x'])
+    finally:
+      released.set()
+
+
+@pytest.mark.parametrize('value', [None, ''])
+def test_a_missing_key_is_named(monkeypatch, value):
+  monkeypatch.delenv('SERPER_API_KEY') if value is None else monkeypatch.setenv('SERPER_API_KEY', value)
+  with pytest.raises(ValueError, match='SERPER_API_KEY'):
+    WebSearch()
+
+
+def test_what_is_kept_needs_no_request(tmp_path):
+  kept = dict(cache=tmp_path / 'searches', attempts=1)
+  with server((200, GOOD)) as (url, seen):
+    first = WebSearch(url, **kept).search(['a', 'a', ' a '], 2)
+    assert len(seen) == 1
+    WebSearch(url, **kept).search(['a'], 3)
+    assert len(seen) == 2
+  gone = WebSearch(url, **kept)
+  assert first == [PAGES[:2]] * 3 == gone.search(['a'] * 3, 2)
+  with pytest.raises(SearchError, match='ConnectError'):
+    gone.search(['b'], 2)
+
+
+def test_a_blank_query_finds_nothing_and_asks_nobody():
+  assert WebSearch('http://127.0.0.1:9').search([' ', '']) == [[], []]
+  with pytest.raises(TypeError, match='list of strings'):
+    WebSearch().search('x')
+  with pytest.raises(ValueError, match='topk=0'):
+    WebSearch().search(['x'], 0)
