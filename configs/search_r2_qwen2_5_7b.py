@@ -1,0 +1,29 @@
+"""Search-R2 as published, for a pod: Qwen2.5-7B, 512 questions x 5 drafts, one revision each (section 5.1, appendix E).
+
+    jaxsearch train --config configs/search_r2_qwen2_5_7b.py --config.model=Qwen2.5-7B \
+        --config.data.questions=train.jsonl --config.search.url=http://retriever:8000/retrieve \
+        --config.judge.url=http://judge:8000/v1 --config.judge.model=DeepSeek-R1-Distill-Qwen-7B --config.out=/shared/run
+
+300 steps, 3 passages, at most 4 turns, 15,000 tokens a path, learning rate 1e-6 after a warm-up over 28.5 % of the updates,
+KL 0.001. Not run by us at this size.
+"""
+
+from configs import search_r1_grpo_qwen2_5_3b, search_r2
+
+
+def get_config():
+  config = search_r1_grpo_qwen2_5_3b.get_config()
+  config.unlock()
+  config.method = 'search_r2'
+  config.model = 'Qwen2.5-7B'
+  config.out = 'runs/search_r2_qwen2_5_7b'
+  config.steps = 300
+  ours = search_r2.get_config()
+  config.grow.update({name: value for name, value in ours.grow.items() if name not in config.grow})
+  config.grow.update(review='search_r2', probe=0.0)
+  config.credit, config.judge = ours.credit, ours.judge
+  config.judge.update(kind='chat', max_tokens=3000)
+  config.sampler.length = 8192
+  config.train.update(aggregate='seq-mean-token-mean', row_length=15000, mini_batches=5)  # mini-batches of 512 traces
+  config.optim.warmup_updates = 428
+  return config.lock()

