@@ -1,0 +1,101 @@
+"""What the tree layout is worth: a batch of SLATE as trees, and the same candidates as separate rows.
+
+    python benchmarks/tree_step.py
+
+Trees of B = 4 steps with k = 5 candidates of 32 tokens and three passages (288 tokens) a step. As separate rows every
+candidate carries its whole prefix. Both go through the same training step (loss, gradients, AdamW); gradients must agree.
+The last line is one JSON object: tokens through the model and seconds of the separate rows over those of the trees.
+"""
+
+import argparse
+import json
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsearch.models.decoder import DecoderConfig, initial_params
+from jaxsearch.parallel import mesh as meshes
+from jaxsearch.training import batch as batches
+from jaxsearch.training import step as steps
+from jaxsearch.trees.layout import Rows, lay_out
+from jaxsearch.trees.tree import Role, Tree
+
+CONFIG = DecoderConfig(vocab_size=8192, hidden_size=256, intermediate_size=704, num_layers=4, num_heads=8, num_kv_heads=2,
+                       head_dim=32, rope_theta=1e6, qkv_bias=True, tie_embeddings=True)
+STEPS, SIBLINGS, PROMPT, CANDIDATE, PASSAGES = 4, 5, 64, 32, 288
+SETTINGS = dict(config=CONFIG, temperature=1.0, chunk=1024, clip_low=0.2, clip_high=0.2, dual_clip=None, kl_coef=0.0,
+                entropy_coef=0.0)
+
+
+def grown(rng: np.random.Generator) -> Tree:
+  """A tree as SLATE grows it, of random tokens, with random credit."""
+  tree = Tree(None)
+  node = tree.root.append(rng.integers(CONFIG.vocab_size, size=PROMPT), Role.PROMPT)
+  for step in range(STEPS):
+    siblings = []
+    for _ in range(SIBLINGS):
+      siblings.append(node.append(rng.integers(CONFIG.vocab_size, size=CANDIDATE), Role.POLICY,
+                                  logprobs=rng.normal(-9.0, 0.1, CANDIDATE)))
+      siblings[-1].advantages = float(rng.normal())
+    if step < STEPS - 1:
+      chosen = siblings[rng.integers(SIBLINGS)]
+      node = chosen.append(rng.integers(CONFIG.vocab_size, size=PASSAGES), Role.OBSERVATION)
+  return tree
+
+
+def separate(tree: Tree) -> list[Tree]:
+  """A tree for each candidate: all that it was generated from, and itself."""
+  found = []
+  for node in tree.nodes(Role.POLICY):
+    alone = Tree(None)
+    prefix = alone.root.append(node.parent.path_tokens(), Role.PROMPT)
+    own = prefix.append(node.tokens, Role.POLICY, logprobs=node.logprobs)
+    own.advantages = node.advantages
+    found.append(alone)
+  return found
+
+
+def main():
+  parser = argparse.ArgumentParser()
+  parser.add_argument('--trees', type=int, default=8)
+  parser.add_argument('--repeats', type=int, default=3)
+  args = parser.parse_args()
+  rng = np.random.default_rng(0)
+  forest = [grown(rng) for _ in range(args.trees)]
+  length = -(-max(tree.count() for tree in forest) // 64) * 64
+  as_trees = lay_out(forest, length, pad_id=0, how='step-mean')
+  as_rows = lay_out([alone for tree in forest for alone in separate(tree)], length, pad_id=0, how='seq-mean-token-mean')
+  as_rows = as_rows._replace(loss_weights=as_rows.loss_weights * np.float32(STEPS))  # a sum over steps, a mean over the rest
+  params = initial_params(CONFIG, jax.random.key(0))
+  mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+  shardings = jax.tree.map(lambda _: meshes.replicated(mesh), params)
+
+  @jax.jit
+  def gradients(params, batch):
+    return steps.accumulate(lambda p, b: steps.policy_loss(p, b, **SETTINGS), params, batch, shardings)[0]
+
+  def run(rows: Rows):
+    batch = jax.tree.map(jnp.asarray, batches.make_batch(rows, 1))
+    found = jax.block_until_ready(gradients(params, batch))
+    seconds = []
+    for _ in range(args.repeats):
+      start = time.perf_counter()
+      jax.block_until_ready(gradients(params, batch))
+      seconds.append(time.perf_counter() - start)
+    return found, min(seconds), int((rows.tree_ids >= 0).sum())
+
+  trees, tree_seconds, tree_tokens = run(as_trees)
+  rows, row_seconds, row_tokens = run(as_rows)
+  scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(rows))
+  gap = max(float(jnp.abs(a - b).max()) for a, b in zip(jax.tree.leaves(trees), jax.tree.leaves(rows))) / scale
+  print(json.dumps({
+    'device': jax.devices()[0].device_kind, 'tokens_trees': tree_tokens, 'tokens_rows': row_tokens,
+    'fewer_tokens': round(row_tokens / tree_tokens, 2), 'seconds_trees': round(tree_seconds, 3),
+    'seconds_rows': round(row_seconds, 3), 'faster': round(row_seconds / tree_seconds, 2), 'gradient_gap': gap}))
+  assert gap < 1e-4, f'gradients differ by {gap} of the largest'
+
+
+if __name__ == '__main__':
+  main()
