@@ -9,9 +9,11 @@ import sys
 
 COMMANDS = {
   'train': 'reinforcement learning; the same command on the same folder goes on with the run',
-  'eval': 'answer a file of questions and score the answers: --checkpoint, --questions, --corpus, --out',
+  'eval': 'answer a file of questions and score the answers: --checkpoint, --questions, --corpus, --out [--as-tool]',
   'ask': 'answer one question and show every thought, query and document: jaxsearch ask "question" [--checkpoint]',
+  'serve': 'serve a search over HTTP (--corpus, --port), or a policy as a search tool of other models (--as-tool)',
   'sft': 'supervised training on demonstrations',
+  'sample': 'sample chains and keep the right ones as demonstrations: --checkpoint, --questions, --n, --keep, --out',
   'export': 'write a checkpoint as a Hugging Face folder: --checkpoint, --out',
   'compare': 'train a grid of variants x seeds, and compare them in a table and curves [--report-only]',
   'world': 'make the embedded world again: its files (--out DIR), and with --policy its warm-started policy',

@@ -45,7 +45,7 @@ def _outcome(evaluations: list[dict], config, seconds: float, page: pathlib.Path
 
 
 def sft(name: str, arguments: Sequence[str]) -> None:
-  """Supervised training on a file of demonstrations."""
+  """Supervised training on demonstrations."""
   config, _, words = flags.parse(name, arguments, 'configs/sft.py')
   _no_words(name, words)
   from jaxsearch.training import warmup
@@ -54,33 +54,134 @@ def sft(name: str, arguments: Sequence[str]) -> None:
 
 
 def eval(name: str, arguments: Sequence[str]) -> None:
-  """Answers a file of questions and writes scores, predictions and a manifest."""
+  """Answers a file of questions and writes scores, predictions and a manifest; with --as-tool a second model answers."""
   config, flag, words = flags.parse(
     name, arguments, QUICKSTART, checkpoint=(str, 'run folder, checkpoint or Hugging Face folder'),
     questions=(str, 'FlashRAG JSONL file, or world:SPLIT'), corpus=(str, 'Search-R1 JSONL file, or world'),
     out=(str, 'JSON file to write'), temperature=(str, 'of sampling; greedy if not given'),
-    limit=(str, 'only the first so many questions'))
+    limit=(str, 'only the first so many questions'),
+    **{'as-tool': (bool, 'a second model, config.reader, answers: alone, with one search, with the evidence of the policy'),
+       'tool-url': (str, 'a server of evidence (serve --as-tool) in place of the policy; its token in JAXSEARCH_TOKEN'),
+       'reader-url': (str, 'a chat server in place of config.reader, such as http://HOST/v1; its key in OPENAI_API_KEY'),
+       'reader-model': (str, 'the name of the model at --reader-url')})
   _no_words(name, words)
+  if not flag['as-tool']:
+    _unused(flag, ('tool-url', 'reader-url', 'reader-model'), 'without --as-tool')
   temperature = _number(flag['temperature'], 'temperature', float, 0.0)
   limit = _number(flag['limit'], 'limit', int, None)
-  import jax
-
   from jaxsearch.data.sources import load_questions
   from jaxsearch.evaluation import run
   questions = load_questions(flag['questions'] or config.eval.questions, hops=config.data.hops,
                              arithmetic=config.data.arithmetic)[:limit]
-  agent = run.open_agent(config, flag['checkpoint'], flag['corpus'])
-  with _progress(len(questions)) as report:
-    trees, sampler = agent.answer(questions, jax.random.key(config.seed), temperature=temperature, on_progress=report)
-  scores = run.scores(trees)
+  answered = _answered_with_tool if flag['as-tool'] else _answered
+  scores, predictions, made_with = answered(config, flag, questions, temperature)
   manifest = run.manifest(config, checkpoint=flag['checkpoint'], questions=flag['questions'], corpus=flag['corpus'])
-  result = scores | {'manifest': manifest | {'temperature': temperature, 'sampler': sampler},
-                     'predictions': run.predictions(trees)}
+  result = scores | {'manifest': manifest | {'temperature': temperature} | made_with, 'predictions': predictions}
   if flag['out']:
     out = pathlib.Path(flag['out'])
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + '\n', encoding='utf-8')
   print(json.dumps({key: round(value, 4) for key, value in scores.items()}))
+
+
+def _answered(config, flag: dict, questions: Sequence, temperature: float) -> tuple[dict, list[dict], dict]:
+  """(scores, predictions, what the manifest tells besides) of a policy."""
+  import jax
+
+  from jaxsearch.evaluation import run
+  agent = run.open_agent(config, flag['checkpoint'], flag['corpus'])
+  with _progress(len(questions)) as report:
+    trees, sampler = agent.answer(questions, jax.random.key(config.seed), temperature=temperature, on_progress=report)
+  return run.scores(trees), run.predictions(trees), {'sampler': sampler}
+
+
+def _answered_with_tool(config, flag: dict, questions: Sequence, temperature: float) -> tuple[dict, list[dict], dict]:
+  """The same of a second model, asked with and without the evidence that a policy or a server finds."""
+  from jaxsearch.evaluation import tool
+  from jaxsearch.tools.evidence import EvidenceTool
+  from jaxsearch.tools.post import RequestError, key_from
+  from jaxsearch.training.rollouts import open_backend
+  reader = tool.open_reader(config, flag['reader-url'], flag['reader-model'])
+  asked = [question.question for question in questions]
+  try:
+    with _progress(len(questions)) as report:
+      if flag['tool-url']:
+        _unused(flag, ('checkpoint', 'temperature'), 'with --tool-url')
+        search = open_backend(config, flag['corpus'] or config.data.corpus)
+        found = tool.find_by_server(EvidenceTool(flag['tool-url'], token=key_from('JAXSEARCH_TOKEN')), asked, report)
+      else:
+        agent = tool.open_tool(config, flag['checkpoint'], flag['corpus'])
+        search = agent.engine.search
+        found = tool.find(agent, asked, temperature=temperature, seed=config.seed, on_progress=report)
+    scores, predictions = tool.compare(reader, questions, found, search, config.search.topk)
+  except RequestError as error:
+    raise UsageError(str(error)) from error
+  return scores, predictions, {'tool': flag['tool-url'] or flag['checkpoint'] or config.model,
+                               'reader': flag['reader-model'] or config.reader.model}
+
+
+def serve(name: str, arguments: Sequence[str]) -> None:
+  """Serves the search of a config over the retrieval protocol, or with --as-tool the evidence that a policy finds."""
+  config, flag, words = flags.parse(
+    name, arguments, 'configs/r_search.py', checkpoint=(str, 'run folder, checkpoint or Hugging Face folder'),
+    corpus=(str, 'Search-R1 JSONL file, or world'), host=(str, 'address to listen on; 127.0.0.1, this machine alone'),
+    port=(str, '8000, with --as-tool 8001'), token=(str, 'that requests must bring; that in JAXSEARCH_TOKEN'),
+    **{'as-tool': (bool, 'question in, evidence out, for other models')})
+  _no_words(name, words)
+  if not flag['as-tool']:
+    _unused(flag, ('checkpoint',), 'without --as-tool')
+  port = _number(flag['port'], 'port', int, 8001 if flag['as-tool'] else 8000)
+  try:
+    from jaxsearch.tools import evidence_server, server, serving
+  except ImportError as error:
+    raise UsageError(f"serving needs the package {error.name!r}: pip install 'jaxsearch[serve]'") from error
+  from jaxsearch.tools.post import checked_secret, key_from
+  token = checked_secret(flag['token'], '--token') or key_from('JAXSEARCH_TOKEN')
+  with serving.bind(flag['host'] or '127.0.0.1', port) as listener:
+    if flag['as-tool']:
+      from jaxsearch.evaluation import tool
+      agent = tool.open_tool(config, flag['checkpoint'], flag['corpus'])
+      print('compiling the sampler: a minute or two …', file=sys.stderr)
+      agent.engine.warmup()  # no request is to wait for that
+      app = evidence_server.make_app(lambda questions: tool.find(agent, questions), token=token,
+                                     check=lambda question: tool.check_room(agent, question))
+    else:
+      from jaxsearch.training.rollouts import open_backend
+      app = server.make_app(open_backend(config, flag['corpus'] or config.data.corpus), token=token)
+    serving.run(app, listener, 'evidence' if flag['as-tool'] else 'retrieval')
+
+
+def sample(name: str, arguments: Sequence[str]) -> None:
+  """Samples several chains for each question and writes the right ones as demonstrations for `sft`."""
+  config, flag, words = flags.parse(
+    name, arguments, QUICKSTART, checkpoint=(str, 'run folder, checkpoint or Hugging Face folder'),
+    questions=(str, 'FlashRAG JSONL file, or world:SPLIT; config.data.questions if not given'),
+    corpus=(str, 'Search-R1 JSONL file, or world'), out=(str, 'JSONL file to write'),
+    n=(str, 'chains for each question; 5 if not given'), keep=(str, 'at most so many of a question; all if not given'),
+    temperature=(str, 'of sampling; config.sampler.temperature if not given'),
+    limit=(str, 'only the first so many questions'))
+  _no_words(name, words)
+  if not flag['out']:
+    raise UsageError('sample needs --out')
+  number, most, limit = (_number(flag[key], key, int, default) for key, default in (('n', 5), ('keep', None), ('limit', None)))
+  if number < 1 or (most is not None and most < 1):
+    raise UsageError(f'--n={number} --keep={most}: at least one chain'.replace(' --keep=None', ''))
+  temperature = _number(flag['temperature'], 'temperature', float, config.sampler.temperature)
+  import jax
+
+  from jaxsearch.data.sources import load_questions
+  from jaxsearch.evaluation.run import open_agent
+  from jaxsearch.training import rejection
+  questions = load_questions(flag['questions'] or config.data.questions, hops=config.data.hops,
+                             arithmetic=config.data.arithmetic)[:limit]
+  agent = open_agent(config, flag['checkpoint'], flag['corpus'])
+  with _progress(len(questions) * number, 'chains') as report:
+    groups = rejection.sample(agent, questions, number, jax.random.key(config.seed), temperature=temperature,
+                              on_progress=report)
+  selected = rejection.select(groups, most)
+  rejection.write(flag['out'], [tree for group in selected for tree in group])
+  figures = rejection.figures(groups, selected)
+  print(json.dumps({key: round(value, 4) for key, value in figures.items()} | {'out': flag['out']}))
 
 
 def ask(name: str, arguments: Sequence[str]) -> None:
@@ -161,6 +262,12 @@ def _no_words(name: str, words: Sequence[str]) -> None:
     raise UsageError(f'{name} does not know what to do with {" ".join(map(repr, words))}')
 
 
+def _unused(flag: dict, names: Sequence[str], where: str) -> None:
+  for name in names:
+    if flag[name]:
+      raise UsageError(f'--{name} means nothing {where}')
+
+
 def _number(text: str, name: str, kind, default):
   if not text:
     return default
@@ -170,7 +277,7 @@ def _number(text: str, name: str, kind, default):
     raise UsageError(f'--{name}={text}: not a number') from error
 
 
-def _progress(total: int):
+def _progress(total: int, what: str = 'questions'):
   """A progress bar over episodes: a context that gives the callback of `Engine.run`."""
   import contextlib
 
@@ -178,7 +285,7 @@ def _progress(total: int):
 
   @contextlib.contextmanager
   def bar():
-    columns = [progress.TextColumn('questions'), progress.MofNCompleteColumn(), progress.BarColumn(),
+    columns = [progress.TextColumn(what), progress.MofNCompleteColumn(), progress.BarColumn(),
                progress.TimeElapsedColumn(), progress.TimeRemainingColumn()]
     with progress.Progress(*columns, disable=not sys.stderr.isatty()) as shown:
       task = shown.add_task('', total=total)

@@ -130,6 +130,25 @@ def r_search_format(
   return gamma_evidence * has_evidence + gamma_answer * (only_box(spans, answer) is not None)
 
 
+def research_format(spans: Sequence[str], tags: grammar.Tags = grammar.RESEARCH, *, boxed: bool = True) -> float:
+  r"""1.0 if a chain is written as ReSearch's template wants it (section 2.3, and `validate_format` of its code), else 0.0.
+
+  Thoughts open and close equally often, once at least; every search is closed where it was opened; there is exactly one
+  answer; and no result is made up.
+
+  Args:
+    spans: what the model wrote.
+    boxed: whether the answer has to hold a `\boxed{…}` that is not empty.
+  """
+  spans = _spans(spans)
+  opened, closed = (sum(span.count(tag) for span in spans) for tag in (f'<{tags.think}>', f'</{tags.think}>'))
+  served = [re.sub(f'<{tags.search}>(?:(?!</?{tags.search}>).)*</{tags.search}>', '', span, flags=re.DOTALL) for span in spans]
+  left_over = re.compile(f'</?{tags.search}>|</?{tags.observation}>')
+  answer = only_box(spans, tags.answer)
+  return float(opened == closed > 0 and not any(map(left_over.search, served)) and answer is not None
+               and (not boxed or last_boxed(answer) is not None))
+
+
 def judge_score(reply: str, tag: str = 'score') -> int | None:
   """The score -1, 0 or +1 of SLATE's judge: the last `<score>…</score>`, or a reply that is only the number.
 

@@ -2,9 +2,10 @@
 
 A demonstration is a tree with a single path whose POLICY spans carry the loss; it goes through the same layout and the
 same step as a rollout, with the negative log-likelihood in place of the surrogate. `fit` trains on any stream of
-forests; `train` is `jaxsearch sft`: a file of demonstrations, checkpoints, metrics, exact resume.
+forests; `train` is `jaxsearch sft`: demonstrations from a file or from the embedded world, checkpoints, metrics, exact resume.
 """
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 
@@ -12,7 +13,11 @@ import jax
 import ml_collections
 import numpy as np
 
+from jaxsearch.data import world_examples
 from jaxsearch.data.jsonl import DataError, read_records
+from jaxsearch.data.questions import Question
+from jaxsearch.data.sources import load_questions
+from jaxsearch.data.world_chains import full_chain
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import batch as batches
@@ -24,6 +29,30 @@ from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role, Tree
 
 ROLES = {role.value: role for role in Role if role is not Role.ROOT}
+
+
+def open_demonstrations(config: ml_collections.ConfigDict, tokenizer) -> tuple[int, Callable[[int], Tree]]:
+  """How many demonstrations `config.sft.demonstrations` has, and a function that gives one of them by its index.
+
+  'world:SPLIT' is the gold chain of every question of that split (`data.hops` and `data.arithmetic` choose among them, and
+  `grow.template` is their prompt), made when it is asked for; anything else is a file, see `read_demonstrations`.
+  """
+  name = config.sft.demonstrations
+  if not name.startswith('world:'):
+    found = read_demonstrations(name, tokenizer)
+    return len(found), found.__getitem__
+  questions = load_questions(name, hops=config.data.hops, arithmetic=config.data.arithmetic)
+  return len(questions), lambda index: gold_chain(questions[index], tokenizer, config.grow.template)
+
+
+def gold_chain(question: Question, tokenizer, template: str = 'world') -> Tree:
+  """The worked chain of a question of the world: every step is searched, then the answer; what is found is what search finds."""
+  results = {step['query']: _found(step['query']) for step in question.metadata['steps']}
+  example = world_examples.chain(tokenizer, question, full_chain(question), results, template=template)
+  return demonstration(*example, tokenizer)
+
+
+_found = functools.cache(world_examples.search)  # questions share entities
 
 
 def read_demonstrations(path: str | os.PathLike, tokenizer) -> list[Tree]:
@@ -114,7 +143,7 @@ def train(config: ml_collections.ConfigDict) -> dict[str, float]:
   mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
   tokenizer = policy.load_tokenizer(config)
-  demonstrations = read_demonstrations(config.sft.demonstrations, tokenizer)
+  number, demonstration_of = open_demonstrations(config, tokenizer)
   numbers, params = policy.load_policy(config, mesh)
   imitation = Imitation(numbers, params, config.optim, config.steps, row_length=config.train.row_length,
                         micro_rows=config.train.micro_rows, pad_id=tokenizer.pad_id, mesh=mesh,
@@ -126,8 +155,8 @@ def train(config: ml_collections.ConfigDict) -> dict[str, float]:
     for step in run.steps():
       clock = metrics.Clock()
       with clock('train'):
-        indices = shuffled(len(demonstrations), config.sft.per_step, step - 1, config.seed)
-        row = imitation.learn([demonstrations[index] for index in indices])
+        indices = shuffled(number, config.sft.per_step, step - 1, config.seed)
+        row = imitation.learn([demonstration_of(index) for index in indices])
       run.finish_step(step, row | clock.row(row['tokens_trained']), imitation.state,
                       lambda: {'decoder': checkpoint.decoder_to_json(numbers)})
   return row

@@ -119,3 +119,35 @@ def test_judge_score(reply, expected):
     ('2', None), ('Final Answer: -1', None), ('Final Answer:', None)])
 def test_useful_collections(reply, expected):
   assert formats.useful_collections(reply, 3) == expected
+
+
+BOXED = r'<think>so</think><answer> It is \boxed{Ada}. </answer>'
+
+
+@pytest.mark.parametrize('spans, form', [
+  ([CHAIN[0], BOXED], 1),
+  ([BOXED], 1),                                                       # no search is needed
+  ([CHAIN[0], CHAIN[0], BOXED], 1),
+  (['<think>a <search> b </search>', 'c</think>' + BOXED], 1),        # a thought that goes on after its search
+  ([CHAIN[0], CHAIN[1]], 0),                                          # no box
+  ([CHAIN[0], BOXED.replace('Ada', '')], 0),
+  ([CHAIN[0], r'\boxed{Ada}' + CHAIN[1]], 0),                         # a box outside of the answer
+  ([CHAIN[0], BOXED.removeprefix('<think>so</think>')], 1),
+  ([BOXED.removeprefix('<think>so</think>')], 0),                     # no thought at all
+  ([BOXED.replace('</think>', '')], 0),
+  ([BOXED + BOXED], 0),                                               # two answers
+  (['<search> a', BOXED], 0),
+  (['a </search>', BOXED], 0),
+  (['<think>a</think><search> b </search><result> made up </result>', BOXED], 0),
+  ([], 0),
+])
+def test_the_format_of_research(spans, form):
+  assert formats.research_format(spans) == form
+
+
+def test_the_format_of_research_without_boxes():
+  assert formats.research_format(CHAIN, boxed=False) == 1
+  assert formats.research_format([CHAIN[0], '<think>so</think>'], boxed=False) == 0
+  made_up = [CHAIN[0] + '<information>', CHAIN[1]]
+  assert formats.research_format(made_up, boxed=False) == 1  # no tag of ReSearch's
+  assert formats.research_format(made_up, grammar.SEARCH_R1, boxed=False) == 0

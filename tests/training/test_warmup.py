@@ -4,11 +4,16 @@ import jax
 import numpy as np
 import pytest
 
+from configs import sft_gold
 from jaxsearch.data import world
 from jaxsearch.data.jsonl import DataError
+from jaxsearch.data.sources import load_questions
 from jaxsearch.models.decoder import initial_params
 from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.rewards import formats
+from jaxsearch.tools.bm25 import BM25
 from jaxsearch.training import warmup
+from jaxsearch.trees import grammar
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role
 
@@ -68,3 +73,40 @@ def test_fit_learns_and_leaves_its_input_alone(tiny):
   assert len(losses) == 25 and losses[-1] < 0.1 * losses[0]
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), before)
   assert not np.array_equal(trained['embedding'], before['embedding'])
+
+
+def test_gold_chains_of_the_world_search_every_step_and_answer_right():
+  config = sft_gold.get_config()
+  config.data.update(hops=(2,), arithmetic=False)
+  tokenizer = Tokenizer.load(world.folder())
+  number, demonstration = warmup.open_demonstrations(config, tokenizer)
+  questions = load_questions('world:rl', hops=(2,), arithmetic=False)
+  assert number == len(questions)
+  for question, tree in zip(questions[:5], map(demonstration, range(5))):
+    learned = [node.text for node in tree.nodes(Role.POLICY)]
+    assert formats.chain_format(learned) == 1.0
+    assert [grammar.search_query(span) for span in learned[:-1]] == [step['query'] for step in question.metadata['steps']]
+    assert grammar.answer(learned[-1]) == question.golden_answers[0]
+    assert ''.join(node.text for node in tree.nodes(Role.OBSERVATION)).startswith(grammar.prompt(question.question, 'world'))
+    found = BM25(world.corpus()).search([question.metadata['steps'][0]['query']], config.search.topk)[0]
+    assert grammar.information(found, tokenizer.special_tokens) in tokenizer.decode(tree.leaves()[0].path_tokens())
+
+
+def test_every_gold_chain_fits_a_row():
+  config = sft_gold.get_config()
+  number, demonstration = warmup.open_demonstrations(config, Tokenizer.load(world.folder()))
+  longest = sorted(range(number), key=lambda i: -len(world.questions('rl')[i].metadata['steps']))[:40]
+  assert max(demonstration(index).count() for index in longest) <= config.train.row_length
+
+
+def test_demonstrations_of_a_file_or_of_a_split_that_is_not_there(tmp_path):
+  config = sft_gold.get_config()
+  config.sft.demonstrations = str(tmp_path / 'd.jsonl')
+  with pytest.raises(FileNotFoundError):
+    warmup.open_demonstrations(config, None)
+  (tmp_path / 'd.jsonl').write_text('{"spans": [{"role": "policy", "text": "b"}]}\n')
+  number, demonstration = warmup.open_demonstrations(config, Tokenizer.load(world.folder()))
+  assert number == 1 and demonstration(0).leaves()[0].text == 'b'
+  config.sft.demonstrations = 'world:train'
+  with pytest.raises(ValueError, match='no split'):
+    warmup.open_demonstrations(config, None)

@@ -141,7 +141,7 @@ def test_prompts():
   assert full.endswith('without detailed illustrations. For example, <answer> Beijing </answer>. '
                        'Question: who {is} it?\n')
   assert '  ' not in full
-  with pytest.raises(ValueError, match="'short'.*search_r1, world"):
+  with pytest.raises(ValueError, match="'short'.*search_r1, .*world"):
     grammar.prompt('q', 'short')
 
 

@@ -290,6 +290,14 @@ def test_weights_are_the_average_they_name(forest, how):
     expected = 0
   elif how == 'token-mean':
     expected = np.mean(np.concatenate(picked))
+  elif how == 'step-mean':     # over a span's tokens, over the siblings of a step; summed over steps, averaged over trees
+    expected = 0
+    for tree, loss, mask in zip(forest, losses, trained):
+      owners = [node for _, node, _, _ in depth_first(tree.root)]
+      for node in tree.walk():
+        own = [x for x, m, owner in zip(loss, mask, owners) if m and owner is node]
+        siblings = sum(child.trained and len(child.tokens) > 0 for child in node.parent.children) if node.parent else 0
+        expected += np.mean(own) / siblings / len(picked) if own else 0
   else:
     reduce = np.mean if how == 'seq-mean-token-mean' else np.sum
     expected = np.mean([reduce(sequence) for sequence in picked])
@@ -297,7 +305,7 @@ def test_weights_are_the_average_they_name(forest, how):
     rows = lay_out(forest, length, pad_id=PAD, rows_multiple=multiple, how=how)
     total = sum((rows.loss_weights[rows.tree_ids == index] * loss).sum() for index, loss in enumerate(losses))
     np.testing.assert_allclose(total, expected, rtol=1e-5, atol=1e-6)
-    if how != 'seq-mean-token-sum' and picked:
+    if how in ('token-mean', 'seq-mean-token-mean') and picked:
       np.testing.assert_allclose(rows.loss_weights.sum(), 1, rtol=1e-5)
 
 

@@ -1,0 +1,22 @@
+"""ReSearch with GRPO on the embedded world: F1, or a little for the right format.
+
+    jaxsearch train --config configs/research.py
+
+The shipped policy was not taught to box its answers. A model that can follow the paper's prompt wants
+--config.grow.template=research --config.grow.boxed=True --config.grow.max_tokens=500.
+"""
+
+from configs import base
+
+
+def get_config():
+  config = base.get_config()
+  config.unlock()
+  config.method = 'research'
+  config.out = 'runs/research'
+  config.steps = 200
+  config.group_size = 5
+  config.questions_per_step = 25
+  config.grow.boxed = False          # True: the answer is what \boxed{} inside <answer> holds
+  config.eval.every = 50
+  return config.lock()

@@ -1,0 +1,106 @@
+"""StepSearch (Wang et al. 2025, arXiv 2505.15107): Search-R1 with PPO, where every search earns what its documents add.
+
+The last token of a round of search gets its information gain minus its redundancy (eq. 7), the last token of the chain the
+F1 of the answer plus how well the queries cover the golden ones (eq. 6). What differs from the paper:
+
+  * a document is a golden one or it is not, by id or title, where the paper takes the cosine of their TF-IDF vectors
+    (eq. 8): here the golden documents lie in the corpus that is searched, and are found whole or not at all;
+  * golden documents are `metadata['gold_passages']` of the embedded world, or the titles in the `supporting_facts` of
+    HotpotQA and 2WikiMultiHopQA; golden queries are those of the world's `steps`. The paper makes both for MuSiQue. A
+    question without golden documents has no rewards for steps, one without golden queries is rewarded for its answer alone;
+  * 0.618 is the weight of the queries in the authors' code, which also gives -1 to chains without an answer at their end;
+    here as in the paper (eq. 3) these get nothing for the answer.
+
+Needs `config.critic.enabled`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxsearch.data.questions import Question
+from jaxsearch.methods import Context
+from jaxsearch.methods.search_r1 import grow
+from jaxsearch.methods.search_r1_ppo import credit_with_critic
+from jaxsearch.rewards import formats
+from jaxsearch.rewards.match import f1
+from jaxsearch.tools.documents import Document
+from jaxsearch.trees import grammar
+from jaxsearch.trees.tree import Node, Role, Tree
+
+__all__ = ['credit', 'grow']
+
+
+def credit(groups: Sequence[Sequence[Tree]], context: Context, *, key_weight: float = 0.618, gamma: float = 1.0,
+           lam: float = 1.0) -> None:
+  """Token-level GAE of the rewards of the rounds and of the chain.
+
+  Args:
+    key_weight: gamma_key, of the queries in the reward of the chain (eq. 6).
+    gamma, lam: of the GAE.
+  """
+  trees = [tree for group in groups for tree in group]
+  for tree in trees:
+    tree.reward = reward(tree, key_weight)
+    gains, repeated = step_rewards([node.data['documents'] for node in rounds(tree)], *golden_documents(tree.question))
+    for node, gain, penalty in zip(rounds(tree), gains, repeated):
+      node.data['reward'] = gain - penalty
+    tree.metrics.update(information_gain=sum(gains), redundancy=sum(repeated))
+  context.metrics.update(credit_with_critic(trees, gamma=gamma, lam=lam))
+
+
+def rounds(tree: Tree) -> list[Node]:
+  """The spans of a chain whose search was served."""
+  return [node for node in tree.nodes(Role.POLICY) if 'documents' in node.data]
+
+
+def reward(tree: Tree, key_weight: float = 0.618) -> float:
+  """`r_answer + gamma_key r_key` (eq. 6). The parts are noted in tree.metrics."""
+  answer = f1(tree.answer, tree.question.golden_answers) if well_formed(tree) else 0.0
+  keys = search_keys([grammar.search_query(node.text) for node in rounds(tree)], tree.question.metadata.get('steps', ()))
+  tree.metrics.update(reward_answer=answer, reward_keys=keys)
+  return answer + key_weight * keys
+
+
+def well_formed(tree: Tree) -> bool:
+  """At least one thought and one search, and one answer, at the end (section 2.3.1)."""
+  written = [node.text for node in tree.nodes(Role.POLICY)]
+  thought = any(element.name == 'think' for span in written for element in grammar.elements(span))
+  return bool(rounds(tree)) and thought and formats.only_box(written, 'answer') is not None
+
+
+def search_keys(queries: Sequence[str], steps: Sequence[dict]) -> float:
+  """Mean over the golden queries of the F1 of the query that meets each best (eq. 5); 0 where there are none."""
+  return float(np.mean([max((f1(query, step['query']) for query in queries), default=0.0) for step in steps])) if steps else 0.0
+
+
+def golden_documents(question: Question) -> tuple[str, list[str]]:
+  """By which field of a document the golden ones are known, and its values; no values where the question names none."""
+  if 'gold_passages' in question.metadata:
+    return 'id', list(dict.fromkeys(question.metadata['gold_passages']))
+  facts = question.metadata.get('supporting_facts', ())
+  titles = facts['title'] if isinstance(facts, dict) else [title for title, *_ in facts]
+  return 'title', list(dict.fromkeys(titles))
+
+
+def step_rewards(found: Sequence[Sequence[Document]], field: str, golden: Sequence[str]) -> tuple[list[float], list[float]]:
+  """Information gain (eqs. 8 to 11) and redundancy (eqs. 12 and 13) of every round; zeros without golden documents.
+
+  Args:
+    found: the documents of the rounds, in order.
+    field: of a document, whose value tells golden ones.
+    golden: the values of the golden documents.
+  """
+  if not golden:
+    return [0.0] * len(found), [0.0] * len(found)
+  best, seen, gains, repeated = np.zeros(len(golden)), set(), [], []
+  for documents in found:
+    match = np.isin(golden, [getattr(document, field) for document in documents]).astype(float)  # c
+    gains.append(float(np.maximum(match - best, 0).mean()))
+    best = np.maximum(best, match)
+    names = [(document.id, document.title) for document in documents]
+    repeated.append(sum(name in seen for name in names) / max(len(names), 1))
+    seen.update(names)
+  return gains, repeated

@@ -1,0 +1,78 @@
+"""Rejection sampling: chains that the policy found by itself and that are right become demonstrations.
+
+`jaxsearch sample` writes them, `jaxsearch sft` imitates them: the baseline 'Rejection Sampling' of Search-R1 (arXiv
+2503.09516, section 4.2), which takes five candidates for each question. What is learned is what was sampled: a chain goes
+into the file as text, and only if that text is tokenised back to the same ids.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxsearch.data.questions import Question
+from jaxsearch.evaluation.run import Agent
+from jaxsearch.rewards.match import exact_match
+from jaxsearch.trees.tree import Stop, Tree
+
+Groups = list[list[Tree]]
+
+
+def sample(agent: Agent, questions: Sequence[Question], number: int, key, *, temperature: float,
+           on_progress: Callable | None = None) -> Groups:
+  """`number` chains for each question, from the policy as it answers."""
+  trees, _ = agent.answer([question for question in questions for _ in range(number)], key, temperature=temperature,
+                          on_progress=on_progress)
+  return [trees[start:start + number] for start in range(0, len(trees), number)]
+
+
+def select(groups: Groups, most: int | None = None) -> Groups:
+  """Of each question the chains to imitate: right, well-formed, no two alike, the first `most` of them (None is all)."""
+  selected = []
+  for group in groups:
+    different = {}
+    for tree in group:
+      if is_right(tree) and is_well_formed(tree):
+        different.setdefault(tuple(tree.leaves()[0].path_tokens()), tree)
+    selected.append(list(different.values())[:most])
+  return selected
+
+
+def is_right(tree: Tree) -> bool:
+  return exact_match(tree.answer, tree.question.golden_answers) == 1.0
+
+
+def is_well_formed(tree: Tree) -> bool:
+  """A chain of nothing but served searches and an answer at its end, whose text stands for its tokens.
+
+  Raises:
+    ValueError: the tree branches.
+  """
+  if len(tree.leaves()) > 1:
+    raise ValueError('a demonstration is one chain, but this method grows trees that branch')
+  bad_turns = sum(tree.metrics.get(name, 0) for name in ('malformed', 'tool_failures'))
+  return tree.stop == Stop.ANSWERED and not bad_turns and all(
+    tree.tokenizer.encode(node.text) == node.tokens for node in tree.walk())
+
+
+def write(path: str | os.PathLike, trees: Sequence[Tree]) -> None:
+  """Writes demonstrations, one a line, as `warmup.read_demonstrations` wants them."""
+  path = pathlib.Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with path.open('w', encoding='utf-8') as file:
+    for tree in trees:
+      spans = [{'role': node.role.value, 'text': node.text} for node in tree.walk() if node.tokens]
+      file.write(json.dumps({'id': tree.question.id, 'spans': spans}, ensure_ascii=False) + '\n')
+
+
+def figures(groups: Groups, selected: Groups) -> dict[str, float]:
+  """What came of it: `right` and `kept` are shares of the sampled chains, `covered` is the share of questions with a kept one."""
+  trees, kept = [tree for group in groups for tree in group], [tree for group in selected for tree in group]
+  return {
+    'questions': len(groups), 'sampled': len(trees), 'demonstrations': len(kept),
+    'right': float(np.mean([is_right(tree) for tree in trees])), 'kept': len(kept) / len(trees),
+    'covered': float(np.mean([bool(group) for group in selected])),
+    'searches': float(np.mean([tree.metrics['searches'] for tree in kept])) if kept else 0.0,
+  }  # fmt: skip

@@ -1,0 +1,116 @@
+"""Rejection sampling: what is kept, that it is learned as it was sampled, and the command."""
+
+import json
+
+import jax
+import pytest
+
+from configs import quickstart
+from jaxsearch import cli
+from jaxsearch.data import world
+from jaxsearch.evaluation.run import open_agent
+from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.rewards import formats
+from jaxsearch.rewards.match import exact_match
+from jaxsearch.sampler.requests import ToolFailure
+from jaxsearch.training import rejection, warmup
+from jaxsearch.trees import grammar
+from jaxsearch.trees.tree import Role, Tree
+from tests.methods.driving import ANSWER, QUESTION, SEARCH, drive
+
+RIGHT = '<think>so</think><answer> Lovelace </answer>'
+
+
+def chain(*said, **settings):
+  return drive(said, max_turns=4, **settings)[0]
+
+
+def test_wrong_malformed_failed_and_equal_chains_are_left_out():
+  again, direct = chain(SEARCH, RIGHT), chain(RIGHT)
+  group = [chain(SEARCH, ANSWER), chain(SEARCH, RIGHT), again, chain('hm', RIGHT), direct,
+           chain(SEARCH, RIGHT, found=ToolFailure('down')), chain(SEARCH, SEARCH, RIGHT)]
+  [kept] = rejection.select([group])
+  assert kept == [group[1], direct, group[6]]
+  assert rejection.select([group, [chain(SEARCH, ANSWER)]], most=2) == [[group[1], direct], []]
+
+
+def test_text_that_is_not_tokenised_back_is_left_out():
+  tokenizer = Tokenizer.load(world.folder())
+  trees = []
+  for split in (False, True):  # the same text in its own tokens, and in one token for each letter
+    tree = Tree(tokenizer, QUESTION)
+    tokens = [token for letter in RIGHT for token in tokenizer.encode(letter)] if split else tokenizer.encode(RIGHT)
+    tree.root.append(grammar.prompt('Who?', 'world'), Role.PROMPT).append(tokens, Role.POLICY)
+    tree.answer, tree.stop = 'Lovelace', 'answered'
+    trees.append(tree)
+  assert trees[0].leaves()[0].text == trees[1].leaves()[0].text
+  assert rejection.select([trees]) == [trees[:1]]
+
+
+def test_a_tree_that_branches_is_no_demonstration():
+  tree = chain(RIGHT)
+  tree.nodes(Role.PROMPT)[0].append(RIGHT, Role.POLICY)
+  with pytest.raises(ValueError, match='branch'):
+    rejection.select([[tree]])
+
+
+@pytest.fixture(scope='module')
+def sampled():
+  config = quickstart.get_config()
+  config.sampler.slots = 16
+  questions = [q for q in world.questions('rl') if q.metadata['hops'] == 1][:12]
+  return rejection.sample(open_agent(config), questions, 3, jax.random.key(1), temperature=1.0)
+
+
+def test_what_was_sampled_is_what_is_learned(sampled, tmp_path):
+  """Through the real sampler with the shipped policy: the file gives back the very tokens, and marks the policy's own."""
+  assert [len(group) for group in sampled] == [3] * 12 and len({tree.question.id for group in sampled for tree in group}) == 12
+  selected = rejection.select(sampled)
+  kept = [tree for group in selected for tree in group]
+  assert 0 < len(kept) < 36
+  rejection.write(tmp_path / 'deep' / 'd.jsonl', kept)
+  read = warmup.read_demonstrations(tmp_path / 'deep' / 'd.jsonl', kept[0].tokenizer)
+  for tree, demonstration in zip(kept, read, strict=True):
+    assert exact_match(tree.answer, tree.question.golden_answers)
+    assert formats.last_answer([node.text for node in demonstration.nodes(Role.POLICY)]) == tree.answer
+    assert [(node.role, node.tokens, node.trained) for node in tree.walk()] == [
+      (node.role, node.tokens, node.trained) for node in demonstration.walk()]
+
+
+def test_figures(sampled):
+  selected = rejection.select(sampled, most=1)
+  figures = rejection.figures(sampled, selected)
+  number = sum(map(len, selected))
+  assert figures['questions'] == 12 and figures['sampled'] == 36 and figures['demonstrations'] == number
+  assert figures['kept'] == pytest.approx(number / 36) and figures['covered'] == pytest.approx(number / 12)
+  assert figures['right'] >= figures['kept']
+  nothing = rejection.figures([[chain(ANSWER)]], [[]])
+  assert nothing['kept'] == nothing['covered'] == nothing['searches'] == 0.0
+
+
+def test_the_command_writes_a_file_that_sft_reads(tmp_path, capsys):
+  questions, out = tmp_path / 'q.jsonl', tmp_path / 'd.jsonl'
+  easy = [q for q in world.questions('rl') if q.metadata['hops'] == 1][:6]
+  questions.write_text(''.join(json.dumps({'id': q.id, 'question': q.question, 'golden_answers': list(q.golden_answers)}) + '\n'
+                               for q in easy))
+  command = ['sample', '--config=configs/quickstart.py', '--config.sampler.slots=16', f'--questions={questions}', f'--out={out}',
+             '--n=4', '--keep=2', '--temperature=0.7', '--limit=5']
+  assert cli.main(command) == 0
+  printed = json.loads(capsys.readouterr().out)
+  assert printed['questions'] == 5 and printed['sampled'] == 20 and printed['out'] == str(out)
+  records = [json.loads(line) for line in out.read_text().splitlines()]
+  assert len(records) == printed['demonstrations'] > 0
+  assert max(sum(record['id'] == q.id for record in records) for q in easy) <= 2
+  first = out.read_bytes()
+  assert cli.main(command) == 0 and out.read_bytes() == first
+
+
+@pytest.mark.parametrize('arguments, message', [
+  ([], 'sample needs --out'),
+  (['--out=x.jsonl', '--n=0'], 'at least one chain'),
+  (['--out=x.jsonl', '--keep=0'], 'at least one chain'),
+  (['--out=x.jsonl', '--n=many'], '--n=many: not a number'),
+])
+def test_mistakes_of_the_command(arguments, message, capsys):
+  assert cli.main(['sample', *arguments]) == 2
+  assert message in capsys.readouterr().err

@@ -1,0 +1,73 @@
+"""Search back ends as configs name them."""
+
+import json
+import shutil
+
+import pytest
+
+from configs import base, zerosearch
+from jaxsearch.data import world
+from jaxsearch.tools.bm25 import BM25
+from jaxsearch.tools.http import HttpSearch
+from jaxsearch.tools.simulated import SimulatedSearch, WriterError
+from jaxsearch.tools.web import WebSearch
+from jaxsearch.training.rollouts import open_backend
+from tests.tools.serving import server
+
+
+def settings(**fields):
+  config = base.get_config()
+  config.search.update(fields)
+  return config
+
+
+def test_the_simulator_of_the_config_follows_its_curriculum():
+  config = zerosearch.get_config()
+  backend = open_backend(config, 'world')
+  assert isinstance(backend, SimulatedSearch) and backend.noise == 0.0
+  assert backend.search(['Wuxi'], 2) == open_backend(settings(), 'world').search(['Wuxi'], 2)
+  backend.set_step(config.steps, config.steps)
+  assert backend.noise == pytest.approx(0.5)
+  queries = [question.question for question in world.questions('rl')[:300]]
+  found = backend.search(queries, 2)
+  again = open_backend(config, 'world')
+  again.set_step(config.steps, config.steps)
+  assert again.search(queries, 2) == found
+  config.seed = 1
+  other = open_backend(config, 'world')
+  other.set_step(config.steps, config.steps)
+  assert other.search(queries, 2) != found
+
+
+def test_back_ends_without_a_corpus_read_none(monkeypatch, tmp_path):
+  monkeypatch.setenv('SERPER_API_KEY', 'k')
+  http = open_backend(settings(backend='http', url='http://127.0.0.1:9'), 'nowhere')
+  assert isinstance(http, HttpSearch) and http.url == 'http://127.0.0.1:9/retrieve'
+  reply = {'choices': [{'message': {'content': 'Document 1\nTitle: A\nText: b'}}]}
+  with server((200, reply)) as (url, seen):
+    chat = open_backend(settings(backend='simulated', writer='chat', url=url, writer_model='m', noise_end=0.9,
+                                 cache=str(tmp_path / 'replies')), 'nowhere')
+    assert [chat.search(['x'], 1)[0][0].text for _ in range(2)] == ['b', 'b'] and len(seen) == 1
+  chat.set_step(1, 1)
+  assert chat.noise == pytest.approx(0.9) and seen[0][2]['model'] == 'm'
+  web = open_backend(settings(backend='web', cache=str(tmp_path / 'searches')), 'nowhere')
+  assert isinstance(web, WebSearch) and web.url == 'https://google.serper.dev/search' and (tmp_path / 'searches').exists()
+  assert isinstance(open_backend(settings(), 'world'), BM25)
+
+
+@pytest.mark.parametrize('fields', [
+  dict(writer='chat'), dict(writer='poet'), dict(writer='model'), dict(writer='model', writer_model='world-tiny')])
+def test_a_writer_that_cannot_be_had_is_named(fields):
+  with pytest.raises(ValueError, match=f"writer '{fields['writer']}'"):
+    open_backend(settings(backend='simulated', **fields), 'nowhere')
+
+
+def test_a_model_of_ours_writes_on_a_sampler_of_its_own(tmp_path):
+  """The world's policy is no writer: what it says to the prompt is refused, and what it was asked is the prompt."""
+  folder = tmp_path / 'model'
+  shutil.copytree(world.folder(), folder, ignore=shutil.ignore_patterns('*.gz', 'reader'))
+  config = json.loads((folder / 'tokenizer_config.json').read_text())
+  (folder / 'tokenizer_config.json').write_text(json.dumps(config | {'chat_template': '{{ messages[0].content }}<think>'}))
+  backend = open_backend(settings(backend='simulated', writer='model', writer_model=str(folder)), 'nowhere')
+  with pytest.raises(WriterError, match='the simulator wrote no documents'):
+    backend.search(['Wuxi'], 2)
