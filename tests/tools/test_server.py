@@ -1,4 +1,3 @@
-import contextlib
 import socket
 import threading
 import time
@@ -13,29 +12,17 @@ from jaxsearch.tools.documents import Document
 from jaxsearch.tools.http import HttpSearch, SearchError
 
 pytest.importorskip('starlette')
-uvicorn = pytest.importorskip('uvicorn')
-from jaxsearch.tools.server import Limits, make_app  # noqa: E402
+pytest.importorskip('uvicorn')
+from jaxsearch.tools.server import Limits, make_app
+from tests.tools.running import serve
 
 PASSAGES = [
     Passage('a', 'Paris', 'Paris is the capital of France.'), Passage('b', 'Lyon', 'A city of France.')]
 
 
-@contextlib.contextmanager
 def running(backend, **settings):
-  """Serves `backend` on a free port; yields the address."""
-  with socket.socket() as listener:
-    listener.bind(('127.0.0.1', 0))
-    service = uvicorn.Server(uvicorn.Config(make_app(backend, **settings), log_level='error', lifespan='off'))
-    thread = threading.Thread(target=service.run, kwargs={'sockets': [listener]})
-    thread.start()
-    while not service.started:
-      assert thread.is_alive()
-      time.sleep(0.01)
-    try:
-      yield f'http://127.0.0.1:{listener.getsockname()[1]}'
-    finally:
-      service.should_exit = True
-      thread.join(10)
+  """Serves `backend` on a free port: a context that gives the address."""
+  return serve(make_app(backend, **settings))
 
 
 @pytest.fixture(scope='module')
