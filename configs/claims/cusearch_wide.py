@@ -11,7 +11,7 @@ from configs.claims import cusearch
 def get_config():
   config = cusearch.get_config()
   config.variants = config.variants | {
-    'GRPO-Half': {'credit.strategy': 'full', 'questions_per_step': 16},  # K/G questions: K chains to train on, no more rolled out
+    'GRPO-Half': {'credit.strategy': 'full', 'questions_per_step': 12},  # K/G questions: K chains to train on, no more rolled out
     'Top-K reward': {'credit.strategy': 'topk_reward'},
     'DAPO': {'credit.strategy': 'full', 'credit.drop_alike': True},
     'AR3PO': {'credit.strategy': 'full', 'sizes.adaptive': True},

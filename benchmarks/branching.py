@@ -1,0 +1,74 @@
+"""What a revision costs: a Search-R2 step beside a Search-R1 step with as many drafts.
+
+    python benchmarks/branching.py [--share 0.3] [--steps 3]
+
+The policy of the embedded world, the same questions, 30 % of the drafts revised from a step drawn at random (so that the share
+is what is asked for), no probing. Steps of the two methods take turns; the first of each compiles and does not count. The
+last line is one JSON object: seconds a step, their ratio, and what share of a revision's context was in the cache.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+
+import jax
+import numpy as np
+
+from configs import search_r2
+from jaxsearch.methods import Context
+from jaxsearch.training import loop, metrics, rollouts
+
+
+def learner_of(method: str, share: float, out: str):
+  config = search_r2.get_config()
+  config.unlock()
+  config.out = out
+  config.grow.update(refiner='random', random_share=share, max_revisions=int(method == 'search_r2'), probe=0.0, process=False)
+  return loop.make_learner(config)
+
+
+def step(learner, method, questions, number: int) -> tuple[float, dict]:
+  """Seconds of one training step, and its metrics."""
+  start, clock = time.perf_counter(), metrics.Clock()
+  context = Context(number, np.random.default_rng(number), learner.memory)
+  groups, row = loop.grow(learner, method, questions, context)
+  trees = rollouts.pruned(groups)
+  method.credit(groups, context, **learner.config.credit)
+  row = row | rollouts.summary(groups)
+  row |= loop.update(learner, loop.into_rows(learner, rollouts.credited(trees)), number, clock)
+  jax.block_until_ready(learner.state.params)
+  return time.perf_counter() - start, row
+
+
+def main():
+  parser = argparse.ArgumentParser()
+  parser.add_argument('--share', type=float, default=0.3)
+  parser.add_argument('--steps', type=int, default=3)
+  args = parser.parse_args()
+  method = loop.find_method('search_r2')
+  with tempfile.TemporaryDirectory() as folder:
+    learners = {name: learner_of(name, args.share, folder) for name in ('search_r1', 'search_r2')}
+    batches = loop.open_questions(learners['search_r1'].config)
+    seconds, rows = {name: [] for name in learners}, {name: [] for name in learners}
+    for number in range(1, args.steps + 2):
+      questions = next(batches)
+      for name, learner in learners.items():
+        elapsed, row = step(learner, method, questions, number)
+        if number > 1:
+          seconds[name].append(elapsed)
+          rows[name].append(row)
+  mean = {name: float(np.mean(values)) for name, values in seconds.items()}
+  revising = rows['search_r2']
+  print(json.dumps({
+    'device': jax.devices()[0].device_kind, 'search_r1_seconds': round(mean['search_r1'], 2),
+    'search_r2_seconds': round(mean['search_r2'], 2), 'times_search_r1': round(mean['search_r2'] / mean['search_r1'], 3),
+    'revised': round(float(np.mean([row['revised'] for row in revising])), 3),
+    'tokens_generated_times': round(sum(row['tokens_decoded'] for row in revising)
+                                    / sum(row['tokens_decoded'] for row in rows['search_r1']), 3),
+    'reused_share': round(sum(row['tokens_reused'] for row in revising)
+                          / sum(row['tokens_reused'] + row['tokens_extended'] for row in revising), 3)}))
+
+
+if __name__ == '__main__':
+  main()
