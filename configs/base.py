@@ -48,7 +48,7 @@ def get_config():
     timeout=30.0,                    # seconds until a search counts as failed, all attempts together
   )
   # Arguments of the method's functions: their names are those in its file.
-  config.grow = config_dict.create(template='world', max_turns=6, max_tokens=64)
+  config.grow = config_dict.create(template='world', chat=False, max_turns=6, max_tokens=64)
   config.credit = config_dict.create(normalize_std=True)
   config.sizes = config_dict.create()  # for methods that decide how many trees a question gets
 
@@ -83,6 +83,13 @@ def get_config():
     clip_norm=1.0,                   # of the global gradient norm
     master_weights=True,             # parameters in float32, a copy in `dtype` for the forward pass; else `dtype` only
     max_skipped=10,                  # non-finite updates in a row after which the run stops
+  )  # fmt: skip
+
+  # A low-rank adapter on the frozen policy (models/lora.py) in place of all its parameters; `optim` then is about the adapter.
+  config.lora = config_dict.create(
+    rank=0,                          # 0 is off
+    alpha=64.0,                      # the product of the factors counts alpha / rank
+    targets=('q', 'k', 'v', 'o', 'gate', 'up', 'down'),  # 'embedding' and 'unembedding' are possible too
   )  # fmt: skip
 
   config.critic = config_dict.create(  # for PPO: a second decoder with a value head, begun as a copy of the policy

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation.run import Agent, answering, open_agent
-from jaxsearch.methods import r_search
+from jaxsearch.methods import r_search, search_r1
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import exact_match, f1
 from jaxsearch.sampler.assistant import Assistant
@@ -74,7 +74,8 @@ def find_by_server(tool: EvidenceTool, questions: Sequence[str], on_progress: Ca
 
 def check_room(agent: Agent, question: str) -> None:
   """Raises ValueError for a question after which the policy could not write a whole span."""
-  tokens = len(agent.engine.tokenizer.encode(grammar.prompt(question, agent.settings['template'])))
+  tree = Tree(agent.engine.tokenizer)
+  tokens = search_r1.start(tree, Question('', question, ()), agent.settings['template'], agent.settings['chat']).length
   room = agent.engine.length - agent.settings['max_tokens']
   if tokens > room:
     raise ValueError(f'the question is too long: {tokens} tokens with its prompt, where {room} have room')

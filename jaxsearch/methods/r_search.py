@@ -23,12 +23,12 @@ SERVICES = ('reader',)  # what training has to open: config.reader
 
 
 def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500, template: str = 'r_search',
-         evidence_template: str = 'r_search') -> Generator[Request, Any, None]:
+         chat: bool = False, evidence_template: str = 'r_search') -> Generator[Request, Any, None]:
   """Grows one chain as Search-R1 does, in R-Search's tags, and asks the reader what the evidence says.
 
   Sets tree.metrics['evidence_f1'], the F1 of the reader's answer: 0 without a single well-formed box of evidence.
   """
-  yield from search_r1.grow(question, tree, max_turns=max_turns, max_tokens=max_tokens, template=template,
+  yield from search_r1.grow(question, tree, max_turns=max_turns, max_tokens=max_tokens, template=template, chat=chat,
                             tags=grammar.R_SEARCH)
   tree.metrics['evidence_f1'] = 0.0
   evidence = formats.only_box(spans(tree), grammar.EVIDENCE)

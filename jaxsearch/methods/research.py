@@ -21,7 +21,7 @@ FORMAT_REWARD = 0.1
 
 
 def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500, template: str = 'research',
-         boxed: bool = True) -> Generator[Request, Any, None]:
+         chat: bool = False, boxed: bool = True) -> Generator[Request, Any, None]:
   """Grows one chain as Search-R1 does, in ReSearch's tags; the answer is what the box holds, None without a box.
 
   Sets tree.metrics['format'] to 1 where the chain is in the right format.
@@ -29,7 +29,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
   Args:
     boxed: False takes the whole `<answer>`, for policies that were not taught to box.
   """
-  yield from search_r1.grow(question, tree, max_turns=max_turns, max_tokens=max_tokens, template=template,
+  yield from search_r1.grow(question, tree, max_turns=max_turns, max_tokens=max_tokens, template=template, chat=chat,
                             tags=grammar.RESEARCH)
   written = [node.text for node in tree.nodes(Role.POLICY)]
   tree.metrics['format'] = formats.research_format(written, boxed=boxed)

@@ -22,7 +22,7 @@ from jaxsearch.trees.tree import Node, Role, Stop, Tree
 
 
 def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500, template: str = 'search_r1',
-         tags: grammar.Tags = grammar.SEARCH_R1) -> Generator[Request, Any, None]:
+         chat: bool = False, tags: grammar.Tags = grammar.SEARCH_R1) -> Generator[Request, Any, None]:
   """Grows one chain below the root: prompt, policy span, observation, policy span, …
 
   Sets tree.answer, tree.stop and in tree.metrics the counts of searches, of those that found documents (`found`), of
@@ -32,10 +32,19 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
     max_turns: actions that get an observation; one more span follows.
     max_tokens: of each policy span.
     template: see `grammar.PROMPTS`.
+    chat: whether the prompt is a message in the chat template of the tokenizer, for instruct models.
   """
   tree.metrics.update(searches=0, found=0, malformed=0, tool_failures=0)
-  node = tree.root.append(grammar.prompt(question.question, template), Role.PROMPT)
+  node = start(tree, question, template, chat)
   yield from act(tree, node, turns=max_turns, max_tokens=max_tokens, tags=tags)
+
+
+def start(tree: Tree, question: Question, template: str, chat: bool) -> Node:
+  """The prompt of a question below the root."""
+  prompt = grammar.prompt(question.question, template)
+  if chat:
+    prompt = tree.tokenizer.chat([{'role': 'user', 'content': prompt.strip()}])
+  return tree.root.append(prompt, Role.PROMPT)
 
 
 def act(tree: Tree, node: Node, *, turns: int, max_tokens: int,

@@ -12,7 +12,6 @@ revised if `log P(any f >= 1) - log P(0)` reaches the threshold.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -21,21 +20,19 @@ import numpy as np
 from jaxsearch.advantages import hybrid_reward, refinement_gain
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context
-from jaxsearch.methods.search_r1 import act, credit_relative
-from jaxsearch.rewards import judge
+from jaxsearch.methods.search_r1 import act, credit_relative, start
+from jaxsearch.rewards import formats, judge
 from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import Ask, Generate, Request, Score, ToolFailure
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node, Role, Tree
 
 SERVICES = ('judge',)
-REVIEW_TOKENS = 4
-REFINERS = ('policy', 'random')
 
 
 def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500, max_revisions: int = 1,
          threshold: float = 0.0, refiner: str = 'policy', random_share: float = 0.3, probe: float = 0.0, process: bool = True,
-         template: str = 'search_r1', review: str = 'search_r2') -> Generator[Request, Any, None]:
+         template: str = 'search_r1', chat: bool = False, review: str = 'search_r2') -> Generator[Request, Any, None]:
   """Grows a draft and at most `max_revisions` revisions (N_max); algorithm 1 with the rollout of algorithm 2.
 
   Args:
@@ -45,11 +42,11 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
     refiner: 'policy', or 'random' (revises `random_share` of the drafts at a step drawn at random), to compare with.
     probe: share of drafts from whose every step a chain is regenerated to estimate what a cut gains; these are not trained on.
     process: whether the judge is asked for the process reward.
-    template, review: see `grammar.PROMPTS` and `grammar.REVIEW_PROMPTS`.
+    template, chat: see methods/search_r1.py.
+    review: see `grammar.REVIEW_PROMPTS`.
   """
   tree.metrics.update(searches=0, found=0, malformed=0, tool_failures=0, revised=0, unreadable_review=0, judge_unreadable=0)
-  start = tree.root.append(grammar.prompt(question.question, template), Role.PROMPT)
-  leaf = yield from act(tree, start, turns=max_turns, max_tokens=max_tokens)
+  leaf = yield from act(tree, start(tree, question, template, chat), turns=max_turns, max_tokens=max_tokens)
   tree.metrics['em_draft'] = exact_match(tree.answer, question.golden_answers)
   for revision in range(max_revisions):
     steps = kept_steps(leaf)
@@ -95,7 +92,7 @@ def judge_draft(tree: Tree, leaf: Node, steps: int, threshold: float, refiner: s
     flawed = int(tree.rng.random() < random_share) * int(tree.rng.integers(1, steps + 1))
     return Verdict(flawed, np.r_[1 - random_share, np.full(steps, random_share / steps)], flawed == 0)
   if refiner != 'policy':
-    raise ValueError(f'grow.refiner={refiner!r} is none of {", ".join(REFINERS)}')
+    raise ValueError(f"grow.refiner={refiner!r} is none of 'policy', 'random'")
   asked = leaf.append(grammar.review_prompt(steps, review), Role.PROMPT)
   indices = [f' {index}' for index in range(steps + 1)]
   logprobs = yield Score(asked, tuple(indices))
@@ -107,17 +104,11 @@ def judge_draft(tree: Tree, leaf: Node, steps: int, threshold: float, refiner: s
     written = asked.append(indices[0], Role.POLICY, logprobs=logprobs[0])
     written.data['meta'] = True
     return Verdict(0, probs / probs.sum(), True)
-  written = yield Generate(asked, stop=('\n',), max_tokens=REVIEW_TOKENS)
+  written = yield Generate(asked, stop=('\n',), max_tokens=4)
   written.data['meta'] = True
-  flawed = read_review(written.text, steps)
+  flawed = formats.flawed_step(written.text, steps)
   tree.metrics['unreadable_review'] += flawed is None
   return Verdict(flawed or 0, probs / probs.sum(), False)
-
-
-def read_review(text: str, steps: int) -> int | None:
-  """The integer that a review starts with; None if there is none or it is not one of 0 to `steps`."""
-  found = re.match(r'\s*([0-9]+)(?![\w.,])', text)
-  return int(found[1]) if found and int(found[1]) <= steps else None
 
 
 def estimate(tree: Tree, steps: Sequence[Node], verdict: Verdict, max_turns: int,
@@ -163,9 +154,7 @@ def gain(probes: Sequence[dict]) -> dict[str, float]:
   if not probes:
     return {}
   width = max(len(probe['cuts']) for probe in probes)
-  pad = lambda values: np.pad(values, (0, width - len(values)))
-  cuts, gains = np.stack([pad(probe['cuts']) for probe in probes]), np.stack([pad(probe['gains']) for probe in probes])
-  rewards = np.array([probe['reward'] for probe in probes])
-  found = refinement_gain(np.array([probe['accept'] for probe in probes]), cuts, gains, rewards,
-                          rewards + np.sum(cuts * gains, axis=1))
+  cuts, gains = (np.stack([np.pad(probe[name], (0, width - len(probe[name]))) for probe in probes]) for name in ('cuts', 'gains'))
+  accept, rewards = (np.array([probe[name] for probe in probes]) for name in ('accept', 'reward'))
+  found = refinement_gain(accept, cuts, gains, rewards, rewards + np.sum(cuts * gains, axis=1))
   return {name: float(value) for name, value in found.items()} | {'probed': len(probes)}

@@ -16,6 +16,7 @@ import numpy as np
 from jaxsearch.advantages import step_reward, truncated_step
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context
+from jaxsearch.methods.search_r1 import start
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.requests import Ask, Generate, Request, Search, ToolFailure
 from jaxsearch.trees import grammar
@@ -27,7 +28,7 @@ ONE_TREE = True
 
 def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: float = 0.7, best: bool = False,
          early_bonus: float = 0.1, judged: bool = True, max_tokens: int = 500,
-         template: str = 'search_r1') -> Generator[Request, Any, None]:
+         template: str = 'search_r1', chat: bool = False) -> Generator[Request, Any, None]:
   """Grows `k` siblings a step from the chosen one of the step before, at most `budget` steps (B).
 
   Args:
@@ -36,12 +37,12 @@ def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: fl
     early_bonus: lambda, what an answer at the first step of many earns on top.
     judged: whether steps are rewarded; without, and with k = 1, this is how a trained policy answers.
     max_tokens: of a step.
-    template: see `grammar.PROMPTS`.
+    template, chat: see methods/search_r1.py.
   """
   special = tree.tokenizer.special_tokens
   counts = tree.metrics
   counts.update(searches=0, found=0, malformed=0, tool_failures=0, judge_unreadable=0, turns=0)
-  node = tree.root.append(grammar.prompt(question.question, template), Role.PROMPT)
+  node = start(tree, question, template, chat)
   for step in range(1, budget + 1):
     siblings = yield [Generate(node, stop=grammar.SEARCH_R1.stops, max_tokens=max_tokens) for _ in range(k)]
     candidates = [read(sibling) for sibling in siblings]

@@ -18,7 +18,7 @@ MESH_AXES = ('data', 'fsdp', 'tensor')
 BATCH_AXES = ('data', 'fsdp')
 
 AXIS_TO_MESH = dict(
-  layers=None, norm=None, head_dim=None, rows=None, time=None,
+  layers=None, norm=None, head_dim=None, rank=None, rows=None, time=None,
   embed='fsdp',
   heads='tensor', kv_heads='tensor', mlp='tensor', vocab='tensor',
 )  # fmt: skip

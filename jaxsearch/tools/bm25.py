@@ -12,6 +12,7 @@ optional extra whose sparse matrix suits corpora of a million passages better.
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import re
 import unicodedata
@@ -127,6 +128,7 @@ def _bm25s(documents: list[list[str]], k1: float, b: float) -> Callable[[list[st
   except ImportError as error:
     raise ImportError("engine 'bm25s' needs the package bm25s: pip install 'jaxsearch[bm25s]'") from error
 
+  logging.getLogger('bm25s').setLevel(logging.WARNING)  # it tells of every index at DEBUG
   index = bm25s.BM25(k1=k1, b=b, method='lucene', dtype='float64')
   index.index(documents, show_progress=False)
   # bm25s leaves out the constant factor (k1 + 1), as Lucene does; with it both engines give the same scores.

@@ -3,7 +3,7 @@
 A checkpoint `DIR/checkpoints/STEP` has three items, written by Orbax into a temporary folder that is renamed at the
 end, so that a killed save leaves nothing behind that looks like a checkpoint:
 
-  params     the parameters, restored onto any mesh
+  params     the parameters that are trained, restored onto any mesh: the policy's, or those of its adapter (config.lora)
   rest       optimizer state and counters (`training.state.TrainState` without the parameters)
   host       JSON: step, random key, data position, method state, identity of the reference policy, config, decoder
 
@@ -19,10 +19,11 @@ from typing import Any
 
 import jax
 import ml_collections
+import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxsearch.models.decoder import DecoderConfig, RopeScaling, parameter_shapes
-from jaxsearch.training.state import TrainState
+from jaxsearch.training.state import TrainState, fingerprint
 
 # What may differ between the run that saved and the run that goes on: where things are, how often and how far, and how
 # the same numbers are computed.
@@ -50,7 +51,7 @@ def open_checkpoints(run: str | pathlib.Path, keep: int | None = None) -> ocp.Ch
 def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dict[str, Any]) -> None:
   """Writes a checkpoint; `host` is what JSON can hold."""
   params, rest = split(state)
-  host = host | {'param_dtype': params['embedding'].dtype.name}
+  host = host | {'param_dtype': jax.tree.leaves(params)[0].dtype.name}
   manager.save(step, args=ocp.args.Composite(
     params=ocp.args.StandardSave(params), rest=ocp.args.StandardSave(rest), host=ocp.args.JsonSave(host)))
 
@@ -90,14 +91,17 @@ def _run_folder(path: pathlib.Path) -> tuple[pathlib.Path, int | None]:
 def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None):
   """(decoder numbers, parameters, host) of a checkpoint, for evaluation and export.
 
+  An adapter is merged into its base, the model that the config of the run names.
+
   Args:
     path: a run folder or its `checkpoints` (the newest is taken), or one checkpoint in it.
     mesh: where the parameters go; the first device if not given.
   Raises:
-    FileNotFoundError: there is no checkpoint, or not this one.
+    FileNotFoundError: there is no checkpoint, or not this one, or no base.
+    ValueError: the base is not the one that the run began with.
   """
   from jaxsearch.parallel.mesh import make_mesh
-  from jaxsearch.training.policy import param_shardings
+  from jaxsearch.training import policy
   run, step = _run_folder(pathlib.Path(path))
   if not (run / 'checkpoints').is_dir():
     raise FileNotFoundError(f'{path}: no checkpoints here')
@@ -108,11 +112,25 @@ def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None)
     host = restore_host(manager, step)
     numbers = decoder_from_json(host['decoder'])
     mesh = mesh or make_mesh(1, 1, 1, devices=jax.devices()[:1])
+    config = ml_collections.ConfigDict(host['config'])
+    adapted = 'lora' in config and config.lora.rank > 0
+    shardings, shapes = policy.adapter_layout(config, numbers, mesh) if adapted else (
+      policy.param_shardings(numbers, mesh), parameter_shapes(numbers))
     like = jax.tree.map(
-      lambda sharding, shape: jax.ShapeDtypeStruct(shape, host['param_dtype'], sharding=sharding),
-      param_shardings(numbers, mesh), parameter_shapes(numbers))
+      lambda sharding, shape: jax.ShapeDtypeStruct(shape, host['param_dtype'], sharding=sharding), shardings, shapes)
     params = manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(like))).params
+  if adapted:
+    _, base = policy.load_policy(config, mesh)
+    check_base(host, fingerprint(base), config.model)
+    params = policy.merger(config, numbers, mesh)(base, params)
   return numbers, params, host
+
+
+def check_base(host: dict[str, Any], found: list[float], name: str) -> None:
+  """Raises ValueError unless the parameters of model `name`, whose `state.fingerprint` is `found`, began the run."""
+  then = host['reference']
+  if len(then) != len(found) or not np.allclose(then, found, rtol=1e-5, atol=0):
+    raise ValueError(f'model={name!r} has changed since this run began; its KL and its adapter refer to the old one')
 
 
 def decoder_to_json(numbers: DecoderConfig) -> dict:

@@ -38,8 +38,10 @@ def open_critic(config: ml_collections.ConfigDict, numbers: DecoderConfig, param
   """The critic before its first update.
 
   Args:
-    params: of the policy, on `mesh`; they are copied.
+    params: of the policy (or of the base of its adapter), on `mesh`; they are copied.
   """
+  if config.optim.master_weights:
+    params = states.float32(params)  # what is frozen under an adapter is in the compute dtype
   optim = config.optim.copy_and_resolve_references()
   optim.update(learning_rate=config.critic.learning_rate, warmup_updates=config.critic.warmup_updates)
   schedule = states.learning_rate_schedule(optim, total_updates)

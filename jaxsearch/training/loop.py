@@ -81,7 +81,9 @@ class Learner:
   numbers: DecoderConfig
   mesh: jax.sharding.Mesh
   engine: Engine
-  state: states.TrainState
+  state: states.TrainState  # of the policy, or of its adapter
+  base: dict | None         # the frozen parameters under the adapter; None without one
+  merge: Callable           # (base, adapter) -> parameters
   reference: dict | None    # parameters of the frozen initial policy, in the compute dtype; None if there is no KL
   fingerprint: list[float]  # of the initial policy
   train_step: Callable
@@ -89,6 +91,11 @@ class Learner:
   key: jax.Array
   critic: critics.Critic | None = None
   memory: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the method, see methods.Context
+
+  @property
+  def params(self) -> dict:
+    """The parameters of the policy as it is now; with an adapter they are computed anew at every call."""
+    return self.state.params if self.base is None else self.merge(self.base, self.state.params)
 
   def snapshot(self) -> states.TrainState:
     """Everything on the device that a checkpoint holds."""
@@ -109,18 +116,20 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
   total_updates = config.steps * config.train.epochs * config.train.mini_batches
   schedule = states.learning_rate_schedule(config.optim, total_updates)
   optimizer = states.make_optimizer(config.optim, schedule)
+  trained = policy.new_adapter(config, numbers, mesh) if config.lora.rank else params
   common = dict(temperature=config.sampler.temperature, chunk=config.train.chunk)
   loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=numbers, **common, **config.loss)
   engine = rollouts.open_engine(config, numbers, policy.load_tokenizer(config), meshes.local(params)[1])
   engine.services = {name: policy.SERVICES[name](config[name], config.dtype, meshes.local(params)[1])
                      for name in getattr(find_method(config.method), 'SERVICES', ())}
   return Learner(
-    config=config, numbers=numbers, mesh=mesh, state=states.create(params, optimizer, mesh),
+    config=config, numbers=numbers, mesh=mesh, state=states.create(trained, optimizer, mesh),
     engine=engine,
+    base=params if config.lora.rank else None, merge=policy.merger(config, numbers, mesh),
     reference=states.compute_copy(params, numbers.dtype) if config.loss.kl_coef else None,
     fingerprint=states.fingerprint(params),
-    train_step=steps.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype=numbers.dtype,
-                                     state_shardings=states.state_shardings(params, optimizer, mesh)),
+    train_step=steps.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype=numbers.dtype, alpha=config.lora.alpha,
+                                     state_shardings=states.state_shardings(trained, optimizer, mesh)),
     score=steps.make_score_step(numbers, mesh=mesh, **common), key=jax.random.key(config.seed),
     critic=critics.open_critic(config, numbers, params, mesh, total_updates) if config.critic.enabled else None,
   )  # fmt: skip
@@ -130,6 +139,8 @@ def check(config: ml_collections.ConfigDict) -> None:
   """Raises ValueError for values that do not fit together, naming the fields."""
   if config.train.old_logprobs not in ('sampler', 'recompute'):
     raise ValueError(f"train.old_logprobs={config.train.old_logprobs!r} is none of 'sampler', 'recompute'")
+  if config.lora.rank < 0:
+    raise ValueError(f'lora.rank={config.lora.rank}: 0 is off, an adapter has at least 1')
   if config.sampler.length > config.train.row_length:
     raise ValueError(f'sampler.length={config.sampler.length} is more than train.row_length={config.train.row_length}: '
                      'the longest path would not fit into a training row')
@@ -159,8 +170,7 @@ def resume(host: dict[str, Any], learner: Learner, questions: QuestionBatches) -
   Raises:
     ValueError: the model that `config.model` names is not the one that the run began with.
   """
-  if not np.allclose(host['reference'], learner.fingerprint, rtol=1e-5, atol=0):
-    raise ValueError(f'model={learner.config.model!r} has changed since this run began; its KL refers to the old one')
+  checkpoint.check_base(host, learner.fingerprint, learner.config.model)
   learner.memory = host['memory']
   learner.key = jax.random.wrap_key_data(np.asarray(host['key'], np.uint32))
   questions.set_state(host['questions'])
@@ -168,7 +178,7 @@ def resume(host: dict[str, Any], learner: Learner, questions: QuestionBatches) -
 
 def evaluate(learner: Learner, method: types.ModuleType, step: int) -> Iterator[dict]:
   """The policy on held-out questions, as rows of evaluations.jsonl."""
-  learner.engine.load(meshes.local(learner.state.params)[0])
+  learner.engine.load(meshes.local(learner.params)[0])
   set_curriculum(learner, 0)  # without noise that training has reached by now: all evaluations are alike
   return held_out(Agent(learner.engine, method, answering(learner.config)), learner.config, step)
 
@@ -180,7 +190,7 @@ def grow(learner: Learner, method: types.ModuleType, questions: Sequence[Questio
   sizes = [config.group_size] * len(questions)
   if hasattr(method, 'sizes'):
     sizes = method.sizes(questions, config.group_size, context, **config.sizes)
-  learner.engine.load(meshes.local(learner.state.params)[0])
+  learner.engine.load(meshes.local(learner.params)[0])
   set_curriculum(learner, context.step)
   return rollouts.grow(learner.engine, method, questions, sizes, jax.random.fold_in(learner.key, context.step), **config.grow)
 
@@ -210,7 +220,7 @@ def update(learner: Learner, rows: Rows, step: int, clock: metrics.Clock) -> dic
   settings = learner.config.train
   recompute = settings.old_logprobs == 'recompute'
   with clock('score'):
-    old = score_rows(learner, learner.state.params, rows) if recompute else rows.old_logprobs
+    old = score_rows(learner, learner.params, rows) if recompute else rows.old_logprobs
     ref = None if learner.reference is None else score_rows(learner, learner.reference, rows)
   results = []
   with clock('train'):
@@ -222,7 +232,7 @@ def update(learner: Learner, rows: Rows, step: int, clock: metrics.Clock) -> dic
                                    old_logprobs=old[part], ref_logprobs=None if ref is None else ref[part],
                                    critic=learner.critic is not None)
         batch = batches.place(batch, learner.mesh)
-        learner.state, result = learner.train_step(learner.state, batch)
+        learner.state, result = learner.train_step(learner.state, batch, learner.base)
         results.append(result if learner.critic is None else result | learner.critic.learn(batch))
     results = [metrics.to_row(result) for result in results]
   return metrics.mean_of(results) | {'padded_share': 1 - rows.fill, 'rows': len(rows.tokens)}

@@ -1,6 +1,7 @@
 """The policy that a config names: its numbers, its parameters on the mesh, and its tokenizer."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import ml_collections
 
 from jaxsearch.data import world
-from jaxsearch.models import hub
+from jaxsearch.models import hub, lora
 from jaxsearch.models.decoder import DecoderConfig, initial_params, parameter_axes, parameter_shapes
 from jaxsearch.models.presets import preset
 from jaxsearch.models.tokenizer import Tokenizer
@@ -25,9 +26,10 @@ RANDOM = 'random:'
 def load_policy(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> tuple[DecoderConfig, dict]:
   """(numbers, parameters laid out on `mesh`) of `config.model`.
 
-  Parameters are float32 master weights, or in the compute dtype if `config.optim.master_weights` is off.
+  Parameters are float32 master weights, or in the compute dtype if `config.optim.master_weights` is off or they are frozen
+  under an adapter.
   """
-  param_dtype = 'float32' if config.optim.master_weights else config.dtype
+  param_dtype = 'float32' if config.optim.master_weights and not config.lora.rank else config.dtype
   if config.model.startswith(RANDOM):
     numbers = dataclasses.replace(preset(config.model.removeprefix(RANDOM)), dtype=config.dtype, remat=config.remat)
     create = lambda key: initial_params(numbers, key, jnp.dtype(param_dtype))
@@ -35,6 +37,25 @@ def load_policy(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> t
     return numbers, jax.jit(create, out_shardings=placed)(jax.random.key(config.seed))
   decoder = hub.load(model_path(config.model), config.dtype, param_dtype=param_dtype, mesh=mesh, remat=config.remat)
   return decoder.config, decoder.params
+
+
+def new_adapter(config: ml_collections.ConfigDict, numbers: DecoderConfig, mesh: jax.sharding.Mesh) -> dict:
+  """The adapter that `config.lora` describes before its first update; float32 unless `config.optim.master_weights` is off."""
+  dtype = jnp.dtype('float32' if config.optim.master_weights else config.dtype)
+  create = lambda key: lora.initial_adapter(numbers, config.lora.rank, config.lora.targets, key, dtype)
+  placed, _ = adapter_layout(config, numbers, mesh)
+  return jax.jit(create, out_shardings=placed)(jax.random.fold_in(jax.random.key(config.seed), 0))
+
+
+def adapter_layout(config: ml_collections.ConfigDict, numbers: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
+  """(shardings, shapes) of the adapter that `config.lora` describes."""
+  shapes = lora.adapter_shapes(numbers, config.lora.rank, config.lora.targets)
+  return meshes.shardings(lora.adapter_axes(numbers, config.lora.targets), shapes, mesh), shapes
+
+
+def merger(config: ml_collections.ConfigDict, numbers: DecoderConfig, mesh: jax.sharding.Mesh) -> Callable[[dict, dict], dict]:
+  """The compiled (base, adapter) -> parameters of the policy, in the layout of the base."""
+  return jax.jit(functools.partial(lora.merge, alpha=config.lora.alpha), out_shardings=param_shardings(numbers, mesh))
 
 
 def param_shardings(numbers: DecoderConfig, mesh: jax.sharding.Mesh) -> dict:

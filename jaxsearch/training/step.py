@@ -20,7 +20,7 @@ import optax
 from jax.sharding import Mesh
 
 from jaxsearch import losses
-from jaxsearch.models import value_head
+from jaxsearch.models import lora, value_head
 from jaxsearch.models.decoder import DecoderConfig, hidden_states, target_logprobs
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training.batch import Batch
@@ -102,17 +102,21 @@ def critic_loss(params: dict, batch: Batch, *, config: DecoderConfig, value_clip
 
 
 def make_train_step(loss_fn: Loss, optimizer: optax.GradientTransformation, schedule: optax.Schedule, *,
-                    mesh: Mesh, state_shardings: TrainState, dtype: str):
-  """The jitted `train_step(state, batch) -> (state, metrics)`; `state` is donated.
+                    mesh: Mesh, state_shardings: TrainState, dtype: str, alpha: float | None = None):
+  """The jitted `train_step(state, batch, base=None) -> (state, metrics)`; `state` is donated.
+
+  With a `base`, frozen parameters in the compute dtype, the state holds an adapter and the gradient is that of the adapter.
 
   Args:
     loss_fn: (params in the compute dtype, micro-batch) -> (loss, report).
     dtype: the compute dtype.
+    alpha: of the adapter, see models/lora.py.
   """
   @functools.partial(jax.jit, donate_argnums=0, out_shardings=(state_shardings, meshes.replicated(mesh)))
-  def train_step(state: TrainState, batch: Batch):
+  def train_step(state: TrainState, batch: Batch, base: dict | None = None):
+    loss_of = loss_fn if base is None else lambda adapter, part: loss_fn(lora.merge(base, adapter, alpha), part)
     with meshes.ambient(mesh):
-      grads, loss, report = accumulate(loss_fn, compute_copy(state.params, dtype), batch, state_shardings.params)
+      grads, loss, report = accumulate(loss_of, compute_copy(state.params, dtype), batch, state_shardings.params)
     state, grad_norm = update(state, grads, loss, optimizer)
     tokens = jnp.sum(batch.targets >= 0)
     per_token = {name: value / jnp.maximum(tokens, 1) for name, value in report['mean'].items()}

@@ -139,6 +139,8 @@ def train(config: ml_collections.ConfigDict) -> dict[str, float]:
 
   A step is one update on `config.sft.per_step` demonstrations; their order is a function of the seed and the step alone.
   """
+  if config.lora.rank:
+    raise ValueError(f'lora.rank={config.lora.rank}: supervised training has no adapter, it trains the whole policy')
   meshes.start_distributed(**config.distributed)
   mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)

@@ -46,6 +46,12 @@ def test_what_stops_the_sampler_stops_the_episode(stop):
   assert len(requests) == 3 and tree.stop is stop
 
 
+def test_an_instruct_model_gets_its_chat_template(monkeypatch):
+  monkeypatch.setattr(Letters, 'chat', lambda self, messages: f'<user>{messages[0]["content"]}<assistant>', raising=False)
+  tree, *_ = drive([ANSWER], chat=True)
+  assert tree.nodes(Role.PROMPT)[0].text == '<user>Question: Who wrote it?<assistant>'
+
+
 def test_reward_and_credit():
   """Two questions of three chains, against a loop; every policy span of a chain gets the same, nothing else gets any."""
   rewards = [[1, 0, 0], [1, 1, 1]]

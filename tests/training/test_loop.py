@@ -4,10 +4,16 @@ import importlib.util
 import pathlib
 import sys
 
+import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from configs import base
+from jaxsearch import cli
+from jaxsearch.evaluation.run import open_agent
+from jaxsearch.models import hub
+from jaxsearch.models.decoder import Decoder, initial_params
 from jaxsearch.training import checkpoint, loop, metrics
 
 CHILD = pathlib.Path(__file__).with_name('child.py')
@@ -53,11 +59,76 @@ def test_a_run_on_eight_devices(config):
   assert np.isfinite(np.asarray(params['embedding'])).all()
 
 
-def test_another_model_under_the_same_name_is_refused(config, child):
-  import jax
+@pytest.fixture
+def lora_config(config):
+  """A run of an adapter, every update a step of its own."""
+  config.steps, config.checkpoint_every = 2, 1
+  config.mesh.update(data=1, fsdp=2, tensor=4)
+  config.train.update(micro_rows=2, mini_batches=1, epochs=1)
+  config.lora.update(rank=4, alpha=8.0)
+  return config
 
-  from jaxsearch.models import hub
-  from jaxsearch.models.decoder import Decoder, initial_params
+
+def saved(run, step):
+  """Every array of a checkpoint's parameters by its path, read without jaxsearch."""
+  found = ocp.StandardCheckpointer().restore(pathlib.Path(run) / 'checkpoints' / str(step) / 'params')
+  return {path: np.asarray(value) for path, value in ocp.tree.to_flat_dict(found, sep='/').items()}
+
+
+def test_a_run_of_an_adapter_goes_on_to_the_bit_and_becomes_a_plain_model(lora_config, tmp_path):
+  config, whole = lora_config, str(tmp_path / 'whole')
+  config.steps = 1
+  loop.train(config)
+  config.steps = 2
+  loop.train(config)
+  broken, config.out = config.out, whole
+  loop.train(config)
+  adapter = saved(whole, 2)
+  assert sorted(adapter) == sorted(f'layers/{name}/{factor}' for name in config.lora.targets for factor in 'ab')
+  for path, value in saved(broken, 2).items():
+    np.testing.assert_array_equal(value, adapter[path], err_msg=path)
+  rows, others = (metrics.read(pathlib.Path(run) / 'metrics.jsonl') for run in (whole, broken))
+  for row, other in zip(rows, others, strict=True):
+    assert {name: row[name] for name in ('loss', 'kl', 'grad_norm', 'critic_loss')} == {
+      name: other[name] for name in ('loss', 'kl', 'grad_norm', 'critic_loss')}
+    assert row['logprob_gap_max'] < 1e-4  # the sampler has the merged parameters too
+  assert rows[0]['kl'] == 0 and rows[1]['kl'] > 0
+
+  assert cli.main(['export', f'--checkpoint={whole}', f'--out={tmp_path / "plain"}']) == 0
+  base, plain = (hub.load(folder).params for folder in (config.model, tmp_path / 'plain'))
+  sums = {'q': 'ldr,lrnh->ldnh', 'k': 'ldr,lrnh->ldnh', 'v': 'ldr,lrnh->ldnh', 'o': 'lnhr,lrd->lnhd'}
+  for name, value in base['layers'].items():
+    if name in config.lora.targets:
+      product = np.einsum(sums.get(name, 'lir,lro->lio'), *(adapter[f'layers/{name}/{factor}'] for factor in 'ab'))
+      assert np.abs(product).max() > 1e-4
+      value = value + 8.0 / 4 * product
+    np.testing.assert_allclose(plain['layers'][name], value, rtol=1e-5, atol=1e-7, err_msg=name)
+  np.testing.assert_array_equal(plain['embedding'], base['embedding'])
+
+  questions, answers = next(loop.open_questions(config))[:2], []
+  for source in (whole, str(tmp_path / 'plain')):
+    trees, _ = open_agent(config, source).answer(questions, jax.random.key(0), temperature=0.0)
+    answers.append([tree.leaves()[0].path_tokens() for tree in trees])
+  assert answers[0] == answers[1]
+
+
+def test_the_base_of_an_adapter_is_its_reference_and_may_not_change(lora_config, child):
+  lora_config.dtype = 'bfloat16'
+  learner = loop.make_learner(lora_config)
+  for own, shared in zip(jax.tree.leaves(learner.base), jax.tree.leaves(learner.reference), strict=True):
+    assert own is shared and own.dtype == 'bfloat16'
+  assert {x.dtype.name for x in jax.tree.leaves((learner.state.params, learner.critic.state.params))} == {'float32'}
+  lora_config.critic.enabled, lora_config.steps = False, 1
+  loop.train(lora_config)
+  hub.save(Decoder(child.NUMBERS, params=initial_params(child.NUMBERS, jax.random.key(7))), lora_config.model)
+  with pytest.raises(ValueError, match='has changed since this run began'):
+    checkpoint.load_params(lora_config.out)
+  lora_config.steps = 2
+  with pytest.raises(ValueError, match='has changed since this run began'):
+    loop.train(lora_config)
+
+
+def test_another_model_under_the_same_name_is_refused(config, child):
   config.steps = config.checkpoint_every = 1
   config.mesh.update(data=1, fsdp=8, tensor=1)
   config.train.update(micro_rows=8, old_logprobs='recompute')
@@ -83,6 +154,7 @@ def test_updates_that_are_never_finite_stop_the_run(config, monkeypatch):
   (dict(group_size=1), 'group_size=1'),
   (dict(method='no_such'), 'there is no jaxsearch/methods/no_such.py'),
   ({'train.old_logprobs': 'both'}, "train.old_logprobs='both'"),
+  ({'lora.rank': -1}, 'lora.rank=-1'),
   ({'sampler.length': 4096}, 'sampler.length=4096 is more than train.row_length'),
 ])
 def test_values_that_do_not_fit_are_named_before_anything_is_written(tmp_path, changes, words):

@@ -4,11 +4,14 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 import pytest
 
 from jaxsearch.models.decoder import Decoder
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.training import policy
+from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
 from jaxsearch.training.batch import make_batch, mini_batches, place, take
 from jaxsearch.trees.layout import lay_out
@@ -243,3 +246,39 @@ def test_one_program_serves_every_number_of_rows_of_a_bucket(tiny):
     state, metrics = lab.train_step(state, place(batch, lab.mesh))
   assert lab.train_step._cache_size() <= 2
   assert metrics['tokens_trained'] > 0
+
+
+def adapted(tiny, mesh, base):
+  """(state, train_step, base) on `mesh`: an adapter of rank 4 on all matrices of the decoder."""
+  config = ml_collections.ConfigDict(dict(
+    lora=dict(rank=4, alpha=8.0, targets=('q', 'k', 'v', 'o', 'gate', 'up', 'down', 'embedding')), seed=0, dtype='float32',
+    optim=tiny.optim_config(master_weights=True, weight_decay=0.1)))
+  adapter = policy.new_adapter(config, tiny.decoder, mesh)
+  schedule = states.learning_rate_schedule(config.optim, 10)
+  optimizer = states.make_optimizer(config.optim, schedule)
+  loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=tiny.decoder, **tiny.hyper)
+  train_step = steps.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype='float32', alpha=8.0,
+                                     state_shardings=states.state_shardings(adapter, optimizer, mesh))
+  return states.create(adapter, optimizer, mesh), train_step, states.place_params(
+    base, policy.param_shardings(tiny.decoder, mesh))
+
+
+def test_an_adapter_learns_alike_on_one_device_and_on_eight_and_its_base_stays(tiny):
+  rows = lay_out(tiny.random_forest(12, trees=16), 40, pad_id=0)
+  params = jax.device_get(tiny.random_params(tiny.decoder, 0))
+  alone, many = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1]), meshes.make_mesh(2, 2, 2)
+  (state, step, base), (spread, spread_step, spread_base) = adapted(tiny, alone, params), adapted(tiny, many, params)
+  assert_trees_close(jax.device_get(spread.params), before := jax.device_get(state.params), rtol=1e-6)
+  plain = tiny.setup()
+  _, unadapted = plain.train_step(plain.state, place(make_batch(rows, 8), plain.mesh))
+  for update in range(3):  # the factor that begins as 0 hides the other one from the first gradient
+    state, expected = step(state, place(make_batch(rows, 8), alone), base)
+    spread, found = spread_step(spread, place(make_batch(rows, 8), many), spread_base)
+    for name, value in expected.items():
+      np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+    if update == 0:
+      np.testing.assert_array_equal(expected['loss'], unadapted['loss'])
+  assert_trees_close(jax.device_get(spread.params), after := jax.device_get(state.params), rtol=1e-3, atol=2e-4)
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(base), params)
+  for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+    assert not np.array_equal(old, new)

@@ -110,3 +110,10 @@ def test_demonstrations_of_a_file_or_of_a_split_that_is_not_there(tmp_path):
   config.sft.demonstrations = 'world:train'
   with pytest.raises(ValueError, match='no split'):
     warmup.open_demonstrations(config, None)
+
+
+def test_an_adapter_is_refused():
+  config = sft_gold.get_config()
+  config.lora.rank = 4
+  with pytest.raises(ValueError, match='lora.rank=4: supervised training'):
+    warmup.train(config)

@@ -1,0 +1,89 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) for any matrix of the decoder, as pure functions of nested dicts.
+
+An adapter holds two factors for each matrix W that it changes, nested as the parameters are: `a` with the leading axes
+of W and the rank, `b` with the rank and the other axes of W. The policy is the base with every W replaced by
+W + alpha / rank * a b (equation 3), and everything that takes parameters takes what `merge` returns.
+
+Letters: L layers, D embed, H query heads, h head width, V vocabulary, r rank.
+"""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jaxsearch.models.decoder import DecoderConfig, parameter_axes, parameter_shapes
+
+# How many axes of a matrix, as the decoder stores it and without `layers`, go to its factor `a`.
+LEADING = {'q': 1, 'k': 1, 'v': 1, 'o': 2, 'gate': 1, 'up': 1, 'down': 1, 'embedding': 1, 'unembedding': 1}
+
+
+def adapter_axes(config: DecoderConfig, targets: Sequence[str]) -> dict:
+  """Logical axis names of every target's factors: of `q` {'a': (layers, embed, rank), 'b': (layers, rank, heads, head_dim)}.
+
+  Raises:
+    ValueError: no target, or one that is no matrix of this decoder.
+  """
+  return _factors(parameter_axes(config), 'rank', targets)
+
+
+def adapter_shapes(config: DecoderConfig, rank: int, targets: Sequence[str]) -> dict:
+  """Shapes of every target's factors: of `q` {'a': (L, D, r), 'b': (L, r, H, h)}.
+
+  Raises:
+    ValueError: a rank below 1, no target, or one that is no matrix of this decoder.
+  """
+  if rank < 1:
+    raise ValueError(f'an adapter of rank {rank}: at least 1')
+  return _factors(parameter_shapes(config), rank, targets)
+
+
+def _factors(values: dict, rank, targets: Sequence[str]) -> dict:
+  """Cuts what each target has for its axes (names or sizes) in two, with `rank` at the cut."""
+  known = [name for name in LEADING if name in values or name in values['layers']]
+  if not targets or not set(targets) <= set(known):
+    raise ValueError(f'targets of an adapter are some of {known}: got {list(targets)}')
+
+  def cut(axes, shared, leading):
+    return {'a': (*axes[:shared + leading], rank), 'b': (*axes[:shared], rank, *axes[shared + leading:])}
+
+  factors = {name: cut(values[name], 0, LEADING[name]) for name in targets if name in values}
+  layers = {name: cut(values['layers'][name], 1, LEADING[name]) for name in targets if name in values['layers']}
+  return factors | ({'layers': layers} if layers else {})
+
+
+def initial_adapter(config: DecoderConfig, rank: int, targets: Sequence[str], key, dtype=jnp.float32) -> dict:
+  """The factor on the side of a matrix's inputs normal, the other one 0: the policy is the base.
+
+  The inputs of the unembedding [V,D] are on the side of `b`, all others on that of `a`. The normal factor has variance
+  1 / (3 * inputs), which is that of PEFT's default; a look-up in the embedding reads one row, so its inputs count as 1.
+  """
+  shapes = adapter_shapes(config, rank, targets)
+  leaves, treedef = jax.tree.flatten_with_path(shapes, is_leaf=lambda shape: isinstance(shape, tuple))
+
+  def create(path, shape, key):
+    name, factor = path[-2].key, path[-1].key
+    if factor != ('b' if name == 'unembedding' else 'a'):
+      return jnp.zeros(shape, dtype)
+    stacked = path[0].key == 'layers'
+    inputs = {'embedding': 1, 'unembedding': shape[-1]}.get(name, math.prod(shape[stacked:-1]))
+    return (jax.random.normal(key, shape) / (3 * inputs) ** 0.5).astype(dtype)
+
+  keys = jax.random.split(key, len(leaves))
+  return jax.tree.unflatten(treedef, [create(path, shape, k) for (path, shape), k in zip(leaves, keys)])
+
+
+def merge(params: dict, adapter: dict, alpha: float) -> dict:
+  """The parameters W + alpha / rank * a b, in the dtype of W; what has no adapter is as it was.
+
+  The factors are rounded to the dtype of W, multiplied, and added in float32: in which dtype the adapter itself is held
+  makes no difference to the result.
+  """
+  def add(w, a, b):
+    product = jnp.tensordot(a.astype(w.dtype), b.astype(w.dtype), 1, preferred_element_type=jnp.float32)
+    return (w.astype(jnp.float32) + alpha / a.shape[-1] * product).astype(w.dtype)
+
+  merged = {name: add(params[name], **factors) for name, factors in adapter.items() if name != 'layers'}
+  layers = {name: jax.vmap(add)(params['layers'][name], **factors) for name, factors in adapter.get('layers', {}).items()}
+  return params | merged | {'layers': params['layers'] | layers}
