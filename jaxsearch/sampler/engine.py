@@ -52,7 +52,7 @@ class Engine:
     tool_workers: calls that run at a time.
     segment_steps: tokens a segment generates at most.
     enough: a segment ends when so many of its slots have stopped (or all): fewer leave slots idle for a shorter time, more
-      spare changes between device and host; slots / 4 by default.
+      spare changes between device and host; slots / 16 by default.
     piece_lengths, piece_tokens: new context is computed in pieces of these lengths, at most `piece_tokens` a call.
     mesh: where the parameters given to `load` lie. Sampling has a layout of its own: heads, feed-forward and vocabulary
       are split over all devices of the mesh, as far as their sizes allow.
@@ -78,7 +78,7 @@ class Engine:
     self.deterministic, self.tool_patience = deterministic, tool_patience
     self.tool_deadline, self.episode_deadline, self.tool_workers = tool_deadline, episode_deadline, tool_workers
     self.segment_steps = segment_steps
-    self.enough = max(1, slots // 4) if enough is None else enough
+    self.enough = max(1, slots // 16) if enough is None else enough
     self.pieces = tokenizer.pieces(config.vocab_size)
     self.rows = caches.Rows(slots + (slots if spare is None else spare))
     self._widths = [width for width in (-(-slots // 4), slots) if width >= 4 or width == slots]
