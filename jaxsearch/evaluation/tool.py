@@ -75,7 +75,7 @@ def find_by_server(tool: EvidenceTool, questions: Sequence[str], on_progress: Ca
 def check_room(agent: Agent, question: str) -> None:
   """Raises ValueError for a question after which the policy could not write a whole span."""
   tree = Tree(agent.engine.tokenizer)
-  tokens = search_r1.start(tree, Question('', question, ()), agent.settings['template'], agent.settings['chat']).length
+  tokens = search_r1.start(tree, Question('', question, ()), agent.settings['template'], agent.settings.get('chat', False)).length
   room = agent.engine.length - agent.settings['max_tokens']
   if tokens > room:
     raise ValueError(f'the question is too long: {tokens} tokens with its prompt, where {room} have room')
