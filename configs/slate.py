@@ -24,7 +24,7 @@ def get_config():
     eta=0.7,                         # temperature of the choice among them
     best=False,                      # True: the best goes on
     early_bonus=0.1,                 # lambda
-    judged=True,
+    rewards='judge',                 # 'outcome' for the ablation without a judge
   )  # fmt: skip
   config.credit = config_dict.create()
   config.judge = config_dict.create(
@@ -37,6 +37,6 @@ def get_config():
   )  # fmt: skip
   config.sampler.update(slots=40, length=640)
   config.train.update(aggregate='step-mean', row_length=1536, micro_rows=2)  # siblings share a row with their prefix
-  config.eval.grow = config_dict.create(k=1, judged=False)  # as it is deployed: one chain
+  config.eval.grow = config_dict.create(k=1, rewards='none')  # as it is deployed: one chain
   config.eval.every = 50
   return config.lock()

@@ -18,16 +18,18 @@ from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context
 from jaxsearch.methods.search_r1 import start
 from jaxsearch.rewards import judge
+from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import Ask, Generate, Request, Search, ToolFailure
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node, Role, Stop, Tree
 
 SERVICES = ('judge',)
 ONE_TREE = True
+REWARDS = ('judge', 'outcome', 'none')
 
 
 def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: float = 0.7, best: bool = False,
-         early_bonus: float = 0.1, judged: bool = True, max_tokens: int = 500,
+         early_bonus: float = 0.1, rewards: str = 'judge', max_tokens: int = 500,
          template: str = 'search_r1', chat: bool = False) -> Generator[Request, Any, None]:
   """Grows `k` siblings a step from the chosen one of the step before, at most `budget` steps (B).
 
@@ -35,10 +37,13 @@ def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: fl
     eta: temperature of the choice `j* ~ softmax(advantages / eta)`.
     best: choose the one with the highest reward instead.
     early_bonus: lambda, what an answer at the first step of many earns on top.
-    judged: whether steps are rewarded; without, and with k = 1, this is how a trained policy answers.
+    rewards: 'judge'; 'outcome' is the ablation where an answer earns its exact match and everything else 0 (table 2, c);
+      'none', with k = 1, is how a trained policy answers.
     max_tokens: of a step.
     template, chat: see methods/search_r1.py.
   """
+  if rewards not in REWARDS:
+    raise ValueError(f'grow.rewards={rewards!r} is none of {", ".join(REWARDS)}')
   special = tree.tokenizer.special_tokens
   counts = tree.metrics
   counts.update(searches=0, found=0, malformed=0, tool_failures=0, judge_unreadable=0, turns=0)
@@ -48,10 +53,12 @@ def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: fl
     candidates = [read(sibling) for sibling in siblings]
     candidates = yield from search(candidates, tree, special)
     advantages = np.zeros(k)
-    if judged:
-      rewards = yield from score(question, candidates, context(node), step, budget, early_bonus, counts)
-      advantages = np.asarray(truncated_step(rewards))
-      for candidate, earned, advantage in zip(candidates, rewards, advantages):
+    if rewards != 'none':
+      scores = np.array([exact_match(candidate.answer, question.golden_answers) for candidate in candidates])
+      if rewards == 'judge':
+        scores = yield from score(question, candidates, context(node), step, budget, early_bonus, counts)
+      advantages = np.asarray(truncated_step(scores))
+      for candidate, earned, advantage in zip(candidates, scores, advantages):
         candidate.node.data['reward'], candidate.node.advantages = float(earned), float(advantage)
     counts['turns'] = step
     chosen = choose(candidates, advantages, eta, best, tree.rng)
@@ -149,5 +156,5 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context) -> None:
   trees = [tree for group in groups for tree in group]
   for tree in trees:
     tree.reward = float(np.mean([node.data['reward'] for node in tree.nodes(Role.POLICY)]))
-  judged = [node for tree in trees for node in tree.nodes(Role.POLICY)]
-  context.metrics.update(step_groups=sum(tree.metrics['turns'] for tree in trees), candidates=len(judged))
+  context.metrics.update(step_groups=sum(tree.metrics['turns'] for tree in trees),
+                         candidates=sum(len(tree.nodes(Role.POLICY)) for tree in trees))

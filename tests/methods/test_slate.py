@@ -105,8 +105,16 @@ def test_a_search_that_fails_is_told_and_counted():
 
 
 def test_it_answers_without_a_judge():
-  tree, requests = drive([SEARCH], [RIGHT], judged=False)
+  tree, requests = drive([SEARCH], [RIGHT], rewards='none')
   assert tree.answer == 'Lovelace' and not any(isinstance(r, Ask) for asked in requests for r in asked)
+
+
+def test_the_ablation_rewards_right_answers_alone():
+  tree, requests = drive([SEARCH, RIGHT, WRONG], rewards='outcome', budget=1)
+  assert [node.data['reward'] for node in tree.nodes(Role.POLICY)] == [0, 1, 0]
+  assert not any(isinstance(request, Ask) for asked in requests for request in asked)
+  with pytest.raises(ValueError, match='grow.rewards'):
+    drive([SEARCH], rewards='nothing')
 
 
 def test_the_loss_is_the_papers_average():
