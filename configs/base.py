@@ -47,6 +47,11 @@ def get_config():
     topk=2,                          # passages per search
     timeout=30.0,                    # seconds until a search counts as failed, all attempts together
   )
+  config.python = config_dict.create(  # the sandbox of methods whose tool is code
+    seconds=2.0, memory=64,          # of computing, and MiB, for a program
+    output=4000,                     # characters kept of what it prints
+    workers=4,                       # programs at a time
+  )  # fmt: skip
   # Arguments of the method's functions: their names are those in its file.
   config.grow = config_dict.create(template='world', chat=False, max_turns=6, max_tokens=64)
   config.credit = config_dict.create(normalize_std=True)
@@ -92,10 +97,15 @@ def get_config():
     targets=('q', 'k', 'v', 'o', 'gate', 'up', 'down'),  # 'embedding' and 'unembedding' are possible too
   )  # fmt: skip
 
-  config.critic = config_dict.create(  # for PPO: a second decoder with a value head, begun as a copy of the policy
+  config.critic = config_dict.create(  # for PPO
     enabled=False,
-    learning_rate=1e-4, warmup_updates=0,  # everything else as in `optim`
-    value_clip=0.5,                  # how far a value may move in the updates of a step; None is off
+    shared=False,                    # False: a second decoder with a value head, begun as a copy of the policy; True: a head
+                                     # with two layers on the policy itself (CARL)
+    learning_rate=1e-4,              # of the second decoder, or of that head; everything else as in `optim`
+    warmup_updates=0,                # not shared: of the second decoder
+    value_clip=0.5,                  # not shared: how far a value may move in the updates of a step; None is off
+    coef=0.5, backbone_share=0.5,    # shared: weight of the squared error; factor of its gradient into the backbone
+    warm_start='',                   # run folder of `jaxsearch warmup`, with which critic (and shared backbone) begin
   )
 
   config.sft = config_dict.create(   # for `jaxsearch sft` alone
@@ -110,6 +120,7 @@ def get_config():
     number=200,                      # the first so many; 0 is all
     temperatures=(1.0, 0.0),         # the first gives em_before and em_after
     grow=config_dict.create(),       # arguments of the method's grow that differ from training
+    tiers='',                        # file of `jaxsearch tiers`: evaluations then tell where tools were needed
   )
 
   config.mesh = config_dict.create(data=1, fsdp=-1, tensor=1)  # sizes; -1 takes the devices that are left

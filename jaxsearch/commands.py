@@ -53,6 +53,46 @@ def sft(name: str, arguments: Sequence[str]) -> None:
   print(f'run folder: {config.out}')
 
 
+def warmup(name: str, arguments: Sequence[str]) -> None:
+  """Warms up a critic; exit status 1 if it does not pass its gate."""
+  config, _, words = flags.parse(name, arguments, 'configs/carl.py')
+  _no_words(name, words)
+  from jaxsearch.training import critic_warmup
+  if 'warmup' not in config:
+    raise UsageError('this config has no warmup: its method has no critic, or see configs/carl.py')
+  try:
+    figures = critic_warmup.warm_up(config)
+  except critic_warmup.GateFailed as error:
+    print(f'jaxsearch: {error}', file=sys.stderr)
+    raise SystemExit(1) from error
+  print(json.dumps({'run': config.out} | {key: round(value, 4) for key, value in figures.items()}))
+
+
+def tiers(name: str, arguments: Sequence[str]) -> None:
+  """Rolls questions out by heart, several times each, and writes which tier each is of."""
+  config, flag, words = flags.parse(
+    name, arguments, 'configs/carl.py', checkpoint=(str, 'run folder, checkpoint or Hugging Face folder'),
+    questions=(str, 'question file, or world:SPLIT; config.eval.questions if not given'), out=(str, 'JSONL file to write'),
+    limit=(str, 'only the first so many questions; config.eval.number if not given'))
+  _no_words(name, words)
+  if not flag['out']:
+    raise UsageError('tiers needs --out')
+  if 'warmup' not in config:
+    raise UsageError('this config does not say how to answer by heart (config.warmup.by_heart), see configs/carl.py')
+  from jaxsearch.data.sources import load_questions
+  from jaxsearch.evaluation import run
+  from jaxsearch.training import critic_warmup
+  limit = _number(flag['limit'], 'limit', int, config.eval.number or None)
+  questions = load_questions(flag['questions'] or config.eval.questions, hops=config.data.hops,
+                             arithmetic=config.data.arithmetic)[:limit]
+  found = critic_warmup.tiers_of(config, run.open_agent(config, flag['checkpoint']), questions)
+  out = pathlib.Path(flag['out'])
+  out.parent.mkdir(parents=True, exist_ok=True)
+  out.write_text(''.join(json.dumps({'id': key, 'tier': tier}) + '\n' for key, tier in found.items()), encoding='utf-8')
+  share = sum(tier == 2 for tier in found.values()) / len(found)
+  print(json.dumps({'questions': len(found), 'tier_2': round(share, 4), 'out': str(out)}))
+
+
 def eval(name: str, arguments: Sequence[str]) -> None:
   """Answers a file of questions and writes scores, predictions and a manifest; with --as-tool a second model answers."""
   config, flag, words = flags.parse(
@@ -77,10 +117,7 @@ def eval(name: str, arguments: Sequence[str]) -> None:
   scores, predictions, made_with = answered(config, flag, questions, temperature)
   manifest = run.manifest(config, checkpoint=flag['checkpoint'], questions=flag['questions'], corpus=flag['corpus'])
   result = scores | {'manifest': manifest | {'temperature': temperature} | made_with, 'predictions': predictions}
-  if flag['out']:
-    out = pathlib.Path(flag['out'])
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + '\n', encoding='utf-8')
+  _write(flag['out'], result)
   print(json.dumps({key: round(value, 4) for key, value in scores.items()}))
 
 
@@ -118,6 +155,37 @@ def _answered_with_tool(config, flag: dict, questions: Sequence, temperature: fl
     raise UsageError(str(error)) from error
   return scores, predictions, {'tool': flag['tool-url'] or flag['checkpoint'] or config.model,
                                'reader': flag['reader-model'] or config.reader.model}
+
+
+def judge(name: str, arguments: Sequence[str]) -> None:
+  """Compares two result files of `eval`, question by question, by the rubrics of Search-R2's trajectory judge."""
+  config, flag, words = flags.parse(
+    name, arguments, 'configs/search_r2.py', a=(str, 'result file of eval --out'), b=(str, 'the one to compare it with'),
+    out=(str, 'JSON file to write'))
+  _no_words(name, words)
+  for needed in ('a', 'b'):
+    if not flag[needed]:
+      raise UsageError(f'judge needs --{needed}')
+  if 'judge' not in config:
+    raise UsageError('the config has no judge: take --config configs/search_r2.py')
+  if config.judge.kind == 'world':
+    raise UsageError("config.judge.kind='world' knows gold chains but has no opinion on style: take 'local' with "
+                     "config.judge.model, or 'chat' with config.judge.url and config.judge.model")
+  from jaxsearch.evaluation import pairwise, run
+  from jaxsearch.tools.post import RequestError
+  from jaxsearch.training.policy import load_judge
+  a, b = pairwise.read_result(flag['a']), pairwise.read_result(flag['b'])
+  pairs = pairwise.pair_up(a, b)
+  replies = load_judge(config.judge, config.dtype).replies
+  try:
+    with _progress(len(pairs), 'pairs') as report:
+      figures, records = pairwise.compare(replies, pairs, report)
+  except RequestError as error:
+    raise UsageError(str(error)) from error
+  figures |= {'only_a': len(a) - len(pairs), 'only_b': len(b) - len(pairs)}
+  _write(flag['out'], figures | {'manifest': run.manifest(config, a=flag['a'], b=flag['b']), 'comparisons': records})
+  print(json.dumps({key: {name: round(share, 4) for name, share in value.items()} if isinstance(value, dict) else value
+                    for key, value in figures.items()}))
 
 
 def serve(name: str, arguments: Sequence[str]) -> None:
@@ -255,6 +323,14 @@ def world(name: str, arguments: Sequence[str]) -> None:
   if flag['policy']:
     from jaxsearch.training import world_policy
     print(f'policy: {world_policy.make(config)}')
+
+
+def _write(path: str, result: dict) -> None:
+  """Writes a result file, if one was asked for."""
+  if path:
+    out = pathlib.Path(path)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + '\n', encoding='utf-8')
 
 
 def _no_words(name: str, words: Sequence[str]) -> None:

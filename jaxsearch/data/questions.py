@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jaxsearch.data.jsonl import DataError, read_records, shortened, text_field
+from jaxsearch.rewards.match import matches
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,10 @@ class Question:
   question: str
   golden_answers: tuple[str, ...]
   metadata: dict = field(default_factory=dict, hash=False)
+
+  def score(self, answer: str | None) -> float:
+    """1.0 if an answer is right, else 0.0: exactly, or by the rule in `metadata` ('match', 'tolerance': rewards/match.py)."""
+    return matches(answer, self.golden_answers, self.metadata.get('match', 'exact'), self.metadata.get('tolerance', 0.0))
 
 
 def read_questions(path: str | os.PathLike) -> list[Question]:

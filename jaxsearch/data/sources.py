@@ -1,7 +1,17 @@
-"""Where questions and passages come from, by name: the embedded world, or files."""
+"""Where questions and passages come from, by name: the embedded world, public benchmarks, or files of one's own.
 
-from jaxsearch.data import world
+Several names joined by '+' are one set: 'hotpotqa:A.json+2wiki:B.json+gsm8k:C.jsonl'. A file whose own name has a '+' in it
+can be read alone, not as a part of a set.
+"""
+
+import collections
+import dataclasses
+import os
+from collections.abc import Sequence
+
+from jaxsearch.data import benchmarks, world
 from jaxsearch.data.corpus import Passage, read_corpus
+from jaxsearch.data.jsonl import DataError
 from jaxsearch.data.questions import Question, read_questions
 
 ARITHMETIC = ('sum', 'difference')  # operations whose answer has to be worked out, which a small policy cannot do
@@ -11,25 +21,94 @@ def load_questions(name: str, *, hops: tuple[int, ...] = (), arithmetic: bool = 
   """The questions that `name` stands for.
 
   Args:
-    name: 'world:SPLIT', or a file in the FlashRAG format.
+    name: 'world:SPLIT', a file in the FlashRAG format, or 'gsm8k:', 'hotpotqa:', '2wiki:', 'musique:' or 'finqa:' and a file
+      as its authors publish it; or several of them joined by '+', whose ids get their source in front where two are the same.
     hops: of the world's questions only those with so many hops; () is all.
     arithmetic: whether the world's questions that want a sum or a difference are among them.
   Raises:
     ValueError: no such split, or no question is left; names it.
     DataError: a file that is not in the format; names file and line.
   """
-  if not name.startswith('world:'):
-    return read_questions(name)
+  parts = [(source, _questions_of(source, path, hops, arithmetic)) for source, path in _parts(name)]
+  return parts[0][1] if len(parts) == 1 else _joined(name, parts)
+
+
+def load_corpus(name: str) -> list[Passage]:
+  """The passages that `name` stands for.
+
+  Args:
+    name: 'world', a file in the Search-R1 format, or 'hotpotqa:', '2wiki:' or 'musique:' and a file as its authors publish
+      it, for the passages that come with its questions; or several of them joined by '+', where the same title and text
+      is kept once.
+  Raises:
+    ValueError: a benchmark that comes without passages.
+    DataError: a file that is not in the format; names file and line.
+  """
+  parts = [(source, _passages_of(source, path)) for source, path in _parts(name)]
+  if len(parts) == 1:
+    return parts[0][1]
+  seen, kept = set(), []
+  for source, passages in parts:
+    kept.append((source, []))
+    for passage in passages:
+      if (passage.title, passage.text) not in seen:
+        seen.add((passage.title, passage.text))
+        kept[-1][1].append(passage)
+  return _joined(name, kept)
+
+
+def _parts(name: str) -> list[tuple[str, str]]:
+  """(source, path) of every part of a name; the source of a file in our own formats is 'file'."""
+  source, path = _split(name)
+  if '+' not in path or os.path.exists(path):
+    return [(source, path)]
+  names = name.split('+')
+  if not all(names):
+    raise ValueError(f"{name!r}: nothing stands before, between or after its '+'")
+  return [_split(part) for part in names]
+
+
+def _split(name: str) -> tuple[str, str]:
+  source, colon, path = name.partition(':')
+  known = ('world', *benchmarks.QUESTIONS)
+  if name == 'world' or (colon and source in known):
+    return source, path
+  if colon and source.isidentifier() and not os.path.exists(name):
+    raise ValueError(f'{name}: no such file, and no source is called {source!r}; known: {", ".join(known)}')
+  return 'file', name
+
+
+def _questions_of(source: str, path: str, hops: tuple[int, ...], arithmetic: bool) -> list[Question]:
+  if source == 'file':
+    return read_questions(path)
+  if source != 'world':
+    return benchmarks.QUESTIONS[source](path)
   found = [
-    question for question in world.questions(name.removeprefix('world:'))
+    question for question in world.questions(path)
     if (not hops or question.metadata['hops'] in hops)
     and (arithmetic or question.metadata.get('operation') not in ARITHMETIC)
   ]
   if not found:
-    raise ValueError(f'{name}: no questions of {hops} hops')
+    raise ValueError(f'world:{path}: no questions of {hops} hops')
   return found
 
 
-def load_corpus(name: str) -> list[Passage]:
-  """The passages that `name` stands for: 'world', or a file in the Search-R1 format."""
-  return world.corpus() if name == 'world' else read_corpus(name)
+def _passages_of(source: str, path: str) -> list[Passage]:
+  if source == 'world' and not path:
+    return world.corpus()
+  if source == 'world':
+    raise ValueError(f"the passages of the world are 'world', not 'world:{path}'")
+  return read_corpus(path) if source == 'file' else benchmarks.read_passages(source, path)
+
+
+def _joined(name: str, parts: Sequence[tuple[str, list]]) -> list:
+  """The items of all parts; ids that more than one has become 'gsm8k:ID', or 'gsm8k.2:ID' where a source comes again."""
+  used = collections.Counter(item.id for _, items in parts for item in items)
+  met, found = collections.Counter(), []
+  for source, items in parts:
+    met[source] += 1
+    label = source if met[source] == 1 else f'{source}.{met[source]}'
+    found += [dataclasses.replace(item, id=f'{label}:{item.id}') if used[item.id] > 1 else item for item in items]
+  if len({item.id for item in found}) < len(found):
+    raise DataError(f'{name}: ids that are the same in two parts, and again with the source in front')
+  return found

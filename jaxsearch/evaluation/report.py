@@ -11,6 +11,8 @@ import json
 import pathlib
 import re
 
+from jaxsearch.evaluation import heat_strip
+
 CURVES = (('em', 'exact match'), ('searches', 'searches per question'), ('reward', 'reward'), ('entropy', 'entropy'))
 SAMPLES = 12  # questions whose rollouts are shown
 
@@ -69,16 +71,25 @@ def smoothed(values: list[float], keep: float = 0.8) -> list[float]:
 def render(rows: list[dict], evaluations: list[dict], config: dict, curve: bytes) -> str:
   """The page as HTML; everything that a model or a tool wrote is escaped."""
   import jinja2
+  from markupsafe import Markup
   environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
   template = environment.from_string(pathlib.Path(__file__).with_name('report.html').read_text(encoding='utf-8'))
   sampled = [e for e in evaluations if e.get('samples')]
   first, last = (sampled[0], sampled[-1]) if sampled else (None, None)
   pairs = list(zip(first['samples'], last['samples']))[:SAMPLES] if sampled else []
-  pairs = [[sample | {'pieces': pieces(sample['spans'])} for sample in pair] for pair in pairs]
+  pairs = [[sample | {'pieces': pieces(sample['spans']), 'strip': Markup(strip(sample))} for sample in pair] for pair in pairs]
   return template.render(
     rows=rows, first_row=rows[0] if rows else {}, last_row=rows[-1] if rows else {}, evaluations=evaluations,
     pairs=pairs, first=first, last=last, config=config, curve=base64.b64encode(curve).decode(), shown=_SHOWN,
+    strips=any(sample['strip'] for pair in pairs for sample in pair),
   )
+
+
+def strip(sample: dict) -> str:
+  """The heat strip of a rollout whose segments were credited, '' of any other."""
+  if not any('advantage' in span for span in sample['spans']):
+    return ''
+  return heat_strip.draw(sample['spans'], sample['em'])
 
 
 def pieces(spans: list[dict]) -> list[tuple[str, str]]:

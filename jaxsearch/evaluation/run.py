@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import pathlib
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +20,13 @@ import ml_collections
 import numpy as np
 
 import jaxsearch
+from jaxsearch.data.jsonl import read_records
 from jaxsearch.data.questions import Question
 from jaxsearch.data.sources import load_questions
-from jaxsearch.evaluation import metrics
+from jaxsearch.evaluation import competence, heat_strip, metrics
 from jaxsearch.models import hub
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.rewards.match import exact_match, f1
+from jaxsearch.rewards.match import f1
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.tools.documents import Document
 from jaxsearch.trees.tree import Role, Tree
@@ -91,7 +93,7 @@ def scores(trees: Sequence[Tree]) -> dict[str, float]:
     for gold, tree in zip(golds, trees)
   ]  # fmt: skip
   return {
-    'em': float(np.mean([exact_match(tree.answer, gold) for gold, tree in zip(golds, trees)])),
+    'em': float(np.mean([tree.question.score(tree.answer) for tree in trees])),
     'f1': float(np.mean([f1(tree.answer, gold) for gold, tree in zip(golds, trees)])),
     'searches': metrics.searches_per_question(episodes),
     'retrieval_recall': metrics.retrieval_recall(episodes),
@@ -104,9 +106,9 @@ def predictions(trees: Sequence[Tree]) -> list[dict]:
   return [
     {
       'id': tree.question.id, 'question': tree.question.question, 'golden_answers': list(tree.question.golden_answers),
-      'prediction': tree.answer, 'em': exact_match(tree.answer, tree.question.golden_answers),
+      'prediction': tree.answer, 'em': tree.question.score(tree.answer),
       'f1': f1(tree.answer, tree.question.golden_answers), 'searches': tree.metrics['searches'], 'stop': tree.stop,
-      'spans': [{'role': node.role.value, 'text': node.text} for node in tree.walk() if node.tokens],
+      'spans': heat_strip.spans(tree),
     }
     for tree in trees
   ]  # fmt: skip
@@ -121,16 +123,36 @@ def manifest(config: ml_collections.ConfigDict, **files: str) -> dict:
   }  # fmt: skip
 
 
-def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int) -> Iterator[dict]:
+def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
+             assess: Callable[[Sequence[Tree]], None] | None = None) -> Iterator[dict]:
   """Evaluates on `config.eval` at each of its temperatures; yields the rows of evaluations.jsonl.
 
-  The questions and the random key are the same at every step, so that runs and steps can be compared.
+  The questions and the random key are the same at every step, so that runs and steps can be compared. Where
+  `config.eval.tiers` is given the rows tell what tools were used for, and with `assess`, which writes a critic's values onto
+  the spans, how good the critic is.
   """
+  tiers = read_tiers(config.eval.tiers) if config.eval.tiers else {}
   found = load_questions(config.eval.questions, hops=config.data.hops, arithmetic=config.data.arithmetic)
   questions = found[:config.eval.number] if config.eval.number else found
   for temperature in config.eval.temperatures:
     trees, _ = agent.answer(questions, jax.random.key(config.seed), temperature=temperature)
-    yield {'step': step, 'temperature': temperature} | scores(trees) | {'samples': predictions(trees[:SAMPLES])}
+    row = {'step': step, 'temperature': temperature} | scores(trees)
+    if assess is not None:
+      assess(trees)
+      row |= _finite(competence.critic_figures(trees, tiers) | competence.sign_figures(trees))
+    if tiers:
+      row |= _finite(competence.use_figures(trees, tiers))
+    yield row | {'samples': predictions(trees[:SAMPLES])}
+
+
+def read_tiers(path: str) -> dict[str, int]:
+  """Question id -> tier, from the file that `jaxsearch tiers` writes."""
+  return {record['id']: int(record['tier']) for _, record in read_records(path)}
+
+
+def _finite(figures: dict[str, float]) -> dict[str, float]:
+  """Those that are defined: JSON has no NaN."""
+  return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
 def _watched(growth: Iterator, tree: Tree, watch: Callable[[Tree, Any], None]) -> Iterator:

@@ -7,7 +7,6 @@ import re
 from rich.console import Console
 from rich.text import Text
 
-from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.tools.documents import Document
 from jaxsearch.trees.tree import Node, Tree
@@ -40,7 +39,7 @@ class Transcript:
       return
     verdict = ''
     if tree.question.golden_answers:
-      verdict = '  right' if exact_match(tree.answer, tree.question.golden_answers) else '  wrong'
+      verdict = '  right' if tree.question.score(tree.answer) else '  wrong'
     self.console.print(Text(f'{tree.answer}{verdict}', 'bold green'))
 
 

@@ -15,7 +15,6 @@ import numpy as np
 from jaxsearch.advantages import group_relative
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context
-from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import Generate, Request, Search, ToolFailure
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node, Role, Stop, Tree
@@ -87,8 +86,8 @@ def act(tree: Tree, node: Node, *, turns: int, max_tokens: int,
 
 
 def reward(tree: Tree) -> float:
-  """1 if the answer matches a gold answer exactly after normalisation, else 0 (the paper's outcome reward)."""
-  return exact_match(tree.answer, tree.question.golden_answers)
+  """1 if the answer is right by the rule of its question (an exact match after normalisation, mostly), else 0."""
+  return tree.question.score(tree.answer)
 
 
 def credit(groups: Sequence[Sequence[Tree]], context: Context, *, normalize_std: bool = True) -> None:

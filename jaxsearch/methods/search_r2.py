@@ -42,8 +42,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
     refiner: 'policy', or 'random' (revises `random_share` of the drafts at a step drawn at random), to compare with.
     probe: share of drafts from whose every step a chain is regenerated to estimate what a cut gains; these are not trained on.
     process: whether the judge is asked for the process reward.
-    template, chat: see methods/search_r1.py.
-    review: see `grammar.REVIEW_PROMPTS`.
+    template, chat, review: see methods/search_r1.py and `grammar.REVIEW_PROMPTS`.
   """
   tree.metrics.update(searches=0, found=0, malformed=0, tool_failures=0, revised=0, unreadable_review=0, judge_unreadable=0)
   leaf = yield from act(tree, start(tree, question, template, chat), turns=max_turns, max_tokens=max_tokens)
@@ -63,7 +62,8 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
     tree.metrics['revised'] += 1
     leaf = yield from act(tree, cut.parent, turns=max_turns - (verdict.flawed - 1), max_tokens=max_tokens)
   found = [node.children[0].text for node in kept_steps(leaf) if 'documents' in node.data and node.children]
-  tree.metrics.update(useful=0, collections=len(found))
+  extra = tree.count(Role.POLICY) - sum(len(node.tokens) for node in kept_steps(leaf))  # cut-off steps and reviews
+  tree.metrics.update(useful=0, collections=len(found), tokens_extra=extra)
   if process and found and exact_match(tree.answer, question.golden_answers):  # the process counts only for a right answer
     useful = yield Ask('judge', judge.Collections(question, tuple(found)))
     if useful is None or isinstance(useful, ToolFailure):

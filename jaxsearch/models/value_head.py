@@ -1,4 +1,8 @@
-"""A critic's head: hidden states in, one value a state out.
+"""Critics' heads: hidden states in, one value a state out.
+
+`values` is one linear layer, what PPO has on a decoder of its own (Search-R1); `probabilities` is CARL's head on the backbone
+that it shares with the policy (table 5): two layers with a GELU between them and a sigmoid at the end, the last layer 0 at
+the start, so that every state begins at 0.5.
 
 Letters: D width of the hidden states.
 """
@@ -7,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 AXES = {'kernel': ('embed',), 'bias': ()}
+MLP_AXES = {'inner_kernel': ('embed', 'mlp'), 'inner_bias': ('mlp',), 'kernel': ('mlp',), 'bias': ()}
 
 
 def initial_head(width: int, dtype=jnp.float32) -> dict:
@@ -17,3 +22,20 @@ def initial_head(width: int, dtype=jnp.float32) -> dict:
 def values(head: dict, hidden: jax.Array) -> jax.Array:
   """Values [...] float32 of hidden states [..., D]."""
   return hidden.astype(jnp.float32) @ head['kernel'].astype(jnp.float32) + head['bias'].astype(jnp.float32)
+
+
+def mlp_shapes(width: int) -> dict:
+  """Shapes of the head of `probabilities`, nested as its parameters are."""
+  return {'inner_kernel': (width, width), 'inner_bias': (width,), 'kernel': (width,), 'bias': ()}
+
+
+def initial_mlp(width: int, key, dtype=jnp.float32) -> dict:
+  """The head of `probabilities` before its first update; the inner layer normal with variance 1/D, all else 0."""
+  zeros = {name: jnp.zeros(shape, dtype) for name, shape in mlp_shapes(width).items()}
+  return zeros | {'inner_kernel': (jax.random.normal(key, (width, width)) / width**0.5).astype(dtype)}
+
+
+def probabilities(head: dict, hidden: jax.Array) -> jax.Array:
+  """Values [...] float32 in (0, 1) of hidden states [..., D]: the probability that the answer will be right."""
+  inner = hidden.astype(jnp.float32) @ head['inner_kernel'].astype(jnp.float32) + head['inner_bias'].astype(jnp.float32)
+  return jax.nn.sigmoid(values(head, jax.nn.gelu(inner)))

@@ -7,7 +7,8 @@ A judge is a function from items to scores, so that many are judged at a time. T
 
 A `LanguageJudge` wraps anything that replies to prompts: a local model (`sampler.assistant.Assistant`), a server
 (`tools.chat.Chat.replies`). It reasons first and scores then; a reply without a readable score is None, which whoever
-asked takes as neutral and counts. Text of the trajectory stands between tags that it cannot close or imitate.
+asked takes as neutral and counts. Text of the trajectory stands between tags that it cannot close or imitate. Whole
+trajectories are held against each other in `rewards/pairwise.py`.
 """
 
 from __future__ import annotations
@@ -57,6 +58,10 @@ class Collections:
 Item = Thinking | Query | Answer | Collections
 Score = int | None  # None: the judge's reply could not be read
 
+# What begins or ends a turn in the usual chat templates. A judge's tokenizer makes control tokens of it wherever it stands,
+# and what a search returned was made harmless for the policy's tokenizer only.
+CONTROL = ('<|', '<s>', '</s>', '[INST]', '[/INST]', '<start_of_turn>', '<end_of_turn>')
+
 # Ours, after the criteria that the papers list. The braces are filled with quoted text.
 _SCALE = ('Reason about these criteria first, in a few sentences. Then write the score on a line of its own as '
           '<score>1</score>, <score>0</score> or <score>-1</score>.\n')
@@ -102,7 +107,7 @@ def prompt(item: Item) -> str:
 
 def _quoted(text: str) -> str:
   """Text that can neither close the tags around it nor pass for a score."""
-  return grammar.neutralise(text.strip(), tags=_TAGS).replace('Final Answer', 'Final answer')
+  return grammar.neutralise(text.strip(), (*CONTROL, 'Final Answer'), _TAGS)  # which is read in any case
 
 
 def read(item: Item, reply: str) -> Score:
@@ -116,10 +121,10 @@ class LanguageJudge:
   """A judge by prompts: `replies(prompts)` gives a text for each, or something that is no text where it failed."""
 
   def __init__(self, replies: Callable[[Sequence[str]], Sequence[object]]):
-    self._replies = replies
+    self.replies = replies
 
   def __call__(self, items: Sequence[Item]) -> list[Score]:
-    replies = self._replies([prompt(item) for item in items])
+    replies = self.replies([prompt(item) for item in items])
     return [read(item, reply) if isinstance(reply, str) else None for item, reply in zip(items, replies, strict=True)]
 
 

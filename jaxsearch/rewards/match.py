@@ -1,9 +1,10 @@
-"""Does a predicted answer match one of the gold answers: exact match, substring match and token F1.
+"""Does a predicted answer match one of the gold answers: exact match, substring match, token F1, and as a number.
 
 Plain functions of strings, used as reward and as evaluation metric alike. Getting the answer out of a model's
 text is `rewards/formats.py`. The normalisation is SQuAD's (evaluate-v1.1.py), which Search-R1 (`qa_em.py`),
 HotpotQA (`hotpot_evaluate_v1.py`) and FlashRAG use as well: lower case, ASCII punctuation removed, articles
-removed, white space collapsed, in this order. Other Unicode characters stay as they are.
+removed, white space collapsed, in this order. Other Unicode characters stay as they are. Numbers are compared by
+`numeric_match`, which states how they are read; `matches` chooses the rule by its name.
 
 Rules that every function here shares:
   * `golds` is a sequence of accepted answers, or one bare string, which is one gold and not its letters;
@@ -15,11 +16,22 @@ import collections
 import re
 import string
 from collections.abc import Iterable
+from fractions import Fraction
 
 _PUNCTUATION = str.maketrans('', '', string.punctuation)
 _ARTICLES = re.compile(r'\b(a|an|the)\b')
 # HotpotQA's rule: a closed answer is right or wrong; sharing a word with a longer one earns nothing.
 _CLOSED_ANSWERS = frozenset({'yes', 'no', 'noanswer'})
+# A sign is the number's unless something stands before it ('3-4', 'covid-19').
+_CURRENCY = re.compile(r'(?:(?<!\w)([-+])\s?)?\\?[$€£¥₹]\s*')
+_NUMBER = re.compile(r'''
+  (?<![\w^])                                                      # the 2 of km2, CO2 or m^2 is no number
+  (?P<number>[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?!,?[0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|(?<![.\w])\.[0-9]+)
+             (?:[eE](?P<exponent>[-+]?[0-9]+)(?!\w))?)
+  (?:\s?/\s?(?P<divisor>[0-9]+)(?![.,]?[0-9]))?
+  (?P<percent>\s*(?:\\?%|per\s?cent\b))?''', re.VERBOSE)
+# Characters; far above any answer, and far below what takes long to compute with.
+_LONGEST_NUMBER, _LONGEST_EXPONENT = 100, 4
 
 
 def normalize_answer(text: str) -> str:
@@ -50,6 +62,74 @@ def f1(prediction: str | None, golds: str | Iterable[str]) -> float:
   that both normalise to nothing score 1.0 (SQuAD v2's rule), one of them alone 0.0.
   """
   return _best(prediction, golds, _token_f1)
+
+
+def numeric_match(prediction: str | None, golds: str | Iterable[str], *, tolerance: float = 0.0) -> float:
+  """1.0 where the number in the prediction is the number in a gold, else 0.0; 0.0 for a prediction without a number.
+
+  The rule:
+    * the *last* number of a text counts (`read_number`): 'about 72 dollars', '$72.00' and '12 * 6 = 72' all are 72;
+    * p is g if |p - g| <= tolerance * |g|, in exact arithmetic: nothing is lost with tolerance 0, and to 0 only 0 is equal;
+    * a per cent sign on one side only may be read or left out: '12.5%' is 12.5 and 0.125, whichever the other side says.
+      On both sides it is the same unit, on neither 12.5 is not 0.125;
+    * a gold without a number ('yes', 'no') wants an exact match.
+  """
+  if prediction is None:
+    return 0.0
+  if isinstance(golds, str):
+    golds = (golds,)
+  found, allowed = read_number(prediction), Fraction(str(tolerance))
+
+  def right(gold):
+    wanted = read_number(gold)
+    if wanted is None:
+      return exact_match(prediction, gold) == 1.0
+    return found is not None and any(abs(value - wanted[0]) <= allowed * abs(wanted[0]) for value in _readings(found, wanted[1]))
+
+  return float(any(map(right, golds)))
+
+
+def read_number(text: str) -> tuple[Fraction, bool] | None:
+  """The last number in a text, and whether a per cent sign follows it; None if there is none, or the last is no sane one.
+
+  Read are signs, decimals, thousands separated by commas, powers of ten (1.5e6) and fractions of whole numbers (3/4), all in
+  ASCII digits, with a currency sign before them and with or without LaTeX's backslash before `$` and `%`. Units are left
+  out and change nothing ('1.5 million' is 1.5), and digits inside a word are none ('km2').
+  """
+  text = _CURRENCY.sub(r' \1', text.replace('\N{MINUS SIGN}', '-'))
+  last = collections.deque(_NUMBER.finditer(text), maxlen=1)
+  if not last:
+    return None
+  number, exponent, divisor, percent = last[0].group('number', 'exponent', 'divisor', 'percent')
+  divisor = divisor or '1'
+  if max(len(number), len(divisor)) > _LONGEST_NUMBER or len(exponent or '') > _LONGEST_EXPONENT or not int(divisor):
+    return None
+  return Fraction(number.replace(',', '')) / int(divisor), percent is not None
+
+
+def _readings(number: tuple[Fraction, bool], percent: bool) -> tuple[Fraction, ...]:
+  """What a number may stand for next to one that has a per cent sign, or has none."""
+  value, has_sign = number
+  if has_sign == percent:
+    return (value,)
+  return value, value / 100 if has_sign else value * 100
+
+
+def matches(prediction: str | None, golds: str | Iterable[str], how: str = 'exact', tolerance: float = 0.0) -> float:
+  """1.0 or 0.0 by the rule of this name: 'exact' (`exact_match`), 'entity' (`entity_match`) or 'numeric' (`numeric_match`).
+
+  Args:
+    tolerance: relative, of 'numeric'; the others have none.
+  Raises:
+    ValueError: there is no such rule.
+  """
+  if how == 'exact':
+    return exact_match(prediction, golds)
+  if how == 'entity':
+    return entity_match(prediction, golds)
+  if how == 'numeric':
+    return numeric_match(prediction, golds, tolerance=tolerance)
+  raise ValueError(f'no way to match answers is called {how!r}; known: exact, entity, numeric')
 
 
 def _best(prediction, golds, score) -> float:

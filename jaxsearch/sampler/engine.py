@@ -22,6 +22,7 @@ from jaxsearch.sampler import cache as caches
 from jaxsearch.sampler import segment, stops
 from jaxsearch.sampler.requests import check_sampling
 from jaxsearch.sampler.schedule import Job, Piece, Run
+from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Tree
 
 PROFILES = 16  # different sets of stop strings and forbidden tokens that may be in use at a time
@@ -39,6 +40,7 @@ class Engine:
       least 1. At most slots + spare episodes are under way.
     search: back end with `search(queries, topk) -> list of list of documents`; None if no tree searches.
     topk: documents a search returns.
+    python: sandbox with `run(code, functions) -> text`; None if no tree runs programs.
     services: other models that a tree may `Ask`, by name: each a function from a list of items to a list of replies.
     temperature, top_p, top_k: sampling where a request names none. Temperature 0 is greedy; top_p=1, top_k=0 are off.
     max_observation: tokens of one observation at most.
@@ -59,7 +61,7 @@ class Engine:
   """
 
   def __init__(self, config: DecoderConfig, tokenizer, *, slots: int, length: int, spare: int | None = None,
-               search=None, topk: int = 3, services: Mapping[str, Callable] | None = None,
+               search=None, topk: int = 3, python=None, services: Mapping[str, Callable] | None = None,
                temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0,
                max_observation: int = 512, answer_reserve: int = 32, deterministic: bool = True,
                tool_patience: int = 0, tool_deadline: float | None = 60.0, episode_deadline: float | None = None,
@@ -72,7 +74,7 @@ class Engine:
     check_sampling(temperature, top_p, top_k)
     self.config, self.tokenizer = config, tokenizer
     self.slots, self.length = slots, length
-    self.search, self.topk, self.services = search, topk, dict(services or {})
+    self.search, self.topk, self.python, self.services = search, topk, python, dict(services or {})
     self.temperature, self.top_p, self.top_k = temperature, top_p, top_k
     self.max_observation, self.answer_reserve = max_observation, answer_reserve
     self.deterministic, self.tool_patience = deterministic, tool_patience
@@ -120,6 +122,15 @@ class Engine:
     if self.deterministic:
       self.rows.forget()  # what an earlier run left would be equal to rounding only
     return Run(self, growths, self._put(key), on_progress).go()
+
+  def run_python(self, code: str, table: Sequence[Sequence[str]] = ()) -> str:
+    """What a program prints in the sandbox, with `search(query, k)` and `table()` at hand."""
+    def search(query: str, k: int = self.topk) -> str:
+      if self.search is None:
+        raise RuntimeError('there is no search')
+      return grammar.listed(self.search.search([str(query)], int(k))[0]) or 'No documents were found.\n'
+
+    return self.python.run(code, {'search': search, 'table': lambda: [list(row) for row in table]})
 
   def warmup(self, score: bool = False) -> None:
     """Compiles every program that `run` can need (those of `Score` requests too if `score`); nothing compiles later."""

@@ -1,9 +1,32 @@
-"""The one place where an observation is shortened to the room that is left for it; a question never is."""
+"""The one place where what a tool returned is checked, and shortened to the room that is left for it; a question never is."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from jaxsearch.sampler.requests import RunPython, Search, ToolFailure
 from jaxsearch.tools.documents import Document
+from jaxsearch.trees import grammar
+
+
+def fitted(request: Search | RunPython, result: Any, room: int, tokenizer) -> list[Document] | str | ToolFailure:
+  """The reply to a request from what its tool returned: documents, or text, whose observation has at most `room` tokens.
+
+  A failure stays one; what is no reply to the request becomes one.
+  """
+  if isinstance(result, ToolFailure):
+    return result
+  special = tokenizer.special_tokens
+  if isinstance(request, RunPython):
+    if not isinstance(result, str):
+      return ToolFailure('malformed reply of the sandbox')
+    shown = shorten([Document('', '', result, 0.0)], room, lambda texts: len(tokenizer.encode(
+      grammar.output(''.join(document.text for document in texts), special))))
+    return ''.join(document.text for document in shown)
+  documents = result[0] if isinstance(result, list) and len(result) == 1 else None
+  if not isinstance(documents, list) or not all(isinstance(document, Document) for document in documents):
+    return ToolFailure('malformed reply of the search back end')
+  return shorten(documents, room, lambda documents: len(tokenizer.encode(grammar.information(documents, special))))
 
 
 def shorten(documents: Sequence[Document], budget: int, measure: Callable[[Sequence[Document]], int]) -> list[Document]:

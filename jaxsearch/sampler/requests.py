@@ -5,6 +5,7 @@ the list of replies in the same order. A request that fails is no exception: its
 
   Generate   -> the new POLICY node below `node`; its `stop` says why it ends (see `Generate`)
   Search     -> list of documents, best first, or a `ToolFailure`
+  RunPython  -> what the program printed, or a `ToolFailure`
   Call       -> what the function returned, or a `ToolFailure`
   Score      -> a list of log-probabilities for each continuation
 """
@@ -75,6 +76,18 @@ class Search:
 
 
 @dataclasses.dataclass(frozen=True)
+class RunPython:
+  """Run a program in the sandbox of the engine, on the tools' threads while other rows decode.
+
+  It may call `search(query, k)`, which gives the documents of the engine's search as text, and `table()`, the rows of
+  `table`. The reply is shortened to the room behind `node`, the span that wrote it.
+  """
+  node: Node
+  code: str
+  table: Sequence[Sequence[str]] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Call:
   """Run any other host function (a judge, a sandbox) on the tools' threads while other rows decode."""
   function: Callable[[], Any]
@@ -107,4 +120,4 @@ class ToolFailure:
   reason: str
 
 
-Request = Generate | Search | Call | Ask | Score
+Request = Generate | Search | RunPython | Call | Ask | Score

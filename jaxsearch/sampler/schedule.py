@@ -24,11 +24,9 @@ import numpy as np
 
 from jaxsearch.sampler import stops
 from jaxsearch.sampler.calls import Caller, PendingCall
-from jaxsearch.sampler.observations import shorten
-from jaxsearch.sampler.requests import END, LENGTH, Ask, Call, Generate, Request, Score, Search, ToolFailure
+from jaxsearch.sampler.observations import fitted
+from jaxsearch.sampler.requests import END, LENGTH, Ask, Call, Generate, Request, RunPython, Score, Search, ToolFailure
 from jaxsearch.sampler.segment import Slots
-from jaxsearch.tools.documents import Document
-from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 if TYPE_CHECKING:
@@ -107,7 +105,7 @@ class Asked:
   """A tool request that has no reply yet."""
   episode: Episode
   place: int  # of the reply among the replies of its episode
-  request: Search | Call
+  request: Search | RunPython | Call
   call: PendingCall
 
 
@@ -237,6 +235,10 @@ class Run:
       case Search():
         topk = self.engine.topk if request.topk is None else request.topk
         self._call(episode, place, request, functools.partial(self.engine.search.search, [request.query], topk))
+      case RunPython() if self.engine.python is None:
+        raise ValueError('a RunPython, but the engine has no sandbox')
+      case RunPython():
+        self._call(episode, place, request, functools.partial(self.engine.run_python, request.code, request.table))
       case Ask() if request.service not in self.engine.services:  # an agent that only answers goes without
         self._reply(episode, place, ToolFailure(f'there is no {request.service}'))
       case Ask():
@@ -289,8 +291,10 @@ class Run:
     seconds, result = asked.call.outcome()
     self.counts['seconds_waiting'] += time.monotonic() - start
     self.counts['seconds_tools'] += seconds
-    if isinstance(asked.request, Search):
-      result = self._documents(asked.request, result)
+    if isinstance(asked.request, (Search, RunPython)):
+      engine = self.engine
+      room = min(engine.max_observation, engine.length - asked.request.node.length - engine.answer_reserve)
+      result = fitted(asked.request, result, room, engine.tokenizer)
     self.counts['tool_failures'] += isinstance(result, ToolFailure)
     self._reply(asked.episode, asked.place, result)
     self._advance(asked.episode)
@@ -329,21 +333,6 @@ class Run:
       for one, reply in zip(waiting, replies):
         self._reply(one.episode, one.place, reply)
         self._advance(one.episode)
-
-  def _documents(self, request: Search, result: Any):
-    """The documents of one query, shortened to the room behind its node; a failure if that is not what came back."""
-    if isinstance(result, ToolFailure):
-      return result
-    documents = result[0] if isinstance(result, list) and len(result) == 1 else None
-    if not isinstance(documents, list) or not all(isinstance(document, Document) for document in documents):
-      return ToolFailure('malformed reply of the search back end')
-    engine = self.engine
-
-    def measure(documents):
-      return len(engine.tokenizer.encode(grammar.information(documents, engine.tokenizer.special_tokens)))
-
-    room = engine.length - request.node.length - engine.answer_reserve
-    return shorten(documents, min(engine.max_observation, room), measure)
 
   # The device.
 

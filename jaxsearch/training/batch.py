@@ -31,6 +31,7 @@ class Batch:
   old_logprobs: jax.Array   # [n, R, M] float32, of the policy that the ratio refers to
   sampler_logprobs: jax.Array  # [n, R, M] float32, as captured while sampling
   ref_logprobs: jax.Array | None  # [n, R, M] float32, of the reference policy; None without one
+  value_weights: jax.Array | None  # [n, R, M] float32, those of the critic's loss; None without a critic
   values: jax.Array | None  # [n, R, M] float32, of the critic that the rollouts met; None without one
   returns: jax.Array | None  # [n, R, M] float32, what the critic is to learn; None without one
   count: jax.Array          # int32, micro-batches that hold more than padding
@@ -72,6 +73,7 @@ def make_batch(rows: Rows, micro_rows: int, *, old_logprobs: np.ndarray | None =
     weights=packed(rows.loss_weights), advantages=packed(rows.advantages),
     old_logprobs=sampler_logprobs if old_logprobs is None else packed(old_logprobs),
     sampler_logprobs=sampler_logprobs, ref_logprobs=None if ref_logprobs is None else packed(ref_logprobs),
+    value_weights=packed(rows.value_weights) if critic else None,
     values=packed(rows.values) if critic else None, returns=packed(rows.returns) if critic else None,
     count=np.int32(count),
   )  # fmt: skip
@@ -115,7 +117,8 @@ def take(rows: Rows, indices: np.ndarray, number: int) -> Rows:
   losses is the loss of the whole.
   """
   part = Rows(*(value[indices] for value in rows))
-  return part._replace(loss_weights=part.loss_weights * np.float32(number))
+  return part._replace(loss_weights=part.loss_weights * np.float32(number),
+                       value_weights=part.value_weights * np.float32(number))
 
 
 def place(batch: Batch, mesh) -> Batch:

@@ -22,7 +22,7 @@ import ml_collections
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxsearch.models.decoder import DecoderConfig, RopeScaling, parameter_shapes
+from jaxsearch.models.decoder import DecoderConfig, RopeScaling
 from jaxsearch.training.state import TrainState, fingerprint
 
 # What may differ between the run that saved and the run that goes on: where things are, how often and how far, and how
@@ -91,17 +91,37 @@ def _run_folder(path: pathlib.Path) -> tuple[pathlib.Path, int | None]:
 def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None):
   """(decoder numbers, parameters, host) of a checkpoint, for evaluation and export.
 
-  An adapter is merged into its base, the model that the config of the run names.
+  An adapter is merged into its base, the model that the config of the run names; the head of a critic is left out.
 
   Args:
     path: a run folder or its `checkpoints` (the newest is taken), or one checkpoint in it.
     mesh: where the parameters go; the first device if not given.
   Raises:
     FileNotFoundError: there is no checkpoint, or not this one, or no base.
-    ValueError: the base is not the one that the run began with.
+    ValueError: the base is not the one that the run began with, or the checkpoint is that of a critic.
   """
   from jaxsearch.parallel.mesh import make_mesh
-  from jaxsearch.training import policy
+  from jaxsearch.training import critic, policy
+  mesh = mesh or make_mesh(1, 1, 1, devices=jax.devices()[:1])
+  numbers, params, host = load_trained(path, mesh)
+  if host.get('critic'):
+    raise ValueError(f'{path}: this is a critic, not a policy')
+  config = ml_collections.ConfigDict(host['config'])
+  if 'lora' in config and config.lora.rank > 0:
+    _, base = policy.load_policy(config, mesh)
+    check_base(host, fingerprint(base), config.model)
+    params = policy.merger(config, numbers, mesh)(base, params)
+  return numbers, critic.without_head(params), host
+
+
+def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh):
+  """(decoder numbers, parameters as they were trained, host) of a checkpoint: those of a policy with the head of its critic if
+  they share a backbone, of an adapter, or of a critic of its own.
+
+  Raises:
+    FileNotFoundError: there is no checkpoint, or not this one.
+  """
+  from jaxsearch.training import critic, policy
   run, step = _run_folder(pathlib.Path(path))
   if not (run / 'checkpoints').is_dir():
     raise FileNotFoundError(f'{path}: no checkpoints here')
@@ -111,18 +131,11 @@ def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None)
       raise FileNotFoundError(f'{run}/checkpoints: no checkpoint {"at all" if step is None else step}')
     host = restore_host(manager, step)
     numbers = decoder_from_json(host['decoder'])
-    mesh = mesh or make_mesh(1, 1, 1, devices=jax.devices()[:1])
     config = ml_collections.ConfigDict(host['config'])
-    adapted = 'lora' in config and config.lora.rank > 0
-    shardings, shapes = policy.adapter_layout(config, numbers, mesh) if adapted else (
-      policy.param_shardings(numbers, mesh), parameter_shapes(numbers))
+    shardings, shapes = critic.layout(numbers, mesh) if host.get('critic') else policy.trained_layout(config, numbers, mesh)
     like = jax.tree.map(
       lambda sharding, shape: jax.ShapeDtypeStruct(shape, host['param_dtype'], sharding=sharding), shardings, shapes)
     params = manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(like))).params
-  if adapted:
-    _, base = policy.load_policy(config, mesh)
-    check_base(host, fingerprint(base), config.model)
-    params = policy.merger(config, numbers, mesh)(base, params)
   return numbers, params, host
 
 

@@ -1,13 +1,18 @@
-"""The critic of PPO: a decoder of its own with a value head, begun as a copy of the policy, as in verl and Search-R1."""
+"""Critics: on the backbone of the policy (CARL), or a decoder of its own, begun as a copy of the policy (verl, Search-R1).
+
+The former is a head among the parameters of the policy, which `steps.policy_loss` trains with them; the latter has an
+optimizer and a step of its own.
+"""
 
 import dataclasses
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 
 from jaxsearch.models import value_head
-from jaxsearch.models.decoder import DecoderConfig
+from jaxsearch.models.decoder import DecoderConfig, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
@@ -18,14 +23,9 @@ SHOWN = ('loss', 'grad_norm', 'value')  # of the metrics of an update, as critic
 
 @dataclasses.dataclass
 class Critic:
-  """The critic's parameters {'decoder', 'head'}, its optimizer, and its two compiled programs."""
+  """The parameters {'decoder', 'head'} of a critic of its own, its optimizer, and its compiled step."""
   state: states.TrainState
   train_step: Callable
-  value_step: Callable
-
-  def values(self, batch: Batch) -> jax.Array:
-    """Values [n, R, M] of the states before the trained tokens of a batch."""
-    return self.value_step(self.state.params, batch)
 
   def learn(self, batch: Batch) -> dict[str, jax.Array]:
     """One update towards `batch.returns`; its metrics."""
@@ -34,24 +34,56 @@ class Critic:
 
 
 def open_critic(config: ml_collections.ConfigDict, numbers: DecoderConfig, params: dict, mesh: jax.sharding.Mesh,
-                total_updates: int) -> Critic:
+                total_updates: int, warm: dict | None = None) -> Critic:
   """The critic before its first update.
 
   Args:
     params: of the policy (or of the base of its adapter), on `mesh`; they are copied.
+    warm: the parameters of a critic that was warmed up, to begin with in their place.
   """
-  if config.optim.master_weights:
-    params = states.float32(params)  # what is frozen under an adapter is in the compute dtype
   optim = config.optim.copy_and_resolve_references()
   optim.update(learning_rate=config.critic.learning_rate, warmup_updates=config.critic.warmup_updates)
   schedule = states.learning_rate_schedule(optim, total_updates)
   optimizer = states.make_optimizer(optim, schedule)
-  head = value_head.initial_head(numbers.hidden_size, params['embedding'].dtype)
-  shapes = jax.tree.map(lambda x: x.shape, head)
-  params = {'decoder': params, 'head': jax.device_put(head, meshes.shardings(value_head.AXES, shapes, mesh))}
+  if warm is None:
+    if config.optim.master_weights:
+      params = states.float32(params)  # what is frozen under an adapter is in the compute dtype
+    head = value_head.initial_head(numbers.hidden_size, params['embedding'].dtype)
+    placed, _ = layout(numbers, mesh)
+    warm = {'decoder': params, 'head': jax.device_put(head, placed['head'])}
+  params = warm
   loss_fn = lambda params, batch: steps.critic_loss(params, batch, config=numbers, value_clip=config.critic.value_clip)
   return Critic(
     states.create(params, optimizer, mesh),
     steps.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype=numbers.dtype,
-                          state_shardings=states.state_shardings(params, optimizer, mesh)),
-    steps.make_value_step(numbers, mesh=mesh))
+                          state_shardings=states.state_shardings(params, optimizer, mesh)))
+
+
+def layout(numbers: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
+  """(shardings, shapes) of the parameters of a critic of its own."""
+  shapes = {'decoder': parameter_shapes(numbers), 'head': {'kernel': (numbers.hidden_size,), 'bias': ()}}
+  return meshes.shardings({'decoder': parameter_axes(numbers), 'head': value_head.AXES}, shapes, mesh), shapes
+
+
+def is_shared(config: ml_collections.ConfigDict) -> bool:
+  """Whether the critic is on the backbone of the policy."""
+  return config.critic.enabled and config.critic.get('shared', False)
+
+
+def new_head(config: ml_collections.ConfigDict, numbers: DecoderConfig, mesh: jax.sharding.Mesh) -> dict:
+  """The head of a critic on the backbone of the policy, before its first update."""
+  create = lambda key: value_head.initial_mlp(numbers.hidden_size, key, jnp.dtype(
+    'float32' if config.optim.master_weights else config.dtype))
+  placed, _ = head_layout(numbers, mesh)
+  return jax.jit(create, out_shardings=placed)(jax.random.fold_in(jax.random.key(config.seed), 1))
+
+
+def head_layout(numbers: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
+  """(shardings, shapes) of that head."""
+  shapes = value_head.mlp_shapes(numbers.hidden_size)
+  return meshes.shardings(value_head.MLP_AXES, shapes, mesh), shapes
+
+
+def without_head(params: dict) -> dict:
+  """The parameters of the policy alone."""
+  return {name: value for name, value in params.items() if name != states.HEAD}

@@ -8,6 +8,7 @@ checkpoint is the run that was never stopped, to the bit.
 """
 
 import dataclasses
+import functools
 import importlib
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -56,7 +57,7 @@ def train(config: ml_collections.ConfigDict) -> dict[str, float]:
       with clock('generate'):
         groups, row = grow(learner, method, next(questions), context)
       trees = rollouts.pruned(groups)
-      if learner.critic is not None:
+      if learner.values is not None:
         with clock('score'):
           assess(learner, trees)
       with clock('reward'):
@@ -89,13 +90,14 @@ class Learner:
   train_step: Callable
   score: Callable
   key: jax.Array
-  critic: critics.Critic | None = None
+  critic: critics.Critic | None = None  # of its own; one that shares the policy's backbone is part of `state`
+  values: Callable | None = None        # (parameters of the critic, batch) -> values; None without a critic
   memory: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the method, see methods.Context
 
   @property
   def params(self) -> dict:
     """The parameters of the policy as it is now; with an adapter they are computed anew at every call."""
-    return self.state.params if self.base is None else self.merge(self.base, self.state.params)
+    return critics.without_head(self.state.params) if self.base is None else self.merge(self.base, self.state.params)
 
   def snapshot(self) -> states.TrainState:
     """Everything on the device that a checkpoint holds."""
@@ -113,12 +115,21 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
   mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
   numbers, params = policy.load_policy(config, mesh)
+  shared, warm = critics.is_shared(config), None
+  if config.critic.enabled and config.critic.warm_start:
+    _, warm, _ = checkpoint.load_trained(config.critic.warm_start, mesh)
+    params = critics.without_head(warm) if shared else params
   total_updates = config.steps * config.train.epochs * config.train.mini_batches
   schedule = states.learning_rate_schedule(config.optim, total_updates)
-  optimizer = states.make_optimizer(config.optim, schedule)
+  head_factor = config.critic.learning_rate / config.optim.learning_rate if shared else 1.0
+  optimizer = states.make_optimizer(config.optim, schedule, lambda name: head_factor if name == states.HEAD else 1.0)
   trained = policy.new_adapter(config, numbers, mesh) if config.lora.rank else params
+  weights = dict(config.loss)
+  if shared:
+    trained = params | {states.HEAD: warm[states.HEAD] if warm else critics.new_head(config, numbers, mesh)}
+    weights |= dict(value_coef=config.critic.coef, backbone_share=config.critic.backbone_share)
   common = dict(temperature=config.sampler.temperature, chunk=config.train.chunk)
-  loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=numbers, **common, **config.loss)
+  loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=numbers, **common, **weights)
   engine = rollouts.open_engine(config, numbers, policy.load_tokenizer(config), meshes.local(params)[1])
   engine.services = {name: policy.SERVICES[name](config[name], config.dtype, meshes.local(params)[1])
                      for name in getattr(find_method(config.method), 'SERVICES', ())}
@@ -131,7 +142,9 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
     train_step=steps.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype=numbers.dtype, alpha=config.lora.alpha,
                                      state_shardings=states.state_shardings(trained, optimizer, mesh)),
     score=steps.make_score_step(numbers, mesh=mesh, **common), key=jax.random.key(config.seed),
-    critic=critics.open_critic(config, numbers, params, mesh, total_updates) if config.critic.enabled else None,
+    critic=(critics.open_critic(config, numbers, params, mesh, total_updates, warm)
+            if config.critic.enabled and not shared else None),
+    values=steps.make_value_step(numbers, mesh=mesh, shared=shared) if config.critic.enabled else None,
   )  # fmt: skip
 
 
@@ -141,6 +154,9 @@ def check(config: ml_collections.ConfigDict) -> None:
     raise ValueError(f"train.old_logprobs={config.train.old_logprobs!r} is none of 'sampler', 'recompute'")
   if config.lora.rank < 0:
     raise ValueError(f'lora.rank={config.lora.rank}: 0 is off, an adapter has at least 1')
+  if config.lora.rank and critics.is_shared(config):
+    raise ValueError(f'lora.rank={config.lora.rank}: an adapter cannot share its frozen backbone with a critic; '
+                     'set critic.shared=False')
   if config.sampler.length > config.train.row_length:
     raise ValueError(f'sampler.length={config.sampler.length} is more than train.row_length={config.train.row_length}: '
                      'the longest path would not fit into a training row')
@@ -180,7 +196,19 @@ def evaluate(learner: Learner, method: types.ModuleType, step: int) -> Iterator[
   """The policy on held-out questions, as rows of evaluations.jsonl."""
   learner.engine.load(meshes.local(learner.params)[0])
   set_curriculum(learner, 0)  # without noise that training has reached by now: all evaluations are alike
-  return held_out(Agent(learner.engine, method, answering(learner.config)), learner.config, step)
+  return held_out(Agent(learner.engine, method, answering(learner.config)), learner.config, step,
+                  None if learner.values is None else functools.partial(judged_by_critic, learner, method))
+
+
+def judged_by_critic(learner: Learner, method: types.ModuleType, trees: Sequence[Tree]) -> None:
+  """Writes values, advantages and outcomes onto finished trees, as far as they fit into training rows."""
+  for tree in trees:
+    tree.prune()
+  fitting = [tree for tree in trees if 0 < tree.count() <= learner.config.train.row_length]
+  assess(learner, fitting)
+  method.credit([[tree] for tree in fitting], Context(0, np.random.default_rng(0), {}), **learner.config.credit)
+  for tree in trees:
+    tree.reward = tree.question.score(tree.answer)
 
 
 def grow(learner: Learner, method: types.ModuleType, questions: Sequence[Question],
@@ -211,7 +239,8 @@ def assess(learner: Learner, trees: Sequence[Tree]) -> None:
   """Writes the critic's values onto the trained spans."""
   rows = into_rows(learner, trees)
   batch = batches.make_batch(rows, learner.config.train.micro_rows)
-  values = jax.device_get(learner.critic.values(batches.place(batch, learner.mesh)))
+  params = learner.state.params if learner.critic is None else learner.critic.state.params
+  values = jax.device_get(learner.values(params, batches.place(batch, learner.mesh)))
   take_back(rows, trees, batches.unpack(batch, values, len(rows.tokens)), 'values')
 
 
@@ -230,7 +259,7 @@ def update(learner: Learner, rows: Rows, step: int, clock: metrics.Clock) -> dic
       for part in parts:
         batch = batches.make_batch(batches.take(rows, part, len(parts)), settings.micro_rows,
                                    old_logprobs=old[part], ref_logprobs=None if ref is None else ref[part],
-                                   critic=learner.critic is not None)
+                                   critic=learner.values is not None)
         batch = batches.place(batch, learner.mesh)
         learner.state, result = learner.train_step(learner.state, batch, learner.base)
         results.append(result if learner.critic is None else result | learner.critic.learn(batch))

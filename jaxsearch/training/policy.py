@@ -18,6 +18,8 @@ from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.assistant import Assistant
 from jaxsearch.sampler.engine import Engine
+from jaxsearch.training import critic
+from jaxsearch.training.state import HEAD
 
 WORLD_MODELS = {'world-tiny': '', 'world-review': 'review', 'world-reader': 'reader'}  # name -> folder in that of the world
 RANDOM = 'random:'
@@ -51,6 +53,17 @@ def adapter_layout(config: ml_collections.ConfigDict, numbers: DecoderConfig, me
   """(shardings, shapes) of the adapter that `config.lora` describes."""
   shapes = lora.adapter_shapes(numbers, config.lora.rank, config.lora.targets)
   return meshes.shardings(lora.adapter_axes(numbers, config.lora.targets), shapes, mesh), shapes
+
+
+def trained_layout(config: ml_collections.ConfigDict, numbers: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
+  """(shardings, shapes) of what a run of `config` trains: the policy, with the head of a critic on it, or an adapter."""
+  if 'lora' in config and config.lora.rank > 0:
+    return adapter_layout(config, numbers, mesh)
+  shardings, shapes = param_shardings(numbers, mesh), parameter_shapes(numbers)
+  if 'critic' in config and critic.is_shared(config):
+    placed, sizes = critic.head_layout(numbers, mesh)
+    shardings, shapes = shardings | {HEAD: placed}, shapes | {HEAD: sizes}
+  return shardings, shapes
 
 
 def merger(config: ml_collections.ConfigDict, numbers: DecoderConfig, mesh: jax.sharding.Mesh) -> Callable[[dict, dict], dict]:

@@ -14,7 +14,6 @@ import numpy as np
 
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation.run import Agent
-from jaxsearch.rewards.match import exact_match
 from jaxsearch.trees.tree import Stop, Tree
 
 Groups = list[list[Tree]]
@@ -41,7 +40,7 @@ def select(groups: Groups, most: int | None = None) -> Groups:
 
 
 def is_right(tree: Tree) -> bool:
-  return exact_match(tree.answer, tree.question.golden_answers) == 1.0
+  return tree.question.score(tree.answer) == 1.0
 
 
 def is_well_formed(tree: Tree) -> bool:

@@ -13,9 +13,9 @@ from jaxsearch.data.sources import load_corpus
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.tools import SearchBackend, open_search
+from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.tools.simulated import Merged, ModelWriter
 from jaxsearch.training import policy
 from jaxsearch.trees.tree import Role, Stop, Tree
@@ -27,7 +27,8 @@ def open_engine(config: ml_collections.ConfigDict, numbers: DecoderConfig, token
                 mesh: jax.sharding.Mesh | None = None, corpus: str = '') -> Engine:
   """The sampler of a config with its search back end; `corpus` takes the place of `config.data.corpus`."""
   backend = open_backend(config, corpus or config.data.corpus, mesh)
-  return Engine(numbers, tokenizer, search=backend, topk=config.search.topk, mesh=mesh, **config.sampler)
+  return Engine(numbers, tokenizer, search=backend, topk=config.search.topk, python=PythonSandbox(**config.python), mesh=mesh,
+                **config.sampler)
 
 
 def open_backend(config: ml_collections.ConfigDict, corpus: str, mesh: jax.sharding.Mesh | None = None) -> SearchBackend:
@@ -109,7 +110,7 @@ def summary(groups: Groups) -> dict[str, float]:
     'reward': float(np.mean(np.concatenate(rewards))) if rewards else 0.0,
     'groups_alike': float(np.mean([len(set(found)) == 1 for found in rewards])) if rewards else 1.0,  # nothing to compare
     'trees': len(trees),
-    'em': float(np.mean([exact_match(tree.answer, tree.question.golden_answers) for tree in trees])),
+    'em': float(np.mean([tree.question.score(tree.answer) for tree in trees])),
     'tokens_generated': sum(tree.count(Role.POLICY) for tree in trees),
     'tokens_per_tree': float(np.mean([tree.count() for tree in trees])),
   }  # fmt: skip

@@ -7,6 +7,7 @@ is what the forward pass sees.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,8 @@ import optax
 from jax.sharding import Mesh
 
 from jaxsearch.parallel import mesh as meshes
+
+HEAD = 'value_head'  # key of a critic's head among the parameters of a policy that shares its backbone
 
 
 @jax.tree_util.register_dataclass
@@ -55,18 +58,29 @@ def learning_rate_schedule(optim: ml_collections.ConfigDict, total_updates: int)
   return lambda count: jnp.where(count < warmup, peak * (count + 1) / warmup, after(jnp.maximum(count - warmup, 0)))
 
 
-def make_optimizer(optim: ml_collections.ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
-  """AdamW behind a clip of the global gradient norm; norms and biases do not decay."""
+def make_optimizer(optim: ml_collections.ConfigDict, schedule: optax.Schedule,
+                   factor: Callable[[str], float] = lambda _: 1.0) -> optax.GradientTransformation:
+  """AdamW behind a clip of the global gradient norm; norms, biases and the head of a critic do not decay.
+
+  Args:
+    factor: of the learning rate, from the name of a parameter at the top of the nesting; 0 leaves it as it is.
+  """
+  def scaled(updates, _):
+    return jax.tree.map_with_path(lambda path, update: factor(path[0].key) * update, updates)
   return optax.chain(
     optax.clip_by_global_norm(optim.clip_norm),
     optax.adamw(schedule, b1=optim.b1, b2=optim.b2, eps=optim.eps, weight_decay=optim.weight_decay, mask=decays),
+    optax.stateless(scaled),
   )
 
 
 def decays(params: dict) -> dict:
-  """True for every parameter that weight decay applies to: all but norms and biases."""
+  """True for every parameter that weight decay applies to: all but norms, biases, and a critic's head.
+
+  Decay would pull the head's probabilities to 0.5 (CARL, appendix C).
+  """
   def decay(path, _):
-    return not any(word in path[-1].key for word in ('norm', 'bias'))
+    return path[0].key != HEAD and not any(word in path[-1].key for word in ('norm', 'bias'))
   return jax.tree.map_with_path(decay, params)
 
 

@@ -43,24 +43,27 @@ def predicting_states(config: DecoderConfig, params: dict, batch: Batch) -> jax.
   return jnp.take_along_axis(hidden, predicting[..., None], axis=1)
 
 
-def trained_logprobs(config: DecoderConfig, params: dict, batch: Batch, *, temperature: float, chunk: int,
+def trained_logprobs(params: dict, states: jax.Array, batch: Batch, *, temperature: float, chunk: int,
                      with_entropy: bool = False):
-  """Log-probabilities (and entropies) [R, M] of the trained tokens of one micro-batch; anything on padding."""
-  states = predicting_states(config, params, batch)
+  """Log-probabilities (and entropies) [R, M] of the trained tokens from their `predicting_states`; anything on padding."""
   ids = jnp.take_along_axis(batch.tokens, jnp.maximum(batch.targets, 0), axis=1)
   return target_logprobs(params, states, ids, temperature=temperature, chunk=chunk, with_entropy=with_entropy)
 
 
 def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperature: float, chunk: int,
                 clip_low: float, clip_high: float, dual_clip: float | None, kl_coef: float,
-                entropy_coef: float) -> tuple[jax.Array, Report]:
+                entropy_coef: float, value_coef: float = 0.0, backbone_share: float = 1.0) -> tuple[jax.Array, Report]:
   """sum of weights * (clipped surrogate + kl_coef * k3 KL to the reference - entropy_coef * entropy).
+
+  With a `value_coef` that times the squared error of a critic on the same backbone, `params['value_head']`, is added;
+  `backbone_share` scales its gradient into the backbone.
 
   `temperature` is that of the sampler: the ratio compares log-probabilities of the same distribution. Without a
   reference (`batch.ref_logprobs` is None) the KL term is absent and reported as 0.
   """
   mask = batch.targets >= 0
-  logprobs, entropies = trained_logprobs(config, params, batch, temperature=temperature, chunk=chunk, with_entropy=True)
+  states = predicting_states(config, params, batch)
+  logprobs, entropies = trained_logprobs(params, states, batch, temperature=temperature, chunk=chunk, with_entropy=True)
   surrogate = losses.clipped_surrogate(logprobs, batch.old_logprobs, batch.advantages, mask,
                                        clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
   entropies = jnp.where(mask, entropies, 0)
@@ -68,14 +71,17 @@ def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperatur
   if batch.ref_logprobs is not None:
     kl = jnp.where(mask, losses.kl(jnp.where(mask, logprobs, 0), batch.ref_logprobs, kind='k3'), 0)
   per_token = surrogate + kl_coef * kl - entropy_coef * entropies
-  loss = jnp.sum(batch.weights * per_token)
+  loss, value_report = jnp.sum(batch.weights * per_token), {}
+  if value_coef:
+    error, found = shared_value_error(params, states, batch, backbone_share)
+    loss, value_report = loss + value_coef * error, {'value_loss': error}
 
   ratio = jnp.where(mask, jnp.exp(jnp.clip(logprobs - batch.old_logprobs, -20, 20)), 1)
   # The surrogate is clipped, and its gradient 0, where the ratio has left the interval on the side of the advantage.
   clipped = jnp.where(batch.advantages > 0, ratio > 1 + clip_high, (ratio < 1 - clip_low) & (batch.advantages < 0))
   gap = jnp.where(mask, jnp.abs(logprobs - batch.sampler_logprobs), 0)
   report = {
-    'sum': {'policy_loss': jnp.sum(batch.weights * surrogate)},
+    'sum': {'policy_loss': jnp.sum(batch.weights * surrogate)} | value_report,
     'mean': {
       'kl': jnp.sum(kl), 'entropy': jnp.sum(entropies), 'clip_fraction': jnp.sum(clipped & mask, dtype=jnp.float32),
       'ratio': jnp.sum(jnp.where(mask, ratio, 0)), 'logprob_gap': jnp.sum(gap),
@@ -88,7 +94,7 @@ def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperatur
 def imitation_loss(params: dict, batch: Batch, *, config: DecoderConfig, chunk: int) -> tuple[jax.Array, Report]:
   """sum of weights * negative log-likelihood (temperature 1) of the trained tokens."""
   mask = batch.targets >= 0
-  logprobs, _ = trained_logprobs(config, params, batch, temperature=1.0, chunk=chunk)
+  logprobs, _ = trained_logprobs(params, predicting_states(config, params, batch), batch, temperature=1.0, chunk=chunk)
   loss = -jnp.sum(jnp.where(mask, batch.weights * logprobs, 0))
   return loss, {'sum': {}, 'mean': {'logprob': jnp.sum(jnp.where(mask, logprobs, 0))}, 'max': {}}
 
@@ -97,8 +103,23 @@ def critic_loss(params: dict, batch: Batch, *, config: DecoderConfig, value_clip
   """sum of weights * value loss; `params` is {'decoder', 'head'}, see training/critic.py."""
   mask = batch.targets >= 0
   found = value_head.values(params['head'], predicting_states(config, params['decoder'], batch))
-  loss = jnp.sum(batch.weights * losses.value_loss(found, batch.values, batch.returns, mask, clip=value_clip))
+  loss = jnp.sum(batch.value_weights * losses.value_loss(found, batch.values, batch.returns, mask, clip=value_clip))
   return loss, {'sum': {}, 'mean': {'value': jnp.sum(jnp.where(mask, found, 0))}, 'max': {}}
+
+
+def shared_value_error(params: dict, states: jax.Array, batch: Batch, backbone_share: float) -> tuple[jax.Array, jax.Array]:
+  """(sum of value weights * squared error, values [R, M]) of the critic on the policy's own hidden states (CARL, section 3.4)."""
+  mask = batch.targets >= 0
+  shared = backbone_share * states + (1 - backbone_share) * jax.lax.stop_gradient(states)
+  found = value_head.probabilities(params['value_head'], shared)
+  halves = losses.value_loss(found, found, batch.returns, mask)
+  return 2 * jnp.sum(batch.value_weights * halves), found
+
+
+def shared_critic_loss(params: dict, batch: Batch, *, config: DecoderConfig) -> tuple[jax.Array, Report]:
+  """The error of that critic alone, for its warm-up."""
+  error, found = shared_value_error(params, predicting_states(config, params, batch), batch, 1.0)
+  return error, {'sum': {}, 'mean': {'value': jnp.sum(jnp.where(batch.targets >= 0, found, 0))}, 'max': {}}
 
 
 def make_train_step(loss_fn: Loss, optimizer: optax.GradientTransformation, schedule: optax.Schedule, *,
@@ -176,15 +197,22 @@ def update(state: TrainState, grads: dict, loss, optimizer: optax.GradientTransf
 def make_score_step(config: DecoderConfig, *, mesh: Mesh, temperature: float, chunk: int):
   """The jitted `score(params, batch) -> [n, R, M]` float32 log-probabilities of the trained tokens; 0 on padding."""
   def logprobs(params: dict, batch: Batch):
-    return trained_logprobs(config, params, batch, temperature=temperature, chunk=chunk)[0]
+    return trained_logprobs(params, predicting_states(config, params, batch), batch, temperature=temperature, chunk=chunk)[0]
   return _over_micro_batches(logprobs, config.dtype, mesh)
 
 
-def make_value_step(config: DecoderConfig, *, mesh: Mesh):
-  """The jitted `values(params, batch) -> [n, R, M]` float32: a critic's values of the states before the trained tokens."""
-  def found(params: dict, batch: Batch):
+def make_value_step(config: DecoderConfig, *, mesh: Mesh, shared: bool = False):
+  """The jitted `values(params, batch) -> [n, R, M]` float32: a critic's values of the states before the trained tokens.
+
+  `params` are {'decoder', 'head'}, or with `shared` the policy's with their 'value_head'.
+  """
+  def own(params: dict, batch: Batch):
     return value_head.values(params['head'], predicting_states(config, params['decoder'], batch))
-  return _over_micro_batches(found, config.dtype, mesh)
+
+  def on_the_policy(params: dict, batch: Batch):
+    return value_head.probabilities(params['value_head'], predicting_states(config, params, batch))
+
+  return _over_micro_batches(on_the_policy if shared else own, config.dtype, mesh)
 
 
 def _over_micro_batches(per_token: Callable[[dict, Batch], jax.Array], dtype: str, mesh: Mesh):

@@ -14,7 +14,7 @@ import functools
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from jaxsearch.trees.tree import Node, Role
@@ -43,7 +43,13 @@ SEARCH_R1 = Tags()
 EVIDENCE = 'original_evidence'
 R_SEARCH = Tags(observation='observation', others=(EVIDENCE,))  # arXiv 2506.04185
 RESEARCH = Tags(observation='result')  # ReSearch, arXiv 2503.19470
+CARL = Tags(observation='output', others=('context',))  # arXiv 2605.27788
+FENCE = '\n```\n'  # ends a block of Python, and with it an invoke segment
 
+# Doubled braces, since the prompts are filled in like all others.
+_CARL = ('You {may} use a Python code block to help answer this question. Use search(query) for retrieval or write arithmetic '
+         'code. After seeing tool output, write a <context> block extracting the relevant information, then provide your '
+         'answer inside \\boxed{{{{}}}}.')
 PROMPTS = {
     # Search-R1, table 1; the question stands where {question} is.
     'search_r1': (
@@ -97,9 +103,21 @@ PROMPTS = {
         'until the original question is finally solved.\nNote: The retrieval results may not contain the '
         'answer or contain noise. You need to tell whether there is a golden answer. If not, you need to '
         'correct the search query and search again. Question:{question}\n'),
+    # CARL, appendix C: no tool, a tool by all means, a tool at will, several calls by all means.
+    'carl_direct': (
+        'Answer the following question directly. Do not use any tools or code. Provide your answer inside '
+        '\\boxed{{}}.\nQuestion: {question}\n'),
+    'carl_forced': _CARL.format(may='must') + '\nQuestion: {question}\n',
+    'carl': _CARL.format(may='may optionally') + '\nQuestion: {question}\n',
+    'carl_multi_hop': (
+        _CARL.format(may='must') + ' This question may require multiple search steps. You may call tools more than '
+        'once.\nQuestion: {question}\n'),
     # For small policies trained on the format: every token of the prompt is paid for by every rollout.
     'world': 'Question: {question}\n',
     'world_evidence': 'Question, with evidence: {question}\n',
+    'world_carl': 'Question, with code: {question}\n',
+    'world_carl_direct': 'Question, by heart: {question}\n',
+    'world_carl_forced': 'Question, with code by all means: {question}\n',
 }
 
 
@@ -189,6 +207,23 @@ def answer_of(leaf: Node, tags: Tags = SEARCH_R1) -> str | None:
   return next((found for text in texts if (found := answer(text, tags)) is not None), None)
 
 
+def python_block(text: str) -> str | None:
+  """The program that a policy span ends with: its last closed block of three backquotes and `python`.
+
+  None if there is none, it is empty, or words follow it.
+  """
+  blocks = list(re.finditer(r'(?:^|\n)```python[ \t]*\n(.*?)\n```[ \t]*(?=\n|$)', text, re.DOTALL))
+  if not blocks or re.search(r'\w', text[blocks[-1].end():]):
+    return None
+  return blocks[-1][1] if blocks[-1][1].strip() else None
+
+
+def context_block(text: str) -> tuple[str, bool]:
+  """(what stands in `<context>`, whether it was closed); ('', False) where none was begun."""
+  found = re.search(r'<context>(.*?)(</context>|$)', text, re.DOTALL)
+  return (found[1].strip(), bool(found[2])) if found else ('', False)
+
+
 # Writing what the environment replies.
 
 
@@ -206,9 +241,23 @@ def information(documents: Sequence[HasText], special_tokens: Iterable[str], tag
     special_tokens: the tokenizer's, as text.
   """
   safe = functools.partial(neutralise, special_tokens=tuple(special_tokens), tags=tags)
-  lines = [f'Doc {number}(Title: {safe(document.title.strip())}) {safe(document.text.strip())}\n'
-           for number, document in enumerate(documents, start=1)]
-  return _observation(''.join(lines) or 'No documents were found.\n', tags)
+  return _observation(listed(documents, safe) or 'No documents were found.\n', tags)
+
+
+def listed(documents: Sequence[HasText], safe: Callable[[str], str] = str) -> str:
+  """Documents a line each; `safe` is applied to titles and texts."""
+  return ''.join(f'Doc {number}(Title: {safe(document.title.strip())}) {safe(document.text.strip())}\n'
+                 for number, document in enumerate(documents, start=1))
+
+
+def output(text: str, special_tokens: Iterable[str]) -> str:
+  """The observation that shows what a program printed (CARL), neutralised."""
+  return f'<output>{neutralise(text.strip(), special_tokens, CARL)}</output>\n'
+
+
+def context(text: str, special_tokens: Iterable[str]) -> str:
+  """The clean copy of a context that the policy wrote (CARL): what stays when the output goes."""
+  return f'<context>{neutralise(text, special_tokens, CARL)}</context>\n'
 
 
 def failure(reason: str, special_tokens: Iterable[str], tags: Tags = SEARCH_R1) -> str:

@@ -41,6 +41,7 @@ class Rows(NamedTuple):
   previous: np.ndarray       # int32, row index; its own on padding and at the first token of a tree
   visible_until: np.ndarray  # int32, row index, exclusive; own index + 1 on padding
   loss_weights: np.ndarray   # float32, 0 wherever there is no loss
+  value_weights: np.ndarray  # float32, the same for the critic's loss
   advantages: np.ndarray     # float32, 0 where a span has none
   old_logprobs: np.ndarray   # float32, captured while sampling, 0 where a span has none
   values: np.ndarray         # float32, of the critic that the rollouts met, 0 where a span has none
@@ -74,7 +75,7 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, rows_multiple: 
   nodes = [list(tree.walk()) for tree in forest]
   _check_all_or_none([node for tree_nodes in nodes for node in tree_nodes if node.trained and node.tokens])
   masks = [loss_mask(tree_nodes) for tree_nodes in nodes]
-  weights = step_weights(nodes, masks) if how == 'step-mean' else loss_weights(masks, how)
+  weights, value_weights = step_weights(nodes, masks) if how == 'step-mean' else [loss_weights(masks, how)] * 2
   num_rows = max(1, -(-len(rows_of_trees) // rows_multiple)) * rows_multiple
   rows = _padding(num_rows, length, pad_id)
   for row, indices in enumerate(rows_of_trees):
@@ -83,6 +84,7 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, rows_multiple: 
       size = len(weights[index])
       _place(rows, row, start, nodes[index])
       rows.loss_weights[row, start:start + size] = weights[index]
+      rows.value_weights[row, start:start + size] = value_weights[index]
       rows.tree_ids[row, start:start + size] = index
       start += size
   return rows
@@ -148,30 +150,34 @@ def loss_weights(masks: Sequence[np.ndarray], how: str) -> list[np.ndarray]:
   return [(mask * scale).astype(np.float32) for mask, scale in zip(masks, scales)]
 
 
-def step_weights(nodes: Sequence[Sequence[Node]], masks: Sequence[np.ndarray]) -> list[np.ndarray]:
-  """Weights of 'step-mean', SLATE's objective (section 3.4), for trees whose siblings are alternatives for a step.
+def step_weights(nodes: Sequence[Sequence[Node]],
+                 masks: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  """Weights of 'step-mean', of the policy and of the critic: the objectives of SLATE (section 3.4) and CARL (section 3.4).
 
-  The mean over a span's own tokens, the mean over the trained siblings of a step, the sum over the steps of a tree, the
-  mean over trees.
+  Policy: the mean over a span's own tokens, the mean over the trained siblings of a step (alternatives), the sum over the
+  steps of a tree, the mean over trees. Critic: the states before the first tokens of the spans, the mean over those of a
+  tree, the mean over trees.
   """
   sequences = max(sum(bool(mask.any()) for mask in masks), 1)
-  weights = []
+  weights, value_weights = [], []
   for tree_nodes, mask in zip(nodes, masks):
     ends = np.cumsum([len(node.tokens) for node in tree_nodes])
-    own = np.zeros(len(mask))
+    own, states = np.zeros(len(mask)), np.zeros(len(mask))
     for node, end in zip(tree_nodes, ends):
       span = slice(end - len(node.tokens), end)
       if mask[span].any():
         siblings = sum(child.trained and bool(child.tokens) for child in node.parent.children)
         own[span] = mask[span] / (mask[span].sum() * siblings * sequences)
+        states[span.start + int(mask[span].argmax())] = 1
     weights.append(own.astype(np.float32))
-  return weights
+    value_weights.append((states / (max(states.sum(), 1) * sequences)).astype(np.float32))
+  return weights, value_weights
 
 
 def _padding(num_rows: int, length: int, pad_id: int) -> Rows:
   shape = (num_rows, length)
   index = np.broadcast_to(np.arange(length, dtype=np.int32), shape)
-  zeros = {name: np.zeros(shape, np.float32) for name in ('loss_weights', *PER_TOKEN.values())}
+  zeros = {name: np.zeros(shape, np.float32) for name in ('loss_weights', 'value_weights', *PER_TOKEN.values())}
   return Rows(tokens=np.full(shape, pad_id, np.int32), positions=np.zeros(shape, np.int32),
               previous=index.copy(), visible_until=index + 1, tree_ids=np.full(shape, -1, np.int32),
               span_ids=np.full(shape, -1, np.int32), **zeros)

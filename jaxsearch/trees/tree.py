@@ -25,6 +25,7 @@ class Role(enum.Enum):
   PROMPT = 'prompt'
   POLICY = 'policy'            # sampled from the policy: the only role that is trained on by default
   OBSERVATION = 'observation'  # what a tool returned
+  CONTEXT = 'context'          # a copy of what the policy wrote elsewhere in the tree, where it has to be seen again
 
 
 class Stop(enum.StrEnum):

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from jaxsearch.data.jsonl import DataError
 from jaxsearch.data.sources import ARITHMETIC, load_corpus, load_questions
 
 
@@ -30,3 +31,72 @@ def test_corpus_by_name(tmp_path):
   path.write_text(json.dumps({'id': '1', 'contents': '"Title"\nText.'}) + '\n')
   assert load_corpus(str(path))[0].title == 'Title'
   assert len(load_corpus('world')) > 4000
+
+
+def gsm8k(path, *golds):
+  path.write_text('\n'.join(json.dumps({'question': f'{gold}?', 'answer': f'#### {gold}'}) for gold in golds))
+  return f'gsm8k:{path}'
+
+
+def hotpotqa(path, name, *passages):
+  path.write_text(json.dumps([{'_id': name, 'question': 'Who?', 'answer': 'Ada', 'type': 'bridge', 'supporting_facts': [],
+                               'context': [[title, [text]] for title, text in passages]}]))
+  return path
+
+
+def test_benchmarks_by_name(tmp_path):
+  assert [question.golden_answers for question in load_questions(gsm8k(tmp_path / 'g', 1, 2))] == [('1',), ('2',)]
+  path = hotpotqa(tmp_path / 'h', 'x', ('A', 'a'), ('B', 'b'))
+  for source in ('hotpotqa', '2wiki'):
+    question, = load_questions(f'{source}:{path}', hops=(3,), arithmetic=False)  # the filters are for the world alone
+    assert (question.id, question.metadata['source']) == ('x', source)
+    assert [passage.id for passage in load_corpus(f'{source}:{path}')] == [f'{source}_0', f'{source}_1']
+
+
+def test_a_set_of_several_files(tmp_path):
+  (tmp_path / 'q').write_text(json.dumps({'id': 'gsm8k_1', 'question': 'Who?', 'golden_answers': ['A']}))
+  first, second = gsm8k(tmp_path / 'g', 1, 2), gsm8k(tmp_path / 'h', 3)
+  hotpot = f'hotpotqa:{hotpotqa(tmp_path / "w", "x")}'
+  found = load_questions(f'{hotpot}+{first}+{tmp_path / "q"}+{second}')
+  assert [question.id for question in found] == ['x', 'gsm8k:gsm8k_0', 'gsm8k:gsm8k_1', 'file:gsm8k_1', 'gsm8k.2:gsm8k_0']
+  assert [question.golden_answers for question in found] == [('Ada',), ('1',), ('2',), ('A',), ('3',)]
+  world = load_questions(f'world:test+{first}', hops=(1,))
+  assert len(world) == len(load_questions('world:test', hops=(1,))) + 2
+
+
+def test_a_corpus_of_several_files_has_every_passage_once(tmp_path):
+  first = hotpotqa(tmp_path / 'a', 'x', ('A', 'a'), ('B', 'b'))
+  second = hotpotqa(tmp_path / 'b', 'y', ('B', 'b'), ('A', 'other'))
+  found = load_corpus(f'hotpotqa:{first}+hotpotqa:{second}+2wiki:{first}')
+  assert [(passage.title, passage.text) for passage in found] == [('A', 'a'), ('B', 'b'), ('A', 'other')]
+  assert len({passage.id for passage in found}) == 3
+  assert len(load_corpus(f'world+hotpotqa:{first}')) == len(load_corpus('world')) + 2
+
+
+def test_a_plus_in_the_name_of_a_file(tmp_path):
+  assert len(load_questions(gsm8k(tmp_path / 'a+b', 1))) == 1
+  path = tmp_path / 'c+d.jsonl'
+  path.write_text(json.dumps({'id': '1', 'question': 'Who?', 'golden_answers': ['A']}))
+  assert len(load_questions(str(path))) == 1
+
+
+def test_names_that_stand_for_nothing(tmp_path):
+  name = gsm8k(tmp_path / 'g', 1)
+  for wrong in (f'{name}+', f'+{name}', f'{name}++{name}'):
+    with pytest.raises(ValueError, match='nothing stands'):
+      load_questions(wrong)
+  with pytest.raises(ValueError, match="no source is called 'gsm'; known: world, gsm8k, hotpotqa, 2wiki, musique, finqa"):
+    load_questions(f'gsm:{tmp_path / "g"}')
+  with pytest.raises(ValueError, match="no passages come with 'gsm8k'"):
+    load_corpus(name)
+  with pytest.raises(ValueError, match="'world', not 'world:rl'"):
+    load_corpus('world:rl')
+  with pytest.raises(FileNotFoundError):
+    load_questions('finqa:' + str(tmp_path / 'not_there.json'))
+
+
+def test_ids_that_cannot_be_told_apart(tmp_path):
+  for name, ids in (('a', ['1']), ('b', ['1', 'file:1'])):
+    (tmp_path / name).write_text('\n'.join(json.dumps({'id': i, 'question': '?', 'golden_answers': ['A']}) for i in ids))
+  with pytest.raises(DataError, match='ids that are the same'):
+    load_questions(f'{tmp_path / "a"}+{tmp_path / "b"}')

@@ -8,6 +8,7 @@ from jaxsearch.sampler.requests import Ask, Generate, Score, Search, ToolFailure
 from jaxsearch.tools.documents import Document
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.methods.driving import QUESTION, Letters, context
+from tests.rewards import faults
 
 ONE, TWO = '<think>a</think><search> one </search>', '<think>b</think><search> two </search>'
 RIGHT, WRONG = '<answer> Lovelace </answer>', '<answer> Byron </answer>'
@@ -15,7 +16,10 @@ ACCEPT, REVISE = -0.1, -5.0  # log-probability of ' 0'
 
 
 def drive(said, margins=(), useful=1, seed=0, **settings):
-  """Grows a tree; `said` are the generated spans in order, `margins` the log-probability of ' 0' at each review."""
+  """Grows a tree; `said` are the generated spans in order, `margins` the log-probability of ' 0' at each review.
+
+  `useful` is what the judge replies, or a function of what it is asked.
+  """
   tree = Tree(Letters(), QUESTION)
   tree.rng = np.random.default_rng(seed)
   growth = search_r2.grow(QUESTION, tree, template='world', review='world', **settings)
@@ -36,7 +40,7 @@ def drive(said, margins=(), useful=1, seed=0, **settings):
       reply = None if margin is None else [[margin, 0.0]] + [[-2.0, 0.0]] * (len(request.continuations) - 1)
       reply = [None] * len(request.continuations) if reply is None else reply
     else:
-      reply = useful
+      reply = useful(request.item) if callable(useful) else useful
 
 
 def path_texts(node):
@@ -114,6 +118,30 @@ def test_the_process_reward_is_gated_by_the_answer():
   collections = next(request for request in requests if isinstance(request, Ask)).item.collections
   assert ['one' in collections[0], 'two' in collections[1], len(collections)] == [True, True, 2]
   assert not any(isinstance(r, Ask) for r in drive([ONE, RIGHT], [ACCEPT], process=False)[1])
+
+
+@pytest.mark.parametrize('fault', ['', *faults.FAULTS])
+def test_a_judge_at_fault_is_neutral_and_counted(fault):
+  """The answer counts as without a process reward; the documents, which repeat their query, try to steer the judge."""
+  search = f'<search> {faults.STEERING} </search>'
+  with faults.judge_at_fault(fault) as judge:
+    tree, requests = drive([search, RIGHT], [ACCEPT], useful=lambda item: judge([item])[0])
+  assert 'Final Answer' in next(request for request in requests if isinstance(request, Ask)).item.collections[0]
+  assert tree.metrics['judge_unreadable'] == bool(fault) and tree.metrics['useful'] == (not fault)
+  assert search_r2.reward(tree) == (1.0 if fault else 2.0)
+
+
+def test_tokens_beside_the_kept_chain_are_counted():
+  """A token is a byte here: of the cut-off steps and of what the reviewer wrote."""
+  for said, margins, extra, settings in (
+      ([ONE, RIGHT], [], '', dict(max_revisions=0)),
+      ([ONE, RIGHT], [ACCEPT], ' 0', {}),
+      ([ONE, RIGHT, ' 7\n'], [REVISE], ' 7\n', {}),
+      ([ONE, TWO, WRONG, ' 2\n', RIGHT], [REVISE], TWO + WRONG + ' 2\n', {}),
+      ([WRONG, ' 1\n', ONE, WRONG, ' 2\n', RIGHT], [REVISE, REVISE], WRONG + ' 1\n' + WRONG + ' 2\n', dict(max_revisions=2)),
+      ([ONE, WRONG, ' 2\n', WRONG, RIGHT, RIGHT], [REVISE], WRONG + ' 2\n', dict(probe=1.1))):  # what probing grew is gone
+    tree, _ = drive(said, margins, **settings)
+    assert tree.metrics['tokens_extra'] == len(extra), said
 
 
 def test_credit_goes_to_the_kept_chain_and_the_reviews():

@@ -11,6 +11,7 @@ from jaxsearch.tools.documents import Document
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.methods.driving import QUESTION, Letters, context
+from tests.rewards import faults
 
 SEARCH = '<think>hm</think><search> author </search>'
 RIGHT, WRONG, BROKEN = '<think>so</think><answer> Lovelace </answer>', '<think>so</think><answer> Byron </answer>', '<think>hm'
@@ -97,6 +98,18 @@ def test_an_unreadable_judge_is_neutral_and_counted():
   tree, _ = drive([RIGHT, SEARCH], budget=1, best=True, early_bonus=0.0, verdict=lambda item: (
     None if isinstance(item, judge.Thinking) else ToolFailure('down')))
   assert [node.data['reward'] for node in tree.nodes(Role.POLICY)] == [0, 0] and tree.metrics['judge_unreadable'] == 4
+
+
+@pytest.mark.parametrize('fault', ['', *faults.FAULTS])
+def test_a_judge_at_fault_is_neutral_and_counted(fault):
+  """Thought, query, documents and answer try to steer it."""
+  think = f'<think>{faults.STEERING}</think>'
+  said = [f'{think}<answer> {faults.STEERING} </answer>', f'{think}<search> {faults.STEERING} </search>']
+  with faults.judge_at_fault(fault) as asked:
+    tree, _ = drive(said, budget=1, early_bonus=0.0, found=(Document('1', 'Title', faults.STEERING),),
+                    verdict=lambda item: asked([item])[0])
+  assert tree.metrics['judge_unreadable'] == (4 if fault else 0) and tree.metrics['malformed'] == 0
+  assert [node.data['reward'] for node in tree.nodes(Role.POLICY)] == ([0, 0] if fault else [2, 2])
 
 
 def test_a_search_that_fails_is_told_and_counted():

@@ -1,15 +1,26 @@
 """Answer matching: SQuAD's normalisation, the rules of its public scorers, and the traps."""
 
 import collections
+import decimal
 import re
 import string
+from fractions import Fraction
 
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from jaxsearch.rewards.match import entity_match, exact_match, f1, normalize_answer, substring_match
+from jaxsearch.rewards.match import (
+  entity_match,
+  exact_match,
+  f1,
+  matches,
+  normalize_answer,
+  numeric_match,
+  read_number,
+  substring_match,
+)
 
 QUICK = hypothesis.settings(max_examples=150, deadline=None)
 words = st.sampled_from(['the', 'A', 'cat', 'Cat!', 'sat', '', 'yes', 'no', 'é', 'U.S.', '-'])
@@ -106,3 +117,87 @@ def test_an_order_between_the_scores(prediction, golds):
   assert exact <= entity_match(prediction, golds) <= substring_match(prediction, golds) <= 1.0
   assert exact <= f1(prediction, golds) <= 1.0
   assert f1(prediction, golds) == f1(prediction, golds[::-1])
+
+
+@pytest.mark.parametrize('text, value', [
+    ('72', 72), ('72.0', 72), ('72.', 72), ('$1,234.50', '1234.5'), ('-3/4', '-3/4'), ('3 / 4', '3/4'), ('about 72 dollars', 72),
+    ('12 * 6 = 72.', 72), ('-$5', -5), ('$-5', -5),
+    ('- $ 5', -5), ('\u22125', -5), ('+5', 5), ('(-5)', -5), ('= -5', -5), ('.5', '.5'),
+    ('-.5', '-.5'), ('...72', 72), ('€ 1,000,000', 10**6), ('\\$72', 72), ('$72$', 72), ('72kg', 72), ('5 km2', 5), ('5 m^2', 5),
+    ('30 t of CO2', 30), ('covid-19', 19), ('3-4', 4), ('$3-$5', 5), ('1, 2, 3', 3), ('1,2,3', 3), ('1.5e6', 1500000),
+    ('1e-05', '1/100000'), ('12/05/2020', 2020), ('3/4.5', '4.5'), ('1.5 million', '1.5'), ('US$72', 72)])
+def test_the_last_number_of_a_text(text, value):
+  assert read_number(text) == (Fraction(value), False)
+
+
+@pytest.mark.parametrize('text', ['12.5%', '12.5 %', '12.5\\%', '12.5 percent', '12.5 per cent', 'up by 12.50%.'])
+def test_the_sign_of_a_percentage(text):
+  assert read_number(text) == (Fraction(25, 2), True)
+
+
+@pytest.mark.parametrize('text', ['', 'yes', 'km2', '½', '٣', '1/0', '9' * 5000, '1e99999999', '1/' + '9' * 5000, '-', '$', '%'])
+def test_texts_without_a_number_that_can_be_used(text):
+  assert read_number(text) is None
+  assert numeric_match(text, ['0', '1', '9']) == 0.0
+
+
+@pytest.mark.parametrize('prediction, golds, tolerance, expected', [
+    ('72', ['72'], 0, 1), ('72.0', '72', 0, 1), ('72', ['7', '2'], 0, 0), ('72', '71', 0, 0), ('72', ['1', '$72'], 0, 1),
+    (None, ['72'], 0, 0),
+    ('12.5%', ['0.125'], 0, 1), ('12.5%', ['12.5'], 0, 1), ('12.5', ['12.5%'], 0, 1), ('0.125', ['12.5%'], 0, 1),
+    ('12.5%', ['12.5%'], 0, 1), ('0.125%', ['12.5%'], 0, 0), ('1250%', ['12.5%'], 0, 0), ('12.5', ['0.125'], 0, 0),
+    ('0.125', ['12.5'], 0, 0), ('0.3', ['3/10'], 0, 1), ('0.333', ['1/3'], 0, 0), ('0.333', ['1/3'], 0.01, 1),
+    ('101', ['100'], 0.01, 1), ('101.01', ['100'], 0.01, 0), ('-99', ['-100'], 0.01, 1), ('100', ['-100'], 0.01, 0),
+    ('0.001', ['0'], 0.01, 0), ('0', ['0.0'], 0, 1), ('9007199254740993', ['9007199254740992'], 0, 0),
+    ('Yes.', ['yes'], 0, 1), ('yes, 5', ['yes'], 0, 0), ('no', ['yes'], 0, 0), ('yes', ['1'], 0, 0), ('5', [], 0, 0),
+    ('5', np.array(['4', '5']), 0, 1), ('', [''], 0, 1)])
+def test_numeric_match(prediction, golds, tolerance, expected):
+  got = numeric_match(prediction, golds, tolerance=tolerance)
+  assert isinstance(got, float) and got == expected
+
+
+numbers = st.decimals(min_value=-10**12, max_value=10**12, places=4, allow_nan=False)
+STYLES = (
+    '{:f}', '{:.6f}', '{:,.4f}', '${:,.4f}', '€ {:f}', '{:f} dollars', 'about {:f} km2', 'The answer is {:f}.', '{:E}',
+    '3 * 4 = 12, so {:f}', '\\${:f}', '({:f})', '{:f}0')
+
+
+@QUICK
+@hypothesis.given(numbers, numbers, st.sampled_from(STYLES), st.sampled_from(STYLES))
+def test_a_number_is_matched_however_it_is_written_and_another_is_not(number, other, style, gold_style):
+  assert numeric_match(style.format(number), [gold_style.format(number)]) == 1.0
+  assert numeric_match(style.format(number), [gold_style.format(other)]) == float(number == other)
+
+
+@QUICK
+@hypothesis.given(numbers, st.sampled_from(['{:f}%', '{:,.4f} %', 'up by {:f}\\%.', '{:f} percent']))
+def test_a_percentage_is_itself_and_its_hundredth(number, style):
+  prediction = style.format(number)
+  assert [numeric_match(prediction, [gold]) for gold in (prediction, f'{number}', f'{number / 100:f}')] == [1, 1, 1]
+  for other in (f'{number * 100:f}', f'{number / 100:f}%'):
+    assert numeric_match(prediction, [other]) == float(not number)
+
+
+@QUICK
+@hypothesis.given(numbers, numbers, st.sampled_from(['0', '0.01', '0.5']))
+def test_tolerance_is_a_part_of_the_gold(number, gold, tolerance):
+  with decimal.localcontext(prec=60):
+    expected = abs(number - gold) <= decimal.Decimal(tolerance) * abs(gold)
+  assert numeric_match(f'{number:f}', f'{gold:f}', tolerance=float(tolerance)) == float(expected)
+
+
+@QUICK
+@hypothesis.given(st.text(alphabet='0123456789.,-+/%$eE \\^x', max_size=40))
+def test_any_text_can_be_read(text):
+  number = read_number(text)
+  assert numeric_match(text, [text]) == 1.0 and (number is None or any(digit in text for digit in string.digits))
+
+
+def test_matches_takes_the_rule_by_its_name():
+  assert matches('Paris', ['paris']) == matches('the Paris', ['Paris'], 'exact') == 1.0
+  assert matches('It was Barack Obama', ['Barack Obama']) == 0.0
+  assert matches('It was Barack Obama', ['Barack Obama'], 'entity') == 1.0
+  assert matches('$72.00', ['72']) == 0.0 and matches('$72.00', ['72'], 'numeric') == 1.0
+  assert matches('73', ['72'], 'numeric', 0.02) == 1.0 and matches('73', ['72'], 'numeric') == 0.0
+  with pytest.raises(ValueError, match="'number'; known: exact, entity, numeric"):
+    matches('1', ['1'], 'number')

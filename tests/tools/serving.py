@@ -17,7 +17,7 @@ def server(*answers):
 
   class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
-      body = self.rfile.read(int(self.headers['content-length']))
+      body = self.body = self.rfile.read(int(self.headers['content-length']))
       answer = answers[min(len(seen), len(answers) - 1)]
       seen.append((self.path, dict(self.headers), json.loads(body)))
       if callable(answer):

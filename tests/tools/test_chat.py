@@ -94,6 +94,45 @@ def test_replies_come_in_order_and_failures_stand_in_their_place():
   assert (first, last) == ('A', 'C') and isinstance(bad, ChatError) and bad.status == 400
 
 
+def test_a_slow_reply_is_given_up_and_the_others_come():
+  released = threading.Event()
+
+  def serve(handler):
+    if json.loads(handler.body)['messages'][0]['content'] == 'slow':
+      released.wait(20)
+    answer(handler, told('x'))
+
+  with server(serve) as (url, _):
+    first, slow, last = Chat(url, 'm', timeout=2.0, attempts=1).replies(['a', 'slow', 'c'])
+    released.set()
+  assert (first, last) == ('x', 'x') and isinstance(slow, ChatError) and 'no reply within 2 s' in slow.reason
+
+
+def test_a_reply_that_trickles_is_given_up_at_the_deadline():
+  released = threading.Event()
+
+  def serve(handler):
+    handler.send_response(200)
+    handler.send_header('content-length', '1000000')
+    handler.end_headers()
+    while not released.wait(0.02):
+      handler.wfile.write(b' ')
+      handler.wfile.flush()
+
+  with server(serve) as (url, _):
+    with pytest.raises(ChatError, match=r'no whole reply within 0\.5 s'):
+      Chat(url, 'm', timeout=0.5, attempts=1).reply('a')
+    released.set()
+
+
+def test_a_server_that_is_down_fails_every_prompt():
+  with server((200, told('x'))) as (url, _):
+    chat = Chat(url, 'm', attempts=2, backoff=0.01)
+    assert chat.reply('a') == 'x'
+  replies = chat.replies(['a', 'b', 'c'])
+  assert all(isinstance(reply, ChatError) and '(attempts: 2)' in reply.reason for reply in replies)
+
+
 def test_requests_at_a_time_are_limited_over_all_threads():
   lock, now, most = threading.Lock(), 0, 0
 

@@ -8,6 +8,7 @@ import ml_collections
 import numpy as np
 import pytest
 
+from jaxsearch.models import value_head
 from jaxsearch.models.decoder import Decoder
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import policy
@@ -282,3 +283,58 @@ def test_an_adapter_learns_alike_on_one_device_and_on_eight_and_its_base_stays(t
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(base), params)
   for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
     assert not np.array_equal(old, new)
+
+
+def boundary_forest(tiny):
+  forest = tiny.random_forest(3, advantages=[0.0] * 6)
+  for index, tree in enumerate(forest):
+    for node in tree.nodes(Role.POLICY):
+      node.values = np.full(len(node.tokens), 0.5, np.float32)
+      node.returns = np.full(len(node.tokens), index % 2, np.float32)
+  return forest
+
+
+def test_a_critic_on_the_policys_backbone_learns_outcomes_and_the_backbone_gets_its_share(tiny):
+  """Advantages are 0: whatever moves is the critic's doing."""
+  numbers = tiny.decoder
+  rows = lay_out(boundary_forest(tiny), 64, pad_id=0, how='step-mean')
+  batch = jax.tree.map(jnp.asarray, make_batch(rows, 4, critic=True))
+  params = jax.tree.map(jnp.asarray, jax.device_get(tiny.random_params(numbers, 0)))
+  head = jax.tree.map(lambda x: x + 0.05, value_head.initial_mlp(numbers.hidden_size, jax.random.key(2)))
+  params |= {'value_head': head}
+
+  def grads(share, coef=0.5):
+    loss = lambda params: steps.policy_loss(params, jax.tree.map(lambda x: x[0] if x.ndim else x, batch), config=numbers,
+                                            **tiny.hyper, value_coef=coef, backbone_share=share)[0]
+    return jax.grad(loss)(params)
+
+  whole, half, none = grads(1.0), grads(0.5), grads(0.0)
+  np.testing.assert_allclose(half['embedding'], 0.5 * whole['embedding'], rtol=1e-4, atol=1e-7)
+  assert float(jnp.abs(none['embedding']).max()) == 0.0 < float(jnp.abs(whole['embedding']).max())
+  for name in head:
+    np.testing.assert_allclose(half['value_head'][name], whole['value_head'][name], rtol=1e-5)
+  doubled = grads(1.0, coef=1.0)
+  np.testing.assert_allclose(doubled['value_head']['kernel'], 2 * whole['value_head']['kernel'], rtol=1e-5)
+
+
+def test_the_critics_error_is_over_boundary_states_alone(tiny):
+  rows = lay_out(boundary_forest(tiny), 64, pad_id=0, how='step-mean')
+  part = jax.tree.map(lambda x: jnp.asarray(x[0]) if np.ndim(x) else x, make_batch(rows, 8, critic=True))
+  head = value_head.initial_mlp(tiny.decoder.hidden_size, jax.random.key(2))
+  params = tiny.random_params(tiny.decoder, 0) | {'value_head': head}
+  error, _ = steps.shared_critic_loss(params, part, config=tiny.decoder)
+  assert float(error) == pytest.approx(0.25, rel=1e-5)  # 0.5 in every state, against 0 and 1; the mean of means
+  assert int((np.asarray(part.value_weights) > 0).sum()) == 12  # two segments of each of six trees
+
+
+def test_parameters_learn_at_their_own_rates(tiny):
+  optim = tiny.optim_config(weight_decay=0.1)
+  factors = {'value_head': 5.0, 'embedding': 0.0}
+  optimizer = states.make_optimizer(optim, lambda _: 1e-2, lambda name: factors.get(name, 1.0))
+  params = {name: {'kernel': jnp.ones(3)} for name in ('layers', 'embedding', 'value_head')}
+  grads = jax.tree.map(lambda x: 1e-3 * jnp.ones_like(x), params)
+  changes, _ = optimizer.update(grads, optimizer.init(params), params)
+  rate = lambda name: -float(changes[name]['kernel'][0])
+  assert rate('embedding') == 0.0
+  assert rate('layers') == pytest.approx(1e-2 * (1 + 0.1), rel=1e-3)  # Adam's first step, and decay
+  assert rate('value_head') == pytest.approx(5e-2, rel=1e-3)          # no decay

@@ -96,7 +96,7 @@ def test_fields_follow_their_definition(forest):
     here = {field: getattr(rows, field)[row, column] for field in rows._fields}
     if (row, column) not in entries:
       assert here == dict(tokens=PAD, positions=0, previous=column, visible_until=column + 1, loss_weights=0,
-                          advantages=0, old_logprobs=0, values=0, returns=0, tree_ids=-1, span_ids=-1)
+                          value_weights=0, advantages=0, old_logprobs=0, values=0, returns=0, tree_ids=-1, span_ids=-1)
       continue
     tree, (token, node, index, ancestors), start = entries[row, column]
     before = [t for ancestor in ancestors for t in ancestor.tokens] + node.tokens[:index]
@@ -109,6 +109,7 @@ def test_fields_follow_their_definition(forest):
     for field in ('values', 'returns'):
       assert here[field] == (0 if getattr(node, field) is None else getattr(node, field)[index])
     assert (here['loss_weights'] > 0) == (node.role is Role.POLICY and column > start)
+    assert here['value_weights'] == here['loss_weights']  # of 'token-mean'
     if before:     # the previous token is the last one before it on the path, wherever it lies in the row
       _, (_, previous_node, previous_index, _), _ = entries[row, here['previous']]
       owner = node if index else next(ancestor for ancestor in reversed(ancestors) if ancestor.tokens)

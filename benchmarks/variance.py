@@ -1,0 +1,229 @@
+"""SLATE's variance theorem, measured: advantages among siblings against advantages among whole trajectories.
+
+    python benchmarks/variance.py [--questions 60] [--plot docs/plots/variance.png]
+
+Theorem 1 of SLATE (arXiv 2602.23440, section 4, proof in A.3) compares, under one additive reward R = r_1 + … + r_T, of which
+r_t is the judged reward of action t (eqs. 5 and 6), two estimators with groups of equal size k = G:
+
+  whole       G trajectories of T actions from the question, A_i = R_i - mean(R)
+  truncated   k actions from one prefix of t - 1 actions, A_j = r_t,j - mean(r_t)
+
+Neither is divided by a standard deviation. Under three assumptions (the reward of a step and the sum of those that follow do
+not covary negatively given the prefix; rewards are independent given the prefix; their variance is alike at all steps)
+
+  E_prefix Var[A_j | prefix]  <=  Var[A_i] / T        (eq. 9; <= Var[A_i] under the first alone, eq. 8)
+
+The group's own mean is part of both, hence the factor 1 - 1/k on both sides (eq. 13); as every A has mean zero its variance is
+the mean of its squares. Prefixes are drawn from the policy itself, as the proof has them (eq. 12): each is the beginning of a
+whole trajectory, whose own action is then one of the k. SLATE itself goes on with softmax(A / eta), which the theorem leaves
+out. Both sides are taken for each question and averaged over questions; the left one is averaged over the steps too, which
+makes of eq. 9 just what eq. 18 says, so that only the sum over steps matters and unlike steps do no harm.
+
+The theorem wants trajectories of exactly T actions, but the policy may answer at any of them. An action before the last that
+answers is therefore drawn again: actions come from the policy conditioned, at each step, on not answering yet. That is a
+policy of its own, which both estimators sample and the theorem applies to as it stands. (To keep only those trajectories that
+happen to have T actions would not do: whether a sibling goes on that long is unknown when it is judged.) The last action is
+free and ends the trajectory, as with a budget of B = T, where no early-answer bonus is paid. An action that is neither search
+nor answer is a step as well, and gets the observation that says so. T actions are asked of questions that want T - 1 searches.
+
+The policy, its search and its judge are those of configs/slate.py. A question where an answer comes up `DRAWS` times in a
+row, or whose path does not fit, is left out and counted. The last line is one JSON object: for every T the ratio of the two
+variances, its 95 % interval from a bootstrap over questions, whether 1/T lies above it ('holds'), below it ('fails') or in it
+('open'), the ratios of single steps, and the mean correlation of the rewards of two steps of a trajectory, which is 0 where
+the law with 1/T is exact: in step with each other they raise the variance of whole trajectories, against each other they
+lower it.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+import jax
+import numpy as np
+
+from configs import slate as slate_config
+from jaxsearch.data.questions import Question
+from jaxsearch.data.sources import load_questions
+from jaxsearch.evaluation.run import open_agent
+from jaxsearch.methods import slate
+from jaxsearch.methods.search_r1 import start
+from jaxsearch.rewards.judge import world_judge
+from jaxsearch.sampler.requests import Generate, Request
+from jaxsearch.trees import grammar
+from jaxsearch.trees.tree import Node, Role, Stop, Tree
+
+LENGTHS = (2, 3, 4, 5)  # T
+DRAWS = 30              # of an action that is not to be an answer
+RESAMPLES = 10_000
+
+
+def advantage_variance(rewards: np.ndarray) -> np.ndarray:
+  """Variance of `r - mean` within groups (SLATE, section 4): the mean of its squares, an estimate of (1 - 1/k) Var[r].
+
+  Args:
+    rewards: [..., k], of the members of each group.
+  Returns:
+    [...].
+  """
+  return np.square(rewards - rewards.mean(-1, keepdims=True)).mean(-1)
+
+
+def step_ratios(whole: np.ndarray, siblings: np.ndarray) -> np.ndarray:
+  """Truncated over whole-trajectory variance, for each step (the two sides of SLATE's eq. 9 without 1/T).
+
+  Args:
+    whole: [questions, k, T], rewards of the steps of k trajectories.
+    siblings: [questions, T, k], rewards of k actions from one prefix at each step.
+  Returns:
+    [T]; both variances are averaged over questions first.
+  """
+  return advantage_variance(siblings).mean(0) / advantage_variance(whole.sum(-1)).mean()
+
+
+def interval(whole: np.ndarray, siblings: np.ndarray, rng: np.random.Generator, resamples: int = RESAMPLES) -> list[float]:
+  """The middle 95 % of the mean of `step_ratios` over questions drawn with replacement; arguments as there."""
+  truncated, full = advantage_variance(siblings).mean(-1), advantage_variance(whole.sum(-1))
+  drawn = rng.integers(len(full), size=(resamples, len(full)))
+  return np.quantile(truncated[drawn].mean(-1) / full[drawn].mean(-1), (0.025, 0.975)).tolist()
+
+
+def step_correlation(whole: np.ndarray) -> float:
+  """Mean over pairs of steps of the correlation of their rewards among the trajectories of a question.
+
+  Means are those of each question; products are averaged over questions before they are divided. A step whose reward never
+  varies is correlated with none.
+
+  Args:
+    whole: [questions, k, T].
+  """
+  centred = whole - whole.mean(1, keepdims=True)
+  covariance = np.einsum('qks,qkt->st', centred, centred)
+  spread = np.sqrt(np.diag(covariance))
+  scale = np.outer(spread, spread)
+  correlation = np.divide(covariance, scale, out=np.zeros_like(covariance), where=scale > 0)
+  return float(correlation[np.triu_indices(len(spread), 1)].mean())
+
+
+def verdict(low: float, high: float, bound: float) -> str:
+  """Whether a quantity with this interval keeps below a bound."""
+  return 'holds' if high <= bound else 'fails' if low > bound else 'open'
+
+
+def grow(question: Question, tree: Tree, *, steps: int, k: int, max_tokens: int, template: str, chat: bool,
+         judge: Callable = world_judge) -> Generator[Request, Any, None]:
+  """Grows `k` whole trajectories of `steps` actions, and `k - 1` siblings of each action of the first of them.
+
+  Leaves rewards at the root, data['whole'] [k, steps] and data['siblings'] [steps, k]; none if the tree is to be left out.
+  """
+  special = tree.tokenizer.special_tokens
+  tree.metrics.update(malformed=0, tool_failures=0, judge_unreadable=0, answers_refused=0)
+  ends, whole, siblings = [start(tree, question, template, chat)] * k, [], []
+  for step in range(1, steps + 1):
+    behind = ends + [ends[0]] * (k - 1)
+    drawn = yield from draw(behind, step == steps, max_tokens, tree)
+    if drawn is None:
+      return
+    candidates = yield from slate.search(drawn, tree, special)
+    rewards = [rewarded(question, candidate, step, steps, tree, judge) for candidate in candidates]
+    whole.append(rewards[:k])
+    siblings.append([rewards[0], *rewards[k:]])
+    ends = [c.node.append(grammar.invalid_action() if c.query is None else c.observation, Role.OBSERVATION)
+            for c in candidates[:k]] if step < steps else []
+  tree.root.data.update(whole=np.array(whole).T, siblings=np.array(siblings))
+
+
+def draw(behind: list[Node], last: bool, max_tokens: int, tree: Tree) -> Generator[Request, Any, list[slate.Candidate] | None]:
+  """An action behind each node, none of them an answer unless it is the last; None if one cannot be had."""
+  drawn: list[slate.Candidate | None] = [None] * len(behind)
+  for _ in range(DRAWS):
+    missing = [index for index, candidate in enumerate(drawn) if candidate is None]
+    spans = yield [Generate(behind[index], stop=grammar.SEARCH_R1.stops, max_tokens=max_tokens) for index in missing]
+    for index, span in zip(missing, spans):
+      candidate = slate.read(span)
+      if span.stop is Stop.CONTEXT_FULL:
+        return None
+      if last or candidate.answer is None:
+        drawn[index] = candidate
+    refused = drawn.count(None)
+    if not refused:
+      return drawn
+    tree.metrics['answers_refused'] += refused
+  return None
+
+
+def rewarded(question: Question, candidate: slate.Candidate, step: int, steps: int, tree: Tree, judge: Callable) -> float:
+  """The reward of an action (eqs. 5 and 6); the judge replies at once, so no episode waits for the others."""
+  asking = slate.score(question, [candidate], slate.context(candidate.node.parent), step, steps, 0.0, tree.metrics)
+  asked = next(asking)
+  try:
+    asking.send(judge([ask.item for ask in asked]))
+  except StopIteration as end:
+    return float(end.value[0])
+  raise RuntimeError('a score is asked for once')
+
+
+def measure(agent, config, steps: int, number: int) -> dict:
+  """What there is to say about trajectories of `steps` actions on so many questions."""
+  questions = load_questions(config.data.questions, hops=(steps - 1,), arithmetic=config.data.arithmetic)[:number]
+  trees = [Tree(agent.engine.tokenizer, question) for question in questions]
+  settings = dict(steps=steps, **{name: config.grow[name] for name in ('k', 'max_tokens', 'template', 'chat')})
+  agent.engine.run([(grow(tree.question, tree, **settings), tree) for tree in trees], jax.random.key(config.seed))
+  kept = [tree for tree in trees if 'whole' in tree.root.data]
+  whole, siblings = (np.stack([tree.root.data[name] for tree in kept]) for name in ('whole', 'siblings'))
+  ratios = step_ratios(whole, siblings)
+  low, high = interval(whole, siblings, np.random.default_rng(config.seed))
+  count = lambda name: sum(int(tree.metrics[name]) for tree in kept)
+  return {
+    'T': steps, 'one_over_T': round(1 / steps, 3), 'ratio': round(float(ratios.mean()), 3),
+    'interval': [round(low, 3), round(high, 3)], 'bound': verdict(low, high, 1 / steps),
+    'steps': ratios.round(3).tolist(), 'correlation': round(step_correlation(whole), 3),
+    'variance_whole': round(float(advantage_variance(whole.sum(-1)).mean()), 3),
+    'questions': len(kept), 'left_out': len(trees) - len(kept), 'trajectories': whole.shape[0] * whole.shape[1],
+    'groups': siblings.shape[0] * steps, 'answers_refused': count('answers_refused'), 'malformed': count('malformed'),
+  }  # fmt: skip
+
+
+def plot(rows: list[dict], path: str) -> None:
+  """Draws the ratios, those of single steps, and 1/T."""
+  import matplotlib
+  matplotlib.use('Agg')
+  import matplotlib.pyplot as plt
+  lengths, ratios = np.array([row['T'] for row in rows]), np.array([row['ratio'] for row in rows])
+  bars = np.abs(np.array([row['interval'] for row in rows]).T - ratios)
+  figure, ax = plt.subplots(figsize=(6, 3.8), layout='constrained')
+  fine = np.linspace(lengths[0] - 0.3, lengths[-1] + 0.3, 100)
+  ax.plot(fine, 1 / fine, color='#333333', linewidth=1.2, label='bound of the theorem, 1/T')
+  single = np.array([(row['T'] + 0.12, value) for row in rows for value in row['steps']])
+  ax.plot(*single.T, '.', color='#9cbfe6', label='single steps')
+  ax.errorbar(lengths, ratios, bars, fmt='o', color='#1f6fb2', capsize=4, label='measured, 95 % interval')
+  ax.set_xticks(lengths)
+  ax.set_xlabel('T, actions of a trajectory')
+  ax.set_ylabel('truncated / whole-trajectory variance')
+  ax.set_ylim(0)
+  ax.spines[['top', 'right']].set_visible(False)
+  ax.legend(frameon=False, fontsize=9)
+  figure.savefig(path, dpi=110)
+
+
+def main():
+  parser = argparse.ArgumentParser()
+  parser.add_argument('--questions', type=int, default=60, help='for each T')
+  parser.add_argument('--plot', default='', help='PNG file to draw the ratios to')
+  args = parser.parse_args()
+  began = time.perf_counter()
+  config = slate_config.get_config()
+  agent = open_agent(config)
+  rows = []
+  for steps in LENGTHS:
+    rows.append(measure(agent, config, steps, args.questions))
+    print(rows[-1], flush=True)
+  if args.plot:
+    plot(rows, args.plot)
+  print(json.dumps({'device': jax.devices()[0].device_kind, 'k': config.grow.k, 'lengths': rows,
+                    'seconds': round(time.perf_counter() - began, 1)}))
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,57 @@
+"""CARL on the embedded world: code with `search` in it, contexts in place of raw output, segments credited by a critic.
+
+    jaxsearch warmup --config configs/carl.py --config.out=runs/carl_warmup
+    jaxsearch train --config configs/carl.py --config.critic.warm_start=runs/carl_warmup
+
+The second command alone begins with a critic that knows nothing (the paper's cold start). Ablations: --config.credit.lam=0.5,
+warm-up without curation: --config.warmup.curated=False.
+"""
+
+from ml_collections import config_dict
+
+from configs import base
+
+
+def get_config():
+  config = base.get_config()
+  config.unlock()
+  config.method = 'carl'
+  config.model = 'world-tiny'
+  config.out = 'runs/carl'
+  config.steps = 100
+  config.questions_per_step = 24
+  config.group_size = 5
+  config.grow = config_dict.create(
+    template='world_carl', chat=False, max_tokens=64,
+    max_segments=15,                 # 7 calls and an answer
+    context_tokens=64,               # the paper has 256
+    tools=True, fault='working',
+  )  # fmt: skip
+  config.credit = config_dict.create(gamma=1.0, lam=0.0)
+  config.train.update(aggregate='step-mean', row_length=1024, epochs=4, mini_batches=2)
+  config.loss.update(entropy_coef=0.001)
+  config.optim.update(learning_rate=5e-5, b2=0.999)
+  config.critic.update(enabled=True, shared=True, learning_rate=2.5e-4, coef=0.5, backbone_share=0.5)
+  config.warmup = warmup()
+  config.warmup.update(by_heart=dict(template='world_carl_direct', tools=False), with_tools=dict(template='world_carl_forced'),
+                       second_search=dict(backend='simulated', noise_start=0.5))
+  config.eval.every = 50
+  return config.lock()
+
+
+def warmup() -> config_dict.ConfigDict:
+  """The warm-up of a critic, sized for the embedded world; the paper's numbers are in carl_qwen2_5_7b.py."""
+  return config_dict.create(
+    questions=600, tier_rollouts=5,  # questions that tiers are told for, by so many rollouts by heart
+    by_heart=config_dict.ConfigDict({}), with_tools=config_dict.ConfigDict({}),  # changes of `grow` for either kind of rollout
+    trajectories=800,                # half by heart, half with tools
+    tier_2_share=0.4,                # of the questions, as far as there are so many
+    second_search=config_dict.ConfigDict({}), second_share=0.3,  # changes of `search` in a share of the rollouts
+    clusters=20,                     # of questions, drawn from evenly
+    curated=True,                    # False: any questions
+    held_out=0.2,                    # share of the questions that the gate looks at
+    trees=64,                        # rollouts an update, some 200 states
+    head_rate=1e-3, backbone_rate=1e-4, weight_decay=0.01, warmup_updates=20,
+    min_updates=100, max_updates=400, check_every=25,
+    gate=config_dict.create(auc=0.70, sign=0.60, explained=0.45),
+  )  # fmt: skip

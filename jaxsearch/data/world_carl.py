@@ -1,0 +1,123 @@
+"""Worked examples for CARL in the embedded world: code that searches, contexts in place of raw output, and facts known by heart.
+
+What the policy knows by heart (its tier 2) are five facts on every country, learned from statements, as in an encyclopedia;
+questions by heart are only ever asked about the entities of the warm split. Everything else has to be searched (tier 1) or
+guessed. Habits are bad on purpose, as in the mix that other methods begin with: calls where none is needed, answers by heart
+where nothing is known, contexts that lost what mattered.
+"""
+
+import functools
+import random
+
+from jaxsearch.data import world
+from jaxsearch.data.questions import Question
+from jaxsearch.data.world_chains import _conclusion, _found, _sought, guess
+from jaxsearch.data.world_examples import Example, _pools, draw, encode, search
+from jaxsearch.data.world_facts import ATTRIBUTES, Entity, read_back
+from jaxsearch.data.world_rename import rename
+from jaxsearch.trees import grammar
+from jaxsearch.trees.tree import Role, Tree
+
+KNOWN = ('continent', 'capital', 'currency', 'language', 'domain')  # of countries
+
+
+def is_known(question: Question) -> bool:
+  """Whether the question asks for one fact that the policy has learned by heart."""
+  steps = question.metadata['steps']
+  return len(steps) == 1 and steps[0]['passage_id'].startswith('country-') and steps[0]['attribute'] in KNOWN
+
+
+def statement(tokenizer, rng: random.Random) -> Example:
+  """Two facts on a country, stated; learned but for its name."""
+  country = rng.choice(_countries())
+  known = [name for name in KNOWN if name in country.values]
+  spans = []
+  for name in rng.sample(known, min(2, len(known))):
+    sentence = ATTRIBUTES[name][1].format(title=country.title, value=country.values[name])
+    spans += [(country.title, False), (sentence.removeprefix(country.title) + '\n', True)]
+  return encode(tokenizer, spans)
+
+
+@functools.cache
+def _countries() -> list[Entity]:
+  return [entity for entity in read_back(world.corpus()) if entity.type == 'country']
+
+
+def episode(tokenizer, rng: random.Random, *, by_heart: float, one_call: float, lost: float, renamed: float,
+            template: str = 'world_carl') -> Tree:
+  """A finished episode as a tree, its policy spans to be learned.
+
+  Args:
+    by_heart: share that answers without a call, right where the answer is known and a guess elsewhere.
+    one_call: share that answers after one call; a guess where more were needed.
+    lost: share of contexts that hold another sentence than the one that was needed.
+    renamed: share of the others under made-up names.
+  """
+  question = asked(rng)
+  u = rng.random()
+  if u < by_heart:
+    return recited(tokenizer, rng, question, template)
+  steps = question.metadata['steps']
+  results = {step['query']: search(step['query']) for step in steps}
+  if rng.random() < renamed:
+    question, results = rename(question, results, rng, numbers=rng.random() < 0.7)
+    steps = question.metadata['steps']
+  tree, node = begun(tokenizer, question, template)
+  served = steps[:1] if u < by_heart + one_call else steps
+  for step in served:
+    node = node.append(f'{_sought(step)}\n```python\nprint(search("{step["query"]}"))\n```\n', Role.POLICY)
+    shown = grammar.output(grammar.listed(results[step['query']]), tokenizer.special_tokens)
+    context = _found(step) if rng.random() >= lost else _another(step, results[step['query']], rng)
+    node.append(shown, Role.OBSERVATION).append(f'<context>{context}</context>', Role.POLICY)
+    node = node.append(grammar.context(context, tokenizer.special_tokens), Role.CONTEXT)
+  if len(served) == len(steps):
+    answer, said = question.golden_answers[0], _conclusion(question).strip()
+  else:
+    answer, said = guess(question, rng, _pools()), 'I guess.'
+  node.append(f'{said} {committed(answer)}'.strip(), Role.POLICY)
+  return ended(tree)
+
+
+def recited(tokenizer, rng: random.Random, question: Question, template: str) -> Tree:
+  """An answer by heart: the fact as it was stated, if it is known, else a guess in the same words."""
+  tree, node = begun(tokenizer, question, template)
+  step, steps = question.metadata['steps'][-1], question.metadata['steps']
+  answer = question.golden_answers[0] if is_known(question) else guess(question, rng, _pools())
+  said = 'I guess.'
+  if len(steps) == 1:
+    said = ATTRIBUTES[step['attribute']][1].format(title=step['query'], value=answer)
+  node.append(f'{said} {committed(answer)}', Role.POLICY)
+  return ended(tree)
+
+
+def asked(rng: random.Random) -> Question:
+  """A warm question without arithmetic, of at most two hops; half of the time one whose answer is known."""
+  wanted = rng.random() < 0.5
+  while True:
+    question = draw(rng)
+    simple = question.metadata['hops'] <= 2 and question.metadata.get('operation') not in ('sum', 'difference')
+    if simple and (not wanted or is_known(question)):
+      return question
+
+
+def committed(answer: str) -> str:
+  return f'\\boxed{{{answer}}}'
+
+
+def begun(tokenizer, question: Question, template: str):
+  tree = Tree(tokenizer, question)
+  return tree, tree.root.append(grammar.prompt(question.question, template), Role.PROMPT)
+
+
+def ended(tree: Tree) -> Tree:
+  """The tree with the end token behind its last span, which a commit ends with."""
+  last = [node for node in tree.walk() if node.role is Role.POLICY][-1]
+  last.tokens.append(tree.tokenizer.eos_ids[0])
+  return tree
+
+
+def _another(step: dict, passages, rng: random.Random) -> str:
+  """Another sentence of what the search found, told of 'It'."""
+  sentences = [f'It{rest}.' for p in passages[:1] for rest in f' {p.text}'.removesuffix('.').split(f'. {p.title}')]
+  others = [s.replace(f'It {passages[0].title}', 'It') for s in sentences if step['finding'] not in s]
+  return rng.choice(others) if others else 'It is not there.'

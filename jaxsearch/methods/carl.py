@@ -1,0 +1,147 @@
+"""CARL (Kumar et al. 2026, arXiv 2605.27788): a segment is credited with the change of a critic that knows what the model knows.
+
+A chain of segments: invoke (thought, then a block of Python), assimilate (a `<context>`, written while the program's raw output
+is visible), …, commit (the answer in `\\boxed{}`). The raw output is then forgotten: in the tree it hangs beside the main path
+with the context that was written below it, and the main path goes on behind the invoke with a clean copy of the context.
+The cache of the invoke is kept, so that forgetting costs as many tokens as the copy has, not what came before.
+
+The critic's states s_0, s~_1, s_2, … (appendix B) are those in which the first tokens of the segments are chosen, so the
+training layout holds them all. `train.aggregate='step-mean'` gives the objective of section 3.4.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxsearch.advantages import smdp_td
+from jaxsearch.data.questions import Question
+from jaxsearch.methods import Context
+from jaxsearch.methods.search_r1 import start
+from jaxsearch.rewards import formats
+from jaxsearch.sampler.requests import Generate, Request, RunPython, ToolFailure
+from jaxsearch.tools import faults
+from jaxsearch.trees import grammar
+from jaxsearch.trees.tree import Node, Role, Stop, Tree
+
+ONE_TREE = True
+
+
+def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: int = 512, context_tokens: int = 256,
+         template: str = 'carl', chat: bool = False, tools: bool = True,
+         fault: str = 'working') -> Generator[Request, Any, None]:
+  """Grows invokes and assimilates until an answer is committed to; figure 1 of the paper.
+
+  Sets tree.answer, tree.stop and in tree.metrics the counts of calls (`searches`), of commits without an answer, of failed
+  calls, of contexts that were not written and that were cut short.
+
+  Args:
+    max_segments: of an episode; the last one is not run, whatever it says.
+    max_tokens: of an invoke or commit segment.
+    context_tokens: of an assimilate segment (T_assimilate).
+    template, chat: see methods/search_r1.py.
+    tools: False runs no block, for rollouts by heart.
+    fault: what a program's output is replaced with, see tools/faults.py.
+  """
+  tree.metrics.update(searches=0, malformed=0, tool_failures=0, no_context=0, context_cut=0)
+  node = start(tree, question, template, chat)
+  for number in range(1, max_segments + 1, 2):
+    node = yield Generate(node, stop=(grammar.FENCE,), max_tokens=max_tokens)
+    code = grammar.python_block(node.text)
+    if code is None or not tools or number + 2 > max_segments:
+      commit(tree, node, code)
+      return
+    raw = yield from invoke(tree, node, code, fault)
+    written = yield Generate(raw, stop=('</context>',), max_tokens=context_tokens)
+    node = assimilate(tree, node, written)
+
+
+def invoke(tree: Tree, node: Node, code: str, fault: str) -> Generator[Request, Any, Node]:
+  """Runs the program that a segment ends with; returns the raw output below it."""
+  output = yield RunPython(node, code, tuple(tree.question.metadata.get('table', ())))
+  tree.metrics['searches'] += 1
+  if isinstance(output, ToolFailure):
+    tree.metrics['tool_failures'] += 1
+    output = f'The tool failed: {output.reason}'
+  output = faults.apply(fault, output, tree.rng)
+  node.data.update(segment='invoke', code=code, output=output)
+  return node.append(grammar.output(output, tree.tokenizer.special_tokens), Role.OBSERVATION)
+
+
+def assimilate(tree: Tree, node: Node, written: Node) -> Node:
+  """A clean copy, behind the invoke `node`, of the context that was written behind its raw output.
+
+  Where none was written it is empty; where it was not closed in time it ends where it was cut.
+  """
+  context, closed = grammar.context_block(written.text)
+  written.data.update(segment='assimilate', context=context)
+  tree.metrics['no_context'] += not context
+  tree.metrics['context_cut'] += bool(context) and not closed
+  return node.append(grammar.context(context, tree.tokenizer.special_tokens), Role.CONTEXT)
+
+
+def commit(tree: Tree, node: Node, code: str | None) -> None:
+  """Ends the episode with what the segment answers, if it does."""
+  node.data['segment'] = 'commit'
+  tree.answer = formats.last_boxed(node.text)
+  if tree.answer is not None:
+    tree.stop = Stop.ANSWERED
+  elif node.stop in (Stop.CONTEXT_FULL, Stop.DEADLINE):
+    tree.stop = Stop(node.stop)
+  else:
+    tree.stop = Stop.MALFORMED if code is None else Stop.BUDGET
+    tree.metrics['malformed'] += code is None
+
+
+def segments(tree: Tree) -> list[Node]:
+  """The segments of a tree, in order."""
+  return [node for node in tree.nodes(Role.POLICY) if node.tokens]
+
+
+def reward(tree: Tree) -> float:
+  """1 if the answer is right by the rule of its question, else 0; no reward for format (section 3.1)."""
+  return tree.question.score(tree.answer)
+
+
+def credit(groups: Sequence[Sequence[Tree]], context: Context, *, gamma: float = 1.0, lam: float = 0.0) -> None:
+  """`A = V(s_{k+1}) - V(s_k)`, of the last segment `R - V(s_N)` (eq. 1); the critic learns R in every state (section 3.3).
+
+  Raises:
+    ValueError: the segments have no values, since the run has no critic.
+  """
+  trees = [tree for group in groups for tree in group]
+  chains = [segments(tree) for tree in trees]
+  if any(node.values is None for chain in chains for node in chain):
+    raise ValueError('no values on the segments: CARL needs config.critic.enabled=True')
+  width = -(-max(map(len, chains)) // 8) * 8  # few programs
+  values = np.zeros((len(trees), width), np.float32)
+  for row, chain in enumerate(chains):
+    values[row, :len(chain)] = [node.values[0] for node in chain]
+  rewards = np.array([reward(tree) for tree in trees], np.float32)
+  advantages = np.asarray(smdp_td(values, rewards, np.array(list(map(len, chains))), gamma=gamma, lam=lam))
+  for tree, chain, earned, own in zip(trees, chains, rewards, advantages):
+    tree.reward = float(earned)
+    for node, advantage in zip(chain, own):
+      node.advantages, node.returns = float(advantage), np.full(len(node.tokens), earned, np.float32)
+  context.metrics.update(figures(trees, chains))
+
+
+def figures(trees: Sequence[Tree], chains: Sequence[Sequence[Node]]) -> dict[str, float]:
+  """Of the critic: mean V(s_0), explained variance over all states. Of the segments: mean advantage by kind, and the share of
+  assimilates whose sign is opposite to that of their invoke."""
+  states = np.array([node.values[0] for chain in chains for node in chain])
+  outcomes = np.array([tree.reward for tree, chain in zip(trees, chains) for _ in chain])
+  found = {'value_start': float(np.mean([chain[0].values[0] for chain in chains if chain])),
+           'value_explained': float(1 - np.var(outcomes - states) / max(np.var(outcomes), 1e-8))}
+  for kind in ('invoke', 'assimilate', 'commit'):
+    own = [node.advantages for chain in chains for node in chain if node.data['segment'] == kind]
+    if own:
+      found[f'advantage_{kind}'] = float(np.mean(own))
+  pairs = [(a.advantages, b.advantages) for chain in chains for a, b in itertools.pairwise(chain)
+           if (a.data['segment'], b.data['segment']) == ('invoke', 'assimilate')]
+  if pairs:
+    found['opposed_pairs'] = float(np.mean([a * b < 0 for a, b in pairs]))
+  return found

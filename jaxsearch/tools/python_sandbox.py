@@ -1,0 +1,95 @@
+"""Python that a model wrote, run where it can do no harm: CARL's tool.
+
+The interpreter is `pydantic-monty`, a subset of Python in subprocesses of its own: no files, no network, no imports but a few
+of the standard library, limits on time, memory, recursion and calls of the outside. From outside come only the functions
+that are given to `run`. Whatever a program does ends as text, never as an exception of ours.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+CALLS = 32       # of functions from outside, in one program
+RECURSION = 100  # frames
+# What a program prints is a function of its text: the clock stands, nothing sleeps, random numbers are seeded.
+POLICY = {'datetime': datetime.datetime(2026, 1, 1), 'sleep': 'zero', 'random_start': {'seed': 0}}
+
+
+class PythonSandbox:
+  """Runs programs, several at a time, each from a clean state.
+
+  Args:
+    seconds: that a program may compute, without the time that functions from outside take.
+    memory: MiB of its heap.
+    output: characters that are kept of what it prints.
+    workers: programs at a time.
+  """
+
+  def __init__(self, *, seconds: float = 2.0, memory: int = 64, output: int = 4000, workers: int = 4):
+    if seconds <= 0 or memory < 1 or output < 1 or workers < 1:
+      raise ValueError(f'a sandbox of {seconds} s, {memory} MiB, {output} characters, {workers} workers: all more than 0')
+    self._limits = {'max_feed_duration_secs': float(seconds), 'max_memory': memory << 20,
+                    'max_recursion_depth': RECURSION, 'max_suspensions': CALLS}
+    self._output, self._workers = output, workers
+    self._pool, self._lock = None, threading.Lock()
+
+  def run(self, code: str, functions: Mapping[str, Callable[..., Any]] | None = None) -> str:
+    """What a program printed, and how it ended if it failed (`ZeroDivisionError: division by zero`).
+
+    As at a prompt, the value of a last line that is an expression is shown where nothing was printed. Threads may call this
+    at the same time.
+
+    Args:
+      functions: what the program may call, by name; they run here, on the thread of the caller.
+    """
+    pool = self._open()
+    import pydantic_monty
+    printed = _Printed(self._output)
+    try:
+      with pool.checkout(limits=self._limits, os_policy=POLICY) as session:
+        value = session.feed_run(code, external_lookup=dict(functions or {}), print_callback=printed)
+      if value is not None and not printed.text:
+        printed('stdout', str(value))
+    except (pydantic_monty.MontySyntaxError, pydantic_monty.MontyRuntimeError) as error:
+      return printed.with_error(error.display('type-msg'))
+    except pydantic_monty.MontyError as error:  # the worker died; the pool has another
+      return printed.with_error(f'{type(error).__name__.removeprefix("Monty")}: {error}')
+    return printed.text
+
+  def _open(self):
+    """The pool of workers, started by the first program."""
+    with self._lock:
+      if self._pool is None:
+        try:
+          import pydantic_monty
+        except ImportError as error:
+          raise ImportError("running Python needs the package pydantic-monty: pip install 'jaxsearch[python]'") from error
+        self._pool = pydantic_monty.Monty(min_processes=1, max_processes=self._workers)
+        self._pool.__enter__()
+      return self._pool
+
+  def close(self) -> None:
+    """Ends the workers; a later `run` starts new ones."""
+    with self._lock:
+      if self._pool is not None:
+        self._pool.__exit__(None, None, None)
+        self._pool = None
+
+
+class _Printed:
+  """Takes what is printed and keeps its first characters."""
+
+  def __init__(self, limit: int):
+    self._limit, self.text = limit, ''
+
+  def __call__(self, _: str, text: str) -> None:
+    if len(self.text) <= self._limit:
+      self.text = (self.text + text)[:self._limit + 1]
+      if len(self.text) > self._limit:
+        self.text += '… (output cut)\n'
+
+  def with_error(self, message: str) -> str:
+    return f'{self.text}{message[:self._limit]}\n'

@@ -1,0 +1,311 @@
+"""Warms a critic up before the policy moves: CARL's appendix C, `jaxsearch warmup`.
+
+  tiers.jsonl       questions, how many of five rollouts by heart were right (any: tier 2, none: tier 1), and their cluster
+  rollouts.jsonl    trees of the questions that were chosen, half by heart and half with tools by all means
+  metrics.jsonl     a row an update; every `check_every` updates with the figures of the gate on held-out questions
+  checkpoints/      the critic (and the backbone that it shares), for `critic.warm_start`
+  calibration.png   predicted against actual success on the held-out rollouts, before and after
+
+Everything in the folder of `config.out`; a run that was stopped goes on where it was, rollouts too. Training ends at the
+first check from `min_updates` on that passes the gate. The policy's weights are frozen but for the backbone.
+"""
+
+import collections
+import dataclasses
+import json
+import math
+import pathlib
+import sys
+import types
+from collections.abc import Callable, Sequence
+
+import jax
+import ml_collections
+import numpy as np
+
+from jaxsearch.data.questions import Question
+from jaxsearch.evaluation import competence, competence_plots
+from jaxsearch.evaluation.run import Agent
+from jaxsearch.parallel import mesh as meshes
+from jaxsearch.sampler.engine import Engine
+from jaxsearch.training import batch as batches
+from jaxsearch.training import checkpoint, critic, loop, metrics, policy, rollouts
+from jaxsearch.training import state as states
+from jaxsearch.training import step as steps
+from jaxsearch.training.run import RunStopped, open_run
+from jaxsearch.trees.layout import Rows, lay_out, take_back
+from jaxsearch.trees.records import from_record, to_record
+from jaxsearch.trees.tree import Role, Tree
+
+CHUNK = 256  # rollouts between two times that they are saved
+BUCKETS = ('tier 1 by heart', 'tier 1 with tools', 'tier 2 by heart', 'tier 2 with tools')
+FROZEN = ('embedding', 'unembedding')  # beside the backbone, the policy has these
+
+
+class GateFailed(RunStopped):
+  """The critic is not good enough after `max_updates`; the message says by how much."""
+
+
+def warm_up(config: ml_collections.ConfigDict) -> dict[str, float]:
+  """`jaxsearch warmup`: rolls out, trains the critic, and returns the figures of the gate that it passed.
+
+  Raises:
+    GateFailed: it did not.
+  """
+  settings = config.warmup
+  if config.distributed.enabled:
+    raise ValueError('warmup runs in one process, on all its devices: set distributed.enabled=False')
+  with config.unlocked():
+    config.steps, config.checkpoint_every = settings.max_updates, settings.check_every
+  method, mesh = loop.find_method(config.method), meshes.make_mesh(**config.mesh)
+  numbers, params = policy.load_policy(config, mesh)
+  folder = pathlib.Path(config.out)
+  folder.mkdir(parents=True, exist_ok=True)
+  trees, tiers = collect(config, method, numbers, params, mesh, folder)
+  held_out, buckets = split(trees, tiers, settings.held_out, config.seed)
+  with open_run(config, ('loss', 'gate_auc', 'gate_explained')) as run:
+    student = open_student(config, numbers, params, mesh)
+    student.state, _ = run.restore(student.state)
+    run.start()
+    rows = rows_of(config, held_out)
+    before = competence.first_values(assess(student, held_out, rows), tiers) if run.last_step == 0 else None
+    figures = {}
+    for step in run.steps():
+      clock = metrics.Clock()
+      with clock('train'):
+        row = student.learn(draw(buckets, settings.trees, np.random.default_rng([config.seed, step])))
+      check = step % settings.check_every == 0 or step == settings.max_updates
+      if check:
+        figures = gate_figures(assess(student, held_out, rows), tiers)
+        row |= {f'gate_{name}': value for name, value in figures.items()}
+      run.finish_step(step, row | clock.row(row['tokens_trained']), student.state, lambda: {
+        'decoder': checkpoint.decoder_to_json(numbers), 'critic': not critic.is_shared(config)})
+      if check and step >= settings.min_updates and passes(figures, settings.gate):
+        break
+    if not figures:  # it was done before
+      figures = gate_figures(assess(student, held_out, rows), tiers)
+    curves = {'warmed up': competence.first_values(held_out, tiers)[:2]}
+    competence_plots.plot_calibration(({} if before is None else {'before': before[:2]}) | curves, folder / 'calibration.png')
+  if not passes(figures, settings.gate):
+    raise GateFailed(f'{folder}: after {settings.max_updates} updates the critic has {told(figures)}; the gate is '
+                     f'{told(dict(settings.gate))}. More questions, more updates (warmup.max_updates) or a higher rate may help.')
+  return figures
+
+
+# Rollouts.
+
+
+def collect(config: ml_collections.ConfigDict, method: types.ModuleType, numbers, params: dict, mesh: jax.sharding.Mesh,
+            folder: pathlib.Path) -> tuple[list[Tree], dict[str, int]]:
+  """The rollouts to learn from, with their rewards, and the tier of each question."""
+  settings = config.warmup
+  questions = loop.load_questions(config.data.questions, hops=config.data.hops, arithmetic=config.data.arithmetic)
+  order = np.random.default_rng(config.seed).permutation(len(questions))[:settings.questions]
+  questions = [questions[i] for i in order]
+  tokenizer = policy.load_tokenizer(config)
+  engine = rollouts.open_engine(config, numbers, tokenizer, meshes.local(params)[1])
+  engine.load(meshes.local(params)[0])
+  by_heart = [(question, 'by heart', False) for question in questions for _ in range(settings.tier_rollouts)]
+  records = rolled_out(config, method, engine, by_heart, folder / 'tiers.jsonl')
+  right = collections.Counter(record['id'] for record in records if record['reward'] > 0)
+  tiers = {question.id: 2 if right[question.id] else 1 for question in questions}
+  chosen = choose(questions, tiers, clusters_of(embeddings(questions, tokenizer, params), settings.clusters, config.seed),
+                  settings, config.seed)
+  rng = np.random.default_rng([config.seed, 1])
+  wanted = [(question, kind, bool(rng.random() < settings.second_share)) for question in chosen
+            for kind in ('by heart', 'with tools')]
+  records = rolled_out(config, method, engine, wanted, folder / 'rollouts.jsonl')
+  by_id = {question.id: question for question in questions}
+  trees = [from_record(record, tokenizer, by_id[record['id']]) for record in records]
+  for tree, (_, kind, _) in zip(trees, wanted):
+    tree.root.data['kind'] = kind
+  return trees, tiers
+
+
+def tiers_of(config: ml_collections.ConfigDict, agent: Agent, questions: Sequence[Question]) -> dict[str, int]:
+  """The tier of each question for an agent: 2 if one of `warmup.tier_rollouts` rollouts by heart is right, else 1."""
+  heart = dataclasses.replace(agent, settings=agent.settings | dict(config.warmup.by_heart))
+  asked = [question for question in questions for _ in range(config.warmup.tier_rollouts)]
+  trees, _ = heart.answer(asked, jax.random.key(config.seed), temperature=config.sampler.temperature)
+  right = {tree.question.id for tree in trees if tree.question.score(tree.answer)}
+  return {question.id: 2 if question.id in right else 1 for question in questions}
+
+
+def rolled_out(config: ml_collections.ConfigDict, method: types.ModuleType, engine: Engine,
+               wanted: Sequence[tuple[Question, str, bool]], path: pathlib.Path) -> list[dict]:
+  """A record for each (question, 'by heart' or 'with tools', whether with the second search), as they are in `path` or new."""
+  settings = config.warmup
+  done = [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()] if path.exists() else []
+  first, second = engine.search, None
+  for start in range(len(done), len(wanted), CHUNK):
+    part = wanted[start:start + CHUNK]
+    trees = [Tree(engine.tokenizer, question) for question, *_ in part]
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), len(wanted)), start)
+    rollouts.seed_trees(trees, key)
+    for other in (False, True):
+      growths = [(method.grow(tree.question, tree, **dict(config.grow) | dict(settings.by_heart if kind == 'by heart' else
+                                                                             settings.with_tools)), tree)
+                 for tree, (_, kind, second_search) in zip(trees, part) if second_search == other]
+      if growths:
+        if other and second is None:
+          second = second_search_of(config)
+        engine.search = second if other else first
+        engine.run(growths, jax.random.fold_in(key, other))
+    engine.search = first
+    for tree in trees:
+      tree.prune()
+      tree.reward = method.reward(tree)
+    done += [to_record(tree) for tree in trees]
+    with path.open('a', encoding='utf-8') as file:
+      file.writelines(json.dumps(to_record(tree)) + '\n' for tree in trees)
+    print(f'{path.name}: {len(done)} of {len(wanted)} rollouts', file=sys.stderr, flush=True)
+  return done
+
+
+def second_search_of(config: ml_collections.ConfigDict):
+  """The search of other quality: `config.search` with the changes of `warmup.second_search`."""
+  other = config.copy_and_resolve_references()
+  with other.unlocked():
+    other.search.update(config.warmup.second_search)
+  return rollouts.open_backend(other, other.data.corpus)
+
+
+def embeddings(questions: Sequence[Question], tokenizer, params: dict) -> np.ndarray:
+  """[number, D], of length 1: the mean of a question's token embeddings in the policy.
+
+  The paper has a sentence encoder here; what clusters are for, not to learn topics by heart, needs none.
+  """
+  table = np.asarray(jax.device_get(params['embedding']), np.float32)
+  means = np.stack([table[tokenizer.encode(question.question)].mean(axis=0) for question in questions])
+  means -= means.mean(axis=0)
+  return means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-8)
+
+
+def clusters_of(points: np.ndarray, number: int, seed: int) -> np.ndarray:
+  """The cluster [number of points] of each point, by k-means."""
+  from scipy.cluster.vq import kmeans2
+  return kmeans2(points, min(number, len(points)), minit='++', seed=seed)[1]
+
+
+def choose(questions: Sequence[Question], tiers: dict[str, int], clusters: np.ndarray, settings: ml_collections.ConfigDict,
+           seed: int) -> list[Question]:
+  """The questions to roll out: `tier_2_share` of them of tier 2 as far as there are such, each tier even over clusters.
+
+  Not curated (the paper's 'random-data'), they are the first ones.
+  """
+  number = settings.trajectories // 2
+  if not settings.curated:
+    return list(questions[:number])
+  rng, chosen = np.random.default_rng([seed, 2]), []
+  tier_2 = sum(tier == 2 for tier in tiers.values())
+  wanted = {2: min(round(number * settings.tier_2_share), tier_2)}
+  wanted[1] = min(number - wanted[2], len(questions) - tier_2)
+  for tier in (2, 1):
+    members = collections.defaultdict(list)
+    for index in rng.permutation(len(questions)):
+      if tiers[questions[index].id] == tier:
+        members[clusters[index]].append(questions[index])
+    turns = (question for turn in range(len(questions)) for own in members.values() for question in own[turn:turn + 1])
+    chosen += [question for question, _ in zip(turns, range(wanted[tier]))]
+  return chosen
+
+
+def split(trees: Sequence[Tree], tiers: dict[str, int], held_out: float,
+          seed: int) -> tuple[list[Tree], list[list[Tree]]]:
+  """(trees of held-out questions, the other trees in the four `BUCKETS`)."""
+  ids = sorted({tree.question.id for tree in trees})
+  kept = set(np.random.default_rng([seed, 3]).permutation(ids)[:max(1, round(held_out * len(ids)))])
+  buckets = {name: [] for name in BUCKETS}
+  for tree in trees:
+    if tree.question.id not in kept and any(node.tokens for node in tree.nodes(Role.POLICY)):
+      buckets[f'tier {tiers[tree.question.id]} {tree.root.data["kind"]}'].append(tree)
+  if empty := [name for name, own in buckets.items() if not own]:
+    raise ValueError(f'no rollouts of {", ".join(empty)}: ask more questions (warmup.questions), unless the policy by heart is '
+                     'right always, or never')
+  return [tree for tree in trees if tree.question.id in kept], list(buckets.values())
+
+
+# Training.
+
+
+@dataclasses.dataclass
+class Student:
+  """The critic that is warmed up: its state, and functions of its parameters."""
+  state: states.TrainState
+  learn_rows: Callable  # (state, batch) -> (state, metrics)
+  values: Callable      # (parameters, batch) -> values
+  config: ml_collections.ConfigDict
+  mesh: jax.sharding.Mesh
+
+  def learn(self, trees: Sequence[Tree]) -> dict[str, float]:
+    """One update on the rewards of trees."""
+    batch = batches.make_batch(rows_of(self.config, trees), self.config.train.micro_rows, critic=True)
+    self.state, result = self.learn_rows(self.state, batches.place(batch, self.mesh))
+    return metrics.to_row(result)
+
+
+def open_student(config: ml_collections.ConfigDict, numbers, params: dict, mesh: jax.sharding.Mesh) -> Student:
+  """The critic of a config before its warm-up."""
+  settings, shared = config.warmup, critic.is_shared(config)
+  optim = config.optim.copy_and_resolve_references()
+  optim.update(learning_rate=settings.head_rate, weight_decay=settings.weight_decay, warmup_updates=settings.warmup_updates,
+               schedule='constant')
+  if not shared:
+    with config.unlocked():
+      config.critic.update(learning_rate=settings.head_rate, warmup_updates=settings.warmup_updates)
+    own = critic.open_critic(config, numbers, params, mesh, settings.max_updates)
+    return Student(own.state, own.train_step, steps.make_value_step(numbers, mesh=mesh), config, mesh)
+  factors = {states.HEAD: 1.0} | dict.fromkeys(FROZEN, 0.0)
+  schedule = states.learning_rate_schedule(optim, settings.max_updates)
+  optimizer = states.make_optimizer(
+    optim, schedule, lambda name: factors.get(name, settings.backbone_rate / settings.head_rate))
+  params = params | {states.HEAD: critic.new_head(config, numbers, mesh)}
+  learn = steps.make_train_step(
+    lambda params, batch: steps.shared_critic_loss(params, batch, config=numbers), optimizer, schedule, mesh=mesh,
+    state_shardings=states.state_shardings(params, optimizer, mesh), dtype=numbers.dtype)
+  return Student(states.create(params, optimizer, mesh), learn, steps.make_value_step(numbers, mesh=mesh, shared=True),
+                 config, mesh)
+
+
+def rows_of(config: ml_collections.ConfigDict, trees: Sequence[Tree]) -> Rows:
+  """Training rows in which every trained token is to be worth the reward of its tree."""
+  for tree in trees:
+    for node in tree.nodes(Role.POLICY):
+      node.returns = np.full(len(node.tokens), tree.reward, np.float32)
+      node.values = np.zeros(len(node.tokens), np.float32)  # met by no policy: nothing to be clipped to
+  fitting = [tree for tree in trees if tree.count() <= config.train.row_length]
+  return lay_out(fitting, config.train.row_length, pad_id=0, how=config.train.aggregate)
+
+
+def draw(buckets: Sequence[Sequence[Tree]], number: int, rng: np.random.Generator) -> list[Tree]:
+  """So many trees, as many from each bucket."""
+  return [bucket[i] for bucket in buckets for i in rng.choice(len(bucket), number // len(buckets), replace=len(bucket) < number)]
+
+
+def assess(student: Student, trees: Sequence[Tree], rows: Rows) -> list[Tree]:
+  """The trees with the critic's values on their spans."""
+  batch = batches.make_batch(rows, student.config.train.micro_rows)
+  values = jax.device_get(student.values(student.state.params, batches.place(batch, student.mesh)))
+  fitting = [tree for tree in trees if tree.count() <= student.config.train.row_length]
+  take_back(rows, fitting, batches.unpack(batch, values, len(rows.tokens)), 'values')
+  return fitting
+
+
+def gate_figures(trees: Sequence[Tree], tiers: dict[str, int]) -> dict[str, float]:
+  """What the gate looks at (auc, sign, explained), and how well calibrated the critic is (ece, brier), on held-out rollouts.
+
+  Signs are those over assimilates in rollouts with tools; NaN for methods without such segments.
+  """
+  found = competence.critic_figures(trees, tiers)
+  signs = competence.sign_figures([tree for tree in trees if tree.root.data['kind'] == 'with tools'])
+  return {'auc': found['auc'], 'sign': signs['sign_accuracy'], 'explained': found['explained_variance'], 'ece': found['ece'],
+          'brier': found['brier']}
+
+
+def passes(figures: dict[str, float], gate: ml_collections.ConfigDict) -> bool:
+  """Whether every figure reaches its threshold; a sign that no rollout could show is not asked for."""
+  return all(figures[name] >= least or (name == 'sign' and math.isnan(figures[name])) for name, least in gate.items())
+
+
+def told(figures: dict[str, float]) -> str:
+  return ', '.join(f'{name} {value:.2f}' for name, value in figures.items())

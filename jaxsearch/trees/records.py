@@ -1,0 +1,28 @@
+"""Trees as JSON can hold them, token ids and all: for rollouts that are grown once and learned from many times."""
+
+from typing import Any
+
+from jaxsearch.data.questions import Question
+from jaxsearch.trees.tree import Role, Stop, Tree
+
+
+def to_record(tree: Tree) -> dict[str, Any]:
+  """The tree without values, advantages and log-probabilities. A node is [index of its parent, role, tokens, notes]."""
+  nodes = list(tree.walk())
+  index = {id(node): i for i, node in enumerate(nodes)}
+  return {
+    'id': tree.question.id, 'answer': tree.answer, 'reward': tree.reward, 'stop': tree.stop, 'metrics': tree.metrics,
+    'nodes': [[index[id(node.parent)], node.role.value, node.tokens, node.data] for node in nodes[1:]],
+  }  # fmt: skip
+
+
+def from_record(record: dict[str, Any], tokenizer, question: Question) -> Tree:
+  """The inverse of `to_record`."""
+  tree = Tree(tokenizer, question)
+  tree.answer, tree.reward, tree.metrics = record['answer'], record['reward'], record['metrics']
+  tree.stop = record['stop'] and Stop(record['stop'])
+  nodes = [tree.root]
+  for parent, role, tokens, data in record['nodes']:
+    nodes.append(nodes[parent].append(tokens, Role(role)))
+    nodes[-1].data.update(data)
+  return tree

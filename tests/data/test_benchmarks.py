@@ -1,0 +1,272 @@
+"""Readers of the public benchmark files, on made-up records in the formats of their authors."""
+
+import copy
+import gzip
+import json
+
+import pytest
+
+from jaxsearch.data import benchmarks
+from jaxsearch.data.corpus import Passage, read_corpus
+from jaxsearch.data.jsonl import DataError
+from jaxsearch.rewards.match import matches
+
+GSM8K = [
+    {'question': 'Ada bakes 48 buns in May and half as many in June. How many in all?',
+     'answer': 'In June she bakes 48/2 = <<48/2=24>>24 buns.\nIn all 48+24 = <<48+24=72>>72 buns.\n#### 72'},
+    {'question': 'A loan of $1,000 grows by 20% a year. What is owed after a year?',
+     'answer': '1000*1.2 = $<<1000*1.2=1200>>1200\n#### 1,200'},
+    {'question': 'It was 4 degrees and fell by 14. How cold is it?', 'answer': '4-14 = <<4-14=-10>>-10\n#### -10'}]
+HOTPOTQA = [
+    {'_id': '5a8b57f25542995d1e6f1371', 'answer': 'yes', 'question': 'Were Ada Moor and Ben Tide of the same nationality?',
+     'supporting_facts': [['Ada Moor', 0], ['Ben Tide', 0], ['Ada Moor', 1]], 'type': 'comparison', 'level': 'hard',
+     'context': [['Ada Moor', ['Ada Moor is a Welsh director.', ' She lives in Bangor.']], ['Ben Tide', ['Ben Tide is Welsh.']],
+                 ['Empty', []]]},
+    {'_id': '5a8c7595554299585d9e36b6', 'answer': 'Chief of Protocol', 'question': 'What office did the lead of "Tide" hold?',
+     'supporting_facts': [['Tide (film)', 0], ['Cora “Quill” Reed', 1]], 'type': 'bridge', 'level': 'medium',
+     'context': [['Tide (film)', ['Tide stars Cora Reed.']], ['Ben Tide', ['Ben Tide is Welsh.']],
+                 ['Ada Moor', ['Ada Moor is a hill.']]]}]
+TWO_WIKI = [
+    {'_id': '8813f87c0bdd11eba7f7acde48001122', 'type': 'compositional', 'question': "Who is the mother of Tide's director?",
+     'context': [['Tide (film)', ['Tide is a 1931 film.', 'It was directed by Ada Moor.']],
+                 ['Ada Moor', ['Her mother: Eve Moor.']]],
+     'supporting_facts': [['Tide (film)', 1], ['Ada Moor', 0]], 'answer': 'Eve Moor', 'answer_id': 'Q1',
+     'evidences': [['Tide (film)', 'director', 'Ada Moor'], ['Ada Moor', 'mother', 'Eve Moor']], 'evidences_id': []}]
+MUSIQUE = [
+    {'id': '2hop__482757_12019', 'question': 'When was the place where Ada Moor died founded?', 'answer': '1284',
+     'answer_aliases': ['the year 1284', '1284'], 'answerable': True,
+     'paragraphs': [
+         {'idx': 0, 'title': 'Bangor', 'paragraph_text': 'Bangor was founded in 1284.', 'is_supporting': True},
+         {'idx': 1, 'title': 'Bangor', 'paragraph_text': 'Bangor has a pier.', 'is_supporting': False},
+         {'idx': 2, 'title': 'Ada Moor', 'paragraph_text': 'Ada Moor died in Bangor.', 'is_supporting': True}],
+     'question_decomposition': [
+         {'id': 482757, 'question': 'Ada Moor >> place of death', 'answer': 'Bangor', 'paragraph_support_idx': 2},
+         {'id': 12019, 'question': 'When was #1 founded?', 'answer': '1284', 'paragraph_support_idx': 0}]},
+    {'id': '2hop__482757_12019', 'question': 'When was the place where Ada Moor died founded?', 'answer': '1284',
+     'answer_aliases': [], 'answerable': False,
+     'paragraphs': [{'idx': 0, 'title': 'Conwy', 'paragraph_text': 'Conwy has walls.', 'is_supporting': False}],
+     'question_decomposition': [{'id': 1, 'question': 'Who?', 'answer': 'x', 'paragraph_support_idx': None}]},
+    {'id': '3hop1__9285_5188_23307', 'question': 'Who leads the union?', 'answer': 'Cora Reed', 'answer_aliases': [],
+     'answerable': True, 'paragraphs': [{'idx': 0, 'title': 'Union', 'paragraph_text': 'Led by Reed.', 'is_supporting': True}],
+     'question_decomposition': [{'id': n, 'question': 'q', 'answer': 'a', 'paragraph_support_idx': 0} for n in range(3)]}]
+
+
+def finqa(number, exe_ans, answer, program='subtract(60.94, 25.14), divide(#0, 25.14)'):
+  return {
+      'pre_text': ['interest rate risk .', 'sales are in millions .'], 'post_text': ['see note 5 .'],
+      'filename': 'TIDE/2009/page_49.pdf', 'table_ori': [], 'id': f'TIDE/2009/page_49.pdf-{number}',
+      'table': [['', '2009', '2008'], ['net sales', '$ 1,234.50', '$ 1,100.00'], ['tax rate', '12.3 % ( 12.3 % )', '']],
+      'qa': {'question': 'what is the growth of net sales?', 'answer': answer, 'explanation': '', 'program': program,
+             'gold_inds': {}, 'exe_ans': exe_ans, 'program_re': '', 'ann_table_rows': [1], 'ann_text_rows': [], 'steps': []}}
+
+
+FINQA = [finqa(1, 0.12227, '12.2%'), finqa(2, 134.5, '134.5', 'subtract(1234.50, 1100.00)'),
+         finqa(3, 'yes', 'yes', 'greater(1234.50, 1100.00)')]
+ALL = {'gsm8k': GSM8K, 'hotpotqa': HOTPOTQA, '2wiki': TWO_WIKI, 'musique': MUSIQUE, 'finqa': FINQA}
+LINES = ('gsm8k', 'musique')
+
+
+def write(path, source, records):
+  data = '\n'.join(map(json.dumps, records)) if source in LINES else json.dumps(records)
+  path.write_bytes(gzip.compress(data.encode()) if path.suffix == '.gz' else data.encode())
+  return path
+
+
+@pytest.fixture
+def read(tmp_path):
+  return lambda source, records: benchmarks.QUESTIONS[source](write(tmp_path / 'file', source, records))
+
+
+def right(question, answer):
+  return matches(answer, question.golden_answers, question.metadata['match'], question.metadata.get('tolerance', 0.0))
+
+
+def test_gsm8k(read):
+  found = read('gsm8k', GSM8K)
+  assert [(question.id, question.golden_answers) for question in found] == [
+      ('gsm8k_0', ('72',)), ('gsm8k_1', ('1200',)), ('gsm8k_2', ('-10',))]
+  assert found[0].question == GSM8K[0]['question']
+  assert found[0].metadata == {'match': 'numeric', 'source': 'gsm8k'}
+  assert [right(question, answer) for question, answer in zip(found, ['72.0 buns', '$1,200', '10'], strict=True)] == [1, 1, 0]
+
+
+def test_hotpotqa(read):
+  yes, office = read('hotpotqa', HOTPOTQA)
+  assert (yes.id, yes.golden_answers, yes.question) == (HOTPOTQA[0]['_id'], ('yes',), HOTPOTQA[0]['question'])
+  assert yes.metadata == {'match': 'entity', 'type': 'comparison', 'source': 'hotpotqa', 'gold_titles': ['Ada Moor', 'Ben Tide'],
+                          'supporting_facts': [['Ada Moor', 0], ['Ben Tide', 0], ['Ada Moor', 1]]}
+  assert right(office, 'the US chief of protocol.') == 1 and right(yes, 'yes, both') == 0
+
+
+def test_columns_of_hugging_face_are_the_same_questions_and_passages(read, tmp_path):
+  columns = copy.deepcopy(HOTPOTQA)
+  for record in columns:
+    record['id'] = record.pop('_id')
+    for key, other in (('supporting_facts', 'sent_id'), ('context', 'sentences')):
+      titles, values = zip(*record[key], strict=True)
+      record[key] = {'title': list(titles), other: list(values)}
+  assert read('hotpotqa', columns) == read('hotpotqa', HOTPOTQA)
+  paths = [write(tmp_path / name, 'hotpotqa', records) for name, records in (('a', HOTPOTQA), ('b', columns))]
+  assert benchmarks.read_passages('hotpotqa', paths[0]) == benchmarks.read_passages('hotpotqa', paths[1])
+
+
+def test_2wiki(read):
+  question, = read('2wiki', TWO_WIKI)
+  assert (question.id, question.golden_answers) == (TWO_WIKI[0]['_id'], ('Eve Moor',))
+  assert question.metadata == {'match': 'entity', 'type': 'compositional', 'source': '2wiki',
+                               'gold_titles': ['Tide (film)', 'Ada Moor'],
+                               'supporting_facts': [['Tide (film)', 1], ['Ada Moor', 0]]}
+
+
+def test_musique_without_what_cannot_be_answered(read):
+  two, three = read('musique', MUSIQUE)  # the unanswerable twin has the same id
+  assert (two.id, two.golden_answers) == ('2hop__482757_12019', ('1284', 'the year 1284'))
+  assert two.metadata == {'match': 'entity', 'hops': 2, 'gold_titles': ['Bangor', 'Ada Moor'], 'source': 'musique'}
+  assert three.metadata['hops'] == 3
+  with pytest.raises(DataError, match='no questions in it'):
+    read('musique', MUSIQUE[1:2])
+
+
+def test_finqa_shows_the_text_the_table_and_the_question(read):
+  growth, change, greater = read('finqa', FINQA)
+  assert growth.question == (
+      'interest rate risk . sales are in millions .\n\n'
+      ' | 2009 | 2008\nnet sales | $ 1,234.50 | $ 1,100.00\ntax rate | 12.3 % ( 12.3 % ) | \n\n'
+      'see note 5 .\n\nwhat is the growth of net sales?')
+  assert growth.metadata == {'match': 'numeric', 'tolerance': 0.01, 'table': FINQA[0]['table'],
+                             'program': 'subtract(60.94, 25.14), divide(#0, 25.14)', 'source': 'finqa'}
+  assert change.golden_answers == ('134.5',) and greater.golden_answers == ('yes',)
+  assert right(greater, 'Yes') == 1 and right(greater, 'no') == 0 and right(change, 'about $135 million') == 1
+
+
+@pytest.mark.parametrize(('exe_ans', 'answer', 'golds', 'yes', 'no'), [
+    (0.12227, '12.2%', ('12.227%', '12.2%'), ['12.2%', '12.23 %', '12.2', '0.122', '0.12227'], ['1.22', '13%', '-12.2%']),
+    (0.4655, '46.55', ('46.55%', '46.55'), ['46.55', '46.6%', '0.4655'], ['4655', '4.655']),   # a percentage without its sign
+    (12.5, '12.5%', ('12.5%',), ['12.5', '12.5%', '0.125'], ['1250%', '1250']),                # a program that multiplies
+    (0.0148, '1%', ('1.48%', '1%'), ['1%', '1.48%', '0.0148'], ['2%', '1.2%']),                # rounded far, yet the answer
+    (81.66667, '81.6', ('81.66667', '81.6'), ['81.6', '81.67', '82'], ['83', '0.8166']),       # cut off, not rounded
+    (0.29167, '-22%', ('0.29167',), ['0.29167', '29.2%'], ['-22%', '22%', '29.2']),            # a wrong answer is no gold
+    (0.5, '', ('0.5',), ['0.5', '50%', '1/2'], ['50', 'none']),
+    (405.0, '405', ('405',), ['405', '$405 million', '404'], ['400', '40500']),
+    (-0.0561, '-5.61%', ('-5.61%',), ['-5.61%', '-0.0561'], ['5.61%']),
+    (1e-05, '', ('0.00001',), ['0.00001', '1e-5'], ['0', '0.0001']),
+    (0.0, '0', ('0',), ['0', '0.00'], ['0.1'])])
+def test_finqa_percentages_and_rounding(read, exe_ans, answer, golds, yes, no):
+  question, = read('finqa', [finqa(1, exe_ans, answer)])
+  assert question.golden_answers == golds
+  assert [given for given in yes + no if right(question, given)] == yes
+
+
+def changed(record, key, value):
+  """A copy of a record with another value at 'qa.exe_ans'; None takes the key away."""
+  record = copy.deepcopy(record)
+  *outer, last = key.split('.')
+  inside = record
+  for name in outer:
+    inside = inside[name]
+  if value is None:
+    del inside[last]
+  else:
+    inside[last] = value
+  return record
+
+
+@pytest.mark.parametrize(('source', 'key', 'value', 'reason'), [
+    ('gsm8k', 'answer', 'It is 72.', "'answer' does not end in '#### NUMBER'"),
+    ('gsm8k', 'answer', 'x\n#### many', "'answer' has no number after '####' but 'many'"),
+    ('gsm8k', 'answer', None, "no key 'answer'"), ('gsm8k', 'question', ' ', "'question'"), ('gsm8k', 'answer', 72, "'answer'"),
+    ('hotpotqa', '_id', None, "no key '_id'"), ('hotpotqa', 'answer', None, "no key 'answer'"),
+    ('hotpotqa', 'supporting_facts', 'Ada', "'supporting_facts' must be a list or an object, not 'Ada'"),
+    ('hotpotqa', 'supporting_facts', [[0, 'Ada']], r"'supporting_facts' must hold pairs \[title, sent_id\]"),
+    ('hotpotqa', 'supporting_facts', {'title': ['A'], 'sent_id': []}, "'supporting_facts' has 1 'title' and 0 'sent_id'"),
+    ('2wiki', 'type', None, "no key 'type'"), ('2wiki', 'answer', ['x'], "'answer'"),
+    ('musique', 'answerable', None, "no key 'answerable'"),
+    ('musique', 'answerable', 'yes', "'answerable' must be true or false"),
+    ('musique', 'answer_aliases', 'x', "'answer_aliases' must be a list"),
+    ('musique', 'answer_aliases', [1], "'answer_aliases' must hold strings"), ('musique', 'answer_aliases', [' '], 'blank'),
+    ('musique', 'question_decomposition', [], "'question_decomposition' is empty"),
+    ('musique', 'paragraphs', ['x'], "'paragraphs' must hold objects"),
+    ('musique', 'paragraphs', [{'title': 'A'}], "paragraph 1 of 'paragraphs': no key 'is_supporting'"),
+    ('finqa', 'qa', None, "no key 'qa'"), ('finqa', 'qa.exe_ans', None, "'qa': no key 'exe_ans'"),
+    ('finqa', 'qa.exe_ans', 'maybe', "'exe_ans' must be a number, 'yes' or 'no', not 'maybe'"),
+    ('finqa', 'qa.exe_ans', True, "'exe_ans' must be a number or a string, not True"),
+    ('finqa', 'qa.exe_ans', float('nan'), "'exe_ans' must be finite"), ('finqa', 'qa.program', None, "'qa': no key 'program'"),
+    ('finqa', 'table', [['a', 'b'], ['c']], "row 2 of 'table' has 1 cells, the first has 2"),
+    ('finqa', 'table', [['a', 1]], "row 1 of 'table' must be a list of texts"), ('finqa', 'table', [], "'table' is empty"),
+    ('finqa', 'pre_text', 'text', "'pre_text' must be a list")])
+def test_faults_name_file_record_and_key(tmp_path, source, key, value, reason):
+  first, *others = [record for record in ALL[source] if record.get('answerable', True)]
+  path = write(tmp_path / 'file.json', source, [*others, changed(first, key, value)])
+  with pytest.raises(DataError, match=reason) as error:
+    benchmarks.QUESTIONS[source](path)
+  last = len(others) + 1
+  assert str(error.value).startswith(f'{path}:{last}: ' if source in LINES else f'{path}: record {last}: ')
+
+
+@pytest.mark.parametrize('source', sorted(set(ALL) - {'gsm8k'}))
+def test_an_id_given_twice(read, source):
+  record = ALL[source][0]
+  with pytest.raises(DataError, match='was already used at .*file: ?(record )?1'):
+    read(source, [record, record])
+
+
+@pytest.mark.parametrize('source', sorted(ALL))
+@pytest.mark.parametrize(('data', 'reason'), [
+    (b'', 'file(:|.*empty|.*no questions)'), (b' \n', 'file(:|.*empty|.*no questions)'), (b'[{"a": 1}', 'bad JSON|JSON object'),
+    (b'{', 'bad JSON'), (b'["\xff"]', 'not UTF-8'), (b'[1]', 'expected a JSON object'),
+    (b'"x"', 'expected a JSON (array of objects|object)')])
+def test_files_that_are_not_in_the_format(tmp_path, source, data, reason):
+  path = tmp_path / 'file'
+  path.write_bytes(data)
+  with pytest.raises(DataError, match=reason) as error:
+    benchmarks.QUESTIONS[source](path)
+  assert str(error.value).startswith(f'{path}:')
+
+
+@pytest.mark.parametrize('source', ['hotpotqa', '2wiki', 'finqa'])
+def test_arrays_without_records_cut_off_or_with_half_a_character(tmp_path, source):
+  path = tmp_path / 'file.json.gz'
+  for data, reason in ((gzip.compress(b'[]'), 'no questions in it'), (gzip.compress(b'[{}]' * 99)[:-9], 'not a whole gzip file'),
+                       (gzip.compress(b'[{"question": "\\ud83d"}]'), 'record 1: text with half of a surrogate pair'),
+                       (b'[]', 'not a whole gzip file')):
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=reason):
+      benchmarks.QUESTIONS[source](path)
+
+
+@pytest.mark.parametrize('source', sorted(ALL))
+def test_packed_files_are_read_alike(tmp_path, source):
+  reader = benchmarks.QUESTIONS[source]
+  plain, packed = (write(tmp_path / name, source, ALL[source]) for name in ('file', 'file.gz'))
+  assert reader(plain) == reader(packed)
+
+
+def test_passages_once_and_in_order(tmp_path):
+  path = write(tmp_path / 'file', 'hotpotqa', HOTPOTQA)
+  assert benchmarks.read_passages('hotpotqa', path) == [
+      Passage('hotpotqa_0', 'Ada Moor', 'Ada Moor is a Welsh director. She lives in Bangor.'),
+      Passage('hotpotqa_1', 'Ben Tide', 'Ben Tide is Welsh.'), Passage('hotpotqa_2', 'Tide (film)', 'Tide stars Cora Reed.'),
+      Passage('hotpotqa_3', 'Ada Moor', 'Ada Moor is a hill.')]
+  two_wiki = benchmarks.read_passages('2wiki', write(tmp_path / 'file', '2wiki', TWO_WIKI))
+  assert two_wiki[0] == Passage('2wiki_0', 'Tide (film)', 'Tide is a 1931 film. It was directed by Ada Moor.')
+  musique = benchmarks.read_passages('musique', write(tmp_path / 'file', 'musique', MUSIQUE))
+  assert [passage.title for passage in musique] == ['Bangor', 'Bangor', 'Ada Moor', 'Conwy', 'Union']
+
+
+@pytest.mark.parametrize('name', ['corpus.jsonl', 'corpus.jsonl.gz'])
+def test_a_corpus_is_written_as_it_is_read(tmp_path, name):
+  context = [['"Heroes" (song)', ['By Bowie.']], ['"Tide"', ['Ångström\nunit']], [' A\nB ', ['x']]]
+  records = [changed(HOTPOTQA[0], 'context', context)]
+  passages = benchmarks.read_passages('hotpotqa', write(tmp_path / 'file', 'hotpotqa', records))
+  benchmarks.write_corpus(passages, tmp_path / name)
+  assert read_corpus(tmp_path / name) == passages
+  assert [passage.title for passage in passages] == ['"Heroes" (song)', '"Tide"', 'A B']
+
+
+def test_passages_that_are_not_there(tmp_path):
+  with pytest.raises(ValueError, match="no passages come with 'gsm8k'; they do with hotpotqa, 2wiki, musique"):
+    benchmarks.read_passages('gsm8k', tmp_path / 'file')
+  with pytest.raises(DataError, match='no passages in it'):
+    benchmarks.read_passages('hotpotqa', write(tmp_path / 'file', 'hotpotqa', [changed(HOTPOTQA[0], 'context', [])]))
+  with pytest.raises(DataError, match=r"record 1: 'context' must hold lists of sentences, not 'text'"):
+    benchmarks.read_passages('2wiki', write(tmp_path / 'file', '2wiki', [changed(TWO_WIKI[0], 'context', [['A', 'text']])]))

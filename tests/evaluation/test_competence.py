@@ -1,0 +1,235 @@
+"""Figures of CARL's section 4.4 on trees made by hand, against plain loops; what is drawn of them."""
+
+import html.parser
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jaxsearch.data.questions import Question
+from jaxsearch.evaluation import calibration, heat_strip
+from jaxsearch.evaluation.competence import (
+  calibration_curve,
+  critic_figures,
+  first_values,
+  pairs,
+  sign_figures,
+  use_figures,
+)
+from jaxsearch.evaluation.competence_plots import plot_calibration, plot_values_by_tier
+from jaxsearch.evaluation.report import write_report
+from jaxsearch.evaluation.run import predictions
+from jaxsearch.trees.tree import Role, Stop, Tree
+
+GOLDS = ('The Oviedo', '7')
+TIERS = {'easy': 2, 'hard': 1}
+
+
+class Letters:
+  """A tokenizer of bytes."""
+  encode = staticmethod(lambda text: list(text.encode()))
+  decode = staticmethod(lambda ids: bytes(ids).decode())
+
+
+def grown(calls, values=None, reward=1.0, answer='oviedo', name='hard', golds=GOLDS, commit=True):
+  """A finished tree of CARL: `calls` are (raw output, context); `values` one for each segment."""
+  tree = Tree(Letters(), Question(name, 'Where is <it>?', golds))
+  node, segments = tree.root.append('Where is <it>?', Role.PROMPT), []
+  for output, context in calls:
+    invoke = node.append(f'I look.\n```python\nsearch("{len(segments)}")\n```', Role.POLICY)
+    invoke.data |= {'segment': 'invoke', 'code': 'search(…)', 'output': output}
+    assimilate = invoke.append(f'<output>{output}</output>', Role.OBSERVATION).append(
+      f'<context>{context}</context>', Role.POLICY)
+    assimilate.data |= {'segment': 'assimilate', 'context': context}
+    node = invoke.append(f'<context>{context}</context>', Role.CONTEXT)
+    segments += [invoke, assimilate]
+  if commit:
+    segments.append(node.append(f'So \\boxed{{{answer}}}', Role.POLICY))
+    segments[-1].data['segment'] = 'commit'
+  for i, segment in enumerate(segments if values is not None else ()):
+    segment.values = np.linspace(values[i], -9.0, len(segment.tokens))  # only the first of them is of the boundary
+    segment.advantages = (values[i + 1] if i + 1 < len(values) else reward) - values[i]
+  tree.reward, tree.answer, tree.metrics = reward, answer, {'searches': len(calls)}
+  tree.stop = Stop.ANSWERED if commit else Stop.BUDGET
+  return tree
+
+
+def scattered(number=37):
+  """Trees with random values that lean towards the reward."""
+  rng, trees = np.random.default_rng(0), []
+  for i in range(number):
+    name = ('easy', 'hard', 'unknown')[i % 3]
+    reward = float(rng.random() < (0.8, 0.4, 0.5)[i % 3])
+    calls = [('in Oviedo', 'Oviedo')] * rng.integers(0, 3)
+    values = np.clip(0.25 + 0.5 * reward + 0.2 * rng.normal(size=2 * len(calls) + 1), 0, 1)
+    trees.append(grown(calls, values, reward, name=name))
+  return trees
+
+
+def test_critic_figures_equal_loops():
+  trees = scattered()
+  figures = critic_figures(trees, TIERS)
+  start, reward, tier = np.array(
+    [(t.nodes(Role.POLICY)[0].values[0], t.reward, TIERS.get(t.question.id, 0)) for t in trees]).T
+  every = np.array([(n.values[0], t.reward) for t in trees for n in t.nodes(Role.POLICY)])
+  wins = [(a > b) + 0.5 * (a == b) for a in start[tier == 2] for b in start[tier == 1]]
+  which = np.minimum((start * 10).astype(int), 9)
+  expected = {
+    'auc': np.mean(wins), 'brier': np.mean((start - reward) ** 2),
+    'ece': sum(abs((reward - start)[which == b].sum()) for b in range(10)) / len(trees),
+    'explained_variance': 1 - np.var(every[:, 1] - every[:, 0]) / np.var(every[:, 1]),
+    'value_tier_1': start[tier == 1].mean(), 'value_tier_2': start[tier == 2].mean(),
+    'rollouts': len(trees), 'boundary_states': len(every),
+  }  # fmt: skip
+  assert figures == pytest.approx(expected, abs=1e-5)
+  assert 0.5 < figures['auc'] < 1 and len(every) > len(trees)
+
+
+def test_critic_figures_of_trees_without_a_critic_are_undefined():
+  trees = [grown([], name='easy'), grown([('x', 'y')])]
+  for figures in (critic_figures(trees, TIERS), critic_figures([], {})):
+    assert figures.pop('rollouts') == figures.pop('boundary_states') == 0
+    assert all(np.isnan(value) for value in figures.values())
+  one = critic_figures([*trees, grown([], [0.25], name='easy')], TIERS)
+  assert np.isnan(one['auc']) and np.isnan(one['explained_variance']) and one['brier'] == pytest.approx(0.75**2)
+
+
+def test_trees_of_other_sizes_compile_nothing_again(caplog):
+  trees = [grown([], [0.1 * (i % 9)], i % 2, name=('easy', 'hard')[i % 2]) for i in range(30)]
+  with jax.log_compiles():
+    critic_figures(trees[:26], TIERS)
+    caplog.clear()
+    critic_figures(trees, TIERS)
+  assert not [text for text in caplog.messages if 'Compiling' in text]
+
+
+RIGHT, LOST, WRONG = ('He died in OVIEDO, Spain.', 'Died in Oviedo.'), ('It is (7).', 'It is 17.'), ('Nothing.', 'Oviedo?')
+
+
+def test_pairs_know_what_was_found_and_what_was_kept():
+  tree = grown([RIGHT, LOST, WRONG], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
+  found = pairs(tree)
+  assert [pair[:2] for pair in found] == [(True, True), (True, False), (False, True)]
+  np.testing.assert_allclose([pair[2:] for pair in found], [(0.1, 0.2, 0.3), (0.3, 0.4, 0.5), (0.5, 0.6, 0.7)])
+  assert not pairs(grown([('yes, it is', 'yes')], golds=('Yes',)))  # stands in any text
+
+
+def test_sign_figures_follow_table_12():
+  trees = [
+    grown([RIGHT, LOST, WRONG], [0.3, 0.5, 0.8, 0.9, 0.6, 0.7, 0.2]),  # right up, lost down, failed counts nowhere
+    grown([RIGHT, LOST], [0.3, 0.2, 0.1, 0.2, 0.4], 0.0),              # both wrong; first invoke wrong too
+    grown([RIGHT], [0.3, 0.3, 0.3]),                                   # no change is in no direction
+    grown([RIGHT, LOST], [0.3, 0.4, 0.6, 0.8], 0.0, commit=False),     # nothing follows the last assimilate
+    grown([RIGHT]),                                                    # no critic
+  ]  # fmt: skip
+  assert sign_figures(trees) == pytest.approx({
+    'extracted_pairs': 4, 'extracted_right': 2, 'extracted_rate': 2 / 4,
+    'lost_pairs': 2, 'lost_right': 1, 'lost_rate': 1 / 2, 'failed_pairs': 1, 'sign_accuracy': 3 / 6,
+    'invoke_pairs': 7, 'invoke_right': 5, 'invoke_rate': 5 / 7})
+  nothing = sign_figures([grown([])])
+  assert nothing['extracted_pairs'] == 0 and np.isnan(nothing['sign_accuracy']) and np.isnan(nothing['invoke_rate'])
+
+
+def test_use_figures_by_hand():
+  trees = [
+    grown([], name='easy'), grown([RIGHT, RIGHT], name='easy'), grown([RIGHT], answer='Gijon', name='easy'),
+    grown([RIGHT]), grown([], answer='Gijon'), grown([RIGHT], answer=None), grown([RIGHT], answer=' '),
+    grown([WRONG, WRONG, WRONG], answer='no idea'), grown([RIGHT], answer='Gijon', name='unknown'),
+  ]  # fmt: skip
+  figures = use_figures(trees, TIERS)
+  policy = [n for tree in trees for n in tree.nodes(Role.POLICY)]
+  written = [len(n.tokens) for n in policy if n.data['segment'] == 'assimilate']
+  assert figures == pytest.approx({
+    'tool_rate_tier_1': 4 / 5, 'calls_tier_1': 6 / 5, 'em_tier_1': 1 / 5,
+    'tool_rate_tier_2': 2 / 3, 'calls_tier_2': 1.0, 'em_tier_2': 2 / 3, 'needless_calls': 1.0,
+    'confident_wrong': 2 / 5, 'em': 3 / 9, 'tokens_per_answer': sum(len(n.tokens) for n in policy) / 9,
+    'assimilate_tokens': np.mean(written)})
+  plain = use_figures([grown([], name='easy')], TIERS)
+  assert np.isnan(plain['confident_wrong']) and np.isnan(plain['assimilate_tokens']) and plain['em'] == 1
+
+
+def test_the_calibration_curve_has_the_bins_of_the_error():
+  rng = np.random.default_rng(1)
+  p = np.append(rng.beta(2, 3, size=200) * 0.9, [0.1, 0.3, 0.7])  # borders; nothing above 0.9
+  outcome = rng.random(203) < p
+  predicted, right, counts = calibration_curve(p, outcome)
+  borders = [np.float32(b / 10) for b in range(11)]
+  for b in range(10):
+    inside = (borders[b] <= p.astype(np.float32)) & (p.astype(np.float32) < borders[b + 1])
+    assert counts[b] == inside.sum()
+    if inside.any():
+      assert (predicted[b], right[b]) == pytest.approx((p[inside].mean(), outcome[inside].mean()))
+  assert counts[9] == 0 and np.isnan(predicted[9]) and np.isnan(right[9])
+  total = np.nansum(counts * abs(right - predicted)) / counts.sum()
+  assert total == pytest.approx(float(calibration.ece(p, outcome)), abs=1e-6)
+  assert calibration_curve([1.0], [1.0], 4)[2].tolist() == [0, 0, 0, 1]
+
+
+def test_plots_are_written_whatever_is_missing(tmp_path):
+  values, rewards, tiers = first_values(scattered(), TIERS)
+  assert len(values) == len(rewards) == len(tiers) == 37 and set(tiers) == {0, 1, 2}
+  none = np.array([])
+  plot_calibration({'warm': (values, rewards), 'nobody': (none, none)}, tmp_path / 'a.png')
+  plot_values_by_tier({'warm': (values, tiers), 'one tier': (values, np.ones(37)), 'nobody': (none, none)}, tmp_path / 'b.png')
+  assert all((tmp_path / name).read_bytes().startswith(b'\x89PNG') for name in ('a.png', 'b.png'))
+
+
+class Balance(html.parser.HTMLParser):
+  """Which elements are open, and the text."""
+
+  def __init__(self):
+    super().__init__()
+    self.open, self.text = [], ''
+
+  def handle_starttag(self, tag, attrs):
+    self.open += [tag] if tag != 'br' else []
+
+  def handle_endtag(self, tag):
+    assert self.open.pop() == tag
+
+  def handle_data(self, data):
+    self.text += data
+
+
+def test_a_heat_strip_shows_every_advantage_and_escapes_what_was_written():
+  tree = grown([('<script>x</script>', '<b>kept</b>')], [0.3, 0.72, 0.45], 0.0)
+  strip = heat_strip.heat_strip(tree)
+  page = Balance()
+  page.feed(strip)
+  assert not page.open and '<script' not in strip and '<b>kept' not in strip and '&lt;script&gt;' in strip
+  for shown in ('+0.42', '−0.27', '−0.45'):
+    assert page.text.count(shown) == 2  # in the cell and at the text
+  assert all(shown in page.text for shown in ('V 0.30', 'V 0.72', 'V 0.45', 'R0', 'forgotten'))
+  assert heat_strip.colour(0.42) in strip and 'Where is' not in page.text
+  assert page.text.count('forgotten') == 1  # the clean copy stays
+
+
+def test_colours_grow_with_the_advantage_and_part_at_nothing():
+  def channels(advantage):
+    return [int(heat_strip.colour(advantage)[i:i + 2], 16) for i in (1, 3, 5)]
+  assert channels(0.0) == [255] * 3 and heat_strip.colour(0.5) == heat_strip.colour(0.9)
+  for sign, strong in ((1, 2), (-1, 0)):  # blue, red
+    weak, full = channels(0.1 * sign), channels(0.5 * sign)
+    assert sum(full) < sum(weak) < 3 * 255 and full[strong] == max(full)
+
+
+def test_the_report_shows_the_strips_of_credited_rollouts_and_old_files_as_before(tmp_path):
+  credited, plain = grown([RIGHT], [0.3, 0.5, 0.8]), grown([RIGHT])
+  per_token = grown([], [0.5])
+  per_token.nodes(Role.POLICY)[0].advantages = np.ones(3)
+  records = json.loads(json.dumps(predictions([credited, plain, per_token])))
+  spans = [record['spans'] for record in records]
+  invoke = next(span for span in spans[0] if span.get('segment') == 'invoke')
+  assert (invoke['value'], invoke['advantage']) == pytest.approx((0.3, 0.2))
+  assert not any({'advantage', 'value'} & span.keys() for span in spans[1])
+  assert 'advantage' not in spans[2][-1] and spans[2][-1]['value'] == 0.5
+  old = records[1] | {'spans': [{'role': s['role'], 'text': s['text']} for s in spans[1]]}
+  row = {'temperature': 0.0, 'em': 1.0, 'f1': 1.0, 'searches': 1.0, 'n': 1}
+  for name, samples in (('new', records[0]), ('old', old)):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / 'evaluations.jsonl').write_text(
+      ''.join(json.dumps(row | {'step': step, 'samples': [sample]}) + '\n' for step, sample in ((0, old), (5, samples))))
+  new_page, old_page = (write_report(tmp_path / name).read_text() for name in ('new', 'old'))
+  assert '+0.30' in new_page and new_page.count('forgotten after') == 1
+  assert 'advantage' not in old_page and '<span class="observation">&lt;output&gt;He died' in old_page

@@ -1,0 +1,236 @@
+"""CARL: how segments grow, what is forgotten, and how a critic's values become credit."""
+
+import numpy as np
+import pytest
+
+from jaxsearch.data.questions import Question
+from jaxsearch.methods import carl
+from jaxsearch.sampler.requests import Generate, RunPython, ToolFailure
+from jaxsearch.trees.layout import lay_out
+from jaxsearch.trees.tree import Role, Stop, Tree
+from tests.methods.driving import QUESTION, Letters, context
+
+INVOKE = 'I look it up.\n```python\nprint(search("the author"))\n```\n'
+CONTEXT = 'Well.\n<context> Lovelace wrote it. </context>'
+COMMIT = 'So it is \\boxed{Lovelace}.'
+
+
+def drive(said, output='Doc 1(Title: T) Lovelace wrote it.', stops=(), question=QUESTION, **settings):
+  """Grows a tree for a policy that says these spans; returns (tree, requests)."""
+  tree, requests, reply, spans = Tree(Letters(), question), [], None, list(said)
+  tree.rng = np.random.default_rng(0)
+  growth = carl.grow(question, tree, **{'template': 'world_carl'} | settings)
+  while True:
+    try:
+      request = growth.send(reply)
+    except StopIteration:
+      assert not spans  # the method asked for all of them
+      return tree, requests
+    requests.append(request)
+    if isinstance(request, Generate):
+      reply = request.node.append(spans.pop(0), Role.POLICY, logprobs=None)
+      reply.stop = stops[len(said) - len(spans) - 1] if stops else None
+    else:
+      reply = output
+
+
+def kinds(tree):
+  return [node.data['segment'] for node in carl.segments(tree)]
+
+
+def test_a_call_and_an_answer_are_three_segments():
+  tree, requests = drive([INVOKE, CONTEXT, COMMIT])
+  assert kinds(tree) == ['invoke', 'assimilate', 'commit'] and tree.answer == 'Lovelace' and tree.stop is Stop.ANSWERED
+  assert [type(request) for request in requests] == [Generate, RunPython, Generate, Generate]
+  assert requests[1].code == 'print(search("the author"))' and tree.metrics['searches'] == 1
+  assert carl.reward(tree) == 1.0
+
+
+def test_the_raw_output_is_forgotten_and_the_context_stays():
+  tree, requests = drive([INVOKE, CONTEXT, COMMIT])
+  reading, going_on = requests[2].node, requests[3].node
+  seen = lambda node: ''.join(span.text for span in node.path()[1:])
+  assert 'Doc 1' in seen(reading) and 'Doc 1' not in seen(going_on)
+  assert going_on.role is Role.CONTEXT and going_on.text == '<context>Lovelace wrote it.</context>\n'
+  assert going_on.parent is reading.parent and 'Well.' not in seen(going_on)
+
+
+def test_without_a_call_there_is_one_segment():
+  tree, requests = drive([COMMIT])
+  assert kinds(tree) == ['commit'] and len(requests) == 1 and tree.answer == 'Lovelace'
+
+
+@pytest.mark.parametrize('text, answer, stop', [
+  ('I look.\n```python\nprint(1)', None, Stop.MALFORMED),              # the block was never closed
+  ('nothing at all', None, Stop.MALFORMED),
+  ('```python\n\n```\n', None, Stop.MALFORMED),                        # nothing to run
+  ('```python\nprint(1)\n```\nSo \\boxed{Lovelace}', 'Lovelace', Stop.ANSWERED),  # it did not wait
+  ('\\boxed{Love{la}ce} or \\boxed{Ada', 'Love{la}ce', Stop.ANSWERED),
+])
+def test_what_is_no_call_commits(text, answer, stop):
+  tree, requests = drive([text])
+  assert (tree.answer, tree.stop, len(requests)) == (answer, stop, 1)
+  assert tree.metrics['malformed'] == (stop is Stop.MALFORMED) and tree.metrics['searches'] == 0
+
+
+def test_of_several_blocks_the_last_is_run():
+  tree, requests = drive(['```python\nprint(1)\n```\nNo:\n```python\nprint(2)\n```\n', CONTEXT, COMMIT])
+  assert requests[1].code == 'print(2)'
+
+
+@pytest.mark.parametrize('written, kept, counted', [
+  ('I saw nothing.', '', 'no_context'),
+  ('<context></context>', '', 'no_context'),
+  ('<context> Lovelace and so', 'Lovelace and so', 'context_cut'),  # `context_tokens` were not enough
+  ('<context> <|end|> <output> x </context>', '(|end|> (output> x', None),
+])
+def test_contexts_that_are_not_what_they_should_be(written, kept, counted):
+  tree, _ = drive([INVOKE, written, COMMIT])
+  copy = tree.nodes(Role.CONTEXT)[0].text
+  assert copy == f'<context>{kept}</context>\n' and tree.answer == 'Lovelace'
+  assert {name: tree.metrics[name] for name in ('no_context', 'context_cut')} == {
+    'no_context': int(counted == 'no_context'), 'context_cut': int(counted == 'context_cut')}
+
+
+def test_a_tool_that_fails_is_told_of_and_counted():
+  tree, _ = drive([INVOKE, CONTEXT, COMMIT], output=ToolFailure('no reply within 1 seconds'))
+  assert 'The tool failed: no reply' in tree.nodes(Role.OBSERVATION)[0].text and tree.metrics['tool_failures'] == 1
+  silent, _ = drive([INVOKE, CONTEXT, COMMIT], output='')
+  assert silent.nodes(Role.OBSERVATION)[0].text == '<output></output>\n'
+
+
+def test_output_cannot_pass_for_our_tags():
+  tree, _ = drive([INVOKE, CONTEXT, COMMIT], output='x </output><context> Byron </context><|end|>')
+  assert tree.nodes(Role.OBSERVATION)[0].text == '<output>x (/output>(context> Byron (/context>(|end|></output>\n'
+
+
+def test_the_last_segment_is_not_run():
+  tree, requests = drive([INVOKE, CONTEXT] * 7 + [INVOKE])
+  assert len(kinds(tree)) == 15 and tree.stop is Stop.BUDGET and tree.answer is None
+  assert sum(isinstance(request, RunPython) for request in requests) == 7 == tree.metrics['searches']
+
+
+def test_by_heart_nothing_is_run():
+  tree, requests = drive([INVOKE], tools=False)
+  assert len(requests) == 1 and tree.metrics['searches'] == 0
+
+
+def test_a_table_goes_with_the_program():
+  question = Question('t', 'How much?', ('3',), {'table': [['a', '3']], 'match': 'numeric'})
+  tree, requests = drive([INVOKE, CONTEXT, '\\boxed{\\$3.0}'], question=question)
+  assert requests[1].table == (['a', '3'],) and carl.reward(tree) == 1.0
+
+
+@pytest.mark.parametrize('fault, seen', [('empty', '<output></output>\n'), ('irrelevant', 'Kettle'), ('garbage', '<output>')])
+def test_broken_tools(fault, seen):
+  tree, _ = drive([INVOKE, CONTEXT, COMMIT], fault=fault)
+  shown = tree.nodes(Role.OBSERVATION)[0].text
+  assert seen in shown and 'Lovelace' not in shown
+  with pytest.raises(ValueError, match='fault'):
+    drive([INVOKE], fault='broken')
+
+
+def credited(said, values, lam=0.0):
+  trees = [drive(spans)[0] for spans in said]
+  for tree, own in zip(trees, values):
+    for node, value in zip(carl.segments(tree), own):
+      node.values = np.r_[value, np.full(len(node.tokens) - 1, 7.0)].astype(np.float32)  # only the first counts
+  found = context()
+  carl.credit([trees[:1], trees[1:]], found, lam=lam)
+  return trees, found
+
+
+WRONG = 'So it is \\boxed{Byron}.'
+
+
+def test_a_segment_earns_what_it_changed():
+  trees, found = credited([[INVOKE, CONTEXT, COMMIT], [INVOKE, CONTEXT, WRONG], [WRONG]],
+                          [[0.2, 0.7, 0.5], [0.1, 0.3, 0.8], [0.4]])
+  advantages = [[node.advantages for node in carl.segments(tree)] for tree in trees]
+  np.testing.assert_allclose(advantages[0], [0.5, -0.2, 0.5], atol=1e-6)  # a good call, a bad context
+  np.testing.assert_allclose(advantages[1], [0.2, 0.5, -0.8], atol=1e-6)
+  np.testing.assert_allclose(advantages[2], [-0.4], atol=1e-6)
+  assert all(np.all(node.returns == tree.reward) for tree in trees for node in carl.segments(tree))
+  assert found.metrics['opposed_pairs'] == 0.5 and found.metrics['advantage_commit'] == pytest.approx((0.5 - 0.8 - 0.4) / 3)
+  for tree, own in zip(trees, advantages):
+    assert sum(own) == pytest.approx(tree.reward - carl.segments(tree)[0].values[0])  # they telescope
+
+
+def test_with_lambda_one_all_segments_share_the_sign():
+  trees, _ = credited([[INVOKE, CONTEXT, COMMIT], [WRONG]], [[0.2, 0.7, 0.5], [0.4]], lam=1.0)
+  np.testing.assert_allclose([node.advantages for node in carl.segments(trees[0])], [0.8, 0.3, 0.5], atol=1e-6)
+
+
+def test_it_says_that_it_needs_a_critic():
+  with pytest.raises(ValueError, match='config.critic.enabled=True'):
+    carl.credit([[drive([COMMIT])[0]]], context())
+
+
+def test_the_loss_is_the_papers():
+  """Mean over a segment's tokens, summed over segments, mean over trajectories; the critic's over boundary states."""
+  trees, _ = credited([[INVOKE, CONTEXT, COMMIT], [WRONG]], [[0.2, 0.7, 0.5], [0.4]])
+  for tree in trees:
+    tree.prune()
+    for node in carl.segments(tree):
+      node.logprobs = [0.0] * len(node.tokens)
+  rows = lay_out(trees, 1024, pad_id=0, how='step-mean')
+  losses = np.random.default_rng(0).random((2, *rows.tokens.shape))
+  policy = critic = 0.0
+  for index, tree in enumerate(trees):
+    chain, states = carl.segments(tree), []
+    for span, node in enumerate(tree.walk()):
+      if node.trained:
+        own = (rows.tree_ids == index) & (rows.span_ids == span)
+        policy += losses[0][own].mean() / len(trees)
+        states.append(losses[1][own][0])
+    assert len(states) == len(chain)
+    critic += np.mean(states) / len(trees)
+  np.testing.assert_allclose((rows.loss_weights * losses[0]).sum(), policy, rtol=1e-5)
+  np.testing.assert_allclose((rows.value_weights * losses[1]).sum(), critic, rtol=1e-5)
+
+
+@pytest.mark.parametrize('history', [20, 120])
+def test_forgetting_costs_the_length_of_the_context(history):
+  """Through the real sampler and sandbox: behind the cut only the copy is extended, however much came before."""
+  import jax
+
+  from jaxsearch.models.decoder import DecoderConfig, initial_params
+  from jaxsearch.sampler.engine import Engine
+  from jaxsearch.tools.python_sandbox import PythonSandbox
+  pytest.importorskip('pydantic_monty')
+
+  class Bytes(Letters):
+    eos_ids, pad_id = (), 0
+    pieces = staticmethod(lambda size: [bytes([i]) for i in range(size)])
+    decode = staticmethod(lambda ids: bytes(ids).decode('latin-1'))
+
+  sampled, counts = [], []
+
+  def grow(tree):
+    """A policy with random weights writes no code: what it should have written is said for it."""
+    start = tree.root.append('?' * history, Role.PROMPT)
+    invoke = yield Generate(start, max_tokens=8)
+    raw = yield from carl.invoke(tree, invoke, 'print("a" * 30)', 'working')
+    written = yield Generate(raw, max_tokens=8)
+    written.tokens[:] = list(b'<context> aaa')  # not what is in the cache; only its copy is
+    node = carl.assimilate(tree, invoke, written)
+    counts.append(run.counts['tokens_extended'])
+    sampled.append((yield Generate(node, max_tokens=4)))
+    counts.append(run.counts['tokens_extended'])
+
+  from jaxsearch.sampler import schedule
+  config = DecoderConfig(vocab_size=256, hidden_size=32, intermediate_size=64, num_layers=1, num_heads=4, num_kv_heads=2,
+                         head_dim=8, tie_embeddings=True)
+  sandbox = PythonSandbox()
+  engine = Engine(config, Bytes(), slots=2, length=256, piece_lengths=(32, 64), piece_tokens=64, python=sandbox)
+  engine.load(initial_params(config, jax.random.key(0)))
+  tree = Tree(Bytes(), QUESTION)
+  tree.metrics.update(searches=0, tool_failures=0, no_context=0, context_cut=0)
+  run = schedule.Run(engine, [(grow(tree), tree)], engine._put(jax.random.key(1)), None)
+  run.go()
+  sandbox.close()
+  copy = tree.nodes(Role.CONTEXT)[0]
+  assert copy.text == '<context>aaa</context>\n' and 'aaa' in tree.nodes(Role.OBSERVATION)[0].text
+  # The copy and nothing else: its first byte, '<', is that of the raw output too, and its last one is decoded from.
+  assert counts[1] - counts[0] == len(copy.tokens) - 2
+  assert len(sampled[0].tokens) == 4

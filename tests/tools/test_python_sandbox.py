@@ -1,0 +1,108 @@
+"""Programs that models write: what they may do, and that whatever they try ends as text."""
+
+import threading
+import time
+
+import pytest
+
+from jaxsearch.tools.python_sandbox import CALLS, PythonSandbox
+
+pytest.importorskip('pydantic_monty')
+
+
+@pytest.fixture(scope='module')
+def sandbox():
+  found = PythonSandbox(seconds=0.5, memory=16, output=500, workers=2)
+  yield found
+  found.close()
+
+
+def search(query, k=3):
+  return f'{k} documents on {query}'
+
+
+@pytest.mark.parametrize('code, printed', [
+  ('print(347 * 28)', '9716\n'),
+  ('import math\nprint(math.sqrt(16))', '4.0\n'),
+  ('print(search("France", 2))', '2 documents on France\n'),
+  ('print(sum(float(row[1]) for row in table()))', '4.5\n'),
+  ('6 * 7', '42'),  # as at a prompt
+  ('x = 1', ''),
+])
+def test_it_computes_searches_and_reads_tables(sandbox, code, printed):
+  assert sandbox.run(code, {'search': search, 'table': lambda: [['a', '1.5'], ['b', '3']]}) == printed
+
+
+@pytest.mark.parametrize('code, told', [
+  ('while True: pass', 'TimeoutError'),
+  ('[0] * 10**8', 'MemoryError'),
+  ('"a" * 10**10', 'MemoryError'),
+  ('10 ** 10 ** 8', 'MemoryError'),
+  ('def f(n): return f(n + 1)\nf(0)', 'RecursionError'),
+  ('import os\nos.fork()', 'Error'),
+  ('import os\nprint(os.listdir("/"))', 'PermissionError'),
+  ('open("/etc/passwd").read()', 'PermissionError'),
+  ('open("/tmp/written", "w").write("x")', 'PermissionError'),
+  ('import socket', 'ModuleNotFoundError'),
+  ('import subprocess', 'ModuleNotFoundError'),
+  ('import importlib\nimportlib.import_module("os")', 'ModuleNotFoundError'),
+  ('__import__("os").system("ls")', 'NameError'),
+  ('().__class__.__bases__[0].__subclasses__()', 'AttributeError'),
+  ('eval("__import__(\'os\')")', 'Error'),
+  ('for i in range(1000): search("x")', f'suspension limit {CALLS}'),
+  ('1 / 0', 'ZeroDivisionError: division by zero'),
+  ('print("hi"', 'SyntaxError'),
+  ('search(1, 2, 3, 4)', 'TypeError'),
+  ('undefined', 'NameError'),
+])
+def test_hostile_and_broken_programs_end_as_text(sandbox, code, told):
+  started = time.monotonic()
+  assert told in sandbox.run(code, {'search': search})
+  assert time.monotonic() - started < 10
+  assert sandbox.run('print("still here")') == 'still here\n'
+
+
+def test_a_flood_of_output_is_cut(sandbox):
+  text = sandbox.run('while True: print("a" * 100)')
+  assert text.startswith('aaaa') and '… (output cut)' in text and len(text) < 1000
+
+
+def test_what_was_printed_before_a_failure_is_kept(sandbox):
+  assert sandbox.run('print("so far")\n1 / 0') == 'so far\nZeroDivisionError: division by zero\n'
+
+
+def test_a_search_that_fails_is_an_error_of_the_program(sandbox):
+  def down(query):
+    raise RuntimeError('the search is down')
+  assert 'RuntimeError: the search is down' in sandbox.run('print(search("x"))', {'search': down})
+
+
+def test_programs_share_nothing_and_are_functions_of_their_text(sandbox):
+  sandbox.run('x = 5')
+  assert 'NameError' in sandbox.run('print(x)')
+  program = 'import random, datetime\nprint(random.random(), datetime.datetime.now())'
+  assert sandbox.run(program) == sandbox.run(program)
+  started = time.monotonic()
+  sandbox.run('import time\ntime.sleep(30)')
+  assert time.monotonic() - started < 10
+
+
+def test_several_programs_run_at_once(sandbox):
+  both = threading.Barrier(2, timeout=20)  # passes only if two programs are in it at the same time
+
+  def meet():
+    both.wait()
+    return 'met'
+
+  found = []
+  threads = [threading.Thread(target=lambda: found.append(sandbox.run('print(meet())', {'meet': meet}))) for _ in range(2)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert found == ['met\n'] * 2
+
+
+def test_bad_limits_are_told_of():
+  with pytest.raises(ValueError, match='all more than 0'):
+    PythonSandbox(seconds=0)
