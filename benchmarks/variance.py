@@ -57,6 +57,7 @@ from jaxsearch.trees.tree import Node, Role, Stop, Tree
 LENGTHS = (2, 3, 4, 5)  # T
 DRAWS = 30              # of an action that is not to be an answer
 RESAMPLES = 10_000
+ROOM = 1024             # tokens of a path: in training 640 do, but chains that go wrong and never answer get longer
 
 
 def advantage_variance(rewards: np.ndarray) -> np.ndarray:
@@ -115,7 +116,8 @@ def grow(question: Question, tree: Tree, *, steps: int, k: int, max_tokens: int,
          judge: Callable = world_judge) -> Generator[Request, Any, None]:
   """Grows `k` whole trajectories of `steps` actions, and `k - 1` siblings of each action of the first of them.
 
-  Leaves rewards at the root, data['whole'] [k, steps] and data['siblings'] [steps, k]; none if the tree is to be left out.
+  Leaves rewards at the root, data['whole'] [k, steps] and data['siblings'] [steps, k]. If tree.stop is not Stop.BUDGET there
+  are none, and the tree is to be left out: Stop.ANSWERED for want of another action, Stop.CONTEXT_FULL for want of room.
   """
   special = tree.tokenizer.special_tokens
   tree.metrics.update(malformed=0, tool_failures=0, judge_unreadable=0, answers_refused=0)
@@ -131,6 +133,7 @@ def grow(question: Question, tree: Tree, *, steps: int, k: int, max_tokens: int,
     siblings.append([rewards[0], *rewards[k:]])
     ends = [c.node.append(grammar.invalid_action() if c.query is None else c.observation, Role.OBSERVATION)
             for c in candidates[:k]] if step < steps else []
+  tree.stop = Stop.BUDGET
   tree.root.data.update(whole=np.array(whole).T, siblings=np.array(siblings))
 
 
@@ -143,6 +146,7 @@ def draw(behind: list[Node], last: bool, max_tokens: int, tree: Tree) -> Generat
     for index, span in zip(missing, spans):
       candidate = slate.read(span)
       if span.stop is Stop.CONTEXT_FULL:
+        tree.stop = Stop.CONTEXT_FULL
         return None
       if last or candidate.answer is None:
         drawn[index] = candidate
@@ -150,6 +154,7 @@ def draw(behind: list[Node], last: bool, max_tokens: int, tree: Tree) -> Generat
     if not refused:
       return drawn
     tree.metrics['answers_refused'] += refused
+  tree.stop = Stop.ANSWERED
   return None
 
 
@@ -170,7 +175,7 @@ def measure(agent, config, steps: int, number: int) -> dict:
   trees = [Tree(agent.engine.tokenizer, question) for question in questions]
   settings = dict(steps=steps, **{name: config.grow[name] for name in ('k', 'max_tokens', 'template', 'chat')})
   agent.engine.run([(grow(tree.question, tree, **settings), tree) for tree in trees], jax.random.key(config.seed))
-  kept = [tree for tree in trees if 'whole' in tree.root.data]
+  kept = [tree for tree in trees if tree.stop is Stop.BUDGET]
   whole, siblings = (np.stack([tree.root.data[name] for tree in kept]) for name in ('whole', 'siblings'))
   ratios = step_ratios(whole, siblings)
   low, high = interval(whole, siblings, np.random.default_rng(config.seed))
@@ -180,7 +185,8 @@ def measure(agent, config, steps: int, number: int) -> dict:
     'interval': [round(low, 3), round(high, 3)], 'bound': verdict(low, high, 1 / steps),
     'steps': ratios.round(3).tolist(), 'correlation': round(step_correlation(whole), 3),
     'variance_whole': round(float(advantage_variance(whole.sum(-1)).mean()), 3),
-    'questions': len(kept), 'left_out': len(trees) - len(kept), 'trajectories': whole.shape[0] * whole.shape[1],
+    'questions': len(kept), 'trajectories': whole.shape[0] * whole.shape[1],
+    'left_out': {reason.value: sum(tree.stop is reason for tree in trees) for reason in (Stop.ANSWERED, Stop.CONTEXT_FULL)},
     'groups': siblings.shape[0] * steps, 'answers_refused': count('answers_refused'), 'malformed': count('malformed'),
   }  # fmt: skip
 
@@ -214,6 +220,7 @@ def main():
   args = parser.parse_args()
   began = time.perf_counter()
   config = slate_config.get_config()
+  config.sampler.length = ROOM
   agent = open_agent(config)
   rows = []
   for steps in LENGTHS:

@@ -116,11 +116,11 @@ def test_what_is_no_action_is_a_step_and_an_answer_before_the_last_is_drawn_agai
   prompt, (_, again, once_more, last) = tree.nodes(Role.PROMPT)[0], asked
   assert again == once_more == [prompt] and tree.metrics['answers_refused'] == 2
   assert 'not a valid action' in last[0].text and 'text' in last[1].text
-  assert tree.root.data['whole'].shape == (2, 2)
+  assert tree.root.data['whole'].shape == (2, 2) and tree.stop is Stop.BUDGET
 
 
 def test_left_out_where_it_answers_for_ever_or_finds_no_room():
   tree, asked = drive(itertools.repeat(ANSWER), steps=2, k=2)
-  assert not tree.root.data and len(asked) == variance.DRAWS
+  assert not tree.root.data and tree.stop is Stop.ANSWERED and len(asked) == variance.DRAWS
   tree, _ = drive(itertools.repeat(SEARCH), steps=2, k=2, stop=Stop.CONTEXT_FULL)
-  assert not tree.root.data
+  assert not tree.root.data and tree.stop is Stop.CONTEXT_FULL

@@ -1,0 +1,177 @@
+"""Critics on the policy's backbone: runs that go on to the bit, and the warm-up before them."""
+
+import pathlib
+import sys
+import types
+
+import jax
+import ml_collections
+import numpy as np
+import pytest
+
+from configs.carl import warmup
+from jaxsearch.data.questions import Question
+from jaxsearch.methods import search_r1
+from jaxsearch.models import hub
+from jaxsearch.sampler.requests import Generate
+from jaxsearch.training import checkpoint, critic_warmup, loop, metrics
+from jaxsearch.training import state as states
+from jaxsearch.trees.tree import Role, Tree
+from tests.training import child as own_child
+
+
+@pytest.fixture
+def method(monkeypatch):
+  """A policy is right by heart about every second question, and with tools about all: there is something to tell apart."""
+  made = types.ModuleType('jaxsearch.methods.halves')
+
+  def grow(question, tree, *, max_tokens, tools=True):
+    node = tree.root.append(f'{question.question} {"tools" if tools else "heart"} ', Role.PROMPT)
+    for _ in range(2):
+      node = yield Generate(node, max_tokens=max_tokens)
+      node.data['tools'] = tools
+    tree.answer, tree.metrics['searches'] = node.text, 1
+
+  def credit(groups, context, *, normalize_std):
+    for tree in (tree for group in groups for tree in group):
+      tree.reward = made.reward(tree)
+      for node in tree.nodes(Role.POLICY):
+        node.returns = np.full(len(node.tokens), tree.reward, np.float32)
+    search_r1.credit_relative(groups, normalize_std=normalize_std)
+
+  made.grow, made.credit = grow, credit
+  made.reward = lambda tree: float(tree.nodes(Role.POLICY)[0].data['tools'] or int(tree.question.id) % 2)
+  monkeypatch.setitem(sys.modules, made.__name__, made)
+  return made
+
+
+@pytest.fixture
+def config(tmp_path, method):
+  own_child.make_inputs(tmp_path)
+  config = own_child.get_config(tmp_path, str(tmp_path / 'run'))
+  config.method = 'halves'
+  config.train.update(epochs=1, mini_batches=1, aggregate='step-mean')
+  config.steps, config.checkpoint_every = 2, 1
+  config.critic.shared = True
+  config.mesh.update(data=1, fsdp=2, tensor=4)
+  config.warmup = warmup()
+  config.warmup.update(questions=12, tier_rollouts=2, trajectories=20, clusters=3, trees=8, min_updates=4, max_updates=8,
+                       check_every=4, by_heart=ml_collections.ConfigDict({'tools': False}), held_out=0.3,
+                       second_search=ml_collections.ConfigDict({'topk': 1}), head_rate=3e-2, backbone_rate=3e-3)
+  config.warmup.gate.update(auc=0.0, sign=0.0, explained=-100.0)
+  return config
+
+
+def test_a_run_with_a_shared_critic_goes_on_to_the_bit_and_becomes_a_plain_policy(config, tmp_path):
+  config.steps = 1
+  loop.train(config)
+  config.steps = 2
+  loop.train(config)
+  broken, config.out = config.out, str(tmp_path / 'whole')
+  loop.train(config)
+  mesh = loop.make_learner(config).mesh
+  (_, whole, _), (_, other, _) = (checkpoint.load_trained(run, mesh) for run in (config.out, broken))
+  jax.tree.map(np.testing.assert_array_equal, whole, other)
+  assert states.HEAD in whole
+  rows = metrics.read(pathlib.Path(config.out) / 'metrics.jsonl')
+  assert all(row['value_loss'] > 0 for row in rows) and 'critic_loss' not in rows[0]
+  _, params, _ = checkpoint.load_params(config.out)
+  assert states.HEAD not in params
+  base = hub.load(config.model).params
+  assert jax.tree.structure(params) == jax.tree.structure(base)
+
+
+def test_an_adapter_cannot_share(config):
+  config.lora.rank = 2
+  with pytest.raises(ValueError, match='critic.shared=False'):
+    loop.check(config)
+
+
+def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypatch):
+  figures = critic_warmup.warm_up(config)
+  out = pathlib.Path(config.out)
+  rows = metrics.read(out / 'metrics.jsonl')
+  assert len(rows) == 4 and rows[-1]['loss'] < rows[0]['loss'] and 'gate_auc' in rows[-1] and 'gate_auc' not in rows[0]
+  assert figures['explained'] == pytest.approx(rows[-1]['gate_explained']) and (out / 'calibration.png').stat().st_size > 1000
+  tiers = [line for line in (out / 'tiers.jsonl').read_text().splitlines()]
+  assert len(tiers) == 24 and len((out / 'rollouts.jsonl').read_text().splitlines()) == 20
+
+  base = hub.load(config.model).params
+  _, warm, _ = checkpoint.load_trained(out, loop.make_learner(config).mesh)
+  np.testing.assert_array_equal(warm['embedding'], base['embedding'])  # frozen
+  assert np.abs(np.asarray(warm['layers']['q']) - base['layers']['q']).max() > 0
+
+  def never(*_, **__):
+    raise AssertionError('rolled out again')
+  monkeypatch.setattr('jaxsearch.sampler.engine.Engine.run', never)
+  config.warmup.gate.auc = 1.1  # never
+  with pytest.raises(critic_warmup.GateFailed, match='the gate is auc 1.10'):
+    critic_warmup.warm_up(config)
+  assert len(metrics.read(out / 'metrics.jsonl')) == 8
+
+  config.out, config.critic.warm_start = str(tmp_path / 'after'), str(out)
+  learner = loop.make_learner(config)
+  _, warm, _ = checkpoint.load_trained(out, learner.mesh)
+  jax.tree.map(np.testing.assert_array_equal, learner.state.params, warm)
+
+
+def test_a_critic_of_its_own_is_warmed_up_too(config, tmp_path):
+  config.critic.shared, config.train.aggregate = False, 'token-mean'
+  critic_warmup.warm_up(config)
+  with pytest.raises(ValueError, match='a critic, not a policy'):
+    checkpoint.load_params(config.out)
+  warmed, config.out, config.critic.warm_start = config.out, str(tmp_path / 'after'), config.out
+  learner = loop.make_learner(config)
+  _, warm, _ = checkpoint.load_trained(warmed, learner.mesh)
+  jax.tree.map(np.testing.assert_array_equal, learner.critic.state.params, warm)
+  assert float(np.abs(np.asarray(warm['head']['kernel'])).max()) > 0
+
+
+def questions(number):
+  return [Question(str(i), f'Which {i}?', ('x',)) for i in range(number)]
+
+
+def test_questions_are_chosen_by_tier_and_evenly_over_clusters():
+  asked = questions(100)
+  tiers = {question.id: 2 if int(question.id) < 30 else 1 for question in asked}
+  clusters = np.array([0] * 90 + [1] * 5 + [2] * 5)
+  settings = warmup()
+  settings.update(trajectories=60, tier_2_share=0.4)
+  chosen = critic_warmup.choose(asked, tiers, clusters, settings, 0)
+  assert len(chosen) == 30 == len({question.id for question in chosen})
+  own = [tiers[question.id] for question in chosen]
+  assert own.count(2) == 12 and own.count(1) == 18
+  of_tier_1 = [clusters[int(question.id)] for question in chosen if tiers[question.id] == 1]
+  assert sorted(np.bincount(of_tier_1).tolist()) == [5, 5, 8]  # the small clusters whole, the rest from the large one
+  settings.tier_2_share = 1.0
+  assert sum(tiers[question.id] == 2 for question in critic_warmup.choose(asked, tiers, clusters, settings, 0)) == 30
+  settings.curated = False
+  assert critic_warmup.choose(asked, tiers, clusters, settings, 0) == asked[:30]
+
+
+def test_held_out_questions_are_in_no_bucket():
+  trees = []
+  for question in questions(20):
+    for kind in ('by heart', 'with tools'):
+      tree = Tree(None, question)
+      tree.root.append([1], Role.PROMPT).append([2], Role.POLICY)
+      tree.root.data['kind'] = kind
+      trees.append(tree)
+  tiers = {str(i): 1 + i % 2 for i in range(20)}
+  held_out, buckets = critic_warmup.split(trees, tiers, 0.25, 0)
+  ids = lambda trees: {tree.question.id for tree in trees}
+  assert len(ids(held_out)) == 5 and len(held_out) == 10 and len(buckets) == 4
+  assert not ids(held_out) & set().union(*map(ids, buckets)) and sum(map(len, buckets)) == 30
+  drawn = critic_warmup.draw(buckets, 16, np.random.default_rng(0))
+  assert [sum(tree in bucket for tree in drawn) for bucket in buckets] == [4] * 4
+  with pytest.raises(ValueError, match='tier 2 by heart, tier 2 with tools'):
+    critic_warmup.split(trees, dict.fromkeys(tiers, 1), 0.25, 0)
+
+
+def test_the_gate():
+  gate = warmup().gate
+  good = {'auc': 0.7, 'sign': 0.6, 'explained': 0.45, 'ece': 1.0, 'brier': 1.0}
+  assert critic_warmup.passes(good, gate)
+  assert not any(critic_warmup.passes(good | {name: value - 0.01}, gate) for name, value in gate.items())
+  assert critic_warmup.passes(good | {'sign': float('nan')}, gate)
+  assert not critic_warmup.passes(good | {'auc': float('nan')}, gate)
