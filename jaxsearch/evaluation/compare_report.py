@@ -8,7 +8,7 @@ finished are left out and named.
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import ml_collections
 import numpy as np
@@ -19,6 +19,11 @@ from jaxsearch.evaluation.report import smoothed
 from jaxsearch.training import metrics
 
 SCORES = ('em', 'f1', 'searches')  # of each evaluation
+OPTIONAL = {  # of those that know tiers or have a critic, see competence.py; shares in %
+  'em_tier_1': 'EM tier 1', 'em_tier_2': 'EM tier 2', 'tool_rate_tier_1': 'tool use tier 1',
+  'tool_rate_tier_2': 'tool use tier 2', 'confident_wrong': 'confident and wrong', 'tokens_per_answer': 'tokens an answer', 'auc': 'AUC', 'ece': 'ECE',
+  'explained_variance': 'explained variance',
+}  # fmt: skip
 TRAINING = {'tokens_generated': 'tokens generated (k)', 'tokens_trained': 'tokens trained (k)', 'seconds': 'seconds'}
 COLOURS = ('#1f5a8a', '#d1495b', '#2a9d60', '#edae49', '#7b4fa3', '#00a5b5', '#a05a2c', '#e377c2', '#7f9b24', '#4059d6')
 
@@ -52,21 +57,28 @@ def summary(config: ml_collections.ConfigDict, trials: Sequence[Trial]) -> dict:
     if not by_seed:
       continue
     shared = [seed for seed in by_seed if seed in baseline] if name != config.baseline else []
-    names = next(iter(by_seed.values()))
+    names = common(by_seed.values())
+    both = common([of[seed] for of in (by_seed, baseline) for seed in shared])
     variants[name] = {
       'overrides': config.variants[name], 'seeds': list(by_seed),
       'figures': {key: estimate([of[key] for of in by_seed.values()]) for key in names},
       'differences': {key: estimate([by_seed[seed][key] - baseline[seed][key] for seed in shared])
-                      for key in (names if shared else ())},
+                      for key in both},
     }  # fmt: skip
   befores = [scores(trial, 0) for trial in done]
   return {
     'title': config.title, 'baseline': config.baseline, 'variants': variants,
     'steps': sorted({trial.config.steps for trial in done}),
     'questions': sorted({row['n'] for trial in done for row in evaluations(trial)}),
-    'before': {key: float(np.mean([before[key] for before in befores])) for key in (befores[0] if all(befores) else ())},
+    'before': {key: float(np.mean([before[key] for before in befores])) for key in (common(befores) if all(befores) else ())},
     'not_finished': [str(trial) for trial in trials if trial not in done],
   }  # fmt: skip
+
+
+def common(records: Iterable[Mapping[str, float]]) -> list[str]:
+  """Names that all records have, in the order of the first."""
+  records = list(records)
+  return [name for name in (records[0] if records else ()) if all(name in record for record in records)]
 
 
 def figures(trial: Trial) -> dict[str, float]:
@@ -84,8 +96,9 @@ def evaluations(trial: Trial) -> list[dict]:
 
 
 def scores(trial: Trial, step: int) -> dict[str, float]:
-  """SCORES of the evaluations after `step`; empty if there are none."""
-  return {f'{name}@{row["temperature"]}': row[name] for row in evaluations(trial) if row['step'] == step for name in SCORES}
+  """SCORES of the evaluations after `step`, and of OPTIONAL what they have; empty if there are none."""
+  return {f'{name}@{row["temperature"]}': row[name] for row in evaluations(trial) if row['step'] == step
+          for name in (*SCORES, *OPTIONAL) if name in SCORES or name in row}
 
 
 def seconds(rows: Sequence[Mapping]) -> list[float]:
@@ -106,20 +119,21 @@ def estimate(values: Sequence[float]) -> dict:
 
 def table(found: Mapping) -> str:
   """table.md of a summary."""
-  names = list(next(iter(found['variants'].values()))['figures'])
+  names = list(dict.fromkeys(name for of in found['variants'].values() for name in of['figures']))
+  names.sort(key=lambda name: name in TRAINING)  # those of training last
+  cells = lambda show, of: [show(name, of[name]) if name in of else '' for name in names]
   head = lambda first: [f'| {" | ".join([first, *map(label, names)])} |', f'|:--|{"--:|" * len(names)}']
   line = lambda name, cells: f'| {" | ".join([name, *cells])} |'
   lines = [f'# {found["title"]}', '', *head('variant (seeds)')]
   if found['before']:
-    lines.append(line('before training', [number(name, found['before'][name]) if name in found['before'] else ''
-                                          for name in names]))
+    lines.append(line('before training', cells(number, found['before'])))
   for variant, of in found['variants'].items():
-    lines.append(line(f'{variant} ({len(of["seeds"])})', [interval(name, of['figures'][name]) for name in names]))
+    lines.append(line(f'{variant} ({len(of["seeds"])})', cells(interval, of['figures'])))
   compared = {variant: of for variant, of in found['variants'].items() if of['differences']}
   if compared:
     lines += ['', f'Differences to {found["baseline"]}, paired by seed:', '', *head('variant')]
     for variant, of in compared.items():
-      lines.append(line(variant, [difference(name, of['differences'][name]) for name in names]))
+      lines.append(line(variant, cells(difference, of['differences'])))
   steps, questions = (' or '.join(map(str, found[key])) for key in ('steps', 'questions'))
   lines += ['', f'After {steps} steps; EM and F1 in % on {questions} held-out questions. ± and [ ] are 95 % intervals over '
             'seeds (Student\'s t); differences whose interval leaves out 0 are bold, without a correction for how many '
@@ -134,7 +148,8 @@ def label(name: str) -> str:
   score, _, temperature = name.partition('@')
   if not temperature:
     return TRAINING[name]
-  return f'{score.upper() if score in ("em", "f1") else score}, {decoding(float(temperature))}'
+  score = OPTIONAL.get(score, score.upper() if score in ('em', 'f1') else score)
+  return f'{score}, {decoding(float(temperature))}'
 
 
 def decoding(temperature: float) -> str:
@@ -143,10 +158,13 @@ def decoding(temperature: float) -> str:
 
 def number(name: str, value: float, sign: str = '') -> str:
   """A figure as it is printed: shares in percent, tokens in thousands."""
-  if name.startswith(('em@', 'f1@')):
+  score = name.partition('@')[0]
+  if score in ('em', 'f1', 'confident_wrong') or score.startswith(('em_tier', 'tool_rate')):
     return f'{100 * value:{sign}.1f}'
-  if name.startswith('searches@'):
+  if score in ('searches', 'auc', 'ece', 'explained_variance'):
     return f'{value:{sign}.2f}'
+  if score == 'tokens_per_answer':
+    return f'{value:{sign}.0f}'
   return f'{value / (1000 if name.startswith("tokens") else 1):{sign},.0f}'
 
 

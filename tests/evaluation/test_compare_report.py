@@ -132,3 +132,18 @@ def test_with_few_evaluations_the_curve_is_that_of_the_training(config, trials, 
     path.write_text(''.join(line + '\n' for line in path.read_text().splitlines() if json.loads(line)['step'] != 2))
   compare_report.write(config, trials)
   assert set(asked) == {None}
+
+
+def test_figures_that_only_some_variants_have_are_blank_in_the_others(config, trials):
+  for trial in trials:
+    path = trial.out / 'evaluations.jsonl'
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    extra = {'tool_rate_tier_2': 0.25} | ({'auc': 0.9} if trial.variant == 'Auto' else {})
+    path.write_text(''.join(json.dumps(row | extra) + '\n' for row in rows))
+  text = compare_report.table(compare_report.summary(config, trials))
+  head, full, auto = (next(line for line in text.splitlines() if line.startswith(start)).split(' | ')
+                      for start in ('| variant (seeds)', '| Full (3)', '| Auto (3)'))
+  column = {name.strip(' |'): place for place, name in enumerate(head)}
+  assert full[column['tool use tier 2, T=1']] == '25.0 ± 0.0' and auto[column['AUC, greedy']] == '0.90 ± 0.00'
+  assert full[column['AUC, greedy']].strip() == '' and column['seconds'] == len(head) - 1
+  assert compare_report.summary(config, trials)['variants']['Auto']['differences'].keys() >= {'tool_rate_tier_2@0.0', 'em@0.0'}
