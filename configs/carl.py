@@ -32,21 +32,22 @@ def get_config():
   config.loss.update(entropy_coef=0.001)
   config.optim.update(learning_rate=5e-5, b2=0.999)
   config.critic.update(enabled=True, shared=True, learning_rate=2.5e-4, coef=0.5, backbone_share=0.5)
-  config.warmup = warmup()
-  config.warmup.update(by_heart=dict(template='world_carl_direct', tools=False), with_tools=dict(template='world_carl_forced'),
-                       second_search=dict(backend='simulated', noise_start=0.5))
+  config.warmup = warmup(
+    by_heart=dict(template='world_carl_direct', tools=False), with_tools=dict(template='world_carl_forced'),
+    second_search=dict(backend='simulated', noise_start=0.5))
   config.eval.every = 50
   return config.lock()
 
 
-def warmup() -> config_dict.ConfigDict:
+def warmup(*, by_heart: dict, with_tools: dict, second_search: dict) -> config_dict.ConfigDict:
   """The warm-up of a critic, sized for the embedded world; the paper's numbers are in carl_qwen2_5_7b.py."""
   return config_dict.create(
     questions=600, tier_rollouts=5,  # questions that tiers are told for, by so many rollouts by heart
-    by_heart=config_dict.ConfigDict({}), with_tools=config_dict.ConfigDict({}),  # changes of `grow` for either kind of rollout
+    by_heart=config_dict.ConfigDict(by_heart),      # changes of `grow` for rollouts without tools
+    with_tools=config_dict.ConfigDict(with_tools),  # and for those with tools by all means
     trajectories=800,                # half by heart, half with tools
     tier_2_share=0.4,                # of the questions, as far as there are so many
-    second_search=config_dict.ConfigDict({}), second_share=0.3,  # changes of `search` in a share of the rollouts
+    second_search=config_dict.ConfigDict(second_search), second_share=0.3,  # changes of `search` in a share of the rollouts
     clusters=20,                     # of questions, drawn from evenly
     curated=True,                    # False: any questions
     held_out=0.2,                    # share of the questions that the gate looks at

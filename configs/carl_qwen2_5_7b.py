@@ -22,14 +22,15 @@ def get_config():
   config.out = 'runs/carl_qwen2_5_7b'
   config.questions_per_step, config.group_size = 256, 5
   ours = carl.get_config()
-  config.grow, config.credit, config.warmup = ours.grow, ours.credit, ours.warmup
+  config.grow, config.credit = ours.grow, ours.credit
   config.grow.update(template='carl', chat=True, max_tokens=512, context_tokens=256)
   config.train.update(aggregate='step-mean', epochs=4, mini_batches=20)
   config.loss.update(clip_low=0.2, clip_high=0.2, kl_coef=0.001, entropy_coef=0.001)
   config.optim.update(learning_rate=1e-6, warmup_updates=100, b1=0.9, b2=0.999, weight_decay=0.01, clip_norm=1.0)
   config.critic.update(enabled=True, shared=True, learning_rate=5e-6, coef=0.5, backbone_share=0.5)
+  config.warmup = carl.warmup(
+    by_heart=dict(template='carl_direct', tools=False), with_tools=dict(template='carl_multi_hop'),
+    second_search=dict(url='http://better-retriever:8000/retrieve'))
   config.warmup.update(questions=60000, trajectories=32000, clusters=50, trees=80, head_rate=5e-6, backbone_rate=5e-7,
-                       warmup_updates=100, min_updates=1800, max_updates=2400,
-                       by_heart=dict(template='carl_direct', tools=False), with_tools=dict(template='carl_multi_hop'),
-                       second_search=dict(url='http://better-retriever:8000/retrieve'))
+                       warmup_updates=100, min_updates=1800, max_updates=2400)
   return config.lock()

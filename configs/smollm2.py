@@ -10,7 +10,10 @@ A model this small hardly learns the task: the config shows the whole path on a 
 
 import importlib
 
-TEMPLATES = {'search_r1': 'search_r1', 'r_search': 'r_search', 'research': 'research', 'step_search': 'step_search'}
+from configs import carl
+
+TEMPLATES = {'search_r1': 'search_r1', 'r_search': 'r_search', 'research': 'research', 'step_search': 'step_search',
+             'carl': 'carl'}
 
 
 def get_config(name: str = 'search_r1_grpo'):
@@ -30,7 +33,7 @@ def get_config(name: str = 'search_r1_grpo'):
     config.search.update(writer='model', writer_model=config.get_ref('model'))
   config.grow.update(template='r1' if name == 'r1' else TEMPLATES.get(config.method, 'search_r1'), chat=True, max_tokens=128)
   for field, value in {'max_turns': 0 if name == 'r1' else 2, 'budget': 3, 'k': 3, 'evidence_template': 'r_search',
-                       'review': 'search_r2', 'boxed': True}.items():
+                       'review': 'search_r2', 'boxed': True, 'context_tokens': 128, 'max_segments': 5}.items():
     if field in config.grow:
       config.grow[field] = value
   if 'keep' in config.credit:
@@ -40,6 +43,11 @@ def get_config(name: str = 'search_r1_grpo'):
       config[helper].update(model=config.get_ref('model'), chat=True, slots=4, length=2048, max_tokens=64, stop=())
   if 'judge' in config:
     config.judge.kind = 'local'
+  if 'warmup' in config:
+    config.warmup = carl.warmup(by_heart=dict(template='carl_direct', tools=False), with_tools=dict(template='carl_forced'),
+                                second_search=dict(topk=5))
+    config.warmup.update(questions=40, trajectories=40, trees=8, max_updates=50, min_updates=25, clusters=5, head_rate=1e-4,
+                         backbone_rate=1e-6)
   config.sampler.update(slots=8, length=1536)
   config.train.update(row_length=2304 if 'k' in config.grow or 'review' in config.grow else 1536, micro_rows=1, chunk=256)
   config.remat = 'full'

@@ -14,9 +14,9 @@ def get_config():
   config.title = 'Search-R2: revised drafts against more drafts'
   config.base = 'configs/search_r2.py'
   config.common = {
-    'steps': 20, 'questions_per_step': 12, 'model': 'world-review', 'data.hops': (1, 2), 'data.arithmetic': False,
-    'train.aggregate': 'seq-mean-token-mean', 'sampler.length': 576, 'train.row_length': 960, 'eval.every': 20,
-    'eval.number': 150,
+    'steps': 12, 'questions_per_step': 12, 'model': 'world-review', 'data.hops': (1, 2), 'data.arithmetic': False,
+    'train.aggregate': 'seq-mean-token-mean', 'sampler.length': 576, 'train.row_length': 960, 'eval.every': 12,
+    'eval.number': 120,
   }
   search_r1 = {'config': 'configs/search_r1_grpo.py'}
   config.variants = {

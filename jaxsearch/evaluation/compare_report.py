@@ -21,8 +21,8 @@ from jaxsearch.training import metrics
 SCORES = ('em', 'f1', 'searches')  # of each evaluation
 OPTIONAL = {  # of those that know tiers or have a critic, see competence.py; shares in %
   'em_tier_1': 'EM tier 1', 'em_tier_2': 'EM tier 2', 'tool_rate_tier_1': 'tool use tier 1',
-  'tool_rate_tier_2': 'tool use tier 2', 'confident_wrong': 'confident and wrong', 'tokens_per_answer': 'tokens an answer', 'auc': 'AUC', 'ece': 'ECE',
-  'explained_variance': 'explained variance',
+  'tool_rate_tier_2': 'tool use tier 2', 'confident_wrong': 'confident and wrong', 'tokens_per_answer': 'tokens an answer',
+  'auc': 'AUC', 'ece': 'ECE', 'explained_variance': 'explained variance',
 }  # fmt: skip
 TRAINING = {'tokens_generated': 'tokens generated (k)', 'tokens_trained': 'tokens trained (k)', 'seconds': 'seconds'}
 COLOURS = ('#1f5a8a', '#d1495b', '#2a9d60', '#edae49', '#7b4fa3', '#00a5b5', '#a05a2c', '#e377c2', '#7f9b24', '#4059d6')

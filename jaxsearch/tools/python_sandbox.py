@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pydantic_monty
+
 CALLS = 32       # of functions from outside, in one program
 RECURSION = 100  # frames
 # What a program prints is a function of its text: the clock stands, nothing sleeps, random numbers are seeded.
@@ -45,9 +47,7 @@ class PythonSandbox:
     Args:
       functions: what the program may call, by name; they run here, on the thread of the caller.
     """
-    pool = self._open()
-    import pydantic_monty
-    printed = _Printed(self._output)
+    pool, printed = self._open(), _Printed(self._output)
     try:
       with pool.checkout(limits=self._limits, os_policy=POLICY) as session:
         value = session.feed_run(code, external_lookup=dict(functions or {}), print_callback=printed)
@@ -63,10 +63,6 @@ class PythonSandbox:
     """The pool of workers, started by the first program."""
     with self._lock:
       if self._pool is None:
-        try:
-          import pydantic_monty
-        except ImportError as error:
-          raise ImportError("running Python needs the package pydantic-monty: pip install 'jaxsearch[python]'") from error
         self._pool = pydantic_monty.Monty(min_processes=1, max_processes=self._workers)
         self._pool.__enter__()
       return self._pool

@@ -197,7 +197,6 @@ def test_forgetting_costs_the_length_of_the_context(history):
   from jaxsearch.models.decoder import DecoderConfig, initial_params
   from jaxsearch.sampler.engine import Engine
   from jaxsearch.tools.python_sandbox import PythonSandbox
-  pytest.importorskip('pydantic_monty')
 
   class Bytes(Letters):
     eos_ids, pad_id = (), 0

@@ -7,8 +7,6 @@ import pytest
 
 from jaxsearch.tools.python_sandbox import CALLS, PythonSandbox
 
-pytest.importorskip('pydantic_monty')
-
 
 @pytest.fixture(scope='module')
 def sandbox():

@@ -5,7 +5,6 @@ import sys
 import types
 
 import jax
-import ml_collections
 import numpy as np
 import pytest
 
@@ -54,10 +53,9 @@ def config(tmp_path, method):
   config.steps, config.checkpoint_every = 2, 1
   config.critic.shared = True
   config.mesh.update(data=1, fsdp=2, tensor=4)
-  config.warmup = warmup()
+  config.warmup = warmup(by_heart={'tools': False}, with_tools={}, second_search={'topk': 1})
   config.warmup.update(questions=12, tier_rollouts=2, trajectories=20, clusters=3, trees=8, min_updates=4, max_updates=8,
-                       check_every=4, by_heart=ml_collections.ConfigDict({'tools': False}), held_out=0.3,
-                       second_search=ml_collections.ConfigDict({'topk': 1}), head_rate=3e-2, backbone_rate=3e-3)
+                       check_every=4, held_out=0.3, head_rate=3e-2, backbone_rate=3e-3)
   config.warmup.gate.update(auc=0.0, sign=0.0, explained=-100.0)
   return config
 
@@ -135,7 +133,7 @@ def test_questions_are_chosen_by_tier_and_evenly_over_clusters():
   asked = questions(100)
   tiers = {question.id: 2 if int(question.id) < 30 else 1 for question in asked}
   clusters = np.array([0] * 90 + [1] * 5 + [2] * 5)
-  settings = warmup()
+  settings = warmup(by_heart={}, with_tools={}, second_search={})
   settings.update(trajectories=60, tier_2_share=0.4)
   chosen = critic_warmup.choose(asked, tiers, clusters, settings, 0)
   assert len(chosen) == 30 == len({question.id for question in chosen})
@@ -169,7 +167,7 @@ def test_held_out_questions_are_in_no_bucket():
 
 
 def test_the_gate():
-  gate = warmup().gate
+  gate = warmup(by_heart={}, with_tools={}, second_search={}).gate
   good = {'auc': 0.7, 'sign': 0.6, 'explained': 0.45, 'ece': 1.0, 'brier': 1.0}
   assert critic_warmup.passes(good, gate)
   assert not any(critic_warmup.passes(good | {name: value - 0.01}, gate) for name, value in gate.items())
