@@ -1,11 +1,13 @@
 """Search-R1 with PPO on the embedded world: the rollouts and the reward of configs/search_r1_grpo.py, credited by a critic.
 
     jaxsearch train --config configs/search_r1_ppo.py
+
+A warm critic, as CARL compares with: `jaxsearch warmup` on this config, then --config.critic.warm_start=ITS_FOLDER.
 """
 
 from ml_collections import config_dict
 
-from configs import base
+from configs import base, carl
 
 
 def get_config():
@@ -18,5 +20,7 @@ def get_config():
   config.group_size = 2
   config.credit = config_dict.create(gamma=1.0, lam=1.0)
   config.critic.enabled = True
+  config.warmup = carl.warmup(by_heart=dict(max_turns=0), with_tools={},
+                              second_search=dict(backend='simulated', noise_start=0.5))
   config.eval.every = 50
   return config.lock()

@@ -8,9 +8,10 @@
           run freely on held-out entities, the full strategy must be right often enough
   mix     chains of which most answer at once or after one search; the skill stays, the strategy is now a bad one
 
-From the mix comes `review` too, which Search-R2 begins with: it has also seen reviews of drafts. Beside them a `reader`, a
-smaller model of another family (Llama) that answers from evidence alone; R-Search's evidence reward asks it. What ships is
-`policy` and `reviewer` (mix and review with all logits scaled up) and `reader`.
+From the mix come `review` too, which Search-R2 begins with: it has also seen reviews of drafts; and `carl`, which CARL begins
+with: it writes code and contexts and knows some facts by heart, see data/world_carl.py. Beside them a `reader`, a smaller
+model of another family (Llama) that answers from evidence alone; R-Search's evidence reward asks it. What ships is `policy`,
+`reviewer` and `coder` (mix, review and carl with all logits scaled up) and `reader`.
 
 Each stage ends with a Hugging Face folder under `config.out`; a stage that is there already is not trained again.
 """
@@ -23,7 +24,7 @@ from collections.abc import Iterator
 import jax
 import ml_collections
 
-from jaxsearch.data import world, world_examples
+from jaxsearch.data import world, world_carl, world_examples
 from jaxsearch.data.sources import load_questions
 from jaxsearch.data.world_examples import Example
 from jaxsearch.evaluation.run import Agent, scores
@@ -64,7 +65,8 @@ def make(config: ml_collections.ConfigDict) -> pathlib.Path:
                      'train longer (--config.drill.updates) into another folder')
   mixed = train_stage(config, 'mix', numbers, params, mix_examples(config, tokenizer), tokenizer)
   review = train_stage(config, 'review', numbers, mixed, review_examples(config, tokenizer), tokenizer)
-  for name, params in (('policy', mixed), ('reviewer', review)):
+  carl = train_stage(config, 'carl', numbers, mixed, carl_examples(config, tokenizer), tokenizer)
+  for name, params in (('policy', mixed), ('reviewer', review), ('coder', carl)):
     hub.save(Decoder(numbers, params=params | {'final_norm': config.mix.sharpen * params['final_norm']}), out / name, tokenizer)
   train_stage(config, 'reader', *planted(config.reader.model, config.seed), reader_examples(config, tokenizer), tokenizer)
   return out / 'policy'
@@ -117,6 +119,23 @@ def review_examples(config, tokenizer) -> Iterator[Example]:
            if rng.random() < stage.reviews else next(mix))
 
 
+def carl_examples(config, tokenizer) -> Iterator[Example | Tree]:
+  """Endless examples for the policy that CARL begins with."""
+  rng, stage = random.Random(f'carl {config.seed}'), config.carl
+  kinds = {
+    'statements': lambda: world_carl.statement(tokenizer, rng),
+    'by_heart': lambda: world_carl.recited(tokenizer, rng, world_carl.asked(rng), 'world_carl_direct'),
+    'forced': lambda: world_carl.episode(tokenizer, rng, by_heart=0.0, one_call=0.0, lost=stage.lost, renamed=stage.renamed,
+                                         template='world_carl_forced'),
+    'episodes': lambda: world_carl.episode(tokenizer, rng, by_heart=stage.at_once, one_call=stage.one_call, lost=stage.lost,
+                                           renamed=stage.renamed),
+    'searches': lambda: world_examples.undecided(tokenizer, rng, evidence=0.0,
+                                                 shares=(config.mix.at_once, config.mix.one_search)),
+  }
+  while True:
+    yield kinds[rng.choices(list(kinds), [stage[name] for name in kinds])[0]]()
+
+
 def reader_examples(config, tokenizer) -> Iterator[Example]:
   """Endless examples for the reader."""
   rng = random.Random(f'reader {config.seed}')
@@ -124,7 +143,7 @@ def reader_examples(config, tokenizer) -> Iterator[Example]:
     yield world_examples.reading(tokenizer, rng)
 
 
-def train_stage(config, name: str, numbers: DecoderConfig, params: dict, examples: Iterator[Example], tokenizer) -> dict:
+def train_stage(config, name: str, numbers: DecoderConfig, params: dict, examples: Iterator[Example | Tree], tokenizer) -> dict:
   """Trains a stage from `params` and saves it, with a line on the terminal now and then; or loads it if it is there."""
   folder, stage = pathlib.Path(config.out) / name, config[name]
   if folder.exists():
@@ -146,14 +165,16 @@ def train_stage(config, name: str, numbers: DecoderConfig, params: dict, example
   return params
 
 
-def filled(examples: Iterator[Example], rows: int, length: int) -> Iterator[list[Tree]]:
+def filled(examples: Iterator[Example | Tree], rows: int, length: int) -> Iterator[list[Tree]]:
   """Endless forests, each of which fills `rows` rows of `length` tokens; longer examples are passed over."""
   forest, sizes = [], []
-  for ids, learned in examples:
-    if len(ids) > length:
+  for example in examples:
+    tree = example if isinstance(example, Tree) else warmup.demonstration(*example)
+    size = tree.count()
+    if size > length:
       continue
-    if len(pack([*sizes, len(ids)], length)) > rows:
+    if len(pack([*sizes, size], length)) > rows:
       yield forest
       forest, sizes = [], []
-    forest.append(warmup.demonstration(ids, learned))
-    sizes.append(len(ids))
+    forest.append(tree)
+    sizes.append(size)
