@@ -1,10 +1,11 @@
 """What a revision costs: a Search-R2 step beside a Search-R1 step with as many drafts.
 
-    python benchmarks/branching.py [--share 0.3] [--steps 3]
+    python benchmarks/branching.py [--share 0.3] [--steps 5]
 
 The policy of the embedded world, the same questions, 30 % of the drafts revised from a step drawn at random (so that the share
-is what is asked for), no probing. Steps of the two methods take turns; the first of each compiles and does not count. The
-last line is one JSON object: seconds a step, their ratio, and what share of a revision's context was in the cache.
+is what is asked for), no probing. Steps of the two methods take turns on the same questions; pairs in which anything was
+compiled do not count. The last line is one JSON object: seconds a step, their ratio, and what share of a revision's context
+was in the cache.
 """
 
 import argparse
@@ -44,25 +45,29 @@ def step(learner, method, questions, number: int) -> tuple[float, dict]:
 def main():
   parser = argparse.ArgumentParser()
   parser.add_argument('--share', type=float, default=0.3)
-  parser.add_argument('--steps', type=int, default=3)
+  parser.add_argument('--steps', type=int, default=5)
   args = parser.parse_args()
   method = loop.find_method('search_r2')
   with tempfile.TemporaryDirectory() as folder:
     learners = {name: learner_of(name, args.share, folder) for name in ('search_r1', 'search_r2')}
     batches = loop.open_questions(learners['search_r1'].config)
     seconds, rows = {name: [] for name in learners}, {name: [] for name in learners}
-    for number in range(1, args.steps + 2):
-      questions = next(batches)
-      for name, learner in learners.items():
-        elapsed, row = step(learner, method, questions, number)
-        if number > 1:
+    for number in range(1, 8 * args.steps):
+      questions, compiled = next(batches), metrics.compilations()
+      pair = {name: step(learner, method, questions, number) for name, learner in learners.items()}
+      if metrics.compilations() == compiled:
+        for name, (elapsed, row) in pair.items():
           seconds[name].append(elapsed)
           rows[name].append(row)
+      if len(rows['search_r1']) == args.steps:
+        break
   mean = {name: float(np.mean(values)) for name, values in seconds.items()}
+  ratios = sorted(b / a for a, b in zip(*seconds.values()))
   revising = rows['search_r2']
   print(json.dumps({
     'device': jax.devices()[0].device_kind, 'search_r1_seconds': round(mean['search_r1'], 2),
     'search_r2_seconds': round(mean['search_r2'], 2), 'times_search_r1': round(mean['search_r2'] / mean['search_r1'], 3),
+    'median_of_ratios': round(float(np.median(ratios)), 3), 'ratios': [round(ratio, 2) for ratio in ratios],
     'revised': round(float(np.mean([row['revised'] for row in revising])), 3),
     'tokens_generated_times': round(sum(row['tokens_decoded'] for row in revising)
                                     / sum(row['tokens_decoded'] for row in rows['search_r1']), 3),

@@ -30,7 +30,16 @@ def get_config():
     process=True,                    # whether the judge is asked for the process reward
   )  # fmt: skip
   config.credit = config_dict.create(joint=True, normalize_std=True)
-  config.judge = config_dict.create(
+  config.judge = judge()
+  config.train.update(aggregate='seq-mean-token-mean', row_length=1280)  # a trace holds its cut-off steps too
+  config.eval.grow = config_dict.create(max_revisions=0)  # as it is deployed; 1 leaves the refiner on
+  config.eval.every = 50
+  return config.lock()
+
+
+def judge() -> config_dict.ConfigDict:
+  """Who judges."""
+  return config_dict.create(
     kind='world',                    # 'world' knows the gold chains; 'local' is a model of ours, 'chat' a server
     model='', chat=True,             # for 'local': Hugging Face folder or GGUF file, and whether it wants its chat template
     slots=16, length=4096, stop=(),
@@ -38,7 +47,3 @@ def get_config():
     cache='',                        # for 'chat': a folder that keeps replies
     max_tokens=512,
   )  # fmt: skip
-  config.train.update(aggregate='seq-mean-token-mean', row_length=1280)  # a trace holds its cut-off steps too
-  config.eval.grow = config_dict.create(max_revisions=0)  # as it is deployed; 1 leaves the refiner on
-  config.eval.every = 50
-  return config.lock()

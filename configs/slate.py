@@ -7,6 +7,7 @@
 from ml_collections import config_dict
 
 from configs import base
+from configs.search_r2 import judge
 
 
 def get_config():
@@ -27,14 +28,7 @@ def get_config():
     rewards='judge',                 # 'outcome' for the ablation without a judge
   )  # fmt: skip
   config.credit = config_dict.create()
-  config.judge = config_dict.create(
-    kind='world',                    # 'world' knows the gold chains; 'local' is a model of ours, 'chat' a server
-    model='', chat=True,             # for 'local': Hugging Face folder or GGUF file, and whether it wants its chat template
-    slots=16, length=4096, stop=(),
-    url='', timeout=120.0,           # for 'chat', with `model` as its name there
-    cache='',                        # for 'chat': a folder that keeps replies
-    max_tokens=512,
-  )  # fmt: skip
+  config.judge = judge()
   config.sampler.update(slots=40, length=640)
   config.train.update(aggregate='step-mean', row_length=1536, micro_rows=2)  # siblings share a row with their prefix
   config.eval.grow = config_dict.create(k=1, rewards='none')  # as it is deployed: one chain

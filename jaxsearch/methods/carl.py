@@ -113,6 +113,11 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, gamma: float =
     ValueError: the segments have no values, since the run has no critic.
   """
   trees = [tree for group in groups for tree in group]
+  for tree in trees:
+    tree.reward = reward(tree)
+  trees = [tree for tree in trees if segments(tree)]
+  if not trees:
+    return
   chains = [segments(tree) for tree in trees]
   if any(node.values is None for chain in chains for node in chain):
     raise ValueError('no values on the segments: CARL needs config.critic.enabled=True')
@@ -120,12 +125,11 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, gamma: float =
   values = np.zeros((len(trees), width), np.float32)
   for row, chain in enumerate(chains):
     values[row, :len(chain)] = [node.values[0] for node in chain]
-  rewards = np.array([reward(tree) for tree in trees], np.float32)
+  rewards = np.array([tree.reward for tree in trees], np.float32)
   advantages = np.asarray(smdp_td(values, rewards, np.array(list(map(len, chains))), gamma=gamma, lam=lam))
-  for tree, chain, earned, own in zip(trees, chains, rewards, advantages):
-    tree.reward = float(earned)
+  for tree, chain, own in zip(trees, chains, advantages):
     for node, advantage in zip(chain, own):
-      node.advantages, node.returns = float(advantage), np.full(len(node.tokens), earned, np.float32)
+      node.advantages, node.returns = float(advantage), np.full(len(node.tokens), tree.reward, np.float32)
   context.metrics.update(figures(trees, chains))
 
 
@@ -134,8 +138,9 @@ def figures(trees: Sequence[Tree], chains: Sequence[Sequence[Node]]) -> dict[str
   assimilates whose sign is opposite to that of their invoke."""
   states = np.array([node.values[0] for chain in chains for node in chain])
   outcomes = np.array([tree.reward for tree, chain in zip(trees, chains) for _ in chain])
-  found = {'value_start': float(np.mean([chain[0].values[0] for chain in chains if chain])),
-           'value_explained': float(1 - np.var(outcomes - states) / max(np.var(outcomes), 1e-8))}
+  found = {'value_start': float(np.mean([chain[0].values[0] for chain in chains]))}
+  if np.var(outcomes):
+    found['value_explained'] = float(1 - np.var(outcomes - states) / np.var(outcomes))
   for kind in ('invoke', 'assimilate', 'commit'):
     own = [node.advantages for chain in chains for node in chain if node.data['segment'] == kind]
     if own:

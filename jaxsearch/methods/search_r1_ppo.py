@@ -37,6 +37,8 @@ def credit_with_critic(trees: Sequence[Tree], *, gamma: float, lam: float) -> di
     ValueError: the spans have no values, since the run has no critic.
   """
   chains = [[node for node in tree.nodes(Role.POLICY) if node.tokens] for tree in trees]
+  if not any(chains):
+    return {}
   if any(node.values is None for spans in chains for node in spans):
     raise ValueError('no values on the policy spans: PPO needs config.critic.enabled=True')
   lengths = [sum(len(node.tokens) for node in spans) for spans in chains]

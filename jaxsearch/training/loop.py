@@ -56,15 +56,16 @@ def train(config: ml_collections.ConfigDict) -> dict[str, float]:
       context = Context(step, np.random.default_rng([config.seed, step]), learner.memory)
       with clock('generate'):
         groups, row = grow(learner, method, next(questions), context)
-      trees = rollouts.pruned(groups)
+      trees, to_credit = rollouts.pruned(groups), groups
       if learner.values is not None:
         with clock('score'):
-          assess(learner, trees)
+          to_credit = [[tree for tree in group if fits(learner, tree)] for group in groups]
+          assess(learner, [tree for group in to_credit for tree in group])
       with clock('reward'):
-        method.credit(groups, context, **config.credit)
-      trees = rollouts.credited(trees)
-      fitting = [tree for tree in trees if tree.count() <= config.train.row_length]
-      row = row | rollouts.summary(groups) | context.metrics | {'trees_too_long': len(trees) - len(fitting)}
+        method.credit(to_credit, context, **config.credit)
+      fitting = [tree for tree in rollouts.credited(trees) if fits(learner, tree)]
+      too_long = sum(not fits(learner, tree) for tree in trees)
+      row = row | rollouts.summary(groups) | context.metrics | {'trees_too_long': too_long}
       row = row | update(learner, into_rows(learner, fitting), step, clock)
       row = row | clock.row(row['tokens_generated'])
       if run.wants_evaluation(step):
@@ -204,7 +205,7 @@ def judged_by_critic(learner: Learner, method: types.ModuleType, trees: Sequence
   """Writes values, advantages and outcomes onto finished trees, as far as they fit into training rows."""
   for tree in trees:
     tree.prune()
-  fitting = [tree for tree in trees if 0 < tree.count() <= learner.config.train.row_length]
+  fitting = [tree for tree in trees if tree.count() and fits(learner, tree)]
   assess(learner, fitting)
   method.credit([[tree] for tree in fitting], Context(0, np.random.default_rng(0), {}), **learner.config.credit)
   for tree in trees:
@@ -227,6 +228,11 @@ def set_curriculum(learner: Learner, step: int) -> None:
   """Tells a simulated search how far training is."""
   if hasattr(learner.engine.search, 'set_step'):
     learner.engine.search.set_step(step, learner.config.steps)
+
+
+def fits(learner: Learner, tree: Tree) -> bool:
+  """Whether a training row has room for a tree; one with branches may be longer than the longest path."""
+  return tree.count() <= learner.config.train.row_length
 
 
 def into_rows(learner: Learner, trees: Sequence[Tree]) -> Rows:

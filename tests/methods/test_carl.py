@@ -233,3 +233,10 @@ def test_forgetting_costs_the_length_of_the_context(history):
   # The copy and nothing else: its first byte, '<', is that of the raw output too, and its last one is decoded from.
   assert counts[1] - counts[0] == len(copy.tokens) - 2
   assert len(sampled[0].tokens) == 4
+
+
+def test_trees_without_a_segment_are_no_trouble():
+  tree = Tree(Letters(), QUESTION)
+  found = context()
+  carl.credit([[tree], []], found)
+  assert tree.reward == 0.0 and found.metrics == {}
