@@ -61,6 +61,7 @@ def get_config():
     slots=32,                        # rows of the KV cache: trees that grow at the same time
     length=768,                      # tokens of a slot: the longest path
     temperature=1.0, top_p=1.0, top_k=0,
+    tool_workers=16,                 # calls of tools at a time
     deterministic=True,              # the schedule depends on nothing that the clock decides; exact resume needs it
   )  # fmt: skip
 

@@ -4,6 +4,7 @@ JAX and the rest are imported where they are used, so that a mistyped flag is to
 """
 
 import json
+import math
 import pathlib
 import sys
 import time
@@ -65,7 +66,7 @@ def warmup(name: str, arguments: Sequence[str]) -> None:
   except critic_warmup.GateFailed as error:
     print(f'jaxsearch: {error}', file=sys.stderr)
     raise SystemExit(1) from error
-  print(json.dumps({'run': config.out} | {key: round(value, 4) for key, value in figures.items()}))
+  print(json.dumps({'run': config.out} | {key: None if math.isnan(value) else round(value, 4) for key, value in figures.items()}))
 
 
 def tiers(name: str, arguments: Sequence[str]) -> None:

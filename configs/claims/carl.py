@@ -1,7 +1,7 @@
 """CARL's claim: credit by segment makes better answers with fewer needless calls than credit by trajectory (its tables 2 and 3).
 
-    jaxsearch tiers   --config configs/carl.py --config.data.hops='(1, 2)' --config.data.arithmetic=False --limit 150 --out runs/claims/carl/tiers.jsonl
-    jaxsearch warmup  --config configs/carl.py --config.data.hops='(1, 2)' --config.data.arithmetic=False --config.out=runs/claims/carl/critic
+    jaxsearch tiers   --config configs/carl.py --config.model=world-carl --config.data.hops='(1, 2)' --config.data.arithmetic=False --limit 150 --out runs/claims/carl/tiers.jsonl
+    jaxsearch warmup  --config configs/carl.py --config.model=world-carl --config.data.hops='(1, 2)' --config.data.arithmetic=False --config.out=runs/claims/carl/critic
     jaxsearch warmup  --config configs/search_r1_ppo.py --config.model=world-carl --config.data.hops='(1, 2)' --config.data.arithmetic=False --config.out=runs/claims/carl/ppo_critic
     jaxsearch compare --config configs/claims/carl.py
 

@@ -20,7 +20,7 @@ import ml_collections
 import numpy as np
 
 import jaxsearch
-from jaxsearch.data.jsonl import read_records
+from jaxsearch.data.jsonl import DataError, read_records, shortened
 from jaxsearch.data.questions import Question
 from jaxsearch.data.sources import load_questions
 from jaxsearch.evaluation import competence, heat_strip, metrics
@@ -131,11 +131,13 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
   `config.eval.tiers` is given the rows tell what tools were used for, and with `assess`, which writes a critic's values onto
   the spans, how good the critic is.
   """
+  from jaxsearch.training import rollouts
   tiers = read_tiers(config.eval.tiers) if config.eval.tiers else {}
   found = load_questions(config.eval.questions, hops=config.data.hops, arithmetic=config.data.arithmetic)
   questions = found[:config.eval.number] if config.eval.number else found
   for temperature in config.eval.temperatures:
     trees, _ = agent.answer(questions, jax.random.key(config.seed), temperature=temperature)
+    trees = rollouts.agreed(trees, agent.engine.tokenizer)
     row = {'step': step, 'temperature': temperature} | scores(trees)
     if assess is not None:
       assess(trees)
@@ -147,7 +149,12 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
 
 def read_tiers(path: str) -> dict[str, int]:
   """Question id -> tier, from the file that `jaxsearch tiers` writes."""
-  return {record['id']: int(record['tier']) for _, record in read_records(path)}
+  tiers = {}
+  for place, record in read_records(path):
+    if record.get('tier') not in (1, 2) or 'id' not in record:
+      raise DataError(f"{place}: an 'id' and a 'tier' of 1 or 2 are wanted, not {shortened(record)}")
+    tiers[record['id']] = record['tier']
+  return tiers
 
 
 def _finite(figures: dict[str, float]) -> dict[str, float]:

@@ -49,8 +49,8 @@ def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: 
   tree.metrics.update(searches=0, malformed=0, tool_failures=0, no_context=0, context_cut=0)
   node = start(tree, question, template, chat)
   for number in range(1, max_segments + 1, 2):
-    node = yield Generate(node, stop=(grammar.FENCE,), max_tokens=max_tokens)
-    code = grammar.python_block(node.text)
+    node = yield Generate(node, stop=(grammar.FENCE,) if tools else (), max_tokens=max_tokens)
+    code = grammar.python_block(spoken(node))
     if code is None or not tools or number + 2 > max_segments:
       commit(tree, node, code)
       return
@@ -61,7 +61,7 @@ def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: 
 
 def invoke(tree: Tree, node: Node, code: str, fault: str) -> Generator[Request, Any, Node]:
   """Runs the program that a segment ends with; returns the raw output below it."""
-  output = yield RunPython(node, code, tuple(tree.question.metadata.get('table', ())))
+  output = yield RunPython(node, code, tuple(tree.question.metadata.get('table') or ()))
   tree.metrics['searches'] += 1
   if isinstance(output, ToolFailure):
     tree.metrics['tool_failures'] += 1
@@ -76,7 +76,7 @@ def assimilate(tree: Tree, node: Node, written: Node) -> Node:
 
   Where none was written it is empty; where it was not closed in time it ends where it was cut.
   """
-  context, closed = grammar.context_block(written.text)
+  context, closed = grammar.context_block(spoken(written))
   written.data.update(segment='assimilate', context=context)
   tree.metrics['no_context'] += not context
   tree.metrics['context_cut'] += bool(context) and not closed
@@ -86,7 +86,7 @@ def assimilate(tree: Tree, node: Node, written: Node) -> Node:
 def commit(tree: Tree, node: Node, code: str | None) -> None:
   """Ends the episode with what the segment answers, if it does."""
   node.data['segment'] = 'commit'
-  tree.answer = formats.last_boxed(node.text)
+  tree.answer = formats.last_boxed(spoken(node))
   if tree.answer is not None:
     tree.stop = Stop.ANSWERED
   elif node.stop in (Stop.CONTEXT_FULL, Stop.DEADLINE):
@@ -94,6 +94,11 @@ def commit(tree: Tree, node: Node, code: str | None) -> None:
   else:
     tree.stop = Stop.MALFORMED if code is None else Stop.BUDGET
     tree.metrics['malformed'] += code is None
+
+
+def spoken(node: Node) -> str:
+  """The text of a span without the end token that the policy may have closed it with."""
+  return node.tree.tokenizer.decode([token for token in node.tokens if token not in node.tree.tokenizer.eos_ids])
 
 
 def segments(tree: Tree) -> list[Node]:
@@ -121,12 +126,12 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, gamma: float =
   chains = [segments(tree) for tree in trees]
   if any(node.values is None for chain in chains for node in chain):
     raise ValueError('no values on the segments: CARL needs config.critic.enabled=True')
-  width = -(-max(map(len, chains)) // 8) * 8  # few programs
-  values = np.zeros((len(trees), width), np.float32)
-  for row, chain in enumerate(chains):
+  rows, width = 1 << (len(trees) - 1).bit_length(), -(-max(map(len, chains)) // 8) * 8  # few programs
+  values, rewards, lengths = np.zeros((rows, width), np.float32), np.zeros(rows, np.float32), np.zeros(rows, np.int32)
+  for row, (tree, chain) in enumerate(zip(trees, chains)):
     values[row, :len(chain)] = [node.values[0] for node in chain]
-  rewards = np.array([tree.reward for tree in trees], np.float32)
-  advantages = np.asarray(smdp_td(values, rewards, np.array(list(map(len, chains))), gamma=gamma, lam=lam))
+    rewards[row], lengths[row] = tree.reward, len(chain)
+  advantages = np.asarray(smdp_td(values, rewards, lengths, gamma=gamma, lam=lam))
   for tree, chain, own in zip(trees, chains, advantages):
     for node, advantage in zip(chain, own):
       node.advantages, node.returns = float(advantage), np.full(len(node.tokens), tree.reward, np.float32)

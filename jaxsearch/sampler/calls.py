@@ -52,6 +52,6 @@ class Caller:
       start = time.monotonic()
       try:
         result = function()
-      except Exception as error:  # whatever a tool does, the run goes on and the policy is told
+      except BaseException as error:  # whatever a tool does, the run goes on and the policy is told
         result = ToolFailure(f'{type(error).__name__}: {error}')
       future.set_result((time.monotonic() - start, result))

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
@@ -25,6 +27,7 @@ from jaxsearch.sampler.schedule import Job, Piece, Run
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Tree
 
+MAX_QUERY, MAX_TOPK = 1000, 10  # characters, and documents, of a search in a program
 PROFILES = 16  # different sets of stop strings and forbidden tokens that may be in use at a time
 
 
@@ -124,13 +127,31 @@ class Engine:
     return Run(self, growths, self._put(key), on_progress).go()
 
   def run_python(self, code: str, table: Sequence[Sequence[str]] = ()) -> str:
-    """What a program prints in the sandbox, with `search(query, k)` and `table()` at hand."""
-    def search(query: str, k: int = self.topk) -> str:
-      if self.search is None:
-        raise RuntimeError('there is no search')
-      return grammar.listed(self.search.search([str(query)], int(k))[0]) or 'No documents were found.\n'
+    """What a program prints in the sandbox, with `search(query, k)` and `table()` at hand.
 
-    return self.python.run(code, {'search': search, 'table': lambda: [list(row) for row in table]})
+    Raises:
+      Exception: that of the last search, if all that it asked for failed: then it is the tool that failed.
+    """
+    end, failures, found = time.monotonic() + (self.tool_deadline or math.inf), [], 0
+
+    def search(query: str, k: int = self.topk) -> str:
+      nonlocal found
+      try:
+        if self.search is None:
+          raise RuntimeError('there is no search')
+        if time.monotonic() > end:
+          raise TimeoutError('no time left for a search')
+        documents = self.search.search([str(query)[:MAX_QUERY]], min(max(int(k), 1), MAX_TOPK))[0]
+      except Exception as error:
+        failures.append(error)
+        raise
+      found += 1
+      return grammar.listed(documents) or 'No documents were found.\n'
+
+    printed = self.python.run(code, {'search': search, 'table': lambda: [list(row) for row in table]})
+    if failures and not found:
+      raise failures[-1]
+    return printed
 
   def warmup(self, score: bool = False) -> None:
     """Compiles every program that `run` can need (those of `Score` requests too if `score`); nothing compiles later."""

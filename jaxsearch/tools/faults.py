@@ -13,7 +13,7 @@ def apply(kind: str, output: str, rng: np.random.Generator) -> str:
 
   Args:
     kind: 'working' leaves it, 'empty' returns nothing, 'irrelevant' passages about something else, 'garbage' characters
-      drawn at random, as many as the output had (at least 40).
+      drawn at random, as many as the output had, but 40 to 200: each may be a token.
   """
   if kind == 'working':
     return output
@@ -22,5 +22,5 @@ def apply(kind: str, output: str, rng: np.random.Generator) -> str:
   if kind == 'irrelevant':
     return IRRELEVANT
   if kind == 'garbage':
-    return ''.join(rng.choice(LETTERS, max(len(output), 40)))
+    return ''.join(rng.choice(LETTERS, min(max(len(output), 40), 200)))
   raise ValueError(f'fault={kind!r} is none of {", ".join(KINDS)}')

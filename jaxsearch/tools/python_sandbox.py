@@ -8,13 +8,14 @@ that are given to `run`. Whatever a program does ends as text, never as an excep
 from __future__ import annotations
 
 import datetime
+import re
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pydantic_monty
 
-CALLS = 32       # of functions from outside, in one program
+CALLS = 32       # of functions from outside and look-ups of their names, in one program
 RECURSION = 100  # frames
 # What a program prints is a function of its text: the clock stands, nothing sleeps, random numbers are seeded.
 POLICY = {'datetime': datetime.datetime(2026, 1, 1), 'sleep': 'zero', 'random_start': {'seed': 0}}
@@ -54,17 +55,21 @@ class PythonSandbox:
       if value is not None and not printed.text:
         printed('stdout', str(value))
     except (pydantic_monty.MontySyntaxError, pydantic_monty.MontyRuntimeError) as error:
-      return printed.with_error(error.display('type-msg'))
-    except pydantic_monty.MontyError as error:  # the worker died; the pool has another
-      return printed.with_error(f'{type(error).__name__.removeprefix("Monty")}: {error}')
+      # How long it took, or how much it wanted, differs from run to run.
+      return printed.with_error(re.sub(r'(limit exceeded): .*', r'\1', error.display('type-msg')))
+    except pydantic_monty.MontyError:  # its worker was killed or died; the pool has another
+      return printed.with_error('CrashedError: the program was ended')
+    except (ValueError, RecursionError) as error:  # a value that cannot be shown
+      return printed.with_error(f'{type(error).__name__}: {error}')
     return printed.text
 
   def _open(self):
     """The pool of workers, started by the first program."""
     with self._lock:
       if self._pool is None:
-        self._pool = pydantic_monty.Monty(min_processes=1, max_processes=self._workers)
-        self._pool.__enter__()
+        pool = pydantic_monty.Monty(min_processes=1, max_processes=self._workers)
+        pool.__enter__()
+        self._pool = pool
       return self._pool
 
   def close(self) -> None:

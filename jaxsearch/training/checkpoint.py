@@ -28,8 +28,8 @@ from jaxsearch.training.state import TrainState, fingerprint
 # What may differ between the run that saved and the run that goes on: where things are, how often and how far, and how
 # the same numbers are computed.
 FREE_FIELDS = ('steps', 'out', 'progress', 'checkpoint_every', 'keep_checkpoints', 'eval', 'mesh', 'distributed',
-               'train.micro_rows', 'train.chunk', 'remat', 'search.url', 'search.timeout', 'optim.max_skipped', 'warmup.gate',
-               'warmup.min_updates', 'warmup.max_updates')
+               'train.micro_rows', 'train.chunk', 'remat', 'search.url', 'search.timeout', 'optim.max_skipped',
+               'python.workers', 'warmup.gate', 'warmup.min_updates', 'warmup.max_updates')
 
 
 def open_checkpoints(run: str | pathlib.Path, keep: int | None = None) -> ocp.CheckpointManager:

@@ -34,17 +34,18 @@ class Critic:
 
 
 def open_critic(config: ml_collections.ConfigDict, numbers: DecoderConfig, params: dict, mesh: jax.sharding.Mesh,
-                total_updates: int, warm: dict | None = None) -> Critic:
+                total_updates: int, warm: dict | None = None, decoder_factor: float = 1.0) -> Critic:
   """The critic before its first update.
 
   Args:
     params: of the policy (or of the base of its adapter), on `mesh`; they are copied.
     warm: the parameters of a critic that was warmed up, to begin with in their place.
+    decoder_factor: of the learning rate, for all but the head.
   """
   optim = config.optim.copy_and_resolve_references()
   optim.update(learning_rate=config.critic.learning_rate, warmup_updates=config.critic.warmup_updates)
   schedule = states.learning_rate_schedule(optim, total_updates)
-  optimizer = states.make_optimizer(optim, schedule)
+  optimizer = states.make_optimizer(optim, schedule, lambda name: 1.0 if name == 'head' else decoder_factor)
   if warm is None:
     if config.optim.master_weights:
       params = states.float32(params)  # what is frozen under an adapter is in the compute dtype

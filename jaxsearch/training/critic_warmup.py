@@ -1,6 +1,7 @@
 """Warms a critic up before the policy moves: CARL's appendix C, `jaxsearch warmup`.
 
-  tiers.jsonl       questions, how many of five rollouts by heart were right (any: tier 2, none: tier 1), and their cluster
+  by_heart.jsonl    five rollouts of every question without tools
+  tiers.jsonl       what follows from them: tier 2 where any was right, else tier 1
   rollouts.jsonl    trees of the questions that were chosen, half by heart and half with tools by all means
   metrics.jsonl     a row an update; every `check_every` updates with the figures of the gate on held-out questions
   checkpoints/      the critic (and the backbone that it shares), for `critic.warm_start`
@@ -58,35 +59,36 @@ def warm_up(config: ml_collections.ConfigDict) -> dict[str, float]:
     raise ValueError('warmup runs in one process, on all its devices: set distributed.enabled=False')
   with config.unlocked():
     config.steps, config.checkpoint_every = settings.max_updates, settings.check_every
+  loop.check(config)
   method, mesh = loop.find_method(config.method), meshes.make_mesh(**config.mesh)
-  numbers, params = policy.load_policy(config, mesh)
+  batches.check_rows(config.train.micro_rows, mesh)
   folder = pathlib.Path(config.out)
   folder.mkdir(parents=True, exist_ok=True)
+  check_rollouts(config, folder / 'rollouts_config.json')
+  numbers, params = policy.load_policy(config, mesh)
   trees, tiers = collect(config, method, numbers, params, mesh, folder)
-  held_out, buckets = split(trees, tiers, settings.held_out, config.seed)
+  held_out, buckets = split(trees, tiers, settings, config.seed)
   with open_run(config, ('loss', 'gate_auc', 'gate_explained')) as run:
     student = open_student(config, numbers, params, mesh)
+    curves = {'before': competence.first_values(assess(student, held_out), tiers)[:2]}
     student.state, _ = run.restore(student.state)
     run.start()
-    rows = rows_of(config, held_out)
-    before = competence.first_values(assess(student, held_out, rows), tiers) if run.last_step == 0 else None
-    figures = {}
-    for step in run.steps():
+    figures = gate_figures(assess(student, held_out), tiers)
+    done = run.last_step >= settings.min_updates and passes(figures, settings.gate)
+    for step in () if done else run.steps():
       clock = metrics.Clock()
       with clock('train'):
         row = student.learn(draw(buckets, settings.trees, np.random.default_rng([config.seed, step])))
       check = step % settings.check_every == 0 or step == settings.max_updates
       if check:
-        figures = gate_figures(assess(student, held_out, rows), tiers)
+        figures = gate_figures(assess(student, held_out), tiers)
         row |= {f'gate_{name}': value for name, value in figures.items()}
       run.finish_step(step, row | clock.row(row['tokens_trained']), student.state, lambda: {
         'decoder': checkpoint.decoder_to_json(numbers), 'critic': not critic.is_shared(config)})
       if check and step >= settings.min_updates and passes(figures, settings.gate):
         break
-    if not figures:  # it was done before
-      figures = gate_figures(assess(student, held_out, rows), tiers)
-    curves = {'warmed up': competence.first_values(held_out, tiers)[:2]}
-    competence_plots.plot_calibration(({} if before is None else {'before': before[:2]}) | curves, folder / 'calibration.png')
+    curves['warmed up'] = competence.first_values(assess(student, held_out), tiers)[:2]
+    competence_plots.plot_calibration(curves, folder / 'calibration.png')
   if not passes(figures, settings.gate):
     raise GateFailed(f'{folder}: after {settings.max_updates} updates the critic has {told(figures)}; the gate is '
                      f'{told(dict(settings.gate))}. More questions, more updates (warmup.max_updates) or a higher rate may help.')
@@ -107,9 +109,10 @@ def collect(config: ml_collections.ConfigDict, method: types.ModuleType, numbers
   engine = rollouts.open_engine(config, numbers, tokenizer, meshes.local(params)[1])
   engine.load(meshes.local(params)[0])
   by_heart = [(question, 'by heart', False) for question in questions for _ in range(settings.tier_rollouts)]
-  records = rolled_out(config, method, engine, by_heart, folder / 'tiers.jsonl')
-  right = collections.Counter(record['id'] for record in records if record['reward'] > 0)
-  tiers = {question.id: 2 if right[question.id] else 1 for question in questions}
+  records = rolled_out(config, method, engine, by_heart, folder / 'by_heart.jsonl')
+  right = {record['id'] for record in records if record['reward'] > 0}
+  tiers = {question.id: 2 if question.id in right else 1 for question in questions}
+  write(folder / 'tiers.jsonl', [{'id': key, 'tier': tier} for key, tier in tiers.items()])
   texts = [question.question for question in questions]
   points = encoded(texts, settings.encoder) if settings.encoder else embedded(texts, tokenizer, params)
   chosen = choose(questions, tiers, clusters_of(points, settings.clusters, config.seed), settings, config.seed)
@@ -121,7 +124,7 @@ def collect(config: ml_collections.ConfigDict, method: types.ModuleType, numbers
   trees = [from_record(record, tokenizer, by_id[record['id']]) for record in records]
   for tree, (_, kind, _) in zip(trees, wanted):
     tree.root.data['kind'] = kind
-  return trees, tiers
+  return [tree for tree in trees if 0 < tree.count() <= config.train.row_length], tiers
 
 
 def tiers_of(config: ml_collections.ConfigDict, agent: Agent, questions: Sequence[Question]) -> dict[str, int]:
@@ -135,9 +138,14 @@ def tiers_of(config: ml_collections.ConfigDict, agent: Agent, questions: Sequenc
 
 def rolled_out(config: ml_collections.ConfigDict, method: types.ModuleType, engine: Engine,
                wanted: Sequence[tuple[Question, str, bool]], path: pathlib.Path) -> list[dict]:
-  """A record for each (question, 'by heart' or 'with tools', whether with the second search), as they are in `path` or new."""
+  """A record for each (question, 'by heart' or 'with tools', whether with the second search), as they are in `path` or new.
+
+  They are grown and written in chunks; one that was not written whole is grown again, to the same trees.
+  """
   settings = config.warmup
-  done = [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()] if path.exists() else []
+  done = metrics.read(path) if path.exists() else []
+  if len(done) < len(wanted):
+    done = done[:len(done) // CHUNK * CHUNK]
   first, second = engine.search, None
   for start in range(len(done), len(wanted), CHUNK):
     part = wanted[start:start + CHUNK]
@@ -158,10 +166,24 @@ def rolled_out(config: ml_collections.ConfigDict, method: types.ModuleType, engi
       tree.prune()
       tree.reward = method.reward(tree)
     done += [to_record(tree) for tree in trees]
-    with path.open('a', encoding='utf-8') as file:
-      file.writelines(json.dumps(to_record(tree)) + '\n' for tree in trees)
+    write(path, done)
     print(f'{path.name}: {len(done)} of {len(wanted)} rollouts', file=sys.stderr, flush=True)
   return done
+
+
+def write(path: pathlib.Path, records: Sequence[dict]) -> None:
+  """Writes JSONL, whole or not at all."""
+  part = path.with_suffix('.part')
+  part.write_text(''.join(json.dumps(record) + '\n' for record in records), encoding='utf-8')
+  part.replace(path)
+
+
+def check_rollouts(config: ml_collections.ConfigDict, path: pathlib.Path) -> None:
+  """Raises ValueError if the folder holds rollouts of another config."""
+  if path.exists():
+    checkpoint.check_same_run(json.loads(path.read_text(encoding='utf-8')), config)
+  else:
+    write(path, [config.to_dict()])
 
 
 def second_search_of(config: ml_collections.ConfigDict):
@@ -227,19 +249,22 @@ def choose(questions: Sequence[Question], tiers: dict[str, int], clusters: np.nd
   return chosen
 
 
-def split(trees: Sequence[Tree], tiers: dict[str, int], held_out: float,
+def split(trees: Sequence[Tree], tiers: dict[str, int], settings: ml_collections.ConfigDict,
           seed: int) -> tuple[list[Tree], list[list[Tree]]]:
-  """(trees of held-out questions, the other trees in the four `BUCKETS`)."""
+  """(trees of held-out questions, the other trees in the four `BUCKETS`, or in one where nothing is curated)."""
   ids = sorted({tree.question.id for tree in trees})
-  kept = set(np.random.default_rng([seed, 3]).permutation(ids)[:max(1, round(held_out * len(ids)))])
+  kept = set(np.random.default_rng([seed, 3]).permutation(ids)[:max(1, round(settings.held_out * len(ids)))])
   buckets = {name: [] for name in BUCKETS}
   for tree in trees:
     if tree.question.id not in kept and any(node.tokens for node in tree.nodes(Role.POLICY)):
       buckets[f'tier {tiers[tree.question.id]} {tree.root.data["kind"]}'].append(tree)
+  held_out = [tree for tree in trees if tree.question.id in kept]
+  if not settings.curated:
+    return held_out, [[tree for own in buckets.values() for tree in own]]
   if empty := [name for name, own in buckets.items() if not own]:
     raise ValueError(f'no rollouts of {", ".join(empty)}: ask more questions (warmup.questions), unless the policy by heart is '
                      'right always, or never')
-  return [tree for tree in trees if tree.question.id in kept], list(buckets.values())
+  return held_out, list(buckets.values())
 
 
 # Training.
@@ -270,7 +295,8 @@ def open_student(config: ml_collections.ConfigDict, numbers, params: dict, mesh:
   if not shared:
     with config.unlocked():
       config.critic.update(learning_rate=settings.head_rate, warmup_updates=settings.warmup_updates)
-    own = critic.open_critic(config, numbers, params, mesh, settings.max_updates)
+    own = critic.open_critic(config, numbers, params, mesh, settings.max_updates,
+                             decoder_factor=settings.backbone_rate / settings.head_rate)
     return Student(own.state, own.train_step, steps.make_value_step(numbers, mesh=mesh), config, mesh)
   factors = {states.HEAD: 1.0} | dict.fromkeys(FROZEN, 0.0)
   schedule = states.learning_rate_schedule(optim, settings.max_updates)
@@ -288,24 +314,23 @@ def rows_of(config: ml_collections.ConfigDict, trees: Sequence[Tree]) -> Rows:
   """Training rows in which every trained token is to be worth the reward of its tree."""
   for tree in trees:
     for node in tree.nodes(Role.POLICY):
-      node.returns = np.full(len(node.tokens), tree.reward, np.float32)
-      node.values = np.zeros(len(node.tokens), np.float32)  # met by no policy: nothing to be clipped to
-  fitting = [tree for tree in trees if tree.count() <= config.train.row_length]
-  return lay_out(fitting, config.train.row_length, pad_id=0, how=config.train.aggregate)
+      node.returns = node.values = np.full(len(node.tokens), tree.reward, np.float32)  # clipped to the target: not at all
+  return lay_out(trees, config.train.row_length, pad_id=0, how=config.train.aggregate)
 
 
 def draw(buckets: Sequence[Sequence[Tree]], number: int, rng: np.random.Generator) -> list[Tree]:
   """So many trees, as many from each bucket."""
-  return [bucket[i] for bucket in buckets for i in rng.choice(len(bucket), number // len(buckets), replace=len(bucket) < number)]
+  each = number // len(buckets)
+  return [bucket[i] for bucket in buckets for i in rng.choice(len(bucket), each, replace=len(bucket) < each)]
 
 
-def assess(student: Student, trees: Sequence[Tree], rows: Rows) -> list[Tree]:
-  """The trees with the critic's values on their spans."""
+def assess(student: Student, trees: Sequence[Tree]) -> Sequence[Tree]:
+  """The trees, with the critic's values on their spans."""
+  rows = rows_of(student.config, trees)
   batch = batches.make_batch(rows, student.config.train.micro_rows)
   values = jax.device_get(student.values(student.state.params, batches.place(batch, student.mesh)))
-  fitting = [tree for tree in trees if tree.count() <= student.config.train.row_length]
-  take_back(rows, fitting, batches.unpack(batch, values, len(rows.tokens)), 'values')
-  return fitting
+  take_back(rows, trees, batches.unpack(batch, values, len(rows.tokens)), 'values')
+  return trees
 
 
 def gate_figures(trees: Sequence[Tree], tiers: dict[str, int]) -> dict[str, float]:

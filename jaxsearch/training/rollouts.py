@@ -86,6 +86,18 @@ def share(groups: Groups, tokenizer) -> Groups:
   return groups
 
 
+def agreed(trees: Sequence[Tree], tokenizer) -> list[Tree]:
+  """The trees of the first process on all: what each grew for the same questions may differ where the clock decides."""
+  if jax.process_count() == 1:
+    return list(trees)
+  for tree in trees:
+    tree.tokenizer = None
+  trees = pickle.loads(meshes.gather_bytes(pickle.dumps(list(trees)) if jax.process_index() == 0 else b'')[0])
+  for tree in trees:
+    tree.tokenizer = tokenizer
+  return trees
+
+
 def pruned(groups: Groups) -> list[Tree]:
   """The trees of all groups, cut down to what is trained and what leads to it."""
   trees = [tree for group in groups for tree in group]

@@ -67,8 +67,11 @@ def make_optimizer(optim: ml_collections.ConfigDict, schedule: optax.Schedule,
   """
   def scaled(updates, _):
     return jax.tree.map_with_path(lambda path, update: factor(path[0].key) * update, updates)
+
+  def thawed(grads, _):  # what is frozen does not count for the norm
+    return jax.tree.map_with_path(lambda path, grad: grad if factor(path[0].key) else jnp.zeros_like(grad), grads)
   return optax.chain(
-    optax.clip_by_global_norm(optim.clip_norm),
+    optax.stateless(thawed), optax.clip_by_global_norm(optim.clip_norm),
     optax.adamw(schedule, b1=optim.b1, b2=optim.b2, eps=optim.eps, weight_decay=optim.weight_decay, mask=decays),
     optax.stateless(scaled),
   )
@@ -80,7 +83,7 @@ def decays(params: dict) -> dict:
   Decay would pull the head's probabilities to 0.5 (CARL, appendix C).
   """
   def decay(path, _):
-    return path[0].key != HEAD and not any(word in path[-1].key for word in ('norm', 'bias'))
+    return path[0].key not in (HEAD, 'head') and not any(word in path[-1].key for word in ('norm', 'bias'))
   return jax.tree.map_with_path(decay, params)
 
 

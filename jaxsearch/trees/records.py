@@ -7,12 +7,16 @@ from jaxsearch.trees.tree import Role, Stop, Tree
 
 
 def to_record(tree: Tree) -> dict[str, Any]:
-  """The tree without values, advantages and log-probabilities. A node is [index of its parent, role, tokens, notes]."""
+  """The tree without values, advantages, log-probabilities and documents.
+
+  A node is [index of its parent, role, tokens, notes].
+  """
   nodes = list(tree.walk())
   index = {id(node): i for i, node in enumerate(nodes)}
   return {
     'id': tree.question.id, 'answer': tree.answer, 'reward': tree.reward, 'stop': tree.stop, 'metrics': tree.metrics,
-    'nodes': [[index[id(node.parent)], node.role.value, node.tokens, node.data] for node in nodes[1:]],
+    'nodes': [[index[id(node.parent)], node.role.value, node.tokens,
+               {name: note for name, note in node.data.items() if name != 'documents'}] for node in nodes[1:]],
   }  # fmt: skip
 
 

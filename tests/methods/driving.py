@@ -16,6 +16,7 @@ ANSWER = '<answer> Ada </answer>'
 class Letters:
   """A tokenizer of bytes."""
   special_tokens = ('<|end|>',)
+  eos_ids = ()
   encode = staticmethod(lambda text: list(text.encode()))
   decode = staticmethod(lambda ids: bytes(ids).decode())
 

@@ -11,8 +11,10 @@ import pytest
 from jaxsearch.data.questions import Question
 from jaxsearch.models.decoder import hidden_states, target_logprobs
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.sampler.requests import LENGTH, Ask, Call, Generate, Score, Search, ToolFailure
+from jaxsearch.sampler.requests import LENGTH, Ask, Call, Generate, RunPython, Score, Search, ToolFailure
 from jaxsearch.sampler.schedule import GrowthError
+from jaxsearch.tools.documents import Document
+from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.trees import grammar
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role, Stop, Tree
@@ -410,3 +412,59 @@ def test_progress_is_reported(make_engine):
   run(make_engine(), chains(PROMPTS, turns=1), on_progress=lambda *report: seen.append(report))
   assert [report[:2] for report in seen] == [(1, 3), (2, 3), (3, 3)]
   assert seen[0][2]['tokens_decoded'] <= seen[-1][2]['tokens_decoded']
+
+
+class Shelf:
+  """A search that notes what it is asked, or is down."""
+
+  def __init__(self, error=None):
+    self.asked, self.error = [], error
+
+  def search(self, queries, topk):
+    self.asked.append((queries, topk))
+    if self.error:
+      raise self.error
+    return [[Document('1', 'Title', 'text')] for _ in queries]
+
+
+@pytest.fixture(scope='module')
+def sandbox():
+  found = PythonSandbox(workers=1)
+  yield found
+  found.close()
+
+
+def test_programs_search_within_bounds(make_engine, sandbox):
+  shelf = Shelf()
+  engine = make_engine(search=shelf, python=sandbox)
+  program = 'print(search("x" * 5000, 10**9))\nprint(search("y"))\nsearch("z", -3)'
+  assert engine.run_python(program) == 'Doc 1(Title: Title) text\n\n' * 2
+  assert [(len(queries[0]), topk) for queries, topk in shelf.asked] == [(1000, 10), (1, engine.topk), (1, 1)]
+  assert engine.run_python('print(table()[1][0])', [['a'], ['b']]) == 'b\n'
+
+
+def test_a_search_that_is_down_is_a_failed_tool_unless_another_worked(make_engine, sandbox):
+  engine = make_engine(search=Shelf(ConnectionError('down')), python=sandbox)
+  with pytest.raises(ConnectionError, match='down'):
+    engine.run_python('print(search("x"))')
+  assert 'no' in engine.run_python('print("no search")')
+  tree = Tree(engine.tokenizer)
+
+  def grow():
+    node = yield Generate(tree.root.append('Question: ', Role.PROMPT), max_tokens=4)
+    replies.append((yield RunPython(node, 'print(search("x"))')))
+
+  replies = []
+  counts = engine.run([(grow(), tree)], jax.random.key(0))
+  assert replies == [ToolFailure('ConnectionError: down')] and counts['tool_failures'] == 1
+
+
+def test_programs_need_a_sandbox(make_engine):
+  engine = make_engine()
+  tree = Tree(engine.tokenizer)
+
+  def grow():
+    yield RunPython(tree.root.append('Question: ', Role.PROMPT), 'print(1)')
+
+  with pytest.raises(GrowthError, match='no sandbox'):
+    engine.run([(grow(), tree)], jax.random.key(0))

@@ -101,6 +101,16 @@ def test_several_programs_run_at_once(sandbox):
   assert found == ['met\n'] * 2
 
 
+@pytest.mark.parametrize('code', ['while True: pass', '[0] * 10**8', 'print("a")\nfor i in range(10**9): pass'])
+def test_what_is_told_of_a_limit_does_not_depend_on_the_clock(sandbox, code):
+  told = {sandbox.run(code) for _ in range(2)}
+  assert len(told) == 1 and 'limit exceeded\n' in told.pop()
+
+
+def test_a_value_that_cannot_be_shown_is_an_error_of_the_program(sandbox):
+  assert 'Error' in sandbox.run('10 ** 5000') or len(sandbox.run('10 ** 5000')) > 400
+
+
 def test_bad_limits_are_told_of():
   with pytest.raises(ValueError, match='all more than 0'):
     PythonSandbox(seconds=0)

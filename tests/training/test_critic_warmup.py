@@ -102,9 +102,9 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   out = pathlib.Path(config.out)
   rows = metrics.read(out / 'metrics.jsonl')
   assert len(rows) == 4 and rows[-1]['loss'] < rows[0]['loss'] and 'gate_auc' in rows[-1] and 'gate_auc' not in rows[0]
-  assert figures['explained'] == pytest.approx(rows[-1]['gate_explained']) and (out / 'calibration.png').stat().st_size > 1000
-  tiers = [line for line in (out / 'tiers.jsonl').read_text().splitlines()]
-  assert len(tiers) == 24 and len((out / 'rollouts.jsonl').read_text().splitlines()) == 20
+  assert figures['explained'] == pytest.approx(rows[-1]['gate_explained'])
+  assert (out / 'calibration.png').stat().st_size > 1000
+  assert [len((out / f'{name}.jsonl').read_text().splitlines()) for name in ('by_heart', 'tiers', 'rollouts')] == [24, 12, 20]
 
   base = hub.load(config.model).params
   _, warm, _ = checkpoint.load_trained(out, loop.make_learner(config).mesh)
@@ -114,6 +114,12 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   def never(*_, **__):
     raise AssertionError('rolled out again')
   monkeypatch.setattr('jaxsearch.sampler.engine.Engine.run', never)
+  assert critic_warmup.warm_up(config) == pytest.approx(figures, nan_ok=True)  # done is done
+  assert len(metrics.read(out / 'metrics.jsonl')) == 4
+  config.seed = 1
+  with pytest.raises(ValueError, match='seed was 0, now it is 1'):
+    critic_warmup.warm_up(config)
+  config.seed = 0
   config.warmup.gate.auc = 1.1  # never
   with pytest.raises(critic_warmup.GateFailed, match='the gate is auc 1.10'):
     critic_warmup.warm_up(config)
@@ -123,6 +129,9 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   learner = loop.make_learner(config)
   _, warm, _ = checkpoint.load_trained(out, learner.mesh)
   jax.tree.map(np.testing.assert_array_equal, learner.state.params, warm)
+  config.critic.shared = False
+  with pytest.raises(ValueError, match='was warmed up for the model'):
+    loop.make_learner(config)
 
 
 def test_a_critic_of_its_own_is_warmed_up_too(config, tmp_path):
@@ -168,14 +177,19 @@ def test_held_out_questions_are_in_no_bucket():
       tree.root.data['kind'] = kind
       trees.append(tree)
   tiers = {str(i): 1 + i % 2 for i in range(20)}
-  held_out, buckets = critic_warmup.split(trees, tiers, 0.25, 0)
+  settings = warmup(by_heart={}, with_tools={}, second_search={})
+  settings.held_out = 0.25
+  held_out, buckets = critic_warmup.split(trees, tiers, settings, 0)
   ids = lambda trees: {tree.question.id for tree in trees}
   assert len(ids(held_out)) == 5 and len(held_out) == 10 and len(buckets) == 4
   assert not ids(held_out) & set().union(*map(ids, buckets)) and sum(map(len, buckets)) == 30
   drawn = critic_warmup.draw(buckets, 16, np.random.default_rng(0))
   assert [sum(tree in bucket for tree in drawn) for bucket in buckets] == [4] * 4
   with pytest.raises(ValueError, match='tier 2 by heart, tier 2 with tools'):
-    critic_warmup.split(trees, dict.fromkeys(tiers, 1), 0.25, 0)
+    critic_warmup.split(trees, dict.fromkeys(tiers, 1), settings, 0)
+  settings.curated = False
+  _, (bucket,) = critic_warmup.split(trees, dict.fromkeys(tiers, 1), settings, 0)
+  assert len(bucket) == 30
 
 
 def test_the_gate():
