@@ -10,10 +10,12 @@ import functools
 import random
 
 from jaxsearch.data import world
+from jaxsearch.data.corpus import Passage
 from jaxsearch.data.questions import Question
 from jaxsearch.data.world_chains import _conclusion, _found, _sought, guess
-from jaxsearch.data.world_examples import Example, _pools, draw, encode, search
+from jaxsearch.data.world_examples import Example, _pools, _random_words, draw, encode, search
 from jaxsearch.data.world_facts import ATTRIBUTES, Entity, read_back
+from jaxsearch.data.world_questions import ENDINGS
 from jaxsearch.data.world_rename import rename
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Tree
@@ -88,6 +90,21 @@ def recited(tokenizer, rng: random.Random, question: Question, template: str) ->
     said = ATTRIBUTES[step['attribute']][1].format(title=step['query'], value=answer)
   node.append(f'{said} {committed(answer)}', Role.POLICY)
   return ended(tree)
+
+
+def drilled(tokenizer, rng: random.Random) -> Example:
+  """The call of a first step, or a context, about a name of random tokens: see `world_examples.drill`."""
+  name, value = (_random_words(tokenizer, rng) for _ in range(2))
+  step = rng.choice(draw(rng).metadata['steps'])
+  label, sentence = ATTRIBUTES[step['attribute']]
+  if rng.random() < 0.5:
+    question = rng.choice(ENDINGS[step['attribute']]).format(name)
+    prompt = grammar.prompt(question, rng.choice(('world_carl', 'world_carl_forced')))
+    return encode(tokenizer, [(prompt, False), (f'Find the {label}.\n```python\nprint(search("{name}"))\n```\n', True)])
+  shown = grammar.listed([Passage('', name, sentence.format(title=name, value=value))])
+  context = sentence.format(title='It', value=value)
+  return encode(tokenizer, [(grammar.output(shown, tokenizer.special_tokens), False), (f'<context>{context}</context>', True),
+                            (grammar.context(context, tokenizer.special_tokens), False)])
 
 
 def asked(rng: random.Random) -> Question:

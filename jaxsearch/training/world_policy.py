@@ -129,6 +129,7 @@ def carl_examples(config, tokenizer) -> Iterator[Example | Tree]:
                                          template='world_carl_forced'),
     'episodes': lambda: world_carl.episode(tokenizer, rng, by_heart=stage.at_once, one_call=stage.one_call, lost=stage.lost,
                                            renamed=stage.renamed),
+    'drills': lambda: world_carl.drilled(tokenizer, rng),
     'searches': lambda: world_examples.undecided(tokenizer, rng, evidence=0.0,
                                                  shares=(config.mix.at_once, config.mix.one_search)),
   }

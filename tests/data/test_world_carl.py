@@ -75,6 +75,21 @@ def test_statements_are_of_countries_and_their_names_are_given(tokenizer):
     assert any(first.rstrip('.') in passage.text for passage in world.corpus() if passage.id.startswith('country-'))
 
 
+def test_drills_hold_a_call_or_a_context(tokenizer):
+  rng, kinds = random.Random(0), []
+  for _ in range(20):
+    ids, learned = world_carl.drilled(tokenizer, rng)
+    said = tokenizer.decode([token for token, own in zip(ids, learned) if own])
+    shown = tokenizer.decode([token for token, own in zip(ids, learned) if not own])
+    code, (context, closed) = grammar.python_block(said), grammar.context_block(said)
+    kinds.append(code is None)
+    if code is None:
+      assert closed and context.removeprefix('It').rstrip('.') in shown
+    else:
+      assert code.removeprefix('print(search("').removesuffix('"))') in shown
+  assert 3 < sum(kinds) < 17
+
+
 def test_only_warm_questions_are_asked():
   rng, other = random.Random(0), {question.id for split in ('rl', 'test', 'dev') for question in world.questions(split)}
   asked = [world_carl.asked(rng) for _ in range(100)]
