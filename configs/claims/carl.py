@@ -1,17 +1,18 @@
 """CARL's claim: credit by segment makes better answers with fewer needless calls than credit by trajectory (its tables 2 and 3).
 
-    jaxsearch tiers   --config configs/carl.py --config.model=world-carl --config.data.hops='(1, 2)' --config.data.arithmetic=False --limit 150 --out runs/claims/carl/tiers.jsonl
-    jaxsearch warmup  --config configs/carl.py --config.model=world-carl --config.data.hops='(1, 2)' --config.data.arithmetic=False --config.out=runs/claims/carl/critic
-    jaxsearch warmup  --config configs/search_r1_ppo.py --config.model=world-carl --config.data.hops='(1, 2)' --config.data.arithmetic=False --config.out=runs/claims/carl/ppo_critic
+    jaxsearch tiers   --config configs/carl.py --config.model=runs/world_policy/coder --config.data.hops='(1, 2)' --config.data.arithmetic=False --limit 150 --out runs/claims/carl/tiers.jsonl
+    jaxsearch warmup  --config configs/carl.py --config.model=runs/world_policy/coder --config.data.hops='(1, 2)' --config.data.arithmetic=False --config.out=runs/claims/carl/critic
+    jaxsearch warmup  --config configs/search_r1_ppo.py --config.model=runs/world_policy/coder --config.data.hops='(1, 2)' --config.data.arithmetic=False --config.out=runs/claims/carl/ppo_critic
     jaxsearch compare --config configs/claims/carl.py
 
-9 runs, two at a time on two cores, all from the same weights, which have seen the formats of both systems. Tier 2 is what the
-policy knows by heart before training.
+9 runs, two at a time on two cores, all from the same weights, which have seen the formats of both systems: those that
+`jaxsearch world --policy` makes last. Tier 2 is what the policy knows by heart before training.
 """  # noqa: E501
 
 import ml_collections
 
 HERE = 'runs/claims/carl'
+CODER = 'runs/world_policy/coder'
 
 
 def get_config():
@@ -19,7 +20,7 @@ def get_config():
   config.title = 'CARL: credit by segment against credit by trajectory'
   config.base = 'configs/carl.py'
   config.common = {
-    'steps': 16, 'questions_per_step': 12, 'group_size': 5, 'model': 'world-carl', 'data.hops': (1, 2),
+    'steps': 16, 'questions_per_step': 12, 'group_size': 5, 'model': CODER, 'data.hops': (1, 2),
     'data.arithmetic': False, 'sampler.length': 640, 'eval': {'every': 16, 'number': 150, 'tiers': f'{HERE}/tiers.jsonl'},
   }
   config.variants = {

@@ -13,8 +13,8 @@ def get_config():
   config.title = 'SLATE: judged steps against outcomes'
   config.base = 'configs/slate.py'
   config.common = {
-    'steps': 12, 'questions_per_step': 16, 'data.hops': (1, 2), 'data.arithmetic': False, 'sampler.length': 448,
-    'eval.every': 12, 'eval.number': 120,
+    'steps': 10, 'questions_per_step': 16, 'data.hops': (1, 2), 'data.arithmetic': False, 'sampler.length': 448,
+    'eval.every': 10, 'eval.number': 120,
   }
   config.variants = {
     'Search-R1': {'config': 'configs/search_r1_grpo.py', 'group_size': 5, 'train.row_length': 448},
