@@ -3,8 +3,8 @@
     python benchmarks/branching.py [--share 0.3] [--steps 5]
 
 The policy of the embedded world, the same questions, 30 % of the drafts revised from a step drawn at random (so that the share
-is what is asked for), no probing. Steps of the two methods take turns on the same questions; pairs in which anything was
-compiled do not count. The last line is one JSON object: seconds a step, their ratio, and what share of a revision's context
+is what is asked for), no probing. Steps of the two methods take turns on the same questions; a pair in which anything was
+compiled is repeated. The last line is one JSON object: seconds a step, their ratio, and what share of a revision's context
 was in the cache.
 """
 
@@ -52,15 +52,14 @@ def main():
     learners = {name: learner_of(name, args.share, folder) for name in ('search_r1', 'search_r2')}
     batches = loop.open_questions(learners['search_r1'].config)
     seconds, rows = {name: [] for name in learners}, {name: [] for name in learners}
-    for number in range(1, 8 * args.steps):
-      questions, compiled = next(batches), metrics.compilations()
-      pair = {name: step(learner, method, questions, number) for name, learner in learners.items()}
-      if metrics.compilations() == compiled:
-        for name, (elapsed, row) in pair.items():
-          seconds[name].append(elapsed)
-          rows[name].append(row)
-      if len(rows['search_r1']) == args.steps:
-        break
+    for number in range(1, args.steps + 1):
+      questions, compiled = next(batches), -1
+      while metrics.compilations() != compiled:  # until a pair of steps has found all its programs
+        compiled = metrics.compilations()
+        pair = {name: step(learner, method, questions, number) for name, learner in learners.items()}
+      for name, (elapsed, row) in pair.items():
+        seconds[name].append(elapsed)
+        rows[name].append(row)
   mean = {name: float(np.mean(values)) for name, values in seconds.items()}
   ratios = sorted(b / a for a, b in zip(*seconds.values()))
   revising = rows['search_r2']
