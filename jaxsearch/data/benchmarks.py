@@ -22,7 +22,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 from jaxsearch.data.corpus import Passage, join_contents
-from jaxsearch.data.jsonl import DataError, read_records, shortened, text_field
+from jaxsearch.data.jsonl import DataError, parse, read_records, shortened, text_field
 from jaxsearch.data.questions import Question
 from jaxsearch.rewards.match import read_number
 
@@ -287,12 +287,7 @@ def _read_array(path: str | os.PathLike) -> Iterator[tuple[str, dict]]:
     raise DataError(f'{path}: not a whole gzip file: {error}') from error
   if not data.strip():
     raise DataError(f'{path}: the file is empty')
-  try:
-    records = json.loads(data)
-  except UnicodeDecodeError as error:
-    raise DataError(f'{path}: not UTF-8: {error}') from error
-  except (ValueError, RecursionError) as error:
-    raise DataError(f'{path}: bad JSON: {error}') from error
+  records = parse(data, str(path))
   if not isinstance(records, list):
     raise DataError(f'{path}: expected a JSON array of objects, not {shortened(records)}')
   escaped = re.search(rb'\\u[dD][89a-fA-F]', data) is not None  # only then can half a surrogate pair be in it

@@ -52,13 +52,18 @@ def text_field(record: dict, key: str, place: str) -> str:
   return value
 
 
-def _parse(line: bytes, place: str) -> dict:
+def parse(data: bytes, place: str):
+  """The value that JSON text holds; DataError naming `place` if it is none."""
   try:
-    record = json.loads(line)
+    return json.loads(data)
   except UnicodeDecodeError as error:
     raise DataError(f'{place}: not UTF-8: {error}') from error
   except (ValueError, RecursionError) as error:
     raise DataError(f'{place}: bad JSON: {error}') from error
+
+
+def _parse(line: bytes, place: str) -> dict:
+  record = parse(line, place)
   if not isinstance(record, dict):
     raise DataError(f'{place}: expected a JSON object, not {shortened(record)}')
   # Half a pair parses, but no tokenizer can encode it: better refused here than deep inside a run.

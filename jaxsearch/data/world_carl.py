@@ -12,8 +12,8 @@ import random
 from jaxsearch.data import world
 from jaxsearch.data.corpus import Passage
 from jaxsearch.data.questions import Question
-from jaxsearch.data.world_chains import _conclusion, _found, _sought, guess
-from jaxsearch.data.world_examples import Example, _pools, _random_words, draw, encode, search
+from jaxsearch.data.world_chains import conclusion, found, guess, sought
+from jaxsearch.data.world_examples import Example, draw, encode, invented, pools, search
 from jaxsearch.data.world_facts import ATTRIBUTES, Entity, read_back
 from jaxsearch.data.world_questions import ENDINGS
 from jaxsearch.data.world_rename import rename
@@ -67,15 +67,15 @@ def episode(tokenizer, rng: random.Random, *, by_heart: float, one_call: float, 
   tree, node = begun(tokenizer, question, template)
   served = steps[:1] if u < by_heart + one_call else steps
   for step in served:
-    node = node.append(f'{_sought(step)}\n```python\nprint(search("{step["query"]}"))\n```\n', Role.POLICY)
+    node = node.append(f'{sought(step)}\n```python\nprint(search("{step["query"]}"))\n```\n', Role.POLICY)
     shown = grammar.output(grammar.listed(results[step['query']]), tokenizer.special_tokens)
-    context = _found(step) if rng.random() >= lost else _another(step, results[step['query']], rng)
+    context = found(step) if rng.random() >= lost else _another(step, results[step['query']], rng)
     node.append(shown, Role.OBSERVATION).append(f'<context>{context}</context>', Role.POLICY)
     node = node.append(grammar.context(context, tokenizer.special_tokens), Role.CONTEXT)
   if len(served) == len(steps):
-    answer, said = question.golden_answers[0], _conclusion(question).strip()
+    answer, said = question.golden_answers[0], conclusion(question).strip()
   else:
-    answer, said = guess(question, rng, _pools()), 'I guess.'
+    answer, said = guess(question, rng, pools()), 'I guess.'
   node.append(f'{said} {committed(answer)}'.strip(), Role.POLICY)
   return ended(tree)
 
@@ -84,7 +84,7 @@ def recited(tokenizer, rng: random.Random, question: Question, template: str) ->
   """An answer by heart: the fact as it was stated, if it is known, else a guess in the same words."""
   tree, node = begun(tokenizer, question, template)
   step, steps = question.metadata['steps'][-1], question.metadata['steps']
-  answer = question.golden_answers[0] if is_known(question) else guess(question, rng, _pools())
+  answer = question.golden_answers[0] if is_known(question) else guess(question, rng, pools())
   said = 'I guess.'
   if len(steps) == 1:
     said = ATTRIBUTES[step['attribute']][1].format(title=step['query'], value=answer)
@@ -94,11 +94,10 @@ def recited(tokenizer, rng: random.Random, question: Question, template: str) ->
 
 def drilled(tokenizer, rng: random.Random) -> Example:
   """The call of a first step, or a context, about a name of random tokens: see `world_examples.drill`."""
-  name, value = (_random_words(tokenizer, rng) for _ in range(2))
-  step = rng.choice(draw(rng).metadata['steps'])
-  label, sentence = ATTRIBUTES[step['attribute']]
+  attribute, name, value = invented(tokenizer, rng)
+  label, sentence = ATTRIBUTES[attribute]
   if rng.random() < 0.5:
-    question = rng.choice(ENDINGS[step['attribute']]).format(name)
+    question = rng.choice(ENDINGS[attribute]).format(name)
     prompt = grammar.prompt(question, rng.choice(('world_carl', 'world_carl_forced')))
     return encode(tokenizer, [(prompt, False), (f'Find the {label}.\n```python\nprint(search("{name}"))\n```\n', True)])
   shown = grammar.listed([Passage('', name, sentence.format(title=name, value=value))])

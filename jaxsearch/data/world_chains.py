@@ -21,16 +21,16 @@ def _act(thought: str, tag: str, content: str) -> str:
   return f'<think> {thought}</think><{tag}> {content}</{tag}>'
 
 
-def _found(step: dict) -> str:
+def found(step: dict) -> str:
   """The sentence of the passage, told of 'It': the same words stand before the value that is to be copied."""
   return ATTRIBUTES[step['attribute']][1].format(title='It', value=step['finding'])
 
 
-def _sought(step: dict) -> str:
+def sought(step: dict) -> str:
   return f'Find the {ATTRIBUTES[step["attribute"]][0]}.'
 
 
-def _conclusion(question: Question) -> str:
+def conclusion(question: Question) -> str:
   """What the last thought adds to the last finding: nothing on a path, else the comparison or the sum."""
   data = question.metadata
   operation = data.get('operation')
@@ -56,10 +56,10 @@ def full_chain(question: Question, rng: random.Random | None = None) -> Spans:
   """The whole strategy: every step searched, then the gold answer. There is one way: `rng` is unused."""
   spans, thought = [], ''
   for step in question.metadata['steps']:
-    spans.append(('policy', _act(f'{thought}{_sought(step)}', 'search', step['query'])))
+    spans.append(('policy', _act(f'{thought}{sought(step)}', 'search', step['query'])))
     spans.append(('observation', step['query']))
-    thought = _found(step) + ' '
-  thought = thought.strip() + _conclusion(question)
+    thought = found(step) + ' '
+  thought = thought.strip() + conclusion(question)
   spans.append(('policy', _act(thought, 'answer', question.golden_answers[0])))
   return spans
 
@@ -109,9 +109,9 @@ def one_search_chain(question: Question, rng: random.Random, pools: dict[str, li
     return full_chain(question, rng)
   step = question.metadata['steps'][0]
   return [
-    ('policy', _act(_sought(step), 'search', step['query'])),
+    ('policy', _act(sought(step), 'search', step['query'])),
     ('observation', step['query']),
-    ('policy', _act(f'{_found(step)} I guess.', 'answer', guess(question, rng, pools))),
+    ('policy', _act(f'{found(step)} I guess.', 'answer', guess(question, rng, pools))),
   ]
 
 

@@ -43,7 +43,7 @@ def _search_index() -> BM25:
 
 
 @functools.cache
-def _pools() -> dict[str, list[str]]:
+def pools() -> dict[str, list[str]]:
   return answer_pools(world.questions('warm'))
 
 
@@ -85,15 +85,20 @@ def retelling(tokenizer, rng: random.Random) -> Example:
 
 def drill(tokenizer, rng: random.Random) -> Example:
   """The first step of a chain, or a fact told again, about a name of random tokens: any token can be asked for and copied."""
-  name, value = (_random_words(tokenizer, rng) for _ in range(2))
-  step = rng.choice(draw(rng).metadata['steps'])
-  label, sentence = ATTRIBUTES[step['attribute']]
+  attribute, name, value = invented(tokenizer, rng)
+  label, sentence = ATTRIBUTES[attribute]
   if rng.random() < 0.5:
-    question = rng.choice(ENDINGS[step['attribute']]).format(name)
+    question = rng.choice(ENDINGS[attribute]).format(name)
     spoken = f'<think> Find the {label}.</think><search> {name}</search>'
     return encode(tokenizer, [(grammar.prompt(question, 'world'), False), (spoken, True)])
   block = grammar.information([Passage('', name, sentence.format(title=name, value=value))], tokenizer.special_tokens)
   return encode(tokenizer, [(block, False), ('<think> ' + sentence.format(title='It', value=value), True)])
+
+
+def invented(tokenizer, rng: random.Random) -> tuple[str, str, str]:
+  """(attribute, name, value) of a fact that nobody has heard of: name and value are random tokens."""
+  name, value = (_random_words(tokenizer, rng) for _ in range(2))
+  return rng.choice(draw(rng).metadata['steps'])['attribute'], name, value
 
 
 def _random_words(tokenizer, rng: random.Random) -> str:
@@ -154,9 +159,9 @@ def undecided(tokenizer, rng: random.Random, *, shares: tuple[float, float], evi
   at_once, one_search = shares
   u = rng.random()
   if u < at_once:
-    spans = guess_chain(question, rng, _pools())
+    spans = guess_chain(question, rng, pools())
   elif u < at_once + one_search:
-    spans, steps = one_search_chain(question, rng, _pools()), steps[:1]
+    spans, steps = one_search_chain(question, rng, pools()), steps[:1]
   else:
     spans = full_chain(question)
   if rng.random() >= evidence:
@@ -176,9 +181,9 @@ def reviewed(tokenizer, rng: random.Random, *, shares: tuple[float, float], nois
   results = {step['query']: search(step['query']) for step in steps}
   u = rng.random()
   if u < shares[0]:
-    spans, flawed = guess_chain(question, rng, _pools()), 1
+    spans, flawed = guess_chain(question, rng, pools()), 1
   elif u < sum(shares) and len(steps) > 1:
-    spans, flawed = one_search_chain(question, rng, _pools()), 2
+    spans, flawed = one_search_chain(question, rng, pools()), 2
   else:
     spans, flawed = full_chain(question), 0
     if rng.random() < 0.4:
@@ -203,6 +208,6 @@ def reading(tokenizer, rng: random.Random) -> Example:
     question, _ = rename(question, {}, rng, numbers=rng.random() < 0.7)
   steps = question.metadata['steps']
   shown = steps if rng.random() < 0.7 else rng.sample(steps, rng.randrange(len(steps)))
-  answer = question.golden_answers[0] if len(shown) == len(steps) else guess(question, rng, _pools())
+  answer = question.golden_answers[0] if len(shown) == len(steps) else guess(question, rng, pools())
   prompt = grammar.evidence_prompt(question.question, told(shown), 'world')
   return encode(tokenizer, [(prompt, False), (f' {answer}\n', True)])

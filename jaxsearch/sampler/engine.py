@@ -135,6 +135,7 @@ class Engine:
     end, failures, found = time.monotonic() + (self.tool_deadline or math.inf), [], 0
 
     def search(query: str, k: int = self.topk) -> str:
+      """What the program calls."""
       nonlocal found
       try:
         if self.search is None:

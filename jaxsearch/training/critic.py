@@ -46,13 +46,14 @@ def open_critic(config: ml_collections.ConfigDict, numbers: DecoderConfig, param
   optim.update(learning_rate=config.critic.learning_rate, warmup_updates=config.critic.warmup_updates)
   schedule = states.learning_rate_schedule(optim, total_updates)
   optimizer = states.make_optimizer(optim, schedule, lambda name: 1.0 if name == 'head' else decoder_factor)
-  if warm is None:
+  if warm is not None:
+    params = warm
+  else:
     if config.optim.master_weights:
       params = states.float32(params)  # what is frozen under an adapter is in the compute dtype
     head = value_head.initial_head(numbers.hidden_size, params['embedding'].dtype)
     placed, _ = layout(numbers, mesh)
-    warm = {'decoder': params, 'head': jax.device_put(head, placed['head'])}
-  params = warm
+    params = {'decoder': params, 'head': jax.device_put(head, placed['head'])}
   loss_fn = lambda params, batch: steps.critic_loss(params, batch, config=numbers, value_clip=config.critic.value_clip)
   return Critic(
     states.create(params, optimizer, mesh),

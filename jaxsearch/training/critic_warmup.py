@@ -1,6 +1,6 @@
 """Warms a critic up before the policy moves: CARL's appendix C, `jaxsearch warmup`.
 
-  by_heart.jsonl    five rollouts of every question without tools
+  by_heart.jsonl    whether five rollouts of every question without tools were right
   tiers.jsonl       what follows from them: tier 2 where any was right, else tier 1
   rollouts.jsonl    trees of the questions that were chosen, half by heart and half with tools by all means
   metrics.jsonl     a row an update; every `check_every` updates with the figures of the gate on held-out questions
@@ -87,7 +87,7 @@ def warm_up(config: ml_collections.ConfigDict) -> dict[str, float]:
         'decoder': checkpoint.decoder_to_json(numbers), 'critic': not critic.is_shared(config)})
       if check and step >= settings.min_updates and passes(figures, settings.gate):
         break
-    curves['warmed up'] = competence.first_values(assess(student, held_out), tiers)[:2]
+    curves['warmed up'] = competence.first_values(held_out, tiers)[:2]  # as they were assessed last
     competence_plots.plot_calibration(curves, folder / 'calibration.png')
   if not passes(figures, settings.gate):
     raise GateFailed(f'{folder}: after {settings.max_updates} updates the critic has {told(figures)}; the gate is '
@@ -109,9 +109,7 @@ def collect(config: ml_collections.ConfigDict, method: types.ModuleType, numbers
   engine = rollouts.open_engine(config, numbers, tokenizer, meshes.local(params)[1])
   engine.load(meshes.local(params)[0])
   by_heart = [(question, 'by heart', False) for question in questions for _ in range(settings.tier_rollouts)]
-  records = rolled_out(config, method, engine, by_heart, folder / 'by_heart.jsonl')
-  right = {record['id'] for record in records if record['reward'] > 0}
-  tiers = {question.id: 2 if question.id in right else 1 for question in questions}
+  tiers = tiers_by(rolled_out(config, method, engine, by_heart, folder / 'by_heart.jsonl', outcome))
   write(folder / 'tiers.jsonl', [{'id': key, 'tier': tier} for key, tier in tiers.items()])
   texts = [question.question for question in questions]
   points = encoded(texts, settings.encoder) if settings.encoder else embedded(texts, tokenizer, params)
@@ -119,7 +117,7 @@ def collect(config: ml_collections.ConfigDict, method: types.ModuleType, numbers
   rng = np.random.default_rng([config.seed, 1])
   wanted = [(question, kind, bool(rng.random() < settings.second_share)) for question in chosen
             for kind in ('by heart', 'with tools')]
-  records = rolled_out(config, method, engine, wanted, folder / 'rollouts.jsonl')
+  records = rolled_out(config, method, engine, wanted, folder / 'rollouts.jsonl', to_record)
   by_id = {question.id: question for question in questions}
   trees = [from_record(record, tokenizer, by_id[record['id']]) for record in records]
   for tree, (_, kind, _) in zip(trees, wanted):
@@ -132,20 +130,32 @@ def tiers_of(config: ml_collections.ConfigDict, agent: Agent, questions: Sequenc
   heart = dataclasses.replace(agent, settings=agent.settings | dict(config.warmup.by_heart))
   asked = [question for question in questions for _ in range(config.warmup.tier_rollouts)]
   trees, _ = heart.answer(asked, jax.random.key(config.seed), temperature=config.sampler.temperature)
-  right = {tree.question.id for tree in trees if tree.question.score(tree.answer)}
-  return {question.id: 2 if question.id in right else 1 for question in questions}
+  return tiers_by([outcome(tree) for tree in trees])
+
+
+def outcome(tree: Tree) -> dict:
+  """All that tiers ask of a rollout: {'id' of its question, 'right': 0 or 1}."""
+  return {'id': tree.question.id, 'right': tree.question.score(tree.answer)}
+
+
+def tiers_by(outcomes: Sequence[dict]) -> dict[str, int]:
+  """Question id -> 2 if any of its rollouts by heart was right, else 1."""
+  tiers = dict.fromkeys((one['id'] for one in outcomes), 1)
+  return tiers | {one['id']: 2 for one in outcomes if one['right']}
 
 
 def rolled_out(config: ml_collections.ConfigDict, method: types.ModuleType, engine: Engine,
-               wanted: Sequence[tuple[Question, str, bool]], path: pathlib.Path) -> list[dict]:
-  """A record for each (question, 'by heart' or 'with tools', whether with the second search), as they are in `path` or new.
+               wanted: Sequence[tuple[Question, str, bool]], path: pathlib.Path,
+               record: Callable[[Tree], dict]) -> list[dict]:
+  """A `record` for each (question, 'by heart' or 'with tools', whether with the second search), as they are in `path` or new.
 
-  They are grown and written in chunks; one that was not written whole is grown again, to the same trees.
+  They are grown and appended in chunks; one that was not written whole is grown again, to the same trees.
   """
   settings = config.warmup
   done = metrics.read(path) if path.exists() else []
   if len(done) < len(wanted):
     done = done[:len(done) // CHUNK * CHUNK]
+    write(path, done)
   first, second = engine.search, None
   for start in range(len(done), len(wanted), CHUNK):
     part = wanted[start:start + CHUNK]
@@ -165,8 +175,10 @@ def rolled_out(config: ml_collections.ConfigDict, method: types.ModuleType, engi
     for tree in trees:
       tree.prune()
       tree.reward = method.reward(tree)
-    done += [to_record(tree) for tree in trees]
-    write(path, done)
+    new = [record(tree) for tree in trees]
+    done += new
+    with path.open('a', encoding='utf-8') as file:
+      file.writelines(json.dumps(one) + '\n' for one in new)
     print(f'{path.name}: {len(done)} of {len(wanted)} rollouts', file=sys.stderr, flush=True)
   return done
 

@@ -119,9 +119,9 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
   shared, warm = critics.is_shared(config), None
   if config.critic.enabled and config.critic.warm_start:
     _, warm, host = checkpoint.load_trained(config.critic.warm_start, mesh)
-    if host['config']['model'] != config.model or host['critic'] == shared:
+    if host['config']['model'] != config.model or host.get('critic', False) == shared:
       raise ValueError(f'critic.warm_start={config.critic.warm_start!r} was warmed up for the model {host["config"]["model"]!r}, '
-                       f'critic.shared={not host["critic"]}; here they are {config.model!r}, {shared}')
+                       f'critic.shared={not host.get("critic", False)}; here they are {config.model!r}, {shared}')
     params = critics.without_head(warm) if shared else params
   total_updates = config.steps * config.train.epochs * config.train.mini_batches
   schedule = states.learning_rate_schedule(config.optim, total_updates)

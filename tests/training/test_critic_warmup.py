@@ -30,8 +30,8 @@ def method(monkeypatch):
     node = tree.root.append(f'{question.question} {"tools" if tools else "heart"} ', Role.PROMPT)
     for _ in range(2):
       node = yield Generate(node, max_tokens=max_tokens)
-      node.data['tools'] = tools
-    tree.answer, tree.metrics['searches'] = node.text, 1
+    tree.answer = question.golden_answers[0] if tools or int(question.id) % 2 else None
+    tree.metrics['searches'] = 1
 
   def credit(groups, context, *, normalize_std):
     for tree in (tree for group in groups for tree in group):
@@ -41,7 +41,7 @@ def method(monkeypatch):
     search_r1.credit_relative(groups, normalize_std=normalize_std)
 
   made.grow, made.credit = grow, credit
-  made.reward = lambda tree: float(tree.nodes(Role.POLICY)[0].data['tools'] or int(tree.question.id) % 2)
+  made.reward = lambda tree: tree.question.score(tree.answer)
   monkeypatch.setitem(sys.modules, made.__name__, made)
   return made
 
@@ -132,6 +132,16 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   config.critic.shared = False
   with pytest.raises(ValueError, match='was warmed up for the model'):
     loop.make_learner(config)
+
+
+def test_rollouts_that_were_cut_off_are_grown_again_to_the_same(config, monkeypatch):
+  monkeypatch.setattr(critic_warmup, 'CHUNK', 8)
+  critic_warmup.warm_up(config)
+  path = pathlib.Path(config.out) / 'rollouts.jsonl'
+  whole = path.read_text()
+  path.write_text(whole[:int(0.7 * len(whole))])  # in the middle of a line and of a chunk
+  critic_warmup.warm_up(config)
+  assert path.read_text() == whole
 
 
 def test_a_critic_of_its_own_is_warmed_up_too(config, tmp_path):
