@@ -29,8 +29,9 @@ def get_config():
   config.remat = 'none'              # what the backward pass recomputes: 'none', 'dots' or 'full'
 
   config.data = config_dict.create(
-    questions='world:rl',            # 'world:SPLIT' or a FlashRAG JSONL file
-    corpus='world',                  # 'world' or a Search-R1 JSONL file
+    questions='world:rl',            # 'world:SPLIT', a FlashRAG JSONL file, or 'hotpotqa:FILE', '2wiki:', 'musique:',
+                                     # 'gsm8k:', 'finqa:' as published; several joined by '+'
+    corpus='world',                  # 'world', a Search-R1 JSONL file, or 'hotpotqa:FILE', '2wiki:', 'musique:'; or several
     hops=(),                         # of the world's questions only those with so many hops; () is all
     arithmetic=True,                 # whether questions of the world that want a sum or a difference are asked
   )

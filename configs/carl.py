@@ -16,7 +16,7 @@ def get_config():
   config = base.get_config()
   config.unlock()
   config.method = 'carl'
-  config.model = 'world-tiny'          # has seen no code; `jaxsearch world --policy` makes one that has, runs/world_policy/coder
+  config.model = 'world-carl'
   config.out = 'runs/carl'
   config.steps = 100
   config.questions_per_step = 24

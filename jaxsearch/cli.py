@@ -14,7 +14,7 @@ COMMANDS = {
   'ask': 'answer one question and show every thought, query and document: jaxsearch ask "question" [--checkpoint]',
   'serve': 'serve a search over HTTP (--corpus, --port), or a policy as a search tool of other models (--as-tool)',
   'warmup': 'warm up the critic of a config (CARL, PPO) on rollouts by heart and with tools, until it passes a gate',
-  'tiers': 'tell questions that the policy knows by heart from others: --checkpoint, --questions, --out, for config.eval.tiers',
+  'tiers': 'tell questions that the policy knows by heart from others: --checkpoint, --questions, --out [--mixed]',
   'sft': 'supervised training on demonstrations',
   'sample': 'sample chains and keep the right ones as demonstrations: --checkpoint, --questions, --n, --keep, --out',
   'export': 'write a checkpoint as a Hugging Face folder: --checkpoint, --out',

@@ -74,12 +74,14 @@ def tiers(name: str, arguments: Sequence[str]) -> None:
   config, flag, words = flags.parse(
     name, arguments, 'configs/carl.py', checkpoint=(str, 'run folder, checkpoint or Hugging Face folder'),
     questions=(str, 'question file, or world:SPLIT; config.eval.questions if not given'), out=(str, 'JSONL file to write'),
-    limit=(str, 'only the first so many questions; config.eval.number if not given'))
+    limit=(str, 'only the first so many questions; config.eval.number if not given'),
+    mixed=(str, 'question file to write: half of each tier, as many as there are of the smaller one'))
   _no_words(name, words)
   if not flag['out']:
     raise UsageError('tiers needs --out')
   if 'warmup' not in config:
     raise UsageError('this config does not say how to answer by heart (config.warmup.by_heart), see configs/carl.py')
+  from jaxsearch.data.questions import write_questions
   from jaxsearch.data.sources import load_questions
   from jaxsearch.evaluation import run
   from jaxsearch.training import critic_warmup
@@ -90,6 +92,8 @@ def tiers(name: str, arguments: Sequence[str]) -> None:
   out = pathlib.Path(flag['out'])
   out.parent.mkdir(parents=True, exist_ok=True)
   out.write_text(''.join(json.dumps({'id': key, 'tier': tier}) + '\n' for key, tier in found.items()), encoding='utf-8')
+  if flag['mixed']:
+    write_questions(critic_warmup.mixed(questions, found), flag['mixed'])
   share = sum(tier == 2 for tier in found.values()) / len(found)
   print(json.dumps({'questions': len(found), 'tier_2': round(share, 4), 'out': str(out)}))
 

@@ -1,18 +1,20 @@
 """CARL's claim: credit by segment makes better answers with fewer needless calls than credit by trajectory (its tables 2 and 3).
 
-    jaxsearch tiers   --config configs/carl.py --config.model=runs/world_policy/coder --config.data.hops='(1, 2)' --config.data.arithmetic=False --limit 150 --out runs/claims/carl/tiers.jsonl
-    jaxsearch warmup  --config configs/carl.py --config.model=runs/world_policy/coder --config.data.hops='(1, 2)' --config.data.arithmetic=False --config.out=runs/claims/carl/critic
-    jaxsearch warmup  --config configs/search_r1_ppo.py --config.model=runs/world_policy/coder --config.data.hops='(1, 2)' --config.data.arithmetic=False --config.out=runs/claims/carl/ppo_critic
+    MIX="--config configs/carl.py --config.data.hops=(1,2) --config.data.arithmetic=False --limit 3000"
+    jaxsearch tiers $MIX --questions world:rl --out runs/claims/carl/tiers_rl.jsonl --mixed runs/claims/carl/rl.jsonl
+    jaxsearch tiers $MIX --questions world:test --out runs/claims/carl/tiers.jsonl --mixed runs/claims/carl/test.jsonl
+    WARM="--config.model=world-carl --config.data.questions=runs/claims/carl/rl.jsonl"
+    jaxsearch warmup --config configs/carl.py $WARM --config.out=runs/claims/carl/critic
+    jaxsearch warmup --config configs/search_r1_ppo.py $WARM --config.out=runs/claims/carl/ppo_critic
     jaxsearch compare --config configs/claims/carl.py
 
-9 runs, two at a time on two cores, all from the same weights, which have seen the formats of both systems: those that
-`jaxsearch world --policy` makes last. Tier 2 is what the policy knows by heart before training.
-"""  # noqa: E501
+9 runs, two at a time on two cores, all from the same weights, which have seen the formats of both systems. Half of the questions
+are of tier 2: the policy knows the answer by heart before training.
+"""
 
 import ml_collections
 
 HERE = 'runs/claims/carl'
-CODER = 'runs/world_policy/coder'
 
 
 def get_config():
@@ -20,8 +22,9 @@ def get_config():
   config.title = 'CARL: credit by segment against credit by trajectory'
   config.base = 'configs/carl.py'
   config.common = {
-    'steps': 16, 'questions_per_step': 12, 'group_size': 5, 'model': CODER, 'data.hops': (1, 2),
-    'data.arithmetic': False, 'sampler.length': 640, 'eval': {'every': 16, 'number': 150, 'tiers': f'{HERE}/tiers.jsonl'},
+    'steps': 16, 'questions_per_step': 12, 'group_size': 5, 'model': 'world-carl', 'data.questions': f'{HERE}/rl.jsonl',
+    'sampler.length': 640,
+    'eval': {'every': 16, 'number': 0, 'questions': f'{HERE}/test.jsonl', 'tiers': f'{HERE}/tiers.jsonl'},
   }
   config.variants = {
     'CARL': {'critic.warm_start': f'{HERE}/critic'},

@@ -9,6 +9,7 @@ reading questions costs nothing.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -53,6 +54,15 @@ def read_questions(path: str | os.PathLike) -> list[Question]:
   if not questions:
     raise DataError(f'{path}: no questions in it')
   return questions
+
+
+def write_questions(questions: Sequence[Question], path: str | os.PathLike) -> None:
+  """Writes questions in the FlashRAG format; `read_questions` gives the same ones back."""
+  with open(path, 'w', encoding='utf-8') as file:
+    for question in questions:
+      record = {'id': question.id, 'question': question.question, 'golden_answers': question.golden_answers,
+                'metadata': question.metadata}
+      file.write(json.dumps(record, ensure_ascii=False) + '\n')
 
 
 def _golds(record: dict, place: str) -> tuple[str, ...]:

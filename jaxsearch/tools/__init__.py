@@ -28,9 +28,9 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Passage] | No
   """Opens the back end of the given kind from plain settings.
 
   Args:
-    kind: 'bm25' searches `corpus` (a file or passages) with `engine`; 'http' asks the server at `url`; 'web' asks
-      Google by way of SERPER, with the key in SERPER_API_KEY; 'simulated' has a `writer` make documents up.
-    corpus: for 'bm25' and the writer 'world'.
+    kind: 'bm25' searches `corpus` with `engine`; 'http' asks the server at `url`; 'web' asks Google by way of SERPER, with the
+      key in SERPER_API_KEY; 'simulated' has a `writer` make documents up.
+    corpus: for 'bm25' and the writer 'world': passages, or a name that `data.sources.load_corpus` takes.
     url: for 'http', where without a path '/retrieve' is meant; for 'web', in place of SERPER's own; for the writer
       'chat', what '/chat/completions' is put behind.
     engine: for 'bm25' and the writer 'world': 'rank_bm25' or 'bm25s'.
@@ -74,5 +74,5 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Passage] | No
 def _passages(corpus: str | os.PathLike | Sequence[Passage] | None, wanted_by: str) -> Sequence[Passage]:
   if corpus is None:
     raise ValueError(f'{wanted_by} needs a corpus')
-  from jaxsearch.data.corpus import read_corpus
-  return read_corpus(corpus) if isinstance(corpus, (str, os.PathLike)) else corpus
+  from jaxsearch.data.sources import load_corpus
+  return load_corpus(os.fspath(corpus)) if isinstance(corpus, (str, os.PathLike)) else corpus

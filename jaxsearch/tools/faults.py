@@ -8,6 +8,12 @@ IRRELEVANT = ('Doc 1(Title: Kettle) A kettle is a vessel for heating water. Kett
 LETTERS = [chr(code) for code in (*range(0x21, 0x7f), *range(0xa1, 0x180))]
 
 
+def check(kind: str) -> None:
+  """Raises ValueError for a fault that is none of KINDS."""
+  if kind not in KINDS:
+    raise ValueError(f'fault={kind!r} is none of {", ".join(KINDS)}')
+
+
 def apply(kind: str, output: str, rng: np.random.Generator) -> str:
   """What the model gets to see instead of `output`.
 
@@ -15,12 +21,11 @@ def apply(kind: str, output: str, rng: np.random.Generator) -> str:
     kind: 'working' leaves it, 'empty' returns nothing, 'irrelevant' passages about something else, 'garbage' characters
       drawn at random, as many as the output had, but 40 to 200: each may be a token.
   """
+  check(kind)
   if kind == 'working':
     return output
   if kind == 'empty':
     return ''
   if kind == 'irrelevant':
     return IRRELEVANT
-  if kind == 'garbage':
-    return ''.join(rng.choice(LETTERS, min(max(len(output), 40), 200)))
-  raise ValueError(f'fault={kind!r} is none of {", ".join(KINDS)}')
+  return ''.join(rng.choice(LETTERS, min(max(len(output), 40), 200)))

@@ -144,6 +144,12 @@ def tiers_by(outcomes: Sequence[dict]) -> dict[str, int]:
   return tiers | {one['id']: 2 for one in outcomes if one['right']}
 
 
+def mixed(questions: Sequence[Question], tiers: dict[str, int]) -> list[Question]:
+  """As many questions of either tier as there are of the smaller one, taking turns, each tier in its order."""
+  by_tier = [[question for question in questions if tiers[question.id] == tier] for tier in (1, 2)]
+  return [question for pair in zip(*by_tier) for question in pair]
+
+
 def rolled_out(config: ml_collections.ConfigDict, method: types.ModuleType, engine: Engine,
                wanted: Sequence[tuple[Question, str, bool]], path: pathlib.Path,
                record: Callable[[Tree], dict]) -> list[dict]:

@@ -21,7 +21,7 @@ from jaxsearch.sampler.engine import Engine
 from jaxsearch.training import critic
 from jaxsearch.training.state import HEAD
 
-WORLD_MODELS = {'world-tiny': '', 'world-review': 'review', 'world-reader': 'reader'}  # name -> folder in that of the world
+WORLD_MODELS = {'world-tiny': '', 'world-review': 'review', 'world-carl': 'carl', 'world-reader': 'reader'}  # -> folder
 RANDOM = 'random:'
 
 

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 from jaxsearch.data.jsonl import DataError
-from jaxsearch.data.questions import Question, QuestionBatches, read_questions
+from jaxsearch.data.questions import Question, QuestionBatches, read_questions, write_questions
 
 
 def write(path, *records):
@@ -39,6 +39,12 @@ def test_reads_golds_as_they_come(tmp_path):
   assert read_questions(path) == [
       Question('a', 'Who?', ('X', 'Y'), {'hops': 2}), Question('7', 'Where?', ('Paris',)),
       Question('c', 'How many?', ('12', '0.5'))]
+
+
+def test_written_questions_are_read_back(tmp_path):
+  asked = [Question('a', 'Who?', ('X', 'É'), {'hops': 2, 'steps': [{'query': 'a'}]}), *some(2)]
+  write_questions(asked, tmp_path / 'q.jsonl')
+  assert read_questions(tmp_path / 'q.jsonl') == asked
 
 
 def test_questions_are_hashable_and_share_no_metadata():

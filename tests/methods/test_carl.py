@@ -127,7 +127,7 @@ def test_broken_tools(fault, seen):
   shown = tree.nodes(Role.OBSERVATION)[0].text
   assert seen in shown and 'Lovelace' not in shown
   with pytest.raises(ValueError, match='fault'):
-    drive([INVOKE], fault='broken')
+    drive([COMMIT], fault='broken')
 
 
 def credited(said, values, lam=0.0):

@@ -178,6 +178,12 @@ def test_questions_are_chosen_by_tier_and_evenly_over_clusters():
   assert critic_warmup.choose(asked, tiers, clusters, settings, 0) == asked[:30]
 
 
+def test_a_mix_has_as_many_questions_of_either_tier():
+  tiers = {str(i): 2 if i in (1, 4, 9) else 1 for i in range(10)}
+  assert [question.id for question in critic_warmup.mixed(questions(10), tiers)] == ['0', '1', '2', '4', '3', '9']
+  assert critic_warmup.mixed(questions(2), {'0': 1, '1': 1}) == []
+
+
 def test_held_out_questions_are_in_no_bucket():
   trees = []
   for question in questions(20):
