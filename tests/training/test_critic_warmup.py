@@ -1,6 +1,7 @@
 """Critics on the policy's backbone: runs that go on to the bit, and the warm-up before them."""
 
 import importlib.util
+import json
 import pathlib
 import sys
 import types
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 from configs.carl import warmup
-from jaxsearch.data.questions import Question
+from jaxsearch import cli
+from jaxsearch.data import world, world_carl
+from jaxsearch.data.questions import Question, read_questions, write_questions
 from jaxsearch.methods import search_r1
 from jaxsearch.models import hub
 from jaxsearch.sampler.requests import Generate
@@ -239,3 +242,16 @@ def test_questions_are_told_apart_by_the_policys_embeddings():
   points = critic_warmup.embedded([*TEXTS, TEXTS[0]], Letters(), table)
   np.testing.assert_allclose(np.linalg.norm(points, axis=1), 1, rtol=1e-5)
   np.testing.assert_array_equal(points[0], points[3])
+
+
+def test_the_command_tells_what_the_shipped_policy_knows_and_mixes_questions(tmp_path, capsys):
+  known = [question for question in world.questions('warm') if world_carl.is_known(question)][:6]
+  other = [question for question in world.questions('test') if question.metadata.get('operation') == 'sum'][:6]
+  write_questions([*known, *other], tmp_path / 'asked.jsonl')
+  assert cli.main(['tiers', '--config', 'configs/carl.py', '--config.sampler.slots=16', '--questions', f'{tmp_path}/asked.jsonl',
+                   '--out', f'{tmp_path}/tiers.jsonl', '--mixed', f'{tmp_path}/mixed.jsonl']) == 0
+  tiers = {record['id']: record['tier'] for record in metrics.read(tmp_path / 'tiers.jsonl')}
+  assert sum(tiers[question.id] == 2 for question in known) >= 4 and all(tiers[question.id] == 1 for question in other)
+  mixed = [question.id for question in read_questions(tmp_path / 'mixed.jsonl')]
+  assert len(mixed) >= 8 and [tiers[key] for key in mixed] == [1, 2] * (len(mixed) // 2)
+  assert json.loads(capsys.readouterr().out)['tier_2'] == sum(tier == 2 for tier in tiers.values()) / 12
