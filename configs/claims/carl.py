@@ -1,6 +1,6 @@
 """CARL's claim: credit by segment makes better answers with fewer needless calls than credit by trajectory (its tables 2 and 3).
 
-    MIX="--config configs/carl.py --config.data.hops=(1,2) --config.data.arithmetic=False --limit 3000"
+    MIX="--config configs/carl.py --config.data.hops=(1,) --limit 3000"
     jaxsearch tiers $MIX --questions world:rl --out runs/claims/carl/tiers_rl.jsonl --mixed runs/claims/carl/rl.jsonl
     jaxsearch tiers $MIX --questions world:test --out runs/claims/carl/tiers.jsonl --mixed runs/claims/carl/test.jsonl
     WARM="--config.model=world-carl --config.data.questions=runs/claims/carl/rl.jsonl"
@@ -9,7 +9,8 @@
     jaxsearch compare --config configs/claims/carl.py
 
 9 runs, two at a time on two cores, all from the same weights, which have seen the formats of both systems. Half of the questions
-are of tier 2: the policy knows the answer by heart before training.
+are of tier 2: the policy knows the answer by heart before training. All ask for one fact, since a guess at a comparison is right
+every second time: five of them would put it into tier 2.
 """
 
 import ml_collections
