@@ -28,7 +28,7 @@ def get_config():
     tools=True, fault='working',
   )  # fmt: skip
   config.credit = config_dict.create(gamma=1.0, lam=0.0)
-  config.train.update(aggregate='step-mean', row_length=1536, epochs=4, mini_batches=2)
+  config.train.update(aggregate='step-mean', row_length=1024, epochs=4, mini_batches=2)
   config.loss.update(entropy_coef=0.001)
   config.optim.update(learning_rate=5e-5, b2=0.999)
   config.critic.update(enabled=True, shared=True, learning_rate=2.5e-4, coef=0.5, backbone_share=0.5)
@@ -52,7 +52,7 @@ def warmup(*, by_heart: dict, with_tools: dict, second_search: dict) -> config_d
     encoder='',                      # folder of a sentence encoder (BERT); '' takes the policy's token embeddings
     curated=True,                    # False: any questions
     held_out=0.2,                    # share of the questions that the gate looks at
-    trees=64,                        # rollouts an update, some 200 states
+    trees=32,                        # rollouts an update, some 100 states
     head_rate=1e-3, backbone_rate=1e-4, weight_decay=0.01, warmup_updates=20,
     min_updates=100, max_updates=400, check_every=25,
     gate=config_dict.create(auc=0.70, sign=0.60, explained=0.45),

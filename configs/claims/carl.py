@@ -3,7 +3,7 @@
     MIX="--config configs/carl.py --config.data.hops=(1,) --limit 3000"
     jaxsearch tiers $MIX --questions world:rl --out runs/claims/carl/tiers_rl.jsonl --mixed runs/claims/carl/rl.jsonl
     jaxsearch tiers $MIX --questions world:test --out runs/claims/carl/tiers.jsonl --mixed runs/claims/carl/test.jsonl
-    WARM="--config.model=world-carl --config.data.questions=runs/claims/carl/rl.jsonl"
+    WARM="--config.model=world-carl --config.data.questions=runs/claims/carl/rl.jsonl --config.train.row_length=640"
     jaxsearch warmup --config configs/carl.py $WARM --config.out=runs/claims/carl/critic
     jaxsearch warmup --config configs/search_r1_ppo.py $WARM --config.out=runs/claims/carl/ppo_critic
     jaxsearch compare --config configs/claims/carl.py
@@ -24,11 +24,11 @@ def get_config():
   config.base = 'configs/carl.py'
   config.common = {
     'steps': 16, 'questions_per_step': 12, 'group_size': 5, 'model': 'world-carl', 'data.questions': f'{HERE}/rl.jsonl',
-    'sampler.length': 640,
+    'sampler.length': 640, 'train.row_length': 640,
     'eval': {'every': 16, 'number': 0, 'questions': f'{HERE}/test.jsonl', 'tiers': f'{HERE}/tiers.jsonl'},
   }
   config.variants = {
-    'CARL': {'critic.warm_start': f'{HERE}/critic'},
+    'CARL': {'critic.warm_start': f'{HERE}/critic', 'grow.max_segments': 7},  # 3 calls, as the others
     'Search-R1 PPO': {'config': 'configs/search_r1_ppo.py', 'critic.warm_start': f'{HERE}/ppo_critic', 'credit.lam': 0.95},
     'Search-R1 GRPO': {'config': 'configs/search_r1_grpo.py'},
   }
