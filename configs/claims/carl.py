@@ -3,7 +3,8 @@
     MIX="--config configs/carl.py --config.data.hops=(1,) --limit 3000"
     jaxsearch tiers $MIX --questions world:rl --out runs/claims/carl/tiers_rl.jsonl --mixed runs/claims/carl/rl.jsonl
     jaxsearch tiers $MIX --questions world:test --out runs/claims/carl/tiers.jsonl --mixed runs/claims/carl/test.jsonl
-    WARM="--config.model=world-carl --config.data.questions=runs/claims/carl/rl.jsonl --config.train.row_length=640"
+    WARM="--config.model=world-carl --config.data.questions=runs/claims/carl/rl.jsonl --config.sampler.length=640"
+    WARM="$WARM --config.train.row_length=640"
     jaxsearch warmup --config configs/carl.py $WARM --config.out=runs/claims/carl/critic
     jaxsearch warmup --config configs/search_r1_ppo.py $WARM --config.out=runs/claims/carl/ppo_critic
     jaxsearch compare --config configs/claims/carl.py
