@@ -35,6 +35,7 @@ def get_config():
   config.warmup = warmup(
     by_heart=dict(template='world_carl_direct', tools=False), with_tools=dict(template='world_carl_forced'),
     second_search=dict(backend='simulated', noise_start=0.5))
+  config.warmup.gate.explained = 0.30  # at temperature 1 this policy miscopies names now and then, which nobody can foresee
   config.eval.every = 50
   return config.lock()
 
@@ -55,5 +56,5 @@ def warmup(*, by_heart: dict, with_tools: dict, second_search: dict) -> config_d
     trees=32,                        # rollouts an update, some 100 states
     head_rate=1e-3, backbone_rate=1e-4, weight_decay=0.01, warmup_updates=20,
     min_updates=100, max_updates=400, check_every=25,
-    gate=config_dict.create(auc=0.70, sign=0.60, explained=0.30),  # the paper's 0.45 is for policies that copy more surely
+    gate=config_dict.create(auc=0.70, sign=0.60, explained=0.45),
   )  # fmt: skip
