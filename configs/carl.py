@@ -55,6 +55,6 @@ def warmup(*, by_heart: dict, with_tools: dict, second_search: dict) -> config_d
     held_out=0.2,                    # share of the questions that the gate looks at
     trees=32,                        # rollouts an update, some 100 states
     head_rate=1e-3, backbone_rate=1e-4, weight_decay=0.01, warmup_updates=20,
-    min_updates=100, max_updates=400, check_every=25,
+    min_updates=50, max_updates=400, check_every=25,
     gate=config_dict.create(auc=0.70, sign=0.60, explained=0.45),
   )  # fmt: skip
