@@ -6,4 +6,4 @@ source launch/environment.sh
 install '.[dev]'
 install_without_dependencies
 .venv/bin/ruff check .
-exec .venv/bin/python -m pytest "$@"
+exec .venv/bin/python -m pytest -n 2 --dist loadfile "$@"  # a file stays in one process, with what it has compiled
