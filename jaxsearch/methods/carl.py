@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Generator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxsearch.advantages import smdp_td
@@ -28,6 +29,7 @@ from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node, Role, Stop, Tree
 
 ONE_TREE = True
+_smdp_td = jax.jit(smdp_td, static_argnames=('gamma', 'lam'))
 
 
 def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: int = 512, context_tokens: int = 256,
@@ -132,7 +134,7 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, gamma: float =
   for row, (tree, chain) in enumerate(zip(trees, chains)):
     values[row, :len(chain)] = [node.values[0] for node in chain]
     rewards[row], lengths[row] = tree.reward, len(chain)
-  advantages = np.asarray(smdp_td(values, rewards, lengths, gamma=gamma, lam=lam))
+  advantages = np.asarray(_smdp_td(values, rewards, lengths, gamma=gamma, lam=lam))
   for tree, chain, own in zip(trees, chains, advantages):
     for node, advantage in zip(chain, own):
       node.advantages, node.returns = float(advantage), np.full(len(node.tokens), tree.reward, np.float32)

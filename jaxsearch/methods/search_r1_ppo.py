@@ -6,8 +6,10 @@ subtracts it from the rewards instead.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from jaxsearch.advantages import gae, whiten
@@ -26,6 +28,12 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, gamma: float =
   for tree in trees:
     tree.reward = reward(tree)
   context.metrics.update(credit_with_critic(trees, gamma=gamma, lam=lam))
+
+
+@functools.partial(jax.jit, static_argnames=('gamma', 'lam'))
+def _whitened_gae(rewards, values, mask, *, gamma, lam):
+  advantages, returns = gae(rewards, values, mask, gamma=gamma, lam=lam)
+  return whiten(advantages, mask), returns
 
 
 def credit_with_critic(trees: Sequence[Tree], *, gamma: float, lam: float) -> dict[str, float]:
@@ -51,8 +59,7 @@ def credit_with_critic(trees: Sequence[Tree], *, gamma: float, lam: float) -> di
     values[row, :length], mask[row, :length] = np.concatenate([node.values for node in spans]), True
     rewards[row, ends - 1] = [node.data.get('reward', 0.0) for node in spans]
     rewards[row, length - 1] += tree.reward
-  advantages, returns = gae(rewards, values, mask, gamma=gamma, lam=lam)
-  advantages, returns = np.asarray(whiten(advantages, mask)), np.asarray(returns)
+  advantages, returns = map(np.asarray, _whitened_gae(rewards, values, mask, gamma=gamma, lam=lam))
   for row, spans in enumerate(chains):
     start = 0
     for node in spans:
