@@ -25,6 +25,7 @@ OPTIONAL = {  # of those that know tiers or have a critic, see competence.py; sh
   'auc': 'AUC', 'ece': 'ECE', 'explained_variance': 'explained variance',
 }  # fmt: skip
 TRAINING = {'tokens_generated': 'tokens generated (k)', 'tokens_trained': 'tokens trained (k)', 'seconds': 'seconds'}
+WIDE = 14  # columns of a table that a page has room for
 COLOURS = ('#1f5a8a', '#d1495b', '#2a9d60', '#edae49', '#7b4fa3', '#00a5b5', '#a05a2c', '#e377c2', '#7f9b24', '#4059d6')
 
 
@@ -122,18 +123,13 @@ def table(found: Mapping) -> str:
   names = list(dict.fromkeys(name for of in found['variants'].values() for name in of['figures']))
   names.sort(key=lambda name: name in TRAINING)  # those of training last
   cells = lambda show, of: [show(name, of[name]) if name in of else '' for name in names]
-  head = lambda first: [f'| {" | ".join([first, *map(label, names)])} |', f'|:--|{"--:|" * len(names)}']
-  line = lambda name, cells: f'| {" | ".join([name, *cells])} |'
-  lines = [f'# {found["title"]}', '', *head('variant (seeds)')]
-  if found['before']:
-    lines.append(line('before training', cells(number, found['before'])))
-  for variant, of in found['variants'].items():
-    lines.append(line(f'{variant} ({len(of["seeds"])})', cells(interval, of['figures'])))
-  compared = {variant: of for variant, of in found['variants'].items() if of['differences']}
+  labels = [label(name) for name in names]
+  means = [['before training', *cells(number, found['before'])]] if found['before'] else []
+  means += [[f'{variant} ({len(of["seeds"])})', *cells(interval, of['figures'])] for variant, of in found['variants'].items()]
+  lines = [f'# {found["title"]}', '', *markdown([['variant (seeds)', *labels], *means])]
+  compared = [[variant, *cells(difference, of['differences'])] for variant, of in found['variants'].items() if of['differences']]
   if compared:
-    lines += ['', f'Differences to {found["baseline"]}, paired by seed:', '', *head('variant')]
-    for variant, of in compared.items():
-      lines.append(line(variant, cells(difference, of['differences'])))
+    lines += ['', f'Differences to {found["baseline"]}, paired by seed:', '', *markdown([['variant', *labels], *compared])]
   steps, questions = (' or '.join(map(str, found[key])) for key in ('steps', 'questions'))
   lines += ['', f'After {steps} steps; EM and F1 in % on {questions} held-out questions. ± and [ ] are 95 % intervals over '
             'seeds (Student\'s t); differences whose interval leaves out 0 are bold, without a correction for how many '
@@ -141,6 +137,14 @@ def table(found: Mapping) -> str:
   if found['not_finished']:
     lines += ['', f'Not finished: {"; ".join(found["not_finished"])}.']
   return '\n'.join([*lines, '', '![EM against trained tokens and against time](curves.png)', ''])
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
+  """The lines of a table, the first row its head; one that is too wide for a page is turned, with a row for each figure."""
+  if len(rows[0]) > WIDE:
+    rows = list(zip(*rows))
+  line = lambda cells: f'| {" | ".join(cells)} |'
+  return [line(rows[0]), f'|:--|{"--:|" * (len(rows[0]) - 1)}', *map(line, rows[1:])]
 
 
 def label(name: str) -> str:

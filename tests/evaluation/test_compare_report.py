@@ -147,3 +147,10 @@ def test_figures_that_only_some_variants_have_are_blank_in_the_others(config, tr
   assert full[column['tool use tier 2, T=1']] == '25.0 ± 0.0' and auto[column['AUC, greedy']] == '0.90 ± 0.00'
   assert full[column['AUC, greedy']].strip() == '' and column['seconds'] == len(head) - 1
   assert compare_report.summary(config, trials)['variants']['Auto']['differences'].keys() >= {'tool_rate_tier_2@0.0', 'em@0.0'}
+
+
+def test_a_table_too_wide_for_a_page_is_turned():
+  wide = [['variant', *(f'figure {i}' for i in range(20))], ['A', *map(str, range(20))], ['B', *map(str, range(20, 40))]]
+  lines = compare_report.markdown(wide)
+  assert lines[:3] == ['| variant | A | B |', '|:--|--:|--:|', '| figure 0 | 0 | 20 |'] and len(lines) == 22
+  assert compare_report.markdown([row[:3] for row in wide])[2:] == ['| A | 0 | 1 |', '| B | 20 | 21 |']
