@@ -137,6 +137,7 @@ class Run:
     self.started = time.monotonic()
 
   def go(self) -> dict[str, float]:
+    """Runs all episodes to their ends; returns `metrics`."""
     try:
       while True:
         self._fill()
