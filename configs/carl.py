@@ -18,6 +18,7 @@ def get_config():
   config.method = 'carl'
   config.model = 'world-carl'
   config.out = 'runs/carl'
+  config.data.update(hops=(1, 2), arithmetic=False)  # what its policy has seen
   config.steps = 100
   config.questions_per_step = 24
   config.group_size = 5
