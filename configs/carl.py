@@ -36,7 +36,7 @@ def get_config():
   config.warmup = warmup(
     by_heart=dict(template='world_carl_direct', tools=False), with_tools=dict(template='world_carl_forced'),
     second_search=dict(backend='simulated', noise_start=0.5))
-  config.warmup.gate.explained = 0.30  # at temperature 1 this policy miscopies names now and then, which nobody can foresee
+  config.warmup.gate.explained = 0.20  # at temperature 1 this policy miscopies names now and then, which nobody can foresee
   config.eval.every = 50
   return config.lock()
 

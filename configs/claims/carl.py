@@ -5,7 +5,7 @@
     jaxsearch tiers $MIX --questions world:test --out runs/claims/carl/tiers.jsonl --mixed runs/claims/carl/test.jsonl
     WARM="--config.model=world-carl --config.data.questions=runs/claims/carl/rl.jsonl --config.sampler.length=640"
     WARM="$WARM --config.train.row_length=640"
-    jaxsearch warmup --config configs/carl.py $WARM --config.out=runs/claims/carl/critic
+    jaxsearch warmup --config configs/carl.py $WARM --config.warmup.gate.explained=0.3 --config.out=runs/claims/carl/critic
     jaxsearch warmup --config configs/search_r1_ppo.py $WARM --config.out=runs/claims/carl/ppo_critic
     jaxsearch compare --config configs/claims/carl.py
 
