@@ -10,8 +10,8 @@
     jaxsearch compare --config configs/claims/carl.py
 
 9 runs, two at a time on two cores, all from the same weights, which have seen the formats of both systems. Half of the questions
-are of tier 2: the policy knows the answer by heart before training. All ask for one fact, since a guess at a comparison is right
-every second time: five of them would put it into tier 2.
+are of tier 2: asked in CARL's format, the policy knows the answer by heart before training. All ask for one fact, since a guess at
+a comparison is often right and five of them would put it into tier 2.
 """
 
 import ml_collections
@@ -29,7 +29,7 @@ def get_config():
     'eval': {'every': 16, 'number': 0, 'questions': f'{HERE}/test.jsonl', 'tiers': f'{HERE}/tiers.jsonl'},
   }
   config.variants = {
-    'CARL': {'critic.warm_start': f'{HERE}/critic', 'grow.max_segments': 7},  # 3 calls, as the others
+    'CARL': {'critic.warm_start': f'{HERE}/critic', 'grow.max_segments': 7},  # 3 calls
     'Search-R1 PPO': {'config': 'configs/search_r1_ppo.py', 'critic.warm_start': f'{HERE}/ppo_critic', 'credit.lam': 0.95},
     'Search-R1 GRPO': {'config': 'configs/search_r1_grpo.py'},
   }

@@ -300,6 +300,7 @@ def _progress_bar(trials: Sequence[Trial], console: Console):
     overall, tasks = bar.add_task('all runs', total=None, completed=sum(steps.values()), note=''), {}
 
     def show(running: Sequence[Trial], failed: Sequence[Trial]) -> None:
+      """Brings the bars up to date."""
       nonlocal done
       if not console.is_terminal:
         return
