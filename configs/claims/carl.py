@@ -10,8 +10,8 @@
     jaxsearch compare --config configs/claims/carl.py
 
 9 runs, two at a time on two cores, all from the same weights, which have seen the formats of both systems. Half of the questions
-are of tier 2: asked in CARL's format, the policy knows the answer by heart before training. All ask for one fact, since a guess at
-a comparison is often right and five of them would put it into tier 2.
+are of tier 2: asked in CARL's format, the policy knows them by heart before training. All ask for one fact, since a guess at
+a comparison is often right.
 """
 
 import ml_collections
