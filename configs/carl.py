@@ -35,18 +35,21 @@ def get_config():
   config.critic.update(enabled=True, shared=True, learning_rate=2.5e-4, coef=0.5, backbone_share=0.5)
   config.warmup = warmup(
     by_heart=dict(template='world_carl_direct', tools=False), with_tools=dict(template='world_carl_forced'),
-    second_search=dict(backend='simulated', noise_start=0.5))
+    at_will=dict(template='world_carl'), second_search=dict(backend='simulated', noise_start=0.5))
   config.warmup.gate.explained = 0.20  # the paper's 0.45 is out of reach here: 350 updates never passed 0.24
   config.eval.every = 50
   return config.lock()
 
 
-def warmup(*, by_heart: dict, with_tools: dict, second_search: dict) -> config_dict.ConfigDict:
+def warmup(*, by_heart: dict, with_tools: dict, at_will: dict, second_search: dict) -> config_dict.ConfigDict:
   """The warm-up of a critic, sized for the embedded world; the paper's numbers are in carl_qwen2_5_7b.py."""
   return config_dict.create(
     questions=600, tier_rollouts=5,  # questions that tiers are told for, by so many rollouts by heart
     by_heart=config_dict.ConfigDict(by_heart),      # changes of `grow` for rollouts without tools
-    with_tools=config_dict.ConfigDict(with_tools),  # and for those with tools by all means
+    with_tools=config_dict.ConfigDict(with_tools),  # for those with tools by all means
+    at_will=config_dict.ConfigDict(at_will),        # and for those with tools at will, as in training
+    at_will_share=0.5,               # of the rollouts with tools, where the question is of
+    at_will_tiers=(1, 2),            # these tiers; the paper has tier 2 alone, so that the prompt tells the tier
     trajectories=800,                # half by heart, half with tools
     tier_2_share=0.4,                # of the questions, as far as there are so many
     second_search=config_dict.ConfigDict(second_search), second_share=0.3,  # changes of `search` in a share of the rollouts

@@ -31,8 +31,8 @@ def get_config():
   config.optim.update(learning_rate=1e-6, warmup_updates=8000, b1=0.9, b2=0.999, weight_decay=0.01, clip_norm=1.0)
   config.critic.update(enabled=True, shared=True, learning_rate=5e-6, coef=0.5, backbone_share=0.5)
   config.warmup = carl.warmup(
-    by_heart=dict(template='carl_direct', tools=False), with_tools=dict(template='carl_multi_hop'),
+    by_heart=dict(template='carl_direct', tools=False), with_tools=dict(template='carl_multi_hop'), at_will=dict(template='carl'),
     second_search=dict(url='http://better-retriever:8000/retrieve'))
-  config.warmup.update(questions=60000, trajectories=32000, clusters=50, trees=80, head_rate=5e-6, backbone_rate=5e-7,
-                       warmup_updates=100, min_updates=1800, max_updates=2400)
+  config.warmup.update(questions=60000, trajectories=32000, at_will_tiers=(2,), clusters=50, trees=80, head_rate=5e-6,
+                       backbone_rate=5e-7, warmup_updates=100, min_updates=1800, max_updates=2400)
   return config.lock()

@@ -49,8 +49,8 @@ def get_config():
     reviews=0.6,                     # share of examples; the rest are those of the mix
   )
   config.carl = config_dict.create(  # the policy that CARL begins with
-    updates=700, rows=8, row_length=512, learning_rate=8e-4, schedule='cosine',
-    statements=0.35, by_heart=0.1, forced=0.1, episodes=0.15, drills=0.2, searches=0.1,  # shares, see data/world_carl.py
+    updates=900, rows=8, row_length=512, learning_rate=8e-4, schedule='cosine',
+    statements=0.35, by_heart=0.1, forced=0.1, episodes=0.15, drills=0.15, searches=0.15,  # shares, see data/world_carl.py
     at_once=0.5, one_call=0.2,      # of the episodes: answers without a call, or after one
     lost=0.1, renamed=0.4,           # contexts that lost what mattered; chains under made-up names
   )  # fmt: skip

@@ -14,8 +14,8 @@ import random
 from jaxsearch.data import world
 from jaxsearch.data.corpus import Passage
 from jaxsearch.data.questions import Question
-from jaxsearch.data.world_chains import conclusion, found, guess, sought
-from jaxsearch.data.world_examples import Example, draw, encode, invented, pools, search
+from jaxsearch.data.world_chains import act, conclusion, found, full_chain, guess, one_search_chain, sought
+from jaxsearch.data.world_examples import Example, chain, draw, encode, invented, pools, search
 from jaxsearch.data.world_facts import ATTRIBUTES, Entity, read_back
 from jaxsearch.data.world_questions import ENDINGS
 from jaxsearch.data.world_rename import rename
@@ -83,15 +83,34 @@ def episode(tokenizer, rng: random.Random, *, by_heart: float, one_call: float, 
 
 
 def recited(tokenizer, rng: random.Random, question: Question, template: str) -> Tree:
-  """An answer by heart: the fact as it was stated, if it is known, else a guess in the same words."""
+  """An answer by heart."""
   tree, node = begun(tokenizer, question, template)
-  step, steps = question.metadata['steps'][-1], question.metadata['steps']
-  answer = question.golden_answers[0] if is_known(question) else guess(question, rng, pools())
-  said = 'I guess.'
-  if len(steps) == 1:
-    said = ' ' + ATTRIBUTES[step['attribute']][1].format(title=step['query'], value=answer)
+  said, answer = recalled(question, rng)
   node.append(f'{said} {committed(answer)}', Role.POLICY)
   return ended(tree)
+
+
+def recalled(question: Question, rng: random.Random) -> tuple[str, str]:
+  """(thought, answer) by heart: the fact as it was stated, if it is known, else a guess in the same words."""
+  answer = question.golden_answers[0] if is_known(question) else guess(question, rng, pools())
+  if len(question.metadata['steps']) > 1:
+    return 'I guess.', answer
+  (step,) = question.metadata['steps']
+  return ' ' + ATTRIBUTES[step['attribute']][1].format(title=step['query'], value=answer), answer
+
+
+def searched(tokenizer, rng: random.Random, *, by_heart: float, one_search: float) -> Example:
+  """An episode in the format of Search-R1, so that what is known does not hang on the format."""
+  question = asked(rng)
+  u = rng.random()
+  if u < by_heart:
+    said, answer = recalled(question, rng)
+    spans = [('policy', act(said.strip(), 'answer', answer))]
+  elif u < by_heart + one_search:
+    spans = one_search_chain(question, rng, pools())
+  else:
+    spans = full_chain(question)
+  return chain(tokenizer, question, spans, {step['query']: search(step['query']) for step in question.metadata['steps']})
 
 
 def drilled(tokenizer, rng: random.Random) -> Example:

@@ -16,7 +16,7 @@ from jaxsearch.data.world_questions import combine
 Spans = list[tuple[str, str]]
 
 
-def _act(thought: str, tag: str, content: str) -> str:
+def act(thought: str, tag: str, content: str) -> str:
   # No space before a closing tag or between tags: a small policy pays for every token. One before words, as inside a text.
   return f'<think> {thought}</think><{tag}> {content}</{tag}>'
 
@@ -56,11 +56,11 @@ def full_chain(question: Question, rng: random.Random | None = None) -> Spans:
   """The whole strategy: every step searched, then the gold answer. There is one way: `rng` is unused."""
   spans, thought = [], ''
   for step in question.metadata['steps']:
-    spans.append(('policy', _act(f'{thought}{sought(step)}', 'search', step['query'])))
+    spans.append(('policy', act(f'{thought}{sought(step)}', 'search', step['query'])))
     spans.append(('observation', step['query']))
     thought = found(step) + ' '
   thought = thought.strip() + conclusion(question)
-  spans.append(('policy', _act(thought, 'answer', question.golden_answers[0])))
+  spans.append(('policy', act(thought, 'answer', question.golden_answers[0])))
   return spans
 
 
@@ -100,7 +100,7 @@ def guess(question: Question, rng: random.Random, pools: dict[str, list[str]]) -
 
 def guess_chain(question: Question, rng: random.Random, pools: dict[str, list[str]]) -> Spans:
   """Answers at once, without a search."""
-  return [('policy', _act('I guess.', 'answer', guess(question, rng, pools)))]
+  return [('policy', act('I guess.', 'answer', guess(question, rng, pools)))]
 
 
 def one_search_chain(question: Question, rng: random.Random, pools: dict[str, list[str]]) -> Spans:
@@ -109,9 +109,9 @@ def one_search_chain(question: Question, rng: random.Random, pools: dict[str, li
     return full_chain(question, rng)
   step = question.metadata['steps'][0]
   return [
-    ('policy', _act(sought(step), 'search', step['query'])),
+    ('policy', act(sought(step), 'search', step['query'])),
     ('observation', step['query']),
-    ('policy', _act(f'{found(step)} I guess.', 'answer', guess(question, rng, pools))),
+    ('policy', act(f'{found(step)} I guess.', 'answer', guess(question, rng, pools))),
   ]
 
 

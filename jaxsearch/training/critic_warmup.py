@@ -2,7 +2,7 @@
 
   by_heart.jsonl    whether five rollouts of every question without tools were right
   tiers.jsonl       what follows from them: tier 2 where any was right, else tier 1
-  rollouts.jsonl    trees of the questions that were chosen, half by heart and half with tools by all means
+  rollouts.jsonl    trees of the questions that were chosen, half by heart and half with tools, by all means or at will
   metrics.jsonl     a row an update; every `check_every` updates with the figures of the gate on held-out questions
   checkpoints/      the critic (and the backbone that it shares), for `critic.warm_start`
   calibration.png   predicted against actual success on the held-out rollouts, before and after
@@ -41,6 +41,7 @@ from jaxsearch.trees.tree import Role, Tree
 
 CHUNK = 256  # rollouts between two times that they are saved
 BUCKETS = ('tier 1 by heart', 'tier 1 with tools', 'tier 2 by heart', 'tier 2 with tools')
+KINDS = ('by heart', 'with tools', 'at will')  # of rollouts; the bucket of one at will is that of one with tools
 FROZEN = ('embedding', 'unembedding')  # beside the backbone, the policy has these
 
 
@@ -116,13 +117,18 @@ def collect(config: ml_collections.ConfigDict, method: types.ModuleType, numbers
   chosen = choose(questions, tiers, clusters_of(points, settings.clusters, config.seed), settings, config.seed)
   rng = np.random.default_rng([config.seed, 1])
   wanted = [(question, kind, bool(rng.random() < settings.second_share)) for question in chosen
-            for kind in ('by heart', 'with tools')]
+            for kind in ('by heart', with_tools(tiers[question.id], settings, rng))]
   records = rolled_out(config, method, engine, wanted, folder / 'rollouts.jsonl', to_record)
   by_id = {question.id: question for question in questions}
   trees = [from_record(record, tokenizer, by_id[record['id']]) for record in records]
   for tree, (_, kind, _) in zip(trees, wanted):
     tree.root.data['kind'] = kind
   return [tree for tree in trees if 0 < tree.count() <= config.train.row_length], tiers
+
+
+def with_tools(tier: int, settings: ml_collections.ConfigDict, rng: np.random.Generator) -> str:
+  """The kind of a question's rollout with tools: at will in a share of those of `at_will_tiers`, by all means elsewhere."""
+  return 'at will' if rng.random() < settings.at_will_share * (tier in settings.at_will_tiers) else 'with tools'
 
 
 def tiers_of(config: ml_collections.ConfigDict, agent: Agent, questions: Sequence[Question]) -> dict[str, int]:
@@ -153,11 +159,11 @@ def mixed(questions: Sequence[Question], tiers: dict[str, int]) -> list[Question
 def rolled_out(config: ml_collections.ConfigDict, method: types.ModuleType, engine: Engine,
                wanted: Sequence[tuple[Question, str, bool]], path: pathlib.Path,
                record: Callable[[Tree], dict]) -> list[dict]:
-  """A `record` for each (question, 'by heart' or 'with tools', whether with the second search), as they are in `path` or new.
+  """A `record` for each (question, one of `KINDS`, whether with the second search), as they are in `path` or new.
 
   They are grown and appended in chunks; one that was not written whole is grown again, to the same trees.
   """
-  settings = config.warmup
+  changes = dict(zip(KINDS, (config.warmup.by_heart, config.warmup.with_tools, config.warmup.at_will)))
   done = metrics.read(path) if path.exists() else []
   if len(done) < len(wanted):
     done = done[:len(done) // CHUNK * CHUNK]
@@ -169,8 +175,7 @@ def rolled_out(config: ml_collections.ConfigDict, method: types.ModuleType, engi
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), len(wanted)), start)
     rollouts.seed_trees(trees, key)
     for other in (False, True):
-      growths = [(method.grow(tree.question, tree, **dict(config.grow) | dict(settings.by_heart if kind == 'by heart' else
-                                                                             settings.with_tools)), tree)
+      growths = [(method.grow(tree.question, tree, **dict(config.grow) | dict(changes[kind])), tree)
                  for tree, (_, kind, second_search) in zip(trees, part) if second_search == other]
       if growths:
         if other and second is None:
@@ -275,7 +280,8 @@ def split(trees: Sequence[Tree], tiers: dict[str, int], settings: ml_collections
   buckets = {name: [] for name in BUCKETS}
   for tree in trees:
     if tree.question.id not in kept and any(node.tokens for node in tree.nodes(Role.POLICY)):
-      buckets[f'tier {tiers[tree.question.id]} {tree.root.data["kind"]}'].append(tree)
+      kind = 'by heart' if tree.root.data['kind'] == 'by heart' else 'with tools'
+      buckets[f'tier {tiers[tree.question.id]} {kind}'].append(tree)
   held_out = [tree for tree in trees if tree.question.id in kept]
   if not settings.curated:
     return held_out, [[tree for own in buckets.values() for tree in own]]

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import ml_collections
 import numpy as np
+import optax
 
 from jaxsearch.data.questions import Question, QuestionBatches
 from jaxsearch.data.sources import load_questions
@@ -123,17 +124,10 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
       raise ValueError(f'critic.warm_start={config.critic.warm_start!r} was warmed up for the model {host["config"]["model"]!r}, '
                        f'critic.shared={not host.get("critic", False)}; here they are {config.model!r}, {shared}')
     params = critics.without_head(warm) if shared else params
-  total_updates = config.steps * config.train.epochs * config.train.mini_batches
-  schedule = states.learning_rate_schedule(config.optim, total_updates)
-  head_factor = config.critic.learning_rate / config.optim.learning_rate if shared else 1.0
-  optimizer = states.make_optimizer(config.optim, schedule, lambda name: head_factor if name == states.HEAD else 1.0)
   trained = policy.new_adapter(config, numbers, mesh) if config.lora.rank else params
-  weights = dict(config.loss)
   if shared:
     trained = params | {states.HEAD: warm[states.HEAD] if warm else critics.new_head(config, numbers, mesh)}
-    weights |= dict(value_coef=config.critic.coef, backbone_share=config.critic.backbone_share)
-  common = dict(temperature=config.sampler.temperature, chunk=config.train.chunk)
-  loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=numbers, **common, **weights)
+  optimizer, train_step = make_update(config, numbers, mesh, trained)
   engine = rollouts.open_engine(config, numbers, policy.load_tokenizer(config), meshes.local(params)[1])
   engine.services = {name: policy.SERVICES[name](config[name], config.dtype, meshes.local(params)[1])
                      for name in getattr(find_method(config.method), 'SERVICES', ())}
@@ -143,13 +137,31 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
     base=params if config.lora.rank else None, merge=policy.merger(config, numbers, mesh),
     reference=states.compute_copy(params, numbers.dtype) if config.loss.kl_coef else None,
     fingerprint=states.fingerprint(params),
-    train_step=steps.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype=numbers.dtype, alpha=config.lora.alpha,
-                                     state_shardings=states.state_shardings(trained, optimizer, mesh)),
-    score=steps.make_score_step(numbers, mesh=mesh, **common), key=jax.random.key(config.seed),
-    critic=(critics.open_critic(config, numbers, params, mesh, total_updates, warm)
+    train_step=train_step, key=jax.random.key(config.seed),
+    score=steps.make_score_step(numbers, mesh=mesh, temperature=config.sampler.temperature, chunk=config.train.chunk),
+    critic=(critics.open_critic(config, numbers, params, mesh, total_updates(config), warm)
             if config.critic.enabled and not shared else None),
     values=steps.make_value_step(numbers, mesh=mesh, shared=shared) if config.critic.enabled else None,
   )  # fmt: skip
+
+
+def make_update(config: ml_collections.ConfigDict, numbers: DecoderConfig, mesh: jax.sharding.Mesh,
+                trained: dict) -> tuple[optax.GradientTransformation, Callable]:
+  """(optimizer, compiled training step) for the parameters `trained`: arrays, or ShapeDtypeStructs with shardings."""
+  shared, schedule = critics.is_shared(config), states.learning_rate_schedule(config.optim, total_updates(config))
+  head_factor = config.critic.learning_rate / config.optim.learning_rate if shared else 1.0
+  optimizer = states.make_optimizer(config.optim, schedule, lambda name: head_factor if name == states.HEAD else 1.0)
+  weights = dict(config.loss, temperature=config.sampler.temperature, chunk=config.train.chunk)
+  if shared:
+    weights |= dict(value_coef=config.critic.coef, backbone_share=config.critic.backbone_share)
+  loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=numbers, **weights)
+  return optimizer, steps.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype=numbers.dtype, alpha=config.lora.alpha,
+                                          state_shardings=states.state_shardings(trained, optimizer, mesh))
+
+
+def total_updates(config: ml_collections.ConfigDict) -> int:
+  """How many updates a whole run makes."""
+  return config.steps * config.train.epochs * config.train.mini_batches
 
 
 def check(config: ml_collections.ConfigDict) -> None:

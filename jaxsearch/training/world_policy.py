@@ -130,8 +130,7 @@ def carl_examples(config, tokenizer) -> Iterator[Example | Tree]:
     'episodes': lambda: world_carl.episode(tokenizer, rng, by_heart=stage.at_once, one_call=stage.one_call, lost=stage.lost,
                                            renamed=stage.renamed),
     'drills': lambda: world_carl.drilled(tokenizer, rng),
-    'searches': lambda: world_examples.undecided(tokenizer, rng, evidence=0.0,
-                                                 shares=(config.mix.at_once, config.mix.one_search)),
+    'searches': lambda: world_carl.searched(tokenizer, rng, by_heart=stage.at_once, one_search=stage.one_call),
   }
   while True:
     yield kinds[rng.choices(list(kinds), [stage[name] for name in kinds])[0]]()

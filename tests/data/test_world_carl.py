@@ -54,6 +54,21 @@ def test_by_heart_is_right_where_it_is_known(tokenizer):
   assert all(right[True]) and len(right[True]) > 15 and sum(right[False]) < 0.6 * len(right[False])
 
 
+def test_what_is_known_does_not_hang_on_the_format(tokenizer):
+  rng, known = random.Random(0), 0
+  for _ in range(30):
+    ids, learned = world_carl.searched(tokenizer, rng, by_heart=1.0, one_search=0.0)
+    said = tokenizer.decode([token for token, own in zip(ids, learned) if own])
+    answer = formats.last_answer([said])
+    assert answer and '<search>' not in said
+    question = tokenizer.decode([token for token, own in zip(ids, learned) if not own]).strip().removeprefix('Question: ')
+    (asked,) = [q for q in world.questions('warm') if q.question == question][:1]
+    if world_carl.is_known(asked):
+      known += 1
+      assert answer.strip() == asked.golden_answers[0] and answer in said.split('</think>')[0]
+  assert known > 8
+
+
 def test_one_call_is_not_enough_for_two_hops(tokenizer):
   for tree in episodes(tokenizer, one_call=1.0):
     assert len(carl.segments(tree)) == 3

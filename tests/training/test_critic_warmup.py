@@ -58,7 +58,7 @@ def config(tmp_path, method):
   config.steps, config.checkpoint_every = 2, 1
   config.critic.shared = True
   config.mesh.update(data=1, fsdp=2, tensor=4)
-  config.warmup = warmup(by_heart={'tools': False}, with_tools={}, second_search={'topk': 1})
+  config.warmup = warmup(by_heart={'tools': False}, with_tools={}, at_will={}, second_search={'topk': 1})
   config.warmup.update(questions=12, tier_rollouts=2, trajectories=20, clusters=3, trees=8, min_updates=4, max_updates=8,
                        check_every=4, held_out=0.3, head_rate=3e-2, backbone_rate=3e-3)
   config.warmup.gate.update(auc=0.0, sign=0.0, explained=-100.0)
@@ -167,7 +167,7 @@ def test_questions_are_chosen_by_tier_and_evenly_over_clusters():
   asked = questions(100)
   tiers = {question.id: 2 if int(question.id) < 30 else 1 for question in asked}
   clusters = np.array([0] * 90 + [1] * 5 + [2] * 5)
-  settings = warmup(by_heart={}, with_tools={}, second_search={})
+  settings = warmup(by_heart={}, with_tools={}, at_will={}, second_search={})
   settings.update(trajectories=60, tier_2_share=0.4)
   chosen = critic_warmup.choose(asked, tiers, clusters, settings, 0)
   assert len(chosen) == 30 == len({question.id for question in chosen})
@@ -179,6 +179,15 @@ def test_questions_are_chosen_by_tier_and_evenly_over_clusters():
   assert sum(tiers[question.id] == 2 for question in critic_warmup.choose(asked, tiers, clusters, settings, 0)) == 30
   settings.curated = False
   assert critic_warmup.choose(asked, tiers, clusters, settings, 0) == asked[:30]
+
+
+def test_rollouts_at_will_are_a_share_of_those_with_tools_in_their_tiers():
+  settings = warmup(by_heart={}, with_tools={}, at_will={}, second_search={})
+  settings.update(at_will_share=0.3, at_will_tiers=(2,))
+  rng = np.random.default_rng(0)
+  kinds = [critic_warmup.with_tools(2, settings, rng) for _ in range(1000)]
+  assert set(kinds) == {'at will', 'with tools'} and 250 < kinds.count('at will') < 350
+  assert {critic_warmup.with_tools(1, settings, rng) for _ in range(100)} == {'with tools'}
 
 
 def test_a_mix_has_as_many_questions_of_either_tier():
@@ -196,7 +205,7 @@ def test_held_out_questions_are_in_no_bucket():
       tree.root.data['kind'] = kind
       trees.append(tree)
   tiers = {str(i): 1 + i % 2 for i in range(20)}
-  settings = warmup(by_heart={}, with_tools={}, second_search={})
+  settings = warmup(by_heart={}, with_tools={}, at_will={}, second_search={})
   settings.held_out = 0.25
   held_out, buckets = critic_warmup.split(trees, tiers, settings, 0)
   ids = lambda trees: {tree.question.id for tree in trees}
@@ -212,7 +221,7 @@ def test_held_out_questions_are_in_no_bucket():
 
 
 def test_the_gate():
-  gate = warmup(by_heart={}, with_tools={}, second_search={}).gate
+  gate = warmup(by_heart={}, with_tools={}, at_will={}, second_search={}).gate
   good = {'auc': 0.7, 'sign': 0.6, 'explained': 0.45, 'ece': 1.0, 'brier': 1.0}
   assert critic_warmup.passes(good, gate)
   assert not any(critic_warmup.passes(good | {name: value - 0.01}, gate) for name, value in gate.items())
