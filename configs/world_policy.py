@@ -48,12 +48,16 @@ def get_config():
     at_once=0.3, one_search=0.3, noise=0.25,  # kinds of drafts, and the share of reviews that say anything
     reviews=0.6,                     # share of examples; the rest are those of the mix
   )
-  config.carl = config_dict.create(  # the policy that CARL begins with
+  config.carl = config_dict.create(  # the policy that CARL begins with: the format
     updates=900, rows=8, row_length=512, learning_rate=8e-4, schedule='cosine',
     statements=0.35, by_heart=0.1, forced=0.1, episodes=0.15, drills=0.15, searches=0.15,  # shares, see data/world_carl.py
+    answers=0.0,
     at_once=0.5, one_call=0.2,      # of the episodes: answers without a call, or after one
     lost=0.1, renamed=0.4,           # contexts that lost what mattered; chains under made-up names
   )  # fmt: skip
+  config.recall = config.carl.copy_and_resolve_references()  # and what it knows by heart
+  config.recall.update(updates=350, statements=0.6, by_heart=0.07, forced=0.07, episodes=0.08, drills=0.05, searches=0.08,
+                       answers=0.05)
   config.reader = config_dict.create(  # the frozen model of another family that R-Search's evidence reward asks
     model='random:world-reader', updates=900, rows=16, row_length=256, learning_rate=3e-3, schedule='cosine',
   )

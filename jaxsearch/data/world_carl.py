@@ -99,7 +99,7 @@ def recalled(question: Question, rng: random.Random) -> tuple[str, str]:
   return ' ' + ATTRIBUTES[step['attribute']][1].format(title=step['query'], value=answer), answer
 
 
-def searched(tokenizer, rng: random.Random, *, by_heart: float, one_search: float) -> Example:
+def searched(tokenizer, rng: random.Random, *, by_heart: float, one_search: float, template: str = 'world') -> Example:
   """An episode in the format of Search-R1, so that what is known does not hang on the format."""
   question = asked(rng)
   u = rng.random()
@@ -110,7 +110,8 @@ def searched(tokenizer, rng: random.Random, *, by_heart: float, one_search: floa
     spans = one_search_chain(question, rng, pools())
   else:
     spans = full_chain(question)
-  return chain(tokenizer, question, spans, {step['query']: search(step['query']) for step in question.metadata['steps']})
+  results = {step['query']: search(step['query']) for step in question.metadata['steps']}
+  return chain(tokenizer, question, spans, results, template=template)
 
 
 def drilled(tokenizer, rng: random.Random) -> Example:

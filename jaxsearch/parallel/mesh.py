@@ -115,10 +115,11 @@ def keep_batch_split(x):
   """Pins the first dimension of an activation to `data` and `fsdp`, all others whole or as `tensor` has it.
 
   Without it the compiler may split activations the way the weights are split over `fsdp`, and gather whole batches where
-  it should gather a layer's weights. Outside `ambient`, or where the dimension does not divide, `x` is as it was.
+  it should gather a layer's weights. Outside `ambient`, in a program that is split by hand, or where the dimension does not
+  divide, `x` is as it was.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty or x.shape[0] % math.prod(mesh.shape[axis] for axis in BATCH_AXES):
+  if mesh.empty or AxisType.Manual in mesh.axis_types or x.shape[0] % math.prod(mesh.shape[axis] for axis in BATCH_AXES):
     return x
   rest = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1)
   return jax.lax.with_sharding_constraint(x, PartitionSpec(BATCH_AXES, *rest))
@@ -130,17 +131,37 @@ def place(value, sharding: NamedSharding):
   return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
-def local(params: dict) -> tuple[dict, Mesh | None]:
-  """(parameters, mesh) for programs that a process runs by itself: the arrays as they are where there is one process.
+def local_mesh(mesh: Mesh) -> Mesh:
+  """The mesh of programs that a process runs by itself: `mesh`, or where there are several processes its own devices."""
+  return mesh if jax.process_count() == 1 else Mesh(_by_process(mesh)[jax.process_index()].reshape(1, 1, -1), MESH_AXES)
 
-  Several processes each get a whole copy on their own devices, on a mesh of these along `tensor`.
+
+def local(params: dict) -> dict:
+  """The parameters on `local_mesh`: as they are where there is one process.
+
+  Several processes each get a copy that is split over their own devices, so that none ever holds all of it.
   """
-  mesh = jax.tree.leaves(params)[0].sharding.mesh
   if jax.process_count() == 1:
-    return params, mesh
-  own = make_mesh(1, 1, -1, devices=jax.local_devices())
-  whole = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))(params)
-  return jax.tree.map(lambda x: jax.device_put(np.asarray(x.addressable_data(0)), replicated(own)), whole), own
+    return params
+  mesh = jax.tree.leaves(params)[0].sharding.mesh
+  own, everywhere = local_mesh(mesh), Mesh(_by_process(mesh), ('process', 'tensor'))
+
+  def split(x):
+    axes = [axis for axis, size in enumerate(x.shape) if size % own.size == 0]
+    longest = max(axes, key=lambda axis: x.shape[axis], default=None)
+    return PartitionSpec(*('tensor' if axis == longest else None for axis in range(x.ndim)))
+
+  def take(x):
+    sharding = NamedSharding(own, x.sharding.spec)
+    return jax.make_array_from_single_device_arrays(x.shape, sharding, [shard.data for shard in x.addressable_shards])
+
+  return jax.tree.map(take, jax.device_put(params, jax.tree.map(lambda x: NamedSharding(everywhere, split(x)), params)))
+
+
+def _by_process(mesh: Mesh) -> np.ndarray:
+  """[processes, devices of each]; the same on every process."""
+  devices = sorted(mesh.devices.flat, key=lambda device: (device.process_index, device.id))
+  return np.array(devices).reshape(jax.process_count(), -1)
 
 
 def gather_bytes(own: bytes) -> list[bytes]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from jaxsearch.models.decoder import DecoderConfig, fuse, parameter_axes, parameter_shapes, unstack
 from jaxsearch.parallel import mesh as meshes
@@ -59,8 +59,9 @@ class Engine:
     enough: a segment ends when so many of its slots have stopped (or all): fewer leave slots idle for a shorter time, more
       spare changes between device and host; slots / 16 by default.
     piece_lengths, piece_tokens: new context is computed in pieces of these lengths, at most `piece_tokens` a call.
-    mesh: where the parameters given to `load` lie. Sampling has a layout of its own: heads, feed-forward and vocabulary
-      are split over all devices of the mesh, as far as their sizes allow.
+    mesh: where the parameters given to `load` lie. Sampling has a layout of its own: as many devices as divide the
+      key/value heads share a copy of the parameters, split by heads, feed-forward and vocabulary; each such group is a
+      lane, with its part of the slots and of the cache. So `slots` and `spare` are rounded up to a multiple of the lanes.
   """
 
   def __init__(self, config: DecoderConfig, tokenizer, *, slots: int, length: int, spare: int | None = None,
@@ -76,26 +77,29 @@ class Engine:
       raise ValueError('episode_deadline needs deterministic=False: the clock would decide what is generated')
     check_sampling(temperature, top_p, top_k)
     self.config, self.tokenizer = config, tokenizer
-    self.slots, self.length = slots, length
+    devices = np.array(jax.local_devices()[:1]) if mesh is None else mesh.devices
+    split = math.gcd(devices.size, config.num_kv_heads)
+    self.lanes = devices.size // split
+    self._mesh = Mesh(devices.reshape(self.lanes, 1, split), meshes.MESH_AXES) if devices.size > 1 else None
+    per_lane = [-(-number // self.lanes) for number in (slots, slots if spare is None else spare)]
+    self.slots, self.length = per_lane[0] * self.lanes, length
     self.search, self.topk, self.python, self.services = search, topk, python, dict(services or {})
     self.temperature, self.top_p, self.top_k = temperature, top_p, top_k
     self.max_observation, self.answer_reserve = max_observation, answer_reserve
     self.deterministic, self.tool_patience = deterministic, tool_patience
     self.tool_deadline, self.episode_deadline, self.tool_workers = tool_deadline, episode_deadline, tool_workers
     self.segment_steps = segment_steps
-    self.enough = max(1, slots // 16) if enough is None else enough
+    self.enough = max(1, self.slots // 16) if enough is None else enough
     self.pieces = tokenizer.pieces(config.vocab_size)
-    self.rows = caches.Rows(slots + (slots if spare is None else spare))
-    self._widths = [width for width in (-(-slots // 4), slots) if width >= 4 or width == slots]
+    self.rows = caches.Rows(sum(per_lane), self.lanes)
+    self._widths = [width for width in (-(-per_lane[0] // 4), per_lane[0]) if width >= 4 or width == per_lane[0]]
     self._piece_lengths, self._piece_tokens = tuple(sorted(piece_lengths)), piece_tokens
-    devices = np.array(jax.local_devices()[:1]) if mesh is None else mesh.devices
-    self._mesh = Mesh(devices.reshape(1, 1, -1), meshes.MESH_AXES) if devices.size > 1 else None
     row_length = -(-(length + max(segment_steps, self._piece_lengths[-1])) // 64) * 64
     self._windows = _windows(row_length)
     self._extend_windows = self._windows[(len(self._windows) - 1) // 2], row_length  # here attention is a small part of the work
     self._whole = meshes.replicated(self._mesh) if self._mesh else SingleDeviceSharding(devices.item())
-    self._cache = caches.allocate(config, self.rows.scratch + 1, row_length, lambda shape: NamedSharding(
-      self._mesh, meshes.spec(caches.AXES, shape, self._mesh)) if self._mesh else self._whole)
+    self._cache = caches.allocate(config, self.lanes * (self.rows.scratch + 1), row_length, NamedSharding(
+      self._mesh, PartitionSpec(segment.LANES, 'tensor')) if self._mesh else self._whole)
     self._params = None
     self._profiles: dict[tuple, int] = {}
     self._tables = np.zeros((2, PROFILES, config.vocab_size), bool)
@@ -156,7 +160,7 @@ class Engine:
 
   def warmup(self, score: bool = False) -> None:
     """Compiles every program that `run` can need (those of `Score` requests too if `score`); nothing compiles later."""
-    scratch = Piece(self.rows.scratch, 0, np.zeros(1, np.int32), np.zeros(1, np.int32))
+    scratch = [[Piece(caches.Row(0, place=self.rows.scratch), 0, np.zeros(1, np.int32), np.zeros(1, np.int32))]]
     for width in self._widths:
       for window in self._windows:
         self._decode([], self._put(jax.random.key(0)), width, window, 0, 1)
@@ -164,10 +168,9 @@ class Engine:
       self._fork([], window)
       for n in self._piece_lengths:
         for count in self._counts(n) if n <= window else ():
-          self._cache = segment.extend(
-            self.config, self._params, self._cache, *self._put(self._arrays([scratch], n, count))[:3], window=window)
+          self._extend(scratch, n, count, window)
           if score:
-            self._score([scratch], n, count, window)
+            self._score(scratch, n, count, window)
     jax.block_until_ready(self._cache)
 
   def profile(self, stop: tuple[str, ...], forbid: tuple[int, ...]) -> int:
@@ -186,38 +189,47 @@ class Engine:
     self._device_tables = None
     return index
 
-  def decode(self, jobs: Sequence[Job], key, enough: int, limit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Runs a segment for at most `slots` jobs: tokens [S,steps], log-probabilities [S,steps], counts [S]."""
+  def decode(self, jobs: Sequence[Job], key, enough: int, limit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """Runs a segment for at most `slots` jobs: tokens [S,steps], log-probabilities [S,steps], counts [S], and S of the program.
+
+    The first three are in the order of the jobs, S among them.
+    """
     window = _bucket(max(job.length for job in jobs) + self.segment_steps, self._windows)
-    return jax.device_get(self._decode(jobs, key, _bucket(len(jobs), self._widths), window, enough, limit))
+    width = _bucket(max(map(len, self._by_lane(jobs, lambda job: job.row.lane))), self._widths)
+    results, slots = self._decode(jobs, key, width, window, enough, limit)
+    return *(result[slots] for result in jax.device_get(results)), width * self.lanes
 
   def extend(self, pieces: Sequence[Piece]) -> None:
     """Caches the tokens of all pieces; those of one row are in order."""
-    for batch, n, count, window in self._batches(pieces):
-      self._cache = segment.extend(
-        self.config, self._params, self._cache, *self._put(self._arrays(batch, n, count))[:3], window=window)
+    for call in self._batches(pieces):
+      self._extend(*call)
 
   def score(self, pieces: Sequence[Piece]) -> list[list[float]]:
     """As `extend`; the log-probabilities of each piece's targets."""
     pieces = [dataclasses.replace(piece, item=item) for item, piece in enumerate(pieces)]
     results = [[] for _ in pieces]
     for batch, n, count, window in self._batches(pieces):
-      logprobs = self._score(batch, n, count, window)
-      for piece, values in zip(batch, jax.device_get(logprobs)):
-        results[piece.item].extend(values[:len(piece.tokens)].tolist())
+      logprobs = jax.device_get(self._score(batch, n, count, window)).reshape(self.lanes, count, n)
+      for part, found in zip(batch, logprobs):
+        for piece, values in zip(part, found):
+          results[piece.item].extend(values[:len(piece.tokens)].tolist())
     return results
 
-  def fork(self, copies: Sequence[tuple[int, int, int]]) -> None:
-    """Copies (source row, target row, leading tokens), one after the other."""
-    for start in range(0, len(copies), self.slots):
-      part = copies[start:start + self.slots]
+  def fork(self, copies: Sequence[tuple[caches.Row, caches.Row, int]]) -> None:
+    """Copies (source, target in the same lane, leading tokens), one after the other."""
+    for start in range(0, len(copies), self._widths[-1]):
+      part = copies[start:start + self._widths[-1]]
       self._fork(part, _bucket(max(size for *_, size in part), self._extend_windows))
 
   # One call of a program each, with everything that varies as data.
 
   def _decode(self, jobs, key, width, window, enough, limit):
-    slots = _idle_slots(width, self.rows.scratch)
-    for slot, job in enumerate(jobs):
+    slots, taken = _idle_slots(width * self.lanes, self.rows.scratch), []
+    used = [0] * self.lanes
+    for job in jobs:
+      slot = job.row.lane * width + used[job.row.lane]
+      used[job.row.lane] += 1
+      taken.append(slot)
       for name, value in job.settings()._asdict().items():
         getattr(slots, name)[slot] = value
     if self._device_tables is None:
@@ -226,31 +238,43 @@ class Engine:
     slots, leave = self._put((slots, leave))
     uniforms = segment.draws(key, slots.episodes, slots.requests, slots.lengths, steps=self.segment_steps)
     self._cache, *results = segment.decode(
-      self.config, self._params, self._cache, slots, self._device_tables, uniforms, leave, window=window)
-    return results
+      self.config, self._params, self._cache, slots, self._device_tables, uniforms, leave, window=window, mesh=self._mesh)
+    return results, taken
+
+  def _extend(self, batch, n, count, window):
+    tokens, starts, rows, _ = self._put(self._arrays(batch, n, count))
+    self._cache = segment.extend(
+      self.config, self._params, self._cache, tokens, starts, rows, window=window, mesh=self._mesh)
 
   def _score(self, batch, n, count, window):
     tokens, starts, rows, targets = self._put(self._arrays(batch, n, count))
     self._cache, logprobs = segment.score(
-      self.config, self._params, self._cache, tokens, starts, rows, targets, window=window)
+      self.config, self._params, self._cache, tokens, starts, rows, targets, window=window, mesh=self._mesh)
     return logprobs
 
   def _fork(self, copies, window):
-    sources = np.full(self.slots, self.rows.scratch, np.int32)
-    targets = sources.copy()
-    for i, (source, target, _) in enumerate(copies):
-      sources[i], targets[i] = source, target
-    self._cache = segment.fork(self._cache, *self._put((sources, targets, np.int32(len(copies)))), window=window)
+    places, counts = np.full((2, self.lanes, self._widths[-1]), self.rows.scratch, np.int32), np.zeros(self.lanes, np.int32)
+    for source, target, _ in copies:
+      lane = target.lane
+      places[:, lane, counts[lane]] = source.place, target.place
+      counts[lane] += 1
+    sources, targets = places.reshape(2, -1)
+    self._cache = segment.fork(self._cache, *self._put((sources, targets, counts)), window=window, mesh=self._mesh)
+
+  def _by_lane(self, items, lane_of):
+    """The items of each lane, in order."""
+    return [[item for item in items if lane_of(item) == lane] for lane in range(self.lanes)]
 
   def _batches(self, pieces):
-    """(pieces, n, P, window) of each program call. Longer pieces first: within a row they come first."""
+    """(pieces of each lane, n, P of a lane, window) of each program call. Longer pieces first: within a row they come first."""
     parts = [part for piece in pieces for part in self._cut(piece)]
     for n in reversed(self._piece_lengths):
       alike = sorted((part for size, part in parts if size == n), key=lambda part: part.start)
-      counts = self._counts(n)
-      for first in range(0, len(alike), counts[-1]):
-        batch = alike[first:first + counts[-1]]
-        yield batch, n, _bucket(len(batch), counts), _bucket(batch[-1].start + n, self._extend_windows)
+      lanes, counts = self._by_lane(alike, lambda part: part.row.lane), self._counts(n)
+      for first in range(0, max(map(len, lanes)), counts[-1]):
+        batch = [lane[first:first + counts[-1]] for lane in lanes]
+        end = max(lane[-1].start for lane in batch if lane) + n
+        yield batch, n, _bucket(max(map(len, batch)), counts), _bucket(end, self._extend_windows)
 
   def _cut(self, piece):
     """(n, part) of a piece: the longest bucket that is at least three quarters full, else the shortest."""
@@ -267,13 +291,14 @@ class Engine:
     return [4**i for i in range(16) if 4**i * n <= max(n, self._piece_tokens)]
 
   def _arrays(self, batch, n, count):
-    tokens, targets = np.full((2, count, n), self.tokenizer.pad_id, np.int32)
-    starts, rows = np.zeros(count, np.int32), np.full(count, self.rows.scratch, np.int32)
-    for i, piece in enumerate(batch):
-      size = len(piece.tokens)
-      tokens[i, :size], starts[i], rows[i] = piece.tokens, piece.start, piece.row
-      if piece.targets is not None:
-        targets[i, :size] = piece.targets
+    tokens, targets = np.full((2, self.lanes * count, n), self.tokenizer.pad_id, np.int32)
+    starts, rows = np.zeros(self.lanes * count, np.int32), np.full(self.lanes * count, self.rows.scratch, np.int32)
+    for lane, part in enumerate(batch):
+      for i, piece in enumerate(part, start=lane * count):
+        size = len(piece.tokens)
+        tokens[i, :size], starts[i], rows[i] = piece.tokens, piece.start, piece.row.place
+        if piece.targets is not None:
+          targets[i, :size] = piece.targets
     return tokens, starts, rows, targets
 
   def _put(self, tree):

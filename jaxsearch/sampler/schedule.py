@@ -15,8 +15,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ class GrowthError(RuntimeError):
 @dataclasses.dataclass(frozen=True)
 class Piece:
   """Tokens to be cached behind `start` tokens of a row; `targets` is what follows each of them, where that is scored."""
-  row: int
+  row: Any  # caches.Row
   start: int
   tokens: np.ndarray
   targets: np.ndarray | None = None
@@ -55,6 +56,7 @@ class Episode:
   number: int
   growth: Iterator
   tree: Tree
+  lane: int = 0  # of the sampler; its rows of the cache are all there
   replies: Any = None
   several: bool = False  # whether it asked with a list
   waiting: int = 0  # replies that are missing
@@ -95,7 +97,7 @@ class Job:
 
   def settings(self) -> Slots:
     """Its entries in the arguments of a segment."""
-    return Slots(rows=self.row.index, tokens=self.tokens[-1] if self.tokens else self.last, lengths=self.length - 1,
+    return Slots(rows=self.row.place, tokens=self.tokens[-1] if self.tokens else self.last, lengths=self.length - 1,
                  remaining=self.remaining, episodes=self.episode.number, requests=self.number,
                  temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, profile=self.profile)
 
@@ -130,7 +132,7 @@ class Run:
     self.asked: collections.deque[Asked] = collections.deque()
     self.caller = Caller(engine.tool_workers)
     self.posed: dict[str, list[Posed]] = {}  # by service
-    self.active = 0  # episodes under way
+    self.active = np.zeros(engine.lanes, int)  # episodes under way
     self.steps = 0  # decode steps so far: the clock of the deterministic mode
     self.counts = collections.Counter()
     self.evicted_before = engine.rows.evicted
@@ -173,16 +175,20 @@ class Run:
 
   # Starting and resuming episodes.
 
-  def _idle(self) -> int:
-    """Slots that will have nothing to decode."""
-    return self.engine.slots - len(self.running) - len(self.ready)
+  def _idle(self, *taken: Iterable[Job]) -> np.ndarray:
+    """Slots of each lane that these jobs leave."""
+    idle = np.full(self.engine.lanes, self.engine.slots // self.engine.lanes)
+    for job in itertools.chain(*taken):
+      idle[job.episode.lane] -= 1
+    return idle
 
   def _fill(self) -> None:
-    while self._idle() > 0:
-      if self.queue and self.active < len(self.engine.rows.rows):
+    while (idle := self._idle(self.running, self.ready)).max() > 0:
+      room = np.where(self.active < self.engine.rows.count, idle, 0)
+      if self.queue and room.max() > 0:
         episode = self.queue.popleft()
-        episode.started = time.monotonic()
-        self.active += 1
+        episode.lane, episode.started = int(room.argmax()), time.monotonic()
+        self.active[episode.lane] += 1
         self._advance(episode)
       elif not self._apply_reply():
         return
@@ -204,7 +210,7 @@ class Run:
         raise GrowthError(f'question {episode.name}: {type(error).__name__}: {error}') from error
 
   def _end(self, episode: Episode) -> None:
-    self.active -= 1
+    self.active[episode.lane] -= 1
     self.engine.rows.release(episode.number)
     self.counts['episodes'] += 1
     if episode.tree.stop is not None:
@@ -339,18 +345,22 @@ class Run:
 
   def _place(self) -> None:
     """Gives waiting requests rows of the cache, as many as there are idle slots, and caches what is missing there."""
-    rows = self.engine.rows
-    jobs = [self.ready.popleft() for _ in range(min(self.engine.slots - len(self.running), len(self.ready)))]
+    rows, idle, jobs, waiting = self.engine.rows, self._idle(self.running), [], collections.deque()
+    for job in self.ready:
+      (jobs if idle[job.episode.lane] > 0 else waiting).append(job)
+      idle[job.episode.lane] -= 1
+    self.ready = waiting
     while jobs:
-      placements = rows.place([job.context for job in jobs], [job.episode.number for job in jobs])
+      placements = rows.place([job.context for job in jobs], [job.episode.number for job in jobs],
+                              [job.episode.lane for job in jobs])
       if not placements:  # the only free row is one to copy from
         self.ready.extendleft(reversed(jobs))
         return
-      copies = [(p.source.index, p.row.index, p.shared) for p in placements if p.source is not None]
+      copies = [(p.source, p.row, p.shared) for p in placements if p.source is not None]
       self.engine.fork(copies)
       placed = [dataclasses.replace(jobs[p.item], row=p.row) for p in placements]
       missing = [job.context[p.shared:] for p, job in zip(placements, placed)]
-      self.engine.extend([Piece(p.row.index, p.shared, tokens) for p, tokens in zip(placements, missing)])
+      self.engine.extend([Piece(p.row, p.shared, tokens) for p, tokens in zip(placements, missing)])
       for job in placed:
         job.row.tokens = job.context
       self.counts['tokens_forked'] += sum(size for *_, size in copies)
@@ -373,7 +383,7 @@ class Run:
           if job.length + len(ids) <= self.engine.length:
             inputs = np.append(np.int32(job.last), ids)[:len(ids)]
             batch.append((job, reply))
-            pieces.append(Piece(job.row.index, len(job.context), inputs, targets=ids))
+            pieces.append(Piece(job.row, len(job.context), inputs, targets=ids))
             job.row.tokens = np.concatenate([job.context, inputs])
       for (job, reply), piece, logprobs in zip(batch, pieces, self.engine.score(pieces)):
         reply[turn] = logprobs
@@ -386,14 +396,14 @@ class Run:
 
   def _decode(self) -> None:
     engine, limit = self.engine, self.engine.segment_steps
-    if self._idle() > 0 and self.asked:
+    if self.asked and self._idle(self.running, self.ready).max() > 0:
       due = self.asked[0].call.step + engine.tool_patience - self.steps if engine.deterministic else POLL_STEPS
       limit = min(limit, max(1, due))
-    tokens, logprobs, counts = engine.decode(self.running, self.key, min(engine.enough, len(self.running)), limit)
+    tokens, logprobs, counts, slots = engine.decode(self.running, self.key, min(engine.enough, len(self.running)), limit)
     steps = int(counts.max())
     self.steps += steps
     self.counts['segments'] += 1
-    self.counts['capacity'] += steps * len(counts)
+    self.counts['capacity'] += steps * slots
     stopped, going = [], []
     for job, new, new_logprobs, count in zip(self.running, tokens.tolist(), logprobs.tolist(), counts.tolist()):
       inputs = [job.tokens[-1] if job.tokens else job.last, *new[:count - 1]]

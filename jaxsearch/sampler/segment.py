@@ -4,6 +4,9 @@ All take the whole cache as a donated argument and return it, so that it is upda
 buckets (`window`, the shape of `tokens`, `steps`), everything else is data. Nothing here talks to the host: what the
 host must decide ends the segment.
 
+With a `mesh` whose axis `data` is longer than 1 every program runs in lanes: what is counted by sequences (slots, pieces, rows
+of the cache) is split over them, the parameters are the same in each, and an index of a row is that within its lane.
+
 Letters: S slots (rows decoded together), P pieces of an extension, n tokens of a piece, V vocabulary.
 """
 
@@ -12,12 +15,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxsearch.models.attention import get_windows, put_windows
 from jaxsearch.models.decoder import DecoderConfig, logits, target_logprobs
 from jaxsearch.models.decoder import extend as forward
 
 BLOCK = 128  # vocabulary entries summed at once when sampling
+LANES = 'data'
 
 
 class Slots(NamedTuple):
@@ -46,30 +51,52 @@ class Leave(NamedTuple):
   limit: jax.Array
 
 
-@functools.partial(jax.jit, static_argnames=('config', 'window'), donate_argnames='cache')
-def extend(config: DecoderConfig, params, cache, tokens, starts, rows, *, window: int):
+def has_lanes(mesh: Mesh | None) -> bool:
+  return mesh is not None and mesh.shape[LANES] > 1
+
+
+def in_lanes(mesh: Mesh | None, program, shared: tuple, own: tuple):
+  """program(*shared, *own) in every lane; `own` and the results are split over lanes along their first dimensions."""
+  if not has_lanes(mesh):
+    return program(*shared, *own)
+  whole, split = PartitionSpec(), PartitionSpec(LANES)
+  return jax.shard_map(program, mesh=mesh, axis_names={LANES}, check_vma=False, out_specs=split,
+                       in_specs=(whole,) * len(shared) + (split,) * len(own))(*shared, *own)
+
+
+@functools.partial(jax.jit, static_argnames=('config', 'window', 'mesh'), donate_argnames='cache')
+def extend(config: DecoderConfig, params, cache, tokens, starts, rows, *, window: int, mesh: Mesh | None = None):
   """Caches the tokens [P,n] of pieces that begin after `starts` [P] tokens of `rows` [P]; returns the cache."""
-  return forward(config, params, tokens, starts, cache, rows, window)[1]
+  def program(params, cache, tokens, starts, rows):
+    return forward(config, params, tokens, starts, cache, rows, window)[1]
+
+  return in_lanes(mesh, program, (params,), (cache, tokens, starts, rows))
 
 
-@functools.partial(jax.jit, static_argnames=('config', 'window'), donate_argnames='cache')
-def score(config: DecoderConfig, params, cache, tokens, starts, rows, targets, *, window: int):
+@functools.partial(jax.jit, static_argnames=('config', 'window', 'mesh'), donate_argnames='cache')
+def score(config: DecoderConfig, params, cache, tokens, starts, rows, targets, *, window: int, mesh: Mesh | None = None):
   """As `extend`, and the log-probability of targets [P,n], each predicted by the token at its place: (cache, [P,n])."""
-  hidden, cache = forward(config, params, tokens, starts, cache, rows, window)
-  return cache, target_logprobs(params, hidden, targets)[0]
+  def program(params, cache, tokens, starts, rows, targets):
+    hidden, cache = forward(config, params, tokens, starts, cache, rows, window)
+    return cache, target_logprobs(params, hidden, targets)[0]
+
+  return in_lanes(mesh, program, (params,), (cache, tokens, starts, rows, targets))
 
 
-@functools.partial(jax.jit, static_argnames='window', donate_argnames='cache')
-def fork(cache, sources, targets, count, *, window: int):
-  """Copies the first `window` entries of row sources[i] to row targets[i] for i < count; returns the cache.
+@functools.partial(jax.jit, static_argnames=('window', 'mesh'), donate_argnames='cache')
+def fork(cache, sources, targets, count, *, window: int, mesh: Mesh | None = None):
+  """Copies the first `window` entries of row sources[i] to row targets[i] for i < count, [1] in each lane; returns the cache.
 
   One after the other: a row that is a target may not be the source of a later copy.
   """
-  def copy(i, cache):
-    start, source, target = jnp.zeros(1, jnp.int32), sources[i][None], targets[i][None]
-    return [put_windows(layer, get_windows(layer, start, source, window), start, target) for layer in cache]
+  def program(cache, sources, targets, count):
+    def copy(i, cache):
+      start, source, target = jnp.zeros(1, jnp.int32), sources[i][None], targets[i][None]
+      return [put_windows(layer, get_windows(layer, start, source, window), start, target) for layer in cache]
 
-  return jax.lax.fori_loop(0, count, copy, cache)
+    return jax.lax.fori_loop(0, count[0], copy, cache)
+
+  return in_lanes(mesh, program, (), (cache, sources, targets, count))
 
 
 @functools.partial(jax.jit, static_argnames='steps')
@@ -86,13 +113,14 @@ def draws(key, episodes, requests, lengths, *, steps: int):
   return jax.vmap(jax.vmap(draw, (None, None, 0)))(episodes, requests, depths)
 
 
-@functools.partial(jax.jit, static_argnames=('config', 'window'), donate_argnames='cache')
+@functools.partial(jax.jit, static_argnames=('config', 'window', 'mesh'), donate_argnames='cache')
 def decode(config: DecoderConfig, params, cache, slots: Slots, profiles: Profiles, uniforms, leave: Leave, *,
-           window: int):
+           window: int, mesh: Mesh | None = None):
   """Samples up to `steps` tokens in every slot that is not idle.
 
   The loop works on a copy of the slots' rows, cut to `window`, so that attention reads contiguous arrays whichever
-  rows are decoded; what is new is written back once at the end.
+  rows are decoded; what is new is written back once at the end. Lanes do their steps together: on some platforms a program
+  may not loop more often on one device than on another.
 
   Args:
     uniforms: [S,steps], from `draws`.
@@ -100,17 +128,27 @@ def decode(config: DecoderConfig, params, cache, slots: Slots, profiles: Profile
   Returns:
     (cache, tokens [S,steps] int32, logprobs [S,steps] float32, counts [S] int32 of tokens generated)
   """
+  everywhere = functools.partial(jax.lax.psum, axis_name=LANES) if has_lanes(mesh) else lambda count: count
+
+  def program(params, profiles, leave, cache, slots, uniforms):
+    return _decode(config, params, cache, slots, profiles, uniforms, leave, window, everywhere)
+
+  return in_lanes(mesh, program, (params, profiles, leave), (cache, slots, uniforms))
+
+
+def _decode(config, params, cache, slots, profiles, uniforms, leave, window, everywhere):
+  """The segment of one lane; `everywhere` adds a count up over all of them."""
   S, steps = uniforms.shape
   start = jnp.zeros(S, jnp.int32)
   paths = [get_windows(layer, start, slots.rows, window) for layer in cache]
   pause, forbidden = profiles.pause[slots.profile], profiles.forbidden[slots.profile]
 
-  def unfinished(state):
-    step, active = state[0], state[3]
-    return (step < leave.limit) & jnp.any(active) & (jnp.sum(_started(slots) & ~active) < leave.enough)
+  def unfinished(step, active):
+    going, stopped = everywhere(jnp.stack([jnp.sum(active), jnp.sum(_started(slots) & ~active)]))
+    return (step < leave.limit) & (going > 0) & (stopped < leave.enough)
 
   def one_token(state):
-    step, last, counts, active, paths, tokens, logprobs = state
+    _, step, last, counts, active, paths, tokens, logprobs = state
     hidden, paths = forward(config, params, last[:, None], slots.lengths + counts, paths)
     chosen, logprob = sample(logits(params, hidden[:, 0]), uniforms[:, step], slots, forbidden)
     last = jnp.where(active, chosen, last)
@@ -118,11 +156,11 @@ def decode(config: DecoderConfig, params, cache, slots: Slots, profiles: Profile
     logprobs = jax.lax.dynamic_update_slice(logprobs, logprob[:, None], (0, step))
     counts = counts + active
     active &= ~jnp.take_along_axis(pause, last[:, None], axis=1)[:, 0] & (counts < slots.remaining)
-    return step + 1, last, counts, active, paths, tokens, logprobs
+    return unfinished(step + 1, active), step + 1, last, counts, active, paths, tokens, logprobs
 
-  state = (jnp.int32(0), slots.tokens, jnp.zeros(S, jnp.int32), _started(slots), paths,
+  state = (unfinished(0, _started(slots)), jnp.int32(0), slots.tokens, jnp.zeros(S, jnp.int32), _started(slots), paths,
            jnp.zeros((S, steps), jnp.int32), jnp.zeros((S, steps), jnp.float32))
-  _, _, counts, _, paths, tokens, logprobs = jax.lax.while_loop(unfinished, one_token, state)
+  _, _, _, counts, _, paths, tokens, logprobs = jax.lax.while_loop(lambda state: state[0], one_token, state)
   new = [get_windows(path, slots.lengths, jnp.arange(S), steps) for path in paths]
   cache = [put_windows(layer, windows, slots.lengths, slots.rows) for layer, windows in zip(cache, new, strict=True)]
   return cache, tokens, logprobs, counts

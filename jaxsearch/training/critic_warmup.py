@@ -107,8 +107,8 @@ def collect(config: ml_collections.ConfigDict, method: types.ModuleType, numbers
   order = np.random.default_rng(config.seed).permutation(len(questions))[:settings.questions]
   questions = [questions[i] for i in order]
   tokenizer = policy.load_tokenizer(config)
-  engine = rollouts.open_engine(config, numbers, tokenizer, meshes.local(params)[1])
-  engine.load(meshes.local(params)[0])
+  engine = rollouts.open_engine(config, numbers, tokenizer, meshes.local_mesh(mesh))
+  engine.load(meshes.local(params))
   by_heart = [(question, 'by heart', False) for question in questions for _ in range(settings.tier_rollouts)]
   tiers = tiers_by(rolled_out(config, method, engine, by_heart, folder / 'by_heart.jsonl', outcome))
   write(folder / 'tiers.jsonl', [{'id': key, 'tier': tier} for key, tier in tiers.items()])

@@ -128,8 +128,8 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
   if shared:
     trained = params | {states.HEAD: warm[states.HEAD] if warm else critics.new_head(config, numbers, mesh)}
   optimizer, train_step = make_update(config, numbers, mesh, trained)
-  engine = rollouts.open_engine(config, numbers, policy.load_tokenizer(config), meshes.local(params)[1])
-  engine.services = {name: policy.SERVICES[name](config[name], config.dtype, meshes.local(params)[1])
+  engine = rollouts.open_engine(config, numbers, policy.load_tokenizer(config), meshes.local_mesh(mesh))
+  engine.services = {name: policy.SERVICES[name](config[name], config.dtype, meshes.local_mesh(mesh))
                      for name in getattr(find_method(config.method), 'SERVICES', ())}
   return Learner(
     config=config, numbers=numbers, mesh=mesh, state=states.create(trained, optimizer, mesh),
@@ -210,7 +210,7 @@ def resume(host: dict[str, Any], learner: Learner, questions: QuestionBatches) -
 
 def evaluate(learner: Learner, method: types.ModuleType, step: int) -> Iterator[dict]:
   """The policy on held-out questions, as rows of evaluations.jsonl."""
-  learner.engine.load(meshes.local(learner.params)[0])
+  learner.engine.load(meshes.local(learner.params))
   set_curriculum(learner, 0)  # without noise that training has reached by now: all evaluations are alike
   return held_out(Agent(learner.engine, method, answering(learner.config)), learner.config, step,
                   None if learner.values is None else functools.partial(judged_by_critic, learner, method))
@@ -234,7 +234,7 @@ def grow(learner: Learner, method: types.ModuleType, questions: Sequence[Questio
   sizes = [config.group_size] * len(questions)
   if hasattr(method, 'sizes'):
     sizes = method.sizes(questions, config.group_size, context, **config.sizes)
-  learner.engine.load(meshes.local(learner.params)[0])
+  learner.engine.load(meshes.local(learner.params))
   set_curriculum(learner, context.step)
   return rollouts.grow(learner.engine, method, questions, sizes, jax.random.fold_in(learner.key, context.step), **config.grow)
 

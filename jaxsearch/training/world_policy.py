@@ -65,7 +65,9 @@ def make(config: ml_collections.ConfigDict) -> pathlib.Path:
                      'train longer (--config.drill.updates) into another folder')
   mixed = train_stage(config, 'mix', numbers, params, mix_examples(config, tokenizer), tokenizer)
   review = train_stage(config, 'review', numbers, mixed, review_examples(config, tokenizer), tokenizer)
-  carl = train_stage(config, 'carl', numbers, mixed, carl_examples(config, tokenizer), tokenizer)
+  carl = mixed
+  for name in ('carl', 'recall'):
+    carl = train_stage(config, name, numbers, carl, carl_examples(config, name, tokenizer), tokenizer)
   for name, params in (('policy', mixed), ('reviewer', review), ('coder', carl)):
     hub.save(Decoder(numbers, params=params | {'final_norm': config.mix.sharpen * params['final_norm']}), out / name, tokenizer)
   train_stage(config, 'reader', *planted(config.reader.model, config.seed), reader_examples(config, tokenizer), tokenizer)
@@ -119,9 +121,9 @@ def review_examples(config, tokenizer) -> Iterator[Example]:
            if rng.random() < stage.reviews else next(mix))
 
 
-def carl_examples(config, tokenizer) -> Iterator[Example | Tree]:
-  """Endless examples for the policy that CARL begins with."""
-  rng, stage = random.Random(f'carl {config.seed}'), config.carl
+def carl_examples(config, name: str, tokenizer) -> Iterator[Example | Tree]:
+  """Endless examples of a stage of the policy that CARL begins with."""
+  rng, stage = random.Random(f'{name} {config.seed}'), config[name]
   kinds = {
     'statements': lambda: world_carl.statement(tokenizer, rng),
     'by_heart': lambda: world_carl.recited(tokenizer, rng, world_carl.asked(rng), 'world_carl_direct'),
@@ -131,6 +133,7 @@ def carl_examples(config, tokenizer) -> Iterator[Example | Tree]:
                                            renamed=stage.renamed),
     'drills': lambda: world_carl.drilled(tokenizer, rng),
     'searches': lambda: world_carl.searched(tokenizer, rng, by_heart=stage.at_once, one_search=stage.one_call),
+    'answers': lambda: world_carl.searched(tokenizer, rng, by_heart=1.0, one_search=0.0, template='world_direct'),
   }
   while True:
     yield kinds[rng.choices(list(kinds), [stage[name] for name in kinds])[0]]()

@@ -114,6 +114,7 @@ PROMPTS = {
         'once.\nQuestion: {question}\n'),
     # For small policies trained on the format: every token of the prompt is paid for by every rollout.
     'world': 'Question: {question}\n',
+    'world_direct': 'Question, without search: {question}\n',
     'world_evidence': 'Question, with evidence: {question}\n',
     'world_carl': 'Question, with code: {question}\n',
     'world_carl_direct': 'Question, by heart: {question}\n',

@@ -30,8 +30,11 @@ def figures(devices=None) -> list[float]:
   imitation = warmup.Imitation(NUMBERS, params, ml_collections.ConfigDict(OPTIM), 2, row_length=24, micro_rows=4,
                                pad_id=0, mesh=mesh)
   losses = [imitation.learn(forest)['loss'] for _ in range(2)]
-  own, own_mesh = meshes.local(imitation.state.params)
-  assert set(own_mesh.devices.flat) <= set(jax.local_devices())
+  own = meshes.local(imitation.state.params)
+  for name, x in own['layers'].items():
+    assert set(x.sharding.mesh.devices.flat) <= set(jax.local_devices())
+    if jax.process_count() > 1:
+      assert all(shard.data.size == x.size // jax.local_device_count() for shard in x.addressable_shards), name
   return losses + [sum(float(np.abs(np.asarray(x, np.float64)).sum()) for x in jax.tree.leaves(jax.device_get(own)))]
 
 

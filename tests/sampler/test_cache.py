@@ -84,3 +84,13 @@ def test_a_row_that_is_copied_from_is_not_overwritten_by_a_copy():
   rows.release(2)
   placement, = rows.place([paths[1]], [3])
   assert placement.source.index == 1 and placement.row.index == 2
+
+
+def test_a_path_is_served_in_its_lane():
+  rows = Rows(2, lanes=2)
+  first, second = rows.place([A, A], [0, 1], [0, 1])
+  cache_all([first, second], [A, A])
+  assert (first.row.lane, second.row.lane) == (0, 1) and first.shared == second.shared == 0  # not copied from lane to lane
+  copied, = rows.place([np.append(A, [7]).astype(np.int32)], [2], [1])
+  assert copied.row.lane == 1 and copied.shared == len(A)
+  assert [(row.lane, row.place) for row in rows.rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]

@@ -10,7 +10,6 @@ import pytest
 
 from jaxsearch.data.questions import Question
 from jaxsearch.models.decoder import hidden_states, target_logprobs
-from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.requests import LENGTH, Ask, Call, Generate, RunPython, Score, Search, ToolFailure
 from jaxsearch.sampler.schedule import GrowthError
 from jaxsearch.tools.documents import Document
@@ -392,19 +391,6 @@ def test_the_clock_mode_grows_the_same_tokens(make_engine):
   other, metrics = run(engine, chains(PROMPTS * 2, turns=3))
   assert tokens_of(one) == tokens_of(other)
   assert metrics['seconds_tools'] >= 12 * 0.01
-
-
-@pytest.mark.skipif(jax.device_count() < 8, reason='needs eight devices')
-def test_parameters_over_eight_devices_give_the_same_greedy_tokens(make_engine, config, params):
-  from jaxsearch.models.decoder import parameter_axes, parameter_shapes
-  one, _ = run(make_engine(temperature=0.0), chains(PROMPTS))
-  mesh = meshes.make_mesh(data=2, fsdp=2, tensor=2)
-  split = jax.device_put(params, meshes.shardings(parameter_axes(config), parameter_shapes(config), mesh))
-  engine = make_engine(temperature=0.0, mesh=mesh, params=split)
-  other, _ = run(engine, chains(PROMPTS))
-  assert tokens_of(one) == tokens_of(other)
-  with pytest.raises(ValueError, match='give the Engine their mesh'):
-    make_engine(params=split)
 
 
 def test_progress_is_reported(make_engine):

@@ -1,0 +1,89 @@
+"""The sampler over eight devices: two share the two key/value heads, so that there are four lanes."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxsearch.models.decoder import parameter_axes, parameter_shapes
+from jaxsearch.parallel import mesh as meshes
+from jaxsearch.sampler.requests import Generate, Score
+from jaxsearch.trees.tree import Role, Tree
+from tests.sampler.test_engine import PROMPTS, chains, run, tokens_of
+
+pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason='needs eight devices')
+LANES = dict(slots=8, spare=8, piece_lengths=(16,))  # few programs
+
+
+@pytest.fixture(scope='module')
+def split(config, params):
+  """(mesh, parameters on it) as a trainer has them."""
+  mesh = meshes.make_mesh(data=2, fsdp=2, tensor=2)
+  return mesh, jax.device_put(params, meshes.shardings(parameter_axes(config), parameter_shapes(config), mesh))
+
+
+@pytest.fixture(scope='module')
+def engine(make_engine, split):
+  mesh, params = split
+  return make_engine(mesh=mesh, params=params, **LANES)
+
+
+def siblings(tree):
+  """Three from one node, scores behind it, then on from one of the three."""
+  node = tree.root.append('Doc 1: ' + PROMPTS[0] * 2, Role.PROMPT)
+  *spans, scores = yield [*(Generate(node, max_tokens=6 + i) for i in range(3)), Score(node, ('yes', ' no no'))]
+  tree.root.data['scores'] = [sum(score) for score in scores]
+  yield Generate(spans[1].append(PROMPTS[1], Role.OBSERVATION), max_tokens=8)
+
+
+def test_tokens_are_those_of_one_device(engine, make_engine):
+  growths = chains(PROMPTS * 4, turns=3) + [siblings] * 5
+  one, alone = run(make_engine(), growths)
+  other, together = run(engine, growths)
+  assert tokens_of(one) == tokens_of(other)
+  np.testing.assert_allclose([tree.root.data['scores'] for tree in one[-5:]], [tree.root.data['scores'] for tree in other[-5:]],
+                             atol=1e-3)
+  assert together['episodes'] == 17 and together['tokens_decoded'] == alone['tokens_decoded']
+
+
+def test_siblings_compute_their_prefix_once(engine):
+  (tree,), metrics = run(engine, [siblings])
+  prefix = len(tree.nodes(Role.PROMPT)[0].tokens)
+  assert metrics['tokens_forked'] >= prefix - 1 and metrics['tokens_reused'] >= 3 * (prefix - 1)
+  assert metrics['tokens_extended'] < 2 * (prefix - 1)
+
+
+def test_every_device_holds_its_part_of_the_cache_alone(engine, config):
+  keys, values = engine._cache[0]
+  rows = engine.lanes * (engine.rows.count + 1)
+  assert engine.lanes == 4 and engine.rows.count == 4 and engine.slots == 8 and keys.shape[0] == rows
+  for part in (keys, values):
+    assert {shard.data.shape[:2] for shard in part.addressable_shards} == {(rows // 4, 1)}
+  weights = engine._params['layers'][0]['gate']
+  assert {shard.data.shape[1] for shard in weights.addressable_shards} == {config.intermediate_size // 2}
+
+
+def test_slots_are_rounded_up_to_the_lanes(make_engine, split):
+  mesh, params = split
+  engine = make_engine(mesh=mesh, params=params, slots=3, spare=1)
+  assert engine.slots == 4 and engine.rows.count == 2
+
+
+def test_nothing_compiles_after_warmup(engine):
+  engine.warmup(score=True)
+  compiled = []
+  listen = lambda event, seconds, **_: compiled.append(event) if 'backend_compile' in event else None
+  growths = chains(PROMPTS * 3, turns=3) + [siblings] * 3
+  trees = [Tree(engine.tokenizer) for _ in growths]
+  key = jax.random.key(3)
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  try:
+    with jax.transfer_guard('disallow'):
+      engine.run([(grow(tree), tree) for grow, tree in zip(growths, trees)], key)
+  finally:
+    jax.monitoring.unregister_event_duration_listener(listen)
+  assert not compiled
+
+
+def test_parameters_want_their_mesh(make_engine, split):
+  with pytest.raises(ValueError, match='give the Engine their mesh'):
+    make_engine(params=split[1])
