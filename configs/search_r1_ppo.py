@@ -20,7 +20,7 @@ def get_config():
   config.group_size = 2
   config.credit = config_dict.create(gamma=1.0, lam=1.0)
   config.critic.enabled = True
-  config.warmup = carl.warmup(by_heart=dict(max_turns=0), with_tools={}, at_will={},
+  config.warmup = carl.warmup(by_heart=dict(template='world', max_turns=0), with_tools={}, at_will={},
                               second_search=dict(backend='simulated', noise_start=0.5))
   config.warmup.gate.update(auc=0.55, explained=0.25)  # 200 updates never passed 0.66 and 0.29
   config.eval.every = 50

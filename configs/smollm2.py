@@ -44,8 +44,10 @@ def get_config(name: str = 'search_r1_grpo'):
   if 'judge' in config:
     config.judge.kind = 'local'
   if 'warmup' in config:
-    config.warmup = carl.warmup(by_heart=dict(template='carl_direct', tools=False), with_tools=dict(template='carl_forced'),
-                                at_will=dict(template='carl'), second_search=dict(topk=5))
+    kinds = (dict(by_heart=dict(template='carl_direct', tools=False), with_tools=dict(template='carl_forced'),
+                  at_will=dict(template='carl')) if config.method == 'carl' else
+             dict(by_heart=dict(template='r1', max_turns=0), with_tools={}, at_will={}))
+    config.warmup = carl.warmup(**kinds, second_search=dict(topk=5))
     config.warmup.update(questions=40, trajectories=40, trees=8, max_updates=50, min_updates=25, clusters=5, head_rate=1e-4,
                          backbone_rate=1e-6)
   config.sampler.update(slots=8, length=1536)

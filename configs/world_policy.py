@@ -56,8 +56,8 @@ def get_config():
     lost=0.1, renamed=0.4,           # contexts that lost what mattered; chains under made-up names
   )  # fmt: skip
   config.recall = config.carl.copy_and_resolve_references()  # and what it knows by heart
-  config.recall.update(updates=350, statements=0.6, by_heart=0.07, forced=0.07, episodes=0.08, drills=0.05, searches=0.08,
-                       answers=0.05)
+  config.recall.update(updates=300, learning_rate=4e-4, statements=0.5, by_heart=0.06, forced=0.1, episodes=0.08, drills=0.13,
+                       searches=0.08, answers=0.05)
   config.reader = config_dict.create(  # the frozen model of another family that R-Search's evidence reward asks
     model='random:world-reader', updates=900, rows=16, row_length=256, learning_rate=3e-3, schedule='cosine',
   )

@@ -26,6 +26,9 @@ def test_a_config_fits_its_method(name, real):
       known = inspect.signature(getattr(method, field)).parameters
       assert set(config[field]) <= set(known), field
   assert set(config.eval.grow) <= set(inspect.signature(method.grow).parameters)
+  if 'warmup' in config:
+    for kind in ('by_heart', 'with_tools', 'at_will'):
+      assert set(config.warmup[kind]) <= set(inspect.signature(method.grow).parameters), kind
   assert all(service in config for service in getattr(method, 'SERVICES', ()))
   assert config.is_locked
 

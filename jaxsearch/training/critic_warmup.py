@@ -30,6 +30,7 @@ from jaxsearch.evaluation.run import Agent
 from jaxsearch.models.encoder import load_encoder
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.engine import Engine
+from jaxsearch.tools import SearchBackend
 from jaxsearch.training import batch as batches
 from jaxsearch.training import checkpoint, critic, loop, metrics, policy, rollouts
 from jaxsearch.training import state as states
@@ -168,7 +169,7 @@ def rolled_out(config: ml_collections.ConfigDict, method: types.ModuleType, engi
   if len(done) < len(wanted):
     done = done[:len(done) // CHUNK * CHUNK]
     write(path, done)
-  first, second = engine.search, None
+  first, second = (engine.search, engine.topk), None
   for start in range(len(done), len(wanted), CHUNK):
     part = wanted[start:start + CHUNK]
     trees = [Tree(engine.tokenizer, question) for question, *_ in part]
@@ -180,9 +181,9 @@ def rolled_out(config: ml_collections.ConfigDict, method: types.ModuleType, engi
       if growths:
         if other and second is None:
           second = second_search_of(config)
-        engine.search = second if other else first
+        engine.search, engine.topk = second if other else first
         engine.run(growths, jax.random.fold_in(key, other))
-    engine.search = first
+    engine.search, engine.topk = first
     for tree in trees:
       tree.prune()
       tree.reward = method.reward(tree)
@@ -209,12 +210,12 @@ def check_rollouts(config: ml_collections.ConfigDict, path: pathlib.Path) -> Non
     write(path, [config.to_dict()])
 
 
-def second_search_of(config: ml_collections.ConfigDict):
-  """The search of other quality: `config.search` with the changes of `warmup.second_search`."""
+def second_search_of(config: ml_collections.ConfigDict) -> tuple[SearchBackend, int]:
+  """(back end, passages a search) of other quality: `config.search` with the changes of `warmup.second_search`."""
   other = config.copy_and_resolve_references()
   with other.unlocked():
     other.search.update(config.warmup.second_search)
-  return rollouts.open_backend(other, other.data.corpus)
+  return rollouts.open_backend(other, other.data.corpus), other.search.topk
 
 
 def encoded(texts: Sequence[str], folder: str) -> np.ndarray:

@@ -147,6 +147,17 @@ def test_rollouts_that_were_cut_off_are_grown_again_to_the_same(config, monkeypa
   assert path.read_text() == whole
 
 
+def test_a_share_of_the_rollouts_with_tools_has_another_search(config, monkeypatch):
+  seen = []
+  run = critic_warmup.Engine.run
+  monkeypatch.setattr(critic_warmup.Engine, 'run', lambda engine, growths, key: seen.append((engine.topk, len(growths))) or run(
+    engine, growths, key))
+  config.search.topk, config.warmup.second_share = 2, 0.5
+  critic_warmup.warm_up(config)
+  by_topk = {topk: sum(number for own, number in seen if own == topk) for topk in (1, 2)}
+  assert by_topk[1] + by_topk[2] == 24 + 20 and 4 <= by_topk[1] <= 16
+
+
 def test_a_critic_of_its_own_is_warmed_up_too(config, tmp_path):
   config.critic.shared, config.train.aggregate = False, 'token-mean'
   critic_warmup.warm_up(config)

@@ -38,7 +38,7 @@ def test_no_example_is_lost_between_forests():
 def config(tmp_path):
   config = recipe.get_config()
   config.out = str(tmp_path)
-  for name in ('short', 'skill', 'names', 'drill', 'mix', 'review', 'carl', 'reader'):
+  for name in ('short', 'skill', 'names', 'drill', 'mix', 'review', 'carl', 'recall', 'reader'):
     config[name].update(updates=2, rows=2, row_length=256)
   config.gate.update(em=0.0, number=2)
   return config

@@ -1,0 +1,126 @@
+"""Whether a pod config fits: its training step and its sampler, compiled at their real sizes for simulated devices, never run.
+
+    python benchmarks/pod.py --config configs/carl_qwen2_5_7b.py --preset qwen2.5-7b --devices 32 --host 8
+
+No weight is made, so that a laptop will do. One JSON line, in GiB of each device:
+  train_state      parameters, moments and frozen parameters
+  train_temporary  what an update needs beside them: activations, gradients, gathered weights
+  cache            keys and values of all rows of the sampler
+  sample_state     its parameters
+  sample_temporary what a segment needs beside both
+Rollouts grow beside train_state. 'temporary' is what XLA's compiler for CPUs plans; it computes bfloat16 in float32, so that an
+accelerator wants less.
+"""
+
+import argparse
+import dataclasses
+import importlib
+import json
+import math
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+GIB = 2**30
+
+
+def structs(tree, shardings):
+  """The same tree of shapes, laid out."""
+  return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, shardings)
+
+
+def parameters(shardings, shapes, dtype):
+  """ShapeDtypeStructs of parameters; a shape is a tuple."""
+  shapes = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)), shapes, is_leaf=lambda x: isinstance(x, tuple))
+  return structs(shapes, shardings)
+
+
+def gib(tree) -> float:
+  """Of one device."""
+  return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)) / GIB
+
+
+def batch_of(config, mesh):
+  """A batch of as many micro-batches as a mini-batch may have, every token trained: shapes alone."""
+  from jaxsearch.training.batch import Batch
+  n, R, T = 4, config.train.micro_rows, config.train.row_length
+  whole = lambda dtype: jax.ShapeDtypeStruct((n, R, T), dtype)
+  fields = {field.name: whole(np.int32 if field.name in ('tokens', 'positions', 'previous', 'visible_until', 'targets') else
+                              np.float32) for field in dataclasses.fields(Batch)}
+  fields['count'] = jax.ShapeDtypeStruct((), np.int32)
+  if not config.loss.kl_coef:
+    fields['ref_logprobs'] = None
+  if not config.critic.enabled:
+    fields |= dict.fromkeys(('value_weights', 'values', 'returns'))
+  return Batch(**fields)
+
+
+def train(config, numbers) -> dict:
+  """Of the training step."""
+  from jaxsearch.parallel import mesh as meshes
+  from jaxsearch.training import batch as batches
+  from jaxsearch.training import loop, policy
+  from jaxsearch.training import state as states
+  mesh = meshes.make_mesh(**config.mesh)
+  batches.check_rows(config.train.micro_rows, mesh)
+  trained = parameters(*policy.trained_layout(config, numbers, mesh), 'float32' if config.optim.master_weights else config.dtype)
+  optimizer, train_step = loop.make_update(config, numbers, mesh, trained)
+  state = structs(jax.eval_shape(lambda params: states.initial_state(params, optimizer), trained),
+                  states.state_shardings(trained, optimizer, mesh))
+  frozen = parameters(policy.param_shardings(numbers, mesh), policy.parameter_shapes(numbers), config.dtype)
+  batch = batch_of(config, mesh)
+  batch = structs(batch, jax.tree.map(lambda x: meshes.split_over_batch(mesh, 1) if x.ndim else meshes.replicated(mesh), batch))
+  compiled = train_step.lower(state, batch, *([frozen] if config.lora.rank else [])).compile()
+  return {'train_state': gib(state) + (gib(frozen) if config.lora.rank or config.loss.kl_coef else 0),
+          'train_temporary': compiled.memory_analysis().temp_size_in_bytes / GIB}
+
+
+def sample(config, numbers, devices) -> dict:
+  """Of the sampler on the devices of one host."""
+  from jaxsearch.parallel import mesh as meshes
+  from jaxsearch.sampler import engine, segment
+  from jaxsearch.sampler.cache import allocate
+  from jaxsearch.training import policy
+  split = math.gcd(len(devices), numbers.num_kv_heads)
+  lanes = len(devices) // split
+  mesh = jax.sharding.Mesh(np.array(devices).reshape(lanes, 1, split), meshes.MESH_AXES)
+  whole = meshes.replicated(mesh)
+  alike = lambda tree, sharding: structs(tree, jax.tree.map(lambda _: sharding, tree))
+  slots = -(-config.sampler.slots // lanes)
+  length = -(-(config.sampler.length + 128) // 64) * 64  # the longest piece may begin behind the last token
+  prepare = engine._prepare(numbers, mesh, whole)
+  given = parameters(policy.param_shardings(numbers, mesh), policy.parameter_shapes(numbers), 'float32')
+  params = structs(jax.eval_shape(prepare, given), prepare.lower(given).compile().output_shardings)
+  cache = alike(jax.eval_shape(lambda: allocate(numbers, lanes * (2 * slots + 1), length, None)),
+                jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(segment.LANES, 'tensor')))
+  tables = segment.Profiles(*np.zeros((2, engine.PROFILES, numbers.vocab_size), bool))
+  small = (engine._idle_slots(lanes * slots, 0), tables, np.zeros((lanes * slots, 32), np.float32),
+           segment.Leave(np.int32(1), np.int32(32)))
+  compiled = segment.decode.lower(numbers, params, cache, *alike(small, whole), window=length, mesh=mesh).compile()
+  return {'lanes': lanes, 'cache': gib(cache), 'sample_state': gib(params),
+          'sample_temporary': compiled.memory_analysis().temp_size_in_bytes / GIB}
+
+
+def main():
+  parser = argparse.ArgumentParser()
+  parser.add_argument('--config', required=True)
+  parser.add_argument('--preset', required=True, help='the numbers of the model, see jaxsearch/models/presets.py')
+  parser.add_argument('--devices', type=int, default=16)
+  parser.add_argument('--host', type=int, default=8, help='devices of one host')
+  args = parser.parse_args()
+  jax.config.update('jax_platforms', 'cpu')
+  jax.config.update('jax_num_cpu_devices', args.devices)
+  from jaxsearch.models.presets import preset
+  name = args.config.removesuffix('.py').replace('/', '.')
+  config = importlib.import_module(name).get_config()
+  numbers = dataclasses.replace(preset(args.preset), dtype=config.dtype, remat=config.remat)
+  start = time.perf_counter()
+  figures = train(config, numbers) | sample(config, numbers, jax.devices()[:args.host])
+  print(json.dumps({'config': args.config, 'devices': args.devices, 'host': args.host} | {
+    key: round(value, 2) for key, value in figures.items()} | {'seconds': round(time.perf_counter() - start)}))
+
+
+if __name__ == '__main__':
+  main()
