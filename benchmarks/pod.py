@@ -33,8 +33,10 @@ def structs(tree, shardings):
 
 def parameters(shardings, shapes, dtype):
   """ShapeDtypeStructs of parameters; a shape is a tuple."""
-  shapes = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)), shapes, is_leaf=lambda x: isinstance(x, tuple))
-  return structs(shapes, shardings)
+  def struct(shape):
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+  return structs(jax.tree.map(struct, shapes, is_leaf=lambda x: isinstance(x, tuple)), shardings)
 
 
 def gib(tree) -> float:

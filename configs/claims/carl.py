@@ -3,15 +3,16 @@
     MIX="--config configs/carl.py --config.data.hops=(1,) --limit 3000"
     jaxsearch tiers $MIX --questions world:rl --out runs/claims/carl/tiers_rl.jsonl --mixed runs/claims/carl/rl.jsonl
     jaxsearch tiers $MIX --questions world:test --out runs/claims/carl/tiers.jsonl --mixed runs/claims/carl/test.jsonl
-    WARM="--config.model=world-carl --config.data.questions=runs/claims/carl/rl.jsonl --config.sampler.length=640"
-    WARM="$WARM --config.train.row_length=640"
-    jaxsearch warmup --config configs/carl.py $WARM --config.warmup.gate.explained=0.3 --config.out=runs/claims/carl/critic
-    jaxsearch warmup --config configs/search_r1_ppo.py $WARM --config.out=runs/claims/carl/ppo_critic
+    PPO="--config configs/search_r1_ppo.py --config.model=world-carl --config.warmup.by_heart.template=world_direct"
+    jaxsearch tiers $PPO --questions runs/claims/carl/test.jsonl --out runs/claims/carl/tiers_search_r1.jsonl
+    WARM="--config.data.questions=runs/claims/carl/rl.jsonl --config.sampler.length=640 --config.train.row_length=640"
+    jaxsearch warmup --config configs/carl.py $WARM --config.out=runs/claims/carl/critic
+    jaxsearch warmup $PPO $WARM --config.out=runs/claims/carl/ppo_critic
     jaxsearch compare --config configs/claims/carl.py
 
 9 runs, two at a time on two cores, all from the same weights, which have seen the formats of both systems. Half of the questions
-are of tier 2: asked in CARL's format, the policy knows them by heart before training. All ask for one fact, since a guess at
-a comparison is often right.
+are of tier 2: asked in CARL's format, the policy knows them by heart before training. Each system is held against the tiers in
+its own format. All ask for one fact, since a guess at a comparison is often right.
 """
 
 import ml_collections
@@ -28,10 +29,11 @@ def get_config():
     'sampler.length': 640, 'train.row_length': 640,
     'eval': {'every': 16, 'number': 0, 'questions': f'{HERE}/test.jsonl', 'tiers': f'{HERE}/tiers.jsonl'},
   }
+  own = {'eval.tiers': f'{HERE}/tiers_search_r1.jsonl'}
   config.variants = {
     'CARL': {'critic.warm_start': f'{HERE}/critic', 'grow.max_segments': 7},  # 3 calls
-    'Search-R1 PPO': {'config': 'configs/search_r1_ppo.py', 'critic.warm_start': f'{HERE}/ppo_critic', 'credit.lam': 0.95},
-    'Search-R1 GRPO': {'config': 'configs/search_r1_grpo.py'},
+    'Search-R1 PPO': own | {'config': 'configs/search_r1_ppo.py', 'critic.warm_start': f'{HERE}/ppo_critic', 'credit.lam': 0.95},
+    'Search-R1 GRPO': own | {'config': 'configs/search_r1_grpo.py'},
   }
   config.baseline = 'Search-R1 PPO'
   config.seeds = (0, 1, 2)
