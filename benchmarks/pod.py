@@ -1,6 +1,6 @@
 """Whether a pod config fits: its training step and its sampler, compiled at their real sizes for simulated devices, never run.
 
-    python benchmarks/pod.py --config configs/carl_qwen2_5_7b.py --preset qwen2.5-7b --devices 32 --host 8
+    python benchmarks/pod.py --config configs/carl_qwen2_5_7b.py --preset qwen2.5-7b --devices 16 --host 8
 
 No weight is made, so that a laptop will do. One JSON line, in GiB of each device:
   train_state      parameters, moments and frozen parameters

@@ -3,7 +3,7 @@
     jaxsearch train --config configs/search_r1_grpo_qwen2_5_3b.py --config.model=Qwen2.5-3B \
         --config.data.questions=train.jsonl --config.search.url=http://retriever:8000/retrieve --config.out=/shared/run
 
-Meant for 16 chips of 32 GB or more (v5e-16 with fsdp, 8 x H100 with less): parameters, moments and the reference policy are
+Meant for 16 chips of 32 GB or more (v6e-16, 8 x H100): parameters, moments and the reference policy are
 split over `fsdp`. Numbers as in Jin et al. 2025: 512 questions x 5, 3 passages, 4 turns of 500 tokens, 4096 tokens a path,
 learning rate 1e-6 after a warm-up over 28.5 % of 500 steps, KL 0.001. Not run by us at this size.
 """
