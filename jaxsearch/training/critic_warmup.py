@@ -118,7 +118,7 @@ def collect(config: ml_collections.ConfigDict, method: types.ModuleType, numbers
   chosen = choose(questions, tiers, clusters_of(points, settings.clusters, config.seed), settings, config.seed)
   rng = np.random.default_rng([config.seed, 1])
   wanted = [(question, kind, bool(rng.random() < settings.second_share)) for question in chosen
-            for kind in ('by heart', with_tools(tiers[question.id], settings, rng))]
+            for kind in ('by heart', tool_kind(tiers[question.id], settings, rng))]
   records = rolled_out(config, method, engine, wanted, folder / 'rollouts.jsonl', to_record)
   by_id = {question.id: question for question in questions}
   trees = [from_record(record, tokenizer, by_id[record['id']]) for record in records]
@@ -127,7 +127,7 @@ def collect(config: ml_collections.ConfigDict, method: types.ModuleType, numbers
   return [tree for tree in trees if 0 < tree.count() <= config.train.row_length], tiers
 
 
-def with_tools(tier: int, settings: ml_collections.ConfigDict, rng: np.random.Generator) -> str:
+def tool_kind(tier: int, settings: ml_collections.ConfigDict, rng: np.random.Generator) -> str:
   """The kind of a question's rollout with tools: at will in a share of those of `at_will_tiers`, by all means elsewhere."""
   return 'at will' if rng.random() < settings.at_will_share * (tier in settings.at_will_tiers) else 'with tools'
 

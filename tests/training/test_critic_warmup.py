@@ -196,9 +196,9 @@ def test_rollouts_at_will_are_a_share_of_those_with_tools_in_their_tiers():
   settings = warmup(by_heart={}, with_tools={}, at_will={}, second_search={})
   settings.update(at_will_share=0.3, at_will_tiers=(2,))
   rng = np.random.default_rng(0)
-  kinds = [critic_warmup.with_tools(2, settings, rng) for _ in range(1000)]
+  kinds = [critic_warmup.tool_kind(2, settings, rng) for _ in range(1000)]
   assert set(kinds) == {'at will', 'with tools'} and 250 < kinds.count('at will') < 350
-  assert {critic_warmup.with_tools(1, settings, rng) for _ in range(100)} == {'with tools'}
+  assert {critic_warmup.tool_kind(1, settings, rng) for _ in range(100)} == {'with tools'}
 
 
 def test_a_mix_has_as_many_questions_of_either_tier():
