@@ -45,7 +45,7 @@ def gib(tree) -> float:
 
 
 def batch_of(config, mesh):
-  """A batch of as many micro-batches as a mini-batch may have, every token trained: shapes alone."""
+  """Shapes of a batch of four micro-batches, one after the other, every token trained."""
   from jaxsearch.training.batch import Batch
   n, R, T = 4, config.train.micro_rows, config.train.row_length
   whole = lambda dtype: jax.ShapeDtypeStruct((n, R, T), dtype)
@@ -63,8 +63,10 @@ def train(config, numbers) -> dict:
   """Of the training step."""
   from jaxsearch.parallel import mesh as meshes
   from jaxsearch.training import batch as batches
-  from jaxsearch.training import loop, policy
+  from jaxsearch.training import critic, loop, policy
   from jaxsearch.training import state as states
+  if config.critic.enabled and not critic.is_shared(config):
+    raise SystemExit('a critic of its own is not counted here')
   mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
   trained = parameters(*policy.trained_layout(config, numbers, mesh), 'float32' if config.optim.master_weights else config.dtype)

@@ -133,7 +133,7 @@ def place(value, sharding: NamedSharding):
 
 def local_mesh(mesh: Mesh) -> Mesh:
   """The mesh of programs that a process runs by itself: `mesh`, or where there are several processes its own devices."""
-  return mesh if jax.process_count() == 1 else Mesh(_by_process(mesh)[jax.process_index()].reshape(1, 1, -1), MESH_AXES)
+  return mesh if jax.process_count() == 1 else Mesh(_by_process(mesh)[jax.process_index()][None], MESH_AXES)
 
 
 def local(params: dict) -> dict:
@@ -144,24 +144,35 @@ def local(params: dict) -> dict:
   if jax.process_count() == 1:
     return params
   mesh = jax.tree.leaves(params)[0].sharding.mesh
-  own, everywhere = local_mesh(mesh), Mesh(_by_process(mesh), ('process', 'tensor'))
-
-  def split(x):
-    axes = [axis for axis, size in enumerate(x.shape) if size % own.size == 0]
-    longest = max(axes, key=lambda axis: x.shape[axis], default=None)
-    return PartitionSpec(*('tensor' if axis == longest else None for axis in range(x.ndim)))
+  own = local_mesh(mesh)
 
   def take(x):
     sharding = NamedSharding(own, x.sharding.spec)
     return jax.make_array_from_single_device_arrays(x.shape, sharding, [shard.data for shard in x.addressable_shards])
 
-  return jax.tree.map(take, jax.device_put(params, jax.tree.map(lambda x: NamedSharding(everywhere, split(x)), params)))
+  return jax.tree.map(take, jax.device_put(params, copy_shardings(params, _by_process(mesh))))
+
+
+def copy_shardings(params: dict, devices: np.ndarray) -> dict:
+  """The layout of one copy for each of `devices` [copies, fsdp, tensor], split within it along the dimensions that are split now.
+
+  Along others the compiler would first gather whole arrays on every device.
+  """
+  mesh = Mesh(devices, ('copies', *MESH_AXES[1:]))
+
+  def place(x):
+    axes = [axis if axis in mesh.shape and size % mesh.shape[axis] == 0 else None for axis, size in zip(x.sharding.spec, x.shape)]
+    return NamedSharding(mesh, PartitionSpec(*axes))
+
+  return jax.tree.map(place, params)
 
 
 def _by_process(mesh: Mesh) -> np.ndarray:
-  """[processes, devices of each]; the same on every process."""
-  devices = sorted(mesh.devices.flat, key=lambda device: (device.process_index, device.id))
-  return np.array(devices).reshape(jax.process_count(), -1)
+  """[processes, fsdp, tensor] devices, as many along `tensor` as in `mesh` if they are in one process; the same everywhere."""
+  devices = np.array(sorted(mesh.devices.flat, key=lambda device: (device.process_index, device.id)))
+  devices = devices.reshape(jax.process_count(), -1)
+  tensor = math.gcd(devices.shape[1], mesh.shape['tensor'])
+  return devices.reshape(len(devices), -1, tensor)
 
 
 def gather_bytes(own: bytes) -> list[bytes]:

@@ -37,7 +37,7 @@ class Engine:
   Args:
     config: the decoder; its `dtype` is the compute dtype, of the cache too.
     tokenizer: `models.tokenizer.Tokenizer` or anything with its pieces(size), decode, eos_ids and special_tokens.
-    slots: paths decoded at a time. Where only a quarter is left to decode, a program for that many takes over.
+    slots: paths decoded at a time. Where only a quarter is left to decode in any lane, a program for that many takes over.
     length: tokens a path may have, prompt, observations and answer together.
     spare: rows of the cache beyond `slots`, for paths that wait for a tool or may be forked; `slots` by default, at
       least 1. At most slots + spare episodes are under way.
@@ -58,7 +58,7 @@ class Engine:
     segment_steps: tokens a segment generates at most.
     enough: a segment ends when so many of its slots have stopped (or all): fewer leave slots idle for a shorter time, more
       spare changes between device and host; slots / 16 by default.
-    piece_lengths, piece_tokens: new context is computed in pieces of these lengths, at most `piece_tokens` a call.
+    piece_lengths, piece_tokens: new context is computed in pieces of these lengths, at most `piece_tokens` a call and lane.
     mesh: where the parameters given to `load` lie. Sampling has a layout of its own: as many devices as divide the
       key/value heads share a copy of the parameters, split by heads, feed-forward and vocabulary; each such group is a
       lane, with its part of the slots and of the cache. So `slots` and `spare` are rounded up to a multiple of the lanes.
@@ -165,7 +165,7 @@ class Engine:
       for window in self._windows:
         self._decode([], self._put(jax.random.key(0)), width, window, 0, 1)
     for window in self._extend_windows:
-      self._fork([], window)
+      self._fork([[]], window)
       for n in self._piece_lengths:
         for count in self._counts(n) if n <= window else ():
           self._extend(scratch, n, count, window)
@@ -217,9 +217,10 @@ class Engine:
 
   def fork(self, copies: Sequence[tuple[caches.Row, caches.Row, int]]) -> None:
     """Copies (source, target in the same lane, leading tokens), one after the other."""
-    for start in range(0, len(copies), self._widths[-1]):
-      part = copies[start:start + self._widths[-1]]
-      self._fork(part, _bucket(max(size for *_, size in part), self._extend_windows))
+    lanes, width = self._by_lane(copies, lambda copy: copy[1].lane), self._widths[-1]
+    for start in range(0, max(map(len, lanes)), width):
+      part = [lane[start:start + width] for lane in lanes]
+      self._fork(part, _bucket(max(size for lane in part for *_, size in lane), self._extend_windows))
 
   # One call of a program each, with everything that varies as data.
 
@@ -253,12 +254,12 @@ class Engine:
     return logprobs
 
   def _fork(self, copies, window):
-    places, counts = np.full((2, self.lanes, self._widths[-1]), self.rows.scratch, np.int32), np.zeros(self.lanes, np.int32)
-    for source, target, _ in copies:
-      lane = target.lane
-      places[:, lane, counts[lane]] = source.place, target.place
-      counts[lane] += 1
+    places = np.full((2, self.lanes, self._widths[-1]), self.rows.scratch, np.int32)
+    for lane, part in enumerate(copies):
+      for i, (source, target, _) in enumerate(part):
+        places[:, lane, i] = source.place, target.place
     sources, targets = places.reshape(2, -1)
+    counts = np.full(self.lanes, max(map(len, copies)), np.int32)  # the same in each, what is missing is copied in place
     self._cache = segment.fork(self._cache, *self._put((sources, targets, counts)), window=window, mesh=self._mesh)
 
   def _by_lane(self, items, lane_of):

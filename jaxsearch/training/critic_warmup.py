@@ -361,7 +361,7 @@ def assess(student: Student, trees: Sequence[Tree]) -> Sequence[Tree]:
 def gate_figures(trees: Sequence[Tree], tiers: dict[str, int]) -> dict[str, float]:
   """What the gate looks at (auc, sign, explained), and how well calibrated the critic is (ece, brier), on held-out rollouts.
 
-  Signs are those over assimilates in rollouts with tools; NaN for methods without such segments.
+  Signs are those over assimilates in rollouts with tools by all means, as in the paper; NaN for methods without such segments.
   """
   found = competence.critic_figures(trees, tiers)
   signs = competence.sign_figures([tree for tree in trees if tree.root.data['kind'] == 'with tools'])

@@ -11,6 +11,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxsearch.models.decoder import parameter_axes, parameter_shapes
@@ -103,3 +104,20 @@ def test_processes_that_do_not_find_each_other_say_so():
   child = subprocess.run([sys.executable, '-c', code], text=True, capture_output=True,
                          env=os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)})
   assert 'multi-host start-up with' in child.stderr and child.returncode == 1
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason='needs eight devices')
+@pytest.mark.parametrize('tensor', [1, 2])
+def test_copies_for_processes_are_made_without_whole_arrays(tensor):
+  mesh = meshes.make_mesh(1, -1, tensor)
+  shape = (4, 256, 1024)
+  struct = jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(mesh, P(None, 'fsdp', 'tensor')))
+  devices = np.array(jax.devices()).reshape(2, -1, tensor)  # as if there were two processes
+  placed = meshes.copy_shardings({'gate': struct}, devices)
+  compiled = jax.jit(lambda tree: tree, out_shardings=placed).lower({'gate': struct}).compile()
+  whole = 4 * np.prod(shape)
+  assert compiled.memory_analysis().temp_size_in_bytes < whole / 2
+  values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+  copies = jax.device_put(jax.device_put(values, struct.sharding), placed['gate'])
+  np.testing.assert_array_equal(copies, values)
+  assert {shard.data.size for shard in copies.addressable_shards} == {values.size // 4}
