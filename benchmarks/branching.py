@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from configs import search_r2
+from jaxsearch import methods
 from jaxsearch.methods import Context
 from jaxsearch.training import loop, metrics, rollouts
 
@@ -49,7 +50,7 @@ def main():
   parser.add_argument('--steps', type=int, default=4)
   parser.add_argument('--repeats', type=int, default=4)
   args = parser.parse_args()
-  method = loop.find_method('search_r2')
+  method = methods.find_method('search_r2')
   with tempfile.TemporaryDirectory() as folder:
     learners = {name: learner_of(name, args.share, folder) for name in ('search_r1', 'search_r2')}
     batches = loop.open_questions(learners['search_r1'].config)
@@ -75,7 +76,7 @@ def main():
     'tokens_generated_times': round(sum(row['tokens_decoded'] for row in revising)
                                     / sum(row['tokens_decoded'] for row in rows['search_r1']), 3),
     'reused_share': round(sum(row['tokens_reused'] for row in revising)
-                          / sum(row['tokens_reused'] + row['tokens_extended'] for row in revising), 3)}))
+                          / sum(row['tokens_reused'] + row['tokens_prefilled'] for row in revising), 3)}))
 
 
 if __name__ == '__main__':

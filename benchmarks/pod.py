@@ -59,7 +59,7 @@ def batch_of(config, mesh):
   return Batch(**fields)
 
 
-def train(config, numbers) -> dict:
+def train(config, model_config) -> dict:
   """Of the training step."""
   from jaxsearch.parallel import mesh as meshes
   from jaxsearch.training import batch as batches
@@ -69,11 +69,11 @@ def train(config, numbers) -> dict:
     raise SystemExit('a critic of its own is not counted here')
   mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
-  trained = parameters(*policy.trained_layout(config, numbers, mesh), 'float32' if config.optim.master_weights else config.dtype)
-  optimizer, train_step = loop.make_update(config, numbers, mesh, trained)
+  trained = parameters(*policy.trained_layout(config, model_config, mesh), 'float32' if config.optim.master_weights else config.dtype)
+  optimizer, train_step = loop.make_update(config, model_config, mesh, trained)
   state = structs(jax.eval_shape(lambda params: states.initial_state(params, optimizer), trained),
                   states.state_shardings(trained, optimizer, mesh))
-  frozen = parameters(policy.param_shardings(numbers, mesh), policy.parameter_shapes(numbers), config.dtype)
+  frozen = parameters(policy.param_shardings(model_config, mesh), policy.parameter_shapes(model_config), config.dtype)
   batch = batch_of(config, mesh)
   batch = structs(batch, jax.tree.map(lambda x: meshes.split_over_batch(mesh, 1) if x.ndim else meshes.replicated(mesh), batch))
   compiled = train_step.lower(state, batch, *([frozen] if config.lora.rank else [])).compile()
@@ -81,28 +81,28 @@ def train(config, numbers) -> dict:
           'train_temporary': compiled.memory_analysis().temp_size_in_bytes / GIB}
 
 
-def sample(config, numbers, devices) -> dict:
+def sample(config, model_config, devices) -> dict:
   """Of the sampler on the devices of one host."""
   from jaxsearch.parallel import mesh as meshes
   from jaxsearch.sampler import engine, segment
   from jaxsearch.sampler.cache import allocate
   from jaxsearch.training import policy
-  split = math.gcd(len(devices), numbers.num_kv_heads)
+  split = math.gcd(len(devices), model_config.num_kv_heads)
   lanes = len(devices) // split
   mesh = jax.sharding.Mesh(np.array(devices).reshape(lanes, 1, split), meshes.MESH_AXES)
   whole = meshes.replicated(mesh)
   alike = lambda tree, sharding: structs(tree, jax.tree.map(lambda _: sharding, tree))
   slots = -(-config.sampler.slots // lanes)
   length = -(-(config.sampler.length + 128) // 64) * 64  # the longest piece may begin behind the last token
-  prepare = engine._prepare(numbers, mesh, whole)
-  given = parameters(policy.param_shardings(numbers, mesh), policy.parameter_shapes(numbers), 'float32')
+  prepare = engine._prepare(model_config, mesh, whole)
+  given = parameters(policy.param_shardings(model_config, mesh), policy.parameter_shapes(model_config), 'float32')
   params = structs(jax.eval_shape(prepare, given), prepare.lower(given).compile().output_shardings)
-  cache = alike(jax.eval_shape(lambda: allocate(numbers, lanes * (2 * slots + 1), length, None)),
+  cache = alike(jax.eval_shape(lambda: allocate(model_config, lanes * (2 * slots + 1), length, None)),
                 jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(segment.LANES, 'tensor')))
-  tables = segment.Profiles(*np.zeros((2, engine.PROFILES, numbers.vocab_size), bool))
+  tables = segment.Profiles(*np.zeros((2, engine.PROFILES, model_config.vocab_size), bool))
   small = (engine._idle_slots(lanes * slots, 0), tables, np.zeros((lanes * slots, 32), np.float32),
            segment.Leave(np.int32(1), np.int32(32)))
-  compiled = segment.decode.lower(numbers, params, cache, *alike(small, whole), window=length, mesh=mesh).compile()
+  compiled = segment.decode.lower(model_config, params, cache, *alike(small, whole), window=length, mesh=mesh).compile()
   return {'lanes': lanes, 'cache': gib(cache), 'sample_state': gib(params),
           'sample_temporary': compiled.memory_analysis().temp_size_in_bytes / GIB}
 
@@ -119,9 +119,9 @@ def main():
   from jaxsearch.models.presets import preset
   name = args.config.removesuffix('.py').replace('/', '.')
   config = importlib.import_module(name).get_config()
-  numbers = dataclasses.replace(preset(args.preset), dtype=config.dtype, remat=config.remat)
+  model_config = dataclasses.replace(preset(args.preset), dtype=config.dtype, remat=config.remat)
   start = time.perf_counter()
-  figures = train(config, numbers) | sample(config, numbers, jax.devices()[:args.host])
+  figures = train(config, model_config) | sample(config, model_config, jax.devices()[:args.host])
   print(json.dumps({'config': args.config, 'devices': args.devices, 'host': args.host} | {
     key: round(value, 2) for key, value in figures.items()} | {'seconds': round(time.perf_counter() - start)}))
 

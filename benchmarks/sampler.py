@@ -25,11 +25,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsearch.data.corpus import Document
 from jaxsearch.models.decoder import DecoderConfig, initial_params
 from jaxsearch.models.presets import num_parameters
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Generate, Search
-from jaxsearch.tools.documents import Document
 from jaxsearch.trees.tree import Role, Tree
 
 CONFIG = DecoderConfig(vocab_size=8192, hidden_size=512, intermediate_size=1408, num_layers=8, num_heads=8, num_kv_heads=2,
@@ -129,7 +129,7 @@ def least_seconds(turns, flops_rate, byte_rate):
 
 def make_engine(params, length, seconds=0.0, **settings):
   engine = Engine(CONFIG, Words(), slots=SLOTS, length=length, search=Sleeper(seconds), topk=1,
-                  piece_lengths=(32, OBSERVED), **settings)
+                  prefill_lengths=(32, OBSERVED), **settings)
   engine.load(params)
   return engine
 
@@ -164,7 +164,7 @@ def ragged(args, params):
   engine = make_engine(params, longest, args.search_ms / 1000)
   in_batches = make_engine(params, longest, args.search_ms / 1000, spare=1, enough=SLOTS, tool_patience=0)
   batches = [lengths[start:start + SLOTS] for start in range(0, len(lengths), SLOTS)]
-  engine.warmup(), in_batches.warmup()
+  engine.compile_all(), in_batches.warmup()
   seconds, metrics = grow(engine, lengths, search=True)
   waiting = sum(grow(in_batches, batch, search=True)[0] for batch in batches)
   print(json.dumps(metrics), file=sys.stderr)

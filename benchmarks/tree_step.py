@@ -19,7 +19,7 @@ from jaxsearch.models.decoder import DecoderConfig, initial_params
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import batch as batches
 from jaxsearch.training import step as steps
-from jaxsearch.trees.layout import Rows, lay_out
+from jaxsearch.trees.layout import TrainingRows, lay_out
 from jaxsearch.trees.tree import Role, Tree
 
 CONFIG = DecoderConfig(vocab_size=8192, hidden_size=256, intermediate_size=704, num_layers=4, num_heads=8, num_kv_heads=2,
@@ -76,7 +76,7 @@ def main():
   def gradients(params, batch):
     return steps.accumulate(lambda p, b: steps.policy_loss(p, b, **SETTINGS), params, batch, shardings)[0]
 
-  def run(rows: Rows):
+  def run(rows: TrainingRows):
     batch = jax.tree.map(jnp.asarray, batches.make_batch(rows, 1))
     found = jax.block_until_ready(gradients(params, batch))
     seconds = []

@@ -85,7 +85,7 @@ def get_config():
   config.optim = config_dict.create(
     learning_rate=1e-4,
     schedule='constant',             # after the warm-up: 'constant' or 'cosine' to 0 at the last update
-    warmup_updates=0,
+    lr_warmup_updates=0,
     b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.0,
     clip_norm=1.0,                   # of the global gradient norm
     master_weights=True,             # parameters in float32, a copy in `dtype` for the forward pass; else `dtype` only
@@ -104,14 +104,14 @@ def get_config():
     shared=False,                    # False: a second decoder with a value head, begun as a copy of the policy; True: a head
                                      # with two layers on the policy itself (CARL)
     learning_rate=1e-4,              # of the second decoder, or of that head; everything else as in `optim`
-    warmup_updates=0,                # not shared: of the second decoder
+    lr_warmup_updates=0,                # not shared: of the second decoder
     value_clip=0.5,                  # not shared: how far a value may move in the updates of a step; None is off
     coef=0.5, backbone_share=0.5,    # shared: weight of the squared error; factor of its gradient into the backbone
-    warm_start='',                   # run folder of `jaxsearch warmup`, with which critic (and shared backbone) begin
+    warm_start='',                   # run folder of `jaxsearch critic-warmup`, with which critic (and shared backbone) begin
   )
 
   config.sft = config_dict.create(   # for `jaxsearch sft` alone
-    demonstrations='',               # JSONL file, see training/warmup.py, or 'world:SPLIT' for the gold chains of its questions
+    demonstrations='',               # JSONL file, see training/sft.py, or 'world:SPLIT' for the gold chains of its questions
     per_step=32,
   )
 

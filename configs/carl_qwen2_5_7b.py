@@ -1,6 +1,6 @@
 r"""CARL as published, for a pod: Qwen2.5-7B-Instruct, table 5 of the paper.
 
-    jaxsearch warmup --config configs/carl_qwen2_5_7b.py --config.distributed.enabled=False … --config.out=/shared/warmup
+    jaxsearch critic-warmup --config configs/carl_qwen2_5_7b.py --config.distributed.enabled=False … --config.out=/shared/warmup
     jaxsearch train --config configs/carl_qwen2_5_7b.py --config.model=Qwen2.5-7B-Instruct \
         --config.data.questions=hotpotqa:hotpot_train_v1.1.json+2wiki:train.json+gsm8k:train.jsonl \
         --config.search.url=http://retriever:8000/retrieve --config.critic.warm_start=/shared/warmup --config.out=/shared/run
@@ -28,11 +28,11 @@ def get_config():
   config.train.update(aggregate='step-mean', epochs=4, mini_batches=20, row_length=9472)
   config.python.workers = config.sampler.tool_workers = 64  # a program holds its worker while it searches
   config.loss.update(clip_low=0.2, clip_high=0.2, kl_coef=0.001, entropy_coef=0.001)
-  config.optim.update(learning_rate=1e-6, warmup_updates=8000, b1=0.9, b2=0.999, weight_decay=0.01, clip_norm=1.0)
+  config.optim.update(learning_rate=1e-6, lr_warmup_updates=8000, b1=0.9, b2=0.999, weight_decay=0.01, clip_norm=1.0)
   config.critic.update(enabled=True, shared=True, learning_rate=5e-6, coef=0.5, backbone_share=0.5)
-  config.warmup = carl.warmup(
-    by_heart=dict(template='carl_direct', tools=False), with_tools=dict(template='carl_multi_hop'), at_will=dict(template='carl'),
+  config.critic_warmup = carl.critic_warmup(
+    closed_book=dict(template='carl_direct', tools=False), tool_required=dict(template='carl_multi_hop'), tool_optional=dict(template='carl'),
     second_search=dict(url='http://better-retriever:8000/retrieve'))
-  config.warmup.update(questions=60000, trajectories=32000, at_will_tiers=(2,), clusters=50, trees=80, head_rate=5e-6,
-                       backbone_rate=5e-7, warmup_updates=100, min_updates=1800, max_updates=2400)
+  config.critic_warmup.update(questions=60000, trajectories=32000, tool_optional_tiers=(2,), clusters=50, trees=80, head_rate=5e-6,
+                       backbone_rate=5e-7, lr_warmup_updates=100, min_updates=1800, max_updates=2400)
   return config.lock()

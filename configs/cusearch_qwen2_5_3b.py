@@ -22,5 +22,5 @@ def get_config():
   config.credit.keep = 96
   config.train.update(aggregate='seq-mean-token-mean', mini_batches=3)  # mini-batches of 32 chains
   config.search.topk = 5
-  config.optim.warmup_updates = 0
+  config.optim.lr_warmup_updates = 0
   return config.lock()

@@ -26,7 +26,7 @@ def get_config():
   config.sampler.update(slots=256, length=4096, deterministic=False)
   config.train.update(row_length=4096, micro_rows=16, mini_batches=2, chunk=2048)
   config.loss.kl_coef = 0.001
-  config.optim.update(learning_rate=1e-6, warmup_updates=285)
+  config.optim.update(learning_rate=1e-6, lr_warmup_updates=285)
   config.distributed.enabled = True
   config.checkpoint_every = 20
   return config.lock()

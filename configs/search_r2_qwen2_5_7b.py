@@ -25,5 +25,5 @@ def get_config():
   config.judge.update(kind='chat', max_tokens=3000)
   config.sampler.update(slots=128, length=8192)  # of each process
   config.train.update(aggregate='seq-mean-token-mean', row_length=15000, mini_batches=5)  # mini-batches of 512 traces
-  config.optim.warmup_updates = 428
+  config.optim.lr_warmup_updates = 428
   return config.lock()

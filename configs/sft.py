@@ -12,6 +12,6 @@ def get_config():
   config = base.get_config()
   config.out = 'runs/sft'
   config.steps = 200
-  config.optim.update(learning_rate=3e-4, warmup_updates=20, schedule='cosine')
+  config.optim.update(learning_rate=3e-4, lr_warmup_updates=20, schedule='cosine')
   config.checkpoint_every = 50
   return config.lock()

@@ -26,5 +26,5 @@ def get_config():
   config.sampler.slots = 64                # of each process
   config.train.update(aggregate='step-mean', row_length=12800, mini_batches=1)  # a row holds all alternatives of a question
   config.lora.update(rank=16, alpha=64.0)
-  config.optim.warmup_updates = 0
+  config.optim.lr_warmup_updates = 0
   return config.lock()

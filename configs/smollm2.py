@@ -43,17 +43,17 @@ def get_config(name: str = 'search_r1_grpo'):
       config[helper].update(model=config.get_ref('model'), chat=True, slots=4, length=2048, max_tokens=64, stop=())
   if 'judge' in config:
     config.judge.kind = 'local'
-  if 'warmup' in config:
-    kinds = (dict(by_heart=dict(template='carl_direct', tools=False), with_tools=dict(template='carl_forced'),
-                  at_will=dict(template='carl')) if config.method == 'carl' else
-             dict(by_heart=dict(template='r1', max_turns=0), with_tools={}, at_will={}))
-    config.warmup = carl.warmup(**kinds, second_search=dict(topk=5))
-    config.warmup.update(questions=40, trajectories=40, trees=8, max_updates=50, min_updates=25, clusters=5, head_rate=1e-4,
+  if 'critic_warmup' in config:
+    kinds = (dict(closed_book=dict(template='carl_direct', tools=False), tool_required=dict(template='carl_forced'),
+                  tool_optional=dict(template='carl')) if config.method == 'carl' else
+             dict(closed_book=dict(template='r1', max_turns=0), tool_required={}, tool_optional={}))
+    config.critic_warmup = carl.critic_warmup(**kinds, second_search=dict(topk=5))
+    config.critic_warmup.update(questions=40, trajectories=40, trees=8, max_updates=50, min_updates=25, clusters=5, head_rate=1e-4,
                          backbone_rate=1e-6)
   config.sampler.update(slots=8, length=1536)
   config.train.update(row_length=2304 if 'k' in config.grow or 'review' in config.grow else 1536, micro_rows=1, chunk=256)
   config.remat = 'full'
-  config.optim.update(learning_rate=1e-6, warmup_updates=2)
+  config.optim.update(learning_rate=1e-6, lr_warmup_updates=2)
   config.eval.every = 0
   config.checkpoint_every = 1
   return config.lock()

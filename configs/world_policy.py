@@ -2,7 +2,7 @@
 
     jaxsearch world --policy --config.out=runs/world_policy
 
-About two hours on two CPU cores, minutes on an accelerator. The stages are told in training/world_policy.py. The gate after
+About two hours on two CPU cores, minutes on an accelerator. The stages are told in world/recipe/policies.py. The gate after
 the fourth: the full strategy, run freely on questions about held-out entities, is right at least 85 % of the time. The mix
 then leaves the skill and spoils the strategy, which is what reinforcement learning repairs.
 """
@@ -17,7 +17,7 @@ def get_config():
   config.unlock()
   config.model = 'random:world-tiny'
   config.out = 'runs/world_policy'
-  config.optim.update(warmup_updates=40, b2=0.98, weight_decay=0.05)
+  config.optim.update(lr_warmup_updates=40, b2=0.98, weight_decay=0.05)
   config.short = config_dict.create(  # chains that fit into short rows, where attention costs little
     updates=1200, rows=16, row_length=256, learning_rate=3e-3, schedule='constant',
     passages=0.25,                   # share of encyclopedia entries
@@ -50,13 +50,13 @@ def get_config():
   )
   config.carl = config_dict.create(  # the policy that CARL begins with: the format
     updates=900, rows=8, row_length=512, learning_rate=8e-4, schedule='cosine',
-    statements=0.35, by_heart=0.1, forced=0.1, episodes=0.15, drills=0.15, searches=0.15,  # shares, see data/world_carl.py
+    statements=0.35, closed_book=0.1, forced=0.1, episodes=0.15, drills=0.15, searches=0.15,  # shares, see world/recipe/carl_examples.py
     answers=0.0,
     at_once=0.5, one_call=0.2,      # of the episodes: answers without a call, or after one
     lost=0.1, renamed=0.4,           # contexts that lost what mattered; chains under made-up names
   )  # fmt: skip
   config.recall = config.carl.copy_and_resolve_references()  # and what it knows by heart
-  config.recall.update(updates=300, learning_rate=4e-4, statements=0.5, by_heart=0.06, forced=0.1, episodes=0.08, drills=0.13,
+  config.recall.update(updates=300, learning_rate=4e-4, statements=0.5, closed_book=0.06, forced=0.1, episodes=0.08, drills=0.13,
                        searches=0.08, answers=0.05)
   config.reader = config_dict.create(  # the frozen model of another family that R-Search's evidence reward asks
     model='random:world-reader', updates=900, rows=16, row_length=256, learning_rate=3e-3, schedule='cosine',

@@ -13,12 +13,12 @@ COMMANDS = {
   'judge': 'compare two results of eval by six rubrics of a language model: --a, --b, --out; config.judge is local or chat',
   'ask': 'answer one question and show every thought, query and document: jaxsearch ask "question" [--checkpoint]',
   'serve': 'serve a search over HTTP (--corpus, --port), or a policy as a search tool of other models (--as-tool)',
-  'warmup': 'warm up the critic of a config (CARL, PPO) on rollouts by heart and with tools, until it passes a gate',
-  'tiers': 'tell questions that the policy knows by heart from others: --checkpoint, --questions, --out [--mixed]',
+  'critic-warmup': 'warm up the critic of a config (CARL, PPO) on closed-book and tool-required rollouts, until it passes a gate',
+  'tiers': 'tell questions that the policy answers closed-book from others: --checkpoint, --questions, --out [--mixed]',
   'sft': 'supervised training on demonstrations',
   'sample': 'sample chains and keep the right ones as demonstrations: --checkpoint, --questions, --n, --keep, --out',
   'export': 'write a checkpoint as a Hugging Face folder: --checkpoint, --out',
-  'compare': 'train a grid of variants x seeds, and compare them in a table and curves [--report-only]',
+  'sweep': 'train a grid of variants x seeds, and compare them in a table and curves [--report-only]',
   'world': 'make the embedded world again: its files (--out DIR), and with --policy its warm-started policy',
 }
 USAGE = """usage: jaxsearch COMMAND [--config configs/NAME.py] [--config.key=value ...]
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
   from jaxsearch.data.jsonl import DataError
   from jaxsearch.flags import UsageError
   try:
-    getattr(commands, command)(command, rest)
+    getattr(commands, command.replace('-', '_'))(command, rest)
   except (UsageError, DataError, FileNotFoundError, ValueError, ImportError) as error:
     if '--traceback' in sys.argv:
       raise

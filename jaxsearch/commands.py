@@ -49,17 +49,17 @@ def sft(name: str, arguments: Sequence[str]) -> None:
   """Supervised training on demonstrations."""
   config, _, words = flags.parse(name, arguments, 'configs/sft.py')
   _no_words(name, words)
-  from jaxsearch.training import warmup
-  warmup.train(config)
+  from jaxsearch.training import sft
+  sft.train(config)
   print(f'run folder: {config.out}')
 
 
-def warmup(name: str, arguments: Sequence[str]) -> None:
+def critic_warmup(name: str, arguments: Sequence[str]) -> None:
   """Warms up a critic; exit status 1 if it does not pass its gate."""
   config, _, words = flags.parse(name, arguments, 'configs/carl.py')
   _no_words(name, words)
   from jaxsearch.training import critic_warmup
-  if 'warmup' not in config:
+  if 'critic_warmup' not in config:
     raise UsageError('this config has no warmup: its method has no critic, or see configs/carl.py')
   try:
     figures = critic_warmup.warm_up(config)
@@ -79,8 +79,8 @@ def tiers(name: str, arguments: Sequence[str]) -> None:
   _no_words(name, words)
   if not flag['out']:
     raise UsageError('tiers needs --out')
-  if 'warmup' not in config:
-    raise UsageError('this config does not say how to answer by heart (config.warmup.by_heart), see configs/carl.py')
+  if 'critic_warmup' not in config:
+    raise UsageError('this config does not say how to answer by heart (config.critic_warmup.closed_book), see configs/carl.py')
   from jaxsearch.data.questions import write_questions
   from jaxsearch.data.sources import load_questions
   from jaxsearch.evaluation import run
@@ -139,23 +139,23 @@ def _answered(config, flag: dict, questions: Sequence, temperature: float) -> tu
 
 def _answered_with_tool(config, flag: dict, questions: Sequence, temperature: float) -> tuple[dict, list[dict], dict]:
   """The same of a second model, asked with and without the evidence that a policy or a server finds."""
-  from jaxsearch.evaluation import tool
-  from jaxsearch.tools.evidence import EvidenceTool
-  from jaxsearch.tools.post import RequestError, key_from
+  from jaxsearch.evaluation import rstool
+  from jaxsearch.tools.evidence_client import EvidenceTool
+  from jaxsearch.tools.http_client import RequestError, key_from
   from jaxsearch.training.rollouts import open_backend
-  reader = tool.open_reader(config, flag['reader-url'], flag['reader-model'])
+  reader = rstool.open_reader(config, flag['reader-url'], flag['reader-model'])
   asked = [question.question for question in questions]
   try:
     with _progress(len(questions)) as report:
       if flag['tool-url']:
         _unused(flag, ('checkpoint', 'temperature'), 'with --tool-url')
         search = open_backend(config, flag['corpus'] or config.data.corpus)
-        found = tool.find_by_server(EvidenceTool(flag['tool-url'], token=key_from('JAXSEARCH_TOKEN')), asked, report)
+        found = rstool.find_by_server(EvidenceTool(flag['tool-url'], token=key_from('JAXSEARCH_TOKEN')), asked, report)
       else:
-        agent = tool.open_tool(config, flag['checkpoint'], flag['corpus'])
+        agent = rstool.open_tool(config, flag['checkpoint'], flag['corpus'])
         search = agent.engine.search
-        found = tool.find(agent, asked, temperature=temperature, seed=config.seed, on_progress=report)
-    scores, predictions = tool.compare(reader, questions, found, search, config.search.topk)
+        found = rstool.find(agent, asked, temperature=temperature, seed=config.seed, on_progress=report)
+    scores, predictions = rstool.compare_readers(reader, questions, found, search, config.search.topk)
   except RequestError as error:
     raise UsageError(str(error)) from error
   return scores, predictions, {'tool': flag['tool-url'] or flag['checkpoint'] or config.model,
@@ -176,15 +176,15 @@ def judge(name: str, arguments: Sequence[str]) -> None:
   if config.judge.kind == 'world':
     raise UsageError("config.judge.kind='world' knows gold chains but has no opinion on style: take 'local' with "
                      "config.judge.model, or 'chat' with config.judge.url and config.judge.model")
-  from jaxsearch.evaluation import pairwise, run
-  from jaxsearch.tools.post import RequestError
+  from jaxsearch.evaluation import judge_pairs, run
+  from jaxsearch.tools.http_client import RequestError
   from jaxsearch.training.policy import load_judge
-  a, b = pairwise.read_result(flag['a']), pairwise.read_result(flag['b'])
-  pairs = pairwise.pair_up(a, b)
+  a, b = judge_pairs.read_result(flag['a']), judge_pairs.read_result(flag['b'])
+  pairs = judge_pairs.pair_up(a, b)
   replies = load_judge(config.judge, config.dtype).replies
   try:
     with _progress(len(pairs), 'pairs') as report:
-      figures, records = pairwise.compare(replies, pairs, report)
+      figures, records = judge_pairs.compare_pairs(replies, pairs, report)
   except RequestError as error:
     raise UsageError(str(error)) from error
   figures |= {'only_a': len(a) - len(pairs), 'only_b': len(b) - len(pairs)}
@@ -205,23 +205,23 @@ def serve(name: str, arguments: Sequence[str]) -> None:
     _unused(flag, ('checkpoint',), 'without --as-tool')
   port = _number(flag['port'], 'port', int, 8001 if flag['as-tool'] else 8000)
   try:
-    from jaxsearch.tools import evidence_server, server, serving
+    from jaxsearch.tools import evidence_server, http_server, search_server
   except ImportError as error:
     raise UsageError(f"serving needs the package {error.name!r}: pip install 'jaxsearch[serve]'") from error
-  from jaxsearch.tools.post import checked_secret, key_from
+  from jaxsearch.tools.http_client import checked_secret, key_from
   token = checked_secret(flag['token'], '--token') or key_from('JAXSEARCH_TOKEN')
-  with serving.bind(flag['host'] or '127.0.0.1', port) as listener:
+  with http_server.bind(flag['host'] or '127.0.0.1', port) as listener:
     if flag['as-tool']:
-      from jaxsearch.evaluation import tool
-      agent = tool.open_tool(config, flag['checkpoint'], flag['corpus'])
+      from jaxsearch.evaluation import rstool
+      agent = rstool.open_tool(config, flag['checkpoint'], flag['corpus'])
       print('compiling the sampler: a minute or two …', file=sys.stderr)
-      agent.engine.warmup()  # no request is to wait for that
-      app = evidence_server.make_app(lambda questions: tool.find(agent, questions), token=token,
-                                     check=lambda question: tool.check_room(agent, question))
+      agent.engine.compile_all()  # no request is to wait for that
+      app = evidence_server.make_app(lambda questions: rstool.find(agent, questions), token=token,
+                                     check=lambda question: rstool.check_room(agent, question))
     else:
       from jaxsearch.training.rollouts import open_backend
-      app = server.make_app(open_backend(config, flag['corpus'] or config.data.corpus), token=token)
-    serving.run(app, listener, 'evidence' if flag['as-tool'] else 'retrieval')
+      app = search_server.make_app(open_backend(config, flag['corpus'] or config.data.corpus), token=token)
+    http_server.run(app, listener, 'evidence' if flag['as-tool'] else 'retrieval')
 
 
 def sample(name: str, arguments: Sequence[str]) -> None:
@@ -279,15 +279,16 @@ def ask(name: str, arguments: Sequence[str]) -> None:
   transcript.close(trees[0])
 
 
-def compare(name: str, arguments: Sequence[str]) -> None:
+def sweep(name: str, arguments: Sequence[str]) -> None:
   """Trains what is left of a grid of variants x seeds, then writes its tables and curves; exit status 1 if a run failed."""
   config, flag, words = flags.parse(name, arguments, 'configs/claims/cusearch.py',
                                     **{'report-only': (bool, 'train nothing: the report of the runs that are finished')})
   _no_words(name, words)
-  from jaxsearch.evaluation import compare, compare_report
-  trials = compare.plan(config)
-  failed = [] if flag['report-only'] else compare.train_all(trials, config.parallel)
-  print(f'table: {compare_report.write(config, trials)}')
+  from jaxsearch.evaluation import sweep as grid
+  from jaxsearch.evaluation import sweep_report
+  trials = grid.plan(config)
+  failed = [] if flag['report-only'] else grid.train_all(trials, config.parallel)
+  print(f'table: {sweep_report.write(config, trials)}')
   if failed:
     raise SystemExit(1)
 
@@ -307,9 +308,9 @@ def export(name: str, arguments: Sequence[str]) -> None:
   from jaxsearch.models.decoder import Decoder
   from jaxsearch.training import policy
   from jaxsearch.training.checkpoint import load_params
-  numbers, params, host = load_params(flag['checkpoint'])
+  model_config, params, host = load_params(flag['checkpoint'])
   tokenizer = policy.load_tokenizer(ml_collections.ConfigDict(host['config']))
-  hub.save(Decoder(numbers, params=params), flag['out'], tokenizer, dtype=flag['dtype'] or None)
+  hub.save(Decoder(model_config, params=params), flag['out'], tokenizer, dtype=flag['dtype'] or None)
   print(f'step {host["step"]} written to {flag["out"]}')
 
 
@@ -322,12 +323,12 @@ def world(name: str, arguments: Sequence[str]) -> None:
   if not (flag['out'] or flag['policy']):
     raise UsageError('say what to make: --out FOLDER for the files of the world, --policy for its policy')
   if flag['out']:
-    from jaxsearch.data import world_build
-    world_build.build(flag['out'])
+    from jaxsearch.world.recipe import build
+    build.build(flag['out'])
     print(f'world: {flag["out"]}')
   if flag['policy']:
-    from jaxsearch.training import world_policy
-    print(f'policy: {world_policy.make(config)}')
+    from jaxsearch.world.recipe import policies
+    print(f'policy: {policies.make(config)}')
 
 
 def _write(path: str, result: dict) -> None:

@@ -7,9 +7,9 @@ import pathlib
 import numpy as np
 import pytest
 
+from jaxsearch.data.corpus import Document
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.requests import Generate
-from jaxsearch.tools.documents import Document
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.methods.driving import QUESTION, Letters
 

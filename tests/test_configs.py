@@ -6,7 +6,8 @@ import pathlib
 
 import pytest
 
-from jaxsearch.training.loop import check, find_method
+from jaxsearch.methods import find_method
+from jaxsearch.training.loop import check
 
 NAMES = sorted(path.stem for path in (pathlib.Path(__file__).parent.parent / 'configs').glob('*.py') if path.stem != '__init__')
 METHODS = [name for name in NAMES if name not in ('world_policy', 'sft', 'sft_gold', 'smollm2')]
@@ -26,9 +27,9 @@ def test_a_config_fits_its_method(name, real):
       known = inspect.signature(getattr(method, field)).parameters
       assert set(config[field]) <= set(known), field
   assert set(config.eval.grow) <= set(inspect.signature(method.grow).parameters)
-  if 'warmup' in config:
-    for kind in ('by_heart', 'with_tools', 'at_will'):
-      assert set(config.warmup[kind]) <= set(inspect.signature(method.grow).parameters), kind
+  if 'critic_warmup' in config:
+    for kind in ('closed_book', 'tool_required', 'tool_optional'):
+      assert set(config.critic_warmup[kind]) <= set(inspect.signature(method.grow).parameters), kind
   assert all(service in config for service in getattr(method, 'SERVICES', ()))
   assert config.is_locked
 

@@ -3,12 +3,12 @@
     MIX="--config configs/carl.py --config.data.hops=(1,) --limit 3000"
     jaxsearch tiers $MIX --questions world:rl --out runs/claims/carl/tiers_rl.jsonl --mixed runs/claims/carl/rl.jsonl
     jaxsearch tiers $MIX --questions world:test --out runs/claims/carl/tiers.jsonl --mixed runs/claims/carl/test.jsonl
-    PPO="--config configs/search_r1_ppo.py --config.model=world-carl --config.warmup.by_heart.template=world_direct"
+    PPO="--config configs/search_r1_ppo.py --config.model=world-carl --config.critic_warmup.closed_book.template=world_direct"
     jaxsearch tiers $PPO --questions runs/claims/carl/test.jsonl --out runs/claims/carl/tiers_search_r1.jsonl
     WARM="--config.data.questions=runs/claims/carl/rl.jsonl --config.sampler.length=640 --config.train.row_length=640"
-    jaxsearch warmup --config configs/carl.py $WARM --config.out=runs/claims/carl/critic
-    jaxsearch warmup $PPO $WARM --config.out=runs/claims/carl/ppo_critic
-    jaxsearch compare --config configs/claims/carl.py
+    jaxsearch critic-warmup --config configs/carl.py $WARM --config.out=runs/claims/carl/critic
+    jaxsearch critic-warmup $PPO $WARM --config.out=runs/claims/carl/ppo_critic
+    jaxsearch sweep --config configs/claims/carl.py
 
 9 runs, two at a time on two cores, all from the same weights, which have seen the formats of both systems. Half of the questions
 are of tier 2: asked in CARL's format, the policy knows them by heart before training. Each system is held against the tiers in

@@ -1,11 +1,11 @@
 """CuSearch's claim: of the same rollouts, training on the K that searched most teaches more than on K at random or on all.
 
-    jaxsearch compare --config configs/claims/cusearch.py
+    jaxsearch sweep --config configs/claims/cusearch.py
 
 15 runs, two at a time on two cores. Table 3 of the paper compares with Random-K, which rolls out and trains on as many
 chains; table 1 with GRPO-Full, which trains on all, twice as many here. The same runs against the latter:
 
-    jaxsearch compare --config configs/claims/cusearch.py --config.baseline=GRPO-Full --report-only
+    jaxsearch sweep --config configs/claims/cusearch.py --config.baseline=GRPO-Full --report-only
 """
 
 import ml_collections

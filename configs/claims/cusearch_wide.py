@@ -1,6 +1,6 @@
 """Every row of CuSearch's tables 3 and 7, and CuSearch with what it is compared to there, over ten seeds.
 
-    jaxsearch compare --config configs/claims/cusearch_wide.py
+    jaxsearch sweep --config configs/claims/cusearch_wide.py
 
 110 runs; --config.out=runs/claims/cusearch takes up those of cusearch.py.
 """

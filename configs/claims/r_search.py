@@ -1,6 +1,6 @@
 """R-Search's claim: a reward for evidence from which another model can answer makes better answers (its table 3).
 
-    jaxsearch compare --config configs/claims/r_search.py
+    jaxsearch sweep --config configs/claims/r_search.py
 
 6 runs, two at a time on two cores.
 """

@@ -1,6 +1,6 @@
 """Search-R2's claim: a refiner that cuts drafts at their flaw and regenerates teaches more than more drafts do (its table 1).
 
-    jaxsearch compare --config configs/claims/search_r2.py
+    jaxsearch sweep --config configs/claims/search_r2.py
 
 12 runs, two at a time on two cores, all from the same weights. 'Search-R1, more drafts' generates a little more than Search-R2
 does with its revisions. Every policy is evaluated as the paper deploys it: one chain, the refiner off.

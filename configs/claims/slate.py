@@ -1,6 +1,6 @@
 """SLATE's claim: judged steps from a shared prefix teach more than whole chains or than their outcome alone (its table 2).
 
-    jaxsearch compare --config configs/claims/slate.py
+    jaxsearch sweep --config configs/claims/slate.py
 
 9 runs, two at a time on two cores, all evaluated as one chain.
 """

@@ -1,6 +1,6 @@
 """SLATE's grids for a longer while: k, the temperature of the choice, the bonus for early answers.
 
-    jaxsearch compare --config configs/claims/slate_wide.py
+    jaxsearch sweep --config configs/claims/slate_wide.py
 
 130 runs; --config.out=runs/claims/slate takes up those of slate.py.
 """

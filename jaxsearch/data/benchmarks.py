@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 
-from jaxsearch.data.corpus import Passage, join_contents
+from jaxsearch.data.corpus import Document, join_contents
 from jaxsearch.data.jsonl import DataError, parse, read_records, shortened, text_field
 from jaxsearch.data.questions import Question
 from jaxsearch.rewards.match import read_number
@@ -176,7 +176,7 @@ QUESTIONS: dict[str, Callable[[str | os.PathLike], list[Question]]] = {
 WITH_PASSAGES = ('hotpotqa', '2wiki', 'musique')
 
 
-def read_passages(source: str, path: str | os.PathLike) -> list[Passage]:
+def read_passages(source: str, path: str | os.PathLike) -> list[Document]:
   """The passages of all questions of a file, each (title and text) once, in the order in which they are first met.
 
   Ids are hotpotqa_0, hotpotqa_1, ... A file without answers will do; a passage without text is left out.
@@ -192,10 +192,10 @@ def read_passages(source: str, path: str | os.PathLike) -> list[Passage]:
   unique = dict.fromkeys((' '.join(title.split()), text.strip()) for title, text in found if text.strip())
   if not unique:
     raise DataError(f'{path}: no passages in it')
-  return [Passage(f'{source}_{number}', *passage) for number, passage in enumerate(unique)]
+  return [Document(f'{source}_{number}', *passage) for number, passage in enumerate(unique)]
 
 
-def write_corpus(passages: Iterable[Passage], path: str | os.PathLike) -> None:
+def write_corpus(passages: Iterable[Document], path: str | os.PathLike) -> None:
   """Writes passages in the Search-R1 format; `read_corpus` gives the same ones back."""
   opener = gzip.open if str(path).endswith('.gz') else open
   with opener(path, 'wt', encoding='utf-8') as file:

@@ -13,10 +13,12 @@ from jaxsearch.data.jsonl import DataError, read_records, text_field
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class Document:
+  """A text of a corpus; as the result of a search with the score of its back end (higher is better, 0 where none was given)."""
   id: str
   title: str
   text: str
+  score: float = 0.0
 
 
 def split_contents(contents: str) -> tuple[str, str]:
@@ -33,7 +35,7 @@ def join_contents(title: str, text: str) -> str:
   return f'"{title}"\n{text}'
 
 
-def read_corpus(path: str | os.PathLike) -> list[Passage]:
+def read_corpus(path: str | os.PathLike) -> list[Document]:
   """Reads a corpus in the Search-R1 format, in file order.
 
   Raises:
@@ -47,7 +49,7 @@ def read_corpus(path: str | os.PathLike) -> list[Passage]:
     if name in places:
       raise DataError(f'{place}: id {name!r} was already used at {places[name]}')
     places[name] = place
-    passages.append(Passage(name, *split_contents(text_field(record, 'contents', place))))
+    passages.append(Document(name, *split_contents(text_field(record, 'contents', place))))
   if not passages:
     raise DataError(f'{path}: no passages in it')
   return passages

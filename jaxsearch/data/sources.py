@@ -9,10 +9,11 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from jaxsearch.data import benchmarks, world
-from jaxsearch.data.corpus import Passage, read_corpus
+from jaxsearch.data import benchmarks
+from jaxsearch.data.corpus import Document, read_corpus
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.data.questions import Question, read_questions
+from jaxsearch.world import files as world
 
 ARITHMETIC = ('sum', 'difference')  # operations whose answer has to be worked out, which a small policy cannot do
 
@@ -33,7 +34,7 @@ def load_questions(name: str, *, hops: tuple[int, ...] = (), arithmetic: bool = 
   return parts[0][1] if len(parts) == 1 else _joined(name, parts)
 
 
-def load_corpus(name: str) -> list[Passage]:
+def load_corpus(name: str) -> list[Document]:
   """The passages that `name` stands for.
 
   Args:
@@ -93,7 +94,7 @@ def _questions_of(source: str, path: str, hops: tuple[int, ...], arithmetic: boo
   return found
 
 
-def _passages_of(source: str, path: str) -> list[Passage]:
+def _passages_of(source: str, path: str) -> list[Document]:
   if source == 'world' and not path:
     return world.corpus()
   if source == 'world':

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxsearch.data.corpus import Document
 from jaxsearch.evaluation import calibration
 from jaxsearch.evaluation.metrics import answer_found
 from jaxsearch.rewards.match import normalize_answer
-from jaxsearch.tools.documents import Document
 from jaxsearch.trees.tree import Node, Role, Tree
 
 _CLOSED_ANSWERS = ('yes', 'no')

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from scipy.special import stdtrit
 
+from jaxsearch.data.corpus import Document
 from jaxsearch.rewards.match import normalize_answer
-from jaxsearch.tools.documents import Document
 
 
 def answer_found(golds: Iterable[str], documents: Iterable[Document]) -> bool:

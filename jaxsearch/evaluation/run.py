@@ -20,6 +20,7 @@ import ml_collections
 import numpy as np
 
 import jaxsearch
+from jaxsearch.data.corpus import Document
 from jaxsearch.data.jsonl import DataError, read_records, shortened
 from jaxsearch.data.questions import Question
 from jaxsearch.data.sources import load_questions
@@ -28,7 +29,6 @@ from jaxsearch.models import hub
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import f1
 from jaxsearch.sampler.engine import Engine
-from jaxsearch.tools.documents import Document
 from jaxsearch.trees.tree import Role, Tree
 
 SAMPLES = 24  # rollouts kept of an evaluation during training
@@ -61,22 +61,23 @@ def open_agent(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: 
   Raises:
     FileNotFoundError: nothing that can be loaded is there.
   """
+  from jaxsearch import methods
   from jaxsearch.parallel.mesh import make_mesh
-  from jaxsearch.training import loop, policy, rollouts
+  from jaxsearch.training import policy, rollouts
   from jaxsearch.training.checkpoint import is_run, load_params
   if checkpoint and is_run(checkpoint):
-    numbers, params, host = load_params(checkpoint)
-    numbers = dataclasses.replace(numbers, dtype=config.dtype)
+    model_config, params, host = load_params(checkpoint)
+    model_config = dataclasses.replace(model_config, dtype=config.dtype)
     tokenizer = policy.load_tokenizer(ml_collections.ConfigDict(host['config']))  # that of the run, not of `config`
   elif checkpoint:
     decoder = hub.load(checkpoint, config.dtype)
-    numbers, params, tokenizer = decoder.config, decoder.params, Tokenizer.load(config.tokenizer or checkpoint)
+    model_config, params, tokenizer = decoder.config, decoder.params, Tokenizer.load(config.tokenizer or checkpoint)
   else:
-    numbers, params = policy.load_policy(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    model_config, params = policy.load_policy(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     tokenizer = policy.load_tokenizer(config)
-  engine = rollouts.open_engine(config, numbers, tokenizer, corpus=corpus)
+  engine = rollouts.open_engine(config, model_config, tokenizer, corpus=corpus)
   engine.load(params)
-  return Agent(engine, loop.find_method(config.method), answering(config))
+  return Agent(engine, methods.find_method(config.method), answering(config))
 
 
 def answering(config: ml_collections.ConfigDict) -> dict[str, Any]:

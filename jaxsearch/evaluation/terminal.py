@@ -7,8 +7,8 @@ import re
 from rich.console import Console
 from rich.text import Text
 
+from jaxsearch.data.corpus import Document
 from jaxsearch.sampler.requests import ToolFailure
-from jaxsearch.tools.documents import Document
 from jaxsearch.trees.tree import Node, Tree
 
 STYLES = {'think': 'dim', 'search': 'bold cyan', 'answer': 'bold green'}

@@ -13,6 +13,8 @@ A method is a module with two functions, and a third where it needs one:
 """
 
 import dataclasses
+import importlib
+import types
 from typing import Any
 
 import numpy as np
@@ -32,3 +34,13 @@ class Context:
   rng: np.random.Generator
   memory: dict[str, Any]
   metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+def find_method(name: str) -> types.ModuleType:
+  """The module jaxsearch/methods/NAME.py; ValueError if there is none."""
+  try:
+    return importlib.import_module(f'jaxsearch.methods.{name}')
+  except ModuleNotFoundError as error:
+    if error.name != f'jaxsearch.methods.{name}':
+      raise  # the method is there, but something that it imports is not
+    raise ValueError(f'method={name!r}: there is no jaxsearch/methods/{name}.py') from error

@@ -53,7 +53,7 @@ def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: 
   node = start(tree, question, template, chat)
   for number in range(1, max_segments + 1, 2):
     node = yield Generate(node, stop=(grammar.FENCE,) if tools else (), max_tokens=max_tokens)
-    code = grammar.python_block(spoken(node))
+    code = grammar.python_block(generated_text(node))
     if code is None or not tools or number + 2 > max_segments:
       commit(tree, node, code)
       return
@@ -79,7 +79,7 @@ def assimilate(tree: Tree, node: Node, written: Node) -> Node:
 
   Where none was written it is empty; where it was not closed in time it ends where it was cut.
   """
-  context, closed = grammar.context_block(spoken(written))
+  context, closed = grammar.context_block(generated_text(written))
   written.data.update(segment='assimilate', context=context)
   tree.metrics['no_context'] += not context
   tree.metrics['context_cut'] += bool(context) and not closed
@@ -89,7 +89,7 @@ def assimilate(tree: Tree, node: Node, written: Node) -> Node:
 def commit(tree: Tree, node: Node, code: str | None) -> None:
   """Ends the episode with what the segment answers, if it does."""
   node.data['segment'] = 'commit'
-  tree.answer = formats.last_boxed(spoken(node))
+  tree.answer = formats.last_boxed(generated_text(node))
   if tree.answer is not None:
     tree.stop = Stop.ANSWERED
   elif node.stop in (Stop.CONTEXT_FULL, Stop.DEADLINE):
@@ -99,7 +99,7 @@ def commit(tree: Tree, node: Node, code: str | None) -> None:
     tree.metrics['malformed'] += code is None
 
 
-def spoken(node: Node) -> str:
+def generated_text(node: Node) -> str:
   """The text of a span without the end token that the policy may have closed it with."""
   return node.tree.tokenizer.decode([token for token in node.tokens if token not in node.tree.tokenizer.eos_ids])
 

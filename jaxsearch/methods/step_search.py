@@ -20,13 +20,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context
 from jaxsearch.methods.search_r1 import grow
 from jaxsearch.methods.search_r1_ppo import credit_with_critic
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import f1
-from jaxsearch.tools.documents import Document
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node, Role, Tree
 

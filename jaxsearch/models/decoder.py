@@ -180,19 +180,19 @@ def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, v
   return rms_norm(x, params['final_norm'], config.norm_eps)
 
 
-def extend(config: DecoderConfig, params: dict, tokens, starts, cache: list, rows=None, window: int | None = None):
+def forward_cached(config: DecoderConfig, params: dict, tokens, starts, cache: list, rows=None, window: int | None = None):
   """The forward pass over new tokens of cached sequences.
 
-  A sequence may be given in several pieces, each attends to what the earlier ones wrote. What is written past the true
+  A sequence may be given in several chunks, each attends to what the earlier ones wrote. What is written past the true
   length of a row (padding of `tokens`) is garbage that nobody sees: it is overwritten before the length reaches it.
 
   Args:
     params: nested dict whose `layers` is a list of per-layer dicts (`unstack`), so that XLA sees each layer's
       weights and cache as arrays of their own and updates the caches in place.
-    tokens: [S,n] int, the new tokens of each piece.
+    tokens: [S,n] int, the new tokens of each chunk.
     starts: [S] int, how many tokens stand before it in its row of the cache.
     cache: list over layers of (keys [R,K,h,length], values [R,K,length,h]). Needs starts + n <= length.
-    rows: [S] int, the row of the cache that each piece belongs to; None if piece i belongs to row i and R = S.
+    rows: [S] int, the row of the cache that each chunk belongs to; None if chunk i belongs to row i and R = S.
     window: static, with `rows`: only the first `window` entries are attended to. Needs max(starts) + n <= window.
   Returns:
     ([S,n,D] hidden states after the final norm, updated cache).
@@ -214,7 +214,7 @@ def extend(config: DecoderConfig, params: dict, tokens, starts, cache: list, row
 
 
 def unstack(params: dict, num_layers: int) -> dict:
-  """The same parameters with `layers` as a list of per-layer dicts, as `extend` takes them."""
+  """The same parameters with `layers` as a list of per-layer dicts, as `forward_cached` takes them."""
   layers = [{name: value[i] for name, value in params['layers'].items()} for i in range(num_layers)]
   return params | {'layers': layers}
 

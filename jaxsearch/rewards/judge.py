@@ -17,10 +17,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from jaxsearch.data.questions import Question
-from jaxsearch.data.world_facts import ATTRIBUTES
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import exact_match, f1, normalize_answer
 from jaxsearch.trees import grammar
+from jaxsearch.world.facts import ATTRIBUTES
 
 
 @dataclasses.dataclass(frozen=True)

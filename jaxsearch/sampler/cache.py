@@ -7,7 +7,7 @@ A cache can be split over its heads; devices that are left form further lanes, e
 among them. What an episode caches stays in one lane.
 
 To append is to write behind the length, to fork is to copy a row (`segment.fork`), to rewind is to lower the length,
-which only the host knows: `Rows` holds the valid tokens of each row and decides which row serves a path.
+which only the host knows: `CacheRows` holds the valid tokens of each row and decides which row serves a path.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 
 @dataclasses.dataclass
-class Row:
+class CacheRow:
   """One row: the tokens whose keys and values it holds, who uses it and who may come back to it."""
   index: int  # among the rows of all lanes
   lane: int = 0
@@ -57,12 +57,12 @@ class Row:
 class Placement:
   """Row `row` shall serve path number `item`; `shared` leading tokens are there, after a copy from `source` if given."""
   item: int
-  row: Row
+  row: CacheRow
   shared: int
-  source: Row | None
+  source: CacheRow | None
 
 
-class Rows:
+class CacheRows:
   """Decides which row serves which path: `count` rows in each lane. `evicted` counts rows taken from episodes that still run."""
 
   def __init__(self, count: int, lanes: int = 1):
@@ -73,7 +73,7 @@ class Rows:
 
   def forget(self) -> None:
     """Everything cached is void, as after a change of the parameters."""
-    self.rows = [Row(index, *divmod(index, self.count)) for index in range(self.lanes * self.count)]
+    self.rows = [CacheRow(index, *divmod(index, self.count)) for index in range(self.lanes * self.count)]
     self._clock = 0
 
   def release(self, owner: int) -> None:
@@ -127,7 +127,7 @@ class Rows:
       placements.append(Placement(item, row, size, source))
     return placements
 
-  def _victim(self, owner: int, lane: int, free: np.ndarray, avoid: set) -> Row | None:
+  def _victim(self, owner: int, lane: int, free: np.ndarray, avoid: set) -> CacheRow | None:
     """The row whose content is least likely to be missed: nobody's, then the episode's own, then the longest unused."""
     rows = [row for row in self.rows if row.lane == lane and free[row.index] and row.index not in avoid]
     return min(rows, key=lambda row: (0 if row.owner is None else 1 if row.owner == owner else 2, row.used), default=None)

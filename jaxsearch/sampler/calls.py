@@ -17,7 +17,7 @@ from jaxsearch.sampler.requests import ToolFailure
 
 
 @dataclasses.dataclass(eq=False)
-class PendingCall:
+class ToolCall:
   """A call that was started: `future` will hold (seconds it took, result)."""
   future: Future
   started: float
@@ -42,10 +42,10 @@ class Caller:
   def __init__(self, workers: int):
     self._places = threading.Semaphore(workers)
 
-  def start(self, function: Callable[[], Any], step: int, deadline: float | None) -> PendingCall:
+  def start(self, function: Callable[[], Any], step: int, deadline: float | None) -> ToolCall:
     future = Future()
     threading.Thread(target=self._serve, args=(function, future), daemon=True).start()
-    return PendingCall(future, time.monotonic(), deadline, step)
+    return ToolCall(future, time.monotonic(), deadline, step)
 
   def _serve(self, function, future):
     with self._places:

@@ -2,7 +2,7 @@
 
 `Engine.run` drives generators (`methods.X.grow`) to their end; schedule.py holds what happens between the programs:
 which episode is started, resumed, given a row. Here is what the programs need: buckets, padding, explicit transfers.
-Order of use: `Engine(...)`, `load(params)` after every update of the policy, `warmup()` once if nothing may compile
+Order of use: `Engine(...)`, `load(params)` after every update of the policy, `compile_all()` once if nothing may compile
 later, `run(growths, key)`.
 """
 
@@ -23,7 +23,7 @@ from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import cache as caches
 from jaxsearch.sampler import segment, stops
 from jaxsearch.sampler.requests import check_sampling
-from jaxsearch.sampler.schedule import Job, Piece, Run
+from jaxsearch.sampler.schedule import Chunk, Job, Run
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Tree
 
@@ -58,7 +58,7 @@ class Engine:
     segment_steps: tokens a segment generates at most.
     enough: a segment ends when so many of its slots have stopped (or all): fewer leave slots idle for a shorter time, more
       spare changes between device and host; slots / 16 by default.
-    piece_lengths, piece_tokens: new context is computed in pieces of these lengths, at most `piece_tokens` a call and lane.
+    prefill_lengths, prefill_tokens: new context is computed in chunks of these lengths, at most `prefill_tokens` a call and lane.
     mesh: where the parameters given to `load` lie. Sampling has a layout of its own: as many devices as divide the
       key/value heads share a copy of the parameters, split by heads, feed-forward and vocabulary; each such group is a
       lane, with its part of the slots and of the cache. So `slots` and `spare` are rounded up to a multiple of the lanes.
@@ -70,7 +70,7 @@ class Engine:
                max_observation: int = 512, answer_reserve: int = 32, deterministic: bool = True,
                tool_patience: int = 0, tool_deadline: float | None = 60.0, episode_deadline: float | None = None,
                tool_workers: int = 16, segment_steps: int = 32, enough: int | None = None,
-               piece_lengths: Sequence[int] = (32, 128), piece_tokens: int = 512, mesh: Mesh | None = None):
+               prefill_lengths: Sequence[int] = (32, 128), prefill_tokens: int = 512, mesh: Mesh | None = None):
     if slots < 1 or length < 2 or (spare is not None and spare < 1):
       raise ValueError(f'slots={slots}, length={length}, spare={spare}: need at least 1, 2 and 1')
     if deterministic and episode_deadline is not None:
@@ -91,12 +91,12 @@ class Engine:
     self.segment_steps = segment_steps
     self.enough = max(1, self.slots // 16) if enough is None else enough
     self.pieces = tokenizer.pieces(config.vocab_size)
-    self.rows = caches.Rows(sum(per_lane), self.lanes)
+    self.rows = caches.CacheRows(sum(per_lane), self.lanes)
     self._widths = [width for width in (-(-per_lane[0] // 4), per_lane[0]) if width >= 4 or width == per_lane[0]]
-    self._piece_lengths, self._piece_tokens = tuple(sorted(piece_lengths)), piece_tokens
+    self._piece_lengths, self._piece_tokens = tuple(sorted(prefill_lengths)), prefill_tokens
     row_length = -(-(length + max(segment_steps, self._piece_lengths[-1])) // 64) * 64
     self._windows = _windows(row_length)
-    self._extend_windows = self._windows[(len(self._windows) - 1) // 2], row_length  # here attention is a small part of the work
+    self._prefill_windows = self._windows[(len(self._windows) - 1) // 2], row_length  # here attention is a small part of the work
     self._whole = meshes.replicated(self._mesh) if self._mesh else SingleDeviceSharding(devices.item())
     self._cache = caches.allocate(config, self.lanes * (self.rows.scratch + 1), row_length, NamedSharding(
       self._mesh, PartitionSpec(segment.LANES, 'tensor')) if self._mesh else self._whole)
@@ -158,17 +158,17 @@ class Engine:
       raise failures[-1]
     return printed
 
-  def warmup(self, score: bool = False) -> None:
+  def compile_all(self, score: bool = False) -> None:
     """Compiles every program that `run` can need (those of `Score` requests too if `score`); nothing compiles later."""
-    scratch = [[Piece(caches.Row(0, place=self.rows.scratch), 0, np.zeros(1, np.int32), np.zeros(1, np.int32))]]
+    scratch = [[Chunk(caches.CacheRow(0, place=self.rows.scratch), 0, np.zeros(1, np.int32), np.zeros(1, np.int32))]]
     for width in self._widths:
       for window in self._windows:
         self._decode([], self._put(jax.random.key(0)), width, window, 0, 1)
-    for window in self._extend_windows:
+    for window in self._prefill_windows:
       self._fork([[]], window)
       for n in self._piece_lengths:
         for count in self._counts(n) if n <= window else ():
-          self._extend(scratch, n, count, window)
+          self._prefill(scratch, n, count, window)
           if score:
             self._score(scratch, n, count, window)
     jax.block_until_ready(self._cache)
@@ -199,28 +199,28 @@ class Engine:
     results, slots = self._decode(jobs, key, width, window, enough, limit)
     return *(result[slots] for result in jax.device_get(results)), width * self.lanes
 
-  def extend(self, pieces: Sequence[Piece]) -> None:
-    """Caches the tokens of all pieces; those of one row are in order."""
-    for call in self._batches(pieces):
-      self._extend(*call)
+  def prefill(self, chunks: Sequence[Chunk]) -> None:
+    """Caches the tokens of all chunks; those of one row are in order."""
+    for call in self._batches(chunks):
+      self._prefill(*call)
 
-  def score(self, pieces: Sequence[Piece]) -> list[list[float]]:
-    """As `extend`; the log-probabilities of each piece's targets."""
-    pieces = [dataclasses.replace(piece, item=item) for item, piece in enumerate(pieces)]
-    results = [[] for _ in pieces]
-    for batch, n, count, window in self._batches(pieces):
+  def score(self, chunks: Sequence[Chunk]) -> list[list[float]]:
+    """As `prefill`; the log-probabilities of each chunk's targets."""
+    chunks = [dataclasses.replace(chunk, item=item) for item, chunk in enumerate(chunks)]
+    results = [[] for _ in chunks]
+    for batch, n, count, window in self._batches(chunks):
       logprobs = jax.device_get(self._score(batch, n, count, window)).reshape(self.lanes, count, n)
       for part, found in zip(batch, logprobs):
-        for piece, values in zip(part, found):
-          results[piece.item].extend(values[:len(piece.tokens)].tolist())
+        for chunk, values in zip(part, found):
+          results[chunk.item].extend(values[:len(chunk.tokens)].tolist())
     return results
 
-  def fork(self, copies: Sequence[tuple[caches.Row, caches.Row, int]]) -> None:
+  def fork(self, copies: Sequence[tuple[caches.CacheRow, caches.CacheRow, int]]) -> None:
     """Copies (source, target in the same lane, leading tokens), one after the other."""
     lanes, width = self._by_lane(copies, lambda copy: copy[1].lane), self._widths[-1]
     for start in range(0, max(map(len, lanes)), width):
       part = [lane[start:start + width] for lane in lanes]
-      self._fork(part, _bucket(max(size for lane in part for *_, size in lane), self._extend_windows))
+      self._fork(part, _bucket(max(size for lane in part for *_, size in lane), self._prefill_windows))
 
   # One call of a program each, with everything that varies as data.
 
@@ -242,9 +242,9 @@ class Engine:
       self.config, self._params, self._cache, slots, self._device_tables, uniforms, leave, window=window, mesh=self._mesh)
     return results, taken
 
-  def _extend(self, batch, n, count, window):
+  def _prefill(self, batch, n, count, window):
     tokens, starts, rows, _ = self._put(self._arrays(batch, n, count))
-    self._cache = segment.extend(
+    self._cache = segment.prefill(
       self.config, self._params, self._cache, tokens, starts, rows, window=window, mesh=self._mesh)
 
   def _score(self, batch, n, count, window):
@@ -266,40 +266,40 @@ class Engine:
     """The items of each lane, in order."""
     return [[item for item in items if lane_of(item) == lane] for lane in range(self.lanes)]
 
-  def _batches(self, pieces):
-    """(pieces of each lane, n, P of a lane, window) of each program call. Longer pieces first: within a row they come first."""
-    parts = [part for piece in pieces for part in self._cut(piece)]
+  def _batches(self, chunks):
+    """(chunks of each lane, n, P of a lane, window) of each program call. Longer chunks first: within a row they come first."""
+    parts = [part for chunk in chunks for part in self._cut(chunk)]
     for n in reversed(self._piece_lengths):
       alike = sorted((part for size, part in parts if size == n), key=lambda part: part.start)
       lanes, counts = self._by_lane(alike, lambda part: part.row.lane), self._counts(n)
       for first in range(0, max(map(len, lanes)), counts[-1]):
         batch = [lane[first:first + counts[-1]] for lane in lanes]
         end = max(lane[-1].start for lane in batch if lane) + n
-        yield batch, n, _bucket(max(map(len, batch)), counts), _bucket(end, self._extend_windows)
+        yield batch, n, _bucket(max(map(len, batch)), counts), _bucket(end, self._prefill_windows)
 
-  def _cut(self, piece):
-    """(n, part) of a piece: the longest bucket that is at least three quarters full, else the shortest."""
+  def _cut(self, chunk):
+    """(n, part) of a chunk: the longest bucket that is at least three quarters full, else the shortest."""
     done = 0
-    while done < len(piece.tokens):
-      left = len(piece.tokens) - done
+    while done < len(chunk.tokens):
+      left = len(chunk.tokens) - done
       n = max((n for n in self._piece_lengths if 3 * n <= 4 * left), default=self._piece_lengths[0])
-      targets = None if piece.targets is None else piece.targets[done:done + n]
-      yield n, dataclasses.replace(piece, start=piece.start + done, tokens=piece.tokens[done:done + n], targets=targets)
+      targets = None if chunk.targets is None else chunk.targets[done:done + n]
+      yield n, dataclasses.replace(chunk, start=chunk.start + done, tokens=chunk.tokens[done:done + n], targets=targets)
       done += n
 
   def _counts(self, n):
-    """Buckets of P, pieces in a call, for pieces of length n: 1, 4, 16, …"""
+    """Buckets of P, chunks in a call, for chunks of length n: 1, 4, 16, …"""
     return [4**i for i in range(16) if 4**i * n <= max(n, self._piece_tokens)]
 
   def _arrays(self, batch, n, count):
     tokens, targets = np.full((2, self.lanes * count, n), self.tokenizer.pad_id, np.int32)
     starts, rows = np.zeros(self.lanes * count, np.int32), np.full(self.lanes * count, self.rows.scratch, np.int32)
     for lane, part in enumerate(batch):
-      for i, piece in enumerate(part, start=lane * count):
-        size = len(piece.tokens)
-        tokens[i, :size], starts[i], rows[i] = piece.tokens, piece.start, piece.row.place
-        if piece.targets is not None:
-          targets[i, :size] = piece.targets
+      for i, chunk in enumerate(part, start=lane * count):
+        size = len(chunk.tokens)
+        tokens[i, :size], starts[i], rows[i] = chunk.tokens, chunk.start, chunk.row.place
+        if chunk.targets is not None:
+          targets[i, :size] = chunk.targets
     return tokens, starts, rows, targets
 
   def _put(self, tree):

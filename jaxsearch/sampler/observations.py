@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxsearch.data.corpus import Document
 from jaxsearch.sampler.requests import RunPython, Search, ToolFailure
-from jaxsearch.tools.documents import Document
 from jaxsearch.trees import grammar
 
 

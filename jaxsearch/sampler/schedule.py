@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxsearch.sampler import stops
-from jaxsearch.sampler.calls import Caller, PendingCall
+from jaxsearch.sampler.calls import Caller, ToolCall
 from jaxsearch.sampler.observations import fitted
 from jaxsearch.sampler.requests import END, LENGTH, Ask, Call, Generate, Request, RunPython, Score, Search, ToolFailure
 from jaxsearch.sampler.segment import Slots
@@ -41,13 +41,13 @@ class GrowthError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class Chunk:
   """Tokens to be cached behind `start` tokens of a row; `targets` is what follows each of them, where that is scored."""
-  row: Any  # caches.Row
+  row: Any  # caches.CacheRow
   start: int
   tokens: np.ndarray
   targets: np.ndarray | None = None
-  item: int = 0  # which of the pieces handed to `Engine.score` it was cut from
+  item: int = 0  # which of the chunks handed to `Engine.score` it was cut from
 
 
 @dataclasses.dataclass(eq=False)
@@ -103,16 +103,16 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Asked:
+class PendingCall:
   """A tool request that has no reply yet."""
   episode: Episode
   place: int  # of the reply among the replies of its episode
   request: Search | RunPython | Call
-  call: PendingCall
+  call: ToolCall
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Posed:
+class QueuedQuery:
   """An `Ask` that its service has not been given yet."""
   episode: Episode
   place: int
@@ -129,9 +129,9 @@ class Run:
     self.queue = collections.deque(Episode(i, growth, tree) for i, (growth, tree) in enumerate(growths))
     self.ready: collections.deque[Job] = collections.deque()
     self.running: list[Job] = []  # at most engine.slots
-    self.asked: collections.deque[Asked] = collections.deque()
+    self.pending_calls: collections.deque[PendingCall] = collections.deque()
     self.caller = Caller(engine.tool_workers)
-    self.posed: dict[str, list[Posed]] = {}  # by service
+    self.queued_queries: dict[str, list[QueuedQuery]] = {}  # by service
     self.active = np.zeros(engine.lanes, int)  # episodes under way
     self.steps = 0  # decode steps so far: the clock of the deterministic mode
     self.counts = collections.Counter()
@@ -146,9 +146,9 @@ class Run:
         self._place()
         if self.running:
           self._decode()
-        elif self.posed:
+        elif self.queued_queries:
           self._ask()
-        elif not (self.queue or self.ready or self.asked):
+        elif not (self.queue or self.ready or self.pending_calls):
           return self.metrics()
     except BaseException:
       self.engine.rows.forget()  # what a row holds is uncertain in the middle of a step
@@ -157,14 +157,14 @@ class Run:
   def metrics(self) -> dict[str, float]:
     """Counts of this run so far.
 
-    tokens_decoded, tokens_extended (computed as context), tokens_reused (context that was cached), tokens_forked (those
+    tokens_decoded, tokens_prefilled (computed as context), tokens_reused (context that was cached), tokens_forked (those
     of it that were copied); episodes; segments, steps; idle_share (of what the segments could have decoded); tool_calls,
-    tool_failures; asked (of services), seconds_asking; seconds in all, seconds_tools (inside tools, added up),
+    tool_failures; service_calls, seconds_services; seconds in all, seconds_tools (inside tools, added up),
     seconds_waiting (for replies of tools); rows_evicted (from episodes that still ran); stop_X: episodes that ended with
     stop X.
     """
-    names = ('tokens_decoded', 'tokens_extended', 'tokens_reused', 'tokens_forked', 'episodes', 'segments', 'tool_calls',
-             'tool_failures', 'seconds_tools', 'seconds_waiting', 'asked', 'seconds_asking')
+    names = ('tokens_decoded', 'tokens_prefilled', 'tokens_reused', 'tokens_forked', 'episodes', 'segments', 'tool_calls',
+             'tool_failures', 'seconds_tools', 'seconds_waiting', 'service_calls', 'seconds_services')
     seconds = time.monotonic() - self.started
     decoded = self.counts['tokens_decoded']
     return {name: self.counts[name] for name in names} | {f'stop_{stop}': self.counts[stop] for stop in Stop} | {
@@ -249,7 +249,7 @@ class Run:
       case Ask() if request.service not in self.engine.services:  # an agent that only answers goes without
         self._reply(episode, place, ToolFailure(f'there is no {request.service}'))
       case Ask():
-        self.posed.setdefault(request.service, []).append(Posed(episode, place, request.item))
+        self.queued_queries.setdefault(request.service, []).append(QueuedQuery(episode, place, request.item))
       case Call():
         self._call(episode, place, request, request.function)
       case _:
@@ -285,37 +285,37 @@ class Run:
     limits = [seconds for seconds in (self.engine.tool_deadline, self._seconds_left(episode)) if seconds is not None]
     self.counts['tool_calls'] += 1
     call = self.caller.start(function, self.steps, min(limits, default=None))
-    self.asked.append(Asked(episode, place, request, call))
+    self.pending_calls.append(PendingCall(episode, place, request, call))
 
   def _apply_reply(self) -> bool:
     """Applies one reply if one is due, waiting for it if that is the rule; whether it did."""
     due = self._due()
     if due is None:
       return False
-    asked = self.asked[due]
-    del self.asked[due]
+    pending = self.pending_calls[due]
+    del self.pending_calls[due]
     start = time.monotonic()
-    seconds, result = asked.call.outcome()
+    seconds, result = pending.call.outcome()
     self.counts['seconds_waiting'] += time.monotonic() - start
     self.counts['seconds_tools'] += seconds
-    if isinstance(asked.request, (Search, RunPython)):
+    if isinstance(pending.request, (Search, RunPython)):
       engine = self.engine
-      room = min(engine.max_observation, engine.length - asked.request.node.length - engine.answer_reserve)
-      result = fitted(asked.request, result, room, engine.tokenizer)
+      room = min(engine.max_observation, engine.length - pending.request.node.length - engine.answer_reserve)
+      result = fitted(pending.request, result, room, engine.tokenizer)
     self.counts['tool_failures'] += isinstance(result, ToolFailure)
-    self._reply(asked.episode, asked.place, result)
-    self._advance(asked.episode)
+    self._reply(pending.episode, pending.place, result)
+    self._advance(pending.episode)
     return True
 
   def _due(self) -> int | None:
     """Index of the request whose reply is to be applied now; None if there is something better to do."""
-    if not self.asked:
+    if not self.pending_calls:
       return None
     nothing_else = not self.ready and not self.running
     if self.engine.deterministic:
-      waited = self.steps - self.asked[0].call.step
+      waited = self.steps - self.pending_calls[0].call.step
       return 0 if nothing_else or waited >= self.engine.tool_patience else None
-    calls = [asked.call for asked in self.asked]
+    calls = [pending.call for pending in self.pending_calls]
     if nothing_else:
       start = time.monotonic()
       soonest = min((left for call in calls if (left := call.seconds_left()) is not None), default=None)
@@ -325,8 +325,8 @@ class Run:
 
   def _ask(self) -> None:
     """Gives every service all that waits for it; a service that fails is a failed tool to each of them."""
-    posed, self.posed = self.posed, {}
-    for name, waiting in posed.items():
+    queued, self.queued_queries = self.queued_queries, {}
+    for name, waiting in queued.items():
       start = time.monotonic()
       try:
         replies = list(self.engine.services[name]([one.item for one in waiting]))
@@ -334,8 +334,8 @@ class Run:
           raise ValueError(f'{len(replies)} replies to {len(waiting)} items')
       except Exception as error:
         replies = [ToolFailure(f'{name}: {type(error).__name__}: {error}')] * len(waiting)
-      self.counts['asked'] += len(waiting)
-      self.counts['seconds_asking'] += time.monotonic() - start
+      self.counts['service_calls'] += len(waiting)
+      self.counts['seconds_services'] += time.monotonic() - start
       self.counts['tool_failures'] += sum(isinstance(reply, ToolFailure) for reply in replies)
       for one, reply in zip(waiting, replies):
         self._reply(one.episode, one.place, reply)
@@ -360,12 +360,12 @@ class Run:
       self.engine.fork(copies)
       placed = [dataclasses.replace(jobs[p.item], row=p.row) for p in placements]
       missing = [job.context[p.shared:] for p, job in zip(placements, placed)]
-      self.engine.extend([Piece(p.row, p.shared, tokens) for p, tokens in zip(placements, missing)])
+      self.engine.prefill([Chunk(p.row, p.shared, tokens) for p, tokens in zip(placements, missing)])
       for job in placed:
         job.row.tokens = job.context
       self.counts['tokens_forked'] += sum(size for *_, size in copies)
       self.counts['tokens_reused'] += sum(p.shared for p in placements)
-      self.counts['tokens_extended'] += sum(map(len, missing))
+      self.counts['tokens_prefilled'] += sum(map(len, missing))
       self._score([job for job in placed if isinstance(job.request, Score)])
       self.running += [job for job in placed if isinstance(job.request, Generate)]
       taken = {p.item for p in placements}
@@ -375,7 +375,7 @@ class Run:
     """Scores the first continuation of each job together, then the second behind the same context, and so on."""
     replies = [[None] * len(job.request.continuations) for job in jobs]
     for turn in range(max((len(reply) for reply in replies), default=0)):
-      batch, pieces = [], []
+      batch, chunks = [], []
       for job, reply in zip(jobs, replies):
         if turn < len(reply):
           given = job.request.continuations[turn]
@@ -383,11 +383,11 @@ class Run:
           if job.length + len(ids) <= self.engine.length:
             inputs = np.append(np.int32(job.last), ids)[:len(ids)]
             batch.append((job, reply))
-            pieces.append(Piece(job.row, len(job.context), inputs, targets=ids))
+            chunks.append(Chunk(job.row, len(job.context), inputs, targets=ids))
             job.row.tokens = np.concatenate([job.context, inputs])
-      for (job, reply), piece, logprobs in zip(batch, pieces, self.engine.score(pieces)):
+      for (job, reply), chunk, logprobs in zip(batch, chunks, self.engine.score(chunks)):
         reply[turn] = logprobs
-        self.counts['tokens_extended'] += len(piece.tokens)
+        self.counts['tokens_prefilled'] += len(chunk.tokens)
     for job, reply in zip(jobs, replies):
       job.row.busy = False
       self._reply(job.episode, job.place, reply)
@@ -396,8 +396,8 @@ class Run:
 
   def _decode(self) -> None:
     engine, limit = self.engine, self.engine.segment_steps
-    if self.asked and self._idle(self.running, self.ready).max() > 0:
-      due = self.asked[0].call.step + engine.tool_patience - self.steps if engine.deterministic else POLL_STEPS
+    if self.pending_calls and self._idle(self.running, self.ready).max() > 0:
+      due = self.pending_calls[0].call.step + engine.tool_patience - self.steps if engine.deterministic else POLL_STEPS
       limit = min(limit, max(1, due))
     tokens, logprobs, counts, slots = engine.decode(self.running, self.key, min(engine.enough, len(self.running)), limit)
     steps = int(counts.max())

@@ -1,13 +1,13 @@
-"""The compiled programs of the sampler: extend, score, decode a segment, fork.
+"""The compiled programs of the sampler: prefill, score, decode a segment, fork.
 
 All take the whole cache as a donated argument and return it, so that it is updated in place; sizes that vary come in
 buckets (`window`, the shape of `tokens`, `steps`), everything else is data. Nothing here talks to the host: what the
 host must decide ends the segment.
 
-With a `mesh` whose axis `data` is longer than 1 every program runs in lanes: what is counted by sequences (slots, pieces, rows
+With a `mesh` whose axis `data` is longer than 1 every program runs in lanes: what is counted by sequences (slots, chunks, rows
 of the cache) is split over them, the parameters are the same in each, and an index of a row is that within its lane.
 
-Letters: S slots (rows decoded together), P pieces of an extension, n tokens of a piece, V vocabulary.
+Letters: S slots (rows decoded together), P chunks of a prefill, n tokens of a chunk, V vocabulary.
 """
 
 import functools
@@ -19,7 +19,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxsearch.models.attention import get_windows, put_windows
 from jaxsearch.models.decoder import DecoderConfig, logits, target_logprobs
-from jaxsearch.models.decoder import extend as forward
+from jaxsearch.models.decoder import forward_cached as forward
 
 BLOCK = 128  # vocabulary entries summed at once when sampling
 LANES = 'data'
@@ -65,8 +65,8 @@ def in_lanes(mesh: Mesh | None, program, shared: tuple, own: tuple):
 
 
 @functools.partial(jax.jit, static_argnames=('config', 'window', 'mesh'), donate_argnames='cache')
-def extend(config: DecoderConfig, params, cache, tokens, starts, rows, *, window: int, mesh: Mesh | None = None):
-  """Caches the tokens [P,n] of pieces that begin after `starts` [P] tokens of `rows` [P]; returns the cache."""
+def prefill(config: DecoderConfig, params, cache, tokens, starts, rows, *, window: int, mesh: Mesh | None = None):
+  """Caches the tokens [P,n] of chunks that begin after `starts` [P] tokens of `rows` [P]; returns the cache."""
   def program(params, cache, tokens, starts, rows):
     return forward(config, params, tokens, starts, cache, rows, window)[1]
 
@@ -75,7 +75,7 @@ def extend(config: DecoderConfig, params, cache, tokens, starts, rows, *, window
 
 @functools.partial(jax.jit, static_argnames=('config', 'window', 'mesh'), donate_argnames='cache')
 def score(config: DecoderConfig, params, cache, tokens, starts, rows, targets, *, window: int, mesh: Mesh | None = None):
-  """As `extend`, and the log-probability of targets [P,n], each predicted by the token at its place: (cache, [P,n])."""
+  """As `prefill`, and the log-probability of targets [P,n], each predicted by the token at its place: (cache, [P,n])."""
   def program(params, cache, tokens, starts, rows, targets):
     hidden, cache = forward(config, params, tokens, starts, cache, rows, window)
     return cache, target_logprobs(params, hidden, targets)[0]

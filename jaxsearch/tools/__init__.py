@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from jaxsearch.tools.documents import Document
+from jaxsearch.data.corpus import Document
 
 if TYPE_CHECKING:
-  from jaxsearch.data.corpus import Passage
+  from jaxsearch.data.corpus import Document
   from jaxsearch.tools.simulated import Writer
 
 KINDS = ('bm25', 'http', 'web', 'simulated')
@@ -21,7 +21,7 @@ class SearchBackend(Protocol):
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]: ...
 
 
-def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Passage] | None = None,
+def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | None = None,
                 url: str | None = None, engine: str = 'rank_bm25', timeout: float = 30.0,
                 token: str | None = None, cache: str | os.PathLike | None = None, writer: str | Writer = 'world',
                 writer_model: str = '', noise_start: float = 0.0, noise_end: float = 0.5, seed: int = 0) -> SearchBackend:
@@ -51,7 +51,7 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Passage] | No
   if kind == 'http':
     if not url:
       raise ValueError("search kind 'http' needs a url")
-    from jaxsearch.tools.http import HttpSearch
+    from jaxsearch.tools.search_client import HttpSearch
     return HttpSearch(url, timeout=timeout, token=token)
   if kind == 'web':
     from jaxsearch.tools.web import SERPER, WebSearch
@@ -71,7 +71,7 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Passage] | No
   raise ValueError(f'unknown search kind {kind!r}; known: {", ".join(KINDS)}')
 
 
-def _passages(corpus: str | os.PathLike | Sequence[Passage] | None, wanted_by: str) -> Sequence[Passage]:
+def _passages(corpus: str | os.PathLike | Sequence[Document] | None, wanted_by: str) -> Sequence[Document]:
   if corpus is None:
     raise ValueError(f'{wanted_by} needs a corpus')
   from jaxsearch.data.sources import load_corpus

@@ -20,8 +20,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxsearch.data.corpus import Passage
-from jaxsearch.tools.documents import Document
+from jaxsearch.data.corpus import Document
 
 ENGINES = ('rank_bm25', 'bm25s')
 _WORD = re.compile(r'\w+')
@@ -38,7 +37,7 @@ def words(text: str) -> list[str]:
 class BM25:
   """Ranks passages by BM25; `search` may be called from several threads."""
 
-  def __init__(self, corpus: Sequence[Passage], *, engine: str = 'rank_bm25', k1: float = 0.9, b: float = 0.4,
+  def __init__(self, corpus: Sequence[Document], *, engine: str = 'rank_bm25', k1: float = 0.9, b: float = 0.4,
                cache_size: int = 4096):
     """Builds the index.
 

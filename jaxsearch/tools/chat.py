@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 
 from jaxsearch.tools.cache import open_cache
-from jaxsearch.tools.post import Poster, RequestError, key_from
+from jaxsearch.tools.http_client import Poster, RequestError, key_from
 
 Prompt = str | Sequence[Mapping[str, str]]  # of the user, or messages {'role', 'content'}
 

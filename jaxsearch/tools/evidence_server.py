@@ -2,12 +2,12 @@
 
   jaxsearch serve --as-tool --config configs/r_search.py --checkpoint runs/r_search
 
-  POST /evidence   {"question": "…"} or a list of questions; see `jaxsearch.tools.evidence` for the reply and the client
+  POST /evidence   {"question": "…"} or a list of questions; see `jaxsearch.tools.evidence_client` for the reply and the client
   GET /tool        the tool in the words of OpenAI's protocol
   GET /health      how many questions are being answered; wants no token
 
 The sampler grows one batch at a time; the questions of all requests that come meanwhile are its next batch.
-`jaxsearch.tools.serving` has what all our servers check.
+`jaxsearch.tools.http_server` has what all our servers check.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from jaxsearch.tools import serving
-from jaxsearch.tools.evidence import SCHEMA, Evidence
-from jaxsearch.tools.simulated import Merged
+from jaxsearch.tools import http_server
+from jaxsearch.tools.evidence_client import SCHEMA, Evidence
+from jaxsearch.tools.simulated import DynamicBatcher
 
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits(serving.Limits):
+class Limits(http_server.Limits):
   questions: int = 64          # of one request
   question_chars: int = 8192
   waiting: int = 256           # questions of all requests that are being answered; more get 429 and may come again
@@ -45,7 +45,7 @@ def make_app(answer: Callable[[list[str]], Sequence[Evidence]], *, check: Callab
     answer: evidence for questions; called from one thread at a time.
     check: raises ValueError for a question that is too long for the policy.
   """
-  merged, asked = Merged(answer), 0
+  merged, asked = DynamicBatcher(answer), 0
   threads = anyio.CapacityLimiter(limits.requests)  # each waits for its batch
 
   async def evidence(request: dict) -> object:
@@ -62,17 +62,17 @@ def make_app(answer: Callable[[list[str]], Sequence[Evidence]], *, check: Callab
     return found if isinstance(request['question'], list) else found[0]
 
   async def tool(request: Request) -> JSONResponse:
-    serving.check_token(request, token)
+    http_server.check_token(request, token)
     return JSONResponse(SCHEMA)
 
   async def health(request: Request) -> JSONResponse:
     return JSONResponse({'status': 'ok', 'questions': asked})
 
-  return serving.make_app(Route('/evidence', serving.endpoint(evidence, token, limits), methods=['POST']),
+  return http_server.make_app(Route('/evidence', http_server.endpoint(evidence, token, limits), methods=['POST']),
                           Route('/tool', tool), Route('/health', health))
 
 
-def _find(merged: Merged, questions: list[str]) -> Sequence[Evidence]:
+def _find(merged: DynamicBatcher, questions: list[str]) -> Sequence[Evidence]:
   try:
     return merged(questions)
   except Exception as error:  # whatever the sampler raises, the client gets an answer and the log the cause

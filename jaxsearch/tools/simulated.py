@@ -21,10 +21,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from jaxsearch.data.corpus import Passage
-from jaxsearch.data.world_facts import Entity, read_back
+from jaxsearch.data.corpus import Document
 from jaxsearch.tools.bm25 import BM25
-from jaxsearch.tools.documents import Document
+from jaxsearch.world.facts import Entity, read_back
 
 
 class WriterError(RuntimeError):
@@ -103,7 +102,7 @@ class WorldWriter:
   in the same words: wrong, and by nothing but another source to be told from right.
   """
 
-  def __init__(self, corpus: Sequence[Passage], *, engine: str = 'rank_bm25'):
+  def __init__(self, corpus: Sequence[Document], *, engine: str = 'rank_bm25'):
     """Args: `corpus`, passages of the world; `engine`, see `BM25`. Raises ValueError for passages of another kind."""
     self._index = BM25(corpus, engine=engine)
     try:
@@ -180,7 +179,7 @@ class ModelWriter:
   """
 
   def __init__(self, ask: Callable[[list[str]], Sequence[str | Exception]]):
-    """`ask` turns prompts into replies, an exception standing where one failed: `Chat.replies`, or a `Merged` model
+    """`ask` turns prompts into replies, an exception standing where one failed: `Chat.replies`, or a `DynamicBatcher` model
     of ours. Called from several threads."""
     self._ask = ask
 
@@ -218,7 +217,7 @@ def parse_documents(reply: str, topk: int) -> list[Document]:
   return [Document(f'written-{i}', body[1].strip(), ' '.join(body[2].split())) for i, body in enumerate(bodies, start=1)]
 
 
-class Merged:
+class DynamicBatcher:
   """A function from prompts to replies for several threads: what arrives while a batch is under way is the next batch.
 
   For a model on a sampler of ours, which runs one batch at a time and is slow for few prompts. Which prompts share a batch

@@ -11,10 +11,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from jaxsearch.data.corpus import Document
 from jaxsearch.tools.cache import open_cache
-from jaxsearch.tools.documents import Document
-from jaxsearch.tools.http import SearchError
-from jaxsearch.tools.post import Poster, key_from
+from jaxsearch.tools.http_client import Poster, key_from
+from jaxsearch.tools.search_client import SearchError
 
 SERPER = 'https://google.serper.dev/search'
 

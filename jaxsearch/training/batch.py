@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.trees.layout import Rows
+from jaxsearch.trees.layout import TrainingRows
 
 
 @jax.tree_util.register_dataclass
@@ -37,7 +37,7 @@ class Batch:
   count: jax.Array          # int32, micro-batches that hold more than padding
 
 
-def make_batch(rows: Rows, micro_rows: int, *, old_logprobs: np.ndarray | None = None,
+def make_batch(rows: TrainingRows, micro_rows: int, *, old_logprobs: np.ndarray | None = None,
                ref_logprobs: np.ndarray | None = None, critic: bool = False) -> Batch:
   """Cuts rows into micro-batches of `micro_rows` and packs the trained tokens of each row.
 
@@ -110,13 +110,13 @@ def mini_batches(num_rows: int, number: int, rng: np.random.Generator) -> list[n
   return np.array_split(rng.permutation(num_rows), min(number, num_rows))
 
 
-def take(rows: Rows, indices: np.ndarray, number: int) -> Rows:
+def take(rows: TrainingRows, indices: np.ndarray, number: int) -> TrainingRows:
   """The rows of one of `number` mini-batches.
 
   The weights keep the denominators of the whole batch and are multiplied by `number`, so that the mean of the mini-batches'
   losses is the loss of the whole.
   """
-  part = Rows(*(value[indices] for value in rows))
+  part = TrainingRows(*(value[indices] for value in rows))
   return part._replace(loss_weights=part.loss_weights * np.float32(number),
                        value_weights=part.value_weights * np.float32(number))
 

@@ -29,7 +29,7 @@ from jaxsearch.training.state import TrainState, fingerprint
 # the same numbers are computed.
 FREE_FIELDS = ('steps', 'out', 'progress', 'checkpoint_every', 'keep_checkpoints', 'eval', 'mesh', 'distributed',
                'train.micro_rows', 'train.chunk', 'remat', 'search.url', 'search.timeout', 'optim.max_skipped',
-               'python.workers', 'warmup.gate', 'warmup.min_updates', 'warmup.max_updates')
+               'python.workers', 'critic_warmup.gate', 'critic_warmup.min_updates', 'critic_warmup.max_updates')
 
 
 def open_checkpoints(run: str | pathlib.Path, keep: int | None = None) -> ocp.CheckpointManager:
@@ -90,7 +90,7 @@ def _run_folder(path: pathlib.Path) -> tuple[pathlib.Path, int | None]:
 
 
 def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None):
-  """(decoder numbers, parameters, host) of a checkpoint, for evaluation and export.
+  """(model_config, parameters, host) of a checkpoint, for evaluation and export.
 
   An adapter is merged into its base, the model that the config of the run names; the head of a critic is left out.
 
@@ -104,19 +104,19 @@ def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None)
   from jaxsearch.parallel.mesh import make_mesh
   from jaxsearch.training import critic, policy
   mesh = mesh or make_mesh(1, 1, 1, devices=jax.devices()[:1])
-  numbers, params, host = load_trained(path, mesh)
+  model_config, params, host = load_trained(path, mesh)
   if host.get('critic'):
     raise ValueError(f'{path}: this is a critic, not a policy')
   config = ml_collections.ConfigDict(host['config'])
   if 'lora' in config and config.lora.rank > 0:
     _, base = policy.load_policy(config, mesh)
     check_base(host, fingerprint(base), config.model)
-    params = policy.merger(config, numbers, mesh)(base, params)
-  return numbers, critic.without_head(params), host
+    params = policy.merger(config, model_config, mesh)(base, params)
+  return model_config, critic.without_head(params), host
 
 
 def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh):
-  """(decoder numbers, parameters as they were trained, host) of a checkpoint: those of a policy with the head of its critic if
+  """(model_config, parameters as they were trained, host) of a checkpoint: those of a policy with the head of its critic if
   they share a backbone, of an adapter, or of a critic of its own.
 
   Raises:
@@ -131,13 +131,13 @@ def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh):
     if step not in manager.all_steps():
       raise FileNotFoundError(f'{run}/checkpoints: no checkpoint {"at all" if step is None else step}')
     host = restore_host(manager, step)
-    numbers = decoder_from_json(host['decoder'])
+    model_config = decoder_from_json(host['decoder'])
     config = ml_collections.ConfigDict(host['config'])
-    shardings, shapes = critic.layout(numbers, mesh) if host.get('critic') else policy.trained_layout(config, numbers, mesh)
+    shardings, shapes = critic.layout(model_config, mesh) if host.get('critic') else policy.trained_layout(config, model_config, mesh)
     like = jax.tree.map(
       lambda sharding, shape: jax.ShapeDtypeStruct(shape, host['param_dtype'], sharding=sharding), shardings, shapes)
     params = manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(like))).params
-  return numbers, params, host
+  return model_config, params, host
 
 
 def check_base(host: dict[str, Any], found: list[float], name: str) -> None:
@@ -147,9 +147,9 @@ def check_base(host: dict[str, Any], found: list[float], name: str) -> None:
     raise ValueError(f'model={name!r} has changed since this run began; its KL and its adapter refer to the old one')
 
 
-def decoder_to_json(numbers: DecoderConfig) -> dict:
+def decoder_to_json(model_config: DecoderConfig) -> dict:
   """The numbers of a decoder as JSON can hold them."""
-  return dataclasses.asdict(numbers)
+  return dataclasses.asdict(model_config)
 
 
 def decoder_from_json(values: dict) -> DecoderConfig:

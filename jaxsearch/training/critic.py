@@ -33,7 +33,7 @@ class Critic:
     return {f'critic_{name}': result[name] for name in SHOWN}
 
 
-def open_critic(config: ml_collections.ConfigDict, numbers: DecoderConfig, params: dict, mesh: jax.sharding.Mesh,
+def open_critic(config: ml_collections.ConfigDict, model_config: DecoderConfig, params: dict, mesh: jax.sharding.Mesh,
                 total_updates: int, warm: dict | None = None, decoder_factor: float = 1.0) -> Critic:
   """The critic before its first update.
 
@@ -43,7 +43,7 @@ def open_critic(config: ml_collections.ConfigDict, numbers: DecoderConfig, param
     decoder_factor: of the learning rate, for all but the head.
   """
   optim = config.optim.copy_and_resolve_references()
-  optim.update(learning_rate=config.critic.learning_rate, warmup_updates=config.critic.warmup_updates)
+  optim.update(learning_rate=config.critic.learning_rate, lr_warmup_updates=config.critic.lr_warmup_updates)
   schedule = states.learning_rate_schedule(optim, total_updates)
   optimizer = states.make_optimizer(optim, schedule, lambda name: 1.0 if name == 'head' else decoder_factor)
   if warm is not None:
@@ -51,20 +51,20 @@ def open_critic(config: ml_collections.ConfigDict, numbers: DecoderConfig, param
   else:
     if config.optim.master_weights:
       params = states.float32(params)  # what is frozen under an adapter is in the compute dtype
-    head = value_head.initial_head(numbers.hidden_size, params['embedding'].dtype)
-    placed, _ = layout(numbers, mesh)
+    head = value_head.initial_head(model_config.hidden_size, params['embedding'].dtype)
+    placed, _ = layout(model_config, mesh)
     params = {'decoder': params, 'head': jax.device_put(head, placed['head'])}
-  loss_fn = lambda params, batch: steps.critic_loss(params, batch, config=numbers, value_clip=config.critic.value_clip)
+  loss_fn = lambda params, batch: steps.critic_loss(params, batch, config=model_config, value_clip=config.critic.value_clip)
   return Critic(
     states.create(params, optimizer, mesh),
-    steps.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype=numbers.dtype,
+    steps.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype=model_config.dtype,
                           state_shardings=states.state_shardings(params, optimizer, mesh)))
 
 
-def layout(numbers: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
+def layout(model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
   """(shardings, shapes) of the parameters of a critic of its own."""
-  shapes = {'decoder': parameter_shapes(numbers), 'head': {'kernel': (numbers.hidden_size,), 'bias': ()}}
-  return meshes.shardings({'decoder': parameter_axes(numbers), 'head': value_head.AXES}, shapes, mesh), shapes
+  shapes = {'decoder': parameter_shapes(model_config), 'head': {'kernel': (model_config.hidden_size,), 'bias': ()}}
+  return meshes.shardings({'decoder': parameter_axes(model_config), 'head': value_head.AXES}, shapes, mesh), shapes
 
 
 def is_shared(config: ml_collections.ConfigDict) -> bool:
@@ -72,17 +72,17 @@ def is_shared(config: ml_collections.ConfigDict) -> bool:
   return config.critic.enabled and config.critic.get('shared', False)
 
 
-def new_head(config: ml_collections.ConfigDict, numbers: DecoderConfig, mesh: jax.sharding.Mesh) -> dict:
+def new_head(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> dict:
   """The head of a critic on the backbone of the policy, before its first update."""
-  create = lambda key: value_head.initial_mlp(numbers.hidden_size, key, jnp.dtype(
+  create = lambda key: value_head.initial_mlp(model_config.hidden_size, key, jnp.dtype(
     'float32' if config.optim.master_weights else config.dtype))
-  placed, _ = head_layout(numbers, mesh)
+  placed, _ = head_layout(model_config, mesh)
   return jax.jit(create, out_shardings=placed)(jax.random.fold_in(jax.random.key(config.seed), 1))
 
 
-def head_layout(numbers: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
+def head_layout(model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
   """(shardings, shapes) of that head."""
-  shapes = value_head.mlp_shapes(numbers.hidden_size)
+  shapes = value_head.mlp_shapes(model_config.hidden_size)
   return meshes.shardings(value_head.MLP_AXES, shapes, mesh), shapes
 
 

@@ -1,6 +1,6 @@
-"""Warms a critic up before the policy moves: CARL's appendix C, `jaxsearch warmup`.
+"""Warms a critic up before the policy moves: CARL's appendix C, `jaxsearch critic-warmup`.
 
-  by_heart.jsonl    whether five rollouts of every question without tools were right
+  closed_book.jsonl    whether five rollouts of every question without tools were right
   tiers.jsonl       what follows from them: tier 2 where any was right, else tier 1
   rollouts.jsonl    trees of the questions that were chosen, half by heart and half with tools, by all means or at will
   metrics.jsonl     a row an update; every `check_every` updates with the figures of the gate on held-out questions
@@ -24,6 +24,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from jaxsearch import methods
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import competence, competence_plots
 from jaxsearch.evaluation.run import Agent
@@ -36,13 +37,13 @@ from jaxsearch.training import checkpoint, critic, loop, metrics, policy, rollou
 from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
 from jaxsearch.training.run import RunStopped, open_run
-from jaxsearch.trees.layout import Rows, lay_out, take_back
+from jaxsearch.trees.layout import TrainingRows, lay_out, take_back
 from jaxsearch.trees.records import from_record, to_record
 from jaxsearch.trees.tree import Role, Tree
 
 CHUNK = 256  # rollouts between two times that they are saved
-BUCKETS = ('tier 1 by heart', 'tier 1 with tools', 'tier 2 by heart', 'tier 2 with tools')
-KINDS = ('by heart', 'with tools', 'at will')  # of rollouts; the bucket of one at will is that of one with tools
+BUCKETS = ('tier 1 closed-book', 'tier 1 tool-required', 'tier 2 closed-book', 'tier 2 tool-required')
+KINDS = ('closed-book', 'tool-required', 'tool-optional')  # of rollouts; the bucket of one at will is that of one with tools
 FROZEN = ('embedding', 'unembedding')  # beside the backbone, the policy has these
 
 
@@ -51,27 +52,27 @@ class GateFailed(RunStopped):
 
 
 def warm_up(config: ml_collections.ConfigDict) -> dict[str, float]:
-  """`jaxsearch warmup`: rolls out, trains the critic, and returns the figures of the gate that it passed.
+  """`jaxsearch critic-warmup`: rolls out, trains the critic, and returns the figures of the gate that it passed.
 
   Raises:
     GateFailed: it did not.
   """
-  settings = config.warmup
+  settings = config.critic_warmup
   if config.distributed.enabled:
     raise ValueError('warmup runs in one process, on all its devices: set distributed.enabled=False')
   with config.unlocked():
     config.steps, config.checkpoint_every = settings.max_updates, settings.check_every
   loop.check(config)
-  method, mesh = loop.find_method(config.method), meshes.make_mesh(**config.mesh)
+  method, mesh = methods.find_method(config.method), meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
   folder = pathlib.Path(config.out)
   folder.mkdir(parents=True, exist_ok=True)
   check_rollouts(config, folder / 'rollouts_config.json')
-  numbers, params = policy.load_policy(config, mesh)
-  trees, tiers = collect(config, method, numbers, params, mesh, folder)
+  model_config, params = policy.load_policy(config, mesh)
+  trees, tiers = collect(config, method, model_config, params, mesh, folder)
   held_out, buckets = split(trees, tiers, settings, config.seed)
   with open_run(config, ('loss', 'gate_auc', 'gate_explained')) as run:
-    student = open_student(config, numbers, params, mesh)
+    student = open_student(config, model_config, params, mesh)
     curves = {'before': competence.first_values(assess(student, held_out), tiers)[:2]}
     student.state, _ = run.restore(student.state)
     run.start()
@@ -86,39 +87,39 @@ def warm_up(config: ml_collections.ConfigDict) -> dict[str, float]:
         figures = gate_figures(assess(student, held_out), tiers)
         row |= {f'gate_{name}': value for name, value in figures.items()}
       run.finish_step(step, row | clock.row(row['tokens_trained']), student.state, lambda: {
-        'decoder': checkpoint.decoder_to_json(numbers), 'critic': not critic.is_shared(config)})
+        'decoder': checkpoint.decoder_to_json(model_config), 'critic': not critic.is_shared(config)})
       if check and step >= settings.min_updates and passes(figures, settings.gate):
         break
     curves['warmed up'] = competence.first_values(held_out, tiers)[:2]  # as they were assessed last
     competence_plots.plot_calibration(curves, folder / 'calibration.png')
   if not passes(figures, settings.gate):
     raise GateFailed(f'{folder}: after {settings.max_updates} updates the critic has {told(figures)}; the gate is '
-                     f'{told(dict(settings.gate))}. More questions, more updates (warmup.max_updates) or a higher rate may help.')
+                     f'{told(dict(settings.gate))}. More questions, more updates (critic_warmup.max_updates) or a higher rate may help.')
   return figures
 
 
 # Rollouts.
 
 
-def collect(config: ml_collections.ConfigDict, method: types.ModuleType, numbers, params: dict, mesh: jax.sharding.Mesh,
+def collect(config: ml_collections.ConfigDict, method: types.ModuleType, model_config, params: dict, mesh: jax.sharding.Mesh,
             folder: pathlib.Path) -> tuple[list[Tree], dict[str, int]]:
   """The rollouts to learn from, with their rewards, and the tier of each question."""
-  settings = config.warmup
+  settings = config.critic_warmup
   questions = loop.load_questions(config.data.questions, hops=config.data.hops, arithmetic=config.data.arithmetic)
   order = np.random.default_rng(config.seed).permutation(len(questions))[:settings.questions]
   questions = [questions[i] for i in order]
   tokenizer = policy.load_tokenizer(config)
-  engine = rollouts.open_engine(config, numbers, tokenizer, meshes.local_mesh(mesh))
+  engine = rollouts.open_engine(config, model_config, tokenizer, meshes.local_mesh(mesh))
   engine.load(meshes.local(params))
-  by_heart = [(question, 'by heart', False) for question in questions for _ in range(settings.tier_rollouts)]
-  tiers = tiers_by(rolled_out(config, method, engine, by_heart, folder / 'by_heart.jsonl', outcome))
+  closed_book = [(question, 'closed-book', False) for question in questions for _ in range(settings.tier_rollouts)]
+  tiers = tiers_by(rolled_out(config, method, engine, closed_book, folder / 'closed_book.jsonl', outcome))
   write(folder / 'tiers.jsonl', [{'id': key, 'tier': tier} for key, tier in tiers.items()])
   texts = [question.question for question in questions]
   points = encoded(texts, settings.encoder) if settings.encoder else embedded(texts, tokenizer, params)
   chosen = choose(questions, tiers, clusters_of(points, settings.clusters, config.seed), settings, config.seed)
   rng = np.random.default_rng([config.seed, 1])
   wanted = [(question, kind, bool(rng.random() < settings.second_share)) for question in chosen
-            for kind in ('by heart', tool_kind(tiers[question.id], settings, rng))]
+            for kind in ('closed-book', tool_kind(tiers[question.id], settings, rng))]
   records = rolled_out(config, method, engine, wanted, folder / 'rollouts.jsonl', to_record)
   by_id = {question.id: question for question in questions}
   trees = [from_record(record, tokenizer, by_id[record['id']]) for record in records]
@@ -128,14 +129,14 @@ def collect(config: ml_collections.ConfigDict, method: types.ModuleType, numbers
 
 
 def tool_kind(tier: int, settings: ml_collections.ConfigDict, rng: np.random.Generator) -> str:
-  """The kind of a question's rollout with tools: at will in a share of those of `at_will_tiers`, by all means elsewhere."""
-  return 'at will' if rng.random() < settings.at_will_share * (tier in settings.at_will_tiers) else 'with tools'
+  """The kind of a question's rollout with tools: at will in a share of those of `tool_optional_tiers`, by all means elsewhere."""
+  return 'tool-optional' if rng.random() < settings.tool_optional_share * (tier in settings.tool_optional_tiers) else 'tool-required'
 
 
 def tiers_of(config: ml_collections.ConfigDict, agent: Agent, questions: Sequence[Question]) -> dict[str, int]:
-  """The tier of each question for an agent: 2 if one of `warmup.tier_rollouts` rollouts by heart is right, else 1."""
-  heart = dataclasses.replace(agent, settings=agent.settings | dict(config.warmup.by_heart))
-  asked = [question for question in questions for _ in range(config.warmup.tier_rollouts)]
+  """The tier of each question for an agent: 2 if one of `critic_warmup.tier_rollouts` rollouts by heart is right, else 1."""
+  heart = dataclasses.replace(agent, settings=agent.settings | dict(config.critic_warmup.closed_book))
+  asked = [question for question in questions for _ in range(config.critic_warmup.tier_rollouts)]
   trees, _ = heart.answer(asked, jax.random.key(config.seed), temperature=config.sampler.temperature)
   return tiers_by([outcome(tree) for tree in trees])
 
@@ -164,7 +165,7 @@ def rolled_out(config: ml_collections.ConfigDict, method: types.ModuleType, engi
 
   They are grown and appended in chunks; one that was not written whole is grown again, to the same trees.
   """
-  changes = dict(zip(KINDS, (config.warmup.by_heart, config.warmup.with_tools, config.warmup.at_will)))
+  changes = dict(zip(KINDS, (config.critic_warmup.closed_book, config.critic_warmup.tool_required, config.critic_warmup.tool_optional)))
   done = metrics.read(path) if path.exists() else []
   if len(done) < len(wanted):
     done = done[:len(done) // CHUNK * CHUNK]
@@ -211,10 +212,10 @@ def check_rollouts(config: ml_collections.ConfigDict, path: pathlib.Path) -> Non
 
 
 def second_search_of(config: ml_collections.ConfigDict) -> tuple[SearchBackend, int]:
-  """(back end, passages a search) of other quality: `config.search` with the changes of `warmup.second_search`."""
+  """(back end, passages a search) of other quality: `config.search` with the changes of `critic_warmup.second_search`."""
   other = config.copy_and_resolve_references()
   with other.unlocked():
-    other.search.update(config.warmup.second_search)
+    other.search.update(config.critic_warmup.second_search)
   return rollouts.open_backend(other, other.data.corpus), other.search.topk
 
 
@@ -281,13 +282,13 @@ def split(trees: Sequence[Tree], tiers: dict[str, int], settings: ml_collections
   buckets = {name: [] for name in BUCKETS}
   for tree in trees:
     if tree.question.id not in kept and any(node.tokens for node in tree.nodes(Role.POLICY)):
-      kind = 'by heart' if tree.root.data['kind'] == 'by heart' else 'with tools'
+      kind = 'closed-book' if tree.root.data['kind'] == 'closed-book' else 'tool-required'
       buckets[f'tier {tiers[tree.question.id]} {kind}'].append(tree)
   held_out = [tree for tree in trees if tree.question.id in kept]
   if not settings.curated:
     return held_out, [[tree for own in buckets.values() for tree in own]]
   if empty := [name for name, own in buckets.items() if not own]:
-    raise ValueError(f'no rollouts of {", ".join(empty)}: ask more questions (warmup.questions), unless the policy by heart is '
+    raise ValueError(f'no rollouts of {", ".join(empty)}: ask more questions (critic_warmup.questions), unless the policy by heart is '
                      'right always, or never')
   return held_out, list(buckets.values())
 
@@ -311,31 +312,31 @@ class Student:
     return metrics.to_row(result)
 
 
-def open_student(config: ml_collections.ConfigDict, numbers, params: dict, mesh: jax.sharding.Mesh) -> Student:
+def open_student(config: ml_collections.ConfigDict, model_config, params: dict, mesh: jax.sharding.Mesh) -> Student:
   """The critic of a config before its warm-up."""
-  settings, shared = config.warmup, critic.is_shared(config)
+  settings, shared = config.critic_warmup, critic.is_shared(config)
   optim = config.optim.copy_and_resolve_references()
-  optim.update(learning_rate=settings.head_rate, weight_decay=settings.weight_decay, warmup_updates=settings.warmup_updates,
+  optim.update(learning_rate=settings.head_rate, weight_decay=settings.weight_decay, lr_warmup_updates=settings.lr_warmup_updates,
                schedule='constant')
   if not shared:
     with config.unlocked():
-      config.critic.update(learning_rate=settings.head_rate, warmup_updates=settings.warmup_updates)
-    own = critic.open_critic(config, numbers, params, mesh, settings.max_updates,
+      config.critic.update(learning_rate=settings.head_rate, lr_warmup_updates=settings.lr_warmup_updates)
+    own = critic.open_critic(config, model_config, params, mesh, settings.max_updates,
                              decoder_factor=settings.backbone_rate / settings.head_rate)
-    return Student(own.state, own.train_step, steps.make_value_step(numbers, mesh=mesh), config, mesh)
+    return Student(own.state, own.train_step, steps.make_value_step(model_config, mesh=mesh), config, mesh)
   factors = {states.HEAD: 1.0} | dict.fromkeys(FROZEN, 0.0)
   schedule = states.learning_rate_schedule(optim, settings.max_updates)
   optimizer = states.make_optimizer(
     optim, schedule, lambda name: factors.get(name, settings.backbone_rate / settings.head_rate))
-  params = params | {states.HEAD: critic.new_head(config, numbers, mesh)}
+  params = params | {states.HEAD: critic.new_head(config, model_config, mesh)}
   learn = steps.make_train_step(
-    lambda params, batch: steps.shared_critic_loss(params, batch, config=numbers), optimizer, schedule, mesh=mesh,
-    state_shardings=states.state_shardings(params, optimizer, mesh), dtype=numbers.dtype)
-  return Student(states.create(params, optimizer, mesh), learn, steps.make_value_step(numbers, mesh=mesh, shared=True),
+    lambda params, batch: steps.shared_critic_loss(params, batch, config=model_config), optimizer, schedule, mesh=mesh,
+    state_shardings=states.state_shardings(params, optimizer, mesh), dtype=model_config.dtype)
+  return Student(states.create(params, optimizer, mesh), learn, steps.make_value_step(model_config, mesh=mesh, shared=True),
                  config, mesh)
 
 
-def rows_of(config: ml_collections.ConfigDict, trees: Sequence[Tree]) -> Rows:
+def rows_of(config: ml_collections.ConfigDict, trees: Sequence[Tree]) -> TrainingRows:
   """Training rows in which every trained token is to be worth the reward of its tree."""
   for tree in trees:
     for node in tree.nodes(Role.POLICY):
@@ -364,7 +365,7 @@ def gate_figures(trees: Sequence[Tree], tiers: dict[str, int]) -> dict[str, floa
   Signs are those over assimilates in rollouts with tools by all means, as in the paper; NaN for methods without such segments.
   """
   found = competence.critic_figures(trees, tiers)
-  signs = competence.sign_figures([tree for tree in trees if tree.root.data['kind'] == 'with tools'])
+  signs = competence.sign_figures([tree for tree in trees if tree.root.data['kind'] == 'tool-required'])
   return {'auc': found['auc'], 'sign': signs['sign_accuracy'], 'explained': found['explained_variance'], 'ece': found['ece'],
           'brier': found['brier']}
 

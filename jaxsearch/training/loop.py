@@ -9,7 +9,6 @@ checkpoint is the run that was never stopped, to the bit.
 
 import dataclasses
 import functools
-import importlib
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,7 +21,7 @@ import optax
 from jaxsearch.data.questions import Question, QuestionBatches
 from jaxsearch.data.sources import load_questions
 from jaxsearch.evaluation.run import Agent, answering, held_out
-from jaxsearch.methods import Context
+from jaxsearch.methods import Context, find_method
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.engine import Engine
@@ -32,7 +31,7 @@ from jaxsearch.training import critic as critics
 from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
 from jaxsearch.training.run import open_run
-from jaxsearch.trees.layout import Rows, lay_out, take_back
+from jaxsearch.trees.layout import TrainingRows, lay_out, take_back
 from jaxsearch.trees.tree import Tree
 
 SHOWN = ('reward', 'em', 'searches')  # on the progress bar
@@ -73,7 +72,7 @@ def train(config: ml_collections.ConfigDict) -> dict[str, float]:
         run.write_evaluation(evaluate(learner, method, step))
       run.finish_step(step, row, learner.snapshot(), lambda: {
         'memory': learner.memory, 'key': jax.random.key_data(learner.key).tolist(), 'questions': questions.get_state(),
-        'reference': learner.fingerprint, 'decoder': checkpoint.decoder_to_json(learner.numbers)})
+        'reference': learner.fingerprint, 'decoder': checkpoint.decoder_to_json(learner.model_config)})
   return row
 
 
@@ -81,7 +80,7 @@ def train(config: ml_collections.ConfigDict) -> dict[str, float]:
 class Learner:
   """The policy, its sampler, and the compiled programs that train it."""
   config: ml_collections.ConfigDict
-  numbers: DecoderConfig
+  model_config: DecoderConfig
   mesh: jax.sharding.Mesh
   engine: Engine
   state: states.TrainState  # of the policy, or of its adapter
@@ -116,7 +115,7 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
   """Everything that has to be there before the first step, from a config."""
   mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
-  numbers, params = policy.load_policy(config, mesh)
+  model_config, params = policy.load_policy(config, mesh)
   shared, warm = critics.is_shared(config), None
   if config.critic.enabled and config.critic.warm_start:
     _, warm, host = checkpoint.load_trained(config.critic.warm_start, mesh)
@@ -124,28 +123,28 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
       raise ValueError(f'critic.warm_start={config.critic.warm_start!r} was warmed up for the model {host["config"]["model"]!r}, '
                        f'critic.shared={not host.get("critic", False)}; here they are {config.model!r}, {shared}')
     params = critics.without_head(warm) if shared else params
-  trained = policy.new_adapter(config, numbers, mesh) if config.lora.rank else params
+  trained = policy.new_adapter(config, model_config, mesh) if config.lora.rank else params
   if shared:
-    trained = params | {states.HEAD: warm[states.HEAD] if warm else critics.new_head(config, numbers, mesh)}
-  optimizer, train_step = make_update(config, numbers, mesh, trained)
-  engine = rollouts.open_engine(config, numbers, policy.load_tokenizer(config), meshes.local_mesh(mesh))
+    trained = params | {states.HEAD: warm[states.HEAD] if warm else critics.new_head(config, model_config, mesh)}
+  optimizer, train_step = make_update(config, model_config, mesh, trained)
+  engine = rollouts.open_engine(config, model_config, policy.load_tokenizer(config), meshes.local_mesh(mesh))
   engine.services = {name: policy.SERVICES[name](config[name], config.dtype, meshes.local_mesh(mesh))
                      for name in getattr(find_method(config.method), 'SERVICES', ())}
   return Learner(
-    config=config, numbers=numbers, mesh=mesh, state=states.create(trained, optimizer, mesh),
+    config=config, model_config=model_config, mesh=mesh, state=states.create(trained, optimizer, mesh),
     engine=engine,
-    base=params if config.lora.rank else None, merge=policy.merger(config, numbers, mesh),
-    reference=states.compute_copy(params, numbers.dtype) if config.loss.kl_coef else None,
+    base=params if config.lora.rank else None, merge=policy.merger(config, model_config, mesh),
+    reference=states.compute_copy(params, model_config.dtype) if config.loss.kl_coef else None,
     fingerprint=states.fingerprint(params),
     train_step=train_step, key=jax.random.key(config.seed),
-    score=steps.make_score_step(numbers, mesh=mesh, temperature=config.sampler.temperature, chunk=config.train.chunk),
-    critic=(critics.open_critic(config, numbers, params, mesh, total_updates(config), warm)
+    score=steps.make_score_step(model_config, mesh=mesh, temperature=config.sampler.temperature, chunk=config.train.chunk),
+    critic=(critics.open_critic(config, model_config, params, mesh, total_updates(config), warm)
             if config.critic.enabled and not shared else None),
-    values=steps.make_value_step(numbers, mesh=mesh, shared=shared) if config.critic.enabled else None,
+    values=steps.make_value_step(model_config, mesh=mesh, shared=shared) if config.critic.enabled else None,
   )  # fmt: skip
 
 
-def make_update(config: ml_collections.ConfigDict, numbers: DecoderConfig, mesh: jax.sharding.Mesh,
+def make_update(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh,
                 trained: dict) -> tuple[optax.GradientTransformation, Callable]:
   """(optimizer, compiled training step) for the parameters `trained`: arrays, or ShapeDtypeStructs with shardings."""
   shared, schedule = critics.is_shared(config), states.learning_rate_schedule(config.optim, total_updates(config))
@@ -154,8 +153,8 @@ def make_update(config: ml_collections.ConfigDict, numbers: DecoderConfig, mesh:
   weights = dict(config.loss, temperature=config.sampler.temperature, chunk=config.train.chunk)
   if shared:
     weights |= dict(value_coef=config.critic.coef, backbone_share=config.critic.backbone_share)
-  loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=numbers, **weights)
-  return optimizer, steps.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype=numbers.dtype, alpha=config.lora.alpha,
+  loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=model_config, **weights)
+  return optimizer, steps.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype=model_config.dtype, alpha=config.lora.alpha,
                                           state_shardings=states.state_shardings(trained, optimizer, mesh))
 
 
@@ -178,16 +177,6 @@ def check(config: ml_collections.ConfigDict) -> None:
                      'the longest path would not fit into a training row')
   if config.group_size < 2 and not config.critic.enabled and not getattr(find_method(config.method), 'ONE_TREE', False):
     raise ValueError(f'group_size={config.group_size}: with one tree a question and no critic there is nothing to compare')
-
-
-def find_method(name: str) -> types.ModuleType:
-  """The module jaxsearch/methods/NAME.py; ValueError if there is none."""
-  try:
-    return importlib.import_module(f'jaxsearch.methods.{name}')
-  except ModuleNotFoundError as error:
-    if error.name != f'jaxsearch.methods.{name}':
-      raise  # the method is there, but something that it imports is not
-    raise ValueError(f'method={name!r}: there is no jaxsearch/methods/{name}.py') from error
 
 
 def open_questions(config: ml_collections.ConfigDict) -> QuestionBatches:
@@ -250,7 +239,7 @@ def fits(learner: Learner, tree: Tree) -> bool:
   return tree.count() <= learner.config.train.row_length
 
 
-def into_rows(learner: Learner, trees: Sequence[Tree]) -> Rows:
+def into_rows(learner: Learner, trees: Sequence[Tree]) -> TrainingRows:
   """The training rows of trees."""
   return lay_out(trees, learner.config.train.row_length, pad_id=learner.engine.tokenizer.pad_id,
                  how=learner.config.train.aggregate)
@@ -265,7 +254,7 @@ def assess(learner: Learner, trees: Sequence[Tree]) -> None:
   take_back(rows, trees, batches.unpack(batch, values, len(rows.tokens)), 'values')
 
 
-def update(learner: Learner, rows: Rows, step: int, clock: metrics.Clock) -> dict[str, float]:
+def update(learner: Learner, rows: TrainingRows, step: int, clock: metrics.Clock) -> dict[str, float]:
   """All updates of a step: `epochs` passes over the rows, each in `mini_batches` parts."""
   settings = learner.config.train
   recompute = settings.old_logprobs == 'recompute'
@@ -288,7 +277,7 @@ def update(learner: Learner, rows: Rows, step: int, clock: metrics.Clock) -> dic
   return metrics.mean_of(results) | {'padded_share': 1 - rows.fill, 'rows': len(rows.tokens)}
 
 
-def score_rows(learner: Learner, params: dict, rows: Rows) -> np.ndarray:
+def score_rows(learner: Learner, params: dict, rows: TrainingRows) -> np.ndarray:
   """Log-probabilities [B, T] of the trained tokens under `params`, 0 elsewhere."""
   batch = batches.make_batch(rows, learner.config.train.micro_rows)
   return batches.unpack(batch, jax.device_get(learner.score(params, batches.place(batch, learner.mesh))),

@@ -1,4 +1,4 @@
-"""The policy that a config names: its numbers, its parameters on the mesh, and its tokenizer."""
+"""The policy that a config names: its configuration, its parameters on the mesh, and its tokenizer."""
 
 import dataclasses
 import functools
@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
-from jaxsearch.data import world
 from jaxsearch.models import hub, lora
 from jaxsearch.models.decoder import DecoderConfig, initial_params, parameter_axes, parameter_shapes
 from jaxsearch.models.presets import preset
@@ -20,60 +19,61 @@ from jaxsearch.sampler.assistant import Assistant
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.training import critic
 from jaxsearch.training.state import HEAD
+from jaxsearch.world import files as world
 
 WORLD_MODELS = {'world-tiny': '', 'world-review': 'review', 'world-carl': 'carl', 'world-reader': 'reader'}  # -> folder
 RANDOM = 'random:'
 
 
 def load_policy(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> tuple[DecoderConfig, dict]:
-  """(numbers, parameters laid out on `mesh`) of `config.model`.
+  """(model_config, parameters laid out on `mesh`) of `config.model`.
 
   Parameters are float32 master weights, or in the compute dtype if `config.optim.master_weights` is off or they are frozen
   under an adapter.
   """
   param_dtype = 'float32' if config.optim.master_weights and not config.lora.rank else config.dtype
   if config.model.startswith(RANDOM):
-    numbers = dataclasses.replace(preset(config.model.removeprefix(RANDOM)), dtype=config.dtype, remat=config.remat)
-    create = lambda key: initial_params(numbers, key, jnp.dtype(param_dtype))
-    placed = param_shardings(numbers, mesh)
-    return numbers, jax.jit(create, out_shardings=placed)(jax.random.key(config.seed))
+    model_config = dataclasses.replace(preset(config.model.removeprefix(RANDOM)), dtype=config.dtype, remat=config.remat)
+    create = lambda key: initial_params(model_config, key, jnp.dtype(param_dtype))
+    placed = param_shardings(model_config, mesh)
+    return model_config, jax.jit(create, out_shardings=placed)(jax.random.key(config.seed))
   decoder = hub.load(model_path(config.model), config.dtype, param_dtype=param_dtype, mesh=mesh, remat=config.remat)
   return decoder.config, decoder.params
 
 
-def new_adapter(config: ml_collections.ConfigDict, numbers: DecoderConfig, mesh: jax.sharding.Mesh) -> dict:
+def new_adapter(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> dict:
   """The adapter that `config.lora` describes before its first update; float32 unless `config.optim.master_weights` is off."""
   dtype = jnp.dtype('float32' if config.optim.master_weights else config.dtype)
-  create = lambda key: lora.initial_adapter(numbers, config.lora.rank, config.lora.targets, key, dtype)
-  placed, _ = adapter_layout(config, numbers, mesh)
+  create = lambda key: lora.initial_adapter(model_config, config.lora.rank, config.lora.targets, key, dtype)
+  placed, _ = adapter_layout(config, model_config, mesh)
   return jax.jit(create, out_shardings=placed)(jax.random.fold_in(jax.random.key(config.seed), 0))
 
 
-def adapter_layout(config: ml_collections.ConfigDict, numbers: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
+def adapter_layout(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
   """(shardings, shapes) of the adapter that `config.lora` describes."""
-  shapes = lora.adapter_shapes(numbers, config.lora.rank, config.lora.targets)
-  return meshes.shardings(lora.adapter_axes(numbers, config.lora.targets), shapes, mesh), shapes
+  shapes = lora.adapter_shapes(model_config, config.lora.rank, config.lora.targets)
+  return meshes.shardings(lora.adapter_axes(model_config, config.lora.targets), shapes, mesh), shapes
 
 
-def trained_layout(config: ml_collections.ConfigDict, numbers: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
+def trained_layout(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
   """(shardings, shapes) of what a run of `config` trains: the policy, with the head of a critic on it, or an adapter."""
   if 'lora' in config and config.lora.rank > 0:
-    return adapter_layout(config, numbers, mesh)
-  shardings, shapes = param_shardings(numbers, mesh), parameter_shapes(numbers)
+    return adapter_layout(config, model_config, mesh)
+  shardings, shapes = param_shardings(model_config, mesh), parameter_shapes(model_config)
   if 'critic' in config and critic.is_shared(config):
-    placed, sizes = critic.head_layout(numbers, mesh)
+    placed, sizes = critic.head_layout(model_config, mesh)
     shardings, shapes = shardings | {HEAD: placed}, shapes | {HEAD: sizes}
   return shardings, shapes
 
 
-def merger(config: ml_collections.ConfigDict, numbers: DecoderConfig, mesh: jax.sharding.Mesh) -> Callable[[dict, dict], dict]:
+def merger(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> Callable[[dict, dict], dict]:
   """The compiled (base, adapter) -> parameters of the policy, in the layout of the base."""
-  return jax.jit(functools.partial(lora.merge, alpha=config.lora.alpha), out_shardings=param_shardings(numbers, mesh))
+  return jax.jit(functools.partial(lora.merge, alpha=config.lora.alpha), out_shardings=param_shardings(model_config, mesh))
 
 
-def param_shardings(numbers: DecoderConfig, mesh: jax.sharding.Mesh) -> dict:
+def param_shardings(model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> dict:
   """The layout of a decoder's parameters on `mesh`."""
-  return meshes.shardings(parameter_axes(numbers), parameter_shapes(numbers), mesh)
+  return meshes.shardings(parameter_axes(model_config), parameter_shapes(model_config), mesh)
 
 
 def model_path(name: str) -> str | pathlib.Path:

@@ -57,7 +57,7 @@ def is_well_formed(tree: Tree) -> bool:
 
 
 def write(path: str | os.PathLike, trees: Sequence[Tree]) -> None:
-  """Writes demonstrations, one a line, as `warmup.read_demonstrations` wants them."""
+  """Writes demonstrations, one a line, as `sft.read_demonstrations` wants them."""
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   with path.open('w', encoding='utf-8') as file:

@@ -16,18 +16,18 @@ from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.tools import SearchBackend, open_search
 from jaxsearch.tools.python_sandbox import PythonSandbox
-from jaxsearch.tools.simulated import Merged, ModelWriter
+from jaxsearch.tools.simulated import DynamicBatcher, ModelWriter
 from jaxsearch.training import policy
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 Groups = list[list[Tree]]  # the trees of each question
 
 
-def open_engine(config: ml_collections.ConfigDict, numbers: DecoderConfig, tokenizer: Tokenizer,
+def open_engine(config: ml_collections.ConfigDict, model_config: DecoderConfig, tokenizer: Tokenizer,
                 mesh: jax.sharding.Mesh | None = None, corpus: str = '') -> Engine:
   """The sampler of a config with its search back end; `corpus` takes the place of `config.data.corpus`."""
   backend = open_backend(config, corpus or config.data.corpus, mesh)
-  return Engine(numbers, tokenizer, search=backend, topk=config.search.topk, python=PythonSandbox(**config.python), mesh=mesh,
+  return Engine(model_config, tokenizer, search=backend, topk=config.search.topk, python=PythonSandbox(**config.python), mesh=mesh,
                 **config.sampler)
 
 
@@ -48,7 +48,7 @@ def _model_writer(path: str, dtype: str, mesh: jax.sharding.Mesh | None) -> Mode
     model=path, slots=16, length=1024, max_tokens=512, stop=(), chat=True)), dtype, mesh)
   if assistant.engine.tokenizer.chat_template is None:
     raise ValueError(f"{path} cannot be search.writer 'model': without a chat template it follows no instruction")
-  return ModelWriter(Merged(assistant))
+  return ModelWriter(DynamicBatcher(assistant))
 
 
 def grow(engine: Engine, method: types.ModuleType, questions: Sequence[Question], sizes: Sequence[int], key,

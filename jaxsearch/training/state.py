@@ -42,11 +42,11 @@ class TrainState:
 
 
 def learning_rate_schedule(optim: ml_collections.ConfigDict, total_updates: int) -> optax.Schedule:
-  """Linear warm-up from 0 over `warmup_updates`, then 'constant' or 'cosine' down to 0 at `total_updates`.
+  """Linear warm-up from 0 over `lr_warmup_updates`, then 'constant' or 'cosine' down to 0 at `total_updates`.
 
-  The first update already has a rate above 0: update number i of the warm-up has (i + 1) / warmup_updates of the peak.
+  The first update already has a rate above 0: update number i of the warm-up has (i + 1) / lr_warmup_updates of the peak.
   """
-  peak, warmup = optim.learning_rate, optim.warmup_updates
+  peak, warmup = optim.learning_rate, optim.lr_warmup_updates
   if optim.schedule == 'constant':
     after = optax.constant_schedule(peak)
   elif optim.schedule == 'cosine':

@@ -30,7 +30,7 @@ PER_TOKEN = {'advantages': 'advantages', 'logprobs': 'old_logprobs', 'values': '
 AGGREGATIONS = ('token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean')
 
 
-class Rows(NamedTuple):
+class TrainingRows(NamedTuple):
   """Training rows, each field [B, T]; as a named tuple it is also a JAX pytree.
 
   A padding token sees itself alone (an attention row that sees nothing has no softmax), is seen by no other,
@@ -56,7 +56,7 @@ class Rows(NamedTuple):
 
 
 def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, rows_multiple: int = 1,
-            how: str = 'token-mean') -> Rows:
+            how: str = 'token-mean') -> TrainingRows:
   """Packs trees into rows, first-fit decreasing; the result depends on its arguments alone.
 
   Args:
@@ -66,7 +66,7 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, rows_multiple: 
     rows_multiple: B is rounded up to a multiple of it with rows of padding, at least one multiple.
     how: the average that the loss weights stand for, see `loss_weights`.
   Returns:
-    Rows of [B, T].
+    `TrainingRows` of [B, T].
   Raises:
     ValueError: a tree longer than `length`, an unknown `how`, per-token values that do not match their span,
       or advantages (log-probabilities, values, returns) present in some trained spans and absent in others.
@@ -90,7 +90,7 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, rows_multiple: 
   return rows
 
 
-def take_back(rows: Rows, forest: Sequence[Tree], values: np.ndarray, field: str) -> None:
+def take_back(rows: TrainingRows, forest: Sequence[Tree], values: np.ndarray, field: str) -> None:
   """Writes per-token values [B, T] of laid-out rows onto `field` of the trained spans they belong to, an array for each."""
   nodes = [list(tree.walk()) for tree in forest]
   owners = np.stack([rows.tree_ids, rows.span_ids], -1).reshape(-1, 2)
@@ -174,16 +174,16 @@ def step_weights(nodes: Sequence[Sequence[Node]],
   return weights, value_weights
 
 
-def _padding(num_rows: int, length: int, pad_id: int) -> Rows:
+def _padding(num_rows: int, length: int, pad_id: int) -> TrainingRows:
   shape = (num_rows, length)
   index = np.broadcast_to(np.arange(length, dtype=np.int32), shape)
   zeros = {name: np.zeros(shape, np.float32) for name in ('loss_weights', 'value_weights', *PER_TOKEN.values())}
-  return Rows(tokens=np.full(shape, pad_id, np.int32), positions=np.zeros(shape, np.int32),
+  return TrainingRows(tokens=np.full(shape, pad_id, np.int32), positions=np.zeros(shape, np.int32),
               previous=index.copy(), visible_until=index + 1, tree_ids=np.full(shape, -1, np.int32),
               span_ids=np.full(shape, -1, np.int32), **zeros)
 
 
-def _place(rows: Rows, row: int, start: int, nodes: Sequence[Node]) -> None:
+def _place(rows: TrainingRows, row: int, start: int, nodes: Sequence[Node]) -> None:
   """Writes a tree's nodes, given depth first, into `row` from index `start` on."""
   subtree = {id(node): len(node.tokens) for node in nodes}     # tokens of the node and all below it
   for node in reversed(nodes):

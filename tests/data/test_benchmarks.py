@@ -7,7 +7,7 @@ import json
 import pytest
 
 from jaxsearch.data import benchmarks
-from jaxsearch.data.corpus import Passage, read_corpus
+from jaxsearch.data.corpus import Document, read_corpus
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.rewards.match import matches
 
@@ -244,11 +244,11 @@ def test_packed_files_are_read_alike(tmp_path, source):
 def test_passages_once_and_in_order(tmp_path):
   path = write(tmp_path / 'file', 'hotpotqa', HOTPOTQA)
   assert benchmarks.read_passages('hotpotqa', path) == [
-      Passage('hotpotqa_0', 'Ada Moor', 'Ada Moor is a Welsh director. She lives in Bangor.'),
-      Passage('hotpotqa_1', 'Ben Tide', 'Ben Tide is Welsh.'), Passage('hotpotqa_2', 'Tide (film)', 'Tide stars Cora Reed.'),
-      Passage('hotpotqa_3', 'Ada Moor', 'Ada Moor is a hill.')]
+      Document('hotpotqa_0', 'Ada Moor', 'Ada Moor is a Welsh director. She lives in Bangor.'),
+      Document('hotpotqa_1', 'Ben Tide', 'Ben Tide is Welsh.'), Document('hotpotqa_2', 'Tide (film)', 'Tide stars Cora Reed.'),
+      Document('hotpotqa_3', 'Ada Moor', 'Ada Moor is a hill.')]
   two_wiki = benchmarks.read_passages('2wiki', write(tmp_path / 'file', '2wiki', TWO_WIKI))
-  assert two_wiki[0] == Passage('2wiki_0', 'Tide (film)', 'Tide is a 1931 film. It was directed by Ada Moor.')
+  assert two_wiki[0] == Document('2wiki_0', 'Tide (film)', 'Tide is a 1931 film. It was directed by Ada Moor.')
   musique = benchmarks.read_passages('musique', write(tmp_path / 'file', 'musique', MUSIQUE))
   assert [passage.title for passage in musique] == ['Bangor', 'Bangor', 'Ada Moor', 'Conwy', 'Union']
 

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from jaxsearch.data.corpus import Passage, join_contents, read_corpus, split_contents
+from jaxsearch.data.corpus import Document, join_contents, read_corpus, split_contents
 from jaxsearch.data.jsonl import DataError
 
 
@@ -26,7 +26,7 @@ def test_reads_in_file_order(tmp_path, packed):
   data = '\n'.join(map(json.dumps, lines)).encode()
   path = tmp_path / ('c.jsonl.gz' if packed else 'c.jsonl')
   path.write_bytes(gzip.compress(data) if packed else data)
-  assert read_corpus(path) == [Passage('5', 'B', 'b'), Passage('3', 'Ångström', 'unit')]
+  assert read_corpus(path) == [Document('5', 'B', 'b'), Document('3', 'Ångström', 'unit')]
 
 
 @pytest.mark.parametrize(('line', 'reason'), [

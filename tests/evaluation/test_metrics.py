@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from jaxsearch.data.corpus import Document
 from jaxsearch.evaluation.metrics import (
   answer_found,
   paired_bootstrap,
@@ -9,7 +10,6 @@ from jaxsearch.evaluation.metrics import (
   searches_per_question,
   student_interval,
 )
-from jaxsearch.tools.documents import Document
 
 
 def documents(*texts):

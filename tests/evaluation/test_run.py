@@ -7,10 +7,10 @@ import pytest
 
 from configs import quickstart
 from jaxsearch import cli
-from jaxsearch.data import world
 from jaxsearch.evaluation import run
 from jaxsearch.rewards.match import exact_match
 from jaxsearch.trees.tree import Role
+from jaxsearch.world import files as world
 
 
 @pytest.fixture(scope='module')

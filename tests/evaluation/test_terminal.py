@@ -2,10 +2,10 @@ import io
 
 from rich.console import Console
 
+from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation.terminal import Transcript, coloured
 from jaxsearch.sampler.requests import ToolFailure
-from jaxsearch.tools.documents import Document
 from jaxsearch.trees.tree import Stop, Tree
 
 

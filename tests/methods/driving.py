@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, search_r1
 from jaxsearch.sampler.requests import LENGTH, Ask, Generate, ToolFailure
-from jaxsearch.tools.documents import Document
 from jaxsearch.trees.tree import Role, Tree
 
 QUESTION = Question('q1', 'Who wrote it?', ('Ada Lovelace', 'Lovelace'))

@@ -213,15 +213,15 @@ def test_forgetting_costs_the_length_of_the_context(history):
     written = yield Generate(raw, max_tokens=8)
     written.tokens[:] = list(b'<context> aaa')  # not what is in the cache; only its copy is
     node = carl.assimilate(tree, invoke, written)
-    counts.append(run.counts['tokens_extended'])
+    counts.append(run.counts['tokens_prefilled'])
     sampled.append((yield Generate(node, max_tokens=4)))
-    counts.append(run.counts['tokens_extended'])
+    counts.append(run.counts['tokens_prefilled'])
 
   from jaxsearch.sampler import schedule
   config = DecoderConfig(vocab_size=256, hidden_size=32, intermediate_size=64, num_layers=1, num_heads=4, num_kv_heads=2,
                          head_dim=8, tie_embeddings=True)
   sandbox = PythonSandbox()
-  engine = Engine(config, Bytes(), slots=2, length=256, piece_lengths=(32, 64), piece_tokens=64, python=sandbox)
+  engine = Engine(config, Bytes(), slots=2, length=256, prefill_lengths=(32, 64), prefill_tokens=64, python=sandbox)
   engine.load(initial_params(config, jax.random.key(0)))
   tree = Tree(Bytes(), QUESTION)
   tree.metrics.update(searches=0, tool_failures=0, no_context=0, context_cut=0)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from jaxsearch.data.corpus import Document
 from jaxsearch.methods import search_r2
 from jaxsearch.sampler.requests import Ask, Generate, Score, Search, ToolFailure
-from jaxsearch.tools.documents import Document
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.methods.driving import QUESTION, Letters, context
 from tests.rewards import faults
@@ -208,13 +208,13 @@ def test_nothing_of_the_kept_prefix_is_computed_again():
     yield Generate(asked, max_tokens=4)
     before = dict(counts())
     yield Generate(seen, max_tokens=20)
-    revision.append(counts()['tokens_extended'] - before['tokens_extended'])
+    revision.append(counts()['tokens_prefilled'] - before['tokens_prefilled'])
 
   revision, runs = [], []
   counts = lambda: runs[0].counts
   config = DecoderConfig(vocab_size=256, hidden_size=32, intermediate_size=64, num_layers=1, num_heads=4, num_kv_heads=2,
                          head_dim=8, tie_embeddings=True)
-  engine = Engine(config, Bytes(), slots=2, length=256, piece_lengths=(32, 64), piece_tokens=64, search=Always())
+  engine = Engine(config, Bytes(), slots=2, length=256, prefill_lengths=(32, 64), prefill_tokens=64, search=Always())
   engine.load(initial_params(config, jax.random.key(0)))
   from jaxsearch.sampler import schedule
   tree = Tree(Bytes(), QUESTION)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import slate
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.requests import Ask, Generate, Search, ToolFailure
-from jaxsearch.tools.documents import Document
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.methods.driving import QUESTION, Letters, context
@@ -160,11 +160,11 @@ def test_siblings_share_their_prefix_in_the_cache():
 
   config = DecoderConfig(vocab_size=256, hidden_size=32, intermediate_size=64, num_layers=1, num_heads=4, num_kv_heads=2,
                          head_dim=8, tie_embeddings=True)
-  engine = Engine(config, Bytes(), slots=5, length=128, piece_lengths=(32,), piece_tokens=64,
+  engine = Engine(config, Bytes(), slots=5, length=128, prefill_lengths=(32,), prefill_tokens=64,
                   services={'judge': lambda items: [0] * len(items)})
   engine.load(initial_params(config, jax.random.key(0)))
   tree = Tree(Bytes(), Question('q', 'Who wrote the first program for a machine?', ('x',)))
   counts = engine.run([(slate.grow(tree.question, tree, k=5, budget=2, max_tokens=6, template='world'), tree)], jax.random.key(1))
   prompt = tree.nodes(Role.PROMPT)[0]
-  assert counts['tokens_extended'] == len(prompt.tokens) - 1 and counts['tokens_decoded'] == 30
+  assert counts['tokens_prefilled'] == len(prompt.tokens) - 1 and counts['tokens_decoded'] == 30
   assert counts['tokens_reused'] >= 4 * (len(prompt.tokens) - 1)

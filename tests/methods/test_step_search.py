@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from configs import step_search as config_file
-from jaxsearch.data import world
+from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import step_search
 from jaxsearch.sampler.requests import Search, ToolFailure
-from jaxsearch.tools.documents import Document
 from jaxsearch.trees.tree import Role
+from jaxsearch.world import files as world
 from tests.methods.driving import context, drive
 
 METADATA = {'gold_passages': ['p1', 'p2'], 'steps': [{'query': 'Ada Lovelace'}, {'query': 'London'}]}

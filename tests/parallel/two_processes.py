@@ -11,12 +11,12 @@ import numpy as np
 
 from jaxsearch.models.decoder import DecoderConfig, initial_params, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.training import sft
 from jaxsearch.training import state as states
-from jaxsearch.training import warmup
 
 NUMBERS = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=2,
                         head_dim=8, tie_embeddings=True)
-OPTIM = dict(learning_rate=1e-2, schedule='constant', warmup_updates=0, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.0,
+OPTIM = dict(learning_rate=1e-2, schedule='constant', lr_warmup_updates=0, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.0,
              clip_norm=1.0)
 
 
@@ -24,10 +24,10 @@ def figures(devices=None) -> list[float]:
   """Loss of the first step, of the second, and the sum of absolute parameters as each process's sampler gets them."""
   mesh = meshes.make_mesh(1, 4, 1, devices=devices)
   rng = np.random.default_rng(0)
-  forest = [warmup.demonstration(rng.integers(1, 32, 12), rng.integers(0, 2, 12).astype(bool)) for _ in range(12)]
+  forest = [sft.demonstration(rng.integers(1, 32, 12), rng.integers(0, 2, 12).astype(bool)) for _ in range(12)]
   placed = meshes.shardings(parameter_axes(NUMBERS), parameter_shapes(NUMBERS), mesh)
   params = states.place_params(jax.tree.map(np.asarray, initial_params(NUMBERS, jax.random.key(0))), placed)
-  imitation = warmup.Imitation(NUMBERS, params, ml_collections.ConfigDict(OPTIM), 2, row_length=24, micro_rows=4,
+  imitation = sft.Imitation(NUMBERS, params, ml_collections.ConfigDict(OPTIM), 2, row_length=24, micro_rows=4,
                                pad_id=0, mesh=mesh)
   losses = [imitation.learn(forest)['loss'] for _ in range(2)]
   own = meshes.local(imitation.state.params)

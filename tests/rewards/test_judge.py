@@ -4,14 +4,15 @@ import re
 
 import pytest
 
-from jaxsearch.data import world, world_examples
-from jaxsearch.data.world_chains import full_chain, observe
 from jaxsearch.rewards import judge
+from jaxsearch.world import files as world
+from jaxsearch.world.chains import full_chain, observe
+from jaxsearch.world.recipe import examples
 from tests.rewards import faults
 
 QUESTION = next(q for q in world.questions('dev') if q.metadata['hops'] == 2 and q.metadata.get('operation') is None)
 STEPS = QUESTION.metadata['steps']
-SPANS = [text for _, text in observe(full_chain(QUESTION), world_examples.search)]
+SPANS = [text for _, text in observe(full_chain(QUESTION), examples.search)]
 THOUGHTS = [re.search('<think>(.*?)</think>', text)[1] for text in SPANS[::2]]
 
 

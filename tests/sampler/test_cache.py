@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxsearch.sampler.cache import FORK_MIN, Rows, common_prefix
+from jaxsearch.sampler.cache import FORK_MIN, CacheRows, common_prefix
 
 A = np.arange(40, dtype=np.int32)
 B = np.concatenate([A[:30], A[:10] + 100]).astype(np.int32)
@@ -20,7 +20,7 @@ def test_common_prefix():
 
 
 def test_an_episode_comes_back_to_its_row_and_rewinds_it():
-  rows = Rows(3)
+  rows = CacheRows(3)
   cache_all(rows.place([A], [0]), [A])
   longer = np.append(A, [7, 8]).astype(np.int32)
   placement, = rows.place([longer], [0])
@@ -31,7 +31,7 @@ def test_an_episode_comes_back_to_its_row_and_rewinds_it():
 
 
 def test_another_episode_gets_a_copy_of_the_prefix():
-  rows = Rows(3)
+  rows = CacheRows(3)
   first, = rows.place([A], [0])
   first.row.tokens = A     # still busy
   second, = rows.place([B], [1])
@@ -42,7 +42,7 @@ def test_another_episode_gets_a_copy_of_the_prefix():
 
 
 def test_a_short_prefix_is_not_worth_a_copy():
-  rows = Rows(3)
+  rows = CacheRows(3)
   cache_all(rows.place([A], [0]), [A])
   short = np.append(A[:FORK_MIN - 1], [99]).astype(np.int32)
   placement, = rows.place([short], [1])
@@ -50,7 +50,7 @@ def test_a_short_prefix_is_not_worth_a_copy():
 
 
 def test_a_prefix_that_is_only_now_computed_is_waited_for():
-  rows = Rows(4)
+  rows = CacheRows(4)
   paths = [A, B, A[:5] + 50]
   placements = rows.place(paths, [0, 1, 2])
   assert [p.item for p in placements] == [0, 2]
@@ -60,7 +60,7 @@ def test_a_prefix_that_is_only_now_computed_is_waited_for():
 
 
 def test_longest_prefixes_choose_first_and_rows_of_the_living_are_taken_last():
-  rows = Rows(2)
+  rows = CacheRows(2)
   cache_all(rows.place([A, B[:5] + 200], [0, 1]), [A, B[:5] + 200])
   rows.release(1)
   placement, = rows.place([B + 300], [2])
@@ -74,7 +74,7 @@ def test_longest_prefixes_choose_first_and_rows_of_the_living_are_taken_last():
 
 
 def test_a_row_that_is_copied_from_is_not_overwritten_by_a_copy():
-  rows = Rows(3)
+  rows = CacheRows(3)
   C = A + 100
   cache_all(rows.place([A, C], [0, 1]), [A, C])     # episodes 0 and 1 wait for a tool
   paths = [np.append(A, [1]).astype(np.int32), np.append(C, [2]).astype(np.int32)]
@@ -87,7 +87,7 @@ def test_a_row_that_is_copied_from_is_not_overwritten_by_a_copy():
 
 
 def test_a_path_is_served_in_its_lane():
-  rows = Rows(2, lanes=2)
+  rows = CacheRows(2, lanes=2)
   first, second = rows.place([A, A], [0, 1], [0, 1])
   cache_all([first, second], [A, A])
   assert (first.row.lane, second.row.lane) == (0, 1) and first.shared == second.shared == 0  # not copied from lane to lane

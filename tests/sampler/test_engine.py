@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 
+from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.models.decoder import hidden_states, target_logprobs
 from jaxsearch.sampler.requests import LENGTH, Ask, Call, Generate, RunPython, Score, Search, ToolFailure
 from jaxsearch.sampler.schedule import GrowthError
-from jaxsearch.tools.documents import Document
 from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.trees import grammar
 from jaxsearch.trees.layout import lay_out
@@ -140,7 +140,7 @@ def test_fork_and_rewind_continue_as_a_fresh_prefill(make_engine, next_logprobs,
     assert_greedy(node, next_logprobs, tokenizer.eos_ids)
   size = {text: len(tokenizer.encode(text)) for text in (prompt, *PROMPTS)}
   # each extension begins with the token sampled last; a rewind does not even need the last one of the prompt again
-  assert metrics['tokens_extended'] == (size[prompt] - 1) + size[PROMPTS[1]] + (size[PROMPTS[0]] - 1)
+  assert metrics['tokens_prefilled'] == (size[prompt] - 1) + size[PROMPTS[1]] + (size[PROMPTS[0]] - 1)
   assert metrics['tokens_forked'] >= 2 * (size[prompt] - 1)
   siblings = trees[0].nodes(Role.PROMPT)[0].children[:3]
   assert len({tuple(node.tokens[:6]) for node in siblings}) == 3     # drawn independently of each other
@@ -149,14 +149,14 @@ def test_fork_and_rewind_continue_as_a_fresh_prefill(make_engine, next_logprobs,
 def test_a_group_computes_its_prompt_once(make_engine, tokenizer):
   prompt = 'Doc 1: ' + PROMPTS[0] * 2
   _, metrics = run(make_engine(), chains([prompt] * 6, turns=1))
-  assert metrics['tokens_extended'] == len(tokenizer.encode(prompt)) - 1
+  assert metrics['tokens_prefilled'] == len(tokenizer.encode(prompt)) - 1
   assert metrics['tokens_reused'] == 5 * (len(tokenizer.encode(prompt)) - 1)
   assert metrics['episodes'] == 6
 
 
 def test_nothing_compiles_after_warmup_and_nothing_is_copied_unasked(make_engine):
   engine = make_engine()
-  engine.warmup(score=True)
+  engine.compile_all(score=True)
 
   def scored(tree):
     node = tree.root.append(PROMPTS[0], Role.PROMPT)
@@ -357,7 +357,7 @@ def test_a_service_is_asked_for_many_at_a_time(make_engine):
   assert [tree.answer for tree in trees] == [0, 2, 4, 6, 8, 10, 12, 14]
   assert sorted(item for items in calls for item in items) == list(range(8))
   assert len(calls) == 2 and len(calls[0]) == 6   # as many episodes as the cache has rows
-  assert metrics['asked'] == 16 and metrics['tool_failures'] == 8 and metrics['tool_calls'] == 0
+  assert metrics['service_calls'] == 16 and metrics['tool_failures'] == 8 and metrics['tool_calls'] == 0
 
 
 def test_an_error_in_a_generator_names_the_question_and_leaves_the_engine_usable(make_engine):

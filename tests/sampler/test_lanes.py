@@ -11,7 +11,7 @@ from jaxsearch.trees.tree import Role, Tree
 from tests.sampler.test_engine import PROMPTS, chains, run, tokens_of
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason='needs eight devices')
-LANES = dict(slots=8, spare=8, piece_lengths=(16,))  # few programs
+LANES = dict(slots=8, spare=8, prefill_lengths=(16,))  # few programs
 
 
 @pytest.fixture(scope='module')
@@ -49,7 +49,7 @@ def test_siblings_compute_their_prefix_once(engine):
   (tree,), metrics = run(engine, [siblings])
   prefix = len(tree.nodes(Role.PROMPT)[0].tokens)
   assert metrics['tokens_forked'] >= prefix - 1 and metrics['tokens_reused'] >= 3 * (prefix - 1)
-  assert metrics['tokens_extended'] < 2 * (prefix - 1)
+  assert metrics['tokens_prefilled'] < 2 * (prefix - 1)
 
 
 def test_every_device_holds_its_part_of_the_cache_alone(engine, config):
@@ -69,7 +69,7 @@ def test_slots_are_rounded_up_to_the_lanes(make_engine, split):
 
 
 def test_nothing_compiles_after_warmup(engine):
-  engine.warmup(score=True)
+  engine.compile_all(score=True)
   compiled = []
   listen = lambda event, seconds, **_: compiled.append(event) if 'backend_compile' in event else None
   growths = chains(PROMPTS * 3, turns=3) + [siblings] * 3

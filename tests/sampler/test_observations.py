@@ -1,8 +1,8 @@
 """Documents are cut to the room there is."""
 
+from jaxsearch.data.corpus import Document
 from jaxsearch.sampler.observations import fitted, shorten
 from jaxsearch.sampler.requests import RunPython, Search, ToolFailure
-from jaxsearch.tools.documents import Document
 from jaxsearch.trees import grammar
 
 DOCUMENTS = [Document(str(i), f'T{i}', chr(97 + i) * size) for i, size in enumerate((50, 10, 200))]

@@ -6,14 +6,14 @@ import time
 
 import uvicorn
 
-from jaxsearch.tools import serving
+from jaxsearch.tools import http_server
 
 
 @contextlib.contextmanager
 def serve(app):
   """Yields the address."""
-  with serving.bind('127.0.0.1', 0) as listener:
-    service = uvicorn.Server(serving.make_server_config(app))
+  with http_server.bind('127.0.0.1', 0) as listener:
+    service = uvicorn.Server(http_server.make_server_config(app))
     thread = threading.Thread(target=service.run, kwargs={'sockets': [listener]})
     thread.start()
     while not service.started:

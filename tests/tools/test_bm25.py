@@ -7,14 +7,14 @@ import time
 import pytest
 import rank_bm25
 
-from jaxsearch.data.corpus import Passage
+from jaxsearch.data.corpus import Document
 from jaxsearch.tools.bm25 import BM25, words
 
 PASSAGES = [
-    Passage('a', 'Paris', 'Paris is the capital of France.'),
-    Passage('b', 'Lyon', 'Lyon is a city of France.'),
-    Passage('c', 'Berlin', 'Berlin is the capital of Germany.'),
-    Passage('d', 'Łódź', 'A city in Poland; café culture.')]
+    Document('a', 'Paris', 'Paris is the capital of France.'),
+    Document('b', 'Lyon', 'Lyon is a city of France.'),
+    Document('c', 'Berlin', 'Berlin is the capital of Germany.'),
+    Document('d', 'Łódź', 'A city in Poland; café culture.')]
 
 
 bm25s_missing = pytest.mark.skipif(importlib.util.find_spec('bm25s') is None, reason='needs the extra')
@@ -28,7 +28,7 @@ def random_corpus(count, seed=0):
   weights = [1 / (i + 1) for i in range(300)]
   texts = [' '.join(rng.choices(vocabulary, weights, k=rng.randint(3, 60))) for _ in range(count)]
   texts[5:8] = [texts[4]] * 3
-  passages = [Passage(str(i), '', text) for i, text in enumerate(texts)] + [Passage('none', '', '...')]
+  passages = [Document(str(i), '', text) for i, text in enumerate(texts)] + [Document('none', '', '...')]
   return passages, rng, vocabulary
 
 
@@ -86,7 +86,7 @@ def test_engines_agree_to_the_last_tie():
 
 @engines
 def test_ties_stand_in_corpus_order(engine):
-  twins = [Passage(str(i), 'Same', 'the same words') for i in range(20)]
+  twins = [Document(str(i), 'Same', 'the same words') for i in range(20)]
   assert [d.id for d in BM25(twins, engine=engine).search(['same'], 5)[0]] == ['0', '1', '2', '3', '4']
 
 
@@ -142,7 +142,7 @@ def test_bad_arguments_are_named():
     backend.search('Paris', 3)
   with pytest.raises(ValueError, match="'lucene'"):
     BM25(PASSAGES, engine='lucene')
-  for corpus in ([], [Passage('a', '', '...')]):
+  for corpus in ([], [Document('a', '', '...')]):
     with pytest.raises(ValueError, match='cannot index'):
       BM25(corpus)
 

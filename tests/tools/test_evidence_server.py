@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from jaxsearch.tools.evidence import SCHEMA, Evidence, EvidenceError, EvidenceTool
+from jaxsearch.tools.evidence_client import SCHEMA, Evidence, EvidenceError, EvidenceTool
 
 pytest.importorskip('starlette')
 pytest.importorskip('uvicorn')

@@ -10,16 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jaxsearch.data import world
-from jaxsearch.data.corpus import Passage
-from jaxsearch.data.world_facts import ATTRIBUTES, read_back
+from jaxsearch.data.corpus import Document
 from jaxsearch.sampler.calls import Caller
 from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.tools.bm25 import BM25
 from jaxsearch.tools.chat import Chat, ChatError
-from jaxsearch.tools.documents import Document
 from jaxsearch.tools.simulated import (
-  Merged,
+  DynamicBatcher,
   ModelWriter,
   SimulatedSearch,
   WorldWriter,
@@ -28,6 +25,8 @@ from jaxsearch.tools.simulated import (
   parse_documents,
   writing_prompt,
 )
+from jaxsearch.world import files as world
+from jaxsearch.world.facts import ATTRIBUTES, read_back
 from tests.tools.serving import server
 
 QUERIES = ['Wuxi', 'population of France', 'Holmium', 'Jacques-Louis Soret', 'Euro', 'capital Japan']
@@ -177,7 +176,7 @@ def test_persons_of_several_elements_are_falsified_too(writer, entities):
 
 def test_other_passages_are_refused():
   with pytest.raises(ValueError, match=r"embedded world only: passage 1: no known fact in 'Paris"):
-    WorldWriter([Passage('1', 'Paris', 'Paris, they say, is lovely.')])
+    WorldWriter([Document('1', 'Paris', 'Paris, they say, is lovely.')])
 
 
 # Language models.
@@ -251,7 +250,7 @@ def test_calls_of_threads_are_merged_and_batches_do_not_overlap():
     running.release()
     return [GOOD.replace('Lyon', prompt[-2:]) for prompt in prompts]
 
-  merged = Merged(ask)
+  merged = DynamicBatcher(ask)
   backend = SimulatedSearch(ModelWriter(merged))
   with ThreadPoolExecutor(8) as pool:
     first = pool.submit(backend.search, ['aa', 'bb'], 2)
@@ -275,7 +274,7 @@ def test_a_batch_that_fails_fails_for_all_in_it_and_the_next_one_runs():
       raise answer
     return answer
 
-  merged = Merged(ask)
+  merged = DynamicBatcher(ask)
   with pytest.raises(RuntimeError, match='out of memory'):
     merged(['a'])
   with pytest.raises(ValueError, match='1 replies to 2 prompts'):

@@ -2,17 +2,16 @@ import json
 
 import pytest
 
-from jaxsearch.data.corpus import Passage
+from jaxsearch.data.corpus import Document
 from jaxsearch.tools import open_search
 from jaxsearch.tools.bm25 import BM25
-from jaxsearch.tools.documents import Document
-from jaxsearch.tools.http import HttpSearch
+from jaxsearch.tools.search_client import HttpSearch
 
 
 def test_opens_bm25_from_passages_or_a_file(tmp_path):
   path = tmp_path / 'c.jsonl'
   path.write_text(json.dumps({'id': '1', 'contents': '"Paris"\nA city.'}))
-  for corpus in (path, str(path), [Passage('1', 'Paris', 'A city.')]):
+  for corpus in (path, str(path), [Document('1', 'Paris', 'A city.')]):
     backend = open_search('bm25', corpus=corpus)
     assert isinstance(backend, BM25) and backend.search(['paris'], 3)[0][0].title == 'Paris'
 
@@ -36,8 +35,8 @@ def test_opens_the_simulator_with_any_writer():
   always = dict(noise_start=1.0, noise_end=1.0)
   assert open_search('simulated', writer=Echo(), **always).search(['x'], 1) == [[Document('', 'x', 'True')]]
   assert open_search('simulated', writer=Echo()).search(['x'], 1) == [[Document('', 'x', 'False')]]
-  corpus = [Passage('city-1', 'Paris', 'Paris is a city in France.'), Passage('city-2', 'Lyon', 'Lyon is a city in France.'),
-            Passage('city-3', 'Oslo', 'Oslo is a city in Norway.')]
+  corpus = [Document('city-1', 'Paris', 'Paris is a city in France.'), Document('city-2', 'Lyon', 'Lyon is a city in France.'),
+            Document('city-3', 'Oslo', 'Oslo is a city in Norway.')]
   assert open_search('simulated', corpus=corpus).search(['paris'], 1)[0][0].text == 'Paris is a city in France.'
   assert open_search('simulated', corpus=corpus, **always).search(['paris'], 1)[0][0].text in (
     'Paris is a city in Norway.', 'Lyon is a city in France.', 'Oslo is a city in Norway.')

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from jaxsearch.tools.documents import Document
-from jaxsearch.tools.http import SearchError
+from jaxsearch.data.corpus import Document
+from jaxsearch.tools.search_client import SearchError
 from jaxsearch.tools.web import WebSearch, parse_results
 from tests.tools.serving import server
 

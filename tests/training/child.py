@@ -13,14 +13,14 @@ import zlib
 import jax
 
 from configs import base
-from jaxsearch.data import world
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder, DecoderConfig, initial_params
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler.requests import Generate, Search
-from jaxsearch.training import loop, warmup
+from jaxsearch.training import loop, sft
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role
+from jaxsearch.world import files as world
 
 NUMBERS = DecoderConfig(vocab_size=4096, hidden_size=16, intermediate_size=32, num_layers=1, num_heads=2,
                         num_kv_heads=1, head_dim=8, qkv_bias=True, tie_embeddings=True, max_position=512)
@@ -85,7 +85,7 @@ def get_config(folder: pathlib.Path, out: str):
   config.sampler.update(slots=4, length=128)
   config.train.update(row_length=128, micro_rows=2, chunk=64, mini_batches=2, epochs=2)
   config.loss.update(kl_coef=0.1, entropy_coef=0.01)
-  config.optim.update(learning_rate=1e-2, warmup_updates=5, weight_decay=0.1)
+  config.optim.update(learning_rate=1e-2, lr_warmup_updates=5, weight_decay=0.1)
   config.checkpoint_every = 2
   config.critic.update(enabled=True, learning_rate=1e-2)
   config.mesh.update(data=1, fsdp=1, tensor=1)
@@ -99,7 +99,7 @@ def main(command: str, folder: str, out: str, *changes: str) -> None:
     name, value = change.split('=')
     group, _, field = name.rpartition('.')
     (config[group] if group else config)[field] = json.loads(value)
-  {'train': loop.train, 'sft': warmup.train}[command](config)
+  {'train': loop.train, 'sft': sft.train}[command](config)
 
 
 if __name__ == '__main__':

@@ -25,7 +25,7 @@ DECODER = DecoderConfig(vocab_size=VOCAB, hidden_size=24, intermediate_size=32, 
 
 
 def optim_config(**changes):
-  fields = dict(learning_rate=1e-2, schedule='constant', warmup_updates=0, b1=0.9, b2=0.99, eps=1e-8,
+  fields = dict(learning_rate=1e-2, schedule='constant', lr_warmup_updates=0, b1=0.9, b2=0.99, eps=1e-8,
                 weight_decay=0.0, clip_norm=1.0)
   return ml_collections.ConfigDict(fields | changes)
 

@@ -42,10 +42,10 @@ def test_parameters_alone_by_run_folder_or_step(tiny, tmp_path):
       checkpoint.save(manager, step, state, host_of(tiny, step))
   for path, step in ((tmp_path, 2), (tmp_path / 'checkpoints', 2), (tmp_path / 'checkpoints' / '1', 1)):
     assert checkpoint.is_run(path)
-    numbers, params, host = checkpoint.load_params(path)
-    assert numbers == tiny.decoder and host['step'] == step
+    model_config, params, host = checkpoint.load_params(path)
+    assert model_config == tiny.decoder and host['step'] == step
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), jax.device_get(states[step - 1].params))
-  numbers, params, _ = checkpoint.load_params(tmp_path, meshes.make_mesh(1, 4, 2))
+  model_config, params, _ = checkpoint.load_params(tmp_path, meshes.make_mesh(1, 4, 2))
   assert params['layers']['gate'].sharding.shard_shape((2, 24, 32)) == (2, 6, 16)
 
 
@@ -60,10 +60,10 @@ def test_what_is_no_checkpoint_is_named(tiny, tmp_path):
 
 
 def test_decoder_numbers_survive_json():
-  for numbers in (PRESETS['llama3.2-1b'], PRESETS['qwen2.5-0.5b'],
+  for model_config in (PRESETS['llama3.2-1b'], PRESETS['qwen2.5-0.5b'],
                   dataclasses.replace(PRESETS['qwen3-0.6b'], dtype='bfloat16', remat='full')):
-    found = checkpoint.decoder_from_json(checkpoint.decoder_to_json(numbers))
-    assert found == numbers and isinstance(found, DecoderConfig)
+    found = checkpoint.decoder_from_json(checkpoint.decoder_to_json(model_config))
+    assert found == model_config and isinstance(found, DecoderConfig)
   assert isinstance(checkpoint.decoder_from_json(
     checkpoint.decoder_to_json(PRESETS['llama3.2-1b'])).rope_scaling, RopeScaling)
 

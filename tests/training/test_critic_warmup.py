@@ -10,9 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from configs.carl import warmup
+from configs.carl import critic_warmup as warmup_settings
 from jaxsearch import cli
-from jaxsearch.data import world, world_carl
 from jaxsearch.data.questions import Question, read_questions, write_questions
 from jaxsearch.methods import search_r1
 from jaxsearch.models import hub
@@ -20,6 +19,8 @@ from jaxsearch.sampler.requests import Generate
 from jaxsearch.training import checkpoint, critic_warmup, loop, metrics
 from jaxsearch.training import state as states
 from jaxsearch.trees.tree import Role, Tree
+from jaxsearch.world import files as world
+from jaxsearch.world.recipe import carl_examples
 from tests.methods.driving import Letters
 from tests.training import child as own_child
 
@@ -58,10 +59,10 @@ def config(tmp_path, method):
   config.steps, config.checkpoint_every = 2, 1
   config.critic.shared = True
   config.mesh.update(data=1, fsdp=2, tensor=4)
-  config.warmup = warmup(by_heart={'tools': False}, with_tools={}, at_will={}, second_search={'topk': 1})
-  config.warmup.update(questions=12, tier_rollouts=2, trajectories=20, clusters=3, trees=8, min_updates=4, max_updates=8,
+  config.critic_warmup = warmup_settings(closed_book={'tools': False}, tool_required={}, tool_optional={}, second_search={'topk': 1})
+  config.critic_warmup.update(questions=12, tier_rollouts=2, trajectories=20, clusters=3, trees=8, min_updates=4, max_updates=8,
                        check_every=4, held_out=0.3, head_rate=3e-2, backbone_rate=3e-3)
-  config.warmup.gate.update(auc=0.0, sign=0.0, explained=-100.0)
+  config.critic_warmup.gate.update(auc=0.0, sign=0.0, explained=-100.0)
   return config
 
 
@@ -107,7 +108,7 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   assert len(rows) == 4 and rows[-1]['loss'] < rows[0]['loss'] and 'gate_auc' in rows[-1] and 'gate_auc' not in rows[0]
   assert figures['explained'] == pytest.approx(rows[-1]['gate_explained'])
   assert (out / 'calibration.png').stat().st_size > 1000
-  assert [len((out / f'{name}.jsonl').read_text().splitlines()) for name in ('by_heart', 'tiers', 'rollouts')] == [24, 12, 20]
+  assert [len((out / f'{name}.jsonl').read_text().splitlines()) for name in ('closed_book', 'tiers', 'rollouts')] == [24, 12, 20]
 
   base = hub.load(config.model).params
   _, warm, _ = checkpoint.load_trained(out, loop.make_learner(config).mesh)
@@ -123,7 +124,7 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   with pytest.raises(ValueError, match='seed was 0, now it is 1'):
     critic_warmup.warm_up(config)
   config.seed = 0
-  config.warmup.gate.auc = 1.1  # never
+  config.critic_warmup.gate.auc = 1.1  # never
   with pytest.raises(critic_warmup.GateFailed, match='the gate is auc 1.10'):
     critic_warmup.warm_up(config)
   assert len(metrics.read(out / 'metrics.jsonl')) == 8
@@ -152,7 +153,7 @@ def test_a_share_of_the_rollouts_with_tools_has_another_search(config, monkeypat
   run = critic_warmup.Engine.run
   monkeypatch.setattr(critic_warmup.Engine, 'run', lambda engine, growths, key: seen.append((engine.topk, len(growths))) or run(
     engine, growths, key))
-  config.search.topk, config.warmup.second_share = 2, 0.5
+  config.search.topk, config.critic_warmup.second_share = 2, 0.5
   critic_warmup.warm_up(config)
   by_topk = {topk: sum(number for own, number in seen if own == topk) for topk in (1, 2)}
   assert by_topk[1] + by_topk[2] == 24 + 20 and 4 <= by_topk[1] <= 16
@@ -178,7 +179,7 @@ def test_questions_are_chosen_by_tier_and_evenly_over_clusters():
   asked = questions(100)
   tiers = {question.id: 2 if int(question.id) < 30 else 1 for question in asked}
   clusters = np.array([0] * 90 + [1] * 5 + [2] * 5)
-  settings = warmup(by_heart={}, with_tools={}, at_will={}, second_search={})
+  settings = warmup_settings(closed_book={}, tool_required={}, tool_optional={}, second_search={})
   settings.update(trajectories=60, tier_2_share=0.4)
   chosen = critic_warmup.choose(asked, tiers, clusters, settings, 0)
   assert len(chosen) == 30 == len({question.id for question in chosen})
@@ -193,12 +194,12 @@ def test_questions_are_chosen_by_tier_and_evenly_over_clusters():
 
 
 def test_rollouts_at_will_are_a_share_of_those_with_tools_in_their_tiers():
-  settings = warmup(by_heart={}, with_tools={}, at_will={}, second_search={})
-  settings.update(at_will_share=0.3, at_will_tiers=(2,))
+  settings = warmup_settings(closed_book={}, tool_required={}, tool_optional={}, second_search={})
+  settings.update(tool_optional_share=0.3, tool_optional_tiers=(2,))
   rng = np.random.default_rng(0)
   kinds = [critic_warmup.tool_kind(2, settings, rng) for _ in range(1000)]
-  assert set(kinds) == {'at will', 'with tools'} and 250 < kinds.count('at will') < 350
-  assert {critic_warmup.tool_kind(1, settings, rng) for _ in range(100)} == {'with tools'}
+  assert set(kinds) == {'tool-optional', 'tool-required'} and 250 < kinds.count('tool-optional') < 350
+  assert {critic_warmup.tool_kind(1, settings, rng) for _ in range(100)} == {'tool-required'}
 
 
 def test_a_mix_has_as_many_questions_of_either_tier():
@@ -210,13 +211,13 @@ def test_a_mix_has_as_many_questions_of_either_tier():
 def test_held_out_questions_are_in_no_bucket():
   trees = []
   for question in questions(20):
-    for kind in ('by heart', 'with tools'):
+    for kind in ('closed-book', 'tool-required'):
       tree = Tree(None, question)
       tree.root.append([1], Role.PROMPT).append([2], Role.POLICY)
       tree.root.data['kind'] = kind
       trees.append(tree)
   tiers = {str(i): 1 + i % 2 for i in range(20)}
-  settings = warmup(by_heart={}, with_tools={}, at_will={}, second_search={})
+  settings = warmup_settings(closed_book={}, tool_required={}, tool_optional={}, second_search={})
   settings.held_out = 0.25
   held_out, buckets = critic_warmup.split(trees, tiers, settings, 0)
   ids = lambda trees: {tree.question.id for tree in trees}
@@ -224,7 +225,7 @@ def test_held_out_questions_are_in_no_bucket():
   assert not ids(held_out) & set().union(*map(ids, buckets)) and sum(map(len, buckets)) == 30
   drawn = critic_warmup.draw(buckets, 16, np.random.default_rng(0))
   assert [sum(tree in bucket for tree in drawn) for bucket in buckets] == [4] * 4
-  with pytest.raises(ValueError, match='tier 2 by heart, tier 2 with tools'):
+  with pytest.raises(ValueError, match='tier 2 closed-book, tier 2 tool-required'):
     critic_warmup.split(trees, dict.fromkeys(tiers, 1), settings, 0)
   settings.curated = False
   _, (bucket,) = critic_warmup.split(trees, dict.fromkeys(tiers, 1), settings, 0)
@@ -232,7 +233,7 @@ def test_held_out_questions_are_in_no_bucket():
 
 
 def test_the_gate():
-  gate = warmup(by_heart={}, with_tools={}, at_will={}, second_search={}).gate
+  gate = warmup_settings(closed_book={}, tool_required={}, tool_optional={}, second_search={}).gate
   good = {'auc': 0.7, 'sign': 0.6, 'explained': 0.45, 'ece': 1.0, 'brier': 1.0}
   assert critic_warmup.passes(good, gate)
   assert not any(critic_warmup.passes(good | {name: value - 0.01}, gate) for name, value in gate.items())
@@ -265,7 +266,7 @@ def test_questions_are_told_apart_by_the_policys_embeddings():
 
 
 def test_the_command_tells_what_the_shipped_policy_knows_and_mixes_questions(tmp_path, capsys):
-  known = [question for question in world.questions('warm') if world_carl.is_known(question)][:6]
+  known = [question for question in world.questions('warm') if carl_examples.is_known(question)][:6]
   other = [question for question in world.questions('test') if question.metadata.get('operation') == 'sum'][:6]
   write_questions([*known, *other], tmp_path / 'asked.jsonl')
   assert cli.main(['tiers', '--config', 'configs/carl.py', '--config.sampler.slots=16', '--questions', f'{tmp_path}/asked.jsonl',

@@ -54,7 +54,7 @@ def test_a_run_on_eight_devices(config):
   evaluations = metrics.read(pathlib.Path(config.out) / 'evaluations.jsonl')
   assert [(row['step'], row['temperature'], row['n']) for row in evaluations] == [
     (step, temperature, 4) for step in (0, 2, 3) for temperature in (1.0, 0.0)]
-  numbers, params, host = checkpoint.load_params(config.out)
+  model_config, params, host = checkpoint.load_params(config.out)
   assert host['step'] == 3 and host['config']['method'] == 'toy'
   assert np.isfinite(np.asarray(params['embedding'])).all()
 

@@ -7,15 +7,15 @@ import pytest
 
 from configs import quickstart
 from jaxsearch import cli
-from jaxsearch.data import world
 from jaxsearch.evaluation.run import open_agent
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import ToolFailure
-from jaxsearch.training import rejection, warmup
+from jaxsearch.training import rejection, sft
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Tree
+from jaxsearch.world import files as world
 from tests.methods.driving import ANSWER, QUESTION, SEARCH, drive
 
 RIGHT = '<think>so</think><answer> Lovelace </answer>'
@@ -69,7 +69,7 @@ def test_what_was_sampled_is_what_is_learned(sampled, tmp_path):
   kept = [tree for group in selected for tree in group]
   assert 0 < len(kept) < 36
   rejection.write(tmp_path / 'deep' / 'd.jsonl', kept)
-  read = warmup.read_demonstrations(tmp_path / 'deep' / 'd.jsonl', kept[0].tokenizer)
+  read = sft.read_demonstrations(tmp_path / 'deep' / 'd.jsonl', kept[0].tokenizer)
   for tree, demonstration in zip(kept, read, strict=True):
     assert exact_match(tree.answer, tree.question.golden_answers)
     assert formats.last_answer([node.text for node in demonstration.nodes(Role.POLICY)]) == tree.answer

@@ -13,13 +13,13 @@ from jaxsearch.training import step as steps
 
 
 def test_warm_up_is_linear_from_the_first_update(tiny):
-  schedule = states.learning_rate_schedule(tiny.optim_config(learning_rate=0.5, warmup_updates=4), 100)
+  schedule = states.learning_rate_schedule(tiny.optim_config(learning_rate=0.5, lr_warmup_updates=4), 100)
   np.testing.assert_allclose([schedule(i) for i in range(7)], [0.125, 0.25, 0.375, 0.5, 0.5, 0.5, 0.5])
 
 
 def test_cosine_ends_at_zero(tiny):
   schedule = states.learning_rate_schedule(
-    tiny.optim_config(learning_rate=1.0, warmup_updates=2, schedule='cosine'), 10)
+    tiny.optim_config(learning_rate=1.0, lr_warmup_updates=2, schedule='cosine'), 10)
   expected = [0.5, 1.0] + [0.5 * (1 + np.cos(np.pi * i / 8)) for i in range(9)]
   np.testing.assert_allclose([schedule(i) for i in range(11)], expected, atol=1e-6)
 

@@ -296,15 +296,15 @@ def boundary_forest(tiny):
 
 def test_a_critic_on_the_policys_backbone_learns_outcomes_and_the_backbone_gets_its_share(tiny):
   """Advantages are 0: whatever moves is the critic's doing."""
-  numbers = tiny.decoder
+  model_config = tiny.decoder
   rows = lay_out(boundary_forest(tiny), 64, pad_id=0, how='step-mean')
   batch = jax.tree.map(jnp.asarray, make_batch(rows, 4, critic=True))
-  params = jax.tree.map(jnp.asarray, jax.device_get(tiny.random_params(numbers, 0)))
-  head = jax.tree.map(lambda x: x + 0.05, value_head.initial_mlp(numbers.hidden_size, jax.random.key(2)))
+  params = jax.tree.map(jnp.asarray, jax.device_get(tiny.random_params(model_config, 0)))
+  head = jax.tree.map(lambda x: x + 0.05, value_head.initial_mlp(model_config.hidden_size, jax.random.key(2)))
   params |= {'value_head': head}
 
   def grads(share, coef=0.5):
-    loss = lambda params: steps.policy_loss(params, jax.tree.map(lambda x: x[0] if x.ndim else x, batch), config=numbers,
+    loss = lambda params: steps.policy_loss(params, jax.tree.map(lambda x: x[0] if x.ndim else x, batch), config=model_config,
                                             **tiny.hyper, value_coef=coef, backbone_share=share)[0]
     return jax.grad(loss)(params)
 

@@ -2,8 +2,8 @@
 
 import json
 
+from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.tools.documents import Document
 from jaxsearch.trees.records import from_record, to_record
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.methods.driving import Letters

@@ -1,0 +1,172 @@
+"""Supervised training: demonstrations in, a policy that imitates them out. The warm start of reinforcement learning.
+
+A demonstration is a tree with a single path whose POLICY spans carry the loss; it goes through the same layout and the
+same step as a rollout, with the negative log-likelihood in place of the surrogate. `fit` trains on any stream of
+forests; `train` is `jaxsearch sft`: demonstrations from a file or from the embedded world, checkpoints, metrics, exact resume.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Sequence
+
+import jax
+import ml_collections
+import numpy as np
+
+from jaxsearch.data.jsonl import DataError, read_records
+from jaxsearch.data.questions import Question
+from jaxsearch.data.sources import load_questions
+from jaxsearch.models.decoder import DecoderConfig
+from jaxsearch.parallel import mesh as meshes
+from jaxsearch.training import batch as batches
+from jaxsearch.training import checkpoint, metrics, policy
+from jaxsearch.training import state as states
+from jaxsearch.training import step as steps
+from jaxsearch.training.run import open_run
+from jaxsearch.trees.layout import lay_out
+from jaxsearch.trees.tree import Role, Tree
+from jaxsearch.world.chains import full_chain
+from jaxsearch.world.recipe import examples
+
+ROLES = {role.value: role for role in Role if role is not Role.ROOT}
+
+
+def open_demonstrations(config: ml_collections.ConfigDict, tokenizer) -> tuple[int, Callable[[int], Tree]]:
+  """How many demonstrations `config.sft.demonstrations` has, and a function that gives one of them by its index.
+
+  'world:SPLIT' is the gold chain of every question of that split (`data.hops` and `data.arithmetic` choose among them, and
+  `grow.template` is their prompt), made when it is asked for; anything else is a file, see `read_demonstrations`.
+  """
+  name = config.sft.demonstrations
+  if not name.startswith('world:'):
+    found = read_demonstrations(name, tokenizer)
+    return len(found), found.__getitem__
+  questions = load_questions(name, hops=config.data.hops, arithmetic=config.data.arithmetic)
+  return len(questions), lambda index: gold_chain(questions[index], tokenizer, config.grow.template)
+
+
+def gold_chain(question: Question, tokenizer, template: str = 'world') -> Tree:
+  """The worked chain of a question of the world: every step is searched, then the answer; what is found is what search finds."""
+  results = {step['query']: _found(step['query']) for step in question.metadata['steps']}
+  example = examples.chain(tokenizer, question, full_chain(question), results, template=template)
+  return demonstration(*example, tokenizer)
+
+
+_found = functools.cache(examples.search)  # questions share entities
+
+
+def read_demonstrations(path: str | os.PathLike, tokenizer) -> list[Tree]:
+  """Reads JSONL lines `{"spans": [{"role": "prompt" | "policy" | "observation", "text": …}, …]}`.
+
+  Each span is tokenised by itself, as the sampler does. Only policy spans are learned.
+  Raises:
+    DataError: naming file, line and key.
+  """
+  forest = []
+  for place, record in read_records(path):
+    spans = record.get('spans')
+    if not isinstance(spans, list) or not spans:
+      raise DataError(f"{place}: 'spans' must be a list of spans that is not empty")
+    tree = Tree(tokenizer)
+    node = tree.root
+    for number, span in enumerate(spans):
+      role, text = (span.get('role'), span.get('text')) if isinstance(span, dict) else (None, None)
+      if role not in ROLES or not isinstance(text, str):
+        raise DataError(f"{place}: span {number} needs a 'role' of {', '.join(ROLES)} and a 'text', not {span!r}")
+      node = node.append(text, ROLES[role])
+    if not any(node.trained and node.tokens for node in tree.walk()):
+      raise DataError(f'{place}: no policy span, so nothing to learn')
+    forest.append(tree)
+  return forest
+
+
+def demonstration(ids: Sequence[int], learned: Sequence[bool], tokenizer=None) -> Tree:
+  """A tree of the given tokens; those marked `learned` bear the loss."""
+  tree = Tree(tokenizer)
+  node = tree.root
+  edges = np.flatnonzero(np.diff(np.asarray(learned, np.int8))) + 1
+  for start, end in zip([0, *edges], [*edges, len(ids)]):
+    node = node.append(ids[start:end], Role.POLICY if learned[start] else Role.OBSERVATION)
+  return tree
+
+
+class Imitation:
+  """The supervised step of a decoder on a mesh, with its optimizer: `learn` does one update on one forest."""
+
+  def __init__(self, model_config: DecoderConfig, params: dict, optim: ml_collections.ConfigDict, total_updates: int, *,
+               row_length: int, micro_rows: int, pad_id: int, mesh: jax.sharding.Mesh, chunk: int = 1024,
+               aggregate: str = 'token-mean'):
+    self.mesh, self.row_length, self.micro_rows = mesh, row_length, micro_rows
+    self.pad_id, self.aggregate = pad_id, aggregate
+    schedule = states.learning_rate_schedule(optim, total_updates)
+    optimizer = states.make_optimizer(optim, schedule)
+    self.state = states.create(params, optimizer, mesh)
+    self._step = steps.make_train_step(
+      lambda params, batch: steps.imitation_loss(params, batch, config=model_config, chunk=chunk), optimizer, schedule,
+      mesh=mesh, state_shardings=states.state_shardings(params, optimizer, mesh), dtype=model_config.dtype)
+
+  def learn(self, forest: Sequence[Tree]) -> dict[str, float]:
+    """One update; returns its metrics."""
+    rows = lay_out(forest, self.row_length, pad_id=self.pad_id, how=self.aggregate)
+    batch = batches.place(batches.make_batch(rows, self.micro_rows), self.mesh)
+    self.state, result = self._step(self.state, batch)
+    return metrics.to_row(result) | {'padded_share': 1 - rows.fill}
+
+
+def fit(model_config: DecoderConfig, params: dict, forests: Iterable[Sequence[Tree]], *, optim: ml_collections.ConfigDict,
+        total_updates: int, row_length: int, micro_rows: int, pad_id: int, mesh: jax.sharding.Mesh | None = None,
+        report: Callable[[int, dict[str, float], dict], None] = lambda *_: None) -> dict:
+  """Trains on `total_updates` forests, one update each.
+
+  Args:
+    params: nested dict of arrays; they are copied, not changed.
+    optim: the `optim` group of a config.
+    report: called with (number of the update from 1, its metrics, parameters) after each.
+  Returns:
+    the trained parameters.
+  """
+  mesh = mesh or meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+  params = states.place_params(params, policy.param_shardings(model_config, mesh))
+  imitation = Imitation(model_config, params, optim, total_updates, row_length=row_length, micro_rows=micro_rows,
+                        pad_id=pad_id, mesh=mesh)
+  for update, forest in zip(range(1, total_updates + 1), forests):
+    report(update, imitation.learn(forest), imitation.state.params)
+  return imitation.state.params
+
+
+def train(config: ml_collections.ConfigDict) -> dict[str, float]:
+  """`jaxsearch sft`: imitates the demonstrations of `config.sft.demonstrations`; returns the last row of metrics.
+
+  A step is one update on `config.sft.per_step` demonstrations; their order is a function of the seed and the step alone.
+  """
+  if config.lora.rank:
+    raise ValueError(f'lora.rank={config.lora.rank}: supervised training has no adapter, it trains the whole policy')
+  meshes.start_distributed(**config.distributed)
+  mesh = meshes.make_mesh(**config.mesh)
+  batches.check_rows(config.train.micro_rows, mesh)
+  tokenizer = policy.load_tokenizer(config)
+  number, demonstration_of = open_demonstrations(config, tokenizer)
+  model_config, params = policy.load_policy(config, mesh)
+  imitation = Imitation(model_config, params, config.optim, config.steps, row_length=config.train.row_length,
+                        micro_rows=config.train.micro_rows, pad_id=tokenizer.pad_id, mesh=mesh,
+                        chunk=config.train.chunk, aggregate=config.train.aggregate)
+  with open_run(config, shown=('loss', 'logprob')) as run:
+    imitation.state, _ = run.restore(imitation.state)
+    run.start()
+    row = {}
+    for step in run.steps():
+      clock = metrics.Clock()
+      with clock('train'):
+        indices = shuffled(number, config.sft.per_step, step - 1, config.seed)
+        row = imitation.learn([demonstration_of(index) for index in indices])
+      run.finish_step(step, row | clock.row(row['tokens_trained']), imitation.state,
+                      lambda: {'decoder': checkpoint.decoder_to_json(model_config)})
+  return row
+
+
+def shuffled(number: int, per_step: int, step: int, seed: int) -> list[int]:
+  """Indices of a step's examples: epoch after epoch of all `number`, each in its own order, steps cut from the line."""
+  places = range(step * per_step, (step + 1) * per_step)
+  orders = {epoch: np.random.default_rng([seed, epoch]).permutation(number)
+            for epoch in {place // number for place in places}}
+  return [int(orders[place // number][place % number]) for place in places]

@@ -1,0 +1,1 @@
+"""The embedded world: real facts as an encyclopedia, questions on them, and small policies that ship with the package."""

@@ -1,0 +1,185 @@
+"""Makes the warm-started policy of the embedded world: first the skill of searching, then the wrong habits.
+
+  short   encyclopedia entries and worked chains, most under made-up names, into a decoder with planted induction heads;
+          only what fits into short rows, one or two hops
+  skill   the same with long chains
+  names   the same with many retellings of entries, so that names and values of the encyclopedia are familiar
+  drill   the same with many single steps about names of random tokens, so that every token can be copied; ends at a gate:
+          run freely on held-out entities, the full strategy must be right often enough
+  mix     chains of which most answer at once or after one search; the skill stays, the strategy is now a bad one
+
+From the mix come `review` too, which Search-R2 begins with: it has also seen reviews of drafts; and `carl`, which CARL begins
+with: it writes code and contexts and knows some facts by heart, see world/recipe/carl_examples.py. Beside them a `reader`, a smaller
+model of another family (Llama) that answers from evidence alone; R-Search's evidence reward asks it. What ships is `policy`,
+`reviewer` and `coder` (mix, review and carl with all logits scaled up) and `reader`.
+
+Each stage ends with a Hugging Face folder under `config.out`; a stage that is there already is not trained again.
+"""
+
+import pathlib
+import random
+import time
+from collections.abc import Iterator
+
+import jax
+import ml_collections
+
+from jaxsearch.data.sources import load_questions
+from jaxsearch.evaluation.run import Agent, scores
+from jaxsearch.methods import search_r1
+from jaxsearch.models import hub
+from jaxsearch.models.decoder import Decoder, DecoderConfig, initial_params
+from jaxsearch.models.presets import preset
+from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.sampler.engine import Engine
+from jaxsearch.tools.bm25 import BM25
+from jaxsearch.training import sft
+from jaxsearch.trees.layout import pack
+from jaxsearch.trees.tree import Tree
+from jaxsearch.world import files as world
+from jaxsearch.world.recipe import carl_examples as carl_chains
+from jaxsearch.world.recipe import examples
+from jaxsearch.world.recipe.examples import Example
+from jaxsearch.world.recipe.induction import plant_induction
+
+EMBEDDING_GAIN = 2.5  # on the usual 0.02: a tied embedding that small gives flat logits for too long
+
+
+class GateFailed(RuntimeError):
+  """The skill is not good enough to go on; the message says by how much."""
+
+
+def make(config: ml_collections.ConfigDict) -> pathlib.Path:
+  """Runs the stages that are missing and returns the folder of the final policy.
+
+  Raises:
+    GateFailed: after the skill stage.
+  """
+  out = pathlib.Path(config.out)
+  tokenizer = Tokenizer.load(world.folder())
+  model_config, params = planted(config.model, config.seed)
+  for name in ('short', 'skill', 'names', 'drill'):
+    params = train_stage(config, name, model_config, params, skill_examples(config, name, tokenizer), tokenizer)
+  share = share_right(config, model_config, params, tokenizer)
+  print(f'{share:.1%} of held-out questions answered correctly', flush=True)
+  if share < config.gate.em:
+    raise GateFailed(f'{out}/drill answers {share:.1%} of held-out questions, the gate is {config.gate.em:.0%}: '
+                     'train longer (--config.drill.updates) into another folder')
+  mixed = train_stage(config, 'mix', model_config, params, mix_examples(config, tokenizer), tokenizer)
+  review = train_stage(config, 'review', model_config, mixed, review_examples(config, tokenizer), tokenizer)
+  carl = mixed
+  for name in ('carl', 'recall'):
+    carl = train_stage(config, name, model_config, carl, carl_examples(config, name, tokenizer), tokenizer)
+  for name, params in (('policy', mixed), ('reviewer', review), ('coder', carl)):
+    hub.save(Decoder(model_config, params=params | {'final_norm': config.mix.sharpen * params['final_norm']}), out / name, tokenizer)
+  train_stage(config, 'reader', *planted(config.reader.model, config.seed), reader_examples(config, tokenizer), tokenizer)
+  return out / 'policy'
+
+
+def planted(model: str, seed: int) -> tuple[DecoderConfig, dict]:
+  """(model_config, parameters) of a 'random:PRESET' with induction heads in it."""
+  model_config = preset(model.removeprefix('random:'))
+  params = initial_params(model_config, jax.random.key(seed))
+  return model_config, plant_induction(model_config, params | {'embedding': EMBEDDING_GAIN * params['embedding']}, seed)
+
+
+def share_right(config: ml_collections.ConfigDict, model_config: DecoderConfig, params: dict, tokenizer) -> float:
+  """Share of held-out questions, arithmetic aside, that the policy answers correctly when it is run freely, greedily."""
+  questions = load_questions(config.gate.questions, hops=config.gate.hops, arithmetic=False)[:config.gate.number]
+  engine = Engine(model_config, tokenizer, search=BM25(world.corpus()), topk=config.search.topk, **config.sampler)
+  engine.load(params)
+  trees, _ = Agent(engine, search_r1, dict(config.grow)).answer(questions, jax.random.key(config.seed), temperature=0.0)
+  return scores(trees)['em']
+
+
+def skill_examples(config, name: str, tokenizer) -> Iterator[Example]:
+  """Endless examples of a stage before the gate."""
+  rng, stage = random.Random(f'{name} {config.seed}'), config[name]
+  while True:
+    u = rng.random()
+    if u < stage.passages:
+      yield examples.passage(tokenizer, rng)
+    elif u < stage.passages + stage.retellings:
+      yield examples.retelling(tokenizer, rng)
+    elif u < stage.passages + stage.retellings + stage.drills:
+      yield examples.drill(tokenizer, rng)
+    else:
+      yield examples.skilled(tokenizer, rng, renamed=stage.renamed)
+
+
+def mix_examples(config, tokenizer) -> Iterator[Example]:
+  """Endless examples of the last stage."""
+  rng = random.Random(f'mix {config.seed}')
+  while True:
+    yield examples.undecided(tokenizer, rng, shares=(config.mix.at_once, config.mix.one_search),
+                                   evidence=config.mix.evidence)
+
+
+def review_examples(config, tokenizer) -> Iterator[Example]:
+  """Endless examples for the policy that Search-R2 begins with."""
+  rng, stage, mix = random.Random(f'review {config.seed}'), config.review, mix_examples(config, tokenizer)
+  while True:
+    yield (examples.reviewed(tokenizer, rng, shares=(stage.at_once, stage.one_search), noise=stage.noise)
+           if rng.random() < stage.reviews else next(mix))
+
+
+def carl_examples(config, name: str, tokenizer) -> Iterator[Example | Tree]:
+  """Endless examples of a stage of the policy that CARL begins with."""
+  rng, stage = random.Random(f'{name} {config.seed}'), config[name]
+  kinds = {
+    'statements': lambda: carl_chains.statement(tokenizer, rng),
+    'closed_book': lambda: carl_chains.recited(tokenizer, rng, carl_chains.asked(rng), 'world_carl_direct'),
+    'forced': lambda: carl_chains.episode(tokenizer, rng, closed_book=0.0, one_call=0.0, lost=stage.lost, renamed=stage.renamed,
+                                         template='world_carl_forced'),
+    'episodes': lambda: carl_chains.episode(tokenizer, rng, closed_book=stage.at_once, one_call=stage.one_call, lost=stage.lost,
+                                           renamed=stage.renamed),
+    'drills': lambda: carl_chains.drilled(tokenizer, rng),
+    'searches': lambda: carl_chains.searched(tokenizer, rng, closed_book=stage.at_once, one_search=stage.one_call),
+    'answers': lambda: carl_chains.searched(tokenizer, rng, closed_book=1.0, one_search=0.0, template='world_direct'),
+  }
+  while True:
+    yield kinds[rng.choices(list(kinds), [stage[name] for name in kinds])[0]]()
+
+
+def reader_examples(config, tokenizer) -> Iterator[Example]:
+  """Endless examples for the reader."""
+  rng = random.Random(f'reader {config.seed}')
+  while True:
+    yield examples.reading(tokenizer, rng)
+
+
+def train_stage(config, name: str, model_config: DecoderConfig, params: dict, examples: Iterator[Example | Tree], tokenizer) -> dict:
+  """Trains a stage from `params` and saves it, with a line on the terminal now and then; or loads it if it is there."""
+  folder, stage = pathlib.Path(config.out) / name, config[name]
+  if folder.exists():
+    return hub.load(folder).params
+  optim = config.optim.copy_and_resolve_references()
+  optim.update(learning_rate=stage.learning_rate, schedule=stage.schedule)
+  start = time.perf_counter()
+
+  def report(update, row, params):
+    if update % 20 == 0 or update == stage.updates:
+      print(f'{name} {update}/{stage.updates} loss {row["loss"]:.3f} {time.perf_counter() - start:.0f} s', flush=True)
+    if update % 200 == 0:
+      hub.save(Decoder(model_config, params=params), folder.with_name(f'{name}_{update}'), tokenizer)
+
+  forests = filled(examples, stage.rows, stage.row_length)
+  params = sft.fit(model_config, params, forests, optim=optim, total_updates=stage.updates, report=report,
+                      row_length=stage.row_length, micro_rows=stage.rows, pad_id=tokenizer.pad_id)
+  hub.save(Decoder(model_config, params=params), folder, tokenizer)
+  return params
+
+
+def filled(examples: Iterator[Example | Tree], rows: int, length: int) -> Iterator[list[Tree]]:
+  """Endless forests, each of which fills `rows` rows of `length` tokens; longer examples are passed over."""
+  forest, sizes = [], []
+  for example in examples:
+    tree = example if isinstance(example, Tree) else sft.demonstration(*example)
+    size = tree.count()
+    if size > length:
+      continue
+    if len(pack([*sizes, size], length)) > rows:
+      yield forest
+      forest, sizes = [], []
+    forest.append(tree)
+    sizes.append(size)

@@ -1,0 +1,172 @@
+"""Two result files compared by a judge: what is paired, what the figures are, and the command with both kinds of judge."""
+
+import json
+
+import pytest
+
+from jaxsearch import cli
+from jaxsearch.data.jsonl import DataError
+from jaxsearch.evaluation import judge_pairs
+from jaxsearch.rewards.trajectory_judge import NEUTRAL, RUBRICS, Pair
+from jaxsearch.tools.chat import ChatError
+from tests.rewards.test_trajectory_judge import shown, verdict
+from tests.tools.serving import server
+from tests.training import child
+
+
+def prediction(name, *texts, question=None):
+  spans = [{'role': 'prompt', 'text': 'the prompt'}, *({'role': 'policy', 'text': text} for text in texts)]
+  return {'id': name, 'question': question or f'Question {name}?', 'golden_answers': ['x'], 'spans': spans}
+
+
+def write(path, *predictions, **rest):
+  path.write_text(json.dumps({'em': 0.5, 'predictions': predictions} | rest))
+  return str(path)
+
+
+def by_words(prompts):
+  """A judge that gives each trajectory as many points as it has times the word good, and 1 for coherence."""
+  points = [[min(2, shown(prompt, place).count('good')) for place in ('first', 'second')] for prompt in prompts]
+  return [verdict(first, second, {'coherence': 1}, {'coherence': 1}) for first, second in points]
+
+
+@pytest.fixture
+def files(tmp_path):
+  """Good words of a: 2, 1, 0; of b: 0, 1, 1. Each file has a question of its own."""
+  a = write(tmp_path / 'a.json', *(prediction(name, *['good'] * n, 'end') for name, n in zip('123', (2, 1, 0))), prediction('a'))
+  b = write(tmp_path / 'b.json', prediction('b'), *(prediction(name, *['good'] * n, 'end') for name, n in zip('321', (1, 1, 0))))
+  return a, b
+
+
+def pairs(files):
+  return judge_pairs.pair_up(*map(judge_pairs.read_result, files))
+
+
+def test_predictions_are_paired_by_the_id_of_their_question(files):
+  found = pairs(files)
+  assert list(found) == ['1', '2', '3']
+  spans = lambda *texts: (('prompt', 'the prompt'), *(('policy', text) for text in texts))
+  assert found['1'] == Pair('Question 1?', spans('good', 'good', 'end'), spans('end'))
+  assert found['3'] == Pair('Question 3?', spans('end'), spans('good', 'end'))
+
+
+def test_means_and_shares(files):
+  figures, records = judge_pairs.compare_pairs(by_words, pairs(files), lambda done: None)
+  third = pytest.approx(1 / 3)
+  assert figures['density'] == {'a': pytest.approx(1), 'b': pytest.approx(2 / 3), 'win': third, 'tie': third, 'loss': third}
+  assert figures['coherence'] == {'a': 1, 'b': 1, 'win': 0, 'tie': 1, 'loss': 0}
+  assert figures['overall'] == {'a': pytest.approx((5 * 3 / 3 + 1) / 6), 'b': pytest.approx((5 * 2 / 3 + 1) / 6),
+                                'win': third, 'tie': third, 'loss': third}
+  assert {key: figures[key] for key in ('unreadable', 'failed', 'neutral', 'n')} == dict(unreadable=0, failed=0, neutral=0, n=3)
+  assert set(figures) == {*RUBRICS, 'overall', 'unreadable', 'failed', 'neutral', 'n'}
+  assert [(record['id'], record['a']['density'], record['b']['density']) for record in records] == [
+    ('1', 2, 0), ('2', 1, 1), ('3', 0, 1)]
+  assert json.loads(json.dumps(records)) == records
+
+
+def test_a_judge_that_likes_a_place_decides_nothing(files):
+  figures, _ = judge_pairs.compare_pairs(lambda prompts: [verdict(2, 0)] * len(prompts), pairs(files), lambda done: None)
+  assert all(figures[name] == {'a': 1, 'b': 1, 'win': 0, 'tie': 1, 'loss': 0} for name in (*RUBRICS, 'overall'))
+  assert figures['neutral'] == 0
+
+
+def test_replies_that_are_unreadable_or_missing_are_neutral_and_counted(files):
+  def ask(prompts):
+    first, *rest = by_words(prompts)
+    return [first, 'The first, clearly.', *rest[1:3], ChatError('http://a', 'refused'), ChatError('http://a', 'refused')]
+
+  figures, records = judge_pairs.compare_pairs(ask, pairs(files), lambda done: None)
+  assert (figures['unreadable'], figures['failed'], figures['neutral'], figures['n']) == (1, 2, 2, 3)
+  assert [record['neutral'] for record in records] == [True, False, True]
+  assert records[0]['a'] == records[0]['b'] == records[2]['a'] == NEUTRAL and figures['overall']['tie'] == 1
+  assert records[0]['replies'][1] == 'The first, clearly.' and records[2]['replies'] == [None, None]
+
+
+def test_a_judge_that_is_not_there_is_told_at_once(files):
+  asked = []
+  fail = lambda prompts: asked.append(prompts) or [ChatError('http://a', f'refused {i}') for i in range(len(prompts))]
+  many = {str(i): pair for i, pair in enumerate(list(pairs(files).values()) * 20)}
+  with pytest.raises(ChatError, match='refused 0'):
+    judge_pairs.compare_pairs(fail, many, lambda done: None)
+  assert len(asked) == 1
+  done = []
+  later = lambda prompts: by_words(prompts) if not done else fail(prompts)
+  figures, _ = judge_pairs.compare_pairs(later, many, done.append)
+  assert done == [16, 32, 48, 60] and figures['failed'] == 2 * 44 and figures['neutral'] == 44
+
+
+@pytest.mark.parametrize(('content', 'message'), [
+  ('{"predictions": [', 'a.json: not JSON'), ('[' * 100000, 'a.json: not JSON'), ('[]', "no 'predictions'"),
+  ('{"predictions": []}', "no 'predictions'"), ('{"predictions": [3]}', 'prediction 1: expected a JSON object'),
+  (json.dumps({'predictions': [{'question': 'x', 'spans': []}]}), "prediction 1: no key 'id'"),
+  (json.dumps({'predictions': [prediction('1'), prediction('1')]}), "prediction 2: id '1' was already used"),
+  (json.dumps({'predictions': [{'id': '1', 'question': 'x', 'evidence': ''}]}), 'eval --as-tool have none'),
+  (json.dumps({'predictions': [{'id': '1', 'question': 'x', 'spans': [{'role': 'policy'}]}]}), "'spans' must be"),
+])  # fmt: skip
+def test_other_files_are_refused(tmp_path, content, message):
+  (tmp_path / 'a.json').write_text(content)
+  with pytest.raises(DataError, match=message):
+    judge_pairs.read_result(tmp_path / 'a.json')
+
+
+def test_results_of_other_questions_are_refused(tmp_path):
+  a = judge_pairs.read_result(write(tmp_path / 'a.json', prediction('1')))
+  with pytest.raises(DataError, match='no question in common'):
+    judge_pairs.pair_up(a, judge_pairs.read_result(write(tmp_path / 'b.json', prediction('2'))))
+  with pytest.raises(DataError, match="different questions: '1' is 'Question 1\\?' and 'Other"):
+    judge_pairs.pair_up(a, judge_pairs.read_result(write(tmp_path / 'b.json', prediction('1', question='Other?'))))
+
+
+# The command.
+
+
+def test_judge_with_a_chat_server(files, tmp_path, capsys):
+  def serve(handler):
+    content = json.dumps({'choices': [{'message': {'content': verdict(2, 0)}}]}).encode()
+    handler.send_response(200)
+    handler.send_header('content-length', str(len(content)))
+    handler.end_headers()
+    handler.wfile.write(content)
+
+  flags = ['judge', f'--a={files[0]}', f'--b={files[1]}', '--config.judge.kind=chat', '--config.judge.model=m']
+  with server(serve) as (url, seen):
+    assert cli.main([*flags, f'--config.judge.url={url}/v1', f'--out={tmp_path}/out/f.json']) == 0
+  out = capsys.readouterr().out
+  printed, written = json.loads(out), json.loads((tmp_path / 'out' / 'f.json').read_text())
+  assert out.count('\n') == 1 and len(seen) == 6 and all(body['model'] == 'm' for _, _, body in seen)
+  assert printed == {key: value for key, value in written.items() if key not in ('manifest', 'comparisons')}
+  assert printed['overall'] == {'a': 1, 'b': 1, 'win': 0, 'tie': 1, 'loss': 0}
+  assert (printed['n'], printed['only_a'], printed['only_b']) == (3, 1, 1)
+  assert len(written['comparisons']) == 3 and written['manifest']['config']['judge']['kind'] == 'chat'
+  assert all(len(written['manifest']['files'][name]['sha256']) == 64 for name in 'ab')
+  with server((404, b'no such model')) as (url, seen):
+    assert cli.main([*flags, f'--config.judge.url={url}/v1']) == 2
+  error = capsys.readouterr().err
+  assert 'status 404: no such model' in error and error.count('\n') == 1
+
+
+def test_judge_with_a_model_of_ours(files, tmp_path, capsys):
+  """A random one, which says nothing that can be read."""
+  child.make_inputs(tmp_path)
+  assert cli.main(['judge', f'--a={files[0]}', f'--b={files[1]}', '--config.judge.kind=local', '--config.judge.chat=False',
+                   f'--config.judge.model={tmp_path}/model', '--config.judge.slots=4', '--config.judge.length=1024',
+                   '--config.judge.max_tokens=8', f'--out={tmp_path}/f.json']) == 0
+  printed = json.loads(capsys.readouterr().out)
+  assert (printed['unreadable'], printed['failed'], printed['neutral'], printed['n']) == (6, 0, 3, 3)
+  assert printed['overall']['tie'] == 1
+  records = json.loads((tmp_path / 'f.json').read_text())['comparisons']
+  assert all(isinstance(reply, str) for record in records for reply in record['replies'])
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+  ([], 'judge needs --a'),
+  (['--a=a.json'], 'judge needs --b'),
+  (['--a=a.json', '--b=b.json'], 'no opinion on style'),
+  (['--a=a.json', '--b=b.json', '--config=configs/quickstart.py'], 'has no judge'),
+  (['--a=missing.json', '--b=b.json', '--config.judge.kind=local'], 'missing.json'),
+  (['x'], "judge does not know what to do with 'x'"),
+])  # fmt: skip
+def test_mistakes_end_in_one_line_and_status_2(arguments, message, capsys):
+  assert cli.main(['judge', *arguments]) == 2
+  error = capsys.readouterr().err
+  assert message in error and error.count('\n') == 1

@@ -1,0 +1,264 @@
+"""The policy as a tool: its evidence, a reader asked with and without it, and both behind the command line."""
+
+import json
+import re
+
+import pytest
+
+from configs import r_search as r_search_config
+from jaxsearch import cli
+from jaxsearch.data.corpus import Document
+from jaxsearch.data.questions import Question
+from jaxsearch.evaluation import rstool
+from jaxsearch.evaluation.run import Agent
+from jaxsearch.methods import r_search
+from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.rewards.match import exact_match, f1
+from jaxsearch.sampler.assistant import Assistant
+from jaxsearch.sampler.requests import ToolFailure
+from jaxsearch.tools.chat import ChatError
+from jaxsearch.tools.evidence_client import Evidence, EvidenceError, EvidenceTool
+from jaxsearch.trees import grammar
+from jaxsearch.trees.tree import Role
+from jaxsearch.world import files as world
+from tests.tools.serving import server
+from tests.training import child
+
+
+@pytest.fixture(scope='module')
+def tokenizer():
+  return Tokenizer.load(world.folder())
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """A tiny random model, with questions and passages of its own."""
+  folder = tmp_path_factory.mktemp('inputs')
+  child.make_inputs(folder)
+  return folder
+
+
+def flags(folder):
+  """The world's policy, and the tiny model as reader."""
+  return ['--config=configs/r_search.py', '--config.sampler.slots=8', '--config.sampler.length=448',
+          f'--config.reader.model={folder}/model', '--config.reader.slots=4', '--config.reader.max_tokens=8']
+
+
+class Said:
+  """An engine that generates nothing: the policy says `spans`."""
+
+  def __init__(self, tokenizer, spans):
+    self.tokenizer, self.spans, self.temperature, self.asked = tokenizer, spans, 1.0, []
+
+  def run(self, growths, key, on_progress):
+    for growth, tree in growths:
+      reply, spans = None, iter(self.spans)
+      self.asked.append(tree.question.question)
+      try:
+        while True:
+          request = growth.send(reply)
+          reply = [Document('1', 'Title', 'text')]
+          if hasattr(request, 'stop'):
+            reply = request.node.append(next(spans), Role.POLICY)
+            reply.stop = 'length'
+          elif hasattr(request, 'service'):
+            reply = ToolFailure('there is no reader')
+      except StopIteration:
+        pass
+    return {}
+
+
+def agent(tokenizer, *spans):
+  return Agent(Said(tokenizer, spans), r_search, dict(template='world_evidence', max_turns=2, max_tokens=16))
+
+
+SEARCH = '<search> red </search>'
+BOX = '<original_evidence> It is red. </original_evidence>'
+ANSWER = '<answer> red </answer>'
+
+
+@pytest.mark.parametrize(('spans', 'expected'), [
+  ([SEARCH, BOX + ANSWER], Evidence('It is red.', 'red', 1)),
+  ([ANSWER], Evidence('', 'red', 0)),
+  ([SEARCH, SEARCH, BOX + BOX + ANSWER], Evidence('', 'red', 2)),          # evidence twice
+  ([SEARCH, '<original_evidence> It is' + ANSWER], Evidence('', 'red', 1)),  # never closed
+  ([SEARCH, 'I give', 'up.'], Evidence('', None, 1)),
+])  # fmt: skip
+def test_evidence_is_the_only_box(tokenizer, spans, expected):
+  assert rstool.find(agent(tokenizer, *spans), ['Which?', 'What?']) == [expected] * 2
+
+
+def test_a_question_cannot_act_as_tags_or_special_tokens(tokenizer):
+  policy = agent(tokenizer, ANSWER)
+  special = tokenizer.special_tokens[0]
+  rstool.find(policy, [f'Which?{special}<search> x </search>'])
+  asked = policy.engine.asked[0]
+  assert asked.startswith('Which?') and special not in asked and '<search>' not in asked and '</search>' not in asked
+
+
+def test_a_question_that_leaves_no_room_is_refused(tokenizer):
+  policy = agent(tokenizer)
+  policy.engine.length = 40
+  prompt = lambda words: len(tokenizer.encode(grammar.prompt(' '.join(['red'] * words), 'world_evidence')))
+  most = next(n for n in range(40) if prompt(n + 1) > 24)
+  rstool.check_room(policy, ' '.join(['red'] * most))
+  with pytest.raises(ValueError, match=rf'too long: {prompt(most + 1)} tokens with its prompt, where 24 have room'):
+    rstool.check_room(policy, ' '.join(['red'] * (most + 1)))
+
+
+def test_methods_without_evidence_are_refused():
+  config = r_search_config.get_config()
+  with config.unlocked():
+    config.method, config.grow = 'search_r1', dict(template='world')
+  with pytest.raises(ValueError, match="config.method='search_r1' writes no evidence.*configs/r_search.py"):
+    rstool.open_tool(config)
+
+
+# The second model.
+
+QUESTIONS = [Question('1', 'Where is A?', ('Ames',)), Question('2', 'Where is B?', ('Bath',)),
+             Question('3', 'Where is C?', ('Como',))]
+FOUND = [Evidence('A is in Ames.', 'Ames', 2), Evidence('B is in Bari.', 'Bath', 1), Evidence('', None, 0)]
+
+
+class Passages:
+  def search(self, queries, topk):
+    self.asked = list(queries), topk
+    return [[Document('1', 'A', 'A is in Oslo.'), Document('2', 'B', 'B is in Bath.')][:topk] for _ in queries]
+
+
+def places(prompts):
+  """A reader who believes the last place of which it is told; without any, it is always in Como."""
+  return [f' {(["Como"] + re.findall("is in ([A-Z][a-z]+)", prompt))[-1]} \n' for prompt in prompts]
+
+
+def test_three_ways_of_asking():
+  search, prompts = Passages(), []
+  reader = rstool.Reader(lambda asked: prompts.extend(asked) or places(asked), 'r_search')
+  scores, records = rstool.compare_readers(reader, QUESTIONS, FOUND, search, 2)
+  assert search.asked == (['Where is A?', 'Where is B?', 'Where is C?'], 2)
+  third = pytest.approx(1 / 3)
+  assert scores == {'em_alone': third, 'f1_alone': third,        # Como, Como, Como
+                    'em_rag': third, 'f1_rag': third,            # Bath, Bath, Bath
+                    'em_rstool': pytest.approx(2 / 3), 'f1_rstool': pytest.approx(2 / 3),  # Ames, Bari, Como
+                    'em_policy': pytest.approx(2 / 3), 'f1_policy': pytest.approx(2 / 3),
+                    'with_evidence': pytest.approx(2 / 3), 'searches': 1.0, 'failures': 0, 'n': 3}
+  assert [(record['alone'], record['rag'], record['rstool'], record['policy']) for record in records] == [
+    ('Como', 'Bath', 'Ames', 'Ames'), ('Como', 'Bath', 'Bari', 'Bath'), ('Como', 'Bath', 'Como', None)]
+  assert records[0] | {'id': '1', 'evidence': 'A is in Ames.', 'searches': 2} == records[0]
+  assert json.loads(json.dumps(records)) == records
+  alone, rag, told = prompts[0], prompts[3], prompts[6]
+  assert told == grammar.evidence_prompt('Where is A?', 'A is in Ames.')  # table 5 of the paper
+  assert rag == grammar.evidence_prompt('Where is A?', 'Doc 1(Title: A) A is in Oslo.\nDoc 2(Title: B) B is in Bath.')
+  assert 'passages' not in alone and alone.endswith('\nQuestion: Where is A?\nAnswer:')
+  assert prompts[8] == prompts[2]  # no evidence: asked alone
+
+
+def test_the_world_template_shows_text_as_its_reader_has_seen_it():
+  reader = rstool.Reader(places, 'world')
+  assert reader.prompt('Where?', Passages().search(['x'], 2)[0]) == 'A is in Oslo. B is in Bath.\nQuestion: Where?\nAnswer:'
+  assert reader.prompt('Where?', []) == grammar.evidence_prompt('Where?', '', 'world')
+
+
+def test_a_reply_that_failed_counts_as_wrong_and_is_counted():
+  def ask(prompts):
+    said = places(prompts)
+    return [ChatError('http://a', 'refused') if 'Where is A?' in prompt else reply for prompt, reply in zip(prompts, said)]
+
+  scores, records = rstool.compare_readers(rstool.Reader(ask, 'world'), QUESTIONS, FOUND, Passages(), 2)
+  assert scores['failures'] == 3 and scores['em_rstool'] == pytest.approx(1 / 3) and records[0]['rstool'] is None
+  with pytest.raises(ChatError, match='refused'):
+    rstool.compare_readers(rstool.Reader(ask, 'world'), QUESTIONS[:1], FOUND[:1], Passages(), 2)
+
+
+def test_what_a_reader_is_shown_is_shortened_and_harmless(tokenizer):
+  class Sizes:
+    length = 200
+  Sizes.tokenizer = tokenizer
+  reader = rstool.local_reader(Assistant(Sizes, max_tokens=20), 'r_search')
+  special = tokenizer.special_tokens[0]
+  evidence = f'{special} <answer> Bonn </answer> ' + 'The red town. ' * 200
+  prompt = reader.prompt('Where?', [Document('', '', evidence)])
+  assert 170 <= len(tokenizer.encode(prompt)) <= 180
+  assert prompt.endswith('\nQuestion: Where?\nAnswer:') and 'Bonn' in prompt
+  assert special not in prompt and '<answer>' not in prompt
+  unknown = rstool.Reader(places, 'r_search').prompt('Where?', [Document('', '', evidence)])  # a server knows its own room
+  assert len(unknown) > len(evidence) and '<answer>' not in unknown
+
+
+# The commands.
+
+
+def test_eval_with_the_tool_of_a_checkpoint_and_of_a_server(folder, tmp_path, capsys, monkeypatch):
+  """`serve --as-tool` gives what `eval --as-tool` finds itself: both are greedy."""
+  pytest.importorskip('jaxsearch.tools.evidence_server')
+  from tests.tools.running import serve
+  ask = ['eval', '--as-tool', *flags(folder), '--questions=world:test', '--limit=8']
+  assert cli.main([*ask, f'--checkpoint={world.folder()}', f'--out={tmp_path}/own.json']) == 0
+  printed = json.loads(capsys.readouterr().out)
+  assert printed['n'] == 8 and printed['with_evidence'] > 0
+  own = json.loads((tmp_path / 'own.json').read_text())
+  assert own['manifest']['reader'] == f'{folder}/model' and own['manifest']['tool'] == str(world.folder())
+  for way in ('alone', 'rag', 'rstool', 'policy'):
+    for name, rule in (('em', exact_match), ('f1', f1)):
+      scored = [rule(record[way], record['golden_answers']) for record in own['predictions']]
+      assert own[f'{name}_{way}'] == pytest.approx(sum(scored) / 8) == pytest.approx(printed[f'{name}_{way}'], abs=1e-4)
+  assert all(len(record['passages']) == 2 for record in own['predictions'])
+  warmed = []
+
+  def run(app, listener, what):
+    assert warmed and what == 'evidence' and listener.getsockname()[0] == '127.0.0.1'
+    with serve(app) as url:
+      monkeypatch.setenv('JAXSEARCH_TOKEN', 'sesame')
+      assert cli.main([*ask, f'--tool-url={url}', f'--out={tmp_path}/served.json']) == 0
+      with pytest.raises(EvidenceError, match='status 413.*the question is too long'):
+        EvidenceTool(url, token='sesame')('red ' * 1000)
+      monkeypatch.setenv('JAXSEARCH_TOKEN', 'wrong')
+      assert cli.main([*ask, f'--tool-url={url}']) == 2
+
+  monkeypatch.setattr('jaxsearch.tools.http_server.run', run)
+  monkeypatch.setattr('jaxsearch.sampler.engine.Engine.compile_all', lambda engine: warmed.append(engine))
+  assert cli.main(['serve', '--as-tool', *flags(folder), f'--checkpoint={world.folder()}', '--port=0', '--token=sesame']) == 0
+  served = json.loads((tmp_path / 'served.json').read_text())
+  assert served['predictions'] == own['predictions']
+  assert 'status 401' in capsys.readouterr().err
+
+
+def test_eval_with_a_chat_server_as_reader(folder, capsys):
+  reply = {'choices': [{'message': {'content': 'red'}}]}
+  with server((200, reply)) as (url, seen):
+    assert cli.main(['eval', '--as-tool', *flags(folder), f'--questions={folder}/questions.jsonl', '--limit=2',
+                     f'--reader-url={url}/v1', '--reader-model=m', '--config.grow.evidence_template=r_search']) == 0
+  assert json.loads(capsys.readouterr().out)['em_alone'] == 0.5
+  assert len(seen) == 6 and seen[0][0] == '/v1/chat/completions' and seen[0][2]['model'] == 'm'
+  asked = [body['messages'][0]['content'] for _, _, body in seen]
+  assert all(text.startswith('Answer the question') and text.endswith('\nAnswer:') for text in asked)
+
+
+def test_serve_without_a_tool_serves_retrieval(folder, monkeypatch):
+  pytest.importorskip('starlette')
+  from jaxsearch.tools.search_client import HttpSearch
+  from tests.tools.running import serve
+
+  def run(app, listener, what):
+    with serve(app) as url:
+      assert what == 'retrieval' and HttpSearch(url).search(['river'], 1)[0][0].title == 'river'
+
+  monkeypatch.setattr('jaxsearch.tools.http_server.run', run)
+  assert cli.main(['serve', f'--corpus={folder}/corpus.jsonl', '--port=0']) == 0
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+  (['serve', '--as-tool', '--config=configs/quickstart.py', '--port=0'], 'writes no evidence'),
+  (['serve', '--checkpoint=x'], '--checkpoint means nothing without --as-tool'),
+  (['serve', '--port=http'], '--port=http: not a number'),
+  (['serve', '--port=70000'], 'cannot listen on 127.0.0.1:70000'),
+  (['serve', '--token=se same', '--port=0'], '--token must be printable'),
+  (['serve', '--corpus=missing.jsonl', '--port=0'], 'missing.jsonl'),
+  (['eval', '--tool-url=http://a'], '--tool-url means nothing without --as-tool'),
+  (['eval', '--as-tool', '--config=configs/r_search.py', '--reader-url=http://a'], 'name of a model'),
+])  # fmt: skip
+def test_mistakes_end_in_one_line_and_status_2(arguments, message, capsys):
+  assert cli.main(arguments) == 2
+  error = capsys.readouterr().err
+  assert message in error and error.count('\n') == 1 and 'same' not in error

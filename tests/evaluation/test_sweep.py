@@ -1,0 +1,284 @@
+"""The grid and its processes: with a stand-in for the training, and once for real."""
+
+import fcntl
+import json
+import os
+import pathlib
+import signal
+import sys
+import textwrap
+import threading
+import time
+
+import ml_collections
+import pytest
+
+from jaxsearch import cli, flags
+from jaxsearch.evaluation import sweep
+from jaxsearch.training import metrics
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+# Takes the flags of `jaxsearch train`, writes what a run writes, and goes on from the rows that it finds. Slow ones wait for
+# SIGTERM after their first step; others fail after it.
+TRAIN = """
+import json, os, pathlib, signal, sys, time
+flag = dict(argument.removeprefix('--config.').split('=', 1) for argument in sys.argv[2:])
+out, steps, kind = pathlib.Path(flag['out']), int(flag['steps']), flag.get('method')
+(out / 'checkpoints').mkdir(exist_ok=True)
+with (out / 'starts').open('a') as file:
+  print(sorted(os.sched_getaffinity(0)), os.environ.get('OMP_NUM_THREADS'), file=file)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+rows = out / 'metrics.jsonl'
+done = len(rows.read_text().splitlines()) if rows.exists() else 0
+for step in range(done + 1, steps + 1):
+  with rows.open('a') as file:
+    print(json.dumps({'step': step}), file=file)
+  if kind == 'fail':
+    print('it went wrong')
+    sys.exit(3)
+  if kind == 'slow' and step == 1:
+    time.sleep(60)
+(out / 'checkpoints' / str(steps)).mkdir()
+if kind != 'mute':
+  with (out / 'evaluations.jsonl').open('w') as file:
+    [print(json.dumps({'step': steps, 'temperature': t}), file=file) for t in (1.0, 0.0)]
+"""
+
+
+def comparison(out, **changes):
+  config = ml_collections.ConfigDict(convert_dict=False)
+  config.title, config.base, config.baseline = 'A title', 'configs/base.py', 'Plain (one)'
+  config.common = {'steps': 3, 'eval': {'every': 3}}
+  config.variants = {'Plain (one)': {}, 'Other': {'loss.kl_coef': 0.5}}
+  config.seeds, config.out, config.parallel = (0, 1), str(out), 2
+  config.update(changes)
+  return config.lock()
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+  """Runs are made by TRAIN, which passes for `python -m jaxsearch.cli`, and looked at often."""
+  (tmp_path / 'jaxsearch').mkdir()
+  (tmp_path / 'jaxsearch' / 'cli.py').write_text(TRAIN)
+  monkeypatch.setenv('PYTHONPATH', str(tmp_path))
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sweep, 'POLL', 0.01)
+  monkeypatch.setattr(sweep, 'check_finished', lambda trial: None)
+
+
+def test_the_grid(tmp_path):
+  trials = sweep.plan(comparison(tmp_path, variants={
+    'Plain (one)': {},
+    'SDGA-Auto': {'loss.kl_coef': 0.5, 'steps': 7, 'config': 'configs/quickstart.py', 'data': {'hops': (1,)}}}))
+  assert [(trial.variant, trial.seed) for trial in trials] == [
+    ('Plain (one)', 0), ('SDGA-Auto', 0), ('Plain (one)', 1), ('SDGA-Auto', 1)]
+  plain, auto = trials[0].config, trials[3].config
+  assert (plain.steps, plain.eval.every, plain.loss.kl_coef, plain.seed, plain.progress) == (3, 3, 0.001, 0, False)
+  assert (auto.steps, auto.eval.every, auto.loss.kl_coef, auto.seed, auto.data.hops) == (7, 3, 0.5, 1, (1,))
+  assert auto.data.arithmetic is False and plain.data.arithmetic is True  # each from its own file
+  assert trials[3].out == tmp_path / 'sdga-auto' / '1'
+
+
+@pytest.mark.parametrize(('changes', 'message'), [
+  (dict(baseline='Nobody'), "baseline='Nobody' is none of the variants Plain"),
+  (dict(seeds=(1, 1)), r'seeds=\(1, 1\)'),
+  (dict(seeds=()), r'seeds=\(\)'),
+  (dict(variants={'Plain (one)': {}, 'plain-one': {}}), "'plain-one' have no folder name"),
+  (dict(variants={'Plain (one)': {'loss.kl': 1}}), r"Plain \(one\): the config has no field 'loss.kl'"),
+  (dict(variants={'Plain (one)': {'seed': 1}}), 'seed is set by the comparison'),
+  (dict(common={'steps': 3}), 'eval.every=0'),
+])  # fmt: skip
+def test_mistakes_in_a_comparison_are_named(tmp_path, changes, message):
+  with pytest.raises((ValueError, flags.UsageError), match=message):
+    sweep.plan(comparison(tmp_path, **changes))
+
+
+def test_another_kind_of_config_is_refused(capsys):
+  assert cli.main(['sweep', '--config', 'configs/quickstart.py']) == 2
+  assert 'this config is no comparison: title should be a str' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('path', sorted(ROOT.glob('configs/claims/*.py')), ids=lambda path: path.stem)
+def test_the_claims_are_comparisons(path):
+  config, *_ = flags.parse('sweep', [f'--config={path}'], '')
+  trials = sweep.plan(config)
+  assert len(trials) == len(config.variants) * len(config.seeds)
+  assert len({tuple(argument for argument in trial.arguments if not argument.startswith('--config.out=')) for trial in trials}
+             ) == len(trials)  # no two are the same run
+
+
+def test_overrides_of_a_comparison(tmp_path):
+  path = tmp_path / 'claim.py'
+  path.write_text(textwrap.dedent("""
+    import ml_collections
+    def get_config():
+      config = ml_collections.ConfigDict(convert_dict=False)
+      config.common = {'steps': 3, 'eval': {'every': 3}}
+      config.seeds = (0, 1, 2)
+      return config.lock()"""))
+  arguments = [f'--config={path}', '--config.seeds=5', '--config.common.steps=9', '--config.common.eval.every=4']
+  config, *_ = flags.parse('sweep', arguments, '')
+  assert config.seeds == (5,) and sweep.flat(config.common) == {'steps': 9, 'eval.every': 4}
+
+
+def starts(trials):
+  return [len((trial.out / 'starts').read_text().splitlines()) if (trial.out / 'starts').exists() else 0 for trial in trials]
+
+
+def test_finished_runs_are_not_run_again_and_others_go_on(tmp_path, stand_in, capfd):
+  trials = sweep.plan(comparison(tmp_path / 'out'))
+  assert sweep.train_all(trials[:2], 2) == [] and starts(trials) == [1, 1, 0, 0]
+  (trials[1].out / 'checkpoints' / '3').rmdir()  # killed before its last checkpoint, with its rows there
+  assert sweep.train_all(trials, 2) == [] and starts(trials) == [1, 2, 1, 1]
+  assert all(map(sweep.finished, trials))
+  assert (trials[0].out / 'log.txt').read_text().startswith('$ jaxsearch train --config=configs/base.py --config.steps=3')
+  assert capfd.readouterr() == ('', '')  # no terminal: nothing to tell
+
+
+def test_a_run_that_fails_is_told_of_and_others_go_on(tmp_path, stand_in, capfd):
+  kinds = {'Plain (one)': {'method': 'fail'}, 'Mute': {'method': 'mute'}, 'Fine': {}}
+  trials = sweep.plan(comparison(tmp_path / 'out', variants=kinds, seeds=(0,)))
+  assert set(sweep.train_all(trials, 1)) == set(trials[:2])
+  told = capfd.readouterr().err
+  assert 'Plain (one), seed 0: exit status 3; the end of' in told and '\n  it went wrong\n' in told
+  assert 'Mute, seed 0: it ended, but step 3 is not logged, evaluated and saved' in told
+  assert [sweep.finished(trial) for trial in trials] == [False, False, True]
+
+
+@pytest.mark.parametrize(('number', 'status'), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_stops_the_runs_and_the_same_command_goes_on(tmp_path, stand_in, number, status, capfd):
+  trials = sweep.plan(comparison(tmp_path / 'out', common={'steps': 3, 'eval.every': 3, 'method': 'slow'}))
+
+  def stop():
+    while not all(sweep.step_of(trial) for trial in trials[:2]):
+      time.sleep(0.005)
+    os.kill(os.getpid(), number)
+
+  before = signal.getsignal(number)
+  thread = threading.Thread(target=stop)
+  thread.start()
+  with pytest.raises(SystemExit) as left:
+    sweep.train_all(trials, 2)
+  thread.join()
+  assert left.value.code == status and starts(trials) == [1, 1, 0, 0]
+  assert signal.getsignal(number) == before
+  for trial in trials:
+    with (trial.out / 'log.txt' if trial.out.exists() else tmp_path / 'none').open('a') as log:
+      fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free: no process is left
+  assert capfd.readouterr().err == 'stopped; 0 of 4 runs are finished, and the same command goes on\n'
+  assert sweep.train_all(trials[:2], 2) == [] and starts(trials) == [2, 2, 0, 0]
+
+
+def test_a_run_that_another_process_is_at_is_left_alone(tmp_path, stand_in, capfd):
+  trials = sweep.plan(comparison(tmp_path / 'out', seeds=(0,)))
+  trials[0].out.mkdir(parents=True)
+  with (trials[0].out / 'log.txt').open('a') as log:
+    fcntl.flock(log, fcntl.LOCK_EX)
+    assert sweep.train_all(trials, 2) == trials[:1]
+  assert starts(trials) == [0, 1] and 'another process is at this run' in capfd.readouterr().err
+
+
+def test_finished_runs_of_another_config_are_refused(tmp_path):
+  (trial, *_) = sweep.plan(comparison(tmp_path))
+  trial.out.mkdir(parents=True)
+  write = lambda config: (trial.out / 'config.json').write_text(json.dumps(config.to_dict()))
+  write(trial.config)
+  sweep.check_finished(trial)
+  other = ml_collections.ConfigDict(trial.config.to_dict())
+  other.eval.number = 7
+  write(other)
+  with pytest.raises(ValueError, match="evaluated with other settings: .*'number': 7"):
+    sweep.check_finished(trial)
+  other.loss.kl_coef = 0.7
+  write(other)
+  with pytest.raises(ValueError, match=r'loss.kl_coef was 0.7, now it is 0.001'):
+    sweep.check_finished(trial)
+
+
+def test_places(monkeypatch):
+  def at(platform, names, parallel):
+    monkeypatch.setattr(sweep, 'devices', lambda: (platform, names))
+    return sweep.places(parallel)
+
+  monkeypatch.setenv('XLA_FLAGS', '--a')
+  pinned = [(place.environment, place.cores) for place in at('cpu', ['2', '3'], 0)]
+  single = {'OMP_NUM_THREADS': '1', 'XLA_FLAGS': '--a --xla_cpu_multi_thread_eigen=false'}
+  assert pinned == [(single, {2}), (single, {3})]
+  assert [place.cores for place in at('cpu', list('01234567'), 0)] == [{0, 1, 2, 3}, {4, 5, 6, 7}]
+  assert [place.cores for place in at('cpu', list('012'), 5)] == [{0}, {1}, {2}]
+  assert at('cpu', ['0', '1'], 1) == [sweep.Place({})] == at('gpu', ['0'], 0)
+  assert [place.environment for place in at('gpu', ['4', '6'], 0)] == [
+    {'CUDA_VISIBLE_DEVICES': '4'}, {'CUDA_VISIBLE_DEVICES': '6'}]
+  chips = [place.environment for place in at('tpu', list('0123'), 3)]
+  assert [chip['TPU_VISIBLE_CHIPS'] for chip in chips] == ['0', '1', '2']
+  assert len({chip['TPU_MESH_CONTROLLER_PORT'] for chip in chips}) == 3
+
+
+@pytest.mark.skipif(not hasattr(os, 'sched_setaffinity'), reason='this system keeps no process to a core')
+def test_runs_stay_on_their_cores(tmp_path, stand_in, monkeypatch):
+  before = sorted(os.sched_getaffinity(0))
+  monkeypatch.setattr(sweep, 'places', lambda _: [sweep.Place({'OMP_NUM_THREADS': '1'}, frozenset(before[:1]))])
+  trials = sweep.plan(comparison(tmp_path / 'out', seeds=(0,)))
+  sweep.train_all(trials[:1], 2)
+  assert (trials[0].out / 'starts').read_text() == f'{before[:1]} 1\n'
+  assert sorted(os.sched_getaffinity(0)) == before
+
+
+def test_devices_are_asked_for_by_another_process(monkeypatch, tmp_path):
+  monkeypatch.setattr(sys, 'executable', str(tmp_path / 'python'))
+  monkeypatch.delenv('JAX_PLATFORMS')
+
+  def answer(text, status=0):
+    (tmp_path / 'python').write_text(f'#!/bin/sh\necho "{text}"\necho "{text}" >&2\nexit {status}\n')
+    (tmp_path / 'python').chmod(0o755)
+
+  monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
+  answer('gpu 3')
+  assert sweep.devices() == ('gpu', ['0', '1', '2'])
+  monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '5,7')
+  assert sweep.devices() == ('gpu', ['5', '7'])
+  answer('tpu 4')
+  assert sweep.devices() == ('tpu', ['0', '1', '2', '3'])
+  answer('no such backend', 1)
+  with pytest.raises(ValueError, match='JAX finds no device: no such backend'):
+    sweep.devices()
+
+
+@pytest.fixture
+def claim(tmp_path):
+  """A real comparison of two tiny variants, as a config file."""
+  (tmp_path / 'claim.py').write_text(textwrap.dedent(f"""
+    import ml_collections
+    def get_config():
+      config = ml_collections.ConfigDict(convert_dict=False)
+      config.title, config.base, config.out = 'Tiny', 'configs/base.py', {str(tmp_path / 'out')!r}
+      config.common = {{
+        'steps': 1, 'questions_per_step': 2, 'group_size': 2, 'eval': {{'every': 1, 'number': 2, 'temperatures': (0.0,)}},
+        'grow.max_turns': 1, 'grow.max_tokens': 4, 'sampler.slots': 4, 'sampler.length': 128, 'train.row_length': 128,
+        'train.micro_rows': 1, 'train.chunk': 64}}
+      config.variants = {{'With KL': {{}}, 'Without KL': {{'loss.kl_coef': 0.0}}}}
+      config.baseline, config.seeds, config.parallel = 'With KL', (0, 1), 0
+      return config.lock()"""))
+  return tmp_path / 'claim.py'
+
+
+def test_a_real_comparison(claim, monkeypatch, capfd):
+  monkeypatch.setenv('PYTHONPATH', str(ROOT))
+  monkeypatch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
+  monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+  command = ['sweep', '--config', str(claim), '--config.seeds=0']
+  assert cli.main(command) == 0, capfd.readouterr().err
+  out = claim.parent / 'out'
+  assert capfd.readouterr().out == f'table: {out / "table.md"}\n'
+  for variant, kl in (('with-kl', 0.001), ('without-kl', 0.0)):
+    run = out / variant / '0'
+    assert [row['step'] for row in metrics.read(run / 'metrics.jsonl')] == [1]
+    assert len(metrics.read(run / 'evaluations.jsonl')) == 2 and (run / 'report.html').exists()
+    assert json.loads((run / 'config.json').read_text())['loss']['kl_coef'] == kl
+  table = json.loads((out / 'table.json').read_text())
+  assert table['variants']['Without KL']['differences']['tokens_trained']['low'] is None
+  logs = [(out / variant / '0' / 'log.txt').read_text() for variant in ('with-kl', 'without-kl')]
+  (out / 'table.md').unlink()
+  assert cli.main(command) == 0 and (out / 'table.md').exists()  # nothing left to train: the report is made again
+  assert logs == [(out / variant / '0' / 'log.txt').read_text() for variant in ('with-kl', 'without-kl')]

@@ -1,0 +1,156 @@
+"""Tables and curves of made-up run folders, against numbers worked out by other means."""
+
+import json
+
+import ml_collections
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxsearch.evaluation import sweep, sweep_report
+
+SAMPLED = {'Full': (0.40, 0.50, 0.45), 'Auto': (0.52, 0.58, 0.60)}  # EM after training of each seed
+STEPS = 4
+
+
+@pytest.fixture
+def config(tmp_path):
+  config = ml_collections.ConfigDict(convert_dict=False)
+  config.title, config.base, config.baseline = 'Depth first?', 'configs/base.py', 'Full'
+  config.common = {'steps': STEPS, 'eval': {'every': 2}}
+  config.variants = {'Full': {}, 'Auto': {'loss.kl_coef': 0.5}}
+  config.seeds, config.out, config.parallel = (0, 1, 2), str(tmp_path), 0
+  return config.lock()
+
+
+def write_run(trial, em, tokens, compiled=(1,)):
+  """EM goes from 0.2 to `em` (a tenth less when greedy); step s makes 2 s thousand tokens and trains on `tokens`."""
+  (trial.out / 'checkpoints' / str(STEPS)).mkdir(parents=True)
+  rows = [{'step': step, 'em': em * step / STEPS, 'tokens_generated': 2000 * step, 'tokens_trained': tokens,
+           'seconds': 30.0 if step in compiled else 6.0, 'compilations': int(step in compiled)} for step in range(1, STEPS + 1)]
+  tests = [{'step': step, 'temperature': temperature, 'em': value - 0.1 * (temperature == 0), 'f1': value + 0.05,
+            'searches': 1 + value, 'n': 50, 'samples': []}
+           for step, value in ((0, 0.2), (2, (0.2 + em) / 2), (STEPS, em)) for temperature in (1.0, 0.0)]
+  for name, lines in (('metrics', rows), ('evaluations', tests)):
+    (trial.out / f'{name}.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+
+
+@pytest.fixture
+def trials(config):
+  trials = sweep.plan(config)
+  for trial in trials:
+    write_run(trial, SAMPLED[trial.variant][trial.seed], tokens=1000 if trial.variant == 'Full' else 500 + trial.seed)
+  return trials
+
+
+def test_means_differences_and_their_intervals(config, trials):
+  found = sweep_report.summary(config, trials)
+  assert list(found['variants']) == ['Full', 'Auto'] and found['not_finished'] == []
+  full, auto = (found['variants'][name] for name in SAMPLED)
+  for of, values in ((full['figures']['em@1.0'], SAMPLED['Full']), (auto['figures']['em@1.0'], SAMPLED['Auto'])):
+    expected = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
+    assert of['mean'] == pytest.approx(np.mean(values)) and (of['low'], of['high']) == pytest.approx(expected)
+  paired = stats.ttest_rel(SAMPLED['Auto'], SAMPLED['Full'])
+  difference, ends = auto['differences']['em@1.0'], paired.confidence_interval(0.95)
+  assert difference['mean'] == pytest.approx(np.mean(SAMPLED['Auto']) - np.mean(SAMPLED['Full']))
+  assert (difference['low'], difference['high']) == pytest.approx((ends.low, ends.high))
+  assert full['differences'] == {} and full['seeds'] == [0, 1, 2]
+  assert full['figures']['em@0.0']['mean'] == pytest.approx(0.35)
+  assert full['figures']['f1@1.0']['mean'] == pytest.approx(0.50)
+  assert full['figures']['searches@0.0']['mean'] == pytest.approx(1.45)
+  assert full['figures']['tokens_generated']['values'] == [20_000] * 3
+  assert auto['figures']['tokens_trained']['values'] == [2000, 2004, 2008]
+  assert full['figures']['seconds']['mean'] == 24.0  # the step that compiled counts as the others do
+  assert found['before']['em@1.0'] == pytest.approx(0.2) and found['questions'] == [50] and found['steps'] == [STEPS]
+
+
+def test_the_table_as_it_is_read(config, trials):
+  page = sweep_report.write(config, trials)
+  lines = page.read_text().splitlines()
+  assert lines[0] == '# Depth first?'
+  assert lines[2].startswith('| variant (seeds) | EM, T=1 | F1, T=1 | searches, T=1 | EM, greedy |')
+  assert lines[4].startswith('| before training | 20.0 | 25.0 | 1.20 | 10.0 |') and lines[4].endswith('|  |  |  |')
+  assert lines[5] == ('| Full (3) | 45.0 ± 12.4 | 50.0 ± 12.4 | 1.45 ± 0.12 | 35.0 ± 12.4 | 50.0 ± 12.4 | 1.45 ± 0.12 | '
+                      '20 ± 0 | 4 ± 0 | 24 ± 0 |')
+  # 0.12, 0.08 and 0.15 differ by 0.1167 on average, with a standard error of 0.0203 and t(2) = 4.303
+  assert lines[12].startswith('| Auto | **+11.7 [+2.9, +20.4]** |')
+  assert all(line.count('|') == lines[2].count('|') for line in lines[2:7])
+  assert json.loads((page.parent / 'table.json').read_text()) == sweep_report.summary(config, trials)
+  assert (page.parent / 'curves.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_unfinished_runs_are_left_out_and_named(config, trials):
+  for trial in trials:
+    if (trial.variant, trial.seed) in {('Full', 1), ('Auto', 2)}:
+      (trial.out / 'checkpoints' / str(STEPS)).rmdir()
+  found = sweep_report.summary(config, trials)
+  auto = found['variants']['Auto']
+  assert auto['seeds'] == [0, 1] and auto['differences']['em@1.0']['values'] == pytest.approx([0.12])  # seed 0 has both
+  assert auto['differences']['em@1.0']['low'] is None
+  text = sweep_report.table(found)
+  assert '| Full (2) |' in text and '| Auto | +12.0 |' in text and 'Not finished: Full, seed 1; Auto, seed 2.' in text
+
+
+def test_a_comparison_without_a_baseline_yet_and_without_anything(config, trials):
+  for trial in trials:
+    if trial.variant == 'Full':
+      (trial.out / 'checkpoints' / str(STEPS)).rmdir()
+  text = sweep_report.table(sweep_report.summary(config, trials))
+  assert '| Auto (3) |' in text and 'Differences' not in text
+  with pytest.raises(ValueError, match='no run of this comparison is finished'):
+    sweep_report.write(config, [trial for trial in trials if trial.variant == 'Full'])
+
+
+def test_differences_of_the_same_values_are_not_bold():
+  of = sweep_report.estimate([0.0, 0.0, 0.0])
+  assert sweep_report.difference('em@1.0', of) == '+0.0 [+0.0, +0.0]'
+  assert sweep_report.difference('tokens_trained', sweep_report.estimate([-4000, -4000])) == '**-4 [-4, -4]**'
+
+
+def test_steps_that_compile_count_as_the_median():
+  row = lambda seconds, compilations: {'seconds': seconds, 'compilations': compilations}
+  assert sweep_report.seconds([row(90, 5), row(4, 0), row(6, 0), row(70, 1)]) == [5, 4, 6, 5]
+  assert sweep_report.seconds([row(90, 5), row(4, 1)]) == [90, 4]
+
+
+def test_curves(trials):
+  points = sweep_report.curve(trials[0], 1.0)
+  assert points == {0: (0, 0, 0.2), 2: (2000, 0.2, pytest.approx(0.3)), 4: (4000, 0.4, 0.4)}
+  training = sweep_report.curve(trials[0], None)
+  assert list(training) == [1, 2, 3, 4] and training[1] == (1000, 0.1, pytest.approx(0.1))
+
+
+def test_with_few_evaluations_the_curve_is_that_of_the_training(config, trials, monkeypatch):
+  asked = []
+  original = sweep_report.curve
+  monkeypatch.setattr(sweep_report, 'curve', lambda trial, kind: asked.append(kind) or original(trial, kind))
+  sweep_report.write(config, trials)
+  assert set(asked) == {1.0, 0.0}
+  asked.clear()
+  for trial in trials:
+    path = trial.out / 'evaluations.jsonl'
+    path.write_text(''.join(line + '\n' for line in path.read_text().splitlines() if json.loads(line)['step'] != 2))
+  sweep_report.write(config, trials)
+  assert set(asked) == {None}
+
+
+def test_figures_that_only_some_variants_have_are_blank_in_the_others(config, trials):
+  for trial in trials:
+    path = trial.out / 'evaluations.jsonl'
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    extra = {'tool_rate_tier_2': 0.25} | ({'auc': 0.9} if trial.variant == 'Auto' else {})
+    path.write_text(''.join(json.dumps(row | extra) + '\n' for row in rows))
+  text = sweep_report.table(sweep_report.summary(config, trials))
+  head, full, auto = (next(line for line in text.splitlines() if line.startswith(start)).split(' | ')
+                      for start in ('| variant (seeds)', '| Full (3)', '| Auto (3)'))
+  column = {name.strip(' |'): place for place, name in enumerate(head)}
+  assert full[column['tool use tier 2, T=1']] == '25.0 ± 0.0' and auto[column['AUC, greedy']] == '0.90 ± 0.00'
+  assert full[column['AUC, greedy']].strip() == '' and column['seconds'] == len(head) - 1
+  assert sweep_report.summary(config, trials)['variants']['Auto']['differences'].keys() >= {'tool_rate_tier_2@0.0', 'em@0.0'}
+
+
+def test_a_table_too_wide_for_a_page_is_turned():
+  wide = [['variant', *(f'figure {i}' for i in range(20))], ['A', *map(str, range(20))], ['B', *map(str, range(20, 40))]]
+  lines = sweep_report.markdown(wide)
+  assert lines[:3] == ['| variant | A | B |', '|:--|--:|--:|', '| figure 0 | 0 | 20 |'] and len(lines) == 22
+  assert sweep_report.markdown([row[:3] for row in wide])[2:] == ['| A | 0 | 1 |', '| B | 20 | 21 |']

@@ -1,0 +1,129 @@
+import email.utils
+import itertools
+import json
+import threading
+import time
+
+import pytest
+
+from jaxsearch.tools.http_client import Poster, RequestError, checked_secret, key_from
+from tests.tools.serving import server
+
+
+class Failure(RequestError):
+  kind = 'errand'
+
+
+def poster(url, **settings):
+  return Poster(url, Failure, 'test protocol', **{'timeout': 20.0, 'attempts': 4, 'backoff': 0.01} | settings)
+
+
+@pytest.fixture
+def slept(monkeypatch):
+  """Nothing sleeps; what would have been slept."""
+  seconds = []
+  monkeypatch.setattr(time, 'sleep', seconds.append)
+  return seconds
+
+
+def test_body_headers_and_reply():
+  with server((200, {'a': 1})) as (url, seen):
+    assert poster(url + '/x?y=1', headers={'x-key': 'k'}).post({'q': 'ü'}, lambda reply: reply['a'] + 1) == 2
+  path, headers, body = seen[0]
+  assert (path, headers['x-key'], headers['content-type'], body) == ('/x?y=1', 'k', 'application/json', {'q': 'ü'})
+
+
+def test_what_the_parser_refuses_is_an_error_and_not_asked_again():
+  def parse(reply):
+    raise ValueError('no such thing')
+
+  with server((200, {})) as (url, seen), pytest.raises(Failure, match='errand at .*not an answer of the test protocol: no such'):
+    poster(url).post({}, parse)
+  assert len(seen) == 1
+
+
+@pytest.mark.parametrize('status', [408, 425, 429, 500, 502, 503, 504])
+def test_faults_that_may_pass_are_tried_again_with_growing_jittered_waits(status, slept):
+  with server((status, b'no')) as (url, seen), pytest.raises(Failure, match=rf'status {status}: no \(attempts: 4\)') as error:
+    poster(url, backoff=0.4).post({}, dict)
+  assert len(seen) == 4 and error.value.status == status
+  jitters = [seconds - wait for seconds, wait in zip(slept, [0.4, 0.8, 1.6], strict=True)]
+  assert all(0 <= jitter <= 0.4 for jitter in jitters) and len(set(jitters)) == 3
+
+
+def test_retry_after_in_seconds_and_as_a_date(slept):
+  date = email.utils.formatdate(time.time() + 7, usegmt=True)
+  answers = [(429, b'', {'retry-after': '3'}), (503, b'', {'retry-after': date}), (429, b'', {'retry-after': 'soon'}), (200, {})]
+  with server(*answers) as (url, _):
+    assert poster(url).post({}, dict) == {}
+  assert 3 <= slept[0] <= 3.1 and 5 < slept[1] <= 7.1 and slept[2] < 0.2
+
+
+def test_a_server_that_wants_to_be_left_alone_past_the_deadline_is_given_up_at_once(slept):
+  with server((429, b'busy', {'retry-after': '600'})) as (url, seen), pytest.raises(Failure, match=r'busy \(attempts: 1\)'):
+    poster(url, timeout=5.0).post({}, dict)
+  assert len(seen) == 1 and not slept
+
+
+def test_a_slow_server_runs_into_the_deadline_of_all_attempts():
+  released = threading.Event()
+  with server(lambda handler: released.wait(20)) as (url, _):
+    start = time.monotonic()
+    with pytest.raises(Failure, match=r'no reply within 0\.3 s'):
+      poster(url, timeout=0.3).post({}, dict)
+    assert time.monotonic() - start < 6
+    released.set()
+
+
+def test_the_key_is_in_no_message():
+  echo = lambda handler: (handler.send_response(403), handler.end_headers(),
+                          handler.wfile.write(b'x' * 190 + b'refused: sesame-open'))
+  with server(echo) as (url, _), pytest.raises(Failure) as error:
+    poster(url.replace('//', '//user:sesame-open@') + '/?key=sesame-open', secret='sesame-open').post({}, dict)
+  assert 'sesame' not in str(error.value) and 'status 403' in str(error.value)
+
+
+def test_requests_begin_at_the_rate(monkeypatch):
+  now, lock = [100.0], threading.Lock()
+
+  def sleep(seconds):
+    with lock:
+      now[0] += seconds
+
+  with server((500, b''), (200, {})) as (url, seen):
+    client = poster(url, rate=4.0)
+    monkeypatch.setattr(time, 'monotonic', lambda: now[0])
+    monkeypatch.setattr(time, 'sleep', sleep)
+    begun = []
+    attempt = client._attempt
+    client._attempt = lambda *args: (begun.append(now[0]), attempt(*args))[1]
+    for _ in range(3):
+      client.post({}, dict)
+    monkeypatch.undo()
+  assert len(begun) == len(seen) == 4  # the second attempt takes a turn as well
+  assert [b - a for a, b in itertools.pairwise(begun)] == pytest.approx([0.25] * 3, abs=0.03)
+
+
+@pytest.mark.parametrize('settings', [
+  dict(url='ftp://host'), dict(url='host:80'), dict(timeout=0), dict(attempts=0), dict(rate=0)])
+def test_impossible_settings(settings):
+  with pytest.raises(ValueError, match='not an http address|must be positive'):
+    poster(**{'url': 'http://a'} | settings)
+
+
+def test_keys_from_the_environment(monkeypatch):
+  monkeypatch.setenv('SOME_KEY', 'sesame')
+  monkeypatch.setenv('EMPTY_KEY', '')
+  monkeypatch.setenv('ODD_KEY', 'sesame\n')
+  monkeypatch.delenv('NO_KEY', raising=False)
+  assert key_from('SOME_KEY') == 'sesame' and key_from('EMPTY_KEY') is None and key_from('NO_KEY') is None
+  with pytest.raises(ValueError, match='ODD_KEY') as error:
+    key_from('ODD_KEY')
+  assert 'sesame' not in str(error.value)
+  assert checked_secret(None, 'it') is None
+
+
+def test_the_body_is_sent_again_with_each_attempt(slept):
+  with server((500, b''), (200, {})) as (url, seen):
+    poster(url).post({'n': 1}, dict)
+  assert [body for _, _, body in seen] == [json.loads('{"n": 1}')] * 2

@@ -1,0 +1,119 @@
+"""Demonstrations: reading, masking, order, and a model that learns them."""
+
+import jax
+import numpy as np
+import pytest
+
+from configs import sft_gold
+from jaxsearch.data.jsonl import DataError
+from jaxsearch.data.sources import load_questions
+from jaxsearch.models.decoder import initial_params
+from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.rewards import formats
+from jaxsearch.tools.bm25 import BM25
+from jaxsearch.training import sft
+from jaxsearch.trees import grammar
+from jaxsearch.trees.layout import lay_out
+from jaxsearch.trees.tree import Role
+from jaxsearch.world import files as world
+
+
+def test_only_policy_spans_are_learned(tmp_path):
+  tokenizer = Tokenizer.load(world.folder())
+  path = tmp_path / 'demonstrations.jsonl'
+  path.write_text('{"spans": [{"role": "prompt", "text": "Who? "}, {"role": "policy", "text": "It is"}, '
+                  '{"role": "observation", "text": " (a fact) "}, {"role": "policy", "text": "so."}]}\n')
+  [tree] = sft.read_demonstrations(path, tokenizer)
+  rows = lay_out([tree], 64, pad_id=0)
+  learned = rows.tokens[rows.loss_weights > 0].tolist()
+  assert learned == tokenizer.encode('It is') + tokenizer.encode('so.')
+  assert tokenizer.decode(rows.tokens[rows.tree_ids == 0].tolist()) == 'Who? It is (a fact) so.'
+
+
+@pytest.mark.parametrize('line, words', [
+  ('{"spans": []}', "'spans' must be a list"),
+  ('{"text": "x"}', "'spans' must be a list"),
+  ('{"spans": [{"role": "user", "text": "x"}]}', "span 0 needs a 'role'"),
+  ('{"spans": [{"role": "prompt", "text": "x"}, {"role": "policy"}]}', "span 1 needs a 'role'"),
+  ('{"spans": [{"role": "prompt", "text": "x"}]}', 'nothing to learn'),
+])
+def test_a_bad_line_is_named(tmp_path, line, words):
+  good = '{"spans": [{"role": "prompt", "text": "a"}, {"role": "policy", "text": "b"}]}\n'
+  (tmp_path / 'd.jsonl').write_text(good + line + '\n')
+  with pytest.raises(DataError, match=f'd.jsonl:2.*{words}'):
+    sft.read_demonstrations(tmp_path / 'd.jsonl', Tokenizer.load(world.folder()))
+
+
+def test_a_demonstration_keeps_every_token_and_mark():
+  ids, learned = [5, 6, 7, 8, 9, 10], [False, True, True, False, False, True]
+  tree = sft.demonstration(ids, learned)
+  assert tree.leaves()[0].path_tokens() == ids
+  marks = [node.trained for node in tree.walk() for _ in node.tokens]
+  assert marks == learned
+  assert [node.role for node in tree.walk()][1:] == [Role.OBSERVATION, Role.POLICY, Role.OBSERVATION, Role.POLICY]
+
+
+def test_every_epoch_has_each_example_once_in_its_own_order():
+  line = [index for step in range(9) for index in sft.shuffled(7, 5, step, seed=3)]
+  epochs = [line[start:start + 7] for start in range(0, 42, 7)]
+  assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
+  assert len({tuple(epoch) for epoch in epochs}) > 3
+  assert sft.shuffled(7, 5, 4, seed=3) == line[20:25]
+  assert sft.shuffled(7, 5, 4, seed=4) != line[20:25]
+
+
+def test_fit_learns_and_leaves_its_input_alone(tiny):
+  params = initial_params(tiny.decoder, jax.random.key(0))
+  before = jax.device_get(params)
+  example = sft.demonstration([1, 2, 3, 4, 5, 6], [False, False, True, True, True, True])
+  losses = []
+  trained = sft.fit(tiny.decoder, params, iter(lambda: [example], None), optim=tiny.optim_config(learning_rate=3e-2),
+                       total_updates=25, row_length=16, micro_rows=1, pad_id=0,
+                       report=lambda update, row, _: losses.append(row['loss']))
+  assert len(losses) == 25 and losses[-1] < 0.1 * losses[0]
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), before)
+  assert not np.array_equal(trained['embedding'], before['embedding'])
+
+
+def test_gold_chains_of_the_world_search_every_step_and_answer_right():
+  config = sft_gold.get_config()
+  config.data.update(hops=(2,), arithmetic=False)
+  tokenizer = Tokenizer.load(world.folder())
+  number, demonstration = sft.open_demonstrations(config, tokenizer)
+  questions = load_questions('world:rl', hops=(2,), arithmetic=False)
+  assert number == len(questions)
+  for question, tree in zip(questions[:5], map(demonstration, range(5))):
+    learned = [node.text for node in tree.nodes(Role.POLICY)]
+    assert formats.chain_format(learned) == 1.0
+    assert [grammar.search_query(span) for span in learned[:-1]] == [step['query'] for step in question.metadata['steps']]
+    assert grammar.answer(learned[-1]) == question.golden_answers[0]
+    assert ''.join(node.text for node in tree.nodes(Role.OBSERVATION)).startswith(grammar.prompt(question.question, 'world'))
+    found = BM25(world.corpus()).search([question.metadata['steps'][0]['query']], config.search.topk)[0]
+    assert grammar.information(found, tokenizer.special_tokens) in tokenizer.decode(tree.leaves()[0].path_tokens())
+
+
+def test_every_gold_chain_fits_a_row():
+  config = sft_gold.get_config()
+  number, demonstration = sft.open_demonstrations(config, Tokenizer.load(world.folder()))
+  longest = sorted(range(number), key=lambda i: -len(world.questions('rl')[i].metadata['steps']))[:40]
+  assert max(demonstration(index).count() for index in longest) <= config.train.row_length
+
+
+def test_demonstrations_of_a_file_or_of_a_split_that_is_not_there(tmp_path):
+  config = sft_gold.get_config()
+  config.sft.demonstrations = str(tmp_path / 'd.jsonl')
+  with pytest.raises(FileNotFoundError):
+    sft.open_demonstrations(config, None)
+  (tmp_path / 'd.jsonl').write_text('{"spans": [{"role": "policy", "text": "b"}]}\n')
+  number, demonstration = sft.open_demonstrations(config, Tokenizer.load(world.folder()))
+  assert number == 1 and demonstration(0).leaves()[0].text == 'b'
+  config.sft.demonstrations = 'world:train'
+  with pytest.raises(ValueError, match='no split'):
+    sft.open_demonstrations(config, None)
+
+
+def test_an_adapter_is_refused():
+  config = sft_gold.get_config()
+  config.lora.rank = 4
+  with pytest.raises(ValueError, match='lora.rank=4: supervised training'):
+    sft.train(config)

@@ -1,0 +1,71 @@
+import random
+
+from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.trees import grammar
+from jaxsearch.world import files as world
+from jaxsearch.world.chains import full_chain
+from jaxsearch.world.recipe import examples
+
+TOKENIZER = Tokenizer.load(world.folder())
+
+
+def text_of(example, learned):
+  return TOKENIZER.decode([token for token, own in zip(*example) if own == learned])
+
+
+def test_a_chain_is_learned_where_the_policy_speaks_and_nowhere_else():
+  question = next(q for q in world.questions('warm') if q.metadata['kind'] == 'city.country.capital')
+  results = {step['query']: examples.search(step['query']) for step in question.metadata['steps']}
+  example = examples.chain(TOKENIZER, question, full_chain(question), results)
+  learned, given = text_of(example, True), text_of(example, False)
+  assert grammar.answer(learned) == question.golden_answers[0]
+  assert learned.count('<search>') == 2 and '<information>' not in learned
+  assert given.startswith(grammar.prompt(question.question, 'world')) and given.count('</information>') == 2
+
+
+def test_examples_under_made_up_names_still_copy_from_what_is_given():
+  rng = random.Random(0)
+  for _ in range(30):
+    example = examples.skilled(TOKENIZER, rng, renamed=1.0)
+    learned, given = text_of(example, True), text_of(example, False)
+    for query in [e.content for e in grammar.elements(learned) if e.name == 'search']:
+      assert query.split()[0] in given  # every query is in the question or in a document
+
+
+def test_arithmetic_is_rare():
+  rng = random.Random(0)
+  drawn = [examples.draw(rng).metadata.get('operation') in ('sum', 'difference') for _ in range(2000)]
+  assert 0 < sum(drawn) / len(drawn) < 0.06
+
+
+def test_the_mix_searches_too_little():
+  rng = random.Random(0)
+  searches = []
+  for _ in range(300):
+    learned = text_of(examples.undecided(TOKENIZER, rng, shares=(0.4, 0.35), evidence=0.5), True)
+    assert grammar.answer(learned) is not None
+    searches.append(learned.count('</search>'))
+  assert 0.3 < searches.count(0) / 300 < 0.5
+  assert 0.3 < searches.count(1) / 300
+
+
+def test_passages_are_learned_but_for_their_title():
+  example = examples.passage(TOKENIZER, random.Random(3))
+  given = text_of(example, False)
+  title = given.removeprefix('Doc 1(Title: ').removesuffix(')')
+  assert text_of(example, True).startswith(f' {title}')
+
+
+def test_drills_copy_from_what_is_given_and_retellings_tell_of_an_entry_shown():
+  rng = random.Random(0)
+  for _ in range(50):
+    example = examples.drill(TOKENIZER, rng)
+    learned, given = text_of(example, True), text_of(example, False)
+    copied = [e.content for e in grammar.elements(learned) if e.name == 'search'] or [learned.split()[-1].rstrip('.')]
+    assert copied[0] in given
+    example = examples.retelling(TOKENIZER, rng)
+    learned, given = text_of(example, True), text_of(example, False)
+    title = next(e.content for e in grammar.elements(learned) if e.name == 'search')
+    assert f'(Title: {title})' in given
+    told = next(e.content for e in grammar.elements(learned) if e.name == 'think')
+    assert all(f'{title}{sentence}' in given for sentence in told.removesuffix('.').split('. It')[1:])
