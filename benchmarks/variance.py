@@ -47,7 +47,7 @@ from configs import slate as slate_config
 from jaxsearch.data.questions import Question
 from jaxsearch.data.sources import load_questions
 from jaxsearch.evaluation.run import open_agent
-from jaxsearch.methods import slate
+from jaxsearch.methods import actions, slate
 from jaxsearch.methods.search_r1 import start
 from jaxsearch.rewards.judge import world_judge
 from jaxsearch.sampler.requests import Generate, Request
@@ -119,7 +119,6 @@ def grow(question: Question, tree: Tree, *, steps: int, k: int, max_tokens: int,
   Leaves rewards at the root, data['whole'] [k, steps] and data['siblings'] [steps, k]. If tree.stop is not Stop.BUDGET there
   are none, and the tree is to be left out: Stop.ANSWERED for want of another action, Stop.CONTEXT_FULL for want of room.
   """
-  special = tree.tokenizer.special_tokens
   tree.metrics.update(malformed=0, tool_failures=0, judge_unreadable=0, answers_refused=0)
   ends, whole, siblings = [start(tree, question, template, chat)] * k, [], []
   for step in range(1, steps + 1):
@@ -127,24 +126,24 @@ def grow(question: Question, tree: Tree, *, steps: int, k: int, max_tokens: int,
     drawn = yield from draw(behind, step == steps, max_tokens, tree)
     if drawn is None:
       return
-    candidates = yield from slate.search(drawn, tree, special)
-    rewards = [rewarded(question, candidate, step, steps, tree, judge) for candidate in candidates]
+    yield from actions.search(drawn, tree)
+    rewards = [rewarded(candidate, step, steps, tree, judge) for candidate in drawn]
     whole.append(rewards[:k])
     siblings.append([rewards[0], *rewards[k:]])
     ends = [c.node.append(grammar.invalid_action() if c.query is None else c.observation, Role.OBSERVATION)
-            for c in candidates[:k]] if step < steps else []
+            for c in drawn[:k]] if step < steps else []
   tree.stop = Stop.BUDGET
   tree.root.data.update(whole=np.array(whole).T, siblings=np.array(siblings))
 
 
-def draw(behind: list[Node], last: bool, max_tokens: int, tree: Tree) -> Generator[Request, Any, list[slate.Candidate] | None]:
+def draw(behind: list[Node], last: bool, max_tokens: int, tree: Tree) -> Generator[Request, Any, list[actions.Action] | None]:
   """An action behind each node, none of them an answer unless it is the last; None if one cannot be had."""
-  drawn: list[slate.Candidate | None] = [None] * len(behind)
+  drawn: list[actions.Action | None] = [None] * len(behind)
   for _ in range(DRAWS):
     missing = [index for index, candidate in enumerate(drawn) if candidate is None]
     spans = yield [Generate(behind[index], stop=grammar.SEARCH_R1.stops, max_tokens=max_tokens) for index in missing]
     for index, span in zip(missing, spans):
-      candidate = slate.read(span)
+      candidate = actions.read(span)
       if span.stop is Stop.CONTEXT_FULL:
         tree.stop = Stop.CONTEXT_FULL
         return None
@@ -158,9 +157,9 @@ def draw(behind: list[Node], last: bool, max_tokens: int, tree: Tree) -> Generat
   return None
 
 
-def rewarded(question: Question, candidate: slate.Candidate, step: int, steps: int, tree: Tree, judge: Callable) -> float:
+def rewarded(candidate: actions.Action, step: int, steps: int, tree: Tree, judge: Callable) -> float:
   """The reward of an action (eqs. 5 and 6); the judge replies at once, so no episode waits for the others."""
-  asking = slate.score(question, [candidate], slate.context(candidate.node.parent), step, steps, 0.0, tree.metrics)
+  asking = slate.judged([candidate], tree, step, steps, 0.0)
   asked = next(asking)
   try:
     asking.send(judge([ask.item for ask in asked]))

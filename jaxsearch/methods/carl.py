@@ -1,17 +1,14 @@
-"""CARL (Kumar et al. 2026, arXiv 2605.27788): a segment is credited with the change of a critic that knows what the model knows.
+r"""CARL (Kumar et al. 2026, arXiv 2605.27788): a segment is credited with the change of a critic that knows what the model knows.
 
-A chain of segments: invoke (thought, then a block of Python), assimilate (a `<context>`, written while the program's raw output
-is visible), …, commit (the answer in `\\boxed{}`). The raw output is then forgotten: in the tree it hangs beside the main path
-with the context that was written below it, and the main path goes on behind the invoke with a clean copy of the context.
-The cache of the invoke is kept, so that forgetting costs as many tokens as the copy has, not what came before.
+A chain of segments: invoke (a thought, then a block of Python), assimilate (a `<context>`, written while the program's raw
+output is visible), …, commit (the answer in `\boxed{}`). The raw output is then forgotten: in the tree it hangs beside the
+main path, with the context that was written below it, and the main path continues after the invoke with a clean copy of the
+context. The cache of the invoke is kept, so forgetting costs only the tokens of that copy.
 
-The critic's states s_0, s~_1, s_2, … (appendix B) are those in which the first tokens of the segments are chosen, so the
+The critic's states s_0, s~_1, s_2, … (appendix B) are those in which the first tokens of the segments are chosen; the
 training layout holds them all. `train.aggregate='step-mean'` gives the objective of section 3.4.
 """
 
-from __future__ import annotations
-
-import itertools
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -20,8 +17,9 @@ import numpy as np
 
 from jaxsearch.advantages import smdp_td
 from jaxsearch.data.questions import Question
-from jaxsearch.methods import Context
-from jaxsearch.methods.search_r1 import start
+from jaxsearch.methods import Context, figures
+from jaxsearch.methods.credit import valued_spans
+from jaxsearch.methods.search_r1 import reward, start
 from jaxsearch.rewards import formats
 from jaxsearch.sampler.requests import Generate, Request, RunPython, ToolFailure
 from jaxsearch.tools import faults
@@ -35,17 +33,16 @@ _smdp_td = jax.jit(smdp_td, static_argnames=('gamma', 'lam'))
 def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: int = 512, context_tokens: int = 256,
          template: str = 'carl', chat: bool = False, tools: bool = True,
          fault: str = 'working') -> Generator[Request, Any, None]:
-  """Grows invokes and assimilates until an answer is committed to; figure 1 of the paper.
+  """Grows invokes and assimilates until the policy commits to an answer; figure 1 of the paper.
 
-  Sets tree.answer, tree.stop and in tree.metrics the counts of calls (`searches`), of commits without an answer, of failed
-  calls, of contexts that were not written and that were cut short.
+  tree.metrics counts calls (`searches`), commits without an answer, failed calls, and contexts missing or cut short.
 
   Args:
     max_segments: of an episode; the last one is not run, whatever it says.
     max_tokens: of an invoke or commit segment.
     context_tokens: of an assimilate segment (T_assimilate).
     template, chat: see methods/search_r1.py.
-    tools: False runs no block, for rollouts by heart.
+    tools: False runs no block, for closed-book rollouts.
     fault: what a program's output is replaced with, see tools/faults.py.
   """
   faults.check(fault)
@@ -75,10 +72,7 @@ def invoke(tree: Tree, node: Node, code: str, fault: str) -> Generator[Request, 
 
 
 def assimilate(tree: Tree, node: Node, written: Node) -> Node:
-  """A clean copy, behind the invoke `node`, of the context that was written behind its raw output.
-
-  Where none was written it is empty; where it was not closed in time it ends where it was cut.
-  """
+  """Appends to the invoke `node` a clean copy of the context written after its raw output; without one the copy is empty."""
   context, closed = grammar.context_block(generated_text(written))
   written.data.update(segment='assimilate', context=context)
   tree.metrics['no_context'] += not context
@@ -87,7 +81,7 @@ def assimilate(tree: Tree, node: Node, written: Node) -> Node:
 
 
 def commit(tree: Tree, node: Node, code: str | None) -> None:
-  """Ends the episode with what the segment answers, if it does."""
+  """Ends the episode with the answer of the segment, if it has one."""
   node.data['segment'] = 'commit'
   tree.answer = formats.last_boxed(generated_text(node))
   if tree.answer is not None:
@@ -100,7 +94,7 @@ def commit(tree: Tree, node: Node, code: str | None) -> None:
 
 
 def generated_text(node: Node) -> str:
-  """The text of a span without the end token that the policy may have closed it with."""
+  """The text of a span without the end token."""
   return node.tree.tokenizer.decode([token for token in node.tokens if token not in node.tree.tokenizer.eos_ids])
 
 
@@ -109,52 +103,21 @@ def segments(tree: Tree) -> list[Node]:
   return [node for node in tree.nodes(Role.POLICY) if node.tokens]
 
 
-def reward(tree: Tree) -> float:
-  """1 if the answer is right by the rule of its question, else 0; no reward for format (section 3.1)."""
-  return tree.question.score(tree.answer)
-
-
 def credit(groups: Sequence[Sequence[Tree]], context: Context, *, gamma: float = 1.0, lam: float = 0.0) -> None:
-  """`A = V(s_{k+1}) - V(s_k)`, of the last segment `R - V(s_N)` (eq. 1); the critic learns R in every state (section 3.3).
-
-  Raises:
-    ValueError: the segments have no values, since the run has no critic.
-  """
+  """`A = V(s_{k+1}) - V(s_k)`, of the last segment `R - V(s_N)` (eq. 1); the critic learns R in every state (section 3.3)."""
   trees = [tree for group in groups for tree in group]
   for tree in trees:
-    tree.reward = reward(tree)
-  trees = [tree for tree in trees if segments(tree)]
-  if not trees:
+    tree.reward = reward(tree)  # exact match alone: none for the format (section 3.1)
+  chains = [chain for tree in trees if (chain := valued_spans(tree))]
+  if not chains:
     return
-  chains = [segments(tree) for tree in trees]
-  if any(node.values is None for chain in chains for node in chain):
-    raise ValueError('no values on the segments: CARL needs config.critic.enabled=True')
-  rows, width = 1 << (len(trees) - 1).bit_length(), -(-max(map(len, chains)) // 8) * 8  # few programs
+  rows, width = 1 << (len(chains) - 1).bit_length(), -(-max(map(len, chains)) // 8) * 8  # padded: few programs
   values, rewards, lengths = np.zeros((rows, width), np.float32), np.zeros(rows, np.float32), np.zeros(rows, np.int32)
-  for row, (tree, chain) in enumerate(zip(trees, chains)):
+  for row, chain in enumerate(chains):
     values[row, :len(chain)] = [node.values[0] for node in chain]
-    rewards[row], lengths[row] = tree.reward, len(chain)
+    rewards[row], lengths[row] = chain[0].tree.reward, len(chain)
   advantages = np.asarray(_smdp_td(values, rewards, lengths, gamma=gamma, lam=lam))
-  for tree, chain, own in zip(trees, chains, advantages):
+  for chain, own in zip(chains, advantages):
     for node, advantage in zip(chain, own):
-      node.advantages, node.returns = float(advantage), np.full(len(node.tokens), tree.reward, np.float32)
-  context.metrics.update(figures(trees, chains))
-
-
-def figures(trees: Sequence[Tree], chains: Sequence[Sequence[Node]]) -> dict[str, float]:
-  """Of the critic: mean V(s_0), explained variance over all states. Of the segments: mean advantage by kind, and the share of
-  assimilates whose sign is opposite to that of their invoke."""
-  states = np.array([node.values[0] for chain in chains for node in chain])
-  outcomes = np.array([tree.reward for tree, chain in zip(trees, chains) for _ in chain])
-  found = {'value_start': float(np.mean([chain[0].values[0] for chain in chains]))}
-  if np.var(outcomes):
-    found['value_explained'] = float(1 - np.var(outcomes - states) / np.var(outcomes))
-  for kind in ('invoke', 'assimilate', 'commit'):
-    own = [node.advantages for chain in chains for node in chain if node.data['segment'] == kind]
-    if own:
-      found[f'advantage_{kind}'] = float(np.mean(own))
-  pairs = [(a.advantages, b.advantages) for chain in chains for a, b in itertools.pairwise(chain)
-           if (a.data['segment'], b.data['segment']) == ('invoke', 'assimilate')]
-  if pairs:
-    found['opposed_pairs'] = float(np.mean([a * b < 0 for a, b in pairs]))
-  return found
+      node.advantages, node.returns = float(advantage), np.full(len(node.tokens), node.tree.reward, np.float32)
+  context.metrics.update(figures.of_segments(chains))

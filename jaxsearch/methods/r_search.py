@@ -5,14 +5,12 @@ frozen model of another family (the 'reader') gives from question and evidence a
 was retrieved bears no loss, the evidence does: the policy wrote it. Credited by GRPO or, with a critic, by PPO.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from typing import Any
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, search_r1
-from jaxsearch.methods.search_r1_ppo import credit_with_critic
+from jaxsearch.methods.credit import credit_relative, credit_with_critic
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import f1
 from jaxsearch.sampler.requests import Ask, Request, ToolFailure
@@ -69,7 +67,7 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, estimator: str
   for tree in trees:
     tree.reward = reward(tree, evidence_weight=evidence_weight, gamma_evidence=gamma_evidence, gamma_answer=gamma_answer)
   if estimator == 'grpo':
-    search_r1.credit_relative(groups, normalize_std=normalize_std)
+    credit_relative(groups, normalize_std=normalize_std)
   elif estimator == 'ppo':
     context.metrics.update(credit_with_critic(trees, gamma=gamma, lam=lam))
   else:

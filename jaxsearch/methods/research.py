@@ -4,13 +4,12 @@ What a search returned stands in `<result>`, the final answer in a `\boxed{…}`
 the paper (eq. 2) a chain in the wrong format keeps the F1 of its answer; the authors' code gives it 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from typing import Any
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, search_r1
+from jaxsearch.methods.credit import credit_relative
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import f1
 from jaxsearch.sampler.requests import Request
@@ -46,4 +45,4 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, normalize_std:
   """GRPO: every policy span of a chain gets the chain's reward relative to the other chains of its question."""
   for tree in (tree for group in groups for tree in group):
     tree.reward = reward(tree)
-  search_r1.credit_relative(groups, normalize_std=normalize_std)
+  credit_relative(groups, normalize_std=normalize_std)

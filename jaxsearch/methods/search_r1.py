@@ -1,20 +1,16 @@
 """Search-R1 with GRPO (Jin et al. 2025, arXiv 2503.09516): search while reasoning, rewarded for the right answer alone.
 
 `grow` is the rollout of the paper's algorithm 1, as its code runs it (`llm_agent/generation.py`): up to `max_turns` actions,
-then one last span in which a search is no longer served. An action that is neither search nor answer costs a turn and
-gets an observation that says so. Other methods grow their trees with it too.
+then one last span in which a search is no longer served. An action that is neither a search nor an answer costs a turn and
+gets an observation that says so. Other methods use `grow`, `start` and `act` too.
 """
-
-from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from typing import Any
 
-import numpy as np
-
-from jaxsearch.advantages import group_relative
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context
+from jaxsearch.methods.credit import credit_relative
 from jaxsearch.sampler.requests import Generate, Request, Search, ToolFailure
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node, Role, Stop, Tree
@@ -48,7 +44,7 @@ def start(tree: Tree, question: Question, template: str, chat: bool) -> Node:
 
 def act(tree: Tree, node: Node, *, turns: int, max_tokens: int,
         tags: grammar.Tags = grammar.SEARCH_R1) -> Generator[Request, Any, Node]:
-  """Goes on behind `node` with actions and observations until an answer or the end of the budget; returns the last span.
+  """Appends actions and observations after `node` until an answer or the end of the budget; returns the last span.
 
   Sets tree.answer and tree.stop, and adds to the counts in tree.metrics.
   """
@@ -95,14 +91,3 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, normalize_std:
   for tree in (tree for group in groups for tree in group):
     tree.reward = reward(tree)
   credit_relative(groups, normalize_std=normalize_std)
-
-
-def credit_relative(groups: Sequence[Sequence[Tree]], *, normalize_std: bool = True) -> None:
-  """Every policy span gets its tree's reward relative to the other trees of its group."""
-  trees = [tree for group in groups for tree in group]
-  ids = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-  rewards = np.array([tree.reward for tree in trees], np.float32)
-  advantages = group_relative(rewards, ids, len(groups), normalize_std=normalize_std)
-  for tree, advantage in zip(trees, np.asarray(advantages)):
-    for node in tree.nodes(Role.POLICY):
-      node.advantages = float(advantage)

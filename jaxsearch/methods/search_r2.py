@@ -1,15 +1,13 @@
 """Search-R2 (He et al. 2026, arXiv 2602.03647): draft a chain, review it, cut at the first flawed step, regenerate.
 
-Actor and Meta-Refiner are one model with two prompts. The review stands behind the draft, whose cache it continues; a
-revision continues the kept prefix, of which nothing is computed again. In the tree the cut-off steps and the review hang
-beside the kept chain: credit goes to the kept chain and to what the refiner wrote, by GRPO over whole traces (section 3.4).
+Actor and Meta-Refiner are one model with two prompts. The review follows the draft, a revision follows the kept prefix, and
+both reuse its cache. In the tree the cut-off steps and the review hang beside the kept chain; credit goes to the kept chain
+and to what the refiner wrote, by GRPO over whole traces (section 3.4).
 
-The numbers of the review (table 12): 0 means that no step is flawed, f that step f is the earliest flawed one; steps before
-it are kept, so the paper's cut-point is k = f - 1. The discriminator compares log-probabilities (appendix E): a draft is
-revised if `log P(any f >= 1) - log P(0)` reaches the threshold.
+The review writes a number (table 12): 0 for no flawed step, f if step f is the earliest flawed one. The steps before it are
+kept, so the paper's cut-point is k = f - 1. The discriminator compares log-probabilities (appendix E): a draft is revised if
+`log P(any f >= 1) - log P(0)` reaches the threshold.
 """
-
-from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator, Sequence
@@ -17,13 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxsearch.advantages import hybrid_reward, refinement_gain
+from jaxsearch.advantages import hybrid_reward
 from jaxsearch.data.questions import Question
-from jaxsearch.methods import Context
-from jaxsearch.methods.search_r1 import act, credit_relative, start
+from jaxsearch.methods import Context, figures
+from jaxsearch.methods.actions import ask_judge
+from jaxsearch.methods.credit import credit_relative
+from jaxsearch.methods.search_r1 import act, start
 from jaxsearch.rewards import formats, judge
 from jaxsearch.rewards.match import exact_match
-from jaxsearch.sampler.requests import Ask, Generate, Request, Score, ToolFailure
+from jaxsearch.sampler.requests import Generate, Request, Score
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node, Role, Tree
 
@@ -39,11 +39,12 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
     max_turns, max_tokens: of the actor, see methods/search_r1.py. A revision has the turns that the kept steps left.
     max_revisions: 0 is the actor alone, as the paper deploys it.
     threshold: log-probability margin from which on a draft is revised.
-    refiner: 'policy', or 'random' (revises `random_share` of the drafts at a step drawn at random), to compare with.
-    probe: share of drafts from whose every step a chain is regenerated to estimate what a cut gains; these are not trained on.
-    process: whether the judge is asked for the process reward.
+    refiner: 'policy', or as a baseline 'random': revises `random_share` of the drafts at a random step.
+    probe: share of drafts on which `figures.probe_cuts` estimates what a cut gains; its rollouts are not trained on.
+    process: whether to ask the judge for the process reward.
     template, chat, review: see methods/search_r1.py and `grammar.REVIEW_PROMPTS`.
   """
+  regenerate = lambda steps, kept: act(tree, steps[kept].parent, turns=max_turns - kept, max_tokens=max_tokens)
   tree.metrics.update(searches=0, found=0, malformed=0, tool_failures=0, revised=0, unreadable_review=0, judge_unreadable=0)
   leaf = yield from act(tree, start(tree, question, template, chat), turns=max_turns, max_tokens=max_tokens)
   tree.metrics['em_draft'] = exact_match(tree.answer, question.golden_answers)
@@ -53,23 +54,19 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
     if verdict is None:  # no room for a review
       break
     if revision == 0 and tree.rng.random() < probe:
-      yield from estimate(tree, steps, verdict, max_turns, max_tokens)
+      yield from figures.probe_cuts(tree, steps, verdict.probs, verdict.accepted, regenerate)
     if verdict.flawed == 0:
       break
-    cut = steps[verdict.flawed - 1]
-    for node in cut.walk():
+    for node in steps[verdict.flawed - 1].walk():
       node.trained = node.trained and node.data.get('meta', False)
     tree.metrics['revised'] += 1
-    leaf = yield from act(tree, cut.parent, turns=max_turns - (verdict.flawed - 1), max_tokens=max_tokens)
-  found = [node.children[0].text for node in kept_steps(leaf) if 'documents' in node.data and node.children]
-  extra = tree.count(Role.POLICY) - sum(len(node.tokens) for node in kept_steps(leaf))  # cut-off steps and reviews
+    leaf = yield from regenerate(steps, verdict.flawed - 1)
+  kept = kept_steps(leaf)
+  found = [node.children[0].text for node in kept if 'documents' in node.data and node.children]
+  extra = tree.count(Role.POLICY) - sum(len(node.tokens) for node in kept)  # cut-off steps and reviews
   tree.metrics.update(useful=0, collections=len(found), tokens_extra=extra)
   if process and found and exact_match(tree.answer, question.golden_answers):  # the process counts only for a right answer
-    useful = yield Ask('judge', judge.Collections(question, tuple(found)))
-    if useful is None or isinstance(useful, ToolFailure):
-      tree.metrics['judge_unreadable'] += 1
-    else:
-      tree.metrics['useful'] = useful
+    (tree.metrics['useful'],) = yield from ask_judge(tree, [judge.Collections(question, tuple(found))])
 
 
 def kept_steps(leaf: Node) -> list[Node]:
@@ -79,15 +76,15 @@ def kept_steps(leaf: Node) -> list[Node]:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-  """What the refiner said of a draft: the first flawed step (0: none) and the probability of each, [steps + 1]."""
-  flawed: int
-  probs: np.ndarray
-  accepted: bool
+  """The refiner's review of a draft of n steps."""
+  flawed: int        # the first flawed step; 0 is none
+  probs: np.ndarray  # [n + 1], of 0 and of each step
+  accepted: bool     # by the discriminator
 
 
 def judge_draft(tree: Tree, leaf: Node, steps: int, threshold: float, refiner: str, random_share: float,
                 review: str) -> Generator[Request, Any, Verdict | None]:
-  """Discriminator and trimmer: reviews the draft that ends with `leaf`; None if there is no room to."""
+  """Discriminator and trimmer: reviews the draft that ends with `leaf`; None if there is no room for a review."""
   if refiner == 'random':
     flawed = int(tree.rng.random() < random_share) * int(tree.rng.integers(1, steps + 1))
     return Verdict(flawed, np.r_[1 - random_share, np.full(steps, random_share / steps)], flawed == 0)
@@ -100,31 +97,15 @@ def judge_draft(tree: Tree, leaf: Node, steps: int, threshold: float, refiner: s
     return None
   totals = np.array([np.sum(own) for own in logprobs], np.float64)
   probs = np.exp(totals - totals.max())
-  if np.logaddexp.reduce(totals[1:]) - totals[0] < threshold:
+  accepted = bool(np.logaddexp.reduce(totals[1:]) - totals[0] < threshold)
+  if accepted:
     written = asked.append(indices[0], Role.POLICY, logprobs=logprobs[0])
-    written.data['meta'] = True
-    return Verdict(0, probs / probs.sum(), True)
-  written = yield Generate(asked, stop=('\n',), max_tokens=4)
+  else:
+    written = yield Generate(asked, stop=('\n',), max_tokens=4)
   written.data['meta'] = True
-  flawed = formats.flawed_step(written.text, steps)
+  flawed = 0 if accepted else formats.flawed_step(written.text, steps)
   tree.metrics['unreadable_review'] += flawed is None
-  return Verdict(flawed or 0, probs / probs.sum(), False)
-
-
-def estimate(tree: Tree, steps: Sequence[Node], verdict: Verdict, max_turns: int,
-             max_tokens: int) -> Generator[Request, Any, None]:
-  """Regenerates once from before every step of a draft, for `refinement_gain`; the tree stays, but for a note at its root."""
-  answer, stop, counts = tree.answer, tree.stop, dict(tree.metrics)
-  draft, gains = exact_match(answer, tree.question.golden_answers), []
-  for number, step in enumerate(steps):
-    leaf = yield from act(tree, step.parent, turns=max_turns - number, max_tokens=max_tokens)
-    gains.append(exact_match(tree.answer, tree.question.golden_answers) - draft)
-    branch = next(node for node in leaf.path() if node.parent is step.parent)
-    step.parent.children.remove(branch)
-  tree.answer, tree.stop = answer, stop
-  tree.metrics.update(counts)
-  cuts = verdict.probs[1:] / verdict.probs[1:].sum()
-  tree.root.data['probe'] = {'accept': float(verdict.accepted), 'cuts': cuts, 'gains': np.array(gains), 'reward': draft}
+  return Verdict(flawed or 0, probs / probs.sum(), accepted)
 
 
 def reward(tree: Tree) -> float:
@@ -146,15 +127,4 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, joint: bool = 
     for node in tree.nodes(Role.POLICY):
       node.trained = node.trained and (joint or not node.data.get('meta', False))
   credit_relative(groups, normalize_std=normalize_std)
-  context.metrics.update(gain([tree.root.data['probe'] for tree in trees if 'probe' in tree.root.data]))
-
-
-def gain(probes: Sequence[dict]) -> dict[str, float]:
-  """`a_prec`, `v_inter` and `s_trim` (appendix D) over the drafts that were probed; nothing without any."""
-  if not probes:
-    return {}
-  width = max(len(probe['cuts']) for probe in probes)
-  cuts, gains = (np.stack([np.pad(probe[name], (0, width - len(probe[name]))) for probe in probes]) for name in ('cuts', 'gains'))
-  accept, rewards = (np.array([probe[name] for probe in probes]) for name in ('accept', 'reward'))
-  found = refinement_gain(accept, cuts, gains, rewards, rewards + np.sum(cuts * gains, axis=1))
-  return {name: float(value) for name, value in found.items()} | {'probed': len(probes)}
+  context.metrics.update(figures.of_refinement([tree.root.data['probe'] for tree in trees if 'probe' in tree.root.data]))

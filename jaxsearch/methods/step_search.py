@@ -14,8 +14,6 @@ F1 of the answer plus how well the queries cover the golden ones (eq. 6). What d
 Needs `config.critic.enabled`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,8 +21,8 @@ import numpy as np
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context
+from jaxsearch.methods.credit import credit_with_critic
 from jaxsearch.methods.search_r1 import grow
-from jaxsearch.methods.search_r1_ppo import credit_with_critic
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import f1
 from jaxsearch.trees import grammar

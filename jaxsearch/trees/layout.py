@@ -17,8 +17,6 @@ gradient.
 Everything here is NumPy on the host. B: rows, T: tokens in a row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,7 +25,7 @@ import numpy as np
 from jaxsearch.trees.tree import Node, Tree
 
 PER_TOKEN = {'advantages': 'advantages', 'logprobs': 'old_logprobs', 'values': 'values', 'returns': 'returns'}  # node -> rows
-AGGREGATIONS = ('token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean')
+AGGREGATIONS = ('token-mean', 'span-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean')  # see `loss_weights`
 
 
 class TrainingRows(NamedTuple):
@@ -75,7 +73,7 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, rows_multiple: 
   nodes = [list(tree.walk()) for tree in forest]
   _check_all_or_none([node for tree_nodes in nodes for node in tree_nodes if node.trained and node.tokens])
   masks = [loss_mask(tree_nodes) for tree_nodes in nodes]
-  weights, value_weights = step_weights(nodes, masks) if how == 'step-mean' else [loss_weights(masks, how)] * 2
+  weights, value_weights = loss_weights(nodes, masks, how)
   num_rows = max(1, -(-len(rows_of_trees) // rows_multiple)) * rows_multiple
   rows = _padding(num_rows, length, pad_id)
   for row, indices in enumerate(rows_of_trees):
@@ -129,49 +127,54 @@ def loss_mask(nodes: Sequence[Node]) -> np.ndarray:
   return mask
 
 
-def loss_weights(masks: Sequence[np.ndarray], how: str) -> list[np.ndarray]:
-  """Weights such that the sum of `weight * per-token loss` is the average that `how` names.
+def loss_weights(nodes: Sequence[Sequence[Node]], masks: Sequence[np.ndarray],
+                 how: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  """(policy, critic): weights of every tree such that the sum of `weight * per-token loss` is the average that `how` names.
 
   A sequence is a tree: one trajectory, or all branches of it. Trees without a trained token do not count.
     token-mean            every trained token of the forest alike; the weights sum to 1
+    span-mean             every trained span of the forest alike, in it every trained token alike; the weights sum to 1
     seq-mean-token-mean   every tree alike, in it every trained token alike; the weights sum to 1
     seq-mean-token-sum    the sum over a tree's trained tokens, averaged over trees
-  """
-  tokens = sum(int(mask.sum()) for mask in masks)
-  sequences = sum(bool(mask.any()) for mask in masks)
-  if how == 'token-mean':
-    scales = [1 / max(tokens, 1) for _ in masks]
-  elif how == 'seq-mean-token-mean':
-    scales = [1 / (max(sequences, 1) * max(int(mask.sum()), 1)) for mask in masks]
-  elif how == 'seq-mean-token-sum':
-    scales = [1 / max(sequences, 1) for _ in masks]
-  else:
-    raise ValueError(f'unknown aggregation {how!r}, expected one of {", ".join(AGGREGATIONS)}')
-  return [(mask * scale).astype(np.float32) for mask, scale in zip(masks, scales)]
-
-
-def step_weights(nodes: Sequence[Sequence[Node]],
-                 masks: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-  """Weights of 'step-mean', of the policy and of the critic: the objectives of SLATE (section 3.4) and CARL (section 3.4).
-
-  Policy: the mean over a span's own tokens, the mean over the trained siblings of a step (alternatives), the sum over the
-  steps of a tree, the mean over trees. Critic: the states before the first tokens of the spans, the mean over those of a
-  tree, the mean over trees.
+    step-mean             the mean over a span's tokens, the mean over the trained siblings of a step, the sum over the steps
+                          of a tree, the mean over trees: the objectives of SLATE and CARL (section 3.4 of both)
+  The critic's weights are the policy's, except for 'step-mean': there they are the mean over the first tokens of a tree's
+  spans (the states before the steps), averaged over trees.
   """
   sequences = max(sum(bool(mask.any()) for mask in masks), 1)
-  weights, value_weights = [], []
-  for tree_nodes, mask in zip(nodes, masks):
-    ends = np.cumsum([len(node.tokens) for node in tree_nodes])
-    own, states = np.zeros(len(mask)), np.zeros(len(mask))
-    for node, end in zip(tree_nodes, ends):
-      span = slice(end - len(node.tokens), end)
-      if mask[span].any():
-        siblings = sum(child.trained and bool(child.tokens) for child in node.parent.children)
-        own[span] = mask[span] / (mask[span].sum() * siblings * sequences)
-        states[span.start + int(mask[span].argmax())] = 1
-    weights.append(own.astype(np.float32))
-    value_weights.append((states / (max(states.sum(), 1) * sequences)).astype(np.float32))
-  return weights, value_weights
+  if how in ('span-mean', 'step-mean'):
+    return _span_weights([_trained_spans(*tree) for tree in zip(nodes, masks)], masks, sequences, how)
+  if how == 'token-mean':
+    scales = [1 / max(sum(int(mask.sum()) for mask in masks), 1)] * len(masks)
+  elif how == 'seq-mean-token-mean':
+    scales = [1 / (sequences * max(int(mask.sum()), 1)) for mask in masks]
+  elif how == 'seq-mean-token-sum':
+    scales = [1 / sequences] * len(masks)
+  else:
+    raise ValueError(f'unknown aggregation {how!r}, expected one of {", ".join(AGGREGATIONS)}')
+  weights = [(mask * scale).astype(np.float32) for mask, scale in zip(masks, scales)]
+  return weights, weights
+
+
+def _span_weights(spans, masks, sequences: int, how: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  weights, first_tokens, total = [], [], sum(map(len, spans))
+  for own, mask in zip(spans, masks):
+    weight, first = np.zeros(len(mask)), np.zeros(len(mask))
+    for node, place in own:
+      siblings = sum(child.trained and bool(child.tokens) for child in node.parent.children)
+      share = total if how == 'span-mean' else siblings * sequences
+      weight[place] = mask[place] / (mask[place].sum() * share)
+      first[place.start + int(mask[place].argmax())] = 1
+    weights.append(weight.astype(np.float32))
+    first_tokens.append((first / (max(first.sum(), 1) * sequences)).astype(np.float32))
+  return weights, weights if how == 'span-mean' else first_tokens
+
+
+def _trained_spans(nodes: Sequence[Node], mask: np.ndarray) -> list[tuple[Node, slice]]:
+  """The nodes of a tree that bear a loss, and their places in its layout."""
+  ends = np.cumsum([len(node.tokens) for node in nodes])
+  places = [slice(end - len(node.tokens), end) for node, end in zip(nodes, ends)]
+  return [(node, place) for node, place in zip(nodes, places) if mask[place].any()]
 
 
 def _padding(num_rows: int, length: int, pad_id: int) -> TrainingRows:

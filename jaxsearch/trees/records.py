@@ -23,8 +23,8 @@ def to_record(tree: Tree) -> dict[str, Any]:
 def from_record(record: dict[str, Any], tokenizer, question: Question) -> Tree:
   """The inverse of `to_record`."""
   tree = Tree(tokenizer, question)
-  tree.answer, tree.reward, tree.metrics = record['answer'], record['reward'], record['metrics']
-  tree.stop = record['stop'] and Stop(record['stop'])
+  tree.answer, tree.reward, tree.stop = record['answer'], record['reward'], record['stop'] and Stop(record['stop'])
+  tree.metrics.update(record['metrics'])
   nodes = [tree.root]
   for parent, role, tokens, data in record['nodes']:
     nodes.append(nodes[parent].append(tokens, Role(role)))

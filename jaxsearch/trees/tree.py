@@ -1,9 +1,8 @@
 """The one record of a rollout: a tree of token spans.
 
-A method grows a tree (`node.append`), credits its nodes (`node.advantages`) and hands it to `layout`, which
-alone turns it into training rows. A span holds the token ids that were sampled or fed, never text that is
-tokenised again; text is tokenised once, when it is appended. What a span means, and which text asks for a
-search, is for `grammar` and the methods to say.
+A method grows a tree (`node.append`) and credits its nodes (`node.advantages`); `layout` alone turns it into training
+rows. A span holds the token ids that were sampled or fed, never text that is tokenised again: text is tokenised once,
+when it is appended. What a span means, and which text is a search, is up to `grammar` and the methods.
 """
 
 from __future__ import annotations
@@ -45,12 +44,11 @@ class Node:
   Attributes:
     tokens: ids of this span only. Where the policy chose to end, the end token belongs to the span.
     logprobs: one per token, under the distribution it was sampled from; None where nothing was sampled.
-    stop: why the generation of this span stopped (the stop string or a reason of the sampler).
-    trained: whether its tokens bear a loss; `layout` builds the loss mask from this and from nothing else.
+    stop: why the generation of this span stopped: the stop string that was found, or a reason of the sampler.
+    trained: whether its tokens bear a loss; `layout` builds the loss mask from this alone.
     advantages: credit of the span, one number or one per token.
-    values, returns: where there is a critic, one per token: its value of the state before the token, and what it should
-      have been; None otherwise.
-    data: free notes of a method.
+    values, returns: one per token where there is a critic: its value of the state before the token, and its target.
+    data: notes of a method.
   """
   tree: Tree = dataclasses.field(repr=False)
   parent: Node | None = dataclasses.field(repr=False)
@@ -65,8 +63,7 @@ class Node:
   data: dict[str, Any] = dataclasses.field(default_factory=dict)
   children: list[Node] = dataclasses.field(default_factory=list, repr=False)
 
-  def append(self, text_or_ids: str | Sequence[int], role: Role, *,
-             logprobs: Sequence[float] | None = None) -> Node:
+  def append(self, text_or_ids: str | Sequence[int], role: Role, *, logprobs: Sequence[float] | None = None) -> Node:
     """Adds a span after this one and returns it. Several children of one node are alternatives to each other.
 
     Args:
@@ -118,12 +115,19 @@ class Node:
       stack.extend(reversed(node.children))
 
 
+class Metrics(dict):
+  """Figures of a tree by name. One that is missing reads as 0 and stays missing."""
+
+  def __missing__(self, name: str) -> int:
+    return 0
+
+
 class Tree:
   """All spans grown for one question, and what came of them.
 
-  `tokenizer` is anything with `encode(text) -> ids` and `decode(ids) -> text`. The method that grows the
-  tree fills in `answer`, `reward`, `stop` and `metrics`; where it has to draw, it draws from `rng`, which whoever makes
-  the trees seeds for each.
+  `tokenizer` is anything with `encode(text) -> ids` and `decode(ids) -> text`. A method's `grow` fills in `answer`, `stop`
+  and `metrics`, its `credit` fills in `reward`. A method that draws random numbers draws them from `rng`, which whoever
+  makes the trees seeds for each.
   """
 
   def __init__(self, tokenizer: Any, question: Question | None = None):
@@ -133,7 +137,7 @@ class Tree:
     self.answer: str | None = None
     self.reward: float | None = None
     self.stop: Stop | None = None
-    self.metrics: dict[str, float] = {}
+    self.metrics = Metrics()
     self.rng = np.random.default_rng(0)
 
   def walk(self) -> Iterator[Node]:

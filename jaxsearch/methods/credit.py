@@ -1,0 +1,93 @@
+"""Ways to credit that methods share: trees within a group, siblings of a branch, the tokens of a chain by a critic.
+
+They set `node.advantages`, and `credit_with_critic` sets `node.returns` too.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+
+from jaxsearch.advantages import gae, group_relative, whiten
+from jaxsearch.methods import figures
+from jaxsearch.trees.tree import Node, Role, Tree
+
+BUCKET = 128  # tokens: chains are padded to a multiple of it, so that few programs are compiled
+
+
+def credit_relative(groups: Sequence[Sequence[Tree]], *, normalize_std: bool = True) -> None:
+  """Every policy span gets its tree's `reward` relative to the other trees of its group (GRPO)."""
+  trees = [tree for group in groups for tree in group]
+  ids = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+  rewards = np.array([tree.reward for tree in trees], np.float32)
+  advantages = group_relative(rewards, ids, len(groups), normalize_std=normalize_std)
+  for tree, advantage in zip(trees, np.asarray(advantages)):
+    for node in tree.nodes(Role.POLICY):
+      node.advantages = float(advantage)
+
+
+def credit_siblings(trees: Sequence[Tree], values: Mapping[Node, float], *, normalize_std: bool = True) -> None:
+  """Every trained span gets its value relative to its trained siblings, the other children of its parent; an only child gets 0.
+
+  Args:
+    values: what each trained span is worth.
+  """
+  families = [family for tree in trees for node in tree.walk()
+              if (family := [child for child in node.children if child.trained and child.tokens])]
+  siblings = [child for family in families for child in family]
+  size = 1 << (max(len(siblings), 1) - 1).bit_length()  # padded, so that few programs are compiled
+  worth, ids = np.zeros(size, np.float32), np.full(size, -1)  # padding belongs to no group
+  worth[:len(siblings)] = [values[node] for node in siblings]
+  ids[:len(siblings)] = np.repeat(np.arange(len(families)), [len(family) for family in families])
+  advantages = group_relative(worth, ids, size, normalize_std=normalize_std, singleton='zero')
+  for node, advantage in zip(siblings, np.asarray(advantages)):
+    node.advantages = float(advantage)
+
+
+def credit_with_critic(trees: Sequence[Tree], *, gamma: float, lam: float) -> dict[str, float]:
+  """Token-level GAE over the policy spans of chains: whitened advantages, and returns; gives back figures of the critic.
+
+  `tree.reward` is earned at the last token of a chain; a span may earn `node.data['reward']` at its own last token.
+
+  Raises:
+    ValueError: the spans have no values, since the run has no critic.
+  """
+  chains = [valued_spans(tree) for tree in trees]
+  if not any(chains):
+    return {}
+  lengths = [sum(len(node.tokens) for node in spans) for spans in chains]
+  shape = len(trees), -(-max(lengths) // BUCKET) * BUCKET
+  rewards, values, mask = np.zeros(shape, np.float32), np.zeros(shape, np.float32), np.zeros(shape, bool)
+  for row, (tree, spans, length) in enumerate(zip(trees, chains, lengths)):
+    if not spans:
+      continue
+    ends = np.cumsum([len(node.tokens) for node in spans])
+    values[row, :length], mask[row, :length] = np.concatenate([node.values for node in spans]), True
+    rewards[row, ends - 1] = [node.data.get('reward', 0.0) for node in spans]
+    rewards[row, length - 1] += tree.reward
+  advantages, returns = map(np.asarray, _whitened_gae(rewards, values, mask, gamma=gamma, lam=lam))
+  for row, spans in enumerate(chains):
+    start = 0
+    for node in spans:
+      own = slice(start, start := start + len(node.tokens))
+      node.advantages, node.returns = advantages[row, own], returns[row, own]
+  return figures.of_critic(values[mask], returns[mask])
+
+
+def valued_spans(tree: Tree) -> list[Node]:
+  """The policy spans of a chain, in order, with the critic's values; empty ones are left out.
+
+  Raises:
+    ValueError: they have no values, since the run has no critic.
+  """
+  spans = [node for node in tree.nodes(Role.POLICY) if node.tokens]
+  if any(node.values is None for node in spans):
+    raise ValueError('no values on the policy spans: this method needs config.critic.enabled=True')
+  return spans
+
+
+@functools.partial(jax.jit, static_argnames=('gamma', 'lam'))
+def _whitened_gae(rewards, values, mask, *, gamma, lam):
+  advantages, returns = gae(rewards, values, mask, gamma=gamma, lam=lam)
+  return whiten(advantages, mask), returns

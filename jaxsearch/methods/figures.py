@@ -1,0 +1,94 @@
+"""Figures that methods add to a step's row of metrics.jsonl. They are for the reader: nothing is trained on them."""
+
+import itertools
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxsearch.advantages import refinement_gain
+from jaxsearch.rewards.match import exact_match
+from jaxsearch.sampler.requests import Request
+from jaxsearch.trees import grammar
+from jaxsearch.trees.tree import Node, Role, Tree
+
+
+def of_critic(values: np.ndarray, returns: np.ndarray) -> dict[str, float]:
+  """How well a critic's values [N] explain the returns [N]: `value_explained` (1 is perfect) and the mean `value_error`."""
+  residual = returns - values
+  return {'value_explained': float(1 - residual.var() / max(returns.var(), 1e-8)), 'value_error': float(np.abs(residual).mean())}
+
+
+def of_segments(chains: Sequence[Sequence[Node]]) -> dict[str, float]:
+  """CARL's segments and what the critic says of them; each chain holds the segments of one tree.
+
+  value_start, value_explained: of the critic, the mean of V(s_0) and the explained variance over all states.
+  advantage_KIND: mean advantage of the segments of a kind. opposed_pairs: share of the assimilates whose sign is opposite to
+  that of their invoke.
+  """
+  states = np.array([node.values[0] for chain in chains for node in chain])
+  outcomes = np.array([node.tree.reward for chain in chains for node in chain])
+  found = {'value_start': float(np.mean([chain[0].values[0] for chain in chains]))}
+  if np.var(outcomes):
+    found['value_explained'] = float(1 - np.var(outcomes - states) / np.var(outcomes))
+  for kind in ('invoke', 'assimilate', 'commit'):
+    own = [node.advantages for chain in chains for node in chain if node.data['segment'] == kind]
+    if own:
+      found[f'advantage_{kind}'] = float(np.mean(own))
+  pairs = [(a.advantages, b.advantages) for chain in chains for a, b in itertools.pairwise(chain)
+           if (a.data['segment'], b.data['segment']) == ('invoke', 'assimilate')]
+  if pairs:
+    found['opposed_pairs'] = float(np.mean([a * b < 0 for a, b in pairs]))
+  return found
+
+
+def of_depths(depths: Mapping[Tree, int], selected: Sequence[Tree], max_depth: int) -> dict[str, float]:
+  """CuSearch's selection: histograms of depth over all and over the selected chains, and their means.
+
+  retrieval_coverage: C_r (appendix G.2), tokens of spans that end in a search, in the selected chains; retrieval_share: its
+  share of all tokens trained.
+  """
+  own = np.array(list(depths.values()))
+  everyone = np.bincount(own, minlength=max_depth + 1)
+  kept = np.bincount([depths[tree] for tree in selected], minlength=max_depth + 1)
+  coverage = sum(len(node.tokens) for tree in selected for node in tree.nodes(Role.POLICY) if grammar.search_query(node.text))
+  trained = sum(tree.count(Role.POLICY) for tree in selected)
+  return {f'depth_{d}': float(n) for d, n in enumerate(everyone)} | {f'selected_{d}': float(n) for d, n in enumerate(kept)} | {
+    'depth': float(own.mean()), 'selected_depth': float(kept @ np.arange(max_depth + 1) / max(len(selected), 1)),
+    'selected': len(selected), 'retrieval_coverage': coverage, 'retrieval_share': coverage / max(trained, 1)}
+
+
+def of_refinement(probes: Sequence[dict[str, Any]]) -> dict[str, float]:
+  """Search-R2's `a_prec`, `v_inter` and `s_trim` (appendix D) over the drafts that were probed; nothing without any.
+
+  A probe holds of a draft 'accept' (0 or 1), 'reward', 'cuts' [steps], the trimmer's probabilities, and 'gains' [steps]: the
+  reward after regenerating from before each step, minus the draft's.
+  """
+  if not probes:
+    return {}
+  width = max(len(probe['cuts']) for probe in probes)
+  cuts, gains = (np.stack([np.pad(probe[name], (0, width - len(probe[name]))) for probe in probes]) for name in ('cuts', 'gains'))
+  accept, rewards = (np.array([probe[name] for probe in probes]) for name in ('accept', 'reward'))
+  found = refinement_gain(accept, cuts, gains, rewards, rewards + np.sum(cuts * gains, axis=1))
+  return {name: float(value) for name, value in found.items()} | {'probed': len(probes)}
+
+
+def probe_cuts(tree: Tree, steps: Sequence[Node], probs: np.ndarray, accepted: bool,
+               regenerate: Callable[[Sequence[Node], int], Generator[Request, Any, Node]]) -> Generator[Request, Any, None]:
+  """Regenerates a draft once from before each of its n steps and leaves a probe for `of_refinement` in the data of the root.
+
+  Args:
+    probs: [n + 1], the trimmer's probability of no cut and of each cut.
+    accepted: whether the discriminator accepts the draft.
+    regenerate: (steps, how many of them to keep) -> the last node of the new chain. Its branch is removed again.
+  """
+  answer, stop, counts, golds, gains = tree.answer, tree.stop, dict(tree.metrics), tree.question.golden_answers, []
+  draft = exact_match(answer, golds)
+  for kept, step in enumerate(steps):
+    leaf = yield from regenerate(steps, kept)
+    gains.append(exact_match(tree.answer, golds) - draft)
+    step.parent.children.remove(next(node for node in leaf.path() if node.parent is step.parent))
+  tree.answer, tree.stop = answer, stop
+  tree.metrics.update(counts)
+  cuts = probs[1:] / probs[1:].sum()
+  tree.root.data['probe'] = {'accept': float(accepted), 'cuts': cuts, 'gains': np.array(gains), 'reward': draft}
