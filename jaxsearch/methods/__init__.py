@@ -37,10 +37,13 @@ class Context:
 
 
 def find_method(name: str) -> types.ModuleType:
-  """The module jaxsearch/methods/NAME.py; ValueError if there is none."""
+  """The module jaxsearch/methods/NAME.py; ValueError if there is none, or if it has no `grow` or no `credit`."""
   try:
-    return importlib.import_module(f'jaxsearch.methods.{name}')
+    method = importlib.import_module(f'jaxsearch.methods.{name}')
   except ModuleNotFoundError as error:
     if error.name != f'jaxsearch.methods.{name}':
       raise  # the method is there, but something that it imports is not
     raise ValueError(f'method={name!r}: there is no jaxsearch/methods/{name}.py') from error
+  if not (hasattr(method, 'grow') and hasattr(method, 'credit')):
+    raise ValueError(f'method={name!r}: jaxsearch/methods/{name}.py is no method, it has no grow and credit')
+  return method

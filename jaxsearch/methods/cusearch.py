@@ -58,6 +58,8 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, strategy: str 
     ValueError: an unknown strategy.
   """
   trees = [tree for group in groups for tree in group]
+  if not trees:
+    return
   depths = {tree: depth(tree, max_depth) for tree in trees}
   if strategy == 'topk_reward':
     for tree in trees:

@@ -1,16 +1,17 @@
-"""Drives `grow` by hand: what the policy says is given, what the method asks for is recorded."""
+"""Drives `grow` without a sampler: the test says what the policy writes and what the tools reply, and sees what was requested."""
 
 import numpy as np
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, search_r1
-from jaxsearch.sampler.requests import LENGTH, Ask, Generate, ToolFailure
+from jaxsearch.sampler.requests import LENGTH, Ask, Call, Generate, RunPython, Score, Search, ToolFailure
 from jaxsearch.trees.tree import Role, Tree
 
 QUESTION = Question('q1', 'Who wrote it?', ('Ada Lovelace', 'Lovelace'))
 SEARCH = '<think>hm</think><search> the author </search>'
 ANSWER = '<answer> Ada </answer>'
+FOUND = (Document('1', 'Title', 'text'),)
 
 
 class Letters:
@@ -25,23 +26,44 @@ def context(step=1):
   return Context(step, np.random.default_rng(step), {})
 
 
-def drive(said, found=(Document('1', 'Title', 'text'),), stops=None, question=QUESTION, grow=search_r1.grow, asked=None,
+def drive(said, found=FOUND, stops=None, question=QUESTION, grow=search_r1.grow, asked=None, printed='', scored=None, seed=0,
           template='world', **settings):
-  """Grows a tree for a policy that says these spans; returns (tree, requests, observations). `asked` answers every Ask."""
+  """Grows a tree; returns (tree, requests, observations). A list of requests is served at once, and recorded one by one.
+
+  Args:
+    said: the spans that the policy writes, in the order in which the method requests them; it must request them all.
+    found, asked, printed, scored: the reply to every Search, Ask, RunPython and Score, or a function of the request. A
+      `scored` that is no function is the log-probability of every token of every continuation.
+    stops: why each span ends; by default the stop string at its end, or LENGTH.
+    settings: arguments of `grow`.
+  """
   tree = Tree(Letters(), question)
-  growth = grow(question, tree, template=template, **settings)
-  requests, reply, spans = [], None, list(said)
+  tree.rng = np.random.default_rng(seed)
+  requests, spans, reasons = [], list(said), list(stops or ())
+
+  def serve(request):
+    requests.append(request)
+    reply = {Search: found, Ask: asked, RunPython: printed, Score: scored}.get(type(request))
+    match request:
+      case Generate():
+        node = request.node.append(spans.pop(0), Role.POLICY)
+        node.stop = reasons.pop(0) if reasons else next((end for end in request.stop if node.text.endswith(end)), LENGTH)
+        return node
+      case Call():
+        return request.function()
+      case _ if callable(reply):
+        return reply(request)
+      case Search() if not isinstance(reply, ToolFailure):
+        return list(reply)
+      case Score():
+        return [[reply] * len(Letters.encode(text)) for text in request.continuations]
+    return reply
+
+  growth, reply = grow(question, tree, template=template, **settings), None
   while True:
     try:
-      request = growth.send(reply)
+      wanted = growth.send(reply)
     except StopIteration:
-      assert not spans     # the method asked for all of them
+      assert not spans, f'the method did not request {spans}'
       return tree, requests, [node.text for node in tree.nodes(Role.OBSERVATION)]
-    requests.append(request)
-    if isinstance(request, Generate):
-      reply = request.node.append(spans.pop(0), Role.POLICY)
-      reply.stop = stops[len(said) - len(spans) - 1] if stops else LENGTH
-    elif isinstance(request, Ask):
-      reply = asked
-    else:
-      reply = found if isinstance(found, ToolFailure) else list(found)
+    reply = [serve(request) for request in wanted] if isinstance(wanted, list) else serve(wanted)

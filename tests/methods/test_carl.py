@@ -8,6 +8,7 @@ from jaxsearch.methods import carl
 from jaxsearch.sampler.requests import Generate, RunPython, ToolFailure
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role, Stop, Tree
+from tests.methods import driving
 from tests.methods.driving import QUESTION, Letters, context
 
 INVOKE = 'I look it up.\n```python\nprint(search("the author"))\n```\n'
@@ -15,23 +16,9 @@ CONTEXT = 'Well.\n<context> Lovelace wrote it. </context>'
 COMMIT = 'So it is \\boxed{Lovelace}.'
 
 
-def drive(said, output='Doc 1(Title: T) Lovelace wrote it.', stops=(), question=QUESTION, **settings):
+def drive(said, output='Doc 1(Title: T) Lovelace wrote it.', **settings):
   """Grows a tree for a policy that says these spans; returns (tree, requests)."""
-  tree, requests, reply, spans = Tree(Letters(), question), [], None, list(said)
-  tree.rng = np.random.default_rng(0)
-  growth = carl.grow(question, tree, **{'template': 'world_carl'} | settings)
-  while True:
-    try:
-      request = growth.send(reply)
-    except StopIteration:
-      assert not spans  # the method asked for all of them
-      return tree, requests
-    requests.append(request)
-    if isinstance(request, Generate):
-      reply = request.node.append(spans.pop(0), Role.POLICY, logprobs=None)
-      reply.stop = stops[len(said) - len(spans) - 1] if stops else None
-    else:
-      reply = output
+  return driving.drive(said, grow=carl.grow, printed=output, **{'template': 'world_carl'} | settings)[:2]
 
 
 def kinds(tree):

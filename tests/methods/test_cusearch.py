@@ -8,7 +8,7 @@ import pytest
 
 from jaxsearch.methods import cusearch
 from jaxsearch.trees.tree import Role
-from tests.methods.driving import QUESTION, context, drive
+from tests.methods.driving import FOUND, QUESTION, context, drive
 
 THINK = '<think>hm</think>'
 RIGHT, WRONG = f'{THINK}<answer> Lovelace </answer>', f'{THINK}<answer> Byron </answer>'
@@ -16,7 +16,7 @@ RIGHT, WRONG = f'{THINK}<answer> Lovelace </answer>', f'{THINK}<answer> Byron </
 
 def chain(searches, right=False, found=True, question=QUESTION):
   said = [f'{THINK}<search> query </search>'] * searches + [RIGHT if right else WRONG]
-  documents = drive.__defaults__[0] if found else ()
+  documents = FOUND if found else ()
   return drive(said, found=documents, question=question, max_turns=8)[0]
 
 

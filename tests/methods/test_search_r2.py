@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.methods import search_r2
-from jaxsearch.sampler.requests import Ask, Generate, Score, Search, ToolFailure
+from jaxsearch.methods import figures, search_r2
+from jaxsearch.sampler.requests import Ask, Generate, Score, ToolFailure
 from jaxsearch.trees.tree import Role, Stop, Tree
+from tests.methods import driving
 from tests.methods.driving import QUESTION, Letters, context
 from tests.rewards import faults
 
@@ -15,32 +16,23 @@ RIGHT, WRONG = '<answer> Lovelace </answer>', '<answer> Byron </answer>'
 ACCEPT, REVISE = -0.1, -5.0  # log-probability of ' 0'
 
 
-def drive(said, margins=(), useful=1, seed=0, **settings):
+def drive(said, margins=(), useful=1, **settings):
   """Grows a tree; `said` are the generated spans in order, `margins` the log-probability of ' 0' at each review.
 
   `useful` is what the judge replies, or a function of what it is asked.
   """
-  tree = Tree(Letters(), QUESTION)
-  tree.rng = np.random.default_rng(seed)
-  growth = search_r2.grow(QUESTION, tree, template='world', review='world', **settings)
-  requests, reply, said, margins = [], None, list(said), list(margins)
-  while True:
-    try:
-      request = growth.send(reply)
-    except StopIteration:
-      assert not said and not margins
-      return tree, requests
-    requests.append(request)
-    if isinstance(request, Generate):
-      reply = request.node.append(said.pop(0), Role.POLICY)
-    elif isinstance(request, Search):
-      reply = [Document('1', request.query, f'about {request.query}')]
-    elif isinstance(request, Score):
-      margin = margins.pop(0)
-      reply = None if margin is None else [[margin, 0.0]] + [[-2.0, 0.0]] * (len(request.continuations) - 1)
-      reply = [None] * len(request.continuations) if reply is None else reply
-    else:
-      reply = useful(request.item) if callable(useful) else useful
+  margins = list(margins)
+
+  def scored(request):
+    margin, steps = margins.pop(0), len(request.continuations) - 1
+    return [None] * (steps + 1) if margin is None else [[margin, 0.0]] + [[-2.0, 0.0]] * steps
+
+  tree, requests, _ = driving.drive(
+    said, grow=search_r2.grow, review='world', scored=scored,
+    found=lambda request: [Document('1', request.query, f'about {request.query}')],
+    asked=lambda request: useful(request.item) if callable(useful) else useful, **settings)
+  assert not margins
+  return tree, requests
 
 
 def path_texts(node):
@@ -172,13 +164,13 @@ def test_what_probing_estimates():
   np.testing.assert_allclose(found['cuts'], [0.5, 0.5])
   assert tree.metrics['searches'] == 1 and len(tree.leaves()) == 2 and tree.answer == 'Lovelace'
   other = {'accept': 1.0, 'cuts': np.array([1.0]), 'gains': np.array([-1.0]), 'reward': 1.0}
-  figures = search_r2.gain([found, other])
+  gain = figures.of_refinement([found, other])
   rewards, trimmed = np.array([0.0, 1.0]), np.array([0.5, 0.0])
-  assert figures['v_inter'] == 0.5
-  assert figures['a_prec'] == pytest.approx(np.cov([0.0, 1.0], rewards - trimmed, ddof=0)[0, 1])
+  assert gain['v_inter'] == 0.5
+  assert gain['a_prec'] == pytest.approx(np.cov([0.0, 1.0], rewards - trimmed, ddof=0)[0, 1])
   cuts, gains = np.array([[0.5, 0.5], [1.0, 0.0]]), np.array([[0.0, 1.0], [-1.0, 0.0]])
-  assert figures['s_trim'] == pytest.approx(sum(np.cov(cuts[:, k], gains[:, k], ddof=0)[0, 1] for k in range(2)))
-  assert search_r2.gain([]) == {}
+  assert gain['s_trim'] == pytest.approx(sum(np.cov(cuts[:, k], gains[:, k], ddof=0)[0, 1] for k in range(2)))
+  assert figures.of_refinement([]) == {}
 
 
 def test_nothing_of_the_kept_prefix_is_computed_again():

@@ -6,11 +6,13 @@ import pytest
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import slate
+from jaxsearch.methods.actions import Action
 from jaxsearch.rewards import judge
-from jaxsearch.sampler.requests import Ask, Generate, Search, ToolFailure
+from jaxsearch.sampler.requests import Ask, ToolFailure
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role, Stop, Tree
-from tests.methods.driving import QUESTION, Letters, context
+from tests.methods import driving
+from tests.methods.driving import Letters, context
 from tests.rewards import faults
 
 SEARCH = '<think>hm</think><search> author </search>'
@@ -28,27 +30,14 @@ def verdict(item):
       return SCORES[item.answer]
 
 
-def drive(*steps, found=(Document('1', 'Title', 'text'),), verdict=verdict, seed=0, **settings):
+def drive(*steps, verdict=verdict, **settings):
   """Grows a tree; `steps` holds what the siblings of each step say. Returns (tree, requests)."""
-  tree = Tree(Letters(), QUESTION)
-  tree.rng = np.random.default_rng(seed)
-  growth = slate.grow(QUESTION, tree, template='world', k=len(steps[0]), **settings)
-  requests, reply, said = [], None, [text for step in steps for text in step]
-  while True:
-    try:
-      asked = growth.send(reply)
-    except StopIteration:
-      return tree, requests
-    requests.append(asked)
-    reply = []
-    for request in asked:
-      if isinstance(request, Generate):
-        reply.append(request.node.append(said.pop(0), Role.POLICY, logprobs=None))
-        reply[-1].stop = '</answer>'
-      elif isinstance(request, Search):
-        reply.append(found if isinstance(found, ToolFailure) else list(found))
-      else:
-        reply.append(verdict(request.item))
+  return driving.drive([text for step in steps for text in step], grow=slate.grow, k=len(steps[0]),
+                       asked=lambda request: verdict(request.item), **settings)[:2]
+
+
+def judged(requests):
+  return [request.item for request in requests if isinstance(request, Ask)]
 
 
 def test_rewards_and_advantages_of_a_step():
@@ -60,7 +49,7 @@ def test_rewards_and_advantages_of_a_step():
   assert [node.advantages for node in siblings] == pytest.approx(list(expected), abs=1e-5)
   assert {node.parent for node in siblings} == {tree.nodes(Role.PROMPT)[0]}
   assert tree.answer == 'Lovelace' and tree.stop is Stop.ANSWERED and tree.metrics['malformed'] == 1
-  kinds = [type(request.item) for request in requests[-1]]
+  kinds = [type(item) for item in judged(requests)]
   assert kinds == [judge.Thinking, judge.Query, judge.Thinking, judge.Answer, judge.Thinking, judge.Answer, judge.Thinking]
 
 
@@ -69,14 +58,13 @@ def test_one_sibling_goes_on_with_its_documents():
     judge.Thinking: 0, judge.Query: 1, judge.Answer: 0}[type(item)])
   first, second = tree.nodes(Role.PROMPT)[0].children, tree.nodes(Role.OBSERVATION)[0].children
   assert len(first) == len(second) == 2 and tree.nodes(Role.OBSERVATION)[0].parent is first[0]
-  asked = [request.item for request in requests[-1]]
-  assert asked[0].context == first[0].text + tree.nodes(Role.OBSERVATION)[0].text
+  assert judged(requests)[4].context == first[0].text + tree.nodes(Role.OBSERVATION)[0].text
   assert tree.metrics['searches'] == 1 and tree.metrics['turns'] == 2
 
 
 def test_the_choice_follows_the_softmax():
-  candidates = [slate.Candidate(None, '', 'query', None), slate.Candidate(None, '', None, 'answer'),
-                slate.Candidate(None, '', None, None), slate.Candidate(None, '', 'another query', None)]
+  candidates = [Action(None, '', 'query', None), Action(None, '', None, 'answer'),
+                Action(None, '', None, None), Action(None, '', 'another query', None)]
   advantages = np.array([1.0, 0.0, 5.0, -1.0])
   rng = np.random.default_rng(0)
   picks = [candidates.index(slate.choose(candidates, advantages, 0.7, False, rng)) for _ in range(4000)]
@@ -119,13 +107,13 @@ def test_a_search_that_fails_is_told_and_counted():
 
 def test_it_answers_without_a_judge():
   tree, requests = drive([SEARCH], [RIGHT], rewards='none')
-  assert tree.answer == 'Lovelace' and not any(isinstance(r, Ask) for asked in requests for r in asked)
+  assert tree.answer == 'Lovelace' and not judged(requests)
 
 
 def test_the_ablation_rewards_right_answers_alone():
   tree, requests = drive([SEARCH, RIGHT, WRONG], rewards='outcome', budget=1)
   assert [node.data['reward'] for node in tree.nodes(Role.POLICY)] == [0, 1, 0]
-  assert not any(isinstance(request, Ask) for asked in requests for request in asked)
+  assert not judged(requests)
   with pytest.raises(ValueError, match='grow.rewards'):
     drive([SEARCH], rewards='nothing')
 

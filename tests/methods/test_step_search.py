@@ -7,7 +7,7 @@ from configs import step_search as config_file
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import step_search
-from jaxsearch.sampler.requests import Search, ToolFailure
+from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.trees.tree import Role
 from jaxsearch.world import files as world
 from tests.methods.driving import context, drive
@@ -28,19 +28,7 @@ def documents(*names):
 def chain(said, found, question=QUESTION, **settings):
   """`found` holds the documents of every search."""
   replies = iter(found)
-
-  def grow(question, tree, **settings):
-    growth, reply = step_search.grow(question, tree, **settings), None
-    while True:
-      try:
-        request = growth.send(reply)
-      except StopIteration:
-        return
-      reply = yield request
-      if isinstance(request, Search):
-        reply = next(replies)
-
-  return drive(said, grow=grow, question=question, max_turns=8, **settings)[0]
+  return drive(said, found=lambda request: next(replies), grow=step_search.grow, question=question, max_turns=8, **settings)[0]
 
 
 def paper(found, golden):

@@ -291,6 +291,11 @@ def test_weights_are_the_average_they_name(forest, how):
     expected = 0
   elif how == 'token-mean':
     expected = np.mean(np.concatenate(picked))
+  elif how == 'span-mean':     # over a span's tokens, over all spans
+    owners = [[node for _, node, _, _ in depth_first(tree.root)] for tree in forest]
+    spans = [[x for x, m, owner in zip(*own) if m and owner is node]
+             for tree, *own in zip(forest, losses, trained, owners) for node in tree.walk()]
+    expected = np.mean([np.mean(span) for span in spans if span])
   elif how == 'step-mean':     # over a span's tokens, over the siblings of a step; summed over steps, averaged over trees
     expected = 0
     for tree, loss, mask in zip(forest, losses, trained):
@@ -306,8 +311,16 @@ def test_weights_are_the_average_they_name(forest, how):
     rows = lay_out(forest, length, pad_id=PAD, rows_multiple=multiple, how=how)
     total = sum((rows.loss_weights[rows.tree_ids == index] * loss).sum() for index, loss in enumerate(losses))
     np.testing.assert_allclose(total, expected, rtol=1e-5, atol=1e-6)
-    if how in ('token-mean', 'seq-mean-token-mean') and picked:
+    if how in ('token-mean', 'span-mean', 'seq-mean-token-mean') and picked:
       np.testing.assert_allclose(rows.loss_weights.sum(), 1, rtol=1e-5)
+
+
+def test_the_critic_has_weights_of_its_own_for_step_mean_alone():
+  for how in AGGREGATIONS:
+    rows = lay_out([chain(3, 2, 4, 3), chain(2, 2)], 16, pad_id=PAD, how=how)
+    assert np.array_equal(rows.loss_weights, rows.value_weights) == (how != 'step-mean')
+  np.testing.assert_allclose(lay_out([chain(3, 2, 4, 3)], 12, pad_id=PAD, how='span-mean').loss_weights[0],
+                             [0] * 3 + [1 / 4] * 2 + [0] * 4 + [1 / 6] * 3)
 
 
 def test_weights_do_not_depend_on_packing_to_the_bit():

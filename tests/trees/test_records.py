@@ -18,10 +18,11 @@ def test_a_tree_with_branches_comes_back():
   prompt.data['documents'] = [Document('1', 'Title', 'text')]  # is not kept
   invoke.append('raw', Role.OBSERVATION).append('context', Role.POLICY)
   invoke.append('copy', Role.CONTEXT).append('done', Role.POLICY)
-  tree.answer, tree.reward, tree.stop, tree.metrics = 'x', 1.0, Stop.ANSWERED, {'searches': 1}
+  tree.answer, tree.reward, tree.stop, tree.metrics['searches'] = 'x', 1.0, Stop.ANSWERED, 1
   back = from_record(json.loads(json.dumps(to_record(tree))), Letters(), question)
   shape = lambda tree: [(node.role, node.tokens, node.data, node.trained, node.length) for node in tree.walk()]
   del prompt.data['documents']
   assert shape(back) == shape(tree)
   assert (back.answer, back.reward, back.stop, back.metrics) == ('x', 1.0, Stop.ANSWERED, {'searches': 1})
+  assert back.metrics['malformed'] == 0
   assert json.dumps(to_record(back)) == json.dumps(to_record(tree))

@@ -1,10 +1,11 @@
 """Trees of spans: what append records and refuses, paths, order and counts."""
 
 import json
+import pickle
 
 import pytest
 
-from jaxsearch.trees.tree import Role, Stop, Tree
+from jaxsearch.trees.tree import Metrics, Role, Stop, Tree
 
 
 class Letters:
@@ -104,6 +105,13 @@ def test_nodes_are_told_apart_by_identity_and_print_shortly(tree):
 def test_stop_reasons_are_plain_strings_in_reports():
   assert json.dumps({'stop': Stop.CONTEXT_FULL}) == '{"stop": "context_full"}'
   assert ' '.join(Stop) == 'answered budget context_full malformed tool_failed deadline'
+
+
+def test_a_figure_that_is_missing_reads_as_0(tree):
+  tree.metrics['found'] += 1
+  assert tree.metrics['searches'] == 0 and tree.metrics == {'found': 1}
+  for copy in (pickle.loads(pickle.dumps(tree.metrics)), Metrics(json.loads(json.dumps(tree.metrics)))):
+    assert copy == {'found': 1} and copy['searches'] == 0
 
 
 def test_pruning_drops_what_bears_no_loss_and_leads_to_none():
