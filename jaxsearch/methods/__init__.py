@@ -1,15 +1,44 @@
-"""One file per system: how its trees grow, what they earn, and which nodes are credited with it.
+"""One file per system: how its trees grow, what they earn, and which spans are credited with it.
 
-A method is a module with two functions, and a third where it needs one:
+A method is a module with `grow` and `credit`. This is all that the rest relies on:
 
-  grow(question, tree, **config.grow)              generator that grows the tree, see jaxsearch/sampler/requests.py
-  credit(groups, context, **config.credit)         sets tree.reward and node.advantages; trees without any are not trained on
-  SERVICES = ('reader', …)                         optional: frozen models that its trees `Ask`, opened from config.reader …
-  ONE_TREE = True                                  optional: credit compares nothing between the trees of a question
-  sizes(questions, group_size, context, **config.sizes) -> [int]   optional: trees to grow for each question
+  grow(question, tree, **config.grow)
+      A generator. It appends prompts and observations to nodes and yields requests (sampler/requests.py), one or a list.
+      A list is served together and replied to in its order; `children` stand in the order in which they were finished.
+      The prompt is `search_r1.start`; random numbers come from `tree.rng`. It sets
+        tree.answer   the final answer or None (`em`, `f1` and the predictions of an evaluation)
+        tree.stop     a `Stop`: why the episode ended
+        tree.metrics  numbers. The row of a step holds the mean of each over the trees that have it; of those that others
+                      read, a missing one is 0: `searches` (evaluation), `malformed` and `tool_failures` (rejection
+                      sampling), `found` (CuSearch)
+        node.trained  False keeps a policy span out of the loss
+  credit(groups, context, **config.credit)
+      `groups` holds the trees of each question of the batch; a group may be empty, since trees too long for a training row
+      are left out. Before it, trees are pruned: what bears no loss and leads to none is gone. It sets
+        tree.reward       for the row of metrics; None is left out of its mean
+        node.advantages   a number or one per token, on every trained span of a tree or on none: such a tree is not trained on
+        node.returns      one per token, where `config.critic.enabled`: spans then come with `node.values`, and `credit` is
+                          also called on the single trees of an evaluation
+        context.metrics   figures for the row of the step; context.memory is saved with checkpoints, context.rng is seeded
+  Optional
+      sizes(questions, group_size, context, **config.sizes) -> [int]   trees to grow for each question
+      reward(tree) -> float   needed by `jaxsearch critic-warmup` alone
+      SERVICES = ('judge', …)   frozen models that `grow` may `Ask`, opened from config.judge …; without one (`jaxsearch eval`)
+                                the reply is a `ToolFailure`
+      ONE_TREE = True   credit compares nothing between the trees of a question, so group_size=1 is allowed
 
-`groups` holds the trees of each question of the whole batch. Where `config.critic.enabled` is set, trained spans come to
-`credit` with `node.values` and leave it with `node.returns`.
+Settings are keyword-only and have defaults. credit.py holds credit that methods share. Which average (trees/layout.py) fits:
+
+  what is credited                                    credit                                      train.aggregate
+  chains against the others of their question         credit_relative                             token-mean, seq-mean-token-mean
+  chains, token by token                              credit_with_critic                          token-mean
+  a chain with side branches, or a selection          credit_relative                             seq-mean-token-mean
+  alternatives for each step of one path              as they grow (slate.py), credit_siblings    step-mean
+  segments of a chain                                 advantages.smdp_td (carl.py)                step-mean
+  branches of a search, as many as there are          credit_siblings                             span-mean
+
+Advantages with mean 0 make `policy_loss` about 0 in the first update of a step, whatever is learned: watch `grad_norm`, `kl`,
+`entropy`, `clip_fraction`, `reward`, and `groups_alike`, the share of groups in which all rewards are equal.
 """
 
 import dataclasses
@@ -25,10 +54,10 @@ class Context:
   """What a method may know besides the trees.
 
   Attributes:
-    step: number of the training step, from 1.
+    step: number of the training step, from 1; 0 in an evaluation.
     rng: random numbers, a function of the seed and the step.
-    memory: what the method keeps from step to step; part of the checkpoint, so it holds what JSON can.
-    metrics: figures of the step, which end up in its row of metrics.jsonl.
+    memory: what the method keeps from step to step; part of the checkpoint, so it holds only what JSON can.
+    metrics: figures of the step, for its row of metrics.jsonl.
   """
   step: int
   rng: np.random.Generator
