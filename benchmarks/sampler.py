@@ -33,7 +33,7 @@ from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Generate, Sampling, Search
 from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.sampler.tools import Tools
-from jaxsearch.trees.tree import Role, Tree
+from jaxsearch.trees.tree import Role
 
 CONFIG = DecoderConfig(vocab_size=8192, hidden_size=512, intermediate_size=1408, num_layers=8, num_heads=8, num_kv_heads=2,
                        head_dim=64, rope_theta=1e6, qkv_bias=True, tie_embeddings=True)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
-from jaxsearch import methods
+from jaxsearch import methods, registry
 from jaxsearch.data import sources
 from jaxsearch.data.questions import Question
 from jaxsearch.models import hub, lora
@@ -26,9 +26,7 @@ from jaxsearch.sampler.tools import Tools
 from jaxsearch.tools import SearchBackend, open_search
 from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.tools.simulated import DynamicBatcher, ModelWriter
-from jaxsearch.world import files as world
 
-WORLD_MODELS = {'world-tiny': '', 'world-review': 'review', 'world-carl': 'carl', 'world-reader': 'reader'}  # -> folder
 RANDOM = 'random:'
 
 # The policy.
@@ -57,15 +55,18 @@ def param_shardings(model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> dic
 
 def model_path(name: str) -> str | pathlib.Path:
   """Where the weights of a model lie: those that are shipped have a name, all others are a path themselves."""
-  return world.folder() / WORLD_MODELS[name] if name in WORLD_MODELS else name
+  return registry.find('models', name) if name in registry.ENTRIES['models'] else name
+
+
+def tokenizer_path(name: str) -> str | pathlib.Path:
+  """Where the tokenizer of a model lies: the shipped models and random parameters share one, all others have their own."""
+  shared = name in registry.ENTRIES['models'] or name.startswith(RANDOM)
+  return registry.find('tokenizers', 'world') if shared else name
 
 
 def load_tokenizer(config: ml_collections.ConfigDict) -> Tokenizer:
   """The tokenizer that `config.tokenizer` names, else the model's own."""
-  if config.tokenizer:
-    return Tokenizer.load(config.tokenizer)
-  own = config.model in WORLD_MODELS or config.model.startswith(RANDOM)
-  return Tokenizer.load(world.folder() if own else config.model)
+  return Tokenizer.load(config.tokenizer or tokenizer_path(config.model))
 
 
 def new_adapter(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> dict:
@@ -121,7 +122,7 @@ def _model_writer(path: str, dtype: str, mesh: jax.sharding.Mesh | None) -> Mode
 def load_assistant(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None = None) -> Assistant:
   """The frozen model of a config group such as `reader`, greedy, on its own sampler; `mesh` as for the policy's sampler."""
   decoder = hub.load(model_path(settings.model), dtype, param_dtype=dtype, mesh=mesh)
-  tokenizer = Tokenizer.load(world.folder() if settings.model in WORLD_MODELS else settings.model)
+  tokenizer = Tokenizer.load(tokenizer_path(settings.model))
   engine = Engine(decoder.config, tokenizer, slots=settings.slots, length=settings.length, mesh=mesh)
   engine.load(decoder.params)
   return Assistant(engine, settings.max_tokens, tuple(settings.stop), settings.chat)
@@ -129,8 +130,8 @@ def load_assistant(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sh
 
 def load_judge(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None = None) -> Callable:
   """The judge of a config group `judge`, see rewards/judge.py."""
-  if settings.kind == 'world':
-    return judge.world_judge
+  if settings.kind in registry.ENTRIES['judges']:
+    return registry.find('judges', settings.kind)
   if settings.kind == 'local':
     return judge.LanguageJudge(load_assistant(settings, dtype, mesh))
   if settings.kind == 'chat':

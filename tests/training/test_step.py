@@ -8,11 +8,10 @@ import ml_collections
 import numpy as np
 import pytest
 
+from jaxsearch import setup
 from jaxsearch.models import value_head
 from jaxsearch.models.decoder import Decoder
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch import setup
-from jaxsearch.training import 
 from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
 from jaxsearch.training.batch import make_batch, mini_batches, place, take
