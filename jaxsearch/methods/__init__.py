@@ -13,8 +13,8 @@ A method is a module with `grow` and `credit`. This is all that the rest relies 
                       sampling), `found` (CuSearch)
         node.trained  False keeps a policy span out of the loss
   credit(groups, context, **config.credit)
-      `groups` holds the trees of each question of the batch; a group may be empty, since trees too long for a training row
-      are left out. Before it, trees are pruned: what bears no loss and leads to none is gone. It sets
+      `groups` holds the trees of each question of the batch. They are pruned (what bears no loss and leads to none is gone),
+      and trees too long for a training row are left out, so that `groups` may even be empty. It sets
         tree.reward       for the row of metrics; None is left out of its mean
         node.advantages   a number or one per token, on every trained span of a tree or on none: such a tree is not trained on
         node.returns      one per token, where `config.critic.enabled`: spans then come with `node.values`, and `credit` is

@@ -126,11 +126,11 @@ class Tree:
   """All spans grown for one question, and what came of them.
 
   `tokenizer` is anything with `encode(text) -> ids` and `decode(ids) -> text`. A method's `grow` fills in `answer`, `stop`
-  and `metrics`, its `credit` fills in `reward`. A method that draws random numbers draws them from `rng`, which whoever
-  makes the trees seeds for each.
+  and `metrics`, its `credit` fills in `reward`. Where it draws random numbers it draws them from `rng`, which the rollout
+  driver seeds for each tree.
   """
 
-  def __init__(self, tokenizer: Any, question: Question | None = None):
+  def __init__(self, tokenizer: Any, question: Question | None = None, rng: np.random.Generator | None = None):
     self.tokenizer = tokenizer
     self.question = question
     self.root = Node(self, None, Role.ROOT, [])
@@ -138,7 +138,7 @@ class Tree:
     self.reward: float | None = None
     self.stop: Stop | None = None
     self.metrics = Metrics()
-    self.rng = np.random.default_rng(0)
+    self.rng = np.random.default_rng(0) if rng is None else rng
 
   def walk(self) -> Iterator[Node]:
     """All nodes, depth first: the order of the training layout."""

@@ -37,8 +37,7 @@ def drive(said, found=FOUND, stops=None, question=QUESTION, grow=search_r1.grow,
     stops: why each span ends; by default the stop string at its end, or LENGTH.
     settings: arguments of `grow`.
   """
-  tree = Tree(Letters(), question)
-  tree.rng = np.random.default_rng(seed)
+  tree = Tree(Letters(), question, np.random.default_rng(seed))
   requests, spans, reasons = [], list(said), list(stops or ())
 
   def serve(request):

@@ -9,7 +9,7 @@ from tests.methods.driving import Letters
 
 
 def branching_tree(rng):
-  """Three children of the prompt (one of them cut off, one empty besides), two below the first, an only child below the second."""
+  """Five children of the prompt, one of them cut off and one empty; two below the first, an only child below the second."""
   tree = Tree(Letters())
   prompt = tree.root.append('Who?', Role.PROMPT)
   first, second, third, cut, empty = (prompt.append(text, Role.POLICY) for text in ('a', 'bb', 'ccc', 'dd', ''))
