@@ -1,7 +1,7 @@
 """CuSearch: which trajectories are trained on, by the number of searches in them.
 
-In the order of a step: `advance_phase` (only 'phase'), `depth_plan`, `depth_greedy`, `select_by_depth`. After
-that the advantages are computed among the selected only: `group_relative(..., mask=selected)`.
+In the order of a step: `advance_phase` (only 'phase'), `depth_plan`, `depth_greedy`, `select_by_depth`. After that the
+advantages are computed among the selected only: `group_relative(..., mask=selected)`.
 
 S: the deepest search count that is told apart, buckets have depths 0 … S; K: how many trajectories to select.
 """
@@ -12,9 +12,7 @@ import jax.numpy as jnp
 STRATEGIES = ('auto', 'phase', 'anti')
 
 
-def depth_plan(
-    strategy: str, budget: jax.Array, max_depth: int, phase: jax.Array = 0
-) -> tuple[jax.Array, jax.Array]:
+def depth_plan(strategy: str, budget: jax.Array, max_depth: int, phase: jax.Array = 0) -> tuple[jax.Array, jax.Array]:
   """The wish that `depth_greedy` makes feasible: the whole budget in one bucket, and the order of the others.
 
     'auto'   (eqs. 5-7)    target S; then S-1, …, 0.
@@ -26,10 +24,8 @@ def depth_plan(
     budget: K, an integer.
     max_depth: S, a Python int.
     phase: k from 0 to S-1, read by 'phase' only; see `advance_phase`.
-
   Returns:
     (targets [S+1], priorities [S+1]), int32. A smaller priority goes first.
-
   Raises:
     ValueError: if `strategy` is none of the three.
   """
@@ -49,18 +45,16 @@ def depth_plan(
 def depth_greedy(capacities: jax.Array, targets: jax.Array, priorities: jax.Array) -> jax.Array:
   """Repairs `targets` until no bucket holds more than its capacity (CuSearch, algorithm 3), for any targets.
 
-  Buckets are visited by rising priority value (equal ones by index). The overflow of a bucket goes to the
-  buckets after it in that order as far as they have room, then to those before it, nearest first. Integers
-  throughout, each step within int32, so counts are exact up to 2^31 - 1.
+  Buckets are visited by rising priority value (equal ones by index). The overflow of a bucket goes to the buckets after it in
+  that order as far as they have room, then to those before it, nearest first. Integers throughout, each step within int32,
+  so counts are exact up to 2^31 - 1.
 
   Args:
     capacities: [S+1] integers >= 0, how many trajectories each bucket has.
     targets: [S+1] integers >= 0, how many are wanted of each.
     priorities: [S+1] numbers.
-
   Returns:
-    [S+1] int32, `0 <= allocation <= capacities`; the sum is that of `targets`, or of `capacities` if that is
-    smaller.
+    [S+1] int32, `0 <= allocation <= capacities`; the sum is that of `targets`, or of `capacities` if that is smaller.
   """
   capacities, targets = (jnp.asarray(x).astype(jnp.int32) for x in (capacities, targets))
   order = jnp.argsort(jnp.asarray(priorities), stable=True)
@@ -90,13 +84,12 @@ def depth_greedy(capacities: jax.Array, targets: jax.Array, priorities: jax.Arra
 def advance_phase(phase: jax.Array, capacities: jax.Array, budget: jax.Array) -> jax.Array:
   """The phase after this batch: one further if the buckets deeper than the target, k+1, hold the budget.
 
-  CuSearch, eq. 12, strictly deeper. It never goes back and never passes S-1; it belongs into the checkpoint.
+  CuSearch, eq. 12, strictly deeper. It never goes back and never passes S-1; it belongs in the checkpoint.
 
   Args:
     phase: k, an integer from 0 to S-1.
     capacities: [S+1] integers, the depths of this batch.
     budget: K, an integer.
-
   Returns:
     The phase, int32 scalar.
   """
@@ -114,7 +107,6 @@ def select_by_depth(key: jax.Array, depths: jax.Array, allocation: jax.Array) ->
     key: a jax.random key.
     depths: [N] integers. Deeper than S counts as S; a negative depth is never selected, which serves padding.
     allocation: [S+1] integers; where a bucket has fewer, all of it is selected.
-
   Returns:
     [N] bool, True for the selected.
   """

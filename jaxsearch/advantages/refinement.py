@@ -8,14 +8,11 @@ import jax.numpy as jnp
 
 
 def hybrid_reward(outcome: jax.Array, process: jax.Array) -> jax.Array:
-  """`outcome * (1 + process)`: the process counts only where the answer is right.
-
-  Search-R2, section 3.4, with outcome = exact match and process = useful / M of the M retrieved collections.
+  """`outcome * (1 + process)`: the process counts only where the answer is right (Search-R2, section 3.4).
 
   Args:
-    outcome: [...].
-    process: same shape, in [0, 1].
-
+    outcome: [...], there the exact match.
+    process: same shape, in [0, 1], there the useful ones of the M retrieved collections, over M.
   Returns:
     Same shape, float32.
   """
@@ -23,13 +20,8 @@ def hybrid_reward(outcome: jax.Array, process: jax.Array) -> jax.Array:
   return outcome * (1.0 + process)
 
 
-def refinement_gain(
-    accept: jax.Array,
-    cut_probs: jax.Array,
-    regeneration_gain: jax.Array,
-    reward: jax.Array,
-    trimmed_reward: jax.Array,
-) -> dict[str, jax.Array]:
+def refinement_gain(accept: jax.Array, cut_probs: jax.Array, regeneration_gain: jax.Array, reward: jax.Array,
+                    trimmed_reward: jax.Array) -> dict[str, jax.Array]:
   """Where the gain of a discriminator and a trimmer over the plain actor comes from (Search-R2, appendix D).
 
   With expectations over the N drafts and `Cov(X, Y) = E[XY] - E[X] E[Y]`:
@@ -38,10 +30,9 @@ def refinement_gain(
     v_inter = 1 - E[accept]                              how much is cut at all
     s_trim  = sum over k of Cov(cut_probs_k, gain_k)     the trimmer cuts where regenerating gains most
 
-  The gain is then exactly `a_prec + v_inter (s_trim + g)` with `g = sum over k of E[cut_probs_k] E[gain_k]`,
-  the baseline gain of cutting without looking (about 0 in the paper, which leaves it out of eq. 3; `v_inter
-  s_trim` alone is what the trimmer's choice adds), if each draft's `trimmed_reward - reward` is its `sum over
-  k of cut_probs_k gain_k`.
+  The gain is then exactly `a_prec + v_inter (s_trim + g)` with `g = sum over k of E[cut_probs_k] E[gain_k]`, the baseline
+  gain of cutting without looking (about 0 in the paper, which leaves it out of eq. 3; `v_inter s_trim` alone is what the
+  trimmer's choice adds), if each draft's `trimmed_reward - reward` is its `sum over k of cut_probs_k gain_k`.
 
   Args:
     accept: [N], probability (or 0/1) that the discriminator keeps the draft.
@@ -49,17 +40,13 @@ def refinement_gain(
     regeneration_gain: [N, K], expected reward after regenerating from that cut, minus the draft's reward.
     reward: [N], the draft's reward.
     trimmed_reward: [N], the expected reward after trimming it.
-
   Returns:
     {'a_prec', 'v_inter', 's_trim'}, float32 scalars.
   """
   accept, cut_probs, regeneration_gain, reward, trimmed_reward = (
-      jnp.asarray(x).astype(jnp.float32)
-      for x in (accept, cut_probs, regeneration_gain, reward, trimmed_reward))
-  return dict(
-      a_prec=_covariance(accept, reward - trimmed_reward),
-      v_inter=1.0 - jnp.mean(accept),
-      s_trim=jnp.sum(_covariance(cut_probs, regeneration_gain)))
+    jnp.asarray(x).astype(jnp.float32) for x in (accept, cut_probs, regeneration_gain, reward, trimmed_reward))
+  return dict(a_prec=_covariance(accept, reward - trimmed_reward), v_inter=1.0 - jnp.mean(accept),
+              s_trim=jnp.sum(_covariance(cut_probs, regeneration_gain)))
 
 
 def _covariance(x, y):

@@ -3,12 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from jaxsearch.advantages._standardize import standardize
+from jaxsearch.advantages.group_relative import standardize
 
 
-def truncated_step(
-    rewards: jax.Array, *, normalize_std: bool = True, ddof: int = 1, eps: float = 1e-6
-) -> jax.Array:
+def truncated_step(rewards: jax.Array, *, normalize_std: bool = True, ddof: int = 1, eps: float = 1e-6) -> jax.Array:
   """Credits each of k alternatives for a step against the others: `(r - mean) / (std + eps)` (SLATE, eq. 4).
 
   Args:
@@ -16,7 +14,6 @@ def truncated_step(
     normalize_std: False gives `r - mean`.
     ddof: 1 for the sample, 0 for the population standard deviation.
     eps: added to the standard deviation.
-
   Returns:
     [..., k] float32; exactly 0 where all alternatives scored the same, and for k = 1.
   """
@@ -25,23 +22,13 @@ def truncated_step(
   def over_group(reduce):
     return lambda x: jnp.broadcast_to(reduce(x, axis=-1, keepdims=True), x.shape)
 
-  advantages, _ = standardize(
-      rewards, jnp.ones(rewards.shape, bool),
-      total=over_group(jnp.sum), lowest=over_group(jnp.min), highest=over_group(jnp.max),
-      normalize_std=normalize_std, ddof=ddof, eps=eps)
-  return advantages
+  return standardize(
+    rewards, jnp.ones(rewards.shape, bool), total=over_group(jnp.sum), lowest=over_group(jnp.min),
+    highest=over_group(jnp.max), normalize_std=normalize_std, ddof=ddof, eps=eps)[0]
 
 
-def step_reward(
-    think: jax.Array,
-    query: jax.Array,
-    answer: jax.Array,
-    is_answer: jax.Array,
-    step: jax.Array,
-    budget: jax.Array,
-    *,
-    early_bonus: float,
-) -> jax.Array:
+def step_reward(think: jax.Array, query: jax.Array, answer: jax.Array, is_answer: jax.Array, step: jax.Array,
+                budget: jax.Array, *, early_bonus: float) -> jax.Array:
   """The reward of one step from the scores of a judge, each in {-1, 0, 1} (SLATE, eqs. 5 and 6).
 
     a search:   think + query
@@ -55,14 +42,12 @@ def step_reward(
     answer: [...], score of the answer; not read (may be NaN) where the step searches.
     is_answer: [...], 1 where the step answers, 0 where it searches.
     step: [...], counted from 1.
-    budget: how many steps there may be.
+    budget: the most steps there may be.
     early_bonus: lambda; the bonus falls linearly, to 0 for an answer at the last step.
-
   Returns:
     Same shape, float32.
   """
-  think, query, answer, step, budget = (
-      jnp.asarray(x).astype(jnp.float32) for x in (think, query, answer, step, budget))
+  think, query, answer, step, budget = (jnp.asarray(x).astype(jnp.float32) for x in (think, query, answer, step, budget))
   answers = jnp.asarray(is_answer) != 0
   bonus = early_bonus * (budget - step) / budget
   return think + jnp.where(answers, answer + bonus, query)
