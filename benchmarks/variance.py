@@ -133,8 +133,7 @@ def grow(question: Question, tree: Tree, *, steps: int, k: int, max_tokens: int,
     rewards = [rewarded(candidate, step, steps, tree, judge) for candidate in drawn]
     whole.append(rewards[:k])
     siblings.append([rewards[0], *rewards[k:]])
-    ends = [c.node.append(grammar.invalid_action() if c.query is None else c.observation, Role.OBSERVATION)
-            for c in drawn[:k]] if step < steps else []
+    ends = [action.node.append(action.observation, Role.OBSERVATION) for action in drawn[:k]] if step < steps else []
   tree.stop = Stop.BUDGET
   tree.root.data.update(whole=np.array(whole).T, siblings=np.array(siblings))
 

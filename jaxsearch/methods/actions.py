@@ -1,4 +1,4 @@
-"""What a policy span says in Search-R1's tags and what comes of it, for methods that sample several actions at a time."""
+"""What a policy span says and what comes of it: Search-R1's actions, which other methods sample several at a time."""
 
 import dataclasses
 from collections.abc import Generator, Sequence
@@ -17,8 +17,8 @@ class Action:
   thinking: str
   query: str | None
   answer: str | None
-  observation: str = ''  # what its search returned
-  found: bool = False    # whether that holds documents
+  observation: str = ''  # what the policy sees next: what its search returned, or that it is no valid action
+  found: bool = False    # whether its search returned documents
 
   @property
   def is_valid(self) -> bool:
@@ -26,24 +26,31 @@ class Action:
     return self.query is not None or self.answer is not None
 
 
-def read(node: Node) -> Action:
+def read(node: Node, tags: grammar.Tags = grammar.SEARCH_R1) -> Action:
   """The action that a policy span is."""
-  thoughts = [element.content for element in grammar.elements(node.text) if element.name == grammar.SEARCH_R1.think]
-  answer = grammar.answer(node.text)
-  return Action(node, ' '.join(thoughts), None if answer is not None else grammar.search_query(node.text), answer)
+  thoughts = [element.content for element in grammar.elements(node.text, tags) if element.name == tags.think]
+  answer = grammar.answer(node.text, tags)
+  return Action(node, ' '.join(thoughts), None if answer is not None else grammar.search_query(node.text, tags), answer)
 
 
-def search(actions: Sequence[Action], tree: Tree) -> Generator[Request, Any, None]:
-  """Runs the searches of all actions and notes what they found; counts failed searches and invalid actions."""
+def search(actions: Sequence[Action], tree: Tree, tags: grammar.Tags = grammar.SEARCH_R1) -> Generator[Request, Any, None]:
+  """Runs the searches among the actions, together, and sets their observations; documents are kept in `node.data`.
+
+  Counts failed searches and invalid actions in tree.metrics.
+  """
   searching, special = [action for action in actions if action.query is not None], tree.tokenizer.special_tokens
   replies = yield [Search(action.node, action.query) for action in searching]
   for action, reply in zip(searching, replies):
     if isinstance(reply, ToolFailure):
       tree.metrics['tool_failures'] += 1
-      action.observation = grammar.failure(reply.reason, special)
+      action.observation = grammar.failure(reply.reason, special, tags)
     else:
-      action.observation, action.found = grammar.information(reply, special), bool(reply)
-  tree.metrics['malformed'] += sum(not action.is_valid for action in actions)
+      action.node.data['documents'], action.found = reply, bool(reply)
+      action.observation = grammar.information(reply, special, tags)
+  for action in actions:
+    if not action.is_valid:
+      tree.metrics['malformed'] += 1
+      action.observation = grammar.invalid_action(tags)
 
 
 def ask_judge(tree: Tree, items: Sequence[judge.Item]) -> Generator[Request, Any, list[int]]:

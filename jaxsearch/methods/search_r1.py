@@ -10,8 +10,9 @@ from typing import Any
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context
+from jaxsearch.methods.actions import read, search
 from jaxsearch.methods.credit import credit_relative
-from jaxsearch.sampler.requests import Generate, Request, Search, ToolFailure
+from jaxsearch.sampler.requests import Generate, Request
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node, Role, Stop, Tree
 
@@ -48,35 +49,24 @@ def act(tree: Tree, node: Node, *, turns: int, max_tokens: int,
 
   Sets tree.answer and tree.stop, and adds to the counts in tree.metrics.
   """
-  special, counts = tree.tokenizer.special_tokens, tree.metrics
   tree.stop = None
   for turn in range(turns + 1):
     node = yield Generate(node, stop=tags.stops, max_tokens=max_tokens)
-    tree.answer = grammar.answer(node.text, tags)
-    query = grammar.search_query(node.text, tags)
-    if tree.answer is not None:
+    action = read(node, tags)
+    tree.answer = action.answer
+    if action.answer is not None:
       tree.stop = Stop.ANSWERED
     elif node.stop in (Stop.CONTEXT_FULL, Stop.DEADLINE):
       tree.stop = Stop(node.stop)
     elif turn == turns:
-      tree.stop = Stop.BUDGET if query else Stop.MALFORMED
+      tree.stop = Stop.BUDGET if action.query else Stop.MALFORMED
     if tree.stop is not None:
       break
-    if query is None:
-      counts['malformed'] += 1
-      observation = grammar.invalid_action(tags)
-    else:
-      counts['searches'] += 1
-      found = yield Search(node, query)
-      if isinstance(found, ToolFailure):
-        counts['tool_failures'] += 1
-        observation = grammar.failure(found.reason, special, tags)
-      else:
-        counts['found'] += bool(found)
-        node.data['documents'] = found
-        observation = grammar.information(found, special, tags)
-    node = node.append(observation, Role.OBSERVATION)
-  if tree.stop in (Stop.BUDGET, Stop.MALFORMED) and counts['tool_failures']:
+    yield from search([action], tree, tags)
+    tree.metrics['searches'] += action.query is not None
+    tree.metrics['found'] += action.found
+    node = node.append(action.observation, Role.OBSERVATION)
+  if tree.stop in (Stop.BUDGET, Stop.MALFORMED) and tree.metrics['tool_failures']:
     tree.stop = Stop.TOOL_FAILED
   return node
 
