@@ -1,18 +1,17 @@
 """From trees to training rows.
 
-A forest is laid out depth first in rows of T tokens, with four integers per token that say all there is:
+A forest is laid out depth first in rows of T tokens, with four integers per token:
 
   tokens[B, T]
   positions[B, T]      tokens before it on its own path (the RoPE position, not the index in the row)
   previous[B, T]       row index of the token that it follows on its path: the hidden state there predicts it
-  visible_until[B, T]  end (exclusive, row index) of the subtree of its span:
-                       token i sees token j iff j <= i < visible_until[j]
+  visible_until[B, T]  end (exclusive, row index) of the subtree of its span: token i sees token j iff
+                       j <= i < visible_until[j]
 
-Depth-first order makes every subtree one stretch of the row, so a single integer per key is the mask of
-packing, of trees and of causal rows at once (`models.attention.tree_mask`), and a prefix that branches
-share is computed once. Beside them lie the loss weights. They are decided here, over the whole forest, and
-the loss is the plain sum of `loss_weights * per-token loss`: neither packing nor micro-batches can change a
-gradient.
+Depth-first order makes every subtree one stretch of the row, so a single integer per key is the mask of packing, of trees and
+of causal rows at once (`models.attention.tree_mask`), and a prefix that branches share is computed once. The loss weights are
+decided here too, over the whole forest: the loss is the plain sum of `loss_weights * per-token loss`, so neither packing nor
+micro-batches can change a gradient.
 
 Everything here is NumPy on the host. B: rows, T: tokens in a row.
 """
@@ -31,8 +30,8 @@ AGGREGATIONS = ('token-mean', 'span-mean', 'seq-mean-token-mean', 'seq-mean-toke
 class TrainingRows(NamedTuple):
   """Training rows, each field [B, T]; as a named tuple it is also a JAX pytree.
 
-  A padding token sees itself alone (an attention row that sees nothing has no softmax), is seen by no other,
-  follows itself and weighs nothing.
+  A padding token sees itself alone (an attention row that sees nothing has no softmax), is seen by no other, follows itself and
+  weighs nothing.
   """
   tokens: np.ndarray         # int32, pad_id on padding
   positions: np.ndarray      # int32, 0 on padding
@@ -42,8 +41,8 @@ class TrainingRows(NamedTuple):
   value_weights: np.ndarray  # float32, the same for the critic's loss
   advantages: np.ndarray     # float32, 0 where a span has none
   old_logprobs: np.ndarray   # float32, captured while sampling, 0 where a span has none
-  values: np.ndarray         # float32, of the critic that the rollouts met, 0 where a span has none
-  returns: np.ndarray        # float32, what the critic is to learn, 0 where a span has none
+  values: np.ndarray         # float32, of the critic before the updates of the step, 0 where a span has none
+  returns: np.ndarray        # float32, the critic's targets, 0 where a span has none
   tree_ids: np.ndarray       # int32, index in the forest; -1 on padding
   span_ids: np.ndarray       # int32, index of the node in `tree.walk()`; -1 on padding
 
@@ -53,38 +52,33 @@ class TrainingRows(NamedTuple):
     return float((self.tree_ids >= 0).mean())
 
 
-def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, rows_multiple: int = 1,
-            how: str = 'token-mean') -> TrainingRows:
+def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'token-mean') -> TrainingRows:
   """Packs trees into rows, first-fit decreasing; the result depends on its arguments alone.
 
   Args:
     forest: the trees of the whole batch. No tree is split over two rows.
     length: T. A tree of more tokens is an error.
     pad_id: token that fills the rows up.
-    rows_multiple: B is rounded up to a multiple of it with rows of padding, at least one multiple.
     how: the average that the loss weights stand for, see `loss_weights`.
   Returns:
-    `TrainingRows` of [B, T].
+    `TrainingRows` of [B, T]; one row of padding where there is nothing to lay out.
   Raises:
-    ValueError: a tree longer than `length`, an unknown `how`, per-token values that do not match their span,
-      or advantages (log-probabilities, values, returns) present in some trained spans and absent in others.
+    ValueError: a tree longer than `length`, an unknown `how`, per-token values that do not match their span, or advantages
+      (log-probabilities, values, returns) present in some trained spans and absent in others.
   """
   rows_of_trees = pack([tree.count() for tree in forest], length)
   nodes = [list(tree.walk()) for tree in forest]
   _check_all_or_none([node for tree_nodes in nodes for node in tree_nodes if node.trained and node.tokens])
   masks = [loss_mask(tree_nodes) for tree_nodes in nodes]
   weights, value_weights = loss_weights(nodes, masks, how)
-  num_rows = max(1, -(-len(rows_of_trees) // rows_multiple)) * rows_multiple
-  rows = _padding(num_rows, length, pad_id)
+  rows = _padding(max(len(rows_of_trees), 1), length, pad_id)
   for row, indices in enumerate(rows_of_trees):
     start = 0
     for index in indices:
-      size = len(weights[index])
+      own = row, slice(start, start + len(weights[index]))
       _place(rows, row, start, nodes[index])
-      rows.loss_weights[row, start:start + size] = weights[index]
-      rows.value_weights[row, start:start + size] = value_weights[index]
-      rows.tree_ids[row, start:start + size] = index
-      start += size
+      rows.loss_weights[own], rows.value_weights[own], rows.tree_ids[own] = weights[index], value_weights[index], index
+      start += len(weights[index])
   return rows
 
 
@@ -181,22 +175,21 @@ def _padding(num_rows: int, length: int, pad_id: int) -> TrainingRows:
   shape = (num_rows, length)
   index = np.broadcast_to(np.arange(length, dtype=np.int32), shape)
   zeros = {name: np.zeros(shape, np.float32) for name in ('loss_weights', 'value_weights', *PER_TOKEN.values())}
-  return TrainingRows(tokens=np.full(shape, pad_id, np.int32), positions=np.zeros(shape, np.int32),
-              previous=index.copy(), visible_until=index + 1, tree_ids=np.full(shape, -1, np.int32),
-              span_ids=np.full(shape, -1, np.int32), **zeros)
+  return TrainingRows(
+    tokens=np.full(shape, pad_id, np.int32), positions=np.zeros(shape, np.int32), previous=index.copy(), visible_until=index + 1,
+    tree_ids=np.full(shape, -1, np.int32), span_ids=np.full(shape, -1, np.int32), **zeros)
 
 
 def _place(rows: TrainingRows, row: int, start: int, nodes: Sequence[Node]) -> None:
   """Writes a tree's nodes, given depth first, into `row` from index `start` on."""
-  subtree = {id(node): len(node.tokens) for node in nodes}     # tokens of the node and all below it
-  for node in reversed(nodes):
-    if node.parent is not None:
-      subtree[id(node.parent)] += subtree[id(node)]
-  tails = {id(None): (-1, 0)}     # of a node's path: row index of its last token (-1: none yet), its tokens
+  subtree = {node: len(node.tokens) for node in nodes}  # tokens of the node and all below it
+  for node in reversed(nodes[1:]):
+    subtree[node.parent] += subtree[node]
+  tails = {None: (-1, 0)}  # of a node's path: row index of its last token (-1: none yet), its tokens
   for span_id, node in enumerate(nodes):
     size, end = len(node.tokens), start + len(node.tokens)
-    last, depth = tails[id(node.parent)]
-    tails[id(node)] = (end - 1 if size else last, depth + size)
+    last, depth = tails[node.parent]
+    tails[node] = (end - 1 if size else last, depth + size)
     if not size:
       continue
     span = slice(start, end)
@@ -204,7 +197,7 @@ def _place(rows: TrainingRows, row: int, start: int, nodes: Sequence[Node]) -> N
     rows.positions[row, span] = np.arange(depth, depth + size)
     rows.previous[row, span] = np.arange(start - 1, end - 1)
     rows.previous[row, start] = last if last >= 0 else start
-    rows.visible_until[row, span] = start + subtree[id(node)]
+    rows.visible_until[row, span] = start + subtree[node]
     rows.span_ids[row, span] = span_id
     for field, name in PER_TOKEN.items():
       if getattr(node, field) is not None:

@@ -1,4 +1,4 @@
-"""Trees as JSON can hold them, token ids and all: for rollouts that are grown once and learned from many times."""
+"""Trees as JSON, with their token ids: for rollouts that are grown once and trained on many times."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ import pytest
 
 from jaxsearch.models.attention import tree_mask
 from jaxsearch.models.decoder import Decoder, DecoderConfig, parameter_shapes
-from jaxsearch.trees.layout import AGGREGATIONS, lay_out, pack, take_back
+from jaxsearch.trees.layout import AGGREGATIONS, TrainingRows, lay_out, pack, take_back
 from jaxsearch.trees.tree import Role, Tree
 
 VOCAB = 40
@@ -163,6 +163,12 @@ def decoder():
   return jax.jit(lambda *rows: jax.nn.log_softmax(model(*rows)))
 
 
+def padded(rows):
+  """ROWS rows, the last of them padding."""
+  padding = lay_out([], LENGTH, pad_id=PAD)
+  return TrainingRows(*(np.concatenate([own, *[blank] * (ROWS - len(own))]) for own, blank in zip(rows, padding)))
+
+
 def logprobs_on_layout(rows):
   """{(tree, node in walk order, index in the node): log-probability}, read through `previous`."""
   values = np.asarray(decoder()(rows.tokens, rows.positions, rows.visible_until))
@@ -196,8 +202,9 @@ def logprobs_on_paths(forest):
 @hypothesis.settings(max_examples=25, deadline=None)
 @hypothesis.given(st.lists(trees(), min_size=1, max_size=5))
 def test_every_branch_has_the_logprobs_of_its_path_run_alone(forest):
-  rows = lay_out(forest, LENGTH, pad_id=PAD, rows_multiple=ROWS)
-  hypothesis.assume(rows.tokens.shape == (ROWS, LENGTH))
+  rows = lay_out(forest, LENGTH, pad_id=PAD)
+  hypothesis.assume(len(rows.tokens) <= ROWS)
+  rows = padded(rows)
   on_layout, on_paths = logprobs_on_layout(rows), logprobs_on_paths(forest)
   assert on_layout.keys() == on_paths.keys()
   for place, values in on_paths.items():
@@ -207,7 +214,7 @@ def test_every_branch_has_the_logprobs_of_its_path_run_alone(forest):
 def test_exactness_would_notice_a_wrong_mask_or_position():
   tree = chain(5, 6)
   tree.root.children[0].append([3, 1, 4, 1, 5], Role.POLICY)
-  rows = lay_out([tree], LENGTH, pad_id=PAD, rows_multiple=ROWS)
+  rows = padded(lay_out([tree], LENGTH, pad_id=PAD))
   right = logprobs_on_layout(rows)
   index = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), rows.tokens.shape)
   for wrong in (rows._replace(visible_until=np.full_like(index, LENGTH)), rows._replace(positions=index)):
@@ -249,13 +256,11 @@ def test_realistic_batches_fill_their_rows(seed):
   assert lay_out(small, 512, pad_id=PAD).fill > 0.9
 
 
-def test_rows_come_in_multiples_of_padding():
-  forest = [chain(5, 3, seed=seed) for seed in range(5)]
-  rows = lay_out(forest, 8, pad_id=PAD, rows_multiple=4)
-  assert rows.tokens.shape == (8, 8)
-  assert (rows.tokens[5:] == PAD).all() and (rows.loss_weights[5:] == 0).all() and rows.fill == 5 / 8
-  assert lay_out([], 8, pad_id=PAD, rows_multiple=4).tokens.shape == (4, 8)
-  assert lay_out([chain(0)], 8, pad_id=PAD).fill == 0
+def test_nothing_to_lay_out_is_a_row_of_padding():
+  for forest in ([], [chain(0)]):
+    rows = lay_out(forest, 8, pad_id=PAD)
+    assert (rows.tokens == PAD).all() and (rows.loss_weights == 0).all() and rows.fill == 0 and rows.tokens.shape == (1, 8)
+  assert lay_out([chain(4, 2)], 8, pad_id=PAD).fill == 6 / 8
 
 
 def test_a_tree_that_does_not_fit_is_named():
@@ -265,7 +270,7 @@ def test_a_tree_that_does_not_fit_is_named():
 
 def test_the_same_forest_gives_the_same_rows():
   forest = [chain(4, seed % 3 + 1, 2, seed=seed) for seed in range(20)]
-  first, second = (lay_out(forest, 16, pad_id=PAD, rows_multiple=3) for _ in range(2))
+  first, second = (lay_out(forest, 16, pad_id=PAD) for _ in range(2))
   for one, other in zip(first, second):
     np.testing.assert_array_equal(one, other)
     assert one.dtype in (np.int32, np.float32)
@@ -307,8 +312,8 @@ def test_weights_are_the_average_they_name(forest, how):
   else:
     reduce = np.mean if how == 'seq-mean-token-mean' else np.sum
     expected = np.mean([reduce(sequence) for sequence in picked])
-  for length, multiple in ((40, 1), (64, 3), (256, 1)):     # however it is packed
-    rows = lay_out(forest, length, pad_id=PAD, rows_multiple=multiple, how=how)
+  for length in (40, 64, 256):     # however it is packed
+    rows = lay_out(forest, length, pad_id=PAD, how=how)
     total = sum((rows.loss_weights[rows.tree_ids == index] * loss).sum() for index, loss in enumerate(losses))
     np.testing.assert_allclose(total, expected, rtol=1e-5, atol=1e-6)
     if how in ('token-mean', 'span-mean', 'seq-mean-token-mean') and picked:
