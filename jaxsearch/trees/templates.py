@@ -56,7 +56,7 @@ def prompt(question: str, template: str = 'search_r1', tokenizer: Tokenizer | No
   if system:
     try:
       text = tokenizer.chat([{'role': 'system', 'content': system[0]}, {'role': 'user', 'content': user}])
-      if system[0] in text:
+      if system[0] in text and user in text:
         return text
     except ValueError:
       pass
