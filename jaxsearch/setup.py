@@ -20,9 +20,8 @@ from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.assistant import Assistant
 from jaxsearch.sampler.engine import Engine
-from jaxsearch.sampler.requests import Sampling
+from jaxsearch.sampler.requests import Sampling, Tools
 from jaxsearch.sampler.rollout import Agent
-from jaxsearch.sampler.tools import Tools
 from jaxsearch.tools import SearchBackend, open_search
 from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.tools.simulated import DynamicBatcher, ModelWriter

@@ -22,9 +22,8 @@ from jaxsearch.methods import r_search
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import exact_match, f1
 from jaxsearch.sampler.assistant import Assistant
-from jaxsearch.sampler.requests import Sampling
+from jaxsearch.sampler.requests import Sampling, shorten
 from jaxsearch.sampler.rollout import Agent, rollout
-from jaxsearch.sampler.tools import shorten
 from jaxsearch.tools import SearchBackend
 from jaxsearch.tools.evidence_client import Evidence, EvidenceTool
 from jaxsearch.trees import grammar, templates
