@@ -66,7 +66,7 @@ def train(config, model_config) -> dict:
   from jaxsearch.parallel import mesh as meshes
   from jaxsearch.training import batch as batches
   from jaxsearch.training import critic, loop
-  from jaxsearch.training import state as states
+  from jaxsearch.training import step as steps
   if config.critic.enabled and not critic.is_shared(config):
     raise SystemExit('a critic of its own is not counted here')
   mesh = meshes.make_mesh(**config.mesh)
@@ -74,8 +74,8 @@ def train(config, model_config) -> dict:
   trained = parameters(*critic.trained_layout(config, model_config, mesh),
                        'float32' if config.optim.master_weights else config.dtype)
   optimizer, train_step = loop.make_update(config, model_config, mesh, trained)
-  state = structs(jax.eval_shape(lambda params: states.initial_state(params, optimizer), trained),
-                  states.state_shardings(trained, optimizer, mesh))
+  state = structs(jax.eval_shape(lambda params: steps.initial_state(params, optimizer), trained),
+                  steps.state_shardings(trained, optimizer, mesh))
   frozen = parameters(setup.param_shardings(model_config, mesh), parameter_shapes(model_config), config.dtype)
   batch = batch_of(config, mesh)
   batch = structs(batch, jax.tree.map(lambda x: meshes.split_over_batch(mesh, 1) if x.ndim else meshes.replicated(mesh), batch))

@@ -30,9 +30,8 @@ from jaxsearch.data.questions import Question
 from jaxsearch.models.decoder import DecoderConfig, initial_params
 from jaxsearch.models.presets import num_parameters
 from jaxsearch.sampler.engine import Engine
-from jaxsearch.sampler.requests import Generate, Sampling, Search
+from jaxsearch.sampler.requests import Generate, Sampling, Search, Tools
 from jaxsearch.sampler.rollout import Agent, rollout
-from jaxsearch.sampler.tools import Tools
 from jaxsearch.trees.tree import Role
 
 CONFIG = DecoderConfig(vocab_size=8192, hidden_size=512, intermediate_size=1408, num_layers=8, num_heads=8, num_kv_heads=2,

@@ -181,10 +181,10 @@ def judge(name: str, arguments: Sequence[str]) -> None:
   from jaxsearch.training.policy import load_judge
   a, b = judge_pairs.read_result(flag['a']), judge_pairs.read_result(flag['b'])
   pairs = judge_pairs.pair_up(a, b)
-  replies = load_judge(config.judge, config.dtype).replies
+  opened = load_judge(config.judge, config.dtype)
   try:
     with _progress(len(pairs), 'pairs') as report:
-      figures, records = judge_pairs.compare_pairs(replies, pairs, report)
+      figures, records = judge_pairs.compare_pairs(opened.replies, pairs, report, opened.files['pair'])
   except RequestError as error:
     raise UsageError(str(error)) from error
   figures |= {'only_a': len(a) - len(pairs), 'only_b': len(b) - len(pairs)}

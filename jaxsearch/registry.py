@@ -15,6 +15,18 @@ ENTRIES: dict[str, dict[str, str]] = {  # what is looked for -> name -> 'module:
   },
   'tokenizers': {'world': 'jaxsearch.world.files:FOLDER'},  # of all of these models, and of random parameters
   'judges': {'world': 'jaxsearch.rewards.judge:world_judge'},
+  'policy_template': {
+    'world': 'jaxsearch.world.templates:POLICY',
+    'world_direct': 'jaxsearch.world.templates:POLICY_DIRECT',
+    'world_evidence': 'jaxsearch.world.templates:POLICY_EVIDENCE',
+    'world_carl': 'jaxsearch.world.templates:CARL',
+    'world_carl_direct': 'jaxsearch.world.templates:CARL_DIRECT',
+    'world_carl_forced': 'jaxsearch.world.templates:CARL_FORCED',
+  },
+  'reader_template': {'world': 'jaxsearch.world.templates:READER'},
+  'reader_alone_template': {'world': 'jaxsearch.world.templates:READER_ALONE'},
+  'passage_template': {'world': 'jaxsearch.world.templates:PASSAGE'},
+  'reviewer_template': {'world': 'jaxsearch.world.templates:REVIEWER'},
 }
 
 

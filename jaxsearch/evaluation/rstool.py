@@ -22,20 +22,13 @@ from jaxsearch.methods import r_search
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import exact_match, f1
 from jaxsearch.sampler.assistant import Assistant
-from jaxsearch.sampler.requests import Sampling
+from jaxsearch.sampler.requests import Sampling, shorten
 from jaxsearch.sampler.rollout import Agent, rollout
-from jaxsearch.sampler.tools import shorten
 from jaxsearch.tools import SearchBackend
 from jaxsearch.tools.evidence_client import Evidence, EvidenceTool
-from jaxsearch.trees import grammar
+from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Tree
 
-ALONE = {  # what is asked without passages, by evidence template
-  'r_search': 'Answer the question. Only give me the answer and do not output any other words.\n'
-              'Question: {question}\nAnswer:',
-  'world': '\nQuestion: {question}\nAnswer:',  # with nothing in the place of evidence, as the world's reader has seen it
-}  # fmt: skip
-PASSAGE = {'r_search': 'Doc {number}(Title: {title}) {text}\n', 'world': '{text} '}  # of vanilla RAG
 PER_REQUEST = 32  # questions sent to a server at a time
 
 
@@ -92,7 +85,7 @@ class Reader:
 
   Attributes:
     ask: prompts in, replies out; an exception stands where one failed.
-    template: of `grammar.EVIDENCE_PROMPTS`.
+    template: a name or a file, see trees/templates.py.
     special_tokens: its tokenizer's, as text; () where they are not known.
     tokens: the length of a prompt.
     room: how long a prompt may be; None is any length.
@@ -106,13 +99,12 @@ class Reader:
   def prompt(self, question: str, documents: Sequence[Document]) -> str:
     """Question and documents, which are shortened to the room and made harmless; one without a title stands as it is."""
     safe = lambda text: grammar.neutralise(text.strip(), self.special_tokens, grammar.R_SEARCH)
+    passage = templates.passage(self.template)
 
     def written(documents):
-      parts = [PASSAGE[self.template].format(number=number, title=safe(document.title), text=safe(document.text))
+      parts = [templates.fill(passage, number=number, title=safe(document.title), text=safe(document.text))
                if document.title else safe(document.text) for number, document in enumerate(documents, start=1)]
-      passages = ''.join(parts).strip()
-      return (grammar.evidence_prompt(question, passages, self.template) if passages
-              else ALONE[self.template].format(question=question.strip()))
+      return templates.reader_prompt(question, ''.join(parts), self.template)
 
     if self.room is not None:
       documents = shorten(documents, self.room, lambda documents: self.tokens(written(documents)))
@@ -171,11 +163,9 @@ def compare_readers(reader: Reader, questions: Sequence[Question], found: Sequen
 
 
 def _template(config: ml_collections.ConfigDict) -> str:
-  """How the reader is asked. Raises ValueError for a method that writes no evidence, and for no template."""
+  """How the reader is asked. Raises ValueError for a method that writes no evidence, and for a template that is not there."""
   settings = dict(config.grow) | dict(config.eval.grow)
   if 'evidence_template' not in settings:
     raise ValueError(f'config.method={config.method!r} writes no evidence for other models: take --config configs/r_search.py')
-  template = settings['evidence_template']
-  if template not in ALONE:
-    raise ValueError(f'config.grow.evidence_template={template!r} is none of {", ".join(map(repr, ALONE))}')
-  return template
+  templates.check(settings)
+  return settings['evidence_template']
