@@ -122,7 +122,7 @@ def grow(question: Question, tree: Tree, *, steps: int, k: int, max_tokens: int,
   Leaves rewards at the root, data['whole'] [k, steps] and data['siblings'] [steps, k]. If tree.stop is not Stop.BUDGET there
   are none, and the tree is to be left out: Stop.ANSWERED for want of another action, Stop.CONTEXT_FULL for want of room.
   """
-  tree.metrics.update(malformed=0, tool_failures=0, judge_unreadable=0, answers_refused=0)
+  tree.metrics.update(judge_unreadable=0, answers_refused=0)
   ends, whole, siblings = [start(tree, question, template, chat)] * k, [], []
   for step in range(1, steps + 1):
     behind = ends + [ends[0]] * (k - 1)

@@ -8,12 +8,12 @@ A method is a module with `grow` and `credit`. This is all that the rest relies 
       The prompt is `search_r1.start`; random numbers come from `tree.rng`. It sets
         tree.answer   the final answer or None (`em`, `f1` and the predictions of an evaluation)
         tree.stop     a `Stop`: why the episode ended
-        tree.metrics  numbers. The row of a step holds the mean of each over the trees that have it; of those that others
-                      read, a missing one is 0: `searches` (evaluation), `malformed` and `tool_failures` (rejection
-                      sampling), `found` (CuSearch)
+        tree.metrics  numbers by name. `searches`, `malformed` and `tool_failures` begin at 0, since evaluation and rejection
+                      sampling read them; CuSearch reads `found`. A missing one reads as 0, but the row of a step holds the
+                      mean of each over the trees that have it: begin your own counts with 0
         node.trained  False keeps a policy span out of the loss
   credit(groups, context, **config.credit)
-      `groups` holds the trees of each question of the batch. They are pruned (what bears no loss and leads to none is gone),
+      `groups` holds the trees of each question of the batch. They are pruned (every leaf is a trained span),
       and trees too long for a training row are left out, so that `groups` may even be empty. It sets
         tree.reward       for the row of metrics; None is left out of its mean
         node.advantages   a number or one per token, on every trained span of a tree or on none: such a tree is not trained on

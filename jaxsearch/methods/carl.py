@@ -46,7 +46,7 @@ def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: 
     fault: what a program's output is replaced with, see tools/faults.py.
   """
   faults.check(fault)
-  tree.metrics.update(searches=0, malformed=0, tool_failures=0, no_context=0, context_cut=0)
+  tree.metrics.update(no_context=0, context_cut=0)
   node = start(tree, question, template, chat)
   for number in range(1, max_segments + 1, 2):
     node = yield Generate(node, stop=(grammar.FENCE,) if tools else (), max_tokens=max_tokens)

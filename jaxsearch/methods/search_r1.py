@@ -30,7 +30,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
     template: a name or a file, see trees/templates.py.
     chat: puts the prompt into the tokenizer's chat template, for instruct models.
   """
-  tree.metrics.update(searches=0, found=0, malformed=0, tool_failures=0)
+  tree.metrics['found'] = 0
   node = start(tree, question, template, chat)
   yield from act(tree, node, turns=max_turns, max_tokens=max_tokens, tags=tags)
 

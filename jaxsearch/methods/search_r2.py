@@ -45,7 +45,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
     template, chat, review: see methods/search_r1.py and trees/templates.py.
   """
   regenerate = lambda steps, kept: act(tree, steps[kept].parent, turns=max_turns - kept, max_tokens=max_tokens)
-  tree.metrics.update(searches=0, found=0, malformed=0, tool_failures=0, revised=0, unreadable_review=0, judge_unreadable=0)
+  tree.metrics.update(found=0, revised=0, unreadable_review=0, judge_unreadable=0)
   leaf = yield from act(tree, start(tree, question, template, chat), turns=max_turns, max_tokens=max_tokens)
   tree.metrics['em_draft'] = exact_match(tree.answer, question.golden_answers)
   for revision in range(max_revisions):

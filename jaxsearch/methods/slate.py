@@ -42,7 +42,7 @@ def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: fl
   """
   if rewards not in REWARDS:
     raise ValueError(f'grow.rewards={rewards!r} is none of {", ".join(REWARDS)}')
-  tree.metrics.update(searches=0, found=0, malformed=0, tool_failures=0, judge_unreadable=0, turns=0)
+  tree.metrics.update(found=0, judge_unreadable=0, turns=0)
   node = start(tree, question, template, chat)
   for step in range(1, budget + 1):
     tree.metrics['turns'] = step

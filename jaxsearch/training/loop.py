@@ -271,8 +271,8 @@ def credited(groups: Groups) -> list[Tree]:
 def summary(groups: Groups) -> dict[str, float]:
   """What came of the trees: means of reward, exact match and the method's notes (`searches` …), shares of stop reasons."""
   trees = [tree for group in groups for tree in group]
-  names = sorted({'searches'}.union(*(tree.metrics for tree in trees)))
-  noted = {name: float(np.mean([tree.metrics[name] for tree in trees if name in tree.metrics] or [0])) for name in names}
+  names = sorted({name for tree in trees for name in tree.metrics})
+  noted = {name: float(np.mean([tree.metrics[name] for tree in trees if name in tree.metrics])) for name in names}
   stops = {f'stop_{reason}': float(np.mean([tree.stop == reason for tree in trees])) for reason in Stop}
   rewards = [found for group in groups if (found := [tree.reward for tree in group if tree.reward is not None])]
   return noted | stops | {

@@ -116,7 +116,7 @@ class Node:
 
 
 class Metrics(dict):
-  """Figures of a tree by name. One that is missing reads as 0 and stays missing."""
+  """Figures of a tree by name; one that is missing reads as 0."""
 
   def __missing__(self, name: str) -> int:
     return 0
@@ -137,7 +137,7 @@ class Tree:
     self.answer: str | None = None
     self.reward: float | None = None
     self.stop: Stop | None = None
-    self.metrics = Metrics()
+    self.metrics = Metrics(searches=0, malformed=0, tool_failures=0)  # others read these, so every tree has them
     self.rng = np.random.default_rng(0) if rng is None else rng
 
   def __getstate__(self) -> dict[str, Any]:

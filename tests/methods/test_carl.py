@@ -211,7 +211,6 @@ def test_forgetting_costs_the_length_of_the_context(history):
   engine = Equipped(config, Bytes(), slots=2, length=256, prefill_lengths=(32, 64), prefill_tokens=64, python=sandbox)
   engine.load(initial_params(config, jax.random.key(0)))
   tree = Tree(Bytes(), QUESTION)
-  tree.metrics.update(searches=0, tool_failures=0, no_context=0, context_cut=0)
   run = Schedule(engine, [(0, grow(tree), tree)], engine.put(jax.random.key(1)), engine.sampling, engine.tools)
   run.run()
   sandbox.close()

@@ -23,6 +23,6 @@ def test_a_tree_with_branches_comes_back():
   shape = lambda tree: [(node.role, node.tokens, node.data, node.trained, node.length) for node in tree.walk()]
   del prompt.data['documents']
   assert shape(back) == shape(tree)
-  assert (back.answer, back.reward, back.stop, back.metrics) == ('x', 1.0, Stop.ANSWERED, {'searches': 1})
-  assert back.metrics['malformed'] == 0
+  assert (back.answer, back.reward, back.stop, back.metrics) == ('x', 1.0, Stop.ANSWERED, tree.metrics)
+  assert back.metrics['searches'] == 1 and back.metrics['found'] == 0
   assert json.dumps(to_record(back)) == json.dumps(to_record(tree))

@@ -108,10 +108,11 @@ def test_stop_reasons_are_plain_strings_in_reports():
 
 
 def test_a_figure_that_is_missing_reads_as_0(tree):
+  counts = {'searches': 0, 'malformed': 0, 'tool_failures': 0}
+  assert tree.metrics == counts and tree.metrics['found'] == 0 and 'found' not in tree.metrics
   tree.metrics['found'] += 1
-  assert tree.metrics['searches'] == 0 and tree.metrics == {'found': 1}
   for copy in (pickle.loads(pickle.dumps(tree.metrics)), Metrics(json.loads(json.dumps(tree.metrics)))):
-    assert copy == {'found': 1} and copy['searches'] == 0
+    assert copy == counts | {'found': 1} and copy['turns'] == 0
 
 
 def test_pruning_drops_what_bears_no_loss_and_leads_to_none():
