@@ -23,7 +23,7 @@ from jaxsearch.rewards.match import exact_match, f1
 from jaxsearch.sampler.assistant import Assistant
 from jaxsearch.sampler.observations import shorten
 from jaxsearch.tools import SearchBackend
-from jaxsearch.tools.evidence_client import Evidence, EvidenceTool
+from jaxsearch.tools.evidence_client import Evidence, EvidenceClient
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Tree
 
@@ -63,7 +63,7 @@ def evidence(tree: Tree) -> Evidence:
   return Evidence(formats.only_box(r_search.spans(tree), grammar.EVIDENCE) or '', tree.answer, tree.metrics['searches'])
 
 
-def find_by_server(tool: EvidenceTool, questions: Sequence[str], on_progress: Callable[[int], object]) -> list[Evidence]:
+def find_by_server(tool: EvidenceClient, questions: Sequence[str], on_progress: Callable[[int], object]) -> list[Evidence]:
   """As `find`, of a server. Raises EvidenceError."""
   found = []
   for start in range(0, len(questions), PER_REQUEST):

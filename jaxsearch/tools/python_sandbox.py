@@ -1,8 +1,8 @@
-"""Python that a model wrote, run where it can do no harm: CARL's tool.
+"""A sandbox for Python that a model wrote: CARL's tool.
 
 The interpreter is `pydantic-monty`, a subset of Python in subprocesses of its own: no files, no network, no imports but a few
-of the standard library, limits on time, memory, recursion and calls of the outside. From outside come only the functions
-that are given to `run`. Whatever a program does ends as text, never as an exception of ours.
+of the standard library, limits on time, memory, recursion and calls of host functions. A program can call only the host
+functions that `run` is given. Whatever it does ends as text, never as an exception of ours.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 import pydantic_monty
 
-CALLS = 32       # of functions from outside and look-ups of their names, in one program
+CALLS = 32       # of host functions and look-ups of their names, in one program
 RECURSION = 100  # frames
-# What a program prints is a function of its text: the clock stands, nothing sleeps, random numbers are seeded.
+# A program's output depends on its text alone: the clock stands, nothing sleeps, random numbers are seeded.
 POLICY = {'datetime': datetime.datetime(2026, 1, 1), 'sleep': 'zero', 'random_start': {'seed': 0}}
 
 
@@ -25,9 +25,9 @@ class PythonSandbox:
   """Runs programs, several at a time, each from a clean state.
 
   Args:
-    seconds: that a program may compute, without the time that functions from outside take.
+    seconds: of computing for one program; time in host functions does not count.
     memory: MiB of its heap.
-    output: characters that are kept of what it prints.
+    output: characters of its output that are kept.
     workers: programs at a time.
   """
 
@@ -40,13 +40,13 @@ class PythonSandbox:
     self._pool, self._lock = None, threading.Lock()
 
   def run(self, code: str, functions: Mapping[str, Callable[..., Any]] | None = None) -> str:
-    """What a program printed, and how it ended if it failed (`ZeroDivisionError: division by zero`).
+    """What a program printed, and its error if it failed (`ZeroDivisionError: division by zero`).
 
-    As at a prompt, the value of a last line that is an expression is shown where nothing was printed. Threads may call this
-    at the same time.
+    As at a prompt, the value of a last line that is an expression is shown if nothing was printed. May be called from
+    several threads.
 
     Args:
-      functions: what the program may call, by name; they run here, on the thread of the caller.
+      functions: host functions that the program may call, by name; they run on the caller's thread.
     """
     pool, printed = self._open(), _Printed(self._output)
     try:
@@ -55,9 +55,9 @@ class PythonSandbox:
       if value is not None and not printed.text:
         printed('stdout', str(value))
     except (pydantic_monty.MontySyntaxError, pydantic_monty.MontyRuntimeError) as error:
-      # How long it took, or how much it wanted, differs from run to run.
+      # The time or memory that it took differs from run to run.
       return printed.with_error(re.sub(r'(limit exceeded): .*', r'\1', error.display('type-msg')))
-    except pydantic_monty.MontyError:  # its worker was killed or died; the pool has another
+    except pydantic_monty.MontyError:  # its worker died; the pool has another
       return printed.with_error('CrashedError: the program was ended')
     except (ValueError, RecursionError) as error:  # a value that cannot be shown
       return printed.with_error(f'{type(error).__name__}: {error}')
@@ -81,7 +81,7 @@ class PythonSandbox:
 
 
 class _Printed:
-  """Takes what is printed and keeps its first characters."""
+  """Collects output up to a limit of characters."""
 
   def __init__(self, limit: int):
     self._limit, self.text = limit, ''

@@ -15,8 +15,9 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.tools import SearchBackend, open_search
+from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 from jaxsearch.tools.python_sandbox import PythonSandbox
-from jaxsearch.tools.simulated import DynamicBatcher, ModelWriter
+from jaxsearch.tools.simulated import ModelWriter
 from jaxsearch.training import policy
 from jaxsearch.trees.tree import Role, Stop, Tree
 
