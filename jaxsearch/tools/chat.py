@@ -52,7 +52,8 @@ class Chat(JsonClient):
                      attempts=attempts, backoff=backoff, secret=key)
     self._settings = {'model': model, 'temperature': temperature, 'max_tokens': max_tokens}
     self._cache, self._concurrency, self._in_flight = Cache(cache), concurrency, threading.Semaphore(concurrency)
-    self._hint = '' if key else f' ({key_variable} holds no key)'
+    if not key:
+      self._hint = f' ({key_variable} holds no key)'
 
   def reply(self, prompt: Prompt) -> str:
     """The model's reply, which may be empty.
@@ -62,7 +63,12 @@ class Chat(JsonClient):
     """
     messages = [{'role': 'user', 'content': prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
     body = {**self._settings, 'messages': messages}
-    return self._cache.get(body, lambda: self._complete(body))
+
+    def complete() -> str:
+      with self._in_flight:
+        return self.post(body, _text)
+
+    return self._cache.get(body, complete)
 
   def replies(self, prompts: Sequence[Prompt]) -> list[str | ChatError]:
     """The replies to all prompts, `concurrency` at a time; a `ChatError` stands where one failed."""
@@ -74,15 +80,6 @@ class Chat(JsonClient):
 
     with ThreadPoolExecutor(self._concurrency) as pool:
       return list(pool.map(reply, prompts))
-
-  def _complete(self, body: dict) -> str:
-    with self._in_flight:
-      try:
-        return self.post(body, _text)
-      except ChatError as error:
-        if error.status != 401 or not self._hint:
-          raise
-        raise ChatError(error.url, error.reason + self._hint, error.status) from error
 
 
 def _text(response: object) -> str:

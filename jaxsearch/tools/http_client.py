@@ -63,6 +63,7 @@ class JsonClient:
 
   error: type[RequestError] = RequestError
   default_path = ''
+  _hint = ''  # why a request may be unauthorised
 
   def __init__(self, url: str | httpx.URL, *, timeout: float = 30.0, attempts: int = 4, backoff: float = 0.5,
                secret: str | None = None, secret_header: str = 'authorization', rate: float | None = None):
@@ -127,13 +128,12 @@ class JsonClient:
 
   def _attempt(self, content: bytes, deadline: float) -> bytes:
     """The body of a successful response."""
-    chunks, size = [], 0
+    received = bytearray()
     try:
       with self._http.stream('POST', self._address, content=content, timeout=max(deadline - time.monotonic(), 0.01)) as response:
         for chunk in response.iter_bytes():
-          chunks.append(chunk)
-          size += len(chunk)
-          if size > MAX_RESPONSE_BYTES:
+          received += chunk
+          if len(received) > MAX_RESPONSE_BYTES:
             raise self.error(self.url, f'the response is longer than {MAX_RESPONSE_BYTES} bytes')
           if time.monotonic() > deadline:  # httpx limits the wait for each chunk, not for all of them
             raise _TransientError(f'no complete response within {self._timeout:g} s')
@@ -143,13 +143,13 @@ class JsonClient:
       raise _TransientError(f'{type(error).__name__}: {error}') from error
     except httpx.HTTPError as error:
       raise self.error(self.url, f'{type(error).__name__}: {error}') from error
-    received, status = b''.join(chunks), response.status_code
     if response.is_success:
-      return received
+      return bytes(received)
+    status = response.status_code
     text = received.decode(errors='replace')
     if self._secret:  # some servers quote the key that they refuse
       text = text.replace(self._secret, '[key]')
-    reason = f'status {status}: {text[:200]}'
+    reason = f'status {status}: {text[:200]}' + (self._hint if status == 401 else '')
     if response.is_server_error or status in _RETRIED_STATUS:
       raise _TransientError(reason, status, _retry_after(response.headers.get('retry-after', '')))
     raise self.error(self.url, reason, status)

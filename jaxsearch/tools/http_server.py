@@ -108,7 +108,8 @@ def evidence_app(find: Callable[[list[str]], Sequence[Evidence]], *, check: Call
     found = list(map(dataclasses.asdict, found))
     return found if isinstance(question, list) else found[0]
 
-  return make_app('/evidence', evidence, 'search for evidence', token, limits, {'/tool': SCHEMA}, lambda: {'questions': in_flight})
+  return make_app('/evidence', evidence, 'search for evidence', token, limits, pages={'/tool': SCHEMA},
+                  health=lambda: {'questions': in_flight})
 
 
 def make_app(path: str, handle: Callable[[dict], Awaitable[object]], name: str, token: str | None, limits: Limits,
@@ -149,8 +150,8 @@ def make_app(path: str, handle: Callable[[dict], Awaitable[object]], name: str, 
   async def refuse(request: Request, error: HTTPException) -> JSONResponse:
     return JSONResponse({'error': error.detail}, error.status_code, error.headers)
 
-  routes = [Route(path, respond, methods=['POST']), Route('/health', show_health), *(Route(page, show_page) for page in pages or {})]
-  return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
+  gets = [Route('/health', show_health), *(Route(page, show_page) for page in pages or {})]
+  return Starlette(routes=[Route(path, respond, methods=['POST']), *gets], exception_handlers={HTTPException: refuse})
 
 
 def _check_token(request: Request, token: str | None) -> None:

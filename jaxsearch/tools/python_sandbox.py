@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import re
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,8 +35,9 @@ class PythonSandbox:
       raise ValueError(f'a sandbox of {seconds} s, {memory} MiB, {output} characters, {workers} workers: all more than 0')
     self._limits = {'max_feed_duration_secs': float(seconds), 'max_memory': memory << 20,
                     'max_recursion_depth': RECURSION, 'max_suspensions': CALLS}
-    self._output, self._workers = output, workers
-    self._pool, self._lock = None, threading.Lock()
+    self._output = output
+    self._pool = pydantic_monty.Monty(min_processes=0, max_processes=workers)  # the first program starts a worker
+    self._pool.__enter__()
 
   def run(self, code: str, functions: Mapping[str, Callable[..., Any]] | None = None) -> str:
     """What a program printed, and its error if it failed (`ZeroDivisionError: division by zero`).
@@ -48,36 +48,24 @@ class PythonSandbox:
     Args:
       functions: host functions that the program may call, by name; they run on the caller's thread.
     """
-    pool, printed = self._open(), _Printed(self._output)
+    printed, error = _Printed(self._output), ''
     try:
-      with pool.checkout(limits=self._limits, os_policy=POLICY) as session:
+      with self._pool.checkout(limits=self._limits, os_policy=POLICY) as session:
         value = session.feed_run(code, external_lookup=dict(functions or {}), print_callback=printed)
       if value is not None and not printed.text:
         printed('stdout', str(value))
-    except (pydantic_monty.MontySyntaxError, pydantic_monty.MontyRuntimeError) as error:
+    except (pydantic_monty.MontySyntaxError, pydantic_monty.MontyRuntimeError) as failure:
       # The time or memory that it took differs from run to run.
-      return printed.with_error(re.sub(r'(limit exceeded): .*', r'\1', error.display('type-msg')))
+      error = re.sub(r'(limit exceeded): .*', r'\1', failure.display('type-msg'))
     except pydantic_monty.MontyError:  # its worker died; the pool has another
-      return printed.with_error('CrashedError: the program was ended')
-    except (ValueError, RecursionError) as error:  # a value that cannot be shown
-      return printed.with_error(f'{type(error).__name__}: {error}')
-    return printed.text
-
-  def _open(self):
-    """The pool of workers, started by the first program."""
-    with self._lock:
-      if self._pool is None:
-        pool = pydantic_monty.Monty(min_processes=1, max_processes=self._workers)
-        pool.__enter__()
-        self._pool = pool
-      return self._pool
+      error = 'CrashedError: the program was ended'
+    except (ValueError, RecursionError) as failure:  # a value that cannot be shown
+      error = f'{type(failure).__name__}: {failure}'
+    return printed.text + (f'{error[:self._output]}\n' if error else '')
 
   def close(self) -> None:
-    """Ends the workers; a later `run` starts new ones."""
-    with self._lock:
-      if self._pool is not None:
-        self._pool.__exit__(None, None, None)
-        self._pool = None
+    """Ends the workers; nothing can be run any more."""
+    self._pool.__exit__(None, None, None)
 
 
 class _Printed:
@@ -91,6 +79,3 @@ class _Printed:
       self.text = (self.text + text)[:self._limit + 1]
       if len(self.text) > self._limit:
         self.text += '… (output cut)\n'
-
-  def with_error(self, message: str) -> str:
-    return f'{self.text}{message[:self._limit]}\n'

@@ -1,4 +1,4 @@
-"""The servers over HTTP: retrieval around a back end, evidence around a function, the address, and a server's life as a process."""
+"""The servers over HTTP: retrieval, evidence, the address to listen on, and a server as a process."""
 
 import contextlib
 import os

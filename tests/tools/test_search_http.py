@@ -102,7 +102,8 @@ def test_back_off_never_outlasts_the_timeout():
 
 @pytest.mark.parametrize(('body', 'reason'), [
     (b'<html>It works!</html>', 'Expecting value'), (b'\xff\xfe\xff', 'decode'),
-    (b'[' * 100_000, 'recursion'), ([], 'valid dictionary'), ({}, 'result: Field required'), ({'result': {}}, 'result: .* valid list'),
+    (b'[' * 100_000, 'recursion'), ([], 'valid dictionary'), ({}, 'result: Field required'),
+    ({'result': {}}, 'result: .* valid list'),
     ({'result': []}, 'result: 0 lists for 1 queries'),
     ({'result': [[], []]}, 'result: 2 lists for 1 queries'), ({'result': [None]}, r'result\.0: .* valid list'),
     ({'result': [['text']]}, r'result\.0\.0\.document: .* valid dictionary'),
