@@ -88,18 +88,15 @@ def _rank_bm25(documents: list[list[str]], k1: float, b: float) -> Callable[[lis
   """Indexes documents; returns a function from known words to a score for every passage, [N] float64."""
   import rank_bm25
 
-  class LuceneIdf(rank_bm25.BM25Okapi):
-    # Okapi's own weight is zero or less for a word in half of the passages, and is then lifted above that of
-    # rarer words: in a corpus of two nothing would be found, in a large one 'of' would outweigh real words.
-    def _calc_idf(self, nd):
-      self.idf = {word: math.log1p((self.corpus_size - n + 0.5) / (n + 0.5)) for word, n in nd.items()}
-
-  index = LuceneIdf(documents, k1=k1, b=b)
+  index = rank_bm25.BM25Okapi(documents, k1=k1, b=b)
   index.doc_len = np.array(index.doc_len)  # else converted again for every word
   holders: dict[str, list[int]] = {}
   for number, frequencies in enumerate(index.doc_freqs):
     for word in frequencies:
       holders.setdefault(word, []).append(number)
+  # Okapi's own weight is zero or less for a word in half of the passages, and is then lifted above that of rarer words:
+  # in a corpus of two nothing would be found, in a large one 'of' would outweigh real words.
+  index.idf = {word: math.log1p((len(documents) - len(held) + 0.5) / (len(held) + 0.5)) for word, held in holders.items()}
 
   # rank_bm25's own `get_scores` visits every passage for every word, milliseconds each with the interpreter held.
   # Called once a word, for the passages that hold it, the library gives the same sums.

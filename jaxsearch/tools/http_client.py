@@ -111,7 +111,8 @@ class JsonClient:
       return parse(parse_json(response))
     except pydantic.ValidationError as error:
       first = error.errors(include_url=False)[0]
-      raise self.error(self.url, f'not a valid response: {".".join(map(str, first["loc"]))}: {first["msg"]}') from error
+      place = '.'.join(map(str, first['loc'])) or 'all of it'
+      raise self.error(self.url, f'not a valid response: {place}: {first["msg"]}') from error
     except (ValueError, RecursionError) as error:
       raise self.error(self.url, f'not a valid response: {error}') from error
 

@@ -8,9 +8,9 @@ is a `SearchError`. The server is `jaxsearch.tools.http_server.search_app`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, FailFast, Field, model_validator
 
 from jaxsearch.data.corpus import Document, split_contents
 from jaxsearch.tools import check_search
@@ -37,7 +37,7 @@ class Hit(BaseModel):
 
 
 class Response(BaseModel):
-  result: list[list[Hit]]
+  result: Annotated[list[Annotated[list[Hit], FailFast()]], FailFast()]  # a server at fault may send millions
 
 
 class HttpSearch(JsonClient):

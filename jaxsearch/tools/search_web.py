@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, FailFast
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.tools import check_search
@@ -43,7 +44,7 @@ class Result(BaseModel):
 class Response(BaseModel):
   answerBox: Result | None = None
   knowledgeGraph: Result | None = None
-  organic: list[Result]
+  organic: Annotated[list[Result], FailFast()]
 
 
 class WebSearch(JsonClient):

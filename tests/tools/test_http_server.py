@@ -25,10 +25,6 @@ from jaxsearch.tools.http_server import Limits, evidence_app, search_app
 from tests.tools.running import serve
 
 
-def get(url, **headers):
-  return httpx.get(url, headers=headers, trust_env=False)
-
-
 # Retrieval.
 
 
@@ -54,6 +50,24 @@ def retrieve(address, **request):
 def test_the_client_gets_what_the_back_end_finds(retrieval):
   queries = ['capital', 'France', 'xylophone']
   assert HttpSearch(retrieval).search(queries, 2) == BM25(PASSAGES).search(queries, 2)
+
+
+def test_health_counts_requests_in_flight_and_needs_no_token():
+  entered, released = threading.Event(), threading.Event()
+
+  class Held:
+    def search(self, queries, topk):
+      entered.set()
+      assert released.wait(20)
+      return [[]]
+
+  with running(Held(), token='sesame') as url, ThreadPoolExecutor(1) as pool:
+    assert health(url) == {'status': 'ok', 'requests': 0}
+    found = pool.submit(HttpSearch(url, token='sesame').search, ['x'])
+    assert entered.wait(20) and health(url) == {'status': 'ok', 'requests': 1}
+    released.set()
+    assert found.result() == [[]]
+    until(lambda: health(url)['requests'] == 0)
 
 
 def test_both_reply_forms(retrieval):

@@ -119,6 +119,15 @@ def test_garbage_is_refused_at_once(body, reason):
   assert len(seen) == 1 and url in str(error.value)
 
 
+def test_millions_of_things_of_another_shape_are_refused_at_the_first():
+  with server((200, {'result': [[1] * 1_000_000]})) as (url, _), pytest.raises(SearchError, match=r'result\.0\.0\.document: '):
+    start = time.process_time()
+    try:
+      HttpSearch(url, timeout=120.0).search(['x'])
+    finally:
+      assert time.process_time() - start < 3  # tens of seconds and gigabytes if each were told of
+
+
 def test_an_endless_reply_is_cut_off(monkeypatch):
   monkeypatch.setattr('jaxsearch.tools.http_client.MAX_RESPONSE_BYTES', 1000)
   with server((200, b' ' * 5000)) as (url, _), pytest.raises(SearchError, match='longer than 1000 bytes'):
