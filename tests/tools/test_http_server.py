@@ -24,7 +24,6 @@ from jaxsearch.tools import http_server
 from jaxsearch.tools.http_server import Limits, evidence_app, search_app
 from tests.tools.running import serve
 
-
 # Retrieval.
 
 
