@@ -23,8 +23,9 @@ from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Sampling, Tools
 from jaxsearch.sampler.rollout import Agent
 from jaxsearch.tools import SearchBackend, open_search
+from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 from jaxsearch.tools.python_sandbox import PythonSandbox
-from jaxsearch.tools.simulated import DynamicBatcher, ModelWriter
+from jaxsearch.tools.simulated import ModelWriter
 
 RANDOM = 'random:'
 

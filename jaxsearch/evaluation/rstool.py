@@ -25,7 +25,7 @@ from jaxsearch.sampler.assistant import Assistant
 from jaxsearch.sampler.requests import Sampling, shorten
 from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.tools import SearchBackend
-from jaxsearch.tools.evidence_client import Evidence, EvidenceTool
+from jaxsearch.tools.evidence_client import Evidence, EvidenceClient
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Tree
 
@@ -59,7 +59,7 @@ def evidence(tree: Tree) -> Evidence:
   return Evidence(formats.only_box(r_search.spans(tree), grammar.EVIDENCE) or '', tree.answer, tree.metrics['searches'])
 
 
-def find_by_server(tool: EvidenceTool, questions: Sequence[str], on_progress: Callable[[int], object]) -> list[Evidence]:
+def find_by_server(tool: EvidenceClient, questions: Sequence[str], on_progress: Callable[[int], object]) -> list[Evidence]:
   """As `find`, of a server. Raises EvidenceError."""
   found = []
   for start in range(0, len(questions), PER_REQUEST):

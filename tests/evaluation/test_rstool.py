@@ -17,7 +17,7 @@ from jaxsearch.rewards.match import exact_match, f1
 from jaxsearch.sampler.assistant import Assistant
 from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.tools.chat import ChatError
-from jaxsearch.tools.evidence_client import Evidence, EvidenceError, EvidenceTool
+from jaxsearch.tools.evidence_client import Evidence, EvidenceClient, EvidenceError
 from jaxsearch.trees import templates
 from jaxsearch.trees.tree import Role
 from jaxsearch.world import files as world
@@ -191,7 +191,7 @@ def test_what_a_reader_is_shown_is_shortened_and_harmless(tokenizer):
 
 def test_eval_with_the_tool_of_a_checkpoint_and_of_a_server(folder, tmp_path, capsys, monkeypatch):
   """`serve --as-tool` gives what `eval --as-tool` finds itself: both are greedy."""
-  pytest.importorskip('jaxsearch.tools.evidence_server')
+  pytest.importorskip('jaxsearch.tools.http_server')
   from tests.tools.running import serve
   ask = ['eval', '--as-tool', *flags(folder), '--questions=world:test', '--limit=8']
   assert cli.main([*ask, f'--checkpoint={world.folder()}', f'--out={tmp_path}/own.json']) == 0
@@ -212,7 +212,7 @@ def test_eval_with_the_tool_of_a_checkpoint_and_of_a_server(folder, tmp_path, ca
       monkeypatch.setenv('JAXSEARCH_TOKEN', 'sesame')
       assert cli.main([*ask, f'--tool-url={url}', f'--out={tmp_path}/served.json']) == 0
       with pytest.raises(EvidenceError, match='status 413.*the question is too long'):
-        EvidenceTool(url, token='sesame')('red ' * 1000)
+        EvidenceClient(url, token='sesame')('red ' * 1000)
       monkeypatch.setenv('JAXSEARCH_TOKEN', 'wrong')
       assert cli.main([*ask, f'--tool-url={url}']) == 2
 
@@ -237,7 +237,7 @@ def test_eval_with_a_chat_server_as_reader(folder, capsys):
 
 def test_serve_without_a_tool_serves_retrieval(folder, monkeypatch):
   pytest.importorskip('starlette')
-  from jaxsearch.tools.search_client import HttpSearch
+  from jaxsearch.tools.search_http import HttpSearch
   from tests.tools.running import serve
 
   def run(app, listener, what):
