@@ -184,7 +184,7 @@ def judge(name: str, arguments: Sequence[str]) -> None:
   replies = load_judge(config.judge, config.dtype).replies
   try:
     with _progress(len(pairs), 'pairs') as report:
-      figures, records = judge_pairs.compare_pairs(replies, pairs, report)
+      figures, records = judge_pairs.judge(replies, pairs, report)
   except RequestError as error:
     raise UsageError(str(error)) from error
   figures |= {'only_a': len(a) - len(pairs), 'only_b': len(b) - len(pairs)}
