@@ -9,15 +9,8 @@ import pytest
 
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import calibration, heat_strip
-from jaxsearch.evaluation.competence import (
-  calibration_curve,
-  critic_figures,
-  first_values,
-  pairs,
-  sign_figures,
-  use_figures,
-)
-from jaxsearch.evaluation.competence_plots import plot_calibration, plot_values_by_tier
+from jaxsearch.evaluation.competence import critic_figures, first_values, sign_figures, tool_calls, use_figures
+from jaxsearch.evaluation.competence_plots import calibration_curve, plot_calibration
 from jaxsearch.evaluation.report import write_report
 from jaxsearch.evaluation.run import predictions
 from jaxsearch.trees.tree import Role, Stop, Tree
@@ -107,12 +100,12 @@ def test_trees_of_other_sizes_compile_nothing_again(caplog):
 RIGHT, LOST, WRONG = ('He died in OVIEDO, Spain.', 'Died in Oviedo.'), ('It is (7).', 'It is 17.'), ('Nothing.', 'Oviedo?')
 
 
-def test_pairs_know_what_was_found_and_what_was_kept():
+def test_tool_calls_know_what_was_found_and_what_was_kept():
   tree = grown([RIGHT, LOST, WRONG], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
-  found = pairs(tree)
-  assert [pair[:2] for pair in found] == [(True, True), (True, False), (False, True)]
-  np.testing.assert_allclose([pair[2:] for pair in found], [(0.1, 0.2, 0.3), (0.3, 0.4, 0.5), (0.5, 0.6, 0.7)])
-  assert not pairs(grown([('yes, it is', 'yes')], golds=('Yes',)))  # stands in any text
+  found = tool_calls(tree)
+  assert [call[:2] for call in found] == [(True, True), (True, False), (False, True)]
+  np.testing.assert_allclose([call[2:] for call in found], [(0.1, 0.2, 0.3), (0.3, 0.4, 0.5), (0.5, 0.6, 0.7)])
+  assert not tool_calls(grown([('yes, it is', 'yes')], golds=('Yes',)))  # stands in any text
 
 
 def test_sign_figures_follow_table_12():
@@ -166,13 +159,12 @@ def test_the_calibration_curve_has_the_bins_of_the_error():
   assert calibration_curve([1.0], [1.0], 4)[2].tolist() == [0, 0, 0, 1]
 
 
-def test_plots_are_written_whatever_is_missing(tmp_path):
+def test_the_plot_is_written_whatever_is_missing(tmp_path):
   values, rewards, tiers = first_values(scattered(), TIERS)
   assert len(values) == len(rewards) == len(tiers) == 37 and set(tiers) == {0, 1, 2}
   none = np.array([])
   plot_calibration({'warm': (values, rewards), 'nobody': (none, none)}, tmp_path / 'a.png')
-  plot_values_by_tier({'warm': (values, tiers), 'one tier': (values, np.ones(37)), 'nobody': (none, none)}, tmp_path / 'b.png')
-  assert all((tmp_path / name).read_bytes().startswith(b'\x89PNG') for name in ('a.png', 'b.png'))
+  assert (tmp_path / 'a.png').read_bytes().startswith(b'\x89PNG')
 
 
 class Balance(html.parser.HTMLParser):
