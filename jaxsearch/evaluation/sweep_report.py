@@ -31,7 +31,7 @@ COSTS = {'tokens_generated': ('tokens generated (k)', 1e-3, ',.0f'), 'tokens_tra
 MAX_COLUMNS = 14  # that fit on a page
 COLOURS = ('#1f5a8a', '#d1495b', '#2a9d60', '#edae49', '#7b4fa3', '#00a5b5', '#a05a2c', '#e377c2', '#7f9b24', '#4059d6')
 FOOTNOTE = (
-  'After {steps} steps; EM and F1 in % on {questions} held-out questions. ± and [ ] are 95 % intervals over seeds (Student\'s t). '
+  "After {steps} steps; EM and F1 in % on {questions} held-out questions. ± and [ ] are 95 % intervals over seeds (Student's t). "
   'Bold: significant, the interval excludes 0; elsewhere there is no significant difference. Nothing is corrected for multiple '
   'comparisons. Seconds are those of the training steps, without evaluation, saving and compilation.')
 

@@ -1,4 +1,4 @@
-"""One agent at work on the terminal: thoughts, queries, documents and the answer, in colour, as they come."""
+"""A rollout on the terminal as it grows: thoughts, queries, documents and the answer, in colour."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ELEMENT = re.compile(r'<(\w+)>(.*?)</\1>', re.DOTALL)
 
 
 class Transcript:
-  """Shows every reply that a growing tree gets; `show` is the `watch` of `evaluation.run.Agent.answer`."""
+  """Prints every reply that a growing tree gets; pass `show` as the `watch` of a rollout."""
 
   def __init__(self, console: Console):
     self.console = console
@@ -33,7 +33,7 @@ class Transcript:
         self.console.print(Text('  nothing found', 'yellow'))
 
   def close(self, tree: Tree) -> None:
-    """The last line: the answer, or why there is none; right or wrong where the question has golds."""
+    """Prints the last line: the answer, right or wrong where gold answers are known, or why there is none."""
     if tree.answer is None:
       self.console.print(Text(f'no answer: {tree.stop.value.replace("_", " ")}', 'bold red'))
       return
@@ -44,7 +44,7 @@ class Transcript:
 
 
 def coloured(text: str) -> Text:
-  """What the policy wrote, its elements in their colours; anything outside of them as it is."""
+  """Policy text with its elements in colour, each on a line of its own; the text around them unchanged."""
   shown, end = Text(), 0
   for element in _ELEMENT.finditer(text):
     shown.append(text[end:element.start()])

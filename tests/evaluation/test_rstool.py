@@ -102,7 +102,7 @@ def test_a_question_that_leaves_no_room_is_refused(tokenizer):
   prompt = lambda words: len(tokenizer.encode(grammar.prompt(' '.join(['red'] * words), 'world_evidence')))
   most = next(n for n in range(40) if prompt(n + 1) > 24)
   rstool.check_room(policy, ' '.join(['red'] * most))
-  with pytest.raises(ValueError, match=rf'too long: {prompt(most + 1)} tokens with its prompt, where 24 have room'):
+  with pytest.raises(ValueError, match=rf'too long: {prompt(most + 1)} tokens with its prompt, where 24 fit'):
     rstool.check_room(policy, ' '.join(['red'] * (most + 1)))
 
 
@@ -135,7 +135,7 @@ def places(prompts):
 def test_three_ways_of_asking():
   search, prompts = Passages(), []
   reader = rstool.Reader(lambda asked: prompts.extend(asked) or places(asked), 'r_search')
-  scores, records = rstool.compare_readers(reader, QUESTIONS, FOUND, search, 2)
+  scores, records = rstool.evaluate_reader(reader, QUESTIONS, FOUND, search, 2)
   assert search.asked == (['Where is A?', 'Where is B?', 'Where is C?'], 2)
   third = pytest.approx(1 / 3)
   assert scores == {'em_alone': third, 'f1_alone': third,        # Como, Como, Como
@@ -165,10 +165,10 @@ def test_a_reply_that_failed_counts_as_wrong_and_is_counted():
     said = places(prompts)
     return [ChatError('http://a', 'refused') if 'Where is A?' in prompt else reply for prompt, reply in zip(prompts, said)]
 
-  scores, records = rstool.compare_readers(rstool.Reader(ask, 'world'), QUESTIONS, FOUND, Passages(), 2)
+  scores, records = rstool.evaluate_reader(rstool.Reader(ask, 'world'), QUESTIONS, FOUND, Passages(), 2)
   assert scores['failures'] == 3 and scores['em_rstool'] == pytest.approx(1 / 3) and records[0]['rstool'] is None
   with pytest.raises(ChatError, match='refused'):
-    rstool.compare_readers(rstool.Reader(ask, 'world'), QUESTIONS[:1], FOUND[:1], Passages(), 2)
+    rstool.evaluate_reader(rstool.Reader(ask, 'world'), QUESTIONS[:1], FOUND[:1], Passages(), 2)
 
 
 def test_what_a_reader_is_shown_is_shortened_and_harmless(tokenizer):
