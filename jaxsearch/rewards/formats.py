@@ -34,30 +34,24 @@ def last_boxed(text: str) -> str | None:
   return None
 
 
-def chain_format(spans: Sequence[str], tags: grammar.Tags = grammar.SEARCH_R1, *, require_think: bool = True) -> float:
+def chain_format(spans: Sequence[str]) -> float:
   """1.0 if every span is `<think>…</think>` and a search, and the last one ends in an answer instead; else 0.0.
 
   Search-R1's `is_valid_sequence` (`qa_em_format.py`), CuSearch's binary format indicator: only white space between the
   elements, no unclosed tag, no empty action. Characters that are no part of a word may follow the action, since the token that
   closes it may carry them.
-
-  Args:
-    spans: what the policy wrote.
-    tags: the names of the tags.
-    require_think: False also accepts an action without `<think>` before it.
   """
   spans = _spans(spans)
-  actions = [tags.search] * (len(spans) - 1) + [tags.answer]
-  return float(bool(spans) and all(_is_turn(span, action, tags, require_think) for span, action in zip(spans, actions)))
+  return float(bool(spans) and _is_turn(spans[-1], 'answer') and all(_is_turn(span, 'search') for span in spans[:-1]))
 
 
-def _is_turn(span: str, action: str, tags: grammar.Tags, require_think: bool) -> bool:
-  found = grammar.elements(span, tags)
-  names = [element.name for element in found]
-  if names != [tags.think, action] and (require_think or names != [action]):
+def _is_turn(span: str, action: str) -> bool:
+  found = grammar.elements(span)
+  if [element.name for element in found] != ['think', action]:
     return False
-  between = ''.join(span[end:element.start] for end, element in zip([0, *(element.end for element in found)], found))
-  return bool(found[-1].content and not between.strip() and re.fullmatch(r'[^\w<]*', span[found[-1].end:]))
+  think, acted = found
+  around = span[:think.start] + span[think.end:acted.start]
+  return bool(acted.content and not around.strip() and re.fullmatch(r'[^\w<]*', span[acted.end:]))
 
 
 def cusearch_reward(f1: float, format_score: float, weight: float = 0.2) -> float:
@@ -65,23 +59,21 @@ def cusearch_reward(f1: float, format_score: float, weight: float = 0.2) -> floa
   return f1 * (1.0 - weight) + weight * format_score
 
 
-def r_search_format(spans: Sequence[str], searched: bool, *, evidence: str = 'original_evidence', answer: str = 'answer',
-                    gamma_evidence: float = 0.2, gamma_answer: float = 0.2) -> float:
+def r_search_format(spans: Sequence[str], searched: bool, *, evidence: str = grammar.EVIDENCE, gamma_evidence: float = 0.2,
+                    gamma_answer: float = 0.2) -> float:
   """R-Search's format reward, `(1 - I_S)(g_e + g_a I_A) + I_S (g_e I_E + g_a I_A)` (eq. 5): 0, g_e, g_a or g_e + g_a.
 
   Args:
     spans: what the policy wrote.
     searched: I_S, whether anything was retrieved. Without retrieval no evidence is required, and g_e is granted.
-    evidence: the tag of I_E: exactly one box of evidence.
-    answer: the tag of I_A: exactly one box with the answer.
-    gamma_evidence: g_e.
-    gamma_answer: g_a.
+    evidence: the tag of I_E, exactly one box of evidence. I_A is exactly one box `<answer>`.
+    gamma_evidence, gamma_answer: g_e and g_a.
   """
   has_evidence = not searched or only_box(spans, evidence) is not None
-  return gamma_evidence * has_evidence + gamma_answer * (only_box(spans, answer) is not None)
+  return gamma_evidence * has_evidence + gamma_answer * (only_box(spans, 'answer') is not None)
 
 
-def research_format(spans: Sequence[str], tags: grammar.Tags = grammar.RESEARCH, *, boxed: bool = True) -> float:
+def research_format(spans: Sequence[str], *, boxed: bool = True) -> float:
   r"""1.0 if a chain follows ReSearch's template (section 2.3, and `validate_format` of its code), else 0.0.
 
   Thoughts open and close equally often, at least once; every search is closed in the span that opens it; there is exactly one
@@ -92,20 +84,19 @@ def research_format(spans: Sequence[str], tags: grammar.Tags = grammar.RESEARCH,
     boxed: whether the answer must hold a non-empty `\boxed{…}`.
   """
   spans = _spans(spans)
-  opened, closed = (sum(span.count(tag) for span in spans) for tag in (f'<{tags.think}>', f'</{tags.think}>'))
-  served = [re.sub(f'<{tags.search}>(?:(?!</?{tags.search}>).)*</{tags.search}>', '', span, flags=re.DOTALL) for span in spans]
-  left_over = re.compile(f'</?{tags.search}>|</?{tags.observation}>')
-  answer = only_box(spans, tags.answer)
-  return float(opened == closed > 0 and not any(map(left_over.search, served)) and answer is not None
-               and (not boxed or last_boxed(answer) is not None))
+  opened, closed = (sum(span.count(tag) for span in spans) for tag in ('<think>', '</think>'))
+  without_searches = (re.sub('<search>(?:(?!</?search>).)*</search>', '', span, flags=re.DOTALL) for span in spans)
+  left_over = any(re.search('</?(?:search|result)>', text) for text in without_searches)
+  answer = only_box(spans, 'answer')
+  return float(opened == closed > 0 and not left_over and answer is not None and (not boxed or last_boxed(answer) is not None))
 
 
-def judge_score(reply: str, tag: str = 'score') -> int | None:
+def judge_score(reply: str) -> int | None:
   """The score -1, 0 or +1 of SLATE's judge: the last `<score>…</score>`, or a reply that is only the number.
 
   None without such a score: a number in the reasoning before it never counts.
   """
-  tagged = re.findall(rf'<{re.escape(tag)}>(.*?)</{re.escape(tag)}>', reply, re.DOTALL)
+  tagged = re.findall('<score>(.*?)</score>', reply, re.DOTALL)
   score = (tagged[-1] if tagged else reply).strip().replace('\N{MINUS SIGN}', '-')
   return int(score) if re.fullmatch(r'[+-]?1|[+-]?0', score) else None
 

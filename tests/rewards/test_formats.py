@@ -3,7 +3,6 @@
 import pytest
 
 from jaxsearch.rewards import formats
-from jaxsearch.trees import grammar
 
 CHAIN = ['<think>look</think>\n<search> who </search>', '<think>found</think><answer> Ada </answer>']
 
@@ -37,12 +36,6 @@ def test_only_box_wants_exactly_one(spans, expected):
     (['<think>a</think><answer>x</answer></think>'], 0)])
 def test_chain_format(spans, expected):
   assert formats.chain_format(spans) == expected
-
-
-def test_chain_format_without_thoughts():
-  spans = ['<search>q</search>', '<answer>x</answer>']
-  assert formats.chain_format(spans) == 0 and formats.chain_format(spans, require_think=False) == 1
-  assert formats.chain_format(CHAIN, require_think=False) == 1
 
 
 def test_cusearch_mix():
@@ -113,6 +106,4 @@ def test_the_format_of_research(spans, form):
 def test_the_format_of_research_without_boxes():
   assert formats.research_format(CHAIN, boxed=False) == 1
   assert formats.research_format([CHAIN[0], '<think>so</think>'], boxed=False) == 0
-  made_up = [CHAIN[0] + '<information>', CHAIN[1]]
-  assert formats.research_format(made_up, boxed=False) == 1  # no tag of ReSearch's
-  assert formats.research_format(made_up, grammar.SEARCH_R1, boxed=False) == 0
+  assert formats.research_format([CHAIN[0] + '<information>', CHAIN[1]], boxed=False) == 1  # no tag of ReSearch's
