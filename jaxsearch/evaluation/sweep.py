@@ -26,7 +26,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -125,8 +124,8 @@ def finished(run: SweepRun) -> bool:
   """Whether the run's last step is logged, evaluated at every temperature, and saved."""
   steps = run.config.steps
   evaluated = {row['temperature'] for row in metrics.read(run.out / 'evaluations.jsonl') if row['step'] == steps}
-  return (last_step(run) == steps and evaluated >= set(run.config.eval.temperatures)
-          and (run.out / 'checkpoints' / str(steps)).is_dir())
+  saved = (run.out / 'checkpoints' / str(steps)).is_dir()
+  return saved and last_step(run) == steps and evaluated >= set(run.config.eval.temperatures)
 
 
 def last_step(run: SweepRun) -> int:
@@ -151,9 +150,8 @@ def train_all(runs: Sequence[SweepRun], parallel: int) -> list[SweepRun]:
     SystemExit: after SIGTERM or SIGINT, once every run has saved; status 128 + signal.
   """
   waiting = [run for run in runs if not finished(run)]
-  for run in runs:
-    if run not in waiting:
-      check_finished(run)
+  for run in set(runs).difference(waiting):
+    check_finished(run)
   free, running, failed = device_shares(parallel) if waiting else [], {}, []
   console = Console(stderr=True, highlight=False)
   report = lambda text: console.print(text, markup=False, soft_wrap=True)
@@ -272,10 +270,9 @@ def _pinned_to(cores: frozenset[int] | None) -> Iterator[None]:
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[list[int]]:
   """Collects SIGTERM and SIGINT in a list in place of their usual effect."""
-  received, before = [], {}
-  if threading.current_thread() is threading.main_thread():
-    before = {number: signal.signal(number, lambda number, _: received.append(number))
-              for number in (signal.SIGTERM, signal.SIGINT)}
+  received = []
+  before = {number: signal.signal(number, lambda number, _: received.append(number))
+            for number in (signal.SIGTERM, signal.SIGINT)}
   try:
     yield received
   finally:
@@ -287,8 +284,8 @@ def _stop_signals() -> Iterator[list[int]]:
 def _progress_bar(runs: Sequence[SweepRun], console: Console):
   """Yields `show(running, failed)`, which updates a bar for the sweep and one for each running run, all in steps."""
   columns = [progress.TextColumn('{task.description}', markup=False), progress.BarColumn(bar_width=24),
-             progress.MofNCompleteColumn(), progress.TextColumn('{task.fields[note]}', markup=False),
-             progress.TimeElapsedColumn(), progress.TextColumn('left'), progress.TimeRemainingColumn()]
+             progress.MofNCompleteColumn(), '{task.fields[note]}', progress.TimeElapsedColumn(), 'left',
+             progress.TimeRemainingColumn()]
   with progress.Progress(*columns, console=console, disable=not console.is_terminal, refresh_per_second=1,
                          speed_estimate_period=1800) as bar:
     steps = {run: last_step(run) for run in runs}
