@@ -221,9 +221,10 @@ def device_shares(parallel: int) -> list[DeviceShare]:
     return [DeviceShare({})]
   if platform == 'cpu':
     size = len(names) // number
-    single = {'XLA_FLAGS': f'{os.environ.get("XLA_FLAGS", "")} --xla_cpu_multi_thread_eigen=false'} if size == 1 else {}
-    return [DeviceShare({'OMP_NUM_THREADS': str(size)} | single, frozenset(map(int, names[i * size:(i + 1) * size])))
-            for i in range(number)]
+    environment = {'OMP_NUM_THREADS': str(size)}
+    if size == 1:
+      environment['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_cpu_multi_thread_eigen=false'
+    return [DeviceShare(environment, frozenset(map(int, names[i * size:(i + 1) * size]))) for i in range(number)]
   if platform == 'gpu':
     return [DeviceShare({'CUDA_VISIBLE_DEVICES': name}) for name in names[:number]]
   # Independent processes on one TPU host: https://gist.github.com/skye/f82ba45d2445bb19d53545538754f9a3

@@ -7,7 +7,6 @@ import re
 from rich.console import Console
 from rich.text import Text
 
-from jaxsearch.data.corpus import Document
 from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.trees.tree import Node, Tree
 
@@ -28,7 +27,7 @@ class Transcript:
       self.console.print(Text(f'  search failed: {reply.reason}', 'red'))
     else:
       for document in reply:
-        self.console.print(document_line(document))
+        self.console.print(Text.assemble(' ' * 10, (document.title, 'bold yellow'), (f'  {document.text}', 'yellow')))
       if not reply:
         self.console.print(Text('  nothing found', 'yellow'))
 
@@ -37,9 +36,7 @@ class Transcript:
     if tree.answer is None:
       self.console.print(Text(f'no answer: {tree.stop.value.replace("_", " ")}', 'bold red'))
       return
-    verdict = ''
-    if tree.question.golden_answers:
-      verdict = '  right' if tree.question.score(tree.answer) else '  wrong'
+    verdict = ('  right' if tree.question.score(tree.answer) else '  wrong') if tree.question.golden_answers else ''
     self.console.print(Text(f'{tree.answer}{verdict}', 'bold green'))
 
 
@@ -54,7 +51,3 @@ def coloured(text: str) -> Text:
   shown.append(text[end:])
   shown.rstrip()
   return shown
-
-
-def document_line(document: Document) -> Text:
-  return Text.assemble(('          ', ''), (document.title, 'bold yellow'), (f'  {document.text}', 'yellow'))

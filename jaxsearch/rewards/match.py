@@ -85,7 +85,7 @@ def numeric_match(prediction: str | None, golds: str | Iterable[str], *, toleran
 
 
 def read_number(text: str) -> tuple[Fraction, bool] | None:
-  """The last number in a text, and whether a per cent sign follows it; None if there is none, or the last one is absurdly long.
+  """The last number in a text, and whether a per cent sign follows it; None without one, or for an absurdly long one or x/0.
 
   Reads signs, decimals, thousands separated by commas, powers of ten (1.5e6) and fractions of whole numbers (3/4), all in ASCII
   digits, with a currency sign before them and with or without LaTeX's backslash before `$` and `%`. Units are ignored
