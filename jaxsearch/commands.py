@@ -155,7 +155,7 @@ def _answered_with_tool(config, flag: dict, questions: Sequence, temperature: fl
         agent = rstool.open_tool(config, flag['checkpoint'], flag['corpus'])
         search = agent.engine.search
         found = rstool.find(agent, asked, temperature=temperature, seed=config.seed, on_progress=report)
-    scores, predictions = rstool.compare_readers(reader, questions, found, search, config.search.topk)
+    scores, predictions = rstool.evaluate_reader(reader, questions, found, search, config.search.topk)
   except RequestError as error:
     raise UsageError(str(error)) from error
   return scores, predictions, {'tool': flag['tool-url'] or flag['checkpoint'] or config.model,
@@ -184,7 +184,7 @@ def judge(name: str, arguments: Sequence[str]) -> None:
   opened = load_judge(config.judge, config.dtype)
   try:
     with _progress(len(pairs), 'pairs') as report:
-      figures, records = judge_pairs.compare_pairs(opened.replies, pairs, report, opened.files['pair'])
+      figures, records = judge_pairs.judge(opened.replies, pairs, report, opened.files['pair'])
   except RequestError as error:
     raise UsageError(str(error)) from error
   figures |= {'only_a': len(a) - len(pairs), 'only_b': len(b) - len(pairs)}
