@@ -12,7 +12,7 @@ import pathlib
 import re
 
 from jaxsearch.evaluation import heat_strip
-from jaxsearch.training.metrics import read as read_rows
+from jaxsearch.training.runs import read as read_rows
 
 CURVES = (('em', 'exact match'), ('searches', 'searches per question'), ('reward', 'reward'), ('entropy', 'entropy'))
 METRICS = ('reward', 'em', 'searches', 'loss', 'kl', 'entropy', 'logprob_gap', 'tokens_generated', 'tokens_trained',
