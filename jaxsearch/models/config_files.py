@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxsearch.models.decoder import DecoderConfig, RopeScaling, rope_angles
 from jaxsearch.models.gguf_files import File
+from jaxsearch.models.tensor_files import read_json
 
 _FAMILIES = {'qwen2': 'Qwen2ForCausalLM', 'qwen3': 'Qwen3ForCausalLM', 'llama': 'LlamaForCausalLM'}
 
