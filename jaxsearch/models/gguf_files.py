@@ -1,12 +1,14 @@
 """GGUF files: the tokenizer, metadata and tensors of a decoder in one file, as llama.cpp writes it.
 
-Nothing here knows the decoder: hub.py asks for metadata and for dequantised tensors under their GGUF names.
-The format is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; what `tokenizer.ggml.pre` means is in
-llama.cpp's convert_hf_to_gguf.py.
+Nothing here knows the decoder: hub.py asks for metadata and for dequantised tensors under their GGUF names. The tokenizer is
+built here because transformers needs PyTorch to read a GGUF file, and cuts text as GPT-2 does where it does not know
+`tokenizer.ggml.pre` ('smollm'). The format is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; what
+`tokenizer.ggml.pre` means is in llama.cpp's convert_hf_to_gguf.py.
 """
 
 import functools
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -64,10 +66,17 @@ class File:
       raise ValueError(f'{self.path}: metadata has no {key}')
     return value
 
-  @property
+  @functools.cached_property
   def tensors(self) -> dict[str, tuple[int, ...]]:
     """Name -> shape in row-major order (GGUF writes shapes the other way round)."""
     return {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
+
+  def names(self, hugging_face: Mapping[str, str]) -> dict[str, str]:
+    """The same tensors under their GGUF names; {} stands for the layer in both."""
+    architecture = getattr(self._gguf.MODEL_ARCH, self.require('general.architecture').upper())
+    table = self._gguf.get_tensor_name_map(architecture, 1)
+    found = {key: table.get_name(name.format(0), ('.weight', '.bias')) for key, name in hugging_face.items()}
+    return {key: name.replace('blk.0.', 'blk.{}.') for key, name in found.items() if name is not None}
 
   def read(self, name: str) -> np.ndarray:
     """The tensor `name` as float32, whatever it is quantised as."""
