@@ -1,7 +1,7 @@
 """One decoder for Qwen2.5, Qwen3 and Llama 3.x: the families differ by a few switches of `DecoderConfig`.
 
-The forward pass is written as pure functions of (config, params); `Decoder` is the Flax container that creates,
-holds and names the parameters. Training and cached decoding share `_block`: only the attention that is handed to it
+The forward pass is written as pure functions of (config, params); `Decoder` is the Flax container that
+holds the parameters. Training and cached decoding share `_block`: only the attention that is handed to it
 differs (over the tree layout of a row, or over a slot's KV cache). Attention itself lives in attention.py.
 
 Letters: B rows, S slots, T tokens of a row, n new tokens, D embed, H query heads, K key/value heads, h head width,
@@ -62,59 +62,39 @@ _REMAT = {
 }
 
 
+_LAYER_AXES = {
+  'attn_norm': 'norm', 'q': 'embed heads head_dim', 'k': 'embed kv_heads head_dim', 'v': 'embed kv_heads head_dim',
+  'q_bias': 'heads head_dim', 'k_bias': 'kv_heads head_dim', 'v_bias': 'kv_heads head_dim',
+  'q_norm': 'head_dim', 'k_norm': 'head_dim', 'o': 'heads head_dim embed',
+  'mlp_norm': 'norm', 'gate': 'embed mlp', 'up': 'embed mlp', 'down': 'mlp embed',
+}  # fmt: skip
+
+
 def parameter_axes(config: DecoderConfig) -> dict:
   """Logical axis names of every parameter, nested as the parameters are; parallel/mesh.py maps names to mesh axes."""
-  layers = {
-    'attn_norm': ('layers', 'norm'),
-    'q': ('layers', 'embed', 'heads', 'head_dim'),
-    'k': ('layers', 'embed', 'kv_heads', 'head_dim'),
-    'v': ('layers', 'embed', 'kv_heads', 'head_dim'),
-    'o': ('layers', 'heads', 'head_dim', 'embed'),
-    'mlp_norm': ('layers', 'norm'),
-    'gate': ('layers', 'embed', 'mlp'),
-    'up': ('layers', 'embed', 'mlp'),
-    'down': ('layers', 'mlp', 'embed'),
-  }
-  if config.qkv_bias:
-    layers |= {
-      'q_bias': ('layers', 'heads', 'head_dim'),
-      'k_bias': ('layers', 'kv_heads', 'head_dim'),
-      'v_bias': ('layers', 'kv_heads', 'head_dim'),
-    }
-  if config.qk_norm:
-    layers |= {'q_norm': ('layers', 'norm'), 'k_norm': ('layers', 'norm')}
+  absent = set() if config.qkv_bias else {'q_bias', 'k_bias', 'v_bias'}
+  absent |= set() if config.qk_norm else {'q_norm', 'k_norm'}
+  layers = {name: ('layers', *axes.split()) for name, axes in _LAYER_AXES.items() if name not in absent}
   axes = {'embedding': ('vocab', 'embed'), 'layers': layers, 'final_norm': ('norm',)}
-  if not config.tie_embeddings:
-    axes['unembedding'] = ('vocab', 'embed')
-  return axes
+  return axes if config.tie_embeddings else axes | {'unembedding': ('vocab', 'embed')}
 
 
 def parameter_shapes(config: DecoderConfig) -> dict:
   """Shapes of every parameter, nested as the parameters are."""
   size = {
-    'layers': config.num_layers, 'embed': config.hidden_size, 'heads': config.num_heads,
+    'layers': config.num_layers, 'embed': config.hidden_size, 'norm': config.hidden_size, 'heads': config.num_heads,
     'kv_heads': config.num_kv_heads, 'head_dim': config.head_dim, 'mlp': config.intermediate_size,
     'vocab': config.vocab_size,
   }  # fmt: skip
-
-  def shape(name, axes):
-    norm = config.head_dim if name in ('q_norm', 'k_norm') else config.hidden_size
-    return tuple(norm if axis == 'norm' else size[axis] for axis in axes)
-
-  axes = parameter_axes(config)
-  shapes = {name: shape(name, value) for name, value in axes.items() if name != 'layers'}
-  shapes['layers'] = {name: shape(name, value) for name, value in axes['layers'].items()}
-  return shapes
+  return jax.tree.map(lambda axes: tuple(size[axis] for axis in axes), parameter_axes(config),
+                      is_leaf=lambda axes: isinstance(axes, tuple))
 
 
-class Decoder(nnx.Module):
-  """Holds the parameters; calling it on `tokens[B,T]` alone gives causal logits `[B,T,V]` in float32."""
+class Parameters(nnx.Module):
+  """A Flax module that holds a config and its parameters: arrays by name, those of all layers stacked under `layers`."""
 
-  def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs | None = None, params: dict | None = None,
-               param_dtype=jnp.float32):
-    """Initialises at random from `rngs`, or takes `params` (nested as `parameter_shapes`) as they are."""
+  def __init__(self, config, params: dict):
     self.config = config
-    params = initial_params(config, rngs.params(), param_dtype) if params is None else params
     self.layers = nnx.Dict({name: nnx.Param(value) for name, value in params['layers'].items()})
     for name, value in params.items():
       if name != 'layers':
@@ -122,15 +102,15 @@ class Decoder(nnx.Module):
 
   @property
   def params(self) -> dict:
-    """The parameters as a plain nested dict of arrays, which is what the functions below and all programs take."""
+    """The parameters as a plain nested dict of arrays, which is what all functions and programs take."""
     return nnx.to_pure_dict(nnx.state(self, nnx.Param))
 
-  def __call__(self, tokens, positions=None, visible_until=None):
-    return logits(self.params, self.hidden(tokens, positions, visible_until))
 
-  def hidden(self, tokens, positions=None, visible_until=None):
-    """[B,T,D] hidden states after the final norm."""
-    return hidden_states(self.config, self.params, tokens, positions, visible_until)
+class Decoder(Parameters):
+  """Holds the parameters; calling it on `tokens[B,T]` alone gives causal logits `[B,T,V]` in float32."""
+
+  def __call__(self, tokens, positions=None, visible_until=None):
+    return logits(self.params, hidden_states(self.config, self.params, tokens, positions, visible_until))
 
 
 def initial_params(config: DecoderConfig, key, dtype=jnp.float32) -> dict:

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxsearch import models
 from jaxsearch.models import hub
-from jaxsearch.models.decoder import parameter_axes, parameter_shapes
+from jaxsearch.models.decoder import hidden_states, parameter_axes, parameter_shapes
 from jaxsearch.models.presets import num_parameters
 from jaxsearch.parallel.mesh import make_mesh, shardings
 
@@ -120,7 +120,7 @@ def test_parameters_and_activations_may_differ_in_dtype(make_checkpoint):
   folder, _ = make_checkpoint('qwen2')
   model = models.load(folder, dtype='bfloat16', param_dtype='float32', remat='dots')
   assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype('float32')}
-  assert model.hidden(TOKENS).dtype == jnp.bfloat16
+  assert hidden_states(model.config, model.params, TOKENS).dtype == jnp.bfloat16
   assert model.config.remat == 'dots'
 
 
