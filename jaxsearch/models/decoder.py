@@ -1,8 +1,8 @@
 """One decoder for Qwen2.5, Qwen3 and Llama 3.x: the families differ by a few switches of `DecoderConfig`.
 
-The forward pass is written as pure functions of (config, params); `Decoder` is the Flax container that
-holds the parameters. Training and cached decoding share `_block`: only the attention that is handed to it
-differs (over the tree layout of a row, or over a slot's KV cache). Attention itself lives in attention.py.
+The forward pass is written as pure functions of (config, params); `Decoder` is the Flax container of the parameters. Training
+and cached decoding share `_block` and pass it different attention: over the tree layout of a row, or over a slot's KV cache
+(attention.py).
 
 Letters: B rows, S slots, T tokens of a row, n new tokens, D embed, H query heads, K key/value heads, h head width,
 F feed-forward width, V vocabulary, L layers.
@@ -30,7 +30,7 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-  """The numbers of one decoder. `dtype` (of activations) and `remat` change how it runs, not what it computes."""
+  """The sizes and switches of one decoder. `dtype` (of activations) and `remat` change how it runs, not what it computes."""
   vocab_size: int
   hidden_size: int
   intermediate_size: int
@@ -136,7 +136,7 @@ def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, v
 
   Args:
     tokens: [B,T] int.
-    positions: [B,T] int, depth on a token's own path (RoPE position); the index in the row by default.
+    positions: [B,T] int, a token's depth on its own path (RoPE position); its index in the row by default.
     visible_until: [B,T] int: token i sees token j iff j <= i < visible_until[j]; T (plain causal) by default.
   Returns:
     [B,T,D] hidden states after the final norm, in the compute dtype.
@@ -163,14 +163,14 @@ def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, v
 def forward_cached(config: DecoderConfig, params: dict, tokens, starts, cache: list, rows=None, window: int | None = None):
   """The forward pass over new tokens of cached sequences.
 
-  A sequence may be given in several chunks, each attends to what the earlier ones wrote. What is written past the true
-  length of a row (padding of `tokens`) is garbage that nobody sees: it is overwritten before the length reaches it.
+  A sequence may come in several chunks; each attends to what the earlier ones wrote. Padding of `tokens` writes garbage past
+  the true length of a row. Nothing attends to it, and later tokens overwrite it.
 
   Args:
     params: nested dict whose `layers` is a list of per-layer dicts (`unstack`), so that XLA sees each layer's
       weights and cache as arrays of their own and updates the caches in place.
     tokens: [S,n] int, the new tokens of each chunk.
-    starts: [S] int, how many tokens stand before it in its row of the cache.
+    starts: [S] int, how many tokens of its row the cache already holds.
     cache: list over layers of (keys [R,K,h,length], values [R,K,length,h]). Needs starts + n <= length.
     rows: [S] int, the row of the cache that each chunk belongs to; None if chunk i belongs to row i and R = S.
     window: static, with `rows`: only the first `window` entries are attended to. Needs max(starts) + n <= window.

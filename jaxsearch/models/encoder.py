@@ -21,7 +21,7 @@ from jaxsearch.models.tensor_files import read_json
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
-  """The numbers of one encoder, and the dtype that it computes in."""
+  """The sizes of one encoder, and the dtype that it computes in."""
   vocab_size: int
   hidden_size: int
   intermediate_size: int

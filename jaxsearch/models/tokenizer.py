@@ -40,20 +40,6 @@ class Tokenizer:
   chat_template: str | None = None
 
   @classmethod
-  def of(cls, backend: tokenizers.Tokenizer, *, eos: Sequence[str] = (), pad: str | None = None, bos: str | None = None,
-         chat_template: str | None = None) -> 'Tokenizer':
-    """Wraps `backend`; its end, padding and begin tokens are given as strings and must be in its vocabulary."""
-    def find(token):
-      token_id = backend.token_to_id(token)
-      if token_id is None:
-        raise ValueError(f'{token!r} is not a token of this tokenizer')
-      return token_id
-
-    eos_ids = tuple(dict.fromkeys(find(token) for token in ([eos] if isinstance(eos, str) else eos)))
-    pad_id = (eos_ids or (0,))[0] if pad is None else find(pad)
-    return cls(backend, eos_ids, pad_id, None if bos is None else find(bos), chat_template)
-
-  @classmethod
   def load(cls, path: str | pathlib.Path) -> 'Tokenizer':
     """Reads the tokenizer of a Hugging Face folder (tokenizer.json and the files beside it) or of a GGUF file."""
     path = pathlib.Path(path)
@@ -165,7 +151,7 @@ class Tokenizer:
 
 @functools.cache
 def _byte_alphabet() -> dict[str, int]:
-  """GPT-2's printable character for every byte (openai/gpt-2 encoder.py, bytes_to_unicode), inverted."""
+  """The byte that each printable character of GPT-2's vocabulary stands for (openai/gpt-2 encoder.py, bytes_to_unicode)."""
   printable = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *range(ord('®'), ord('ÿ') + 1)]
   hidden = [byte for byte in range(256) if byte not in printable]
   return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(hidden)}

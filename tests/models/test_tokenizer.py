@@ -47,7 +47,7 @@ def sentencepiece():
 
 @pytest.fixture(scope='module')
 def tokenizer():
-  return Tokenizer.of(byte_level(), eos='<|end|>', pad='<|pad|>', chat_template=CHATML)
+  return Tokenizer(byte_level(), eos_ids=(0,), pad_id=1, chat_template=CHATML)
 
 
 words = st.lists(st.one_of(st.text(), st.sampled_from([*SPECIAL, *TEXT])), max_size=5).map(''.join)
@@ -81,7 +81,7 @@ def test_encode_adds_nothing_unless_asked():
   backend = byte_level()
   backend.post_processor = processors.TemplateProcessing(
     single='<|user|> $A <|end|>', special_tokens=[('<|user|>', 2), ('<|end|>', 0)])
-  tokenizer = Tokenizer.of(backend)
+  tokenizer = Tokenizer(backend)
   plain = tokenizer.encode('Paris')
   assert tokenizer.decode(plain) == 'Paris'
   assert tokenizer.encode('Paris', specials=True) == [2, *plain, 0]
@@ -98,18 +98,17 @@ def test_pieces_of_a_model_with_a_larger_vocabulary(tokenizer):
 
 
 def test_sentencepiece_style():
-  tokenizer = Tokenizer.of(sentencepiece(), eos='</s>')
+  tokenizer = Tokenizer(sentencepiece())
   ids = tokenizer.encode('ab ab\né</s>')
   assert tokenizer.decode(ids) == ' ab ab\né</s>'  # the space that it puts before a text belongs to the first token
   pieces = tokenizer.pieces()
   assert [pieces[i] for i in ids] == [b' ab', b' ab', b'\n', b'\xc3', b'\xa9', b'</s>']
-  assert tokenizer.pad_id == 1 and tokenizer.eos_ids == (1,)
 
 
 def test_tokens_that_are_plain_text():
   backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({'a': 0, 'b': 1, 'é': 2}, unk_token='a'))
   backend.pre_tokenizer = pre_tokenizers.Split('', 'isolated')
-  tokenizer = Tokenizer.of(backend)
+  tokenizer = Tokenizer(backend)
   assert tokenizer.pieces() == [b'a', b'b', 'é'.encode()]
   assert tokenizer.decode(tokenizer.encode('abéba')) == 'abéba'
 
@@ -119,16 +118,11 @@ def test_wordpiece_has_no_pieces():
   backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token='[UNK]'))
   backend.pre_tokenizer = pre_tokenizers.Whitespace()
   backend.decoder = decoders.WordPiece()
-  tokenizer = Tokenizer.of(backend)
+  tokenizer = Tokenizer(backend)
   assert tokenizer.encode('playing now') == [1, 2, 3]
   assert tokenizer.decode([1, 2, 3]) == 'playing now'
   with pytest.raises(ValueError, match='WordPiece'):
     tokenizer.pieces()
-
-
-def test_names_that_are_no_tokens():
-  with pytest.raises(ValueError, match="'</s>' is not a token"):
-    Tokenizer.of(byte_level(), eos='</s>')
 
 
 # --- folders ---
@@ -216,10 +210,10 @@ def test_chat_that_the_template_rejects(tokenizer):
   with pytest.raises(ValueError, match='who is system'):
     tokenizer.chat([{'role': 'system', 'content': ''}])
   with pytest.raises(ValueError, match='no chat template'):
-    Tokenizer.of(byte_level()).chat(MESSAGES)
+    Tokenizer(byte_level()).chat(MESSAGES)
 
 
 def test_templates_run_in_a_sandbox():
-  tokenizer = Tokenizer.of(byte_level(), chat_template='{{ messages.__class__.__mro__ }}')
+  tokenizer = Tokenizer(byte_level(), chat_template='{{ messages.__class__.__mro__ }}')
   with pytest.raises(ValueError, match='unsafe'):
     tokenizer.chat(MESSAGES)
