@@ -6,7 +6,9 @@ Nothing else imports `jaxsearch.world`. What an entry points to is imported when
 import importlib
 from typing import Any
 
-ENTRIES: dict[str, dict[str, str]] = {}  # what is looked for -> name -> 'module:attribute'
+ENTRIES: dict[str, dict[str, str]] = {  # what is looked for -> name -> 'module:attribute'
+  'recipe': {'files': 'jaxsearch.world.recipe.build:build', 'policy': 'jaxsearch.world.recipe.policies:make'},
+}
 
 
 def find(what: str, name: str) -> Any:
