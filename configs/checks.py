@@ -1,8 +1,8 @@
 """What the fields of a config may hold. Every command checks its config against this table before it loads anything.
 
-A number has a text: comparisons joined by ' and ', alternatives by ' or '. A name has a tuple of the known ones. A field that
-holds a tuple has the rule of its elements. None is fine wherever a field may be None. A key is the whole name of a field, or
-'*.NAME' for every field of that name which has no rule of its own. Numbers without a rule have to be finite.
+The rule of a number is a text: comparisons joined by ' and ', alternatives by ' or '. The rule of a name is the tuple of known
+names. The rule of a tuple is that of its elements. None is fine where a field may be None. The key is the full name of a field,
+or '*.NAME' for all fields of that name without a rule of their own. Floats have to be finite, with a rule or without.
 """
 
 COUNT = '>= 1'

@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 TRAIN = """
 import json, os, pathlib, signal, sys, time
 flag = dict(argument.removeprefix('--config.').split('=', 1) for argument in sys.argv[2:])
-out, steps, kind = pathlib.Path(flag['out']), int(flag['steps']), flag.get('method')
+out, steps, kind = pathlib.Path(flag['out']), int(flag['steps']), flag.get('model')
 (out / 'checkpoints').mkdir(exist_ok=True)
 with (out / 'starts').open('a') as file:
   print(sorted(os.sched_getaffinity(0)), os.environ.get('OMP_NUM_THREADS'), file=file)
@@ -137,7 +137,7 @@ def test_finished_runs_are_not_run_again_and_others_go_on(tmp_path, stand_in, ca
 
 
 def test_a_run_that_fails_is_told_of_and_others_go_on(tmp_path, stand_in, capfd):
-  kinds = {'Plain (one)': {'method': 'fail'}, 'Mute': {'method': 'mute'}, 'Fine': {}}
+  kinds = {'Plain (one)': {'model': 'fail'}, 'Mute': {'model': 'mute'}, 'Fine': {}}
   trials = sweep.plan(comparison(tmp_path / 'out', variants=kinds, seeds=(0,)))
   assert set(sweep.train_all(trials, 1)) == set(trials[:2])
   told = capfd.readouterr().err
@@ -148,7 +148,7 @@ def test_a_run_that_fails_is_told_of_and_others_go_on(tmp_path, stand_in, capfd)
 
 @pytest.mark.parametrize(('number', 'status'), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_stops_the_runs_and_the_same_command_goes_on(tmp_path, stand_in, number, status, capfd):
-  trials = sweep.plan(comparison(tmp_path / 'out', common={'steps': 3, 'eval.every': 3, 'method': 'slow'}))
+  trials = sweep.plan(comparison(tmp_path / 'out', common={'steps': 3, 'eval.every': 3, 'model': 'slow'}))
 
   def stop():
     while not all(sweep.step_of(trial) for trial in trials[:2]):
