@@ -25,36 +25,29 @@ def main(argv: list[str] | None = None) -> int:
   """Runs a command and returns the exit status."""
   given = sys.argv[1:] if argv is None else argv
   name, *arguments = [argument for argument in given if argument != '--traceback'] or ['--help']
-  if name in ('-h', '--help', 'help'):
-    print(USAGE.format(commands='\n'.join(f'  {command:<14} {parser.description.splitlines()[0]}'
-                                          for command, parser in COMMANDS.items())))
-    return 0
-  if name == '--version':
-    print(__version__)
-    return 0
-  if name in COMMANDS and {'-h', '--help'} & set(arguments):
-    COMMANDS[name].print_help()
-    return 0
   try:
-    run(name, arguments)
+    if name in ('-h', '--help', 'help'):
+      print(USAGE.format(commands='\n'.join(f'  {command:<14} {parser.description.splitlines()[0]}'
+                                            for command, parser in COMMANDS.items())))
+    elif name == '--version':
+      print(__version__)
+    elif name not in COMMANDS:
+      raise flags.UsageError(f'no command {name!r}{suggestion(name, COMMANDS) or "; there are " + ", ".join(COMMANDS)}')
+    elif {'-h', '--help'} & set(arguments):
+      COMMANDS[name].print_help()
+    else:
+      own, rest = COMMANDS[name].parse_known_args(arguments)
+      config, words = flags.parse(name, rest, own.default_config)
+      if words and not own.takes_words:
+        raise flags.UsageError(f'{name} does not know what to do with {" ".join(map(repr, words))}')
+      own.words = ' '.join(words).strip()
+      own.run(config, own)
   except (flags.UsageError, OSError, ValueError, ImportError) as error:
     if '--traceback' in given:
       raise
     print(f'jaxsearch: {error}', file=sys.stderr)
     return 2
   return 0
-
-
-def run(name: str, arguments: list[str]) -> None:
-  """Parses the arguments of a command and runs it."""
-  if name not in COMMANDS:
-    raise flags.UsageError(f'no command {name!r}{suggestion(name, COMMANDS) or "; there are " + ", ".join(COMMANDS)}')
-  own, rest = COMMANDS[name].parse_known_args(arguments)
-  config, words = flags.parse(name, rest, own.default_config)
-  if words and not own.takes_words:
-    raise flags.UsageError(f'{name} does not know what to do with {" ".join(map(repr, words))}')
-  own.words = ' '.join(words).strip()
-  own.run(config, own)
 
 
 if __name__ == '__main__':

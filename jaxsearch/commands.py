@@ -82,39 +82,35 @@ def eval(config, flags) -> None:
     _refuse(flags, ('tool-url', 'reader-url', 'reader-model'), 'without --as-tool')
   from jaxsearch.evaluation import run
   questions = _load_questions(config, flags.questions or config.eval.questions, flags.limit)
-  scores, predictions, made_with = (_answer_with_tool if flags.as_tool else _answer)(config, flags, questions)
+  with _progress(len(questions)) as report:
+    if flags.as_tool:
+      scores, predictions, made_with = _answer_with_tool(config, flags, questions, report)
+    else:
+      agent, key = _open_agent(config, flags)
+      trees, sampler = agent.answer(questions, key, temperature=flags.temperature, on_progress=report)
+      scores, predictions, made_with = run.scores(trees), run.predictions(trees), {'sampler': sampler}
   manifest = run.manifest(config, checkpoint=flags.checkpoint, questions=flags.questions, corpus=flags.corpus)
-  result = scores | {'manifest': manifest | {'temperature': flags.temperature} | made_with, 'predictions': predictions}
-  _write(flags.out, result)
+  manifest |= {'temperature': flags.temperature} | made_with
+  _write(flags.out, scores | {'manifest': manifest, 'predictions': predictions})
   _print(scores)
 
 
-def _answer(config, flags, questions: Sequence) -> tuple[dict, list[dict], dict]:
-  """(scores, predictions, additions to the manifest) of a policy."""
-  from jaxsearch.evaluation import run
-  agent, key = _open_agent(config, flags)
-  with _progress(len(questions)) as report:
-    trees, sampler = agent.answer(questions, key, temperature=flags.temperature, on_progress=report)
-  return run.scores(trees), run.predictions(trees), {'sampler': sampler}
-
-
-def _answer_with_tool(config, flags, questions: Sequence) -> tuple[dict, list[dict], dict]:
-  """The same of a second model, with and without the evidence that a policy or a server finds."""
+def _answer_with_tool(config, flags, questions: Sequence, report: Callable) -> tuple[dict, list[dict], dict]:
+  """(scores, predictions, additions to the manifest) of a second model, with and without the evidence that a tool finds."""
   from jaxsearch.evaluation import rstool
   from jaxsearch.tools.evidence_client import EvidenceTool
   from jaxsearch.tools.http_client import key_from
   reader = rstool.open_reader(config, flags.reader_url, flags.reader_model)
   texts = [question.question for question in questions]
-  with _progress(len(questions)) as report:
-    if flags.tool_url:
-      _refuse(flags, ('checkpoint', 'temperature'), 'with --tool-url')
-      search = _open_search(config, flags)
-      found = rstool.find_by_server(EvidenceTool(flags.tool_url, token=key_from('JAXSEARCH_TOKEN')), texts, report)
-    else:
-      agent = rstool.open_tool(config, flags.checkpoint, flags.corpus)
-      search = agent.engine.search
-      found = rstool.find(agent, texts, temperature=flags.temperature, seed=config.seed, on_progress=report)
-    scores, predictions = rstool.compare_readers(reader, questions, found, search, config.search.topk)
+  if flags.tool_url:
+    _refuse(flags, ('checkpoint', 'temperature'), 'with --tool-url')
+    search = _open_search(config, flags)
+    found = rstool.find_by_server(EvidenceTool(flags.tool_url, token=key_from('JAXSEARCH_TOKEN')), texts, report)
+  else:
+    agent = rstool.open_tool(config, flags.checkpoint, flags.corpus)
+    search = agent.engine.search
+    found = rstool.find(agent, texts, temperature=flags.temperature, seed=config.seed, on_progress=report)
+  scores, predictions = rstool.compare_readers(reader, questions, found, search, config.search.topk)
   return scores, predictions, {'tool': flags.tool_url or flags.checkpoint or config.model,
                                'reader': flags.reader_model or config.reader.model}
 

@@ -5,6 +5,7 @@ field: values that exclude each other, and the arguments of the method's functio
 """
 
 import difflib
+import importlib
 import importlib.util
 import inspect
 import math
@@ -18,8 +19,9 @@ from typing import Any
 import ml_collections
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
-SHIPPED = next(folder for folder in (PACKAGE / 'configs', PACKAGE.parent / 'configs')  # of a wheel, of a checkout
-               if (folder / 'checks.py').is_file())
+SHIPPED = PACKAGE / 'configs'  # of a wheel
+if not SHIPPED.is_dir():
+  SHIPPED = PACKAGE.parent / 'configs'  # of a checkout
 COMPARE = {'>=': operator.ge, '>': operator.gt, '<=': operator.le, '<': operator.lt, '=': operator.eq}
 
 
@@ -67,7 +69,8 @@ def _method(config: ml_collections.ConfigDict, training: bool) -> Iterator[str]:
   try:
     method = methods.find_method(config.method)
   except ValueError as error:
-    known = sorted(module.name for module in pkgutil.iter_modules(methods.__path__) if not module.ispkg)
+    modules = {one.name: importlib.import_module(f'jaxsearch.methods.{one.name}') for one in pkgutil.iter_modules(methods.__path__)}
+    known = sorted(name for name, module in modules.items() if hasattr(module, 'grow'))
     yield f'{error}; known are {", ".join(known)}{suggestion(config.method, known)}'
     return
   warmup = config.get('critic_warmup', {})

@@ -59,14 +59,11 @@ def parse(command: str, arguments: Sequence[str], default: str) -> tuple[ml_coll
   try:
     config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=overrides)
     words = values([command, *overrides])[1:]
+    check(config, training=command == 'train')
   except flags.UnrecognizedFlagError as error:
     raise UsageError(f'{command} has no flag --{error.flagname}') from error
   except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
     raise UsageError(_unknown_fields(overrides, config) or str(error).replace('\n', ' ')) from error
-  try:
-    check(config, training=command == 'train')
-  except ValueError as error:
-    raise UsageError(str(error)) from error
   return config, words
 
 
