@@ -19,7 +19,7 @@ import numpy as np
 from configs import search_r2
 from jaxsearch import methods
 from jaxsearch.methods import Context
-from jaxsearch.training import loop, metrics, rollouts
+from jaxsearch.training import loop, runs
 
 
 def learner_of(method: str, share: float, out: str):
@@ -33,13 +33,13 @@ def learner_of(method: str, share: float, out: str):
 
 def step(learner, method, questions, number: int) -> tuple[float, dict]:
   """Seconds of one training step, and its metrics."""
-  start, clock = time.perf_counter(), metrics.Clock()
+  start, clock = time.perf_counter(), runs.Clock()
   context = Context(number, np.random.default_rng(number), learner.memory)
   groups, row = loop.grow(learner, method, questions, context)
-  trees = rollouts.pruned(groups)
-  method.credit(groups, context, **learner.config.credit)
-  row = row | rollouts.summary(groups)
-  row |= loop.update(learner, loop.into_rows(learner, rollouts.credited(trees)), number, clock)
+  kept = loop.trainable(groups, learner.config.train.row_length)
+  method.credit(kept, context, **learner.config.credit)
+  row = row | loop.summary(groups)
+  row |= loop.update(learner, loop.into_rows(learner, loop.credited(kept)), number, clock)
   jax.block_until_ready(learner.state.params)
   return time.perf_counter() - start, row
 

@@ -53,10 +53,11 @@ def train(config, _) -> None:
   With config.eval.every set it ends with one JSON line about held-out questions.
   """
   start = time.perf_counter()
-  from jaxsearch.training import loop
-  loop.train(config)
   from jaxsearch.evaluation.report import read_rows, write_report
+  from jaxsearch.evaluation.run import held_out
   from jaxsearch.parallel.mesh import process_index
+  from jaxsearch.training import loop
+  loop.train(config, held_out)
   if process_index() == 0:
     page = write_report(config.out)
     evaluations = read_rows(pathlib.Path(config.out) / 'evaluations.jsonl')
@@ -86,8 +87,7 @@ def eval(config, flags) -> None:
     if flags.as_tool:
       scores, predictions, made_with = _answer_with_tool(config, flags, questions, report)
     else:
-      agent, key = _open_agent(config, flags)
-      trees, sampler = agent.answer(questions, key, temperature=flags.temperature, on_progress=report)
+      trees, sampler = _rollout(config, flags, questions, on_progress=report)
       scores, predictions, made_with = run.scores(trees), run.predictions(trees), {'sampler': sampler}
   manifest = run.manifest(config, checkpoint=flags.checkpoint, questions=flags.questions, corpus=flags.corpus)
   manifest |= {'temperature': flags.temperature} | made_with
@@ -98,17 +98,17 @@ def eval(config, flags) -> None:
 def _answer_with_tool(config, flags, questions: Sequence, report: Callable) -> tuple[dict, list[dict], dict]:
   """(scores, predictions, additions to the manifest) of a second model, with and without the evidence that a tool finds."""
   from jaxsearch.evaluation import rstool
-  from jaxsearch.tools.evidence_client import EvidenceTool
-  from jaxsearch.tools.http_client import key_from
+  from jaxsearch.tools.evidence_client import EvidenceClient
+  from jaxsearch.tools.http_client import secret_from_env
   reader = rstool.open_reader(config, flags.reader_url, flags.reader_model)
   texts = [question.question for question in questions]
   if flags.tool_url:
     _refuse(flags, ('checkpoint', 'temperature'), 'with --tool-url')
     search = _open_search(config, flags)
-    found = rstool.find_by_server(EvidenceTool(flags.tool_url, token=key_from('JAXSEARCH_TOKEN')), texts, report)
+    found = rstool.find_by_server(EvidenceClient(flags.tool_url, token=secret_from_env('JAXSEARCH_TOKEN')), texts, report)
   else:
     agent = rstool.open_tool(config, flags.checkpoint, flags.corpus)
-    search = agent.engine.search
+    search = agent.tools.search
     found = rstool.find(agent, texts, temperature=flags.temperature, seed=config.seed, on_progress=report)
   scores, predictions = rstool.compare_readers(reader, questions, found, search, config.search.topk)
   return scores, predictions, {'tool': flags.tool_url or flags.checkpoint or config.model,
@@ -125,12 +125,12 @@ def judge(config, flags) -> None:
     raise UsageError("config.judge.kind='world' knows gold chains but has no opinion on style: take 'local' with "
                      "config.judge.model, or 'chat' with config.judge.url and config.judge.model")
   from jaxsearch.evaluation import judge_pairs, run
-  from jaxsearch.training.policy import load_judge
+  from jaxsearch.setup import load_judge
   a, b = judge_pairs.read_result(flags.a), judge_pairs.read_result(flags.b)
   pairs = judge_pairs.pair_up(a, b)
-  replies = load_judge(config.judge, config.dtype).replies
+  opened = load_judge(config.judge, config.dtype)
   with _progress(len(pairs), 'pairs') as report:
-    figures, records = judge_pairs.compare_pairs(replies, pairs, report)
+    figures, records = judge_pairs.compare_pairs(opened.replies, pairs, report, opened.files['pair'])
   figures |= {'only_a': len(a) - len(pairs), 'only_b': len(b) - len(pairs)}
   _write(flags.out, figures | {'manifest': run.manifest(config, a=flags.a, b=flags.b), 'comparisons': records})
   _print(figures)
@@ -145,9 +145,8 @@ def ask(config, flags) -> None:
 
   from jaxsearch.data.questions import Question
   from jaxsearch.evaluation.terminal import Transcript
-  agent, key = _open_agent(config, flags)
   transcript = Transcript(Console(highlight=False))
-  trees, _ = agent.answer([Question('ask', flags.words, ())], key, temperature=flags.temperature, watch=transcript.show)
+  trees, _ = _rollout(config, flags, [Question('ask', flags.words, ())], watch=transcript.show)
   transcript.close(trees[0])
 
 
@@ -162,21 +161,21 @@ def serve(config, flags) -> None:
     _refuse(flags, ('checkpoint',), 'without --as-tool')
   port = (8001 if flags.as_tool else 8000) if flags.port is None else flags.port
   try:
-    from jaxsearch.tools import evidence_server, http_server, search_server
+    from jaxsearch.tools import http_server
   except ImportError as error:
     raise UsageError(f"serving needs the package {error.name!r}: pip install 'jaxsearch[serve]'") from error
-  from jaxsearch.tools.http_client import checked_secret, key_from
-  token = checked_secret(flags.token, '--token') or key_from('JAXSEARCH_TOKEN')
+  from jaxsearch.tools.http_client import check_secret, secret_from_env
+  token = check_secret(flags.token, '--token') or secret_from_env('JAXSEARCH_TOKEN')
   with http_server.bind(flags.host or '127.0.0.1', port) as listener:
     if flags.as_tool:
       from jaxsearch.evaluation import rstool
       agent = rstool.open_tool(config, flags.checkpoint, flags.corpus)
       print('compiling the sampler: a minute or two …', file=sys.stderr)
       agent.engine.compile_all()  # now, so that no request has to wait for it
-      app = evidence_server.make_app(lambda questions: rstool.find(agent, questions), token=token,
+      app = http_server.evidence_app(lambda questions: rstool.find(agent, questions), token=token,
                                      check=lambda question: rstool.check_room(agent, question))
     else:
-      app = search_server.make_app(_open_search(config, flags), token=token)
+      app = http_server.search_app(_open_search(config, flags), token=token)
     http_server.run(app, listener, 'evidence' if flags.as_tool else 'retrieval')
 
 
@@ -188,9 +187,10 @@ def critic_warmup(config, _) -> None:
   """
   if 'critic_warmup' not in config:
     raise UsageError('this config has no group critic_warmup: its method has no critic, or see configs/carl.py')
+  from jaxsearch.evaluation import competence, competence_plots
   from jaxsearch.training import critic_warmup
   try:
-    figures = critic_warmup.warm_up(config)
+    figures = critic_warmup.warm_up(config, competence.gate_figures, competence_plots.plot_calibration)
   except critic_warmup.GateFailed as error:
     print(f'jaxsearch: {error}', file=sys.stderr)
     raise SystemExit(1) from error
@@ -208,7 +208,8 @@ def tiers(config, flags) -> None:
   from jaxsearch.training import critic_warmup
   limit = (config.eval.number or None) if flags.limit is None else flags.limit
   questions = _load_questions(config, flags.questions or config.eval.questions, limit)
-  found = critic_warmup.tiers_of(config, _open_agent(config, flags)[0], questions)
+  agent, key = _open_agent(config, flags, **config.critic_warmup.closed_book)
+  found = critic_warmup.tiers_of(agent, questions, config.critic_warmup.tier_rollouts, key)
   out = pathlib.Path(flags.out)
   out.parent.mkdir(parents=True, exist_ok=True)
   out.write_text(''.join(json.dumps({'id': key, 'tier': tier}) + '\n' for key, tier in found.items()), encoding='utf-8')
@@ -251,12 +252,12 @@ def export(_, flags) -> None:
   """Write a checkpoint as a Hugging Face folder."""
   import ml_collections
 
+  from jaxsearch import setup
   from jaxsearch.models import hub
   from jaxsearch.models.decoder import Decoder
-  from jaxsearch.training import policy
   from jaxsearch.training.checkpoint import load_params
   model_config, params, host = load_params(flags.checkpoint)
-  tokenizer = policy.load_tokenizer(ml_collections.ConfigDict(host['config']))
+  tokenizer = setup.load_tokenizer(ml_collections.ConfigDict(host['config']))
   hub.save(Decoder(model_config, params=params), flags.out, tokenizer, dtype=flags.dtype or None)
   print(f'step {host["step"]} written to {flags.out}')
 
@@ -285,22 +286,30 @@ def world(config, flags) -> None:
     print(f'policy: {registry.find("recipe", "policy")(config)}')
 
 
-def _open_agent(config, flags) -> tuple:
-  """(agent, random key) of a config and a checkpoint."""
+def _rollout(config, flags, questions: Sequence, **watching) -> tuple[list, dict]:
+  """(trees, the sampler's figures) of the answers to questions; `watching`: callbacks of `rollout`."""
+  from jaxsearch.sampler.requests import Sampling
+  from jaxsearch.sampler.rollout import rollout
+  agent, key = _open_agent(config, flags)
+  return rollout(agent, questions, key, sampling=Sampling(flags.temperature), **watching)
+
+
+def _open_agent(config, flags, **changes) -> tuple:
+  """(agent, random key) of a config and a checkpoint; `changes` are of the arguments of `grow`."""
   import jax
 
   from jaxsearch.evaluation import run
-  return run.open_agent(config, flags.checkpoint, getattr(flags, 'corpus', '')), jax.random.key(config.seed)
+  return run.open_agent(config, flags.checkpoint, getattr(flags, 'corpus', ''), **changes), jax.random.key(config.seed)
 
 
 def _open_search(config, flags):
-  from jaxsearch.training.rollouts import open_backend
-  return open_backend(config, flags.corpus or config.data.corpus)
+  from jaxsearch.setup import open_backend
+  return open_backend(config, flags.corpus)
 
 
 def _load_questions(config, name: str, limit: int | None) -> Sequence:
-  from jaxsearch.data.sources import load_questions
-  return load_questions(name, hops=config.data.hops, arithmetic=config.data.arithmetic)[:limit]
+  from jaxsearch.setup import load_questions
+  return load_questions(config, name)[:limit]
 
 
 def _write(path: str, result: dict) -> None:

@@ -66,6 +66,7 @@ def _allowed(value: Any, rule: str | tuple[str, ...]) -> bool:
 def _method(config: ml_collections.ConfigDict, training: bool) -> Iterator[str]:
   """Mistakes in the arguments of the method's functions, and in what else the method needs."""
   from jaxsearch import methods  # with NumPy, which `--help` does not wait for
+  from jaxsearch.trees import templates
   try:
     method = methods.find_method(config.method)
   except ValueError as error:
@@ -77,6 +78,10 @@ def _method(config: ml_collections.ConfigDict, training: bool) -> Iterator[str]:
   changes = {f'critic_warmup.{kind}': warmup[kind] for kind in ('closed_book', 'tool_required', 'tool_optional') if warmup}
   for name, values in {'grow': config.grow, 'eval.grow': config.eval.grow, **changes}.items():
     yield from _unknown(name, values, _arguments(method, 'grow', given=2))
+    try:
+      templates.check(values)
+    except ValueError as error:
+      yield f'{name}: {error}'
   if warmup:
     yield from _unknown('critic_warmup.second_search', warmup.second_search, list(config.search))
   for name, given in {'credit': 2, 'sizes': 3}.items() if training else ():

@@ -73,7 +73,7 @@ def pair_up(a: Result, b: Result) -> dict[str, Pair]:
 
 
 def compare_pairs(ask: Callable[[Sequence[str]], Sequence[object]], pairs: Mapping[str, Pair],
-            on_progress: Callable[[int], object]) -> tuple[dict, list[dict]]:
+                  on_progress: Callable[[int], object], template: str = '') -> tuple[dict, list[dict]]:
   """Asks a judge about every pair, twice.
 
   A pair of which a reply is missing or cannot be read is neutral: 1 for both on every rubric, a tie.
@@ -82,6 +82,7 @@ def compare_pairs(ask: Callable[[Sequence[str]], Sequence[object]], pairs: Mappi
     ask: prompts in, replies out; an exception stands where one failed.
     pairs: by id of their question, see `pair_up`.
     on_progress: called with the number of pairs that are done.
+    template: the user's text of the prompt, see `trajectory_judge.prompts`.
   Returns:
     (figures, a record for each pair). Figures: for each rubric and for `overall`, the mean of all rubrics, the means of `a`
     and `b` (0 to 2) and the shares of pairs in which `a` wins, ties and loses; n pairs, `neutral` of them; of the 2 n replies
@@ -92,7 +93,7 @@ def compare_pairs(ask: Callable[[Sequence[str]], Sequence[object]], pairs: Mappi
   asked, replies = list(pairs.values()), []
   for start in range(0, len(asked), AT_A_TIME):
     batch = asked[start:start + AT_A_TIME]
-    replies += ask([prompt for pair in batch for prompt in trajectory_judge.prompts(pair)])
+    replies += ask([prompt for pair in batch for prompt in trajectory_judge.prompts(pair, template)])
     if start == 0 and all(isinstance(reply, Exception) for reply in replies):
       raise replies[0]
     on_progress(start + len(batch))

@@ -14,25 +14,21 @@ import jax
 import ml_collections
 import numpy as np
 
+from jaxsearch import setup
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.evaluation.run import Agent, answering, open_agent
-from jaxsearch.methods import r_search, search_r1
+from jaxsearch.evaluation.run import open_agent
+from jaxsearch.methods import r_search
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import exact_match, f1
 from jaxsearch.sampler.assistant import Assistant
-from jaxsearch.sampler.observations import shorten
+from jaxsearch.sampler.requests import Sampling, shorten
+from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.tools import SearchBackend
-from jaxsearch.tools.evidence_client import Evidence, EvidenceTool
-from jaxsearch.trees import grammar
+from jaxsearch.tools.evidence_client import Evidence, EvidenceClient
+from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Tree
 
-ALONE = {  # what is asked without passages, by evidence template
-  'r_search': 'Answer the question. Only give me the answer and do not output any other words.\n'
-              'Question: {question}\nAnswer:',
-  'world': '\nQuestion: {question}\nAnswer:',  # with nothing in the place of evidence, as the world's reader has seen it
-}  # fmt: skip
-PASSAGE = {'r_search': 'Doc {number}(Title: {title}) {text}\n', 'world': '{text} '}  # of vanilla RAG
 PER_REQUEST = 32  # questions sent to a server at a time
 
 
@@ -54,7 +50,7 @@ def find(agent: Agent, questions: Sequence[str], *, temperature: float = 0.0, se
   """What the policy finds for each question, all grown in one run of its sampler."""
   special = agent.engine.tokenizer.special_tokens
   asked = [Question(str(i), grammar.neutralise(question, special, grammar.R_SEARCH), ()) for i, question in enumerate(questions)]
-  trees, _ = agent.answer(asked, jax.random.key(seed), temperature=temperature, on_progress=on_progress)
+  trees, _ = rollout(agent, asked, jax.random.key(seed), sampling=Sampling(temperature), on_progress=on_progress)
   return [evidence(tree) for tree in trees]
 
 
@@ -63,7 +59,7 @@ def evidence(tree: Tree) -> Evidence:
   return Evidence(formats.only_box(r_search.spans(tree), grammar.EVIDENCE) or '', tree.answer, tree.metrics['searches'])
 
 
-def find_by_server(tool: EvidenceTool, questions: Sequence[str], on_progress: Callable[[int], object]) -> list[Evidence]:
+def find_by_server(tool: EvidenceClient, questions: Sequence[str], on_progress: Callable[[int], object]) -> list[Evidence]:
   """As `find`, of a server. Raises EvidenceError."""
   found = []
   for start in range(0, len(questions), PER_REQUEST):
@@ -74,9 +70,8 @@ def find_by_server(tool: EvidenceTool, questions: Sequence[str], on_progress: Ca
 
 def check_room(agent: Agent, question: str) -> None:
   """Raises ValueError for a question after which the policy could not write a whole span."""
-  tree = Tree(agent.engine.tokenizer)
-  tokens = search_r1.start(tree, Question('', question, ()), agent.settings['template'], agent.settings.get('chat', False)).length
-  room = agent.engine.length - agent.settings['max_tokens']
+  first = next(agent.grow(Question('', question, ()), Tree(agent.engine.tokenizer)))
+  tokens, room = first.node.length, agent.engine.length - first.max_tokens
   if tokens > room:
     raise ValueError(f'the question is too long: {tokens} tokens with its prompt, where {room} have room')
 
@@ -90,7 +85,7 @@ class Reader:
 
   Attributes:
     ask: prompts in, replies out; an exception stands where one failed.
-    template: of `grammar.EVIDENCE_PROMPTS`.
+    template: a name or a file, see trees/templates.py.
     special_tokens: its tokenizer's, as text; () where they are not known.
     tokens: the length of a prompt.
     room: how long a prompt may be; None is any length.
@@ -104,13 +99,12 @@ class Reader:
   def prompt(self, question: str, documents: Sequence[Document]) -> str:
     """Question and documents, which are shortened to the room and made harmless; one without a title stands as it is."""
     safe = lambda text: grammar.neutralise(text.strip(), self.special_tokens, grammar.R_SEARCH)
+    passage = templates.passage(self.template)
 
     def written(documents):
-      parts = [PASSAGE[self.template].format(number=number, title=safe(document.title), text=safe(document.text))
+      parts = [templates.fill(passage, number=number, title=safe(document.title), text=safe(document.text))
                if document.title else safe(document.text) for number, document in enumerate(documents, start=1)]
-      passages = ''.join(parts).strip()
-      return (grammar.evidence_prompt(question, passages, self.template) if passages
-              else ALONE[self.template].format(question=question.strip()))
+      return templates.reader_prompt(question, ''.join(parts), self.template)
 
     if self.room is not None:
       documents = shorten(documents, self.room, lambda documents: self.tokens(written(documents)))
@@ -122,8 +116,7 @@ def open_reader(config: ml_collections.ConfigDict, url: str = '', model: str = '
   if url:
     from jaxsearch.tools.chat import Chat
     return Reader(Chat(url, model, max_tokens=config.reader.max_tokens).replies, _template(config))
-  from jaxsearch.training.policy import load_assistant
-  return local_reader(load_assistant(config.reader, config.dtype), _template(config))
+  return local_reader(setup.load_assistant(config.reader, config.dtype), _template(config))
 
 
 def local_reader(assistant: Assistant, template: str) -> Reader:
@@ -170,11 +163,9 @@ def compare_readers(reader: Reader, questions: Sequence[Question], found: Sequen
 
 
 def _template(config: ml_collections.ConfigDict) -> str:
-  """How the reader is asked. Raises ValueError for a method that writes no evidence, and for no template."""
-  settings = answering(config)
+  """How the reader is asked. Raises ValueError for a method that writes no evidence, and for a template that is not there."""
+  settings = dict(config.grow) | dict(config.eval.grow)
   if 'evidence_template' not in settings:
     raise ValueError(f'config.method={config.method!r} writes no evidence for other models: take --config configs/r_search.py')
-  template = settings['evidence_template']
-  if template not in ALONE:
-    raise ValueError(f'config.grow.evidence_template={template!r} is none of {", ".join(map(repr, ALONE))}')
-  return template
+  templates.check(settings)
+  return settings['evidence_template']

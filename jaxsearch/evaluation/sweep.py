@@ -36,7 +36,7 @@ from rich import progress
 from rich.console import Console
 
 from jaxsearch import flags
-from jaxsearch.training import checkpoint, metrics
+from jaxsearch.training import checkpoint, runs
 
 FIELDS = {'title': str, 'base': str, 'common': dict, 'variants': dict, 'baseline': str, 'seeds': tuple, 'out': str,
           'parallel': int}
@@ -126,14 +126,14 @@ def slug(name: str) -> str:
 def finished(trial: Trial) -> bool:
   """Whether the run's last step is logged, evaluated at every temperature, and saved."""
   steps = trial.config.steps
-  evaluated = {row['temperature'] for row in metrics.read(trial.out / 'evaluations.jsonl') if row['step'] == steps}
+  evaluated = {row['temperature'] for row in runs.read(trial.out / 'evaluations.jsonl') if row['step'] == steps}
   return (step_of(trial) == steps and evaluated >= set(trial.config.eval.temperatures)
           and (trial.out / 'checkpoints' / str(steps)).is_dir())
 
 
 def step_of(trial: Trial) -> int:
   """The last step in the run's metrics, 0 before the first."""
-  rows = metrics.read(trial.out / 'metrics.jsonl')
+  rows = runs.read(trial.out / 'metrics.jsonl')
   return rows[-1]['step'] if rows else 0
 
 

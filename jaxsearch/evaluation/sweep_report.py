@@ -16,7 +16,7 @@ import numpy as np
 from jaxsearch.evaluation.metrics import student_interval
 from jaxsearch.evaluation.report import smoothed
 from jaxsearch.evaluation.sweep import Trial, finished
-from jaxsearch.training import metrics
+from jaxsearch.training import runs
 
 SCORES = ('em', 'f1', 'searches')  # of each evaluation
 OPTIONAL = {  # of those that know tiers or have a critic, see competence.py; shares in %
@@ -84,7 +84,7 @@ def common(records: Iterable[Mapping[str, float]]) -> list[str]:
 
 def figures(trial: Trial) -> dict[str, float]:
   """The figures of a finished run: scores after the last step; tokens and seconds of all steps."""
-  rows = metrics.read(trial.out / 'metrics.jsonl')
+  rows = runs.read(trial.out / 'metrics.jsonl')
   return scores(trial, trial.config.steps) | {
     'tokens_generated': sum(row['tokens_generated'] for row in rows),
     'tokens_trained': sum(row['tokens_trained'] for row in rows),
@@ -93,7 +93,7 @@ def figures(trial: Trial) -> dict[str, float]:
 
 
 def evaluations(trial: Trial) -> list[dict]:
-  return metrics.read(trial.out / 'evaluations.jsonl')
+  return runs.read(trial.out / 'evaluations.jsonl')
 
 
 def scores(trial: Trial, step: int) -> dict[str, float]:
@@ -192,7 +192,7 @@ def curve(trial: Trial, temperature: float | None) -> dict[int, tuple[float, flo
   Args:
     temperature: of the evaluations whose EM it is; None takes the smoothed EM of the training rollouts.
   """
-  rows = metrics.read(trial.out / 'metrics.jsonl')
+  rows = runs.read(trial.out / 'metrics.jsonl')
   tokens = dict(enumerate(np.cumsum([0] + [row['tokens_trained'] for row in rows])))
   minutes = dict(enumerate(np.cumsum([0] + seconds(rows)) / 60))
   if temperature is None:

@@ -9,12 +9,14 @@ from jaxsearch.data.questions import Question
 from jaxsearch.world.facts import read_back
 from jaxsearch.world.questions import restore
 
+FOLDER = Path(__file__).parent / 'shipped'  # also a tokenizer folder in the Hugging Face sense
+POLICY, REVIEWER, CODER, READER = FOLDER, FOLDER / 'review', FOLDER / 'carl', FOLDER / 'reader'
 SPLITS = ('warm', 'rl', 'dev', 'test')
 
 
 def folder() -> Path:
-  """Where the files of the world lie; also a tokenizer folder in the Hugging Face sense."""
-  return Path(__file__).parent / 'shipped'
+  """Where the files of the world lie."""
+  return FOLDER
 
 
 def tokenizer_path() -> Path:

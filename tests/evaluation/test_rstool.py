@@ -17,8 +17,8 @@ from jaxsearch.rewards.match import exact_match, f1
 from jaxsearch.sampler.assistant import Assistant
 from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.tools.chat import ChatError
-from jaxsearch.tools.evidence_client import Evidence, EvidenceError, EvidenceTool
-from jaxsearch.trees import grammar
+from jaxsearch.tools.evidence_client import Evidence, EvidenceClient, EvidenceError
+from jaxsearch.trees import templates
 from jaxsearch.trees.tree import Role
 from jaxsearch.world import files as world
 from tests.tools.serving import server
@@ -99,7 +99,7 @@ def test_a_question_cannot_act_as_tags_or_special_tokens(tokenizer):
 def test_a_question_that_leaves_no_room_is_refused(tokenizer):
   policy = agent(tokenizer)
   policy.engine.length = 40
-  prompt = lambda words: len(tokenizer.encode(grammar.prompt(' '.join(['red'] * words), 'world_evidence')))
+  prompt = lambda words: len(tokenizer.encode(templates.prompt(' '.join(['red'] * words), 'world_evidence')))
   most = next(n for n in range(40) if prompt(n + 1) > 24)
   rstool.check_room(policy, ' '.join(['red'] * most))
   with pytest.raises(ValueError, match=rf'too long: {prompt(most + 1)} tokens with its prompt, where 24 have room'):
@@ -148,8 +148,8 @@ def test_three_ways_of_asking():
   assert records[0] | {'id': '1', 'evidence': 'A is in Ames.', 'searches': 2} == records[0]
   assert json.loads(json.dumps(records)) == records
   alone, rag, told = prompts[0], prompts[3], prompts[6]
-  assert told == grammar.evidence_prompt('Where is A?', 'A is in Ames.')  # table 5 of the paper
-  assert rag == grammar.evidence_prompt('Where is A?', 'Doc 1(Title: A) A is in Oslo.\nDoc 2(Title: B) B is in Bath.')
+  assert told == templates.reader_prompt('Where is A?', 'A is in Ames.')
+  assert rag == templates.reader_prompt('Where is A?', 'Doc 1(Title: A) A is in Oslo.\nDoc 2(Title: B) B is in Bath.')
   assert 'passages' not in alone and alone.endswith('\nQuestion: Where is A?\nAnswer:')
   assert prompts[8] == prompts[2]  # no evidence: asked alone
 
@@ -157,7 +157,7 @@ def test_three_ways_of_asking():
 def test_the_world_template_shows_text_as_its_reader_has_seen_it():
   reader = rstool.Reader(places, 'world')
   assert reader.prompt('Where?', Passages().search(['x'], 2)[0]) == 'A is in Oslo. B is in Bath.\nQuestion: Where?\nAnswer:'
-  assert reader.prompt('Where?', []) == grammar.evidence_prompt('Where?', '', 'world')
+  assert reader.prompt('Where?', []) == templates.reader_prompt('Where?', '', 'world')
 
 
 def test_a_reply_that_failed_counts_as_wrong_and_is_counted():
@@ -191,7 +191,7 @@ def test_what_a_reader_is_shown_is_shortened_and_harmless(tokenizer):
 
 def test_eval_with_the_tool_of_a_checkpoint_and_of_a_server(folder, tmp_path, capsys, monkeypatch):
   """`serve --as-tool` gives what `eval --as-tool` finds itself: both are greedy."""
-  pytest.importorskip('jaxsearch.tools.evidence_server')
+  pytest.importorskip('jaxsearch.tools.http_server')
   from tests.tools.running import serve
   ask = ['eval', '--as-tool', *flags(folder), '--questions=world:test', '--limit=8']
   assert cli.main([*ask, f'--checkpoint={world.folder()}', f'--out={tmp_path}/own.json']) == 0
@@ -212,7 +212,7 @@ def test_eval_with_the_tool_of_a_checkpoint_and_of_a_server(folder, tmp_path, ca
       monkeypatch.setenv('JAXSEARCH_TOKEN', 'sesame')
       assert cli.main([*ask, f'--tool-url={url}', f'--out={tmp_path}/served.json']) == 0
       with pytest.raises(EvidenceError, match='status 413.*the question is too long'):
-        EvidenceTool(url, token='sesame')('red ' * 1000)
+        EvidenceClient(url, token='sesame')('red ' * 1000)
       monkeypatch.setenv('JAXSEARCH_TOKEN', 'wrong')
       assert cli.main([*ask, f'--tool-url={url}']) == 2
 
@@ -232,12 +232,12 @@ def test_eval_with_a_chat_server_as_reader(folder, capsys):
   assert json.loads(capsys.readouterr().out)['em_alone'] == 0.5
   assert len(seen) == 6 and seen[0][0] == '/v1/chat/completions' and seen[0][2]['model'] == 'm'
   asked = [body['messages'][0]['content'] for _, _, body in seen]
-  assert all(text.startswith('Answer the question') and text.endswith('\nAnswer:') for text in asked)
+  assert all(text.startswith(('Take the answer', 'What is the answer')) and text.endswith('\nAnswer:') for text in asked)
 
 
 def test_serve_without_a_tool_serves_retrieval(folder, monkeypatch):
   pytest.importorskip('starlette')
-  from jaxsearch.tools.search_client import HttpSearch
+  from jaxsearch.tools.search_http import HttpSearch
   from tests.tools.running import serve
 
   def run(app, listener, what):

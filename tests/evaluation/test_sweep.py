@@ -15,7 +15,7 @@ import pytest
 
 from jaxsearch import cli, flags
 from jaxsearch.evaluation import sweep
-from jaxsearch.training import metrics
+from jaxsearch.training import runs
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -273,8 +273,8 @@ def test_a_real_comparison(claim, monkeypatch, capfd):
   assert capfd.readouterr().out == f'table: {out / "table.md"}\n'
   for variant, kl in (('with-kl', 0.001), ('without-kl', 0.0)):
     run = out / variant / '0'
-    assert [row['step'] for row in metrics.read(run / 'metrics.jsonl')] == [1]
-    assert len(metrics.read(run / 'evaluations.jsonl')) == 2 and (run / 'report.html').exists()
+    assert [row['step'] for row in runs.read(run / 'metrics.jsonl')] == [1]
+    assert len(runs.read(run / 'evaluations.jsonl')) == 2 and (run / 'report.html').exists()
     assert json.loads((run / 'config.json').read_text())['loss']['kl_coef'] == kl
   table = json.loads((out / 'table.json').read_text())
   assert table['variants']['Without KL']['differences']['tokens_trained']['low'] is None

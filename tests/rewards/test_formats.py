@@ -3,9 +3,9 @@
 import pytest
 
 from jaxsearch.rewards import formats
-from jaxsearch.trees import grammar
+from jaxsearch.trees import grammar, templates
 
-PROMPT = grammar.prompt('Who?')
+PROMPT = templates.prompt('Who?')
 CHAIN = ['<think>look</think>\n<search> who </search>', '<think>found</think><answer> Ada </answer>']
 
 
@@ -14,7 +14,7 @@ def transcript(spans, document='Doc 1(Title: x) y\n'):
 
 
 def test_the_example_in_the_prompt_is_no_answer():
-  assert 'Beijing' in PROMPT
+  assert '<answer> Lisbon </answer>' in PROMPT
   assert formats.last_answer(formats.policy_spans(PROMPT + '<think>hm</think>', PROMPT)) is None
   assert formats.last_answer(formats.policy_spans(transcript(CHAIN), PROMPT)) == 'Ada'
 

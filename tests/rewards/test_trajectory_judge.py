@@ -33,6 +33,7 @@ def test_a_prompt_shows_who_wrote_what_in_both_orders():
   for prompt in (one, other):
     assert 'Question: Who wrote it?\n' in prompt and all(f'- {name}: ' in prompt for name in trajectory_judge.RUBRICS)
   assert one.split('Question: ')[0] == other.split('Question: ')[0] and len(trajectory_judge.RUBRICS) == 6
+  assert trajectory_judge.prompts(PAIR, '{question} {x}')[1] == 'Who wrote it? {x}'
 
 
 def test_replies_are_read_strictly():

@@ -13,7 +13,7 @@ from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.training import rejection, sft
-from jaxsearch.trees import grammar
+from jaxsearch.trees import templates
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
 from tests.methods.driving import ANSWER, QUESTION, SEARCH, drive
@@ -40,7 +40,7 @@ def test_text_that_is_not_tokenised_back_is_left_out():
   for split in (False, True):  # the same text in its own tokens, and in one token for each letter
     tree = Tree(tokenizer, QUESTION)
     tokens = [token for letter in RIGHT for token in tokenizer.encode(letter)] if split else tokenizer.encode(RIGHT)
-    tree.root.append(grammar.prompt('Who?', 'world'), Role.PROMPT).append(tokens, Role.POLICY)
+    tree.root.append(templates.prompt('Who?', 'world'), Role.PROMPT).append(tokens, Role.POLICY)
     tree.answer, tree.stop = 'Lovelace', 'answered'
     trees.append(tree)
   assert trees[0].leaves()[0].text == trees[1].leaves()[0].text

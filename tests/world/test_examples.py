@@ -1,7 +1,7 @@
 import random
 
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.trees import grammar
+from jaxsearch.trees import grammar, templates
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import full_chain
 from jaxsearch.world.recipe import examples
@@ -20,7 +20,7 @@ def test_a_chain_is_learned_where_the_policy_speaks_and_nowhere_else():
   learned, given = text_of(example, True), text_of(example, False)
   assert grammar.answer(learned) == question.golden_answers[0]
   assert learned.count('<search>') == 2 and '<information>' not in learned
-  assert given.startswith(grammar.prompt(question.question, 'world')) and given.count('</information>') == 2
+  assert given.startswith(templates.prompt(question.question, 'world')) and given.count('</information>') == 2
 
 
 def test_examples_under_made_up_names_still_copy_from_what_is_given():

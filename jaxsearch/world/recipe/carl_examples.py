@@ -13,7 +13,7 @@ import random
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.trees import grammar
+from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import act, conclusion, found, full_chain, guess, one_search_chain, sought
@@ -120,7 +120,7 @@ def drilled(tokenizer, rng: random.Random) -> Example:
   label, sentence = ATTRIBUTES[attribute]
   if rng.random() < 0.5:
     question = rng.choice(ENDINGS[attribute]).format(name)
-    prompt = grammar.prompt(question, 'world_carl_forced')
+    prompt = templates.prompt(question, 'world_carl_forced')
     return encode(tokenizer, [(prompt, False), (f'Find the {label}.\n{program(name)}', True)])
   shown = grammar.listed([Document('', name, sentence.format(title=name, value=value))])
   context = sentence.format(title='It', value=value)
@@ -148,7 +148,7 @@ def committed(answer: str) -> str:
 
 def begun(tokenizer, question: Question, template: str):
   tree = Tree(tokenizer, question)
-  return tree, tree.root.append(grammar.prompt(question.question, template), Role.PROMPT)
+  return tree, tree.root.append(templates.prompt(question.question, template), Role.PROMPT)
 
 
 def ended(tree: Tree) -> Tree:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.tools.bm25 import BM25
-from jaxsearch.trees import grammar
+from jaxsearch.trees import grammar, templates
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import (
   Spans,
@@ -90,7 +90,7 @@ def drill(tokenizer, rng: random.Random) -> Example:
   if rng.random() < 0.5:
     question = rng.choice(ENDINGS[attribute]).format(name)
     spoken = f'<think> Find the {label}.</think><search> {name}</search>'
-    return encode(tokenizer, [(grammar.prompt(question, 'world'), False), (spoken, True)])
+    return encode(tokenizer, [(templates.prompt(question, 'world'), False), (spoken, True)])
   block = grammar.information([Document('', name, sentence.format(title=name, value=value))], tokenizer.special_tokens)
   return encode(tokenizer, [(block, False), ('<think> ' + sentence.format(title='It', value=value), True)])
 
@@ -126,7 +126,7 @@ def chain(tokenizer, question: Question, spans: Spans, results: dict[str, list[D
   """A chain of the policy after its prompt; learned where the policy speaks."""
   block = functools.partial(grammar.information, special_tokens=tokenizer.special_tokens, tags=tags)
   filled = observe(spans, lambda query: results[query], block)
-  prompt = (grammar.prompt(question.question, template), False)
+  prompt = (templates.prompt(question.question, template), False)
   return encode(tokenizer, [prompt] + [(text, role == 'policy') for role, text in filled])
 
 
@@ -194,7 +194,7 @@ def reviewed(tokenizer, rng: random.Random, *, shares: tuple[float, float], nois
   if rng.random() < noise:
     flawed = rng.randint(0, turns)
   ids, learned = chain(tokenizer, question, spans, results)
-  asked, said = encode(tokenizer, [(grammar.review_prompt(turns, 'world'), False), (f' {flawed}\n', True)])
+  asked, said = encode(tokenizer, [(templates.review_prompt(turns, 'world'), False), (f' {flawed}\n', True)])
   return ids + asked, [False] * len(learned) + said
 
 
@@ -209,5 +209,5 @@ def reading(tokenizer, rng: random.Random) -> Example:
   steps = question.metadata['steps']
   shown = steps if rng.random() < 0.7 else rng.sample(steps, rng.randrange(len(steps)))
   answer = question.golden_answers[0] if len(shown) == len(steps) else guess(question, rng, pools())
-  prompt = grammar.evidence_prompt(question.question, told(shown), 'world')
+  prompt = templates.reader_prompt(question.question, told(shown), 'world')
   return encode(tokenizer, [(prompt, False), (f' {answer}\n', True)])
