@@ -133,8 +133,8 @@ FIELDS = {
   'critic_warmup.min_updates': '>= 0',
   'critic_warmup.max_updates': COUNT,
   'critic_warmup.check_every': COUNT,
-  'critic_warmup.gate.auc': SHARE,
-  'critic_warmup.gate.sign': SHARE,
+  'critic_warmup.gate.auc': '>= 0',
+  'critic_warmup.gate.sign': '>= 0',
   'critic_warmup.gate.explained': '<= 1',
 
   # configs/world_policy.py: its stages, and the shares of what a stage trains on.

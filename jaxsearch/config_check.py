@@ -70,8 +70,8 @@ def _method(config: ml_collections.ConfigDict, training: bool) -> Iterator[str]:
   try:
     method = methods.find_method(config.method)
   except ValueError as error:
-    modules = {one.name: importlib.import_module(f'jaxsearch.methods.{one.name}') for one in pkgutil.iter_modules(methods.__path__)}
-    known = sorted(name for name, module in modules.items() if hasattr(module, 'grow'))
+    names = sorted(file.name for file in pkgutil.iter_modules(methods.__path__))
+    known = [name for name in names if hasattr(importlib.import_module(f'jaxsearch.methods.{name}'), 'grow')]
     yield f'{error}; known are {", ".join(known)}{suggestion(config.method, known)}'
     return
   warmup = config.get('critic_warmup', {})
