@@ -53,14 +53,13 @@ def train(config, _) -> None:
   With config.eval.every set it ends with one JSON line about held-out questions.
   """
   start = time.perf_counter()
-  from jaxsearch.evaluation.report import read_rows, write_report
-  from jaxsearch.evaluation.run import held_out
+  from jaxsearch.evaluation import report, run
   from jaxsearch.parallel.mesh import process_index
-  from jaxsearch.training import loop
-  loop.train(config, held_out)
+  from jaxsearch.training import loop, runs
+  loop.train(config, run.held_out)
   if process_index() == 0:
-    page = write_report(config.out)
-    evaluations = read_rows(pathlib.Path(config.out) / 'evaluations.jsonl')
+    page = report.write_report(config.out)
+    evaluations = runs.read(pathlib.Path(config.out) / 'evaluations.jsonl')
     if evaluations:
       own, greedy = ([row['em'] for row in evaluations if row['temperature'] == temperature]
                      for temperature in (config.eval.temperatures[0], 0.0))
@@ -110,7 +109,7 @@ def _answer_with_tool(config, flags, questions: Sequence, report: Callable) -> t
     agent = rstool.open_tool(config, flags.checkpoint, flags.corpus)
     search = agent.tools.search
     found = rstool.find(agent, texts, temperature=flags.temperature, seed=config.seed, on_progress=report)
-  scores, predictions = rstool.compare_readers(reader, questions, found, search, config.search.topk)
+  scores, predictions = rstool.evaluate_reader(reader, questions, found, search, config.search.topk)
   return scores, predictions, {'tool': flags.tool_url or flags.checkpoint or config.model,
                                'reader': flags.reader_model or config.reader.model}
 
@@ -130,7 +129,7 @@ def judge(config, flags) -> None:
   pairs = judge_pairs.pair_up(a, b)
   opened = load_judge(config.judge, config.dtype)
   with _progress(len(pairs), 'pairs') as report:
-    figures, records = judge_pairs.compare_pairs(opened.replies, pairs, report, opened.files['pair'])
+    figures, records = judge_pairs.judge(opened.replies, pairs, report, opened.files['pair'])
   figures |= {'only_a': len(a) - len(pairs), 'only_b': len(b) - len(pairs)}
   _write(flags.out, figures | {'manifest': run.manifest(config, a=flags.a, b=flags.b), 'comparisons': records})
   _print(figures)
