@@ -163,7 +163,7 @@ def open_engine(config: ml_collections.ConfigDict, model_config: DecoderConfig, 
                 **{name: value for name, value in config.sampler.items() if name not in own})
 
 
-def make_agent(config: ml_collections.ConfigDict, engine: Engine, tools: Tools, **changes) -> Agent:
+def make_agent(config: ml_collections.ConfigDict, engine: Engine, tools: Tools, /, **changes) -> Agent:
   """The agent that `config.method`, `config.grow` and `config.sampler` describe; `changes` are of the arguments of `grow`."""
   grow = functools.partial(methods.find_method(config.method).grow, **dict(config.grow) | changes)
   sampling = Sampling(config.sampler.temperature, config.sampler.top_p, config.sampler.top_k)

@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 TRAIN = """
 import json, os, pathlib, signal, sys, time
 flag = dict(argument.removeprefix('--config.').split('=', 1) for argument in sys.argv[2:])
-out, steps, kind = pathlib.Path(flag['out']), int(flag['steps']), flag.get('method')
+out, steps, kind = pathlib.Path(flag['out']), int(flag['steps']), flag.get('model')
 (out / 'checkpoints').mkdir(exist_ok=True)
 with (out / 'starts').open('a') as file:
   print(sorted(os.sched_getaffinity(0)), os.environ.get('OMP_NUM_THREADS'), file=file)
@@ -137,7 +137,7 @@ def test_finished_runs_are_kept_and_others_resume(tmp_path, stand_in, capfd):
 
 
 def test_a_failed_run_is_reported_and_others_go_on(tmp_path, stand_in, capfd):
-  kinds = {'Plain (one)': {'method': 'fail'}, 'Mute': {'method': 'mute'}, 'Fine': {}}
+  kinds = {'Plain (one)': {'model': 'fail'}, 'Mute': {'model': 'mute'}, 'Fine': {}}
   runs = sweep.plan(sweep_config(tmp_path / 'out', variants=kinds, seeds=(0,)))
   assert set(sweep.train_all(runs, 1)) == set(runs[:2])
   reported = capfd.readouterr().err
@@ -148,7 +148,7 @@ def test_a_failed_run_is_reported_and_others_go_on(tmp_path, stand_in, capfd):
 
 @pytest.mark.parametrize(('number', 'status'), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_stops_the_runs_and_the_same_command_resumes(tmp_path, stand_in, number, status, capfd):
-  runs = sweep.plan(sweep_config(tmp_path / 'out', common={'steps': 3, 'eval.every': 3, 'method': 'slow'}))
+  runs = sweep.plan(sweep_config(tmp_path / 'out', common={'steps': 3, 'eval.every': 3, 'model': 'slow'}))
 
   def stop():
     while not all(sweep.last_step(run) for run in runs[:2]):
