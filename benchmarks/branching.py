@@ -1,11 +1,11 @@
-"""What a revision costs: a Search-R2 step beside a Search-R1 step with as many drafts.
+"""What a revision costs: a training step of Search-R2 beside one of Search-R1 with as many drafts.
 
     python benchmarks/branching.py [--share 0.3] [--steps 4] [--repeats 4]
 
-The policy of the embedded world, the same questions, 30 % of the drafts revised from a step drawn at random (so that the share
-is what is asked for), no probing. Steps of the two methods take turns on the same questions, over and over: the learning rate is
-0, so that they repeat the same work. The first time, which compiles, does not count; of the others the fastest does. The last
-line is one JSON object: seconds a step, their ratio, and what share of a revision's context was in the cache.
+The embedded world's policy and questions; 30 % of the drafts are revised from a random step (which fixes the share), without
+probing. The two methods take turns on the same questions. The learning rate is 0, so each repeat does the same work. The first
+one compiles and does not count; the fastest of the others does. The last line is one JSON object: seconds a step, their ratio,
+and the share of a revision's context that was in the cache.
 """
 
 import argparse

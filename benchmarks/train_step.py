@@ -2,12 +2,11 @@
 
     python benchmarks/train_step.py [--rollouts 8] [--steps 3] [--peer /path/to/python-with-tunix]
 
-The rollouts are ragged, as they are in multi-turn search: a prompt of 64 tokens, then 1 to 6 turns of 32 generated and 96
-retrieved tokens; only generated tokens are trained on. A token counts if it is a token of a rollout, padding does not.
-`share_of_limit` is the arithmetic that the update needs (no recomputation, no padding, no logits where there is no loss),
-divided by its time and by the speed of the fastest matrix product measured in the same run. With --peer the same rollouts
-go through the GRPO loss and trainer step of google-tunix, in another process, padded as its learner pads them; its
-float32 Qwen2 has the same sizes. Ends with one JSON line.
+The rollouts are ragged, as in multi-turn search: a prompt of 64 tokens, then 1 to 6 turns of 32 generated and 96 retrieved
+tokens; only generated tokens are trained on. Tokens of rollouts count, padding does not. `share_of_limit` is the arithmetic that
+the update needs (no recomputation, no padding, no logits without a loss), divided by its time and by the speed of the fastest
+matrix product in the same run. With --peer the same rollouts go through the GRPO loss and trainer step of google-tunix in another
+process, padded as its learner pads them, in a float32 Qwen2 of the same size. Ends with one JSON line.
 """
 
 import argparse

@@ -6,8 +6,8 @@ r"""CARL as published, for a pod: Qwen2.5-7B-Instruct, table 5 of the paper.
         --config.search.url=http://retriever:8000/retrieve --config.critic.warm_start=/shared/warmup --config.out=/shared/run
 
 500 steps of 256 questions x 5, 4 epochs of 20 mini-batches, 15 segments at most, contexts of at most 256 tokens, 3 passages a
-search, clip 0.2, KL and entropy 0.001; learning rates, after a linear warm-up over 100 steps (of 80 updates each), 1e-6 of the
-policy, 5e-6 of the critic's head, half of the policy's for the critic's share of the backbone. The critic's warm-up wants one
+search, clip 0.2, KL and entropy 0.001. Learning rates, after a linear warm-up over 100 steps of 80 updates: 1e-6 for the policy,
+5e-6 for the critic's head, half of the policy's for the critic's share of the backbone. The critic's warm-up runs in one
 process; a second retriever stands for the paper's commercial one in 30 % of its rollouts. Not run by us at this size.
 """
 
@@ -31,8 +31,9 @@ def get_config():
   config.optim.update(learning_rate=1e-6, lr_warmup_updates=8000, b1=0.9, b2=0.999, weight_decay=0.01, clip_norm=1.0)
   config.critic.update(enabled=True, shared=True, learning_rate=5e-6, coef=0.5, backbone_share=0.5)
   config.critic_warmup = carl.critic_warmup(
-    closed_book=dict(template='carl_direct', tools=False), tool_required=dict(template='carl_multi_hop'), tool_optional=dict(template='carl'),
-    second_search=dict(url='http://better-retriever:8000/retrieve'))
-  config.critic_warmup.update(questions=60000, trajectories=32000, tool_optional_tiers=(2,), clusters=50, trees=80, head_rate=5e-6,
-                       backbone_rate=5e-7, lr_warmup_updates=100, min_updates=1800, max_updates=2400)
+    closed_book=dict(template='carl_direct', tools=False), tool_required=dict(template='carl_multi_hop'),
+    tool_optional=dict(template='carl'), second_search=dict(url='http://better-retriever:8000/retrieve'))
+  config.critic_warmup.update(
+    questions=60000, trajectories=32000, tool_optional_tiers=(2,), clusters=50, trees=80, head_rate=5e-6, backbone_rate=5e-7,
+    lr_warmup_updates=100, min_updates=1800, max_updates=2400)
   return config.lock()

@@ -1,4 +1,4 @@
-"""CuSearch on the embedded world: of 96 chains a step, the 48 that searched most are trained on.
+"""CuSearch on the embedded world: of 96 chains a step, train on the 48 that searched most.
 
     jaxsearch train --config configs/cusearch.py --config.credit.strategy=phase
 
@@ -20,13 +20,13 @@ def get_config():
   config.questions_per_step = 32
   config.group_size = 3
   config.credit = config_dict.create(
-    strategy='phase',                # 'full', 'random', 'topk_reward', 'auto', 'phase' or 'anti'
-    keep=48,                         # K, chains that are trained on
-    max_depth=5,                     # S, deeper chains count as so deep
+    strategy='phase',                # which chains to train on: 'full', 'random', 'topk_reward', 'auto', 'phase' or 'anti'
+    keep=48,                         # K, the number of chains to train on
+    max_depth=5,                     # S, the depth that deeper chains count as
     format_weight=0.2,               # w of the reward F1 (1 - w) + w format
     drop_alike=False,                # DAPO: leave out groups whose chains all have the same reward
     normalize_std=True,
-    window=4,                        # pass rates of a question that `sizes` goes by
+    window=4,                        # recent pass rates of a question that `sizes` averages
   )  # fmt: skip
   config.sizes = config_dict.create(
     adaptive=False,                  # AR3PO: more chains for questions with a pass rate in the middle

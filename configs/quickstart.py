@@ -1,4 +1,4 @@
-"""The quickstart: a policy that can search but mostly does not bother learns when to, in minutes on two CPU cores.
+"""The quickstart: a policy that can search, but mostly does not, learns when to; minutes on two CPU cores.
 
     bash launch/quickstart.sh        or        jaxsearch train --config configs/quickstart.py
 

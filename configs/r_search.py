@@ -27,7 +27,7 @@ def get_config():
     gamma=1.0, lam=1.0,              # for PPO
   )  # fmt: skip
   config.reader = config_dict.create(  # the frozen model that answers from the evidence
-    model='world-reader',            # shipped; a Hugging Face folder or a GGUF file for real input
+    model='world-reader',            # shipped; for real input a Hugging Face folder or a GGUF file
     max_tokens=24, stop=('\n',), chat=False, slots=32, length=256,
   )  # fmt: skip
   config.eval.every = 50

@@ -2,7 +2,7 @@
 
     jaxsearch train --config configs/research.py
 
-The shipped policy was not taught to box its answers. A model that can follow the paper's prompt wants
+The shipped policy was not taught to box its answers. A model that can follow the paper's prompt needs
 --config.grow.template=research --config.grow.boxed=True --config.grow.max_tokens=500.
 """
 
@@ -17,6 +17,6 @@ def get_config():
   config.steps = 200
   config.group_size = 5
   config.questions_per_step = 25
-  config.grow.boxed = False          # True: the answer is what \boxed{} inside <answer> holds
+  config.grow.boxed = False          # True: the answer is the content of \boxed{} inside <answer>
   config.eval.every = 50
   return config.lock()

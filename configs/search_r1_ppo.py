@@ -2,7 +2,8 @@
 
     jaxsearch train --config configs/search_r1_ppo.py
 
-A warm critic, as CARL compares with: `jaxsearch critic-warmup` on this config, then --config.critic.warm_start=ITS_FOLDER.
+For a warm critic, as in CARL's comparison, run `jaxsearch critic-warmup` on this config, then train with
+--config.critic.warm_start=ITS_FOLDER.
 """
 
 from ml_collections import config_dict
@@ -20,8 +21,9 @@ def get_config():
   config.group_size = 2
   config.credit = config_dict.create(gamma=1.0, lam=1.0)
   config.critic.enabled = True
-  config.critic_warmup = carl.critic_warmup(closed_book=dict(template='world', max_turns=0), tool_required={}, tool_optional={},
-                              second_search=dict(backend='simulated', noise_start=0.5))
+  config.critic_warmup = carl.critic_warmup(
+    closed_book=dict(template='world', max_turns=0), tool_required={}, tool_optional={},
+    second_search=dict(backend='simulated', noise_start=0.5))
   config.critic_warmup.gate.update(auc=0.55, explained=0.25)  # 200 updates never passed 0.66 and 0.29
   config.eval.every = 50
   return config.lock()

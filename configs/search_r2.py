@@ -3,7 +3,7 @@
     jaxsearch train --config configs/search_r2.py
 
 Starts from a policy that has seen what a review looks like. Ablations of table 3: --config.credit.joint=False,
---config.grow.process=False; a refiner that draws: --config.grow.refiner=random.
+--config.grow.process=False; a random refiner: --config.grow.refiner=random.
 """
 
 from ml_collections import config_dict
@@ -23,27 +23,28 @@ def get_config():
   config.grow.update(
     template='world', review='world',
     max_revisions=1,                 # N_max, per draft
-    threshold=0.0,                   # margin of log-probabilities from which on a draft is revised
-    refiner='policy',                # or 'random', with `random_share` of the drafts
+    threshold=0.0,                   # revise a draft from this margin of log-probabilities on
+    refiner='policy',                # or 'random', which revises `random_share` of the drafts
     random_share=0.3,
-    probe=0.1,                       # share of drafts that a_prec, v_inter and s_trim are estimated on
-    process=True,                    # whether the judge is asked for the process reward
+    probe=0.1,                       # share of drafts on which a_prec, v_inter and s_trim are estimated
+    process=True,                    # whether the judge gives a process reward
   )  # fmt: skip
   config.credit = config_dict.create(joint=True, normalize_std=True)
   config.judge = judge()
-  config.train.update(aggregate='seq-mean-token-mean', row_length=1280)  # a trace holds its cut-off steps too
-  config.eval.grow = config_dict.create(max_revisions=0)  # as it is deployed; 1 leaves the refiner on
+  config.train.update(aggregate='seq-mean-token-mean', row_length=1280)  # a trace keeps the steps that were cut off
+  config.eval.grow = config_dict.create(max_revisions=0)  # as it is deployed; 1 keeps the refiner
   config.eval.every = 50
   return config.lock()
 
 
 def judge() -> config_dict.ConfigDict:
-  """Who judges."""
+  """The judge of Search-R2 and SLATE."""
   return config_dict.create(
-    kind='world',                    # 'world' knows the gold chains; 'local' is a model of ours, 'chat' a server
-    model='', chat=True,             # for 'local': Hugging Face folder or GGUF file, and whether it wants its chat template
-    slots=16, length=4096, stop=(),
-    url='', timeout=120.0,           # for 'chat', with `model` as its name there
+    kind='world',                    # 'world' knows the gold chains; 'local' is a model on our sampler, 'chat' a server
+    model='',                        # for 'local': Hugging Face folder or GGUF file; for 'chat': its name at the server
+    chat=True,                       # for 'local': whether it wants its chat template
+    slots=16, length=4096, stop=(),  # for 'local'
+    url='', timeout=120.0,           # for 'chat'
     cache='',                        # for 'chat': a folder that keeps replies
     max_tokens=512,
     templates='',                    # for 'local' and 'chat': a folder with prompts of yours, see trees/templates.py

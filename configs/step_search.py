@@ -2,7 +2,7 @@
 
     jaxsearch train --config configs/step_search.py
 
-A model that was not warm-started on the world wants --config.grow.template=step_search --config.grow.max_tokens=500.
+A model that was not warm-started on the world needs --config.grow.template=step_search --config.grow.max_tokens=500.
 """
 
 from ml_collections import config_dict
@@ -16,7 +16,7 @@ def get_config():
   config.method = 'step_search'
   config.out = 'runs/step_search'
   config.credit = config_dict.create(
-    key_weight=0.618,                # of the golden queries in the reward of the chain
+    key_weight=0.618,                # weight of the gold queries in the reward of a chain
     gamma=1.0, lam=1.0,
   )  # fmt: skip
   return config.lock()

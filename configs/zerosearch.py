@@ -1,4 +1,4 @@
-"""ZeroSearch on the embedded world: Search-R1 with GRPO learns to search in documents that are made up, ever more of them noise.
+"""ZeroSearch on the embedded world: Search-R1 with GRPO searches in made-up documents, with more and more noise among them.
 
     jaxsearch train --config configs/zerosearch.py
 
@@ -6,8 +6,8 @@ The simulator needs no model here. With one, behind a server that speaks the cha
 
     ... --config.search.writer=chat --config.search.url=http://HOST:8000/v1 --config.search.writer_model=NAME
 
-or on a sampler of ours: --config.search.writer=model --config.search.writer_model=FOLDER. What was learned is then tried on
-the true passages: jaxsearch eval ... --config.search.backend=bm25.
+or on our sampler: --config.search.writer=model --config.search.writer_model=FOLDER. Evaluate on the true passages:
+jaxsearch eval ... --config.search.backend=bm25.
 """
 
 from configs import base

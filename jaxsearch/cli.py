@@ -1,74 +1,53 @@
-"""The command line: `jaxsearch COMMAND --config configs/NAME.py --config.key=value`.
+"""The command line: `jaxsearch COMMAND --config NAME --config.key=value`.
 
-Every command reads a config (ml_collections) and takes overrides of its fields. What is the user's to mend, a wrong
-flag, file or value, ends in one line and exit status 2. JAX is imported by the command, not by `--help`.
+A mistake that the user can mend, in a flag, a file or a value, ends in one line and exit status 2; `--traceback` shows where
+it arose. The commands import JAX, `--help` does not.
 """
 
-import difflib
 import sys
 
-COMMANDS = {
-  'train': 'reinforcement learning; the same command on the same folder goes on with the run',
-  'eval': 'answer a file of questions and score the answers: --checkpoint, --questions, --corpus, --out [--as-tool]',
-  'judge': 'compare two results of eval by six rubrics of a language model: --a, --b, --out; config.judge is local or chat',
-  'ask': 'answer one question and show every thought, query and document: jaxsearch ask "question" [--checkpoint]',
-  'serve': 'serve a search over HTTP (--corpus, --port), or a policy as a search tool of other models (--as-tool)',
-  'critic-warmup': 'warm up the critic of a config (CARL, PPO) on closed-book and tool-required rollouts, until it passes a gate',
-  'tiers': 'tell questions that the policy answers closed-book from others: --checkpoint, --questions, --out [--mixed]',
-  'sft': 'supervised training on demonstrations',
-  'sample': 'sample chains and keep the right ones as demonstrations: --checkpoint, --questions, --n, --keep, --out',
-  'export': 'write a checkpoint as a Hugging Face folder: --checkpoint, --out',
-  'sweep': 'train a grid of variants x seeds, and compare them in a table and curves [--report-only]',
-  'world': 'make the embedded world again: its files (--out DIR), and with --policy its warm-started policy',
-}
-USAGE = """usage: jaxsearch COMMAND [--config configs/NAME.py] [--config.key=value ...]
+from jaxsearch import __version__, flags
+from jaxsearch.commands import COMMANDS
+from jaxsearch.config_check import suggestion
+
+USAGE = """usage: jaxsearch COMMAND [--config NAME] [--config.FIELD=VALUE ...] [FLAGS]
 
 Trains language models that learn when and how to search.
 
 commands:
 {commands}
 
-Without --config a command runs on the embedded world (configs/quickstart.py). Fields and their comments: configs/base.py.
+Without --config a command runs on the embedded world. More: jaxsearch COMMAND --help, and configs/base.py for all fields.
 """
 
 
 def main(argv: list[str] | None = None) -> int:
   """Runs a command and returns the exit status."""
-  arguments = sys.argv[1:] if argv is None else argv
-  if not arguments or arguments[0] in ('-h', '--help', 'help'):
-    print(usage())
-    return 0
-  if arguments[0] == '--version':
-    from jaxsearch import __version__
-    print(__version__)
-    return 0
-  command, rest = arguments[0], arguments[1:]
-  if command not in COMMANDS:
-    near = difflib.get_close_matches(command, COMMANDS, 1)
-    return fail(f'no command {command!r}; ' + (f'did you mean {near[0]!r}?' if near else f'there are {", ".join(COMMANDS)}'))
-  if {'-h', '--help'} & set(rest):
-    print(f'jaxsearch {command}: {COMMANDS[command]}\n\n{usage()}')
-    return 0
-  from jaxsearch import commands
-  from jaxsearch.data.jsonl import DataError
-  from jaxsearch.flags import UsageError
+  given = sys.argv[1:] if argv is None else argv
+  name, *arguments = [argument for argument in given if argument != '--traceback'] or ['--help']
   try:
-    getattr(commands, command.replace('-', '_'))(command, rest)
-  except (UsageError, DataError, FileNotFoundError, ValueError, ImportError) as error:
-    if '--traceback' in sys.argv:
+    if name in ('-h', '--help', 'help'):
+      print(USAGE.format(commands='\n'.join(f'  {command:<14} {parser.description.splitlines()[0]}'
+                                            for command, parser in COMMANDS.items())))
+    elif name == '--version':
+      print(__version__)
+    elif name not in COMMANDS:
+      raise flags.UsageError(f'no command {name!r}{suggestion(name, COMMANDS) or "; there are " + ", ".join(COMMANDS)}')
+    elif {'-h', '--help'} & set(arguments):
+      COMMANDS[name].print_help()
+    else:
+      own, rest = COMMANDS[name].parse_known_args(arguments)
+      config, words = flags.parse(name, rest, own.default_config)
+      if words and not own.takes_words:
+        raise flags.UsageError(f'{name} does not know what to do with {" ".join(map(repr, words))}')
+      own.words = ' '.join(words).strip()
+      own.run(config, own)
+  except (flags.UsageError, OSError, ValueError, ImportError) as error:
+    if '--traceback' in given:
       raise
-    return fail(str(error))
+    print(f'jaxsearch: {error}', file=sys.stderr)
+    return 2
   return 0
-
-
-def usage() -> str:
-  width = max(map(len, COMMANDS))
-  return USAGE.format(commands='\n'.join(f'  {name:<{width}}  {text}' for name, text in COMMANDS.items()))
-
-
-def fail(message: str) -> int:
-  print(f'jaxsearch: {message}', file=sys.stderr)
-  return 2
 
 
 if __name__ == '__main__':

@@ -1,376 +1,352 @@
-"""What the commands of the command line do; each takes its own name and the arguments after it.
+"""The commands of the command line. Each stands below its default config and its flags; its docstring is its `--help`.
 
-JAX and the rest are imported where they are used, so that a mistyped flag is told of at once.
+JAX and the rest are imported where they are used, so that help comes at once, and a mistyped flag too.
 """
 
+import contextlib
+import inspect
 import json
 import math
 import pathlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from jaxsearch import flags
-from jaxsearch.flags import UsageError
+from jaxsearch import registry
+from jaxsearch.flags import Parser, UsageError
 
-QUICKSTART = 'configs/quickstart.py'
+COMMANDS: dict[str, Parser] = {}
 
 
-def train(name: str, arguments: Sequence[str]) -> None:
-  """Reinforcement learning; with `config.eval.every` set it ends with one JSON line about held-out questions."""
-  config, _, words = flags.parse(name, arguments, QUICKSTART)
-  _no_words(name, words)
+def command(default_config: str, *flags: tuple[str, dict], takes_words: bool = False) -> Callable:
+  """Makes a function `run(config, flags)` the command of its name; `flags.words` are what is no flag."""
+  def register(run: Callable) -> Callable:
+    name = run.__name__.replace('_', '-')
+    COMMANDS[name] = parser = Parser(prog=name, description=inspect.getdoc(run), usage=(
+      f'jaxsearch {name} [--config NAME] [--config.FIELD=VALUE ...] [FLAGS]{" WORDS" if takes_words else ""}'))
+    for flag, options in flags:
+      parser.add_argument(flag, **options)
+    parser.epilog = (f'--config is a shipped config or a Python file; {default_config} if not given. --config.FIELD=VALUE sets '
+                     'any field of it; configs/base.py explains the fields.')
+    parser.set_defaults(run=run, default_config=default_config, takes_words=takes_words)
+    return run
+  return register
+
+
+def flag(name: str, help: str, type: type = str, **options) -> tuple[str, dict]:
+  """A flag of a command; one that is not given is '', None for a number, False for a bool."""
+  options |= dict(action='store_true') if type is bool else dict(type=type, metavar='VALUE')
+  return name, dict(help=help, default={str: '', bool: False}.get(type)) | options
+
+
+CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, or Hugging Face folder; config.model if not given')
+CORPUS = flag('--corpus', 'passages: Search-R1 JSONL file, or world; config.data.corpus if not given')
+QUESTIONS = flag('--questions', 'FlashRAG JSONL file, or world:SPLIT; those of the config if not given')
+GREEDY = flag('--temperature', 'of sampling; greedy if not given', float, default=0.0)
+LIMIT = flag('--limit', 'take only this many questions, the first', int)
+
+
+@command('quickstart')
+def train(config, _) -> None:
+  """Train a policy by reinforcement learning; rerun the same command to resume.
+
+  With config.eval.every set it ends with one JSON line about held-out questions.
+  """
   start = time.perf_counter()
-  from jaxsearch.training import loop
-  loop.train(config)
+  from jaxsearch.evaluation import report, run
   from jaxsearch.parallel.mesh import process_index
+  from jaxsearch.training import loop, runs
+  loop.train(config, run.held_out)
   if process_index() == 0:
-    from jaxsearch.evaluation.report import read_rows, write_report
-    page = write_report(config.out)
-    evaluations = read_rows(pathlib.Path(config.out) / 'evaluations.jsonl')
+    page = report.write_report(config.out)
+    evaluations = runs.read(pathlib.Path(config.out) / 'evaluations.jsonl')
     if evaluations:
-      print(json.dumps(_outcome(evaluations, config, time.perf_counter() - start, page)))
+      own, greedy = ([row['em'] for row in evaluations if row['temperature'] == temperature]
+                     for temperature in (config.eval.temperatures[0], 0.0))
+      _print({'em_before': own[0], 'em_after': own[-1], 'steps': evaluations[-1]['step'],
+              'seconds': round(time.perf_counter() - start, 1), 'report': str(page)}
+             | ({'em_before_greedy': greedy[0], 'em_after_greedy': greedy[-1]} if greedy else {}))
     else:
       print(f'report: {page}')
 
 
-def _outcome(evaluations: list[dict], config, seconds: float, page: pathlib.Path) -> dict:
-  """EM on held-out questions before and after: sampled at the first of `config.eval.temperatures`, and greedy if it is there."""
-  def em(temperature):
-    return [round(row['em'], 4) for row in evaluations if row['temperature'] == temperature]
+@command(
+  'quickstart', CHECKPOINT, QUESTIONS, CORPUS, flag('--out', 'JSON file to write'), GREEDY, LIMIT,
+  flag('--as-tool', 'score a second model, config.reader: alone, with one search, with the evidence that the policy finds', bool),
+  flag('--tool-url', 'with --as-tool: a server of evidence (serve --as-tool) in place of the policy; token in JAXSEARCH_TOKEN'),
+  flag('--reader-url', 'with --as-tool: a chat server in place of config.reader, such as http://HOST/v1; key in OPENAI_API_KEY'),
+  flag('--reader-model', 'name of the model at --reader-url'))
+def eval(config, flags) -> None:
+  """Answer a file of questions; write scores, predictions and a manifest."""
+  if not flags.as_tool:
+    _refuse(flags, ('tool-url', 'reader-url', 'reader-model'), 'without --as-tool')
+  from jaxsearch.evaluation import run
+  questions = _load_questions(config, flags.questions or config.eval.questions, flags.limit)
+  with _progress(len(questions)) as report:
+    if flags.as_tool:
+      scores, predictions, made_with = _answer_with_tool(config, flags, questions, report)
+    else:
+      trees, sampler = _rollout(config, flags, questions, on_progress=report)
+      scores, predictions, made_with = run.scores(trees), run.predictions(trees), {'sampler': sampler}
+  manifest = run.manifest(config, checkpoint=flags.checkpoint, questions=flags.questions, corpus=flags.corpus)
+  manifest |= {'temperature': flags.temperature} | made_with
+  _write(flags.out, scores | {'manifest': manifest, 'predictions': predictions})
+  _print(scores)
 
-  own, greedy = em(config.eval.temperatures[0]), em(0.0)
-  result = {'em_before': own[0], 'em_after': own[-1], 'steps': evaluations[-1]['step'], 'seconds': round(seconds, 1),
-            'report': str(page)}
-  return result | ({'em_before_greedy': greedy[0], 'em_after_greedy': greedy[-1]} if greedy else {})
+
+def _answer_with_tool(config, flags, questions: Sequence, report: Callable) -> tuple[dict, list[dict], dict]:
+  """(scores, predictions, additions to the manifest) of a second model, with and without the evidence that a tool finds."""
+  from jaxsearch.evaluation import rstool
+  from jaxsearch.tools.evidence_client import EvidenceClient
+  from jaxsearch.tools.http_client import secret_from_env
+  reader = rstool.open_reader(config, flags.reader_url, flags.reader_model)
+  texts = [question.question for question in questions]
+  if flags.tool_url:
+    _refuse(flags, ('checkpoint', 'temperature'), 'with --tool-url')
+    search = _open_search(config, flags)
+    found = rstool.find_by_server(EvidenceClient(flags.tool_url, token=secret_from_env('JAXSEARCH_TOKEN')), texts, report)
+  else:
+    agent = rstool.open_tool(config, flags.checkpoint, flags.corpus)
+    search = agent.tools.search
+    found = rstool.find(agent, texts, temperature=flags.temperature, seed=config.seed, on_progress=report)
+  scores, predictions = rstool.evaluate_reader(reader, questions, found, search, config.search.topk)
+  return scores, predictions, {'tool': flags.tool_url or flags.checkpoint or config.model,
+                               'reader': flags.reader_model or config.reader.model}
 
 
-def sft(name: str, arguments: Sequence[str]) -> None:
-  """Supervised training on demonstrations."""
-  config, _, words = flags.parse(name, arguments, 'configs/sft.py')
-  _no_words(name, words)
+@command('search_r2', flag('--a', 'result file of eval --out', required=True),
+         flag('--b', 'result file to compare it with', required=True), flag('--out', 'JSON file to write'))
+def judge(config, flags) -> None:
+  """Compare two results of eval question by question: a language model scores six rubrics."""
+  if 'judge' not in config:
+    raise UsageError('the config has no judge: take --config search_r2')
+  if config.judge.kind == 'world':
+    raise UsageError("config.judge.kind='world' knows gold chains but has no opinion on style: take 'local' with "
+                     "config.judge.model, or 'chat' with config.judge.url and config.judge.model")
+  from jaxsearch.evaluation import judge_pairs, run
+  from jaxsearch.setup import load_judge
+  a, b = judge_pairs.read_result(flags.a), judge_pairs.read_result(flags.b)
+  pairs = judge_pairs.pair_up(a, b)
+  opened = load_judge(config.judge, config.dtype)
+  with _progress(len(pairs), 'pairs') as report:
+    figures, records = judge_pairs.judge(opened.replies, pairs, report, opened.files['pair'])
+  figures |= {'only_a': len(a) - len(pairs), 'only_b': len(b) - len(pairs)}
+  _write(flags.out, figures | {'manifest': run.manifest(config, a=flags.a, b=flags.b), 'comparisons': records})
+  _print(figures)
+
+
+@command('quickstart', CHECKPOINT, CORPUS, GREEDY, takes_words=True)
+def ask(config, flags) -> None:
+  """Answer one question and show every thought, query and document."""
+  if not flags.words:
+    raise UsageError('ask what? usage: jaxsearch ask "Which currency is used in the country of Oviedo?"')
+  from rich.console import Console
+
+  from jaxsearch.data.questions import Question
+  from jaxsearch.evaluation.terminal import Transcript
+  transcript = Transcript(Console(highlight=False))
+  trees, _ = _rollout(config, flags, [Question('ask', flags.words, ())], watch=transcript.show)
+  transcript.close(trees[0])
+
+
+@command(
+  'r_search', CHECKPOINT, CORPUS, flag('--host', 'address to listen on; 127.0.0.1, this machine alone, if not given'),
+  flag('--port', '8000 if not given, 8001 with --as-tool', int),
+  flag('--token', 'secret that requests must bring; that in JAXSEARCH_TOKEN if not given'),
+  flag('--as-tool', 'serve a policy: question in, evidence out', bool))
+def serve(config, flags) -> None:
+  """Serve the search of a config over HTTP, or a policy as a search tool of other models (--as-tool)."""
+  if not flags.as_tool:
+    _refuse(flags, ('checkpoint',), 'without --as-tool')
+  port = (8001 if flags.as_tool else 8000) if flags.port is None else flags.port
+  try:
+    from jaxsearch.tools import http_server
+  except ImportError as error:
+    raise UsageError(f"serving needs the package {error.name!r}: pip install 'jaxsearch[serve]'") from error
+  from jaxsearch.tools.http_client import check_secret, secret_from_env
+  token = check_secret(flags.token, '--token') or secret_from_env('JAXSEARCH_TOKEN')
+  with http_server.bind(flags.host or '127.0.0.1', port) as listener:
+    if flags.as_tool:
+      from jaxsearch.evaluation import rstool
+      agent = rstool.open_tool(config, flags.checkpoint, flags.corpus)
+      print('compiling the sampler: a minute or two …', file=sys.stderr)
+      agent.engine.compile_all()  # now, so that no request has to wait for it
+      app = http_server.evidence_app(lambda questions: rstool.find(agent, questions), token=token,
+                                     check=lambda question: rstool.check_room(agent, question))
+    else:
+      app = http_server.search_app(_open_search(config, flags), token=token)
+    http_server.run(app, listener, 'evidence' if flags.as_tool else 'retrieval')
+
+
+@command('carl')
+def critic_warmup(config, _) -> None:
+  """Warm up the critic of a config (CARL, PPO) until it passes its gate; exit status 1 if it does not.
+
+  The critic learns from closed-book and tool-required rollouts. Pass its folder to train as config.critic.warm_start.
+  """
+  if 'critic_warmup' not in config:
+    raise UsageError('this config has no group critic_warmup: its method has no critic, or see configs/carl.py')
+  from jaxsearch.evaluation import competence, competence_plots
+  from jaxsearch.training import critic_warmup
+  try:
+    figures = critic_warmup.warm_up(config, competence.gate_figures, competence_plots.plot_calibration)
+  except critic_warmup.GateFailed as error:
+    print(f'jaxsearch: {error}', file=sys.stderr)
+    raise SystemExit(1) from error
+  _print({'run': config.out} | figures)
+
+
+@command('carl', CHECKPOINT, QUESTIONS, flag('--out', 'JSONL file to write', required=True),
+         flag('--limit', 'take only this many questions, the first; config.eval.number if not given', int),
+         flag('--mixed', 'question file to write too: half of each tier, all of the smaller one'))
+def tiers(config, flags) -> None:
+  """Tell questions that the policy answers closed-book (tier 2) from the others (tier 1)."""
+  if 'critic_warmup' not in config:
+    raise UsageError('this config does not say how to answer closed-book (config.critic_warmup.closed_book), see configs/carl.py')
+  from jaxsearch.data.questions import write_questions
+  from jaxsearch.training import critic_warmup
+  limit = (config.eval.number or None) if flags.limit is None else flags.limit
+  questions = _load_questions(config, flags.questions or config.eval.questions, limit)
+  agent, key = _open_agent(config, flags, **config.critic_warmup.closed_book)
+  found = critic_warmup.tiers_of(agent, questions, config.critic_warmup.tier_rollouts, key)
+  out = pathlib.Path(flags.out)
+  out.parent.mkdir(parents=True, exist_ok=True)
+  out.write_text(''.join(json.dumps({'id': key, 'tier': tier}) + '\n' for key, tier in found.items()), encoding='utf-8')
+  if flags.mixed:
+    write_questions(critic_warmup.mixed(questions, found), flags.mixed)
+  _print({'questions': len(found), 'tier_2': sum(tier == 2 for tier in found.values()) / len(found), 'out': str(out)})
+
+
+@command('sft')
+def sft(config, _) -> None:
+  """Train a policy on demonstrations."""
   from jaxsearch.training import sft
   sft.train(config)
   print(f'run folder: {config.out}')
 
 
-def critic_warmup(name: str, arguments: Sequence[str]) -> None:
-  """Warms up a critic; exit status 1 if it does not pass its gate."""
-  config, _, words = flags.parse(name, arguments, 'configs/carl.py')
-  _no_words(name, words)
-  from jaxsearch.training import critic_warmup
-  if 'critic_warmup' not in config:
-    raise UsageError('this config has no warmup: its method has no critic, or see configs/carl.py')
-  try:
-    figures = critic_warmup.warm_up(config)
-  except critic_warmup.GateFailed as error:
-    print(f'jaxsearch: {error}', file=sys.stderr)
-    raise SystemExit(1) from error
-  print(json.dumps({'run': config.out} | {key: None if math.isnan(value) else round(value, 4) for key, value in figures.items()}))
-
-
-def tiers(name: str, arguments: Sequence[str]) -> None:
-  """Rolls questions out by heart, several times each, and writes which tier each is of."""
-  config, flag, words = flags.parse(
-    name, arguments, 'configs/carl.py', checkpoint=(str, 'run folder, checkpoint or Hugging Face folder'),
-    questions=(str, 'question file, or world:SPLIT; config.eval.questions if not given'), out=(str, 'JSONL file to write'),
-    limit=(str, 'only the first so many questions; config.eval.number if not given'),
-    mixed=(str, 'question file to write: half of each tier, as many as there are of the smaller one'))
-  _no_words(name, words)
-  if not flag['out']:
-    raise UsageError('tiers needs --out')
-  if 'critic_warmup' not in config:
-    raise UsageError('this config does not say how to answer by heart (config.critic_warmup.closed_book), see configs/carl.py')
-  from jaxsearch.data.questions import write_questions
-  from jaxsearch.data.sources import load_questions
-  from jaxsearch.evaluation import run
-  from jaxsearch.training import critic_warmup
-  limit = _number(flag['limit'], 'limit', int, config.eval.number or None)
-  questions = load_questions(flag['questions'] or config.eval.questions, hops=config.data.hops,
-                             arithmetic=config.data.arithmetic)[:limit]
-  found = critic_warmup.tiers_of(config, run.open_agent(config, flag['checkpoint']), questions)
-  out = pathlib.Path(flag['out'])
-  out.parent.mkdir(parents=True, exist_ok=True)
-  out.write_text(''.join(json.dumps({'id': key, 'tier': tier}) + '\n' for key, tier in found.items()), encoding='utf-8')
-  if flag['mixed']:
-    write_questions(critic_warmup.mixed(questions, found), flag['mixed'])
-  share = sum(tier == 2 for tier in found.values()) / len(found)
-  print(json.dumps({'questions': len(found), 'tier_2': round(share, 4), 'out': str(out)}))
-
-
-def eval(name: str, arguments: Sequence[str]) -> None:
-  """Answers a file of questions and writes scores, predictions and a manifest; with --as-tool a second model answers."""
-  config, flag, words = flags.parse(
-    name, arguments, QUICKSTART, checkpoint=(str, 'run folder, checkpoint or Hugging Face folder'),
-    questions=(str, 'FlashRAG JSONL file, or world:SPLIT'), corpus=(str, 'Search-R1 JSONL file, or world'),
-    out=(str, 'JSON file to write'), temperature=(str, 'of sampling; greedy if not given'),
-    limit=(str, 'only the first so many questions'),
-    **{'as-tool': (bool, 'a second model, config.reader, answers: alone, with one search, with the evidence of the policy'),
-       'tool-url': (str, 'a server of evidence (serve --as-tool) in place of the policy; its token in JAXSEARCH_TOKEN'),
-       'reader-url': (str, 'a chat server in place of config.reader, such as http://HOST/v1; its key in OPENAI_API_KEY'),
-       'reader-model': (str, 'the name of the model at --reader-url')})
-  _no_words(name, words)
-  if not flag['as-tool']:
-    _unused(flag, ('tool-url', 'reader-url', 'reader-model'), 'without --as-tool')
-  temperature = _number(flag['temperature'], 'temperature', float, 0.0)
-  limit = _number(flag['limit'], 'limit', int, None)
-  from jaxsearch.data.sources import load_questions
-  from jaxsearch.evaluation import run
-  questions = load_questions(flag['questions'] or config.eval.questions, hops=config.data.hops,
-                             arithmetic=config.data.arithmetic)[:limit]
-  answered = _answered_with_tool if flag['as-tool'] else _answered
-  scores, predictions, made_with = answered(config, flag, questions, temperature)
-  manifest = run.manifest(config, checkpoint=flag['checkpoint'], questions=flag['questions'], corpus=flag['corpus'])
-  result = scores | {'manifest': manifest | {'temperature': temperature} | made_with, 'predictions': predictions}
-  _write(flag['out'], result)
-  print(json.dumps({key: round(value, 4) for key, value in scores.items()}))
-
-
-def _answered(config, flag: dict, questions: Sequence, temperature: float) -> tuple[dict, list[dict], dict]:
-  """(scores, predictions, what the manifest tells besides) of a policy."""
-  import jax
-
-  from jaxsearch.evaluation import run
-  agent = run.open_agent(config, flag['checkpoint'], flag['corpus'])
-  with _progress(len(questions)) as report:
-    trees, sampler = agent.answer(questions, jax.random.key(config.seed), temperature=temperature, on_progress=report)
-  return run.scores(trees), run.predictions(trees), {'sampler': sampler}
-
-
-def _answered_with_tool(config, flag: dict, questions: Sequence, temperature: float) -> tuple[dict, list[dict], dict]:
-  """The same of a second model, asked with and without the evidence that a policy or a server finds."""
-  from jaxsearch.evaluation import rstool
-  from jaxsearch.tools.evidence_client import EvidenceTool
-  from jaxsearch.tools.http_client import RequestError, key_from
-  from jaxsearch.training.rollouts import open_backend
-  reader = rstool.open_reader(config, flag['reader-url'], flag['reader-model'])
-  asked = [question.question for question in questions]
-  try:
-    with _progress(len(questions)) as report:
-      if flag['tool-url']:
-        _unused(flag, ('checkpoint', 'temperature'), 'with --tool-url')
-        search = open_backend(config, flag['corpus'] or config.data.corpus)
-        found = rstool.find_by_server(EvidenceTool(flag['tool-url'], token=key_from('JAXSEARCH_TOKEN')), asked, report)
-      else:
-        agent = rstool.open_tool(config, flag['checkpoint'], flag['corpus'])
-        search = agent.engine.search
-        found = rstool.find(agent, asked, temperature=temperature, seed=config.seed, on_progress=report)
-    scores, predictions = rstool.compare_readers(reader, questions, found, search, config.search.topk)
-  except RequestError as error:
-    raise UsageError(str(error)) from error
-  return scores, predictions, {'tool': flag['tool-url'] or flag['checkpoint'] or config.model,
-                               'reader': flag['reader-model'] or config.reader.model}
-
-
-def judge(name: str, arguments: Sequence[str]) -> None:
-  """Compares two result files of `eval`, question by question, by the rubrics of Search-R2's trajectory judge."""
-  config, flag, words = flags.parse(
-    name, arguments, 'configs/search_r2.py', a=(str, 'result file of eval --out'), b=(str, 'the one to compare it with'),
-    out=(str, 'JSON file to write'))
-  _no_words(name, words)
-  for needed in ('a', 'b'):
-    if not flag[needed]:
-      raise UsageError(f'judge needs --{needed}')
-  if 'judge' not in config:
-    raise UsageError('the config has no judge: take --config configs/search_r2.py')
-  if config.judge.kind == 'world':
-    raise UsageError("config.judge.kind='world' knows gold chains but has no opinion on style: take 'local' with "
-                     "config.judge.model, or 'chat' with config.judge.url and config.judge.model")
-  from jaxsearch.evaluation import judge_pairs, run
-  from jaxsearch.tools.http_client import RequestError
-  from jaxsearch.training.policy import load_judge
-  a, b = judge_pairs.read_result(flag['a']), judge_pairs.read_result(flag['b'])
-  pairs = judge_pairs.pair_up(a, b)
-  opened = load_judge(config.judge, config.dtype)
-  try:
-    with _progress(len(pairs), 'pairs') as report:
-      figures, records = judge_pairs.compare_pairs(opened.replies, pairs, report, opened.files['pair'])
-  except RequestError as error:
-    raise UsageError(str(error)) from error
-  figures |= {'only_a': len(a) - len(pairs), 'only_b': len(b) - len(pairs)}
-  _write(flag['out'], figures | {'manifest': run.manifest(config, a=flag['a'], b=flag['b']), 'comparisons': records})
-  print(json.dumps({key: {name: round(share, 4) for name, share in value.items()} if isinstance(value, dict) else value
-                    for key, value in figures.items()}))
-
-
-def serve(name: str, arguments: Sequence[str]) -> None:
-  """Serves the search of a config over the retrieval protocol, or with --as-tool the evidence that a policy finds."""
-  config, flag, words = flags.parse(
-    name, arguments, 'configs/r_search.py', checkpoint=(str, 'run folder, checkpoint or Hugging Face folder'),
-    corpus=(str, 'Search-R1 JSONL file, or world'), host=(str, 'address to listen on; 127.0.0.1, this machine alone'),
-    port=(str, '8000, with --as-tool 8001'), token=(str, 'that requests must bring; that in JAXSEARCH_TOKEN'),
-    **{'as-tool': (bool, 'question in, evidence out, for other models')})
-  _no_words(name, words)
-  if not flag['as-tool']:
-    _unused(flag, ('checkpoint',), 'without --as-tool')
-  port = _number(flag['port'], 'port', int, 8001 if flag['as-tool'] else 8000)
-  try:
-    from jaxsearch.tools import evidence_server, http_server, search_server
-  except ImportError as error:
-    raise UsageError(f"serving needs the package {error.name!r}: pip install 'jaxsearch[serve]'") from error
-  from jaxsearch.tools.http_client import checked_secret, key_from
-  token = checked_secret(flag['token'], '--token') or key_from('JAXSEARCH_TOKEN')
-  with http_server.bind(flag['host'] or '127.0.0.1', port) as listener:
-    if flag['as-tool']:
-      from jaxsearch.evaluation import rstool
-      agent = rstool.open_tool(config, flag['checkpoint'], flag['corpus'])
-      print('compiling the sampler: a minute or two …', file=sys.stderr)
-      agent.engine.compile_all()  # no request is to wait for that
-      app = evidence_server.make_app(lambda questions: rstool.find(agent, questions), token=token,
-                                     check=lambda question: rstool.check_room(agent, question))
-    else:
-      from jaxsearch.training.rollouts import open_backend
-      app = search_server.make_app(open_backend(config, flag['corpus'] or config.data.corpus), token=token)
-    http_server.run(app, listener, 'evidence' if flag['as-tool'] else 'retrieval')
-
-
-def sample(name: str, arguments: Sequence[str]) -> None:
-  """Samples several chains for each question and writes the right ones as demonstrations for `sft`."""
-  config, flag, words = flags.parse(
-    name, arguments, QUICKSTART, checkpoint=(str, 'run folder, checkpoint or Hugging Face folder'),
-    questions=(str, 'FlashRAG JSONL file, or world:SPLIT; config.data.questions if not given'),
-    corpus=(str, 'Search-R1 JSONL file, or world'), out=(str, 'JSONL file to write'),
-    n=(str, 'chains for each question; 5 if not given'), keep=(str, 'at most so many of a question; all if not given'),
-    temperature=(str, 'of sampling; config.sampler.temperature if not given'),
-    limit=(str, 'only the first so many questions'))
-  _no_words(name, words)
-  if not flag['out']:
-    raise UsageError('sample needs --out')
-  number, most, limit = (_number(flag[key], key, int, default) for key, default in (('n', 5), ('keep', None), ('limit', None)))
-  if number < 1 or (most is not None and most < 1):
-    raise UsageError(f'--n={number} --keep={most}: at least one chain'.replace(' --keep=None', ''))
-  temperature = _number(flag['temperature'], 'temperature', float, config.sampler.temperature)
-  import jax
-
-  from jaxsearch.data.sources import load_questions
-  from jaxsearch.evaluation.run import open_agent
+@command('quickstart', CHECKPOINT, QUESTIONS, CORPUS, flag('--out', 'JSONL file to write', required=True),
+         flag('--n', 'rollouts for each question; 5 if not given', int, default=5),
+         flag('--keep', 'most demonstrations of a question; all right ones if not given', int),
+         flag('--temperature', 'sampling temperature; config.sampler.temperature if not given', float), LIMIT)
+def sample(config, flags) -> None:
+  """Sample rollouts and keep the right ones as demonstrations for sft."""
+  if flags.n < 1 or (flags.keep is not None and flags.keep < 1):
+    raise UsageError(f'--n={flags.n} --keep={flags.keep}: at least one chain'.replace(' --keep=None', ''))
+  temperature = config.sampler.temperature if flags.temperature is None else flags.temperature
   from jaxsearch.training import rejection
-  questions = load_questions(flag['questions'] or config.data.questions, hops=config.data.hops,
-                             arithmetic=config.data.arithmetic)[:limit]
-  agent = open_agent(config, flag['checkpoint'], flag['corpus'])
-  with _progress(len(questions) * number, 'chains') as report:
-    groups = rejection.sample(agent, questions, number, jax.random.key(config.seed), temperature=temperature,
-                              on_progress=report)
-  selected = rejection.select(groups, most)
-  rejection.write(flag['out'], [tree for group in selected for tree in group])
-  figures = rejection.figures(groups, selected)
-  print(json.dumps({key: round(value, 4) for key, value in figures.items()} | {'out': flag['out']}))
+  questions = _load_questions(config, flags.questions or config.data.questions, flags.limit)
+  agent, key = _open_agent(config, flags)
+  with _progress(len(questions) * flags.n, 'chains') as report:
+    groups = rejection.sample(agent, questions, flags.n, key, temperature=temperature, on_progress=report)
+  selected = rejection.select(groups, flags.keep)
+  rejection.write(flags.out, [tree for group in selected for tree in group])
+  _print(rejection.figures(groups, selected) | {'out': flags.out})
 
 
-def ask(name: str, arguments: Sequence[str]) -> None:
-  """Answers one question on the terminal, span by span."""
-  config, flag, words = flags.parse(
-    name, arguments, QUICKSTART, checkpoint=(str, 'run folder, checkpoint or Hugging Face folder'),
-    corpus=(str, 'Search-R1 JSONL file, or world'), temperature=(str, 'of sampling; greedy if not given'))
-  question = ' '.join(words).strip()
-  if not question:
-    raise UsageError('ask what? usage: jaxsearch ask "Which currency is used in the country of Oviedo?"')
-  temperature = _number(flag['temperature'], 'temperature', float, 0.0)
-  import jax
-  from rich.console import Console
+@command('quickstart', flag('--checkpoint', 'run folder, or a checkpoint in it', required=True),
+         flag('--out', 'folder to write', required=True),
+         flag('--dtype', 'of the weights: float32 or bfloat16; as they are if not given'))
+def export(_, flags) -> None:
+  """Write a checkpoint as a Hugging Face folder."""
+  import ml_collections
 
-  from jaxsearch.data.questions import Question
-  from jaxsearch.evaluation import run
-  from jaxsearch.evaluation.terminal import Transcript
-  agent = run.open_agent(config, flag['checkpoint'], flag['corpus'])
-  transcript = Transcript(Console(highlight=False))
-  trees, _ = agent.answer([Question('ask', question, ())], jax.random.key(config.seed), temperature=temperature,
-                          watch=transcript.show)
-  transcript.close(trees[0])
+  from jaxsearch import setup
+  from jaxsearch.models import hub
+  from jaxsearch.models.decoder import Decoder
+  from jaxsearch.training.checkpoint import load_params
+  model_config, params, host = load_params(flags.checkpoint)
+  tokenizer = setup.load_tokenizer(ml_collections.ConfigDict(host['config']))
+  hub.save(Decoder(model_config, params=params), flags.out, tokenizer, dtype=flags.dtype or None)
+  print(f'step {host["step"]} written to {flags.out}')
 
 
-def sweep(name: str, arguments: Sequence[str]) -> None:
-  """Trains what is left of a grid of variants x seeds, then writes its tables and curves; exit status 1 if a run failed."""
-  config, flag, words = flags.parse(name, arguments, 'configs/claims/cusearch.py',
-                                    **{'report-only': (bool, 'train nothing: the report of the runs that are finished')})
-  _no_words(name, words)
-  from jaxsearch.evaluation import sweep as grid
-  from jaxsearch.evaluation import sweep_report
-  trials = grid.plan(config)
-  failed = [] if flag['report-only'] else grid.train_all(trials, config.parallel)
+@command('claims/cusearch', flag('--report-only', 'train nothing; report on the runs that are finished', bool))
+def sweep(config, flags) -> None:
+  """Train a grid of variants x seeds and compare them in a table and curves; exit status 1 if a run failed."""
+  from jaxsearch.evaluation import sweep, sweep_report
+  trials = sweep.plan(config)
+  failed = [] if flags.report_only else sweep.train_all(trials, config.parallel)
   print(f'table: {sweep_report.write(config, trials)}')
   if failed:
     raise SystemExit(1)
 
 
-def export(name: str, arguments: Sequence[str]) -> None:
-  """Writes the parameters of a checkpoint as a Hugging Face folder."""
-  _, flag, words = flags.parse(
-    name, arguments, QUICKSTART, checkpoint=(str, 'run folder or a checkpoint in it'), out=(str, 'folder to write'),
-    dtype=(str, 'of the weights: float32 or bfloat16; as they are if not given'))
-  _no_words(name, words)
-  for needed in ('checkpoint', 'out'):
-    if not flag[needed]:
-      raise UsageError(f'export needs --{needed}')
-  import ml_collections
-
-  from jaxsearch.models import hub
-  from jaxsearch.models.decoder import Decoder
-  from jaxsearch.training import policy
-  from jaxsearch.training.checkpoint import load_params
-  model_config, params, host = load_params(flag['checkpoint'])
-  tokenizer = policy.load_tokenizer(ml_collections.ConfigDict(host['config']))
-  hub.save(Decoder(model_config, params=params), flag['out'], tokenizer, dtype=flag['dtype'] or None)
-  print(f'step {host["step"]} written to {flag["out"]}')
-
-
-def world(name: str, arguments: Sequence[str]) -> None:
-  """Makes the files of the embedded world again, and with --policy its warm-started policy."""
-  config, flag, words = flags.parse(
-    name, arguments, 'configs/world_policy.py', out=(str, 'folder for the files of the world'),
-    policy=(bool, 'train the policy into config.out'))
-  _no_words(name, words)
-  if not (flag['out'] or flag['policy']):
+@command('world_policy', flag('--out', 'folder for the files of the world'),
+         flag('--policy', 'train the policy into config.out', bool))
+def world(config, flags) -> None:
+  """Make the files of the embedded world again, or its warm-started policy."""
+  if not (flags.out or flags.policy):
     raise UsageError('say what to make: --out FOLDER for the files of the world, --policy for its policy')
-  if flag['out']:
-    from jaxsearch.world.recipe import build
-    build.build(flag['out'])
-    print(f'world: {flag["out"]}')
-  if flag['policy']:
-    from jaxsearch.world.recipe import policies
-    print(f'policy: {policies.make(config)}')
+  if flags.out:
+    registry.find('recipe', 'files')(flags.out)
+    print(f'world: {flags.out}')
+  if flags.policy:
+    print(f'policy: {registry.find("recipe", "policy")(config)}')
+
+
+def _rollout(config, flags, questions: Sequence, **watching) -> tuple[list, dict]:
+  """(trees, the sampler's figures) of the answers to questions; `watching`: callbacks of `rollout`."""
+  from jaxsearch.sampler.requests import Sampling
+  from jaxsearch.sampler.rollout import rollout
+  agent, key = _open_agent(config, flags)
+  return rollout(agent, questions, key, sampling=Sampling(flags.temperature), **watching)
+
+
+def _open_agent(config, flags, **changes) -> tuple:
+  """(agent, random key) of a config and a checkpoint; `changes` are of the arguments of `grow`."""
+  import jax
+
+  from jaxsearch.evaluation import run
+  return run.open_agent(config, flags.checkpoint, getattr(flags, 'corpus', ''), **changes), jax.random.key(config.seed)
+
+
+def _open_search(config, flags):
+  from jaxsearch.setup import open_backend
+  return open_backend(config, flags.corpus)
+
+
+def _load_questions(config, name: str, limit: int | None) -> Sequence:
+  from jaxsearch.setup import load_questions
+  return load_questions(config, name)[:limit]
 
 
 def _write(path: str, result: dict) -> None:
-  """Writes a result file, if one was asked for."""
+  """Writes a result file, if there is a path."""
   if path:
     out = pathlib.Path(path)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + '\n', encoding='utf-8')
 
 
-def _no_words(name: str, words: Sequence[str]) -> None:
-  if words:
-    raise UsageError(f'{name} does not know what to do with {" ".join(map(repr, words))}')
-
-
-def _unused(flag: dict, names: Sequence[str], where: str) -> None:
+def _refuse(flags, names: Sequence[str], where: str) -> None:
+  """UsageError for flags that are set where they have no effect."""
   for name in names:
-    if flag[name]:
+    if getattr(flags, name.replace('-', '_')):
       raise UsageError(f'--{name} means nothing {where}')
 
 
-def _number(text: str, name: str, kind, default):
-  if not text:
-    return default
-  try:
-    return kind(text)
-  except ValueError as error:
-    raise UsageError(f'--{name}={text}: not a number') from error
+def _print(figures: dict) -> None:
+  """Prints figures as one line of JSON with four decimals; what is not a number is null."""
+  def rounded(value):
+    if isinstance(value, dict):
+      return {key: rounded(one) for key, one in value.items()}
+    return (None if math.isnan(value) else round(value, 4)) if isinstance(value, float) else value
+
+  print(json.dumps(rounded(figures)))
 
 
+@contextlib.contextmanager
 def _progress(total: int, what: str = 'questions'):
-  """A progress bar over episodes: a context that gives the callback of `Engine.run`."""
-  import contextlib
-
+  """A progress bar: a context that gives the callback of `Engine.run`. A server that does not answer is a UsageError."""
   from rich import progress
 
-  @contextlib.contextmanager
-  def bar():
-    columns = [progress.TextColumn(what), progress.MofNCompleteColumn(), progress.BarColumn(),
-               progress.TimeElapsedColumn(), progress.TimeRemainingColumn()]
-    with progress.Progress(*columns, disable=not sys.stderr.isatty()) as shown:
-      task = shown.add_task('', total=total)
-      yield lambda done, *_: shown.update(task, completed=done)
-
-  return bar()
+  from jaxsearch.tools.http_client import RequestError
+  columns = [progress.TextColumn(what), progress.MofNCompleteColumn(), progress.BarColumn(), progress.TimeElapsedColumn(),
+             progress.TimeRemainingColumn()]
+  with progress.Progress(*columns, disable=not sys.stderr.isatty()) as bar:
+    task = bar.add_task('', total=total)
+    try:
+      yield lambda done, *_: bar.update(task, completed=done)
+    except RequestError as error:
+      raise UsageError(str(error)) from error

@@ -1,123 +1,94 @@
-"""Command-line flags: a config file with overrides of its fields, and the few plain flags of a command.
+"""The command line of a command: its own flags, and a config, a file or a shipped one, with overrides of its fields.
 
-ml_collections does the parsing; here its complaints become one line that names the field and, where one is near, the
-right one.
+argparse and ml_collections do the parsing; here their complaints become one line that names the flag or the field and,
+where one is near, the right one.
 """
 
-import difflib
+import argparse
 import pathlib
+import re
 import sys
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Sequence
 
 import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+from jaxsearch.config_check import SHIPPED, check, fields, load_file, suggestion
 
 
 class UsageError(Exception):
   """The command line cannot be carried out as it stands; the message says why."""
 
 
-def parse(command: str, arguments: Sequence[str], default_config: str, **plain: tuple[type, str]):
-  """Parses `--config FILE --config.key=value … --NAME VALUE … words`.
+class Parser(argparse.ArgumentParser):
+  """argparse for the flags of a command: a mistake is a UsageError, and only whole names count."""
+
+  def __init__(self, **options):
+    super().__init__(allow_abbrev=False, **options)
+
+  def error(self, message: str):
+    message = re.sub("argument (.*): invalid .* value: '(.*)'", r'\1=\2: not a number', message)
+    raise UsageError(message.replace('the following arguments are required:', f'{self.prog} needs'))
+
+
+def parse(command: str, arguments: Sequence[str], default: str) -> tuple[ml_collections.ConfigDict, list[str]]:
+  """Parses and checks `--config NAME --config.key=value … words`.
 
   Args:
-    command: for messages.
-    arguments: after the command.
-    default_config: the file taken when none is named; relative to the working folder, else to the repository.
-    plain: NAME -> (str or bool, help) of the command's own flags; an absent one is '' or False.
+    command: for messages; `train` also checks what only training needs.
+    arguments: after the command, without its own flags.
+    default: the config taken when none is named.
   Returns:
-    (config, {NAME: value}, remaining words).
+    (config, remaining words).
   Raises:
-    UsageError: an unknown flag, field or file, or a value of the wrong type; names it.
+    UsageError: an unknown flag, field or config, or values that fields cannot have; names them.
   """
-  arguments = _located([argument for argument in arguments if argument != '--traceback'], default_config)
+  parser = Parser(prog=command, add_help=False)
+  parser.add_argument('--config', default=default)
+  given, overrides = parser.parse_known_args(arguments)
+  file, argument = find(given.config)
+  try:
+    config = load_file(file).get_config(*argument)
+    if not isinstance(config, ml_collections.ConfigDict):
+      raise TypeError('get_config() returns no ConfigDict')
+  except Exception as error:  # whatever goes wrong in the user's file
+    raise UsageError(f'{file}: {type(error).__name__}: {error}') from error
   values = flags.FlagValues()
-  config_flags.DEFINE_config_file('config', flag_values=values)
-  for name, (kind, text) in plain.items():
-    define = flags.DEFINE_bool if kind is bool else flags.DEFINE_string
-    define(name, False if kind is bool else '', text, flag_values=values)
   try:
-    words = _parsed(values, [f'jaxsearch {command}', *arguments])[1:]
+    config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=overrides)
+    words = values([command, *overrides])[1:]
+    check(config, training=command == 'train')
+  except flags.UnrecognizedFlagError as error:
+    raise UsageError(f'{command} has no flag --{error.flagname}') from error
   except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
-    raise UsageError(_explained(error, arguments)) from error
-  return values.config, {name: values[name].value for name in plain}, words
+    raise UsageError(_unknown_fields(overrides, config) or str(error).replace('\n', ' ')) from error
+  return config, words
 
 
-def _parsed(values: flags.FlagValues, argv: list[str]) -> list[str]:
-  """Parses `argv` into `values`; config_flags looks for overrides in sys.argv, so they are put there meanwhile."""
-  before, sys.argv = sys.argv, argv
-  try:
-    return values(argv)
-  finally:
-    sys.argv = before
+def find(name: str) -> tuple[pathlib.Path, list[str]]:
+  """(file, arguments of its get_config) of `quickstart`, `claims/carl`, `smollm2:cusearch`, `configs/carl.py` or `my/own.py`.
+
+  A name is a shipped config first, a path with '.py' a file first. From then on `from configs import …` finds the shipped
+  configs, and before them those of the folder `configs` that the file is in, if there is one.
+  """
+  path, *argument = name.split(':', 1)
+  stem = path.removesuffix('.py')
+  shipped, own = SHIPPED / f'{stem.removeprefix("configs/")}.py', pathlib.Path(f'{stem}.py')
+  for file in (own, shipped) if path.endswith('.py') else (shipped, own):
+    if file.is_file():
+      package = sys.modules.setdefault('configs', types.ModuleType('configs'))
+      around = [str(folder) for folder in file.resolve().parents if folder.name == 'configs'][:1]
+      package.__path__ = list(dict.fromkeys([*around, *getattr(package, '__path__', ()), str(SHIPPED)]))
+      return file, argument
+  known = [str(file.relative_to(SHIPPED).with_suffix('')) for file in sorted(SHIPPED.rglob('*.py')) if file.name != 'checks.py']
+  near = suggestion(stem.removeprefix('configs/'), known)
+  raise UsageError(f'no config {path!r}{near or "; there are " + ", ".join(known)}')
 
 
-def _located(arguments: list[str], default: str) -> list[str]:
-  """The arguments with the config file's path made one that exists."""
-  arguments = list(arguments)
-  for i, argument in enumerate(arguments):
-    if argument == '--config' and i + 1 < len(arguments):
-      arguments[i + 1] = str(_find(arguments[i + 1]))
-      return arguments
-    if argument.startswith('--config='):
-      arguments[i] = '--config=' + str(_find(argument.removeprefix('--config=')))
-      return arguments
-  return [f'--config={_find(default)}', *arguments]
-
-
-def _find(path: str) -> pathlib.Path:
-  file, _, rest = path.partition(':')  # `file.py:argument` is passed on by ml_collections
-  for folder in (pathlib.Path(), REPOSITORY):
-    if (folder / file).is_file():
-      _importable((folder / file).resolve().parent.parent, REPOSITORY)  # for `from configs import base`
-      return pathlib.Path(f'{folder / file}{":" + rest if rest else ""}')
-  known = [str(path) for path in sorted(pathlib.Path('configs').glob('*.py'))]
-  raise UsageError(f'no config file {file}{_suggestion(file, known)}')
-
-
-def _importable(*folders: pathlib.Path) -> None:
-  sys.path.extend(str(folder) for folder in folders if str(folder) not in sys.path)
-
-
-def _explained(error: Exception, arguments: Sequence[str]) -> str:
-  """The message for an error of the flag parser: unknown field with a suggestion, or the parser's own words."""
-  config = _load(arguments)
-  if config is not None:
-    known = list(_fields(config))
-    for argument in arguments:
-      name, _, value = argument.removeprefix('--').removeprefix('no').partition('=')
-      if name.startswith('config.') and name.removeprefix('config.') not in known:
-        return f'the config has no field {name.removeprefix("config.")!r}{_suggestion(name.removeprefix("config."), known)}'
-  return str(error).replace('\n', ' ')
-
-
-def _load(arguments: Sequence[str]) -> ml_collections.ConfigDict | None:
-  for i, argument in enumerate(arguments):
-    path = argument.removeprefix('--config=') if argument.startswith('--config=') else None
-    path = arguments[i + 1] if argument == '--config' else path
-    if path:
-      values = flags.FlagValues()
-      config_flags.DEFINE_config_file('config', flag_values=values)
-      try:
-        _parsed(values, ['', f'--config={path}'])
-      except Exception:  # the file itself is at fault: the parser's own words are the better ones
-        return None
-      return values.config
-  return None
-
-
-def _fields(config: ml_collections.ConfigDict, prefix: str = '') -> Iterator[str]:
-  for name, value in config.items():
-    yield prefix + name
-    if isinstance(value, ml_collections.ConfigDict):
-      yield from _fields(value, f'{prefix}{name}.')
-
-
-def _suggestion(name: str, known: Sequence[str]) -> str:
-  near = difflib.get_close_matches(name, known, 1, 0.6)
-  same_leaf = [field for field in known if field.split('.')[-1] == name.split('.')[-1]]
-  found = (same_leaf or near)[:1]
-  return f'; did you mean {found[0]!r}?' if found else ''
+def _unknown_fields(overrides: Sequence[str], config: ml_collections.ConfigDict) -> str:
+  """Names the overrides of fields that the config does not have; '' if it has all."""
+  known = [name for name, _ in fields(config)]
+  names = [match[1] for match in map(re.compile('--?(?:no)?config[.]([^=]+)').match, overrides) if match]
+  return '; '.join(f'the config has no field {name!r}{suggestion(name, known)}' for name in names if name not in known)

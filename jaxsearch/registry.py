@@ -15,6 +15,10 @@ ENTRIES: dict[str, dict[str, str]] = {  # what is looked for -> name -> 'module:
   },
   'tokenizers': {'world': 'jaxsearch.world.files:FOLDER'},  # of all of these models, and of random parameters
   'judges': {'world': 'jaxsearch.rewards.judge:world_judge'},
+  'recipe': {  # how the files and the models were made
+    'files': 'jaxsearch.world.recipe.build:build',
+    'policy': 'jaxsearch.world.recipe.policies:make',
+  },
   'policy_template': {
     'world': 'jaxsearch.world.templates:POLICY',
     'world_direct': 'jaxsearch.world.templates:POLICY_DIRECT',

@@ -23,8 +23,9 @@ from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Sampling, Tools
 from jaxsearch.sampler.rollout import Agent
 from jaxsearch.tools import SearchBackend, open_search
+from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 from jaxsearch.tools.python_sandbox import PythonSandbox
-from jaxsearch.tools.simulated import DynamicBatcher, ModelWriter
+from jaxsearch.tools.simulated import ModelWriter
 
 RANDOM = 'random:'
 
@@ -162,7 +163,7 @@ def open_engine(config: ml_collections.ConfigDict, model_config: DecoderConfig, 
                 **{name: value for name, value in config.sampler.items() if name not in own})
 
 
-def make_agent(config: ml_collections.ConfigDict, engine: Engine, tools: Tools, **changes) -> Agent:
+def make_agent(config: ml_collections.ConfigDict, engine: Engine, tools: Tools, /, **changes) -> Agent:
   """The agent that `config.method`, `config.grow` and `config.sampler` describe; `changes` are of the arguments of `grow`."""
   grow = functools.partial(methods.find_method(config.method).grow, **dict(config.grow) | changes)
   sampling = Sampling(config.sampler.temperature, config.sampler.top_p, config.sampler.top_k)

@@ -6,4 +6,5 @@ source launch/environment.sh
 install '.[dev]'
 install_without_dependencies
 .venv/bin/ruff check .
+.venv/bin/lint-imports --no-logo  # which room may import which: pyproject.toml
 exec .venv/bin/python -m pytest -n 2 --dist loadfile "$@"  # a file stays in one process, with what it has compiled

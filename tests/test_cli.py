@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from jaxsearch import cli
+from jaxsearch.flags import UsageError
 
 
 def test_help_lists_the_commands_without_importing_jax():
@@ -16,11 +17,15 @@ def test_help_lists_the_commands_without_importing_jax():
 
 @pytest.mark.parametrize(('arguments', 'message'), [
   (['trian'], "no command 'trian'; did you mean 'train'?"),
+  (['zzz'], "no command 'zzz'; there are train, eval"),
   (['train', '--config.stepz=3'], "no field 'stepz'"),
+  (['train', '--config.steps=0', '--config.search.topk=0'], 'search.topk=0 must be >= 1; steps=0 must be >= 1'),
+  (['train', '--config'], 'argument --config: expected one argument'),
+  (['eval', '--check=x'], 'eval has no flag --check'),
   (['train', 'word'], "train does not know what to do with 'word'"),
   (['ask'], 'ask what?'),
   (['world'], 'say what to make'),
-  (['export'], 'export needs --checkpoint'),
+  (['export'], 'export needs --checkpoint, --out'),
   (['eval', '--temperature=warm'], '--temperature=warm: not a number'),
   (['eval', '--questions=missing.jsonl'], 'missing.jsonl'),
 ])  # fmt: skip
@@ -30,7 +35,16 @@ def test_mistakes_end_in_one_line_and_status_2(arguments, message, capsys):
   assert message in error and error.count('\n') == 1 and error.startswith('jaxsearch: ')
 
 
-def test_every_command_has_help(capsys):
+def test_every_command_has_help_with_its_flags(capsys):
   for command in cli.COMMANDS:
     assert cli.main([command, '--help']) == 0
     assert f'jaxsearch {command}' in capsys.readouterr().out
+  assert cli.main(['eval', '--checkpoint=x', '-h']) == 0
+  printed = capsys.readouterr().out
+  for flag in ('checkpoint', 'questions', 'corpus', 'out', 'temperature', 'limit', 'as-tool', 'tool-url', 'reader-url'):
+    assert f'\n  --{flag} ' in printed
+
+
+def test_traceback_shows_where_a_mistake_arose():
+  with pytest.raises(UsageError, match='steps=0'):
+    cli.main(['train', '--config.steps=0', '--traceback'])

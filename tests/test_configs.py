@@ -6,10 +6,10 @@ import pathlib
 
 import pytest
 
+from jaxsearch.config_check import check
 from jaxsearch.methods import find_method
-from jaxsearch.training.loop import check
 
-NAMES = sorted(path.stem for path in (pathlib.Path(__file__).parent.parent / 'configs').glob('*.py') if path.stem != '__init__')
+NAMES = sorted(path.stem for path in (pathlib.Path(__file__).parent.parent / 'configs').glob('*.py') if path.stem != 'checks')
 METHODS = [name for name in NAMES if name not in ('world_policy', 'sft', 'sft_gold', 'smollm2')]
 
 

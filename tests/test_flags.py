@@ -1,20 +1,23 @@
+import subprocess
+import sys
+
 import pytest
 
-from jaxsearch.flags import UsageError, parse
+from jaxsearch.flags import UsageError, find, parse
 
 BASE = 'configs/base.py'
 
 
-def test_overrides_plain_flags_and_words():
-  config, flag, words = parse('eval', ['--config', BASE, '--config.steps=3', '--config.search.topk', '7', 'a', 'b',
-                                       '--out=x.json', '--policy'], BASE, out=(str, ''), policy=(bool, ''))
-  assert (config.steps, config.search.topk) == (3, 7)
-  assert flag == {'out': 'x.json', 'policy': True} and words == ['a', 'b']
+def test_overrides_and_words():
+  config, words = parse('eval', ['--config.steps=3', '--config', BASE, '--config.search.topk', '7', 'a', 'b',
+                                 '--noconfig.progress', '--config.data.hops=(1, 2)'], 'carl')
+  assert (config.method, config.steps, config.search.topk, config.progress) == ('search_r1', 3, 7, False)
+  assert config.data.hops == (1, 2) and words == ['a', 'b'] and config.is_locked
 
 
 def test_without_config_the_default_is_taken():
-  config, flag, _ = parse('train', [], BASE, out=(str, ''))
-  assert config.method == 'search_r1' and flag == {'out': ''}
+  config, words = parse('train', [], BASE)
+  assert config.method == 'search_r1' and words == []
 
 
 @pytest.mark.parametrize(('argument', 'message'), [
@@ -23,8 +26,18 @@ def test_without_config_the_default_is_taken():
   ('--config.search.top=3', "did you mean 'search.topk'?"),
   ('--config.steps=many', 'config.steps=many'),
   ('--config.steps=3.5', 'config.steps=3.5'),
-  ('--config=configs/bsae.py', "no config file configs/bsae.py; did you mean 'configs/base.py'?"),
-  ('--bogus=1', 'bogus'),
+  ('--config=configs/bsae.py', "no config 'configs/bsae.py'; did you mean 'base'?"),
+  ('--config=quikstart', "no config 'quikstart'; did you mean 'quickstart'?"),
+  ('--config=claims/karl', "no config 'claims/karl'; did you mean 'claims/carl'?"),
+  ('--config=zzz', "no config 'zzz'; there are base, carl, "),
+  ('--config=smollm2:zzz', "No module named 'configs.zzz'"),
+  ('--config=checks', "has no attribute 'get_config'"),
+  ('--bogus=1', 'train has no flag --bogus'),
+  ('--config.steps=-3', 'steps=-3 must be >= 1'),
+  ('--config.sampler.top_p=2', 'sampler.top_p=2.0 must be > 0 and <= 1'),
+  ('--config.optim.learning_rate=nan', 'optim.learning_rate=nan must be finite'),
+  ('--config.method=no_such', 'there is no jaxsearch/methods/no_such.py; known are carl'),
+  ('--config.sampler.length=4096', 'sampler.length=4096 is more than train.row_length=768'),
 ])  # fmt: skip
 def test_mistakes_are_named_in_one_line(argument, message):
   with pytest.raises(UsageError) as caught:
@@ -32,8 +45,48 @@ def test_mistakes_are_named_in_one_line(argument, message):
   assert message in str(caught.value) and '\n' not in str(caught.value)
 
 
+def test_all_unknown_fields_and_all_wrong_values_are_named():
+  with pytest.raises(UsageError, match="'stepz'; did you mean 'steps'.*'search.top'; did you mean 'search.topk'"):
+    parse('train', ['--config.stepz=3', '--config.search.top=3'], BASE)
+  with pytest.raises(UsageError, match=r'^search.topk=0 must be >= 1; steps=0 must be >= 1$'):
+    parse('train', ['--config.steps=0', '--config.search.topk=0'], BASE)
+
+
+def test_only_training_needs_rows_for_the_longest_path():
+  config, _ = parse('eval', ['--config.sampler.length=4096'], BASE)
+  assert config.sampler.length == 4096
+
+
 def test_a_config_that_raises_says_so(tmp_path):
   path = tmp_path / 'broken.py'
   path.write_text('def get_config():\n  raise ValueError("no such preset")\n')
   with pytest.raises(UsageError, match='no such preset'):
     parse('train', [f'--config={path}'], BASE)
+  path.write_text('def get_config():\n  return 3\n')
+  with pytest.raises(UsageError, match='returns no ConfigDict'):
+    parse('train', [f'--config={path}'], BASE)
+
+
+def test_shipped_configs_are_found_by_name_from_any_folder(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for name in ('carl', 'carl.py', 'configs/carl.py', 'configs/carl'):
+    assert parse('train', [f'--config={name}'], '')[0].method == 'carl'
+  assert parse('sweep', ['--config=claims/carl'], '')[0].baseline == 'Search-R1 PPO'
+  config, _ = parse('train', ['--config=smollm2:cusearch'], '')
+  assert config.method == 'cusearch' and config.grow.chat
+  (tmp_path / 'carl.py').touch()
+  assert find('carl')[0] != find('carl.py')[0].resolve() == tmp_path / 'carl.py'  # a name is shipped, a path is a file
+
+
+@pytest.mark.parametrize('folder', ['.', 'configs', 'configs/deep'])
+def test_a_file_outside_takes_the_shipped_configs_and_its_neighbours(tmp_path, folder):
+  folder = tmp_path / folder
+  folder.mkdir(parents=True, exist_ok=True)
+  (tmp_path / 'configs').mkdir(exist_ok=True)
+  (tmp_path / 'configs' / 'neighbour.py').write_text('STEPS = 7\n')
+  neighbour = 'from configs import neighbour\n' if 'configs' in str(folder.relative_to(tmp_path)) else ''
+  (folder / 'own.py').write_text(f'from configs import base\n{neighbour}def get_config():\n  config = base.get_config()\n'
+                                 f'  config.steps = {"neighbour.STEPS" if neighbour else 7}\n  return config\n')
+  code = f"from jaxsearch.flags import parse; print(parse('train', ['--config={folder}/own.py'], '')[0].steps)"
+  printed = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+  assert printed.split()[-1] == '7'

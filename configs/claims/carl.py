@@ -11,8 +11,8 @@
     jaxsearch sweep --config configs/claims/carl.py
 
 9 runs, two at a time on two cores, all from the same weights, which have seen the formats of both systems. Half of the questions
-are of tier 2: asked in CARL's format, the policy knows them by heart before training. Each system is held against the tiers in
-its own format. All ask for one fact, since a guess at a comparison is often right.
+are of tier 2: in CARL's format, the policy answers them closed-book before training. Each system is compared on the tiers of its
+own format. All questions have one hop, since a guess at a comparison is often right.
 """
 
 import ml_collections

@@ -1,9 +1,9 @@
-"""CARL's grids for a longer while: lambda 0.5, 0.95 and 1, critics that begin cold or warmed up at random (tables 9 and 10).
+"""CARL's wide sweep: lambda 0.5, 0.95 and 1; critics that start cold, or warmed up without curation (tables 9 and 10).
 
     jaxsearch critic-warmup  … --config.critic_warmup.curated=False --config.out=runs/claims/carl/critic_random    # as in carl.py
     jaxsearch sweep --config configs/claims/carl_wide.py
 
-90 runs; --config.out=runs/claims/carl takes up those of carl.py. The prompted rows of table 2 need no training:
+90 runs; --config.out=runs/claims/carl reuses the runs of carl.py. The prompted rows of table 2 need no training:
 `jaxsearch eval --config configs/carl.py --config.grow.template=world_carl_forced`, SFT is `jaxsearch sample` and `sft`.
 """
 

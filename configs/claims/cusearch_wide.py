@@ -2,7 +2,7 @@
 
     jaxsearch sweep --config configs/claims/cusearch_wide.py
 
-110 runs; --config.out=runs/claims/cusearch takes up those of cusearch.py.
+110 runs; --config.out=runs/claims/cusearch reuses the runs of cusearch.py.
 """
 
 from configs.claims import cusearch

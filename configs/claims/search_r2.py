@@ -2,8 +2,8 @@
 
     jaxsearch sweep --config configs/claims/search_r2.py
 
-12 runs, two at a time on two cores, all from the same weights. 'Search-R1, more drafts' generates a little more than Search-R2
-does with its revisions. Every policy is evaluated as the paper deploys it: one chain, the refiner off.
+12 runs, two at a time on two cores, all from the same weights. 'Search-R1, more drafts' generates slightly more tokens than
+Search-R2 with its revisions. Every policy is evaluated as the paper deploys it: one chain, the refiner off.
 """
 
 import ml_collections

@@ -1,8 +1,8 @@
-"""Search-R2's grids for a longer while: revisions N_max 1 to 4, a frozen refiner, a process reward or none (its tables 3 and 4).
+"""Search-R2's wide sweep: revisions N_max 1 to 4, a frozen refiner, a process reward or none (its tables 3 and 4).
 
     jaxsearch sweep --config configs/claims/search_r2_wide.py
 
-90 runs; --config.out=runs/claims/search_r2 takes up those of search_r2.py.
+90 runs; --config.out=runs/claims/search_r2 reuses the runs of search_r2.py.
 """
 
 from configs.claims import search_r2

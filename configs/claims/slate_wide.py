@@ -1,8 +1,8 @@
-"""SLATE's grids for a longer while: k, the temperature of the choice, the bonus for early answers.
+"""SLATE's wide sweep: k, the temperature of the choice, the bonus for early answers.
 
     jaxsearch sweep --config configs/claims/slate_wide.py
 
-130 runs; --config.out=runs/claims/slate takes up those of slate.py.
+130 runs; --config.out=runs/claims/slate reuses the runs of slate.py.
 """
 
 from configs.claims import slate

@@ -25,7 +25,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from jaxsearch import setup
+from jaxsearch import config_check, setup
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import find_method
 from jaxsearch.models.encoder import load_encoder
@@ -34,7 +34,7 @@ from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Tools
 from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training import batch as batches
-from jaxsearch.training import checkpoint, critic, loop, runs
+from jaxsearch.training import checkpoint, critic, runs
 from jaxsearch.training import step as steps
 from jaxsearch.training.runs import RunStopped, open_run
 from jaxsearch.trees.layout import TrainingRows, lay_out, take_back
@@ -69,7 +69,7 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
     raise ValueError('critic-warmup runs in one process, on all its devices: set distributed.enabled=False')
   with config.unlocked():
     config.steps, config.checkpoint_every = settings.max_updates, settings.check_every
-  loop.check(config)
+  config_check.check(config)
   method, mesh = find_method(config.method), meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
   folder = pathlib.Path(config.out)

@@ -17,7 +17,7 @@ import ml_collections
 import numpy as np
 import optax
 
-from jaxsearch import setup
+from jaxsearch import config_check, setup
 from jaxsearch.data.questions import Question, QuestionBatches
 from jaxsearch.methods import Context, find_method
 from jaxsearch.models.decoder import DecoderConfig
@@ -46,7 +46,7 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
     evaluate: answers held-out questions, needed if `config.eval.every` is set; see `evaluation.run.held_out`.
   """
   meshes.start_distributed(**config.distributed)
-  check(config)
+  config_check.check(config)
   if config.eval.every and evaluate is None:
     raise ValueError(f'eval.every={config.eval.every}: train was not given an evaluation')
   method, questions, row = find_method(config.method), open_questions(config), {}
@@ -167,22 +167,6 @@ def make_update(config: ml_collections.ConfigDict, model_config: DecoderConfig, 
 def total_updates(config: ml_collections.ConfigDict) -> int:
   """How many updates a whole run makes."""
   return config.steps * config.train.epochs * config.train.mini_batches
-
-
-def check(config: ml_collections.ConfigDict) -> None:
-  """Raises ValueError for values that do not fit together, naming the fields."""
-  if config.train.old_logprobs not in ('sampler', 'recompute'):
-    raise ValueError(f"train.old_logprobs={config.train.old_logprobs!r} is none of 'sampler', 'recompute'")
-  if config.lora.rank < 0:
-    raise ValueError(f'lora.rank={config.lora.rank}: 0 is off, an adapter has at least 1')
-  if config.lora.rank and critics.is_shared(config):
-    raise ValueError(f'lora.rank={config.lora.rank}: an adapter cannot share its frozen backbone with a critic; '
-                     'set critic.shared=False')
-  if config.sampler.length > config.train.row_length:
-    raise ValueError(f'sampler.length={config.sampler.length} is more than train.row_length={config.train.row_length}: '
-                     'the longest path would not fit into a training row')
-  if config.group_size < 2 and not config.critic.enabled and not getattr(find_method(config.method), 'ONE_TREE', False):
-    raise ValueError(f'group_size={config.group_size}: with one tree a question and no critic there is nothing to compare')
 
 
 def open_questions(config: ml_collections.ConfigDict) -> QuestionBatches:

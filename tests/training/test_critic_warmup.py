@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from configs.carl import critic_warmup as warmup_settings
-from jaxsearch import cli
+from jaxsearch import cli, config_check
 from jaxsearch.data.questions import Question, read_questions, write_questions
 from jaxsearch.evaluation import competence, competence_plots
 from jaxsearch.methods import search_r1
@@ -106,7 +106,7 @@ def test_trees_without_room_are_left_out_and_counted(config, monkeypatch):
 def test_an_adapter_cannot_share(config):
   config.lora.rank = 2
   with pytest.raises(ValueError, match='critic.shared=False'):
-    loop.check(config)
+    config_check.check(config)
 
 
 def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypatch):

@@ -9,11 +9,10 @@ from configs import quickstart
 from jaxsearch import cli
 from jaxsearch.evaluation.run import open_agent
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.training import rejection, sft
-from jaxsearch.trees import templates
+from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
 from tests.methods.driving import ANSWER, QUESTION, SEARCH, drive
@@ -72,7 +71,7 @@ def test_what_was_sampled_is_what_is_learned(sampled, tmp_path):
   read = sft.read_demonstrations(tmp_path / 'deep' / 'd.jsonl', kept[0].tokenizer)
   for tree, demonstration in zip(kept, read, strict=True):
     assert exact_match(tree.answer, tree.question.golden_answers)
-    assert formats.last_answer([node.text for node in demonstration.nodes(Role.POLICY)]) == tree.answer
+    assert grammar.answer(demonstration.nodes(Role.POLICY)[-1].text) == tree.answer
     assert [(node.role, node.tokens, node.trained) for node in tree.walk()] == [
       (node.role, node.tokens, node.trained) for node in demonstration.walk()]
 

@@ -1,0 +1,150 @@
+"""What the fields of a config may hold. Every command checks its config against this table before it loads anything.
+
+The rule of a number is a text: comparisons joined by ' and ', alternatives by ' or '. The rule of a name is the tuple of known
+names. The rule of a tuple is that of its elements. None is fine where a field may be None. The key is the full name of a field,
+or '*.NAME' for all fields of that name without a rule of their own. Floats have to be finite, with a rule or without.
+"""
+
+COUNT = '>= 1'
+SHARE = '>= 0 and <= 1'  # probabilities and discounts too
+WEIGHT = '>= 0'
+
+FIELDS = {
+  'steps': COUNT,
+  'questions_per_step': COUNT,
+  'group_size': COUNT,
+  'seed': '>= 0 and <= 4294967295',
+  'dtype': ('float32', 'bfloat16'),
+  'remat': ('none', 'dots', 'full'),
+  'checkpoint_every': COUNT,
+  'keep_checkpoints': COUNT,
+
+  'data.hops': COUNT,
+
+  '*.backend': ('bm25', 'http', 'web', 'simulated'),
+  'search.engine': ('rank_bm25', 'bm25s'),
+  'search.writer': ('world', 'chat', 'model'),
+  '*.noise_start': SHARE,
+  '*.noise_end': SHARE,
+
+  'python.seconds': '> 0',
+  'python.memory': COUNT,
+  'python.output': COUNT,
+  'python.workers': COUNT,
+
+  'sampler.temperature': '> 0',
+  'sampler.top_p': '> 0 and <= 1',
+  'sampler.top_k': '>= 0',
+  'sampler.tool_workers': COUNT,
+
+  'train.micro_rows': COUNT,
+  'train.epochs': COUNT,
+  'train.mini_batches': COUNT,
+  'train.old_logprobs': ('sampler', 'recompute'),
+  'train.chunk': COUNT,
+  'train.aggregate': ('token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean', 'span-mean'),
+
+  'loss.clip_low': '>= 0 and < 1',
+  'loss.clip_high': WEIGHT,
+  'loss.dual_clip': '> 1',
+  'loss.kl_coef': WEIGHT,
+  'loss.entropy_coef': WEIGHT,
+
+  '*.schedule': ('constant', 'cosine'),
+  '*.learning_rate': '>= 0',
+  '*.lr_warmup_updates': '>= 0',
+  '*.weight_decay': WEIGHT,
+  'optim.b1': '>= 0 and < 1',
+  'optim.b2': '>= 0 and < 1',
+  'optim.eps': '> 0',
+  'optim.clip_norm': '> 0',
+  'optim.max_skipped': COUNT,
+
+  'lora.rank': '>= 0',
+  'lora.alpha': '> 0',
+  'lora.targets': ('q', 'k', 'v', 'o', 'gate', 'up', 'down', 'embedding', 'unembedding'),
+
+  'critic.value_clip': '> 0',
+  'critic.coef': WEIGHT,
+  'critic.backbone_share': SHARE,
+
+  'sft.per_step': COUNT,
+
+  'eval.every': '>= 0',
+  'eval.number': '>= 0',
+  'eval.temperatures': '>= 0',
+
+  'mesh.data': '= -1 or >= 1',
+  'mesh.fsdp': '= -1 or >= 1',
+  'mesh.tensor': '= -1 or >= 1',
+  'distributed.num_processes': '= -1 or >= 1',
+  'distributed.process_id': '>= -1',
+
+  # Of search, sampler, judge and reader.
+  '*.topk': COUNT,
+  '*.timeout': '> 0',
+  '*.slots': COUNT,
+  '*.length': '>= 2',
+  '*.row_length': '>= 2',
+  'judge.kind': ('world', 'local', 'chat'),
+
+  # Arguments of `grow`, `credit` and `sizes`. Those of your own method need a rule only where finite is not enough.
+  '*.max_turns': '>= 0',
+  '*.max_tokens': COUNT,
+  '*.max_segments': COUNT,
+  '*.context_tokens': COUNT,
+  '*.fault': ('working', 'empty', 'irrelevant', 'garbage'),
+  '*.max_revisions': '>= 0',
+  '*.refiner': ('policy', 'random'),
+  '*.random_share': SHARE,
+  '*.probe': SHARE,
+  '*.k': COUNT,
+  '*.budget': COUNT,
+  '*.eta': '> 0',
+  '*.early_bonus': WEIGHT,
+  '*.rewards': ('judge', 'outcome', 'none'),
+  'credit.gamma': SHARE,
+  'credit.lam': SHARE,
+  'credit.estimator': ('grpo', 'ppo'),
+  'credit.evidence_weight': WEIGHT,
+  'credit.gamma_evidence': WEIGHT,
+  'credit.gamma_answer': WEIGHT,
+  'credit.key_weight': WEIGHT,
+  'credit.strategy': ('full', 'random', 'topk_reward', 'auto', 'phase', 'anti'),
+  'credit.keep': COUNT,
+  'credit.max_depth': COUNT,
+  'credit.format_weight': SHARE,
+  'credit.window': COUNT,
+  'sizes.smallest': '>= 0',
+
+  # configs/carl.py: the warm-up of a critic.
+  'critic_warmup.questions': COUNT,
+  'critic_warmup.tier_rollouts': COUNT,
+  'critic_warmup.tool_optional_share': SHARE,
+  'critic_warmup.tool_optional_tiers': '= 1 or = 2',
+  'critic_warmup.trajectories': '>= 2',
+  'critic_warmup.tier_2_share': SHARE,
+  'critic_warmup.second_share': SHARE,
+  'critic_warmup.clusters': COUNT,
+  'critic_warmup.held_out': '> 0 and < 1',
+  'critic_warmup.trees': COUNT,
+  'critic_warmup.head_rate': '> 0',
+  'critic_warmup.backbone_rate': '>= 0',
+  'critic_warmup.min_updates': '>= 0',
+  'critic_warmup.max_updates': COUNT,
+  'critic_warmup.check_every': COUNT,
+  'critic_warmup.gate.auc': '>= 0',
+  'critic_warmup.gate.sign': '>= 0',
+  'critic_warmup.gate.explained': '<= 1',
+
+  # configs/world_policy.py: its stages, and the shares of what a stage trains on.
+  '*.updates': COUNT,
+  '*.rows': COUNT,
+  '*.hops': COUNT,
+  'gate.em': SHARE,
+  'gate.number': COUNT,
+  'mix.sharpen': '> 0',
+  **{f'*.{share}': SHARE for share in (
+    'passages', 'retellings', 'drills', 'renamed', 'at_once', 'one_search', 'evidence', 'noise', 'reviews', 'statements',
+    'closed_book', 'forced', 'episodes', 'searches', 'answers', 'one_call', 'lost')},
+}  # fmt: skip

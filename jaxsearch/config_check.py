@@ -1,0 +1,144 @@
+"""Checks a config before anything is loaded, and names all its mistakes at once.
+
+Ranges and choices of single fields stand in a table, configs/checks.py. Here is how it is read, and what needs more than one
+field: values that exclude each other, and the arguments of the method's functions.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import math
+import operator
+import pathlib
+import pkgutil
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import ml_collections
+
+PACKAGE = pathlib.Path(__file__).resolve().parent
+SHIPPED = PACKAGE / 'configs'  # of a wheel
+if not SHIPPED.is_dir():
+  SHIPPED = PACKAGE.parent / 'configs'  # of a checkout
+COMPARE = {'>=': operator.ge, '>': operator.gt, '<=': operator.le, '<': operator.lt, '=': operator.eq}
+
+
+def check(config: ml_collections.ConfigDict, *, training: bool = True) -> None:
+  """Checks every field of a config. A sweep (configs/claims) passes: each of its runs is checked on its own.
+
+  Args:
+    training: whether to check what only a training run needs, such as rows that hold the longest path.
+  Raises:
+    ValueError: lists every mistake with its field, its value and what is allowed.
+  """
+  if 'method' in config:
+    mistakes = [*_values(config), *_method(config, training), *(_together(config) if training else ())]
+    if mistakes:
+      raise ValueError('; '.join(mistakes))
+
+
+def _values(config: ml_collections.ConfigDict) -> Iterator[str]:
+  """Mistakes of single fields, by the table."""
+  table = load_file(SHIPPED / 'checks.py').FIELDS
+  for name, value in fields(config):
+    if isinstance(value, ml_collections.ConfigDict):
+      continue
+    rule = table.get(name, table.get(f'*.{name.split(".")[-1]}'))
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    if any(isinstance(one, float) and not math.isfinite(one) for one in values):
+      yield f'{name}={value!r} must be finite'
+    elif rule and not all(one is None or _allowed(one, rule) for one in values):
+      yield f'{name}={value!r} must be {rule if isinstance(rule, str) else "one of " + ", ".join(rule)}'
+
+
+def _allowed(value: Any, rule: str | tuple[str, ...]) -> bool:
+  """Whether a value is one of the names, or a number for which one alternative of the comparisons holds."""
+  if isinstance(rule, tuple):
+    return value in rule
+  if isinstance(value, bool) or not isinstance(value, (int, float)):
+    return False
+  return any(all(COMPARE[sign](value, float(bound)) for sign, bound in map(str.split, option.split(' and ')))
+             for option in rule.split(' or '))
+
+
+def _method(config: ml_collections.ConfigDict, training: bool) -> Iterator[str]:
+  """Mistakes in the arguments of the method's functions, and in what else the method needs."""
+  from jaxsearch import methods  # with NumPy, which `--help` does not wait for
+  from jaxsearch.trees import templates
+  try:
+    method = methods.find_method(config.method)
+  except ValueError as error:
+    names = sorted(file.name for file in pkgutil.iter_modules(methods.__path__))
+    known = [name for name in names if hasattr(importlib.import_module(f'jaxsearch.methods.{name}'), 'grow')]
+    yield f'{error}; known are {", ".join(known)}{suggestion(config.method, known)}'
+    return
+  warmup = config.get('critic_warmup', {})
+  changes = {f'critic_warmup.{kind}': warmup[kind] for kind in ('closed_book', 'tool_required', 'tool_optional') if warmup}
+  for name, values in {'grow': config.grow, 'eval.grow': config.eval.grow, **changes}.items():
+    yield from _unknown(name, values, _arguments(method, 'grow', given=2))
+    try:
+      templates.check(values)
+    except ValueError as error:
+      yield f'{name}: {error}'
+  if warmup:
+    yield from _unknown('critic_warmup.second_search', warmup.second_search, list(config.search))
+  for name, given in {'credit': 2, 'sizes': 3}.items() if training else ():
+    yield from _unknown(name, config[name], _arguments(method, name, given))
+  if training:
+    for service in getattr(method, 'SERVICES', ()):
+      if service not in config:
+        yield f'method={config.method!r} needs the group config.{service}'
+    if config.group_size == 1 and not config.critic.enabled and not getattr(method, 'ONE_TREE', False):
+      yield 'group_size=1: with one tree a question and no critic there is nothing to compare'
+
+
+def _arguments(method: types.ModuleType, name: str, given: int) -> list[str] | None:
+  """Arguments of a method's function but the first `given`, which the caller passes; None if it takes any."""
+  parameters = inspect.signature(getattr(method, name)).parameters if hasattr(method, name) else {}
+  return None if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) else list(parameters)[given:]
+
+
+def _unknown(name: str, values: Mapping[str, Any], known: Sequence[str] | None) -> Iterator[str]:
+  """Mistakes of arguments that are none of the known ones."""
+  for unknown in sorted(set(values) - set(known)) if known is not None else ():
+    yield f'{name}.{unknown} is no argument{suggestion(unknown, known) or "; known are " + (", ".join(known) or "none")}'
+
+
+def _together(config: ml_collections.ConfigDict) -> Iterator[str]:
+  """Values that do not fit together in a training run."""
+  shared = config.critic.enabled and config.critic.shared
+  if config.lora.rank > 0 and shared:
+    yield (f'lora.rank={config.lora.rank}: an adapter cannot share its frozen backbone with a critic; '
+           'set critic.shared=False')
+  if shared and config.optim.learning_rate == 0:
+    yield 'optim.learning_rate=0.0 must be > 0 where critic.shared=True: the rate of the head is a multiple of it'
+  if config.sampler.length > config.train.row_length:
+    yield (f'sampler.length={config.sampler.length} is more than train.row_length={config.train.row_length}: '
+           'the longest path would not fit into a training row')
+  if config.eval.every and not config.eval.temperatures:
+    yield 'eval.temperatures=() must hold at least one temperature where eval.every is set'
+
+
+def load_file(path: pathlib.Path) -> types.ModuleType:
+  """The module of a Python file, under no name: it is not in sys.modules."""
+  spec = importlib.util.spec_from_file_location(path.stem, path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+def fields(config: Mapping[str, Any], prefix: str = '') -> Iterator[tuple[str, Any]]:
+  """(name with dots, value) of every field, and of every group before its fields."""
+  for name, value in config.items():
+    yield prefix + name, value
+    if isinstance(value, (Mapping, ml_collections.ConfigDict)):
+      yield from fields(value, f'{prefix}{name}.')
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+  """'; did you mean …?' with a known name of the same last part, or else the nearest; '' if none is near."""
+  known, leaf = list(known), name.split('.')[-1]
+  near = [one for one in known if one.split('.')[-1] == leaf] or difflib.get_close_matches(name, known, 1, 0.6)
+  return f'; did you mean {near[0]!r}?' if near else ''

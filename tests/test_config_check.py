@@ -1,0 +1,169 @@
+"""One error names all mistakes of a config, before anything is loaded."""
+
+import importlib
+import sys
+import types
+
+import pytest
+
+from configs import base, checks
+from jaxsearch.config_check import SHIPPED, check, fields
+from jaxsearch.methods import cusearch, slate
+from jaxsearch.tools import KINDS, faults
+from jaxsearch.trees.layout import AGGREGATIONS
+
+NAN, INF = float('nan'), float('inf')
+SHIPPED_NAMES = sorted(path.stem for path in SHIPPED.glob('*.py') if path.stem != 'checks')
+
+
+def changed(changes, name='base'):
+  """The config of that name with other values; a value of another type is what a user's own file may hold."""
+  config = importlib.import_module(f'configs.{name}').get_config().unlock()
+  for path, value in changes.items():
+    group = config
+    *parts, field = path.split('.')
+    for part in parts:
+      group = group[part]
+    with group.ignore_type():
+      group[field] = value
+  return config
+
+
+@pytest.mark.parametrize(('path', 'value', 'message'), [
+  ('steps', -3, 'steps=-3 must be >= 1'),
+  ('steps', True, 'steps=True must be >= 1'),
+  ('steps', '3', "steps='3' must be >= 1"),
+  ('questions_per_step', 0, 'questions_per_step=0 must be >= 1'),
+  ('group_size', 0, 'group_size=0 must be >= 1'),
+  ('seed', 2 ** 32, 'seed=4294967296 must be >= 0 and <= 4294967295'),
+  ('keep_checkpoints', 0, 'keep_checkpoints=0 must be >= 1'),
+  ('checkpoint_every', 0, 'checkpoint_every=0 must be >= 1'),
+  ('dtype', 'float16', "dtype='float16' must be one of float32, bfloat16"),
+  ('data.hops', (1, 0), 'data.hops=(1, 0) must be >= 1'),
+  ('search.backend', 'google', "search.backend='google' must be one of bm25, http, web, simulated"),
+  ('search.topk', 0, 'search.topk=0 must be >= 1'),
+  ('search.timeout', 0.0, 'search.timeout=0.0 must be > 0'),
+  ('search.noise_end', 1.5, 'search.noise_end=1.5 must be >= 0 and <= 1'),
+  ('sampler.temperature', -1.0, 'sampler.temperature=-1.0 must be > 0'),
+  ('sampler.temperature', 0.0, 'sampler.temperature=0.0 must be > 0'),
+  ('sampler.top_p', 0.0, 'sampler.top_p=0.0 must be > 0 and <= 1'),
+  ('sampler.top_p', 1.5, 'sampler.top_p=1.5 must be > 0 and <= 1'),
+  ('sampler.slots', 0, 'sampler.slots=0 must be >= 1'),
+  ('grow.max_tokens', 0, 'grow.max_tokens=0 must be >= 1'),
+  ('grow.max_turns', -1, 'grow.max_turns=-1 must be >= 0'),
+  ('train.aggregate', 'mean', "train.aggregate='mean' must be one of token-mean"),
+  ('train.old_logprobs', 'both', "train.old_logprobs='both' must be one of sampler, recompute"),
+  ('loss.kl_coef', NAN, 'loss.kl_coef=nan must be finite'),
+  ('loss.entropy_coef', -0.1, 'loss.entropy_coef=-0.1 must be >= 0'),
+  ('loss.dual_clip', 1.0, 'loss.dual_clip=1.0 must be > 1'),
+  ('optim.learning_rate', NAN, 'optim.learning_rate=nan must be finite'),
+  ('optim.learning_rate', INF, 'optim.learning_rate=inf must be finite'),
+  ('optim.learning_rate', -1e-4, 'optim.learning_rate=-0.0001 must be >= 0'),
+  ('optim.schedule', 'linear', "optim.schedule='linear' must be one of constant, cosine"),
+  ('critic.learning_rate', -1.0, 'critic.learning_rate=-1.0 must be >= 0'),
+  ('lora.rank', -1, 'lora.rank=-1 must be >= 0'),
+  ('lora.targets', ('q', 'x'), "lora.targets=('q', 'x') must be one of q, k, v"),
+  ('mesh.fsdp', 0, 'mesh.fsdp=0 must be = -1 or >= 1'),
+  ('eval.temperatures', (1.0, NAN), 'eval.temperatures=(1.0, nan) must be finite'),
+  ('eval.temperatures', (-0.5,), 'eval.temperatures=(-0.5,) must be >= 0'),
+  ('method', 'serch_r1', "there is no jaxsearch/methods/serch_r1.py; known are carl, cusearch, "),
+  ('method', 'serch_r1', "; did you mean 'search_r1'?"),
+  ('method', 'r_search', "method='r_search' needs the group config.reader"),
+  ('sizes.adaptive', True, 'sizes.adaptive is no argument; known are none'),
+  ('credit.normalise_std', True, "credit.normalise_std is no argument; did you mean 'normalize_std'?"),
+  ('grow.max_turnz', 3, "grow.max_turnz is no argument; did you mean 'max_turns'?"),
+  ('grow.colour', 'red', 'grow.colour is no argument; known are max_turns, max_tokens, template'),
+  ('eval.grow.max_turnz', 3, "eval.grow.max_turnz is no argument; did you mean 'max_turns'?"),
+  ('eval.grow.max_turns', -3, 'eval.grow.max_turns=-3 must be >= 0'),
+  ('grow.template', 'wrld', "grow: unknown policy template 'wrld': no such file, and none of carl, "),
+  ('eval.grow.template', 'wrld', "eval.grow: unknown policy template 'wrld'"),
+  ('eval.grow.own', NAN, 'eval.grow.own=nan must be finite'),
+])  # fmt: skip
+def test_a_mistake_is_named_with_what_is_allowed(path, value, message):
+  with pytest.raises(ValueError) as caught:
+    check(changed({path: value}))
+  assert message in str(caught.value)
+
+
+def test_all_mistakes_are_named_at_once():
+  with pytest.raises(ValueError) as caught:
+    check(changed({'steps': -3, 'sampler.top_p': 2.0, 'grow.max_turnz': 1, 'sampler.length': 4096}))
+  mistakes = str(caught.value).split('; ')
+  assert mistakes == [
+    'sampler.top_p=2.0 must be > 0 and <= 1', 'steps=-3 must be >= 1', 'grow.max_turnz is no argument',
+    "did you mean 'max_turns'?",
+    'sampler.length=4096 is more than train.row_length=768: the longest path would not fit into a training row']
+
+
+@pytest.mark.parametrize(('changes', 'name', 'message'), [
+  ({'sampler.length': 4096}, 'base', 'sampler.length=4096 is more than train.row_length=768'),
+  ({'group_size': 1}, 'base', 'group_size=1: with one tree a question'),
+  ({'eval.every': 5, 'eval.temperatures': ()}, 'base', 'eval.temperatures=() must hold at least one'),
+  ({'lora.rank': 2}, 'carl', 'lora.rank=2: an adapter cannot share'),
+  ({'optim.learning_rate': 0.0}, 'carl', 'optim.learning_rate=0.0 must be > 0 where critic.shared=True'),
+])  # fmt: skip
+def test_fields_that_do_not_fit_together_stop_a_training_run_alone(changes, name, message):
+  with pytest.raises(ValueError, match=message.replace('(', r'\(').replace(')', r'\)')):
+    check(changed(changes, name))
+  check(changed(changes, name), training=False)
+
+
+@pytest.mark.parametrize(('path', 'value', 'message'), [
+  ('critic_warmup.closed_book.turns', 3, 'critic_warmup.closed_book.turns is no argument'),
+  ('critic_warmup.second_search.topkk', 3, "critic_warmup.second_search.topkk is no argument; did you mean 'topk'?"),
+  ('critic_warmup.second_search.topk', 0, 'critic_warmup.second_search.topk=0 must be >= 1'),
+  ('critic_warmup.held_out', 1.0, 'critic_warmup.held_out=1.0 must be > 0 and < 1'),
+  ('critic_warmup.tool_optional_tiers', (1, 3), 'critic_warmup.tool_optional_tiers=(1, 3) must be = 1 or = 2'),
+  ('critic_warmup.head_rate', INF, 'critic_warmup.head_rate=inf must be finite'),
+  ('credit.lam', 1.5, 'credit.lam=1.5 must be >= 0 and <= 1'),
+  ('grow.fault', 'broken', "grow.fault='broken' must be one of working"),
+])
+def test_the_warm_up_of_a_critic_is_checked_too(path, value, message):
+  with pytest.raises(ValueError) as caught:
+    check(changed({path: value}, 'carl'))
+  assert message in str(caught.value)
+
+
+def test_one_tree_a_question_is_enough_with_a_critic_or_for_a_method_that_compares_inside_a_tree():
+  check(changed({'group_size': 1, 'critic.enabled': True}))
+  check(changed({}, 'slate'))
+
+
+@pytest.mark.parametrize('name', SHIPPED_NAMES)
+def test_every_number_of_a_shipped_config_has_a_rule(name):
+  config = importlib.import_module(f'configs.{name}').get_config()
+  free = {'grow.threshold'}  # a margin of log-probabilities: any finite number
+  for field, value in fields(config):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and field not in free:
+      assert field in checks.FIELDS or f'*.{field.split(".")[-1]}' in checks.FIELDS, field
+
+
+def test_every_rule_is_about_a_field():
+  configs = [importlib.import_module(f'configs.{name}').get_config() for name in SHIPPED_NAMES]
+  names = {name for config in configs for name, _ in fields(config)} | {'eval.grow.k'}
+  leaves = {f'*.{name.split(".")[-1]}' for name in names}
+  assert set(checks.FIELDS) <= names | leaves
+
+
+def test_choices_are_those_of_the_code():
+  assert checks.FIELDS['*.backend'] == KINDS
+  assert checks.FIELDS['credit.strategy'] == cusearch.STRATEGIES
+  assert checks.FIELDS['*.rewards'] == slate.REWARDS
+  assert checks.FIELDS['*.fault'] == faults.KINDS
+  assert set(checks.FIELDS['train.aggregate']) >= set(AGGREGATIONS)
+
+
+def test_a_method_may_take_any_argument(monkeypatch):
+  method = types.ModuleType('own')
+  method.grow, method.credit = lambda question, tree, **settings: None, lambda groups, context, rate=1.0: None
+  monkeypatch.setitem(sys.modules, 'jaxsearch.methods.own', method)
+  config = changed({'method': 'own', 'grow.colour': 'red'})
+  with pytest.raises(ValueError, match="^credit.normalize_std is no argument; known are rate$"):
+    check(config)
+  check(config, training=False)
+
+
+def test_a_config_that_is_no_run_passes():
+  import ml_collections
+  check(ml_collections.ConfigDict({'seeds': (-1,)}))
+  check(base.get_config())
