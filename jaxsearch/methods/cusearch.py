@@ -54,8 +54,6 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, strategy: str 
     format_weight: w of the reward.
     drop_alike: leave out groups in which all selected chains have the same reward (DAPO).
     window: how many of the last pass rates of a question `sizes` averages.
-  Raises:
-    ValueError: an unknown strategy.
   """
   trees = [tree for group in groups for tree in group]
   if not trees:
@@ -86,8 +84,7 @@ def select(trees: Sequence[Tree], depths: np.ndarray, context: Context, strategy
   if strategy == 'random':
     return np.isin(everyone, context.rng.choice(len(trees), keep, replace=False))
   if strategy == 'topk_reward':
-    ties = context.rng.random(len(trees))
-    return np.isin(everyone, np.lexsort((ties, [-tree.reward for tree in trees]))[:keep])
+    return np.isin(everyone, np.lexsort((context.rng.random(len(trees)), [-tree.reward for tree in trees]))[:keep])
   capacities = np.bincount(depths, minlength=max_depth + 1)
   phase = context.memory.get('phase', 0)
   if strategy == 'phase':
@@ -111,10 +108,10 @@ def remember_pass_rates(groups: Sequence[Sequence[Tree]], context: Context, wind
 
 def sizes(questions: Sequence[Question], group_size: int, context: Context, *, adaptive: bool = False,
           smallest: int = 1) -> list[int]:
-  """Chains for each question: `group_size`, or where it is `adaptive` more where the pass rate is in the middle (AR3PO).
+  """Chains for each question: `group_size`, or if `adaptive` more where the pass rate is in the middle (AR3PO).
 
-  The budget len(questions) * group_size stays. A question gets at least `smallest`, and of the rest a share in proportion
-  to `rate (1 - rate)`, its mean over the window; an unseen question counts as 1/2.
+  They sum to len(questions) * group_size: `smallest` for each question, and of the rest a share in proportion to
+  `rate (1 - rate)` of the mean rate over the window; an unseen question counts as 1/2.
   """
   if not adaptive:
     return [group_size] * len(questions)

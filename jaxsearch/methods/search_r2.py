@@ -9,7 +9,6 @@ kept, so the paper's cut-point is k = f - 1. The discriminator compares log-prob
 `log P(any f >= 1) - log P(0)` reaches the threshold.
 """
 
-import dataclasses
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -51,16 +50,17 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
   for revision in range(max_revisions):
     steps = kept_steps(leaf)
     verdict = yield from judge_draft(tree, leaf, len(steps), threshold, refiner, random_share, review)
-    if verdict is None:  # no room for a review
+    if verdict is None:
       break
+    flawed, probs, accepted = verdict
     if revision == 0 and tree.rng.random() < probe:
-      yield from figures.probe_cuts(tree, steps, verdict.probs, verdict.accepted, regenerate)
-    if verdict.flawed == 0:
+      yield from figures.probe_cuts(tree, steps, probs, accepted, regenerate)
+    if flawed == 0:
       break
-    for node in steps[verdict.flawed - 1].walk():
+    for node in steps[flawed - 1].walk():
       node.trained = node.trained and node.data.get('meta', False)
     tree.metrics['revised'] += 1
-    leaf = yield from regenerate(steps, verdict.flawed - 1)
+    leaf = yield from regenerate(steps, flawed - 1)
   kept = kept_steps(leaf)
   found = [node.children[0].text for node in kept if 'documents' in node.data and node.children]
   extra = tree.count(Role.POLICY) - sum(len(node.tokens) for node in kept)  # cut-off steps and reviews
@@ -74,20 +74,17 @@ def kept_steps(leaf: Node) -> list[Node]:
   return [node for node in leaf.path() if node.role is Role.POLICY]
 
 
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-  """The refiner's review of a draft of n steps."""
-  flawed: int        # the first flawed step; 0 is none
-  probs: np.ndarray  # [n + 1], of 0 and of each step
-  accepted: bool     # by the discriminator
-
-
 def judge_draft(tree: Tree, leaf: Node, steps: int, threshold: float, refiner: str, random_share: float,
-                review: str) -> Generator[Request, Any, Verdict | None]:
-  """Discriminator and trimmer: reviews the draft that ends with `leaf`; None if there is no room for a review."""
+                review: str) -> Generator[Request, Any, tuple[int, np.ndarray, bool] | None]:
+  """Discriminator and trimmer: reviews the draft that ends with `leaf`.
+
+  Returns:
+    The first flawed step (0: none), the probabilities [steps + 1] of 0 and of each step, and whether the discriminator
+    accepts the draft; None if there is no room for a review.
+  """
   if refiner == 'random':
     flawed = int(tree.rng.random() < random_share) * int(tree.rng.integers(1, steps + 1))
-    return Verdict(flawed, np.r_[1 - random_share, np.full(steps, random_share / steps)], flawed == 0)
+    return flawed, np.r_[1 - random_share, np.full(steps, random_share / steps)], flawed == 0
   if refiner != 'policy':
     raise ValueError(f"grow.refiner={refiner!r} is none of 'policy', 'random'")
   asked = leaf.append(templates.review_prompt(steps, review), Role.PROMPT)
@@ -105,7 +102,7 @@ def judge_draft(tree: Tree, leaf: Node, steps: int, threshold: float, refiner: s
   written.data['meta'] = True
   flawed = 0 if accepted else formats.flawed_step(written.text, steps)
   tree.metrics['unreadable_review'] += flawed is None
-  return Verdict(flawed or 0, probs / probs.sum(), accepted)
+  return flawed or 0, probs / probs.sum(), accepted
 
 
 def reward(tree: Tree) -> float:
