@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from jaxsearch import flags
+from jaxsearch import flags, registry
 from jaxsearch.flags import UsageError
 
 QUICKSTART = 'configs/quickstart.py'
@@ -323,12 +323,10 @@ def world(name: str, arguments: Sequence[str]) -> None:
   if not (flag['out'] or flag['policy']):
     raise UsageError('say what to make: --out FOLDER for the files of the world, --policy for its policy')
   if flag['out']:
-    from jaxsearch.world.recipe import build
-    build.build(flag['out'])
+    registry.find('recipe', 'files')(flag['out'])
     print(f'world: {flag["out"]}')
   if flag['policy']:
-    from jaxsearch.world.recipe import policies
-    print(f'policy: {policies.make(config)}')
+    print(f'policy: {registry.find("recipe", "policy")(config)}')
 
 
 def _write(path: str, result: dict) -> None:

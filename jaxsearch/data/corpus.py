@@ -1,7 +1,7 @@
-"""Passages to search in: the Search-R1 corpus format, read whole into memory.
+"""Documents to search in: the Search-R1 corpus format, read whole into memory.
 
-One JSON object a line, `{"id": "7", "contents": "\\"Title\\"\\ntext"}`; files that end in `.gz` are unpacked
-on the way. Indexing them is the business of `jaxsearch.tools`.
+One JSON object a line, `{"id": "7", "contents": "\\"Title\\"\\ntext"}`; files that end in `.gz` are unpacked on the way.
+Indexing them is the business of `jaxsearch.tools`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from jaxsearch.data.jsonl import DataError, read_records, text_field
+from jaxsearch.data.jsonl import read_records, text_field, unique
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ def split_contents(contents: str) -> tuple[str, str]:
 
 
 def join_contents(title: str, text: str) -> str:
-  """The `contents` of a passage; `split_contents` takes it apart again."""
+  """The `contents` of a document; `split_contents` takes it apart again."""
   return f'"{title}"\n{text}'
 
 
@@ -39,17 +39,8 @@ def read_corpus(path: str | os.PathLike) -> list[Document]:
   """Reads a corpus in the Search-R1 format, in file order.
 
   Raises:
-    DataError: bad JSON, a missing or blank `id` or `contents`, an id given twice, no passage at all; names
-      file and line.
+    DataError: bad JSON, a missing or blank `id` or `contents`, an id given twice, no document at all; names file and line.
     OSError: the file cannot be opened.
   """
-  passages, places = [], {}
-  for place, record in read_records(path):
-    name = text_field(record, 'id', place)
-    if name in places:
-      raise DataError(f'{place}: id {name!r} was already used at {places[name]}')
-    places[name] = place
-    passages.append(Document(name, *split_contents(text_field(record, 'contents', place))))
-  if not passages:
-    raise DataError(f'{path}: no passages in it')
-  return passages
+  return unique(path, ((place, Document(text_field(record, 'id', place), *split_contents(text_field(record, 'contents', place))))
+                       for place, record in read_records(path)), 'documents')

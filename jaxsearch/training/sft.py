@@ -13,8 +13,8 @@ import jax
 import ml_collections
 import numpy as np
 
+from jaxsearch import registry
 from jaxsearch.data.jsonl import DataError, read_records
-from jaxsearch.data.questions import Question
 from jaxsearch.data.sources import load_questions
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import mesh as meshes
@@ -25,8 +25,6 @@ from jaxsearch.training import step as steps
 from jaxsearch.training.run import open_run
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role, Tree
-from jaxsearch.world.chains import full_chain
-from jaxsearch.world.recipe import examples
 
 ROLES = {role.value: role for role in Role if role is not Role.ROOT}
 
@@ -38,21 +36,13 @@ def open_demonstrations(config: ml_collections.ConfigDict, tokenizer) -> tuple[i
   `grow.template` is their prompt), made when it is asked for; anything else is a file, see `read_demonstrations`.
   """
   name = config.sft.demonstrations
-  if not name.startswith('world:'):
+  source = name.partition(':')[0]
+  if source not in registry.ENTRIES['demonstrations']:
     found = read_demonstrations(name, tokenizer)
     return len(found), found.__getitem__
+  gold_example = registry.find('demonstrations', source)
   questions = load_questions(name, hops=config.data.hops, arithmetic=config.data.arithmetic)
-  return len(questions), lambda index: gold_chain(questions[index], tokenizer, config.grow.template)
-
-
-def gold_chain(question: Question, tokenizer, template: str = 'world') -> Tree:
-  """The worked chain of a question of the world: every step is searched, then the answer; what is found is what search finds."""
-  results = {step['query']: _found(step['query']) for step in question.metadata['steps']}
-  example = examples.chain(tokenizer, question, full_chain(question), results, template=template)
-  return demonstration(*example, tokenizer)
-
-
-_found = functools.cache(examples.search)  # questions share entities
+  return len(questions), lambda index: demonstration(*gold_example(questions[index], tokenizer, config.grow.template), tokenizer)
 
 
 def read_demonstrations(path: str | os.PathLike, tokenizer) -> list[Tree]:
