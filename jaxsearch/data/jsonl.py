@@ -77,6 +77,15 @@ def field(record: dict, key: str, kind: type | tuple[type, ...], place: str) -> 
   return value
 
 
+def list_field(record: dict, key: str, kind: type, place: str) -> list:
+  """The list under a key, whose items are all of one kind: `str` or `dict`."""
+  items = field(record, key, list, place)
+  for item in items:
+    if not isinstance(item, kind):
+      raise DataError(f'{place}: {key!r} must hold {"strings" if kind is str else "objects"}, not {shortened(item)}')
+  return items
+
+
 def text_field(record: dict, key: str, place: str) -> str:
   """The text under a key, which may not be blank; whole numbers are taken as text only for ids, where files disagree."""
   value = field(record, key, (str, int) if key == 'id' else str, place)

@@ -7,7 +7,7 @@ can be read alone, not as a part of a set.
 import collections
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from jaxsearch import registry
 from jaxsearch.data import benchmarks
@@ -31,7 +31,7 @@ def load_questions(name: str, *, hops: tuple[int, ...] = (), arithmetic: bool = 
   def read(source, path):
     if source in registry.ENTRIES['questions']:
       return registry.find('questions', source)(path, hops, arithmetic)
-    return read_questions(path) if source == 'file' else benchmarks.QUESTIONS[source](path)
+    return read_questions(path) if source == 'file' else benchmarks.read_questions(source, path)
 
   return _joined(name, [(source, read(source, path)) for source, path in _parts(name)])
 
@@ -56,11 +56,17 @@ def load_corpus(name: str) -> list[Document]:
 
   parts = [(source, read(source, path)) for source, path in _parts(name)]
   if len(parts) > 1:
-    first = {}  # (title, text) -> the document that has them first
-    for document in (document for _, documents in parts for document in documents):
-      first.setdefault((document.title, document.text), document)
-    parts = [(source, [d for d in documents if first[d.title, d.text] is d]) for source, documents in parts]
+    seen = set()
+    parts = [(source, list(_unseen(documents, seen))) for source, documents in parts]
   return _joined(name, parts)
+
+
+def _unseen(documents: Sequence[Document], seen: set[tuple[str, str]]) -> Iterator[Document]:
+  """The documents whose title and text were not seen before; adds them to `seen`."""
+  for document in documents:
+    if (document.title, document.text) not in seen:
+      seen.add((document.title, document.text))
+      yield document
 
 
 def _parts(name: str) -> list[tuple[str, str]]:
@@ -76,7 +82,7 @@ def _parts(name: str) -> list[tuple[str, str]]:
 
 def _split(name: str) -> tuple[str, str]:
   source, colon, path = name.partition(':')
-  known = (*registry.ENTRIES['questions'], *benchmarks.QUESTIONS)
+  known = (*registry.ENTRIES['questions'], *benchmarks.SOURCES)
   if name in registry.ENTRIES['corpora'] or (colon and source in known):
     return source, path
   if colon and source.isidentifier() and not os.path.exists(name):

@@ -22,13 +22,9 @@ POLICY, REVIEWER, CODER, READER = (folder() / name for name in ('', 'review', 'c
 
 
 @functools.cache
-def _corpus() -> tuple[Document, ...]:
-  return tuple(read_corpus(folder() / 'corpus.jsonl.gz'))
-
-
 def corpus() -> list[Document]:
-  """All documents, one an entity."""
-  return list(_corpus())
+  """All documents, one an entity. They are read once and shared: do not change the list."""
+  return read_corpus(folder() / 'corpus.jsonl.gz')
 
 
 @functools.cache

@@ -74,7 +74,7 @@ def write(path, source, records):
 
 @pytest.fixture
 def read(tmp_path):
-  return lambda source, records: benchmarks.QUESTIONS[source](write(tmp_path / 'file', source, records))
+  return lambda source, records: benchmarks.read_questions(source, write(tmp_path / 'file', source, records))
 
 
 def right(question, answer):
@@ -198,7 +198,7 @@ def test_faults_name_file_record_and_key(tmp_path, source, key, value, reason):
   first, *others = [record for record in ALL[source] if record.get('answerable', True)]
   path = write(tmp_path / 'file.json', source, [*others, changed(first, key, value)])
   with pytest.raises(DataError, match=reason) as error:
-    benchmarks.QUESTIONS[source](path)
+    benchmarks.read_questions(source, path)
   last = len(others) + 1
   assert str(error.value).startswith(f'{path}:{last}: ' if source in LINES else f'{path}: record {last}: ')
 
@@ -219,7 +219,7 @@ def test_files_that_are_not_in_the_format(tmp_path, source, data, reason):
   path = tmp_path / 'file'
   path.write_bytes(data)
   with pytest.raises(DataError, match=reason) as error:
-    benchmarks.QUESTIONS[source](path)
+    benchmarks.read_questions(source, path)
   assert str(error.value).startswith(f'{path}:')
 
 
@@ -231,14 +231,13 @@ def test_arrays_without_records_cut_off_or_with_half_a_character(tmp_path, sourc
                        (b'[]', 'not a whole gzip file')):
     path.write_bytes(data)
     with pytest.raises(DataError, match=reason):
-      benchmarks.QUESTIONS[source](path)
+      benchmarks.read_questions(source, path)
 
 
 @pytest.mark.parametrize('source', sorted(ALL))
 def test_packed_files_are_read_alike(tmp_path, source):
-  reader = benchmarks.QUESTIONS[source]
   plain, packed = (write(tmp_path / name, source, ALL[source]) for name in ('file', 'file.gz'))
-  assert reader(plain) == reader(packed)
+  assert benchmarks.read_questions(source, plain) == benchmarks.read_questions(source, packed)
 
 
 def test_passages_once_and_in_order(tmp_path):
