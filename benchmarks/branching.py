@@ -36,10 +36,10 @@ def step(learner, method, questions, number: int) -> tuple[float, dict]:
   start, clock = time.perf_counter(), metrics.Clock()
   context = Context(number, np.random.default_rng(number), learner.memory)
   groups, row = loop.grow(learner, method, questions, context)
-  trees = rollouts.pruned(groups)
-  method.credit(groups, context, **learner.config.credit)
+  kept = rollouts.trainable(groups, learner.config.train.row_length)
+  method.credit(kept, context, **learner.config.credit)
   row = row | rollouts.summary(groups)
-  row |= loop.update(learner, loop.into_rows(learner, rollouts.credited(trees)), number, clock)
+  row |= loop.update(learner, loop.into_rows(learner, rollouts.credited(kept)), number, clock)
   jax.block_until_ready(learner.state.params)
   return time.perf_counter() - start, row
 

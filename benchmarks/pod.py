@@ -61,19 +61,22 @@ def batch_of(config, mesh):
 
 def train(config, model_config) -> dict:
   """Of the training step."""
+  from jaxsearch import setup
+  from jaxsearch.models.decoder import parameter_shapes
   from jaxsearch.parallel import mesh as meshes
   from jaxsearch.training import batch as batches
-  from jaxsearch.training import critic, loop, policy
+  from jaxsearch.training import critic, loop
   from jaxsearch.training import state as states
   if config.critic.enabled and not critic.is_shared(config):
     raise SystemExit('a critic of its own is not counted here')
   mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
-  trained = parameters(*policy.trained_layout(config, model_config, mesh), 'float32' if config.optim.master_weights else config.dtype)
+  trained = parameters(*critic.trained_layout(config, model_config, mesh),
+                       'float32' if config.optim.master_weights else config.dtype)
   optimizer, train_step = loop.make_update(config, model_config, mesh, trained)
   state = structs(jax.eval_shape(lambda params: states.initial_state(params, optimizer), trained),
                   states.state_shardings(trained, optimizer, mesh))
-  frozen = parameters(policy.param_shardings(model_config, mesh), policy.parameter_shapes(model_config), config.dtype)
+  frozen = parameters(setup.param_shardings(model_config, mesh), parameter_shapes(model_config), config.dtype)
   batch = batch_of(config, mesh)
   batch = structs(batch, jax.tree.map(lambda x: meshes.split_over_batch(mesh, 1) if x.ndim else meshes.replicated(mesh), batch))
   compiled = train_step.lower(state, batch, *([frozen] if config.lora.rank else [])).compile()
@@ -83,19 +86,20 @@ def train(config, model_config) -> dict:
 
 def sample(config, model_config, devices) -> dict:
   """Of the sampler on the devices of one host."""
+  from jaxsearch import setup
+  from jaxsearch.models.decoder import parameter_shapes
   from jaxsearch.parallel import mesh as meshes
   from jaxsearch.sampler import engine, segment
   from jaxsearch.sampler.cache import allocate
-  from jaxsearch.training import policy
   split = math.gcd(len(devices), model_config.num_kv_heads)
   lanes = len(devices) // split
   mesh = jax.sharding.Mesh(np.array(devices).reshape(lanes, 1, split), meshes.MESH_AXES)
   whole = meshes.replicated(mesh)
   alike = lambda tree, sharding: structs(tree, jax.tree.map(lambda _: sharding, tree))
   slots = -(-config.sampler.slots // lanes)
-  length = -(-(config.sampler.length + 128) // 64) * 64  # the longest piece may begin behind the last token
+  length = -(-(config.sampler.length + 128) // 64) * 64  # the longest chunk may begin behind the last token
   prepare = engine._prepare(model_config, mesh, whole)
-  given = parameters(policy.param_shardings(model_config, mesh), policy.parameter_shapes(model_config), 'float32')
+  given = parameters(setup.param_shardings(model_config, mesh), parameter_shapes(model_config), 'float32')
   params = structs(jax.eval_shape(prepare, given), prepare.lower(given).compile().output_shardings)
   cache = alike(jax.eval_shape(lambda: allocate(model_config, lanes * (2 * slots + 1), length, None)),
                 jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(segment.LANES, 'tensor')))

@@ -26,11 +26,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsearch.data.corpus import Document
+from jaxsearch.data.questions import Question
 from jaxsearch.models.decoder import DecoderConfig, initial_params
 from jaxsearch.models.presets import num_parameters
 from jaxsearch.sampler.engine import Engine
-from jaxsearch.sampler.requests import Generate, Search
-from jaxsearch.trees.tree import Role, Tree
+from jaxsearch.sampler.requests import Generate, Sampling, Search
+from jaxsearch.sampler.rollout import Agent, rollout
+from jaxsearch.sampler.tools import Tools
+from jaxsearch.trees.tree import Role
 
 CONFIG = DecoderConfig(vocab_size=8192, hidden_size=512, intermediate_size=1408, num_layers=8, num_heads=8, num_kv_heads=2,
                        head_dim=64, rope_theta=1e6, qkv_bias=True, tie_embeddings=True)
@@ -64,7 +67,7 @@ class Sleeper:
     return [[Document('0', 'title', 'text')] for _ in queries]
 
 
-def rollout(tree, rng, lengths, search):
+def chain(tree, rng, lengths, search):
   """Spans of the given lengths with observations of random tokens between them."""
   node = tree.root.append(rng.integers(1, CONFIG.vocab_size, PROMPT).tolist(), Role.PROMPT)
   for turn, length in enumerate(lengths):
@@ -75,14 +78,14 @@ def rollout(tree, rng, lengths, search):
       node = node.append(rng.integers(1, CONFIG.vocab_size, OBSERVED).tolist(), Role.OBSERVATION)
 
 
-def grow(engine, lengths, search=False, seed=0):
+def grow(engine, lengths, search_seconds=None, seed=0):
   """Grows one rollout for each list of span lengths; returns (seconds, metrics)."""
-  trees = [Tree(engine.tokenizer) for _ in lengths]
-  growths = [(rollout(tree, np.random.default_rng([seed, i]), spans, search), tree)
-             for i, (tree, spans) in enumerate(zip(trees, lengths))]
-  key = jax.random.key(seed)
+  agent = Agent(engine, lambda question, tree: chain(tree, np.random.default_rng([seed, int(question.id)]),
+                                                     lengths[int(question.id)], search_seconds is not None),
+                Tools(Sleeper(search_seconds or 0.0), topk=1), Sampling())
+  questions, key = [Question(str(i), '', ()) for i in range(len(lengths))], jax.random.key(seed)
   start = time.perf_counter()
-  metrics = engine.run(growths, key)
+  trees, metrics = rollout(agent, questions, key)
   seconds = time.perf_counter() - start
   assert [[len(node.tokens) for node in tree.nodes(Role.POLICY)] for tree in trees] == [list(spans) for spans in lengths]
   return seconds, metrics
@@ -127,9 +130,8 @@ def least_seconds(turns, flops_rate, byte_rate):
   return total
 
 
-def make_engine(params, length, seconds=0.0, **settings):
-  engine = Engine(CONFIG, Words(), slots=SLOTS, length=length, search=Sleeper(seconds), topk=1,
-                  prefill_lengths=(32, OBSERVED), **settings)
+def make_engine(params, length, **settings):
+  engine = Engine(CONFIG, Words(), slots=SLOTS, length=length, prefill_lengths=(32, OBSERVED), **settings)
   engine.load(params)
   return engine
 
@@ -161,12 +163,12 @@ def ragged(args, params):
   lengths = [rng.integers(8, 65, rng.integers(1, 7)).tolist() for _ in range(4 * SLOTS)]
   tokens = sum(map(sum, lengths))
   longest = PROMPT + 6 * (64 + OBSERVED)
-  engine = make_engine(params, longest, args.search_ms / 1000)
-  in_batches = make_engine(params, longest, args.search_ms / 1000, spare=1, enough=SLOTS, tool_patience=0)
+  engine = make_engine(params, longest)
+  in_batches = make_engine(params, longest, spare=1, enough=SLOTS, tool_patience=0)
   batches = [lengths[start:start + SLOTS] for start in range(0, len(lengths), SLOTS)]
-  engine.compile_all(), in_batches.warmup()
-  seconds, metrics = grow(engine, lengths, search=True)
-  waiting = sum(grow(in_batches, batch, search=True)[0] for batch in batches)
+  engine.compile_all(), in_batches.compile_all()
+  seconds, metrics = grow(engine, lengths, args.search_ms / 1000)
+  waiting = sum(grow(in_batches, batch, args.search_ms / 1000)[0] for batch in batches)
   print(json.dumps(metrics), file=sys.stderr)
   return {'tokens_per_second': tokens / seconds, 'in_batches_tokens_per_second': tokens / waiting,
           'times_in_batches': waiting / seconds, 'search_ms': args.search_ms, 'idle_share': metrics['idle_share']}

@@ -73,10 +73,11 @@ def ours(data, steps: int) -> dict:
   """Seconds of an update, and the share of padding in its rows."""
   import ml_collections
 
+  from jaxsearch import setup
   from jaxsearch.models.decoder import DecoderConfig, initial_params
   from jaxsearch.parallel import mesh as meshes
   from jaxsearch.training import batch as batches
-  from jaxsearch.training import policy, sft
+  from jaxsearch.training import sft
   from jaxsearch.training import state as states
   from jaxsearch.training import step as training
   from jaxsearch.trees.layout import lay_out
@@ -91,7 +92,7 @@ def ours(data, steps: int) -> dict:
   longest = max(tree.count() for tree in forest)
   rows = lay_out(forest, longest, pad_id=0)
   mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
-  params = jax.jit(lambda key: initial_params(model_config, key), out_shardings=policy.param_shardings(model_config, mesh))(
+  params = jax.jit(lambda key: initial_params(model_config, key), out_shardings=setup.param_shardings(model_config, mesh))(
     jax.random.key(0))
   optim = ml_collections.ConfigDict(dict(learning_rate=1e-6, schedule='constant', lr_warmup_updates=0, b1=0.9, b2=0.99,
                                          eps=1e-8, weight_decay=0.0, clip_norm=1.0))

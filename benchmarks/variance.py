@@ -35,6 +35,8 @@ lower it.
 """
 
 import argparse
+import dataclasses
+import functools
 import json
 import time
 from collections.abc import Callable, Generator
@@ -51,6 +53,7 @@ from jaxsearch.evaluation.run import open_agent
 from jaxsearch.methods import slate
 from jaxsearch.methods.search_r1 import start
 from jaxsearch.sampler.requests import Generate, Request
+from jaxsearch.sampler.rollout import rollout
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node, Role, Stop, Tree
 
@@ -172,9 +175,9 @@ def rewarded(question: Question, candidate: slate.Candidate, step: int, steps: i
 def measure(agent, config, steps: int, number: int) -> dict:
   """What there is to say about trajectories of `steps` actions on so many questions."""
   questions = load_questions(config.data.questions, hops=(steps - 1,), arithmetic=config.data.arithmetic)[:number]
-  trees = [Tree(agent.engine.tokenizer, question) for question in questions]
   settings = dict(steps=steps, **{name: config.grow[name] for name in ('k', 'max_tokens', 'template', 'chat')})
-  agent.engine.run([(grow(tree.question, tree, **settings), tree) for tree in trees], jax.random.key(config.seed))
+  agent = dataclasses.replace(agent, grow=functools.partial(grow, **settings))
+  trees, _ = rollout(agent, questions, jax.random.key(config.seed))
   kept = [tree for tree in trees if tree.stop is Stop.BUDGET]
   whole, siblings = (np.stack([tree.root.data[name] for tree in kept]) for name in ('whole', 'siblings'))
   ratios = step_ratios(whole, siblings)

@@ -57,6 +57,17 @@ def critic_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str,
   }
 
 
+def gate_figures(trees: Sequence[Tree], tiers: dict[str, int]) -> dict[str, float]:
+  """What the gate looks at (auc, sign, explained), and how well calibrated the critic is (ece, brier), on held-out rollouts.
+
+  Signs are those over assimilates in tool-required rollouts, as in the paper; NaN for methods without such segments.
+  """
+  found = critic_figures(trees, tiers)
+  signs = sign_figures([tree for tree in trees if tree.root.data['kind'] == 'tool-required'])
+  return {'auc': found['auc'], 'sign': signs['sign_accuracy'], 'explained': found['explained_variance'], 'ece': found['ece'],
+          'brier': found['brier']}
+
+
 def first_values(trees: Sequence[Tree], tiers: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """V(s_0), reward and tier (0 where it is not known) of the trees that have a V(s_0): three [N], as the plots take them."""
   rows = [(_value(node), tree.reward, tiers.get(tree.question.id, 0)) for tree in trees for node in _segments(tree)[:1]]

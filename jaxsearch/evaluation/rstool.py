@@ -14,14 +14,17 @@ import jax
 import ml_collections
 import numpy as np
 
+from jaxsearch import setup
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.evaluation.run import Agent, answering, open_agent
-from jaxsearch.methods import r_search, search_r1
+from jaxsearch.evaluation.run import open_agent
+from jaxsearch.methods import r_search
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import exact_match, f1
 from jaxsearch.sampler.assistant import Assistant
-from jaxsearch.sampler.observations import shorten
+from jaxsearch.sampler.requests import Sampling
+from jaxsearch.sampler.rollout import Agent, rollout
+from jaxsearch.sampler.tools import shorten
 from jaxsearch.tools import SearchBackend
 from jaxsearch.tools.evidence_client import Evidence, EvidenceTool
 from jaxsearch.trees import grammar
@@ -54,7 +57,7 @@ def find(agent: Agent, questions: Sequence[str], *, temperature: float = 0.0, se
   """What the policy finds for each question, all grown in one run of its sampler."""
   special = agent.engine.tokenizer.special_tokens
   asked = [Question(str(i), grammar.neutralise(question, special, grammar.R_SEARCH), ()) for i, question in enumerate(questions)]
-  trees, _ = agent.answer(asked, jax.random.key(seed), temperature=temperature, on_progress=on_progress)
+  trees, _ = rollout(agent, asked, jax.random.key(seed), sampling=Sampling(temperature), on_progress=on_progress)
   return [evidence(tree) for tree in trees]
 
 
@@ -74,9 +77,8 @@ def find_by_server(tool: EvidenceTool, questions: Sequence[str], on_progress: Ca
 
 def check_room(agent: Agent, question: str) -> None:
   """Raises ValueError for a question after which the policy could not write a whole span."""
-  tree = Tree(agent.engine.tokenizer)
-  tokens = search_r1.start(tree, Question('', question, ()), agent.settings['template'], agent.settings.get('chat', False)).length
-  room = agent.engine.length - agent.settings['max_tokens']
+  first = next(agent.grow(Question('', question, ()), Tree(agent.engine.tokenizer)))
+  tokens, room = first.node.length, agent.engine.length - first.max_tokens
   if tokens > room:
     raise ValueError(f'the question is too long: {tokens} tokens with its prompt, where {room} have room')
 
@@ -122,8 +124,7 @@ def open_reader(config: ml_collections.ConfigDict, url: str = '', model: str = '
   if url:
     from jaxsearch.tools.chat import Chat
     return Reader(Chat(url, model, max_tokens=config.reader.max_tokens).replies, _template(config))
-  from jaxsearch.training.policy import load_assistant
-  return local_reader(load_assistant(config.reader, config.dtype), _template(config))
+  return local_reader(setup.load_assistant(config.reader, config.dtype), _template(config))
 
 
 def local_reader(assistant: Assistant, template: str) -> Reader:
@@ -171,7 +172,7 @@ def compare_readers(reader: Reader, questions: Sequence[Question], found: Sequen
 
 def _template(config: ml_collections.ConfigDict) -> str:
   """How the reader is asked. Raises ValueError for a method that writes no evidence, and for no template."""
-  settings = answering(config)
+  settings = dict(config.grow) | dict(config.eval.grow)
   if 'evidence_template' not in settings:
     raise ValueError(f'config.method={config.method!r} writes no evidence for other models: take --config configs/r_search.py')
   template = settings['evidence_template']

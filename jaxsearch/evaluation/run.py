@@ -1,59 +1,38 @@
-"""Answering questions with a policy, and scoring the answers: `jaxsearch eval`, `ask`, and the checks during training.
-
-An `Agent` is a policy on its sampler together with the method whose `grow` drives it. Greedy unless told otherwise.
-"""
+"""Answering questions with a policy, and scoring the answers: `jaxsearch eval`, `ask`, and held-out questions during training."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import math
 import pathlib
-import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import ml_collections
 import numpy as np
 
 import jaxsearch
+from jaxsearch import setup
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.jsonl import DataError, read_records, shortened
-from jaxsearch.data.questions import Question
-from jaxsearch.data.sources import load_questions
 from jaxsearch.evaluation import competence, heat_strip, metrics
 from jaxsearch.models import hub
 from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.parallel.mesh import make_mesh
 from jaxsearch.rewards.match import f1
-from jaxsearch.sampler.engine import Engine
+from jaxsearch.sampler.requests import Sampling
+from jaxsearch.sampler.rollout import Agent, rollout
+from jaxsearch.training import rollouts
+from jaxsearch.training.checkpoint import is_run, load_params
 from jaxsearch.trees.tree import Role, Tree
 
 SAMPLES = 24  # rollouts kept of an evaluation during training
 
 
-@dataclasses.dataclass(frozen=True)
-class Agent:
-  """What answers questions; `settings` are the arguments of `method.grow`."""
-  engine: Engine
-  method: types.ModuleType
-  settings: dict[str, Any]
-
-  def answer(self, questions: Sequence[Question], key, *, temperature: float, on_progress=None,
-             watch: Callable[[Tree, Any], None] | None = None) -> tuple[list[Tree], dict[str, float]]:
-    """Grows one tree for each question; returns the trees and the sampler's metrics. `watch` sees every reply."""
-    trees = [Tree(self.engine.tokenizer, question) for question in questions]
-    growths = [self.method.grow(tree.question, tree, **self.settings) for tree in trees]
-    if watch is not None:
-      growths = [_watched(growth, tree, watch) for growth, tree in zip(growths, trees)]
-    with _temperature(self.engine, temperature):
-      return trees, self.engine.run(list(zip(growths, trees)), key, on_progress)
-
-
-def open_agent(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: str = '') -> Agent:
-  """The agent of a config.
+def open_agent(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: str = '', **changes) -> Agent:
+  """The agent of a config as it answers: with the arguments of `grow` that `config.eval.grow` and then `changes` change.
 
   Args:
     checkpoint: a run folder, a checkpoint in it, a Hugging Face folder or a GGUF file; '' is `config.model`.
@@ -61,28 +40,19 @@ def open_agent(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: 
   Raises:
     FileNotFoundError: nothing that can be loaded is there.
   """
-  from jaxsearch import methods
-  from jaxsearch.parallel.mesh import make_mesh
-  from jaxsearch.training import policy, rollouts
-  from jaxsearch.training.checkpoint import is_run, load_params
   if checkpoint and is_run(checkpoint):
     model_config, params, host = load_params(checkpoint)
     model_config = dataclasses.replace(model_config, dtype=config.dtype)
-    tokenizer = policy.load_tokenizer(ml_collections.ConfigDict(host['config']))  # that of the run, not of `config`
+    tokenizer = setup.load_tokenizer(ml_collections.ConfigDict(host['config']))  # that of the run, not of `config`
   elif checkpoint:
     decoder = hub.load(checkpoint, config.dtype)
     model_config, params, tokenizer = decoder.config, decoder.params, Tokenizer.load(config.tokenizer or checkpoint)
   else:
-    model_config, params = policy.load_policy(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
-    tokenizer = policy.load_tokenizer(config)
-  engine = rollouts.open_engine(config, model_config, tokenizer, corpus=corpus)
+    model_config, params = setup.load_policy(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    tokenizer = setup.load_tokenizer(config)
+  engine = setup.open_engine(config, model_config, tokenizer)
   engine.load(params)
-  return Agent(engine, methods.find_method(config.method), answering(config))
-
-
-def answering(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """The arguments of `grow` where a trained policy answers: those of training, but for what `config.eval.grow` changes."""
-  return dict(config.grow) | dict(config.eval.grow)
+  return setup.make_agent(config, engine, setup.open_tools(config, corpus), **dict(config.eval.grow) | changes)
 
 
 def scores(trees: Sequence[Tree]) -> dict[str, float]:
@@ -132,12 +102,11 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
   `config.eval.tiers` is given the rows tell what tools were used for, and with `assess`, which writes a critic's values onto
   the spans, how good the critic is.
   """
-  from jaxsearch.training import rollouts
   tiers = read_tiers(config.eval.tiers) if config.eval.tiers else {}
-  found = load_questions(config.eval.questions, hops=config.data.hops, arithmetic=config.data.arithmetic)
+  found = setup.load_questions(config, config.eval.questions)
   questions = found[:config.eval.number] if config.eval.number else found
   for temperature in config.eval.temperatures:
-    trees, _ = agent.answer(questions, jax.random.key(config.seed), temperature=temperature)
+    trees, _ = rollout(agent, questions, jax.random.key(config.seed), sampling=Sampling(temperature))
     trees = rollouts.agreed(trees, agent.engine.tokenizer)
     row = {'step': step, 'temperature': temperature} | scores(trees)
     if assess is not None:
@@ -161,27 +130,6 @@ def read_tiers(path: str) -> dict[str, int]:
 def _finite(figures: dict[str, float]) -> dict[str, float]:
   """Those that are defined: JSON has no NaN."""
   return {name: value for name, value in figures.items() if math.isfinite(value)}
-
-
-def _watched(growth: Iterator, tree: Tree, watch: Callable[[Tree, Any], None]) -> Iterator:
-  """The same generator; every reply that it gets is shown to `watch` first."""
-  reply = None
-  while True:
-    try:
-      request = growth.send(reply)
-    except StopIteration:
-      return
-    reply = yield request
-    watch(tree, reply)
-
-
-@contextlib.contextmanager
-def _temperature(engine: Engine, temperature: float) -> Iterator[None]:
-  before, engine.temperature = engine.temperature, temperature
-  try:
-    yield
-  finally:
-    engine.temperature = before
 
 
 def _sha256(path: str) -> str | None:

@@ -16,7 +16,7 @@ _ELEMENT = re.compile(r'<(\w+)>(.*?)</\1>', re.DOTALL)
 
 
 class Transcript:
-  """Shows every reply that a growing tree gets; `show` is the `watch` of `evaluation.run.Agent.answer`."""
+  """Shows every reply that a growing tree gets; `show` is the `watch` of `sampler.rollout.rollout`."""
 
   def __init__(self, console: Console):
     self.console = console

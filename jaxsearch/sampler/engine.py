@@ -1,9 +1,8 @@
-"""The sampler that grows trees: settings, parameters, cache, and the calls of the compiled programs.
+"""The device side of the sampler: parameters, KV cache, and the calls of the compiled programs.
 
-`Engine.run` drives generators (`methods.X.grow`) to their end; schedule.py holds what happens between the programs:
-which episode is started, resumed, given a row. Here is what the programs need: buckets, padding, explicit transfers.
-Order of use: `Engine(...)`, `load(params)` after every update of the policy, `compile_all()` once if nothing may compile
-later, `run(growths, key)`.
+Here is what the programs need: buckets, padding, explicit transfers. Which request gets which row of the cache and when is
+decided in schedule.py; everybody else calls `rollout.rollout`. Order of use: `Engine(...)`, `load(params)` after every update
+of the policy, `compile_all()` once if nothing may compile later.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -22,17 +20,22 @@ from jaxsearch.models.decoder import DecoderConfig, fuse, parameter_axes, parame
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import cache as caches
 from jaxsearch.sampler import segment, stops
-from jaxsearch.sampler.requests import check_sampling
-from jaxsearch.sampler.schedule import Chunk, Job, Run
-from jaxsearch.trees import grammar
-from jaxsearch.trees.tree import Tree
 
-MAX_QUERY, MAX_TOPK = 1000, 10  # characters, and documents, of a search in a program
 PROFILES = 16  # different sets of stop strings and forbidden tokens that may be in use at a time
 
 
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+  """Tokens to be cached behind `start` tokens of a row; `targets` is what follows each of them, where that is scored."""
+  row: caches.CacheRow
+  start: int
+  tokens: np.ndarray
+  targets: np.ndarray | None = None
+  item: int = 0  # which of the chunks handed to `Engine.score` it was cut from
+
+
 class Engine:
-  """Grows trees of token spans with a policy and tools.
+  """A policy that prefills, decodes, scores and forks paths of tokens on the device.
 
   Args:
     config: the decoder; its `dtype` is the compute dtype, of the cache too.
@@ -41,41 +44,27 @@ class Engine:
     length: tokens a path may have, prompt, observations and answer together.
     spare: rows of the cache beyond `slots`, for paths that wait for a tool or may be forked; `slots` by default, at
       least 1. At most slots + spare episodes are under way.
-    search: back end with `search(queries, topk) -> list of list of documents`; None if no tree searches.
-    topk: documents a search returns.
-    python: sandbox with `run(code, functions) -> text`; None if no tree runs programs.
-    services: other models that a tree may `Ask`, by name: each a function from a list of items to a list of replies.
-    temperature, top_p, top_k: sampling where a request names none. Temperature 0 is greedy; top_p=1, top_k=0 are off.
-    max_observation: tokens of one observation at most.
-    answer_reserve: tokens that an observation leaves free for an answer; documents are shortened to that.
     deterministic: the schedule depends on counts of decode steps only, never on the clock.
-    tool_patience: deterministic only: for so many decode steps slots may stay idle before the engine stops to wait for
-      the oldest reply. About the time that a tool takes, counted in steps; 0 suits a search within this process.
-    tool_deadline: seconds until a call counts as failed, None for ever. In the deterministic mode too, since a tool that
-      hangs must not hang the run: results are the same to the bit as long as no call exceeds it.
+    tool_patience: deterministic only: decode steps that slots may stay idle before the host waits for the oldest reply.
+      About the time that a tool takes, counted in steps; 0 suits a search within this process.
     episode_deadline: seconds until an episode is ended with Stop.DEADLINE; only in the non-deterministic mode.
-    tool_workers: calls that run at a time.
-    segment_steps: tokens a segment generates at most.
-    enough: a segment ends when so many of its slots have stopped (or all): fewer leave slots idle for a shorter time, more
-      spare changes between device and host; slots / 16 by default.
-    prefill_lengths, prefill_tokens: new context is computed in chunks of these lengths, at most `prefill_tokens` a call and lane.
+    segment_steps: tokens that a segment generates at most.
+    enough: a segment ends once this many of its slots have finished (or all): a low number leaves slots idle for a shorter
+      time, a high one saves changes between device and host; slots / 16 by default.
+    prefill_lengths, prefill_tokens: context is prefilled in chunks of these lengths, at most `prefill_tokens` a call and lane.
     mesh: where the parameters given to `load` lie. Sampling has a layout of its own: as many devices as divide the
       key/value heads share a copy of the parameters, split by heads, feed-forward and vocabulary; each such group is a
       lane, with its part of the slots and of the cache. So `slots` and `spare` are rounded up to a multiple of the lanes.
   """
 
   def __init__(self, config: DecoderConfig, tokenizer, *, slots: int, length: int, spare: int | None = None,
-               search=None, topk: int = 3, python=None, services: Mapping[str, Callable] | None = None,
-               temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0,
-               max_observation: int = 512, answer_reserve: int = 32, deterministic: bool = True,
-               tool_patience: int = 0, tool_deadline: float | None = 60.0, episode_deadline: float | None = None,
-               tool_workers: int = 16, segment_steps: int = 32, enough: int | None = None,
-               prefill_lengths: Sequence[int] = (32, 128), prefill_tokens: int = 512, mesh: Mesh | None = None):
+               deterministic: bool = True, tool_patience: int = 0, episode_deadline: float | None = None,
+               segment_steps: int = 32, enough: int | None = None, prefill_lengths: Sequence[int] = (32, 128),
+               prefill_tokens: int = 512, mesh: Mesh | None = None):
     if slots < 1 or length < 2 or (spare is not None and spare < 1):
       raise ValueError(f'slots={slots}, length={length}, spare={spare}: need at least 1, 2 and 1')
     if deterministic and episode_deadline is not None:
       raise ValueError('episode_deadline needs deterministic=False: the clock would decide what is generated')
-    check_sampling(temperature, top_p, top_k)
     self.config, self.tokenizer = config, tokenizer
     devices = np.array(jax.local_devices()[:1]) if mesh is None else mesh.devices
     split = math.gcd(devices.size, config.num_kv_heads)
@@ -83,18 +72,14 @@ class Engine:
     self._mesh = Mesh(devices.reshape(self.lanes, 1, split), meshes.MESH_AXES) if devices.size > 1 else None
     per_lane = [-(-number // self.lanes) for number in (slots, slots if spare is None else spare)]
     self.slots, self.length = per_lane[0] * self.lanes, length
-    self.search, self.topk, self.python, self.services = search, topk, python, dict(services or {})
-    self.temperature, self.top_p, self.top_k = temperature, top_p, top_k
-    self.max_observation, self.answer_reserve = max_observation, answer_reserve
-    self.deterministic, self.tool_patience = deterministic, tool_patience
-    self.tool_deadline, self.episode_deadline, self.tool_workers = tool_deadline, episode_deadline, tool_workers
+    self.deterministic, self.tool_patience, self.episode_deadline = deterministic, tool_patience, episode_deadline
     self.segment_steps = segment_steps
     self.enough = max(1, self.slots // 16) if enough is None else enough
     self.pieces = tokenizer.pieces(config.vocab_size)
     self.rows = caches.CacheRows(sum(per_lane), self.lanes)
     self._widths = [width for width in (-(-per_lane[0] // 4), per_lane[0]) if width >= 4 or width == per_lane[0]]
-    self._piece_lengths, self._piece_tokens = tuple(sorted(prefill_lengths)), prefill_tokens
-    row_length = -(-(length + max(segment_steps, self._piece_lengths[-1])) // 64) * 64
+    self._prefill_lengths, self._prefill_tokens = tuple(sorted(prefill_lengths)), prefill_tokens
+    row_length = -(-(length + max(segment_steps, self._prefill_lengths[-1])) // 64) * 64
     self._windows = _windows(row_length)
     self._prefill_windows = self._windows[(len(self._windows) - 1) // 2], row_length  # here attention is a small part of the work
     self._whole = meshes.replicated(self._mesh) if self._mesh else SingleDeviceSharding(devices.item())
@@ -111,62 +96,22 @@ class Engine:
     self._params = _prepare(self.config, self._mesh, self._whole)(params)
     self.rows.forget()
 
-  def run(self, growths: Sequence[tuple[Iterator, Tree]], key,
-          on_progress: Callable[[int, int, dict], None] | None = None) -> dict[str, float]:
-    """Grows every tree to its end, `slots` at a time, in order.
-
-    Args:
-      growths: (generator, its tree) for each episode.
-      key: a JAX random key. The tokens of an episode depend on it and on the number of the episode in `growths`.
-      on_progress: called with (episodes done, episodes, metrics so far) whenever one ends.
-    Returns:
-      metrics, see `schedule.Run.metrics`.
-    Raises:
-      GrowthError: a generator raised; the message names its question.
-    """
+  def start_rollout(self) -> None:
+    """Makes sure that there are parameters, and where the schedule is deterministic, that nothing is cached."""
     if self._params is None:
-      raise ValueError('Engine.run before Engine.load: there are no parameters')
+      raise ValueError('a rollout before Engine.load: there are no parameters')
     if self.deterministic:
-      self.rows.forget()  # what an earlier run left would be equal to rounding only
-    return Run(self, growths, self._put(key), on_progress).go()
-
-  def run_python(self, code: str, table: Sequence[Sequence[str]] = ()) -> str:
-    """What a program prints in the sandbox, with `search(query, k)` and `table()` at hand.
-
-    Raises:
-      Exception: that of the last search, if all that it asked for failed: then it is the tool that failed.
-    """
-    end, failures, found = time.monotonic() + (self.tool_deadline or math.inf), [], 0
-
-    def search(query: str, k: int = self.topk) -> str:
-      """What the program calls."""
-      nonlocal found
-      try:
-        if self.search is None:
-          raise RuntimeError('there is no search')
-        if time.monotonic() > end:
-          raise TimeoutError('no time left for a search')
-        documents = self.search.search([str(query)[:MAX_QUERY]], min(max(int(k), 1), MAX_TOPK))[0]
-      except Exception as error:
-        failures.append(error)
-        raise
-      found += 1
-      return grammar.listed(documents) or 'No documents were found.\n'
-
-    printed = self.python.run(code, {'search': search, 'table': lambda: [list(row) for row in table]})
-    if failures and not found:
-      raise failures[-1]
-    return printed
+      self.rows.forget()  # what an earlier rollout left would be equal to rounding only
 
   def compile_all(self, score: bool = False) -> None:
-    """Compiles every program that `run` can need (those of `Score` requests too if `score`); nothing compiles later."""
+    """Compiles every program that a rollout can need (those of `Score` requests too if `score`); nothing compiles later."""
     scratch = [[Chunk(caches.CacheRow(0, place=self.rows.scratch), 0, np.zeros(1, np.int32), np.zeros(1, np.int32))]]
     for width in self._widths:
       for window in self._windows:
-        self._decode([], self._put(jax.random.key(0)), width, window, 0, 1)
+        self._decode([], self.put(jax.random.key(0)), width, window, 0, 1)
     for window in self._prefill_windows:
       self._fork([[]], window)
-      for n in self._piece_lengths:
+      for n in self._prefill_lengths:
         for count in self._counts(n) if n <= window else ():
           self._prefill(scratch, n, count, window)
           if score:
@@ -189,15 +134,17 @@ class Engine:
     self._device_tables = None
     return index
 
-  def decode(self, jobs: Sequence[Job], key, enough: int, limit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Runs a segment for at most `slots` jobs: tokens [S,steps], log-probabilities [S,steps], counts [S], and S of the program.
+  def decode(self, slots: Sequence[tuple[int, segment.Slots]], key, enough: int,
+             limit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """Runs a segment for at most `self.slots` slots, given as (lane, what the segment knows of it).
 
-    The first three are in the order of the jobs, S among them.
+    Returns:
+      tokens [S,steps], log-probabilities [S,steps], counts [S], and S of the program; the first three in the order given.
     """
-    window = _bucket(max(job.length for job in jobs) + self.segment_steps, self._windows)
-    width = _bucket(max(map(len, self._by_lane(jobs, lambda job: job.row.lane))), self._widths)
-    results, slots = self._decode(jobs, key, width, window, enough, limit)
-    return *(result[slots] for result in jax.device_get(results)), width * self.lanes
+    window = _bucket(max(slot.lengths for _, slot in slots) + 1 + self.segment_steps, self._windows)
+    width = _bucket(max(map(len, self._by_lane(slots, lambda slot: slot[0]))), self._widths)
+    results, places = self._decode(slots, key, width, window, enough, limit)
+    return *(result[places] for result in jax.device_get(results)), width * self.lanes
 
   def prefill(self, chunks: Sequence[Chunk]) -> None:
     """Caches the tokens of all chunks; those of one row are in order."""
@@ -224,31 +171,30 @@ class Engine:
 
   # One call of a program each, with everything that varies as data.
 
-  def _decode(self, jobs, key, width, window, enough, limit):
-    slots, taken = _idle_slots(width * self.lanes, self.rows.scratch), []
+  def _decode(self, given, key, width, window, enough, limit):
+    slots, places = _idle_slots(width * self.lanes, self.rows.scratch), []
     used = [0] * self.lanes
-    for job in jobs:
-      slot = job.row.lane * width + used[job.row.lane]
-      used[job.row.lane] += 1
-      taken.append(slot)
-      for name, value in job.settings()._asdict().items():
-        getattr(slots, name)[slot] = value
+    for lane, slot in given:
+      places.append(lane * width + used[lane])
+      used[lane] += 1
+      for name, value in slot._asdict().items():
+        getattr(slots, name)[places[-1]] = value
     if self._device_tables is None:
-      self._device_tables = self._put(segment.Profiles(*self._tables))
+      self._device_tables = self.put(segment.Profiles(*self._tables))
     leave = segment.Leave(np.int32(enough), np.int32(limit))
-    slots, leave = self._put((slots, leave))
+    slots, leave = self.put((slots, leave))
     uniforms = segment.draws(key, slots.episodes, slots.requests, slots.lengths, steps=self.segment_steps)
     self._cache, *results = segment.decode(
       self.config, self._params, self._cache, slots, self._device_tables, uniforms, leave, window=window, mesh=self._mesh)
-    return results, taken
+    return results, places
 
   def _prefill(self, batch, n, count, window):
-    tokens, starts, rows, _ = self._put(self._arrays(batch, n, count))
+    tokens, starts, rows, _ = self.put(self._arrays(batch, n, count))
     self._cache = segment.prefill(
       self.config, self._params, self._cache, tokens, starts, rows, window=window, mesh=self._mesh)
 
   def _score(self, batch, n, count, window):
-    tokens, starts, rows, targets = self._put(self._arrays(batch, n, count))
+    tokens, starts, rows, targets = self.put(self._arrays(batch, n, count))
     self._cache, logprobs = segment.score(
       self.config, self._params, self._cache, tokens, starts, rows, targets, window=window, mesh=self._mesh)
     return logprobs
@@ -260,7 +206,7 @@ class Engine:
         places[:, lane, i] = source.place, target.place
     sources, targets = places.reshape(2, -1)
     counts = np.full(self.lanes, max(map(len, copies)), np.int32)  # the same in each, what is missing is copied in place
-    self._cache = segment.fork(self._cache, *self._put((sources, targets, counts)), window=window, mesh=self._mesh)
+    self._cache = segment.fork(self._cache, *self.put((sources, targets, counts)), window=window, mesh=self._mesh)
 
   def _by_lane(self, items, lane_of):
     """The items of each lane, in order."""
@@ -269,7 +215,7 @@ class Engine:
   def _batches(self, chunks):
     """(chunks of each lane, n, P of a lane, window) of each program call. Longer chunks first: within a row they come first."""
     parts = [part for chunk in chunks for part in self._cut(chunk)]
-    for n in reversed(self._piece_lengths):
+    for n in reversed(self._prefill_lengths):
       alike = sorted((part for size, part in parts if size == n), key=lambda part: part.start)
       lanes, counts = self._by_lane(alike, lambda part: part.row.lane), self._counts(n)
       for first in range(0, max(map(len, lanes)), counts[-1]):
@@ -282,14 +228,14 @@ class Engine:
     done = 0
     while done < len(chunk.tokens):
       left = len(chunk.tokens) - done
-      n = max((n for n in self._piece_lengths if 3 * n <= 4 * left), default=self._piece_lengths[0])
+      n = max((n for n in self._prefill_lengths if 3 * n <= 4 * left), default=self._prefill_lengths[0])
       targets = None if chunk.targets is None else chunk.targets[done:done + n]
       yield n, dataclasses.replace(chunk, start=chunk.start + done, tokens=chunk.tokens[done:done + n], targets=targets)
       done += n
 
   def _counts(self, n):
     """Buckets of P, chunks in a call, for chunks of length n: 1, 4, 16, …"""
-    return [4**i for i in range(16) if 4**i * n <= max(n, self._piece_tokens)]
+    return [4**i for i in range(16) if 4**i * n <= max(n, self._prefill_tokens)]
 
   def _arrays(self, batch, n, count):
     tokens, targets = np.full((2, self.lanes * count, n), self.tokenizer.pad_id, np.int32)
@@ -302,7 +248,7 @@ class Engine:
           targets[i, :size] = chunk.targets
     return tokens, starts, rows, targets
 
-  def _put(self, tree):
+  def put(self, tree):
     """To the device, said aloud, so that a transfer nobody asked for can be forbidden."""
     return jax.device_put(tree, self._whole)
 

@@ -34,6 +34,20 @@ def check_sampling(temperature: float | None, top_p: float | None, top_k: int | 
 
 
 @dataclasses.dataclass(frozen=True)
+class Sampling:
+  """How tokens are sampled where a request does not say. Temperature 0 is greedy; top_p=1 and top_k=0 are off."""
+  temperature: float = 1.0
+  top_p: float = 1.0
+  top_k: int = 0
+
+  def __post_init__(self):
+    check_sampling(**vars(self))
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
 class Generate:
   """Sample a span after `node`.
 
@@ -48,7 +62,7 @@ class Generate:
     node: the span to follow; all tokens from the root to its end are the context, at least one.
     stop: stop strings.
     max_tokens: at most so many tokens.
-    temperature, top_p, top_k: None takes the engine's. Temperature 0 is greedy; top_p 1 and top_k 0 are off.
+    temperature, top_p, top_k: see `Sampling`; None takes the rollout's.
     forbid: token ids that are not sampled here.
   """
   node: Node
@@ -69,17 +83,17 @@ class Generate:
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-  """Ask the search back end of the engine. `node`: the span that asked; the documents are shortened to the room after it."""
+  """Ask the search back end. `node`: the span that asked; the documents are shortened to the room after it."""
   node: Node
   query: str
-  topk: int | None = None  # None takes the engine's
+  topk: int | None = None  # None takes the rollout's
 
 
 @dataclasses.dataclass(frozen=True)
 class RunPython:
-  """Run a program in the sandbox of the engine, on the tools' threads while other rows decode.
+  """Run a program in the sandbox, on the tools' threads while other rows decode.
 
-  It may call `search(query, k)`, which gives the documents of the engine's search as text, and `table()`, the rows of
+  It may call `search(query, k)`, which gives the documents of the search back end as text, and `table()`, the rows of
   `table`. The reply is shortened to the room behind `node`, the span that wrote it.
   """
   node: Node
@@ -95,7 +109,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-  """Ask another model: `engine.services[service]` gets the items of many episodes at a time, once nothing is left to decode.
+  """Ask another model: `tools.services[service]` gets the items of many episodes at a time, once nothing is left to decode.
 
   The reply is the service's for this item, or a ToolFailure. A model behind a server is better asked with `Call`.
   """

@@ -1,8 +1,8 @@
 """Growing many trees at once: which episode is started, resumed, given a row of the cache, decoded.
 
-A `Run` repeats four steps until nothing is left: start episodes and apply the replies of tools while slots are idle
-(`_fill`), give rows to the requests that wait and cache what is missing there (`_place`), decode a segment (`_decode`), and
-hand what has stopped to its generator, which then asks for the next thing. The device is driven through the `Engine`.
+A `Schedule` repeats four steps until nothing is left: start episodes and apply the replies of tools while slots are idle
+(`_fill`), give rows to the requests that wait and prefill what is missing there (`_place`), decode a segment (`_decode`), and
+hand what has stopped to its generator, which then yields its next request. The device is driven through the `Engine`.
 
 In the deterministic mode every decision is a function of tokens and decode steps: replies of tools are applied in the
 order in which they were asked for, and only where a slot is idle, no new episode can be started, and the call is
@@ -19,19 +19,16 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from jaxsearch.sampler import stops
-from jaxsearch.sampler.calls import Caller, ToolCall
-from jaxsearch.sampler.observations import fitted
-from jaxsearch.sampler.requests import END, LENGTH, Ask, Call, Generate, Request, RunPython, Score, Search, ToolFailure
+from jaxsearch.sampler.engine import Chunk, Engine
+from jaxsearch.sampler.requests import END, LENGTH, Ask, Call, Generate, Request, RunPython, Sampling, Score, Search, ToolFailure
 from jaxsearch.sampler.segment import Slots
+from jaxsearch.sampler.tools import Caller, ToolCall, Tools
 from jaxsearch.trees.tree import Role, Stop, Tree
-
-if TYPE_CHECKING:
-  from jaxsearch.sampler.engine import Engine
 
 POLL_STEPS = 8  # non-deterministic: steps of a segment while a slot is idle and a tool may reply at any time
 
@@ -40,20 +37,10 @@ class GrowthError(RuntimeError):
   """A generator raised; the cause is chained, the message names the question."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Chunk:
-  """Tokens to be cached behind `start` tokens of a row; `targets` is what follows each of them, where that is scored."""
-  row: Any  # caches.CacheRow
-  start: int
-  tokens: np.ndarray
-  targets: np.ndarray | None = None
-  item: int = 0  # which of the chunks handed to `Engine.score` it was cut from
-
-
 @dataclasses.dataclass(eq=False)
 class Episode:
   """A generator that grows a tree, and the replies it waits for."""
-  number: int
+  number: int  # with the key it decides what is sampled
   growth: Iterator
   tree: Tree
   lane: int = 0  # of the sampler; its rows of the cache are all there
@@ -95,8 +82,8 @@ class Job:
     """Tokens of the path."""
     return len(self.context) + 1 + len(self.tokens)
 
-  def settings(self) -> Slots:
-    """Its entries in the arguments of a segment."""
+  def slot(self) -> Slots:
+    """What a segment knows of it."""
     return Slots(rows=self.row.place, tokens=self.tokens[-1] if self.tokens else self.last, lengths=self.length - 1,
                  remaining=self.remaining, episodes=self.episode.number, requests=self.number,
                  temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, profile=self.profile)
@@ -119,18 +106,27 @@ class QueuedQuery:
   item: Any
 
 
-class Run:
-  """One call of `Engine.run`: the episodes, what each waits for, and the counts."""
+class Schedule:
+  """One rollout of many episodes: what each of them waits for, and the counts.
 
-  def __init__(self, engine: Engine, growths: Sequence[tuple[Iterator, Tree]], key,
-               on_progress: Callable[[int, int, dict], None] | None):
-    self.engine, self.key, self.on_progress = engine, key, on_progress
+  Args:
+    engine: with parameters loaded.
+    growths: (number, generator, its tree) of each episode. The tokens of an episode depend on its number, on `key`, and on
+      nothing else.
+    key: a JAX random key.
+    sampling: where a request names none of its own.
+    on_progress: called with (episodes done, episodes, metrics so far) whenever one ends.
+  """
+
+  def __init__(self, engine: Engine, growths: Sequence[tuple[int, Iterator, Tree]], key, sampling: Sampling, tools: Tools,
+               on_progress: Callable[[int, int, dict], None] | None = None):
+    self.engine, self.key, self.sampling, self.tools, self.on_progress = engine, key, sampling, tools, on_progress
     self.total = len(growths)
-    self.queue = collections.deque(Episode(i, growth, tree) for i, (growth, tree) in enumerate(growths))
+    self.queue = collections.deque(Episode(*growth) for growth in growths)
     self.ready: collections.deque[Job] = collections.deque()
     self.running: list[Job] = []  # at most engine.slots
     self.pending_calls: collections.deque[PendingCall] = collections.deque()
-    self.caller = Caller(engine.tool_workers)
+    self.caller = Caller(tools.workers)
     self.queued_queries: dict[str, list[QueuedQuery]] = {}  # by service
     self.active = np.zeros(engine.lanes, int)  # episodes under way
     self.steps = 0  # decode steps so far: the clock of the deterministic mode
@@ -138,8 +134,13 @@ class Run:
     self.evicted_before = engine.rows.evicted
     self.started = time.monotonic()
 
-  def go(self) -> dict[str, float]:
-    """Runs all episodes to their ends; returns `metrics`."""
+  def run(self) -> dict[str, float]:
+    """Runs all episodes to their ends, `engine.slots` paths at a time, in order; returns `metrics`.
+
+    Raises:
+      GrowthError: a generator raised; the message names its question.
+    """
+    self.engine.start_rollout()
     try:
       while True:
         self._fill()
@@ -237,16 +238,15 @@ class Run:
         self._reply(episode, place, [None] * len(request.continuations))
       case Score():
         self.ready.append(self._job(episode, place, request))
-      case Search() if self.engine.search is None:
-        raise ValueError('a Search, but the engine has no search back end')
+      case Search() if self.tools.search is None:
+        raise ValueError('a Search, but the rollout has no search back end')
       case Search():
-        topk = self.engine.topk if request.topk is None else request.topk
-        self._call(episode, place, request, functools.partial(self.engine.search.search, [request.query], topk))
-      case RunPython() if self.engine.python is None:
-        raise ValueError('a RunPython, but the engine has no sandbox')
+        self._call(episode, place, request, functools.partial(self.tools.run_search, request))
+      case RunPython() if self.tools.python is None:
+        raise ValueError('a RunPython, but the rollout has no sandbox')
       case RunPython():
-        self._call(episode, place, request, functools.partial(self.engine.run_python, request.code, request.table))
-      case Ask() if request.service not in self.engine.services:  # an agent that only answers goes without
+        self._call(episode, place, request, functools.partial(self.tools.run_python, request))
+      case Ask() if request.service not in self.tools.services:  # an agent that only answers goes without
         self._reply(episode, place, ToolFailure(f'there is no {request.service}'))
       case Ask():
         self.queued_queries.setdefault(request.service, []).append(QueuedQuery(episode, place, request.item))
@@ -270,9 +270,7 @@ class Run:
     self.ready.append(self._job(
       episode, place, request, remaining=min(request.max_tokens, room), clipped=room < request.max_tokens,
       profile=engine.profile(request.stop, request.forbid),
-      temperature=engine.temperature if request.temperature is None else request.temperature,
-      top_p=engine.top_p if request.top_p is None else request.top_p,
-      top_k=engine.top_k if request.top_k is None else request.top_k))
+      **{name: default if (own := getattr(request, name)) is None else own for name, default in vars(self.sampling).items()}))
 
   def _finish_span(self, episode, place, request, tokens, logprobs, stop) -> None:
     node = request.node.append(tokens, Role.POLICY, logprobs=logprobs)
@@ -282,7 +280,7 @@ class Run:
   # Tools.
 
   def _call(self, episode, place, request, function) -> None:
-    limits = [seconds for seconds in (self.engine.tool_deadline, self._seconds_left(episode)) if seconds is not None]
+    limits = [seconds for seconds in (self.tools.deadline, self._seconds_left(episode)) if seconds is not None]
     self.counts['tool_calls'] += 1
     call = self.caller.start(function, self.steps, min(limits, default=None))
     self.pending_calls.append(PendingCall(episode, place, request, call))
@@ -299,9 +297,8 @@ class Run:
     self.counts['seconds_waiting'] += time.monotonic() - start
     self.counts['seconds_tools'] += seconds
     if isinstance(pending.request, (Search, RunPython)):
-      engine = self.engine
-      room = min(engine.max_observation, engine.length - pending.request.node.length - engine.answer_reserve)
-      result = fitted(pending.request, result, room, engine.tokenizer)
+      room = self.engine.length - pending.request.node.length
+      result = self.tools.observation(pending.request, result, room, self.engine.tokenizer)
     self.counts['tool_failures'] += isinstance(result, ToolFailure)
     self._reply(pending.episode, pending.place, result)
     self._advance(pending.episode)
@@ -329,7 +326,7 @@ class Run:
     for name, waiting in queued.items():
       start = time.monotonic()
       try:
-        replies = list(self.engine.services[name]([one.item for one in waiting]))
+        replies = list(self.tools.services[name]([one.item for one in waiting]))
         if len(replies) != len(waiting):
           raise ValueError(f'{len(replies)} replies to {len(waiting)} items')
       except Exception as error:
@@ -399,7 +396,8 @@ class Run:
     if self.pending_calls and self._idle(self.running, self.ready).max() > 0:
       due = self.pending_calls[0].call.step + engine.tool_patience - self.steps if engine.deterministic else POLL_STEPS
       limit = min(limit, max(1, due))
-    tokens, logprobs, counts, slots = engine.decode(self.running, self.key, min(engine.enough, len(self.running)), limit)
+    tokens, logprobs, counts, slots = engine.decode(
+      [(job.row.lane, job.slot()) for job in self.running], self.key, min(engine.enough, len(self.running)), limit)
     steps = int(counts.max())
     self.steps += steps
     self.counts['segments'] += 1

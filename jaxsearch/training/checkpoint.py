@@ -22,8 +22,11 @@ import ml_collections
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jaxsearch import setup
 from jaxsearch.models.decoder import DecoderConfig, RopeScaling
-from jaxsearch.training.state import TrainState, fingerprint
+from jaxsearch.parallel.mesh import make_mesh
+from jaxsearch.training import critic
+from jaxsearch.training.state import TrainState, fingerprint, without_head
 
 # What may differ between the run that saved and the run that goes on: where things are, how often and how far, and how
 # the same numbers are computed.
@@ -101,18 +104,16 @@ def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None)
     FileNotFoundError: there is no checkpoint, or not this one, or no base.
     ValueError: the base is not the one that the run began with, or the checkpoint is that of a critic.
   """
-  from jaxsearch.parallel.mesh import make_mesh
-  from jaxsearch.training import critic, policy
   mesh = mesh or make_mesh(1, 1, 1, devices=jax.devices()[:1])
   model_config, params, host = load_trained(path, mesh)
   if host.get('critic'):
     raise ValueError(f'{path}: this is a critic, not a policy')
   config = ml_collections.ConfigDict(host['config'])
   if 'lora' in config and config.lora.rank > 0:
-    _, base = policy.load_policy(config, mesh)
+    _, base = setup.load_policy(config, mesh)
     check_base(host, fingerprint(base), config.model)
-    params = policy.merger(config, model_config, mesh)(base, params)
-  return model_config, critic.without_head(params), host
+    params = setup.merger(config, model_config, mesh)(base, params)
+  return model_config, without_head(params), host
 
 
 def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh):
@@ -122,7 +123,6 @@ def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh):
   Raises:
     FileNotFoundError: there is no checkpoint, or not this one.
   """
-  from jaxsearch.training import critic, policy
   run, step = _run_folder(pathlib.Path(path))
   if not (run / 'checkpoints').is_dir():
     raise FileNotFoundError(f'{path}: no checkpoints here')
@@ -133,7 +133,8 @@ def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh):
     host = restore_host(manager, step)
     model_config = decoder_from_json(host['decoder'])
     config = ml_collections.ConfigDict(host['config'])
-    shardings, shapes = critic.layout(model_config, mesh) if host.get('critic') else policy.trained_layout(config, model_config, mesh)
+    shardings, shapes = (critic.layout(model_config, mesh) if host.get('critic')
+                         else critic.trained_layout(config, model_config, mesh))
     like = jax.tree.map(
       lambda sharding, shape: jax.ShapeDtypeStruct(shape, host['param_dtype'], sharding=sharding), shardings, shapes)
     params = manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(like))).params

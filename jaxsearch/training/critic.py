@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
+from jaxsearch import setup
 from jaxsearch.models import value_head
 from jaxsearch.models.decoder import DecoderConfig, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
@@ -86,6 +87,13 @@ def head_layout(model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[d
   return meshes.shardings(value_head.MLP_AXES, shapes, mesh), shapes
 
 
-def without_head(params: dict) -> dict:
-  """The parameters of the policy alone."""
-  return {name: value for name, value in params.items() if name != states.HEAD}
+def trained_layout(config: ml_collections.ConfigDict, model_config: DecoderConfig,
+                   mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
+  """(shardings, shapes) of what a run of `config` trains: the policy, with the head of a critic on it, or an adapter."""
+  if 'lora' in config and config.lora.rank > 0:
+    return setup.adapter_layout(config, model_config, mesh)
+  shardings, shapes = setup.param_shardings(model_config, mesh), parameter_shapes(model_config)
+  if 'critic' in config and is_shared(config):
+    placed, sizes = head_layout(model_config, mesh)
+    shardings, shapes = shardings | {states.HEAD: placed}, shapes | {states.HEAD: sizes}
+  return shardings, shapes

@@ -1,18 +1,19 @@
-"""Warms a critic up before the policy moves: CARL's appendix C, `jaxsearch critic-warmup`.
+"""Warms a critic up before the policy is trained: CARL's appendix C, `jaxsearch critic-warmup`.
 
-  closed_book.jsonl    whether five rollouts of every question without tools were right
-  tiers.jsonl       what follows from them: tier 2 where any was right, else tier 1
-  rollouts.jsonl    trees of the questions that were chosen, half by heart and half with tools, by all means or at will
-  metrics.jsonl     a row an update; every `check_every` updates with the figures of the gate on held-out questions
-  checkpoints/      the critic (and the backbone that it shares), for `critic.warm_start`
-  calibration.png   predicted against actual success on the held-out rollouts, before and after
+  closed_book.jsonl   whether five closed-book rollouts of every question were right
+  tiers.jsonl         the tier of every question: 2 where any of them was right, else 1
+  rollouts.jsonl      trees of the chosen questions, half closed-book, half tool-required or tool-optional
+  metrics.jsonl       a row an update; every `check_every` updates with the figures of the gate on held-out questions
+  checkpoints/        the critic (and the backbone that it shares), for `critic.warm_start`
+  calibration.png     predicted against actual success on the held-out rollouts, before and after
 
-Everything in the folder of `config.out`; a run that was stopped goes on where it was, rollouts too. Training ends at the
-first check from `min_updates` on that passes the gate. The policy's weights are frozen but for the backbone.
+All of it stands in the folder of `config.out`; rerun the command to resume, rollouts included. Training ends at the first
+check after `min_updates` that passes the gate. The policy's weights are frozen but for the backbone.
 """
 
 import collections
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -24,16 +25,16 @@ import jax
 import ml_collections
 import numpy as np
 
-from jaxsearch import methods
+from jaxsearch import setup
 from jaxsearch.data.questions import Question
-from jaxsearch.evaluation import competence, competence_plots
-from jaxsearch.evaluation.run import Agent
+from jaxsearch.methods import find_method
 from jaxsearch.models.encoder import load_encoder
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.engine import Engine
-from jaxsearch.tools import SearchBackend
+from jaxsearch.sampler.rollout import Agent, rollout
+from jaxsearch.sampler.tools import Tools
 from jaxsearch.training import batch as batches
-from jaxsearch.training import checkpoint, critic, loop, metrics, policy, rollouts
+from jaxsearch.training import checkpoint, critic, loop, metrics
 from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
 from jaxsearch.training.run import RunStopped, open_run
@@ -43,37 +44,44 @@ from jaxsearch.trees.tree import Role, Tree
 
 CHUNK = 256  # rollouts between two times that they are saved
 BUCKETS = ('tier 1 closed-book', 'tier 1 tool-required', 'tier 2 closed-book', 'tier 2 tool-required')
-KINDS = ('closed-book', 'tool-required', 'tool-optional')  # of rollouts; the bucket of one at will is that of one with tools
+KINDS = ('closed-book', 'tool-required', 'tool-optional')  # of rollouts; the last two share a bucket
 FROZEN = ('embedding', 'unembedding')  # beside the backbone, the policy has these
+
+
+Figures = Callable[[Sequence[Tree], dict[str, int]], dict[str, float]]  # (trees, tiers) -> figures, NaN where undefined
 
 
 class GateFailed(RunStopped):
   """The critic is not good enough after `max_updates`; the message says by how much."""
 
 
-def warm_up(config: ml_collections.ConfigDict) -> dict[str, float]:
+def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Callable) -> dict[str, float]:
   """`jaxsearch critic-warmup`: rolls out, trains the critic, and returns the figures of the gate that it passed.
+
+  Args:
+    gate_figures: what the gate looks at, and more, of held-out rollouts with the critic's values on them.
+    plot: called with ({name: (V(s_0) [N], outcomes [N])}, path) for the reliability diagram.
 
   Raises:
     GateFailed: it did not.
   """
   settings = config.critic_warmup
   if config.distributed.enabled:
-    raise ValueError('warmup runs in one process, on all its devices: set distributed.enabled=False')
+    raise ValueError('critic-warmup runs in one process, on all its devices: set distributed.enabled=False')
   with config.unlocked():
     config.steps, config.checkpoint_every = settings.max_updates, settings.check_every
   loop.check(config)
-  method, mesh = methods.find_method(config.method), meshes.make_mesh(**config.mesh)
+  method, mesh = find_method(config.method), meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
   folder = pathlib.Path(config.out)
   folder.mkdir(parents=True, exist_ok=True)
   check_rollouts(config, folder / 'rollouts_config.json')
-  model_config, params = policy.load_policy(config, mesh)
+  model_config, params = setup.load_policy(config, mesh)
   trees, tiers = collect(config, method, model_config, params, mesh, folder)
   held_out, buckets = split(trees, tiers, settings, config.seed)
   with open_run(config, ('loss', 'gate_auc', 'gate_explained')) as run:
     student = open_student(config, model_config, params, mesh)
-    curves = {'before': competence.first_values(assess(student, held_out), tiers)[:2]}
+    curves = {'before': first_values(assess(student, held_out))}
     student.state, _ = run.restore(student.state)
     run.start()
     figures = gate_figures(assess(student, held_out), tiers)
@@ -90,11 +98,12 @@ def warm_up(config: ml_collections.ConfigDict) -> dict[str, float]:
         'decoder': checkpoint.decoder_to_json(model_config), 'critic': not critic.is_shared(config)})
       if check and step >= settings.min_updates and passes(figures, settings.gate):
         break
-    curves['warmed up'] = competence.first_values(held_out, tiers)[:2]  # as they were assessed last
-    competence_plots.plot_calibration(curves, folder / 'calibration.png')
+    curves['warmed up'] = first_values(held_out)  # as they were assessed last
+    plot(curves, folder / 'calibration.png')
   if not passes(figures, settings.gate):
-    raise GateFailed(f'{folder}: after {settings.max_updates} updates the critic has {told(figures)}; the gate is '
-                     f'{told(dict(settings.gate))}. More questions, more updates (critic_warmup.max_updates) or a higher rate may help.')
+    raise GateFailed(f'{folder}: after {settings.max_updates} updates the critic has {formatted(figures)}; the gate is '
+                     f'{formatted(dict(settings.gate))}. More questions, more updates (critic_warmup.max_updates) or a higher '
+                     'rate may help.')
   return figures
 
 
@@ -105,14 +114,15 @@ def collect(config: ml_collections.ConfigDict, method: types.ModuleType, model_c
             folder: pathlib.Path) -> tuple[list[Tree], dict[str, int]]:
   """The rollouts to learn from, with their rewards, and the tier of each question."""
   settings = config.critic_warmup
-  questions = loop.load_questions(config.data.questions, hops=config.data.hops, arithmetic=config.data.arithmetic)
+  questions = setup.load_questions(config, config.data.questions)
   order = np.random.default_rng(config.seed).permutation(len(questions))[:settings.questions]
   questions = [questions[i] for i in order]
-  tokenizer = policy.load_tokenizer(config)
-  engine = rollouts.open_engine(config, model_config, tokenizer, meshes.local_mesh(mesh))
+  tokenizer = setup.load_tokenizer(config)
+  engine = setup.open_engine(config, model_config, tokenizer, meshes.local_mesh(mesh))
   engine.load(meshes.local(params))
+  tools = functools.cache(lambda second: setup.open_tools(with_second_search(config) if second else config))
   closed_book = [(question, 'closed-book', False) for question in questions for _ in range(settings.tier_rollouts)]
-  tiers = tiers_by(rolled_out(config, method, engine, closed_book, folder / 'closed_book.jsonl', outcome))
+  tiers = tiers_by(roll_out(config, method, engine, tools, closed_book, folder / 'closed_book.jsonl', outcome))
   write(folder / 'tiers.jsonl', [{'id': key, 'tier': tier} for key, tier in tiers.items()])
   texts = [question.question for question in questions]
   points = encoded(texts, settings.encoder) if settings.encoder else embedded(texts, tokenizer, params)
@@ -120,7 +130,7 @@ def collect(config: ml_collections.ConfigDict, method: types.ModuleType, model_c
   rng = np.random.default_rng([config.seed, 1])
   wanted = [(question, kind, bool(rng.random() < settings.second_share)) for question in chosen
             for kind in ('closed-book', tool_kind(tiers[question.id], settings, rng))]
-  records = rolled_out(config, method, engine, wanted, folder / 'rollouts.jsonl', to_record)
+  records = roll_out(config, method, engine, tools, wanted, folder / 'rollouts.jsonl', to_record)
   by_id = {question.id: question for question in questions}
   trees = [from_record(record, tokenizer, by_id[record['id']]) for record in records]
   for tree, (_, kind, _) in zip(trees, wanted):
@@ -129,15 +139,14 @@ def collect(config: ml_collections.ConfigDict, method: types.ModuleType, model_c
 
 
 def tool_kind(tier: int, settings: ml_collections.ConfigDict, rng: np.random.Generator) -> str:
-  """The kind of a question's rollout with tools: at will in a share of those of `tool_optional_tiers`, by all means elsewhere."""
-  return 'tool-optional' if rng.random() < settings.tool_optional_share * (tier in settings.tool_optional_tiers) else 'tool-required'
+  """The kind of a question's rollout with tools: a share of those of `tool_optional_tiers` is tool-optional."""
+  optional = rng.random() < settings.tool_optional_share * (tier in settings.tool_optional_tiers)
+  return 'tool-optional' if optional else 'tool-required'
 
 
-def tiers_of(config: ml_collections.ConfigDict, agent: Agent, questions: Sequence[Question]) -> dict[str, int]:
-  """The tier of each question for an agent: 2 if one of `critic_warmup.tier_rollouts` rollouts by heart is right, else 1."""
-  heart = dataclasses.replace(agent, settings=agent.settings | dict(config.critic_warmup.closed_book))
-  asked = [question for question in questions for _ in range(config.critic_warmup.tier_rollouts)]
-  trees, _ = heart.answer(asked, jax.random.key(config.seed), temperature=config.sampler.temperature)
+def tiers_of(agent: Agent, questions: Sequence[Question], number: int, key) -> dict[str, int]:
+  """The tier of each question for an agent that answers closed-book: 2 if one of `number` rollouts is right, else 1."""
+  trees, _ = rollout(agent, [question for question in questions for _ in range(number)], key)
   return tiers_by([outcome(tree) for tree in trees])
 
 
@@ -147,7 +156,7 @@ def outcome(tree: Tree) -> dict:
 
 
 def tiers_by(outcomes: Sequence[dict]) -> dict[str, int]:
-  """Question id -> 2 if any of its rollouts by heart was right, else 1."""
+  """Question id -> 2 if any of its closed-book rollouts was right, else 1."""
   tiers = dict.fromkeys((one['id'] for one in outcomes), 1)
   return tiers | {one['id']: 2 for one in outcomes if one['right']}
 
@@ -158,37 +167,33 @@ def mixed(questions: Sequence[Question], tiers: dict[str, int]) -> list[Question
   return [question for pair in zip(*by_tier) for question in pair]
 
 
-def rolled_out(config: ml_collections.ConfigDict, method: types.ModuleType, engine: Engine,
-               wanted: Sequence[tuple[Question, str, bool]], path: pathlib.Path,
-               record: Callable[[Tree], dict]) -> list[dict]:
-  """A `record` for each (question, one of `KINDS`, whether with the second search), as they are in `path` or new.
+def roll_out(config: ml_collections.ConfigDict, method: types.ModuleType, engine: Engine, tools: Callable[[bool], Tools],
+             wanted: Sequence[tuple[Question, str, bool]], path: pathlib.Path, record: Callable[[Tree], dict]) -> list[dict]:
+  """A `record` for each (question, one of `KINDS`, whether with the second search), read from `path` or new.
 
-  They are grown and appended in chunks; one that was not written whole is grown again, to the same trees.
+  They are grown and appended in chunks; a chunk that was not written whole is grown again, to the same trees.
   """
-  changes = dict(zip(KINDS, (config.critic_warmup.closed_book, config.critic_warmup.tool_required, config.critic_warmup.tool_optional)))
+  settings = config.critic_warmup
+  changes = {kind: dict(config.grow) | dict(settings[kind.replace('-', '_')]) for kind in KINDS}
   done = metrics.read(path) if path.exists() else []
   if len(done) < len(wanted):
     done = done[:len(done) // CHUNK * CHUNK]
     write(path, done)
-  first, second = (engine.search, engine.topk), None
+  agent = Agent(engine, lambda question, tree: method.grow(question, tree, **changes[question.metadata['kind']]), Tools(),
+                setup.make_agent(config, engine, Tools()).sampling)
   for start in range(len(done), len(wanted), CHUNK):
     part = wanted[start:start + CHUNK]
-    trees = [Tree(engine.tokenizer, question) for question, *_ in part]
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), len(wanted)), start)
-    rollouts.seed_trees(trees, key)
-    for other in (False, True):
-      growths = [(method.grow(tree.question, tree, **dict(config.grow) | dict(changes[kind])), tree)
-                 for tree, (_, kind, second_search) in zip(trees, part) if second_search == other]
-      if growths:
-        if other and second is None:
-          second = second_search_of(config)
-        engine.search, engine.topk = second if other else first
-        engine.run(growths, jax.random.fold_in(key, other))
-    engine.search, engine.topk = first
-    for tree in trees:
+    trees = {}
+    for second in sorted({second for *_, second in part}):
+      numbers = [number for number, (*_, own) in enumerate(part) if own == second]
+      questions = [dataclasses.replace(part[i][0], metadata=part[i][0].metadata | {'kind': part[i][1]}) for i in numbers]
+      grown, _ = rollout(agent, questions, key, tools=tools(second), numbers=numbers)
+      trees |= dict(zip(numbers, grown))
+    for tree in trees.values():
       tree.prune()
       tree.reward = method.reward(tree)
-    new = [record(tree) for tree in trees]
+    new = [record(trees[number]) for number in range(len(part))]
     done += new
     with path.open('a', encoding='utf-8') as file:
       file.writelines(json.dumps(one) + '\n' for one in new)
@@ -211,12 +216,12 @@ def check_rollouts(config: ml_collections.ConfigDict, path: pathlib.Path) -> Non
     write(path, [config.to_dict()])
 
 
-def second_search_of(config: ml_collections.ConfigDict) -> tuple[SearchBackend, int]:
-  """(back end, passages a search) of other quality: `config.search` with the changes of `critic_warmup.second_search`."""
+def with_second_search(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """The config with a search of other quality: that of `critic_warmup.second_search`."""
   other = config.copy_and_resolve_references()
   with other.unlocked():
     other.search.update(config.critic_warmup.second_search)
-  return rollouts.open_backend(other, other.data.corpus), other.search.topk
+  return other
 
 
 def encoded(texts: Sequence[str], folder: str) -> np.ndarray:
@@ -288,8 +293,8 @@ def split(trees: Sequence[Tree], tiers: dict[str, int], settings: ml_collections
   if not settings.curated:
     return held_out, [[tree for own in buckets.values() for tree in own]]
   if empty := [name for name, own in buckets.items() if not own]:
-    raise ValueError(f'no rollouts of {", ".join(empty)}: ask more questions (critic_warmup.questions), unless the policy by heart is '
-                     'right always, or never')
+    raise ValueError(f'no rollouts of {", ".join(empty)}: take more questions (critic_warmup.questions), unless the policy is '
+                     'closed-book always right, or never')
   return held_out, list(buckets.values())
 
 
@@ -359,15 +364,11 @@ def assess(student: Student, trees: Sequence[Tree]) -> Sequence[Tree]:
   return trees
 
 
-def gate_figures(trees: Sequence[Tree], tiers: dict[str, int]) -> dict[str, float]:
-  """What the gate looks at (auc, sign, explained), and how well calibrated the critic is (ece, brier), on held-out rollouts.
-
-  Signs are those over assimilates in rollouts with tools by all means, as in the paper; NaN for methods without such segments.
-  """
-  found = competence.critic_figures(trees, tiers)
-  signs = competence.sign_figures([tree for tree in trees if tree.root.data['kind'] == 'tool-required'])
-  return {'auc': found['auc'], 'sign': signs['sign_accuracy'], 'explained': found['explained_variance'], 'ece': found['ece'],
-          'brier': found['brier']}
+def first_values(trees: Sequence[Tree]) -> tuple[np.ndarray, np.ndarray]:
+  """(V(s_0) [N], outcomes [N]) of assessed trees, as predicted and actual success."""
+  starts = [(node.values[0], tree.reward) for tree in trees
+            for node in [node for node in tree.nodes(Role.POLICY) if node.tokens][:1]]
+  return tuple(np.array(starts, np.float64).reshape(-1, 2).T)
 
 
 def passes(figures: dict[str, float], gate: ml_collections.ConfigDict) -> bool:
@@ -375,5 +376,5 @@ def passes(figures: dict[str, float], gate: ml_collections.ConfigDict) -> bool:
   return all(figures[name] >= least or (name == 'sign' and math.isnan(figures[name])) for name, least in gate.items())
 
 
-def told(figures: dict[str, float]) -> str:
+def formatted(figures: dict[str, float]) -> str:
   return ', '.join(f'{name} {value:.2f}' for name, value in figures.items())

@@ -1,16 +1,15 @@
-"""Reinforcement learning, told as a story: questions, trees, rewards, credit, rows, updates, a row of metrics.
+"""Reinforcement learning: questions, trees, rewards, credit, rows, updates, a row of metrics.
 
-`train` is `jaxsearch train`. What differs from method to method is found by name, `jaxsearch/methods/NAME.py`; what a
-method is stands in `jaxsearch/methods/__init__.py`.
+`train` is `jaxsearch train`. What differs from method to method is found by name in jaxsearch/methods, whose `__init__.py`
+says what a method is.
 
-Every random number is a function of the seed and the step, and the data order is saved: a run that goes on from a
-checkpoint is the run that was never stopped, to the bit.
+Every random number is a function of the seed and the step, and the data order is saved: a resumed run equals one that was
+never stopped, to the bit.
 """
 
 import dataclasses
-import functools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -18,15 +17,14 @@ import ml_collections
 import numpy as np
 import optax
 
+from jaxsearch import setup
 from jaxsearch.data.questions import Question, QuestionBatches
-from jaxsearch.data.sources import load_questions
-from jaxsearch.evaluation.run import Agent, answering, held_out
 from jaxsearch.methods import Context, find_method
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.sampler.engine import Engine
+from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training import batch as batches
-from jaxsearch.training import checkpoint, metrics, policy, rollouts
+from jaxsearch.training import checkpoint, metrics, rollouts
 from jaxsearch.training import critic as critics
 from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
@@ -37,10 +35,20 @@ from jaxsearch.trees.tree import Tree
 SHOWN = ('reward', 'em', 'searches')  # on the progress bar
 
 
-def train(config: ml_collections.ConfigDict) -> dict[str, float]:
-  """Trains until `config.steps`, or goes on where the run in `config.out` stopped; returns the last row of metrics."""
+# (agent, config, step, assess) -> rows of evaluations.jsonl; `assess` writes a critic's values onto trees, None without one
+Evaluate = Callable[[Agent, ml_collections.ConfigDict, int, Callable[[Sequence[Tree]], None] | None], Iterable[dict]]
+
+
+def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -> dict[str, float]:
+  """Trains until `config.steps`, or resumes the run in `config.out`; returns the last row of metrics.
+
+  Args:
+    evaluate: answers held-out questions, needed if `config.eval.every` is set; see `evaluation.run.held_out`.
+  """
   meshes.start_distributed(**config.distributed)
   check(config)
+  if config.eval.every and evaluate is None:
+    raise ValueError(f'eval.every={config.eval.every}: train was not given an evaluation')
   method, questions, row = find_method(config.method), open_questions(config), {}
   with open_run(config, SHOWN) as run:
     learner = make_learner(config)
@@ -50,26 +58,23 @@ def train(config: ml_collections.ConfigDict) -> dict[str, float]:
       resume(host, learner, questions)
     run.start()
     if run.last_step == 0 and run.wants_evaluation(0):
-      run.write_evaluation(evaluate(learner, method, 0))
+      run.write_evaluation(evaluate(*examinee(learner, method, 0)))
     for step in run.steps():
       clock = metrics.Clock()
       context = Context(step, np.random.default_rng([config.seed, step]), learner.memory)
       with clock('generate'):
         groups, row = grow(learner, method, next(questions), context)
-      trees, to_credit = rollouts.pruned(groups), groups
+      trees, kept = sum(map(len, groups)), rollouts.trainable(groups, config.train.row_length)
       if learner.values is not None:
         with clock('score'):
-          to_credit = [[tree for tree in group if fits(learner, tree)] for group in groups]
-          assess(learner, [tree for group in to_credit for tree in group])
+          assess(learner, [tree for group in kept for tree in group])
       with clock('reward'):
-        method.credit(to_credit, context, **config.credit)
-      fitting = [tree for tree in rollouts.credited(trees) if fits(learner, tree)]
-      too_long = sum(not fits(learner, tree) for tree in trees)
-      row = row | rollouts.summary(groups) | context.metrics | {'trees_too_long': too_long}
-      row = row | update(learner, into_rows(learner, fitting), step, clock)
+        method.credit(kept, context, **config.credit)
+      row = row | rollouts.summary(groups) | context.metrics | {'trees_too_long': trees - sum(map(len, kept))}
+      row = row | update(learner, into_rows(learner, rollouts.credited(kept)), step, clock)
       row = row | clock.row(row['tokens_generated'])
       if run.wants_evaluation(step):
-        run.write_evaluation(evaluate(learner, method, step))
+        run.write_evaluation(evaluate(*examinee(learner, method, step)))
       run.finish_step(step, row, learner.snapshot(), lambda: {
         'memory': learner.memory, 'key': jax.random.key_data(learner.key).tolist(), 'questions': questions.get_state(),
         'reference': learner.fingerprint, 'decoder': checkpoint.decoder_to_json(learner.model_config)})
@@ -82,7 +87,7 @@ class Learner:
   config: ml_collections.ConfigDict
   model_config: DecoderConfig
   mesh: jax.sharding.Mesh
-  engine: Engine
+  agent: Agent              # the policy as it samples; load its engine with `params` before a rollout
   state: states.TrainState  # of the policy, or of its adapter
   base: dict | None         # the frozen parameters under the adapter; None without one
   merge: Callable           # (base, adapter) -> parameters
@@ -98,7 +103,7 @@ class Learner:
   @property
   def params(self) -> dict:
     """The parameters of the policy as it is now; with an adapter they are computed anew at every call."""
-    return critics.without_head(self.state.params) if self.base is None else self.merge(self.base, self.state.params)
+    return states.without_head(self.state.params) if self.base is None else self.merge(self.base, self.state.params)
 
   def snapshot(self) -> states.TrainState:
     """Everything on the device that a checkpoint holds."""
@@ -115,25 +120,25 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
   """Everything that has to be there before the first step, from a config."""
   mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
-  model_config, params = policy.load_policy(config, mesh)
+  model_config, params = setup.load_policy(config, mesh)
   shared, warm = critics.is_shared(config), None
   if config.critic.enabled and config.critic.warm_start:
     _, warm, host = checkpoint.load_trained(config.critic.warm_start, mesh)
     if host['config']['model'] != config.model or host.get('critic', False) == shared:
       raise ValueError(f'critic.warm_start={config.critic.warm_start!r} was warmed up for the model {host["config"]["model"]!r}, '
                        f'critic.shared={not host.get("critic", False)}; here they are {config.model!r}, {shared}')
-    params = critics.without_head(warm) if shared else params
-  trained = policy.new_adapter(config, model_config, mesh) if config.lora.rank else params
+    params = states.without_head(warm) if shared else params
+  trained = setup.new_adapter(config, model_config, mesh) if config.lora.rank else params
   if shared:
     trained = params | {states.HEAD: warm[states.HEAD] if warm else critics.new_head(config, model_config, mesh)}
   optimizer, train_step = make_update(config, model_config, mesh, trained)
-  engine = rollouts.open_engine(config, model_config, policy.load_tokenizer(config), meshes.local_mesh(mesh))
-  engine.services = {name: policy.SERVICES[name](config[name], config.dtype, meshes.local_mesh(mesh))
-                     for name in getattr(find_method(config.method), 'SERVICES', ())}
+  local = meshes.local_mesh(mesh)
+  engine = setup.open_engine(config, model_config, setup.load_tokenizer(config), local)
+  tools = setup.open_tools(config, mesh=local, services=getattr(find_method(config.method), 'SERVICES', ()))
   return Learner(
     config=config, model_config=model_config, mesh=mesh, state=states.create(trained, optimizer, mesh),
-    engine=engine,
-    base=params if config.lora.rank else None, merge=policy.merger(config, model_config, mesh),
+    agent=setup.make_agent(config, engine, tools),
+    base=params if config.lora.rank else None, merge=setup.merger(config, model_config, mesh),
     reference=states.compute_copy(params, model_config.dtype) if config.loss.kl_coef else None,
     fingerprint=states.fingerprint(params),
     train_step=train_step, key=jax.random.key(config.seed),
@@ -154,8 +159,9 @@ def make_update(config: ml_collections.ConfigDict, model_config: DecoderConfig, 
   if shared:
     weights |= dict(value_coef=config.critic.coef, backbone_share=config.critic.backbone_share)
   loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=model_config, **weights)
-  return optimizer, steps.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype=model_config.dtype, alpha=config.lora.alpha,
-                                          state_shardings=states.state_shardings(trained, optimizer, mesh))
+  return optimizer, steps.make_train_step(
+    loss_fn, optimizer, schedule, mesh=mesh, dtype=model_config.dtype, alpha=config.lora.alpha,
+    state_shardings=states.state_shardings(trained, optimizer, mesh))
 
 
 def total_updates(config: ml_collections.ConfigDict) -> int:
@@ -181,8 +187,7 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 def open_questions(config: ml_collections.ConfigDict) -> QuestionBatches:
   """The endless stream of batches of `config.data.questions`."""
-  found = load_questions(config.data.questions, hops=config.data.hops, arithmetic=config.data.arithmetic)
-  return QuestionBatches(found, config.questions_per_step, seed=config.seed)
+  return QuestionBatches(setup.load_questions(config, config.data.questions), config.questions_per_step, seed=config.seed)
 
 
 def resume(host: dict[str, Any], learner: Learner, questions: QuestionBatches) -> None:
@@ -197,51 +202,55 @@ def resume(host: dict[str, Any], learner: Learner, questions: QuestionBatches) -
   questions.set_state(host['questions'])
 
 
-def evaluate(learner: Learner, method: types.ModuleType, step: int) -> Iterator[dict]:
-  """The policy on held-out questions, as rows of evaluations.jsonl."""
-  learner.engine.load(meshes.local(learner.params))
-  set_curriculum(learner, 0)  # without noise that training has reached by now: all evaluations are alike
-  return held_out(Agent(learner.engine, method, answering(learner.config)), learner.config, step,
-                  None if learner.values is None else functools.partial(judged_by_critic, learner, method))
+def examinee(learner: Learner, method: types.ModuleType, step: int) -> tuple:
+  """The arguments of `Evaluate`: the agent as it answers, with the newest parameters, and what judges it besides."""
+  config, agent = learner.config, learner.agent
+  agent.engine.load(meshes.local(learner.params))
+  set_curriculum(learner, 0)  # without the noise that training has reached by now: all evaluations are alike
 
+  def judged_by_critic(trees: Sequence[Tree]) -> None:
+    """Writes values, advantages and outcomes onto finished trees, as far as they fit into training rows."""
+    fitting = [[tree] for tree, in rollouts.trainable([[tree] for tree in trees], config.train.row_length) if tree.count()]
+    assess(learner, [tree for tree, in fitting])
+    method.credit(fitting, Context(0, np.random.default_rng(0), {}), **config.credit)
+    for tree in trees:
+      tree.reward = tree.question.score(tree.answer)
 
-def judged_by_critic(learner: Learner, method: types.ModuleType, trees: Sequence[Tree]) -> None:
-  """Writes values, advantages and outcomes onto finished trees, as far as they fit into training rows."""
-  for tree in trees:
-    tree.prune()
-  fitting = [tree for tree in trees if tree.count() and fits(learner, tree)]
-  assess(learner, fitting)
-  method.credit([[tree] for tree in fitting], Context(0, np.random.default_rng(0), {}), **learner.config.credit)
-  for tree in trees:
-    tree.reward = tree.question.score(tree.answer)
+  agent = setup.make_agent(config, agent.engine, agent.tools, **config.eval.grow)
+  return agent, config, step, None if learner.values is None else judged_by_critic
 
 
 def grow(learner: Learner, method: types.ModuleType, questions: Sequence[Question],
          context: Context) -> tuple[rollouts.Groups, dict[str, float]]:
-  """The trees of a step with the newest parameters, and the sampler's metrics."""
+  """The trees of a step with the newest parameters, of all processes, and this process's sampler metrics.
+
+  Each process grows the trees of its own questions: of the global batch every n-th, beginning with its own number.
+  """
   config = learner.config
   sizes = [config.group_size] * len(questions)
   if hasattr(method, 'sizes'):
     sizes = method.sizes(questions, config.group_size, context, **config.sizes)
-  learner.engine.load(meshes.local(learner.params))
+  learner.agent.engine.load(meshes.local(learner.params))
   set_curriculum(learner, context.step)
-  return rollouts.grow(learner.engine, method, questions, sizes, jax.random.fold_in(learner.key, context.step), **config.grow)
+  places = jax.process_index() + jax.process_count() * np.arange(len(questions))  # in the global batch
+  numbers = [int(place) * max(sizes) + member for place, size in zip(places, sizes) for member in range(size)]
+  trees, row = rollout(learner.agent, [question for question, size in zip(questions, sizes) for _ in range(size)],
+                       jax.random.fold_in(learner.key, context.step), numbers=numbers)
+  ends = np.cumsum(sizes)
+  groups = [trees[end - size:end] for size, end in zip(sizes, ends)]
+  return rollouts.share(groups, learner.agent.engine.tokenizer), row
 
 
 def set_curriculum(learner: Learner, step: int) -> None:
   """Tells a simulated search how far training is."""
-  if hasattr(learner.engine.search, 'set_step'):
-    learner.engine.search.set_step(step, learner.config.steps)
-
-
-def fits(learner: Learner, tree: Tree) -> bool:
-  """Whether a training row has room for a tree; one with branches may be longer than the longest path."""
-  return tree.count() <= learner.config.train.row_length
+  search = learner.agent.tools.search
+  if hasattr(search, 'set_step'):
+    search.set_step(step, learner.config.steps)
 
 
 def into_rows(learner: Learner, trees: Sequence[Tree]) -> TrainingRows:
   """The training rows of trees."""
-  return lay_out(trees, learner.config.train.row_length, pad_id=learner.engine.tokenizer.pad_id,
+  return lay_out(trees, learner.config.train.row_length, pad_id=learner.agent.engine.tokenizer.pad_id,
                  how=learner.config.train.aggregate)
 
 

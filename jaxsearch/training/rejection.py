@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxsearch.data.questions import Question
-from jaxsearch.evaluation.run import Agent
+from jaxsearch.sampler.requests import Sampling
+from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.trees.tree import Stop, Tree
 
 Groups = list[list[Tree]]
@@ -22,8 +23,8 @@ Groups = list[list[Tree]]
 def sample(agent: Agent, questions: Sequence[Question], number: int, key, *, temperature: float,
            on_progress: Callable | None = None) -> Groups:
   """`number` chains for each question, from the policy as it answers."""
-  trees, _ = agent.answer([question for question in questions for _ in range(number)], key, temperature=temperature,
-                          on_progress=on_progress)
+  trees, _ = rollout(agent, [question for question in questions for _ in range(number)], key,
+                     sampling=Sampling(temperature), on_progress=on_progress)
   return [trees[start:start + number] for start in range(0, len(trees), number)]
 
 

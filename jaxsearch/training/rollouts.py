@@ -1,76 +1,15 @@
-"""From questions to credited trees: grow on the sampler, share between processes, reward, and count what happened."""
+"""The trees of a training step: shared between processes, cut down to what is trained, and summed up for the log."""
 
 import pickle
-import types
 from collections.abc import Sequence
 
 import jax
-import ml_collections
 import numpy as np
 
-from jaxsearch.data.questions import Question
-from jaxsearch.data.sources import load_corpus
-from jaxsearch.models.decoder import DecoderConfig
-from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.sampler.engine import Engine
-from jaxsearch.tools import SearchBackend, open_search
-from jaxsearch.tools.python_sandbox import PythonSandbox
-from jaxsearch.tools.simulated import DynamicBatcher, ModelWriter
-from jaxsearch.training import policy
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 Groups = list[list[Tree]]  # the trees of each question
-
-
-def open_engine(config: ml_collections.ConfigDict, model_config: DecoderConfig, tokenizer: Tokenizer,
-                mesh: jax.sharding.Mesh | None = None, corpus: str = '') -> Engine:
-  """The sampler of a config with its search back end; `corpus` takes the place of `config.data.corpus`."""
-  backend = open_backend(config, corpus or config.data.corpus, mesh)
-  return Engine(model_config, tokenizer, search=backend, topk=config.search.topk, python=PythonSandbox(**config.python), mesh=mesh,
-                **config.sampler)
-
-
-def open_backend(config: ml_collections.ConfigDict, corpus: str, mesh: jax.sharding.Mesh | None = None) -> SearchBackend:
-  """What `config.search` names: the other fields there are arguments of `open_search`."""
-  settings = dict(config.search)
-  kind, _ = settings.pop('backend'), settings.pop('topk')
-  if kind == 'simulated' and settings['writer'] == 'model':
-    settings['writer'] = _model_writer(settings['writer_model'], config.dtype, mesh)
-  passages = load_corpus(corpus) if kind == 'bm25' or (kind, settings['writer']) == ('simulated', 'world') else None
-  return open_search(kind, corpus=passages, seed=config.seed, **settings)
-
-
-def _model_writer(path: str, dtype: str, mesh: jax.sharding.Mesh | None) -> ModelWriter:
-  if not path:
-    raise ValueError("search.writer 'model' needs a search.writer_model")
-  assistant = policy.load_assistant(ml_collections.ConfigDict(dict(
-    model=path, slots=16, length=1024, max_tokens=512, stop=(), chat=True)), dtype, mesh)
-  if assistant.engine.tokenizer.chat_template is None:
-    raise ValueError(f"{path} cannot be search.writer 'model': without a chat template it follows no instruction")
-  return ModelWriter(DynamicBatcher(assistant))
-
-
-def grow(engine: Engine, method: types.ModuleType, questions: Sequence[Question], sizes: Sequence[int], key,
-         **settings) -> tuple[Groups, dict[str, float]]:
-  """Grows so many trees for each question; returns them and the sampler's metrics.
-
-  With several processes each grows the trees of its own questions, and all get the trees of all.
-  """
-  tokenizer = engine.tokenizer
-  trees = [Tree(tokenizer, question) for question, size in zip(questions, sizes, strict=True) for _ in range(size)]
-  seed_trees(trees, key)
-  metrics = engine.run([(method.grow(tree.question, tree, **settings), tree) for tree in trees], key)
-  ends = np.cumsum(sizes)
-  groups = [trees[end - size:end] for size, end in zip(sizes, ends)]
-  return share(groups, tokenizer), metrics
-
-
-def seed_trees(trees: Sequence[Tree], key) -> None:
-  """Gives every tree random numbers of its own, a function of the key and its place."""
-  words = np.asarray(jax.random.key_data(key)).ravel().tolist()
-  for index, tree in enumerate(trees):
-    tree.rng = np.random.default_rng([*words, index])
 
 
 def share(groups: Groups, tokenizer) -> Groups:
@@ -98,17 +37,21 @@ def agreed(trees: Sequence[Tree], tokenizer) -> list[Tree]:
   return trees
 
 
-def pruned(groups: Groups) -> list[Tree]:
-  """The trees of all groups, cut down to what is trained and what leads to it."""
-  trees = [tree for group in groups for tree in group]
-  for tree in trees:
+def trainable(groups: Groups, length: int) -> Groups:
+  """The trees that fit into a training row of `length` tokens, each cut down to what is trained and what leads to it.
+
+  A tree with branches may be longer than the longest path. Groups without any tree left drop out.
+  """
+  for tree in (tree for group in groups for tree in group):
     tree.prune()
-  return trees
+  fitting = [[tree for tree in group if tree.count() <= length] for group in groups]
+  return [group for group in fitting if group]
 
 
-def credited(trees: Sequence[Tree]) -> list[Tree]:
+def credited(groups: Groups) -> list[Tree]:
   """Those of the trees that the method gave credit: what training rows hold."""
-  return [tree for tree in trees if any(node.trained and node.advantages is not None for node in tree.walk())]
+  return [tree for group in groups for tree in group
+          if any(node.trained and node.advantages is not None for node in tree.walk())]
 
 
 def summary(groups: Groups) -> dict[str, float]:

@@ -5,7 +5,6 @@ same step as a rollout, with the negative log-likelihood in place of the surroga
 forests; `train` is `jaxsearch sft`: demonstrations from a file or from the embedded world, checkpoints, metrics, exact resume.
 """
 
-import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 
@@ -13,13 +12,12 @@ import jax
 import ml_collections
 import numpy as np
 
-from jaxsearch import registry
+from jaxsearch import registry, setup
 from jaxsearch.data.jsonl import DataError, read_records
-from jaxsearch.data.sources import load_questions
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import batch as batches
-from jaxsearch.training import checkpoint, metrics, policy
+from jaxsearch.training import checkpoint, metrics
 from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
 from jaxsearch.training.run import open_run
@@ -41,7 +39,7 @@ def open_demonstrations(config: ml_collections.ConfigDict, tokenizer) -> tuple[i
     found = read_demonstrations(name, tokenizer)
     return len(found), found.__getitem__
   gold_example = registry.find('demonstrations', source)
-  questions = load_questions(name, hops=config.data.hops, arithmetic=config.data.arithmetic)
+  questions = setup.load_questions(config, name)
   return len(questions), lambda index: demonstration(*gold_example(questions[index], tokenizer, config.grow.template), tokenizer)
 
 
@@ -116,7 +114,7 @@ def fit(model_config: DecoderConfig, params: dict, forests: Iterable[Sequence[Tr
     the trained parameters.
   """
   mesh = mesh or meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
-  params = states.place_params(params, policy.param_shardings(model_config, mesh))
+  params = states.place_params(params, setup.param_shardings(model_config, mesh))
   imitation = Imitation(model_config, params, optim, total_updates, row_length=row_length, micro_rows=micro_rows,
                         pad_id=pad_id, mesh=mesh)
   for update, forest in zip(range(1, total_updates + 1), forests):
@@ -134,9 +132,9 @@ def train(config: ml_collections.ConfigDict) -> dict[str, float]:
   meshes.start_distributed(**config.distributed)
   mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
-  tokenizer = policy.load_tokenizer(config)
+  tokenizer = setup.load_tokenizer(config)
   number, demonstration_of = open_demonstrations(config, tokenizer)
-  model_config, params = policy.load_policy(config, mesh)
+  model_config, params = setup.load_policy(config, mesh)
   imitation = Imitation(model_config, params, config.optim, config.steps, row_length=config.train.row_length,
                         micro_rows=config.train.micro_rows, pad_id=tokenizer.pad_id, mesh=mesh,
                         chunk=config.train.chunk, aggregate=config.train.aggregate)

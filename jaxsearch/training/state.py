@@ -87,6 +87,11 @@ def decays(params: dict) -> dict:
   return jax.tree.map_with_path(decay, params)
 
 
+def without_head(params: dict) -> dict:
+  """The parameters of the policy alone."""
+  return {name: value for name, value in params.items() if name != HEAD}
+
+
 def compute_copy(params: dict, dtype) -> dict:
   """The parameters as the forward pass wants them, all in `dtype`, as the sampler has them too.
 

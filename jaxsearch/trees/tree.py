@@ -122,11 +122,11 @@ class Tree:
   """All spans grown for one question, and what came of them.
 
   `tokenizer` is anything with `encode(text) -> ids` and `decode(ids) -> text`. The method that grows the
-  tree fills in `answer`, `reward`, `stop` and `metrics`; where it has to draw, it draws from `rng`, which whoever makes
-  the trees seeds for each.
+  tree fills in `answer`, `reward`, `stop` and `metrics`; where it has to draw, it draws from `rng`, which the
+  rollout driver seeds for each tree.
   """
 
-  def __init__(self, tokenizer: Any, question: Question | None = None):
+  def __init__(self, tokenizer: Any, question: Question | None = None, rng: np.random.Generator | None = None):
     self.tokenizer = tokenizer
     self.question = question
     self.root = Node(self, None, Role.ROOT, [])
@@ -134,7 +134,7 @@ class Tree:
     self.reward: float | None = None
     self.stop: Stop | None = None
     self.metrics: dict[str, float] = {}
-    self.rng = np.random.default_rng(0)
+    self.rng = np.random.default_rng(0) if rng is None else rng
 
   def walk(self) -> Iterator[Node]:
     """All nodes, depth first: the order of the training layout."""

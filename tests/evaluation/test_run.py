@@ -9,6 +9,8 @@ from configs import quickstart
 from jaxsearch import cli
 from jaxsearch.evaluation import run
 from jaxsearch.rewards.match import exact_match
+from jaxsearch.sampler.requests import GREEDY
+from jaxsearch.sampler.rollout import rollout
 from jaxsearch.trees.tree import Role
 from jaxsearch.world import files as world
 
@@ -27,7 +29,7 @@ def agent(config):
 
 @pytest.fixture(scope='module')
 def answered(agent):
-  return agent.answer(world.questions('test')[:12], jax.random.key(0), temperature=1.0)[0]
+  return rollout(agent, world.questions('test')[:12], jax.random.key(0))[0]
 
 
 def test_scores_are_means_over_trees(answered):
@@ -46,17 +48,28 @@ def test_predictions_hold_every_token_of_the_tree(answered):
   assert json.loads(json.dumps(run.predictions(answered)))
 
 
-def test_the_temperature_is_that_of_the_call_alone(agent):
+def test_sampling_is_that_of_the_call(agent):
   questions = world.questions('test')[:6]
-  before = agent.engine.temperature
-  greedy = [run.predictions(agent.answer(questions, jax.random.key(seed), temperature=0.0)[0]) for seed in (0, 1)]
-  assert greedy[0] == greedy[1] and agent.engine.temperature == before
+  greedy = [run.predictions(rollout(agent, questions, jax.random.key(seed), sampling=GREEDY)[0]) for seed in (0, 1)]
+  sampled = [run.predictions(rollout(agent, questions, jax.random.key(seed))[0]) for seed in (0, 1)]
+  assert greedy[0] == greedy[1] and sampled[0] != sampled[1]
+
+
+def test_random_numbers_are_a_function_of_the_key_and_the_number_of_a_tree(agent):
+  questions = world.questions('test')[:3]
+  trees, _ = rollout(agent, questions, jax.random.key(1))
+  alone, _ = rollout(agent, questions[2:], jax.random.key(1), numbers=[2])
+  drawn = [tree.rng.random() for tree in trees]
+  assert len(set(drawn)) == 3 and alone[0].rng.random() == drawn[2]
+  assert run.predictions(alone) == run.predictions(trees[2:])
+  other, _ = rollout(agent, questions[:1], jax.random.key(2))
+  assert other[0].rng.random() != drawn[0]
 
 
 def test_watching_sees_every_reply_in_order_and_changes_nothing(agent):
   questions, seen = world.questions('test')[:3], []
-  plain, _ = agent.answer(questions, jax.random.key(3), temperature=1.0)
-  watched, _ = agent.answer(questions, jax.random.key(3), temperature=1.0, watch=lambda tree, reply: seen.append(tree))
+  plain, _ = rollout(agent, questions, jax.random.key(3))
+  watched, _ = rollout(agent, questions, jax.random.key(3), watch=lambda tree, reply: seen.append(tree))
   assert run.predictions(plain) == run.predictions(watched)
   assert len(seen) == sum(len(tree.nodes(Role.POLICY)) + tree.metrics['searches'] for tree in watched)
 

@@ -195,8 +195,8 @@ def test_forgetting_costs_the_length_of_the_context(history):
   import jax
 
   from jaxsearch.models.decoder import DecoderConfig, initial_params
-  from jaxsearch.sampler.engine import Engine
   from jaxsearch.tools.python_sandbox import PythonSandbox
+  from tests.engines import Equipped
 
   class Bytes(Letters):
     eos_ids, pad_id = (), 0
@@ -217,16 +217,16 @@ def test_forgetting_costs_the_length_of_the_context(history):
     sampled.append((yield Generate(node, max_tokens=4)))
     counts.append(run.counts['tokens_prefilled'])
 
-  from jaxsearch.sampler import schedule
+  from jaxsearch.sampler.schedule import Schedule
   config = DecoderConfig(vocab_size=256, hidden_size=32, intermediate_size=64, num_layers=1, num_heads=4, num_kv_heads=2,
                          head_dim=8, tie_embeddings=True)
   sandbox = PythonSandbox()
-  engine = Engine(config, Bytes(), slots=2, length=256, prefill_lengths=(32, 64), prefill_tokens=64, python=sandbox)
+  engine = Equipped(config, Bytes(), slots=2, length=256, prefill_lengths=(32, 64), prefill_tokens=64, python=sandbox)
   engine.load(initial_params(config, jax.random.key(0)))
   tree = Tree(Bytes(), QUESTION)
   tree.metrics.update(searches=0, tool_failures=0, no_context=0, context_cut=0)
-  run = schedule.Run(engine, [(grow(tree), tree)], engine._put(jax.random.key(1)), None)
-  run.go()
+  run = Schedule(engine, [(0, grow(tree), tree)], engine.put(jax.random.key(1)), engine.sampling, engine.tools)
+  run.run()
   sandbox.close()
   copy = tree.nodes(Role.CONTEXT)[0]
   assert copy.text == '<context>aaa</context>\n' and 'aaa' in tree.nodes(Role.OBSERVATION)[0].text

@@ -186,7 +186,7 @@ def test_nothing_of_the_kept_prefix_is_computed_again():
   import jax
 
   from jaxsearch.models.decoder import DecoderConfig, initial_params
-  from jaxsearch.sampler.engine import Engine
+  from tests.engines import Equipped
 
   class Bytes(Letters):
     eos_ids, pad_id = (), 0
@@ -214,11 +214,11 @@ def test_nothing_of_the_kept_prefix_is_computed_again():
   counts = lambda: runs[0].counts
   config = DecoderConfig(vocab_size=256, hidden_size=32, intermediate_size=64, num_layers=1, num_heads=4, num_kv_heads=2,
                          head_dim=8, tie_embeddings=True)
-  engine = Engine(config, Bytes(), slots=2, length=256, prefill_lengths=(32, 64), prefill_tokens=64, search=Always())
+  engine = Equipped(config, Bytes(), slots=2, length=256, prefill_lengths=(32, 64), prefill_tokens=64, search=Always())
   engine.load(initial_params(config, jax.random.key(0)))
-  from jaxsearch.sampler import schedule
+  from jaxsearch.sampler.schedule import Schedule
   tree = Tree(Bytes(), QUESTION)
-  run = schedule.Run(engine, [(grow(QUESTION, tree), tree)], engine._put(jax.random.key(1)), None)
+  run = Schedule(engine, [(0, grow(QUESTION, tree), tree)], engine.put(jax.random.key(1)), engine.sampling, engine.tools)
   runs.append(run)
-  run.go()
+  run.run()
   assert revision == [0]

@@ -151,7 +151,7 @@ def test_siblings_share_their_prefix_in_the_cache():
   import jax
 
   from jaxsearch.models.decoder import DecoderConfig, initial_params
-  from jaxsearch.sampler.engine import Engine
+  from tests.engines import Equipped
 
   class Bytes(Letters):
     eos_ids, pad_id = (), 0
@@ -160,7 +160,7 @@ def test_siblings_share_their_prefix_in_the_cache():
 
   config = DecoderConfig(vocab_size=256, hidden_size=32, intermediate_size=64, num_layers=1, num_heads=4, num_kv_heads=2,
                          head_dim=8, tie_embeddings=True)
-  engine = Engine(config, Bytes(), slots=5, length=128, prefill_lengths=(32,), prefill_tokens=64,
+  engine = Equipped(config, Bytes(), slots=5, length=128, prefill_lengths=(32,), prefill_tokens=64,
                   services={'judge': lambda items: [0] * len(items)})
   engine.load(initial_params(config, jax.random.key(0)))
   tree = Tree(Bytes(), Question('q', 'Who wrote the first program for a machine?', ('x',)))

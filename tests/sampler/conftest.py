@@ -10,7 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from jaxsearch.data.corpus import Document
 from jaxsearch.models.decoder import DecoderConfig, hidden_states, initial_params, logits
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.sampler.engine import Engine
+from tests.engines import Equipped
 
 TEXT = ['<think> who is it </think><search> capital of France </search>', '<answer> Paris </answer>',
         'Question: what is the capital of France?', '<information>Doc 1(Title: Paris) Paris is a city.</information>']
@@ -54,9 +54,9 @@ def make_engine(config, tokenizer, params):
   should keep to one length and to six rows, slots and spare together."""
   def make(**settings):
     load = settings.pop('params', params)
-    defaults = dict(slots=3, spare=3, length=176, prefill_lengths=(16, 64), prefill_tokens=64, segment_steps=16, search=OnePassage(),
-                    topk=1, max_observation=64, answer_reserve=8)
-    engine = Engine(settings.pop('config', config), settings.pop('tokenizer', tokenizer), **defaults | settings)
+    defaults = dict(slots=3, spare=3, length=176, prefill_lengths=(16, 64), prefill_tokens=64, segment_steps=16,
+                    search=OnePassage(), topk=1, max_observation=64, answer_reserve=8)
+    engine = Equipped(settings.pop('config', config), settings.pop('tokenizer', tokenizer), **defaults | settings)
     engine.load(load)
     return engine
 

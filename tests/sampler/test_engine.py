@@ -154,7 +154,7 @@ def test_a_group_computes_its_prompt_once(make_engine, tokenizer):
   assert metrics['episodes'] == 6
 
 
-def test_nothing_compiles_after_warmup_and_nothing_is_copied_unasked(make_engine):
+def test_nothing_compiles_after_compile_all_and_nothing_is_copied_unasked(make_engine):
   engine = make_engine()
   engine.compile_all(score=True)
 
@@ -249,7 +249,7 @@ def test_a_lying_backend_is_a_failure(make_engine, reply):
 
 @pytest.mark.parametrize('deterministic', [True, False])
 def test_a_tool_that_hangs_is_given_up_at_its_deadline(make_engine, deterministic):
-  engine = make_engine(tool_deadline=0.3, deterministic=deterministic)
+  engine = make_engine(deadline=0.3, deterministic=deterministic)
   engine.search = SlowSearch(engine.search, lambda: 3600)
   start = time.monotonic()
   trees, metrics = run(engine, chains(PROMPTS))

@@ -68,7 +68,7 @@ def test_slots_are_rounded_up_to_the_lanes(make_engine, split):
   assert engine.slots == 4 and engine.rows.count == 2
 
 
-def test_nothing_compiles_after_warmup(engine):
+def test_nothing_compiles_after_compile_all(engine):
   engine.compile_all(score=True)
   compiled = []
   listen = lambda event, seconds, **_: compiled.append(event) if 'backend_compile' in event else None

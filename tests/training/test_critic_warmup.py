@@ -1,5 +1,6 @@
 """Critics on the policy's backbone: runs that go on to the bit, and the warm-up before them."""
 
+import functools
 import importlib.util
 import json
 import pathlib
@@ -13,9 +14,11 @@ import pytest
 from configs.carl import critic_warmup as warmup_settings
 from jaxsearch import cli
 from jaxsearch.data.questions import Question, read_questions, write_questions
+from jaxsearch.evaluation import competence, competence_plots
 from jaxsearch.methods import search_r1
 from jaxsearch.models import hub
 from jaxsearch.sampler.requests import Generate
+from jaxsearch.sampler.rollout import rollout
 from jaxsearch.training import checkpoint, critic_warmup, loop, metrics
 from jaxsearch.training import state as states
 from jaxsearch.trees.tree import Role, Tree
@@ -24,14 +27,17 @@ from jaxsearch.world.recipe import carl_examples
 from tests.methods.driving import Letters
 from tests.training import child as own_child
 
+warm_up = functools.partial(
+  critic_warmup.warm_up, gate_figures=competence.gate_figures, plot=competence_plots.plot_calibration)
+
 
 @pytest.fixture
 def method(monkeypatch):
-  """A policy is right by heart about every second question, and with tools about all: there is something to tell apart."""
+  """A policy is right closed-book on about every second question, and with tools on all: there is something to tell apart."""
   made = types.ModuleType('jaxsearch.methods.halves')
 
   def grow(question, tree, *, max_tokens, tools=True):
-    node = tree.root.append(f'{question.question} {"tools" if tools else "heart"} ', Role.PROMPT)
+    node = tree.root.append(f'{question.question} {"tools" if tools else "closed"} ', Role.PROMPT)
     for _ in range(2):
       node = yield Generate(node, max_tokens=max_tokens)
     tree.answer = question.golden_answers[0] if tools or int(question.id) % 2 else None
@@ -59,7 +65,8 @@ def config(tmp_path, method):
   config.steps, config.checkpoint_every = 2, 1
   config.critic.shared = True
   config.mesh.update(data=1, fsdp=2, tensor=4)
-  config.critic_warmup = warmup_settings(closed_book={'tools': False}, tool_required={}, tool_optional={}, second_search={'topk': 1})
+  config.critic_warmup = warmup_settings(
+    closed_book={'tools': False}, tool_required={}, tool_optional={}, second_search={'topk': 1})
   config.critic_warmup.update(questions=12, tier_rollouts=2, trajectories=20, clusters=3, trees=8, min_updates=4, max_updates=8,
                        check_every=4, held_out=0.3, head_rate=3e-2, backbone_rate=3e-3)
   config.critic_warmup.gate.update(auc=0.0, sign=0.0, explained=-100.0)
@@ -87,10 +94,11 @@ def test_a_run_with_a_shared_critic_goes_on_to_the_bit_and_becomes_a_plain_polic
 
 def test_trees_without_room_are_left_out_and_counted(config, monkeypatch):
   config.steps = 1
-  monkeypatch.setattr(loop, 'fits', lambda learner, tree: int(tree.question.id) % 2 == 0)
+  kept = lambda tree: int(tree.question.id) % 2 == 0
+  monkeypatch.setattr(loop.rollouts, 'trainable', lambda groups, length: [group for group in groups if kept(group[0])])
   row = loop.train(config)
   assert 0 < row['trees_too_long'] < row['trees'] == 10 and row['tokens_trained'] == 10 * (10 - row['trees_too_long'])
-  monkeypatch.setattr(loop, 'fits', lambda learner, tree: False)
+  monkeypatch.setattr(loop.rollouts, 'trainable', lambda groups, length: [])
   config.steps = 2
   assert loop.train(config)['tokens_trained'] == 0
 
@@ -102,7 +110,7 @@ def test_an_adapter_cannot_share(config):
 
 
 def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypatch):
-  figures = critic_warmup.warm_up(config)
+  figures = warm_up(config)
   out = pathlib.Path(config.out)
   rows = metrics.read(out / 'metrics.jsonl')
   assert len(rows) == 4 and rows[-1]['loss'] < rows[0]['loss'] and 'gate_auc' in rows[-1] and 'gate_auc' not in rows[0]
@@ -117,16 +125,16 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
 
   def never(*_, **__):
     raise AssertionError('rolled out again')
-  monkeypatch.setattr('jaxsearch.sampler.engine.Engine.run', never)
-  assert critic_warmup.warm_up(config) == pytest.approx(figures, nan_ok=True)  # done is done
+  monkeypatch.setattr('jaxsearch.sampler.schedule.Schedule.run', never)
+  assert warm_up(config) == pytest.approx(figures, nan_ok=True)  # done is done
   assert len(metrics.read(out / 'metrics.jsonl')) == 4
   config.seed = 1
   with pytest.raises(ValueError, match='seed was 0, now it is 1'):
-    critic_warmup.warm_up(config)
+    warm_up(config)
   config.seed = 0
   config.critic_warmup.gate.auc = 1.1  # never
   with pytest.raises(critic_warmup.GateFailed, match='the gate is auc 1.10'):
-    critic_warmup.warm_up(config)
+    warm_up(config)
   assert len(metrics.read(out / 'metrics.jsonl')) == 8
 
   config.out, config.critic.warm_start = str(tmp_path / 'after'), str(out)
@@ -140,28 +148,27 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
 
 def test_rollouts_that_were_cut_off_are_grown_again_to_the_same(config, monkeypatch):
   monkeypatch.setattr(critic_warmup, 'CHUNK', 8)
-  critic_warmup.warm_up(config)
+  warm_up(config)
   path = pathlib.Path(config.out) / 'rollouts.jsonl'
   whole = path.read_text()
   path.write_text(whole[:int(0.7 * len(whole))])  # in the middle of a line and of a chunk
-  critic_warmup.warm_up(config)
+  warm_up(config)
   assert path.read_text() == whole
 
 
 def test_a_share_of_the_rollouts_with_tools_has_another_search(config, monkeypatch):
   seen = []
-  run = critic_warmup.Engine.run
-  monkeypatch.setattr(critic_warmup.Engine, 'run', lambda engine, growths, key: seen.append((engine.topk, len(growths))) or run(
-    engine, growths, key))
+  monkeypatch.setattr(critic_warmup, 'rollout', lambda agent, questions, key, *, tools, numbers: seen.append(
+    (tools.topk, len(questions))) or rollout(agent, questions, key, tools=tools, numbers=numbers))
   config.search.topk, config.critic_warmup.second_share = 2, 0.5
-  critic_warmup.warm_up(config)
+  warm_up(config)
   by_topk = {topk: sum(number for own, number in seen if own == topk) for topk in (1, 2)}
   assert by_topk[1] + by_topk[2] == 24 + 20 and 4 <= by_topk[1] <= 16
 
 
 def test_a_critic_of_its_own_is_warmed_up_too(config, tmp_path):
   config.critic.shared, config.train.aggregate = False, 'token-mean'
-  critic_warmup.warm_up(config)
+  warm_up(config)
   with pytest.raises(ValueError, match='a critic, not a policy'):
     checkpoint.load_params(config.out)
   warmed, config.out, config.critic.warm_start = config.out, str(tmp_path / 'after'), config.out
@@ -193,7 +200,7 @@ def test_questions_are_chosen_by_tier_and_evenly_over_clusters():
   assert critic_warmup.choose(asked, tiers, clusters, settings, 0) == asked[:30]
 
 
-def test_rollouts_at_will_are_a_share_of_those_with_tools_in_their_tiers():
+def test_tool_optional_rollouts_are_a_share_of_those_with_tools_in_their_tiers():
   settings = warmup_settings(closed_book={}, tool_required={}, tool_optional={}, second_search={})
   settings.update(tool_optional_share=0.3, tool_optional_tiers=(2,))
   rng = np.random.default_rng(0)

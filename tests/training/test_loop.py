@@ -11,9 +11,11 @@ import pytest
 
 from configs import base
 from jaxsearch import cli
-from jaxsearch.evaluation.run import open_agent
+from jaxsearch.evaluation.run import held_out, open_agent
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder, initial_params
+from jaxsearch.sampler.requests import GREEDY
+from jaxsearch.sampler.rollout import rollout
 from jaxsearch.training import checkpoint, loop, metrics
 
 CHILD = pathlib.Path(__file__).with_name('child.py')
@@ -42,7 +44,7 @@ def test_a_run_on_eight_devices(config):
   config.mesh.update(data=2, fsdp=2, tensor=2)
   config.train.update(micro_rows=4, mini_batches=1, epochs=1)
   config.eval.update(every=2, number=4, questions=config.data.questions)
-  last = loop.train(config)
+  last = loop.train(config, held_out)
   rows = metrics.read(pathlib.Path(config.out) / 'metrics.jsonl')
   assert [row['step'] for row in rows] == [1, 2, 3]
   for row in rows:
@@ -107,7 +109,7 @@ def test_a_run_of_an_adapter_goes_on_to_the_bit_and_becomes_a_plain_model(lora_c
 
   questions, answers = next(loop.open_questions(config))[:2], []
   for source in (whole, str(tmp_path / 'plain')):
-    trees, _ = open_agent(config, source).answer(questions, jax.random.key(0), temperature=0.0)
+    trees, _ = rollout(open_agent(config, source), questions, jax.random.key(0), sampling=GREEDY)
     answers.append([tree.leaves()[0].path_tokens() for tree in trees])
   assert answers[0] == answers[1]
 

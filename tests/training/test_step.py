@@ -8,10 +8,10 @@ import ml_collections
 import numpy as np
 import pytest
 
+from jaxsearch import setup
 from jaxsearch.models import value_head
 from jaxsearch.models.decoder import Decoder
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.training import policy
 from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
 from jaxsearch.training.batch import make_batch, mini_batches, place, take
@@ -254,14 +254,14 @@ def adapted(tiny, mesh, base):
   config = ml_collections.ConfigDict(dict(
     lora=dict(rank=4, alpha=8.0, targets=('q', 'k', 'v', 'o', 'gate', 'up', 'down', 'embedding')), seed=0, dtype='float32',
     optim=tiny.optim_config(master_weights=True, weight_decay=0.1)))
-  adapter = policy.new_adapter(config, tiny.decoder, mesh)
+  adapter = setup.new_adapter(config, tiny.decoder, mesh)
   schedule = states.learning_rate_schedule(config.optim, 10)
   optimizer = states.make_optimizer(config.optim, schedule)
   loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=tiny.decoder, **tiny.hyper)
   train_step = steps.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype='float32', alpha=8.0,
                                      state_shardings=states.state_shardings(adapter, optimizer, mesh))
   return states.create(adapter, optimizer, mesh), train_step, states.place_params(
-    base, policy.param_shardings(tiny.decoder, mesh))
+    base, setup.param_shardings(tiny.decoder, mesh))
 
 
 def test_an_adapter_learns_alike_on_one_device_and_on_eight_and_its_base_stays(tiny):

@@ -25,15 +25,15 @@ from collections.abc import Iterator
 import jax
 import ml_collections
 
+from jaxsearch import setup
 from jaxsearch.data.sources import load_questions
-from jaxsearch.methods import search_r1
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder, DecoderConfig, initial_params
 from jaxsearch.models.presets import preset
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.sampler.engine import Engine
-from jaxsearch.tools.bm25 import BM25
-from jaxsearch.training import rollouts, sft
+from jaxsearch.sampler.requests import GREEDY
+from jaxsearch.sampler.rollout import rollout
+from jaxsearch.training import sft
 from jaxsearch.trees.layout import pack
 from jaxsearch.trees.tree import Tree
 from jaxsearch.world import files as world
@@ -88,11 +88,11 @@ def planted(model: str, seed: int) -> tuple[DecoderConfig, dict]:
 def share_right(config: ml_collections.ConfigDict, model_config: DecoderConfig, params: dict, tokenizer) -> float:
   """Share of held-out questions, arithmetic aside, that the policy answers correctly when it is run freely, greedily."""
   questions = load_questions(config.gate.questions, hops=config.gate.hops, arithmetic=False)[:config.gate.number]
-  engine = Engine(model_config, tokenizer, search=BM25(world.corpus()), topk=config.search.topk,
-                  **dict(config.sampler) | {'temperature': 0.0})
+  engine = setup.open_engine(config, model_config, tokenizer)
   engine.load(params)
-  groups, _ = rollouts.grow(engine, search_r1, questions, [1] * len(questions), jax.random.key(config.seed), **config.grow)
-  return sum(tree.question.score(tree.answer) for (tree,) in groups) / len(groups)
+  agent = setup.make_agent(config, engine, setup.open_tools(config))
+  trees, _ = rollout(agent, questions, jax.random.key(config.seed), sampling=GREEDY)
+  return sum(tree.question.score(tree.answer) for tree in trees) / len(trees)
 
 
 def skill_examples(config, name: str, tokenizer) -> Iterator[Example]:

@@ -1,8 +1,8 @@
 """Documents are cut to the room there is."""
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.sampler.observations import fitted, shorten
 from jaxsearch.sampler.requests import RunPython, Search, ToolFailure
+from jaxsearch.sampler.tools import Tools, shorten
 from jaxsearch.trees import grammar
 
 DOCUMENTS = [Document(str(i), f'T{i}', chr(97 + i) * size) for i, size in enumerate((50, 10, 200))]
@@ -32,16 +32,25 @@ class Bytes:
   encode = staticmethod(lambda text: list(text.encode()))
 
 
+observation = Tools(answer_reserve=0, max_observation=10**6).observation
+
+
 def test_the_output_of_a_program_is_cut_to_the_room():
   request = RunPython(None, 'print(1)')
-  whole = fitted(request, 'a' * 100, 1000, Bytes())
+  whole = observation(request, 'a' * 100, 1000, Bytes())
   assert whole == 'a' * 100
   room = len(grammar.output('a' * 40, ()))
-  assert fitted(request, 'a' * 100, room, Bytes()) == 'a' * 40
-  assert fitted(request, 'a' * 100, 3, Bytes()) == ''  # not even the tags fit
+  assert observation(request, 'a' * 100, room, Bytes()) == 'a' * 40
+  assert observation(request, 'a' * 100, 3, Bytes()) == ''  # not even the tags fit
 
 
 def test_what_is_no_reply_is_a_failure():
-  assert fitted(RunPython(None, ''), 3, 100, Bytes()) == ToolFailure('malformed reply of the sandbox')
-  assert fitted(Search(None, ''), 'text', 100, Bytes()) == ToolFailure('malformed reply of the search back end')
-  assert fitted(Search(None, ''), ToolFailure('down'), 100, Bytes()) == ToolFailure('down')
+  assert observation(RunPython(None, ''), 3, 100, Bytes()) == ToolFailure('malformed reply of the sandbox')
+  assert observation(Search(None, ''), 'text', 100, Bytes()) == ToolFailure('malformed reply of the search back end')
+  assert observation(Search(None, ''), ToolFailure('down'), 100, Bytes()) == ToolFailure('down')
+
+
+def test_an_observation_leaves_room_for_an_answer_and_has_a_limit():
+  request, size = RunPython(None, 'print(1)'), len(grammar.output('', ()))
+  for tools, room in ((Tools(answer_reserve=30), 100), (Tools(max_observation=70), 1000)):
+    assert len(tools.observation(request, 'a' * 200, room, Bytes())) == 70 - size

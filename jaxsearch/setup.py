@@ -1,0 +1,170 @@
+"""From a config to what it names: policy, tokenizer, questions, tools, services, sampler. The one place where this happens."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from jaxsearch import methods, registry
+from jaxsearch.data import sources
+from jaxsearch.data.questions import Question
+from jaxsearch.models import hub, lora
+from jaxsearch.models.decoder import DecoderConfig, initial_params, parameter_axes, parameter_shapes
+from jaxsearch.models.presets import preset
+from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.parallel import mesh as meshes
+from jaxsearch.rewards import judge
+from jaxsearch.sampler.assistant import Assistant
+from jaxsearch.sampler.engine import Engine
+from jaxsearch.sampler.requests import Sampling
+from jaxsearch.sampler.rollout import Agent
+from jaxsearch.sampler.tools import Tools
+from jaxsearch.tools import SearchBackend, open_search
+from jaxsearch.tools.python_sandbox import PythonSandbox
+from jaxsearch.tools.simulated import DynamicBatcher, ModelWriter
+
+RANDOM = 'random:'
+
+# The policy.
+
+
+def load_policy(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> tuple[DecoderConfig, dict]:
+  """(model_config, parameters laid out on `mesh`) of `config.model`.
+
+  Parameters are float32 master weights, or in the compute dtype if `config.optim.master_weights` is off or they are frozen
+  under an adapter.
+  """
+  param_dtype = 'float32' if config.optim.master_weights and not config.lora.rank else config.dtype
+  if config.model.startswith(RANDOM):
+    model_config = dataclasses.replace(preset(config.model.removeprefix(RANDOM)), dtype=config.dtype, remat=config.remat)
+    create = lambda key: initial_params(model_config, key, jnp.dtype(param_dtype))
+    placed = param_shardings(model_config, mesh)
+    return model_config, jax.jit(create, out_shardings=placed)(jax.random.key(config.seed))
+  decoder = hub.load(model_path(config.model), config.dtype, param_dtype=param_dtype, mesh=mesh, remat=config.remat)
+  return decoder.config, decoder.params
+
+
+def param_shardings(model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> dict:
+  """The layout of a decoder's parameters on `mesh`."""
+  return meshes.shardings(parameter_axes(model_config), parameter_shapes(model_config), mesh)
+
+
+def model_path(name: str) -> str | pathlib.Path:
+  """Where the weights of a model lie: those that are shipped have a name, all others are a path themselves."""
+  return registry.find('models', name) if name in registry.ENTRIES['models'] else name
+
+
+def tokenizer_path(name: str) -> str | pathlib.Path:
+  """Where the tokenizer of a model lies: the shipped models and random parameters share one, all others have their own."""
+  shared = name in registry.ENTRIES['models'] or name.startswith(RANDOM)
+  return registry.find('tokenizers', 'world') if shared else name
+
+
+def load_tokenizer(config: ml_collections.ConfigDict) -> Tokenizer:
+  """The tokenizer that `config.tokenizer` names, else the model's own."""
+  return Tokenizer.load(config.tokenizer or tokenizer_path(config.model))
+
+
+def new_adapter(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> dict:
+  """The adapter that `config.lora` describes before its first update; float32 unless `config.optim.master_weights` is off."""
+  dtype = jnp.dtype('float32' if config.optim.master_weights else config.dtype)
+  create = lambda key: lora.initial_adapter(model_config, config.lora.rank, config.lora.targets, key, dtype)
+  placed, _ = adapter_layout(config, model_config, mesh)
+  return jax.jit(create, out_shardings=placed)(jax.random.fold_in(jax.random.key(config.seed), 0))
+
+
+def adapter_layout(config: ml_collections.ConfigDict, model_config: DecoderConfig,
+                   mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
+  """(shardings, shapes) of the adapter that `config.lora` describes."""
+  shapes = lora.adapter_shapes(model_config, config.lora.rank, config.lora.targets)
+  return meshes.shardings(lora.adapter_axes(model_config, config.lora.targets), shapes, mesh), shapes
+
+
+def merger(config: ml_collections.ConfigDict, model_config: DecoderConfig,
+           mesh: jax.sharding.Mesh) -> Callable[[dict, dict], dict]:
+  """The compiled (base, adapter) -> parameters of the policy, in the layout of the base."""
+  return jax.jit(functools.partial(lora.merge, alpha=config.lora.alpha), out_shardings=param_shardings(model_config, mesh))
+
+
+# Questions, tools and services.
+
+
+def load_questions(config: ml_collections.ConfigDict, name: str) -> list[Question]:
+  """The questions of `name`, see data/sources.py; `config.data` selects among those of the world."""
+  return sources.load_questions(name, hops=config.data.hops, arithmetic=config.data.arithmetic)
+
+
+def open_backend(config: ml_collections.ConfigDict, corpus: str = '', mesh: jax.sharding.Mesh | None = None) -> SearchBackend:
+  """The search back end that `config.search` names; `corpus` takes the place of `config.data.corpus`."""
+  settings = dict(config.search)
+  kind, _ = settings.pop('backend'), settings.pop('topk')
+  if kind == 'simulated' and settings['writer'] == 'model':
+    settings['writer'] = _model_writer(settings['writer_model'], config.dtype, mesh)
+  needed = kind == 'bm25' or (kind, settings['writer']) == ('simulated', 'world')
+  documents = sources.load_corpus(corpus or config.data.corpus) if needed else None
+  return open_search(kind, corpus=documents, seed=config.seed, **settings)
+
+
+def _model_writer(path: str, dtype: str, mesh: jax.sharding.Mesh | None) -> ModelWriter:
+  if not path:
+    raise ValueError("search.writer 'model' needs a search.writer_model")
+  assistant = load_assistant(ml_collections.ConfigDict(dict(
+    model=path, slots=16, length=1024, max_tokens=512, stop=(), chat=True)), dtype, mesh)
+  if assistant.engine.tokenizer.chat_template is None:
+    raise ValueError(f"{path} cannot be search.writer 'model': without a chat template it follows no instruction")
+  return ModelWriter(DynamicBatcher(assistant))
+
+
+def load_assistant(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None = None) -> Assistant:
+  """The frozen model of a config group such as `reader`, greedy, on its own sampler; `mesh` as for the policy's sampler."""
+  decoder = hub.load(model_path(settings.model), dtype, param_dtype=dtype, mesh=mesh)
+  tokenizer = Tokenizer.load(tokenizer_path(settings.model))
+  engine = Engine(decoder.config, tokenizer, slots=settings.slots, length=settings.length, mesh=mesh)
+  engine.load(decoder.params)
+  return Assistant(engine, settings.max_tokens, tuple(settings.stop), settings.chat)
+
+
+def load_judge(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None = None) -> Callable:
+  """The judge of a config group `judge`, see rewards/judge.py."""
+  if settings.kind in registry.ENTRIES['judges']:
+    return registry.find('judges', settings.kind)
+  if settings.kind == 'local':
+    return judge.LanguageJudge(load_assistant(settings, dtype, mesh))
+  if settings.kind == 'chat':
+    from jaxsearch.tools.chat import Chat
+    return judge.LanguageJudge(Chat(settings.url, settings.model, max_tokens=settings.max_tokens, timeout=settings.timeout,
+                                    cache=settings.cache or None).replies)
+  raise ValueError(f"judge.kind={settings.kind!r} is none of 'world', 'local', 'chat'")
+
+
+SERVICES = {'reader': load_assistant, 'judge': load_judge}  # what a method may name in its SERVICES, and how it is opened
+
+
+def open_tools(config: ml_collections.ConfigDict, corpus: str = '', mesh: jax.sharding.Mesh | None = None,
+               services: Sequence[str] = ()) -> Tools:
+  """Search back end, sandbox, and the `services` by name, each from the config group of that name."""
+  return Tools(search=open_backend(config, corpus, mesh), topk=config.search.topk, python=PythonSandbox(**config.python),
+               services={name: SERVICES[name](config[name], config.dtype, mesh) for name in services},
+               workers=config.sampler.tool_workers)
+
+
+# The sampler.
+
+
+def open_engine(config: ml_collections.ConfigDict, model_config: DecoderConfig, tokenizer: Tokenizer,
+                mesh: jax.sharding.Mesh | None = None) -> Engine:
+  """The engine of `config.sampler`, without parameters yet."""
+  own = ('temperature', 'top_p', 'top_k', 'tool_workers')  # of sampling and tools
+  return Engine(model_config, tokenizer, mesh=mesh,
+                **{name: value for name, value in config.sampler.items() if name not in own})
+
+
+def make_agent(config: ml_collections.ConfigDict, engine: Engine, tools: Tools, **changes) -> Agent:
+  """The agent that `config.method`, `config.grow` and `config.sampler` describe; `changes` are of the arguments of `grow`."""
+  grow = functools.partial(methods.find_method(config.method).grow, **dict(config.grow) | changes)
+  sampling = Sampling(config.sampler.temperature, config.sampler.top_p, config.sampler.top_k)
+  return Agent(engine, grow, tools, sampling)

@@ -1,0 +1,31 @@
+"""An engine with tools and sampling of its own, for tests that drive generators without a method."""
+
+from jaxsearch.sampler.engine import Engine
+from jaxsearch.sampler.requests import RunPython, Sampling
+from jaxsearch.sampler.schedule import Schedule
+from jaxsearch.sampler.tools import Tools
+
+TOOLS = ('search', 'topk', 'python', 'services', 'deadline', 'workers', 'max_observation', 'answer_reserve')
+SAMPLING = ('temperature', 'top_p', 'top_k')
+
+
+class Equipped(Engine):
+  """Takes the fields of `Tools` and `Sampling` as arguments; those of the tools can be changed as attributes."""
+
+  def __init__(self, config, tokenizer, **settings):
+    self.sampling = Sampling(**{name: settings.pop(name) for name in SAMPLING if name in settings})
+    for name in TOOLS:
+      setattr(self, name, settings.pop(name, getattr(Tools(), name)))
+    super().__init__(config, tokenizer, **settings)
+
+  @property
+  def tools(self):
+    return Tools(**{name: getattr(self, name) for name in TOOLS})
+
+  def run(self, growths, key, on_progress=None):
+    """Runs (generator, tree) pairs; returns the metrics."""
+    numbered = [(number, *growth) for number, growth in enumerate(growths)]
+    return Schedule(self, numbered, self.put(key), self.sampling, self.tools, on_progress).run()
+
+  def run_python(self, code, table=()):
+    return self.tools.run_python(RunPython(None, code, table))
