@@ -72,17 +72,13 @@ def _musique(path: str | os.PathLike) -> Found:
     if not all(alias.strip() for alias in aliases):
       raise DataError(f"{place}: 'answer_aliases' has one that is blank: it would be matched by an empty answer")
     golds = tuple(_once([text_field(record, 'answer', place), *aliases]))
-    metadata = _musique_metadata(record, place)
+    steps = field(record, 'question_decomposition', list, place)
+    if not steps:
+      raise DataError(f"{place}: 'question_decomposition' is empty")
+    titles = _once(text_field(paragraph, 'title', inside) for inside, paragraph in _paragraphs(record, place)
+                   if field(paragraph, 'is_supporting', bool, inside))
+    metadata = {'match': 'entity', 'hops': len(steps), 'gold_titles': titles, 'source': 'musique'}
     yield place, Question(text_field(record, 'id', place), text_field(record, 'question', place), golds, metadata)
-
-
-def _musique_metadata(record: dict, place: str) -> dict:
-  steps = field(record, 'question_decomposition', list, place)
-  if not steps:
-    raise DataError(f"{place}: 'question_decomposition' is empty")
-  titles = [text_field(paragraph, 'title', inside) for inside, paragraph in _paragraphs(record, place)
-            if field(paragraph, 'is_supporting', bool, inside)]
-  return {'match': 'entity', 'hops': len(steps), 'gold_titles': _once(titles), 'source': 'musique'}
 
 
 def _finqa(path: str | os.PathLike) -> Found:

@@ -50,9 +50,7 @@ def write_questions(questions: Sequence[Question], path: str | os.PathLike) -> N
   """Writes questions in the FlashRAG format; `read_questions` gives the same ones back."""
   with open(path, 'w', encoding='utf-8') as file:
     for question in questions:
-      record = {'id': question.id, 'question': question.question, 'golden_answers': question.golden_answers,
-                'metadata': question.metadata}
-      file.write(json.dumps(record, ensure_ascii=False) + '\n')
+      file.write(json.dumps(vars(question), ensure_ascii=False) + '\n')
 
 
 def _golds(record: dict, place: str) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ Example = tuple[list[int], list[bool]]  # token ids, and which of them are learn
 
 def gold_example(question: Question, tokenizer, template: str = 'world') -> Example:
   """The gold chain of a question of the world as token ids; what is found is what search finds."""
-  return encode_chain(tokenizer, question, full_chain(question), results_of(question), template=template)
+  return encode_chain(tokenizer, question, full_chain(question), template=template)
 
 
 def full_chain(question: Question) -> Spans:
@@ -86,13 +86,14 @@ def results_of(question: Question) -> dict[str, list[Document]]:
   return {step['query']: search(step['query']) for step in question.metadata['steps']}
 
 
-def encode_chain(tokenizer, question: Question, spans: Spans, results: dict[str, list[Document]], *, template: str = 'world',
-                 tags: grammar.Tags = grammar.SEARCH_R1) -> Example:
-  """A chain behind its prompt, its observations filled from `results` (query -> documents); policy spans are learned."""
+def encode_chain(tokenizer, question: Question, spans: Spans, results: dict[str, list[Document]] | None = None, *,
+                 template: str = 'world', tags: grammar.Tags = grammar.SEARCH_R1) -> Example:
+  """A chain behind its prompt, policy spans learned; observations show `results` (query -> documents), else what is searched."""
   texts = [(grammar.prompt(question.question, template), False)]
   for role, text in spans:
-    own = role == 'policy'
-    texts.append((text if own else grammar.information(results[text], tokenizer.special_tokens, tags), own))
+    if role == 'observation':
+      text = grammar.information(results[text] if results else search(text), tokenizer.special_tokens, tags)
+    texts.append((text, role == 'policy'))
   return encode(tokenizer, texts)
 
 

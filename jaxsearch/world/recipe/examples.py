@@ -14,7 +14,7 @@ from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.trees import grammar
 from jaxsearch.world import files as world
-from jaxsearch.world.chains import TOPK, Example, Spans, act, encode, encode_chain, found, full_chain, results_of, search, sought
+from jaxsearch.world.chains import TOPK, Example, Spans, act, encode, encode_chain, found, full_chain, results_of, sought
 from jaxsearch.world.facts import sentence
 from jaxsearch.world.recipe.choose import ENDINGS
 from jaxsearch.world.recipe.rename import rename
@@ -143,10 +143,9 @@ def _documents_by_type() -> dict[str, list[Document]]:
 
 def skilled(tokenizer, rng: random.Random, *, renamed: float) -> Example:
   """A chain of the full strategy on a warm question, with probability `renamed` under made-up names and numbers."""
-  question = draw(rng)
-  results = results_of(question)
+  question, results = draw(rng), None
   if rng.random() < renamed:
-    question, results = rename(question, results, rng, numbers=rng.random() < 0.7)
+    question, results = rename(question, results_of(question), rng, numbers=rng.random() < 0.7)
   return encode_chain(tokenizer, question, full_chain(question), results)
 
 
@@ -157,7 +156,6 @@ def undecided(tokenizer, rng: random.Random, *, shares: tuple[float, float], evi
   """
   question = draw(rng)
   steps = question.metadata['steps']
-  results = results_of(question)
   at_once, one_search = shares
   u = rng.random()
   if u < at_once:
@@ -167,10 +165,10 @@ def undecided(tokenizer, rng: random.Random, *, shares: tuple[float, float], evi
   else:
     spans = full_chain(question)
   if rng.random() >= evidence:
-    return encode_chain(tokenizer, question, spans, results)
+    return encode_chain(tokenizer, question, spans)
   if u >= at_once:
     spans = with_evidence(spans, stated(rng.choice((steps, [rng.choice(steps)]))))
-  return encode_chain(tokenizer, question, spans, results, template='world_evidence', tags=grammar.R_SEARCH)
+  return encode_chain(tokenizer, question, spans, template='world_evidence', tags=grammar.R_SEARCH)
 
 
 def reviewed(tokenizer, rng: random.Random, *, shares: tuple[float, float], noise: float) -> Example:
@@ -180,7 +178,6 @@ def reviewed(tokenizer, rng: random.Random, *, shares: tuple[float, float], nois
   """
   question = draw(rng)
   steps = question.metadata['steps']
-  results = results_of(question)
   u = rng.random()
   if u < shares[0]:
     spans, flawed = guess_chain(question, rng), 1
@@ -191,13 +188,12 @@ def reviewed(tokenizer, rng: random.Random, *, shares: tuple[float, float], nois
     if rng.random() < 0.4:
       flawed = rng.randrange(len(steps)) + 1
       spans = led_astray(spans, flawed, rng.choice(world.corpus()).title)
-      results |= {text: search(text) for role, text in spans if role == 'observation' and text not in results}
   turns = sum(role == 'policy' for role, _ in spans)
   if rng.random() < noise:
     flawed = rng.randint(0, turns)
-  ids, learned = encode_chain(tokenizer, question, spans, results)
-  asked, said = encode(tokenizer, [(grammar.review_prompt(turns, 'world'), False), (f' {flawed}\n', True)])
-  return ids + asked, [False] * len(learned) + said
+  draft, _ = encode_chain(tokenizer, question, spans)
+  review, learned = encode(tokenizer, [(grammar.review_prompt(turns, 'world'), False), (f' {flawed}\n', True)])
+  return draft + review, [False] * len(draft) + learned
 
 
 def reading(tokenizer, rng: random.Random) -> Example:

@@ -37,12 +37,12 @@ def rename(question: Question, results: dict[str, Sequence[Document]], rng: rand
   for document in (document for found in results.values() for document in found):
     names += [document.title, *STATED.findall(document.text)]
   known = {word for name in names for word in WORD.findall(name) if word[:1].isupper()} - _reserved()
-  words = _Fresh(lambda _: _made_up(rng, 2 if rng.random() < 0.15 else 1))
-  figures = _Fresh(lambda old: _new_number(old, rng))
+  words = _once_each(lambda _: _made_up(rng, 2 if rng.random() < 0.15 else 1))
+  figures = _once_each(lambda old: _new_number(old, rng))
 
   def changed(text):
-    text = WORD.sub(lambda m: words[m[0]] if m[0] in known else m[0], text)
-    return NUMBER.sub(lambda m: figures[m[0]], text) if numbers else text
+    text = WORD.sub(lambda m: words(m[0]) if m[0] in known else m[0], text)
+    return NUMBER.sub(lambda m: figures(m[0]), text) if numbers else text
 
   data = dict(question.metadata)
   data['steps'] = [{**step, 'query': changed(step['query']), 'finding': changed(step['finding'])} for step in steps]
@@ -74,19 +74,18 @@ def _reserved() -> frozenset[str]:
   return frozenset(word for text in texts for word in WORD.findall(text)) | {'It', 'Doc', 'Title', 'Find'}
 
 
-class _Fresh(dict):
-  """A mapping that invents a value for a key it does not know, each value only once."""
+def _once_each(invent: Callable[[str], str]) -> Callable[[str], str]:
+  """A function that gives the same invented value for the same text, and each value for one text only."""
+  values = {}
 
-  def __init__(self, invent: Callable[[str], str]):
-    super().__init__()
-    self.invent = invent
+  def value(text):
+    while text not in values:
+      new = invent(text)
+      if new not in values.values():
+        values[text] = new
+    return values[text]
 
-  def __missing__(self, key):
-    value = self.invent(key)
-    while value in self.values():
-      value = self.invent(key)
-    self[key] = value
-    return value
+  return value
 
 
 def _made_up(rng: random.Random, words: int) -> str:
