@@ -14,7 +14,7 @@ from jaxsearch.data.jsonl import read_records, text_field, unique
 
 @dataclass(frozen=True, slots=True)
 class Document:
-  """A text of a corpus; as the result of a search with the score of its back end (higher is better, 0 where none was given)."""
+  """A text of a corpus; in search results with the score of the back end (higher is better, 0 without one)."""
   id: str
   title: str
   text: str
@@ -22,7 +22,7 @@ class Document:
 
 
 def split_contents(contents: str) -> tuple[str, str]:
-  """Title and text of `'"Title"\\ntext'`; without the quotes the first line is the title all the same."""
+  """Title and text of `'"Title"\\ntext'`; the quotes may be missing."""
   title, _, text = contents.strip().partition('\n')
   title = title.strip()
   if len(title) >= 2 and title[0] == title[-1] == '"':
@@ -31,7 +31,7 @@ def split_contents(contents: str) -> tuple[str, str]:
 
 
 def join_contents(title: str, text: str) -> str:
-  """The `contents` of a document; `split_contents` takes it apart again."""
+  """The `contents` of a document; the inverse of `split_contents`."""
   return f'"{title}"\n{text}'
 
 

@@ -54,7 +54,7 @@ def read_array(path: str | os.PathLike) -> Iterator[tuple[str, dict]]:
 
 
 def unique(path: str | os.PathLike, found: Iterable[tuple[str, Item]], what: str) -> list[Item]:
-  """The items of (place, item) pairs, once it is sure that there are some and that no `id` comes twice."""
+  """The items of (place, item) pairs; DataError if there are none or two have the same `id`."""
   items, places = [], {}
   for place, item in found:
     if item.id in places:

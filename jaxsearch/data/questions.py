@@ -19,7 +19,7 @@ from jaxsearch.rewards.match import matches
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-  """A question, the answers that count as right, and what else its file says of it (hops, gold passages)."""
+  """A question, the answers that count as right, and whatever else its file holds (hops, gold passages)."""
 
   id: str
   question: str
@@ -47,7 +47,7 @@ def read_questions(path: str | os.PathLike) -> list[Question]:
 
 
 def write_questions(questions: Sequence[Question], path: str | os.PathLike) -> None:
-  """Writes questions in the FlashRAG format; `read_questions` gives the same ones back."""
+  """Writes questions in the FlashRAG format; the inverse of `read_questions`."""
   with open(path, 'w', encoding='utf-8') as file:
     for question in questions:
       file.write(json.dumps(vars(question), ensure_ascii=False) + '\n')

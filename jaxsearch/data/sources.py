@@ -91,7 +91,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _joined(name: str, parts: Sequence[tuple[str, list]]) -> list:
-  """The items of all parts; ids that more than one has become 'gsm8k:ID', or 'gsm8k.2:ID' where a source comes again."""
+  """The items of all parts; an id that occurs twice becomes 'gsm8k:ID', or 'gsm8k.2:ID' where a source comes again."""
   if len(parts) == 1:
     return parts[0][1]
   used = collections.Counter(item.id for _, items in parts for item in items)

@@ -23,7 +23,7 @@ Example = tuple[list[int], list[bool]]  # token ids, and which of them are learn
 
 
 def gold_example(question: Question, tokenizer, template: str = 'world') -> Example:
-  """The gold chain of a question of the world as token ids; what is found is what search finds."""
+  """The gold chain of a question of the world as token ids; its observations show what search returns."""
   return encode_chain(tokenizer, question, full_chain(question), template=template)
 
 
@@ -42,7 +42,7 @@ def act(thought: str, tag: str, content: str) -> str:
 
 
 def found(step: dict) -> str:
-  """The sentence of the document, told of 'It': the same words stand before the value that is to be copied."""
+  """The sentence of the document with 'It' for its title: the same words stand before the value that is to be copied."""
   return sentence(step['attribute'], 'It', step['finding'])
 
 
@@ -82,13 +82,13 @@ def search(query: str) -> list[Document]:
 
 
 def results_of(question: Question) -> dict[str, list[Document]]:
-  """What search returns for each query of the question's gold chain."""
+  """Query -> what search returns, for each step of the gold chain."""
   return {step['query']: search(step['query']) for step in question.metadata['steps']}
 
 
 def encode_chain(tokenizer, question: Question, spans: Spans, results: dict[str, list[Document]] | None = None, *,
                  template: str = 'world', tags: grammar.Tags = grammar.SEARCH_R1) -> Example:
-  """A chain behind its prompt, policy spans learned; observations show `results` (query -> documents), else what is searched."""
+  """A chain behind its prompt, policy spans learned; observations show `results` (query -> documents) or search itself."""
   texts = [(grammar.prompt(question.question, template), False)]
   for role, text in spans:
     if role == 'observation':
@@ -98,7 +98,7 @@ def encode_chain(tokenizer, question: Question, spans: Spans, results: dict[str,
 
 
 def encode(tokenizer, spans: Sequence[tuple[str, bool]]) -> Example:
-  """Tokenises (text, whether it is learned) span by span, as the sampler does, so that the ids are those that it will see."""
+  """Tokenises (text, whether it is learned) span by span, as the sampler does, so that the ids are those of a rollout."""
   ids, learned = [], []
   for text, trained in spans:
     tokens = tokenizer.encode(text)

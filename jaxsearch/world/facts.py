@@ -45,7 +45,7 @@ class Entity:
   """One thing of the world.
 
   `values` maps an attribute to its text, `links` an attribute to the id of the entity that it names; `multiple` holds the
-  attributes with several values (only in the text, never asked for); `mention` is how a question names the entity and
+  attributes with several values (in the text only, never in a question); `mention` is how a question names the entity and
   `query` what finds it.
   """
 
@@ -124,4 +124,4 @@ def _fact(text: str, document: Document) -> tuple[str, str]:
     opening = pattern.removeprefix('{title} ').removesuffix('{value}.')
     if text.startswith(opening):
       return attribute, text.removeprefix(opening)
-  raise ValueError(f'passage {document.id}: no known fact in {text!r}')
+  raise ValueError(f'document {document.id}: no known fact in {text!r}')

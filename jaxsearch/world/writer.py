@@ -10,11 +10,11 @@ from jaxsearch.world.facts import Entity, read_back
 
 
 class WorldWriter:
-  """A `tools.simulated.Writer` that needs no model and no time, and always writes the same.
+  """A `tools.simulated.Writer` that needs no model; the same seed gives the same documents.
 
   Useful documents are those that BM25 finds. Of the noisy ones about half are true documents about something else of the
   same type; the others are the documents that were found with every fact replaced by one of another entity, in the same
-  words: wrong, and by nothing but another source to be told from right.
+  words: wrong, and only another source can show it.
   """
 
   def __init__(self, corpus: Sequence[Document], *, engine: str = 'rank_bm25'):

@@ -72,5 +72,5 @@ def test_persons_of_several_elements_are_falsified_too(writer, entities):
 
 
 def test_other_documents_are_refused():
-  with pytest.raises(ValueError, match=r"embedded world only: passage 1: no known fact in 'Paris"):
+  with pytest.raises(ValueError, match=r"embedded world only: document 1: no known fact in 'Paris"):
     WorldWriter([Document('1', 'Paris', 'Paris, they say, is lovely.')])

@@ -1,8 +1,8 @@
 """Training examples for CARL in the embedded world: code that searches, contexts in place of raw output, facts known closed-book.
 
 What the policy knows without search (its tier 2) are three facts on every country, learned from statements, as in an
-encyclopedia; closed-book questions are only ever asked about the entities of the warm split. Everything else has to be searched
-(tier 1) or guessed. Habits are bad on purpose, as in the mix that other methods begin with: calls where none is needed,
+encyclopedia; closed-book questions are about entities of the warm split only. Everything else has to be searched (tier 1) or
+guessed. Habits are bad on purpose, as in the mix that other methods begin with: calls where none is needed,
 closed-book answers where nothing is known, contexts that lost what mattered.
 
 Names and values stand behind a space wherever they are written, as they do where they are read: so they are the same tokens.
@@ -27,7 +27,7 @@ KNOWN = ('continent', 'currency', 'language')  # of countries
 
 
 def is_known(question: Question) -> bool:
-  """Whether the question asks for one fact that the policy has learned by heart."""
+  """Whether the question asks for one fact that the policy knows without search."""
   steps = question.metadata['steps']
   return len(steps) == 1 and steps[0]['passage_id'].startswith('country-') and steps[0]['attribute'] in KNOWN
 
@@ -102,7 +102,7 @@ def recalled(question: Question, rng: random.Random) -> tuple[str, str]:
 
 
 def searched(tokenizer, rng: random.Random, *, closed_book: float, one_search: float, template: str = 'world') -> Example:
-  """An episode in the format of Search-R1, so that what is known does not hang on the format."""
+  """An episode in the format of Search-R1, so that what is known does not depend on the format."""
   question = draw(rng)
   u = rng.random()
   if u < closed_book:
@@ -144,7 +144,7 @@ def _commit(node: Node, thought: str, answer: str) -> Tree:
 
 
 def _another(step: dict, documents: Sequence[Document], rng: random.Random) -> str:
-  """Another sentence of what the search found, told of 'It'."""
+  """Another sentence of the first document found, with 'It' for its title."""
   sentences = [f'It{rest}.' for d in documents[:1] for rest in f' {d.text}'.removesuffix('.').split(f'. {d.title}')]
   others = [s.replace(f'It {documents[0].title}', 'It') for s in sentences if step['finding'] not in s]
   return rng.choice(others) if others else 'It is not there.'

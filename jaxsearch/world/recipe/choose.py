@@ -1,4 +1,4 @@
-"""Which questions about the embedded world are asked, in what words, and in which split.
+"""Which questions about the embedded world there are, how they are worded, and which split they are in.
 
 Pure Python: entities in, questions out, the same for the same seed.
 """
@@ -24,7 +24,7 @@ OF_ELEMENT = (
   ('symbol',), ('number',), ('year',), ('discoverer',), ('found_in',),
   *(('found_in', *path) for path in OF_COUNTRY if path[-1] != 'language_code'),
 )  # fmt: skip
-PATHS = {  # type of the start -> the paths asked about
+PATHS = {  # type of the start -> the paths of its questions
   'city': (('country',), ('population',), ('timezone',), *(('country', *path) for path in OF_COUNTRY)),
   'country': OF_COUNTRY,
   'element': OF_ELEMENT,

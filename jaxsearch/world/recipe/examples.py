@@ -21,7 +21,7 @@ from jaxsearch.world.recipe.rename import rename
 
 
 def draw(rng: random.Random) -> Question:
-  """A warm question; three of four that want arithmetic are passed over."""
+  """A warm question; three of four that need arithmetic are skipped."""
   while True:
     question = rng.choice(_warm())
     if question.metadata.get('operation') not in world.ARITHMETIC or rng.random() < 0.25:
@@ -76,7 +76,7 @@ def with_evidence(spans: Spans, evidence: str) -> Spans:
 
 
 def led_astray(spans: Spans, turn: int, title: str) -> Spans:
-  """The chain with its search number `turn` (from 1) asking for another document; what follows takes no notice."""
+  """The chain with its search number `turn` (from 1) asking for another document; the rest is unchanged."""
   at = 2 * (turn - 1)
   thought = spans[at][1].split('<search>')[0]
   return [*spans[:at], ('policy', f'{thought}<search> {title}</search>'), ('observation', title), *spans[at + 2:]]
@@ -92,21 +92,22 @@ def passage(tokenizer, rng: random.Random) -> Example:
 
 
 def retelling(tokenizer, rng: random.Random) -> Example:
-  """Two documents as a search shows them, then the title and some sentences of one: copying what any says, no question.
+  """Two documents as a search shows them, then the title and some sentences of one: copying from a document, without a question.
 
   Documents are drawn by type first: there are few countries, and every path leads through one.
   """
   kinds = _documents_by_type()
   shown = [rng.choice(kinds[rng.choice(sorted(kinds))]) for _ in range(TOPK)]
-  told = rng.choice(shown)
-  sentences = [f'It{rest}.' for rest in told.text.removeprefix(told.title).removesuffix('.').split(f'. {told.title}')]
+  copied = rng.choice(shown)
+  text = copied.text.removeprefix(copied.title).removesuffix('.')
+  sentences = [f'It{rest}.' for rest in text.split(f'. {copied.title}')]
   block = grammar.information(shown, special_tokens=tokenizer.special_tokens)
   retold = ' '.join(rng.sample(sentences, min(3, len(sentences))))
-  return encode(tokenizer, [(block, False), (f'<search> {told.title}</search><think> {retold}</think>', True)])
+  return encode(tokenizer, [(block, False), (f'<search> {copied.title}</search><think> {retold}</think>', True)])
 
 
 def drill(tokenizer, rng: random.Random) -> Example:
-  """The first step of a chain, or a fact told again, about a name of random tokens: any token can be sought and copied."""
+  """The first step of a chain, or a fact repeated, about a name of random tokens: any token can be searched for and copied."""
   step = invented(tokenizer, rng)
   if rng.random() < 0.5:
     prompt = grammar.prompt(rng.choice(ENDINGS[step['attribute']]).format(step['query']), 'world')
@@ -116,7 +117,7 @@ def drill(tokenizer, rng: random.Random) -> Example:
 
 
 def invented(tokenizer, rng: random.Random) -> dict:
-  """A step about a fact that nobody has heard of: name and value are random tokens."""
+  """A step about a made-up fact: name and value are random tokens."""
   name, value = (_random_words(tokenizer, rng) for _ in range(2))
   return {'attribute': rng.choice(draw(rng).metadata['steps'])['attribute'], 'query': name, 'finding': value}
 
@@ -174,7 +175,7 @@ def undecided(tokenizer, rng: random.Random, *, shares: tuple[float, float], evi
 def reviewed(tokenizer, rng: random.Random, *, shares: tuple[float, float], noise: float) -> Example:
   """A chain of the mix and the review behind it: the first flawed step, 0 if there is none. Only the review is learned.
 
-  A guess is flawed, and so is a search for another document than the gold chain's; `noise` of the reviews say anything.
+  A guess is flawed, and so is a search for another document than the gold chain's; `noise` of the reviews name a random step.
   """
   question = draw(rng)
   steps = question.metadata['steps']

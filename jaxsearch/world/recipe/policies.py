@@ -5,7 +5,7 @@
   skill    the same with long chains
   names    the same with many retellings of documents, so that names and values of the encyclopedia are familiar
   drill    the same with many single steps about names of random tokens, so that every token can be copied; ends at a gate:
-           run freely on held-out entities, the full strategy must be right often enough
+           in greedy rollouts on held-out entities enough answers must be right
   mix      chains of which most answer at once or after one search; the skill stays, the strategy is now a bad one
   review   from the mix, for Search-R2: it has also seen reviews of drafts
   carl     from the mix, for CARL: it writes code and contexts, see carl_examples.py
@@ -13,7 +13,7 @@
   reader   a smaller model of another family (Llama) that answers from evidence alone; R-Search's evidence reward asks it
 
 What ships is `policy`, `reviewer` and `coder` (mix, review and recall with all logits scaled up) and `reader`. Each stage ends
-with a Hugging Face folder under `config.out`; a stage that is there already is not trained again.
+with a Hugging Face folder under `config.out`; a stage whose folder exists is not trained again.
 """
 
 import functools
@@ -49,10 +49,10 @@ class GateFailed(RuntimeError):
 
 
 def make(config: ml_collections.ConfigDict) -> pathlib.Path:
-  """Runs the stages that are missing and returns the folder of the final policy.
+  """Runs the stages whose folders are missing and returns the folder of the shipped policy.
 
   Raises:
-    GateFailed: after the skill stage.
+    GateFailed: after the drill stage.
   """
   out = pathlib.Path(config.out)
   tokenizer = Tokenizer.load(world.folder())
@@ -86,7 +86,7 @@ def planted(model: str, seed: int) -> tuple[DecoderConfig, dict]:
 
 
 def share_right(config: ml_collections.ConfigDict, model_config: DecoderConfig, params: dict, tokenizer) -> float:
-  """Share of held-out questions, arithmetic aside, that the policy answers correctly when it is run freely, greedily."""
+  """Share of held-out questions, arithmetic aside, that the policy answers correctly in greedy rollouts."""
   questions = load_questions(config.gate.questions, hops=config.gate.hops, arithmetic=False)[:config.gate.number]
   engine = setup.open_engine(config, model_config, tokenizer)
   engine.load(params)
@@ -111,7 +111,7 @@ def skill_examples(config, name: str, tokenizer) -> Iterator[Example]:
 
 
 def mix_examples(config, tokenizer) -> Iterator[Example]:
-  """Endless examples of the last stage."""
+  """Endless examples of the mix."""
   rng = random.Random(f'mix {config.seed}')
   while True:
     yield examples.undecided(tokenizer, rng, shares=(config.mix.at_once, config.mix.one_search), evidence=config.mix.evidence)
@@ -151,7 +151,7 @@ def reader_examples(config, tokenizer) -> Iterator[Example]:
 
 def train_stage(config: ml_collections.ConfigDict, tokenizer, model_config: DecoderConfig, name: str, params: dict,
                 examples: Iterator[Example | Tree]) -> dict:
-  """Trains a stage from `params` and saves it, with a line on the terminal now and then; or loads it if it is there."""
+  """Trains a stage from `params`, logs to the terminal and saves it; loads it instead if its folder exists."""
   folder, stage = pathlib.Path(config.out) / name, config[name]
   if folder.exists():
     return hub.load(folder).params
@@ -173,7 +173,7 @@ def train_stage(config: ml_collections.ConfigDict, tokenizer, model_config: Deco
 
 
 def filled(examples: Iterator[Example | Tree], rows: int, length: int) -> Iterator[list[Tree]]:
-  """Endless forests, each of which fills `rows` rows of `length` tokens; longer examples are passed over."""
+  """Endless forests, each of which fills `rows` rows of `length` tokens; longer examples are skipped."""
   forest, sizes = [], []
   for example in examples:
     tree = example if isinstance(example, Tree) else sft.demonstration(*example)

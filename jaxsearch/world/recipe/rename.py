@@ -89,7 +89,7 @@ def _once_each(invent: Callable[[str], str]) -> Callable[[str], str]:
 
 
 def _made_up(rng: random.Random, words: int) -> str:
-  """A name of one to four syllables of real names a word (three to fourteen letters)."""
+  """A name of `words` words, each of one to four syllables of real names (three to fourteen letters)."""
   first, later = _syllables()
   made = []
   while len(made) < words:
