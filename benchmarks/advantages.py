@@ -1,12 +1,11 @@
-"""How long all advantages of a large batch take in one jit call, against the NumPy loops that they replace.
+"""How long all advantages of a large batch take in one jit call, against plain NumPy loops.
 
   python benchmarks/advantages.py [--trajectories 65536] [--segments 16] [--siblings 8]
 
-Ends with one JSON line. Both sides get the same float32 arrays and compute: the group-relative advantages,
-GAE with whitening and CARL's segment differences over the segments of every trajectory, SLATE's advantages of
-every step among `siblings` alternatives, CuSearch's phase, allocation and the advantages of the selected,
-Search-R2's reward and the three terms of its gain. `ratio` is the time of the loops over that of the call,
-`max_difference` how far the results are apart.
+Ends with one JSON line. Both sides get the same float32 arrays and compute the group-relative advantages, whitened GAE, CARL's
+segment differences, SLATE's advantages of every step among `siblings` alternatives, CuSearch's phase, allocation and advantages
+of the selected chains, and Search-R2's reward and the three terms of its gain. `ratio` is the time of the loops over that of the
+call, `max_difference` the largest difference of the results.
 """
 
 import argparse
@@ -67,7 +66,7 @@ def in_one_call(key, batch, *, groups, budget):
 
 
 def in_loops(batch, selected, *, groups, budget):
-  """The same with Python loops; which of a bucket are `selected` at random is taken over from the call."""
+  """The same in Python loops; the random selection `selected` comes from the call."""
   hybrid = np.array([r * (1 + p) for r, p in zip(batch['reward'], batch['process'])])
   tokens, segments = np.zeros(batch['values'].shape), np.zeros(batch['values'].shape)
   for row, length in enumerate(batch['lengths']):
@@ -111,7 +110,7 @@ def relative_in_loops(rewards, group_ids, groups, mask):
 
 
 def allocate_in_loops(capacities, budget, phase):
-  """'phase' has one target; what it cannot hold goes to deeper buckets, then to shallower ones."""
+  """'phase' has one target; its overflow goes to deeper buckets, then to shallower ones."""
   allocation, left = [0] * len(capacities), budget
   for depth in [*range(phase + 1, len(capacities)), *range(phase, -1, -1)]:
     allocation[depth] = min(capacities[depth], left)

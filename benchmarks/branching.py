@@ -1,11 +1,11 @@
-"""What a revision costs: a Search-R2 step beside a Search-R1 step with as many drafts.
+"""What a revision costs: a training step of Search-R2 beside one of Search-R1 with as many drafts.
 
     python benchmarks/branching.py [--share 0.3] [--steps 4] [--repeats 4]
 
-The policy of the embedded world, the same questions, 30 % of the drafts revised from a step drawn at random (so that the share
-is what is asked for), no probing. Steps of the two methods take turns on the same questions, over and over: the learning rate is
-0, so that they repeat the same work. The first time, which compiles, does not count; of the others the fastest does. The last
-line is one JSON object: seconds a step, their ratio, and what share of a revision's context was in the cache.
+The embedded world's policy and questions; 30 % of the drafts are revised from a random step (which fixes the share), without
+probing. The two methods take turns on the same questions. The learning rate is 0, so each repeat does the same work. The first
+one compiles and does not count; the fastest of the others does. The last line is one JSON object: seconds a step, their ratio,
+and the share of a revision's context that was in the cache.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import numpy as np
 from configs import search_r2
 from jaxsearch import methods
 from jaxsearch.methods import Context
-from jaxsearch.training import loop, metrics, rollouts
+from jaxsearch.training import loop, runs
 
 
 def learner_of(method: str, share: float, out: str):
@@ -33,13 +33,13 @@ def learner_of(method: str, share: float, out: str):
 
 def step(learner, method, questions, number: int) -> tuple[float, dict]:
   """Seconds of one training step, and its metrics."""
-  start, clock = time.perf_counter(), metrics.Clock()
+  start, clock = time.perf_counter(), runs.Clock()
   context = Context(number, np.random.default_rng(number), learner.memory)
   groups, row = loop.grow(learner, method, questions, context)
-  kept = rollouts.trainable(groups, learner.config.train.row_length)
+  kept = loop.trainable(groups, learner.config.train.row_length)
   method.credit(kept, context, **learner.config.credit)
-  row = row | rollouts.summary(groups)
-  row |= loop.update(learner, loop.into_rows(learner, rollouts.credited(kept)), number, clock)
+  row = row | loop.summary(groups)
+  row |= loop.update(learner, loop.into_rows(learner, loop.credited(kept)), number, clock)
   jax.block_until_ready(learner.state.params)
   return time.perf_counter() - start, row
 

@@ -1,15 +1,15 @@
-"""Whether a pod config fits: its training step and its sampler, compiled at their real sizes for simulated devices, never run.
+"""Does a pod config fit? Compiles its training step and its sampler at full size for simulated devices; runs neither.
 
     python benchmarks/pod.py --config configs/carl_qwen2_5_7b.py --preset qwen2.5-7b --devices 16 --host 8
 
-No weight is made, so that a laptop will do. One JSON line, in GiB of each device:
-  train_state      parameters, moments and frozen parameters
-  train_temporary  what an update needs beside them: activations, gradients, gathered weights
-  cache            keys and values of all rows of the sampler
-  sample_state     its parameters
-  sample_temporary what a segment needs beside both
-Rollouts grow beside train_state. 'temporary' is what XLA's compiler for CPUs plans; it computes bfloat16 in float32, so that an
-accelerator wants less.
+It allocates no weights, so a laptop will do. Ends with one JSON line, in GiB per device:
+  train_state       parameters, moments and frozen parameters
+  train_temporary   an update, on top: activations, gradients, gathered weights
+  cache             keys and values of all slots of the sampler
+  sample_state      the sampler's parameters
+  sample_temporary  a decode segment, on top of both
+The sampler runs beside train_state. 'temporary' is the plan of XLA's CPU compiler, which computes bfloat16 in float32: an
+accelerator needs less.
 """
 
 import argparse
@@ -27,7 +27,7 @@ GIB = 2**30
 
 
 def structs(tree, shardings):
-  """The same tree of shapes, laid out."""
+  """A tree of shapes with shardings."""
   return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, shardings)
 
 
@@ -40,12 +40,12 @@ def parameters(shardings, shapes, dtype):
 
 
 def gib(tree) -> float:
-  """Of one device."""
+  """GiB of a tree on one device."""
   return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)) / GIB
 
 
 def batch_of(config, mesh):
-  """Shapes of a batch of four micro-batches, one after the other, every token trained."""
+  """Shapes of a batch of four micro-batches in which every token is trained."""
   from jaxsearch.training.batch import Batch
   n, R, T = 4, config.train.micro_rows, config.train.row_length
   whole = lambda dtype: jax.ShapeDtypeStruct((n, R, T), dtype)
@@ -66,16 +66,16 @@ def train(config, model_config) -> dict:
   from jaxsearch.parallel import mesh as meshes
   from jaxsearch.training import batch as batches
   from jaxsearch.training import critic, loop
-  from jaxsearch.training import state as states
+  from jaxsearch.training import step as steps
   if config.critic.enabled and not critic.is_shared(config):
-    raise SystemExit('a critic of its own is not counted here')
+    raise SystemExit('this benchmark cannot count a separate critic')
   mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
   trained = parameters(*critic.trained_layout(config, model_config, mesh),
                        'float32' if config.optim.master_weights else config.dtype)
   optimizer, train_step = loop.make_update(config, model_config, mesh, trained)
-  state = structs(jax.eval_shape(lambda params: states.initial_state(params, optimizer), trained),
-                  states.state_shardings(trained, optimizer, mesh))
+  state = structs(jax.eval_shape(lambda params: steps.initial_state(params, optimizer), trained),
+                  steps.state_shardings(trained, optimizer, mesh))
   frozen = parameters(setup.param_shardings(model_config, mesh), parameter_shapes(model_config), config.dtype)
   batch = batch_of(config, mesh)
   batch = structs(batch, jax.tree.map(lambda x: meshes.split_over_batch(mesh, 1) if x.ndim else meshes.replicated(mesh), batch))
@@ -114,7 +114,7 @@ def sample(config, model_config, devices) -> dict:
 def main():
   parser = argparse.ArgumentParser()
   parser.add_argument('--config', required=True)
-  parser.add_argument('--preset', required=True, help='the numbers of the model, see jaxsearch/models/presets.py')
+  parser.add_argument('--preset', required=True, help='sizes of the model, see jaxsearch/models/presets.py')
   parser.add_argument('--devices', type=int, default=16)
   parser.add_argument('--host', type=int, default=8, help='devices of one host')
   args = parser.parse_args()

@@ -1,17 +1,17 @@
-"""How fast the sampler grows multi-turn rollouts, as a share of what the machine allows and beside its peers.
+"""How fast the sampler grows multi-turn rollouts, as a share of the machine's limit and beside its peers.
 
     python benchmarks/sampler.py --turns 4
     python benchmarks/sampler.py --turns 8 --peer transformers --peer tunix --peer-python VENV_WITH_TUNIX/bin/python
     python benchmarks/sampler.py --ragged --search-ms 200
 
-Lockstep (default): 16 rows, a prompt of 64 tokens, then T turns of 32 generated and 96 observation tokens, a Qwen2.5 of 8
+Lockstep (default): 16 rollouts, a prompt of 64 tokens, then T turns of 32 generated and 96 observation tokens, a Qwen2.5 of 8
 layers and width 512 in float32 with random weights. Sampling at temperature 1 with stop strings, forbidden tokens and
-log-probabilities on. Peers do the same rollouts in a process of their own (sampler_peers.py), one after the other.
-Ragged: 64 episodes of 1 to 6 turns of 8 to 64 tokens on 16 slots, with continuous batching and, for comparison, in
-batches of 16 that wait for their slowest row at every turn.
+log-probabilities on. Each peer does the same rollouts in its own process (sampler_peers.py), one after the other.
+Ragged: 64 rollouts of 1 to 6 turns of 8 to 64 tokens on 16 slots, with continuous batching and, for comparison, in batches of
+16 that wait for their slowest rollout at every turn.
 
-The last line is one JSON object. `share_of_limit` is the time that the arithmetic and the memory traffic of the rollouts
-need at the rates of a large matrix product and of a memory copy, measured in the same run, over the time they took.
+The last line is one JSON object. `share_of_limit` is the least time of the rollouts over the time they took: their arithmetic
+and memory traffic at the rates of a large matrix product and of a memory copy, measured in the same run.
 """
 
 import argparse
@@ -30,20 +30,19 @@ from jaxsearch.data.questions import Question
 from jaxsearch.models.decoder import DecoderConfig, initial_params
 from jaxsearch.models.presets import num_parameters
 from jaxsearch.sampler.engine import Engine
-from jaxsearch.sampler.requests import Generate, Sampling, Search
+from jaxsearch.sampler.requests import Generate, Sampling, Search, Tools
 from jaxsearch.sampler.rollout import Agent, rollout
-from jaxsearch.sampler.tools import Tools
 from jaxsearch.trees.tree import Role
 
 CONFIG = DecoderConfig(vocab_size=8192, hidden_size=512, intermediate_size=1408, num_layers=8, num_heads=8, num_kv_heads=2,
                        head_dim=64, rope_theta=1e6, qkv_bias=True, tie_embeddings=True)
 SLOTS, PROMPT, GENERATED, OBSERVED = 16, 64, 32, 96
-END = 0  # an id that is forbidden, so that every span has the length it is meant to have
+END = 0  # forbidden, so that every span gets its full length
 STOP = ('</search>', '</answer>')
 
 
 class Words:
-  """A tokenizer as far as the sampler needs one: every 64th token could end a stop string and makes the host look."""
+  """The least tokenizer that the sampler accepts: every 64th token could end a stop string and makes the host check."""
   eos_ids, pad_id, special_tokens, vocab_size = (END,), END, (), CONFIG.vocab_size
 
   def pieces(self, size):

@@ -1,8 +1,8 @@
 """The rollouts of sampler.py with other samplers; prints one JSON line {"seconds": …}. Run by sampler.py.
 
-  transformers   Hugging Face Qwen2 in torch, its cache kept over the turns (possible only since all rows are equally
-                 long), sampling and log-probabilities by a plain loop: less work a token than `generate` does
-  tunix          google-tunix's own sampler, which is given the whole context again at each turn
+  transformers   Hugging Face Qwen2 in torch with its cache kept over the turns (possible because all rollouts are equally
+                 long); sampling and log-probabilities in a plain loop: less work a token than `generate`
+  tunix          google-tunix's own sampler, which prefills the whole context again at each turn
 """
 
 import json

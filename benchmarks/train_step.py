@@ -2,12 +2,11 @@
 
     python benchmarks/train_step.py [--rollouts 8] [--steps 3] [--peer /path/to/python-with-tunix]
 
-The rollouts are ragged, as they are in multi-turn search: a prompt of 64 tokens, then 1 to 6 turns of 32 generated and 96
-retrieved tokens; only generated tokens are trained on. A token counts if it is a token of a rollout, padding does not.
-`share_of_limit` is the arithmetic that the update needs (no recomputation, no padding, no logits where there is no loss),
-divided by its time and by the speed of the fastest matrix product measured in the same run. With --peer the same rollouts
-go through the GRPO loss and trainer step of google-tunix, in another process, padded as its learner pads them; its
-float32 Qwen2 has the same sizes. Ends with one JSON line.
+The rollouts are ragged, as in multi-turn search: a prompt of 64 tokens, then 1 to 6 turns of 32 generated and 96 retrieved
+tokens; only generated tokens are trained on. Tokens of rollouts count, padding does not. `share_of_limit` is the arithmetic that
+the update needs (no recomputation, no padding, no logits without a loss), divided by its time and by the speed of the fastest
+matrix product in the same run. With --peer the same rollouts go through the GRPO loss and trainer step of google-tunix in another
+process, padded as its learner pads them, in a float32 Qwen2 of the same size. Ends with one JSON line.
 """
 
 import argparse
@@ -78,7 +77,7 @@ def ours(data, steps: int) -> dict:
   from jaxsearch.parallel import mesh as meshes
   from jaxsearch.training import batch as batches
   from jaxsearch.training import sft
-  from jaxsearch.training import state as states
+  from jaxsearch.training import step as steps
   from jaxsearch.training import step as training
   from jaxsearch.trees.layout import lay_out
   from jaxsearch.trees.tree import Role
@@ -96,15 +95,15 @@ def ours(data, steps: int) -> dict:
     jax.random.key(0))
   optim = ml_collections.ConfigDict(dict(learning_rate=1e-6, schedule='constant', lr_warmup_updates=0, b1=0.9, b2=0.99,
                                          eps=1e-8, weight_decay=0.0, clip_norm=1.0))
-  schedule = states.learning_rate_schedule(optim, 1)
-  optimizer = states.make_optimizer(optim, schedule)
+  schedule = steps.learning_rate_schedule(optim, 1)
+  optimizer = steps.make_optimizer(optim, schedule)
   loss_fn = lambda params, batch: training.policy_loss(
     params, batch, config=model_config, temperature=1.0, chunk=1024, clip_low=0.2, clip_high=0.2, dual_clip=None,
     kl_coef=0.04, entropy_coef=0.0)
   update = training.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype='float32',
-                                    state_shardings=states.state_shardings(params, optimizer, mesh))
+                                    state_shardings=steps.state_shardings(params, optimizer, mesh))
   batch = batches.place(batches.make_batch(rows, 1, ref_logprobs=rows.old_logprobs), mesh)
-  state = states.create(params, optimizer, mesh)
+  state = steps.create_state(params, optimizer, mesh)
 
   def step():
     nonlocal state

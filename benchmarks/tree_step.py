@@ -1,10 +1,10 @@
-"""What the tree layout is worth: a batch of SLATE as trees, and the same candidates as separate rows.
+"""What the tree layout saves: a batch of SLATE as trees, and the same candidates as separate rows.
 
     python benchmarks/tree_step.py
 
-Trees of B = 4 steps with k = 5 candidates of 32 tokens and three passages (288 tokens) a step. As separate rows every
-candidate carries its whole prefix. Both go through the same training step (loss, gradients, AdamW); gradients must agree.
-The last line is one JSON object: tokens through the model and seconds of the separate rows over those of the trees.
+Trees of B = 4 steps with k = 5 candidates of 32 tokens and three passages (288 tokens) a step. As a separate row, every
+candidate carries its whole prefix. Both layouts go through the same loss and gradients, which must agree. The last line is one
+JSON object with the ratios of tokens and seconds, separate rows over trees.
 """
 
 import argparse

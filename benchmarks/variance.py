@@ -21,10 +21,10 @@ makes of eq. 9 just what eq. 18 says, so that only the sum over steps matters an
 
 The theorem wants trajectories of exactly T actions, but the policy may answer at any of them. An action before the last that
 answers is therefore drawn again: actions come from the policy conditioned, at each step, on not answering yet. That is a
-policy of its own, which both estimators sample and the theorem applies to as it stands. (To keep only those trajectories that
-happen to have T actions would not do: whether a sibling goes on that long is unknown when it is judged.) The last action is
-free and ends the trajectory, as with a budget of B = T, where no early-answer bonus is paid. An action that is neither search
-nor answer is a step as well, and gets the observation that says so. T actions are asked of questions that want T - 1 searches.
+policy of its own, which both estimators sample and the theorem applies to as it stands. (Keeping only the trajectories that
+happen to have T actions would not do: when a sibling is judged, its final length is unknown.) The last action is free and ends
+the trajectory, as with a budget of B = T, where no early-answer bonus is paid. An action that is neither search nor answer is a
+step too, and gets the observation that says so. T actions go with questions that need T - 1 searches.
 
 The policy, its search and its judge are those of configs/slate.py. A question where an answer comes up `DRAWS` times in a
 row, or whose path does not fit, is left out and counted. The last line is one JSON object: for every T the ratio of the two
@@ -173,7 +173,7 @@ def rewarded(question: Question, candidate: slate.Candidate, step: int, steps: i
 
 
 def measure(agent, config, steps: int, number: int) -> dict:
-  """What there is to say about trajectories of `steps` actions on so many questions."""
+  """The figures of trajectories of `steps` actions on the first `number` questions."""
   questions = load_questions(config.data.questions, hops=(steps - 1,), arithmetic=config.data.arithmetic)[:number]
   settings = dict(steps=steps, **{name: config.grow[name] for name in ('k', 'max_tokens', 'template', 'chat')})
   agent = dataclasses.replace(agent, grow=functools.partial(grow, **settings))

@@ -46,4 +46,5 @@ def judge() -> config_dict.ConfigDict:
     url='', timeout=120.0,           # for 'chat', with `model` as its name there
     cache='',                        # for 'chat': a folder that keeps replies
     max_tokens=512,
+    templates='',                    # for 'local' and 'chat': a folder with prompts of yours, see trees/templates.py
   )  # fmt: skip

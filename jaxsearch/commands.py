@@ -140,8 +140,8 @@ def _answered(config, flag: dict, questions: Sequence, temperature: float) -> tu
 def _answered_with_tool(config, flag: dict, questions: Sequence, temperature: float) -> tuple[dict, list[dict], dict]:
   """The same of a second model, asked with and without the evidence that a policy or a server finds."""
   from jaxsearch.evaluation import rstool
-  from jaxsearch.tools.evidence_client import EvidenceTool
-  from jaxsearch.tools.http_client import RequestError, key_from
+  from jaxsearch.tools.evidence_client import EvidenceClient
+  from jaxsearch.tools.http_client import RequestError, secret_from_env
   from jaxsearch.training.rollouts import open_backend
   reader = rstool.open_reader(config, flag['reader-url'], flag['reader-model'])
   asked = [question.question for question in questions]
@@ -150,12 +150,12 @@ def _answered_with_tool(config, flag: dict, questions: Sequence, temperature: fl
       if flag['tool-url']:
         _unused(flag, ('checkpoint', 'temperature'), 'with --tool-url')
         search = open_backend(config, flag['corpus'] or config.data.corpus)
-        found = rstool.find_by_server(EvidenceTool(flag['tool-url'], token=key_from('JAXSEARCH_TOKEN')), asked, report)
+        found = rstool.find_by_server(EvidenceClient(flag['tool-url'], token=secret_from_env('JAXSEARCH_TOKEN')), asked, report)
       else:
         agent = rstool.open_tool(config, flag['checkpoint'], flag['corpus'])
         search = agent.engine.search
         found = rstool.find(agent, asked, temperature=temperature, seed=config.seed, on_progress=report)
-    scores, predictions = rstool.compare_readers(reader, questions, found, search, config.search.topk)
+    scores, predictions = rstool.evaluate_reader(reader, questions, found, search, config.search.topk)
   except RequestError as error:
     raise UsageError(str(error)) from error
   return scores, predictions, {'tool': flag['tool-url'] or flag['checkpoint'] or config.model,
@@ -181,10 +181,10 @@ def judge(name: str, arguments: Sequence[str]) -> None:
   from jaxsearch.training.policy import load_judge
   a, b = judge_pairs.read_result(flag['a']), judge_pairs.read_result(flag['b'])
   pairs = judge_pairs.pair_up(a, b)
-  replies = load_judge(config.judge, config.dtype).replies
+  opened = load_judge(config.judge, config.dtype)
   try:
     with _progress(len(pairs), 'pairs') as report:
-      figures, records = judge_pairs.compare_pairs(replies, pairs, report)
+      figures, records = judge_pairs.judge(opened.replies, pairs, report, opened.files['pair'])
   except RequestError as error:
     raise UsageError(str(error)) from error
   figures |= {'only_a': len(a) - len(pairs), 'only_b': len(b) - len(pairs)}
@@ -205,22 +205,22 @@ def serve(name: str, arguments: Sequence[str]) -> None:
     _unused(flag, ('checkpoint',), 'without --as-tool')
   port = _number(flag['port'], 'port', int, 8001 if flag['as-tool'] else 8000)
   try:
-    from jaxsearch.tools import evidence_server, http_server, search_server
+    from jaxsearch.tools import http_server
   except ImportError as error:
     raise UsageError(f"serving needs the package {error.name!r}: pip install 'jaxsearch[serve]'") from error
-  from jaxsearch.tools.http_client import checked_secret, key_from
-  token = checked_secret(flag['token'], '--token') or key_from('JAXSEARCH_TOKEN')
+  from jaxsearch.tools.http_client import check_secret, secret_from_env
+  token = check_secret(flag['token'], '--token') or secret_from_env('JAXSEARCH_TOKEN')
   with http_server.bind(flag['host'] or '127.0.0.1', port) as listener:
     if flag['as-tool']:
       from jaxsearch.evaluation import rstool
       agent = rstool.open_tool(config, flag['checkpoint'], flag['corpus'])
       print('compiling the sampler: a minute or two …', file=sys.stderr)
       agent.engine.compile_all()  # no request is to wait for that
-      app = evidence_server.make_app(lambda questions: rstool.find(agent, questions), token=token,
+      app = http_server.evidence_app(lambda questions: rstool.find(agent, questions), token=token,
                                      check=lambda question: rstool.check_room(agent, question))
     else:
       from jaxsearch.training.rollouts import open_backend
-      app = search_server.make_app(open_backend(config, flag['corpus'] or config.data.corpus), token=token)
+      app = http_server.search_app(open_backend(config, flag['corpus'] or config.data.corpus), token=token)
     http_server.run(app, listener, 'evidence' if flag['as-tool'] else 'retrieval')
 
 

@@ -20,12 +20,12 @@ from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.assistant import Assistant
 from jaxsearch.sampler.engine import Engine
-from jaxsearch.sampler.requests import Sampling
+from jaxsearch.sampler.requests import Sampling, Tools
 from jaxsearch.sampler.rollout import Agent
-from jaxsearch.sampler.tools import Tools
 from jaxsearch.tools import SearchBackend, open_search
+from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 from jaxsearch.tools.python_sandbox import PythonSandbox
-from jaxsearch.tools.simulated import DynamicBatcher, ModelWriter
+from jaxsearch.tools.simulated import ModelWriter
 
 RANDOM = 'random:'
 
@@ -133,11 +133,11 @@ def load_judge(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.shardi
   if settings.kind in registry.ENTRIES['judges']:
     return registry.find('judges', settings.kind)
   if settings.kind == 'local':
-    return judge.LanguageJudge(load_assistant(settings, dtype, mesh))
+    return judge.LanguageJudge(load_assistant(settings, dtype, mesh), settings.templates)
   if settings.kind == 'chat':
     from jaxsearch.tools.chat import Chat
     return judge.LanguageJudge(Chat(settings.url, settings.model, max_tokens=settings.max_tokens, timeout=settings.timeout,
-                                    cache=settings.cache or None).replies)
+                                    cache=settings.cache or None).replies, settings.templates)
   raise ValueError(f"judge.kind={settings.kind!r} is none of 'world', 'local', 'chat'")
 
 

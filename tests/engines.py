@@ -1,9 +1,8 @@
 """An engine with tools and sampling of its own, for tests that drive generators without a method."""
 
 from jaxsearch.sampler.engine import Engine
-from jaxsearch.sampler.requests import RunPython, Sampling
+from jaxsearch.sampler.requests import RunPython, Sampling, Tools
 from jaxsearch.sampler.schedule import Schedule
-from jaxsearch.sampler.tools import Tools
 
 TOOLS = ('search', 'topk', 'python', 'services', 'deadline', 'workers', 'max_observation', 'answer_reserve')
 SAMPLING = ('temperature', 'top_p', 'top_k')

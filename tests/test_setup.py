@@ -8,9 +8,9 @@ import pytest
 from configs import base, zerosearch
 from jaxsearch.setup import open_backend
 from jaxsearch.tools.bm25 import BM25
-from jaxsearch.tools.search_client import HttpSearch
+from jaxsearch.tools.search_http import HttpSearch
+from jaxsearch.tools.search_web import WebSearch
 from jaxsearch.tools.simulated import SimulatedSearch, WriterError
-from jaxsearch.tools.web import WebSearch
 from jaxsearch.world import files as world
 from tests.tools.serving import server
 

@@ -1,8 +1,8 @@
 """How good a critic is: does it rank, is it calibrated, does it explain outcomes, are its signs right.
 
-Pure functions of arrays that work under jit and import nothing of the project: the figures of CARL's warm-up
-gate and appendix I. An undefined figure (no positives, no variance, nothing counted) is NaN, which passes no
-threshold. N: predictions; `mask` is 1 where one counts, and anything may stand elsewhere.
+Pure functions of arrays, jit-able, importing nothing of the project: the figures of CARL's warm-up gate and appendix I. An
+undefined figure (no positives, no variance, everything masked out) is NaN, which passes no threshold. N: predictions; `mask` is
+1 where a prediction counts (None: all count), and the other entries may hold anything. Each returns a float32 scalar.
 """
 
 import jax
@@ -16,39 +16,30 @@ def auc(scores: jax.Array, labels: jax.Array, mask: jax.Array | None = None) -> 
   Args:
     scores: [N].
     labels: [N], 1 for positives, 0 for negatives.
-    mask: [N]; None: all count.
-
-  Returns:
-    A float32 scalar.
+    mask: [N].
   """
   counted, scores, labels = _counted(mask, scores, labels)
   positive, negative = counted & (labels > 0.5), counted & (labels <= 0.5)
   negatives = jnp.sum(negative)
   below = jnp.sort(jnp.where(negative, scores, jnp.inf))
-  # What is no negative was sorted to the end, as infinity, where it must not tie with infinite scores.
+  # Non-negatives were sorted to the end as infinity, where they must not tie with infinite scores.
   less = jnp.searchsorted(below, scores, side='left')
   less_or_equal = jnp.minimum(jnp.searchsorted(below, scores, side='right'), negatives)
   wins = 0.5 * (less + less_or_equal) / negatives
   return _mean(jnp.where(negatives > 0, wins, jnp.nan), positive)
 
 
-def ece(
-    probabilities: jax.Array, outcomes: jax.Array, mask: jax.Array | None = None, bins: int = 10
-) -> jax.Array:
+def ece(probabilities: jax.Array, outcomes: jax.Array, mask: jax.Array | None = None, bins: int = 10) -> jax.Array:
   """Expected calibration error, `sum over bins n_b / n |mean outcome - mean probability|` (Guo et al. 2017).
 
   Args:
-    probabilities: [N] in [0, 1]; a probability on the border of two of the equally wide bins belongs to the
-      upper one.
+    probabilities: [N] in [0, 1]; one on the border of two of the equally wide bins belongs to the upper one.
     outcomes: [N] in [0, 1], what happened.
-    mask: [N]; None: all count.
+    mask: [N].
     bins: how many; CARL's table 11 has 10.
-
-  Returns:
-    A float32 scalar.
   """
   counted, probabilities, outcomes = _counted(mask, probabilities, outcomes)
-  # The borders are those float32 numbers that 0.1, 0.2, … are read as; `bins * probability` would round.
+  # The borders are the float32 numbers nearest to 0.1, 0.2, …; `bins * probability` would round.
   borders = (np.arange(1, bins) / bins).astype(np.float32)
   gaps = jnp.where(counted, outcomes - probabilities, 0.0)
   per_bin = jax.ops.segment_sum(gaps, jnp.digitize(probabilities, borders), bins)
@@ -56,26 +47,15 @@ def ece(
 
 
 def brier(probabilities: jax.Array, outcomes: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-  """The mean squared difference of probability and outcome, both [N]; a float32 scalar."""
+  """The mean squared difference of probability and outcome, both [N]."""
   counted, probabilities, outcomes = _counted(mask, probabilities, outcomes)
   return _mean(jnp.square(probabilities - outcomes), counted)
 
 
-def explained_variance(
-    predictions: jax.Array, targets: jax.Array, mask: jax.Array | None = None
-) -> jax.Array:
-  """`1 - Var(targets - predictions) / Var(targets)` (CARL, appendix I.2).
+def explained_variance(predictions: jax.Array, targets: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+  """`1 - Var(targets - predictions) / Var(targets)` (CARL, appendix I.2), all [N].
 
-  1 is perfect and 0 no better than a constant; a constant offset costs nothing, which is what `brier` and
-  `ece` see.
-
-  Args:
-    predictions: [N].
-    targets: [N].
-    mask: [N]; None: all count.
-
-  Returns:
-    A float32 scalar.
+  1 is perfect, 0 no better than a constant. A constant offset costs nothing here; `brier` and `ece` see it.
   """
   counted, predictions, targets = _counted(mask, predictions, targets)
   variance = _variance(targets, counted)
@@ -86,12 +66,9 @@ def sign_accuracy(changes: jax.Array, expected: jax.Array, mask: jax.Array | Non
   """The share of value changes that go in the expected direction (CARL, appendix I.1).
 
   Args:
-    changes: [N], V(after) - V(before); no change at all is in no direction, and so wrong.
-    expected: [N], its sign is the direction; 0 where none is expected, which does not count.
-    mask: [N]; None: all count.
-
-  Returns:
-    A float32 scalar.
+    changes: [N], V(after) - V(before); a change of 0 goes in no direction and is wrong.
+    expected: [N], its sign is the direction; entries of 0 do not count.
+    mask: [N].
   """
   counted, changes, expected = _counted(mask, changes, expected)
   return _mean(changes * jnp.sign(expected) > 0, counted & (expected != 0))

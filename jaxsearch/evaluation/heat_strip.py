@@ -1,51 +1,58 @@
-"""One rollout as a strip of HTML: each segment in the colour of its advantage, with what the critic thought before it.
-
-A strip is drawn from the spans that an evaluation records (`spans`), so a report can draw it again from its files.
-"""
+"""Rollouts as evaluations record them and as the report shows them: branches below their parents, spans coloured by advantage."""
 
 from __future__ import annotations
 
-import html
+import collections
 from collections.abc import Sequence
 
 import numpy as np
 
-from jaxsearch.trees.tree import Role, Tree
+from jaxsearch.trees.tree import Node, Role, Tree
 
-GOOD, BAD = (0x1F, 0x6F, 0xB2), (0xC8, 0x45, 0x2F)  # apart for the colour-blind too
-FULL = 0.5  # the advantage from which on a colour is full: the same in all strips, so that they can be compared
-
-_STRIP = 'font:13px/1.45 system-ui,sans-serif;color:#1d2733;white-space:normal;overflow-wrap:anywhere'
-_BAR = 'display:flex;flex-wrap:wrap;gap:2px;font-variant-numeric:tabular-nums;margin-bottom:8px'
-_CELL = 'padding:2px;border:1px solid #c4ccd5;border-radius:3px;text-align:center;line-height:1.25;white-space:nowrap'
-_SMALL = 'font-size:11px;color:#55677a'
-_TEXT = 'white-space:pre-wrap;padding:3px 8px;border-radius:3px;margin:1px 0 7px'
+GOOD, BAD = (0x1F, 0x6F, 0xB2), (0xC8, 0x45, 0x2F)  # distinct for the colour-blind too
+FULL = 0.5  # the advantage with the strongest colour; the same for all rollouts, so that they can be compared
 
 
 def spans(tree: Tree) -> list[dict]:
-  """All spans of a tree in order of time: role and text, and where present the critic's value of the state before the span,
-  the span's advantage (if all of its tokens share one) and which segment it is."""
-  return [{'role': node.role.value, 'text': node.text} | _credit(node) for node in tree.walk() if node.tokens]
+  """The record of a tree: its spans depth first, each with role and text.
+
+  Where present also `value`, the critic's value of the state before the span; `advantage`, if all its tokens share one;
+  `segment`, its kind; `parent`, the index of the span that it follows, if that is not the one before it; `dropped`: true in
+  branches that the rollout did not continue from.
+  """
+  recorded, dropped = [], _dropped(tree)
+  last = {None: -1}  # node -> index of the last span on its path
+  for node in tree.walk():
+    parent = last[node.parent]
+    if node.role is Role.CONTEXT:
+      parent = len(recorded) - 1  # a copy: in time it follows the span that it was copied from
+    last[node] = len(recorded) if node.tokens else parent
+    if node.tokens:
+      branch = ({'parent': parent} if parent != len(recorded) - 1 else {}) | ({'dropped': True} if node in dropped else {})
+      recorded.append({'role': node.role.value, 'text': node.text} | _credit(node) | branch)
+  return recorded
 
 
-def heat_strip(tree: Tree) -> str:
-  """The strip of a credited tree, as an HTML fragment that needs nothing else."""
-  return draw(spans(tree), tree.reward)
+def blocks(recorded: Sequence[dict]) -> list[dict]:
+  """Recorded spans in the order of the page, without the first prompt: below a span its dropped branches, then the kept one.
 
-
-def draw(recorded: Sequence[dict], outcome: float | None = None) -> str:
-  """The strip of recorded spans. Above, a cell for each segment with its advantage, below it V of the state it began in, and
-  the outcome at the end; then the texts, without the prompt. A tool's output that the policy saw only while it wrote the
-  next segment is dimmed. All text is escaped."""
-  shown = [span for span in recorded if span['role'] != Role.PROMPT.value]
-  segments = [span for span in shown if span['role'] == Role.POLICY.value]
-  cells = [_cell(span) for span in segments]
-  if outcome is not None:
-    cells.append(f'<div style="flex:0 0 1.5em"><div style="{_CELL}"><span style="{_SMALL}">R</span><br>'
-                 f'<b>{outcome:g}</b></div></div>')
-  following = [*shown[1:], {}]
-  texts = [_text(span, after.get('segment') == 'assimilate') for span, after in zip(shown, following)]
-  return f'<div style="{_STRIP}"><div style="{_BAR}">{"".join(cells)}</div>{"".join(texts)}</div>'
+  Each gets `depth`: in how many dropped branches it is nested; `branch`: '2 of 5' at the start of a branch, else '';
+  `forgotten`: whether it is tool output that the policy saw only while it wrote the next segment.
+  """
+  children = collections.defaultdict(list)
+  for i, span in enumerate(recorded):
+    children[span.get('parent', i - 1)].append(i)
+  found, stack = [], [(i, 0, '') for i in reversed(children[-1])]
+  while stack:
+    i, depth, branch = stack.pop()
+    if i or recorded[i]['role'] != Role.PROMPT.value:
+      forgotten = recorded[i + 1:i + 2] and recorded[i + 1].get('segment') == 'assimilate'
+      found.append({'dropped': False} | recorded[i] | {'depth': depth, 'branch': branch, 'forgotten': forgotten})
+    number = len(children[i])
+    branches = [(recorded[child].get('dropped', False), -place, child) for place, child in enumerate(children[i], start=1)]
+    for dropped, place, child in sorted(branches):  # the kept one first: it is popped last
+      stack.append((child, depth + (dropped and number > 1), f'{-place} of {number}' if number > 1 else ''))
+  return found
 
 
 def colour(advantage: float) -> str:
@@ -54,40 +61,39 @@ def colour(advantage: float) -> str:
   return '#' + ''.join(f'{round(255 + share * (hue - 255)):02x}' for hue in (GOOD if advantage > 0 else BAD))
 
 
-def _credit(node) -> dict:
+def signed(advantage: float) -> str:
+  return f'{advantage:+.2f}'.replace('-', '−')
+
+
+def _dropped(tree: Tree) -> set[Node]:
+  """The nodes in branches that the rollout did not continue from.
+
+  Of several children one is kept: a trained one before one taken out of training, then one that leads to the answer, then one
+  with spans below it; none, if nothing tells them apart and none was answered or continued. Children beside a copied context
+  are no alternatives: they were read and forgotten.
+  """
+  dropped = set()
+  for node in tree.walk():
+    children = node.children
+    if node in dropped or len(children) < 2 or any(child.role is Role.CONTEXT for child in children):
+      continue
+    ranks = [(child.trained or child.role is not Role.POLICY, _holds(child, tree.answer), bool(child.children))
+             for child in children]
+    best = max(ranks)
+    kept = children[ranks.index(best)] if any(best[1:]) or ranks.count(best) == 1 else None
+    dropped.update(below for child in children if child is not kept for below in child.walk())
+  return dropped
+
+
+def _holds(node: Node, answer: str | None) -> bool:
+  """Whether the policy wrote the answer here or below."""
+  return answer is not None and any(answer in below.text for below in node.walk() if below.role is Role.POLICY)
+
+
+def _credit(node: Node) -> dict:
   credit = {'segment': node.data['segment']} if 'segment' in node.data else {}
   if node.values is not None:
     credit['value'] = float(node.values[0])
   if node.advantages is not None and np.ndim(node.advantages) == 0:
     credit['advantage'] = float(node.advantages)
   return credit
-
-
-def _cell(span: dict) -> str:
-  """As wide as its text is long, within reason."""
-  name, advantage, value = html.escape(span.get('segment', 'policy')), span.get('advantage'), span.get('value')
-  number, fill = ('–', '#ffffff') if advantage is None else (_signed(advantage), colour(advantage))
-  below = '' if value is None else f'<div style="{_SMALL}">V {value:.2f}</div>'
-  return (f'<div style="flex:{len(span["text"]) + 40} 1 0;min-width:4.4em">'
-          f'<div style="{_CELL};background:{fill}"><span style="font-size:10px">{name}</span><br><b>{number}</b></div>'
-          f'{below}</div>')
-
-
-def _text(span: dict, forgotten: bool) -> str:
-  text, advantage = html.escape(span['text'].strip()), span.get('advantage')
-  if span['role'] == Role.POLICY.value:
-    label = html.escape(span.get('segment', 'policy')) + ('' if advantage is None else f' <b>{_signed(advantage)}</b>')
-    fill = '#ffffff' if advantage is None else colour(advantage)
-    look = f'background:{fill};border:1px solid #c4ccd5'
-  elif forgotten:
-    label = 'tool output · forgotten after the next segment'
-    look = 'color:#6b7783;background:#f6f7f8;border:1px dashed #c4ccd5;max-height:9em;overflow:auto'
-  elif span['role'] == Role.OBSERVATION.value:
-    label, look = 'tool output', 'background:#fdf8ea;color:#6d530c'
-  else:
-    label, look = f'{html.escape(span["role"])} · stays', 'border-left:3px solid #8796a5;border-radius:0'
-  return f'<div style="{_SMALL}">{label}</div><div style="{_TEXT};{look}">{text}</div>'
-
-
-def _signed(advantage: float) -> str:
-  return f'{advantage:+.2f}'.replace('-', '−')

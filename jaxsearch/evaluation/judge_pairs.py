@@ -1,8 +1,8 @@
-"""`jaxsearch judge`: two result files of `jaxsearch eval --out`, compared question by question by a language model.
+"""`jaxsearch judge`: a language model compares two result files of `jaxsearch eval --out`, question by question.
 
-The rubrics, what is asked and how a reply is read are in `rewards/trajectory_judge.py`. Here predictions are paired by the id of
-their question, and the scores become means and shares of wins. The judge sees all spans of a prediction but its prompts; of
-a method that branches (Search-R2 with its refiner on) a file lists all branches, the cut-off ones included.
+`rewards/trajectory_judge.py` has the rubrics and prompts and reads the replies. Here predictions are paired by question id, and
+scores become means and win rates. The judge sees all spans of a prediction but its prompts; the result file of a method that
+branches (Search-R2 with its refiner on) lists all branches, the discarded ones included.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import numpy as np
 
 from jaxsearch.data.jsonl import DataError, shortened, text_field
 from jaxsearch.rewards import trajectory_judge
-from jaxsearch.rewards.trajectory_judge import NEUTRAL, RUBRICS, Pair, Spans
+from jaxsearch.rewards.trajectory_judge import NEUTRAL, RUBRICS, Spans, TrajectoryPair
 
-AT_A_TIME = 16  # pairs, of two prompts each: the progress bar moves in between
+BATCH = 16  # pairs, of two prompts each, between two updates of the progress bar
 
-Result = dict[str, tuple[str, Spans]]  # id -> (question, trajectory)
+Trajectories = dict[str, tuple[str, Spans]]  # question id -> (question, trajectory)
 
 
-def read_result(path: str | os.PathLike) -> Result:
-  """The trajectories in a result file of `jaxsearch eval`, in file order.
+def read_result(path: str | os.PathLike) -> Trajectories:
+  """Reads the trajectories of a result file of `jaxsearch eval`, in file order.
 
   Raises:
-    DataError: the file holds something else, or an id twice; names the file and the prediction.
+    DataError: not a result file, or a repeated id; names the file and the prediction.
     OSError: the file cannot be opened.
   """
   try:
@@ -55,63 +55,64 @@ def _is_span(span: object) -> bool:
   return isinstance(span, dict) and all(isinstance(span.get(key), str) for key in ('role', 'text'))
 
 
-def pair_up(a: Result, b: Result) -> dict[str, Pair]:
-  """id -> pair, for every question that both results have, in the order of `a`.
+def pair_up(a: Trajectories, b: Trajectories) -> dict[str, TrajectoryPair]:
+  """Question id -> pair, for every question in both results, in the order of `a`.
 
   Raises:
-    DataError: there is none, or an id stands for different questions.
+    DataError: no question in common, or one id with different questions.
   """
   pairs = {}
   for name in (name for name in a if name in b):
     (question, first), (other, second) = a[name], b[name]
     if question != other:
       raise DataError(f'the results are of different questions: {name!r} is {shortened(question)} and {shortened(other)}')
-    pairs[name] = Pair(question, first, second)
+    pairs[name] = TrajectoryPair(question, first, second)
   if not pairs:
     raise DataError('the results have no question in common')
   return pairs
 
 
-def compare_pairs(ask: Callable[[Sequence[str]], Sequence[object]], pairs: Mapping[str, Pair],
-            on_progress: Callable[[int], object]) -> tuple[dict, list[dict]]:
-  """Asks a judge about every pair, twice.
+def judge(replies_to: Callable[[Sequence[str]], Sequence[object]], pairs: Mapping[str, TrajectoryPair],
+          on_progress: Callable[[int], object], template: str = '') -> tuple[dict, list[dict]]:
+  """Judges every pair in both orders.
 
-  A pair of which a reply is missing or cannot be read is neutral: 1 for both on every rubric, a tie.
+  A pair with a missing or unreadable reply is neutral: 1 for both on every rubric, a tie.
 
   Args:
-    ask: prompts in, replies out; an exception stands where one failed.
-    pairs: by id of their question, see `pair_up`.
-    on_progress: called with the number of pairs that are done.
+    replies_to: prompts in, replies out; a failed one returns an exception in its place.
+    pairs: by question id, see `pair_up`.
+    on_progress: called with the number of pairs done.
+    template: the user's text of the prompt, see `trajectory_judge.prompts`.
   Returns:
-    (figures, a record for each pair). Figures: for each rubric and for `overall`, the mean of all rubrics, the means of `a`
-    and `b` (0 to 2) and the shares of pairs in which `a` wins, ties and loses; n pairs, `neutral` of them; of the 2 n replies
-    those `unreadable` and those `failed`.
+    (figures, a record for each pair). Figures: for each rubric and for `overall`, the mean of all rubrics: the mean scores of
+    `a` and `b` (0 to 2) and the shares of pairs that `a` wins, ties and loses; n pairs, `neutral` of them; `unreadable` and
+    `failed` of the 2 n replies.
   Raises:
-    the first failure, where all replies about the first pairs failed.
+    the first failure, if all replies about the first batch failed.
   """
-  asked, replies = list(pairs.values()), []
-  for start in range(0, len(asked), AT_A_TIME):
-    batch = asked[start:start + AT_A_TIME]
-    replies += ask([prompt for pair in batch for prompt in trajectory_judge.prompts(pair)])
+  queue, replies = list(pairs.values()), []
+  for start in range(0, len(queue), BATCH):
+    batch = queue[start:start + BATCH]
+    replies += replies_to([prompt for pair in batch for prompt in trajectory_judge.prompts(pair, template)])
     if start == 0 and all(isinstance(reply, Exception) for reply in replies):
       raise replies[0]
     on_progress(start + len(batch))
-  both = list(zip(replies[::2], replies[1::2], strict=True))
-  found = [trajectory_judge.averaged(orders) for orders in both]
-  scores = [own or (NEUTRAL, NEUTRAL) for own in found]
+  orders = list(zip(replies[::2], replies[1::2], strict=True))
+  verdicts = [trajectory_judge.averaged(both) for both in orders]
+  scores = [verdict or (NEUTRAL, NEUTRAL) for verdict in verdicts]
   a, b = (np.array([[own[side][name] for name in RUBRICS] for own in scores]) for side in (0, 1))
+  texts = [reply for reply in replies if isinstance(reply, str)]
   figures = {'overall': _figures(a.mean(axis=1), b.mean(axis=1))}
   figures |= {name: _figures(a[:, i], b[:, i]) for i, name in enumerate(RUBRICS)}
-  texts = [reply for reply in replies if isinstance(reply, str)]
   figures |= {'unreadable': sum(trajectory_judge.read(text) is None for text in texts), 'failed': len(replies) - len(texts),
-              'neutral': found.count(None), 'n': len(pairs)}
+              'neutral': verdicts.count(None), 'n': len(pairs)}
   return figures, [
     {'id': name, 'question': pair.question, 'a': own[0], 'b': own[1], 'neutral': verdict is None,
-     'replies': [reply if isinstance(reply, str) else None for reply in orders]}
-    for (name, pair), own, verdict, orders in zip(pairs.items(), scores, found, both)]
+     'replies': [reply if isinstance(reply, str) else None for reply in both]}
+    for (name, pair), own, verdict, both in zip(pairs.items(), scores, verdicts, orders)]
 
 
 def _figures(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
-  """Means of the scores [pairs] and shares of who has the higher ones."""
+  """Mean scores and win rates from the scores [pairs] of both sides."""
   return {'a': float(a.mean()), 'b': float(b.mean()), 'win': float((a > b).mean()), 'tie': float((a == b).mean()),
           'loss': float((a < b).mean())}

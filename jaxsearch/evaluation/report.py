@@ -1,7 +1,7 @@
-"""The page and the picture at the end of a run: the learning curve, and the same questions answered before and after.
+"""The report at the end of a run: the learning curve, and the same questions answered before and after.
 
-Both are made from the files of a run folder alone (`metrics.jsonl`, `evaluations.jsonl`), so they can be made again at
-any time. The page is one HTML file that needs nothing else.
+It is made from the files of a run folder alone (`metrics.jsonl`, `evaluations.jsonl`), so it can be made again at any time. The
+page is one self-contained HTML file.
 """
 
 from __future__ import annotations
@@ -12,16 +12,12 @@ import pathlib
 import re
 
 from jaxsearch.evaluation import heat_strip
+from jaxsearch.training.runs import read as read_rows
 
 CURVES = (('em', 'exact match'), ('searches', 'searches per question'), ('reward', 'reward'), ('entropy', 'entropy'))
+METRICS = ('reward', 'em', 'searches', 'loss', 'kl', 'entropy', 'logprob_gap', 'tokens_generated', 'tokens_trained',
+           'seconds_generate', 'seconds_tools', 'seconds_train')
 SAMPLES = 12  # questions whose rollouts are shown
-
-
-def read_rows(path: pathlib.Path) -> list[dict]:
-  """The rows of a JSONL file; none if it is not there."""
-  if not path.exists():
-    return []
-  return [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines() if line]
 
 
 def write_report(run: str | pathlib.Path) -> pathlib.Path:
@@ -37,24 +33,25 @@ def write_report(run: str | pathlib.Path) -> pathlib.Path:
 
 
 def plot_curves(rows: list[dict], evaluations: list[dict], path: pathlib.Path) -> None:
-  """Four small plots over the steps; evaluations on held-out questions are dots on the first two."""
+  """Four small plots over the steps, with dots for the evaluations on held-out questions."""
   from matplotlib.figure import Figure  # no pyplot: nothing global, no display
+  from matplotlib.ticker import MaxNLocator
   figure = Figure(figsize=(10, 5.6), layout='constrained')
-  for axes, (key, label) in zip(figure.subplots(2, 2).flat, CURVES):
-    steps = [row['step'] for row in rows]
-    values = [row[key] for row in rows]
+  for axes, (key, title) in zip(figure.subplots(2, 2).flat, CURVES):
+    steps, values = [row['step'] for row in rows], [row[key] for row in rows]
     axes.plot(steps, values, color='#9db4c8', linewidth=1, label='training, each step')
     axes.plot(steps, smoothed(values), color='#1f5a8a', linewidth=2, label='training, smoothed')
     for greedy, colour, name in ((False, '#d1495b', 'held out, sampled'), (True, '#edae49', 'held out, greedy')):
       points = [(e['step'], e[key]) for e in evaluations if key in e and (e['temperature'] == 0) == greedy]
       if points:
         axes.plot(*zip(*points), 'o', color=colour, markersize=6, label=name)
-    axes.set_title(label, fontsize=10)
+    axes.set_title(title, fontsize=10)
     axes.set_xlabel('step', fontsize=9)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
     axes.spines[['top', 'right']].set_visible(False)
     if key == 'em':
-      axes.set_ylim(0, 1)
+      axes.set_ylim(-0.02, 1.02)
       axes.legend(fontsize=7.5, loc='lower right')
   figure.savefig(path, dpi=110)
 
@@ -71,41 +68,22 @@ def smoothed(values: list[float], keep: float = 0.8) -> list[float]:
 def render(rows: list[dict], evaluations: list[dict], config: dict, curve: bytes) -> str:
   """The page as HTML; everything that a model or a tool wrote is escaped."""
   import jinja2
-  from markupsafe import Markup
   environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+  environment.globals.update(pieces=pieces, colour=heat_strip.colour, signed=heat_strip.signed)
   template = environment.from_string(pathlib.Path(__file__).with_name('report.html').read_text(encoding='utf-8'))
   sampled = [e for e in evaluations if e.get('samples')]
   first, last = (sampled[0], sampled[-1]) if sampled else (None, None)
   pairs = list(zip(first['samples'], last['samples']))[:SAMPLES] if sampled else []
-  pairs = [[sample | {'pieces': pieces(sample['spans']), 'strip': Markup(strip(sample))} for sample in pair] for pair in pairs]
+  pairs = [[sample | {'blocks': heat_strip.blocks(sample['spans'])} for sample in pair] for pair in pairs]
+  blocks = [block for pair in pairs for sample in pair for block in sample['blocks']]
   return template.render(
-    rows=rows, first_row=rows[0] if rows else {}, last_row=rows[-1] if rows else {}, evaluations=evaluations,
-    pairs=pairs, first=first, last=last, config=config, curve=base64.b64encode(curve).decode(), shown=_SHOWN,
-    strips=any(sample['strip'] for pair in pairs for sample in pair),
-  )
+    rows=rows, first_row=rows[0] if rows else {}, last_row=rows[-1] if rows else {}, evaluations=evaluations, pairs=pairs,
+    first=first, last=last, config=config, curve=base64.b64encode(curve).decode(), shown=METRICS,
+    credited=any('advantage' in block for block in blocks), branching=any(block['branch'] for block in blocks))
 
 
-def strip(sample: dict) -> str:
-  """The heat strip of a rollout whose segments were credited, '' of any other."""
-  if not any('advantage' in span for span in sample['spans']):
-    return ''
-  return heat_strip.draw(sample['spans'], sample['em'])
-
-
-def pieces(spans: list[dict]) -> list[tuple[str, str]]:
-  """(kind, text) of everything after the prompt, as it is coloured: the elements of what the policy wrote, observations."""
-  found = []
-  for span in spans:
-    if span['role'] == 'policy':
-      # re.split with one group gives text, element, text, element, …
-      parts = re.split(r'(<\w+>.*?</\w+>)', span['text'], flags=re.DOTALL)
-      found += [(part[1:part.index('>')] if i % 2 else 'other', part) for i, part in enumerate(parts) if part]
-    elif span['role'] != 'prompt':
-      found.append((span['role'], span['text'].strip()))
-  return found
-
-
-_SHOWN = (
-  'reward', 'em', 'searches', 'loss', 'kl', 'entropy', 'logprob_gap', 'tokens_generated', 'tokens_trained', 'seconds_generate',
-  'seconds_tools', 'seconds_train',
-)  # fmt: skip
+def pieces(text: str) -> list[tuple[str, str]]:
+  """(kind, text) of the parts of a policy span: its elements, such as ('search', '<search>…</search>'), and 'other' text."""
+  # re.split with one group gives text, element, text, element, …
+  parts = re.split(r'(<\w+>.*?</\w+>)', text, flags=re.DOTALL)
+  return [(part[1:part.index('>')] if i % 2 else 'other', part) for i, part in enumerate(parts) if part]

@@ -20,11 +20,10 @@ from jaxsearch.data.jsonl import DataError, read_records, shortened
 from jaxsearch.evaluation import competence, heat_strip, metrics
 from jaxsearch.models import hub
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.parallel.mesh import make_mesh
+from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards.match import f1
 from jaxsearch.sampler.requests import Sampling
 from jaxsearch.sampler.rollout import Agent, rollout
-from jaxsearch.training import rollouts
 from jaxsearch.training.checkpoint import is_run, load_params
 from jaxsearch.trees.tree import Role, Tree
 
@@ -48,7 +47,7 @@ def open_agent(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: 
     decoder = hub.load(checkpoint, config.dtype)
     model_config, params, tokenizer = decoder.config, decoder.params, Tokenizer.load(config.tokenizer or checkpoint)
   else:
-    model_config, params = setup.load_policy(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    model_config, params = setup.load_policy(config, meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     tokenizer = setup.load_tokenizer(config)
   engine = setup.open_engine(config, model_config, tokenizer)
   engine.load(params)
@@ -107,7 +106,7 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
   questions = found[:config.eval.number] if config.eval.number else found
   for temperature in config.eval.temperatures:
     trees, _ = rollout(agent, questions, jax.random.key(config.seed), sampling=Sampling(temperature))
-    trees = rollouts.agreed(trees, agent.engine.tokenizer)
+    trees = _of_first_process(trees)
     row = {'step': step, 'temperature': temperature} | scores(trees)
     if assess is not None:
       assess(trees)
@@ -115,6 +114,17 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
     if tiers:
       row |= _finite(competence.use_figures(trees, tiers))
     yield row | {'samples': predictions(trees[:SAMPLES])}
+
+
+def _of_first_process(trees: list[Tree]) -> list[Tree]:
+  """The trees of the first process on all: what each grew for the same questions may differ where the clock decides."""
+  if jax.process_count() == 1:
+    return trees
+  tokenizer = trees[0].tokenizer
+  trees = meshes.gather_objects(trees if jax.process_index() == 0 else [])[0]
+  for tree in trees:
+    tree.tokenizer = tokenizer
+  return trees
 
 
 def read_tiers(path: str) -> dict[str, int]:

@@ -1,19 +1,18 @@
-"""A grid of variants x seeds: which trainings it takes, and getting them all done.
+"""Trains a grid of variants x seeds: `jaxsearch sweep`.
 
-A comparison is a config (see configs/claims) with these fields:
+A sweep is a config (see configs/claims) with these fields:
 
   title      what is compared, in words: the heading of the table
   base       config file of the runs, such as 'configs/quickstart.py'
   common     overrides for every run: {'steps': 40, 'eval.every': 10} or, nested, {'eval': {'every': 10}}
-  variants   {name: overrides}; a `config` among them is a file that takes the place of `base`
-  baseline   the variant that differences refer to
+  variants   {name: overrides}; a `config` among them is a file that replaces `base`
+  baseline   the variant that the others are compared with
   seeds      tuple
-  out        folder; a run lives in OUT/VARIANT/SEED, with what it printed in log.txt
-  parallel   runs at a time; 0 is one on each accelerator, or two on CPU
+  out        folder; a run lives in OUT/VARIANT/SEED, its output in log.txt
+  parallel   runs at a time; 0: one on each accelerator, or two on CPU
 
-It is made with `ConfigDict(convert_dict=False)`, which keeps the order of the variants and the dots in keys. Each run is
-the ordinary `jaxsearch train` in a process of its own; finished ones are left as they are, others are gone on with. The
-tables are made in sweep_report.py.
+Make it with `ConfigDict(convert_dict=False)`, which keeps the order of the variants and the dots in keys. Each run is the
+ordinary `jaxsearch train` in a process of its own. Finished runs are kept, the others resume. sweep_report.py writes the tables.
 """
 
 import collections
@@ -27,7 +26,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -36,22 +34,22 @@ from rich import progress
 from rich.console import Console
 
 from jaxsearch import flags
-from jaxsearch.training import checkpoint, metrics
+from jaxsearch.training import checkpoint
+from jaxsearch.training.runs import read as read_rows
 
-FIELDS = {'title': str, 'base': str, 'common': dict, 'variants': dict, 'baseline': str, 'seeds': tuple, 'out': str,
-          'parallel': int}
-OWN = ('seed', 'out', 'progress')  # fields of a run that the comparison sets
-POLL = 0.5       # seconds between two looks at the running processes
-LOG_LINES = 15   # shown of a run that failed
+FIELDS = dict(title=str, base=str, common=dict, variants=dict, baseline=str, seeds=tuple, out=str, parallel=int)
+OWN_FIELDS = ('seed', 'out', 'progress')  # of a run, set by the sweep
+POLL_SECONDS = 0.5  # between two looks at the running processes
+LOG_LINES = 15      # shown of a failed run
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Trial:
-  """One run of the grid."""
+class SweepRun:
+  """One training run of a sweep."""
   variant: str
   seed: int
   arguments: tuple[str, ...]         # of `jaxsearch train`
-  config: ml_collections.ConfigDict  # what they come to
+  config: ml_collections.ConfigDict  # parsed from them
 
   @property
   def out(self) -> pathlib.Path:
@@ -62,45 +60,45 @@ class Trial:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-  """Where one run at a time computes: its environment variables, and the cores it is kept to (None: all)."""
+class DeviceShare:
+  """The devices of one run at a time: environment variables that select them, and its CPU cores (None: all)."""
   environment: Mapping[str, str]
   cores: frozenset[int] | None = None
 
 
-def plan(config: ml_collections.ConfigDict) -> list[Trial]:
-  """The runs of a comparison, all variants of the first seed first.
+def plan(config: ml_collections.ConfigDict) -> list[SweepRun]:
+  """The runs of a sweep, all variants of the first seed first.
 
   Raises:
-    ValueError, flags.UsageError: a field, a variant or one of its overrides is not as it should be; names it.
+    ValueError, flags.UsageError: a field, a variant or an override is wrong; names it.
   """
   check(config)
-  common, trials = flat(config.common), []
+  common, runs = flat(config.common), []
   for seed in config.seeds:
     for name, changes in config.variants.items():
       overrides = common | flat(changes)
       file = overrides.pop('config', config.base)
-      if own := [field for field in OWN if field in overrides]:
-        raise ValueError(f'{name}: {own[0]} is set by the comparison')
+      if own := [field for field in OWN_FIELDS if field in overrides]:
+        raise ValueError(f'{name}: the sweep sets {own[0]} itself')
       overrides |= {'seed': seed, 'out': str(pathlib.Path(config.out) / slug(name) / str(seed)), 'progress': False}
       arguments = (f'--config={file}', *(f'--config.{field}={value}' for field, value in overrides.items()))
       try:
-        run, *_ = flags.parse('train', arguments, file)
+        run_config, *_ = flags.parse('train', arguments, file)
       except flags.UsageError as error:
         raise flags.UsageError(f'{name}: {error}') from error
-      if not run.eval.every:
-        raise ValueError(f'{name}: eval.every=0; without answers to held-out questions there is nothing to compare')
-      trials.append(Trial(name, seed, arguments, run))
-  return trials
+      if not run_config.eval.every:
+        raise ValueError(f'{name}: eval.every=0; a sweep compares scores on held-out questions')
+      runs.append(SweepRun(name, seed, arguments, run_config))
+  return runs
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Raises ValueError where the fields are not those of a comparison, or do not fit together."""
+  """Raises ValueError for a config that is no sweep or contradicts itself."""
   if wrong := [name for name, kind in FIELDS.items() if not isinstance(config.get(name), kind)]:
-    raise ValueError(f'this config is no comparison: {wrong[0]} should be a {FIELDS[wrong[0]].__name__} '
-                     '(the fields are told in jaxsearch/evaluation/sweep.py)')
+    raise ValueError(f'this config is no sweep: {wrong[0]} should be a {FIELDS[wrong[0]].__name__} '
+                     '(jaxsearch/evaluation/sweep.py lists the fields)')
   if unknown := [name for name in config if name not in FIELDS]:
-    raise ValueError(f'a comparison has no field {unknown[0]!r}')
+    raise ValueError(f'a sweep has no field {unknown[0]!r}')
   if config.baseline not in config.variants:
     raise ValueError(f'baseline={config.baseline!r} is none of the variants {", ".join(config.variants)}')
   if not config.seeds or len(set(config.seeds)) < len(config.seeds) or not all(isinstance(s, int) for s in config.seeds):
@@ -111,7 +109,7 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def flat(values: Mapping, prefix: str = '') -> dict:
-  """{'a.b': value} of nested dicts; keys may have their dots already."""
+  """{'a.b': value} of nested dicts; keys may already contain dots."""
   result = {}
   for name, value in values.items():
     result |= flat(value, f'{prefix}{name}.') if isinstance(value, Mapping) else {prefix + name: value}
@@ -123,145 +121,143 @@ def slug(name: str) -> str:
   return re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')
 
 
-def finished(trial: Trial) -> bool:
+def finished(run: SweepRun) -> bool:
   """Whether the run's last step is logged, evaluated at every temperature, and saved."""
-  steps = trial.config.steps
-  evaluated = {row['temperature'] for row in metrics.read(trial.out / 'evaluations.jsonl') if row['step'] == steps}
-  return (step_of(trial) == steps and evaluated >= set(trial.config.eval.temperatures)
-          and (trial.out / 'checkpoints' / str(steps)).is_dir())
+  steps = run.config.steps
+  evaluated = {row['temperature'] for row in read_rows(run.out / 'evaluations.jsonl') if row['step'] == steps}
+  saved = (run.out / 'checkpoints' / str(steps)).is_dir()
+  return saved and last_step(run) == steps and evaluated >= set(run.config.eval.temperatures)
 
 
-def step_of(trial: Trial) -> int:
+def last_step(run: SweepRun) -> int:
   """The last step in the run's metrics, 0 before the first."""
-  rows = metrics.read(trial.out / 'metrics.jsonl')
+  rows = read_rows(run.out / 'metrics.jsonl')
   return rows[-1]['step'] if rows else 0
 
 
-def check_finished(trial: Trial) -> None:
-  """Raises ValueError if a finished run was made with another config than the comparison asks for."""
-  saved = json.loads((trial.out / 'config.json').read_text(encoding='utf-8'))
-  checkpoint.check_same_run(saved, trial.config)
-  if saved['eval'] != json.loads(json.dumps(trial.config.eval.to_dict())):
-    raise ValueError(f'{trial.out} was evaluated with other settings: {saved["eval"]}. Use another out folder, or set '
-                     'them back.')
+def check_finished(run: SweepRun) -> None:
+  """Raises ValueError if a finished run was trained or evaluated with another config than the sweep's."""
+  saved = json.loads((run.out / 'config.json').read_text(encoding='utf-8'))
+  checkpoint.check_same_run(saved, run.config)
+  if saved['eval'] != json.loads(json.dumps(run.config.eval.to_dict())):
+    raise ValueError(f'{run.out} was evaluated with other settings: {saved["eval"]}. Use another out folder, or set them back.')
 
 
-def train_all(trials: Sequence[Trial], parallel: int) -> list[Trial]:
-  """Trains what is not finished, `parallel` runs at a time; returns the runs that failed, told of on stderr.
+def train_all(runs: Sequence[SweepRun], parallel: int) -> list[SweepRun]:
+  """Trains the unfinished runs, `parallel` at a time; reports failures on stderr and returns the runs that failed.
 
   Raises:
     ValueError: a finished run has another config; nothing is started.
-    SystemExit: after SIGTERM or SIGINT, once every run has saved what it has; status 128 + signal.
+    SystemExit: after SIGTERM or SIGINT, once every run has saved; status 128 + signal.
   """
-  waiting = [trial for trial in trials if not finished(trial)]
-  for trial in trials:
-    if trial not in waiting:
-      check_finished(trial)
-  free, running, failed = places(parallel) if waiting else [], {}, []
+  waiting = [run for run in runs if not finished(run)]
+  for run in set(runs).difference(waiting):
+    check_finished(run)
+  free, running, failed = device_shares(parallel) if waiting else [], {}, []
   console = Console(stderr=True, highlight=False)
-  tell = lambda text: console.print(text, markup=False, soft_wrap=True)
-  with _stop_signals() as signals, _progress_bar(trials, console) as show, contextlib.ExitStack() as stack:
-    stack.callback(lambda: [process.kill() for process in running])  # none is left, unless something went wrong here
-    told = 0
+  report = lambda text: console.print(text, markup=False, soft_wrap=True)
+  with _stop_signals() as signals, _progress_bar(runs, console) as show, contextlib.ExitStack() as stack:
+    stack.callback(lambda: [process.kill() for process in running])  # empty, unless this function itself failed
+    forwarded = 0  # signals that the processes got
     while running or (waiting and not signals):
       while waiting and free and not signals:
-        trial, place = waiting.pop(0), free.pop()
+        run, share = waiting.pop(0), free.pop()
         try:
-          running[start(trial, place)] = trial, place
+          running[start(run, share)] = run, share
         except BlockingIOError:
-          free.append(place)
-          failed.append(trial)
-          tell(f'{trial}: another process is at this run')
+          free.append(share)
+          failed.append(run)
+          report(f'{run}: another process is training this run')
       for process in [process for process in running if process.poll() is not None]:
-        trial, place = running.pop(process)
-        free.append(place)
-        if not signals and not (process.returncode == 0 and finished(trial)):
-          failed.append(trial)
-          tell(failure(trial, process.returncode))
-      if len(signals) > told:
+        run, share = running.pop(process)
+        free.append(share)
+        if not signals and not (process.returncode == 0 and finished(run)):
+          failed.append(run)
+          report(failure(run, process.returncode))
+      if len(signals) > forwarded:
         for process in running:
-          process.kill() if told else process.terminate()  # asked twice: does not wait for the step
-        told = len(signals)
-      show([trial for trial, _ in running.values()], failed)
-      time.sleep(POLL if running else 0)
+          process.kill() if forwarded else process.terminate()  # the second signal does not wait for the step
+        forwarded = len(signals)
+      show([run for run, _ in running.values()], failed)
+      time.sleep(POLL_SECONDS if running else 0)
   if signals:
-    tell(f'stopped; {sum(map(finished, trials))} of {len(trials)} runs are finished, and the same command goes on')
+    report(f'stopped with {sum(map(finished, runs))} of {len(runs)} runs finished; rerun the same command to resume')
     raise SystemExit(128 + signals[0])
   return failed
 
 
-def start(trial: Trial, place: Place) -> subprocess.Popen:
-  """Starts the training of a run; what it prints is appended to log.txt.
+def start(run: SweepRun, share: DeviceShare) -> subprocess.Popen:
+  """Starts the training of a run and appends its output to log.txt.
 
   Raises:
-    BlockingIOError: another process is at it. The log is locked as long as any process holds it open, so this holds for
-      runs that outlived their comparison too.
+    BlockingIOError: another process is training it. Any process that holds the log open keeps it locked, so this also finds
+      runs that outlived their sweep.
   """
-  trial.out.mkdir(parents=True, exist_ok=True)
-  cache = {'JAX_COMPILATION_CACHE_DIR': str(trial.out.parents[1].absolute() / 'programs')}  # runs share their programs
-  command = [sys.executable, '-m', 'jaxsearch.cli', 'train', *trial.arguments]
-  with (trial.out / 'log.txt').open('a') as log, _kept_to(place.cores):
+  run.out.mkdir(parents=True, exist_ok=True)
+  cache = {'JAX_COMPILATION_CACHE_DIR': str(run.out.parents[1].absolute() / 'programs')}  # runs share compiled programs
+  command = [sys.executable, '-m', 'jaxsearch.cli', 'train', *run.arguments]
+  with (run.out / 'log.txt').open('a') as log, _pinned_to(share.cores):
     fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    log.write(f'$ jaxsearch train {" ".join(trial.arguments)}\n')
+    log.write(f'$ jaxsearch train {" ".join(run.arguments)}\n')
     log.flush()
-    return subprocess.Popen(command, env=cache | os.environ | place.environment, stdin=subprocess.DEVNULL, stdout=log,
-                            stderr=log)
+    return subprocess.Popen(command, env=cache | os.environ | share.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
-def failure(trial: Trial, status: int) -> str:
-  """What is told of a run that failed: how it ended and the end of its log."""
-  lines = (trial.out / 'log.txt').read_text(encoding='utf-8', errors='replace').splitlines()
-  how = f'exit status {status}' if status else f'it ended, but step {trial.config.steps} is not logged, evaluated and saved'
-  return '\n  '.join([f'{trial}: {how}; the end of {trial.out / "log.txt"}:', *lines[-LOG_LINES:]])
+def failure(run: SweepRun, status: int) -> str:
+  """The report of a failed run: how it ended and the end of its log."""
+  lines = (run.out / 'log.txt').read_text(encoding='utf-8', errors='replace').splitlines()
+  how = f'exit status {status}' if status else f'it ended, but step {run.config.steps} is not logged, evaluated and saved'
+  return '\n  '.join([f'{run}: {how}; the end of {run.out / "log.txt"}:', *lines[-LOG_LINES:]])
 
 
-def places(parallel: int) -> list[Place]:
-  """Where runs compute: `parallel` shares of this machine, at most one for each accelerator or core (0: see above).
+def device_shares(parallel: int) -> list[DeviceShare]:
+  """Splits this machine into `parallel` shares, at most one for each accelerator or core (0: see above).
 
-  A run that has the machine for itself is left alone. On CPU the cores are dealt out: two trainings whose thread pools
-  both take all cores are slower than one after the other.
+  A single run gets the whole machine. On CPU the cores are split: two runs whose thread pools both take all cores are slower
+  than one after the other.
   """
   platform, names = devices()
   number = min(parallel or (2 if platform == 'cpu' else len(names)), len(names))
   if number == 1:
-    return [Place({})]
+    return [DeviceShare({})]
   if platform == 'cpu':
     size = len(names) // number
-    single = {'XLA_FLAGS': f'{os.environ.get("XLA_FLAGS", "")} --xla_cpu_multi_thread_eigen=false'} if size == 1 else {}
-    return [Place({'OMP_NUM_THREADS': str(size)} | single, frozenset(map(int, names[i * size:(i + 1) * size])))
-            for i in range(number)]
+    environment = {'OMP_NUM_THREADS': str(size)}
+    if size == 1:
+      environment['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_cpu_multi_thread_eigen=false'
+    return [DeviceShare(environment, frozenset(map(int, names[i * size:(i + 1) * size]))) for i in range(number)]
   if platform == 'gpu':
-    return [Place({'CUDA_VISIBLE_DEVICES': name}) for name in names[:number]]
-  # https://gist.github.com/skye/f82ba45d2445bb19d53545538754f9a3: processes on one host that know nothing of each other
-  return [Place({'TPU_VISIBLE_CHIPS': name, 'TPU_CHIPS_PER_PROCESS_BOUNDS': '1,1,1', 'TPU_PROCESS_BOUNDS': '1,1,1',
-                 'TPU_MESH_CONTROLLER_ADDRESS': f'localhost:{8476 + i}', 'TPU_MESH_CONTROLLER_PORT': str(8476 + i)})
+    return [DeviceShare({'CUDA_VISIBLE_DEVICES': name}) for name in names[:number]]
+  # Independent processes on one TPU host: https://gist.github.com/skye/f82ba45d2445bb19d53545538754f9a3
+  return [DeviceShare({'TPU_VISIBLE_CHIPS': name, 'TPU_CHIPS_PER_PROCESS_BOUNDS': '1,1,1', 'TPU_PROCESS_BOUNDS': '1,1,1',
+                       'TPU_MESH_CONTROLLER_ADDRESS': f'localhost:{8476 + i}', 'TPU_MESH_CONTROLLER_PORT': str(8476 + i)})
           for i, name in enumerate(names[:number])]
 
 
 def devices() -> tuple[str, list[str]]:
   """('cpu', cores), ('gpu', names as in CUDA_VISIBLE_DEVICES) or ('tpu', chips) of this machine.
 
-  Another process asks JAX: one that has opened a device keeps it from the runs.
+  Another process queries JAX: one that has opened a device keeps it from the runs.
   """
   platform, count = 'cpu', 0
   if os.environ.get('JAX_PLATFORMS') != 'cpu':
-    # A TPU chip may be two devices: chips are told apart by where they are.
+    # One TPU chip may be two devices: chips differ by their coordinates.
     code = ('import jax; found = jax.local_devices(); '
             'print(found[0].platform, len({str(getattr(device, "coords", device.id)) for device in found}))')
-    asked = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    if asked.returncode:
-      raise ValueError(f'JAX finds no device: {asked.stderr.strip().splitlines()[-1]}')
-    platform, count = asked.stdout.split()[-2:]
+    query = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    if query.returncode:
+      raise ValueError(f'JAX finds no device: {query.stderr.strip().splitlines()[-1]}')
+    platform, count = query.stdout.split()[-2:]
   if platform == 'cpu':
     cores = os.sched_getaffinity(0) if hasattr(os, 'sched_getaffinity') else range(os.cpu_count())
     return platform, [str(core) for core in sorted(cores)]
-  shown = os.environ.get('CUDA_VISIBLE_DEVICES' if platform == 'gpu' else 'TPU_VISIBLE_CHIPS', '')
-  return platform, shown.split(',') if shown else [str(i) for i in range(int(count))]
+  visible = os.environ.get('CUDA_VISIBLE_DEVICES' if platform == 'gpu' else 'TPU_VISIBLE_CHIPS', '')
+  return platform, visible.split(',') if visible else [str(i) for i in range(int(count))]
 
 
 @contextlib.contextmanager
-def _kept_to(cores: frozenset[int] | None) -> Iterator[None]:
-  """This thread, and so a process started by it, stays on `cores` meanwhile, where the system can do that."""
+def _pinned_to(cores: frozenset[int] | None) -> Iterator[None]:
+  """Pins this thread, and so every process that it starts meanwhile, to `cores`, where the system can do that."""
   if cores is None or not hasattr(os, 'sched_setaffinity'):
     yield
     return
@@ -275,11 +271,10 @@ def _kept_to(cores: frozenset[int] | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[list[int]]:
-  """A list to which every SIGTERM and SIGINT is added, in place of what they do otherwise."""
-  received, before = [], {}
-  if threading.current_thread() is threading.main_thread():
-    before = {number: signal.signal(number, lambda number, _: received.append(number))
-              for number in (signal.SIGTERM, signal.SIGINT)}
+  """Collects SIGTERM and SIGINT in a list in place of their usual effect."""
+  received = []
+  before = {number: signal.signal(number, lambda number, _: received.append(number))
+            for number in (signal.SIGTERM, signal.SIGINT)}
   try:
     yield received
   finally:
@@ -288,33 +283,30 @@ def _stop_signals() -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def _progress_bar(trials: Sequence[Trial], console: Console):
-  """Yields `show(running, failed)`: a bar for all runs together and one for each that is running, counted in steps."""
+def _progress_bar(runs: Sequence[SweepRun], console: Console):
+  """Yields `show(running, failed)`, which updates a bar for the sweep and one for each running run, all in steps."""
   columns = [progress.TextColumn('{task.description}', markup=False), progress.BarColumn(bar_width=24),
-             progress.MofNCompleteColumn(), progress.TextColumn('{task.fields[note]}', markup=False),
-             progress.TimeElapsedColumn(), progress.TextColumn('left'), progress.TimeRemainingColumn()]
+             progress.MofNCompleteColumn(), '{task.fields[note]}', progress.TimeElapsedColumn(), 'left',
+             progress.TimeRemainingColumn()]
   with progress.Progress(*columns, console=console, disable=not console.is_terminal, refresh_per_second=1,
                          speed_estimate_period=1800) as bar:
-    steps = {trial: min(step_of(trial), trial.config.steps) for trial in trials}
-    done = sum(finished(trial) for trial in trials)
-    overall, tasks = bar.add_task('all runs', total=None, completed=sum(steps.values()), note=''), {}
+    steps = {run: last_step(run) for run in runs}
+    overall = bar.add_task('all runs', total=None, completed=sum(steps.values()), note='')
+    tasks = {run: bar.add_task(str(run), start=False, visible=False, total=run.config.steps, note='steps') for run in runs}
+    shown, done = [], sum(map(finished, runs))
 
-    def show(running: Sequence[Trial], failed: Sequence[Trial]) -> None:
-      """Brings the bars up to date."""
-      nonlocal done
+    def show(running: Sequence[SweepRun], failed: Sequence[SweepRun]) -> None:
+      nonlocal shown, done
       if not console.is_terminal:
         return
-      for trial in tasks.keys() - set(running):
-        bar.remove_task(tasks.pop(trial))
-        steps[trial] = step_of(trial)
-        done += finished(trial)
-      for trial in running:
-        if trial not in tasks:
-          tasks[trial] = bar.add_task(str(trial), total=trial.config.steps, note='steps')
-        steps[trial] = step_of(trial)
-        bar.update(tasks[trial], completed=steps[trial])
-      note = f'steps · {done} of {len(trials)} runs' + (f', {len(failed)} failed' if failed else '')
-      total = sum(steps[trial] if trial in failed else trial.config.steps for trial in trials)
+      for run in {*shown, *running}:
+        steps[run] = last_step(run)
+        bar.start_task(tasks[run])
+        bar.update(tasks[run], completed=steps[run], visible=run in running)
+        done += run not in running and finished(run)
+      shown = running
+      note = f'steps · {done} of {len(runs)} runs' + (f', {len(failed)} failed' if failed else '')
+      total = sum(steps[run] if run in failed else run.config.steps for run in runs)
       bar.update(overall, total=total, completed=sum(steps.values()), note=note)
 
     yield show

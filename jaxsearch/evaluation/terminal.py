@@ -1,4 +1,4 @@
-"""One agent at work on the terminal: thoughts, queries, documents and the answer, in colour, as they come."""
+"""A rollout on the terminal as it grows: thoughts, queries, documents and the answer, in colour."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from rich.console import Console
 from rich.text import Text
 
-from jaxsearch.data.corpus import Document
 from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.trees.tree import Node, Tree
 
@@ -16,7 +15,7 @@ _ELEMENT = re.compile(r'<(\w+)>(.*?)</\1>', re.DOTALL)
 
 
 class Transcript:
-  """Shows every reply that a growing tree gets; `show` is the `watch` of `sampler.rollout.rollout`."""
+  """Prints every reply that a growing tree gets; pass `show` as the `watch` of a rollout."""
 
   def __init__(self, console: Console):
     self.console = console
@@ -28,23 +27,21 @@ class Transcript:
       self.console.print(Text(f'  search failed: {reply.reason}', 'red'))
     else:
       for document in reply:
-        self.console.print(document_line(document))
+        self.console.print(Text.assemble(' ' * 10, (document.title, 'bold yellow'), (f'  {document.text}', 'yellow')))
       if not reply:
         self.console.print(Text('  nothing found', 'yellow'))
 
   def close(self, tree: Tree) -> None:
-    """The last line: the answer, or why there is none; right or wrong where the question has golds."""
+    """Prints the last line: the answer, right or wrong where gold answers are known, or why there is none."""
     if tree.answer is None:
       self.console.print(Text(f'no answer: {tree.stop.value.replace("_", " ")}', 'bold red'))
       return
-    verdict = ''
-    if tree.question.golden_answers:
-      verdict = '  right' if tree.question.score(tree.answer) else '  wrong'
+    verdict = ('  right' if tree.question.score(tree.answer) else '  wrong') if tree.question.golden_answers else ''
     self.console.print(Text(f'{tree.answer}{verdict}', 'bold green'))
 
 
 def coloured(text: str) -> Text:
-  """What the policy wrote, its elements in their colours; anything outside of them as it is."""
+  """Policy text with its elements in colour, each on a line of its own; the text around them unchanged."""
   shown, end = Text(), 0
   for element in _ELEMENT.finditer(text):
     shown.append(text[end:element.start()])
@@ -54,7 +51,3 @@ def coloured(text: str) -> Text:
   shown.append(text[end:])
   shown.rstrip()
   return shown
-
-
-def document_line(document: Document) -> Text:
-  return Text.assemble(('          ', ''), (document.title, 'bold yellow'), (f'  {document.text}', 'yellow'))

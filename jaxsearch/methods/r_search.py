@@ -16,7 +16,7 @@ from jaxsearch.methods.search_r1_ppo import credit_with_critic
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import f1
 from jaxsearch.sampler.requests import Ask, Request, ToolFailure
-from jaxsearch.trees import grammar
+from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Role, Tree
 
 SERVICES = ('reader',)  # what training has to open: config.reader
@@ -33,7 +33,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
   tree.metrics['evidence_f1'] = 0.0
   evidence = formats.only_box(spans(tree), grammar.EVIDENCE)
   if evidence:
-    answer = yield Ask('reader', grammar.evidence_prompt(question.question, evidence, evidence_template))
+    answer = yield Ask('reader', templates.reader_prompt(question.question, evidence, evidence_template))
     if not isinstance(answer, ToolFailure):  # the sampler counts failures
       tree.metrics['evidence_f1'] = f1(answer, question.golden_answers)
 

@@ -16,7 +16,7 @@ from jaxsearch.advantages import group_relative
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context
 from jaxsearch.sampler.requests import Generate, Request, Search, ToolFailure
-from jaxsearch.trees import grammar
+from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Node, Role, Stop, Tree
 
 
@@ -30,8 +30,8 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
   Args:
     max_turns: actions that get an observation; one more span follows.
     max_tokens: of each policy span.
-    template: see `grammar.PROMPTS`.
-    chat: whether the prompt is a message in the chat template of the tokenizer, for instruct models.
+    template: a name or a file, see trees/templates.py.
+    chat: puts the prompt into the tokenizer's chat template, for instruct models.
   """
   tree.metrics.update(searches=0, found=0, malformed=0, tool_failures=0)
   node = start(tree, question, template, chat)
@@ -40,10 +40,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
 
 def start(tree: Tree, question: Question, template: str, chat: bool) -> Node:
   """The prompt of a question below the root."""
-  prompt = grammar.prompt(question.question, template)
-  if chat:
-    prompt = tree.tokenizer.chat([{'role': 'user', 'content': prompt.strip()}])
-  return tree.root.append(prompt, Role.PROMPT)
+  return tree.root.append(templates.prompt(question.question, template, tree.tokenizer if chat else None), Role.PROMPT)
 
 
 def act(tree: Tree, node: Node, *, turns: int, max_tokens: int,

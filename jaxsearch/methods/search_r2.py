@@ -24,7 +24,7 @@ from jaxsearch.methods.search_r1 import act, credit_relative, start
 from jaxsearch.rewards import formats, judge
 from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import Ask, Generate, Request, Score, ToolFailure
-from jaxsearch.trees import grammar
+from jaxsearch.trees import templates
 from jaxsearch.trees.tree import Node, Role, Tree
 
 SERVICES = ('judge',)
@@ -42,7 +42,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
     refiner: 'policy', or 'random' (revises `random_share` of the drafts at a step drawn at random), to compare with.
     probe: share of drafts from whose every step a chain is regenerated to estimate what a cut gains; these are not trained on.
     process: whether the judge is asked for the process reward.
-    template, chat, review: see methods/search_r1.py and `grammar.REVIEW_PROMPTS`.
+    template, chat, review: see methods/search_r1.py and trees/templates.py.
   """
   tree.metrics.update(searches=0, found=0, malformed=0, tool_failures=0, revised=0, unreadable_review=0, judge_unreadable=0)
   leaf = yield from act(tree, start(tree, question, template, chat), turns=max_turns, max_tokens=max_tokens)
@@ -93,7 +93,7 @@ def judge_draft(tree: Tree, leaf: Node, steps: int, threshold: float, refiner: s
     return Verdict(flawed, np.r_[1 - random_share, np.full(steps, random_share / steps)], flawed == 0)
   if refiner != 'policy':
     raise ValueError(f"grow.refiner={refiner!r} is none of 'policy', 'random'")
-  asked = leaf.append(grammar.review_prompt(steps, review), Role.PROMPT)
+  asked = leaf.append(templates.review_prompt(steps, review), Role.PROMPT)
   indices = [f' {index}' for index in range(steps + 1)]
   logprobs = yield Score(asked, tuple(indices))
   if any(own is None for own in logprobs):

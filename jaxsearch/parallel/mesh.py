@@ -7,7 +7,9 @@ layout means editing `AXIS_TO_MESH`. Order of use: `start_distributed`, `make_me
 """
 
 import math
+import pickle
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -184,3 +186,8 @@ def gather_bytes(own: bytes) -> list[bytes]:
   padded[:len(own)] = np.frombuffer(own, np.uint8)
   gathered = multihost_utils.process_allgather(padded)
   return [gathered[i, :size].tobytes() for i, size in enumerate(sizes)]
+
+
+def gather_objects(own: Any) -> list[Any]:
+  """What every process passed, pickled and unpickled, in the order of processes, on every process."""
+  return [pickle.loads(data) for data in gather_bytes(pickle.dumps(own))]

@@ -1,10 +1,8 @@
 """Does a predicted answer match one of the gold answers: exact match, substring match, token F1, and as a number.
 
-Plain functions of strings, used as reward and as evaluation metric alike. Getting the answer out of a model's
-text is `rewards/formats.py`. The normalisation is SQuAD's (evaluate-v1.1.py), which Search-R1 (`qa_em.py`),
-HotpotQA (`hotpot_evaluate_v1.py`) and FlashRAG use as well: lower case, ASCII punctuation removed, articles
-removed, white space collapsed, in this order. Other Unicode characters stay as they are. Numbers are compared by
-`numeric_match`, which states how they are read; `matches` chooses the rule by its name.
+Pure functions of strings, used as rewards and as evaluation metrics. `rewards/formats.py` extracts answers from model text.
+The normalisation is SQuAD's (evaluate-v1.1.py), which Search-R1 (`qa_em.py`), HotpotQA (`hotpot_evaluate_v1.py`) and FlashRAG
+also use: lower case, no ASCII punctuation, no articles, single spaces, in this order. Other Unicode characters stay.
 
 Rules that every function here shares:
   * `golds` is a sequence of accepted answers, or one bare string, which is one gold and not its letters;
@@ -22,7 +20,7 @@ _PUNCTUATION = str.maketrans('', '', string.punctuation)
 _ARTICLES = re.compile(r'\b(a|an|the)\b')
 # HotpotQA's rule: a closed answer is right or wrong; sharing a word with a longer one earns nothing.
 _CLOSED_ANSWERS = frozenset({'yes', 'no', 'noanswer'})
-# A sign is the number's unless something stands before it ('3-4', 'covid-19').
+# A sign belongs to the number unless something stands before it ('3-4', 'covid-19').
 _CURRENCY = re.compile(r'(?:(?<!\w)([-+])\s?)?\\?[$€£¥₹]\s*')
 _NUMBER = re.compile(r'''
   (?<![\w^])                                                      # the 2 of km2, CO2 or m^2 is no number
@@ -51,15 +49,14 @@ def substring_match(prediction: str | None, golds: str | Iterable[str]) -> float
 
 def entity_match(prediction: str | None, golds: str | Iterable[str]) -> float:
   """CARL's evaluation rule: an exact match, or a gold of several words that the prediction contains."""
-  return _best(prediction, golds,
-               lambda answer, gold: float(answer == gold or (' ' in gold and gold in answer)))
+  return _best(prediction, golds, lambda answer, gold: float(answer == gold or (' ' in gold and gold in answer)))
 
 
 def f1(prediction: str | None, golds: str | Iterable[str]) -> float:
-  """The F1 of the normalised tokens as a bag, against the gold where it is largest.
+  """The F1 of the normalised tokens as a bag, against the best gold.
 
-  An answer yes, no or noanswer (on either side) scores 1.0 if both are equal and 0.0 otherwise. Two answers
-  that both normalise to nothing score 1.0 (SQuAD v2's rule), one of them alone 0.0.
+  An answer yes, no or noanswer (on either side) scores 1.0 if both are equal and 0.0 otherwise. Two answers that both normalise
+  to nothing score 1.0 (SQuAD v2's rule), one of them alone 0.0.
   """
   return _best(prediction, golds, _token_f1)
 
@@ -70,14 +67,12 @@ def numeric_match(prediction: str | None, golds: str | Iterable[str], *, toleran
   The rule:
     * the *last* number of a text counts (`read_number`): 'about 72 dollars', '$72.00' and '12 * 6 = 72' all are 72;
     * p is g if |p - g| <= tolerance * |g|, in exact arithmetic: nothing is lost with tolerance 0, and to 0 only 0 is equal;
-    * a per cent sign on one side only may be read or left out: '12.5%' is 12.5 and 0.125, whichever the other side says.
-      On both sides it is the same unit, on neither 12.5 is not 0.125;
-    * a gold without a number ('yes', 'no') wants an exact match.
+    * a per cent sign on one side only may be read or ignored: '12.5%' is 12.5 and 0.125, whichever the other side says.
+      With a sign on both sides or on neither, 12.5 is not 0.125;
+    * a gold without a number ('yes', 'no') needs an exact match.
   """
   if prediction is None:
     return 0.0
-  if isinstance(golds, str):
-    golds = (golds,)
   found, allowed = read_number(prediction), Fraction(str(tolerance))
 
   def right(gold):
@@ -86,15 +81,15 @@ def numeric_match(prediction: str | None, golds: str | Iterable[str], *, toleran
       return exact_match(prediction, gold) == 1.0
     return found is not None and any(abs(value - wanted[0]) <= allowed * abs(wanted[0]) for value in _readings(found, wanted[1]))
 
-  return float(any(map(right, golds)))
+  return float(any(map(right, _listed(golds))))
 
 
 def read_number(text: str) -> tuple[Fraction, bool] | None:
-  """The last number in a text, and whether a per cent sign follows it; None if there is none, or the last is no sane one.
+  """The last number in a text, and whether a per cent sign follows it; None without one, or for an absurdly long one or x/0.
 
-  Read are signs, decimals, thousands separated by commas, powers of ten (1.5e6) and fractions of whole numbers (3/4), all in
-  ASCII digits, with a currency sign before them and with or without LaTeX's backslash before `$` and `%`. Units are left
-  out and change nothing ('1.5 million' is 1.5), and digits inside a word are none ('km2').
+  Reads signs, decimals, thousands separated by commas, powers of ten (1.5e6) and fractions of whole numbers (3/4), all in ASCII
+  digits, with a currency sign before them and with or without LaTeX's backslash before `$` and `%`. Units are ignored
+  ('1.5 million' is 1.5), and so are digits inside a word ('km2').
   """
   text = _CURRENCY.sub(r' \1', text.replace('\N{MINUS SIGN}', '-'))
   last = collections.deque(_NUMBER.finditer(text), maxlen=1)
@@ -116,30 +111,31 @@ def _readings(number: tuple[Fraction, bool], percent: bool) -> tuple[Fraction, .
 
 
 def matches(prediction: str | None, golds: str | Iterable[str], how: str = 'exact', tolerance: float = 0.0) -> float:
-  """1.0 or 0.0 by the rule of this name: 'exact' (`exact_match`), 'entity' (`entity_match`) or 'numeric' (`numeric_match`).
+  """1.0 or 0.0 by the rule `how`: 'exact' (`exact_match`), 'entity' (`entity_match`) or 'numeric' (`numeric_match`).
 
   Args:
     tolerance: relative, of 'numeric'; the others have none.
   Raises:
-    ValueError: there is no such rule.
+    ValueError: an unknown rule.
   """
-  if how == 'exact':
-    return exact_match(prediction, golds)
-  if how == 'entity':
-    return entity_match(prediction, golds)
   if how == 'numeric':
     return numeric_match(prediction, golds, tolerance=tolerance)
-  raise ValueError(f'no way to match answers is called {how!r}; known: exact, entity, numeric')
+  rules = {'exact': exact_match, 'entity': entity_match}
+  if how not in rules:
+    raise ValueError(f'no way to match answers is called {how!r}; known: exact, entity, numeric')
+  return rules[how](prediction, golds)
 
 
 def _best(prediction, golds, score) -> float:
   """The largest `score(normalised prediction, normalised gold)`, 0.0 without prediction or golds."""
   if prediction is None:
     return 0.0
-  if isinstance(golds, str):
-    golds = (golds,)
   answer = normalize_answer(prediction)
-  return max((score(answer, normalize_answer(gold)) for gold in golds), default=0.0)
+  return max((score(answer, normalize_answer(gold)) for gold in _listed(golds)), default=0.0)
+
+
+def _listed(golds: str | Iterable[str]) -> Iterable[str]:
+  return (golds,) if isinstance(golds, str) else golds
 
 
 def _contains(answer: str, gold: str) -> float:

@@ -9,9 +9,8 @@ import jax
 
 from jaxsearch.data.questions import Question
 from jaxsearch.sampler.engine import Engine
-from jaxsearch.sampler.requests import GREEDY, Generate, Sampling
+from jaxsearch.sampler.requests import GREEDY, Generate, Sampling, Tools
 from jaxsearch.sampler.rollout import Agent, rollout
-from jaxsearch.sampler.tools import Tools
 from jaxsearch.trees.tree import Role, Tree
 
 

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from jaxsearch.models.decoder import DecoderConfig, fuse, parameter_axes, parameter_shapes, unstack
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import cache as caches
-from jaxsearch.sampler import segment, stops
+from jaxsearch.sampler import segment
 
 PROFILES = 16  # different sets of stop strings and forbidden tokens that may be in use at a time
 
@@ -127,7 +127,7 @@ class Engine:
     if index == PROFILES:
       raise ValueError(f'more than {PROFILES} different sets of stop strings and forbidden tokens')
     pause, forbidden = self._tables[:, index]
-    pause[:] = stops.flags(self.pieces, stop)
+    pause[:] = stop_flags(self.pieces, stop)
     pause[list(self.tokenizer.eos_ids)] = True
     forbidden[list(forbid)] = True
     self._profiles[stop, forbid] = index
@@ -292,3 +292,37 @@ def _windows(length: int) -> tuple[int, ...]:
 
 def _bucket(size: int, buckets: Sequence[int]) -> int:
   return next(bucket for bucket in buckets if bucket >= size)
+
+
+# Stop strings over tokens. The device pauses a slot at any flagged token; the host then looks at the bytes of the span.
+
+
+def stop_flags(pieces: Sequence[bytes], stops: Sequence[str]) -> np.ndarray:
+  """[len(pieces)] bool: tokens in which one of `stops` can end: their bytes up to there are its tail, or contain all of it."""
+  encoded = [stop.encode() for stop in stops]
+  return np.array([any(_can_complete(piece, stop) for stop in encoded) for piece in pieces], bool)
+
+
+def _can_complete(piece: bytes, stop: bytes) -> bool:
+  end = piece.find(stop[-1:]) + 1
+  while end:
+    size = min(end, len(stop))
+    if piece[end - size:end] == stop[-size:]:
+      return True
+    end = piece.find(stop[-1:], end) + 1
+  return False
+
+
+def found_stop(pieces: Sequence[bytes], tokens: Sequence[int], stops: Sequence[str]) -> str | None:
+  """The stop string that ends in the last of `tokens` and lies within them, the one that ends first if several do."""
+  if not stops or not tokens:
+    return None
+  text = b''.join(pieces[token] for token in tokens)
+  before = len(text) - len(pieces[tokens[-1]])
+  ends = {}
+  for stop in stops:
+    encoded = stop.encode()
+    start = text.find(encoded, max(0, before - len(encoded) + 1))
+    if start >= 0:
+      ends[stop] = start + len(encoded)
+  return min(ends, key=ends.get, default=None)

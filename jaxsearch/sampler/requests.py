@@ -1,4 +1,4 @@
-"""What a growing tree may ask of the sampler, and what it gets.
+"""What a growing tree may request, what it gets, and the tools that serve it.
 
 A `grow` is a generator: it yields a request, or a list of requests that are served together, and is sent the reply, or
 the list of replies in the same order. A request that fails is no exception: its reply says so.
@@ -13,9 +13,17 @@ the list of replies in the same order. A request that fails is no exception: its
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
+from jaxsearch.data.corpus import Document
+from jaxsearch.tools import SearchBackend
+from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node
 
 END = 'end'  # the policy chose an end token, which belongs to the span
@@ -135,3 +143,161 @@ class ToolFailure:
 
 
 Request = Generate | Search | RunPython | Call | Ask | Score
+
+
+# The tools.
+
+MAX_QUERY, MAX_TOPK = 1000, 10  # characters, and documents, of a search in a program
+
+
+@dataclasses.dataclass(frozen=True)
+class Tools:
+  """The tools of a rollout.
+
+  Attributes:
+    search: back end; None if no tree searches.
+    topk: documents that a search returns.
+    python: sandbox with `run(code, functions) -> text`; None if no tree runs programs.
+    services: other models that a tree may `Ask`, by name: each a function from a list of items to a list of replies.
+    deadline: seconds until a call counts as failed, None for never. It holds in the deterministic mode too, since a tool that
+      hangs must not hang the run: results are the same to the bit as long as no call exceeds it.
+    workers: calls that run at a time.
+    max_observation: tokens of one observation at most.
+    answer_reserve: tokens that an observation leaves free for an answer; documents are shortened to that.
+  """
+  search: SearchBackend | None = None
+  topk: int = 3
+  python: Any = None
+  services: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
+  deadline: float | None = 60.0
+  workers: int = 16
+  max_observation: int = 512
+  answer_reserve: int = 32
+
+  def run_search(self, request: Search) -> list[list[Document]]:
+    return self.search.search([request.query], self.topk if request.topk is None else request.topk)
+
+  def run_python(self, request: RunPython) -> str:
+    """What a program prints in the sandbox, with `search(query, k)` and `table()` at hand.
+
+    Raises:
+      Exception: that of the last search, if all searches of the program failed: then it is the tool that failed.
+    """
+    end, failures, found = time.monotonic() + (self.deadline or math.inf), [], 0
+
+    def search(query: str, k: int = self.topk) -> str:
+      """What the program calls."""
+      nonlocal found
+      try:
+        if self.search is None:
+          raise RuntimeError('there is no search')
+        if time.monotonic() > end:
+          raise TimeoutError('no time left for a search')
+        documents = self.search.search([str(query)[:MAX_QUERY]], min(max(int(k), 1), MAX_TOPK))[0]
+      except Exception as error:
+        failures.append(error)
+        raise
+      found += 1
+      return grammar.listed(documents) or 'No documents were found.\n'
+
+    printed = self.python.run(request.code, {'search': search, 'table': lambda: [list(row) for row in request.table]})
+    if failures and not found:
+      raise failures[-1]
+    return printed
+
+  def observation(self, request: Search | RunPython, result: Any, room: int, tokenizer) -> list[Document] | str | ToolFailure:
+    """The reply to a request from what its tool returned: documents or text, whose observation has at most `room` tokens
+    less `answer_reserve`, and at most `max_observation`.
+
+    A failure stays one; what is no reply to the request becomes one.
+    """
+    if isinstance(result, ToolFailure):
+      return result
+    room, special = min(self.max_observation, room - self.answer_reserve), tokenizer.special_tokens
+    if isinstance(request, RunPython):
+      if not isinstance(result, str):
+        return ToolFailure('malformed reply of the sandbox')
+      shown = shorten([Document('', '', result)], room, lambda texts: len(tokenizer.encode(
+        grammar.output(''.join(document.text for document in texts), special))))
+      return ''.join(document.text for document in shown)
+    documents = result[0] if isinstance(result, list) and len(result) == 1 else None
+    if not isinstance(documents, list) or not all(isinstance(document, Document) for document in documents):
+      return ToolFailure('malformed reply of the search back end')
+    return shorten(documents, room, lambda documents: len(tokenizer.encode(grammar.information(documents, special))))
+
+
+def shorten(documents: Sequence[Document], budget: int, measure: Callable[[Sequence[Document]], int]) -> list[Document]:
+  """Cuts the texts of documents so that all of them together measure at most `budget`.
+
+  All texts are cut at one common number of characters, the largest that fits; whatever tags enclose the documents are
+  written later and stay whole. If titles alone are too long, documents are left out from the end, down to none.
+
+  Args:
+    documents: best first.
+    budget: tokens that the observation may have.
+    measure: tokens of the observation that shows these documents.
+  """
+  documents = list(documents)
+  if measure(documents) <= budget:
+    return documents
+
+  def cut(characters):
+    return [dataclasses.replace(document, text=document.text[:characters]) for document in documents]
+
+  while documents and measure(cut(0)) > budget:
+    documents.pop()
+  fits, too_long = 0, max((len(document.text) for document in documents), default=0) + 1
+  while too_long - fits > 1:
+    middle = (fits + too_long) // 2
+    if measure(cut(middle)) <= budget:
+      fits = middle
+    else:
+      too_long = middle
+  return cut(fits)
+
+
+# Calls.
+
+
+@dataclasses.dataclass(eq=False)
+class ToolCall:
+  """A call that was started: `future` will hold (seconds it took, result)."""
+  future: Future
+  started: float
+  deadline: float | None  # seconds
+  step: int  # decode steps of the run when it was started
+
+  def seconds_left(self) -> float | None:
+    """Until the deadline, 0 once it has passed; None without one."""
+    return None if self.deadline is None else max(0.0, self.started + self.deadline - time.monotonic())
+
+  def outcome(self) -> tuple[float, Any]:
+    """(seconds, result or ToolFailure); waits for the reply, no longer than the deadline."""
+    try:
+      return self.future.result(timeout=self.seconds_left())
+    except FutureTimeout:
+      return time.monotonic() - self.started, ToolFailure(f'no reply within {self.deadline:g} seconds')
+
+
+class Caller:
+  """Starts calls, at most `workers` of them running at a time; the deadline of a call includes its wait for a place.
+
+  Daemon threads rather than a `ThreadPoolExecutor`: a call that hangs must not keep the process from ending.
+  """
+
+  def __init__(self, workers: int):
+    self._places = threading.Semaphore(workers)
+
+  def start(self, function: Callable[[], Any], step: int, deadline: float | None) -> ToolCall:
+    future = Future()
+    threading.Thread(target=self._serve, args=(function, future), daemon=True).start()
+    return ToolCall(future, time.monotonic(), deadline, step)
+
+  def _serve(self, function, future):
+    with self._places:
+      start = time.monotonic()
+      try:
+        result = function()
+      except BaseException as error:  # whatever a tool does, the run goes on and the policy sees the failure
+        result = ToolFailure(f'{type(error).__name__}: {error}')
+      future.set_result((time.monotonic() - start, result))

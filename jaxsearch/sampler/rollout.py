@@ -11,9 +11,8 @@ import numpy as np
 
 from jaxsearch.data.questions import Question
 from jaxsearch.sampler.engine import Engine
-from jaxsearch.sampler.requests import Request, Sampling
+from jaxsearch.sampler.requests import Request, Sampling, Tools
 from jaxsearch.sampler.schedule import Schedule
-from jaxsearch.sampler.tools import Tools
 from jaxsearch.trees.tree import Tree
 
 Grow = Callable[[Question, Tree], Iterator[Request]]

@@ -23,11 +23,24 @@ from typing import Any
 
 import numpy as np
 
-from jaxsearch.sampler import stops
-from jaxsearch.sampler.engine import Chunk, Engine
-from jaxsearch.sampler.requests import END, LENGTH, Ask, Call, Generate, Request, RunPython, Sampling, Score, Search, ToolFailure
+from jaxsearch.sampler.engine import Chunk, Engine, found_stop
+from jaxsearch.sampler.requests import (
+  END,
+  LENGTH,
+  Ask,
+  Call,
+  Caller,
+  Generate,
+  Request,
+  RunPython,
+  Sampling,
+  Score,
+  Search,
+  ToolCall,
+  ToolFailure,
+  Tools,
+)
 from jaxsearch.sampler.segment import Slots
-from jaxsearch.sampler.tools import Caller, ToolCall, Tools
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 POLL_STEPS = 8  # non-deterministic: steps of a segment while a slot is idle and a tool may reply at any time
@@ -425,7 +438,7 @@ class Schedule:
     """Why the span of a paused job ends here; None if it goes on."""
     if job.tokens and job.tokens[-1] in self.engine.tokenizer.eos_ids:
       return END
-    found = stops.found(self.engine.pieces, job.tokens, job.request.stop)
+    found = found_stop(self.engine.pieces, job.tokens, job.request.stop)
     if found is not None:
       return found
     if not job.remaining:

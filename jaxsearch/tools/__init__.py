@@ -1,4 +1,7 @@
-"""Search back ends: objects with `search(queries, topk) -> list[list[Document]]`, opened by kind."""
+"""Tools of a policy: search back ends, opened here by kind, a Python sandbox, and clients and servers over HTTP.
+
+A search back end is an object with `search(queries, topk) -> list[list[Document]]`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from jaxsearch import registry
 from jaxsearch.data.corpus import Document
 
 if TYPE_CHECKING:
-  from jaxsearch.data.corpus import Document
   from jaxsearch.tools.simulated import Writer
 
 KINDS = ('bm25', 'http', 'web', 'simulated')
@@ -22,6 +24,14 @@ class SearchBackend(Protocol):
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]: ...
 
 
+def check_search(queries: Sequence[str], topk: int) -> None:
+  """Raises TypeError for one string in place of a list of queries, ValueError for a `topk` below 1."""
+  if isinstance(queries, str):
+    raise TypeError('queries must be a list of strings, not one string')
+  if topk < 1:
+    raise ValueError(f'topk={topk} must be at least 1')
+
+
 def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | None = None,
                 url: str | None = None, engine: str = 'rank_bm25', timeout: float = 30.0,
                 token: str | None = None, cache: str | os.PathLike | None = None, writer: str | Writer = 'world',
@@ -29,22 +39,22 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | N
   """Opens the back end of the given kind from plain settings.
 
   Args:
-    kind: 'bm25' searches `corpus` with `engine`; 'http' asks the server at `url`; 'web' asks Google by way of SERPER, with the
-      key in SERPER_API_KEY; 'simulated' has a `writer` make documents up.
+    kind: 'bm25' searches `corpus` with `engine`; 'http' the server at `url`; 'web' Google through SERPER, with the key in
+      SERPER_API_KEY; 'simulated' has a `writer` make documents up.
     corpus: for 'bm25' and the writer 'world': passages, or a name that `data.sources.load_corpus` takes.
-    url: for 'http', where without a path '/retrieve' is meant; for 'web', in place of SERPER's own; for the writer
-      'chat', what '/chat/completions' is put behind.
-    engine: for 'bm25' and the writer 'world': 'rank_bm25' or 'bm25s'.
-    timeout: for all that ask a server, seconds for a search, all attempts together.
-    token: for 'http', a bearer token.
-    cache: for 'web' and the writer 'chat', a file that keeps answers; None or '' keeps none.
+    url: of the server for 'http' (without a path, '/retrieve' is meant), for 'web' (instead of SERPER's own), and for the
+      writer 'chat' ('/chat/completions' is appended).
+    engine: of BM25, 'rank_bm25' or 'bm25s'.
+    timeout: seconds for a search by a server, all attempts together.
+    token: a bearer token for 'http'.
+    cache: file that keeps responses of 'web' and of the writer 'chat'; None or '' keeps none.
     writer: for 'simulated': 'world', which needs no model; 'chat', a model behind a server, with its key (if it wants
       one) in OPENAI_API_KEY; or any `tools.simulated.Writer`.
     writer_model: for the writer 'chat', the name of the model.
     noise_start, noise_end, seed: for 'simulated', see `tools.simulated.SimulatedSearch`.
 
   Raises:
-    ValueError: an unknown kind, or the setting that it needs is missing; names which.
+    ValueError: an unknown kind, or a missing setting; names it.
   """
   if kind == 'bm25':
     from jaxsearch.tools.bm25 import BM25
@@ -52,10 +62,10 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | N
   if kind == 'http':
     if not url:
       raise ValueError("search kind 'http' needs a url")
-    from jaxsearch.tools.search_client import HttpSearch
+    from jaxsearch.tools.search_http import HttpSearch
     return HttpSearch(url, timeout=timeout, token=token)
   if kind == 'web':
-    from jaxsearch.tools.web import SERPER, WebSearch
+    from jaxsearch.tools.search_web import SERPER, WebSearch
     return WebSearch(url or SERPER, timeout=timeout, cache=cache)
   if kind == 'simulated':
     from jaxsearch.tools.simulated import ModelWriter, SimulatedSearch
@@ -72,8 +82,8 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | N
   raise ValueError(f'unknown search kind {kind!r}; known: {", ".join(KINDS)}')
 
 
-def _passages(corpus: str | os.PathLike | Sequence[Document] | None, wanted_by: str) -> Sequence[Document]:
+def _passages(corpus: str | os.PathLike | Sequence[Document] | None, needed_by: str) -> Sequence[Document]:
   if corpus is None:
-    raise ValueError(f'{wanted_by} needs a corpus')
+    raise ValueError(f'{needed_by} needs a corpus')
   from jaxsearch.data.sources import load_corpus
   return load_corpus(os.fspath(corpus)) if isinstance(corpus, (str, os.PathLike)) else corpus

@@ -5,8 +5,8 @@ Pyserini (k1 = 0.9, b = 0.4), a sum over the distinct words w of the query:
 
   log(1 + (N - n_w + 0.5) / (n_w + 0.5)) * f_w (k1 + 1) / (f_w + k1 (1 - b + b |d| / avg|d|))
 
-Two libraries can compute them, with the same ranking: `rank_bm25`, plain and always there, and `bm25s`, an
-optional extra whose sparse matrix suits corpora of a million passages better.
+Two libraries compute them, with the same ranking: `rank_bm25`, always installed, and `bm25s`, an optional extra whose
+sparse matrix suits a million passages better.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxsearch.data.corpus import Document
+from jaxsearch.tools import check_search
 
 ENGINES = ('rank_bm25', 'bm25s')
 _WORD = re.compile(r'\w+')
@@ -35,23 +36,22 @@ def words(text: str) -> list[str]:
 
 
 class BM25:
-  """Ranks passages by BM25; `search` may be called from several threads."""
+  """Ranks passages by BM25; `search` may be called from several threads.
+
+  Args:
+    corpus: passages; their order breaks ties.
+    engine: 'rank_bm25', or 'bm25s' for larger corpora.
+    k1: how soon more occurrences of a word stop counting.
+    b: how much a long passage is marked down, 0 to 1.
+    cache_size: how many of the latest queries keep their results.
+
+  Raises:
+    ValueError: no passage, no word in any of them, or an unknown engine.
+    ImportError: the engine is bm25s, which is not installed.
+  """
 
   def __init__(self, corpus: Sequence[Document], *, engine: str = 'rank_bm25', k1: float = 0.9, b: float = 0.4,
                cache_size: int = 4096):
-    """Builds the index.
-
-    Args:
-      corpus: passages; their order breaks ties.
-      engine: 'rank_bm25', or 'bm25s' for larger corpora.
-      k1: how soon more occurrences of a word stop counting.
-      b: how much a long passage is marked down, 0 to 1.
-      cache_size: how many of the latest queries keep their answers.
-
-    Raises:
-      ValueError: no passage, no word in any of them, or an unknown engine.
-      ImportError: bm25s was asked for and is not installed.
-    """
     if engine not in ENGINES:
       raise ValueError(f'unknown BM25 engine {engine!r}; known: {", ".join(ENGINES)}')
     documents = [words(f'{passage.title}\n{passage.text}') for passage in corpus]
@@ -65,13 +65,9 @@ class BM25:
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
     """The best `topk` passages for each query, best first, equal scores in corpus order.
 
-    Only passages that hold a word of the query are returned: none at all where the corpus knows no word of
-    it. A word counts once, however often the query repeats it.
+    Only passages with a word of the query are returned, so there may be fewer. A repeated word counts once.
     """
-    if isinstance(queries, str):
-      raise TypeError('queries must be a list of strings, not one string')
-    if topk < 1:
-      raise ValueError(f'topk={topk} must be at least 1')
+    check_search(queries, topk)
     # The cache is keyed by what matters to the ranking, so spelling variants of a query share an entry.
     return [list(self._ranked(tuple(dict.fromkeys(words(query))), topk)) for query in queries]
 
@@ -89,24 +85,21 @@ class BM25:
 
 
 def _rank_bm25(documents: list[list[str]], k1: float, b: float) -> Callable[[list[str]], np.ndarray]:
-  """Index -> function from known words to a score for every passage, [N] float64."""
+  """Indexes documents; returns a function from known words to a score for every passage, [N] float64."""
   import rank_bm25
 
-  class LuceneIdf(rank_bm25.BM25Okapi):
-    # Okapi's own weight is zero or less for a word in half of the passages, and is then lifted above that of
-    # rarer words: in a corpus of two nothing would be found, in a large one 'of' would outweigh real words.
-    def _calc_idf(self, nd):
-      self.idf = {word: math.log1p((self.corpus_size - n + 0.5) / (n + 0.5)) for word, n in nd.items()}
-
-  index = LuceneIdf(documents, k1=k1, b=b)
-  index.doc_len = np.array(index.doc_len)  # it would be made an array again for every word
+  index = rank_bm25.BM25Okapi(documents, k1=k1, b=b)
+  index.doc_len = np.array(index.doc_len)  # else converted again for every word
   holders: dict[str, list[int]] = {}
   for number, frequencies in enumerate(index.doc_freqs):
     for word in frequencies:
       holders.setdefault(word, []).append(number)
+  # Okapi's own weight is zero or less for a word in half of the passages, and is then lifted above that of rarer words:
+  # in a corpus of two nothing would be found, in a large one 'of' would outweigh real words.
+  index.idf = {word: math.log1p((len(documents) - len(held) + 0.5) / (len(held) + 0.5)) for word, held in holders.items()}
 
-  # rank_bm25's own `get_scores` visits every passage for every word, milliseconds each with the interpreter
-  # held. Asked once a word, for the passages that hold it, the library gives the same sums.
+  # rank_bm25's own `get_scores` visits every passage for every word, milliseconds each with the interpreter held.
+  # Called once a word, for the passages that hold it, the library gives the same sums.
   @functools.cache
   def weights(word: str) -> tuple[np.ndarray, np.ndarray]:
     return np.array(holders[word]), np.array(index.get_batch_scores([word], holders[word]))
@@ -127,7 +120,7 @@ def _bm25s(documents: list[list[str]], k1: float, b: float) -> Callable[[list[st
   except ImportError as error:
     raise ImportError("engine 'bm25s' needs the package bm25s: pip install 'jaxsearch[bm25s]'") from error
 
-  logging.getLogger('bm25s').setLevel(logging.WARNING)  # it tells of every index at DEBUG
+  logging.getLogger('bm25s').setLevel(logging.WARNING)  # it logs every index at DEBUG
   index = bm25s.BM25(k1=k1, b=b, method='lucene', dtype='float64')
   index.index(documents, show_progress=False)
   # bm25s leaves out the constant factor (k1 + 1), as Lucene does; with it both engines give the same scores.

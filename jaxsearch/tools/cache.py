@@ -1,7 +1,7 @@
-"""Answers of paid or slow servers, kept on disk by request: JSON in an SQLite file.
+"""Responses of paid or slow servers, kept on disk by request: JSON in an SQLite file.
 
 Threads and processes may share a file. Not `diskcache` or `sqlitedict`: both unpickle what they read, and neither is
-kept up.
+maintained.
 """
 
 from __future__ import annotations
@@ -19,55 +19,44 @@ _WAIT = 30.0  # seconds for another process to finish writing
 
 
 class Cache:
-  """A file of answers; it and its folder are made if they are not there.
+  """A file of responses, made with its folder if it is not there; without a path (None or '') nothing is kept.
 
   Raises:
     ValueError: the file is something else; names it.
   """
 
-  def __init__(self, path: str | os.PathLike):
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+  def __init__(self, path: str | os.PathLike | None):
+    self._db = None
+    if not path:
+      return
+    pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     self._lock = threading.Lock()
-    self._asking = [threading.Lock() for _ in range(256)]  # by the first byte of the key
-    self._file = sqlite3.connect(path, timeout=_WAIT, check_same_thread=False)
+    self._fetching = [threading.Lock() for _ in range(256)]  # by the first byte of the key
+    self._db = sqlite3.connect(path, timeout=_WAIT, check_same_thread=False)
     try:
-      with self._file:
-        self._file.execute('CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer TEXT) WITHOUT ROWID')
+      with self._db:
+        self._db.execute('CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer TEXT) WITHOUT ROWID')
     except sqlite3.DatabaseError as error:
-      raise ValueError(f'{path} is no file of cached answers: {error}') from error
+      raise ValueError(f'{path} is no file of cached responses: {error}') from error
 
-  def close(self) -> None:
-    self._file.close()
+  def get(self, request: object, fetch: Callable[[], Any]) -> Any:
+    """The response kept for `request`, else that of `fetch()`, which is kept unless it raises.
 
-  def answer(self, request: object, ask: Callable[[], Any]) -> Any:
-    """The answer kept for `request`, else that of `ask()`, which is kept unless it raises.
-
-    Threads that want the same answer at the same time, as the trees of a group do, ask once.
+    Threads that want the same response at the same time, as the trees of a group do, fetch it once.
 
     Args:
-      request: JSON with all that the answer depends on.
-      ask: returns JSON.
+      request: JSON with all that the response depends on.
+      fetch: returns JSON.
     """
+    if self._db is None:
+      return fetch()
     key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).digest()
-    with self._asking[key[0]]:
+    with self._fetching[key[0]]:
       with self._lock:
-        row = self._file.execute('SELECT answer FROM answers WHERE key = ?', (key,)).fetchone()
+        row = self._db.execute('SELECT answer FROM answers WHERE key = ?', (key,)).fetchone()
       if row is not None:
         return json.loads(row[0])
-      answer = ask()
-      with self._lock, self._file:
-        self._file.execute('INSERT OR REPLACE INTO answers VALUES (?, ?)', (key, json.dumps(answer)))
-      return answer
-
-
-class NoCache:
-  """Keeps nothing."""
-
-  def answer(self, request: object, ask: Callable[[], Any]) -> Any:
-    return ask()
-
-
-def open_cache(path: str | os.PathLike | None) -> Cache | NoCache:
-  """The cache in a file; None or '' keeps nothing."""
-  return Cache(path) if path else NoCache()
+      response = fetch()
+      with self._lock, self._db:
+        self._db.execute('INSERT OR REPLACE INTO answers VALUES (?, ?)', (key, json.dumps(response)))
+      return response

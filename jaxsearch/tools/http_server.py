@@ -1,113 +1,171 @@
-"""What our servers share: who may ask, how much, JSON in and out, and the address to listen on.
+"""HTTP servers: a search back end that many trainers share, and a policy that finds evidence for other models (RSTool).
 
-A server is a function from the JSON object of a request to what is sent back, which `endpoint` puts behind its checks;
-`make_app` makes the application, `bind` and `run` serve it. Whatever is refused is answered with `{"error": …}`: 400 what
-is not of the protocol, 401 a missing token, 408 and 413 what takes too long or is too large, 429 and 503 what may come
-again later. Needs the extra `serve`.
+  jaxsearch serve --corpus corpus.jsonl --port 8000
+    POST /retrieve   {"queries": [...], "topk": 3, "return_scores": true}; for the response see `tools.search_http`
+  jaxsearch serve --as-tool --config configs/r_search.py --checkpoint runs/r_search
+    POST /evidence   {"question": "…"} or a list of questions; for the response see `tools.evidence_client`
+    GET /tool        the tool's function schema in OpenAI's format
+  both
+    GET /health      how many requests or questions are in flight; needs no token
+
+`search_app` and `evidence_app` are these two protocols, `make_app` the checks around them, `bind` and `run` serve them.
+Refusals are `{"error": …}` with 400 for what is not of the protocol, 401 for a missing token, 408 and 413 for what takes too
+long or is too large, 429 and 503 for what may be retried. Needs the extra `serve`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hmac
-import json
+import logging
 import socket
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+import anyio.to_thread
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import BaseRoute
+from starlette.routing import Route
+
+from jaxsearch.data.corpus import join_contents
+from jaxsearch.tools import SearchBackend
+from jaxsearch.tools.dynamic_batcher import DynamicBatcher
+from jaxsearch.tools.evidence_client import SCHEMA, Evidence
+from jaxsearch.tools.http_client import parse_json
 
 CONNECTIONS = 512  # open at once; a backstop behind `Limits.requests`
+_log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Limits:
   body_bytes: int = 2**20
   body_seconds: float = 10.0   # for a request to arrive whole
-  requests: int = 64           # accepted at once, the others get 503 and may come again
+  requests: int = 64           # in flight; further ones get 503 and may be retried
+  texts: int = 512             # queries or questions of one request
+  text_chars: int = 8192       # of each
+  topk: int = 100              # of a search
+  threads: int = 4             # that search
+  questions: int = 256         # in flight, of all requests for evidence; further ones get 429 and may be retried
 
 
-def endpoint(handle: Callable[[dict], Awaitable[object]], token: str | None,
-             limits: Limits) -> Callable[[Request], Awaitable[JSONResponse]]:
-  """An endpoint for POST that hands the JSON object of a request to `handle` and sends back what that returns.
+def search_app(backend: SearchBackend, *, token: str | None = None, limits: Limits = Limits()) -> Starlette:
+  """The application around any search back end; with a `token`, requests must bring it."""
+  threads = anyio.CapacityLimiter(limits.threads)
 
-  With a `token`, requests must bring it.
+  async def retrieve(request: dict) -> dict:
+    queries, return_scores = request.get('queries'), request.get('return_scores', False)
+    topk = 3 if request.get('topk') is None else request['topk']
+    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
+      raise HTTPException(400, "'queries' must be a list of strings")
+    _check_size(queries, 'queries', limits)
+    if isinstance(topk, bool) or not isinstance(topk, int) or not 1 <= topk <= limits.topk:
+      raise HTTPException(400, f"'topk' must be a whole number from 1 to {limits.topk}")
+    if not isinstance(return_scores, bool):
+      raise HTTPException(400, "'return_scores' must be true or false")
+    results = await anyio.to_thread.run_sync(backend.search, queries, topk, limiter=threads)
+    entry = lambda document: {'id': document.id, 'contents': join_contents(document.title, document.text)}
+    scored = lambda document: {'document': entry(document), 'score': document.score}
+    return {'result': [list(map(scored if return_scores else entry, documents)) for documents in results]}
+
+  return make_app('/retrieve', retrieve, 'search', token, limits)
+
+
+def evidence_app(find: Callable[[list[str]], Sequence[Evidence]], *, check: Callable[[str], None] = lambda question: None,
+                 token: str | None = None, limits: Limits = Limits(texts=64)) -> Starlette:
+  """The application around a function that finds evidence; with a `token`, requests must bring it.
+
+  Args:
+    find: evidence for questions; called for one batch at a time, with the questions of all requests that wait for it.
+    check: raises ValueError for a question that is too long for the policy.
+  """
+  batched, in_flight = DynamicBatcher(find), 0
+  threads = anyio.CapacityLimiter(limits.requests)  # each waits for its batch
+
+  async def evidence(request: dict) -> object:
+    nonlocal in_flight
+    question = request.get('question')
+    questions = question if isinstance(question, list) else [question]
+    if not questions or not all(isinstance(question, str) and question.strip() for question in questions):
+      raise HTTPException(400, "'question' must be text that is not blank, or a list of such texts")
+    _check_size(questions, 'questions', limits)
+    try:
+      for text in questions:
+        check(text)
+    except ValueError as error:
+      raise HTTPException(413, str(error)) from error
+    if in_flight + len(questions) > limits.questions:
+      raise HTTPException(429, f'{in_flight} questions are in flight, of {limits.questions} at most', {'retry-after': '1'})
+    in_flight += len(questions)
+    try:
+      found = await anyio.to_thread.run_sync(batched, questions, limiter=threads)
+    finally:
+      in_flight -= len(questions)
+    found = list(map(dataclasses.asdict, found))
+    return found if isinstance(question, list) else found[0]
+
+  return make_app('/evidence', evidence, 'search for evidence', token, limits, pages={'/tool': SCHEMA},
+                  health=lambda: {'questions': in_flight})
+
+
+def make_app(path: str, handle: Callable[[dict], Awaitable[object]], name: str, token: str | None, limits: Limits,
+             pages: Mapping[str, object] | None = None, health: Callable[[], dict] | None = None) -> Starlette:
+  """An application that answers POST requests to `path` with what `handle` makes of their JSON object.
+
+  Args:
+    handle: raises HTTPException to refuse a request; anything else it raises is logged, and answered with 500.
+    name: of what it does, for that answer.
+    pages: JSON for GET requests, by path.
+    health: what GET /health says besides 'ok'; the number of requests in flight if not given.
   """
   in_flight = 0
 
   async def respond(request: Request) -> JSONResponse:
     nonlocal in_flight
-    check_token(request, token)
+    _check_token(request, token)
     if in_flight >= limits.requests:
-      raise HTTPException(503, f'{limits.requests} requests are being served', {'retry-after': '1'})
+      raise HTTPException(503, f'{limits.requests} requests are in flight', {'retry-after': '1'})
     in_flight += 1
     try:
-      return JSONResponse(await handle(_parse(await _read_body(request, limits))))
+      return JSONResponse(await handle(await _read_body(request, limits)))
+    except HTTPException:
+      raise
+    except Exception as error:  # the client gets an answer and the log the cause
+      _log.exception('the %s failed', name)
+      raise HTTPException(500, f'the {name} failed ({type(error).__name__})') from error
     finally:
       in_flight -= 1
 
-  return respond
+  async def show_page(request: Request) -> JSONResponse:
+    _check_token(request, token)
+    return JSONResponse(pages[request.url.path])
+
+  async def show_health(request: Request) -> JSONResponse:
+    return JSONResponse({'status': 'ok'} | (health() if health else {'requests': in_flight}))
+
+  async def refuse(request: Request, error: HTTPException) -> JSONResponse:
+    return JSONResponse({'error': error.detail}, error.status_code, error.headers)
+
+  gets = [Route('/health', show_health), *(Route(page, show_page) for page in pages or {})]
+  return Starlette(routes=[Route(path, respond, methods=['POST']), *gets], exception_handlers={HTTPException: refuse})
 
 
-def check_token(request: Request, token: str | None) -> None:
-  """Raises HTTPException if a token is wanted that the request does not bring."""
+def _check_token(request: Request, token: str | None) -> None:
   given = request.headers.get('authorization', '').encode()
   if token and not hmac.compare_digest(given, f'Bearer {token}'.encode()):
     raise HTTPException(401, 'a bearer token is needed', {'www-authenticate': 'Bearer'})
 
 
-def make_app(*routes: BaseRoute) -> Starlette:
-  """The application of these routes; an HTTPException is answered in JSON."""
-  async def refuse(request: Request, error: HTTPException) -> JSONResponse:
-    return JSONResponse({'error': error.detail}, error.status_code, error.headers)
-
-  return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
+def _check_size(texts: Sequence[str], name: str, limits: Limits) -> None:
+  if len(texts) > limits.texts or any(len(text) > limits.text_chars for text in texts):
+    raise HTTPException(413, f'at most {limits.texts} {name} of {limits.text_chars} characters')
 
 
-def bind(host: str, port: int) -> socket.socket:
-  """A socket that is bound and does not listen yet: nobody is kept waiting while a model is loaded. Port 0 takes a free one.
-
-  Raises:
-    ValueError: the address cannot be had; says why.
-  """
-  if not 0 <= port < 2**16:  # getaddrinfo would take it modulo 2**16
-    raise ValueError(f'cannot listen on {host}:{port}: a port is a number from 0 to 65535')
-  try:
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-      listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-      listener.bind(address)
-    except BaseException:
-      listener.close()
-      raise
-  except OSError as error:
-    raise ValueError(f'cannot listen on {host}:{port}: {error.strerror or error}') from error
-  return listener
-
-
-def run(app: Starlette, listener: socket.socket, what: str) -> None:
-  """Says where `what` is served, and serves it until a signal asks to stop; requests under way are answered first."""
-  listener.listen()
-  host, port = listener.getsockname()[:2]
-  print(f'{what}: http://{f"[{host}]" if ":" in host else host}:{port}', flush=True)
-  server = uvicorn.Server(make_server_config(app))
-  with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has stopped
-    server.run(sockets=[listener])
-
-
-def make_server_config(app: Starlette) -> uvicorn.Config:
-  """uvicorn without its configuration of `logging`, which would close the handlers of every other library."""
-  return uvicorn.Config(app, log_config=None, log_level='warning', lifespan='off', limit_concurrency=CONNECTIONS)
-
-
-async def _read_body(request: Request, limits: Limits) -> bytes:
+async def _read_body(request: Request, limits: Limits) -> dict:
   body = bytearray()
   try:
     async with asyncio.timeout(limits.body_seconds):
@@ -117,14 +175,44 @@ async def _read_body(request: Request, limits: Limits) -> bytes:
           raise HTTPException(413, f'the request is longer than {limits.body_bytes} bytes')
   except TimeoutError as error:
     raise HTTPException(408, f'the request took longer than {limits.body_seconds:g} s to arrive') from error
-  return bytes(body)
-
-
-def _parse(body: bytes) -> dict:
   try:
-    request = json.loads(body)
+    parsed = parse_json(bytes(body))
   except (ValueError, RecursionError) as error:
     raise HTTPException(400, f'bad JSON: {error}') from error
-  if not isinstance(request, dict):
+  if not isinstance(parsed, dict):
     raise HTTPException(400, 'expected a JSON object')
-  return request
+  return parsed
+
+
+def bind(host: str, port: int) -> socket.socket:
+  """A bound socket that does not listen yet, so that no client waits while a model is loaded. Port 0 takes a free one.
+
+  Raises:
+    ValueError: the address cannot be had; says why.
+  """
+  if not 0 <= port < 2**16:  # getaddrinfo would take it modulo 2**16
+    raise ValueError(f'cannot listen on {host}:{port}: a port is a number from 0 to 65535')
+  with contextlib.ExitStack() as stack:
+    try:
+      family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+      listener = stack.enter_context(socket.socket(family, kind, protocol))
+      listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+      listener.bind(address)
+    except OSError as error:
+      raise ValueError(f'cannot listen on {host}:{port}: {error.strerror or error}') from error
+    stack.pop_all()
+  return listener
+
+
+def run(app: Starlette, listener: socket.socket, name: str) -> None:
+  """Prints `name` with its address, and serves the app until a signal; requests in flight are answered first."""
+  listener.listen()
+  host, port = listener.getsockname()[:2]
+  print(f'{name}: http://{f"[{host}]" if ":" in host else host}:{port}', flush=True)
+  with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has stopped
+    uvicorn.Server(make_server_config(app)).run(sockets=[listener])
+
+
+def make_server_config(app: Starlette) -> uvicorn.Config:
+  """uvicorn without its configuration of `logging`, which would close the handlers of every other library."""
+  return uvicorn.Config(app, log_config=None, log_level='warning', lifespan='off', limit_concurrency=CONNECTIONS)

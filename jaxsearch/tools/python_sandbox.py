@@ -1,23 +1,22 @@
-"""Python that a model wrote, run where it can do no harm: CARL's tool.
+"""A sandbox for Python that a model wrote: CARL's tool.
 
 The interpreter is `pydantic-monty`, a subset of Python in subprocesses of its own: no files, no network, no imports but a few
-of the standard library, limits on time, memory, recursion and calls of the outside. From outside come only the functions
-that are given to `run`. Whatever a program does ends as text, never as an exception of ours.
+of the standard library, limits on time, memory, recursion and calls of host functions. A program can call only the host
+functions that `run` is given. Whatever it does ends as text, never as an exception of ours.
 """
 
 from __future__ import annotations
 
 import datetime
 import re
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pydantic_monty
 
-CALLS = 32       # of functions from outside and look-ups of their names, in one program
+CALLS = 32       # of host functions and look-ups of their names, in one program
 RECURSION = 100  # frames
-# What a program prints is a function of its text: the clock stands, nothing sleeps, random numbers are seeded.
+# A program's output depends on its text alone: the clock stands, nothing sleeps, random numbers are seeded.
 POLICY = {'datetime': datetime.datetime(2026, 1, 1), 'sleep': 'zero', 'random_start': {'seed': 0}}
 
 
@@ -25,9 +24,9 @@ class PythonSandbox:
   """Runs programs, several at a time, each from a clean state.
 
   Args:
-    seconds: that a program may compute, without the time that functions from outside take.
+    seconds: of computing for one program; time in host functions does not count.
     memory: MiB of its heap.
-    output: characters that are kept of what it prints.
+    output: characters of its output that are kept.
     workers: programs at a time.
   """
 
@@ -36,52 +35,41 @@ class PythonSandbox:
       raise ValueError(f'a sandbox of {seconds} s, {memory} MiB, {output} characters, {workers} workers: all more than 0')
     self._limits = {'max_feed_duration_secs': float(seconds), 'max_memory': memory << 20,
                     'max_recursion_depth': RECURSION, 'max_suspensions': CALLS}
-    self._output, self._workers = output, workers
-    self._pool, self._lock = None, threading.Lock()
+    self._output = output
+    self._pool = pydantic_monty.Monty(min_processes=0, max_processes=workers)  # the first program starts a worker
+    self._pool.__enter__()
 
   def run(self, code: str, functions: Mapping[str, Callable[..., Any]] | None = None) -> str:
-    """What a program printed, and how it ended if it failed (`ZeroDivisionError: division by zero`).
+    """What a program printed, and its error if it failed (`ZeroDivisionError: division by zero`).
 
-    As at a prompt, the value of a last line that is an expression is shown where nothing was printed. Threads may call this
-    at the same time.
+    As at a prompt, the value of a last line that is an expression is shown if nothing was printed. May be called from
+    several threads.
 
     Args:
-      functions: what the program may call, by name; they run here, on the thread of the caller.
+      functions: host functions that the program may call, by name; they run on the caller's thread.
     """
-    pool, printed = self._open(), _Printed(self._output)
+    printed, error = _Printed(self._output), ''
     try:
-      with pool.checkout(limits=self._limits, os_policy=POLICY) as session:
+      with self._pool.checkout(limits=self._limits, os_policy=POLICY) as session:
         value = session.feed_run(code, external_lookup=dict(functions or {}), print_callback=printed)
       if value is not None and not printed.text:
         printed('stdout', str(value))
-    except (pydantic_monty.MontySyntaxError, pydantic_monty.MontyRuntimeError) as error:
-      # How long it took, or how much it wanted, differs from run to run.
-      return printed.with_error(re.sub(r'(limit exceeded): .*', r'\1', error.display('type-msg')))
-    except pydantic_monty.MontyError:  # its worker was killed or died; the pool has another
-      return printed.with_error('CrashedError: the program was ended')
-    except (ValueError, RecursionError) as error:  # a value that cannot be shown
-      return printed.with_error(f'{type(error).__name__}: {error}')
-    return printed.text
-
-  def _open(self):
-    """The pool of workers, started by the first program."""
-    with self._lock:
-      if self._pool is None:
-        pool = pydantic_monty.Monty(min_processes=1, max_processes=self._workers)
-        pool.__enter__()
-        self._pool = pool
-      return self._pool
+    except (pydantic_monty.MontySyntaxError, pydantic_monty.MontyRuntimeError) as failure:
+      # The time or memory that it took differs from run to run.
+      error = re.sub(r'(limit exceeded): .*', r'\1', failure.display('type-msg'))
+    except pydantic_monty.MontyError:  # its worker died; the pool has another
+      error = 'CrashedError: the program was ended'
+    except (ValueError, RecursionError) as failure:  # a value that cannot be shown
+      error = f'{type(failure).__name__}: {failure}'
+    return printed.text + (f'{error[:self._output]}\n' if error else '')
 
   def close(self) -> None:
-    """Ends the workers; a later `run` starts new ones."""
-    with self._lock:
-      if self._pool is not None:
-        self._pool.__exit__(None, None, None)
-        self._pool = None
+    """Ends the workers; nothing can be run any more."""
+    self._pool.__exit__(None, None, None)
 
 
 class _Printed:
-  """Takes what is printed and keeps its first characters."""
+  """Collects output up to a limit of characters."""
 
   def __init__(self, limit: int):
     self._limit, self.text = limit, ''
@@ -91,6 +79,3 @@ class _Printed:
       self.text = (self.text + text)[:self._limit + 1]
       if len(self.text) > self._limit:
         self.text += '… (output cut)\n'
-
-  def with_error(self, message: str) -> str:
-    return f'{self.text}{message[:self._limit]}\n'

@@ -1,25 +1,23 @@
 """Retrieval by simulation (ZeroSearch, arXiv 2505.04588): a writer makes up the documents, useful or noisy on request.
 
-`SimulatedSearch` is the back end. It draws for every query whether its documents are useful, with a probability of
-noise that rises with the training step, and has a writer write them. `ModelWriter` prompts a language model: any of ours on
-its own sampler, or one behind a server (`tools.chat`). `world/writer.py` stands in for one in the embedded world.
+`SimulatedSearch` is the back end. It draws for every query whether its documents are noisy, with a probability that rises
+with the training step, and has a writer write them. `ModelWriter` prompts a language model: a local one on its own sampler, or
+one behind a server (`tools.chat`). `world/writer.py` stands in for one in the embedded world.
 
-What is drawn follows from seed, step and query alone. So trees that send the same query in the same step get the same
-documents, and a run that goes on from a checkpoint gets those that it would have got.
+The draws depend on seed, step and query alone. So trees that send the same query in the same step get the same documents,
+and a resumed run gets those that the uninterrupted one would have got.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Protocol
 
 from jaxsearch.data.corpus import Document
+from jaxsearch.tools import check_search
 
 
 class WriterError(RuntimeError):
@@ -30,10 +28,10 @@ class Writer(Protocol):
   """Writes documents for queries; `write` is called from several threads."""
 
   def write(self, queries: Sequence[str], topk: int, noisy: Sequence[bool], seeds: Sequence[int]) -> list[list[Document]]:
-    """At most `topk` documents for each query, all of them useful, or all noisy where `noisy` says so.
+    """At most `topk` documents for each query, all useful, or all noisy where `noisy` is true.
 
     Args:
-      seeds: a number for each query, from which all that is random about its documents is to follow.
+      seeds: one for each query, for all that is random about its documents.
     """
 
 
@@ -50,15 +48,14 @@ def noise_probability(step: int, total_steps: int, start: float, end: float, bas
 
 
 class SimulatedSearch:
-  """A search back end whose documents are written when they are asked for; may be called from several threads."""
+  """A search back end whose documents are written on request; may be called from several threads.
+
+  Args:
+    noise_start, noise_end, base: see `noise_probability`; the noise is that of step 0 until `set_step` is called.
+    seed: of all draws.
+  """
 
   def __init__(self, writer: Writer, *, noise_start: float = 0.0, noise_end: float = 0.5, base: float = 4.0, seed: int = 0):
-    """At first the noise is that of step 0.
-
-    Args:
-      noise_start, noise_end, base: see `noise_probability`.
-      seed: of all draws.
-    """
     if not (0 <= noise_start <= 1 and 0 <= noise_end <= 1):
       raise ValueError(f'noise_start={noise_start} and noise_end={noise_end} are probabilities: from 0 to 1')
     if base <= 0 or base == 1:
@@ -67,17 +64,14 @@ class SimulatedSearch:
     self.set_step(0, 1)
 
   def set_step(self, step: int, total_steps: int) -> None:
-    """Takes the noise of a step of the curriculum; called between steps, never during searches."""
+    """Sets the noise to that of a step of the curriculum; to be called between steps, never during searches."""
     if not 0 <= step <= total_steps or total_steps < 1:
       raise ValueError(f'step {step} is none of a curriculum of {total_steps}')
     self._step, self.noise = step, noise_probability(step, total_steps, *self._curriculum)
 
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
-    """At most `topk` documents for each query; what the writer raises is passed on."""
-    if isinstance(queries, str):
-      raise TypeError('queries must be a list of strings, not one string')
-    if topk < 1:
-      raise ValueError(f'topk={topk} must be at least 1')
+    """At most `topk` documents for each query. Raises what the writer raises."""
+    check_search(queries, topk)
     if not queries:
       return []
     draws = [self._draw(query) for query in queries]
@@ -110,22 +104,24 @@ _BODY = re.compile(r'\s*Title:[ \t]*(\S[^\n]*)\n\s*Text:\s*(\S.*)', re.DOTALL)
 class ModelWriter:
   """Has a language model write the documents.
 
-  It is told the query alone, not the question or its answer: no query could coax these out of it.
+  It sees the query alone, not the question or its answer: no query could coax these out of it.
+
+  Args:
+    generate: prompts in, replies out, an exception standing where one failed: `Chat.replies`, or a `DynamicBatcher` around
+      a local model. Called from several threads.
   """
 
-  def __init__(self, ask: Callable[[list[str]], Sequence[str | Exception]]):
-    """`ask` turns prompts into replies, an exception standing where one failed: `Chat.replies`, or a `DynamicBatcher` model
-    of ours. Called from several threads."""
-    self._ask = ask
+  def __init__(self, generate: Callable[[list[str]], Sequence[str | Exception]]):
+    self._generate = generate
 
   def write(self, queries: Sequence[str], topk: int, noisy: Sequence[bool], seeds: Sequence[int]) -> list[list[Document]]:
     """See `Writer`; the documents depend on the prompt alone, as far as the model does, and `seeds` are unused.
 
     Raises:
-      WriterError: a reply that is not in the form asked for.
-      other errors: those that `ask` raises or returns.
+      WriterError: a reply that is not in the form of the prompt.
+      other errors: those that `generate` raises or returns.
     """
-    replies = self._ask([writing_prompt(query, topk, noise) for query, noise in zip(queries, noisy, strict=True)])
+    replies = self._generate([writing_prompt(query, topk, noise) for query, noise in zip(queries, noisy, strict=True)])
     for reply in replies:
       if isinstance(reply, Exception):
         raise reply
@@ -133,12 +129,12 @@ class ModelWriter:
 
 
 def writing_prompt(query: str, topk: int, noisy: bool) -> str:
-  """What a model is told to write `topk` documents. The query, which a policy wrote, is brought to one line."""
+  """The prompt for `topk` documents. The query, which a policy wrote, is brought to one line."""
   return (NOISY if noisy else USEFUL).format(topk=topk) + '\n' + FORM.format(query=' '.join(query.split()))
 
 
 def parse_documents(reply: str, topk: int) -> list[Document]:
-  """The first `topk` documents of a reply in the form asked for; what stands before the first is passed over.
+  """The first `topk` documents of a reply in the form of the prompt; text before the first is skipped.
 
   Raises:
     WriterError: there is none, or one of them has no title or no text.
@@ -150,42 +146,3 @@ def parse_documents(reply: str, topk: int) -> list[Document]:
   if None in bodies:
     raise WriterError(f'document {bodies.index(None) + 1} of the simulator has no title or no text')
   return [Document(f'written-{i}', body[1].strip(), ' '.join(body[2].split())) for i, body in enumerate(bodies, start=1)]
-
-
-class DynamicBatcher:
-  """A function from prompts to replies for several threads: what arrives while a batch is under way is the next batch.
-
-  For a model on a sampler of ours, which runs one batch at a time and is slow for few prompts. Which prompts share a batch
-  is a matter of the clock; a greedy model replies the same in any, but for rounding.
-  """
-
-  def __init__(self, ask: Callable[[list[str]], Sequence[str]]):
-    self._ask, self._busy, self._waiting, self._changed = ask, False, [], threading.Condition()
-
-  def __call__(self, prompts: list[str]) -> Sequence[str]:
-    """The replies to `prompts`. An error of the batch is raised for all who had prompts in it."""
-    own = Future()
-    with self._changed:
-      self._waiting.append((prompts, own))
-      self._changed.wait_for(lambda: own.done() or not self._busy)
-      batch, self._waiting, self._busy = ([], self._waiting, self._busy) if own.done() else (self._waiting, [], True)
-    if batch:
-      self._run(batch)
-    return own.result()
-
-  def _run(self, batch: Sequence[tuple[list[str], Future]]) -> None:
-    try:
-      asked = [prompt for prompts, _ in batch for prompt in prompts]
-      replies = self._ask(asked)
-      if len(replies) != len(asked):
-        raise ValueError(f'{len(replies)} replies to {len(asked)} prompts')
-      left = iter(replies)
-      for prompts, future in batch:
-        future.set_result(list(itertools.islice(left, len(prompts))))
-    except Exception as error:
-      for _, future in batch:
-        future.set_exception(error)
-    finally:
-      with self._changed:
-        self._busy = False
-        self._changed.notify_all()

@@ -26,7 +26,7 @@ from jaxsearch import setup
 from jaxsearch.models.decoder import DecoderConfig, RopeScaling
 from jaxsearch.parallel.mesh import make_mesh
 from jaxsearch.training import critic
-from jaxsearch.training.state import TrainState, fingerprint, without_head
+from jaxsearch.training.step import TrainState, fingerprint, without_head
 
 # What may differ between the run that saved and the run that goes on: where things are, how often and how far, and how
 # the same numbers are computed.

@@ -15,7 +15,6 @@ from jaxsearch import setup
 from jaxsearch.models import value_head
 from jaxsearch.models.decoder import DecoderConfig, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
 from jaxsearch.training.batch import Batch
 
@@ -25,7 +24,7 @@ SHOWN = ('loss', 'grad_norm', 'value')  # of the metrics of an update, as critic
 @dataclasses.dataclass
 class Critic:
   """The parameters {'decoder', 'head'} of a critic of its own, its optimizer, and its compiled step."""
-  state: states.TrainState
+  state: steps.TrainState
   train_step: Callable
 
   def learn(self, batch: Batch) -> dict[str, jax.Array]:
@@ -45,21 +44,21 @@ def open_critic(config: ml_collections.ConfigDict, model_config: DecoderConfig, 
   """
   optim = config.optim.copy_and_resolve_references()
   optim.update(learning_rate=config.critic.learning_rate, lr_warmup_updates=config.critic.lr_warmup_updates)
-  schedule = states.learning_rate_schedule(optim, total_updates)
-  optimizer = states.make_optimizer(optim, schedule, lambda name: 1.0 if name == 'head' else decoder_factor)
+  schedule = steps.learning_rate_schedule(optim, total_updates)
+  optimizer = steps.make_optimizer(optim, schedule, lambda name: 1.0 if name == 'head' else decoder_factor)
   if warm is not None:
     params = warm
   else:
     if config.optim.master_weights:
-      params = states.float32(params)  # what is frozen under an adapter is in the compute dtype
+      params = steps.float32(params)  # what is frozen under an adapter is in the compute dtype
     head = value_head.initial_head(model_config.hidden_size, params['embedding'].dtype)
     placed, _ = layout(model_config, mesh)
     params = {'decoder': params, 'head': jax.device_put(head, placed['head'])}
   loss_fn = lambda params, batch: steps.critic_loss(params, batch, config=model_config, value_clip=config.critic.value_clip)
   return Critic(
-    states.create(params, optimizer, mesh),
+    steps.create_state(params, optimizer, mesh),
     steps.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype=model_config.dtype,
-                          state_shardings=states.state_shardings(params, optimizer, mesh)))
+                          state_shardings=steps.state_shardings(params, optimizer, mesh)))
 
 
 def layout(model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
@@ -95,5 +94,5 @@ def trained_layout(config: ml_collections.ConfigDict, model_config: DecoderConfi
   shardings, shapes = setup.param_shardings(model_config, mesh), parameter_shapes(model_config)
   if 'critic' in config and is_shared(config):
     placed, sizes = head_layout(model_config, mesh)
-    shardings, shapes = shardings | {states.HEAD: placed}, shapes | {states.HEAD: sizes}
+    shardings, shapes = shardings | {steps.HEAD: placed}, shapes | {steps.HEAD: sizes}
   return shardings, shapes

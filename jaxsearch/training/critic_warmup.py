@@ -31,13 +31,12 @@ from jaxsearch.methods import find_method
 from jaxsearch.models.encoder import load_encoder
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.engine import Engine
+from jaxsearch.sampler.requests import Tools
 from jaxsearch.sampler.rollout import Agent, rollout
-from jaxsearch.sampler.tools import Tools
 from jaxsearch.training import batch as batches
-from jaxsearch.training import checkpoint, critic, loop, metrics
-from jaxsearch.training import state as states
+from jaxsearch.training import checkpoint, critic, loop, runs
 from jaxsearch.training import step as steps
-from jaxsearch.training.run import RunStopped, open_run
+from jaxsearch.training.runs import RunStopped, open_run
 from jaxsearch.trees.layout import TrainingRows, lay_out, take_back
 from jaxsearch.trees.records import from_record, to_record
 from jaxsearch.trees.tree import Role, Tree
@@ -87,7 +86,7 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
     figures = gate_figures(assess(student, held_out), tiers)
     done = run.last_step >= settings.min_updates and passes(figures, settings.gate)
     for step in () if done else run.steps():
-      clock = metrics.Clock()
+      clock = runs.Clock()
       with clock('train'):
         row = student.learn(draw(buckets, settings.trees, np.random.default_rng([config.seed, step])))
       check = step % settings.check_every == 0 or step == settings.max_updates
@@ -175,7 +174,7 @@ def roll_out(config: ml_collections.ConfigDict, method: types.ModuleType, engine
   """
   settings = config.critic_warmup
   changes = {kind: dict(config.grow) | dict(settings[kind.replace('-', '_')]) for kind in KINDS}
-  done = metrics.read(path) if path.exists() else []
+  done = runs.read(path) if path.exists() else []
   if len(done) < len(wanted):
     done = done[:len(done) // CHUNK * CHUNK]
     write(path, done)
@@ -304,7 +303,7 @@ def split(trees: Sequence[Tree], tiers: dict[str, int], settings: ml_collections
 @dataclasses.dataclass
 class Student:
   """The critic that is warmed up: its state, and functions of its parameters."""
-  state: states.TrainState
+  state: steps.TrainState
   learn_rows: Callable  # (state, batch) -> (state, metrics)
   values: Callable      # (parameters, batch) -> values
   config: ml_collections.ConfigDict
@@ -314,7 +313,7 @@ class Student:
     """One update on the rewards of trees."""
     batch = batches.make_batch(rows_of(self.config, trees), self.config.train.micro_rows, critic=True)
     self.state, result = self.learn_rows(self.state, batches.place(batch, self.mesh))
-    return metrics.to_row(result)
+    return runs.to_row(result)
 
 
 def open_student(config: ml_collections.ConfigDict, model_config, params: dict, mesh: jax.sharding.Mesh) -> Student:
@@ -329,15 +328,15 @@ def open_student(config: ml_collections.ConfigDict, model_config, params: dict, 
     own = critic.open_critic(config, model_config, params, mesh, settings.max_updates,
                              decoder_factor=settings.backbone_rate / settings.head_rate)
     return Student(own.state, own.train_step, steps.make_value_step(model_config, mesh=mesh), config, mesh)
-  factors = {states.HEAD: 1.0} | dict.fromkeys(FROZEN, 0.0)
-  schedule = states.learning_rate_schedule(optim, settings.max_updates)
-  optimizer = states.make_optimizer(
+  factors = {steps.HEAD: 1.0} | dict.fromkeys(FROZEN, 0.0)
+  schedule = steps.learning_rate_schedule(optim, settings.max_updates)
+  optimizer = steps.make_optimizer(
     optim, schedule, lambda name: factors.get(name, settings.backbone_rate / settings.head_rate))
-  params = params | {states.HEAD: critic.new_head(config, model_config, mesh)}
+  params = params | {steps.HEAD: critic.new_head(config, model_config, mesh)}
   learn = steps.make_train_step(
     lambda params, batch: steps.shared_critic_loss(params, batch, config=model_config), optimizer, schedule, mesh=mesh,
-    state_shardings=states.state_shardings(params, optimizer, mesh), dtype=model_config.dtype)
-  return Student(states.create(params, optimizer, mesh), learn, steps.make_value_step(model_config, mesh=mesh, shared=True),
+    state_shardings=steps.state_shardings(params, optimizer, mesh), dtype=model_config.dtype)
+  return Student(steps.create_state(params, optimizer, mesh), learn, steps.make_value_step(model_config, mesh=mesh, shared=True),
                  config, mesh)
 
 

@@ -24,14 +24,14 @@ from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training import batch as batches
-from jaxsearch.training import checkpoint, metrics, rollouts
+from jaxsearch.training import checkpoint, runs
 from jaxsearch.training import critic as critics
-from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
-from jaxsearch.training.run import open_run
+from jaxsearch.training.runs import open_run
 from jaxsearch.trees.layout import TrainingRows, lay_out, take_back
-from jaxsearch.trees.tree import Tree
+from jaxsearch.trees.tree import Role, Stop, Tree
 
+Groups = list[list[Tree]]  # the trees of each question
 SHOWN = ('reward', 'em', 'searches')  # on the progress bar
 
 
@@ -60,18 +60,18 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
     if run.last_step == 0 and run.wants_evaluation(0):
       run.write_evaluation(evaluate(*examinee(learner, method, 0)))
     for step in run.steps():
-      clock = metrics.Clock()
+      clock = runs.Clock()
       context = Context(step, np.random.default_rng([config.seed, step]), learner.memory)
       with clock('generate'):
         groups, row = grow(learner, method, next(questions), context)
-      trees, kept = sum(map(len, groups)), rollouts.trainable(groups, config.train.row_length)
+      trees, kept = sum(map(len, groups)), trainable(groups, config.train.row_length)
       if learner.values is not None:
         with clock('score'):
           assess(learner, [tree for group in kept for tree in group])
       with clock('reward'):
         method.credit(kept, context, **config.credit)
-      row = row | rollouts.summary(groups) | context.metrics | {'trees_too_long': trees - sum(map(len, kept))}
-      row = row | update(learner, into_rows(learner, rollouts.credited(kept)), step, clock)
+      row = row | summary(groups) | context.metrics | {'trees_too_long': trees - sum(map(len, kept))}
+      row = row | update(learner, into_rows(learner, credited(kept)), step, clock)
       row = row | clock.row(row['tokens_generated'])
       if run.wants_evaluation(step):
         run.write_evaluation(evaluate(*examinee(learner, method, step)))
@@ -88,7 +88,7 @@ class Learner:
   model_config: DecoderConfig
   mesh: jax.sharding.Mesh
   agent: Agent              # the policy as it samples; load its engine with `params` before a rollout
-  state: states.TrainState  # of the policy, or of its adapter
+  state: steps.TrainState  # of the policy, or of its adapter
   base: dict | None         # the frozen parameters under the adapter; None without one
   merge: Callable           # (base, adapter) -> parameters
   reference: dict | None    # parameters of the frozen initial policy, in the compute dtype; None if there is no KL
@@ -103,13 +103,13 @@ class Learner:
   @property
   def params(self) -> dict:
     """The parameters of the policy as it is now; with an adapter they are computed anew at every call."""
-    return states.without_head(self.state.params) if self.base is None else self.merge(self.base, self.state.params)
+    return steps.without_head(self.state.params) if self.base is None else self.merge(self.base, self.state.params)
 
-  def snapshot(self) -> states.TrainState:
+  def snapshot(self) -> steps.TrainState:
     """Everything on the device that a checkpoint holds."""
     return dataclasses.replace(self.state, critic=self.critic and self.critic.state)
 
-  def take(self, snapshot: states.TrainState) -> None:
+  def take(self, snapshot: steps.TrainState) -> None:
     """Goes on from a snapshot."""
     if self.critic is not None:
       self.critic.state = snapshot.critic
@@ -127,20 +127,20 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
     if host['config']['model'] != config.model or host.get('critic', False) == shared:
       raise ValueError(f'critic.warm_start={config.critic.warm_start!r} was warmed up for the model {host["config"]["model"]!r}, '
                        f'critic.shared={not host.get("critic", False)}; here they are {config.model!r}, {shared}')
-    params = states.without_head(warm) if shared else params
+    params = steps.without_head(warm) if shared else params
   trained = setup.new_adapter(config, model_config, mesh) if config.lora.rank else params
   if shared:
-    trained = params | {states.HEAD: warm[states.HEAD] if warm else critics.new_head(config, model_config, mesh)}
+    trained = params | {steps.HEAD: warm[steps.HEAD] if warm else critics.new_head(config, model_config, mesh)}
   optimizer, train_step = make_update(config, model_config, mesh, trained)
   local = meshes.local_mesh(mesh)
   engine = setup.open_engine(config, model_config, setup.load_tokenizer(config), local)
   tools = setup.open_tools(config, mesh=local, services=getattr(find_method(config.method), 'SERVICES', ()))
   return Learner(
-    config=config, model_config=model_config, mesh=mesh, state=states.create(trained, optimizer, mesh),
+    config=config, model_config=model_config, mesh=mesh, state=steps.create_state(trained, optimizer, mesh),
     agent=setup.make_agent(config, engine, tools),
     base=params if config.lora.rank else None, merge=setup.merger(config, model_config, mesh),
-    reference=states.compute_copy(params, model_config.dtype) if config.loss.kl_coef else None,
-    fingerprint=states.fingerprint(params),
+    reference=steps.compute_copy(params, model_config.dtype) if config.loss.kl_coef else None,
+    fingerprint=steps.fingerprint(params),
     train_step=train_step, key=jax.random.key(config.seed),
     score=steps.make_score_step(model_config, mesh=mesh, temperature=config.sampler.temperature, chunk=config.train.chunk),
     critic=(critics.open_critic(config, model_config, params, mesh, total_updates(config), warm)
@@ -152,16 +152,16 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
 def make_update(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh,
                 trained: dict) -> tuple[optax.GradientTransformation, Callable]:
   """(optimizer, compiled training step) for the parameters `trained`: arrays, or ShapeDtypeStructs with shardings."""
-  shared, schedule = critics.is_shared(config), states.learning_rate_schedule(config.optim, total_updates(config))
+  shared, schedule = critics.is_shared(config), steps.learning_rate_schedule(config.optim, total_updates(config))
   head_factor = config.critic.learning_rate / config.optim.learning_rate if shared else 1.0
-  optimizer = states.make_optimizer(config.optim, schedule, lambda name: head_factor if name == states.HEAD else 1.0)
+  optimizer = steps.make_optimizer(config.optim, schedule, lambda name: head_factor if name == steps.HEAD else 1.0)
   weights = dict(config.loss, temperature=config.sampler.temperature, chunk=config.train.chunk)
   if shared:
     weights |= dict(value_coef=config.critic.coef, backbone_share=config.critic.backbone_share)
   loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=model_config, **weights)
   return optimizer, steps.make_train_step(
     loss_fn, optimizer, schedule, mesh=mesh, dtype=model_config.dtype, alpha=config.lora.alpha,
-    state_shardings=states.state_shardings(trained, optimizer, mesh))
+    state_shardings=steps.state_shardings(trained, optimizer, mesh))
 
 
 def total_updates(config: ml_collections.ConfigDict) -> int:
@@ -210,7 +210,7 @@ def examinee(learner: Learner, method: types.ModuleType, step: int) -> tuple:
 
   def judged_by_critic(trees: Sequence[Tree]) -> None:
     """Writes values, advantages and outcomes onto finished trees, as far as they fit into training rows."""
-    fitting = [[tree] for tree, in rollouts.trainable([[tree] for tree in trees], config.train.row_length) if tree.count()]
+    fitting = [[tree] for tree, in trainable([[tree] for tree in trees], config.train.row_length) if tree.count()]
     assess(learner, [tree for tree, in fitting])
     method.credit(fitting, Context(0, np.random.default_rng(0), {}), **config.credit)
     for tree in trees:
@@ -221,7 +221,7 @@ def examinee(learner: Learner, method: types.ModuleType, step: int) -> tuple:
 
 
 def grow(learner: Learner, method: types.ModuleType, questions: Sequence[Question],
-         context: Context) -> tuple[rollouts.Groups, dict[str, float]]:
+         context: Context) -> tuple[Groups, dict[str, float]]:
   """The trees of a step with the newest parameters, of all processes, and this process's sampler metrics.
 
   Each process grows the trees of its own questions: of the global batch every n-th, beginning with its own number.
@@ -238,7 +238,51 @@ def grow(learner: Learner, method: types.ModuleType, questions: Sequence[Questio
                        jax.random.fold_in(learner.key, context.step), numbers=numbers)
   ends = np.cumsum(sizes)
   groups = [trees[end - size:end] for size, end in zip(sizes, ends)]
-  return rollouts.share(groups, learner.agent.engine.tokenizer), row
+  return share(groups, learner.agent.engine.tokenizer), row
+
+
+def share(groups: Groups, tokenizer) -> Groups:
+  """The groups of all processes, in the order of the global batch."""
+  if jax.process_count() == 1:
+    return groups
+  groups = [group for turn in zip(*meshes.gather_objects(groups), strict=True) for group in turn]
+  for tree in (tree for group in groups for tree in group):
+    tree.tokenizer = tokenizer
+  return groups
+
+
+def trainable(groups: Groups, length: int) -> Groups:
+  """The trees that fit into a training row of `length` tokens, each cut down to what is trained and what leads to it.
+
+  A tree with branches may be longer than the longest path. Groups without any tree left drop out.
+  """
+  for tree in (tree for group in groups for tree in group):
+    tree.prune()
+  fitting = [[tree for tree in group if tree.count() <= length] for group in groups]
+  return [group for group in fitting if group]
+
+
+def credited(groups: Groups) -> list[Tree]:
+  """Those of the trees that the method gave credit: what training rows hold."""
+  return [tree for group in groups for tree in group
+          if any(node.trained and node.advantages is not None for node in tree.walk())]
+
+
+def summary(groups: Groups) -> dict[str, float]:
+  """What came of the trees: means of reward, exact match and the method's notes (`searches` …), shares of stop reasons."""
+  trees = [tree for group in groups for tree in group]
+  names = sorted({name for tree in trees for name in tree.metrics})
+  noted = {name: float(np.mean([tree.metrics[name] for tree in trees if name in tree.metrics])) for name in names}
+  stops = {f'stop_{reason}': float(np.mean([tree.stop == reason for tree in trees])) for reason in Stop}
+  rewards = [found for group in groups if (found := [tree.reward for tree in group if tree.reward is not None])]
+  return noted | stops | {
+    'reward': float(np.mean(np.concatenate(rewards))) if rewards else 0.0,
+    'groups_alike': float(np.mean([len(set(found)) == 1 for found in rewards])) if rewards else 1.0,  # nothing to compare
+    'trees': len(trees),
+    'em': float(np.mean([tree.question.score(tree.answer) for tree in trees])),
+    'tokens_generated': sum(tree.count(Role.POLICY) for tree in trees),
+    'tokens_per_tree': float(np.mean([tree.count() for tree in trees])),
+  }  # fmt: skip
 
 
 def set_curriculum(learner: Learner, step: int) -> None:
@@ -263,7 +307,7 @@ def assess(learner: Learner, trees: Sequence[Tree]) -> None:
   take_back(rows, trees, batches.unpack(batch, values, len(rows.tokens)), 'values')
 
 
-def update(learner: Learner, rows: TrainingRows, step: int, clock: metrics.Clock) -> dict[str, float]:
+def update(learner: Learner, rows: TrainingRows, step: int, clock: runs.Clock) -> dict[str, float]:
   """All updates of a step: `epochs` passes over the rows, each in `mini_batches` parts."""
   settings = learner.config.train
   recompute = settings.old_logprobs == 'recompute'
@@ -282,8 +326,8 @@ def update(learner: Learner, rows: TrainingRows, step: int, clock: metrics.Clock
         batch = batches.place(batch, learner.mesh)
         learner.state, result = learner.train_step(learner.state, batch, learner.base)
         results.append(result if learner.critic is None else result | learner.critic.learn(batch))
-    results = [metrics.to_row(result) for result in results]
-  return metrics.mean_of(results) | {'padded_share': 1 - rows.fill, 'rows': len(rows.tokens)}
+    results = [runs.to_row(result) for result in results]
+  return runs.mean_of(results) | {'padded_share': 1 - rows.fill, 'rows': len(rows.tokens)}
 
 
 def score_rows(learner: Learner, params: dict, rows: TrainingRows) -> np.ndarray:

@@ -17,10 +17,9 @@ from jaxsearch.data.jsonl import DataError, read_records
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import batch as batches
-from jaxsearch.training import checkpoint, metrics
-from jaxsearch.training import state as states
+from jaxsearch.training import checkpoint, runs
 from jaxsearch.training import step as steps
-from jaxsearch.training.run import open_run
+from jaxsearch.training.runs import open_run
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role, Tree
 
@@ -86,19 +85,19 @@ class Imitation:
                aggregate: str = 'token-mean'):
     self.mesh, self.row_length, self.micro_rows = mesh, row_length, micro_rows
     self.pad_id, self.aggregate = pad_id, aggregate
-    schedule = states.learning_rate_schedule(optim, total_updates)
-    optimizer = states.make_optimizer(optim, schedule)
-    self.state = states.create(params, optimizer, mesh)
+    schedule = steps.learning_rate_schedule(optim, total_updates)
+    optimizer = steps.make_optimizer(optim, schedule)
+    self.state = steps.create_state(params, optimizer, mesh)
     self._step = steps.make_train_step(
       lambda params, batch: steps.imitation_loss(params, batch, config=model_config, chunk=chunk), optimizer, schedule,
-      mesh=mesh, state_shardings=states.state_shardings(params, optimizer, mesh), dtype=model_config.dtype)
+      mesh=mesh, state_shardings=steps.state_shardings(params, optimizer, mesh), dtype=model_config.dtype)
 
   def learn(self, forest: Sequence[Tree]) -> dict[str, float]:
     """One update; returns its metrics."""
     rows = lay_out(forest, self.row_length, pad_id=self.pad_id, how=self.aggregate)
     batch = batches.place(batches.make_batch(rows, self.micro_rows), self.mesh)
     self.state, result = self._step(self.state, batch)
-    return metrics.to_row(result) | {'padded_share': 1 - rows.fill}
+    return runs.to_row(result) | {'padded_share': 1 - rows.fill}
 
 
 def fit(model_config: DecoderConfig, params: dict, forests: Iterable[Sequence[Tree]], *, optim: ml_collections.ConfigDict,
@@ -114,7 +113,7 @@ def fit(model_config: DecoderConfig, params: dict, forests: Iterable[Sequence[Tr
     the trained parameters.
   """
   mesh = mesh or meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
-  params = states.place_params(params, setup.param_shardings(model_config, mesh))
+  params = steps.place_params(params, setup.param_shardings(model_config, mesh))
   imitation = Imitation(model_config, params, optim, total_updates, row_length=row_length, micro_rows=micro_rows,
                         pad_id=pad_id, mesh=mesh)
   for update, forest in zip(range(1, total_updates + 1), forests):
@@ -143,7 +142,7 @@ def train(config: ml_collections.ConfigDict) -> dict[str, float]:
     run.start()
     row = {}
     for step in run.steps():
-      clock = metrics.Clock()
+      clock = runs.Clock()
       with clock('train'):
         indices = shuffled(number, config.sft.per_step, step - 1, config.seed)
         row = imitation.learn([demonstration_of(index) for index in indices])

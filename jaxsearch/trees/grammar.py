@@ -1,10 +1,10 @@
-"""How a search agent writes: tags, prompts, observations, and retrieved text made harmless.
+"""The tags of a search agent: reads actions and answers, writes observations, makes retrieved text harmless.
 
 A span of the policy ends in an action, `<search> query </search>` or `<answer> answer </answer>`, and the
 environment replies with `<information>`. Reading is strict (a tag is exactly `<name>` or `</name>`, an
 element holds no other tag) and looks at policy text only. Writing is careful: what a tool returned can
 neither act as one of our tags nor become a special token. The names of the tags are data, since every paper
-has its own. When to search and when to stop is decided by the methods.
+has its own. Prompts are in templates.py; the methods decide when to search and when to stop.
 """
 
 from __future__ import annotations
@@ -46,119 +46,8 @@ RESEARCH = Tags(observation='result')  # ReSearch, arXiv 2503.19470
 CARL = Tags(observation='output', others=('context',))  # arXiv 2605.27788
 FENCE = '\n```\n'  # ends a block of Python, and with it an invoke segment
 
-# Doubled braces, since the prompts are filled in like all others.
-_CARL = ('You {may} use a Python code block to help answer this question. Use search(query) for retrieval or write arithmetic '
-         'code. After seeing tool output, write a <context> block extracting the relevant information, then provide your '
-         'answer inside \\boxed{{{{}}}}.')
-PROMPTS = {
-    # Search-R1, table 1; the question stands where {question} is.
-    'search_r1': (
-        'Answer the given question. You must conduct reasoning inside <think> and </think> first '
-        'every time you get new information. After reasoning, if you find you lack some knowledge, '
-        'you can call a search engine by <search> query </search> and it will return the top searched'
-        ' results between <information> and </information>. You can search as many times as your '
-        'want. If you find no further external knowledge needed, you can directly provide the answer '
-        'inside <answer> and </answer>, without detailed illustrations. For example, <answer> Beijing'
-        ' </answer>. Question: {question}\n'),
-    # R-Search, table 1; the question is appended.
-    'r_search': (
-        'You are a helpful assistant that can solve the given question step by step. For each step, '
-        'start by explaining your thought process. If additional information is needed, provide a '
-        'specific query enclosed in <search> and </search>. The system will return the top search '
-        'results within <observation> and </observation>. You can perform multiple searches as '
-        'needed. When you know the final answer, use <original_evidence> and </original_evidence> to'
-        ' provide all potentially relevant original information from the observations. Ensure the '
-        'information is complete and preserves the original wording without modification. If no '
-        'searches were conducted or observations were made, omit the evidence section. Finally, '
-        'provide the final answer within <answer> and </answer> tags. Question: {question}\n'),
-    # Search-R1's baseline R1, from its code (`scripts/data_process/nq.py`): reasoning, no search.
-    'r1': (
-        'Answer the given question. You should first have a reasoning process in mind and then provides '
-        'the answer. Show your reasoning in <think> </think> tags and return the final answer in <answer>'
-        ' </answer> tags, for example <answer> Beijing </answer>. Question: {question}\n'),
-    # ReSearch, table 1, the template for base models, as its code has it.
-    'research': (
-        'A conversation between User and Assistant. The user asks a question, and the assistant solves it.'
-        ' The assistant first thinks about the reasoning process in the mind and then provides the user '
-        'with the answer. During thinking, the assistant can invoke the wikipedia search tool to search '
-        'for fact information about specific topics if needed. The reasoning process and answer are '
-        'enclosed within <think> </think> and <answer> </answer> tags respectively, and the search query '
-        'and result are enclosed within <search> </search> and <result> </result> tags respectively. For '
-        'example, <think> This is the reasoning process. </think> <search> search query here </search> '
-        '<result> search result here </result> <think> This is the reasoning process. </think> <answer> '
-        'The final answer is \\[ \\boxed{{answer here}} \\] </answer>. In the last part of the answer, the '
-        'final exact answer is enclosed within \\boxed{{}} with latex format. User: {question}. Assistant:'),
-    # StepSearch, table 4.
-    'step_search': (
-        '## Background\nYou are a deep AI research assistant. I will give you a single-hop or multi-hop '
-        "question. You don't have to answer the question now, but you should first think about your "
-        'research plan or what to search for next. You can use search to fill in knowledge gaps.\n'
-        '## Response format: Your output format should be one of the following two formats:\n'
-        '<think>your thinking process</think>\n<answer>your answer after getting enough information'
-        '</answer>\nor\n<think>your thinking process</think>\nuse <search>search keywords</search> to '
-        'search for information. For example, <think> plan to search: (Q1) (Q2) (Q3) ... </think> '
-        '<search> (Q1) question </search> <think> reasoning ... </think> <answer> Beijing </answer>.\n'
-        'The search engine will return the results contained in <information> and </information>.\n'
-        'Please follow the loop of think, search, information, think, search, information, and answer '
-        'until the original question is finally solved.\nNote: The retrieval results may not contain the '
-        'answer or contain noise. You need to tell whether there is a golden answer. If not, you need to '
-        'correct the search query and search again. Question:{question}\n'),
-    # CARL, appendix C: no tool, a tool by all means, a tool at will, several calls by all means.
-    'carl_direct': (
-        'Answer the following question directly. Do not use any tools or code. Provide your answer inside '
-        '\\boxed{{}}.\nQuestion: {question}\n'),
-    'carl_forced': _CARL.format(may='must') + '\nQuestion: {question}\n',
-    'carl': _CARL.format(may='may optionally') + '\nQuestion: {question}\n',
-    'carl_multi_hop': (
-        _CARL.format(may='must') + ' This question may require multiple search steps. You may call tools more than '
-        'once.\nQuestion: {question}\n'),
-    # For small policies trained on the format: every token of the prompt is paid for by every rollout.
-    'world': 'Question: {question}\n',
-    'world_direct': 'Question, without search: {question}\n',
-    'world_evidence': 'Question, with evidence: {question}\n',
-    'world_carl': 'Question, with code: {question}\n',
-    'world_carl_direct': 'Question, by heart: {question}\n',
-    'world_carl_forced': 'Question, with code by all means: {question}\n',
-}
 
-
-def prompt(question: str, template: str = 'search_r1') -> str:
-  """The prompt of a question. Raises ValueError for a template that `PROMPTS` does not have."""
-  if template not in PROMPTS:
-    raise ValueError(f'unknown prompt template {template!r}, expected one of {", ".join(sorted(PROMPTS))}')
-  return PROMPTS[template].format(question=question.strip())
-
-
-EVIDENCE_PROMPTS = {
-    # R-Search, table 5.
-    'r_search': (
-        'Answer the question based on the given passages. Only give me the answer and do not output any '
-        'other words.\nThe following are given passages: {evidence}\nQuestion: {question}\nAnswer:'),
-    'world': '{evidence}\nQuestion: {question}\nAnswer:',
-}
-
-
-def evidence_prompt(question: str, evidence: str, template: str = 'r_search') -> str:
-  """What the frozen reader of R-Search's evidence reward is asked."""
-  return EVIDENCE_PROMPTS[template].format(question=question.strip(), evidence=evidence.strip())
-
-
-REVIEW_PROMPTS = {
-    # What table 12 of Search-R2 asks, behind the transcript instead of around it, so that its cache is kept.
-    'search_r2': (
-        '\n\nNow you are the reviewer of the reasoning above. Its steps, each a thought with its search or its answer, are '
-        'numbered from 1 to {steps} in order. Name the earliest flawed step as one integer; 0 means that all steps are '
-        'acceptable.\nEarliest flawed step:'),
-    'world': '\nFlawed step, 0 to {steps}:',
-}
-
-
-def review_prompt(steps: int, template: str = 'search_r2') -> str:
-  """What Search-R2's refiner is asked behind a draft of so many steps."""
-  return REVIEW_PROMPTS[template].format(steps=steps)
-
-
-# Reading what the policy wrote.
+# Reading policy text.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +80,7 @@ def search_query(text: str, tags: Tags = SEARCH_R1) -> str | None:
 
 
 def answer(text: str, tags: Tags = SEARCH_R1) -> str | None:
-  """Content of the last well-formed answer in policy text, None where there is none or it is empty."""
+  """The last well-formed answer in policy text; None if there is none or it is empty."""
   answers = [element.content for element in elements(text, tags) if element.name == tags.answer]
   return answers[-1] or None if answers else None
 
@@ -220,25 +109,25 @@ def python_block(text: str) -> str | None:
 
 
 def context_block(text: str) -> tuple[str, bool]:
-  """(what stands in `<context>`, whether it was closed); ('', False) where none was begun."""
+  """(content of `<context>`, whether it was closed); ('', False) if none was opened."""
   found = re.search(r'<context>(.*?)(</context>|$)', text, re.DOTALL)
   return (found[1].strip(), bool(found[2])) if found else ('', False)
 
 
-# Writing what the environment replies.
+# Writing observations.
 
 
 class HasText(Protocol):
-  """What a retrieved document needs to have here; see `jaxsearch.tools`."""
+  """A retrieved document, see `jaxsearch.tools`."""
   title: str
   text: str
 
 
 def information(documents: Sequence[HasText], special_tokens: Iterable[str], tags: Tags = SEARCH_R1) -> str:
-  """The observation that shows retrieved documents, in the wording of Search-R1, neutralised.
+  """The observation with retrieved documents, in Search-R1's format, neutralised.
 
   Args:
-    documents: best first; none at all is said in so many words.
+    documents: best first; an empty list gives 'No documents were found.'
     special_tokens: the tokenizer's, as text.
   """
   safe = functools.partial(neutralise, special_tokens=tuple(special_tokens), tags=tags)
@@ -246,18 +135,18 @@ def information(documents: Sequence[HasText], special_tokens: Iterable[str], tag
 
 
 def listed(documents: Sequence[HasText], safe: Callable[[str], str] = str) -> str:
-  """Documents a line each; `safe` is applied to titles and texts."""
+  """One line per document; `safe` is applied to titles and texts."""
   return ''.join(f'Doc {number}(Title: {safe(document.title.strip())}) {safe(document.text.strip())}\n'
                  for number, document in enumerate(documents, start=1))
 
 
 def output(text: str, special_tokens: Iterable[str]) -> str:
-  """The observation that shows what a program printed (CARL), neutralised."""
+  """The observation with a program's output (CARL), neutralised."""
   return f'<output>{neutralise(text.strip(), special_tokens, CARL)}</output>\n'
 
 
 def context(text: str, special_tokens: Iterable[str]) -> str:
-  """The clean copy of a context that the policy wrote (CARL): what stays when the output goes."""
+  """The clean copy of the policy's context (CARL), which stays when the raw output is dropped."""
   return f'<context>{neutralise(text, special_tokens, CARL)}</context>\n'
 
 
@@ -281,13 +170,13 @@ def _observation(body: str, tags: Tags) -> str:
 
 
 def neutralise(text: str, special_tokens: Iterable[str] = (), tags: Tags = SEARCH_R1) -> str:
-  """Makes our tags and the tokenizer's special tokens in `text` inert: overwrites their first characters.
+  """Overwrites the first character of our tags and of special tokens in `text`, so that they are inert.
 
   Tags are found in any case, with spaces, slashes or attributes inside, closed or not; both kinds are also
   found under Unicode compatibility forms, accents and invisible characters, which some tokenizers normalise
-  away. As nothing is removed, and the character written occurs in no tag and no special token, no new one
-  can arise; doing it again changes nothing. Added tokens of nothing but spaces or invisible characters, which
-  some vocabularies have, control nothing and stay.
+  away. Nothing is removed, and the new character occurs in no tag and no special token, so no new one can
+  arise; a second call changes nothing. Added tokens made of spaces or invisible characters alone, which some
+  vocabularies have, control nothing and stay.
   """
   hostile, inert = _hostile(tuple(special_tokens), tags)
   folds = [_fold(character) for character in text]

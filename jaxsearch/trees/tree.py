@@ -136,6 +136,9 @@ class Tree:
     self.metrics: dict[str, float] = {}
     self.rng = np.random.default_rng(0) if rng is None else rng
 
+  def __getstate__(self) -> dict[str, Any]:
+    return vars(self) | {'tokenizer': None}  # every process has its own
+
   def walk(self) -> Iterator[Node]:
     """All nodes, depth first: the order of the training layout."""
     return self.root.walk()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.tools.bm25 import BM25
-from jaxsearch.trees import grammar
+from jaxsearch.trees import grammar, templates
 from jaxsearch.world import files as world
 from jaxsearch.world.facts import ATTRIBUTES, sentence
 from jaxsearch.world.questions import combine
@@ -89,7 +89,7 @@ def results_of(question: Question) -> dict[str, list[Document]]:
 def encode_chain(tokenizer, question: Question, spans: Spans, results: dict[str, list[Document]] | None = None, *,
                  template: str = 'world', tags: grammar.Tags = grammar.SEARCH_R1) -> Example:
   """A chain behind its prompt, policy spans learned; observations show `results` (query -> documents) or search itself."""
-  texts = [(grammar.prompt(question.question, template), False)]
+  texts = [(templates.prompt(question.question, template), False)]
   for role, text in spans:
     if role == 'observation':
       text = grammar.information(results[text] if results else search(text), tokenizer.special_tokens, tags)

@@ -1,25 +1,13 @@
-"""Figures of CARL's section 4.4 on trees made by hand, against plain loops; what is drawn of them."""
-
-import html.parser
-import json
+"""Figures of CARL's section 4.4 on trees made by hand, against plain loops; the plot of them."""
 
 import jax
 import numpy as np
 import pytest
 
 from jaxsearch.data.questions import Question
-from jaxsearch.evaluation import calibration, heat_strip
-from jaxsearch.evaluation.competence import (
-  calibration_curve,
-  critic_figures,
-  first_values,
-  pairs,
-  sign_figures,
-  use_figures,
-)
-from jaxsearch.evaluation.competence_plots import plot_calibration, plot_values_by_tier
-from jaxsearch.evaluation.report import write_report
-from jaxsearch.evaluation.run import predictions
+from jaxsearch.evaluation import calibration
+from jaxsearch.evaluation.competence import critic_figures, first_values, sign_figures, tool_calls, use_figures
+from jaxsearch.evaluation.competence_plots import calibration_curve, plot_calibration
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 GOLDS = ('The Oviedo', '7')
@@ -107,12 +95,12 @@ def test_trees_of_other_sizes_compile_nothing_again(caplog):
 RIGHT, LOST, WRONG = ('He died in OVIEDO, Spain.', 'Died in Oviedo.'), ('It is (7).', 'It is 17.'), ('Nothing.', 'Oviedo?')
 
 
-def test_pairs_know_what_was_found_and_what_was_kept():
+def test_tool_calls_know_what_was_found_and_what_was_kept():
   tree = grown([RIGHT, LOST, WRONG], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
-  found = pairs(tree)
-  assert [pair[:2] for pair in found] == [(True, True), (True, False), (False, True)]
-  np.testing.assert_allclose([pair[2:] for pair in found], [(0.1, 0.2, 0.3), (0.3, 0.4, 0.5), (0.5, 0.6, 0.7)])
-  assert not pairs(grown([('yes, it is', 'yes')], golds=('Yes',)))  # stands in any text
+  found = tool_calls(tree)
+  assert [call[:2] for call in found] == [(True, True), (True, False), (False, True)]
+  np.testing.assert_allclose([call[2:] for call in found], [(0.1, 0.2, 0.3), (0.3, 0.4, 0.5), (0.5, 0.6, 0.7)])
+  assert not tool_calls(grown([('yes, it is', 'yes')], golds=('Yes',)))  # stands in any text
 
 
 def test_sign_figures_follow_table_12():
@@ -166,70 +154,9 @@ def test_the_calibration_curve_has_the_bins_of_the_error():
   assert calibration_curve([1.0], [1.0], 4)[2].tolist() == [0, 0, 0, 1]
 
 
-def test_plots_are_written_whatever_is_missing(tmp_path):
+def test_the_plot_is_written_whatever_is_missing(tmp_path):
   values, rewards, tiers = first_values(scattered(), TIERS)
   assert len(values) == len(rewards) == len(tiers) == 37 and set(tiers) == {0, 1, 2}
   none = np.array([])
   plot_calibration({'warm': (values, rewards), 'nobody': (none, none)}, tmp_path / 'a.png')
-  plot_values_by_tier({'warm': (values, tiers), 'one tier': (values, np.ones(37)), 'nobody': (none, none)}, tmp_path / 'b.png')
-  assert all((tmp_path / name).read_bytes().startswith(b'\x89PNG') for name in ('a.png', 'b.png'))
-
-
-class Balance(html.parser.HTMLParser):
-  """Which elements are open, and the text."""
-
-  def __init__(self):
-    super().__init__()
-    self.open, self.text = [], ''
-
-  def handle_starttag(self, tag, attrs):
-    self.open += [tag] if tag != 'br' else []
-
-  def handle_endtag(self, tag):
-    assert self.open.pop() == tag
-
-  def handle_data(self, data):
-    self.text += data
-
-
-def test_a_heat_strip_shows_every_advantage_and_escapes_what_was_written():
-  tree = grown([('<script>x</script>', '<b>kept</b>')], [0.3, 0.72, 0.45], 0.0)
-  strip = heat_strip.heat_strip(tree)
-  page = Balance()
-  page.feed(strip)
-  assert not page.open and '<script' not in strip and '<b>kept' not in strip and '&lt;script&gt;' in strip
-  for shown in ('+0.42', '−0.27', '−0.45'):
-    assert page.text.count(shown) == 2  # in the cell and at the text
-  assert all(shown in page.text for shown in ('V 0.30', 'V 0.72', 'V 0.45', 'R0', 'forgotten'))
-  assert heat_strip.colour(0.42) in strip and 'Where is' not in page.text
-  assert page.text.count('forgotten') == 1  # the clean copy stays
-
-
-def test_colours_grow_with_the_advantage_and_part_at_nothing():
-  def channels(advantage):
-    return [int(heat_strip.colour(advantage)[i:i + 2], 16) for i in (1, 3, 5)]
-  assert channels(0.0) == [255] * 3 and heat_strip.colour(0.5) == heat_strip.colour(0.9)
-  for sign, strong in ((1, 2), (-1, 0)):  # blue, red
-    weak, full = channels(0.1 * sign), channels(0.5 * sign)
-    assert sum(full) < sum(weak) < 3 * 255 and full[strong] == max(full)
-
-
-def test_the_report_shows_the_strips_of_credited_rollouts_and_old_files_as_before(tmp_path):
-  credited, plain = grown([RIGHT], [0.3, 0.5, 0.8]), grown([RIGHT])
-  per_token = grown([], [0.5])
-  per_token.nodes(Role.POLICY)[0].advantages = np.ones(3)
-  records = json.loads(json.dumps(predictions([credited, plain, per_token])))
-  spans = [record['spans'] for record in records]
-  invoke = next(span for span in spans[0] if span.get('segment') == 'invoke')
-  assert (invoke['value'], invoke['advantage']) == pytest.approx((0.3, 0.2))
-  assert not any({'advantage', 'value'} & span.keys() for span in spans[1])
-  assert 'advantage' not in spans[2][-1] and spans[2][-1]['value'] == 0.5
-  old = records[1] | {'spans': [{'role': s['role'], 'text': s['text']} for s in spans[1]]}
-  row = {'temperature': 0.0, 'em': 1.0, 'f1': 1.0, 'searches': 1.0, 'n': 1}
-  for name, samples in (('new', records[0]), ('old', old)):
-    (tmp_path / name).mkdir()
-    (tmp_path / name / 'evaluations.jsonl').write_text(
-      ''.join(json.dumps(row | {'step': step, 'samples': [sample]}) + '\n' for step, sample in ((0, old), (5, samples))))
-  new_page, old_page = (write_report(tmp_path / name).read_text() for name in ('new', 'old'))
-  assert '+0.30' in new_page and new_page.count('forgotten after') == 1
-  assert 'advantage' not in old_page and '<span class="observation">&lt;output&gt;He died' in old_page
+  assert (tmp_path / 'a.png').read_bytes().startswith(b'\x89PNG')

@@ -7,7 +7,7 @@ import pytest
 from jaxsearch import cli
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.evaluation import judge_pairs
-from jaxsearch.rewards.trajectory_judge import NEUTRAL, RUBRICS, Pair
+from jaxsearch.rewards.trajectory_judge import NEUTRAL, RUBRICS, TrajectoryPair
 from jaxsearch.tools.chat import ChatError
 from tests.rewards.test_trajectory_judge import shown, verdict
 from tests.tools.serving import server
@@ -46,12 +46,12 @@ def test_predictions_are_paired_by_the_id_of_their_question(files):
   found = pairs(files)
   assert list(found) == ['1', '2', '3']
   spans = lambda *texts: (('prompt', 'the prompt'), *(('policy', text) for text in texts))
-  assert found['1'] == Pair('Question 1?', spans('good', 'good', 'end'), spans('end'))
-  assert found['3'] == Pair('Question 3?', spans('end'), spans('good', 'end'))
+  assert found['1'] == TrajectoryPair('Question 1?', spans('good', 'good', 'end'), spans('end'))
+  assert found['3'] == TrajectoryPair('Question 3?', spans('end'), spans('good', 'end'))
 
 
 def test_means_and_shares(files):
-  figures, records = judge_pairs.compare_pairs(by_words, pairs(files), lambda done: None)
+  figures, records = judge_pairs.judge(by_words, pairs(files), lambda done: None)
   third = pytest.approx(1 / 3)
   assert figures['density'] == {'a': pytest.approx(1), 'b': pytest.approx(2 / 3), 'win': third, 'tie': third, 'loss': third}
   assert figures['coherence'] == {'a': 1, 'b': 1, 'win': 0, 'tie': 1, 'loss': 0}
@@ -65,7 +65,7 @@ def test_means_and_shares(files):
 
 
 def test_a_judge_that_likes_a_place_decides_nothing(files):
-  figures, _ = judge_pairs.compare_pairs(lambda prompts: [verdict(2, 0)] * len(prompts), pairs(files), lambda done: None)
+  figures, _ = judge_pairs.judge(lambda prompts: [verdict(2, 0)] * len(prompts), pairs(files), lambda done: None)
   assert all(figures[name] == {'a': 1, 'b': 1, 'win': 0, 'tie': 1, 'loss': 0} for name in (*RUBRICS, 'overall'))
   assert figures['neutral'] == 0
 
@@ -75,7 +75,7 @@ def test_replies_that_are_unreadable_or_missing_are_neutral_and_counted(files):
     first, *rest = by_words(prompts)
     return [first, 'The first, clearly.', *rest[1:3], ChatError('http://a', 'refused'), ChatError('http://a', 'refused')]
 
-  figures, records = judge_pairs.compare_pairs(ask, pairs(files), lambda done: None)
+  figures, records = judge_pairs.judge(ask, pairs(files), lambda done: None)
   assert (figures['unreadable'], figures['failed'], figures['neutral'], figures['n']) == (1, 2, 2, 3)
   assert [record['neutral'] for record in records] == [True, False, True]
   assert records[0]['a'] == records[0]['b'] == records[2]['a'] == NEUTRAL and figures['overall']['tie'] == 1
@@ -87,11 +87,11 @@ def test_a_judge_that_is_not_there_is_told_at_once(files):
   fail = lambda prompts: asked.append(prompts) or [ChatError('http://a', f'refused {i}') for i in range(len(prompts))]
   many = {str(i): pair for i, pair in enumerate(list(pairs(files).values()) * 20)}
   with pytest.raises(ChatError, match='refused 0'):
-    judge_pairs.compare_pairs(fail, many, lambda done: None)
+    judge_pairs.judge(fail, many, lambda done: None)
   assert len(asked) == 1
   done = []
   later = lambda prompts: by_words(prompts) if not done else fail(prompts)
-  figures, _ = judge_pairs.compare_pairs(later, many, done.append)
+  figures, _ = judge_pairs.judge(later, many, done.append)
   assert done == [16, 32, 48, 60] and figures['failed'] == 2 * 44 and figures['neutral'] == 44
 
 

@@ -1,11 +1,9 @@
-import numpy as np
 import pytest
 from scipy import stats
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.evaluation.metrics import (
   answer_found,
-  paired_bootstrap,
   retrieval_recall,
   searches_per_question,
   student_interval,
@@ -47,21 +45,3 @@ def test_student_interval_equals_scipy(confidence):
   assert student_interval(values, confidence) == pytest.approx((expected.low, expected.high))
   with pytest.raises(ValueError, match='at least two'):
     student_interval([1.0])
-
-
-def test_paired_bootstrap_agrees_with_scipy_and_uses_the_pairing():
-  rng = np.random.default_rng(0)
-  first = rng.normal(size=80) * 10
-  second = first + 0.5 + rng.normal(size=80)
-  mean, lower, upper = paired_bootstrap(first, second)
-  judge = stats.bootstrap((second - first,), np.mean, method='percentile', rng=np.random.default_rng(1))
-  assert mean == pytest.approx(np.mean(second - first))
-  assert (lower, upper) == pytest.approx(
-      (judge.confidence_interval.low, judge.confidence_interval.high), abs=0.02)
-  assert 0 < lower < mean < upper  # unpaired, the noise of the questions would drown it
-  assert paired_bootstrap(first, second) == (mean, lower, upper)
-
-
-def test_paired_bootstrap_wants_pairs():
-  with pytest.raises(ValueError, match=r'\(2,\) and \(3,\)'):
-    paired_bootstrap([1, 2], [1, 2, 3])

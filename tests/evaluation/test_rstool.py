@@ -1,5 +1,6 @@
 """The policy as a tool: its evidence, a reader asked with and without it, and both behind the command line."""
 
+import functools
 import json
 import re
 
@@ -10,16 +11,16 @@ from jaxsearch import cli
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import rstool
-from jaxsearch.evaluation.run import Agent
 from jaxsearch.methods import r_search
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import exact_match, f1
 from jaxsearch.sampler.assistant import Assistant
-from jaxsearch.sampler.requests import ToolFailure
+from jaxsearch.sampler.requests import Sampling, ToolFailure, Tools
+from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.tools.chat import ChatError
-from jaxsearch.tools.evidence_client import Evidence, EvidenceError, EvidenceTool
-from jaxsearch.trees import grammar
-from jaxsearch.trees.tree import Role
+from jaxsearch.tools.evidence_client import Evidence, EvidenceClient, EvidenceError
+from jaxsearch.trees import templates
+from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
 from tests.tools.serving import server
 from tests.training import child
@@ -45,31 +46,43 @@ def flags(folder):
 
 
 class Said:
-  """An engine that generates nothing: the policy says `spans`."""
+  """Stands for an engine: the policy says `spans`."""
 
   def __init__(self, tokenizer, spans):
-    self.tokenizer, self.spans, self.temperature, self.asked = tokenizer, spans, 1.0, []
+    self.tokenizer, self.spans, self.asked = tokenizer, spans, []
 
-  def run(self, growths, key, on_progress):
-    for growth, tree in growths:
-      reply, spans = None, iter(self.spans)
-      self.asked.append(tree.question.question)
-      try:
-        while True:
-          request = growth.send(reply)
-          reply = [Document('1', 'Title', 'text')]
-          if hasattr(request, 'stop'):
-            reply = request.node.append(next(spans), Role.POLICY)
-            reply.stop = 'length'
-          elif hasattr(request, 'service'):
-            reply = ToolFailure('there is no reader')
-      except StopIteration:
-        pass
-    return {}
+  def grow(self, growth, question):
+    reply, spans = None, iter(self.spans)
+    self.asked.append(question.question)
+    try:
+      while True:
+        request = growth.send(reply)
+        reply = [Document('1', 'Title', 'text')]
+        if hasattr(request, 'stop'):
+          reply = request.node.append(next(spans), Role.POLICY)
+          reply.stop = 'length'
+        elif hasattr(request, 'service'):
+          reply = ToolFailure('there is no reader')
+    except StopIteration:
+      pass
+
+
+@pytest.fixture(autouse=True)
+def no_sampler_for_said(monkeypatch):
+  def drive(agent, questions, key, **settings):
+    if not isinstance(agent.engine, Said):
+      return rollout(agent, questions, key, **settings)
+    trees = [Tree(agent.engine.tokenizer, question) for question in questions]
+    for tree in trees:
+      agent.engine.grow(agent.grow(tree.question, tree), tree.question)
+    return trees, {}
+
+  monkeypatch.setattr(rstool, 'rollout', drive)
 
 
 def agent(tokenizer, *spans):
-  return Agent(Said(tokenizer, spans), r_search, dict(template='world_evidence', max_turns=2, max_tokens=16))
+  grow = functools.partial(r_search.grow, template='world_evidence', max_turns=2, max_tokens=16)
+  return Agent(Said(tokenizer, spans), grow, Tools(), Sampling())
 
 
 SEARCH = '<search> red </search>'
@@ -99,10 +112,10 @@ def test_a_question_cannot_act_as_tags_or_special_tokens(tokenizer):
 def test_a_question_that_leaves_no_room_is_refused(tokenizer):
   policy = agent(tokenizer)
   policy.engine.length = 40
-  prompt = lambda words: len(tokenizer.encode(grammar.prompt(' '.join(['red'] * words), 'world_evidence')))
+  prompt = lambda words: len(tokenizer.encode(templates.prompt(' '.join(['red'] * words), 'world_evidence')))
   most = next(n for n in range(40) if prompt(n + 1) > 24)
   rstool.check_room(policy, ' '.join(['red'] * most))
-  with pytest.raises(ValueError, match=rf'too long: {prompt(most + 1)} tokens with its prompt, where 24 have room'):
+  with pytest.raises(ValueError, match=rf'too long: {prompt(most + 1)} tokens with its prompt, where 24 fit'):
     rstool.check_room(policy, ' '.join(['red'] * (most + 1)))
 
 
@@ -135,7 +148,7 @@ def places(prompts):
 def test_three_ways_of_asking():
   search, prompts = Passages(), []
   reader = rstool.Reader(lambda asked: prompts.extend(asked) or places(asked), 'r_search')
-  scores, records = rstool.compare_readers(reader, QUESTIONS, FOUND, search, 2)
+  scores, records = rstool.evaluate_reader(reader, QUESTIONS, FOUND, search, 2)
   assert search.asked == (['Where is A?', 'Where is B?', 'Where is C?'], 2)
   third = pytest.approx(1 / 3)
   assert scores == {'em_alone': third, 'f1_alone': third,        # Como, Como, Como
@@ -148,8 +161,8 @@ def test_three_ways_of_asking():
   assert records[0] | {'id': '1', 'evidence': 'A is in Ames.', 'searches': 2} == records[0]
   assert json.loads(json.dumps(records)) == records
   alone, rag, told = prompts[0], prompts[3], prompts[6]
-  assert told == grammar.evidence_prompt('Where is A?', 'A is in Ames.')  # table 5 of the paper
-  assert rag == grammar.evidence_prompt('Where is A?', 'Doc 1(Title: A) A is in Oslo.\nDoc 2(Title: B) B is in Bath.')
+  assert told == templates.reader_prompt('Where is A?', 'A is in Ames.')
+  assert rag == templates.reader_prompt('Where is A?', 'Doc 1(Title: A) A is in Oslo.\nDoc 2(Title: B) B is in Bath.')
   assert 'passages' not in alone and alone.endswith('\nQuestion: Where is A?\nAnswer:')
   assert prompts[8] == prompts[2]  # no evidence: asked alone
 
@@ -157,7 +170,7 @@ def test_three_ways_of_asking():
 def test_the_world_template_shows_text_as_its_reader_has_seen_it():
   reader = rstool.Reader(places, 'world')
   assert reader.prompt('Where?', Passages().search(['x'], 2)[0]) == 'A is in Oslo. B is in Bath.\nQuestion: Where?\nAnswer:'
-  assert reader.prompt('Where?', []) == grammar.evidence_prompt('Where?', '', 'world')
+  assert reader.prompt('Where?', []) == templates.reader_prompt('Where?', '', 'world')
 
 
 def test_a_reply_that_failed_counts_as_wrong_and_is_counted():
@@ -165,10 +178,10 @@ def test_a_reply_that_failed_counts_as_wrong_and_is_counted():
     said = places(prompts)
     return [ChatError('http://a', 'refused') if 'Where is A?' in prompt else reply for prompt, reply in zip(prompts, said)]
 
-  scores, records = rstool.compare_readers(rstool.Reader(ask, 'world'), QUESTIONS, FOUND, Passages(), 2)
+  scores, records = rstool.evaluate_reader(rstool.Reader(ask, 'world'), QUESTIONS, FOUND, Passages(), 2)
   assert scores['failures'] == 3 and scores['em_rstool'] == pytest.approx(1 / 3) and records[0]['rstool'] is None
   with pytest.raises(ChatError, match='refused'):
-    rstool.compare_readers(rstool.Reader(ask, 'world'), QUESTIONS[:1], FOUND[:1], Passages(), 2)
+    rstool.evaluate_reader(rstool.Reader(ask, 'world'), QUESTIONS[:1], FOUND[:1], Passages(), 2)
 
 
 def test_what_a_reader_is_shown_is_shortened_and_harmless(tokenizer):
@@ -191,7 +204,7 @@ def test_what_a_reader_is_shown_is_shortened_and_harmless(tokenizer):
 
 def test_eval_with_the_tool_of_a_checkpoint_and_of_a_server(folder, tmp_path, capsys, monkeypatch):
   """`serve --as-tool` gives what `eval --as-tool` finds itself: both are greedy."""
-  pytest.importorskip('jaxsearch.tools.evidence_server')
+  pytest.importorskip('jaxsearch.tools.http_server')
   from tests.tools.running import serve
   ask = ['eval', '--as-tool', *flags(folder), '--questions=world:test', '--limit=8']
   assert cli.main([*ask, f'--checkpoint={world.folder()}', f'--out={tmp_path}/own.json']) == 0
@@ -212,7 +225,7 @@ def test_eval_with_the_tool_of_a_checkpoint_and_of_a_server(folder, tmp_path, ca
       monkeypatch.setenv('JAXSEARCH_TOKEN', 'sesame')
       assert cli.main([*ask, f'--tool-url={url}', f'--out={tmp_path}/served.json']) == 0
       with pytest.raises(EvidenceError, match='status 413.*the question is too long'):
-        EvidenceTool(url, token='sesame')('red ' * 1000)
+        EvidenceClient(url, token='sesame')('red ' * 1000)
       monkeypatch.setenv('JAXSEARCH_TOKEN', 'wrong')
       assert cli.main([*ask, f'--tool-url={url}']) == 2
 
@@ -232,12 +245,12 @@ def test_eval_with_a_chat_server_as_reader(folder, capsys):
   assert json.loads(capsys.readouterr().out)['em_alone'] == 0.5
   assert len(seen) == 6 and seen[0][0] == '/v1/chat/completions' and seen[0][2]['model'] == 'm'
   asked = [body['messages'][0]['content'] for _, _, body in seen]
-  assert all(text.startswith('Answer the question') and text.endswith('\nAnswer:') for text in asked)
+  assert all(text.startswith(('Take the answer', 'What is the answer')) and text.endswith('\nAnswer:') for text in asked)
 
 
 def test_serve_without_a_tool_serves_retrieval(folder, monkeypatch):
   pytest.importorskip('starlette')
-  from jaxsearch.tools.search_client import HttpSearch
+  from jaxsearch.tools.search_http import HttpSearch
   from tests.tools.running import serve
 
   def run(app, listener, what):

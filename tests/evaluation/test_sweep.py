@@ -15,11 +15,11 @@ import pytest
 
 from jaxsearch import cli, flags
 from jaxsearch.evaluation import sweep
-from jaxsearch.training import metrics
+from jaxsearch.training import runs
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-# Takes the flags of `jaxsearch train`, writes what a run writes, and goes on from the rows that it finds. Slow ones wait for
+# Takes the flags of `jaxsearch train`, writes what a run writes, and resumes from the rows that it finds. Slow ones wait for
 # SIGTERM after their first step; others fail after it.
 TRAIN = """
 import json, os, pathlib, signal, sys, time
@@ -46,7 +46,7 @@ if kind != 'mute':
 """
 
 
-def comparison(out, **changes):
+def sweep_config(out, **changes):
   config = ml_collections.ConfigDict(convert_dict=False)
   config.title, config.base, config.baseline = 'A title', 'configs/base.py', 'Plain (one)'
   config.common = {'steps': 3, 'eval': {'every': 3}}
@@ -63,21 +63,21 @@ def stand_in(tmp_path, monkeypatch):
   (tmp_path / 'jaxsearch' / 'cli.py').write_text(TRAIN)
   monkeypatch.setenv('PYTHONPATH', str(tmp_path))
   monkeypatch.chdir(tmp_path)
-  monkeypatch.setattr(sweep, 'POLL', 0.01)
-  monkeypatch.setattr(sweep, 'check_finished', lambda trial: None)
+  monkeypatch.setattr(sweep, 'POLL_SECONDS', 0.01)
+  monkeypatch.setattr(sweep, 'check_finished', lambda run: None)
 
 
 def test_the_grid(tmp_path):
-  trials = sweep.plan(comparison(tmp_path, variants={
+  runs = sweep.plan(sweep_config(tmp_path, variants={
     'Plain (one)': {},
     'SDGA-Auto': {'loss.kl_coef': 0.5, 'steps': 7, 'config': 'configs/quickstart.py', 'data': {'hops': (1,)}}}))
-  assert [(trial.variant, trial.seed) for trial in trials] == [
+  assert [(run.variant, run.seed) for run in runs] == [
     ('Plain (one)', 0), ('SDGA-Auto', 0), ('Plain (one)', 1), ('SDGA-Auto', 1)]
-  plain, auto = trials[0].config, trials[3].config
+  plain, auto = runs[0].config, runs[3].config
   assert (plain.steps, plain.eval.every, plain.loss.kl_coef, plain.seed, plain.progress) == (3, 3, 0.001, 0, False)
   assert (auto.steps, auto.eval.every, auto.loss.kl_coef, auto.seed, auto.data.hops) == (7, 3, 0.5, 1, (1,))
   assert auto.data.arithmetic is False and plain.data.arithmetic is True  # each from its own file
-  assert trials[3].out == tmp_path / 'sdga-auto' / '1'
+  assert runs[3].out == tmp_path / 'sdga-auto' / '1'
 
 
 @pytest.mark.parametrize(('changes', 'message'), [
@@ -86,29 +86,29 @@ def test_the_grid(tmp_path):
   (dict(seeds=()), r'seeds=\(\)'),
   (dict(variants={'Plain (one)': {}, 'plain-one': {}}), "'plain-one' have no folder name"),
   (dict(variants={'Plain (one)': {'loss.kl': 1}}), r"Plain \(one\): the config has no field 'loss.kl'"),
-  (dict(variants={'Plain (one)': {'seed': 1}}), 'seed is set by the comparison'),
+  (dict(variants={'Plain (one)': {'seed': 1}}), 'the sweep sets seed itself'),
   (dict(common={'steps': 3}), 'eval.every=0'),
 ])  # fmt: skip
-def test_mistakes_in_a_comparison_are_named(tmp_path, changes, message):
+def test_mistakes_in_a_sweep_are_named(tmp_path, changes, message):
   with pytest.raises((ValueError, flags.UsageError), match=message):
-    sweep.plan(comparison(tmp_path, **changes))
+    sweep.plan(sweep_config(tmp_path, **changes))
 
 
 def test_another_kind_of_config_is_refused(capsys):
   assert cli.main(['sweep', '--config', 'configs/quickstart.py']) == 2
-  assert 'this config is no comparison: title should be a str' in capsys.readouterr().err
+  assert 'this config is no sweep: title should be a str' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('path', sorted(ROOT.glob('configs/claims/*.py')), ids=lambda path: path.stem)
-def test_the_claims_are_comparisons(path):
+def test_the_claims_are_sweeps(path):
   config, *_ = flags.parse('sweep', [f'--config={path}'], '')
-  trials = sweep.plan(config)
-  assert len(trials) == len(config.variants) * len(config.seeds)
-  assert len({tuple(argument for argument in trial.arguments if not argument.startswith('--config.out=')) for trial in trials}
-             ) == len(trials)  # no two are the same run
+  runs = sweep.plan(config)
+  assert len(runs) == len(config.variants) * len(config.seeds)
+  assert len({tuple(argument for argument in run.arguments if not argument.startswith('--config.out=')) for run in runs}
+             ) == len(runs)  # no two are the same run
 
 
-def test_overrides_of_a_comparison(tmp_path):
+def test_overrides_of_a_sweep(tmp_path):
   path = tmp_path / 'claim.py'
   path.write_text(textwrap.dedent("""
     import ml_collections
@@ -122,36 +122,36 @@ def test_overrides_of_a_comparison(tmp_path):
   assert config.seeds == (5,) and sweep.flat(config.common) == {'steps': 9, 'eval.every': 4}
 
 
-def starts(trials):
-  return [len((trial.out / 'starts').read_text().splitlines()) if (trial.out / 'starts').exists() else 0 for trial in trials]
+def starts(runs):
+  return [len((run.out / 'starts').read_text().splitlines()) if (run.out / 'starts').exists() else 0 for run in runs]
 
 
-def test_finished_runs_are_not_run_again_and_others_go_on(tmp_path, stand_in, capfd):
-  trials = sweep.plan(comparison(tmp_path / 'out'))
-  assert sweep.train_all(trials[:2], 2) == [] and starts(trials) == [1, 1, 0, 0]
-  (trials[1].out / 'checkpoints' / '3').rmdir()  # killed before its last checkpoint, with its rows there
-  assert sweep.train_all(trials, 2) == [] and starts(trials) == [1, 2, 1, 1]
-  assert all(map(sweep.finished, trials))
-  assert (trials[0].out / 'log.txt').read_text().startswith('$ jaxsearch train --config=configs/base.py --config.steps=3')
+def test_finished_runs_are_kept_and_others_resume(tmp_path, stand_in, capfd):
+  runs = sweep.plan(sweep_config(tmp_path / 'out'))
+  assert sweep.train_all(runs[:2], 2) == [] and starts(runs) == [1, 1, 0, 0]
+  (runs[1].out / 'checkpoints' / '3').rmdir()  # killed before its last checkpoint, with its rows there
+  assert sweep.train_all(runs, 2) == [] and starts(runs) == [1, 2, 1, 1]
+  assert all(map(sweep.finished, runs))
+  assert (runs[0].out / 'log.txt').read_text().startswith('$ jaxsearch train --config=configs/base.py --config.steps=3')
   assert capfd.readouterr() == ('', '')  # no terminal: nothing to tell
 
 
-def test_a_run_that_fails_is_told_of_and_others_go_on(tmp_path, stand_in, capfd):
+def test_a_failed_run_is_reported_and_others_go_on(tmp_path, stand_in, capfd):
   kinds = {'Plain (one)': {'method': 'fail'}, 'Mute': {'method': 'mute'}, 'Fine': {}}
-  trials = sweep.plan(comparison(tmp_path / 'out', variants=kinds, seeds=(0,)))
-  assert set(sweep.train_all(trials, 1)) == set(trials[:2])
-  told = capfd.readouterr().err
-  assert 'Plain (one), seed 0: exit status 3; the end of' in told and '\n  it went wrong\n' in told
-  assert 'Mute, seed 0: it ended, but step 3 is not logged, evaluated and saved' in told
-  assert [sweep.finished(trial) for trial in trials] == [False, False, True]
+  runs = sweep.plan(sweep_config(tmp_path / 'out', variants=kinds, seeds=(0,)))
+  assert set(sweep.train_all(runs, 1)) == set(runs[:2])
+  reported = capfd.readouterr().err
+  assert 'Plain (one), seed 0: exit status 3; the end of' in reported and '\n  it went wrong\n' in reported
+  assert 'Mute, seed 0: it ended, but step 3 is not logged, evaluated and saved' in reported
+  assert [sweep.finished(run) for run in runs] == [False, False, True]
 
 
 @pytest.mark.parametrize(('number', 'status'), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_stops_the_runs_and_the_same_command_goes_on(tmp_path, stand_in, number, status, capfd):
-  trials = sweep.plan(comparison(tmp_path / 'out', common={'steps': 3, 'eval.every': 3, 'method': 'slow'}))
+def test_a_signal_stops_the_runs_and_the_same_command_resumes(tmp_path, stand_in, number, status, capfd):
+  runs = sweep.plan(sweep_config(tmp_path / 'out', common={'steps': 3, 'eval.every': 3, 'method': 'slow'}))
 
   def stop():
-    while not all(sweep.step_of(trial) for trial in trials[:2]):
+    while not all(sweep.last_step(run) for run in runs[:2]):
       time.sleep(0.005)
     os.kill(os.getpid(), number)
 
@@ -159,58 +159,58 @@ def test_a_signal_stops_the_runs_and_the_same_command_goes_on(tmp_path, stand_in
   thread = threading.Thread(target=stop)
   thread.start()
   with pytest.raises(SystemExit) as left:
-    sweep.train_all(trials, 2)
+    sweep.train_all(runs, 2)
   thread.join()
-  assert left.value.code == status and starts(trials) == [1, 1, 0, 0]
+  assert left.value.code == status and starts(runs) == [1, 1, 0, 0]
   assert signal.getsignal(number) == before
-  for trial in trials:
-    with (trial.out / 'log.txt' if trial.out.exists() else tmp_path / 'none').open('a') as log:
+  for run in runs:
+    with (run.out / 'log.txt' if run.out.exists() else tmp_path / 'none').open('a') as log:
       fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free: no process is left
-  assert capfd.readouterr().err == 'stopped; 0 of 4 runs are finished, and the same command goes on\n'
-  assert sweep.train_all(trials[:2], 2) == [] and starts(trials) == [2, 2, 0, 0]
+  assert capfd.readouterr().err == 'stopped with 0 of 4 runs finished; rerun the same command to resume\n'
+  assert sweep.train_all(runs[:2], 2) == [] and starts(runs) == [2, 2, 0, 0]
 
 
-def test_a_run_that_another_process_is_at_is_left_alone(tmp_path, stand_in, capfd):
-  trials = sweep.plan(comparison(tmp_path / 'out', seeds=(0,)))
-  trials[0].out.mkdir(parents=True)
-  with (trials[0].out / 'log.txt').open('a') as log:
+def test_a_run_that_another_process_trains_is_left_alone(tmp_path, stand_in, capfd):
+  runs = sweep.plan(sweep_config(tmp_path / 'out', seeds=(0,)))
+  runs[0].out.mkdir(parents=True)
+  with (runs[0].out / 'log.txt').open('a') as log:
     fcntl.flock(log, fcntl.LOCK_EX)
-    assert sweep.train_all(trials, 2) == trials[:1]
-  assert starts(trials) == [0, 1] and 'another process is at this run' in capfd.readouterr().err
+    assert sweep.train_all(runs, 2) == runs[:1]
+  assert starts(runs) == [0, 1] and 'another process is training this run' in capfd.readouterr().err
 
 
 def test_finished_runs_of_another_config_are_refused(tmp_path):
-  (trial, *_) = sweep.plan(comparison(tmp_path))
-  trial.out.mkdir(parents=True)
-  write = lambda config: (trial.out / 'config.json').write_text(json.dumps(config.to_dict()))
-  write(trial.config)
-  sweep.check_finished(trial)
-  other = ml_collections.ConfigDict(trial.config.to_dict())
+  (run, *_) = sweep.plan(sweep_config(tmp_path))
+  run.out.mkdir(parents=True)
+  write = lambda config: (run.out / 'config.json').write_text(json.dumps(config.to_dict()))
+  write(run.config)
+  sweep.check_finished(run)
+  other = ml_collections.ConfigDict(run.config.to_dict())
   other.eval.number = 7
   write(other)
   with pytest.raises(ValueError, match="evaluated with other settings: .*'number': 7"):
-    sweep.check_finished(trial)
+    sweep.check_finished(run)
   other.loss.kl_coef = 0.7
   write(other)
   with pytest.raises(ValueError, match=r'loss.kl_coef was 0.7, now it is 0.001'):
-    sweep.check_finished(trial)
+    sweep.check_finished(run)
 
 
-def test_places(monkeypatch):
+def test_device_shares(monkeypatch):
   def at(platform, names, parallel):
     monkeypatch.setattr(sweep, 'devices', lambda: (platform, names))
-    return sweep.places(parallel)
+    return sweep.device_shares(parallel)
 
   monkeypatch.setenv('XLA_FLAGS', '--a')
-  pinned = [(place.environment, place.cores) for place in at('cpu', ['2', '3'], 0)]
+  pinned = [(share.environment, share.cores) for share in at('cpu', ['2', '3'], 0)]
   single = {'OMP_NUM_THREADS': '1', 'XLA_FLAGS': '--a --xla_cpu_multi_thread_eigen=false'}
   assert pinned == [(single, {2}), (single, {3})]
-  assert [place.cores for place in at('cpu', list('01234567'), 0)] == [{0, 1, 2, 3}, {4, 5, 6, 7}]
-  assert [place.cores for place in at('cpu', list('012'), 5)] == [{0}, {1}, {2}]
-  assert at('cpu', ['0', '1'], 1) == [sweep.Place({})] == at('gpu', ['0'], 0)
-  assert [place.environment for place in at('gpu', ['4', '6'], 0)] == [
+  assert [share.cores for share in at('cpu', list('01234567'), 0)] == [{0, 1, 2, 3}, {4, 5, 6, 7}]
+  assert [share.cores for share in at('cpu', list('012'), 5)] == [{0}, {1}, {2}]
+  assert at('cpu', ['0', '1'], 1) == [sweep.DeviceShare({})] == at('gpu', ['0'], 0)
+  assert [share.environment for share in at('gpu', ['4', '6'], 0)] == [
     {'CUDA_VISIBLE_DEVICES': '4'}, {'CUDA_VISIBLE_DEVICES': '6'}]
-  chips = [place.environment for place in at('tpu', list('0123'), 3)]
+  chips = [share.environment for share in at('tpu', list('0123'), 3)]
   assert [chip['TPU_VISIBLE_CHIPS'] for chip in chips] == ['0', '1', '2']
   assert len({chip['TPU_MESH_CONTROLLER_PORT'] for chip in chips}) == 3
 
@@ -218,10 +218,10 @@ def test_places(monkeypatch):
 @pytest.mark.skipif(not hasattr(os, 'sched_setaffinity'), reason='this system keeps no process to a core')
 def test_runs_stay_on_their_cores(tmp_path, stand_in, monkeypatch):
   before = sorted(os.sched_getaffinity(0))
-  monkeypatch.setattr(sweep, 'places', lambda _: [sweep.Place({'OMP_NUM_THREADS': '1'}, frozenset(before[:1]))])
-  trials = sweep.plan(comparison(tmp_path / 'out', seeds=(0,)))
-  sweep.train_all(trials[:1], 2)
-  assert (trials[0].out / 'starts').read_text() == f'{before[:1]} 1\n'
+  monkeypatch.setattr(sweep, 'device_shares', lambda _: [sweep.DeviceShare({'OMP_NUM_THREADS': '1'}, frozenset(before[:1]))])
+  runs = sweep.plan(sweep_config(tmp_path / 'out', seeds=(0,)))
+  sweep.train_all(runs[:1], 2)
+  assert (runs[0].out / 'starts').read_text() == f'{before[:1]} 1\n'
   assert sorted(os.sched_getaffinity(0)) == before
 
 
@@ -247,7 +247,7 @@ def test_devices_are_asked_for_by_another_process(monkeypatch, tmp_path):
 
 @pytest.fixture
 def claim(tmp_path):
-  """A real comparison of two tiny variants, as a config file."""
+  """A real sweep of two tiny variants, as a config file."""
   (tmp_path / 'claim.py').write_text(textwrap.dedent(f"""
     import ml_collections
     def get_config():
@@ -263,7 +263,7 @@ def claim(tmp_path):
   return tmp_path / 'claim.py'
 
 
-def test_a_real_comparison(claim, monkeypatch, capfd):
+def test_a_real_sweep(claim, monkeypatch, capfd):
   monkeypatch.setenv('PYTHONPATH', str(ROOT))
   monkeypatch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
   monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
@@ -273,8 +273,8 @@ def test_a_real_comparison(claim, monkeypatch, capfd):
   assert capfd.readouterr().out == f'table: {out / "table.md"}\n'
   for variant, kl in (('with-kl', 0.001), ('without-kl', 0.0)):
     run = out / variant / '0'
-    assert [row['step'] for row in metrics.read(run / 'metrics.jsonl')] == [1]
-    assert len(metrics.read(run / 'evaluations.jsonl')) == 2 and (run / 'report.html').exists()
+    assert [row['step'] for row in runs.read(run / 'metrics.jsonl')] == [1]
+    assert len(runs.read(run / 'evaluations.jsonl')) == 2 and (run / 'report.html').exists()
     assert json.loads((run / 'config.json').read_text())['loss']['kl_coef'] == kl
   table = json.loads((out / 'table.json').read_text())
   assert table['variants']['Without KL']['differences']['tokens_trained']['low'] is None

@@ -23,28 +23,28 @@ def config(tmp_path):
   return config.lock()
 
 
-def write_run(trial, em, tokens, compiled=(1,)):
+def write_run(run, em, tokens, compiled=(1,)):
   """EM goes from 0.2 to `em` (a tenth less when greedy); step s makes 2 s thousand tokens and trains on `tokens`."""
-  (trial.out / 'checkpoints' / str(STEPS)).mkdir(parents=True)
+  (run.out / 'checkpoints' / str(STEPS)).mkdir(parents=True)
   rows = [{'step': step, 'em': em * step / STEPS, 'tokens_generated': 2000 * step, 'tokens_trained': tokens,
            'seconds': 30.0 if step in compiled else 6.0, 'compilations': int(step in compiled)} for step in range(1, STEPS + 1)]
   tests = [{'step': step, 'temperature': temperature, 'em': value - 0.1 * (temperature == 0), 'f1': value + 0.05,
             'searches': 1 + value, 'n': 50, 'samples': []}
            for step, value in ((0, 0.2), (2, (0.2 + em) / 2), (STEPS, em)) for temperature in (1.0, 0.0)]
   for name, lines in (('metrics', rows), ('evaluations', tests)):
-    (trial.out / f'{name}.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    (run.out / f'{name}.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
 
 
 @pytest.fixture
-def trials(config):
-  trials = sweep.plan(config)
-  for trial in trials:
-    write_run(trial, SAMPLED[trial.variant][trial.seed], tokens=1000 if trial.variant == 'Full' else 500 + trial.seed)
-  return trials
+def runs(config):
+  runs = sweep.plan(config)
+  for run in runs:
+    write_run(run, SAMPLED[run.variant][run.seed], tokens=1000 if run.variant == 'Full' else 500 + run.seed)
+  return runs
 
 
-def test_means_differences_and_their_intervals(config, trials):
-  found = sweep_report.summary(config, trials)
+def test_means_differences_and_their_intervals(config, runs):
+  found = sweep_report.summary(config, runs)
   assert list(found['variants']) == ['Full', 'Auto'] and found['not_finished'] == []
   full, auto = (found['variants'][name] for name in SAMPLED)
   for of, values in ((full['figures']['em@1.0'], SAMPLED['Full']), (auto['figures']['em@1.0'], SAMPLED['Auto'])):
@@ -64,8 +64,8 @@ def test_means_differences_and_their_intervals(config, trials):
   assert found['before']['em@1.0'] == pytest.approx(0.2) and found['questions'] == [50] and found['steps'] == [STEPS]
 
 
-def test_the_table_as_it_is_read(config, trials):
-  page = sweep_report.write(config, trials)
+def test_the_table_as_it_is_read(config, runs):
+  page = sweep_report.write(config, runs)
   lines = page.read_text().splitlines()
   assert lines[0] == '# Depth first?'
   assert lines[2].startswith('| variant (seeds) | EM, T=1 | F1, T=1 | searches, T=1 | EM, greedy |')
@@ -75,15 +75,15 @@ def test_the_table_as_it_is_read(config, trials):
   # 0.12, 0.08 and 0.15 differ by 0.1167 on average, with a standard error of 0.0203 and t(2) = 4.303
   assert lines[12].startswith('| Auto | **+11.7 [+2.9, +20.4]** |')
   assert all(line.count('|') == lines[2].count('|') for line in lines[2:7])
-  assert json.loads((page.parent / 'table.json').read_text()) == sweep_report.summary(config, trials)
+  assert json.loads((page.parent / 'table.json').read_text()) == sweep_report.summary(config, runs)
   assert (page.parent / 'curves.png').read_bytes().startswith(b'\x89PNG')
 
 
-def test_unfinished_runs_are_left_out_and_named(config, trials):
-  for trial in trials:
-    if (trial.variant, trial.seed) in {('Full', 1), ('Auto', 2)}:
-      (trial.out / 'checkpoints' / str(STEPS)).rmdir()
-  found = sweep_report.summary(config, trials)
+def test_unfinished_runs_are_left_out_and_named(config, runs):
+  for run in runs:
+    if (run.variant, run.seed) in {('Full', 1), ('Auto', 2)}:
+      (run.out / 'checkpoints' / str(STEPS)).rmdir()
+  found = sweep_report.summary(config, runs)
   auto = found['variants']['Auto']
   assert auto['seeds'] == [0, 1] and auto['differences']['em@1.0']['values'] == pytest.approx([0.12])  # seed 0 has both
   assert auto['differences']['em@1.0']['low'] is None
@@ -91,14 +91,14 @@ def test_unfinished_runs_are_left_out_and_named(config, trials):
   assert '| Full (2) |' in text and '| Auto | +12.0 |' in text and 'Not finished: Full, seed 1; Auto, seed 2.' in text
 
 
-def test_a_comparison_without_a_baseline_yet_and_without_anything(config, trials):
-  for trial in trials:
-    if trial.variant == 'Full':
-      (trial.out / 'checkpoints' / str(STEPS)).rmdir()
-  text = sweep_report.table(sweep_report.summary(config, trials))
+def test_a_sweep_without_a_baseline_yet_and_without_anything(config, runs):
+  for run in runs:
+    if run.variant == 'Full':
+      (run.out / 'checkpoints' / str(STEPS)).rmdir()
+  text = sweep_report.table(sweep_report.summary(config, runs))
   assert '| Auto (3) |' in text and 'Differences' not in text
-  with pytest.raises(ValueError, match='no run of this comparison is finished'):
-    sweep_report.write(config, [trial for trial in trials if trial.variant == 'Full'])
+  with pytest.raises(ValueError, match='no run of this sweep is finished'):
+    sweep_report.write(config, [run for run in runs if run.variant == 'Full'])
 
 
 def test_differences_of_the_same_values_are_not_bold():
@@ -113,40 +113,40 @@ def test_steps_that_compile_count_as_the_median():
   assert sweep_report.seconds([row(90, 5), row(4, 1)]) == [90, 4]
 
 
-def test_curves(trials):
-  points = sweep_report.curve(trials[0], 1.0)
+def test_curves(runs):
+  points = sweep_report.curve(runs[0], 1.0)
   assert points == {0: (0, 0, 0.2), 2: (2000, 0.2, pytest.approx(0.3)), 4: (4000, 0.4, 0.4)}
-  training = sweep_report.curve(trials[0], None)
+  training = sweep_report.curve(runs[0], None)
   assert list(training) == [1, 2, 3, 4] and training[1] == (1000, 0.1, pytest.approx(0.1))
 
 
-def test_with_few_evaluations_the_curve_is_that_of_the_training(config, trials, monkeypatch):
+def test_with_few_evaluations_the_curve_is_that_of_the_training(config, runs, monkeypatch):
   asked = []
   original = sweep_report.curve
-  monkeypatch.setattr(sweep_report, 'curve', lambda trial, kind: asked.append(kind) or original(trial, kind))
-  sweep_report.write(config, trials)
+  monkeypatch.setattr(sweep_report, 'curve', lambda run, kind: asked.append(kind) or original(run, kind))
+  sweep_report.write(config, runs)
   assert set(asked) == {1.0, 0.0}
   asked.clear()
-  for trial in trials:
-    path = trial.out / 'evaluations.jsonl'
+  for run in runs:
+    path = run.out / 'evaluations.jsonl'
     path.write_text(''.join(line + '\n' for line in path.read_text().splitlines() if json.loads(line)['step'] != 2))
-  sweep_report.write(config, trials)
+  sweep_report.write(config, runs)
   assert set(asked) == {None}
 
 
-def test_figures_that_only_some_variants_have_are_blank_in_the_others(config, trials):
-  for trial in trials:
-    path = trial.out / 'evaluations.jsonl'
+def test_figures_that_only_some_variants_have_are_blank_in_the_others(config, runs):
+  for run in runs:
+    path = run.out / 'evaluations.jsonl'
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    extra = {'tool_rate_tier_2': 0.25} | ({'auc': 0.9} if trial.variant == 'Auto' else {})
+    extra = {'tool_rate_tier_2': 0.25} | ({'auc': 0.9} if run.variant == 'Auto' else {})
     path.write_text(''.join(json.dumps(row | extra) + '\n' for row in rows))
-  text = sweep_report.table(sweep_report.summary(config, trials))
+  text = sweep_report.table(sweep_report.summary(config, runs))
   head, full, auto = (next(line for line in text.splitlines() if line.startswith(start)).split(' | ')
                       for start in ('| variant (seeds)', '| Full (3)', '| Auto (3)'))
   column = {name.strip(' |'): place for place, name in enumerate(head)}
   assert full[column['tool use tier 2, T=1']] == '25.0 ± 0.0' and auto[column['AUC, greedy']] == '0.90 ± 0.00'
   assert full[column['AUC, greedy']].strip() == '' and column['seconds'] == len(head) - 1
-  assert sweep_report.summary(config, trials)['variants']['Auto']['differences'].keys() >= {'tool_rate_tier_2@0.0', 'em@0.0'}
+  assert sweep_report.summary(config, runs)['variants']['Auto']['differences'].keys() >= {'tool_rate_tier_2@0.0', 'em@0.0'}
 
 
 def test_a_table_too_wide_for_a_page_is_turned():

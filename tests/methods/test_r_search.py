@@ -22,9 +22,8 @@ def test_a_chain_with_evidence():
   assert observations == ['\n<observation>Doc 1(Title: Title) text\n</observation>\n']
   assert isinstance(requests[1], Search) and requests[1].query == 'the author'
   assert isinstance(requests[-1], Ask) and requests[-1].service == 'reader'
-  assert requests[-1].item == ('Answer the question based on the given passages. Only give me the answer and do not output any '
-                               'other words.\nThe following are given passages: Lovelace wrote it.\n'
-                               'Question: Who wrote it?\nAnswer:')
+  assert requests[-1].item == ('Take the answer to the question from these passages. Reply with the answer alone.\n'
+                               'Passages: Lovelace wrote it.\nQuestion: Who wrote it?\nAnswer:')
   assert tree.answer == 'Ada Lovelace'
   assert r_search.reward(tree) == pytest.approx(1 + 1 + 0.4)
   assert r_search.reward(tree, evidence_weight=0.0) == pytest.approx(1.4)

@@ -6,7 +6,7 @@ import pytest
 from configs import r1
 from configs import research as config_file
 from jaxsearch.methods import research
-from jaxsearch.trees import grammar
+from jaxsearch.trees import templates
 from jaxsearch.trees.tree import Role, Stop
 from tests.methods.driving import SEARCH, context, drive
 
@@ -17,11 +17,10 @@ def chain(*said, **settings):
   return drive(said, grow=research.grow, **{'template': 'research', 'max_turns': len(said) - 1} | settings)
 
 
-def test_the_prompt_is_the_papers_and_results_stand_in_its_tag():
+def test_the_prompt_wants_a_box_and_results_stand_in_their_tag():
   tree, requests, observations = chain(SEARCH, RIGHT)
   prompt = tree.nodes(Role.PROMPT)[0].text
-  assert prompt.endswith(r'\boxed{} with latex format. User: Who wrote it?. Assistant:')
-  assert r'The final answer is \[ \boxed{answer here} \] </answer>' in prompt
+  assert prompt.endswith('<answer> It is \\[ \\boxed{exact answer} \\] </answer>.\nQuestion: Who wrote it?\n')
   assert observations == ['\n<result>Doc 1(Title: Title) text\n</result>\n']
   assert tree.answer == 'Ada Lovelace' and tree.stop is Stop.ANSWERED and research.reward(tree) == 1.0
 
@@ -76,10 +75,10 @@ def test_the_config_of_the_world_wants_no_box():
 def test_r1_serves_no_search():
   config = r1.get_config()
   assert config.method == 'search_r1'
-  for template, words in ('world', 'Question: Who'), ('r1', 'You should first have a reasoning process in mind'):
+  for template, words in ('world', 'Question: Who'), ('r1', 'Think first, then answer.'):
     tree, requests, observations = drive([SEARCH], **dict(config.grow) | {'template': template})
     assert len(requests) == 1 and not observations and tree.answer is None and tree.stop is Stop.BUDGET
     assert words in tree.nodes(Role.PROMPT)[0].text
-  assert '<search>' not in grammar.prompt('Who?', 'r1')
+  assert '<search>' not in templates.prompt('Who?', 'r1')
   tree, *_ = drive(['<think>I know.</think><answer> Ada </answer>'], **config.grow)
   assert tree.answer == 'Ada' and tree.metrics['searches'] == 0

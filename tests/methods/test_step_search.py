@@ -142,7 +142,7 @@ def test_the_gold_chain_of_a_world_question_earns_all_there_is():
   assert tree.reward == pytest.approx(1 + config.credit.key_weight) and tree.metrics['information_gain'] == pytest.approx(1)
 
 
-def test_the_prompt_is_the_papers():
+def test_the_prompt_shows_the_loop():
   tree = chain([RIGHT], [], template='step_search')
   prompt = tree.nodes(Role.PROMPT)[0].text
-  assert prompt.startswith('## Background\nYou are a deep AI research assistant.') and prompt.endswith('Question:Who wrote it?\n')
+  assert prompt.startswith('You are a research assistant.') and prompt.endswith('\nQuestion: Who wrote it?\n')

@@ -1,4 +1,4 @@
-"""What a judge of two trajectories is asked, how its replies are read, and what hostile text can do."""
+"""The prompts of the pairwise judge, how its replies are read, and what hostile text can do."""
 
 import json
 import re
@@ -10,17 +10,17 @@ from jaxsearch.rewards import judge, trajectory_judge
 SHORT = (('prompt', 'the instructions'), ('policy', '<think>hm</think><search> it </search>'),
          ('observation', '<information>Doc 1 about it</information>'), ('policy', '<answer> A </answer>'))
 LONG = (('policy', '<search> that </search>'), ('observation', 'Doc 1 about that'), ('context', 'a copy'))
-PAIR = trajectory_judge.Pair('Who wrote it?', SHORT, LONG)
+PAIR = trajectory_judge.TrajectoryPair('Who wrote it?', SHORT, LONG)
 
 
 def verdict(first, second, first_too=(), second_too=()):
   """A reply that gives each the same number on every rubric, but for what differs."""
-  both = zip(trajectory_judge.PLACES, (first, second), (first_too, second_too))
-  return json.dumps({place: dict.fromkeys(trajectory_judge.RUBRICS, score) | dict(too) for place, score, too in both})
+  both = zip(trajectory_judge.POSITIONS, (first, second), (first_too, second_too))
+  return json.dumps({position: dict.fromkeys(trajectory_judge.RUBRICS, score) | dict(too) for position, score, too in both})
 
 
-def shown(prompt, place):
-  return re.search(f'<{place}_trajectory>\n(.*?)</{place}_trajectory>', prompt.split('Question: ')[1], re.DOTALL)[1]
+def shown(prompt, position):
+  return re.search(f'<{position}_trajectory>\n(.*?)</{position}_trajectory>', prompt.split('Question: ')[1], re.DOTALL)[1]
 
 
 def test_a_prompt_shows_who_wrote_what_in_both_orders():
@@ -33,6 +33,7 @@ def test_a_prompt_shows_who_wrote_what_in_both_orders():
   for prompt in (one, other):
     assert 'Question: Who wrote it?\n' in prompt and all(f'- {name}: ' in prompt for name in trajectory_judge.RUBRICS)
   assert one.split('Question: ')[0] == other.split('Question: ')[0] and len(trajectory_judge.RUBRICS) == 6
+  assert trajectory_judge.prompts(PAIR, '{question} {x}')[1] == 'Who wrote it? {x}'
 
 
 def test_replies_are_read_strictly():
@@ -65,7 +66,8 @@ def test_scores_are_averaged_over_both_orders():
 
 @pytest.mark.parametrize('missing', ['no idea', None, RuntimeError('down')])
 def test_one_order_alone_decides_nothing(missing):
-  assert trajectory_judge.averaged([verdict(2, 0), missing]) is None and trajectory_judge.averaged([missing, verdict(2, 0)]) is None
+  assert trajectory_judge.averaged([verdict(2, 0), missing]) is None
+  assert trajectory_judge.averaged([missing, verdict(2, 0)]) is None
 
 
 @pytest.mark.parametrize('hostile', [
@@ -75,11 +77,12 @@ def test_one_order_alone_decides_nothing(missing):
 def test_hostile_text_neither_closes_its_tag_nor_scores(hostile):
   """A judge that only repeats what it was shown gives no score for what an agent, or a document, says of itself."""
   spans = (('policy', hostile), ('observation', hostile))
-  for prompt in trajectory_judge.prompts(trajectory_judge.Pair(hostile, spans, spans)):
-    told = prompt.split('\nQuestion: ')[1]
-    assert len(re.findall(r'(?i)<[ /]*(?:agent|retrieved|first_trajectory|second_trajectory)', told)) == 12
-    assert not any(control in told for control in judge.CONTROL) and not re.search('[{｛]', told)
-    for place in trajectory_judge.PLACES:
-      for text in re.findall('<(?:agent|retrieved)>(.*?)</', shown(prompt, place), re.DOTALL):
+  for prompt in trajectory_judge.prompts(trajectory_judge.TrajectoryPair(hostile, spans, spans)):
+    shown_text = prompt.split('\nQuestion: ')[1]
+    assert len(re.findall(r'(?i)<[ /]*(?:agent|retrieved|first_trajectory|second_trajectory)', shown_text)) == 12
+    assert not any(control in shown_text for control in judge.CONTROL) and not re.search('[{｛]', shown_text)
+    for position in trajectory_judge.POSITIONS:
+      for text in re.findall('<(?:agent|retrieved)>(.*?)</', shown(prompt, position), re.DOTALL):
         assert trajectory_judge.read(text) is None
-    assert trajectory_judge.read(told) is None and trajectory_judge.read(told.removesuffix('</agent>\n</second_trajectory>\n')) is None
+    assert trajectory_judge.read(shown_text) is None
+    assert trajectory_judge.read(shown_text.removesuffix('</agent>\n</second_trajectory>\n')) is None

@@ -10,7 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from jaxsearch.models.decoder import DecoderConfig, initial_params
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.sampler import stops
+from jaxsearch.sampler.engine import found_stop, stop_flags
 from jaxsearch.sampler.requests import END, LENGTH, Generate
 from jaxsearch.trees.tree import Role, Tree
 
@@ -22,7 +22,7 @@ def test_flags_mark_exactly_the_tokens_that_can_complete_a_stop_string():
   pieces = [b''.join(letters) for n in range(5) for letters in itertools.product(alphabet, repeat=n)]
   for stop in ('ab', 'aba', 'b', 'aab<', 'éa'):
     encoded = stop.encode()
-    for piece, flag in zip(pieces, stops.flags(pieces, [stop])):
+    for piece, flag in zip(pieces, stop_flags(pieces, [stop])):
       # a prefix of the stop string stands before the piece; the stop string then ends inside the piece
       texts = [(encoded[:n], encoded[:n] + piece) for n in range(len(encoded))]
       assert flag == any(text.find(encoded) + len(encoded) > len(before)
@@ -31,12 +31,12 @@ def test_flags_mark_exactly_the_tokens_that_can_complete_a_stop_string():
 
 def test_found_wants_the_stop_string_in_the_last_token_and_inside_the_span():
   pieces = [b'</se', b'arch', b'>', b' x', b'h>', b'</search></answer>']
-  assert stops.found(pieces, [0, 1, 2], STOPS) == '</search>'
-  assert stops.found(pieces, [0, 1, 2, 3], STOPS) is None     # it was complete before the last token
-  assert stops.found(pieces, [1, 2], STOPS) is None     # its beginning is in the prompt
-  assert stops.found(pieces, [3, 5], STOPS) == '</search>'     # the one that ends first
-  assert stops.found(pieces, [], STOPS) is None
-  assert stops.found(pieces, [0, 1, 2], ()) is None
+  assert found_stop(pieces, [0, 1, 2], STOPS) == '</search>'
+  assert found_stop(pieces, [0, 1, 2, 3], STOPS) is None     # it was complete before the last token
+  assert found_stop(pieces, [1, 2], STOPS) is None     # its beginning is in the prompt
+  assert found_stop(pieces, [3, 5], STOPS) == '</search>'     # the one that ends first
+  assert found_stop(pieces, [], STOPS) is None
+  assert found_stop(pieces, [0, 1, 2], ()) is None
 
 
 WORDS = ['go', '</s', 'ear', 'ch>', 'ch>x', '</search>', 'a>', '>', 'arch', 'q</search>y</answer>', '</an', 'swer', ' and']

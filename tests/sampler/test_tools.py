@@ -1,8 +1,7 @@
 """Documents are cut to the room there is."""
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.sampler.requests import RunPython, Search, ToolFailure
-from jaxsearch.sampler.tools import Tools, shorten
+from jaxsearch.sampler.requests import RunPython, Search, ToolFailure, Tools, shorten
 from jaxsearch.trees import grammar
 
 DOCUMENTS = [Document(str(i), f'T{i}', chr(97 + i) * size) for i, size in enumerate((50, 10, 200))]

@@ -4,51 +4,51 @@ import time
 
 import pytest
 
-from jaxsearch.tools.cache import Cache, open_cache
+from jaxsearch.tools.cache import Cache
 
 
 def never():
-  raise AssertionError('asked')
+  raise AssertionError('fetched')
 
 
-def test_an_answer_is_kept_by_everything_in_the_request_and_outlives_the_process(tmp_path):
+def test_a_response_is_kept_by_everything_in_the_request_and_outlives_the_process(tmp_path):
   cache = Cache(tmp_path / 'new' / 'answers')
-  assert cache.answer({'q': 'a', 'n': 1}, lambda: ['é', None, 1.5]) == ['é', None, 1.5]
-  assert cache.answer({'n': 1, 'q': 'a'}, never) == ['é', None, 1.5]
-  assert cache.answer({'q': 'a', 'n': 2}, lambda: '') == ''
-  cache.close()
+  assert cache.get({'q': 'a', 'n': 1}, lambda: ['é', None, 1.5]) == ['é', None, 1.5]
+  assert cache.get({'n': 1, 'q': 'a'}, never) == ['é', None, 1.5]
+  assert cache.get({'q': 'a', 'n': 2}, lambda: '') == ''
+  del cache
   again = Cache(tmp_path / 'new' / 'answers')
-  assert again.answer({'q': 'a', 'n': 1}, never) == ['é', None, 1.5]
-  assert again.answer({'q': 'a', 'n': 2}, never) == ''
+  assert again.get({'q': 'a', 'n': 1}, never) == ['é', None, 1.5]
+  assert again.get({'q': 'a', 'n': 2}, never) == ''
 
 
 def test_a_failure_is_not_kept(tmp_path):
   cache = Cache(tmp_path / 'answers')
   with pytest.raises(AssertionError):
-    cache.answer('x', never)
-  assert cache.answer('x', lambda: 1) == 1
+    cache.get('x', never)
+  assert cache.get('x', lambda: 1) == 1
 
 
-def test_threads_that_want_the_same_ask_once(tmp_path):
-  cache, asked, found = Cache(tmp_path / 'answers'), [], []
+def test_threads_that_want_the_same_fetch_once(tmp_path):
+  cache, fetched, found = Cache(tmp_path / 'answers'), [], []
 
-  def ask():
-    asked.append(1)
+  def fetch():
+    fetched.append(1)
     time.sleep(0.05)
     return 'yes'
 
-  threads = [threading.Thread(target=lambda: found.append(cache.answer('x', ask))) for _ in range(8)]
+  threads = [threading.Thread(target=lambda: found.append(cache.get('x', fetch))) for _ in range(8)]
   for thread in threads:
     thread.start()
   for thread in threads:
     thread.join()
-  assert found == ['yes'] * 8 and len(asked) == 1
+  assert found == ['yes'] * 8 and len(fetched) == 1
 
 
 def _write(path, start):
   cache = Cache(path)
   for i in range(start, start + 30):
-    cache.answer(i, lambda: i)
+    cache.get(i, lambda: i)
 
 
 def test_processes_share_a_file(tmp_path):
@@ -60,18 +60,18 @@ def test_processes_share_a_file(tmp_path):
     process.join(120)
   assert [process.exitcode for process in processes] == [0, 0]
   cache = Cache(path)
-  assert [cache.answer(i, never) for i in range(45)] == list(range(45))
+  assert [cache.get(i, never) for i in range(45)] == list(range(45))
 
 
 def test_another_file_is_refused_and_left_as_it_is(tmp_path):
   path = tmp_path / 'notes.txt'
   path.write_text('my notes\n' * 100)
-  with pytest.raises(ValueError, match=r'notes\.txt is no file of cached answers'):
+  with pytest.raises(ValueError, match=r'notes\.txt is no file of cached responses'):
     Cache(path)
   assert path.read_text() == 'my notes\n' * 100
 
 
 def test_without_a_file_nothing_is_kept():
   counts = iter(range(9))
-  cache = open_cache('')
-  assert [cache.answer('x', lambda: next(counts)) for _ in range(3)] == [0, 1, 2]
+  cache = Cache('')
+  assert [cache.get('x', lambda: next(counts)) for _ in range(3)] == [0, 1, 2]

@@ -69,7 +69,7 @@ def test_a_wrong_key_is_not_shown(monkeypatch, caplog):
   b'<html>', [], {}, {'choices': []}, {'choices': [None]}, {'choices': [{'text': 'old'}]}, {'choices': {'0': 1}},
   {'choices': [{'message': {'content': None, 'refusal': 'no'}}]}, {'choices': [{'message': {'content': [{'text': 'x'}]}}]}])
 def test_garbage_is_refused_at_once(body):
-  with server((200, body)) as (url, seen), pytest.raises(ChatError, match='not an answer of the chat protocol') as error:
+  with server((200, body)) as (url, seen), pytest.raises(ChatError, match='chat at .* not a valid response') as error:
     Chat(url, 'm').reply('x')
   assert url in str(error.value) and len(seen) == 1
 
@@ -105,7 +105,7 @@ def test_a_slow_reply_is_given_up_and_the_others_come():
   with server(serve) as (url, _):
     first, slow, last = Chat(url, 'm', timeout=2.0, attempts=1).replies(['a', 'slow', 'c'])
     released.set()
-  assert (first, last) == ('x', 'x') and isinstance(slow, ChatError) and 'no reply within 2 s' in slow.reason
+  assert (first, last) == ('x', 'x') and isinstance(slow, ChatError) and 'no response within 2 s' in slow.reason
 
 
 def test_a_reply_that_trickles_is_given_up_at_the_deadline():
@@ -120,7 +120,7 @@ def test_a_reply_that_trickles_is_given_up_at_the_deadline():
       handler.wfile.flush()
 
   with server(serve) as (url, _):
-    with pytest.raises(ChatError, match=r'no whole reply within 0\.5 s'):
+    with pytest.raises(ChatError, match=r'no complete response within 0\.5 s'):
       Chat(url, 'm', timeout=0.5, attempts=1).reply('a')
     released.set()
 

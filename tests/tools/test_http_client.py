@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from jaxsearch.tools.http_client import Poster, RequestError, checked_secret, key_from
+from jaxsearch.tools.http_client import JsonClient, RequestError, check_secret, parse_json, secret_from_env
 from tests.tools.serving import server
 
 
@@ -14,8 +14,12 @@ class Failure(RequestError):
   kind = 'errand'
 
 
-def poster(url, **settings):
-  return Poster(url, Failure, 'test protocol', **{'timeout': 20.0, 'attempts': 4, 'backoff': 0.01} | settings)
+class ErrandClient(JsonClient):
+  error = Failure
+
+
+def client(url, **settings):
+  return ErrandClient(url, **{'timeout': 20.0, 'backoff': 0.01} | settings)
 
 
 @pytest.fixture
@@ -28,7 +32,7 @@ def slept(monkeypatch):
 
 def test_body_headers_and_reply():
   with server((200, {'a': 1})) as (url, seen):
-    assert poster(url + '/x?y=1', headers={'x-key': 'k'}).post({'q': 'ü'}, lambda reply: reply['a'] + 1) == 2
+    assert client(url + '/x?y=1', secret='k', secret_header='x-key').post({'q': 'ü'}, lambda reply: reply['a'] + 1) == 2
   path, headers, body = seen[0]
   assert (path, headers['x-key'], headers['content-type'], body) == ('/x?y=1', 'k', 'application/json', {'q': 'ü'})
 
@@ -37,15 +41,15 @@ def test_what_the_parser_refuses_is_an_error_and_not_asked_again():
   def parse(reply):
     raise ValueError('no such thing')
 
-  with server((200, {})) as (url, seen), pytest.raises(Failure, match='errand at .*not an answer of the test protocol: no such'):
-    poster(url).post({}, parse)
+  with server((200, {})) as (url, seen), pytest.raises(Failure, match='errand at .*failed: not a valid response: no such'):
+    client(url).post({}, parse)
   assert len(seen) == 1
 
 
 @pytest.mark.parametrize('status', [408, 425, 429, 500, 502, 503, 504])
 def test_faults_that_may_pass_are_tried_again_with_growing_jittered_waits(status, slept):
   with server((status, b'no')) as (url, seen), pytest.raises(Failure, match=rf'status {status}: no \(attempts: 4\)') as error:
-    poster(url, backoff=0.4).post({}, dict)
+    client(url, backoff=0.4).post({}, dict)
   assert len(seen) == 4 and error.value.status == status
   jitters = [seconds - wait for seconds, wait in zip(slept, [0.4, 0.8, 1.6], strict=True)]
   assert all(0 <= jitter <= 0.4 for jitter in jitters) and len(set(jitters)) == 3
@@ -55,13 +59,13 @@ def test_retry_after_in_seconds_and_as_a_date(slept):
   date = email.utils.formatdate(time.time() + 7, usegmt=True)
   answers = [(429, b'', {'retry-after': '3'}), (503, b'', {'retry-after': date}), (429, b'', {'retry-after': 'soon'}), (200, {})]
   with server(*answers) as (url, _):
-    assert poster(url).post({}, dict) == {}
+    assert client(url).post({}, dict) == {}
   assert 3 <= slept[0] <= 3.1 and 5 < slept[1] <= 7.1 and slept[2] < 0.2
 
 
 def test_a_server_that_wants_to_be_left_alone_past_the_deadline_is_given_up_at_once(slept):
   with server((429, b'busy', {'retry-after': '600'})) as (url, seen), pytest.raises(Failure, match=r'busy \(attempts: 1\)'):
-    poster(url, timeout=5.0).post({}, dict)
+    client(url, timeout=5.0).post({}, dict)
   assert len(seen) == 1 and not slept
 
 
@@ -69,8 +73,8 @@ def test_a_slow_server_runs_into_the_deadline_of_all_attempts():
   released = threading.Event()
   with server(lambda handler: released.wait(20)) as (url, _):
     start = time.monotonic()
-    with pytest.raises(Failure, match=r'no reply within 0\.3 s'):
-      poster(url, timeout=0.3).post({}, dict)
+    with pytest.raises(Failure, match=r'no response within 0\.3 s'):
+      client(url, timeout=0.3).post({}, dict)
     assert time.monotonic() - start < 6
     released.set()
 
@@ -79,7 +83,7 @@ def test_the_key_is_in_no_message():
   echo = lambda handler: (handler.send_response(403), handler.end_headers(),
                           handler.wfile.write(b'x' * 190 + b'refused: sesame-open'))
   with server(echo) as (url, _), pytest.raises(Failure) as error:
-    poster(url.replace('//', '//user:sesame-open@') + '/?key=sesame-open', secret='sesame-open').post({}, dict)
+    client(url.replace('//', '//user:sesame-open@') + '/?key=sesame-open', secret='sesame-open').post({}, dict)
   assert 'sesame' not in str(error.value) and 'status 403' in str(error.value)
 
 
@@ -91,14 +95,14 @@ def test_requests_begin_at_the_rate(monkeypatch):
       now[0] += seconds
 
   with server((500, b''), (200, {})) as (url, seen):
-    client = poster(url, rate=4.0)
+    paced = client(url, rate=4.0)
     monkeypatch.setattr(time, 'monotonic', lambda: now[0])
     monkeypatch.setattr(time, 'sleep', sleep)
     begun = []
-    attempt = client._attempt
-    client._attempt = lambda *args: (begun.append(now[0]), attempt(*args))[1]
+    attempt = paced._attempt
+    paced._attempt = lambda *args: (begun.append(now[0]), attempt(*args))[1]
     for _ in range(3):
-      client.post({}, dict)
+      paced.post({}, dict)
     monkeypatch.undo()
   assert len(begun) == len(seen) == 4  # the second attempt takes a turn as well
   assert [b - a for a, b in itertools.pairwise(begun)] == pytest.approx([0.25] * 3, abs=0.03)
@@ -108,7 +112,7 @@ def test_requests_begin_at_the_rate(monkeypatch):
   dict(url='ftp://host'), dict(url='host:80'), dict(timeout=0), dict(attempts=0), dict(rate=0)])
 def test_impossible_settings(settings):
   with pytest.raises(ValueError, match='not an http address|must be positive'):
-    poster(**{'url': 'http://a'} | settings)
+    client(**{'url': 'http://a'} | settings)
 
 
 def test_keys_from_the_environment(monkeypatch):
@@ -116,14 +120,20 @@ def test_keys_from_the_environment(monkeypatch):
   monkeypatch.setenv('EMPTY_KEY', '')
   monkeypatch.setenv('ODD_KEY', 'sesame\n')
   monkeypatch.delenv('NO_KEY', raising=False)
-  assert key_from('SOME_KEY') == 'sesame' and key_from('EMPTY_KEY') is None and key_from('NO_KEY') is None
+  assert secret_from_env('SOME_KEY') == 'sesame' and secret_from_env('EMPTY_KEY') is None and secret_from_env('NO_KEY') is None
   with pytest.raises(ValueError, match='ODD_KEY') as error:
-    key_from('ODD_KEY')
+    secret_from_env('ODD_KEY')
   assert 'sesame' not in str(error.value)
-  assert checked_secret(None, 'it') is None
+  assert check_secret(None, 'it') is None
 
 
 def test_the_body_is_sent_again_with_each_attempt(slept):
   with server((500, b''), (200, {})) as (url, seen):
-    poster(url).post({'n': 1}, dict)
+    client(url).post({'n': 1}, dict)
   assert [body for _, _, body in seen] == [json.loads('{"n": 1}')] * 2
+
+
+def test_half_a_surrogate_pair_does_not_reach_a_tokenizer():
+  with server((200, b'{"a": ["\\ud83d", {"\\ude00b": 1.5}], "c": "\\ud83d\\ude00"}')) as (url, _):
+    assert client(url).post({}, lambda response: response) == {'a': ['?', {'?b': 1.5}], 'c': '😀'}
+  assert parse_json(b'"x\xed\xa0\xbd"') == 'x?'

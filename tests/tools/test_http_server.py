@@ -1,18 +1,332 @@
-"""The address to listen on, and a server's life as a process. What `endpoint` refuses is in test_server.py."""
+"""The servers over HTTP: retrieval, evidence, the address to listen on, and a server as a process."""
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
+from jaxsearch.data.corpus import Document
+from jaxsearch.tools.bm25 import BM25
+from jaxsearch.tools.evidence_client import SCHEMA, Evidence, EvidenceClient, EvidenceError
+from jaxsearch.tools.search_http import HttpSearch, SearchError
+
 pytest.importorskip('starlette')
 pytest.importorskip('uvicorn')
 from jaxsearch.tools import http_server
+from jaxsearch.tools.http_server import Limits, evidence_app, search_app
+from tests.tools.running import serve
+
+# Retrieval.
+
+
+PASSAGES = [
+    Document('a', 'Paris', 'Paris is the capital of France.'), Document('b', 'Lyon', 'A city of France.')]
+
+
+def running(backend, **settings):
+  """Serves `backend` on a free port: a context that gives the address."""
+  return serve(search_app(backend, **settings))
+
+
+@pytest.fixture(scope='module')
+def retrieval():
+  with running(BM25(PASSAGES), limits=Limits(body_bytes=4000, texts=4, text_chars=1000, topk=10)) as url:
+    yield url + '/retrieve'
+
+
+def retrieve(address, **request):
+  return httpx.post(address, json=request, trust_env=False)
+
+
+def test_the_client_gets_what_the_back_end_finds(retrieval):
+  queries = ['capital', 'France', 'xylophone']
+  assert HttpSearch(retrieval).search(queries, 2) == BM25(PASSAGES).search(queries, 2)
+
+
+def test_health_counts_requests_in_flight_and_needs_no_token():
+  entered, released = threading.Event(), threading.Event()
+
+  class Held:
+    def search(self, queries, topk):
+      entered.set()
+      assert released.wait(20)
+      return [[]]
+
+  with running(Held(), token='sesame') as url, ThreadPoolExecutor(1) as pool:
+    assert health(url) == {'status': 'ok', 'requests': 0}
+    found = pool.submit(HttpSearch(url, token='sesame').search, ['x'])
+    assert entered.wait(20) and health(url) == {'status': 'ok', 'requests': 1}
+    released.set()
+    assert found.result() == [[]]
+    until(lambda: health(url)['requests'] == 0)
+
+
+def test_both_reply_forms(retrieval):
+  document = {'id': 'a', 'contents': '"Paris"\nParis is the capital of France.'}
+  score = BM25(PASSAGES).search(['capital'])[0][0].score
+  assert retrieve(retrieval, queries=['capital'], topk=1, return_scores=True).json() == {
+      'result': [[{'document': document, 'score': score}]]}
+  assert retrieve(retrieval, queries=['capital'], topk=None, return_scores=False).json() == {'result': [[document]]}
+  assert retrieve(retrieval, queries=['capital']).json() == {'result': [[document]]}
+
+
+@pytest.mark.parametrize(('request_', 'status', 'reason'), [
+    ({}, 400, "'queries'"), ({'queries': 'Paris'}, 400, "'queries'"), ({'queries': [1]}, 400, "'queries'"),
+    ({'queries': ['x'] * 5}, 413, 'at most 4 queries'), ({'queries': ['x' * 1001]}, 413, '1000 characters'),
+    ({'queries': ['x'], 'topk': 0}, 400, "'topk'"), ({'queries': ['x'], 'topk': 11}, 400, "'topk'"),
+    ({'queries': ['x'], 'topk': True}, 400, "'topk'"),
+    ({'queries': ['x'], 'return_scores': 'yes'}, 400, "'return_scores'"),
+    ({'queries': ['x'], 'more': 'x' * 5000}, 413, 'longer than 4000 bytes')])
+def test_bad_searches_are_named(retrieval, request_, status, reason):
+  response = retrieve(retrieval, **request_)
+  assert response.status_code == status and reason in response.json()['error']
+
+
+def test_what_is_not_json_or_not_there(retrieval):
+  for body in (b'{', b'[]', b'\xff', b'[' * 3000):
+    assert httpx.post(retrieval, content=body, trust_env=False).status_code == 400
+  chunks = (b'x' * 1000 for _ in range(10))  # no content-length to believe
+  assert httpx.post(retrieval, content=chunks, trust_env=False).status_code == 413
+  assert httpx.get(retrieval, trust_env=False).status_code == 405
+  assert httpx.post(retrieval + '/other', trust_env=False).status_code == 404
+
+
+def test_retrieval_asks_for_the_token():
+  with running(BM25(PASSAGES), token='sesame') as url:
+    assert HttpSearch(url, token='sesame').search(['Lyon'], 1)[0][0].id == 'b'
+    odd = httpx.post(url + '/retrieve', headers={'authorization': b'Bearer s\xe9same'}, trust_env=False)
+    assert odd.status_code == 401
+    for wrong in (None, 'sesam', 'sesame2'):
+      with pytest.raises(SearchError, match='status 401'):
+        HttpSearch(url, token=wrong).search(['Lyon'])
+
+
+class Slow:
+  def __init__(self):
+    self.now = self.most = 0
+    self.lock = threading.Lock()
+
+  def search(self, queries, topk):
+    with self.lock:
+      self.now += 1
+      self.most = max(self.most, self.now)
+    time.sleep(0.1)
+    with self.lock:
+      self.now -= 1
+    return [[Document('1', 'T', query)] for query in queries]
+
+
+def test_searches_at_once_are_limited_and_the_rest_waits():
+  backend = Slow()
+  with running(backend, limits=Limits(threads=2)) as url, ThreadPoolExecutor(8) as pool:
+    client = HttpSearch(url, attempts=1)
+    found = list(pool.map(lambda i: client.search([f'q{i}']), range(8)))
+  assert [documents[0][0].text for documents in found] == [f'q{i}' for i in range(8)]
+  assert backend.most == 2
+
+
+def test_too_many_requests_are_turned_away_and_come_again():
+  with running(Slow(), limits=Limits(threads=1, requests=1)) as url, ThreadPoolExecutor(4) as pool:
+    once = list(pool.map(lambda i: retrieve(url + '/retrieve', queries=['x']).status_code, range(4)))
+    assert set(once) == {200, 503}
+    client = HttpSearch(url, attempts=50, backoff=0.05)
+    assert len(list(pool.map(lambda i: client.search(['x']), range(4)))) == 4
+
+
+def test_a_request_that_never_ends_is_given_up():
+  with running(BM25(PASSAGES), limits=Limits(body_seconds=0.2)) as url:
+    with socket.create_connection(('127.0.0.1', int(url.rsplit(':', 1)[1])), timeout=5) as connection:
+      connection.sendall(b'POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{')
+      assert b' 408 ' in connection.recv(1000)
+
+
+class Broken:
+  def search(self, queries, topk):
+    raise RuntimeError('index on fire')
+
+
+def test_a_back_end_that_fails_is_a_server_error():
+  reason = r'status 500.*RuntimeError.*\(attempts: 2\)'
+  with running(Broken()) as url, pytest.raises(SearchError, match=reason):
+    HttpSearch(url, attempts=2, backoff=0.01).search(['x'])
+
+
+# Evidence.
+
+
+def found(questions):
+  return [Evidence(f'about {question}', question.upper(), len(question)) for question in questions]
+
+
+def about(question):
+  return {'evidence': f'about {question}', 'answer': question.upper(), 'searches': len(question)}
+
+
+class Gate:
+  """Finds evidence once it is told to, and remembers its batches."""
+
+  def __init__(self):
+    self.batches, self.entered, self.opened, self.now, self.most = [], threading.Event(), threading.Event(), 0, 0
+
+  def __call__(self, questions):
+    self.now += 1
+    self.most = max(self.most, self.now)
+    self.batches.append(list(questions))
+    self.entered.set()
+    assert self.opened.wait(20)
+    self.now -= 1
+    return found(questions)
+
+
+def ask(url, question, **headers):
+  return httpx.post(url + '/evidence', json={'question': question}, headers=headers, trust_env=False, timeout=20)
+
+
+def health(url):
+  return httpx.get(url + '/health', trust_env=False).json()
+
+
+def until(condition):
+  deadline = time.monotonic() + 20
+  while not condition():
+    assert time.monotonic() < deadline
+    time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def gated(**limits):
+  """A server whose first batch, the question 'first', is under way; the pool for further requests."""
+  gate = Gate()
+  with serve(evidence_app(gate, limits=Limits(**limits))) as url, ThreadPoolExecutor(16) as pool:
+    first = pool.submit(ask, url, 'first')
+    assert gate.entered.wait(20)
+    try:
+      yield url, gate, pool
+    finally:
+      gate.opened.set()
+    assert first.result().json() == about('first')
+
+
+def test_one_question_and_a_list():
+  with serve(evidence_app(found)) as url:
+    assert ask(url, 'who').json() == about('who')
+    assert ask(url, ['who', 'what']).json() == [about('who'), about('what')]
+    assert ask(url, ['who']).json() == [about('who')]
+    assert EvidenceClient(url).find(['a', 'bb']) == found(['a', 'bb'])
+    assert EvidenceClient(url)('a') == 'about a'
+
+
+def test_none_is_null():
+  with serve(evidence_app(lambda questions: [Evidence('', None, 0)])) as url:
+    assert ask(url, 'who').json() == {'evidence': '', 'answer': None, 'searches': 0}
+
+
+def test_requests_that_come_while_the_sampler_runs_are_its_next_batch():
+  with gated() as (url, gate, pool):
+    questions = [f'q{i}' for i in range(5)] + [['a', 'b'], ['c', 'd', 'e']]
+    replies = [pool.submit(ask, url, question) for question in questions]
+    until(lambda: health(url)['questions'] == 11)
+    gate.opened.set()
+    for question, reply in zip(questions, replies):
+      expected = about(question) if isinstance(question, str) else [about(one) for one in question]
+      assert reply.result().json() == expected
+    until(lambda: health(url)['questions'] == 0)
+  assert gate.batches[0] == ['first'] and gate.most == 1
+  # A few may not have reached the queue yet when the first batch ended; one by one they would be eight batches.
+  assert sum(map(len, gate.batches)) == 11 and len(gate.batches) <= 4
+
+
+def test_more_than_may_wait_come_again_later():
+  with gated(questions=4) as (url, gate, pool):
+    second = pool.submit(ask, url, ['a', 'b'])
+    until(lambda: health(url)['questions'] == 3)
+    refused = ask(url, ['c', 'd'])
+    assert refused.status_code == 429 and refused.headers['retry-after'] == '1'
+    assert refused.json() == {'error': '3 questions are in flight, of 4 at most'}
+    third = pool.submit(EvidenceClient(url, backoff=0.05, attempts=50).find, ['c', 'd'])
+    gate.opened.set()
+    assert second.result().json() == [about('a'), about('b')] and third.result() == found(['c', 'd'])
+
+
+def test_requests_at_once_are_limited():
+  with gated(requests=1) as (url, gate, _):
+    refused = ask(url, 'second')
+    assert refused.status_code == 503 and '1 requests are in flight' in refused.json()['error']
+    assert health(url) == {'status': 'ok', 'questions': 1}
+
+
+@pytest.mark.parametrize(('body', 'status', 'reason'), [
+  (b'{', 400, 'bad JSON'), (b'["who"]', 400, 'JSON object'), (b'{}', 400, "'question' must be"),
+  (b'{"question": ""}', 400, 'not blank'), (b'{"question": " "}', 400, 'not blank'), (b'{"question": 7}', 400, 'text'),
+  (b'{"question": []}', 400, "'question' must be"), (b'{"question": ["who", null]}', 400, "'question' must be"),
+  (b'{"question": ["a", "b", "c", "d"]}', 413, 'at most 3 questions of 50 characters'),
+  (b'{"question": "' + b'x' * 51 + b'"}', 413, '50 characters'), (b' ' * 1001, 413, 'longer than 1000 bytes'),
+  (b'{"question": ["who", "very long"]}', 413, "'very long' leaves no room"),
+])  # fmt: skip
+def test_bad_questions_are_named(strict, body, status, reason):
+  response = httpx.post(strict + '/evidence', content=body, trust_env=False)
+  assert response.status_code == status and reason in response.json()['error']
+
+
+@pytest.fixture(scope='module')
+def strict():
+  def check(question):
+    if 'long' in question:
+      raise ValueError(f'{question!r} leaves no room')
+
+  with serve(evidence_app(found, check=check, limits=Limits(body_bytes=1000, texts=3, text_chars=50))) as url:
+    yield url
+
+
+def test_other_paths_and_methods_are_refused_in_json(strict):
+  for response, status in ((httpx.get(strict + '/evidence', trust_env=False), 405),
+                           (httpx.get(strict + '/else', trust_env=False), 404)):
+    assert response.status_code == status and response.json()['error']
+
+
+def test_evidence_asks_for_the_token():
+  with serve(evidence_app(found, token='sesame')) as url:
+    for headers in ({}, {'authorization': 'Bearer sesam'}, {'authorization': 'sesame'}):
+      refused = ask(url, 'who', **headers)
+      assert refused.status_code == 401 and refused.headers['www-authenticate'] == 'Bearer' and 'token' in refused.json()['error']
+      assert httpx.get(url + '/tool', headers=headers, trust_env=False).status_code == 401
+    assert EvidenceClient(url, token='sesame')('who') == 'about who'
+    assert httpx.get(url + '/tool', headers={'authorization': 'Bearer sesame'}, trust_env=False).json() == SCHEMA
+    assert health(url) == {'status': 'ok', 'questions': 0}
+    with pytest.raises(EvidenceError, match='status 401'):
+      EvidenceClient(url)('who')
+
+
+def test_half_a_surrogate_pair_does_not_reach_the_tokenizer():
+  asked = []
+  with serve(evidence_app(lambda questions: asked.extend(questions) or found(questions))) as url:
+    body = b'{"question": "who \\ud83d?"}'
+    assert httpx.post(url + '/evidence', content=body, trust_env=False).status_code == 200
+  assert asked == ['who ??']
+
+
+def test_a_sampler_that_fails_is_a_server_error_and_the_server_lives_on(caplog):
+  def answer(questions):
+    if 'bad' in questions:
+      raise RuntimeError('out of memory')
+    return found(questions)
+
+  with serve(evidence_app(answer)) as url:
+    response = ask(url, 'bad')
+    assert response.status_code == 500 and response.json() == {'error': 'the search for evidence failed (RuntimeError)'}
+    assert ask(url, 'who').json() == about('who') and health(url)['questions'] == 0
+  assert 'out of memory' in caplog.text
+
+
+# The address, and the process.
 
 
 def test_a_bound_address_keeps_nobody_waiting():
@@ -36,7 +350,6 @@ def test_an_address_that_cannot_be_had_is_named():
 
 SERVER = """
 import asyncio
-from starlette.routing import Route
 from jaxsearch.tools import http_server
 
 async def double(request):
@@ -44,7 +357,7 @@ async def double(request):
   await asyncio.sleep(0.3)
   return {'twice': 2 * request['number']}
 
-app = http_server.make_app(Route('/', http_server.endpoint(double, None, http_server.Limits()), methods=['POST']))
+app = http_server.make_app('/', double, 'doubling', None, http_server.Limits())
 http_server.run(app, http_server.bind('127.0.0.1', 0), 'doubling')
 """
 

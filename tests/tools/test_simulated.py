@@ -4,18 +4,14 @@ import functools
 import math
 import subprocess
 import sys
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.sampler.calls import Caller
-from jaxsearch.sampler.requests import ToolFailure
+from jaxsearch.sampler.requests import Caller, ToolFailure
 from jaxsearch.tools.chat import Chat, ChatError
 from jaxsearch.tools.simulated import (
-  DynamicBatcher,
   ModelWriter,
   SimulatedSearch,
   WriterError,
@@ -164,46 +160,3 @@ def test_a_chat_writes_useful_and_noisy_documents(tmp_path):
       backend.search(['capital of France'], 2)
   prompts = [body['messages'][0]['content'] for _, _, body in seen]
   assert prompts == [writing_prompt('capital of France', 2, noisy) for noisy in (False, True, True)]
-
-
-def test_calls_of_threads_are_merged_and_batches_do_not_overlap():
-  batches, running, entered, go_on = [], threading.Lock(), threading.Event(), threading.Event()
-
-  def ask(prompts):
-    assert running.acquire(blocking=False)
-    batches.append(len(prompts))
-    entered.set()
-    assert go_on.wait(20)
-    running.release()
-    return [GOOD.replace('Lyon', prompt[-2:]) for prompt in prompts]
-
-  merged = DynamicBatcher(ask)
-  backend = SimulatedSearch(ModelWriter(merged))
-  with ThreadPoolExecutor(8) as pool:
-    first = pool.submit(backend.search, ['aa', 'bb'], 2)
-    assert entered.wait(20)
-    others = [pool.submit(backend.search, [f'{i}{i}'] * i, 2) for i in range(1, 7)]
-    while len(merged._waiting) < 6:
-      time.sleep(0.001)
-    go_on.set()
-    found = [future.result(20) for future in others]
-  assert [documents[1].title for documents in first.result()] == ['aa', 'bb']
-  assert [[documents[1].title for documents in one] for one in found] == [[f'{i}{i}'] * i for i in range(1, 7)]
-  assert batches == [2, 21]
-
-
-def test_a_batch_that_fails_fails_for_all_in_it_and_the_next_one_runs():
-  answers = iter([RuntimeError('out of memory'), ['short'], ['good']])
-
-  def ask(prompts):
-    answer = next(answers)
-    if isinstance(answer, Exception):
-      raise answer
-    return answer
-
-  merged = DynamicBatcher(ask)
-  with pytest.raises(RuntimeError, match='out of memory'):
-    merged(['a'])
-  with pytest.raises(ValueError, match='1 replies to 2 prompts'):
-    merged(['a', 'b'])
-  assert merged(['a']) == ['good']

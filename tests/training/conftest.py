@@ -10,7 +10,6 @@ import pytest
 
 from jaxsearch.models.decoder import DecoderConfig, initial_params, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
 from jaxsearch.trees.tree import Role, Tree
 
@@ -62,9 +61,9 @@ def setup(*, decoder=DECODER, mesh=None, hyper=HYPER, loss_fn=None, seed=0, **op
   shardings = meshes.shardings(parameter_axes(decoder), parameter_shapes(decoder), mesh)
   params = jax.device_get(random_params(decoder, seed))
   optim = optim_config(**optim)
-  schedule = states.learning_rate_schedule(optim, 100)
-  optimizer = states.make_optimizer(optim, schedule)
-  state = states.create(states.place_params(params, shardings), optimizer, mesh)
+  schedule = steps.learning_rate_schedule(optim, 100)
+  optimizer = steps.make_optimizer(optim, schedule)
+  state = steps.create_state(steps.place_params(params, shardings), optimizer, mesh)
   if loss_fn is None:
     loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=decoder, **hyper)
   train_step = steps.make_train_step(

@@ -19,8 +19,8 @@ from jaxsearch.methods import search_r1
 from jaxsearch.models import hub
 from jaxsearch.sampler.requests import Generate
 from jaxsearch.sampler.rollout import rollout
-from jaxsearch.training import checkpoint, critic_warmup, loop, metrics
-from jaxsearch.training import state as states
+from jaxsearch.training import checkpoint, critic_warmup, loop, runs
+from jaxsearch.training import step as steps
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
 from jaxsearch.world.recipe import carl_examples
@@ -83,11 +83,11 @@ def test_a_run_with_a_shared_critic_goes_on_to_the_bit_and_becomes_a_plain_polic
   mesh = loop.make_learner(config).mesh
   (_, whole, _), (_, other, _) = (checkpoint.load_trained(run, mesh) for run in (config.out, broken))
   jax.tree.map(np.testing.assert_array_equal, whole, other)
-  assert states.HEAD in whole
-  rows = metrics.read(pathlib.Path(config.out) / 'metrics.jsonl')
+  assert steps.HEAD in whole
+  rows = runs.read(pathlib.Path(config.out) / 'metrics.jsonl')
   assert all(row['value_loss'] > 0 for row in rows) and 'critic_loss' not in rows[0]
   _, params, _ = checkpoint.load_params(config.out)
-  assert states.HEAD not in params
+  assert steps.HEAD not in params
   base = hub.load(config.model).params
   assert jax.tree.structure(params) == jax.tree.structure(base)
 
@@ -95,10 +95,10 @@ def test_a_run_with_a_shared_critic_goes_on_to_the_bit_and_becomes_a_plain_polic
 def test_trees_without_room_are_left_out_and_counted(config, monkeypatch):
   config.steps = 1
   kept = lambda tree: int(tree.question.id) % 2 == 0
-  monkeypatch.setattr(loop.rollouts, 'trainable', lambda groups, length: [group for group in groups if kept(group[0])])
+  monkeypatch.setattr(loop, 'trainable', lambda groups, length: [group for group in groups if kept(group[0])])
   row = loop.train(config)
   assert 0 < row['trees_too_long'] < row['trees'] == 10 and row['tokens_trained'] == 10 * (10 - row['trees_too_long'])
-  monkeypatch.setattr(loop.rollouts, 'trainable', lambda groups, length: [])
+  monkeypatch.setattr(loop, 'trainable', lambda groups, length: [])
   config.steps = 2
   assert loop.train(config)['tokens_trained'] == 0
 
@@ -112,7 +112,7 @@ def test_an_adapter_cannot_share(config):
 def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypatch):
   figures = warm_up(config)
   out = pathlib.Path(config.out)
-  rows = metrics.read(out / 'metrics.jsonl')
+  rows = runs.read(out / 'metrics.jsonl')
   assert len(rows) == 4 and rows[-1]['loss'] < rows[0]['loss'] and 'gate_auc' in rows[-1] and 'gate_auc' not in rows[0]
   assert figures['explained'] == pytest.approx(rows[-1]['gate_explained'])
   assert (out / 'calibration.png').stat().st_size > 1000
@@ -127,7 +127,7 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
     raise AssertionError('rolled out again')
   monkeypatch.setattr('jaxsearch.sampler.schedule.Schedule.run', never)
   assert warm_up(config) == pytest.approx(figures, nan_ok=True)  # done is done
-  assert len(metrics.read(out / 'metrics.jsonl')) == 4
+  assert len(runs.read(out / 'metrics.jsonl')) == 4
   config.seed = 1
   with pytest.raises(ValueError, match='seed was 0, now it is 1'):
     warm_up(config)
@@ -135,7 +135,7 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   config.critic_warmup.gate.auc = 1.1  # never
   with pytest.raises(critic_warmup.GateFailed, match='the gate is auc 1.10'):
     warm_up(config)
-  assert len(metrics.read(out / 'metrics.jsonl')) == 8
+  assert len(runs.read(out / 'metrics.jsonl')) == 8
 
   config.out, config.critic.warm_start = str(tmp_path / 'after'), str(out)
   learner = loop.make_learner(config)
@@ -278,7 +278,7 @@ def test_the_command_tells_what_the_shipped_policy_knows_and_mixes_questions(tmp
   write_questions([*known, *other], tmp_path / 'asked.jsonl')
   assert cli.main(['tiers', '--config', 'configs/carl.py', '--config.sampler.slots=16', '--questions', f'{tmp_path}/asked.jsonl',
                    '--out', f'{tmp_path}/tiers.jsonl', '--mixed', f'{tmp_path}/mixed.jsonl']) == 0
-  tiers = {record['id']: record['tier'] for record in metrics.read(tmp_path / 'tiers.jsonl')}
+  tiers = {record['id']: record['tier'] for record in runs.read(tmp_path / 'tiers.jsonl')}
   assert sum(tiers[question.id] == 2 for question in known) >= 4 and all(tiers[question.id] == 1 for question in other)
   mixed = [question.id for question in read_questions(tmp_path / 'mixed.jsonl')]
   assert len(mixed) >= 8 and [tiers[key] for key in mixed] == [1, 2] * (len(mixed) // 2)

@@ -16,7 +16,7 @@ from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder, initial_params
 from jaxsearch.sampler.requests import GREEDY
 from jaxsearch.sampler.rollout import rollout
-from jaxsearch.training import checkpoint, loop, metrics
+from jaxsearch.training import checkpoint, loop, runs
 
 CHILD = pathlib.Path(__file__).with_name('child.py')
 REQUIRED = ('step reward em searches loss kl entropy tokens_generated tokens_trained seconds_generate seconds_tools '
@@ -45,7 +45,7 @@ def test_a_run_on_eight_devices(config):
   config.train.update(micro_rows=4, mini_batches=1, epochs=1)
   config.eval.update(every=2, number=4, questions=config.data.questions)
   last = loop.train(config, held_out)
-  rows = metrics.read(pathlib.Path(config.out) / 'metrics.jsonl')
+  rows = runs.read(pathlib.Path(config.out) / 'metrics.jsonl')
   assert [row['step'] for row in rows] == [1, 2, 3]
   for row in rows:
     assert not [name for name in REQUIRED if row.get(name) is None]
@@ -53,7 +53,7 @@ def test_a_run_on_eight_devices(config):
     assert row['searches'] == 1 and row['tokens_generated'] == row['tokens_trained'] == 100
   assert rows[0]['kl'] == pytest.approx(0, abs=1e-6) and rows[2]['kl'] > rows[0]['kl']
   assert last['loss'] == pytest.approx(rows[2]['loss'])
-  evaluations = metrics.read(pathlib.Path(config.out) / 'evaluations.jsonl')
+  evaluations = runs.read(pathlib.Path(config.out) / 'evaluations.jsonl')
   assert [(row['step'], row['temperature'], row['n']) for row in evaluations] == [
     (step, temperature, 4) for step in (0, 2, 3) for temperature in (1.0, 0.0)]
   model_config, params, host = checkpoint.load_params(config.out)
@@ -89,7 +89,7 @@ def test_a_run_of_an_adapter_goes_on_to_the_bit_and_becomes_a_plain_model(lora_c
   assert sorted(adapter) == sorted(f'layers/{name}/{factor}' for name in config.lora.targets for factor in 'ab')
   for path, value in saved(broken, 2).items():
     np.testing.assert_array_equal(value, adapter[path], err_msg=path)
-  rows, others = (metrics.read(pathlib.Path(run) / 'metrics.jsonl') for run in (whole, broken))
+  rows, others = (runs.read(pathlib.Path(run) / 'metrics.jsonl') for run in (whole, broken))
   for row, other in zip(rows, others, strict=True):
     assert {name: row[name] for name in ('loss', 'kl', 'grad_norm', 'critic_loss')} == {
       name: other[name] for name in ('loss', 'kl', 'grad_norm', 'critic_loss')}
@@ -146,10 +146,10 @@ def test_updates_that_are_never_finite_stop_the_run(config, monkeypatch):
   config.train.update(micro_rows=8, mini_batches=1, epochs=1)
   config.optim.max_skipped = 2
   monkeypatch.setattr(sys.modules['jaxsearch.methods.toy'], 'reward', lambda tree: float('inf'))
-  from jaxsearch.training.run import RunStopped
+  from jaxsearch.training.runs import RunStopped
   with pytest.raises(RunStopped, match='step 2: .* not finite in 2 updates in a row'):
     loop.train(config)
-  assert [row['loss'] for row in metrics.read(pathlib.Path(config.out) / 'metrics.jsonl')] == [None, None]
+  assert [row['loss'] for row in runs.read(pathlib.Path(config.out) / 'metrics.jsonl')] == [None, None]
 
 
 @pytest.mark.parametrize('changes, words', [

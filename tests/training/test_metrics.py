@@ -7,34 +7,34 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxsearch.training import metrics
+from jaxsearch.training import runs
 
 
 def test_a_resumed_log_has_every_step_once(tmp_path):
-  log = metrics.MetricsLog(tmp_path, 0)
+  log = runs.MetricsLog(tmp_path, 0)
   for step in (1, 2, 3):
     log.write({'step': step, 'loss': step / 2})
   log.close()
   with (tmp_path / 'metrics.jsonl').open('a') as file:
     file.write('{"step": 4, "lo')  # killed while writing
-  log = metrics.MetricsLog(tmp_path, 2)
+  log = runs.MetricsLog(tmp_path, 2)
   log.write({'step': 3, 'loss': float('nan')})
   log.close()
-  assert metrics.read(tmp_path / 'metrics.jsonl') == [
+  assert runs.read(tmp_path / 'metrics.jsonl') == [
     {'step': 1, 'loss': 0.5}, {'step': 2, 'loss': 1.0}, {'step': 3, 'loss': None}]
   assert list((tmp_path / 'tensorboard').iterdir())
 
 
 def test_a_new_run_begins_an_empty_file(tmp_path):
   (tmp_path / 'evaluations.jsonl').write_text('{"step": 0}\n{"step": 5}\n')
-  metrics.keep_steps(tmp_path / 'evaluations.jsonl', 0)
+  runs.keep_steps(tmp_path / 'evaluations.jsonl', 0)
   assert (tmp_path / 'evaluations.jsonl').read_text() == ''
 
 
 def test_a_broken_line_is_named(tmp_path):
   (tmp_path / 'metrics.jsonl').write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
   with pytest.raises(ValueError, match=r'metrics.jsonl:2: not JSON'):
-    metrics.read(tmp_path / 'metrics.jsonl')
+    runs.read(tmp_path / 'metrics.jsonl')
 
 
 def test_updates_of_a_step_become_one_row():
@@ -42,14 +42,14 @@ def test_updates_of_a_step_become_one_row():
     {'loss': 1.0, 'tokens_trained': 10, 'ratio_max': 1.5, 'learning_rate': 0.1, 'skipped': 0, 'logprob_gap_max': 0.1},
     {'loss': 3.0, 'tokens_trained': 30, 'ratio_max': 1.2, 'learning_rate': 0.2, 'skipped': 1, 'logprob_gap_max': 0.7},
   ]
-  assert metrics.mean_of(updates) == {'loss': 2.0, 'tokens_trained': 40, 'ratio_max': 1.5, 'learning_rate': 0.2,
+  assert runs.mean_of(updates) == {'loss': 2.0, 'tokens_trained': 40, 'ratio_max': 1.5, 'learning_rate': 0.2,
                                       'skipped': 1, 'logprob_gap_max': 0.1}
-  row = metrics.to_row({'loss': jnp.float32(0.5), 'count': jnp.int32(3), 'plain': 2})
+  row = runs.to_row({'loss': jnp.float32(0.5), 'count': jnp.int32(3), 'plain': 2})
   assert json.dumps(row) == '{"loss": 0.5, "count": 3, "plain": 2}'
 
 
 def test_the_clock_counts_seconds_and_programs():
-  clock = metrics.Clock()
+  clock = runs.Clock()
   with clock('train'):
     jax.jit(lambda x: x * 3 + 1)(np.arange(17.0)).block_until_ready()
   with clock('train'):
@@ -57,11 +57,11 @@ def test_the_clock_counts_seconds_and_programs():
   row = clock.row(tokens=100)
   assert row['compilations'] >= 1 and 0 < row['seconds_train'] <= row['seconds']
   assert row['tokens_per_second'] == pytest.approx(100 / row['seconds'])
-  assert metrics.Clock().row(1)['compilations'] == 0
+  assert runs.Clock().row(1)['compilations'] == 0
 
 
 def test_the_bar_shows_figures(capsys):
-  with metrics.progress_bar(4, 1, True, ('reward', 'em')) as show:
+  with runs.progress_bar(4, 1, True, ('reward', 'em')) as show:
     show({'reward': 0.25, 'em': None, 'tokens_per_second': 1234.5})
   shown = capsys.readouterr().out
   assert 'reward 0.25' in shown and '1,234 tokens/s' in shown and '2/4' in shown

@@ -9,11 +9,10 @@ from configs import quickstart
 from jaxsearch import cli
 from jaxsearch.evaluation.run import open_agent
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.training import rejection, sft
-from jaxsearch.trees import grammar
+from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
 from tests.methods.driving import ANSWER, QUESTION, SEARCH, drive
@@ -40,7 +39,7 @@ def test_text_that_is_not_tokenised_back_is_left_out():
   for split in (False, True):  # the same text in its own tokens, and in one token for each letter
     tree = Tree(tokenizer, QUESTION)
     tokens = [token for letter in RIGHT for token in tokenizer.encode(letter)] if split else tokenizer.encode(RIGHT)
-    tree.root.append(grammar.prompt('Who?', 'world'), Role.PROMPT).append(tokens, Role.POLICY)
+    tree.root.append(templates.prompt('Who?', 'world'), Role.PROMPT).append(tokens, Role.POLICY)
     tree.answer, tree.stop = 'Lovelace', 'answered'
     trees.append(tree)
   assert trees[0].leaves()[0].text == trees[1].leaves()[0].text
@@ -72,7 +71,7 @@ def test_what_was_sampled_is_what_is_learned(sampled, tmp_path):
   read = sft.read_demonstrations(tmp_path / 'deep' / 'd.jsonl', kept[0].tokenizer)
   for tree, demonstration in zip(kept, read, strict=True):
     assert exact_match(tree.answer, tree.question.golden_answers)
-    assert formats.last_answer([node.text for node in demonstration.nodes(Role.POLICY)]) == tree.answer
+    assert grammar.answer(demonstration.nodes(Role.POLICY)[-1].text) == tree.answer
     assert [(node.role, node.tokens, node.trained) for node in tree.walk()] == [
       (node.role, node.tokens, node.trained) for node in demonstration.walk()]
 

@@ -13,7 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from jaxsearch.training import metrics
+from jaxsearch.training import runs
 
 CHILD = pathlib.Path(__file__).with_name('child.py')
 ROOT = pathlib.Path(__file__).parents[2]
@@ -77,7 +77,7 @@ def test_kills_at_any_point_change_nothing(start, tmp_path):
   whole, broken = tmp_path / 'whole', tmp_path / 'broken'
   reference = start('train', whole)
 
-  rows = lambda: len(metrics.read(broken / 'metrics.jsonl'))
+  rows = lambda: len(runs.read(broken / 'metrics.jsonl'))
   process = start('train', broken)
   wait_for(lambda: rows() == 3, process)  # in step 4; the checkpoint is that of step 2
   process.kill()
@@ -105,7 +105,7 @@ def test_kills_at_any_point_change_nothing(start, tmp_path):
   assert expected.keys() == found.keys() and len(expected) > 30
   for name, value in expected.items():
     np.testing.assert_array_equal(found[name], value, err_msg=name)
-  a, b = metrics.read(whole / 'metrics.jsonl'), metrics.read(broken / 'metrics.jsonl')
+  a, b = runs.read(whole / 'metrics.jsonl'), runs.read(broken / 'metrics.jsonl')
   assert [row['step'] for row in b] == [1, 2, 3, 4, 5, 6]
   for row, other in zip(a, b, strict=True):
     assert comparable(row) == comparable(other)
@@ -130,5 +130,5 @@ def test_supervised_runs_go_on_too(start, tmp_path):
   expected, found = saved_arrays(whole, 40), saved_arrays(broken, 40)
   for name, value in expected.items():
     np.testing.assert_array_equal(found[name], value, err_msg=name)
-  losses = [row['loss'] for row in metrics.read(broken / 'metrics.jsonl')]
+  losses = [row['loss'] for row in runs.read(broken / 'metrics.jsonl')]
   assert len(losses) == 40 and losses[-1] < 0.6 * losses[0]

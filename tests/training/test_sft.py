@@ -12,7 +12,7 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards import formats
 from jaxsearch.tools.bm25 import BM25
 from jaxsearch.training import sft
-from jaxsearch.trees import grammar
+from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role
 from jaxsearch.world import files as world
@@ -87,7 +87,7 @@ def test_gold_chains_of_the_world_search_every_step_and_answer_right():
     assert formats.chain_format(learned) == 1.0
     assert [grammar.search_query(span) for span in learned[:-1]] == [step['query'] for step in question.metadata['steps']]
     assert grammar.answer(learned[-1]) == question.golden_answers[0]
-    assert ''.join(node.text for node in tree.nodes(Role.OBSERVATION)).startswith(grammar.prompt(question.question, 'world'))
+    assert ''.join(node.text for node in tree.nodes(Role.OBSERVATION)).startswith(templates.prompt(question.question, 'world'))
     found = BM25(world.corpus()).search([question.metadata['steps'][0]['query']], config.search.topk)[0]
     assert grammar.information(found, tokenizer.special_tokens) in tokenizer.decode(tree.leaves()[0].path_tokens())
 

@@ -8,17 +8,16 @@ import pytest
 
 from jaxsearch.models.decoder import initial_params, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
 
 
 def test_warm_up_is_linear_from_the_first_update(tiny):
-  schedule = states.learning_rate_schedule(tiny.optim_config(learning_rate=0.5, lr_warmup_updates=4), 100)
+  schedule = steps.learning_rate_schedule(tiny.optim_config(learning_rate=0.5, lr_warmup_updates=4), 100)
   np.testing.assert_allclose([schedule(i) for i in range(7)], [0.125, 0.25, 0.375, 0.5, 0.5, 0.5, 0.5])
 
 
 def test_cosine_ends_at_zero(tiny):
-  schedule = states.learning_rate_schedule(
+  schedule = steps.learning_rate_schedule(
     tiny.optim_config(learning_rate=1.0, lr_warmup_updates=2, schedule='cosine'), 10)
   expected = [0.5, 1.0] + [0.5 * (1 + np.cos(np.pi * i / 8)) for i in range(9)]
   np.testing.assert_allclose([schedule(i) for i in range(11)], expected, atol=1e-6)
@@ -26,12 +25,12 @@ def test_cosine_ends_at_zero(tiny):
 
 def test_an_unknown_schedule_is_named(tiny):
   with pytest.raises(ValueError, match="optim.schedule='linear'"):
-    states.learning_rate_schedule(tiny.optim_config(schedule='linear'), 10)
+    steps.learning_rate_schedule(tiny.optim_config(schedule='linear'), 10)
 
 
 def test_decay_spares_norms_and_biases(tiny):
   params = initial_params(tiny.decoder, jax.random.key(0))
-  decays = states.decays(params)
+  decays = steps.decays(params)
   assert decays['embedding'] and decays['layers']['q'] and decays['layers']['down']
   assert not decays['final_norm']
   assert not any(decays['layers'][name] for name in ('attn_norm', 'mlp_norm', 'q_bias', 'k_bias', 'v_bias'))
@@ -40,9 +39,9 @@ def test_decay_spares_norms_and_biases(tiny):
 def test_an_update_is_clipped_adamw(tiny):
   """Two updates written out in NumPy: clip by the global norm, Adam with bias correction, decoupled decay."""
   optim = tiny.optim_config(learning_rate=0.1, weight_decay=0.3, clip_norm=0.5)
-  optimizer = states.make_optimizer(optim, states.learning_rate_schedule(optim, 10))
+  optimizer = steps.make_optimizer(optim, steps.learning_rate_schedule(optim, 10))
   params = {'q': jnp.array([1.0, -2.0, 0.5]), 'norm': jnp.array([1.0])}
-  state = states.initial_state(params, optimizer)
+  state = steps.initial_state(params, optimizer)
   expected = {name: np.asarray(value, np.float64) for name, value in params.items()}
   m = v = {name: 0.0 for name in params}
   for t in (1, 2):
@@ -64,10 +63,10 @@ def test_an_update_is_clipped_adamw(tiny):
 def test_moments_stay_in_float32_and_lie_with_their_parameter(tiny):
   mesh = meshes.make_mesh(1, 4, 2)
   placed = meshes.shardings(parameter_axes(tiny.decoder), parameter_shapes(tiny.decoder), mesh)
-  params = states.place_params(initial_params(tiny.decoder, jax.random.key(0)), placed, jnp.bfloat16)
+  params = steps.place_params(initial_params(tiny.decoder, jax.random.key(0)), placed, jnp.bfloat16)
   optim = tiny.optim_config()
-  optimizer = states.make_optimizer(optim, states.learning_rate_schedule(optim, 10))
-  state = states.create(params, optimizer, mesh)
+  optimizer = steps.make_optimizer(optim, steps.learning_rate_schedule(optim, 10))
+  state = steps.create_state(params, optimizer, mesh)
   moments = optax.tree.get(state.opt_state, 'mu')
   assert state.params['layers']['gate'].dtype == jnp.bfloat16
   assert moments['layers']['gate'].dtype == jnp.float32
@@ -79,7 +78,7 @@ def test_moments_stay_in_float32_and_lie_with_their_parameter(tiny):
 def test_the_state_owns_its_parameters(tiny):
   lab = tiny.setup()
   params = lab.state.params
-  state = states.create(params, lab.optimizer, lab.mesh)
+  state = steps.create_state(params, lab.optimizer, lab.mesh)
   jax.tree.map(lambda x: x.delete(), state)
   assert float(jnp.abs(params['embedding']).sum()) > 0
 
@@ -88,6 +87,6 @@ def test_the_fingerprint_knows_parameters_on_any_mesh(tiny):
   params = initial_params(tiny.decoder, jax.random.key(0))
   other = initial_params(tiny.decoder, jax.random.key(1))
   placed = meshes.shardings(parameter_axes(tiny.decoder), parameter_shapes(tiny.decoder), meshes.make_mesh(2, 2, 2))
-  own = states.fingerprint(params)
-  np.testing.assert_allclose(states.fingerprint(states.place_params(params, placed)), own, rtol=1e-5)
-  assert not np.allclose(states.fingerprint(other), own, rtol=1e-5)
+  own = steps.fingerprint(params)
+  np.testing.assert_allclose(steps.fingerprint(steps.place_params(params, placed)), own, rtol=1e-5)
+  assert not np.allclose(steps.fingerprint(other), own, rtol=1e-5)

@@ -12,7 +12,6 @@ from jaxsearch import setup
 from jaxsearch.models import value_head
 from jaxsearch.models.decoder import Decoder
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
 from jaxsearch.training.batch import make_batch, mini_batches, place, take
 from jaxsearch.trees.layout import lay_out
@@ -255,12 +254,12 @@ def adapted(tiny, mesh, base):
     lora=dict(rank=4, alpha=8.0, targets=('q', 'k', 'v', 'o', 'gate', 'up', 'down', 'embedding')), seed=0, dtype='float32',
     optim=tiny.optim_config(master_weights=True, weight_decay=0.1)))
   adapter = setup.new_adapter(config, tiny.decoder, mesh)
-  schedule = states.learning_rate_schedule(config.optim, 10)
-  optimizer = states.make_optimizer(config.optim, schedule)
+  schedule = steps.learning_rate_schedule(config.optim, 10)
+  optimizer = steps.make_optimizer(config.optim, schedule)
   loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=tiny.decoder, **tiny.hyper)
   train_step = steps.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype='float32', alpha=8.0,
-                                     state_shardings=states.state_shardings(adapter, optimizer, mesh))
-  return states.create(adapter, optimizer, mesh), train_step, states.place_params(
+                                     state_shardings=steps.state_shardings(adapter, optimizer, mesh))
+  return steps.create_state(adapter, optimizer, mesh), train_step, steps.place_params(
     base, setup.param_shardings(tiny.decoder, mesh))
 
 
@@ -330,7 +329,7 @@ def test_the_critics_error_is_over_boundary_states_alone(tiny):
 def test_parameters_learn_at_their_own_rates(tiny):
   optim = tiny.optim_config(weight_decay=0.1)
   factors = {'value_head': 5.0, 'embedding': 0.0}
-  optimizer = states.make_optimizer(optim, lambda _: 1e-2, lambda name: factors.get(name, 1.0))
+  optimizer = steps.make_optimizer(optim, lambda _: 1e-2, lambda name: factors.get(name, 1.0))
   params = {name: {'kernel': jnp.ones(3)} for name in ('layers', 'embedding', 'value_head')}
   grads = jax.tree.map(lambda x: 1e-3 * jnp.ones_like(x), params)
   changes, _ = optimizer.update(grads, optimizer.init(params), params)

@@ -1,4 +1,4 @@
-"""Reading actions and answers, writing prompts and observations, hostile text that must come out inert."""
+"""Reading actions and answers, writing observations, hostile text that must come out inert."""
 
 import dataclasses
 import functools
@@ -131,18 +131,6 @@ def test_answers_of_other_branches_do_not_count():
   one = root.append('<answer>A</answer>', Role.POLICY)
   two = root.append('nothing', Role.POLICY)
   assert grammar.answer_of(one) == 'A' and grammar.answer_of(two) is None
-
-
-def test_prompts():
-  assert grammar.prompt(' who {is} it? ', 'world') == 'Question: who {is} it?\n'
-  full = grammar.prompt('who {is} it?')
-  assert full.startswith('Answer the given question. You must conduct reasoning inside <think> and </think> '
-                         'first every time you get new information. ')
-  assert full.endswith('without detailed illustrations. For example, <answer> Beijing </answer>. '
-                       'Question: who {is} it?\n')
-  assert '  ' not in full
-  with pytest.raises(ValueError, match="'short'.*search_r1, .*world"):
-    grammar.prompt('q', 'short')
 
 
 def test_information_is_written_as_search_r1_does():

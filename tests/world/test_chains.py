@@ -4,7 +4,7 @@ import random
 import re
 
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.trees import grammar
+from jaxsearch.trees import grammar, templates
 from jaxsearch.world import chains
 from jaxsearch.world import files as world
 
@@ -31,7 +31,7 @@ def test_a_chain_is_learned_where_the_policy_speaks_and_nowhere_else():
   learned, given = (TOKENIZER.decode([token for token, mark in zip(ids, own) if mark == wanted]) for wanted in (True, False))
   assert grammar.answer(learned) == question.golden_answers[0]
   assert learned.count('<search>') == 2 and '<information>' not in learned
-  assert given.startswith(grammar.prompt(question.question, 'world')) and given.count('</information>') == 2
+  assert given.startswith(templates.prompt(question.question, 'world')) and given.count('</information>') == 2
 
 
 def test_observations_hold_what_was_found():
@@ -39,4 +39,4 @@ def test_observations_hold_what_was_found():
   spans = [('policy', 'x'), ('observation', 'Spain')]
   ids, learned = chains.encode_chain(TOKENIZER, question, spans, {'Spain': [country]})
   block = f'\n<information>Doc 1(Title: Spain) {country.text}\n</information>\n'
-  assert TOKENIZER.decode(ids) == f'{grammar.prompt(question.question, "world")}x{block}' and sum(learned) == 1
+  assert TOKENIZER.decode(ids) == f'{templates.prompt(question.question, "world")}x{block}' and sum(learned) == 1

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.trees import grammar
+from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Node, Role, Tree
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import Example, act, conclusion, encode, encode_chain, found, full_chain, results_of, sought
@@ -119,7 +119,7 @@ def drill(tokenizer, rng: random.Random) -> Example:
   """The call of a first step, or a context, about a name of random tokens: see `examples.drill`."""
   step = examples.invented(tokenizer, rng)
   if rng.random() < 0.5:
-    prompt = grammar.prompt(rng.choice(ENDINGS[step['attribute']]).format(step['query']), 'world_carl_forced')
+    prompt = templates.prompt(rng.choice(ENDINGS[step['attribute']]).format(step['query']), 'world_carl_forced')
     return encode(tokenizer, [(prompt, False), (f'{sought(step)}\n{program(step["query"])}', True)])
   shown = grammar.listed([Document('', step['query'], examples.stated([step]))])
   return encode(tokenizer, [(grammar.output(shown, tokenizer.special_tokens), False),
@@ -132,7 +132,7 @@ def program(query: str) -> str:
 
 
 def _prompted(tokenizer, question: Question, template: str) -> Node:
-  return Tree(tokenizer, question).root.append(grammar.prompt(question.question, template), Role.PROMPT)
+  return Tree(tokenizer, question).root.append(templates.prompt(question.question, template), Role.PROMPT)
 
 
 def _commit(node: Node, thought: str, answer: str) -> Tree:

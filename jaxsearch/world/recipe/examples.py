@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.trees import grammar
+from jaxsearch.trees import grammar, templates
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import TOPK, Example, Spans, act, encode, encode_chain, found, full_chain, results_of, sought
 from jaxsearch.world.facts import sentence
@@ -110,7 +110,7 @@ def drill(tokenizer, rng: random.Random) -> Example:
   """The first step of a chain, or a fact repeated, about a name of random tokens: any token can be searched for and copied."""
   step = invented(tokenizer, rng)
   if rng.random() < 0.5:
-    prompt = grammar.prompt(rng.choice(ENDINGS[step['attribute']]).format(step['query']), 'world')
+    prompt = templates.prompt(rng.choice(ENDINGS[step['attribute']]).format(step['query']), 'world')
     return encode(tokenizer, [(prompt, False), (act(sought(step), 'search', step['query']), True)])
   block = grammar.information([Document('', step['query'], stated([step]))], tokenizer.special_tokens)
   return encode(tokenizer, [(block, False), (f'<think> {found(step)}', True)])
@@ -193,7 +193,7 @@ def reviewed(tokenizer, rng: random.Random, *, shares: tuple[float, float], nois
   if rng.random() < noise:
     flawed = rng.randint(0, turns)
   draft, _ = encode_chain(tokenizer, question, spans)
-  review, learned = encode(tokenizer, [(grammar.review_prompt(turns, 'world'), False), (f' {flawed}\n', True)])
+  review, learned = encode(tokenizer, [(templates.review_prompt(turns, 'world'), False), (f' {flawed}\n', True)])
   return draft + review, [False] * len(draft) + learned
 
 
@@ -208,5 +208,5 @@ def reading(tokenizer, rng: random.Random) -> Example:
   steps = question.metadata['steps']
   shown = steps if rng.random() < 0.7 else rng.sample(steps, rng.randrange(len(steps)))
   answer = question.golden_answers[0] if len(shown) == len(steps) else guess(question, rng)
-  prompt = grammar.evidence_prompt(question.question, stated(shown), 'world')
+  prompt = templates.reader_prompt(question.question, stated(shown), 'world')
   return encode(tokenizer, [(prompt, False), (f' {answer}\n', True)])

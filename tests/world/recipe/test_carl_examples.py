@@ -60,7 +60,7 @@ def test_what_is_known_does_not_hang_on_the_format(tokenizer):
   for _ in range(30):
     ids, learned = carl_examples.searched(tokenizer, rng, closed_book=1.0, one_search=0.0)
     said = tokenizer.decode([token for token, own in zip(ids, learned) if own])
-    answer = formats.last_answer([said])
+    answer = grammar.answer(said)
     assert answer and '<search>' not in said
     question = tokenizer.decode([token for token, own in zip(ids, learned) if not own]).strip().removeprefix('Question: ')
     (asked,) = [q for q in world.questions('warm') if q.question == question][:1]

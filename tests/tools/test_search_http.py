@@ -6,7 +6,7 @@ import time
 import pytest
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.tools.search_client import HttpSearch, SearchError, parse_reply
+from jaxsearch.tools.search_http import HttpSearch, SearchError
 from tests.tools.serving import server
 
 GOOD = {'result': [[{'document': {'id': '1', 'contents': '"Paris"\nA city.'}, 'score': 2.5}]]}
@@ -102,14 +102,16 @@ def test_back_off_never_outlasts_the_timeout():
 
 @pytest.mark.parametrize(('body', 'reason'), [
     (b'<html>It works!</html>', 'Expecting value'), (b'\xff\xfe\xff', 'decode'),
-    (b'[' * 100_000, 'recursion'), ([], "no list 'result'"), ({'result': {}}, "no list 'result'"),
-    ({'result': []}, 'holds 0 lists for 1 queries'),
-    ({'result': [[], []]}, 'holds 2 lists for 1 queries'), ({'result': [None]}, r'result\[0\] is not a list'),
-    ({'result': [['text']]}, r'result\[0\]\[0\] holds no document'),
-    ({'result': [[{'document': {'id': '1'}}]]}, "with 'contents'"),
-    ({'result': [[{'document': {'id': '1', 'contents': None}}]]}, "with 'contents'"),
-    ({'result': [[{'document': {'contents': 'x'}, 'score': float('nan')}]]}, 'not a finite number'),
-    ({'result': [[{'document': {'contents': 'x'}, 'score': 'high'}]]}, 'not a finite number')])
+    (b'[' * 100_000, 'recursion'), ([], 'valid dictionary'), ({}, 'result: Field required'),
+    ({'result': {}}, 'result: .* valid list'),
+    ({'result': []}, 'result: 0 lists for 1 queries'),
+    ({'result': [[], []]}, 'result: 2 lists for 1 queries'), ({'result': [None]}, r'result\.0: .* valid list'),
+    ({'result': [['text']]}, r'result\.0\.0\.document: .* valid dictionary'),
+    ({'result': [[{'document': {'id': '1'}}]]}, r'result\.0\.0\.document\.contents: Field required'),
+    ({'result': [[{'document': {'id': '1', 'contents': None}}]]}, r'document\.contents: .* valid string'),
+    ({'result': [[{'document': {'contents': 'x'}, 'score': float('nan')}]]}, r'result\.0\.0\.score: .* finite number'),
+    ({'result': [[{'document': {'contents': 'x'}, 'score': True}]]}, r'result\.0\.0\.score: .* valid number'),
+    ({'result': [[{'document': {'contents': 'x'}, 'score': 'high'}]]}, r'result\.0\.0\.score: .* valid number')])
 def test_garbage_is_refused_at_once(body, reason):
   with server((200, body)) as (url, seen):
     with pytest.raises(SearchError, match=reason) as error:
@@ -117,17 +119,27 @@ def test_garbage_is_refused_at_once(body, reason):
   assert len(seen) == 1 and url in str(error.value)
 
 
+def test_millions_of_things_of_another_shape_are_refused_at_the_first():
+  with server((200, {'result': [[1] * 1_000_000]})) as (url, _), pytest.raises(SearchError, match=r'result\.0\.0\.document: '):
+    start = time.process_time()
+    try:
+      HttpSearch(url, timeout=120.0).search(['x'])
+    finally:
+      assert time.process_time() - start < 3  # tens of seconds and gigabytes if each were told of
+
+
 def test_an_endless_reply_is_cut_off(monkeypatch):
-  monkeypatch.setattr('jaxsearch.tools.http_client.MAX_REPLY_BYTES', 1000)
+  monkeypatch.setattr('jaxsearch.tools.http_client.MAX_RESPONSE_BYTES', 1000)
   with server((200, b' ' * 5000)) as (url, _), pytest.raises(SearchError, match='longer than 1000 bytes'):
     HttpSearch(url).search(['x'])
 
 
 def test_both_forms_missing_ids_and_too_many_documents():
   document = {'contents': '"T"\nt\ud83d'}
-  assert parse_reply({'result': [[document] * 5]}, 1, 2) == [[Document('', 'T', 't?')] * 2]
   scored = {'document': {'id': 7, 'contents': 'T\nt'}, 'score': 1}
-  assert parse_reply({'result': [[], [scored]]}, 2, 3) == [[], [Document('7', 'T', 't', 1.0)]]
+  with server((200, {'result': [[document] * 5]}), (200, {'result': [[], [scored]]})) as (url, _):
+    assert HttpSearch(url).search(['x'], 2) == [[Document('', 'T', 't?')] * 2]
+    assert HttpSearch(url).search(['x', 'y'], 3) == [[], [Document('7', 'T', 't', 1.0)]]
 
 
 def test_messages_hold_no_password():

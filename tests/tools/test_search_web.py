@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.tools.search_client import SearchError
-from jaxsearch.tools.web import WebSearch, parse_results
+from jaxsearch.tools.search_http import SearchError
+from jaxsearch.tools.search_web import WebSearch, parse_response
 from tests.tools.serving import server
 
 ORGANIC = [{'title': f'Page {i}', 'link': f'https://example.org/{i}', 'snippet': f'About {i} ...', 'position': i}
@@ -32,27 +32,29 @@ def test_boxes_come_first_and_count():
   box = {'title': 'France / Capital', 'answer': 'Paris', 'snippet': 'Paris is the capital.', 'link': 'https://a.org'}
   graph = {'title': 'Paris', 'type': 'Capital of France', 'description': 'A city.', 'descriptionLink': 'https://b.org',
            'attributes': {'Population': '2.1 million', 'Elevation': 35}, 'imageUrl': 'https://c.org'}
-  found = parse_results({**GOOD, 'answerBox': box, 'knowledgeGraph': graph}, 3)
+  found = parse_response({**GOOD, 'answerBox': box, 'knowledgeGraph': graph}, 3)
   assert found == [
     ('https://a.org', 'France / Capital', 'Paris. Paris is the capital.'),
     ('https://b.org', 'Paris', 'Capital of France. A city. Population: 2.1 million. Elevation: 35'),
     ('https://example.org/1', 'Page 1', 'About 1 ...')]
-  assert parse_results({**GOOD, 'answerBox': box}, 1) == found[:1]
+  assert parse_response({**GOOD, 'answerBox': box}, 1) == found[:1]
 
 
 def test_pages_without_text_and_searches_without_pages():
   bare = {'title': 'Bare', 'link': 'https://a.org'}
-  assert parse_results({'organic': [bare, {'snippet': 'half \ud83d'}]}, 2) == [('', '', 'half ?')]
-  assert parse_results({'organic': [], 'answerBox': {}, 'knowledgeGraph': None}, 2) == []
+  with server((200, {'organic': [bare, {'snippet': 'half \ud83d'}]})) as (url, _):
+    assert WebSearch(url).search(['x'], 2) == [[Document('', '', 'half ?')]]
+  assert parse_response({'organic': [], 'answerBox': {}, 'knowledgeGraph': None}, 2) == []
 
 
 @pytest.mark.parametrize(('body', 'reason'), [
-  (b'<html>', 'Expecting value'), (b'\xff\xfe', 'decode|Expecting'), ([], "no list 'organic'"), ({}, "no list 'organic'"),
-  ({'organic': {}}, "no list 'organic'"), ({'organic': ['x']}, r'organic\[0\] is not an object'),
-  ({'organic': [{'title': 'x', 'snippet': None}]}, r"'snippet' of organic\[0\] is not text"),
-  ({'organic': [{'title': ['x']}]}, r"'title' of organic\[0\] is not text"),
-  ({'organic': [], 'answerBox': 'Paris'}, 'answerBox is not an object'),
-  ({'organic': [], 'knowledgeGraph': {'attributes': ['x']}}, "'attributes' of knowledgeGraph")])
+  (b'<html>', 'Expecting value'), (b'\xff\xfe', 'decode|Expecting'), ([], 'valid dictionary'), ({}, 'organic: Field required'),
+  ({'organic': {}}, 'organic: .* valid list'), ({'organic': ['x']}, r'organic\.0: .* valid dictionary'),
+  ({'organic': [{'title': 'x', 'snippet': None}]}, r'organic\.0\.snippet: .* valid string'),
+  ({'organic': [{'title': ['x']}]}, r'organic\.0\.title: .* valid string'),
+  ({'organic': [{'title': True}]}, r'organic\.0\.title: .* valid string'),
+  ({'organic': [], 'answerBox': 'Paris'}, 'answerBox: .* valid dictionary'),
+  ({'organic': [], 'knowledgeGraph': {'attributes': ['x']}}, r'knowledgeGraph\.attributes: .* valid dictionary')])
 def test_garbage_is_refused_at_once(body, reason):
   with server((200, body)) as (url, seen), pytest.raises(SearchError, match=reason) as error:
     WebSearch(url).search(['x'])

@@ -1,0 +1,48 @@
+"""Dynamic batching: threads share a function that is slow for few prompts and runs one batch at a time."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar('T')
+
+
+class DynamicBatcher:
+  """Calls `generate` with one batch at a time; prompts that arrive meanwhile, from any thread, form the next batch.
+
+  For a model on our own sampler. Which prompts share a batch depends on timing; a greedy model replies the same in any,
+  but for rounding.
+  """
+
+  def __init__(self, generate: Callable[[list[str]], Sequence[T]]):
+    self._generate, self._waiting, self._lock = generate, [], threading.Lock()
+    self._worker = ThreadPoolExecutor(1)
+
+  def __call__(self, prompts: list[str]) -> list[T]:
+    """The replies to `prompts`. An error of the batch is raised for all who had prompts in it."""
+    replies = Future()
+    with self._lock:
+      self._waiting.append((prompts, replies))
+    self._worker.submit(self._run_batch)
+    return replies.result()
+
+  def _run_batch(self) -> None:
+    """Runs all that waits; nothing, if it has gone with an earlier batch."""
+    with self._lock:
+      batch, self._waiting = self._waiting, []
+    prompts = [prompt for some, _ in batch for prompt in some]
+    try:
+      replies = self._generate(prompts) if batch else []
+      if len(replies) != len(prompts):
+        raise ValueError(f'{len(replies)} replies to {len(prompts)} prompts')
+    except Exception as error:
+      for _, future in batch:
+        future.set_exception(error)
+    else:
+      left = iter(replies)
+      for some, future in batch:
+        future.set_result(list(itertools.islice(left, len(some))))

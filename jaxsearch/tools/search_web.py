@@ -1,0 +1,92 @@
+"""Web search: client of SERPER, which returns Google's results as JSON (https://serper.dev).
+
+`POST https://google.serper.dev/search {"q", "num"}` with the header `X-API-KEY`. The documents of a query are its answer
+box and its knowledge graph where there are any, then the `organic` results: title and snippet. Searches cost money, so
+they are rate-limited, and kept in a file if one is named.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, FailFast
+
+from jaxsearch.data.corpus import Document
+from jaxsearch.tools import check_search
+from jaxsearch.tools.cache import Cache
+from jaxsearch.tools.http_client import JsonClient, secret_from_env
+from jaxsearch.tools.search_http import SearchError
+
+SERPER = 'https://google.serper.dev/search'
+
+
+class Result(BaseModel):
+  """A page, an answer box or a knowledge graph; some pages have no snippet."""
+  model_config = ConfigDict(coerce_numbers_to_str=True, str_strip_whitespace=True)
+  title: str = ''
+  link: str = ''
+  descriptionLink: str = ''
+  answer: str = ''
+  type: str = ''
+  description: str = ''
+  snippet: str = ''
+  attributes: dict[str, str] = {}
+
+  @property
+  def text(self) -> str:
+    parts = [self.answer, self.type, self.description, self.snippet]
+    parts = [part for part in parts if part] + [f'{name}: {value}' for name, value in self.attributes.items()]
+    return ' '.join([*(part if part.endswith('.') else part + '.' for part in parts[:-1]), *parts[-1:]])
+
+
+class Response(BaseModel):
+  answerBox: Result | None = None
+  knowledgeGraph: Result | None = None
+  organic: Annotated[list[Result], FailFast()]
+
+
+class WebSearch(JsonClient):
+  """Searches with SERPER; may be called from several threads.
+
+  Args:
+    url: the whole address, if not SERPER's own.
+    timeout, attempts, backoff, rate: of one query, see `JsonClient`.
+    cache: file that keeps the documents of a query; None keeps nothing.
+    key_variable: the environment variable that holds the API key.
+
+  Raises:
+    ValueError: the variable holds no key; names it.
+  """
+
+  error = SearchError
+
+  def __init__(self, url: str = SERPER, *, timeout: float = 30.0, attempts: int = 4, backoff: float = 0.5,
+               rate: float = 20.0, cache: str | os.PathLike | None = None, key_variable: str = 'SERPER_API_KEY'):
+    key = secret_from_env(key_variable)
+    if key is None:
+      raise ValueError(f'searching the web needs an API key in the environment variable {key_variable}')
+    super().__init__(url, timeout=timeout, attempts=attempts, backoff=backoff, secret=key, secret_header='x-api-key', rate=rate)
+    self._cache = Cache(cache)
+
+  def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
+    """At most `topk` documents for each query, in Google's order, one query after the other; none for a blank one.
+
+    Raises:
+      SearchError: no response in time, a refusal, or a response of another shape.
+    """
+    check_search(queries, topk)
+    return [self._find(query, topk) if query.strip() else [] for query in queries]
+
+  def _find(self, query: str, topk: int) -> list[Document]:
+    body = {'q': ' '.join(query.split()), 'num': topk}
+    found = self._cache.get(body, lambda: self.post(body, lambda response: parse_response(response, topk)))
+    return [Document(*fields) for fields in found]
+
+
+def parse_response(response: object, topk: int) -> list[tuple[str, str, str]]:
+  """(address, title, text) of the first `topk` results with a text. Raises ValueError for a response of another shape."""
+  found = Response.model_validate(response)
+  results = [result for result in (found.answerBox, found.knowledgeGraph, *found.organic[:topk]) if result and result.text]
+  return [(result.link or result.descriptionLink, result.title, result.text) for result in results[:topk]]

@@ -1,0 +1,134 @@
+r"""Prompt templates: ours in prompts/ (the papers' instructions and tags, our words), the world's, and files of the user's.
+
+A template is a name or the path of a UTF-8 text file. `{field}` is filled in; all other braces stay as they are (`\boxed{}`,
+JSON). A line `=== user ===` splits the prompt of a policy: with chat=True the text above it is the system turn and the text
+below it the user turn; otherwise that line is dropped. A file without it is one user turn. Files are used as they stand, the
+last newline included, so that a published checkpoint gets exactly the prompt that it was trained with.
+
+  kind      config field            fields
+  policy    grow.template           {question}
+  reader    grow.evidence_template  {question} {evidence}
+  reviewer  grow.review             {steps}, behind the transcript, so that its cache is kept
+
+`judge.templates` is a folder with any of thinking.txt, query.txt, answer.txt, collections.txt and pair.txt, each in place of
+ours; see `FIELDS`. What the agent wrote cannot imitate the tags in our files, but it can imitate tags of your own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from jaxsearch import registry
+
+if TYPE_CHECKING:
+  from jaxsearch.models.tokenizer import Tokenizer
+
+_USER = re.compile(r'^=== user ===[ \t]*\n', re.MULTILINE)
+_PROMPTS = pathlib.Path(__file__).parent / 'prompts'
+FIELDS = {  # kind -> (fields that a template must have, further fields that it may have)
+  'policy': (('question',), ()),
+  'reader': (('question', 'evidence'), ()),
+  'reader_alone': (('question',), ()),
+  'reviewer': (('steps',), ()),
+  'thinking': (('question', 'thinking'), ('context',)),
+  'query': (('question', 'query'), ('context', 'thinking', 'documents')),
+  'answer': (('question', 'answer'), ('golds',)),
+  'collections': (('question', 'collections'), ('golds', 'number')),
+  'pair': (('question', 'trajectories'), ('rubrics', 'form')),
+}
+SETTINGS = {'template': 'policy', 'evidence_template': 'reader', 'review': 'reviewer'}  # field of config.grow -> kind
+
+
+def prompt(question: str, template: str = 'search_r1', tokenizer: Tokenizer | None = None) -> str:
+  """The prompt of a question, in the chat template of `tokenizer` if one is given.
+
+  A chat template that refuses or drops the system turn gets the instructions in the user turn. Raises ValueError, see `find`.
+  """
+  turns = [fill(turn, question=question.strip()) for turn in _USER.split(find(template), maxsplit=1)]
+  if tokenizer is None:
+    return ''.join(turns)
+  *system, user = map(str.strip, turns)
+  if system:
+    try:
+      text = tokenizer.chat([{'role': 'system', 'content': system[0]}, {'role': 'user', 'content': user}])
+      if system[0] in text and user in text:
+        return text
+    except ValueError:
+      pass
+  return tokenizer.chat([{'role': 'user', 'content': '\n'.join([*system, user])}])
+
+
+def reader_prompt(question: str, evidence: str, template: str = 'r_search') -> str:
+  """The prompt of R-Search's frozen reader. Without evidence the reader is asked alone, in our words if `template` is a file."""
+  kind = 'reader' if evidence.strip() else 'reader_alone'
+  named = kind == 'reader' or template in registry.ENTRIES['reader_template']
+  return fill(find(template if named else 'r_search', kind), question=question.strip(), evidence=evidence.strip())
+
+
+def passage(template: str) -> str:
+  """How the reader is shown a passage of vanilla RAG: a template of {number}, {title} and {text}."""
+  shipped = template in registry.ENTRIES['passage_template']
+  return registry.find('passage_template', template) if shipped else 'Doc {number}(Title: {title}) {text}\n'
+
+
+def review_prompt(steps: int, template: str = 'search_r2') -> str:
+  """The prompt of Search-R2's refiner, behind a draft of `steps` steps."""
+  return fill(find(template, 'reviewer'), steps=steps)
+
+
+def fill(text: str, /, **fields: object) -> str:
+  """`text` with every `{name}` of `fields` replaced, once: braces in what is filled in, and all others, stay as they are."""
+  return re.sub(r'\{(' + '|'.join(fields) + r')\}', lambda found: str(fields[found[1]]), text)
+
+
+@functools.lru_cache
+def find(template: str, kind: str = 'policy') -> str:
+  """The text of a template, which is a name or a file. A file is read once.
+
+  Raises:
+    ValueError: neither a name nor a file, or a file that is not UTF-8, misses a field or misspells one.
+  """
+  shipped, names = registry.ENTRIES.get(f'{kind}_template', {}), [file.stem for file in (_PROMPTS / kind).iterdir()]
+  if template in shipped:
+    return registry.find(f'{kind}_template', template)
+  file = _PROMPTS / kind / f'{template}.txt' if template in names else pathlib.Path(template).expanduser()
+  if not file.is_file():
+    raise ValueError(f'unknown {kind} template {template!r}: no such file, and none of {", ".join(sorted([*names, *shipped]))}')
+  return _read(file, kind)
+
+
+def judge_files(folder: str = '') -> dict[str, str]:
+  """The judge's templates by kind: ours, or the user's where `folder` has some. Raises ValueError, see `find`."""
+  own = {file.stem: file for file in pathlib.Path(folder).expanduser().glob('*.txt')} if folder else {}
+  ours = {file.stem: file for file in (_PROMPTS / 'judge').iterdir()}
+  if (folder and not own) or own.keys() - ours.keys():
+    found, known = (', '.join(f'{name}.txt' for name in sorted(names)) for names in (own, ours))
+    raise ValueError(f'judge.templates={folder!r}: expected a folder with any of {known}, found {found or "none"}')
+  return {kind: _read(file, kind) for kind, file in (ours | own).items()}
+
+
+def check(settings: Mapping[str, object]) -> None:
+  """Raises ValueError for a template in settings such as `config.grow` that is not there or lacks a field."""
+  for field, kind in SETTINGS.items():
+    if field in settings:
+      find(settings[field], kind)
+
+
+def _read(file: pathlib.Path, kind: str) -> str:
+  try:
+    text = file.read_text(encoding='utf-8-sig')
+  except UnicodeDecodeError as error:
+    raise ValueError(f'{file}: not UTF-8 text ({error})') from error
+  needed, more = FIELDS[kind]
+  written = set(re.findall(r'\{(\w+)\}', text))
+  for name in sorted(written.difference(needed, more)):  # other words in braces may well be meant, as in \boxed{answer}
+    if close := difflib.get_close_matches(name, needed + more, 1, 0.8):
+      raise ValueError(f'{file}: unknown field {{{name}}}, did you mean {{{close[0]}}}?')
+  if missing := [name for name in needed if name not in written]:
+    raise ValueError(f'{file}: a {kind} template needs {", ".join(f"{{{name}}}" for name in missing)}')
+  return text

@@ -1,0 +1,160 @@
+"""Templates of ours, of the world and of the user's: fields, chat turns, and files with something wrong in them."""
+
+import hashlib
+
+import pytest
+
+from configs import base
+from jaxsearch.trees import templates
+
+OURS = {
+  'policy': ('carl', 'carl_direct', 'carl_forced', 'carl_multi_hop', 'r1', 'r_search', 'research', 'search_r1', 'step_search'),
+  'reader': ('r_search',), 'reader_alone': ('r_search',), 'reviewer': ('search_r2',)}
+WORLD = {
+  'policy': ('world', 'world_carl', 'world_carl_direct', 'world_carl_forced', 'world_direct', 'world_evidence'),
+  'reader': ('world',), 'reader_alone': ('world',), 'passage': ('world',), 'reviewer': ('world',)}
+
+
+class Chat:
+  """A tokenizer with a chat template that shows the turns."""
+
+  def chat(self, messages):
+    return ''.join(f'<{message["role"]}>{message["content"].strip()}' for message in messages) + '<assistant>'
+
+
+class NoSystem(Chat):
+  def chat(self, messages):
+    if messages[0]['role'] == 'system':
+      raise ValueError('the chat template rejects these messages: System role not supported')
+    return super().chat(messages)
+
+
+class DropsSystem(Chat):
+  def chat(self, messages):
+    return super().chat([message for message in messages if message['role'] != 'system'])
+
+
+def write(folder, text, name='mine.txt'):
+  (folder / name).write_text(text, encoding='utf-8')
+  return str(folder / name)
+
+
+@pytest.mark.parametrize('kind, name', [(kind, name) for kind, names in OURS.items() for name in names])
+def test_ours_are_sound(kind, name):
+  text = templates.find(name, kind)
+  filled = templates.fill(text, **{field: '~' for field in templates.FIELDS[kind][0]})
+  assert filled.count('~') == len(templates.FIELDS[kind][0])
+  assert '  ' not in text and '{question}' not in filled and '=== user ===' not in templates.prompt('q')
+
+
+@pytest.mark.parametrize('name, tags', [
+  ('search_r1', 'think search information answer'), ('step_search', 'think search information answer'),
+  ('r_search', 'search observation original_evidence answer'), ('research', 'think search result answer'),
+  ('r1', 'think answer')])
+def test_ours_name_their_tags(name, tags):
+  text = templates.prompt('Who?', name)
+  assert all(f'<{tag}>' in text and f'</{tag}>' in text for tag in tags.split())
+  assert text.endswith('\nQuestion: Who?\n') and ('<search>' in text) == (name != 'r1')
+  for name in ('carl', 'carl_forced', 'carl_multi_hop', 'carl_direct'):
+    text = templates.prompt('Who?', name)
+    assert '\\boxed{}' in text and ('<context>' in text and 'search(query)' in text) == (name != 'carl_direct')
+
+
+def test_the_strings_of_the_shipped_weights_are_as_they_were():
+  """The weights were trained with these bytes: a change here needs new weights."""
+  texts = [templates.registry.find(f'{kind}_template', name) for kind, names in WORLD.items() for name in names]
+  assert hashlib.sha256('\0'.join(texts).encode()).hexdigest().startswith('83db1cc4372a9e1ed47cebac32dfa408')
+  assert templates.prompt(' who {is} it? ', 'world') == 'Question: who {is} it?\n'
+  assert templates.reader_prompt(' Where? ', ' A is in Oslo. ', 'world') == 'A is in Oslo.\nQuestion: Where?\nAnswer:'
+  assert templates.reader_prompt('Where?', '', 'world') == '\nQuestion: Where?\nAnswer:'
+  assert templates.review_prompt(3, 'world') == '\nFlawed step, 0 to 3:'
+
+
+def test_chat_has_the_instructions_as_system_turn():
+  instructions, question = templates.prompt('Who?').rsplit('\n', 2)[:2]
+  assert question == 'Question: Who?'
+  assert templates.prompt('Who?', tokenizer=Chat()) == f'<system>{instructions}<user>Question: Who?<assistant>'
+  assert templates.prompt('Who?', 'world', Chat()) == '<user>Question: Who?<assistant>'
+
+
+@pytest.mark.parametrize('tokenizer', [NoSystem(), DropsSystem()])
+def test_a_chat_template_without_system_turns_gets_one_turn(tokenizer):
+  assert templates.prompt('Who?', 'r1', tokenizer) == f'<user>{templates.prompt("Who?", "r1").strip()}<assistant>'
+
+
+def test_a_tokenizer_without_chat_template_is_an_error():
+  class Plain:
+    def chat(self, messages):
+      raise ValueError('this model has no chat template')
+  with pytest.raises(ValueError, match='no chat template'):
+    templates.prompt('Who?', tokenizer=Plain())
+
+
+def test_a_file_is_used_as_it_stands(tmp_path):
+  file = write(tmp_path, 'Reply as {"answer": "…"} or \\boxed{answer}, {0} {{x}}.\nUser: {question}\n\n')
+  assert templates.prompt('Who is {question}?', file) == (
+    'Reply as {"answer": "…"} or \\boxed{answer}, {0} {{x}}.\nUser: Who is {question}?\n\n')
+  assert templates.prompt('Who?', file, Chat()).startswith('<user>Reply as {"answer"')
+  write(tmp_path, 'another {question}')
+  assert 'another' not in templates.prompt('Who?', file)  # a file that changes does not change the prompts of a run
+
+
+def test_a_file_with_a_user_part(tmp_path):
+  file = write(tmp_path, 'Be brief.\n---\nTwo lines.\n=== user ===\n{question}')
+  assert templates.prompt('Who?', file) == 'Be brief.\n---\nTwo lines.\nWho?'
+  assert templates.prompt('Who?', file, Chat()) == '<system>Be brief.\n---\nTwo lines.<user>Who?<assistant>'
+
+
+def test_files_of_reader_and_reviewer(tmp_path):
+  reader = write(tmp_path, '{evidence} | {question}', 'reader.txt')
+  assert templates.reader_prompt(' q ', ' the {question} ', reader) == 'the {question} | q'
+  assert templates.reader_prompt('q', '', reader) == templates.reader_prompt('q', '')
+  assert templates.passage(reader) == templates.passage('r_search') == 'Doc {number}(Title: {title}) {text}\n'
+  assert templates.review_prompt(4, write(tmp_path, '1 to {steps}?', 'review.txt')) == '1 to 4?'
+
+
+@pytest.mark.parametrize('text, kind, words', [
+  ('no field', 'policy', r'mine.txt: a policy template needs \{question\}$'),
+  ('{qestion}', 'policy', r'mine.txt: unknown field \{qestion\}, did you mean \{question\}\?'),
+  ('{question} {evidense}', 'reader', r'unknown field \{evidense\}, did you mean \{evidence\}'),
+  ('{question}', 'reader', r'a reader template needs \{evidence\}'),
+  ('{question}', 'reviewer', r'a reviewer template needs \{steps\}'),
+])
+def test_a_file_with_a_wrong_field(tmp_path, text, kind, words):
+  with pytest.raises(ValueError, match=words):
+    templates.find(write(tmp_path, text), kind)
+
+
+def test_what_is_neither_name_nor_file(tmp_path):
+  with pytest.raises(ValueError, match="unknown policy template 'short': no such file, and none of carl, .*search_r1, .*world"):
+    templates.find('short')
+  with pytest.raises(ValueError, match="unknown reader template 'search_r1'.* none of r_search, world$"):
+    templates.find('search_r1', 'reader')
+  with pytest.raises(ValueError, match='unknown policy template'):
+    templates.find(str(tmp_path))
+  (tmp_path / 'latin.txt').write_bytes('Où? {question}'.encode('latin-1'))
+  with pytest.raises(ValueError, match=r'latin.txt: not UTF-8 text'):
+    templates.find(str(tmp_path / 'latin.txt'))
+
+
+def test_settings_are_checked():
+  templates.check(base.get_config().grow)
+  templates.check({'template': 'r_search', 'evidence_template': 'world', 'review': 'search_r2', 'max_turns': 3})
+  for settings in ({'template': 'no'}, {'evidence_template': 'carl'}, {'template': 'world', 'review': 'world_carl'}):
+    with pytest.raises(ValueError, match=r'unknown (policy|reader|reviewer) template'):
+      templates.check(settings)
+
+
+def test_files_of_the_judge(tmp_path):
+  ours = templates.judge_files()
+  assert set(ours) == {'thinking', 'query', 'answer', 'collections', 'pair'}
+  with pytest.raises(ValueError, match='expected a folder with any of answer.txt, .*thinking.txt, found none'):
+    templates.judge_files(str(tmp_path))
+  write(tmp_path, 'Rate {thinking} for {question}, {"score": 1}', 'thinking.txt')
+  assert templates.judge_files(str(tmp_path)) == ours | {'thinking': 'Rate {thinking} for {question}, {"score": 1}'}
+  write(tmp_path, '{question} {anwser}', 'answer.txt')
+  with pytest.raises(ValueError, match=r'answer.txt: unknown field \{anwser\}, did you mean \{answer\}'):
+    templates.judge_files(str(tmp_path))
+  write(tmp_path, '{question}', 'thougt.txt')
+  with pytest.raises(ValueError, match=r'found answer.txt, thinking.txt, thougt.txt'):
+    templates.judge_files(str(tmp_path))
