@@ -3,7 +3,7 @@
 import importlib
 
 _HOME = {
-  'load': 'hub', 'save': 'hub', 'read_config': 'hub',
+  'load': 'hub', 'save': 'hub',
   'load_encoder': 'encoder',
   'Decoder': 'decoder', 'DecoderConfig': 'decoder',
   'Tokenizer': 'tokenizer',

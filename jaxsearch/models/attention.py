@@ -1,8 +1,8 @@
 """Attention over rows in the tree layout (training) and over a KV cache (sampling). Scores and softmax in float32.
 
-`tree_attention` is the reference, dense but for the keys behind a block of queries. Its mask is a function of one integer
-per key, so a blockwise kernel can take its place: a block of keys is skipped where every `visible_until` in it ends
-before the block of queries begins.
+`tree_attention` is the reference: dense, except that no block of queries looks at later keys. Its mask is a function of one
+integer per key, so a blockwise kernel can take its place: it skips a block of keys where every `visible_until` ends before the
+block of queries begins.
 
 Letters as in decoder.py; G = H / K query heads share a key/value head.
 """

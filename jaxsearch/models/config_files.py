@@ -1,33 +1,52 @@
-"""The numbers of a decoder in files: config.json of a Hugging Face folder, and GGUF metadata.
+"""The numbers of a model in files: config.json of a Hugging Face folder, and GGUF metadata.
 
-What this decoder does not compute must be refused here: a key that is silently ignored is a wrong model.
+transformers knows every family's defaults and its older and newer keys. Two checks stay ours. Its config classes fill a missing
+number with that of some other model, and they accept what is not computed here: either would be a wrong model without a word.
 """
 
 import dataclasses
-import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from jaxsearch.models.decoder import DecoderConfig, RopeScaling, rope_angles
 from jaxsearch.models.gguf_files import File
+from jaxsearch.models.tensor_files import read_json
 
 _FAMILIES = {'qwen2': 'Qwen2ForCausalLM', 'qwen3': 'Qwen3ForCausalLM', 'llama': 'LlamaForCausalLM'}
+# Hugging Face key -> GGUF key
+_REQUIRED = {
+  'hidden_size': 'embedding_length', 'intermediate_size': 'feed_forward_length', 'num_hidden_layers': 'block_count',
+  'num_attention_heads': 'attention.head_count', 'max_position_embeddings': 'context_length',
+}  # fmt: skip
+_ONLY = {'hidden_act': 'silu', 'attention_bias': False, 'mlp_bias': False}
+_LLAMA3 = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings')
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-  """A JSON object from `path`; errors name the file."""
-  if not path.is_file():
-    raise FileNotFoundError(f'{path}: missing')
+def parse(values: Mapping[str, Any], path: pathlib.Path, families: Iterable[str], required: Iterable[str],
+          only: Mapping[str, Any]) -> Any:
+  """transformers' config of the `values` of a config.json.
+
+  Raises:
+    ValueError: naming `path` and the key: a `required` one is missing, the family is none of `families`, or a key of `only`
+      has another value.
+  """
+  from transformers import AutoConfig  # imports PyTorch where that is installed
+  values = {key: value for key, value in values.items() if value is not None}
+  for key in ('model_type', *required):
+    if key not in values:
+      raise ValueError(f'{path}: the key {key} is missing')
+  if values['model_type'] not in families:
+    raise ValueError(f'{path}: model_type {values["model_type"]!r} is not supported; supported are {", ".join(families)}')
+  for key, supported in only.items():
+    if values.get(key, supported) != supported:
+      raise ValueError(f'{path}: {key}={values[key]!r} is not supported, only {supported!r} is')
   try:
-    value = json.loads(path.read_text(encoding='utf-8'))
-  except json.JSONDecodeError as error:
-    raise ValueError(f'{path}: not valid JSON ({error})') from error
-  if not isinstance(value, dict):
-    raise ValueError(f'{path}: not a JSON object')
-  return value
+    return AutoConfig.for_model(**values)
+  except Exception as error:  # its validators raise errors of many types
+    raise ValueError(f'{path}: {" ".join(str(error).split())}') from error
 
 
 def from_hugging_face(path: pathlib.Path) -> DecoderConfig:
@@ -36,67 +55,37 @@ def from_hugging_face(path: pathlib.Path) -> DecoderConfig:
   Raises:
     ValueError: naming the key, for a family, attention, activation or RoPE that the decoder does not compute.
   """
-  config = read_json(path)
-
-  def require(key: str) -> Any:
-    if config.get(key) is None:
-      raise ValueError(f'{path}: the key {key} is missing')
-    return config[key]
-
-  family = require('model_type')
-  if family not in _FAMILIES:
-    raise ValueError(f'{path}: model_type {family!r} is not supported; supported are {", ".join(_FAMILIES)}')
-  _refuse_unsupported(config, path)
-  heads, hidden = require('num_attention_heads'), require('hidden_size')
-  # transformers' Qwen3Config has a default of its own; the other two divide
-  head_dim = config.get('head_dim') or (128 if family == 'qwen3' else hidden // heads)
-  theta, scaling = _rope(config, path)
-  return DecoderConfig(
-    vocab_size=require('vocab_size'), hidden_size=hidden, intermediate_size=require('intermediate_size'),
-    num_layers=require('num_hidden_layers'), num_heads=heads,
-    num_kv_heads=config.get('num_key_value_heads') or heads, head_dim=head_dim, rope_theta=theta,
-    rope_scaling=scaling, qkv_bias=family == 'qwen2', qk_norm=family == 'qwen3',
-    tie_embeddings=config.get('tie_word_embeddings', False), norm_eps=config.get('rms_norm_eps', 1e-6),
-    max_position=require('max_position_embeddings'))
+  return _decoder_config(read_json(path), path)
 
 
-def _refuse_unsupported(config: Mapping[str, Any], path: pathlib.Path) -> None:
-  def refuse(key: str, why: str):
-    raise ValueError(f'{path}: {key}={config[key]!r} is not supported ({why})')
-
-  if config.get('hidden_act', 'silu') != 'silu':
-    refuse('hidden_act', 'only silu is')
-  for key in ('attention_bias', 'mlp_bias'):  # Qwen2 has no such key: its biases are part of the family
-    if config.get(key) and config['model_type'] != 'qwen2':
-      refuse(key, 'output and feed-forward projections have no bias here')
-  if config.get('quantization_config'):
-    refuse('quantization_config', 'only floating-point weights are; for quantised ones use a GGUF file')
-  if any(kind != 'full_attention' for kind in config.get('layer_types') or []):
-    refuse('layer_types', 'only full_attention is')
-  windowed_from = config.get('max_window_layers', 28)  # transformers' default
-  if config.get('use_sliding_window') and windowed_from < config.get('num_hidden_layers', 0):
-    refuse('use_sliding_window', f'layers from {windowed_from} on would see a window only')
-
-
-def _rope(config: Mapping[str, Any], path: pathlib.Path) -> tuple[float, RopeScaling | None]:
-  """Theta and scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`."""
-  key = 'rope_parameters' if config.get('rope_parameters') else 'rope_scaling'
-  rope = config.get(key) or {}
-  theta = float(rope.get('rope_theta') or config.get('rope_theta') or 1e4)
+def _decoder_config(values: Mapping[str, Any], path: pathlib.Path) -> DecoderConfig:
+  if values.get('quantization_config'):
+    raise ValueError(f'{path}: quantization_config is not supported: for quantised weights use a GGUF file')
+  key = 'rope_parameters' if values.get('rope_parameters') else 'rope_scaling'
+  rope = values.get(key) or {}
   kind = rope.get('rope_type', rope.get('type', 'default'))
-  for holder, where in ((rope, f'{key}.partial_rotary_factor'), (config, 'partial_rotary_factor')):
-    if holder.get('partial_rotary_factor', 1.0) != 1.0:
-      raise ValueError(f'{path}: {where}={holder["partial_rotary_factor"]} is not supported')
-  if kind == 'default':
-    return theta, None
-  if kind != 'llama3':
+  if kind not in ('default', 'llama3'):
     raise ValueError(f'{path}: {key}.rope_type {kind!r} is not supported; supported are default and llama3')
-  names = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings')
-  missing = [name for name in names if rope.get(name) is None]
-  if missing:
+  if kind == 'llama3' and (missing := [name for name in _LLAMA3 if rope.get(name) is None]):
     raise ValueError(f'{path}: the key {key}.{missing[0]} is missing')
-  factor, low, high, original = (rope[name] for name in names)
-  return theta, RopeScaling(float(factor), float(low), float(high), int(original))
+  family = values.get('model_type')
+  only = {'hidden_act': 'silu'} if family == 'qwen2' else _ONLY  # Qwen2's biases are part of the family, whatever its keys say
+  config = parse(values, path, _FAMILIES, ['vocab_size', *_REQUIRED], only)
+  if any(layer != 'full_attention' for layer in getattr(config, 'layer_types', None) or []):
+    raise ValueError(f'{path}: layers that see a window only (layer_types, use_sliding_window) are not supported')
+  rope, heads = config.rope_parameters, config.num_attention_heads
+  if rope.get('partial_rotary_factor', 1.0) != 1.0:
+    raise ValueError(f'{path}: rope_parameters.partial_rotary_factor={rope["partial_rotary_factor"]} is not supported')
+  scaling = None
+  if kind == 'llama3':
+    *factors, original = (rope[name] for name in _LLAMA3)
+    scaling = RopeScaling(*map(float, factors), int(original))
+  return DecoderConfig(
+    vocab_size=config.vocab_size, hidden_size=config.hidden_size, intermediate_size=config.intermediate_size,
+    num_layers=config.num_hidden_layers, num_heads=heads, num_kv_heads=config.num_key_value_heads,
+    head_dim=getattr(config, 'head_dim', None) or config.hidden_size // heads, rope_theta=float(rope['rope_theta']),
+    rope_scaling=scaling, qkv_bias=family == 'qwen2', qk_norm=family == 'qwen3',
+    tie_embeddings=config.tie_word_embeddings, norm_eps=config.rms_norm_eps, max_position=config.max_position_embeddings)
 
 
 def to_hugging_face(config: DecoderConfig, dtype: str) -> dict[str, Any]:
@@ -122,58 +111,46 @@ def to_hugging_face(config: DecoderConfig, dtype: str) -> dict[str, Any]:
     result |= {'head_dim': config.head_dim, 'attention_bias': False}
   if family != 'llama':
     result |= {'use_sliding_window': False}
-  if (scaling := config.rope_scaling) is not None:
-    result['rope_scaling'] = {
-      'rope_type': 'llama3', 'factor': scaling.factor, 'low_freq_factor': scaling.low_freq_factor,
-      'high_freq_factor': scaling.high_freq_factor,
-      'original_max_position_embeddings': scaling.original_max_position}
+  if config.rope_scaling is not None:
+    result['rope_scaling'] = {'rope_type': 'llama3', **dict(zip(_LLAMA3, dataclasses.astuple(config.rope_scaling)))}
   return result
 
 
 def from_gguf(file: File) -> DecoderConfig:
-  """Reads the metadata of a GGUF file; the same families, the same refusals."""
+  """Reads the metadata of a GGUF file, as the config.json that it was made from.
+
+  Not `AutoConfig.from_pretrained(gguf_file=…)`: that needs PyTorch.
+  """
   family = file.require('general.architecture')
   if family not in _FAMILIES:
-    known = ', '.join(_FAMILIES)
-    raise ValueError(f'{file.path}: general.architecture {family!r} is not supported; supported are {known}')
+    raise ValueError(
+      f'{file.path}: general.architecture {family!r} is not supported; supported are {", ".join(_FAMILIES)}')
 
-  def require(key: str) -> Any:
-    return file.require(f'{family}.{key}')
-
-  def get(key: str, default: Any = None) -> Any:
+  def get(key: str, default: Any) -> Any:
     return file.get(f'{family}.{key}', default)
 
   if get('rope.scaling.type', 'none') != 'none':
-    raise ValueError(f'{file.path}: {family}.rope.scaling.type {get("rope.scaling.type")!r} is not supported')
-  heads, hidden = require('attention.head_count'), require('embedding_length')
-  head_dim, theta = get('attention.key_length', hidden // heads), float(get('rope.freq_base', 1e4))
+    raise ValueError(f'{file.path}: {family}.rope.scaling.type {get("rope.scaling.type", "")!r} is not supported')
+  values = {ours: file.require(f'{family}.{key}') for ours, key in _REQUIRED.items()}
+  heads = values['num_attention_heads']
+  head_dim = get('attention.key_length', values['hidden_size'] // heads)
   if get('rope.dimension_count', head_dim) != head_dim:
     raise ValueError(f'{file.path}: {family}.rope.dimension_count is not the width of a head ({head_dim})')
   if 'token_embd.weight' not in file.tensors:
     raise ValueError(f'{file.path}: missing tensor token_embd.weight')
-  config = DecoderConfig(
-    vocab_size=file.tensors['token_embd.weight'][0], hidden_size=hidden,
-    intermediate_size=require('feed_forward_length'), num_layers=require('block_count'), num_heads=heads,
-    num_kv_heads=get('attention.head_count_kv', heads), head_dim=head_dim, rope_theta=theta,
-    qkv_bias=family == 'qwen2', qk_norm=family == 'qwen3',
-    tie_embeddings='output.weight' not in file.tensors,
-    norm_eps=_shortest(require('attention.layer_norm_rms_epsilon')), max_position=require('context_length'))
-  return _with_gguf_scaling(config, file)
-
-
-def _shortest(value: float) -> float:
-  """1e-5 for the float32 9.999999747e-06: the number that was meant."""
-  return float(str(np.float32(value)))
-
-
-def _with_gguf_scaling(config: DecoderConfig, file: File) -> DecoderConfig:
-  """Llama 3's scaling, of which GGUF keeps what each frequency is divided by (rope_freqs.weight, [h/2])."""
+  norm_eps = file.require(f'{family}.attention.layer_norm_rms_epsilon')
+  config = _decoder_config(values | {
+    'model_type': family, 'vocab_size': file.tensors['token_embd.weight'][0], 'head_dim': head_dim,
+    'num_key_value_heads': get('attention.head_count_kv', heads), 'rope_theta': float(get('rope.freq_base', 1e4)),
+    'tie_word_embeddings': 'output.weight' not in file.tensors,
+    'rms_norm_eps': float(str(np.float32(norm_eps))),  # 1e-5 for the float32 9.999999747e-06: the number that was meant
+  }, file.path)
   if 'rope_freqs.weight' not in file.tensors:
     return config
+  # Llama 3's scaling: GGUF keeps only what each frequency is divided by, [h/2]. The other three numbers are those of every
+  # Llama 3.x; that they fit is checked.
   divisors = file.read('rope_freqs.weight')
-  # the other three numbers are those of every Llama 3.x; that they fit is checked
-  scaling = RopeScaling(float(divisors.max()), 1.0, 4.0, 8192)
-  scaled = dataclasses.replace(config, rope_scaling=scaling)
+  scaled = dataclasses.replace(config, rope_scaling=RopeScaling(float(divisors.max()), 1.0, 4.0, 8192))
   one = np.ones(1, np.int32)
   if not np.allclose(divisors, rope_angles(config, one)[0] / rope_angles(scaled, one)[0], rtol=1e-3):
     raise ValueError(f'{file.path}: rope_freqs.weight is not the RoPE scaling of a Llama 3.x')

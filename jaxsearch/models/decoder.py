@@ -1,8 +1,8 @@
 """One decoder for Qwen2.5, Qwen3 and Llama 3.x: the families differ by a few switches of `DecoderConfig`.
 
-The forward pass is written as pure functions of (config, params); `Decoder` is the Flax container that creates,
-holds and names the parameters. Training and cached decoding share `_block`: only the attention that is handed to it
-differs (over the tree layout of a row, or over a slot's KV cache). Attention itself lives in attention.py.
+The forward pass is written as pure functions of (config, params); `Decoder` is the Flax container of the parameters. Training
+and cached decoding share `_block` and pass it different attention: over the tree layout of a row, or over a slot's KV cache
+(attention.py).
 
 Letters: B rows, S slots, T tokens of a row, n new tokens, D embed, H query heads, K key/value heads, h head width,
 F feed-forward width, V vocabulary, L layers.
@@ -30,7 +30,7 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-  """The numbers of one decoder. `dtype` (of activations) and `remat` change how it runs, not what it computes."""
+  """The sizes and switches of one decoder. `dtype` (of activations) and `remat` change how it runs, not what it computes."""
   vocab_size: int
   hidden_size: int
   intermediate_size: int
@@ -62,59 +62,39 @@ _REMAT = {
 }
 
 
+_LAYER_AXES = {
+  'attn_norm': 'norm', 'q': 'embed heads head_dim', 'k': 'embed kv_heads head_dim', 'v': 'embed kv_heads head_dim',
+  'q_bias': 'heads head_dim', 'k_bias': 'kv_heads head_dim', 'v_bias': 'kv_heads head_dim',
+  'q_norm': 'head_dim', 'k_norm': 'head_dim', 'o': 'heads head_dim embed',
+  'mlp_norm': 'norm', 'gate': 'embed mlp', 'up': 'embed mlp', 'down': 'mlp embed',
+}  # fmt: skip
+
+
 def parameter_axes(config: DecoderConfig) -> dict:
   """Logical axis names of every parameter, nested as the parameters are; parallel/mesh.py maps names to mesh axes."""
-  layers = {
-    'attn_norm': ('layers', 'norm'),
-    'q': ('layers', 'embed', 'heads', 'head_dim'),
-    'k': ('layers', 'embed', 'kv_heads', 'head_dim'),
-    'v': ('layers', 'embed', 'kv_heads', 'head_dim'),
-    'o': ('layers', 'heads', 'head_dim', 'embed'),
-    'mlp_norm': ('layers', 'norm'),
-    'gate': ('layers', 'embed', 'mlp'),
-    'up': ('layers', 'embed', 'mlp'),
-    'down': ('layers', 'mlp', 'embed'),
-  }
-  if config.qkv_bias:
-    layers |= {
-      'q_bias': ('layers', 'heads', 'head_dim'),
-      'k_bias': ('layers', 'kv_heads', 'head_dim'),
-      'v_bias': ('layers', 'kv_heads', 'head_dim'),
-    }
-  if config.qk_norm:
-    layers |= {'q_norm': ('layers', 'norm'), 'k_norm': ('layers', 'norm')}
+  absent = set() if config.qkv_bias else {'q_bias', 'k_bias', 'v_bias'}
+  absent |= set() if config.qk_norm else {'q_norm', 'k_norm'}
+  layers = {name: ('layers', *axes.split()) for name, axes in _LAYER_AXES.items() if name not in absent}
   axes = {'embedding': ('vocab', 'embed'), 'layers': layers, 'final_norm': ('norm',)}
-  if not config.tie_embeddings:
-    axes['unembedding'] = ('vocab', 'embed')
-  return axes
+  return axes if config.tie_embeddings else axes | {'unembedding': ('vocab', 'embed')}
 
 
 def parameter_shapes(config: DecoderConfig) -> dict:
   """Shapes of every parameter, nested as the parameters are."""
   size = {
-    'layers': config.num_layers, 'embed': config.hidden_size, 'heads': config.num_heads,
+    'layers': config.num_layers, 'embed': config.hidden_size, 'norm': config.hidden_size, 'heads': config.num_heads,
     'kv_heads': config.num_kv_heads, 'head_dim': config.head_dim, 'mlp': config.intermediate_size,
     'vocab': config.vocab_size,
   }  # fmt: skip
-
-  def shape(name, axes):
-    norm = config.head_dim if name in ('q_norm', 'k_norm') else config.hidden_size
-    return tuple(norm if axis == 'norm' else size[axis] for axis in axes)
-
-  axes = parameter_axes(config)
-  shapes = {name: shape(name, value) for name, value in axes.items() if name != 'layers'}
-  shapes['layers'] = {name: shape(name, value) for name, value in axes['layers'].items()}
-  return shapes
+  return jax.tree.map(lambda axes: tuple(size[axis] for axis in axes), parameter_axes(config),
+                      is_leaf=lambda axes: isinstance(axes, tuple))
 
 
-class Decoder(nnx.Module):
-  """Holds the parameters; calling it on `tokens[B,T]` alone gives causal logits `[B,T,V]` in float32."""
+class Parameters(nnx.Module):
+  """A Flax module that holds a config and its parameters: arrays by name, those of all layers stacked under `layers`."""
 
-  def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs | None = None, params: dict | None = None,
-               param_dtype=jnp.float32):
-    """Initialises at random from `rngs`, or takes `params` (nested as `parameter_shapes`) as they are."""
+  def __init__(self, config, params: dict):
     self.config = config
-    params = initial_params(config, rngs.params(), param_dtype) if params is None else params
     self.layers = nnx.Dict({name: nnx.Param(value) for name, value in params['layers'].items()})
     for name, value in params.items():
       if name != 'layers':
@@ -122,15 +102,15 @@ class Decoder(nnx.Module):
 
   @property
   def params(self) -> dict:
-    """The parameters as a plain nested dict of arrays, which is what the functions below and all programs take."""
+    """The parameters as a plain nested dict of arrays, which is what all functions and programs take."""
     return nnx.to_pure_dict(nnx.state(self, nnx.Param))
 
-  def __call__(self, tokens, positions=None, visible_until=None):
-    return logits(self.params, self.hidden(tokens, positions, visible_until))
 
-  def hidden(self, tokens, positions=None, visible_until=None):
-    """[B,T,D] hidden states after the final norm."""
-    return hidden_states(self.config, self.params, tokens, positions, visible_until)
+class Decoder(Parameters):
+  """Holds the parameters; calling it on `tokens[B,T]` alone gives causal logits `[B,T,V]` in float32."""
+
+  def __call__(self, tokens, positions=None, visible_until=None):
+    return logits(self.params, hidden_states(self.config, self.params, tokens, positions, visible_until))
 
 
 def initial_params(config: DecoderConfig, key, dtype=jnp.float32) -> dict:
@@ -156,7 +136,7 @@ def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, v
 
   Args:
     tokens: [B,T] int.
-    positions: [B,T] int, depth on a token's own path (RoPE position); the index in the row by default.
+    positions: [B,T] int, a token's depth on its own path (RoPE position); its index in the row by default.
     visible_until: [B,T] int: token i sees token j iff j <= i < visible_until[j]; T (plain causal) by default.
   Returns:
     [B,T,D] hidden states after the final norm, in the compute dtype.
@@ -183,14 +163,14 @@ def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, v
 def forward_cached(config: DecoderConfig, params: dict, tokens, starts, cache: list, rows=None, window: int | None = None):
   """The forward pass over new tokens of cached sequences.
 
-  A sequence may be given in several chunks, each attends to what the earlier ones wrote. What is written past the true
-  length of a row (padding of `tokens`) is garbage that nobody sees: it is overwritten before the length reaches it.
+  A sequence may come in several chunks; each attends to what the earlier ones wrote. Padding of `tokens` writes garbage past
+  the true length of a row. Nothing attends to it, and later tokens overwrite it.
 
   Args:
     params: nested dict whose `layers` is a list of per-layer dicts (`unstack`), so that XLA sees each layer's
       weights and cache as arrays of their own and updates the caches in place.
     tokens: [S,n] int, the new tokens of each chunk.
-    starts: [S] int, how many tokens stand before it in its row of the cache.
+    starts: [S] int, how many tokens of its row the cache already holds.
     cache: list over layers of (keys [R,K,h,length], values [R,K,length,h]). Needs starts + n <= length.
     rows: [S] int, the row of the cache that each chunk belongs to; None if chunk i belongs to row i and R = S.
     window: static, with `rows`: only the first `window` entries are attended to. Needs max(starts) + n <= window.

@@ -1,8 +1,7 @@
 """BERT encoders (E5, MiniLM, BGE): token ids in, one hidden state a token out. Pooling is the caller's.
 
-The forward pass is written like decoder.py's: a pure function of (config, params), layers stacked and
-scanned, and a Flax container that holds the parameters. Letters: B texts, T tokens, D width, H heads, h head
-width, F feed-forward width, L layers.
+The forward pass is written like decoder.py's: a pure function of (config, params), layers stacked and scanned, and a Flax
+container that holds the parameters. Letters: B texts, T tokens, D width, H heads, h head width, F feed-forward width, L layers.
 """
 
 import dataclasses
@@ -12,16 +11,17 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from jaxsearch.models import tensor_files
 from jaxsearch.models.attention import NEGATIVE
-from jaxsearch.models.config_files import read_json
+from jaxsearch.models.config_files import parse
+from jaxsearch.models.decoder import Parameters
+from jaxsearch.models.tensor_files import read_json
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
-  """The numbers of one encoder, and the dtype that it computes in."""
+  """The sizes of one encoder, and the dtype that it computes in."""
   vocab_size: int
   hidden_size: int
   intermediate_size: int
@@ -33,20 +33,8 @@ class EncoderConfig:
   dtype: str = 'float32'
 
 
-class Encoder(nnx.Module):
+class Encoder(Parameters):
   """Holds the parameters; calling it on (tokens[B,T], mask[B,T]) gives hidden states [B,T,D]."""
-
-  def __init__(self, config: EncoderConfig, params: dict):
-    self.config = config
-    self.layers = nnx.Dict({name: nnx.Param(value) for name, value in params['layers'].items()})
-    for name, value in params.items():
-      if name != 'layers':
-        setattr(self, name, nnx.Param(value))
-
-  @property
-  def params(self) -> dict:
-    """The parameters as a plain nested dict of arrays."""
-    return nnx.to_pure_dict(nnx.state(self, nnx.Param))
 
   def __call__(self, tokens, mask=None):
     """tokens: [B,T] int; mask: [B,T], 0 at padding, all ones by default -> [B,T,D] (garbage at padding)."""
@@ -88,18 +76,11 @@ def layer_norm(x, scale, bias, eps):
   return (y * scale.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
 
 
-_OUTER = {
-  'embedding': 'embeddings.word_embeddings.weight', 'position': 'embeddings.position_embeddings.weight',
-  'type': 'embeddings.token_type_embeddings.weight',
-  'norm_scale': 'embeddings.LayerNorm.weight', 'norm_bias': 'embeddings.LayerNorm.bias',
-}  # fmt: skip
-_LINEAR = {
-  'q': 'attention.self.query', 'k': 'attention.self.key', 'v': 'attention.self.value',
-  'o': 'attention.output.dense', 'up': 'intermediate.dense', 'down': 'output.dense',
-}  # fmt: skip
-_NORM = {'attn_norm': 'attention.output.LayerNorm', 'mlp_norm': 'output.LayerNorm'}
 # the pooler and the heads of pretraining lie above the hidden states; position_ids are 0, 1, 2, …
 _HARMLESS = [r'(bert\.)?embeddings\.position_ids', r'(bert\.)?pooler\..*', r'cls\..*']
+_KEYS = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads',
+         'max_position_embeddings', 'type_vocab_size')  # in the order of `EncoderConfig`
+_ONLY = {'hidden_act': 'gelu', 'position_embedding_type': 'absolute', 'is_decoder': False}
 
 
 def load_encoder(folder: str | pathlib.Path, dtype: str = 'float32') -> Encoder:
@@ -109,58 +90,41 @@ def load_encoder(folder: str | pathlib.Path, dtype: str = 'float32') -> Encoder:
     folder: of a BertModel, or of a model with one inside (names that begin with `bert.`).
     dtype: of the parameters and activations.
   Raises:
-    FileNotFoundError, ValueError: naming the file and the key or tensor that is missing, unsupported or
-    mis-shaped.
+    FileNotFoundError, ValueError: naming the file and the key or tensor that is missing, unsupported or mis-shaped.
   """
-  folder = pathlib.Path(folder)
-  config = _read_config(folder / 'config.json', dtype)
+  path = pathlib.Path(folder) / 'config.json'
+  found = parse({'model_type': 'bert'} | read_json(path), path, ['bert'], _KEYS, _ONLY)
+  config = EncoderConfig(*(getattr(found, key) for key in _KEYS), norm_eps=found.layer_norm_eps, dtype=dtype)
   tensors = tensor_files.open_folder(folder)
   prefix = 'bert.' if any(name.startswith('bert.') for name in tensors.shapes) else ''
-  outer, layers = _names(config, prefix)
-  expected = dict(outer.values()) | {name: shape for names in layers.values() for name, shape in names}
+  wanted = _tensors(config, prefix)
+  expected = {name.format(i): shape for name, shape in wanted.values() for i in range(config.num_layers)}
   tensor_files.check(tensors, expected, _HARMLESS)
-
-  def read(name: str, parameter: str) -> np.ndarray:
-    value = tensors.read(name, ()).astype(dtype)
-    return value.T if parameter in _LINEAR else value  # files hold [out, in]
-
-  params = {key: jnp.asarray(read(name, key)) for key, (name, _) in outer.items()}
-  params['layers'] = {
-    key: jnp.asarray(np.stack([read(name, key) for name, _ in names])) for key, names in layers.items()}
+  params = {'layers': {}}
+  for key, (name, _) in wanted.items():
+    if '{}' in name:
+      values = np.stack([tensors.read(name.format(i), ()) for i in range(config.num_layers)]).astype(dtype)
+      params['layers'][key] = jnp.asarray(values.swapaxes(1, 2) if values.ndim == 3 else values)  # files hold [out, in]
+    else:
+      params[key] = jnp.asarray(tensors.read(name, ()).astype(dtype))
   return Encoder(config, params)
 
 
-def _names(config: EncoderConfig, prefix: str) -> tuple[dict, dict]:
-  """Parameter -> (tensor, shape) outside the layers, and parameter -> [(tensor, shape) of each layer]."""
+def _tensors(config: EncoderConfig, prefix: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+  """Parameter -> (tensor, shape in the file); {} stands for the layer."""
   D, F = config.hidden_size, config.intermediate_size
-  rows = {'embedding': config.vocab_size, 'position': config.max_position, 'type': config.num_types}
-  outer = {key: (prefix + name, (rows[key], D) if key in rows else (D,)) for key, name in _OUTER.items()}
-  sizes = {'up': (F, D), 'down': (D, F)}
-  inner = {key: (f'{name}.weight', sizes.get(key, (D, D))) for key, name in _LINEAR.items()}
-  inner |= {f'{key}_bias': (f'{name}.bias', (F,) if key == 'up' else (D,)) for key, name in _LINEAR.items()}
-  inner |= {f'{key}_scale': (f'{name}.weight', (D,)) for key, name in _NORM.items()}
-  inner |= {f'{key}_bias': (f'{name}.bias', (D,)) for key, name in _NORM.items()}
-  layers = {
-    key: [(f'{prefix}encoder.layer.{i}.{name}', shape) for i in range(config.num_layers)]
-    for key, (name, shape) in inner.items()}
-  return outer, layers
-
-
-def _read_config(path: pathlib.Path, dtype: str) -> EncoderConfig:
-  config = read_json(path)
-  only = {'model_type': 'bert', 'hidden_act': 'gelu', 'position_embedding_type': 'absolute'}
-  for key, supported in only.items():
-    if config.get(key, supported) != supported:
-      raise ValueError(f'{path}: {key} {config[key]!r} is not supported; supported is {supported}')
-  if config.get('is_decoder'):
-    raise ValueError(f'{path}: is_decoder is set: this is no encoder')
-  names = {
-    'vocab_size': 'vocab_size', 'hidden_size': 'hidden_size', 'intermediate_size': 'intermediate_size',
-    'num_layers': 'num_hidden_layers', 'num_heads': 'num_attention_heads',
-    'max_position': 'max_position_embeddings', 'num_types': 'type_vocab_size',
+  result = {
+    'embedding': ('embeddings.word_embeddings.weight', (config.vocab_size, D)),
+    'position': ('embeddings.position_embeddings.weight', (config.max_position, D)),
+    'type': ('embeddings.token_type_embeddings.weight', (config.num_types, D)),
+    'norm_scale': ('embeddings.LayerNorm.weight', (D,)), 'norm_bias': ('embeddings.LayerNorm.bias', (D,)),
   }  # fmt: skip
-  for key in names.values():
-    if config.get(key) is None:
-      raise ValueError(f'{path}: the key {key} is missing')
-  numbers = {ours: config[key] for ours, key in names.items()}
-  return EncoderConfig(**numbers, norm_eps=config.get('layer_norm_eps', 1e-12), dtype=dtype)
+  modules = {
+    'q': ('attention.self.query', (D, D)), 'k': ('attention.self.key', (D, D)), 'v': ('attention.self.value', (D, D)),
+    'o': ('attention.output.dense', (D, D)), 'attn_norm': ('attention.output.LayerNorm', (D,)),
+    'up': ('intermediate.dense', (F, D)), 'down': ('output.dense', (D, F)), 'mlp_norm': ('output.LayerNorm', (D,)),
+  }  # fmt: skip
+  for key, (module, shape) in modules.items():
+    result[f'{key}_scale' if 'norm' in key else key] = (f'encoder.layer.{{}}.{module}.weight', shape)
+    result[f'{key}_bias'] = (f'encoder.layer.{{}}.{module}.bias', shape[:1])
+  return {key: (prefix + name, shape) for key, (name, shape) in result.items()}

@@ -1,25 +1,34 @@
 """GGUF files: the tokenizer, metadata and tensors of a decoder in one file, as llama.cpp writes it.
 
-Nothing here knows the decoder: hub.py asks for metadata and for dequantised tensors under their GGUF names.
-The format is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; what `tokenizer.ggml.pre` means is in
-llama.cpp's convert_hf_to_gguf.py.
+Nothing here knows the decoder: hub.py asks for metadata and for dequantised tensors under their GGUF names. The tokenizer is
+built here because transformers needs PyTorch to read a GGUF file, and cuts text as GPT-2 does where it does not know
+`tokenizer.ggml.pre` ('smollm'). The format is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; what
+`tokenizer.ggml.pre` means is in llama.cpp's convert_hf_to_gguf.py.
 """
 
 import functools
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers
 
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS_AND_SPACES = r"[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+_GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _split(digits: str) -> pre_tokenizers.PreTokenizer:
+  words = pre_tokenizers.Split(tokenizers.Regex(_WORDS % digits), behavior='isolated')
+  return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
 # tokenizer.ggml.pre -> how text is cut before merging
-_SPLITS = {
-  'qwen2': _CONTRACTIONS + '|' + _WORDS_AND_SPACES % r'\p{N}',
-  'llama-bpe': _CONTRACTIONS + '|' + _WORDS_AND_SPACES % r'\p{N}{1,3}',
-}
+_CUTS = {
+  'qwen2': _split(r'\p{N}'), 'llama-bpe': _split(r'\p{N}{1,3}'), 'gpt-2': _GPT2,
+  'smollm': pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _GPT2]),
+}  # fmt: skip
 
 
 def _library():
@@ -64,10 +73,17 @@ class File:
       raise ValueError(f'{self.path}: metadata has no {key}')
     return value
 
-  @property
+  @functools.cached_property
   def tensors(self) -> dict[str, tuple[int, ...]]:
     """Name -> shape in row-major order (GGUF writes shapes the other way round)."""
     return {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
+
+  def names(self, hugging_face: Mapping[str, str]) -> dict[str, str]:
+    """The same tensors under their GGUF names; {} stands for the layer in both."""
+    architecture = getattr(self._gguf.MODEL_ARCH, self.require('general.architecture').upper())
+    table = self._gguf.get_tensor_name_map(architecture, 1)
+    found = {key: table.get_name(name.format(0), ('.weight', '.bias')) for key, name in hugging_face.items()}
+    return {key: name.replace('blk.0.', 'blk.{}.') for key, name in found.items() if name is not None}
 
   def read(self, name: str) -> np.ndarray:
     """The tensor `name` as float32, whatever it is quantised as."""
@@ -94,17 +110,14 @@ def read_tokenizer(path: str | pathlib.Path) -> dict[str, Any]:
   """The fields of a `Tokenizer`, from a GGUF file's metadata.
 
   Raises:
-    ValueError: for a tokenizer that is no byte-level BPE, or whose way of cutting words is unknown here.
+    ValueError: for a tokenizer that is not byte-level BPE, or that cuts words in a way unknown here.
   """
   file = open_file(path)
   backend = _byte_level_bpe(file)
-  names = ('eos', 'eot', 'eom', 'bos', 'padding')
-  ids = {name: file.get(f'tokenizer.ggml.{name}_token_id') for name in names}
-  eos_ids = tuple(dict.fromkeys(ids[name] for name in ('eos', 'eot', 'eom') if ids[name] is not None))
-  pad_id = ids['padding'] if ids['padding'] is not None else (eos_ids or (0,))[0]
-  return dict(
-    backend=backend, eos_ids=eos_ids, pad_id=pad_id, bos_id=ids['bos'],
-    chat_template=file.get('tokenizer.chat_template'))
+  eos, eot, eom, bos, pad = (file.get(f'tokenizer.ggml.{name}_token_id') for name in ('eos', 'eot', 'eom', 'bos', 'padding'))
+  eos_ids = tuple(dict.fromkeys(i for i in (eos, eot, eom) if i is not None))
+  pad_id = (eos_ids or (0,))[0] if pad is None else pad
+  return dict(backend=backend, eos_ids=eos_ids, pad_id=pad_id, bos_id=bos, chat_template=file.get('tokenizer.chat_template'))
 
 
 def _byte_level_bpe(file: File) -> tokenizers.Tokenizer:
@@ -112,6 +125,8 @@ def _byte_level_bpe(file: File) -> tokenizers.Tokenizer:
   if model != 'gpt2':
     raise ValueError(f'{file.path}: tokenizer.ggml.model {model!r} is not supported, only gpt2 is')
   pre = file.get('tokenizer.ggml.pre', 'default')
+  if pre not in _CUTS:
+    raise ValueError(f'{file.path}: tokenizer.ggml.pre is {pre!r}; known are {", ".join(sorted(_CUTS))}')
   tokens = file.require('tokenizer.ggml.tokens')
   kinds, kind = file.require('tokenizer.ggml.token_type'), _library().TokenType
   # UNUSED ids are the padding rows of the embedding: no text stands for them
@@ -120,8 +135,7 @@ def _byte_level_bpe(file: File) -> tokenizers.Tokenizer:
   # Llama 3 keeps a whole word that is in the vocabulary, even one that no chain of merges reaches
   model = tokenizers.models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == 'llama-bpe')
   backend = tokenizers.Tokenizer(model)
-  backend.pre_tokenizer = _pre_tokenizer(file, pre)
-  backend.decoder = decoders.ByteLevel()
+  backend.pre_tokenizer, backend.decoder = _CUTS[pre], decoders.ByteLevel()
   if pre == 'qwen2':
     backend.normalizer = normalizers.NFC()
   for i, token in enumerate(tokens):
@@ -130,17 +144,3 @@ def _byte_level_bpe(file: File) -> tokenizers.Tokenizer:
     elif kinds[i] == kind.USER_DEFINED:
       backend.add_tokens([tokenizers.AddedToken(token, special=False, normalized=False)])
   return backend
-
-
-def _pre_tokenizer(file: File, pre: str) -> pre_tokenizers.PreTokenizer:
-  bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-  gpt2_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-  if pre in _SPLITS:
-    split = pre_tokenizers.Split(tokenizers.Regex(_SPLITS[pre]), behavior='isolated')
-    return pre_tokenizers.Sequence([split, bytes_only])
-  if pre == 'smollm':
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2_words])
-  if pre == 'gpt-2':
-    return gpt2_words
-  known = ', '.join(sorted([*_SPLITS, 'gpt-2', 'smollm']))
-  raise ValueError(f'{file.path}: tokenizer.ggml.pre is {pre!r}; known are {known}')

@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) for any matrix of the decoder, as pure functions of nested dicts.
 
-An adapter holds two factors for each matrix W that it changes, nested as the parameters are: `a` with the leading axes
-of W and the rank, `b` with the rank and the other axes of W. The policy is the base with every W replaced by
-W + alpha / rank * a b (equation 3), and everything that takes parameters takes what `merge` returns.
+An adapter holds two factors for each matrix W that it changes, nested as the parameters are: `a` with the leading axes of W
+and the rank, `b` with the rank and the other axes of W. The policy is the base with every W replaced by W + alpha / rank * a b
+(equation 3): `merge` returns its parameters.
 
 Letters: L layers, D embed, H query heads, h head width, V vocabulary, r rank.
 """
@@ -54,10 +54,10 @@ def _factors(values: dict, rank, targets: Sequence[str]) -> dict:
 
 
 def initial_adapter(config: DecoderConfig, rank: int, targets: Sequence[str], key, dtype=jnp.float32) -> dict:
-  """The factor on the side of a matrix's inputs normal, the other one 0: the policy is the base.
+  """An adapter that changes nothing yet: the factor on the side of a matrix's inputs is normal, the other one 0.
 
   The inputs of the unembedding [V,D] are on the side of `b`, all others on that of `a`. The normal factor has variance
-  1 / (3 * inputs), which is that of PEFT's default; a look-up in the embedding reads one row, so its inputs count as 1.
+  1 / (3 * inputs), as PEFT's default; a look-up in the embedding reads one row, so its inputs count as 1.
   """
   shapes = adapter_shapes(config, rank, targets)
   leaves, treedef = jax.tree.flatten_with_path(shapes, is_leaf=lambda shape: isinstance(shape, tuple))
@@ -75,10 +75,10 @@ def initial_adapter(config: DecoderConfig, rank: int, targets: Sequence[str], ke
 
 
 def merge(params: dict, adapter: dict, alpha: float) -> dict:
-  """The parameters W + alpha / rank * a b, in the dtype of W; what has no adapter is as it was.
+  """The parameters W + alpha / rank * a b, in the dtype of W; parameters without an adapter are unchanged.
 
-  The factors are rounded to the dtype of W, multiplied, and added in float32: in which dtype the adapter itself is held
-  makes no difference to the result.
+  The factors are rounded to the dtype of W, multiplied, and added in float32, so the dtype of the adapter itself does not
+  change the result.
   """
   def add(w, a, b):
     product = jnp.tensordot(a.astype(w.dtype), b.astype(w.dtype), 1, preferred_element_type=jnp.float32)

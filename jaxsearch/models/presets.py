@@ -1,7 +1,7 @@
-"""Decoders by name: the numbers of the published base checkpoints, and of the embedded world's policy.
+"""Decoders by name: the architectures of the published base checkpoints, and of the embedded world's policy.
 
-A preset is an architecture without weights, for training from scratch, for benchmarks and for sizing a run;
-`hub.load` reads the numbers of a checkpoint from its own folder.
+A preset has no weights. It serves training from scratch, benchmarks and the planning of a run; `hub.load` reads the architecture
+of a checkpoint from its own folder.
 """
 
 import math
@@ -11,8 +11,7 @@ import jax
 from jaxsearch.models.decoder import DecoderConfig, RopeScaling, parameter_shapes
 
 
-def _qwen2_5(hidden, ffn, layers, heads, kv_heads, *, vocab=151936, eps=1e-6, tied=False,
-             max_position=131072):
+def _qwen2_5(hidden, ffn, layers, heads, kv_heads, *, vocab=151936, eps=1e-6, tied=False, max_position=131072):
   return DecoderConfig(
     vocab_size=vocab, hidden_size=hidden, intermediate_size=ffn, num_layers=layers, num_heads=heads,
     num_kv_heads=kv_heads, head_dim=hidden // heads, rope_theta=1e6, qkv_bias=True, tie_embeddings=tied,
@@ -61,13 +60,13 @@ PRESETS: dict[str, DecoderConfig] = {
 
 
 def preset(name: str) -> DecoderConfig:
-  """The numbers of the decoder called `name`; an unknown name is an error that lists the known ones."""
+  """The config of the decoder called `name`; an unknown name raises a ValueError that lists the known ones."""
   if name not in PRESETS:
     raise ValueError(f'{name!r} is no preset; known are {", ".join(PRESETS)}')
   return PRESETS[name]
 
 
 def num_parameters(config: DecoderConfig) -> int:
-  """How many numbers a decoder learns; tied embeddings count once."""
+  """How many parameters a decoder has; tied embeddings count once."""
   shapes = jax.tree.leaves(parameter_shapes(config), is_leaf=lambda shape: isinstance(shape, tuple))
   return sum(math.prod(shape) for shape in shapes)

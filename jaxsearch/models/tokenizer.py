@@ -1,9 +1,9 @@
 """Text to token ids and back, with the bytes behind every id.
 
-`Tokenizer` wraps a `tokenizers.Tokenizer` from a Hugging Face folder or a GGUF file and adds what a tree of
-spans needs: encoding that never adds a token of its own, decoding that can be cut anywhere (`decode(a + b)`
-is `decode(a) + decode(b)` up to a character split between them), and `pieces()`, from which the sampler makes
-its stop flags. GGUF metadata is read in gguf_files.py.
+`Tokenizer` wraps a `tokenizers.Tokenizer` from a Hugging Face folder or a GGUF file and adds what a tree of spans needs:
+encoding that never adds a token of its own, decoding that can be cut anywhere (`decode(a + b)` is `decode(a) + decode(b)` up to
+a character split between them), and `pieces()`, from which the sampler builds its stop flags. transformers reads the files
+beside tokenizer.json and renders chat templates; gguf_files.py reads GGUF metadata.
 """
 
 import dataclasses
@@ -16,18 +16,22 @@ from typing import Any
 import tokenizers
 
 from jaxsearch.models import gguf_files
+from jaxsearch.models.tensor_files import read_json, write_json
+
+# Unsets transformers' clock: templates that show today's date fall back to a fixed one, and a prompt is the same every day.
+_NO_CLOCK = '{% set strftime_now = no_clock %}\n'
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tokenizer:
-  """A tokenizer and the ids that have a meaning for a sampler.
+  """A tokenizer and the ids that a sampler treats specially.
 
   Attributes:
     backend: the `tokenizers.Tokenizer` that does the work.
     eos_ids: ids that end a generation, the tokenizer's own first; may be empty.
-    pad_id: fills what is no token; the first of `eos_ids`, else 0, where the model has none of its own.
+    pad_id: fills positions without a token; the first of `eos_ids`, else 0, if the model names none.
     bos_id: the token that documents began with in pretraining, or None. `encode` does not add it.
-    chat_template: jinja source, or None.
+    chat_template: Jinja source, or None.
   """
   backend: tokenizers.Tokenizer
   eos_ids: tuple[int, ...] = ()
@@ -36,29 +40,15 @@ class Tokenizer:
   chat_template: str | None = None
 
   @classmethod
-  def of(cls, backend: tokenizers.Tokenizer, *, eos: str | Sequence[str] = (), pad: str | None = None,
-         bos: str | None = None, chat_template: str | None = None) -> 'Tokenizer':
-    """Wraps `backend`; its end, padding and begin tokens are given as strings, and must be tokens of it."""
-    eos_ids = tuple(_id_of(backend, token) for token in ([eos] if isinstance(eos, str) else eos))
-    pad_id = _id_of(backend, pad) if pad is not None else (eos_ids or (0,))[0]
-    return cls(backend, eos_ids, pad_id, _id_of(backend, bos) if bos is not None else None, chat_template)
-
-  @classmethod
   def load(cls, path: str | pathlib.Path) -> 'Tokenizer':
-    """Reads the tokenizer of a Hugging Face folder (tokenizer.json and its side files) or of a GGUF file."""
+    """Reads the tokenizer of a Hugging Face folder (tokenizer.json and the files beside it) or of a GGUF file."""
     path = pathlib.Path(path)
-    if path.is_dir() and (path / 'tokenizer.json').is_file():
+    if (path / 'tokenizer.json').is_file():
       return _from_folder(path)
     gguf_path = gguf_files.find(path)
     if gguf_path is None:
       raise FileNotFoundError(f'{path}: no tokenizer.json and no single .gguf file here')
     return cls(**gguf_files.read_tokenizer(gguf_path))
-
-  @property
-  def eos_id(self) -> int:
-    if not self.eos_ids:
-      raise ValueError('this tokenizer names no end token (eos_token)')
-    return self.eos_ids[0]
 
   @functools.cached_property
   def vocab_size(self) -> int:
@@ -71,29 +61,28 @@ class Tokenizer:
     return tuple(token.content for token in self.backend.get_added_tokens_decoder().values())
 
   def encode(self, text: str, *, specials: bool = False) -> list[int]:
-    """The ids of `text`; its special tokens become their ids.
+    """The ids of `text`; special tokens in it become their ids.
 
     Args:
       text: any string.
-      specials: also add what the tokenizer puts around a text ([CLS] and [SEP] of an encoder, Llama's begin
-        token).
+      specials: also add what the tokenizer puts around a text ([CLS] and [SEP] of an encoder, Llama's begin token).
     """
     return self.backend.encode(text, add_special_tokens=specials).ids
 
   def decode(self, ids: Iterable[int]) -> str:
-    """The text of `ids`, special tokens shown. Bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
+    """The text of `ids` with special tokens shown. Bytes that are not UTF-8 become U+FFFD, unknown ids nothing."""
     if self._style == 'words':
       return self.backend.decode(list(map(int, ids)), skip_special_tokens=False)
     pieces = self._pieces
     return b''.join(pieces[i] for i in ids if i < len(pieces)).decode('utf-8', errors='replace')
 
   def pieces(self, size: int | None = None) -> list[bytes]:
-    """The bytes each id stands for, so that a text is the concatenation of the pieces of its ids.
+    """The bytes of each id: a text is the concatenation of the pieces of its ids.
 
     Args:
       size: length of the list, at least `vocab_size` (its default); ids without a token are b''.
     Raises:
-      ValueError: for a tokenizer whose text is no concatenation (WordPiece), or a size that is too small.
+      ValueError: the tokenizer's text is no concatenation (WordPiece), or `size` is too small.
     """
     size = self.vocab_size if size is None else size
     if self._style == 'words':
@@ -102,13 +91,12 @@ class Tokenizer:
       raise ValueError(f'{size} pieces asked for, but the tokenizer has {self.vocab_size} tokens')
     return self._pieces + [b''] * (size - self.vocab_size)
 
-  def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True,
-           **variables: Any) -> str:
-    """Renders `messages` ([{'role', 'content'}, …]) through the model's chat template.
+  def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any) -> str:
+    """Renders `messages` ([{'role', 'content'}, …], a system turn first if there is one) through the model's chat template.
 
-    The template sees no clock: `strftime_now` stays undefined, so that the same call gives the same prompt
-    every day (templates that show a date fall back to a fixed one). `variables` reach the template:
+    The template sees no clock, so the same call gives the same prompt every day. `variables` reach the template:
     `date_string='…'`, `tools=…`.
+
     Raises:
       ValueError: there is no template, or it rejects the messages.
     """
@@ -116,12 +104,12 @@ class Tokenizer:
       raise ValueError('this model has no chat template')
     import jinja2
     token = self.backend.id_to_token
-    names = dict(
-      bos_token='' if self.bos_id is None else token(self.bos_id),
-      eos_token=token(self.eos_ids[0]) if self.eos_ids else '', pad_token=token(self.pad_id))
+    names = dict(bos_token='' if self.bos_id is None else token(self.bos_id),
+                 eos_token=token(self.eos_ids[0]) if self.eos_ids else '', pad_token=token(self.pad_id))
     try:
-      return _compile_template(self.chat_template).render(
-        messages=list(messages), add_generation_prompt=add_generation_prompt, **(names | variables))
+      return _without_vocabulary().apply_chat_template(
+        list(messages), chat_template=_NO_CLOCK + self.chat_template, tokenize=False,
+        add_generation_prompt=add_generation_prompt, **names | variables)
     except jinja2.TemplateError as error:
       raise ValueError(f'the chat template rejects these messages: {error}') from error
 
@@ -130,15 +118,11 @@ class Tokenizer:
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     self.backend.save(str(folder / 'tokenizer.json'))
-    token = self.backend.id_to_token
-    config = {
-      'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False,
-      'pad_token': token(self.pad_id)}
-    if self.eos_ids:
-      config['eos_token'] = token(self.eos_ids[0])
-    if self.bos_id is not None:
-      config['bos_token'] = token(self.bos_id)
-    (folder / 'tokenizer_config.json').write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
+    # not save_pretrained: the class that it names (TokenizersBackend) is unknown to transformers 4
+    config = {'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False}
+    ids = {'pad_token': self.pad_id, 'eos_token': next(iter(self.eos_ids), None), 'bos_token': self.bos_id}
+    tokens = {name: self.backend.id_to_token(i) for name, i in ids.items() if i is not None}
+    write_json(folder / 'tokenizer_config.json', config | tokens)
     if self.chat_template is not None:
       (folder / 'chat_template.jinja').write_text(self.chat_template, encoding='utf-8')
 
@@ -165,16 +149,9 @@ class Tokenizer:
     return result
 
 
-def _id_of(backend: tokenizers.Tokenizer, token: str) -> int:
-  token_id = backend.token_to_id(token)
-  if token_id is None:
-    raise ValueError(f'{token!r} is no token of this tokenizer')
-  return token_id
-
-
 @functools.cache
 def _byte_alphabet() -> dict[str, int]:
-  """GPT-2's printable character for every byte (openai/gpt-2 encoder.py, bytes_to_unicode), inverted."""
+  """The byte that each printable character of GPT-2's vocabulary stands for (openai/gpt-2 encoder.py, bytes_to_unicode)."""
   printable = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *range(ord('®'), ord('ÿ') + 1)]
   hidden = [byte for byte in range(256) if byte not in printable]
   return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
@@ -196,58 +173,36 @@ def _spell_spaces(token: str) -> bytes:
 _SPELL = {'bytes': _spell_bytes, 'spaces': _spell_spaces, 'plain': str.encode}
 
 
-@functools.lru_cache(maxsize=16)
-def _compile_template(source: str):
-  """A chat template as transformers compiles it: sandboxed, blocks trimmed, with `raise_exception`."""
-  import jinja2.exceptions
-  import jinja2.sandbox
-
-  def raise_exception(message: str):
-    raise jinja2.exceptions.TemplateError(message)
-
-  environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=['jinja2.ext.loopcontrols'])
-  environment.filters['tojson'] = functools.partial(json.dumps, ensure_ascii=False)
-  environment.globals['raise_exception'] = raise_exception
-  return environment.from_string(source)
-
-
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-  if not path.is_file():
-    return {}
-  try:
-    return json.loads(path.read_text(encoding='utf-8'))
-  except json.JSONDecodeError as error:
-    raise ValueError(f'{path}: not valid JSON ({error})') from error
-
-
 def _from_folder(folder: pathlib.Path) -> Tokenizer:
-  """The tokenizer of a folder; its side files name the end, padding and begin tokens."""
+  """The tokenizer of a folder; the files beside tokenizer.json name its end, padding and begin tokens and its chat template.
+
+  Only those files go through transformers. `AutoTokenizer` would rebuild the tokenizer itself from its model_type and change
+  what tokenizer.json says: a Qwen2 folder gets Unicode normalisation, and the embedded world's text other ids.
+  """
   backend = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
   backend.no_truncation()  # encoders' folders switch both on; a silently shortened text is a wrong result
   backend.no_padding()
-  config = _read_json(folder / 'tokenizer_config.json')
-  model = _read_json(folder / 'config.json') | _read_json(folder / 'generation_config.json')
-
-  def named(key: str) -> int | None:
-    token = config.get(key)
-    token = token['content'] if isinstance(token, dict) else token
-    return None if token is None else backend.token_to_id(token)
-
+  beside = ('tokenizer_config.json', 'special_tokens_map.json', 'config.json', 'generation_config.json')
+  files = {name: read_json(folder / name) for name in beside if (folder / name).is_file()}  # errors name the file here
+  named = _without_vocabulary(folder)
+  eos, pad, bos = (token and backend.token_to_id(token) for token in (named.eos_token, named.pad_token, named.bos_token))
+  # transformers' tokenizers have one end token; the configs of the model list all of them
+  model = files.get('config.json', {}) | files.get('generation_config.json', {})
   listed = model.get('eos_token_id')
-  listed = [] if listed is None else [listed] if isinstance(listed, int) else listed
-  own = named('eos_token')
-  eos_ids = tuple(dict.fromkeys([*([] if own is None else [own]), *listed]))
-  pads = (named('pad_token'), model.get('pad_token_id'), *eos_ids)
-  pad_id = next((i for i in pads if i is not None and i >= 0), 0)
-  bos_id = named('bos_token')
-  return Tokenizer(backend, eos_ids, pad_id, bos_id, _chat_template(folder, config))
+  listed = listed if isinstance(listed, list) else [listed]
+  eos_ids = tuple(dict.fromkeys(i for i in (eos, *listed) if i is not None))
+  pad_id = next((i for i in (pad, model.get('pad_token_id'), *eos_ids) if i is not None and i >= 0), 0)
+  template = named.chat_template
+  return Tokenizer(backend, eos_ids, pad_id, bos, template.get('default') if isinstance(template, dict) else template)
 
 
-def _chat_template(folder: pathlib.Path, config: Mapping[str, Any]) -> str | None:
-  if (folder / 'chat_template.jinja').is_file():
-    return (folder / 'chat_template.jinja').read_text(encoding='utf-8')
-  template = config.get('chat_template')
-  if isinstance(template, list):  # several named ones
-    template = {entry['name']: entry['template'] for entry in template}.get('default')
-  return template
+def _without_vocabulary(folder: pathlib.Path | None = None):
+  """transformers' tokenizer class over an empty vocabulary: token names, chat templates. It does not import PyTorch."""
+  from transformers import PreTrainedTokenizerFast
+  empty = tokenizers.Tokenizer(tokenizers.models.BPE())
+  if folder is None:
+    return PreTrainedTokenizerFast(tokenizer_object=empty)
+  try:
+    return PreTrainedTokenizerFast.from_pretrained(folder, tokenizer_object=empty, local_files_only=True)
+  except (TypeError, ValueError) as error:
+    raise ValueError(f'{folder}: transformers rejects tokenizer_config.json or a file beside it ({error})') from error

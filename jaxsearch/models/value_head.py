@@ -1,8 +1,8 @@
 """Critics' heads: hidden states in, one value a state out.
 
-`values` is one linear layer, what PPO has on a decoder of its own (Search-R1); `probabilities` is CARL's head on the backbone
-that it shares with the policy (table 5): two layers with a GELU between them and a sigmoid at the end, the last layer 0 at
-the start, so that every state begins at 0.5.
+`values` is one linear layer, for PPO with a decoder of its own as critic (Search-R1). `probabilities` is CARL's head on the
+backbone that it shares with the policy (table 5): two layers with a GELU between them and a sigmoid at the end. The last layer
+starts at 0, so every state starts at 0.5.
 
 Letters: D width of the hidden states.
 """
@@ -15,7 +15,7 @@ MLP_AXES = {'inner_kernel': ('embed', 'mlp'), 'inner_bias': ('mlp',), 'kernel': 
 
 
 def initial_head(width: int, dtype=jnp.float32) -> dict:
-  """{'kernel' [D], 'bias' []}, both 0: before the first update every state is worth 0."""
+  """{'kernel' [D], 'bias' []}, both 0: before the first update the value of every state is 0."""
   return {'kernel': jnp.zeros((width,), dtype), 'bias': jnp.zeros((), dtype)}
 
 

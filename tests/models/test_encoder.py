@@ -77,7 +77,7 @@ def test_padding_changes_nothing(folder):
 
 @pytest.mark.parametrize('changes, words', [
   (dict(model_type='xlm-roberta'), "model_type 'xlm-roberta'"),
-  (dict(hidden_act='relu'), "hidden_act 'relu'"),
+  (dict(hidden_act='relu'), "hidden_act='relu'"),
   (dict(position_embedding_type='relative_key'), 'position_embedding_type'),
   (dict(is_decoder=True), 'is_decoder'),
   (dict(hidden_size=None), 'the key hidden_size is missing'),

@@ -137,6 +137,8 @@ def test_smollm2_tokenizer():
     assert tokenizer.decode(tokenizer.encode(text)) == text
   chat = tokenizer.chat([{'role': 'user', 'content': 'Hi'}])
   assert chat.endswith('<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n')
+  chat = tokenizer.chat([{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Hi'}])
+  assert chat == ('<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n')
 
 
 def test_without_the_library(tmp_path, monkeypatch):

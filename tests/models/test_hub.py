@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxsearch import models
 from jaxsearch.models import hub
-from jaxsearch.models.decoder import parameter_axes, parameter_shapes
+from jaxsearch.models.decoder import hidden_states, parameter_axes, parameter_shapes
 from jaxsearch.models.presets import num_parameters
 from jaxsearch.parallel.mesh import make_mesh, shardings
 
@@ -120,7 +120,7 @@ def test_parameters_and_activations_may_differ_in_dtype(make_checkpoint):
   folder, _ = make_checkpoint('qwen2')
   model = models.load(folder, dtype='bfloat16', param_dtype='float32', remat='dots')
   assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype('float32')}
-  assert model.hidden(TOKENS).dtype == jnp.bfloat16
+  assert hidden_states(model.config, model.params, TOKENS).dtype == jnp.bfloat16
   assert model.config.remat == 'dots'
 
 
@@ -254,7 +254,7 @@ def test_saves_several_files_from_a_mesh_in_bfloat16(make_checkpoint, tmp_path):
   assert not (tmp_path / 'model.safetensors').exists()
   assert all(file.stat().st_size < 20_000 for file in tmp_path.glob('*.safetensors'))
   index = json.loads((tmp_path / 'model.safetensors.index.json').read_text())
-  assert index['metadata']['total_size'] == 2 * num_parameters(models.read_config(folder))
+  assert index['metadata']['total_size'] == 2 * num_parameters(model.config)
   again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype='auto')
   rounded = theirs.bfloat16().state_dict()
   assert again.state_dict().keys() == rounded.keys()
@@ -349,11 +349,11 @@ def test_gguf_llama3_scaling(make_checkpoint, edit_config, tmp_path):
   model = models.load(folder)
   divisors = llama3_divisors(1e6, model.config.head_dim, 32.0)
   write_gguf(folder, tmp_path / 'model.gguf', model.config, rope_freqs=divisors)
-  assert models.read_config(tmp_path).rope_scaling == model.config.rope_scaling
+  assert models.load(tmp_path).config.rope_scaling == model.config.rope_scaling
   other = tmp_path / 'other.gguf'
   write_gguf(folder, other, model.config, rope_freqs=np.linspace(1, 32, len(divisors), dtype=np.float32))
   with pytest.raises(ValueError, match=r'other\.gguf: rope_freqs\.weight'):
-    models.read_config(other)
+    models.load(other)
 
 
 # --- published weights ---

@@ -47,7 +47,7 @@ def sentencepiece():
 
 @pytest.fixture(scope='module')
 def tokenizer():
-  return Tokenizer.of(byte_level(), eos='<|end|>', pad='<|pad|>', chat_template=CHATML)
+  return Tokenizer(byte_level(), eos_ids=(0,), pad_id=1, chat_template=CHATML)
 
 
 words = st.lists(st.one_of(st.text(), st.sampled_from([*SPECIAL, *TEXT])), max_size=5).map(''.join)
@@ -65,7 +65,7 @@ def test_round_trip(tokenizer, text, cut):
 
 def test_special_tokens_are_found_in_text_and_shown(tokenizer):
   ids = tokenizer.encode('Paris<|end|>')
-  assert ids[-1] == tokenizer.eos_id == 0
+  assert ids[-1] == 0 and tokenizer.eos_ids == (0,)
   assert tokenizer.decode(np.array(ids)) == 'Paris<|end|>'
   assert tokenizer.special_tokens == tuple(SPECIAL)
   assert tokenizer.pad_id == 1 and tokenizer.bos_id is None
@@ -81,7 +81,7 @@ def test_encode_adds_nothing_unless_asked():
   backend = byte_level()
   backend.post_processor = processors.TemplateProcessing(
     single='<|user|> $A <|end|>', special_tokens=[('<|user|>', 2), ('<|end|>', 0)])
-  tokenizer = Tokenizer.of(backend)
+  tokenizer = Tokenizer(backend)
   plain = tokenizer.encode('Paris')
   assert tokenizer.decode(plain) == 'Paris'
   assert tokenizer.encode('Paris', specials=True) == [2, *plain, 0]
@@ -98,22 +98,19 @@ def test_pieces_of_a_model_with_a_larger_vocabulary(tokenizer):
 
 
 def test_sentencepiece_style():
-  tokenizer = Tokenizer.of(sentencepiece(), eos='</s>')
+  tokenizer = Tokenizer(sentencepiece())
   ids = tokenizer.encode('ab ab\né</s>')
   assert tokenizer.decode(ids) == ' ab ab\né</s>'  # the space that it puts before a text belongs to the first token
   pieces = tokenizer.pieces()
   assert [pieces[i] for i in ids] == [b' ab', b' ab', b'\n', b'\xc3', b'\xa9', b'</s>']
-  assert tokenizer.pad_id == tokenizer.eos_id == 1
 
 
 def test_tokens_that_are_plain_text():
   backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({'a': 0, 'b': 1, 'é': 2}, unk_token='a'))
   backend.pre_tokenizer = pre_tokenizers.Split('', 'isolated')
-  tokenizer = Tokenizer.of(backend)
+  tokenizer = Tokenizer(backend)
   assert tokenizer.pieces() == [b'a', b'b', 'é'.encode()]
   assert tokenizer.decode(tokenizer.encode('abéba')) == 'abéba'
-  with pytest.raises(ValueError, match='names no end token'):
-    _ = tokenizer.eos_id
 
 
 def test_wordpiece_has_no_pieces():
@@ -121,16 +118,11 @@ def test_wordpiece_has_no_pieces():
   backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token='[UNK]'))
   backend.pre_tokenizer = pre_tokenizers.Whitespace()
   backend.decoder = decoders.WordPiece()
-  tokenizer = Tokenizer.of(backend)
+  tokenizer = Tokenizer(backend)
   assert tokenizer.encode('playing now') == [1, 2, 3]
   assert tokenizer.decode([1, 2, 3]) == 'playing now'
   with pytest.raises(ValueError, match='WordPiece'):
     tokenizer.pieces()
-
-
-def test_names_that_are_no_tokens():
-  with pytest.raises(ValueError, match="'</s>' is no token"):
-    Tokenizer.of(byte_level(), eos='</s>')
 
 
 # --- folders ---
@@ -148,7 +140,8 @@ def write(folder, **files):
 
 @pytest.mark.parametrize('files, eos_ids, pad_id, bos_id', [
   (dict(tokenizer_config=dict(eos_token='<|end|>', pad_token='<|pad|>', bos_token='<|user|>')), (0,), 1, 2),
-  (dict(tokenizer_config=dict(eos_token=dict(content='<|user|>'), bos_token=None)), (2,), 2, None),
+  (dict(tokenizer_config=dict(eos_token=dict(__type='AddedToken', content='<|user|>'), bos_token=None)), (2,), 2, None),
+  (dict(special_tokens_map=dict(eos_token=dict(content='<|user|>'), pad_token='<|pad|>')), (2,), 1, None),
   (dict(tokenizer_config=dict(eos_token='<|user|>'), generation_config=dict(eos_token_id=[0, 2])), (2, 0), 2, None),
   (dict(config=dict(eos_token_id=2, pad_token_id=1)), (2,), 1, None),
   (dict(config=dict(eos_token_id=2), generation_config=dict(eos_token_id=0)), (0,), 0, None),
@@ -172,6 +165,9 @@ def test_broken_side_file(tmp_path):
   write(tmp_path)
   (tmp_path / 'tokenizer_config.json').write_text('{')
   with pytest.raises(ValueError, match=r'tokenizer_config\.json: not valid JSON'):
+    Tokenizer.load(tmp_path)
+  write(tmp_path, tokenizer_config=dict(eos_token=dict(content='<|end|>')))
+  with pytest.raises(ValueError, match=rf'{tmp_path}: transformers rejects tokenizer_config\.json .*eos_token'):
     Tokenizer.load(tmp_path)
 
 
@@ -207,17 +203,17 @@ def test_chat_template_of_a_folder(tmp_path):
     dict(name='rag', template='rag'), dict(name='default', template='{{ messages[0].content }} {{ year }}')]))
   assert Tokenizer.load(tmp_path).chat([{'role': 'user', 'content': 'Hi'}], year=1999) == 'Hi 1999'
   (tmp_path / 'chat_template.jinja').write_text('{{ tools | tojson }}{{ strftime_now is defined }}')
-  assert Tokenizer.load(tmp_path).chat([], tools=[{'é': 1}]) == '[{"é": 1}]False'
+  assert Tokenizer.load(tmp_path).chat([{'role': 'user', 'content': ''}], tools=[{'é': 1}]) == '[{"é": 1}]False'
 
 
 def test_chat_that_the_template_rejects(tokenizer):
   with pytest.raises(ValueError, match='who is system'):
     tokenizer.chat([{'role': 'system', 'content': ''}])
   with pytest.raises(ValueError, match='no chat template'):
-    Tokenizer.of(byte_level()).chat(MESSAGES)
+    Tokenizer(byte_level()).chat(MESSAGES)
 
 
 def test_templates_run_in_a_sandbox():
-  tokenizer = Tokenizer.of(byte_level(), chat_template='{{ messages.__class__.__mro__ }}')
+  tokenizer = Tokenizer(byte_level(), chat_template='{{ messages.__class__.__mro__ }}')
   with pytest.raises(ValueError, match='unsafe'):
     tokenizer.chat(MESSAGES)

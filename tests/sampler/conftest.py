@@ -32,7 +32,7 @@ def tokenizer():
   backend.train_from_iterator(TEXT * 4, trainers.BpeTrainer(
     vocab_size=310, special_tokens=['<|endoftext|>'], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     show_progress=False))
-  return Tokenizer.of(backend, eos='<|endoftext|>')
+  return Tokenizer(backend, eos_ids=(0,))
 
 
 @pytest.fixture(scope='session')

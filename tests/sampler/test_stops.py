@@ -49,7 +49,8 @@ def words():
   backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   backend.decoder = decoders.ByteLevel()
   backend.add_tokens([*WORDS, '<end>'])
-  return Tokenizer.of(backend, eos='<end>')
+  end = backend.token_to_id('<end>')
+  return Tokenizer(backend, eos_ids=(end,), pad_id=end)
 
 
 def speaker(script, tokenizer):
