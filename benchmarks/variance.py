@@ -46,12 +46,12 @@ import jax
 import numpy as np
 
 from configs import slate as slate_config
+from jaxsearch import registry
 from jaxsearch.data.questions import Question
 from jaxsearch.data.sources import load_questions
 from jaxsearch.evaluation.run import open_agent
 from jaxsearch.methods import actions, slate
 from jaxsearch.methods.search_r1 import start
-from jaxsearch.rewards.judge import world_judge
 from jaxsearch.sampler.requests import Generate, Request
 from jaxsearch.sampler.rollout import rollout
 from jaxsearch.trees import grammar
@@ -116,7 +116,7 @@ def verdict(low: float, high: float, bound: float) -> str:
 
 
 def grow(question: Question, tree: Tree, *, steps: int, k: int, max_tokens: int, template: str, chat: bool,
-         judge: Callable = world_judge) -> Generator[Request, Any, None]:
+         judge: Callable = registry.find('judges', 'world')) -> Generator[Request, Any, None]:
   """Grows `k` whole trajectories of `steps` actions, and `k - 1` siblings of each action of the first of them.
 
   Leaves rewards at the root, data['whole'] [k, steps] and data['siblings'] [steps, k]. If tree.stop is not Stop.BUDGET there

@@ -6,20 +6,20 @@ Nothing else imports `jaxsearch.world`. What an entry points to is imported when
 import importlib
 from typing import Any
 
-ENTRIES: dict[str, dict[str, str]] = {  # what is looked for -> name -> 'module:attribute'
+ENTRIES: dict[str, dict[str, str]] = {  # what is looked up -> name -> 'module:attribute'
+  'questions': {'world': 'jaxsearch.world.files:questions'},  # (split, hops, arithmetic) -> the questions of 'world:SPLIT'
+  'corpora': {'world': 'jaxsearch.world.files:corpus'},  # () -> documents
   'models': {  # Hugging Face folders
     'world-tiny': 'jaxsearch.world.files:POLICY',
     'world-review': 'jaxsearch.world.files:REVIEWER',
     'world-carl': 'jaxsearch.world.files:CODER',
     'world-reader': 'jaxsearch.world.files:READER',
   },
-  'tokenizers': {'world': 'jaxsearch.world.files:FOLDER'},  # of all of these models, and of random parameters
-  'judges': {'world': 'jaxsearch.rewards.judge:world_judge'},
-  'recipe': {  # how the files and the models were made
-    'files': 'jaxsearch.world.recipe.build:build',
-    'policy': 'jaxsearch.world.recipe.policies:make',
-  },
-  'policy_template': {
+  'tokenizers': {'world': 'jaxsearch.world.files:POLICY'},  # the folder for all of these models, and for random parameters
+  'judges': {'world': 'jaxsearch.world.judge:judge'},  # items -> scores, see rewards/judge.py
+  'writers': {'world': 'jaxsearch.world.writer:WorldWriter'},  # (corpus, engine) -> writer, see tools/simulated.py
+  'demonstrations': {'world': 'jaxsearch.world.chains:gold_example'},  # (question, tokenizer, template) -> ids, which are learned
+  'policy_template': {  # the prompts that the shipped models were trained with, see trees/templates.py
     'world': 'jaxsearch.world.templates:POLICY',
     'world_direct': 'jaxsearch.world.templates:POLICY_DIRECT',
     'world_evidence': 'jaxsearch.world.templates:POLICY_EVIDENCE',
@@ -31,6 +31,10 @@ ENTRIES: dict[str, dict[str, str]] = {  # what is looked for -> name -> 'module:
   'reader_alone_template': {'world': 'jaxsearch.world.templates:READER_ALONE'},
   'passage_template': {'world': 'jaxsearch.world.templates:PASSAGE'},
   'reviewer_template': {'world': 'jaxsearch.world.templates:REVIEWER'},
+  'recipe': {  # makes the files and the models again
+    'files': 'jaxsearch.world.recipe.build:build',
+    'policy': 'jaxsearch.world.recipe.policies:make',
+  },
 }
 
 

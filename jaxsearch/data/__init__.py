@@ -1,1 +1,1 @@
-"""Questions, corpora and the embedded world."""
+"""Questions, corpora and public benchmarks."""

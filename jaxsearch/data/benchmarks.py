@@ -1,111 +1,87 @@
 """The public files of GSM8K, HotpotQA, 2WikiMultiHopQA, MuSiQue and FinQA, as their authors publish them.
 
-Every reader gives `Question`s, in file order. `metadata` says where a question is from (`source`) and how an answer to it is
-matched: `match` and `tolerance` are arguments of `rewards.match.matches`. HotpotQA, 2WikiMultiHopQA and MuSiQue print the
-passages that they were written from next to each question: `read_passages` makes one corpus of them, `write_corpus` a file.
-Names for all of it ('hotpotqa:PATH') are in `sources.py`. Files that end in `.gz` are unpacked on the way.
-
-Every reader raises DataError for bad JSON, a missing key, a value of the wrong kind, an id given twice and a file without
-questions, naming file, line or record (counted from 1) and key; and OSError where the file cannot be opened.
+`read_questions` reads the questions. `metadata` says where a question is from (`source`) and how an answer to it is matched:
+`match` and `tolerance` are arguments of `rewards.match.matches`. HotpotQA, 2WikiMultiHopQA and MuSiQue print the passages that
+they were written from next to each question: `read_documents` makes one corpus of them. Names for all of it ('hotpotqa:PATH')
+are in `sources.py`. Files that end in `.gz` are unpacked on the way.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
+import functools
 import math
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 
-from jaxsearch.data.corpus import Document, join_contents
-from jaxsearch.data.jsonl import DataError, parse, read_records, shortened, text_field
+from jaxsearch.data.corpus import Document
+from jaxsearch.data.jsonl import DataError, field, list_field, read_array, read_records, shortened, text_field, unique
 from jaxsearch.data.questions import Question
 from jaxsearch.rewards.match import read_number
 
 FINQA_TOLERANCE = 0.01  # relative
+Found = Iterator[tuple[str, Question]]  # with the place of each, for messages
 _WHOLE_ANSWER = re.compile(r'-?[0-9]+(\.[0-9]+)?')
-_KINDS = {list: 'a list', dict: 'an object', str: 'a string', bool: 'true or false', int: 'a number', float: 'a number'}
-_SURROGATE = re.compile('[\ud800-\udfff]')
 
 
-def read_gsm8k(path: str | os.PathLike) -> list[Question]:
+def _gsm8k(path: str | os.PathLike) -> Found:
   """GSM8K (`train.jsonl`, `test.jsonl`): `{"question", "answer"}` a line, the answer a solution that ends in '#### 72'.
 
   The gold is the number after the last '####', without commas. The files have no ids: questions are gsm8k_0, gsm8k_1, ...
   """
-  def questions():
-    for number, (place, record) in enumerate(read_records(path)):
-      _, mark, end = text_field(record, 'answer', place).rpartition('####')
-      if not mark:
-        raise DataError(f"{place}: 'answer' does not end in '#### NUMBER'")
-      gold = end.strip().replace(',', '')
-      if not _WHOLE_ANSWER.fullmatch(gold):
-        raise DataError(f"{place}: 'answer' has no number after '####' but {shortened(end.strip())}")
-      metadata = {'match': 'numeric', 'source': 'gsm8k'}
-      yield place, Question(f'gsm8k_{number}', text_field(record, 'question', place), (gold,), metadata)
-
-  return _checked(path, questions())
+  for number, (place, record) in enumerate(read_records(path)):
+    _, mark, end = text_field(record, 'answer', place).rpartition('####')
+    if not mark:
+      raise DataError(f"{place}: 'answer' does not end in '#### NUMBER'")
+    gold = end.strip().replace(',', '')
+    if not _WHOLE_ANSWER.fullmatch(gold):
+      raise DataError(f"{place}: 'answer' has no number after '####' but {shortened(end.strip())}")
+    metadata = {'match': 'numeric', 'source': 'gsm8k'}
+    yield place, Question(f'gsm8k_{number}', text_field(record, 'question', place), (gold,), metadata)
 
 
-def read_hotpotqa(path: str | os.PathLike, source: str = 'hotpotqa') -> list[Question]:
+def _hotpotqa(path: str | os.PathLike, source: str = 'hotpotqa') -> Found:
   """HotpotQA (`hotpot_dev_distractor_v1.json`) and 2WikiMultiHopQA (`dev.json`): one array of objects.
 
   `{"_id", "question", "answer", "type", "supporting_facts": [[title, sentence], ...], "context": ...}`; what 2WikiMultiHopQA
   has besides (evidences, ids in Wikidata) is not used. Hugging Face's export (`id`, and columns in place of pairs) is read as
   well. `metadata` holds the `supporting_facts` and their titles, `gold_titles`, each once.
   """
-  def questions():
-    for place, record in _read_array(path):
-      name = text_field(record, 'id' if 'id' in record and '_id' not in record else '_id', place)
-      facts = _pairs(record, 'supporting_facts', ('title', 'sent_id'), place)
-      metadata = {'match': 'entity', 'type': text_field(record, 'type', place), 'source': source,
-                  'gold_titles': _once(title for title, _ in facts), 'supporting_facts': facts}
-      answer = text_field(record, 'answer', place)
-      yield place, Question(name, text_field(record, 'question', place), (answer,), metadata)
-
-  return _checked(path, questions())
+  for place, record in read_array(path):
+    name = text_field(record, 'id' if 'id' in record and '_id' not in record else '_id', place)
+    facts = _pairs(record, 'supporting_facts', ('title', 'sent_id'), place)
+    metadata = {'match': 'entity', 'type': text_field(record, 'type', place), 'source': source,
+                'gold_titles': _once(title for title, _ in facts), 'supporting_facts': facts}
+    answer = text_field(record, 'answer', place)
+    yield place, Question(name, text_field(record, 'question', place), (answer,), metadata)
 
 
-def read_2wiki(path: str | os.PathLike) -> list[Question]:
-  """2WikiMultiHopQA, whose files are HotpotQA's with more in them: `read_hotpotqa`."""
-  return read_hotpotqa(path, '2wiki')
-
-
-def read_musique(path: str | os.PathLike) -> list[Question]:
+def _musique(path: str | os.PathLike) -> Found:
   """MuSiQue (`musique_ans_v1.0_dev.jsonl` and the files of musique_full), an object a line.
 
   Golds are `answer` and `answer_aliases`. Questions that are not `answerable` are left out: they have no gold, and share
   their ids with the answerable ones. `metadata` holds `hops`, the number of steps in `question_decomposition`, and
   `gold_titles`, those of the paragraphs that support the answer.
   """
-  def questions():
-    for place, record in read_records(path):
-      if not _field(record, 'answerable', bool, place):
-        continue
-      aliases = _texts(record, 'answer_aliases', place)
-      if not all(alias.strip() for alias in aliases):
-        raise DataError(f"{place}: 'answer_aliases' has one that is blank: it would be matched by an empty answer")
-      golds = tuple(_once([text_field(record, 'answer', place), *aliases]))
-      metadata = _musique_metadata(record, place)
-      yield place, Question(text_field(record, 'id', place), text_field(record, 'question', place), golds, metadata)
-
-  return _checked(path, questions())
-
-
-def _musique_metadata(record: dict, place: str) -> dict:
-  steps = _field(record, 'question_decomposition', list, place)
-  if not steps:
-    raise DataError(f"{place}: 'question_decomposition' is empty")
-  titles = [text_field(paragraph, 'title', inside) for inside, paragraph in _paragraphs(record, place)
-            if _field(paragraph, 'is_supporting', bool, inside)]
-  return {'match': 'entity', 'hops': len(steps), 'gold_titles': _once(titles), 'source': 'musique'}
+  for place, record in read_records(path):
+    if not field(record, 'answerable', bool, place):
+      continue
+    aliases = list_field(record, 'answer_aliases', str, place)
+    if not all(alias.strip() for alias in aliases):
+      raise DataError(f"{place}: 'answer_aliases' has one that is blank: it would be matched by an empty answer")
+    golds = tuple(_once([text_field(record, 'answer', place), *aliases]))
+    steps = field(record, 'question_decomposition', list, place)
+    if not steps:
+      raise DataError(f"{place}: 'question_decomposition' is empty")
+    titles = _once(text_field(paragraph, 'title', inside) for inside, paragraph in _paragraphs(record, place)
+                   if field(paragraph, 'is_supporting', bool, inside))
+    metadata = {'match': 'entity', 'hops': len(steps), 'gold_titles': titles, 'source': 'musique'}
+    yield place, Question(text_field(record, 'id', place), text_field(record, 'question', place), golds, metadata)
 
 
-def read_finqa(path: str | os.PathLike) -> list[Question]:
+def _finqa(path: str | os.PathLike) -> Found:
   """FinQA (`train.json`, `dev.json`, `test.json`): one array of reports, each with one question (`qa`).
 
   The model sees the text before the table, the table (a row a line, cells joined by ' | '), the text after it, and the
@@ -118,25 +94,22 @@ def read_finqa(path: str | os.PathLike) -> list[Question]:
   its sign or by the hundred, the gold is '12.346%', which `numeric_match` finds in '12.346%', '12.346' and '0.12346' alike.
   Without such an answer (some are blank or wrong) 0.12346 stays: '0.12346' and '12.346%' are right, '12.346' is not.
   """
-  def questions():
-    for place, record in _read_array(path):
-      qa = _field(record, 'qa', dict, place)
-      inside = f"{place}: 'qa'"
-      table = _table(record, place)
-      question = text_field(qa, 'question', inside)
-      metadata = {'match': 'numeric', 'tolerance': FINQA_TOLERANCE, 'table': table,
-                  'program': text_field(qa, 'program', inside), 'source': 'finqa'}
-      parts = [' '.join(_texts(record, 'pre_text', place)), '\n'.join(' | '.join(row) for row in table),
-               ' '.join(_texts(record, 'post_text', place)), question]
-      text = '\n\n'.join(part for part in parts if part.strip())
-      yield place, Question(text_field(record, 'id', place), text, _finqa_golds(qa, inside), metadata)
-
-  return _checked(path, questions())
+  for place, record in read_array(path):
+    qa = field(record, 'qa', dict, place)
+    inside = f"{place}: 'qa'"
+    table = _table(record, place)
+    question = text_field(qa, 'question', inside)
+    metadata = {'match': 'numeric', 'tolerance': FINQA_TOLERANCE, 'table': table,
+                'program': text_field(qa, 'program', inside), 'source': 'finqa'}
+    parts = [' '.join(list_field(record, 'pre_text', str, place)), '\n'.join(' | '.join(row) for row in table),
+             ' '.join(list_field(record, 'post_text', str, place)), question]
+    text = '\n\n'.join(part for part in parts if part.strip())
+    yield place, Question(text_field(record, 'id', place), text, _finqa_golds(qa, inside), metadata)
 
 
 def _finqa_golds(qa: dict, place: str) -> tuple[str, ...]:
-  """The golds of a question by the rule of `read_finqa`."""
-  result = _field(qa, 'exe_ans', (int, float, str), place)
+  """The golds of a question by the rule of `_finqa`."""
+  result = field(qa, 'exe_ans', (int, float, str), place)
   if isinstance(result, str):
     if result not in ('yes', 'no'):
       raise DataError(f"{place}: 'exe_ans' must be a number, 'yes' or 'no', not {shortened(result)}")
@@ -160,7 +133,7 @@ def _finqa_golds(qa: dict, place: str) -> tuple[str, ...]:
 
 def _table(record: dict, place: str) -> list[list[str]]:
   """The rows of a FinQA table, all of one length."""
-  table = _field(record, 'table', list, place)
+  table = field(record, 'table', list, place)
   if not table:
     raise DataError(f"{place}: 'table' is empty")
   for number, row in enumerate(table, start=1):
@@ -171,41 +144,43 @@ def _table(record: dict, place: str) -> list[list[str]]:
   return table
 
 
-QUESTIONS: dict[str, Callable[[str | os.PathLike], list[Question]]] = {
-  'gsm8k': read_gsm8k, 'hotpotqa': read_hotpotqa, '2wiki': read_2wiki, 'musique': read_musique, 'finqa': read_finqa}
-WITH_PASSAGES = ('hotpotqa', '2wiki', 'musique')
+SOURCES: dict[str, Callable[[str | os.PathLike], Found]] = {
+  'gsm8k': _gsm8k, 'hotpotqa': _hotpotqa, '2wiki': functools.partial(_hotpotqa, source='2wiki'), 'musique': _musique,
+  'finqa': _finqa}  # fmt: skip
+WITH_DOCUMENTS = ('hotpotqa', '2wiki', 'musique')
 
 
-def read_passages(source: str, path: str | os.PathLike) -> list[Document]:
+def read_questions(source: str, path: str | os.PathLike) -> list[Question]:
+  """The questions of a file in the format of `source`, one of `SOURCES`, in file order.
+
+  Raises:
+    DataError: bad JSON, a missing key, a value of the wrong kind, an id given twice, or no question at all; names file, line or
+      record (counted from 1) and key.
+    OSError: the file cannot be opened.
+  """
+  return unique(path, SOURCES[source](path), 'questions')
+
+
+def read_documents(source: str, path: str | os.PathLike) -> list[Document]:
   """The passages of all questions of a file, each (title and text) once, in the order in which they are first met.
 
   Ids are hotpotqa_0, hotpotqa_1, ... A file without answers will do; a passage without text is left out.
 
   Args:
-    source: one of `WITH_PASSAGES`, the format of the file.
+    source: one of `WITH_DOCUMENTS`, the format of the file.
   Raises:
     ValueError: another source.
+    DataError, OSError: as `read_questions`.
   """
-  if source not in WITH_PASSAGES:
-    raise ValueError(f'no passages come with {source!r}; they do with {", ".join(WITH_PASSAGES)}')
-  found = _musique_passages(path) if source == 'musique' else _hotpotqa_passages(path)
-  unique = dict.fromkeys((' '.join(title.split()), text.strip()) for title, text in found if text.strip())
-  if not unique:
-    raise DataError(f'{path}: no passages in it')
-  return [Document(f'{source}_{number}', *passage) for number, passage in enumerate(unique)]
+  if source not in WITH_DOCUMENTS:
+    raise ValueError(f'no documents come with {source!r}; they do with {", ".join(WITH_DOCUMENTS)}')
+  found = _musique_documents(path) if source == 'musique' else _hotpotqa_documents(path)
+  texts = _once((' '.join(title.split()), text.strip()) for title, text in found if text.strip())
+  return unique(path, ((str(path), Document(f'{source}_{number}', *text)) for number, text in enumerate(texts)), 'documents')
 
 
-def write_corpus(passages: Iterable[Document], path: str | os.PathLike) -> None:
-  """Writes passages in the Search-R1 format; `read_corpus` gives the same ones back."""
-  opener = gzip.open if str(path).endswith('.gz') else open
-  with opener(path, 'wt', encoding='utf-8') as file:
-    for passage in passages:
-      record = {'id': passage.id, 'contents': join_contents(passage.title, passage.text)}
-      file.write(json.dumps(record, ensure_ascii=False) + '\n')
-
-
-def _hotpotqa_passages(path: str | os.PathLike) -> Iterator[tuple[str, str]]:
-  for place, record in _read_array(path):
+def _hotpotqa_documents(path: str | os.PathLike) -> Iterator[tuple[str, str]]:
+  for place, record in read_array(path):
     for title, sentences in _pairs(record, 'context', ('title', 'sentences'), place):
       if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
         raise DataError(f"{place}: 'context' must hold lists of sentences, not {shortened(sentences)}")
@@ -213,25 +188,23 @@ def _hotpotqa_passages(path: str | os.PathLike) -> Iterator[tuple[str, str]]:
       yield title, ' '.join(sentence.strip() for sentence in sentences if sentence.strip())
 
 
-def _musique_passages(path: str | os.PathLike) -> Iterator[tuple[str, str]]:
+def _musique_documents(path: str | os.PathLike) -> Iterator[tuple[str, str]]:
   for place, record in read_records(path):
     for inside, paragraph in _paragraphs(record, place):
-      yield text_field(paragraph, 'title', inside), _field(paragraph, 'paragraph_text', str, inside)
+      yield text_field(paragraph, 'title', inside), field(paragraph, 'paragraph_text', str, inside)
 
 
 def _paragraphs(record: dict, place: str) -> Iterator[tuple[str, dict]]:
   """(place, paragraph) of a record of MuSiQue."""
-  for number, paragraph in enumerate(_field(record, 'paragraphs', list, place), start=1):
-    if not isinstance(paragraph, dict):
-      raise DataError(f"{place}: 'paragraphs' must hold objects, not {shortened(paragraph)}")
+  for number, paragraph in enumerate(list_field(record, 'paragraphs', dict, place), start=1):
     yield f"{place}: paragraph {number} of 'paragraphs'", paragraph
 
 
 def _pairs(record: dict, key: str, columns: tuple[str, str], place: str) -> list[list]:
   """The pairs [title, ...] under a key of HotpotQA; two columns of one length are zipped."""
-  pairs = _field(record, key, (list, dict), place)
+  pairs = field(record, key, (list, dict), place)
   if isinstance(pairs, dict):
-    titles, others = (_field(pairs, column, list, f'{place}: {key!r}') for column in columns)
+    titles, others = (field(pairs, column, list, f'{place}: {key!r}') for column in columns)
     if len(titles) != len(others):
       raise DataError(f'{place}: {key!r} has {len(titles)} {columns[0]!r} and {len(others)} {columns[1]!r}')
     pairs = [list(pair) for pair in zip(titles, others, strict=True)]
@@ -241,60 +214,5 @@ def _pairs(record: dict, key: str, columns: tuple[str, str], place: str) -> list
   return pairs
 
 
-def _field(record: dict, key: str, kind: type | tuple[type, ...], place: str):
-  """The value under a key, of one of these kinds; true and false are no numbers."""
-  if key not in record:
-    raise DataError(f'{place}: no key {key!r} (found: {", ".join(map(repr, record)) or "none"})')
-  value = record[key]
-  if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-    kinds = ' or '.join(_once(_KINDS[each] for each in (kind if isinstance(kind, tuple) else (kind,))))
-    raise DataError(f'{place}: {key!r} must be {kinds}, not {shortened(value)}')
-  return value
-
-
-def _texts(record: dict, key: str, place: str) -> list[str]:
-  texts = _field(record, key, list, place)
-  for text in texts:
-    if not isinstance(text, str):
-      raise DataError(f'{place}: {key!r} must hold strings, not {shortened(text)}')
-  return texts
-
-
 def _once(items: Iterable) -> list:
   return list(dict.fromkeys(items))
-
-
-def _checked(path: str | os.PathLike, found: Iterable[tuple[str, Question]]) -> list[Question]:
-  """The questions, once it is sure that there are some and that no id comes twice."""
-  questions, places = [], {}
-  for place, question in found:
-    if question.id in places:
-      raise DataError(f'{place}: id {question.id!r} was already used at {places[question.id]}')
-    places[question.id] = place
-    questions.append(question)
-  if not questions:
-    raise DataError(f'{path}: no questions in it')
-  return questions
-
-
-def _read_array(path: str | os.PathLike) -> Iterator[tuple[str, dict]]:
-  """`read_records` for a file that is one JSON array of objects; places are 'file: record 3'."""
-  opener = gzip.open if str(path).endswith('.gz') else open
-  try:
-    with opener(path, 'rb') as file:
-      data = file.read().removeprefix(b'\xef\xbb\xbf')
-  except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-    raise DataError(f'{path}: not a whole gzip file: {error}') from error
-  if not data.strip():
-    raise DataError(f'{path}: the file is empty')
-  records = parse(data, str(path))
-  if not isinstance(records, list):
-    raise DataError(f'{path}: expected a JSON array of objects, not {shortened(records)}')
-  escaped = re.search(rb'\\u[dD][89a-fA-F]', data) is not None  # only then can half a surrogate pair be in it
-  for number, record in enumerate(records, start=1):
-    place = f'{path}: record {number}'
-    if not isinstance(record, dict):
-      raise DataError(f'{place}: expected a JSON object, not {shortened(record)}')
-    if escaped and _SURROGATE.search(json.dumps(record, ensure_ascii=False)):
-      raise DataError(f'{place}: text with half of a surrogate pair (\\uD800 to \\uDFFF)')
-    yield place, record

@@ -1,7 +1,7 @@
-"""Passages to search in: the Search-R1 corpus format, read whole into memory.
+"""Documents to search in: the Search-R1 corpus format, read whole into memory.
 
-One JSON object a line, `{"id": "7", "contents": "\\"Title\\"\\ntext"}`; files that end in `.gz` are unpacked
-on the way. Indexing them is the business of `jaxsearch.tools`.
+One JSON object a line, `{"id": "7", "contents": "\\"Title\\"\\ntext"}`; files that end in `.gz` are unpacked on the way.
+Indexing them is the business of `jaxsearch.tools`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from jaxsearch.data.jsonl import DataError, read_records, text_field
+from jaxsearch.data.jsonl import read_records, text_field, unique
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-  """A text of a corpus; as the result of a search with the score of its back end (higher is better, 0 where none was given)."""
+  """A text of a corpus; in search results with the score of the back end (higher is better, 0 without one)."""
   id: str
   title: str
   text: str
@@ -22,7 +22,7 @@ class Document:
 
 
 def split_contents(contents: str) -> tuple[str, str]:
-  """Title and text of `'"Title"\\ntext'`; without the quotes the first line is the title all the same."""
+  """Title and text of `'"Title"\\ntext'`; the quotes may be missing."""
   title, _, text = contents.strip().partition('\n')
   title = title.strip()
   if len(title) >= 2 and title[0] == title[-1] == '"':
@@ -31,7 +31,7 @@ def split_contents(contents: str) -> tuple[str, str]:
 
 
 def join_contents(title: str, text: str) -> str:
-  """The `contents` of a passage; `split_contents` takes it apart again."""
+  """The `contents` of a document; the inverse of `split_contents`."""
   return f'"{title}"\n{text}'
 
 
@@ -39,17 +39,8 @@ def read_corpus(path: str | os.PathLike) -> list[Document]:
   """Reads a corpus in the Search-R1 format, in file order.
 
   Raises:
-    DataError: bad JSON, a missing or blank `id` or `contents`, an id given twice, no passage at all; names
-      file and line.
+    DataError: bad JSON, a missing or blank `id` or `contents`, an id given twice, no document at all; names file and line.
     OSError: the file cannot be opened.
   """
-  passages, places = [], {}
-  for place, record in read_records(path):
-    name = text_field(record, 'id', place)
-    if name in places:
-      raise DataError(f'{place}: id {name!r} was already used at {places[name]}')
-    places[name] = place
-    passages.append(Document(name, *split_contents(text_field(record, 'contents', place))))
-  if not passages:
-    raise DataError(f'{path}: no passages in it')
-  return passages
+  return unique(path, ((place, Document(text_field(record, 'id', place), *split_contents(text_field(record, 'contents', place))))
+                       for place, record in read_records(path)), 'documents')

@@ -1,17 +1,22 @@
-"""Reading JSON-lines files, plain or gzipped, so that every fault names its file and line.
+"""Reading files of JSON records, plain or gzipped, so that every fault names its file, its place and its key.
 
-Corpora and question files are both read through here; what a record must hold is theirs to check.
+Corpora, question files and benchmarks are all read through here; what a record must hold is theirs to say.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import IO, Any, TypeVar
 
+Item = TypeVar('Item')
+_KINDS = {list: 'a list', dict: 'an object', str: 'a string', bool: 'true or false', int: 'a number', float: 'a number'}
+_ESCAPE = re.compile(rb'\\u[dD][89a-fA-F]')  # only where this stands can half a surrogate pair be
 _SURROGATE = re.compile('[\ud800-\udfff]')
 
 
@@ -23,37 +28,88 @@ def read_records(path: str | os.PathLike) -> Iterator[tuple[str, dict]]:
   """Yields (place, record) of every line that is not blank; `place` is 'file:line', for messages.
 
   Raises:
-    DataError: bytes that are not UTF-8, bad JSON, a line that is not an object, half a surrogate pair, broken
-      gzip.
+    DataError: bytes that are not UTF-8, bad JSON, a line that is not an object, half a surrogate pair, broken gzip.
     OSError: the file cannot be opened.
   """
-  opener = gzip.open if str(path).endswith('.gz') else open
-  number = 0
-  try:
-    with opener(path, 'rb') as lines:
-      for number, line in enumerate(lines, start=1):
-        if number == 1:
-          line = line.removeprefix(b'\xef\xbb\xbf')
-        if line.strip():
-          yield f'{path}:{number}', _parse(line, f'{path}:{number}')
-  except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-    raise DataError(f'{path}: not a whole gzip file (after line {number}): {error}') from error
+  with _opened(path) as lines:
+    for number, line in enumerate(lines, start=1):
+      line = line.removeprefix(b'\xef\xbb\xbf') if number == 1 else line
+      if line.strip():
+        place = f'{path}:{number}'
+        yield place, _record(_parsed(line, place), place, _ESCAPE.search(line))
 
 
-def text_field(record: dict, key: str, place: str) -> str:
-  """The text under `key`; whole numbers are taken as text only for ids, where files disagree."""
+def read_array(path: str | os.PathLike) -> Iterator[tuple[str, dict]]:
+  """`read_records` for a file that is one JSON array of objects; places are 'file: record 3'."""
+  with _opened(path) as file:
+    data = file.read().removeprefix(b'\xef\xbb\xbf')
+  if not data.strip():
+    raise DataError(f'{path}: the file is empty')
+  records = _parsed(data, str(path))
+  if not isinstance(records, list):
+    raise DataError(f'{path}: expected a JSON array of objects, not {shortened(records)}')
+  escaped = _ESCAPE.search(data)
+  for number, record in enumerate(records, start=1):
+    yield f'{path}: record {number}', _record(record, f'{path}: record {number}', escaped)
+
+
+def unique(path: str | os.PathLike, found: Iterable[tuple[str, Item]], what: str) -> list[Item]:
+  """The items of (place, item) pairs; DataError if there are none or two have the same `id`."""
+  items, places = [], {}
+  for place, item in found:
+    if item.id in places:
+      raise DataError(f'{place}: id {item.id!r} was already used at {places[item.id]}')
+    places[item.id] = place
+    items.append(item)
+  if not items:
+    raise DataError(f'{path}: no {what} in it')
+  return items
+
+
+def field(record: dict, key: str, kind: type | tuple[type, ...], place: str) -> Any:
+  """The value under a key, of one of these kinds; true and false are no numbers."""
   if key not in record:
     raise DataError(f'{place}: no key {key!r} (found: {", ".join(map(repr, record)) or "none"})')
-  value = record[key]
-  if key == 'id' and isinstance(value, int) and not isinstance(value, bool):
-    return str(value)
-  if not isinstance(value, str) or not value.strip():
-    raise DataError(f'{place}: {key!r} must be a string that is not blank, not {shortened(value)}')
+  value, kinds = record[key], kind if isinstance(kind, tuple) else (kind,)
+  if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+    expected = ' or '.join(dict.fromkeys(_KINDS[each] for each in kinds))
+    raise DataError(f'{place}: {key!r} must be {expected}, not {shortened(value)}')
   return value
 
 
-def parse(data: bytes, place: str):
-  """The value that JSON text holds; DataError naming `place` if it is none."""
+def list_field(record: dict, key: str, kind: type, place: str) -> list:
+  """The list under a key, whose items are all of one kind: `str` or `dict`."""
+  items = field(record, key, list, place)
+  for item in items:
+    if not isinstance(item, kind):
+      raise DataError(f'{place}: {key!r} must hold {"strings" if kind is str else "objects"}, not {shortened(item)}')
+  return items
+
+
+def text_field(record: dict, key: str, place: str) -> str:
+  """The text under a key, which may not be blank; whole numbers are taken as text only for ids, where files disagree."""
+  value = field(record, key, (str, int) if key == 'id' else str, place)
+  if isinstance(value, str) and not value.strip():
+    raise DataError(f'{place}: {key!r} must be a string that is not blank, not {shortened(value)}')
+  return str(value)
+
+
+def shortened(value: object) -> str:
+  """The value as an error message shows it."""
+  shown = repr(value)
+  return shown if len(shown) <= 60 else shown[:57] + '...'
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike) -> Iterator[IO[bytes]]:
+  try:
+    with (gzip.open if str(path).endswith('.gz') else open)(path, 'rb') as file:
+      yield file
+  except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+    raise DataError(f'{path}: not a whole gzip file: {error}') from error
+
+
+def _parsed(data: bytes, place: str) -> Any:
   try:
     return json.loads(data)
   except UnicodeDecodeError as error:
@@ -62,16 +118,10 @@ def parse(data: bytes, place: str):
     raise DataError(f'{place}: bad JSON: {error}') from error
 
 
-def _parse(line: bytes, place: str) -> dict:
-  record = parse(line, place)
+def _record(record: object, place: str, escaped: object) -> dict:
   if not isinstance(record, dict):
     raise DataError(f'{place}: expected a JSON object, not {shortened(record)}')
   # Half a pair parses, but no tokenizer can encode it: better refused here than deep inside a run.
-  if b'\\ud' in line.lower() and _SURROGATE.search(json.dumps(record, ensure_ascii=False)):
+  if escaped and _SURROGATE.search(json.dumps(record, ensure_ascii=False)):
     raise DataError(f'{place}: text with half of a surrogate pair (\\uD800 to \\uDFFF)')
   return record
-
-
-def shortened(value: object) -> str:
-  shown = repr(value)
-  return shown if len(shown) <= 60 else shown[:57] + '...'

@@ -1,31 +1,30 @@
 """Questions with their gold answers, and the endless stream of batches that training draws from.
 
-Files are FlashRAG JSONL: `{"id": "7", "question": "Who ...?", "golden_answers": ["A", "B"], "metadata":
-{...}}`, the last key optional. `read_questions` checks a file; `QuestionBatches` shuffles, repeats, batches
-and shards it with grain and can be put back to where it was. Grain is imported when a stream is made, so that
-reading questions costs nothing.
+Files are FlashRAG JSONL: `{"id": "7", "question": "Who ...?", "golden_answers": ["A", "B"], "metadata": {...}}`, the last key
+optional. `read_questions` checks a file; `QuestionBatches` shuffles, repeats, batches and shards it with grain and resumes where
+it was. Grain is imported when a stream is made, so that reading questions costs nothing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from jaxsearch.data.jsonl import DataError, read_records, shortened, text_field
+from jaxsearch.data.jsonl import DataError, field, read_records, shortened, text_field, unique
 from jaxsearch.rewards.match import matches
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Question:
-  """A question, the answers that count as right, and what else its file says of it (hops, gold passages)."""
+  """A question, the answers that count as right, and whatever else its file holds (hops, gold passages)."""
 
   id: str
   question: str
   golden_answers: tuple[str, ...]
-  metadata: dict = field(default_factory=dict, hash=False)
+  metadata: dict = dataclasses.field(default_factory=dict, hash=False)
 
   def score(self, answer: str | None) -> float:
     """1.0 if an answer is right, else 0.0: exactly, or by the rule in `metadata` ('match', 'tolerance': rewards/match.py)."""
@@ -36,39 +35,26 @@ def read_questions(path: str | os.PathLike) -> list[Question]:
   """Reads a question file in the FlashRAG format, in file order.
 
   Raises:
-    DataError: bad JSON, a missing key, a value of the wrong kind, a blank gold, an id given twice, no
-      question at all; names file, line and key.
+    DataError: bad JSON, a missing key, a value of the wrong kind, a blank gold, an id given twice, no question at all; names
+      file, line and key.
     OSError: the file cannot be opened.
   """
-  questions, places = [], {}
-  for place, record in read_records(path):
-    name = text_field(record, 'id', place)
-    if name in places:
-      raise DataError(f'{place}: id {name!r} was already used at {places[name]}')
-    places[name] = place
-    metadata = record.get('metadata')
-    if metadata is not None and not isinstance(metadata, dict):
-      raise DataError(f"{place}: 'metadata' must be an object, not {shortened(metadata)}")
-    text = text_field(record, 'question', place)
-    questions.append(Question(name, text, _golds(record, place), metadata or {}))
-  if not questions:
-    raise DataError(f'{path}: no questions in it')
-  return questions
+  def question(record, place):
+    metadata = {} if record.get('metadata') is None else field(record, 'metadata', dict, place)
+    return Question(text_field(record, 'id', place), text_field(record, 'question', place), _golds(record, place), metadata)
+
+  return unique(path, ((place, question(record, place)) for place, record in read_records(path)), 'questions')
 
 
 def write_questions(questions: Sequence[Question], path: str | os.PathLike) -> None:
-  """Writes questions in the FlashRAG format; `read_questions` gives the same ones back."""
+  """Writes questions in the FlashRAG format; the inverse of `read_questions`."""
   with open(path, 'w', encoding='utf-8') as file:
     for question in questions:
-      record = {'id': question.id, 'question': question.question, 'golden_answers': question.golden_answers,
-                'metadata': question.metadata}
-      file.write(json.dumps(record, ensure_ascii=False) + '\n')
+      file.write(json.dumps(vars(question), ensure_ascii=False) + '\n')
 
 
 def _golds(record: dict, place: str) -> tuple[str, ...]:
-  if 'golden_answers' not in record:
-    raise DataError(f"{place}: no key 'golden_answers' (found: {', '.join(map(repr, record))})")
-  value = record['golden_answers']
+  value = field(record, 'golden_answers', (list, str, int, float), place)
   golds = value if isinstance(value, list) else [value]  # a bare string is one gold, not its letters
   if not golds:
     raise DataError(f"{place}: 'golden_answers' is empty: no answer could be right")
@@ -83,9 +69,9 @@ def _golds(record: dict, place: str) -> tuple[str, ...]:
 class QuestionBatches:
   """An endless iterator over lists of questions: a new seeded order every epoch, resumable and sharded.
 
-  All processes together draw `batch_size` questions a step, each its share of the same global batch; so
-  neither the number of processes nor a restart on another number of them changes which questions a step sees.
-  An epoch ends where the questions do, inside a batch if need be; none is left out.
+  All processes together draw `batch_size` questions a step, each its share of the same global batch; so neither the number of
+  processes nor a restart on another number of them changes which questions a step sees. An epoch ends where the questions do,
+  inside a batch if need be; none is left out.
   """
 
   def __init__(self, questions: Sequence[Question], batch_size: int, *, seed: int = 0,
@@ -96,8 +82,7 @@ class QuestionBatches:
       questions: the same list, in the same order, on every process.
       batch_size: questions a step over all processes; a multiple of their number.
       seed: 0 to 2**32 - 1; decides the order of every epoch.
-      process_index: this process, by default the one that JAX says it is.
-      process_count: how many there are, by default as JAX says.
+      process_index, process_count: which process this is of how many; by default as JAX says.
     """
     import grain
 
@@ -130,14 +115,14 @@ class QuestionBatches:
     return {**self._stream, 'position': self._batches.get_state()}
 
   def set_state(self, state: dict) -> None:
-    """Goes back to where `get_state` was called: the same batches follow.
+    """Resumes where `get_state` was called: the same batches follow.
 
     Raises:
       ValueError: the state belongs to other questions, another batch size or another seed; names which.
     """
     for key, value in self._stream.items():
       if state.get(key) != value:
-        raise ValueError(f'cannot go on in this stream: {key} was {state.get(key)!r}, now it is {value!r}')
+        raise ValueError(f'cannot resume this stream of questions: {key} was {state.get(key)!r}, now it is {value!r}')
     self._batches.set_state(state['position'])
 
 

@@ -1,4 +1,4 @@
-"""Where questions and passages come from, by name: the embedded world, public benchmarks, or files of one's own.
+"""Questions and documents by name: the embedded world, public benchmarks, or files of one's own.
 
 Several names joined by '+' are one set: 'hotpotqa:A.json+2wiki:B.json+gsm8k:C.jsonl'. A file whose own name has a '+' in it
 can be read alone, not as a part of a set.
@@ -7,15 +7,13 @@ can be read alone, not as a part of a set.
 import collections
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from jaxsearch import registry
 from jaxsearch.data import benchmarks
 from jaxsearch.data.corpus import Document, read_corpus
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.data.questions import Question, read_questions
-from jaxsearch.world import files as world
-
-ARITHMETIC = ('sum', 'difference')  # operations whose answer has to be worked out, which a small policy cannot do
 
 
 def load_questions(name: str, *, hops: tuple[int, ...] = (), arithmetic: bool = True) -> list[Question]:
@@ -24,38 +22,51 @@ def load_questions(name: str, *, hops: tuple[int, ...] = (), arithmetic: bool = 
   Args:
     name: 'world:SPLIT', a file in the FlashRAG format, or 'gsm8k:', 'hotpotqa:', '2wiki:', 'musique:' or 'finqa:' and a file
       as its authors publish it; or several of them joined by '+', whose ids get their source in front where two are the same.
-    hops: of the world's questions only those with so many hops; () is all.
+    hops: of the world's questions only those with one of these numbers of hops; () is all.
     arithmetic: whether the world's questions that want a sum or a difference are among them.
   Raises:
     ValueError: no such split, or no question is left; names it.
     DataError: a file that is not in the format; names file and line.
   """
-  parts = [(source, _questions_of(source, path, hops, arithmetic)) for source, path in _parts(name)]
-  return parts[0][1] if len(parts) == 1 else _joined(name, parts)
+  def read(source, path):
+    if source in registry.ENTRIES['questions']:
+      return registry.find('questions', source)(path, hops, arithmetic)
+    return read_questions(path) if source == 'file' else benchmarks.read_questions(source, path)
+
+  return _joined(name, [(source, read(source, path)) for source, path in _parts(name)])
 
 
 def load_corpus(name: str) -> list[Document]:
-  """The passages that `name` stands for.
+  """The documents that `name` stands for.
 
   Args:
     name: 'world', a file in the Search-R1 format, or 'hotpotqa:', '2wiki:' or 'musique:' and a file as its authors publish
-      it, for the passages that come with its questions; or several of them joined by '+', where the same title and text
-      is kept once.
+      it, for the documents that come with its questions; or several of them joined by '+', where the same title and text is
+      kept once.
   Raises:
-    ValueError: a benchmark that comes without passages.
+    ValueError: a benchmark that comes without documents.
     DataError: a file that is not in the format; names file and line.
   """
-  parts = [(source, _passages_of(source, path)) for source, path in _parts(name)]
-  if len(parts) == 1:
-    return parts[0][1]
-  seen, kept = set(), []
-  for source, passages in parts:
-    kept.append((source, []))
-    for passage in passages:
-      if (passage.title, passage.text) not in seen:
-        seen.add((passage.title, passage.text))
-        kept[-1][1].append(passage)
-  return _joined(name, kept)
+  def read(source, path):
+    if source in registry.ENTRIES['corpora']:
+      if path:
+        raise ValueError(f"the corpus of the {source} is '{source}', not '{source}:{path}'")
+      return registry.find('corpora', source)()
+    return read_corpus(path) if source == 'file' else benchmarks.read_documents(source, path)
+
+  parts = [(source, read(source, path)) for source, path in _parts(name)]
+  if len(parts) > 1:
+    seen = set()
+    parts = [(source, list(_unseen(documents, seen))) for source, documents in parts]
+  return _joined(name, parts)
+
+
+def _unseen(documents: Sequence[Document], seen: set[tuple[str, str]]) -> Iterator[Document]:
+  """The documents whose title and text were not seen before; adds them to `seen`."""
+  for document in documents:
+    if (document.title, document.text) not in seen:
+      seen.add((document.title, document.text))
+      yield document
 
 
 def _parts(name: str) -> list[tuple[str, str]]:
@@ -71,39 +82,18 @@ def _parts(name: str) -> list[tuple[str, str]]:
 
 def _split(name: str) -> tuple[str, str]:
   source, colon, path = name.partition(':')
-  known = ('world', *benchmarks.QUESTIONS)
-  if name == 'world' or (colon and source in known):
+  known = (*registry.ENTRIES['questions'], *benchmarks.SOURCES)
+  if name in registry.ENTRIES['corpora'] or (colon and source in known):
     return source, path
   if colon and source.isidentifier() and not os.path.exists(name):
     raise ValueError(f'{name}: no such file, and no source is called {source!r}; known: {", ".join(known)}')
   return 'file', name
 
 
-def _questions_of(source: str, path: str, hops: tuple[int, ...], arithmetic: bool) -> list[Question]:
-  if source == 'file':
-    return read_questions(path)
-  if source != 'world':
-    return benchmarks.QUESTIONS[source](path)
-  found = [
-    question for question in world.questions(path)
-    if (not hops or question.metadata['hops'] in hops)
-    and (arithmetic or question.metadata.get('operation') not in ARITHMETIC)
-  ]
-  if not found:
-    raise ValueError(f'world:{path}: no questions of {hops} hops')
-  return found
-
-
-def _passages_of(source: str, path: str) -> list[Document]:
-  if source == 'world' and not path:
-    return world.corpus()
-  if source == 'world':
-    raise ValueError(f"the passages of the world are 'world', not 'world:{path}'")
-  return read_corpus(path) if source == 'file' else benchmarks.read_passages(source, path)
-
-
 def _joined(name: str, parts: Sequence[tuple[str, list]]) -> list:
-  """The items of all parts; ids that more than one has become 'gsm8k:ID', or 'gsm8k.2:ID' where a source comes again."""
+  """The items of all parts; an id that occurs twice becomes 'gsm8k:ID', or 'gsm8k.2:ID' where a source comes again."""
+  if len(parts) == 1:
+    return parts[0][1]
   used = collections.Counter(item.id for _, items in parts for item in items)
   met, found = collections.Counter(), []
   for source, items in parts:

@@ -1,4 +1,4 @@
-"""Judges of single steps: what to ask about, how to ask a language model, and one that knows the world's gold chains.
+"""Judges of single steps: what is judged, how a language model is asked, and how its reply is read.
 
 A judge is a function from items to scores, so that many are judged at a time. The items say what is judged:
 
@@ -8,7 +8,7 @@ A judge is a function from items to scores, so that many are judged at a time. T
 A `LanguageJudge` wraps anything that replies to prompts: a local model (`sampler.assistant.Assistant`), a server
 (`tools.chat.Chat.replies`). It reasons first and scores then; a reply without a readable score is None, which whoever
 asked takes as neutral and counts. Text of the trajectory stands between tags that it cannot close or imitate. Whole
-trajectories are held against each other in `rewards/trajectory_judge.py`.
+trajectories are held against each other in `rewards/trajectory_judge.py`. The judge of the embedded world: `world/judge.py`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jaxsearch.data.questions import Question
 from jaxsearch.rewards import formats
-from jaxsearch.rewards.match import exact_match, f1, normalize_answer
 from jaxsearch.trees import grammar, templates
-from jaxsearch.world.facts import ATTRIBUTES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,58 +97,3 @@ class LanguageJudge:
   def __call__(self, items: Sequence[Item]) -> list[Score]:
     replies = self.replies([prompt(item, self.files) for item in items])
     return [read(item, reply) if isinstance(reply, str) else None for item, reply in zip(items, replies, strict=True)]
-
-
-def world_judge(items: Sequence[Item]) -> list[Score]:
-  """The judge of the embedded world: deterministic, from `question.metadata['steps']`.
-
-  A thought is good if it names what the next step of the gold chain looks for, or states its last finding; a query if it
-  is the next step's and finds its passage; an answer if it matches exactly. A search for another step's entry, and an
-  answer that is right in part, count 0. A collection is useful if it shows the passage of a step for the first time.
-  """
-  return [_WORLD[type(item)](item) for item in items]
-
-
-def _shown(text: str, step: dict) -> bool:
-  """Whether a text shows the encyclopedia entry that a step needs."""
-  return f'(Title: {step["query"]})' in text
-
-
-def _next_step(question: Question, context: str) -> dict | None:
-  """The first step of the gold chain whose entry was not found yet; None if all were."""
-  return next((step for step in question.metadata['steps'] if not _shown(context, step)), None)
-
-
-def _judge_thinking(item: Thinking) -> int:
-  step = _next_step(item.question, item.context)
-  if step is None:
-    return int(item.question.metadata['steps'][-1]['finding'] in item.thinking)
-  if ATTRIBUTES[step['attribute']][0] in item.thinking:
-    return 1
-  return 0 if any(ATTRIBUTES[other['attribute']][0] in item.thinking for other in item.question.metadata['steps']) else -1
-
-
-def _judge_query(item: Query) -> int:
-  step = _next_step(item.question, item.context)
-  wanted = {normalize_answer(other['query']) for other in item.question.metadata['steps']}
-  asked = normalize_answer(item.query)
-  if step is not None and asked == normalize_answer(step['query']) and _shown(item.documents, step):
-    return 1
-  return 0 if asked in wanted and f'(Title: {item.query})' not in item.context else -1
-
-
-def _judge_answer(item: Answer) -> int:
-  if exact_match(item.answer, item.question.golden_answers):
-    return 1
-  return 0 if f1(item.answer, item.question.golden_answers) > 0 else -1
-
-
-def _judge_collections(item: Collections) -> int:
-  before, useful = '', 0
-  for text in item.collections:
-    useful += any(_shown(text, step) and not _shown(before, step) for step in item.question.metadata['steps'])
-    before += text
-  return useful
-
-
-_WORLD = {Thinking: _judge_thinking, Query: _judge_query, Answer: _judge_answer, Collections: _judge_collections}

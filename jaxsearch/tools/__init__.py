@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from jaxsearch import registry
 from jaxsearch.data.corpus import Document
 
 if TYPE_CHECKING:
@@ -67,9 +68,9 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | N
     from jaxsearch.tools.search_web import SERPER, WebSearch
     return WebSearch(url or SERPER, timeout=timeout, cache=cache)
   if kind == 'simulated':
-    from jaxsearch.tools.simulated import ModelWriter, SimulatedSearch, WorldWriter
-    if writer == 'world':
-      writer = WorldWriter(_passages(corpus, "writer 'world'"), engine=engine)
+    from jaxsearch.tools.simulated import ModelWriter, SimulatedSearch
+    if isinstance(writer, str) and writer in registry.ENTRIES['writers']:
+      writer = registry.find('writers', writer)(_passages(corpus, f'writer {writer!r}'), engine=engine)
     elif writer == 'chat':
       from jaxsearch.tools.chat import Chat
       if not (url and writer_model):

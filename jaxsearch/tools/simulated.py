@@ -1,8 +1,8 @@
 """Retrieval by simulation (ZeroSearch, arXiv 2505.04588): a writer makes up the documents, useful or noisy on request.
 
 `SimulatedSearch` is the back end. It draws for every query whether its documents are noisy, with a probability that rises
-with the training step, and has a writer write them. `WorldWriter` stands in for a language model in the embedded world;
-`ModelWriter` prompts one: a local one on its own sampler, or one behind a server (`tools.chat`).
+with the training step, and has a writer write them. `ModelWriter` prompts a language model: a local one on its own sampler, or
+one behind a server (`tools.chat`). `world/writer.py` stands in for one in the embedded world.
 
 The draws depend on seed, step and query alone. So trees that send the same query in the same step get the same documents,
 and a resumed run gets those that the uninterrupted one would have got.
@@ -10,18 +10,14 @@ and a resumed run gets those that the uninterrupted one would have got.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-import random
 import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.tools import check_search
-from jaxsearch.tools.bm25 import BM25
-from jaxsearch.world.facts import Entity, read_back
 
 
 class WriterError(RuntimeError):
@@ -86,67 +82,6 @@ class SimulatedSearch:
     # Not `hash`, which differs from process to process.
     digest = hashlib.sha256(json.dumps([self._seed, self._step, query]).encode()).digest()
     return int.from_bytes(digest[:6]) / 2**48, int.from_bytes(digest[6:14])
-
-
-class WorldWriter:
-  """Writes about the embedded world: without a model, in no time, always the same.
-
-  Useful documents are the passages that BM25 finds. Of the noisy ones about half are true passages about something
-  else of the same type; the others are the passages that were found with every fact replaced by one of another entity,
-  in the same words: wrong, and by nothing but another source to be told from right.
-  """
-
-  def __init__(self, corpus: Sequence[Document], *, engine: str = 'rank_bm25'):
-    """Args: `corpus`, passages of the world; `engine`, see `BM25`. Raises ValueError for passages of another kind."""
-    self._index = BM25(corpus, engine=engine)
-    try:
-      self._entities = {entity.id: entity for entity in read_back(corpus)}
-    except (KeyError, ValueError) as error:
-      raise ValueError(f'the simulator without a model writes about the embedded world only: {error}') from error
-    values: dict[tuple[str, str], set[str]] = {}  # (type, attribute) -> what is stated of entities of that type
-    for entity in self._entities.values():
-      for name, value in _stated(entity):
-        values.setdefault((entity.type, name), set()).add(value)
-    self._values = {key: sorted(found) for key, found in values.items()}
-
-  def write(self, queries: Sequence[str], topk: int, noisy: Sequence[bool], seeds: Sequence[int]) -> list[list[Document]]:
-    """See `Writer`. A useful search finds nothing where the world knows no word of the query."""
-    results = self._index.search(queries, topk)
-    return [self._noise(found, topk, random.Random(seed)) if noise else found
-            for found, noise, seed in zip(results, noisy, seeds, strict=True)]
-
-  def _noise(self, found: Sequence[Document], topk: int, rng: random.Random) -> list[Document]:
-    subjects = [self._entities[document.id] for document in found]
-    entities = list(self._entities.values())
-    documents = []
-    for place in range(topk):
-      subject = subjects[place] if place < len(subjects) else rng.choice(subjects or entities)
-      if place < len(subjects) and rng.random() < 0.5:
-        documents.append(_document(self._falsified(subject, rng), f'false-{subject.id}'))
-      else:
-        told = {entity.title for entity in subjects} | {document.title for document in documents}
-        others = [e for e in entities if e.type == subject.type and e.title not in told]
-        other = rng.choice(others or [e for e in entities if e.title not in told] or entities)
-        documents.append(_document(other, other.id))
-    return documents
-
-  def _falsified(self, entity: Entity, rng: random.Random) -> Entity:
-    def other(name, value):
-      return rng.choice([v for v in self._values[entity.type, name] if v != value] or [value])
-
-    true = {value for _, value in entity.multiple}
-    multiple = [(name, [v for v in self._values[entity.type, name] if v not in true]) for name, _ in entity.multiple]
-    return dataclasses.replace(
-      entity, values={name: other(name, value) for name, value in entity.values.items()},
-      multiple=tuple((name, rng.choice(pool)) for name, pool in multiple if pool))
-
-
-def _stated(entity: Entity) -> list[tuple[str, str]]:
-  return [*entity.values.items(), *entity.multiple]
-
-
-def _document(entity: Entity, name: str) -> Document:
-  return Document(name, entity.title, entity.text)
 
 
 USEFUL = """You play the part of a search engine. Write the {topk} short documents that it would return for the query below, \

@@ -5,7 +5,6 @@ same step as a rollout, with the negative log-likelihood in place of the surroga
 forests; `train` is `jaxsearch sft`: demonstrations from a file or from the embedded world, checkpoints, metrics, exact resume.
 """
 
-import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 
@@ -13,9 +12,8 @@ import jax
 import ml_collections
 import numpy as np
 
-from jaxsearch import setup
+from jaxsearch import registry, setup
 from jaxsearch.data.jsonl import DataError, read_records
-from jaxsearch.data.questions import Question
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import batch as batches
@@ -24,8 +22,6 @@ from jaxsearch.training import step as steps
 from jaxsearch.training.runs import open_run
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role, Tree
-from jaxsearch.world.chains import full_chain
-from jaxsearch.world.recipe import examples
 
 ROLES = {role.value: role for role in Role if role is not Role.ROOT}
 
@@ -37,21 +33,13 @@ def open_demonstrations(config: ml_collections.ConfigDict, tokenizer) -> tuple[i
   `grow.template` is their prompt), made when it is asked for; anything else is a file, see `read_demonstrations`.
   """
   name = config.sft.demonstrations
-  if not name.startswith('world:'):
+  source = name.partition(':')[0]
+  if source not in registry.ENTRIES['demonstrations']:
     found = read_demonstrations(name, tokenizer)
     return len(found), found.__getitem__
+  gold_example = registry.find('demonstrations', source)
   questions = setup.load_questions(config, name)
-  return len(questions), lambda index: gold_chain(questions[index], tokenizer, config.grow.template)
-
-
-def gold_chain(question: Question, tokenizer, template: str = 'world') -> Tree:
-  """The worked chain of a question of the world: every step is searched, then the answer; what is found is what search finds."""
-  results = {step['query']: _found(step['query']) for step in question.metadata['steps']}
-  example = examples.chain(tokenizer, question, full_chain(question), results, template=template)
-  return demonstration(*example, tokenizer)
-
-
-_found = functools.cache(examples.search)  # questions share entities
+  return len(questions), lambda index: demonstration(*gold_example(questions[index], tokenizer, config.grow.template), tokenizer)
 
 
 def read_demonstrations(path: str | os.PathLike, tokenizer) -> list[Tree]:

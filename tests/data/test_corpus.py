@@ -45,5 +45,5 @@ def test_faults_name_file_line_and_key(tmp_path, line, reason):
 def test_an_empty_corpus(tmp_path):
   path = tmp_path / 'c.jsonl'
   path.write_text('\n')
-  with pytest.raises(DataError, match=r'c\.jsonl: no passages'):
+  with pytest.raises(DataError, match=r'c\.jsonl: no documents'):
     read_corpus(path)

@@ -1,9 +1,9 @@
-"""Training examples for the policy of the embedded world: texts in, token ids with a mark on what is learned out.
+"""Training examples for the policy of the embedded world: token ids, and which of them are learned.
 
-Three kinds, for the three stages of its warm start: passages of the encyclopedia (so that names are familiar),
-worked chains that search as often as the question needs (the skill), and a mix of strategies most of which search
-too little (what reinforcement learning then repairs). Many examples are under made-up names: what is learned is to
-copy a name, not to know it. Only `warm` questions are used; passages may be about any entity, as a corpus is.
+Three kinds, for the three stages of its warm start: documents of the encyclopedia (so that names are familiar), worked chains
+that search as often as the question needs (the skill), and a mix of strategies most of which search too little (what
+reinforcement learning then repairs). Many examples are under made-up names: what is learned is to copy a name, not to know
+it. Only `warm` questions are used; documents may be about any entity, as a corpus is.
 """
 
 import functools
@@ -12,93 +12,114 @@ from collections.abc import Sequence
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.tools.bm25 import BM25
 from jaxsearch.trees import grammar, templates
 from jaxsearch.world import files as world
-from jaxsearch.world.chains import (
-  Spans,
-  answer_pools,
-  full_chain,
-  guess,
-  guess_chain,
-  led_astray,
-  observe,
-  one_search_chain,
-  told,
-  with_evidence,
-)
-from jaxsearch.world.facts import ATTRIBUTES
-from jaxsearch.world.questions import ENDINGS
+from jaxsearch.world.chains import TOPK, Example, Spans, act, encode, encode_chain, found, full_chain, results_of, sought
+from jaxsearch.world.facts import sentence
+from jaxsearch.world.recipe.choose import ENDINGS
 from jaxsearch.world.recipe.rename import rename
 
-TOPK = 2  # passages per search, as in configs/base.py
-ARITHMETIC = ('sum', 'difference')  # a small policy cannot add large numbers in its head; a tool can
 
-Example = tuple[list[int], list[bool]]  # token ids, and which of them are learned
-
-
-@functools.cache
-def _search_index() -> BM25:
-  return BM25(world.corpus())
+def draw(rng: random.Random) -> Question:
+  """A warm question; three of four that need arithmetic are skipped."""
+  while True:
+    question = rng.choice(_warm())
+    if question.metadata.get('operation') not in world.ARITHMETIC or rng.random() < 0.25:
+      return question
 
 
 @functools.cache
-def pools() -> dict[str, list[str]]:
-  return answer_pools(world.questions('warm'))
+def _warm() -> list[Question]:
+  return world.questions('warm')
 
 
-def search(query: str) -> list[Document]:
-  """What the world's search returns."""
-  return [Document(d.id, d.title, d.text) for d in _search_index().search([query], TOPK)[0]]
+# Chains that are not the gold one.
 
 
-def encode(tokenizer, spans: Sequence[tuple[str, bool]]) -> Example:
-  """Tokenises span by span, as the sampler does, so that the ids are those that it will see."""
-  ids, learned = [], []
-  for text, trained in spans:
-    tokens = tokenizer.encode(text)
-    ids += tokens
-    learned += [trained] * len(tokens)
-  return ids, learned
+def guess(question: Question, rng: random.Random) -> str:
+  """A plausible answer of the right type; one of the two names where the question offers two."""
+  data = question.metadata
+  return rng.choice(data['choices'] if data['answer_type'] == 'choice' else _answers()[data['answer_type']])
+
+
+@functools.cache
+def _answers() -> dict[str, list[str]]:
+  """Answer type -> the answers of that type to warm questions, with repetition."""
+  pools = {}
+  for question in _warm():
+    pools.setdefault(question.metadata['answer_type'], []).append(question.golden_answers[0])
+  return pools
+
+
+def guess_chain(question: Question, rng: random.Random) -> Spans:
+  """Answers at once, without a search."""
+  return [('policy', act('I guess.', 'answer', guess(question, rng)))]
+
+
+def one_search_chain(question: Question, rng: random.Random) -> Spans:
+  """One search and then an answer: the right one where one hop is enough, else a guess."""
+  if question.metadata['hops'] == 1:
+    return full_chain(question)
+  first = question.metadata['steps'][0]
+  return [*full_chain(question)[:2], ('policy', act(f'{found(first)} I guess.', 'answer', guess(question, rng)))]
+
+
+def stated(steps: Sequence[dict]) -> str:
+  """What the documents say about some steps of a question, a sentence each, in their words."""
+  return ' '.join(sentence(step['attribute'], step['query'], step['finding']) for step in steps)
+
+
+def with_evidence(spans: Spans, evidence: str) -> Spans:
+  """The chain with a box of evidence before its answer, as R-Search wants it."""
+  *before, (role, text) = spans
+  return [*before, (role, text.replace('<answer>', f'<original_evidence> {evidence}</original_evidence><answer>'))]
+
+
+def led_astray(spans: Spans, turn: int, title: str) -> Spans:
+  """The chain with its search number `turn` (from 1) asking for another document; the rest is unchanged."""
+  at = 2 * (turn - 1)
+  thought = spans[at][1].split('<search>')[0]
+  return [*spans[:at], ('policy', f'{thought}<search> {title}</search>'), ('observation', title), *spans[at + 2:]]
+
+
+# Examples of each kind.
 
 
 def passage(tokenizer, rng: random.Random) -> Example:
-  """An entry of the encyclopedia as an observation shows it; learned but for its first words."""
-  entry = rng.choice(world.corpus())
-  return encode(tokenizer, [(f'Doc 1(Title: {entry.title})', False), (f' {entry.text}\n', True)])
+  """A document of the encyclopedia as an observation shows it; learned but for its title."""
+  shown = rng.choice(world.corpus())
+  return encode(tokenizer, [(f'Doc 1(Title: {shown.title})', False), (f' {shown.text}\n', True)])
 
 
 def retelling(tokenizer, rng: random.Random) -> Example:
-  """Two entries as a search shows them, then the name and some sentences of one: copying what any entry says, no question.
+  """Two documents as a search shows them, then the title and some sentences of one: copying from a document, without a question.
 
-  Entries are drawn by kind first: there are few countries, and every path leads through one.
+  Documents are drawn by type first: there are few countries, and every path leads through one.
   """
-  kinds = _entries_by_kind()
+  kinds = _documents_by_type()
   shown = [rng.choice(kinds[rng.choice(sorted(kinds))]) for _ in range(TOPK)]
-  told = rng.choice(shown)
-  sentences = [f'It{rest}.' for rest in f' {told.text}'.removesuffix('.').split(f'. {told.title}')]
-  sentences[0] = 'It' + sentences[0].removeprefix(f'It {told.title}')
+  copied = rng.choice(shown)
+  text = copied.text.removeprefix(copied.title).removesuffix('.')
+  sentences = [f'It{rest}.' for rest in text.split(f'. {copied.title}')]
   block = grammar.information(shown, special_tokens=tokenizer.special_tokens)
   retold = ' '.join(rng.sample(sentences, min(3, len(sentences))))
-  return encode(tokenizer, [(block, False), (f'<search> {told.title}</search><think> {retold}</think>', True)])
+  return encode(tokenizer, [(block, False), (f'<search> {copied.title}</search><think> {retold}</think>', True)])
 
 
 def drill(tokenizer, rng: random.Random) -> Example:
-  """The first step of a chain, or a fact told again, about a name of random tokens: any token can be asked for and copied."""
-  attribute, name, value = invented(tokenizer, rng)
-  label, sentence = ATTRIBUTES[attribute]
+  """The first step of a chain, or a fact repeated, about a name of random tokens: any token can be searched for and copied."""
+  step = invented(tokenizer, rng)
   if rng.random() < 0.5:
-    question = rng.choice(ENDINGS[attribute]).format(name)
-    spoken = f'<think> Find the {label}.</think><search> {name}</search>'
-    return encode(tokenizer, [(templates.prompt(question, 'world'), False), (spoken, True)])
-  block = grammar.information([Document('', name, sentence.format(title=name, value=value))], tokenizer.special_tokens)
-  return encode(tokenizer, [(block, False), ('<think> ' + sentence.format(title='It', value=value), True)])
+    prompt = templates.prompt(rng.choice(ENDINGS[step['attribute']]).format(step['query']), 'world')
+    return encode(tokenizer, [(prompt, False), (act(sought(step), 'search', step['query']), True)])
+  block = grammar.information([Document('', step['query'], stated([step]))], tokenizer.special_tokens)
+  return encode(tokenizer, [(block, False), (f'<think> {found(step)}', True)])
 
 
-def invented(tokenizer, rng: random.Random) -> tuple[str, str, str]:
-  """(attribute, name, value) of a fact that nobody has heard of: name and value are random tokens."""
+def invented(tokenizer, rng: random.Random) -> dict:
+  """A step about a made-up fact: name and value are random tokens."""
   name, value = (_random_words(tokenizer, rng) for _ in range(2))
-  return rng.choice(draw(rng).metadata['steps'])['attribute'], name, value
+  return {'attribute': rng.choice(draw(rng).metadata['steps'])['attribute'], 'query': name, 'finding': value}
 
 
 def _random_words(tokenizer, rng: random.Random) -> str:
@@ -114,38 +135,19 @@ def _letter_tokens(tokenizer) -> tuple[str, ...]:
 
 
 @functools.cache
-def _entries_by_kind() -> dict[str, list[Document]]:
+def _documents_by_type() -> dict[str, list[Document]]:
   kinds = {}
-  for entry in world.corpus():
-    kinds.setdefault(entry.id.split('-')[0], []).append(entry)
+  for document in world.corpus():
+    kinds.setdefault(document.id.split('-')[0], []).append(document)
   return kinds
-
-
-def chain(tokenizer, question: Question, spans: Spans, results: dict[str, list[Document]], *, template: str = 'world',
-          tags: grammar.Tags = grammar.SEARCH_R1) -> Example:
-  """A chain of the policy after its prompt; learned where the policy speaks."""
-  block = functools.partial(grammar.information, special_tokens=tokenizer.special_tokens, tags=tags)
-  filled = observe(spans, lambda query: results[query], block)
-  prompt = (templates.prompt(question.question, template), False)
-  return encode(tokenizer, [prompt] + [(text, role == 'policy') for role, text in filled])
 
 
 def skilled(tokenizer, rng: random.Random, *, renamed: float) -> Example:
   """A chain of the full strategy on a warm question, with probability `renamed` under made-up names and numbers."""
-  question = draw(rng)
-  results = {step['query']: search(step['query']) for step in question.metadata['steps']}
+  question, results = draw(rng), None
   if rng.random() < renamed:
-    question, results = rename(question, results, rng, numbers=rng.random() < 0.7)
-  return chain(tokenizer, question, full_chain(question), results)
-
-
-def draw(rng: random.Random) -> Question:
-  """A warm question; three of four that want arithmetic are passed over."""
-  questions = world.questions('warm')
-  while True:
-    question = rng.choice(questions)
-    if question.metadata.get('operation') not in ARITHMETIC or rng.random() < 0.25:
-      return question
+    question, results = rename(question, results_of(question), rng, numbers=rng.random() < 0.7)
+  return encode_chain(tokenizer, question, full_chain(question), results)
 
 
 def undecided(tokenizer, rng: random.Random, *, shares: tuple[float, float], evidence: float) -> Example:
@@ -155,47 +157,44 @@ def undecided(tokenizer, rng: random.Random, *, shares: tuple[float, float], evi
   """
   question = draw(rng)
   steps = question.metadata['steps']
-  results = {step['query']: search(step['query']) for step in steps}
   at_once, one_search = shares
   u = rng.random()
   if u < at_once:
-    spans = guess_chain(question, rng, pools())
+    spans = guess_chain(question, rng)
   elif u < at_once + one_search:
-    spans, steps = one_search_chain(question, rng, pools()), steps[:1]
+    spans, steps = one_search_chain(question, rng), steps[:1]
   else:
     spans = full_chain(question)
   if rng.random() >= evidence:
-    return chain(tokenizer, question, spans, results)
+    return encode_chain(tokenizer, question, spans)
   if u >= at_once:
-    spans = with_evidence(spans, told(rng.choice((steps, [rng.choice(steps)]))))
-  return chain(tokenizer, question, spans, results, template='world_evidence', tags=grammar.R_SEARCH)
+    spans = with_evidence(spans, stated(rng.choice((steps, [rng.choice(steps)]))))
+  return encode_chain(tokenizer, question, spans, template='world_evidence', tags=grammar.R_SEARCH)
 
 
 def reviewed(tokenizer, rng: random.Random, *, shares: tuple[float, float], noise: float) -> Example:
   """A chain of the mix and the review behind it: the first flawed step, 0 if there is none. Only the review is learned.
 
-  A guess is flawed, and so is a search for another entry than the gold chain's; `noise` of the reviews say anything.
+  A guess is flawed, and so is a search for another document than the gold chain's; `noise` of the reviews name a random step.
   """
   question = draw(rng)
   steps = question.metadata['steps']
-  results = {step['query']: search(step['query']) for step in steps}
   u = rng.random()
   if u < shares[0]:
-    spans, flawed = guess_chain(question, rng, pools()), 1
+    spans, flawed = guess_chain(question, rng), 1
   elif u < sum(shares) and len(steps) > 1:
-    spans, flawed = one_search_chain(question, rng, pools()), 2
+    spans, flawed = one_search_chain(question, rng), 2
   else:
     spans, flawed = full_chain(question), 0
     if rng.random() < 0.4:
       flawed = rng.randrange(len(steps)) + 1
       spans = led_astray(spans, flawed, rng.choice(world.corpus()).title)
-      results |= {text: search(text) for role, text in spans if role == 'observation' and text not in results}
   turns = sum(role == 'policy' for role, _ in spans)
   if rng.random() < noise:
     flawed = rng.randint(0, turns)
-  ids, learned = chain(tokenizer, question, spans, results)
-  asked, said = encode(tokenizer, [(templates.review_prompt(turns, 'world'), False), (f' {flawed}\n', True)])
-  return ids + asked, [False] * len(learned) + said
+  draft, _ = encode_chain(tokenizer, question, spans)
+  review, learned = encode(tokenizer, [(templates.review_prompt(turns, 'world'), False), (f' {flawed}\n', True)])
+  return draft + review, [False] * len(draft) + learned
 
 
 def reading(tokenizer, rng: random.Random) -> Example:
@@ -208,6 +207,6 @@ def reading(tokenizer, rng: random.Random) -> Example:
     question, _ = rename(question, {}, rng, numbers=rng.random() < 0.7)
   steps = question.metadata['steps']
   shown = steps if rng.random() < 0.7 else rng.sample(steps, rng.randrange(len(steps)))
-  answer = question.golden_answers[0] if len(shown) == len(steps) else guess(question, rng, pools())
-  prompt = templates.reader_prompt(question.question, told(shown), 'world')
+  answer = question.golden_answers[0] if len(shown) == len(steps) else guess(question, rng)
+  prompt = templates.reader_prompt(question.question, stated(shown), 'world')
   return encode(tokenizer, [(prompt, False), (f' {answer}\n', True)])

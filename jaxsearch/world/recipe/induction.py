@@ -40,7 +40,7 @@ def plant_induction(config: DecoderConfig, params: dict, seed: int = 0) -> dict:
   frequency = config.rope_theta ** (-np.arange(0, h, 2) / h)
   slow = np.flatnonzero(frequency < SLOW)
   slow = np.concatenate([slow, slow + h // 2])  # both halves of a rotated pair
-  m = len(slow)
+  m, onto_slow = len(slow), np.eye(h)[slow]  # [m, h]
   if m == 0 or config.num_kv_heads * m >= D:
     raise ValueError(f'no room for induction heads: {m} slow dimensions of {h}, hidden size {D}')
 
@@ -70,8 +70,8 @@ def plant_induction(config: DecoderConfig, params: dict, seed: int = 0) -> dict:
     layers['v'][0, :, kv] = np.pad(compare, ((0, 0), (0, h - m)))
     layers['o'][0, head] = np.pad(place.T * unit * WRITTEN, ((0, h - m), (0, 0)))
 
-    layers['q'][1, :, head] = _columns(scale * compare, slow, h)
-    layers['k'][1, :, kv] = _columns(scale * place / WRITTEN, slow, h)
+    layers['q'][1, :, head] = scale * compare @ onto_slow
+    layers['k'][1, :, kv] = scale * place / WRITTEN @ onto_slow
     layers['v'][1, :, kv] = copy
     layers['o'][1, head] = copy.T * unit * D / h
   if not config.qkv_bias:
@@ -84,10 +84,3 @@ def _turned(x, angles):
   """RoPE of one vector [h] by `angles` [h/2], in the half-split form."""
   a, b = np.split(x, 2)
   return np.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)])
-
-
-def _columns(x, index, width):
-  """[D, width] with the columns of `x` at `index`, else zeros."""
-  wide = np.zeros((len(x), width))
-  wide[:, index] = x
-  return wide

@@ -1,21 +1,22 @@
-"""Makes the warm-started policy of the embedded world: first the skill of searching, then the wrong habits.
+"""Makes the warm-started policies of the embedded world: first the skill of searching, then the wrong habits.
 
-  short   encyclopedia entries and worked chains, most under made-up names, into a decoder with planted induction heads;
-          only what fits into short rows, one or two hops
-  skill   the same with long chains
-  names   the same with many retellings of entries, so that names and values of the encyclopedia are familiar
-  drill   the same with many single steps about names of random tokens, so that every token can be copied; ends at a gate:
-          run freely on held-out entities, the full strategy must be right often enough
-  mix     chains of which most answer at once or after one search; the skill stays, the strategy is now a bad one
+  short    documents of the encyclopedia and worked chains, most under made-up names, into a decoder with planted induction
+           heads; only what fits into short rows, one or two hops
+  skill    the same with long chains
+  names    the same with many retellings of documents, so that names and values of the encyclopedia are familiar
+  drill    the same with many single steps about names of random tokens, so that every token can be copied; ends at a gate:
+           in greedy rollouts on held-out entities enough answers must be right
+  mix      chains of which most answer at once or after one search; the skill stays, the strategy is now a bad one
+  review   from the mix, for Search-R2: it has also seen reviews of drafts
+  carl     from the mix, for CARL: it writes code and contexts, see carl_examples.py
+  recall   the same with more of what CARL's policy knows closed-book
+  reader   a smaller model of another family (Llama) that answers from evidence alone; R-Search's evidence reward asks it
 
-From the mix come `review` too, which Search-R2 begins with: it has also seen reviews of drafts; and `carl`, which CARL begins
-with: it writes code and contexts and knows some facts by heart, see world/recipe/carl_examples.py. Beside them a `reader`, a smaller
-model of another family (Llama) that answers from evidence alone; R-Search's evidence reward asks it. What ships is `policy`,
-`reviewer` and `coder` (mix, review and carl with all logits scaled up) and `reader`.
-
-Each stage ends with a Hugging Face folder under `config.out`; a stage that is there already is not trained again.
+What ships is `policy`, `reviewer` and `coder` (mix, review and recall with all logits scaled up) and `reader`. Each stage ends
+with a Hugging Face folder under `config.out`; a stage whose folder exists is not trained again.
 """
 
+import functools
 import pathlib
 import random
 import time
@@ -26,7 +27,6 @@ import ml_collections
 
 from jaxsearch import setup
 from jaxsearch.data.sources import load_questions
-from jaxsearch.evaluation.run import scores
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder, DecoderConfig, initial_params
 from jaxsearch.models.presets import preset
@@ -37,9 +37,8 @@ from jaxsearch.training import sft
 from jaxsearch.trees.layout import pack
 from jaxsearch.trees.tree import Tree
 from jaxsearch.world import files as world
-from jaxsearch.world.recipe import carl_examples as carl_chains
-from jaxsearch.world.recipe import examples
-from jaxsearch.world.recipe.examples import Example
+from jaxsearch.world.chains import Example
+from jaxsearch.world.recipe import carl_examples, examples
 from jaxsearch.world.recipe.induction import plant_induction
 
 EMBEDDING_GAIN = 2.5  # on the usual 0.02: a tied embedding that small gives flat logits for too long
@@ -50,29 +49,32 @@ class GateFailed(RuntimeError):
 
 
 def make(config: ml_collections.ConfigDict) -> pathlib.Path:
-  """Runs the stages that are missing and returns the folder of the final policy.
+  """Runs the stages whose folders are missing and returns the folder of the shipped policy.
 
   Raises:
-    GateFailed: after the skill stage.
+    GateFailed: after the drill stage.
   """
   out = pathlib.Path(config.out)
   tokenizer = Tokenizer.load(world.folder())
   model_config, params = planted(config.model, config.seed)
+  train = functools.partial(train_stage, config, tokenizer, model_config)
   for name in ('short', 'skill', 'names', 'drill'):
-    params = train_stage(config, name, model_config, params, skill_examples(config, name, tokenizer), tokenizer)
+    params = train(name, params, skill_examples(config, name, tokenizer))
   share = share_right(config, model_config, params, tokenizer)
   print(f'{share:.1%} of held-out questions answered correctly', flush=True)
   if share < config.gate.em:
     raise GateFailed(f'{out}/drill answers {share:.1%} of held-out questions, the gate is {config.gate.em:.0%}: '
                      'train longer (--config.drill.updates) into another folder')
-  mixed = train_stage(config, 'mix', model_config, params, mix_examples(config, tokenizer), tokenizer)
-  review = train_stage(config, 'review', model_config, mixed, review_examples(config, tokenizer), tokenizer)
-  carl = mixed
+  mixed = train('mix', params, mix_examples(config, tokenizer))
+  reviewer = train('review', mixed, review_examples(config, tokenizer))
+  coder = mixed
   for name in ('carl', 'recall'):
-    carl = train_stage(config, name, model_config, carl, carl_examples(config, name, tokenizer), tokenizer)
-  for name, params in (('policy', mixed), ('reviewer', review), ('coder', carl)):
-    hub.save(Decoder(model_config, params=params | {'final_norm': config.mix.sharpen * params['final_norm']}), out / name, tokenizer)
-  train_stage(config, 'reader', *planted(config.reader.model, config.seed), reader_examples(config, tokenizer), tokenizer)
+    coder = train(name, coder, coder_examples(config, name, tokenizer))
+  for name, params in (('policy', mixed), ('reviewer', reviewer), ('coder', coder)):
+    sharper = params | {'final_norm': config.mix.sharpen * params['final_norm']}
+    hub.save(Decoder(model_config, params=sharper), out / name, tokenizer)
+  model_config, params = planted(config.reader.model, config.seed)
+  train_stage(config, tokenizer, model_config, 'reader', params, reader_examples(config, tokenizer))
   return out / 'policy'
 
 
@@ -84,13 +86,13 @@ def planted(model: str, seed: int) -> tuple[DecoderConfig, dict]:
 
 
 def share_right(config: ml_collections.ConfigDict, model_config: DecoderConfig, params: dict, tokenizer) -> float:
-  """Share of held-out questions, arithmetic aside, that the policy answers correctly when it is run freely, greedily."""
+  """Share of held-out questions, arithmetic aside, that the policy answers correctly in greedy rollouts."""
   questions = load_questions(config.gate.questions, hops=config.gate.hops, arithmetic=False)[:config.gate.number]
   engine = setup.open_engine(config, model_config, tokenizer)
   engine.load(params)
   agent = setup.make_agent(config, engine, setup.open_tools(config))
   trees, _ = rollout(agent, questions, jax.random.key(config.seed), sampling=GREEDY)
-  return scores(trees)['em']
+  return sum(tree.question.score(tree.answer) for tree in trees) / len(trees)
 
 
 def skill_examples(config, name: str, tokenizer) -> Iterator[Example]:
@@ -109,11 +111,10 @@ def skill_examples(config, name: str, tokenizer) -> Iterator[Example]:
 
 
 def mix_examples(config, tokenizer) -> Iterator[Example]:
-  """Endless examples of the last stage."""
+  """Endless examples of the mix."""
   rng = random.Random(f'mix {config.seed}')
   while True:
-    yield examples.undecided(tokenizer, rng, shares=(config.mix.at_once, config.mix.one_search),
-                                   evidence=config.mix.evidence)
+    yield examples.undecided(tokenizer, rng, shares=(config.mix.at_once, config.mix.one_search), evidence=config.mix.evidence)
 
 
 def review_examples(config, tokenizer) -> Iterator[Example]:
@@ -124,19 +125,18 @@ def review_examples(config, tokenizer) -> Iterator[Example]:
            if rng.random() < stage.reviews else next(mix))
 
 
-def carl_examples(config, name: str, tokenizer) -> Iterator[Example | Tree]:
+def coder_examples(config, name: str, tokenizer) -> Iterator[Example | Tree]:
   """Endless examples of a stage of the policy that CARL begins with."""
   rng, stage = random.Random(f'{name} {config.seed}'), config[name]
+  lost = dict(lost=stage.lost, renamed=stage.renamed)
   kinds = {
-    'statements': lambda: carl_chains.statement(tokenizer, rng),
-    'closed_book': lambda: carl_chains.recited(tokenizer, rng, carl_chains.asked(rng), 'world_carl_direct'),
-    'forced': lambda: carl_chains.episode(tokenizer, rng, closed_book=0.0, one_call=0.0, lost=stage.lost, renamed=stage.renamed,
-                                         template='world_carl_forced'),
-    'episodes': lambda: carl_chains.episode(tokenizer, rng, closed_book=stage.at_once, one_call=stage.one_call, lost=stage.lost,
-                                           renamed=stage.renamed),
-    'drills': lambda: carl_chains.drilled(tokenizer, rng),
-    'searches': lambda: carl_chains.searched(tokenizer, rng, closed_book=stage.at_once, one_search=stage.one_call),
-    'answers': lambda: carl_chains.searched(tokenizer, rng, closed_book=1.0, one_search=0.0, template='world_direct'),
+    'statements': lambda: carl_examples.statement(tokenizer, rng),
+    'closed_book': lambda: carl_examples.closed_book_answer(tokenizer, rng, carl_examples.draw(rng), 'world_carl_direct'),
+    'forced': lambda: carl_examples.episode(tokenizer, rng, closed_book=0.0, one_call=0.0, template='world_carl_forced', **lost),
+    'episodes': lambda: carl_examples.episode(tokenizer, rng, closed_book=stage.at_once, one_call=stage.one_call, **lost),
+    'drills': lambda: carl_examples.drill(tokenizer, rng),
+    'searches': lambda: carl_examples.searched(tokenizer, rng, closed_book=stage.at_once, one_search=stage.one_call),
+    'answers': lambda: carl_examples.searched(tokenizer, rng, closed_book=1.0, one_search=0.0, template='world_direct'),
   }
   while True:
     yield kinds[rng.choices(list(kinds), [stage[name] for name in kinds])[0]]()
@@ -149,8 +149,9 @@ def reader_examples(config, tokenizer) -> Iterator[Example]:
     yield examples.reading(tokenizer, rng)
 
 
-def train_stage(config, name: str, model_config: DecoderConfig, params: dict, examples: Iterator[Example | Tree], tokenizer) -> dict:
-  """Trains a stage from `params` and saves it, with a line on the terminal now and then; or loads it if it is there."""
+def train_stage(config: ml_collections.ConfigDict, tokenizer, model_config: DecoderConfig, name: str, params: dict,
+                examples: Iterator[Example | Tree]) -> dict:
+  """Trains a stage from `params`, logs to the terminal and saves it; loads it instead if its folder exists."""
   folder, stage = pathlib.Path(config.out) / name, config[name]
   if folder.exists():
     return hub.load(folder).params
@@ -172,7 +173,7 @@ def train_stage(config, name: str, model_config: DecoderConfig, params: dict, ex
 
 
 def filled(examples: Iterator[Example | Tree], rows: int, length: int) -> Iterator[list[Tree]]:
-  """Endless forests, each of which fills `rows` rows of `length` tokens; longer examples are passed over."""
+  """Endless forests, each of which fills `rows` rows of `length` tokens; longer examples are skipped."""
   forest, sizes = [], []
   for example in examples:
     tree = example if isinstance(example, Tree) else sft.demonstration(*example)

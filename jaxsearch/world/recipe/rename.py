@@ -1,34 +1,69 @@
-"""Made-up names for questions and passages, so that copying a name never seen before can be learned.
+"""Made-up names for questions and documents, so that copying a name never seen before can be learned.
 
-Every word of every name is replaced by the same made-up word everywhere: in the question, its steps and
-answers, and the passages. Chains are then written from the renamed question, so they are consistent by
-construction.
+Every word of every name is replaced by the same made-up word everywhere: in the question, its steps and answers, and the
+documents. Chains are then written from the renamed question, so they are consistent by construction.
 """
 
 import dataclasses
 import functools
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import operands
 from jaxsearch.world.facts import ATTRIBUTES, TARGETS
-from jaxsearch.world.questions import ENDINGS, PAIRS, PHRASES, combine
+from jaxsearch.world.questions import combine
+from jaxsearch.world.recipe.choose import ENDINGS, PAIRS, PHRASES
 
-NAMED = tuple(name for names in TARGETS.values() for name in names)  # attributes whose values are names
 WORD = re.compile(r'[^\W\d_]+')
 NUMBER = re.compile(r'(?<!\d)\d{4,}(?!\d)')
-PIECE = re.compile(r'[^aeiouyà-ÿ]*[aeiouyà-ÿ]+(?:[^aeiouyà-ÿ]+$)?', re.IGNORECASE)
-STATED = re.compile(  # the names that a passage gives as values
-  '(?:'
-  + '|'.join(ATTRIBUTES[name][1].split('{title} ')[1].split('{value}')[0] for name in NAMED)
-  + r')(.+?)\.(?= |$)'
-)
+SYLLABLE = re.compile(r'[^aeiouyà-ÿ]*[aeiouyà-ÿ]+(?:[^aeiouyà-ÿ]+$)?', re.IGNORECASE)
+STATED = re.compile(  # the names that a document gives as values
+  '(?:' + '|'.join(ATTRIBUTES[name][1].split('{title} ')[1].split('{value}')[0] for name in TARGETS) + r')(.+?)\.(?= |$)')
 YEARS = range(1600, 2030)
-VOCABULARY = 0.5  # share of the words that are taken from the vocabulary whole
+
+
+def rename(question: Question, results: dict[str, Sequence[Document]], rng: random.Random,
+           numbers: bool = False) -> tuple[Question, dict[str, list[Document]]]:
+  """The question and its search results (query -> documents) under made-up names; with `numbers`, new figures.
+
+  Answers, comparisons and sums are worked out again. Ids of documents, and with them the gold passages, stay.
+  """
+  steps = question.metadata['steps']
+  names = [step['query'] for step in steps] + [step['finding'] for step in steps if step['attribute'] in TARGETS]
+  for document in (document for found in results.values() for document in found):
+    names += [document.title, *STATED.findall(document.text)]
+  known = {word for name in names for word in WORD.findall(name) if word[:1].isupper()} - _reserved()
+  words = _once_each(lambda _: _made_up(rng, 2 if rng.random() < 0.15 else 1))
+  figures = _once_each(lambda old: _new_number(old, rng))
+
+  def changed(text):
+    text = WORD.sub(lambda m: words(m[0]) if m[0] in known else m[0], text)
+    return NUMBER.sub(lambda m: figures(m[0]), text) if numbers else text
+
+  data = dict(question.metadata)
+  data['steps'] = [{**step, 'query': changed(step['query']), 'finding': changed(step['finding'])} for step in steps]
+  if 'choices' in data:
+    data['choices'] = [changed(choice) for choice in data['choices']]
+  renamed = dataclasses.replace(question, question=changed(question.question), metadata=data)
+  new_results = {changed(query): [Document(d.id, changed(d.title), changed(d.text)) for d in found]
+                 for query, found in results.items()}
+  return dataclasses.replace(renamed, golden_answers=_answers(question, renamed, changed)), new_results
+
+
+def _answers(question: Question, renamed: Question, changed: Callable[[str], str]) -> tuple[str, ...]:
+  data = renamed.metadata
+  operation = data.get('operation')
+  if operation is not None:
+    result = combine(operation, *operands(renamed))
+    return (data['choices']['ab'.index(result)] if operation in ('more', 'less') else result,)
+  first = data['steps'][-1]['finding']
+  # an alias in figures is the same number with separators
+  return (first, *(f'{int(first):,}' if re.fullmatch(r'\d[\d,]+', other) else changed(other)
+                   for other in question.golden_answers[1:]))
 
 
 @functools.cache
@@ -39,31 +74,36 @@ def _reserved() -> frozenset[str]:
   return frozenset(word for text in texts for word in WORD.findall(text)) | {'It', 'Doc', 'Title', 'Find'}
 
 
-@functools.cache
-def _pieces() -> tuple[tuple[str, ...], tuple[str, ...]]:
-  """First and later syllables of the words of the world's titles, each as often as it occurs."""
-  words = [PIECE.findall(word) for passage in world.corpus() for word in WORD.findall(passage.title)]
-  return tuple(w[0].lower() for w in words if w), tuple(piece.lower() for w in words for piece in w[1:])
+def _once_each(invent: Callable[[str], str]) -> Callable[[str], str]:
+  """A function that gives the same invented value for the same text, and each value for one text only."""
+  values = {}
+
+  def value(text):
+    while text not in values:
+      new = invent(text)
+      if new not in values.values():
+        values[text] = new
+    return values[text]
+
+  return value
 
 
-@functools.cache
-def _vocabulary() -> tuple[str, ...]:
-  """Capitalised words that are single tokens: each must be copied like any other name, also those that are rare."""
-  import tokenizers
-  tokens = tokenizers.Tokenizer.from_file(str(world.tokenizer_path())).get_vocab()
-  words = (token.removeprefix('Ġ') for token in tokens if token.startswith('Ġ'))
-  return tuple(sorted(word for word in words if len(word) > 2 and word.isalpha() and word.istitle()))
-
-
-def made_up(rng: random.Random, words: int = 1) -> str:
-  """A name of `words` words: words of the vocabulary, or one to four syllables of real names (at least three letters)."""
+def _made_up(rng: random.Random, words: int) -> str:
+  """A name of `words` words, each of one to four syllables of real names (three to fourteen letters)."""
+  first, later = _syllables()
   made = []
   while len(made) < words:
-    first, later = _pieces()
     word = rng.choice(first) + ''.join(rng.choices(later, k=rng.choice((0, 1, 1, 1, 2, 2, 3))))
     if 3 <= len(word) <= 14 and word.capitalize() not in _reserved():
       made.append(word.capitalize())
   return ' '.join(made)
+
+
+@functools.cache
+def _syllables() -> tuple[tuple[str, ...], tuple[str, ...]]:
+  """First and later syllables of the words of the world's titles, each as often as it occurs."""
+  words = [SYLLABLE.findall(word) for document in world.corpus() for word in WORD.findall(document.title)]
+  return tuple(w[0].lower() for w in words if w), tuple(syllable.lower() for w in words for syllable in w[1:])
 
 
 def _new_number(old: str, rng: random.Random) -> str:
@@ -71,72 +111,3 @@ def _new_number(old: str, rng: random.Random) -> str:
     return str(rng.choice(YEARS))
   digits = max(4, min(9, len(old) + rng.choice((-1, 0, 0, 1))))
   return str(rng.randrange(10 ** (digits - 1), 10**digits))
-
-
-class _Fresh(dict):
-  """A mapping that invents a value for a key it does not know, each value only once."""
-
-  def __init__(self, invent):
-    super().__init__()
-    self.invent = invent
-
-  def __missing__(self, key):
-    value = self.invent(key)
-    while value in self.values():
-      value = self.invent(key)
-    self[key] = value
-    return value
-
-
-def rename(
-  question: Question, results: dict[str, Sequence[Document]], rng: random.Random, numbers: bool = False
-) -> tuple[Question, dict[str, list[Document]]]:
-  """The question and its search results (query -> passages) under made-up names; with `numbers`, new figures.
-
-  Answers, comparisons and sums are worked out again. Passage ids, and with them the gold passages, stay.
-  """
-  steps = question.metadata['steps']
-  names = [step['query'] for step in steps] + [
-    step['finding'] for step in steps if step['attribute'] in NAMED
-  ]
-  for passage in (passage for found in results.values() for passage in found):
-    names += [passage.title, *STATED.findall(passage.text)]
-  known = {word for name in names for word in WORD.findall(name) if word[:1].isupper()} - _reserved()
-  words = _Fresh(lambda _: made_up(rng, 2 if rng.random() < 0.15 else 1))
-  figures = _Fresh(lambda old: _new_number(old, rng))
-
-  def changed(text):
-    text = WORD.sub(lambda m: words[m[0]] if m[0] in known else m[0], text)
-    return NUMBER.sub(lambda m: figures[m[0]], text) if numbers else text
-
-  data = dict(question.metadata)
-  data['steps'] = [
-    {**step, 'query': changed(step['query']), 'finding': changed(step['finding'])} for step in steps
-  ]
-  if 'choices' in data:
-    data['choices'] = [changed(choice) for choice in data['choices']]
-  renamed = dataclasses.replace(question, question=changed(question.question), metadata=data)
-  new_results = {
-    changed(query): [Document(p.id, changed(p.title), changed(p.text)) for p in found]
-    for query, found in results.items()
-  }
-  return dataclasses.replace(renamed, golden_answers=_answers(question, renamed, changed)), new_results
-
-
-def _answers(question: Question, renamed: Question, changed) -> tuple[str, ...]:
-  data = renamed.metadata
-  operation = data.get('operation')
-  if operation in ('more', 'less'):
-    left = combine(operation, *operands(renamed)) == 'a'
-    return (data['choices'][0 if left else 1],)
-  if operation is not None:
-    return (combine(operation, *operands(renamed)),)
-  first = data['steps'][-1]['finding']
-  # an alias in figures is the same number with separators
-  return (
-    first,
-    *(
-      f'{int(first):,}' if re.fullmatch(r'\d[\d,]+', other) else changed(other)
-      for other in question.golden_answers[1:]
-    ),
-  )

@@ -46,7 +46,7 @@ def test_lost_contexts_do_not_hold_what_was_found(tokenizer):
   assert not any(finding in context for finding, context in lost)
 
 
-def test_by_heart_is_right_where_it_is_known(tokenizer):
+def test_closed_book_answers_are_right_where_it_is_known(tokenizer):
   right = {True: [], False: []}
   for tree in episodes(tokenizer, 60, closed_book=1.0):
     (span,) = carl.segments(tree)
@@ -94,7 +94,7 @@ def test_statements_are_of_countries_and_their_names_are_given(tokenizer):
 def test_drills_hold_a_call_or_a_context(tokenizer):
   rng, kinds = random.Random(0), []
   for _ in range(20):
-    ids, learned = carl_examples.drilled(tokenizer, rng)
+    ids, learned = carl_examples.drill(tokenizer, rng)
     said = tokenizer.decode([token for token, own in zip(ids, learned) if own])
     shown = tokenizer.decode([token for token, own in zip(ids, learned) if not own])
     code, (context, closed) = grammar.python_block(said), grammar.context_block(said)
@@ -108,6 +108,6 @@ def test_drills_hold_a_call_or_a_context(tokenizer):
 
 def test_only_warm_questions_are_asked():
   rng, other = random.Random(0), {question.id for split in ('rl', 'test', 'dev') for question in world.questions(split)}
-  asked = [carl_examples.asked(rng) for _ in range(100)]
+  asked = [carl_examples.draw(rng) for _ in range(100)]
   assert not {question.id for question in asked} & other
   assert 40 < sum(map(carl_examples.is_known, asked)) < 75

@@ -1,0 +1,61 @@
+"""Writes simulated search results about the embedded world (`tools/simulated.py`) without a language model."""
+
+import dataclasses
+import random
+from collections.abc import Sequence
+
+from jaxsearch.data.corpus import Document
+from jaxsearch.tools.bm25 import BM25
+from jaxsearch.world.facts import Entity, read_back
+
+
+class WorldWriter:
+  """A `tools.simulated.Writer` that needs no model; the same seed gives the same documents.
+
+  Useful documents are those that BM25 finds. Of the noisy ones about half are true documents about something else of the
+  same type; the others are the documents that were found with every fact replaced by one of another entity, in the same
+  words: wrong, and only another source can show it.
+  """
+
+  def __init__(self, corpus: Sequence[Document], *, engine: str = 'rank_bm25'):
+    """Args: `corpus`, documents of the world; `engine`, see `BM25`. Raises ValueError for documents of another kind."""
+    self._index = BM25(corpus, engine=engine)
+    try:
+      self._entities = {entity.id: entity for entity in read_back(corpus)}
+    except (KeyError, ValueError) as error:
+      raise ValueError(f'the simulator without a model writes about the embedded world only: {error}') from error
+    values: dict[tuple[str, str], set[str]] = {}  # (type, attribute) -> what is stated of entities of that type
+    for entity in self._entities.values():
+      for attribute, value in entity.facts:
+        values.setdefault((entity.type, attribute), set()).add(value)
+    self._values = {key: sorted(found) for key, found in values.items()}
+
+  def write(self, queries: Sequence[str], topk: int, noisy: Sequence[bool], seeds: Sequence[int]) -> list[list[Document]]:
+    """See `Writer`. A useful search finds nothing where the world knows no word of the query."""
+    results = self._index.search(queries, topk)
+    return [self._noise(found, topk, random.Random(seed)) if noise else found
+            for found, noise, seed in zip(results, noisy, seeds, strict=True)]
+
+  def _noise(self, found: Sequence[Document], topk: int, rng: random.Random) -> list[Document]:
+    subjects = [self._entities[document.id] for document in found]
+    entities = list(self._entities.values())
+    documents = []
+    for place in range(topk):
+      subject = subjects[place] if place < len(subjects) else rng.choice(subjects or entities)
+      if place < len(subjects) and rng.random() < 0.5:
+        documents.append(Document(f'false-{subject.id}', subject.title, self._falsified(subject, rng).text))
+      else:
+        used = {entity.title for entity in subjects} | {document.title for document in documents}
+        others = [e for e in entities if e.type == subject.type and e.title not in used]
+        other = rng.choice(others or [e for e in entities if e.title not in used] or entities)
+        documents.append(Document(other.id, other.title, other.text))
+    return documents
+
+  def _falsified(self, entity: Entity, rng: random.Random) -> Entity:
+    def others(attribute, true):
+      return [value for value in self._values[entity.type, attribute] if value not in true]
+
+    values = {name: rng.choice(others(name, [value]) or [value]) for name, value in entity.values.items()}
+    true = {value for _, value in entity.multiple}
+    pools = [(name, others(name, true)) for name, _ in entity.multiple]
+    return dataclasses.replace(entity, values=values, multiple=tuple((name, rng.choice(pool)) for name, pool in pools if pool))

