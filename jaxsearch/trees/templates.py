@@ -49,7 +49,7 @@ def prompt(question: str, template: str = 'search_r1', tokenizer: Tokenizer | No
 
   A chat template that refuses or drops the system turn gets the instructions in the user turn. Raises ValueError, see `find`.
   """
-  turns = [fill(turn, question=question.strip()) for turn in _USER.split(find(template), maxsplit=1)]
+  turns = [fill(turn, question=question.strip()) for turn in _USER.split(find(template, 'policy'), maxsplit=1)]
   if tokenizer is None:
     return ''.join(turns)
   *system, user = map(str.strip, turns)
@@ -87,7 +87,7 @@ def fill(text: str, /, **fields: object) -> str:
 
 
 @functools.lru_cache
-def find(template: str, kind: str = 'policy') -> str:
+def find(template: str, kind: str) -> str:
   """The text of a template, which is a name or a file. A file is read once.
 
   Raises:

@@ -127,14 +127,14 @@ def test_a_file_with_a_wrong_field(tmp_path, text, kind, words):
 
 def test_what_is_neither_name_nor_file(tmp_path):
   with pytest.raises(ValueError, match="unknown policy template 'short': no such file, and none of carl, .*search_r1, .*world"):
-    templates.find('short')
+    templates.find('short', 'policy')
   with pytest.raises(ValueError, match="unknown reader template 'search_r1'.* none of r_search, world$"):
     templates.find('search_r1', 'reader')
   with pytest.raises(ValueError, match='unknown policy template'):
-    templates.find(str(tmp_path))
+    templates.find(str(tmp_path), 'policy')
   (tmp_path / 'latin.txt').write_bytes('Où? {question}'.encode('latin-1'))
   with pytest.raises(ValueError, match=r'latin.txt: not UTF-8 text'):
-    templates.find(str(tmp_path / 'latin.txt'))
+    templates.find(str(tmp_path / 'latin.txt'), 'policy')
 
 
 def test_settings_are_checked():
