@@ -38,5 +38,7 @@ def test_siblings_are_compared_with_each_other(normalize_std):
 
 
 def test_trees_without_a_trained_span_are_no_trouble():
-  credit_siblings([Tree(Letters())], {})
+  tree = Tree(Letters())
+  credit_siblings([tree], {})
   credit_siblings([], {})
+  assert tree.root.advantages is None
