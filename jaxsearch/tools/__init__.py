@@ -56,8 +56,7 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | N
       wants one) in OPENAI_API_KEY; or any `Writer`.
     noise_start, noise_end, seed: for 'simulated', see tools/simulated.py.
 
-  Raises:
-    ValueError: an unknown kind, or a missing setting; names it.
+  Raises ValueError for an unknown kind or a missing setting; names it.
   """
   def passages(needed_by):
     if corpus is None:

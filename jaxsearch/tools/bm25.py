@@ -37,13 +37,10 @@ class BM25:
   Args:
     corpus: passages; their order breaks ties.
     engine: 'rank_bm25', or 'bm25s' for larger corpora.
-    k1: how soon more occurrences of a word stop counting.
-    b: how much a long passage is marked down, 0 to 1.
+    k1, b: how soon more occurrences of a word stop counting; how much a long passage is marked down, 0 to 1.
     cache_size: how many of the latest queries keep their results.
 
-  Raises:
-    ValueError: no passage, no word in any of them, or an unknown engine.
-    ImportError: the engine is bm25s, which is not installed.
+  Raises ValueError for a corpus without a word in it or an unknown engine, ImportError for bm25s where it is not installed.
   """
 
   def __init__(self, corpus: Sequence[Document], *, engine: str = 'rank_bm25', k1: float = 0.9, b: float = 0.4,

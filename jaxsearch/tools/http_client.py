@@ -5,7 +5,6 @@ not before the server's `Retry-After`, all attempts within one deadline. Everyth
 shape, is an error at once. Errors name the URL and show no key.
 """
 
-import dataclasses
 import email.utils
 import json
 import os
@@ -24,21 +23,16 @@ T = TypeVar('T')
 
 
 class RequestError(RuntimeError):
-  """A request without a usable response; `url`, `reason` and `status` (None without one) say where and why."""
+  """A request without a usable response; `url`, `reason` and `status` (None without one) say where and why.
+
+  `delay` is set on an attempt that may be retried: the seconds that the server asks for, else 0.
+  """
 
   kind = 'request'
 
-  def __init__(self, url: str, reason: str, status: int | None = None):
+  def __init__(self, url: str, reason: str, status: int | None = None, delay: float | None = None):
     super().__init__(f'{self.kind} at {url} failed: {reason}')
-    self.url, self.reason, self.status = url, reason, status
-
-
-@dataclasses.dataclass(eq=False)
-class _TransientError(Exception):
-  """A failed attempt that may be retried, after `delay` seconds if the server names them."""
-  reason: str
-  status: int | None = None
-  delay: float = 0.0
+    self.url, self.reason, self.status, self.delay = url, reason, status, delay
 
 
 class JsonClient:
@@ -90,11 +84,13 @@ class JsonClient:
     retrying = tenacity.Retrying(
       stop=tenacity.stop_after_attempt(self._attempts) | tenacity.stop_before_delay(self._timeout),
       wait=lambda state: max(backoff(state), state.outcome.exception().delay) + jitter(state),
-      sleep=self._pause, retry=tenacity.retry_if_exception_type(_TransientError), reraise=True)
+      sleep=self._pause, retry=tenacity.retry_if_exception(lambda error: getattr(error, 'delay', None) is not None), reraise=True)
     self._pause()
     try:
       return parse(parse_json(retrying(self._attempt, json.dumps(body).encode(), time.monotonic() + self._timeout)))
-    except _TransientError as failure:
+    except self.error as failure:
+      if failure.delay is None:
+        raise
       attempts = retrying.statistics['attempt_number']
       raise self.error(self.url, f'{failure.reason} (attempts: {attempts})', failure.status) from failure
     except pydantic.ValidationError as error:
@@ -125,22 +121,20 @@ class JsonClient:
           if len(received) > MAX_RESPONSE_BYTES:
             raise self.error(self.url, f'the response is longer than {MAX_RESPONSE_BYTES} bytes')
           if time.monotonic() > deadline:  # httpx limits the wait for each chunk, not for all of them
-            raise _TransientError(f'no complete response within {self._timeout:g} s')
+            raise self.error(self.url, f'no complete response within {self._timeout:g} s', delay=0.0)
     except httpx.TimeoutException as error:
-      raise _TransientError(f'no response within {self._timeout:g} s ({type(error).__name__})') from error
-    except httpx.TransportError as error:
-      raise _TransientError(f'{type(error).__name__}: {error}') from error
+      raise self.error(self.url, f'no response within {self._timeout:g} s ({type(error).__name__})', delay=0.0) from error
     except httpx.HTTPError as error:
-      raise self.error(self.url, f'{type(error).__name__}: {error}') from error
+      delay = 0.0 if isinstance(error, httpx.TransportError) else None
+      raise self.error(self.url, f'{type(error).__name__}: {error}', delay=delay) from error
     if response.is_success:
       return bytes(received)
     status, text = response.status_code, received.decode(errors='replace')
     if self._token:  # some servers quote the key that they refuse
       text = text.replace(self._token, '[key]')
     reason = f'status {status}: {text[:200]}' + (self._hint if status == 401 else '')
-    if response.is_server_error or status in (408, 425, 429):
-      raise _TransientError(reason, status, _retry_after(response.headers.get('retry-after', '')))
-    raise self.error(self.url, reason, status)
+    retried = response.is_server_error or status in (408, 425, 429)
+    raise self.error(self.url, reason, status, _retry_after(response.headers.get('retry-after', '')) if retried else None)
 
 
 def parse_json(content: bytes) -> Any:
