@@ -26,9 +26,7 @@ NOBODY = -1
 
 def allocate(config: DecoderConfig, rows: int, length: int, sharding: Sharding) -> list:
   """Zeros in the compute dtype: a list over layers of (keys, values)."""
-  def zeros(*shape):
-    return jnp.zeros(shape, config.dtype, device=sharding)
-
+  zeros = lambda *shape: jnp.zeros(shape, config.dtype, device=sharding)
   K, h = config.num_kv_heads, config.head_dim
   return [(zeros(rows, K, h, length), zeros(rows, K, length, h)) for _ in range(config.num_layers)]
 

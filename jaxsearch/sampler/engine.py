@@ -74,8 +74,7 @@ class Engine:
     per_lane = [-(-number // self.lanes) for number in (slots, slots if spare is None else spare)]
     self.slots, self.length = per_lane[0] * self.lanes, length
     self.deterministic, self.tool_patience, self.episode_deadline = deterministic, tool_patience, episode_deadline
-    self.segment_steps = segment_steps
-    self.enough = max(1, self.slots // 16) if enough is None else enough
+    self.segment_steps, self.enough = segment_steps, enough or max(1, self.slots // 16)
     self.pieces = tokenizer.pieces(config.vocab_size)
     self.rows = caches.CacheRows(sum(per_lane), self.lanes)
     # Buckets of all that varies. `_counts`: by length n of a chunk in tokens, the longest last, the chunks P of a call.
@@ -88,10 +87,9 @@ class Engine:
     self._whole = meshes.replicated(self._mesh) if self._mesh else SingleDeviceSharding(devices.item())
     self._cache = caches.allocate(config, self.lanes * (self.rows.scratch + 1), row_length, NamedSharding(
       self._mesh, PartitionSpec(segment.LANES, 'tensor')) if self._mesh else self._whole)
-    self._params = None
+    self._params = self._device_tables = None
     self._profiles: dict[tuple, int] = {}
     self._tables = np.zeros((2, PROFILES, config.vocab_size), bool)
-    self._device_tables = None
 
   def load(self, params: dict) -> None:
     """Takes new parameters (nested as `parameter_shapes`, any dtype and sharding) and empties the cache."""
@@ -115,7 +113,7 @@ class Engine:
       for window in self._windows:
         self._decode([], self.put(jax.random.key(0)), width, window, 0, 1)
     for window in self._prefill_windows:
-      self._fork([[]], window)
+      self.fork([(scratch, scratch, window)])
       for n, counts in self._counts.items():
         for count in counts if n <= window else ():
           for targets in (None, token) if score else (None,):
@@ -147,25 +145,8 @@ class Engine:
     results, places = self._decode(slots, key, width, window, enough, limit)
     return *(result[places] for result in jax.device_get(results)), width * self.lanes
 
-  def prefill(self, chunks: Sequence[Chunk]) -> None:
-    """Caches the tokens of all chunks, those of one row in order, and scores their targets: all have them or none."""
-    for batch, n, count, window in self._batches(chunks):
-      logprobs = self._prefill(batch, n, count, window)
-      if logprobs is not None:
-        for part, found in zip(batch, jax.device_get(logprobs).reshape(self.lanes, count, n)):
-          for chunk, values in zip(part, found):
-            chunk.logprobs.extend(values[:len(chunk.tokens)].tolist())
-
-  def fork(self, copies: Sequence[tuple[caches.CacheRow, caches.CacheRow, int]]) -> None:
-    """Copies (source, target in the same lane, number of leading tokens), one after the other."""
-    lanes, width = self._by_lane(copies, lambda copy: copy[1].lane), self._widths[-1]
-    for start in range(0, max(map(len, lanes)), width):
-      part = [lane[start:start + width] for lane in lanes]
-      self._fork(part, _bucket(max(size for lane in part for *_, size in lane), self._prefill_windows))
-
-  # One call of a program each, with everything that varies as data.
-
   def _decode(self, given, key, width, window, enough, limit):
+    """One call of the program; returns (its results, the place of each given slot in them)."""
     slots = _idle_slots(width * self.lanes, self.rows.scratch)
     free = [itertools.count(lane * width) for lane in range(self.lanes)]
     places = [next(free[row.lane]) for row, _ in given]
@@ -179,55 +160,55 @@ class Engine:
       self.config, self._params, self._cache, slots, self._device_tables, uniforms, leave, window=window, mesh=self._mesh)
     return results, places
 
+  def prefill(self, chunks: Sequence[Chunk]) -> None:
+    """Caches the tokens of all chunks, those of one row in order, and scores their targets: all have them or none."""
+    parts = {n: [] for n in self._counts}
+    for chunk in chunks:
+      done = 0
+      while left := len(chunk.tokens[done:]):  # the longest length that is at least three quarters full, else the shortest
+        n = max((n for n in parts if 3 * n <= 4 * left), default=min(parts))
+        targets = None if chunk.targets is None else chunk.targets[done:done + n]
+        parts[n].append(dataclasses.replace(chunk, start=chunk.start + done, tokens=chunk.tokens[done:done + n], targets=targets))
+        done += n
+    for n, counts in reversed(self._counts.items()):  # longer parts first: within a row they come first
+      lanes = self._by_lane(sorted(parts[n], key=lambda part: part.start), lambda part: part.row.lane)
+      for first in range(0, max(map(len, lanes)), counts[-1]):
+        batch = [lane[first:first + counts[-1]] for lane in lanes]
+        end = max(lane[-1].start for lane in batch if lane) + n
+        self._prefill(batch, n, _bucket(max(map(len, batch)), counts), _bucket(end, self._prefill_windows))
+
   def _prefill(self, batch, n, count, window):
-    """Log-probabilities [lanes * count, n] if the chunks, given by lane, have targets."""
+    """One call of the program, for the chunks of each lane."""
+    placed = [(lane * count + i, chunk) for lane, part in enumerate(batch) for i, chunk in enumerate(part)]
     tokens, targets = np.full((2, self.lanes * count, n), self.tokenizer.pad_id, np.int32)
     starts, rows = np.zeros(self.lanes * count, np.int32), np.full(self.lanes * count, self.rows.scratch, np.int32)
-    scored = False
-    for lane, part in enumerate(batch):
-      for i, chunk in enumerate(part, start=lane * count):
-        size = len(chunk.tokens)
-        tokens[i, :size], starts[i], rows[i] = chunk.tokens, chunk.start, chunk.row.place
-        if chunk.targets is not None:
-          targets[i, :size], scored = chunk.targets, True
-    self._cache, logprobs = segment.prefill(
-      self.config, self._params, self._cache, *self.put((tokens, starts, rows, targets if scored else None)), window=window,
-      mesh=self._mesh)
-    return logprobs
+    for i, chunk in placed:
+      tokens[i, :len(chunk.tokens)], starts[i], rows[i] = chunk.tokens, chunk.start, chunk.row.place
+      if chunk.targets is not None:
+        targets[i, :len(chunk.tokens)] = chunk.targets
+    arrays = self.put((tokens, starts, rows, None if placed[0][1].targets is None else targets))
+    self._cache, logprobs = segment.prefill(self.config, self._params, self._cache, *arrays, window=window, mesh=self._mesh)
+    if logprobs is not None:
+      logprobs = jax.device_get(logprobs)
+      for i, chunk in placed:
+        chunk.logprobs.extend(logprobs[i, :len(chunk.tokens)].tolist())
 
-  def _fork(self, copies, window):
-    places = np.full((2, self.lanes, self._widths[-1]), self.rows.scratch, np.int32)
-    for lane, part in enumerate(copies):
-      for i, (source, target, _) in enumerate(part):
-        places[:, lane, i] = source.place, target.place
-    sources, targets = places.reshape(2, -1)
-    counts = np.full(self.lanes, max(map(len, copies)), np.int32)  # the same in each, what is missing is copied in place
-    self._cache = segment.fork(self._cache, *self.put((sources, targets, counts)), window=window, mesh=self._mesh)
+  def fork(self, copies: Sequence[tuple[caches.CacheRow, caches.CacheRow, int]]) -> None:
+    """Copies (source, target in the same lane, number of leading tokens), one after the other."""
+    lanes, width = self._by_lane(copies, lambda copy: copy[1].lane), self._widths[-1]
+    for first in range(0, max(map(len, lanes)), width):
+      batch, places = [lane[first:first + width] for lane in lanes], np.full((2, self.lanes, width), self.rows.scratch, np.int32)
+      for lane, part in enumerate(batch):
+        for i, (source, target, _) in enumerate(part):
+          places[:, lane, i] = source.place, target.place
+      counts = np.full(self.lanes, max(map(len, batch)), np.int32)  # the same in each, what is missing is copied in place
+      window = _bucket(max(size for part in batch for *_, size in part), self._prefill_windows)
+      arrays = self.put((*places.reshape(2, -1), counts))
+      self._cache = segment.fork(self._cache, *arrays, window=window, mesh=self._mesh)
 
   def _by_lane(self, items, lane_of):
     """The items of each lane, in order."""
     return [[item for item in items if lane_of(item) == lane] for lane in range(self.lanes)]
-
-  def _batches(self, chunks):
-    """(chunks of each lane, n, P of a lane, window) of each program call. Longer chunks first: within a row they come first."""
-    parts = [part for chunk in chunks for part in self._cut(chunk)]
-    for n, counts in reversed(self._counts.items()):
-      alike = sorted((part for size, part in parts if size == n), key=lambda part: part.start)
-      lanes = self._by_lane(alike, lambda part: part.row.lane)
-      for first in range(0, max(map(len, lanes)), counts[-1]):
-        batch = [lane[first:first + counts[-1]] for lane in lanes]
-        end = max(lane[-1].start for lane in batch if lane) + n
-        yield batch, n, _bucket(max(map(len, batch)), counts), _bucket(end, self._prefill_windows)
-
-  def _cut(self, chunk):
-    """(n, part) of a chunk: the longest bucket that is at least three quarters full, else the shortest."""
-    done = 0
-    while done < len(chunk.tokens):
-      left = len(chunk.tokens) - done
-      n = max((n for n in self._counts if 3 * n <= 4 * left), default=min(self._counts))
-      targets = None if chunk.targets is None else chunk.targets[done:done + n]
-      yield n, dataclasses.replace(chunk, start=chunk.start + done, tokens=chunk.tokens[done:done + n], targets=targets)
-      done += n
 
   def put(self, tree):
     """Moves arrays to the device explicitly, so that implicit transfers can be forbidden."""
@@ -241,14 +222,10 @@ def _prepare(config: DecoderConfig, mesh: Mesh | None, whole: Sharding):
     params = unstack(jax.tree.map(lambda p: p.astype(config.dtype), params), config.num_layers)
     return fuse(config, params) if mesh is None else params
 
-  def layout(axes, shape):
-    return NamedSharding(mesh, meshes.spec(axes, shape, mesh))
-
   if mesh is None:
     return jax.jit(prepare, out_shardings=whole)
-  axes, shapes = parameter_axes(config), parameter_shapes(config)
-  layer = {name: layout(value[1:], shapes['layers'][name][1:]) for name, value in axes['layers'].items()}
-  shardings = {name: layout(value, shapes[name]) for name, value in axes.items() if name != 'layers'}
+  shardings = meshes.shardings(parameter_axes(config), parameter_shapes(config), mesh)
+  layer = {name: NamedSharding(mesh, PartitionSpec(*stacked.spec[1:])) for name, stacked in shardings['layers'].items()}
   return jax.jit(prepare, out_shardings=shardings | {'layers': [layer] * config.num_layers})
 
 

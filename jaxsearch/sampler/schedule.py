@@ -15,7 +15,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
@@ -23,24 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxsearch.sampler import requests
 from jaxsearch.sampler.cache import CacheRow
 from jaxsearch.sampler.engine import Chunk, Engine, found_stop
-from jaxsearch.sampler.requests import (
-  END,
-  LENGTH,
-  Ask,
-  Call,
-  Caller,
-  Generate,
-  Request,
-  RunPython,
-  Sampling,
-  Score,
-  Search,
-  ToolCall,
-  ToolFailure,
-  Tools,
-)
+from jaxsearch.sampler.requests import END, LENGTH, Ask, Call, Caller, Generate, RunPython, Score, Search, ToolFailure
 from jaxsearch.sampler.segment import Slots
 from jaxsearch.trees.tree import Role, Stop, Tree
 
@@ -73,14 +58,13 @@ class Pending:
   """A request that has no reply yet."""
   episode: Episode
   place: int  # of the reply among the replies of its episode
-  request: Request
-  call: ToolCall | None = None  # of a tool
+  request: requests.Request
+  call: requests.ToolCall | None = None  # of a tool
   # Of Generate and Score, which need a row of the cache. The last token of the path is the first input of the next program and
   # not in the cache yet.
   path: np.ndarray | None = None
   row: CacheRow | None = None
   slot: Slots | None = None
-  clipped: bool = False  # `slot.remaining` ends where the room does
   tokens: list[int] = dataclasses.field(default_factory=list)
   logprobs: list[float] = dataclasses.field(default_factory=list)
 
@@ -98,8 +82,9 @@ class Schedule:
     watch: called with (tree, reply) for every reply that a generator gets.
   """
 
-  def __init__(self, engine: Engine, growths: Sequence[tuple[int, Iterator, Tree]], key, sampling: Sampling, tools: Tools,
-               on_progress: Callable[[int, int, dict], None] | None = None, watch: Callable[[Tree, Any], None] | None = None):
+  def __init__(self, engine: Engine, growths: Sequence[tuple[int, Iterator, Tree]], key, sampling: requests.Sampling,
+               tools: requests.Tools, on_progress: Callable[[int, int, dict], None] | None = None,
+               watch: Callable[[Tree, Any], None] | None = None):
     self.engine, self.key, self.sampling, self.tools = engine, key, sampling, tools
     self.on_progress, self.watch = on_progress, watch
     self.total = len(growths)
@@ -154,13 +139,13 @@ class Schedule:
 
   # Starting and resuming episodes.
 
-  def _idle(self, *taken: Iterable[Pending]) -> np.ndarray:
+  def _idle(self, taken: Sequence[Pending]) -> np.ndarray:
     """Slots of each lane that these requests leave."""
-    lanes = [pending.episode.lane for pending in itertools.chain(*taken)]
+    lanes = [pending.episode.lane for pending in taken]
     return self.engine.slots // self.engine.lanes - np.bincount(lanes, minlength=self.engine.lanes)
 
   def _fill(self) -> None:
-    while (idle := self._idle(self.running, self.ready)).max() > 0:
+    while (idle := self._idle(self.running + self.ready)).max() > 0:
       room = np.where(self.active < self.engine.rows.count, idle, 0)
       if self.queue and room.max() > 0:
         episode = self.queue.popleft()
@@ -178,11 +163,11 @@ class Schedule:
           reply = episode.replies if episode.several else episode.replies and episode.replies[0]
           if self.watch and episode.replies is not None:
             self.watch(episode.tree, reply)
-          requests = episode.growth.send(reply)
-          episode.several = isinstance(requests, (list, tuple))
-          requests = requests if episode.several else [requests]
-          episode.replies, episode.waiting = [None] * len(requests), len(requests)
-          for place, request in enumerate(requests):
+          yielded = episode.growth.send(reply)
+          episode.several = isinstance(yielded, (list, tuple))
+          yielded = yielded if episode.several else [yielded]
+          episode.replies, episode.waiting = [None] * len(yielded), len(yielded)
+          for place, request in enumerate(yielded):
             self._serve(Pending(episode, place, request))
       except StopIteration:
         self._end(episode)
@@ -213,11 +198,7 @@ class Schedule:
     """Starts or queues a request; replies at once where it can."""
     request, tools = pending.request, self.tools
     match request:
-      case Generate():
-        self._generate(pending)
-      case Score() if request.node.length > self.engine.length:
-        self._reply(pending, [None] * len(request.continuations))
-      case Score():
+      case Generate() | Score():
         self._queue(pending)
       case Search() if tools.search is None:
         raise ValueError('a Search, but the rollout has no search back end')
@@ -238,24 +219,22 @@ class Schedule:
         raise TypeError(f'{request!r} is no request')
 
   def _queue(self, pending: Pending) -> None:
-    """Puts a request in line for a row of the cache."""
-    pending.path = np.asarray(pending.request.node.path_tokens(), np.int32)
-    if not len(pending.path):
-      raise ValueError(f'{type(pending.request).__name__} after a path without a token: nothing predicts the first one')
-    pending.episode.requests += 1
-    self.ready.append(pending)
-
-  def _generate(self, pending: Pending) -> None:
+    """Puts a request in line for a row of the cache; replies at once where there is no room or no time."""
     request, episode, engine = pending.request, pending.episode, self.engine
-    room = engine.length - request.node.length
-    if room <= 0 or self._seconds_left(episode) == 0:
+    pending.path = path = np.asarray(request.node.path_tokens(), np.int32)
+    if not len(path):
+      raise ValueError(f'{type(request).__name__} after a path without a token: nothing predicts the first one')
+    room = engine.length - len(path)
+    if isinstance(request, Score) and room < 0:
+      return self._reply(pending, [None] * len(request.continuations))
+    if isinstance(request, Generate) and (room <= 0 or self._seconds_left(episode) == 0):
       return self._finish_span(pending, Stop.CONTEXT_FULL if room <= 0 else Stop.DEADLINE)
-    self._queue(pending)
-    pending.clipped = room < request.max_tokens
-    pending.slot = Slots(
-      rows=-1, tokens=int(pending.path[-1]), lengths=len(pending.path) - 1, remaining=min(request.max_tokens, room),
-      episodes=episode.number, requests=episode.requests, profile=engine.profile(request.stop, request.forbid),
-      **vars(request.sampling(self.sampling)))
+    episode.requests += 1
+    if isinstance(request, Generate):
+      pending.slot = Slots(
+        rows=-1, tokens=int(path[-1]), lengths=len(path) - 1, remaining=min(request.max_tokens, room), episodes=episode.number,
+        requests=episode.requests, profile=engine.profile(request.stop, request.forbid), **vars(request.sampling(self.sampling)))
+    self.ready.append(pending)
 
   def _finish_span(self, pending: Pending, stop: str) -> None:
     node = pending.request.node.append(pending.tokens, Role.POLICY, logprobs=pending.logprobs)
@@ -270,11 +249,20 @@ class Schedule:
     self.calls.append(pending)
 
   def _apply_reply(self) -> bool:
-    """Applies one reply if one is due, waiting for it if that is the rule; whether it did."""
-    due = self._due()
-    if due is None:
+    """Applies the reply of a call that is due, waiting for it if that is the rule; False if there is something better to do."""
+    start, nothing_else = time.monotonic(), not self.ready and not self.running
+    if self.engine.deterministic:
+      due = [pending for pending in self.calls[:1]
+             if nothing_else or self.steps - pending.call.step >= self.engine.tool_patience]
+    else:
+      calls = [pending.call for pending in self.calls]
+      if nothing_else and calls:
+        wait([call.future for call in calls], timeout=min(call.seconds_left() for call in calls), return_when=FIRST_COMPLETED)
+      due = [pending for pending in self.calls if pending.call.future.done() or pending.call.seconds_left() == 0]
+    if not due:
       return False
-    pending, start = self.calls.pop(due), time.monotonic()
+    pending = due[0]
+    self.calls.remove(pending)
     seconds, result = pending.call.outcome()
     self.counts['seconds_waiting'] += time.monotonic() - start
     self.counts['seconds_tools'] += seconds
@@ -285,20 +273,6 @@ class Schedule:
     self._reply(pending, result)
     self._advance([pending.episode])
     return True
-
-  def _due(self) -> int | None:
-    """Index of the call whose reply is to be applied now; None if there is something better to do."""
-    if not self.calls:
-      return None
-    nothing_else = not self.ready and not self.running
-    calls = [pending.call for pending in self.calls]
-    if self.engine.deterministic:
-      return 0 if nothing_else or self.steps - calls[0].step >= self.engine.tool_patience else None
-    if nothing_else:
-      start = time.monotonic()
-      wait([call.future for call in calls], timeout=min(call.seconds_left() for call in calls), return_when=FIRST_COMPLETED)
-      self.counts['seconds_waiting'] += time.monotonic() - start
-    return next((i for i, call in enumerate(calls) if call.future.done() or call.seconds_left() == 0), None)
 
   def _ask(self) -> None:
     """Gives every service all that waits for it; a service that fails is a failed tool to each of them."""
@@ -371,7 +345,7 @@ class Schedule:
 
   def _decode(self) -> None:
     engine, limit = self.engine, self.engine.segment_steps
-    if self.calls and self._idle(self.running, self.ready).max() > 0:
+    if self.calls and self._idle(self.running + self.ready).max() > 0:
       due = self.calls[0].call.step + engine.tool_patience - self.steps if engine.deterministic else POLL_STEPS
       limit = min(limit, max(1, due))
     tokens, logprobs, counts, slots = engine.decode(
@@ -406,5 +380,5 @@ class Schedule:
     if found is not None:
       return found
     if not pending.slot.remaining:
-      return Stop.CONTEXT_FULL if pending.clipped else LENGTH
+      return LENGTH if len(pending.tokens) == pending.request.max_tokens else Stop.CONTEXT_FULL
     return Stop.DEADLINE if self._seconds_left(pending.episode) == 0 else None

@@ -59,9 +59,9 @@ def in_lanes(mesh: Mesh | None, program, shared: tuple, own: tuple):
   """program(*shared, *own) in every lane; `own` and the results are split over lanes along their first dimensions."""
   if not has_lanes(mesh):
     return program(*shared, *own)
-  whole, split = PartitionSpec(), PartitionSpec(LANES)
-  return jax.shard_map(program, mesh=mesh, axis_names={LANES}, check_vma=False, out_specs=split,
-                       in_specs=(whole,) * len(shared) + (split,) * len(own))(*shared, *own)
+  specs = (PartitionSpec(),) * len(shared) + (PartitionSpec(LANES),) * len(own)
+  return jax.shard_map(program, mesh=mesh, axis_names={LANES}, check_vma=False, in_specs=specs,
+                       out_specs=PartitionSpec(LANES))(*shared, *own)
 
 
 @functools.partial(jax.jit, static_argnames=('config', 'window', 'mesh'), donate_argnames='cache')
