@@ -230,10 +230,8 @@ def _prepare(config: DecoderConfig, mesh: Mesh | None, whole: Sharding):
 
 
 def _idle_slots(count: int, scratch: int) -> segment.Slots:
-  zeros = lambda dtype=np.int32: np.zeros(count, dtype)
-  return segment.Slots(
-    rows=np.full(count, scratch, np.int32), tokens=zeros(), lengths=zeros(), remaining=zeros(), episodes=zeros(),
-    requests=zeros(), temperature=zeros(np.float32), top_p=np.ones(count, np.float32), top_k=zeros(), profile=zeros())
+  return segment.Slots(*(np.full(count, value, np.float32 if isinstance(value, float) else np.int32)
+                         for value in segment.Slots(scratch)))
 
 
 def _bucket(size: int, buckets: Sequence[int]) -> int:
@@ -257,11 +255,8 @@ def found_stop(pieces: Sequence[bytes], tokens: Sequence[int], stops: Sequence[s
   """The stop string that ends in the last of `tokens` and lies within them, the one that ends first if several do."""
   if not stops or not tokens:
     return None
-  text, ends = b''.join(pieces[token] for token in tokens), {}
+  text, encoded = b''.join(pieces[token] for token in tokens), {stop: stop.encode() for stop in stops}
   before = len(text) - len(pieces[tokens[-1]])
-  for stop in stops:
-    encoded = stop.encode()
-    start = text.find(encoded, max(0, before - len(encoded) + 1))
-    if start >= 0:
-      ends[stop] = start + len(encoded)
-  return min(ends, key=ends.get, default=None)
+  starts = {stop: text.find(code, max(0, before - len(code) + 1)) for stop, code in encoded.items()}
+  found = [stop for stop in stops if starts[stop] >= 0]
+  return min(found, key=lambda stop: starts[stop] + len(encoded[stop]), default=None)

@@ -157,8 +157,8 @@ class Tools:
     topk: documents that a search returns.
     python: sandbox with `run(code, functions) -> text`; None if no tree runs programs.
     services: other models that a tree may `Ask`, by name: each a function from a list of items to a list of replies.
-    deadline: seconds until a call counts as failed. It holds in the deterministic mode too, lest a tool that hangs hang the run:
-      results are the same to the bit as long as no call exceeds it.
+    deadline: seconds until a call counts as failed, in the deterministic mode too, so that no tool can hang the run: results
+      are the same to the bit as long as no call exceeds it.
     workers: calls that run at a time.
     max_observation: tokens of one observation at most.
     answer_reserve: tokens that an observation leaves free for an answer.
@@ -211,9 +211,9 @@ class Tools:
     if isinstance(request, RunPython):
       if not isinstance(result, str):
         return ToolFailure('malformed reply of the sandbox')
-      written = lambda documents: grammar.output(''.join(document.text for document in documents), special)
-      shown = shorten([Document('', '', result)], room, lambda documents: len(tokenizer.encode(written(documents))))
-      return ''.join(document.text for document in shown)
+      joined = lambda documents: ''.join(document.text for document in documents)  # of one, or none where it does not fit
+      return joined(shorten([Document('', '', result)], room, lambda shown: len(tokenizer.encode(
+        grammar.output(joined(shown), special)))))
     documents = result[0] if isinstance(result, list) and len(result) == 1 else None
     if not isinstance(documents, list) or not all(isinstance(document, Document) for document in documents):
       return ToolFailure('malformed reply of the search back end')

@@ -124,11 +124,10 @@ class Schedule:
   def metrics(self) -> dict[str, float]:
     """Counts of this run so far.
 
-    tokens_decoded, tokens_prefilled (computed as context), tokens_reused (context that was cached), tokens_forked (those
-    of it that were copied); episodes; segments, steps; idle_share (of what the segments could have decoded); tool_calls,
-    tool_failures; service_calls, seconds_services; seconds in all, seconds_tools (inside tools, added up),
-    seconds_waiting (for replies of tools); rows_evicted (from episodes that still ran); stop_X: episodes that ended with
-    stop X.
+    tokens_decoded, tokens_prefilled (computed as context), tokens_reused (context that was cached), tokens_forked (those of it
+    that were copied); episodes, stop_X (those that ended with stop X); segments, steps, idle_share (of what the segments could
+    have decoded); tool_calls, tool_failures, seconds_tools (inside tools, added up), seconds_waiting (for their replies);
+    service_calls, seconds_services; seconds, tokens_per_second (in all); rows_evicted (from episodes that still ran).
     """
     seconds, decoded = time.monotonic() - self.started, self.counts['tokens_decoded']
     return dict(self.counts) | {
@@ -170,12 +169,12 @@ class Schedule:
           for place, request in enumerate(yielded):
             self._serve(Pending(episode, place, request))
       except StopIteration:
-        self._end(episode)
+        self._finish_episode(episode)
       except Exception as error:
         name = episode.tree.question.id if episode.tree.question else episode.number
         raise GrowthError(f'question {name}: {type(error).__name__}: {error}') from error
 
-  def _end(self, episode: Episode) -> None:
+  def _finish_episode(self, episode: Episode) -> None:
     self.active[episode.lane] -= 1
     self.engine.rows.release(episode.number)
     self.counts['episodes'] += 1
@@ -376,8 +375,7 @@ class Schedule:
     """Why the span of a paused slot ends here; None if it goes on."""
     if pending.tokens[-1] in self.engine.tokenizer.eos_ids:
       return END
-    found = found_stop(self.engine.pieces, pending.tokens, pending.request.stop)
-    if found is not None:
+    if found := found_stop(self.engine.pieces, pending.tokens, pending.request.stop):
       return found
     if not pending.slot.remaining:
       return LENGTH if len(pending.tokens) == pending.request.max_tokens else Stop.CONTEXT_FULL

@@ -26,17 +26,17 @@ LANES = 'data'
 
 
 class Slots(NamedTuple):
-  """What a segment knows of its slots, each [S] (or a scalar, of one slot). An idle slot has the scratch row and length 0."""
-  rows: jax.Array  # int32, row of the cache
-  tokens: jax.Array  # int32, the last token of the path; its keys and values are not in the cache yet
-  lengths: jax.Array  # int32, tokens before it, all cached
-  remaining: jax.Array  # int32, tokens it may still generate; 0 if idle
-  episodes: jax.Array  # int32, number of the episode
-  requests: jax.Array  # int32, number of the request within its episode
-  temperature: jax.Array  # float32, 0 is greedy
-  top_p: jax.Array  # float32, 1 is off
-  top_k: jax.Array  # int32, 0 is off
-  profile: jax.Array  # int32, row of the profile tables
+  """What a segment knows of its slots, each [S], or of one slot, each a scalar. The defaults are an idle slot's."""
+  rows: jax.Array  # int32, row of the cache; the scratch row if idle
+  tokens: jax.Array = 0  # int32, the last token of the path; its keys and values are not in the cache yet
+  lengths: jax.Array = 0  # int32, tokens before it, all cached
+  remaining: jax.Array = 0  # int32, tokens it may still generate
+  episodes: jax.Array = 0  # int32, number of the episode
+  requests: jax.Array = 0  # int32, number of the request within its episode
+  temperature: jax.Array = 0.0  # float32, 0 is greedy
+  top_p: jax.Array = 1.0  # float32, 1 is off
+  top_k: jax.Array = 0  # int32, 0 is off
+  profile: jax.Array = 0  # int32, row of the profile tables
 
 
 class Profiles(NamedTuple):
@@ -46,7 +46,7 @@ class Profiles(NamedTuple):
 
 
 class Leave(NamedTuple):
-  """When a segment ends: once `enough` slots have stopped, or all, or after `limit` steps. int32 scalars."""
+  """When a segment ends: once `enough` slots have finished, or all, or after `limit` steps. int32 scalars."""
   enough: jax.Array
   limit: jax.Array
 
