@@ -14,14 +14,7 @@ BINS = 10
 
 
 def calibration_curve(probabilities, outcomes, bins: int = BINS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Mean prediction and mean outcome in equally wide bins of the prediction, the bins of `calibration.ece`.
-
-  Args:
-    probabilities: [N] in [0, 1]; one on the border of two bins belongs to the upper one.
-    outcomes: [N] in [0, 1].
-  Returns:
-    Mean prediction, mean outcome (both NaN in an empty bin) and count, each [bins].
-  """
+  """Mean prediction, mean outcome (both NaN in an empty bin) and count, each [bins], in the bins of `calibration.ece`."""
   probabilities, outcomes = np.asarray(probabilities, np.float32), np.asarray(outcomes, np.float64)
   bin_of = np.digitize(probabilities, (np.arange(1, bins) / bins).astype(np.float32))
   counts = np.bincount(bin_of, minlength=bins)
@@ -31,13 +24,9 @@ def calibration_curve(probabilities, outcomes, bins: int = BINS) -> tuple[np.nda
 
 
 def plot_calibration(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], path: str | os.PathLike) -> None:
-  """The reliability diagram: actual success rate against prediction, a line for each name, with bin counts below.
+  """Writes the reliability diagram of each name -> (probabilities [N], outcomes [N]) into a PNG, with bin counts below.
 
   A dot is as large as its bin is full, since a bin of a few rollouts says little.
-
-  Args:
-    curves: name -> (probabilities [N], outcomes [N]).
-    path: of the PNG.
   """
   from matplotlib.figure import Figure  # no pyplot: nothing global, no display
   figure = Figure(figsize=(5.2, 6), layout='constrained')
@@ -48,8 +37,7 @@ def plot_calibration(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], path: 
     colour = COLOURS[i % len(COLOURS)]
     predicted, actual, counts = calibration_curve(probabilities, outcomes)
     filled = counts > 0
-    error = float(calibration.ece(np.asarray(probabilities), np.asarray(outcomes), bins=BINS)) if len(probabilities) else np.nan
-    label = f'{name}: ECE {error:.3f}, n {len(probabilities)}'
+    label = f'{name}: ECE {float(calibration.ece(probabilities, outcomes, bins=BINS)):.3f}, n {len(probabilities)}'
     upper.plot(predicted[filled], actual[filled], color=colour, linewidth=1.2, alpha=0.6, label=label, zorder=2)
     sizes = 6 + 250 * counts[filled] / max(len(probabilities), 1)
     upper.scatter(predicted[filled], actual[filled], sizes, color=colour, zorder=3, clip_on=False)

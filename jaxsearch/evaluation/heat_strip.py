@@ -16,9 +16,9 @@ FULL = 0.5  # the advantage with the strongest colour; the same for all rollouts
 def spans(tree: Tree) -> list[dict]:
   """The record of a tree: its spans depth first, each with role and text.
 
-  Where present also `value`, the critic's value of the state before the span; `advantage`, if all its tokens share one;
-  `segment`, its kind; `parent`, the index of the span that it follows, if that is not the one before it; `dropped`: true in
-  branches that the rollout did not continue from.
+  Where present also `segment`, its kind; `value`, the critic's value of the state before the span; `advantage`, if all its tokens
+  share one; `parent`, the index of the span that it follows, if that is not the one before it; `dropped`: true in branches that
+  the rollout did not continue from.
   """
   recorded, dropped = [], _dropped(tree)
   last = {None: -1}  # node -> index of the last span on its path
@@ -27,9 +27,20 @@ def spans(tree: Tree) -> list[dict]:
     if node.role is Role.CONTEXT:
       parent = len(recorded) - 1  # a copy: in time it follows the span that it was copied from
     last[node] = len(recorded) if node.tokens else parent
-    if node.tokens:
-      branch = ({'parent': parent} if parent != len(recorded) - 1 else {}) | ({'dropped': True} if node in dropped else {})
-      recorded.append({'role': node.role.value, 'text': node.text} | _credit(node) | branch)
+    if not node.tokens:
+      continue
+    span = {'role': node.role.value, 'text': node.text}
+    if 'segment' in node.data:
+      span['segment'] = node.data['segment']
+    if node.values is not None:
+      span['value'] = float(node.values[0])
+    if node.advantages is not None and np.ndim(node.advantages) == 0:
+      span['advantage'] = float(node.advantages)
+    if parent != len(recorded) - 1:
+      span['parent'] = parent
+    if node in dropped:
+      span['dropped'] = True
+    recorded.append(span)
   return recorded
 
 
@@ -61,10 +72,6 @@ def colour(advantage: float) -> str:
   return '#' + ''.join(f'{round(255 + share * (hue - 255)):02x}' for hue in (GOOD if advantage > 0 else BAD))
 
 
-def signed(advantage: float) -> str:
-  return f'{advantage:+.2f}'.replace('-', '−')
-
-
 def _dropped(tree: Tree) -> set[Node]:
   """The nodes in branches that the rollout did not continue from.
 
@@ -77,23 +84,11 @@ def _dropped(tree: Tree) -> set[Node]:
     children = node.children
     if node in dropped or len(children) < 2 or any(child.role is Role.CONTEXT for child in children):
       continue
-    ranks = [(child.trained or child.role is not Role.POLICY, _holds(child, tree.answer), bool(child.children))
-             for child in children]
+    answers = [tree.answer is not None and any(tree.answer in below.text for below in child.walk() if below.role is Role.POLICY)
+               for child in children]
+    ranks = [(child.trained or child.role is not Role.POLICY, answer, bool(child.children))
+             for child, answer in zip(children, answers)]
     best = max(ranks)
     kept = children[ranks.index(best)] if any(best[1:]) or ranks.count(best) == 1 else None
     dropped.update(below for child in children if child is not kept for below in child.walk())
   return dropped
-
-
-def _holds(node: Node, answer: str | None) -> bool:
-  """Whether the policy wrote the answer here or below."""
-  return answer is not None and any(answer in below.text for below in node.walk() if below.role is Role.POLICY)
-
-
-def _credit(node: Node) -> dict:
-  credit = {'segment': node.data['segment']} if 'segment' in node.data else {}
-  if node.values is not None:
-    credit['value'] = float(node.values[0])
-  if node.advantages is not None and np.ndim(node.advantages) == 0:
-    credit['advantage'] = float(node.advantages)
-  return credit

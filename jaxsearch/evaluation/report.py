@@ -69,12 +69,12 @@ def render(rows: list[dict], evaluations: list[dict], config: dict, curve: bytes
   """The page as HTML; everything that a model or a tool wrote is escaped."""
   import jinja2
   environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-  environment.globals.update(pieces=pieces, colour=heat_strip.colour, signed=heat_strip.signed)
+  environment.globals.update(pieces=pieces, colour=heat_strip.colour, signed=lambda value: f'{value:+.2f}'.replace('-', '−'))
   template = environment.from_string(pathlib.Path(__file__).with_name('report.html').read_text(encoding='utf-8'))
   sampled = [e for e in evaluations if e.get('samples')]
-  first, last = (sampled[0], sampled[-1]) if sampled else (None, None)
-  pairs = list(zip(first['samples'], last['samples']))[:SAMPLES] if sampled else []
-  pairs = [[sample | {'blocks': heat_strip.blocks(sample['spans'])} for sample in pair] for pair in pairs]
+  first, last = (sampled[0], sampled[-1]) if sampled else ({'samples': []}, {'samples': []})
+  pairs = [[sample | {'blocks': heat_strip.blocks(sample['spans'])} for sample in pair]
+           for pair in zip(first['samples'][:SAMPLES], last['samples'])]
   blocks = [block for pair in pairs for sample in pair for block in sample['blocks']]
   return template.render(
     rows=rows, first_row=rows[0] if rows else {}, last_row=rows[-1] if rows else {}, evaluations=evaluations, pairs=pairs,

@@ -15,13 +15,12 @@ import numpy as np
 
 import jaxsearch
 from jaxsearch import setup
-from jaxsearch.data.corpus import Document
 from jaxsearch.data.jsonl import DataError, read_records, shortened
-from jaxsearch.evaluation import competence, heat_strip, metrics
+from jaxsearch.evaluation import competence, heat_strip
 from jaxsearch.models import hub
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.rewards.match import f1
+from jaxsearch.rewards.match import answer_found, f1
 from jaxsearch.sampler.requests import Sampling
 from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training.checkpoint import is_run, load_params
@@ -55,42 +54,31 @@ def open_agent(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: 
 
 
 def scores(trees: Sequence[Tree]) -> dict[str, float]:
-  """Means over finished trees: em, f1, searches per question, retrieval_recall (see metrics.py), and their number n."""
-  golds = [tree.question.golden_answers for tree in trees]
-  episodes = [
-    {'golden_answers': gold, 'searches': tree.metrics['searches'],
-     'documents': [Document('', '', node.text, 0.0) for node in tree.nodes(Role.OBSERVATION)]}
-    for gold, tree in zip(golds, trees)
-  ]  # fmt: skip
-  return {
-    'em': float(np.mean([tree.question.score(tree.answer) for tree in trees])),
-    'f1': float(np.mean([f1(tree.answer, gold) for gold, tree in zip(golds, trees)])),
-    'searches': metrics.searches_per_question(episodes),
-    'retrieval_recall': metrics.retrieval_recall(episodes),
-    'n': len(trees),
-  }
+  """Means over finished trees: em, f1, searches, retrieval_recall (the share that found a gold answer); their number n."""
+  values = {
+    'em': [tree.question.score(tree.answer) for tree in trees],
+    'f1': [f1(tree.answer, tree.question.golden_answers) for tree in trees],
+    'searches': [tree.metrics['searches'] for tree in trees],
+    'retrieval_recall': [any(answer_found(tree.question.golden_answers, node.text) for node in tree.nodes(Role.OBSERVATION))
+                         for tree in trees],
+  }  # fmt: skip
+  return {name: float(np.mean(own)) for name, own in values.items()} | {'n': len(trees)}
 
 
 def predictions(trees: Sequence[Tree]) -> list[dict]:
   """A record for each tree: the question, what was answered and how it was found."""
   return [
-    {
-      'id': tree.question.id, 'question': tree.question.question, 'golden_answers': list(tree.question.golden_answers),
-      'prediction': tree.answer, 'em': tree.question.score(tree.answer),
-      'f1': f1(tree.answer, tree.question.golden_answers), 'searches': tree.metrics['searches'], 'stop': tree.stop,
-      'spans': heat_strip.spans(tree),
-    }
-    for tree in trees
-  ]  # fmt: skip
+    {'id': tree.question.id, 'question': tree.question.question, 'golden_answers': list(tree.question.golden_answers),
+     'prediction': tree.answer, 'em': tree.question.score(tree.answer), 'f1': f1(tree.answer, tree.question.golden_answers),
+     'searches': tree.metrics['searches'], 'stop': tree.stop, 'spans': heat_strip.spans(tree)}
+    for tree in trees]
 
 
 def manifest(config: ml_collections.ConfigDict, **files: str) -> dict:
   """What an evaluation was made with: versions, device, config, and the SHA-256 of the files that it read."""
-  return {
-    'jaxsearch': jaxsearch.__version__, 'jax': jax.__version__, 'device': jax.devices()[0].device_kind,
-    'config': json.loads(config.to_json_best_effort()),
-    'files': {name: {'path': path, 'sha256': _sha256(path)} for name, path in files.items() if path},
-  }  # fmt: skip
+  return {'jaxsearch': jaxsearch.__version__, 'jax': jax.__version__, 'device': jax.devices()[0].device_kind,
+          'config': json.loads(config.to_json_best_effort()),
+          'files': {name: {'path': path, 'sha256': _sha256(path)} for name, path in files.items() if path}}
 
 
 def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
@@ -143,8 +131,7 @@ def _finite(figures: dict[str, float]) -> dict[str, float]:
 
 
 def _sha256(path: str) -> str | None:
-  file = pathlib.Path(path)
-  if not file.is_file():
+  if not pathlib.Path(path).is_file():
     return None
-  with file.open('rb') as stream:
+  with open(path, 'rb') as stream:
     return hashlib.file_digest(stream, 'sha256').hexdigest()

@@ -6,7 +6,7 @@ import pytest
 
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import calibration
-from jaxsearch.evaluation.competence import critic_figures, first_values, sign_figures, tool_calls, use_figures
+from jaxsearch.evaluation.competence import critic_figures, sign_figures, tool_calls, use_figures
 from jaxsearch.evaluation.competence_plots import calibration_curve, plot_calibration
 from jaxsearch.trees.tree import Role, Stop, Tree
 
@@ -155,8 +155,7 @@ def test_the_calibration_curve_has_the_bins_of_the_error():
 
 
 def test_the_plot_is_written_whatever_is_missing(tmp_path):
-  values, rewards, tiers = first_values(scattered(), TIERS)
-  assert len(values) == len(rewards) == len(tiers) == 37 and set(tiers) == {0, 1, 2}
+  values, rewards = np.array([(tree.nodes(Role.POLICY)[0].values[0], tree.reward) for tree in scattered()]).T
   none = np.array([])
   plot_calibration({'warm': (values, rewards), 'nobody': (none, none)}, tmp_path / 'a.png')
   assert (tmp_path / 'a.png').read_bytes().startswith(b'\x89PNG')
