@@ -189,10 +189,10 @@ def critic_warmup(config, _) -> None:
   """
   if 'critic_warmup' not in config:
     raise UsageError('this config has no group critic_warmup: its method has no critic, or see configs/carl.py')
-  from jaxsearch.evaluation import competence, competence_plots
+  from jaxsearch.evaluation import calibration, competence
   from jaxsearch.training import critic_warmup
   try:
-    figures = critic_warmup.warm_up(config, competence.gate_figures, competence_plots.plot_calibration)
+    figures = critic_warmup.warm_up(config, competence.gate_figures, calibration.plot)
   except critic_warmup.GateFailed as error:
     print(f'jaxsearch: {error}', file=sys.stderr)
     raise SystemExit(1) from error

@@ -1,9 +1,8 @@
 """Does the critic know what the policy knows, and does the policy use tools where it needs them? CARL's section 4.4 in figures.
 
-All figures are of finished trees that were credited (appendices C, E, I, J and N of the paper). A question is tier 2 if the
-policy can answer it closed-book, else tier 1; `tiers` maps question ids to tiers, and trees of other questions count only where
-tiers do not matter. Trees of any method will do: without a critic or without CARL's segments the figures are NaN. Every rollout
-counts once.
+All figures are of finished, credited trees (appendices C, E, I, J and N of the paper); without a critic or without CARL's segments
+they are NaN. A question is tier 2 if the policy can answer it closed-book, else tier 1; `tiers` maps question ids to tiers, and
+trees of other questions count only where tiers do not matter.
 """
 
 from __future__ import annotations
@@ -44,20 +43,17 @@ def critic_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str,
   start, rewards, tier = values[first > 0], outcomes[first > 0], tier[first > 0]
   return {
     'auc': _figure(calibration.auc, start[tier > 0], tier[tier > 0] == 2),
-    'ece': _figure(calibration.ece, start, rewards),
-    'brier': _figure(calibration.brier, start, rewards),
+    'ece': _figure(calibration.ece, start, rewards), 'brier': _figure(calibration.brier, start, rewards),
     'explained_variance': _figure(calibration.explained_variance, values, outcomes),
-    'value_tier_1': _mean(start[tier == 1]),
-    'value_tier_2': _mean(start[tier == 2]),
-    'rollouts': float(len(start)),
-    'boundary_states': float(len(states)),
-  }
+    'value_tier_1': _mean(start[tier == 1]), 'value_tier_2': _mean(start[tier == 2]),
+    'rollouts': float(len(start)), 'boundary_states': float(len(states)),
+  }  # fmt: skip
 
 
 def gate_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str, float]:
   """What the gate looks at (auc, sign, explained), and how well calibrated the critic is (ece, brier), on held-out rollouts.
 
-  Signs are those over assimilates in tool-required rollouts, as in the paper; NaN for methods without such segments.
+  Signs are those over assimilates in tool-required rollouts, as in the paper.
   """
   found = critic_figures(trees, tiers)
   signs = sign_figures([tree for tree in trees if tree.root.data['kind'] == 'tool-required'])
@@ -119,18 +115,15 @@ def use_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str, fl
   answered = np.array([bool(tree.answer and tree.answer.strip()) for tree in trees], bool)
   tier = np.array([tiers.get(tree.question.id, 0) for tree in trees], int)
   figures = {}
-  for number in (1, 2):
-    own = tier == number
+  for number, own in ((1, tier == 1), (2, tier == 2)):
     figures |= {f'tool_rate_tier_{number}': _mean(calls[own] > 0), f'calls_tier_{number}': _mean(calls[own]),
                 f'em_tier_{number}': _mean(right[own])}
   return figures | {
-    'needless_calls': figures['calls_tier_2'],
-    'confident_wrong': _mean((answered & (right == 0))[tier == 1]),
-    'em': _mean(right),
-    'tokens_per_answer': _mean([tree.count(Role.POLICY) for tree in trees]),
+    'needless_calls': figures['calls_tier_2'], 'confident_wrong': _mean((answered & (right == 0))[tier == 1]),
+    'em': _mean(right), 'tokens_per_answer': _mean([tree.count(Role.POLICY) for tree in trees]),
     'assimilate_tokens': _mean([len(node.tokens) for tree in trees for node in _segments(tree)
                                 if node.data.get('segment') == 'assimilate']),
-  }
+  }  # fmt: skip
 
 
 def _segments(tree: Tree) -> list[Node]:

@@ -23,9 +23,8 @@ def spans(tree: Tree) -> list[dict]:
   recorded, dropped = [], _dropped(tree)
   last = {None: -1}  # node -> index of the last span on its path
   for node in tree.walk():
-    parent = last[node.parent]
-    if node.role is Role.CONTEXT:
-      parent = len(recorded) - 1  # a copy: in time it follows the span that it was copied from
+    # The copy of a context follows, in time, the span that it was copied from.
+    parent = len(recorded) - 1 if node.role is Role.CONTEXT else last[node.parent]
     last[node] = len(recorded) if node.tokens else parent
     if not node.tokens:
       continue

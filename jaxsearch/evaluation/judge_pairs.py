@@ -23,12 +23,7 @@ Trajectories = dict[str, tuple[str, Spans]]  # question id -> (question, traject
 
 
 def read_result(path: str | os.PathLike) -> Trajectories:
-  """Reads the trajectories of a result file of `jaxsearch eval`, in file order.
-
-  Raises:
-    DataError: not a result file, or a repeated id; names the file and the prediction.
-    OSError: the file cannot be opened.
-  """
+  """The trajectories of a result file of `jaxsearch eval`, in file order. DataError names file and prediction if it is none."""
   try:
     found = json.loads(pathlib.Path(path).read_text(encoding='utf-8'))
   except (ValueError, RecursionError) as error:
@@ -52,11 +47,7 @@ def read_result(path: str | os.PathLike) -> Trajectories:
 
 
 def pair_up(a: Trajectories, b: Trajectories) -> dict[str, TrajectoryPair]:
-  """Question id -> pair, for every question in both results, in the order of `a`.
-
-  Raises:
-    DataError: no question in common, or one id with different questions.
-  """
+  """Question id -> pair, for every question in both results, in the order of `a`; DataError for results that do not fit."""
   pairs = {name: TrajectoryPair(question, first, b[name][1]) for name, (question, first) in a.items() if name in b}
   for name, pair in pairs.items():
     if pair.question != (other := b[name][0]):

@@ -1,7 +1,6 @@
 """The report at the end of a run: the learning curve, and the same questions answered before and after.
 
-It is made from the files of a run folder alone (`metrics.jsonl`, `evaluations.jsonl`), so it can be made again at any time. The
-page is one self-contained HTML file.
+One self-contained HTML file, made from `metrics.jsonl` and `evaluations.jsonl` alone, so it can be made again at any time.
 """
 
 from __future__ import annotations
@@ -23,12 +22,11 @@ SAMPLES = 12  # questions whose rollouts are shown
 def write_report(run: str | pathlib.Path) -> pathlib.Path:
   """Writes `learning_curve.png` and `report.html` into the run folder and returns the path of the page."""
   run = pathlib.Path(run)
+  page, curve, config = run / 'report.html', run / 'learning_curve.png', run / 'config.json'
   rows, evaluations = read_rows(run / 'metrics.jsonl'), read_rows(run / 'evaluations.jsonl')
-  curve = run / 'learning_curve.png'
   plot_curves(rows, evaluations, curve)
-  config = json.loads((run / 'config.json').read_text(encoding='utf-8')) if (run / 'config.json').exists() else {}
-  page = run / 'report.html'
-  page.write_text(render(rows, evaluations, config, curve.read_bytes()), encoding='utf-8')
+  settings = json.loads(config.read_text(encoding='utf-8')) if config.exists() else {}
+  page.write_text(render(rows, evaluations, settings, curve.read_bytes()), encoding='utf-8')
   return page
 
 

@@ -85,13 +85,11 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
              assess: Callable[[Sequence[Tree]], None] | None = None) -> Iterator[dict]:
   """Evaluates on `config.eval` at each of its temperatures; yields the rows of evaluations.jsonl.
 
-  The questions and the random key are the same at every step, so that runs and steps can be compared. Where
-  `config.eval.tiers` is given the rows tell what tools were used for, and with `assess`, which writes a critic's values onto
-  the spans, how good the critic is.
+  The questions and the random key are the same at every step, so that runs and steps can be compared. With `config.eval.tiers`
+  the rows say what tools were used for; with `assess`, which writes a critic's values onto the spans, how good the critic is.
   """
   tiers = read_tiers(config.eval.tiers) if config.eval.tiers else {}
-  found = setup.load_questions(config, config.eval.questions)
-  questions = found[:config.eval.number] if config.eval.number else found
+  questions = setup.load_questions(config, config.eval.questions)[:config.eval.number or None]
   for temperature in config.eval.temperatures:
     trees, _ = rollout(agent, questions, jax.random.key(config.seed), sampling=Sampling(temperature))
     trees = _of_first_process(trees)

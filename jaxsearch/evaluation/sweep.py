@@ -36,6 +36,7 @@ from rich import progress
 from rich.console import Console
 
 from jaxsearch import flags
+from jaxsearch.config_check import fields
 from jaxsearch.training import checkpoint
 from jaxsearch.training.runs import read as read_rows
 
@@ -103,12 +104,9 @@ def check(config: ml_collections.ConfigDict) -> None:
     raise ValueError(f'the variants {", ".join(map(repr, clash))} have no folder name of their own')
 
 
-def flat(values: Mapping, prefix: str = '') -> dict:
+def flat(values: Mapping) -> dict:
   """{'a.b': value} of nested dicts; keys may already contain dots."""
-  result = {}
-  for name, value in values.items():
-    result |= flat(value, f'{prefix}{name}.') if isinstance(value, Mapping) else {prefix + name: value}
-  return result
+  return {name: value for name, value in fields(values) if not isinstance(value, Mapping)}
 
 
 def slug(name: str) -> str:
@@ -119,9 +117,9 @@ def slug(name: str) -> str:
 def finished(run: SweepRun) -> bool:
   """Whether the run's last step is logged, evaluated at every temperature, and saved."""
   steps = run.config.steps
-  evaluated = {row['temperature'] for row in read_rows(run.out / 'evaluations.jsonl') if row['step'] == steps}
-  return ((run.out / 'checkpoints' / str(steps)).is_dir() and last_step(run) == steps
-          and evaluated >= set(run.config.eval.temperatures))
+  missing = set(run.config.eval.temperatures).difference(
+    row['temperature'] for row in read_rows(run.out / 'evaluations.jsonl') if row['step'] == steps)
+  return (run.out / 'checkpoints' / str(steps)).is_dir() and last_step(run) == steps and not missing
 
 
 def last_step(run: SweepRun) -> int:

@@ -57,27 +57,18 @@ def summary(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> dict
   for name, by_seed in values.items():
     if not by_seed:
       continue
-    shared = [seed for seed in by_seed if seed in baseline and name != config.baseline]
-    variants[name] = {
-      'overrides': config.variants[name], 'seeds': list(by_seed),
-      'figures': {key: estimate([of[key] for of in by_seed.values()]) for key in common(by_seed.values())},
-      'differences': {key: estimate([by_seed[seed][key] - baseline[seed][key] for seed in shared])
-                      for key in common([of[seed] for of in (by_seed, baseline) for seed in shared])},
-    }  # fmt: skip
-  before = [scores(run, 0) for run in done]
+    differences = [{key: value - baseline[seed][key] for key, value in of.items() if key in baseline[seed]}
+                   for seed, of in by_seed.items() if seed in baseline and name != config.baseline]
+    variants[name] = {'overrides': config.variants[name], 'seeds': list(by_seed), 'figures': estimates(by_seed.values()),
+                      'differences': estimates(differences)}
+  before = estimates([scores(run, 0) for run in done])
   return {
     'title': config.title, 'baseline': config.baseline, 'variants': variants,
     'steps': sorted({run.config.steps for run in done}),
     'questions': sorted({row['n'] for run in done for row in evaluations(run)}),
-    'before': {key: float(np.mean([of[key] for of in before])) for key in common(before)},
+    'before': {key: of['mean'] for key, of in before.items()},
     'not_finished': [str(run) for run in runs if run not in done],
   }  # fmt: skip
-
-
-def common(records: Iterable[Mapping[str, float]]) -> list[str]:
-  """Names that all records have, in the order of the first."""
-  records = list(records)
-  return [name for name in (records[0] if records else ()) if all(name in record for record in records)]
 
 
 def figures(run: SweepRun) -> dict[str, float]:
@@ -105,6 +96,13 @@ def seconds(rows: Sequence[Mapping]) -> list[float]:
   """
   steady = [row['seconds'] for row in rows if not row['compilations']]
   return [float(np.median(steady)) if row['compilations'] and steady else row['seconds'] for row in rows]
+
+
+def estimates(records: Iterable[Mapping[str, float]]) -> dict[str, dict]:
+  """The `estimate` of every figure that all records, one per seed, have."""
+  records = list(records)
+  return {name: estimate([record[name] for record in records])
+          for name in (records[0] if records else ()) if all(name in record for record in records)}
 
 
 def estimate(values: Sequence[float]) -> dict:
@@ -157,8 +155,7 @@ def number(name: str, value: float, sign: str = '') -> str:
 
 def interval(name: str, of: Mapping) -> str:
   """'45.2 ± 3.1', or the mean alone for a single seed."""
-  half = '' if of['low'] is None else f' ± {number(name, of["high"] - of["mean"])}'
-  return number(name, of['mean']) + half
+  return number(name, of['mean']) + ('' if of['low'] is None else f' ± {number(name, of["high"] - of["mean"])}')
 
 
 def difference(name: str, of: Mapping) -> str:
