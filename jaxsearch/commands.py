@@ -25,8 +25,8 @@ def command(default_config: str, *flags: tuple[str, dict], takes_words: bool = F
     COMMANDS[name] = parser = Parser(
       prog=name, description=inspect.getdoc(run), allow_abbrev=False,
       usage=f'jaxsearch {name} [--config NAME] [--config.FIELD=VALUE ...] [FLAGS]{" WORDS" if takes_words else ""}',
-      epilog=(f'--config is a shipped config or a Python file; {default_config} if not given. --config.FIELD=VALUE sets '
-              'any field of it; configs/base.py explains the fields.'))
+      epilog=f'--config is a shipped config or a Python file; {default_config} if not given. --config.FIELD=VALUE sets any field '
+             'of it; configs/base.py explains the fields.')
     for flag, options in flags:
       parser.add_argument(flag, **options)
     parser.set_defaults(run=run, default_config=default_config, takes_words=takes_words)

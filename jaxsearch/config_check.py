@@ -5,22 +5,22 @@ field: values that exclude each other, and the arguments of the method's functio
 """
 
 import difflib
-import importlib.util
+import importlib
 import inspect
 import math
 import operator
 import pathlib
 import pkgutil
+import runpy
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_collections
 
-PACKAGE = pathlib.Path(__file__).resolve().parent
-SHIPPED = PACKAGE / 'configs'  # of a wheel
+SHIPPED = pathlib.Path(__file__).resolve().parent / 'configs'  # of a wheel
 if not SHIPPED.is_dir():
-  SHIPPED = PACKAGE.parent / 'configs'  # of a checkout
+  SHIPPED = SHIPPED.parents[1] / 'configs'  # of a checkout
 COMPARE = {'>=': operator.ge, '>': operator.gt, '<=': operator.le, '<': operator.lt, '=': operator.eq}
 
 
@@ -116,12 +116,9 @@ def _together(config: ml_collections.ConfigDict) -> Iterator[str]:
     yield 'eval.temperatures=() must hold at least one temperature where eval.every is set'
 
 
-def load_file(path: pathlib.Path) -> types.ModuleType:
-  """The module of a Python file, under no name: it is not in sys.modules."""
-  spec = importlib.util.spec_from_file_location(path.stem, path)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
+def load_file(path: pathlib.Path) -> types.SimpleNamespace:
+  """What a Python file defines; it does not enter sys.modules."""
+  return types.SimpleNamespace(**runpy.run_path(str(path)))
 
 
 def fields(config: Mapping[str, Any], prefix: str = '') -> Iterator[tuple[str, Any]]:

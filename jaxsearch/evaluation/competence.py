@@ -1,6 +1,6 @@
 """Does the critic know what the policy knows, and does the policy use tools where it needs them? CARL's section 4.4 in figures.
 
-All figures are of finished, credited trees (appendices C, E, I, J and N of the paper); without a critic or without CARL's segments
+Figures are of finished, credited trees (appendices C, E, I, J and N of the paper); without a critic or without CARL's segments
 they are NaN. A question is tier 2 if the policy can answer it closed-book, else tier 1; `tiers` maps question ids to tiers, and
 trees of other questions count only where tiers do not matter.
 """
@@ -51,14 +51,11 @@ def critic_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str,
 
 
 def gate_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str, float]:
-  """What the gate looks at (auc, sign, explained), and how well calibrated the critic is (ece, brier), on held-out rollouts.
-
-  Signs are those over assimilates in tool-required rollouts, as in the paper.
-  """
+  """What the gate looks at (auc, sign, explained), and how well calibrated the critic is (ece, brier), on held-out rollouts."""
   found = critic_figures(trees, tiers)
-  signs = sign_figures([tree for tree in trees if tree.root.data['kind'] == 'tool-required'])
-  return {'auc': found['auc'], 'sign': signs['sign_accuracy'], 'explained': found['explained_variance'], 'ece': found['ece'],
-          'brier': found['brier']}
+  signs = sign_figures([tree for tree in trees if tree.root.data['kind'] == 'tool-required'])  # as in the paper
+  return {'auc': found['auc'], 'sign': signs['sign_accuracy'], 'explained': found['explained_variance'],
+          'ece': found['ece'], 'brier': found['brier']}
 
 
 def sign_figures(trees: Sequence[Tree]) -> dict[str, float]:

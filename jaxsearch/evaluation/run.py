@@ -16,7 +16,7 @@ import numpy as np
 import jaxsearch
 from jaxsearch import setup
 from jaxsearch.data.jsonl import DataError, read_records, shortened
-from jaxsearch.evaluation import competence, heat_strip
+from jaxsearch.evaluation import competence, report
 from jaxsearch.models import hub
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
@@ -70,7 +70,7 @@ def predictions(trees: Sequence[Tree]) -> list[dict]:
   return [
     {'id': tree.question.id, 'question': tree.question.question, 'golden_answers': list(tree.question.golden_answers),
      'prediction': tree.answer, 'em': tree.question.score(tree.answer), 'f1': f1(tree.answer, tree.question.golden_answers),
-     'searches': tree.metrics['searches'], 'stop': tree.stop, 'spans': heat_strip.spans(tree)}
+     'searches': tree.metrics['searches'], 'stop': tree.stop, 'spans': report.spans(tree)}
     for tree in trees]
 
 
@@ -93,13 +93,14 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
   for temperature in config.eval.temperatures:
     trees, _ = rollout(agent, questions, jax.random.key(config.seed), sampling=Sampling(temperature))
     trees = _of_first_process(trees)
-    row = {'step': step, 'temperature': temperature} | scores(trees)
+    figures = {}
     if assess is not None:
       assess(trees)
-      row |= _finite(competence.critic_figures(trees, tiers) | competence.sign_figures(trees))
+      figures |= competence.critic_figures(trees, tiers) | competence.sign_figures(trees)
     if tiers:
-      row |= _finite(competence.use_figures(trees, tiers))
-    yield row | {'samples': predictions(trees[:SAMPLES])}
+      figures |= competence.use_figures(trees, tiers)
+    finite = {name: value for name, value in figures.items() if math.isfinite(value)}  # JSON has no NaN
+    yield {'step': step, 'temperature': temperature} | scores(trees) | finite | {'samples': predictions(trees[:SAMPLES])}
 
 
 def _of_first_process(trees: list[Tree]) -> list[Tree]:
@@ -121,11 +122,6 @@ def read_tiers(path: str) -> dict[str, int]:
       raise DataError(f"{place}: an 'id' and a 'tier' of 1 or 2 are wanted, not {shortened(record)}")
     tiers[record['id']] = record['tier']
   return tiers
-
-
-def _finite(figures: dict[str, float]) -> dict[str, float]:
-  """Those that are defined: JSON has no NaN."""
-  return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
 def _sha256(path: str) -> str | None:

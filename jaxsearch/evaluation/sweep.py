@@ -168,7 +168,10 @@ def train_all(runs: Sequence[SweepRun], parallel: int) -> list[SweepRun]:
         free.append(share)
         if not signals and not (process.returncode == 0 and finished(run)):
           failed.append(run)
-          report(failure(run, process.returncode))
+          lines = (run.out / 'log.txt').read_text(encoding='utf-8', errors='replace').splitlines()[-LOG_LINES:]
+          how = (f'exit status {process.returncode}' if process.returncode else
+                 f'it ended, but step {run.config.steps} is not logged, evaluated and saved')
+          report('\n  '.join([f'{run}: {how}; the end of {run.out / "log.txt"}:', *lines]))
       if len(signals) > forwarded:
         for process in running:
           process.kill() if forwarded else process.terminate()  # the second signal does not wait for the step
@@ -199,18 +202,10 @@ def start(run: SweepRun, share: DeviceShare) -> subprocess.Popen:
     return subprocess.Popen(command, env=cache | os.environ | share.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
-def failure(run: SweepRun, status: int) -> str:
-  """The report of a failed run: how it ended and the end of its log."""
-  lines = (run.out / 'log.txt').read_text(encoding='utf-8', errors='replace').splitlines()
-  how = f'exit status {status}' if status else f'it ended, but step {run.config.steps} is not logged, evaluated and saved'
-  return '\n  '.join([f'{run}: {how}; the end of {run.out / "log.txt"}:', *lines[-LOG_LINES:]])
-
-
 def device_shares(parallel: int) -> list[DeviceShare]:
   """Splits this machine into `parallel` shares, at most one for each accelerator or core (0: see above).
 
-  A single run gets the whole machine. On CPU the cores are split: two runs whose thread pools both take all cores are slower
-  than one after the other.
+  On CPU the cores are split: two runs whose thread pools both take all cores are slower than one after the other.
   """
   platform, names = devices()
   number = min(parallel or (2 if platform == 'cpu' else len(names)), len(names))
@@ -259,14 +254,13 @@ def _progress_bar(runs: Sequence[SweepRun], console: Console) -> Iterator[Callab
              progress.TimeRemainingColumn()]
   with progress.Progress(*columns, console=console, disable=not console.is_terminal, refresh_per_second=1,
                          speed_estimate_period=1800) as bar:
-    steps, done = {run: last_step(run) for run in runs}, set(filter(finished, runs))
+    steps, shown, done = {run: last_step(run) for run in runs}, set(), set(filter(finished, runs))
     overall = bar.add_task('all runs', total=None, completed=sum(steps.values()), note='')
     tasks = {run: bar.add_task(str(run), start=False, visible=False, total=run.config.steps, note='steps') for run in runs}
-    shown = set()
 
     def show(running: Sequence[SweepRun], failed: Sequence[SweepRun]) -> None:
-      shown.update(running)
-      for run in shown if console.is_terminal else ():
+      shown.update(running if console.is_terminal else ())
+      for run in shown:
         steps[run] = last_step(run)
         bar.start_task(tasks[run])
         bar.update(tasks[run], completed=steps[run], visible=run in running)

@@ -59,7 +59,14 @@ def f1(prediction: str | None, golds: str | Iterable[str]) -> float:
   An answer yes, no or noanswer (on either side) scores 1.0 if both are equal and 0.0 otherwise. Two answers that both normalise
   to nothing score 1.0 (SQuAD v2's rule), one of them alone 0.0.
   """
-  return _best(prediction, golds, _token_f1)
+  def score(answer: str, gold: str) -> float:
+    if answer == gold or answer in _CLOSED_ANSWERS or gold in _CLOSED_ANSWERS:
+      return float(answer == gold)
+    answer_tokens, gold_tokens = answer.split(), gold.split()
+    common = sum((collections.Counter(answer_tokens) & collections.Counter(gold_tokens)).values())
+    return 2.0 * common / (len(answer_tokens) + len(gold_tokens))
+
+  return _best(prediction, golds, score)
 
 
 def numeric_match(prediction: str | None, golds: str | Iterable[str], *, tolerance: float = 0.0) -> float:
@@ -131,13 +138,3 @@ def _best(prediction, golds, score) -> float:
 
 def _listed(golds: str | Iterable[str]) -> Iterable[str]:
   return (golds,) if isinstance(golds, str) else golds
-
-
-def _token_f1(answer: str, gold: str) -> float:
-  if answer == gold:
-    return 1.0
-  if answer in _CLOSED_ANSWERS or gold in _CLOSED_ANSWERS:
-    return 0.0
-  answer_tokens, gold_tokens = answer.split(), gold.split()
-  common = sum((collections.Counter(answer_tokens) & collections.Counter(gold_tokens)).values())
-  return 2.0 * common / (len(answer_tokens) + len(gold_tokens))
