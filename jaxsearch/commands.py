@@ -6,7 +6,6 @@ JAX and the rest are imported where they are used, so that help comes at once, a
 import contextlib
 import inspect
 import json
-import math
 import pathlib
 import sys
 import time
@@ -212,7 +211,7 @@ def tiers(config, flags) -> None:
   questions = _load_questions(config, flags.questions or config.eval.questions, limit)
   agent, key = _open_agent(config, flags, **config.critic_warmup.closed_book)
   found = critic_warmup.tiers_of(agent, questions, config.critic_warmup.tier_rollouts, key)
-  _write(flags.out, ''.join(json.dumps({'id': key, 'tier': tier}) + '\n' for key, tier in found.items()))
+  _write(flags.out, ''.join(json.dumps({'id': name, 'tier': tier}) + '\n' for name, tier in found.items()))
   if flags.mixed:
     write_questions(critic_warmup.mixed(questions, found), flags.mixed)
   tier_2 = sum(tier == 2 for tier in found.values()) / len(found)
@@ -325,12 +324,8 @@ def _refuse(flags, names: Sequence[str], where: str) -> None:
 
 def _print(figures: dict) -> None:
   """Prints figures as one line of JSON with four decimals; what is not a number is null."""
-  def rounded(value):
-    if isinstance(value, dict):
-      return {key: rounded(one) for key, one in value.items()}
-    return (None if math.isnan(value) else round(value, 4)) if isinstance(value, float) else value
-
-  print(json.dumps(rounded(figures)))
+  rounded = json.loads(json.dumps(figures), parse_float=lambda value: round(float(value), 4), parse_constant=lambda _: None)
+  print(json.dumps(rounded))
 
 
 @contextlib.contextmanager

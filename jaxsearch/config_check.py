@@ -1,6 +1,6 @@
 """Checks a config before anything is loaded, and names all its mistakes at once.
 
-Ranges and choices of single fields stand in a table, configs/checks.py. Here is how it is read, and what needs more than one
+The table configs/checks.py has the ranges and choices of single fields; here is how it is read, and what needs more than one
 field: values that exclude each other, and the arguments of the method's functions.
 """
 

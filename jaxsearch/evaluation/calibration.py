@@ -6,8 +6,6 @@ and the other entries may hold anything. Each figure is a float32 scalar; an und
 masked out) is NaN, which passes no threshold.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 

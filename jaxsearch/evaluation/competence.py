@@ -5,8 +5,6 @@ they are NaN. A question is tier 2 if the policy can answer it closed-book, else
 trees of other questions count only where tiers do not matter.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@
 prompts; for a method that branches (Search-R2 with its refiner on) these are all branches, the discarded ones included.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -4,8 +4,6 @@ One self-contained HTML file, made from `metrics.jsonl` and `evaluations.jsonl` 
 Branches of a rollout stand below their parents; spans are coloured by their advantage.
 """
 
-from __future__ import annotations
-
 import base64
 import collections
 import json

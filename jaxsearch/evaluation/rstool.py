@@ -5,8 +5,6 @@ on the same questions closed-book, with the passages of one search for the quest
 evidence.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 

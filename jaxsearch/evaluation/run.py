@@ -1,7 +1,5 @@
 """Answering questions with a policy, and scoring the answers: `jaxsearch eval`, `ask`, and held-out questions during training."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

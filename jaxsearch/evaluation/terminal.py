@@ -1,7 +1,5 @@
 """A rollout on the terminal as it grows: thoughts, queries, documents and the answer, in colour."""
 
-from __future__ import annotations
-
 import re
 
 from rich.console import Console

@@ -5,8 +5,6 @@ twice, in either order, and both replies are averaged, so that a bias for one po
 tags that it cannot close or imitate, and holds no JSON.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Sequence
