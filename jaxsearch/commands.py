@@ -1,6 +1,6 @@
 """The commands of the command line. Each stands below its default config and its flags; its docstring is its `--help`.
 
-JAX and the rest are imported where they are used, so that help comes at once, and a mistyped flag too.
+JAX and the rest are imported where they are used, so that `--help` and usage errors come at once.
 """
 
 import contextlib
@@ -202,7 +202,7 @@ def critic_warmup(config, _) -> None:
          flag('--limit', 'take only this many questions, the first; config.eval.number if not given', int),
          flag('--mixed', 'question file to write too: half of each tier, all of the smaller one'))
 def tiers(config, flags) -> None:
-  """Tell questions that the policy answers closed-book (tier 2) from the others (tier 1)."""
+  """Sort questions into those that the policy answers closed-book (tier 2) and the others (tier 1)."""
   if 'critic_warmup' not in config:
     raise UsageError('this config does not say how to answer closed-book (config.critic_warmup.closed_book), see configs/carl.py')
   from jaxsearch.data.questions import write_questions
@@ -295,7 +295,7 @@ def _rollout(config, flags, questions: Sequence, **watching) -> tuple[list, dict
 
 
 def _open_agent(config, flags, **changes) -> tuple:
-  """(agent, random key) of a config and a checkpoint; `changes` are of the arguments of `grow`."""
+  """(agent, random key) of a config and a checkpoint; `changes` replace arguments of `grow`."""
   import jax
 
   from jaxsearch.evaluation import run

@@ -38,10 +38,7 @@ def open_tool(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: s
 
 def find(agent: Agent, questions: Sequence[str], *, temperature: float = 0.0, seed: int = 0,
          on_progress: Callable | None = None) -> list[Evidence]:
-  """The policy's evidence for each question, all in one sampler run.
-
-  The evidence is the content of a rollout's only evidence box, as in R-Search's reward; '' without exactly one.
-  """
+  """The policy's evidence for each question: what is in a rollout's only evidence box, '' without exactly one."""
   special = agent.engine.tokenizer.special_tokens
   questions = [Question(str(i), grammar.neutralise(text, special, grammar.R_SEARCH), ()) for i, text in enumerate(questions)]
   trees, _ = rollout(agent, questions, jax.random.key(seed), sampling=Sampling(temperature), on_progress=on_progress)
@@ -107,12 +104,12 @@ def local_reader(assistant: Assistant, template: str) -> Reader:
 
 def evaluate_reader(reader: Reader, questions: Sequence[Question], found: Sequence[Evidence], search: SearchBackend,
                     topk: int) -> tuple[dict[str, float], list[dict]]:
-  """Scores the reader's answers closed-book, with `topk` passages, and with the tool's evidence, which if '' is closed-book too.
+  """Scores the reader's answers closed-book, with `topk` passages, and with the tool's evidence (closed-book if there is none).
 
   Returns:
     (scores, a record for each question). Scores: em_X and f1_X for X in alone (closed-book), rag, rstool, and policy: the
-    policy's own answers; with_evidence, the share of questions with evidence; searches per question; failures, the replies
-    that failed and so count as wrong; n.
+    policy's own answers; with_evidence, the share of questions with evidence; searches per question; failures, the number of
+    replies that failed and count as wrong; n.
   Raises:
     the first failure, if every reply failed.
   """
