@@ -14,7 +14,7 @@ import pytest
 from configs.carl import critic_warmup as warmup_settings
 from jaxsearch import cli, config_check
 from jaxsearch.data.questions import Question, read_questions, write_questions
-from jaxsearch.evaluation import competence, competence_plots
+from jaxsearch.evaluation import calibration, competence
 from jaxsearch.methods import search_r1
 from jaxsearch.models import hub
 from jaxsearch.sampler.requests import Generate
@@ -28,7 +28,7 @@ from tests.methods.driving import Letters
 from tests.training import child as own_child
 
 warm_up = functools.partial(
-  critic_warmup.warm_up, gate_figures=competence.gate_figures, plot=competence_plots.plot_calibration)
+  critic_warmup.warm_up, gate_figures=competence.gate_figures, plot=calibration.plot)
 
 
 @pytest.fixture
