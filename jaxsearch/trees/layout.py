@@ -9,7 +9,7 @@ A forest is laid out depth first in rows of T tokens, with four integers per tok
                        token i sees token j iff j <= i < visible_until[j]
 
 Depth-first order makes every subtree one stretch of the row, so a single integer per key is the mask of
-packing, of trees and of causal rows at once (`models.attention.tree_mask`), and a prefix that branches
+packing, of trees and of causal rows at once (`models.decoder.tree_mask`), and a prefix that branches
 share is computed once. Beside them lie the loss weights. They are decided here, over the whole forest, and
 the loss is the plain sum of `loss_weights * per-token loss`: neither packing nor micro-batches can change a
 gradient.
