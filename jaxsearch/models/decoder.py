@@ -302,12 +302,14 @@ def cached_attention(q, cache, positions):
   """q: [S,n,H,h] at `positions` [S,n] attends to entries 0..position of keys [S,K,h,T], values [S,K,T,h] -> [S,n,H,h]."""
   keys, values = cache
   S, n, H, h = q.shape
-  q = jnp.transpose(q.reshape(S, n, keys.shape[1], -1, h), (0, 2, 3, 1, 4))
-  scores = jnp.einsum('skgnh,skht->skgnt', q, keys, preferred_element_type=jnp.float32) * h**-0.5
-  seen = jnp.arange(keys.shape[-1]) <= positions[:, :, None]
-  weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, NEGATIVE), axis=-1).astype(values.dtype)
-  attended = jnp.einsum('skgnt,skth->skgnh', weights, values)
-  return jnp.transpose(attended, (0, 3, 1, 2, 4)).reshape(S, n, H, h)
+  K, T = values.shape[1:3]
+  q = jnp.transpose(q.reshape(S, n, K, H // K, h), (0, 2, 3, 1, 4)).reshape(S, K, -1, h)
+  scores = jnp.einsum('skqh,skht->skqt', q, keys, preferred_element_type=jnp.float32) * h**-0.5
+  seen = jnp.arange(T) <= positions[:, :, None]
+  scores = jnp.where(seen[:, None, None], scores.reshape(S, K, H // K, n, T), NEGATIVE)
+  weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+  attended = jnp.einsum('skqt,skth->skqh', weights.reshape(S, K, -1, T), values)
+  return jnp.transpose(attended.reshape(S, K, H // K, n, h), (0, 3, 1, 2, 4)).reshape(S, n, H, h)
 
 
 def put_windows(cache, windows, starts, rows):

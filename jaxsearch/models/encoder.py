@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsearch.models import tensor_files
-from jaxsearch.models.decoder import NEGATIVE, Parameters
 from jaxsearch.models.config_files import parse
+from jaxsearch.models.decoder import NEGATIVE, Parameters
 from jaxsearch.models.tensor_files import read_json
 
 

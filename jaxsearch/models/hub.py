@@ -26,22 +26,15 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel.mesh import shardings
 
 _NAMES = {
-  'embedding': 'model.embed_tokens.weight', 'unembedding': 'lm_head.weight',
-  'final_norm': 'model.norm.weight',
-  'attn_norm': 'model.layers.{}.input_layernorm.weight',
-  'q': 'model.layers.{}.self_attn.q_proj.weight', 'q_bias': 'model.layers.{}.self_attn.q_proj.bias',
-  'k': 'model.layers.{}.self_attn.k_proj.weight', 'k_bias': 'model.layers.{}.self_attn.k_proj.bias',
-  'v': 'model.layers.{}.self_attn.v_proj.weight', 'v_bias': 'model.layers.{}.self_attn.v_proj.bias',
-  'o': 'model.layers.{}.self_attn.o_proj.weight',
-  'q_norm': 'model.layers.{}.self_attn.q_norm.weight', 'k_norm': 'model.layers.{}.self_attn.k_norm.weight',
-  'mlp_norm': 'model.layers.{}.post_attention_layernorm.weight',
-  'gate': 'model.layers.{}.mlp.gate_proj.weight', 'up': 'model.layers.{}.mlp.up_proj.weight',
-  'down': 'model.layers.{}.mlp.down_proj.weight',
+  'embedding': 'model.embed_tokens.weight', 'unembedding': 'lm_head.weight', 'final_norm': 'model.norm.weight',
+  'attn_norm': 'model.layers.{}.input_layernorm.weight', 'mlp_norm': 'model.layers.{}.post_attention_layernorm.weight',
+  **{name: f'model.layers.{{}}.self_attn.{name}_proj.weight' for name in 'qkvo'},
+  **{f'{name}_bias': f'model.layers.{{}}.self_attn.{name}_proj.bias' for name in 'qkv'},
+  **{f'{name}_norm': f'model.layers.{{}}.self_attn.{name}_norm.weight' for name in 'qk'},
+  **{name: f'model.layers.{{}}.mlp.{name}_proj.weight' for name in ('gate', 'up', 'down')},
 }  # fmt: skip
 # The axes of a parameter (without `layers`) in the order in which they lie in a file; identity where not listed.
-_ORDER = {
-  'q': (1, 2, 0), 'k': (1, 2, 0), 'v': (1, 2, 0), 'o': (2, 0, 1), 'gate': (1, 0), 'up': (1, 0), 'down': (1, 0),
-}  # fmt: skip
+_ORDER = {'q': (1, 2, 0), 'k': (1, 2, 0), 'v': (1, 2, 0), 'o': (2, 0, 1), 'gate': (1, 0), 'up': (1, 0), 'down': (1, 0)}
 # The axis of a file that is heads and head width folded into one.
 _FOLDED = {'q': 0, 'k': 0, 'v': 0, 'q_bias': 0, 'k_bias': 0, 'v_bias': 0, 'o': 1}
 # RoPE tables are computed here; tied checkpoints may repeat their embedding as lm_head.
@@ -87,10 +80,9 @@ def _open(path: pathlib.Path) -> tuple[DecoderConfig, Mapping[str, str], Tensors
   """The config, the names that parameters have in this kind of file, and the tensors."""
   if (path / 'config.json').is_file():
     return config_files.from_hugging_face(path / 'config.json'), _NAMES, tensor_files.open_folder(path)
-  found = gguf_files.find(path)
-  if found is None:
+  file = gguf_files.open_file(path)
+  if file is None:
     raise FileNotFoundError(f'{path}: neither a folder with config.json or one .gguf file nor a .gguf file')
-  file = gguf_files.open_file(found)
   config = config_files.from_gguf(file)
 
   def read(name: str, index: tuple[slice, ...]) -> np.ndarray:

@@ -45,10 +45,10 @@ class Tokenizer:
     path = pathlib.Path(path)
     if (path / 'tokenizer.json').is_file():
       return _from_folder(path)
-    gguf_path = gguf_files.find(path)
-    if gguf_path is None:
+    file = gguf_files.open_file(path)
+    if file is None:
       raise FileNotFoundError(f'{path}: no tokenizer.json and no single .gguf file here')
-    return cls(**gguf_files.read_tokenizer(gguf_path))
+    return cls(**gguf_files.tokenizer_fields(file))
 
   @functools.cached_property
   def vocab_size(self) -> int:
