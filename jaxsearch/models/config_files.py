@@ -99,9 +99,9 @@ def to_hugging_face(config: DecoderConfig, dtype: str) -> dict[str, Any]:
   family = 'qwen2' if config.qkv_bias else 'qwen3' if config.qk_norm else 'llama'
   if family == 'qwen2' and config.head_dim * config.num_heads != config.hidden_size:
     raise ValueError(f'head_dim={config.head_dim}: Qwen2 has hidden_size / num_heads and no key for another')
-  result = {'architectures': [_FAMILIES[family]], 'model_type': family}
-  result |= {theirs: getattr(config, ours) for theirs, ours in _FIELDS.items()}
-  result |= {'hidden_act': 'silu', 'rope_theta': config.rope_theta, 'torch_dtype': dtype}
+  result = {theirs: getattr(config, ours) for theirs, ours in _FIELDS.items()} | {
+    'architectures': [_FAMILIES[family]], 'model_type': family, 'hidden_act': 'silu', 'rope_theta': config.rope_theta,
+    'torch_dtype': dtype}
   if family != 'qwen2':
     result |= {'head_dim': config.head_dim, 'attention_bias': False}
   if family != 'llama':
@@ -142,7 +142,6 @@ def from_gguf(file: File) -> DecoderConfig:
   # Llama 3.x; that they fit is checked.
   divisors = file.read('rope_freqs.weight')
   scaled = dataclasses.replace(config, rope_scaling=RopeScaling(float(divisors.max()), 1.0, 4.0, 8192))
-  one = np.ones(1, np.int32)
-  if not np.allclose(divisors, rope_angles(config, one)[0] / rope_angles(scaled, one)[0], rtol=1e-3):
+  if not np.allclose(divisors, rope_angles(config, np.int32(1)) / rope_angles(scaled, np.int32(1)), rtol=1e-3):
     raise ValueError(f'{file.path}: rope_freqs.weight is not the RoPE scaling of a Llama 3.x')
   return scaled

@@ -54,12 +54,8 @@ class DecoderConfig:
       raise ValueError(f'remat={self.remat!r} is none of {sorted(_REMAT)}')
 
 
-_REMAT = {
-  'none': None,
-  'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-  'full': jax.checkpoint_policies.nothing_saveable,
-}
-
+_REMAT = {'none': None, 'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+          'full': jax.checkpoint_policies.nothing_saveable}
 
 _LAYER_AXES = {
   'attn_norm': 'norm', 'q': 'embed heads head_dim', 'k': 'embed kv_heads head_dim', 'v': 'embed kv_heads head_dim',
@@ -81,9 +77,8 @@ def parameter_axes(config: DecoderConfig) -> dict:
 def parameter_shapes(config: DecoderConfig) -> dict:
   """Shapes of every parameter, nested as the parameters are."""
   size = {
-    'layers': config.num_layers, 'embed': config.hidden_size, 'norm': config.hidden_size, 'heads': config.num_heads,
-    'kv_heads': config.num_kv_heads, 'head_dim': config.head_dim, 'mlp': config.intermediate_size,
-    'vocab': config.vocab_size,
+    'layers': config.num_layers, 'embed': config.hidden_size, 'norm': config.hidden_size, 'mlp': config.intermediate_size,
+    'heads': config.num_heads, 'kv_heads': config.num_kv_heads, 'head_dim': config.head_dim, 'vocab': config.vocab_size,
   }  # fmt: skip
   return jax.tree.map(lambda axes: tuple(size[axis] for axis in axes), parameter_axes(config),
                       is_leaf=lambda axes: isinstance(axes, tuple))
@@ -114,8 +109,7 @@ class Decoder(Parameters):
 
 def initial_params(config: DecoderConfig, key, dtype=jnp.float32) -> dict:
   """GPT-2's initialisation: normal(0.02), divided by sqrt(2L) for what is added to the residual stream."""
-  shapes = parameter_shapes(config)
-  leaves, treedef = jax.tree.flatten_with_path(shapes, is_leaf=lambda s: isinstance(s, tuple))
+  leaves, treedef = jax.tree.flatten_with_path(parameter_shapes(config), is_leaf=lambda s: isinstance(s, tuple))
 
   def create(path, shape, key):
     name = path[-1].key

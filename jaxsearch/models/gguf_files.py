@@ -31,22 +31,17 @@ _PRE_TOKENIZERS = {
 }  # fmt: skip
 
 
-def _library():
-  try:
-    import gguf
-  except ImportError as error:
-    raise ImportError('reading a GGUF file needs the gguf package: pip install "jaxsearch[gguf]"') from error
-  return gguf
-
-
 class File:
   """One GGUF file, memory-mapped. `tensors`: name -> shape in row-major order (GGUF writes shapes the other way round)."""
 
   def __init__(self, path: str | pathlib.Path):
-    self.path = pathlib.Path(path)
-    self._gguf = _library()
     try:
-      self._reader = self._gguf.GGUFReader(str(path))
+      import gguf
+    except ImportError as error:
+      raise ImportError('reading a GGUF file needs the gguf package: pip install "jaxsearch[gguf]"') from error
+    self.path, self.library = pathlib.Path(path), gguf
+    try:
+      self._reader = gguf.GGUFReader(str(path))
     except ValueError as error:
       raise ValueError(f'{path}: not a GGUF file that can be read ({error})') from error
     self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
@@ -65,8 +60,8 @@ class File:
 
   def names(self, hugging_face: Mapping[str, str]) -> dict[str, str]:
     """The GGUF names of these tensors; {} stands for the layer in both."""
-    architecture = getattr(self._gguf.MODEL_ARCH, self.require('general.architecture').upper())
-    table = self._gguf.get_tensor_name_map(architecture, 1)
+    architecture = getattr(self.library.MODEL_ARCH, self.require('general.architecture').upper())
+    table = self.library.get_tensor_name_map(architecture, 1)
     found = {key: table.get_name(name.format(0), ('.weight', '.bias')) for key, name in hugging_face.items()}
     return {key: name.replace('blk.0.', 'blk.{}.') for key, name in found.items() if name is not None}
 
@@ -74,10 +69,13 @@ class File:
     """The tensor `name` as float32, whatever it is quantised as."""
     tensor = self._tensors[name]
     try:
-      values = self._gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+      values = self.library.quants.dequantize(tensor.data, tensor.tensor_type)
     except NotImplementedError as error:
       raise ValueError(f'{self.path}: {name} has the unsupported type {tensor.tensor_type.name}') from error
     return np.asarray(values, np.float32).reshape(self.tensors[name])
+
+
+_open_file = functools.lru_cache(maxsize=1)(lambda path, mtime, size: File(path))
 
 
 def open_file(path: str | pathlib.Path) -> File | None:
@@ -88,11 +86,6 @@ def open_file(path: str | pathlib.Path) -> File | None:
   path = pathlib.Path(path).absolute()
   found = [path] if path.is_file() and path.suffix == '.gguf' else list(path.glob('*.gguf'))
   return _open_file(found[0], found[0].stat().st_mtime_ns, found[0].stat().st_size) if len(found) == 1 else None
-
-
-@functools.lru_cache(maxsize=1)
-def _open_file(path: pathlib.Path, mtime: int, size: int) -> File:
-  return File(path)
 
 
 def tokenizer_fields(file: File) -> dict[str, Any]:
@@ -108,7 +101,7 @@ def tokenizer_fields(file: File) -> dict[str, Any]:
   if pre not in _PRE_TOKENIZERS:
     raise ValueError(f'{file.path}: tokenizer.ggml.pre is {pre!r}; known are {", ".join(sorted(_PRE_TOKENIZERS))}')
   tokens = file.require('tokenizer.ggml.tokens')
-  kinds, kind = file.require('tokenizer.ggml.token_type'), _library().TokenType
+  kinds, kind = file.require('tokenizer.ggml.token_type'), file.library.TokenType
   # UNUSED ids are the padding rows of the embedding: no text stands for them
   vocab = {token: i for i, token in enumerate(tokens) if kinds[i] != kind.UNUSED}
   merges = [tuple(merge.split(' ')) for merge in file.require('tokenizer.ggml.merges')]

@@ -9,10 +9,10 @@ All families share one table of names. A second table says how a parameter's axe
 """
 
 import dataclasses
+import functools
 import pathlib
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,20 +47,18 @@ def load(path: str | pathlib.Path, dtype: str = 'float32', *, param_dtype: str |
   """The decoder of a Hugging Face folder (config.json, safetensors), of a GGUF file, or of a folder with one.
 
   Args:
-    path: the folder or file.
     dtype: of the activations.
     param_dtype: of the parameters; `dtype` if not given.
     mesh: where the parameters live, laid out as parallel/mesh.py says; each process reads only what its devices hold.
       The default device if not given.
     remat: what the backward pass recomputes, see `DecoderConfig`.
-  Returns:
-    a `Decoder`; its `config` says what was found.
   Raises:
     FileNotFoundError, ValueError: naming the file and the key or tensor that is missing, unexpected or mis-shaped.
   """
   config, names, tensors = _open(pathlib.Path(path))
   config = dataclasses.replace(config, dtype=jnp.dtype(dtype).name, remat=remat)
-  tensor_files.check(tensors, _expected(config, names), _HARMLESS + (_HARMLESS_TIED if config.tie_embeddings else []))
+  expected = {tensor: shape for tensor, (_, _, shape) in _layout(config, names).items()}
+  tensor_files.check(tensors, expected, _HARMLESS + (_HARMLESS_TIED if config.tie_embeddings else []))
   dtype = jnp.dtype(param_dtype or dtype)
   shapes = parameter_shapes(config)
   placed = {'layers': {}} if mesh is None else shardings(parameter_axes(config), shapes, mesh)
@@ -96,41 +94,34 @@ def _open(path: pathlib.Path) -> tuple[DecoderConfig, Mapping[str, str], Tensors
   return config, file.names(_NAMES), Tensors(file.path, file.tensors, dict.fromkeys(file.tensors, file.path), read)
 
 
-def _expected(config: DecoderConfig, names: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
-  """Name -> shape of every tensor that a checkpoint of `config` has, in the order in which it is written."""
+def _layout(config: DecoderConfig, names: Mapping[str, str]) -> dict[str, tuple[str, int | None, tuple[int, ...]]]:
+  """Tensor -> (parameter, layer or None, shape in a file) of a checkpoint of `config`, in the order in which it is written."""
   shapes = parameter_shapes(config)
   layers = shapes.pop('layers')
-  result = {names['embedding']: _file_shape('embedding', shapes['embedding'])}
-  for i in range(config.num_layers):
-    result |= {names[name].format(i): _file_shape(name, shape[1:]) for name, shape in layers.items()}
-  return result | {names[name]: _file_shape(name, shape) for name, shape in shapes.items()}
-
-
-def _file_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-  """The shape in a file of a parameter with `shape` here: axes reordered, heads and their width folded."""
-  shape = tuple(shape[axis] for axis in _ORDER.get(name, range(len(shape))))
-  at = _FOLDED.get(name)
-  return shape if at is None else (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2:])
+  last = [(name, None) for name in shapes if name != 'embedding']
+  result = {}
+  for name, layer in [('embedding', None), *((name, i) for i in range(config.num_layers) for name in layers), *last]:
+    shape = shapes[name] if layer is None else layers[name][1:]
+    shape = tuple(shape[axis] for axis in _ORDER.get(name, range(len(shape))))
+    if (at := _FOLDED.get(name)) is not None:
+      shape = (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2:])
+    result[names[name].format(layer)] = name, layer, shape
+  return result
 
 
 def _reader(name: str, template: str, shape: tuple[int, ...], tensors: Tensors,
             dtype: np.dtype) -> Callable[[tuple[slice, ...]], np.ndarray]:
   """The callback that returns the part of parameter `name` under an index: a slice for each axis."""
-  read_parts = {}  # devices that hold the same part share it
+  @functools.cache  # devices that hold the same part share it
+  def read(*bounds: tuple[int, int]) -> np.ndarray:
+    if '{}' not in template:
+      return _read_part(name, template, shape, bounds, tensors).astype(dtype)
+    part = np.empty([stop - start for start, stop in bounds], dtype)
+    for i, layer in enumerate(range(*bounds[0])):
+      part[i] = _read_part(name, template.format(layer), shape[1:], bounds[1:], tensors)
+    return part
 
-  def read(index: tuple[slice, ...]) -> np.ndarray:
-    bounds = tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
-    if bounds not in read_parts:
-      part = np.empty([stop - start for start, stop in bounds], dtype)
-      if '{}' in template:
-        for i, layer in enumerate(range(*bounds[0])):
-          part[i] = _read_part(name, template.format(layer), shape[1:], bounds[1:], tensors)
-      else:
-        part[...] = _read_part(name, template, shape, bounds, tensors)
-      read_parts[bounds] = part
-    return read_parts[bounds]
-
-  return read
+  return lambda index: read(*(part.indices(size)[:2] for part, size in zip(index, shape, strict=True)))
 
 
 def _read_part(name: str, tensor: str, shape: tuple[int, ...], bounds: tuple[tuple[int, int], ...],
@@ -166,31 +157,26 @@ def save(model: Decoder, folder: str | pathlib.Path, tokenizer: Tokenizer | None
   folder, params = pathlib.Path(folder), model.params
   dtype = jnp.dtype(dtype or params['embedding'].dtype)
   config = config_files.to_hugging_face(model.config, dtype.name)
-  shapes = _expected(model.config, _NAMES)
-  located = {_NAMES[name]: (name, None) for name in params if name != 'layers'}
-  located |= {_NAMES[name].format(i): (name, i) for name in params['layers'] for i in range(model.config.num_layers)}
+  layout = _layout(model.config, _NAMES)
 
   def read(tensor: str) -> np.ndarray:
-    name, layer = located[tensor]
+    name, layer, shape = layout[tensor]
     value = params[name] if layer is None else params['layers'][name][layer]
     value = value if value.is_fully_addressable else multihost_utils.process_allgather(value, tiled=True)
-    return np.asarray(value).transpose(_ORDER.get(name, range(value.ndim))).reshape(shapes[tensor])
+    return np.asarray(value).transpose(_ORDER.get(name, range(value.ndim))).reshape(shape)
 
   if jax.process_index():
-    for tensor in shapes:  # every process takes part in gathering what is spread over them
+    for tensor in layout:  # every process takes part in gathering what is spread over them
       read(tensor)
     return
   folder.mkdir(parents=True, exist_ok=True)
-  tensor_files.save_folder(folder, shapes, read, dtype, shard_bytes)
+  tensor_files.save_folder(folder, {tensor: shape for tensor, (_, _, shape) in layout.items()}, read, dtype, shard_bytes)
   if tokenizer is not None:
     tokenizer.save(folder)
-    config |= _token_ids(tokenizer)
-    write_json(folder / 'generation_config.json', _token_ids(tokenizer))
+    eos_ids = list(tokenizer.eos_ids)
+    ids = {'bos_token_id': tokenizer.bos_id, 'pad_token_id': tokenizer.pad_id,
+           'eos_token_id': eos_ids[0] if len(eos_ids) == 1 else eos_ids or None}
+    ids = {key: value for key, value in ids.items() if value is not None}
+    write_json(folder / 'generation_config.json', ids)
+    config |= ids
   write_json(folder / 'config.json', config)
-
-
-def _token_ids(tokenizer: Tokenizer) -> dict[str, Any]:
-  eos_ids = list(tokenizer.eos_ids)
-  ids = {'bos_token_id': tokenizer.bos_id, 'pad_token_id': tokenizer.pad_id,
-         'eos_token_id': eos_ids[0] if len(eos_ids) == 1 else eos_ids or None}
-  return {key: value for key, value in ids.items() if value is not None}
