@@ -125,10 +125,9 @@ def initial_params(config: DecoderConfig, key, dtype=jnp.float32) -> dict:
 
 
 def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, visible_until=None):
-  """The forward pass over rows in the tree layout.
+  """The forward pass over rows `tokens` [B,T] in the tree layout.
 
   Args:
-    tokens: [B,T] int.
     positions: [B,T] int, a token's depth on its own path (RoPE position); its index in the row by default.
     visible_until: [B,T] int: token i sees token j iff j <= i < visible_until[j]; T (plain causal) by default.
   Returns:

@@ -143,11 +143,10 @@ def save(model: Decoder, folder: str | pathlib.Path, tokenizer: Tokenizer | None
          shard_bytes: int = 5 * 10**9) -> None:
   """Writes config.json and safetensors that `load` and transformers' AutoModelForCausalLM read back.
 
-  Replaces weights and index in the folder. With several processes all of them call this, and the first writes.
+  Makes the folder, or replaces weights and index in it. The parameters may be sharded; with several processes all of them call
+  this, and the first writes.
 
   Args:
-    model: the decoder; its parameters may be sharded.
-    folder: made if it does not exist.
     tokenizer: also written, with its end tokens in generation_config.json.
     dtype: 'float32' or 'bfloat16'; the dtype of the embedding if not given.
     shard_bytes: a larger checkpoint is split into several files with an index.

@@ -84,9 +84,9 @@ class Tokenizer:
     Raises:
       ValueError: the tokenizer's text is no concatenation (WordPiece), or `size`, the length of the list, is too small.
     """
-    size = self.vocab_size if size is None else size
     if self._spell is None:
       raise ValueError('a WordPiece tokenizer drops spaces: its tokens do not stand for bytes')
+    size = self.vocab_size if size is None else size
     if size < self.vocab_size:
       raise ValueError(f'{size} pieces asked for, but the tokenizer has {self.vocab_size} tokens')
     return self._pieces + [b''] * (size - self.vocab_size)
