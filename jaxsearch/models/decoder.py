@@ -284,7 +284,7 @@ def tree_attention(q, k, v, visible_until):
   size = max(BLOCK, -(-T // MAX_BLOCKS))
   blocks = []
   for start in range(0, T, size):
-    end = min(start + size, T)
+    end = start + size
     scores = jnp.einsum('btkgh,bskh->bkgts', q[:, start:end], k[:, :end], preferred_element_type=jnp.float32) * h**-0.5
     scores = jnp.where(tree_mask(visible_until[:, :end], start)[:, None, None], scores, NEGATIVE)
     blocks.append(jnp.einsum('bkgts,bskh->btkgh', jax.nn.softmax(scores, axis=-1).astype(v.dtype), v[:, :end]))
@@ -309,8 +309,8 @@ def put_windows(cache, windows, starts, rows):
   """Writes windows of n entries, in the layout of the cache, at starts..starts+n of `rows`; starts, rows: [S].
 
   The cache is (keys [R,K,h,length], values [R,K,length,h]): with keys transposed both products of attention read rows. One
-  block a sequence, not one index a token: XLA turns it into S copies into the donated buffer. Needs starts + n <= length,
-  otherwise the block is shifted to fit and overwrites what is valid.
+  block per sequence, not one index per token: XLA turns it into S copies into the donated buffer. Needs starts + n <= length;
+  otherwise the block is shifted to fit and overwrites valid entries.
   """
   where = jnp.stack([rows, starts], axis=1)
 

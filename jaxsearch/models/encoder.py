@@ -1,4 +1,4 @@
-"""BERT encoders (E5, MiniLM, BGE): token ids in, one hidden state a token out. Pooling is the caller's.
+"""BERT encoders (E5, MiniLM, BGE): token ids in, one hidden state per token out. Pooling is the caller's.
 
 Written like decoder.py: a pure function of (config, params), and a Flax container of the parameters. Letters: B texts, T tokens,
 D width, H heads, h head width, F feed-forward width, L layers.
