@@ -9,6 +9,7 @@ Letters: n micro-batches, R rows of each, T tokens of a row, M trained tokens of
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -20,7 +21,7 @@ from jaxsearch.trees.layout import TrainingRows
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """A training batch, or (without the leading n and with `count` unused) one micro-batch of it."""
+  """A training batch, or (without the leading n, `count` unused) one micro-batch of it."""
   tokens: jax.Array         # [n, R, T] int32
   positions: jax.Array      # [n, R, T] int32
   previous: jax.Array       # [n, R, T] int32, row index of the token before on its path
@@ -108,6 +109,12 @@ def mini_batches(num_rows: int, number: int, rng: np.random.Generator) -> list[n
   if number == 1:
     return [np.arange(num_rows)]
   return np.array_split(rng.permutation(num_rows), min(number, num_rows))
+
+
+def compute_on_rows(program: Callable, params: dict, rows: TrainingRows, micro_rows: int, mesh) -> np.ndarray:
+  """What a compiled score or value step says of the trained tokens, [B, T] as the rows; 0 elsewhere."""
+  batch = make_batch(rows, micro_rows)
+  return unpack(batch, jax.device_get(program(params, place(batch, mesh))), len(rows.tokens))
 
 
 def take(rows: TrainingRows, indices: np.ndarray, number: int) -> TrainingRows:
