@@ -103,15 +103,7 @@ def aggregate(x: jax.Array, mask: jax.Array, how: str = 'token-mean', weights: j
   """The scalar of a per-token quantity: the masked mean that `how` names, see `token_weights`.
 
   Sequences without a token that counts are left out of the mean over sequences (as in verl), so that padding rows change
-  nothing; nothing to count at all gives 0. The five systems, for `x` a per-token loss:
-
-    Search-R1  'seq-mean-token-mean' in the paper's GRPO objective, 'token-mean' in its code
-    R-Search   the same; evidence counts, observations are masked
-    Search-R2  'seq-mean-token-mean': every trace, meta spans included, by its own length
-    CuSearch   'seq-mean-token-mean' with mask 0 on what was not selected, which is the 1/K
-    SLATE      a row has the tokens of all k candidates of all steps of a question: 'seq-mean-token-sum' with
-               weights 1 / (k * tokens of the own candidate)
-    CARL       a row is a rollout: 'seq-mean-token-sum' with weights 1 / tokens of the own segment
+  nothing; nothing to count at all gives 0. docs/credit.md has the call that each of the five systems makes.
 
   Args:
     x: [B, T]; anything where masked.

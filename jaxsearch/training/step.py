@@ -124,35 +124,28 @@ def shared_value_error(params: dict, states: jax.Array, batch: Batch, backbone_s
 
 def make_update(loss_fn: Loss, params: dict, optim: ml_collections.ConfigDict, total_updates: int, *, mesh: Mesh, dtype: str,
                 alpha: float | None = None, factor: Callable[[str], float] = lambda _: 1.0):
-  """(optimizer, jitted `train_step`) of a loss; for the arguments see `make_train_step` and `make_optimizer`.
-
-  Args:
-    params: arrays on the mesh, or ShapeDtypeStructs with shardings.
-    optim: the `optim` group of a config.
-  """
-  schedule = learning_rate_schedule(optim, total_updates)
-  optimizer = make_optimizer(optim, schedule, factor)
-  return optimizer, make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype=dtype, alpha=alpha,
-                                    state_shardings=state_shardings(params, optimizer, mesh))
-
-
-def make_train_step(loss_fn: Loss, optimizer: optax.GradientTransformation, schedule: optax.Schedule, *, mesh: Mesh,
-                    state_shardings: TrainState, dtype: str, alpha: float | None = None):
-  """The jitted `train_step(state, batch, base=None) -> (state, metrics)`; `state` is donated.
+  """(optimizer, jitted `train_step(state, batch, base=None) -> (state, metrics)`); `state` is donated.
 
   With a `base`, frozen parameters in the compute dtype, the state holds an adapter and the gradient is that of the adapter.
 
   Args:
     loss_fn: (params in the compute dtype, micro-batch) -> (loss, report).
+    params: what is trained: arrays on the mesh, or ShapeDtypeStructs with shardings.
+    optim: the `optim` group of a config.
     dtype: the compute dtype.
     alpha: of the adapter, see models/lora.py.
+    factor: of the learning rate, see `make_optimizer`.
   """
-  @functools.partial(jax.jit, donate_argnums=0, out_shardings=(state_shardings, meshes.replicated(mesh)))
+  schedule = learning_rate_schedule(optim, total_updates)
+  optimizer = make_optimizer(optim, schedule, factor)
+  placed = state_shardings(params, optimizer, mesh)
+
+  @functools.partial(jax.jit, donate_argnums=0, out_shardings=(placed, meshes.replicated(mesh)))
   def train_step(state: TrainState, batch: Batch, base: dict | None = None):
     loss_of = loss_fn if base is None else lambda adapter, part: loss_fn(lora.merge(base, adapter, alpha), part)
     with meshes.ambient(mesh):
       # Cast once, before the micro-batches, so that gathers over `fsdp` move the smaller type.
-      grads, loss, report = accumulate(loss_of, cast(state.params, dtype), batch, state_shardings.params)
+      grads, loss, report = accumulate(loss_of, cast(state.params, dtype), batch, placed.params)
     state, grad_norm = update(state, grads, loss, optimizer)
     tokens = jnp.sum(batch.targets >= 0)
     per_token = {name: value / jnp.maximum(tokens, 1) for name, value in report['mean'].items()}
@@ -162,7 +155,7 @@ def make_train_step(loss_fn: Loss, optimizer: optax.GradientTransformation, sche
       'tokens_trained': tokens, 'skipped': state.skipped, 'skipped_in_a_row': state.skipped_in_a_row,
     }  # fmt: skip
 
-  return train_step
+  return optimizer, train_step
 
 
 def accumulate(loss_fn: Loss, params: dict, batch: Batch, shardings: dict):
@@ -266,15 +259,12 @@ def learning_rate_schedule(optim: ml_collections.ConfigDict, total_updates: int)
   The first update already has a rate above 0: update number i of the warm-up has (i + 1) / lr_warmup_updates of the peak.
   """
   peak, warmup = optim.learning_rate, optim.lr_warmup_updates
-  if optim.schedule == 'constant':
-    after = optax.constant_schedule(peak)
-  elif optim.schedule == 'cosine':
-    after = optax.cosine_decay_schedule(peak, max(total_updates - warmup, 1))
-  else:
+  if optim.schedule not in ('constant', 'cosine'):
     raise ValueError(f"optim.schedule={optim.schedule!r} is none of 'constant', 'cosine'")
-  if not warmup:
-    return after
-  return lambda count: jnp.where(count < warmup, peak * (count + 1) / warmup, after(jnp.maximum(count - warmup, 0)))
+  cosine = optim.schedule == 'cosine'
+  after = optax.cosine_decay_schedule(peak, max(total_updates - warmup, 1)) if cosine else optax.constant_schedule(peak)
+  warming = lambda count: jnp.where(count < warmup, peak * (count + 1) / warmup, after(jnp.maximum(count - warmup, 0)))
+  return warming if warmup else after
 
 
 def make_optimizer(optim: ml_collections.ConfigDict, schedule: optax.Schedule,
@@ -307,7 +297,7 @@ def decays(params: dict) -> dict:
 
 
 def without_head(params: dict) -> dict:
-  """The parameters of the policy alone."""
+  """The parameters of the policy, without the head of a critic."""
   return {name: value for name, value in params.items() if name != HEAD}
 
 
