@@ -53,11 +53,12 @@ def train(config, _) -> None:
   With config.eval.every set it ends with one JSON line about held-out questions.
   """
   start = time.perf_counter()
+  import jax
+
   from jaxsearch.evaluation import report, run
-  from jaxsearch.parallel.mesh import process_index
   from jaxsearch.training import loop, runs
   loop.train(config, run.held_out)
-  if process_index() == 0:
+  if jax.process_index() == 0:
     page = report.write_report(config.out)
     evaluations = runs.read(pathlib.Path(config.out) / 'evaluations.jsonl')
     if not evaluations:

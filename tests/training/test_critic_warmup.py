@@ -174,7 +174,7 @@ def test_a_critic_of_its_own_is_warmed_up_too(config, tmp_path):
   warmed, config.out, config.critic.warm_start = config.out, str(tmp_path / 'after'), config.out
   learner = loop.make_learner(config)
   _, warm, _ = checkpoint.load_trained(warmed, learner.mesh)
-  jax.tree.map(np.testing.assert_array_equal, learner.critic.state.params, warm)
+  jax.tree.map(np.testing.assert_array_equal, learner.state.critic.params, warm)
   assert float(np.abs(np.asarray(warm['head']['kernel'])).max()) > 0
 
 
