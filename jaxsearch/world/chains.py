@@ -47,7 +47,7 @@ def found(step: dict) -> str:
 
 
 def sought(step: dict) -> str:
-  return f'Find the {ATTRIBUTES[step["attribute"]][0]}.'
+  return f'Find the {ATTRIBUTES[step["attribute"]]["sought"]}.'
 
 
 def conclusion(question: Question) -> str:

@@ -32,7 +32,7 @@ def _thinking(item: Thinking) -> int:
   step, steps = _next_step(item.question, item.context), item.question.metadata['steps']
   if step is None:
     return int(steps[-1]['finding'] in item.thinking)
-  names = lambda sought: ATTRIBUTES[sought['attribute']][0] in item.thinking
+  names = lambda sought: ATTRIBUTES[sought['attribute']]['sought'] in item.thinking
   return 1 if names(step) else 0 if any(map(names, steps)) else -1
 
 

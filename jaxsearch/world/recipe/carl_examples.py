@@ -18,9 +18,8 @@ from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Node, Role, Tree
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import Example, act, conclusion, encode, encode_chain, found, full_chain, results_of, sought
-from jaxsearch.world.facts import Entity, read_back, sentence
+from jaxsearch.world.facts import ATTRIBUTES, Entity, read_back, sentence
 from jaxsearch.world.recipe import examples
-from jaxsearch.world.recipe.choose import ENDINGS
 from jaxsearch.world.recipe.rename import rename
 
 KNOWN = ('continent', 'currency', 'language')  # of countries
@@ -119,7 +118,7 @@ def drill(tokenizer, rng: random.Random) -> Example:
   """The call of a first step, or a context, about a name of random tokens: see `examples.drill`."""
   step = examples.invented(tokenizer, rng)
   if rng.random() < 0.5:
-    prompt = templates.prompt(rng.choice(ENDINGS[step['attribute']]).format(step['query']), 'world_carl_forced')
+    prompt = templates.prompt(rng.choice(ATTRIBUTES[step['attribute']]['questions']).format(step['query']), 'world_carl_forced')
     return encode(tokenizer, [(prompt, False), (f'{sought(step)}\n{program(step["query"])}', True)])
   shown = grammar.listed([Document('', step['query'], examples.stated([step]))])
   return encode(tokenizer, [(grammar.output(shown, tokenizer.special_tokens), False),

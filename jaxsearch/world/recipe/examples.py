@@ -15,8 +15,7 @@ from jaxsearch.data.questions import Question
 from jaxsearch.trees import grammar, templates
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import TOPK, Example, Spans, act, encode, encode_chain, found, full_chain, results_of, sought
-from jaxsearch.world.facts import sentence
-from jaxsearch.world.recipe.choose import ENDINGS
+from jaxsearch.world.facts import ATTRIBUTES, sentence
 from jaxsearch.world.recipe.rename import rename
 
 
@@ -110,7 +109,7 @@ def drill(tokenizer, rng: random.Random) -> Example:
   """The first step of a chain, or a fact repeated, about a name of random tokens: any token can be searched for and copied."""
   step = invented(tokenizer, rng)
   if rng.random() < 0.5:
-    prompt = templates.prompt(rng.choice(ENDINGS[step['attribute']]).format(step['query']), 'world')
+    prompt = templates.prompt(rng.choice(ATTRIBUTES[step['attribute']]['questions']).format(step['query']), 'world')
     return encode(tokenizer, [(prompt, False), (act(sought(step), 'search', step['query']), True)])
   block = grammar.information([Document('', step['query'], stated([step]))], tokenizer.special_tokens)
   return encode(tokenizer, [(block, False), (f'<think> {found(step)}', True)])

@@ -5,21 +5,14 @@ elements and their discoverers from `mendeleev`.
 """
 
 import re
+import tomllib
 import unicodedata
 from collections import Counter
+from pathlib import Path
 
 from jaxsearch.world.facts import Entity, name_all
 
-CONTINENTS = {'AF': 'Africa', 'AS': 'Asia', 'EU': 'Europe', 'NA': 'North America', 'OC': 'Oceania', 'SA': 'South America'}
-PLACES = {'England': 'GB', 'Scotland': 'GB', 'Great Britain': 'GB'}  # where elements were found, as today's countries
-PERSON_SPELLING = {
-  'Sir Humphrey Davy': 'Humphry Davy', 'Johann Arfwedson': 'Johan August Arfwedson', 'Smithson Tenant': 'Smithson Tennant',
-  'Fredrich Stromeyer': 'Friedrich Stromeyer', 'Fredrich Ernst Dorn': 'Friedrich Ernst Dorn',
-  'Charles Hatchet': 'Charles Hatchett', 'Marguerite Derey': 'Marguerite Perey', 'Sir William Crookes': 'William Crookes',
-  'C.F. Aver von Welsbach': 'Carl Auer von Welsbach', 'J.L. Soret': 'Jacques-Louis Soret', 'George Brandt': 'Georg Brandt',
-  'Antoine J. Balard': 'Antoine Balard', 'A. Crawford': 'Adair Crawford',
-}  # fmt: skip
-YEAR_CORRECTIONS = {'Nd': 1885}  # neodymium and praseodymium were separated in the same work
+CORRECTIONS = tomllib.loads((Path(__file__).parent / 'corrections.toml').read_text(encoding='utf-8'))
 NOT_ONE_PERSON = re.compile(r'ancients| and |Institut|Laborator|RIKEN|GSI|et al')
 MAX_CITIES_PER_COUNTRY = 150
 LATIN = re.compile(r'[A-Za-zÀ-ÖØ-öø-ÿ]+(?:[ -][A-Za-zÀ-ÖØ-öø-ÿ]+){0,2}')
@@ -51,7 +44,7 @@ def _geography(english, cache, size: int) -> list[Entity]:
   countries, capitals = {}, {}
   for country in sorted(cache.get_countries().values(), key=lambda c: (-c['population'], c['iso'])):
     capital = _capital(country, by_country.get(country['iso'], []))
-    known = country['population'] > 0 and country['continentcode'] in CONTINENTS and country['tld'] and country['phone']
+    known = country['population'] > 0 and country['continentcode'] in CORRECTIONS['continents'] and country['tld'] and country['phone']
     named = _language(country, english) and country['currencycode'] in english.currencies
     if capital and known and named and capital['name'] not in {c['name'] for c in capitals.values()}:
       countries[country['iso']], capitals[country['iso']] = country, capital
@@ -61,7 +54,7 @@ def _geography(english, cache, size: int) -> list[Entity]:
     currency, language = country['currencycode'], _language(country, english)
     currencies[currency], languages[language] = english.currencies[currency], english.languages[language]
     values = {
-      'continent': CONTINENTS[country['continentcode']], 'capital': capitals[iso]['name'],
+      'continent': CORRECTIONS['continents'][country['continentcode']], 'capital': capitals[iso]['name'],
       'population': str(country['population']), 'currency': currencies[currency], 'language': languages[language],
       'calling_code': '+' + country['phone'].split(' ')[0].lstrip('+'), 'domain': country['tld'],
     }  # fmt: skip
@@ -135,14 +128,14 @@ def _chemistry(elements, countries: dict[str, str]) -> list[Entity]:
     key = f'element-{element.atomic_number}'
     values, links = {'symbol': element.symbol, 'number': str(element.atomic_number)}, {}
     person = (element.discoverers or '').strip(' .')
-    person = PERSON_SPELLING.get(person, person)
+    person = CORRECTIONS['persons'].get(person, person)
     if re.fullmatch(r'[^,;/()0-9]+', person) and not NOT_ONE_PERSON.search(person):
       values['discoverer'], links['discoverer'] = person, 'person-' + _fold(person)
       found_by.setdefault(person, []).append((element.name, key))
     if element.discovery_year:
-      values['year'] = str(YEAR_CORRECTIONS.get(element.symbol, element.discovery_year))
+      values['year'] = str(CORRECTIONS['years'].get(element.symbol, element.discovery_year))
     place = element.discovery_location or ''
-    place = f'country-{PLACES[place]}' if place in PLACES else countries.get(place)
+    place = countries.get(place) if place not in CORRECTIONS['places'] else f'country-{CORRECTIONS["places"][place]}'
     if place in titles:
       values['found_in'], links['found_in'] = titles[place], place
     entities.append(Entity(key, 'element', element.name, values, links))

@@ -14,15 +14,14 @@ from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import operands
-from jaxsearch.world.facts import ATTRIBUTES, TARGETS
+from jaxsearch.world.facts import ATTRIBUTES, TARGETS, WORDS
 from jaxsearch.world.questions import combine
-from jaxsearch.world.recipe.choose import ENDINGS, PAIRS, PHRASES
 
 WORD = re.compile(r'[^\W\d_]+')
 NUMBER = re.compile(r'(?<!\d)\d{4,}(?!\d)')
 SYLLABLE = re.compile(r'[^aeiouyà-ÿ]*[aeiouyà-ÿ]+(?:[^aeiouyà-ÿ]+$)?', re.IGNORECASE)
 STATED = re.compile(  # the names that a document gives as values
-  '(?:' + '|'.join(ATTRIBUTES[name][1].split('{title} ')[1].split('{value}')[0] for name in TARGETS) + r')(.+?)\.(?= |$)')
+  '(?:' + '|'.join(ATTRIBUTES[name]['sentence'].split('{title} ')[1].split('{value}')[0] for name in TARGETS) + r')(.+?)\.(?= |$)')
 YEARS = range(1600, 2030)
 
 
@@ -69,8 +68,8 @@ def _answers(question: Question, renamed: Question, changed: Callable[[str], str
 @functools.cache
 def _reserved() -> frozenset[str]:
   """The words of the templates: a name may hold them too, but they are left as they are."""
-  texts = [text for group in (ENDINGS, PHRASES, PAIRS) for forms in group.values() for text in forms]
-  texts += [sentence for _, sentence in ATTRIBUTES.values()]
+  rows = [*ATTRIBUTES.values(), *WORDS['pairs']]
+  texts = [text for row in rows for text in (*row['questions'], *row.get('phrases', ()), row.get('sentence', ''))]
   return frozenset(word for text in texts for word in WORD.findall(text)) | {'It', 'Doc', 'Title', 'Find'}
 
 
