@@ -18,14 +18,11 @@ from jaxsearch.world.recipe.gather import gather
 
 VOCABULARY = 4096
 SPECIAL = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
-TAGS = tuple(
-  f'<{slash}{name}>'
-  for name in ('think', 'search', 'information', 'answer', 'observation', 'original_evidence', 'context', 'python')
-  for slash in ('', '/'))
+NAMES = ('think', 'search', 'information', 'answer', 'observation', 'original_evidence', 'context', 'python')
+TAGS = tuple(f'<{slash}{name}>' for name in NAMES for slash in ('', '/'))
 # Qwen2.5's pattern: a word takes the space before it, every digit stands alone
-PATTERN = '|'.join([
-  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r'[^\r\n\p{L}\p{N}]?\p{L}+', r'\p{N}', r' ?[^\s\p{L}\p{N}]+[\r\n]*', r'\s*[\r\n]+',
-  r'\s+(?!\S)', r'\s+'])
+PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+           r'\s+(?!\S)|\s+')
 
 
 def build(out: str | os.PathLike, seed: int = 0, *, cities: int = 4000, sizes: dict[str, int] | None = None) -> None:

@@ -18,6 +18,8 @@ from jaxsearch.world.chains import TOPK, Example, Spans, act, encode, encode_cha
 from jaxsearch.world.facts import ATTRIBUTES, sentence
 from jaxsearch.world.recipe.rename import rename
 
+_warm = functools.cache(lambda: world.questions('warm'))
+
 
 def draw(rng: random.Random) -> Question:
   """A warm question; three of four that need arithmetic are skipped."""
@@ -25,11 +27,6 @@ def draw(rng: random.Random) -> Question:
     question = rng.choice(_warm())
     if question.metadata.get('operation') not in world.ARITHMETIC or rng.random() < 0.25:
       return question
-
-
-@functools.cache
-def _warm() -> list[Question]:
-  return world.questions('warm')
 
 
 # Chains that are not the gold one.
@@ -116,21 +113,15 @@ def drill(tokenizer, rng: random.Random) -> Example:
 
 
 def invented(tokenizer, rng: random.Random) -> dict:
-  """A step about a made-up fact: name and value are random tokens."""
-  name, value = (_random_words(tokenizer, rng) for _ in range(2))
+  """A step about a made-up fact: name and value are one to three random tokens that hold letters."""
+  name, value = (''.join(rng.choices(_letter_tokens(tokenizer), k=rng.choice((1, 1, 2, 2, 3)))).strip() for _ in range(2))
   return {'attribute': rng.choice(draw(rng).metadata['steps'])['attribute'], 'query': name, 'finding': value}
 
 
-def _random_words(tokenizer, rng: random.Random) -> str:
-  """One to three random tokens that hold letters, as text."""
-  tokens = _letter_tokens(tokenizer)
-  return ''.join(rng.choices(tokens, k=rng.choice((1, 1, 2, 2, 3)))).strip()
-
-
 @functools.cache
-def _letter_tokens(tokenizer) -> tuple[str, ...]:
+def _letter_tokens(tokenizer) -> list[str]:
   pieces = (piece.decode(errors='replace') for piece in tokenizer.pieces())
-  return tuple(piece for piece in pieces if piece.strip().isalpha() and '\ufffd' not in piece)
+  return [piece for piece in pieces if piece.strip().isalpha() and '\ufffd' not in piece]
 
 
 @functools.cache
@@ -156,17 +147,16 @@ def undecided(tokenizer, rng: random.Random, *, shares: tuple[float, float], evi
   """
   question = draw(rng)
   steps = question.metadata['steps']
-  at_once, one_search = shares
   u = rng.random()
-  if u < at_once:
+  if u < shares[0]:
     spans = guess_chain(question, rng)
-  elif u < at_once + one_search:
+  elif u < sum(shares):
     spans, steps = one_search_chain(question, rng), steps[:1]
   else:
     spans = full_chain(question)
   if rng.random() >= evidence:
     return encode_chain(tokenizer, question, spans)
-  if u >= at_once:
+  if u >= shares[0]:
     spans = with_evidence(spans, stated(rng.choice((steps, [rng.choice(steps)]))))
   return encode_chain(tokenizer, question, spans, template='world_evidence', tags=grammar.R_SEARCH)
 

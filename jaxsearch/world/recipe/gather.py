@@ -44,9 +44,10 @@ def _geography(english, cache, size: int) -> list[Entity]:
   countries, capitals = {}, {}
   for country in sorted(cache.get_countries().values(), key=lambda c: (-c['population'], c['iso'])):
     capital = _capital(country, by_country.get(country['iso'], []))
-    known = country['population'] > 0 and country['continentcode'] in CORRECTIONS['continents'] and country['tld'] and country['phone']
+    known = country['population'] > 0 and country['tld'] and country['phone']
     named = _language(country, english) and country['currencycode'] in english.currencies
-    if capital and known and named and capital['name'] not in {c['name'] for c in capitals.values()}:
+    placed = country['continentcode'] in CORRECTIONS['continents']
+    if capital and known and named and placed and capital['name'] not in {c['name'] for c in capitals.values()}:
       countries[country['iso']], capitals[country['iso']] = country, capital
   title = {iso: country['name'].strip() for iso, country in countries.items()}
   entities, currencies, languages = [], {}, {}

@@ -20,8 +20,8 @@ from jaxsearch.world.questions import combine
 WORD = re.compile(r'[^\W\d_]+')
 NUMBER = re.compile(r'(?<!\d)\d{4,}(?!\d)')
 SYLLABLE = re.compile(r'[^aeiouyà-ÿ]*[aeiouyà-ÿ]+(?:[^aeiouyà-ÿ]+$)?', re.IGNORECASE)
-STATED = re.compile(  # the names that a document gives as values
-  '(?:' + '|'.join(ATTRIBUTES[name]['sentence'].split('{title} ')[1].split('{value}')[0] for name in TARGETS) + r')(.+?)\.(?= |$)')
+_OPENINGS = '|'.join(ATTRIBUTES[name]['sentence'].split('{title} ')[1].split('{value}')[0] for name in TARGETS)
+STATED = re.compile(rf'(?:{_OPENINGS})(.+?)\.(?= |$)')  # the names that a document gives as values
 YEARS = range(1600, 2030)
 
 
@@ -43,8 +43,8 @@ def rename(question: Question, results: dict[str, Sequence[Document]], rng: rand
     text = WORD.sub(lambda m: words(m[0]) if m[0] in known else m[0], text)
     return NUMBER.sub(lambda m: figures(m[0]), text) if numbers else text
 
-  data = dict(question.metadata)
-  data['steps'] = [{**step, 'query': changed(step['query']), 'finding': changed(step['finding'])} for step in steps]
+  data = question.metadata | {
+    'steps': [{**step, 'query': changed(step['query']), 'finding': changed(step['finding'])} for step in steps]}
   if 'choices' in data:
     data['choices'] = [changed(choice) for choice in data['choices']]
   renamed = dataclasses.replace(question, question=changed(question.question), metadata=data)
