@@ -43,14 +43,12 @@ def read_array(path: str | os.PathLike) -> Iterator[tuple[str, dict]]:
   """`read_records` for a file that is one JSON array of objects; places are 'file: record 3'."""
   with _opened(path) as file:
     data = file.read().removeprefix(b'\xef\xbb\xbf')
-  if not data.strip():
-    raise DataError(f'{path}: the file is empty')
-  records = _parsed(data, str(path))
+  records, escaped = _parsed(data.strip() or b'[]', str(path)), _ESCAPE.search(data)
   if not isinstance(records, list):
     raise DataError(f'{path}: expected a JSON array of objects, not {shortened(records)}')
-  escaped = _ESCAPE.search(data)
   for number, record in enumerate(records, start=1):
-    yield f'{path}: record {number}', _record(record, f'{path}: record {number}', escaped)
+    place = f'{path}: record {number}'
+    yield place, _record(record, place, escaped)
 
 
 def unique(path: str | os.PathLike, found: Iterable[tuple[str, Item]], what: str) -> list[Item]:

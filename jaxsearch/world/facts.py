@@ -71,7 +71,7 @@ def read_back(documents: Sequence[Document]) -> list[Entity]:
     ValueError: a sentence that states no known attribute.
     KeyError: a country whose capital has no document.
   """
-  ids = {(_type(document), document.title): document.id for document in documents}
+  ids = {(document.id.split('-')[0], document.title): document.id for document in documents}
   homes = {}  # (title, country) -> id of a city: titles of cities repeat, so a capital is looked up with its country
   entities = []
   for document in documents:
@@ -80,7 +80,7 @@ def read_back(documents: Sequence[Document]) -> list[Entity]:
     count = Counter(attribute for attribute, _ in facts)
     values = {attribute: value for attribute, value in facts if count[attribute] == 1}
     multiple = tuple(fact for fact in facts if count[fact[0]] > 1)
-    entities.append(Entity(document.id, _type(document), document.title, values, {}, multiple))
+    entities.append(Entity(document.id, document.id.split('-')[0], document.title, values, {}, multiple))
     if entities[-1].type == 'city':
       homes[document.title, values['country']] = document.id
 
@@ -91,10 +91,6 @@ def read_back(documents: Sequence[Document]) -> list[Entity]:
     return {name: key for name, key in found.items() if key}
 
   return name_all([dataclasses.replace(entity, links=links(entity)) for entity in entities])
-
-
-def _type(document: Document) -> str:
-  return document.id.split('-')[0]
 
 
 def _fact(text: str, document: Document) -> tuple[str, str]:

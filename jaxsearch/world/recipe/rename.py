@@ -33,9 +33,8 @@ def rename(question: Question, results: dict[str, Sequence[Document]], rng: rand
   """
   steps = question.metadata['steps']
   names = [step['query'] for step in steps] + [step['finding'] for step in steps if step['attribute'] in TARGETS]
-  for document in (document for found in results.values() for document in found):
-    names += [document.title, *STATED.findall(document.text)]
-  known = {word for name in names for word in WORD.findall(name) if word[:1].isupper()} - _reserved()
+  names += [name for found in results.values() for d in found for name in (d.title, *STATED.findall(d.text))]
+  known = {word for name in names for word in WORD.findall(name) if word[0].isupper()} - _reserved()
   words = _once_each(lambda _: _made_up(rng, 2 if rng.random() < 0.15 else 1))
   figures = _once_each(lambda old: _new_number(old, rng))
 
@@ -48,21 +47,16 @@ def rename(question: Question, results: dict[str, Sequence[Document]], rng: rand
   if 'choices' in data:
     data['choices'] = [changed(choice) for choice in data['choices']]
   renamed = dataclasses.replace(question, question=changed(question.question), metadata=data)
+  if operation := data.get('operation'):
+    result = combine(operation, *operands(renamed))
+    golds = [data['choices']['ab'.index(result)] if operation in ('more', 'less') else result]
+  else:
+    first = data['steps'][-1]['finding']  # an alias in figures is the same number with separators
+    golds = [first, *(f'{int(first):,}' if re.fullmatch(r'\d[\d,]+', other) else changed(other)
+                      for other in question.golden_answers[1:])]
   new_results = {changed(query): [Document(d.id, changed(d.title), changed(d.text)) for d in found]
                  for query, found in results.items()}
-  return dataclasses.replace(renamed, golden_answers=_answers(question, renamed, changed)), new_results
-
-
-def _answers(question: Question, renamed: Question, changed: Callable[[str], str]) -> tuple[str, ...]:
-  data = renamed.metadata
-  operation = data.get('operation')
-  if operation is not None:
-    result = combine(operation, *operands(renamed))
-    return (data['choices']['ab'.index(result)] if operation in ('more', 'less') else result,)
-  first = data['steps'][-1]['finding']
-  # an alias in figures is the same number with separators
-  return (first, *(f'{int(first):,}' if re.fullmatch(r'\d[\d,]+', other) else changed(other)
-                   for other in question.golden_answers[1:]))
+  return dataclasses.replace(renamed, golden_answers=tuple(golds)), new_results
 
 
 @functools.cache
