@@ -17,7 +17,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.data.jsonl import DataError, field, list_field, read_array, read_records, shortened, text_field, unique
+from jaxsearch.data.jsonl import DataError, field, read_array, read_records, shortened, text_field, unique
 from jaxsearch.data.questions import Question
 from jaxsearch.rewards.match import read_number
 
@@ -37,8 +37,8 @@ def _gsm8k(path: str | os.PathLike) -> Found:
     gold = end.strip().replace(',', '')
     if not re.fullmatch(r'-?[0-9]+(\.[0-9]+)?', gold):
       raise DataError(f"{place}: 'answer' has no number after '####' but {shortened(end.strip())}")
-    yield place, Question(f'gsm8k_{number}', text_field(record, 'question', place), (gold,),
-                          {'match': 'numeric', 'source': 'gsm8k'})
+    question = text_field(record, 'question', place)
+    yield place, Question(f'gsm8k_{number}', question, (gold,), {'match': 'numeric', 'source': 'gsm8k'})
 
 
 def _hotpotqa(path: str | os.PathLike, source: str = 'hotpotqa') -> Found:
@@ -67,7 +67,7 @@ def _musique(path: str | os.PathLike) -> Found:
   for place, record in read_records(path):
     if not field(record, 'answerable', bool, place):
       continue
-    aliases = list_field(record, 'answer_aliases', str, place)
+    aliases = field(record, 'answer_aliases', list, place, str)
     if not all(alias.strip() for alias in aliases):
       raise DataError(f"{place}: 'answer_aliases' has one that is blank: it would be matched by an empty answer")
     golds = tuple(_once([text_field(record, 'answer', place), *aliases]))
@@ -98,8 +98,8 @@ def _finqa(path: str | os.PathLike) -> Found:
     question = text_field(qa, 'question', inside)
     metadata = {'match': 'numeric', 'tolerance': FINQA_TOLERANCE, 'table': table,
                 'program': text_field(qa, 'program', inside), 'source': 'finqa'}
-    parts = [' '.join(list_field(record, 'pre_text', str, place)), '\n'.join(' | '.join(row) for row in table),
-             ' '.join(list_field(record, 'post_text', str, place)), question]
+    parts = [' '.join(field(record, 'pre_text', list, place, str)), '\n'.join(' | '.join(row) for row in table),
+             ' '.join(field(record, 'post_text', list, place, str)), question]
     text = '\n\n'.join(part for part in parts if part.strip())
     yield place, Question(text_field(record, 'id', place), text, _finqa_golds(qa, inside), metadata)
 
@@ -188,7 +188,7 @@ def _musique_passages(path: str | os.PathLike) -> Iterator[tuple[str, str]]:
 
 def _paragraphs(record: dict, place: str) -> Iterator[tuple[str, dict]]:
   """(place, paragraph) of a record of MuSiQue."""
-  for number, paragraph in enumerate(list_field(record, 'paragraphs', dict, place), start=1):
+  for number, paragraph in enumerate(field(record, 'paragraphs', list, place, dict), start=1):
     yield f"{place}: paragraph {number} of 'paragraphs'", paragraph
 
 

@@ -64,24 +64,18 @@ def unique(path: str | os.PathLike, found: Iterable[tuple[str, Item]], what: str
   return items
 
 
-def field(record: dict, key: str, kind: type | tuple[type, ...], place: str) -> Any:
-  """The value under a key, of one of these kinds; true and false are no numbers."""
+def field(record: dict, key: str, kind: type | tuple[type, ...], place: str, items: type | None = None) -> Any:
+  """The value under a key, of one of these kinds (true and false are no numbers); `items` is the kind of a list's items."""
   if key not in record:
     raise DataError(f'{place}: no key {key!r} (found: {", ".join(map(repr, record)) or "none"})')
   value, kinds = record[key], kind if isinstance(kind, tuple) else (kind,)
   if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
     expected = ' or '.join(dict.fromkeys(_KINDS[each] for each in kinds))
     raise DataError(f'{place}: {key!r} must be {expected}, not {shortened(value)}')
+  for item in value if items else ():
+    if not isinstance(item, items):
+      raise DataError(f'{place}: {key!r} must hold {"strings" if items is str else "objects"}, not {shortened(item)}')
   return value
-
-
-def list_field(record: dict, key: str, kind: type, place: str) -> list:
-  """The list under a key, whose items are all of one kind: `str` or `dict`."""
-  items = field(record, key, list, place)
-  for item in items:
-    if not isinstance(item, kind):
-      raise DataError(f'{place}: {key!r} must hold {"strings" if kind is str else "objects"}, not {shortened(item)}')
-  return items
 
 
 def text_field(record: dict, key: str, place: str) -> str:

@@ -1,9 +1,10 @@
-"""Which questions about the embedded world there are, how they are worded, and which split they are in.
+"""Which questions about the embedded world there are, and which split they are in; their wordings are in words.toml.
 
 Pure Python: entities in, questions out, the same for the same seed.
 """
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -77,13 +78,9 @@ def _chosen(world: World, starts: Sequence[Entity], split: str, avoided: set[str
   kinds += [_pairs(world, [e for e in starts if e.type == pair[1]], pair, split, avoided, size, rng) for pair in PAIRS]
   chosen = []
   for hops, share in HOP_SHARES.items():
-    pools = [list(pool) for pool in kinds if pool and pool[0].metadata['hops'] == hops]
-    wanted = round(share * size)
-    while wanted and any(pools):
-      for pool in pools:
-        if pool and wanted:
-          chosen.append(pool.pop())
-          wanted -= 1
+    pools = [reversed(pool) for pool in kinds if pool and pool[0].metadata['hops'] == hops]
+    turns = filter(None, itertools.chain.from_iterable(itertools.zip_longest(*pools)))
+    chosen += itertools.islice(turns, round(share * size))
   rng.shuffle(chosen)
   return chosen
 

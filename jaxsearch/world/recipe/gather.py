@@ -139,7 +139,9 @@ def _chemistry(elements, countries: dict[str, str]) -> list[Entity]:
       values['found_in'], links['found_in'] = titles[place], place
     entities.append(Entity(key, 'element', element.name, values, links))
   for person, found in found_by.items():
-    (name, key), *others = found
-    facts = ({'element': name}, {'element': key}) if not others else ({}, {}, tuple(('element', name) for name, _ in found))
+    if len(found) == 1:
+      facts = {'element': found[0][0]}, {'element': found[0][1]}
+    else:
+      facts = {}, {}, tuple(('element', name) for name, _ in found)
     entities.append(Entity('person-' + _fold(person), 'person', person, *facts))
   return entities

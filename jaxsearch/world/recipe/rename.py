@@ -69,14 +69,14 @@ def _reserved() -> frozenset[str]:
 
 def _once_each(invent: Callable[[str], str]) -> Callable[[str], str]:
   """A function that gives the same invented value for the same text, and each value for one text only."""
-  values = {}
+  used = set()
 
+  @functools.cache
   def value(text):
-    while text not in values:
-      new = invent(text)
-      if new not in values.values():
-        values[text] = new
-    return values[text]
+    while (new := invent(text)) in used:
+      pass
+    used.add(new)
+    return new
 
   return value
 
