@@ -17,13 +17,12 @@ from decimal import Decimal
 from fractions import Fraction
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.data.jsonl import DataError, field, list_field, read_array, read_records, shortened, text_field, unique
+from jaxsearch.data.jsonl import DataError, field, read_array, read_records, shortened, text_field, unique
 from jaxsearch.data.questions import Question
 from jaxsearch.rewards.match import read_number
 
 FINQA_TOLERANCE = 0.01  # relative
 Found = Iterator[tuple[str, Question]]  # with the place of each, for messages
-_WHOLE_ANSWER = re.compile(r'-?[0-9]+(\.[0-9]+)?')
 
 
 def _gsm8k(path: str | os.PathLike) -> Found:
@@ -36,10 +35,10 @@ def _gsm8k(path: str | os.PathLike) -> Found:
     if not mark:
       raise DataError(f"{place}: 'answer' does not end in '#### NUMBER'")
     gold = end.strip().replace(',', '')
-    if not _WHOLE_ANSWER.fullmatch(gold):
+    if not re.fullmatch(r'-?[0-9]+(\.[0-9]+)?', gold):
       raise DataError(f"{place}: 'answer' has no number after '####' but {shortened(end.strip())}")
-    metadata = {'match': 'numeric', 'source': 'gsm8k'}
-    yield place, Question(f'gsm8k_{number}', text_field(record, 'question', place), (gold,), metadata)
+    question = text_field(record, 'question', place)
+    yield place, Question(f'gsm8k_{number}', question, (gold,), {'match': 'numeric', 'source': 'gsm8k'})
 
 
 def _hotpotqa(path: str | os.PathLike, source: str = 'hotpotqa') -> Found:
@@ -68,7 +67,7 @@ def _musique(path: str | os.PathLike) -> Found:
   for place, record in read_records(path):
     if not field(record, 'answerable', bool, place):
       continue
-    aliases = list_field(record, 'answer_aliases', str, place)
+    aliases = field(record, 'answer_aliases', list, place, str)
     if not all(alias.strip() for alias in aliases):
       raise DataError(f"{place}: 'answer_aliases' has one that is blank: it would be matched by an empty answer")
     golds = tuple(_once([text_field(record, 'answer', place), *aliases]))
@@ -95,14 +94,12 @@ def _finqa(path: str | os.PathLike) -> Found:
   Without such an answer (some are blank or wrong) 0.12346 stays: '0.12346' and '12.346%' are right, '12.346' is not.
   """
   for place, record in read_array(path):
-    qa = field(record, 'qa', dict, place)
-    inside = f"{place}: 'qa'"
-    table = _table(record, place)
+    qa, inside, table = field(record, 'qa', dict, place), f"{place}: 'qa'", _table(record, place)
     question = text_field(qa, 'question', inside)
     metadata = {'match': 'numeric', 'tolerance': FINQA_TOLERANCE, 'table': table,
                 'program': text_field(qa, 'program', inside), 'source': 'finqa'}
-    parts = [' '.join(list_field(record, 'pre_text', str, place)), '\n'.join(' | '.join(row) for row in table),
-             ' '.join(list_field(record, 'post_text', str, place)), question]
+    parts = [' '.join(field(record, 'pre_text', list, place, str)), '\n'.join(' | '.join(row) for row in table),
+             ' '.join(field(record, 'post_text', list, place, str)), question]
     text = '\n\n'.join(part for part in parts if part.strip())
     yield place, Question(text_field(record, 'id', place), text, _finqa_golds(qa, inside), metadata)
 
@@ -116,18 +113,15 @@ def _finqa_golds(qa: dict, place: str) -> tuple[str, ...]:
     return (result,)
   if not math.isfinite(result):
     raise DataError(f"{place}: 'exe_ans' must be finite, not {result}")
-  value = Decimal(str(result))
-  answer = str(qa.get('answer', '')).strip()
-  found = read_number(answer)
-  if found is None:
-    return (f'{value.normalize():f}',)
-  decimals = re.search(r'\.([0-9]+)', answer)
-  unit = Fraction(1, 10 ** len(decimals[1]) if decimals else 1)
-  for scale in (100, 1) if found[1] else (1, 100):
-    # Not half a unit: some answers were cut off, not rounded.
-    if abs(found[0] - Fraction(value * scale)) < unit:
-      sign = '%' if found[1] or scale == 100 else ''
-      return tuple(_once([f'{(value * scale).normalize():f}{sign}', answer]))
+  value, answer = Decimal(str(result)), str(qa.get('answer', '')).strip()
+  if found := read_number(answer):
+    decimals = re.search(r'\.([0-9]+)', answer)
+    unit = Fraction(1, 10 ** len(decimals[1]) if decimals else 1)
+    for scale in (100, 1) if found[1] else (1, 100):
+      # Not half a unit: some answers were cut off, not rounded.
+      if abs(found[0] - Fraction(value * scale)) < unit:
+        sign = '%' if found[1] or scale == 100 else ''
+        return tuple(_once([f'{(value * scale).normalize():f}{sign}', answer]))
   return (f'{value.normalize():f}',)
 
 
@@ -166,20 +160,18 @@ def read_documents(source: str, path: str | os.PathLike) -> list[Document]:
 
   Ids are hotpotqa_0, hotpotqa_1, ... A file without answers will do; a passage without text is left out.
 
-  Args:
-    source: one of `WITH_DOCUMENTS`, the format of the file.
   Raises:
-    ValueError: another source.
+    ValueError: a source that is not in `WITH_DOCUMENTS`.
     DataError, OSError: as `read_questions`.
   """
   if source not in WITH_DOCUMENTS:
     raise ValueError(f'no documents come with {source!r}; they do with {", ".join(WITH_DOCUMENTS)}')
-  found = _musique_documents(path) if source == 'musique' else _hotpotqa_documents(path)
+  found = _musique_passages(path) if source == 'musique' else _hotpotqa_passages(path)
   texts = _once((' '.join(title.split()), text.strip()) for title, text in found if text.strip())
   return unique(path, ((str(path), Document(f'{source}_{number}', *text)) for number, text in enumerate(texts)), 'documents')
 
 
-def _hotpotqa_documents(path: str | os.PathLike) -> Iterator[tuple[str, str]]:
+def _hotpotqa_passages(path: str | os.PathLike) -> Iterator[tuple[str, str]]:
   for place, record in read_array(path):
     for title, sentences in _pairs(record, 'context', ('title', 'sentences'), place):
       if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
@@ -188,7 +180,7 @@ def _hotpotqa_documents(path: str | os.PathLike) -> Iterator[tuple[str, str]]:
       yield title, ' '.join(sentence.strip() for sentence in sentences if sentence.strip())
 
 
-def _musique_documents(path: str | os.PathLike) -> Iterator[tuple[str, str]]:
+def _musique_passages(path: str | os.PathLike) -> Iterator[tuple[str, str]]:
   for place, record in read_records(path):
     for inside, paragraph in _paragraphs(record, place):
       yield text_field(paragraph, 'title', inside), field(paragraph, 'paragraph_text', str, inside)
@@ -196,7 +188,7 @@ def _musique_documents(path: str | os.PathLike) -> Iterator[tuple[str, str]]:
 
 def _paragraphs(record: dict, place: str) -> Iterator[tuple[str, dict]]:
   """(place, paragraph) of a record of MuSiQue."""
-  for number, paragraph in enumerate(list_field(record, 'paragraphs', dict, place), start=1):
+  for number, paragraph in enumerate(field(record, 'paragraphs', list, place, dict), start=1):
     yield f"{place}: paragraph {number} of 'paragraphs'", paragraph
 
 

@@ -43,14 +43,12 @@ def read_array(path: str | os.PathLike) -> Iterator[tuple[str, dict]]:
   """`read_records` for a file that is one JSON array of objects; places are 'file: record 3'."""
   with _opened(path) as file:
     data = file.read().removeprefix(b'\xef\xbb\xbf')
-  if not data.strip():
-    raise DataError(f'{path}: the file is empty')
-  records = _parsed(data, str(path))
+  records, escaped = _parsed(data.strip() or b'[]', str(path)), _ESCAPE.search(data)
   if not isinstance(records, list):
     raise DataError(f'{path}: expected a JSON array of objects, not {shortened(records)}')
-  escaped = _ESCAPE.search(data)
   for number, record in enumerate(records, start=1):
-    yield f'{path}: record {number}', _record(record, f'{path}: record {number}', escaped)
+    place = f'{path}: record {number}'
+    yield place, _record(record, place, escaped)
 
 
 def unique(path: str | os.PathLike, found: Iterable[tuple[str, Item]], what: str) -> list[Item]:
@@ -66,24 +64,18 @@ def unique(path: str | os.PathLike, found: Iterable[tuple[str, Item]], what: str
   return items
 
 
-def field(record: dict, key: str, kind: type | tuple[type, ...], place: str) -> Any:
-  """The value under a key, of one of these kinds; true and false are no numbers."""
+def field(record: dict, key: str, kind: type | tuple[type, ...], place: str, items: type | None = None) -> Any:
+  """The value under a key, of one of these kinds (true and false are no numbers); `items` is the kind of a list's items."""
   if key not in record:
     raise DataError(f'{place}: no key {key!r} (found: {", ".join(map(repr, record)) or "none"})')
   value, kinds = record[key], kind if isinstance(kind, tuple) else (kind,)
   if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
     expected = ' or '.join(dict.fromkeys(_KINDS[each] for each in kinds))
     raise DataError(f'{place}: {key!r} must be {expected}, not {shortened(value)}')
+  for item in value if items else ():
+    if not isinstance(item, items):
+      raise DataError(f'{place}: {key!r} must hold {"strings" if items is str else "objects"}, not {shortened(item)}')
   return value
-
-
-def list_field(record: dict, key: str, kind: type, place: str) -> list:
-  """The list under a key, whose items are all of one kind: `str` or `dict`."""
-  items = field(record, key, list, place)
-  for item in items:
-    if not isinstance(item, kind):
-      raise DataError(f'{place}: {key!r} must hold {"strings" if kind is str else "objects"}, not {shortened(item)}')
-  return items
 
 
 def text_field(record: dict, key: str, place: str) -> str:

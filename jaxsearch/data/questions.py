@@ -76,9 +76,7 @@ class QuestionBatches:
 
   def __init__(self, questions: Sequence[Question], batch_size: int, *, seed: int = 0,
                process_index: int | None = None, process_count: int | None = None):
-    """Starts at the first batch.
-
-    Args:
+    """Args:
       questions: the same list, in the same order, on every process.
       batch_size: questions a step over all processes; a multiple of their number.
       seed: 0 to 2**32 - 1; decides the order of every epoch.
@@ -97,7 +95,10 @@ class QuestionBatches:
       raise ValueError(f'process_index={process_index} is not one of {process_count} processes')
     if not 0 <= seed < 2**32:
       raise ValueError(f'seed={seed} must be between 0 and 2**32 - 1')
-    self._stream = {'questions': _fingerprint(questions), 'batch_size': batch_size, 'seed': seed}
+    digest = hashlib.sha256()
+    for question in questions:
+      digest.update(ascii((question.id, question.question, question.golden_answers)).encode())
+    self._stream = {'questions': digest.hexdigest()[:16], 'batch_size': batch_size, 'seed': seed}
     # `.seed` mixes the seed; `.shuffle(seed)` would give epoch 1 of seed 0 the order of epoch 0 of seed 1.
     order = grain.MapDataset.source(questions).seed(seed).shuffle().repeat()
     share = order[process_index::process_count].batch(batch_size // process_count, batch_fn=list)
@@ -124,11 +125,3 @@ class QuestionBatches:
       if state.get(key) != value:
         raise ValueError(f'cannot resume this stream of questions: {key} was {state.get(key)!r}, now it is {value!r}')
     self._batches.set_state(state['position'])
-
-
-def _fingerprint(questions: Sequence[Question]) -> str:
-  """Sixteen hex digits that change with any question or gold and with their order."""
-  digest = hashlib.sha256()
-  for question in questions:
-    digest.update(ascii((question.id, question.question, question.golden_answers)).encode())
-  return digest.hexdigest()[:16]

@@ -7,7 +7,7 @@ can be read alone, not as a part of a set.
 import collections
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from jaxsearch import registry
 from jaxsearch.data import benchmarks
@@ -25,7 +25,7 @@ def load_questions(name: str, *, hops: tuple[int, ...] = (), arithmetic: bool = 
     hops: of the world's questions only those with one of these numbers of hops; () is all.
     arithmetic: whether the world's questions that want a sum or a difference are among them.
   Raises:
-    ValueError: no such split, or no question is left; names it.
+    ValueError: no such split, or no question is left.
     DataError: a file that is not in the format; names file and line.
   """
   def read(source, path):
@@ -56,17 +56,9 @@ def load_corpus(name: str) -> list[Document]:
 
   parts = [(source, read(source, path)) for source, path in _parts(name)]
   if len(parts) > 1:
-    seen = set()
-    parts = [(source, list(_unseen(documents, seen))) for source, documents in parts]
+    first = {}  # (title, text) -> the document that has them first
+    parts = [(source, [d for d in documents if first.setdefault((d.title, d.text), d) is d]) for source, documents in parts]
   return _joined(name, parts)
-
-
-def _unseen(documents: Sequence[Document], seen: set[tuple[str, str]]) -> Iterator[Document]:
-  """The documents whose title and text were not seen before; adds them to `seen`."""
-  for document in documents:
-    if (document.title, document.text) not in seen:
-      seen.add((document.title, document.text))
-      yield document
 
 
 def _parts(name: str) -> list[tuple[str, str]]:
@@ -74,10 +66,9 @@ def _parts(name: str) -> list[tuple[str, str]]:
   source, path = _split(name)
   if '+' not in path or os.path.exists(path):
     return [(source, path)]
-  names = name.split('+')
-  if not all(names):
+  if not all(name.split('+')):
     raise ValueError(f"{name!r}: nothing stands before, between or after its '+'")
-  return [_split(part) for part in names]
+  return [_split(part) for part in name.split('+')]
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -94,8 +85,7 @@ def _joined(name: str, parts: Sequence[tuple[str, list]]) -> list:
   """The items of all parts; an id that occurs twice becomes 'gsm8k:ID', or 'gsm8k.2:ID' where a source comes again."""
   if len(parts) == 1:
     return parts[0][1]
-  used = collections.Counter(item.id for _, items in parts for item in items)
-  met, found = collections.Counter(), []
+  used, met, found = collections.Counter(item.id for _, items in parts for item in items), collections.Counter(), []
   for source, items in parts:
     met[source] += 1
     label = source if met[source] == 1 else f'{source}.{met[source]}'

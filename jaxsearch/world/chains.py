@@ -31,7 +31,7 @@ def full_chain(question: Question) -> Spans:
   """The whole strategy: every step searched, then the gold answer."""
   spans, thought = [], ''
   for step in question.metadata['steps']:
-    spans += [('policy', act(f'{thought}{sought(step)}', 'search', step['query'])), ('observation', step['query'])]
+    spans += [('policy', act(thought + sought(step), 'search', step['query'])), ('observation', step['query'])]
     thought = found(step) + ' '
   return [*spans, ('policy', act(thought.strip() + conclusion(question), 'answer', question.golden_answers[0]))]
 
@@ -47,7 +47,7 @@ def found(step: dict) -> str:
 
 
 def sought(step: dict) -> str:
-  return f'Find the {ATTRIBUTES[step["attribute"]][0]}.'
+  return f'Find the {ATTRIBUTES[step["attribute"]]["sought"]}.'
 
 
 def conclusion(question: Question) -> str:
@@ -70,15 +70,13 @@ def operands(question: Question) -> tuple[str, str]:
   return steps[len(steps) // 2 - 1]['finding'], steps[-1]['finding']
 
 
-@functools.cache
-def _index() -> BM25:
-  return BM25(world.corpus())
-
-
 @functools.cache  # questions share entities
 def search(query: str) -> list[Document]:
   """What the world's search returns; shared, so not to be changed."""
   return _index().search([query], TOPK)[0]
+
+
+_index = functools.cache(lambda: BM25(world.corpus()))
 
 
 def results_of(question: Question) -> dict[str, list[Document]]:
@@ -89,12 +87,9 @@ def results_of(question: Question) -> dict[str, list[Document]]:
 def encode_chain(tokenizer, question: Question, spans: Spans, results: dict[str, list[Document]] | None = None, *,
                  template: str = 'world', tags: grammar.Tags = grammar.SEARCH_R1) -> Example:
   """A chain behind its prompt, policy spans learned; observations show `results` (query -> documents) or search itself."""
-  texts = [(templates.prompt(question.question, template), False)]
-  for role, text in spans:
-    if role == 'observation':
-      text = grammar.information(results[text] if results else search(text), tokenizer.special_tokens, tags)
-    texts.append((text, role == 'policy'))
-  return encode(tokenizer, texts)
+  shown = lambda query: grammar.information(results[query] if results else search(query), tokenizer.special_tokens, tags)
+  return encode(tokenizer, [(templates.prompt(question.question, template), False),
+                            *((text, True) if role == 'policy' else (shown(text), False) for role, text in spans)])
 
 
 def encode(tokenizer, spans: Sequence[tuple[str, bool]]) -> Example:

@@ -28,12 +28,12 @@ def corpus() -> list[Document]:
 
 
 @functools.cache
-def _questions(split: str) -> tuple[Question, ...]:
+def _questions(split: str) -> list[Question]:
   path = folder() / f'questions_{split}.jsonl.gz'
   if split != 'warm':
-    return tuple(read_questions(path))
+    return read_questions(path)
   entities = {entity.id: entity for entity in read_back(corpus())}  # these questions are kept as id and text only
-  return tuple(restore(entities, record['id'], record['question'], split) for _, record in read_records(path))
+  return [restore(entities, record['id'], record['question'], split) for _, record in read_records(path)]
 
 
 def questions(split: str, hops: tuple[int, ...] = (), arithmetic: bool = True) -> list[Question]:

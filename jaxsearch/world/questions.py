@@ -2,7 +2,7 @@
 
 A question is built from legs. A leg is a start entity and a path of attributes; following it gives one step an attribute: the
 query, the document that answers it, and what is found there. One leg makes a path question, two legs with the same path make
-a comparison or a sum. Which questions there are, and how they are worded: recipe/choose.py.
+a comparison or a sum. Which questions there are: recipe/choose.py.
 """
 
 import dataclasses
@@ -48,8 +48,9 @@ def combine(operation: str, a: str, b: str) -> str:
   if operation == 'same':
     return 'yes' if a == b else 'no'
   x, y = int(a), int(b)
-  results = {'sum': str(x + y), 'difference': str(abs(x - y)), 'more': 'a' if x > y else 'b', 'less': 'a' if x < y else 'b'}
-  return results[operation]
+  if operation in ('sum', 'difference'):
+    return str(x + y if operation == 'sum' else abs(x - y))
+  return 'a' if (x > y if operation == 'more' else x < y) else 'b'
 
 
 def path_question(world: World, start: Entity, path: Sequence[str], split: str, text: str = '') -> Question | None:
@@ -80,7 +81,7 @@ def pair_question(world: World, a: Entity, b: Entity, pair: Pair, split: str, te
   answers = [combine(operation, x, y)]
   answer_type = 'yes_no' if operation == 'same' else f'{operation}_{path[-1]}'
   if operation in ('more', 'less'):
-    winner = {'a': a, 'b': b}[answers[0]]
+    winner = a if answers == ['a'] else b
     answers, answer_type = list(dict.fromkeys([winner.title, winner.mention])), 'choice'
   return _question('.'.join([operation, a.type, *path]), text, answers, legs, split, answer_type=answer_type,
                    operation=operation, choices=[a.title, b.title])
@@ -89,15 +90,10 @@ def pair_question(world: World, a: Entity, b: Entity, pair: Pair, split: str, te
 def _question(kind: str, text: str, answers: Sequence[str], legs: Sequence[Leg], split: str, **more) -> Question:
   steps = [step for leg in legs for step in leg.steps]
   metadata = {
-    'kind': kind,
-    'hops': len(steps),
-    'split': split,
-    'starts': [leg.start.id for leg in legs],
+    'kind': kind, 'hops': len(steps), 'split': split, 'starts': [leg.start.id for leg in legs],
     'gold_passages': list(dict.fromkeys(step['passage_id'] for step in steps)),
-    'entities': list(dict.fromkeys(entity for leg in legs for entity in leg.entities)),
-    'steps': steps,
-    **more,
-  }
+    'entities': list(dict.fromkeys(entity for leg in legs for entity in leg.entities)), 'steps': steps, **more,
+  }  # fmt: skip
   return Question('-'.join([kind, *metadata['starts']]), text, tuple(answers), metadata)
 
 

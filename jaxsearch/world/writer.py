@@ -37,9 +37,7 @@ class WorldWriter:
             for found, noise, seed in zip(results, noisy, seeds, strict=True)]
 
   def _noise(self, found: Sequence[Document], topk: int, rng: random.Random) -> list[Document]:
-    subjects = [self._entities[document.id] for document in found]
-    entities = list(self._entities.values())
-    documents = []
+    subjects, entities, documents = [self._entities[document.id] for document in found], list(self._entities.values()), []
     for place in range(topk):
       subject = subjects[place] if place < len(subjects) else rng.choice(subjects or entities)
       if place < len(subjects) and rng.random() < 0.5:
@@ -52,9 +50,7 @@ class WorldWriter:
     return documents
 
   def _falsified(self, entity: Entity, rng: random.Random) -> Entity:
-    def others(attribute, true):
-      return [value for value in self._values[entity.type, attribute] if value not in true]
-
+    others = lambda attribute, true: [value for value in self._values[entity.type, attribute] if value not in true]
     values = {name: rng.choice(others(name, [value]) or [value]) for name, value in entity.values.items()}
     true = {value for _, value in entity.multiple}
     pools = [(name, others(name, true)) for name, _ in entity.multiple]

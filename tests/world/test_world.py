@@ -59,7 +59,7 @@ def test_every_answer_follows_from_the_gold_passages(split):
     steps = q.metadata['steps']
     for step in steps:
       passage = PASSAGES[step['passage_id']]
-      sentence = ATTRIBUTES[step['attribute']][1].format(title=passage.title, value=step['finding'])
+      sentence = ATTRIBUTES[step['attribute']]['sentence'].format(title=passage.title, value=step['finding'])
       assert sentence in passage.text
     assert {step['passage_id'] for step in steps} == set(q.metadata['gold_passages'])
     last, operation = steps[-1]['finding'], q.metadata.get('operation')

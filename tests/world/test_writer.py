@@ -38,7 +38,7 @@ def test_noise_is_about_others_or_wrong_in_every_fact(writer, entities):
         entity = entities[document.id.removeprefix('false-')]
         assert document.title == entity.title and entity.id in {d.id for d in best}
         for name, value in entity.values.items():  # the same sentences, another value in each
-          sentence = ATTRIBUTES[name][1]
+          sentence = ATTRIBUTES[name]['sentence']
           assert sentence.format(title=entity.title, value='').rstrip('.') in document.text
           assert sentence.format(title=entity.title, value=value) not in document.text
       else:

@@ -18,14 +18,10 @@ from jaxsearch.world.recipe.gather import gather
 
 VOCABULARY = 4096
 SPECIAL = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
-TAGS = tuple(
-  f'<{slash}{name}>'
-  for name in ('think', 'search', 'information', 'answer', 'observation', 'original_evidence', 'context', 'python')
-  for slash in ('', '/'))
+NAMES = ('think', 'search', 'information', 'answer', 'observation', 'original_evidence', 'context', 'python')
+TAGS = tuple(f'<{slash}{name}>' for name in NAMES for slash in ('', '/'))
 # Qwen2.5's pattern: a word takes the space before it, every digit stands alone
-PATTERN = '|'.join([
-  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r'[^\r\n\p{L}\p{N}]?\p{L}+', r'\p{N}', r' ?[^\s\p{L}\p{N}]+[\r\n]*', r'\s*[\r\n]+',
-  r'\s+(?!\S)', r'\s+'])
+PATTERN = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
 
 
 def build(out: str | os.PathLike, seed: int = 0, *, cities: int = 4000, sizes: dict[str, int] | None = None) -> None:
@@ -72,24 +68,21 @@ def train_tokenizer(texts: Sequence[str], size: int = VOCABULARY):
 
 def _tokenizer_texts(documents: Sequence[Document], questions: Sequence[Question], seed: int) -> list[str]:
   """What the tokenizer learns from: the corpus and chains without observations, tags left out."""
-  rng = random.Random(f'tokenizer {seed}')
   texts = [f'(Title: {document.title}) {document.text}' for document in documents]
   tags = re.compile('|'.join(map(re.escape, TAGS)))
-  for question in rng.sample(questions, min(4000, len(questions))):
-    texts.append('Question: ' + question.question)
-    own = [text for role, text in chains.full_chain(question) if role == 'policy']
-    texts += [part for text in own for part in tags.split(text) if part.strip()]
+  for question in random.Random(f'tokenizer {seed}').sample(questions, min(4000, len(questions))):
+    own = [part for role, text in chains.full_chain(question) if role == 'policy' for part in tags.split(text)]
+    texts += ['Question: ' + question.question, *filter(str.strip, own)]
   return texts
 
 
 def save_tokenizer(tokenizer, folder: Path) -> None:
   """Writes tokenizer.json and what `transformers.AutoTokenizer.from_pretrained(folder)` reads beside it."""
   tokenizer.save(str(folder / 'tokenizer.json'), pretty=False)
-  special = {'eos_token': SPECIAL[0], 'pad_token': SPECIAL[0], 'additional_special_tokens': SPECIAL[1:]}
-  settings = {
-    'tokenizer_class': 'PreTrainedTokenizerFast', 'bos_token': None, 'eos_token': SPECIAL[0], 'pad_token': SPECIAL[0],
-    'unk_token': None, 'additional_special_tokens': SPECIAL[1:], 'clean_up_tokenization_spaces': False,
-    'add_prefix_space': False, 'model_max_length': 32768,
-  }  # fmt: skip
+  end, others = SPECIAL[0], SPECIAL[1:]
+  special = {'eos_token': end, 'pad_token': end, 'additional_special_tokens': others}
+  settings = {'tokenizer_class': 'PreTrainedTokenizerFast', 'bos_token': None, 'eos_token': end, 'pad_token': end,
+              'unk_token': None, 'additional_special_tokens': others, 'clean_up_tokenization_spaces': False,
+              'add_prefix_space': False, 'model_max_length': 32768}
   for name, content in (('tokenizer_config.json', settings), ('special_tokens_map.json', special)):
     (folder / name).write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')

@@ -18,12 +18,12 @@ from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Node, Role, Tree
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import Example, act, conclusion, encode, encode_chain, found, full_chain, results_of, sought
-from jaxsearch.world.facts import Entity, read_back, sentence
+from jaxsearch.world.facts import ATTRIBUTES, read_back, sentence
 from jaxsearch.world.recipe import examples
-from jaxsearch.world.recipe.choose import ENDINGS
 from jaxsearch.world.recipe.rename import rename
 
 KNOWN = ('continent', 'currency', 'language')  # of countries
+_countries = functools.cache(lambda: [entity for entity in read_back(world.corpus()) if entity.type == 'country'])
 
 
 def is_known(question: Question) -> bool:
@@ -45,17 +45,9 @@ def draw(rng: random.Random) -> Question:
 def statement(tokenizer, rng: random.Random) -> Example:
   """The known facts on a country, stated in any order; learned but for its name."""
   country = rng.choice(_countries())
-  known = [name for name in KNOWN if name in country.values]
-  spans = []
-  for name in rng.sample(known, len(known)):
-    text = sentence(name, country.title, country.values[name])
-    spans += [(f' {country.title}', False), (text.removeprefix(country.title) + '\n', True)]
-  return encode(tokenizer, spans)
-
-
-@functools.cache
-def _countries() -> list[Entity]:
-  return [entity for entity in read_back(world.corpus()) if entity.type == 'country']
+  known = [sentence(name, '', country.values[name]) for name in KNOWN if name in country.values]
+  return encode(tokenizer, [span for text in rng.sample(known, len(known))
+                            for span in ((f' {country.title}', False), (f'{text}\n', True))])
 
 
 def episode(tokenizer, rng: random.Random, *, closed_book: float, one_call: float, lost: float, renamed: float,
@@ -71,7 +63,7 @@ def episode(tokenizer, rng: random.Random, *, closed_book: float, one_call: floa
   question = draw(rng)
   u = rng.random()
   if u < closed_book:
-    return closed_book_answer(tokenizer, rng, question, template)
+    return _commit(_prompted(tokenizer, question, template), *recalled(question, rng))
   results = results_of(question)
   if rng.random() < renamed:
     question, results = rename(question, results, rng, numbers=rng.random() < 0.7)
@@ -89,8 +81,9 @@ def episode(tokenizer, rng: random.Random, *, closed_book: float, one_call: floa
   return _commit(node, 'I guess.', examples.guess(question, rng))
 
 
-def closed_book_answer(tokenizer, rng: random.Random, question: Question, template: str) -> Tree:
-  """An answer without a call."""
+def closed_book(tokenizer, rng: random.Random, template: str) -> Tree:
+  """An episode that answers without a call."""
+  question = draw(rng)
   return _commit(_prompted(tokenizer, question, template), *recalled(question, rng))
 
 
@@ -119,12 +112,12 @@ def drill(tokenizer, rng: random.Random) -> Example:
   """The call of a first step, or a context, about a name of random tokens: see `examples.drill`."""
   step = examples.invented(tokenizer, rng)
   if rng.random() < 0.5:
-    prompt = templates.prompt(rng.choice(ENDINGS[step['attribute']]).format(step['query']), 'world_carl_forced')
+    prompt = templates.prompt(rng.choice(ATTRIBUTES[step['attribute']]['questions']).format(step['query']), 'world_carl_forced')
     return encode(tokenizer, [(prompt, False), (f'{sought(step)}\n{program(step["query"])}', True)])
   shown = grammar.listed([Document('', step['query'], examples.stated([step]))])
-  return encode(tokenizer, [(grammar.output(shown, tokenizer.special_tokens), False),
-                            (f'<context> {found(step)}</context>', True),
-                            (grammar.context(found(step), tokenizer.special_tokens), False)])
+  special = tokenizer.special_tokens
+  return encode(tokenizer, [(grammar.output(shown, special), False), (f'<context> {found(step)}</context>', True),
+                            (grammar.context(found(step), special), False)])
 
 
 def program(query: str) -> str:
@@ -136,7 +129,7 @@ def _prompted(tokenizer, question: Question, template: str) -> Node:
 
 
 def _commit(node: Node, thought: str, answer: str) -> Tree:
-  """The tree with the answer behind `node`, and the end token that a commit ends with."""
+  """The tree with the answer behind `node`, and the end token behind it."""
   box = f'\\boxed{{ {answer}}}'
   last = node.append(f'{thought} {box}' if thought else box, Role.POLICY)
   last.tokens.append(node.tree.tokenizer.eos_ids[0])

@@ -8,16 +8,28 @@ it. Only `warm` questions are used; documents may be about any entity, as a corp
 
 import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.trees import grammar, templates
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import TOPK, Example, Spans, act, encode, encode_chain, found, full_chain, results_of, sought
-from jaxsearch.world.facts import sentence
-from jaxsearch.world.recipe.choose import ENDINGS
+from jaxsearch.world.facts import ATTRIBUTES, sentence
 from jaxsearch.world.recipe.rename import rename
+
+
+def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, list]:
+  groups = {}
+  for key, item in pairs:
+    groups.setdefault(key, []).append(item)
+  return groups
+
+
+_warm = functools.cache(lambda: world.questions('warm'))
+_answers = functools.cache(lambda: _grouped((q.metadata['answer_type'], q.golden_answers[0]) for q in _warm()))  # by their type
+_documents = functools.cache(lambda: _grouped((d.id.split('-')[0], d) for d in world.corpus()))  # by type
 
 
 def draw(rng: random.Random) -> Question:
@@ -28,11 +40,6 @@ def draw(rng: random.Random) -> Question:
       return question
 
 
-@functools.cache
-def _warm() -> list[Question]:
-  return world.questions('warm')
-
-
 # Chains that are not the gold one.
 
 
@@ -40,15 +47,6 @@ def guess(question: Question, rng: random.Random) -> str:
   """A plausible answer of the right type; one of the two names where the question offers two."""
   data = question.metadata
   return rng.choice(data['choices'] if data['answer_type'] == 'choice' else _answers()[data['answer_type']])
-
-
-@functools.cache
-def _answers() -> dict[str, list[str]]:
-  """Answer type -> the answers of that type to warm questions, with repetition."""
-  pools = {}
-  for question in _warm():
-    pools.setdefault(question.metadata['answer_type'], []).append(question.golden_answers[0])
-  return pools
 
 
 def guess_chain(question: Question, rng: random.Random) -> Spans:
@@ -69,19 +67,6 @@ def stated(steps: Sequence[dict]) -> str:
   return ' '.join(sentence(step['attribute'], step['query'], step['finding']) for step in steps)
 
 
-def with_evidence(spans: Spans, evidence: str) -> Spans:
-  """The chain with a box of evidence before its answer, as R-Search wants it."""
-  *before, (role, text) = spans
-  return [*before, (role, text.replace('<answer>', f'<original_evidence> {evidence}</original_evidence><answer>'))]
-
-
-def led_astray(spans: Spans, turn: int, title: str) -> Spans:
-  """The chain with its search number `turn` (from 1) asking for another document; the rest is unchanged."""
-  at = 2 * (turn - 1)
-  thought = spans[at][1].split('<search>')[0]
-  return [*spans[:at], ('policy', f'{thought}<search> {title}</search>'), ('observation', title), *spans[at + 2:]]
-
-
 # Examples of each kind.
 
 
@@ -96,7 +81,7 @@ def retelling(tokenizer, rng: random.Random) -> Example:
 
   Documents are drawn by type first: there are few countries, and every path leads through one.
   """
-  kinds = _documents_by_type()
+  kinds = _documents()
   shown = [rng.choice(kinds[rng.choice(sorted(kinds))]) for _ in range(TOPK)]
   copied = rng.choice(shown)
   text = copied.text.removeprefix(copied.title).removesuffix('.')
@@ -110,36 +95,22 @@ def drill(tokenizer, rng: random.Random) -> Example:
   """The first step of a chain, or a fact repeated, about a name of random tokens: any token can be searched for and copied."""
   step = invented(tokenizer, rng)
   if rng.random() < 0.5:
-    prompt = templates.prompt(rng.choice(ENDINGS[step['attribute']]).format(step['query']), 'world')
+    prompt = templates.prompt(rng.choice(ATTRIBUTES[step['attribute']]['questions']).format(step['query']), 'world')
     return encode(tokenizer, [(prompt, False), (act(sought(step), 'search', step['query']), True)])
   block = grammar.information([Document('', step['query'], stated([step]))], tokenizer.special_tokens)
   return encode(tokenizer, [(block, False), (f'<think> {found(step)}', True)])
 
 
 def invented(tokenizer, rng: random.Random) -> dict:
-  """A step about a made-up fact: name and value are random tokens."""
-  name, value = (_random_words(tokenizer, rng) for _ in range(2))
+  """A step about a made-up fact: name and value are one to three random tokens that hold letters."""
+  name, value = (''.join(rng.choices(_letter_tokens(tokenizer), k=rng.choice((1, 1, 2, 2, 3)))).strip() for _ in range(2))
   return {'attribute': rng.choice(draw(rng).metadata['steps'])['attribute'], 'query': name, 'finding': value}
 
 
-def _random_words(tokenizer, rng: random.Random) -> str:
-  """One to three random tokens that hold letters, as text."""
-  tokens = _letter_tokens(tokenizer)
-  return ''.join(rng.choices(tokens, k=rng.choice((1, 1, 2, 2, 3)))).strip()
-
-
 @functools.cache
-def _letter_tokens(tokenizer) -> tuple[str, ...]:
+def _letter_tokens(tokenizer) -> list[str]:
   pieces = (piece.decode(errors='replace') for piece in tokenizer.pieces())
-  return tuple(piece for piece in pieces if piece.strip().isalpha() and '\ufffd' not in piece)
-
-
-@functools.cache
-def _documents_by_type() -> dict[str, list[Document]]:
-  kinds = {}
-  for document in world.corpus():
-    kinds.setdefault(document.id.split('-')[0], []).append(document)
-  return kinds
+  return [piece for piece in pieces if piece.strip().isalpha() and '\ufffd' not in piece]
 
 
 def skilled(tokenizer, rng: random.Random, *, renamed: float) -> Example:
@@ -157,18 +128,18 @@ def undecided(tokenizer, rng: random.Random, *, shares: tuple[float, float], evi
   """
   question = draw(rng)
   steps = question.metadata['steps']
-  at_once, one_search = shares
   u = rng.random()
-  if u < at_once:
+  if u < shares[0]:
     spans = guess_chain(question, rng)
-  elif u < at_once + one_search:
+  elif u < sum(shares):
     spans, steps = one_search_chain(question, rng), steps[:1]
   else:
     spans = full_chain(question)
   if rng.random() >= evidence:
     return encode_chain(tokenizer, question, spans)
-  if u >= at_once:
-    spans = with_evidence(spans, stated(rng.choice((steps, [rng.choice(steps)]))))
+  if u >= shares[0]:
+    box = f'<original_evidence> {stated(rng.choice((steps, [rng.choice(steps)])))}</original_evidence>'
+    spans = [*spans[:-1], ('policy', spans[-1][1].replace('<answer>', f'{box}<answer>'))]
   return encode_chain(tokenizer, question, spans, template='world_evidence', tags=grammar.R_SEARCH)
 
 
@@ -188,7 +159,9 @@ def reviewed(tokenizer, rng: random.Random, *, shares: tuple[float, float], nois
     spans, flawed = full_chain(question), 0
     if rng.random() < 0.4:
       flawed = rng.randrange(len(steps)) + 1
-      spans = led_astray(spans, flawed, rng.choice(world.corpus()).title)
+      at, title = 2 * (flawed - 1), rng.choice(world.corpus()).title
+      thought = spans[at][1].split('<search>')[0]
+      spans = [*spans[:at], ('policy', f'{thought}<search> {title}</search>'), ('observation', title), *spans[at + 2:]]
   turns = sum(role == 'policy' for role, _ in spans)
   if rng.random() < noise:
     flawed = rng.randint(0, turns)

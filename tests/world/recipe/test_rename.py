@@ -25,7 +25,7 @@ def test_renamed_questions_stay_consistent(numbers):
     for step in new.metadata['steps']:
       passage = next(p for p in found[step['query']] if p.id == step['passage_id'])
       assert (
-        ATTRIBUTES[step['attribute']][1].format(title=passage.title, value=step['finding']) in passage.text
+        ATTRIBUTES[step['attribute']]['sentence'].format(title=passage.title, value=step['finding']) in passage.text
       )
     steps, operation = new.metadata['steps'], new.metadata.get('operation')
     if operation is None:
