@@ -2,7 +2,7 @@
 
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import RunPython, Sampling, Tools
-from jaxsearch.sampler.schedule import Schedule
+from jaxsearch.sampler.rollout import Schedule
 
 TOOLS = ('search', 'topk', 'python', 'services', 'deadline', 'workers', 'max_observation', 'answer_reserve')
 SAMPLING = ('temperature', 'top_p', 'top_k')

@@ -1,7 +1,7 @@
 """The device side of the sampler: parameters, KV cache, and the calls of the compiled programs with what they need: buckets,
 padding, explicit transfers.
 
-schedule.py decides which request gets which row of the cache, and when; everybody else calls `rollout.rollout`. Order of use:
+rollout.py decides which request gets which row of the cache, and when; everybody else calls `rollout.rollout`. Order of use:
 `Engine(...)`, `load(params)` after every update of the policy, `compile_all()` once if nothing may compile later.
 """
 

@@ -1,21 +1,55 @@
-"""The one rollout driver: questions in, grown trees out."""
+"""The one rollout driver: questions in, grown trees out. Training, evaluation, critic warm-up, readers and judges call it.
+
+`rollout` hands its trees to a `Schedule`, which repeats four steps until nothing is left: start episodes and apply the replies
+of tools while slots are idle (`_fill`), give rows to the requests that wait and prefill what is missing there (`_place`), decode
+a segment (`_decode`), and hand finished spans to their generators, which then yield their next requests. The `Engine` drives the
+device.
+
+In the deterministic mode every decision is a function of tokens and decode steps: replies of tools are applied in the
+order of their requests, and only where a slot is idle, no new episode can be started, and the call is `tool_patience` decode
+steps old or nothing is left to decode; if the reply is not there by then, the host waits for it. Otherwise replies are applied
+as they arrive.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxsearch.data.questions import Question
-from jaxsearch.sampler.engine import Engine
-from jaxsearch.sampler.requests import Request, Sampling, Tools
-from jaxsearch.sampler.schedule import Schedule
-from jaxsearch.trees.tree import Tree
+from jaxsearch.sampler import requests
+from jaxsearch.sampler.cache import CacheRow
+from jaxsearch.sampler.engine import Chunk, Engine, found_stop
+from jaxsearch.sampler.requests import (
+  END,
+  LENGTH,
+  Ask,
+  Call,
+  Caller,
+  Generate,
+  RunPython,
+  Sampling,
+  Score,
+  Search,
+  ToolFailure,
+  Tools,
+)
+from jaxsearch.sampler.segment import Slots
+from jaxsearch.trees.tree import Role, Stop, Tree
 
-Grow = Callable[[Question, Tree], Iterator[Request]]
+POLL_STEPS = 8  # non-deterministic: steps of a segment while a slot is idle and a tool may reply at any time
+COUNTS = ('tokens_decoded', 'tokens_prefilled', 'tokens_reused', 'tokens_forked', 'episodes', 'segments', 'tool_calls',
+          'tool_failures', 'seconds_tools', 'seconds_waiting', 'service_calls', 'seconds_services',
+          *(f'stop_{stop}' for stop in Stop))
+Grow = Callable[[Question, Tree], Iterator[requests.Request]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,3 +92,350 @@ def rollout(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampl
   schedule = Schedule(agent.engine, growths, agent.engine.put(key), sampling or agent.sampling, tools or agent.tools,
                       on_progress, watch)
   return trees, schedule.run()
+
+
+class GrowthError(RuntimeError):
+  """A generator raised; the cause is chained, the message names the question."""
+
+
+@dataclasses.dataclass(eq=False)
+class Episode:
+  """A generator that grows a tree, and the replies it waits for."""
+  number: int  # with the key it decides what is sampled
+  growth: Iterator
+  tree: Tree
+  lane: int = 0  # of the sampler; its rows of the cache are all there
+  replies: list | None = None
+  several: bool = False  # whether it yielded a list
+  waiting: int = 0  # replies that are missing
+  requests: int = 0  # spans and scores it has requested so far
+  started: float = 0.0
+
+
+@dataclasses.dataclass(eq=False)
+class Pending:
+  """A request that has no reply yet."""
+  episode: Episode
+  place: int  # of the reply among the replies of its episode
+  request: requests.Request
+  call: requests.ToolCall | None = None  # of a tool
+  # Of Generate and Score, which need a row of the cache. The last token of the path is the first input of the next program and
+  # not in the cache yet.
+  path: np.ndarray | None = None
+  row: CacheRow | None = None
+  slot: Slots | None = None
+  tokens: list[int] = dataclasses.field(default_factory=list)
+  logprobs: list[float] = dataclasses.field(default_factory=list)
+
+
+class Schedule:
+  """One rollout of many episodes: what each of them waits for, and the counts.
+
+  Args:
+    engine: with parameters loaded.
+    growths: (number, generator, its tree) of each episode. The tokens of an episode depend on its number, on `key`, and on
+      nothing else.
+    key: a JAX random key.
+    sampling: where a request names none of its own.
+    on_progress: called with (episodes done, episodes, metrics so far) whenever one ends.
+    watch: called with (tree, reply) for every reply that a generator gets.
+  """
+
+  def __init__(self, engine: Engine, growths: Sequence[tuple[int, Iterator, Tree]], key, sampling: requests.Sampling,
+               tools: requests.Tools, on_progress: Callable[[int, int, dict], None] | None = None,
+               watch: Callable[[Tree, Any], None] | None = None):
+    self.engine, self.key, self.sampling, self.tools = engine, key, sampling, tools
+    self.on_progress, self.watch = on_progress, watch
+    self.total = len(growths)
+    self.queue = collections.deque(Episode(*growth) for growth in growths)
+    self.ready: list[Pending] = []  # for a row of the cache
+    self.running: list[Pending] = []  # at most engine.slots
+    self.calls: list[Pending] = []
+    self.queries: dict[str, list[Pending]] = {}  # by service
+    self.caller = Caller(tools.workers)
+    self.active = np.zeros(engine.lanes, int)  # episodes under way
+    self.steps = self.capacity = 0  # decode steps so far, the clock of the deterministic mode; tokens they could have decoded
+    self.counts = collections.Counter(dict.fromkeys(COUNTS, 0))
+    self.evicted_before = engine.rows.evicted
+    self.started = time.monotonic()
+
+  def run(self) -> dict[str, float]:
+    """Runs all episodes to their ends, `engine.slots` paths at a time, in order; returns `metrics`.
+
+    Raises:
+      GrowthError: a generator raised; the message names its question.
+    """
+    self.engine.start_rollout()
+    try:
+      while True:
+        self._fill()
+        self._place()
+        if self.running:
+          self._decode()
+        elif self.queries:
+          self._ask()
+        elif not (self.queue or self.ready or self.calls):
+          return self.metrics()
+    except BaseException:
+      self.engine.rows.forget()  # what a row holds is uncertain in the middle of a step
+      raise
+
+  def metrics(self) -> dict[str, float]:
+    """Counts of this run so far.
+
+    tokens_decoded, tokens_prefilled (computed as context), tokens_reused (context that was cached), tokens_forked (those of it
+    that were copied); episodes, stop_X (those that ended with stop X); segments, steps, idle_share (of what the segments could
+    have decoded); tool_calls, tool_failures, seconds_tools (inside tools, added up), seconds_waiting (for their replies);
+    service_calls, seconds_services; seconds, tokens_per_second (in all); rows_evicted (from episodes that still ran).
+    """
+    seconds, decoded = time.monotonic() - self.started, self.counts['tokens_decoded']
+    return dict(self.counts) | {
+      'steps': self.steps, 'seconds': seconds, 'tokens_per_second': decoded / seconds if seconds else 0.0,
+      'idle_share': 1 - decoded / self.capacity if self.steps else 0.0,
+      'rows_evicted': self.engine.rows.evicted - self.evicted_before,
+    }  # fmt: skip
+
+  # Starting and resuming episodes.
+
+  def _idle(self, taken: Sequence[Pending]) -> np.ndarray:
+    """Slots of each lane that these requests leave."""
+    lanes = [pending.episode.lane for pending in taken]
+    return self.engine.slots // self.engine.lanes - np.bincount(lanes, minlength=self.engine.lanes)
+
+  def _fill(self) -> None:
+    while (idle := self._idle(self.running + self.ready)).max() > 0:
+      room = np.where(self.active < self.engine.rows.count, idle, 0)
+      if self.queue and room.max() > 0:
+        episode = self.queue.popleft()
+        episode.lane, episode.started = int(room.argmax()), time.monotonic()
+        self.active[episode.lane] += 1
+        self._advance([episode])
+      elif not self._apply_reply():
+        return
+
+  def _advance(self, episodes: Iterable[Episode]) -> None:
+    """Hands replies to the generators and takes their requests, until each has to wait for a reply or ends."""
+    for episode in dict.fromkeys(episodes):
+      try:
+        while not episode.waiting:
+          reply = episode.replies if episode.several else episode.replies and episode.replies[0]
+          if self.watch and episode.replies is not None:
+            self.watch(episode.tree, reply)
+          yielded = episode.growth.send(reply)
+          episode.several = isinstance(yielded, (list, tuple))
+          yielded = yielded if episode.several else [yielded]
+          episode.replies, episode.waiting = [None] * len(yielded), len(yielded)
+          for place, request in enumerate(yielded):
+            self._serve(Pending(episode, place, request))
+      except StopIteration:
+        self._finish_episode(episode)
+      except Exception as error:
+        name = episode.tree.question.id if episode.tree.question else episode.number
+        raise GrowthError(f'question {name}: {type(error).__name__}: {error}') from error
+
+  def _finish_episode(self, episode: Episode) -> None:
+    self.active[episode.lane] -= 1
+    self.engine.rows.release(episode.number)
+    self.counts['episodes'] += 1
+    if episode.tree.stop is not None:
+      self.counts[f'stop_{episode.tree.stop}'] += 1
+    if self.on_progress:
+      self.on_progress(self.counts['episodes'], self.total, self.metrics())
+
+  def _reply(self, pending: Pending, value: Any) -> None:
+    pending.episode.replies[pending.place] = value
+    pending.episode.waiting -= 1
+
+  def _seconds_left(self, episode: Episode) -> float:
+    """Until the deadline of the episode."""
+    return max(0.0, episode.started + self.engine.episode_deadline - time.monotonic())
+
+  # Requests.
+
+  def _serve(self, pending: Pending) -> None:
+    """Starts or queues a request; replies at once where it can."""
+    request, tools = pending.request, self.tools
+    match request:
+      case Generate() | Score():
+        self._queue(pending)
+      case Search() if tools.search is None:
+        raise ValueError('a Search, but the rollout has no search back end')
+      case Search():
+        topk = tools.topk if request.topk is None else request.topk
+        self._call(pending, functools.partial(tools.search.search, [request.query], topk))
+      case RunPython() if tools.python is None:
+        raise ValueError('a RunPython, but the rollout has no sandbox')
+      case RunPython():
+        self._call(pending, functools.partial(tools.run_python, request))
+      case Call():
+        self._call(pending, request.function)
+      case Ask() if request.service not in tools.services:  # an agent that only answers goes without
+        self._reply(pending, ToolFailure(f'there is no {request.service}'))
+      case Ask():
+        self.queries.setdefault(request.service, []).append(pending)
+      case _:
+        raise TypeError(f'{request!r} is no request')
+
+  def _queue(self, pending: Pending) -> None:
+    """Puts a request in line for a row of the cache; replies at once where there is no room or no time."""
+    request, episode, engine = pending.request, pending.episode, self.engine
+    pending.path = path = np.asarray(request.node.path_tokens(), np.int32)
+    if not len(path):
+      raise ValueError(f'{type(request).__name__} after a path without a token: nothing predicts the first one')
+    room = engine.length - len(path)
+    if isinstance(request, Score) and room < 0:
+      return self._reply(pending, [None] * len(request.continuations))
+    if isinstance(request, Generate) and (room <= 0 or self._seconds_left(episode) == 0):
+      return self._finish_span(pending, Stop.CONTEXT_FULL if room <= 0 else Stop.DEADLINE)
+    episode.requests += 1
+    if isinstance(request, Generate):
+      pending.slot = Slots(
+        rows=-1, tokens=int(path[-1]), lengths=len(path) - 1, remaining=min(request.max_tokens, room), episodes=episode.number,
+        requests=episode.requests, profile=engine.profile(request.stop, request.forbid), **vars(request.sampling(self.sampling)))
+    self.ready.append(pending)
+
+  def _finish_span(self, pending: Pending, stop: str) -> None:
+    node = pending.request.node.append(pending.tokens, Role.POLICY, logprobs=pending.logprobs)
+    node.stop = stop
+    self._reply(pending, node)
+
+  # Tools.
+
+  def _call(self, pending: Pending, function: Callable[[], Any]) -> None:
+    self.counts['tool_calls'] += 1
+    pending.call = self.caller.start(function, self.steps, min(self.tools.deadline, self._seconds_left(pending.episode)))
+    self.calls.append(pending)
+
+  def _apply_reply(self) -> bool:
+    """Applies the reply of a call that is due, waiting for it if that is the rule; False if there is something better to do."""
+    start, nothing_else = time.monotonic(), not self.ready and not self.running
+    if self.engine.deterministic:
+      due = [pending for pending in self.calls[:1]
+             if nothing_else or self.steps - pending.call.step >= self.engine.tool_patience]
+    else:
+      calls = [pending.call for pending in self.calls]
+      if nothing_else and calls:
+        wait([call.future for call in calls], timeout=min(call.seconds_left() for call in calls), return_when=FIRST_COMPLETED)
+      due = [pending for pending in self.calls if pending.call.future.done() or pending.call.seconds_left() == 0]
+    if not due:
+      return False
+    pending = due[0]
+    self.calls.remove(pending)
+    seconds, result = pending.call.outcome()
+    self.counts['seconds_waiting'] += time.monotonic() - start
+    self.counts['seconds_tools'] += seconds
+    if isinstance(pending.request, (Search, RunPython)):
+      room = self.engine.length - pending.request.node.length
+      result = self.tools.observation(pending.request, result, room, self.engine.tokenizer)
+    self.counts['tool_failures'] += isinstance(result, ToolFailure)
+    self._reply(pending, result)
+    self._advance([pending.episode])
+    return True
+
+  def _ask(self) -> None:
+    """Gives every service all that waits for it; a service that fails is a failed tool to each of them."""
+    queries, self.queries = self.queries, {}
+    for name, waiting in queries.items():
+      start = time.monotonic()
+      try:
+        replies = list(self.tools.services[name]([pending.request.item for pending in waiting]))
+        if len(replies) != len(waiting):
+          raise ValueError(f'{len(replies)} replies to {len(waiting)} items')
+      except Exception as error:
+        replies = [ToolFailure(f'{name}: {type(error).__name__}: {error}')] * len(waiting)
+      self.counts['service_calls'] += len(waiting)
+      self.counts['seconds_services'] += time.monotonic() - start
+      self.counts['tool_failures'] += sum(isinstance(reply, ToolFailure) for reply in replies)
+      for pending, reply in zip(waiting, replies):
+        self._reply(pending, reply)
+      self._advance(pending.episode for pending in waiting)
+
+  # The device.
+
+  def _place(self) -> None:
+    """Gives waiting requests rows of the cache, as many as there are idle slots; what is missing there is prefilled."""
+    rows, idle, left, waiting = self.engine.rows, self._idle(self.running), [], []
+    for pending in self.ready:
+      (left if idle[pending.episode.lane] > 0 else waiting).append(pending)
+      idle[pending.episode.lane] -= 1
+    self.ready = waiting
+    while left:
+      episodes = [pending.episode for pending in left]
+      placements = rows.place([pending.path[:-1] for pending in left], [episode.number for episode in episodes],
+                              [episode.lane for episode in episodes])
+      if not placements:  # the only free row is one to copy from
+        break
+      copies = [(p.source, p.row, p.shared) for p in placements if p.source is not None]
+      self.engine.fork(copies)
+      placed = [left[p.item] for p in placements]
+      missing = [Chunk(p.row, p.shared, pending.path[p.shared:-1]) for p, pending in zip(placements, placed)]
+      self.engine.prefill(missing)
+      for p, pending in zip(placements, placed):
+        pending.row, p.row.tokens = p.row, pending.path[:-1]
+      self.counts['tokens_forked'] += sum(size for *_, size in copies)
+      self.counts['tokens_reused'] += sum(p.shared for p in placements)
+      self.counts['tokens_prefilled'] += sum(len(chunk.tokens) for chunk in missing)
+      self._score([pending for pending in placed if isinstance(pending.request, Score)])
+      self.running += [pending for pending in placed if isinstance(pending.request, Generate)]
+      left = [pending for pending in left if pending.row is None]
+    self.ready = left + self.ready
+
+  def _score(self, scored: Sequence[Pending]) -> None:
+    """Scores the first continuation of each request together, then the second behind the same context, and so on."""
+    replies = [[None] * len(pending.request.continuations) for pending in scored]
+    for turn in range(max(map(len, replies), default=0)):
+      chunks = []
+      for pending, reply in zip(scored, replies):
+        if turn < len(reply):
+          given, path = pending.request.continuations[turn], pending.path
+          ids = np.asarray(self.engine.tokenizer.encode(given) if isinstance(given, str) else given, np.int32)
+          if len(path) + len(ids) <= self.engine.length:
+            inputs = np.append(path[-1:], ids)[:len(ids)]
+            chunks.append(Chunk(pending.row, len(path) - 1, inputs, targets=ids))
+            reply[turn] = chunks[-1].logprobs
+            pending.row.tokens = np.append(path[:-1], inputs)
+      self.engine.prefill(chunks)
+      self.counts['tokens_prefilled'] += sum(len(chunk.tokens) for chunk in chunks)
+    for pending, reply in zip(scored, replies):
+      pending.row.busy = False
+      self._reply(pending, reply)
+    self._advance(pending.episode for pending in scored)
+
+  def _decode(self) -> None:
+    engine, limit = self.engine, self.engine.segment_steps
+    if self.calls and self._idle(self.running + self.ready).max() > 0:
+      due = self.calls[0].call.step + engine.tool_patience - self.steps if engine.deterministic else POLL_STEPS
+      limit = min(limit, max(1, due))
+    tokens, logprobs, counts, slots = engine.decode(
+      [(pending.row, pending.slot) for pending in self.running], self.key, min(engine.enough, len(self.running)), limit)
+    steps = int(counts.max())
+    self.steps += steps
+    self.capacity += steps * slots
+    self.counts['segments'] += 1
+    stopped, going = [], []
+    for pending, count, new, new_logprobs in zip(self.running, counts.tolist(), tokens.tolist(), logprobs.tolist()):
+      new, slot = new[:count], pending.slot
+      pending.row.tokens = np.append(pending.row.tokens, np.array([slot.tokens, *new[:-1]], np.int32))
+      pending.slot = slot._replace(tokens=new[-1], lengths=slot.lengths + count, remaining=slot.remaining - count)
+      pending.tokens += new
+      pending.logprobs += new_logprobs[:count]
+      self.counts['tokens_decoded'] += count
+      stop = self._stop(pending)
+      if stop is None:
+        going.append(pending)
+      else:
+        pending.row.busy = False
+        self._finish_span(pending, stop)
+        stopped.append(pending.episode)
+    self.running = going
+    self._advance(stopped)
+
+  def _stop(self, pending: Pending) -> str | None:
+    """Why the span of a paused slot ends here; None if it goes on."""
+    if pending.tokens[-1] in self.engine.tokenizer.eos_ids:
+      return END
+    if found := found_stop(self.engine.pieces, pending.tokens, pending.request.stop):
+      return found
+    if not pending.slot.remaining:
+      return LENGTH if len(pending.tokens) == pending.request.max_tokens else Stop.CONTEXT_FULL
+    return Stop.DEADLINE if self._seconds_left(pending.episode) == 0 else None

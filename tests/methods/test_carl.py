@@ -204,7 +204,7 @@ def test_forgetting_costs_the_length_of_the_context(history):
     sampled.append((yield Generate(node, max_tokens=4)))
     counts.append(run.counts['tokens_prefilled'])
 
-  from jaxsearch.sampler.schedule import Schedule
+  from jaxsearch.sampler.rollout import Schedule
   config = DecoderConfig(vocab_size=256, hidden_size=32, intermediate_size=64, num_layers=1, num_heads=4, num_kv_heads=2,
                          head_dim=8, tie_embeddings=True)
   sandbox = PythonSandbox()

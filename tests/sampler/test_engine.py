@@ -12,7 +12,7 @@ from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.models.decoder import hidden_states, target_logprobs
 from jaxsearch.sampler.requests import LENGTH, Ask, Call, Generate, RunPython, Score, Search, ToolFailure
-from jaxsearch.sampler.schedule import GrowthError
+from jaxsearch.sampler.rollout import GrowthError
 from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.trees import grammar
 from jaxsearch.trees.layout import lay_out
