@@ -39,7 +39,7 @@ def search(actions: Sequence[Action], tree: Tree, tags: grammar.Tags = grammar.S
   Counts failed searches and invalid actions in tree.metrics.
   """
   searching, special = [action for action in actions if action.query is not None], tree.tokenizer.special_tokens
-  replies = yield [Search(action.node, action.query) for action in searching]
+  replies = (yield [Search(action.node, action.query) for action in searching]) if searching else []
   for action, reply in zip(searching, replies):
     if isinstance(reply, ToolFailure):
       tree.metrics['tool_failures'] += 1
