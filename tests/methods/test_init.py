@@ -2,6 +2,7 @@
 
 import inspect
 import pathlib
+import re
 
 import pytest
 
@@ -27,3 +28,14 @@ def test_a_method_keeps_the_contract(name):
 def test_what_is_no_method_is_named(name):
   with pytest.raises(ValueError, match=f"method='{name}'.*jaxsearch/methods/{name}.py"):
     methods.find_method(name)
+
+
+def test_the_contract_is_the_same_in_contributing_and_in_the_package():
+  def words(text):
+    return re.sub(r'[|`\s]+', ' ', text).strip()
+
+  text = (pathlib.Path(__file__).parents[2] / 'CONTRIBUTING.md').read_text(encoding='utf-8')
+  section = text[text.index('what the rest of the code relies on'):text.index('The training loop takes care')]
+  tables = [line for line in section.splitlines() if line.startswith('| ') and 'train.aggregate` |' not in line]
+  assert len(tables) > 25
+  assert [words(line) for line in tables if words(line) not in words(methods.__doc__)] == []
