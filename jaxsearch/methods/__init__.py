@@ -1,6 +1,6 @@
 """One file per method: how its trees grow, what they earn, and which spans are credited with it.
 
-A method is a module with two functions. Their settings are keyword-only, with defaults. credit.py holds credit that methods share.
+A method is a module with two functions. Their settings are keyword-only, with defaults. credit.py holds shared credit.
 
   grow(question, tree, **config.grow)        a generator: appends prompts and observations, yields requests (sampler/requests.py)
   credit(groups, context, **config.credit)   `groups` holds the trees of each question of the batch
