@@ -55,7 +55,7 @@ def credit_siblings(trees: Sequence[Tree], values: Mapping[Node, float], *, norm
 
 
 def credit_with_critic(trees: Sequence[Tree], *, gamma: float, lam: float) -> dict[str, float]:
-  """Token-level GAE over the policy spans of chains: whitened advantages, and returns; gives back figures of the critic.
+  """Token-level GAE over the policy spans of chains: sets whitened advantages and returns; returns figures of the critic.
 
   `tree.reward` is earned at the last token of a chain; a span may earn `node.data['reward']` at its own last token.
 
