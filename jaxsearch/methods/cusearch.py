@@ -1,7 +1,7 @@
 """CuSearch (Shen et al. 2026, arXiv 2605.11611): train on the chains that searched most.
 
 Rollouts are Search-R1's. `credit` is phases 2 and 3 of the paper's algorithm 2: count the searches of every chain, select
-K chains by depth (SDGA), reward these and compare them with each other. The selection never sees a reward, except in 'topk_reward':
+K chains by depth (SDGA), reward these and compare them. The selection never sees a reward, except in 'topk_reward':
 
   full           GRPO on all chains; with half the questions a step it is GRPO-Half
   random         K chains at random

@@ -60,7 +60,7 @@ def of_depths(depths: Mapping[Tree, int], selected: Sequence[Tree], max_depth: i
 def of_refinement(probes: Sequence[dict[str, Any]]) -> dict[str, float]:
   """Search-R2's `a_prec`, `v_inter` and `s_trim` (appendix D) over the probed drafts; {} without any.
 
-  The probe of a draft: 'accept' (0 or 1); 'reward'; 'cuts' [steps], the trimmer's probabilities; 'gains' [steps], the reward after
+  A draft's probe: 'accept' (0 or 1); 'reward'; 'cuts' [steps], the trimmer's probabilities; 'gains' [steps], the reward after
   regenerating from before each step, minus the draft's.
   """
   if not probes:
