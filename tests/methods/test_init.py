@@ -34,7 +34,7 @@ def test_the_contract_is_the_same_in_contributing_and_in_the_package():
     return ' '.join(text.replace('`', '').replace('|', ' ').split())
 
   text = (pathlib.Path(__file__).parents[2] / 'CONTRIBUTING.md').read_text(encoding='utf-8')
-  section = text[text.index('what the rest of the code relies on'):text.index('The training loop takes care')]
+  section = text[text.index('the contract of a method'):text.index('The training loop takes care')]
   lines = [line for line in section.splitlines() if line.startswith(('| ', 'Adv')) and 'train.aggregate` |' not in line]
   assert len(lines) > 30
   assert [line for line in lines if words(line) not in words(methods.__doc__)] == []
