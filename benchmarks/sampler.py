@@ -28,7 +28,6 @@ import numpy as np
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.models.decoder import DecoderConfig, initial_params
-from jaxsearch.models.presets import num_parameters
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Generate, Sampling, Search, Tools
 from jaxsearch.sampler.rollout import Agent, rollout
@@ -108,7 +107,7 @@ def rates():
 
 def least_seconds(turns, flops_rate, byte_rate):
   """Time for the rollouts if each step were bound by its arithmetic or its memory traffic alone, whichever is longer."""
-  weights = num_parameters(CONFIG)
+  weights = sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda: initial_params(CONFIG, jax.random.key(0)))))
   body = weights - CONFIG.vocab_size * CONFIG.hidden_size
   width = CONFIG.num_heads * CONFIG.head_dim
 

@@ -77,7 +77,6 @@ def ours(data, steps: int) -> dict:
   from jaxsearch.parallel import mesh as meshes
   from jaxsearch.training import batch as batches
   from jaxsearch.training import sft
-  from jaxsearch.training import step as steps
   from jaxsearch.training import step as training
   from jaxsearch.trees.layout import lay_out
   from jaxsearch.trees.tree import Role
@@ -95,15 +94,12 @@ def ours(data, steps: int) -> dict:
     jax.random.key(0))
   optim = ml_collections.ConfigDict(dict(learning_rate=1e-6, schedule='constant', lr_warmup_updates=0, b1=0.9, b2=0.99,
                                          eps=1e-8, weight_decay=0.0, clip_norm=1.0))
-  schedule = steps.learning_rate_schedule(optim, 1)
-  optimizer = steps.make_optimizer(optim, schedule)
   loss_fn = lambda params, batch: training.policy_loss(
     params, batch, config=model_config, temperature=1.0, chunk=1024, clip_low=0.2, clip_high=0.2, dual_clip=None,
     kl_coef=0.04, entropy_coef=0.0)
-  update = training.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype='float32',
-                                    state_shardings=steps.state_shardings(params, optimizer, mesh))
+  optimizer, update = training.make_update(loss_fn, params, optim, 1, mesh=mesh, dtype='float32')
   batch = batches.place(batches.make_batch(rows, 1, ref_logprobs=rows.old_logprobs), mesh)
-  state = steps.create_state(params, optimizer, mesh)
+  state = training.create_state(params, optimizer, mesh)
 
   def step():
     nonlocal state

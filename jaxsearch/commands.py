@@ -1,12 +1,11 @@
 """The commands of the command line. Each stands below its default config and its flags; its docstring is its `--help`.
 
-JAX and the rest are imported where they are used, so that help comes at once, and a mistyped flag too.
+JAX and the rest are imported where they are used, so that `--help` and usage errors come at once.
 """
 
 import contextlib
 import inspect
 import json
-import math
 import pathlib
 import sys
 import time
@@ -22,12 +21,13 @@ def command(default_config: str, *flags: tuple[str, dict], takes_words: bool = F
   """Makes a function `run(config, flags)` the command of its name; `flags.words` are what is no flag."""
   def register(run: Callable) -> Callable:
     name = run.__name__.replace('_', '-')
-    COMMANDS[name] = parser = Parser(prog=name, description=inspect.getdoc(run), usage=(
-      f'jaxsearch {name} [--config NAME] [--config.FIELD=VALUE ...] [FLAGS]{" WORDS" if takes_words else ""}'))
+    COMMANDS[name] = parser = Parser(
+      prog=name, description=inspect.getdoc(run), allow_abbrev=False,
+      usage=f'jaxsearch {name} [--config NAME] [--config.FIELD=VALUE ...] [FLAGS]{" WORDS" if takes_words else ""}',
+      epilog=f'--config is a shipped config or a Python file; {default_config} if not given. --config.FIELD=VALUE sets any field '
+             'of it; configs/base.py explains the fields.')
     for flag, options in flags:
       parser.add_argument(flag, **options)
-    parser.epilog = (f'--config is a shipped config or a Python file; {default_config} if not given. --config.FIELD=VALUE sets '
-                     'any field of it; configs/base.py explains the fields.')
     parser.set_defaults(run=run, default_config=default_config, takes_words=takes_words)
     return run
   return register
@@ -53,21 +53,22 @@ def train(config, _) -> None:
   With config.eval.every set it ends with one JSON line about held-out questions.
   """
   start = time.perf_counter()
+  import jax
+
   from jaxsearch.evaluation import report, run
-  from jaxsearch.parallel.mesh import process_index
   from jaxsearch.training import loop, runs
   loop.train(config, run.held_out)
-  if process_index() == 0:
+  if jax.process_index() == 0:
     page = report.write_report(config.out)
     evaluations = runs.read(pathlib.Path(config.out) / 'evaluations.jsonl')
-    if evaluations:
-      own, greedy = ([row['em'] for row in evaluations if row['temperature'] == temperature]
-                     for temperature in (config.eval.temperatures[0], 0.0))
-      _print({'em_before': own[0], 'em_after': own[-1], 'steps': evaluations[-1]['step'],
-              'seconds': round(time.perf_counter() - start, 1), 'report': str(page)}
-             | ({'em_before_greedy': greedy[0], 'em_after_greedy': greedy[-1]} if greedy else {}))
-    else:
+    if not evaluations:
       print(f'report: {page}')
+      return
+    own, greedy = ([row['em'] for row in evaluations if row['temperature'] == temperature]
+                   for temperature in (config.eval.temperatures[0], 0.0))
+    _print({'em_before': own[0], 'em_after': own[-1], 'steps': evaluations[-1]['step'],
+            'seconds': round(time.perf_counter() - start, 1), 'report': str(page)}
+           | ({'em_before_greedy': greedy[0], 'em_after_greedy': greedy[-1]} if greedy else {}))
 
 
 @command(
@@ -97,13 +98,14 @@ def eval(config, flags) -> None:
 def _answer_with_tool(config, flags, questions: Sequence, report: Callable) -> tuple[dict, list[dict], dict]:
   """(scores, predictions, additions to the manifest) of a second model, with and without the evidence that a tool finds."""
   from jaxsearch.evaluation import rstool
+  from jaxsearch.setup import open_backend
   from jaxsearch.tools.evidence_client import EvidenceClient
   from jaxsearch.tools.http_client import secret_from_env
   reader = rstool.open_reader(config, flags.reader_url, flags.reader_model)
   texts = [question.question for question in questions]
   if flags.tool_url:
     _refuse(flags, ('checkpoint', 'temperature'), 'with --tool-url')
-    search = _open_search(config, flags)
+    search = open_backend(config, flags.corpus)
     found = rstool.find_by_server(EvidenceClient(flags.tool_url, token=secret_from_env('JAXSEARCH_TOKEN')), texts, report)
   else:
     agent = rstool.open_tool(config, flags.checkpoint, flags.corpus)
@@ -174,7 +176,8 @@ def serve(config, flags) -> None:
       app = http_server.evidence_app(lambda questions: rstool.find(agent, questions), token=token,
                                      check=lambda question: rstool.check_room(agent, question))
     else:
-      app = http_server.search_app(_open_search(config, flags), token=token)
+      from jaxsearch.setup import open_backend
+      app = http_server.search_app(open_backend(config, flags.corpus), token=token)
     http_server.run(app, listener, 'evidence' if flags.as_tool else 'retrieval')
 
 
@@ -186,10 +189,10 @@ def critic_warmup(config, _) -> None:
   """
   if 'critic_warmup' not in config:
     raise UsageError('this config has no group critic_warmup: its method has no critic, or see configs/carl.py')
-  from jaxsearch.evaluation import competence, competence_plots
+  from jaxsearch.evaluation import calibration, competence
   from jaxsearch.training import critic_warmup
   try:
-    figures = critic_warmup.warm_up(config, competence.gate_figures, competence_plots.plot_calibration)
+    figures = critic_warmup.warm_up(config, competence.gate_figures, calibration.plot)
   except critic_warmup.GateFailed as error:
     print(f'jaxsearch: {error}', file=sys.stderr)
     raise SystemExit(1) from error
@@ -200,7 +203,7 @@ def critic_warmup(config, _) -> None:
          flag('--limit', 'take only this many questions, the first; config.eval.number if not given', int),
          flag('--mixed', 'question file to write too: half of each tier, all of the smaller one'))
 def tiers(config, flags) -> None:
-  """Tell questions that the policy answers closed-book (tier 2) from the others (tier 1)."""
+  """Sort questions into those that the policy answers closed-book (tier 2) and the others (tier 1)."""
   if 'critic_warmup' not in config:
     raise UsageError('this config does not say how to answer closed-book (config.critic_warmup.closed_book), see configs/carl.py')
   from jaxsearch.data.questions import write_questions
@@ -209,12 +212,11 @@ def tiers(config, flags) -> None:
   questions = _load_questions(config, flags.questions or config.eval.questions, limit)
   agent, key = _open_agent(config, flags, **config.critic_warmup.closed_book)
   found = critic_warmup.tiers_of(agent, questions, config.critic_warmup.tier_rollouts, key)
-  out = pathlib.Path(flags.out)
-  out.parent.mkdir(parents=True, exist_ok=True)
-  out.write_text(''.join(json.dumps({'id': key, 'tier': tier}) + '\n' for key, tier in found.items()), encoding='utf-8')
+  _write(flags.out, ''.join(json.dumps({'id': name, 'tier': tier}) + '\n' for name, tier in found.items()))
   if flags.mixed:
     write_questions(critic_warmup.mixed(questions, found), flags.mixed)
-  _print({'questions': len(found), 'tier_2': sum(tier == 2 for tier in found.values()) / len(found), 'out': str(out)})
+  tier_2 = sum(tier == 2 for tier in found.values()) / len(found)
+  _print({'questions': len(found), 'tier_2': tier_2, 'out': str(pathlib.Path(flags.out))})
 
 
 @command('sft')
@@ -286,7 +288,7 @@ def world(config, flags) -> None:
 
 
 def _rollout(config, flags, questions: Sequence, **watching) -> tuple[list, dict]:
-  """(trees, the sampler's figures) of the answers to questions; `watching`: callbacks of `rollout`."""
+  """(trees, the sampler's figures) of the answers to questions."""
   from jaxsearch.sampler.requests import Sampling
   from jaxsearch.sampler.rollout import rollout
   agent, key = _open_agent(config, flags)
@@ -294,16 +296,11 @@ def _rollout(config, flags, questions: Sequence, **watching) -> tuple[list, dict
 
 
 def _open_agent(config, flags, **changes) -> tuple:
-  """(agent, random key) of a config and a checkpoint; `changes` are of the arguments of `grow`."""
+  """(agent, random key) of a config and a checkpoint; `changes` replace arguments of `grow`."""
   import jax
 
   from jaxsearch.evaluation import run
   return run.open_agent(config, flags.checkpoint, getattr(flags, 'corpus', ''), **changes), jax.random.key(config.seed)
-
-
-def _open_search(config, flags):
-  from jaxsearch.setup import open_backend
-  return open_backend(config, flags.corpus)
 
 
 def _load_questions(config, name: str, limit: int | None) -> Sequence:
@@ -311,12 +308,12 @@ def _load_questions(config, name: str, limit: int | None) -> Sequence:
   return load_questions(config, name)[:limit]
 
 
-def _write(path: str, result: dict) -> None:
-  """Writes a result file, if there is a path."""
+def _write(path: str, result: str | dict) -> None:
+  """Writes a text, or a dict as JSON, if there is a path."""
   if path:
-    out = pathlib.Path(path)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + '\n', encoding='utf-8')
+    pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+    text = result if isinstance(result, str) else json.dumps(result, indent=1, ensure_ascii=False) + '\n'
+    pathlib.Path(path).write_text(text, encoding='utf-8')
 
 
 def _refuse(flags, names: Sequence[str], where: str) -> None:
@@ -328,12 +325,8 @@ def _refuse(flags, names: Sequence[str], where: str) -> None:
 
 def _print(figures: dict) -> None:
   """Prints figures as one line of JSON with four decimals; what is not a number is null."""
-  def rounded(value):
-    if isinstance(value, dict):
-      return {key: rounded(one) for key, one in value.items()}
-    return (None if math.isnan(value) else round(value, 4)) if isinstance(value, float) else value
-
-  print(json.dumps(rounded(figures)))
+  rounded = json.loads(json.dumps(figures), parse_float=lambda value: round(float(value), 4), parse_constant=lambda _: None)
+  print(json.dumps(rounded))
 
 
 @contextlib.contextmanager
@@ -342,9 +335,8 @@ def _progress(total: int, what: str = 'questions'):
   from rich import progress
 
   from jaxsearch.tools.http_client import RequestError
-  columns = [progress.TextColumn(what), progress.MofNCompleteColumn(), progress.BarColumn(), progress.TimeElapsedColumn(),
-             progress.TimeRemainingColumn()]
-  with progress.Progress(*columns, disable=not sys.stderr.isatty()) as bar:
+  columns = progress.MofNCompleteColumn(), progress.BarColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
+  with progress.Progress(what, *columns, disable=not sys.stderr.isatty()) as bar:
     task = bar.add_task('', total=total)
     try:
       yield lambda done, *_: bar.update(task, completed=done)

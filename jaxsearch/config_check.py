@@ -1,37 +1,34 @@
 """Checks a config before anything is loaded, and names all its mistakes at once.
 
-Ranges and choices of single fields stand in a table, configs/checks.py. Here is how it is read, and what needs more than one
+The table configs/checks.py has the ranges and choices of single fields; here is how it is read, and what needs more than one
 field: values that exclude each other, and the arguments of the method's functions.
 """
 
 import difflib
 import importlib
-import importlib.util
 import inspect
 import math
 import operator
 import pathlib
 import pkgutil
+import runpy
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_collections
 
-PACKAGE = pathlib.Path(__file__).resolve().parent
-SHIPPED = PACKAGE / 'configs'  # of a wheel
+SHIPPED = pathlib.Path(__file__).resolve().parent / 'configs'  # of a wheel
 if not SHIPPED.is_dir():
-  SHIPPED = PACKAGE.parent / 'configs'  # of a checkout
+  SHIPPED = SHIPPED.parents[1] / 'configs'  # of a checkout
 COMPARE = {'>=': operator.ge, '>': operator.gt, '<=': operator.le, '<': operator.lt, '=': operator.eq}
 
 
 def check(config: ml_collections.ConfigDict, *, training: bool = True) -> None:
-  """Checks every field of a config. A sweep (configs/claims) passes: each of its runs is checked on its own.
+  """Checks every field of a config, and with `training` what only a training run needs, such as long enough rows.
 
-  Args:
-    training: whether to check what only a training run needs, such as rows that hold the longest path.
-  Raises:
-    ValueError: lists every mistake with its field, its value and what is allowed.
+  A sweep (configs/claims) passes: each of its runs is checked on its own. Raises ValueError: lists every mistake with its field,
+  its value and what is allowed.
   """
   if 'method' in config:
     mistakes = [*_values(config), *_method(config, training), *(_together(config) if training else ())]
@@ -57,10 +54,9 @@ def _allowed(value: Any, rule: str | tuple[str, ...]) -> bool:
   """Whether a value is one of the names, or a number for which one alternative of the comparisons holds."""
   if isinstance(rule, tuple):
     return value in rule
-  if isinstance(value, bool) or not isinstance(value, (int, float)):
-    return False
-  return any(all(COMPARE[sign](value, float(bound)) for sign, bound in map(str.split, option.split(' and ')))
-             for option in rule.split(' or '))
+  return isinstance(value, (int, float)) and not isinstance(value, bool) and any(
+    all(COMPARE[sign](value, float(bound)) for sign, bound in map(str.split, option.split(' and ')))
+    for option in rule.split(' or '))
 
 
 def _method(config: ml_collections.ConfigDict, training: bool) -> Iterator[str]:
@@ -84,9 +80,9 @@ def _method(config: ml_collections.ConfigDict, training: bool) -> Iterator[str]:
       yield f'{name}: {error}'
   if warmup:
     yield from _unknown('critic_warmup.second_search', warmup.second_search, list(config.search))
-  for name, given in {'credit': 2, 'sizes': 3}.items() if training else ():
-    yield from _unknown(name, config[name], _arguments(method, name, given))
   if training:
+    for name, given in {'credit': 2, 'sizes': 3}.items():
+      yield from _unknown(name, config[name], _arguments(method, name, given))
     for service in getattr(method, 'SERVICES', ()):
       if service not in config:
         yield f'method={config.method!r} needs the group config.{service}'
@@ -111,8 +107,7 @@ def _together(config: ml_collections.ConfigDict) -> Iterator[str]:
   """Values that do not fit together in a training run."""
   shared = config.critic.enabled and config.critic.shared
   if config.lora.rank > 0 and shared:
-    yield (f'lora.rank={config.lora.rank}: an adapter cannot share its frozen backbone with a critic; '
-           'set critic.shared=False')
+    yield f'lora.rank={config.lora.rank}: an adapter cannot share its frozen backbone with a critic; set critic.shared=False'
   if shared and config.optim.learning_rate == 0:
     yield 'optim.learning_rate=0.0 must be > 0 where critic.shared=True: the rate of the head is a multiple of it'
   if config.sampler.length > config.train.row_length:
@@ -122,12 +117,9 @@ def _together(config: ml_collections.ConfigDict) -> Iterator[str]:
     yield 'eval.temperatures=() must hold at least one temperature where eval.every is set'
 
 
-def load_file(path: pathlib.Path) -> types.ModuleType:
-  """The module of a Python file, under no name: it is not in sys.modules."""
-  spec = importlib.util.spec_from_file_location(path.stem, path)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
+def load_file(path: pathlib.Path) -> types.SimpleNamespace:
+  """What a Python file defines; it does not enter sys.modules."""
+  return types.SimpleNamespace(**runpy.run_path(str(path)))
 
 
 def fields(config: Mapping[str, Any], prefix: str = '') -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,6 @@
 """The command line of a command: its own flags, and a config, a file or a shipped one, with overrides of its fields.
 
-argparse and ml_collections do the parsing; here their complaints become one line that names the flag or the field and,
-where one is near, the right one.
+argparse and ml_collections parse; here their complaints become one line that names the flag or field and the nearest right one.
 """
 
 import argparse
@@ -23,10 +22,7 @@ class UsageError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-  """argparse for the flags of a command: a mistake is a UsageError, and only whole names count."""
-
-  def __init__(self, **options):
-    super().__init__(allow_abbrev=False, **options)
+  """argparse for the flags of a command: a mistake is a UsageError."""
 
   def error(self, message: str):
     message = re.sub("argument (.*): invalid .* value: '(.*)'", r'\1=\2: not a number', message)
@@ -34,18 +30,15 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(command: str, arguments: Sequence[str], default: str) -> tuple[ml_collections.ConfigDict, list[str]]:
-  """Parses and checks `--config NAME --config.key=value … words`.
+  """(config, remaining words) of `--config NAME --config.key=value … words`, parsed and checked.
 
   Args:
     command: for messages; `train` also checks what only training needs.
-    arguments: after the command, without its own flags.
     default: the config taken when none is named.
-  Returns:
-    (config, remaining words).
   Raises:
     UsageError: an unknown flag, field or config, or values that fields cannot have; names them.
   """
-  parser = Parser(prog=command, add_help=False)
+  parser = Parser(prog=command, add_help=False, allow_abbrev=False)
   parser.add_argument('--config', default=default)
   given, overrides = parser.parse_known_args(arguments)
   file, argument = find(given.config)
@@ -63,7 +56,10 @@ def parse(command: str, arguments: Sequence[str], default: str) -> tuple[ml_coll
   except flags.UnrecognizedFlagError as error:
     raise UsageError(f'{command} has no flag --{error.flagname}') from error
   except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
-    raise UsageError(_unknown_fields(overrides, config) or str(error).replace('\n', ' ')) from error
+    known = [name for name, _ in fields(config)]
+    names = [match[1] for match in map(re.compile('--?(?:no)?config[.]([^=]+)').match, overrides) if match]
+    unknown = [f'the config has no field {name!r}{suggestion(name, known)}' for name in names if name not in known]
+    raise UsageError('; '.join(unknown) or str(error).replace('\n', ' ')) from error
   return config, words
 
 
@@ -85,10 +81,3 @@ def find(name: str) -> tuple[pathlib.Path, list[str]]:
   known = [str(file.relative_to(SHIPPED).with_suffix('')) for file in sorted(SHIPPED.rglob('*.py')) if file.name != 'checks.py']
   near = suggestion(stem.removeprefix('configs/'), known)
   raise UsageError(f'no config {path!r}{near or "; there are " + ", ".join(known)}')
-
-
-def _unknown_fields(overrides: Sequence[str], config: ml_collections.ConfigDict) -> str:
-  """Names the overrides of fields that the config does not have; '' if it has all."""
-  known = [name for name, _ in fields(config)]
-  names = [match[1] for match in map(re.compile('--?(?:no)?config[.]([^=]+)').match, overrides) if match]
-  return '; '.join(f'the config has no field {name!r}{suggestion(name, known)}' for name in names if name not in known)

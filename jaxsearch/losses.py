@@ -1,12 +1,10 @@
 """Per-token losses of policy and critic, and the one place where they are averaged.
 
-A loss here is a pure function of arrays `[B, T]` (batch, time) that returns a value per token, to be
-minimised; `aggregate` makes the scalar. Everything is computed in float32, whatever comes in, and only jax is
-imported.
+A loss here is a pure function of arrays `[B, T]` (batch, time) that returns a value per token, to be minimised; `aggregate`
+makes the scalar. Everything is computed in float32, whatever comes in, and only jax is imported.
 
-A masked position (mask 0) contributes exactly 0 to the loss and to every gradient, even if it holds NaN or
-infinity. Where the public trainers differ, the convention is stated with its source; "verl" is
-`verl/trainer/ppo/core_algos.py`.
+A masked position (mask 0) contributes exactly 0 to the loss and to every gradient, even if it holds NaN or infinity. Where
+the public trainers differ, the convention is stated with its source; "verl" is `verl/trainer/ppo/core_algos.py`.
 """
 
 import jax
@@ -17,31 +15,19 @@ MAX_LOG_RATIO = 20.0
 MAX_K3 = 10.0
 
 
-def clipped_surrogate(
-    logp: jax.Array,
-    old_logp: jax.Array,
-    advantages: jax.Array,
-    mask: jax.Array,
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-) -> jax.Array:
+def clipped_surrogate(logp: jax.Array, old_logp: jax.Array, advantages: jax.Array, mask: jax.Array, *, clip_low: float,
+                      clip_high: float, dual_clip: float | None = None) -> jax.Array:
   """PPO's clipped surrogate, to be minimised: `max(-ratio A, -clip(ratio, 1 - clip_low, 1 + clip_high) A)`.
 
   Two clip ranges allow DAPO's clip-higher; equal ones are PPO (Schulman et al. 2017, eq. 7).
 
   Args:
     logp: [B, T], log-probabilities under the policy that is trained.
-    old_logp: [B, T], log-probabilities under the policy that sampled; `ratio = exp(logp - old_logp)`, the
-      log-ratio clamped to +-20 as in verl (no gradient beyond).
+    old_logp: [B, T], log-probabilities under the policy that sampled; `ratio = exp(logp - old_logp)`, the log-ratio clamped
+      to +-20 as in verl (no gradient beyond).
     advantages: [B, T], or broadcastable to it.
     mask: [B, T], 1 where a token is trained on.
-    clip_low: how far the ratio may fall below 1.
-    clip_high: how far the ratio may rise above 1.
-    dual_clip: `c > 1` bounds the loss of a negative advantage at `-A c` (Ye et al. 2020, dual-clip PPO);
-      None: off.
-
+    dual_clip: `c > 1` bounds the loss of a negative advantage at `-A c` (Ye et al. 2020, dual-clip PPO); None: off.
   Returns:
     [B, T] float32, 0 where masked.
   """
@@ -62,19 +48,15 @@ def kl(logp: jax.Array, ref_logp: jax.Array, kind: str = 'k3') -> jax.Array:
     'k2':  r^2 / 2
     'k3':  exp(r) - r - 1, with r clamped to +-20 and the result to +-10 (verl's `low_var_kl`)
 
-  There is no mask: hand the result to `aggregate`, which has one. A log-probability that is not finite shows
-  in the result but has gradient 0 (not 0 * inf = NaN), so that it cannot spoil a sum in which it is masked.
+  There is no mask: hand the result to `aggregate`, which has one. A log-probability that is not finite shows in the result
+  but has gradient 0 (not 0 * inf = NaN), so that it cannot spoil a sum in which it is masked.
 
   Args:
-    logp: [...], log-probabilities under the policy.
-    ref_logp: same shape, log-probabilities under the reference.
-    kind: which estimator.
-
+    logp, ref_logp: [...], log-probabilities under the policy and under the reference.
   Returns:
     The estimates, same shape, float32.
-
   Raises:
-    ValueError: if `kind` is none of the four.
+    ValueError: `kind` is none of the four.
   """
   if kind not in _KL:
     raise ValueError(f'kl: kind {kind!r} is none of {", ".join(map(repr, _KL))}')
@@ -93,27 +75,18 @@ def _k3(log_ratio):
 _KL = {'k1': jnp.negative, 'abs': jnp.abs, 'k2': lambda log_ratio: 0.5 * jnp.square(log_ratio), 'k3': _k3}
 
 
-def value_loss(
-    values: jax.Array,
-    old_values: jax.Array | None,
-    returns: jax.Array,
-    mask: jax.Array,
-    *,
-    clip: float | None = None,
-) -> jax.Array:
+def value_loss(values: jax.Array, old_values: jax.Array | None, returns: jax.Array, mask: jax.Array, *,
+               clip: float | None = None) -> jax.Array:
   """Half the squared error of the critic; with `clip` half the larger of the plain and the clipped one.
 
-  The clipped error is that of `old_values + clamp(values - old_values, -clip, clip)`, as in verl and OpenAI
-  baselines.
+  The clipped error is that of `old_values + clamp(values - old_values, -clip, clip)`, as in verl and OpenAI baselines.
 
   Args:
-    values: [B, T], what the critic says now.
-    old_values: [B, T], what it said when the trajectories were sampled; only read if `clip` is given, else
-      may be None.
+    values: [B, T], the critic's values now.
+    old_values: [B, T], its values when the trajectories were sampled; may be None without `clip`.
     returns: [B, T], the targets.
     mask: [B, T], 1 where a value is trained on.
     clip: how far a value may move from the old one before moving on earns nothing; None: no clipping.
-
   Returns:
     [B, T] float32, 0 where masked.
   """
@@ -126,98 +99,55 @@ def value_loss(
   return jnp.where(trained, 0.5 * loss, 0.0)
 
 
-def entropy(logits: jax.Array) -> jax.Array:
-  """The entropy in nats of each distribution of `logits[..., V]`: [...] float32.
+def aggregate(x: jax.Array, mask: jax.Array, how: str = 'token-mean', weights: jax.Array | None = None) -> jax.Array:
+  """The scalar of a per-token quantity: the masked mean that `how` names, see `token_weights`.
 
-  A logit of -inf stands for an entry that is forbidden.
+  Sequences without a token that counts are left out of the mean over sequences (as in verl), so that padding rows change
+  nothing; nothing to count at all gives 0. docs/credit.md has the call that each of the five systems makes.
+
+  Args:
+    x: [B, T]; anything where masked.
+    mask, how, weights: as in `token_weights`.
+  Returns:
+    A float32 scalar.
+  Raises:
+    ValueError: `how` is none of the three.
   """
-  logp = jax.nn.log_softmax(_float32(logits), axis=-1)
-  possible = logp > -jnp.inf
-  # 0 * -inf is NaN, in the value and in the gradient; a forbidden entry adds nothing to either.
-  return -jnp.sum(jnp.where(possible, jnp.exp(logp) * jnp.where(possible, logp, 0.0), 0.0), axis=-1)
-
-
-def entropy_loss(entropies: jax.Array, mask: jax.Array) -> jax.Array:
-  """The negative entropy per token [B, T], to be minimised with a positive coefficient; 0 where masked."""
-  trained, entropies = _masked(mask, entropies)
-  return jnp.where(trained, -entropies, 0.0)
+  _, x = _masked(mask, x)
+  return jnp.sum(x * token_weights(mask, how, weights))
 
 
 def token_weights(mask: jax.Array, how: str = 'token-mean', weights: jax.Array | None = None) -> jax.Array:
   """What each token counts in `aggregate(x, mask, how, weights)`, which is `sum(token_weights(...) * x)`.
 
-  Made once over the whole batch, these weights may be split with it into micro-batches of any shape, or moved
-  with the tokens into packed rows: the sum of the parts, and so the gradient, stays the same.
+  Made once over the whole batch, these weights may be split with it into micro-batches of any shape, or moved with the
+  tokens into packed rows: the sum of the parts, and so the gradient, stays the same.
 
   Args:
-    mask: [B, T], 1 where a token counts. B are sequences, each of which has its own mean in the two 'seq-…'
-      rules.
+    mask: [B, T], 1 where a token counts. B are sequences, each of which has its own mean in the two 'seq-…' rules.
     how: the denominator:
       'token-mean': the number of tokens that count in the batch.
       'seq-mean-token-mean': the tokens that count in the own sequence, times the number of sequences.
       'seq-mean-token-sum': the number of sequences. Those without a token that counts are not among them.
-    weights: [B] or [B, T], a factor on each sequence's or token's x. The denominator does not know of it.
-
+    weights: [B] or [B, T], a factor on each sequence's or token's x, which the denominator ignores; None: 1.
   Returns:
     [B, T] float32, 0 where masked; all 0 where nothing counts.
-
   Raises:
-    ValueError: if `how` is none of the three.
+    ValueError: `how` is none of the three.
   """
   counted = jnp.asarray(mask) != 0
   tokens = jnp.sum(counted, axis=-1, keepdims=True, dtype=jnp.float32)
   sequences = jnp.sum(tokens > 0, dtype=jnp.float32)
-  if how == 'token-mean':
-    denominator = jnp.sum(tokens)
-  elif how == 'seq-mean-token-mean':
-    denominator = tokens * sequences
-  elif how == 'seq-mean-token-sum':
-    denominator = sequences
-  else:
-    raise ValueError(
-        f"aggregate: how {how!r} is none of 'token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum'")
-  share = counted / jnp.maximum(denominator, 1.0)
+  denominators = {'token-mean': jnp.sum(tokens), 'seq-mean-token-mean': tokens * sequences, 'seq-mean-token-sum': sequences}
+  if how not in denominators:
+    raise ValueError(f'aggregate: how {how!r} is none of {", ".join(map(repr, denominators))}')
+  share = counted / jnp.maximum(denominators[how], 1.0)
   if weights is None:
     return share
   weights = _float32(weights)
   if weights.ndim == counted.ndim - 1:
     weights = weights[..., None]
   return share * jnp.where(counted, weights, 0.0)
-
-
-def aggregate(
-    x: jax.Array,
-    mask: jax.Array,
-    how: str = 'token-mean',
-    weights: jax.Array | None = None,
-) -> jax.Array:
-  """The scalar of a per-token quantity: the masked mean that `how` names, see `token_weights`.
-
-  Sequences without a token that counts are left out of the mean over sequences (as in verl), so that padding
-  rows change nothing; nothing to count at all gives 0. The five systems, for `x` a per-token loss:
-
-    Search-R1  'seq-mean-token-mean' in the paper's GRPO objective, 'token-mean' in its code
-    R-Search   the same; evidence counts, observations are masked
-    Search-R2  'seq-mean-token-mean': every trace, meta spans included, by its own length
-    CuSearch   'seq-mean-token-mean' with mask 0 on what was not selected, which is the 1/K
-    SLATE      a row has the tokens of all k candidates of all steps of a question: 'seq-mean-token-sum' with
-               weights 1 / (k * tokens of the own candidate)
-    CARL       a row is a rollout: 'seq-mean-token-sum' with weights 1 / tokens of the own segment
-
-  Args:
-    x: [B, T].
-    mask: [B, T], 1 where a token counts; anything may stand elsewhere.
-    how: 'token-mean', 'seq-mean-token-mean' or 'seq-mean-token-sum'.
-    weights: [B] or [B, T], a factor on x that the denominator does not know of; None: 1.
-
-  Returns:
-    A float32 scalar.
-
-  Raises:
-    ValueError: if `how` is none of the three.
-  """
-  _, x = _masked(mask, x)
-  return jnp.sum(x * token_weights(mask, how, weights))
 
 
 def _float32(x) -> jax.Array:

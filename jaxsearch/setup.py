@@ -134,11 +134,9 @@ def load_judge(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.shardi
     return registry.find('judges', settings.kind)
   if settings.kind == 'local':
     return judge.LanguageJudge(load_assistant(settings, dtype, mesh), settings.templates)
-  if settings.kind == 'chat':
-    from jaxsearch.tools.chat import Chat
-    return judge.LanguageJudge(Chat(settings.url, settings.model, max_tokens=settings.max_tokens, timeout=settings.timeout,
-                                    cache=settings.cache or None).replies, settings.templates)
-  raise ValueError(f"judge.kind={settings.kind!r} is none of 'world', 'local', 'chat'")
+  from jaxsearch.tools.chat import Chat
+  return judge.LanguageJudge(Chat(settings.url, settings.model, max_tokens=settings.max_tokens, timeout=settings.timeout,
+                                  cache=settings.cache or None).replies, settings.templates)
 
 
 SERVICES = {'reader': load_assistant, 'judge': load_judge}  # what a method may name in its SERVICES, and how it is opened

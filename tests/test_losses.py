@@ -20,7 +20,7 @@ numbers = hnp.arrays(np.float32, (B, T), elements=st.integers(-16, 16).map(lambd
 masks = hnp.arrays(bool, (B, T))
 
 # Figures of verl's formulas, evaluated in torch float32: compute_policy_loss_vanilla, kl_penalty_forward,
-# compute_value_loss and agg_loss of verl/trainer/ppo/core_algos.py, entropy_from_logits of verl/utils.
+# compute_value_loss and agg_loss of verl/trainer/ppo/core_algos.py.
 LOGP = np.float32([[-1, -0.5, -2, -0.1, -3, -1]])
 OLD = np.float32([[-1.2, -0.1, -2, -2, -1, -31]])
 REF = np.float32([[-1.5, -0.5, -1, -4, -28, -0.4]])
@@ -60,18 +60,6 @@ def test_aggregate_equals_verl(how, expected):
   x = np.float32([[1, 2, 3, 4], [5, 6, 7, 8], [9, 1, 2, 3]])
   mask = np.array([[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]])
   np.testing.assert_allclose(aggregate(x, mask, how=how), expected, rtol=1e-6)
-
-
-def test_entropy_equals_verl_and_takes_forbidden_entries():
-  logits = jnp.array([[1.0, 2, 3], [0, 0, 0], [10, -10, 0]])
-  # The atol is verl's: logsumexp minus the mean logit cancels where one entry has nearly everything.
-  np.testing.assert_allclose(losses.entropy(logits), [0.83239555, 1.0986123, 4.9972534e-4], atol=1e-6)
-  forbidden = jnp.array([0.0, -jnp.inf, 0.0])
-  np.testing.assert_allclose(losses.entropy(forbidden), np.log(2), rtol=1e-6)
-  assert np.isfinite(jax.grad(losses.entropy)(forbidden)).all()
-  assert losses.entropy(logits.astype(jnp.bfloat16)).dtype == jnp.float32
-  per_token = losses.entropy_loss(jnp.array([[2.0, jnp.nan]]), jnp.array([[1, 0]]))
-  np.testing.assert_array_equal(per_token, [[-2, 0]])
 
 
 def test_gradient_of_the_surrogate_by_hand():
@@ -143,7 +131,7 @@ def test_what_is_masked_reaches_neither_loss_nor_gradient(kind):
       per_token = losses.clipped_surrogate(
           logp, old_, advantages_, mask, clip_low=0.2, clip_high=0.2, dual_clip=3.0)
       per_token += losses.value_loss(values, old_, returns_, mask, clip=0.2)
-      per_token += losses.entropy_loss(values, mask)
+      per_token += losses.value_loss(values, None, returns_, mask)
       return losses.aggregate(per_token, mask, weights=jnp.where(mask, 0.5, fill)) + losses.aggregate(
           losses.kl(logp, ref_, kind), mask, 'seq-mean-token-mean')
     return jax.value_and_grad(loss, argnums=(0, 1))(logp, values)

@@ -1,42 +1,38 @@
 """How good a critic is: does it rank, is it calibrated, does it explain outcomes, are its signs right.
 
-Pure functions of arrays, jit-able, importing nothing of the project: the figures of CARL's warm-up gate and appendix I. An
-undefined figure (no positives, no variance, everything masked out) is NaN, which passes no threshold. N: predictions; `mask` is
-1 where a prediction counts (None: all count), and the other entries may hold anything. Each returns a float32 scalar.
+Pure functions of arrays, jit-able, importing nothing of the project: the figures of CARL's warm-up gate and appendix I, and the
+plot of its figure 2a. All arrays are [N], one entry for each prediction; `mask` is 1 where a prediction counts (None: all count),
+and the other entries may hold anything. Each figure is a float32 scalar; an undefined one (no positives, no variance, everything
+masked out) is NaN, which passes no threshold.
 """
+
+import os
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+COLOURS = ('#1f5a8a', '#d1495b', '#2a9d60', '#edae49', '#7b4fa3', '#00a5b5')
+BINS = 10  # of CARL's table 11
+
 
 def auc(scores: jax.Array, labels: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-  """The probability that a positive scores above a negative, ties counted half (area under the ROC curve).
-
-  Args:
-    scores: [N].
-    labels: [N], 1 for positives, 0 for negatives.
-    mask: [N].
-  """
+  """The probability that a positive (label 1) scores above a negative (0), ties counted half: the area under the ROC curve."""
   counted, scores, labels = _counted(mask, scores, labels)
-  positive, negative = counted & (labels > 0.5), counted & (labels <= 0.5)
+  negative = counted & (labels <= 0.5)
   negatives = jnp.sum(negative)
   below = jnp.sort(jnp.where(negative, scores, jnp.inf))
   # Non-negatives were sorted to the end as infinity, where they must not tie with infinite scores.
   less = jnp.searchsorted(below, scores, side='left')
   less_or_equal = jnp.minimum(jnp.searchsorted(below, scores, side='right'), negatives)
-  wins = 0.5 * (less + less_or_equal) / negatives
-  return _mean(jnp.where(negatives > 0, wins, jnp.nan), positive)
+  return _mean(0.5 * (less + less_or_equal) / negatives, counted & (labels > 0.5))
 
 
-def ece(probabilities: jax.Array, outcomes: jax.Array, mask: jax.Array | None = None, bins: int = 10) -> jax.Array:
+def ece(probabilities: jax.Array, outcomes: jax.Array, mask: jax.Array | None = None, bins: int = BINS) -> jax.Array:
   """Expected calibration error, `sum over bins n_b / n |mean outcome - mean probability|` (Guo et al. 2017).
 
-  Args:
-    probabilities: [N] in [0, 1]; one on the border of two of the equally wide bins belongs to the upper one.
-    outcomes: [N] in [0, 1], what happened.
-    mask: [N].
-    bins: how many; CARL's table 11 has 10.
+  Probabilities and outcomes are in [0, 1]. A probability on the border of two of the equally wide bins belongs to the upper one.
   """
   counted, probabilities, outcomes = _counted(mask, probabilities, outcomes)
   # The borders are the float32 numbers nearest to 0.1, 0.2, …; `bins * probability` would round.
@@ -47,13 +43,13 @@ def ece(probabilities: jax.Array, outcomes: jax.Array, mask: jax.Array | None = 
 
 
 def brier(probabilities: jax.Array, outcomes: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-  """The mean squared difference of probability and outcome, both [N]."""
+  """The mean squared difference of probability and outcome."""
   counted, probabilities, outcomes = _counted(mask, probabilities, outcomes)
   return _mean(jnp.square(probabilities - outcomes), counted)
 
 
 def explained_variance(predictions: jax.Array, targets: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-  """`1 - Var(targets - predictions) / Var(targets)` (CARL, appendix I.2), all [N].
+  """`1 - Var(targets - predictions) / Var(targets)` (CARL, appendix I.2).
 
   1 is perfect, 0 no better than a constant. A constant offset costs nothing here; `brier` and `ece` see it.
   """
@@ -63,15 +59,51 @@ def explained_variance(predictions: jax.Array, targets: jax.Array, mask: jax.Arr
 
 
 def sign_accuracy(changes: jax.Array, expected: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-  """The share of value changes that go in the expected direction (CARL, appendix I.1).
+  """The share of value changes V(after) - V(before) whose sign is that of `expected` (CARL, appendix I.1).
 
-  Args:
-    changes: [N], V(after) - V(before); a change of 0 goes in no direction and is wrong.
-    expected: [N], its sign is the direction; entries of 0 do not count.
-    mask: [N].
+  A change of 0 goes in no direction and is wrong; an expected direction of 0 does not count.
   """
   counted, changes, expected = _counted(mask, changes, expected)
   return _mean(changes * jnp.sign(expected) > 0, counted & (expected != 0))
+
+
+def curve(probabilities, outcomes, bins: int = BINS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Mean prediction, mean outcome (both NaN in an empty bin) and count, each [bins], in the bins of `ece`."""
+  probabilities, outcomes = np.asarray(probabilities, np.float32), np.asarray(outcomes, np.float64)
+  bin_of = np.digitize(probabilities, (np.arange(1, bins) / bins).astype(np.float32))
+  counts = np.bincount(bin_of, minlength=bins)
+  with np.errstate(invalid='ignore'):
+    return *(np.bincount(bin_of, x, minlength=bins) / counts for x in (probabilities, outcomes)), counts
+
+
+def plot(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], path: str | os.PathLike) -> None:
+  """Writes the reliability diagram of each name -> (probabilities [N], outcomes [N]) into a PNG, with bin counts below.
+
+  A dot is as large as its bin is full, since a bin of a few rollouts says little.
+  """
+  from matplotlib.figure import Figure  # no pyplot: nothing global, no display
+  figure = Figure(figsize=(5.2, 6), layout='constrained')
+  upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[5, 1])
+  upper.plot([0, 1], [0, 1], color='#b0b8c1', linewidth=1, linestyle='--', zorder=1)
+  width = 1 / BINS / (len(curves) + 0.5)
+  for i, (name, (probabilities, outcomes)) in enumerate(curves.items()):
+    colour = COLOURS[i % len(COLOURS)]
+    predicted, actual, counts = curve(probabilities, outcomes)
+    filled = counts > 0
+    label = f'{name}: ECE {float(ece(probabilities, outcomes)):.3f}, n {len(probabilities)}'
+    upper.plot(predicted[filled], actual[filled], color=colour, linewidth=1.2, alpha=0.6, label=label, zorder=2)
+    sizes = 6 + 250 * counts[filled] / max(len(probabilities), 1)
+    upper.scatter(predicted[filled], actual[filled], sizes, color=colour, zorder=3, clip_on=False)
+    centres = (np.arange(BINS) + 0.5) / BINS + (i - (len(curves) - 1) / 2) * width
+    lower.bar(centres, counts, width, color=colour, alpha=0.55, linewidth=0)
+  upper.set(xlim=(0, 1), ylim=(0, 1), ylabel='share right')
+  upper.grid(alpha=0.25)
+  lower.set(xlabel='predicted: V(s₀)', ylabel='count', xticks=np.arange(0, 1.01, 0.2))
+  figure.legend(fontsize=8, frameon=False, loc='outside upper left')
+  for axes in (upper, lower):
+    axes.tick_params(labelsize=8)
+    axes.spines[['top', 'right']].set_visible(False)
+  figure.savefig(path, dpi=110)
 
 
 def _counted(mask, *arrays):

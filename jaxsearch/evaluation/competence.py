@@ -1,12 +1,9 @@
 """Does the critic know what the policy knows, and does the policy use tools where it needs them? CARL's section 4.4 in figures.
 
-All figures are of finished trees that were credited (appendices C, E, I, J and N of the paper). A question is tier 2 if the
-policy can answer it closed-book, else tier 1; `tiers` maps question ids to tiers, and trees of other questions count only where
-tiers do not matter. Any method's trees will do: without a critic or without CARL's segments the figures are NaN. Every
-rollout counts once, however many a question has.
+Figures are of finished, credited trees (appendices C, E, I, J and N of the paper); without a critic or without CARL's segments
+they are NaN. A question is tier 2 if the policy can answer it closed-book, else tier 1; `tiers` maps question ids to tiers, and
+trees of other questions count only where tiers do not matter.
 """
-
-from __future__ import annotations
 
 import functools
 import itertools
@@ -16,13 +13,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxsearch.data.corpus import Document
 from jaxsearch.evaluation import calibration
-from jaxsearch.evaluation.metrics import answer_found
-from jaxsearch.rewards.match import normalize_answer
+from jaxsearch.rewards.match import answer_found, normalize_answer
 from jaxsearch.trees.tree import Node, Role, Tree
-
-_CLOSED_ANSWERS = ('yes', 'no')
 
 
 class ToolCall(NamedTuple):
@@ -42,37 +35,25 @@ def critic_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str,
     reward by the value of every boundary state; value_tier_1, value_tier_2: mean V(s_0); rollouts and boundary_states: how many
     have a value.
   """
-  start, rewards, tier = first_values(trees, tiers)
-  states = [(_value(node), tree.reward) for tree in trees for node in _segments(tree) if np.isfinite(_value(node))]
-  values, outcomes = np.array(states, np.float64).reshape(-1, 2).T
+  states = [(_value(node), tree.reward, tiers.get(tree.question.id, 0), number == 0)
+            for tree in trees for number, node in enumerate(_segments(tree)) if np.isfinite(_value(node))]
+  values, outcomes, tier, first = np.array(states, np.float64).reshape(-1, 4).T
+  start, rewards, tier = values[first > 0], outcomes[first > 0], tier[first > 0]
   return {
     'auc': _figure(calibration.auc, start[tier > 0], tier[tier > 0] == 2),
-    'ece': _figure(calibration.ece, start, rewards),
-    'brier': _figure(calibration.brier, start, rewards),
+    'ece': _figure(calibration.ece, start, rewards), 'brier': _figure(calibration.brier, start, rewards),
     'explained_variance': _figure(calibration.explained_variance, values, outcomes),
-    'value_tier_1': _mean(start[tier == 1]),
-    'value_tier_2': _mean(start[tier == 2]),
-    'rollouts': float(len(start)),
-    'boundary_states': float(len(states)),
-  }
+    'value_tier_1': _mean(start[tier == 1]), 'value_tier_2': _mean(start[tier == 2]),
+    'rollouts': float(len(start)), 'boundary_states': float(len(states)),
+  }  # fmt: skip
 
 
-def gate_figures(trees: Sequence[Tree], tiers: dict[str, int]) -> dict[str, float]:
-  """What the gate looks at (auc, sign, explained), and how well calibrated the critic is (ece, brier), on held-out rollouts.
-
-  Signs are those over assimilates in tool-required rollouts, as in the paper; NaN for methods without such segments.
-  """
+def gate_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str, float]:
+  """What the gate looks at (auc, sign, explained), and how well calibrated the critic is (ece, brier), on held-out rollouts."""
   found = critic_figures(trees, tiers)
-  signs = sign_figures([tree for tree in trees if tree.root.data['kind'] == 'tool-required'])
-  return {'auc': found['auc'], 'sign': signs['sign_accuracy'], 'explained': found['explained_variance'], 'ece': found['ece'],
-          'brier': found['brier']}
-
-
-def first_values(trees: Sequence[Tree], tiers: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """V(s_0), reward and tier (0: unknown) of the trees that have a V(s_0): three arrays [N]."""
-  rows = [(_value(node), tree.reward, tiers.get(tree.question.id, 0)) for tree in trees for node in _segments(tree)[:1]]
-  values, rewards, tier = np.array([row for row in rows if np.isfinite(row[0])], np.float64).reshape(-1, 3).T
-  return values, rewards, tier.astype(int)
+  signs = sign_figures([tree for tree in trees if tree.root.data['kind'] == 'tool-required'])  # as in the paper
+  return {'auc': found['auc'], 'sign': signs['sign_accuracy'], 'explained': found['explained_variance'],
+          'ece': found['ece'], 'brier': found['brier']}
 
 
 def sign_figures(trees: Sequence[Tree]) -> dict[str, float]:
@@ -93,26 +74,25 @@ def sign_figures(trees: Sequence[Tree]) -> dict[str, float]:
   read, invoked = after - between, between - before
   known = np.isfinite(read)
   figures = {}
-  for name, rows, changes, direction in (
+  for name, chosen, changes, direction in (
     ('extracted', known & (expected > 0), read, 1.0), ('lost', known & (expected < 0), read, -1.0),
     ('invoke', retrieved & np.isfinite(invoked), invoked, 1.0),
   ):  # fmt: skip
-    figures |= {f'{name}_pairs': float(rows.sum()), f'{name}_right': float(np.sum(changes[rows] * direction > 0)),
-                f'{name}_rate': _figure(calibration.sign_accuracy, changes[rows], np.full(rows.sum(), direction))}
+    figures |= {f'{name}_pairs': float(chosen.sum()), f'{name}_right': float(np.sum(changes[chosen] * direction > 0)),
+                f'{name}_rate': _figure(calibration.sign_accuracy, changes[chosen], np.full(chosen.sum(), direction))}
   return figures | {'failed_pairs': float(np.sum(known & (expected == 0))),
                     'sign_accuracy': _figure(calibration.sign_accuracy, read[known], expected[known])}
 
 
 def tool_calls(tree: Tree) -> list[ToolCall]:
   """The tool calls of a tree, in order; none if the gold answer is yes or no, which any text may hold."""
-  golds = [gold for gold in tree.question.golden_answers if normalize_answer(gold) not in _CLOSED_ANSWERS]
-  holds_gold = lambda text: answer_found(golds, [Document('', '', text)])
+  golds = [gold for gold in tree.question.golden_answers if normalize_answer(gold) not in ('yes', 'no')]
   segments = _segments(tree)
   values = [*map(_value, segments), np.nan]
   return [
-    ToolCall(holds_gold(invoke.data['output']), holds_gold(assimilate.data['context']), *values[i:i + 3])
+    ToolCall(answer_found(golds, invoke.data['output']), answer_found(golds, assimilate.data['context']), *values[i:i + 3])
     for i, (invoke, assimilate) in enumerate(itertools.pairwise(segments))
-    if golds and (_kind(invoke), _kind(assimilate)) == ('invoke', 'assimilate')]
+    if golds and [node.data.get('segment') for node in (invoke, assimilate)] == ['invoke', 'assimilate']]
 
 
 def use_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str, float]:
@@ -130,17 +110,15 @@ def use_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str, fl
   answered = np.array([bool(tree.answer and tree.answer.strip()) for tree in trees], bool)
   tier = np.array([tiers.get(tree.question.id, 0) for tree in trees], int)
   figures = {}
-  for number in (1, 2):
-    own = tier == number
+  for number, own in ((1, tier == 1), (2, tier == 2)):
     figures |= {f'tool_rate_tier_{number}': _mean(calls[own] > 0), f'calls_tier_{number}': _mean(calls[own]),
                 f'em_tier_{number}': _mean(right[own])}
   return figures | {
-    'needless_calls': figures['calls_tier_2'],
-    'confident_wrong': _mean((answered & (right == 0))[tier == 1]),
-    'em': _mean(right),
-    'tokens_per_answer': _mean([tree.count(Role.POLICY) for tree in trees]),
-    'assimilate_tokens': _mean([len(node.tokens) for tree in trees for node in _segments(tree) if _kind(node) == 'assimilate']),
-  }
+    'needless_calls': figures['calls_tier_2'], 'confident_wrong': _mean((answered & (right == 0))[tier == 1]),
+    'em': _mean(right), 'tokens_per_answer': _mean([tree.count(Role.POLICY) for tree in trees]),
+    'assimilate_tokens': _mean([len(node.tokens) for tree in trees for node in _segments(tree)
+                                if node.data.get('segment') == 'assimilate']),
+  }  # fmt: skip
 
 
 def _segments(tree: Tree) -> list[Node]:
@@ -150,10 +128,6 @@ def _segments(tree: Tree) -> list[Node]:
 def _value(node: Node) -> float:
   """V of the state before a segment."""
   return float(node.values[0]) if node.values is not None else np.nan
-
-
-def _kind(node: Node) -> str | None:
-  return node.data.get('segment')
 
 
 def _mean(values) -> float:

@@ -1,11 +1,8 @@
 """`jaxsearch judge`: a language model compares two result files of `jaxsearch eval --out`, question by question.
 
-`rewards/trajectory_judge.py` has the rubrics and prompts and reads the replies. Here predictions are paired by question id, and
-scores become means and win rates. The judge sees all spans of a prediction but its prompts; the result file of a method that
-branches (Search-R2 with its refiner on) lists all branches, the discarded ones included.
+`rewards/trajectory_judge.py` has the rubrics and prompts and reads the replies. The judge sees all spans of a prediction but its
+prompts; for a method that branches (Search-R2 with its refiner on) these are all branches, the discarded ones included.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -24,12 +21,7 @@ Trajectories = dict[str, tuple[str, Spans]]  # question id -> (question, traject
 
 
 def read_result(path: str | os.PathLike) -> Trajectories:
-  """Reads the trajectories of a result file of `jaxsearch eval`, in file order.
-
-  Raises:
-    DataError: not a result file, or a repeated id; names the file and the prediction.
-    OSError: the file cannot be opened.
-  """
+  """The trajectories of a result file of `jaxsearch eval`, in file order. DataError names file and prediction if it is none."""
   try:
     found = json.loads(pathlib.Path(path).read_text(encoding='utf-8'))
   except (ValueError, RecursionError) as error:
@@ -45,28 +37,19 @@ def read_result(path: str | os.PathLike) -> Trajectories:
     name, question, spans = text_field(record, 'id', place), text_field(record, 'question', place), record.get('spans')
     if name in result:
       raise DataError(f'{place}: id {name!r} was already used')
-    if not isinstance(spans, list) or not all(map(_is_span, spans)):
+    if not isinstance(spans, list) or not all(
+        isinstance(span, dict) and all(isinstance(span.get(key), str) for key in ('role', 'text')) for span in spans):
       raise DataError(f"{place}: 'spans' must be a list of {{'role', 'text'}}; results of eval --as-tool have none")
     result[name] = question, tuple((span['role'], span['text']) for span in spans)
   return result
 
 
-def _is_span(span: object) -> bool:
-  return isinstance(span, dict) and all(isinstance(span.get(key), str) for key in ('role', 'text'))
-
-
 def pair_up(a: Trajectories, b: Trajectories) -> dict[str, TrajectoryPair]:
-  """Question id -> pair, for every question in both results, in the order of `a`.
-
-  Raises:
-    DataError: no question in common, or one id with different questions.
-  """
-  pairs = {}
-  for name in (name for name in a if name in b):
-    (question, first), (other, second) = a[name], b[name]
-    if question != other:
-      raise DataError(f'the results are of different questions: {name!r} is {shortened(question)} and {shortened(other)}')
-    pairs[name] = TrajectoryPair(question, first, second)
+  """Question id -> pair, for every question in both results, in the order of `a`; DataError for results that do not fit."""
+  pairs = {name: TrajectoryPair(question, first, b[name][1]) for name, (question, first) in a.items() if name in b}
+  for name, pair in pairs.items():
+    if pair.question != (other := b[name][0]):
+      raise DataError(f'the results are of different questions: {name!r} is {shortened(pair.question)} and {shortened(other)}')
   if not pairs:
     raise DataError('the results have no question in common')
   return pairs
@@ -80,7 +63,6 @@ def judge(replies_to: Callable[[Sequence[str]], Sequence[object]], pairs: Mappin
 
   Args:
     replies_to: prompts in, replies out; a failed one returns an exception in its place.
-    pairs: by question id, see `pair_up`.
     on_progress: called with the number of pairs done.
     template: the user's text of the prompt, see `trajectory_judge.prompts`.
   Returns:
@@ -92,11 +74,10 @@ def judge(replies_to: Callable[[Sequence[str]], Sequence[object]], pairs: Mappin
   """
   queue, replies = list(pairs.values()), []
   for start in range(0, len(queue), BATCH):
-    batch = queue[start:start + BATCH]
-    replies += replies_to([prompt for pair in batch for prompt in trajectory_judge.prompts(pair, template)])
+    replies += replies_to([prompt for pair in queue[start:start + BATCH] for prompt in trajectory_judge.prompts(pair, template)])
     if start == 0 and all(isinstance(reply, Exception) for reply in replies):
       raise replies[0]
-    on_progress(start + len(batch))
+    on_progress(len(replies) // 2)
   orders = list(zip(replies[::2], replies[1::2], strict=True))
   verdicts = [trajectory_judge.averaged(both) for both in orders]
   scores = [verdict or (NEUTRAL, NEUTRAL) for verdict in verdicts]

@@ -2,10 +2,8 @@
 
 `find` runs the policy on questions; `jaxsearch serve --as-tool` serves it over HTTP. `evaluate_reader` scores the second model
 on the same questions closed-book, with the passages of one search for the question itself (vanilla RAG), and with the tool's
-evidence. Evidence and passages are neutralised and shortened before the reader sees them.
+evidence.
 """
-
-from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -32,25 +30,15 @@ from jaxsearch.trees.tree import Tree
 PER_REQUEST = 32  # questions sent to a server at a time
 
 
-# The tool.
-
-
 def open_tool(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: str = '') -> Agent:
-  """The agent of a config whose policy writes evidence; arguments as for `open_agent`.
-
-  Raises:
-    ValueError: the config's method writes none.
-  """
+  """The agent of a config whose policy writes evidence, see `open_agent`; ValueError for a method that writes none."""
   _template(config)
   return open_agent(config, checkpoint, corpus)
 
 
 def find(agent: Agent, questions: Sequence[str], *, temperature: float = 0.0, seed: int = 0,
          on_progress: Callable | None = None) -> list[Evidence]:
-  """The policy's evidence for each question, all in one sampler run.
-
-  The evidence is the content of a rollout's only evidence box, as in R-Search's reward; '' without exactly one.
-  """
+  """The policy's evidence for each question: what is in a rollout's only evidence box, '' without exactly one."""
   special = agent.engine.tokenizer.special_tokens
   questions = [Question(str(i), grammar.neutralise(text, special, grammar.R_SEARCH), ()) for i, text in enumerate(questions)]
   trees, _ = rollout(agent, questions, jax.random.key(seed), sampling=Sampling(temperature), on_progress=on_progress)
@@ -61,9 +49,8 @@ def find(agent: Agent, questions: Sequence[str], *, temperature: float = 0.0, se
 def check_room(agent: Agent, question: str) -> None:
   """Raises ValueError for a question whose prompt leaves no room for a whole policy span."""
   first = next(agent.grow(Question('', question, ()), Tree(agent.engine.tokenizer)))
-  tokens, room = first.node.length, agent.engine.length - first.max_tokens
-  if tokens > room:
-    raise ValueError(f'the question is too long: {tokens} tokens with its prompt, where {room} fit')
+  if first.node.length > (room := agent.engine.length - first.max_tokens):
+    raise ValueError(f'the question is too long: {first.node.length} tokens with its prompt, where {room} fit')
 
 
 def find_by_server(tool: EvidenceClient, questions: Sequence[str], on_progress: Callable[[int], object]) -> list[Evidence]:
@@ -75,25 +62,14 @@ def find_by_server(tool: EvidenceClient, questions: Sequence[str], on_progress: 
   return found
 
 
-# The second model.
-
-
 @dataclasses.dataclass(frozen=True)
 class Reader:
-  """A frozen model that answers questions with or without passages.
-
-  Attributes:
-    ask: prompts in, replies out; an exception stands where one failed.
-    template: a name or a file, see trees/templates.py.
-    special_tokens: its tokenizer's, as text; () where they are not known.
-    tokens: the length of a prompt.
-    room: how long a prompt may be; None is any length.
-  """
-  ask: Callable[[list[str]], Sequence[str | Exception]]
-  template: str
-  special_tokens: tuple[str, ...] = ()
-  tokens: Callable[[str], int] = len
-  room: int | None = None
+  """A frozen model that answers questions with or without passages."""
+  ask: Callable[[list[str]], Sequence[str | Exception]]  # prompts in, replies out; an exception stands where one failed
+  template: str                          # a name or a file, see trees/templates.py
+  special_tokens: tuple[str, ...] = ()   # its tokenizer's, as text; () where they are not known
+  tokens: Callable[[str], int] = len     # the length of a prompt
+  room: int | None = None                # how long a prompt may be; None is any length
 
   def prompt(self, question: str, documents: Sequence[Document]) -> str:
     """The prompt of a question with documents, shortened to the room and neutralised; a document without a title is bare text."""
@@ -128,14 +104,12 @@ def local_reader(assistant: Assistant, template: str) -> Reader:
 
 def evaluate_reader(reader: Reader, questions: Sequence[Question], found: Sequence[Evidence], search: SearchBackend,
                     topk: int) -> tuple[dict[str, float], list[dict]]:
-  """Scores the reader's answers closed-book, with `topk` passages, and with the tool's evidence.
-
-  A question without evidence gets the closed-book prompt. A question whose reply failed counts as wrong.
+  """Scores the reader's answers closed-book, with `topk` passages, and with the tool's evidence (closed-book if there is none).
 
   Returns:
     (scores, a record for each question). Scores: em_X and f1_X for X in alone (closed-book), rag, rstool, and policy: the
-    policy's own answers; with_evidence, the share of questions with evidence; searches per question; failures, the replies
-    that failed; n.
+    policy's own answers; with_evidence, the share of questions with evidence; searches per question; failures, the number of
+    replies that failed and count as wrong; n.
   Raises:
     the first failure, if every reply failed.
   """
@@ -160,9 +134,8 @@ def evaluate_reader(reader: Reader, questions: Sequence[Question], found: Sequen
 
 
 def _template(config: ml_collections.ConfigDict) -> str:
-  """How the reader is asked. Raises ValueError for a method that writes no evidence, and for a template that is not there."""
+  """How the reader is asked. Raises ValueError for a method that writes no evidence."""
   settings = dict(config.grow) | dict(config.eval.grow)
   if 'evidence_template' not in settings:
     raise ValueError(f'config.method={config.method!r} writes no evidence for other models: take --config configs/r_search.py')
-  templates.check(settings)
   return settings['evidence_template']

@@ -1,7 +1,5 @@
 """Answering questions with a policy, and scoring the answers: `jaxsearch eval`, `ask`, and held-out questions during training."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -15,13 +13,12 @@ import numpy as np
 
 import jaxsearch
 from jaxsearch import setup
-from jaxsearch.data.corpus import Document
 from jaxsearch.data.jsonl import DataError, read_records, shortened
-from jaxsearch.evaluation import competence, heat_strip, metrics
+from jaxsearch.evaluation import competence, report
 from jaxsearch.models import hub
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.rewards.match import f1
+from jaxsearch.rewards.match import answer_found, f1
 from jaxsearch.sampler.requests import Sampling
 from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training.checkpoint import is_run, load_params
@@ -55,65 +52,53 @@ def open_agent(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: 
 
 
 def scores(trees: Sequence[Tree]) -> dict[str, float]:
-  """Means over finished trees: em, f1, searches per question, retrieval_recall (see metrics.py), and their number n."""
-  golds = [tree.question.golden_answers for tree in trees]
-  episodes = [
-    {'golden_answers': gold, 'searches': tree.metrics['searches'],
-     'documents': [Document('', '', node.text, 0.0) for node in tree.nodes(Role.OBSERVATION)]}
-    for gold, tree in zip(golds, trees)
-  ]  # fmt: skip
-  return {
-    'em': float(np.mean([tree.question.score(tree.answer) for tree in trees])),
-    'f1': float(np.mean([f1(tree.answer, gold) for gold, tree in zip(golds, trees)])),
-    'searches': metrics.searches_per_question(episodes),
-    'retrieval_recall': metrics.retrieval_recall(episodes),
-    'n': len(trees),
-  }
+  """Means over finished trees: em, f1, searches, retrieval_recall (the share that found a gold answer); their number n."""
+  values = {
+    'em': [tree.question.score(tree.answer) for tree in trees],
+    'f1': [f1(tree.answer, tree.question.golden_answers) for tree in trees],
+    'searches': [tree.metrics['searches'] for tree in trees],
+    'retrieval_recall': [any(answer_found(tree.question.golden_answers, node.text) for node in tree.nodes(Role.OBSERVATION))
+                         for tree in trees],
+  }  # fmt: skip
+  return {name: float(np.mean(own)) for name, own in values.items()} | {'n': len(trees)}
 
 
 def predictions(trees: Sequence[Tree]) -> list[dict]:
   """A record for each tree: the question, what was answered and how it was found."""
   return [
-    {
-      'id': tree.question.id, 'question': tree.question.question, 'golden_answers': list(tree.question.golden_answers),
-      'prediction': tree.answer, 'em': tree.question.score(tree.answer),
-      'f1': f1(tree.answer, tree.question.golden_answers), 'searches': tree.metrics['searches'], 'stop': tree.stop,
-      'spans': heat_strip.spans(tree),
-    }
-    for tree in trees
-  ]  # fmt: skip
+    {'id': tree.question.id, 'question': tree.question.question, 'golden_answers': list(tree.question.golden_answers),
+     'prediction': tree.answer, 'em': tree.question.score(tree.answer), 'f1': f1(tree.answer, tree.question.golden_answers),
+     'searches': tree.metrics['searches'], 'stop': tree.stop, 'spans': report.spans(tree)}
+    for tree in trees]
 
 
 def manifest(config: ml_collections.ConfigDict, **files: str) -> dict:
   """What an evaluation was made with: versions, device, config, and the SHA-256 of the files that it read."""
-  return {
-    'jaxsearch': jaxsearch.__version__, 'jax': jax.__version__, 'device': jax.devices()[0].device_kind,
-    'config': json.loads(config.to_json_best_effort()),
-    'files': {name: {'path': path, 'sha256': _sha256(path)} for name, path in files.items() if path},
-  }  # fmt: skip
+  return {'jaxsearch': jaxsearch.__version__, 'jax': jax.__version__, 'device': jax.devices()[0].device_kind,
+          'config': json.loads(config.to_json_best_effort()),
+          'files': {name: {'path': path, 'sha256': _sha256(path)} for name, path in files.items() if path}}
 
 
 def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
              assess: Callable[[Sequence[Tree]], None] | None = None) -> Iterator[dict]:
   """Evaluates on `config.eval` at each of its temperatures; yields the rows of evaluations.jsonl.
 
-  The questions and the random key are the same at every step, so that runs and steps can be compared. Where
-  `config.eval.tiers` is given the rows tell what tools were used for, and with `assess`, which writes a critic's values onto
-  the spans, how good the critic is.
+  The questions and the random key are the same at every step, so that runs and steps can be compared. With `config.eval.tiers`
+  the rows say what tools were used for; with `assess`, which writes a critic's values onto the spans, how good the critic is.
   """
   tiers = read_tiers(config.eval.tiers) if config.eval.tiers else {}
-  found = setup.load_questions(config, config.eval.questions)
-  questions = found[:config.eval.number] if config.eval.number else found
+  questions = setup.load_questions(config, config.eval.questions)[:config.eval.number or None]
   for temperature in config.eval.temperatures:
     trees, _ = rollout(agent, questions, jax.random.key(config.seed), sampling=Sampling(temperature))
     trees = _of_first_process(trees)
-    row = {'step': step, 'temperature': temperature} | scores(trees)
+    figures = {}
     if assess is not None:
       assess(trees)
-      row |= _finite(competence.critic_figures(trees, tiers) | competence.sign_figures(trees))
+      figures |= competence.critic_figures(trees, tiers) | competence.sign_figures(trees)
     if tiers:
-      row |= _finite(competence.use_figures(trees, tiers))
-    yield row | {'samples': predictions(trees[:SAMPLES])}
+      figures |= competence.use_figures(trees, tiers)
+    finite = {name: value for name, value in figures.items() if math.isfinite(value)}  # JSON has no NaN
+    yield {'step': step, 'temperature': temperature} | scores(trees) | finite | {'samples': predictions(trees[:SAMPLES])}
 
 
 def _of_first_process(trees: list[Tree]) -> list[Tree]:
@@ -137,14 +122,8 @@ def read_tiers(path: str) -> dict[str, int]:
   return tiers
 
 
-def _finite(figures: dict[str, float]) -> dict[str, float]:
-  """Those that are defined: JSON has no NaN."""
-  return {name: value for name, value in figures.items() if math.isfinite(value)}
-
-
 def _sha256(path: str) -> str | None:
-  file = pathlib.Path(path)
-  if not file.is_file():
+  if not pathlib.Path(path).is_file():
     return None
-  with file.open('rb') as stream:
+  with open(path, 'rb') as stream:
     return hashlib.file_digest(stream, 'sha256').hexdigest()

@@ -19,6 +19,7 @@ import collections
 import contextlib
 import dataclasses
 import fcntl
+import itertools
 import json
 import os
 import pathlib
@@ -27,18 +28,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import ml_collections
 from rich import progress
 from rich.console import Console
 
 from jaxsearch import flags
+from jaxsearch.config_check import fields
 from jaxsearch.training import checkpoint
 from jaxsearch.training.runs import read as read_rows
 
 FIELDS = dict(title=str, base=str, common=dict, variants=dict, baseline=str, seeds=tuple, out=str, parallel=int)
-OWN_FIELDS = ('seed', 'out', 'progress')  # of a run, set by the sweep
 POLL_SECONDS = 0.5  # between two looks at the running processes
 LOG_LINES = 15      # shown of a failed run
 
@@ -59,36 +61,30 @@ class SweepRun:
     return f'{self.variant}, seed {self.seed}'
 
 
-@dataclasses.dataclass(frozen=True)
-class DeviceShare:
+class DeviceShare(NamedTuple):
   """The devices of one run at a time: environment variables that select them, and its CPU cores (None: all)."""
   environment: Mapping[str, str]
   cores: frozenset[int] | None = None
 
 
 def plan(config: ml_collections.ConfigDict) -> list[SweepRun]:
-  """The runs of a sweep, all variants of the first seed first.
-
-  Raises:
-    ValueError, flags.UsageError: a field, a variant or an override is wrong; names it.
-  """
+  """The runs of a sweep, all variants of the first seed first. ValueError or UsageError names a wrong field or override."""
   check(config)
-  common, runs = flat(config.common), []
-  for seed in config.seeds:
-    for name, changes in config.variants.items():
-      overrides = common | flat(changes)
-      file = overrides.pop('config', config.base)
-      if own := [field for field in OWN_FIELDS if field in overrides]:
-        raise ValueError(f'{name}: the sweep sets {own[0]} itself')
-      overrides |= {'seed': seed, 'out': str(pathlib.Path(config.out) / slug(name) / str(seed)), 'progress': False}
-      arguments = (f'--config={file}', *(f'--config.{field}={value}' for field, value in overrides.items()))
-      try:
-        run_config, *_ = flags.parse('train', arguments, file)
-      except flags.UsageError as error:
-        raise flags.UsageError(f'{name}: {error}') from error
-      if not run_config.eval.every:
-        raise ValueError(f'{name}: eval.every=0; a sweep compares scores on held-out questions')
-      runs.append(SweepRun(name, seed, arguments, run_config))
+  runs = []
+  for seed, (name, changes) in itertools.product(config.seeds, config.variants.items()):
+    overrides = flat(config.common) | flat(changes)
+    file = overrides.pop('config', config.base)
+    own = {'seed': seed, 'out': str(pathlib.Path(config.out) / slug(name) / str(seed)), 'progress': False}
+    if taken := [field for field in own if field in overrides]:
+      raise ValueError(f'{name}: the sweep sets {taken[0]} itself')
+    arguments = (f'--config={file}', *(f'--config.{field}={value}' for field, value in (overrides | own).items()))
+    try:
+      run_config, *_ = flags.parse('train', arguments, file)
+    except flags.UsageError as error:
+      raise flags.UsageError(f'{name}: {error}') from error
+    if not run_config.eval.every:
+      raise ValueError(f'{name}: eval.every=0; a sweep compares scores on held-out questions')
+    runs.append(SweepRun(name, seed, arguments, run_config))
   return runs
 
 
@@ -108,12 +104,9 @@ def check(config: ml_collections.ConfigDict) -> None:
     raise ValueError(f'the variants {", ".join(map(repr, clash))} have no folder name of their own')
 
 
-def flat(values: Mapping, prefix: str = '') -> dict:
+def flat(values: Mapping) -> dict:
   """{'a.b': value} of nested dicts; keys may already contain dots."""
-  result = {}
-  for name, value in values.items():
-    result |= flat(value, f'{prefix}{name}.') if isinstance(value, Mapping) else {prefix + name: value}
-  return result
+  return {name: value for name, value in fields(values) if not isinstance(value, Mapping)}
 
 
 def slug(name: str) -> str:
@@ -124,9 +117,9 @@ def slug(name: str) -> str:
 def finished(run: SweepRun) -> bool:
   """Whether the run's last step is logged, evaluated at every temperature, and saved."""
   steps = run.config.steps
-  evaluated = {row['temperature'] for row in read_rows(run.out / 'evaluations.jsonl') if row['step'] == steps}
-  saved = (run.out / 'checkpoints' / str(steps)).is_dir()
-  return saved and last_step(run) == steps and evaluated >= set(run.config.eval.temperatures)
+  missing = set(run.config.eval.temperatures).difference(
+    row['temperature'] for row in read_rows(run.out / 'evaluations.jsonl') if row['step'] == steps)
+  return (run.out / 'checkpoints' / str(steps)).is_dir() and last_step(run) == steps and not missing
 
 
 def last_step(run: SweepRun) -> int:
@@ -154,11 +147,13 @@ def train_all(runs: Sequence[SweepRun], parallel: int) -> list[SweepRun]:
   for run in set(runs).difference(waiting):
     check_finished(run)
   free, running, failed = device_shares(parallel) if waiting else [], {}, []
+  signals, forwarded = [], 0  # received, and passed on to the processes
   console = Console(stderr=True, highlight=False)
   report = lambda text: console.print(text, markup=False, soft_wrap=True)
-  with _stop_signals() as signals, _progress_bar(runs, console) as show, contextlib.ExitStack() as stack:
+  with _progress_bar(runs, console) as show, contextlib.ExitStack() as stack:
+    for number in (signal.SIGTERM, signal.SIGINT):
+      stack.callback(signal.signal, number, signal.signal(number, lambda number, _: signals.append(number)))
     stack.callback(lambda: [process.kill() for process in running])  # empty, unless this function itself failed
-    forwarded = 0  # signals that the processes got
     while running or (waiting and not signals):
       while waiting and free and not signals:
         run, share = waiting.pop(0), free.pop()
@@ -173,7 +168,10 @@ def train_all(runs: Sequence[SweepRun], parallel: int) -> list[SweepRun]:
         free.append(share)
         if not signals and not (process.returncode == 0 and finished(run)):
           failed.append(run)
-          report(failure(run, process.returncode))
+          lines = (run.out / 'log.txt').read_text(encoding='utf-8', errors='replace').splitlines()[-LOG_LINES:]
+          how = (f'exit status {process.returncode}' if process.returncode else
+                 f'it ended, but step {run.config.steps} is not logged, evaluated and saved')
+          report('\n  '.join([f'{run}: {how}; the end of {run.out / "log.txt"}:', *lines]))
       if len(signals) > forwarded:
         for process in running:
           process.kill() if forwarded else process.terminate()  # the second signal does not wait for the step
@@ -187,34 +185,27 @@ def train_all(runs: Sequence[SweepRun], parallel: int) -> list[SweepRun]:
 
 
 def start(run: SweepRun, share: DeviceShare) -> subprocess.Popen:
-  """Starts the training of a run and appends its output to log.txt.
+  """Starts the training of a run and appends its output to log.txt; BlockingIOError if another process is training it.
 
-  Raises:
-    BlockingIOError: another process is training it. Any process that holds the log open keeps it locked, so this also finds
-      runs that outlived their sweep.
+  Any process that holds the log open keeps it locked, so this also finds runs that outlived their sweep.
   """
   run.out.mkdir(parents=True, exist_ok=True)
   cache = {'JAX_COMPILATION_CACHE_DIR': str(run.out.parents[1].absolute() / 'programs')}  # runs share compiled programs
   command = [sys.executable, '-m', 'jaxsearch.cli', 'train', *run.arguments]
-  with (run.out / 'log.txt').open('a') as log, _pinned_to(share.cores):
+  with (run.out / 'log.txt').open('a') as log, contextlib.ExitStack() as stack:
     fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     log.write(f'$ jaxsearch train {" ".join(run.arguments)}\n')
     log.flush()
+    if share.cores and hasattr(os, 'sched_setaffinity'):
+      stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
+      os.sched_setaffinity(0, share.cores)  # of this thread: the process that it starts inherits them
     return subprocess.Popen(command, env=cache | os.environ | share.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-
-def failure(run: SweepRun, status: int) -> str:
-  """The report of a failed run: how it ended and the end of its log."""
-  lines = (run.out / 'log.txt').read_text(encoding='utf-8', errors='replace').splitlines()
-  how = f'exit status {status}' if status else f'it ended, but step {run.config.steps} is not logged, evaluated and saved'
-  return '\n  '.join([f'{run}: {how}; the end of {run.out / "log.txt"}:', *lines[-LOG_LINES:]])
 
 
 def device_shares(parallel: int) -> list[DeviceShare]:
   """Splits this machine into `parallel` shares, at most one for each accelerator or core (0: see above).
 
-  A single run gets the whole machine. On CPU the cores are split: two runs whose thread pools both take all cores are slower
-  than one after the other.
+  On CPU the cores are split: two runs whose thread pools both take all cores are slower than one after the other.
   """
   platform, names = devices()
   number = min(parallel or (2 if platform == 'cpu' else len(names)), len(names))
@@ -256,56 +247,26 @@ def devices() -> tuple[str, list[str]]:
 
 
 @contextlib.contextmanager
-def _pinned_to(cores: frozenset[int] | None) -> Iterator[None]:
-  """Pins this thread, and so every process that it starts meanwhile, to `cores`, where the system can do that."""
-  if cores is None or not hasattr(os, 'sched_setaffinity'):
-    yield
-    return
-  before = os.sched_getaffinity(0)
-  os.sched_setaffinity(0, cores)
-  try:
-    yield
-  finally:
-    os.sched_setaffinity(0, before)
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-  """Collects SIGTERM and SIGINT in a list in place of their usual effect."""
-  received = []
-  before = {number: signal.signal(number, lambda number, _: received.append(number))
-            for number in (signal.SIGTERM, signal.SIGINT)}
-  try:
-    yield received
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _progress_bar(runs: Sequence[SweepRun], console: Console):
+def _progress_bar(runs: Sequence[SweepRun], console: Console) -> Iterator[Callable]:
   """Yields `show(running, failed)`, which updates a bar for the sweep and one for each running run, all in steps."""
   columns = [progress.TextColumn('{task.description}', markup=False), progress.BarColumn(bar_width=24),
              progress.MofNCompleteColumn(), '{task.fields[note]}', progress.TimeElapsedColumn(), 'left',
              progress.TimeRemainingColumn()]
   with progress.Progress(*columns, console=console, disable=not console.is_terminal, refresh_per_second=1,
                          speed_estimate_period=1800) as bar:
-    steps = {run: last_step(run) for run in runs}
+    steps, shown, done = {run: last_step(run) for run in runs}, set(), set(filter(finished, runs))
     overall = bar.add_task('all runs', total=None, completed=sum(steps.values()), note='')
     tasks = {run: bar.add_task(str(run), start=False, visible=False, total=run.config.steps, note='steps') for run in runs}
-    shown, done = [], sum(map(finished, runs))
 
     def show(running: Sequence[SweepRun], failed: Sequence[SweepRun]) -> None:
-      nonlocal shown, done
-      if not console.is_terminal:
-        return
-      for run in {*shown, *running}:
+      shown.update(running if console.is_terminal else ())
+      for run in shown:
         steps[run] = last_step(run)
         bar.start_task(tasks[run])
         bar.update(tasks[run], completed=steps[run], visible=run in running)
-        done += run not in running and finished(run)
-      shown = running
-      note = f'steps · {done} of {len(runs)} runs' + (f', {len(failed)} failed' if failed else '')
+      done.update(run for run in shown.difference(running) if finished(run))
+      shown.intersection_update(running)
+      note = f'steps · {len(done)} of {len(runs)} runs' + (f', {len(failed)} failed' if failed else '')
       total = sum(steps[run] if run in failed else run.config.steps for run in runs)
       bar.update(overall, total=total, completed=sum(steps.values()), note=note)
 

@@ -1,8 +1,8 @@
 """The report of a sweep, from its run folders alone: OUT/table.md, OUT/table.json and OUT/curves.png.
 
 Figures are the scores after the last step (held-out questions, at each temperature of the evaluation) and the costs of the whole
-training. A variant has one value of each per seed. The tables show the mean with its 95 % interval over seeds (Student's t), and
-the mean difference to the baseline, paired by seed, with its interval. Unfinished runs are left out and listed.
+training. The tables show means over seeds, and mean differences to the baseline, paired by seed, with their 95 % intervals
+(Student's t). Unfinished runs are left out and listed.
 """
 
 import json
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import ml_collections
 import numpy as np
+from scipy.special import stdtrit
 
-from jaxsearch.evaluation.metrics import student_interval
 from jaxsearch.evaluation.report import smoothed
 from jaxsearch.evaluation.sweep import SweepRun, finished
 from jaxsearch.training.runs import read as read_rows
@@ -37,18 +37,13 @@ FOOTNOTE = (
 
 
 def write(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> pathlib.Path:
-  """Writes the three files and returns the path of the table.
-
-  Raises:
-    ValueError: no run is finished.
-  """
-  done = [run for run in runs if finished(run)]
-  if not done:
+  """Writes the three files and returns the path of the table. ValueError if no run is finished."""
+  out, found = pathlib.Path(config.out), summary(config, runs)
+  if not found['variants']:
     raise ValueError(f'{config.out}: no run of this sweep is finished')
-  out = pathlib.Path(config.out)
-  found = summary(config, runs)
   (out / 'table.json').write_text(json.dumps(found, indent=1, ensure_ascii=False) + '\n', encoding='utf-8')
-  plot({name: [run for run in done if run.variant == name] for name in found['variants']}, config, out / 'curves.png')
+  plot({name: [run for run in runs if run.variant == name and finished(run)] for name in found['variants']}, config,
+       out / 'curves.png')
   page = out / 'table.md'
   page.write_text(table(found), encoding='utf-8')
   return page
@@ -57,34 +52,23 @@ def write(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> pathli
 def summary(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> dict:
   """The content of table.json. A figure's name is that of a cost, or SCORE@TEMPERATURE: 'em@0.0' is greedy EM."""
   done = [run for run in runs if finished(run)]
-  values: dict[str, dict[int, dict[str, float]]] = {name: {} for name in config.variants}
-  for run in done:
-    values[run.variant][run.seed] = figures(run)
+  values = {name: {run.seed: figures(run) for run in done if run.variant == name} for name in config.variants}
   baseline, variants = values[config.baseline], {}
   for name, by_seed in values.items():
     if not by_seed:
       continue
-    shared = [seed for seed in by_seed if seed in baseline and name != config.baseline]
-    variants[name] = {
-      'overrides': config.variants[name], 'seeds': list(by_seed),
-      'figures': {key: estimate([of[key] for of in by_seed.values()]) for key in common(by_seed.values())},
-      'differences': {key: estimate([by_seed[seed][key] - baseline[seed][key] for seed in shared])
-                      for key in common([of[seed] for of in (by_seed, baseline) for seed in shared])},
-    }  # fmt: skip
-  before = [scores(run, 0) for run in done]
+    differences = [{key: value - baseline[seed][key] for key, value in of.items() if key in baseline[seed]}
+                   for seed, of in by_seed.items() if seed in baseline and name != config.baseline]
+    variants[name] = {'overrides': config.variants[name], 'seeds': list(by_seed), 'figures': estimates(by_seed.values()),
+                      'differences': estimates(differences)}
+  before = estimates([scores(run, 0) for run in done])
   return {
     'title': config.title, 'baseline': config.baseline, 'variants': variants,
     'steps': sorted({run.config.steps for run in done}),
     'questions': sorted({row['n'] for run in done for row in evaluations(run)}),
-    'before': {key: float(np.mean([of[key] for of in before])) for key in common(before)},
+    'before': {key: of['mean'] for key, of in before.items()},
     'not_finished': [str(run) for run in runs if run not in done],
   }  # fmt: skip
-
-
-def common(records: Iterable[Mapping[str, float]]) -> list[str]:
-  """Names that all records have, in the order of the first."""
-  records = list(records)
-  return [name for name in (records[0] if records else ()) if all(name in record for record in records)]
 
 
 def figures(run: SweepRun) -> dict[str, float]:
@@ -114,10 +98,20 @@ def seconds(rows: Sequence[Mapping]) -> list[float]:
   return [float(np.median(steady)) if row['compilations'] and steady else row['seconds'] for row in rows]
 
 
+def estimates(records: Iterable[Mapping[str, float]]) -> dict[str, dict]:
+  """The `estimate` of every figure that all records, one per seed, have."""
+  records = list(records)
+  return {name: estimate([record[name] for record in records])
+          for name in (records[0] if records else ()) if all(name in record for record in records)}
+
+
 def estimate(values: Sequence[float]) -> dict:
-  """Mean of one value per seed and its 95 % interval, None for a single seed."""
-  low, high = student_interval(values) if len(values) > 1 else (None, None)
-  return {'mean': float(np.mean(values)), 'low': low, 'high': high, 'values': list(values)}
+  """Mean of one value per seed and its 95 % interval (Student's t), None for a single seed."""
+  mean, number, low, high = np.mean(values), len(values), None, None
+  if number > 1:
+    half = stdtrit(number - 1, 0.975) * np.std(values, ddof=1) / np.sqrt(number)
+    low, high = float(mean - half), float(mean + half)
+  return {'mean': float(mean), 'low': low, 'high': high, 'values': list(values)}
 
 
 def table(found: Mapping) -> str:
@@ -126,7 +120,9 @@ def table(found: Mapping) -> str:
   names = list(dict.fromkeys(name for of in variants.values() for name in of['figures']))
   names.sort(key=lambda name: name in COSTS)  # costs last
   cells = lambda show, of: [show(name, of[name]) if name in of else '' for name in names]
-  heads = [heading(name) for name in names]
+  heads = []
+  for score, _, temperature in (name.partition('@') for name in names):
+    heads.append(f'{SCORES[score][0]}, {decoding(float(temperature))}' if temperature else COSTS[score][0])
   rows = [['before training', *cells(number, found['before'])]] if found['before'] else []
   rows += [[f'{variant} ({len(of["seeds"])})', *cells(interval, of['figures'])] for variant, of in variants.items()]
   lines = [f'# {found["title"]}', '', *markdown([['variant (seeds)', *heads], *rows])]
@@ -147,12 +143,6 @@ def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
   return [line(rows[0]), f'|:--|{"--:|" * (len(rows[0]) - 1)}', *map(line, rows[1:])]
 
 
-def heading(name: str) -> str:
-  """The column heading of a figure."""
-  score, _, temperature = name.partition('@')
-  return f'{SCORES[score][0]}, {decoding(float(temperature))}' if temperature else COSTS[name][0]
-
-
 def decoding(temperature: float) -> str:
   return f'T={temperature:g}' if temperature else 'greedy'
 
@@ -165,8 +155,7 @@ def number(name: str, value: float, sign: str = '') -> str:
 
 def interval(name: str, of: Mapping) -> str:
   """'45.2 ± 3.1', or the mean alone for a single seed."""
-  half = '' if of['low'] is None else f' ± {number(name, of["high"] - of["mean"])}'
-  return number(name, of['mean']) + half
+  return number(name, of['mean']) + ('' if of['low'] is None else f' ± {number(name, of["high"] - of["mean"])}')
 
 
 def difference(name: str, of: Mapping) -> str:
@@ -179,11 +168,7 @@ def difference(name: str, of: Mapping) -> str:
 
 
 def curve(run: SweepRun, temperature: float | None) -> dict[int, tuple[float, float, float]]:
-  """{step: (tokens trained until then, minutes, EM)} of a finished run.
-
-  Args:
-    temperature: of the evaluations; None takes the smoothed EM of the training rollouts.
-  """
+  """{step: (tokens trained until then, minutes, EM)}; without a temperature, the smoothed EM of the training rollouts."""
   rows = read_rows(run.out / 'metrics.jsonl')
   tokens = np.cumsum([0] + [row['tokens_trained'] for row in rows])  # index: step
   minutes = np.cumsum([0] + seconds(rows)) / 60
@@ -221,14 +206,13 @@ def plot(runs: Mapping[str, Sequence[SweepRun]], config: ml_collections.ConfigDi
         axes.fill_between(x, em.min(axis=0), em.max(axis=0), color=colour, alpha=0.13, linewidth=0)
     label = 'EM in training, smoothed (%)' if temperature is None else f'held-out EM, {decoding(temperature)} (%)'
     row[0].set_ylabel(label, fontsize=9)
+    row[0].xaxis.set_major_formatter(EngFormatter(sep=' '))
   for axes in grid.flat:
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.25)
     axes.spines[['top', 'right']].set_visible(False)
   for axes, text in zip(grid[-1], ('tokens trained', 'minutes of training steps')):
     axes.set_xlabel(text, fontsize=9)
-  for axes in grid[:, 0]:
-    axes.xaxis.set_major_formatter(EngFormatter(sep=' '))
   figure.suptitle(config.title, fontsize=11)
   figure.legend(*grid[0, 0].get_legend_handles_labels(), loc='outside lower center', ncols=5, fontsize=8, frameon=False,
                 title='mean over (seeds); band: lowest to highest', title_fontsize=8)

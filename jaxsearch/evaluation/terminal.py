@@ -1,7 +1,5 @@
 """A rollout on the terminal as it grows: thoughts, queries, documents and the answer, in colour."""
 
-from __future__ import annotations
-
 import re
 
 from rich.console import Console
@@ -42,19 +40,16 @@ class Transcript:
     """Prints the last line: the answer, right or wrong where gold answers are known, or why there is none."""
     if tree.answer is None:
       self.console.print(Text(f'no answer: {tree.stop.value.replace("_", " ")}', 'bold red'))
-      return
-    verdict = ('  right' if tree.question.score(tree.answer) else '  wrong') if tree.question.golden_answers else ''
-    self.console.print(Text(f'{tree.answer}{verdict}', 'bold green'))
+    else:
+      verdict = ('  right' if tree.question.score(tree.answer) else '  wrong') if tree.question.golden_answers else ''
+      self.console.print(Text(f'{tree.answer}{verdict}', 'bold green'))
 
 
 def coloured(text: str) -> Text:
   """Policy text with its elements in colour, each on a line of its own; the text around them unchanged."""
-  shown, end = Text(), 0
-  for element in _ELEMENT.finditer(text):
-    shown.append(text[end:element.start()])
-    shown.append(f'{element[1]:>8}  ', 'dim')
-    shown.append(element[2].strip() + '\n', STYLES.get(element[1], ''))
-    end = element.end()
-  shown.append(text[end:])
+  before, *parts = _ELEMENT.split(text)  # name, content and the text behind each element
+  shown = Text(before)
+  for name, content, after in zip(*[iter(parts)] * 3):
+    shown.append(f'{name:>8}  ', 'dim').append(content.strip() + '\n', STYLES.get(name, '')).append(after)
   shown.rstrip()
   return shown

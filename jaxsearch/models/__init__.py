@@ -3,11 +3,8 @@
 import importlib
 
 _HOME = {
-  'load': 'hub', 'save': 'hub',
-  'load_encoder': 'encoder',
-  'Decoder': 'decoder', 'DecoderConfig': 'decoder',
-  'Tokenizer': 'tokenizer',
-  'PRESETS': 'presets', 'preset': 'presets',
+  'load': 'hub', 'save': 'hub', 'load_encoder': 'encoder', 'Decoder': 'decoder', 'DecoderConfig': 'decoder',
+  'Tokenizer': 'tokenizer', 'PRESETS': 'presets', 'preset': 'presets',
 }  # fmt: skip
 
 __all__ = list(_HOME)

@@ -1,4 +1,4 @@
-"""The numbers of a model in files: config.json of a Hugging Face folder, and GGUF metadata.
+"""The sizes and switches of a decoder in files: config.json of a Hugging Face folder, and GGUF metadata.
 
 transformers knows every family's defaults and its older and newer keys. Two checks stay ours. Its config classes fill a missing
 number with that of some other model, and they accept what is not computed here: either would be a wrong model without a word.
@@ -16,12 +16,17 @@ from jaxsearch.models.gguf_files import File
 from jaxsearch.models.tensor_files import read_json
 
 _FAMILIES = {'qwen2': 'Qwen2ForCausalLM', 'qwen3': 'Qwen3ForCausalLM', 'llama': 'LlamaForCausalLM'}
-# Hugging Face key -> GGUF key
+# Hugging Face key -> ours
+_FIELDS = {
+  'vocab_size': 'vocab_size', 'hidden_size': 'hidden_size', 'intermediate_size': 'intermediate_size',
+  'num_hidden_layers': 'num_layers', 'num_attention_heads': 'num_heads', 'num_key_value_heads': 'num_kv_heads',
+  'max_position_embeddings': 'max_position', 'rms_norm_eps': 'norm_eps', 'tie_word_embeddings': 'tie_embeddings',
+}  # fmt: skip
+# Hugging Face key -> GGUF key, of those that every file must have
 _REQUIRED = {
   'hidden_size': 'embedding_length', 'intermediate_size': 'feed_forward_length', 'num_hidden_layers': 'block_count',
   'num_attention_heads': 'attention.head_count', 'max_position_embeddings': 'context_length',
 }  # fmt: skip
-_ONLY = {'hidden_act': 'silu', 'attention_bias': False, 'mlp_bias': False}
 _LLAMA3 = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings')
 
 
@@ -49,16 +54,13 @@ def parse(values: Mapping[str, Any], path: pathlib.Path, families: Iterable[str]
     raise ValueError(f'{path}: {" ".join(str(error).split())}') from error
 
 
-def from_hugging_face(path: pathlib.Path) -> DecoderConfig:
-  """Reads config.json of Qwen2, Qwen2.5, Qwen3, Llama 3.x, SmolLM2.
+def from_hugging_face(path: pathlib.Path, values: Mapping[str, Any] | None = None) -> DecoderConfig:
+  """Reads config.json of Qwen2, Qwen2.5, Qwen3, Llama 3.x, SmolLM2; or takes its `values` from another file, `path`.
 
   Raises:
     ValueError: naming the key, for a family, attention, activation or RoPE that the decoder does not compute.
   """
-  return _decoder_config(read_json(path), path)
-
-
-def _decoder_config(values: Mapping[str, Any], path: pathlib.Path) -> DecoderConfig:
+  values = read_json(path) if values is None else values
   if values.get('quantization_config'):
     raise ValueError(f'{path}: quantization_config is not supported: for quantised weights use a GGUF file')
   key = 'rope_parameters' if values.get('rope_parameters') else 'rope_scaling'
@@ -69,23 +71,21 @@ def _decoder_config(values: Mapping[str, Any], path: pathlib.Path) -> DecoderCon
   if kind == 'llama3' and (missing := [name for name in _LLAMA3 if rope.get(name) is None]):
     raise ValueError(f'{path}: the key {key}.{missing[0]} is missing')
   family = values.get('model_type')
-  only = {'hidden_act': 'silu'} if family == 'qwen2' else _ONLY  # Qwen2's biases are part of the family, whatever its keys say
+  only = {'hidden_act': 'silu'}
+  if family != 'qwen2':  # its biases are part of the family, whatever its keys say
+    only |= {'attention_bias': False, 'mlp_bias': False}
   config = parse(values, path, _FAMILIES, ['vocab_size', *_REQUIRED], only)
   if any(layer != 'full_attention' for layer in getattr(config, 'layer_types', None) or []):
     raise ValueError(f'{path}: layers that see a window only (layer_types, use_sliding_window) are not supported')
-  rope, heads = config.rope_parameters, config.num_attention_heads
+  rope = config.rope_parameters
   if rope.get('partial_rotary_factor', 1.0) != 1.0:
     raise ValueError(f'{path}: rope_parameters.partial_rotary_factor={rope["partial_rotary_factor"]} is not supported')
-  scaling = None
-  if kind == 'llama3':
-    *factors, original = (rope[name] for name in _LLAMA3)
-    scaling = RopeScaling(*map(float, factors), int(original))
+  *factors, original = (rope.get(name) for name in _LLAMA3)
   return DecoderConfig(
-    vocab_size=config.vocab_size, hidden_size=config.hidden_size, intermediate_size=config.intermediate_size,
-    num_layers=config.num_hidden_layers, num_heads=heads, num_kv_heads=config.num_key_value_heads,
-    head_dim=getattr(config, 'head_dim', None) or config.hidden_size // heads, rope_theta=float(rope['rope_theta']),
-    rope_scaling=scaling, qkv_bias=family == 'qwen2', qk_norm=family == 'qwen3',
-    tie_embeddings=config.tie_word_embeddings, norm_eps=config.rms_norm_eps, max_position=config.max_position_embeddings)
+    **{ours: getattr(config, theirs) for theirs, ours in _FIELDS.items()},
+    head_dim=getattr(config, 'head_dim', None) or config.hidden_size // config.num_attention_heads,
+    rope_theta=float(rope['rope_theta']), qkv_bias=family == 'qwen2', qk_norm=family == 'qwen3',
+    rope_scaling=RopeScaling(*map(float, factors), int(original)) if kind == 'llama3' else None)
 
 
 def to_hugging_face(config: DecoderConfig, dtype: str) -> dict[str, Any]:
@@ -99,14 +99,9 @@ def to_hugging_face(config: DecoderConfig, dtype: str) -> dict[str, Any]:
   family = 'qwen2' if config.qkv_bias else 'qwen3' if config.qk_norm else 'llama'
   if family == 'qwen2' and config.head_dim * config.num_heads != config.hidden_size:
     raise ValueError(f'head_dim={config.head_dim}: Qwen2 has hidden_size / num_heads and no key for another')
-  result = {
-    'architectures': [_FAMILIES[family]], 'model_type': family, 'vocab_size': config.vocab_size,
-    'hidden_size': config.hidden_size, 'intermediate_size': config.intermediate_size,
-    'num_hidden_layers': config.num_layers, 'num_attention_heads': config.num_heads,
-    'num_key_value_heads': config.num_kv_heads, 'hidden_act': 'silu', 'rms_norm_eps': config.norm_eps,
-    'max_position_embeddings': config.max_position, 'tie_word_embeddings': config.tie_embeddings,
-    'rope_theta': config.rope_theta, 'torch_dtype': dtype,
-  }  # fmt: skip
+  result = {theirs: getattr(config, ours) for theirs, ours in _FIELDS.items()} | {
+    'architectures': [_FAMILIES[family]], 'model_type': family, 'hidden_act': 'silu', 'rope_theta': config.rope_theta,
+    'torch_dtype': dtype}
   if family != 'qwen2':
     result |= {'head_dim': config.head_dim, 'attention_bias': False}
   if family != 'llama':
@@ -123,12 +118,8 @@ def from_gguf(file: File) -> DecoderConfig:
   """
   family = file.require('general.architecture')
   if family not in _FAMILIES:
-    raise ValueError(
-      f'{file.path}: general.architecture {family!r} is not supported; supported are {", ".join(_FAMILIES)}')
-
-  def get(key: str, default: Any) -> Any:
-    return file.get(f'{family}.{key}', default)
-
+    raise ValueError(f'{file.path}: general.architecture {family!r} is not supported; supported are {", ".join(_FAMILIES)}')
+  get = lambda key, default: file.get(f'{family}.{key}', default)
   if get('rope.scaling.type', 'none') != 'none':
     raise ValueError(f'{file.path}: {family}.rope.scaling.type {get("rope.scaling.type", "")!r} is not supported')
   values = {ours: file.require(f'{family}.{key}') for ours, key in _REQUIRED.items()}
@@ -138,20 +129,19 @@ def from_gguf(file: File) -> DecoderConfig:
     raise ValueError(f'{file.path}: {family}.rope.dimension_count is not the width of a head ({head_dim})')
   if 'token_embd.weight' not in file.tensors:
     raise ValueError(f'{file.path}: missing tensor token_embd.weight')
-  norm_eps = file.require(f'{family}.attention.layer_norm_rms_epsilon')
-  config = _decoder_config(values | {
+  norm_eps = np.float32(file.require(f'{family}.attention.layer_norm_rms_epsilon'))
+  config = from_hugging_face(file.path, values | {
     'model_type': family, 'vocab_size': file.tensors['token_embd.weight'][0], 'head_dim': head_dim,
     'num_key_value_heads': get('attention.head_count_kv', heads), 'rope_theta': float(get('rope.freq_base', 1e4)),
     'tie_word_embeddings': 'output.weight' not in file.tensors,
-    'rms_norm_eps': float(str(np.float32(norm_eps))),  # 1e-5 for the float32 9.999999747e-06: the number that was meant
-  }, file.path)
+    'rms_norm_eps': float(str(norm_eps)),  # 1e-5 for the float32 9.999999747e-06: the number that was meant
+  })
   if 'rope_freqs.weight' not in file.tensors:
     return config
   # Llama 3's scaling: GGUF keeps only what each frequency is divided by, [h/2]. The other three numbers are those of every
   # Llama 3.x; that they fit is checked.
   divisors = file.read('rope_freqs.weight')
   scaled = dataclasses.replace(config, rope_scaling=RopeScaling(float(divisors.max()), 1.0, 4.0, 8192))
-  one = np.ones(1, np.int32)
-  if not np.allclose(divisors, rope_angles(config, one)[0] / rope_angles(scaled, one)[0], rtol=1e-3):
+  if not np.allclose(divisors, rope_angles(config, np.int32(1)) / rope_angles(scaled, np.int32(1)), rtol=1e-3):
     raise ValueError(f'{file.path}: rope_freqs.weight is not the RoPE scaling of a Llama 3.x')
   return scaled

@@ -1,11 +1,11 @@
 """One decoder for Qwen2.5, Qwen3 and Llama 3.x: the families differ by a few switches of `DecoderConfig`.
 
 The forward pass is written as pure functions of (config, params); `Decoder` is the Flax container of the parameters. Training
-and cached decoding share `_block` and pass it different attention: over the tree layout of a row, or over a slot's KV cache
-(attention.py).
+and cached decoding share `_block` and pass it different attention: over rows in the tree layout, or over a KV cache. In order:
+sizes and parameters, the two forward passes, one layer, attention, the KV cache, logits.
 
-Letters: B rows, S slots, T tokens of a row, n new tokens, D embed, H query heads, K key/value heads, h head width,
-F feed-forward width, V vocabulary, L layers.
+Letters: B rows, S slots, T tokens of a row, n new tokens, D embed, H query heads, K key/value heads, G = H / K query heads that
+share one, h head width, F feed-forward width, V vocabulary, L layers, R rows of the KV cache.
 """
 
 import dataclasses
@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxsearch.models.attention import cached_attention, get_windows, tree_attention, write_cache
 from jaxsearch.parallel.mesh import keep_batch_split
 
 
@@ -30,7 +29,7 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-  """The sizes and switches of one decoder. `dtype` (of activations) and `remat` change how it runs, not what it computes."""
+  """The sizes and switches of a decoder. `dtype` (of activations) and `remat` change how it runs, not what it computes."""
   vocab_size: int
   hidden_size: int
   intermediate_size: int
@@ -55,12 +54,8 @@ class DecoderConfig:
       raise ValueError(f'remat={self.remat!r} is none of {sorted(_REMAT)}')
 
 
-_REMAT = {
-  'none': None,
-  'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-  'full': jax.checkpoint_policies.nothing_saveable,
-}
-
+_REMAT = {'none': None, 'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+          'full': jax.checkpoint_policies.nothing_saveable}
 
 _LAYER_AXES = {
   'attn_norm': 'norm', 'q': 'embed heads head_dim', 'k': 'embed kv_heads head_dim', 'v': 'embed kv_heads head_dim',
@@ -82,9 +77,8 @@ def parameter_axes(config: DecoderConfig) -> dict:
 def parameter_shapes(config: DecoderConfig) -> dict:
   """Shapes of every parameter, nested as the parameters are."""
   size = {
-    'layers': config.num_layers, 'embed': config.hidden_size, 'norm': config.hidden_size, 'heads': config.num_heads,
-    'kv_heads': config.num_kv_heads, 'head_dim': config.head_dim, 'mlp': config.intermediate_size,
-    'vocab': config.vocab_size,
+    'layers': config.num_layers, 'embed': config.hidden_size, 'norm': config.hidden_size, 'mlp': config.intermediate_size,
+    'heads': config.num_heads, 'kv_heads': config.num_kv_heads, 'head_dim': config.head_dim, 'vocab': config.vocab_size,
   }  # fmt: skip
   return jax.tree.map(lambda axes: tuple(size[axis] for axis in axes), parameter_axes(config),
                       is_leaf=lambda axes: isinstance(axes, tuple))
@@ -115,8 +109,7 @@ class Decoder(Parameters):
 
 def initial_params(config: DecoderConfig, key, dtype=jnp.float32) -> dict:
   """GPT-2's initialisation: normal(0.02), divided by sqrt(2L) for what is added to the residual stream."""
-  shapes = parameter_shapes(config)
-  leaves, treedef = jax.tree.flatten_with_path(shapes, is_leaf=lambda s: isinstance(s, tuple))
+  leaves, treedef = jax.tree.flatten_with_path(parameter_shapes(config), is_leaf=lambda s: isinstance(s, tuple))
 
   def create(path, shape, key):
     name = path[-1].key
@@ -132,10 +125,9 @@ def initial_params(config: DecoderConfig, key, dtype=jnp.float32) -> dict:
 
 
 def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, visible_until=None):
-  """The forward pass over rows in the tree layout.
+  """The forward pass over rows `tokens` [B,T] in the tree layout.
 
   Args:
-    tokens: [B,T] int.
     positions: [B,T] int, a token's depth on its own path (RoPE position); its index in the row by default.
     visible_until: [B,T] int: token i sees token j iff j <= i < visible_until[j]; T (plain causal) by default.
   Returns:
@@ -146,16 +138,13 @@ def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, v
   visible_until = jnp.full(tokens.shape, T) if visible_until is None else visible_until
   angles = rope_angles(config, positions)
 
-  def attend(q, k, v):
-    return tree_attention(q, k, v, visible_until), None
-
   def layer(x, weights):
-    x, _ = _block(config, weights, x, angles, attend)
+    x, _ = _block(config, weights, x, angles, lambda q, k, v: (tree_attention(q, k, v, visible_until), None))
     return keep_batch_split(x), None
 
   if _REMAT[config.remat] is not None:
     layer = jax.checkpoint(layer, policy=_REMAT[config.remat], prevent_cse=False)
-  x = keep_batch_split(embed(config, params, tokens))
+  x = keep_batch_split(params['embedding'][tokens].astype(config.dtype))
   x, _ = jax.lax.scan(layer, x, params['layers'])
   return rms_norm(x, params['final_norm'], config.norm_eps)
 
@@ -180,11 +169,12 @@ def forward_cached(config: DecoderConfig, params: dict, tokens, starts, cache: l
   positions = starts[:, None] + jnp.arange(tokens.shape[1])
   angles = rope_angles(config, positions)
   where = jnp.arange(len(starts)) if rows is None else rows
-  x = embed(config, params, tokens)
+  x = params['embedding'][tokens].astype(config.dtype)
   written = []
   for weights, layer_cache in zip(params['layers'], cache, strict=True):
     def attend(q, k, v, layer_cache=layer_cache):
-      updated = write_cache(layer_cache, k, v, starts, where)
+      new = jnp.transpose(k, (0, 2, 3, 1)), jnp.transpose(v, (0, 2, 1, 3))
+      updated = put_windows(layer_cache, new, starts, where)
       visible = updated if rows is None else get_windows(updated, jnp.zeros_like(starts), rows, window)
       return cached_attention(q, visible, positions), updated
 
@@ -218,10 +208,6 @@ def fuse(config: DecoderConfig, params: dict) -> dict:
     return fused | {name: value for name, value in w.items() if name in kept}
 
   return params | {'layers': [layer(w) for w in params['layers']]}
-
-
-def embed(config: DecoderConfig, params: dict, tokens):
-  return params['embedding'][tokens].astype(config.dtype)
 
 
 def _block(config, weights, x, angles, attend):
@@ -273,6 +259,79 @@ def rotate(x, angles):
   sin, cos = jnp.sin(angles)[:, :, None], jnp.cos(angles)[:, :, None]
   a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+NEGATIVE = -1e30  # not -inf: a row of padding sees nothing and must stay finite
+BLOCK = 128       # queries at a time: the scores of a block stay in a CPU's cache (3x faster there than all of 512 at once)
+MAX_BLOCKS = 16   # blocks are unrolled, so longer rows get longer blocks
+
+
+def tree_mask(visible_until, first: int = 0):
+  """[B,T] -> [B,T-first,T] bool: token i (from `first` on) sees token j iff j <= i < visible_until[j]."""
+  keys = jnp.arange(visible_until.shape[-1])
+  queries = keys[first:, None]
+  return (keys <= queries) & (queries < visible_until[:, None, :])
+
+
+def tree_attention(q, k, v, visible_until):
+  """q: [B,T,H,h]; k, v: [B,T,K,h]; visible_until: [B,T] int, see `tree_mask` -> [B,T,H,h]. Softmax in float32.
+
+  Dense, except that no block of queries looks at later keys. The mask is a function of one integer per key, so a blockwise
+  kernel can take its place: it skips a block of keys where every `visible_until` ends before the block of queries begins.
+  """
+  B, T, H, h = q.shape
+  q = q.reshape(B, T, k.shape[2], -1, h)
+  size = max(BLOCK, -(-T // MAX_BLOCKS))
+  blocks = []
+  for start in range(0, T, size):
+    end = start + size
+    scores = jnp.einsum('btkgh,bskh->bkgts', q[:, start:end], k[:, :end], preferred_element_type=jnp.float32) * h**-0.5
+    scores = jnp.where(tree_mask(visible_until[:, :end], start)[:, None, None], scores, NEGATIVE)
+    blocks.append(jnp.einsum('bkgts,bskh->btkgh', jax.nn.softmax(scores, axis=-1).astype(v.dtype), v[:, :end]))
+  return jnp.concatenate(blocks, axis=1).reshape(B, T, H, h)
+
+
+def cached_attention(q, cache, positions):
+  """q: [S,n,H,h] at `positions` [S,n] attends to entries 0..position of keys [S,K,h,T], values [S,K,T,h] -> [S,n,H,h]."""
+  keys, values = cache
+  S, n, H, h = q.shape
+  K, T = values.shape[1:3]
+  q = jnp.transpose(q.reshape(S, n, K, H // K, h), (0, 2, 3, 1, 4)).reshape(S, K, -1, h)
+  scores = jnp.einsum('skqh,skht->skqt', q, keys, preferred_element_type=jnp.float32) * h**-0.5
+  seen = jnp.arange(T) <= positions[:, :, None]
+  scores = jnp.where(seen[:, None, None], scores.reshape(S, K, H // K, n, T), NEGATIVE)
+  weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+  attended = jnp.einsum('skqt,skth->skqh', weights.reshape(S, K, -1, T), values)
+  return jnp.transpose(attended.reshape(S, K, H // K, n, h), (0, 3, 1, 2, 4)).reshape(S, n, H, h)
+
+
+def put_windows(cache, windows, starts, rows):
+  """Writes windows of n entries, in the layout of the cache, at starts..starts+n of `rows`; starts, rows: [S].
+
+  The cache is (keys [R,K,h,length], values [R,K,length,h]): with keys transposed both products of attention read rows. One
+  block per sequence, not one index per token: XLA turns it into S copies into the donated buffer. Needs starts + n <= length;
+  otherwise the block is shifted to fit and overwrites valid entries.
+  """
+  where = jnp.stack([rows, starts], axis=1)
+
+  def put(part, window, axis):
+    numbers = jax.lax.ScatterDimensionNumbers(
+      update_window_dims=(1, 2, 3), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, axis))
+    return jax.lax.scatter(part, where, window.astype(part.dtype), numbers, mode=jax.lax.GatherScatterMode.CLIP)
+
+  return put(cache[0], windows[0], 3), put(cache[1], windows[1], 2)
+
+
+def get_windows(cache, starts, rows, n: int):
+  """(keys [S,K,h,n], values [S,K,n,h]): entries starts..starts+n of `rows`; starts, rows: [S]."""
+  keys, values = cache
+  _, K, h, _ = keys.shape
+
+  def get(row, start):
+    return (jax.lax.dynamic_slice(keys, (row, 0, 0, start), (1, K, h, n))[0],
+            jax.lax.dynamic_slice(values, (row, 0, start, 0), (1, K, n, h))[0])
+
+  return jax.vmap(get)(rows, starts)
 
 
 def logits(params: dict, hidden):

@@ -1,7 +1,7 @@
-"""BERT encoders (E5, MiniLM, BGE): token ids in, one hidden state a token out. Pooling is the caller's.
+"""BERT encoders (E5, MiniLM, BGE): token ids in, one hidden state per token out. Pooling is the caller's.
 
-The forward pass is written like decoder.py's: a pure function of (config, params), layers stacked and scanned, and a Flax
-container that holds the parameters. Letters: B texts, T tokens, D width, H heads, h head width, F feed-forward width, L layers.
+Written like decoder.py: a pure function of (config, params), and a Flax container of the parameters. Letters: B texts, T tokens,
+D width, H heads, h head width, F feed-forward width, L layers.
 """
 
 import dataclasses
@@ -13,10 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsearch.models import tensor_files
-from jaxsearch.models.attention import NEGATIVE
 from jaxsearch.models.config_files import parse
-from jaxsearch.models.decoder import Parameters
-from jaxsearch.models.tensor_files import read_json
+from jaxsearch.models.decoder import NEGATIVE, Parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +32,8 @@ class EncoderConfig:
 
 
 class Encoder(Parameters):
-  """Holds the parameters; calling it on (tokens[B,T], mask[B,T]) gives hidden states [B,T,D]."""
-
   def __call__(self, tokens, mask=None):
-    """tokens: [B,T] int; mask: [B,T], 0 at padding, all ones by default -> [B,T,D] (garbage at padding)."""
+    """tokens: [B,T] int; mask: [B,T], 0 at padding, all ones by default -> hidden states [B,T,D], garbage at padding."""
     if tokens.shape[1] > self.config.max_position:
       raise ValueError(f'{tokens.shape[1]} tokens, but the encoder has {self.config.max_position} positions')
     mask = jnp.ones(tokens.shape, bool) if mask is None else jnp.asarray(mask, bool)
@@ -93,20 +89,21 @@ def load_encoder(folder: str | pathlib.Path, dtype: str = 'float32') -> Encoder:
     FileNotFoundError, ValueError: naming the file and the key or tensor that is missing, unsupported or mis-shaped.
   """
   path = pathlib.Path(folder) / 'config.json'
-  found = parse({'model_type': 'bert'} | read_json(path), path, ['bert'], _KEYS, _ONLY)
+  found = parse({'model_type': 'bert'} | tensor_files.read_json(path), path, ['bert'], _KEYS, _ONLY)
   config = EncoderConfig(*(getattr(found, key) for key in _KEYS), norm_eps=found.layer_norm_eps, dtype=dtype)
   tensors = tensor_files.open_folder(folder)
   prefix = 'bert.' if any(name.startswith('bert.') for name in tensors.shapes) else ''
   wanted = _tensors(config, prefix)
   expected = {name.format(i): shape for name, shape in wanted.values() for i in range(config.num_layers)}
   tensor_files.check(tensors, expected, _HARMLESS)
+  read = lambda name: tensors.read(name, (slice(None),)).astype(dtype)
   params = {'layers': {}}
   for key, (name, _) in wanted.items():
     if '{}' in name:
-      values = np.stack([tensors.read(name.format(i), ()) for i in range(config.num_layers)]).astype(dtype)
+      values = np.stack([read(name.format(i)) for i in range(config.num_layers)])
       params['layers'][key] = jnp.asarray(values.swapaxes(1, 2) if values.ndim == 3 else values)  # files hold [out, in]
     else:
-      params[key] = jnp.asarray(tensors.read(name, ()).astype(dtype))
+      params[key] = jnp.asarray(read(name))
   return Encoder(config, params)
 
 
@@ -119,12 +116,11 @@ def _tensors(config: EncoderConfig, prefix: str) -> dict[str, tuple[str, tuple[i
     'type': ('embeddings.token_type_embeddings.weight', (config.num_types, D)),
     'norm_scale': ('embeddings.LayerNorm.weight', (D,)), 'norm_bias': ('embeddings.LayerNorm.bias', (D,)),
   }  # fmt: skip
-  modules = {
-    'q': ('attention.self.query', (D, D)), 'k': ('attention.self.key', (D, D)), 'v': ('attention.self.value', (D, D)),
-    'o': ('attention.output.dense', (D, D)), 'attn_norm': ('attention.output.LayerNorm', (D,)),
-    'up': ('intermediate.dense', (F, D)), 'down': ('output.dense', (D, F)), 'mlp_norm': ('output.LayerNorm', (D,)),
-  }  # fmt: skip
-  for key, (module, shape) in modules.items():
-    result[f'{key}_scale' if 'norm' in key else key] = (f'encoder.layer.{{}}.{module}.weight', shape)
-    result[f'{key}_bias'] = (f'encoder.layer.{{}}.{module}.bias', shape[:1])
+  for key, module, shape in [
+    ('q', 'attention.self.query', (D, D)), ('k', 'attention.self.key', (D, D)), ('v', 'attention.self.value', (D, D)),
+    ('o', 'attention.output.dense', (D, D)), ('attn_norm', 'attention.output.LayerNorm', (D,)),
+    ('up', 'intermediate.dense', (F, D)), ('down', 'output.dense', (D, F)), ('mlp_norm', 'output.LayerNorm', (D,)),
+  ]:
+    result[f'{key}_scale' if 'norm' in key else key] = f'encoder.layer.{{}}.{module}.weight', shape
+    result[f'{key}_bias'] = f'encoder.layer.{{}}.{module}.bias', shape[:1]
   return {key: (prefix + name, shape) for key, (name, shape) in result.items()}

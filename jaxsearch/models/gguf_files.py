@@ -1,9 +1,9 @@
 """GGUF files: the tokenizer, metadata and tensors of a decoder in one file, as llama.cpp writes it.
 
-Nothing here knows the decoder: hub.py asks for metadata and for dequantised tensors under their GGUF names. The tokenizer is
-built here because transformers needs PyTorch to read a GGUF file, and cuts text as GPT-2 does where it does not know
-`tokenizer.ggml.pre` ('smollm'). The format is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; what
-`tokenizer.ggml.pre` means is in llama.cpp's convert_hf_to_gguf.py.
+Nothing here knows the decoder: hub.py asks for metadata and for dequantised tensors. The tokenizer is built here because
+transformers needs PyTorch to read a GGUF file, and splits text as GPT-2 does where it does not know `tokenizer.ggml.pre`
+('smollm'). The format is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; what `tokenizer.ggml.pre` means is in
+llama.cpp's convert_hf_to_gguf.py.
 """
 
 import functools
@@ -24,43 +24,28 @@ def _split(digits: str) -> pre_tokenizers.PreTokenizer:
   return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-# tokenizer.ggml.pre -> how text is cut before merging
-_CUTS = {
+# tokenizer.ggml.pre -> how text is split before merging
+_PRE_TOKENIZERS = {
   'qwen2': _split(r'\p{N}'), 'llama-bpe': _split(r'\p{N}{1,3}'), 'gpt-2': _GPT2,
   'smollm': pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _GPT2]),
 }  # fmt: skip
 
 
-def _library():
-  try:
-    import gguf
-  except ImportError as error:
-    raise ImportError('reading a GGUF file needs the gguf package: pip install "jaxsearch[gguf]"') from error
-  return gguf
-
-
-def find(path: str | pathlib.Path) -> pathlib.Path | None:
-  """`path` itself if it is a GGUF file, the one in the folder `path` if it holds exactly one, else None."""
-  path = pathlib.Path(path)
-  if path.is_file() and path.suffix == '.gguf':
-    return path
-  if not path.is_dir():
-    return None
-  found = sorted(path.glob('*.gguf'))
-  return found[0] if len(found) == 1 else None
-
-
 class File:
-  """One GGUF file, memory-mapped: `get` for metadata, `tensors` for what it holds, `read` for one tensor."""
+  """One GGUF file, memory-mapped. `tensors`: name -> shape in row-major order (GGUF writes shapes the other way round)."""
 
   def __init__(self, path: str | pathlib.Path):
-    self.path = pathlib.Path(path)
-    self._gguf = _library()
     try:
-      self._reader = self._gguf.GGUFReader(str(path))
+      import gguf
+    except ImportError as error:
+      raise ImportError('reading a GGUF file needs the gguf package: pip install "jaxsearch[gguf]"') from error
+    self.path, self.library = pathlib.Path(path), gguf
+    try:
+      self._reader = gguf.GGUFReader(str(path))
     except ValueError as error:
       raise ValueError(f'{path}: not a GGUF file that can be read ({error})') from error
     self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+    self.tensors = {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
 
   def get(self, key: str, default: Any = None) -> Any:
     """The value of the metadata `key`: a number, a string or a list."""
@@ -73,15 +58,10 @@ class File:
       raise ValueError(f'{self.path}: metadata has no {key}')
     return value
 
-  @functools.cached_property
-  def tensors(self) -> dict[str, tuple[int, ...]]:
-    """Name -> shape in row-major order (GGUF writes shapes the other way round)."""
-    return {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
-
   def names(self, hugging_face: Mapping[str, str]) -> dict[str, str]:
-    """The same tensors under their GGUF names; {} stands for the layer in both."""
-    architecture = getattr(self._gguf.MODEL_ARCH, self.require('general.architecture').upper())
-    table = self._gguf.get_tensor_name_map(architecture, 1)
+    """The GGUF names of these tensors; {} stands for the layer in both."""
+    architecture = getattr(self.library.MODEL_ARCH, self.require('general.architecture').upper())
+    table = self.library.get_tensor_name_map(architecture, 1)
     found = {key: table.get_name(name.format(0), ('.weight', '.bias')) for key, name in hugging_face.items()}
     return {key: name.replace('blk.0.', 'blk.{}.') for key, name in found.items() if name is not None}
 
@@ -89,53 +69,45 @@ class File:
     """The tensor `name` as float32, whatever it is quantised as."""
     tensor = self._tensors[name]
     try:
-      values = self._gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+      values = self.library.quants.dequantize(tensor.data, tensor.tensor_type)
     except NotImplementedError as error:
       raise ValueError(f'{self.path}: {name} has the unsupported type {tensor.tensor_type.name}') from error
     return np.asarray(values, np.float32).reshape(self.tensors[name])
 
 
-def open_file(path: str | pathlib.Path) -> File:
-  """The file at `path`, kept open for the next caller: the library takes seconds to read a header."""
-  stat = pathlib.Path(path).stat()
-  return _open_file(pathlib.Path(path).absolute(), stat.st_mtime_ns, stat.st_size)
+_open_file = functools.lru_cache(maxsize=1)(lambda path, mtime, size: File(path))
 
 
-@functools.lru_cache(maxsize=1)
-def _open_file(path: pathlib.Path, mtime: int, size: int) -> File:
-  return File(path)
+def open_file(path: str | pathlib.Path) -> File | None:
+  """`path` if it is a GGUF file, the one in the folder `path` if it holds exactly one, else None.
+
+  The file stays open for the next caller: the library takes seconds to read a header.
+  """
+  path = pathlib.Path(path).absolute()
+  found = [path] if path.is_file() and path.suffix == '.gguf' else list(path.glob('*.gguf'))
+  return _open_file(found[0], found[0].stat().st_mtime_ns, found[0].stat().st_size) if len(found) == 1 else None
 
 
-def read_tokenizer(path: str | pathlib.Path) -> dict[str, Any]:
+def tokenizer_fields(file: File) -> dict[str, Any]:
   """The fields of a `Tokenizer`, from a GGUF file's metadata.
 
   Raises:
-    ValueError: for a tokenizer that is not byte-level BPE, or that cuts words in a way unknown here.
+    ValueError: for a tokenizer that is not byte-level BPE, or that splits text in a way unknown here.
   """
-  file = open_file(path)
-  backend = _byte_level_bpe(file)
-  eos, eot, eom, bos, pad = (file.get(f'tokenizer.ggml.{name}_token_id') for name in ('eos', 'eot', 'eom', 'bos', 'padding'))
-  eos_ids = tuple(dict.fromkeys(i for i in (eos, eot, eom) if i is not None))
-  pad_id = (eos_ids or (0,))[0] if pad is None else pad
-  return dict(backend=backend, eos_ids=eos_ids, pad_id=pad_id, bos_id=bos, chat_template=file.get('tokenizer.chat_template'))
-
-
-def _byte_level_bpe(file: File) -> tokenizers.Tokenizer:
   model = file.require('tokenizer.ggml.model')
   if model != 'gpt2':
     raise ValueError(f'{file.path}: tokenizer.ggml.model {model!r} is not supported, only gpt2 is')
   pre = file.get('tokenizer.ggml.pre', 'default')
-  if pre not in _CUTS:
-    raise ValueError(f'{file.path}: tokenizer.ggml.pre is {pre!r}; known are {", ".join(sorted(_CUTS))}')
+  if pre not in _PRE_TOKENIZERS:
+    raise ValueError(f'{file.path}: tokenizer.ggml.pre is {pre!r}; known are {", ".join(sorted(_PRE_TOKENIZERS))}')
   tokens = file.require('tokenizer.ggml.tokens')
-  kinds, kind = file.require('tokenizer.ggml.token_type'), _library().TokenType
+  kinds, kind = file.require('tokenizer.ggml.token_type'), file.library.TokenType
   # UNUSED ids are the padding rows of the embedding: no text stands for them
   vocab = {token: i for i, token in enumerate(tokens) if kinds[i] != kind.UNUSED}
   merges = [tuple(merge.split(' ')) for merge in file.require('tokenizer.ggml.merges')]
   # Llama 3 keeps a whole word that is in the vocabulary, even one that no chain of merges reaches
-  model = tokenizers.models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == 'llama-bpe')
-  backend = tokenizers.Tokenizer(model)
-  backend.pre_tokenizer, backend.decoder = _CUTS[pre], decoders.ByteLevel()
+  backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == 'llama-bpe'))
+  backend.pre_tokenizer, backend.decoder = _PRE_TOKENIZERS[pre], decoders.ByteLevel()
   if pre == 'qwen2':
     backend.normalizer = normalizers.NFC()
   for i, token in enumerate(tokens):
@@ -143,4 +115,7 @@ def _byte_level_bpe(file: File) -> tokenizers.Tokenizer:
       backend.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False)])
     elif kinds[i] == kind.USER_DEFINED:
       backend.add_tokens([tokenizers.AddedToken(token, special=False, normalized=False)])
-  return backend
+  eos, eot, eom, bos, pad = (file.get(f'tokenizer.ggml.{name}_token_id') for name in ('eos', 'eot', 'eom', 'bos', 'padding'))
+  eos_ids = tuple(dict.fromkeys(i for i in (eos, eot, eom) if i is not None))
+  pad_id = (*eos_ids, 0)[0] if pad is None else pad
+  return dict(backend=backend, eos_ids=eos_ids, pad_id=pad_id, bos_id=bos, chat_template=file.get('tokenizer.chat_template'))

@@ -9,10 +9,10 @@ All families share one table of names. A second table says how a parameter's axe
 """
 
 import dataclasses
+import functools
 import pathlib
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,22 +26,15 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel.mesh import shardings
 
 _NAMES = {
-  'embedding': 'model.embed_tokens.weight', 'unembedding': 'lm_head.weight',
-  'final_norm': 'model.norm.weight',
-  'attn_norm': 'model.layers.{}.input_layernorm.weight',
-  'q': 'model.layers.{}.self_attn.q_proj.weight', 'q_bias': 'model.layers.{}.self_attn.q_proj.bias',
-  'k': 'model.layers.{}.self_attn.k_proj.weight', 'k_bias': 'model.layers.{}.self_attn.k_proj.bias',
-  'v': 'model.layers.{}.self_attn.v_proj.weight', 'v_bias': 'model.layers.{}.self_attn.v_proj.bias',
-  'o': 'model.layers.{}.self_attn.o_proj.weight',
-  'q_norm': 'model.layers.{}.self_attn.q_norm.weight', 'k_norm': 'model.layers.{}.self_attn.k_norm.weight',
-  'mlp_norm': 'model.layers.{}.post_attention_layernorm.weight',
-  'gate': 'model.layers.{}.mlp.gate_proj.weight', 'up': 'model.layers.{}.mlp.up_proj.weight',
-  'down': 'model.layers.{}.mlp.down_proj.weight',
+  'embedding': 'model.embed_tokens.weight', 'unembedding': 'lm_head.weight', 'final_norm': 'model.norm.weight',
+  'attn_norm': 'model.layers.{}.input_layernorm.weight', 'mlp_norm': 'model.layers.{}.post_attention_layernorm.weight',
+  **{name: f'model.layers.{{}}.self_attn.{name}_proj.weight' for name in 'qkvo'},
+  **{f'{name}_bias': f'model.layers.{{}}.self_attn.{name}_proj.bias' for name in 'qkv'},
+  **{f'{name}_norm': f'model.layers.{{}}.self_attn.{name}_norm.weight' for name in 'qk'},
+  **{name: f'model.layers.{{}}.mlp.{name}_proj.weight' for name in ('gate', 'up', 'down')},
 }  # fmt: skip
 # The axes of a parameter (without `layers`) in the order in which they lie in a file; identity where not listed.
-_ORDER = {
-  'q': (1, 2, 0), 'k': (1, 2, 0), 'v': (1, 2, 0), 'o': (2, 0, 1), 'gate': (1, 0), 'up': (1, 0), 'down': (1, 0),
-}  # fmt: skip
+_ORDER = {'q': (1, 2, 0), 'k': (1, 2, 0), 'v': (1, 2, 0), 'o': (2, 0, 1), 'gate': (1, 0), 'up': (1, 0), 'down': (1, 0)}
 # The axis of a file that is heads and head width folded into one.
 _FOLDED = {'q': 0, 'k': 0, 'v': 0, 'q_bias': 0, 'k_bias': 0, 'v_bias': 0, 'o': 1}
 # RoPE tables are computed here; tied checkpoints may repeat their embedding as lm_head.
@@ -54,20 +47,18 @@ def load(path: str | pathlib.Path, dtype: str = 'float32', *, param_dtype: str |
   """The decoder of a Hugging Face folder (config.json, safetensors), of a GGUF file, or of a folder with one.
 
   Args:
-    path: the folder or file.
     dtype: of the activations.
     param_dtype: of the parameters; `dtype` if not given.
     mesh: where the parameters live, laid out as parallel/mesh.py says; each process reads only what its devices hold.
       The default device if not given.
     remat: what the backward pass recomputes, see `DecoderConfig`.
-  Returns:
-    a `Decoder`; its `config` says what was found.
   Raises:
     FileNotFoundError, ValueError: naming the file and the key or tensor that is missing, unexpected or mis-shaped.
   """
   config, names, tensors = _open(pathlib.Path(path))
   config = dataclasses.replace(config, dtype=jnp.dtype(dtype).name, remat=remat)
-  tensor_files.check(tensors, _expected(config, names), _HARMLESS + (_HARMLESS_TIED if config.tie_embeddings else []))
+  expected = {tensor: shape for tensor, (_, _, shape) in _layout(config, names).items()}
+  tensor_files.check(tensors, expected, _HARMLESS + (_HARMLESS_TIED if config.tie_embeddings else []))
   dtype = jnp.dtype(param_dtype or dtype)
   shapes = parameter_shapes(config)
   placed = {'layers': {}} if mesh is None else shardings(parameter_axes(config), shapes, mesh)
@@ -87,10 +78,9 @@ def _open(path: pathlib.Path) -> tuple[DecoderConfig, Mapping[str, str], Tensors
   """The config, the names that parameters have in this kind of file, and the tensors."""
   if (path / 'config.json').is_file():
     return config_files.from_hugging_face(path / 'config.json'), _NAMES, tensor_files.open_folder(path)
-  found = gguf_files.find(path)
-  if found is None:
+  file = gguf_files.open_file(path)
+  if file is None:
     raise FileNotFoundError(f'{path}: neither a folder with config.json or one .gguf file nor a .gguf file')
-  file = gguf_files.open_file(found)
   config = config_files.from_gguf(file)
 
   def read(name: str, index: tuple[slice, ...]) -> np.ndarray:
@@ -104,41 +94,34 @@ def _open(path: pathlib.Path) -> tuple[DecoderConfig, Mapping[str, str], Tensors
   return config, file.names(_NAMES), Tensors(file.path, file.tensors, dict.fromkeys(file.tensors, file.path), read)
 
 
-def _expected(config: DecoderConfig, names: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
-  """Name -> shape of every tensor that a checkpoint of `config` has, in the order in which it is written."""
+def _layout(config: DecoderConfig, names: Mapping[str, str]) -> dict[str, tuple[str, int | None, tuple[int, ...]]]:
+  """Tensor -> (parameter, layer or None, shape in a file) of a checkpoint of `config`, in the order in which it is written."""
   shapes = parameter_shapes(config)
   layers = shapes.pop('layers')
-  result = {names['embedding']: _file_shape('embedding', shapes['embedding'])}
-  for i in range(config.num_layers):
-    result |= {names[name].format(i): _file_shape(name, shape[1:]) for name, shape in layers.items()}
-  return result | {names[name]: _file_shape(name, shape) for name, shape in shapes.items()}
-
-
-def _file_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-  """The shape in a file of a parameter with `shape` here: axes reordered, heads and their width folded."""
-  shape = tuple(shape[axis] for axis in _ORDER.get(name, range(len(shape))))
-  at = _FOLDED.get(name)
-  return shape if at is None else (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2:])
+  last = [(name, None) for name in shapes if name != 'embedding']
+  result = {}
+  for name, layer in [('embedding', None), *((name, i) for i in range(config.num_layers) for name in layers), *last]:
+    shape = shapes[name] if layer is None else layers[name][1:]
+    shape = tuple(shape[axis] for axis in _ORDER.get(name, range(len(shape))))
+    if (at := _FOLDED.get(name)) is not None:
+      shape = (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2:])
+    result[names[name].format(layer)] = name, layer, shape
+  return result
 
 
 def _reader(name: str, template: str, shape: tuple[int, ...], tensors: Tensors,
             dtype: np.dtype) -> Callable[[tuple[slice, ...]], np.ndarray]:
   """The callback that returns the part of parameter `name` under an index: a slice for each axis."""
-  read_parts = {}  # devices that hold the same part share it
+  @functools.cache  # devices that hold the same part share it
+  def read(*bounds: tuple[int, int]) -> np.ndarray:
+    if '{}' not in template:
+      return _read_part(name, template, shape, bounds, tensors).astype(dtype)
+    part = np.empty([stop - start for start, stop in bounds], dtype)
+    for i, layer in enumerate(range(*bounds[0])):
+      part[i] = _read_part(name, template.format(layer), shape[1:], bounds[1:], tensors)
+    return part
 
-  def read(index: tuple[slice, ...]) -> np.ndarray:
-    bounds = tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
-    if bounds not in read_parts:
-      part = np.empty([stop - start for start, stop in bounds], dtype)
-      if '{}' in template:
-        for i, layer in enumerate(range(*bounds[0])):
-          part[i] = _read_part(name, template.format(layer), shape[1:], bounds[1:], tensors)
-      else:
-        part[...] = _read_part(name, template, shape, bounds, tensors)
-      read_parts[bounds] = part
-    return read_parts[bounds]
-
-  return read
+  return lambda index: read(*(part.indices(size)[:2] for part, size in zip(index, shape, strict=True)))
 
 
 def _read_part(name: str, tensor: str, shape: tuple[int, ...], bounds: tuple[tuple[int, int], ...],
@@ -160,11 +143,10 @@ def save(model: Decoder, folder: str | pathlib.Path, tokenizer: Tokenizer | None
          shard_bytes: int = 5 * 10**9) -> None:
   """Writes config.json and safetensors that `load` and transformers' AutoModelForCausalLM read back.
 
-  Replaces weights and index in the folder. With several processes all of them call this, and the first writes.
+  Makes the folder, or replaces weights and index in it. The parameters may be sharded; with several processes all of them call
+  this, and the first writes.
 
   Args:
-    model: the decoder; its parameters may be sharded.
-    folder: made if it does not exist.
     tokenizer: also written, with its end tokens in generation_config.json.
     dtype: 'float32' or 'bfloat16'; the dtype of the embedding if not given.
     shard_bytes: a larger checkpoint is split into several files with an index.
@@ -174,31 +156,26 @@ def save(model: Decoder, folder: str | pathlib.Path, tokenizer: Tokenizer | None
   folder, params = pathlib.Path(folder), model.params
   dtype = jnp.dtype(dtype or params['embedding'].dtype)
   config = config_files.to_hugging_face(model.config, dtype.name)
-  shapes = _expected(model.config, _NAMES)
-  located = {_NAMES[name]: (name, None) for name in params if name != 'layers'}
-  located |= {_NAMES[name].format(i): (name, i) for name in params['layers'] for i in range(model.config.num_layers)}
+  layout = _layout(model.config, _NAMES)
 
   def read(tensor: str) -> np.ndarray:
-    name, layer = located[tensor]
+    name, layer, shape = layout[tensor]
     value = params[name] if layer is None else params['layers'][name][layer]
     value = value if value.is_fully_addressable else multihost_utils.process_allgather(value, tiled=True)
-    return np.asarray(value).transpose(_ORDER.get(name, range(value.ndim))).reshape(shapes[tensor])
+    return np.asarray(value).transpose(_ORDER.get(name, range(value.ndim))).reshape(shape)
 
   if jax.process_index():
-    for tensor in shapes:  # every process takes part in gathering what is spread over them
+    for tensor in layout:  # every process takes part in gathering what is spread over them
       read(tensor)
     return
   folder.mkdir(parents=True, exist_ok=True)
-  tensor_files.save_folder(folder, shapes, read, dtype, shard_bytes)
+  tensor_files.save_folder(folder, {tensor: shape for tensor, (_, _, shape) in layout.items()}, read, dtype, shard_bytes)
   if tokenizer is not None:
     tokenizer.save(folder)
-    config |= _token_ids(tokenizer)
-    write_json(folder / 'generation_config.json', _token_ids(tokenizer))
+    eos_ids = list(tokenizer.eos_ids)
+    ids = {'bos_token_id': tokenizer.bos_id, 'pad_token_id': tokenizer.pad_id,
+           'eos_token_id': eos_ids[0] if len(eos_ids) == 1 else eos_ids or None}
+    ids = {key: value for key, value in ids.items() if value is not None}
+    write_json(folder / 'generation_config.json', ids)
+    config |= ids
   write_json(folder / 'config.json', config)
-
-
-def _token_ids(tokenizer: Tokenizer) -> dict[str, Any]:
-  eos_ids = list(tokenizer.eos_ids)
-  ids = {'bos_token_id': tokenizer.bos_id, 'pad_token_id': tokenizer.pad_id,
-         'eos_token_id': eos_ids[0] if len(eos_ids) == 1 else eos_ids or None}
-  return {key: value for key, value in ids.items() if value is not None}

@@ -1,10 +1,8 @@
 """Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) for any matrix of the decoder, as pure functions of nested dicts.
 
 An adapter holds two factors for each matrix W that it changes, nested as the parameters are: `a` with the leading axes of W
-and the rank, `b` with the rank and the other axes of W. The policy is the base with every W replaced by W + alpha / rank * a b
-(equation 3): `merge` returns its parameters.
-
-Letters: L layers, D embed, H query heads, h head width, V vocabulary, r rank.
+and the rank r, `b` with the rank and the other axes of W. The policy is the base with every W replaced by W + alpha / r * a b
+(equation 3): `merge` returns its parameters. Other letters as in decoder.py.
 """
 
 import math
@@ -20,11 +18,7 @@ LEADING = {'q': 1, 'k': 1, 'v': 1, 'o': 2, 'gate': 1, 'up': 1, 'down': 1, 'embed
 
 
 def adapter_axes(config: DecoderConfig, targets: Sequence[str]) -> dict:
-  """Logical axis names of every target's factors: of `q` {'a': (layers, embed, rank), 'b': (layers, rank, heads, head_dim)}.
-
-  Raises:
-    ValueError: no target, or one that is no matrix of this decoder.
-  """
+  """Logical axis names of every target's factors: of `q` {'a': (layers, embed, rank), 'b': (layers, rank, heads, head_dim)}."""
   return _factors(parameter_axes(config), 'rank', targets)
 
 
@@ -32,7 +26,7 @@ def adapter_shapes(config: DecoderConfig, rank: int, targets: Sequence[str]) -> 
   """Shapes of every target's factors: of `q` {'a': (L, D, r), 'b': (L, r, H, h)}.
 
   Raises:
-    ValueError: a rank below 1, no target, or one that is no matrix of this decoder.
+    ValueError: a rank below 1; also in `adapter_axes`: no target, or one that is no matrix of this decoder.
   """
   if rank < 1:
     raise ValueError(f'an adapter of rank {rank}: at least 1')

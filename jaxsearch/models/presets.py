@@ -4,42 +4,31 @@ A preset has no weights. It serves training from scratch, benchmarks and the pla
 of a checkpoint from its own folder.
 """
 
-import math
-
-import jax
-
-from jaxsearch.models.decoder import DecoderConfig, RopeScaling, parameter_shapes
+from jaxsearch.models.decoder import DecoderConfig, RopeScaling
 
 
 def _qwen2_5(hidden, ffn, layers, heads, kv_heads, *, vocab=151936, eps=1e-6, tied=False, max_position=131072):
-  return DecoderConfig(
-    vocab_size=vocab, hidden_size=hidden, intermediate_size=ffn, num_layers=layers, num_heads=heads,
-    num_kv_heads=kv_heads, head_dim=hidden // heads, rope_theta=1e6, qkv_bias=True, tie_embeddings=tied,
-    norm_eps=eps, max_position=max_position)
+  return DecoderConfig(vocab, hidden, ffn, layers, heads, kv_heads, hidden // heads,
+                       qkv_bias=True, tie_embeddings=tied, norm_eps=eps, max_position=max_position)
 
 
 def _qwen3(hidden, ffn, layers, heads, *, tied):
-  return DecoderConfig(
-    vocab_size=151936, hidden_size=hidden, intermediate_size=ffn, num_layers=layers, num_heads=heads,
-    num_kv_heads=8, head_dim=128, rope_theta=1e6, qk_norm=True, tie_embeddings=tied, norm_eps=1e-6,
-    max_position=40960)
+  return DecoderConfig(151936, hidden, ffn, layers, heads, 8, 128, qk_norm=True, tie_embeddings=tied, max_position=40960)
 
 
 def _llama3(hidden, ffn, layers, heads, head_dim, *, factor, tied):
-  scaling = RopeScaling(factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192)
-  return DecoderConfig(
-    vocab_size=128256, hidden_size=hidden, intermediate_size=ffn, num_layers=layers, num_heads=heads,
-    num_kv_heads=8, head_dim=head_dim, rope_theta=5e5, rope_scaling=scaling, tie_embeddings=tied,
-    norm_eps=1e-5, max_position=131072)
+  scaling = RopeScaling(factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192)
+  return DecoderConfig(128256, hidden, ffn, layers, heads, 8, head_dim, rope_theta=5e5, rope_scaling=scaling,
+                       tie_embeddings=tied, norm_eps=1e-5, max_position=131072)
 
 
 PRESETS: dict[str, DecoderConfig] = {
   'world-tiny': DecoderConfig(
     vocab_size=4096, hidden_size=192, intermediate_size=512, num_layers=4, num_heads=6, num_kv_heads=2,
-    head_dim=32, rope_theta=1e4, qkv_bias=True, tie_embeddings=True, norm_eps=1e-6, max_position=2048),
+    head_dim=32, rope_theta=1e4, qkv_bias=True, tie_embeddings=True, max_position=2048),
   'world-reader': DecoderConfig(  # Llama's architecture: another family than the policy
     vocab_size=4096, hidden_size=128, intermediate_size=384, num_layers=3, num_heads=4, num_kv_heads=2,
-    head_dim=32, rope_theta=1e4, tie_embeddings=True, norm_eps=1e-6, max_position=2048),
+    head_dim=32, rope_theta=1e4, tie_embeddings=True, max_position=2048),
   'smollm2-135m': DecoderConfig(
     vocab_size=49152, hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9, num_kv_heads=3,
     head_dim=64, rope_theta=1e5, tie_embeddings=True, norm_eps=1e-5, max_position=8192),
@@ -64,9 +53,3 @@ def preset(name: str) -> DecoderConfig:
   if name not in PRESETS:
     raise ValueError(f'{name!r} is no preset; known are {", ".join(PRESETS)}')
   return PRESETS[name]
-
-
-def num_parameters(config: DecoderConfig) -> int:
-  """How many parameters a decoder has; tied embeddings count once."""
-  shapes = jax.tree.leaves(parameter_shapes(config), is_leaf=lambda shape: isinstance(shape, tuple))
-  return sum(math.prod(shape) for shape in shapes)

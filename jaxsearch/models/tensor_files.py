@@ -22,17 +22,10 @@ _FLOATS = {'F64', 'F32', 'F16', 'BF16'}
 
 @dataclasses.dataclass(frozen=True)
 class Tensors:
-  """The tensors of a checkpoint.
-
-  Attributes:
-    where: the file that lists them all, for error messages.
-    shapes: name -> shape.
-    files: name -> its file, for error messages.
-    read: (name, index) -> the part of the tensor under `index`, a tuple with a slice for each axis, in the file's dtype.
-  """
-  where: pathlib.Path
+  """The tensors of a checkpoint; `read(name, index)` is the part of one under a slice for each axis, in the file's dtype."""
+  where: pathlib.Path  # the file that lists them all, for error messages
   shapes: Mapping[str, tuple[int, ...]]
-  files: Mapping[str, pathlib.Path]
+  files: Mapping[str, pathlib.Path]  # for error messages
   read: Callable[[str, tuple[slice, ...]], np.ndarray]
 
 
@@ -58,56 +51,44 @@ def open_folder(folder: str | pathlib.Path) -> Tensors:
   folder = pathlib.Path(folder)
   where = folder / 'model.safetensors'
   if where.is_file():
-    handle = _open_safetensors(where)
-    handles = dict.fromkeys(handle.keys(), handle)
-    files = dict.fromkeys(handles, where)
+    files = dict.fromkeys(_open_safetensors(where).keys(), where)
   elif (folder / _INDEX).is_file():
     where = folder / _INDEX
-    files = _read_index(where)
-    opened = {file: _open_safetensors(file) for file in set(files.values())}
-    for name, file in files.items():
-      if name not in opened[file].keys():
-        raise ValueError(f'{file}: tensor {name} is missing, though {_INDEX} says that it is here')
-    handles = {name: opened[file] for name, file in files.items()}
+    weight_map = read_json(where).get('weight_map')
+    if not isinstance(weight_map, dict):
+      raise ValueError(f'{where}: the key weight_map is missing')
+    files = {name: folder / file for name, file in weight_map.items()}
   else:
     raise FileNotFoundError(f'{folder}: neither model.safetensors nor {_INDEX} is here')
-  shapes = {name: tuple(handle.get_slice(name).get_shape()) for name, handle in handles.items()}
+  opened = {file: _open_safetensors(file) for file in sorted(set(files.values()))}
+  for name, file in files.items():
+    if name not in opened[file].keys():
+      raise ValueError(f'{file}: tensor {name} is missing, though {_INDEX} says that it is here')
+  slices = {name: opened[file].get_slice(name) for name, file in files.items()}
 
   def read(name: str, index: tuple[slice, ...]) -> np.ndarray:
-    part = handles[name].get_slice(name)
-    if part.get_dtype() not in _FLOATS:
-      raise ValueError(f'{files[name]}: tensor {name} has the unsupported dtype {part.get_dtype()}')
-    return part[index] if index else handles[name].get_tensor(name)
+    if slices[name].get_dtype() not in _FLOATS:
+      raise ValueError(f'{files[name]}: tensor {name} has the unsupported dtype {slices[name].get_dtype()}')
+    return slices[name][index]
 
-  return Tensors(where, shapes, files, read)
+  return Tensors(where, {name: tuple(part.get_shape()) for name, part in slices.items()}, files, read)
 
 
 def _open_safetensors(path: pathlib.Path):
+  if not path.is_file():
+    raise FileNotFoundError(f'{path}: missing, though {_INDEX} lists it')
   try:
     return safetensors.safe_open(str(path), framework='np')
   except safetensors.SafetensorError as error:
     raise ValueError(f'{path}: not a whole safetensors file ({error})') from error
 
 
-def _read_index(index: pathlib.Path) -> dict[str, pathlib.Path]:
-  weight_map = read_json(index).get('weight_map')
-  if not isinstance(weight_map, dict):
-    raise ValueError(f'{index}: the key weight_map is missing')
-  files = {name: index.parent / file for name, file in weight_map.items()}
-  for file in sorted(set(files.values())):
-    if not file.is_file():
-      raise FileNotFoundError(f'{file}: missing, though {_INDEX} lists it')
-  return files
-
-
 def check(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], harmless: Iterable[str] = ()) -> None:
   """Raises ValueError unless `tensors` are exactly `expected`, apart from extra ones that match `harmless`."""
-  missing = [name for name in expected if name not in tensors.shapes]
-  if missing:
+  if missing := [name for name in expected if name not in tensors.shapes]:
     raise ValueError(f'{tensors.where}: {_count(missing, "missing tensor")}')
-  extra = [name for name in tensors.shapes
-           if name not in expected and not any(re.fullmatch(pattern, name) for pattern in harmless)]
-  if extra:
+  pattern = re.compile('|'.join(harmless))
+  if extra := [name for name in tensors.shapes if name not in expected and not pattern.fullmatch(name)]:
     raise ValueError(f'{tensors.files[extra[0]]}: {_count(extra, "unexpected tensor")}')
   for name, shape in expected.items():
     if tensors.shapes[name] != shape:

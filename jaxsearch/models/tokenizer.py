@@ -10,16 +10,20 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
+from tokenizers import pre_tokenizers
 
 from jaxsearch.models import gguf_files
 from jaxsearch.models.tensor_files import read_json, write_json
 
 # Unsets transformers' clock: templates that show today's date fall back to a fixed one, and a prompt is the same every day.
 _NO_CLOCK = '{% set strftime_now = no_clock %}\n'
+# The byte behind each character of GPT-2's alphabet: a printable byte is itself, the others are the characters from 256 on.
+_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+_BYTES = dict(zip(_ALPHABET, sorted(range(256), key=lambda byte: chr(byte) not in _ALPHABET), strict=True))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,8 +33,8 @@ class Tokenizer:
   Attributes:
     backend: the `tokenizers.Tokenizer` that does the work.
     eos_ids: ids that end a generation, the tokenizer's own first; may be empty.
-    pad_id: fills positions without a token; the first of `eos_ids`, else 0, if the model names none.
-    bos_id: the token that documents began with in pretraining, or None. `encode` does not add it.
+    pad_id: fills positions without a token; where the model names none the first of `eos_ids`, else 0.
+    bos_id: the token that documents began with in pretraining, or None; `encode` does not add it.
     chat_template: Jinja source, or None.
   """
   backend: tokenizers.Tokenizer
@@ -45,10 +49,10 @@ class Tokenizer:
     path = pathlib.Path(path)
     if (path / 'tokenizer.json').is_file():
       return _from_folder(path)
-    gguf_path = gguf_files.find(path)
-    if gguf_path is None:
+    file = gguf_files.open_file(path)
+    if file is None:
       raise FileNotFoundError(f'{path}: no tokenizer.json and no single .gguf file here')
-    return cls(**gguf_files.read_tokenizer(gguf_path))
+    return cls(**gguf_files.tokenizer_fields(file))
 
   @functools.cached_property
   def vocab_size(self) -> int:
@@ -63,30 +67,26 @@ class Tokenizer:
   def encode(self, text: str, *, specials: bool = False) -> list[int]:
     """The ids of `text`; special tokens in it become their ids.
 
-    Args:
-      text: any string.
-      specials: also add what the tokenizer puts around a text ([CLS] and [SEP] of an encoder, Llama's begin token).
+    `specials` adds what the tokenizer puts around a text ([CLS] and [SEP] of an encoder, Llama's begin token).
     """
     return self.backend.encode(text, add_special_tokens=specials).ids
 
   def decode(self, ids: Iterable[int]) -> str:
     """The text of `ids` with special tokens shown. Bytes that are not UTF-8 become U+FFFD, unknown ids nothing."""
-    if self._style == 'words':
+    if self._spell is None:
       return self.backend.decode(list(map(int, ids)), skip_special_tokens=False)
     pieces = self._pieces
     return b''.join(pieces[i] for i in ids if i < len(pieces)).decode('utf-8', errors='replace')
 
   def pieces(self, size: int | None = None) -> list[bytes]:
-    """The bytes of each id: a text is the concatenation of the pieces of its ids.
+    """The bytes of each id: a text is the concatenation of the pieces of its ids. Ids without a token are b''.
 
-    Args:
-      size: length of the list, at least `vocab_size` (its default); ids without a token are b''.
     Raises:
-      ValueError: the tokenizer's text is no concatenation (WordPiece), or `size` is too small.
+      ValueError: the tokenizer's text is no concatenation (WordPiece), or `size`, the length of the list, is too small.
     """
-    size = self.vocab_size if size is None else size
-    if self._style == 'words':
+    if self._spell is None:
       raise ValueError('a WordPiece tokenizer drops spaces: its tokens do not stand for bytes')
+    size = self.vocab_size if size is None else size
     if size < self.vocab_size:
       raise ValueError(f'{size} pieces asked for, but the tokenizer has {self.vocab_size} tokens')
     return self._pieces + [b''] * (size - self.vocab_size)
@@ -94,8 +94,7 @@ class Tokenizer:
   def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any) -> str:
     """Renders `messages` ([{'role', 'content'}, …], a system turn first if there is one) through the model's chat template.
 
-    The template sees no clock, so the same call gives the same prompt every day. `variables` reach the template:
-    `date_string='…'`, `tools=…`.
+    The template sees no clock, so the same call gives the same prompt every day. It sees `variables` (`tools=…`).
 
     Raises:
       ValueError: there is no template, or it rejects the messages.
@@ -127,41 +126,29 @@ class Tokenizer:
       (folder / 'chat_template.jinja').write_text(self.chat_template, encoding='utf-8')
 
   @functools.cached_property
-  def _style(self) -> str:
-    """How tokens spell text: 'bytes' (GPT-2), 'spaces' (SentencePiece), 'plain', or 'words' (with loss)."""
-    decoder = self.backend.decoder
-    parts = [] if decoder is None else json.loads(decoder.__getstate__())
-    parts = parts.get('decoders', [parts]) if isinstance(parts, dict) else parts
-    kinds = {part['type'] for part in parts}
+  def _spell(self) -> Callable[[str], bytes] | None:
+    """Token -> its bytes: the way of GPT-2, of SentencePiece, or plain; None if tokens lose spaces (WordPiece)."""
+    decoder = {} if self.backend.decoder is None else json.loads(self.backend.decoder.__getstate__())
+    kinds = {part.get('type', 'Fuse') for part in decoder.get('decoders', [decoder])}
     if 'ByteLevel' in kinds:
-      return 'bytes'
+      return _spell_bytes
     if kinds & {'Metaspace', 'ByteFallback', 'Replace'}:
-      return 'spaces'
-    return 'plain' if kinds <= {'Fuse'} else 'words'
+      return _spell_spaces
+    return str.encode if kinds <= {'Fuse'} else None
 
   @functools.cached_property
   def _pieces(self) -> list[bytes]:
     result = [b''] * self.vocab_size
     for token, token_id in self.backend.get_vocab(with_added_tokens=False).items():
-      result[token_id] = _SPELL[self._style](token)
+      result[token_id] = self._spell(token)
     for token_id, token in self.backend.get_added_tokens_decoder().items():
       result[token_id] = token.content.encode()  # matched in the text itself, before any alphabet
     return result
 
 
-@functools.cache
-def _byte_alphabet() -> dict[str, int]:
-  """The byte that each printable character of GPT-2's vocabulary stands for (openai/gpt-2 encoder.py, bytes_to_unicode)."""
-  printable = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *range(ord('®'), ord('ÿ') + 1)]
-  hidden = [byte for byte in range(256) if byte not in printable]
-  return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
-
-
 def _spell_bytes(token: str) -> bytes:
-  alphabet = _byte_alphabet()
-  if all(char in alphabet for char in token):
-    return bytes(alphabet[char] for char in token)
-  return token.encode()  # a control token kept in the vocabulary under its literal name
+  # a control token may be kept in the vocabulary under its literal name
+  return bytes(map(_BYTES.get, token)) if _BYTES.keys() >= set(token) else token.encode()
 
 
 def _spell_spaces(token: str) -> bytes:
@@ -170,14 +157,11 @@ def _spell_spaces(token: str) -> bytes:
   return token.replace('▁', ' ').encode()
 
 
-_SPELL = {'bytes': _spell_bytes, 'spaces': _spell_spaces, 'plain': str.encode}
-
-
 def _from_folder(folder: pathlib.Path) -> Tokenizer:
-  """The tokenizer of a folder; the files beside tokenizer.json name its end, padding and begin tokens and its chat template.
+  """tokenizer.json, and from the files beside it the end, padding and begin tokens and the chat template.
 
-  Only those files go through transformers. `AutoTokenizer` would rebuild the tokenizer itself from its model_type and change
-  what tokenizer.json says: a Qwen2 folder gets Unicode normalisation, and the embedded world's text other ids.
+  Only the files beside it go through transformers. `AutoTokenizer` would rebuild the tokenizer itself from its model_type and
+  change what tokenizer.json says: a Qwen2 folder gets Unicode normalisation, and the embedded world's text other ids.
   """
   backend = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
   backend.no_truncation()  # encoders' folders switch both on; a silently shortened text is a wrong result
@@ -189,8 +173,7 @@ def _from_folder(folder: pathlib.Path) -> Tokenizer:
   # transformers' tokenizers have one end token; the configs of the model list all of them
   model = files.get('config.json', {}) | files.get('generation_config.json', {})
   listed = model.get('eos_token_id')
-  listed = listed if isinstance(listed, list) else [listed]
-  eos_ids = tuple(dict.fromkeys(i for i in (eos, *listed) if i is not None))
+  eos_ids = tuple(dict.fromkeys(i for i in [eos, *(listed if isinstance(listed, list) else [listed])] if i is not None))
   pad_id = next((i for i in (pad, model.get('pad_token_id'), *eos_ids) if i is not None and i >= 0), 0)
   template = named.chat_template
   return Tokenizer(backend, eos_ids, pad_id, bos, template.get('default') if isinstance(template, dict) else template)

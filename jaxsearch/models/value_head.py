@@ -1,10 +1,8 @@
-"""Critics' heads: hidden states in, one value a state out.
+"""Critics' heads: hidden states [..., D] in, one value per state out.
 
 `values` is one linear layer, for PPO with a decoder of its own as critic (Search-R1). `probabilities` is CARL's head on the
 backbone that it shares with the policy (table 5): two layers with a GELU between them and a sigmoid at the end. The last layer
 starts at 0, so every state starts at 0.5.
-
-Letters: D width of the hidden states.
 """
 
 import jax

@@ -8,7 +8,7 @@ layout means editing `AXIS_TO_MESH`. Order of use: `start_distributed`, `make_me
 
 import math
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ MESH_AXES = ('data', 'fsdp', 'tensor')
 BATCH_AXES = ('data', 'fsdp')
 
 AXIS_TO_MESH = dict(
-  layers=None, norm=None, head_dim=None, rank=None, rows=None, time=None,
+  layers=None, norm=None, head_dim=None, rank=None,
   embed='fsdp',
   heads='tensor', kv_heads='tensor', mlp='tensor', vocab='tensor',
 )  # fmt: skip
@@ -37,22 +37,16 @@ def start_distributed(enabled: bool, coordinator: str = '', num_processes: int =
   """
   if not enabled:
     return
-  known = {'coordinator_address': coordinator or None,
-           'num_processes': None if num_processes < 0 else num_processes,
-           'process_id': None if process_id < 0 else process_id}
+  known = dict(coordinator_address=coordinator or None, num_processes=None if num_processes < 0 else num_processes,
+               process_id=None if process_id < 0 else process_id)
   try:
     jax.distributed.initialize(**known)
   except (RuntimeError, ValueError) as error:
     raise RuntimeError(f'multi-host start-up with {known} failed: {error}') from error
 
 
-def process_index() -> int:
-  """The number of this process; the first one writes the files of a run."""
-  return jax.process_index()
-
-
 def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """A mesh over all devices (or `devices`); one size may be -1 and gets what the others leave.
+  """A mesh over all devices (or `devices`); one size may be -1 and takes what the others leave.
 
   Raises:
     ValueError: the sizes do not fit the number of devices.
@@ -77,20 +71,18 @@ def spec(axes: Sequence[str], shape: Sequence[int], mesh: Mesh) -> PartitionSpec
   A dimension that its mesh axis does not divide is replicated along that axis: 2 key/value heads on tensor=4 are whole
   on every device, as every query head needs one of them anyway.
   """
-  def place(name, size):
-    axis = AXIS_TO_MESH[name]
-    return axis if axis is not None and size % mesh.shape[axis] == 0 else None
-
-  return PartitionSpec(*(place(name, size) for name, size in zip(axes, shape, strict=True)))
+  return _split_where_divided([AXIS_TO_MESH[name] for name in axes], shape, mesh)
 
 
-def shardings(axes: Mapping, shapes: Mapping, mesh: Mesh) -> dict:
+def _split_where_divided(axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
+  return PartitionSpec(*(axis if axis in mesh.shape and size % mesh.shape[axis] == 0 else None
+                         for axis, size in zip(axes, shape)))
+
+
+def shardings(axes: dict, shapes: dict, mesh: Mesh) -> dict:
   """NamedShardings, nested as `axes` and `shapes` are (a model's `parameter_axes` and `parameter_shapes`)."""
-  return {
-    name: shardings(value, shapes[name], mesh) if isinstance(value, Mapping)
-    else NamedSharding(mesh, spec(value, shapes[name], mesh))
-    for name, value in axes.items()
-  }  # fmt: skip
+  return jax.tree.map(lambda names, shape: NamedSharding(mesh, spec(names, shape, mesh)), axes, shapes,
+                      is_leaf=lambda x: isinstance(x, tuple))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -117,11 +109,11 @@ def keep_batch_split(x):
   """Pins the first dimension of an activation to `data` and `fsdp`, all others whole or as `tensor` has it.
 
   Without it the compiler may split activations the way the weights are split over `fsdp`, and gather whole batches where
-  it should gather a layer's weights. Outside `ambient`, in a program that is split by hand, or where the dimension does not
-  divide, `x` is as it was.
+  it should gather a layer's weights. Returns `x` as it is outside `ambient`, in a program that is split by hand, or where the
+  dimension does not divide.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty or AxisType.Manual in mesh.axis_types or x.shape[0] % math.prod(mesh.shape[axis] for axis in BATCH_AXES):
+  if mesh.empty or AxisType.Manual in mesh.axis_types or x.shape[0] % batch_size(mesh):
     return x
   rest = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1)
   return jax.lax.with_sharding_constraint(x, PartitionSpec(BATCH_AXES, *rest))
@@ -156,25 +148,19 @@ def local(params: dict) -> dict:
 
 
 def copy_shardings(params: dict, devices: np.ndarray) -> dict:
-  """The layout of one copy for each of `devices` [copies, fsdp, tensor], split within it along the dimensions that are split now.
+  """The layout of one copy for each of `devices` [copies, fsdp, tensor], split along the dimensions that are split now.
 
-  Along others the compiler would first gather whole arrays on every device.
+  To split others the compiler would first gather whole arrays on every device.
   """
   mesh = Mesh(devices, ('copies', *MESH_AXES[1:]))
-
-  def place(x):
-    axes = [axis if axis in mesh.shape and size % mesh.shape[axis] == 0 else None for axis, size in zip(x.sharding.spec, x.shape)]
-    return NamedSharding(mesh, PartitionSpec(*axes))
-
-  return jax.tree.map(place, params)
+  return jax.tree.map(lambda x: NamedSharding(mesh, _split_where_divided(x.sharding.spec, x.shape, mesh)), params)
 
 
 def _by_process(mesh: Mesh) -> np.ndarray:
   """[processes, fsdp, tensor] devices, as many along `tensor` as in `mesh` if they are in one process; the same everywhere."""
   devices = np.array(sorted(mesh.devices.flat, key=lambda device: (device.process_index, device.id)))
-  devices = devices.reshape(jax.process_count(), -1)
-  tensor = math.gcd(devices.shape[1], mesh.shape['tensor'])
-  return devices.reshape(len(devices), -1, tensor)
+  tensor = math.gcd(devices.size // jax.process_count(), mesh.shape['tensor'])
+  return devices.reshape(jax.process_count(), -1, tensor)
 
 
 def gather_bytes(own: bytes) -> list[bytes]:

@@ -1,8 +1,7 @@
 """Reading a model's text by the rules of each paper: boxes, well-formed chains, the scores of judges.
 
 Everything here reads *spans*: the texts that the policy wrote, in order, cut wherever an observation was inserted (the POLICY
-nodes of a tree). Prompts and retrieved text are not among them, so a tag in a template or in a passage never counts, and no
-element reaches across an observation. Whether an answer is right is decided in `rewards/match.py`.
+nodes of a tree). So a tag in a template or in a passage never counts, and no element reaches across an observation.
 """
 
 import re
@@ -63,11 +62,8 @@ def r_search_format(spans: Sequence[str], searched: bool, *, evidence: str = gra
                     gamma_answer: float = 0.2) -> float:
   """R-Search's format reward, `(1 - I_S)(g_e + g_a I_A) + I_S (g_e I_E + g_a I_A)` (eq. 5): 0, g_e, g_a or g_e + g_a.
 
-  Args:
-    spans: what the policy wrote.
-    searched: I_S, whether anything was retrieved. Without retrieval no evidence is required, and g_e is granted.
-    evidence: the tag of I_E, exactly one box of evidence. I_A is exactly one box `<answer>`.
-    gamma_evidence, gamma_answer: g_e and g_a.
+  I_S is `searched`, whether anything was retrieved; without retrieval no evidence is required, and g_e is granted. I_E is exactly
+  one box with the tag `evidence`, I_A exactly one box `<answer>`.
   """
   has_evidence = not searched or only_box(spans, evidence) is not None
   return gamma_evidence * has_evidence + gamma_answer * (only_box(spans, 'answer') is not None)
@@ -77,11 +73,7 @@ def research_format(spans: Sequence[str], *, boxed: bool = True) -> float:
   r"""1.0 if a chain follows ReSearch's template (section 2.3, and `validate_format` of its code), else 0.0.
 
   Thoughts open and close equally often, at least once; every search is closed in the span that opens it; there is exactly one
-  answer; the policy wrote no result tags itself.
-
-  Args:
-    spans: what the policy wrote.
-    boxed: whether the answer must hold a non-empty `\boxed{…}`.
+  answer, which with `boxed` holds a non-empty `\boxed{…}`; the policy wrote no result tags itself.
   """
   spans = _spans(spans)
   opened, closed = (sum(span.count(tag) for span in spans) for tag in ('<think>', '</think>'))
@@ -92,30 +84,21 @@ def research_format(spans: Sequence[str], *, boxed: bool = True) -> float:
 
 
 def judge_score(reply: str) -> int | None:
-  """The score -1, 0 or +1 of SLATE's judge: the last `<score>…</score>`, or a reply that is only the number.
-
-  None without such a score: a number in the reasoning before it never counts.
-  """
+  """The score -1, 0 or +1 of SLATE's judge: the last `<score>…</score>`, or a reply that is only the number; else None."""
   tagged = re.findall('<score>(.*?)</score>', reply, re.DOTALL)
   score = (tagged[-1] if tagged else reply).strip().replace('\N{MINUS SIGN}', '-')
   return int(score) if re.fullmatch(r'[+-]?1|[+-]?0', score) else None
 
 
 def useful_collections(reply: str, collections: int) -> int | None:
-  """How many collections Search-R2's judge found useful: the number after the last `Final Answer:`.
-
-  None without such a line, or if the number is not in 0..`collections`.
-  """
+  """How many of `collections` Search-R2's judge found useful: the number after the last `Final Answer:`; None without one."""
   found = re.findall(r'Final Answer:?[*\s:]*(\S+)', reply, re.IGNORECASE)
   number = found[-1].strip('*.') if found else ''
   return int(number) if re.fullmatch('[0-9]+', number) and int(number) <= collections else None
 
 
 def flawed_step(reply: str, steps: int) -> int | None:
-  """The first flawed step according to Search-R2's refiner, 0 for none: the integer at the start of its review.
-
-  None without such a number, or if it is not in 0..`steps`.
-  """
+  """The first flawed step of `steps` by Search-R2's refiner, 0 for none: the integer that its review starts with; else None."""
   found = re.match(r'\s*([0-9]+)(?![\w.,])', reply)
   return int(found[1]) if found and int(found[1]) <= steps else None
 

@@ -1,8 +1,8 @@
 """Does a predicted answer match one of the gold answers: exact match, substring match, token F1, and as a number.
 
-Pure functions of strings, used as rewards and as evaluation metrics. `rewards/formats.py` extracts answers from model text.
-The normalisation is SQuAD's (evaluate-v1.1.py), which Search-R1 (`qa_em.py`), HotpotQA (`hotpot_evaluate_v1.py`) and FlashRAG
-also use: lower case, no ASCII punctuation, no articles, single spaces, in this order. Other Unicode characters stay.
+Pure functions of strings, used as rewards and as metrics. The normalisation is SQuAD's (evaluate-v1.1.py), also that of
+Search-R1 (`qa_em.py`), HotpotQA (`hotpot_evaluate_v1.py`) and FlashRAG: lower case, no ASCII punctuation, no articles, single
+spaces, in this order.
 
 Rules that every function here shares:
   * `golds` is a sequence of accepted answers, or one bare string, which is one gold and not its letters;
@@ -11,6 +11,7 @@ Rules that every function here shares:
 """
 
 import collections
+import functools
 import re
 import string
 from collections.abc import Iterable
@@ -33,7 +34,7 @@ _LONGEST_NUMBER, _LONGEST_EXPONENT = 100, 4
 
 
 def normalize_answer(text: str) -> str:
-  """`text` in lower case, without ASCII punctuation and a/an/the, words separated by single spaces."""
+  """`text` in lower case, without ASCII punctuation and a/an/the, with single spaces; other Unicode characters stay."""
   return ' '.join(_ARTICLES.sub(' ', text.lower().translate(_PUNCTUATION)).split())
 
 
@@ -44,7 +45,7 @@ def exact_match(prediction: str | None, golds: str | Iterable[str]) -> float:
 
 def substring_match(prediction: str | None, golds: str | Iterable[str]) -> float:
   """1.0 where the normalised prediction contains a normalised gold (Search-R1's `subem_check`), else 0.0."""
-  return _best(prediction, golds, _contains)
+  return _best(prediction, golds, lambda answer, gold: float(gold in answer if gold else not answer))
 
 
 def entity_match(prediction: str | None, golds: str | Iterable[str]) -> float:
@@ -58,7 +59,14 @@ def f1(prediction: str | None, golds: str | Iterable[str]) -> float:
   An answer yes, no or noanswer (on either side) scores 1.0 if both are equal and 0.0 otherwise. Two answers that both normalise
   to nothing score 1.0 (SQuAD v2's rule), one of them alone 0.0.
   """
-  return _best(prediction, golds, _token_f1)
+  def score(answer: str, gold: str) -> float:
+    if answer == gold or answer in _CLOSED_ANSWERS or gold in _CLOSED_ANSWERS:
+      return float(answer == gold)
+    answer_tokens, gold_tokens = answer.split(), gold.split()
+    common = sum((collections.Counter(answer_tokens) & collections.Counter(gold_tokens)).values())
+    return 2.0 * common / (len(answer_tokens) + len(gold_tokens))
+
+  return _best(prediction, golds, score)
 
 
 def numeric_match(prediction: str | None, golds: str | Iterable[str], *, tolerance: float = 0.0) -> float:
@@ -79,7 +87,11 @@ def numeric_match(prediction: str | None, golds: str | Iterable[str], *, toleran
     wanted = read_number(gold)
     if wanted is None:
       return exact_match(prediction, gold) == 1.0
-    return found is not None and any(abs(value - wanted[0]) <= allowed * abs(wanted[0]) for value in _readings(found, wanted[1]))
+    if found is None:
+      return False
+    (value, percent), (target, target_percent) = found, wanted
+    readings = [value] if percent == target_percent else [value, value / 100 if percent else value * 100]
+    return any(abs(one - target) <= allowed * abs(target) for one in readings)
 
   return float(any(map(right, _listed(golds))))
 
@@ -102,28 +114,18 @@ def read_number(text: str) -> tuple[Fraction, bool] | None:
   return Fraction(number.replace(',', '')) / int(divisor), percent is not None
 
 
-def _readings(number: tuple[Fraction, bool], percent: bool) -> tuple[Fraction, ...]:
-  """What a number may stand for next to one that has a per cent sign, or has none."""
-  value, has_sign = number
-  if has_sign == percent:
-    return (value,)
-  return value, value / 100 if has_sign else value * 100
-
-
 def matches(prediction: str | None, golds: str | Iterable[str], how: str = 'exact', tolerance: float = 0.0) -> float:
-  """1.0 or 0.0 by the rule `how`: 'exact' (`exact_match`), 'entity' (`entity_match`) or 'numeric' (`numeric_match`).
-
-  Args:
-    tolerance: relative, of 'numeric'; the others have none.
-  Raises:
-    ValueError: an unknown rule.
-  """
-  if how == 'numeric':
-    return numeric_match(prediction, golds, tolerance=tolerance)
-  rules = {'exact': exact_match, 'entity': entity_match}
+  """1.0 or 0.0 by the rule `how`: 'exact', 'entity' or 'numeric', which has a `tolerance`. ValueError for another rule."""
+  rules = {'exact': exact_match, 'entity': entity_match, 'numeric': functools.partial(numeric_match, tolerance=tolerance)}
   if how not in rules:
-    raise ValueError(f'no way to match answers is called {how!r}; known: exact, entity, numeric')
+    raise ValueError(f'no way to match answers is called {how!r}; known: {", ".join(rules)}')
   return rules[how](prediction, golds)
+
+
+def answer_found(golds: Iterable[str], text: str) -> bool:
+  """Whether a text holds a gold answer as whole words, both normalised as for exact match."""
+  text = f' {normalize_answer(text)} '
+  return any(gold and f' {gold} ' in text for gold in map(normalize_answer, golds))
 
 
 def _best(prediction, golds, score) -> float:
@@ -136,17 +138,3 @@ def _best(prediction, golds, score) -> float:
 
 def _listed(golds: str | Iterable[str]) -> Iterable[str]:
   return (golds,) if isinstance(golds, str) else golds
-
-
-def _contains(answer: str, gold: str) -> float:
-  return float(gold in answer) if gold else float(not answer)
-
-
-def _token_f1(answer: str, gold: str) -> float:
-  if answer == gold:
-    return 1.0
-  if answer in _CLOSED_ANSWERS or gold in _CLOSED_ANSWERS:
-    return 0.0
-  answer_tokens, gold_tokens = answer.split(), gold.split()
-  common = sum((collections.Counter(answer_tokens) & collections.Counter(gold_tokens)).values())
-  return 2.0 * common / (len(answer_tokens) + len(gold_tokens))

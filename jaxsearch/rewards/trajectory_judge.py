@@ -5,8 +5,6 @@ twice, in either order, and both replies are averaged, so that a bias for one po
 tags that it cannot close or imitate, and holds no JSON.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -47,9 +45,12 @@ def prompts(pair: TrajectoryPair, template: str = '') -> tuple[str, str]:
   rubrics = ''.join(f'- {name}: {text}\n' for name, text in RUBRICS.items())
 
   def ordered(*both: Spans) -> str:
-    shown = (f'<{position}_trajectory>\n{_shown(spans)}</{position}_trajectory>\n' for position, spans in zip(POSITIONS, both))
+    shown = ''
+    for position, spans in zip(POSITIONS, both):
+      written = (f'<{WRITERS[role]}>{_quoted(text)}</{WRITERS[role]}>\n' for role, text in spans if role in WRITERS)
+      shown += f'<{position}_trajectory>\n{"".join(written)}</{position}_trajectory>\n'
     return templates.fill(template or templates.judge_files()['pair'], rubrics=rubrics, form=_FORM,
-                          question=_quoted(pair.question), trajectories=''.join(shown))
+                          question=_quoted(pair.question), trajectories=shown)
 
   return ordered(pair.a, pair.b), ordered(pair.b, pair.a)
 
@@ -57,8 +58,7 @@ def prompts(pair: TrajectoryPair, template: str = '') -> tuple[str, str]:
 def read(reply: str) -> tuple[Scores, Scores] | None:
   """The scores of the first and the second trajectory; None unless the reply ends with the required JSON object.
 
-  A code fence around the object is fine. A missing, unknown or repeated rubric, or a score other than 0, 1 and 2, makes the
-  whole reply unreadable.
+  A code fence around it is fine. A missing, unknown or repeated rubric, or a score other than 0, 1 and 2, makes it unreadable.
   """
   parts = reply.strip().removesuffix('```').rsplit('{', 3)  # the object has three opening braces: it begins at the third last
   if len(parts) < 4:
@@ -69,25 +69,19 @@ def read(reply: str) -> tuple[Scores, Scores] | None:
     return None
   if found.keys() != set(POSITIONS) or not all(map(_is_scores, found.values())):
     return None
-  first, second = ({name: float(found[position][name]) for name in RUBRICS} for position in POSITIONS)
-  return first, second
+  return tuple({name: float(found[position][name]) for name in RUBRICS} for position in POSITIONS)
 
 
 def averaged(replies: Sequence[object]) -> tuple[Scores, Scores] | None:
   """(scores of `a`, scores of `b`), averaged over the replies to both `prompts` of a pair.
 
-  None if either reply is no text or cannot be read: a single order would let the judge's position bias decide. Callers take
-  None as neutral and count it.
+  None if either reply is no text or cannot be read: a single order would let the judge's position bias decide.
   """
   found = [read(reply) if isinstance(reply, str) else None for reply in replies]
   if None in found:
     return None
   (a, b), (swapped_b, swapped_a) = found
   return tuple({name: (own[name] + swapped[name]) / 2 for name in RUBRICS} for own, swapped in ((a, swapped_a), (b, swapped_b)))
-
-
-def _shown(spans: Spans) -> str:
-  return ''.join(f'<{WRITERS[role]}>{_quoted(text)}</{WRITERS[role]}>\n' for role, text in spans if role in WRITERS)
 
 
 def _quoted(text: str) -> str:

@@ -1,14 +1,15 @@
-"""The device side of the sampler: parameters, KV cache, and the calls of the compiled programs.
+"""The device side of the sampler: parameters, KV cache, and the calls of the compiled programs with what they need: buckets,
+padding, explicit transfers.
 
-Here is what the programs need: buckets, padding, explicit transfers. Which request gets which row of the cache and when is
-decided in schedule.py; everybody else calls `rollout.rollout`. Order of use: `Engine(...)`, `load(params)` after every update
-of the policy, `compile_all()` once if nothing may compile later.
+schedule.py decides which request gets which row of the cache, and when; everybody else calls `rollout.rollout`. Order of use:
+`Engine(...)`, `load(params)` after every update of the policy, `compile_all()` once if nothing may compile later.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -26,21 +27,21 @@ PROFILES = 16  # different sets of stop strings and forbidden tokens that may be
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-  """Tokens to be cached behind `start` tokens of a row; `targets` is what follows each of them, where that is scored."""
+  """Tokens to be cached behind `start` tokens of a row. `prefill` scores `targets`, what follows each of them, if given."""
   row: caches.CacheRow
   start: int
   tokens: np.ndarray
   targets: np.ndarray | None = None
-  item: int = 0  # which of the chunks handed to `Engine.score` it was cut from
+  logprobs: list[float] = dataclasses.field(default_factory=list)  # of the targets, once prefilled
 
 
 class Engine:
-  """A policy that prefills, decodes, scores and forks paths of tokens on the device.
+  """A policy that prefills, scores, forks and decodes paths of tokens on the device.
 
   Args:
     config: the decoder; its `dtype` is the compute dtype, of the cache too.
-    tokenizer: `models.tokenizer.Tokenizer` or anything with its pieces(size), decode, eos_ids and special_tokens.
-    slots: paths decoded at a time. Where only a quarter is left to decode in any lane, a program for that many takes over.
+    tokenizer: `models.tokenizer.Tokenizer` or anything with its pieces(size), decode, eos_ids, pad_id and special_tokens.
+    slots: paths decoded at a time. Where at most a quarter is left to decode in any lane, a program for that many takes over.
     length: tokens a path may have, prompt, observations and answer together.
     spare: rows of the cache beyond `slots`, for paths that wait for a tool or may be forked; `slots` by default, at
       least 1. At most slots + spare episodes are under way.
@@ -48,7 +49,7 @@ class Engine:
     tool_patience: deterministic only: decode steps that slots may stay idle before the host waits for the oldest reply.
       About the time that a tool takes, counted in steps; 0 suits a search within this process.
     episode_deadline: seconds until an episode is ended with Stop.DEADLINE; only in the non-deterministic mode.
-    segment_steps: tokens that a segment generates at most.
+    segment_steps: tokens that a segment generates at most, in each slot.
     enough: a segment ends once this many of its slots have finished (or all): a low number leaves slots idle for a shorter
       time, a high one saves changes between device and host; slots / 16 by default.
     prefill_lengths, prefill_tokens: context is prefilled in chunks of these lengths, at most `prefill_tokens` a call and lane.
@@ -58,12 +59,12 @@ class Engine:
   """
 
   def __init__(self, config: DecoderConfig, tokenizer, *, slots: int, length: int, spare: int | None = None,
-               deterministic: bool = True, tool_patience: int = 0, episode_deadline: float | None = None,
+               deterministic: bool = True, tool_patience: int = 0, episode_deadline: float = math.inf,
                segment_steps: int = 32, enough: int | None = None, prefill_lengths: Sequence[int] = (32, 128),
                prefill_tokens: int = 512, mesh: Mesh | None = None):
     if slots < 1 or length < 2 or (spare is not None and spare < 1):
       raise ValueError(f'slots={slots}, length={length}, spare={spare}: need at least 1, 2 and 1')
-    if deterministic and episode_deadline is not None:
+    if deterministic and episode_deadline < math.inf:
       raise ValueError('episode_deadline needs deterministic=False: the clock would decide what is generated')
     self.config, self.tokenizer = config, tokenizer
     devices = np.array(jax.local_devices()[:1]) if mesh is None else mesh.devices
@@ -73,31 +74,33 @@ class Engine:
     per_lane = [-(-number // self.lanes) for number in (slots, slots if spare is None else spare)]
     self.slots, self.length = per_lane[0] * self.lanes, length
     self.deterministic, self.tool_patience, self.episode_deadline = deterministic, tool_patience, episode_deadline
-    self.segment_steps = segment_steps
-    self.enough = max(1, self.slots // 16) if enough is None else enough
+    self.segment_steps, self.enough = segment_steps, enough or max(1, self.slots // 16)
     self.pieces = tokenizer.pieces(config.vocab_size)
     self.rows = caches.CacheRows(sum(per_lane), self.lanes)
+    # Buckets of all that varies. `_counts`: by length n of a chunk in tokens, the longest last, the chunks P of a call.
     self._widths = [width for width in (-(-per_lane[0] // 4), per_lane[0]) if width >= 4 or width == per_lane[0]]
-    self._prefill_lengths, self._prefill_tokens = tuple(sorted(prefill_lengths)), prefill_tokens
-    row_length = -(-(length + max(segment_steps, self._prefill_lengths[-1])) // 64) * 64
-    self._windows = _windows(row_length)
-    self._prefill_windows = self._windows[(len(self._windows) - 1) // 2], row_length  # here attention is a small part of the work
+    self._counts = {n: [4**i for i in range(16) if 4**i * n <= max(n, prefill_tokens)] for n in sorted(prefill_lengths)}
+    row_length = -(-(length + max(segment_steps, *prefill_lengths)) // 64) * 64
+    sizes = [128, 256] + [size for i in range(24) for size in (384 << i, 512 << i)]  # few programs, little wasted attention
+    self._windows = *(size for size in sizes if size < row_length), row_length
+    self._prefill_windows = self._windows[(len(self._windows) - 1) // 2], row_length  # attention is a small part of a prefill
     self._whole = meshes.replicated(self._mesh) if self._mesh else SingleDeviceSharding(devices.item())
     self._cache = caches.allocate(config, self.lanes * (self.rows.scratch + 1), row_length, NamedSharding(
       self._mesh, PartitionSpec(segment.LANES, 'tensor')) if self._mesh else self._whole)
-    self._params = None
+    self._params = self._device_tables = None
     self._profiles: dict[tuple, int] = {}
     self._tables = np.zeros((2, PROFILES, config.vocab_size), bool)
-    self._device_tables = None
 
   def load(self, params: dict) -> None:
-    """Takes new parameters (nested as `parameter_shapes`, any dtype and sharding); what is cached is forgotten."""
-    _check_devices(params, self._mesh)
+    """Takes new parameters (nested as `parameter_shapes`, any dtype and sharding) and empties the cache."""
+    devices = set().union(*(leaf.devices() for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)))
+    if self._mesh is None and len(devices) > 1:
+      raise ValueError(f'the parameters lie on {len(devices)} devices: give the Engine their mesh')
     self._params = _prepare(self.config, self._mesh, self._whole)(params)
     self.rows.forget()
 
   def start_rollout(self) -> None:
-    """Makes sure that there are parameters, and where the schedule is deterministic, that nothing is cached."""
+    """Checks that there are parameters; empties the cache where the schedule is deterministic."""
     if self._params is None:
       raise ValueError('a rollout before Engine.load: there are no parameters')
     if self.deterministic:
@@ -105,158 +108,111 @@ class Engine:
 
   def compile_all(self, score: bool = False) -> None:
     """Compiles every program that a rollout can need (those of `Score` requests too if `score`); nothing compiles later."""
-    scratch = [[Chunk(caches.CacheRow(0, place=self.rows.scratch), 0, np.zeros(1, np.int32), np.zeros(1, np.int32))]]
+    scratch, token = caches.CacheRow(0, place=self.rows.scratch), np.zeros(1, np.int32)
     for width in self._widths:
       for window in self._windows:
         self._decode([], self.put(jax.random.key(0)), width, window, 0, 1)
     for window in self._prefill_windows:
-      self._fork([[]], window)
-      for n in self._prefill_lengths:
-        for count in self._counts(n) if n <= window else ():
-          self._prefill(scratch, n, count, window)
-          if score:
-            self._score(scratch, n, count, window)
+      self.fork([(scratch, scratch, window)])
+      for n, counts in self._counts.items():
+        for count in counts if n <= window else ():
+          for targets in (None, token) if score else (None,):
+            self._prefill([[Chunk(scratch, 0, token, targets)]], n, count, window)
     jax.block_until_ready(self._cache)
 
   def profile(self, stop: tuple[str, ...], forbid: tuple[int, ...]) -> int:
     """Row of the profile tables for these stop strings and forbidden tokens."""
-    found = self._profiles.get((stop, forbid))
-    if found is not None:
-      return found
-    index = len(self._profiles)
-    if index == PROFILES:
-      raise ValueError(f'more than {PROFILES} different sets of stop strings and forbidden tokens')
-    pause, forbidden = self._tables[:, index]
-    pause[:] = stop_flags(self.pieces, stop)
-    pause[list(self.tokenizer.eos_ids)] = True
-    forbidden[list(forbid)] = True
-    self._profiles[stop, forbid] = index
-    self._device_tables = None
-    return index
+    if (stop, forbid) not in self._profiles:
+      index = len(self._profiles)
+      if index == PROFILES:
+        raise ValueError(f'more than {PROFILES} different sets of stop strings and forbidden tokens')
+      pause, forbidden = self._tables[:, index]
+      pause[:] = stop_flags(self.pieces, stop)
+      pause[list(self.tokenizer.eos_ids)] = True
+      forbidden[list(forbid)] = True
+      self._profiles[stop, forbid], self._device_tables = index, None
+    return self._profiles[stop, forbid]
 
-  def decode(self, slots: Sequence[tuple[int, segment.Slots]], key, enough: int,
+  def decode(self, slots: Sequence[tuple[caches.CacheRow, segment.Slots]], key, enough: int,
              limit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Runs a segment for at most `self.slots` slots, given as (lane, what the segment knows of it).
+    """Runs a segment for at most `self.slots` slots, given as (row of the cache, what else the segment knows of it).
 
     Returns:
       tokens [S,steps], log-probabilities [S,steps], counts [S], and S of the program; the first three in the order given.
     """
     window = _bucket(max(slot.lengths for _, slot in slots) + 1 + self.segment_steps, self._windows)
-    width = _bucket(max(map(len, self._by_lane(slots, lambda slot: slot[0]))), self._widths)
+    width = _bucket(max(map(len, self._by_lane(slots, lambda slot: slot[0].lane))), self._widths)
     results, places = self._decode(slots, key, width, window, enough, limit)
     return *(result[places] for result in jax.device_get(results)), width * self.lanes
 
-  def prefill(self, chunks: Sequence[Chunk]) -> None:
-    """Caches the tokens of all chunks; those of one row are in order."""
-    for call in self._batches(chunks):
-      self._prefill(*call)
-
-  def score(self, chunks: Sequence[Chunk]) -> list[list[float]]:
-    """As `prefill`; the log-probabilities of each chunk's targets."""
-    chunks = [dataclasses.replace(chunk, item=item) for item, chunk in enumerate(chunks)]
-    results = [[] for _ in chunks]
-    for batch, n, count, window in self._batches(chunks):
-      logprobs = jax.device_get(self._score(batch, n, count, window)).reshape(self.lanes, count, n)
-      for part, found in zip(batch, logprobs):
-        for chunk, values in zip(part, found):
-          results[chunk.item].extend(values[:len(chunk.tokens)].tolist())
-    return results
-
-  def fork(self, copies: Sequence[tuple[caches.CacheRow, caches.CacheRow, int]]) -> None:
-    """Copies (source, target in the same lane, leading tokens), one after the other."""
-    lanes, width = self._by_lane(copies, lambda copy: copy[1].lane), self._widths[-1]
-    for start in range(0, max(map(len, lanes)), width):
-      part = [lane[start:start + width] for lane in lanes]
-      self._fork(part, _bucket(max(size for lane in part for *_, size in lane), self._prefill_windows))
-
-  # One call of a program each, with everything that varies as data.
-
   def _decode(self, given, key, width, window, enough, limit):
-    slots, places = _idle_slots(width * self.lanes, self.rows.scratch), []
-    used = [0] * self.lanes
-    for lane, slot in given:
-      places.append(lane * width + used[lane])
-      used[lane] += 1
-      for name, value in slot._asdict().items():
-        getattr(slots, name)[places[-1]] = value
+    """One call of the program; returns (its results, the place of each given slot in them)."""
+    slots = _idle_slots(width * self.lanes, self.rows.scratch)
+    free = [itertools.count(lane * width) for lane in range(self.lanes)]
+    places = [next(free[row.lane]) for row, _ in given]
+    for array, values in zip(slots, zip(*(slot._replace(rows=row.place) for row, slot in given))):
+      array[places] = values
     if self._device_tables is None:
       self._device_tables = self.put(segment.Profiles(*self._tables))
-    leave = segment.Leave(np.int32(enough), np.int32(limit))
-    slots, leave = self.put((slots, leave))
+    slots, leave = self.put((slots, segment.Leave(np.int32(enough), np.int32(limit))))
     uniforms = segment.draws(key, slots.episodes, slots.requests, slots.lengths, steps=self.segment_steps)
     self._cache, *results = segment.decode(
       self.config, self._params, self._cache, slots, self._device_tables, uniforms, leave, window=window, mesh=self._mesh)
     return results, places
 
+  def prefill(self, chunks: Sequence[Chunk]) -> None:
+    """Caches the tokens of all chunks, those of one row in order, and scores their targets: all have them or none."""
+    parts = {n: [] for n in self._counts}
+    for chunk in chunks:
+      done = 0
+      while left := len(chunk.tokens[done:]):  # the longest length that is at least three quarters full, else the shortest
+        n = max((n for n in parts if 3 * n <= 4 * left), default=min(parts))
+        targets = None if chunk.targets is None else chunk.targets[done:done + n]
+        parts[n].append(dataclasses.replace(chunk, start=chunk.start + done, tokens=chunk.tokens[done:done + n], targets=targets))
+        done += n
+    for n, counts in reversed(self._counts.items()):  # longer parts first: within a row they come first
+      lanes = self._by_lane(sorted(parts[n], key=lambda part: part.start), lambda part: part.row.lane)
+      for first in range(0, max(map(len, lanes)), counts[-1]):
+        batch = [lane[first:first + counts[-1]] for lane in lanes]
+        end = max(lane[-1].start for lane in batch if lane) + n
+        self._prefill(batch, n, _bucket(max(map(len, batch)), counts), _bucket(end, self._prefill_windows))
+
   def _prefill(self, batch, n, count, window):
-    tokens, starts, rows, _ = self.put(self._arrays(batch, n, count))
-    self._cache = segment.prefill(
-      self.config, self._params, self._cache, tokens, starts, rows, window=window, mesh=self._mesh)
+    """One call of the program, for the chunks of each lane."""
+    placed = [(lane * count + i, chunk) for lane, part in enumerate(batch) for i, chunk in enumerate(part)]
+    tokens, targets = np.full((2, self.lanes * count, n), self.tokenizer.pad_id, np.int32)
+    starts, rows = np.zeros(self.lanes * count, np.int32), np.full(self.lanes * count, self.rows.scratch, np.int32)
+    for i, chunk in placed:
+      tokens[i, :len(chunk.tokens)], starts[i], rows[i] = chunk.tokens, chunk.start, chunk.row.place
+      if chunk.targets is not None:
+        targets[i, :len(chunk.tokens)] = chunk.targets
+    arrays = self.put((tokens, starts, rows, None if placed[0][1].targets is None else targets))
+    self._cache, logprobs = segment.prefill(self.config, self._params, self._cache, *arrays, window=window, mesh=self._mesh)
+    if logprobs is not None:
+      logprobs = jax.device_get(logprobs)
+      for i, chunk in placed:
+        chunk.logprobs.extend(logprobs[i, :len(chunk.tokens)].tolist())
 
-  def _score(self, batch, n, count, window):
-    tokens, starts, rows, targets = self.put(self._arrays(batch, n, count))
-    self._cache, logprobs = segment.score(
-      self.config, self._params, self._cache, tokens, starts, rows, targets, window=window, mesh=self._mesh)
-    return logprobs
-
-  def _fork(self, copies, window):
-    places = np.full((2, self.lanes, self._widths[-1]), self.rows.scratch, np.int32)
-    for lane, part in enumerate(copies):
-      for i, (source, target, _) in enumerate(part):
-        places[:, lane, i] = source.place, target.place
-    sources, targets = places.reshape(2, -1)
-    counts = np.full(self.lanes, max(map(len, copies)), np.int32)  # the same in each, what is missing is copied in place
-    self._cache = segment.fork(self._cache, *self.put((sources, targets, counts)), window=window, mesh=self._mesh)
+  def fork(self, copies: Sequence[tuple[caches.CacheRow, caches.CacheRow, int]]) -> None:
+    """Copies (source, target in the same lane, number of leading tokens), one after the other."""
+    lanes, width = self._by_lane(copies, lambda copy: copy[1].lane), self._widths[-1]
+    for first in range(0, max(map(len, lanes)), width):
+      batch, places = [lane[first:first + width] for lane in lanes], np.full((2, self.lanes, width), self.rows.scratch, np.int32)
+      for lane, part in enumerate(batch):
+        for i, (source, target, _) in enumerate(part):
+          places[:, lane, i] = source.place, target.place
+      counts = np.full(self.lanes, max(map(len, batch)), np.int32)  # the same in each, what is missing is copied in place
+      window = _bucket(max(size for part in batch for *_, size in part), self._prefill_windows)
+      arrays = self.put((*places.reshape(2, -1), counts))
+      self._cache = segment.fork(self._cache, *arrays, window=window, mesh=self._mesh)
 
   def _by_lane(self, items, lane_of):
     """The items of each lane, in order."""
     return [[item for item in items if lane_of(item) == lane] for lane in range(self.lanes)]
 
-  def _batches(self, chunks):
-    """(chunks of each lane, n, P of a lane, window) of each program call. Longer chunks first: within a row they come first."""
-    parts = [part for chunk in chunks for part in self._cut(chunk)]
-    for n in reversed(self._prefill_lengths):
-      alike = sorted((part for size, part in parts if size == n), key=lambda part: part.start)
-      lanes, counts = self._by_lane(alike, lambda part: part.row.lane), self._counts(n)
-      for first in range(0, max(map(len, lanes)), counts[-1]):
-        batch = [lane[first:first + counts[-1]] for lane in lanes]
-        end = max(lane[-1].start for lane in batch if lane) + n
-        yield batch, n, _bucket(max(map(len, batch)), counts), _bucket(end, self._prefill_windows)
-
-  def _cut(self, chunk):
-    """(n, part) of a chunk: the longest bucket that is at least three quarters full, else the shortest."""
-    done = 0
-    while done < len(chunk.tokens):
-      left = len(chunk.tokens) - done
-      n = max((n for n in self._prefill_lengths if 3 * n <= 4 * left), default=self._prefill_lengths[0])
-      targets = None if chunk.targets is None else chunk.targets[done:done + n]
-      yield n, dataclasses.replace(chunk, start=chunk.start + done, tokens=chunk.tokens[done:done + n], targets=targets)
-      done += n
-
-  def _counts(self, n):
-    """Buckets of P, chunks in a call, for chunks of length n: 1, 4, 16, …"""
-    return [4**i for i in range(16) if 4**i * n <= max(n, self._prefill_tokens)]
-
-  def _arrays(self, batch, n, count):
-    tokens, targets = np.full((2, self.lanes * count, n), self.tokenizer.pad_id, np.int32)
-    starts, rows = np.zeros(self.lanes * count, np.int32), np.full(self.lanes * count, self.rows.scratch, np.int32)
-    for lane, part in enumerate(batch):
-      for i, chunk in enumerate(part, start=lane * count):
-        size = len(chunk.tokens)
-        tokens[i, :size], starts[i], rows[i] = chunk.tokens, chunk.start, chunk.row.place
-        if chunk.targets is not None:
-          targets[i, :size] = chunk.targets
-    return tokens, starts, rows, targets
-
   def put(self, tree):
-    """To the device, said aloud, so that a transfer nobody asked for can be forbidden."""
+    """Moves arrays to the device explicitly, so that implicit transfers can be forbidden."""
     return jax.device_put(tree, self._whole)
-
-
-def _check_devices(params: dict, mesh: Mesh | None) -> None:
-  devices = set().union(*(leaf.devices() for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)))
-  if mesh is None and len(devices) > 1:
-    raise ValueError(f'the parameters lie on {len(devices)} devices: give the Engine their mesh')
 
 
 @functools.cache
@@ -266,28 +222,16 @@ def _prepare(config: DecoderConfig, mesh: Mesh | None, whole: Sharding):
     params = unstack(jax.tree.map(lambda p: p.astype(config.dtype), params), config.num_layers)
     return fuse(config, params) if mesh is None else params
 
-  def layout(axes, shape):
-    return NamedSharding(mesh, meshes.spec(axes, shape, mesh))
-
   if mesh is None:
     return jax.jit(prepare, out_shardings=whole)
-  axes, shapes = parameter_axes(config), parameter_shapes(config)
-  layer = {name: layout(value[1:], shapes['layers'][name][1:]) for name, value in axes['layers'].items()}
-  shardings = {name: layout(value, shapes[name]) for name, value in axes.items() if name != 'layers'}
+  shardings = meshes.shardings(parameter_axes(config), parameter_shapes(config), mesh)
+  layer = {name: NamedSharding(mesh, PartitionSpec(*stacked.spec[1:])) for name, stacked in shardings['layers'].items()}
   return jax.jit(prepare, out_shardings=shardings | {'layers': [layer] * config.num_layers})
 
 
 def _idle_slots(count: int, scratch: int) -> segment.Slots:
-  zeros = lambda dtype=np.int32: np.zeros(count, dtype)
-  return segment.Slots(
-    rows=np.full(count, scratch, np.int32), tokens=zeros(), lengths=zeros(), remaining=zeros(), episodes=zeros(),
-    requests=zeros(), temperature=zeros(np.float32), top_p=np.ones(count, np.float32), top_k=zeros(), profile=zeros())
-
-
-def _windows(length: int) -> tuple[int, ...]:
-  """128, 256, 384, 512, 768, 1024, … and `length`: few programs, yet little attention is spent on nothing."""
-  sizes = [128, 256] + [size for i in range(24) for size in (384 << i, 512 << i)]
-  return (*(size for size in sizes if size < length), length)
+  return segment.Slots(*(np.full(count, value, np.float32 if isinstance(value, float) else np.int32)
+                         for value in segment.Slots(scratch)))
 
 
 def _bucket(size: int, buckets: Sequence[int]) -> int:
@@ -300,29 +244,19 @@ def _bucket(size: int, buckets: Sequence[int]) -> int:
 def stop_flags(pieces: Sequence[bytes], stops: Sequence[str]) -> np.ndarray:
   """[len(pieces)] bool: tokens in which one of `stops` can end: their bytes up to there are its tail, or contain all of it."""
   encoded = [stop.encode() for stop in stops]
-  return np.array([any(_can_complete(piece, stop) for stop in encoded) for piece in pieces], bool)
 
+  def can_complete(piece, stop):
+    return stop[-1:] in piece and any(stop.endswith(piece[max(0, end - len(stop)):end]) for end in range(1, len(piece) + 1))
 
-def _can_complete(piece: bytes, stop: bytes) -> bool:
-  end = piece.find(stop[-1:]) + 1
-  while end:
-    size = min(end, len(stop))
-    if piece[end - size:end] == stop[-size:]:
-      return True
-    end = piece.find(stop[-1:], end) + 1
-  return False
+  return np.array([any(can_complete(piece, stop) for stop in encoded) for piece in pieces], bool)
 
 
 def found_stop(pieces: Sequence[bytes], tokens: Sequence[int], stops: Sequence[str]) -> str | None:
   """The stop string that ends in the last of `tokens` and lies within them, the one that ends first if several do."""
   if not stops or not tokens:
     return None
-  text = b''.join(pieces[token] for token in tokens)
+  text, encoded = b''.join(pieces[token] for token in tokens), {stop: stop.encode() for stop in stops}
   before = len(text) - len(pieces[tokens[-1]])
-  ends = {}
-  for stop in stops:
-    encoded = stop.encode()
-    start = text.find(encoded, max(0, before - len(encoded) + 1))
-    if start >= 0:
-      ends[stop] = start + len(encoded)
-  return min(ends, key=ends.get, default=None)
+  starts = {stop: text.find(code, max(0, before - len(code) + 1)) for stop, code in encoded.items()}
+  found = [stop for stop in stops if starts[stop] >= 0]
+  return min(found, key=lambda stop: starts[stop] + len(encoded[stop]), default=None)

@@ -1,19 +1,20 @@
 """What a growing tree may request, what it gets, and the tools that serve it.
 
-A `grow` is a generator: it yields a request, or a list of requests that are served together, and is sent the reply, or
-the list of replies in the same order. A request that fails is no exception: its reply says so.
+A `grow` is a generator. It yields a request, or a list of requests that are served together, and is sent the reply, or the list
+of replies in the same order. A request that fails raises nothing: its reply says so, that of a tool by a `ToolFailure`.
 
   Generate   -> the new POLICY node below `node`; its `stop` says why it ends (see `Generate`)
-  Search     -> list of documents, best first, or a `ToolFailure`
-  RunPython  -> what the program printed, or a `ToolFailure`
-  Call       -> what the function returned, or a `ToolFailure`
+  Search     -> list of documents, best first
+  RunPython  -> what the program printed
+  Call       -> what the function returned
+  Ask        -> the reply of another model
   Score      -> a list of log-probabilities for each continuation
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,16 +32,6 @@ LENGTH = 'length'  # `max_tokens` were generated
 # Beside these, `node.stop` is the stop string that was found, Stop.CONTEXT_FULL or Stop.DEADLINE.
 
 
-def check_sampling(temperature: float | None, top_p: float | None, top_k: int | None) -> None:
-  """Raises ValueError for a sampling parameter out of its range; None is not checked."""
-  if temperature is not None and not temperature >= 0:
-    raise ValueError(f'temperature={temperature}: 0 (greedy) or more')
-  if top_p is not None and not 0 < top_p <= 1:
-    raise ValueError(f'top_p={top_p}: more than 0, at most 1 (off)')
-  if top_k is not None and not top_k >= 0:
-    raise ValueError(f'top_k={top_k}: 0 (off) or more')
-
-
 @dataclasses.dataclass(frozen=True)
 class Sampling:
   """How tokens are sampled where a request does not say. Temperature 0 is greedy; top_p=1 and top_k=0 are off."""
@@ -49,7 +40,12 @@ class Sampling:
   top_k: int = 0
 
   def __post_init__(self):
-    check_sampling(**vars(self))
+    if not self.temperature >= 0:
+      raise ValueError(f'temperature={self.temperature} must be 0 (greedy) or more')
+    if not 0 < self.top_p <= 1:
+      raise ValueError(f'top_p={self.top_p} must be more than 0 and at most 1 (off)')
+    if not self.top_k >= 0:
+      raise ValueError(f'top_k={self.top_k} must be 0 (off) or more')
 
 
 GREEDY = Sampling(temperature=0.0)
@@ -59,19 +55,17 @@ GREEDY = Sampling(temperature=0.0)
 class Generate:
   """Sample a span after `node`.
 
-  It ends with the token in which one of the stop strings is complete. A token is never split: where the stop string
-  ends in the middle of a token the span keeps that token whole, since the ids that were sampled are the ids to train
-  on, and its text carries the few characters that follow. A stop string counts only if it lies in this span entirely.
+  It ends with the token that completes a stop string. That token is never split, since the sampled ids are the ids to train on:
+  the text may carry a few characters past the stop string. A stop string counts only if it lies in this span entirely.
 
-  Where the room for `max_tokens` is missing the span is shorter and its `stop` is Stop.CONTEXT_FULL; without any room,
-  or past the deadline of the episode (Stop.DEADLINE), it is an empty span.
+  Without room for `max_tokens` the span is shorter and its `stop` is Stop.CONTEXT_FULL. Without any room, or past the deadline
+  of the episode (Stop.DEADLINE), it is empty.
 
   Attributes:
     node: the span to follow; all tokens from the root to its end are the context, at least one.
     stop: stop strings.
-    max_tokens: at most so many tokens.
     temperature, top_p, top_k: see `Sampling`; None takes the rollout's.
-    forbid: token ids that are not sampled here.
+    forbid: token ids that are never sampled.
   """
   node: Node
   stop: tuple[str, ...] = ()
@@ -86,12 +80,17 @@ class Generate:
       raise ValueError(f'max_tokens={self.max_tokens}: a span has at least one token')
     if isinstance(self.stop, str) or not all(self.stop):
       raise ValueError(f'stop={self.stop!r} is no tuple of non-empty strings')
-    check_sampling(self.temperature, self.top_p, self.top_k)
+    self.sampling(Sampling())  # raises if one is out of range
+
+  def sampling(self, default: Sampling) -> Sampling:
+    """The parameters of this request, the default's where it names none."""
+    own = {name: value for name in vars(default) if (value := getattr(self, name)) is not None}
+    return dataclasses.replace(default, **own)
 
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-  """Ask the search back end. `node`: the span that asked; the documents are shortened to the room after it."""
+  """Ask the search back end. The documents are shortened to the room after `node`, the span with the query."""
   node: Node
   query: str
   topk: int | None = None  # None takes the rollout's
@@ -99,10 +98,10 @@ class Search:
 
 @dataclasses.dataclass(frozen=True)
 class RunPython:
-  """Run a program in the sandbox, on the tools' threads while other rows decode.
+  """Run a program in the sandbox, on the tools' threads while other slots decode.
 
-  It may call `search(query, k)`, which gives the documents of the search back end as text, and `table()`, the rows of
-  `table`. The reply is shortened to the room behind `node`, the span that wrote it.
+  It may call `search(query, k)`, which returns documents of the search back end as text, and `table()`, which returns the rows
+  of `table`. The reply is shortened to the room after `node`, the span with the program.
   """
   node: Node
   code: str
@@ -111,7 +110,7 @@ class RunPython:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-  """Run any other host function (a judge, a sandbox) on the tools' threads while other rows decode."""
+  """Run any other host function (a judge, a sandbox) on the tools' threads while other slots decode."""
   function: Callable[[], Any]
 
 
@@ -119,7 +118,7 @@ class Call:
 class Ask:
   """Ask another model: `tools.services[service]` gets the items of many episodes at a time, once nothing is left to decode.
 
-  The reply is the service's for this item, or a ToolFailure. A model behind a server is better asked with `Call`.
+  For a model behind a server `Call` is better.
   """
   service: str
   item: Any
@@ -127,10 +126,9 @@ class Ask:
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-  """Log-probabilities, at temperature 1 and without truncation, of given continuations of `node`.
+  """Log-probabilities, at temperature 1 and without truncation, of continuations of `node`, each text or ids.
 
-  Each continuation is text or ids. The reply holds a list of one log-probability a token for each, or None for a
-  continuation that does not fit.
+  The reply has a list for each, one number a token, or None for a continuation that does not fit.
   """
   node: Node
   continuations: tuple[str | Sequence[int], ...]
@@ -159,34 +157,30 @@ class Tools:
     topk: documents that a search returns.
     python: sandbox with `run(code, functions) -> text`; None if no tree runs programs.
     services: other models that a tree may `Ask`, by name: each a function from a list of items to a list of replies.
-    deadline: seconds until a call counts as failed, None for never. It holds in the deterministic mode too, since a tool that
-      hangs must not hang the run: results are the same to the bit as long as no call exceeds it.
+    deadline: seconds until a call counts as failed, in the deterministic mode too, so that no tool can hang the run: results
+      are the same to the bit as long as no call exceeds it.
     workers: calls that run at a time.
     max_observation: tokens of one observation at most.
-    answer_reserve: tokens that an observation leaves free for an answer; documents are shortened to that.
+    answer_reserve: tokens that an observation leaves free for an answer.
   """
   search: SearchBackend | None = None
   topk: int = 3
   python: Any = None
   services: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
-  deadline: float | None = 60.0
+  deadline: float = 60.0
   workers: int = 16
   max_observation: int = 512
   answer_reserve: int = 32
 
-  def run_search(self, request: Search) -> list[list[Document]]:
-    return self.search.search([request.query], self.topk if request.topk is None else request.topk)
-
   def run_python(self, request: RunPython) -> str:
-    """What a program prints in the sandbox, with `search(query, k)` and `table()` at hand.
+    """What a program prints in the sandbox.
 
     Raises:
       Exception: that of the last search, if all searches of the program failed: then it is the tool that failed.
     """
-    end, failures, found = time.monotonic() + (self.deadline or math.inf), [], 0
+    end, failures, found = time.monotonic() + self.deadline, [], 0
 
     def search(query: str, k: int = self.topk) -> str:
-      """What the program calls."""
       nonlocal found
       try:
         if self.search is None:
@@ -206,10 +200,10 @@ class Tools:
     return printed
 
   def observation(self, request: Search | RunPython, result: Any, room: int, tokenizer) -> list[Document] | str | ToolFailure:
-    """The reply to a request from what its tool returned: documents or text, whose observation has at most `room` tokens
-    less `answer_reserve`, and at most `max_observation`.
+    """The reply to a request from what its tool returned, a failure if that is malformed.
 
-    A failure stays one; what is no reply to the request becomes one.
+    Documents or text are shortened so that their observation has at most `room` tokens less `answer_reserve`, and at most
+    `max_observation`.
     """
     if isinstance(result, ToolFailure):
       return result
@@ -217,9 +211,9 @@ class Tools:
     if isinstance(request, RunPython):
       if not isinstance(result, str):
         return ToolFailure('malformed reply of the sandbox')
-      shown = shorten([Document('', '', result)], room, lambda texts: len(tokenizer.encode(
-        grammar.output(''.join(document.text for document in texts), special))))
-      return ''.join(document.text for document in shown)
+      joined = lambda documents: ''.join(document.text for document in documents)  # of one, or none where it does not fit
+      return joined(shorten([Document('', '', result)], room, lambda shown: len(tokenizer.encode(
+        grammar.output(joined(shown), special)))))
     documents = result[0] if isinstance(result, list) and len(result) == 1 else None
     if not isinstance(documents, list) or not all(isinstance(document, Document) for document in documents):
       return ToolFailure('malformed reply of the search back end')
@@ -229,13 +223,13 @@ class Tools:
 def shorten(documents: Sequence[Document], budget: int, measure: Callable[[Sequence[Document]], int]) -> list[Document]:
   """Cuts the texts of documents so that all of them together measure at most `budget`.
 
-  All texts are cut at one common number of characters, the largest that fits; whatever tags enclose the documents are
-  written later and stay whole. If titles alone are too long, documents are left out from the end, down to none.
+  All texts are cut at one common number of characters, the largest that fits. If titles alone are too long, documents are
+  left out from the end, down to none.
 
   Args:
     documents: best first.
     budget: tokens that the observation may have.
-    measure: tokens of the observation that shows these documents.
+    measure: tokens of the observation that shows these documents, tags included.
   """
   documents = list(documents)
   if measure(documents) <= budget:
@@ -246,14 +240,9 @@ def shorten(documents: Sequence[Document], budget: int, measure: Callable[[Seque
 
   while documents and measure(cut(0)) > budget:
     documents.pop()
-  fits, too_long = 0, max((len(document.text) for document in documents), default=0) + 1
-  while too_long - fits > 1:
-    middle = (fits + too_long) // 2
-    if measure(cut(middle)) <= budget:
-      fits = middle
-    else:
-      too_long = middle
-  return cut(fits)
+  longest = max((len(document.text) for document in documents), default=0)
+  dropped = bisect.bisect_left(range(longest), True, key=lambda dropped: measure(cut(longest - dropped)) <= budget)
+  return cut(longest - dropped)
 
 
 # Calls.
@@ -264,12 +253,12 @@ class ToolCall:
   """A call that was started: `future` will hold (seconds it took, result)."""
   future: Future
   started: float
-  deadline: float | None  # seconds
+  deadline: float  # seconds
   step: int  # decode steps of the run when it was started
 
-  def seconds_left(self) -> float | None:
-    """Until the deadline, 0 once it has passed; None without one."""
-    return None if self.deadline is None else max(0.0, self.started + self.deadline - time.monotonic())
+  def seconds_left(self) -> float:
+    """Until the deadline, 0 once it has passed."""
+    return max(0.0, self.started + self.deadline - time.monotonic())
 
   def outcome(self) -> tuple[float, Any]:
     """(seconds, result or ToolFailure); waits for the reply, no longer than the deadline."""
@@ -288,16 +277,17 @@ class Caller:
   def __init__(self, workers: int):
     self._places = threading.Semaphore(workers)
 
-  def start(self, function: Callable[[], Any], step: int, deadline: float | None) -> ToolCall:
+  def start(self, function: Callable[[], Any], step: int, deadline: float) -> ToolCall:
     future = Future()
-    threading.Thread(target=self._serve, args=(function, future), daemon=True).start()
-    return ToolCall(future, time.monotonic(), deadline, step)
 
-  def _serve(self, function, future):
-    with self._places:
-      start = time.monotonic()
-      try:
-        result = function()
-      except BaseException as error:  # whatever a tool does, the run goes on and the policy sees the failure
-        result = ToolFailure(f'{type(error).__name__}: {error}')
-      future.set_result((time.monotonic() - start, result))
+    def serve():
+      with self._places:
+        start = time.monotonic()
+        try:
+          result = function()
+        except BaseException as error:  # whatever a tool does, the run goes on and the policy sees the failure
+          result = ToolFailure(f'{type(error).__name__}: {error}')
+        future.set_result((time.monotonic() - start, result))
+
+    threading.Thread(target=serve, daemon=True).start()
+    return ToolCall(future, time.monotonic(), deadline, step)

@@ -1,4 +1,4 @@
-"""The one rollout driver: questions in, grown trees out. Training, evaluation, critic warm-up, readers and judges call it."""
+"""The one rollout driver: questions in, grown trees out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Grow = Callable[[Question, Tree], Iterator[Request]]
 
 @dataclasses.dataclass(frozen=True)
 class Agent:
-  """What answers questions.
+  """A policy with its method and tools.
 
   Attributes:
     engine: the policy, with its parameters loaded.
@@ -40,12 +40,11 @@ def rollout(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampl
   """Grows one tree for each of `questions` to its end.
 
   Args:
-    questions: one for each tree: a question that is rolled out several times stands here several times.
+    questions: one for each tree; repeat a question to roll it out several times.
     key: a JAX random key. A tree's tokens, and its `rng`, are a function of the key and of the tree's number alone.
-    sampling, tools: take the place of the agent's.
+    sampling, tools: replace the agent's.
     numbers: of the trees, their places in the global batch; 0, 1, 2, … by default.
-    on_progress: called with (trees done, trees, metrics so far) whenever one ends.
-    watch: called with (tree, reply) for every reply that a tree gets.
+    on_progress, watch: see `Schedule`.
   Returns:
     (trees in the order of `questions`, metrics: see `Schedule.metrics`).
   Raises:
@@ -55,21 +54,7 @@ def rollout(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampl
   words = np.asarray(jax.random.key_data(key)).ravel().tolist()
   trees = [Tree(agent.engine.tokenizer, question, np.random.default_rng([*words, number]))
            for question, number in zip(questions, numbers, strict=True)]
-  growths = [agent.grow(tree.question, tree) for tree in trees]
-  if watch is not None:
-    growths = [_watched(growth, tree, watch) for growth, tree in zip(growths, trees)]
-  schedule = Schedule(agent.engine, list(zip(numbers, growths, trees)), agent.engine.put(key), sampling or agent.sampling,
-                      tools or agent.tools, on_progress)
+  growths = [(number, agent.grow(tree.question, tree), tree) for number, tree in zip(numbers, trees)]
+  schedule = Schedule(agent.engine, growths, agent.engine.put(key), sampling or agent.sampling, tools or agent.tools,
+                      on_progress, watch)
   return trees, schedule.run()
-
-
-def _watched(growth: Iterator, tree: Tree, watch: Callable[[Tree, Any], None]) -> Iterator:
-  """The same generator; every reply that it gets is shown to `watch` first."""
-  reply = None
-  while True:
-    try:
-      request = growth.send(reply)
-    except StopIteration:
-      return
-    reply = yield request
-    watch(tree, reply)

@@ -2,12 +2,12 @@
 
 A `Schedule` repeats four steps until nothing is left: start episodes and apply the replies of tools while slots are idle
 (`_fill`), give rows to the requests that wait and prefill what is missing there (`_place`), decode a segment (`_decode`), and
-hand what has stopped to its generator, which then yields its next request. The device is driven through the `Engine`.
+hand finished spans to their generators, which then yield their next requests. The `Engine` drives the device.
 
 In the deterministic mode every decision is a function of tokens and decode steps: replies of tools are applied in the
-order in which they were asked for, and only where a slot is idle, no new episode can be started, and the call is
-`tool_patience` decode steps old or nothing is left to decode; if the reply is not there by then, the host waits for it.
-Otherwise replies are applied as they arrive.
+order of their requests, and only where a slot is idle, no new episode can be started, and the call is `tool_patience` decode
+steps old or nothing is left to decode; if the reply is not there by then, the host waits for it. Otherwise replies are applied
+as they arrive.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
@@ -23,27 +22,17 @@ from typing import Any
 
 import numpy as np
 
+from jaxsearch.sampler import requests
+from jaxsearch.sampler.cache import CacheRow
 from jaxsearch.sampler.engine import Chunk, Engine, found_stop
-from jaxsearch.sampler.requests import (
-  END,
-  LENGTH,
-  Ask,
-  Call,
-  Caller,
-  Generate,
-  Request,
-  RunPython,
-  Sampling,
-  Score,
-  Search,
-  ToolCall,
-  ToolFailure,
-  Tools,
-)
+from jaxsearch.sampler.requests import END, LENGTH, Ask, Call, Caller, Generate, RunPython, Score, Search, ToolFailure
 from jaxsearch.sampler.segment import Slots
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 POLL_STEPS = 8  # non-deterministic: steps of a segment while a slot is idle and a tool may reply at any time
+COUNTS = ('tokens_decoded', 'tokens_prefilled', 'tokens_reused', 'tokens_forked', 'episodes', 'segments', 'tool_calls',
+          'tool_failures', 'seconds_tools', 'seconds_waiting', 'service_calls', 'seconds_services',
+          *(f'stop_{stop}' for stop in Stop))
 
 
 class GrowthError(RuntimeError):
@@ -57,66 +46,27 @@ class Episode:
   growth: Iterator
   tree: Tree
   lane: int = 0  # of the sampler; its rows of the cache are all there
-  replies: Any = None
-  several: bool = False  # whether it asked with a list
+  replies: list | None = None
+  several: bool = False  # whether it yielded a list
   waiting: int = 0  # replies that are missing
-  requests: int = 0  # spans and scores it has asked for so far
+  requests: int = 0  # spans and scores it has requested so far
   started: float = 0.0
-
-  @property
-  def name(self) -> str:
-    return str(self.number) if self.tree.question is None else self.tree.question.id
 
 
 @dataclasses.dataclass(eq=False)
-class Job:
-  """A request that needs a row of the cache: a span to generate, or continuations to score one after the other.
-
-  `context` is the path up to its last token, which is the first input of the next program and not in the cache yet.
-  """
+class Pending:
+  """A request that has no reply yet."""
   episode: Episode
   place: int  # of the reply among the replies of its episode
-  request: Generate | Score
-  number: int  # of the request in its episode
-  context: np.ndarray
-  last: int
-  row: Any = None
-  remaining: int = 0
-  clipped: bool = False  # `remaining` ends where the room does
-  profile: int = 0
-  temperature: float = 0.0
-  top_p: float = 1.0
-  top_k: int = 0
+  request: requests.Request
+  call: requests.ToolCall | None = None  # of a tool
+  # Of Generate and Score, which need a row of the cache. The last token of the path is the first input of the next program and
+  # not in the cache yet.
+  path: np.ndarray | None = None
+  row: CacheRow | None = None
+  slot: Slots | None = None
   tokens: list[int] = dataclasses.field(default_factory=list)
   logprobs: list[float] = dataclasses.field(default_factory=list)
-
-  @property
-  def length(self) -> int:
-    """Tokens of the path."""
-    return len(self.context) + 1 + len(self.tokens)
-
-  def slot(self) -> Slots:
-    """What a segment knows of it."""
-    return Slots(rows=self.row.place, tokens=self.tokens[-1] if self.tokens else self.last, lengths=self.length - 1,
-                 remaining=self.remaining, episodes=self.episode.number, requests=self.number,
-                 temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, profile=self.profile)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class PendingCall:
-  """A tool request that has no reply yet."""
-  episode: Episode
-  place: int  # of the reply among the replies of its episode
-  request: Search | RunPython | Call
-  call: ToolCall
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class QueuedQuery:
-  """An `Ask` that its service has not been given yet."""
-  episode: Episode
-  place: int
-  item: Any
 
 
 class Schedule:
@@ -129,21 +79,24 @@ class Schedule:
     key: a JAX random key.
     sampling: where a request names none of its own.
     on_progress: called with (episodes done, episodes, metrics so far) whenever one ends.
+    watch: called with (tree, reply) for every reply that a generator gets.
   """
 
-  def __init__(self, engine: Engine, growths: Sequence[tuple[int, Iterator, Tree]], key, sampling: Sampling, tools: Tools,
-               on_progress: Callable[[int, int, dict], None] | None = None):
-    self.engine, self.key, self.sampling, self.tools, self.on_progress = engine, key, sampling, tools, on_progress
+  def __init__(self, engine: Engine, growths: Sequence[tuple[int, Iterator, Tree]], key, sampling: requests.Sampling,
+               tools: requests.Tools, on_progress: Callable[[int, int, dict], None] | None = None,
+               watch: Callable[[Tree, Any], None] | None = None):
+    self.engine, self.key, self.sampling, self.tools = engine, key, sampling, tools
+    self.on_progress, self.watch = on_progress, watch
     self.total = len(growths)
     self.queue = collections.deque(Episode(*growth) for growth in growths)
-    self.ready: collections.deque[Job] = collections.deque()
-    self.running: list[Job] = []  # at most engine.slots
-    self.pending_calls: collections.deque[PendingCall] = collections.deque()
+    self.ready: list[Pending] = []  # for a row of the cache
+    self.running: list[Pending] = []  # at most engine.slots
+    self.calls: list[Pending] = []
+    self.queries: dict[str, list[Pending]] = {}  # by service
     self.caller = Caller(tools.workers)
-    self.queued_queries: dict[str, list[QueuedQuery]] = {}  # by service
     self.active = np.zeros(engine.lanes, int)  # episodes under way
-    self.steps = 0  # decode steps so far: the clock of the deterministic mode
-    self.counts = collections.Counter()
+    self.steps = self.capacity = 0  # decode steps so far, the clock of the deterministic mode; tokens they could have decoded
+    self.counts = collections.Counter(dict.fromkeys(COUNTS, 0))
     self.evicted_before = engine.rows.evicted
     self.started = time.monotonic()
 
@@ -160,9 +113,9 @@ class Schedule:
         self._place()
         if self.running:
           self._decode()
-        elif self.queued_queries:
+        elif self.queries:
           self._ask()
-        elif not (self.queue or self.ready or self.pending_calls):
+        elif not (self.queue or self.ready or self.calls):
           return self.metrics()
     except BaseException:
       self.engine.rows.forget()  # what a row holds is uncertain in the middle of a step
@@ -171,141 +124,144 @@ class Schedule:
   def metrics(self) -> dict[str, float]:
     """Counts of this run so far.
 
-    tokens_decoded, tokens_prefilled (computed as context), tokens_reused (context that was cached), tokens_forked (those
-    of it that were copied); episodes; segments, steps; idle_share (of what the segments could have decoded); tool_calls,
-    tool_failures; service_calls, seconds_services; seconds in all, seconds_tools (inside tools, added up),
-    seconds_waiting (for replies of tools); rows_evicted (from episodes that still ran); stop_X: episodes that ended with
-    stop X.
+    tokens_decoded, tokens_prefilled (computed as context), tokens_reused (context that was cached), tokens_forked (those of it
+    that were copied); episodes, stop_X (those that ended with stop X); segments, steps, idle_share (of what the segments could
+    have decoded); tool_calls, tool_failures, seconds_tools (inside tools, added up), seconds_waiting (for their replies);
+    service_calls, seconds_services; seconds, tokens_per_second (in all); rows_evicted (from episodes that still ran).
     """
-    names = ('tokens_decoded', 'tokens_prefilled', 'tokens_reused', 'tokens_forked', 'episodes', 'segments', 'tool_calls',
-             'tool_failures', 'seconds_tools', 'seconds_waiting', 'service_calls', 'seconds_services')
-    seconds = time.monotonic() - self.started
-    decoded = self.counts['tokens_decoded']
-    return {name: self.counts[name] for name in names} | {f'stop_{stop}': self.counts[stop] for stop in Stop} | {
+    seconds, decoded = time.monotonic() - self.started, self.counts['tokens_decoded']
+    return dict(self.counts) | {
       'steps': self.steps, 'seconds': seconds, 'tokens_per_second': decoded / seconds if seconds else 0.0,
-      'idle_share': 1 - decoded / self.counts['capacity'] if self.steps else 0.0,
+      'idle_share': 1 - decoded / self.capacity if self.steps else 0.0,
       'rows_evicted': self.engine.rows.evicted - self.evicted_before,
     }  # fmt: skip
 
   # Starting and resuming episodes.
 
-  def _idle(self, *taken: Iterable[Job]) -> np.ndarray:
-    """Slots of each lane that these jobs leave."""
-    idle = np.full(self.engine.lanes, self.engine.slots // self.engine.lanes)
-    for job in itertools.chain(*taken):
-      idle[job.episode.lane] -= 1
-    return idle
+  def _idle(self, taken: Sequence[Pending]) -> np.ndarray:
+    """Slots of each lane that these requests leave."""
+    lanes = [pending.episode.lane for pending in taken]
+    return self.engine.slots // self.engine.lanes - np.bincount(lanes, minlength=self.engine.lanes)
 
   def _fill(self) -> None:
-    while (idle := self._idle(self.running, self.ready)).max() > 0:
+    while (idle := self._idle(self.running + self.ready)).max() > 0:
       room = np.where(self.active < self.engine.rows.count, idle, 0)
       if self.queue and room.max() > 0:
         episode = self.queue.popleft()
         episode.lane, episode.started = int(room.argmax()), time.monotonic()
         self.active[episode.lane] += 1
-        self._advance(episode)
+        self._advance([episode])
       elif not self._apply_reply():
         return
 
-  def _advance(self, episode: Episode) -> None:
-    """Hands the replies to the generator and takes its requests, until it has to wait for one or ends."""
-    while not episode.waiting:
-      replies = episode.replies if episode.several else episode.replies and episode.replies[0]
+  def _advance(self, episodes: Iterable[Episode]) -> None:
+    """Hands replies to the generators and takes their requests, until each has to wait for a reply or ends."""
+    for episode in dict.fromkeys(episodes):
       try:
-        requests = episode.growth.send(replies)
-        episode.several = isinstance(requests, (list, tuple))
-        requests = requests if episode.several else [requests]
-        episode.replies, episode.waiting = [None] * len(requests), len(requests)
-        for place, request in enumerate(requests):
-          self._serve(episode, place, request)
+        while not episode.waiting:
+          reply = episode.replies if episode.several else episode.replies and episode.replies[0]
+          if self.watch and episode.replies is not None:
+            self.watch(episode.tree, reply)
+          yielded = episode.growth.send(reply)
+          episode.several = isinstance(yielded, (list, tuple))
+          yielded = yielded if episode.several else [yielded]
+          episode.replies, episode.waiting = [None] * len(yielded), len(yielded)
+          for place, request in enumerate(yielded):
+            self._serve(Pending(episode, place, request))
       except StopIteration:
-        return self._end(episode)
+        self._finish_episode(episode)
       except Exception as error:
-        raise GrowthError(f'question {episode.name}: {type(error).__name__}: {error}') from error
+        name = episode.tree.question.id if episode.tree.question else episode.number
+        raise GrowthError(f'question {name}: {type(error).__name__}: {error}') from error
 
-  def _end(self, episode: Episode) -> None:
+  def _finish_episode(self, episode: Episode) -> None:
     self.active[episode.lane] -= 1
     self.engine.rows.release(episode.number)
     self.counts['episodes'] += 1
     if episode.tree.stop is not None:
-      self.counts[episode.tree.stop] += 1
+      self.counts[f'stop_{episode.tree.stop}'] += 1
     if self.on_progress:
       self.on_progress(self.counts['episodes'], self.total, self.metrics())
 
-  def _reply(self, episode: Episode, place: int, value: Any) -> None:
-    episode.replies[place] = value
-    episode.waiting -= 1
+  def _reply(self, pending: Pending, value: Any) -> None:
+    pending.episode.replies[pending.place] = value
+    pending.episode.waiting -= 1
 
-  def _seconds_left(self, episode: Episode) -> float | None:
-    """Until the deadline of the episode; None without one."""
-    deadline = self.engine.episode_deadline
-    return None if deadline is None else max(0.0, episode.started + deadline - time.monotonic())
+  def _seconds_left(self, episode: Episode) -> float:
+    """Until the deadline of the episode."""
+    return max(0.0, episode.started + self.engine.episode_deadline - time.monotonic())
 
   # Requests.
 
-  def _serve(self, episode: Episode, place: int, request: Request) -> None:
+  def _serve(self, pending: Pending) -> None:
+    """Starts or queues a request; replies at once where it can."""
+    request, tools = pending.request, self.tools
     match request:
-      case Generate():
-        self._generate(episode, place, request)
-      case Score() if request.node.length > self.engine.length:
-        self._reply(episode, place, [None] * len(request.continuations))
-      case Score():
-        self.ready.append(self._job(episode, place, request))
-      case Search() if self.tools.search is None:
+      case Generate() | Score():
+        self._queue(pending)
+      case Search() if tools.search is None:
         raise ValueError('a Search, but the rollout has no search back end')
       case Search():
-        self._call(episode, place, request, functools.partial(self.tools.run_search, request))
-      case RunPython() if self.tools.python is None:
+        topk = tools.topk if request.topk is None else request.topk
+        self._call(pending, functools.partial(tools.search.search, [request.query], topk))
+      case RunPython() if tools.python is None:
         raise ValueError('a RunPython, but the rollout has no sandbox')
       case RunPython():
-        self._call(episode, place, request, functools.partial(self.tools.run_python, request))
-      case Ask() if request.service not in self.tools.services:  # an agent that only answers goes without
-        self._reply(episode, place, ToolFailure(f'there is no {request.service}'))
-      case Ask():
-        self.queued_queries.setdefault(request.service, []).append(QueuedQuery(episode, place, request.item))
+        self._call(pending, functools.partial(tools.run_python, request))
       case Call():
-        self._call(episode, place, request, request.function)
+        self._call(pending, request.function)
+      case Ask() if request.service not in tools.services:  # an agent that only answers goes without
+        self._reply(pending, ToolFailure(f'there is no {request.service}'))
+      case Ask():
+        self.queries.setdefault(request.service, []).append(pending)
       case _:
         raise TypeError(f'{request!r} is no request')
 
-  def _job(self, episode: Episode, place: int, request: Generate | Score, **settings) -> Job:
-    path = np.asarray(request.node.path_tokens(), np.int32)
+  def _queue(self, pending: Pending) -> None:
+    """Puts a request in line for a row of the cache; replies at once where there is no room or no time."""
+    request, episode, engine = pending.request, pending.episode, self.engine
+    pending.path = path = np.asarray(request.node.path_tokens(), np.int32)
     if not len(path):
       raise ValueError(f'{type(request).__name__} after a path without a token: nothing predicts the first one')
+    room = engine.length - len(path)
+    if isinstance(request, Score) and room < 0:
+      return self._reply(pending, [None] * len(request.continuations))
+    if isinstance(request, Generate) and (room <= 0 or self._seconds_left(episode) == 0):
+      return self._finish_span(pending, Stop.CONTEXT_FULL if room <= 0 else Stop.DEADLINE)
     episode.requests += 1
-    return Job(episode, place, request, episode.requests, path[:-1], int(path[-1]), **settings)
+    if isinstance(request, Generate):
+      pending.slot = Slots(
+        rows=-1, tokens=int(path[-1]), lengths=len(path) - 1, remaining=min(request.max_tokens, room), episodes=episode.number,
+        requests=episode.requests, profile=engine.profile(request.stop, request.forbid), **vars(request.sampling(self.sampling)))
+    self.ready.append(pending)
 
-  def _generate(self, episode: Episode, place: int, request: Generate) -> None:
-    engine = self.engine
-    room = engine.length - request.node.length
-    if room <= 0 or self._seconds_left(episode) == 0:
-      return self._finish_span(episode, place, request, [], [], Stop.CONTEXT_FULL if room <= 0 else Stop.DEADLINE)
-    self.ready.append(self._job(
-      episode, place, request, remaining=min(request.max_tokens, room), clipped=room < request.max_tokens,
-      profile=engine.profile(request.stop, request.forbid),
-      **{name: default if (own := getattr(request, name)) is None else own for name, default in vars(self.sampling).items()}))
-
-  def _finish_span(self, episode, place, request, tokens, logprobs, stop) -> None:
-    node = request.node.append(tokens, Role.POLICY, logprobs=logprobs)
+  def _finish_span(self, pending: Pending, stop: str) -> None:
+    node = pending.request.node.append(pending.tokens, Role.POLICY, logprobs=pending.logprobs)
     node.stop = stop
-    self._reply(episode, place, node)
+    self._reply(pending, node)
 
   # Tools.
 
-  def _call(self, episode, place, request, function) -> None:
-    limits = [seconds for seconds in (self.tools.deadline, self._seconds_left(episode)) if seconds is not None]
+  def _call(self, pending: Pending, function: Callable[[], Any]) -> None:
     self.counts['tool_calls'] += 1
-    call = self.caller.start(function, self.steps, min(limits, default=None))
-    self.pending_calls.append(PendingCall(episode, place, request, call))
+    pending.call = self.caller.start(function, self.steps, min(self.tools.deadline, self._seconds_left(pending.episode)))
+    self.calls.append(pending)
 
   def _apply_reply(self) -> bool:
-    """Applies one reply if one is due, waiting for it if that is the rule; whether it did."""
-    due = self._due()
-    if due is None:
+    """Applies the reply of a call that is due, waiting for it if that is the rule; False if there is something better to do."""
+    start, nothing_else = time.monotonic(), not self.ready and not self.running
+    if self.engine.deterministic:
+      due = [pending for pending in self.calls[:1]
+             if nothing_else or self.steps - pending.call.step >= self.engine.tool_patience]
+    else:
+      calls = [pending.call for pending in self.calls]
+      if nothing_else and calls:
+        wait([call.future for call in calls], timeout=min(call.seconds_left() for call in calls), return_when=FIRST_COMPLETED)
+      due = [pending for pending in self.calls if pending.call.future.done() or pending.call.seconds_left() == 0]
+    if not due:
       return False
-    pending = self.pending_calls[due]
-    del self.pending_calls[due]
-    start = time.monotonic()
+    pending = due[0]
+    self.calls.remove(pending)
     seconds, result = pending.call.outcome()
     self.counts['seconds_waiting'] += time.monotonic() - start
     self.counts['seconds_tools'] += seconds
@@ -313,33 +269,17 @@ class Schedule:
       room = self.engine.length - pending.request.node.length
       result = self.tools.observation(pending.request, result, room, self.engine.tokenizer)
     self.counts['tool_failures'] += isinstance(result, ToolFailure)
-    self._reply(pending.episode, pending.place, result)
-    self._advance(pending.episode)
+    self._reply(pending, result)
+    self._advance([pending.episode])
     return True
-
-  def _due(self) -> int | None:
-    """Index of the request whose reply is to be applied now; None if there is something better to do."""
-    if not self.pending_calls:
-      return None
-    nothing_else = not self.ready and not self.running
-    if self.engine.deterministic:
-      waited = self.steps - self.pending_calls[0].call.step
-      return 0 if nothing_else or waited >= self.engine.tool_patience else None
-    calls = [pending.call for pending in self.pending_calls]
-    if nothing_else:
-      start = time.monotonic()
-      soonest = min((left for call in calls if (left := call.seconds_left()) is not None), default=None)
-      wait([call.future for call in calls], timeout=soonest, return_when=FIRST_COMPLETED)
-      self.counts['seconds_waiting'] += time.monotonic() - start
-    return next((i for i, call in enumerate(calls) if call.future.done() or call.seconds_left() == 0), None)
 
   def _ask(self) -> None:
     """Gives every service all that waits for it; a service that fails is a failed tool to each of them."""
-    queued, self.queued_queries = self.queued_queries, {}
-    for name, waiting in queued.items():
+    queries, self.queries = self.queries, {}
+    for name, waiting in queries.items():
       start = time.monotonic()
       try:
-        replies = list(self.tools.services[name]([one.item for one in waiting]))
+        replies = list(self.tools.services[name]([pending.request.item for pending in waiting]))
         if len(replies) != len(waiting):
           raise ValueError(f'{len(replies)} replies to {len(waiting)} items')
       except Exception as error:
@@ -347,100 +287,96 @@ class Schedule:
       self.counts['service_calls'] += len(waiting)
       self.counts['seconds_services'] += time.monotonic() - start
       self.counts['tool_failures'] += sum(isinstance(reply, ToolFailure) for reply in replies)
-      for one, reply in zip(waiting, replies):
-        self._reply(one.episode, one.place, reply)
-        self._advance(one.episode)
+      for pending, reply in zip(waiting, replies):
+        self._reply(pending, reply)
+      self._advance(pending.episode for pending in waiting)
 
   # The device.
 
   def _place(self) -> None:
-    """Gives waiting requests rows of the cache, as many as there are idle slots, and caches what is missing there."""
-    rows, idle, jobs, waiting = self.engine.rows, self._idle(self.running), [], collections.deque()
-    for job in self.ready:
-      (jobs if idle[job.episode.lane] > 0 else waiting).append(job)
-      idle[job.episode.lane] -= 1
+    """Gives waiting requests rows of the cache, as many as there are idle slots; what is missing there is prefilled."""
+    rows, idle, left, waiting = self.engine.rows, self._idle(self.running), [], []
+    for pending in self.ready:
+      (left if idle[pending.episode.lane] > 0 else waiting).append(pending)
+      idle[pending.episode.lane] -= 1
     self.ready = waiting
-    while jobs:
-      placements = rows.place([job.context for job in jobs], [job.episode.number for job in jobs],
-                              [job.episode.lane for job in jobs])
+    while left:
+      episodes = [pending.episode for pending in left]
+      placements = rows.place([pending.path[:-1] for pending in left], [episode.number for episode in episodes],
+                              [episode.lane for episode in episodes])
       if not placements:  # the only free row is one to copy from
-        self.ready.extendleft(reversed(jobs))
-        return
+        break
       copies = [(p.source, p.row, p.shared) for p in placements if p.source is not None]
       self.engine.fork(copies)
-      placed = [dataclasses.replace(jobs[p.item], row=p.row) for p in placements]
-      missing = [job.context[p.shared:] for p, job in zip(placements, placed)]
-      self.engine.prefill([Chunk(p.row, p.shared, tokens) for p, tokens in zip(placements, missing)])
-      for job in placed:
-        job.row.tokens = job.context
+      placed = [left[p.item] for p in placements]
+      missing = [Chunk(p.row, p.shared, pending.path[p.shared:-1]) for p, pending in zip(placements, placed)]
+      self.engine.prefill(missing)
+      for p, pending in zip(placements, placed):
+        pending.row, p.row.tokens = p.row, pending.path[:-1]
       self.counts['tokens_forked'] += sum(size for *_, size in copies)
       self.counts['tokens_reused'] += sum(p.shared for p in placements)
-      self.counts['tokens_prefilled'] += sum(map(len, missing))
-      self._score([job for job in placed if isinstance(job.request, Score)])
-      self.running += [job for job in placed if isinstance(job.request, Generate)]
-      taken = {p.item for p in placements}
-      jobs = [job for item, job in enumerate(jobs) if item not in taken]
+      self.counts['tokens_prefilled'] += sum(len(chunk.tokens) for chunk in missing)
+      self._score([pending for pending in placed if isinstance(pending.request, Score)])
+      self.running += [pending for pending in placed if isinstance(pending.request, Generate)]
+      left = [pending for pending in left if pending.row is None]
+    self.ready = left + self.ready
 
-  def _score(self, jobs: Sequence[Job]) -> None:
-    """Scores the first continuation of each job together, then the second behind the same context, and so on."""
-    replies = [[None] * len(job.request.continuations) for job in jobs]
-    for turn in range(max((len(reply) for reply in replies), default=0)):
-      batch, chunks = [], []
-      for job, reply in zip(jobs, replies):
+  def _score(self, scored: Sequence[Pending]) -> None:
+    """Scores the first continuation of each request together, then the second behind the same context, and so on."""
+    replies = [[None] * len(pending.request.continuations) for pending in scored]
+    for turn in range(max(map(len, replies), default=0)):
+      chunks = []
+      for pending, reply in zip(scored, replies):
         if turn < len(reply):
-          given = job.request.continuations[turn]
+          given, path = pending.request.continuations[turn], pending.path
           ids = np.asarray(self.engine.tokenizer.encode(given) if isinstance(given, str) else given, np.int32)
-          if job.length + len(ids) <= self.engine.length:
-            inputs = np.append(np.int32(job.last), ids)[:len(ids)]
-            batch.append((job, reply))
-            chunks.append(Chunk(job.row, len(job.context), inputs, targets=ids))
-            job.row.tokens = np.concatenate([job.context, inputs])
-      for (job, reply), chunk, logprobs in zip(batch, chunks, self.engine.score(chunks)):
-        reply[turn] = logprobs
-        self.counts['tokens_prefilled'] += len(chunk.tokens)
-    for job, reply in zip(jobs, replies):
-      job.row.busy = False
-      self._reply(job.episode, job.place, reply)
-    for job in jobs:
-      self._advance(job.episode)
+          if len(path) + len(ids) <= self.engine.length:
+            inputs = np.append(path[-1:], ids)[:len(ids)]
+            chunks.append(Chunk(pending.row, len(path) - 1, inputs, targets=ids))
+            reply[turn] = chunks[-1].logprobs
+            pending.row.tokens = np.append(path[:-1], inputs)
+      self.engine.prefill(chunks)
+      self.counts['tokens_prefilled'] += sum(len(chunk.tokens) for chunk in chunks)
+    for pending, reply in zip(scored, replies):
+      pending.row.busy = False
+      self._reply(pending, reply)
+    self._advance(pending.episode for pending in scored)
 
   def _decode(self) -> None:
     engine, limit = self.engine, self.engine.segment_steps
-    if self.pending_calls and self._idle(self.running, self.ready).max() > 0:
-      due = self.pending_calls[0].call.step + engine.tool_patience - self.steps if engine.deterministic else POLL_STEPS
+    if self.calls and self._idle(self.running + self.ready).max() > 0:
+      due = self.calls[0].call.step + engine.tool_patience - self.steps if engine.deterministic else POLL_STEPS
       limit = min(limit, max(1, due))
     tokens, logprobs, counts, slots = engine.decode(
-      [(job.row.lane, job.slot()) for job in self.running], self.key, min(engine.enough, len(self.running)), limit)
+      [(pending.row, pending.slot) for pending in self.running], self.key, min(engine.enough, len(self.running)), limit)
     steps = int(counts.max())
     self.steps += steps
+    self.capacity += steps * slots
     self.counts['segments'] += 1
-    self.counts['capacity'] += steps * slots
     stopped, going = [], []
-    for job, new, new_logprobs, count in zip(self.running, tokens.tolist(), logprobs.tolist(), counts.tolist()):
-      inputs = [job.tokens[-1] if job.tokens else job.last, *new[:count - 1]]
-      job.row.tokens = np.concatenate([job.row.tokens, np.asarray(inputs, np.int32)])
-      job.tokens += new[:count]
-      job.logprobs += new_logprobs[:count]
-      job.remaining -= count
+    for pending, count, new, new_logprobs in zip(self.running, counts.tolist(), tokens.tolist(), logprobs.tolist()):
+      new, slot = new[:count], pending.slot
+      pending.row.tokens = np.append(pending.row.tokens, np.array([slot.tokens, *new[:-1]], np.int32))
+      pending.slot = slot._replace(tokens=new[-1], lengths=slot.lengths + count, remaining=slot.remaining - count)
+      pending.tokens += new
+      pending.logprobs += new_logprobs[:count]
       self.counts['tokens_decoded'] += count
-      stop = self._stop(job)
+      stop = self._stop(pending)
       if stop is None:
-        going.append(job)
+        going.append(pending)
       else:
-        job.row.busy = False
-        self._finish_span(job.episode, job.place, job.request, job.tokens, job.logprobs, stop)
-        stopped.append(job.episode)
+        pending.row.busy = False
+        self._finish_span(pending, stop)
+        stopped.append(pending.episode)
     self.running = going
-    for episode in dict.fromkeys(stopped):
-      self._advance(episode)
+    self._advance(stopped)
 
-  def _stop(self, job: Job) -> str | None:
-    """Why the span of a paused job ends here; None if it goes on."""
-    if job.tokens and job.tokens[-1] in self.engine.tokenizer.eos_ids:
+  def _stop(self, pending: Pending) -> str | None:
+    """Why the span of a paused slot ends here; None if it goes on."""
+    if pending.tokens[-1] in self.engine.tokenizer.eos_ids:
       return END
-    found = found_stop(self.engine.pieces, job.tokens, job.request.stop)
-    if found is not None:
+    if found := found_stop(self.engine.pieces, pending.tokens, pending.request.stop):
       return found
-    if not job.remaining:
-      return Stop.CONTEXT_FULL if job.clipped else LENGTH
-    return Stop.DEADLINE if self._seconds_left(job.episode) == 0 else None
+    if not pending.slot.remaining:
+      return LENGTH if len(pending.tokens) == pending.request.max_tokens else Stop.CONTEXT_FULL
+    return Stop.DEADLINE if self._seconds_left(pending.episode) == 0 else None

@@ -1,11 +1,11 @@
-"""The compiled programs of the sampler: prefill, score, decode a segment, fork.
+"""The compiled programs of the sampler: prefill, fork, decode a segment.
 
-All take the whole cache as a donated argument and return it, so that it is updated in place; sizes that vary come in
-buckets (`window`, the shape of `tokens`, `steps`), everything else is data. Nothing here talks to the host: what the
-host must decide ends the segment.
+Each takes the whole cache as a donated argument and returns it, so that it is updated in place. Sizes that vary come in
+buckets (`window`, the shape of `tokens`, `steps`), everything else is data. Nothing here talks to the host: a segment ends
+where the host must decide.
 
-With a `mesh` whose axis `data` is longer than 1 every program runs in lanes: what is counted by sequences (slots, chunks, rows
-of the cache) is split over them, the parameters are the same in each, and an index of a row is that within its lane.
+With a `mesh` whose axis `data` is longer than 1 every program runs in lanes: slots, chunks and rows of the cache are split over
+them, the parameters are the same in each, and the index of a row counts within its lane.
 
 Letters: S slots (rows decoded together), P chunks of a prefill, n tokens of a chunk, V vocabulary.
 """
@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxsearch.models.attention import get_windows, put_windows
-from jaxsearch.models.decoder import DecoderConfig, logits, target_logprobs
+from jaxsearch.models.decoder import DecoderConfig, get_windows, logits, put_windows, target_logprobs
 from jaxsearch.models.decoder import forward_cached as forward
 
 BLOCK = 128  # vocabulary entries summed at once when sampling
@@ -26,27 +25,27 @@ LANES = 'data'
 
 
 class Slots(NamedTuple):
-  """What a segment knows of its slots, each [S]. An idle slot points to the scratch row with length 0."""
-  rows: jax.Array  # int32, row of the cache
-  tokens: jax.Array  # int32, the last token of the path; its keys and values are not in the cache yet
-  lengths: jax.Array  # int32, tokens before it, all cached
-  remaining: jax.Array  # int32, tokens it may still generate; 0 if idle
-  episodes: jax.Array  # int32, number of the episode
-  requests: jax.Array  # int32, number of the request within its episode
-  temperature: jax.Array  # float32, 0 is greedy
-  top_p: jax.Array  # float32, 1 is off
-  top_k: jax.Array  # int32, 0 is off
-  profile: jax.Array  # int32, row of the profile tables
+  """What a segment knows of its slots, each [S], or of one slot, each a scalar. The defaults are an idle slot's."""
+  rows: jax.Array  # int32, row of the cache; the scratch row if idle
+  tokens: jax.Array = 0  # int32, the last token of the path; its keys and values are not in the cache yet
+  lengths: jax.Array = 0  # int32, tokens before it, all cached
+  remaining: jax.Array = 0  # int32, tokens it may still generate
+  episodes: jax.Array = 0  # int32, number of the episode
+  requests: jax.Array = 0  # int32, number of the request within its episode
+  temperature: jax.Array = 0.0  # float32, 0 is greedy
+  top_p: jax.Array = 1.0  # float32, 1 is off
+  top_k: jax.Array = 0  # int32, 0 is off
+  profile: jax.Array = 0  # int32, row of the profile tables
 
 
 class Profiles(NamedTuple):
   """Tables over the vocabulary, [profiles, V] bool: one row for every set of stop strings and forbidden tokens in use."""
-  pause: jax.Array  # at these tokens the host must look
+  pause: jax.Array  # tokens at which a slot stops, for the host to look at
   forbidden: jax.Array
 
 
 class Leave(NamedTuple):
-  """When a segment ends: `enough` slots have stopped, or all, or `limit` steps are done. int32 scalars."""
+  """When a segment ends: once `enough` slots have finished, or all, or after `limit` steps. int32 scalars."""
   enough: jax.Array
   limit: jax.Array
 
@@ -59,26 +58,21 @@ def in_lanes(mesh: Mesh | None, program, shared: tuple, own: tuple):
   """program(*shared, *own) in every lane; `own` and the results are split over lanes along their first dimensions."""
   if not has_lanes(mesh):
     return program(*shared, *own)
-  whole, split = PartitionSpec(), PartitionSpec(LANES)
-  return jax.shard_map(program, mesh=mesh, axis_names={LANES}, check_vma=False, out_specs=split,
-                       in_specs=(whole,) * len(shared) + (split,) * len(own))(*shared, *own)
+  specs = (PartitionSpec(),) * len(shared) + (PartitionSpec(LANES),) * len(own)
+  return jax.shard_map(program, mesh=mesh, axis_names={LANES}, check_vma=False, in_specs=specs,
+                       out_specs=PartitionSpec(LANES))(*shared, *own)
 
 
 @functools.partial(jax.jit, static_argnames=('config', 'window', 'mesh'), donate_argnames='cache')
-def prefill(config: DecoderConfig, params, cache, tokens, starts, rows, *, window: int, mesh: Mesh | None = None):
-  """Caches the tokens [P,n] of chunks that begin after `starts` [P] tokens of `rows` [P]; returns the cache."""
-  def program(params, cache, tokens, starts, rows):
-    return forward(config, params, tokens, starts, cache, rows, window)[1]
+def prefill(config: DecoderConfig, params, cache, tokens, starts, rows, targets=None, *, window: int, mesh: Mesh | None = None):
+  """Caches the tokens [P,n] of chunks that begin after `starts` [P] tokens of `rows` [P].
 
-  return in_lanes(mesh, program, (params,), (cache, tokens, starts, rows))
-
-
-@functools.partial(jax.jit, static_argnames=('config', 'window', 'mesh'), donate_argnames='cache')
-def score(config: DecoderConfig, params, cache, tokens, starts, rows, targets, *, window: int, mesh: Mesh | None = None):
-  """As `prefill`, and the log-probability of targets [P,n], each predicted by the token at its place: (cache, [P,n])."""
+  Returns:
+    (cache, log-probabilities [P,n] of `targets` [P,n], each predicted by the token at its place; None without targets)
+  """
   def program(params, cache, tokens, starts, rows, targets):
     hidden, cache = forward(config, params, tokens, starts, cache, rows, window)
-    return cache, target_logprobs(params, hidden, targets)[0]
+    return cache, None if targets is None else target_logprobs(params, hidden, targets)[0]
 
   return in_lanes(mesh, program, (params,), (cache, tokens, starts, rows, targets))
 
@@ -101,10 +95,10 @@ def fork(cache, sources, targets, count, *, window: int, mesh: Mesh | None = Non
 
 @functools.partial(jax.jit, static_argnames='steps')
 def draws(key, episodes, requests, lengths, *, steps: int):
-  """[S,steps] uniform numbers in [0, 1): one for each token that a slot may draw in a segment.
+  """[S,steps] uniform numbers in [0, 1), one for each token that a slot may draw in a segment.
 
-  The token at depth d of a path gets its number from fold_in(fold_in(fold_in(key, episode), request), d): it depends
-  neither on the other slots nor on when and in which slot it is drawn.
+  The token at depth d of a path gets the number of fold_in(fold_in(fold_in(key, episode), request), d), whichever slot
+  draws it, when, and beside whom.
   """
   def draw(episode, request, depth):
     return jax.random.uniform(jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, episode), request), depth))
@@ -118,9 +112,8 @@ def decode(config: DecoderConfig, params, cache, slots: Slots, profiles: Profile
            window: int, mesh: Mesh | None = None):
   """Samples up to `steps` tokens in every slot that is not idle.
 
-  The loop works on a copy of the slots' rows, cut to `window`, so that attention reads contiguous arrays whichever
-  rows are decoded; what is new is written back once at the end. Lanes do their steps together: on some platforms a program
-  may not loop more often on one device than on another.
+  The loop works on a copy of the slots' rows, cut to `window`, so that attention reads contiguous arrays; new entries are
+  written back once at the end. Lanes step together: on some platforms no device may loop more often than another.
 
   Args:
     uniforms: [S,steps], from `draws`.
@@ -128,46 +121,36 @@ def decode(config: DecoderConfig, params, cache, slots: Slots, profiles: Profile
   Returns:
     (cache, tokens [S,steps] int32, logprobs [S,steps] float32, counts [S] int32 of tokens generated)
   """
-  everywhere = functools.partial(jax.lax.psum, axis_name=LANES) if has_lanes(mesh) else lambda count: count
-
   def program(params, profiles, leave, cache, slots, uniforms):
-    return _decode(config, params, cache, slots, profiles, uniforms, leave, window, everywhere)
+    S, steps = uniforms.shape
+    started, start = slots.remaining > 0, jnp.zeros(S, jnp.int32)
+    paths = [get_windows(layer, start, slots.rows, window) for layer in cache]
+    pause, forbidden = profiles.pause[slots.profile], profiles.forbidden[slots.profile]
+
+    def unfinished(step, active):
+      counts = jnp.stack([jnp.sum(active), jnp.sum(started & ~active)])
+      going, stopped = jax.lax.psum(counts, LANES) if has_lanes(mesh) else counts
+      return (step < leave.limit) & (going > 0) & (stopped < leave.enough)
+
+    def one_token(state):
+      _, step, last, counts, active, paths, tokens, logprobs = state
+      hidden, paths = forward(config, params, last[:, None], slots.lengths + counts, paths)
+      chosen, logprob = sample(logits(params, hidden[:, 0]), uniforms[:, step], slots, forbidden)
+      last = jnp.where(active, chosen, last)
+      tokens = jax.lax.dynamic_update_slice(tokens, last[:, None], (0, step))
+      logprobs = jax.lax.dynamic_update_slice(logprobs, logprob[:, None], (0, step))
+      counts = counts + active
+      active &= ~jnp.take_along_axis(pause, last[:, None], axis=1)[:, 0] & (counts < slots.remaining)
+      return unfinished(step + 1, active), step + 1, last, counts, active, paths, tokens, logprobs
+
+    state = (unfinished(0, started), jnp.int32(0), slots.tokens, jnp.zeros(S, jnp.int32), started, paths,
+             jnp.zeros((S, steps), jnp.int32), jnp.zeros((S, steps), jnp.float32))
+    _, _, _, counts, _, paths, tokens, logprobs = jax.lax.while_loop(lambda state: state[0], one_token, state)
+    new = [get_windows(path, slots.lengths, jnp.arange(S), steps) for path in paths]
+    cache = [put_windows(layer, windows, slots.lengths, slots.rows) for layer, windows in zip(cache, new, strict=True)]
+    return cache, tokens, logprobs, counts
 
   return in_lanes(mesh, program, (params, profiles, leave), (cache, slots, uniforms))
-
-
-def _decode(config, params, cache, slots, profiles, uniforms, leave, window, everywhere):
-  """The segment of one lane; `everywhere` adds a count up over all of them."""
-  S, steps = uniforms.shape
-  start = jnp.zeros(S, jnp.int32)
-  paths = [get_windows(layer, start, slots.rows, window) for layer in cache]
-  pause, forbidden = profiles.pause[slots.profile], profiles.forbidden[slots.profile]
-
-  def unfinished(step, active):
-    going, stopped = everywhere(jnp.stack([jnp.sum(active), jnp.sum(_started(slots) & ~active)]))
-    return (step < leave.limit) & (going > 0) & (stopped < leave.enough)
-
-  def one_token(state):
-    _, step, last, counts, active, paths, tokens, logprobs = state
-    hidden, paths = forward(config, params, last[:, None], slots.lengths + counts, paths)
-    chosen, logprob = sample(logits(params, hidden[:, 0]), uniforms[:, step], slots, forbidden)
-    last = jnp.where(active, chosen, last)
-    tokens = jax.lax.dynamic_update_slice(tokens, last[:, None], (0, step))
-    logprobs = jax.lax.dynamic_update_slice(logprobs, logprob[:, None], (0, step))
-    counts = counts + active
-    active &= ~jnp.take_along_axis(pause, last[:, None], axis=1)[:, 0] & (counts < slots.remaining)
-    return unfinished(step + 1, active), step + 1, last, counts, active, paths, tokens, logprobs
-
-  state = (unfinished(0, _started(slots)), jnp.int32(0), slots.tokens, jnp.zeros(S, jnp.int32), _started(slots), paths,
-           jnp.zeros((S, steps), jnp.int32), jnp.zeros((S, steps), jnp.float32))
-  _, _, _, counts, _, paths, tokens, logprobs = jax.lax.while_loop(lambda state: state[0], one_token, state)
-  new = [get_windows(path, slots.lengths, jnp.arange(S), steps) for path in paths]
-  cache = [put_windows(layer, windows, slots.lengths, slots.rows) for layer, windows in zip(cache, new, strict=True)]
-  return cache, tokens, logprobs, counts
-
-
-def _started(slots: Slots):
-  return slots.remaining > 0
 
 
 def sample(scores, uniform, slots: Slots, forbidden):
@@ -190,7 +173,8 @@ def sample(scores, uniform, slots: Slots, forbidden):
   mass = jnp.exp(scores - peak[:, None])
   normaliser = peak + jnp.log(jnp.sum(mass, axis=-1))
   mass = jnp.where(greedy[:, None], scores == peak[:, None], mass)  # argmax proper would take longer than all the rest
-  blocks = _blocks(mass)  # [S,N,BLOCK]
+  S, V = mass.shape
+  blocks = jnp.pad(mass, ((0, 0), (0, -V % BLOCK))).reshape(S, -1, BLOCK)
   below = jnp.cumsum(jnp.sum(blocks, axis=-1), axis=-1)
   wanted = jnp.where(greedy, 0, uniform) * below[:, -1]
   block = _first_above(below, wanted)
@@ -200,18 +184,12 @@ def sample(scores, uniform, slots: Slots, forbidden):
   return tokens.astype(jnp.int32), jnp.take_along_axis(scores, tokens[:, None], axis=1)[:, 0] - normaliser
 
 
-def _blocks(mass):
-  S, V = mass.shape
-  return jnp.pad(mass, ((0, 0), (0, -V % BLOCK))).reshape(S, -1, BLOCK)
-
-
 def _first_above(sums, level):
   """First index where the running sums [S,N] exceed level [S]; where rounding leaves none, the last one that grew.
 
-  Both have mass: the token that is drawn is never one of probability 0.
+  Both have mass: no token of probability 0 is ever drawn.
   """
-  above = sums > level[:, None]
-  grew = sums >= sums[:, -1:]
+  above, grew = sums > level[:, None], sums >= sums[:, -1:]
   return jnp.argmax(jnp.where(jnp.any(above, axis=-1, keepdims=True), above, grew), axis=-1)
 
 
@@ -229,8 +207,7 @@ def truncate(scores, top_k, top_p, rows):
 def _highest(scores, weights, wanted):
   """[S,V] bool: the highest scores, as few as have weights that add up to `wanted` [S]; all if none do.
 
-  Bisection over the 2^32 float32 numbers in their order: 32 passes over the vocabulary, where XLA would sort it on one
-  core.
+  Bisects the 2^32 float32 numbers in their order: 32 passes over the vocabulary, where XLA would sort on one core.
   """
   bits = jax.lax.bitcast_convert_type(scores, jnp.int32)
   ranks = jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)

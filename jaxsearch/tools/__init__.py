@@ -3,17 +3,13 @@
 A search back end is an object with `search(queries, topk) -> list[list[Document]]`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from jaxsearch import registry
 from jaxsearch.data.corpus import Document
-
-if TYPE_CHECKING:
-  from jaxsearch.tools.simulated import Writer
+from jaxsearch.data.sources import load_corpus
 
 KINDS = ('bm25', 'http', 'web', 'simulated')
 
@@ -24,6 +20,14 @@ class SearchBackend(Protocol):
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]: ...
 
 
+class Writer(Protocol):
+  """Writes documents for queries, see tools/simulated.py; `write` is called from several threads."""
+
+  def write(self, queries: Sequence[str], topk: int, noisy: Sequence[bool], seeds: Sequence[int]) -> list[list[Document]]:
+    """At most `topk` documents for each query, all useful, or all noisy where `noisy` is true; all that is random about
+    them follows from the query's seed."""
+
+
 def check_search(queries: Sequence[str], topk: int) -> None:
   """Raises TypeError for one string in place of a list of queries, ValueError for a `topk` below 1."""
   if isinstance(queries, str):
@@ -32,10 +36,10 @@ def check_search(queries: Sequence[str], topk: int) -> None:
     raise ValueError(f'topk={topk} must be at least 1')
 
 
-def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | None = None,
-                url: str | None = None, engine: str = 'rank_bm25', timeout: float = 30.0,
-                token: str | None = None, cache: str | os.PathLike | None = None, writer: str | Writer = 'world',
-                writer_model: str = '', noise_start: float = 0.0, noise_end: float = 0.5, seed: int = 0) -> SearchBackend:
+def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | None = None, url: str | None = None,
+                engine: str = 'rank_bm25', timeout: float = 30.0, token: str | None = None,
+                cache: str | os.PathLike | None = None, writer: str | Writer = 'world', writer_model: str = '',
+                noise_start: float = 0.0, noise_end: float = 0.5, seed: int = 0) -> SearchBackend:
   """Opens the back end of the given kind from plain settings.
 
   Args:
@@ -48,17 +52,20 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | N
     timeout: seconds for a search by a server, all attempts together.
     token: a bearer token for 'http'.
     cache: file that keeps responses of 'web' and of the writer 'chat'; None or '' keeps none.
-    writer: for 'simulated': 'world', which needs no model; 'chat', a model behind a server, with its key (if it wants
-      one) in OPENAI_API_KEY; or any `tools.simulated.Writer`.
-    writer_model: for the writer 'chat', the name of the model.
-    noise_start, noise_end, seed: for 'simulated', see `tools.simulated.SimulatedSearch`.
+    writer: for 'simulated': 'world', which needs no model; 'chat', the `writer_model` behind a server, with its key (if it
+      wants one) in OPENAI_API_KEY; or any `Writer`.
+    noise_start, noise_end, seed: for 'simulated', see tools/simulated.py.
 
-  Raises:
-    ValueError: an unknown kind, or a missing setting; names it.
+  Raises ValueError for an unknown kind or a missing setting; names it.
   """
+  def passages(needed_by):
+    if corpus is None:
+      raise ValueError(f'{needed_by} needs a corpus')
+    return load_corpus(os.fspath(corpus)) if isinstance(corpus, (str, os.PathLike)) else corpus
+
   if kind == 'bm25':
     from jaxsearch.tools.bm25 import BM25
-    return BM25(_passages(corpus, "search kind 'bm25'"), engine=engine)
+    return BM25(passages("search kind 'bm25'"), engine=engine)
   if kind == 'http':
     if not url:
       raise ValueError("search kind 'http' needs a url")
@@ -70,7 +77,7 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | N
   if kind == 'simulated':
     from jaxsearch.tools.simulated import ModelWriter, SimulatedSearch
     if isinstance(writer, str) and writer in registry.ENTRIES['writers']:
-      writer = registry.find('writers', writer)(_passages(corpus, f'writer {writer!r}'), engine=engine)
+      writer = registry.find('writers', writer)(passages(f'writer {writer!r}'), engine=engine)
     elif writer == 'chat':
       from jaxsearch.tools.chat import Chat
       if not (url and writer_model):
@@ -80,10 +87,3 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | N
       raise ValueError(f'unknown writer {writer!r}; known: world, chat')
     return SimulatedSearch(writer, noise_start=noise_start, noise_end=noise_end, seed=seed)
   raise ValueError(f'unknown search kind {kind!r}; known: {", ".join(KINDS)}')
-
-
-def _passages(corpus: str | os.PathLike | Sequence[Document] | None, needed_by: str) -> Sequence[Document]:
-  if corpus is None:
-    raise ValueError(f'{needed_by} needs a corpus')
-  from jaxsearch.data.sources import load_corpus
-  return load_corpus(os.fspath(corpus)) if isinstance(corpus, (str, os.PathLike)) else corpus

@@ -9,8 +9,7 @@ Two libraries compute them, with the same ranking: `rank_bm25`, always installed
 sparse matrix suits a million passages better.
 """
 
-from __future__ import annotations
-
+import dataclasses
 import functools
 import logging
 import math
@@ -23,16 +22,13 @@ import numpy as np
 from jaxsearch.data.corpus import Document
 from jaxsearch.tools import check_search
 
-ENGINES = ('rank_bm25', 'bm25s')
-_WORD = re.compile(r'\w+')
-
 
 def words(text: str) -> list[str]:
   """The words of a text as they are indexed: case folded, without accents or punctuation."""
   text = text.casefold()
   if not text.isascii():
     text = ''.join(c for c in unicodedata.normalize('NFKD', text) if not unicodedata.combining(c))
-  return _WORD.findall(text)
+  return re.findall(r'\w+', text)
 
 
 class BM25:
@@ -41,13 +37,10 @@ class BM25:
   Args:
     corpus: passages; their order breaks ties.
     engine: 'rank_bm25', or 'bm25s' for larger corpora.
-    k1: how soon more occurrences of a word stop counting.
-    b: how much a long passage is marked down, 0 to 1.
+    k1, b: how soon more occurrences of a word stop counting; how much a long passage is marked down, 0 to 1.
     cache_size: how many of the latest queries keep their results.
 
-  Raises:
-    ValueError: no passage, no word in any of them, or an unknown engine.
-    ImportError: the engine is bm25s, which is not installed.
+  Raises ValueError for a corpus without a word in it or an unknown engine, ImportError for bm25s where it is not installed.
   """
 
   def __init__(self, corpus: Sequence[Document], *, engine: str = 'rank_bm25', k1: float = 0.9, b: float = 0.4,
@@ -57,9 +50,8 @@ class BM25:
     documents = [words(f'{passage.title}\n{passage.text}') for passage in corpus]
     if not any(documents):
       raise ValueError(f'cannot index a corpus of {len(documents)} passages without a word in them')
-    self._passages = list(corpus)
-    self._vocabulary = frozenset(word for document in documents for word in document)
-    self._scores = (_rank_bm25 if engine == 'rank_bm25' else _bm25s)(documents, k1, b)
+    self._passages, self._vocabulary = list(corpus), frozenset().union(*documents)
+    self._scores = ENGINES[engine](documents, k1, b)
     self._ranked = functools.lru_cache(maxsize=cache_size)(self._rank)
 
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
@@ -78,10 +70,9 @@ class BM25:
     # Rounded, so that sums equal on paper are equal here, whatever the engine's order of additions.
     scores = np.round(self._scores(known), 9)
     count = min(topk, np.count_nonzero(scores > 0))
-    threshold = np.partition(scores, -count)[-count]
-    best = np.flatnonzero(scores >= threshold)
+    best = np.flatnonzero(scores >= np.partition(scores, -count)[-count])
     best = best[np.argsort(-scores[best], kind='stable')][:count]
-    return tuple(Document(p.id, p.title, p.text, float(scores[i])) for i in best for p in [self._passages[i]])
+    return tuple(dataclasses.replace(self._passages[i], score=float(scores[i])) for i in best)
 
 
 def _rank_bm25(documents: list[list[str]], k1: float, b: float) -> Callable[[list[str]], np.ndarray]:
@@ -125,3 +116,6 @@ def _bm25s(documents: list[list[str]], k1: float, b: float) -> Callable[[list[st
   index.index(documents, show_progress=False)
   # bm25s leaves out the constant factor (k1 + 1), as Lucene does; with it both engines give the same scores.
   return lambda query: index.get_scores(query) * (k1 + 1)
+
+
+ENGINES = {'rank_bm25': _rank_bm25, 'bm25s': _bm25s}

@@ -4,8 +4,6 @@ Threads and processes may share a file. Not `diskcache` or `sqlitedict`: both un
 maintained.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -15,14 +13,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-_WAIT = 30.0  # seconds for another process to finish writing
-
 
 class Cache:
   """A file of responses, made with its folder if it is not there; without a path (None or '') nothing is kept.
 
-  Raises:
-    ValueError: the file is something else; names it.
+  Raises ValueError if the file is something else; names it.
   """
 
   def __init__(self, path: str | os.PathLike | None):
@@ -30,9 +25,8 @@ class Cache:
     if not path:
       return
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-    self._lock = threading.Lock()
-    self._fetching = [threading.Lock() for _ in range(256)]  # by the first byte of the key
-    self._db = sqlite3.connect(path, timeout=_WAIT, check_same_thread=False)
+    self._lock, self._fetching = threading.Lock(), [threading.Lock() for _ in range(256)]  # by the first byte of the key
+    self._db = sqlite3.connect(path, timeout=30.0, check_same_thread=False)  # seconds for another process to finish writing
     try:
       with self._db:
         self._db.execute('CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer TEXT) WITHOUT ROWID')
@@ -42,11 +36,8 @@ class Cache:
   def get(self, request: object, fetch: Callable[[], Any]) -> Any:
     """The response kept for `request`, else that of `fetch()`, which is kept unless it raises.
 
-    Threads that want the same response at the same time, as the trees of a group do, fetch it once.
-
-    Args:
-      request: JSON with all that the response depends on.
-      fetch: returns JSON.
+    Threads that want the same response at the same time, as the trees of a group do, fetch it once. Both are JSON;
+    `request` holds all that the response depends on.
     """
     if self._db is None:
       return fetch()

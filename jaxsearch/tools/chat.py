@@ -4,8 +4,6 @@
 `choices[0].message.content`. A `Chat` can be a judge, a reader, or the writer of `jaxsearch.tools.simulated`.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -30,37 +28,30 @@ class Chat(JsonClient):
     url: the address that '/chat/completions' is appended to, such as 'http://127.0.0.1:8000/v1'.
     model: its name at the server.
     temperature, max_tokens: of every reply.
-    timeout, attempts, backoff: of one `reply` once it has its turn, see `JsonClient`.
-    concurrency: requests in flight; further ones wait for their turn.
+    concurrency: requests in flight; further ones wait for their turn, which does not count towards the timeout.
     cache: file that keeps replies by prompt, model and sampling parameters; above temperature 0 too, so that a repeated
       run gets the same. None keeps nothing.
-    key_variable: the environment variable that holds the API key; where it is empty none is sent, as many local
-      servers want none.
+    key_variable: the environment variable that holds the API key, sent if it is not empty: many local servers want none.
+    options: of `JsonClient`; the timeout is that of one `reply`.
   """
 
   error = ChatError
 
-  def __init__(self, url: str, model: str, *, temperature: float = 0.0, max_tokens: int = 512, timeout: float = 60.0,
-               attempts: int = 5, backoff: float = 0.5, concurrency: int = 8, cache: str | os.PathLike | None = None,
-               key_variable: str = 'OPENAI_API_KEY'):
+  def __init__(self, url: str, model: str, *, temperature: float = 0.0, max_tokens: int = 512, concurrency: int = 8,
+               cache: str | os.PathLike | None = None, key_variable: str = 'OPENAI_API_KEY', **options):
     if not model:
       raise ValueError('a chat needs the name of a model')
     if concurrency < 1:
       raise ValueError(f'concurrency={concurrency} must be at least 1')
     key, address = secret_from_env(key_variable), httpx.URL(url)
-    super().__init__(address.copy_with(path=address.path.rstrip('/') + '/chat/completions'), timeout=timeout,
-                     attempts=attempts, backoff=backoff, secret=key)
+    super().__init__(address.copy_with(path=address.path.rstrip('/') + '/chat/completions'), token=key,
+                     **{'timeout': 60.0, 'attempts': 5, 'backoff': 0.5} | options)
     self._settings = {'model': model, 'temperature': temperature, 'max_tokens': max_tokens}
     self._cache, self._concurrency, self._in_flight = Cache(cache), concurrency, threading.Semaphore(concurrency)
-    if not key:
-      self._hint = f' ({key_variable} holds no key)'
+    self._hint = '' if key else f' ({key_variable} holds no key)'
 
   def reply(self, prompt: Prompt) -> str:
-    """The model's reply, which may be empty.
-
-    Raises:
-      ChatError: no response in time, a refusal, or a response of another shape.
-    """
+    """The model's reply, which may be empty. Raises ChatError."""
     messages = [{'role': 'user', 'content': prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
     body = {**self._settings, 'messages': messages}
 
@@ -84,10 +75,7 @@ class Chat(JsonClient):
 
 def _text(response: object) -> str:
   """The text of a response. Raises ValueError if there is none, as in a refusal or a tool call."""
-  try:
-    content = response['choices'][0]['message']['content']
-  except (LookupError, TypeError):
-    content = None
-  if not isinstance(content, str):
-    raise ValueError("no text in 'choices[0].message.content'")
-  return content
+  match response:
+    case {'choices': [{'message': {'content': str(text)}}, *_]}:
+      return text
+  raise ValueError("no text in 'choices[0].message.content'")

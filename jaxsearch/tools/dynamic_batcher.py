@@ -1,14 +1,9 @@
 """Dynamic batching: threads share a function that is slow for few prompts and runs one batch at a time."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
-
-T = TypeVar('T')
 
 
 class DynamicBatcher:
@@ -18,11 +13,10 @@ class DynamicBatcher:
   but for rounding.
   """
 
-  def __init__(self, generate: Callable[[list[str]], Sequence[T]]):
-    self._generate, self._waiting, self._lock = generate, [], threading.Lock()
-    self._worker = ThreadPoolExecutor(1)
+  def __init__(self, generate: Callable[[list[str]], Sequence]):
+    self._generate, self._waiting, self._lock, self._worker = generate, [], threading.Lock(), ThreadPoolExecutor(1)
 
-  def __call__(self, prompts: list[str]) -> list[T]:
+  def __call__(self, prompts: list[str]) -> list:
     """The replies to `prompts`. An error of the batch is raised for all who had prompts in it."""
     replies = Future()
     with self._lock:

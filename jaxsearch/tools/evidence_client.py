@@ -5,8 +5,6 @@ list of these. `SCHEMA` describes it to a model that calls functions: the argume
 request. The server is `jaxsearch.tools.http_server.evidence_app`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -28,15 +26,9 @@ SCHEMA = {'type': 'function', 'function': {
 
 @dataclass(frozen=True)
 class Evidence:
-  """What was found for a question.
-
-  Attributes:
-    evidence: '' if nothing was found, or no well-formed box of evidence was written.
-    answer: that of the policy which searched; None without one.
-    searches: how many it made.
-  """
-  evidence: str
-  answer: str | None
+  """What was found for a question."""
+  evidence: str       # '' if nothing was found, or no well-formed box of evidence was written
+  answer: str | None  # that of the policy which searched; None without one
   searches: Annotated[int, Field(strict=True, ge=0)]
 
 
@@ -45,23 +37,19 @@ class EvidenceError(RequestError):
 
 
 class EvidenceClient(JsonClient):
-  """Gets evidence from a server; may be called from several threads. Args as of `JsonClient`; `token` is its secret."""
+  """Gets evidence from a server; may be called from several threads. Args as of `JsonClient`."""
 
   error, default_path = EvidenceError, '/evidence'
 
-  def __init__(self, url: str, *, timeout: float = 300.0, attempts: int = 4, backoff: float = 0.5, token: str | None = None):
-    super().__init__(url, timeout=timeout, attempts=attempts, backoff=backoff, secret=token)
+  def __init__(self, url: str, **options):
+    super().__init__(url, **{'timeout': 300.0, 'backoff': 0.5} | options)
 
   def __call__(self, question: str) -> str:
-    """The evidence for a question, '' if there is none. Raises EvidenceError as `find` does."""
+    """The evidence for a question, '' if there is none. Raises EvidenceError."""
     return self.find([question])[0].evidence
 
   def find(self, questions: Sequence[str]) -> list[Evidence]:
-    """What was found for each question, in one request.
-
-    Raises:
-      EvidenceError: no response in time, a refusal, or a response of another shape.
-    """
+    """What was found for each question, in one request. Raises EvidenceError."""
     if isinstance(questions, str):
       raise TypeError('questions must be a list of strings, not one string')
     if not questions:

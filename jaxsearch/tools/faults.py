@@ -17,6 +17,5 @@ def check(kind: str) -> None:
 def apply(kind: str, output: str, rng: np.random.Generator) -> str:
   """What the model sees instead of `output`: for 'working' the output, for 'empty' nothing, for 'irrelevant' passages about
   something else, for 'garbage' random characters, as many as the output had, but 40 to 200: each may be a token."""
-  check(kind)
   garbage = rng.choice(LETTERS, min(max(len(output), 40), 200)) if kind == 'garbage' else ()
   return {'working': output, 'empty': '', 'irrelevant': IRRELEVANT, 'garbage': ''.join(garbage)}[kind]

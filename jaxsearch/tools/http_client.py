@@ -5,8 +5,6 @@ not before the server's `Retry-After`, all attempts within one deadline. Everyth
 shape, is an error at once. Errors name the URL and show no key.
 """
 
-from __future__ import annotations
-
 import email.utils
 import json
 import os
@@ -21,27 +19,20 @@ import pydantic
 import tenacity
 
 MAX_RESPONSE_BYTES = 64 * 2**20
-_RETRIED_STATUS = (408, 425, 429)  # and all 5xx
-_LOOPBACK = re.compile(r'localhost|127(\.\d+){3}|::1')
 T = TypeVar('T')
 
 
 class RequestError(RuntimeError):
-  """A request without a usable response; `url`, `reason` and `status` (None without one) say where and why."""
+  """A request without a usable response; `url`, `reason` and `status` (None without one) say where and why.
+
+  `delay` is set on an attempt that may be retried: the seconds that the server asks for, else 0.
+  """
 
   kind = 'request'
 
-  def __init__(self, url: str, reason: str, status: int | None = None):
+  def __init__(self, url: str, reason: str, status: int | None = None, delay: float | None = None):
     super().__init__(f'{self.kind} at {url} failed: {reason}')
-    self.url, self.reason, self.status = url, reason, status
-
-
-class _TransientError(Exception):
-  """A failed attempt that may be retried, after `delay` seconds if the server names them."""
-
-  def __init__(self, reason: str, status: int | None = None, delay: float = 0.0):
-    super().__init__(reason)
-    self.reason, self.status, self.delay = reason, status, delay
+    self.url, self.reason, self.status, self.delay = url, reason, status, delay
 
 
 class JsonClient:
@@ -52,21 +43,20 @@ class JsonClient:
     timeout: seconds for one `post`, all attempts together.
     attempts: at most, the first one included.
     backoff: seconds before the second attempt, doubled for each further one (up to 5), plus jitter.
-    secret: a token or key sent with every request, and cut out of errors that quote the server.
-    secret_header: 'authorization' sends the secret as a bearer token, any other header as it is.
+    token: a token or key sent with every request, and cut out of errors that quote the server.
+    token_header: 'authorization' sends it as a bearer token, any other header as it is.
     rate: requests started per second, by all threads and retries included; None is any number. Waiting for the first
       turn does not count towards the timeout.
 
-  Raises:
-    ValueError: not an HTTP address, numbers out of range, or a secret that cannot stand in a header.
+  Raises ValueError for another address than HTTP's, numbers out of range, and a token that cannot stand in a header.
   """
 
   error: type[RequestError] = RequestError
   default_path = ''
   _hint = ''  # why a request may be unauthorised
 
-  def __init__(self, url: str | httpx.URL, *, timeout: float = 30.0, attempts: int = 4, backoff: float = 0.5,
-               secret: str | None = None, secret_header: str = 'authorization', rate: float | None = None):
+  def __init__(self, url: str | httpx.URL, *, timeout: float = 30.0, attempts: int = 4, backoff: float = 0.2,
+               token: str | None = None, token_header: str = 'authorization', rate: float | None = None):
     address = httpx.URL(url)
     if address.scheme not in ('http', 'https') or not address.host:
       raise ValueError(f'not an http address: {str(url)!r}')
@@ -77,42 +67,36 @@ class JsonClient:
     # Errors end up in logs and observations: no password, no query string in them.
     self.url = f'{address.scheme}://{address.netloc.decode()}{address.path}'
     self._address, self._timeout, self._attempts, self._backoff = address, timeout, attempts, backoff
-    self._secret = check_secret(secret, 'a token')
+    self._token = check_secret(token, 'a token')
     self._gap, self._last_turn, self._lock = 1 / rate if rate else 0.0, float('-inf'), threading.Lock()
     headers = {'content-type': 'application/json'}
-    if secret:
-      headers[secret_header] = f'Bearer {secret}' if secret_header == 'authorization' else secret
+    if token:
+      headers[token_header] = f'Bearer {token}' if token_header == 'authorization' else token
     # A proxy cannot reach this machine's own server.
-    self._http = httpx.Client(headers=headers, trust_env=not _LOOPBACK.fullmatch(address.host))
-
-  def close(self) -> None:
-    self._http.close()
+    self._http = httpx.Client(headers=headers, trust_env=not re.fullmatch(r'localhost|127(\.\d+){3}|::1', address.host))
 
   def post(self, body: object, parse: Callable[[Any], T]) -> T:
     """What `parse` makes of the JSON of the response; it raises ValueError, or pydantic's, if that has another shape.
 
-    Raises:
-      the `error` of this client: no response in time, a refusal, or a response of another shape.
+    Raises the client's `error`: no response in time, a refusal, or a response of another shape.
     """
-    content = json.dumps(body).encode()
-    backoff = tenacity.wait_exponential(self._backoff, max=5.0)
-    jitter = tenacity.wait_random(0, self._backoff)
+    backoff, jitter = tenacity.wait_exponential(self._backoff, max=5.0), tenacity.wait_random(0, self._backoff)
     retrying = tenacity.Retrying(
       stop=tenacity.stop_after_attempt(self._attempts) | tenacity.stop_before_delay(self._timeout),
       wait=lambda state: max(backoff(state), state.outcome.exception().delay) + jitter(state),
-      sleep=self._pause, retry=tenacity.retry_if_exception_type(_TransientError), reraise=True)
+      sleep=self._pause, retry=tenacity.retry_if_exception(lambda error: getattr(error, 'delay', None) is not None), reraise=True)
     self._pause()
     try:
-      response = retrying(self._attempt, content, time.monotonic() + self._timeout)
-    except _TransientError as failure:
+      return parse(parse_json(retrying(self._attempt, json.dumps(body).encode(), time.monotonic() + self._timeout)))
+    except self.error as failure:
+      if failure.delay is None:
+        raise
       attempts = retrying.statistics['attempt_number']
       raise self.error(self.url, f'{failure.reason} (attempts: {attempts})', failure.status) from failure
-    try:
-      return parse(parse_json(response))
     except pydantic.ValidationError as error:
       first = error.errors(include_url=False)[0]
-      place = '.'.join(map(str, first['loc'])) or 'all of it'
-      raise self.error(self.url, f'not a valid response: {place}: {first["msg"]}') from error
+      reason = f'{".".join(map(str, first["loc"])) or "all of it"}: {first["msg"]}'
+      raise self.error(self.url, f'not a valid response: {reason}') from error
     except (ValueError, RecursionError) as error:
       raise self.error(self.url, f'not a valid response: {error}') from error
 
@@ -137,23 +121,20 @@ class JsonClient:
           if len(received) > MAX_RESPONSE_BYTES:
             raise self.error(self.url, f'the response is longer than {MAX_RESPONSE_BYTES} bytes')
           if time.monotonic() > deadline:  # httpx limits the wait for each chunk, not for all of them
-            raise _TransientError(f'no complete response within {self._timeout:g} s')
+            raise self.error(self.url, f'no complete response within {self._timeout:g} s', delay=0.0)
     except httpx.TimeoutException as error:
-      raise _TransientError(f'no response within {self._timeout:g} s ({type(error).__name__})') from error
-    except httpx.TransportError as error:
-      raise _TransientError(f'{type(error).__name__}: {error}') from error
+      raise self.error(self.url, f'no response within {self._timeout:g} s ({type(error).__name__})', delay=0.0) from error
     except httpx.HTTPError as error:
-      raise self.error(self.url, f'{type(error).__name__}: {error}') from error
+      delay = 0.0 if isinstance(error, httpx.TransportError) else None
+      raise self.error(self.url, f'{type(error).__name__}: {error}', delay=delay) from error
     if response.is_success:
       return bytes(received)
-    status = response.status_code
-    text = received.decode(errors='replace')
-    if self._secret:  # some servers quote the key that they refuse
-      text = text.replace(self._secret, '[key]')
+    status, text = response.status_code, received.decode(errors='replace')
+    if self._token:  # some servers quote the key that they refuse
+      text = text.replace(self._token, '[key]')
     reason = f'status {status}: {text[:200]}' + (self._hint if status == 401 else '')
-    if response.is_server_error or status in _RETRIED_STATUS:
-      raise _TransientError(reason, status, _retry_after(response.headers.get('retry-after', '')))
-    raise self.error(self.url, reason, status)
+    retried = response.is_server_error or status in (408, 425, 429)
+    raise self.error(self.url, reason, status, _retry_after(response.headers.get('retry-after', '')) if retried else None)
 
 
 def parse_json(content: bytes) -> Any:

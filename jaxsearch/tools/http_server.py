@@ -13,8 +13,6 @@ Refusals are `{"error": …}` with 400 for what is not of the protocol, 401 for 
 long or is too large, 429 and 503 for what may be retried. Needs the extra `serve`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
@@ -36,9 +34,6 @@ from jaxsearch.tools import SearchBackend
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 from jaxsearch.tools.evidence_client import SCHEMA, Evidence
 from jaxsearch.tools.http_client import parse_json
-
-CONNECTIONS = 512  # open at once; a backstop behind `Limits.requests`
-_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,12 +103,12 @@ def evidence_app(find: Callable[[list[str]], Sequence[Evidence]], *, check: Call
     found = list(map(dataclasses.asdict, found))
     return found if isinstance(question, list) else found[0]
 
-  return make_app('/evidence', evidence, 'search for evidence', token, limits, pages={'/tool': SCHEMA},
-                  health=lambda: {'questions': in_flight})
+  return make_app('/evidence', evidence, 'search for evidence', token, limits, {'/tool': SCHEMA},
+                  lambda: {'questions': in_flight})
 
 
 def make_app(path: str, handle: Callable[[dict], Awaitable[object]], name: str, token: str | None, limits: Limits,
-             pages: Mapping[str, object] | None = None, health: Callable[[], dict] | None = None) -> Starlette:
+             pages: Mapping[str, object] = {}, health: Callable[[], dict] | None = None) -> Starlette:
   """An application that answers POST requests to `path` with what `handle` makes of their JSON object.
 
   Args:
@@ -122,42 +117,38 @@ def make_app(path: str, handle: Callable[[dict], Awaitable[object]], name: str, 
     pages: JSON for GET requests, by path.
     health: what GET /health says besides 'ok'; the number of requests in flight if not given.
   """
-  in_flight = 0
+  in_flight = anyio.CapacityLimiter(limits.requests)
+
+  def check_token(request: Request) -> None:
+    given = request.headers.get('authorization', '').encode()
+    if token and not hmac.compare_digest(given, f'Bearer {token}'.encode()):
+      raise HTTPException(401, 'a bearer token is needed', {'www-authenticate': 'Bearer'})
 
   async def respond(request: Request) -> JSONResponse:
-    nonlocal in_flight
-    _check_token(request, token)
-    if in_flight >= limits.requests:
+    check_token(request)
+    if in_flight.available_tokens < 1:
       raise HTTPException(503, f'{limits.requests} requests are in flight', {'retry-after': '1'})
-    in_flight += 1
-    try:
-      return JSONResponse(await handle(await _read_body(request, limits)))
-    except HTTPException:
-      raise
-    except Exception as error:  # the client gets an answer and the log the cause
-      _log.exception('the %s failed', name)
-      raise HTTPException(500, f'the {name} failed ({type(error).__name__})') from error
-    finally:
-      in_flight -= 1
+    async with in_flight:
+      try:
+        return JSONResponse(await handle(await _read_body(request, limits)))
+      except HTTPException:
+        raise
+      except Exception as error:  # the client gets an answer and the log the cause
+        logging.getLogger(__name__).exception('the %s failed', name)
+        raise HTTPException(500, f'the {name} failed ({type(error).__name__})') from error
 
   async def show_page(request: Request) -> JSONResponse:
-    _check_token(request, token)
+    check_token(request)
     return JSONResponse(pages[request.url.path])
 
   async def show_health(request: Request) -> JSONResponse:
-    return JSONResponse({'status': 'ok'} | (health() if health else {'requests': in_flight}))
+    return JSONResponse({'status': 'ok'} | (health() if health else {'requests': in_flight.borrowed_tokens}))
 
   async def refuse(request: Request, error: HTTPException) -> JSONResponse:
     return JSONResponse({'error': error.detail}, error.status_code, error.headers)
 
-  gets = [Route('/health', show_health), *(Route(page, show_page) for page in pages or {})]
-  return Starlette(routes=[Route(path, respond, methods=['POST']), *gets], exception_handlers={HTTPException: refuse})
-
-
-def _check_token(request: Request, token: str | None) -> None:
-  given = request.headers.get('authorization', '').encode()
-  if token and not hmac.compare_digest(given, f'Bearer {token}'.encode()):
-    raise HTTPException(401, 'a bearer token is needed', {'www-authenticate': 'Bearer'})
+  routes = [Route(path, respond, methods=['POST']), Route('/health', show_health), *(Route(page, show_page) for page in pages)]
+  return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
 
 
 def _check_size(texts: Sequence[str], name: str, limits: Limits) -> None:
@@ -187,8 +178,7 @@ async def _read_body(request: Request, limits: Limits) -> dict:
 def bind(host: str, port: int) -> socket.socket:
   """A bound socket that does not listen yet, so that no client waits while a model is loaded. Port 0 takes a free one.
 
-  Raises:
-    ValueError: the address cannot be had; says why.
+  Raises ValueError for an address that cannot be had; says why.
   """
   if not 0 <= port < 2**16:  # getaddrinfo would take it modulo 2**16
     raise ValueError(f'cannot listen on {host}:{port}: a port is a number from 0 to 65535')
@@ -214,5 +204,8 @@ def run(app: Starlette, listener: socket.socket, name: str) -> None:
 
 
 def make_server_config(app: Starlette) -> uvicorn.Config:
-  """uvicorn without its configuration of `logging`, which would close the handlers of every other library."""
-  return uvicorn.Config(app, log_config=None, log_level='warning', lifespan='off', limit_concurrency=CONNECTIONS)
+  """uvicorn without its configuration of `logging`, which would close the handlers of every other library.
+
+  Its own limit, of open connections, is a backstop behind `Limits.requests`.
+  """
+  return uvicorn.Config(app, log_config=None, log_level='warning', lifespan='off', limit_concurrency=512)

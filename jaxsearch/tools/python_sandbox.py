@@ -5,8 +5,6 @@ of the standard library, limits on time, memory, recursion and calls of host fun
 functions that `run` is given. Whatever it does ends as text, never as an exception of ours.
 """
 
-from __future__ import annotations
-
 import datetime
 import re
 from collections.abc import Callable, Mapping
@@ -14,8 +12,7 @@ from typing import Any
 
 import pydantic_monty
 
-CALLS = 32       # of host functions and look-ups of their names, in one program
-RECURSION = 100  # frames
+CALLS = 32  # of host functions and look-ups of their names, in one program
 # A program's output depends on its text alone: the clock stands, nothing sleeps, random numbers are seeded.
 POLICY = {'datetime': datetime.datetime(2026, 1, 1), 'sleep': 'zero', 'random_start': {'seed': 0}}
 
@@ -34,26 +31,27 @@ class PythonSandbox:
     if seconds <= 0 or memory < 1 or output < 1 or workers < 1:
       raise ValueError(f'a sandbox of {seconds} s, {memory} MiB, {output} characters, {workers} workers: all more than 0')
     self._limits = {'max_feed_duration_secs': float(seconds), 'max_memory': memory << 20,
-                    'max_recursion_depth': RECURSION, 'max_suspensions': CALLS}
-    self._output = output
-    self._pool = pydantic_monty.Monty(min_processes=0, max_processes=workers)  # the first program starts a worker
+                    'max_recursion_depth': 100, 'max_suspensions': CALLS}
+    self._output, self._pool = output, pydantic_monty.Monty(min_processes=0, max_processes=workers)  # workers start when needed
     self._pool.__enter__()
 
   def run(self, code: str, functions: Mapping[str, Callable[..., Any]] | None = None) -> str:
     """What a program printed, and its error if it failed (`ZeroDivisionError: division by zero`).
 
     As at a prompt, the value of a last line that is an expression is shown if nothing was printed. May be called from
-    several threads.
-
-    Args:
-      functions: host functions that the program may call, by name; they run on the caller's thread.
+    several threads. The program may call the `functions` by name; they run on the caller's thread.
     """
-    printed, error = _Printed(self._output), ''
+    printed, error = '', ''
+
+    def show(_: str, text: str) -> None:
+      nonlocal printed
+      printed = (printed + text)[:self._output + 1]  # one too many tells below that there was more
+
     try:
       with self._pool.checkout(limits=self._limits, os_policy=POLICY) as session:
-        value = session.feed_run(code, external_lookup=dict(functions or {}), print_callback=printed)
-      if value is not None and not printed.text:
-        printed('stdout', str(value))
+        value = session.feed_run(code, external_lookup=dict(functions or {}), print_callback=show)
+      if value is not None and not printed:
+        show('stdout', str(value))
     except (pydantic_monty.MontySyntaxError, pydantic_monty.MontyRuntimeError) as failure:
       # The time or memory that it took differs from run to run.
       error = re.sub(r'(limit exceeded): .*', r'\1', failure.display('type-msg'))
@@ -61,21 +59,9 @@ class PythonSandbox:
       error = 'CrashedError: the program was ended'
     except (ValueError, RecursionError) as failure:  # a value that cannot be shown
       error = f'{type(failure).__name__}: {failure}'
-    return printed.text + (f'{error[:self._output]}\n' if error else '')
+    cut = '… (output cut)\n' if len(printed) > self._output else ''
+    return printed + cut + (f'{error[:self._output]}\n' if error else '')
 
   def close(self) -> None:
     """Ends the workers; nothing can be run any more."""
     self._pool.__exit__(None, None, None)
-
-
-class _Printed:
-  """Collects output up to a limit of characters."""
-
-  def __init__(self, limit: int):
-    self._limit, self.text = limit, ''
-
-  def __call__(self, _: str, text: str) -> None:
-    if len(self.text) <= self._limit:
-      self.text = (self.text + text)[:self._limit + 1]
-      if len(self.text) > self._limit:
-        self.text += '… (output cut)\n'

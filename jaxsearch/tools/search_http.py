@@ -1,11 +1,9 @@
 """Client of the retrieval protocol of Search-R1: `POST /retrieve {"queries", "topk", "return_scores"}`.
 
 The response is `{"result": [[{"document": {"id", "contents"}, "score"}, ...], ...]}`, a list for each query, or with
-`return_scores` false the documents themselves. It is checked here, so that nothing further in has to: whatever goes wrong
-is a `SearchError`. The server is `jaxsearch.tools.http_server.search_app`.
+`return_scores` false the documents themselves. It is checked here, so that nothing further in has to. The server is
+`jaxsearch.tools.http_server.search_app`.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -41,19 +39,12 @@ class Response(BaseModel):
 
 
 class HttpSearch(JsonClient):
-  """Searches with a retrieval server; may be called from several threads. Args as of `JsonClient`; `token` is its secret."""
+  """Searches with a retrieval server; may be called from several threads. Args as of `JsonClient`."""
 
   error, default_path = SearchError, '/retrieve'
 
-  def __init__(self, url: str, *, timeout: float = 30.0, attempts: int = 4, backoff: float = 0.2, token: str | None = None):
-    super().__init__(url, timeout=timeout, attempts=attempts, backoff=backoff, secret=token)
-
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
-    """At most `topk` documents for each query, in the server's order.
-
-    Raises:
-      SearchError: no response in time, a refusal, or a response of another shape.
-    """
+    """At most `topk` documents for each query, in the server's order. Raises SearchError."""
     check_search(queries, topk)
     if not queries:
       return []

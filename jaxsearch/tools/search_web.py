@@ -5,8 +5,6 @@ box and its knowledge graph where there are any, then the `organic` results: tit
 they are rate-limited, and kept in a file if one is named.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Annotated
@@ -52,30 +50,23 @@ class WebSearch(JsonClient):
 
   Args:
     url: the whole address, if not SERPER's own.
-    timeout, attempts, backoff, rate: of one query, see `JsonClient`.
     cache: file that keeps the documents of a query; None keeps nothing.
-    key_variable: the environment variable that holds the API key.
+    options: of `JsonClient`; the timeout is that of one query.
 
-  Raises:
-    ValueError: the variable holds no key; names it.
+  Raises ValueError if the environment variable SERPER_API_KEY holds no key.
   """
 
   error = SearchError
 
-  def __init__(self, url: str = SERPER, *, timeout: float = 30.0, attempts: int = 4, backoff: float = 0.5,
-               rate: float = 20.0, cache: str | os.PathLike | None = None, key_variable: str = 'SERPER_API_KEY'):
-    key = secret_from_env(key_variable)
+  def __init__(self, url: str = SERPER, *, cache: str | os.PathLike | None = None, **options):
+    key = secret_from_env('SERPER_API_KEY')
     if key is None:
-      raise ValueError(f'searching the web needs an API key in the environment variable {key_variable}')
-    super().__init__(url, timeout=timeout, attempts=attempts, backoff=backoff, secret=key, secret_header='x-api-key', rate=rate)
+      raise ValueError('searching the web needs an API key in the environment variable SERPER_API_KEY')
+    super().__init__(url, token=key, token_header='x-api-key', **{'backoff': 0.5, 'rate': 20.0} | options)
     self._cache = Cache(cache)
 
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
-    """At most `topk` documents for each query, in Google's order, one query after the other; none for a blank one.
-
-    Raises:
-      SearchError: no response in time, a refusal, or a response of another shape.
-    """
+    """At most `topk` documents for each query, one query after the other; none for a blank one. Raises SearchError."""
     check_search(queries, topk)
     return [self._find(query, topk) if query.strip() else [] for query in queries]
 

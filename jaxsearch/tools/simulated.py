@@ -8,41 +8,24 @@ The draws depend on seed, step and query alone. So trees that send the same quer
 and a resumed run gets those that the uninterrupted one would have got.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.tools import check_search
+from jaxsearch.tools import Writer, check_search
 
 
 class WriterError(RuntimeError):
   """A writer's reply that holds no documents."""
 
 
-class Writer(Protocol):
-  """Writes documents for queries; `write` is called from several threads."""
-
-  def write(self, queries: Sequence[str], topk: int, noisy: Sequence[bool], seeds: Sequence[int]) -> list[list[Document]]:
-    """At most `topk` documents for each query, all useful, or all noisy where `noisy` is true.
-
-    Args:
-      seeds: one for each query, for all that is random about its documents.
-    """
-
-
 def noise_probability(step: int, total_steps: int, start: float, end: float, base: float = 4.0) -> float:
-  """The curriculum of ZeroSearch: p_i = p_s + (b^(i/m) - 1) / (b - 1) * (p_e - p_s).
+  """The curriculum of ZeroSearch: p_i = p_s + (b^(i/m) - 1) / (b - 1) * (p_e - p_s) at step i of m = `total_steps`.
 
-  Args:
-    step: i, from 0 to m.
-    total_steps: m.
-    start, end: p_s and p_e, the probabilities of noise at step 0 and at step m.
-    base: b, how late most of the rise comes; more than 1. Between 0 and 1 it comes early.
+  `start` and `end` are p_s and p_e, the probabilities of noise at step 0 and at step m. A `base` b above 1 puts most of the
+  rise late, the larger the later; between 0 and 1 it comes early.
   """
   return start + (base ** (step / total_steps) - 1) / (base - 1) * (end - start)
 
@@ -74,14 +57,10 @@ class SimulatedSearch:
     check_search(queries, topk)
     if not queries:
       return []
-    draws = [self._draw(query) for query in queries]
-    return self._writer.write(queries, topk, [share < self.noise for share, _ in draws], [seed for _, seed in draws])
-
-  def _draw(self, query: str) -> tuple[float, int]:
-    """A number in [0, 1) and a seed for the writer."""
     # Not `hash`, which differs from process to process.
-    digest = hashlib.sha256(json.dumps([self._seed, self._step, query]).encode()).digest()
-    return int.from_bytes(digest[:6]) / 2**48, int.from_bytes(digest[6:14])
+    draws = [hashlib.sha256(json.dumps([self._seed, self._step, query]).encode()).digest() for query in queries]
+    noisy = [int.from_bytes(draw[:6]) / 2**48 < self.noise for draw in draws]
+    return self._writer.write(queries, topk, noisy, [int.from_bytes(draw[6:14]) for draw in draws])
 
 
 USEFUL = """You play the part of a search engine. Write the {topk} short documents that it would return for the query below, \
@@ -102,13 +81,10 @@ _BODY = re.compile(r'\s*Title:[ \t]*(\S[^\n]*)\n\s*Text:\s*(\S.*)', re.DOTALL)
 
 
 class ModelWriter:
-  """Has a language model write the documents.
+  """Has a language model write the documents. It sees the query alone: no query could coax question or answer out of it.
 
-  It sees the query alone, not the question or its answer: no query could coax these out of it.
-
-  Args:
-    generate: prompts in, replies out, an exception standing where one failed: `Chat.replies`, or a `DynamicBatcher` around
-      a local model. Called from several threads.
+  `generate` takes prompts and returns replies, an exception where one failed: `Chat.replies`, or a `DynamicBatcher` around a
+  local model. It is called from several threads.
   """
 
   def __init__(self, generate: Callable[[list[str]], Sequence[str | Exception]]):
@@ -117,9 +93,7 @@ class ModelWriter:
   def write(self, queries: Sequence[str], topk: int, noisy: Sequence[bool], seeds: Sequence[int]) -> list[list[Document]]:
     """See `Writer`; the documents depend on the prompt alone, as far as the model does, and `seeds` are unused.
 
-    Raises:
-      WriterError: a reply that is not in the form of the prompt.
-      other errors: those that `generate` raises or returns.
+    Raises WriterError for a reply that is not in the form of the prompt, and what `generate` raises or returns.
     """
     replies = self._generate([writing_prompt(query, topk, noise) for query, noise in zip(queries, noisy, strict=True)])
     for reply in replies:
@@ -136,8 +110,7 @@ def writing_prompt(query: str, topk: int, noisy: bool) -> str:
 def parse_documents(reply: str, topk: int) -> list[Document]:
   """The first `topk` documents of a reply in the form of the prompt; text before the first is skipped.
 
-  Raises:
-    WriterError: there is none, or one of them has no title or no text.
+  Raises WriterError if there is none, or one of them has no title or no text.
   """
   parts = _HEADING.split(reply)[1:][:topk]
   if not parts:

@@ -1,14 +1,15 @@
 """From the rows of the tree layout to the batch of a training step: micro-batches, trained tokens, shape buckets.
 
-Rows hold a loss weight for every token, most of them 0: prompts, observations, padding. A step projects onto the
-vocabulary only where there is a loss, so a batch carries the row indices of the trained tokens and their values packed
-to the front. Shapes come from few buckets, so that programs compile in the first steps of a run and then no more; what
-is padding weighs 0, and micro-batches that are padding are not run at all (`count`).
+Rows hold a loss weight for every token, most of them 0: prompts, observations, padding. A step projects onto the vocabulary
+only where there is a loss, so a batch carries the row indices of the trained tokens and their values packed to the front.
+Shapes come from few buckets, so that programs compile in the first steps of a run and then no more; padding weighs 0, and
+micro-batches of nothing but padding are not run at all (`count`).
 
 Letters: n micro-batches, R rows of each, T tokens of a row, M trained tokens of a row.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -20,7 +21,7 @@ from jaxsearch.trees.layout import TrainingRows
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """A training batch, or (without the leading n and with `count` unused) one micro-batch of it."""
+  """A training batch, or (without the leading n, `count` unused) one micro-batch of it."""
   tokens: jax.Array         # [n, R, T] int32
   positions: jax.Array      # [n, R, T] int32
   previous: jax.Array       # [n, R, T] int32, row index of the token before on its path
@@ -41,11 +42,12 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, old_logprobs: np.ndarray 
                ref_logprobs: np.ndarray | None = None, critic: bool = False) -> Batch:
   """Cuts rows into micro-batches of `micro_rows` and packs the trained tokens of each row.
 
-  `old_logprobs` and `ref_logprobs` are [B, T]; without the former the sampler's are taken. `critic`: with the values and
-  returns of the rows.
+  The number of micro-batches is rounded up to a power of two (padding costs no compute, see `count`), M to a multiple of T/8,
+  or of T/4 from T/2 on. Both depend on the rows alone, never on earlier batches: a resumed run computes the same.
 
-  The number of micro-batches is rounded up to a power of two (padding costs no compute, see `count`), M to a multiple
-  of T/8, or of T/4 from T/2 on. Both depend on the rows alone, never on earlier batches: a resumed run computes the same.
+  Args:
+    old_logprobs, ref_logprobs: [B, T]; without the former the sampler's are taken.
+    critic: whether to take the values and returns of the rows.
   """
   B, T = rows.tokens.shape
   count = max(-(-B // micro_rows), 1)
@@ -56,10 +58,8 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, old_logprobs: np.ndarray 
   real = np.take_along_axis(trained, order, axis=1)
 
   def split(values, padding=0):
-    padded = np.empty((n * micro_rows, values.shape[1]), values.dtype)
-    padded[:] = padding
-    padded[:B] = values
-    return padded.reshape(n, micro_rows, -1)
+    padding = np.broadcast_to(np.asarray(padding, values.dtype), (n * micro_rows - B, values.shape[1]))
+    return np.concatenate([values, padding]).reshape(n, micro_rows, -1)
 
   def packed(values):
     return split(np.where(real, np.take_along_axis(values, order, axis=1), 0).astype(values.dtype))
@@ -88,10 +88,7 @@ def check_rows(micro_rows: int, mesh) -> None:
 
 def target_bucket(largest: int, length: int) -> int:
   """The smallest of T/8, T/4, 3T/8, T/2, 3T/4, T that holds `largest`."""
-  for eighths in (1, 2, 3, 4, 6, 8):
-    if largest <= (bucket := -(-length * eighths // 8)):
-      return bucket
-  raise ValueError(f'{largest} trained tokens in a row of {length}')
+  return next(bucket for eighths in (1, 2, 3, 4, 6, 8) if largest <= (bucket := -(-length * eighths // 8)))
 
 
 def unpack(batch: Batch, values: np.ndarray, num_rows: int) -> np.ndarray:
@@ -110,15 +107,19 @@ def mini_batches(num_rows: int, number: int, rng: np.random.Generator) -> list[n
   return np.array_split(rng.permutation(num_rows), min(number, num_rows))
 
 
+def compute_on_rows(program: Callable, params: dict, rows: TrainingRows, micro_rows: int, mesh) -> np.ndarray:
+  """What a compiled score or value step says of the trained tokens, [B, T] as the rows; 0 elsewhere."""
+  batch = make_batch(rows, micro_rows)
+  return unpack(batch, jax.device_get(program(params, place(batch, mesh))), len(rows.tokens))
+
+
 def take(rows: TrainingRows, indices: np.ndarray, number: int) -> TrainingRows:
   """The rows of one of `number` mini-batches.
 
-  The weights keep the denominators of the whole batch and are multiplied by `number`, so that the mean of the mini-batches'
-  losses is the loss of the whole.
+  Weights keep the denominators of the whole batch, times `number`: the mean of the mini-batches' losses is that of the whole.
   """
-  part = TrainingRows(*(value[indices] for value in rows))
-  return part._replace(loss_weights=part.loss_weights * np.float32(number),
-                       value_weights=part.value_weights * np.float32(number))
+  part, number = TrainingRows(*(value[indices] for value in rows)), np.float32(number)
+  return part._replace(loss_weights=part.loss_weights * number, value_weights=part.value_weights * number)
 
 
 def place(batch: Batch, mesh) -> Batch:

@@ -1,18 +1,17 @@
-"""Checkpoints of everything a run needs to go on to the bit, and the reading of their parameters alone.
+"""Checkpoints of everything that resumes a run to the bit, and the reading of their parameters alone.
 
-A checkpoint `DIR/checkpoints/STEP` has three items, written by Orbax into a temporary folder that is renamed at the
-end, so that a killed save leaves nothing behind that looks like a checkpoint:
+A checkpoint `DIR/checkpoints/STEP` has three items. Orbax writes them into a temporary folder that is renamed at the end, so
+that a killed save leaves nothing behind that looks like a checkpoint:
 
   params     the parameters that are trained, restored onto any mesh: the policy's, or those of its adapter (config.lora)
-  rest       optimizer state and counters (`training.state.TrainState` without the parameters)
+  rest       optimizer state and counters (`step.TrainState` without the parameters)
   host       JSON: step, random key, data position, method state, identity of the reference policy, config, decoder
 
-Saving is synchronous on CPU, where a host array may share memory with a buffer that the next step is given to
-overwrite; elsewhere the copy to the host is made first and files are written in the background.
+Saving is synchronous on CPU, where a host array may share memory with a buffer that the next step is given to overwrite;
+elsewhere the copy to the host is made first and files are written in the background.
 """
 
 import contextlib
-import dataclasses
 import logging
 import pathlib
 from typing import Any
@@ -23,13 +22,14 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxsearch import setup
+from jaxsearch.config_check import fields
 from jaxsearch.models.decoder import DecoderConfig, RopeScaling
 from jaxsearch.parallel.mesh import make_mesh
 from jaxsearch.training import critic
 from jaxsearch.training.step import TrainState, fingerprint, without_head
 
-# What may differ between the run that saved and the run that goes on: where things are, how often and how far, and how
-# the same numbers are computed.
+# What may differ between a run and its resumption: where things are, how often and how far, and how the same numbers are
+# computed.
 FREE_FIELDS = ('steps', 'out', 'progress', 'checkpoint_every', 'keep_checkpoints', 'eval', 'mesh', 'distributed',
                'train.micro_rows', 'train.chunk', 'remat', 'search.url', 'search.timeout', 'optim.max_skipped',
                'python.workers', 'critic_warmup.gate', 'critic_warmup.min_updates', 'critic_warmup.max_updates')
@@ -38,18 +38,8 @@ FREE_FIELDS = ('steps', 'out', 'progress', 'checkpoint_every', 'keep_checkpoints
 def open_checkpoints(run: str | pathlib.Path, keep: int | None = None) -> ocp.CheckpointManager:
   """The checkpoints of the run folder `run`; `keep` is how many newest ones survive a save."""
   logging.getLogger('absl').setLevel(logging.WARNING)  # Orbax tells of every file at INFO
-  options = ocp.CheckpointManagerOptions(
-    max_to_keep=keep, create=keep is not None, enable_async_checkpointing=jax.default_backend() != 'cpu')
-  registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
-  for item in ('params', 'rest'):
-    handler = ocp.StandardCheckpointHandler()
-    registry.add(item, ocp.args.StandardSave, handler)
-    registry.add(item, ocp.args.StandardRestore, handler)
-  handler = ocp.JsonCheckpointHandler()
-  registry.add('host', ocp.args.JsonSave, handler)
-  registry.add('host', ocp.args.JsonRestore, handler)
-  return ocp.CheckpointManager(
-    (pathlib.Path(run) / 'checkpoints').absolute(), options=options, handler_registry=registry)
+  return ocp.CheckpointManager((pathlib.Path(run) / 'checkpoints').absolute(), options=ocp.CheckpointManagerOptions(
+    max_to_keep=keep, create=keep is not None, enable_async_checkpointing=jax.default_backend() != 'cpu'))
 
 
 def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dict[str, Any]) -> None:
@@ -75,7 +65,7 @@ def restore_host(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
 
 def split(state: TrainState) -> tuple[dict, dict]:
   """(parameters, everything else) of a state."""
-  rest = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+  rest = dict(vars(state))
   return rest.pop('params'), rest
 
 
@@ -109,7 +99,7 @@ def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None)
   if host.get('critic'):
     raise ValueError(f'{path}: this is a critic, not a policy')
   config = ml_collections.ConfigDict(host['config'])
-  if 'lora' in config and config.lora.rank > 0:
+  if config.lora.rank:
     _, base = setup.load_policy(config, mesh)
     check_base(host, fingerprint(base), config.model)
     params = setup.merger(config, model_config, mesh)(base, params)
@@ -117,8 +107,9 @@ def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None)
 
 
 def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh):
-  """(model_config, parameters as they were trained, host) of a checkpoint: those of a policy with the head of its critic if
-  they share a backbone, of an adapter, or of a critic of its own.
+  """(model_config, parameters as they were trained, host) of a checkpoint.
+
+  They are those of a policy, with the head of its critic if they share a backbone, of an adapter, or of a critic of its own.
 
   Raises:
     FileNotFoundError: there is no checkpoint, or not this one.
@@ -132,9 +123,8 @@ def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh):
       raise FileNotFoundError(f'{run}/checkpoints: no checkpoint {"at all" if step is None else step}')
     host = restore_host(manager, step)
     model_config = decoder_from_json(host['decoder'])
-    config = ml_collections.ConfigDict(host['config'])
     shardings, shapes = (critic.layout(model_config, mesh) if host.get('critic')
-                         else critic.trained_layout(config, model_config, mesh))
+                         else critic.trained_layout(ml_collections.ConfigDict(host['config']), model_config, mesh))
     like = jax.tree.map(
       lambda sharding, shape: jax.ShapeDtypeStruct(shape, host['param_dtype'], sharding=sharding), shardings, shapes)
     params = manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(like))).params
@@ -142,25 +132,20 @@ def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh):
 
 
 def check_base(host: dict[str, Any], found: list[float], name: str) -> None:
-  """Raises ValueError unless the parameters of model `name`, whose `state.fingerprint` is `found`, began the run."""
+  """Raises ValueError unless the run began with the parameters of model `name`, whose `step.fingerprint` is `found`."""
   then = host['reference']
   if len(then) != len(found) or not np.allclose(then, found, rtol=1e-5, atol=0):
     raise ValueError(f'model={name!r} has changed since this run began; its KL and its adapter refer to the old one')
 
 
-def decoder_to_json(model_config: DecoderConfig) -> dict:
-  """The numbers of a decoder as JSON can hold them."""
-  return dataclasses.asdict(model_config)
-
-
 def decoder_from_json(values: dict) -> DecoderConfig:
-  """The inverse of `decoder_to_json`."""
+  """The inverse of `dataclasses.asdict`, by way of JSON."""
   scaling = values['rope_scaling']
   return DecoderConfig(**values | {'rope_scaling': scaling and RopeScaling(**scaling)})
 
 
 def check_same_run(saved: dict, config: ml_collections.ConfigDict) -> None:
-  """Refuses to go on with another config than the one that saved, up to `FREE_FIELDS`.
+  """Refuses to resume with another config than the saved one, up to `FREE_FIELDS`.
 
   Raises:
     ValueError: naming every field that differs, with both values.
@@ -174,12 +159,7 @@ def check_same_run(saved: dict, config: ml_collections.ConfigDict) -> None:
     raise ValueError(f'{config.out} holds a run with another config: {shown}. Use another out folder, or set it back.')
 
 
-def _flat(values: dict, prefix: str = '') -> dict:
+def _flat(values: dict) -> dict:
   """{'a.b': value} of nested dicts; tuples become lists, as in JSON."""
-  flat = {}
-  for name, value in values.items():
-    if isinstance(value, dict):
-      flat |= _flat(value, f'{prefix}{name}.')
-    else:
-      flat[prefix + name] = list(value) if isinstance(value, tuple) else value
-  return flat
+  return {name: list(value) if isinstance(value, tuple) else value for name, value in fields(values)
+          if not isinstance(value, dict)}

@@ -1,10 +1,10 @@
-"""Critics: on the backbone of the policy (CARL), or a decoder of its own, begun as a copy of the policy (verl, Search-R1).
+"""Critics: on the backbone of the policy (CARL), or a decoder of its own, started as a copy of the policy (verl, Search-R1).
 
-The former is a head among the parameters of the policy, which `steps.policy_loss` trains with them; the latter has an
-optimizer and a step of its own.
+The former is a head among the parameters of the policy, which `steps.policy_loss` trains with them; alone it is trained in its
+warm-up. The latter always has an optimizer and a step of its own.
 """
 
-import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -16,66 +16,46 @@ from jaxsearch.models import value_head
 from jaxsearch.models.decoder import DecoderConfig, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import step as steps
-from jaxsearch.training.batch import Batch
 
-SHOWN = ('loss', 'grad_norm', 'value')  # of the metrics of an update, as critic_…
-
-
-@dataclasses.dataclass
-class Critic:
-  """The parameters {'decoder', 'head'} of a critic of its own, its optimizer, and its compiled step."""
-  state: steps.TrainState
-  train_step: Callable
-
-  def learn(self, batch: Batch) -> dict[str, jax.Array]:
-    """One update towards `batch.returns`; its metrics."""
-    self.state, result = self.train_step(self.state, batch)
-    return {f'critic_{name}': result[name] for name in SHOWN}
+FROZEN = ('embedding', 'unembedding')  # of the policy, while the critic on its backbone is warmed up
 
 
 def open_critic(config: ml_collections.ConfigDict, model_config: DecoderConfig, params: dict, mesh: jax.sharding.Mesh,
-                total_updates: int, warm: dict | None = None, decoder_factor: float = 1.0) -> Critic:
-  """The critic before its first update.
+                total_updates: int, *, optim: dict, warm: dict | None = None,
+                backbone_factor: float = 1.0) -> tuple[steps.TrainState, Callable]:
+  """(state, compiled step) of a critic that is trained by itself: {'decoder', 'head'}, or the policy with its head.
 
   Args:
     params: of the policy (or of the base of its adapter), on `mesh`; they are copied.
-    warm: the parameters of a critic that was warmed up, to begin with in their place.
-    decoder_factor: of the learning rate, for all but the head.
+    optim: changes of `config.optim`; the learning rate is that of the head.
+    warm: the parameters of a critic that was warmed up, to start from in place of `params`.
+    backbone_factor: of the learning rate, for all but the head.
   """
-  optim = config.optim.copy_and_resolve_references()
-  optim.update(learning_rate=config.critic.learning_rate, lr_warmup_updates=config.critic.lr_warmup_updates)
-  schedule = steps.learning_rate_schedule(optim, total_updates)
-  optimizer = steps.make_optimizer(optim, schedule, lambda name: 1.0 if name == 'head' else decoder_factor)
-  if warm is not None:
-    params = warm
+  if is_shared(config):
+    loss_fn = functools.partial(steps.shared_critic_loss, config=model_config)
+    params = params | {steps.HEAD: new_head(config, model_config, mesh)}
   else:
-    if config.optim.master_weights:
-      params = steps.float32(params)  # what is frozen under an adapter is in the compute dtype
+    loss_fn = functools.partial(steps.critic_loss, config=model_config, value_clip=config.critic.value_clip)
+    if config.optim.master_weights and warm is None:
+      params = steps.cast(params, jnp.float32)  # what is frozen under an adapter is in the compute dtype
     head = value_head.initial_head(model_config.hidden_size, params['embedding'].dtype)
-    placed, _ = layout(model_config, mesh)
-    params = {'decoder': params, 'head': jax.device_put(head, placed['head'])}
-  loss_fn = lambda params, batch: steps.critic_loss(params, batch, config=model_config, value_clip=config.critic.value_clip)
-  return Critic(
-    steps.create_state(params, optimizer, mesh),
-    steps.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype=model_config.dtype,
-                          state_shardings=steps.state_shardings(params, optimizer, mesh)))
-
-
-def layout(model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
-  """(shardings, shapes) of the parameters of a critic of its own."""
-  shapes = {'decoder': parameter_shapes(model_config), 'head': {'kernel': (model_config.hidden_size,), 'bias': ()}}
-  return meshes.shardings({'decoder': parameter_axes(model_config), 'head': value_head.AXES}, shapes, mesh), shapes
+    params = warm or {'decoder': params, 'head': jax.device_put(head, layout(model_config, mesh)[0]['head'])}
+  factors = {steps.HEAD: 1.0, 'head': 1.0} | dict.fromkeys(FROZEN, 0.0)
+  optimizer, train_step = steps.make_update(
+    loss_fn, params, ml_collections.ConfigDict(dict(config.optim) | optim), total_updates, mesh=mesh, dtype=model_config.dtype,
+    factor=lambda name: factors.get(name, backbone_factor))
+  return steps.create_state(params, optimizer, mesh), train_step
 
 
 def is_shared(config: ml_collections.ConfigDict) -> bool:
   """Whether the critic is on the backbone of the policy."""
-  return config.critic.enabled and config.critic.get('shared', False)
+  return config.critic.enabled and config.critic.shared
 
 
 def new_head(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> dict:
   """The head of a critic on the backbone of the policy, before its first update."""
-  create = lambda key: value_head.initial_mlp(model_config.hidden_size, key, jnp.dtype(
-    'float32' if config.optim.master_weights else config.dtype))
+  dtype = jnp.dtype('float32' if config.optim.master_weights else config.dtype)
+  create = lambda key: value_head.initial_mlp(model_config.hidden_size, key, dtype)
   placed, _ = head_layout(model_config, mesh)
   return jax.jit(create, out_shardings=placed)(jax.random.fold_in(jax.random.key(config.seed), 1))
 
@@ -86,13 +66,19 @@ def head_layout(model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[d
   return meshes.shardings(value_head.MLP_AXES, shapes, mesh), shapes
 
 
+def layout(model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
+  """(shardings, shapes) of the parameters of a critic of its own."""
+  shapes = {'decoder': parameter_shapes(model_config), 'head': {'kernel': (model_config.hidden_size,), 'bias': ()}}
+  return meshes.shardings({'decoder': parameter_axes(model_config), 'head': value_head.AXES}, shapes, mesh), shapes
+
+
 def trained_layout(config: ml_collections.ConfigDict, model_config: DecoderConfig,
                    mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
   """(shardings, shapes) of what a run of `config` trains: the policy, with the head of a critic on it, or an adapter."""
-  if 'lora' in config and config.lora.rank > 0:
+  if config.lora.rank:
     return setup.adapter_layout(config, model_config, mesh)
   shardings, shapes = setup.param_shardings(model_config, mesh), parameter_shapes(model_config)
-  if 'critic' in config and is_shared(config):
+  if is_shared(config):
     placed, sizes = head_layout(model_config, mesh)
     shardings, shapes = shardings | {steps.HEAD: placed}, shapes | {steps.HEAD: sizes}
   return shardings, shapes

@@ -7,14 +7,13 @@
   checkpoints/        the critic (and the backbone that it shares), for `critic.warm_start`
   calibration.png     predicted against actual success on the held-out rollouts, before and after
 
-All of it stands in the folder of `config.out`; rerun the command to resume, rollouts included. Training ends at the first
-check after `min_updates` that passes the gate. The policy's weights are frozen but for the backbone.
+All of it is in the folder of `config.out`; rerun the command to resume, rollouts included. Training ends at the first check
+after `min_updates` that passes the gate. The policy's weights are frozen but for the backbone.
 """
 
 import collections
 import dataclasses
 import functools
-import json
 import math
 import pathlib
 import sys
@@ -36,33 +35,29 @@ from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training import batch as batches
 from jaxsearch.training import checkpoint, critic, runs
 from jaxsearch.training import step as steps
-from jaxsearch.training.runs import RunStopped, open_run
 from jaxsearch.trees.layout import TrainingRows, lay_out, take_back
 from jaxsearch.trees.records import from_record, to_record
 from jaxsearch.trees.tree import Role, Tree
 
-CHUNK = 256  # rollouts between two times that they are saved
-BUCKETS = ('tier 1 closed-book', 'tier 1 tool-required', 'tier 2 closed-book', 'tier 2 tool-required')
+CHUNK = 256  # rollouts between two saves
 KINDS = ('closed-book', 'tool-required', 'tool-optional')  # of rollouts; the last two share a bucket
-FROZEN = ('embedding', 'unembedding')  # beside the backbone, the policy has these
-
 
 Figures = Callable[[Sequence[Tree], dict[str, int]], dict[str, float]]  # (trees, tiers) -> figures, NaN where undefined
 
 
-class GateFailed(RunStopped):
+class GateFailed(runs.RunStopped):
   """The critic is not good enough after `max_updates`; the message says by how much."""
 
 
 def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Callable) -> dict[str, float]:
-  """`jaxsearch critic-warmup`: rolls out, trains the critic, and returns the figures of the gate that it passed.
+  """`jaxsearch critic-warmup`: rolls out, trains the critic, and returns the figures with which it passed the gate.
 
   Args:
     gate_figures: what the gate looks at, and more, of held-out rollouts with the critic's values on them.
     plot: called with ({name: (V(s_0) [N], outcomes [N])}, path) for the reliability diagram.
 
   Raises:
-    GateFailed: it did not.
+    GateFailed: it did not pass.
   """
   settings = config.critic_warmup
   if config.distributed.enabled:
@@ -74,16 +69,18 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
   batches.check_rows(config.train.micro_rows, mesh)
   folder = pathlib.Path(config.out)
   folder.mkdir(parents=True, exist_ok=True)
-  check_rollouts(config, folder / 'rollouts_config.json')
+  for made_with in runs.read(folder / 'rollouts_config.json'):
+    checkpoint.check_same_run(made_with, config)
+  runs.write(folder / 'rollouts_config.json', [config.to_dict()])
   model_config, params = setup.load_policy(config, mesh)
   trees, tiers = collect(config, method, model_config, params, mesh, folder)
   held_out, buckets = split(trees, tiers, settings, config.seed)
-  with open_run(config, ('loss', 'gate_auc', 'gate_explained')) as run:
+  with runs.RunFolder(config, shown=('loss', 'gate_auc', 'gate_explained')) as run:
     student = open_student(config, model_config, params, mesh)
-    curves = {'before': first_values(assess(student, held_out))}
+    curves = {'before': first_values(student.assess(held_out))}
     student.state, _ = run.restore(student.state)
     run.start()
-    figures = gate_figures(assess(student, held_out), tiers)
+    figures = gate_figures(student.assess(held_out), tiers)
     done = run.last_step >= settings.min_updates and passes(figures, settings.gate)
     for step in () if done else run.steps():
       clock = runs.Clock()
@@ -91,18 +88,18 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
         row = student.learn(draw(buckets, settings.trees, np.random.default_rng([config.seed, step])))
       check = step % settings.check_every == 0 or step == settings.max_updates
       if check:
-        figures = gate_figures(assess(student, held_out), tiers)
+        figures = gate_figures(student.assess(held_out), tiers)
         row |= {f'gate_{name}': value for name, value in figures.items()}
       run.finish_step(step, row | clock.row(row['tokens_trained']), student.state, lambda: {
-        'decoder': checkpoint.decoder_to_json(model_config), 'critic': not critic.is_shared(config)})
+        'decoder': dataclasses.asdict(model_config), 'critic': not critic.is_shared(config)})
       if check and step >= settings.min_updates and passes(figures, settings.gate):
         break
     curves['warmed up'] = first_values(held_out)  # as they were assessed last
     plot(curves, folder / 'calibration.png')
   if not passes(figures, settings.gate):
-    raise GateFailed(f'{folder}: after {settings.max_updates} updates the critic has {formatted(figures)}; the gate is '
-                     f'{formatted(dict(settings.gate))}. More questions, more updates (critic_warmup.max_updates) or a higher '
-                     'rate may help.')
+    shown = [', '.join(f'{name} {value:.2f}' for name, value in found.items()) for found in (figures, settings.gate)]
+    raise GateFailed(f'{folder}: after {settings.max_updates} updates the critic has {shown[0]}; the gate is {shown[1]}. More '
+                     'questions, more updates (critic_warmup.max_updates) or a higher rate may help.')
   return figures
 
 
@@ -119,21 +116,20 @@ def collect(config: ml_collections.ConfigDict, method: types.ModuleType, model_c
   tokenizer = setup.load_tokenizer(config)
   engine = setup.open_engine(config, model_config, tokenizer, meshes.local_mesh(mesh))
   engine.load(meshes.local(params))
-  tools = functools.cache(lambda second: setup.open_tools(with_second_search(config) if second else config))
+  grow_all = functools.partial(roll_out, config, method, engine, functools.cache(lambda second: open_tools(config, second)))
   closed_book = [(question, 'closed-book', False) for question in questions for _ in range(settings.tier_rollouts)]
-  tiers = tiers_by(roll_out(config, method, engine, tools, closed_book, folder / 'closed_book.jsonl', outcome))
-  write(folder / 'tiers.jsonl', [{'id': key, 'tier': tier} for key, tier in tiers.items()])
+  tiers = tiers_by(grow_all(closed_book, folder / 'closed_book.jsonl', outcome))
+  runs.write(folder / 'tiers.jsonl', [{'id': key, 'tier': tier} for key, tier in tiers.items()])
   texts = [question.question for question in questions]
   points = encoded(texts, settings.encoder) if settings.encoder else embedded(texts, tokenizer, params)
   chosen = choose(questions, tiers, clusters_of(points, settings.clusters, config.seed), settings, config.seed)
   rng = np.random.default_rng([config.seed, 1])
   wanted = [(question, kind, bool(rng.random() < settings.second_share)) for question in chosen
             for kind in ('closed-book', tool_kind(tiers[question.id], settings, rng))]
-  records = roll_out(config, method, engine, tools, wanted, folder / 'rollouts.jsonl', to_record)
-  by_id = {question.id: question for question in questions}
-  trees = [from_record(record, tokenizer, by_id[record['id']]) for record in records]
-  for tree, (_, kind, _) in zip(trees, wanted):
-    tree.root.data['kind'] = kind
+  trees = []
+  for record, (question, kind, _) in zip(grow_all(wanted, folder / 'rollouts.jsonl', to_record), wanted):
+    trees.append(from_record(record, tokenizer, question))
+    trees[-1].root.data['kind'] = kind
   return [tree for tree in trees if 0 < tree.count() <= config.train.row_length], tiers
 
 
@@ -174,10 +170,10 @@ def roll_out(config: ml_collections.ConfigDict, method: types.ModuleType, engine
   """
   settings = config.critic_warmup
   changes = {kind: dict(config.grow) | dict(settings[kind.replace('-', '_')]) for kind in KINDS}
-  done = runs.read(path) if path.exists() else []
+  done = runs.read(path)
   if len(done) < len(wanted):
     done = done[:len(done) // CHUNK * CHUNK]
-    write(path, done)
+    runs.write(path, done)
   agent = Agent(engine, lambda question, tree: method.grow(question, tree, **changes[question.metadata['kind']]), Tools(),
                 setup.make_agent(config, engine, Tools()).sampling)
   for start in range(len(done), len(wanted), CHUNK):
@@ -194,33 +190,17 @@ def roll_out(config: ml_collections.ConfigDict, method: types.ModuleType, engine
       tree.reward = method.reward(tree)
     new = [record(trees[number]) for number in range(len(part))]
     done += new
-    with path.open('a', encoding='utf-8') as file:
-      file.writelines(json.dumps(one) + '\n' for one in new)
+    runs.append(path, new)
     print(f'{path.name}: {len(done)} of {len(wanted)} rollouts', file=sys.stderr, flush=True)
   return done
 
 
-def write(path: pathlib.Path, records: Sequence[dict]) -> None:
-  """Writes JSONL, whole or not at all."""
-  part = path.with_suffix('.part')
-  part.write_text(''.join(json.dumps(record) + '\n' for record in records), encoding='utf-8')
-  part.replace(path)
-
-
-def check_rollouts(config: ml_collections.ConfigDict, path: pathlib.Path) -> None:
-  """Raises ValueError if the folder holds rollouts of another config."""
-  if path.exists():
-    checkpoint.check_same_run(json.loads(path.read_text(encoding='utf-8')), config)
-  else:
-    write(path, [config.to_dict()])
-
-
-def with_second_search(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-  """The config with a search of other quality: that of `critic_warmup.second_search`."""
-  other = config.copy_and_resolve_references()
-  with other.unlocked():
-    other.search.update(config.critic_warmup.second_search)
-  return other
+def open_tools(config: ml_collections.ConfigDict, second: bool) -> Tools:
+  """The tools of a config, or with a search of other quality: that of `critic_warmup.second_search`."""
+  config = config.copy_and_resolve_references()
+  with config.unlocked():
+    config.search.update(config.critic_warmup.second_search if second else {})
+  return setup.open_tools(config)
 
 
 def encoded(texts: Sequence[str], folder: str) -> np.ndarray:
@@ -246,6 +226,7 @@ def embedded(texts: Sequence[str], tokenizer, params: dict) -> np.ndarray:
 
 
 def unit(points: np.ndarray) -> np.ndarray:
+  """The same points [number, D] at length 1."""
   return points / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-8)
 
 
@@ -280,10 +261,10 @@ def choose(questions: Sequence[Question], tiers: dict[str, int], clusters: np.nd
 
 def split(trees: Sequence[Tree], tiers: dict[str, int], settings: ml_collections.ConfigDict,
           seed: int) -> tuple[list[Tree], list[list[Tree]]]:
-  """(trees of held-out questions, the other trees in the four `BUCKETS`, or in one where nothing is curated)."""
+  """(trees of held-out questions, the others in four buckets: tier 1 or 2, closed-book or not; one if nothing is curated)."""
   ids = sorted({tree.question.id for tree in trees})
   kept = set(np.random.default_rng([seed, 3]).permutation(ids)[:max(1, round(settings.held_out * len(ids)))])
-  buckets = {name: [] for name in BUCKETS}
+  buckets = {f'tier {tier} {kind}': [] for tier in (1, 2) for kind in KINDS[:2]}
   for tree in trees:
     if tree.question.id not in kept and any(node.tokens for node in tree.nodes(Role.POLICY)):
       kind = 'closed-book' if tree.root.data['kind'] == 'closed-book' else 'tool-required'
@@ -302,46 +283,40 @@ def split(trees: Sequence[Tree], tiers: dict[str, int], settings: ml_collections
 
 @dataclasses.dataclass
 class Student:
-  """The critic that is warmed up: its state, and functions of its parameters."""
-  state: steps.TrainState
-  learn_rows: Callable  # (state, batch) -> (state, metrics)
-  values: Callable      # (parameters, batch) -> values
+  """The critic that is warmed up: its state, its compiled step, and its values of (parameters, batch)."""
   config: ml_collections.ConfigDict
   mesh: jax.sharding.Mesh
+  state: steps.TrainState
+  train_step: Callable
+  values: Callable
 
   def learn(self, trees: Sequence[Tree]) -> dict[str, float]:
-    """One update on the rewards of trees."""
+    """One update on the rewards of trees; its metrics."""
     batch = batches.make_batch(rows_of(self.config, trees), self.config.train.micro_rows, critic=True)
-    self.state, result = self.learn_rows(self.state, batches.place(batch, self.mesh))
+    self.state, result = self.train_step(self.state, batches.place(batch, self.mesh))
     return runs.to_row(result)
+
+  def assess(self, trees: Sequence[Tree]) -> Sequence[Tree]:
+    """The trees, with the critic's values on their spans."""
+    rows = rows_of(self.config, trees)
+    take_back(rows, trees, batches.compute_on_rows(
+      self.values, self.state.params, rows, self.config.train.micro_rows, self.mesh), 'values')
+    return trees
 
 
 def open_student(config: ml_collections.ConfigDict, model_config, params: dict, mesh: jax.sharding.Mesh) -> Student:
   """The critic of a config before its warm-up."""
   settings, shared = config.critic_warmup, critic.is_shared(config)
-  optim = config.optim.copy_and_resolve_references()
-  optim.update(learning_rate=settings.head_rate, weight_decay=settings.weight_decay, lr_warmup_updates=settings.lr_warmup_updates,
-               schedule='constant')
-  if not shared:
-    with config.unlocked():
-      config.critic.update(learning_rate=settings.head_rate, lr_warmup_updates=settings.lr_warmup_updates)
-    own = critic.open_critic(config, model_config, params, mesh, settings.max_updates,
-                             decoder_factor=settings.backbone_rate / settings.head_rate)
-    return Student(own.state, own.train_step, steps.make_value_step(model_config, mesh=mesh), config, mesh)
-  factors = {steps.HEAD: 1.0} | dict.fromkeys(FROZEN, 0.0)
-  schedule = steps.learning_rate_schedule(optim, settings.max_updates)
-  optimizer = steps.make_optimizer(
-    optim, schedule, lambda name: factors.get(name, settings.backbone_rate / settings.head_rate))
-  params = params | {steps.HEAD: critic.new_head(config, model_config, mesh)}
-  learn = steps.make_train_step(
-    lambda params, batch: steps.shared_critic_loss(params, batch, config=model_config), optimizer, schedule, mesh=mesh,
-    state_shardings=steps.state_shardings(params, optimizer, mesh), dtype=model_config.dtype)
-  return Student(steps.create_state(params, optimizer, mesh), learn, steps.make_value_step(model_config, mesh=mesh, shared=True),
-                 config, mesh)
+  optim = dict(learning_rate=settings.head_rate, lr_warmup_updates=settings.lr_warmup_updates)
+  if shared:
+    optim |= dict(weight_decay=settings.weight_decay, schedule='constant')
+  state, train_step = critic.open_critic(config, model_config, params, mesh, settings.max_updates, optim=optim,
+                                         backbone_factor=settings.backbone_rate / settings.head_rate)
+  return Student(config, mesh, state, train_step, steps.make_value_step(model_config, mesh=mesh, shared=shared))
 
 
 def rows_of(config: ml_collections.ConfigDict, trees: Sequence[Tree]) -> TrainingRows:
-  """Training rows in which every trained token is to be worth the reward of its tree."""
+  """Training rows in which the target of every trained token is the reward of its tree."""
   for tree in trees:
     for node in tree.nodes(Role.POLICY):
       node.returns = node.values = np.full(len(node.tokens), tree.reward, np.float32)  # clipped to the target: not at all
@@ -349,18 +324,9 @@ def rows_of(config: ml_collections.ConfigDict, trees: Sequence[Tree]) -> Trainin
 
 
 def draw(buckets: Sequence[Sequence[Tree]], number: int, rng: np.random.Generator) -> list[Tree]:
-  """So many trees, as many from each bucket."""
+  """`number` trees, as many from each bucket."""
   each = number // len(buckets)
   return [bucket[i] for bucket in buckets for i in rng.choice(len(bucket), each, replace=len(bucket) < each)]
-
-
-def assess(student: Student, trees: Sequence[Tree]) -> Sequence[Tree]:
-  """The trees, with the critic's values on their spans."""
-  rows = rows_of(student.config, trees)
-  batch = batches.make_batch(rows, student.config.train.micro_rows)
-  values = jax.device_get(student.values(student.state.params, batches.place(batch, student.mesh)))
-  take_back(rows, trees, batches.unpack(batch, values, len(rows.tokens)), 'values')
-  return trees
 
 
 def first_values(trees: Sequence[Tree]) -> tuple[np.ndarray, np.ndarray]:
@@ -373,7 +339,3 @@ def first_values(trees: Sequence[Tree]) -> tuple[np.ndarray, np.ndarray]:
 def passes(figures: dict[str, float], gate: ml_collections.ConfigDict) -> bool:
   """Whether every figure reaches its threshold; a sign that no rollout could show is not asked for."""
   return all(figures[name] >= least or (name == 'sign' and math.isnan(figures[name])) for name, least in gate.items())
-
-
-def formatted(figures: dict[str, float]) -> str:
-  return ', '.join(f'{name} {value:.2f}' for name, value in figures.items())

@@ -8,6 +8,7 @@ never stopped, to the bit.
 """
 
 import dataclasses
+import functools
 import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -27,14 +28,10 @@ from jaxsearch.training import batch as batches
 from jaxsearch.training import checkpoint, runs
 from jaxsearch.training import critic as critics
 from jaxsearch.training import step as steps
-from jaxsearch.training.runs import open_run
 from jaxsearch.trees.layout import TrainingRows, lay_out, take_back
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 Groups = list[list[Tree]]  # the trees of each question
-SHOWN = ('reward', 'em', 'searches')  # on the progress bar
-
-
 # (agent, config, step, assess) -> rows of evaluations.jsonl; `assess` writes a critic's values onto trees, None without one
 Evaluate = Callable[[Agent, ml_collections.ConfigDict, int, Callable[[Sequence[Tree]], None] | None], Iterable[dict]]
 
@@ -50,12 +47,9 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
   if config.eval.every and evaluate is None:
     raise ValueError(f'eval.every={config.eval.every}: train was not given an evaluation')
   method, questions, row = find_method(config.method), open_questions(config), {}
-  with open_run(config, SHOWN) as run:
+  with runs.RunFolder(config, shown=('reward', 'em', 'searches')) as run:
     learner = make_learner(config)
-    state, host = run.restore(learner.snapshot())
-    if host is not None:
-      learner.take(state)
-      resume(host, learner, questions)
+    resume(run, learner, questions)
     run.start()
     if run.last_step == 0 and run.wants_evaluation(0):
       run.write_evaluation(evaluate(*examinee(learner, method, 0)))
@@ -64,20 +58,19 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
       context = Context(step, np.random.default_rng([config.seed, step]), learner.memory)
       with clock('generate'):
         groups, row = grow(learner, method, next(questions), context)
-      trees, kept = sum(map(len, groups)), trainable(groups, config.train.row_length)
-      if learner.values is not None:
-        with clock('score'):
-          assess(learner, [tree for group in kept for tree in group])
+      kept = trainable(groups, config.train.row_length)
+      with clock('score'):
+        assess(learner, [tree for group in kept for tree in group])
       with clock('reward'):
         method.credit(kept, context, **config.credit)
-      row = row | summary(groups) | context.metrics | {'trees_too_long': trees - sum(map(len, kept))}
-      row = row | update(learner, into_rows(learner, credited(kept)), step, clock)
-      row = row | clock.row(row['tokens_generated'])
+      row |= summary(groups) | context.metrics | {'trees_too_long': sum(map(len, groups)) - sum(map(len, kept))}
+      row |= update(learner, into_rows(learner, credited(kept)), step, clock)
+      row |= clock.row(row['tokens_generated'])
       if run.wants_evaluation(step):
         run.write_evaluation(evaluate(*examinee(learner, method, step)))
-      run.finish_step(step, row, learner.snapshot(), lambda: {
+      run.finish_step(step, row, learner.state, lambda: {
         'memory': learner.memory, 'key': jax.random.key_data(learner.key).tolist(), 'questions': questions.get_state(),
-        'reference': learner.fingerprint, 'decoder': checkpoint.decoder_to_json(learner.model_config)})
+        'reference': learner.fingerprint, 'decoder': dataclasses.asdict(learner.model_config)})
   return row
 
 
@@ -87,8 +80,8 @@ class Learner:
   config: ml_collections.ConfigDict
   model_config: DecoderConfig
   mesh: jax.sharding.Mesh
-  agent: Agent              # the policy as it samples; load its engine with `params` before a rollout
-  state: steps.TrainState  # of the policy, or of its adapter
+  agent: Agent              # the policy as it samples; `prepare` it before a rollout
+  state: steps.TrainState   # of the policy, or of its adapter; with that of a critic of its own
   base: dict | None         # the frozen parameters under the adapter; None without one
   merge: Callable           # (base, adapter) -> parameters
   reference: dict | None    # parameters of the frozen initial policy, in the compute dtype; None if there is no KL
@@ -96,8 +89,8 @@ class Learner:
   train_step: Callable
   score: Callable
   key: jax.Array
-  critic: critics.Critic | None = None  # of its own; one that shares the policy's backbone is part of `state`
-  values: Callable | None = None        # (parameters of the critic, batch) -> values; None without a critic
+  critic_step: Callable | None = None  # of a critic of its own; one that shares the policy's backbone learns with it
+  values: Callable | None = None       # (parameters of the critic, batch) -> values; None without a critic
   memory: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the method, see methods.Context
 
   @property
@@ -105,19 +98,9 @@ class Learner:
     """The parameters of the policy as it is now; with an adapter they are computed anew at every call."""
     return steps.without_head(self.state.params) if self.base is None else self.merge(self.base, self.state.params)
 
-  def snapshot(self) -> steps.TrainState:
-    """Everything on the device that a checkpoint holds."""
-    return dataclasses.replace(self.state, critic=self.critic and self.critic.state)
-
-  def take(self, snapshot: steps.TrainState) -> None:
-    """Goes on from a snapshot."""
-    if self.critic is not None:
-      self.critic.state = snapshot.critic
-    self.state = dataclasses.replace(snapshot, critic=None)
-
 
 def make_learner(config: ml_collections.ConfigDict) -> Learner:
-  """Everything that has to be there before the first step, from a config."""
+  """All that training needs before its first step."""
   mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
   model_config, params = setup.load_policy(config, mesh)
@@ -132,19 +115,21 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
   if shared:
     trained = params | {steps.HEAD: warm[steps.HEAD] if warm else critics.new_head(config, model_config, mesh)}
   optimizer, train_step = make_update(config, model_config, mesh, trained)
+  state, critic_step = steps.create_state(trained, optimizer, mesh), None
+  if config.critic.enabled and not shared:
+    critic, critic_step = critics.open_critic(
+      config, model_config, params, mesh, total_updates(config), warm=warm,
+      optim=dict(learning_rate=config.critic.learning_rate, lr_warmup_updates=config.critic.lr_warmup_updates))
+    state = dataclasses.replace(state, critic=critic)
   local = meshes.local_mesh(mesh)
   engine = setup.open_engine(config, model_config, setup.load_tokenizer(config), local)
   tools = setup.open_tools(config, mesh=local, services=getattr(find_method(config.method), 'SERVICES', ()))
   return Learner(
-    config=config, model_config=model_config, mesh=mesh, state=steps.create_state(trained, optimizer, mesh),
-    agent=setup.make_agent(config, engine, tools),
+    config=config, model_config=model_config, mesh=mesh, agent=setup.make_agent(config, engine, tools), state=state,
     base=params if config.lora.rank else None, merge=setup.merger(config, model_config, mesh),
-    reference=steps.compute_copy(params, model_config.dtype) if config.loss.kl_coef else None,
-    fingerprint=steps.fingerprint(params),
-    train_step=train_step, key=jax.random.key(config.seed),
+    reference=steps.cast(params, model_config.dtype) if config.loss.kl_coef else None, fingerprint=steps.fingerprint(params),
+    train_step=train_step, key=jax.random.key(config.seed), critic_step=critic_step,
     score=steps.make_score_step(model_config, mesh=mesh, temperature=config.sampler.temperature, chunk=config.train.chunk),
-    critic=(critics.open_critic(config, model_config, params, mesh, total_updates(config), warm)
-            if config.critic.enabled and not shared else None),
     values=steps.make_value_step(model_config, mesh=mesh, shared=shared) if config.critic.enabled else None,
   )  # fmt: skip
 
@@ -152,16 +137,14 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
 def make_update(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh,
                 trained: dict) -> tuple[optax.GradientTransformation, Callable]:
   """(optimizer, compiled training step) for the parameters `trained`: arrays, or ShapeDtypeStructs with shardings."""
-  shared, schedule = critics.is_shared(config), steps.learning_rate_schedule(config.optim, total_updates(config))
-  head_factor = config.critic.learning_rate / config.optim.learning_rate if shared else 1.0
-  optimizer = steps.make_optimizer(config.optim, schedule, lambda name: head_factor if name == steps.HEAD else 1.0)
-  weights = dict(config.loss, temperature=config.sampler.temperature, chunk=config.train.chunk)
-  if shared:
+  weights, head_factor = dict(config.loss, temperature=config.sampler.temperature, chunk=config.train.chunk), 1.0
+  if critics.is_shared(config):
     weights |= dict(value_coef=config.critic.coef, backbone_share=config.critic.backbone_share)
-  loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=model_config, **weights)
-  return optimizer, steps.make_train_step(
-    loss_fn, optimizer, schedule, mesh=mesh, dtype=model_config.dtype, alpha=config.lora.alpha,
-    state_shardings=steps.state_shardings(trained, optimizer, mesh))
+    head_factor = config.critic.learning_rate / config.optim.learning_rate
+  return steps.make_update(
+    functools.partial(steps.policy_loss, config=model_config, **weights), trained, config.optim, total_updates(config),
+    mesh=mesh, dtype=model_config.dtype, alpha=config.lora.alpha,
+    factor=lambda name: head_factor if name == steps.HEAD else 1.0)
 
 
 def total_updates(config: ml_collections.ConfigDict) -> int:
@@ -174,27 +157,27 @@ def open_questions(config: ml_collections.ConfigDict) -> QuestionBatches:
   return QuestionBatches(setup.load_questions(config, config.data.questions), config.questions_per_step, seed=config.seed)
 
 
-def resume(host: dict[str, Any], learner: Learner, questions: QuestionBatches) -> None:
-  """Puts everything that does not live in the train state back to where the checkpoint was made.
+def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) -> None:
+  """Puts everything back to where the run's newest checkpoint was made, if there is one.
 
   Raises:
-    ValueError: the model that `config.model` names is not the one that the run began with.
+    ValueError: the run has another config, or the model that `config.model` names is not the one that it began with.
   """
-  checkpoint.check_base(host, learner.fingerprint, learner.config.model)
-  learner.memory = host['memory']
-  learner.key = jax.random.wrap_key_data(np.asarray(host['key'], np.uint32))
-  questions.set_state(host['questions'])
+  learner.state, host = run.restore(learner.state)
+  if host is not None:
+    checkpoint.check_base(host, learner.fingerprint, learner.config.model)
+    learner.memory = host['memory']
+    learner.key = jax.random.wrap_key_data(np.asarray(host['key'], np.uint32))
+    questions.set_state(host['questions'])
 
 
 def examinee(learner: Learner, method: types.ModuleType, step: int) -> tuple:
-  """The arguments of `Evaluate`: the agent as it answers, with the newest parameters, and what judges it besides."""
-  config, agent = learner.config, learner.agent
-  agent.engine.load(meshes.local(learner.params))
-  set_curriculum(learner, 0)  # without the noise that training has reached by now: all evaluations are alike
+  """The arguments of `Evaluate`: the agent as it answers, with the newest parameters, and what its critic says of trees."""
+  config, agent = learner.config, prepare(learner, 0)  # without the noise of a curriculum, so that evaluations are alike
 
   def judged_by_critic(trees: Sequence[Tree]) -> None:
     """Writes values, advantages and outcomes onto finished trees, as far as they fit into training rows."""
-    fitting = [[tree] for tree, in trainable([[tree] for tree in trees], config.train.row_length) if tree.count()]
+    fitting = [group for group in trainable([[tree] for tree in trees], config.train.row_length) if group[0].count()]
     assess(learner, [tree for tree, in fitting])
     method.credit(fitting, Context(0, np.random.default_rng(0), {}), **config.credit)
     for tree in trees:
@@ -214,15 +197,22 @@ def grow(learner: Learner, method: types.ModuleType, questions: Sequence[Questio
   sizes = [config.group_size] * len(questions)
   if hasattr(method, 'sizes'):
     sizes = method.sizes(questions, config.group_size, context, **config.sizes)
-  learner.agent.engine.load(meshes.local(learner.params))
-  set_curriculum(learner, context.step)
   places = jax.process_index() + jax.process_count() * np.arange(len(questions))  # in the global batch
   numbers = [int(place) * max(sizes) + member for place, size in zip(places, sizes) for member in range(size)]
-  trees, row = rollout(learner.agent, [question for question, size in zip(questions, sizes) for _ in range(size)],
-                       jax.random.fold_in(learner.key, context.step), numbers=numbers)
+  trees, row = rollout(
+    prepare(learner, context.step), [question for question, size in zip(questions, sizes) for _ in range(size)],
+    jax.random.fold_in(learner.key, context.step), numbers=numbers)
   ends = np.cumsum(sizes)
-  groups = [trees[end - size:end] for size, end in zip(sizes, ends)]
-  return share(groups, learner.agent.engine.tokenizer), row
+  return share([trees[end - size:end] for size, end in zip(sizes, ends)], learner.agent.engine.tokenizer), row
+
+
+def prepare(learner: Learner, step: int) -> Agent:
+  """The agent with the newest parameters; a simulated search hears how far training is."""
+  agent = learner.agent
+  agent.engine.load(meshes.local(learner.params))
+  if hasattr(agent.tools.search, 'set_step'):
+    agent.tools.search.set_step(step, learner.config.steps)
+  return agent
 
 
 def share(groups: Groups, tokenizer) -> Groups:
@@ -269,13 +259,6 @@ def summary(groups: Groups) -> dict[str, float]:
   }  # fmt: skip
 
 
-def set_curriculum(learner: Learner, step: int) -> None:
-  """Tells a simulated search how far training is."""
-  search = learner.agent.tools.search
-  if hasattr(search, 'set_step'):
-    search.set_step(step, learner.config.steps)
-
-
 def into_rows(learner: Learner, trees: Sequence[Tree]) -> TrainingRows:
   """The training rows of trees."""
   return lay_out(trees, learner.config.train.row_length, pad_id=learner.agent.engine.tokenizer.pad_id,
@@ -283,39 +266,39 @@ def into_rows(learner: Learner, trees: Sequence[Tree]) -> TrainingRows:
 
 
 def assess(learner: Learner, trees: Sequence[Tree]) -> None:
-  """Writes the critic's values onto the trained spans."""
-  rows = into_rows(learner, trees)
-  batch = batches.make_batch(rows, learner.config.train.micro_rows)
-  params = learner.state.params if learner.critic is None else learner.critic.state.params
-  values = jax.device_get(learner.values(params, batches.place(batch, learner.mesh)))
-  take_back(rows, trees, batches.unpack(batch, values, len(rows.tokens)), 'values')
+  """Writes the critic's values onto the trained spans, if there is a critic."""
+  if learner.values is not None:
+    rows, state = into_rows(learner, trees), learner.state.critic or learner.state
+    values = batches.compute_on_rows(learner.values, state.params, rows, learner.config.train.micro_rows, learner.mesh)
+    take_back(rows, trees, values, 'values')
 
 
 def update(learner: Learner, rows: TrainingRows, step: int, clock: runs.Clock) -> dict[str, float]:
   """All updates of a step: `epochs` passes over the rows, each in `mini_batches` parts."""
   settings = learner.config.train
-  recompute = settings.old_logprobs == 'recompute'
+  score = lambda params: batches.compute_on_rows(learner.score, params, rows, settings.micro_rows, learner.mesh)
   with clock('score'):
-    old = score_rows(learner, learner.params, rows) if recompute else rows.old_logprobs
-    ref = None if learner.reference is None else score_rows(learner, learner.reference, rows)
+    old = score(learner.params) if settings.old_logprobs == 'recompute' else rows.old_logprobs
+    ref = None if learner.reference is None else score(learner.reference)
   results = []
   with clock('train'):
     rng = np.random.default_rng([learner.config.seed, step])
     for _ in range(settings.epochs):
       parts = batches.mini_batches(len(rows.tokens), settings.mini_batches, rng)
       for part in parts:
-        batch = batches.make_batch(batches.take(rows, part, len(parts)), settings.micro_rows,
-                                   old_logprobs=old[part], ref_logprobs=None if ref is None else ref[part],
-                                   critic=learner.values is not None)
-        batch = batches.place(batch, learner.mesh)
-        learner.state, result = learner.train_step(learner.state, batch, learner.base)
-        results.append(result if learner.critic is None else result | learner.critic.learn(batch))
+        batch = batches.make_batch(batches.take(rows, part, len(parts)), settings.micro_rows, old_logprobs=old[part],
+                                   ref_logprobs=None if ref is None else ref[part], critic=learner.values is not None)
+        results.append(learn(learner, batches.place(batch, learner.mesh)))
     results = [runs.to_row(result) for result in results]
   return runs.mean_of(results) | {'padded_share': 1 - rows.fill, 'rows': len(rows.tokens)}
 
 
-def score_rows(learner: Learner, params: dict, rows: TrainingRows) -> np.ndarray:
-  """Log-probabilities [B, T] of the trained tokens under `params`, 0 elsewhere."""
-  batch = batches.make_batch(rows, learner.config.train.micro_rows)
-  return batches.unpack(batch, jax.device_get(learner.score(params, batches.place(batch, learner.mesh))),
-                        len(rows.tokens))
+def learn(learner: Learner, batch: batches.Batch) -> dict[str, jax.Array]:
+  """One update of the policy, and of a critic of its own; their metrics."""
+  critic = learner.state.critic
+  state, result = learner.train_step(dataclasses.replace(learner.state, critic=None), batch, learner.base)
+  if critic is not None:
+    critic, found = learner.critic_step(critic, batch)
+    result |= {f'critic_{name}': found[name] for name in ('loss', 'grad_norm', 'value')}
+  learner.state = dataclasses.replace(state, critic=critic)
+  return result

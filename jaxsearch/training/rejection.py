@@ -5,7 +5,6 @@
 into the file as text, and only if that text is tokenised back to the same ids.
 """
 
-import json
 import os
 import pathlib
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 from jaxsearch.data.questions import Question
 from jaxsearch.sampler.requests import Sampling
 from jaxsearch.sampler.rollout import Agent, rollout
+from jaxsearch.training import runs
 from jaxsearch.trees.tree import Stop, Tree
 
 Groups = list[list[Tree]]
@@ -59,16 +59,13 @@ def is_well_formed(tree: Tree) -> bool:
 
 def write(path: str | os.PathLike, trees: Sequence[Tree]) -> None:
   """Writes demonstrations, one a line, as `sft.read_demonstrations` wants them."""
-  path = pathlib.Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  with path.open('w', encoding='utf-8') as file:
-    for tree in trees:
-      spans = [{'role': node.role.value, 'text': node.text} for node in tree.walk() if node.tokens]
-      file.write(json.dumps({'id': tree.question.id, 'spans': spans}, ensure_ascii=False) + '\n')
+  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+  runs.write(path, ({'id': tree.question.id, 'spans': [
+    {'role': node.role.value, 'text': node.text} for node in tree.walk() if node.tokens]} for tree in trees))
 
 
 def figures(groups: Groups, selected: Groups) -> dict[str, float]:
-  """What came of it: `right` and `kept` are shares of the sampled chains, `covered` is the share of questions with a kept one."""
+  """What came of it: `right` and `kept` are shares of the sampled chains, `covered` that of the questions with a kept one."""
   trees, kept = [tree for group in groups for tree in group], [tree for group in selected for tree in group]
   return {
     'questions': len(groups), 'sampled': len(trees), 'demonstrations': len(kept),

@@ -1,10 +1,12 @@
 """Supervised training: demonstrations in, a policy that imitates them out. The warm start of reinforcement learning.
 
-A demonstration is a tree with a single path whose POLICY spans carry the loss; it goes through the same layout and the
-same step as a rollout, with the negative log-likelihood in place of the surrogate. `fit` trains on any stream of
-forests; `train` is `jaxsearch sft`: demonstrations from a file or from the embedded world, checkpoints, metrics, exact resume.
+A demonstration is a tree with a single path whose POLICY spans carry the loss. It goes through the same layout and the same
+step as a rollout, with the negative log-likelihood in place of the surrogate. `train` is `jaxsearch sft`: demonstrations from
+a file or from the embedded world, checkpoints, metrics, exact resume. `fit` trains on any stream of forests.
 """
 
+import dataclasses
+import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 
@@ -17,9 +19,8 @@ from jaxsearch.data.jsonl import DataError, read_records
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import batch as batches
-from jaxsearch.training import checkpoint, runs
+from jaxsearch.training import runs
 from jaxsearch.training import step as steps
-from jaxsearch.training.runs import open_run
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role, Tree
 
@@ -46,6 +47,7 @@ def read_demonstrations(path: str | os.PathLike, tokenizer) -> list[Tree]:
   """Reads JSONL lines `{"spans": [{"role": "prompt" | "policy" | "observation", "text": …}, …]}`.
 
   Each span is tokenised by itself, as the sampler does. Only policy spans are learned.
+
   Raises:
     DataError: naming file, line and key.
   """
@@ -77,48 +79,38 @@ def demonstration(ids: Sequence[int], learned: Sequence[bool], tokenizer=None) -
   return tree
 
 
-class Imitation:
-  """The supervised step of a decoder on a mesh, with its optimizer: `learn` does one update on one forest."""
+def open_imitation(model_config: DecoderConfig, params: dict, optim: ml_collections.ConfigDict, total_updates: int, *,
+                   row_length: int, micro_rows: int, pad_id: int, mesh: jax.sharding.Mesh, chunk: int = 1024,
+                   aggregate: str = 'token-mean') -> tuple[steps.TrainState, Callable]:
+  """(state, `learn(state, forest) -> (state, metrics)`): what does one supervised update of a decoder on one forest."""
+  optimizer, train_step = steps.make_update(functools.partial(steps.imitation_loss, config=model_config, chunk=chunk), params,
+                                            optim, total_updates, mesh=mesh, dtype=model_config.dtype)
 
-  def __init__(self, model_config: DecoderConfig, params: dict, optim: ml_collections.ConfigDict, total_updates: int, *,
-               row_length: int, micro_rows: int, pad_id: int, mesh: jax.sharding.Mesh, chunk: int = 1024,
-               aggregate: str = 'token-mean'):
-    self.mesh, self.row_length, self.micro_rows = mesh, row_length, micro_rows
-    self.pad_id, self.aggregate = pad_id, aggregate
-    schedule = steps.learning_rate_schedule(optim, total_updates)
-    optimizer = steps.make_optimizer(optim, schedule)
-    self.state = steps.create_state(params, optimizer, mesh)
-    self._step = steps.make_train_step(
-      lambda params, batch: steps.imitation_loss(params, batch, config=model_config, chunk=chunk), optimizer, schedule,
-      mesh=mesh, state_shardings=steps.state_shardings(params, optimizer, mesh), dtype=model_config.dtype)
+  def learn(state: steps.TrainState, forest: Sequence[Tree]) -> tuple[steps.TrainState, dict[str, float]]:
+    rows = lay_out(forest, row_length, pad_id=pad_id, how=aggregate)
+    state, result = train_step(state, batches.place(batches.make_batch(rows, micro_rows), mesh))
+    return state, runs.to_row(result) | {'padded_share': 1 - rows.fill}
 
-  def learn(self, forest: Sequence[Tree]) -> dict[str, float]:
-    """One update; returns its metrics."""
-    rows = lay_out(forest, self.row_length, pad_id=self.pad_id, how=self.aggregate)
-    batch = batches.place(batches.make_batch(rows, self.micro_rows), self.mesh)
-    self.state, result = self._step(self.state, batch)
-    return runs.to_row(result) | {'padded_share': 1 - rows.fill}
+  return steps.create_state(params, optimizer, mesh), learn
 
 
 def fit(model_config: DecoderConfig, params: dict, forests: Iterable[Sequence[Tree]], *, optim: ml_collections.ConfigDict,
-        total_updates: int, row_length: int, micro_rows: int, pad_id: int, mesh: jax.sharding.Mesh | None = None,
-        report: Callable[[int, dict[str, float], dict], None] = lambda *_: None) -> dict:
-  """Trains on `total_updates` forests, one update each.
+        total_updates: int, report: Callable[[int, dict[str, float], dict], None], **rows: int) -> dict:
+  """Trains on `total_updates` forests, one update each, on the first device; returns the trained parameters.
 
   Args:
     params: nested dict of arrays; they are copied, not changed.
     optim: the `optim` group of a config.
     report: called with (number of the update from 1, its metrics, parameters) after each.
-  Returns:
-    the trained parameters.
+    rows: `row_length`, `micro_rows` and `pad_id` of the training rows.
   """
-  mesh = mesh or meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+  mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
   params = steps.place_params(params, setup.param_shardings(model_config, mesh))
-  imitation = Imitation(model_config, params, optim, total_updates, row_length=row_length, micro_rows=micro_rows,
-                        pad_id=pad_id, mesh=mesh)
+  state, learn = open_imitation(model_config, params, optim, total_updates, mesh=mesh, **rows)
   for update, forest in zip(range(1, total_updates + 1), forests):
-    report(update, imitation.learn(forest), imitation.state.params)
-  return imitation.state.params
+    state, row = learn(state, forest)
+    report(update, row, state.params)
+  return state.params
 
 
 def train(config: ml_collections.ConfigDict) -> dict[str, float]:
@@ -134,26 +126,25 @@ def train(config: ml_collections.ConfigDict) -> dict[str, float]:
   tokenizer = setup.load_tokenizer(config)
   number, demonstration_of = open_demonstrations(config, tokenizer)
   model_config, params = setup.load_policy(config, mesh)
-  imitation = Imitation(model_config, params, config.optim, config.steps, row_length=config.train.row_length,
-                        micro_rows=config.train.micro_rows, pad_id=tokenizer.pad_id, mesh=mesh,
-                        chunk=config.train.chunk, aggregate=config.train.aggregate)
-  with open_run(config, shown=('loss', 'logprob')) as run:
-    imitation.state, _ = run.restore(imitation.state)
+  state, learn = open_imitation(
+    model_config, params, config.optim, config.steps, row_length=config.train.row_length, micro_rows=config.train.micro_rows,
+    pad_id=tokenizer.pad_id, mesh=mesh, chunk=config.train.chunk, aggregate=config.train.aggregate)
+  row = {}
+  with runs.RunFolder(config, shown=('loss', 'logprob')) as run:
+    state, _ = run.restore(state)
     run.start()
-    row = {}
     for step in run.steps():
       clock = runs.Clock()
       with clock('train'):
         indices = shuffled(number, config.sft.per_step, step - 1, config.seed)
-        row = imitation.learn([demonstration_of(index) for index in indices])
-      run.finish_step(step, row | clock.row(row['tokens_trained']), imitation.state,
-                      lambda: {'decoder': checkpoint.decoder_to_json(model_config)})
+        state, row = learn(state, [demonstration_of(index) for index in indices])
+      run.finish_step(step, row | clock.row(row['tokens_trained']), state, lambda: {
+        'decoder': dataclasses.asdict(model_config)})
   return row
 
 
 def shuffled(number: int, per_step: int, step: int, seed: int) -> list[int]:
   """Indices of a step's examples: epoch after epoch of all `number`, each in its own order, steps cut from the line."""
   places = range(step * per_step, (step + 1) * per_step)
-  orders = {epoch: np.random.default_rng([seed, epoch]).permutation(number)
-            for epoch in {place // number for place in places}}
+  orders = {epoch: np.random.default_rng([seed, epoch]).permutation(number) for epoch in {place // number for place in places}}
   return [int(orders[place // number][place % number]) for place in places]

@@ -1,14 +1,13 @@
 """The training step: hidden states of whole rows, log-probabilities where there is a loss, one update; and the state it changes.
 
-`policy_loss` (reinforcement learning) and `imitation_loss` (supervised) are pure functions of parameters and one
-micro-batch; `make_train_step` turns either into the jitted, donated, sharded step that accumulates gradients over
-micro-batches in float32 and updates, or skips and counts when something is not finite. `make_score_step` computes the
-log-probabilities of a frozen policy over the same batch. `make_optimizer` and `learning_rate_schedule` turn the `optim` group
-of a config into optax, `create_state` builds the sharded state. Parameters are held in float32 (the master weights) unless the
-config asks for the compute dtype; `compute_copy` is what the forward pass sees.
+`policy_loss` (reinforcement learning), `imitation_loss` (supervised) and the losses of critics are pure functions of
+parameters and one micro-batch. `make_update` turns one of them, and the `optim` group of a config, into an optimizer and the
+jitted, donated, sharded step: it accumulates gradients over micro-batches in float32 and updates, or skips and counts when
+something is not finite. `make_score_step` and `make_value_step` compute log-probabilities and values over the same batch.
+Parameters are held in float32 (the master weights) unless the config asks for the compute dtype.
 
-Every loss is a plain sum of weight * per-token loss: the weights hold the denominators, decided once over the whole
-batch on the host, so neither micro-batches nor packing can change a gradient.
+Every loss is a plain sum of weight * per-token loss: the weights hold the denominators, decided once over the whole batch on
+the host, so neither micro-batches nor packing can change a gradient.
 
 Letters: R rows, T tokens of a row, M trained tokens of a row, D width of the hidden states.
 """
@@ -32,17 +31,16 @@ from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training.batch import Batch
 
 HEAD = 'value_head'  # key of a critic's head among the parameters of a policy that shares its backbone
-# What a loss reports besides its value. 'sum': added up over micro-batches; 'mean': sums over trained tokens, divided
-# by their number at the end; 'max': largest value.
+# What a loss reports besides its value. 'sum': added up over micro-batches; 'mean': sums over trained tokens, divided by their
+# number at the end; 'max': largest value.
 Report = dict[str, dict[str, jax.Array]]
 Loss = Callable[[dict, Batch], tuple[jax.Array, Report]]
 
 
 def predicting_states(config: DecoderConfig, params: dict, batch: Batch) -> jax.Array:
-  """Hidden states [R, M, D] in which the trained tokens of one micro-batch were chosen; anything on padding.
+  """Hidden states [R, M, D] that predict the trained tokens of one micro-batch; anything on padding.
 
-  That is the state of the token before it on its path, which in a row of trees is not always the token before it in the
-  row.
+  A token is predicted by the one before it on its path, which in a row of trees is not always the one before it in the row.
   """
   hidden = hidden_states(config, params, batch.tokens, batch.positions, batch.visible_until)
   predicting = jnp.take_along_axis(batch.previous, jnp.maximum(batch.targets, 0), axis=1)
@@ -56,16 +54,14 @@ def trained_logprobs(params: dict, states: jax.Array, batch: Batch, *, temperatu
   return target_logprobs(params, states, ids, temperature=temperature, chunk=chunk, with_entropy=with_entropy)
 
 
-def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperature: float, chunk: int,
-                clip_low: float, clip_high: float, dual_clip: float | None, kl_coef: float,
-                entropy_coef: float, value_coef: float = 0.0, backbone_share: float = 1.0) -> tuple[jax.Array, Report]:
+def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperature: float, chunk: int, clip_low: float,
+                clip_high: float, dual_clip: float | None, kl_coef: float, entropy_coef: float, value_coef: float = 0.0,
+                backbone_share: float = 1.0) -> tuple[jax.Array, Report]:
   """sum of weights * (clipped surrogate + kl_coef * k3 KL to the reference - entropy_coef * entropy).
 
-  With a `value_coef` that times the squared error of a critic on the same backbone, `params['value_head']`, is added;
-  `backbone_share` scales its gradient into the backbone.
-
-  `temperature` is that of the sampler: the ratio compares log-probabilities of the same distribution. Without a
-  reference (`batch.ref_logprobs` is None) the KL term is absent and reported as 0.
+  `temperature` is that of the sampler: the ratio compares log-probabilities of the same distribution. Without a reference
+  (`batch.ref_logprobs` is None) there is no KL term; it is reported as 0. A `value_coef` adds that times the squared error of
+  the critic `params['value_head']` on the same backbone; `backbone_share` scales its gradient into the backbone.
   """
   mask = batch.targets >= 0
   states = predicting_states(config, params, batch)
@@ -79,7 +75,7 @@ def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperatur
   per_token = surrogate + kl_coef * kl - entropy_coef * entropies
   loss, value_report = jnp.sum(batch.weights * per_token), {}
   if value_coef:
-    error, found = shared_value_error(params, states, batch, backbone_share)
+    error, _ = shared_value_error(params, states, batch, backbone_share)
     loss, value_report = loss + value_coef * error, {'value_loss': error}
 
   ratio = jnp.where(mask, jnp.exp(jnp.clip(logprobs - batch.old_logprobs, -20, 20)), 1)
@@ -106,44 +102,50 @@ def imitation_loss(params: dict, batch: Batch, *, config: DecoderConfig, chunk: 
 
 
 def critic_loss(params: dict, batch: Batch, *, config: DecoderConfig, value_clip: float | None) -> tuple[jax.Array, Report]:
-  """sum of weights * value loss; `params` is {'decoder', 'head'}, see training/critic.py."""
+  """sum of value weights * value loss of a critic with a decoder of its own; `params` is {'decoder', 'head'}."""
   mask = batch.targets >= 0
   found = value_head.values(params['head'], predicting_states(config, params['decoder'], batch))
   loss = jnp.sum(batch.value_weights * losses.value_loss(found, batch.values, batch.returns, mask, clip=value_clip))
   return loss, {'sum': {}, 'mean': {'value': jnp.sum(jnp.where(mask, found, 0))}, 'max': {}}
 
 
-def shared_value_error(params: dict, states: jax.Array, batch: Batch, backbone_share: float) -> tuple[jax.Array, jax.Array]:
-  """(sum of value weights * squared error, values [R, M]) of the critic on the policy's own hidden states (CARL, section 3.4)."""
-  mask = batch.targets >= 0
-  shared = backbone_share * states + (1 - backbone_share) * jax.lax.stop_gradient(states)
-  found = value_head.probabilities(params['value_head'], shared)
-  halves = losses.value_loss(found, found, batch.returns, mask)
-  return 2 * jnp.sum(batch.value_weights * halves), found
-
-
 def shared_critic_loss(params: dict, batch: Batch, *, config: DecoderConfig) -> tuple[jax.Array, Report]:
-  """The error of that critic alone, for its warm-up."""
+  """sum of value weights * squared error of a critic on the policy's backbone, for its warm-up."""
   error, found = shared_value_error(params, predicting_states(config, params, batch), batch, 1.0)
   return error, {'sum': {}, 'mean': {'value': jnp.sum(jnp.where(batch.targets >= 0, found, 0))}, 'max': {}}
 
 
-def make_train_step(loss_fn: Loss, optimizer: optax.GradientTransformation, schedule: optax.Schedule, *,
-                    mesh: Mesh, state_shardings: TrainState, dtype: str, alpha: float | None = None):
-  """The jitted `train_step(state, batch, base=None) -> (state, metrics)`; `state` is donated.
+def shared_value_error(params: dict, states: jax.Array, batch: Batch, backbone_share: float) -> tuple[jax.Array, jax.Array]:
+  """(sum of value weights * squared error, values [R, M]) of the critic on the policy's own hidden states (CARL, section 3.4)."""
+  shared = backbone_share * states + (1 - backbone_share) * jax.lax.stop_gradient(states)
+  found = value_head.probabilities(params[HEAD], shared)
+  return 2 * jnp.sum(batch.value_weights * losses.value_loss(found, None, batch.returns, batch.targets >= 0)), found
+
+
+def make_update(loss_fn: Loss, params: dict, optim: ml_collections.ConfigDict, total_updates: int, *, mesh: Mesh, dtype: str,
+                alpha: float | None = None, factor: Callable[[str], float] = lambda _: 1.0):
+  """(optimizer, jitted `train_step(state, batch, base=None) -> (state, metrics)`); `state` is donated.
 
   With a `base`, frozen parameters in the compute dtype, the state holds an adapter and the gradient is that of the adapter.
 
   Args:
     loss_fn: (params in the compute dtype, micro-batch) -> (loss, report).
+    params: what is trained: arrays on the mesh, or ShapeDtypeStructs with shardings.
+    optim: the `optim` group of a config.
     dtype: the compute dtype.
     alpha: of the adapter, see models/lora.py.
+    factor: of the learning rate, see `make_optimizer`.
   """
-  @functools.partial(jax.jit, donate_argnums=0, out_shardings=(state_shardings, meshes.replicated(mesh)))
+  schedule = learning_rate_schedule(optim, total_updates)
+  optimizer = make_optimizer(optim, schedule, factor)
+  placed = state_shardings(params, optimizer, mesh)
+
+  @functools.partial(jax.jit, donate_argnums=0, out_shardings=(placed, meshes.replicated(mesh)))
   def train_step(state: TrainState, batch: Batch, base: dict | None = None):
     loss_of = loss_fn if base is None else lambda adapter, part: loss_fn(lora.merge(base, adapter, alpha), part)
     with meshes.ambient(mesh):
-      grads, loss, report = accumulate(loss_of, compute_copy(state.params, dtype), batch, state_shardings.params)
+      # Cast once, before the micro-batches, so that gathers over `fsdp` move the smaller type.
+      grads, loss, report = accumulate(loss_of, cast(state.params, dtype), batch, placed.params)
     state, grad_norm = update(state, grads, loss, optimizer)
     tokens = jnp.sum(batch.targets >= 0)
     per_token = {name: value / jnp.maximum(tokens, 1) for name, value in report['mean'].items()}
@@ -153,46 +155,44 @@ def make_train_step(loss_fn: Loss, optimizer: optax.GradientTransformation, sche
       'tokens_trained': tokens, 'skipped': state.skipped, 'skipped_in_a_row': state.skipped_in_a_row,
     }  # fmt: skip
 
-  return train_step
+  return optimizer, train_step
 
 
 def accumulate(loss_fn: Loss, params: dict, batch: Batch, shardings: dict):
   """(gradients in float32, loss, report) summed over the micro-batches of `batch`.
 
-  A loop whose length is data, not a scan, so that one program serves any number of micro-batches and those that are
-  padding cost nothing; the gradient is taken inside, so nothing differentiates through the loop. The sums lie where the
-  parameters lie (`shardings`).
+  A loop whose length is data, not a scan, so that one program serves any number of micro-batches and those that are padding
+  cost nothing; the gradient is taken inside, so nothing differentiates through the loop. The sums lie where the parameters
+  lie (`shardings`).
   """
-  value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
   combine = {'sum': jnp.add, 'mean': jnp.add, 'max': jnp.maximum}
-
-  def micro_batch(i):
-    return jax.tree.map(lambda x: x[i] if x.ndim else x, batch)
 
   def add(i, carry):
     grads, loss, report = carry
-    (value, new), grad = value_and_grad(params, micro_batch(i))
+    (value, new), grad = jax.value_and_grad(loss_fn, has_aux=True)(params, micro_batch(batch, i))
     grads = jax.tree.map(lambda total, g: total + g.astype(jnp.float32), grads, grad)
     grads = jax.lax.with_sharding_constraint(grads, shardings)
     return grads, loss + value, {how: jax.tree.map(combine[how], report[how], new[how]) for how in report}
 
   zeros = functools.partial(jax.tree.map, lambda x: jnp.zeros(x.shape, jnp.float32))
-  _, report = jax.eval_shape(loss_fn, params, micro_batch(0))
+  _, report = jax.eval_shape(loss_fn, params, micro_batch(batch, 0))
   start = zeros(params), jnp.zeros((), jnp.float32), {how: zeros(values) for how, values in report.items()}
   return jax.lax.fori_loop(0, batch.count, add, start)
 
 
+def micro_batch(batch: Batch, i) -> Batch:
+  """Micro-batch number `i`."""
+  return jax.tree.map(lambda x: x[i] if x.ndim else x, batch)
+
+
 def update(state: TrainState, grads: dict, loss, optimizer: optax.GradientTransformation):
-  """One optimizer step in float32, or, where the loss or the gradient norm is not finite, none but a higher count."""
+  """(state, gradient norm) after one optimizer step in float32; if the loss or the norm is not finite, only counts change."""
   grad_norm = optax.tree.norm(grads)
-  params = jax.tree.map(lambda p: p.astype(jnp.float32), state.params)
+  params = cast(state.params, jnp.float32)
   changes, opt_state = optimizer.update(grads, state.opt_state, params)
   params = jax.tree.map(lambda old, p, c: (p + c).astype(old.dtype), state.params, params, changes)
   finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-
-  def keep(new, old):
-    return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
-
+  keep = functools.partial(jax.tree.map, lambda new, old: jnp.where(finite, new, old))
   return TrainState(
     params=keep(params, state.params), opt_state=keep(opt_state, state.opt_state),
     updates=state.updates + finite, skipped=state.skipped + ~finite,
@@ -212,13 +212,11 @@ def make_value_step(config: DecoderConfig, *, mesh: Mesh, shared: bool = False):
 
   `params` are {'decoder', 'head'}, or with `shared` the policy's with their 'value_head'.
   """
-  def own(params: dict, batch: Batch):
+  def values(params: dict, batch: Batch):
+    if shared:
+      return value_head.probabilities(params[HEAD], predicting_states(config, params, batch))
     return value_head.values(params['head'], predicting_states(config, params['decoder'], batch))
-
-  def on_the_policy(params: dict, batch: Batch):
-    return value_head.probabilities(params['value_head'], predicting_states(config, params, batch))
-
-  return _over_micro_batches(on_the_policy if shared else own, config.dtype, mesh)
+  return _over_micro_batches(values, config.dtype, mesh)
 
 
 def _over_micro_batches(per_token: Callable[[dict, Batch], jax.Array], dtype: str, mesh: Mesh):
@@ -228,10 +226,10 @@ def _over_micro_batches(per_token: Callable[[dict, Batch], jax.Array], dtype: st
   """
   @functools.partial(jax.jit, out_shardings=meshes.replicated(mesh))
   def score(params: dict, batch: Batch):
-    params = compute_copy(params, dtype)
+    params = cast(params, dtype)
 
     def fill(i, found):
-      part = jax.tree.map(lambda x: x[i] if x.ndim else x, batch)
+      part = micro_batch(batch, i)
       return found.at[i].set(jnp.where(part.targets >= 0, per_token(params, part), 0))
 
     with meshes.ambient(mesh):
@@ -246,22 +244,13 @@ def _over_micro_batches(per_token: Callable[[dict, Batch], jax.Array], dtype: st
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-  """Everything on the device that changes from update to update.
-
-  Attributes:
-    params: nested dict of arrays.
-    opt_state: optax state; its moments are float32 whatever the parameters are.
-    updates: int32, updates applied (skipped ones do not count); the schedule reads it.
-    skipped: int32, updates skipped since the start because the loss or a gradient was not finite.
-    skipped_in_a_row: int32, of these the ones since the last update that was applied.
-    critic: the state of the critic, in checkpoints of runs that have one.
-  """
-  params: dict
-  opt_state: optax.OptState
-  updates: jax.Array
-  skipped: jax.Array
-  skipped_in_a_row: jax.Array
-  critic: TrainState | None = None
+  """Everything on the device that changes from update to update."""
+  params: dict                # nested, of arrays
+  opt_state: optax.OptState   # its moments are float32 whatever the parameters are
+  updates: jax.Array          # int32, updates applied (skipped ones do not count)
+  skipped: jax.Array          # int32, updates skipped since the start because the loss or a gradient was not finite
+  skipped_in_a_row: jax.Array  # int32, of these the ones since the last update that was applied
+  critic: TrainState | None = None  # of a critic with a decoder of its own; in checkpoints alone
 
 
 def learning_rate_schedule(optim: ml_collections.ConfigDict, total_updates: int) -> optax.Schedule:
@@ -270,15 +259,12 @@ def learning_rate_schedule(optim: ml_collections.ConfigDict, total_updates: int)
   The first update already has a rate above 0: update number i of the warm-up has (i + 1) / lr_warmup_updates of the peak.
   """
   peak, warmup = optim.learning_rate, optim.lr_warmup_updates
-  if optim.schedule == 'constant':
-    after = optax.constant_schedule(peak)
-  elif optim.schedule == 'cosine':
-    after = optax.cosine_decay_schedule(peak, max(total_updates - warmup, 1))
-  else:
+  if optim.schedule not in ('constant', 'cosine'):
     raise ValueError(f"optim.schedule={optim.schedule!r} is none of 'constant', 'cosine'")
-  if not warmup:
-    return after
-  return lambda count: jnp.where(count < warmup, peak * (count + 1) / warmup, after(jnp.maximum(count - warmup, 0)))
+  cosine = optim.schedule == 'cosine'
+  after = optax.cosine_decay_schedule(peak, max(total_updates - warmup, 1)) if cosine else optax.constant_schedule(peak)
+  warming = lambda count: jnp.where(count < warmup, peak * (count + 1) / warmup, after(jnp.maximum(count - warmup, 0)))
+  return warming if warmup else after
 
 
 def make_optimizer(optim: ml_collections.ConfigDict, schedule: optax.Schedule,
@@ -286,7 +272,7 @@ def make_optimizer(optim: ml_collections.ConfigDict, schedule: optax.Schedule,
   """AdamW behind a clip of the global gradient norm; norms, biases and the head of a critic do not decay.
 
   Args:
-    factor: of the learning rate, from the name of a parameter at the top of the nesting; 0 leaves it as it is.
+    factor: of the learning rate, from the name of a parameter at the top of the nesting; 0 freezes it.
   """
   def scaled(updates, _):
     return jax.tree.map_with_path(lambda path, update: factor(path[0].key) * update, updates)
@@ -311,37 +297,25 @@ def decays(params: dict) -> dict:
 
 
 def without_head(params: dict) -> dict:
-  """The parameters of the policy alone."""
+  """The parameters of the policy, without the head of a critic."""
   return {name: value for name, value in params.items() if name != HEAD}
 
 
-def compute_copy(params: dict, dtype) -> dict:
-  """The parameters as the forward pass wants them, all in `dtype`, as the sampler has them too.
-
-  Made once per step, before the micro-batches, so that gathers over `fsdp` move the smaller type.
-  """
+def cast(params: dict, dtype) -> dict:
+  """The same parameters in `dtype`: float32 to update them, the compute dtype to run them."""
   return jax.tree.map(lambda x: x.astype(dtype), params)
 
 
-def float32(tree):
-  """The same tree with every leaf in float32."""
-  return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
-
-
 def create_state(params: dict, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-  """The state before the first update, around a copy of `params` (which are on the mesh already, see `place_params`).
-
-  A copy, because the training step is given the state's buffers to overwrite.
-  """
-  def copied(params):
-    return initial_state(jax.tree.map(jnp.copy, params), optimizer)
-  return jax.jit(copied, out_shardings=state_shardings(params, optimizer, mesh))(params)
+  """The state before the first update, around a copy of `params`, which are on the mesh already: steps overwrite its buffers."""
+  create = lambda params: initial_state(jax.tree.map(jnp.copy, params), optimizer)
+  return jax.jit(create, out_shardings=state_shardings(params, optimizer, mesh))(params)
 
 
 def initial_state(params: dict, optimizer: optax.GradientTransformation) -> TrainState:
-  """The pure function behind `create`; `jax.eval_shape` of it is what a checkpoint restores into."""
+  """The pure function behind `create_state`."""
   counts = {name: jnp.zeros((), jnp.int32) for name in ('updates', 'skipped', 'skipped_in_a_row')}
-  return TrainState(params, optimizer.init(float32(params)), **counts)
+  return TrainState(params, optimizer.init(cast(params, jnp.float32)), **counts)
 
 
 def state_shardings(params: dict, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
@@ -359,18 +333,14 @@ def state_shardings(params: dict, optimizer: optax.GradientTransformation, mesh:
 
 
 def place_params(params: dict, shardings: dict, dtype=jnp.float32) -> dict:
-  """Parameters from the host, or from anywhere else, in their layout and in `dtype`."""
-  def put(x, sharding):
-    if isinstance(x, jax.Array) and not x.is_fully_addressable:
-      return jax.device_put(x.astype(dtype), sharding)
-    return meshes.place(x, sharding).astype(dtype)
-  return jax.tree.map(put, params, shardings)
+  """Parameters that every process holds whole, in their layout and in `dtype`."""
+  return jax.tree.map(lambda x, sharding: meshes.place(x, sharding).astype(dtype), params, shardings)
 
 
 def fingerprint(params: dict) -> list[float]:
   """A mean absolute value per parameter: tells whether two sets of parameters are the same, on any mesh.
 
-  Compare with a relative tolerance of 1e-5: the order of summation depends on the mesh.
+  Compare it with a relative tolerance of 1e-5: the order of summation depends on the mesh.
   """
   means = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.mean(jnp.abs(x.astype(jnp.float32))), tree))(params)
   return [float(value) for value in jax.tree.leaves(means)]

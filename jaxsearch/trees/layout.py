@@ -9,7 +9,7 @@ A forest is laid out depth first in rows of T tokens, with four integers per tok
                        j <= i < visible_until[j]
 
 Depth-first order makes every subtree one stretch of the row, so a single integer per key is the mask of packing, of trees and
-of causal rows at once (`models.attention.tree_mask`), and a prefix that branches share is computed once. The loss weights are
+of causal rows at once (`models.decoder.tree_mask`), and a prefix that branches share is computed once. The loss weights are
 decided here too, over the whole forest: the loss is the plain sum of `loss_weights * per-token loss`, so neither packing nor
 micro-batches can change a gradient.
 

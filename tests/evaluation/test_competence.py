@@ -6,8 +6,7 @@ import pytest
 
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import calibration
-from jaxsearch.evaluation.competence import critic_figures, first_values, sign_figures, tool_calls, use_figures
-from jaxsearch.evaluation.competence_plots import calibration_curve, plot_calibration
+from jaxsearch.evaluation.competence import critic_figures, sign_figures, tool_calls, use_figures
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 GOLDS = ('The Oviedo', '7')
@@ -141,7 +140,7 @@ def test_the_calibration_curve_has_the_bins_of_the_error():
   rng = np.random.default_rng(1)
   p = np.append(rng.beta(2, 3, size=200) * 0.9, [0.1, 0.3, 0.7])  # borders; nothing above 0.9
   outcome = rng.random(203) < p
-  predicted, right, counts = calibration_curve(p, outcome)
+  predicted, right, counts = calibration.curve(p, outcome)
   borders = [np.float32(b / 10) for b in range(11)]
   for b in range(10):
     inside = (borders[b] <= p.astype(np.float32)) & (p.astype(np.float32) < borders[b + 1])
@@ -151,12 +150,11 @@ def test_the_calibration_curve_has_the_bins_of_the_error():
   assert counts[9] == 0 and np.isnan(predicted[9]) and np.isnan(right[9])
   total = np.nansum(counts * abs(right - predicted)) / counts.sum()
   assert total == pytest.approx(float(calibration.ece(p, outcome)), abs=1e-6)
-  assert calibration_curve([1.0], [1.0], 4)[2].tolist() == [0, 0, 0, 1]
+  assert calibration.curve([1.0], [1.0], 4)[2].tolist() == [0, 0, 0, 1]
 
 
 def test_the_plot_is_written_whatever_is_missing(tmp_path):
-  values, rewards, tiers = first_values(scattered(), TIERS)
-  assert len(values) == len(rewards) == len(tiers) == 37 and set(tiers) == {0, 1, 2}
+  values, rewards = np.array([(tree.nodes(Role.POLICY)[0].values[0], tree.reward) for tree in scattered()]).T
   none = np.array([])
-  plot_calibration({'warm': (values, rewards), 'nobody': (none, none)}, tmp_path / 'a.png')
+  calibration.plot({'warm': (values, rewards), 'nobody': (none, none)}, tmp_path / 'a.png')
   assert (tmp_path / 'a.png').read_bytes().startswith(b'\x89PNG')

@@ -57,11 +57,12 @@ class Said:
     try:
       while True:
         request = growth.send(reply)
-        reply = [Document('1', 'Title', 'text')]
-        if hasattr(request, 'stop'):
+        if isinstance(request, list):  # searches, served together
+          reply = [[Document('1', 'Title', 'text')] for _ in request]
+        elif hasattr(request, 'stop'):
           reply = request.node.append(next(spans), Role.POLICY)
           reply.stop = 'length'
-        elif hasattr(request, 'service'):
+        else:
           reply = ToolFailure('there is no reader')
     except StopIteration:
       pass

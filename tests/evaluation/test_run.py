@@ -7,12 +7,14 @@ import pytest
 
 from configs import quickstart
 from jaxsearch import cli
+from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import run
 from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import GREEDY
 from jaxsearch.sampler.rollout import rollout
-from jaxsearch.trees.tree import Role
+from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
+from tests.evaluation.test_competence import Letters
 
 
 @pytest.fixture(scope='module')
@@ -38,6 +40,18 @@ def test_scores_are_means_over_trees(answered):
   assert scores['n'] == 12 and scores['em'] == pytest.approx(sum(right) / 12)
   assert scores['f1'] >= scores['em']
   assert scores['searches'] == pytest.approx(sum(len(tree.nodes(Role.OBSERVATION)) for tree in answered) / 12, abs=1)
+
+
+def test_recall_is_the_share_that_retrieved_a_gold_answer():
+  trees = []
+  for gold, texts in (('Paris', ['Lyon', 'In Paris.']), ('Rome', []), ('Rome', ['Roman']), ('red blue', ['red', 'blue']),
+                      ('Oslo', ['Oslo'])):
+    trees.append(Tree(Letters(), Question(gold, 'Where?', (gold,))))
+    trees[-1].metrics = {'searches': len(texts)}
+    for text in texts:
+      trees[-1].root.append(text, Role.OBSERVATION)
+  scores = run.scores(trees)
+  assert scores['retrieval_recall'] == pytest.approx(2 / 5) and scores['searches'] == pytest.approx(6 / 5)
 
 
 def test_predictions_hold_every_token_of_the_tree(answered):

@@ -27,10 +27,13 @@ def figures(devices=None) -> list[float]:
   forest = [sft.demonstration(rng.integers(1, 32, 12), rng.integers(0, 2, 12).astype(bool)) for _ in range(12)]
   placed = meshes.shardings(parameter_axes(NUMBERS), parameter_shapes(NUMBERS), mesh)
   params = steps.place_params(jax.tree.map(np.asarray, initial_params(NUMBERS, jax.random.key(0))), placed)
-  imitation = sft.Imitation(NUMBERS, params, ml_collections.ConfigDict(OPTIM), 2, row_length=24, micro_rows=4,
-                               pad_id=0, mesh=mesh)
-  losses = [imitation.learn(forest)['loss'] for _ in range(2)]
-  own = meshes.local(imitation.state.params)
+  state, learn = sft.open_imitation(NUMBERS, params, ml_collections.ConfigDict(OPTIM), 2, row_length=24, micro_rows=4, pad_id=0,
+                                    mesh=mesh)
+  losses = []
+  for _ in range(2):
+    state, row = learn(state, forest)
+    losses.append(row['loss'])
+  own = meshes.local(state.params)
   for name, x in own['layers'].items():
     assert set(x.sharding.mesh.devices.flat) <= set(jax.local_devices())
     if jax.process_count() > 1 and x.ndim > 2:

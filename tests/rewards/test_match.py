@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxsearch.rewards.match import (
+  answer_found,
   entity_match,
   exact_match,
   f1,
@@ -201,3 +202,11 @@ def test_matches_takes_the_rule_by_its_name():
   assert matches('73', ['72'], 'numeric', 0.02) == 1.0 and matches('73', ['72'], 'numeric') == 0.0
   with pytest.raises(ValueError, match="'number'; known: exact, entity, numeric"):
     matches('1', ['1'], 'number')
+
+
+@pytest.mark.parametrize(('golds', 'text', 'found'), [
+  (['The Beatles'], 'She met beatles, in 1964.', True), (['U.S.'], 'a us city', True), (['us'], 'a house', False),
+  (['new york'], 'york new', False), (['new york'], 'New York-born', False), (['x', 'city'], 'A city.', True),
+  (['the'], 'the end', False), ([], 'x', False)])
+def test_an_answer_is_found_as_whole_words(golds, text, found):
+  assert answer_found(golds, text) is found

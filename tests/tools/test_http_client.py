@@ -32,7 +32,7 @@ def slept(monkeypatch):
 
 def test_body_headers_and_reply():
   with server((200, {'a': 1})) as (url, seen):
-    assert client(url + '/x?y=1', secret='k', secret_header='x-key').post({'q': 'ü'}, lambda reply: reply['a'] + 1) == 2
+    assert client(url + '/x?y=1', token='k', token_header='x-key').post({'q': 'ü'}, lambda reply: reply['a'] + 1) == 2
   path, headers, body = seen[0]
   assert (path, headers['x-key'], headers['content-type'], body) == ('/x?y=1', 'k', 'application/json', {'q': 'ü'})
 
@@ -83,7 +83,7 @@ def test_the_key_is_in_no_message():
   echo = lambda handler: (handler.send_response(403), handler.end_headers(),
                           handler.wfile.write(b'x' * 190 + b'refused: sesame-open'))
   with server(echo) as (url, _), pytest.raises(Failure) as error:
-    client(url.replace('//', '//user:sesame-open@') + '/?key=sesame-open', secret='sesame-open').post({}, dict)
+    client(url.replace('//', '//user:sesame-open@') + '/?key=sesame-open', token='sesame-open').post({}, dict)
   assert 'sesame' not in str(error.value) and 'status 403' in str(error.value)
 
 

@@ -61,14 +61,11 @@ def setup(*, decoder=DECODER, mesh=None, hyper=HYPER, loss_fn=None, seed=0, **op
   shardings = meshes.shardings(parameter_axes(decoder), parameter_shapes(decoder), mesh)
   params = jax.device_get(random_params(decoder, seed))
   optim = optim_config(**optim)
-  schedule = steps.learning_rate_schedule(optim, 100)
-  optimizer = steps.make_optimizer(optim, schedule)
-  state = steps.create_state(steps.place_params(params, shardings), optimizer, mesh)
   if loss_fn is None:
     loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=decoder, **hyper)
-  train_step = steps.make_train_step(
-    loss_fn, optimizer, schedule, mesh=mesh, dtype=decoder.dtype,
-    state_shardings=jax.tree.map(lambda x: x.sharding, state))
+  placed = steps.place_params(params, shardings)
+  optimizer, train_step = steps.make_update(loss_fn, placed, optim, 100, mesh=mesh, dtype=decoder.dtype)
+  state = steps.create_state(placed, optimizer, mesh)
   return types.SimpleNamespace(state=state, train_step=train_step, params=params, mesh=mesh, optimizer=optimizer)
 
 

@@ -1,6 +1,7 @@
 """Checkpoints across meshes, and what a run refuses to go on with."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ from jaxsearch.trees.layout import lay_out
 
 
 def host_of(tiny, step):
-  return {'step': step, 'decoder': checkpoint.decoder_to_json(tiny.decoder), 'config': {}}
+  return {'step': step, 'decoder': dataclasses.asdict(tiny.decoder), 'config': base.get_config().to_dict()}
 
 
 def test_a_state_moves_to_another_mesh_and_goes_on_alike(tiny, tmp_path):
@@ -62,10 +63,9 @@ def test_what_is_no_checkpoint_is_named(tiny, tmp_path):
 def test_decoder_numbers_survive_json():
   for model_config in (PRESETS['llama3.2-1b'], PRESETS['qwen2.5-0.5b'],
                   dataclasses.replace(PRESETS['qwen3-0.6b'], dtype='bfloat16', remat='full')):
-    found = checkpoint.decoder_from_json(checkpoint.decoder_to_json(model_config))
+    found = checkpoint.decoder_from_json(json.loads(json.dumps(dataclasses.asdict(model_config))))
     assert found == model_config and isinstance(found, DecoderConfig)
-  assert isinstance(checkpoint.decoder_from_json(
-    checkpoint.decoder_to_json(PRESETS['llama3.2-1b'])).rope_scaling, RopeScaling)
+    assert found.rope_scaling is None or isinstance(found.rope_scaling, RopeScaling)
 
 
 def changed(**changes):

@@ -14,7 +14,7 @@ import pytest
 from configs.carl import critic_warmup as warmup_settings
 from jaxsearch import cli, config_check
 from jaxsearch.data.questions import Question, read_questions, write_questions
-from jaxsearch.evaluation import competence, competence_plots
+from jaxsearch.evaluation import calibration, competence
 from jaxsearch.methods import search_r1
 from jaxsearch.models import hub
 from jaxsearch.sampler.requests import Generate
@@ -28,7 +28,7 @@ from tests.methods.driving import Letters
 from tests.training import child as own_child
 
 warm_up = functools.partial(
-  critic_warmup.warm_up, gate_figures=competence.gate_figures, plot=competence_plots.plot_calibration)
+  critic_warmup.warm_up, gate_figures=competence.gate_figures, plot=calibration.plot)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_a_critic_of_its_own_is_warmed_up_too(config, tmp_path):
   warmed, config.out, config.critic.warm_start = config.out, str(tmp_path / 'after'), config.out
   learner = loop.make_learner(config)
   _, warm, _ = checkpoint.load_trained(warmed, learner.mesh)
-  jax.tree.map(np.testing.assert_array_equal, learner.critic.state.params, warm)
+  jax.tree.map(np.testing.assert_array_equal, learner.state.critic.params, warm)
   assert float(np.abs(np.asarray(warm['head']['kernel'])).max()) > 0
 
 

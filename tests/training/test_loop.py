@@ -119,7 +119,7 @@ def test_the_base_of_an_adapter_is_its_reference_and_may_not_change(lora_config,
   learner = loop.make_learner(lora_config)
   for own, shared in zip(jax.tree.leaves(learner.base), jax.tree.leaves(learner.reference), strict=True):
     assert own is shared and own.dtype == 'bfloat16'
-  assert {x.dtype.name for x in jax.tree.leaves((learner.state.params, learner.critic.state.params))} == {'float32'}
+  assert {x.dtype.name for x in jax.tree.leaves((learner.state.params, learner.state.critic.params))} == {'float32'}
   lora_config.critic.enabled, lora_config.steps = False, 1
   loop.train(lora_config)
   hub.save(Decoder(child.NUMBERS, params=initial_params(child.NUMBERS, jax.random.key(7))), lora_config.model)

@@ -11,15 +11,13 @@ from jaxsearch.training import runs
 
 
 def test_a_resumed_log_has_every_step_once(tmp_path):
-  log = runs.MetricsLog(tmp_path, 0)
-  for step in (1, 2, 3):
-    log.write({'step': step, 'loss': step / 2})
-  log.close()
+  with runs.metrics_log(tmp_path, 0) as write:
+    for step in (1, 2, 3):
+      write({'step': step, 'loss': step / 2})
   with (tmp_path / 'metrics.jsonl').open('a') as file:
     file.write('{"step": 4, "lo')  # killed while writing
-  log = runs.MetricsLog(tmp_path, 2)
-  log.write({'step': 3, 'loss': float('nan')})
-  log.close()
+  with runs.metrics_log(tmp_path, 2) as write:
+    write({'step': 3, 'loss': float('nan')})
   assert runs.read(tmp_path / 'metrics.jsonl') == [
     {'step': 1, 'loss': 0.5}, {'step': 2, 'loss': 1.0}, {'step': 3, 'loss': None}]
   assert list((tmp_path / 'tensorboard').iterdir())

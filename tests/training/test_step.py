@@ -254,11 +254,8 @@ def adapted(tiny, mesh, base):
     lora=dict(rank=4, alpha=8.0, targets=('q', 'k', 'v', 'o', 'gate', 'up', 'down', 'embedding')), seed=0, dtype='float32',
     optim=tiny.optim_config(master_weights=True, weight_decay=0.1)))
   adapter = setup.new_adapter(config, tiny.decoder, mesh)
-  schedule = steps.learning_rate_schedule(config.optim, 10)
-  optimizer = steps.make_optimizer(config.optim, schedule)
   loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=tiny.decoder, **tiny.hyper)
-  train_step = steps.make_train_step(loss_fn, optimizer, schedule, mesh=mesh, dtype='float32', alpha=8.0,
-                                     state_shardings=steps.state_shardings(adapter, optimizer, mesh))
+  optimizer, train_step = steps.make_update(loss_fn, adapter, config.optim, 10, mesh=mesh, dtype='float32', alpha=8.0)
   return steps.create_state(adapter, optimizer, mesh), train_step, steps.place_params(
     base, setup.param_shardings(tiny.decoder, mesh))
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxsearch.models.attention import tree_mask
-from jaxsearch.models.decoder import Decoder, DecoderConfig, parameter_shapes
+from jaxsearch.models.decoder import Decoder, DecoderConfig, parameter_shapes, tree_mask
 from jaxsearch.trees.layout import AGGREGATIONS, TrainingRows, lay_out, pack, take_back
 from jaxsearch.trees.tree import Role, Tree
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from jaxsearch.data.questions import Question
-from jaxsearch.evaluation import heat_strip
-from jaxsearch.evaluation.report import write_report
+from jaxsearch.evaluation import report
 from jaxsearch.evaluation.run import predictions
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.evaluation.test_competence import RIGHT, Letters, grown
@@ -21,7 +20,7 @@ def page_of(folder, first, last):
   folder.mkdir()
   rows = [ROW | {'step': step, 'samples': [sample]} for step, sample in ((0, first), (5, last))]
   (folder / 'evaluations.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
-  return write_report(folder).read_text()
+  return report.write_report(folder).read_text()
 
 
 class Balance(html.parser.HTMLParser):
@@ -52,15 +51,15 @@ def test_a_strip_shows_every_advantage_and_escapes_what_was_written(tmp_path):
     assert balance.text.count(shown) == 2  # in the cell and at the text
   assert all(shown in balance.text for shown in ('V 0.30', 'V 0.72', 'V 0.45', 'forgotten'))
   assert 'R0' in balance.text  # the outcome
-  assert heat_strip.colour(0.42) in page and 'Where is' not in balance.text  # no prompt
+  assert report.colour(0.42) in page and 'Where is' not in balance.text  # no prompt
   assert balance.text.count('forgotten') == 1  # the clean copy stays
   assert 'branch' not in balance.text  # reading and forgetting is no branch
 
 
 def test_colours_grow_with_the_advantage_and_part_at_nothing():
   def channels(advantage):
-    return [int(heat_strip.colour(advantage)[i:i + 2], 16) for i in (1, 3, 5)]
-  assert channels(0.0) == [255] * 3 and heat_strip.colour(0.5) == heat_strip.colour(0.9)
+    return [int(report.colour(advantage)[i:i + 2], 16) for i in (1, 3, 5)]
+  assert channels(0.0) == [255] * 3 and report.colour(0.5) == report.colour(0.9)
   for sign, strong in ((1, 2), (-1, 0)):  # blue, red
     weak, full = channels(0.1 * sign), channels(0.5 * sign)
     assert sum(full) < sum(weak) < 3 * 255 and full[strong] == max(full)
@@ -99,8 +98,8 @@ def siblings(steps, answer=None):
 
 
 def shown(tree):
-  recorded = json.loads(json.dumps(heat_strip.spans(tree)))
-  return [(block['text'], block['depth'], block['branch'], block['dropped']) for block in heat_strip.blocks(recorded)]
+  recorded = json.loads(json.dumps(report.spans(tree)))
+  return [(block['text'], block['depth'], block['branch'], block['dropped']) for block in report.blocks(recorded)]
 
 
 def test_siblings_stand_below_their_parent_and_before_the_one_that_was_kept():
