@@ -40,7 +40,7 @@ The contract, word for word as in CONTRIBUTING.md (a test compares them):
                    of its name. In `jaxsearch eval` there are none: the reply to `Ask` is a `ToolFailure`
   ONE_TREE = True  optional: `credit` still learns from a single tree of a question, so `group_size=1` is allowed
 
-config.train.aggregate says how the loss is averaged (trees/layout.py). Below: spans, a function for them, and which average fits:
+config.train.aggregate says how the loss is averaged (trees/layout.py); the second list shows which average fits which credit:
 
   token-mean           every trained token alike
   seq-mean-token-mean  every tree alike (all its branches are one sequence), and in it every trained token
