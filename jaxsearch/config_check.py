@@ -87,7 +87,8 @@ def _method(config: ml_collections.ConfigDict, training: bool) -> Iterator[str]:
       if service not in config:
         yield f'method={config.method!r} needs the group config.{service}'
     if config.group_size == 1 and not config.critic.enabled and not getattr(method, 'ONE_TREE', False):
-      yield 'group_size=1: with one tree a question and no critic there is nothing to compare'
+      yield (f'group_size=1: with one tree a question, a critic or ONE_TREE = True in methods/{config.method}.py is needed '
+             '(credit that still learns from a single tree)')
 
 
 def _arguments(method: types.ModuleType, name: str, given: int) -> list[str] | None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains a search agent on the embedded world and shows that it learned. About 12 minutes on two cores after set-up.
+# Trains a search agent on the embedded world and shows that it learned. 7 to 10 minutes on two cores after set-up.
 # Needs Python 3.11 or newer and pip. Arguments are passed on: bash launch/quickstart.sh --config.seed=1
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -5,6 +5,7 @@ import re
 from rich.console import Console
 from rich.text import Text
 
+from jaxsearch.data.corpus import Document
 from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.trees.tree import Node, Tree
 
@@ -19,15 +20,21 @@ class Transcript:
     self.console = console
 
   def show(self, tree: Tree, reply) -> None:
-    if isinstance(reply, Node):
-      self.console.print(coloured(reply.text))
-    elif isinstance(reply, ToolFailure):
-      self.console.print(Text(f'  search failed: {reply.reason}', 'red'))
-    else:
-      for document in reply:
-        self.console.print(Text.assemble(' ' * 10, (document.title, 'bold yellow'), (f'  {document.text}', 'yellow')))
-      if not reply:
+    match reply:
+      case Node():
+        self.console.print(coloured(reply.text))
+      case ToolFailure():
+        self.console.print(Text(f'  search failed: {reply.reason}', 'red'))
+      case str():  # what a program printed
+        self.console.print(Text(reply, 'yellow'))
+      case []:
         self.console.print(Text('  nothing found', 'yellow'))
+      case [Document(), *_]:
+        for document in reply:
+          self.console.print(Text.assemble(' ' * 10, (document.title, 'bold yellow'), (f'  {document.text}', 'yellow')))
+      case list():  # the replies to a list of requests
+        for one in reply:
+          self.show(tree, one)
 
   def close(self, tree: Tree) -> None:
     """Prints the last line: the answer, right or wrong where gold answers are known, or why there is none."""

@@ -1,44 +1,66 @@
-"""One file per system: how its trees grow, what they earn, and which spans are credited with it.
+"""One file per method: how its trees grow, what they earn, and which spans are credited with it.
 
-A method is a module with `grow` and `credit`. This is all that the rest relies on:
+A method is a module with two functions. Their settings are keyword-only, with defaults. credit.py holds shared credit.
 
-  grow(question, tree, **config.grow)
-      A generator. It appends prompts and observations to nodes and yields requests (sampler/requests.py), one or a list.
-      A list is served together and replied to in its order; `children` stand in the order in which they were finished.
-      The prompt is `search_r1.start`; random numbers come from `tree.rng`. It sets
-        tree.answer   the final answer or None (`em`, `f1` and the predictions of an evaluation)
-        tree.stop     a `Stop`: why the episode ended
-        tree.metrics  numbers by name. `searches`, `malformed` and `tool_failures` begin at 0, since evaluation and rejection
-                      sampling read them; CuSearch reads `found`. A missing one reads as 0, but the row of a step holds the
-                      mean of each over the trees that have it: begin your own counts with 0
-        node.trained  False keeps a policy span out of the loss
-  credit(groups, context, **config.credit)
-      `groups` holds the trees of each question of the batch. They are pruned (every leaf is a trained span),
-      and trees too long for a training row are left out, so that `groups` may even be empty. It sets
-        tree.reward       for the row of metrics; None is left out of its mean
-        node.advantages   a number or one per token, on every trained span of a tree or on none: such a tree is not trained on
-        node.returns      one per token, where `config.critic.enabled`: spans then come with `node.values`, and `credit` is
-                          also called on the single trees of an evaluation
-        context.metrics   figures for the row of the step; context.memory is saved with checkpoints, context.rng is seeded
-  Optional
-      sizes(questions, group_size, context, **config.sizes) -> [int]   trees to grow for each question
-      reward(tree) -> float   needed by `jaxsearch critic-warmup` alone
-      SERVICES = ('judge', …)   frozen models that `grow` may `Ask`, opened from config.judge …; without one (`jaxsearch eval`)
-                                the reply is a `ToolFailure`
-      ONE_TREE = True   credit compares nothing between the trees of a question, so group_size=1 is allowed
+  grow(question, tree, **config.grow)        a generator: appends prompts and observations, yields requests (sampler/requests.py)
+  credit(groups, context, **config.credit)   `groups` holds the trees of each question of the batch
 
-Settings are keyword-only and have defaults. credit.py holds credit that methods share. Which average (trees/layout.py) fits:
+The contract, word for word as in CONTRIBUTING.md (a test compares them):
 
-  what is credited                                    credit                                      train.aggregate
-  chains against the others of their question         credit_relative                             token-mean, seq-mean-token-mean
-  chains, token by token                              credit_with_critic                          token-mean
-  a chain with side branches, or a selection          credit_relative                             seq-mean-token-mean
-  alternatives for each step of one path              as they grow (slate.py), credit_siblings    step-mean
-  segments of a chain                                 advantages.smdp_td (carl.py)                step-mean
-  branches of a search, as many as there are          credit_siblings                             span-mean
+  tree.answer      `grow` sets it: the final answer, or None
+  tree.stop        `grow` sets it: a `Stop` (answered, budget, context_full, malformed, tool_failed, deadline)
+  tree.metrics     numbers by name. `searches`, `malformed` and `tool_failures` start at 0 and are read by evaluation and
+                   rejection sampling. They count over the whole tree (SLATE counts `searches` along its path). `searches`
+                   counts the searches that were served, failed ones included; a search in the last span is not served and not
+                   counted. CuSearch reads `found`. A missing metric reads as 0, but the logged mean covers only the trees that
+                   set it, so initialise your own counters to 0
+  tree.question    `tree.question.score(answer)` is 1 or 0 by the rule of the question's data set. Use `exact_match` only where
+                   a paper means it literally
+  tree.rng, context.rng  take random numbers from these only, in `grow` and in `credit`, so that runs stay reproducible
+  Generate         always replies with a node. Without room in the context or past the deadline the node is empty; `node.stop`
+                   says so, and pruning removes it
+  order            replies come in the order of the requests. `tree.nodes(role)` and `walk()` go depth first. `children` stand
+                   in the order in which they were added; for a list of requests, that is the order in which they finished
+  node.trained     True for policy spans; set it to False to keep one out of the loss. A policy span that you append yourself
+                   needs `logprobs`
+  node.data        your notes on a node, kept until `credit`. Three names are taken: 'documents', 'segment' (the report's label
+                   of the span) and 'reward' (earned at this span, read by `credit_with_critic`)
+  before credit    trees are pruned: nodes that carry no loss and have no descendant that does are removed, so every leaf is a
+                   trained span. Trees longer than a training row are left out, so `groups` may be empty
+  tree.reward      `credit` sets it, for the log; None is left out of the mean
+  node.advantages  `credit` sets one number, or one per token, on all trained, non-empty spans of a tree. A tree on which no
+                   span has any is not trained on
+  node.values, node.returns  with `config.critic.enabled`, `credit` receives spans with `values` set and must set `returns`,
+                   one per token. Evaluations then call `credit` too, on groups of one tree
+  context          `context.metrics`: figures for the step's row of metrics. `context.memory`: what you keep between steps,
+                   saved with checkpoints (JSON). `context.step`: from 1; 0 in an evaluation
+  sizes(questions, group_size, context, …)  optional: the number of trees to grow for each question
+  reward(tree)     optional: needed only by `jaxsearch critic-warmup`
+  SERVICES = ('judge',)  optional: the frozen models that `grow` asks, 'judge' or 'reader', each opened from the config group
+                   of its name. In `jaxsearch eval` there are none: the reply to `Ask` is a `ToolFailure`
+  ONE_TREE = True  optional: `credit` still learns from a single tree of a question, so `group_size=1` is allowed
 
-Advantages with mean 0 make `policy_loss` about 0 in the first update of a step, whatever is learned: watch `grad_norm`, `kl`,
-`entropy`, `clip_fraction`, `reward`, and `groups_alike`, the share of groups in which all rewards are equal.
+config.train.aggregate says how the loss is averaged (trees/layout.py); the second list shows which average fits which credit:
+
+  token-mean           every trained token alike
+  seq-mean-token-mean  every tree alike (all its branches are one sequence), and in it every trained token
+  seq-mean-token-sum   the sum over a tree's trained tokens, then the mean over trees
+  span-mean            every trained span alike, and in it every token
+  step-mean            the mean over a span's tokens, the mean over the trained siblings of a step, the sum over the steps of a
+                       tree, the mean over trees
+
+  chains against the others of their question            credit_relative                          token-mean, seq-mean-token-mean
+  chains, token by token                                 credit_with_critic                       token-mean
+  chains with side branches; a selection of chains       credit_relative                          seq-mean-token-mean
+  several chains per tree, against all of their question credit_groups                            token-mean
+  k alternatives for each step of one path               credit_siblings (slate.py: as they grow) step-mean
+  segments of a chain                                    advantages.smdp_td (carl.py)             step-mean
+  branches of a search, as many as there are             credit_siblings                          span-mean
+  any other groups of spans                              credit_groups                            span-mean
+
+Advantages have mean 0 over a group, so `policy_loss` is near 0 in the first update of a step when spans are alike in length;
+it does not measure learning. Watch `grad_norm`, `kl`, `entropy`, `clip_fraction` and `reward`. `groups_alike` is the share of
+groups in which all trees have the same `tree.reward`; if you compare something else, count your own in `context.metrics`.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""What a policy span says and what comes of it: Search-R1's actions, which other methods sample several at a time."""
+"""Reads policy spans as actions (a search, an answer, or neither) and runs their searches, one or several at a time."""
 
 import dataclasses
 from collections.abc import Generator, Sequence
@@ -17,7 +17,7 @@ class Action:
   thinking: str
   query: str | None
   answer: str | None
-  observation: str = ''  # what the policy sees next: what its search returned, or that it is no valid action
+  observation: str = ''  # what the policy sees next: the documents, or that the action is not valid
   found: bool = False    # whether its search returned documents
 
   @property
@@ -27,19 +27,19 @@ class Action:
 
 
 def read(node: Node, tags: grammar.Tags = grammar.SEARCH_R1) -> Action:
-  """The action that a policy span is."""
+  """Reads a policy span as an action."""
   thoughts = [element.content for element in grammar.elements(node.text, tags) if element.name == tags.think]
   answer = grammar.answer(node.text, tags)
   return Action(node, ' '.join(thoughts), None if answer is not None else grammar.search_query(node.text, tags), answer)
 
 
 def search(actions: Sequence[Action], tree: Tree, tags: grammar.Tags = grammar.SEARCH_R1) -> Generator[Request, Any, None]:
-  """Runs the searches among the actions, together, and sets their observations; documents are kept in `node.data`.
+  """Runs the searches of these actions together and sets all observations; documents go into `node.data['documents']`.
 
   Counts failed searches and invalid actions in tree.metrics.
   """
   searching, special = [action for action in actions if action.query is not None], tree.tokenizer.special_tokens
-  replies = yield [Search(action.node, action.query) for action in searching]
+  replies = (yield [Search(action.node, action.query) for action in searching]) if searching else []
   for action, reply in zip(searching, replies):
     if isinstance(reply, ToolFailure):
       tree.metrics['tool_failures'] += 1
@@ -54,7 +54,7 @@ def search(actions: Sequence[Action], tree: Tree, tags: grammar.Tags = grammar.S
 
 
 def ask_judge(tree: Tree, items: Sequence[judge.Item]) -> Generator[Request, Any, list[int]]:
-  """The judge's scores of the items. One that cannot be read is 0 and is counted in `judge_unreadable`."""
+  """The judge's scores of the items. An unreadable score counts as 0 and in `judge_unreadable`."""
   replies = yield [Ask('judge', item) for item in items]
   unreadable = [reply is None or isinstance(reply, ToolFailure) for reply in replies]
   tree.metrics['judge_unreadable'] += sum(unreadable)

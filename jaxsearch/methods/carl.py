@@ -38,12 +38,12 @@ def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: 
   tree.metrics counts calls (`searches`), commits without an answer, failed calls, and contexts missing or cut short.
 
   Args:
-    max_segments: of an episode; the last one is not run, whatever it says.
+    max_segments: of an episode; a program in the last one is not run.
     max_tokens: of an invoke or commit segment.
     context_tokens: of an assimilate segment (T_assimilate).
     template, chat: see methods/search_r1.py.
     tools: False runs no block, for closed-book rollouts.
-    fault: what a program's output is replaced with, see tools/faults.py.
+    fault: replaces a program's output, see tools/faults.py.
   """
   faults.check(fault)
   tree.metrics.update(no_context=0, context_cut=0)
@@ -107,7 +107,7 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, gamma: float =
   """`A = V(s_{k+1}) - V(s_k)`, of the last segment `R - V(s_N)` (eq. 1); the critic learns R in every state (section 3.3)."""
   trees = [tree for group in groups for tree in group]
   for tree in trees:
-    tree.reward = reward(tree)  # exact match alone: none for the format (section 3.1)
+    tree.reward = reward(tree)  # exact match only, no format reward (section 3.1)
   chains = [chain for tree in trees if (chain := valued_spans(tree))]
   if not chains:
     return

@@ -1,6 +1,6 @@
-"""Ways to credit that methods share: trees within a group, siblings of a branch, the tokens of a chain by a critic.
+"""Credit that methods share: by comparison (of any groups, of trees, of siblings), or token by token with a critic.
 
-They set `node.advantages`, and `credit_with_critic` sets `node.returns` too.
+All set `node.advantages`; `credit_with_critic` sets `node.returns` too.
 """
 
 import functools
@@ -16,37 +16,46 @@ from jaxsearch.trees.tree import Node, Role, Tree
 BUCKET = 128  # tokens: chains are padded to a multiple of it, so that few programs are compiled
 
 
+def credit_groups(groups: Sequence[Sequence[tuple[Sequence[Node], float]]], *, normalize_std: bool = True,
+                  singleton: str = 'zero') -> None:
+  """Compares the members of each group: every span of a member gets the member's value relative to its group.
+
+  Args:
+    groups: the (spans, value) of each member: one span, a chain or a whole tree. List a span in one member only.
+    normalize_std: False gives `value - mean`.
+    singleton: what the only member of a group gets: 'zero', or 'raw' for its value as it is.
+  """
+  members = [member for group in groups for member in group]
+  sizes = [len(group) for group in groups if len(group)]
+  size = 1 << (max(len(members), 1) - 1).bit_length()  # padded, so that few programs are compiled
+  values, ids = np.zeros(size, np.float32), np.full(size, -1)  # padding belongs to no group
+  values[:len(members)] = [value for _, value in members]
+  ids[:len(members)] = np.repeat(np.arange(len(sizes)), sizes)
+  advantages = group_relative(values, ids, size, normalize_std=normalize_std, singleton=singleton)
+  for (spans, _), advantage in zip(members, np.asarray(advantages)):
+    for node in spans:
+      node.advantages = float(advantage)
+
+
 def credit_relative(groups: Sequence[Sequence[Tree]], *, normalize_std: bool = True) -> None:
   """Every policy span gets its tree's `reward` relative to the other trees of its group (GRPO)."""
-  trees = [tree for group in groups for tree in group]
-  ids = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-  rewards = np.array([tree.reward for tree in trees], np.float32)
-  advantages = group_relative(rewards, ids, len(groups), normalize_std=normalize_std)
-  for tree, advantage in zip(trees, np.asarray(advantages)):
-    for node in tree.nodes(Role.POLICY):
-      node.advantages = float(advantage)
+  credit_groups([[(tree.nodes(Role.POLICY), tree.reward) for tree in group] for group in groups],
+                normalize_std=normalize_std, singleton='raw')
 
 
 def credit_siblings(trees: Sequence[Tree], values: Mapping[Node, float], *, normalize_std: bool = True) -> None:
   """Every trained span gets its value relative to its trained siblings, the other children of its parent; an only child gets 0.
 
   Args:
-    values: what each trained span is worth.
+    values: of each trained span.
   """
-  families = [family for tree in trees for node in tree.walk()
-              if (family := [child for child in node.children if child.trained and child.tokens])]
-  siblings = [child for family in families for child in family]
-  size = 1 << (max(len(siblings), 1) - 1).bit_length()  # padded, so that few programs are compiled
-  worth, ids = np.zeros(size, np.float32), np.full(size, -1)  # padding belongs to no group
-  worth[:len(siblings)] = [values[node] for node in siblings]
-  ids[:len(siblings)] = np.repeat(np.arange(len(families)), [len(family) for family in families])
-  advantages = group_relative(worth, ids, size, normalize_std=normalize_std, singleton='zero')
-  for node, advantage in zip(siblings, np.asarray(advantages)):
-    node.advantages = float(advantage)
+  parents = [node for tree in trees for node in tree.walk()]
+  credit_groups([[([node], values[node]) for node in parent.children if node.trained and node.tokens] for parent in parents],
+                normalize_std=normalize_std)
 
 
 def credit_with_critic(trees: Sequence[Tree], *, gamma: float, lam: float) -> dict[str, float]:
-  """Token-level GAE over the policy spans of chains: whitened advantages, and returns; gives back figures of the critic.
+  """Token-level GAE over the policy spans of chains: sets whitened advantages and returns; returns figures of the critic.
 
   `tree.reward` is earned at the last token of a chain; a span may earn `node.data['reward']` at its own last token.
 

@@ -1,7 +1,7 @@
-"""CuSearch (Shen et al. 2026, arXiv 2605.11611): train on the chains that searched most, as far as the batch has them.
+"""CuSearch (Shen et al. 2026, arXiv 2605.11611): train on the chains that searched most.
 
 Rollouts are Search-R1's. `credit` is phases 2 and 3 of the paper's algorithm 2: count the searches of every chain, select
-K chains by depth (SDGA), reward and compare these alone. The selection never sees a reward, except in 'topk_reward':
+K chains by depth (SDGA), reward these and compare them. The selection never sees a reward, except in 'topk_reward':
 
   full           GRPO on all chains; with half the questions a step it is GRPO-Half
   random         K chains at random
@@ -10,7 +10,7 @@ K chains by depth (SDGA), reward and compare these alone. The selection never se
   phase          SDGA-Phase, a depth that advances with the policy (C.3); the phase is in `context.memory`
   anti           SDGA-Anti, the shallowest first (C.4)
 
-The prompt-level methods of appendix D.6 combine with any of them: `drop_alike` (DAPO's dynamic sampling) and `sizes`
+The prompt-level methods of appendix D.6 can be combined with any of them: `drop_alike` (DAPO's dynamic sampling) and `sizes`
 (AR3PO's adaptive rollouts).
 """
 
@@ -98,7 +98,7 @@ def select(trees: Sequence[Tree], depths: np.ndarray, context: Context, strategy
 def remember_pass_rates(groups: Sequence[Sequence[Tree]], context: Context, window: int) -> None:
   """Keeps each question's last `window` shares of answers with F1 > 0 in `context.memory` (AR3PO, appendix D.6).
 
-  The paper says "positive reward", which the format term alone would give to every well-formed chain.
+  The paper says "positive reward", but with the format term every well-formed chain would have one.
   """
   rates = context.memory.setdefault('pass_rates', {})
   for group in groups:
@@ -110,8 +110,8 @@ def sizes(questions: Sequence[Question], group_size: int, context: Context, *, a
           smallest: int = 1) -> list[int]:
   """Chains for each question: `group_size`, or if `adaptive` more where the pass rate is in the middle (AR3PO).
 
-  They sum to len(questions) * group_size: `smallest` for each question, and of the rest a share in proportion to
-  `rate (1 - rate)` of the mean rate over the window; an unseen question counts as 1/2.
+  They sum to len(questions) * group_size: `smallest` for each question, the rest in proportion to `rate (1 - rate)`,
+  where `rate` is the mean over the window, or 1/2 for an unseen question.
   """
   if not adaptive:
     return [group_size] * len(questions)

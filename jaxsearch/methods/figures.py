@@ -1,4 +1,4 @@
-"""Figures that methods add to a step's row of metrics.jsonl. They are for the reader: nothing is trained on them."""
+"""Figures that methods add to a step's row of metrics.jsonl, for people to read: nothing is trained on them."""
 
 import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -20,11 +20,10 @@ def of_critic(values: np.ndarray, returns: np.ndarray) -> dict[str, float]:
 
 
 def of_segments(chains: Sequence[Sequence[Node]]) -> dict[str, float]:
-  """CARL's segments and what the critic says of them; each chain holds the segments of one tree.
+  """CARL's segments under the critic; each chain holds the segments of one tree.
 
-  value_start, value_explained: of the critic, the mean of V(s_0) and the explained variance over all states.
-  advantage_KIND: mean advantage of the segments of a kind. opposed_pairs: share of the assimilates whose sign is opposite to
-  that of their invoke.
+  value_start: mean of V(s_0). value_explained: explained variance over all states. advantage_KIND: mean advantage of a kind of
+  segment. opposed_pairs: share of assimilates whose advantage has the opposite sign of their invoke's.
   """
   states = np.array([node.values[0] for chain in chains for node in chain])
   outcomes = np.array([node.tree.reward for chain in chains for node in chain])
@@ -43,10 +42,10 @@ def of_segments(chains: Sequence[Sequence[Node]]) -> dict[str, float]:
 
 
 def of_depths(depths: Mapping[Tree, int], selected: Sequence[Tree], max_depth: int) -> dict[str, float]:
-  """CuSearch's selection: histograms of depth over all and over the selected chains, and their means.
+  """CuSearch's selection: histograms and means of depth, over all chains and over the selected ones.
 
-  retrieval_coverage: C_r (appendix G.2), tokens of spans that end in a search, in the selected chains; retrieval_share: its
-  share of all tokens trained.
+  retrieval_coverage: C_r (appendix G.2), the tokens of spans that end in a search, in the selected chains. retrieval_share: their
+  share of all trained tokens.
   """
   own = np.array(list(depths.values()))
   everyone = np.bincount(own, minlength=max_depth + 1)
@@ -59,10 +58,10 @@ def of_depths(depths: Mapping[Tree, int], selected: Sequence[Tree], max_depth: i
 
 
 def of_refinement(probes: Sequence[dict[str, Any]]) -> dict[str, float]:
-  """Search-R2's `a_prec`, `v_inter` and `s_trim` (appendix D) over the drafts that were probed; nothing without any.
+  """Search-R2's `a_prec`, `v_inter` and `s_trim` (appendix D) over the probed drafts; {} without any.
 
-  A probe holds of a draft 'accept' (0 or 1), 'reward', 'cuts' [steps], the trimmer's probabilities, and 'gains' [steps]: the
-  reward after regenerating from before each step, minus the draft's.
+  A draft's probe: 'accept' (0 or 1); 'reward'; 'cuts' [steps], the trimmer's probabilities; 'gains' [steps], the reward after
+  regenerating from before each step, minus the draft's.
   """
   if not probes:
     return {}
@@ -75,7 +74,7 @@ def of_refinement(probes: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def probe_cuts(tree: Tree, steps: Sequence[Node], probs: np.ndarray, accepted: bool,
                regenerate: Callable[[Sequence[Node], int], Generator[Request, Any, Node]]) -> Generator[Request, Any, None]:
-  """Regenerates a draft once from before each of its n steps and leaves a probe for `of_refinement` in the data of the root.
+  """Regenerates a draft once from before each of its n steps; keeps a probe for `of_refinement` in the root's `data`.
 
   Args:
     probs: [n + 1], the trimmer's probability of no cut and of each cut.

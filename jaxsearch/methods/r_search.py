@@ -1,8 +1,8 @@
 """R-Search (Zhao et al. 2025, arXiv 2506.04185): searches, then quotes its evidence, then answers; three rewards.
 
 A chain ends in one box of evidence and one of the answer. The reward is the F1 of the answer, the F1 of the answer that a
-frozen model of another family (the 'reader') gives from question and evidence alone, and the format (eqs. 3 to 8). What
-was retrieved bears no loss, the evidence does: the policy wrote it. Credited by GRPO or, with a critic, by PPO.
+frozen model of another family (the 'reader') gives from question and evidence alone, and the format (eqs. 3 to 8).
+Documents carry no loss; evidence does, because the policy wrote it. Credited by GRPO or, with a critic, by PPO.
 """
 
 from collections.abc import Generator, Sequence
@@ -22,9 +22,9 @@ SERVICES = ('reader',)  # what training has to open: config.reader
 
 def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500, template: str = 'r_search',
          chat: bool = False, evidence_template: str = 'r_search') -> Generator[Request, Any, None]:
-  """Grows one chain as Search-R1 does, in R-Search's tags, and asks the reader what the evidence says.
+  """Grows one chain as Search-R1 does, in R-Search's tags, and asks the reader to answer from the evidence.
 
-  Sets tree.metrics['evidence_f1'], the F1 of the reader's answer: 0 without a single well-formed box of evidence.
+  Sets tree.metrics['evidence_f1'], the F1 of the reader's answer; 0 unless there is exactly one well-formed box of evidence.
   """
   yield from search_r1.grow(question, tree, max_turns=max_turns, max_tokens=max_tokens, template=template, chat=chat,
                             tags=grammar.R_SEARCH)

@@ -1,7 +1,7 @@
-r"""ReSearch (Chen et al. 2025, arXiv 2503.19470): Search-R1's rollout in other tags, the answer in a box, a little for the form.
+r"""ReSearch (Chen et al. 2025, arXiv 2503.19470): Search-R1's rollout in other tags, a boxed answer, a format reward.
 
-What a search returned stands in `<result>`, the final answer in a `\boxed{…}` inside `<answer>`. Credited by GRPO. Here as in
-the paper (eq. 2) a chain in the wrong format keeps the F1 of its answer; the authors' code gives it 0.
+Search results stand in `<result>`, the final answer in a `\boxed{…}` inside `<answer>`. Credited by GRPO. Here, as in the
+paper (eq. 2) a chain in the wrong format keeps the F1 of its answer; the authors' code gives it 0.
 """
 
 from collections.abc import Generator, Sequence

@@ -1,4 +1,4 @@
-"""Search-R1 with GRPO (Jin et al. 2025, arXiv 2503.09516): search while reasoning, rewarded for the right answer alone.
+"""Search-R1 with GRPO (Jin et al. 2025, arXiv 2503.09516): search while reasoning, rewarded only for the right answer.
 
 `grow` is the rollout of the paper's algorithm 1, as its code runs it (`llm_agent/generation.py`): up to `max_turns` actions,
 then one last span in which a search is no longer served. An action that is neither a search nor an answer costs a turn and
@@ -21,8 +21,8 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
          chat: bool = False, tags: grammar.Tags = grammar.SEARCH_R1) -> Generator[Request, Any, None]:
   """Grows one chain below the root: prompt, policy span, observation, policy span, …
 
-  Sets tree.answer, tree.stop and in tree.metrics the counts of searches, of those that found documents (`found`), of
-  malformed actions and of failed searches; a span that searched keeps what it got in node.data['documents'].
+  Sets tree.answer, tree.stop, and the counts in tree.metrics: `searches`, `found` (those that returned documents), `malformed`
+  and `tool_failures`. A span that searched keeps its documents in node.data['documents'].
 
   Args:
     max_turns: actions that get an observation; one more span follows.
@@ -69,7 +69,7 @@ def act(tree: Tree, node: Node, *, turns: int, max_tokens: int,
 
 
 def reward(tree: Tree) -> float:
-  """1 if the answer is right by the rule of its question (an exact match after normalisation, mostly), else 0."""
+  """1 if the answer is right by its question's rule (mostly an exact match after normalisation), else 0."""
   return tree.question.score(tree.answer)
 
 

@@ -35,11 +35,11 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
   """Grows a draft and at most `max_revisions` revisions (N_max); algorithm 1 with the rollout of algorithm 2.
 
   Args:
-    max_turns, max_tokens: of the actor, see methods/search_r1.py. A revision has the turns that the kept steps left.
+    max_turns, max_tokens: of the actor, see methods/search_r1.py. A revision gets the turns that the kept steps left over.
     max_revisions: 0 is the actor alone, as the paper deploys it.
-    threshold: log-probability margin from which on a draft is revised.
-    refiner: 'policy', or as a baseline 'random': revises `random_share` of the drafts at a random step.
-    probe: share of drafts on which `figures.probe_cuts` estimates what a cut gains; its rollouts are not trained on.
+    threshold: a draft is revised if its log-probability margin reaches this.
+    refiner: 'policy', or 'random', a baseline that revises `random_share` of the drafts at a random step.
+    probe: share of drafts on which `figures.probe_cuts` estimates the gain of a cut; its rollouts are not trained on.
     process: whether to ask the judge for the process reward.
     template, chat, review: see methods/search_r1.py and trees/templates.py.
   """

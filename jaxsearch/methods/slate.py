@@ -1,8 +1,8 @@
 """SLATE (Samarinas et al. 2026, arXiv 2602.23440): k alternatives for every step, judged; the search continues from one of them.
 
-`grow` is the paper's algorithm 1. All alternatives of a step share one cached prefix, which is computed once. Each is
-credited against the others of its step, and in the loss each counts by the mean over its own tokens
-(`train.aggregate='step-mean'`). A question needs one tree: the group is the step.
+`grow` is the paper's algorithm 1. All alternatives of a step share one cached prefix, which is computed once. Each is compared
+with the others of its step; the loss averages over its own tokens (`train.aggregate='step-mean'`). The group is the step, so a
+question needs only one tree.
 """
 
 from collections.abc import Generator, Sequence
@@ -29,14 +29,14 @@ REWARDS = ('judge', 'outcome', 'none')
 def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: float = 0.7, best: bool = False,
          early_bonus: float = 0.1, rewards: str = 'judge', max_tokens: int = 500,
          template: str = 'search_r1', chat: bool = False) -> Generator[Request, Any, None]:
-  """Grows `k` siblings a step from the one that was chosen at the step before, for at most `budget` steps (B).
+  """Grows `k` siblings per step, each time from the one chosen before, for at most `budget` steps (B).
 
   Args:
     eta: temperature of the choice `j* ~ softmax(advantages / eta)`.
     best: choose the one with the highest reward instead.
     early_bonus: lambda, the largest bonus for an answer before the last step.
     rewards: 'judge'; 'outcome' is the ablation where an answer earns its exact match and everything else 0 (table 2, c);
-      'none', with k = 1, is how a trained policy answers.
+      'none' with k = 1 evaluates a trained policy.
     max_tokens: of a step.
     template, chat: see methods/search_r1.py.
   """
@@ -91,7 +91,7 @@ def judged(candidates: Sequence[Action], tree: Tree, step: int, budget: int,
 
 def choose(candidates: Sequence[Action], advantages: np.ndarray, eta: float, best: bool,
            rng: np.random.Generator) -> Action | None:
-  """The candidate to continue from, one of those that search or answer; None if there is none."""
+  """The candidate to continue from, among those that search or answer; None without any."""
   usable = np.array([candidate.is_valid for candidate in candidates])
   if not usable.any():
     return None
@@ -103,7 +103,7 @@ def choose(candidates: Sequence[Action], advantages: np.ndarray, eta: float, bes
 
 
 def credit(groups: Sequence[Sequence[Tree]], context: Context) -> None:
-  """The steps were credited as they grew; the reward of a tree is the mean of its steps', for the log."""
+  """Logs the mean reward of a tree's steps as its reward; the steps were credited as they grew."""
   trees = [tree for group in groups for tree in group]
   for tree in trees:
     tree.reward = float(np.mean([node.data['reward'] for node in tree.nodes(Role.POLICY)]))

@@ -7,7 +7,7 @@ F1 of the answer plus how well the queries cover the golden ones (eq. 6). What d
     (eq. 8): here the golden documents lie in the corpus that is searched, and are found whole or not at all;
   * golden documents are `metadata['gold_passages']` of the embedded world, or the titles in the `supporting_facts` of
     HotpotQA and 2WikiMultiHopQA; golden queries are those of the world's `steps`. The paper makes both for MuSiQue. A
-    question without golden documents has no rewards for steps, one without golden queries is rewarded for its answer alone;
+    question without golden documents has no step rewards; one without golden queries is rewarded only for its answer;
   * 0.618 is the weight of the queries in the authors' code, which also gives -1 to chains without an answer at their end;
     here as in the paper (eq. 3) these get nothing for the answer.
 
@@ -70,12 +70,12 @@ def well_formed(tree: Tree) -> bool:
 
 
 def search_keys(queries: Sequence[str], steps: Sequence[dict]) -> float:
-  """Mean over the golden queries of the F1 of the query that meets each best (eq. 5); 0 where there are none."""
+  """Mean over the golden queries of the best F1 that a query reaches (eq. 5); 0 without golden queries."""
   return float(np.mean([max((f1(query, step['query']) for query in queries), default=0.0) for step in steps])) if steps else 0.0
 
 
 def golden_documents(question: Question) -> tuple[str, list[str]]:
-  """By which field of a document the golden ones are known, and its values; no values where the question names none."""
+  """(field of a document, its values in the golden documents); no values if the question names none."""
   if 'gold_passages' in question.metadata:
     return 'id', list(dict.fromkeys(question.metadata['gold_passages']))
   facts = question.metadata.get('supporting_facts', ())
@@ -88,7 +88,7 @@ def step_rewards(found: Sequence[Sequence[Document]], field: str, golden: Sequen
 
   Args:
     found: the documents of the rounds, in order.
-    field: of a document, whose value tells golden ones.
+    field: the document field that identifies golden documents.
     golden: the values of the golden documents.
   """
   if not golden:

@@ -29,10 +29,14 @@ def test_documents_failures_and_answers():
     transcript.show(tree, [Document('1', 'Title [x]', 'Text.', 1.0)])
     transcript.show(tree, [])
     transcript.show(tree, ToolFailure('down'))
+    transcript.show(tree, [[Document('2', 'Second', 'More.')], ToolFailure('busy')])  # replies to a list of requests
+    transcript.show(tree, 'printed')
+    transcript.show(tree, [[-0.5], None])  # scores are not shown
     transcript.close(tree)
 
   lines = shown(act).splitlines()
-  assert [line.strip() for line in lines] == ['Title [x]  Text.', 'nothing found', 'search failed: down', 'ada  right']
+  assert [line.strip() for line in lines] == [
+    'Title [x]  Text.', 'nothing found', 'search failed: down', 'Second  More.', 'search failed: busy', 'printed', 'ada  right']
 
 
 def test_no_answer_says_why():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxsearch.methods.credit import credit_siblings
+from jaxsearch.methods.credit import credit_groups, credit_siblings
 from jaxsearch.trees.tree import Role, Tree
 from tests.methods.driving import Letters
 
@@ -35,6 +35,21 @@ def test_siblings_are_compared_with_each_other(normalize_std):
     assert own[2][0].advantages == 0.0  # an only child
   assert all(node.advantages is None for own in others for node in own)
   assert all(node.advantages is None for tree in trees for node in tree.walk() if node.role is not Role.POLICY)
+
+
+@pytest.mark.parametrize('singleton', ['zero', 'raw'])
+def test_groups_of_any_spans_are_compared(singleton):
+  """Members are chains of two trees, and groups may be empty: more of them than members."""
+  rng, trees = np.random.default_rng(0), [Tree(Letters()) for _ in range(2)]
+  prompts = [tree.root.append('Who?', Role.PROMPT) for tree in trees]
+  chains = [[first := prompt.append('a', Role.POLICY), first.append('seen', Role.OBSERVATION).append('b', Role.POLICY)]
+            for prompt in prompts for _ in range(3)]
+  values = rng.normal(size=6).tolist()
+  groups = [[], [], [], [], [(chain, value) for chain, value in zip(chains[:5], values)], [], [], [], [(chains[5], values[5])]]
+  credit_groups(groups, singleton=singleton)
+  expected = [*((values[:5] - np.mean(values[:5])) / (np.std(values[:5], ddof=1) + 1e-6)), values[5] if singleton == 'raw' else 0]
+  for chain, advantage in zip(chains, expected):
+    np.testing.assert_allclose([node.advantages for node in chain], advantage, atol=1e-5)
 
 
 def test_trees_without_a_trained_span_are_no_trouble():
