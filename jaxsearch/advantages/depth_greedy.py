@@ -9,8 +9,6 @@ S: the deepest search count that is told apart, buckets have depths 0 … S; K: 
 import jax
 import jax.numpy as jnp
 
-STRATEGIES = ('auto', 'phase', 'anti')
-
 
 def depth_plan(strategy: str, budget: jax.Array, max_depth: int, phase: jax.Array = 0) -> tuple[jax.Array, jax.Array]:
   """The wish that `depth_greedy` makes feasible: the whole budget in one bucket, and the order of the others.
@@ -20,14 +18,13 @@ def depth_plan(strategy: str, budget: jax.Array, max_depth: int, phase: jax.Arra
     'anti'   (eqs. 19-21)  target 0; then 1, …, S. The ablation that should hurt.
 
   Args:
-    strategy: 'auto', 'phase' or 'anti'.
     budget: K, an integer.
     max_depth: S, a Python int.
     phase: k from 0 to S-1, read by 'phase' only; see `advance_phase`.
   Returns:
     (targets [S+1], priorities [S+1]), int32. A smaller priority goes first.
   Raises:
-    ValueError: if `strategy` is none of the three.
+    ValueError: `strategy` is none of the three.
   """
   depth = jnp.arange(max_depth + 1, dtype=jnp.int32)
   if strategy == 'auto':
@@ -38,7 +35,7 @@ def depth_plan(strategy: str, budget: jax.Array, max_depth: int, phase: jax.Arra
   elif strategy == 'anti':
     target, priorities = 0, depth + 1
   else:
-    raise ValueError(f'depth_plan: strategy {strategy!r} is none of {", ".join(map(repr, STRATEGIES))}')
+    raise ValueError(f"depth_plan: strategy {strategy!r} is none of 'auto', 'phase', 'anti'")
   return jnp.where(depth == target, jnp.asarray(budget, jnp.int32), 0), priorities
 
 
@@ -88,16 +85,15 @@ def advance_phase(phase: jax.Array, capacities: jax.Array, budget: jax.Array) ->
 
   Args:
     phase: k, an integer from 0 to S-1.
-    capacities: [S+1] integers, the depths of this batch.
+    capacities: [S+1] integers, how many trajectories of each depth this batch has.
     budget: K, an integer.
   Returns:
     The phase, int32 scalar.
   """
-  phase = jnp.asarray(phase, jnp.int32)
-  capacities = jnp.asarray(capacities).astype(jnp.int32)
-  depth = jnp.arange(capacities.shape[0])
-  deeper = jnp.sum(jnp.where(depth > phase + 1, capacities, 0))
-  return jnp.where((deeper >= budget) & (phase < capacities.shape[0] - 2), phase + 1, phase)
+  phase, capacities = jnp.asarray(phase, jnp.int32), jnp.asarray(capacities).astype(jnp.int32)
+  buckets = capacities.shape[0]
+  deeper = jnp.sum(jnp.where(jnp.arange(buckets) > phase + 1, capacities, 0))
+  return jnp.where((deeper >= budget) & (phase < buckets - 2), phase + 1, phase)
 
 
 def select_by_depth(key: jax.Array, depths: jax.Array, allocation: jax.Array) -> jax.Array:

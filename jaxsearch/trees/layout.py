@@ -95,18 +95,16 @@ def take_back(rows: TrainingRows, forest: Sequence[Tree], values: np.ndarray, fi
 def pack(sizes: Sequence[int], length: int) -> list[list[int]]:
   """First-fit decreasing: indices of the items in each row. Equals keep their order, empty items drop out.
 
-  Raises:
-    ValueError: an item is larger than `length`.
+  Raises ValueError for an item larger than `length`.
   """
-  for index, size in enumerate(sizes):
-    if size > length:
-      raise ValueError(f'tree {index} has {size} tokens, more than the {length} of a training row')
   free = np.full(len(sizes), length)
   rows: list[list[int]] = [[] for _ in sizes]
-  for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-    if sizes[index]:
-      row = int(np.argmax(free >= sizes[index]))
-      free[row] -= sizes[index]
+  for index, size in sorted(enumerate(sizes), key=lambda item: -item[1]):
+    if size > length:
+      raise ValueError(f'tree {index} has {size} tokens, more than the {length} of a training row')
+    if size:
+      row = np.argmax(free >= size)
+      free[row] -= size
       rows[row].append(index)
   return [row for row in rows if row]
 

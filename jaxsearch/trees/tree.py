@@ -1,8 +1,8 @@
 """The one record of a rollout: a tree of token spans.
 
-A method grows a tree (`node.append`) and credits its nodes (`node.advantages`); `layout` alone turns it into training
-rows. A span holds the token ids that were sampled or fed, never text that is tokenised again: text is tokenised once,
-when it is appended. What a span means, and which text is a search, is up to `grammar` and the methods.
+A method grows a tree (`node.append`) and credits its nodes (`node.advantages`); `layout` alone turns it into training rows.
+A span holds the token ids that were sampled or fed: text is tokenised once, when it is appended. What a span means, and which
+text is a search, is up to `grammar` and the methods.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-  from jaxsearch.data.questions import Question
+from jaxsearch.data.questions import Question
 
 
 class Role(enum.Enum):
@@ -75,9 +74,9 @@ class Node:
     tokens = self.tree.tokenizer.encode(text_or_ids) if isinstance(text_or_ids, str) else text_or_ids
     tokens = [int(token) for token in tokens]
     if logprobs is not None:
-      logprobs = [float(logprob) for logprob in logprobs]
       if role is not Role.POLICY:
         raise ValueError(f'log-probabilities for a {role.value} span, which was not sampled from the policy')
+      logprobs = [float(logprob) for logprob in logprobs]
       if len(logprobs) != len(tokens):
         raise ValueError(f'{len(logprobs)} log-probabilities for a span of {len(tokens)} tokens')
     child = Node(self.tree, self, role, tokens, logprobs, trained=role is Role.POLICY)
@@ -86,15 +85,14 @@ class Node:
 
   @property
   def text(self) -> str:
-    """The span's own text."""
+    """The text of this span alone."""
     return self.tree.tokenizer.decode(self.tokens)
 
   def path(self) -> list[Node]:
     """Nodes from the root to this one."""
-    nodes, node = [], self
-    while node is not None:
-      nodes.append(node)
-      node = node.parent
+    nodes = [self]
+    while nodes[-1].parent is not None:
+      nodes.append(nodes[-1].parent)
     return nodes[::-1]
 
   def path_tokens(self) -> list[int]:
@@ -103,8 +101,8 @@ class Node:
 
   @property
   def length(self) -> int:
-    """Tokens from the root to the end of this span."""
-    return sum(len(node.tokens) for node in self.path())
+    """How many tokens `path_tokens` has."""
+    return len(self.path_tokens())
 
   def walk(self) -> Iterator[Node]:
     """This node and all below it, depth first, children in the order they were appended."""
@@ -125,9 +123,8 @@ class Metrics(dict):
 class Tree:
   """All spans grown for one question, and what came of them.
 
-  `tokenizer` is anything with `encode(text) -> ids` and `decode(ids) -> text`. A method's `grow` fills in `answer`, `stop`
-  and `metrics`, its `credit` fills in `reward`. Where it draws random numbers it draws them from `rng`, which the rollout
-  driver seeds for each tree.
+  `tokenizer` is anything with `encode(text) -> ids` and `decode(ids) -> text`. A method's `grow` fills in `answer`, `stop` and
+  `metrics`, its `credit` fills in `reward`. It draws random numbers from `rng`, which the rollout driver seeds for each tree.
   """
 
   def __init__(self, tokenizer: Any, question: Question | None = None, rng: np.random.Generator | None = None):
@@ -157,10 +154,8 @@ class Tree:
 
   def prune(self) -> None:
     """Drops what bears no loss and leads to none, such as an observation after which there was no room to go on."""
-    def kept(node: Node) -> bool:
-      node.children = [child for child in node.children if kept(child)]
-      return bool(node.children) or (node.trained and bool(node.tokens))
-    kept(self.root)
+    for node in reversed(list(self.walk())):  # children before their parents
+      node.children = [child for child in node.children if child.children or (child.trained and child.tokens)]
 
   def count(self, role: Role | None = None) -> int:
     """Tokens of one role, or of all; a prefix that several branches share counts once."""
