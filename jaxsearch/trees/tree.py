@@ -7,9 +7,9 @@ text is a search, is up to `grammar` and the methods.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,34 +36,24 @@ class Stop(enum.StrEnum):
   DEADLINE = 'deadline'
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class Node:
-  """A span of tokens that follows its parent's span. Made by `Node.append`, never by hand.
-
-  Attributes:
-    tokens: ids of this span only. Where the policy chose to end, the end token belongs to the span.
-    logprobs: one per token, under the distribution it was sampled from; None where nothing was sampled.
-    stop: why the generation of this span stopped: the stop string that was found, or a reason of the sampler.
-    trained: whether its tokens bear a loss; `layout` builds the loss mask from this alone.
-    advantages: credit of the span, one number or one per token.
-    values, returns: one per token where there is a critic: its value of the state before the token, and its target.
-    data: notes of a method.
-  """
-  tree: Tree = dataclasses.field(repr=False)
-  parent: Node | None = dataclasses.field(repr=False)
+  """A span of tokens that follows its parent's span. Made by `Node.append`, never by hand."""
+  tree: Tree = field(repr=False)
+  parent: Node | None = field(repr=False)
   role: Role
-  tokens: list[int]
-  logprobs: list[float] | None = dataclasses.field(default=None, repr=False)
-  trained: bool = False
-  stop: str | None = None
-  advantages: float | np.ndarray | None = None
-  values: np.ndarray | None = dataclasses.field(default=None, repr=False)
-  returns: np.ndarray | None = dataclasses.field(default=None, repr=False)
-  data: dict[str, Any] = dataclasses.field(default_factory=dict)
-  children: list[Node] = dataclasses.field(default_factory=list, repr=False)
+  tokens: list[int]  # ids of this span only; where the policy chose to end, the end token belongs to the span
+  logprobs: list[float] | None = field(default=None, repr=False)  # per token, of the distribution sampled from; None: not sampled
+  trained: bool = False  # whether its tokens bear a loss; `layout` builds the loss mask from this alone
+  stop: str | None = None  # why the generation of this span stopped: the stop string found, or a reason of the sampler
+  advantages: float | np.ndarray | None = None  # credit of the span, one number or one per token
+  values: np.ndarray | None = field(default=None, repr=False)  # the critic's, per token: of the state before the token
+  returns: np.ndarray | None = field(default=None, repr=False)  # the critic's targets, per token
+  data: dict[str, Any] = field(default_factory=dict)  # notes of a method
+  children: list[Node] = field(default_factory=list, repr=False)  # alternatives to each other
 
   def append(self, text_or_ids: str | Sequence[int], role: Role, *, logprobs: Sequence[float] | None = None) -> Node:
-    """Adds a span after this one and returns it. Several children of one node are alternatives to each other.
+    """Adds a span after this one and returns it.
 
     Args:
       text_or_ids: token ids, or text that is tokenised here, once.
