@@ -3,13 +3,12 @@
 In the order of a step: `advance_phase` (only 'phase'), `depth_plan`, `depth_greedy`, `select_by_depth`. After that the
 advantages are computed among the selected only: `group_relative(..., mask=selected)`.
 
-S: the deepest search count that is told apart, buckets have depths 0 … S; K: how many trajectories to select.
+S: the deepest search count that is told apart, buckets have depths 0 … S; K: how many trajectories to select; k: the phase, from
+0 to S-1. Counts are integers.
 """
 
 import jax
 import jax.numpy as jnp
-
-STRATEGIES = ('auto', 'phase', 'anti')
 
 
 def depth_plan(strategy: str, budget: jax.Array, max_depth: int, phase: jax.Array = 0) -> tuple[jax.Array, jax.Array]:
@@ -19,15 +18,12 @@ def depth_plan(strategy: str, budget: jax.Array, max_depth: int, phase: jax.Arra
     'phase'  (eqs. 9-11)   target k+1; then deeper ones, k+2, …, S; then shallower ones, k, …, 0.
     'anti'   (eqs. 19-21)  target 0; then 1, …, S. The ablation that should hurt.
 
-  Args:
-    strategy: 'auto', 'phase' or 'anti'.
-    budget: K, an integer.
-    max_depth: S, a Python int.
-    phase: k from 0 to S-1, read by 'phase' only; see `advance_phase`.
+  `budget` is K, `max_depth` is S (a Python int) and `phase` is k, which 'phase' alone reads, see `advance_phase`.
+
   Returns:
     (targets [S+1], priorities [S+1]), int32. A smaller priority goes first.
   Raises:
-    ValueError: if `strategy` is none of the three.
+    ValueError: `strategy` is none of the three.
   """
   depth = jnp.arange(max_depth + 1, dtype=jnp.int32)
   if strategy == 'auto':
@@ -38,7 +34,7 @@ def depth_plan(strategy: str, budget: jax.Array, max_depth: int, phase: jax.Arra
   elif strategy == 'anti':
     target, priorities = 0, depth + 1
   else:
-    raise ValueError(f'depth_plan: strategy {strategy!r} is none of {", ".join(map(repr, STRATEGIES))}')
+    raise ValueError(f"depth_plan: strategy {strategy!r} is none of 'auto', 'phase', 'anti'")
   return jnp.where(depth == target, jnp.asarray(budget, jnp.int32), 0), priorities
 
 
@@ -84,20 +80,13 @@ def depth_greedy(capacities: jax.Array, targets: jax.Array, priorities: jax.Arra
 def advance_phase(phase: jax.Array, capacities: jax.Array, budget: jax.Array) -> jax.Array:
   """The phase after this batch: one further if the buckets deeper than the target, k+1, hold the budget.
 
-  CuSearch, eq. 12, strictly deeper. It never goes back and never passes S-1; it belongs in the checkpoint.
-
-  Args:
-    phase: k, an integer from 0 to S-1.
-    capacities: [S+1] integers, the depths of this batch.
-    budget: K, an integer.
-  Returns:
-    The phase, int32 scalar.
+  CuSearch, eq. 12, strictly deeper. It never goes back and never passes S-1; it belongs in the checkpoint. `capacities` [S+1]
+  are the trajectories of each depth in this batch, `budget` is K; the phase is an int32 scalar.
   """
-  phase = jnp.asarray(phase, jnp.int32)
-  capacities = jnp.asarray(capacities).astype(jnp.int32)
-  depth = jnp.arange(capacities.shape[0])
-  deeper = jnp.sum(jnp.where(depth > phase + 1, capacities, 0))
-  return jnp.where((deeper >= budget) & (phase < capacities.shape[0] - 2), phase + 1, phase)
+  phase, capacities = jnp.asarray(phase, jnp.int32), jnp.asarray(capacities).astype(jnp.int32)
+  buckets = capacities.shape[0]
+  deeper = jnp.sum(jnp.where(jnp.arange(buckets) > phase + 1, capacities, 0))
+  return jnp.where((deeper >= budget) & (phase < buckets - 2), phase + 1, phase)
 
 
 def select_by_depth(key: jax.Array, depths: jax.Array, allocation: jax.Array) -> jax.Array:

@@ -45,13 +45,8 @@ def whiten(x: jax.Array, mask: jax.Array) -> jax.Array:
   """`(x - mean) / sqrt(var + 1e-8)` with one mean and one sample variance of everything that is not masked.
 
   verl's and TRL's `masked_whiten`: Bessel's correction, epsilon under the root. One token alone gives 0 (there: an error), and
-  so do equal values, exactly: differences are taken to the smallest value, which leaves no rounding noise.
-
-  Args:
-    x: any shape.
-    mask: same shape, 1 where x counts.
-  Returns:
-    Same shape, float32, 0 where masked.
+  so do equal values, exactly: differences are taken to the smallest value, which leaves no rounding noise. `x` and `mask` (1
+  where x counts) have the same shape, which the result has too, in float32, 0 where masked.
   """
   counted = jnp.asarray(mask) != 0
   x = jnp.asarray(x).astype(jnp.float32)

@@ -10,11 +10,8 @@ import jax.numpy as jnp
 def hybrid_reward(outcome: jax.Array, process: jax.Array) -> jax.Array:
   """`outcome * (1 + process)`: the process counts only where the answer is right (Search-R2, section 3.4).
 
-  Args:
-    outcome: [...], there the exact match.
-    process: same shape, in [0, 1], there the useful ones of the M retrieved collections, over M.
-  Returns:
-    Same shape, float32.
+  In the paper `outcome` is the exact match and `process` the share of useful ones among the M retrieved collections.
+  Both have the same shape, which the result has too, in float32.
   """
   outcome, process = (jnp.asarray(x).astype(jnp.float32) for x in (outcome, process))
   return outcome * (1.0 + process)
@@ -49,6 +46,5 @@ def refinement_gain(accept: jax.Array, cut_probs: jax.Array, regeneration_gain: 
               s_trim=jnp.sum(_covariance(cut_probs, regeneration_gain)))
 
 
-def _covariance(x, y):
-  # Centred first: E[XY] - E[X]E[Y] as it stands cancels in float32.
+def _covariance(x, y):  # centred first: E[XY] - E[X]E[Y] as it stands cancels in float32
   return jnp.mean((x - jnp.mean(x, axis=0)) * (y - jnp.mean(y, axis=0)), axis=0)

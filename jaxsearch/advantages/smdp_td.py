@@ -6,12 +6,14 @@ B: trajectories; K: segments of the longest; a trajectory of n segments has deci
 import jax
 import jax.numpy as jnp
 
+from jaxsearch.advantages.gae import gae
+
 
 def smdp_td(values: jax.Array, reward: jax.Array, num_segments: jax.Array, *, gamma: float = 1.0, lam: float = 0.0) -> jax.Array:
   """Semi-Markov temporal differences over segments (CARL, eqs. 1, 4 and 6).
 
     delta_k = gamma V(s_{k+1}) - V(s_k), for the last segment R - V(s_k)
-    A_k     = delta_k + gamma lam A_{k+1}
+    A_k     = delta_k + gamma lam A_{k+1}             which is `gae` with a segment for a token
 
   With gamma = 1 and lam = 0 they telescope: their sum is `R - V(s_0)`. With lam = 1 each is `R - V(s_k)`, so that all segments
   of a trajectory share the sign of its outcome, which is why CARL has lam = 0.
@@ -25,18 +27,8 @@ def smdp_td(values: jax.Array, reward: jax.Array, num_segments: jax.Array, *, ga
   Returns:
     [B, K] float32, 0 past `num_segments`.
   """
-  values = jnp.asarray(values).astype(jnp.float32)
-  reward = jnp.asarray(reward).astype(jnp.float32)
+  values = jnp.asarray(values)
   segments = jnp.arange(values.shape[1])
   last = jnp.minimum(jnp.asarray(num_segments), values.shape[1])[:, None] - 1
-  values = jnp.where(segments <= last, values, 0.0)
-  following = jnp.roll(values, -1, axis=1)  # what wraps around is not used: the last column is last or empty
-  deltas = jnp.where(segments == last, reward[:, None], gamma * following) - values
-  deltas = jnp.where(segments <= last, deltas, 0.0)
-
-  def backwards(advantage, delta):
-    advantage = delta + gamma * lam * advantage
-    return advantage, advantage
-
-  _, advantages = jax.lax.scan(backwards, jnp.zeros_like(reward), deltas.T, reverse=True)
-  return advantages.T
+  rewards = jnp.where(segments == last, jnp.asarray(reward)[:, None], 0.0)
+  return gae(rewards, values, segments <= last, gamma=gamma, lam=lam)[0]

@@ -11,9 +11,7 @@ def truncated_step(rewards: jax.Array, *, normalize_std: bool = True, ddof: int 
 
   Args:
     rewards: [..., k], the judged score of every alternative grown from the same prefix.
-    normalize_std: False gives `r - mean`.
-    ddof: 1 for the sample, 0 for the population standard deviation.
-    eps: added to the standard deviation.
+    normalize_std, ddof, eps: as in `group_relative`.
   Returns:
     [..., k] float32; exactly 0 where all alternatives scored the same, and for k = 1.
   """
@@ -34,20 +32,16 @@ def step_reward(think: jax.Array, query: jax.Array, answer: jax.Array, is_answer
     a search:   think + query
     an answer:  think + answer + early_bonus (budget - step) / budget
 
-  The paper has lambda = `early_bonus` = 0.1 and B = `budget` = 4.
-
   Args:
     think: [...], score of the reasoning.
     query: [...], score of the query with its documents; not read (may be NaN) where the step answers.
     answer: [...], score of the answer; not read (may be NaN) where the step searches.
     is_answer: [...], 1 where the step answers, 0 where it searches.
     step: [...], counted from 1.
-    budget: the most steps there may be.
-    early_bonus: lambda; the bonus falls linearly, to 0 for an answer at the last step.
+    budget: B, the most steps there may be; 4 in the paper.
+    early_bonus: lambda, 0.1 in the paper.
   Returns:
     Same shape, float32.
   """
   think, query, answer, step, budget = (jnp.asarray(x).astype(jnp.float32) for x in (think, query, answer, step, budget))
-  answers = jnp.asarray(is_answer) != 0
-  bonus = early_bonus * (budget - step) / budget
-  return think + jnp.where(answers, answer + bonus, query)
+  return think + jnp.where(jnp.asarray(is_answer) != 0, answer + early_bonus * (budget - step) / budget, query)

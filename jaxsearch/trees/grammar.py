@@ -1,27 +1,23 @@
 """The tags of a search agent: reads actions and answers, writes observations, makes retrieved text harmless.
 
-A span of the policy ends in an action, `<search> query </search>` or `<answer> answer </answer>`, and the
-environment replies with `<information>`. Reading is strict (a tag is exactly `<name>` or `</name>`, an
-element holds no other tag) and looks at policy text only. Writing is careful: what a tool returned can
-neither act as one of our tags nor become a special token. The names of the tags are data, since every paper
-has its own. Prompts are in templates.py; the methods decide when to search and when to stop.
+A policy span ends in an action, `<search> query </search>` or `<answer> answer </answer>`, and the environment replies with
+`<information>`. Reading is strict (a tag is exactly `<name>` or `</name>`, an element holds no other tag) and looks at policy
+text only. Writing is careful: what a tool returned can neither act as one of our tags nor become a special token. The names of
+the tags are data, since every paper has its own. Prompts are in templates.py; the methods decide when to search and to stop.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import functools
 import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple
 
+from jaxsearch.data.corpus import Document
 from jaxsearch.trees.tree import Node, Role
 
 
-@dataclasses.dataclass(frozen=True)
-class Tags:
+class Tags(NamedTuple):
   """Names of the tags, without brackets. The defaults are Search-R1's (arXiv 2503.09516)."""
   think: str = 'think'
   search: str = 'search'
@@ -49,9 +45,7 @@ FENCE = '\n```\n'  # ends a block of Python, and with it an invoke segment
 
 # Reading policy text.
 
-
-@dataclasses.dataclass(frozen=True)
-class Element:
+class Element(NamedTuple):
   """A well-formed `<name>content</name>` and where it stands in its text."""
   name: str
   content: str     # stripped
@@ -70,13 +64,12 @@ def elements(text: str, tags: Tags = SEARCH_R1) -> list[Element]:
 def search_query(text: str, tags: Tags = SEARCH_R1) -> str | None:
   """The query that a policy span ends with; None if its last element is no search, empty or not at the end.
 
-  The token that completes `</search>` may carry a little more (`>.` or `>\\n` are single tokens of large
-  vocabularies), so trailing characters that are neither part of a word nor `<` are allowed.
+  The token that completes `</search>` may carry a little more (`>.` or `>\\n` are single tokens of large vocabularies), so
+  trailing characters that are neither part of a word nor `<` are allowed.
   """
   last = next(reversed(elements(text, tags)), None)
-  if last is None or last.name != tags.search or not re.fullmatch(r'[^\w<]*', text[last.end:]):
-    return None
-  return last.content or None
+  ends_in_search = last and last.name == tags.search and re.fullmatch(r'[^\w<]*', text[last.end:])
+  return last.content or None if ends_in_search else None
 
 
 def answer(text: str, tags: Tags = SEARCH_R1) -> str | None:
@@ -86,9 +79,9 @@ def answer(text: str, tags: Tags = SEARCH_R1) -> str | None:
 
 
 def answer_of(leaf: Node, tags: Tags = SEARCH_R1) -> str | None:
-  """The last answer that the policy gave on the path to `leaf`; prompts and observations do not count.
+  """The last answer that the policy gave on the path to `leaf`.
 
-  Policy spans that follow each other directly are read as one text: no element reaches across an observation.
+  Policy spans that follow each other directly are read as one text; no element reaches across an observation.
   """
   spans = [node for node in leaf.path() if node.tokens]
   runs = [[token for node in run for token in node.tokens]
@@ -98,10 +91,7 @@ def answer_of(leaf: Node, tags: Tags = SEARCH_R1) -> str | None:
 
 
 def python_block(text: str) -> str | None:
-  """The program that a policy span ends with: its last closed block of three backquotes and `python`.
-
-  None if there is none, it is empty, or words follow it.
-  """
+  """The last closed block of three backquotes and `python`; None if there is none, it is empty, or words follow it."""
   blocks = list(re.finditer(r'(?:^|\n)```python[ \t]*\n(.*?)\n```[ \t]*(?=\n|$)', text, re.DOTALL))
   if not blocks or re.search(r'\w', text[blocks[-1].end():]):
     return None
@@ -114,27 +104,15 @@ def context_block(text: str) -> tuple[str, bool]:
   return (found[1].strip(), bool(found[2])) if found else ('', False)
 
 
-# Writing observations.
+# Writing observations. `special_tokens` are those of the tokenizer, as text.
 
-
-class HasText(Protocol):
-  """A retrieved document, see `jaxsearch.tools`."""
-  title: str
-  text: str
-
-
-def information(documents: Sequence[HasText], special_tokens: Iterable[str], tags: Tags = SEARCH_R1) -> str:
-  """The observation with retrieved documents, in Search-R1's format, neutralised.
-
-  Args:
-    documents: best first; an empty list gives 'No documents were found.'
-    special_tokens: the tokenizer's, as text.
-  """
+def information(documents: Sequence[Document], special_tokens: Iterable[str], tags: Tags = SEARCH_R1) -> str:
+  """The observation with retrieved documents, best first, in Search-R1's format, neutralised."""
   safe = functools.partial(neutralise, special_tokens=tuple(special_tokens), tags=tags)
   return _observation(listed(documents, safe) or 'No documents were found.\n', tags)
 
 
-def listed(documents: Sequence[HasText], safe: Callable[[str], str] = str) -> str:
+def listed(documents: Sequence[Document], safe: Callable[[str], str] = str) -> str:
   """One line per document; `safe` is applied to titles and texts."""
   return ''.join(f'Doc {number}(Title: {safe(document.title.strip())}) {safe(document.text.strip())}\n'
                  for number, document in enumerate(documents, start=1))
@@ -168,15 +146,13 @@ def _observation(body: str, tags: Tags) -> str:
 
 # Making retrieved text harmless.
 
-
 def neutralise(text: str, special_tokens: Iterable[str] = (), tags: Tags = SEARCH_R1) -> str:
   """Overwrites the first character of our tags and of special tokens in `text`, so that they are inert.
 
-  Tags are found in any case, with spaces, slashes or attributes inside, closed or not; both kinds are also
-  found under Unicode compatibility forms, accents and invisible characters, which some tokenizers normalise
-  away. Nothing is removed, and the new character occurs in no tag and no special token, so no new one can
-  arise; a second call changes nothing. Added tokens made of spaces or invisible characters alone, which some
-  vocabularies have, control nothing and stay.
+  Tags are found in any case, with spaces, slashes or attributes inside, closed or not; both kinds are also found under Unicode
+  compatibility forms, accents and invisible characters, which some tokenizers normalise away. Nothing is removed, and the new
+  character occurs in no tag and no special token, so no new one can arise; a second call changes nothing. Added tokens made of
+  spaces or invisible characters alone, which some vocabularies have, control nothing and stay.
   """
   hostile, inert = _hostile(tuple(special_tokens), tags)
   folds = [_fold(character) for character in text]

@@ -5,17 +5,15 @@ A forest is laid out depth first in rows of T tokens, with four integers per tok
   tokens[B, T]
   positions[B, T]      tokens before it on its own path (the RoPE position, not the index in the row)
   previous[B, T]       row index of the token that it follows on its path: the hidden state there predicts it
-  visible_until[B, T]  end (exclusive, row index) of the subtree of its span: token i sees token j iff
-                       j <= i < visible_until[j]
+  visible_until[B, T]  end (exclusive, row index) of the subtree of its span: token i sees token j iff j <= i < visible_until[j]
 
 Depth-first order makes every subtree one stretch of the row, so a single integer per key is the mask of packing, of trees and
 of causal rows at once (`models.decoder.tree_mask`), and a prefix that branches share is computed once. The loss weights are
 decided here too, over the whole forest: the loss is the plain sum of `loss_weights * per-token loss`, so neither packing nor
-micro-batches can change a gradient.
-
-Everything here is NumPy on the host. B: rows, T: tokens in a row.
+micro-batches can change a gradient. Everything here is NumPy on the host. B: rows, T: tokens in a row.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -30,8 +28,7 @@ AGGREGATIONS = ('token-mean', 'span-mean', 'seq-mean-token-mean', 'seq-mean-toke
 class TrainingRows(NamedTuple):
   """Training rows, each field [B, T]; as a named tuple it is also a JAX pytree.
 
-  A padding token sees itself alone (an attention row that sees nothing has no softmax), is seen by no other, follows itself and
-  weighs nothing.
+  A padding token sees itself alone (an attention row that sees nothing has no softmax), is seen by no other and weighs nothing.
   """
   tokens: np.ndarray         # int32, pad_id on padding
   positions: np.ndarray      # int32, 0 on padding
@@ -57,7 +54,7 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'tok
 
   Args:
     forest: the trees of the whole batch. No tree is split over two rows.
-    length: T. A tree of more tokens is an error.
+    length: T.
     pad_id: token that fills the rows up.
     how: the average that the loss weights stand for, see `loss_weights`.
   Returns:
@@ -68,9 +65,12 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'tok
   """
   rows_of_trees = pack([tree.count() for tree in forest], length)
   nodes = [list(tree.walk()) for tree in forest]
-  _check_all_or_none([node for tree_nodes in nodes for node in tree_nodes if node.trained and node.tokens])
-  masks = [loss_mask(tree_nodes) for tree_nodes in nodes]
-  weights, value_weights = loss_weights(nodes, masks, how)
+  trained = [node for node in itertools.chain(*nodes) if node.trained and node.tokens]
+  for field in PER_TOKEN:  # a demonstration has none of them; where only some spans lack one, a method forgot it
+    missing = sum(getattr(node, field) is None for node in trained)
+    if 0 < missing < len(trained):
+      raise ValueError(f'{missing} of {len(trained)} trained spans have no {field}')
+  weights, value_weights = loss_weights(nodes, how)
   rows = _padding(max(len(rows_of_trees), 1), length, pad_id)
   for row, indices in enumerate(rows_of_trees):
     start = 0
@@ -95,34 +95,21 @@ def take_back(rows: TrainingRows, forest: Sequence[Tree], values: np.ndarray, fi
 def pack(sizes: Sequence[int], length: int) -> list[list[int]]:
   """First-fit decreasing: indices of the items in each row. Equals keep their order, empty items drop out.
 
-  Raises:
-    ValueError: an item is larger than `length`.
+  Raises ValueError for an item larger than `length`.
   """
-  for index, size in enumerate(sizes):
-    if size > length:
-      raise ValueError(f'tree {index} has {size} tokens, more than the {length} of a training row')
   free = np.full(len(sizes), length)
   rows: list[list[int]] = [[] for _ in sizes]
-  for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-    if sizes[index]:
-      row = int(np.argmax(free >= sizes[index]))
-      free[row] -= sizes[index]
+  for index, size in sorted(enumerate(sizes), key=lambda item: -item[1]):
+    if size > length:
+      raise ValueError(f'tree {index} has {size} tokens, more than the {length} of a training row')
+    if size:
+      row = np.argmax(free >= size)
+      free[row] -= size
       rows[row].append(index)
   return [row for row in rows if row]
 
 
-def loss_mask(nodes: Sequence[Node]) -> np.ndarray:
-  """[tokens of the tree] bool, in layout order: the one place where a loss mask is built.
-
-  The first token of a tree follows nothing, so nothing predicts it and it never bears a loss.
-  """
-  mask = np.concatenate([np.full(len(node.tokens), node.trained, bool) for node in nodes])
-  mask[:1] = False
-  return mask
-
-
-def loss_weights(nodes: Sequence[Sequence[Node]], masks: Sequence[np.ndarray],
-                 how: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def loss_weights(nodes: Sequence[Sequence[Node]], how: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
   """(policy, critic): weights of every tree such that the sum of `weight * per-token loss` is the average that `how` names.
 
   A sequence is a tree: one trajectory, or all branches of it. Trees without a trained token do not count.
@@ -135,40 +122,36 @@ def loss_weights(nodes: Sequence[Sequence[Node]], masks: Sequence[np.ndarray],
   The critic's weights are the policy's, except for 'step-mean': there they are the mean over the first tokens of a tree's
   spans (the states before the steps), averaged over trees.
   """
-  sequences = max(sum(bool(mask.any()) for mask in masks), 1)
-  if how in ('span-mean', 'step-mean'):
-    return _span_weights([_trained_spans(*tree) for tree in zip(nodes, masks)], masks, sequences, how)
-  if how == 'token-mean':
-    scales = [1 / max(sum(int(mask.sum()) for mask in masks), 1)] * len(masks)
-  elif how == 'seq-mean-token-mean':
-    scales = [1 / (sequences * max(int(mask.sum()), 1)) for mask in masks]
-  elif how == 'seq-mean-token-sum':
-    scales = [1 / sequences] * len(masks)
-  else:
+  if how not in AGGREGATIONS:
     raise ValueError(f'unknown aggregation {how!r}, expected one of {", ".join(AGGREGATIONS)}')
-  weights = [(mask * scale).astype(np.float32) for mask, scale in zip(masks, scales)]
+  masks = [np.concatenate([np.full(len(node.tokens), node.trained, bool) for node in tree]) for tree in nodes]
+  for mask in masks:
+    mask[:1] = False  # the first token of a tree follows nothing, so nothing predicts it
+  counts = [int(mask.sum()) for mask in masks]
+  sequences = max(np.count_nonzero(counts), 1)
+  if how in ('span-mean', 'step-mean'):
+    return _span_weights(nodes, masks, sequences, how)
+  sizes = {'token-mean': [sum(counts)] * len(masks), 'seq-mean-token-mean': [sequences * count for count in counts],
+           'seq-mean-token-sum': [sequences] * len(masks)}[how]
+  weights = [(mask * (1 / max(size, 1))).astype(np.float32) for mask, size in zip(masks, sizes)]
   return weights, weights
 
 
-def _span_weights(spans, masks, sequences: int, how: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
-  weights, first_tokens, total = [], [], sum(map(len, spans))
+def _span_weights(nodes, masks, sequences: int, how: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  weights, first_tokens, spans = [], [], []
+  for tree, mask in zip(nodes, masks):
+    places = np.split(np.arange(len(mask)), np.cumsum([len(node.tokens) for node in tree]))
+    spans.append([(node, place[mask[place]]) for node, place in zip(tree, places) if mask[place].any()])
+  total = sum(map(len, spans))
   for own, mask in zip(spans, masks):
-    weight, first = np.zeros(len(mask)), np.zeros(len(mask))
-    for node, place in own:
+    weight, first = np.zeros((2, len(mask)))
+    for node, trained in own:
       siblings = sum(child.trained and bool(child.tokens) for child in node.parent.children)
-      share = total if how == 'span-mean' else siblings * sequences
-      weight[place] = mask[place] / (mask[place].sum() * share)
-      first[place.start + int(mask[place].argmax())] = 1
+      weight[trained] = 1 / (len(trained) * (total if how == 'span-mean' else siblings * sequences))
+      first[trained[0]] = 1
     weights.append(weight.astype(np.float32))
     first_tokens.append((first / (max(first.sum(), 1) * sequences)).astype(np.float32))
   return weights, weights if how == 'span-mean' else first_tokens
-
-
-def _trained_spans(nodes: Sequence[Node], mask: np.ndarray) -> list[tuple[Node, slice]]:
-  """The nodes of a tree that bear a loss, and their places in its layout."""
-  ends = np.cumsum([len(node.tokens) for node in nodes])
-  places = [slice(end - len(node.tokens), end) for node, end in zip(nodes, ends)]
-  return [(node, place) for node, place in zip(nodes, places) if mask[place].any()]
 
 
 def _padding(num_rows: int, length: int, pad_id: int) -> TrainingRows:
@@ -200,21 +183,8 @@ def _place(rows: TrainingRows, row: int, start: int, nodes: Sequence[Node]) -> N
     rows.visible_until[row, span] = start + subtree[node]
     rows.span_ids[row, span] = span_id
     for field, name in PER_TOKEN.items():
-      if getattr(node, field) is not None:
-        getattr(rows, name)[row, span] = _per_token(node, field)
+      if (values := getattr(node, field)) is not None:
+        if np.shape(values) not in ((), (size,)):
+          raise ValueError(f'{field} {np.shape(values)} on a {node.role.value} span of {size} tokens')
+        getattr(rows, name)[row, span] = values
     start = end
-
-
-def _per_token(node: Node, field: str) -> np.ndarray:
-  values = np.asarray(getattr(node, field), np.float32)
-  if values.ndim and values.shape != (len(node.tokens),):
-    raise ValueError(f'{field} {values.shape} on a {node.role.value} span of {len(node.tokens)} tokens')
-  return values
-
-
-def _check_all_or_none(trained: Sequence[Node]) -> None:
-  """Demonstrations have neither field; where only some trained spans lack one, a method forgot them."""
-  for field in PER_TOKEN:
-    missing = sum(getattr(node, field) is None for node in trained)
-    if 0 < missing < len(trained):
-      raise ValueError(f'{missing} of {len(trained)} trained spans have no {field}')

@@ -7,17 +7,12 @@ from jaxsearch.trees.tree import Role, Stop, Tree
 
 
 def to_record(tree: Tree) -> dict[str, Any]:
-  """The tree without values, advantages, log-probabilities and documents.
-
-  A node is [index of its parent, role, tokens, notes].
-  """
+  """The tree without values, advantages, log-probabilities and documents; a node is [parent's index, role, tokens, notes]."""
   nodes = list(tree.walk())
-  index = {id(node): i for i, node in enumerate(nodes)}
-  return {
-    'id': tree.question.id, 'answer': tree.answer, 'reward': tree.reward, 'stop': tree.stop, 'metrics': tree.metrics,
-    'nodes': [[index[id(node.parent)], node.role.value, node.tokens,
-               {name: note for name, note in node.data.items() if name != 'documents'}] for node in nodes[1:]],
-  }  # fmt: skip
+  index = {node: i for i, node in enumerate(nodes)}
+  rows = [[index[node.parent], node.role.value, node.tokens, {k: note for k, note in node.data.items() if k != 'documents'}]
+          for node in nodes[1:]]
+  return dict(id=tree.question.id, answer=tree.answer, reward=tree.reward, stop=tree.stop, metrics=tree.metrics, nodes=rows)
 
 
 def from_record(record: dict[str, Any], tokenizer, question: Question) -> Tree:

@@ -14,19 +14,14 @@ last newline included, so that a published checkpoint gets exactly the prompt th
 ours; see `FIELDS`. What the agent wrote cannot imitate the tags in our files, but it can imitate tags of your own.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 from jaxsearch import registry
-
-if TYPE_CHECKING:
-  from jaxsearch.models.tokenizer import Tokenizer
 
 _USER = re.compile(r'^=== user ===[ \t]*\n', re.MULTILINE)
 _PROMPTS = pathlib.Path(__file__).parent / 'prompts'
@@ -44,8 +39,8 @@ FIELDS = {  # kind -> (fields that a template must have, further fields that it 
 SETTINGS = {'template': 'policy', 'evidence_template': 'reader', 'review': 'reviewer'}  # field of config.grow -> kind
 
 
-def prompt(question: str, template: str = 'search_r1', tokenizer: Tokenizer | None = None) -> str:
-  """The prompt of a question, in the chat template of `tokenizer` if one is given.
+def prompt(question: str, template: str = 'search_r1', tokenizer: Any = None) -> str:
+  """The prompt of a question, in the chat template of `tokenizer` (a `models.tokenizer.Tokenizer`) if one is given.
 
   A chat template that refuses or drops the system turn gets the instructions in the user turn. Raises ValueError, see `find`.
   """
@@ -88,10 +83,9 @@ def fill(text: str, /, **fields: object) -> str:
 
 @functools.lru_cache
 def find(template: str, kind: str) -> str:
-  """The text of a template, which is a name or a file. A file is read once.
+  """The text of a template, which is a name or a file; a file is read once.
 
-  Raises:
-    ValueError: neither a name nor a file, or a file that is not UTF-8, misses a field or misspells one.
+  Raises ValueError for what is neither, and for a file that is not UTF-8, misses a field or misspells one.
   """
   shipped, names = registry.ENTRIES.get(f'{kind}_template', {}), [file.stem for file in (_PROMPTS / kind).iterdir()]
   if template in shipped:

@@ -1,21 +1,20 @@
 """The one record of a rollout: a tree of token spans.
 
-A method grows a tree (`node.append`) and credits its nodes (`node.advantages`); `layout` alone turns it into training
-rows. A span holds the token ids that were sampled or fed, never text that is tokenised again: text is tokenised once,
-when it is appended. What a span means, and which text is a search, is up to `grammar` and the methods.
+A method grows a tree (`node.append`) and credits its nodes (`node.advantages`); `layout` alone turns it into training rows.
+A span holds the token ids that were sampled or fed: text is tokenised once, when it is appended. What a span means, and which
+text is a search, is up to `grammar` and the methods.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-  from jaxsearch.data.questions import Question
+from jaxsearch.data.questions import Question
 
 
 class Role(enum.Enum):
@@ -37,34 +36,24 @@ class Stop(enum.StrEnum):
   DEADLINE = 'deadline'
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class Node:
-  """A span of tokens that follows its parent's span. Made by `Node.append`, never by hand.
-
-  Attributes:
-    tokens: ids of this span only. Where the policy chose to end, the end token belongs to the span.
-    logprobs: one per token, under the distribution it was sampled from; None where nothing was sampled.
-    stop: why the generation of this span stopped: the stop string that was found, or a reason of the sampler.
-    trained: whether its tokens bear a loss; `layout` builds the loss mask from this alone.
-    advantages: credit of the span, one number or one per token.
-    values, returns: one per token where there is a critic: its value of the state before the token, and its target.
-    data: notes of a method.
-  """
-  tree: Tree = dataclasses.field(repr=False)
-  parent: Node | None = dataclasses.field(repr=False)
+  """A span of tokens that follows its parent's span. Made by `Node.append`, never by hand."""
+  tree: Tree = field(repr=False)
+  parent: Node | None = field(repr=False)
   role: Role
-  tokens: list[int]
-  logprobs: list[float] | None = dataclasses.field(default=None, repr=False)
-  trained: bool = False
-  stop: str | None = None
-  advantages: float | np.ndarray | None = None
-  values: np.ndarray | None = dataclasses.field(default=None, repr=False)
-  returns: np.ndarray | None = dataclasses.field(default=None, repr=False)
-  data: dict[str, Any] = dataclasses.field(default_factory=dict)
-  children: list[Node] = dataclasses.field(default_factory=list, repr=False)
+  tokens: list[int]  # ids of this span only; where the policy chose to end, the end token belongs to the span
+  logprobs: list[float] | None = field(default=None, repr=False)  # per token, of the distribution sampled from; None: not sampled
+  trained: bool = False  # whether its tokens bear a loss; `layout` builds the loss mask from this alone
+  stop: str | None = None  # why the generation of this span stopped: the stop string found, or a reason of the sampler
+  advantages: float | np.ndarray | None = None  # credit of the span, one number or one per token
+  values: np.ndarray | None = field(default=None, repr=False)  # the critic's, per token: of the state before the token
+  returns: np.ndarray | None = field(default=None, repr=False)  # the critic's targets, per token
+  data: dict[str, Any] = field(default_factory=dict)  # notes of a method
+  children: list[Node] = field(default_factory=list, repr=False)  # alternatives to each other
 
   def append(self, text_or_ids: str | Sequence[int], role: Role, *, logprobs: Sequence[float] | None = None) -> Node:
-    """Adds a span after this one and returns it. Several children of one node are alternatives to each other.
+    """Adds a span after this one and returns it.
 
     Args:
       text_or_ids: token ids, or text that is tokenised here, once.
@@ -75,9 +64,9 @@ class Node:
     tokens = self.tree.tokenizer.encode(text_or_ids) if isinstance(text_or_ids, str) else text_or_ids
     tokens = [int(token) for token in tokens]
     if logprobs is not None:
-      logprobs = [float(logprob) for logprob in logprobs]
       if role is not Role.POLICY:
         raise ValueError(f'log-probabilities for a {role.value} span, which was not sampled from the policy')
+      logprobs = [float(logprob) for logprob in logprobs]
       if len(logprobs) != len(tokens):
         raise ValueError(f'{len(logprobs)} log-probabilities for a span of {len(tokens)} tokens')
     child = Node(self.tree, self, role, tokens, logprobs, trained=role is Role.POLICY)
@@ -86,15 +75,14 @@ class Node:
 
   @property
   def text(self) -> str:
-    """The span's own text."""
+    """The text of this span alone."""
     return self.tree.tokenizer.decode(self.tokens)
 
   def path(self) -> list[Node]:
     """Nodes from the root to this one."""
-    nodes, node = [], self
-    while node is not None:
-      nodes.append(node)
-      node = node.parent
+    nodes = [self]
+    while nodes[-1].parent is not None:
+      nodes.append(nodes[-1].parent)
     return nodes[::-1]
 
   def path_tokens(self) -> list[int]:
@@ -103,8 +91,8 @@ class Node:
 
   @property
   def length(self) -> int:
-    """Tokens from the root to the end of this span."""
-    return sum(len(node.tokens) for node in self.path())
+    """How many tokens `path_tokens` has."""
+    return len(self.path_tokens())
 
   def walk(self) -> Iterator[Node]:
     """This node and all below it, depth first, children in the order they were appended."""
@@ -125,9 +113,8 @@ class Metrics(dict):
 class Tree:
   """All spans grown for one question, and what came of them.
 
-  `tokenizer` is anything with `encode(text) -> ids` and `decode(ids) -> text`. A method's `grow` fills in `answer`, `stop`
-  and `metrics`, its `credit` fills in `reward`. Where it draws random numbers it draws them from `rng`, which the rollout
-  driver seeds for each tree.
+  `tokenizer` is anything with `encode(text) -> ids` and `decode(ids) -> text`. A method's `grow` fills in `answer`, `stop` and
+  `metrics`, its `credit` fills in `reward`. It draws random numbers from `rng`, which the rollout driver seeds for each tree.
   """
 
   def __init__(self, tokenizer: Any, question: Question | None = None, rng: np.random.Generator | None = None):
@@ -157,10 +144,8 @@ class Tree:
 
   def prune(self) -> None:
     """Drops what bears no loss and leads to none, such as an observation after which there was no room to go on."""
-    def kept(node: Node) -> bool:
-      node.children = [child for child in node.children if kept(child)]
-      return bool(node.children) or (node.trained and bool(node.tokens))
-    kept(self.root)
+    for node in reversed(list(self.walk())):  # children before their parents
+      node.children = [child for child in node.children if child.children or (child.trained and child.tokens)]
 
   def count(self, role: Role | None = None) -> int:
     """Tokens of one role, or of all; a prefix that several branches share counts once."""
