@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsearch.advantages import gae, smdp_td
+from jaxsearch.advantages import smdp_td
 
 B, K = 4, 5
 QUICK = hypothesis.settings(max_examples=30, deadline=None)
@@ -51,15 +51,6 @@ def test_with_lambda_one_every_segment_sees_the_outcome(values, reward, num_segm
   got = compute(values, reward, num_segments, lam=1.0)
   inside = np.arange(K) < num_segments[:, None]
   np.testing.assert_allclose(got, np.where(inside, reward[:, None] - values, 0), atol=1e-5)
-
-
-def test_is_gae_over_segments():
-  rng = np.random.default_rng(0)
-  values, reward, num_segments = rng.random((B, K)), rng.random(B), np.array([5, 3, 1, 2])
-  mask = np.arange(K) < num_segments[:, None]
-  rewards = np.where(np.arange(K) == num_segments[:, None] - 1, reward[:, None], 0)
-  expected, _ = gae(rewards, values, mask, gamma=0.9, lam=0.6)
-  np.testing.assert_allclose(compute(values, reward, num_segments, gamma=0.9, lam=0.6), expected, atol=1e-6)
 
 
 def test_the_example_of_the_figure():
