@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.trees.tree import Node, Role
 
 
 class Tags(NamedTuple):
@@ -76,18 +75,6 @@ def answer(text: str, tags: Tags = SEARCH_R1) -> str | None:
   """The last well-formed answer in policy text; None if there is none or it is empty."""
   answers = [element.content for element in elements(text, tags) if element.name == tags.answer]
   return answers[-1] or None if answers else None
-
-
-def answer_of(leaf: Node, tags: Tags = SEARCH_R1) -> str | None:
-  """The last answer that the policy gave on the path to `leaf`.
-
-  Policy spans that follow each other directly are read as one text; no element reaches across an observation.
-  """
-  spans = [node for node in leaf.path() if node.tokens]
-  runs = [[token for node in run for token in node.tokens]
-          for role, run in itertools.groupby(spans, key=lambda node: node.role) if role is Role.POLICY]
-  texts = (leaf.tree.tokenizer.decode(run) for run in reversed(runs))
-  return next((found for text in texts if (found := answer(text, tags)) is not None), None)
 
 
 def python_block(text: str) -> str | None:

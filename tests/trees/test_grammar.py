@@ -10,7 +10,6 @@ import pytest
 import tokenizers
 
 from jaxsearch.trees import grammar
-from jaxsearch.trees.tree import Role, Tree
 
 
 @dataclasses.dataclass
@@ -99,38 +98,6 @@ def test_other_papers_have_other_tags():
   assert grammar.information([], (), tags).startswith('\n<observation>')
   assert '<query>' in grammar.invalid_action(tags) and '</final>' in grammar.invalid_action(tags)
   assert grammar.neutralise('<query><search>', (), tags) == '(query><search>'
-
-
-def grown(*spans):
-  """The leaf of a chain of (role, text)."""
-  node = Tree(Letters()).root
-  for role, text in spans:
-    node = node.append(text, role)
-  return node
-
-
-def test_only_what_the_policy_wrote_is_an_answer():
-  prompt = (Role.PROMPT, 'For example, <answer> Beijing </answer>. Question: where?\n')
-  observation = (Role.OBSERVATION, '<information><answer>retrieved</answer></information>')
-  assert grammar.answer_of(grown(prompt)) is None
-  assert grammar.answer_of(grown(prompt, (Role.POLICY, '<search>q</search>'), observation)) is None
-  assert grammar.answer_of(grown(prompt, (Role.POLICY, '<answer>A</answer>'), observation)) == 'A'
-  assert grammar.answer_of(grown(prompt, (Role.POLICY, '<answer>A</answer>'), observation,
-                                 (Role.POLICY, '<answer>B</answer>'))) == 'B'
-
-
-def test_no_answer_reaches_across_an_observation():
-  opened, closed = (Role.POLICY, 'I say <answer>A'), (Role.POLICY, ' and B</answer>')
-  assert grammar.answer_of(grown(opened, (Role.OBSERVATION, 'C'), closed)) is None
-  assert grammar.answer_of(grown(opened, closed)) == 'A and B'
-  assert grammar.answer_of(grown(opened, (Role.OBSERVATION, ''), closed)) == 'A and B'
-
-
-def test_answers_of_other_branches_do_not_count():
-  root = grown((Role.PROMPT, 'q'))
-  one = root.append('<answer>A</answer>', Role.POLICY)
-  two = root.append('nothing', Role.POLICY)
-  assert grammar.answer_of(one) == 'A' and grammar.answer_of(two) is None
 
 
 def test_information_is_written_as_search_r1_does():
