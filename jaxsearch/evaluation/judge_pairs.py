@@ -83,17 +83,12 @@ def judge(replies_to: Callable[[Sequence[str]], Sequence[object]], pairs: Mappin
   scores = [verdict or (NEUTRAL, NEUTRAL) for verdict in verdicts]
   a, b = (np.array([[own[side][name] for name in RUBRICS] for own in scores]) for side in (0, 1))
   texts = [reply for reply in replies if isinstance(reply, str)]
-  figures = {'overall': _figures(a.mean(axis=1), b.mean(axis=1))}
-  figures |= {name: _figures(a[:, i], b[:, i]) for i, name in enumerate(RUBRICS)}
+  columns = {'overall': (a.mean(axis=1), b.mean(axis=1))} | {name: (a[:, i], b[:, i]) for i, name in enumerate(RUBRICS)}
+  figures = {name: {'a': float(a.mean()), 'b': float(b.mean()), 'win': float((a > b).mean()), 'tie': float((a == b).mean()),
+                    'loss': float((a < b).mean())} for name, (a, b) in columns.items()}
   figures |= {'unreadable': sum(trajectory_judge.read(text) is None for text in texts), 'failed': len(replies) - len(texts),
               'neutral': verdicts.count(None), 'n': len(pairs)}
   return figures, [
     {'id': name, 'question': pair.question, 'a': own[0], 'b': own[1], 'neutral': verdict is None,
      'replies': [reply if isinstance(reply, str) else None for reply in both]}
     for (name, pair), own, verdict, both in zip(pairs.items(), scores, verdicts, orders)]
-
-
-def _figures(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
-  """Mean scores and win rates from the scores [pairs] of both sides."""
-  return {'a': float(a.mean()), 'b': float(b.mean()), 'win': float((a > b).mean()), 'tie': float((a == b).mean()),
-          'loss': float((a < b).mean())}

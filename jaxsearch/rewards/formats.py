@@ -20,10 +20,7 @@ def only_box(spans: Sequence[str], name: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-  r"""The content of the last complete `\boxed{…}` with balanced braces; None if there is none or it is empty.
-
-  CARL's answers (appendix C). Escaped braces, `\{` and `\}`, are text.
-  """
+  r"""The content of the last balanced `\boxed{…}` (CARL, appendix C), None without or if empty; `\{` and `\}` are text."""
   for opening in reversed(list(re.finditer(r'\\boxed\s*\{', text))):
     depth = 1
     for brace in re.finditer(r'\\.|[{}]', text[opening.end():], re.DOTALL):
