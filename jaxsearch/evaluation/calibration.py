@@ -26,7 +26,7 @@ def auc(scores: jax.Array, labels: jax.Array, mask: jax.Array | None = None) -> 
   # Non-negatives were sorted to the end as infinity, where they must not tie with infinite scores.
   less = jnp.searchsorted(below, scores, side='left')
   less_or_equal = jnp.minimum(jnp.searchsorted(below, scores, side='right'), negatives)
-  return jnp.mean(0.5 * (less + less_or_equal) / negatives, where=counted & (labels > 0.5))
+  return _mean(0.5 * (less + less_or_equal) / negatives, counted & (labels > 0.5))
 
 
 def ece(probabilities: jax.Array, outcomes: jax.Array, mask: jax.Array | None = None, bins: int = BINS) -> jax.Array:
@@ -45,14 +45,13 @@ def ece(probabilities: jax.Array, outcomes: jax.Array, mask: jax.Array | None = 
 def brier(probabilities: jax.Array, outcomes: jax.Array, mask: jax.Array | None = None) -> jax.Array:
   """The mean squared difference of probability and outcome."""
   counted, probabilities, outcomes = _counted(mask, probabilities, outcomes)
-  return jnp.mean(jnp.square(probabilities - outcomes), where=counted)
+  return _mean(jnp.square(probabilities - outcomes), counted)
 
 
 def explained_variance(predictions: jax.Array, targets: jax.Array, mask: jax.Array | None = None) -> jax.Array:
   """`1 - Var(targets - predictions) / Var(targets)` (CARL, appendix I.2): 1 is perfect, a constant offset is free."""
   counted, predictions, targets = _counted(mask, predictions, targets)
-  mean = lambda x: jnp.mean(x, where=counted)
-  total, left = (mean(jnp.square(x - mean(x))) for x in (targets, targets - predictions))
+  total, left = (_mean(jnp.square(x - _mean(x, counted)), counted) for x in (targets, targets - predictions))
   return jnp.where(total > 0, 1.0 - left / total, jnp.nan)
 
 
@@ -60,7 +59,7 @@ def sign_accuracy(changes: jax.Array, expected: jax.Array, mask: jax.Array | Non
   """The share of value changes V(after) - V(before) whose sign is that of `expected` (CARL, appendix I.1)."""
   # A change of 0 goes in no direction and is wrong; an expected direction of 0 does not count.
   counted, changes, expected = _counted(mask, changes, expected)
-  return jnp.mean(changes * jnp.sign(expected) > 0, where=counted & (expected != 0))
+  return _mean(changes * jnp.sign(expected) > 0, counted & (expected != 0))
 
 
 def curve(probabilities, outcomes, bins: int = BINS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -104,3 +103,7 @@ def _counted(mask, *arrays):
   arrays = [jnp.asarray(x).astype(jnp.float32) for x in arrays]
   counted = jnp.ones(arrays[0].shape, bool) if mask is None else jnp.asarray(mask) != 0
   return counted, *(jnp.where(counted, x, 0.0) for x in arrays)
+
+
+def _mean(x, counted):
+  return jnp.sum(jnp.where(counted, x, 0.0)) / jnp.sum(counted)

@@ -57,7 +57,7 @@ def pair_up(a: Trajectories, b: Trajectories) -> dict[str, TrajectoryPair]:
 
 def judge(replies_to: Callable[[Sequence[str]], Sequence[object]], pairs: Mapping[str, TrajectoryPair],
           on_progress: Callable[[int], object], template: str = '') -> tuple[dict, list[dict]]:
-  """Judges every pair in both orders.
+  """Judges every pair in both orders. Raises the first failure if all replies about the first batch failed.
 
   A pair with a missing or unreadable reply is neutral: 1 for both on every rubric, a tie.
 
@@ -69,8 +69,6 @@ def judge(replies_to: Callable[[Sequence[str]], Sequence[object]], pairs: Mappin
     (figures, a record for each pair). Figures: for each rubric and for `overall`, the mean of all rubrics: the mean scores of
     `a` and `b` (0 to 2) and the shares of pairs that `a` wins, ties and loses; n pairs, `neutral` of them; `unreadable` and
     `failed` of the 2 n replies.
-  Raises:
-    the first failure, if all replies about the first batch failed.
   """
   queue, replies = list(pairs.values()), []
   for start in range(0, len(queue), BATCH):

@@ -1,7 +1,4 @@
-"""Credit that methods share: by comparison (of any groups, of trees, of siblings), or token by token with a critic.
-
-All set `node.advantages`; `credit_with_critic` sets `node.returns` too.
-"""
+"""Credit that methods share, in `node.advantages`: by comparison (of groups, trees, siblings), or by a critic for each token."""
 
 import functools
 from collections.abc import Mapping, Sequence

@@ -36,7 +36,7 @@ __all__ = ['credit', 'grow', 'sizes']
 def reward(tree: Tree, weight: float = 0.2) -> float:
   """`F1 (1 - w) + w format` (eq. 3)."""
   spans = [node.text for node in tree.nodes(Role.POLICY)]
-  return formats.cusearch_reward(f1(tree.answer, tree.question.golden_answers), formats.chain_format(spans), weight)
+  return f1(tree.answer, tree.question.golden_answers) * (1.0 - weight) + weight * formats.chain_format(spans)
 
 
 def depth(tree: Tree, max_depth: int) -> int:

@@ -50,11 +50,6 @@ def _is_turn(span: str, action: str) -> bool:
   return bool(acted.content and not around.strip() and re.fullmatch(r'[^\w<]*', span[acted.end:]))
 
 
-def cusearch_reward(f1: float, format_score: float, weight: float = 0.2) -> float:
-  """`F1 (1 - w) + w format` (CuSearch, eq. 3)."""
-  return f1 * (1.0 - weight) + weight * format_score
-
-
 def r_search_format(spans: Sequence[str], searched: bool, *, evidence: str = grammar.EVIDENCE, gamma_evidence: float = 0.2,
                     gamma_answer: float = 0.2) -> float:
   """R-Search's format reward, `(1 - I_S)(g_e + g_a I_A) + I_S (g_e I_E + g_a I_A)` (eq. 5): 0, g_e, g_a or g_e + g_a.
