@@ -60,7 +60,8 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, estimator: str
     estimator: 'grpo' or 'ppo'.
     evidence_weight: of the evidence reward; 0 is the ablation without it (table 6).
     gamma_evidence, gamma_answer: the format reward's (eq. 5).
-    normalize_std; gamma, lam: for GRPO; for PPO.
+    normalize_std: for GRPO.
+    gamma, lam: for PPO.
   """
   trees = [tree for group in groups for tree in group]
   for tree in trees:
