@@ -4,6 +4,7 @@ JAX and the rest are imported where they are used, so that `--help` and usage er
 """
 
 import contextlib
+import functools
 import inspect
 import json
 import pathlib
@@ -145,10 +146,10 @@ def ask(config, flags) -> None:
   from rich.console import Console
 
   from jaxsearch.data.questions import Question
-  from jaxsearch.evaluation.terminal import Transcript
-  transcript = Transcript(Console(highlight=False))
-  trees, _ = _rollout(config, flags, [Question('ask', flags.words, ())], watch=transcript.show)
-  transcript.close(trees[0])
+  from jaxsearch.evaluation import terminal
+  console = Console(highlight=False)
+  (tree,), _ = _rollout(config, flags, [Question('ask', flags.words, ())], watch=functools.partial(terminal.show, console))
+  terminal.close(console, tree)
 
 
 @command(

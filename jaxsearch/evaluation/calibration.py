@@ -49,20 +49,15 @@ def brier(probabilities: jax.Array, outcomes: jax.Array, mask: jax.Array | None 
 
 
 def explained_variance(predictions: jax.Array, targets: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-  """`1 - Var(targets - predictions) / Var(targets)` (CARL, appendix I.2).
-
-  1 is perfect, 0 no better than a constant. A constant offset costs nothing here; `brier` and `ece` see it.
-  """
+  """`1 - Var(targets - predictions) / Var(targets)` (CARL, appendix I.2): 1 is perfect, a constant offset is free."""
   counted, predictions, targets = _counted(mask, predictions, targets)
-  variance = _variance(targets, counted)
-  return jnp.where(variance > 0, 1.0 - _variance(targets - predictions, counted) / variance, jnp.nan)
+  total, left = (_mean(jnp.square(x - _mean(x, counted)), counted) for x in (targets, targets - predictions))
+  return jnp.where(total > 0, 1.0 - left / total, jnp.nan)
 
 
 def sign_accuracy(changes: jax.Array, expected: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-  """The share of value changes V(after) - V(before) whose sign is that of `expected` (CARL, appendix I.1).
-
-  A change of 0 goes in no direction and is wrong; an expected direction of 0 does not count.
-  """
+  """The share of value changes V(after) - V(before) whose sign is that of `expected` (CARL, appendix I.1)."""
+  # A change of 0 goes in no direction and is wrong; an expected direction of 0 does not count.
   counted, changes, expected = _counted(mask, changes, expected)
   return _mean(changes * jnp.sign(expected) > 0, counted & (expected != 0))
 
@@ -77,10 +72,7 @@ def curve(probabilities, outcomes, bins: int = BINS) -> tuple[np.ndarray, np.nda
 
 
 def plot(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], path: str | os.PathLike) -> None:
-  """Writes the reliability diagram of each name -> (probabilities [N], outcomes [N]) into a PNG, with bin counts below.
-
-  A dot is as large as its bin is full, since a bin of a few rollouts says little.
-  """
+  """Writes the reliability diagram of each name -> (probabilities [N], outcomes [N]) into a PNG, with bin counts below."""
   from matplotlib.figure import Figure  # no pyplot: nothing global, no display
   figure = Figure(figsize=(5.2, 6), layout='constrained')
   upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[5, 1])
@@ -92,6 +84,7 @@ def plot(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], path: str | os.Pat
     filled = counts > 0
     label = f'{name}: ECE {float(ece(probabilities, outcomes)):.3f}, n {len(probabilities)}'
     upper.plot(predicted[filled], actual[filled], color=colour, linewidth=1.2, alpha=0.6, label=label, zorder=2)
+    # A dot is as large as its bin is full, since a bin of a few rollouts says little.
     sizes = 6 + 250 * counts[filled] / max(len(probabilities), 1)
     upper.scatter(predicted[filled], actual[filled], sizes, color=colour, zorder=3, clip_on=False)
     centres = (np.arange(BINS) + 0.5) / BINS + (i - (len(curves) - 1) / 2) * width
@@ -114,7 +107,3 @@ def _counted(mask, *arrays):
 
 def _mean(x, counted):
   return jnp.sum(jnp.where(counted, x, 0.0)) / jnp.sum(counted)
-
-
-def _variance(x, counted):
-  return _mean(jnp.square(x - _mean(x, counted)), counted)

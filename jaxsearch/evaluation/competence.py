@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxsearch.evaluation import calibration
+from jaxsearch.methods.carl import segments
 from jaxsearch.rewards.match import answer_found, normalize_answer
 from jaxsearch.trees.tree import Node, Role, Tree
 
@@ -36,7 +37,7 @@ def critic_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str,
     have a value.
   """
   states = [(_value(node), tree.reward, tiers.get(tree.question.id, 0), number == 0)
-            for tree in trees for number, node in enumerate(_segments(tree)) if np.isfinite(_value(node))]
+            for tree in trees for number, node in enumerate(segments(tree)) if np.isfinite(_value(node))]
   values, outcomes, tier, first = np.array(states, np.float64).reshape(-1, 4).T
   start, rewards, tier = values[first > 0], outcomes[first > 0], tier[first > 0]
   return {
@@ -87,11 +88,11 @@ def sign_figures(trees: Sequence[Tree]) -> dict[str, float]:
 def tool_calls(tree: Tree) -> list[ToolCall]:
   """The tool calls of a tree, in order; none if the gold answer is yes or no, which any text may hold."""
   golds = [gold for gold in tree.question.golden_answers if normalize_answer(gold) not in ('yes', 'no')]
-  segments = _segments(tree)
-  values = [*map(_value, segments), np.nan]
+  spans = segments(tree)
+  values = [*map(_value, spans), np.nan]
   return [
     ToolCall(answer_found(golds, invoke.data['output']), answer_found(golds, assimilate.data['context']), *values[i:i + 3])
-    for i, (invoke, assimilate) in enumerate(itertools.pairwise(segments))
+    for i, (invoke, assimilate) in enumerate(itertools.pairwise(spans))
     if golds and [node.data.get('segment') for node in (invoke, assimilate)] == ['invoke', 'assimilate']]
 
 
@@ -116,13 +117,9 @@ def use_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str, fl
   return figures | {
     'needless_calls': figures['calls_tier_2'], 'confident_wrong': _mean((answered & (right == 0))[tier == 1]),
     'em': _mean(right), 'tokens_per_answer': _mean([tree.count(Role.POLICY) for tree in trees]),
-    'assimilate_tokens': _mean([len(node.tokens) for tree in trees for node in _segments(tree)
+    'assimilate_tokens': _mean([len(node.tokens) for tree in trees for node in segments(tree)
                                 if node.data.get('segment') == 'assimilate']),
   }  # fmt: skip
-
-
-def _segments(tree: Tree) -> list[Node]:
-  return [node for node in tree.nodes(Role.POLICY) if node.tokens]
 
 
 def _value(node: Node) -> float:

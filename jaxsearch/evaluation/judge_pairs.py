@@ -57,7 +57,7 @@ def pair_up(a: Trajectories, b: Trajectories) -> dict[str, TrajectoryPair]:
 
 def judge(replies_to: Callable[[Sequence[str]], Sequence[object]], pairs: Mapping[str, TrajectoryPair],
           on_progress: Callable[[int], object], template: str = '') -> tuple[dict, list[dict]]:
-  """Judges every pair in both orders.
+  """Judges every pair in both orders. Raises the first failure if all replies about the first batch failed.
 
   A pair with a missing or unreadable reply is neutral: 1 for both on every rubric, a tie.
 
@@ -69,8 +69,6 @@ def judge(replies_to: Callable[[Sequence[str]], Sequence[object]], pairs: Mappin
     (figures, a record for each pair). Figures: for each rubric and for `overall`, the mean of all rubrics: the mean scores of
     `a` and `b` (0 to 2) and the shares of pairs that `a` wins, ties and loses; n pairs, `neutral` of them; `unreadable` and
     `failed` of the 2 n replies.
-  Raises:
-    the first failure, if all replies about the first batch failed.
   """
   queue, replies = list(pairs.values()), []
   for start in range(0, len(queue), BATCH):
@@ -83,17 +81,12 @@ def judge(replies_to: Callable[[Sequence[str]], Sequence[object]], pairs: Mappin
   scores = [verdict or (NEUTRAL, NEUTRAL) for verdict in verdicts]
   a, b = (np.array([[own[side][name] for name in RUBRICS] for own in scores]) for side in (0, 1))
   texts = [reply for reply in replies if isinstance(reply, str)]
-  figures = {'overall': _figures(a.mean(axis=1), b.mean(axis=1))}
-  figures |= {name: _figures(a[:, i], b[:, i]) for i, name in enumerate(RUBRICS)}
+  columns = {'overall': (a.mean(axis=1), b.mean(axis=1))} | {name: (a[:, i], b[:, i]) for i, name in enumerate(RUBRICS)}
+  figures = {name: {'a': float(a.mean()), 'b': float(b.mean()), 'win': float((a > b).mean()), 'tie': float((a == b).mean()),
+                    'loss': float((a < b).mean())} for name, (a, b) in columns.items()}
   figures |= {'unreadable': sum(trajectory_judge.read(text) is None for text in texts), 'failed': len(replies) - len(texts),
               'neutral': verdicts.count(None), 'n': len(pairs)}
   return figures, [
     {'id': name, 'question': pair.question, 'a': own[0], 'b': own[1], 'neutral': verdict is None,
      'replies': [reply if isinstance(reply, str) else None for reply in both]}
     for (name, pair), own, verdict, both in zip(pairs.items(), scores, verdicts, orders)]
-
-
-def _figures(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
-  """Mean scores and win rates from the scores [pairs] of both sides."""
-  return {'a': float(a.mean()), 'b': float(b.mean()), 'win': float((a > b).mean()), 'tie': float((a == b).mean()),
-          'loss': float((a < b).mean())}

@@ -106,12 +106,12 @@ def evaluate_reader(reader: Reader, questions: Sequence[Question], found: Sequen
                     topk: int) -> tuple[dict[str, float], list[dict]]:
   """Scores the reader's answers closed-book, with `topk` passages, and with the tool's evidence (closed-book if there is none).
 
+  Raises the first failure if every reply failed.
+
   Returns:
     (scores, a record for each question). Scores: em_X and f1_X for X in alone (closed-book), rag, rstool, and policy: the
     policy's own answers; with_evidence, the share of questions with evidence; searches per question; failures, the number of
     replies that failed and count as wrong; n.
-  Raises:
-    the first failure, if every reply failed.
   """
   passages = search.search([question.question for question in questions], topk)
   contexts = {'alone': [[] for _ in questions], 'rag': passages, 'rstool': [[Document('', '', one.evidence)] for one in found]}

@@ -31,10 +31,8 @@ def open_agent(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: 
   """The agent of a config as it answers: with the arguments of `grow` that `config.eval.grow` and then `changes` change.
 
   Args:
-    checkpoint: a run folder, a checkpoint in it, a Hugging Face folder or a GGUF file; '' is `config.model`.
+    checkpoint: run folder, checkpoint in it, Hugging Face folder or GGUF file, else FileNotFoundError; '' is `config.model`.
     corpus: passages to search; '' is `config.data.corpus`.
-  Raises:
-    FileNotFoundError: nothing that can be loaded is there.
   """
   if checkpoint and is_run(checkpoint):
     model_config, params, host = load_params(checkpoint)

@@ -185,14 +185,12 @@ def train_all(runs: Sequence[SweepRun], parallel: int) -> list[SweepRun]:
 
 
 def start(run: SweepRun, share: DeviceShare) -> subprocess.Popen:
-  """Starts the training of a run and appends its output to log.txt; BlockingIOError if another process is training it.
-
-  Any process that holds the log open keeps it locked, so this also finds runs that outlived their sweep.
-  """
+  """Starts the training of a run and appends its output to log.txt; BlockingIOError if another process is training it."""
   run.out.mkdir(parents=True, exist_ok=True)
   cache = {'JAX_COMPILATION_CACHE_DIR': str(run.out.parents[1].absolute() / 'programs')}  # runs share compiled programs
   command = [sys.executable, '-m', 'jaxsearch.cli', 'train', *run.arguments]
   with (run.out / 'log.txt').open('a') as log, contextlib.ExitStack() as stack:
+    # Any process that holds the log open keeps it locked, so this also finds runs that outlived their sweep.
     fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     log.write(f'$ jaxsearch train {" ".join(run.arguments)}\n')
     log.flush()
@@ -203,15 +201,12 @@ def start(run: SweepRun, share: DeviceShare) -> subprocess.Popen:
 
 
 def device_shares(parallel: int) -> list[DeviceShare]:
-  """Splits this machine into `parallel` shares, at most one for each accelerator or core (0: see above).
-
-  On CPU the cores are split: two runs whose thread pools both take all cores are slower than one after the other.
-  """
+  """Splits this machine into `parallel` shares, at most one for each accelerator or core (0: see above)."""
   platform, names = devices()
   number = min(parallel or (2 if platform == 'cpu' else len(names)), len(names))
   if number == 1:
     return [DeviceShare({})]
-  if platform == 'cpu':
+  if platform == 'cpu':  # two runs whose thread pools both take all cores are slower than one after the other
     size = len(names) // number
     environment = {'OMP_NUM_THREADS': str(size)}
     if size == 1:
@@ -226,13 +221,10 @@ def device_shares(parallel: int) -> list[DeviceShare]:
 
 
 def devices() -> tuple[str, list[str]]:
-  """('cpu', cores), ('gpu', names as in CUDA_VISIBLE_DEVICES) or ('tpu', chips) of this machine.
-
-  Another process queries JAX: one that has opened a device keeps it from the runs.
-  """
+  """('cpu', cores), ('gpu', names as in CUDA_VISIBLE_DEVICES) or ('tpu', chips) of this machine."""
   platform, count = 'cpu', 0
   if os.environ.get('JAX_PLATFORMS') != 'cpu':
-    # One TPU chip may be two devices: chips differ by their coordinates.
+    # Another process asks JAX: one that has opened a device keeps it from the runs. The devices of a TPU chip share coordinates.
     code = ('import jax; found = jax.local_devices(); '
             'print(found[0].platform, len({str(getattr(device, "coords", device.id)) for device in found}))')
     query = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)

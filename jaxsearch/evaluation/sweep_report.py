@@ -89,11 +89,8 @@ def scores(run: SweepRun, step: int) -> dict[str, float]:
 
 
 def seconds(rows: Sequence[Mapping]) -> list[float]:
-  """Seconds of each step, without evaluations and saving.
-
-  A step that compiled programs counts as the median step that did not: which run of a sweep compiles a program and which finds
-  it in the cache says nothing about its variant.
-  """
+  """Seconds of each step, without evaluations and saving; a step that compiled programs counts as the median step without."""
+  # Which run of a sweep compiles a program and which finds it in the cache says nothing about its variant.
   steady = [row['seconds'] for row in rows if not row['compilations']]
   return [float(np.median(steady)) if row['compilations'] and steady else row['seconds'] for row in rows]
 
@@ -180,13 +177,11 @@ def curve(run: SweepRun, temperature: float | None) -> dict[int, tuple[float, fl
 
 
 def plot(runs: Mapping[str, Sequence[SweepRun]], config: ml_collections.ConfigDict, path: pathlib.Path) -> None:
-  """EM against trained tokens and against minutes: a line for each variant (mean over seeds) in a band from lowest to highest.
-
-  One row of plots for each evaluation temperature; with fewer than three evaluations, EM in training.
-  """
+  """EM against trained tokens and against minutes: a line for each variant (mean over seeds) in a band from lowest to highest."""
   from matplotlib.figure import Figure  # no pyplot: nothing global, no display
   from matplotlib.ticker import EngFormatter
   every = [run for of in runs.values() for run in of]
+  # One row of plots for each evaluation temperature; with fewer than three evaluations, EM in training.
   often = min(len({row['step'] for row in evaluations(run)}) for run in every) >= 3
   temperatures = every[0].config.eval.temperatures if often else (None,)
   figure = Figure(figsize=(10, 1 + 3.4 * len(temperatures)), layout='constrained')

@@ -34,10 +34,7 @@ def read(node: Node, tags: grammar.Tags = grammar.SEARCH_R1) -> Action:
 
 
 def search(actions: Sequence[Action], tree: Tree, tags: grammar.Tags = grammar.SEARCH_R1) -> Generator[Request, Any, None]:
-  """Runs the searches of these actions together and sets all observations; documents go into `node.data['documents']`.
-
-  Counts failed searches and invalid actions in tree.metrics.
-  """
+  """Runs these actions' searches together; sets observations, `node.data['documents']`, and the counts of what went wrong."""
   searching, special = [action for action in actions if action.query is not None], tree.tokenizer.special_tokens
   replies = (yield [Search(action.node, action.query) for action in searching]) if searching else []
   for action, reply in zip(searching, replies):

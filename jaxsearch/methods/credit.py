@@ -1,7 +1,4 @@
-"""Credit that methods share: by comparison (of any groups, of trees, of siblings), or token by token with a critic.
-
-All set `node.advantages`; `credit_with_critic` sets `node.returns` too.
-"""
+"""Credit that methods share, in `node.advantages`: by comparison (of groups, trees, siblings), or by a critic for each token."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -44,11 +41,7 @@ def credit_relative(groups: Sequence[Sequence[Tree]], *, normalize_std: bool = T
 
 
 def credit_siblings(trees: Sequence[Tree], values: Mapping[Node, float], *, normalize_std: bool = True) -> None:
-  """Every trained span gets its value relative to its trained siblings, the other children of its parent; an only child gets 0.
-
-  Args:
-    values: of each trained span.
-  """
+  """Every trained span gets its value in `values` relative to its trained siblings; an only child gets 0."""
   parents = [node for tree in trees for node in tree.walk()]
   credit_groups([[([node], values[node]) for node in parent.children if node.trained and node.tokens] for parent in parents],
                 normalize_std=normalize_std)
@@ -58,9 +51,7 @@ def credit_with_critic(trees: Sequence[Tree], *, gamma: float, lam: float) -> di
   """Token-level GAE over the policy spans of chains: sets whitened advantages and returns; returns figures of the critic.
 
   `tree.reward` is earned at the last token of a chain; a span may earn `node.data['reward']` at its own last token.
-
-  Raises:
-    ValueError: the spans have no values, since the run has no critic.
+  Raises ValueError if the spans have no values, since the run has no critic.
   """
   chains = [valued_spans(tree) for tree in trees]
   if not any(chains):
@@ -85,11 +76,7 @@ def credit_with_critic(trees: Sequence[Tree], *, gamma: float, lam: float) -> di
 
 
 def valued_spans(tree: Tree) -> list[Node]:
-  """The policy spans of a chain, in order, with the critic's values; empty ones are left out.
-
-  Raises:
-    ValueError: they have no values, since the run has no critic.
-  """
+  """The policy spans of a chain, in order, without empty ones; ValueError if they lack the values of a critic."""
   spans = [node for node in tree.nodes(Role.POLICY) if node.tokens]
   if any(node.values is None for node in spans):
     raise ValueError('no values on the policy spans: this method needs config.critic.enabled=True')

@@ -36,7 +36,7 @@ __all__ = ['credit', 'grow', 'sizes']
 def reward(tree: Tree, weight: float = 0.2) -> float:
   """`F1 (1 - w) + w format` (eq. 3)."""
   spans = [node.text for node in tree.nodes(Role.POLICY)]
-  return formats.cusearch_reward(f1(tree.answer, tree.question.golden_answers), formats.chain_format(spans), weight)
+  return f1(tree.answer, tree.question.golden_answers) * (1.0 - weight) + weight * formats.chain_format(spans)
 
 
 def depth(tree: Tree, max_depth: int) -> int:
@@ -96,10 +96,8 @@ def select(trees: Sequence[Tree], depths: np.ndarray, context: Context, strategy
 
 
 def remember_pass_rates(groups: Sequence[Sequence[Tree]], context: Context, window: int) -> None:
-  """Keeps each question's last `window` shares of answers with F1 > 0 in `context.memory` (AR3PO, appendix D.6).
-
-  The paper says "positive reward", but with the format term every well-formed chain would have one.
-  """
+  """Keeps each question's last `window` shares of answers with F1 > 0 in `context.memory` (AR3PO, appendix D.6)."""
+  # The paper says "positive reward", but with the format term every well-formed chain would have one.
   rates = context.memory.setdefault('pass_rates', {})
   for group in groups:
     right = np.mean([f1(tree.answer, tree.question.golden_answers) > 0 for tree in group])

@@ -23,10 +23,8 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
          chat: bool = False, boxed: bool = True) -> Generator[Request, Any, None]:
   """Grows one chain as Search-R1 does, in ReSearch's tags; the answer is what the box holds, None without a box.
 
-  Sets tree.metrics['format'] to 1 where the chain is in the right format.
-
-  Args:
-    boxed: False takes the whole `<answer>`, for policies that were not taught to box.
+  Sets tree.metrics['format'] to 1 where the chain is in the right format. `boxed=False` takes the whole `<answer>`, for policies
+  that were not taught to box.
   """
   yield from search_r1.grow(question, tree, max_turns=max_turns, max_tokens=max_tokens, template=template, chat=chat,
                             tags=grammar.RESEARCH)

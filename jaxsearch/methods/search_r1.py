@@ -42,10 +42,7 @@ def start(tree: Tree, question: Question, template: str, chat: bool) -> Node:
 
 def act(tree: Tree, node: Node, *, turns: int, max_tokens: int,
         tags: grammar.Tags = grammar.SEARCH_R1) -> Generator[Request, Any, Node]:
-  """Appends actions and observations after `node` until an answer or the end of the budget; returns the last span.
-
-  Sets tree.answer and tree.stop, and adds to the counts in tree.metrics.
-  """
+  """Acts and observes until an answer or the end of the budget; sets answer, stop and counts, and returns the last span."""
   tree.stop = None
   for turn in range(turns + 1):
     node = yield Generate(node, stop=tags.stops, max_tokens=max_tokens)

@@ -114,8 +114,7 @@ def reward(tree: Tree) -> float:
 def credit(groups: Sequence[Sequence[Tree]], context: Context, *, joint: bool = True, normalize_std: bool = True) -> None:
   """GRPO over traces: the kept chain and the reviews get the trace's reward relative to the other traces of its question.
 
-  Args:
-    joint: False leaves the reviews out of the loss (table 3, without joint optimization).
+  `joint=False` leaves the reviews out of the loss (table 3, without joint optimization).
   """
   trees = [tree for group in groups for tree in group]
   for tree in trees:

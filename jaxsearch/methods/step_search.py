@@ -1,7 +1,7 @@
 """StepSearch (Wang et al. 2025, arXiv 2505.15107): Search-R1 with PPO, where every search earns what its documents add.
 
 The last token of a round of search gets its information gain minus its redundancy (eq. 7), the last token of the chain the
-F1 of the answer plus how well the queries cover the golden ones (eq. 6). What differs from the paper:
+F1 of the answer plus how well the queries cover the golden ones (eq. 6). Needs `config.critic.enabled`. Differs from the paper:
 
   * a document is a golden one or it is not, by id or title, where the paper takes the cosine of their TF-IDF vectors
     (eq. 8): here the golden documents lie in the corpus that is searched, and are found whole or not at all;
@@ -10,8 +10,6 @@ F1 of the answer plus how well the queries cover the golden ones (eq. 6). What d
     question without golden documents has no step rewards; one without golden queries is rewarded only for its answer;
   * 0.618 is the weight of the queries in the authors' code, which also gives -1 to chains without an answer at their end;
     here as in the paper (eq. 3) these get nothing for the answer.
-
-Needs `config.critic.enabled`.
 """
 
 from collections.abc import Sequence
@@ -56,17 +54,13 @@ def rounds(tree: Tree) -> list[Node]:
 
 def reward(tree: Tree, key_weight: float = 0.618) -> float:
   """`r_answer + gamma_key r_key` (eq. 6). The parts are noted in tree.metrics."""
-  answer = f1(tree.answer, tree.question.golden_answers) if well_formed(tree) else 0.0
+  written = [node.text for node in tree.nodes(Role.POLICY)]
+  thought = any(element.name == 'think' for span in written for element in grammar.elements(span))
+  well_formed = rounds(tree) and thought and formats.only_box(written, 'answer') is not None  # section 2.3.1
+  answer = f1(tree.answer, tree.question.golden_answers) if well_formed else 0.0
   keys = search_keys([grammar.search_query(node.text) for node in rounds(tree)], tree.question.metadata.get('steps', ()))
   tree.metrics.update(reward_answer=answer, reward_keys=keys)
   return answer + key_weight * keys
-
-
-def well_formed(tree: Tree) -> bool:
-  """At least one thought and one search, and one answer, at the end (section 2.3.1)."""
-  written = [node.text for node in tree.nodes(Role.POLICY)]
-  thought = any(element.name == 'think' for span in written for element in grammar.elements(span))
-  return bool(rounds(tree)) and thought and formats.only_box(written, 'answer') is not None
 
 
 def search_keys(queries: Sequence[str], steps: Sequence[dict]) -> float:
@@ -88,8 +82,7 @@ def step_rewards(found: Sequence[Sequence[Document]], field: str, golden: Sequen
 
   Args:
     found: the documents of the rounds, in order.
-    field: the document field that identifies golden documents.
-    golden: the values of the golden documents.
+    field, golden: the document field that identifies golden documents, and its values in them.
   """
   if not golden:
     return [0.0] * len(found), [0.0] * len(found)

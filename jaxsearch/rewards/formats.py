@@ -20,10 +20,7 @@ def only_box(spans: Sequence[str], name: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-  r"""The content of the last complete `\boxed{…}` with balanced braces; None if there is none or it is empty.
-
-  CARL's answers (appendix C). Escaped braces, `\{` and `\}`, are text.
-  """
+  r"""The content of the last balanced `\boxed{…}` (CARL, appendix C), None without or if empty; `\{` and `\}` are text."""
   for opening in reversed(list(re.finditer(r'\\boxed\s*\{', text))):
     depth = 1
     for brace in re.finditer(r'\\.|[{}]', text[opening.end():], re.DOTALL):
@@ -51,11 +48,6 @@ def _is_turn(span: str, action: str) -> bool:
   think, acted = found
   around = span[:think.start] + span[think.end:acted.start]
   return bool(acted.content and not around.strip() and re.fullmatch(r'[^\w<]*', span[acted.end:]))
-
-
-def cusearch_reward(f1: float, format_score: float, weight: float = 0.2) -> float:
-  """`F1 (1 - w) + w format` (CuSearch, eq. 3)."""
-  return f1 * (1.0 - weight) + weight * format_score
 
 
 def r_search_format(spans: Sequence[str], searched: bool, *, evidence: str = grammar.EVIDENCE, gamma_evidence: float = 0.2,

@@ -11,8 +11,6 @@ asked takes as neutral and counts. Text of the trajectory stands between tags th
 trajectories are held against each other in `rewards/trajectory_judge.py`. The judge of the embedded world: `world/judge.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
@@ -86,10 +84,7 @@ def read(item: Item, reply: str) -> Score:
 
 
 class LanguageJudge:
-  """A judge by prompts: `replies(prompts)` gives a text for each, or something that is no text where it failed.
-
-  `folder` holds templates of the user's, see `templates.judge_files`, which says what is wrong with them by ValueError.
-  """
+  """A judge by `replies(prompts)`, a text for each or no text where it failed; `folder` is of `templates.judge_files`."""
 
   def __init__(self, replies: Callable[[Sequence[str]], Sequence[object]], folder: str = ''):
     self.replies, self.files = replies, templates.judge_files(folder)

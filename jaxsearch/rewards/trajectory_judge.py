@@ -67,19 +67,18 @@ def read(reply: str) -> tuple[Scores, Scores] | None:
     found = json.loads('{' + '{'.join(parts[1:]), object_pairs_hook=_object)
   except (ValueError, RecursionError):
     return None
-  if found.keys() != set(POSITIONS) or not all(map(_is_scores, found.values())):
+  valid = lambda own: isinstance(own, dict) and own.keys() == RUBRICS.keys() and all(
+    type(score) is int and 0 <= score <= 2 for score in own.values())  # bool is an int, too
+  if found.keys() != set(POSITIONS) or not all(map(valid, found.values())):
     return None
   return tuple({name: float(found[position][name]) for name in RUBRICS} for position in POSITIONS)
 
 
 def averaged(replies: Sequence[object]) -> tuple[Scores, Scores] | None:
-  """(scores of `a`, scores of `b`), averaged over the replies to both `prompts` of a pair.
-
-  None if either reply is no text or cannot be read: a single order would let the judge's position bias decide.
-  """
+  """(scores of `a`, scores of `b`), averaged over the replies to both `prompts` of a pair; None if either is unreadable."""
   found = [read(reply) if isinstance(reply, str) else None for reply in replies]
   if None in found:
-    return None
+    return None  # a single order would let the judge's position bias decide
   (a, b), (swapped_b, swapped_a) = found
   return tuple({name: (own[name] + swapped[name]) / 2 for name in RUBRICS} for own, swapped in ((a, swapped_a), (b, swapped_b)))
 
@@ -93,8 +92,3 @@ def _object(pairs: list[tuple[str, object]]) -> dict:
   if len(dict(pairs)) < len(pairs):
     raise ValueError('a repeated key')
   return dict(pairs)
-
-
-def _is_scores(found: object) -> bool:
-  return isinstance(found, dict) and found.keys() == RUBRICS.keys() and all(
-    type(score) is int and 0 <= score <= 2 for score in found.values())  # bool is an int, too

@@ -4,19 +4,19 @@ from rich.console import Console
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.evaluation.terminal import Transcript, coloured
+from jaxsearch.evaluation import terminal
 from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.trees.tree import Stop, Tree
 
 
 def shown(act):
   console = Console(file=io.StringIO(), width=100, color_system=None)
-  act(Transcript(console))
+  act(console)
   return console.file.getvalue()
 
 
 def test_elements_stand_on_lines_of_their_own_and_nothing_is_lost():
-  text = coloured('so <think> Find it.</think><search> [bold]Oviedo</search> end').plain
+  text = terminal.coloured('so <think> Find it.</think><search> [bold]Oviedo</search> end').plain
   assert [line.split() for line in text.splitlines()] == [
     ['so', 'think', 'Find', 'it.'], ['search', '[bold]Oviedo'], ['end']]
 
@@ -25,14 +25,14 @@ def test_documents_failures_and_answers():
   tree = Tree(None, Question('1', 'Who?', ('Ada',)))
   tree.answer = 'ada'
 
-  def act(transcript):
-    transcript.show(tree, [Document('1', 'Title [x]', 'Text.', 1.0)])
-    transcript.show(tree, [])
-    transcript.show(tree, ToolFailure('down'))
-    transcript.show(tree, [[Document('2', 'Second', 'More.')], ToolFailure('busy')])  # replies to a list of requests
-    transcript.show(tree, 'printed')
-    transcript.show(tree, [[-0.5], None])  # scores are not shown
-    transcript.close(tree)
+  def act(console):
+    terminal.show(console, tree, [Document('1', 'Title [x]', 'Text.', 1.0)])
+    terminal.show(console, tree, [])
+    terminal.show(console, tree, ToolFailure('down'))
+    terminal.show(console, tree, [[Document('2', 'Second', 'More.')], ToolFailure('busy')])  # replies to a list of requests
+    terminal.show(console, tree, 'printed')
+    terminal.show(console, tree, [[-0.5], None])  # scores are not shown
+    terminal.close(console, tree)
 
   lines = shown(act).splitlines()
   assert [line.strip() for line in lines] == [
@@ -42,4 +42,4 @@ def test_documents_failures_and_answers():
 def test_no_answer_says_why():
   tree = Tree(None, Question('1', 'Who?', ()))
   tree.stop = Stop.CONTEXT_FULL
-  assert 'no answer: context full' in shown(lambda transcript: transcript.close(tree))
+  assert 'no answer: context full' in shown(lambda console: terminal.close(console, tree))

@@ -75,7 +75,11 @@ def test_only_the_selected_are_rewarded_and_compared():
 
 def test_reward_is_f1_and_format():
   assert cusearch.reward(chain(1, right=True)) == pytest.approx(1.0)
-  assert cusearch.reward(chain(1)) == pytest.approx(0.2)
+  assert cusearch.reward(chain(1)) == pytest.approx(0.2)  # eq. 3 with the weight of table 2
+  assert cusearch.reward(chain(1), weight=0.0) == 0.0
+  half = chain(1)
+  half.answer = 'Lovelace or Byron'  # F1 0.5
+  assert cusearch.reward(half) == pytest.approx(0.6) and cusearch.reward(half, weight=0.0) == 0.5
   assert cusearch.reward(drive(['<answer> Lovelace </answer>'])[0]) == pytest.approx(0.8)  # no thought: not the format
   assert cusearch.reward(drive(['<answer> Lovelace'], max_turns=0)[0]) == 0.0              # never closed
 

@@ -38,12 +38,6 @@ def test_chain_format(spans, expected):
   assert formats.chain_format(spans) == expected
 
 
-def test_cusearch_mix():
-  # CuSearch, eq. 3 with the weight of its table 2.
-  assert formats.cusearch_reward(0.5, 1.0) == pytest.approx(0.6)
-  assert formats.cusearch_reward(0.5, 0.0, weight=0.0) == 0.5
-
-
 ANSWER, EVIDENCE = '<answer>x</answer>', '<original_evidence>e</original_evidence>'
 
 
