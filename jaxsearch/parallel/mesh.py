@@ -163,17 +163,11 @@ def _by_process(mesh: Mesh) -> np.ndarray:
   return devices.reshape(jax.process_count(), -1, tensor)
 
 
-def gather_bytes(own: bytes) -> list[bytes]:
-  """What every process passed, in the order of processes, on every process."""
-  if jax.process_count() == 1:
-    return [own]
-  sizes = multihost_utils.process_allgather(np.int64(len(own)))
-  padded = np.zeros(int(sizes.max()), np.uint8)
-  padded[:len(own)] = np.frombuffer(own, np.uint8)
-  gathered = multihost_utils.process_allgather(padded)
-  return [gathered[i, :size].tobytes() for i, size in enumerate(sizes)]
-
-
 def gather_objects(own: Any) -> list[Any]:
   """What every process passed, pickled and unpickled, in the order of processes, on every process."""
-  return [pickle.loads(data) for data in gather_bytes(pickle.dumps(own))]
+  if jax.process_count() == 1:
+    return [own]
+  data = np.frombuffer(pickle.dumps(own), np.uint8)
+  sizes = multihost_utils.process_allgather(np.int64(len(data)))
+  gathered = multihost_utils.process_allgather(np.pad(data, (0, int(sizes.max()) - len(data))))
+  return [pickle.loads(row[:size].tobytes()) for row, size in zip(gathered, sizes)]

@@ -150,16 +150,11 @@ def check_same_run(saved: dict, config: ml_collections.ConfigDict) -> None:
   Raises:
     ValueError: naming every field that differs, with both values.
   """
-  then, now = _flat(saved), _flat(config.to_dict())
+  then, now = ({name: list(value) if isinstance(value, tuple) else value for name, value in fields(values)
+                if not isinstance(value, dict)} for values in (saved, config.to_dict()))  # JSON has lists for tuples
   free = FREE_FIELDS if config.optim.schedule == 'constant' else FREE_FIELDS[1:]  # a cosine ends at the last step
   differing = [name for name in sorted(then.keys() | now.keys())
                if then.get(name) != now.get(name) and not any(name == f or name.startswith(f + '.') for f in free)]
   if differing:
     shown = '; '.join(f'{name} was {then.get(name)!r}, now it is {now.get(name)!r}' for name in differing)
     raise ValueError(f'{config.out} holds a run with another config: {shown}. Use another out folder, or set it back.')
-
-
-def _flat(values: dict) -> dict:
-  """{'a.b': value} of nested dicts; tuples become lists, as in JSON."""
-  return {name: list(value) if isinstance(value, tuple) else value for name, value in fields(values)
-          if not isinstance(value, dict)}

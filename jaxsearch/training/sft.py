@@ -138,8 +138,7 @@ def train(config: ml_collections.ConfigDict) -> dict[str, float]:
       with clock('train'):
         indices = shuffled(number, config.sft.per_step, step - 1, config.seed)
         state, row = learn(state, [demonstration_of(index) for index in indices])
-      run.finish_step(step, row | clock.row(row['tokens_trained']), state, lambda: {
-        'decoder': dataclasses.asdict(model_config)})
+      run.finish_step(step, row | clock.row(row['tokens_trained']), state, lambda: {'decoder': dataclasses.asdict(model_config)})
   return row
 
 
