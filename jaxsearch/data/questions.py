@@ -113,11 +113,7 @@ class QuestionBatches:
     return {**self._stream, 'position': self._batches.get_state()}
 
   def set_state(self, state: dict) -> None:
-    """Resumes where `get_state` was called: the same batches follow.
-
-    Raises:
-      ValueError: the state belongs to other questions, another batch size or another seed; names which.
-    """
+    """Resumes where `get_state` was called; ValueError names what differs: the questions, the batch size or the seed."""
     for key, value in self._stream.items():
       if state.get(key) != value:
         raise ValueError(f'cannot resume this stream of questions: {key} was {state.get(key)!r}, now it is {value!r}')

@@ -50,13 +50,11 @@ class GateFailed(runs.RunStopped):
 
 
 def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Callable) -> dict[str, float]:
-  """`jaxsearch critic-warmup`: rolls out, trains the critic, and returns the figures with which it passed the gate.
+  """`jaxsearch critic-warmup`: rolls out, trains the critic, returns the figures that passed the gate, or raises `GateFailed`.
 
   Args:
     gate_figures: what the gate looks at, and more, of held-out rollouts with the critic's values on them.
     plot: called with ({name: (V(s_0) [N], outcomes [N])}, path) for the reliability diagram.
-  Raises:
-    GateFailed: it did not pass.
   """
   settings = config.critic_warmup
   if config.distributed.enabled:

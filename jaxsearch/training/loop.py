@@ -156,8 +156,7 @@ def total_updates(config: ml_collections.ConfigDict) -> int:
 def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) -> None:
   """Puts everything back to where the run's newest checkpoint was made, if there is one.
 
-  Raises:
-    ValueError: the run has another config, or the model that `config.model` names is not the one that it began with.
+  Raises ValueError if the run has another config, or began with another model than `config.model` names now.
   """
   learner.state, host = run.restore(learner.state)
   if host is not None:

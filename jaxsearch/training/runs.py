@@ -36,10 +36,9 @@ class RunStopped(RuntimeError):
 
 
 class RunFolder(contextlib.ExitStack):
-  """The run in `config.out`, new or to be resumed; a context that closes what it writes to."""
+  """The run in `config.out`, new or to be resumed; a context that closes what it writes to; `shown` are metrics for its bar."""
 
   def __init__(self, config: ml_collections.ConfigDict, shown: tuple[str, ...]):
-    """`shown` are the metrics on the progress bar."""
     super().__init__()
     self.config, self.out, self._shown = config, pathlib.Path(config.out), shown
     self.out.mkdir(parents=True, exist_ok=True)
@@ -47,11 +46,7 @@ class RunFolder(contextlib.ExitStack):
     self.last_step, self._signal, self._seconds_save = self._manager.latest_step() or 0, 0, 0.0
 
   def restore(self, state: TrainState) -> tuple[TrainState, dict[str, Any] | None]:
-    """(state, host) of the newest checkpoint, or (`state`, None) in a new run.
-
-    Raises:
-      ValueError: the run in this folder has another config.
-    """
+    """(state, host) of the newest checkpoint, or (`state`, None) in a new run; ValueError if the run has another config."""
     if not self.last_step:
       return state, None
     host = checkpoint.restore_host(self._manager, self.last_step)
@@ -181,11 +176,7 @@ def append(path: str | pathlib.Path, rows: Iterable[Mapping], mode: str = 'a') -
 
 
 def read(path: str | pathlib.Path) -> list[dict]:
-  """The rows of such a file, [] if there is none; an unfinished last line is left out.
-
-  Raises:
-    ValueError: another line is no JSON; names file and line.
-  """
+  """The rows of such a file, [] if there is none; an unfinished last line is left out; ValueError if another is no JSON."""
   path, rows = pathlib.Path(path), []
   lines = path.read_text(encoding='utf-8').split('\n') if path.exists() else ['']
   for number, line in enumerate(lines[:-1], start=1):  # what follows the last line end was never finished

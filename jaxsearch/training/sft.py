@@ -46,10 +46,7 @@ def open_demonstrations(config: ml_collections.ConfigDict, tokenizer) -> tuple[i
 def read_demonstrations(path: str | os.PathLike, tokenizer) -> list[Tree]:
   """Reads JSONL lines `{"spans": [{"role": "prompt" | "policy" | "observation", "text": …}, …]}`.
 
-  Each span is tokenised by itself, as the sampler does. Only policy spans are learned.
-
-  Raises:
-    DataError: naming file, line and key.
+  Each span is tokenised by itself, as the sampler does. Only policy spans are learned. A DataError names file, line and key.
   """
   forest = []
   for place, record in read_records(path):

@@ -46,11 +46,7 @@ EMBEDDING_GAIN = 2.5  # on the usual 0.02: a tied embedding that small gives fla
 
 
 def make(config: ml_collections.ConfigDict) -> pathlib.Path:
-  """Runs the stages whose folders are missing and returns the folder of the shipped policy.
-
-  Raises:
-    RunStopped: after the drill stage.
-  """
+  """Runs the stages whose folders are missing, returns that of the shipped policy; RunStopped if the drill was too short."""
   out, tokenizer = pathlib.Path(config.out), Tokenizer.load(world.folder())
   model_config, params = planted(config.model, config.seed)
   train = functools.partial(train_stage, config, tokenizer, model_config)
