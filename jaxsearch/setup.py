@@ -29,8 +29,6 @@ from jaxsearch.tools.simulated import ModelWriter
 
 RANDOM = 'random:'
 
-# The policy.
-
 
 def load_policy(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> tuple[DecoderConfig, dict]:
   """(model_config, parameters laid out on `mesh`) of `config.model`.
@@ -77,8 +75,7 @@ def new_adapter(config: ml_collections.ConfigDict, model_config: DecoderConfig, 
   return jax.jit(create, out_shardings=placed)(jax.random.fold_in(jax.random.key(config.seed), 0))
 
 
-def adapter_layout(config: ml_collections.ConfigDict, model_config: DecoderConfig,
-                   mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
+def adapter_layout(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
   """(shardings, shapes) of the adapter that `config.lora` describes."""
   shapes = lora.adapter_shapes(model_config, config.lora.rank, config.lora.targets)
   return meshes.shardings(lora.adapter_axes(model_config, config.lora.targets), shapes, mesh), shapes
@@ -88,9 +85,6 @@ def merger(config: ml_collections.ConfigDict, model_config: DecoderConfig,
            mesh: jax.sharding.Mesh) -> Callable[[dict, dict], dict]:
   """The compiled (base, adapter) -> parameters of the policy, in the layout of the base."""
   return jax.jit(functools.partial(lora.merge, alpha=config.lora.alpha), out_shardings=param_shardings(model_config, mesh))
-
-
-# Questions, tools and services.
 
 
 def load_questions(config: ml_collections.ConfigDict, name: str) -> list[Question]:
@@ -150,15 +144,11 @@ def open_tools(config: ml_collections.ConfigDict, corpus: str = '', mesh: jax.sh
                workers=config.sampler.tool_workers)
 
 
-# The sampler.
-
-
 def open_engine(config: ml_collections.ConfigDict, model_config: DecoderConfig, tokenizer: Tokenizer,
                 mesh: jax.sharding.Mesh | None = None) -> Engine:
   """The engine of `config.sampler`, without parameters yet."""
   own = ('temperature', 'top_p', 'top_k', 'tool_workers')  # of sampling and tools
-  return Engine(model_config, tokenizer, mesh=mesh,
-                **{name: value for name, value in config.sampler.items() if name not in own})
+  return Engine(model_config, tokenizer, mesh=mesh, **{name: value for name, value in config.sampler.items() if name not in own})
 
 
 def make_agent(config: ml_collections.ConfigDict, engine: Engine, tools: Tools, /, **changes) -> Agent:

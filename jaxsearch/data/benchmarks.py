@@ -6,8 +6,6 @@ they were written from next to each question: `read_documents` makes one corpus 
 are in `sources.py`. Files that end in `.gz` are unpacked on the way.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import os

@@ -4,8 +4,6 @@ One JSON object a line, `{"id": "7", "contents": "\\"Title\\"\\ntext"}`; files t
 Indexing them is the business of `jaxsearch.tools`.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

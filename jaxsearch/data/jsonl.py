@@ -3,8 +3,6 @@
 Corpora, question files and benchmarks are all read through here; what a record must hold is theirs to say.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

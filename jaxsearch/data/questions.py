@@ -5,8 +5,6 @@ optional. `read_questions` checks a file; `QuestionBatches` shuffles, repeats, b
 it was. Grain is imported when a stream is made, so that reading questions costs nothing.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -20,7 +18,6 @@ from jaxsearch.rewards.match import matches
 @dataclasses.dataclass(frozen=True)
 class Question:
   """A question, the answers that count as right, and whatever else its file holds (hops, gold passages)."""
-
   id: str
   question: str
   golden_answers: tuple[str, ...]
@@ -105,7 +102,7 @@ class QuestionBatches:
     # Questions lie in memory: threads that read ahead would only cost.
     self._batches = iter(share.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
 
-  def __iter__(self) -> QuestionBatches:
+  def __iter__(self) -> 'QuestionBatches':
     return self
 
   def __next__(self) -> list[Question]:
@@ -116,11 +113,7 @@ class QuestionBatches:
     return {**self._stream, 'position': self._batches.get_state()}
 
   def set_state(self, state: dict) -> None:
-    """Resumes where `get_state` was called: the same batches follow.
-
-    Raises:
-      ValueError: the state belongs to other questions, another batch size or another seed; names which.
-    """
+    """Resumes where `get_state` was called; ValueError names what differs: the questions, the batch size or the seed."""
     for key, value in self._stream.items():
       if state.get(key) != value:
         raise ValueError(f'cannot resume this stream of questions: {key} was {state.get(key)!r}, now it is {value!r}')

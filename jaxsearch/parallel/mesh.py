@@ -46,11 +46,7 @@ def start_distributed(enabled: bool, coordinator: str = '', num_processes: int =
 
 
 def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """A mesh over all devices (or `devices`); one size may be -1 and takes what the others leave.
-
-  Raises:
-    ValueError: the sizes do not fit the number of devices.
-  """
+  """A mesh over all devices (or `devices`); one size may be -1 and takes what the others leave; ValueError if they do not fit."""
   devices = jax.devices() if devices is None else devices
   sizes = dict(data=data, fsdp=fsdp, tensor=tensor)
   shown = ', '.join(f'{name}={size}' for name, size in sizes.items())
@@ -65,24 +61,19 @@ def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, *, devices: Sequen
   return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
-def spec(axes: Sequence[str], shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
-  """The layout of one array with logical `axes`.
-
-  A dimension that its mesh axis does not divide is replicated along that axis: 2 key/value heads on tensor=4 are whole
-  on every device, as every query head needs one of them anyway.
-  """
-  return _split_where_divided([AXIS_TO_MESH[name] for name in axes], shape, mesh)
-
-
 def _split_where_divided(axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
+  """The layout of one array, each dimension along its mesh axis, or replicated where that does not divide it.
+
+  2 key/value heads on tensor=4 are whole on every device, as every query head needs one of them anyway.
+  """
   return PartitionSpec(*(axis if axis in mesh.shape and size % mesh.shape[axis] == 0 else None
                          for axis, size in zip(axes, shape)))
 
 
 def shardings(axes: dict, shapes: dict, mesh: Mesh) -> dict:
   """NamedShardings, nested as `axes` and `shapes` are (a model's `parameter_axes` and `parameter_shapes`)."""
-  return jax.tree.map(lambda names, shape: NamedSharding(mesh, spec(names, shape, mesh)), axes, shapes,
-                      is_leaf=lambda x: isinstance(x, tuple))
+  sharding = lambda names, shape: NamedSharding(mesh, _split_where_divided([AXIS_TO_MESH[n] for n in names], shape, mesh))
+  return jax.tree.map(sharding, axes, shapes, is_leaf=lambda x: isinstance(x, tuple))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -163,17 +154,11 @@ def _by_process(mesh: Mesh) -> np.ndarray:
   return devices.reshape(jax.process_count(), -1, tensor)
 
 
-def gather_bytes(own: bytes) -> list[bytes]:
-  """What every process passed, in the order of processes, on every process."""
-  if jax.process_count() == 1:
-    return [own]
-  sizes = multihost_utils.process_allgather(np.int64(len(own)))
-  padded = np.zeros(int(sizes.max()), np.uint8)
-  padded[:len(own)] = np.frombuffer(own, np.uint8)
-  gathered = multihost_utils.process_allgather(padded)
-  return [gathered[i, :size].tobytes() for i, size in enumerate(sizes)]
-
-
 def gather_objects(own: Any) -> list[Any]:
   """What every process passed, pickled and unpickled, in the order of processes, on every process."""
-  return [pickle.loads(data) for data in gather_bytes(pickle.dumps(own))]
+  if jax.process_count() == 1:
+    return [own]
+  data = np.frombuffer(pickle.dumps(own), np.uint8)
+  sizes = multihost_utils.process_allgather(np.int64(len(data)))
+  gathered = multihost_utils.process_allgather(np.pad(data, (0, int(sizes.max()) - len(data))))
+  return [pickle.loads(row[:size].tobytes()) for row, size in zip(gathered, sizes)]

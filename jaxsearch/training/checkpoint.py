@@ -110,9 +110,7 @@ def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh):
   """(model_config, parameters as they were trained, host) of a checkpoint.
 
   They are those of a policy, with the head of its critic if they share a backbone, of an adapter, or of a critic of its own.
-
-  Raises:
-    FileNotFoundError: there is no checkpoint, or not this one.
+  Raises FileNotFoundError if there is no checkpoint, or not this one.
   """
   run, step = _run_folder(pathlib.Path(path))
   if not (run / 'checkpoints').is_dir():
@@ -145,21 +143,12 @@ def decoder_from_json(values: dict) -> DecoderConfig:
 
 
 def check_same_run(saved: dict, config: ml_collections.ConfigDict) -> None:
-  """Refuses to resume with another config than the saved one, up to `FREE_FIELDS`.
-
-  Raises:
-    ValueError: naming every field that differs, with both values.
-  """
-  then, now = _flat(saved), _flat(config.to_dict())
+  """Raises ValueError, naming every field that differs and both values, if a config is not the saved one up to `FREE_FIELDS`."""
+  then, now = ({name: list(value) if isinstance(value, tuple) else value for name, value in fields(values)
+                if not isinstance(value, dict)} for values in (saved, config.to_dict()))  # JSON has lists for tuples
   free = FREE_FIELDS if config.optim.schedule == 'constant' else FREE_FIELDS[1:]  # a cosine ends at the last step
   differing = [name for name in sorted(then.keys() | now.keys())
                if then.get(name) != now.get(name) and not any(name == f or name.startswith(f + '.') for f in free)]
   if differing:
     shown = '; '.join(f'{name} was {then.get(name)!r}, now it is {now.get(name)!r}' for name in differing)
     raise ValueError(f'{config.out} holds a run with another config: {shown}. Use another out folder, or set it back.')
-
-
-def _flat(values: dict) -> dict:
-  """{'a.b': value} of nested dicts; tuples become lists, as in JSON."""
-  return {name: list(value) if isinstance(value, tuple) else value for name, value in fields(values)
-          if not isinstance(value, dict)}

@@ -72,8 +72,7 @@ def layout(model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, 
   return meshes.shardings({'decoder': parameter_axes(model_config), 'head': value_head.AXES}, shapes, mesh), shapes
 
 
-def trained_layout(config: ml_collections.ConfigDict, model_config: DecoderConfig,
-                   mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
+def trained_layout(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
   """(shardings, shapes) of what a run of `config` trains: the policy, with the head of a critic on it, or an adapter."""
   if config.lora.rank:
     return setup.adapter_layout(config, model_config, mesh)

@@ -50,14 +50,11 @@ class GateFailed(runs.RunStopped):
 
 
 def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Callable) -> dict[str, float]:
-  """`jaxsearch critic-warmup`: rolls out, trains the critic, and returns the figures with which it passed the gate.
+  """`jaxsearch critic-warmup`: rolls out, trains the critic, returns the figures that passed the gate, or raises `GateFailed`.
 
   Args:
     gate_figures: what the gate looks at, and more, of held-out rollouts with the critic's values on them.
     plot: called with ({name: (V(s_0) [N], outcomes [N])}, path) for the reliability diagram.
-
-  Raises:
-    GateFailed: it did not pass.
   """
   settings = config.critic_warmup
   if config.distributed.enabled:
@@ -76,11 +73,12 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
   trees, tiers = collect(config, method, model_config, params, mesh, folder)
   held_out, buckets = split(trees, tiers, settings, config.seed)
   with runs.RunFolder(config, shown=('loss', 'gate_auc', 'gate_explained')) as run:
-    student = open_student(config, model_config, params, mesh)
-    curves = {'before': first_values(student.assess(held_out))}
+    student = Student(config, model_config, params, mesh)
+    curves = {'before': student.assess(held_out)}
     student.state, _ = run.restore(student.state)
     run.start()
-    figures = gate_figures(student.assess(held_out), tiers)
+    curves['warmed up'] = student.assess(held_out)
+    figures = gate_figures(held_out, tiers)
     done = run.last_step >= settings.min_updates and passes(figures, settings.gate)
     for step in () if done else run.steps():
       clock = runs.Clock()
@@ -88,22 +86,19 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
         row = student.learn(draw(buckets, settings.trees, np.random.default_rng([config.seed, step])))
       check = step % settings.check_every == 0 or step == settings.max_updates
       if check:
-        figures = gate_figures(student.assess(held_out), tiers)
+        curves['warmed up'] = student.assess(held_out)
+        figures = gate_figures(held_out, tiers)
         row |= {f'gate_{name}': value for name, value in figures.items()}
       run.finish_step(step, row | clock.row(row['tokens_trained']), student.state, lambda: {
         'decoder': dataclasses.asdict(model_config), 'critic': not critic.is_shared(config)})
       if check and step >= settings.min_updates and passes(figures, settings.gate):
         break
-    curves['warmed up'] = first_values(held_out)  # as they were assessed last
     plot(curves, folder / 'calibration.png')
   if not passes(figures, settings.gate):
     shown = [', '.join(f'{name} {value:.2f}' for name, value in found.items()) for found in (figures, settings.gate)]
     raise GateFailed(f'{folder}: after {settings.max_updates} updates the critic has {shown[0]}; the gate is {shown[1]}. More '
                      'questions, more updates (critic_warmup.max_updates) or a higher rate may help.')
   return figures
-
-
-# Rollouts.
 
 
 def collect(config: ml_collections.ConfigDict, method: types.ModuleType, model_config, params: dict, mesh: jax.sharding.Mesh,
@@ -278,17 +273,17 @@ def split(trees: Sequence[Tree], tiers: dict[str, int], settings: ml_collections
   return held_out, list(buckets.values())
 
 
-# Training.
-
-
-@dataclasses.dataclass
 class Student:
   """The critic that is warmed up: its state, its compiled step, and its values of (parameters, batch)."""
-  config: ml_collections.ConfigDict
-  mesh: jax.sharding.Mesh
-  state: steps.TrainState
-  train_step: Callable
-  values: Callable
+
+  def __init__(self, config: ml_collections.ConfigDict, model_config, params: dict, mesh: jax.sharding.Mesh):
+    self.config, self.mesh, settings, shared = config, mesh, config.critic_warmup, critic.is_shared(config)
+    optim = dict(learning_rate=settings.head_rate, lr_warmup_updates=settings.lr_warmup_updates)
+    if shared:
+      optim |= dict(weight_decay=settings.weight_decay, schedule='constant')
+    self.state, self.train_step = critic.open_critic(config, model_config, params, mesh, settings.max_updates, optim=optim,
+                                                     backbone_factor=settings.backbone_rate / settings.head_rate)
+    self.values = steps.make_value_step(model_config, mesh=mesh, shared=shared)
 
   def learn(self, trees: Sequence[Tree]) -> dict[str, float]:
     """One update on the rewards of trees; its metrics."""
@@ -296,23 +291,14 @@ class Student:
     self.state, result = self.train_step(self.state, batches.place(batch, self.mesh))
     return runs.to_row(result)
 
-  def assess(self, trees: Sequence[Tree]) -> Sequence[Tree]:
-    """The trees, with the critic's values on their spans."""
+  def assess(self, trees: Sequence[Tree]) -> tuple[np.ndarray, np.ndarray]:
+    """Writes the critic's values onto the spans of trees; (V(s_0) [N], outcomes [N]), predicted and actual success."""
     rows = rows_of(self.config, trees)
     take_back(rows, trees, batches.compute_on_rows(
       self.values, self.state.params, rows, self.config.train.micro_rows, self.mesh), 'values')
-    return trees
-
-
-def open_student(config: ml_collections.ConfigDict, model_config, params: dict, mesh: jax.sharding.Mesh) -> Student:
-  """The critic of a config before its warm-up."""
-  settings, shared = config.critic_warmup, critic.is_shared(config)
-  optim = dict(learning_rate=settings.head_rate, lr_warmup_updates=settings.lr_warmup_updates)
-  if shared:
-    optim |= dict(weight_decay=settings.weight_decay, schedule='constant')
-  state, train_step = critic.open_critic(config, model_config, params, mesh, settings.max_updates, optim=optim,
-                                         backbone_factor=settings.backbone_rate / settings.head_rate)
-  return Student(config, mesh, state, train_step, steps.make_value_step(model_config, mesh=mesh, shared=shared))
+    starts = [(spans[0].values[0], tree.reward) for tree in trees
+              if (spans := [node for node in tree.nodes(Role.POLICY) if node.tokens])]
+    return tuple(np.array(starts, np.float64).reshape(-1, 2).T)
 
 
 def rows_of(config: ml_collections.ConfigDict, trees: Sequence[Tree]) -> TrainingRows:
@@ -327,13 +313,6 @@ def draw(buckets: Sequence[Sequence[Tree]], number: int, rng: np.random.Generato
   """`number` trees, as many from each bucket."""
   each = number // len(buckets)
   return [bucket[i] for bucket in buckets for i in rng.choice(len(bucket), each, replace=len(bucket) < each)]
-
-
-def first_values(trees: Sequence[Tree]) -> tuple[np.ndarray, np.ndarray]:
-  """(V(s_0) [N], outcomes [N]) of assessed trees, as predicted and actual success."""
-  starts = [(node.values[0], tree.reward) for tree in trees
-            for node in [node for node in tree.nodes(Role.POLICY) if node.tokens][:1]]
-  return tuple(np.array(starts, np.float64).reshape(-1, 2).T)
 
 
 def passes(figures: dict[str, float], gate: ml_collections.ConfigDict) -> bool:

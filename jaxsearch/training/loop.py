@@ -46,7 +46,8 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
   config_check.check(config)
   if config.eval.every and evaluate is None:
     raise ValueError(f'eval.every={config.eval.every}: train was not given an evaluation')
-  method, questions, row = find_method(config.method), open_questions(config), {}
+  method, row = find_method(config.method), {}
+  questions = QuestionBatches(setup.load_questions(config, config.data.questions), config.questions_per_step, seed=config.seed)
   with runs.RunFolder(config, shown=('reward', 'em', 'searches')) as run:
     learner = make_learner(config)
     resume(run, learner, questions)
@@ -152,16 +153,10 @@ def total_updates(config: ml_collections.ConfigDict) -> int:
   return config.steps * config.train.epochs * config.train.mini_batches
 
 
-def open_questions(config: ml_collections.ConfigDict) -> QuestionBatches:
-  """The endless stream of batches of `config.data.questions`."""
-  return QuestionBatches(setup.load_questions(config, config.data.questions), config.questions_per_step, seed=config.seed)
-
-
 def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) -> None:
   """Puts everything back to where the run's newest checkpoint was made, if there is one.
 
-  Raises:
-    ValueError: the run has another config, or the model that `config.model` names is not the one that it began with.
+  Raises ValueError if the run has another config, or began with another model than `config.model` names now.
   """
   learner.state, host = run.restore(learner.state)
   if host is not None:
@@ -238,8 +233,7 @@ def trainable(groups: Groups, length: int) -> Groups:
 
 def credited(groups: Groups) -> list[Tree]:
   """Those of the trees that the method gave credit: what training rows hold."""
-  return [tree for group in groups for tree in group
-          if any(node.trained and node.advantages is not None for node in tree.walk())]
+  return [tree for group in groups for tree in group if any(node.trained and node.advantages is not None for node in tree.walk())]
 
 
 def summary(groups: Groups) -> dict[str, float]:

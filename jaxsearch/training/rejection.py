@@ -45,11 +45,7 @@ def is_right(tree: Tree) -> bool:
 
 
 def is_well_formed(tree: Tree) -> bool:
-  """A chain of nothing but served searches and an answer at its end, whose text stands for its tokens.
-
-  Raises:
-    ValueError: the tree branches.
-  """
+  """A chain of served searches alone and an answer, whose text stands for its tokens; ValueError if the tree branches."""
   if len(tree.leaves()) > 1:
     raise ValueError('a demonstration is one chain, but this method grows trees that branch')
   bad_turns = sum(tree.metrics.get(name, 0) for name in ('malformed', 'tool_failures'))

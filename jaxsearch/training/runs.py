@@ -36,24 +36,17 @@ class RunStopped(RuntimeError):
 
 
 class RunFolder(contextlib.ExitStack):
-  """The run in `config.out`, new or to be resumed; a context that closes what it writes to."""
+  """The run in `config.out`, new or to be resumed; a context that closes what it writes to; `shown` are metrics for its bar."""
 
   def __init__(self, config: ml_collections.ConfigDict, shown: tuple[str, ...]):
-    """`shown` are the metrics on the progress bar."""
     super().__init__()
     self.config, self.out, self._shown = config, pathlib.Path(config.out), shown
     self.out.mkdir(parents=True, exist_ok=True)
     self._manager = self.enter_context(contextlib.closing(checkpoint.open_checkpoints(self.out, config.keep_checkpoints)))
-    self.last_step = self._manager.latest_step() or 0
-    self._signal = 0
-    self._seconds_save = 0.0
+    self.last_step, self._signal, self._seconds_save = self._manager.latest_step() or 0, 0, 0.0
 
   def restore(self, state: TrainState) -> tuple[TrainState, dict[str, Any] | None]:
-    """(state, host) of the newest checkpoint, or (`state`, None) in a new run.
-
-    Raises:
-      ValueError: the run in this folder has another config.
-    """
+    """(state, host) of the newest checkpoint, or (`state`, None) in a new run; ValueError if the run has another config."""
     if not self.last_step:
       return state, None
     host = checkpoint.restore_host(self._manager, self.last_step)
@@ -67,8 +60,7 @@ class RunFolder(contextlib.ExitStack):
       (self.out / 'config.json').write_text(json.dumps(self.config.to_dict(), indent=2) + '\n')
       self._log = self.enter_context(metrics_log(self.out, self.last_step))
       keep_steps(self.out / 'evaluations.jsonl', self.last_step)
-    self._show = self.enter_context(
-      progress_bar(self.config.steps, self.last_step, self.config.progress and first, self._shown))
+    self._show = self.enter_context(progress_bar(self.config.steps, self.last_step, self.config.progress and first, self._shown))
     for number in (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ():
       self.callback(signal.signal, number, signal.signal(number, self._stop_soon))
 
@@ -118,8 +110,6 @@ class RunFolder(contextlib.ExitStack):
       self._manager.wait_until_finished()
       raise SystemExit(128 + stop)
 
-
-# Rows of metrics.
 
 COMPILATION = '/jax/core/compile/backend_compile_duration'  # of a program, or its read from the compilation cache
 _events = collections.Counter()  # of this process since this module was imported
@@ -186,11 +176,7 @@ def append(path: str | pathlib.Path, rows: Iterable[Mapping], mode: str = 'a') -
 
 
 def read(path: str | pathlib.Path) -> list[dict]:
-  """The rows of such a file, [] if there is none; an unfinished last line is left out.
-
-  Raises:
-    ValueError: another line is no JSON; names file and line.
-  """
+  """The rows of such a file, [] if there is none; an unfinished last line is left out; ValueError if another is no JSON."""
   path, rows = pathlib.Path(path), []
   lines = path.read_text(encoding='utf-8').split('\n') if path.exists() else ['']
   for number, line in enumerate(lines[:-1], start=1):  # what follows the last line end was never finished

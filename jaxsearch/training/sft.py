@@ -46,10 +46,7 @@ def open_demonstrations(config: ml_collections.ConfigDict, tokenizer) -> tuple[i
 def read_demonstrations(path: str | os.PathLike, tokenizer) -> list[Tree]:
   """Reads JSONL lines `{"spans": [{"role": "prompt" | "policy" | "observation", "text": …}, …]}`.
 
-  Each span is tokenised by itself, as the sampler does. Only policy spans are learned.
-
-  Raises:
-    DataError: naming file, line and key.
+  Each span is tokenised by itself, as the sampler does. Only policy spans are learned. A DataError names file, line and key.
   """
   forest = []
   for place, record in read_records(path):
@@ -138,8 +135,7 @@ def train(config: ml_collections.ConfigDict) -> dict[str, float]:
       with clock('train'):
         indices = shuffled(number, config.sft.per_step, step - 1, config.seed)
         state, row = learn(state, [demonstration_of(index) for index in indices])
-      run.finish_step(step, row | clock.row(row['tokens_trained']), state, lambda: {
-        'decoder': dataclasses.asdict(model_config)})
+      run.finish_step(step, row | clock.row(row['tokens_trained']), state, lambda: {'decoder': dataclasses.asdict(model_config)})
   return row
 
 

@@ -12,8 +12,6 @@ the host, so neither micro-batches nor packing can change a gradient.
 Letters: R rows, T tokens of a row, M trained tokens of a row, D width of the hidden states.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -35,6 +33,18 @@ HEAD = 'value_head'  # key of a critic's head among the parameters of a policy t
 # number at the end; 'max': largest value.
 Report = dict[str, dict[str, jax.Array]]
 Loss = Callable[[dict, Batch], tuple[jax.Array, Report]]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+  """Everything on the device that changes from update to update."""
+  params: dict                # nested, of arrays
+  opt_state: optax.OptState   # its moments are float32 whatever the parameters are
+  updates: jax.Array          # int32, updates applied (skipped ones do not count)
+  skipped: jax.Array          # int32, updates skipped since the start because the loss or a gradient was not finite
+  skipped_in_a_row: jax.Array  # int32, of these the ones since the last update that was applied
+  critic: 'TrainState | None' = None  # of a critic with a decoder of its own; in checkpoints alone
 
 
 def predicting_states(config: DecoderConfig, params: dict, batch: Batch) -> jax.Array:
@@ -236,21 +246,6 @@ def _over_micro_batches(per_token: Callable[[dict, Batch], jax.Array], dtype: st
       return jax.lax.fori_loop(0, batch.count, fill, jnp.zeros(batch.targets.shape, jnp.float32))
 
   return score
-
-
-# The state, and how it is created and laid out.
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class TrainState:
-  """Everything on the device that changes from update to update."""
-  params: dict                # nested, of arrays
-  opt_state: optax.OptState   # its moments are float32 whatever the parameters are
-  updates: jax.Array          # int32, updates applied (skipped ones do not count)
-  skipped: jax.Array          # int32, updates skipped since the start because the loss or a gradient was not finite
-  skipped_in_a_row: jax.Array  # int32, of these the ones since the last update that was applied
-  critic: TrainState | None = None  # of a critic with a decoder of its own; in checkpoints alone
 
 
 def learning_rate_schedule(optim: ml_collections.ConfigDict, total_updates: int) -> optax.Schedule:

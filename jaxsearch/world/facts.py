@@ -29,7 +29,6 @@ class Entity:
   attributes with several values (in the text only, never in a question); `mention` is how a question names the entity and
   `query` what finds it.
   """
-
   id: str
   type: str
   title: str

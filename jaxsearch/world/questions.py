@@ -18,7 +18,6 @@ Pair = tuple[str, str, tuple[str, ...]]  # operation, type of both starts, path
 @dataclasses.dataclass(frozen=True)
 class Leg:
   """A start and what a path from it found: `steps` as in the metadata, `entities` all that were met."""
-
   start: Entity
   steps: tuple[dict, ...]
   entities: tuple[str, ...]

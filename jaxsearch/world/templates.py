@@ -1,6 +1,6 @@
 """Prompts of the embedded world. The shipped weights were trained with these strings, so every byte must stay as it is.
 
-They are short because the world's policies were trained on them: every token of a prompt is paid for by every rollout.
+They are short, as every rollout pays for every token of a prompt.
 """
 
 POLICY = 'Question: {question}\n'

@@ -68,7 +68,7 @@ def test_place_splits_rows_and_keeps_values():
 
 
 def test_one_process_gathers_its_own_bytes():
-  assert meshes.gather_bytes(b'alone') == [b'alone']
+  assert meshes.gather_objects(b'alone') == [b'alone']
   meshes.start_distributed(enabled=False)
   assert jax.process_count() == 1
 

@@ -44,7 +44,7 @@ def figures(devices=None) -> list[float]:
 def main(port: int, process: int, processes: int) -> None:
   jax.config.update('jax_num_cpu_devices', 4 // processes)
   meshes.start_distributed(True, f'localhost:{port}', processes, process)
-  gathered = meshes.gather_bytes(bytes([process]) * (process + 3))
+  gathered = meshes.gather_objects(bytes([process]) * (process + 3))
   assert gathered == [bytes([index]) * (index + 3) for index in range(processes)], gathered
   print('figures', *figures())
 

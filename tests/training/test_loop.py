@@ -11,6 +11,7 @@ import pytest
 
 from configs import base
 from jaxsearch import cli
+from jaxsearch.data.sources import load_questions
 from jaxsearch.evaluation.run import held_out, open_agent
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder, initial_params
@@ -107,7 +108,7 @@ def test_a_run_of_an_adapter_goes_on_to_the_bit_and_becomes_a_plain_model(lora_c
     np.testing.assert_allclose(plain['layers'][name], value, rtol=1e-5, atol=1e-7, err_msg=name)
   np.testing.assert_array_equal(plain['embedding'], base['embedding'])
 
-  questions, answers = next(loop.open_questions(config))[:2], []
+  questions, answers = load_questions(config.data.questions)[:2], []
   for source in (whole, str(tmp_path / 'plain')):
     trees, _ = rollout(open_agent(config, source), questions, jax.random.key(0), sampling=GREEDY)
     answers.append([tree.leaves()[0].path_tokens() for tree in trees])

@@ -27,8 +27,7 @@ PATTERN = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s
 def build(out: str | os.PathLike, seed: int = 0, *, cities: int = 4000, sizes: dict[str, int] | None = None) -> None:
   """Writes all files of the world to the folder `out`, the same bytes for the same seed and package versions.
 
-  Raises:
-    ImportError: the packages with the facts are absent; names the extra to install.
+  Raises ImportError, naming the extra to install, if the packages with the facts are absent.
   """
   out = Path(out)
   entities = gather(cities)
@@ -50,7 +49,7 @@ def _write_lines(path: Path, records: Iterable[dict]) -> None:
     packed.write(text.encode())
 
 
-def train_tokenizer(texts: Sequence[str], size: int = VOCABULARY):
+def train_tokenizer(texts: Sequence[str]):
   """A byte-level BPE `tokenizers.Tokenizer`: lossless, a token a digit, a token a tag."""
   from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -59,7 +58,7 @@ def train_tokenizer(texts: Sequence[str], size: int = VOCABULARY):
     pre_tokenizers.Split(Regex(PATTERN), 'isolated'), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
   tokenizer.decoder = decoders.ByteLevel()
   alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-  trainer = trainers.BpeTrainer(vocab_size=size - len(SPECIAL) - len(TAGS), initial_alphabet=alphabet, show_progress=False)
+  trainer = trainers.BpeTrainer(vocab_size=VOCABULARY - len(SPECIAL) - len(TAGS), initial_alphabet=alphabet, show_progress=False)
   tokenizer.train_from_iterator(texts, trainer)
   tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
   tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])

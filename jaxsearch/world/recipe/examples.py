@@ -40,9 +40,6 @@ def draw(rng: random.Random) -> Question:
       return question
 
 
-# Chains that are not the gold one.
-
-
 def guess(question: Question, rng: random.Random) -> str:
   """A plausible answer of the right type; one of the two names where the question offers two."""
   data = question.metadata
@@ -65,9 +62,6 @@ def one_search_chain(question: Question, rng: random.Random) -> Spans:
 def stated(steps: Sequence[dict]) -> str:
   """What the documents say about some steps of a question, a sentence each, in their words."""
   return ' '.join(sentence(step['attribute'], step['query'], step['finding']) for step in steps)
-
-
-# Examples of each kind.
 
 
 def passage(tokenizer, rng: random.Random) -> Example:

@@ -29,11 +29,7 @@ WRITTEN = 3.0      # size of what layer 0 writes, in units of an embedding
 
 
 def plant_induction(config: DecoderConfig, params: dict, seed: int = 0) -> dict:
-  """Returns `params` (nested as decoder.parameter_shapes) with the heads planted into layers 0 and 1.
-
-  Raises:
-    ValueError: the architecture lacks what the heads need.
-  """
+  """`params` with the heads planted into layers 0 and 1; ValueError if the architecture lacks what they need."""
   if config.qk_norm or not config.tie_embeddings or config.num_layers < 2:
     raise ValueError('induction heads are planted into decoders with tied embeddings, two layers or more and no QK norm')
   D, h = config.hidden_size, config.head_dim
@@ -43,7 +39,6 @@ def plant_induction(config: DecoderConfig, params: dict, seed: int = 0) -> dict:
   m, onto_slow = len(slow), np.eye(h)[slow]  # [m, h]
   if m == 0 or config.num_kv_heads * m >= D:
     raise ValueError(f'no room for induction heads: {m} slow dimensions of {h}, hidden size {D}')
-
   rng = np.random.default_rng(seed)
   layers = {name: np.array(value) for name, value in params['layers'].items()}
   unit = float(np.std(params['embedding']))  # of one entry of an embedding

@@ -34,6 +34,7 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler.requests import GREEDY
 from jaxsearch.sampler.rollout import rollout
 from jaxsearch.training import sft
+from jaxsearch.training.runs import RunStopped
 from jaxsearch.trees.layout import pack
 from jaxsearch.trees.tree import Tree
 from jaxsearch.world import files as world
@@ -44,16 +45,8 @@ from jaxsearch.world.recipe.induction import plant_induction
 EMBEDDING_GAIN = 2.5  # on the usual 0.02: a tied embedding that small gives flat logits for too long
 
 
-class GateFailed(RuntimeError):
-  """The skill is not good enough to go on; the message says by how much."""
-
-
 def make(config: ml_collections.ConfigDict) -> pathlib.Path:
-  """Runs the stages whose folders are missing and returns the folder of the shipped policy.
-
-  Raises:
-    GateFailed: after the drill stage.
-  """
+  """Runs the stages whose folders are missing, returns that of the shipped policy; RunStopped if the drill was too short."""
   out, tokenizer = pathlib.Path(config.out), Tokenizer.load(world.folder())
   model_config, params = planted(config.model, config.seed)
   train = functools.partial(train_stage, config, tokenizer, model_config)
@@ -62,7 +55,7 @@ def make(config: ml_collections.ConfigDict) -> pathlib.Path:
   share = share_right(config, model_config, params, tokenizer)
   print(f'{share:.1%} of held-out questions answered correctly', flush=True)
   if share < config.gate.em:
-    raise GateFailed(f'{out}/drill answers {share:.1%} of held-out questions, the gate is {config.gate.em:.0%}: '
+    raise RunStopped(f'{out}/drill answers {share:.1%} of held-out questions, the gate is {config.gate.em:.0%}: '
                      'train longer (--config.drill.updates) into another folder')
   mixed = train('mix', params)
   reviewer = train('review', mixed)
