@@ -39,7 +39,6 @@ _ORDER = {'q': (1, 2, 0), 'k': (1, 2, 0), 'v': (1, 2, 0), 'o': (2, 0, 1), 'gate'
 _FOLDED = {'q': 0, 'k': 0, 'v': 0, 'q_bias': 0, 'k_bias': 0, 'v_bias': 0, 'o': 1}
 # RoPE tables are computed here; tied checkpoints may repeat their embedding as lm_head.
 _HARMLESS = [r'.*rotary_emb\.inv_freq', r'rope_freqs\.weight']
-_HARMLESS_TIED = [r'lm_head\.weight']
 
 
 def load(path: str | pathlib.Path, dtype: str = 'float32', *, param_dtype: str | None = None,
@@ -58,7 +57,7 @@ def load(path: str | pathlib.Path, dtype: str = 'float32', *, param_dtype: str |
   config, names, tensors = _open(pathlib.Path(path))
   config = dataclasses.replace(config, dtype=jnp.dtype(dtype).name, remat=remat)
   expected = {tensor: shape for tensor, (_, _, shape) in _layout(config, names).items()}
-  tensor_files.check(tensors, expected, _HARMLESS + (_HARMLESS_TIED if config.tie_embeddings else []))
+  tensor_files.check(tensors, expected, _HARMLESS + [r'lm_head\.weight'] * config.tie_embeddings)
   dtype = jnp.dtype(param_dtype or dtype)
   shapes = parameter_shapes(config)
   placed = {'layers': {}} if mesh is None else shardings(parameter_axes(config), shapes, mesh)

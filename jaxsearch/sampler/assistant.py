@@ -1,7 +1,5 @@
 """A frozen model that replies to prompts: R-Search's reader, a judge. Batched on a sampler of its own."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -11,8 +11,6 @@ of replies in the same order. A request that fails raises nothing: its reply say
   Score      -> a list of log-probabilities for each continuation
 """
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import threading

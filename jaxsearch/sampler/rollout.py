@@ -11,8 +11,6 @@ steps old or nothing is left to decode; if the reply is not there by then, the h
 as they arrive.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools
@@ -28,20 +26,7 @@ from jaxsearch.data.questions import Question
 from jaxsearch.sampler import requests
 from jaxsearch.sampler.cache import CacheRow
 from jaxsearch.sampler.engine import Chunk, Engine, found_stop
-from jaxsearch.sampler.requests import (
-  END,
-  LENGTH,
-  Ask,
-  Call,
-  Caller,
-  Generate,
-  RunPython,
-  Sampling,
-  Score,
-  Search,
-  ToolFailure,
-  Tools,
-)
+from jaxsearch.sampler.requests import END, LENGTH, Ask, Call, Generate, RunPython, Sampling, Score, Search, ToolFailure, Tools
 from jaxsearch.sampler.segment import Slots
 from jaxsearch.trees.tree import Role, Stop, Tree
 
@@ -141,8 +126,8 @@ class Schedule:
     watch: called with (tree, reply) for every reply that a generator gets.
   """
 
-  def __init__(self, engine: Engine, growths: Sequence[tuple[int, Iterator, Tree]], key, sampling: requests.Sampling,
-               tools: requests.Tools, on_progress: Callable[[int, int, dict], None] | None = None,
+  def __init__(self, engine: Engine, growths: Sequence[tuple[int, Iterator, Tree]], key, sampling: Sampling,
+               tools: Tools, on_progress: Callable[[int, int, dict], None] | None = None,
                watch: Callable[[Tree, Any], None] | None = None):
     self.engine, self.key, self.sampling, self.tools = engine, key, sampling, tools
     self.on_progress, self.watch = on_progress, watch
@@ -152,7 +137,7 @@ class Schedule:
     self.running: list[Pending] = []  # at most engine.slots
     self.calls: list[Pending] = []
     self.queries: dict[str, list[Pending]] = {}  # by service
-    self.caller = Caller(tools.workers)
+    self.caller = requests.Caller(tools.workers)
     self.active = np.zeros(engine.lanes, int)  # episodes under way
     self.steps = self.capacity = 0  # decode steps so far, the clock of the deterministic mode; tokens they could have decoded
     self.counts = collections.Counter(dict.fromkeys(COUNTS, 0))
@@ -160,11 +145,7 @@ class Schedule:
     self.started = time.monotonic()
 
   def run(self) -> dict[str, float]:
-    """Runs all episodes to their ends, `engine.slots` paths at a time, in order; returns `metrics`.
-
-    Raises:
-      GrowthError: a generator raised; the message names its question.
-    """
+    """Runs all episodes to their ends, `engine.slots` paths at a time, in order; returns `metrics`. Raises GrowthError."""
     self.engine.start_rollout()
     try:
       while True:
