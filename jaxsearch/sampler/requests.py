@@ -171,11 +171,7 @@ class Tools:
   answer_reserve: int = 32
 
   def run_python(self, request: RunPython) -> str:
-    """What a program prints in the sandbox.
-
-    Raises:
-      Exception: that of the last search, if all searches of the program failed: then it is the tool that failed.
-    """
+    """What a program prints in the sandbox. If all its searches failed, raises the last one's error: then the tool failed."""
     end, failures, found = time.monotonic() + self.deadline, [], 0
 
     def search(query: str, k: int = self.topk) -> str:
