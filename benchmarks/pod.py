@@ -105,7 +105,7 @@ def sample(config, model_config, devices) -> dict:
                 jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(segment.LANES, 'tensor')))
   tables = segment.Profiles(*np.zeros((2, engine.PROFILES, model_config.vocab_size), bool))
   small = (engine._idle_slots(lanes * slots, 0), tables, np.zeros((lanes * slots, 32), np.float32),
-           segment.Leave(np.int32(1), np.int32(32)))
+           np.int32(1), np.int32(32))
   compiled = segment.decode.lower(model_config, params, cache, *alike(small, whole), window=length, mesh=mesh).compile()
   return {'lanes': lanes, 'cache': gib(cache), 'sample_state': gib(params),
           'sample_temporary': compiled.memory_analysis().temp_size_in_bytes / GIB}

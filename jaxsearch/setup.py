@@ -18,10 +18,9 @@ from jaxsearch.models.presets import preset
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards import judge
-from jaxsearch.sampler.assistant import Assistant
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Sampling, Tools
-from jaxsearch.sampler.rollout import Agent
+from jaxsearch.sampler.rollout import Agent, Assistant
 from jaxsearch.tools import SearchBackend, open_search
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 from jaxsearch.tools.python_sandbox import PythonSandbox

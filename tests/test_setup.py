@@ -8,8 +8,7 @@ import pytest
 from configs import base, zerosearch
 from jaxsearch.setup import open_backend
 from jaxsearch.tools.bm25 import BM25
-from jaxsearch.tools.search_http import HttpSearch
-from jaxsearch.tools.search_web import WebSearch
+from jaxsearch.tools.search_remote import HttpSearch, WebSearch
 from jaxsearch.tools.simulated import SimulatedSearch, WriterError
 from jaxsearch.world import files as world
 from tests.tools.serving import server

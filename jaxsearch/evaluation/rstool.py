@@ -19,9 +19,8 @@ from jaxsearch.evaluation.run import open_agent
 from jaxsearch.methods import r_search
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import exact_match, f1
-from jaxsearch.sampler.assistant import Assistant
 from jaxsearch.sampler.requests import Sampling, shorten
-from jaxsearch.sampler.rollout import Agent, rollout
+from jaxsearch.sampler.rollout import Agent, Assistant, rollout
 from jaxsearch.tools import SearchBackend
 from jaxsearch.tools.evidence_client import Evidence, EvidenceClient
 from jaxsearch.trees import grammar, templates

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsearch.models import tensor_files
-from jaxsearch.models.config_files import parse
 from jaxsearch.models.decoder import NEGATIVE, Parameters
+from jaxsearch.models.hub import parse_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ def load_encoder(folder: str | pathlib.Path, dtype: str = 'float32') -> Encoder:
     FileNotFoundError, ValueError: naming the file and the key or tensor that is missing, unsupported or mis-shaped.
   """
   path = pathlib.Path(folder) / 'config.json'
-  found = parse({'model_type': 'bert'} | tensor_files.read_json(path), path, ['bert'], _KEYS, _ONLY)
+  found = parse_config({'model_type': 'bert'} | tensor_files.read_json(path), path, ['bert'], _KEYS, _ONLY)
   config = EncoderConfig(*(getattr(found, key) for key in _KEYS), norm_eps=found.layer_norm_eps, dtype=dtype)
   tensors = tensor_files.open_folder(folder)
   prefix = 'bert.' if any(name.startswith('bert.') for name in tensors.shapes) else ''

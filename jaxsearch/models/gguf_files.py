@@ -91,8 +91,7 @@ def open_file(path: str | pathlib.Path) -> File | None:
 def tokenizer_fields(file: File) -> dict[str, Any]:
   """The fields of a `Tokenizer`, from a GGUF file's metadata.
 
-  Raises:
-    ValueError: for a tokenizer that is not byte-level BPE, or that splits text in a way unknown here.
+  Raises ValueError for a tokenizer that is not byte-level BPE, or that splits text in a way unknown here.
   """
   model = file.require('tokenizer.ggml.model')
   if model != 'gpt2':

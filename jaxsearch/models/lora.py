@@ -25,8 +25,7 @@ def adapter_axes(config: DecoderConfig, targets: Sequence[str]) -> dict:
 def adapter_shapes(config: DecoderConfig, rank: int, targets: Sequence[str]) -> dict:
   """Shapes of every target's factors: of `q` {'a': (L, D, r), 'b': (L, r, H, h)}.
 
-  Raises:
-    ValueError: a rank below 1; also in `adapter_axes`: no target, or one that is no matrix of this decoder.
+  Raises ValueError for a rank below 1 and, as `adapter_axes`, for no target or one that is no matrix of this decoder.
   """
   if rank < 1:
     raise ValueError(f'an adapter of rank {rank}: at least 1')

@@ -5,7 +5,7 @@ A judge is a function from items to scores, so that many are judged at a time. T
   Thinking, Query, Answer   scored -1, 0 or 1 (SLATE, section 3.3)
   Collections               how many of the retrieved collections were useful (Search-R2, appendix K)
 
-A `LanguageJudge` wraps anything that replies to prompts: a local model (`sampler.assistant.Assistant`), a server
+A `LanguageJudge` wraps anything that replies to prompts: a local model (`sampler.rollout.Assistant`), a server
 (`tools.chat.Chat.replies`). It reasons first and scores then; a reply without a readable score is None, which whoever
 asked takes as neutral and counts. Text of the trajectory stands between tags that it cannot close or imitate. Whole
 trajectories are held against each other in `rewards/trajectory_judge.py`. The judge of the embedded world: `world/judge.py`.

@@ -9,8 +9,6 @@ To append is to write behind the length, to fork is to copy a row (`segment.fork
 only the host knows: `CacheRows` holds the valid tokens of each row and decides which row serves a path.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ rollout.py decides which request gets which row of the cache, and when; everybod
 `Engine(...)`, `load(params)` after every update of the policy, `compile_all()` once if nothing may compile later.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -154,10 +152,10 @@ class Engine:
       array[places] = values
     if self._device_tables is None:
       self._device_tables = self.put(segment.Profiles(*self._tables))
-    slots, leave = self.put((slots, segment.Leave(np.int32(enough), np.int32(limit))))
+    slots, enough, limit = self.put((slots, np.int32(enough), np.int32(limit)))
     uniforms = segment.draws(key, slots.episodes, slots.requests, slots.lengths, steps=self.segment_steps)
-    self._cache, *results = segment.decode(
-      self.config, self._params, self._cache, slots, self._device_tables, uniforms, leave, window=window, mesh=self._mesh)
+    self._cache, *results = segment.decode(self.config, self._params, self._cache, slots, self._device_tables, uniforms, enough,
+                                           limit, window=window, mesh=self._mesh)
     return results, places
 
   def prefill(self, chunks: Sequence[Chunk]) -> None:

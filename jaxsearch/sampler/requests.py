@@ -11,8 +11,6 @@ of replies in the same order. A request that fails raises nothing: its reply say
   Score      -> a list of log-probabilities for each continuation
 """
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import threading
@@ -173,11 +171,7 @@ class Tools:
   answer_reserve: int = 32
 
   def run_python(self, request: RunPython) -> str:
-    """What a program prints in the sandbox.
-
-    Raises:
-      Exception: that of the last search, if all searches of the program failed: then it is the tool that failed.
-    """
+    """What a program prints in the sandbox. If all its searches failed, raises the last one's error: then the tool failed."""
     end, failures, found = time.monotonic() + self.deadline, [], 0
 
     def search(query: str, k: int = self.topk) -> str:

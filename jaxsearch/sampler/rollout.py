@@ -11,8 +11,6 @@ steps old or nothing is left to decode; if the reply is not there by then, the h
 as they arrive.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools
@@ -28,20 +26,7 @@ from jaxsearch.data.questions import Question
 from jaxsearch.sampler import requests
 from jaxsearch.sampler.cache import CacheRow
 from jaxsearch.sampler.engine import Chunk, Engine, found_stop
-from jaxsearch.sampler.requests import (
-  END,
-  LENGTH,
-  Ask,
-  Call,
-  Caller,
-  Generate,
-  RunPython,
-  Sampling,
-  Score,
-  Search,
-  ToolFailure,
-  Tools,
-)
+from jaxsearch.sampler.requests import END, LENGTH, Ask, Call, Generate, RunPython, Sampling, Score, Search, ToolFailure, Tools
 from jaxsearch.sampler.segment import Slots
 from jaxsearch.trees.tree import Role, Stop, Tree
 
@@ -94,6 +79,37 @@ def rollout(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampl
   return trees, schedule.run()
 
 
+@dataclasses.dataclass(frozen=True)
+class Assistant:
+  """A frozen model that replies to prompts, a service for `Ask`: R-Search's reader, a judge. Batched on a sampler of its own.
+
+  Attributes:
+    engine: with parameters loaded.
+    max_tokens: of a reply.
+    stop: stop strings; a reply ends before the first of them.
+    chat: whether a prompt is wrapped into the chat template of the tokenizer.
+  """
+  engine: Engine
+  max_tokens: int = 64
+  stop: tuple[str, ...] = ()
+  chat: bool = False
+
+  def __call__(self, prompts: Sequence[str]) -> list[str]:
+    """The replies, stripped; a prompt that leaves no room for one gets an empty reply."""
+    agent = Agent(self.engine, self._grow, Tools(), requests.GREEDY)
+    trees, _ = rollout(agent, [Question(str(i), prompt, ()) for i, prompt in enumerate(prompts)], jax.random.key(0))
+    return [tree.answer for tree in trees]
+
+  def _grow(self, question: Question, tree: Tree):
+    tokenizer, prompt = tree.tokenizer, question.question
+    if self.chat:
+      prompt = tokenizer.chat([{'role': 'user', 'content': prompt}])
+    node = yield Generate(tree.root.append(prompt, Role.PROMPT), stop=self.stop, max_tokens=self.max_tokens)
+    text = tokenizer.decode(node.tokens[:-1] if node.stop == END else node.tokens)
+    ends = [at for stop in self.stop if (at := text.find(stop)) >= 0]
+    tree.answer = text[:min(ends, default=None)].strip()
+
+
 class GrowthError(RuntimeError):
   """A generator raised; the cause is chained, the message names the question."""
 
@@ -129,20 +145,17 @@ class Pending:
 
 
 class Schedule:
-  """One rollout of many episodes: what each of them waits for, and the counts.
+  """One rollout of many episodes: what each of them waits for, and the counts. The engine has parameters loaded.
 
   Args:
-    engine: with parameters loaded.
     growths: (number, generator, its tree) of each episode. The tokens of an episode depend on its number, on `key`, and on
       nothing else.
-    key: a JAX random key.
-    sampling: where a request names none of its own.
     on_progress: called with (episodes done, episodes, metrics so far) whenever one ends.
     watch: called with (tree, reply) for every reply that a generator gets.
   """
 
-  def __init__(self, engine: Engine, growths: Sequence[tuple[int, Iterator, Tree]], key, sampling: requests.Sampling,
-               tools: requests.Tools, on_progress: Callable[[int, int, dict], None] | None = None,
+  def __init__(self, engine: Engine, growths: Sequence[tuple[int, Iterator, Tree]], key, sampling: Sampling,
+               tools: Tools, on_progress: Callable[[int, int, dict], None] | None = None,
                watch: Callable[[Tree, Any], None] | None = None):
     self.engine, self.key, self.sampling, self.tools = engine, key, sampling, tools
     self.on_progress, self.watch = on_progress, watch
@@ -152,7 +165,7 @@ class Schedule:
     self.running: list[Pending] = []  # at most engine.slots
     self.calls: list[Pending] = []
     self.queries: dict[str, list[Pending]] = {}  # by service
-    self.caller = Caller(tools.workers)
+    self.caller = requests.Caller(tools.workers)
     self.active = np.zeros(engine.lanes, int)  # episodes under way
     self.steps = self.capacity = 0  # decode steps so far, the clock of the deterministic mode; tokens they could have decoded
     self.counts = collections.Counter(dict.fromkeys(COUNTS, 0))
@@ -160,11 +173,7 @@ class Schedule:
     self.started = time.monotonic()
 
   def run(self) -> dict[str, float]:
-    """Runs all episodes to their ends, `engine.slots` paths at a time, in order; returns `metrics`.
-
-    Raises:
-      GrowthError: a generator raised; the message names its question.
-    """
+    """Runs all episodes to their ends, `engine.slots` paths at a time, in order; returns `metrics`. Raises GrowthError."""
     self.engine.start_rollout()
     try:
       while True:

@@ -44,12 +44,6 @@ class Profiles(NamedTuple):
   forbidden: jax.Array
 
 
-class Leave(NamedTuple):
-  """When a segment ends: once `enough` slots have finished, or all, or after `limit` steps. int32 scalars."""
-  enough: jax.Array
-  limit: jax.Array
-
-
 def has_lanes(mesh: Mesh | None) -> bool:
   return mesh is not None and mesh.shape[LANES] > 1
 
@@ -108,7 +102,7 @@ def draws(key, episodes, requests, lengths, *, steps: int):
 
 
 @functools.partial(jax.jit, static_argnames=('config', 'window', 'mesh'), donate_argnames='cache')
-def decode(config: DecoderConfig, params, cache, slots: Slots, profiles: Profiles, uniforms, leave: Leave, *,
+def decode(config: DecoderConfig, params, cache, slots: Slots, profiles: Profiles, uniforms, enough, limit, *,
            window: int, mesh: Mesh | None = None):
   """Samples up to `steps` tokens in every slot that is not idle.
 
@@ -117,11 +111,12 @@ def decode(config: DecoderConfig, params, cache, slots: Slots, profiles: Profile
 
   Args:
     uniforms: [S,steps], from `draws`.
+    enough, limit: int32 scalars; the segment ends once `enough` slots have finished, or all, or after `limit` steps.
     window: static; at least max(slots.lengths) + steps + 1, so that a slot that has stopped writes behind its tokens.
   Returns:
     (cache, tokens [S,steps] int32, logprobs [S,steps] float32, counts [S] int32 of tokens generated)
   """
-  def program(params, profiles, leave, cache, slots, uniforms):
+  def program(params, profiles, enough, limit, cache, slots, uniforms):
     S, steps = uniforms.shape
     started, start = slots.remaining > 0, jnp.zeros(S, jnp.int32)
     paths = [get_windows(layer, start, slots.rows, window) for layer in cache]
@@ -130,7 +125,7 @@ def decode(config: DecoderConfig, params, cache, slots: Slots, profiles: Profile
     def unfinished(step, active):
       counts = jnp.stack([jnp.sum(active), jnp.sum(started & ~active)])
       going, stopped = jax.lax.psum(counts, LANES) if has_lanes(mesh) else counts
-      return (step < leave.limit) & (going > 0) & (stopped < leave.enough)
+      return (step < limit) & (going > 0) & (stopped < enough)
 
     def one_token(state):
       _, step, last, counts, active, paths, tokens, logprobs = state
@@ -150,7 +145,7 @@ def decode(config: DecoderConfig, params, cache, slots: Slots, profiles: Profile
     cache = [put_windows(layer, windows, slots.lengths, slots.rows) for layer, windows in zip(cache, new, strict=True)]
     return cache, tokens, logprobs, counts
 
-  return in_lanes(mesh, program, (params, profiles, leave), (cache, slots, uniforms))
+  return in_lanes(mesh, program, (params, profiles, enough, limit), (cache, slots, uniforms))
 
 
 def sample(scores, uniform, slots: Slots, forbidden):

@@ -69,10 +69,10 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | N
   if kind == 'http':
     if not url:
       raise ValueError("search kind 'http' needs a url")
-    from jaxsearch.tools.search_http import HttpSearch
+    from jaxsearch.tools.search_remote import HttpSearch
     return HttpSearch(url, timeout=timeout, token=token)
   if kind == 'web':
-    from jaxsearch.tools.search_web import SERPER, WebSearch
+    from jaxsearch.tools.search_remote import SERPER, WebSearch
     return WebSearch(url or SERPER, timeout=timeout, cache=cache)
   if kind == 'simulated':
     from jaxsearch.tools.simulated import ModelWriter, SimulatedSearch

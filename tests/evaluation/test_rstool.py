@@ -14,9 +14,8 @@ from jaxsearch.evaluation import rstool
 from jaxsearch.methods import r_search
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import exact_match, f1
-from jaxsearch.sampler.assistant import Assistant
 from jaxsearch.sampler.requests import Sampling, ToolFailure, Tools
-from jaxsearch.sampler.rollout import Agent, rollout
+from jaxsearch.sampler.rollout import Agent, Assistant, rollout
 from jaxsearch.tools.chat import ChatError
 from jaxsearch.tools.evidence_client import Evidence, EvidenceClient, EvidenceError
 from jaxsearch.trees import templates
@@ -251,7 +250,7 @@ def test_eval_with_a_chat_server_as_reader(folder, capsys):
 
 def test_serve_without_a_tool_serves_retrieval(folder, monkeypatch):
   pytest.importorskip('starlette')
-  from jaxsearch.tools.search_http import HttpSearch
+  from jaxsearch.tools.search_remote import HttpSearch
   from tests.tools.running import serve
 
   def run(app, listener, what):

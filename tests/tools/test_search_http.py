@@ -6,7 +6,7 @@ import time
 import pytest
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.tools.search_http import HttpSearch, SearchError
+from jaxsearch.tools.search_remote import HttpSearch, SearchError
 from tests.tools.serving import server
 
 GOOD = {'result': [[{'document': {'id': '1', 'contents': '"Paris"\nA city.'}, 'score': 2.5}]]}

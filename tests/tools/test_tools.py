@@ -5,7 +5,7 @@ import pytest
 from jaxsearch.data.corpus import Document
 from jaxsearch.tools import open_search
 from jaxsearch.tools.bm25 import BM25
-from jaxsearch.tools.search_http import HttpSearch
+from jaxsearch.tools.search_remote import HttpSearch
 
 
 def test_opens_bm25_from_passages_or_a_file(tmp_path):
