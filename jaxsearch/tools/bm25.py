@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.tools import check_search
 
 
 def words(text: str) -> list[str]:
@@ -59,7 +58,10 @@ class BM25:
 
     Only passages with a word of the query are returned, so there may be fewer. A repeated word counts once.
     """
-    check_search(queries, topk)
+    if isinstance(queries, str):
+      raise TypeError('queries must be a list of strings, not one string')
+    if topk < 1:
+      raise ValueError(f'topk={topk} must be at least 1')
     # The cache is keyed by what matters to the ranking, so spelling variants of a query share an entry.
     return [list(self._ranked(tuple(dict.fromkeys(words(query))), topk)) for query in queries]
 
