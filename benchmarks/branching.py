@@ -17,7 +17,8 @@ import jax
 import numpy as np
 
 from configs import search_r2
-from jaxsearch import methods
+from jaxsearch import methods, setup
+from jaxsearch.data.questions import QuestionBatches
 from jaxsearch.methods import Context
 from jaxsearch.training import loop, runs
 
@@ -53,7 +54,8 @@ def main():
   method = methods.find_method('search_r2')
   with tempfile.TemporaryDirectory() as folder:
     learners = {name: learner_of(name, args.share, folder) for name in ('search_r1', 'search_r2')}
-    batches = loop.open_questions(learners['search_r1'].config)
+    config = learners['search_r1'].config
+    batches = QuestionBatches(setup.load_questions(config, config.data.questions), config.questions_per_step, seed=config.seed)
     seconds, rows = {name: [] for name in learners}, {name: [] for name in learners}
     for number in range(1, args.steps + 1):
       questions = next(batches)
