@@ -60,6 +60,7 @@ def sweep_config(out, **changes):
 def stand_in(tmp_path, monkeypatch):
   """Runs are made by TRAIN, which passes for `python -m jaxsearch.cli`, and looked at often."""
   (tmp_path / 'jaxsearch').mkdir()
+  (tmp_path / 'jaxsearch' / '__init__.py').touch()  # a package proper, so that it comes before the installed one
   (tmp_path / 'jaxsearch' / 'cli.py').write_text(TRAIN)
   monkeypatch.setenv('PYTHONPATH', str(tmp_path))
   monkeypatch.chdir(tmp_path)
