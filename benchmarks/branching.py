@@ -39,8 +39,9 @@ def step(learner, method, questions, number: int) -> tuple[float, dict]:
   groups, row = loop.grow(learner, method, questions, context)
   kept = loop.trainable(groups, learner.config.train.row_length)
   method.credit(kept, context, **learner.config.credit)
-  row = row | loop.summary(groups)
-  row |= loop.update(learner, loop.into_rows(learner, loop.credited(kept)), number, clock)
+  trained = loop.credited(kept)
+  row |= loop.summary(groups, trained)
+  row |= loop.update(learner, loop.into_rows(learner, trained), number, clock)
   jax.block_until_ready(learner.state.params)
   return time.perf_counter() - start, row
 

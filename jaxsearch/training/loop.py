@@ -64,8 +64,9 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
         assess(learner, [tree for group in kept for tree in group])
       with clock('reward'):
         method.credit(kept, context, **config.credit)
-      row |= summary(groups) | context.metrics | {'trees_too_long': sum(map(len, groups)) - sum(map(len, kept))}
-      row |= update(learner, into_rows(learner, credited(kept)), step, clock)
+      trained = credited(kept)
+      row |= summary(groups, trained) | context.metrics | {'trees_too_long': sum(map(len, groups)) - sum(map(len, kept))}
+      row |= update(learner, into_rows(learner, trained), step, clock)
       row |= clock.row(row['tokens_generated'])
       if run.wants_evaluation(step):
         run.write_evaluation(evaluate(*examinee(learner, method, step)))
@@ -236,8 +237,9 @@ def credited(groups: Groups) -> list[Tree]:
   return [tree for group in groups for tree in group if any(node.trained and node.advantages is not None for node in tree.walk())]
 
 
-def summary(groups: Groups) -> dict[str, float]:
-  """What came of the trees: means of reward, exact match and the method's notes (`searches` …), shares of stop reasons."""
+def summary(groups: Groups, trained: Sequence[Tree]) -> dict[str, float]:
+  """What came of the trees: means of reward, exact match and the method's notes (`searches` …), shares of stop reasons; and the
+  tokens of the `trained` trees in rows, and what they would be with a row for each path."""
   trees = [tree for group in groups for tree in group]
   names = sorted({name for tree in trees for name in tree.metrics})
   noted = {name: float(np.mean([tree.metrics[name] for tree in trees if name in tree.metrics])) for name in names}
@@ -250,6 +252,8 @@ def summary(groups: Groups) -> dict[str, float]:
     'em': float(np.mean([tree.question.score(tree.answer) for tree in trees])),
     'tokens_generated': sum(tree.count(Role.POLICY) for tree in trees),
     'tokens_per_tree': float(np.mean([tree.count() for tree in trees])),
+    'tokens_in_rows': sum(tree.count() for tree in trained),
+    'tokens_on_paths': sum(leaf.length for tree in trained for leaf in tree.leaves()),
   }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from configs import base
 from jaxsearch import cli
+from jaxsearch.data.questions import Question
 from jaxsearch.data.sources import load_questions
 from jaxsearch.evaluation.run import held_out, open_agent
 from jaxsearch.models import hub
@@ -18,6 +19,7 @@ from jaxsearch.models.decoder import Decoder, initial_params
 from jaxsearch.sampler.requests import GREEDY
 from jaxsearch.sampler.rollout import rollout
 from jaxsearch.training import checkpoint, loop, runs
+from jaxsearch.trees.tree import Role, Tree
 
 CHILD = pathlib.Path(__file__).with_name('child.py')
 REQUIRED = ('step reward em searches loss kl entropy tokens_generated tokens_trained seconds_generate seconds_tools '
@@ -52,6 +54,7 @@ def test_a_run_on_eight_devices(config):
     assert not [name for name in REQUIRED if row.get(name) is None]
     assert row['logprob_gap_max'] < 1e-4 and row['ratio_max'] == pytest.approx(1, abs=1e-4)
     assert row['searches'] == 1 and row['tokens_generated'] == row['tokens_trained'] == 100
+    assert row['tokens_in_rows'] == row['tokens_on_paths'] == row['tokens_per_tree'] * row['trees']  # chains share nothing
   assert rows[0]['kl'] == pytest.approx(0, abs=1e-6) and rows[2]['kl'] > rows[0]['kl']
   assert last['loss'] == pytest.approx(rows[2]['loss'])
   evaluations = runs.read(pathlib.Path(config.out) / 'evaluations.jsonl')
@@ -60,6 +63,15 @@ def test_a_run_on_eight_devices(config):
   model_config, params, host = checkpoint.load_params(config.out)
   assert host['step'] == 3 and host['config']['method'] == 'toy'
   assert np.isfinite(np.asarray(params['embedding'])).all()
+
+
+def test_a_prefix_that_branches_share_counts_once_in_rows_and_for_each_path():
+  tree = Tree(None, Question('1', 'Which?', ('red',)))
+  node = tree.root.append([1, 2, 3], Role.PROMPT)
+  for tokens in ([4, 5], [6]):
+    node.append(tokens, Role.POLICY)
+  row = loop.summary([[tree]], [tree])
+  assert (row['tokens_in_rows'], row['tokens_on_paths'], row['tokens_generated']) == (6, 9, 3)
 
 
 @pytest.fixture
