@@ -97,7 +97,7 @@ def open_backend(config: ml_collections.ConfigDict, corpus: str = '', mesh: jax.
   kind, _ = settings.pop('backend'), settings.pop('topk')
   if kind == 'simulated' and settings['writer'] == 'model':
     settings['writer'] = _model_writer(settings['writer_model'], config.dtype, mesh)
-  needed = kind == 'bm25' or (kind, settings['writer']) == ('simulated', 'world')
+  needed = kind == 'bm25' or (kind == 'simulated' and settings['writer'] in registry.ENTRIES['writers'])
   documents = sources.load_corpus(corpus or config.data.corpus) if needed else None
   return open_search(kind, corpus=documents, seed=config.seed, **settings)
 

@@ -54,7 +54,7 @@ def prompt(question: str, template: str = 'search_r1', tokenizer: Any = None) ->
       if system[0] in text and user in text:
         return text
     except ValueError:
-      pass
+      pass  # it refuses a system turn
   return tokenizer.chat([{'role': 'user', 'content': '\n'.join([*system, user])}])
 
 
