@@ -24,6 +24,7 @@ from typing import Any
 
 import jax
 import ml_collections
+import psutil
 from rich import progress
 
 from jaxsearch.parallel import mesh as meshes
@@ -130,10 +131,12 @@ class Clock:
     self.seconds[phase] += time.perf_counter() - start
 
   def row(self, tokens: int) -> dict[str, float]:
-    """`seconds_…` of each phase, and of the step so far: its seconds, programs compiled, and `tokens` a second."""
+    """`seconds_…` of each phase, and of the step so far: its seconds, programs compiled, and `tokens` a second; and the
+    resident size of this process, in MiB."""
     seconds = time.perf_counter() - self._started
     return {f'seconds_{phase}': value for phase, value in self.seconds.items()} | {
-      'seconds': seconds, 'tokens_per_second': tokens / seconds, 'compilations': _events[COMPILATION] - self._compiled}
+      'seconds': seconds, 'tokens_per_second': tokens / seconds, 'compilations': _events[COMPILATION] - self._compiled,
+      'resident_mib': round(psutil.Process().memory_info().rss / 2**20, 1)}
 
 
 @contextlib.contextmanager

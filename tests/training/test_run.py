@@ -17,7 +17,7 @@ from jaxsearch.training import runs
 
 CHILD = pathlib.Path(__file__).with_name('child.py')
 ROOT = pathlib.Path(__file__).parents[2]
-TIMES = ('seconds', 'tokens_per_second', 'compilations')  # what may differ between runs
+TIMES = ('seconds', 'tokens_per_second', 'compilations', 'resident_mib')  # what may differ between runs
 
 
 @pytest.fixture(scope='module')
