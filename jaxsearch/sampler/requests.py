@@ -132,10 +132,16 @@ class Score:
   continuations: tuple[str | Sequence[int], ...]
 
 
+# What goes wrong with a tool: no reply in time, no connection, a refusal (4xx), a server at its end (5xx, 429), a reply of
+# another shape, one that is too long, anything else. An exception says which in its attribute `fault`.
+FAULTS = ('timeout', 'connection', 'refused', 'server', 'malformed', 'too_long', 'error')
+
+
 @dataclasses.dataclass(frozen=True)
 class ToolFailure:
-  """The reply to a tool request that failed."""
+  """The reply to a tool request that failed; `fault` is its kind: one of `FAULTS`, for counting."""
   reason: str
+  fault: str = 'error'
 
 
 Request = Generate | Search | RunPython | Call | Ask | Score
@@ -204,13 +210,13 @@ class Tools:
     room, special = min(self.max_observation, room - self.answer_reserve), tokenizer.special_tokens
     if isinstance(request, RunPython):
       if not isinstance(result, str):
-        return ToolFailure('malformed reply of the sandbox')
+        return ToolFailure('malformed reply of the sandbox', 'malformed')
       joined = lambda documents: ''.join(document.text for document in documents)  # of one, or none where it does not fit
       return joined(shorten([Document('', '', result)], room, lambda shown: len(tokenizer.encode(
         grammar.output(joined(shown), special)))))
     documents = result[0] if isinstance(result, list) and len(result) == 1 else None
     if not isinstance(documents, list) or not all(isinstance(document, Document) for document in documents):
-      return ToolFailure('malformed reply of the search back end')
+      return ToolFailure('malformed reply of the search back end', 'malformed')
     return shorten(documents, room, lambda documents: len(tokenizer.encode(grammar.information(documents, special))))
 
 
@@ -259,7 +265,7 @@ class ToolCall:
     try:
       return self.future.result(timeout=self.seconds_left())
     except FutureTimeout:
-      return time.monotonic() - self.started, ToolFailure(f'no reply within {self.deadline:g} seconds')
+      return time.monotonic() - self.started, ToolFailure(f'no reply within {self.deadline:g} seconds', 'timeout')
 
 
 class Caller:
@@ -280,7 +286,7 @@ class Caller:
         try:
           result = function()
         except BaseException as error:  # whatever a tool does, the run goes on and the policy sees the failure
-          result = ToolFailure(f'{type(error).__name__}: {error}')
+          result = ToolFailure(f'{type(error).__name__}: {error}', getattr(error, 'fault', 'error'))
         future.set_result((time.monotonic() - start, result))
 
     threading.Thread(target=serve, daemon=True).start()

@@ -17,6 +17,7 @@ import json
 import math
 import pathlib
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -64,6 +65,11 @@ class RunFolder(contextlib.ExitStack):
     self._show = self.enter_context(progress_bar(self.config.steps, self.last_step, self.config.progress and first, self._shown))
     for number in (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ():
       self.callback(signal.signal, number, signal.signal(number, self._stop_soon))
+
+  def say(self, message: str) -> None:
+    """Prints a line for the person who watches, above the bar where there is one; the first process alone."""
+    if jax.process_index() == 0:
+      print(f'jaxsearch: {message}', file=sys.stderr, flush=True)
 
   def steps(self) -> range:
     """The steps that are left, counted from 1."""
@@ -143,18 +149,18 @@ class Clock:
 def metrics_log(out: str | pathlib.Path, last_step: int) -> Iterator[Callable[[Mapping[str, float]], None]]:
   """Yields `write(row)`, which adds a step to DIR/metrics.jsonl and to the TensorBoard files in DIR/tensorboard.
 
-  The line is on disk when `write` returns. Values that are not finite become null, as JSON has none. Rows of steps after
-  `last_step` (0: a new run) are dropped first, and so is a line that a killed run left unfinished.
+  The line is on disk when `write` returns. Values that are not finite become null, as JSON has none; texts are in the line
+  alone. Rows of steps after `last_step` (0: a new run) are dropped first, and so is a line that a killed run left unfinished.
   """
   from tensorboardX import SummaryWriter  # slow to import
   path = pathlib.Path(out) / 'metrics.jsonl'
   keep_steps(path, last_step)
   with SummaryWriter(str(path.with_name('tensorboard')), purge_step=last_step + 1) as board:
-    def write(row: Mapping[str, float]) -> None:
-      finite = {name: value if math.isfinite(value) else None for name, value in row.items()}
+    def write(row: Mapping[str, float | str]) -> None:
+      finite = {name: value if isinstance(value, str) or math.isfinite(value) else None for name, value in row.items()}
       append(path, [finite])
       for name, value in finite.items():
-        if value is not None and name != 'step':
+        if value is not None and not isinstance(value, str) and name != 'step':
           board.add_scalar(name, value, row['step'])
 
     yield write

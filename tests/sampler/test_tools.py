@@ -44,8 +44,8 @@ def test_the_output_of_a_program_is_cut_to_the_room():
 
 
 def test_what_is_no_reply_is_a_failure():
-  assert observation(RunPython(None, ''), 3, 100, Bytes()) == ToolFailure('malformed reply of the sandbox')
-  assert observation(Search(None, ''), 'text', 100, Bytes()) == ToolFailure('malformed reply of the search back end')
+  assert observation(RunPython(None, ''), 3, 100, Bytes()) == ToolFailure('malformed reply of the sandbox', 'malformed')
+  assert observation(Search(None, ''), 'text', 100, Bytes()) == ToolFailure('malformed reply of the search back end', 'malformed')
   assert observation(Search(None, ''), ToolFailure('down'), 100, Bytes()) == ToolFailure('down')
 
 
