@@ -146,12 +146,11 @@ def open_tools(config: ml_collections.ConfigDict, corpus: str = '', mesh: jax.sh
 def open_engine(config: ml_collections.ConfigDict, model_config: DecoderConfig, tokenizer: Tokenizer,
                 mesh: jax.sharding.Mesh | None = None) -> Engine:
   """The engine of `config.sampler`, without parameters yet."""
-  own = ('temperature', 'top_p', 'top_k', 'tool_workers')  # of sampling and tools
+  own = ('temperature', 'tool_workers')  # of sampling and tools
   return Engine(model_config, tokenizer, mesh=mesh, **{name: value for name, value in config.sampler.items() if name not in own})
 
 
 def make_agent(config: ml_collections.ConfigDict, engine: Engine, tools: Tools, /, **changes) -> Agent:
   """The agent that `config.method`, `config.grow` and `config.sampler` describe; `changes` are of the arguments of `grow`."""
   grow = functools.partial(methods.find_method(config.method).grow, **dict(config.grow) | changes)
-  sampling = Sampling(config.sampler.temperature, config.sampler.top_p, config.sampler.top_k)
-  return Agent(engine, grow, tools, sampling)
+  return Agent(engine, grow, tools, Sampling(config.sampler.temperature))

@@ -46,8 +46,7 @@ def changed(changes, name='base'):
   ('search.noise_end', 1.5, 'search.noise_end=1.5 must be >= 0 and <= 1'),
   ('sampler.temperature', -1.0, 'sampler.temperature=-1.0 must be > 0'),
   ('sampler.temperature', 0.0, 'sampler.temperature=0.0 must be > 0'),
-  ('sampler.top_p', 0.0, 'sampler.top_p=0.0 must be > 0 and <= 1'),
-  ('sampler.top_p', 1.5, 'sampler.top_p=1.5 must be > 0 and <= 1'),
+  ('optim.b1', 1.5, 'optim.b1=1.5 must be >= 0 and < 1'),
   ('sampler.slots', 0, 'sampler.slots=0 must be >= 1'),
   ('grow.max_tokens', 0, 'grow.max_tokens=0 must be >= 1'),
   ('grow.max_turns', -1, 'grow.max_turns=-1 must be >= 0'),
@@ -87,10 +86,10 @@ def test_a_mistake_is_named_with_what_is_allowed(path, value, message):
 
 def test_all_mistakes_are_named_at_once():
   with pytest.raises(ValueError) as caught:
-    check(changed({'steps': -3, 'sampler.top_p': 2.0, 'grow.max_turnz': 1, 'sampler.length': 4096}))
+    check(changed({'steps': -3, 'optim.b1': 2.0, 'grow.max_turnz': 1, 'sampler.length': 4096}))
   mistakes = str(caught.value).split('; ')
   assert mistakes == [
-    'sampler.top_p=2.0 must be > 0 and <= 1', 'steps=-3 must be >= 1', 'grow.max_turnz is no argument',
+    'optim.b1=2.0 must be >= 0 and < 1', 'steps=-3 must be >= 1', 'grow.max_turnz is no argument',
     "did you mean 'max_turns'?",
     'sampler.length=4096 is more than train.row_length=768: the longest path would not fit into a training row']
 

@@ -34,7 +34,7 @@ def test_without_config_the_default_is_taken():
   ('--config=checks', "has no attribute 'get_config'"),
   ('--bogus=1', 'train has no flag --bogus'),
   ('--config.steps=-3', 'steps=-3 must be >= 1'),
-  ('--config.sampler.top_p=2', 'sampler.top_p=2.0 must be > 0 and <= 1'),
+  ('--config.optim.b1=2', 'optim.b1=2.0 must be >= 0 and < 1'),
   ('--config.optim.learning_rate=nan', 'optim.learning_rate=nan must be finite'),
   ('--config.method=no_such', 'there is no jaxsearch/methods/no_such.py; known are carl'),
   ('--config.sampler.length=4096', 'sampler.length=4096 is more than train.row_length=768'),

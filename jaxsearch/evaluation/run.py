@@ -18,7 +18,7 @@ from jaxsearch.evaluation import competence, report
 from jaxsearch.models import hub
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.rewards.match import answer_found, f1
+from jaxsearch.rewards.match import answer_found, entity_match, f1
 from jaxsearch.sampler.requests import Sampling
 from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training.checkpoint import is_run, load_params
@@ -50,9 +50,12 @@ def open_agent(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: 
 
 
 def scores(trees: Sequence[Tree]) -> dict[str, float]:
-  """Means over finished trees: em, f1, searches, retrieval_recall (the share that found a gold answer); their number n."""
+  """Means over finished trees: em, em_entity (CARL's looser rule), f1, searches, retrieval_recall (the share that found a gold
+  answer); their number n."""
   values = {
     'em': [tree.question.score(tree.answer) for tree in trees],
+    'em_entity': [max(tree.question.score(tree.answer), entity_match(tree.answer, tree.question.golden_answers))
+                  for tree in trees],
     'f1': [f1(tree.answer, tree.question.golden_answers) for tree in trees],
     'searches': [tree.metrics['searches'] for tree in trees],
     'retrieval_recall': [any(answer_found(tree.question.golden_answers, node.text) for node in tree.nodes(Role.OBSERVATION))

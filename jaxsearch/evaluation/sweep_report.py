@@ -26,8 +26,8 @@ SCORES = {
   'confident_wrong': ('confident and wrong', 100, '.1f'), 'tokens_per_answer': ('tokens an answer', 1, '.0f'),
   'auc': ('AUC', 1, '.2f'), 'ece': ('ECE', 1, '.2f'), 'explained_variance': ('explained variance', 1, '.2f'),
 }  # fmt: skip
-COSTS = {'tokens_generated': ('tokens generated (k)', 1e-3, ',.0f'), 'tokens_trained': ('tokens trained (k)', 1e-3, ',.0f'),
-         'seconds': ('seconds', 1, ',.0f')}
+COSTS = {'tokens_generated': ('tokens generated (k)', 1e-3, ',.0f'), 'tokens_prefilled': ('prefilled (k)', 1e-3, ',.0f'),
+         'tokens_trained': ('trained (k)', 1e-3, ',.0f'), 'seconds': ('seconds', 1, ',.0f')}
 MAX_COLUMNS = 14  # that fit on a page
 COLOURS = ('#1f5a8a', '#d1495b', '#2a9d60', '#edae49', '#7b4fa3', '#00a5b5', '#a05a2c', '#e377c2', '#7f9b24', '#4059d6')
 FOOTNOTE = (

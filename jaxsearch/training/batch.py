@@ -8,14 +8,17 @@ micro-batches of nothing but padding are not run at all (`count`).
 Letters: n micro-batches, R rows of each, T tokens of a row, M trained tokens of a row.
 """
 
+import collections
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.trees.layout import TrainingRows
+from jaxsearch.trees.tree import Tree
 
 
 @jax.tree_util.register_dataclass
@@ -100,26 +103,27 @@ def unpack(batch: Batch, values: np.ndarray, num_rows: int) -> np.ndarray:
   return full[:num_rows]
 
 
-def mini_batches(num_rows: int, number: int, rng: np.random.Generator) -> list[np.ndarray]:
-  """Row indices of the parts for one update each: at most `number`, of equal size up to one, rows drawn at random."""
-  if number == 1:
-    return [np.arange(num_rows)]
-  return np.array_split(rng.permutation(num_rows), min(number, num_rows))
+def mini_batches(trees: Sequence[Tree], size: int, rng: np.random.Generator) -> list[list[Tree]]:
+  """The parts for one update each: at most `size` trees (0: all), as many in each up to one, their questions in random order.
+
+  The trees of a question stay together as far as they can: they have their prompt in common.
+  """
+  number = -(-len(trees) // size) if size else 1
+  if number <= 1:
+    return [list(trees)]
+  of_question = collections.defaultdict(list)
+  for tree in trees:
+    of_question[tree.question.id].append(tree)
+  groups = list(of_question.values())
+  ordered = [tree for i in rng.permutation(len(groups)) for tree in groups[i]]
+  ends = np.arange(number + 1) * len(ordered) // number
+  return [ordered[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def compute_on_rows(program: Callable, params: dict, rows: TrainingRows, micro_rows: int, mesh) -> np.ndarray:
   """What a compiled score or value step says of the trained tokens, [B, T] as the rows; 0 elsewhere."""
   batch = make_batch(rows, micro_rows)
   return unpack(batch, jax.device_get(program(params, place(batch, mesh))), len(rows.tokens))
-
-
-def take(rows: TrainingRows, indices: np.ndarray, number: int) -> TrainingRows:
-  """The rows of one of `number` mini-batches.
-
-  Weights keep the denominators of the whole batch, times `number`: the mean of the mini-batches' losses is that of the whole.
-  """
-  part, number = TrainingRows(*(value[indices] for value in rows)), np.float32(number)
-  return part._replace(loss_weights=part.loss_weights * number, value_weights=part.value_weights * number)
 
 
 def place(batch: Batch, mesh) -> Batch:

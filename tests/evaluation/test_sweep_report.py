@@ -26,7 +26,7 @@ def config(tmp_path):
 def write_run(run, em, tokens, compiled=(1,)):
   """EM goes from 0.2 to `em` (a tenth less when greedy); step s makes 2 s thousand tokens and trains on `tokens`."""
   (run.out / 'checkpoints' / str(STEPS)).mkdir(parents=True)
-  rows = [{'step': step, 'em': em * step / STEPS, 'tokens_generated': 2000 * step, 'tokens_trained': tokens,
+  rows = [{'step': step, 'em': em * step / STEPS, 'tokens_generated': 2000 * step, 'tokens_prefilled': 3000 * step, 'tokens_trained': tokens,
            'seconds': 30.0 if step in compiled else 6.0, 'compilations': int(step in compiled)} for step in range(1, STEPS + 1)]
   tests = [{'step': step, 'temperature': temperature, 'em': value - 0.1 * (temperature == 0), 'f1': value + 0.05,
             'searches': 1 + value, 'n': 50, 'samples': []}

@@ -61,7 +61,7 @@ def config(tmp_path, method):
   own_child.make_inputs(tmp_path)
   config = own_child.get_config(tmp_path, str(tmp_path / 'run'))
   config.method = 'halves'
-  config.train.update(epochs=1, mini_batches=1, aggregate='step-mean')
+  config.train.update(epochs=1, mini_batch=0, aggregate='step-mean')
   config.steps, config.checkpoint_every = 2, 1
   config.critic.shared = True
   config.mesh.update(data=1, fsdp=2, tensor=4)

@@ -13,7 +13,7 @@ from jaxsearch.models import value_head
 from jaxsearch.models.decoder import Decoder
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import step as steps
-from jaxsearch.training.batch import make_batch, mini_batches, place, take
+from jaxsearch.training.batch import make_batch, place
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role
 
@@ -93,16 +93,6 @@ def test_micro_batches_and_packing_change_no_gradient(tiny):
     assert_trees_close(grads, reference[0], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(loss, reference[1], rtol=1e-5)
     assert_trees_close(report, reference[2], rtol=1e-4, atol=1e-6)
-
-
-def test_mini_batches_average_to_the_whole(tiny):
-  rows = lay_out(tiny.random_forest(2, trees=8), 40, pad_id=0)
-  whole, loss, _ = grads_of(tiny, rows, 4)
-  indices = mini_batches(len(rows.tokens), 3, np.random.default_rng(0))
-  assert sorted(np.concatenate(indices)) == list(range(len(rows.tokens)))
-  parts = [grads_of(tiny, take(rows, part, 3), 2) for part in indices]
-  np.testing.assert_allclose(np.mean([part[1] for part in parts]), loss, rtol=1e-5)
-  assert_trees_close(jax.tree.map(lambda *g: sum(g) / 3, *(part[0] for part in parts)), whole, rtol=1e-4, atol=1e-6)
 
 
 def test_chunk_size_and_remat_change_nothing(tiny):
