@@ -28,7 +28,7 @@ SCORES = {
 }  # fmt: skip
 COSTS = {'tokens_generated': ('tokens generated (k)', 1e-3, ',.0f'), 'tokens_prefilled': ('prefilled (k)', 1e-3, ',.0f'),
          'tokens_trained': ('trained (k)', 1e-3, ',.0f'), 'seconds': ('seconds', 1, ',.0f')}
-MAX_COLUMNS = 14  # that fit on a page
+MAX_COLUMNS = 15  # that fit on a page
 COLOURS = ('#1f5a8a', '#d1495b', '#2a9d60', '#edae49', '#7b4fa3', '#00a5b5', '#a05a2c', '#e377c2', '#7f9b24', '#4059d6')
 FOOTNOTE = (
   "After {steps} steps; EM and F1 in % on {questions} held-out questions. ± and [ ] are 95 % intervals over seeds (Student's t). "
