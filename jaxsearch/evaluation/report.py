@@ -25,6 +25,9 @@ CURVES = (('em', 'exact match (%)', 100), ('searches', 'searches per question', 
 MEMORY = ('resident_mib', 'resident memory (MiB)', 1)
 METRICS = ('reward', 'em', 'searches', 'loss', 'kl', 'entropy', 'logprob_gap', 'tokens_generated', 'tokens_trained')
 SECONDS = {'seconds': 'a step', 'seconds_generate': 'to generate', 'seconds_tools': 'in tools', 'seconds_train': 'to train'}
+FAILURES = (('Searches', 'searches_failed', 'searches_asked', 'last_failure'),
+            ('Tool calls', 'tool_calls_failed', 'tool_calls', 'last_failure'),
+            ('Calls of the judge or reader', 'service_calls_failed', 'service_calls', 'last_service_failure'))
 GOOD, BAD = (0x1F, 0x6F, 0xB2), (0xC8, 0x45, 0x2F)  # distinct for the colour-blind too
 FULL = 0.5  # the advantage with the strongest colour; the same for all rollouts, so that they can be compared
 GROWN = 1.1  # so many times the memory of the second quarter of the steps is no cache of the start any more
@@ -58,7 +61,8 @@ def plot_curves(rows: Sequence[Mapping], evaluations: Sequence[Mapping], columns
            (True, 'held out, greedy', dict(color='#222222', marker='s', linestyle=':', markerfacecolor='none', markersize=9)))
   for (key, label, scale), axes in zip(curves, grid):
     steps, values = [row['step'] for row in rows], scale * column(rows, key)
-    axes.plot(steps, values, '.-', color='#8aa7c0', linewidth=1, markersize=3 if len(rows) > 20 else 6, label='training, each step')
+    axes.plot(steps, values, '.-', color='#8aa7c0', linewidth=1, markersize=3 if len(rows) > 20 else 6,
+              label='training, each step')
     axes.plot(steps, smoothed(values), color='#1f5a8a', linewidth=2.2, label='training, smoothed')
     for greedy, name, look in looks:
       points = [(e['step'], scale * e[key]) for e in evaluations if e.get(key) is not None and (e['temperature'] == 0) == greedy]
@@ -121,17 +125,24 @@ def render(rows: Sequence[Mapping], evaluations: Sequence[Mapping], config: Mapp
 
 
 def warnings(rows: Sequence[Mapping], evaluations: Sequence[Mapping]) -> list[str]:
-  """What went wrong, a sentence each: skipped updates, alarms of the monitor, failed searches."""
+  """What went wrong, a sentence each: skipped updates, alarms of the monitor and rollbacks, failed searches and other calls."""
   found = []
   if skipped := _skipped(rows):
     found.append(f'Updates were skipped at {ranges(skipped)}: the loss or its gradient was not finite.')
-  if alarms := [row for row in rows if row.get('alarms')]:
-    found.append(f'The monitor raised an alarm at {ranges(row["step"] for row in alarms)}. The last: {alarms[-1]["alarms"]}')
-  for where, of in (('at', rows), ('in the evaluations after', evaluations)):
-    if failing := [row for row in of if row.get('searches_failed')]:
-      reason = f' The last reason: {failing[-1]["last_failure"]}' if failing[-1].get('last_failure') else ''
-      share = _share(of, 'searches_failed', 'searches_asked')
-      found.append(f'Searches failed {where} {ranges(row["step"] for row in failing)}: {share}.{reason}')
+  alarms = collections.defaultdict(list)
+  for row in rows:
+    for name in row['alarms'].split(', ') if row.get('alarms') else ():
+      alarms[name].append(row['step'])
+  found += [f'The monitor of collapse raised the alarm {name} at {ranges(steps)}.' for name, steps in alarms.items()]
+  found += [f'At step {row["step"]} training went back to the parameters of step {row["rolled_back_to"]}.'
+            for row in rows if 'rolled_back_to' in row]
+  for what, failed, asked, last in FAILURES:
+    for where, of in (('at', rows), ('in the evaluations after', evaluations)):
+      known = 'searches_failed' if failed == 'tool_calls_failed' else ''  # a search that fails is a tool call that fails too
+      if failing := [row for row in of if row.get(failed, 0) > row.get(known, 0)]:
+        reason = f' The last reason: {failing[-1][last]}' if last in failing[-1] else ''
+        steps = ranges(row['step'] for row in failing)
+        found.append(f'{what} failed {where} {steps}: {_share(of, failed, asked)}.{reason}')
   return found
 
 
@@ -140,17 +151,16 @@ def costs(rows: Sequence[Mapping]) -> list[tuple[str, str]]:
   found = []
   for name, what in SECONDS.items():
     if not np.isnan(own := column(rows, name)).all():
-      found.append((f'seconds {what}, median', f'{np.nanmedian(own):.3g}'))
+      found.append((f'Seconds {what}, median', f'{np.nanmedian(own):.3g}'))
   if found:
-    found.append(('minutes of all steps', f'{np.nansum(column(rows, "seconds")) / 60:.3g}'))
-  for name, failed, asked in (('searches failed', 'searches_failed', 'searches_asked'),
-                              ('tool calls failed', 'tool_calls_failed', 'tool_calls')):
-    if any(failed in row for row in rows):
-      found.append((name, _share(rows, failed, asked)))
-  if rows and 'skipped' in rows[-1]:
-    found.append(('updates skipped', f'{rows[-1]["skipped"]}'))
+    found.append(('Minutes of all steps', f'{np.nansum(column(rows, "seconds")) / 60:.3g}'))
+  for what, failed, asked, _ in FAILURES:
+    if any(row.get(asked) for row in rows) and any(failed in row for row in rows):
+      found.append((f'{what} failed', _share(rows, failed, asked)))
+  if any('skipped' in row for row in rows):
+    found.append(('Steps with skipped updates', f'{len(_skipped(rows))}'))
   if len(sizes := resident(rows)):
-    found.append(('resident memory', f'{sizes[-1]:,.0f} MiB' + ('; it grew, see the last curve' if grew(rows) else '')))
+    found.append(('Resident memory', f'{sizes[-1]:,.0f} MiB' + ('; it grew, see the last curve' if grew(rows) else '')))
   return found
 
 
