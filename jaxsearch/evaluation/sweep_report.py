@@ -92,10 +92,8 @@ def scores(run: SweepRun, step: int) -> dict[str, float]:
 
 
 def seconds(rows: Sequence[Mapping]) -> np.ndarray:
-  """[rows] seconds of each step, without evaluations and saving; a step that compiled programs counts as the median of the others.
-
-  NaN where a row does not tell.
-  """
+  """[rows] seconds of each step, without evaluations and saving; a step that compiled programs counts as the median of the
+  others; NaN where a row does not tell."""
   # Which run of a sweep compiles a program and which finds it in the cache says nothing about its variant.
   own, compiled = column(rows, 'seconds'), column(rows, 'compilations') > 0
   if not compiled.all():
@@ -216,6 +214,6 @@ def plot(runs: Mapping[str, Sequence[SweepRun]], config: ml_collections.ConfigDi
   for axes, text in zip(grid[-1], ('tokens trained', 'minutes of training steps')):
     axes.set_xlabel(text, fontsize=9)
   figure.suptitle(config.title, fontsize=11)
-  figure.legend(*grid[0, 0].get_legend_handles_labels(), loc='outside lower center', ncols=5, fontsize=8, frameon=False, handlelength=4,
-                title='mean over (seeds); band: lowest to highest', title_fontsize=8)
+  figure.legend(*grid[0, 0].get_legend_handles_labels(), loc='outside lower center', ncols=5, fontsize=8, frameon=False,
+                handlelength=4, title='mean over (seeds); band: lowest to highest', title_fontsize=8)
   figure.savefig(path, dpi=110)
