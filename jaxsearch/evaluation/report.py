@@ -30,7 +30,7 @@ FAILURES = (('Searches', 'searches_failed', 'searches_asked', 'last_failure'),
             ('Calls of the judge or reader', 'service_calls_failed', 'service_calls', 'last_service_failure'))
 GOOD, BAD = (0x1F, 0x6F, 0xB2), (0xC8, 0x45, 0x2F)  # distinct for the colour-blind too
 FULL = 0.5  # the advantage with the strongest colour; the same for all rollouts, so that they can be compared
-GROWN = 1.1  # so many times the memory of the second quarter of the steps is no cache of the start any more
+GROWN = 1.1  # memory of the last quarter of the steps over that of the second; less is taken for caches that fill
 CHANGES = {(False, True): 'wrong before, right after', (True, False): 'right before, wrong after',
            (True, True): 'right both times', (False, False): 'wrong both times',
            (True,): 'right', (False,): 'wrong'}  # in the order of the page; with one evaluation there is no before
@@ -104,7 +104,7 @@ def render(rows: Sequence[Mapping], evaluations: Sequence[Mapping], config: Mapp
   """The page as HTML; everything that a model or a tool wrote is escaped."""
   import jinja2
   environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-  number = lambda value, scale, form: f'{scale * value:{form}}' if isinstance(value, (int, float)) else '–'  # none, or null
+  number = lambda value, scale, form: f'{scale * value:{form}}' if isinstance(value, (int, float)) else '–'  # missing or null
   environment.globals.update(pieces=pieces, colour=colour, number=number,
                              signed=lambda value: f'{value:+.2f}'.replace('-', '−'))
   template = environment.from_string(pathlib.Path(__file__).with_name('report.html').read_text(encoding='utf-8'))

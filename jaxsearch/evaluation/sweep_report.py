@@ -198,7 +198,7 @@ def plot(runs: Mapping[str, Sequence[SweepRun]], config: ml_collections.ConfigDi
       colour, style, marker = looks.get(name, ('#222222', '-', 'o'))
       curves = [curve(run, temperature) for run in of]
       steps = sorted(set.intersection(*map(set, curves)))
-      points = np.array([[curve[step] for step in steps] for curve in curves]).reshape(len(of), -1, 3)  # [seeds, steps, 3]
+      points = np.array([[curve[step] for step in steps] for curve in curves])  # [seeds, steps, 3]
       em = 100 * points[..., 2]
       for axes, x in zip(row, np.moveaxis(points[..., :2].mean(axis=0), 1, 0)):
         axes.plot(x, em.mean(axis=0), linestyle=style, color=colour, linewidth=2, marker=marker, markersize=5,
