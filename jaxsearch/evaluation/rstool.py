@@ -136,5 +136,5 @@ def _template(config: ml_collections.ConfigDict) -> str:
   """How the reader is asked. Raises ValueError for a method that writes no evidence."""
   settings = dict(config.grow) | dict(config.eval.grow)
   if 'evidence_template' not in settings:
-    raise ValueError(f'config.method={config.method!r} writes no evidence for other models: take --config configs/r_search.py')
+    raise ValueError(f'config.method={config.method!r} writes no evidence for other models: take a policy of configs/r_search.py')
   return settings['evidence_template']
