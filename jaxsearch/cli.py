@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
       COMMANDS[name].print_help()
     else:
       own, rest = COMMANDS[name].parse_known_args(arguments)
-      config, words, own.changed = flags.parse(name, rest, own.default_config, saved_config(own))
+      config, words, own.changed = flags.parse(name, rest, own.default_config, saved=saved_config(own))
       if words and not own.takes_words:
         raise flags.UsageError(f'{name} does not know what to do with {" ".join(map(repr, words))}')
       own.words = ' '.join(words).strip()

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import inspect
 import json
-import math
 import pathlib
 import signal
 import sys
@@ -97,15 +96,20 @@ def eval(config, flags) -> None:
   from jaxsearch.evaluation import run
   from jaxsearch.setup import reads_corpus
   name, corpus = flags.questions or config.eval.questions, (flags.corpus or config.data.corpus) * reads_corpus(config)
-  questions, ignored = _load_questions(config, name, flags.limit), _ignored(config, flags, name)
+  questions, ignored = _load_questions(config, name, None), _ignored(config, flags, name)
+  if left := questions[flags.limit:] if flags.limit else ():
+    questions = questions[:flags.limit]
+    ignored.append(f'{len(left)} questions after the first {len(questions)}')
   manifest = run.manifest(config, checkpoint=flags.checkpoint, questions=name, corpus=corpus)
   manifest |= {'temperature': sampling.temperature}
   if flags.as_tool:
     with _progress(len(questions)) as report:
       scores, predictions, made_with = _answer_with_tool(config, flags, questions, sampling, report)
+    manifest |= made_with
   else:
-    made_with = {'weights': run.weights(flags.checkpoint or config.model)}
-    predictions = _answer(config, flags, questions, sampling, manifest | made_with)
+    policy = run.load_policy(config, flags.checkpoint)
+    manifest['weights'] = run.weights(flags.checkpoint or config.model) | {'step': policy.step}
+    predictions = _answer(config, flags, policy, questions, sampling, manifest)
     stops = run.stops(predictions)
     if no_room := stops.pop('no_room'):
       ignored.append(f'{no_room} questions leave no room for an answer in sampler.length={config.sampler.length}; they count as '
@@ -115,8 +119,9 @@ def eval(config, flags) -> None:
       _say(line)
   for line in ignored:
     _say(f'ignored: {line}')
-  _write(flags.out, scores | {'manifest': manifest | made_with | {'ignored': ignored}, 'predictions': predictions})
-  _part(flags.out).unlink(missing_ok=True)
+  _write(flags.out, scores | {'manifest': manifest | {'ignored': ignored}, 'predictions': predictions})
+  if flags.out and not flags.as_tool:
+    _part(flags.out).unlink()
   _print(scores)
 
 
@@ -125,10 +130,12 @@ def _part(out: str) -> pathlib.Path:
   return pathlib.Path(f'{out}.part.jsonl')
 
 
-def _answer(config, flags, questions: Sequence, sampling, identity: dict) -> list[dict]:
+def _answer(config, flags, policy, questions: Sequence, sampling, identity: dict) -> list[dict]:
   """The records of questions, see `run.answer`. SystemExit after SIGTERM and SIGINT, with a line that says what is saved."""
+  import jax
+
   from jaxsearch.evaluation import run
-  answered = 0
+  agent, answered = run.open_agent(config, corpus=flags.corpus, policy=policy), 0
 
   def report(done: int, total: int, counts: dict) -> None:
     nonlocal answered
@@ -138,13 +145,12 @@ def _answer(config, flags, questions: Sequence, sampling, identity: dict) -> lis
   def stop(number, _):
     raise KeyboardInterrupt(number)
 
-  agent, key = _open_agent(config, flags)
   before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)
             if threading.current_thread() is threading.main_thread()}
   try:
     with _progress(len(questions)) as show:
-      return run.answer(agent, questions, key, sampling=sampling, part=_part(flags.out) if flags.out else None, identity=identity,
-                        on_progress=report)
+      return run.answer(agent, questions, jax.random.key(config.seed), sampling=sampling, identity=identity,
+                        part=_part(flags.out) if flags.out else None, on_progress=report)
   except KeyboardInterrupt as error:
     _say(f'stopped after {answered} of {len(questions)} questions; '
          f'{"rerun the same command to resume" if flags.out else "nothing is saved: there is no --out"}')
@@ -347,16 +353,15 @@ def export(config, flags) -> None:
   """
   import jax
 
-  from jaxsearch import __version__, setup
+  from jaxsearch import __version__
+  from jaxsearch.evaluation.run import tokenizer_of
   from jaxsearch.models import hub
   from jaxsearch.models.decoder import Decoder
-  from jaxsearch.models.tokenizer import Tokenizer
   from jaxsearch.training.checkpoint import load_params
   model_config, params, host = load_params(flags.checkpoint)
-  tokenizer = Tokenizer.load(config.tokenizer or setup.tokenizer_path(host['config']['model']))
   run = {'jaxsearch': __version__, 'jax': jax.__version__, 'step': host['step'],
          'config': config.to_dict() | {'tokenizer': ''}}  # the folder has its own
-  hub.save(Decoder(model_config, params=params), flags.out, tokenizer, dtype=flags.dtype or None, run=run)
+  hub.save(Decoder(model_config, params=params), flags.out, tokenizer_of(config, host), dtype=flags.dtype or None, run=run)
   print(f'step {host["step"]} written to {flags.out}')
 
 
@@ -396,10 +401,7 @@ def saved_config(flags) -> dict | None:
 def _sampling(flags, temperature: float = 0.0):
   """How answers are sampled: at --temperature, or at this one."""
   from jaxsearch.sampler.requests import Sampling
-  given = temperature if flags.temperature is None else flags.temperature
-  if not 0 <= given < math.inf:
-    raise UsageError(f'--temperature={given} must be 0 (greedy) or more, and finite')
-  return Sampling(given)
+  return Sampling(temperature if flags.temperature is None else flags.temperature)
 
 
 def _check_corpus(config, flags) -> None:
@@ -420,8 +422,6 @@ def _open_agent(config, flags, **changes) -> tuple:
 
 
 def _load_questions(config, name: str, limit: int | None) -> Sequence:
-  if limit is not None and limit < 1:
-    raise UsageError(f'--limit={limit}: at least one question')
   from jaxsearch.setup import load_questions
   return load_questions(config, name)[:limit]
 
@@ -437,7 +437,8 @@ def _write(path: str, result: str | dict) -> None:
 def _refuse(flags, names: Sequence[str], where: str) -> None:
   """UsageError for flags that are set where they have no effect."""
   for name in names:
-    if getattr(flags, name.replace('-', '_')) not in ('', None, False):
+    value = getattr(flags, name.replace('-', '_'))
+    if value not in ('', None) and value is not False:  # 0 is set
       raise UsageError(f'--{name} means nothing {where}')
 
 

@@ -19,40 +19,63 @@ import jaxsearch
 from jaxsearch import setup
 from jaxsearch.config_check import fields
 from jaxsearch.data.jsonl import DataError, read_records, shortened
+from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import competence, report
 from jaxsearch.models import hub
+from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards.match import answer_found, f1
 from jaxsearch.sampler.requests import Call, RunPython, Sampling, Search, ToolFailure
 from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training import runs
-from jaxsearch.training.checkpoint import is_run, load_params, read_saved
+from jaxsearch.training.checkpoint import is_run, load_params
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 SAMPLES = 24  # rollouts kept of an evaluation during training
 
 
-def open_agent(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: str = '', **changes) -> Agent:
-  """The agent of a config as it answers: with the arguments of `grow` that `config.eval.grow` and then `changes` change.
+@dataclasses.dataclass(frozen=True)
+class Policy:
+  """A decoder with its tokenizer, and the step of its run; None where that is not known."""
+  config: DecoderConfig
+  params: dict
+  tokenizer: Tokenizer
+  step: int | None
 
-  Args:
-    checkpoint: run folder, checkpoint in it, Hugging Face folder or GGUF file, else FileNotFoundError; '' is `config.model`.
-      It brings its tokenizer, unless `config.tokenizer` names one.
-    corpus: passages to search; '' is `config.data.corpus`.
+
+def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Policy:
+  """The policy of a run folder, checkpoint in it, Hugging Face folder or GGUF file, else FileNotFoundError; '' is `config.model`.
+
+  It brings its tokenizer, unless `config.tokenizer` names one.
   """
   if checkpoint and is_run(checkpoint):
     model_config, params, host = load_params(checkpoint)
     model_config = dataclasses.replace(model_config, dtype=config.dtype)
-    tokenizer = Tokenizer.load(config.tokenizer or setup.tokenizer_path(host['config']['model']))
-  elif checkpoint:
-    decoder = hub.load(checkpoint, config.dtype)
-    model_config, params, tokenizer = decoder.config, decoder.params, Tokenizer.load(config.tokenizer or checkpoint)
-  else:
-    model_config, params = setup.load_policy(config, meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1]))
-    tokenizer = setup.load_tokenizer(config)
-  engine = setup.open_engine(config, model_config, tokenizer)
-  engine.load(params)
+    return Policy(model_config, params, tokenizer_of(config, host), host['step'])
+  if checkpoint:
+    decoder, run = hub.load(checkpoint, config.dtype), hub.read_run(checkpoint) or {}
+    return Policy(decoder.config, decoder.params, Tokenizer.load(config.tokenizer or checkpoint), run.get('step'))
+  model_config, params = setup.load_policy(config, meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+  return Policy(model_config, params, setup.load_tokenizer(config), None)
+
+
+def tokenizer_of(config: ml_collections.ConfigDict, host: Mapping[str, Any]) -> Tokenizer:
+  """The tokenizer that `config.tokenizer` names, else that of the model of a checkpoint."""
+  return Tokenizer.load(config.tokenizer or setup.tokenizer_path(host['config']['model']))
+
+
+def open_agent(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: str = '', policy: Policy | None = None,
+               **changes) -> Agent:
+  """The agent of a config as it answers: with the arguments of `grow` that `config.eval.grow` and then `changes` change.
+
+  Args:
+    checkpoint: see `load_policy`; unless there is a `policy`.
+    corpus: passages to search; '' is `config.data.corpus`.
+  """
+  policy = policy or load_policy(config, checkpoint)
+  engine = setup.open_engine(config, policy.config, policy.tokenizer)
+  engine.load(policy.params)
   return setup.make_agent(config, engine, setup.open_tools(config, corpus), **dict(config.eval.grow) | changes)
 
 
@@ -196,10 +219,10 @@ def predictions(trees: Sequence[Tree]) -> list[dict]:
 
 
 def weights(path: str) -> dict[str, Any]:
-  """What tells weights from others without reading them: path, step of their run, bytes and last change of their files."""
-  saved, folder = read_saved(path), pathlib.Path(path)
+  """What tells weights from others without reading them: path, bytes and last change of their files (none of a run folder)."""
+  folder = pathlib.Path(path)
   files = [file.stat() for file in ([folder] if folder.is_file() else folder.glob('*.safetensors'))]
-  return {'path': str(path), 'step': saved and saved.get('step'), 'bytes': sum(file.st_size for file in files),
+  return {'path': str(path), 'bytes': sum(file.st_size for file in files),
           'modified': max((file.st_mtime for file in files), default=None)}
 
 

@@ -35,7 +35,7 @@ def answered(agent):
 
 
 def test_scores_are_means_over_trees(answered):
-  scores = run.scores(answered)
+  scores = run.scores(run.predictions(answered))
   right = [exact_match(tree.answer, tree.question.golden_answers) for tree in answered]
   assert scores['n'] == 12 and scores['em'] == pytest.approx(sum(right) / 12)
   assert scores['f1'] >= scores['em']
@@ -50,7 +50,7 @@ def test_recall_is_the_share_that_retrieved_a_gold_answer():
     trees[-1].metrics = {'searches': len(texts)}
     for text in texts:
       trees[-1].root.append(text, Role.OBSERVATION)
-  scores = run.scores(trees)
+  scores = run.scores(run.predictions(trees))
   assert scores['retrieval_recall'] == pytest.approx(2 / 5) and scores['searches'] == pytest.approx(6 / 5)
 
 
