@@ -96,7 +96,7 @@ def eval(config, flags) -> None:
   from jaxsearch.evaluation import run
   from jaxsearch.setup import reads_corpus
   name, corpus = flags.questions or config.eval.questions, (flags.corpus or config.data.corpus) * reads_corpus(config)
-  questions, ignored = _load_questions(config, name, None), _ignored(config, flags, name)
+  questions, ignored = _load_questions(config, name, None), _ignored(flags, name)
   if left := questions[flags.limit:] if flags.limit else ():
     questions = questions[:flags.limit]
     ignored.append(f'{len(left)} questions after the first {len(questions)}')
@@ -112,8 +112,7 @@ def eval(config, flags) -> None:
     predictions = _answer(config, flags, policy, questions, sampling, manifest)
     stops = run.stops(predictions)
     if no_room := stops.pop('no_room'):
-      ignored.append(f'{no_room} questions leave no room for an answer in sampler.length={config.sampler.length}; they count as '
-                     'wrong')
+      ignored.append(f'questions without room for an answer in sampler.length={config.sampler.length}: {no_room}, all wrong')
     scores = run.scores(predictions) | run.failures(predictions) | stops
     for line in run.summary(scores):
       _say(line)
@@ -160,14 +159,15 @@ def _answer(config, flags, policy, questions: Sequence, sampling, identity: dict
       signal.signal(number, handler)
 
 
-# Fields of the config that decide what an evaluation finds; --config.FIELD=VALUE of any other has no effect on it.
+# Fields of the config that decide what an evaluation finds; --config.FIELD=VALUE has no effect on it with any other, nor with
+# the second list, which says what to set instead.
 ANSWERING = ('method', 'tokenizer', 'dtype', 'seed', 'grow', 'eval.grow', 'eval.questions', 'data', 'search', 'python', 'sampler',
              'reader', 'model', 'optim.master_weights')
 INSTEAD = {'eval.number': '--limit', 'eval.temperatures': '--temperature', 'sampler.temperature': '--temperature',
            'sampler.top_p': '', 'sampler.top_k': '', 'data.questions': '--questions'}
 
 
-def _ignored(config, flags, name: str) -> list[str]:
+def _ignored(flags, name: str) -> list[str]:
   """What was asked of an evaluation on the questions `name` and has no effect, a line for each."""
   useless = dict(INSTEAD)
   if not any(part.startswith('world:') for part in name.split('+')):

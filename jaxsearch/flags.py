@@ -59,13 +59,13 @@ def parse(command: str, arguments: Sequence[str], default: str, saved: Mapping[s
   given, overrides = parser.parse_known_args(arguments)
   names = [match[1] for match in map(re.compile('--?(?:no)?config[.]([^=]+)').match, overrides) if match]
   try:
-    config, trained = (None, None) if saved is None else (from_saved(saved), from_saved(saved))
+    trained = None if saved is None else from_saved(saved)
   except (AttributeError, KeyError, TypeError, ValueError) as error:
     raise UsageError(f'the config in the checkpoint: {error}') from error
-  if given.config or trained is None:
-    config = _load(given.config or default)
-    if trained is not None:
-      _take_trained(config, trained, names)
+  then = {} if trained is None else _trained(trained)
+  config = trained if trained is not None and not given.config else _load(given.config or default)
+  if trained is not None and given.config:
+    _take_trained(config, trained, names)
   values = flags.FlagValues()
   try:
     config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=overrides)
@@ -77,9 +77,9 @@ def parse(command: str, arguments: Sequence[str], default: str, saved: Mapping[s
     known = [name for name, _ in fields(config)]
     unknown = [f'the config has no field {name!r}{suggestion(name, known)}' for name in names if name not in known]
     raise UsageError('; '.join(unknown) or str(error).replace('\n', ' ')) from error
-  then, now = ({} if trained is None else _trained(trained)), _trained(config)
-  for name in names:
-    if then and now.get(name) != then.get(name):
+  now = _trained(config)
+  for name in names if then else ():
+    if now.get(name) != then.get(name):
       _say(f'{name}={now.get(name)!r} as you set it; the policy was trained with {_shown(then, name)}')
   return Given(config, words, frozenset(names))
 
@@ -97,8 +97,6 @@ def _load(name: str) -> ml_collections.ConfigDict:
 
 def _take_trained(config: ml_collections.ConfigDict, trained: ml_collections.ConfigDict, changed: Iterable[str]) -> None:
   """Sets the fields `TRAINED` of a config as in `trained`, and groups that it lacks; says what differed and is not `changed`."""
-  if 'method' not in config:
-    raise UsageError('--config: this is not the config of a policy, it has no field method')
   ours, theirs = _trained(config), _trained(trained)
   for name in sorted(ours.keys() | theirs.keys()):
     if ours.get(name) != theirs.get(name) and name not in changed:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 import transformers
 
-from jaxsearch import cli
+from jaxsearch import cli, commands
 from jaxsearch.models.decoder import initial_params
 from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.training import checkpoint, runs
@@ -119,6 +119,12 @@ def test_an_exported_folder_is_as_its_run(folder, command, tmp_path):
   for name, source in (('run.json', folder / 'run'), ('hf.json', tmp_path / 'hf')):
     assert command('eval', '--checkpoint', source, '--out', tmp_path / name)[0] == 0
   assert result(tmp_path / 'run.json')['predictions'] == result(tmp_path / 'hf.json')['predictions']
+
+
+def test_a_broken_note_of_an_export_is_named(folder, command, tmp_path):
+  (tmp_path / 'jaxsearch.json').write_text('{"step": 1}')
+  status, _, errors = command('eval', '--checkpoint', tmp_path)
+  assert status == 2 and errors == f'jaxsearch: {tmp_path}/jaxsearch.json: no config in it\n'
 
 
 def test_a_foreign_folder_takes_the_given_config(folder, command, tmp_path):
@@ -228,6 +234,18 @@ def test_a_full_disk_leaves_what_was_saved(folder, whole, command, after, tmp_pa
   assert command(*evaluate(folder, out))[0] == 0 and result(out) == whole
 
 
+def test_a_result_that_could_not_be_written_needs_no_new_answers(folder, whole, command, after, monkeypatch, tmp_path):
+  def full(path, result):
+    raise OSError(errno.ENOSPC, 'No space left on device')
+
+  with monkeypatch.context() as context:
+    context.setattr(commands, '_write', full)
+    assert command(*evaluate(folder, tmp_path / 'r.json'))[0] == 2
+  written = after(None, None)
+  assert command(*evaluate(folder, tmp_path / 'r.json'))[0] == 0
+  assert written == [] and result(tmp_path / 'r.json') == whole
+
+
 def test_without_a_file_nothing_is_saved(folder, command, monkeypatch):
   from jaxsearch.evaluation import run
   predictions = run.predictions
@@ -277,4 +295,4 @@ def test_stops_are_counted_and_prompts_without_room_are_named(folder, command):
   figures = json.loads(printed.splitlines()[-1])
   assert status == 0 and figures['stop_context_full'] == 1 and sum(
     count for name, count in figures.items() if name.startswith('stop_')) == figures['n'] == 2
-  assert 'jaxsearch: stops: 1 ' in errors and '1 questions leave no room for an answer in sampler.length=128' in errors
+  assert 'jaxsearch: stops: 1 ' in errors and 'without room for an answer in sampler.length=128: 1, all wrong' in errors

@@ -193,7 +193,8 @@ def stops(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 def summary(figures: Mapping[str, Any]) -> Iterator[str]:
   """Lines for a person: how rollouts ended, and which tool calls failed."""
   stopped = {name.removeprefix('stop_'): count for name, count in figures.items() if name.startswith('stop_')}
-  yield 'stops: ' + ', '.join(f'{count} {name.replace("_", " ")}' for name, count in stopped.items())
+  if stopped:
+    yield 'stops: ' + ', '.join(f'{count} {name.replace("_", " ")}' for name, count in stopped.items())
   kinds = {name: count for name, count in figures.items() if name.startswith('tool_calls_failed_')}
   if kinds:
     listed = ', '.join(f'{count} {name.removeprefix("tool_calls_failed_")}' for name, count in kinds.items())

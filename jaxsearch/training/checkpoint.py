@@ -117,7 +117,9 @@ def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh):
   if not (run / 'checkpoints').is_dir():
     raise FileNotFoundError(f'{path}: no checkpoints here')
   with contextlib.closing(open_checkpoints(run)) as manager:
-    step = find_step(manager, run, step)
+    step = manager.latest_step() if step is None else step
+    if step not in manager.all_steps():
+      raise FileNotFoundError(f'{run}/checkpoints: no checkpoint {"at all" if step is None else step}')
     host = restore_host(manager, step)
     model_config = decoder_from_json(host['decoder'])
     shardings, shapes = (critic.layout(model_config, mesh) if host.get('critic')
@@ -138,15 +140,10 @@ def read_saved(path: str | pathlib.Path) -> dict[str, Any] | None:
     return found
   run, step = _run_folder(pathlib.Path(path))
   with contextlib.closing(open_checkpoints(run)) as manager:
-    return restore_host(manager, find_step(manager, run, step))
-
-
-def find_step(manager: ocp.CheckpointManager, run: pathlib.Path, step: int | None) -> int:
-  """The step, or the newest for None; FileNotFoundError if there is no such checkpoint."""
-  step = manager.latest_step() if step is None else step
-  if step not in manager.all_steps():
-    raise FileNotFoundError(f'{run}/checkpoints: no checkpoint {"at all" if step is None else step}')
-  return step
+    step = manager.latest_step() if step is None else step
+    if step not in manager.all_steps():
+      raise FileNotFoundError(f'{run}/checkpoints: no checkpoint {"at all" if step is None else step}')
+    return restore_host(manager, step)
 
 
 def check_base(host: dict[str, Any], found: list[float], name: str) -> None:

@@ -118,3 +118,14 @@ def test_ask_shows_the_search_and_the_answer(capsys):
 def test_export_needs_a_checkpoint(tmp_path, capsys):
   assert cli.main(['export', f'--checkpoint={tmp_path}', f'--out={tmp_path}/hf']) == 2
   assert 'no checkpoints here' in capsys.readouterr().err
+
+
+def test_a_manifest_has_the_hash_of_every_file_in_a_name(config, tmp_path):
+  first, second = tmp_path / 'a.json', tmp_path / 'b.json'
+  first.write_text('1')
+  second.write_text('2')
+  hashes = lambda name: run.manifest(config, questions=name)['files']['questions']['sha256']
+  joined = hashes(f'hotpotqa:{first}+{second}')
+  assert len(joined) == 64 and hashes(str(first)) == hashes(f'gsm8k:{first}') != joined and hashes('world:test') is None
+  second.write_text('3')
+  assert hashes(f'hotpotqa:{first}+{second}') != joined
