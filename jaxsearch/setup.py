@@ -91,14 +91,19 @@ def load_questions(config: ml_collections.ConfigDict, name: str) -> list[Questio
   return sources.load_questions(name, hops=config.data.hops, arithmetic=config.data.arithmetic)
 
 
+def reads_corpus(config: ml_collections.ConfigDict) -> bool:
+  """Whether the search back end of a config searches passages of ours, `config.data.corpus`."""
+  search = config.search
+  return search.backend == 'bm25' or (search.backend == 'simulated' and search.writer in registry.ENTRIES['writers'])
+
+
 def open_backend(config: ml_collections.ConfigDict, corpus: str = '', mesh: jax.sharding.Mesh | None = None) -> SearchBackend:
   """The search back end that `config.search` names; `corpus` takes the place of `config.data.corpus`."""
   settings = dict(config.search)
   kind, _ = settings.pop('backend'), settings.pop('topk')
   if kind == 'simulated' and settings['writer'] == 'model':
     settings['writer'] = _model_writer(settings['writer_model'], config.dtype, mesh)
-  needed = kind == 'bm25' or (kind == 'simulated' and settings['writer'] in registry.ENTRIES['writers'])
-  documents = sources.load_corpus(corpus or config.data.corpus) if needed else None
+  documents = sources.load_corpus(corpus or config.data.corpus) if reads_corpus(config) else None
   return open_search(kind, corpus=documents, seed=config.seed, **settings)
 
 

@@ -1,13 +1,14 @@
 """One error names all mistakes of a config, before anything is loaded."""
 
 import importlib
+import json
 import sys
 import types
 
 import pytest
 
 from configs import base, checks
-from jaxsearch.config_check import SHIPPED, check, fields
+from jaxsearch.config_check import SHIPPED, check, fields, from_saved
 from jaxsearch.methods import cusearch, slate
 from jaxsearch.tools import KINDS, faults
 from jaxsearch.trees.layout import AGGREGATIONS
@@ -166,3 +167,27 @@ def test_a_config_that_is_no_run_passes():
   import ml_collections
   assert check(ml_collections.ConfigDict({'seeds': (-1,)})) is None
   assert check(base.get_config()) is None
+
+
+def saved(name):
+  return json.loads(json.dumps(importlib.import_module(f'configs.{name}').get_config().to_dict()))
+
+
+@pytest.mark.parametrize('name', SHIPPED_NAMES)
+def test_a_saved_config_is_read_as_it_was(name):
+  config = importlib.import_module(f'configs.{name}').get_config()
+  assert from_saved(saved(name)).to_dict() == config.to_dict()
+
+
+def test_an_older_config_is_read_with_the_fields_of_today():
+  older, today = saved('r_search'), importlib.import_module('configs.r_search').get_config()
+  del older['lora'], older['sampler']['top_k'], older['eval']['grow'], older['loss']['dual_clip']
+  older['search']['proxy'], older['grow']['sieve'], older['warmup'] = 'none', 3, {'by_heart': [1, 2]}
+  config = from_saved(older)
+  check(config)
+  assert config.warmup.by_heart == (1, 2)  # a group that base.py does not have is that of some method
+  config.loss.dual_clip = 3.0  # still a placeholder of today's type
+  with config.unlocked():
+    del config['warmup']
+    config.loss.dual_clip = None
+  assert config.to_dict() == today.to_dict() and config.is_locked

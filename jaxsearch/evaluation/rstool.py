@@ -87,10 +87,13 @@ class Reader:
 
 def open_reader(config: ml_collections.ConfigDict, url: str = '', model: str = '') -> Reader:
   """The frozen model `config.reader`, or with a `url` the `model` behind a chat server (API key in OPENAI_API_KEY)."""
+  template = _template(config)
+  if 'reader' not in config:
+    raise ValueError('the config has no group reader, the model that answers: see configs/r_search.py')
   if url:
     from jaxsearch.tools.chat import Chat
-    return Reader(Chat(url, model, max_tokens=config.reader.max_tokens).replies, _template(config))
-  return local_reader(setup.load_assistant(config.reader, config.dtype), _template(config))
+    return Reader(Chat(url, model, max_tokens=config.reader.max_tokens).replies, template)
+  return local_reader(setup.load_assistant(config.reader, config.dtype), template)
 
 
 def local_reader(assistant: Assistant, template: str) -> Reader:
@@ -136,5 +139,5 @@ def _template(config: ml_collections.ConfigDict) -> str:
   """How the reader is asked. Raises ValueError for a method that writes no evidence."""
   settings = dict(config.grow) | dict(config.eval.grow)
   if 'evidence_template' not in settings:
-    raise ValueError(f'config.method={config.method!r} writes no evidence for other models: take --config configs/r_search.py')
+    raise ValueError(f'config.method={config.method!r} writes no evidence for other models: take a policy of configs/r_search.py')
   return settings['evidence_template']

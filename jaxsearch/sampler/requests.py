@@ -245,6 +245,12 @@ def shorten(documents: Sequence[Document], budget: int, measure: Callable[[Seque
   return cut(longest - dropped)
 
 
+def failing(metrics: Mapping[str, Any]) -> str | None:
+  """What to tell a person about a rollout whose searches mostly failed; else None."""
+  asked, failed = metrics.get('searches_asked', 0), metrics.get('searches_failed', 0)
+  return f'{failed} of {asked} searches failed; the last: {metrics["last_failure"]}' if 2 * failed > asked else None
+
+
 # Calls.
 
 
