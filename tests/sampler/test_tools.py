@@ -4,6 +4,13 @@ from jaxsearch.data.corpus import Document
 from jaxsearch.sampler.requests import RunPython, Search, ToolFailure, Tools, shorten
 from jaxsearch.trees import grammar
 
+
+class Bytes:
+  special_tokens, longest_token = ('<|end|>',), 1
+  encode = staticmethod(lambda text: list(text.encode()))
+  starts = staticmethod(lambda text: list(range(len(text))))
+
+
 DOCUMENTS = [Document(str(i), f'T{i}', chr(97 + i) * size) for i, size in enumerate((50, 10, 200))]
 
 
@@ -12,23 +19,19 @@ def measure(documents):
 
 
 def test_what_fits_stays():
-  assert shorten(DOCUMENTS, 290, measure) == DOCUMENTS
+  assert shorten(DOCUMENTS, 290, measure, Bytes()) == DOCUMENTS
 
 
 def test_texts_are_cut_at_one_length_the_largest_that_fits():
-  cut = shorten(DOCUMENTS, 129, measure)
+  cut = shorten(DOCUMENTS, 129, measure, Bytes())
   assert [len(document.text) for document in cut] == [44, 10, 44]     # 45 each would make 130
   assert [document.title for document in cut] == ['T0', 'T1', 'T2']
 
 
 def test_documents_are_left_out_where_not_even_titles_fit():
-  assert [document.text for document in shorten(DOCUMENTS, 25, measure)] == ['aa', 'bb']
-  assert shorten(DOCUMENTS, 9, measure) == []
+  assert [document.text for document in shorten(DOCUMENTS, 25, measure, Bytes())] == ['aa', 'bb']
+  assert shorten(DOCUMENTS, 9, measure, Bytes()) == []
 
-
-class Bytes:
-  special_tokens = ('<|end|>',)
-  encode = staticmethod(lambda text: list(text.encode()))
 
 
 observation = Tools(answer_reserve=0, max_observation=10**6).observation

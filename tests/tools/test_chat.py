@@ -105,7 +105,7 @@ def test_a_slow_reply_is_given_up_and_the_others_come():
   with server(serve) as (url, _):
     first, slow, last = Chat(url, 'm', timeout=2.0, attempts=1).replies(['a', 'slow', 'c'])
     released.set()
-  assert (first, last) == ('x', 'x') and isinstance(slow, ChatError) and 'no response within 2 s' in slow.reason
+  assert (first, last) == ('x', 'x') and isinstance(slow, ChatError) and 'no complete response within 2 s' in slow.reason
 
 
 def test_a_reply_that_trickles_is_given_up_at_the_deadline():

@@ -73,7 +73,7 @@ def test_a_slow_server_runs_into_the_deadline_of_all_attempts():
   released = threading.Event()
   with server(lambda handler: released.wait(20)) as (url, _):
     start = time.monotonic()
-    with pytest.raises(Failure, match=r'no response within 0\.3 s'):
+    with pytest.raises(Failure, match=r'no complete response within 0\.3 s'):
       client(url, timeout=0.3).post({}, dict)
     assert time.monotonic() - start < 6
     released.set()
