@@ -137,3 +137,12 @@ def test_half_a_surrogate_pair_does_not_reach_a_tokenizer():
   with server((200, b'{"a": ["\\ud83d", {"\\ude00b": 1.5}], "c": "\\ud83d\\ude00"}')) as (url, _):
     assert client(url).post({}, lambda response: response) == {'a': ['?', {'?b': 1.5}], 'c': '😀'}
   assert parse_json(b'"x\xed\xa0\xbd"') == 'x?'
+
+
+def test_cookies_do_not_pile_up():
+  answers = [(200, {}, {'set-cookie': f'c{i}=x'}) for i in range(3)]
+  with server(*answers) as (url, seen):
+    asking = client(url)
+    for _ in range(3):
+      asking.post({}, dict)
+  assert not any('cookie' in headers for _, headers, _ in seen)
