@@ -25,7 +25,7 @@ import pydantic
 import tenacity
 
 # Of a response, decompressed. Ten passages have some 10 kB, ten long pages of an encyclopedia 5 MB; what JSON of this size
-# becomes in Python may take a hundred times as much memory.
+# becomes in Python takes up to thirty times as much memory (lists of nothing).
 MAX_RESPONSE_BYTES = 8 * 2**20
 MAX_REASON = 300  # characters of an error: it goes into observations and onto the terminal
 T = TypeVar('T')

@@ -72,8 +72,10 @@ _PARSING = threading.Lock()  # filters of warnings are of the whole process
 
 
 def _value_kept(code: str) -> str:
-  """The program with the value of its last line, if that is an expression, as `value__`, to be printed in the sandbox: a value that
-  leaves it is written out whole, and a text a million times in a list would be gigabytes here."""
+  """The program with the value of its last line, if that is an expression, as `value__`, to be printed in the sandbox.
+
+  A value that leaves the sandbox is written out whole: a list that holds a text a million times would be gigabytes here.
+  """
   try:
     with _PARSING, warnings.catch_warnings(action='ignore'):
       last = ast.parse(code).body[-1]
