@@ -31,7 +31,9 @@ class Batch:
   visible_until: jax.Array  # [n, R, T] int32
   targets: jax.Array        # [n, R, M] int32, row indices of the trained tokens; -1 is padding
   weights: jax.Array        # [n, R, M] float32, 0 on padding: the loss is the sum of weight * per-token loss
-  advantages: jax.Array     # [n, R, M] float32
+  gains: jax.Array          # [n, R, M] float32, weighted advantages above 0, of all spans that share the token
+  losses: jax.Array         # [n, R, M] float32, those below 0, as a positive number
+  spans: jax.Array          # [n, R, M] float32, how many trained spans share the token
   old_logprobs: jax.Array   # [n, R, M] float32, of the policy that the ratio refers to
   sampler_logprobs: jax.Array  # [n, R, M] float32, as captured while sampling
   ref_logprobs: jax.Array | None  # [n, R, M] float32, of the reference policy; None without one
@@ -55,7 +57,7 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, old_logprobs: np.ndarray 
   B, T = rows.tokens.shape
   count = max(-(-B // micro_rows), 1)
   n = 1 << (count - 1).bit_length()
-  trained = rows.loss_weights != 0
+  trained = rows.trained != 0
   M = target_bucket(int(trained.sum(axis=1).max(initial=1)), T)
   order = np.argsort(~trained, axis=1, kind='stable')[:, :M]  # trained tokens first, in row order
   real = np.take_along_axis(trained, order, axis=1)
@@ -73,7 +75,7 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, old_logprobs: np.ndarray 
     tokens=split(rows.tokens), positions=split(rows.positions),
     previous=split(rows.previous, index), visible_until=split(rows.visible_until, index + 1),
     targets=split(np.where(real, order, -1).astype(np.int32), -1),
-    weights=packed(rows.loss_weights), advantages=packed(rows.advantages),
+    weights=packed(rows.loss_weights), gains=packed(rows.gains), losses=packed(rows.losses), spans=packed(rows.trained),
     old_logprobs=sampler_logprobs if old_logprobs is None else packed(old_logprobs),
     sampler_logprobs=sampler_logprobs, ref_logprobs=None if ref_logprobs is None else packed(ref_logprobs),
     value_weights=packed(rows.value_weights) if critic else None,

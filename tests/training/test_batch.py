@@ -25,7 +25,7 @@ def test_trained_tokens_are_packed_in_order_with_their_values(tiny):
     found = batch.targets[i, r]
     np.testing.assert_array_equal(found[:len(expected)], expected)
     assert np.all(found[len(expected):] == -1)
-    for name, values in (('weights', rows.loss_weights), ('advantages', rows.advantages),
+    for name, values in (('weights', rows.loss_weights), ('gains', rows.gains), ('losses', rows.losses), ('spans', rows.trained),
                          ('old_logprobs', rows.old_logprobs), ('ref_logprobs', other)):
       packed = getattr(batch, name)[i, r]
       np.testing.assert_array_equal(packed[:len(expected)], values[index, expected] if len(expected) else [])
