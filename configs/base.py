@@ -74,7 +74,8 @@ def get_config():
   )
 
   config.train = config_dict.create(
-    row_length=768,                  # tokens of a training row. Whole trees are packed into rows; a longer one is left out
+    row_length=768,                  # tokens of a training row, at least sampler.length. What the trees of a question have in
+                                     # common is there once; where they branch, they may go on in another row
     micro_rows=4,                    # rows per forward and backward pass; a multiple of mesh.data * mesh.fsdp
     epochs=1,                        # passes over the rollouts of a step
     mini_batch=0,                    # trees of an update; a pass over a step's trees makes as many updates as this asks for, on
