@@ -61,9 +61,16 @@ def open_checkpoints(run: str | pathlib.Path, keep: int | None = None) -> ocp.Ch
   """The checkpoints of the run folder `run`; `keep` is how many newest ones survive a save, None to read alone."""
   for name in ('absl', 'asyncio'):  # Orbax tells of every file, and of every fault with tracebacks beside the one it raises
     logging.getLogger(name).setLevel(logging.CRITICAL)
+  sys.unraisablehook = _without_echoes
   return ocp.CheckpointManager((pathlib.Path(run) / 'checkpoints').absolute(), options=ocp.CheckpointManagerOptions(
     max_to_keep=keep, create=keep is not None, cleanup_tmp_directories=keep is not None,
     enable_async_checkpointing=jax.default_backend() != 'cpu'))
+
+
+def _without_echoes(unraisable) -> None:
+  """Leaves out what the threads of Orbax still print of a fault that it has raised."""
+  if not re.search('tensorstore|os_error_code|Event loop is closed', str(unraisable.exc_value), re.IGNORECASE):
+    sys.__unraisablehook__(unraisable)
 
 
 def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dict[str, Any]) -> None:
@@ -77,11 +84,9 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
   path = pathlib.Path(manager.directory) / str(step)
   check_finite({'params': params} | rest, path)
   host = host | {'param_dtype': jax.tree.leaves(params)[0].dtype.name}
-  hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # threads of a save that fails print tracebacks of their own
   with writing(path):
     manager.save(step, args=ocp.args.Composite(
       params=ocp.args.StandardSave(params), rest=ocp.args.StandardSave(rest), host=ocp.args.JsonSave(host)))
-  sys.unraisablehook = hook  # not after a fault: they are still at it
 
 
 @contextlib.contextmanager
@@ -132,7 +137,7 @@ def _reason(error: Exception) -> str:
   """What the operating system said, of an error of Orbax; where it said nothing, how the error begins."""
   code = re.search(r"os_error_code='(\d+)'", str(error))
   said = os.strerror(int(code[1])) if code else getattr(error, 'strerror', None)
-  return said or f'{type(error).__name__}: {" ".join(str(error).split())[:80]}'
+  return said or f'{type(error).__name__}: {re.split("[:(]", str(error))[0].strip()}'
 
 
 def all_steps(manager: ocp.CheckpointManager) -> list[int]:

@@ -228,8 +228,8 @@ def metrics_log(out: str | pathlib.Path, last_step: int) -> Iterator[Callable[[s
             for row in rows]
     append(out / name, rows)
     for row in rows:
-      numbers = {key: value for key, value in row.items() if isinstance(value, (int, float)) and key != 'step'}
-      values = [Summary.Value(tag=tag(key, row), simple_value=value) for key, value in numbers.items()]
+      values = [Summary.Value(tag=tag(key, row), simple_value=value) for key, value in row.items()
+                if isinstance(value, (int, float)) and key not in ('step', 'temperature')]
       board.write_event(Event(step=row['step'], wall_time=time.time(), summary=Summary(value=values)))
     board.flush()
 

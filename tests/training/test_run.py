@@ -95,6 +95,8 @@ def test_kills_at_any_point_change_nothing(start, tmp_path):
   code, errors = finish(process)
   assert code == 128 + signal.SIGTERM, errors[-3000:]
   stopped = max(int(path.name) for path in broken.glob('checkpoints/*'))
+  assert errors.splitlines() == ['jaxsearch: resuming at step 3',
+                                 f'jaxsearch: stopped after step {stopped}; rerun the same command to resume']
   assert stopped == rows() >= 3  # saved where it stopped, on a step that no interval asks for or on the last
 
   code, errors = finish(start('train', broken))
