@@ -39,9 +39,13 @@ from jaxsearch.training import RunStopped, checkpoint
 from jaxsearch.training.step import TrainState
 
 GROUPS = {  # of tags in TensorBoard: a metric is in the first whose pattern its name has
-  'time': 'second|compilations|resident', 'gate': '^gate_', 'reward': '^reward|^em$|^f1$|groups_alike',
+  'time': 'second|compilations|resident',
+  'gate': '^gate_',
+  'reward': '^reward|^em$|^f1$|groups_alike',
   'loss': 'loss|^kl|entropy|ratio|clip|logprob|grad_norm|learning_rate|skipped|critic|value',
-  'sampler': 'token|stop_|tool|search|service|failure|malformed|tree|rows|padded|segments|steps|episodes|idle', 'method': ''}
+  'sampler': 'token|stop_|tool|search|service|failure|malformed|tree|rows|padded|segments|steps|episodes|idle',
+  'method': '',
+}
 
 
 class RunFolder(contextlib.ExitStack):
@@ -155,7 +159,8 @@ class RunFolder(contextlib.ExitStack):
     except NotFinite as error:
       raise RunStopped(f'{error}, so it was not saved; {self._saved()}') from error
     except OSError as error:
-      raise RunStopped(f'{error}; {self._saved()}; once that is mended, rerun the same command to resume') from error
+      what = f'{error.filename}: {error.strerror}' if error.filename else error
+      raise RunStopped(f'{what}; {self._saved()}; once that is mended, rerun the same command to resume') from error
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxsearch import models
 from jaxsearch.models import hub
-from jaxsearch.models.decoder import hidden_states, parameter_axes, parameter_shapes
+from jaxsearch.models.decoder import Decoder, hidden_states, parameter_axes, parameter_shapes
 from jaxsearch.parallel.mesh import make_mesh, shardings
 
 SIZES = dict(
@@ -273,16 +273,16 @@ def test_saves_in_place(make_checkpoint, tmp_path):
 
 
 def test_what_is_not_finite_is_not_saved(make_checkpoint, tmp_path):
-  _, folder = make_checkpoint('qwen3')
-  model = models.load(folder)
-  model.params['layers']['gate'] = model.params['layers']['gate'].at[1, 2, 3].set(jnp.nan)
+  model = models.load(make_checkpoint('qwen3')[0])
+  layers = model.params['layers'] | {'gate': model.params['layers']['gate'].at[1, 2, 3].set(jnp.nan)}
+  model = Decoder(model.config, params=model.params | {'layers': layers})
   with pytest.raises(hub.NotFinite, match=r'out: layers/gate has values that are not finite$'):
     models.save(model, tmp_path / 'out')
   assert not (tmp_path / 'out').exists()
 
 
 def test_a_full_disk_is_named(make_checkpoint, tmp_path):
-  model, limits = models.load(make_checkpoint('qwen3')[1]), resource.getrlimit(resource.RLIMIT_FSIZE)
+  model, limits = models.load(make_checkpoint('qwen3')[0]), resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # bytes a file: a larger one is refused by the system
   try:
     with pytest.raises(OSError, match=r'model.safetensors could not be written: .*File too large'):
