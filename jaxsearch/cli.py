@@ -7,7 +7,7 @@ it arose. So does a run that cannot go on, with exit status 1. The commands impo
 import sys
 
 from jaxsearch import __version__, flags
-from jaxsearch.commands import COMMANDS
+from jaxsearch.commands import COMMANDS, saved_config
 from jaxsearch.config_check import suggestion
 from jaxsearch.training import RunStopped
 
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
       COMMANDS[name].print_help()
     else:
       own, rest = COMMANDS[name].parse_known_args(arguments)
-      config, words = flags.parse(name, rest, own.default_config)
+      config, words, own.changed = flags.parse(name, rest, own.default_config, saved=saved_config(own))
       if words and not own.takes_words:
         raise flags.UsageError(f'{name} does not know what to do with {" ".join(map(repr, words))}')
       own.words = ' '.join(words).strip()

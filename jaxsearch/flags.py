@@ -4,17 +4,23 @@ argparse and ml_collections parse; here their complaints become one line that na
 """
 
 import argparse
+import functools
+import operator
 import pathlib
 import re
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from jaxsearch.config_check import SHIPPED, check, fields, load_file, suggestion
+from jaxsearch.config_check import SHIPPED, check, fields, from_saved, load_file, suggestion
+
+# What a policy was trained to see: with a checkpoint these are the run's, whichever config is given.
+TRAINED = ('method', 'grow', 'eval.grow', 'sampler.length', 'tokenizer', 'search.topk', 'python')
 
 
 class UsageError(Exception):
@@ -29,25 +35,37 @@ class Parser(argparse.ArgumentParser):
     raise UsageError(message.replace('the following arguments are required:', f'{self.prog} needs'))
 
 
-def parse(command: str, arguments: Sequence[str], default: str) -> tuple[ml_collections.ConfigDict, list[str]]:
-  """(config, remaining words) of `--config NAME --config.key=value … words`, parsed and checked.
+class Given(NamedTuple):
+  """What a command line says beside the flags of its command."""
+  config: ml_collections.ConfigDict
+  words: list[str]
+  changed: frozenset[str]  # fields of the config that it sets
+
+
+def parse(command: str, arguments: Sequence[str], default: str, saved: Mapping[str, Any] | None = None) -> Given:
+  """What `--config NAME --config.key=value … words` says, parsed and checked.
 
   Args:
     command: for messages; `train` also checks what only training needs.
     default: the config taken when none is named.
+    saved: the config of the checkpoint that the command reads. It takes the place of `default`; in a config that is named it
+      takes the place of what the policy was trained to see (`TRAINED`). Fields set by `--config.key=value` win over it. Each
+      difference is a line on stderr.
   Raises:
     UsageError: an unknown flag, field or config, or values that fields cannot have; names them.
   """
   parser = Parser(prog=command, add_help=False, allow_abbrev=False)
-  parser.add_argument('--config', default=default)
+  parser.add_argument('--config', default='')
   given, overrides = parser.parse_known_args(arguments)
-  file, argument = find(given.config)
+  names = [match[1] for match in map(re.compile('--?(?:no)?config[.]([^=]+)').match, overrides) if match]
   try:
-    config = load_file(file).get_config(*argument)
-    if not isinstance(config, ml_collections.ConfigDict):
-      raise TypeError('get_config() returns no ConfigDict')
-  except Exception as error:  # whatever goes wrong in the user's file
-    raise UsageError(f'{file}: {type(error).__name__}: {error}') from error
+    trained = None if saved is None else from_saved(saved)
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    raise UsageError(f'the config in the checkpoint: {error}') from error
+  then = {} if trained is None else _trained(trained)
+  config = trained if trained is not None and not given.config else _load(given.config or default)
+  if trained is not None and given.config:
+    _take_trained(config, trained, names)
   values = flags.FlagValues()
   try:
     config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=overrides)
@@ -57,10 +75,50 @@ def parse(command: str, arguments: Sequence[str], default: str) -> tuple[ml_coll
     raise UsageError(f'{command} has no flag --{error.flagname}') from error
   except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
     known = [name for name, _ in fields(config)]
-    names = [match[1] for match in map(re.compile('--?(?:no)?config[.]([^=]+)').match, overrides) if match]
     unknown = [f'the config has no field {name!r}{suggestion(name, known)}' for name in names if name not in known]
     raise UsageError('; '.join(unknown) or str(error).replace('\n', ' ')) from error
-  return config, words
+  now = _trained(config)
+  for name in names if then else ():
+    if now.get(name) != then.get(name):
+      _say(f'{name}={now.get(name)!r} as you set it; the policy was trained with {_shown(then, name)}')
+  return Given(config, words, frozenset(names))
+
+
+def _load(name: str) -> ml_collections.ConfigDict:
+  file, argument = find(name)
+  try:
+    config = load_file(file).get_config(*argument)
+    if not isinstance(config, ml_collections.ConfigDict):
+      raise TypeError('get_config() returns no ConfigDict')
+  except Exception as error:  # whatever goes wrong in the user's file
+    raise UsageError(f'{file}: {type(error).__name__}: {error}') from error
+  return config
+
+
+def _take_trained(config: ml_collections.ConfigDict, trained: ml_collections.ConfigDict, changed: Iterable[str]) -> None:
+  """Sets the fields `TRAINED` of a config as in `trained`, and groups that it lacks; says what differed and is not `changed`."""
+  ours, theirs = _trained(config), _trained(trained)
+  for name in sorted(ours.keys() | theirs.keys()):
+    if ours.get(name) != theirs.get(name) and name not in changed:
+      _say(f'{name}: the config has {_shown(ours, name)}, the checkpoint {_shown(theirs, name)}; that of the checkpoint is used')
+  with config.unlocked():
+    for name in (*TRAINED, *(set(trained) - set(config))):
+      *path, leaf = name.split('.')
+      functools.reduce(operator.getitem, path, config)[leaf] = functools.reduce(operator.getitem, [*path, leaf], trained)
+
+
+def _trained(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Name -> value of the fields `TRAINED`; of groups, of what is in them."""
+  return {name: value for name, value in fields(config) if not isinstance(value, ml_collections.ConfigDict)
+          and any(name == one or name.startswith(f'{one}.') for one in TRAINED)}
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+  return repr(values[name]) if name in values else 'none'
+
+
+def _say(message: str) -> None:
+  print(f'jaxsearch: {message}', file=sys.stderr)
 
 
 def find(name: str) -> tuple[pathlib.Path, list[str]]:

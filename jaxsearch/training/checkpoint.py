@@ -15,6 +15,7 @@ What is not finite is neither saved nor read.
 """
 
 import contextlib
+import functools
 import logging
 import os
 import pathlib
@@ -30,7 +31,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxsearch import setup
-from jaxsearch.config_check import fields
+from jaxsearch.config_check import fields, from_saved
+from jaxsearch.models import hub
 from jaxsearch.models.decoder import DecoderConfig, RopeScaling
 from jaxsearch.models.hub import check_finite
 from jaxsearch.parallel.mesh import gather_objects, make_mesh
@@ -145,8 +147,8 @@ def all_steps(manager: ocp.CheckpointManager) -> list[int]:
   return sorted((int(path.name) for path in pathlib.Path(manager.directory).glob('*') if path.name.isdecimal()), reverse=True)
 
 
-def newest(manager: ocp.CheckpointManager, read: Callable[[int], Found]) -> Found | None:
-  """`read(step)` of the newest checkpoint that can be read, with a warning for each that cannot; None if there is none at all.
+def newest(manager: ocp.CheckpointManager, read: Callable[[int], Found], warn: bool = True) -> Found | None:
+  """`read(step)` of the newest checkpoint that can be read; None if there is none at all. With `warn` it names those that cannot.
 
   With several processes it is one that all of them can read. Raises BrokenCheckpoint if there are some, none of which can be.
   """
@@ -157,7 +159,7 @@ def newest(manager: ocp.CheckpointManager, read: Callable[[int], Found]) -> Foun
     except BrokenCheckpoint as error:
       found, fault = None, str(error)
     if not any(everywhere := gather_objects(fault)):
-      for fault in faults:
+      for fault in faults if warn else ():
         say(f'{fault}; using that of step {step}')
       return found
     faults.append(next(filter(None, everywhere)))
@@ -220,7 +222,7 @@ def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None)
   model_config, params, host = load_trained(path, mesh)
   if host.get('critic'):
     raise ValueError(f'{path}: this is a critic, not a policy')
-  config = ml_collections.ConfigDict(host['config'])
+  config = from_saved(host['config'])
   if config.lora.rank:
     _, base = setup.load_policy(config, mesh)
     check_base(host, fingerprint(base), config.model)
@@ -235,29 +237,45 @@ def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh):
   They are those of a policy, with the head of its critic if they share a backbone, of an adapter, or of a critic of its own.
   Raises FileNotFoundError if there is no checkpoint, or not this one, and ValueError as `load_params` does.
   """
-  run, step = _run_folder(pathlib.Path(path))
+  def read(manager: ocp.CheckpointManager, step: int):
+    host = restore_host(manager, step)
+    model_config = decoder_from_json(host['decoder'])
+    shardings, shapes = (critic.layout(model_config, mesh) if host.get('critic')
+                         else critic.trained_layout(from_saved(host['config']), model_config, mesh))
+    like = jax.tree.map(
+      lambda sharding, shape: jax.ShapeDtypeStruct(shape, host['param_dtype'], sharding=sharding), shardings, shapes)
+    with _reading(manager, step) as place:
+      params = manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(like))).params
+    check_finite(params, place)
+    return model_config, params, host
+
+  return _read(pathlib.Path(path), read)
+
+
+def _read(path: pathlib.Path, read: Callable[[ocp.CheckpointManager, int], Found], warn: bool = True) -> Found:
+  """`read(manager, step)` of the checkpoint that a path names, or of the newest in it; FileNotFoundError if there is none."""
+  run, step = _run_folder(path)
   if not (run / 'checkpoints').is_dir():
     raise FileNotFoundError(f'{path}: no checkpoints here')
   with contextlib.closing(open_checkpoints(run)) as manager:
-    def read(step: int):
-      host = restore_host(manager, step)
-      model_config = decoder_from_json(host['decoder'])
-      shardings, shapes = (critic.layout(model_config, mesh) if host.get('critic')
-                           else critic.trained_layout(ml_collections.ConfigDict(host['config']), model_config, mesh))
-      like = jax.tree.map(
-        lambda sharding, shape: jax.ShapeDtypeStruct(shape, host['param_dtype'], sharding=sharding), shardings, shapes)
-      with _reading(manager, step) as place:
-        params = manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(like))).params
-      check_finite(params, place)
-      return model_config, params, host
-
     if step is None:
-      found = newest(manager, read)
+      found = newest(manager, functools.partial(read, manager), warn)
     else:
-      found = read(step) if step in all_steps(manager) else None
+      found = read(manager, step) if step in all_steps(manager) else None
   if found is None:
     raise FileNotFoundError(f'{run}/checkpoints: no checkpoint {"at all" if step is None else step}')
   return found
+
+
+def read_saved(path: str | pathlib.Path) -> dict[str, Any] | None:
+  """What a run knows of itself, at least `config` and `step`: of a checkpoint the `host` item, of a folder that `export` wrote
+  its jaxsearch.json; None for any other folder or file. Raises FileNotFoundError for a run without this checkpoint."""
+  if not is_run(path):
+    found = hub.read_run(path)
+    if found is not None and not isinstance(found.get('config'), dict):
+      raise ValueError(f'{path}/{hub.RUN}: no config in it')
+    return found
+  return _read(pathlib.Path(path), restore_host, warn=False)  # `load_params` warns, which follows
 
 
 def check_base(host: dict[str, Any], found: list[float], name: str) -> None:

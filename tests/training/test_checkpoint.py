@@ -11,12 +11,16 @@ import pytest
 
 from configs import base
 from jaxsearch import cli
-from jaxsearch.models.decoder import DecoderConfig, RopeScaling
+from jaxsearch.models import hub
+from jaxsearch.models.decoder import Decoder, DecoderConfig, RopeScaling, initial_params
 from jaxsearch.models.presets import PRESETS
+from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import checkpoint, runs
 from jaxsearch.training.batch import make_batch, place
 from jaxsearch.trees.layout import lay_out
+from jaxsearch.world import files as world
+from tests.training import child as own_child
 from tests.training import conftest
 
 
@@ -214,3 +218,13 @@ def test_parameters_that_are_not_finite_are_not_loaded(tiny, tmp_path, monkeypat
     assert cli.main([*command, f'--checkpoint={tmp_path}']) == 2
     assert capsys.readouterr().err == f'jaxsearch: {tmp_path}/checkpoints/1: final_norm has values that are not finite\n'
   assert not (tmp_path / 'out').exists()
+
+
+def test_a_hugging_face_folder_with_values_that_are_not_finite_is_not_used(tmp_path, monkeypatch, capsys):
+  params = initial_params(own_child.NUMBERS, jax.random.key(0))
+  model = Decoder(own_child.NUMBERS, params=params | {'final_norm': params['final_norm'].at[0].set(jnp.inf)})
+  monkeypatch.setattr(hub, 'check_finite', lambda *_: None)
+  hub.save(model, tmp_path, Tokenizer.load(world.folder()))  # as another program would
+  monkeypatch.undo()
+  assert cli.main(['ask', 'Who?', f'--checkpoint={tmp_path}']) == 2
+  assert capsys.readouterr().err == f'jaxsearch: {tmp_path}: final_norm has values that are not finite\n'
