@@ -4,17 +4,21 @@ argparse and ml_collections parse; here their complaints become one line that na
 """
 
 import argparse
+import contextlib
+import inspect
 import pathlib
 import re
 import sys
+import tempfile
+import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from jaxsearch.config_check import SHIPPED, check, fields, load_file, suggestion
+from jaxsearch.config_check import CHECKS, SHIPPED, allowed, check, fields, load_file, suggestion
 
 
 class UsageError(Exception):
@@ -26,41 +30,120 @@ class Parser(argparse.ArgumentParser):
 
   def error(self, message: str):
     message = re.sub("argument (.*): invalid .* value: '(.*)'", r'\1=\2: not a number', message)
+    message = re.sub("argument (.*): invalid choice: '(.*)' [(]choose from (.*)[)]", r'\1=\2 must be one of \3', message)
+    message = re.sub('argument (.*): =', r'\1=', message)  # of `number` and `place` below
     raise UsageError(message.replace('the following arguments are required:', f'{self.prog} needs'))
 
 
-def parse(command: str, arguments: Sequence[str], default: str) -> tuple[ml_collections.ConfigDict, list[str]]:
+def number(kind: type, rule: str) -> Callable[[str], float]:
+  """The type of a flag whose value is a number for which a rule as in configs/checks.py holds."""
+  def read(text: str) -> float:
+    if not allowed(value := kind(text), rule):
+      raise argparse.ArgumentTypeError(f'={text} must be {rule}')
+    return value
+  return read
+
+
+def place(folder: bool = False) -> Callable[[str], str]:
+  """The type of a flag that names a file to write, or a folder: a place that can be written, see `check_place`."""
+  def read(path: str) -> str:
+    try:
+      check_place('', path, folder)
+    except UsageError as error:
+      raise argparse.ArgumentTypeError(str(error)) from error
+    return path
+  return read
+
+
+def check_place(name: str, path: str, folder: bool = False) -> None:
+  """Raises UsageError unless a file (or a folder) can be written at the path that the flag or field `name` holds."""
+  wanted, reason = pathlib.Path(path).resolve(), ''
+  try:
+    above = next(one for one in (wanted, *wanted.parents) if one.exists())
+    if not path:
+      reason = 'a path is needed'
+    elif above == wanted and not folder and above.is_dir():
+      reason = 'it is a folder, not a file'
+    elif not above.is_dir() and (folder or above != wanted):
+      reason = f'{above} is a file, not a folder'
+    elif wanted.is_file() or above.is_dir():  # neither a device nor a pipe
+      above = wanted.parent if wanted.is_file() else above
+      tempfile.TemporaryFile(dir=above).close()
+  except OSError as error:
+    reason = f'nothing can be written in {above} ({error.strerror})'
+  if reason:
+    raise UsageError(f'{name}={path}: {reason}')
+
+
+def parse(command: str, arguments: Sequence[str], default: str,
+          own: Sequence[str] = ()) -> tuple[ml_collections.ConfigDict, list[str]]:
   """(config, remaining words) of `--config NAME --config.key=value … words`, parsed and checked.
 
   Args:
     command: for messages; `train` also checks what only training needs.
     default: the config taken when none is named.
+    own: the command's own flags, for messages.
   Raises:
     UsageError: an unknown flag, field or config, or values that fields cannot have; names them.
   """
   parser = Parser(prog=command, add_help=False, allow_abbrev=False)
   parser.add_argument('--config', default=default)
   given, overrides = parser.parse_known_args(arguments)
-  file, argument = find(given.config)
-  try:
-    config = load_file(file).get_config(*argument)
-    if not isinstance(config, ml_collections.ConfigDict):
-      raise TypeError('get_config() returns no ConfigDict')
-  except Exception as error:  # whatever goes wrong in the user's file
-    raise UsageError(f'{file}: {type(error).__name__}: {error}') from error
+  config = _load(given.config)
+  if command != 'sweep' and 'method' not in config:
+    raise UsageError(f'{given.config} is not the config of a run: it has no `method`. Those in claims/ are for jaxsearch sweep')
   values = flags.FlagValues()
   try:
     config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=overrides)
     words = values([command, *overrides])[1:]
     check(config, training=command == 'train')
   except flags.UnrecognizedFlagError as error:
-    raise UsageError(f'{command} has no flag --{error.flagname}') from error
+    known = [*own, *(f'config.{name}' for name, _ in fields(config))]
+    near = suggestion(error.flagname, known).replace("mean '", "mean '--")
+    raise UsageError(f'{command} has no flag --{error.flagname}{near}') from error
   except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
     known = [name for name, _ in fields(config)]
     names = [match[1] for match in map(re.compile('--?(?:no)?config[.]([^=]+)').match, overrides) if match]
     unknown = [f'the config has no field {name!r}{suggestion(name, known)}' for name in names if name not in known]
-    raise UsageError('; '.join(unknown) or str(error).replace('\n', ' ')) from error
+    groups = [f'config.{name} is a group, set one of its fields' for name, value in fields(config)
+              if name in names and isinstance(value, ml_collections.ConfigDict)]
+    raise UsageError('; '.join(unknown + groups) or str(error).replace('\n', ' ')) from error
   return config, words
+
+
+def _load(name: str) -> ml_collections.ConfigDict:
+  """The config that a name stands for, see `find`. Raises UsageError, with the line of the file that fails."""
+  file, argument = find(name)
+  with _naming_lines(file):
+    get_config = getattr(load_file(file), 'get_config', None)
+  if get_config is None:
+    raise UsageError(f'{file}: not a config, it defines no get_config()')
+  if argument and not inspect.signature(get_config).parameters:
+    raise UsageError(f'{name}: get_config() of {file} takes no {argument[0]!r}')
+  with _naming_lines(file):
+    config = get_config(*argument)
+  if not isinstance(config, ml_collections.ConfigDict):
+    raise UsageError(f'{file}: get_config() returns no ConfigDict')
+  return config
+
+
+@contextlib.contextmanager
+def _naming_lines(file: pathlib.Path) -> Iterator[None]:
+  """A context for code of the user's: whatever it raises becomes a UsageError with the line of `file`."""
+  try:
+    yield
+  except SyntaxError as error:
+    raise UsageError(f'{error.filename}:{error.lineno}: {error.msg}') from error
+  except Exception as error:
+    lines = [f':{frame.lineno}' for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    module = getattr(error, 'name', None) or ''
+    near = suggestion(module.removeprefix('configs.'), shipped_configs()) if module.startswith('configs.') else ''
+    raise UsageError(f'{file}{"".join(lines[-1:])}: {type(error).__name__}: {error}{near}') from error
+
+
+def shipped_configs() -> list[str]:
+  """The names of the shipped configs."""
+  return [str(file.relative_to(SHIPPED).with_suffix('')) for file in sorted(SHIPPED.rglob('*.py')) if file != CHECKS]
 
 
 def find(name: str) -> tuple[pathlib.Path, list[str]]:
@@ -73,11 +156,11 @@ def find(name: str) -> tuple[pathlib.Path, list[str]]:
   stem = path.removesuffix('.py')
   shipped, own = SHIPPED / f'{stem.removeprefix("configs/")}.py', pathlib.Path(f'{stem}.py')
   for file in (own, shipped) if path.endswith('.py') else (shipped, own):
-    if file.is_file():
+    if file.is_file() and file != CHECKS:
       package = sys.modules.setdefault('configs', types.ModuleType('configs'))
       around = [str(folder) for folder in file.resolve().parents if folder.name == 'configs'][:1]
       package.__path__ = list(dict.fromkeys([*around, *getattr(package, '__path__', ()), str(SHIPPED)]))
       return file, argument
-  known = [str(file.relative_to(SHIPPED).with_suffix('')) for file in sorted(SHIPPED.rglob('*.py')) if file.name != 'checks.py']
-  near = suggestion(stem.removeprefix('configs/'), known)
-  raise UsageError(f'no config {path!r}{near or "; there are " + ", ".join(known)}')
+  beside = [str(file) for file in sorted(own.parent.glob('*.py'))] if path.endswith('.py') else []
+  near = suggestion(path, beside) or suggestion(stem.removeprefix('configs/'), shipped_configs())
+  raise UsageError(f'no config {path!r}{near or "; there are " + ", ".join(shipped_configs())}')

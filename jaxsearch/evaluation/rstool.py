@@ -87,10 +87,11 @@ class Reader:
 
 def open_reader(config: ml_collections.ConfigDict, url: str = '', model: str = '') -> Reader:
   """The frozen model `config.reader`, or with a `url` the `model` behind a chat server (API key in OPENAI_API_KEY)."""
+  template = _template(config)
   if url:
     from jaxsearch.tools.chat import Chat
-    return Reader(Chat(url, model, max_tokens=config.reader.max_tokens).replies, _template(config))
-  return local_reader(setup.load_assistant(config.reader, config.dtype), _template(config))
+    return Reader(Chat(url, model, max_tokens=config.reader.max_tokens).replies, template)
+  return local_reader(setup.load_assistant(config.reader, config.dtype), template)
 
 
 def local_reader(assistant: Assistant, template: str) -> Reader:

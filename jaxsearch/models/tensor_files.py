@@ -80,7 +80,7 @@ def _open_safetensors(path: pathlib.Path):
   try:
     return safetensors.safe_open(str(path), framework='np')
   except safetensors.SafetensorError as error:
-    raise ValueError(f'{path}: not a whole safetensors file ({error})') from error
+    raise ValueError(f'{path}: not a whole safetensors file') from error
 
 
 def check(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], harmless: Iterable[str] = ()) -> None:
