@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from jaxsearch import registry
 from jaxsearch.config_check import check_files
-from jaxsearch.flags import Parser, UsageError, check_place, number, place
+from jaxsearch.flags import Parser, UsageError, address, check_place, number, place
 
 COMMANDS: dict[str, Parser] = {}
 
@@ -30,7 +30,7 @@ def command(default_config: str, *flags: tuple[str, dict], examples: Sequence[st
     COMMANDS[name] = parser = Parser(
       prog=name, description=inspect.getdoc(run), allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
       usage=f'jaxsearch {name} [--config NAME] [--config.FIELD=VALUE ...] [FLAGS]{" WORDS" if takes_words else ""}',
-      epilog=f'--config is a shipped config or a Python file; {default_config} if not given. --config.FIELD=VALUE sets any field\n'
+      epilog=f'--config is a shipped config or a Python file; {default_config} if not given. --config.FIELD=VALUE sets a field\n'
              'of it; configs/base.py explains the fields. --traceback shows where an error arose.\n\nexamples:\n'
              + '\n'.join(f'  jaxsearch {name} {example}' for example in examples))
     for flag, options in flags:
@@ -42,15 +42,14 @@ def command(default_config: str, *flags: tuple[str, dict], examples: Sequence[st
 
 
 def flag(name: str, help: str, type: Callable = str, rule: str = '', **options) -> tuple[str, dict]:
-  """A flag of a command; one that is not given is None for a number, False for a bool, else ''.
+  """A flag of a command; one that is not given is '', False for a bool, None for a number, a place or an address.
 
   Args:
     type: str, bool, int, float, or one of flags.py such as `place()`.
     rule: of a number, as in configs/checks.py.
   """
-  default = {bool: False, int: None, float: None}.get(type, '')
   options |= dict(action='store_true') if type is bool else dict(type=number(type, rule) if rule else type, metavar='VALUE')
-  return name, dict(help=help, default=default) | options
+  return name, dict(help=help, default={str: '', bool: False}.get(type)) | options
 
 
 CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, or Hugging Face folder; config.model if not given')
@@ -80,6 +79,7 @@ def train(config, _) -> None:
   loop.train(config, run.held_out)
   if jax.process_index() == 0:
     page = report.write_report(config.out)
+    print(f'jaxsearch: ask the policy: {sys.argv[0]} ask "QUESTION" --checkpoint {config.out}', file=sys.stderr)
     evaluations = runs.read(pathlib.Path(config.out) / 'evaluations.jsonl')
     if not evaluations:
       print(f'report: {page}')
@@ -94,8 +94,10 @@ def train(config, _) -> None:
 @command(
   'quickstart', CHECKPOINT, QUESTIONS, CORPUS, flag('--out', 'JSON file to write; none if not given', place()), GREEDY, LIMIT,
   flag('--as-tool', 'score a second model, config.reader: alone, with one search, with the evidence that the policy finds', bool),
-  flag('--tool-url', 'with --as-tool: a server of evidence (serve --as-tool) in place of the policy; token in JAXSEARCH_TOKEN'),
-  flag('--reader-url', 'with --as-tool: a chat server in place of config.reader, such as http://HOST/v1; key in OPENAI_API_KEY'),
+  flag('--tool-url', 'with --as-tool: a server of evidence (serve --as-tool) in place of the policy; token in JAXSEARCH_TOKEN',
+       address),
+  flag('--reader-url', 'with --as-tool: a chat server in place of config.reader, such as http://HOST/v1; key in OPENAI_API_KEY',
+       address),
   flag('--reader-model', 'name of the model at --reader-url'), examples=(
     '--checkpoint runs/quickstart --limit 100 --out scores.json',
     '--config search_r1_grpo --checkpoint DIR_OR_HF_FOLDER --questions F.jsonl --corpus F.jsonl --out F.json'))
@@ -211,7 +213,8 @@ def serve(config, flags) -> None:
     http_server.run(app, listener, 'evidence' if flags.as_tool else 'retrieval')
 
 
-@command('carl', examples=('--config.out=runs/critic', '--config search_r1_ppo --config.model=world-carl --config.out=runs/critic'))
+@command('carl', examples=(
+  '--config.out=runs/critic', '--config search_r1_ppo --config.model=world-carl --config.out=runs/ppo_critic'))
 def critic_warmup(config, _) -> None:
   """Warm up the critic of a config (CARL, PPO) until it passes its gate; exit status 1 if it does not.
 
@@ -268,7 +271,8 @@ def sft(config, _) -> None:
          flag('--n', 'rollouts for each question; 5 if not given', int, '>= 1', default=5),
          flag('--keep', 'most demonstrations of a question; all right ones if not given', int, '>= 1'),
          flag('--temperature', 'of sampling; config.sampler.temperature if not given', float, '>= 0'), LIMIT, examples=(
-           '--checkpoint runs/quickstart --out demonstrations.jsonl', '--config search_r1_grpo --n 10 --keep 2 --limit 500 --out F.jsonl'))
+           '--checkpoint runs/quickstart --out demonstrations.jsonl',
+           '--config search_r1_grpo --n 10 --keep 2 --limit 500 --out demonstrations.jsonl'))
 def sample(config, flags) -> None:
   """Sample rollouts and keep the right ones as demonstrations for sft."""
   temperature = config.sampler.temperature if flags.temperature is None else flags.temperature
@@ -285,7 +289,8 @@ def sample(config, flags) -> None:
 @command('quickstart', flag('--checkpoint', 'run folder, or a checkpoint in it', required=True),
          flag('--out', 'folder to write', place(folder=True), required=True),
          flag('--dtype', 'of the weights: float32 or bfloat16; as they are if not given', choices=('float32', 'bfloat16')),
-         examples=('--checkpoint runs/quickstart --out policy', '--checkpoint runs/quickstart/checkpoints/20 --out policy --dtype bfloat16'))
+         examples=('--checkpoint runs/quickstart --out policy',
+                   '--checkpoint runs/quickstart/checkpoints/20 --out policy --dtype bfloat16'))
 def export(_, flags) -> None:
   """Write a checkpoint as a Hugging Face folder."""
   import ml_collections

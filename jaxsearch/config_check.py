@@ -9,6 +9,7 @@ import importlib
 import inspect
 import math
 import operator
+import os
 import pathlib
 import pkgutil
 import runpy
@@ -130,6 +131,7 @@ def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: 
   from jaxsearch import methods, registry
   from jaxsearch.data import sources
   from jaxsearch.models.presets import preset
+  from jaxsearch.tools.http_client import parse_url
   from jaxsearch.trees import templates
   search, services = config.search, getattr(methods.find_method(config.method), 'SERVICES', ())
   judge, writer = config.judge.kind if 'judge' in services else '', search.writer if search.backend == 'simulated' else ''
@@ -146,8 +148,9 @@ def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: 
     'critic.warm_start': config.critic.warm_start or None,
     'critic_warmup.encoder': config.critic_warmup.encoder or None if 'critic_warmup' in config else None,
   }  # fmt: skip
-  remote = {'search.url', 'judge.url', *['search.writer_model'] * (writer == 'chat'), *['judge.model'] * (judge == 'chat')}
-  mistakes = []
+  remote = [*['search.writer_model'] * (writer == 'chat'), *['judge.model'] * (judge == 'chat')]  # names at a server
+  keyless = search.backend == 'web' and 'search' in used and not os.environ.get('SERPER_API_KEY')
+  mistakes = ["search.backend='web' needs a key in the environment variable SERPER_API_KEY"] * keyless
   for field, name in named.items():
     if name is None or not any(field == one or field.startswith(f'{one}.') for one in used):
       continue
@@ -156,13 +159,19 @@ def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: 
       mistakes.append(f'{field} is not set')
     elif field in ('data.questions', 'data.corpus', 'eval.questions'):
       missing = sources.missing_files(name)
+    elif field.endswith('.url'):
+      try:
+        parse_url(name)
+      except ValueError:
+        mistakes.append(f'{field}={name!r}: not an http address')
     elif field == 'model' and name.startswith('random:'):
       preset(name.removeprefix('random:'))
     elif field not in remote and name not in known and not pathlib.Path(name).exists():
       missing = [name]
     if missing:
+      field = '--corpus' if corpus and field == 'data.corpus' else field
       where = f' as {", ".join(missing)}' if missing != [name] else ''
-      mistakes.append(f'{"--corpus" if corpus and field == "data.corpus" else field}={name!r}: no such file or folder{where}{suggestion(name, known)}')
+      mistakes.append(f'{field}={name!r}: no such file or folder{where}{suggestion(name, known)}')
   if mistakes:
     raise ValueError('; '.join(mistakes))
   if judge in ('local', 'chat') and 'judge' in used:
@@ -183,7 +192,7 @@ def fields(config: Mapping[str, Any], prefix: str = '') -> Iterator[tuple[str, A
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-  """'; did you mean …?' with a known name of the same last part, or else the nearest; '' if none is near."""
+  """'; did you mean …?' with the known names of the same last part, or else the nearest; '' if none is near."""
   known, leaf = list(known), name.split('.')[-1]
   near = [one for one in known if one.split('.')[-1] == leaf] or difflib.get_close_matches(name, known, 1, 0.6)
-  return f'; did you mean {near[0]!r}?' if near else ''
+  return f'; did you mean {" or ".join(map(repr, near[:3]))}?' if near else ''

@@ -20,6 +20,8 @@ from ml_collections import config_flags
 
 from jaxsearch.config_check import CHECKS, SHIPPED, allowed, check, fields, load_file, suggestion
 
+KINDS = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text', tuple: 'a tuple such as (1, 2)'}
+
 
 class UsageError(Exception):
   """The command line cannot be carried out as it stands; the message says why."""
@@ -29,16 +31,20 @@ class Parser(argparse.ArgumentParser):
   """argparse for the flags of a command: a mistake is a UsageError."""
 
   def error(self, message: str):
-    message = re.sub("argument (.*): invalid .* value: '(.*)'", r'\1=\2: not a number', message)
-    message = re.sub("argument (.*): invalid choice: '(.*)' [(]choose from (.*)[)]", r'\1=\2 must be one of \3', message)
-    message = re.sub('argument (.*): =', r'\1=', message)  # of `number` and `place` below
+    if choice := re.fullmatch("argument (.*): invalid choice: '(.*)' [(]choose from (.*)[)]", message):
+      message = f'{choice[1]}={choice[2]} must be one of {choice[3].replace(chr(39), "")}'
+    message = re.sub('argument (.*): =', r'\1=', message)  # of `number`, `place` and `address` below
     raise UsageError(message.replace('the following arguments are required:', f'{self.prog} needs'))
 
 
 def number(kind: type, rule: str) -> Callable[[str], float]:
   """The type of a flag whose value is a number for which a rule as in configs/checks.py holds."""
   def read(text: str) -> float:
-    if not allowed(value := kind(text), rule):
+    try:
+      value = kind(text)
+    except ValueError as error:
+      raise argparse.ArgumentTypeError(f'={text}: {KINDS[kind]} is needed') from error
+    if not allowed(value, rule):
       raise argparse.ArgumentTypeError(f'={text} must be {rule}')
     return value
   return read
@@ -55,9 +61,20 @@ def place(folder: bool = False) -> Callable[[str], str]:
   return read
 
 
+def address(text: str) -> str:
+  """The type of a flag that takes the address of a server."""
+  from jaxsearch.tools.http_client import parse_url  # with httpx, which `--help` does not wait for
+  try:
+    parse_url(text)
+  except ValueError as error:
+    raise argparse.ArgumentTypeError(f'={text}: not an http address') from error
+  return text
+
+
 def check_place(name: str, path: str, folder: bool = False) -> None:
   """Raises UsageError unless a file (or a folder) can be written at the path that the flag or field `name` holds."""
-  wanted, reason = pathlib.Path(path).resolve(), ''
+  wanted = above = pathlib.Path(path).resolve()
+  reason = ''
   try:
     above = next(one for one in (wanted, *wanted.parents) if one.exists())
     if not path:
@@ -99,16 +116,31 @@ def parse(command: str, arguments: Sequence[str], default: str,
     check(config, training=command == 'train')
   except flags.UnrecognizedFlagError as error:
     known = [*own, *(f'config.{name}' for name, _ in fields(config))]
-    near = suggestion(error.flagname, known).replace("mean '", "mean '--")
+    near = re.sub("'([^']+)'", r"'--\1'", suggestion(error.flagname, known))
     raise UsageError(f'{command} has no flag --{error.flagname}{near}') from error
   except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
     known = [name for name, _ in fields(config)]
     names = [match[1] for match in map(re.compile('--?(?:no)?config[.]([^=]+)').match, overrides) if match]
     unknown = [f'the config has no field {name!r}{suggestion(name, known)}' for name in names if name not in known]
-    groups = [f'config.{name} is a group, set one of its fields' for name, value in fields(config)
-              if name in names and isinstance(value, ml_collections.ConfigDict)]
-    raise UsageError('; '.join(unknown + groups) or str(error).replace('\n', ' ')) from error
+    mistakes = [*unknown, *_wrong_types(config, overrides)]
+    raise UsageError('; '.join(mistakes) or str(error).replace('\n', ' ')) from error
   return config, words
+
+
+def _wrong_types(config: ml_collections.ConfigDict, overrides: Sequence[str]) -> Iterator[str]:
+  """Mistakes of '--config.FIELD=VALUE' whose value is none of the field's type."""
+  known = dict(fields(config))
+  for override in overrides:
+    values, (name, _, value) = flags.FlagValues(), override.partition('=')
+    try:
+      config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=[override])
+      values(['', override])
+    except flags.IllegalFlagValueError:
+      kind, group = type(known.get(name.removeprefix('--config.'))), ml_collections.ConfigDict
+      needed = 'it is a group, set one of its fields' if kind is group else f'{KINDS.get(kind, "a number")} is needed'
+      yield f'{name.removeprefix("--")}={value}: {needed}'
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError):
+      pass  # another kind of mistake
 
 
 def _load(name: str) -> ml_collections.ConfigDict:
@@ -161,6 +193,6 @@ def find(name: str) -> tuple[pathlib.Path, list[str]]:
       around = [str(folder) for folder in file.resolve().parents if folder.name == 'configs'][:1]
       package.__path__ = list(dict.fromkeys([*around, *getattr(package, '__path__', ()), str(SHIPPED)]))
       return file, argument
-  beside = [str(file) for file in sorted(own.parent.glob('*.py'))] if path.endswith('.py') else []
-  near = suggestion(path, beside) or suggestion(stem.removeprefix('configs/'), shipped_configs())
+  beside = [str(file.with_suffix('')) for file in sorted(own.parent.glob('*.py'))] if path.endswith('.py') else []
+  near = suggestion(stem.removeprefix('configs/'), [*shipped_configs(), *beside])
   raise UsageError(f'no config {path!r}{near or "; there are " + ", ".join(shipped_configs())}')

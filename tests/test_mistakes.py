@@ -6,6 +6,8 @@ import os
 import pathlib
 import shlex
 import socket
+import subprocess
+import sys
 import time
 import tomllib
 
@@ -139,3 +141,12 @@ def test_a_mistake_is_named_in_one_line(line, said, folder, port, monkeypatch, c
   assert not [inside for inside in INSIDES if inside in message and not any(inside in text for text in said)], message
   assert not printed.out and seconds < SECONDS
   assert set(os.listdir(folder)) <= before | {'runs', 'run'}  # a run folder is made before what is in its files is read
+
+
+@pytest.mark.parametrize('line', ['eval --questions=questions.jsonl --checkpoint=hf_truncated --config.steps=3',
+                                  'train --config.optim.learning_rate=nan', 'export --checkpoint=folder --out=hf_out'])
+def test_a_process_of_its_own_prints_the_line_alone(line, folder):
+  done = subprocess.run([sys.executable, '-m', 'jaxsearch.cli', *shlex.split(line)], cwd=folder, capture_output=True, text=True,
+                        env=os.environ | {'PYTHONPATH': str(pathlib.Path(cli.__file__).parents[1])})
+  assert done.returncode == 2 and not done.stdout
+  assert done.stderr.startswith('jaxsearch: ') and done.stderr.count('\n') == 1, done.stderr

@@ -63,7 +63,7 @@ def load_corpus(name: str) -> list[Document]:
 
 def missing_files(name: str) -> list[str]:
   """The files that a name of questions or of a corpus needs and that are not there. Raises ValueError as the loaders do."""
-  return [path or name for source, path in _parts(name) if source not in registry.ENTRIES['questions'] and not os.path.exists(path)]
+  return [path for source, path in _parts(name) if source not in registry.ENTRIES['questions'] and not os.path.exists(path)]
 
 
 def _parts(name: str) -> list[tuple[str, str]]:
