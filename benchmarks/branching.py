@@ -37,7 +37,7 @@ def step(learner, method, questions, number: int) -> tuple[float, dict]:
   start, clock = time.perf_counter(), runs.Clock()
   context = Context(number, np.random.default_rng(number), learner.memory)
   groups, row = loop.grow(learner, method, questions, context)
-  kept = loop.trainable(groups, learner.config.train.row_length)
+  kept = groups
   method.credit(kept, context, **learner.config.credit)
   trained = loop.credited(kept)
   row |= loop.summary(groups, trained)

@@ -69,16 +69,17 @@ def get_config():
                                      # takes several; trees that find no free slot wait
     length=768,                      # tokens of a slot, so of the longest path
     temperature=1.0,                 # of rollouts in training
-    top_p=1.0, top_k=0,              # 1.0 and 0 keep every token
     tool_workers=16,                 # tool calls at a time
     deterministic=True,              # the schedule never depends on the clock; needed to resume to the same bits
   )
 
   config.train = config_dict.create(
-    row_length=768,                  # tokens of a training row. Whole trees are packed into rows; a longer one is left out
+    row_length=768,                  # tokens of a training row, at least sampler.length. What the trees of a question have in
+                                     # common is there once; where they branch, they may go on in another row
     micro_rows=4,                    # rows per forward and backward pass; a multiple of mesh.data * mesh.fsdp
     epochs=1,                        # passes over the rollouts of a step
-    mini_batches=1,                  # updates per pass
+    mini_batch=0,                    # trees of an update; a pass over a step's trees makes as many updates as this asks for, on
+                                     # parts of even size. 0 makes one, on all of them
     old_logprobs='sampler',          # denominator of the ratio: 'sampler' (captured while sampling) or 'recompute'
     chunk=1024,                      # tokens projected onto the vocabulary at a time; less saves memory
     aggregate='token-mean',          # how the loss is averaged: 'token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum',
@@ -94,7 +95,7 @@ def get_config():
   config.optim = config_dict.create(  # AdamW
     learning_rate=1e-4,
     schedule='constant',             # after the warm-up: 'constant', or 'cosine' down to 0 at the last update
-    lr_warmup_updates=0,             # linear warm-up; a step makes train.epochs * train.mini_batches updates
+    lr_warmup_updates=0,             # linear warm-up; in updates, see train.mini_batch
     b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.0,
     clip_norm=1.0,                   # of the global gradient norm
     master_weights=True,             # keep parameters in float32 and compute with a copy in `dtype`; False keeps `dtype` only

@@ -5,10 +5,10 @@ r"""CARL as published, for a pod: Qwen2.5-7B-Instruct, table 5 of the paper.
         --config.data.questions=hotpotqa:hotpot_train_v1.1.json+2wiki:train.json+gsm8k:train.jsonl \
         --config.search.url=http://retriever:8000/retrieve --config.critic.warm_start=/shared/warmup --config.out=/shared/run
 
-500 steps of 256 questions x 5, 4 epochs of 20 mini-batches, 15 segments at most, contexts of at most 256 tokens, 3 passages a
-search, clip 0.2, KL and entropy 0.001. Learning rates, after a linear warm-up over 100 steps of 80 updates: 1e-6 for the policy,
-5e-6 for the critic's head, half of the policy's for the critic's share of the backbone. The critic's warm-up runs in one
-process; a second retriever stands for the paper's commercial one in 30 % of its rollouts. Not run by us at this size.
+500 steps of 256 questions x 5, 4 epochs in mini-batches of 64 trajectories, 15 segments at most, contexts of at most 256
+tokens, 3 passages a search, clip 0.2, KL and entropy 0.001. Learning rates, after a linear warm-up over 100 steps of 80 updates:
+1e-6 for the policy, 5e-6 for the critic's head, half of the policy's for the critic's share of the backbone. The critic's warm-up
+runs in one process; a second retriever stands for the paper's commercial one in 30 % of its rollouts. Not run by us at this size.
 """
 
 from configs import carl, search_r1_grpo_qwen2_5_3b
@@ -25,7 +25,7 @@ def get_config():
   config.grow, config.credit = ours.grow, ours.credit
   config.grow.update(template='carl', chat=True, max_tokens=512, context_tokens=256)
   # A tree holds raw output and contexts beside its path: up to 7 * (512 + 256) tokens more than the path has.
-  config.train.update(aggregate='step-mean', epochs=4, mini_batches=20, row_length=9472)
+  config.train.update(aggregate='step-mean', epochs=4, mini_batch=64, row_length=9472)
   config.python.workers = config.sampler.tool_workers = 64  # a program holds its worker while it searches
   config.loss.update(clip_low=0.2, clip_high=0.2, kl_coef=0.001, entropy_coef=0.001)
   config.optim.update(learning_rate=1e-6, lr_warmup_updates=8000, b1=0.9, b2=0.999, weight_decay=0.01, clip_norm=1.0)

@@ -33,13 +33,11 @@ FIELDS = {
   'python.workers': COUNT,
 
   'sampler.temperature': '> 0',
-  'sampler.top_p': '> 0 and <= 1',
-  'sampler.top_k': '>= 0',
   'sampler.tool_workers': COUNT,
 
   'train.micro_rows': COUNT,
   'train.epochs': COUNT,
-  'train.mini_batches': COUNT,
+  'train.mini_batch': '>= 0',
   'train.old_logprobs': ('sampler', 'recompute'),
   'train.chunk': COUNT,
   'train.aggregate': ('token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean', 'span-mean'),

@@ -20,7 +20,7 @@ def get_config():
   ours = cusearch.get_config()
   config.credit, config.sizes = ours.credit, ours.sizes
   config.credit.keep = 96
-  config.train.update(aggregate='seq-mean-token-mean', mini_batches=3)  # mini-batches of 32 chains
+  config.train.update(aggregate='seq-mean-token-mean', mini_batch=32)  # M: three updates a step, six with strategy 'full'
   config.search.topk = 5
   config.optim.lr_warmup_updates = 0
   return config.lock()

@@ -24,5 +24,6 @@ def get_config():
   config.grow.template = config.grow.evidence_template = 'r_search'
   config.grow.chat = True
   config.reader.update(model='Llama-3.2-3B-Instruct', chat=True, max_tokens=64, stop=(), slots=128, length=2048)
-  config.optim.lr_warmup_updates = 370
+  config.train.mini_batch = 256            # rollouts: five updates a step
+  config.optim.lr_warmup_updates = 926     # 0.95 of 975
   return config.lock()

@@ -24,6 +24,6 @@ def get_config():
   config.credit, config.judge = ours.credit, ours.judge
   config.judge.update(kind='chat', max_tokens=3000)
   config.sampler.update(slots=128, length=8192)  # of each process
-  config.train.update(aggregate='seq-mean-token-mean', row_length=15000, mini_batches=5)  # mini-batches of 512 traces
-  config.optim.lr_warmup_updates = 428
+  config.train.update(aggregate='seq-mean-token-mean', row_length=15000, mini_batch=0)  # of 512 prompts, all of a step
+  config.optim.lr_warmup_updates = 86  # 28.5 % of 300
   return config.lock()

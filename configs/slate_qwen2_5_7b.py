@@ -24,7 +24,7 @@ def get_config():
   config.judge.kind = 'chat'
   config.eval.grow = ours.eval.grow
   config.sampler.slots = 64                # of each process
-  config.train.update(aggregate='step-mean', row_length=12800, mini_batches=1)  # a row holds all alternatives of a question
+  config.train.update(aggregate='step-mean', row_length=12800, mini_batch=0)  # a row holds all alternatives of a question
   config.lora.update(rank=16, alpha=64.0)
   config.optim.lr_warmup_updates = 0
   return config.lock()

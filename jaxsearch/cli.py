@@ -7,7 +7,7 @@ A mistake that the user can mend, in a flag, a file or a value, ends in one line
 import sys
 
 from jaxsearch import __version__, flags
-from jaxsearch.commands import COMMANDS
+from jaxsearch.commands import COMMANDS, saved_config
 from jaxsearch.config_check import suggestion
 
 USAGE = """usage: jaxsearch COMMAND [--config NAME] [--config.FIELD=VALUE ...] [FLAGS]
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
       COMMANDS[name].print_help()
     else:
       own, rest = COMMANDS[name].parse_known_args(arguments)
-      config, words = flags.parse(name, rest, own.default_config, own.known)
+      config, words, own.changed = flags.parse(name, rest, own.default_config, own.known, saved=saved_config(own))
       if words and not own.takes_words:
         raise flags.UsageError(f'{name} does not know what to do with {" ".join(map(repr, words))}')
       own.words = ' '.join(words).strip()

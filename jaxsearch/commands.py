@@ -9,7 +9,9 @@ import functools
 import inspect
 import json
 import pathlib
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -55,7 +57,7 @@ def flag(name: str, help: str, type: Callable = str, rule: str = '', **options) 
 CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, or Hugging Face folder; config.model if not given')
 CORPUS = flag('--corpus', 'passages: Search-R1 JSONL file, or world; config.data.corpus if not given')
 QUESTIONS = flag('--questions', 'FlashRAG JSONL file, or world:SPLIT; those of the config if not given')
-GREEDY = flag('--temperature', 'of sampling; greedy if not given', float, '>= 0', default=0.0)
+GREEDY = flag('--temperature', 'of sampling; greedy if not given', float, '>= 0')
 LIMIT = flag('--limit', 'take only this many questions, the first; all if not given', int, '>= 1')
 
 
@@ -102,25 +104,109 @@ def train(config, _) -> None:
     '--checkpoint runs/quickstart --limit 100 --out scores.json',
     '--config search_r1_grpo --checkpoint DIR_OR_HF_FOLDER --questions F.jsonl --corpus F.jsonl --out F.json'))
 def eval(config, flags) -> None:
-  """Answer a file of questions; write scores, predictions and a manifest."""
+  """Answer a file of questions; write scores, predictions and a manifest.
+
+  With --out every answer is saved as it is found; rerun the same command to resume (but not with --as-tool).
+  """
   if not flags.as_tool:
     _refuse(flags, ('tool-url', 'reader-url', 'reader-model'), 'without --as-tool')
+  if not flags.reader_url:
+    _refuse(flags, ('reader-model',), 'without --reader-url; set config.reader.model')
+  if flags.tool_url:
+    _refuse(flags, ('checkpoint', 'temperature'), 'with --tool-url: the policy is that of the server')
+  _check_files(config, flags, policy=not flags.tool_url)
+  sampling = _sampling(flags)
   from jaxsearch.evaluation import run
-  questions = _load_questions(config, flags.questions or config.eval.questions, flags.limit)
-  _check_files(config, flags)
-  with _progress(len(questions)) as report:
-    if flags.as_tool:
-      scores, predictions, made_with = _answer_with_tool(config, flags, questions, report)
-    else:
-      trees, sampler = _rollout(config, flags, questions, on_progress=report)
-      scores, predictions, made_with = run.scores(trees), run.predictions(trees), {'sampler': sampler}
-  manifest = run.manifest(config, checkpoint=flags.checkpoint, questions=flags.questions, corpus=flags.corpus)
-  manifest |= {'temperature': flags.temperature} | made_with
-  _write(flags.out, scores | {'manifest': manifest, 'predictions': predictions})
+  from jaxsearch.setup import reads_corpus
+  name, corpus = flags.questions or config.eval.questions, (flags.corpus or config.data.corpus) * reads_corpus(config)
+  questions, ignored = _load_questions(config, name, None), _ignored(flags, name)
+  if left := questions[flags.limit:] if flags.limit else ():
+    questions = questions[:flags.limit]
+    ignored.append(f'{len(left)} questions after the first {len(questions)}')
+  manifest = run.manifest(config, checkpoint=flags.checkpoint, questions=name, corpus=corpus)
+  manifest |= {'temperature': sampling.temperature}
+  if flags.as_tool:
+    with _progress(len(questions)) as report:
+      scores, predictions, made_with = _answer_with_tool(config, flags, questions, sampling, report)
+    manifest |= made_with
+  else:
+    policy = run.load_policy(config, flags.checkpoint)
+    manifest['weights'] = run.weights(flags.checkpoint or config.model) | {'step': policy.step}
+    predictions = _answer(config, flags, policy, questions, sampling, manifest)
+    stops = run.stops(predictions)
+    if no_room := stops.pop('no_room'):
+      ignored.append(f'questions without room for an answer in sampler.length={config.sampler.length}: {no_room}, all wrong')
+    scores = run.scores(predictions) | run.failures(predictions) | stops
+    for line in run.summary(scores):
+      _say(line)
+  for line in ignored:
+    _say(f'ignored: {line}')
+  _write(flags.out, scores | {'manifest': manifest | {'ignored': ignored}, 'predictions': predictions})
+  if flags.out and not flags.as_tool:
+    _part(flags.out).unlink()
   _print(scores)
 
 
-def _answer_with_tool(config, flags, questions: Sequence, report: Callable) -> tuple[dict, list[dict], dict]:
+def _part(out: str) -> pathlib.Path:
+  """Where eval saves as it goes."""
+  return pathlib.Path(f'{out}.part.jsonl')
+
+
+def _answer(config, flags, policy, questions: Sequence, sampling, identity: dict) -> list[dict]:
+  """The records of questions, see `run.answer`. SystemExit after SIGTERM and SIGINT, with a line that says what is saved."""
+  import jax
+
+  from jaxsearch.evaluation import run
+  agent, answered = run.open_agent(config, corpus=flags.corpus, policy=policy), 0
+
+  def report(done: int, total: int, counts: dict) -> None:
+    nonlocal answered
+    answered = done
+    show(done, total, counts)
+
+  def stop(number, _):
+    raise KeyboardInterrupt(number)
+
+  before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)
+            if threading.current_thread() is threading.main_thread()}
+  try:
+    with _progress(len(questions)) as show:
+      return run.answer(agent, questions, jax.random.key(config.seed), sampling=sampling, identity=identity,
+                        part=_part(flags.out) if flags.out else None, on_progress=report)
+  except KeyboardInterrupt as error:
+    _say(f'stopped after {answered} of {len(questions)} questions; '
+         f'{"rerun the same command to resume" if flags.out else "nothing is saved: there is no --out"}')
+    raise SystemExit(128 + error.args[0]) from error
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
+
+
+# Fields of the config that decide what an evaluation finds; --config.FIELD=VALUE has no effect on it with any other, nor with
+# the second list, which says what to set instead.
+ANSWERING = ('method', 'tokenizer', 'dtype', 'seed', 'grow', 'eval.grow', 'eval.questions', 'data', 'search', 'python', 'sampler',
+             'reader', 'model', 'optim.master_weights')
+INSTEAD = {'eval.number': '--limit', 'eval.temperatures': '--temperature', 'sampler.temperature': '--temperature',
+           'sampler.top_p': '', 'sampler.top_k': '', 'data.questions': '--questions'}
+
+
+def _ignored(flags, name: str) -> list[str]:
+  """What was asked of an evaluation on the questions `name` and has no effect, a line for each."""
+  useless = dict(INSTEAD)
+  if not any(part.startswith('world:') for part in name.split('+')):
+    useless |= dict.fromkeys(('data.hops', 'data.arithmetic'), 'questions of the world')
+  for flag, field in (('checkpoint', 'model'), ('corpus', 'data.corpus'), ('questions', 'eval.questions')):
+    if getattr(flags, flag):
+      useless[field] = f'--{flag}'
+  lines = []
+  for field in sorted(flags.changed):
+    if field in useless or not any(field == one or field.startswith(f'{one}.') for one in ANSWERING):
+      instead = useless.get(field)
+      lines.append(f'--config.{field}' + (f', what counts is {instead}' if instead else ' has no effect on an evaluation'))
+  return lines
+
+
+def _answer_with_tool(config, flags, questions: Sequence, sampling, report: Callable) -> tuple[dict, list[dict], dict]:
   """(scores, predictions, additions to the manifest) of a second model, with and without the evidence that a tool finds."""
   from jaxsearch.evaluation import rstool
   from jaxsearch.setup import open_backend
@@ -129,13 +215,12 @@ def _answer_with_tool(config, flags, questions: Sequence, report: Callable) -> t
   reader = rstool.open_reader(config, flags.reader_url, flags.reader_model)
   texts = [question.question for question in questions]
   if flags.tool_url:
-    _refuse(flags, ('checkpoint', 'temperature'), 'with --tool-url')
     search = open_backend(config, flags.corpus)
     found = rstool.find_by_server(EvidenceClient(flags.tool_url, token=secret_from_env('JAXSEARCH_TOKEN')), texts, report)
   else:
     agent = rstool.open_tool(config, flags.checkpoint, flags.corpus)
     search = agent.tools.search
-    found = rstool.find(agent, texts, temperature=flags.temperature, seed=config.seed, on_progress=report)
+    found = rstool.find(agent, texts, temperature=sampling.temperature, seed=config.seed, on_progress=report)
   scores, predictions = rstool.evaluate_reader(reader, questions, found, search, config.search.topk)
   return scores, predictions, {'tool': flags.tool_url or flags.checkpoint or config.model,
                                'reader': flags.reader_model or config.reader.model}
@@ -173,12 +258,16 @@ def ask(config, flags) -> None:
   """Answer one question and show every thought, query and document."""
   if not flags.words:
     raise UsageError('ask what? usage: jaxsearch ask "Which currency is used in the country of Oviedo?"')
+  _check_files(config, flags)
   from rich.console import Console
 
   from jaxsearch.data.questions import Question
   from jaxsearch.evaluation import terminal
+  from jaxsearch.sampler.rollout import rollout
   console = Console(highlight=False)
-  (tree,), _ = _rollout(config, flags, [Question('ask', flags.words, ())], watch=functools.partial(terminal.show, console))
+  sampling, (agent, key) = _sampling(flags), _open_agent(config, flags)
+  (tree,), _ = rollout(agent, [Question('ask', flags.words, ())], key, sampling=sampling,
+                       watch=functools.partial(terminal.show, console))
   terminal.close(console, tree)
 
 
@@ -192,6 +281,7 @@ def serve(config, flags) -> None:
   """Serve the search of a config over HTTP, or a policy as a search tool of other models (--as-tool)."""
   if not flags.as_tool:
     _refuse(flags, ('checkpoint',), 'without --as-tool')
+  _check_files(config, flags, policy=flags.as_tool)
   port = (8001 if flags.as_tool else 8000) if flags.port is None else flags.port
   try:
     from jaxsearch.tools import http_server
@@ -242,8 +332,11 @@ def tiers(config, flags) -> None:
   """Sort questions into those that the policy answers closed-book (tier 2) and the others (tier 1)."""
   if 'critic_warmup' not in config:
     raise UsageError('this config does not say how to answer closed-book (config.critic_warmup.closed_book), see configs/carl.py')
+  _check_files(config, flags)
   from jaxsearch.data.questions import write_questions
   from jaxsearch.training import critic_warmup
+  if flags.mixed and pathlib.Path(flags.mixed).absolute() == pathlib.Path(flags.out).absolute():
+    raise UsageError(f'--mixed and --out are the same file, {flags.out}')
   limit = (config.eval.number or None) if flags.limit is None else flags.limit
   questions = _load_questions(config, flags.questions or config.eval.questions, limit)
   agent, key = _open_agent(config, flags, **config.critic_warmup.closed_book)
@@ -275,7 +368,10 @@ def sft(config, _) -> None:
            '--config search_r1_grpo --n 10 --keep 2 --limit 500 --out demonstrations.jsonl'))
 def sample(config, flags) -> None:
   """Sample rollouts and keep the right ones as demonstrations for sft."""
-  temperature = config.sampler.temperature if flags.temperature is None else flags.temperature
+  if flags.keep is not None and flags.keep > flags.n:
+    raise UsageError(f'--keep={flags.keep} means nothing with --n={flags.n}: there are no more chains of a question')
+  _check_files(config, flags)
+  temperature = _sampling(flags, config.sampler.temperature).temperature
   from jaxsearch.training import rejection
   questions = _load_questions(config, flags.questions or config.data.questions, flags.limit)
   agent, key = _open_agent(config, flags)
@@ -291,17 +387,22 @@ def sample(config, flags) -> None:
          flag('--dtype', 'of the weights: float32 or bfloat16; as they are if not given', choices=('float32', 'bfloat16')),
          examples=('--checkpoint runs/quickstart --out policy',
                    '--checkpoint runs/quickstart/checkpoints/20 --out policy --dtype bfloat16'))
-def export(_, flags) -> None:
-  """Write a checkpoint as a Hugging Face folder."""
-  import ml_collections
+def export(config, flags) -> None:
+  """Write a checkpoint as a Hugging Face folder.
 
-  from jaxsearch import setup
+  Its jaxsearch.json holds the config, so that the folder serves as --checkpoint like the run itself.
+  """
+  import jax
+
+  from jaxsearch import __version__
+  from jaxsearch.evaluation.run import tokenizer_of
   from jaxsearch.models import hub
   from jaxsearch.models.decoder import Decoder
   from jaxsearch.training.checkpoint import load_params
   model_config, params, host = load_params(flags.checkpoint)
-  tokenizer = setup.load_tokenizer(ml_collections.ConfigDict(host['config']))
-  hub.save(Decoder(model_config, params=params), flags.out, tokenizer, dtype=flags.dtype or None)
+  run = {'jaxsearch': __version__, 'jax': jax.__version__, 'step': host['step'],
+         'config': config.to_dict() | {'tokenizer': ''}}  # the folder has its own
+  hub.save(Decoder(model_config, params=params), flags.out, tokenizer_of(config, host), dtype=flags.dtype or None, run=run)
   print(f'step {host["step"]} written to {flags.out}')
 
 
@@ -334,27 +435,41 @@ def world(config, flags) -> None:
     print(f'policy: {registry.find("recipe", "policy")(config)}')
 
 
-def _rollout(config, flags, questions: Sequence, **watching) -> tuple[list, dict]:
-  """(trees, the sampler's figures) of the answers to questions."""
+def saved_config(flags) -> dict | None:
+  """The config of the run that `--checkpoint` names, or that the folder there was exported from; None if there is none."""
+  if not getattr(flags, 'checkpoint', ''):
+    return None
+  from jaxsearch.training.checkpoint import read_saved
+  saved = read_saved(flags.checkpoint)
+  return saved and saved['config']
+
+
+def _sampling(flags, temperature: float = 0.0):
+  """How answers are sampled: at --temperature, or at this one."""
   from jaxsearch.sampler.requests import Sampling
-  from jaxsearch.sampler.rollout import rollout
-  agent, key = _open_agent(config, flags)
-  return rollout(agent, questions, key, sampling=Sampling(flags.temperature), **watching)
+  return Sampling(temperature if flags.temperature is None else flags.temperature)
+
+
+def _check_files(config, flags, policy: bool = True) -> None:
+  """Raises for files that answering questions needs and that are not there, and for a --corpus that would not be read.
+
+  `policy` says whether there is one to load, from --checkpoint or from the config.
+  """
+  corpus = getattr(flags, 'corpus', '')
+  if corpus:
+    from jaxsearch.setup import reads_corpus
+    if not reads_corpus(config):
+      raise UsageError(f'--corpus means nothing with config.search.backend={config.search.backend!r}, which searches elsewhere: '
+                       'leave it out, or set --config.search.backend=bm25')
+  check_files(config, ('data.corpus', 'search', *(('model', 'tokenizer') if policy and not flags.checkpoint else ())), corpus)
 
 
 def _open_agent(config, flags, **changes) -> tuple:
   """(agent, random key) of a config and a checkpoint; `changes` replace arguments of `grow`."""
   import jax
 
-  _check_files(config, flags)
   from jaxsearch.evaluation import run
   return run.open_agent(config, flags.checkpoint, getattr(flags, 'corpus', ''), **changes), jax.random.key(config.seed)
-
-
-def _check_files(config, flags) -> None:
-  """Raises ValueError for files that answering questions needs and that are not there, before one is loaded."""
-  policy = () if getattr(flags, 'checkpoint', '') else ('model', 'tokenizer')
-  check_files(config, ('data.corpus', 'search', *policy), corpus=getattr(flags, 'corpus', ''))
 
 
 def _load_questions(config, name: str, limit: int | None) -> Sequence:
@@ -372,8 +487,13 @@ def _write(path: str, result: str | dict) -> None:
 def _refuse(flags, names: Sequence[str], where: str) -> None:
   """UsageError for flags that are set where they have no effect."""
   for name in names:
-    if getattr(flags, name.replace('-', '_')):
+    value = getattr(flags, name.replace('-', '_'))
+    if value not in ('', None) and value is not False:  # 0 is set
       raise UsageError(f'--{name} means nothing {where}')
+
+
+def _say(message: str) -> None:
+  print(f'jaxsearch: {message}', file=sys.stderr, flush=True)
 
 
 def _print(figures: dict) -> None:
@@ -384,14 +504,23 @@ def _print(figures: dict) -> None:
 
 @contextlib.contextmanager
 def _progress(total: int, what: str = 'questions'):
-  """A progress bar: a context that gives the callback of `Engine.run`. A server that does not answer is a UsageError."""
+  """A progress bar: a context that gives the callback of a rollout, and says once when most searches fail. A server that does
+  not answer is a UsageError."""
   from rich import progress
 
+  from jaxsearch.sampler.requests import failing
   from jaxsearch.tools.http_client import RequestError
   columns = progress.MofNCompleteColumn(), progress.BarColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
   with progress.Progress(what, *columns, disable=not sys.stderr.isatty()) as bar:
-    task = bar.add_task('', total=total)
+    task, said = bar.add_task('', total=total), []
+
+    def report(done: int, _: int = 0, metrics: dict | None = None) -> None:
+      bar.update(task, completed=done)
+      if not said and metrics and (line := failing(metrics)):
+        said.append(line)
+        _say(line)
+
     try:
-      yield lambda done, *_: bar.update(task, completed=done)
+      yield report
     except RequestError as error:
       raise UsageError(str(error)) from error

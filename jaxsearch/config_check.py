@@ -4,6 +4,7 @@ The table configs/checks.py has the ranges and choices of single fields; here is
 field: values that exclude each other, and the arguments of the method's functions.
 """
 
+import contextlib
 import difflib
 import importlib
 import inspect
@@ -176,6 +177,42 @@ def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: 
     raise ValueError('; '.join(mistakes))
   if judge in ('local', 'chat') and 'judge' in used:
     templates.judge_files(config.judge.templates)
+
+
+ARGUMENTS = ('grow', 'credit', 'sizes', 'eval.grow')  # groups of arguments: what they hold is the method's affair
+
+
+def from_saved(values: Mapping[str, Any]) -> ml_collections.ConfigDict:
+  """The config that a run saved as JSON, with the fields of today.
+
+  A field that it lacks has the value of configs/base.py; a field, or an argument of `grow`, that is gone is left out. Groups
+  that base.py does not have, such as `reader`, are as they were.
+  """
+  config = load_file(SHIPPED / 'base.py').get_config().unlock()
+
+  def fill(group: ml_collections.ConfigDict, saved: Mapping[str, Any], prefix: str) -> None:
+    for name, value in saved.items():
+      known = group.get(name)
+      if isinstance(known, ml_collections.ConfigDict) and prefix + name not in ARGUMENTS:
+        fill(known, value, f'{prefix}{name}.')
+      elif name in group or not prefix:
+        group[name] = _from_json(value)
+
+  fill(config, values, '')
+  from jaxsearch import methods
+  with contextlib.suppress(ValueError):  # a method that is not there is for `check` to name
+    known = _arguments(methods.find_method(config.method), 'grow', given=2)
+    for group in (config.grow, config.eval.grow):
+      for gone in set(group) - set(known) if known is not None else ():
+        del group[gone]
+  return config.lock()
+
+
+def _from_json(value: Any) -> Any:
+  """Groups for dicts, and tuples for lists: configs have no lists."""
+  if isinstance(value, Mapping):
+    return ml_collections.ConfigDict({name: _from_json(one) for name, one in value.items()})
+  return tuple(map(_from_json, value)) if isinstance(value, list) else value
 
 
 def load_file(path: pathlib.Path) -> types.SimpleNamespace:

@@ -5,22 +5,27 @@ argparse and ml_collections parse; here their complaints become one line that na
 
 import argparse
 import contextlib
+import functools
 import inspect
+import operator
 import pathlib
 import re
 import sys
 import tempfile
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from jaxsearch.config_check import CHECKS, SHIPPED, allowed, check, fields, load_file, suggestion
+from jaxsearch.config_check import CHECKS, SHIPPED, allowed, check, fields, from_saved, load_file, suggestion
 
 KINDS = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text', tuple: 'a tuple such as (1, 2)'}
+# What a policy was trained to see: with a checkpoint these are the run's, whichever config is given.
+TRAINED = ('method', 'grow', 'eval.grow', 'sampler.length', 'tokenizer', 'search.topk', 'python')
 
 
 class UsageError(Exception):
@@ -92,23 +97,41 @@ def check_place(name: str, path: str, folder: bool = False) -> None:
     raise UsageError(f'{name}={path}: {reason}')
 
 
-def parse(command: str, arguments: Sequence[str], default: str,
-          own: Sequence[str] = ()) -> tuple[ml_collections.ConfigDict, list[str]]:
-  """(config, remaining words) of `--config NAME --config.key=value … words`, parsed and checked.
+class Given(NamedTuple):
+  """What a command line says beside the flags of its command."""
+  config: ml_collections.ConfigDict
+  words: list[str]
+  changed: frozenset[str]  # fields of the config that it sets
+
+
+def parse(command: str, arguments: Sequence[str], default: str, own: Sequence[str] = (), *,
+          saved: Mapping[str, Any] | None = None) -> Given:
+  """What `--config NAME --config.key=value … words` says, parsed and checked.
 
   Args:
     command: for messages; `train` also checks what only training needs.
     default: the config taken when none is named.
     own: the command's own flags, for messages.
+    saved: the config of the checkpoint that the command reads. It takes the place of `default`; in a config that is named it
+      takes the place of what the policy was trained to see (`TRAINED`). Fields set by `--config.key=value` win over it. Each
+      difference is a line on stderr.
   Raises:
     UsageError: an unknown flag, field or config, or values that fields cannot have; names them.
   """
   parser = Parser(prog=command, add_help=False, allow_abbrev=False)
-  parser.add_argument('--config', default=default)
+  parser.add_argument('--config', default='')
   given, overrides = parser.parse_known_args(arguments)
-  config = _load(given.config)
+  names = [match[1] for match in map(re.compile('--?(?:no)?config[.]([^=]+)').match, overrides) if match]
+  try:
+    trained = None if saved is None else from_saved(saved)
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    raise UsageError(f'the config in the checkpoint: {error}') from error
+  then = {} if trained is None else _trained(trained)
+  config = trained if trained is not None and not given.config else _load(given.config or default)
   if command != 'sweep' and 'method' not in config:
     raise UsageError(f'{given.config} is not the config of a run: it has no `method`. Those in claims/ are for jaxsearch sweep')
+  if trained is not None and given.config:
+    _take_trained(config, trained, names)
   values = flags.FlagValues()
   try:
     config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=overrides)
@@ -120,11 +143,40 @@ def parse(command: str, arguments: Sequence[str], default: str,
     raise UsageError(f'{command} has no flag --{error.flagname}{near}') from error
   except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
     known = [name for name, _ in fields(config)]
-    names = [match[1] for match in map(re.compile('--?(?:no)?config[.]([^=]+)').match, overrides) if match]
     unknown = [f'the config has no field {name!r}{suggestion(name, known)}' for name in names if name not in known]
     mistakes = [*unknown, *_wrong_types(config, overrides)]
     raise UsageError('; '.join(mistakes) or str(error).replace('\n', ' ')) from error
-  return config, words
+  now = _trained(config)
+  for name in names if then else ():
+    if now.get(name) != then.get(name):
+      _say(f'{name}={now.get(name)!r} as you set it; the policy was trained with {_shown(then, name)}')
+  return Given(config, words, frozenset(names))
+
+
+def _take_trained(config: ml_collections.ConfigDict, trained: ml_collections.ConfigDict, changed: Iterable[str]) -> None:
+  """Sets the fields `TRAINED` of a config as in `trained`, and groups that it lacks; says what differed and is not `changed`."""
+  ours, theirs = _trained(config), _trained(trained)
+  for name in sorted(ours.keys() | theirs.keys()):
+    if ours.get(name) != theirs.get(name) and name not in changed:
+      _say(f'{name}: the config has {_shown(ours, name)}, the checkpoint {_shown(theirs, name)}; that of the checkpoint is used')
+  with config.unlocked():
+    for name in (*TRAINED, *(set(trained) - set(config))):
+      *path, leaf = name.split('.')
+      functools.reduce(operator.getitem, path, config)[leaf] = functools.reduce(operator.getitem, [*path, leaf], trained)
+
+
+def _trained(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Name -> value of the fields `TRAINED`; of groups, of what is in them."""
+  return {name: value for name, value in fields(config) if not isinstance(value, ml_collections.ConfigDict)
+          and any(name == one or name.startswith(f'{one}.') for one in TRAINED)}
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+  return repr(values[name]) if name in values else 'none'
+
+
+def _say(message: str) -> None:
+  print(f'jaxsearch: {message}', file=sys.stderr)
 
 
 def _wrong_types(config: ml_collections.ConfigDict, overrides: Sequence[str]) -> Iterator[str]:

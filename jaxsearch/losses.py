@@ -31,12 +31,31 @@ def clipped_surrogate(logp: jax.Array, old_logp: jax.Array, advantages: jax.Arra
   Returns:
     [B, T] float32, 0 where masked.
   """
-  trained, logp, old_logp, advantages = _masked(mask, logp, old_logp, advantages)
+  _, advantages = _masked(mask, advantages)
+  return shared_surrogate(logp, old_logp, jnp.maximum(advantages, 0.0), jnp.maximum(-advantages, 0.0), mask,
+                          clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+
+
+def shared_surrogate(logp: jax.Array, old_logp: jax.Array, gains: jax.Array, losses: jax.Array, mask: jax.Array, *,
+                     clip_low: float, clip_high: float, dual_clip: float | None = None) -> jax.Array:
+  """The clipped surrogates of a token that several trajectories share, weighted and added up.
+
+  They have one ratio r, and weights w_i and advantages A_i of their own; the sum of `w_i` times `clipped_surrogate` is
+  `max(r, 1 - clip_low) N - min(r, 1 + clip_high) P`, with a dual clip c `min(max(r, 1 - clip_low), c) N - ...`.
+
+  Args:
+    gains: [B, T], `P = sum w_i max(A_i, 0)`.
+    losses: [B, T], `N = sum w_i max(-A_i, 0)`.
+    logp, old_logp, mask, clip_low, clip_high, dual_clip: as in `clipped_surrogate`.
+  Returns:
+    [B, T] float32, 0 where masked.
+  """
+  trained, logp, old_logp, gains, losses = _masked(mask, logp, old_logp, gains, losses)
   ratio = jnp.exp(jnp.clip(logp - old_logp, -MAX_LOG_RATIO, MAX_LOG_RATIO))
-  loss = jnp.maximum(-ratio * advantages, -jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high) * advantages)
+  worse = jnp.maximum(ratio, 1.0 - clip_low)
   if dual_clip is not None:
-    loss = jnp.where(advantages < 0, jnp.minimum(loss, -dual_clip * advantages), loss)
-  return jnp.where(trained, loss, 0.0)
+    worse = jnp.minimum(worse, dual_clip)
+  return jnp.where(trained, worse * losses - jnp.minimum(ratio, 1.0 + clip_high) * gains, 0.0)
 
 
 def kl(logp: jax.Array, ref_logp: jax.Array, kind: str = 'k3') -> jax.Array:

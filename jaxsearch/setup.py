@@ -91,14 +91,19 @@ def load_questions(config: ml_collections.ConfigDict, name: str) -> list[Questio
   return sources.load_questions(name, hops=config.data.hops, arithmetic=config.data.arithmetic)
 
 
+def reads_corpus(config: ml_collections.ConfigDict) -> bool:
+  """Whether the search back end of a config searches passages of ours, `config.data.corpus`."""
+  search = config.search
+  return search.backend == 'bm25' or (search.backend == 'simulated' and search.writer in registry.ENTRIES['writers'])
+
+
 def open_backend(config: ml_collections.ConfigDict, corpus: str = '', mesh: jax.sharding.Mesh | None = None) -> SearchBackend:
   """The search back end that `config.search` names; `corpus` takes the place of `config.data.corpus`."""
   settings = dict(config.search)
   kind, _ = settings.pop('backend'), settings.pop('topk')
   if kind == 'simulated' and settings['writer'] == 'model':
     settings['writer'] = _model_writer(settings['writer_model'], config.dtype, mesh)
-  needed = kind == 'bm25' or (kind == 'simulated' and settings['writer'] in registry.ENTRIES['writers'])
-  documents = sources.load_corpus(corpus or config.data.corpus) if needed else None
+  documents = sources.load_corpus(corpus or config.data.corpus) if reads_corpus(config) else None
   return open_search(kind, corpus=documents, seed=config.seed, **settings)
 
 
@@ -146,12 +151,11 @@ def open_tools(config: ml_collections.ConfigDict, corpus: str = '', mesh: jax.sh
 def open_engine(config: ml_collections.ConfigDict, model_config: DecoderConfig, tokenizer: Tokenizer,
                 mesh: jax.sharding.Mesh | None = None) -> Engine:
   """The engine of `config.sampler`, without parameters yet."""
-  own = ('temperature', 'top_p', 'top_k', 'tool_workers')  # of sampling and tools
+  own = ('temperature', 'tool_workers')  # of sampling and tools
   return Engine(model_config, tokenizer, mesh=mesh, **{name: value for name, value in config.sampler.items() if name not in own})
 
 
 def make_agent(config: ml_collections.ConfigDict, engine: Engine, tools: Tools, /, **changes) -> Agent:
   """The agent that `config.method`, `config.grow` and `config.sampler` describe; `changes` are of the arguments of `grow`."""
   grow = functools.partial(methods.find_method(config.method).grow, **dict(config.grow) | changes)
-  sampling = Sampling(config.sampler.temperature, config.sampler.top_p, config.sampler.top_k)
-  return Agent(engine, grow, tools, sampling)
+  return Agent(engine, grow, tools, Sampling(config.sampler.temperature))

@@ -62,12 +62,12 @@ def test_every_help_shows_two_examples_that_can_be_parsed(capsys):
     assert len(examples) == 2, name
     for example in examples:
       own, rest = command.parse_known_args(shlex.split(example))
-      config, words = parse(name, rest, own.default_config)
+      config, words, _ = parse(name, rest, own.default_config)
       assert config and bool(words) == own.takes_words
 
 
 def test_an_interrupt_ends_in_one_line_and_status_130(monkeypatch, capsys):
-  def interrupt(*_):
+  def interrupt(*_, **__):
     raise KeyboardInterrupt
   monkeypatch.setattr(cli.flags, 'parse', interrupt)
   assert cli.main(['train']) == 130

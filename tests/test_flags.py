@@ -9,14 +9,14 @@ BASE = 'configs/base.py'
 
 
 def test_overrides_and_words():
-  config, words = parse('eval', ['--config.steps=3', '--config', BASE, '--config.search.topk', '7', 'a', 'b',
+  config, words, _ = parse('eval', ['--config.steps=3', '--config', BASE, '--config.search.topk', '7', 'a', 'b',
                                  '--noconfig.progress', '--config.data.hops=(1, 2)'], 'carl')
   assert (config.method, config.steps, config.search.topk, config.progress) == ('search_r1', 3, 7, False)
   assert config.data.hops == (1, 2) and words == ['a', 'b'] and config.is_locked
 
 
 def test_without_config_the_default_is_taken():
-  config, words = parse('train', [], BASE)
+  config, words, _ = parse('train', [], BASE)
   assert config.method == 'search_r1' and words == []
 
 
@@ -37,7 +37,7 @@ def test_without_config_the_default_is_taken():
   ('--config.optim=1', 'config.optim=1: it is a group, set one of its fields'),
   ('--config=claims/carl', 'claims/carl is not the config of a run'),
   ('--config.steps=-3', 'steps=-3 must be >= 1'),
-  ('--config.sampler.top_p=2', 'sampler.top_p=2.0 must be > 0 and <= 1'),
+  ('--config.optim.b1=2', 'optim.b1=2.0 must be >= 0 and < 1'),
   ('--config.optim.learning_rate=nan', 'optim.learning_rate=nan must be finite'),
   ('--config.method=no_such', 'there is no jaxsearch/methods/no_such.py; known are carl'),
   ('--config.sampler.length=4096', 'sampler.length=4096 is more than train.row_length=768'),
@@ -56,7 +56,7 @@ def test_all_unknown_fields_and_all_wrong_values_are_named():
 
 
 def test_only_training_needs_rows_for_the_longest_path():
-  config, _ = parse('eval', ['--config.sampler.length=4096'], BASE)
+  config, *_ = parse('eval', ['--config.sampler.length=4096'], BASE)
   assert config.sampler.length == 4096
 
 
@@ -75,7 +75,7 @@ def test_shipped_configs_are_found_by_name_from_any_folder(tmp_path, monkeypatch
   for name in ('carl', 'carl.py', 'configs/carl.py', 'configs/carl'):
     assert parse('train', [f'--config={name}'], '')[0].method == 'carl'
   assert parse('sweep', ['--config=claims/carl'], '')[0].baseline == 'Search-R1 PPO'
-  config, _ = parse('train', ['--config=smollm2:cusearch'], '')
+  config, *_ = parse('train', ['--config=smollm2:cusearch'], '')
   assert config.method == 'cusearch' and config.grow.chat
   (tmp_path / 'carl.py').touch()
   assert find('carl')[0] != find('carl.py')[0].resolve() == tmp_path / 'carl.py'  # a name is shipped, a path is a file

@@ -106,7 +106,7 @@ def make_checkpoints(made):
   from jaxsearch.parallel.mesh import make_mesh
   from jaxsearch.training import checkpoint
   from jaxsearch.training.step import TrainState
-  config, _ = parse('train', [], 'quickstart')
+  config = parse('train', [], 'quickstart').config
   model_config, params = setup.load_policy(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
   zero = jnp.zeros((), jnp.int32)
   for name, parameters in {'run': params, 'critic': {'decoder': params, 'head': {

@@ -49,7 +49,7 @@ def _hotpotqa(path: str | os.PathLike, source: str = 'hotpotqa') -> Found:
   for place, record in read_array(path):
     name = text_field(record, 'id' if 'id' in record and '_id' not in record else '_id', place)
     facts = _pairs(record, 'supporting_facts', ('title', 'sent_id'), place)
-    metadata = {'match': 'entity', 'type': text_field(record, 'type', place), 'source': source,
+    metadata = {'type': text_field(record, 'type', place), 'source': source,
                 'gold_titles': _once(title for title, _ in facts), 'supporting_facts': facts}
     answer = text_field(record, 'answer', place)
     yield place, Question(name, text_field(record, 'question', place), (answer,), metadata)
@@ -74,7 +74,7 @@ def _musique(path: str | os.PathLike) -> Found:
       raise DataError(f"{place}: 'question_decomposition' is empty")
     titles = _once(text_field(paragraph, 'title', inside) for inside, paragraph in _paragraphs(record, place)
                    if field(paragraph, 'is_supporting', bool, inside))
-    metadata = {'match': 'entity', 'hops': len(steps), 'gold_titles': titles, 'source': 'musique'}
+    metadata = {'hops': len(steps), 'gold_titles': titles, 'source': 'musique'}
     yield place, Question(text_field(record, 'id', place), text_field(record, 'question', place), golds, metadata)
 
 

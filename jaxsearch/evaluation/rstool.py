@@ -17,6 +17,7 @@ from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation.run import open_agent
 from jaxsearch.methods import r_search
+from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import exact_match, f1
 from jaxsearch.sampler.requests import Sampling, shorten
@@ -69,6 +70,7 @@ class Reader:
   special_tokens: tuple[str, ...] = ()   # its tokenizer's, as text; () where they are not known
   tokens: Callable[[str], int] = len     # the length of a prompt
   room: int | None = None                # how long a prompt may be; None is any length
+  tokenizer: Tokenizer | None = None     # with a room
 
   def prompt(self, question: str, documents: Sequence[Document]) -> str:
     """The prompt of a question with documents, shortened to the room and neutralised; a document without a title is bare text."""
@@ -81,13 +83,15 @@ class Reader:
       return templates.reader_prompt(question, ''.join(parts), self.template)
 
     if self.room is not None:
-      documents = shorten(documents, self.room, lambda documents: self.tokens(written(documents)))
+      documents = shorten(documents, self.room, lambda documents: self.tokens(written(documents)), self.tokenizer)
     return written(documents)
 
 
 def open_reader(config: ml_collections.ConfigDict, url: str = '', model: str = '') -> Reader:
   """The frozen model `config.reader`, or with a `url` the `model` behind a chat server (API key in OPENAI_API_KEY)."""
   template = _template(config)
+  if 'reader' not in config:
+    raise ValueError('the config has no group reader, the model that answers: see configs/r_search.py')
   if url:
     from jaxsearch.tools.chat import Chat
     return Reader(Chat(url, model, max_tokens=config.reader.max_tokens).replies, template)
@@ -99,7 +103,7 @@ def local_reader(assistant: Assistant, template: str) -> Reader:
   tokenizer = assistant.engine.tokenizer
   wrapped = lambda prompt: tokenizer.chat([{'role': 'user', 'content': prompt}]) if assistant.chat else prompt
   return Reader(assistant, template, tokenizer.special_tokens, lambda prompt: len(tokenizer.encode(wrapped(prompt))),
-                assistant.engine.length - assistant.max_tokens)
+                assistant.engine.length - assistant.max_tokens, tokenizer)
 
 
 def evaluate_reader(reader: Reader, questions: Sequence[Question], found: Sequence[Evidence], search: SearchBackend,
@@ -137,5 +141,5 @@ def _template(config: ml_collections.ConfigDict) -> str:
   """How the reader is asked. Raises ValueError for a method that writes no evidence."""
   settings = dict(config.grow) | dict(config.eval.grow)
   if 'evidence_template' not in settings:
-    raise ValueError(f'config.method={config.method!r} writes no evidence for other models: take --config configs/r_search.py')
+    raise ValueError(f'config.method={config.method!r} writes no evidence for other models: take a policy of configs/r_search.py')
   return settings['evidence_template']

@@ -1,11 +1,15 @@
 """Answering questions with a policy, and scoring the answers: `jaxsearch eval`, `ask`, and held-out questions during training."""
 
+import collections
+import contextlib
 import dataclasses
 import hashlib
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import ml_collections
@@ -13,53 +17,198 @@ import numpy as np
 
 import jaxsearch
 from jaxsearch import setup
+from jaxsearch.config_check import fields
 from jaxsearch.data.jsonl import DataError, read_records, shortened
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import competence, report
 from jaxsearch.models import hub
+from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.rewards.match import answer_found, f1
-from jaxsearch.sampler.requests import Sampling
+from jaxsearch.rewards.match import answer_found, entity_match, f1
+from jaxsearch.sampler.requests import Call, RunPython, Sampling, Search, ToolFailure
 from jaxsearch.sampler.rollout import Agent, rollout
+from jaxsearch.training import runs
 from jaxsearch.training.checkpoint import is_run, load_params
-from jaxsearch.trees.tree import Role, Tree
+from jaxsearch.trees.tree import Role, Stop, Tree
 
 SAMPLES = 24  # rollouts kept of an evaluation during training
 
 
-def open_agent(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: str = '', **changes) -> Agent:
-  """The agent of a config as it answers: with the arguments of `grow` that `config.eval.grow` and then `changes` change.
+@dataclasses.dataclass(frozen=True)
+class Policy:
+  """A decoder with its tokenizer, and the step of its run; None where that is not known."""
+  config: DecoderConfig
+  params: dict
+  tokenizer: Tokenizer
+  step: int | None
 
-  Args:
-    checkpoint: run folder, checkpoint in it, Hugging Face folder or GGUF file, else FileNotFoundError; '' is `config.model`.
-    corpus: passages to search; '' is `config.data.corpus`.
+
+def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Policy:
+  """The policy of a run folder, checkpoint in it, Hugging Face folder or GGUF file, else FileNotFoundError; '' is `config.model`.
+
+  It brings its tokenizer, unless `config.tokenizer` names one.
   """
   if checkpoint and is_run(checkpoint):
     model_config, params, host = load_params(checkpoint)
     model_config = dataclasses.replace(model_config, dtype=config.dtype)
-    tokenizer = setup.load_tokenizer(ml_collections.ConfigDict(host['config']))  # that of the run, not of `config`
-  elif checkpoint:
-    decoder = hub.load(checkpoint, config.dtype)
-    model_config, params, tokenizer = decoder.config, decoder.params, Tokenizer.load(config.tokenizer or checkpoint)
-  else:
-    model_config, params = setup.load_policy(config, meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1]))
-    tokenizer = setup.load_tokenizer(config)
-  engine = setup.open_engine(config, model_config, tokenizer)
-  engine.load(params)
+    return Policy(model_config, params, tokenizer_of(config, host), host['step'])
+  if checkpoint:
+    decoder, run = hub.load(checkpoint, config.dtype), hub.read_run(checkpoint) or {}
+    return Policy(decoder.config, decoder.params, Tokenizer.load(config.tokenizer or checkpoint), run.get('step'))
+  model_config, params = setup.load_policy(config, meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+  return Policy(model_config, params, setup.load_tokenizer(config), None)
+
+
+def tokenizer_of(config: ml_collections.ConfigDict, host: Mapping[str, Any]) -> Tokenizer:
+  """The tokenizer that `config.tokenizer` names, else that of the model of a checkpoint."""
+  return Tokenizer.load(config.tokenizer or setup.tokenizer_path(host['config']['model']))
+
+
+def open_agent(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: str = '', policy: Policy | None = None,
+               **changes) -> Agent:
+  """The agent of a config as it answers: with the arguments of `grow` that `config.eval.grow` and then `changes` change.
+
+  Args:
+    checkpoint: see `load_policy`; unless there is a `policy`.
+    corpus: passages to search; '' is `config.data.corpus`.
+  """
+  policy = policy or load_policy(config, checkpoint)
+  engine = setup.open_engine(config, policy.config, policy.tokenizer)
+  engine.load(policy.params)
   return setup.make_agent(config, engine, setup.open_tools(config, corpus), **dict(config.eval.grow) | changes)
 
 
-def scores(trees: Sequence[Tree]) -> dict[str, float]:
-  """Means over finished trees: em, f1, searches, retrieval_recall (the share that found a gold answer); their number n."""
-  values = {
-    'em': [tree.question.score(tree.answer) for tree in trees],
-    'f1': [f1(tree.answer, tree.question.golden_answers) for tree in trees],
-    'searches': [tree.metrics['searches'] for tree in trees],
-    'retrieval_recall': [any(answer_found(tree.question.golden_answers, node.text) for node in tree.nodes(Role.OBSERVATION))
-                         for tree in trees],
-  }  # fmt: skip
-  return {name: float(np.mean(own)) for name, own in values.items()} | {'n': len(trees)}
+def answer(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampling, part: pathlib.Path | None = None,
+           identity: Mapping[str, Any] | None = None, on_progress: Callable[[int, int, dict], object]) -> list[dict]:
+  """A record for each question, as `predictions` has them, with counts of its tool calls: the figures of `failures`.
+
+  Each is appended to the file `part` as it is found. What an evaluation of the same `identity` left there is not answered
+  again; the records are those of an evaluation that was never stopped.
+
+  Args:
+    part: JSON lines, the identity first; None keeps nothing.
+    identity: all that the records depend on, as JSON can hold it.
+    on_progress: called with (questions answered, questions, `failures` so far) at the start and whenever a question ends.
+  Raises:
+    OSError: `part` cannot be written; names it and says what is saved.
+  """
+  records = {number: record for number, record in _resume(part, identity).items() if number < len(questions)} if part else {}
+  missing = [number for number in range(len(questions)) if number not in records]
+  totals, ended = collections.Counter(), []
+  for record in records.values():
+    _add(totals, record)
+  on_progress(len(records), len(questions), dict(totals))
+
+  def save(*_) -> None:
+    """Not in `grow`: an error in there would be the method's."""
+    while ended:
+      tree, counts = ended.pop(0)
+      number, record = numbers[tree.question.id], predictions([tree])[0] | counts
+      if part:
+        try:
+          runs.append(part, [{'number': number, 'record': record}])
+        except OSError as error:
+          saved = f'{error.strerror}; {len(records)} of {len(questions)} answers are saved, rerun the same command to resume'
+          raise OSError(error.errno, saved, str(part)) from error
+      records[number] = record
+      _add(totals, record)
+    on_progress(len(records), len(questions), dict(totals))
+
+  numbers = {questions[number].id: number for number in missing}
+  watched = recording(agent, lambda *finished: ended.append(finished))
+  rollout(watched, [questions[number] for number in missing], key, sampling=sampling, numbers=missing, on_progress=save)
+  return [records[number] for number in range(len(questions))]
+
+
+def _resume(part: pathlib.Path, identity: Mapping[str, Any]) -> dict[int, dict]:
+  """Number -> record of the evaluation that was stopped; the file then ends with a whole line. {} with a new file."""
+  rows, identity = runs.read(part), json.loads(json.dumps(identity))
+  if rows and rows[0] == {'identity': identity}:
+    with open(part, 'rb+') as file:  # needs no space, so that a full disk is no obstacle
+      file.truncate(file.read().rfind(b'\n') + 1)
+    print(f'jaxsearch: resuming: {part} has {len(rows) - 1} answers', file=sys.stderr)
+    return {row['number']: row['record'] for row in rows[1:]}
+  if rows:
+    then, now = (dict(fields(one)) for one in (rows[0].get('identity', {}), identity))
+    differing = [name for name in sorted(then.keys() | now.keys())
+                 if then.get(name) != now.get(name) and not isinstance(now.get(name, then.get(name)), dict)]
+    shown = ', '.join(f'{name} was {shortened(then.get(name))}, now {shortened(now.get(name))}' for name in differing[:5])
+    print(f'jaxsearch: {part} is of another evaluation ({shown}); starting again', file=sys.stderr)
+  part.parent.mkdir(parents=True, exist_ok=True)
+  runs.write(part, [{'identity': identity}])
+  return {}
+
+
+def recording(agent: Agent, end: Callable[[Tree, dict], object]) -> Agent:
+  """The agent; `end(tree, counts)` is called for every tree that it has grown, with counts as in `failures`."""
+  def grow(question: Question, tree: Tree):
+    growth, reply, counts = agent.grow(question, tree), None, collections.Counter()
+    with contextlib.suppress(StopIteration):
+      while True:
+        yielded = growth.send(reply)
+        reply = yield yielded
+        for request, one in zip(yielded, reply) if isinstance(yielded, (list, tuple)) else [(yielded, reply)]:
+          _count(counts, request, one)
+    end(tree, dict(counts))
+
+  return dataclasses.replace(agent, grow=grow)
+
+
+def _count(counts: collections.Counter, request: Any, reply: Any) -> None:
+  if isinstance(request, (Search, RunPython, Call)):
+    failed, searched = isinstance(reply, ToolFailure), isinstance(request, Search)
+    counts.update(tool_calls=1, searches_asked=int(searched))
+    if failed:
+      counts.update(['tool_calls_failed', f'tool_calls_failed_{reply.fault}', *['searches_failed'] * searched])
+      counts['last_failure'] = ' '.join(reply.reason.split())[:200]
+
+
+def _add(totals: collections.Counter, record: Mapping[str, Any]) -> None:
+  """Adds the counts of a record; `last_failure` is that of the last that has one."""
+  for name, value in record.items():
+    if name.startswith(('tool_calls', 'searches_')):
+      totals[name] += value
+    elif name == 'last_failure':
+      totals[name] = value
+
+
+def failures(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """Counts over records: tool_calls, tool_calls_failed, tool_calls_failed_KIND for the kinds that occurred (see `FAULTS`),
+  searches_asked, searches_failed; last_failure, the reason of the last, where there is one."""
+  totals = collections.Counter(tool_calls=0, tool_calls_failed=0, searches_asked=0, searches_failed=0)
+  for record in records:
+    _add(totals, record)
+  return dict(totals)
+
+
+def stops(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+  """stop_X for every reason X for which rollouts ended (`Stop`); `no_room`, the questions whose prompt left room for nothing."""
+  counts = collections.Counter(f'stop_{record["stop"]}' for record in records if record['stop'])
+  no_room = sum(record['stop'] == Stop.CONTEXT_FULL and all(span['role'] == 'prompt' for span in record['spans'])
+                for record in records)
+  return dict(counts.most_common()) | {'no_room': no_room}
+
+
+def summary(figures: Mapping[str, Any]) -> Iterator[str]:
+  """Lines for a person: how rollouts ended, and which tool calls failed."""
+  stopped = {name.removeprefix('stop_'): count for name, count in figures.items() if name.startswith('stop_')}
+  if stopped:
+    yield 'stops: ' + ', '.join(f'{count} {name.replace("_", " ")}' for name, count in stopped.items())
+  kinds = {name: count for name, count in figures.items() if name.startswith('tool_calls_failed_')}
+  if kinds:
+    listed = ', '.join(f'{count} {name.removeprefix("tool_calls_failed_")}' for name, count in kinds.items())
+    yield (f'failures: {figures["searches_failed"]} of {figures["searches_asked"]} searches, {figures["tool_calls_failed"]} of '
+           f'{figures["tool_calls"]} tool calls ({listed}); the last: {figures["last_failure"]}')
+
+
+def scores(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+  """Means over records: em, em_entity (CARL's looser rule), f1, searches, retrieval_recall (the share that found a gold answer);
+  their number n."""
+  values = {name: [record[name] for record in records] for name in ('em', 'em_entity', 'f1', 'searches')} | {
+    'retrieval_recall': [any(answer_found(record['golden_answers'], span['text']) for span in record['spans']
+                             if span['role'] == Role.OBSERVATION.value) for record in records]}
+  return {name: float(np.mean(own)) for name, own in values.items()} | {'n': len(records)}
 
 
 def predictions(trees: Sequence[Tree]) -> list[dict]:
@@ -67,8 +216,17 @@ def predictions(trees: Sequence[Tree]) -> list[dict]:
   return [
     {'id': tree.question.id, 'question': tree.question.question, 'golden_answers': list(tree.question.golden_answers),
      'prediction': tree.answer, 'em': tree.question.score(tree.answer), 'f1': f1(tree.answer, tree.question.golden_answers),
+     'em_entity': max(tree.question.score(tree.answer), entity_match(tree.answer, tree.question.golden_answers)),
      'searches': tree.metrics['searches'], 'stop': tree.stop, 'spans': report.spans(tree)}
     for tree in trees]
+
+
+def weights(path: str) -> dict[str, Any]:
+  """What tells weights from others without reading them: path, bytes and last change of their files (none of a run folder)."""
+  folder = pathlib.Path(path)
+  files = [file.stat() for file in ([folder] if folder.is_file() else folder.glob('*.safetensors'))]
+  return {'path': str(path), 'bytes': sum(file.st_size for file in files),
+          'modified': max((file.st_mtime for file in files), default=None)}
 
 
 def manifest(config: ml_collections.ConfigDict, **files: str) -> dict:
@@ -96,7 +254,8 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
     if tiers:
       figures |= competence.use_figures(trees, tiers)
     finite = {name: value for name, value in figures.items() if math.isfinite(value)}  # JSON has no NaN
-    yield {'step': step, 'temperature': temperature} | scores(trees) | finite | {'samples': predictions(trees[:SAMPLES])}
+    records = predictions(trees)
+    yield {'step': step, 'temperature': temperature} | scores(records) | finite | {'samples': records[:SAMPLES]}
 
 
 def read_held_out(config: ml_collections.ConfigDict) -> tuple[list[Question], dict[str, int]]:
@@ -126,8 +285,11 @@ def read_tiers(path: str) -> dict[str, int]:
   return tiers
 
 
-def _sha256(path: str) -> str | None:
-  if not pathlib.Path(path).is_file():
-    return None
-  with open(path, 'rb') as stream:
-    return hashlib.file_digest(stream, 'sha256').hexdigest()
+def _sha256(name: str) -> str | None:
+  """Of a file, or of the files in a name such as 'hotpotqa:A.json+B.jsonl', one after the other; None without a file."""
+  paths = [name] if pathlib.Path(name).is_file() else [part.rpartition(':')[2] for part in name.split('+')]
+  digest, found = hashlib.sha256(), [path for path in paths if pathlib.Path(path).is_file()]
+  for path in found:
+    with open(path, 'rb') as stream:
+      hashlib.file_digest(stream, lambda: digest)
+  return digest.hexdigest() if found else None

@@ -1,7 +1,7 @@
 """CuSearch (Shen et al. 2026, arXiv 2605.11611): train on the chains that searched most.
 
 Rollouts are Search-R1's. `credit` is phases 2 and 3 of the paper's algorithm 2: count the searches of every chain, select
-K chains by depth (SDGA), reward these and compare them. The selection never sees a reward, except in 'topk_reward':
+K chains by depth (SDGA), and compare these. The selection never sees a reward, except in 'topk_reward':
 
   full           GRPO on all chains; with half the questions a step it is GRPO-Half
   random         K chains at random
@@ -46,7 +46,7 @@ def depth(tree: Tree, max_depth: int) -> int:
 
 def credit(groups: Sequence[Sequence[Tree]], context: Context, *, strategy: str = 'auto', keep: int = 96, max_depth: int = 5,
            format_weight: float = 0.2, drop_alike: bool = False, normalize_std: bool = True, window: int = 4) -> None:
-  """Selects `keep` chains (K), rewards them, and compares each with the selected ones of its question.
+  """Rewards all chains, selects `keep` of them (K), and compares each of these with the selected ones of its question.
 
   Args:
     strategy: one of STRATEGIES.
@@ -59,15 +59,12 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, strategy: str 
   if not trees:
     return
   depths = {tree: depth(tree, max_depth) for tree in trees}
-  if strategy == 'topk_reward':
-    for tree in trees:
-      tree.reward = reward(tree, format_weight)
+  for tree in trees:
+    tree.reward = reward(tree, format_weight)
+  remember_pass_rates(groups, context, window)
   mask = select(trees, np.array(list(depths.values())), context, strategy, min(keep, len(trees)), max_depth)
   chosen = {tree for tree, selected in zip(trees, mask) if selected}
   groups = [selected for group in groups if (selected := [tree for tree in group if tree in chosen])]
-  for tree in chosen:
-    tree.reward = reward(tree, format_weight)
-  remember_pass_rates(groups, context, window)
   if drop_alike:
     groups = [group for group in groups if len({tree.reward for tree in group}) > 1]
   credit_relative(groups, normalize_std=normalize_std)

@@ -144,8 +144,11 @@ def _read_part(name: str, tensor: str, shape: tuple[int, ...], bounds: tuple[tup
   return values[(slice(None),) * (at + 1) + (parts[at + 1],)].transpose(np.argsort(order))
 
 
+RUN = 'jaxsearch.json'  # of an exported folder: what `save` was given as `run`
+
+
 def save(model: Decoder, folder: str | pathlib.Path, tokenizer: Tokenizer | None = None, *, dtype: str | None = None,
-         shard_bytes: int = 5 * 10**9) -> None:
+         shard_bytes: int = 5 * 10**9, run: Mapping[str, Any] | None = None) -> None:
   """Writes config.json and safetensors that `load` and transformers' AutoModelForCausalLM read back.
 
   Makes the folder, or replaces weights and index in it. The parameters may be sharded; with several processes all of them call
@@ -155,6 +158,7 @@ def save(model: Decoder, folder: str | pathlib.Path, tokenizer: Tokenizer | None
     tokenizer: also written, with its end tokens in generation_config.json.
     dtype: 'float32' or 'bfloat16'; the dtype of the embedding if not given.
     shard_bytes: a larger checkpoint is split into several files with an index.
+    run: also written, into jaxsearch.json: the run that the weights are from, for `read_run`.
   Raises:
     ValueError: for a configuration that no model family has.
   """
@@ -184,6 +188,15 @@ def save(model: Decoder, folder: str | pathlib.Path, tokenizer: Tokenizer | None
     write_json(folder / 'generation_config.json', ids)
     config |= ids
   write_json(folder / 'config.json', config)
+  (folder / RUN).unlink(missing_ok=True)  # it told of other weights
+  if run is not None:
+    write_json(folder / RUN, run)
+
+
+def read_run(path: str | pathlib.Path) -> dict[str, Any] | None:
+  """What `save` was given as `run`; None for a folder without that, and for a file."""
+  file = pathlib.Path(path) / RUN
+  return read_json(file) if file.is_file() else None
 
 
 # Configs.

@@ -71,6 +71,15 @@ class Tokenizer:
     """
     return self.backend.encode(text, add_special_tokens=specials).ids
 
+  def starts(self, text: str) -> list[int]:
+    """Where each token of `text` begins: the index of its first character, never falling."""
+    return [start for start, _ in self.backend.encode(text, add_special_tokens=False).offsets]
+
+  @functools.cached_property
+  def longest_token(self) -> int:
+    """Characters that a token stands for at most: n tokens hold no more than n times as many."""
+    return max(map(len, self.backend.get_vocab(with_added_tokens=True)))
+
   def decode(self, ids: Iterable[int]) -> str:
     """The text of `ids` with special tokens shown. Bytes that are not UTF-8 become U+FFFD, unknown ids nothing."""
     if self._spell is None:

@@ -86,12 +86,12 @@ def useful_collections(reply: str, collections: int) -> int | None:
   """How many of `collections` Search-R2's judge found useful: the number after the last `Final Answer:`; None without one."""
   found = re.findall(r'Final Answer:?[*\s:]*(\S+)', reply, re.IGNORECASE)
   number = found[-1].strip('*.') if found else ''
-  return int(number) if re.fullmatch('[0-9]+', number) and int(number) <= collections else None
+  return int(number) if re.fullmatch('[0-9]{1,9}', number) and int(number) <= collections else None
 
 
 def flawed_step(reply: str, steps: int) -> int | None:
   """The first flawed step of `steps` by Search-R2's refiner, 0 for none: the integer that its review starts with; else None."""
-  found = re.match(r'\s*([0-9]+)(?![\w.,])', reply)
+  found = re.match(r'\s*([0-9]{1,9})(?![\w.,])', reply)
   return int(found[1]) if found and int(found[1]) <= steps else None
 
 

@@ -49,7 +49,10 @@ def substring_match(prediction: str | None, golds: str | Iterable[str]) -> float
 
 
 def entity_match(prediction: str | None, golds: str | Iterable[str]) -> float:
-  """CARL's evaluation rule: an exact match, or a gold of several words that the prediction contains."""
+  """CARL's rule for evaluation (section 4): an exact match, or a gold of several words that the prediction contains.
+
+  Never a reward: an answer that lists every candidate earns 1.
+  """
   return _best(prediction, golds, lambda answer, gold: float(answer == gold or (' ' in gold and gold in answer)))
 
 
@@ -115,8 +118,8 @@ def read_number(text: str) -> tuple[Fraction, bool] | None:
 
 
 def matches(prediction: str | None, golds: str | Iterable[str], how: str = 'exact', tolerance: float = 0.0) -> float:
-  """1.0 or 0.0 by the rule `how`: 'exact', 'entity' or 'numeric', which has a `tolerance`. ValueError for another rule."""
-  rules = {'exact': exact_match, 'entity': entity_match, 'numeric': functools.partial(numeric_match, tolerance=tolerance)}
+  """1.0 or 0.0 by the rule `how`: 'exact' or 'numeric', which has a `tolerance`. ValueError for another rule."""
+  rules = {'exact': exact_match, 'numeric': functools.partial(numeric_match, tolerance=tolerance)}
   if how not in rules:
     raise ValueError(f'no way to match answers is called {how!r}; known: {", ".join(rules)}')
   return rules[how](prediction, golds)

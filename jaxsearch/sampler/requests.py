@@ -13,6 +13,8 @@ of replies in the same order. A request that fails raises nothing: its reply say
 
 import bisect
 import dataclasses
+import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -149,7 +151,7 @@ Request = Generate | Search | RunPython | Call | Ask | Score
 
 # The tools.
 
-MAX_QUERY, MAX_TOPK = 1000, 10  # characters, and documents, of a search in a program
+MAX_QUERY, MAX_TOPK, MAX_FOUND = 1000, 10, 100_000  # characters, documents, and their characters, of a search in a program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +194,7 @@ class Tools:
         failures.append(error)
         raise
       found += 1
-      return grammar.listed(documents) or 'No documents were found.\n'
+      return grammar.listed(documents)[:MAX_FOUND] or 'No documents were found.\n'
 
     printed = self.python.run(request.code, {'search': search, 'table': lambda: [list(row) for row in request.table]})
     if failures and not found:
@@ -213,36 +215,58 @@ class Tools:
         return ToolFailure('malformed reply of the sandbox', 'malformed')
       joined = lambda documents: ''.join(document.text for document in documents)  # of one, or none where it does not fit
       return joined(shorten([Document('', '', result)], room, lambda shown: len(tokenizer.encode(
-        grammar.output(joined(shown), special)))))
+        grammar.output(joined(shown), special))), tokenizer))
     documents = result[0] if isinstance(result, list) and len(result) == 1 else None
     if not isinstance(documents, list) or not all(isinstance(document, Document) for document in documents):
       return ToolFailure('malformed reply of the search back end', 'malformed')
-    return shorten(documents, room, lambda documents: len(tokenizer.encode(grammar.information(documents, special))))
+    return shorten(documents, room, lambda documents: len(tokenizer.encode(grammar.information(documents, special))), tokenizer)
 
 
-def shorten(documents: Sequence[Document], budget: int, measure: Callable[[Sequence[Document]], int]) -> list[Document]:
+def shorten(documents: Sequence[Document], budget: int, measure: Callable[[Sequence[Document]], int],
+            tokenizer) -> list[Document]:
   """Cuts the texts of documents so that all of them together measure at most `budget`.
 
-  All texts are cut at one common number of characters, the largest that fits. If titles alone are too long, documents are
-  left out from the end, down to none.
+  All texts are cut at one common number of characters, such that one more would not fit. (Where a longer text may have fewer
+  tokens, there may be further such numbers.) If titles alone are too long, documents are left out from the end, down to none.
+
+  What is tokenised does not grow with the texts: what is longer than `budget` of the longest tokens is cut off first, then
+  each text is tokenised once, alone, which tells about where to cut, and `measure` is asked for cuts around there.
 
   Args:
     documents: best first.
     budget: tokens that the observation may have.
     measure: tokens of the observation that shows these documents, tags included.
+    tokenizer: with `starts` and `longest_token`, see models/tokenizer.py.
   """
-  documents = list(documents)
-  if measure(documents) <= budget:
-    return documents
-
-  def cut(characters):
-    return [dataclasses.replace(document, text=document.text[:characters]) for document in documents]
-
-  while documents and measure(cut(0)) > budget:
+  documents, characters = list(documents), max(budget, 0) * tokenizer.longest_token
+  while documents and sum(len(document.title) for document in documents) > characters:
     documents.pop()
+  cut = lambda size: [dataclasses.replace(document, text=document.text[:size]) for document in documents]
+  held = lambda size: sum(min(size, len(document.text)) for document in documents) <= characters
+  if held(sys.maxsize) and measure(documents) <= budget:
+    return documents
+  titles = cut(0)
+  kept = bisect.bisect_right(range(1, len(titles) + 1), False, key=lambda count: measure(titles[:count]) > budget)
+  documents = documents[:kept]
   longest = max((len(document.text) for document in documents), default=0)
-  dropped = bisect.bisect_left(range(longest), True, key=lambda dropped: measure(cut(longest - dropped)) <= budget)
-  return cut(longest - dropped)
+  low, high = 0, bisect.bisect_right(range(1, longest + 1), False, key=lambda size: not held(size)) + 1  # fits, does not fit
+  starts = [tokenizer.starts(document.text[:high]) for document in documents]
+  tokens = lambda size: sum(bisect.bisect_left(own, size) for own in starts)  # of texts cut there, about
+  beside = measure(cut(0)) if documents else 0  # tokens that are not of texts
+  for probe in itertools.count():
+    if high - low <= 1:
+      return cut(low)
+    size = low + max(1, bisect.bisect_right(range(low + 1, high), budget - beside, key=tokens))
+    size = size if probe < 8 else (low + high) // 2  # the estimate is no help here
+    measured = measure(cut(size))
+    beside = measured - tokens(size)
+    low, high = (size, high) if measured <= budget else (low, size)
+
+
+def failing(metrics: Mapping[str, Any]) -> str | None:
+  """What to tell a person about a rollout whose searches mostly failed; else None."""
+  asked, failed = metrics.get('searches_asked', 0), metrics.get('searches_failed', 0)
+  return f'{failed} of {asked} searches failed; the last: {metrics["last_failure"]}' if 2 * failed > asked else None
 
 
 # Calls.

@@ -170,22 +170,24 @@ def sample(scores, uniform, slots: Slots, forbidden):
   mass = jnp.where(greedy[:, None], scores == peak[:, None], mass)  # argmax proper would take longer than all the rest
   S, V = mass.shape
   blocks = jnp.pad(mass, ((0, 0), (0, -V % BLOCK))).reshape(S, -1, BLOCK)
-  below = jnp.cumsum(jnp.sum(blocks, axis=-1), axis=-1)
+  in_blocks = jnp.sum(blocks, axis=-1)
+  below = jnp.cumsum(in_blocks, axis=-1)
   wanted = jnp.where(greedy, 0, uniform) * below[:, -1]
-  block = _first_above(below, wanted)
+  block = _first_above(below, in_blocks, wanted)
   start = jnp.where(block > 0, jnp.take_along_axis(below, jnp.maximum(block - 1, 0)[:, None], axis=1)[:, 0], 0)
   inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-  tokens = block * BLOCK + _first_above(jnp.cumsum(inside, axis=-1), wanted - start)
+  tokens = block * BLOCK + _first_above(jnp.cumsum(inside, axis=-1), inside, wanted - start)
   return tokens.astype(jnp.int32), jnp.take_along_axis(scores, tokens[:, None], axis=1)[:, 0] - normaliser
 
 
-def _first_above(sums, level):
-  """First index where the running sums [S,N] exceed level [S]; where rounding leaves none, the last one that grew.
+def _first_above(sums, masses, level):
+  """First index with mass where the running sums [S,N] of masses [S,N] exceed level [S]; where there is none, the last with mass.
 
-  Both have mass: no token of probability 0 is ever drawn.
+  A running sum is added up in another order at every index, so it may grow where nothing is added, and its end may be below the
+  level. No token of probability 0 is ever drawn.
   """
-  above, grew = sums > level[:, None], sums >= sums[:, -1:]
-  return jnp.argmax(jnp.where(jnp.any(above, axis=-1, keepdims=True), above, grew), axis=-1)
+  above, last = (masses > 0) & (sums > level[:, None]), masses.shape[-1] - 1 - jnp.argmax((masses > 0)[:, ::-1], axis=-1)
+  return jnp.where(jnp.any(above, axis=-1), jnp.argmax(above, axis=-1), last)
 
 
 def truncate(scores, top_k, top_p, rows):

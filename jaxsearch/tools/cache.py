@@ -10,8 +10,12 @@ import os
 import pathlib
 import sqlite3
 import threading
+import warnings
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
+
+_MISSING = object()
 
 
 class Cache:
@@ -21,12 +25,12 @@ class Cache:
   """
 
   def __init__(self, path: str | os.PathLike | None):
-    self._db = None
+    self._path, self._db = path, None
     if not path:
       return
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-    self._lock, self._fetching = threading.Lock(), [threading.Lock() for _ in range(256)]  # by the first byte of the key
-    self._db = sqlite3.connect(path, timeout=30.0, check_same_thread=False)  # seconds for another process to finish writing
+    self._lock, self._fetching = threading.Lock(), {}  # key -> Future of the response that a thread is fetching
+    self._db = sqlite3.connect(path, timeout=5.0, check_same_thread=False)  # seconds for another process to finish writing
     try:
       with self._db:
         self._db.execute('CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer TEXT) WITHOUT ROWID')
@@ -36,18 +40,45 @@ class Cache:
   def get(self, request: object, fetch: Callable[[], Any]) -> Any:
     """The response kept for `request`, else that of `fetch()`, which is kept unless it raises.
 
-    Threads that want the same response at the same time, as the trees of a group do, fetch it once. Both are JSON;
-    `request` holds all that the response depends on.
+    Threads that want the same response at the same time, as the trees of a group do, fetch it once; if that fails, it fails
+    for all of them, who would else try a dead server one after the other. Both are JSON; `request` holds all that the
+    response depends on. A file that cannot be read or written any more only warns.
     """
     if self._db is None:
       return fetch()
     key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).digest()
-    with self._fetching[key[0]]:
+    with self._lock:
+      fetching = self._fetching.get(key)
+      if fetching is None:
+        own = self._fetching[key] = Future()
+    if fetching is not None:
+      return fetching.result()
+    try:
+      response = self._read(key)
+      if response is _MISSING:
+        response = fetch()
+        self._write(key, response)
+      own.set_result(response)
+      return response
+    except BaseException as error:
+      own.set_exception(error)
+      raise
+    finally:
+      with self._lock:
+        del self._fetching[key]
+
+  def _read(self, key: bytes) -> Any:
+    try:
       with self._lock:
         row = self._db.execute('SELECT answer FROM answers WHERE key = ?', (key,)).fetchone()
-      if row is not None:
-        return json.loads(row[0])
-      response = fetch()
+      return _MISSING if row is None else json.loads(row[0])
+    except (sqlite3.Error, ValueError) as error:
+      warnings.warn(f'{self._path}: a kept response cannot be read: {error}', stacklevel=1)
+      return _MISSING
+
+  def _write(self, key: bytes, response: Any) -> None:
+    try:
       with self._lock, self._db:
         self._db.execute('INSERT OR REPLACE INTO answers VALUES (?, ?)', (key, json.dumps(response)))
-      return response
+    except sqlite3.Error as error:
+      warnings.warn(f'{self._path}: responses are not kept: {error}', stacklevel=1)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from jaxsearch.tools.cache import Cache
 from jaxsearch.tools.http_client import JsonClient, RequestError, parse_url, secret_from_env
 
+MAX_TOKEN = 64  # characters of a reply for each of `max_tokens`; who reads replies need not be quick with megabytes
 Prompt = str | Sequence[Mapping[str, str]]  # of the user, or messages {'role', 'content'}
 
 
@@ -49,23 +50,38 @@ class Chat(JsonClient):
     self._hint = '' if key else f' ({key_variable} holds no key)'
 
   def reply(self, prompt: Prompt) -> str:
-    """The model's reply, which may be empty. Raises ChatError."""
+    """The model's reply, which may be empty. Raises ChatError, for one far longer than `max_tokens` too."""
     messages = [{'role': 'user', 'content': prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
     body = {**self._settings, 'messages': messages}
 
     def complete() -> str:
       with self._in_flight:
-        return self.post(body, _text)
+        text = self.post(body, _text)
+      if len(text) > self._settings['max_tokens'] * MAX_TOKEN:
+        raise self._failed(f'a reply of {len(text)} characters for max_tokens={self._settings["max_tokens"]}', 'too_long')
+      return text
 
     return self._cache.get(body, complete)
 
   def replies(self, prompts: Sequence[Prompt]) -> list[str | ChatError]:
-    """The replies to all prompts, `concurrency` at a time; a `ChatError` stands where one failed."""
+    """The replies to all prompts, `concurrency` at a time; a `ChatError` stands where one failed.
+
+    Once `concurrency` requests in a row found a server that is gone or at its end, the rest are not asked: they would take
+    the timeout each.
+    """
+    lost = 0
+
     def reply(prompt):
+      nonlocal lost
       try:
-        return self.reply(prompt)
+        if lost >= self._concurrency:
+          raise self._failed(f'not asked, since {lost} requests in a row got no reply', 'connection')
+        text = self.reply(prompt)
       except ChatError as error:
+        lost = lost + 1 if error.fault in ('timeout', 'connection', 'server') else 0
         return error
+      lost = 0
+      return text
 
     with ThreadPoolExecutor(self._concurrency) as pool:
       return list(pool.map(reply, prompts))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field, TypeAdapter
+from pydantic import FailFast, Field, TypeAdapter
 
 from jaxsearch.tools.http_client import JsonClient, RequestError
 
@@ -29,7 +29,7 @@ class Evidence:
   """What was found for a question."""
   evidence: str       # '' if nothing was found, or no well-formed box of evidence was written
   answer: str | None  # that of the policy which searched; None without one
-  searches: Annotated[int, Field(strict=True, ge=0)]
+  searches: Annotated[int, Field(strict=True, ge=0, le=10**6)]
 
 
 class EvidenceError(RequestError):
@@ -54,5 +54,5 @@ class EvidenceClient(JsonClient):
       raise TypeError('questions must be a list of strings, not one string')
     if not questions:
       return []
-    count = Field(min_length=len(questions), max_length=len(questions))
-    return self.post({'question': list(questions)}, TypeAdapter(Annotated[list[Evidence], count]).validate_python)
+    lists = Annotated[list[Evidence], Field(min_length=len(questions), max_length=len(questions)), FailFast()]
+    return self.post({'question': list(questions)}, TypeAdapter(lists).validate_python)

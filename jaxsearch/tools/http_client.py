@@ -2,15 +2,21 @@
 
 Failures that may pass (a broken connection, a timeout, 408, 425, 429, 5xx) are retried with jittered exponential backoff,
 not before the server's `Retry-After`, all attempts within one deadline. Everything else, and a response of an unexpected
-shape, is an error at once. Errors name the URL and show no key.
+shape, is an error at once. Errors name the URL, say what kind of fault it was, and show no key.
+
+Requests run on one event loop, in a thread of its own: only there can a deadline hold for a whole response. A blocking
+client limits the wait for each read alone, and a server that sends a byte of its headers now and then holds a thread for hours.
 """
 
+import asyncio
 import email.utils
+import http.cookiejar
 import json
 import os
 import re
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,21 +24,26 @@ import httpx
 import pydantic
 import tenacity
 
-MAX_RESPONSE_BYTES = 64 * 2**20
+# Of a response, decompressed. Ten passages have some 10 kB, ten long pages of an encyclopedia 5 MB; what JSON of this size
+# becomes in Python takes up to thirty times as much memory (lists of nothing).
+MAX_RESPONSE_BYTES = 8 * 2**20
+MAX_REASON = 300  # characters of an error: it goes into observations and onto the terminal
 T = TypeVar('T')
+_LOOP, _STARTING, _PARSING = asyncio.new_event_loop(), threading.Lock(), threading.Lock()
 
 
 class RequestError(RuntimeError):
   """A request without a usable response; `url`, `reason` and `status` (None without one) say where and why.
 
-  `delay` is set on an attempt that may be retried: the seconds that the server asks for, else 0.
+  `fault` is its kind, one of `sampler.requests.FAULTS`. `delay` is set on an attempt that may be retried: the seconds that
+  the server asks for, else 0.
   """
 
   kind = 'request'
 
-  def __init__(self, url: str, reason: str, status: int | None = None, delay: float | None = None):
+  def __init__(self, url: str, reason: str, fault: str = 'error', status: int | None = None, delay: float | None = None):
     super().__init__(f'{self.kind} at {url} failed: {reason}')
-    self.url, self.reason, self.status, self.delay = url, reason, status, delay
+    self.url, self.reason, self.fault, self.status, self.delay = url, reason, fault, status, delay
 
 
 class JsonClient:
@@ -67,36 +78,47 @@ class JsonClient:
     self._address, self._timeout, self._attempts, self._backoff = address, timeout, attempts, backoff
     self._token = check_secret(token, 'a token')
     self._gap, self._last_turn, self._lock = 1 / rate if rate else 0.0, float('-inf'), threading.Lock()
-    headers = {'content-type': 'application/json'}
+    headers = {'content-type': 'application/json', 'accept-encoding': 'gzip'}
     if token:
       headers[token_header] = f'Bearer {token}' if token_header == 'authorization' else token
-    # A proxy cannot reach this machine's own server.
-    self._http = httpx.Client(headers=headers, trust_env=not re.fullmatch(r'localhost|127(\.\d+){3}|::1', address.host))
+    # A proxy cannot reach this machine's own server. Cookies would pile up.
+    self._http = httpx.AsyncClient(headers=headers, timeout=None, cookies=_no_cookies(),
+                                   trust_env=not re.fullmatch(r'localhost|127(\.\d+){3}|::1', address.host))
 
-  def post(self, body: object, parse: Callable[[Any], T]) -> T:
+  def post(self, body: object, parse: Callable[[Any], T], times: int = 1) -> T:
     """What `parse` makes of the JSON of the response; it raises ValueError, or pydantic's, if that has another shape.
 
-    Raises the client's `error`: no response in time, a refusal, or a response of another shape.
+    Raises the client's `error`: no response in time, a refusal, a response of another shape, or one of more bytes than
+    `times` MAX_RESPONSE_BYTES.
     """
     backoff, jitter = tenacity.wait_exponential(self._backoff, max=5.0), tenacity.wait_random(0, self._backoff)
     retrying = tenacity.Retrying(
       stop=tenacity.stop_after_attempt(self._attempts) | tenacity.stop_before_delay(self._timeout),
       wait=lambda state: max(backoff(state), state.outcome.exception().delay) + jitter(state),
       sleep=self._pause, retry=tenacity.retry_if_exception(lambda error: getattr(error, 'delay', None) is not None), reraise=True)
+    limit, content = MAX_RESPONSE_BYTES * times, json.dumps(body).encode()
     self._pause()
     try:
-      return parse(parse_json(retrying(self._attempt, json.dumps(body).encode(), time.monotonic() + self._timeout)))
+      received = retrying(self._attempt, content, time.monotonic() + self._timeout, limit)
+      with _PARSING:  # one at a time: it is work for the interpreter's one thread anyway, and takes memory
+        return parse(parse_json(received))
     except self.error as failure:
       if failure.delay is None:
         raise
       attempts = retrying.statistics['attempt_number']
-      raise self.error(self.url, f'{failure.reason} (attempts: {attempts})', failure.status) from failure
+      raise self._failed(f'{failure.reason} (attempts: {attempts})', failure.fault, failure.status) from failure
     except pydantic.ValidationError as error:
-      first = error.errors(include_url=False)[0]
+      first = error.errors(include_url=False, include_input=False)[0]
       reason = f'{".".join(map(str, first["loc"])) or "all of it"}: {first["msg"]}'
-      raise self.error(self.url, f'not a valid response: {reason}') from error
-    except (ValueError, RecursionError) as error:
-      raise self.error(self.url, f'not a valid response: {error}') from error
+      raise self._failed(f'not a valid response: {reason}', 'malformed') from None
+    except (ValueError, RecursionError, OverflowError) as error:
+      raise self._failed(f'not a valid response: {error}', 'malformed') from None
+
+  def _failed(self, reason: str, fault: str, status: int | None = None, delay: float | None = None) -> RequestError:
+    """The error with this reason, on one line and without the key: servers quote what they refuse."""
+    reason = reason.replace(self._token, '[key]') if self._token else reason
+    reason = ''.join(character if character.isprintable() else ' ' for character in reason[:MAX_REASON])
+    return self.error(self.url, ' '.join(reason.split()), fault, status, delay)
 
   def _pause(self, seconds: float = 0.0) -> None:
     """Sleeps before a retry, then until the rate allows another request."""
@@ -109,30 +131,66 @@ class JsonClient:
     if wait:
       time.sleep(wait)
 
-  def _attempt(self, content: bytes, deadline: float) -> bytes:
+  def _attempt(self, content: bytes, deadline: float, limit: int) -> bytes:
     """The body of a successful response."""
-    received = bytearray()
+    seconds = max(deadline - time.monotonic(), 0.01)
     try:
-      with self._http.stream('POST', self._address, content=content, timeout=max(deadline - time.monotonic(), 0.01)) as response:
-        for chunk in response.iter_bytes():
-          received += chunk
-          if len(received) > MAX_RESPONSE_BYTES:
-            raise self.error(self.url, f'the response is longer than {MAX_RESPONSE_BYTES} bytes')
-          if time.monotonic() > deadline:  # httpx limits the wait for each chunk, not for all of them
-            raise self.error(self.url, f'no complete response within {self._timeout:g} s', delay=0.0)
-    except httpx.TimeoutException as error:
-      raise self.error(self.url, f'no response within {self._timeout:g} s ({type(error).__name__})', delay=0.0) from error
+      response, body = asyncio.run_coroutine_threadsafe(self._receive(content, seconds, limit), _running_loop()).result()
+    except TimeoutError as error:
+      raise self._failed(f'no complete response within {self._timeout:g} s', 'timeout', delay=0.0) from error
+    except httpx.TransportError as error:
+      raise self._failed(f'{type(error).__name__}: {error}', 'connection', delay=0.0) from error
     except httpx.HTTPError as error:
-      delay = 0.0 if isinstance(error, httpx.TransportError) else None
-      raise self.error(self.url, f'{type(error).__name__}: {error}', delay=delay) from error
+      raise self._failed(f'{type(error).__name__}: {error}', 'malformed') from error
+    if len(body) <= limit and response.headers.get('content-encoding', 'identity').lower() != 'identity':
+      body = self._unpacked(body, response.headers['content-encoding'].lower(), limit)
+    if len(body) > limit:
+      raise self._failed(f'the response is longer than {limit} bytes', 'too_long')
     if response.is_success:
-      return bytes(received)
-    status, text = response.status_code, received.decode(errors='replace')
-    if self._token:  # some servers quote the key that they refuse
-      text = text.replace(self._token, '[key]')
-    reason = f'status {status}: {text[:200]}' + (self._hint if status == 401 else '')
+      return body
+    status, text = response.status_code, body.decode(errors='replace')
+    text = (text.replace(self._token, '[key]') if self._token else text)[:200]
     retried = response.is_server_error or status in (408, 425, 429)
-    raise self.error(self.url, reason, status, _retry_after(response.headers.get('retry-after', '')) if retried else None)
+    raise self._failed(f'status {status}: {text}' + (self._hint if status == 401 else ''), 'server' if retried else 'refused',
+                       status, _retry_after(response.headers.get('retry-after', '')) if retried else None)
+
+  async def _receive(self, content: bytes, seconds: float, limit: int) -> tuple[httpx.Response, bytes]:
+    """The response and its body as it was sent, no more than `limit` bytes and one chunk. Raises TimeoutError, httpx's."""
+    body = bytearray()
+    async with asyncio.timeout(seconds), self._http.stream('POST', self._address, content=content) as response:
+      async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > limit:
+          break
+    return response, bytes(body)
+
+  def _unpacked(self, body: bytes, encoding: str, limit: int) -> bytes:
+    """A compressed body, no more than `limit` bytes and one; httpx would unpack all of it."""
+    unpack = zlib.decompressobj(47)  # gzip or zlib
+    try:
+      if encoding not in ('gzip', 'x-gzip', 'deflate'):
+        raise ValueError(f'gzip is understood, not {encoding!r}')
+      body = unpack.decompress(body, limit + 1)
+      if len(body) <= limit and not unpack.eof:
+        raise ValueError('it ends too early')
+    except (ValueError, zlib.error) as error:
+      raise self._failed(f'not a valid response: its compression: {error}', 'malformed') from None
+    return body
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+  """The event loop of all clients; started with the first request."""
+  with _STARTING:
+    if not _LOOP.is_running():
+      ready = threading.Event()
+      _LOOP.call_soon_threadsafe(ready.set)
+      threading.Thread(target=_LOOP.run_forever, daemon=True, name='http').start()
+      ready.wait()
+  return _LOOP
+
+
+def _no_cookies() -> http.cookiejar.CookieJar:
+  return http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=()))
 
 
 def parse_url(url: str | httpx.URL) -> httpx.URL:

@@ -5,11 +5,13 @@ of the standard library, limits on time, memory, recursion and calls of host fun
 functions that `run` is given. Whatever it does ends as text, never as an exception of ours.
 """
 
+import ast
 import contextlib
 import datetime
 import os
 import re
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -74,19 +76,39 @@ class PythonSandbox:
       with contextlib.ExitStack() as stack:
         with _quiet_start():
           session = stack.enter_context(self._pool.checkout(limits=self._limits, os_policy=POLICY))
-        value = session.feed_run(code, external_lookup=dict(functions or {}), print_callback=show)
-      if value is not None and not printed:
-        show('stdout', str(value))
+        session.feed_run(_value_kept(code), external_lookup=dict(functions or {}), print_callback=show)
+        if not printed:
+          session.feed_run('print("" if value__ is None else value__, end="")', print_callback=show)
     except (pydantic_monty.MontySyntaxError, pydantic_monty.MontyRuntimeError) as failure:
       # The time or memory that it took differs from run to run.
       error = re.sub(r'(limit exceeded): .*', r'\1', failure.display('type-msg'))
     except pydantic_monty.MontyError:  # its worker died; the pool has another
       error = 'CrashedError: the program was ended'
-    except (ValueError, RecursionError) as failure:  # a value that cannot be shown
-      error = f'{type(failure).__name__}: {failure}'
     cut = '… (output cut)\n' if len(printed) > self._output else ''
     return printed + cut + (f'{error[:self._output]}\n' if error else '')
 
   def close(self) -> None:
     """Ends the workers; nothing can be run any more."""
     self._pool.__exit__(None, None, None)
+
+
+_PARSING = threading.Lock()  # filters of warnings are of the whole process
+
+
+def _value_kept(code: str) -> str:
+  """The program with the value of its last line, if that is an expression, as `value__`, to be printed in the sandbox.
+
+  A value that leaves the sandbox is written out whole: a list that holds a text a million times would be gigabytes here.
+  """
+  try:
+    with _PARSING, warnings.catch_warnings(action='ignore'):
+      last = ast.parse(code).body[-1]
+  except (SyntaxError, ValueError, IndexError, RecursionError, MemoryError, SystemError):  # or a newer syntax: no value then
+    return f'value__ = None\n{code}\nNone'
+  if not isinstance(last, ast.Expr):
+    return f'value__ = None\n{code}'
+  lines = code.encode().splitlines(keepends=True)
+  at = lambda line, column: sum(map(len, lines[:line - 1])) + column
+  start, end = at(last.lineno, last.col_offset), at(last.end_lineno, last.end_col_offset)
+  content = code.encode()
+  return (b'value__ = None\n' + content[:start] + b'value__ = (' + content[start:end] + b')' + content[end:]).decode()

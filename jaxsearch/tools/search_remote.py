@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 
 from jaxsearch.data.corpus import Document, split_contents
 from jaxsearch.tools import check_search
@@ -21,6 +21,10 @@ from jaxsearch.tools.cache import Cache
 from jaxsearch.tools.http_client import JsonClient, RequestError, secret_from_env
 
 SERPER = 'https://google.serper.dev/search'
+MAX_HITS = 100  # of a query that are looked at; a server at fault may send millions
+MAX_ID = 1000  # characters of an id that are kept
+MAX_TOGETHER = 8  # a response to several queries may be as long as so many to one
+FIRST = BeforeValidator(lambda hits: hits[:MAX_HITS] if isinstance(hits, list) else hits)
 
 
 class SearchError(RequestError):
@@ -43,7 +47,7 @@ class Hit(BaseModel):
 
 
 class Response(BaseModel):
-  result: Annotated[list[Annotated[list[Hit], FailFast()]], FailFast()]  # a server at fault may send millions
+  result: Annotated[list[Annotated[list[Hit], FailFast(), FIRST]], FailFast()]
 
 
 class HttpSearch(JsonClient):
@@ -61,10 +65,11 @@ class HttpSearch(JsonClient):
       result = Response.model_validate(response).result
       if len(result) != len(queries):
         raise ValueError(f'result: {len(result)} lists for {len(queries)} queries')
-      return [[Document(str(hit.document.id), *split_contents(hit.document.contents), hit.score) for hit in hits[:topk]]
+      return [[Document(str(hit.document.id)[:MAX_ID], *split_contents(hit.document.contents), hit.score) for hit in hits[:topk]]
               for hits in result]
 
-    return self.post({'queries': list(queries), 'topk': topk, 'return_scores': True}, parse)
+    body = {'queries': list(queries), 'topk': topk, 'return_scores': True}
+    return self.post(body, parse, min(len(queries), MAX_TOGETHER))
 
 
 class WebResult(BaseModel):
@@ -89,7 +94,7 @@ class WebResult(BaseModel):
 class WebResponse(BaseModel):
   answerBox: WebResult | None = None
   knowledgeGraph: WebResult | None = None
-  organic: Annotated[list[WebResult], FailFast()]
+  organic: Annotated[list[WebResult], FailFast(), FIRST]
 
 
 class WebSearch(JsonClient):

@@ -19,6 +19,7 @@ from jaxsearch.tools import Writer, check_search
 
 class WriterError(RuntimeError):
   """A writer's reply that holds no documents."""
+  fault = 'malformed'
 
 
 def noise_probability(step: int, total_steps: int, start: float, end: float, base: float = 4.0) -> float:

@@ -8,14 +8,17 @@ micro-batches of nothing but padding are not run at all (`count`).
 Letters: n micro-batches, R rows of each, T tokens of a row, M trained tokens of a row.
 """
 
+import collections
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.trees.layout import TrainingRows
+from jaxsearch.trees.tree import Tree
 
 
 @jax.tree_util.register_dataclass
@@ -28,7 +31,9 @@ class Batch:
   visible_until: jax.Array  # [n, R, T] int32
   targets: jax.Array        # [n, R, M] int32, row indices of the trained tokens; -1 is padding
   weights: jax.Array        # [n, R, M] float32, 0 on padding: the loss is the sum of weight * per-token loss
-  advantages: jax.Array     # [n, R, M] float32
+  gains: jax.Array          # [n, R, M] float32, weighted advantages above 0, of all spans that share the token
+  losses: jax.Array         # [n, R, M] float32, those below 0, as a positive number
+  spans: jax.Array          # [n, R, M] float32, how many trained spans share the token
   old_logprobs: jax.Array   # [n, R, M] float32, of the policy that the ratio refers to
   sampler_logprobs: jax.Array  # [n, R, M] float32, as captured while sampling
   ref_logprobs: jax.Array | None  # [n, R, M] float32, of the reference policy; None without one
@@ -52,7 +57,7 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, old_logprobs: np.ndarray 
   B, T = rows.tokens.shape
   count = max(-(-B // micro_rows), 1)
   n = 1 << (count - 1).bit_length()
-  trained = rows.loss_weights != 0
+  trained = rows.trained != 0
   M = target_bucket(int(trained.sum(axis=1).max(initial=1)), T)
   order = np.argsort(~trained, axis=1, kind='stable')[:, :M]  # trained tokens first, in row order
   real = np.take_along_axis(trained, order, axis=1)
@@ -70,7 +75,7 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, old_logprobs: np.ndarray 
     tokens=split(rows.tokens), positions=split(rows.positions),
     previous=split(rows.previous, index), visible_until=split(rows.visible_until, index + 1),
     targets=split(np.where(real, order, -1).astype(np.int32), -1),
-    weights=packed(rows.loss_weights), advantages=packed(rows.advantages),
+    weights=packed(rows.loss_weights), gains=packed(rows.gains), losses=packed(rows.losses), spans=packed(rows.trained),
     old_logprobs=sampler_logprobs if old_logprobs is None else packed(old_logprobs),
     sampler_logprobs=sampler_logprobs, ref_logprobs=None if ref_logprobs is None else packed(ref_logprobs),
     value_weights=packed(rows.value_weights) if critic else None,
@@ -100,26 +105,27 @@ def unpack(batch: Batch, values: np.ndarray, num_rows: int) -> np.ndarray:
   return full[:num_rows]
 
 
-def mini_batches(num_rows: int, number: int, rng: np.random.Generator) -> list[np.ndarray]:
-  """Row indices of the parts for one update each: at most `number`, of equal size up to one, rows drawn at random."""
-  if number == 1:
-    return [np.arange(num_rows)]
-  return np.array_split(rng.permutation(num_rows), min(number, num_rows))
+def mini_batches(trees: Sequence[Tree], size: int, rng: np.random.Generator) -> list[list[Tree]]:
+  """The parts for one update each: at most `size` trees (0: all), as many in each up to one, their questions in random order.
+
+  The trees of a question stay together as far as they can: they have their prompt in common.
+  """
+  number = -(-len(trees) // size) if size else 1
+  if number <= 1:
+    return [list(trees)]
+  of_question = collections.defaultdict(list)
+  for tree in trees:
+    of_question[tree.question.id].append(tree)
+  groups = list(of_question.values())
+  ordered = [tree for i in rng.permutation(len(groups)) for tree in groups[i]]
+  ends = np.arange(number + 1) * len(ordered) // number
+  return [ordered[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def compute_on_rows(program: Callable, params: dict, rows: TrainingRows, micro_rows: int, mesh) -> np.ndarray:
   """What a compiled score or value step says of the trained tokens, [B, T] as the rows; 0 elsewhere."""
   batch = make_batch(rows, micro_rows)
   return unpack(batch, jax.device_get(program(params, place(batch, mesh))), len(rows.tokens))
-
-
-def take(rows: TrainingRows, indices: np.ndarray, number: int) -> TrainingRows:
-  """The rows of one of `number` mini-batches.
-
-  Weights keep the denominators of the whole batch, times `number`: the mean of the mini-batches' losses is that of the whole.
-  """
-  part, number = TrainingRows(*(value[indices] for value in rows)), np.float32(number)
-  return part._replace(loss_weights=part.loss_weights * number, value_weights=part.value_weights * number)
 
 
 def place(batch: Batch, mesh) -> Batch:

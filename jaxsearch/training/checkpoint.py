@@ -22,7 +22,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxsearch import setup
-from jaxsearch.config_check import fields
+from jaxsearch.config_check import fields, from_saved
+from jaxsearch.models import hub
 from jaxsearch.models.decoder import DecoderConfig, RopeScaling
 from jaxsearch.parallel.mesh import make_mesh
 from jaxsearch.training import critic
@@ -98,7 +99,7 @@ def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None)
   model_config, params, host = load_trained(path, mesh)
   if host.get('critic'):
     raise ValueError(f'{path}: this is a critic, not a policy')
-  config = ml_collections.ConfigDict(host['config'])
+  config = from_saved(host['config'])
   if config.lora.rank:
     _, base = setup.load_policy(config, mesh)
     check_base(host, fingerprint(base), config.model)
@@ -122,11 +123,27 @@ def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh):
     host = restore_host(manager, step)
     model_config = decoder_from_json(host['decoder'])
     shardings, shapes = (critic.layout(model_config, mesh) if host.get('critic')
-                         else critic.trained_layout(ml_collections.ConfigDict(host['config']), model_config, mesh))
+                         else critic.trained_layout(from_saved(host['config']), model_config, mesh))
     like = jax.tree.map(
       lambda sharding, shape: jax.ShapeDtypeStruct(shape, host['param_dtype'], sharding=sharding), shardings, shapes)
     params = manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(like))).params
   return model_config, params, host
+
+
+def read_saved(path: str | pathlib.Path) -> dict[str, Any] | None:
+  """What a run knows of itself, at least `config` and `step`: of a checkpoint the `host` item, of a folder that `export` wrote
+  its jaxsearch.json; None for any other folder or file. Raises FileNotFoundError for a run without this checkpoint."""
+  if not is_run(path):
+    found = hub.read_run(path)
+    if found is not None and not isinstance(found.get('config'), dict):
+      raise ValueError(f'{path}/{hub.RUN}: no config in it')
+    return found
+  run, step = _run_folder(pathlib.Path(path))
+  with contextlib.closing(open_checkpoints(run)) as manager:
+    step = manager.latest_step() if step is None else step
+    if step not in manager.all_steps():
+      raise FileNotFoundError(f'{run}/checkpoints: no checkpoint {"at all" if step is None else step}')
+    return restore_host(manager, step)
 
 
 def check_base(host: dict[str, Any], found: list[float], name: str) -> None:

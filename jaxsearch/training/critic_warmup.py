@@ -125,7 +125,7 @@ def collect(config: ml_collections.ConfigDict, method: types.ModuleType, model_c
   for record, (question, kind, _) in zip(grow_all(wanted, folder / 'rollouts.jsonl', to_record), wanted):
     trees.append(from_record(record, tokenizer, question))
     trees[-1].root.data['kind'] = kind
-  return [tree for tree in trees if 0 < tree.count() <= config.train.row_length], tiers
+  return [tree for tree in trees if tree.count()], tiers
 
 
 def tool_kind(tier: int, settings: ml_collections.ConfigDict, rng: np.random.Generator) -> str:

@@ -30,7 +30,7 @@ from jaxsearch.training import checkpoint, runs
 from jaxsearch.training import critic as critics
 from jaxsearch.training import step as steps
 from jaxsearch.trees.layout import TrainingRows, lay_out, take_back
-from jaxsearch.trees.tree import Role, Stop, Tree
+from jaxsearch.trees.tree import Stop, Tree
 
 LONGEST = 100  # questions whose prompts are measured; all are where one of these does not fit
 Groups = list[list[Tree]]  # the trees of each question
@@ -63,14 +63,13 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
       context = Context(step, np.random.default_rng([config.seed, step]), learner.memory)
       with clock('generate'):
         groups, row = grow(learner, method, next(questions), context)
-      kept = trainable(groups, config.train.row_length)
       with clock('score'):
-        assess(learner, [tree for group in kept for tree in group])
+        assess(learner, [tree for group in groups for tree in group])
       with clock('reward'):
-        method.credit(kept, context, **config.credit)
-      trained = credited(kept)
-      row |= summary(groups, trained) | context.metrics | {'trees_too_long': sum(map(len, groups)) - sum(map(len, kept))}
-      row |= update(learner, into_rows(learner, trained), step, clock)
+        method.credit(groups, context, **config.credit)
+      trained = credited(groups)
+      row |= summary(groups, trained) | context.metrics
+      row |= update(learner, trained, step, clock)
       row |= clock.row(row['tokens_generated'])
       if run.wants_evaluation(step):
         run.write_evaluation(evaluate(*examinee(learner, method, step)))
@@ -174,8 +173,9 @@ def make_update(config: ml_collections.ConfigDict, model_config: DecoderConfig, 
 
 
 def total_updates(config: ml_collections.ConfigDict) -> int:
-  """How many updates a whole run makes."""
-  return config.steps * config.train.epochs * config.train.mini_batches
+  """How many updates a whole run makes if every tree is trained on; fewer where a method leaves some out."""
+  trees = config.questions_per_step * config.group_size
+  return config.steps * config.train.epochs * -(-trees // (config.train.mini_batch or trees))
 
 
 def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) -> None:
@@ -196,10 +196,12 @@ def examinee(learner: Learner, method: types.ModuleType, step: int) -> tuple:
   config, agent = learner.config, prepare(learner, 0)  # without the noise of a curriculum, so that evaluations are alike
 
   def judged_by_critic(trees: Sequence[Tree]) -> None:
-    """Writes values, advantages and outcomes onto finished trees, as far as they fit into training rows."""
-    fitting = [group for group in trainable([[tree] for tree in trees], config.train.row_length) if group[0].count()]
-    assess(learner, [tree for tree, in fitting])
-    method.credit(fitting, Context(0, np.random.default_rng(0), {}), **config.credit)
+    """Writes values, advantages and outcomes onto finished trees."""
+    for tree in trees:
+      tree.prune()
+    groups = [[tree] for tree in trees if tree.count()]
+    assess(learner, [tree for tree, in groups])
+    method.credit(groups, Context(0, np.random.default_rng(0), {}), **config.credit)
     for tree in trees:
       tree.reward = tree.question.score(tree.answer)
 
@@ -209,7 +211,8 @@ def examinee(learner: Learner, method: types.ModuleType, step: int) -> tuple:
 
 def grow(learner: Learner, method: types.ModuleType, questions: Sequence[Question],
          context: Context) -> tuple[Groups, dict[str, float]]:
-  """The trees of a step with the newest parameters, of all processes, and this process's sampler metrics.
+  """The trees of a step with the newest parameters, of all processes; this process's sampler metrics, and the tokens that all
+  processes generated (decoded) and prefilled, whatever became of them: branches that are cut off later have cost as much.
 
   Each process grows the trees of its own questions: of the global batch every n-th, beginning with its own number.
   """
@@ -222,6 +225,10 @@ def grow(learner: Learner, method: types.ModuleType, questions: Sequence[Questio
   trees, row = rollout(
     prepare(learner, context.step), [question for question, size in zip(questions, sizes) for _ in range(size)],
     jax.random.fold_in(learner.key, context.step), numbers=numbers)
+  tokens = meshes.gather_objects((row['tokens_decoded'], row['tokens_prefilled']))
+  row['tokens_generated'], row['tokens_prefilled'] = map(sum, zip(*tokens))
+  for tree in trees:
+    tree.prune()  # to what is trained and what leads to it
   ends = np.cumsum(sizes)
   return share([trees[end - size:end] for size, end in zip(sizes, ends)], learner.agent.engine.tokenizer), row
 
@@ -245,25 +252,14 @@ def share(groups: Groups, tokenizer) -> Groups:
   return groups
 
 
-def trainable(groups: Groups, length: int) -> Groups:
-  """The trees that fit into a training row of `length` tokens, each cut down to what is trained and what leads to it.
-
-  A tree with branches may be longer than the longest path. Groups without any tree left drop out.
-  """
-  for tree in (tree for group in groups for tree in group):
-    tree.prune()
-  fitting = [[tree for tree in group if tree.count() <= length] for group in groups]
-  return [group for group in fitting if group]
-
-
 def credited(groups: Groups) -> list[Tree]:
   """Those of the trees that the method gave credit: what training rows hold."""
   return [tree for group in groups for tree in group if any(node.trained and node.advantages is not None for node in tree.walk())]
 
 
 def summary(groups: Groups, trained: Sequence[Tree]) -> dict[str, float]:
-  """What came of the trees: means of reward, exact match and the method's notes (`searches` …), shares of stop reasons; and the
-  tokens of the `trained` trees in rows, and what they would be with a row for each path."""
+  """What came of all trees: means of reward, exact match and the method's notes (`searches` …), shares of stop reasons. And of
+  the `trained` ones: their mean reward, and the tokens that a row for each path would have."""
   trees = [tree for group in groups for tree in group]
   names = sorted({name for tree in trees for name in tree.metrics})
   noted = {name: float(np.mean([tree.metrics[name] for tree in trees if name in tree.metrics])) for name in names}
@@ -271,20 +267,19 @@ def summary(groups: Groups, trained: Sequence[Tree]) -> dict[str, float]:
   rewards = [found for group in groups if (found := [tree.reward for tree in group if tree.reward is not None])]
   return noted | stops | {
     'reward': float(np.mean(np.concatenate(rewards))) if rewards else 0.0,
+    'reward_retained': float(np.mean([tree.reward for tree in trained])) if trained else 0.0,
     'groups_alike': float(np.mean([len(set(found)) == 1 for found in rewards])) if rewards else 1.0,  # nothing to compare
     'trees': len(trees),
     'em': float(np.mean([tree.question.score(tree.answer) for tree in trees])),
-    'tokens_generated': sum(tree.count(Role.POLICY) for tree in trees),
     'tokens_per_tree': float(np.mean([tree.count() for tree in trees])),
-    'tokens_in_rows': sum(tree.count() for tree in trained),
     'tokens_on_paths': sum(leaf.length for tree in trained for leaf in tree.leaves()),
   }  # fmt: skip
 
 
-def into_rows(learner: Learner, trees: Sequence[Tree]) -> TrainingRows:
+def into_rows(learner: Learner, trees: Sequence[Tree], share_trained: bool = True) -> TrainingRows:
   """The training rows of trees."""
   return lay_out(trees, learner.config.train.row_length, pad_id=learner.agent.engine.tokenizer.pad_id,
-                 how=learner.config.train.aggregate)
+                 how=learner.config.train.aggregate, share_trained=share_trained)
 
 
 def assess(learner: Learner, trees: Sequence[Tree]) -> None:
@@ -295,24 +290,30 @@ def assess(learner: Learner, trees: Sequence[Tree]) -> None:
     take_back(rows, trees, values, 'values')
 
 
-def update(learner: Learner, rows: TrainingRows, step: int, clock: runs.Clock) -> dict[str, float]:
-  """All updates of a step: `epochs` passes over the rows, each in `mini_batches` parts."""
-  settings = learner.config.train
-  score = lambda params: batches.compute_on_rows(learner.score, params, rows, settings.micro_rows, learner.mesh)
+def update(learner: Learner, trees: Sequence[Tree], step: int, clock: runs.Clock) -> dict[str, float]:
+  """All updates of a step: `epochs` passes over the trees, each with an update for every part of about `mini_batch` trees.
+
+  The parts stay the same in all passes, their order does not. The loss of a part is averaged over the part.
+  """
+  settings, rng = learner.config.train, np.random.default_rng([learner.config.seed, step])
+  clipped = learner.state.critic is not None and learner.config.critic.value_clip is not None  # then every return counts
+  parts = [into_rows(learner, part, share_trained=not clipped) for part in batches.mini_batches(trees, settings.mini_batch, rng)]
+  score = lambda params: [batches.compute_on_rows(learner.score, params, part, settings.micro_rows, learner.mesh)
+                          for part in parts]
   with clock('score'):
-    old = score(learner.params) if settings.old_logprobs == 'recompute' else rows.old_logprobs
-    ref = None if learner.reference is None else score(learner.reference)
+    old = score(learner.params) if settings.old_logprobs == 'recompute' else [part.old_logprobs for part in parts]
+    ref = [None] * len(parts) if learner.reference is None else score(learner.reference)
   results = []
   with clock('train'):
-    rng = np.random.default_rng([learner.config.seed, step])
     for _ in range(settings.epochs):
-      parts = batches.mini_batches(len(rows.tokens), settings.mini_batches, rng)
-      for part in parts:
-        batch = batches.make_batch(batches.take(rows, part, len(parts)), settings.micro_rows, old_logprobs=old[part],
-                                   ref_logprobs=None if ref is None else ref[part], critic=learner.values is not None)
+      for i in rng.permutation(len(parts)):
+        batch = batches.make_batch(parts[i], settings.micro_rows, old_logprobs=old[i], ref_logprobs=ref[i],
+                                   critic=learner.values is not None)
         results.append(learn(learner, batches.place(batch, learner.mesh)))
     results = [runs.to_row(result) for result in results]
-  return runs.mean_of(results) | {'padded_share': 1 - rows.fill, 'rows': len(rows.tokens)}
+  rows, tokens = sum(len(part.tokens) for part in parts), sum(int(part.real.sum()) for part in parts)
+  return runs.mean_of(results) | {'tokens_in_rows': tokens, 'rows': rows, 'updates': len(results),
+                                  'padded_share': 1 - tokens / (rows * settings.row_length)}
 
 
 def learn(learner: Learner, batch: batches.Batch) -> dict[str, jax.Array]:

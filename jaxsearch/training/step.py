@@ -30,7 +30,7 @@ from jaxsearch.training.batch import Batch
 
 HEAD = 'value_head'  # key of a critic's head among the parameters of a policy that shares its backbone
 # What a loss reports besides its value. 'sum': added up over micro-batches; 'mean': sums over trained tokens, divided by their
-# number at the end; 'max': largest value.
+# number at the end, where a token counts once for each span that shares it; 'max': largest value.
 Report = dict[str, dict[str, jax.Array]]
 Loss = Callable[[dict, Batch], tuple[jax.Array, Report]]
 
@@ -67,7 +67,7 @@ def trained_logprobs(params: dict, states: jax.Array, batch: Batch, *, temperatu
 def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperature: float, chunk: int, clip_low: float,
                 clip_high: float, dual_clip: float | None, kl_coef: float, entropy_coef: float, value_coef: float = 0.0,
                 backbone_share: float = 1.0) -> tuple[jax.Array, Report]:
-  """sum of weights * (clipped surrogate + kl_coef * k3 KL to the reference - entropy_coef * entropy).
+  """sum of the clipped surrogates, and of weights * (kl_coef * k3 KL to the reference - entropy_coef * entropy).
 
   `temperature` is that of the sampler: the ratio compares log-probabilities of the same distribution. Without a reference
   (`batch.ref_logprobs` is None) there is no KL term; it is reported as 0. A `value_coef` adds that times the squared error of
@@ -76,28 +76,27 @@ def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperatur
   mask = batch.targets >= 0
   states = predicting_states(config, params, batch)
   logprobs, entropies = trained_logprobs(params, states, batch, temperature=temperature, chunk=chunk, with_entropy=True)
-  surrogate = losses.clipped_surrogate(logprobs, batch.old_logprobs, batch.advantages, mask,
-                                       clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+  surrogate = losses.shared_surrogate(logprobs, batch.old_logprobs, batch.gains, batch.losses, mask,
+                                      clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
   entropies = jnp.where(mask, entropies, 0)
   kl = jnp.zeros_like(entropies)
   if batch.ref_logprobs is not None:
     kl = jnp.where(mask, losses.kl(jnp.where(mask, logprobs, 0), batch.ref_logprobs, kind='k3'), 0)
-  per_token = surrogate + kl_coef * kl - entropy_coef * entropies
-  loss, value_report = jnp.sum(batch.weights * per_token), {}
+  policy_loss, value_report = jnp.sum(surrogate), {}
+  loss = policy_loss + jnp.sum(batch.weights * (kl_coef * kl - entropy_coef * entropies))
   if value_coef:
     error, _ = shared_value_error(params, states, batch, backbone_share)
     loss, value_report = loss + value_coef * error, {'value_loss': error}
 
   ratio = jnp.where(mask, jnp.exp(jnp.clip(logprobs - batch.old_logprobs, -20, 20)), 1)
   # The surrogate is clipped, and its gradient 0, where the ratio has left the interval on the side of the advantage.
-  clipped = jnp.where(batch.advantages > 0, ratio > 1 + clip_high, (ratio < 1 - clip_low) & (batch.advantages < 0))
+  clipped = jnp.where(ratio > 1 + clip_high, batch.gains, 0) + jnp.where(ratio < 1 - clip_low, batch.losses, 0)
+  clipped = clipped / jnp.where(clipped > 0, batch.gains + batch.losses, 1)
   gap = jnp.where(mask, jnp.abs(logprobs - batch.sampler_logprobs), 0)
   report = {
-    'sum': {'policy_loss': jnp.sum(batch.weights * surrogate)} | value_report,
-    'mean': {
-      'kl': jnp.sum(kl), 'entropy': jnp.sum(entropies), 'clip_fraction': jnp.sum(clipped & mask, dtype=jnp.float32),
-      'ratio': jnp.sum(jnp.where(mask, ratio, 0)), 'logprob_gap': jnp.sum(gap),
-    },
+    'sum': {'policy_loss': policy_loss} | value_report,
+    'mean': {name: jnp.sum(batch.spans * values) for name, values in {
+      'kl': kl, 'entropy': entropies, 'clip_fraction': clipped, 'ratio': ratio, 'logprob_gap': gap}.items()},
     'max': {'ratio_max': jnp.max(ratio), 'logprob_gap_max': jnp.max(gap)},
   }  # fmt: skip
   return loss, jax.lax.stop_gradient(report)
@@ -108,7 +107,7 @@ def imitation_loss(params: dict, batch: Batch, *, config: DecoderConfig, chunk: 
   mask = batch.targets >= 0
   logprobs, _ = trained_logprobs(params, predicting_states(config, params, batch), batch, temperature=1.0, chunk=chunk)
   loss = -jnp.sum(jnp.where(mask, batch.weights * logprobs, 0))
-  return loss, {'sum': {}, 'mean': {'logprob': jnp.sum(jnp.where(mask, logprobs, 0))}, 'max': {}}
+  return loss, {'sum': {}, 'mean': {'logprob': jnp.sum(jnp.where(mask, batch.spans * logprobs, 0))}, 'max': {}}
 
 
 def critic_loss(params: dict, batch: Batch, *, config: DecoderConfig, value_clip: float | None) -> tuple[jax.Array, Report]:
@@ -116,13 +115,13 @@ def critic_loss(params: dict, batch: Batch, *, config: DecoderConfig, value_clip
   mask = batch.targets >= 0
   found = value_head.values(params['head'], predicting_states(config, params['decoder'], batch))
   loss = jnp.sum(batch.value_weights * losses.value_loss(found, batch.values, batch.returns, mask, clip=value_clip))
-  return loss, {'sum': {}, 'mean': {'value': jnp.sum(jnp.where(mask, found, 0))}, 'max': {}}
+  return loss, {'sum': {}, 'mean': {'value': jnp.sum(jnp.where(mask, batch.spans * found, 0))}, 'max': {}}
 
 
 def shared_critic_loss(params: dict, batch: Batch, *, config: DecoderConfig) -> tuple[jax.Array, Report]:
   """sum of value weights * squared error of a critic on the policy's backbone, for its warm-up."""
   error, found = shared_value_error(params, predicting_states(config, params, batch), batch, 1.0)
-  return error, {'sum': {}, 'mean': {'value': jnp.sum(jnp.where(batch.targets >= 0, found, 0))}, 'max': {}}
+  return error, {'sum': {}, 'mean': {'value': jnp.sum(jnp.where(batch.targets >= 0, batch.spans * found, 0))}, 'max': {}}
 
 
 def shared_value_error(params: dict, states: jax.Array, batch: Batch, backbone_share: float) -> tuple[jax.Array, jax.Array]:
@@ -157,7 +156,7 @@ def make_update(loss_fn: Loss, params: dict, optim: ml_collections.ConfigDict, t
       # Cast once, before the micro-batches, so that gathers over `fsdp` move the smaller type.
       grads, loss, report = accumulate(loss_of, cast(state.params, dtype), batch, placed.params)
     state, grad_norm = update(state, grads, loss, optimizer)
-    tokens = jnp.sum(batch.targets >= 0)
+    tokens = jnp.sum(batch.spans)
     per_token = {name: value / jnp.maximum(tokens, 1) for name, value in report['mean'].items()}
     return state, report['sum'] | per_token | report['max'] | {
       'loss': loss, 'grad_norm': grad_norm,

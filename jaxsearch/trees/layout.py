@@ -1,95 +1,112 @@
 """From trees to training rows.
 
-A forest is laid out depth first in rows of T tokens, with four integers per token:
+The trees of a question have their prompt in common, and often more: what two paths have in common from their first token on is
+laid out once. Such a trie, with all that hangs on it, goes depth first into a row of T tokens, with four integers per token:
 
   tokens[B, T]
   positions[B, T]      tokens before it on its own path (the RoPE position, not the index in the row)
   previous[B, T]       row index of the token that it follows on its path: the hidden state there predicts it
-  visible_until[B, T]  end (exclusive, row index) of the subtree of its span: token i sees token j iff j <= i < visible_until[j]
+  visible_until[B, T]  end (exclusive, row index) of its subtree: token i sees token j iff j <= i < visible_until[j]
 
 Depth-first order makes every subtree one stretch of the row, so a single integer per key is the mask of packing, of trees and
-of causal rows at once (`models.decoder.tree_mask`), and a prefix that branches share is computed once. The loss weights are
-decided here too, over the whole forest: the loss is the plain sum of `loss_weights * per-token loss`, so neither packing nor
-micro-batches can change a gradient. Everything here is NumPy on the host. B: rows, T: tokens in a row.
+of causal rows at once (`models.decoder.tree_mask`). A trie that is larger than a row is split at a branch; what both parts need
+is then laid out twice, with a loss in one of them.
+
+The loss weights are decided here too, over the whole forest: the loss is the plain sum of `loss_weights * per-token loss`, so
+neither packing nor micro-batches can change a gradient. It stays exact for a token that several spans share. With their weights
+w_i and advantages A_i, all that a clipped surrogate needs is P = sum w_i max(A_i, 0) and N = sum w_i max(-A_i, 0): see
+`losses.shared_surrogate`. KL and entropy count sum w_i times, and the squared errors of a shared state are those of the mean
+return, up to a constant. Everything here is NumPy on the host. B: rows, T: tokens in a row.
 """
 
+import collections
+import dataclasses
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from jaxsearch.trees.tree import Node, Tree
 
-PER_TOKEN = {'advantages': 'advantages', 'logprobs': 'old_logprobs', 'values': 'values', 'returns': 'returns'}  # node -> rows
+CREDIT = ('advantages', 'logprobs', 'values', 'returns')  # of a trained span, each one number or one per token
 AGGREGATIONS = ('token-mean', 'span-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean')  # see `loss_weights`
 
 
-class TrainingRows(NamedTuple):
-  """Training rows, each field [B, T]; as a named tuple it is also a JAX pytree.
+@dataclasses.dataclass(frozen=True)
+class TrainingRows:
+  """Training rows, each array [B, T].
 
   A padding token sees itself alone (an attention row that sees nothing has no softmax), is seen by no other and weighs nothing.
   """
   tokens: np.ndarray         # int32, pad_id on padding
   positions: np.ndarray      # int32, 0 on padding
-  previous: np.ndarray       # int32, row index; its own on padding and at the first token of a tree
+  previous: np.ndarray       # int32, row index; its own on padding and at the first token of a path
   visible_until: np.ndarray  # int32, row index, exclusive; own index + 1 on padding
-  loss_weights: np.ndarray   # float32, 0 wherever there is no loss
-  value_weights: np.ndarray  # float32, the same for the critic's loss
-  advantages: np.ndarray     # float32, 0 where a span has none
-  old_logprobs: np.ndarray   # float32, captured while sampling, 0 where a span has none
-  values: np.ndarray         # float32, of the critic before the updates of the step, 0 where a span has none
-  returns: np.ndarray        # float32, the critic's targets, 0 where a span has none
-  tree_ids: np.ndarray       # int32, index in the forest; -1 on padding
-  span_ids: np.ndarray       # int32, index of the node in `tree.walk()`; -1 on padding
+  real: np.ndarray           # bool, False on padding
+  trained: np.ndarray        # float32, how many trained spans share it; 0 wherever there is no loss
+  loss_weights: np.ndarray   # float32, their weights in the loss, added up
+  gains: np.ndarray          # float32, P: the weighted advantages above 0, added up; 0 where spans have none
+  losses: np.ndarray         # float32, N: the weighted advantages below 0, added up, as a positive number
+  old_logprobs: np.ndarray   # float32, captured while sampling, their mean; 0 where spans have none
+  value_weights: np.ndarray  # float32, their weights in the critic's loss, added up
+  values: np.ndarray         # float32, of the critic before the updates of the step, their weighted mean
+  returns: np.ndarray        # float32, the critic's targets, their weighted mean
+  places: dict[Node, tuple[int, np.ndarray]]  # (row, columns) of a span's tokens
 
   @property
   def fill(self) -> float:
     """Share of tokens that are not padding."""
-    return float((self.tree_ids >= 0).mean())
+    return float(self.real.mean())
 
 
-def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'token-mean') -> TrainingRows:
-  """Packs trees into rows, first-fit decreasing; the result depends on its arguments alone.
+def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'token-mean',
+            share_trained: bool = True) -> TrainingRows:
+  """Packs the tries of a forest into rows, first-fit decreasing; the result depends on its arguments alone.
 
   Args:
-    forest: the trees of the whole batch. No tree is split over two rows.
+    forest: the trees of the whole batch. Those of one question are merged; a tree without a question is alone.
     length: T.
     pad_id: token that fills the rows up.
     how: the average that the loss weights stand for, see `loss_weights`.
+    share_trained: False merges only what is not trained, for a loss that is not linear or quadratic in the credit.
   Returns:
     `TrainingRows` of [B, T]; one row of padding where there is nothing to lay out.
   Raises:
-    ValueError: a tree longer than `length`, an unknown `how`, per-token values that do not match their span, or advantages
+    ValueError: a path longer than `length`, an unknown `how`, per-token values that do not match their span, or advantages
       (log-probabilities, values, returns) present in some trained spans and absent in others.
   """
-  rows_of_trees = pack([tree.count() for tree in forest], length)
   nodes = [list(tree.walk()) for tree in forest]
   trained = [node for node in itertools.chain(*nodes) if node.trained and node.tokens]
-  for field in PER_TOKEN:  # a demonstration has none of them; where only some spans lack one, a method forgot it
+  for field in CREDIT:  # a demonstration has none of them; where only some spans lack one, a method forgot it
     missing = sum(getattr(node, field) is None for node in trained)
     if 0 < missing < len(trained):
       raise ValueError(f'{missing} of {len(trained)} trained spans have no {field}')
-  weights, value_weights = loss_weights(nodes, how)
-  rows = _padding(max(len(rows_of_trees), 1), length, pad_id)
-  for row, indices in enumerate(rows_of_trees):
+  weights = {}  # node -> (policy, critic), each [tokens of the node]
+  for own, *of_tree in zip(nodes, *loss_weights(nodes, how)):
+    ends = np.cumsum([len(node.tokens) for node in own])
+    weights |= zip(own, zip(*(np.split(values, ends[:-1]) for values in of_tree)))
+  trees = collections.defaultdict(list)
+  for tree in forest:
+    trees[tree if tree.question is None else tree.question.id].append(tree)
+  tries = [trie for own in trees.values() for trie in _tries(own, length, share_trained)]
+  packed = pack([trie.size for trie in tries], length)
+  rows = _padding(max(len(packed), 1), length, pad_id)
+  for row, indices in enumerate(packed):
     start = 0
     for index in indices:
-      own = row, slice(start, start + len(weights[index]))
-      _place(rows, row, start, nodes[index])
-      rows.loss_weights[own], rows.value_weights[own], rows.tree_ids[own] = weights[index], value_weights[index], index
-      start += len(weights[index])
+      start = _place(rows, row, start, tries[index], weights)
+  rows.old_logprobs[...] /= np.maximum(rows.trained, 1)
+  for name in ('values', 'returns'):
+    getattr(rows, name)[...] /= np.where(rows.value_weights > 0, rows.value_weights, 1)
   return rows
 
 
 def take_back(rows: TrainingRows, forest: Sequence[Tree], values: np.ndarray, field: str) -> None:
   """Writes per-token values [B, T] of laid-out rows onto `field` of the trained spans they belong to, an array for each."""
-  nodes = [list(tree.walk()) for tree in forest]
-  owners = np.stack([rows.tree_ids, rows.span_ids], -1).reshape(-1, 2)
-  starts = np.flatnonzero(np.any(owners[1:] != owners[:-1], axis=1)) + 1  # a span is one stretch of a row
-  for (tree_id, span_id), own in zip(owners[np.r_[0, starts]], np.split(values.reshape(-1), starts)):
-    if tree_id >= 0 and nodes[tree_id][span_id].trained:
-      setattr(nodes[tree_id][span_id], field, own.copy())
+  for node in itertools.chain(*(tree.walk() for tree in forest)):
+    if node.trained and node.tokens:
+      row, columns = rows.places[node]
+      setattr(node, field, values[row, columns])
 
 
 def pack(sizes: Sequence[int], length: int) -> list[list[int]]:
@@ -154,37 +171,82 @@ def _span_weights(nodes, masks, sequences: int, how: str) -> tuple[list[np.ndarr
   return weights, weights if how == 'span-mean' else first_tokens
 
 
+@dataclasses.dataclass
+class _Trie:
+  """Paths in the order of their tokens, so that each has as much as it can in common with the one before."""
+  size: int = 0  # tokens
+  paths: list[tuple[int, np.ndarray, list[Node]]] = dataclasses.field(default_factory=list)  # (tokens shared with the last, …)
+
+
+def _tries(trees: Sequence[Tree], length: int, share_trained: bool) -> Iterator[_Trie]:
+  """The paths of trees, merged where they begin alike, in as many tries as it takes for each to fit into a row."""
+  paths, owners = [], {}  # a trained span that is not to be shared has a number of its own, in the upper half of its keys
+  for leaf in itertools.chain(*(tree.leaves() for tree in trees)):
+    path = [node for node in leaf.path() if node.tokens]
+    numbers = [0 if share_trained or not node.trained else owners.setdefault(node, len(owners) + 1) for node in path]
+    if path:
+      paths.append((np.concatenate([np.array(node.tokens) + (number << 32) for node, number in zip(path, numbers)]), path))
+  trie, last = _Trie(), np.zeros(0, np.int64)
+  for key, path in sorted(paths, key=lambda item: item[0].astype('>i8').tobytes()):  # big-endian bytes sort as the numbers do
+    if len(key) > length:
+      raise ValueError(f'a path has {len(key)} tokens, more than the {length} of a training row')
+    common = min(len(key), len(last))
+    differing = np.flatnonzero(key[:common] != last[:common])
+    shared = int(differing[0]) if len(differing) else common
+    if trie.size + len(key) - shared > length:
+      yield trie
+      trie, shared = _Trie(), 0
+    trie.paths.append((shared, (key & 0xFFFFFFFF).astype(np.int32), path))
+    trie.size += len(key) - shared
+    last = key
+  if trie.paths:
+    yield trie
+
+
 def _padding(num_rows: int, length: int, pad_id: int) -> TrainingRows:
   shape = (num_rows, length)
   index = np.broadcast_to(np.arange(length, dtype=np.int32), shape)
-  zeros = {name: np.zeros(shape, np.float32) for name in ('loss_weights', 'value_weights', *PER_TOKEN.values())}
+  names = ('trained', 'loss_weights', 'gains', 'losses', 'old_logprobs', 'value_weights', 'values', 'returns')
   return TrainingRows(
     tokens=np.full(shape, pad_id, np.int32), positions=np.zeros(shape, np.int32), previous=index.copy(), visible_until=index + 1,
-    tree_ids=np.full(shape, -1, np.int32), span_ids=np.full(shape, -1, np.int32), **zeros)
+    real=np.zeros(shape, bool), places={}, **{name: np.zeros(shape, np.float32) for name in names})
 
 
-def _place(rows: TrainingRows, row: int, start: int, nodes: Sequence[Node]) -> None:
-  """Writes a tree's nodes, given depth first, into `row` from index `start` on."""
-  subtree = {node: len(node.tokens) for node in nodes}  # tokens of the node and all below it
-  for node in reversed(nodes[1:]):
-    subtree[node.parent] += subtree[node]
-  tails = {None: (-1, 0)}  # of a node's path: row index of its last token (-1: none yet), its tokens
-  for span_id, node in enumerate(nodes):
-    size, end = len(node.tokens), start + len(node.tokens)
-    last, depth = tails[node.parent]
-    tails[node] = (end - 1 if size else last, depth + size)
-    if not size:
-      continue
-    span = slice(start, end)
-    rows.tokens[row, span] = node.tokens
-    rows.positions[row, span] = np.arange(depth, depth + size)
-    rows.previous[row, span] = np.arange(start - 1, end - 1)
-    rows.previous[row, start] = last if last >= 0 else start
-    rows.visible_until[row, span] = start + subtree[node]
-    rows.span_ids[row, span] = span_id
-    for field, name in PER_TOKEN.items():
-      if (values := getattr(node, field)) is not None:
-        if np.shape(values) not in ((), (size,)):
-          raise ValueError(f'{field} {np.shape(values)} on a {node.role.value} span of {size} tokens')
-        getattr(rows, name)[row, span] = values
+def _place(rows: TrainingRows, row: int, start: int, trie: _Trie, weights: dict[Node, tuple[np.ndarray, np.ndarray]]) -> int:
+  """Writes a trie into `row` from index `start` on and returns its end. A span that is in two tries counts in the first."""
+  columns = np.zeros(0, np.int64)  # of the tokens of the last path
+  for shared, tokens, path in trie.paths:
+    end = start + len(tokens) - shared
+    rows.visible_until[row, columns[shared:]] = start
+    columns = np.concatenate([columns[:shared], np.arange(start, end)])
+    own = slice(start, end)
+    rows.tokens[row, own], rows.positions[row, own], rows.real[row, own] = tokens[shared:], np.arange(shared, len(tokens)), True
+    rows.previous[row, own] = columns[np.maximum(np.arange(shared, len(tokens)) - 1, 0)]
+    depth = 0
+    for node in path:
+      here = columns[depth:(depth := depth + len(node.tokens))]
+      if node not in rows.places:
+        rows.places[node] = row, here
+        if node.trained:
+          _credit(rows, row, here, node, *weights[node])
     start = end
+  rows.visible_until[row, columns] = start
+  return start
+
+
+def _credit(rows: TrainingRows, row: int, columns: np.ndarray, node: Node, weights: np.ndarray,
+            value_weights: np.ndarray) -> None:
+  """Adds what a trained span says of its tokens to what others say of them."""
+  found = {}
+  for field in CREDIT:
+    values = getattr(node, field)
+    if values is not None and np.shape(values) not in ((), (len(columns),)):
+      raise ValueError(f'{field} {np.shape(values)} on a {node.role.value} span of {len(columns)} tokens')
+    found[field] = np.zeros(len(columns)) if values is None else np.asarray(values)
+  bears_loss = weights != 0
+  for name, values in (
+      ('trained', bears_loss), ('loss_weights', weights), ('value_weights', value_weights),
+      ('gains', weights * np.maximum(found['advantages'], 0)), ('losses', weights * np.maximum(-found['advantages'], 0)),
+      ('old_logprobs', bears_loss * found['logprobs']),
+      ('values', value_weights * found['values']), ('returns', value_weights * found['returns'])):
+    getattr(rows, name)[row, columns] += values

@@ -9,7 +9,6 @@ import pytest
 from jaxsearch.data import benchmarks
 from jaxsearch.data.corpus import Document, join_contents, split_contents
 from jaxsearch.data.jsonl import DataError
-from jaxsearch.rewards.match import matches
 
 GSM8K = [
     {'question': 'Ada bakes 48 buns in May and half as many in June. How many in all?',
@@ -78,7 +77,7 @@ def read(tmp_path):
 
 
 def right(question, answer):
-  return matches(answer, question.golden_answers, question.metadata['match'], question.metadata.get('tolerance', 0.0))
+  return question.score(answer)
 
 
 def test_gsm8k(read):
@@ -93,9 +92,10 @@ def test_gsm8k(read):
 def test_hotpotqa(read):
   yes, office = read('hotpotqa', HOTPOTQA)
   assert (yes.id, yes.golden_answers, yes.question) == (HOTPOTQA[0]['_id'], ('yes',), HOTPOTQA[0]['question'])
-  assert yes.metadata == {'match': 'entity', 'type': 'comparison', 'source': 'hotpotqa', 'gold_titles': ['Ada Moor', 'Ben Tide'],
+  assert yes.metadata == {'type': 'comparison', 'source': 'hotpotqa', 'gold_titles': ['Ada Moor', 'Ben Tide'],
                           'supporting_facts': [['Ada Moor', 0], ['Ben Tide', 0], ['Ada Moor', 1]]}
-  assert right(office, 'the US chief of protocol.') == 1 and right(yes, 'yes, both') == 0
+  assert right(office, 'the US chief of protocol.') == 0 and office.score('the chief of protocol.') == 1
+  assert right(yes, 'yes, both') == 0
 
 
 def test_columns_of_hugging_face_are_the_same_questions_and_passages(read, tmp_path):
@@ -113,7 +113,7 @@ def test_columns_of_hugging_face_are_the_same_questions_and_passages(read, tmp_p
 def test_2wiki(read):
   question, = read('2wiki', TWO_WIKI)
   assert (question.id, question.golden_answers) == (TWO_WIKI[0]['_id'], ('Eve Moor',))
-  assert question.metadata == {'match': 'entity', 'type': 'compositional', 'source': '2wiki',
+  assert question.metadata == {'type': 'compositional', 'source': '2wiki',
                                'gold_titles': ['Tide (film)', 'Ada Moor'],
                                'supporting_facts': [['Tide (film)', 1], ['Ada Moor', 0]]}
 
@@ -121,7 +121,7 @@ def test_2wiki(read):
 def test_musique_without_what_cannot_be_answered(read):
   two, three = read('musique', MUSIQUE)  # the unanswerable twin has the same id
   assert (two.id, two.golden_answers) == ('2hop__482757_12019', ('1284', 'the year 1284'))
-  assert two.metadata == {'match': 'entity', 'hops': 2, 'gold_titles': ['Bangor', 'Ada Moor'], 'source': 'musique'}
+  assert two.metadata == {'hops': 2, 'gold_titles': ['Bangor', 'Ada Moor'], 'source': 'musique'}
   assert three.metadata['hops'] == 3
   with pytest.raises(DataError, match='no questions in it'):
     read('musique', MUSIQUE[1:2])

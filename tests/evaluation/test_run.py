@@ -35,7 +35,7 @@ def answered(agent):
 
 
 def test_scores_are_means_over_trees(answered):
-  scores = run.scores(answered)
+  scores = run.scores(run.predictions(answered))
   right = [exact_match(tree.answer, tree.question.golden_answers) for tree in answered]
   assert scores['n'] == 12 and scores['em'] == pytest.approx(sum(right) / 12)
   assert scores['f1'] >= scores['em']
@@ -50,7 +50,7 @@ def test_recall_is_the_share_that_retrieved_a_gold_answer():
     trees[-1].metrics = {'searches': len(texts)}
     for text in texts:
       trees[-1].root.append(text, Role.OBSERVATION)
-  scores = run.scores(trees)
+  scores = run.scores(run.predictions(trees))
   assert scores['retrieval_recall'] == pytest.approx(2 / 5) and scores['searches'] == pytest.approx(6 / 5)
 
 
@@ -118,3 +118,14 @@ def test_ask_shows_the_search_and_the_answer(capsys):
 def test_export_needs_a_checkpoint(tmp_path, capsys):
   assert cli.main(['export', f'--checkpoint={tmp_path}', f'--out={tmp_path}/hf']) == 2
   assert 'no checkpoints here' in capsys.readouterr().err
+
+
+def test_a_manifest_has_the_hash_of_every_file_in_a_name(config, tmp_path):
+  first, second = tmp_path / 'a.json', tmp_path / 'b.json'
+  first.write_text('1')
+  second.write_text('2')
+  hashes = lambda name: run.manifest(config, questions=name)['files']['questions']['sha256']
+  joined = hashes(f'hotpotqa:{first}+{second}')
+  assert len(joined) == 64 and hashes(str(first)) == hashes(f'gsm8k:{first}') != joined and hashes('world:test') is None
+  second.write_text('3')
+  assert hashes(f'hotpotqa:{first}+{second}') != joined

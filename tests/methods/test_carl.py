@@ -163,13 +163,12 @@ def test_the_loss_is_the_papers():
   rows = lay_out(trees, 1024, pad_id=0, how='step-mean')
   losses = np.random.default_rng(0).random((2, *rows.tokens.shape))
   policy = critic = 0.0
-  for index, tree in enumerate(trees):
+  for tree in trees:
     chain, states = carl.segments(tree), []
-    for span, node in enumerate(tree.walk()):
+    for node in tree.walk():
       if node.trained:
-        own = (rows.tree_ids == index) & (rows.span_ids == span)
-        policy += losses[0][own].mean() / len(trees)
-        states.append(losses[1][own][0])
+        policy += losses[0][rows.places[node]].mean() / len(trees)
+        states.append(losses[1][rows.places[node]][0])
     assert len(states) == len(chain)
     critic += np.mean(states) / len(trees)
   np.testing.assert_allclose((rows.loss_weights * losses[0]).sum(), policy, rtol=1e-5)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxsearch.methods import cusearch
+from jaxsearch.training import loop
 from jaxsearch.trees.tree import Role
 from tests.methods.driving import FOUND, QUESTION, context, drive
 
@@ -62,11 +63,14 @@ def test_random_and_top_reward():
   assert chosen == set(range(6))
 
 
-def test_only_the_selected_are_rewarded_and_compared():
+def test_all_are_rewarded_and_the_selected_compared():
   groups = groups_of([4, 4, 0, 0], [0, 0, 0, 0], [4, 0, 0, 0], right=lambda number: number in (0, 8))
   cusearch.credit(groups, context(), strategy='auto', keep=3)
-  assert [[tree.reward is not None for tree in group] for group in groups] == [
-    [True, True, False, False], [False] * 4, [True, False, False, False]]
+  assert [tree.reward for group in groups for tree in group] == pytest.approx([1.0] + [0.2] * 7 + [1.0] + [0.2] * 3)
+  assert trained(groups) == [*groups[0][:2], groups[2][0]]
+  row = loop.summary(groups, trained(groups))
+  assert row['reward'] == pytest.approx(4 / 12) and row['reward_retained'] == pytest.approx((1.0 + 0.2 + 1.0) / 3)
+  assert row['em'] == pytest.approx(2 / 12)
   advantages = [tree.nodes(Role.POLICY)[0].advantages for tree in trained(groups)]
   high, low = 0.8 + 0.2, 0.2  # F1 (1 - w) + w format
   expected = (high - low) / 2 / np.std([high, low], ddof=1)
@@ -124,8 +128,8 @@ def test_ar3po_moves_chains_to_questions_in_the_middle():
   assert sum(found) == 12 and found[1] >= 9 and min(found) >= 1
   assert cusearch.sizes(questions, 4, seen) == [4, 4, 4]
   for _ in range(3):
-    cusearch.credit(groups, seen, strategy='full', window=2)
-  assert seen.memory['pass_rates']['1'] == [0.5, 0.5]
+    cusearch.credit(groups, seen, strategy='random', keep=1, window=2)
+  assert seen.memory['pass_rates']['1'] == [0.5, 0.5]  # of all rollouts, not of the one that is trained on
 
 
 def test_an_unknown_strategy_is_named():

@@ -126,11 +126,9 @@ def test_the_loss_is_the_papers_average():
   rows = lay_out(trees, 512, pad_id=0, how='step-mean')
   loss = np.random.default_rng(0).random(rows.tokens.shape)
   expected = 0.0
-  for index, tree in enumerate(trees):
-    for span, node in enumerate(tree.walk()):
-      if node.trained:
-        own = loss[(rows.tree_ids == index) & (rows.span_ids == span)]
-        expected += own.mean() / 2 / len(trees)
+  for node in (node for tree in trees for node in tree.walk() if node.trained):
+    row, columns = rows.places[node]
+    expected += loss[row, columns].mean() / 2 / len(trees)
   np.testing.assert_allclose((rows.loss_weights * loss).sum(), expected, rtol=1e-5)
 
 

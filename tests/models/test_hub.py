@@ -262,6 +262,15 @@ def test_saves_several_files_from_a_mesh_in_bfloat16(make_checkpoint, tmp_path):
              for name, value in again.state_dict().items())  # fmt: skip
 
 
+def test_the_run_of_saved_weights_is_read_back_and_goes_with_them(make_checkpoint, tmp_path):
+  decoder = models.load(make_checkpoint('qwen2')[0])
+  assert hub.read_run(tmp_path) is None
+  hub.save(decoder, tmp_path, run={'step': 3, 'config': {'method': 'carl'}})
+  assert hub.read_run(tmp_path) == {'step': 3, 'config': {'method': 'carl'}}
+  hub.save(decoder, tmp_path)
+  assert hub.read_run(tmp_path) is None and hub.read_run(tmp_path / 'model.safetensors') is None
+
+
 def test_saves_in_place(make_checkpoint, tmp_path):
   folder, _ = make_checkpoint('qwen3')
   model = models.load(folder)

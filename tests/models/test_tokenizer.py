@@ -63,6 +63,14 @@ def test_round_trip(tokenizer, text, cut):
   assert b''.join(pieces[i] for i in ids[:cut]) + b''.join(pieces[i] for i in ids[cut:]) == text.encode()
 
 
+@settings(max_examples=100, deadline=None)
+@given(text=words)
+def test_tokens_begin_somewhere_and_none_is_longer_than_the_longest(tokenizer, text):
+  starts = tokenizer.starts(text)
+  assert len(starts) == len(tokenizer.encode(text)) and starts == sorted(starts)
+  assert len(text) <= len(starts) * tokenizer.longest_token
+
+
 def test_special_tokens_are_found_in_text_and_shown(tokenizer):
   ids = tokenizer.encode('Paris<|end|>')
   assert ids[-1] == 0 and tokenizer.eos_ids == (0,)

@@ -1,8 +1,24 @@
 """Documents are cut to the room there is."""
 
+import dataclasses
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
 from jaxsearch.data.corpus import Document
-from jaxsearch.sampler.requests import RunPython, Search, ToolFailure, Tools, shorten
+from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.sampler.requests import MAX_FOUND, RunPython, Search, ToolFailure, Tools, shorten
 from jaxsearch.trees import grammar
+from jaxsearch.world import files as world
+
+WORLD = Tokenizer.load(world.folder())
+
+
+class Bytes:
+  special_tokens, longest_token = ('<|end|>',), 1
+  encode = staticmethod(lambda text: list(text.encode()))
+  starts = staticmethod(lambda text: list(range(len(text))))
+
 
 DOCUMENTS = [Document(str(i), f'T{i}', chr(97 + i) * size) for i, size in enumerate((50, 10, 200))]
 
@@ -12,23 +28,19 @@ def measure(documents):
 
 
 def test_what_fits_stays():
-  assert shorten(DOCUMENTS, 290, measure) == DOCUMENTS
+  assert shorten(DOCUMENTS, 290, measure, Bytes()) == DOCUMENTS
 
 
 def test_texts_are_cut_at_one_length_the_largest_that_fits():
-  cut = shorten(DOCUMENTS, 129, measure)
+  cut = shorten(DOCUMENTS, 129, measure, Bytes())
   assert [len(document.text) for document in cut] == [44, 10, 44]     # 45 each would make 130
   assert [document.title for document in cut] == ['T0', 'T1', 'T2']
 
 
 def test_documents_are_left_out_where_not_even_titles_fit():
-  assert [document.text for document in shorten(DOCUMENTS, 25, measure)] == ['aa', 'bb']
-  assert shorten(DOCUMENTS, 9, measure) == []
+  assert [document.text for document in shorten(DOCUMENTS, 25, measure, Bytes())] == ['aa', 'bb']
+  assert shorten(DOCUMENTS, 9, measure, Bytes()) == []
 
-
-class Bytes:
-  special_tokens = ('<|end|>',)
-  encode = staticmethod(lambda text: list(text.encode()))
 
 
 observation = Tools(answer_reserve=0, max_observation=10**6).observation
@@ -53,3 +65,78 @@ def test_an_observation_leaves_room_for_an_answer_and_has_a_limit():
   request, size = RunPython(None, 'print(1)'), len(grammar.output('', ()))
   for tools, room in ((Tools(answer_reserve=30), 100), (Tools(max_observation=70), 1000)):
     assert len(tools.observation(request, 'a' * 200, room, Bytes())) == 70 - size
+
+
+# What a shortened observation holds, and what it costs.
+
+PIECES = ('Oviedo ', 'is ', 'a city', ' ', '<information>', '</', '\n', 'é', '日本', '😀', '0', '...', 'x' * 9)
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=60).map(''.join)
+
+
+def tokens(documents):
+  return len(WORLD.encode(grammar.information(documents, WORLD.special_tokens)))
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS), max_size=4), st.integers(-5, 150))
+@example([('T', '😀' * 60)], 100)
+@settings(deadline=None, max_examples=150)
+def test_one_more_character_would_not_fit(given, budget):
+  documents = [Document(str(i), title, text) for i, (title, text) in enumerate(given)]
+  shown = shorten(documents, budget, tokens, WORLD)
+  cut = lambda shown, size: [dataclasses.replace(document, text=document.text[:size]) for document in shown]
+  if tokens(documents) <= budget:
+    assert shown == documents
+    return
+  assert tokens(shown) <= budget or not shown
+  size = max((len(document.text) for document in shown), default=0)
+  assert shown == cut(documents[:len(shown)], size)
+  assert len(shown) == max([n for n in range(len(documents) + 1) if not n or tokens(cut(documents[:n], 0)) <= budget])
+  assert shown == documents[:len(shown)] or tokens(cut(documents[:len(shown)], size + 1)) > budget
+
+
+class Counting:
+  """The world's tokenizer; counts the texts and characters that it gets."""
+  special_tokens, longest_token = WORLD.special_tokens, WORLD.longest_token
+
+  def __init__(self):
+    self.sizes, self.alone = [], []
+
+  def encode(self, text):
+    self.sizes.append(len(text))
+    return WORLD.encode(text)
+
+  def starts(self, text):
+    self.sizes.append(len(text))
+    self.alone.append(text)
+    return WORLD.starts(text)
+
+
+def test_megabytes_cost_no_more_than_what_is_shown_of_them():
+  text, tools = 'Oviedo lies on the Nalon, 232 m above the sea; ' * 20_000, Tools(max_observation=512, answer_reserve=0)
+  documents, most = [Document(str(i), f'Title {i}', f'{i}{text}') for i in range(10)], 512 * WORLD.longest_token
+  for result in ([documents], text * 10):
+    counting = Counting()
+    request = Search(None, '') if isinstance(result, list) else RunPython(None, '')
+    shown = tools.observation(request, result, 4096, counting)
+    written = grammar.information(shown, ()) if isinstance(result, list) else grammar.output(shown, ())
+    assert 500 < len(WORLD.encode(written)) <= 512
+    assert sum(counting.sizes) < 2 * most + 12 * len(written) and len(counting.alone) == len(set(counting.alone))
+
+
+def test_titles_of_megabytes_are_left_out_before_they_are_tokenised():
+  documents = [Document('', 'Oviedo', 'a city'), Document('', 'x' * 10**6, 'a title'), Document('', 'Gijón', 'a port')]
+  counting = Counting()
+  assert Tools().observation(Search(None, ''), [documents], 4096, counting) == documents[:1] and sum(counting.sizes) < 100
+  assert Tools().observation(Search(None, ''), [documents[1:]], 4096, counting) == []
+
+
+def test_a_program_gets_no_megabytes_from_a_search():
+  class Huge:
+    def search(self, queries, topk=3):
+      return [[Document('', 'T', 'x' * 10**7)] * topk]
+
+  class Program:
+    def run(self, code, functions):
+      return str(len(functions['search']('q')))
+
+  assert Tools(search=Huge(), python=Program()).run_python(RunPython(None, '')) == str(MAX_FOUND)

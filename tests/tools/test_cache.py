@@ -75,3 +75,39 @@ def test_without_a_file_nothing_is_kept():
   counts = iter(range(9))
   cache = Cache('')
   assert [cache.get('x', lambda: next(counts)) for _ in range(3)] == [0, 1, 2]
+
+
+def test_a_failure_is_that_of_all_who_waited_for_it(tmp_path):
+  cache, fetched, failed, started = Cache(tmp_path / 'answers'), [], [], threading.Event()
+
+  def fetch():
+    fetched.append(1)
+    started.wait(10)
+    time.sleep(0.2)
+    raise TimeoutError('the server is gone')
+
+  def get():
+    with pytest.raises(TimeoutError):
+      cache.get('x', fetch)
+    failed.append(1)
+
+  threads = [threading.Thread(target=get) for _ in range(8)]
+  for thread in threads:
+    thread.start()
+  started.set()
+  for thread in threads:
+    thread.join()
+  assert len(failed) == 8 and len(fetched) < 8
+  assert cache.get('x', lambda: 1) == 1
+
+
+def test_a_damaged_or_unwritable_file_warns_and_responses_are_fetched(tmp_path):
+  cache = Cache(tmp_path / 'answers')
+  cache.get('x', lambda: 1)
+  with cache._db:
+    cache._db.execute("UPDATE answers SET answer = '{'")
+  with pytest.warns(UserWarning, match='answers: a kept response cannot be read'):
+    assert cache.get('x', lambda: 2) == 2
+  cache._db.execute('PRAGMA query_only = 1')
+  with pytest.warns(UserWarning, match='answers: responses are not kept'):
+    assert cache.get('y', lambda: 3) == 3

@@ -105,7 +105,7 @@ def test_a_slow_reply_is_given_up_and_the_others_come():
   with server(serve) as (url, _):
     first, slow, last = Chat(url, 'm', timeout=2.0, attempts=1).replies(['a', 'slow', 'c'])
     released.set()
-  assert (first, last) == ('x', 'x') and isinstance(slow, ChatError) and 'no response within 2 s' in slow.reason
+  assert (first, last) == ('x', 'x') and isinstance(slow, ChatError) and 'no complete response within 2 s' in slow.reason
 
 
 def test_a_reply_that_trickles_is_given_up_at_the_deadline():
@@ -188,3 +188,28 @@ def test_failures_are_not_kept(tmp_path):
 def test_impossible_settings(settings):
   with pytest.raises(ValueError, match='not an http address|name of a model|at least 1'):
     Chat(**{'url': 'http://a/v1', 'model': 'm'} | settings)
+
+
+def test_a_server_that_is_gone_is_not_asked_by_every_prompt_of_a_batch():
+  with server(lambda handler: handler.connection.close()) as (url, seen):
+    chat = Chat(url, 'm', attempts=1, concurrency=2)
+    replies = chat.replies([str(i) for i in range(50)])
+    assert 2 <= len(seen) <= 4 and [reply.fault for reply in replies] == ['connection'] * 50
+    assert 'not asked, since' in replies[-1].reason
+    chat.replies(['the next batch asks again'])
+  assert any('the next batch' in str(body) for _, _, body in seen)
+
+
+def test_refusals_do_not_keep_the_rest_from_being_asked():
+  with server((400, b'no')) as (url, seen):
+    Chat(url, 'm', concurrency=2).replies([str(i) for i in range(9)])
+  assert len(seen) == 9
+
+
+def test_a_reply_far_longer_than_was_asked_for_is_a_fault():
+  with server((200, told('x' * 640)), (200, told('x' * 641))) as (url, _):
+    chat = Chat(url, 'm', max_tokens=10)
+    assert chat.reply('a') == 'x' * 640
+    with pytest.raises(ChatError, match='641 characters for max_tokens=10') as error:
+      chat.reply('a')
+  assert error.value.fault == 'too_long'

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 
+import psutil
 import pytest
 
 from jaxsearch.tools.python_sandbox import CALLS, PythonSandbox
@@ -27,6 +28,11 @@ def search(query, k=3):
   ('print(search("France", 2))', '2 documents on France\n'),
   ('print(sum(float(row[1]) for row in table()))', '4.5\n'),
   ('6 * 7', '42'),  # as at a prompt
+  ('x = "é"; (x +\n "ü")  # said', 'éü'),
+  ('1, 2', '(1, 2)'),
+  ('print("a")\n6 * 7', 'a\n'),
+  ('None', ''),
+  ('for _ in range(3): x = _', ''),
   ('x = 1', ''),
 ])
 def test_it_computes_searches_and_reads_tables(sandbox, code, printed):
@@ -116,6 +122,14 @@ def test_a_value_that_cannot_be_shown_is_an_error_of_the_program(sandbox):
 def test_bad_limits_are_told_of():
   with pytest.raises(ValueError, match='all more than 0'):
     PythonSandbox(seconds=0)
+
+
+@pytest.mark.parametrize('code', ['[s] * 20000', 'a = [1]\nfor i in range(30): a = [a, a]\na'])
+def test_a_value_of_gigabytes_does_not_leave_the_sandbox(sandbox, code):
+  before = psutil.Process().memory_info().rss
+  started = time.monotonic()
+  assert sandbox.run("s = 'x' * 100000\n" + code).count('x') < 600
+  assert time.monotonic() - started < 10 and psutil.Process().memory_info().rss - before < 2**28
 
 
 def test_nothing_reaches_the_terminal():

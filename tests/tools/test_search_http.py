@@ -6,7 +6,8 @@ import time
 import pytest
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.tools.search_remote import HttpSearch, SearchError
+from jaxsearch.tools.http_client import MAX_RESPONSE_BYTES
+from jaxsearch.tools.search_remote import MAX_HITS, HttpSearch, Response, SearchError
 from tests.tools.serving import server
 
 GOOD = {'result': [[{'document': {'id': '1', 'contents': '"Paris"\nA city.'}, 'score': 2.5}]]}
@@ -132,6 +133,31 @@ def test_an_endless_reply_is_cut_off(monkeypatch):
   monkeypatch.setattr('jaxsearch.tools.http_client.MAX_RESPONSE_BYTES', 1000)
   with server((200, b' ' * 5000)) as (url, _), pytest.raises(SearchError, match='longer than 1000 bytes'):
     HttpSearch(url).search(['x'])
+
+
+def test_no_more_is_read_than_a_reply_may_have():
+  sent = 0
+
+  def serve(handler):
+    nonlocal sent
+    handler.wfile.write(b'HTTP/1.1 200 OK\r\n\r\n')
+    with contextlib.suppress(OSError):
+      while sent < 2**30:
+        sent += handler.connection.send(b' ' * 2**16)
+
+  with server(serve) as (url, _), pytest.raises(SearchError, match=f'longer than {MAX_RESPONSE_BYTES} bytes') as error:
+    HttpSearch(url).search(['x'])
+  assert error.value.fault == 'too_long' and sent < 3 * MAX_RESPONSE_BYTES  # what lies in the buffers of the connection beside
+
+
+def test_of_millions_of_hits_the_first_are_looked_at():
+  found = Response.model_validate({'result': [[{'contents': 'x'}] * MAX_HITS + [7] * 10**6]}).result
+  assert len(found[0]) == MAX_HITS
+
+
+def test_an_id_of_any_size_is_kept_short():
+  with server((200, {'result': [[{'document': {'id': ['x' * 10**6], 'contents': 'x'}}]]})) as (url, _):
+    assert len(HttpSearch(url).search(['x'])[0][0].id) == 1000
 
 
 def test_both_forms_missing_ids_and_too_many_documents():

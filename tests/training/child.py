@@ -83,7 +83,7 @@ def get_config(folder: pathlib.Path, out: str):
   config.steps, config.questions_per_step, config.group_size = 6, 5, 2
   config.grow = dict(max_tokens=5)
   config.sampler.update(slots=4, length=128)
-  config.train.update(row_length=128, micro_rows=2, chunk=64, mini_batches=2, epochs=2)
+  config.train.update(row_length=128, micro_rows=2, chunk=64, mini_batch=5, epochs=2)
   config.loss.update(kl_coef=0.1, entropy_coef=0.01)
   config.optim.update(learning_rate=1e-2, lr_warmup_updates=5, weight_decay=0.1)
   config.checkpoint_every = 2

@@ -1,11 +1,15 @@
 """Packing of trained tokens, against loops."""
 
+import itertools
+
 import numpy as np
 import pytest
 
+from jaxsearch.data.questions import Question
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import batch as batches
 from jaxsearch.trees.layout import lay_out
+from jaxsearch.trees.tree import Tree
 
 
 def test_trained_tokens_are_packed_in_order_with_their_values(tiny):
@@ -21,7 +25,7 @@ def test_trained_tokens_are_packed_in_order_with_their_values(tiny):
     found = batch.targets[i, r]
     np.testing.assert_array_equal(found[:len(expected)], expected)
     assert np.all(found[len(expected):] == -1)
-    for name, values in (('weights', rows.loss_weights), ('advantages', rows.advantages),
+    for name, values in (('weights', rows.loss_weights), ('gains', rows.gains), ('losses', rows.losses), ('spans', rows.trained),
                          ('old_logprobs', rows.old_logprobs), ('ref_logprobs', other)):
       packed = getattr(batch, name)[i, r]
       np.testing.assert_array_equal(packed[:len(expected)], values[index, expected] if len(expected) else [])
@@ -49,9 +53,20 @@ def test_micro_rows_must_split_over_the_mesh():
     batches.check_rows(6, mesh)
 
 
-def test_mini_batches_are_a_seeded_partition():
-  parts = batches.mini_batches(10, 4, np.random.default_rng(3))
-  assert sorted(np.concatenate(parts)) == list(range(10)) and {len(part) for part in parts} == {2, 3}
-  again = batches.mini_batches(10, 4, np.random.default_rng(3))
-  assert all((a == b).all() for a, b in zip(parts, again))
-  assert len(batches.mini_batches(2, 4, np.random.default_rng(3))) == 2
+@pytest.mark.parametrize(('questions', 'of_each', 'size', 'sizes'), [
+  (64, 3, 32, [32] * 6), (96, 1, 32, [32] * 3),  # CuSearch: GRPO-Full makes 6 updates a step, K = 96 chains make 3
+  (512, 5, 0, [2560]), (512, 5, 1280, [1280] * 2), (256, 5, 256, [256] * 5), (5, 2, 4, [3, 3, 4]), (2, 1, 5, [2]),
+  (0, 1, 5, [0])])
+def test_a_mini_batch_counts_trees(questions, of_each, size, sizes):
+  trees = [Tree(None, Question(str(i), '?', ('a',))) for i in range(questions) for _ in range(of_each)]
+  parts = batches.mini_batches(trees, size, np.random.default_rng(3))
+  assert sorted(map(len, parts)) == sizes
+  assert sorted(map(id, itertools.chain(*parts))) == sorted(map(id, trees))
+  assert parts == batches.mini_batches(trees, size, np.random.default_rng(3))
+  if len(parts) == 1:
+    assert parts[0] == trees
+  else:
+    assert list(itertools.chain(*parts)) != trees
+    split = [name for name in {tree.question.id for tree in trees}
+             if sum(any(tree.question.id == name for tree in part) for part in parts) > 1]
+    assert len(split) < len(parts)  # a question is cut at most at each border

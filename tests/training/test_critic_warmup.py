@@ -61,7 +61,7 @@ def config(tmp_path, method):
   own_child.make_inputs(tmp_path)
   config = own_child.get_config(tmp_path, str(tmp_path / 'run'))
   config.method = 'halves'
-  config.train.update(epochs=1, mini_batches=1, aggregate='step-mean')
+  config.train.update(epochs=1, mini_batch=0, aggregate='step-mean')
   config.steps, config.checkpoint_every = 2, 1
   config.critic.shared = True
   config.mesh.update(data=1, fsdp=2, tensor=4)
@@ -90,17 +90,6 @@ def test_a_run_with_a_shared_critic_goes_on_to_the_bit_and_becomes_a_plain_polic
   assert steps.HEAD not in params
   base = hub.load(config.model).params
   assert jax.tree.structure(params) == jax.tree.structure(base)
-
-
-def test_trees_without_room_are_left_out_and_counted(config, monkeypatch):
-  config.steps = 1
-  kept = lambda tree: int(tree.question.id) % 2 == 0
-  monkeypatch.setattr(loop, 'trainable', lambda groups, length: [group for group in groups if kept(group[0])])
-  row = loop.train(config)
-  assert 0 < row['trees_too_long'] < row['trees'] == 10 and row['tokens_trained'] == 10 * (10 - row['trees_too_long'])
-  monkeypatch.setattr(loop, 'trainable', lambda groups, length: [])
-  config.steps = 2
-  assert loop.train(config)['tokens_trained'] == 0
 
 
 def test_an_adapter_cannot_share(config):

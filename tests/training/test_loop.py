@@ -48,7 +48,7 @@ def config(child, tmp_path, monkeypatch):
 def test_a_run_on_eight_devices(config):
   config.steps = 3
   config.mesh.update(data=2, fsdp=2, tensor=2)
-  config.train.update(micro_rows=4, mini_batches=1, epochs=1)
+  config.train.update(micro_rows=4, mini_batch=0, epochs=1)
   config.eval.update(every=2, number=4, questions=config.data.questions)
   last = loop.train(config, held_out)
   rows = runs.read(pathlib.Path(config.out) / 'metrics.jsonl')
@@ -73,8 +73,9 @@ def test_a_prefix_that_branches_share_counts_once_in_rows_and_for_each_path():
   node = tree.root.append([1, 2, 3], Role.PROMPT)
   for tokens in ([4, 5], [6]):
     node.append(tokens, Role.POLICY)
+  tree.reward = 0.5
   row = loop.summary([[tree]], [tree])
-  assert (row['tokens_in_rows'], row['tokens_on_paths'], row['tokens_generated']) == (6, 9, 3)
+  assert (row['tokens_in_rows'], row['tokens_on_paths']) == (6, 9)
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def lora_config(config):
   """A run of an adapter, every update a step of its own."""
   config.steps, config.checkpoint_every = 2, 1
   config.mesh.update(data=1, fsdp=2, tensor=4)
-  config.train.update(micro_rows=2, mini_batches=1, epochs=1)
+  config.train.update(micro_rows=2, mini_batch=0, epochs=1)
   config.lora.update(rank=4, alpha=8.0)
   return config
 
@@ -159,7 +160,7 @@ def test_another_model_under_the_same_name_is_refused(config, child):
 
 def test_updates_that_are_never_finite_stop_the_run(config, monkeypatch):
   config.mesh.update(data=1, fsdp=8, tensor=1)
-  config.train.update(micro_rows=8, mini_batches=1, epochs=1)
+  config.train.update(micro_rows=8, mini_batch=0, epochs=1)
   config.optim.max_skipped = 2
   monkeypatch.setattr(sys.modules['jaxsearch.methods.toy'], 'reward', lambda tree: float('inf'))
   from jaxsearch.training.runs import RunStopped

@@ -27,7 +27,7 @@ def test_only_policy_spans_are_learned(tmp_path):
   rows = lay_out([tree], 64, pad_id=0)
   learned = rows.tokens[rows.loss_weights > 0].tolist()
   assert learned == tokenizer.encode('It is') + tokenizer.encode('so.')
-  assert tokenizer.decode(rows.tokens[rows.tree_ids == 0].tolist()) == 'Who? It is (a fact) so.'
+  assert tokenizer.decode(rows.tokens[rows.real].tolist()) == 'Who? It is (a fact) so.'
 
 
 @pytest.mark.parametrize('line, words', [

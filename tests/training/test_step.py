@@ -1,6 +1,7 @@
 """The step against plain NumPy sums, and what must not change it: packing, micro-batches, the mesh, observations."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +10,14 @@ import numpy as np
 import pytest
 
 from jaxsearch import setup
+from jaxsearch.data.questions import Question
 from jaxsearch.models import value_head
 from jaxsearch.models.decoder import Decoder
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import step as steps
-from jaxsearch.training.batch import make_batch, mini_batches, place, take
+from jaxsearch.training.batch import make_batch, place, unpack
 from jaxsearch.trees.layout import lay_out
-from jaxsearch.trees.tree import Role
+from jaxsearch.trees.tree import Role, Tree
 
 
 def grads_of(tiny, rows, micro_rows, hyper=None, params=None, decoder=None, ref=False):
@@ -95,14 +97,72 @@ def test_micro_batches_and_packing_change_no_gradient(tiny):
     assert_trees_close(report, reference[2], rtol=1e-4, atol=1e-6)
 
 
-def test_mini_batches_average_to_the_whole(tiny):
-  rows = lay_out(tiny.random_forest(2, trees=8), 40, pad_id=0)
-  whole, loss, _ = grads_of(tiny, rows, 4)
-  indices = mini_batches(len(rows.tokens), 3, np.random.default_rng(0))
-  assert sorted(np.concatenate(indices)) == list(range(len(rows.tokens)))
-  parts = [grads_of(tiny, take(rows, part, 3), 2) for part in indices]
-  np.testing.assert_allclose(np.mean([part[1] for part in parts]), loss, rtol=1e-5)
-  assert_trees_close(jax.tree.map(lambda *g: sum(g) / 3, *(part[0] for part in parts)), whole, rtol=1e-4, atol=1e-6)
+def sharing_forest(seed):
+  """Two questions with four trees each that have prompts, thoughts, observations and branches in common, and credit of their own.
+
+  What is sampled after the same path has the same log-probability and the same value.
+  """
+  rng, forest = np.random.default_rng(seed), []
+  for number in range(2):
+    prompt = rng.integers(1, 64, 5).tolist()
+    for _ in range(4):
+      tree = Tree(None, Question(str(number), '?', ('a',)))
+      parent = tree.root.append(prompt, Role.PROMPT)
+      for turn in range(2):
+        for sibling in range(2 if turn else 1):
+          tokens = rng.integers(1, 3, 3).tolist()  # two tokens: many paths begin alike
+          path = parent.path_tokens() + tokens
+          of_path = [np.random.default_rng(path[:end]).normal() for end in range(len(path) - 2, len(path) + 1)]
+          node = parent.append(tokens, Role.POLICY, logprobs=[value / 2 - 4 for value in of_path])
+          node.advantages = rng.normal(size=3) if sibling else float(rng.normal())
+          node.values, node.returns = np.array(of_path), rng.normal(size=3)
+        parent = node.append([7, 8], Role.OBSERVATION)
+      tree.prune()
+      forest.append(tree)
+  return forest
+
+
+METHODS = {
+  'GRPO': ('token-mean', {}), 'DAPO': ('token-mean', dict(clip_high=0.28)), 'dual clip': ('token-mean', dict(dual_clip=1.5)),
+  'Search-R2': ('seq-mean-token-mean', {}), 'SLATE': ('step-mean', {}),
+  'CARL': ('step-mean', dict(value_coef=0.5, backbone_share=0.5)),
+  'PPO': ('token-mean', dict(value_clip=0.5)), 'PPO, values not clipped': ('token-mean', dict(value_clip=None))}
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_merged_trees_have_the_loss_and_the_gradients_of_separate_ones(tiny, method):
+  how, changes = METHODS[method]
+  hyper = tiny.hyper | dict(clip_low=0.1, clip_high=0.2, kl_coef=0.3, entropy_coef=0.01) | changes
+  params = jax.tree.map(lambda x: x * 4, tiny.random_params(tiny.decoder, 1))  # ratios leave the clipping interval
+  if method == 'CARL':
+    head = value_head.initial_mlp(tiny.decoder.hidden_size, jax.random.key(2))
+    params |= {'value_head': jax.tree.map(lambda x: x + 0.05, head)}
+  loss_fn = functools.partial(steps.policy_loss, config=tiny.decoder, **hyper)
+  if 'value_clip' in hyper:
+    params = {'decoder': params, 'head': {'kernel': jnp.full(tiny.decoder.hidden_size, 0.3), 'bias': jnp.float32(0.1)}}
+    loss_fn = functools.partial(steps.critic_loss, config=tiny.decoder, value_clip=hyper['value_clip'])
+  results, sizes = [], []
+  for merged in (False, True):
+    forest = sharing_forest(0)
+    for tree in forest if not merged else ():
+      tree.question = None
+    rows = lay_out(forest, 64, pad_id=0, how=how, share_trained=merged and hyper.get('value_clip') is None)
+    batch = make_batch(rows, 2, ref_logprobs=np.where(rows.trained > 0, 1.1 * rows.old_logprobs, 0), critic=True)
+    mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+    accumulate = jax.jit(lambda params, batch: steps.accumulate(
+      loss_fn, params, batch, jax.tree.map(lambda _: meshes.replicated(mesh), params)))
+    results.append((jax.device_get(accumulate(params, jax.tree.map(jnp.asarray, batch))), float(batch.spans.sum())))
+    sizes.append(int(rows.real.sum()))
+  ((grads, loss, report), spans), ((merged_grads, merged_loss, merged_report), merged_spans) = results
+  assert sizes[1] < (0.7 if hyper.get('value_clip') is None else 0.9) * sizes[0] and spans == merged_spans
+  largest = max(np.abs(x).max() for x in jax.tree.leaves(grads))
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(b, a, rtol=0, atol=1e-5 * largest), grads, merged_grads)
+  if 'value' not in report['mean'] and method != 'CARL':  # the squared errors differ by a constant, the spread of the returns
+    np.testing.assert_allclose(merged_loss, loss, rtol=1e-5)
+    assert float(report['mean']['clip_fraction']) > 1
+  for name, value in report['mean'].items():
+    rtol = 1e-2 if name == 'clip_fraction' else 1e-4  # of a shared token it is the share of the advantages, not of the spans
+    np.testing.assert_allclose(merged_report['mean'][name], value, rtol=rtol, atol=1e-5, err_msg=name)
 
 
 def test_chunk_size_and_remat_change_nothing(tiny):
@@ -132,12 +192,10 @@ def test_observations_and_prompts_get_exactly_zero_gradient(tiny, monkeypatch):
   """Final hidden states serve to predict and for nothing else: only those that predict a policy token may matter."""
   forest = tiny.random_forest(5, branch=True)
   rows = lay_out(forest, 64, pad_id=0)
-  roles = [[node.role for node in tree.walk()] for tree in forest]
   expected = np.zeros(rows.tokens.shape, bool)
-  for row, column in np.ndindex(rows.tokens.shape):
-    tree, span = rows.tree_ids[row, column], rows.span_ids[row, column]
-    if tree >= 0 and roles[tree][span] is Role.POLICY:
-      expected[row, rows.previous[row, column]] = True
+  for node, (row, columns) in rows.places.items():
+    if node.role is Role.POLICY:
+      expected[row, rows.previous[row, columns]] = True
   batch = jax.tree.map(lambda x: jnp.asarray(x)[0] if np.ndim(x) else x, make_batch(rows, len(rows.tokens)))
   params = tiny.random_params(tiny.decoder, 0)
   hyper = tiny.hyper | dict(entropy_coef=0.01)
@@ -172,12 +230,9 @@ def span_logprobs(tiny, params, forest):
   mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
   score = steps.make_score_step(tiny.decoder, mesh=mesh, temperature=1.0, chunk=32)
   values = np.asarray(score(params, place(batch, mesh)))[0]
-  targets = np.asarray(batch.targets)[0]
-  totals = {}
-  for row, column in zip(*np.nonzero(targets >= 0)):
-    key = rows.tree_ids[row, targets[row, column]], rows.span_ids[row, targets[row, column]]
-    totals[key] = totals.get(key, 0) + values[row, column]
-  return totals, batch, values
+  in_rows = unpack(batch, values, len(rows.tokens))
+  spans = [node for tree in forest for node in tree.nodes(Role.POLICY)]
+  return {node: in_rows[rows.places[node]].sum() for node in spans}, batch, values
 
 
 def test_rewarded_spans_become_more_likely_and_the_others_less(tiny):
@@ -191,8 +246,8 @@ def test_rewarded_spans_become_more_likely_and_the_others_less(tiny):
     state, metrics = lab.train_step(state, place(batch, lab.mesh))
   after, _, _ = span_logprobs(tiny, state.params, forest)
   assert len(before) == 12
-  for (tree, span), value in before.items():
-    assert np.sign(after[tree, span] - value) == np.sign(advantages[tree]), (tree, span)
+  for node, value in before.items():
+    assert np.sign(after[node] - value) == np.sign(node.advantages)
   assert metrics['tokens_trained'] == np.sum(batch.targets >= 0)
 
 
@@ -212,7 +267,7 @@ def test_a_non_finite_gradient_is_skipped_and_counted(tiny):
   forest = tiny.random_forest(9)
   lab = tiny.setup()
   good = make_batch(lay_out(forest, 64, pad_id=0), 2)
-  bad = dataclasses.replace(good, advantages=np.where(good.targets == good.targets.max(), np.nan, good.advantages))
+  bad = dataclasses.replace(good, gains=np.where(good.targets == good.targets.max(), np.nan, good.gains))
   state, _ = lab.train_step(lab.state, place(good, lab.mesh))
   kept = jax.device_get(state)
   state, metrics = lab.train_step(state, place(bad, lab.mesh))

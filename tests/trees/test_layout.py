@@ -1,6 +1,8 @@
 """The training layout against its definition, written out slowly, and causal rows through a decoder."""
 
+import collections
 import functools
+import itertools
 
 import hypothesis
 import hypothesis.strategies as st
@@ -9,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxsearch.data.questions import Question
 from jaxsearch.models.decoder import Decoder, DecoderConfig, parameter_shapes, tree_mask
-from jaxsearch.trees.layout import AGGREGATIONS, TrainingRows, lay_out, pack, take_back
+from jaxsearch.trees.layout import AGGREGATIONS, lay_out, loss_weights, pack, take_back
 from jaxsearch.trees.tree import Role, Tree
 
 VOCAB = 40
@@ -18,36 +21,39 @@ PAD = 39
 
 
 @st.composite
-def trees(draw, max_nodes=9, max_span=4):
-  """A random tree; spans may be empty, roles and credit are random, log-probabilities always captured."""
-  tree = Tree(tokenizer=None)
+def trees(draw, max_nodes=9, max_span=4, vocab=3):
+  """A random tree of one of two questions, or of none; spans may be empty, roles and credit are random.
+
+  There are few tokens, so that trees have much in common. A log-probability is a function of the path up to its token.
+  """
+  tree = Tree(tokenizer=None, question=draw(st.sampled_from([None, Question('1', '?', ('a',)), Question('2', '?', ('a',))])))
   nodes = [tree.root]
   for _ in range(draw(st.integers(0, max_nodes))):
     size = draw(st.integers(0, max_span))
     role = draw(st.sampled_from([Role.PROMPT, Role.POLICY, Role.OBSERVATION]))
-    tokens = draw(st.lists(st.integers(0, VOCAB - 1), min_size=size, max_size=size))
-    logprobs = [-0.5 * (token + 1) for token in tokens] if role is Role.POLICY else None
-    node = draw(st.sampled_from(nodes)).append(tokens, role, logprobs=logprobs)
+    tokens = draw(st.lists(st.integers(0, vocab - 1), min_size=size, max_size=size))
+    parent = draw(st.sampled_from(nodes))
+    path = parent.path_tokens() + tokens
+    logprobs = [-0.1 * sum(path[:end]) for end in range(len(path) - size + 1, len(path) + 1)] if role is Role.POLICY else None
+    node = parent.append(tokens, role, logprobs=logprobs)
     if role is Role.POLICY:
       per_token = np.arange(size) - 1.5
-      node.advantages = per_token if draw(st.booleans()) else float(len(nodes))
-      node.values, node.returns = per_token + 0.25, per_token - 0.25
+      node.advantages = per_token if draw(st.booleans()) else float(draw(st.integers(-3, 3)))
+      node.values, node.returns = per_token + 0.25, per_token * len(nodes)
     nodes.append(node)
   return tree
 
 
-@hypothesis.given(st.lists(trees(), min_size=1, max_size=4))
-@hypothesis.settings(deadline=None)
-def test_what_is_computed_on_rows_comes_back_to_its_spans(forest):
-  rows = lay_out(forest, 64, pad_id=PAD)
-  values = np.random.default_rng(0).random(rows.tokens.shape, np.float32)
-  take_back(rows, forest, values, 'values')
-  again = lay_out(forest, 64, pad_id=PAD)
-  trained = np.zeros(rows.tokens.shape, bool)
-  for row, column in np.ndindex(rows.tokens.shape):
-    if rows.tree_ids[row, column] >= 0:
-      trained[row, column] = list(forest[rows.tree_ids[row, column]].walk())[rows.span_ids[row, column]].trained
-  np.testing.assert_array_equal(again.values, np.where(trained, values, 0))
+def path_in_row(rows, row, column):
+  """Row indices of the path to a token, read through `previous`."""
+  path = [column]
+  while rows.previous[row, path[-1]] != path[-1]:
+    path.append(int(rows.previous[row, path[-1]]))
+  return path[::-1]
+
+
+def arrays(rows):
+  return {name: value for name, value in vars(rows).items() if name != 'places'}
 
 
 def chain(*sizes, seed=0):
@@ -61,76 +67,84 @@ def chain(*sizes, seed=0):
   return tree
 
 
-def depth_first(node, ancestors=()):
-  """(token, node, index in the node, ancestors) in layout order, by recursion."""
-  entries = [(token, node, index, ancestors) for index, token in enumerate(node.tokens)]
-  for child in node.children:
-    entries += depth_first(child, (*ancestors, node))
-  return entries
-
-
-def forest_entries(rows, forest):
-  """{(row, column): (tree, entry, start of the tree)}; each tree must be one stretch in its order."""
-  entries = {}
-  for index, tree in enumerate(forest):
-    expected = depth_first(tree.root)
-    where = np.argwhere(rows.tree_ids == index)
-    assert len(where) == len(expected)
-    for offset, entry in enumerate(expected):
-      assert tuple(where[offset]) == (where[0][0], where[0][1] + offset)
-      entries[tuple(map(int, where[offset]))] = (tree, entry, int(where[0][1]))
-  return entries
-
-
 forests = st.lists(trees(), min_size=1, max_size=5)
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
-@hypothesis.given(forests)
-def test_fields_follow_their_definition(forest):
-  rows = lay_out(forest, 40, pad_id=PAD)
-  entries = forest_entries(rows, forest)
-  B, T = rows.tokens.shape
-  for row, column in np.ndindex(B, T):
-    here = {field: getattr(rows, field)[row, column] for field in rows._fields}
-    if (row, column) not in entries:
-      assert here == dict(tokens=PAD, positions=0, previous=column, visible_until=column + 1, loss_weights=0,
-                          value_weights=0, advantages=0, old_logprobs=0, values=0, returns=0, tree_ids=-1, span_ids=-1)
-      continue
-    tree, (token, node, index, ancestors), start = entries[row, column]
-    before = [t for ancestor in ancestors for t in ancestor.tokens] + node.tokens[:index]
-    assert here['tokens'] == token
-    assert here['positions'] == len(before)
-    assert list(tree.walk())[here['span_ids']] is node
-    advantage = 0 if node.advantages is None else np.broadcast_to(node.advantages, len(node.tokens))[index]
-    assert here['advantages'] == advantage
-    assert here['old_logprobs'] == (node.logprobs[index] if node.logprobs else 0)
-    for field in ('values', 'returns'):
-      assert here[field] == (0 if getattr(node, field) is None else getattr(node, field)[index])
-    assert (here['loss_weights'] > 0) == (node.role is Role.POLICY and column > start)
-    assert here['value_weights'] == here['loss_weights']  # of 'token-mean'
-    if before:     # the previous token is the last one before it on the path, wherever it lies in the row
-      _, (_, previous_node, previous_index, _), _ = entries[row, here['previous']]
-      owner = node if index else next(ancestor for ancestor in reversed(ancestors) if ancestor.tokens)
-      assert (previous_node, previous_index) == (owner, (index or len(owner.tokens)) - 1)
+@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.given(forests, st.booleans(), st.sampled_from([40, 64, 256]))
+def test_every_token_lies_behind_its_path_and_sees_nothing_else(forest, share_trained, length):
+  rows = lay_out(forest, length, pad_id=PAD, share_trained=share_trained)
+  for tree in forest:
+    for node in tree.walk():
+      if node.tokens:
+        row, columns = rows.places[node]
+        assert len(columns) == len(node.tokens)
+        path = path_in_row(rows, row, columns[-1])
+        assert rows.tokens[row, path].tolist() == node.path_tokens() and path[-len(columns):] == columns.tolist()
+  for row, i in np.ndindex(rows.tokens.shape):
+    seen = [j for j in range(length) if j <= i < rows.visible_until[row, j]]
+    if rows.real[row, i]:
+      path = path_in_row(rows, row, i)
+      assert seen == path and rows.positions[row, i] == len(path) - 1
     else:
-      assert here['previous'] == column
+      own = {name: value[row, i] for name, value in arrays(rows).items()}
+      assert seen == [i] and own == dict.fromkeys(own, 0) | {'tokens': PAD, 'previous': i, 'visible_until': i + 1}
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=100, deadline=None)
 @hypothesis.given(forests)
-def test_a_token_sees_its_own_path_and_nothing_else(forest):
-  rows = lay_out(forest, 40, pad_id=PAD)
-  entries = forest_entries(rows, forest)
-  B, T = rows.tokens.shape
-  for row, i, j in np.ndindex(B, T, T):
-    if (row, i) not in entries or (row, j) not in entries:
-      expected = i == j
-    else:
-      tree, (_, node, index, ancestors), _ = entries[row, i]
-      other_tree, (_, other, other_index, _), _ = entries[row, j]
-      expected = tree is other_tree and (other in ancestors or (other is node and other_index <= index))
-    assert (j <= i < rows.visible_until[row, j]) == expected
+def test_what_the_trees_of_a_question_have_in_common_is_there_once(forest):
+  rows = lay_out(forest, 256, pad_id=PAD)
+  beginnings = {(tree if tree.question is None else tree.question.id, *leaf.path_tokens()[:end])
+                for tree in forest for leaf in tree.leaves() for end in range(1, leaf.length + 1)}
+  assert rows.real.sum() == len(beginnings)
+  apart = lay_out(forest, 256, pad_id=PAD, share_trained=False)
+  assert rows.real.sum() <= apart.real.sum() <= sum(leaf.length for tree in forest for leaf in tree.leaves())
+  owners = collections.defaultdict(set)
+  for node, (row, columns) in apart.places.items():
+    for column in columns if node.trained else ():
+      owners[row, column].add(node)
+  assert all(len(own) == 1 for own in owners.values())
+
+
+@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.given(forests, st.sampled_from(AGGREGATIONS), st.sampled_from([40, 64, 256]))
+def test_credit_adds_up_over_the_spans_that_share_a_token(forest, how, length):
+  rows = lay_out(forest, length, pad_id=PAD, how=how)
+  nodes = [list(tree.walk()) for tree in forest]
+  expected = collections.defaultdict(lambda: dict.fromkeys(('trained', 'loss_weights', 'gains', 'losses', 'old_logprobs',
+                                                            'value_weights', 'values', 'returns'), 0.0))
+  for own, weights, value_weights in zip(nodes, *loss_weights(nodes, how)):
+    tokens = [(node, index) for node in own for index in range(len(node.tokens))]
+    for (node, index), weight, value_weight in zip(tokens, weights, value_weights):
+      row, columns = rows.places[node]
+      at = expected[row, columns[index]]
+      if weight:
+        advantage = np.broadcast_to(node.advantages, len(node.tokens))[index]
+        said = dict(trained=1, loss_weights=weight, gains=weight * max(advantage, 0), losses=weight * max(-advantage, 0),
+                    old_logprobs=node.logprobs[index], value_weights=value_weight, values=value_weight * node.values[index],
+                    returns=value_weight * node.returns[index])
+        for name, value in said.items():
+          at[name] += value
+  for (row, column), at in expected.items():
+    at['old_logprobs'] /= at['trained'] or 1
+    for name in ('values', 'returns'):
+      at[name] /= at['value_weights'] or 1
+    for name, value in at.items():
+      np.testing.assert_allclose(getattr(rows, name)[row, column], value, rtol=1e-5, atol=1e-6, err_msg=name)
+  assert (rows.trained > 0).sum() == sum(at['trained'] > 0 for at in expected.values())
+
+
+@hypothesis.given(forests)
+@hypothesis.settings(deadline=None)
+def test_what_is_computed_on_rows_comes_back_to_its_spans(forest):
+  rows = lay_out(forest, 64, pad_id=PAD)
+  values = np.random.default_rng(0).random(rows.tokens.shape, np.float32)
+  take_back(rows, forest, values, 'values')
+  for node in itertools.chain(*(tree.walk() for tree in forest)):
+    if node.trained and node.tokens:
+      row, columns = rows.places[node]
+      np.testing.assert_array_equal(node.values, values[row, columns])
 
 
 def test_dense_mask_of_the_attention_is_the_definition():
@@ -162,63 +176,60 @@ def decoder():
   return jax.jit(lambda *rows: jax.nn.log_softmax(model(*rows)))
 
 
-def padded(rows):
-  """ROWS rows, the last of them padding."""
-  padding = lay_out([], LENGTH, pad_id=PAD)
-  return TrainingRows(*(np.concatenate([own, *[blank] * (ROWS - len(own))]) for own, blank in zip(rows, padding)))
+def logprobs_on_rows(rows, **changes):
+  """{(row, column): log-probability} of all tokens that follow another, read through `previous`."""
+  given = {name: getattr(rows, name) for name in ('tokens', 'positions', 'visible_until')} | changes
+  blank = arrays(lay_out([], LENGTH, pad_id=PAD))
+  values = np.asarray(decoder()(*(np.concatenate([own, *[blank[name]] * (ROWS - len(own))]) for name, own in given.items())))
+  return {(row, column): values[row, rows.previous[row, column], rows.tokens[row, column]]
+          for row, column in np.argwhere(rows.real).tolist() if rows.previous[row, column] != column}
 
 
-def logprobs_on_layout(rows):
-  """{(tree, node in walk order, index in the node): log-probability}, read through `previous`."""
-  values = np.asarray(decoder()(rows.tokens, rows.positions, rows.visible_until))
-  result, within = {}, {}
-  for row, column in np.argwhere(rows.tree_ids >= 0):
-    key = (int(rows.tree_ids[row, column]), int(rows.span_ids[row, column]))
-    index = within[key] = within.get(key, -1) + 1
-    if rows.previous[row, column] != column:
-      result[(*key, index)] = values[row, rows.previous[row, column], rows.tokens[row, column]]
-  return result
-
-
-def logprobs_on_paths(forest):
-  """The same from each root-to-leaf path alone, a plain causal row; a shared token has a value per path."""
-  result = {}
-  paths = [(index, leaf.path()) for index, tree in enumerate(forest) for leaf in tree.leaves()]
+def assert_exact(forest, rows):
+  """Every span has the log-probabilities of its path as a plain causal row."""
+  found = logprobs_on_rows(rows)
+  paths = [(leaf, list(leaf.path())) for tree in forest for leaf in tree.leaves()]
   positions = np.broadcast_to(np.arange(LENGTH), (ROWS, LENGTH))
   for first in range(0, len(paths), ROWS):
     tokens = np.full((ROWS, LENGTH), PAD)
-    for row, (_, path) in enumerate(paths[first:first + ROWS]):
-      tokens[row, :path[-1].length] = path[-1].path_tokens()
+    for row, (leaf, _) in enumerate(paths[first:first + ROWS]):
+      tokens[row, :leaf.length] = leaf.path_tokens()
     values = np.asarray(decoder()(tokens, positions, np.full((ROWS, LENGTH), LENGTH)))
-    for row, (tree, path) in enumerate(paths[first:first + ROWS]):
-      order = list(forest[tree].walk())
-      places = [(order.index(node), index) for node in path for index in range(len(node.tokens))]
+    for row, (_, path) in enumerate(paths[first:first + ROWS]):
+      places = [(rows.places[node][0], int(column)) for node in path if node.tokens for column in rows.places[node][1]]
       for t, place in enumerate(places[1:], start=1):
-        result.setdefault((tree, *place), []).append(values[row, t - 1, tokens[row, t]])
-  return result
+        np.testing.assert_allclose(found[place], values[row, t - 1, tokens[row, t]], rtol=0, atol=1e-5)
 
 
 @hypothesis.settings(max_examples=25, deadline=None)
-@hypothesis.given(st.lists(trees(), min_size=1, max_size=5))
-def test_every_branch_has_the_logprobs_of_its_path_run_alone(forest):
-  rows = lay_out(forest, LENGTH, pad_id=PAD)
+@hypothesis.given(forests, st.booleans())
+def test_every_branch_has_the_logprobs_of_its_path_run_alone(forest, share_trained):
+  rows = lay_out(forest, LENGTH, pad_id=PAD, share_trained=share_trained)
   hypothesis.assume(len(rows.tokens) <= ROWS)
-  rows = padded(rows)
-  on_layout, on_paths = logprobs_on_layout(rows), logprobs_on_paths(forest)
-  assert on_layout.keys() == on_paths.keys()
-  for place, values in on_paths.items():
-    np.testing.assert_allclose(values, on_layout[place], rtol=0, atol=1e-5)
+  assert_exact(forest, rows)
 
 
 def test_exactness_would_notice_a_wrong_mask_or_position():
   tree = chain(5, 6)
   tree.root.children[0].append([3, 1, 4, 1, 5], Role.POLICY)
-  rows = padded(lay_out([tree], LENGTH, pad_id=PAD))
-  right = logprobs_on_layout(rows)
+  rows = lay_out([tree], LENGTH, pad_id=PAD)
+  assert_exact([tree], rows)
+  right = logprobs_on_rows(rows)
   index = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), rows.tokens.shape)
-  for wrong in (rows._replace(visible_until=np.full_like(index, LENGTH)), rows._replace(positions=index)):
-    changed = logprobs_on_layout(wrong)
+  for wrong in (dict(visible_until=np.full_like(index, LENGTH)), dict(positions=index)):
+    changed = logprobs_on_rows(rows, **wrong)
     assert max(abs(changed[place] - right[place]) for place in right) > 1e-2
+
+
+def test_a_trie_larger_than_a_row_is_split_at_a_branch():
+  tree = chain(10)
+  for sibling in range(4):
+    tree.root.children[0].append([sibling] * 8, Role.POLICY, logprobs=[-1.0] * 8).advantages = 1.0
+  whole, split = (lay_out([tree], length, pad_id=PAD) for length in (LENGTH + 2, 28))
+  assert whole.real.sum() == 42 and split.tokens.shape == (2, 28) and split.real.sum() == 52  # the prompt twice
+  for rows in (whole, split):
+    assert rows.loss_weights.sum() == pytest.approx(1) and rows.trained.sum() == 32
+  assert_exact([tree], lay_out([tree], LENGTH, pad_id=PAD))
 
 
 # Packing.
@@ -262,22 +273,17 @@ def test_nothing_to_lay_out_is_a_row_of_padding():
   assert lay_out([chain(4, 2)], 8, pad_id=PAD).fill == 6 / 8
 
 
-def test_a_tree_that_does_not_fit_is_named():
-  with pytest.raises(ValueError, match='tree 1 has 13 tokens, more than the 12'):
+def test_a_path_that_does_not_fit_is_an_error():
+  with pytest.raises(ValueError, match='a path has 13 tokens, more than the 12'):
     lay_out([chain(4, 4), chain(4, 4, 5)], 12, pad_id=PAD)
 
 
 def test_the_same_forest_gives_the_same_rows():
   forest = [chain(4, seed % 3 + 1, 2, seed=seed) for seed in range(20)]
   first, second = (lay_out(forest, 16, pad_id=PAD) for _ in range(2))
-  for one, other in zip(first, second):
-    np.testing.assert_array_equal(one, other)
-    assert one.dtype in (np.int32, np.float32)
-
-
-def test_rows_are_a_pytree():
-  rows = lay_out([chain(2, 2)], 8, pad_id=PAD)
-  assert [leaf.shape for leaf in jax.tree.leaves(rows)] == [(1, 8)] * len(rows._fields)
+  for name, value in arrays(first).items():
+    np.testing.assert_array_equal(value, arrays(second)[name])
+    assert value.dtype in (np.int32, np.float32, bool)
 
 
 # Loss weights.
@@ -287,8 +293,8 @@ def test_rows_are_a_pytree():
 @hypothesis.given(forests, st.sampled_from(AGGREGATIONS))
 def test_weights_are_the_average_they_name(forest, how):
   losses = [np.random.default_rng(index).normal(size=tree.count()) for index, tree in enumerate(forest)]
-  trained = [[i > 0 and node.role is Role.POLICY for i, (_, node, _, _) in enumerate(depth_first(tree.root))]
-             for tree in forest]
+  owners = [[node for node in tree.walk() for _ in node.tokens] for tree in forest]
+  trained = [[i > 0 and node.role is Role.POLICY for i, node in enumerate(own)] for own in owners]
   picked = [[loss for loss, mask in zip(*pair) if mask] for pair in zip(losses, trained)]
   picked = [sequence for sequence in picked if sequence]
   if not picked:
@@ -296,25 +302,25 @@ def test_weights_are_the_average_they_name(forest, how):
   elif how == 'token-mean':
     expected = np.mean(np.concatenate(picked))
   elif how == 'span-mean':     # over a span's tokens, over all spans
-    owners = [[node for _, node, _, _ in depth_first(tree.root)] for tree in forest]
     spans = [[x for x, m, owner in zip(*own) if m and owner is node]
              for tree, *own in zip(forest, losses, trained, owners) for node in tree.walk()]
     expected = np.mean([np.mean(span) for span in spans if span])
   elif how == 'step-mean':     # over a span's tokens, over the siblings of a step; summed over steps, averaged over trees
     expected = 0
-    for tree, loss, mask in zip(forest, losses, trained):
-      owners = [node for _, node, _, _ in depth_first(tree.root)]
+    for tree, loss, mask, places in zip(forest, losses, trained, owners):
       for node in tree.walk():
-        own = [x for x, m, owner in zip(loss, mask, owners) if m and owner is node]
+        own = [x for x, m, owner in zip(loss, mask, places) if m and owner is node]
         siblings = sum(child.trained and len(child.tokens) > 0 for child in node.parent.children) if node.parent else 0
         expected += np.mean(own) / siblings / len(picked) if own else 0
   else:
     reduce = np.mean if how == 'seq-mean-token-mean' else np.sum
     expected = np.mean([reduce(sequence) for sequence in picked])
+  weights, _ = loss_weights([list(tree.walk()) for tree in forest], how)
+  total = sum((own * loss).sum() for own, loss in zip(weights, losses))
+  np.testing.assert_allclose(total, expected, rtol=1e-5, atol=1e-6)
   for length in (40, 64, 256):     # however it is packed
     rows = lay_out(forest, length, pad_id=PAD, how=how)
-    total = sum((rows.loss_weights[rows.tree_ids == index] * loss).sum() for index, loss in enumerate(losses))
-    np.testing.assert_allclose(total, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(rows.loss_weights.sum(), sum(own.sum() for own in weights), rtol=1e-5)
     if how in ('token-mean', 'span-mean', 'seq-mean-token-mean') and picked:
       np.testing.assert_allclose(rows.loss_weights.sum(), 1, rtol=1e-5)
 
@@ -331,9 +337,9 @@ def test_weights_do_not_depend_on_packing_to_the_bit():
   forest = [chain(5, seed % 4 + 1, 3, 2, seed=seed) for seed in range(12)]
   for how in AGGREGATIONS:
     narrow, wide = (lay_out(forest, length, pad_id=PAD, how=how) for length in (16, 64))
-    for index in range(len(forest)):
-      np.testing.assert_array_equal(narrow.loss_weights[narrow.tree_ids == index],
-                                    wide.loss_weights[wide.tree_ids == index])
+    for node in itertools.chain(*(tree.walk() for tree in forest)):
+      if node.tokens:
+        np.testing.assert_array_equal(narrow.loss_weights[narrow.places[node]], wide.loss_weights[wide.places[node]])
 
 
 def test_the_mask_comes_from_what_is_trained_not_from_the_role():
@@ -365,8 +371,8 @@ def test_credit_that_only_some_spans_have_is_refused(field):
     lay_out([tree], 8, pad_id=PAD)
   policy[1].trained = False
   rows = lay_out([tree], 8, pad_id=PAD)
-  values = rows.advantages if field == 'advantages' else rows.old_logprobs
-  np.testing.assert_array_equal(values[0], [0, 0, 0.5, 0.5, 0, 0, 0, 0])
+  values = rows.gains if field == 'advantages' else rows.old_logprobs
+  np.testing.assert_array_equal(values[0], [0, 0, *[0.25 if field == 'advantages' else 0.5] * 2, 0, 0, 0, 0])
 
 
 @pytest.mark.parametrize('field', ['advantages', 'logprobs'])

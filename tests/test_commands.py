@@ -1,0 +1,298 @@
+"""Commands on a run of a tiny random policy, in this process: what they take from it, what they refuse, how eval resumes."""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import pathlib
+import signal
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+import transformers
+
+from jaxsearch import cli, commands
+from jaxsearch.models.decoder import initial_params
+from jaxsearch.sampler.requests import ToolFailure
+from jaxsearch.training import checkpoint, runs
+from jaxsearch.training.step import TrainState
+from jaxsearch.trees.tree import Stop
+from tests.training import child
+
+DEAD = ['--config.search.backend=http', '--config.search.url=http://127.0.0.1:9', '--config.search.timeout=0.2']
+
+
+@pytest.fixture(scope='module', autouse=True)
+def toy():
+  """A method that always searches, and ends with a stop; it takes a failed search for one that found nothing."""
+  sys.modules['jaxsearch.methods.toy'] = method = child.toy_method()
+  inner = method.grow
+
+  def grow(question, tree, *, max_tokens):
+    growth, reply = inner(question, tree, max_tokens=max_tokens), None
+    with contextlib.suppress(StopIteration):
+      while True:
+        reply = yield growth.send([] if isinstance(reply, ToolFailure) else reply)
+    tree.stop = Stop.ANSWERED
+
+  method.grow = grow
+  yield
+  del sys.modules['jaxsearch.methods.toy']
+
+
+@pytest.fixture(scope='module')
+def folder(toy, tmp_path_factory):
+  """`run`, a run with a checkpoint of random parameters, and files to answer and to search."""
+  folder = tmp_path_factory.mktemp('inputs')
+  child.make_inputs(folder)
+  config = child.get_config(folder, str(folder / 'run'))
+  config.critic.enabled, config.eval.questions, config.tokenizer = False, config.data.questions, str(folder / 'model')
+  zero = jnp.zeros((), jnp.int32)
+  state = TrainState(initial_params(child.NUMBERS, jax.random.key(1)), (zero,), zero, zero, zero)
+  with checkpoint.open_checkpoints(folder / 'run', keep=1) as manager:
+    checkpoint.save(manager, 1, state, {'step': 1, 'decoder': dataclasses.asdict(child.NUMBERS), 'config': config.to_dict()})
+  return folder
+
+
+@pytest.fixture
+def command(capsys):
+  """command(*arguments) -> (exit status, stdout, stderr)."""
+  def run(*arguments):
+    try:
+      status = cli.main([str(one) for one in arguments])
+    except SystemExit as stop:
+      status = stop.code
+    return status, *capsys.readouterr()
+
+  return run
+
+
+def result(path):
+  return json.loads(path.read_text())
+
+
+def test_a_checkpoint_alone_says_all(folder, command, tmp_path):
+  status, printed, errors = command('eval', '--checkpoint', folder / 'run', '--out', tmp_path / 'r.json')
+  assert status == 0, errors
+  found, figures = result(tmp_path / 'r.json'), json.loads(printed.splitlines()[-1])
+  assert found['manifest']['config']['method'] == 'toy' and found['manifest']['weights']['step'] == 1
+  assert {'em', 'f1', 'searches', 'retrieval_recall', 'n'} <= figures.keys()
+  assert figures['searches'] == 1.0 and figures['n'] == figures['searches_asked'] == len(child.WORDS)
+  assert errors == 'jaxsearch: stops: 12 answered\n' and figures['stop_answered'] == 12  # nothing differs, fails, or is ignored
+
+
+def test_a_given_config_is_corrected_and_says_so(folder, command, tmp_path):
+  own = ['--checkpoint', folder / 'run', '--questions', folder / 'questions.jsonl', '--temperature=1']
+  corpus = f'--corpus={folder / "corpus.jsonl"}'
+  assert command('eval', *own, corpus, '--out', tmp_path / 'own.json')[0] == 0
+  status, _, errors = command('eval', '--config=quickstart', *own, corpus, '--config.sampler.slots=4', '--out',
+                              tmp_path / 'given.json')
+  assert status == 0
+  for line in ("method: the config has 'search_r1', the checkpoint 'toy'; that of the checkpoint is used",
+               'sampler.length: the config has 448, the checkpoint 128', 'grow.max_turns: the config has 3, the checkpoint none',
+               "tokenizer: the config has '', the checkpoint '"):
+    assert f'jaxsearch: {line}' in errors
+  assert 'search.topk' not in errors
+  own, given = result(tmp_path / 'own.json'), result(tmp_path / 'given.json')
+  assert given['predictions'] == own['predictions']
+  assert given['manifest']['config']['data']['hops'] == [1, 2]  # the rest is that of the given config
+
+
+def test_a_field_of_the_command_line_wins_with_a_line(folder, command, tmp_path):
+  for config in ([], ['--config=quickstart', f'--corpus={folder / "corpus.jsonl"}', '--config.sampler.slots=4']):
+    status, _, errors = command('eval', *config, '--checkpoint', folder / 'run', '--questions', folder / 'questions.jsonl',
+                                '--limit=2', '--config.grow.max_tokens=3', '--out', tmp_path / 'r.json')
+    assert status == 0 and 'grow.max_tokens=3 as you set it; the policy was trained with 5' in errors
+    assert 'grow.max_tokens: ' not in errors and errors.count('grow.max_tokens') == 1
+    assert result(tmp_path / 'r.json')['manifest']['config']['grow'] == {'max_tokens': 3}
+  assert command('eval', '--checkpoint', folder / 'run', '--config.grow.max_turns=3')[0] == 2  # toy has no turns
+
+
+def test_an_exported_folder_is_as_its_run(folder, command, tmp_path):
+  assert command('export', '--checkpoint', folder / 'run', '--out', tmp_path / 'hf')[0] == 0
+  about = result(tmp_path / 'hf' / 'jaxsearch.json')
+  assert about['step'] == 1 and about['config']['method'] == 'toy' and about['config']['tokenizer'] == ''
+  assert transformers.AutoConfig.from_pretrained(tmp_path / 'hf').hidden_size == child.NUMBERS.hidden_size
+  assert transformers.AutoTokenizer.from_pretrained(tmp_path / 'hf').encode('red')
+  for name, source in (('run.json', folder / 'run'), ('hf.json', tmp_path / 'hf')):
+    assert command('eval', '--checkpoint', source, '--out', tmp_path / name)[0] == 0
+  assert result(tmp_path / 'run.json')['predictions'] == result(tmp_path / 'hf.json')['predictions']
+
+
+def test_a_broken_note_of_an_export_is_named(folder, command, tmp_path):
+  (tmp_path / 'jaxsearch.json').write_text('{"step": 1}')
+  status, _, errors = command('eval', '--checkpoint', tmp_path)
+  assert status == 2 and errors == f'jaxsearch: {tmp_path}/jaxsearch.json: no config in it\n'
+
+
+def test_a_foreign_folder_takes_the_given_config(folder, command, tmp_path):
+  status, _, errors = command('eval', '--config=quickstart', '--config.sampler.slots=4', '--checkpoint', folder / 'model',
+                              '--questions', folder / 'questions.jsonl', '--limit=1', '--out', tmp_path / 'r.json')
+  assert status == 0 and 'that of the checkpoint' not in errors
+  assert result(tmp_path / 'r.json')['manifest']['config']['method'] == 'search_r1'
+
+
+# Flags without effect.
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+  (['eval', '--corpus=c.jsonl', *DEAD], "--corpus means nothing with config.search.backend='http'"),
+  (['ask', 'Who?', '--corpus=c.jsonl', *DEAD], 'set --config.search.backend=bm25'),
+  (['serve', '--corpus=c.jsonl', '--config.search.backend=web'], "--corpus means nothing with config.search.backend='web'"),
+  (['sample', '--out=x', '--corpus=c.jsonl', '--config.search.backend=simulated', '--config.search.writer=chat'],
+   "--corpus means nothing with config.search.backend='simulated'"),
+  (['eval', '--tool-url=http://a'], '--tool-url means nothing without --as-tool'),
+  (['eval', '--as-tool', '--tool-url=http://a', '--checkpoint=x'], '--checkpoint means nothing with --tool-url'),
+  (['eval', '--as-tool', '--tool-url=http://a', '--temperature=0'], '--temperature means nothing with --tool-url'),
+  (['eval', '--as-tool', '--reader-model=m'], '--reader-model means nothing without --reader-url'),
+  (['serve', '--checkpoint=x'], '--checkpoint means nothing without --as-tool'),
+  (['sample', '--out=x', '--n=2', '--keep=3'], '--keep=3 means nothing with --n=2'),
+  (['tiers', '--out=x', '--mixed=./x'], '--mixed and --out are the same file'),
+])  # fmt: skip
+def test_a_flag_without_effect_is_an_error(arguments, message, command):
+  status, _, errors = command(*arguments)
+  assert status == 2 and message in errors and errors.count('\n') == 1
+
+
+# Stopping and resuming.
+
+
+@pytest.fixture(scope='module')
+def whole(folder, tmp_path_factory):
+  """The result of an evaluation that nothing stopped."""
+  out = tmp_path_factory.mktemp('whole') / 'r.json'
+  assert cli.main(evaluate(folder, out)) == 0
+  assert [file.name for file in out.parent.iterdir()] == ['r.json']
+  return result(out)
+
+
+def evaluate(folder, out, *more):
+  return ['eval', f'--checkpoint={folder}/run', '--temperature=1', f'--out={out}', *more]
+
+
+@pytest.fixture
+def after(monkeypatch):
+  """after(n, act): calls act(path, rows) in place of the n-th append; the list of the numbers appended."""
+  append, written = runs.append, []
+
+  def arrange(n, act):
+    def own(path, rows, mode='a'):
+      if mode == 'a' and len(written) == n:
+        act(path, rows)
+      append(path, rows, mode)
+      written.extend(row['number'] for row in rows if mode == 'a')
+
+    monkeypatch.setattr(runs, 'append', own)
+    return written
+
+  return arrange
+
+
+@pytest.mark.parametrize(('number', 'status'), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_evaluation_resumes_to_the_same_result(folder, whole, command, after, tmp_path, number, status):
+  out, part = tmp_path / 'r.json', tmp_path / 'r.json.part.jsonl'
+  handler = signal.getsignal(number)
+  first = after(5, lambda *_: signal.raise_signal(number))
+  stopped, _, errors = command(*evaluate(folder, out))
+  assert stopped == status and 'stopped after 5 of 12 questions; rerun the same command to resume' in errors
+  assert errors.count('\n') == 1 and not out.exists() and signal.getsignal(number) is handler
+  assert len(part.read_text().splitlines()) == 6
+  part.write_text(part.read_text() + '{"number": 3, "rec')  # as kill -9 leaves it
+  second = after(None, None)
+  resumed, _, errors = command(*evaluate(folder, out))
+  assert resumed == 0 and f'resuming: {part} has 5 answers' in errors
+  assert sorted(second) == list(range(12)) and second[:5] == first[:5] and len(second) == 12
+  assert result(out) == whole and not part.exists()
+
+
+def test_another_evaluation_starts_again_and_says_why(folder, whole, command, after, tmp_path):
+  out = tmp_path / 'r.json'
+  after(3, lambda *_: signal.raise_signal(signal.SIGTERM))
+  assert command(*evaluate(folder, out, '--config.seed=1'))[0] == 143
+  written = after(None, None)
+  del written[:]
+  status, _, errors = command(*evaluate(folder, out))
+  assert status == 0 and 'is of another evaluation (config.seed was 1, now 0); starting again' in errors
+  assert len(written) == 12 and result(out) == whole
+
+
+def test_a_full_disk_leaves_what_was_saved(folder, whole, command, after, tmp_path):
+  out = tmp_path / 'r.json'
+
+  def full(path, rows):
+    with open(path, 'a') as file:
+      file.write(json.dumps(rows[0])[:20])
+    raise OSError(errno.ENOSPC, 'No space left on device')
+
+  after(4, full)
+  status, _, errors = command(*evaluate(folder, out))
+  assert status == 2 and errors.count('\n') == 1
+  assert 'No space left on device; 4 of 12 answers are saved, rerun the same command to resume' in errors and str(out) in errors
+  after(None, None)
+  assert command(*evaluate(folder, out))[0] == 0 and result(out) == whole
+
+
+def test_a_result_that_could_not_be_written_needs_no_new_answers(folder, whole, command, after, monkeypatch, tmp_path):
+  def full(path, result):
+    raise OSError(errno.ENOSPC, 'No space left on device')
+
+  with monkeypatch.context() as context:
+    context.setattr(commands, '_write', full)
+    assert command(*evaluate(folder, tmp_path / 'r.json'))[0] == 2
+  written = after(None, None)
+  assert command(*evaluate(folder, tmp_path / 'r.json'))[0] == 0
+  assert written == [] and result(tmp_path / 'r.json') == whole
+
+
+def test_without_a_file_nothing_is_saved(folder, command, monkeypatch):
+  from jaxsearch.evaluation import run
+  predictions = run.predictions
+  monkeypatch.setattr(run, 'predictions', lambda trees: signal.raise_signal(signal.SIGTERM) or predictions(trees))
+  status, _, errors = command('eval', '--checkpoint', folder / 'run')
+  assert status == 143 and 'stopped after 0 of 12 questions; nothing is saved: there is no --out' in errors
+
+
+# What is printed.
+
+
+def test_failures_are_said_at_once_and_counted(folder, command, tmp_path):
+  status, printed, errors = command(*evaluate(folder, tmp_path / 'r.json', *DEAD))
+  figures, lines = json.loads(printed.splitlines()[-1]), errors.splitlines()
+  assert status == 0 and figures['searches_failed'] == figures['searches_asked'] == figures['tool_calls_failed'] == 12
+  assert figures['last_failure'] and sum(count for name, count in figures.items() if name.startswith('tool_calls_failed_')) == 12
+  assert lines[0].startswith('jaxsearch: 1 of 1 searches failed; the last: ') and lines[0].count('searches failed') == 1
+  assert sum('searches failed' in line for line in lines) == 1
+  assert any(line.startswith('jaxsearch: failures: 12 of 12 searches, 12 of 12 tool calls (12 ') for line in lines)
+  assert result(tmp_path / 'r.json')['searches_failed'] == 12
+
+
+def test_ask_shows_a_failed_search(folder, command):
+  status, printed, _ = command('ask', 'Which red?', '--checkpoint', folder / 'run', *DEAD)
+  assert status == 0 and 'failed  SearchError' in printed
+
+
+def test_what_has_no_effect_is_listed(folder, command, tmp_path):
+  status, printed, errors = command(
+    'eval', '--checkpoint', folder / 'run', '--limit=2', '--config.eval.number=7', '--config.steps=3', '--config.data.hops=(1,)',
+    '--config.model=elsewhere', '--config.sampler.slots=2', '--out', tmp_path / 'r.json')
+  expected = ['--config.data.hops, what counts is questions of the world', '--config.eval.number, what counts is --limit',
+              '--config.model, what counts is --checkpoint', '--config.steps has no effect on an evaluation',
+              '10 questions after the first 2']
+  assert status == 0 and [line for line in errors.splitlines() if 'ignored' in line] == [
+    f'jaxsearch: ignored: {line}' for line in expected]
+  assert result(tmp_path / 'r.json')['manifest']['ignored'] == expected and json.loads(printed.splitlines()[-1])['n'] == 2
+
+
+def test_stops_are_counted_and_prompts_without_room_are_named(folder, command):
+  long = pathlib.Path(folder / 'long.jsonl')
+  long.write_text('\n'.join(json.dumps({'id': str(i), 'question': words, 'golden_answers': ['red']})
+                            for i, words in enumerate(['Which?', 'red ' * 200])))
+  status, printed, errors = command('eval', '--config=base', '--config.sampler.slots=2', '--config.sampler.length=128',
+                                    '--config.grow.max_tokens=4', '--config.grow.max_turns=1', '--checkpoint', folder / 'model',
+                                    '--questions', long)
+  figures = json.loads(printed.splitlines()[-1])
+  assert status == 0 and figures['stop_context_full'] == 1 and sum(
+    count for name, count in figures.items() if name.startswith('stop_')) == figures['n'] == 2
+  assert 'jaxsearch: stops: 1 ' in errors and 'without room for an answer in sampler.length=128: 1, all wrong' in errors

@@ -1,0 +1,116 @@
+"""Every client of a server against every fault of one: the kind of failure, in bounded time, and the key in no message."""
+
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from jaxsearch.data.questions import Question
+from jaxsearch.evaluation import rstool
+from jaxsearch.rewards.judge import Answer, LanguageJudge
+from jaxsearch.sampler.requests import FAULTS as KINDS
+from jaxsearch.tools.chat import Chat
+from jaxsearch.tools.evidence_client import Evidence, EvidenceClient
+from jaxsearch.tools.http_client import RequestError
+from jaxsearch.tools.search_remote import HttpSearch
+from jaxsearch.tools.simulated import ModelWriter, SimulatedSearch, WriterError
+from tests.tools.server_faults import FAULTS, KEY, SAID, asking, kind, server_with_faults
+
+
+@pytest.fixture(scope='module')
+def url():
+  with server_with_faults() as url:
+    yield url
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch):
+  monkeypatch.setenv('OPENAI_API_KEY', KEY)
+
+
+class Nothing:
+  """A search back end that finds nothing."""
+
+  def search(self, queries, topk=3):
+    return [[] for _ in queries]
+
+
+def clients(url, **settings):
+  """What asks a server a question, by what it asks for."""
+  settings = {'attempts': 2, 'backoff': 0.01} | settings
+  search, evidence = HttpSearch(url, token=KEY, **settings), EvidenceClient(url, token=KEY, **settings)
+  chat = Chat(url, 'm', **settings)
+  written = SimulatedSearch(ModelWriter(chat.replies))
+  return {'search': lambda question: search.search([question])[0], 'chat': chat.reply,
+          'evidence': lambda question: evidence.find([question])[0], 'writer': lambda query: written.search([query])[0]}
+
+
+def outcome(ask, question):
+  """(seconds, what came of it)"""
+  start = time.monotonic()
+  try:
+    found = ask(question)
+  except (RequestError, WriterError) as error:
+    found = error
+  return time.monotonic() - start, found
+
+
+@pytest.mark.parametrize('name', FAULTS)
+def test_a_fault_is_survived_or_told_by_kind(url, name):
+  timeout = 0.4 if kind(name, 'search') == 'timeout' else 30.0
+  asked = clients(url, timeout=timeout)
+  with ThreadPoolExecutor() as pool:
+    outcomes = dict(zip(asked, pool.map(lambda ask: outcome(ask, asking(name)), asked.values())))
+  for client, (seconds, found) in outcomes.items():
+    expected = kind(name, client)
+    assert seconds < 15, client
+    if expected is None:
+      assert not isinstance(found, Exception), (client, found)
+    else:
+      assert found.fault == expected and expected in KINDS, (client, found)
+      assert 'sesame' not in str(found) and len(str(found)) < 500 and str(found).isprintable()
+      assert url in str(found) or isinstance(found, WriterError)
+
+
+def test_without_a_fault(url):
+  asked = clients(url)
+  document, = asked['search']('x')
+  assert document.title == asked['writer']('x')[0].title == asked['evidence']('x').answer == 'Paris'
+  assert asked['chat']('x') == SAID
+
+
+def test_nobody_listens_and_nobody_accepts():
+  with socket.socket() as full:
+    full.bind(('127.0.0.1', 0))
+    full.listen(0)
+    address = f'http://127.0.0.1:{full.getsockname()[1]}'
+    held = [socket.socket() for _ in range(4)]
+    for one in held:  # the queue of connections is full: the next is not even refused
+      one.setblocking(False)
+      one.connect_ex(full.getsockname())
+    for ask in clients(address, timeout=0.3).values():
+      seconds, found = outcome(ask, 'x')
+      assert found.fault == 'timeout' and seconds < 15
+    for one in held:
+      one.close()
+  for ask in clients(address).values():
+    assert outcome(ask, 'x')[1].fault == 'connection'
+
+
+def test_a_judge_behind_a_server_scores_or_does_not(url):
+  """All faults in one batch, which ends, with a score wherever the server replied with one."""
+  judge = LanguageJudge(Chat(url, 'm', timeout=5.0, attempts=2, backoff=0.01, concurrency=len(FAULTS)).replies)
+  scores = judge([Answer(Question(name, asking(name), ('x',)), 'x') for name in FAULTS])
+  assert dict(zip(FAULTS, scores)) == {
+    name: None if kind(name, 'chat') or name == 'hostile text' else 1 for name in FAULTS}
+
+
+def test_a_reader_behind_a_server_answers_or_does_not(url):
+  names = [name for name in FAULTS if kind(name, 'chat') != 'timeout' and 'date' not in name]
+  reader = rstool.Reader(Chat(url, 'm', attempts=2, backoff=0.01, concurrency=len(names)).replies, 'world')
+  found = [Evidence('A city.', 'Paris', 1)] * len(names)
+  scores, records = rstool.evaluate_reader(reader, [Question(name, asking(name), ('x',)) for name in names], found, Nothing(), 1)
+  failed = {name: kind(name, 'chat') is not None for name in names}
+  assert {record['id']: record['rag'] is None for record in records} == failed
+  assert scores['failures'] == 3 * sum(failed.values())
