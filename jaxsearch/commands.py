@@ -316,12 +316,7 @@ def critic_warmup(config, _) -> None:
   check_files(config, ('data', 'model', 'tokenizer', 'search', 'critic_warmup'))
   from jaxsearch.evaluation import calibration, competence
   from jaxsearch.training import critic_warmup
-  try:
-    figures = critic_warmup.warm_up(config, competence.gate_figures, calibration.plot)
-  except critic_warmup.GateFailed as error:
-    print(f'jaxsearch: {error}', file=sys.stderr)
-    raise SystemExit(1) from error
-  _print({'run': config.out} | figures)
+  _print({'run': config.out} | critic_warmup.warm_up(config, competence.gate_figures, calibration.plot))
 
 
 @command('carl', CHECKPOINT, QUESTIONS, flag('--out', 'JSONL file to write', place(), required=True),

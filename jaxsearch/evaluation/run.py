@@ -55,6 +55,7 @@ def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Poli
     return Policy(model_config, params, tokenizer_of(config, host), host['step'])
   if checkpoint:
     decoder, run = hub.load(checkpoint, config.dtype), hub.read_run(checkpoint) or {}
+    hub.check_finite(decoder.params, checkpoint)
     return Policy(decoder.config, decoder.params, Tokenizer.load(config.tokenizer or checkpoint), run.get('step'))
   model_config, params = setup.load_policy(config, meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1]))
   return Policy(model_config, params, setup.load_tokenizer(config), None)

@@ -65,14 +65,13 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
   method, mesh = find_method(config.method), meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
   folder = pathlib.Path(config.out)
-  folder.mkdir(parents=True, exist_ok=True)
-  for made_with in runs.read(folder / 'rollouts_config.json'):
-    checkpoint.check_same_run(made_with, config)
-  runs.write(folder / 'rollouts_config.json', [config.to_dict()])
-  model_config, params = setup.load_policy(config, mesh)
-  trees, tiers = collect(config, method, model_config, params, mesh, folder)
-  held_out, buckets = split(trees, tiers, settings, config.seed)
   with runs.RunFolder(config, shown=('loss', 'gate_auc', 'gate_explained')) as run:
+    for made_with in runs.read(folder / 'rollouts_config.json'):
+      checkpoint.check_same_run(made_with, config)
+    runs.write(folder / 'rollouts_config.json', [config.to_dict()])
+    model_config, params = setup.load_policy(config, mesh)
+    trees, tiers = collect(config, method, model_config, params, mesh, folder)
+    held_out, buckets = split(trees, tiers, settings, config.seed)
     student = Student(config, model_config, params, mesh)
     curves = {'before': student.assess(held_out)}
     student.state, _ = run.restore(student.state)

@@ -124,12 +124,12 @@ def train(config: ml_collections.ConfigDict) -> dict[str, float]:
   batches.check_rows(config.train.micro_rows, mesh)
   tokenizer = setup.load_tokenizer(config)
   number, demonstration_of = open_demonstrations(config, tokenizer)
-  model_config, params = setup.load_policy(config, mesh)
-  state, learn = open_imitation(
-    model_config, params, config.optim, config.steps, row_length=config.train.row_length, micro_rows=config.train.micro_rows,
-    pad_id=tokenizer.pad_id, mesh=mesh, chunk=config.train.chunk, aggregate=config.train.aggregate)
   row = {}
   with runs.RunFolder(config, shown=('loss', 'logprob')) as run:
+    model_config, params = setup.load_policy(config, mesh)
+    state, learn = open_imitation(
+      model_config, params, config.optim, config.steps, row_length=config.train.row_length, micro_rows=config.train.micro_rows,
+      pad_id=tokenizer.pad_id, mesh=mesh, chunk=config.train.chunk, aggregate=config.train.aggregate)
     state, _ = run.restore(state)
     run.start()
     for step in run.steps():

@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import pathlib
+import re
 import sys
 import types
 
@@ -45,12 +46,15 @@ def config(child, tmp_path, monkeypatch):
   return child.get_config(tmp_path, str(tmp_path / 'run'))
 
 
-def test_a_run_on_eight_devices(config):
-  config.steps = 3
+def test_a_run_on_eight_devices(config, capfd):
+  config.steps, config.progress = 3, True
   config.mesh.update(data=2, fsdp=2, tensor=2)
   config.train.update(micro_rows=4, mini_batch=0, epochs=1)
   config.eval.update(every=2, number=4, questions=config.data.questions)
   last = loop.train(config, held_out)
+  lines = [line for line in capfd.readouterr().err.splitlines() if 'jaxsearch: step' in line]
+  assert [re.fullmatch(r'jaxsearch: step (\d)/3, \d+ s left, reward [\d.]+, em [\d.]+, searches 1', line)[1]
+          for line in lines] == ['1', '2', '3']
   rows = runs.read(pathlib.Path(config.out) / 'metrics.jsonl')
   assert [row['step'] for row in rows] == [1, 2, 3]
   for row in rows:
