@@ -125,14 +125,14 @@ FIELDS = {
   'critic_warmup.second_share': SHARE,
   'critic_warmup.clusters': COUNT,
   'critic_warmup.held_out': '> 0 and < 1',
-  'critic_warmup.trees': COUNT,
+  'critic_warmup.trees': '>= 4',  # one of each bucket
   'critic_warmup.head_rate': '> 0',
   'critic_warmup.backbone_rate': '>= 0',
   'critic_warmup.min_updates': '>= 0',
   'critic_warmup.max_updates': COUNT,
   'critic_warmup.check_every': COUNT,
-  'critic_warmup.gate.auc': '>= 0',
-  'critic_warmup.gate.sign': '>= 0',
+  'critic_warmup.gate.auc': SHARE,
+  'critic_warmup.gate.sign': SHARE,
   'critic_warmup.gate.explained': '<= 1',
 
   # configs/world_policy.py: its stages, and the shares of what a stage trains on.

@@ -1,4 +1,4 @@
-"""Reading files of JSON records, plain or gzipped, so that every fault names its file, its place and its key.
+"""Reading files of JSON records, plain or gzipped, so that every fault names its file, its place and its key; and writing files.
 
 Corpora, question files and benchmarks are all read through here; what a record must hold is theirs to say.
 """
@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import os
+import pathlib
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -47,6 +48,22 @@ def read_array(path: str | os.PathLike) -> Iterator[tuple[str, dict]]:
   for number, record in enumerate(records, start=1):
     place = f'{path}: record {number}'
     yield place, _record(record, place, escaped)
+
+
+def write_whole(path: str | os.PathLike, text: str) -> None:
+  """Writes a text file as a whole or not at all, its folder too if there is none. A device such as /dev/stdout is written to."""
+  path = pathlib.Path(path)
+  if path.exists() and (path.parts[1:2] == ('dev',) or not path.is_file()):
+    path.write_text(text, encoding='utf-8')
+    return
+  path = path.resolve()  # of a link the file behind it
+  path.parent.mkdir(parents=True, exist_ok=True)
+  part = path.with_name(f'{path.name}.part')
+  try:
+    part.write_text(text, encoding='utf-8')
+    part.replace(path)
+  finally:
+    part.unlink(missing_ok=True)
 
 
 def unique(path: str | os.PathLike, found: Iterable[tuple[str, Item]], what: str) -> list[Item]:

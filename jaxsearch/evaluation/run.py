@@ -244,8 +244,7 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
   The questions and the random key are the same at every step, so that runs and steps can be compared. With `config.eval.tiers`
   the rows say what tools were used for; with `assess`, which writes a critic's values onto the spans, how good the critic is.
   """
-  tiers = read_tiers(config.eval.tiers) if config.eval.tiers else {}
-  questions = setup.load_questions(config, config.eval.questions)[:config.eval.number or None]
+  questions, tiers = read_held_out(config)
   for temperature in config.eval.temperatures:
     trees, _ = rollout(agent, questions, jax.random.key(config.seed), sampling=Sampling(temperature))
     trees = _of_first_process(trees)
@@ -258,6 +257,12 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
     finite = {name: value for name, value in figures.items() if math.isfinite(value)}  # JSON has no NaN
     records = predictions(trees)
     yield {'step': step, 'temperature': temperature} | scores(records) | finite | {'samples': records[:SAMPLES]}
+
+
+def read_held_out(config: ml_collections.ConfigDict) -> tuple[list[Question], dict[str, int]]:
+  """The questions of `config.eval`, and the tiers of `config.eval.tiers`, {} without one."""
+  tiers = read_tiers(config.eval.tiers) if config.eval.tiers else {}
+  return setup.load_questions(config, config.eval.questions)[:config.eval.number or None], tiers
 
 
 def _of_first_process(trees: list[Tree]) -> list[Tree]:

@@ -9,6 +9,7 @@ never stopped, to the bit.
 
 import dataclasses
 import functools
+import heapq
 import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ from jaxsearch.training import step as steps
 from jaxsearch.trees.layout import TrainingRows, lay_out, take_back
 from jaxsearch.trees.tree import Stop, Tree
 
+LONGEST = 100  # questions whose prompts are measured; all are where one of these does not fit
 Groups = list[list[Tree]]  # the trees of each question
 # (agent, config, step, assess) -> rows of evaluations.jsonl; `assess` writes a critic's values onto trees, None without one
 Evaluate = Callable[[Agent, ml_collections.ConfigDict, int, Callable[[Sequence[Tree]], None] | None], Iterable[dict]]
@@ -47,9 +49,11 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
   if config.eval.every and evaluate is None:
     raise ValueError(f'eval.every={config.eval.every}: train was not given an evaluation')
   method, row = find_method(config.method), {}
-  questions = QuestionBatches(setup.load_questions(config, config.data.questions), config.questions_per_step, seed=config.seed)
+  loaded = setup.load_questions(config, config.data.questions)
+  questions = QuestionBatches(loaded, config.questions_per_step, seed=config.seed)
   with runs.RunFolder(config, shown=('reward', 'em', 'searches')) as run:
     learner = make_learner(config)
+    check_room(learner.agent, loaded, run.say)
     resume(run, learner, questions)
     run.start()
     if run.last_step == 0 and run.wants_evaluation(0):
@@ -133,6 +137,26 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
     score=steps.make_score_step(model_config, mesh=mesh, temperature=config.sampler.temperature, chunk=config.train.chunk),
     values=steps.make_value_step(model_config, mesh=mesh, shared=shared) if config.critic.enabled else None,
   )  # fmt: skip
+
+
+def check_room(agent: Agent, questions: Sequence[Question], say: Callable[[str], None]) -> None:
+  """Says how many prompts fill a slot, so that the policy cannot write a token; ValueError if all do."""
+  longest = heapq.nlargest(LONGEST, questions, lambda question: len(question.question))
+  if all(prompt_length(agent, question) < agent.engine.length for question in longest):
+    return
+  lengths = np.array([prompt_length(agent, question) for question in questions])
+  full = int(np.sum(lengths >= agent.engine.length))
+  found = f'sampler.length={agent.engine.length} leaves no room to write after'
+  if full == len(questions):
+    raise ValueError(f'{found} any prompt: they have {lengths.min()} to {lengths.max()} tokens')
+  if full:
+    say(f'{found} the prompts of {full} of {len(questions)} questions (up to {lengths.max()} tokens): they learn nothing')
+
+
+def prompt_length(agent: Agent, question: Question) -> int:
+  """Tokens before the first that the policy writes."""
+  first = next(agent.grow(question, Tree(agent.engine.tokenizer, question, np.random.default_rng(0))))
+  return (first[0] if isinstance(first, list) else first).node.length
 
 
 def make_update(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh,

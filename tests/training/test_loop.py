@@ -1,9 +1,11 @@
 """The loop itself, in this process, on a mesh of eight devices; and the errors it gives before anything starts."""
 
+import functools
 import importlib.util
 import pathlib
 import re
 import sys
+import types
 
 import jax
 import numpy as np
@@ -11,10 +13,11 @@ import orbax.checkpoint as ocp
 import pytest
 
 from configs import base
-from jaxsearch import cli
+from jaxsearch import cli, setup
 from jaxsearch.data.questions import Question
 from jaxsearch.data.sources import load_questions
 from jaxsearch.evaluation.run import held_out, open_agent
+from jaxsearch.methods import search_r1
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder, initial_params
 from jaxsearch.sampler.requests import GREEDY
@@ -187,3 +190,19 @@ def test_values_that_do_not_fit_are_named_before_anything_is_written(tmp_path, c
   with pytest.raises(ValueError, match=words):
     loop.train(config)
   assert not (tmp_path / 'run').exists()
+
+
+def test_prompts_that_leave_no_room_are_counted_or_refused():
+  tokenizer = setup.load_tokenizer(base.get_config())
+  questions = [Question(str(words), 'Who ' * words + '?', ()) for words in (1, 2, 3, *[1] * 200, 40)]
+  lengths = [len(tokenizer.encode(f'Question: {question.question}\n')) for question in questions]
+  agent = lambda length: types.SimpleNamespace(engine=types.SimpleNamespace(length=length, tokenizer=tokenizer),
+                                               grow=functools.partial(search_r1.grow, template='world'))
+  said = []
+  loop.check_room(agent(max(lengths) + 1), questions, said.append)
+  assert not said
+  loop.check_room(agent(max(lengths)), questions, said.append)
+  assert said == [f'sampler.length={max(lengths)} leaves no room to write after the prompts of 1 of 204 questions '
+                  f'(up to {max(lengths)} tokens): they learn nothing']
+  with pytest.raises(ValueError, match=f'any prompt: they have {min(lengths)} to {max(lengths)} tokens'):
+    loop.check_room(agent(min(lengths)), questions, said.append)

@@ -106,9 +106,9 @@ def test_the_command_writes_a_file_that_sft_reads(tmp_path, capsys):
 
 @pytest.mark.parametrize('arguments, message', [
   ([], 'sample needs --out'),
-  (['--out=x.jsonl', '--n=0'], 'at least one chain'),
-  (['--out=x.jsonl', '--keep=0'], 'at least one chain'),
-  (['--out=x.jsonl', '--n=many'], '--n=many: not a number'),
+  (['--out=x.jsonl', '--n=0'], '--n=0 must be >= 1'),
+  (['--out=x.jsonl', '--keep=0'], '--keep=0 must be >= 1'),
+  (['--out=x.jsonl', '--n=many'], '--n=many: a whole number is needed'),
 ])
 def test_mistakes_of_the_command(arguments, message, capsys):
   assert cli.main(['sample', *arguments]) == 2
