@@ -94,7 +94,7 @@ def load_questions(config: ml_collections.ConfigDict, name: str) -> list[Questio
 def open_backend(config: ml_collections.ConfigDict, corpus: str = '', mesh: jax.sharding.Mesh | None = None) -> SearchBackend:
   """The search back end that `config.search` names; `corpus` takes the place of `config.data.corpus`."""
   settings = dict(config.search)
-  kind, _ = settings.pop('backend'), settings.pop('topk')
+  kind, _, _ = (settings.pop(name) for name in ('backend', 'topk', 'max_failed_steps'))
   if kind == 'simulated' and settings['writer'] == 'model':
     settings['writer'] = _model_writer(settings['writer_model'], config.dtype, mesh)
   needed = kind == 'bm25' or (kind == 'simulated' and settings['writer'] in registry.ENTRIES['writers'])

@@ -19,7 +19,7 @@ from jaxsearch.models import hub
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards.match import answer_found, f1
-from jaxsearch.sampler.requests import Sampling
+from jaxsearch.sampler.requests import Sampling, failure_figures
 from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training.checkpoint import is_run, load_params
 from jaxsearch.trees.tree import Role, Tree
@@ -81,21 +81,22 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
              assess: Callable[[Sequence[Tree]], None] | None = None) -> Iterator[dict]:
   """Evaluates on `config.eval` at each of its temperatures; yields the rows of evaluations.jsonl.
 
-  The questions and the random key are the same at every step, so that runs and steps can be compared. With `config.eval.tiers`
-  the rows say what tools were used for; with `assess`, which writes a critic's values onto the spans, how good the critic is.
+  The questions and the random key are the same at every step, so that runs and steps can be compared. The rows say what
+  failed; with `config.eval.tiers` what tools were used for; with `assess`, which writes a critic's values onto the spans, how
+  good the critic is.
   """
   tiers = read_tiers(config.eval.tiers) if config.eval.tiers else {}
   questions = setup.load_questions(config, config.eval.questions)[:config.eval.number or None]
   for temperature in config.eval.temperatures:
-    trees, _ = rollout(agent, questions, jax.random.key(config.seed), sampling=Sampling(temperature))
-    trees = _of_first_process(trees)
-    figures = {}
+    trees, metrics = rollout(agent, questions, jax.random.key(config.seed), sampling=Sampling(temperature))
+    trees, figures = _of_first_process(trees), {}
     if assess is not None:
       assess(trees)
       figures |= competence.critic_figures(trees, tiers) | competence.sign_figures(trees)
     if tiers:
       figures |= competence.use_figures(trees, tiers)
     finite = {name: value for name, value in figures.items() if math.isfinite(value)}  # JSON has no NaN
+    finite |= failure_figures(metrics)
     yield {'step': step, 'temperature': temperature} | scores(trees) | finite | {'samples': predictions(trees[:SAMPLES])}
 
 

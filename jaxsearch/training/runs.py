@@ -29,12 +29,22 @@ import psutil
 from rich import progress
 
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.sampler import requests
 from jaxsearch.training import checkpoint
 from jaxsearch.training.step import TrainState
 
 
 class RunStopped(RuntimeError):
   """The run cannot usefully go on; the message says why."""
+
+
+def check_searches(metrics: Mapping[str, Any], what: str, *, stop: bool = True) -> None:
+  """Says what mostly failed in a rollout, which `what` names; if that is its searches and `stop` is set, raises RunStopped."""
+  message = requests.failing(metrics)
+  if message and stop and requests.mostly_failed(metrics):
+    raise RunStopped(f'{what}: {message}')
+  if message:
+    print(f'jaxsearch: {what}: {message}', file=sys.stderr, flush=True)
 
 
 class RunFolder(contextlib.ExitStack):
@@ -97,7 +107,7 @@ class RunFolder(contextlib.ExitStack):
     The row is written before the checkpoint, so that none is ever missing; its `seconds_save` is that of the step before.
 
     Raises:
-      RunStopped: too many updates in a row were not finite.
+      RunStopped: too many updates in a row were not finite, or too many steps in a row had most of their searches fail.
       SystemExit: after SIGTERM or SIGINT.
     """
     row = {'step': step} | row | {'seconds_save': self._seconds_save}
@@ -108,6 +118,11 @@ class RunFolder(contextlib.ExitStack):
     if row['skipped_in_a_row'] >= limit:
       raise RunStopped(f'step {step}: the loss or its gradient was not finite in {row["skipped_in_a_row"]} updates in a '
                        f'row (optim.max_skipped={limit}); nothing was saved since step {self._manager.latest_step()}')
+    failed, most = row.get('searches_failed_in_a_row', 0), self.config.search.max_failed_steps
+    if 0 < most <= failed:
+      raise RunStopped(f'step {step}: most searches failed in {failed} steps in a row (search.max_failed_steps={most}). '
+                       f'{requests.failing(row) or "This process had no part in it"}. Nothing was saved since step '
+                       f'{self._manager.latest_step() or 0}: once searches work, rerun the same command to resume from there')
     stop = max(meshes.gather_objects(self._signal))  # that of any process: all must exit after the same step
     start = time.perf_counter()
     if stop or step == self.config.steps or step % self.config.checkpoint_every == 0:
