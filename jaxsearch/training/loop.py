@@ -74,7 +74,7 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
         examine(run, learner, method, step, evaluate)
       run.finish_step(step, row, learner.state, lambda: {
         'memory': learner.memory, 'key': jax.random.key_data(learner.key).tolist(), 'questions': questions.get_state(),
-        'failed_in_a_row': learner.failed_in_a_row, 'reference': learner.fingerprint,
+        'failed_steps': learner.failed_steps, 'reference': learner.fingerprint,
         'decoder': dataclasses.asdict(learner.model_config)})
   return row
 
@@ -97,7 +97,7 @@ class Learner:
   critic_step: Callable | None = None  # of a critic of its own; one that shares the policy's backbone learns with it
   values: Callable | None = None       # (parameters of the critic, batch) -> values; None without a critic
   memory: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the method, see methods.Context
-  failed_in_a_row: int = 0  # steps up to now whose searches mostly failed
+  failed_steps: int = 0  # in a row up to now: steps whose searches mostly failed
 
   @property
   def params(self) -> dict:
@@ -166,7 +166,7 @@ def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) ->
   learner.state, host = run.restore(learner.state)
   if host is not None:
     checkpoint.check_base(host, learner.fingerprint, learner.config.model)
-    learner.memory, learner.failed_in_a_row = host['memory'], host.get('failed_in_a_row', 0)  # older checkpoints have none
+    learner.memory, learner.failed_steps = host['memory'], host.get('failed_steps', 0)  # older checkpoints have none
     learner.key = jax.random.wrap_key_data(np.asarray(host['key'], np.uint32))
     questions.set_state(host['questions'])
 
@@ -178,15 +178,16 @@ def report_failures(run: runs.RunFolder, learner: Learner, step: int, sampled: d
     sampled: the metrics of this process's rollout; those of all processes are looked at together.
     before: the row of the step before.
   Returns:
-    `searches_failed_in_a_row`, which `RunFolder.finish_step` holds against `config.search.max_failed_steps`.
+    `failed_steps_in_a_row`, which `RunFolder.finish_step` holds against `config.search.max_failed_steps`.
   """
   asked, failed, told = zip(*meshes.gather_objects(
     (sampled['searches_asked'], sampled['searches_failed'], requests.failing(sampled, before))))
-  learner.failed_in_a_row = learner.failed_in_a_row + 1 if 2 * sum(failed) > sum(asked) else 0
+  learner.failed_steps = learner.failed_steps + 1 if 2 * sum(failed) > sum(asked) else 0
   if message := next(filter(None, told), None):
-    count, most = learner.failed_in_a_row, learner.config.search.max_failed_steps
-    run.say(f'step {step}: {message}' + (f' (step {count} in a row; the run stops after {most})' if count > 1 and most else ''))
-  return {'searches_failed_in_a_row': learner.failed_in_a_row}
+    count, most = learner.failed_steps, learner.config.search.max_failed_steps
+    so_far = f' ({count} steps in a row' + (f'; the run stops after {most})' if most else ')')
+    run.say(f'step {step}: {message}{so_far if count > 1 else ""}')
+  return {'failed_steps_in_a_row': learner.failed_steps}
 
 
 def examine(run: runs.RunFolder, learner: Learner, method: types.ModuleType, step: int, evaluate: Evaluate) -> None:

@@ -118,7 +118,7 @@ class RunFolder(contextlib.ExitStack):
     if row['skipped_in_a_row'] >= limit:
       raise RunStopped(f'step {step}: the loss or its gradient was not finite in {row["skipped_in_a_row"]} updates in a '
                        f'row (optim.max_skipped={limit}); nothing was saved since step {self._manager.latest_step()}')
-    failed, most = row.get('searches_failed_in_a_row', 0), self.config.search.max_failed_steps
+    failed, most = row.get('failed_steps_in_a_row', 0), self.config.search.max_failed_steps
     if 0 < most <= failed:
       raise RunStopped(f'step {step}: most searches failed in {failed} steps in a row (search.max_failed_steps={most}). '
                        f'{requests.failing(row) or "This process had no part in it"}. Nothing was saved since step '

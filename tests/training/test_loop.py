@@ -239,8 +239,8 @@ def test_a_dead_server_is_said_at_once_and_stops_the_run_which_resumes(remote, c
     'jaxsearch: evaluation after step 0, temperature 1: 2 of 2 searches',
     'jaxsearch: step 1: 10 of 10 searches', 'jaxsearch: step 2: 10 of 10 searches']
   assert f'the last: SearchError: search at {remote.search.url}' in said[1]
-  assert said[2].endswith('searches failed, as before (step 2 in a row; the run stops after 2)')
-  names = 'searches_failed_in_a_row', 'searches_asked', 'searches_failed', 'searches_failed_share'
+  assert said[2].endswith('searches failed, as before (2 steps in a row; the run stops after 2)')
+  names = 'failed_steps_in_a_row', 'searches_asked', 'searches_failed', 'searches_failed_share'
   assert rows_of(remote, *names) == [(1, 10, 10, 1.0), (2, 10, 10, 1.0)] and checkpoints_of(remote) == [1]
   [evaluation] = runs.read(pathlib.Path(remote.out) / 'evaluations.jsonl')
   assert (evaluation['searches_asked'], evaluation['searches_failed']) == (2, 2) and 'SearchError' in evaluation['last_failure']
@@ -268,7 +268,7 @@ def test_a_judge_that_is_down_is_said_and_stops_nothing(remote, monkeypatch, cap
   with server((404, {})) as (url, _):
     remote.judge.update(kind='chat', url=url, model='judge')
     loop.train(remote)
-  names = 'service_calls', 'service_calls_failed', 'searches_failed', 'searches_failed_in_a_row'
+  names = 'service_calls', 'service_calls_failed', 'searches_failed', 'failed_steps_in_a_row'
   assert rows_of(remote, *names) == [(10, 10, 0, 0)] * 2
   said = capsys.readouterr().err.splitlines()
   assert said[0].startswith('jaxsearch: step 1: 10 of 10 calls of judge or reader failed; the last: judge: ChatError: chat at ')
