@@ -50,6 +50,7 @@ def get_config():
     noise_start=0.0, noise_end=0.5,  # for 'simulated': probability of noise at the first step and at the last
     topk=2,                          # passages per search
     timeout=30.0,                    # seconds until a search counts as failed, retries included
+    max_failed_steps=3,              # training stops after this many steps in a row in which most searches failed; 0 is never
   )
   config.python = config_dict.create(  # the sandbox, for methods whose tool is code (CARL)
     seconds=2.0,                     # compute time of a program

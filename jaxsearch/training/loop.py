@@ -24,6 +24,7 @@ from jaxsearch.data.questions import Question, QuestionBatches
 from jaxsearch.methods import Context, find_method
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.sampler import requests
 from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training import batch as batches
 from jaxsearch.training import checkpoint, runs
@@ -57,12 +58,13 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
     resume(run, learner, questions)
     run.start()
     if run.last_step == 0 and run.wants_evaluation(0):
-      run.write_evaluation(evaluate(*examinee(learner, method, 0)))
+      examine(run, learner, method, 0, evaluate)
     for step in run.steps():
       clock = runs.Clock()
       context = Context(step, np.random.default_rng([config.seed, step]), learner.memory)
       with clock('generate'):
-        groups, row = grow(learner, method, next(questions), context)
+        groups, sampled = grow(learner, method, next(questions), context)
+      row = sampled | report_failures(run, learner, step, sampled, row)
       with clock('score'):
         assess(learner, [tree for group in groups for tree in group])
       with clock('reward'):
@@ -72,10 +74,11 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
       row |= update(learner, trained, step, clock)
       row |= clock.row(row['tokens_generated'])
       if run.wants_evaluation(step):
-        run.write_evaluation(evaluate(*examinee(learner, method, step)))
+        examine(run, learner, method, step, evaluate)
       run.finish_step(step, row, learner.state, lambda: {
         'memory': learner.memory, 'key': jax.random.key_data(learner.key).tolist(), 'questions': questions.get_state(),
-        'reference': learner.fingerprint, 'decoder': dataclasses.asdict(learner.model_config)})
+        'failed_steps': learner.failed_steps, 'reference': learner.fingerprint,
+        'decoder': dataclasses.asdict(learner.model_config)})
   return row
 
 
@@ -97,6 +100,7 @@ class Learner:
   critic_step: Callable | None = None  # of a critic of its own; one that shares the policy's backbone learns with it
   values: Callable | None = None       # (parameters of the critic, batch) -> values; None without a critic
   memory: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the method, see methods.Context
+  failed_steps: int = 0  # in a row up to now: steps whose searches mostly failed
 
   @property
   def params(self) -> dict:
@@ -186,9 +190,37 @@ def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) ->
   learner.state, host = run.restore(
     learner.state, check=lambda host: checkpoint.check_base(host, learner.fingerprint, learner.config.model))
   if host is not None:
-    learner.memory = host['memory']
+    learner.memory, learner.failed_steps = host['memory'], host.get('failed_steps', 0)  # older checkpoints have none
     learner.key = jax.random.wrap_key_data(np.asarray(host['key'], np.uint32))
     questions.set_state(host['questions'])
+
+
+def report_failures(run: runs.RunFolder, learner: Learner, step: int, sampled: dict, before: dict) -> dict[str, int]:
+  """Says at once what mostly failed in the rollout of a step, and counts the steps in a row whose searches did.
+
+  Args:
+    sampled: the metrics of this process's rollout; those of all processes are looked at together.
+    before: the row of the step before.
+  Returns:
+    `failed_steps_in_a_row`, which `RunFolder.finish_step` holds against `config.search.max_failed_steps`.
+  """
+  asked, failed, told = zip(*meshes.gather_objects(
+    (sampled['searches_asked'], sampled['searches_failed'], requests.failing(sampled, before))))
+  learner.failed_steps = learner.failed_steps + 1 if 2 * sum(failed) > sum(asked) else 0
+  if message := next(filter(None, told), None):
+    count, most = learner.failed_steps, learner.config.search.max_failed_steps
+    so_far = f' ({count} steps in a row' + (f'; the run stops after {most})' if most else ')')
+    run.say(f'step {step}: {message}{so_far if count > 1 else ""}')
+  return {'failed_steps_in_a_row': learner.failed_steps}
+
+
+def examine(run: runs.RunFolder, learner: Learner, method: types.ModuleType, step: int, evaluate: Evaluate) -> None:
+  """Evaluates after a step, and says it if most searches failed."""
+  rows = list(evaluate(*examinee(learner, method, step)))
+  for row in rows:
+    if message := requests.failing(row):
+      run.say(f'evaluation after step {step}, temperature {row["temperature"]:g}: {message}')
+  run.write_evaluation(rows)
 
 
 def examinee(learner: Learner, method: types.ModuleType, step: int) -> tuple:
@@ -258,12 +290,13 @@ def credited(groups: Groups) -> list[Tree]:
 
 
 def summary(groups: Groups, trained: Sequence[Tree]) -> dict[str, float]:
-  """What came of all trees: means of reward, exact match and the method's notes (`searches` …), shares of stop reasons. And of
-  the `trained` ones: their mean reward, and the tokens that a row for each path would have."""
+  """What came of all trees: means of reward, exact match, `searches` and the method's other notes (`…_per_tree`), shares of stop
+  reasons. And of the `trained` ones: their mean reward, and the tokens that a row for each path would have."""
   trees = [tree for group in groups for tree in group]
   names = sorted({name for tree in trees for name in tree.metrics})
-  noted = {name: float(np.mean([tree.metrics[name] for tree in trees if name in tree.metrics])) for name in names}
-  stops = {f'stop_{reason}': float(np.mean([tree.stop == reason for tree in trees])) for reason in Stop}
+  noted = {name if name == 'searches' else f'{name}_per_tree': float(
+    np.mean([tree.metrics[name] for tree in trees if name in tree.metrics])) for name in names}
+  stops = {f'stop_{reason}_share': float(np.mean([tree.stop == reason for tree in trees])) for reason in Stop}
   rewards = [found for group in groups if (found := [tree.reward for tree in group if tree.reward is not None])]
   return noted | stops | {
     'reward': float(np.mean(np.concatenate(rewards))) if rewards else 0.0,

@@ -25,6 +25,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import filelock
 import jax
@@ -35,6 +36,7 @@ from rich.console import Console
 
 from jaxsearch.models.hub import NotFinite
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.sampler import requests
 from jaxsearch.training import RunStopped, checkpoint
 from jaxsearch.training.step import TrainState
 
@@ -46,6 +48,15 @@ GROUPS = {  # of tags in TensorBoard: a metric is in the first whose pattern its
   'sampler': 'token|stop_|tool|search|service|failure|malformed|tree|rows|padded|segments|steps|episodes|idle',
   'method': '',
 }
+
+
+def check_searches(metrics: Mapping[str, Any], what: str, *, stop: bool = True) -> None:
+  """Says what mostly failed in a rollout, which `what` names; if that is its searches and `stop` is set, raises RunStopped."""
+  message = requests.failing(metrics)
+  if message and stop and requests.mostly_failed(metrics):
+    raise RunStopped(f'{what}: {message}')
+  if message:
+    checkpoint.say(f'{what}: {message}')
 
 
 class RunFolder(contextlib.ExitStack):
@@ -123,7 +134,8 @@ class RunFolder(contextlib.ExitStack):
     The row is written before the checkpoint, so that none is ever missing; its `seconds_save` is that of the step before.
 
     Raises:
-      RunStopped: too many updates in a row were not finite, or the state is not, or the disk is full.
+      RunStopped: too many updates in a row were not finite, too many steps in a row had most of their searches fail, the state is
+        not finite, or the disk is full.
       SystemExit: after SIGTERM or SIGINT.
     """
     row = {'step': step} | row | {'seconds_save': self._seconds_save}
@@ -135,6 +147,11 @@ class RunFolder(contextlib.ExitStack):
       if row['skipped_in_a_row'] >= limit:
         raise RunStopped(f'step {step}: the loss or its gradient was not finite in {row["skipped_in_a_row"]} updates in a '
                          f'row (optim.max_skipped={limit}); {self._saved()}')
+      failed, most = row.get('failed_steps_in_a_row', 0), self.config.search.max_failed_steps
+      if 0 < most <= failed:
+        raise RunStopped(f'step {step}: most searches failed in {failed} steps in a row (search.max_failed_steps={most}). '
+                         f'{requests.failing(row) or "This process had no part in it"}; {self._saved()}; once searches work, '
+                         'rerun the same command to resume')
       stop = max(meshes.gather_objects(self._signal))  # that of any process: all must exit after the same step
       start, last = time.perf_counter(), bool(stop) or step == self.config.steps
       if last or step % self.config.checkpoint_every == 0:

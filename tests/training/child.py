@@ -51,7 +51,9 @@ def toy_method() -> types.ModuleType:
     node = tree.root.append(f'{question.question} ', Role.PROMPT)
     node = yield Generate(node, max_tokens=max_tokens)
     documents = yield Search(node, question.question)
-    node = node.append(grammar.information(documents, tree.tokenizer.special_tokens), Role.OBSERVATION)
+    shown, special = isinstance(documents, list), tree.tokenizer.special_tokens
+    node = node.append(
+      grammar.information(documents, special) if shown else grammar.failure(documents.reason, special), Role.OBSERVATION)
     node = yield Generate(node, max_tokens=max_tokens)
     tree.answer = node.text
     tree.metrics['searches'] = 1

@@ -17,7 +17,7 @@ from jaxsearch.data.questions import Question, read_questions, write_questions
 from jaxsearch.evaluation import calibration, competence
 from jaxsearch.methods import search_r1
 from jaxsearch.models import hub
-from jaxsearch.sampler.requests import Generate
+from jaxsearch.sampler.requests import Generate, Search
 from jaxsearch.sampler.rollout import rollout
 from jaxsearch.training import checkpoint, critic_warmup, loop, runs
 from jaxsearch.training import step as steps
@@ -25,6 +25,7 @@ from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
 from jaxsearch.world.recipe import carl_examples
 from tests.methods.driving import Letters
+from tests.tools.serving import server
 from tests.training import child as own_child
 
 warm_up = functools.partial(
@@ -143,6 +144,30 @@ def test_rollouts_that_were_cut_off_are_grown_again_to_the_same(config, monkeypa
   path.write_text(whole[:int(0.7 * len(whole))])  # in the middle of a line and of a chunk
   warm_up(config)
   assert path.read_text() == whole
+
+
+def test_rollouts_whose_searches_mostly_failed_are_not_learned_from_unless_asked_to(config, method, monkeypatch, capsys):
+  halves = method.grow
+
+  def grow(question, tree, *, tools=True, **settings):
+    yield from halves(question, tree, tools=tools, **settings)
+    if tools:
+      yield Search(tree.leaves()[0], question.question)
+
+  method.grow = grow
+  with server() as (url, _):
+    config.search.update(backend='http', url=url, timeout=0.5)  # nobody is there any more
+  config.critic_warmup.second_share = 0.0
+  with pytest.raises(runs.RunStopped, match='^rollouts.jsonl: 10 of 10 searches failed; the last: SearchError: '):
+    warm_up(config)
+  folder = pathlib.Path(config.out)
+  assert len(runs.read(folder / 'closed_book.jsonl')) == 24 and not runs.read(folder / 'rollouts.jsonl')
+  config.search.max_failed_steps = 0
+  monkeypatch.setattr(critic_warmup, 'split', lambda trees, *_: 1 / 0)  # what follows is no matter
+  with pytest.raises(ZeroDivisionError):
+    warm_up(config)
+  assert 'jaxsearch: rollouts.jsonl: 10 of 10 searches failed; the last: SearchError: ' in capsys.readouterr().err
+  assert len(runs.read(folder / 'rollouts.jsonl')) == 20
 
 
 def test_a_share_of_the_rollouts_with_tools_has_another_search(config, monkeypatch):

@@ -1,5 +1,6 @@
 """Rejection sampling: what is kept, that it is learned as it was sampled, and the command."""
 
+import dataclasses
 import json
 
 import jax
@@ -10,8 +11,8 @@ from jaxsearch import cli
 from jaxsearch.evaluation.run import open_agent
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import exact_match
-from jaxsearch.sampler.requests import ToolFailure
-from jaxsearch.training import rejection, sft
+from jaxsearch.sampler.requests import ToolFailure, Tools
+from jaxsearch.training import rejection, runs, sft
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
@@ -74,6 +75,19 @@ def test_what_was_sampled_is_what_is_learned(sampled, tmp_path):
     assert grammar.answer(demonstration.nodes(Role.POLICY)[-1].text) == tree.answer
     assert [(node.role, node.tokens, node.trained) for node in tree.walk()] == [
       (node.role, node.tokens, node.trained) for node in demonstration.walk()]
+
+
+class Down:
+  def search(self, queries, topk):
+    raise ConnectionError('nobody is there')
+
+
+def test_chains_whose_searches_mostly_failed_are_not_learned_from():
+  config = quickstart.get_config()
+  config.sampler.slots = 16
+  agent = dataclasses.replace(open_agent(config), tools=Tools(search=Down()))
+  with pytest.raises(runs.RunStopped, match='nothing was written: .* searches failed; the last: ConnectionError: nobody'):
+    rejection.sample(agent, world.questions('rl')[:2], 2, jax.random.key(1), temperature=1.0)
 
 
 def test_figures(sampled):
