@@ -12,14 +12,17 @@ elsewhere the copy to the host is made first and files are written in the backgr
 """
 
 import contextlib
+import dataclasses
 import logging
 import pathlib
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
 import ml_collections
 import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as policies
 
 from jaxsearch import setup
 from jaxsearch.config_check import fields
@@ -32,14 +35,25 @@ from jaxsearch.training.step import TrainState, fingerprint, without_head
 # computed.
 FREE_FIELDS = ('steps', 'out', 'progress', 'checkpoint_every', 'keep_checkpoints', 'eval', 'mesh', 'distributed',
                'train.micro_rows', 'train.chunk', 'remat', 'search.url', 'search.timeout', 'optim.max_skipped',
-               'python.workers', 'critic_warmup.gate', 'critic_warmup.min_updates', 'critic_warmup.max_updates')
+               'python.workers', 'monitor', 'critic_warmup.gate', 'critic_warmup.min_updates', 'critic_warmup.max_updates')
 
 
-def open_checkpoints(run: str | pathlib.Path, keep: int | None = None) -> ocp.CheckpointManager:
-  """The checkpoints of the run folder `run`; `keep` is how many newest ones survive a save."""
+@dataclasses.dataclass
+class Chosen(policies.PreservationPolicy):
+  """Keeps the checkpoints of the steps that are chosen at the time of a save."""
+  steps: Callable[[], Collection[int]]
+
+  def should_preserve(self, checkpoints, *, context):
+    return [one.step in self.steps() for one in checkpoints]
+
+
+def open_checkpoints(run: str | pathlib.Path, keep: int | None = None,
+                     chosen: Callable[[], Collection[int]] = tuple) -> ocp.CheckpointManager:
+  """The checkpoints of the run folder `run`; the `keep` newest survive a save, and the steps that `chosen` returns."""
   logging.getLogger('absl').setLevel(logging.WARNING)  # Orbax tells of every file at INFO
   return ocp.CheckpointManager((pathlib.Path(run) / 'checkpoints').absolute(), options=ocp.CheckpointManagerOptions(
-    max_to_keep=keep, create=keep is not None, enable_async_checkpointing=jax.default_backend() != 'cpu'))
+    preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), Chosen(chosen)]),
+    create=keep is not None, enable_async_checkpointing=jax.default_backend() != 'cpu'))
 
 
 def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dict[str, Any]) -> None:

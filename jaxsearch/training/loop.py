@@ -9,6 +9,7 @@ never stopped, to the bit.
 
 import dataclasses
 import functools
+import math
 import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training import batch as batches
-from jaxsearch.training import checkpoint, runs
+from jaxsearch.training import checkpoint, monitors, runs
 from jaxsearch.training import critic as critics
 from jaxsearch.training import step as steps
 from jaxsearch.trees.layout import TrainingRows, lay_out, take_back
@@ -52,6 +53,7 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
     learner = make_learner(config)
     resume(run, learner, questions)
     run.start()
+    history = [monitors.remember(row) for row in run.rows()]
     if run.last_step == 0 and run.wants_evaluation(0):
       run.write_evaluation(evaluate(*examinee(learner, method, 0)))
     for step in run.steps():
@@ -67,12 +69,15 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
       trained = credited(kept)
       row |= summary(groups, trained) | context.metrics | {'trees_too_long': sum(map(len, groups)) - sum(map(len, kept))}
       row |= update(learner, into_rows(learner, trained), step, clock)
-      row |= clock.row(row['tokens_generated'])
+      row |= clock.row(row['tokens_generated']) | {'step': step}
       if run.wants_evaluation(step):
         run.write_evaluation(evaluate(*examinee(learner, method, step)))
+      stop = watch(run, learner, history, row)
       run.finish_step(step, row, learner.state, lambda: {
         'memory': learner.memory, 'key': jax.random.key_data(learner.key).tolist(), 'questions': questions.get_state(),
         'reference': learner.fingerprint, 'decoder': dataclasses.asdict(learner.model_config)})
+      if stop:
+        raise runs.RunStopped(stop)
   return row
 
 
@@ -167,6 +172,15 @@ def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) ->
     questions.set_state(host['questions'])
 
 
+def watch(run: runs.RunFolder, learner: Learner, history: list[dict], row: dict) -> str | None:
+  """Lets the monitors look at the row of a step, and does a rollback if they ask for one; why the run has to stop, or None."""
+  stop = monitors.watch(history, row, run.config, run.saved(), run.say)
+  if 'rolled_back_to' in row:
+    learner.state = run.roll_back(row['rolled_back_to'], learner.state)
+  run.protected = monitors.worth_keeping(history, run.config, run.saved())
+  return stop
+
+
 def examinee(learner: Learner, method: types.ModuleType, step: int) -> tuple:
   """The arguments of `Evaluate`: the agent as it answers, with the newest parameters, and what its critic says of trees."""
   config, agent = learner.config, prepare(learner, 0)  # without the noise of a curriculum, so that evaluations are alike
@@ -244,12 +258,18 @@ def summary(groups: Groups, trained: Sequence[Tree]) -> dict[str, float]:
   names = sorted({name for tree in trees for name in tree.metrics})
   noted = {name: float(np.mean([tree.metrics[name] for tree in trees if name in tree.metrics])) for name in names}
   stops = {f'stop_{reason}': float(np.mean([tree.stop == reason for tree in trees])) for reason in Stop}
+  sampled = [logprob for tree in trees for node in tree.nodes(Role.POLICY) for logprob in node.logprobs or ()]
+  right = [[tree.question.score(tree.answer) for tree in group] for group in groups]
+  several = [(group, scores) for group, scores in zip(groups, right) if len(group) > 1]
   rewards = [found for group in groups if (found := [tree.reward for tree in group if tree.reward is not None])]
   return noted | stops | {
     'reward': float(np.mean(np.concatenate(rewards))) if rewards else 0.0,
     'groups_alike': float(np.mean([len(set(found)) == 1 for found in rewards])) if rewards else 1.0,  # nothing to compare
+    'groups_alike_wrong': float(np.mean([len({tree.reward for tree in group}) == 1 and not any(scores)
+                                         for group, scores in several])) if several else 0.0,
     'trees': len(trees),
-    'em': float(np.mean([tree.question.score(tree.answer) for tree in trees])),
+    'em': float(np.mean(np.concatenate(right))),
+    'logprob': float(np.mean(sampled)) if sampled else math.nan,
     'tokens_generated': sum(tree.count(Role.POLICY) for tree in trees),
     'tokens_per_tree': float(np.mean([tree.count() for tree in trees])),
     'tokens_in_rows': sum(tree.count() for tree in trained),

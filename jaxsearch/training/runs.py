@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -44,7 +44,9 @@ class RunFolder(contextlib.ExitStack):
     super().__init__()
     self.config, self.out, self._shown = config, pathlib.Path(config.out), shown
     self.out.mkdir(parents=True, exist_ok=True)
-    self._manager = self.enter_context(contextlib.closing(checkpoint.open_checkpoints(self.out, config.keep_checkpoints)))
+    self.protected: Collection[int] = ()  # steps whose checkpoints are kept beside the newest
+    self._manager = self.enter_context(contextlib.closing(
+      checkpoint.open_checkpoints(self.out, config.keep_checkpoints, lambda: self.protected)))
     self.last_step, self._signal, self._seconds_save = self._manager.latest_step() or 0, 0, 0.0
 
   def restore(self, state: TrainState) -> tuple[TrainState, dict[str, Any] | None]:
@@ -54,6 +56,19 @@ class RunFolder(contextlib.ExitStack):
     host = checkpoint.restore_host(self._manager, self.last_step)
     checkpoint.check_same_run(host['config'], self.config)
     return checkpoint.restore(self._manager, self.last_step, state), host
+
+  def roll_back(self, step: int, state: TrainState) -> TrainState:
+    """The state of the checkpoint of `step`, in the place of `state`."""
+    self._manager.wait_until_finished()
+    return checkpoint.restore(self._manager, step, state)
+
+  def saved(self) -> list[int]:
+    """The steps of the checkpoints there are."""
+    return list(self._manager.all_steps())
+
+  def rows(self) -> list[dict]:
+    """The rows of metrics so far, the same in every process; call it after `start`."""
+    return meshes.gather_objects(read(self.out / 'metrics.jsonl') if jax.process_index() == 0 else None)[0]
 
   def start(self) -> None:
     """Starts to log; call it once the run is restored and nothing can be wrong with it any more."""
