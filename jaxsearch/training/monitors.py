@@ -97,12 +97,12 @@ def watch(history: list[dict[str, Any]], row: dict[str, Any], config: ml_collect
     Why the run has to stop, or None.
   """
   limits, step, stop = config.monitor, row['step'], None
-  before = history[-1].get('alarms', '').split(', ') if history else []
+  before = {name for one in since_rollback(history)[-1:] for name in one.get('alarms', '').split(', ') if name}
   history.append(remember(row))
   found = find_alarms(history, limits)
   for name in found.keys() - before:
     say(f'step {step}: {found[name]}, the mean of {limits.window} steps')
-  for name in set(before) - found.keys() - {''}:
+  for name in before - found.keys():
     say(f'step {step}: {name} no longer alarms')
   if found:
     history[-1]['alarms'] = row['alarms'] = ', '.join(found)
