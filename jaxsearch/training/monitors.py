@@ -114,11 +114,11 @@ def watch(history: list[dict[str, Any]], row: dict[str, Any], config: ml_collect
     why = f'step {step}: {"; ".join(lasting)} for {limits.patience} steps'
     target = best(history, config, saved)
     if limits.action == 'stop':
-      stop = f'{why} (monitor.action)'
+      stop = f"{why} (monitor.action='stop')"
     elif target is None:
       stop = f'{why}, and no checkpoint to go back to has {limits.window} steps behind it yet'
     elif rollbacks == limits.max_rollbacks:
-      stop = f'{why}, after {rollbacks} rollbacks (monitor.max_rollbacks)'
+      stop = f'{why}, after monitor.max_rollbacks={rollbacks}'
     else:
       history[-1]['rolled_back_to'] = row['rolled_back_to'] = target
       rollbacks += 1

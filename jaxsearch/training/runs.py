@@ -64,7 +64,7 @@ class RunFolder(contextlib.ExitStack):
 
   def saved(self) -> list[int]:
     """The steps of the checkpoints there are."""
-    return list(self._manager.all_steps())
+    return self._manager.all_steps()
 
   def rows(self) -> list[dict]:
     """The rows of metrics so far, the same in every process; call it after `start`."""
