@@ -2,7 +2,9 @@
 
 import importlib.util
 import math
+import os
 import pathlib
+import subprocess
 import sys
 
 import jax
@@ -14,6 +16,7 @@ from configs import base
 from jaxsearch.training import checkpoint, loop, monitors, runs
 
 CHILD = pathlib.Path(__file__).with_name('child.py')
+ROOT = pathlib.Path(__file__).parents[2]
 HEALTHY = dict(reward=0.5, logprob=-0.4, logprob_gap=1e-3, entropy=0.4, kl=0.05, tokens_generated=400, trees=10,
                stop_malformed=0.1, stop_budget=0.1, stop_context_full=0.0, trees_too_long=0, groups_alike_wrong=0.5,
                grad_norm=1.0)
@@ -224,3 +227,25 @@ def test_a_run_that_was_stopped_goes_on_with_other_limits(toy):
   config.monitor.update(action='warn', entropy_high=9.0)
   loop.train(config)
   assert [(row['step'], row.get('alarms')) for row in rows_of(config)][2:] == [(3, None), (4, None)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_policy_that_its_learning_rate_breaks_is_taken_back(tmp_path):
+  """Search-R1 on the embedded world at 30 times the usual rate: half of the answers are soon right, and then none."""
+  def train(action):
+    fields = {'out': tmp_path / action, 'optim.learning_rate': 3e-3, 'questions_per_step': 4, 'sampler.slots': 32, 'steps': 16,
+              'eval.every': 0, 'checkpoint_every': 2, 'monitor.action': action, 'monitor.window': 3, 'monitor.patience': 2}
+    command = [sys.executable, '-m', 'jaxsearch.cli', 'train', '--config=quickstart']
+    process = subprocess.run([*command, *(f'--config.{name}={value}' for name, value in fields.items())],
+                             env=os.environ | {'PYTHONPATH': str(ROOT)}, capture_output=True, text=True)
+    return process, runs.read(tmp_path / action / 'metrics.jsonl')
+
+  process, found = train('stop')
+  rewards = [row['reward'] for row in found]
+  assert max(rewards) > 0.5 and np.mean(rewards[-2:]) < 0.1
+  assert process.returncode and f'step {len(found)}: ' in process.stderr and "(monitor.action='stop')" in process.stderr
+  process, more = train('rollback')
+  assert process.returncode == 0, process.stderr[-3000:]
+  assert more[len(found) - 1]['rolled_back_to'] and [row['reward'] for row in more[:len(found)]] == rewards
+  assert np.mean([row['reward'] for row in more[len(found):len(found) + 3]]) > 0.3
