@@ -174,10 +174,10 @@ def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) ->
 
 def watch(run: runs.RunFolder, learner: Learner, history: list[dict], row: dict) -> str | None:
   """Lets the monitors look at the row of a step, and does a rollback if they ask for one; why the run has to stop, or None."""
-  stop = monitors.watch(history, row, run.config, run.saved(), run.say)
+  stop = monitors.watch(history, row, run.config, run.checkpoints(), run.say)
   if 'rolled_back_to' in row:
     learner.state = run.roll_back(row['rolled_back_to'], learner.state)
-  run.protected = monitors.worth_keeping(history, run.config, run.saved())
+  run.protected = monitors.worth_keeping(history, run.config, run.checkpoints())
   return stop
 
 
@@ -257,7 +257,7 @@ def summary(groups: Groups, trained: Sequence[Tree]) -> dict[str, float]:
   trees = [tree for group in groups for tree in group]
   names = sorted({name for tree in trees for name in tree.metrics})
   noted = {name: float(np.mean([tree.metrics[name] for tree in trees if name in tree.metrics])) for name in names}
-  stops = {f'stop_{reason}': float(np.mean([tree.stop == reason for tree in trees])) for reason in Stop}
+  stops = {f'stop_{reason}_share': float(np.mean([tree.stop == reason for tree in trees])) for reason in Stop}
   sampled = [logprob for tree in trees for node in tree.nodes(Role.POLICY) for logprob in node.logprobs or ()]
   right = [[tree.question.score(tree.answer) for tree in group] for group in groups]
   several = [(group, scores) for group, scores in zip(groups, right) if len(group) > 1]

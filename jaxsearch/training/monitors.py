@@ -21,9 +21,10 @@ Rows = Sequence[Mapping[str, Any]]
 
 def remember(row: Mapping[str, Any]) -> dict[str, Any]:
   """What the history holds of a row of metrics, without figures that are missing or not finite."""
-  row = row | {'length': row['tokens_generated'] / row['trees'], 'malformed': row['stop_malformed'],
-               'cut': row['stop_budget'] + row['stop_context_full'] + row['trees_too_long'] / row['trees']}
-  kept = {name: row.get(name) for name in ('step', 'reward', 'alarms', 'rolled_back_to', *FIGURES)}
+  get = lambda name: row.get(name, math.nan)
+  derived = {'length': get('tokens_generated') / get('trees'), 'malformed': get('stop_malformed_share'),
+             'cut': get('stop_budget_share') + get('stop_context_full_share') + get('trees_too_long') / get('trees')}
+  kept = {name: (row | derived).get(name) for name in ('step', 'reward', 'alarms', 'rolled_back_to', *FIGURES)}
   return {name: value for name, value in kept.items()
           if isinstance(value, str) or (value is not None and math.isfinite(value))}
 

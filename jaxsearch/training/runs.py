@@ -62,7 +62,7 @@ class RunFolder(contextlib.ExitStack):
     self._manager.wait_until_finished()
     return checkpoint.restore(self._manager, step, state)
 
-  def saved(self) -> list[int]:
+  def checkpoints(self) -> list[int]:
     """The steps of the checkpoints there are."""
     return self._manager.all_steps()
 

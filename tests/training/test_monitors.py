@@ -13,13 +13,15 @@ import orbax.checkpoint as ocp
 import pytest
 
 from configs import base
+from jaxsearch.data.questions import Question
 from jaxsearch.training import checkpoint, loop, monitors, runs
+from jaxsearch.trees.tree import Role, Tree
 
 CHILD = pathlib.Path(__file__).with_name('child.py')
 ROOT = pathlib.Path(__file__).parents[2]
 HEALTHY = dict(reward=0.5, logprob=-0.4, logprob_gap=1e-3, entropy=0.4, kl=0.05, tokens_generated=400, trees=10,
-               stop_malformed=0.1, stop_budget=0.1, stop_context_full=0.0, trees_too_long=0, groups_alike_wrong=0.5,
-               grad_norm=1.0)
+               stop_malformed_share=0.1, stop_budget_share=0.1, stop_context_full_share=0.0, trees_too_long=0,
+               groups_alike_wrong=0.5, grad_norm=1.0)
 
 
 def limits(**changes):
@@ -51,10 +53,10 @@ def history(*changes):
   ('kl', dict(kl=2.0)),
   ('length_fall', dict(tokens_generated=70)),
   ('length_growth', dict(tokens_generated=2100)),
-  ('cut', dict(stop_budget=0.6)),
-  ('cut', dict(stop_budget=0.0, stop_context_full=0.6)),
+  ('cut', dict(stop_budget_share=0.6)),
+  ('cut', dict(stop_budget_share=0.0, stop_context_full_share=0.6)),
   ('cut', dict(trees_too_long=5)),
-  ('malformed', dict(stop_malformed=0.6)),
+  ('malformed', dict(stop_malformed_share=0.6)),
   ('groups_alike_wrong', dict(groups_alike_wrong=1.0)),
   ('grad_norm', dict(grad_norm=30.0)),
 ])
@@ -68,7 +70,7 @@ def test_each_figure_alarms_by_its_mean_over_the_window(name, change):
 def test_what_a_run_that_learns_goes_through_is_no_alarm():
   """First, middle and last steps of Search-R1 on the embedded world that went from EM 0.13 to 0.97."""
   learning = [dict(logprob=-0.39, entropy=0.39, kl=0.0, tokens_generated=208, groups_alike_wrong=0.5, logprob_gap=3e-7),
-              dict(logprob=-0.15, entropy=0.15, kl=0.07, tokens_generated=630, groups_alike_wrong=0.5, stop_budget=0.19),
+              dict(logprob=-0.15, entropy=0.15, kl=0.07, tokens_generated=630, groups_alike_wrong=0.5, stop_budget_share=0.19),
               dict(logprob=-0.01, entropy=0.004, kl=0.02, tokens_generated=310, groups_alike_wrong=0.0, grad_norm=2e-7)]
   told = history(*[change for change in learning for _ in range(6)])
   defaults = base.get_config().monitor
@@ -80,6 +82,20 @@ def test_figures_that_are_missing_or_not_finite_do_not_count():
   found = monitors.find_alarms(history({}, {}, {}, *[dict(kl=value, entropy=None) for value in (5.0, math.nan, None)]), limits())
   assert list(found) == ['kl']
   assert not monitors.find_alarms(history({}, {}, {}, *[dict(kl=math.inf, entropy=None)] * 3), limits())
+  assert not monitors.find_alarms([monitors.remember({'step': step, 'reward': 0.0}) for step in range(9)], limits())
+
+
+def test_the_likelihood_of_a_step_and_its_groups_without_signal():
+  def group(answers, rewards):
+    trees = [Tree(None, Question('1', 'Which?', ('red',))) for _ in answers]
+    for tree, tree.answer, tree.reward in zip(trees, answers, rewards):
+      tree.root.append([1], Role.PROMPT).append([2, 3], Role.POLICY, logprobs=[-1.0, -2.0 - tree.reward])
+    return trees
+
+  groups = [group(['blue', 'blue'], [0, 0]), group(['red', 'red'], [1, 1]), group(['blue', 'green'], [0, 1]), group(['blue'], [0])]
+  row = loop.summary(groups, [])
+  assert row['logprob'] == pytest.approx(-1.5 - 3 / 14) and row['groups_alike_wrong'] == pytest.approx(1 / 3)
+  assert row['groups_alike'] == 0.75 and row['em'] == pytest.approx(2 / 7)
 
 
 def watched(config, changes, saved=()):
@@ -94,7 +110,7 @@ def watched(config, changes, saved=()):
   return found, said, stop
 
 
-BAD = dict(stop_malformed=0.9, reward=0.1)
+BAD = dict(stop_malformed_share=0.9, reward=0.1)
 
 
 def test_an_alarm_is_said_once_when_it_begins_and_once_when_it_ends():
