@@ -92,7 +92,7 @@ def test_the_likelihood_of_a_step_and_its_groups_without_signal():
       tree.root.append([1], Role.PROMPT).append([2, 3], Role.POLICY, logprobs=[-1.0, -2.0 - tree.reward])
     return trees
 
-  groups = [group(['blue', 'blue'], [0, 0]), group(['red', 'red'], [1, 1]), group(['blue', 'green'], [0, 1]), group(['blue'], [0])]
+  groups = [group(*one) for one in (('bb', [0, 0]), (['red'] * 2, [1, 1]), ('bc', [0, 1]), ('b', [0]))]
   row = loop.summary(groups, [])
   assert row['logprob'] == pytest.approx(-1.5 - 3 / 14) and row['groups_alike_wrong'] == pytest.approx(1 / 3)
   assert row['groups_alike'] == 0.75 and row['em'] == pytest.approx(2 / 7)
