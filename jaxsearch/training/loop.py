@@ -10,6 +10,7 @@ never stopped, to the bit.
 import dataclasses
 import functools
 import heapq
+import math
 import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -27,11 +28,11 @@ from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import requests
 from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training import batch as batches
-from jaxsearch.training import checkpoint, runs
+from jaxsearch.training import checkpoint, monitors, runs
 from jaxsearch.training import critic as critics
 from jaxsearch.training import step as steps
 from jaxsearch.trees.layout import TrainingRows, lay_out, take_back
-from jaxsearch.trees.tree import Stop, Tree
+from jaxsearch.trees.tree import Role, Stop, Tree
 
 LONGEST = 100  # questions whose prompts are measured; all are where one of these does not fit
 Groups = list[list[Tree]]  # the trees of each question
@@ -57,6 +58,7 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
     check_room(learner.agent, loaded, run.say)
     resume(run, learner, questions)
     run.start()
+    history = [monitors.remember(row) for row in run.rows()]
     if run.last_step == 0 and run.wants_evaluation(0):
       examine(run, learner, method, 0, evaluate)
     for step in run.steps():
@@ -72,13 +74,16 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
       trained = credited(groups)
       row |= summary(groups, trained) | context.metrics
       row |= update(learner, trained, step, clock)
-      row |= clock.row(row['tokens_generated'])
+      row |= clock.row(row['tokens_generated']) | {'step': step}
       if run.wants_evaluation(step):
         examine(run, learner, method, step, evaluate)
+      stop = watch(run, learner, history, row)
       run.finish_step(step, row, learner.state, lambda: {
         'memory': learner.memory, 'key': jax.random.key_data(learner.key).tolist(), 'questions': questions.get_state(),
         'failed_steps': learner.failed_steps, 'reference': learner.fingerprint,
         'decoder': dataclasses.asdict(learner.model_config)})
+      if stop:
+        raise runs.RunStopped(stop)
   return row
 
 
@@ -223,6 +228,15 @@ def examine(run: runs.RunFolder, learner: Learner, method: types.ModuleType, ste
   run.write_evaluation(rows)
 
 
+def watch(run: runs.RunFolder, learner: Learner, history: list[dict], row: dict) -> str | None:
+  """Lets the monitors look at the row of a step, and does a rollback if they ask for one; why the run has to stop, or None."""
+  stop = monitors.watch(history, row, run.config, run.checkpoints(), run.say)
+  if 'rolled_back_to' in row:
+    learner.state = run.roll_back(row['rolled_back_to'], learner.state)
+  run.protected = monitors.worth_keeping(history, run.config, run.checkpoints())
+  return stop
+
+
 def examinee(learner: Learner, method: types.ModuleType, step: int) -> tuple:
   """The arguments of `Evaluate`: the agent as it answers, with the newest parameters, and what its critic says of trees."""
   config, agent = learner.config, prepare(learner, 0)  # without the noise of a curriculum, so that evaluations are alike
@@ -297,13 +311,19 @@ def summary(groups: Groups, trained: Sequence[Tree]) -> dict[str, float]:
   noted = {name if name == 'searches' else f'{name}_per_tree': float(
     np.mean([tree.metrics[name] for tree in trees if name in tree.metrics])) for name in names}
   stops = {f'stop_{reason}_share': float(np.mean([tree.stop == reason for tree in trees])) for reason in Stop}
+  sampled = [logprob for tree in trees for node in tree.nodes(Role.POLICY) for logprob in node.logprobs or ()]
+  right = [[tree.question.score(tree.answer) for tree in group] for group in groups]
+  several = [(group, scores) for group, scores in zip(groups, right) if len(group) > 1]
   rewards = [found for group in groups if (found := [tree.reward for tree in group if tree.reward is not None])]
   return noted | stops | {
     'reward': float(np.mean(np.concatenate(rewards))) if rewards else 0.0,
     'reward_retained': float(np.mean([tree.reward for tree in trained])) if trained else 0.0,
     'groups_alike': float(np.mean([len(set(found)) == 1 for found in rewards])) if rewards else 1.0,  # nothing to compare
+    'groups_alike_wrong': float(np.mean([len({tree.reward for tree in group}) == 1 and not any(scores)
+                                         for group, scores in several])) if several else 0.0,
     'trees': len(trees),
-    'em': float(np.mean([tree.question.score(tree.answer) for tree in trees])),
+    'em': float(np.mean(np.concatenate(right))),
+    'logprob': float(np.mean(sampled)) if sampled else math.nan,
     'tokens_per_tree': float(np.mean([tree.count() for tree in trees])),
     'tokens_on_paths': sum(leaf.length for tree in trained for leaf in tree.leaves()),
   }  # fmt: skip

@@ -24,7 +24,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import filelock
@@ -70,7 +70,9 @@ class RunFolder(contextlib.ExitStack):
     self.config, self.out, self._shown = config, pathlib.Path(config.out), shown
     self.out.mkdir(parents=True, exist_ok=True)
     self.enter_context(locked(self.out))
-    self._manager = self.enter_context(contextlib.closing(checkpoint.open_checkpoints(self.out, config.keep_checkpoints)))
+    self.protected: Collection[int] = ()  # steps whose checkpoints are kept beside the newest
+    self._manager = self.enter_context(contextlib.closing(
+      checkpoint.open_checkpoints(self.out, config.keep_checkpoints, lambda: self.protected)))
     self.last_step, self._signal, self._seconds_save = 0, 0, 0.0
 
   def restore(self, state: TrainState, check: Callable[[dict], None] = lambda host: None) -> tuple[TrainState, dict | None]:
@@ -86,6 +88,19 @@ class RunFolder(contextlib.ExitStack):
 
     self.last_step, state, host = checkpoint.newest(self._manager, read) or (0, state, None)
     return state, host
+
+  def roll_back(self, step: int, state: TrainState) -> TrainState:
+    """The state of the checkpoint of `step`, in the place of `state`."""
+    self._manager.wait_until_finished()
+    return checkpoint.restore(self._manager, step, state)
+
+  def checkpoints(self) -> list[int]:
+    """The steps of the checkpoints there are."""
+    return self._manager.all_steps()
+
+  def rows(self) -> list[dict]:
+    """The rows of metrics so far, the same in every process; call it after `start`."""
+    return meshes.gather_objects(read(self.out / 'metrics.jsonl') if jax.process_index() == 0 else None)[0]
 
   def start(self) -> None:
     """Starts to log; call it once the run is restored and nothing can be wrong with it any more."""
