@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxsearch.training import runs
 from jaxsearch.training.runs import read as read_rows
 from jaxsearch.trees.tree import Node, Role, Tree
 
@@ -29,9 +30,11 @@ def write_report(run: str | pathlib.Path) -> pathlib.Path:
   run = pathlib.Path(run)
   page, curve, config = run / 'report.html', run / 'learning_curve.png', run / 'config.json'
   rows, evaluations = read_rows(run / 'metrics.jsonl'), read_rows(run / 'evaluations.jsonl')
-  plot_curves(rows, evaluations, curve)
+  part = run / 'learning_curve.part.png'  # a killed run leaves no half of a file that looks like a whole one
+  plot_curves(rows, evaluations, part)
+  part.replace(curve)
   settings = json.loads(config.read_text(encoding='utf-8')) if config.exists() else {}
-  page.write_text(render(rows, evaluations, settings, curve.read_bytes()), encoding='utf-8')
+  runs.replace(page, render(rows, evaluations, settings, curve.read_bytes()))
   return page
 
 

@@ -59,7 +59,7 @@ class RunFolder(contextlib.ExitStack):
     """Starts to log; call it once the run is restored and nothing can be wrong with it any more."""
     first = jax.process_index() == 0
     if first:
-      (self.out / 'config.json').write_text(json.dumps(self.config.to_dict(), indent=2) + '\n')
+      replace(self.out / 'config.json', json.dumps(self.config.to_dict(), indent=2) + '\n')
       self._log = self.enter_context(metrics_log(self.out, self.last_step))
       keep_steps(self.out / 'evaluations.jsonl', self.last_step)
     self._show = self.enter_context(progress_bar(self.config.steps, self.last_step, self.config.progress and first, self._shown))
@@ -169,6 +169,13 @@ def metrics_log(out: str | pathlib.Path, last_step: int) -> Iterator[Callable[[M
 def keep_steps(path: str | pathlib.Path, last_step: int) -> None:
   """Drops the rows after `last_step` from a file of rows, or all of them if that is 0; atomic."""
   write(path, [row for row in read(path) if row['step'] <= last_step] if last_step else [])
+
+
+def replace(path: pathlib.Path, text: str) -> None:
+  """Writes a text; the file is replaced as a whole or not at all."""
+  part = pathlib.Path(f'{path}.part')
+  part.write_text(text, encoding='utf-8')
+  part.replace(path)
 
 
 def write(path: str | pathlib.Path, rows: Iterable[Mapping]) -> None:

@@ -1,4 +1,5 @@
 import json
+import pathlib
 
 import pytest
 
@@ -33,6 +34,24 @@ def test_the_page_stands_alone_and_escapes_what_models_wrote(tmp_path):
 def test_a_run_without_evaluations_has_a_page_too(tmp_path):
   write_lines(tmp_path / 'metrics.jsonl', [metrics_row(1)])
   assert 'Learning curve' in write_report(tmp_path).read_text()
+
+
+@pytest.mark.parametrize('name', ['learning_curve.png', 'report.html'])
+def test_a_kill_before_a_file_is_whole_leaves_the_one_before(tmp_path, monkeypatch, name):
+  write_lines(tmp_path / 'metrics.jsonl', [metrics_row(1)])
+  write_report(tmp_path)
+  before, replace = (tmp_path / name).read_bytes(), pathlib.Path.replace
+
+  def killed(part, target):
+    if target.name == name:
+      raise KeyboardInterrupt
+    return replace(part, target)
+
+  monkeypatch.setattr(pathlib.Path, 'replace', killed)
+  write_lines(tmp_path / 'metrics.jsonl', [metrics_row(1), metrics_row(2)])
+  with pytest.raises(KeyboardInterrupt):
+    write_report(tmp_path)
+  assert (tmp_path / name).read_bytes() == before
 
 
 def test_smoothing_starts_at_the_first_value_and_follows():

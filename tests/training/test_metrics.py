@@ -1,6 +1,7 @@
 """Rows of metrics on disk, and how the updates of a step become one row."""
 
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,15 @@ def test_a_new_run_begins_an_empty_file(tmp_path):
   (tmp_path / 'evaluations.jsonl').write_text('{"step": 0}\n{"step": 5}\n')
   runs.keep_steps(tmp_path / 'evaluations.jsonl', 0)
   assert (tmp_path / 'evaluations.jsonl').read_text() == ''
+
+
+def test_a_text_that_was_not_written_whole_leaves_the_one_before(tmp_path, monkeypatch):
+  path = tmp_path / 'config.json'
+  runs.replace(path, 'old')
+  monkeypatch.setattr(pathlib.Path, 'replace', lambda part, target: 1 / 0)
+  with pytest.raises(ZeroDivisionError):
+    runs.replace(path, 'new')
+  assert path.read_text() == 'old'
 
 
 def test_a_broken_line_is_named(tmp_path):
