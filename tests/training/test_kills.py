@@ -92,7 +92,7 @@ def kill(begin, out: pathlib.Path, line: list[Mark], instant: Instant) -> tuple[
       at = time.monotonic()
       break
     time.sleep(0.001)
-  code, errors = finish(process)
+  code, errors = finish(process, 1200)
   if code == -9:
     last = marks(out)[-1]
     return last, at - last.at
@@ -119,7 +119,7 @@ def break_often(begin, out: pathlib.Path, line: list[Mark], wanted: dict[str, in
     for name, end in ENDS.items():
       assert not (out / name).exists() or (out / name).read_bytes().rstrip().endswith(end), name
   assert not {phase for phase in wanted if not hit[phase]}, f'{dict(hit)}: a phase was not hit, try another seed'
-  code, errors = finish(begin())
+  code, errors = finish(begin(), 1200)
   assert code == 0, errors[-3000:]
 
 
@@ -153,7 +153,7 @@ def assert_alike(whole: pathlib.Path, other: pathlib.Path, files: tuple[str, ...
 def test_a_run_that_is_killed_again_and_again(start, tmp_path, command, changes, wanted, anywhere, files):
   whole, again, broken = tmp_path / 'whole', tmp_path / 'again', tmp_path / 'broken'
   for out in (whole, again):  # the first fills the compilation cache; the second has the times, and must be like it
-    code, errors = finish(start(command, out, '--marks', *changes))
+    code, errors = finish(start(command, out, '--marks', *changes), 1200)
     assert code == 0, errors[-3000:]
   assert_alike(whole, again, files)
   break_often(lambda: start(command, broken, '--marks', *changes), broken, marks(again), wanted, anywhere)
