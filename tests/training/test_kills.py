@@ -7,11 +7,9 @@ the phase that it hit. What a phase is, and how a process says in which it is, s
 """
 
 import collections
-import itertools
 import json
 import os
 import pathlib
-import statistics
 import time
 from typing import NamedTuple
 
@@ -48,20 +46,14 @@ def marks(out: pathlib.Path, after: int = 0) -> list[Mark]:
   return [Mark(phase, int(number), int(at) / 1e9) for phase, number, at in map(str.split, lines)]
 
 
-def seconds(line: list[Mark]) -> dict[str, list[float]]:
-  """How long each occurrence of a phase took, but for the last mark."""
-  found = collections.defaultdict(list)
-  for mark, following in itertools.pairwise(line):
-    found[mark.phase].append(following.at - mark.at)
-  return found
-
-
 def draw(line: list[Mark], wanted: dict[str, int], anywhere: int, rng: np.random.Generator) -> list[Instant]:
-  """As many instants in each phase as wanted, and some anywhere, in the order of the time line; `start` comes at any turn."""
+  """As many instants in each phase as wanted, early and late ones, and some anywhere, in the order of the time line; those in
+  `start` at any turn."""
   instants = []
   for phase, number in wanted.items():
     places = [place for place, mark in enumerate(line) if mark.phase == phase]
-    instants += [Instant(int(place), rng.uniform(0, 0.9)) for place in rng.choice(places, number, replace=len(places) < number)]
+    instants += [Instant(int(place), 0.9 * rng.uniform(i, i + 1) / number)
+                 for i, place in enumerate(rng.choice(places, number, replace=len(places) < number))]
   begins = [mark.at for mark in line]
   for moment in rng.uniform(begins[0], begins[-1], anywhere):
     place = int(np.searchsorted(begins, moment)) - 1
@@ -75,22 +67,21 @@ def draw(line: list[Mark], wanted: dict[str, int], anywhere: int, rng: np.random
 def kill(begin, out: pathlib.Path, line: list[Mark], instant: Instant) -> tuple[Mark, float]:
   """Starts the run and kills it at an instant; returns the last mark before the kill, and the seconds since then.
 
-  A phase that does not come any more, since an earlier kill came late, is replaced by the next one that does. Where the process
-  was faster than the uninterrupted one, and is gone, half the share is tried.
+  The kill comes when the phase ends, at the latest. A phase that does not come any more, since an earlier kill came late, is
+  replaced by the next one that does. Half the share is tried where the process had ended before.
   """
-  places = {mark[:2]: place for place, mark in reversed(list(enumerate(line)))}
+  places = {mark[:2]: place for place, mark in enumerate(line)}
   process, before = begin(), len(marks(out))
   while process.poll() is None:
     own = marks(out, before)
-    number = next((i for i, mark in enumerate(own) if places.get(mark[:2], -1) >= instant.place), None)
-    if number is not None:
-      took = seconds(line)[own[number].phase]
-      if any(mark.phase == own[number].phase for mark in own[:number]):
-        took = [statistics.median(took[1:] or took)]
-      time.sleep(max(0.0, own[number].at + instant.share * took[0] - time.monotonic()))
-      process.kill()
-      at = time.monotonic()
-      break
+    first = next((i for i, mark in enumerate(own) if places.get(mark[:2], -1) >= instant.place), None)
+    if first is not None:
+      place = places[own[first][:2]]
+      deadline = own[first].at + instant.share * (line[min(place + 1, len(line) - 1)].at - line[place].at)
+      if first + 1 < len(own) or time.monotonic() >= deadline:
+        process.kill()
+        at = time.monotonic()
+        break
     time.sleep(0.001)
   code, errors = finish(process, 1200)
   if code == -9:
@@ -147,7 +138,7 @@ def assert_alike(whole: pathlib.Path, other: pathlib.Path, files: tuple[str, ...
   ('train', ('steps=10', 'eval.every=3'),
    dict(start=2, generation=3, update=3, evaluation=3, save=3, report=2), 4, ('evaluations.jsonl',)),
   ('critic-warmup', ('critic_warmup.min_updates=8', 'critic_warmup.check_every=2'),
-   dict(start=1, rollouts=4, update=2, evaluation=2, save=2, report=1), 3,
+   dict(start=1, rollouts=4, update=2, evaluation=2, save=2, report=2), 2,
    ('closed_book.jsonl', 'tiers.jsonl', 'rollouts.jsonl', 'calibration.png')),
 ])
 def test_a_run_that_is_killed_again_and_again(start, tmp_path, command, changes, wanted, anywhere, files):
