@@ -92,7 +92,9 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
         'decoder': dataclasses.asdict(model_config), 'critic': not critic.is_shared(config)})
       if check and step >= settings.min_updates and passes(figures, settings.gate):
         break
-    plot(curves, folder / 'calibration.png')
+    part = folder / 'calibration.part.png'
+    plot(curves, part)
+    part.replace(folder / 'calibration.png')
   if not passes(figures, settings.gate):
     shown = [', '.join(f'{name} {value:.2f}' for name, value in found.items()) for found in (figures, settings.gate)]
     raise GateFailed(f'{folder}: after {settings.max_updates} updates the critic has {shown[0]}; the gate is {shown[1]}. More '

@@ -34,6 +34,7 @@ import psutil
 from rich import progress
 from rich.console import Console
 
+from jaxsearch.data.jsonl import naming, write_whole
 from jaxsearch.models.hub import NotFinite
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import requests
@@ -107,7 +108,7 @@ class RunFolder(contextlib.ExitStack):
     checkpoint.set_aside(self._manager, self.last_step)
     total, last, self._show = self.config.steps, self.last_step, lambda row: None
     if jax.process_index() == 0:
-      replace(self.out / 'config.json', json.dumps(self.config.to_dict(), indent=2) + '\n')
+      write_whole(self.out / 'config.json', json.dumps(self.config.to_dict(), indent=2) + '\n')
       self._log = self.enter_context(metrics_log(self.out, last))
       if last:
         self.say(f'resuming at step {last + 1}' if last < total else f'step {last} of {total} is done')
@@ -205,7 +206,7 @@ def locked(out: pathlib.Path) -> Iterator[None]:
   if jax.process_index() == 0:
     try:
       lock.acquire(timeout=0)
-      replace(holder, f'process {os.getpid()} on {socket.gethostname()} since {time.strftime("%Y-%m-%d %H:%M:%S")}\n')
+      write_whole(holder, f'process {os.getpid()} on {socket.gethostname()} since {time.strftime("%Y-%m-%d %H:%M:%S")}\n')
     except filelock.Timeout:
       name = holder.read_text(encoding='utf-8').strip() if holder.exists() else 'another process'
       refusal = f'{out}: {name} trains here; wait for it, stop it, or use another out folder'
@@ -292,32 +293,18 @@ def keep_steps(path: str | pathlib.Path, last_step: int) -> None:
 
 def write(path: str | pathlib.Path, rows: Iterable[Mapping]) -> None:
   """Writes a JSON line for each row; the file is replaced as a whole or not at all."""
-  replace(path, ''.join(map(line, rows)))
+  write_whole(path, ''.join(map(line, rows)))
 
 
 def append(path: str | pathlib.Path, rows: Iterable[Mapping]) -> None:
   """Appends a JSON line for each row; an OSError names the file."""
-  _write(path, 'a', ''.join(map(line, rows)))
-
-
-def replace(path: str | pathlib.Path, text: str) -> None:
-  """Writes a text file, as a whole or not at all; an OSError names the file."""
-  part = pathlib.Path(f'{path}.part')
-  _write(part, 'w', text)
-  part.replace(path)
+  with naming(path), open(path, 'a', encoding='utf-8') as file:
+    file.write(''.join(map(line, rows)))
 
 
 def line(row: Mapping) -> str:
   """A row as a line of JSON."""
   return json.dumps(row, ensure_ascii=False) + '\n'
-
-
-def _write(path: str | pathlib.Path, mode: str, text: str) -> None:
-  try:
-    with open(path, mode, encoding='utf-8') as file:
-      file.write(text)
-  except OSError as error:  # one of a full disk names none
-    raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def read(path: str | pathlib.Path) -> list[dict]:

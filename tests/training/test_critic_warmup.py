@@ -5,7 +5,6 @@ import importlib.util
 import json
 import pathlib
 import sys
-import types
 
 import jax
 import numpy as np
@@ -15,9 +14,8 @@ from configs.carl import critic_warmup as warmup_settings
 from jaxsearch import cli, config_check
 from jaxsearch.data.questions import Question, read_questions, write_questions
 from jaxsearch.evaluation import calibration, competence
-from jaxsearch.methods import search_r1
 from jaxsearch.models import hub
-from jaxsearch.sampler.requests import Generate, Search
+from jaxsearch.sampler.requests import Search
 from jaxsearch.sampler.rollout import rollout
 from jaxsearch.training import checkpoint, critic_warmup, loop, runs
 from jaxsearch.training import step as steps
@@ -34,25 +32,7 @@ warm_up = functools.partial(
 
 @pytest.fixture
 def method(monkeypatch):
-  """A policy is right closed-book on about every second question, and with tools on all: there is something to tell apart."""
-  made = types.ModuleType('jaxsearch.methods.halves')
-
-  def grow(question, tree, *, max_tokens, tools=True):
-    node = tree.root.append(f'{question.question} {"tools" if tools else "closed"} ', Role.PROMPT)
-    for _ in range(2):
-      node = yield Generate(node, max_tokens=max_tokens)
-    tree.answer = question.golden_answers[0] if tools or int(question.id) % 2 else None
-    tree.metrics['searches'] = 1
-
-  def credit(groups, context, *, normalize_std):
-    for tree in (tree for group in groups for tree in group):
-      tree.reward = made.reward(tree)
-      for node in tree.nodes(Role.POLICY):
-        node.returns = np.full(len(node.tokens), tree.reward, np.float32)
-    search_r1.credit_relative(groups, normalize_std=normalize_std)
-
-  made.grow, made.credit = grow, credit
-  made.reward = lambda tree: tree.question.score(tree.answer)
+  made = own_child.halves_method()
   monkeypatch.setitem(sys.modules, made.__name__, made)
   return made
 
@@ -60,17 +40,8 @@ def method(monkeypatch):
 @pytest.fixture
 def config(tmp_path, method):
   own_child.make_inputs(tmp_path)
-  config = own_child.get_config(tmp_path, str(tmp_path / 'run'))
-  config.method = 'halves'
-  config.train.update(epochs=1, mini_batch=0, aggregate='step-mean')
-  config.steps, config.checkpoint_every = 2, 1
-  config.critic.shared = True
+  config = own_child.warmup_config(own_child.get_config(tmp_path, str(tmp_path / 'run')))
   config.mesh.update(data=1, fsdp=2, tensor=4)
-  config.critic_warmup = warmup_settings(
-    closed_book={'tools': False}, tool_required={}, tool_optional={}, second_search={'topk': 1})
-  config.critic_warmup.update(questions=12, tier_rollouts=2, trajectories=20, clusters=3, trees=8, min_updates=4, max_updates=8,
-                       check_every=4, held_out=0.3, head_rate=3e-2, backbone_rate=3e-3)
-  config.critic_warmup.gate.update(auc=0.0, sign=0.0, explained=-100.0)
   return config
 
 

@@ -20,7 +20,7 @@ from jaxsearch.trees.tree import Role, Tree
 CHILD = pathlib.Path(__file__).with_name('child.py')
 ROOT = pathlib.Path(__file__).parents[2]
 HEALTHY = dict(reward=0.5, logprob=-0.4, logprob_gap=1e-3, entropy=0.4, kl=0.05, tokens_generated=400, trees=10,
-               stop_malformed_share=0.1, stop_budget_share=0.1, stop_context_full_share=0.0, trees_too_long=0,
+               stop_malformed_share=0.1, stop_budget_share=0.1, stop_context_full_share=0.0,
                groups_alike_wrong=0.5, grad_norm=1.0)
 
 
@@ -55,7 +55,6 @@ def history(*changes):
   ('length_growth', dict(tokens_generated=2100)),
   ('cut', dict(stop_budget_share=0.6)),
   ('cut', dict(stop_budget_share=0.0, stop_context_full_share=0.6)),
-  ('cut', dict(trees_too_long=5)),
   ('malformed', dict(stop_malformed_share=0.6)),
   ('groups_alike_wrong', dict(groups_alike_wrong=1.0)),
   ('grad_norm', dict(grad_norm=30.0)),
@@ -180,7 +179,7 @@ def toy(child, method, tmp_path):
   def toy(out, **monitor):
     config = child.get_config(tmp_path, str(tmp_path / out))
     config.mesh.update(data=1, fsdp=8, tensor=1)
-    config.train.update(micro_rows=8, mini_batches=1, epochs=1)
+    config.train.update(micro_rows=8, mini_batch=0, epochs=1)
     config.critic.enabled = False
     config.monitor.update(window=1, entropy_high=0.1)
     config.monitor.update(monitor)
