@@ -89,6 +89,7 @@ def test_names_of_means_and_shares_say_so():
   trees = [Tree(None, Question('1', 'Which?', ('red',))) for _ in range(4)]
   for tree, (searches, failures, revised) in zip(trees, ((4, 2, 1), (1, 1, 0), (0, 0, 0), (0, 0, 0))):
     tree.metrics.update(searches=searches, tool_failures=failures, revised=revised)
+    tree.reward = 0.0
   trees[0].stop = Stop.DEADLINE
   row = loop.summary([trees], trees)
   assert row['searches'] == 1.25 and row['tool_failures_per_tree'] == 0.75 and row['malformed_per_tree'] == 0
