@@ -5,6 +5,7 @@ training. The tables show means over seeds, and mean differences to the baseline
 (Student's t). Unfinished runs are left out and listed.
 """
 
+import itertools
 import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ import ml_collections
 import numpy as np
 from scipy.special import stdtrit
 
-from jaxsearch.evaluation.report import smoothed
+from jaxsearch.evaluation.report import column, smoothed
 from jaxsearch.evaluation.sweep import SweepRun, finished
 from jaxsearch.training.runs import read as read_rows
 
@@ -29,7 +30,9 @@ SCORES = {
 COSTS = {'tokens_generated': ('tokens generated (k)', 1e-3, ',.0f'), 'tokens_prefilled': ('prefilled (k)', 1e-3, ',.0f'),
          'tokens_trained': ('trained (k)', 1e-3, ',.0f'), 'seconds': ('seconds', 1, ',.0f')}
 MAX_COLUMNS = 15  # that fit on a page
-COLOURS = ('#1f5a8a', '#d1495b', '#2a9d60', '#edae49', '#7b4fa3', '#00a5b5', '#a05a2c', '#e377c2', '#7f9b24', '#4059d6')
+# Of the variants beside the baseline: distinct for the colour-blind (Okabe and Ito), and without any colour by line and marker.
+COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#7b3f00')
+STYLES, MARKERS = ('--', '-.', ':', (0, (5, 1, 1, 1, 1, 1))), 'sv^Dx*P<>'
 FOOTNOTE = (
   "After {steps} steps; EM and F1 in % on {questions} held-out questions. ± and [ ] are 95 % intervals over seeds (Student's t). "
   'Bold: significant, the interval excludes 0; elsewhere there is no significant difference. Nothing is corrected for multiple '
@@ -72,10 +75,10 @@ def summary(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> dict
 
 
 def figures(run: SweepRun) -> dict[str, float]:
-  """The figures of a finished run: scores after the last step, tokens and seconds of all steps."""
+  """The figures of a finished run: scores after the last step; tokens and seconds of all steps, where every step tells them."""
   rows = read_rows(run.out / 'metrics.jsonl')
-  tokens = {name: sum(row[name] for row in rows) for name in COSTS if name != 'seconds'}
-  return scores(run, run.config.steps) | tokens | {'seconds': float(sum(seconds(rows)))}
+  totals = {name: float((seconds(rows) if name == 'seconds' else column(rows, name)).sum()) for name in COSTS}
+  return scores(run, run.config.steps) | {name: total for name, total in totals.items() if not np.isnan(total)}
 
 
 def evaluations(run: SweepRun) -> list[dict]:
@@ -85,14 +88,17 @@ def evaluations(run: SweepRun) -> list[dict]:
 def scores(run: SweepRun, step: int) -> dict[str, float]:
   """The `SCORES` in the evaluations after `step`; empty if there are none."""
   return {f'{name}@{row["temperature"]}': row[name] for row in evaluations(run) if row['step'] == step
-          for name in SCORES if name in row}
+          for name in SCORES if row.get(name) is not None}
 
 
-def seconds(rows: Sequence[Mapping]) -> list[float]:
-  """Seconds of each step, without evaluations and saving; a step that compiled programs counts as the median step without."""
+def seconds(rows: Sequence[Mapping]) -> np.ndarray:
+  """[rows] seconds of each step, without evaluations and saving; a step that compiled programs counts as the median of the
+  others; NaN where a row does not tell."""
   # Which run of a sweep compiles a program and which finds it in the cache says nothing about its variant.
-  steady = [row['seconds'] for row in rows if not row['compilations']]
-  return [float(np.median(steady)) if row['compilations'] and steady else row['seconds'] for row in rows]
+  own, compiled = column(rows, 'seconds'), column(rows, 'compilations') > 0
+  if not compiled.all():
+    own[compiled] = np.median(own[~compiled])
+  return own
 
 
 def estimates(records: Iterable[Mapping[str, float]]) -> dict[str, dict]:
@@ -167,13 +173,13 @@ def difference(name: str, of: Mapping) -> str:
 def curve(run: SweepRun, temperature: float | None) -> dict[int, tuple[float, float, float]]:
   """{step: (tokens trained until then, minutes, EM)}; without a temperature, the smoothed EM of the training rollouts."""
   rows = read_rows(run.out / 'metrics.jsonl')
-  tokens = np.cumsum([0] + [row['tokens_trained'] for row in rows])  # index: step
-  minutes = np.cumsum([0] + seconds(rows)) / 60
+  so_far = lambda values: dict(zip((0, *(row['step'] for row in rows)), np.cumsum([0, *values])))
+  tokens, minutes = so_far(column(rows, 'tokens_trained')), so_far(seconds(rows) / 60)
   if temperature is None:
-    em = dict(zip((row['step'] for row in rows), smoothed([row['em'] for row in rows])))
+    em = dict(zip((row['step'] for row in rows), smoothed(column(rows, 'em'))))
   else:
     em = {row['step']: row['em'] for row in evaluations(run) if row['temperature'] == temperature}
-  return {step: (tokens[step], minutes[step], value) for step, value in em.items()}
+  return {step: (tokens[step], minutes[step], value) for step, value in em.items() if step in tokens}
 
 
 def plot(runs: Mapping[str, Sequence[SweepRun]], config: ml_collections.ConfigDict, path: pathlib.Path) -> None:
@@ -186,18 +192,17 @@ def plot(runs: Mapping[str, Sequence[SweepRun]], config: ml_collections.ConfigDi
   temperatures = every[0].config.eval.temperatures if often else (None,)
   figure = Figure(figsize=(10, 1 + 3.4 * len(temperatures)), layout='constrained')
   grid = figure.subplots(len(temperatures), 2, squeeze=False, sharey='row')
-  looks = [(colour, style) for style in ('-', '--', ':') for colour in COLOURS]
-  others = [name for name in runs if name != config.baseline]
+  looks = dict(zip((name for name in runs if name != config.baseline), zip(*map(itertools.cycle, (COLOURS, STYLES, MARKERS)))))
   for temperature, row in zip(temperatures, grid):
     for name, of in runs.items():
-      colour, style = looks[others.index(name) % len(looks)] if name in others else ('#333333', '-')
+      colour, style, marker = looks.get(name, ('#222222', '-', 'o'))
       curves = [curve(run, temperature) for run in of]
       steps = sorted(set.intersection(*map(set, curves)))
       points = np.array([[curve[step] for step in steps] for curve in curves])  # [seeds, steps, 3]
       em = 100 * points[..., 2]
       for axes, x in zip(row, np.moveaxis(points[..., :2].mean(axis=0), 1, 0)):
-        axes.plot(x, em.mean(axis=0), style, color=colour, linewidth=2, marker='o' if often else None, markersize=3.5,
-                  label=f'{name} ({len(of)})')
+        axes.plot(x, em.mean(axis=0), linestyle=style, color=colour, linewidth=2, marker=marker, markersize=5,
+                  markevery=max(1, len(steps) // 8), label=f'{name} ({len(of)})')
         axes.fill_between(x, em.min(axis=0), em.max(axis=0), color=colour, alpha=0.13, linewidth=0)
     label = 'EM in training, smoothed (%)' if temperature is None else f'held-out EM, {decoding(temperature)} (%)'
     row[0].set_ylabel(label, fontsize=9)
@@ -210,5 +215,5 @@ def plot(runs: Mapping[str, Sequence[SweepRun]], config: ml_collections.ConfigDi
     axes.set_xlabel(text, fontsize=9)
   figure.suptitle(config.title, fontsize=11)
   figure.legend(*grid[0, 0].get_legend_handles_labels(), loc='outside lower center', ncols=5, fontsize=8, frameon=False,
-                title='mean over (seeds); band: lowest to highest', title_fontsize=8)
+                handlelength=4, title='mean over (seeds); band: lowest to highest', title_fontsize=8)
   figure.savefig(path, dpi=110)

@@ -31,7 +31,7 @@ class Balance(html.parser.HTMLParser):
     self.open, self.text = [], ''
 
   def handle_starttag(self, tag, attrs):
-    self.open += [tag] if tag not in ('br', 'meta', 'img') else []
+    self.open += [tag] if tag not in ('br', 'meta', 'img', 'source') else []
 
   def handle_endtag(self, tag):
     assert self.open.pop() == tag

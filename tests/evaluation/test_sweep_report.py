@@ -5,6 +5,7 @@ import json
 import ml_collections
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from scipy import stats
 
 from jaxsearch.evaluation import sweep, sweep_report
@@ -110,8 +111,8 @@ def test_differences_of_the_same_values_are_not_bold():
 
 def test_steps_that_compile_count_as_the_median():
   row = lambda seconds, compilations: {'seconds': seconds, 'compilations': compilations}
-  assert sweep_report.seconds([row(90, 5), row(4, 0), row(6, 0), row(70, 1)]) == [5, 4, 6, 5]
-  assert sweep_report.seconds([row(90, 5), row(4, 1)]) == [90, 4]
+  assert sweep_report.seconds([row(90, 5), row(4, 0), row(6, 0), row(70, 1)]).tolist() == [5, 4, 6, 5]
+  assert sweep_report.seconds([row(90, 5), row(4, 1)]).tolist() == [90, 4]
 
 
 def test_curves(runs):
@@ -119,6 +120,34 @@ def test_curves(runs):
   assert points == {0: (0, 0, 0.2), 2: (2000, 0.2, pytest.approx(0.3)), 4: (4000, 0.4, 0.4)}
   training = sweep_report.curve(runs[0], None)
   assert list(training) == [1, 2, 3, 4] and training[1] == (1000, 0.1, pytest.approx(0.1))
+
+
+def test_what_a_row_does_not_tell_is_left_out_and_not_guessed(config, runs):
+  for run in runs:
+    path = run.out / 'metrics.jsonl'
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[1] |= {'loss': None, 'em': None, 'last_failure': 'down'}  # of a skipped update
+    if run.variant == 'Auto':
+      del rows[1]['tokens_trained'], rows[0]['compilations'], rows[2]['seconds']
+    path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  sweep_report.write(config, runs)
+  found = sweep_report.summary(config, runs)['variants']
+  assert found['Full']['figures'].keys() - found['Auto']['figures'].keys() == {'tokens_trained', 'seconds'}
+  assert found['Full']['figures']['seconds']['mean'] == 24.0 and 'tokens_generated' in found['Auto']['figures']
+  auto = next(run for run in runs if run.variant == 'Auto')
+  np.testing.assert_allclose(sweep_report.curve(auto, 1.0)[2], [np.nan, 0.6, (0.2 + SAMPLED['Auto'][0]) / 2])
+  training = [value for *_, value in sweep_report.curve(auto, None).values()]
+  assert training[1] == training[0] < training[2]
+
+
+def test_curves_differ_by_line_and_marker_too(config, runs, tmp_path, monkeypatch):
+  drawn = []
+  monkeypatch.setattr(Figure, 'savefig', lambda figure, *_, **__: drawn.append(figure))
+  many = {f'variant {number}': [run for run in runs if run.variant == 'Auto'] for number in range(11)}
+  sweep_report.plot({'Full': [run for run in runs if run.variant == 'Full'], **many}, config, tmp_path / 'curves.png')
+  for axes in drawn[0].axes:
+    looks = {(line.get_linestyle(), line.get_marker()) for line in axes.lines}
+    assert len(axes.lines) == len(looks) == 12
 
 
 def test_with_few_evaluations_the_curve_is_that_of_the_training(config, runs, monkeypatch):
