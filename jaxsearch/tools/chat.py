@@ -50,10 +50,12 @@ class Chat(JsonClient):
     self._cache, self._concurrency, self._in_flight = Cache(cache), concurrency, threading.Semaphore(concurrency)
     self._hint = '' if key else f' ({key_variable} holds no key)'
 
-  def reply(self, prompt: Prompt) -> str:
-    """The model's reply, which may be empty. Raises ChatError."""
+  def reply(self, prompt: Prompt, seed: int | None = None) -> str:
+    """The model's reply, which may be empty. `seed` goes to the server, above temperature 0. Raises ChatError."""
     messages = [{'role': 'user', 'content': prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
     body = {**self._settings, 'messages': messages}
+    if seed is not None and self._settings['temperature'] > 0:
+      body['seed'] = seed
 
     def complete() -> str:
       with self._in_flight:
@@ -61,16 +63,16 @@ class Chat(JsonClient):
 
     return self._cache.get(body, complete)
 
-  def replies(self, prompts: Sequence[Prompt]) -> list[str | ChatError]:
+  def replies(self, prompts: Sequence[Prompt], seeds: Sequence[int | None] | None = None) -> list[str | ChatError]:
     """The replies to all prompts, `concurrency` at a time; a `ChatError` stands where one failed."""
-    def reply(prompt):
+    def reply(prompt, seed):
       try:
-        return self.reply(prompt)
+        return self.reply(prompt, seed)
       except ChatError as error:
         return error
 
     with ThreadPoolExecutor(self._concurrency) as pool:
-      return list(pool.map(reply, prompts))
+      return list(pool.map(reply, prompts, seeds or [None] * len(prompts)))
 
 
 def _text(response: object) -> str:
