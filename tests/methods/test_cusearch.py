@@ -149,18 +149,14 @@ def test_ar3po_acts_where_its_claim_is_tested():
   variants, common = cusearch_tables.get_config('7').variants, cusearch_tables.get_config().common
   batches = QuestionBatches([dataclasses.replace(QUESTION, id=str(i)) for i in range(variants['AR3PO']['data.number'])],
                             common['questions_per_step'], process_index=0, process_count=1)
-  seen, windows = context(), []
+  seen = context()
   for step in range(common['steps']):
     questions = next(batches)
     sizes = cusearch.sizes(questions, 3, seen, adaptive=True)
     assert sum(sizes) == 72 and (step > 4) <= (len(set(sizes)) > 1)
-    chains = [[chain(0, right=member < int(question.id) % 4) for member in range(size)] for question, size in zip(questions, sizes)]
-    for question, group in zip(questions, chains):
-      for tree in group:
-        tree.question = question
-    cusearch.credit(chains, seen, strategy='full')
-    windows = [len(rates) for rates in seen.memory['pass_rates'].values()]
-  assert len(windows) == 96 and min(windows) == max(windows) == 4
+    cusearch.credit([[chain(0, right=member < int(question.id) % 4, question=question) for member in range(size)]
+                     for question, size in zip(questions, sizes)], seen, strategy='full')
+  assert [len(rates) for rates in seen.memory['pass_rates'].values()] == [4] * 96
 
 
 def test_an_unknown_strategy_is_named():
