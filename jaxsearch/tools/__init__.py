@@ -16,7 +16,10 @@ KINDS = ('bm25', 'http', 'web', 'simulated')
 
 
 class SearchBackend(Protocol):
-  """What the sampler and the evaluation need of a back end; `search` is called from several threads."""
+  """What the sampler and the evaluation need of a back end; `search` is called from several threads.
+
+  One that simulates may also have `set_step(step, total_steps)` and `for_call(question, *call)`, see tools/simulated.py.
+  """
 
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]: ...
 
