@@ -37,6 +37,7 @@ def get_config():
                                      # 'musique:FILE'; '+' joins several
     hops=(),                         # of the world's questions take those with these numbers of hops; () takes all
     arithmetic=True,                 # whether to take the world's questions about sums and differences
+    number=0,                        # `train` takes the first of them, so that a run sees them again; 0 is all
   )
   config.search = config_dict.create(
     backend='bm25',                  # 'bm25' over `data.corpus`, 'http' (a Search-R1 retrieval server), 'web' (Google by
@@ -47,7 +48,10 @@ def get_config():
     writer='world',                  # for 'simulated': 'world' (writes about the embedded world without a model), 'chat' (a
                                      # model behind `url`, key in OPENAI_API_KEY) or 'model' (one on a sampler of our own)
     writer_model='',                 # its name at the chat server, or its Hugging Face folder or GGUF file
+    writer_temperature=0.8,          # of 'chat' and 'model'; above 0 a query that is sent again finds other documents
+    writer_templates='',             # for 'chat' and 'model': a folder with prompts of yours, see trees/templates.py
     noise_start=0.0, noise_end=0.5,  # for 'simulated': probability of noise at the first step and at the last
+    noise_eval=config_dict.placeholder(float),  # the same in evaluations; None takes that of the first step
     topk=2,                          # passages per search
     timeout=30.0,                    # seconds until a search counts as failed, retries included
     max_failed_steps=3,              # training stops after this many steps in a row in which most searches failed; 0 is never

@@ -20,6 +20,7 @@ FIELDS = {
   'keep_checkpoints': COUNT,
 
   'data.hops': COUNT,
+  'data.number': '>= 0',
 
   '*.backend': ('bm25', 'http', 'web', 'simulated'),
   'search.engine': ('rank_bm25', 'bm25s'),
@@ -27,6 +28,8 @@ FIELDS = {
   'search.writer': ('world', 'chat', 'model'),
   '*.noise_start': SHARE,
   '*.noise_end': SHARE,
+  '*.noise_eval': SHARE,
+  'search.writer_temperature': '>= 0',
 
   'python.seconds': '> 0',
   'python.memory': COUNT,
@@ -130,6 +133,7 @@ FIELDS = {
   'credit.max_depth': COUNT,
   'credit.format_weight': SHARE,
   'credit.window': COUNT,
+  'credit.singleton': ('raw', 'zero'),
   'sizes.smallest': '>= 0',
 
   # configs/carl.py: the warm-up of a critic.

@@ -3,7 +3,8 @@
     jaxsearch train --config configs/cusearch.py --config.credit.strategy=phase
 
 Strategies: full, random, topk_reward, auto, phase, anti; see methods/cusearch.py. DAPO: --config.credit.drop_alike=True,
-AR3PO: --config.sizes.adaptive=True, GRPO-Half: strategy full with half of the questions.
+AR3PO: --config.sizes.adaptive=True with --config.data.number=N, so that questions come back; GRPO-Half: strategy full with half
+of the questions. configs/claims/cusearch_tables.py has the rows of the paper's tables.
 """
 
 from ml_collections import config_dict
@@ -19,6 +20,7 @@ def get_config():
   config.steps = 100
   config.questions_per_step = 32
   config.group_size = 3
+  config.grow.max_turns = 5          # S: what nobody can reach would leave the deepest bucket empty
   config.credit = config_dict.create(
     strategy='phase',                # which chains to train on: 'full', 'random', 'topk_reward', 'auto', 'phase' or 'anti'
     keep=48,                         # K, the number of chains to train on
@@ -26,6 +28,7 @@ def get_config():
     format_weight=0.2,               # w of the reward F1 (1 - w) + w format
     drop_alike=False,                # DAPO: leave out groups whose chains all have the same reward
     normalize_std=True,
+    singleton='raw',                 # what the only chain left of a question gets: 'raw', its reward, or 'zero'
     window=4,                        # recent pass rates of a question that `sizes` averages
   )  # fmt: skip
   config.sizes = config_dict.create(

@@ -1,11 +1,14 @@
 """CuSearch as published, for a pod: Qwen2.5-3B, 64 questions x 3 chains, the 96 that searched most (appendix A).
 
     jaxsearch train --config configs/cusearch_qwen2_5_3b.py --config.model=Qwen2.5-3B \
-        --config.data.questions=train.jsonl --config.search.url=http://retriever:8000/retrieve --config.out=/shared/run
+        --config.data.questions=train.jsonl --config.search.url=http://simulator:8000/v1 \
+        --config.search.writer_templates=PROMPTS --config.out=/shared/run
 
-With the simulator instead of a corpus, as in the paper's main table: --config.search.backend=simulated
---config.search.writer=chat --config.search.writer_model=NAME --config.search.url=http://simulator:8000/v1. Not run by us at
-this size.
+What the paper leaves to ZeroSearch is from the published GRPO recipe: 203 steps, a warm-up over 95 % of them, noise from 0 to
+0.5, 5 turns of 500 tokens, 5 documents. PROMPTS holds the prompts that the simulator was tuned with, as useful.txt and noisy.txt
+(see trees/templates.py); without it our own are used. In the paper's Search-R1 setting: --config.search.backend=http
+--config.search.url=http://retriever:8000/retrieve. GRPO-Full makes twice as many updates a step: --config.credit.strategy=full
+--config.optim.lr_warmup_updates=1158. Not run by us at this size.
 """
 
 from configs import cusearch, search_r1_grpo_qwen2_5_3b
@@ -16,11 +19,14 @@ def get_config():
   config.unlock()
   config.method = 'cusearch'
   config.out = 'runs/cusearch_qwen2_5_3b'
+  config.steps = 203
   config.questions_per_step, config.group_size = 64, 3
   ours = cusearch.get_config()
   config.credit, config.sizes = ours.credit, ours.sizes
   config.credit.keep = 96
+  config.grow.max_turns = 5  # S
   config.train.update(aggregate='seq-mean-token-mean', mini_batch=32)  # M: three updates a step, six with strategy 'full'
-  config.search.topk = 5
-  config.optim.lr_warmup_updates = 0
+  config.search.update(backend='simulated', writer='chat', writer_model='Simulation_LLM_google_7B_V2', topk=5,
+                       url='http://127.0.0.1:8000/v1', noise_start=0.0, noise_end=0.5)
+  config.optim.lr_warmup_updates = 579  # 193 steps of three updates
   return config.lock()

@@ -24,6 +24,7 @@ def get_config():
     evidence_weight=1.0,             # of the evidence reward; 0 is the ablation without it
     gamma_evidence=0.2, gamma_answer=0.2,  # the format reward
     normalize_std=True,              # for GRPO
+    singleton='raw',                 # for GRPO, what the only chain of a group gets: its reward ('raw') or 0 ('zero')
     gamma=1.0, lam=1.0,              # for PPO
   )  # fmt: skip
   config.reader = config_dict.create(  # the frozen model that answers from the evidence

@@ -17,6 +17,7 @@ def get_config():
   config.steps = 200
   config.group_size = 5
   config.questions_per_step = 25
+  config.credit.singleton = 'raw'    # what the only chain of a group gets: its reward ('raw') or 0 ('zero')
   config.grow.boxed = False          # True: the answer is the content of \boxed{} inside <answer>
   config.eval.every = 50
   return config.lock()

@@ -15,5 +15,6 @@ def get_config():
   config.out = 'runs/search_r1_grpo'
   config.steps = 200
   config.grow.update(max_turns=6, max_tokens=64)  # settings of the method's `grow`, here those of base
+  config.credit.singleton = 'raw'    # what the only chain of a group gets: its reward ('raw') or 0 ('zero')
   config.eval.every = 50
   return config.lock()

@@ -29,7 +29,7 @@ def get_config():
     probe=0.1,                       # share of drafts on which a_prec, v_inter and s_trim are estimated
     process=True,                    # whether the judge gives a process reward
   )  # fmt: skip
-  config.credit = config_dict.create(joint=True, normalize_std=True)
+  config.credit = config_dict.create(joint=True, normalize_std=True, singleton='raw')
   config.judge = judge()
   config.train.update(aggregate='seq-mean-token-mean', row_length=1280)  # a trace keeps the steps that were cut off
   config.eval.grow = config_dict.create(max_revisions=0)  # as it is deployed; 1 keeps the refiner

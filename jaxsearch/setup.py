@@ -102,19 +102,22 @@ def open_backend(config: ml_collections.ConfigDict, corpus: str = '', mesh: jax.
   settings = dict(config.search)
   kind, _, _ = (settings.pop(name) for name in ('backend', 'topk', 'max_failed_steps'))
   if kind == 'simulated' and settings['writer'] == 'model':
-    settings['writer'] = _model_writer(settings['writer_model'], config.dtype, mesh)
+    settings['writer'] = _model_writer(config.search, config.dtype, mesh)
   documents = sources.load_corpus(corpus or config.data.corpus) if reads_corpus(config) else None
   return open_search(kind, corpus=documents, seed=config.seed, **settings)
 
 
-def _model_writer(path: str, dtype: str, mesh: jax.sharding.Mesh | None) -> ModelWriter:
+def _model_writer(search: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None) -> ModelWriter:
+  path = search.writer_model
   if not path:
     raise ValueError("search.writer 'model' needs a search.writer_model")
   assistant = load_assistant(ml_collections.ConfigDict(dict(
     model=path, slots=16, length=1024, max_tokens=512, stop=(), chat=True)), dtype, mesh)
   if assistant.engine.tokenizer.chat_template is None:
     raise ValueError(f"{path} cannot be search.writer 'model': without a chat template it follows no instruction")
-  return ModelWriter(DynamicBatcher(assistant))
+  assistant = dataclasses.replace(assistant, temperature=search.writer_temperature)
+  batched = DynamicBatcher(lambda items: assistant(*zip(*items)))
+  return ModelWriter(lambda prompts, seeds: batched(list(zip(prompts, seeds))), search.writer_templates)
 
 
 def load_assistant(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None = None) -> Assistant:

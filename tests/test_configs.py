@@ -6,7 +6,9 @@ import pathlib
 
 import pytest
 
+from configs.claims import cusearch_tables
 from jaxsearch.config_check import check
+from jaxsearch.evaluation import sweep
 from jaxsearch.methods import find_method
 
 NAMES = sorted(path.stem for path in (pathlib.Path(__file__).parent.parent / 'configs').glob('*.py') if path.stem != 'checks')
@@ -16,7 +18,7 @@ METHODS = [name for name in NAMES if name not in ('world_policy', 'sft', 'sft_go
 @pytest.mark.parametrize('name', METHODS)
 @pytest.mark.parametrize('real', [False, True])
 def test_a_config_fits_its_method(name, real):
-  if real and ('qwen' in name or name in ('base', 'quickstart')):
+  if real and ('qwen' in name or 'llama' in name or name in ('base', 'quickstart')):
     pytest.skip('not meant for SmolLM2')
   config = importlib.import_module('configs.smollm2').get_config(name) if real else importlib.import_module(
     f'configs.{name}').get_config()
@@ -32,6 +34,29 @@ def test_a_config_fits_its_method(name, real):
       assert set(config.critic_warmup[kind]) <= set(inspect.signature(method.grow).parameters), kind
   assert all(service in config for service in getattr(method, 'SERVICES', ()))
   assert config.is_locked
+
+
+def test_the_rows_of_cusearchs_tables():
+  """S caps the turns as well as the depth; K chains make three updates a step, GRPO-Full six, GRPO-Half three."""
+  numbers = {table: len(sweep.plan(cusearch_tables.get_config(table))) / 3 for table in cusearch_tables.ROWS}
+  assert numbers == {'': 23, '3': 6, '4': 12, '5': 3, '7': 6, '8': 4}
+  for run in sweep.plan(cusearch_tables.get_config()):
+    credit, chains = run.config.credit, run.config.questions_per_step * run.config.group_size
+    chains = chains if credit.strategy == 'full' else credit.keep
+    assert chains / run.config.train.mini_batch == (6 if credit.strategy == 'full' and 'Half' not in run.variant else 3)
+    assert credit.max_depth == run.config.grow.max_turns == (int(run.variant[-1]) if 'S=' in run.variant else 5)
+    assert run.config.search.backend == ('bm25' if 'corpus' in run.variant else 'simulated')
+
+
+@pytest.mark.parametrize('name, model', [
+  ('qwen2_5_3b', 'Qwen2.5-3B'), ('qwen2_5_7b', 'Qwen2.5-7B'), ('llama3_2_3b', 'Llama-3.2-3B')])
+def test_cusearchs_pod_configs_are_table_2_and_zerosearchs_schedule(name, model):
+  config = importlib.import_module(f'configs.cusearch_{name}').get_config()
+  assert (config.model, config.questions_per_step, config.group_size, config.credit.keep) == (model, 64, 3, 96)
+  assert config.train.mini_batch == 32 and config.credit.max_depth == config.grow.max_turns == 5
+  assert config.optim.lr_warmup_updates == int(0.95 * 203 + 0.5) * 96 / 32 and config.steps == 203
+  assert (config.optim.learning_rate, config.loss.kl_coef, config.credit.format_weight) == (1e-6, 0.001, 0.2)
+  assert (config.search.backend, config.search.topk, config.search.noise_end) == ('simulated', 5, 0.5)
 
 
 def test_real_input_is_one_folder():

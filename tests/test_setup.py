@@ -25,6 +25,7 @@ def test_the_simulator_of_the_config_follows_its_curriculum():
   backend = open_backend(config, 'world')
   assert isinstance(backend, SimulatedSearch) and backend.noise == 0.0
   assert backend.search(['Wuxi'], 2) == open_backend(settings(), 'world').search(['Wuxi'], 2)
+  assert open_backend(settings(backend='simulated', noise_eval=0.3), 'world').noise == 0.3
   backend.set_step(config.steps, config.steps)
   assert backend.noise == pytest.approx(0.5)
   queries = [question.question for question in world.questions('rl')[:300]]
@@ -67,6 +68,13 @@ def test_a_model_of_ours_writes_on_a_sampler_of_its_own(tmp_path):
   shutil.copytree(world.folder(), folder, ignore=shutil.ignore_patterns('*.gz', 'reader'))
   config = json.loads((folder / 'tokenizer_config.json').read_text())
   (folder / 'tokenizer_config.json').write_text(json.dumps(config | {'chat_template': '{{ messages[0].content }}<think>'}))
-  backend = open_backend(settings(backend='simulated', writer='model', writer_model=str(folder)), 'nowhere')
-  with pytest.raises(WriterError, match='the simulator wrote no documents'):
-    backend.search(['Wuxi'], 2)
+  (tmp_path / 'useful.txt').write_text('Question: {query}\n')
+  backend = open_backend(settings(backend='simulated', writer='model', writer_model=str(folder), writer_templates=str(tmp_path)),
+                         'nowhere')
+
+  def written(*call):
+    with pytest.raises(WriterError, match='the simulator wrote no documents') as error:
+      backend.for_call(None, *call).search(['Where is Wuxi?'], 2)
+    return str(error.value)
+
+  assert written(0, 1) == written(0, 1) != written(0, 2)  # sampled, each call with a seed of its own

@@ -55,7 +55,8 @@ def plot_curves(rows: Sequence[Mapping], evaluations: Sequence[Mapping], columns
   from matplotlib.ticker import MaxNLocator
   curves = [curve for curve in CURVES if any(row.get(curve[0]) is not None for row in (*rows, *evaluations))]
   curves = (curves or [CURVES[0]]) + ([MEMORY] if grew(rows) else [])
-  lines = -(-len(curves) // columns)
+  depths = [row for row in rows if row.get('chains_depth_0') is not None]
+  lines = -(-(len(curves) + bool(depths)) // columns)
   figure = Figure(figsize=(5 * columns, 2.8 * lines + 0.4) if columns > 1 else (3.6, 2.4 * lines + 0.6), layout='constrained')
   grid = figure.subplots(lines, columns, squeeze=False).flat
   looks = ((False, 'held out, sampled', dict(color='#d55e00', marker='o', linestyle='--', markersize=5)),
@@ -70,13 +71,16 @@ def plot_curves(rows: Sequence[Mapping], evaluations: Sequence[Mapping], columns
       if points:
         axes.plot(*zip(*points), label=name, linewidth=1.2, **look)
     axes.set_ylabel(label, fontsize=10)
+    axes.grid(alpha=0.25)
+    if key == 'em':
+      axes.set_ylim(-6, 106)
+  if depths:
+    plot_depths(depths, next(grid))
+  for axes in figure.axes:
     axes.set_xlabel('step', fontsize=10)
     axes.tick_params(labelsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], nbins=7))
-    axes.grid(alpha=0.25)
     axes.spines[['top', 'right']].set_visible(False)
-    if key == 'em':
-      axes.set_ylim(-6, 106)
   for axes in grid:  # those left over
     axes.set_visible(False)
   figure.legend(*figure.axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=2 * columns, fontsize=9,
@@ -84,6 +88,20 @@ def plot_curves(rows: Sequence[Mapping], evaluations: Sequence[Mapping], columns
   file = io.BytesIO()
   figure.savefig(file, format='png', dpi=110 if columns > 1 else 200)
   return file.getvalue()
+
+
+def plot_depths(rows: Sequence[Mapping], axes) -> None:
+  """How deep the rollouts of each step searched, as shares of them (CuSearch's figure 1b): the deeper the darker."""
+  depth = lambda name: int(name.removeprefix('chains_depth_'))
+  names = sorted((name for name in rows[0] if name.startswith('chains_depth_')), key=depth)
+  counts = np.array([column(rows, name) for name in names])
+  greys = [str(0.92 - 0.8 * i / max(len(names) - 1, 1)) for i in range(len(names))]
+  axes.stackplot([row['step'] for row in rows], 100 * counts / counts.sum(axis=0), colors=greys,
+                 labels=[*map(str, range(len(names) - 1)), f'≥ {len(names) - 1}'])
+  axes.set_ylabel('rollouts by searches (%)', fontsize=10)
+  axes.margins(0)
+  axes.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=len(names), fontsize=9, handlelength=0.9, columnspacing=0.9,
+              handletextpad=0.4, frameon=False)
 
 
 def column(rows: Sequence[Mapping], name: str) -> np.ndarray:

@@ -34,10 +34,10 @@ def credit_groups(groups: Sequence[Sequence[tuple[Sequence[Node], float]]], *, n
       node.advantages = float(advantage)
 
 
-def credit_relative(groups: Sequence[Sequence[Tree]], *, normalize_std: bool = True) -> None:
-  """Every policy span gets its tree's `reward` relative to the other trees of its group (GRPO)."""
+def credit_relative(groups: Sequence[Sequence[Tree]], *, normalize_std: bool = True, singleton: str = 'raw') -> None:
+  """Every policy span gets its tree's `reward` relative to the other trees of its group (GRPO); arguments as above."""
   credit_groups([[(tree.nodes(Role.POLICY), tree.reward) for tree in group] for group in groups],
-                normalize_std=normalize_std, singleton='raw')
+                normalize_std=normalize_std, singleton=singleton)
 
 
 def credit_siblings(trees: Sequence[Tree], values: Mapping[Node, float], *, normalize_std: bool = True) -> None:

@@ -45,7 +45,8 @@ def depth(tree: Tree, max_depth: int) -> int:
 
 
 def credit(groups: Sequence[Sequence[Tree]], context: Context, *, strategy: str = 'auto', keep: int = 96, max_depth: int = 5,
-           format_weight: float = 0.2, drop_alike: bool = False, normalize_std: bool = True, window: int = 4) -> None:
+           format_weight: float = 0.2, drop_alike: bool = False, normalize_std: bool = True, singleton: str = 'raw',
+           window: int = 4) -> None:
   """Rewards all chains, selects `keep` of them (K), and compares each of these with the selected ones of its question.
 
   Args:
@@ -53,6 +54,7 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, strategy: str 
     max_depth: S; deeper chains count as this deep.
     format_weight: w of the reward.
     drop_alike: leave out groups in which all selected chains have the same reward (DAPO).
+    normalize_std, singleton: see `credit_groups`; selection often leaves one chain of a question.
     window: how many of the last pass rates of a question `sizes` averages.
   """
   trees = [tree for group in groups for tree in group]
@@ -67,7 +69,7 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, strategy: str 
   groups = [selected for group in groups if (selected := [tree for tree in group if tree in chosen])]
   if drop_alike:
     groups = [group for group in groups if len({tree.reward for tree in group}) > 1]
-  credit_relative(groups, normalize_std=normalize_std)
+  credit_relative(groups, normalize_std=normalize_std, singleton=singleton)
   context.metrics.update(figures.of_depths(depths, [tree for group in groups for tree in group], max_depth))
 
 
@@ -106,7 +108,8 @@ def sizes(questions: Sequence[Question], group_size: int, context: Context, *, a
   """Chains for each question: `group_size`, or if `adaptive` more where the pass rate is in the middle (AR3PO).
 
   They sum to len(questions) * group_size: `smallest` for each question, the rest in proportion to `rate (1 - rate)`,
-  where `rate` is the mean over the window, or 1/2 for an unseen question.
+  where `rate` is the mean over the window, or 1/2 for an unseen question. So it acts only once questions come back
+  (`data.number`); the metric `largest_group` says whether it did.
   """
   if not adaptive:
     return [group_size] * len(questions)
@@ -117,4 +120,5 @@ def sizes(questions: Sequence[Question], group_size: int, context: Context, *, a
   exact = rest * weights / weights.sum()
   found = np.floor(exact).astype(int)
   found[np.argsort(found - exact, kind='stable')[:rest - found.sum()]] += 1  # largest remainders
+  context.metrics['largest_group'] = smallest + int(found.max())
   return [smallest + int(n) for n in found]

@@ -52,22 +52,22 @@ def reward(tree: Tree, *, evidence_weight: float = 1.0, gamma_evidence: float = 
 
 
 def credit(groups: Sequence[Sequence[Tree]], context: Context, *, estimator: str = 'grpo', evidence_weight: float = 1.0,
-           gamma_evidence: float = 0.2, gamma_answer: float = 0.2, normalize_std: bool = True, gamma: float = 1.0,
-           lam: float = 1.0) -> None:
+           gamma_evidence: float = 0.2, gamma_answer: float = 0.2, normalize_std: bool = True,
+           singleton: str = 'raw', gamma: float = 1.0, lam: float = 1.0) -> None:
   """Rewards every chain, then GRPO against the others of its question, or GAE with the critic.
 
   Args:
     estimator: 'grpo' or 'ppo'.
     evidence_weight: of the evidence reward; 0 is the ablation without it (table 6).
     gamma_evidence, gamma_answer: the format reward's (eq. 5).
-    normalize_std: for GRPO.
+    normalize_std, singleton: for GRPO, see `credit_groups`.
     gamma, lam: for PPO.
   """
   trees = [tree for group in groups for tree in group]
   for tree in trees:
     tree.reward = reward(tree, evidence_weight=evidence_weight, gamma_evidence=gamma_evidence, gamma_answer=gamma_answer)
   if estimator == 'grpo':
-    credit_relative(groups, normalize_std=normalize_std)
+    credit_relative(groups, normalize_std=normalize_std, singleton=singleton)
   elif estimator == 'ppo':
     context.metrics.update(credit_with_critic(trees, gamma=gamma, lam=lam))
   else:

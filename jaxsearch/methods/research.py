@@ -39,8 +39,9 @@ def reward(tree: Tree) -> float:
   return f1(tree.answer, tree.question.golden_answers) or FORMAT_REWARD * tree.metrics['format']
 
 
-def credit(groups: Sequence[Sequence[Tree]], context: Context, *, normalize_std: bool = True) -> None:
+def credit(groups: Sequence[Sequence[Tree]], context: Context, *, normalize_std: bool = True,
+           singleton: str = 'raw') -> None:
   """GRPO: every policy span of a chain gets the chain's reward relative to the other chains of its question."""
   for tree in (tree for group in groups for tree in group):
     tree.reward = reward(tree)
-  credit_relative(groups, normalize_std=normalize_std)
+  credit_relative(groups, normalize_std=normalize_std, singleton=singleton)

@@ -70,8 +70,12 @@ def reward(tree: Tree) -> float:
   return tree.question.score(tree.answer)
 
 
-def credit(groups: Sequence[Sequence[Tree]], context: Context, *, normalize_std: bool = True) -> None:
-  """GRPO: every policy span of a chain gets the chain's reward relative to the other chains of its question."""
+def credit(groups: Sequence[Sequence[Tree]], context: Context, *, normalize_std: bool = True,
+           singleton: str = 'raw') -> None:
+  """GRPO: every policy span of a chain gets the chain's reward relative to the other chains of its question.
+
+  `normalize_std` and `singleton`: see `credit_groups`.
+  """
   for tree in (tree for group in groups for tree in group):
     tree.reward = reward(tree)
-  credit_relative(groups, normalize_std=normalize_std)
+  credit_relative(groups, normalize_std=normalize_std, singleton=singleton)

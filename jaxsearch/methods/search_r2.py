@@ -111,7 +111,8 @@ def reward(tree: Tree) -> float:
   return float(hybrid_reward(outcome, tree.metrics['useful'] / max(tree.metrics['collections'], 1)))
 
 
-def credit(groups: Sequence[Sequence[Tree]], context: Context, *, joint: bool = True, normalize_std: bool = True) -> None:
+def credit(groups: Sequence[Sequence[Tree]], context: Context, *, joint: bool = True, normalize_std: bool = True,
+           singleton: str = 'raw') -> None:
   """GRPO over traces: the kept chain and the reviews get the trace's reward relative to the other traces of its question.
 
   `joint=False` leaves the reviews out of the loss (table 3, without joint optimization).
@@ -122,5 +123,5 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, joint: bool = 
     tree.metrics['em_kept'] = exact_match(tree.answer, tree.question.golden_answers)
     for node in tree.nodes(Role.POLICY):
       node.trained = node.trained and (joint or not node.data.get('meta', False))
-  credit_relative(groups, normalize_std=normalize_std)
+  credit_relative(groups, normalize_std=normalize_std, singleton=singleton)
   context.metrics.update(figures.of_refinement([tree.root.data['probe'] for tree in trees if 'probe' in tree.root.data]))

@@ -88,16 +88,22 @@ class Assistant:
     max_tokens: of a reply.
     stop: stop strings; a reply ends before the first of them.
     chat: whether a prompt is wrapped into the chat template of the tokenizer.
+    temperature: of the replies; 0 is greedy.
   """
   engine: Engine
   max_tokens: int = 64
   stop: tuple[str, ...] = ()
   chat: bool = False
+  temperature: float = 0.0
 
-  def __call__(self, prompts: Sequence[str]) -> list[str]:
-    """The replies, stripped; a prompt that leaves no room for one gets an empty reply."""
-    agent = Agent(self.engine, self._grow, Tools(), requests.GREEDY)
-    trees, _ = rollout(agent, [Question(str(i), prompt, ()) for i, prompt in enumerate(prompts)], jax.random.key(0))
+  def __call__(self, prompts: Sequence[str], seeds: Sequence[int] | None = None) -> list[str]:
+    """The replies, stripped; a prompt that leaves no room for one gets an empty reply.
+
+    Above temperature 0 a reply depends on its prompt and on its seed (0 to 2**31 - 1), by default its place.
+    """
+    agent = Agent(self.engine, self._grow, Tools(), Sampling(self.temperature))
+    trees, _ = rollout(agent, [Question(str(i), prompt, ()) for i, prompt in enumerate(prompts)], jax.random.key(0),
+                       numbers=seeds)
     return [tree.answer for tree in trees]
 
   def _grow(self, question: Question, tree: Tree):
@@ -125,6 +131,7 @@ class Episode:
   several: bool = False  # whether it yielded a list
   waiting: int = 0  # replies that are missing
   requests: int = 0  # spans and scores it has requested so far
+  calls: int = 0  # of a simulated search so far
   started: float = 0.0
 
 
@@ -277,11 +284,11 @@ class Schedule:
         raise ValueError('a Search, but the rollout has no search back end')
       case Search():
         topk = tools.topk if request.topk is None else request.topk
-        self._call(pending, functools.partial(tools.search.search, [request.query], topk))
+        self._call(pending, functools.partial(self._tools(pending.episode).search.search, [request.query], topk))
       case RunPython() if tools.python is None:
         raise ValueError('a RunPython, but the rollout has no sandbox')
       case RunPython():
-        self._call(pending, functools.partial(tools.run_python, request, pending.searches))
+        self._call(pending, functools.partial(self._tools(pending.episode).run_python, request, pending.searches))
       case Call():
         self._call(pending, request.function)
       case Ask() if request.service not in tools.services:  # an agent that only answers goes without
@@ -315,6 +322,14 @@ class Schedule:
     self._reply(pending, node)
 
   # Tools.
+
+  def _tools(self, episode: Episode) -> Tools:
+    """The tools for the next call of an episode: a simulated search draws for each call anew, and hears the question."""
+    if not hasattr(self.tools.search, 'for_call'):
+      return self.tools
+    episode.calls += 1
+    search = self.tools.search.for_call(episode.tree.question, episode.number, episode.calls)
+    return dataclasses.replace(self.tools, search=search)
 
   def _call(self, pending: Pending, function: Callable[[], Any]) -> None:
     pending.call = self.caller.start(function, self.steps, min(self.tools.deadline, self._seconds_left(pending.episode)))

@@ -9,13 +9,17 @@ from typing import Protocol
 
 from jaxsearch import registry
 from jaxsearch.data.corpus import Document
+from jaxsearch.data.questions import Question
 from jaxsearch.data.sources import load_corpus
 
 KINDS = ('bm25', 'http', 'web', 'simulated')
 
 
 class SearchBackend(Protocol):
-  """What the sampler and the evaluation need of a back end; `search` is called from several threads."""
+  """What the sampler and the evaluation need of a back end; `search` is called from several threads.
+
+  One that simulates may also have `set_step(step, total_steps)` and `for_call(question, *call)`, see tools/simulated.py.
+  """
 
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]: ...
 
@@ -23,9 +27,10 @@ class SearchBackend(Protocol):
 class Writer(Protocol):
   """Writes documents for queries, see tools/simulated.py; `write` is called from several threads."""
 
-  def write(self, queries: Sequence[str], topk: int, noisy: Sequence[bool], seeds: Sequence[int]) -> list[list[Document]]:
+  def write(self, queries: Sequence[str], topk: int, noisy: Sequence[bool], seeds: Sequence[int],
+            question: Question | None = None) -> list[list[Document]]:
     """At most `topk` documents for each query, all useful, or all noisy where `noisy` is true; all that is random about
-    them follows from the query's seed."""
+    them follows from the query's seed (31 bits). `question` is what they are searched for, None if that is not known."""
 
 
 def check_search(queries: Sequence[str], topk: int) -> None:
@@ -39,7 +44,8 @@ def check_search(queries: Sequence[str], topk: int) -> None:
 def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | None = None, url: str | None = None,
                 engine: str = 'rank_bm25', timeout: float = 30.0, token: str | None = None,
                 cache: str | os.PathLike | None = None, writer: str | Writer = 'world', writer_model: str = '',
-                noise_start: float = 0.0, noise_end: float = 0.5, seed: int = 0) -> SearchBackend:
+                writer_temperature: float = 0.8, writer_templates: str = '', noise_start: float = 0.0, noise_end: float = 0.5,
+                noise_eval: float | None = None, seed: int = 0) -> SearchBackend:
   """Opens the back end of the given kind from plain settings.
 
   Args:
@@ -54,7 +60,8 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | N
     cache: file that keeps responses of 'web' and of the writer 'chat'; None or '' keeps none.
     writer: for 'simulated': 'world', which needs no model; 'chat', the `writer_model` behind a server, with its key (if it
       wants one) in OPENAI_API_KEY; or any `Writer`.
-    noise_start, noise_end, seed: for 'simulated', see tools/simulated.py.
+    writer_temperature, writer_templates: of the writer 'chat'; the folder of templates of `trees.templates.writer_files`.
+    noise_start, noise_end, noise_eval, seed: for 'simulated', see tools/simulated.py.
 
   Raises ValueError for an unknown kind or a missing setting; names it.
   """
@@ -82,8 +89,9 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | N
       from jaxsearch.tools.chat import Chat
       if not (url and writer_model):
         raise ValueError("writer 'chat' needs a url and a writer_model")
-      writer = ModelWriter(Chat(url, writer_model, timeout=timeout, cache=cache).replies)
+      chat = Chat(url, writer_model, temperature=writer_temperature, timeout=timeout, cache=cache)
+      writer = ModelWriter(chat.replies, writer_templates)
     elif isinstance(writer, str):
       raise ValueError(f'unknown writer {writer!r}; known: world, chat')
-    return SimulatedSearch(writer, noise_start=noise_start, noise_end=noise_end, seed=seed)
+    return SimulatedSearch(writer, noise_start=noise_start, noise_end=noise_end, noise_eval=noise_eval, seed=seed)
   raise ValueError(f'unknown search kind {kind!r}; known: {", ".join(KINDS)}')

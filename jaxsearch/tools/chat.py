@@ -49,10 +49,15 @@ class Chat(JsonClient):
     self._cache, self._concurrency, self._in_flight = Cache(cache), concurrency, threading.Semaphore(concurrency)
     self._hint = '' if key else f' ({key_variable} holds no key)'
 
-  def reply(self, prompt: Prompt) -> str:
-    """The model's reply, which may be empty. Raises ChatError, for one far longer than `max_tokens` too."""
+  def reply(self, prompt: Prompt, seed: int | None = None) -> str:
+    """The model's reply, which may be empty. `seed` goes to the server, above temperature 0.
+
+    Raises ChatError, for a reply far longer than `max_tokens` too.
+    """
     messages = [{'role': 'user', 'content': prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
     body = {**self._settings, 'messages': messages}
+    if seed is not None and self._settings['temperature'] > 0:
+      body['seed'] = seed
 
     def complete() -> str:
       with self._in_flight:
@@ -63,7 +68,7 @@ class Chat(JsonClient):
 
     return self._cache.get(body, complete)
 
-  def replies(self, prompts: Sequence[Prompt]) -> list[str | ChatError]:
+  def replies(self, prompts: Sequence[Prompt], seeds: Sequence[int | None] | None = None) -> list[str | ChatError]:
     """The replies to all prompts, `concurrency` at a time; a `ChatError` stands where one failed.
 
     Once `concurrency` requests in a row found a server that is gone or at its end, the rest are not asked: they would take
@@ -71,12 +76,12 @@ class Chat(JsonClient):
     """
     lost = 0
 
-    def reply(prompt):
+    def reply(prompt, seed):
       nonlocal lost
       try:
         if lost >= self._concurrency:
           raise self._failed(f'not asked, since {lost} requests in a row got no reply', 'connection')
-        text = self.reply(prompt)
+        text = self.reply(prompt, seed)
       except ChatError as error:
         lost = lost + 1 if error.fault in ('timeout', 'connection', 'server') else 0
         return error
@@ -84,7 +89,7 @@ class Chat(JsonClient):
       return text
 
     with ThreadPoolExecutor(self._concurrency) as pool:
-      return list(pool.map(reply, prompts))
+      return list(pool.map(reply, prompts, seeds or [None] * len(prompts)))
 
 
 def _text(response: object) -> str:

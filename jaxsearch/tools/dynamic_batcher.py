@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 class DynamicBatcher:
   """Calls `generate` with one batch at a time; prompts that arrive meanwhile, from any thread, form the next batch.
 
-  For a model on our own sampler. Which prompts share a batch depends on timing; a greedy model replies the same in any,
-  but for rounding.
+  For a model on our own sampler; what counts as a prompt is up to `generate`. Which prompts share a batch depends on timing; a
+  model that is greedy, or seeded by prompt, replies the same in any, but for rounding.
   """
 
   def __init__(self, generate: Callable[[list[str]], Sequence]):

@@ -1,20 +1,25 @@
 """Retrieval by simulation (ZeroSearch, arXiv 2505.04588): a writer makes up the documents, useful or noisy on request.
 
-`SimulatedSearch` is the back end. It draws for every query whether its documents are noisy, with a probability that rises
+`SimulatedSearch` is the back end. It draws for every call whether its documents are noisy, with a probability that rises
 with the training step, and has a writer write them. `ModelWriter` prompts a language model: a local one on its own sampler, or
 one behind a server (`tools.chat`). `world/writer.py` stands in for one in the embedded world.
 
-The draws depend on seed, step and query alone. So trees that send the same query in the same step get the same documents,
-and a resumed run gets those that the uninterrupted one would have got.
+The draws depend on the seed, the step, the call (which tree, its how many-th call; see `for_call`) and the query, and on
+nothing else. So a query that is sent again may find something new, as in CuSearch's condition C2, and yet a resumed run gets
+what the uninterrupted one would have got, whatever the schedule. A model repeats itself as far as its server honours seeds.
 """
 
+import functools
 import hashlib
 import json
 import re
+import types
 from collections.abc import Callable, Sequence
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.tools import Writer, check_search
+from jaxsearch.data.questions import Question
+from jaxsearch.tools import SearchBackend, Writer, check_search
+from jaxsearch.trees import templates
 
 
 class WriterError(RuntimeError):
@@ -35,88 +40,89 @@ class SimulatedSearch:
   """A search back end whose documents are written on request; may be called from several threads.
 
   Args:
-    noise_start, noise_end, base: see `noise_probability`; the noise is that of step 0 until `set_step` is called.
+    noise_start, noise_end, base: see `noise_probability`.
+    noise_eval: the probability of noise at step 0, which is an evaluation; None takes noise_start.
     seed: of all draws.
   """
 
-  def __init__(self, writer: Writer, *, noise_start: float = 0.0, noise_end: float = 0.5, base: float = 4.0, seed: int = 0):
-    if not (0 <= noise_start <= 1 and 0 <= noise_end <= 1):
-      raise ValueError(f'noise_start={noise_start} and noise_end={noise_end} are probabilities: from 0 to 1')
+  def __init__(self, writer: Writer, *, noise_start: float = 0.0, noise_end: float = 0.5, noise_eval: float | None = None,
+               base: float = 4.0, seed: int = 0):
+    noise_eval = noise_start if noise_eval is None else noise_eval
+    if not all(0 <= noise <= 1 for noise in (noise_start, noise_end, noise_eval)):
+      raise ValueError(f'noise_start={noise_start}, noise_end={noise_end} and noise_eval={noise_eval} are probabilities: '
+                       'from 0 to 1')
     if base <= 0 or base == 1:
       raise ValueError(f'base={base} must be positive and not 1')
-    self._writer, self._curriculum, self._seed = writer, (noise_start, noise_end, base), seed
+    self._writer, self._curriculum, self._noise_eval, self._seed = writer, (noise_start, noise_end, base), noise_eval, seed
     self.set_step(0, 1)
 
   def set_step(self, step: int, total_steps: int) -> None:
-    """Sets the noise to that of a step of the curriculum; to be called between steps, never during searches."""
+    """Sets the noise to that of a step, from 1, or of an evaluation, 0; to be called between steps, never during searches."""
     if not 0 <= step <= total_steps or total_steps < 1:
       raise ValueError(f'step {step} is none of a curriculum of {total_steps}')
-    self._step, self.noise = step, noise_probability(step, total_steps, *self._curriculum)
+    self._step = step
+    self.noise = noise_probability(step, total_steps, *self._curriculum) if step else self._noise_eval
 
-  def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
+  def for_call(self, question: Question | None, *call: int) -> SearchBackend:
+    """This back end for one tool call, which the numbers `call` name: draws of its own, and the question is known."""
+    return types.SimpleNamespace(search=functools.partial(self.search, question=question, call=call))
+
+  def search(self, queries: Sequence[str], topk: int = 3, *, question: Question | None = None,
+             call: Sequence[int] = ()) -> list[list[Document]]:
     """At most `topk` documents for each query. Raises what the writer raises."""
     check_search(queries, topk)
     if not queries:
       return []
     # Not `hash`, which differs from process to process.
-    draws = [hashlib.sha256(json.dumps([self._seed, self._step, query]).encode()).digest() for query in queries]
+    draws = [hashlib.sha256(json.dumps([self._seed, self._step, *call, query]).encode()).digest() for query in queries]
     noisy = [int.from_bytes(draw[:6]) / 2**48 < self.noise for draw in draws]
-    return self._writer.write(queries, topk, noisy, [int.from_bytes(draw[6:14]) for draw in draws])
+    return self._writer.write(queries, topk, noisy, [int.from_bytes(draw[6:10]) >> 1 for draw in draws], question)
 
 
-USEFUL = """You play the part of a search engine. Write the {topk} short documents that it would return for the query below, \
-as they could stand in an encyclopedia. Together they state the facts that answer the query. Write only what is true."""
-NOISY = """You play the part of a search engine on a bad day. Write the {topk} short documents that it would return for the \
-query below, as they could stand in an encyclopedia. They are on the subject, but of no help: what would answer the query \
-is missing, or stated wrongly without any sign of doubt."""
-FORM = """
-Use this form for each of them, counting up from 1, and write nothing else:
-
-Document 1
-Title: the title, on one line
-Text: two to four sentences
-
-Query: {query}"""
 _HEADING = re.compile(r'^Document \d+:?[ \t]*$', re.MULTILINE)
 _BODY = re.compile(r'\s*Title:[ \t]*(\S[^\n]*)\n\s*Text:\s*(\S.*)', re.DOTALL)
+_UNTITLED = re.compile(r'^Doc \d+:', re.MULTILINE)  # the form of ZeroSearch's published simulators
 
 
 class ModelWriter:
-  """Has a language model write the documents. It sees the query alone: no query could coax question or answer out of it.
+  """Has a language model write the documents. As in ZeroSearch it is told the question and its first gold answer.
 
-  `generate` takes prompts and returns replies, an exception where one failed: `Chat.replies`, or a `DynamicBatcher` around a
-  local model. It is called from several threads.
+  `generate` takes prompts and their seeds and returns replies, an exception where one failed: `Chat.replies`, or a
+  `DynamicBatcher` around a local model. It is called from several threads. `files`: see `templates.writer_files`.
   """
 
-  def __init__(self, generate: Callable[[list[str]], Sequence[str | Exception]]):
-    self._generate = generate
+  def __init__(self, generate: Callable[[list[str], Sequence[int]], Sequence[str | Exception]], files: str = ''):
+    self._generate, self._templates = generate, templates.writer_files(files)
 
-  def write(self, queries: Sequence[str], topk: int, noisy: Sequence[bool], seeds: Sequence[int]) -> list[list[Document]]:
-    """See `Writer`; the documents depend on the prompt alone, as far as the model does, and `seeds` are unused.
-
-    Raises WriterError for a reply that is not in the form of the prompt, and what `generate` raises or returns.
-    """
-    replies = self._generate([writing_prompt(query, topk, noise) for query, noise in zip(queries, noisy, strict=True)])
+  def write(self, queries: Sequence[str], topk: int, noisy: Sequence[bool], seeds: Sequence[int],
+            question: Question | None = None) -> list[list[Document]]:
+    """See `Writer`. Raises WriterError for a reply in none of the two forms, and what `generate` raises or returns."""
+    prompts = [writing_prompt(query, topk, self._templates['noisy' if noise else 'useful'], question)
+               for query, noise in zip(queries, noisy, strict=True)]
+    replies = self._generate(prompts, seeds)
     for reply in replies:
       if isinstance(reply, Exception):
         raise reply
     return [parse_documents(reply, topk) for reply in replies]
 
 
-def writing_prompt(query: str, topk: int, noisy: bool) -> str:
-  """The prompt for `topk` documents. The query, which a policy wrote, is brought to one line."""
-  return (NOISY if noisy else USEFUL).format(topk=topk) + '\n' + FORM.format(query=' '.join(query.split()))
+def writing_prompt(query: str, topk: int, template: str, question: Question | None = None) -> str:
+  """The prompt for `topk` documents. The query, which a policy wrote, is brought to one line; without a question it is one."""
+  query = ' '.join(query.split())
+  asked, answer = (question.question, question.golden_answers[0]) if question else (query, 'not known')
+  return templates.fill(template, topk=topk, query=query, question=asked, answer=answer)
 
 
 def parse_documents(reply: str, topk: int) -> list[Document]:
-  """The first `topk` documents of a reply in the form of the prompt; text before the first is skipped.
+  """The first `topk` documents of a reply in the form of our prompt, or in lines `Doc 1: text`; text before them is skipped.
 
-  Raises WriterError if there is none, or one of them has no title or no text.
+  Raises WriterError if there is none, or one of them has no title (in our form) or no text.
   """
-  parts = _HEADING.split(reply)[1:][:topk]
-  if not parts:
+  bodies = [_BODY.fullmatch(part) for part in _HEADING.split(reply)[1:topk + 1]]
+  found = [body and (body[1].strip(), body[2]) for body in bodies] or [('', part) for part in _UNTITLED.split(reply)[1:topk + 1]]
+  if not found:
     raise WriterError(f'the simulator wrote no documents: {reply[:80]!r}')
-  bodies = [_BODY.fullmatch(part) for part in parts]
-  if None in bodies:
-    raise WriterError(f'document {bodies.index(None) + 1} of the simulator has no title or no text')
-  return [Document(f'written-{i}', body[1].strip(), ' '.join(body[2].split())) for i, body in enumerate(bodies, start=1)]
+  for i, document in enumerate(found, start=1):
+    if document is None or not document[1].strip():
+      raise WriterError(f'document {i} of the simulator has no title or no text')
+  return [Document(f'written-{i}', title, ' '.join(text.split())) for i, (title, text) in enumerate(found, start=1)]

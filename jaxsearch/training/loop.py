@@ -51,7 +51,7 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
   if config.eval.every and evaluate is None:
     raise ValueError(f'eval.every={config.eval.every}: train was not given an evaluation')
   method, row = find_method(config.method), {}
-  loaded = setup.load_questions(config, config.data.questions)
+  loaded = setup.load_questions(config, config.data.questions)[:config.data.number or None]
   questions = QuestionBatches(loaded, config.questions_per_step, seed=config.seed)
   with runs.RunFolder(config, shown=('reward', 'em', 'searches')) as run:
     learner = make_learner(config)

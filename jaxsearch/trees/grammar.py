@@ -101,8 +101,9 @@ def information(documents: Sequence[Document], special_tokens: Iterable[str], ta
 
 def listed(documents: Sequence[Document], safe: Callable[[str], str] = str) -> str:
   """One line per document; `safe` is applied to titles and texts."""
-  return ''.join(f'Doc {number}(Title: {safe(document.title.strip())}) {safe(document.text.strip())}\n'
-                 for number, document in enumerate(documents, start=1))
+  heads = [f'(Title: {safe(title)})' if (title := document.title.strip()) else ':' for document in documents]
+  return ''.join(f'Doc {number}{head} {safe(document.text.strip())}\n'
+                 for number, (head, document) in enumerate(zip(heads, documents), start=1))
 
 
 def output(text: str, special_tokens: Iterable[str]) -> str:

@@ -11,7 +11,8 @@ last newline included, so that a published checkpoint gets exactly the prompt th
   reviewer  grow.review             {steps}, behind the transcript, so that its cache is kept
 
 `judge.templates` is a folder with any of thinking.txt, query.txt, answer.txt, collections.txt and pair.txt, each in place of
-ours; see `FIELDS`. What the agent wrote cannot imitate the tags in our files, but it can imitate tags of your own.
+ours; `search.writer_templates` one with useful.txt or noisy.txt; see `FIELDS`. What the agent wrote cannot imitate the tags in
+our files, but it can imitate tags of your own.
 """
 
 import difflib
@@ -35,6 +36,8 @@ FIELDS = {  # kind -> (fields that a template must have, further fields that it 
   'answer': (('question', 'answer'), ('golds',)),
   'collections': (('question', 'collections'), ('golds', 'number')),
   'pair': (('question', 'trajectories'), ('rubrics', 'form')),
+  'useful': (('query',), ('topk', 'question', 'answer')),
+  'noisy': (('query',), ('topk', 'question', 'answer')),
 }
 SETTINGS = {'template': 'policy', 'evidence_template': 'reader', 'review': 'reviewer'}  # field of config.grow -> kind
 
@@ -98,11 +101,20 @@ def find(template: str, kind: str) -> str:
 
 def judge_files(folder: str = '') -> dict[str, str]:
   """The judge's templates by kind: ours, or the user's where `folder` has some. Raises ValueError, see `find`."""
+  return _files('judge', folder, 'judge.templates')
+
+
+def writer_files(folder: str = '') -> dict[str, str]:
+  """As `judge_files`, the templates 'useful' and 'noisy' of the writer of simulated searches (tools/simulated.py)."""
+  return _files('writer', folder, 'search.writer_templates')
+
+
+def _files(group: str, folder: str, field: str) -> dict[str, str]:
   own = {file.stem: file for file in pathlib.Path(folder).expanduser().glob('*.txt')} if folder else {}
-  ours = {file.stem: file for file in (_PROMPTS / 'judge').iterdir()}
+  ours = {file.stem: file for file in (_PROMPTS / group).iterdir()}
   if (folder and not own) or own.keys() - ours.keys():
     found, known = (', '.join(f'{name}.txt' for name in sorted(names)) for names in (own, ours))
-    raise ValueError(f'judge.templates={folder!r}: expected a folder with any of {known}, found {found or "none"}')
+    raise ValueError(f'{field}={folder!r}: expected a folder with any of {known}, found {found or "none"}')
   return {kind: _read(file, kind) for kind, file in (ours | own).items()}
 
 

@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 
 from jaxsearch.data.corpus import Document
+from jaxsearch.data.questions import Question
 from jaxsearch.tools.bm25 import BM25
 from jaxsearch.world.facts import Entity, read_back
 
@@ -30,7 +31,8 @@ class WorldWriter:
         values.setdefault((entity.type, attribute), set()).add(value)
     self._values = {key: sorted(found) for key, found in values.items()}
 
-  def write(self, queries: Sequence[str], topk: int, noisy: Sequence[bool], seeds: Sequence[int]) -> list[list[Document]]:
+  def write(self, queries: Sequence[str], topk: int, noisy: Sequence[bool], seeds: Sequence[int],
+            question: Question | None = None) -> list[list[Document]]:
     """See `Writer`. A useful search finds nothing where the world knows no word of the query."""
     results = self._index.search(queries, topk)
     return [self._noise(found, topk, random.Random(seed)) if noise else found

@@ -219,6 +219,22 @@ def test_a_kill_before_a_file_is_whole_leaves_the_one_before(tmp_path, monkeypat
   assert (tmp_path / name).read_bytes() == before
 
 
+def test_the_depths_of_rollouts_are_stacked_where_a_run_tells_them(monkeypatch):
+  drawn = []
+  monkeypatch.setattr(Figure, 'savefig', lambda figure, *_, **__: drawn.append(figure))
+  counts = [(6, 2, 0), (3, 3, 2), None, (0, 2, 6)]
+  rows = [metrics_row(step) | {f'chains_depth_{d}': n for d, n in enumerate(of or [None] * 3)}
+          for step, of in enumerate(counts, start=1)]
+  report.plot_curves(rows, [], 2)
+  report.plot_curves([metrics_row(1)], [], 2)
+  shown, without = ([axes for axes in figure.axes if axes.get_visible()] for figure in drawn)
+  depths = shown[4]
+  assert len(without) == 4 and depths.get_ylabel() == 'rollouts by searches (%)'
+  assert [text.get_text() for text in depths.get_legend().get_texts()] == ['0', '1', '≥ 2']
+  tops = [{(x, y) for x, y in layer.get_paths()[0].vertices} for layer in depths.collections]
+  assert {(1, 75), (2, 37.5), (4, 0)} <= tops[0] and {(1, 100), (2, 75), (4, 25)} <= tops[1] and {(4, 100), (2, 100)} <= tops[2]
+
+
 def test_smoothing_starts_at_the_first_value_and_follows():
   assert smoothed([2.0, 2.0, 2.0]) == pytest.approx([2.0, 2.0, 2.0])
   values = smoothed([0.0] + [1.0] * 50)

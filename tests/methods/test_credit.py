@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from jaxsearch.methods import cusearch, r_search, research, search_r1, search_r2
 from jaxsearch.methods.credit import credit_groups, credit_siblings
 from jaxsearch.trees.tree import Role, Tree
-from tests.methods.driving import Letters
+from tests.methods.driving import ANSWER, Letters, context, drive
 
 
 def branching_tree(rng):
@@ -50,6 +51,15 @@ def test_groups_of_any_spans_are_compared(singleton):
   expected = [*((values[:5] - np.mean(values[:5])) / (np.std(values[:5], ddof=1) + 1e-6)), values[5] if singleton == 'raw' else 0]
   for chain, advantage in zip(chains, expected):
     np.testing.assert_allclose([node.advantages for node in chain], advantage, atol=1e-5)
+
+
+@pytest.mark.parametrize('method', [search_r1, cusearch, research, r_search, search_r2])
+@pytest.mark.parametrize('singleton, advantage', [('raw', 1.0), ('zero', 0.0)])
+def test_every_method_with_groups_says_what_an_only_member_gets(monkeypatch, method, singleton, advantage):
+  monkeypatch.setattr(method, 'reward', lambda tree, *_, **__: 1.0)
+  tree = drive([ANSWER])[0]
+  method.credit([[tree]], context(), singleton=singleton)
+  assert tree.nodes(Role.POLICY)[0].advantages == advantage
 
 
 def test_trees_without_a_trained_span_are_no_trouble():

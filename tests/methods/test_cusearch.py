@@ -6,6 +6,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from configs import zerosearch
+from configs.claims import cusearch_tables
+from jaxsearch.data.questions import QuestionBatches
 from jaxsearch.methods import cusearch
 from jaxsearch.training import loop
 from jaxsearch.trees.tree import Role
@@ -75,6 +78,15 @@ def test_all_are_rewarded_and_the_selected_compared():
   high, low = 0.8 + 0.2, 0.2  # F1 (1 - w) + w format
   expected = (high - low) / 2 / np.std([high, low], ddof=1)
   np.testing.assert_allclose(advantages, [expected, -expected, high], rtol=1e-4)  # one of its group alone keeps its reward
+  cusearch.credit(groups, context(), strategy='auto', keep=3, singleton='zero')
+  assert groups[2][0].nodes(Role.POLICY)[0].advantages == 0.0
+
+
+def test_zerosearch_is_grpo_on_f1():
+  groups = groups_of([1, 0, 2], right=lambda number: number == 1)
+  groups[0][2].answer = 'Lovelace or Byron'
+  cusearch.credit(groups, context(), **zerosearch.get_config().credit)
+  assert [tree.reward for tree in groups[0]] == [0.0, 1.0, 0.5] and trained(groups) == groups[0]
 
 
 def test_reward_is_f1_and_format():
@@ -125,11 +137,26 @@ def test_ar3po_moves_chains_to_questions_in_the_middle():
   cusearch.credit(groups, seen, strategy='full', window=2)
   assert seen.memory['pass_rates'] == {'0': [1.0], '1': [0.5], '2': [0.0]}
   found = cusearch.sizes(questions, 4, seen, adaptive=True)
-  assert sum(found) == 12 and found[1] >= 9 and min(found) >= 1
+  assert sum(found) == 12 and found[1] >= 9 and min(found) >= 1 and seen.metrics['largest_group'] == found[1]
   assert cusearch.sizes(questions, 4, seen) == [4, 4, 4]
   for _ in range(3):
     cusearch.credit(groups, seen, strategy='random', keep=1, window=2)
   assert seen.memory['pass_rates']['1'] == [0.5, 0.5]  # of all rollouts, not of the one that is trained on
+
+
+def test_ar3po_acts_where_its_claim_is_tested():
+  """Over the run of the config, with questions that are right never, sometimes or always."""
+  variants, common = cusearch_tables.get_config('7').variants, cusearch_tables.get_config().common
+  batches = QuestionBatches([dataclasses.replace(QUESTION, id=str(i)) for i in range(variants['AR3PO']['data.number'])],
+                            common['questions_per_step'], process_index=0, process_count=1)
+  seen = context()
+  for step in range(common['steps']):
+    questions = next(batches)
+    sizes = cusearch.sizes(questions, 3, seen, adaptive=True)
+    assert sum(sizes) == 72 and (step > 4) <= (len(set(sizes)) > 1)
+    cusearch.credit([[chain(0, right=member < int(question.id) % 4, question=question) for member in range(size)]
+                     for question, size in zip(questions, sizes)], seen, strategy='full')
+  assert [len(rates) for rates in seen.memory['pass_rates'].values()] == [4] * 96
 
 
 def test_an_unknown_strategy_is_named():

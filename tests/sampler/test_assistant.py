@@ -17,3 +17,10 @@ def test_a_chat_template_is_applied(make_engine, tokenizer, monkeypatch):
   engine = make_engine(temperature=0.0)
   monkeypatch.setattr(type(tokenizer), 'chat', lambda self, messages: f'<think> {messages[0]["role"]}: {messages[0]["content"]}')
   assert Assistant(engine, max_tokens=6, chat=True)(['Paris']) == Assistant(engine, max_tokens=6)(['<think> user: Paris'])
+
+
+def test_sampled_replies_follow_their_seeds(make_engine):
+  """Not the place of a prompt, nor who else is there; two alike are two samples."""
+  assistant = Assistant(make_engine(), max_tokens=12, temperature=0.8)
+  first, second, other = assistant(['Paris', 'Paris', 'Doc 1'], [7, 2**31 - 1, 7])
+  assert assistant(['who?', 'Paris'], [3, 7])[1] == first != second and assistant(['Doc 1'], [7]) == [other]

@@ -42,6 +42,13 @@ def test_request_and_reply(monkeypatch):
   assert [m['role'] for m in seen[1][2]['messages']] == ['system', 'user']
 
 
+def test_seeds_are_sent_where_replies_are_sampled():
+  with server((200, told('x'))) as (url, seen):
+    for temperature in (0.0, 0.7):
+      Chat(url, 'm', temperature=temperature, concurrency=1).replies(['a', 'b'], [3, 4])
+  assert [body.get('seed') for _, _, body in seen] == [None, None, 3, 4]
+
+
 def test_another_variable_may_hold_the_key_and_none_has_to(monkeypatch):
   monkeypatch.setenv('JUDGE_KEY', 'k')
   with server((200, told(''))) as (url, seen):

@@ -19,10 +19,10 @@ def test_calls_of_threads_share_batches_and_batches_do_not_overlap():
     entered.set()
     assert resumed.wait(20)
     running.release()
-    return [f'Document 1\nTitle: Paris\nText: A city.\n\nDocument 2\nTitle: {prompt[-2:]}\nText: x' for prompt in prompts]
+    return [f'Document 1\nTitle: Paris\nText: A city.\n\nDocument 2\nTitle: {prompt[-3:-1]}\nText: x' for prompt in prompts]
 
   batched = DynamicBatcher(generate)
-  backend = SimulatedSearch(ModelWriter(batched))
+  backend = SimulatedSearch(ModelWriter(lambda prompts, seeds: batched(prompts)))
   with ThreadPoolExecutor(8) as pool:
     first = pool.submit(backend.search, ['aa', 'bb'], 2)
     assert entered.wait(20)

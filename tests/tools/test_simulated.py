@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from jaxsearch.data.corpus import Document
+from jaxsearch.data.questions import Question
 from jaxsearch.sampler.requests import Caller, ToolFailure
+from jaxsearch.tools import open_search
 from jaxsearch.tools.chat import Chat, ChatError
 from jaxsearch.tools.simulated import (
   ModelWriter,
@@ -19,13 +21,14 @@ from jaxsearch.tools.simulated import (
   parse_documents,
   writing_prompt,
 )
+from jaxsearch.trees import grammar, templates
 from tests.tools.serving import server
 
 
 class Telling:
   """A writer that tells what it was asked for."""
 
-  def write(self, queries, topk, noisy, seeds):
+  def write(self, queries, topk, noisy, seeds, question=None):
     return [[Document(str(seed), query, 'noise' if noise else 'fact') for _ in range(topk)]
             for query, noise, seed in zip(queries, noisy, seeds, strict=True)]
 
@@ -44,31 +47,35 @@ def test_the_formula_of_the_paper():
 
 
 def test_as_many_queries_are_noisy_as_the_step_wants():
-  backend = SimulatedSearch(Telling(), noise_start=0.1, noise_end=0.7)
+  backend = SimulatedSearch(Telling(), noise_start=0.1, noise_end=0.7, noise_eval=0.3)
   queries = [f'query {i}' for i in range(3000)]
-  for step in (0, 5, 10):
+  for step in (1, 5, 10, 0):  # 0 is an evaluation
     backend.set_step(step, 10)
     share = sum(found[0].text == 'noise' for found in backend.search(queries, 1)) / len(queries)
-    assert share == pytest.approx(noise_probability(step, 10, 0.1, 0.7), abs=0.03)
+    assert share == pytest.approx(noise_probability(step, 10, 0.1, 0.7) if step else 0.3, abs=0.03)
+  assert SimulatedSearch(Telling(), noise_start=0.1).noise == 0.1
 
 
-def test_draws_follow_from_seed_step_and_query_and_from_nothing_else():
+def test_draws_follow_from_seed_step_call_and_query_and_from_nothing_else():
   queries = [f'query {i}' for i in range(64)]
 
-  def found(seed=3, step=2, order=queries, start=0.5):
+  def found(seed=3, step=2, order=queries, start=0.5, call=(5, 1)):
     backend = SimulatedSearch(Telling(), noise_start=start, noise_end=start, seed=seed)
     backend.search(['something before'])
     backend.set_step(1, 9)
     backend.set_step(step, 9)
-    return {query: backend.search([query], 2)[0] for query in order}
+    return {query: backend.for_call(None, *call).search([query], 2)[0] for query in order}
 
   first = found()
-  assert first == found(order=queries[::-1]) and first != found(seed=4) and first != found(step=3)
+  assert first == found(order=queries[::-1])
+  for other in (found(seed=4), found(step=3), found(call=(6, 1)), found(call=(5, 2))):  # another tree, a later turn
+    same = sum(other[query][0].text == first[query][0].text for query in queries)
+    assert 16 < same < 48 and all(other[query] != first[query] for query in queries)
   together = SimulatedSearch(Telling(), noise_start=0.5, noise_end=0.5, seed=3)
   together.set_step(2, 9)
-  assert together.search(queries, 2) == list(first.values())
+  assert together.search(queries, 2, call=(5, 1)) == list(first.values())
   with ThreadPoolExecutor(8) as pool:
-    assert list(pool.map(lambda query: together.search([query], 2)[0], queries)) == list(first.values())
+    assert list(pool.map(lambda query: together.for_call(None, 5, 1).search([query], 2)[0], queries)) == list(first.values())
   more = found(start=0.8)  # what was noise stays noise when there is more of it
   assert {q for q in queries if first[q][0].text == 'noise'} < {q for q in queries if more[q][0].text == 'noise'}
 
@@ -84,7 +91,8 @@ def test_another_process_draws_the_same():
 
 
 @pytest.mark.parametrize('settings', [
-  dict(noise_start=-0.1), dict(noise_end=1.1), dict(base=1.0), dict(base=0.0), dict(noise_start=float('nan'))])
+  dict(noise_start=-0.1), dict(noise_end=1.1), dict(noise_eval=2.0), dict(base=1.0), dict(base=0.0),
+  dict(noise_start=float('nan'))])
 def test_impossible_settings(settings):
   with pytest.raises(ValueError, match='from 0 to 1|base='):
     SimulatedSearch(Telling(), **settings)
@@ -114,16 +122,25 @@ def test_documents_are_read_from_a_reply():
   assert parse_documents(GOOD, 3) == [PARIS, LYON] and parse_documents(GOOD, 1) == [PARIS]
 
 
+def test_documents_of_the_published_simulators_are_read():
+  """Lines, no titles; some are cut off in the middle, and there may be more than were wanted."""
+  reply = 'Doc 1: Paris is the capital\nof France.\n\nDoc 2: Doc 3: of a series\nDoc 3: Lyon is'
+  texts = ['Paris is the capital of France.', 'Doc 3: of a series', 'Lyon is']
+  assert parse_documents(reply, 5) == [Document(f'written-{i}', '', text) for i, text in enumerate(texts, start=1)]
+  assert len(parse_documents(reply, 2)) == 2
+  assert grammar.listed(parse_documents(reply, 2)) == 'Doc 1: Paris is the capital of France.\nDoc 2: Doc 3: of a series\n'
+
+
 @pytest.mark.parametrize(('reply', 'reason'), [
   ('', 'no documents'), ('I cannot help with that.', 'no documents'), ('Title: x\nText: y', 'no documents'),
   ('Document 1', 'document 1 .* no title or no text'), ('Document 1\nTitle: x', 'document 1'),
   ('Document 1\nTitle:\nText: y', 'document 1'), ('Document 1\nTitle: x\nText:  \n', 'document 1'),
   (GOOD + 'Document 3\nTitle: Nice', 'document 3'), ('Document 1\nText: y\nTitle: x', 'document 1'),
-  ('{"documents": []}', 'no documents'), ('\x00' * 50_000, 'no documents')])
+  ('{"documents": []}', 'no documents'), ('Doc 1: a\nDoc 2:\n', 'document 2'), ('\x00' * 50_000, 'no documents')])
 def test_other_replies_are_errors_that_become_failures_of_the_search(reply, reason):
   with pytest.raises(WriterError, match=reason):
     parse_documents(reply, 3)
-  backend = SimulatedSearch(ModelWriter(lambda prompts: [reply] * len(prompts)))
+  backend = SimulatedSearch(ModelWriter(lambda prompts, seeds: [reply] * len(prompts)))
   _, result = Caller(1).start(functools.partial(backend.search, ['x'], 3), 0, 10.0).outcome()
   assert isinstance(result, ToolFailure) and result.reason.startswith('WriterError: ') and len(result.reason) < 400
 
@@ -134,15 +151,37 @@ def test_tags_in_a_reply_are_only_text():
   assert found == [Document('written-1', '</information>', text)]
 
 
+USEFUL, NOISY = (templates.writer_files()[kind] for kind in ('useful', 'noisy'))
+
+
 def test_prompts_ask_for_what_is_wanted_and_hold_the_query_as_it_is():
   query = 'ignore this {topk}\n\nDocument 1\nTitle: x'
-  useful, noisy = writing_prompt(query, 7, False), writing_prompt(query, 7, True)
+  useful, noisy = writing_prompt(query, 7, USEFUL), writing_prompt(query, 7, NOISY)
   assert useful != noisy and all('the 7 short documents' in prompt for prompt in (useful, noisy))
-  assert all(prompt.endswith('\nQuery: ignore this {topk} Document 1 Title: x') for prompt in (useful, noisy))
+  assert all(prompt.endswith('\nQuery: ignore this {topk} Document 1 Title: x\n') for prompt in (useful, noisy))
+
+
+def test_the_writer_is_told_question_and_gold_answer(tmp_path):
+  asked = []
+
+  def generate(prompts, seeds):
+    asked.extend(prompts)
+    return [GOOD] * len(prompts)
+
+  question = Question('1', 'Where is {query}?', ('Paris', 'Paname'))
+  SimulatedSearch(ModelWriter(generate)).for_call(question, 0, 1).search(['the Louvre'])
+  assert asked[0] == writing_prompt('the Louvre', 3, USEFUL, question)
+  assert '"Where is {query}?"; the answer is: Paris.' in asked[0]
+  (tmp_path / 'noisy.txt').write_text('{question} {answer} {query} {topk}')
+  SimulatedSearch(ModelWriter(generate, str(tmp_path)), noise_start=1.0).for_call(question, 0, 1).search(['the Louvre'], 2)
+  assert asked[1] == 'Where is {query}? Paris the Louvre 2'
+  (tmp_path / 'loud.txt').write_text('{query}')
+  with pytest.raises(ValueError, match=r'search.writer_templates=.* any of noisy.txt, useful.txt, found loud.txt, noisy.txt'):
+    ModelWriter(generate, str(tmp_path))
 
 
 def test_an_example_in_the_prompt_is_in_the_form_that_is_read():
-  assert len(parse_documents(writing_prompt('x', 1, False), 3)) == 1
+  assert len(parse_documents(writing_prompt('x', 1, USEFUL), 3)) == 1
 
 
 def test_a_chat_writes_useful_and_noisy_documents(tmp_path):
@@ -159,4 +198,14 @@ def test_a_chat_writes_useful_and_noisy_documents(tmp_path):
     with pytest.raises(ChatError, match='status 500: down'):  # the simulator is down
       backend.search(['capital of France'], 2)
   prompts = [body['messages'][0]['content'] for _, _, body in seen]
-  assert prompts == [writing_prompt('capital of France', 2, noisy) for noisy in (False, True, True)]
+  assert prompts == [writing_prompt('capital of France', 2, template) for template in (USEFUL, NOISY, NOISY)]
+
+
+def test_a_query_that_is_sent_again_is_sampled_again_and_a_cache_knows_the_calls_apart(tmp_path):
+  replies = [(200, {'choices': [{'message': {'content': f'Doc 1: {i}'}}]}) for i in range(3)]
+  with server(*replies) as (url, seen):
+    backend = open_search('simulated', writer='chat', url=url, writer_model='m', cache=tmp_path / 'replies')
+    found = [backend.for_call(None, tree, turn).search(['x'])[0][0].text for tree, turn in ((1, 1), (1, 2), (2, 1), (1, 2))]
+  assert found == ['0', '1', '2', '1'] and len(seen) == 3
+  assert len({body['seed'] for _, _, body in seen}) == 3 and all(0 <= body['seed'] < 2**31 for _, _, body in seen)
+  assert {body['temperature'] for _, _, body in seen} == {0.8}

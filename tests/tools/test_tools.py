@@ -29,7 +29,7 @@ def test_opens_web(monkeypatch):
 
 def test_opens_the_simulator_with_any_writer():
   class Echo:
-    def write(self, queries, topk, noisy, seeds):
+    def write(self, queries, topk, noisy, seeds, question=None):
       return [[Document('', query, str(noise))] for query, noise in zip(queries, noisy)]
 
   always = dict(noise_start=1.0, noise_end=1.0)

@@ -75,6 +75,19 @@ def test_a_run_on_eight_devices(config, capfd):
   assert np.isfinite(np.asarray(params['embedding'])).all()
 
 
+def test_a_run_may_train_on_the_first_questions_alone(config, monkeypatch):
+  def stop(questions, *_, **__):
+    raise RuntimeError([question.id for question in questions])
+
+  monkeypatch.setattr(loop, 'QuestionBatches', stop)
+  every = [question.id for question in load_questions(config.data.questions)]
+  for number, expected in ((0, every), (2, every[:2])):
+    config.data.number = number
+    with pytest.raises(RuntimeError) as error:
+      loop.train(config)
+    assert error.value.args == (expected,)
+
+
 def test_a_prefix_that_branches_share_counts_for_each_path():
   tree = Tree(None, Question('1', 'Which?', ('red',)))
   node = tree.root.append([1, 2, 3], Role.PROMPT)
