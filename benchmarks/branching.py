@@ -74,7 +74,7 @@ def main():
     'device': jax.devices()[0].device_kind, 'search_r1_seconds': round(mean['search_r1'], 2),
     'search_r2_seconds': round(mean['search_r2'], 2), 'times_search_r1': round(mean['search_r2'] / mean['search_r1'], 3),
     'steps': [round(ratio, 2) for ratio in ratios],
-    'revised': round(float(np.mean([row['revised'] for row in revising])), 3),
+    'revised': round(float(np.mean([row['revised_per_tree'] for row in revising])), 3),
     'tokens_generated_times': round(sum(row['tokens_decoded'] for row in revising)
                                     / sum(row['tokens_decoded'] for row in rows['search_r1']), 3),
     'reused_share': round(sum(row['tokens_reused'] for row in revising)

@@ -50,6 +50,7 @@ def get_config():
     noise_start=0.0, noise_end=0.5,  # for 'simulated': probability of noise at the first step and at the last
     topk=2,                          # passages per search
     timeout=30.0,                    # seconds until a search counts as failed, retries included
+    max_failed_steps=3,              # training stops after this many steps in a row in which most searches failed; 0 is never
   )
   config.python = config_dict.create(  # the sandbox, for methods whose tool is code (CARL)
     seconds=2.0,                     # compute time of a program
@@ -136,6 +137,27 @@ def get_config():
     tiers='',                        # file of `jaxsearch tiers`; evaluations then also say where tools were needed
   )
 
+  # Monitors of collapse, see docs/methods.md. An alarm is a mean over the newest `window` steps that is beyond its threshold. The
+  # group may change when a run is resumed.
+  config.monitor = config_dict.create(
+    action='warn',                   # 'warn': prints a line when an alarm begins and ends; 'stop': also ends the run if one
+                                     # lasts; 'rollback': instead goes on from the best checkpoint, with new questions
+    window=5,                        # steps
+    patience=5,                      # steps that an alarm lasts before 'stop' or 'rollback'
+    max_rollbacks=3,                 # the run stops when the next is due
+    logprob_fall=1.0,                # fall of the mean log-probability of a sampled token since the first steps, in nats
+    logprob_gap=0.1,                 # mean difference between the trainer's log-probabilities and the sampler's, in nats
+    entropy_low=config_dict.placeholder(float),  # nats per token; a policy that has learnt its task may be very sure of it
+    entropy_high=3.0,                # nats per token; an untrained policy has the logarithm of the vocabulary size
+    kl=1.0,                          # KL (k3) per token to the initial policy
+    length_fall=5.0,                 # factor by which trees hold fewer tokens of the policy than in the first steps
+    length_growth=5.0,               # factor by which they hold more
+    cut=0.5,                         # share of trees that ran out of turns, tokens or context
+    malformed=0.5,                   # share of trees that ended with neither a search nor an answer
+    groups_alike_wrong=0.95,         # share of groups with equal rewards and no right answer: nothing is learnt from them
+    grad_norm=config_dict.placeholder(float),  # of the gradient before it is clipped; its scale depends on the model
+  )
+
   config.mesh = config_dict.create(data=1, fsdp=-1, tensor=1)  # devices along each axis; one may be -1, for all that are left
   config.distributed = config_dict.create(
     enabled=False,                   # True for several processes; on TPU pods and SLURM leave the rest to JAX ('' and -1)
@@ -143,6 +165,6 @@ def get_config():
   )
 
   config.checkpoint_every = 10       # steps; the last step is always saved
-  config.keep_checkpoints = 2        # the newest; older ones are deleted
+  config.keep_checkpoints = 2        # the newest; older ones are deleted, but for the best where monitor.action='rollback'
 
   return config.lock()

@@ -23,6 +23,7 @@ FIELDS = {
 
   '*.backend': ('bm25', 'http', 'web', 'simulated'),
   'search.engine': ('rank_bm25', 'bm25s'),
+  'search.max_failed_steps': '>= 0',
   'search.writer': ('world', 'chat', 'model'),
   '*.noise_start': SHARE,
   '*.noise_end': SHARE,
@@ -71,6 +72,22 @@ FIELDS = {
   'eval.every': '>= 0',
   'eval.number': '>= 0',
   'eval.temperatures': '>= 0',
+
+  'monitor.action': ('warn', 'stop', 'rollback'),
+  'monitor.window': COUNT,
+  'monitor.patience': COUNT,
+  'monitor.max_rollbacks': '>= 0',
+  'monitor.logprob_fall': '> 0',
+  'monitor.logprob_gap': '> 0',
+  'monitor.entropy_low': WEIGHT,
+  'monitor.entropy_high': '> 0',
+  'monitor.kl': '> 0',
+  'monitor.length_fall': '> 1',
+  'monitor.length_growth': '> 1',
+  'monitor.cut': SHARE,
+  'monitor.malformed': SHARE,
+  'monitor.groups_alike_wrong': SHARE,
+  'monitor.grad_norm': '> 0',
 
   'mesh.data': '= -1 or >= 1',
   'mesh.fsdp': '= -1 or >= 1',
@@ -125,14 +142,14 @@ FIELDS = {
   'critic_warmup.second_share': SHARE,
   'critic_warmup.clusters': COUNT,
   'critic_warmup.held_out': '> 0 and < 1',
-  'critic_warmup.trees': COUNT,
+  'critic_warmup.trees': '>= 4',  # one of each bucket
   'critic_warmup.head_rate': '> 0',
   'critic_warmup.backbone_rate': '>= 0',
   'critic_warmup.min_updates': '>= 0',
   'critic_warmup.max_updates': COUNT,
   'critic_warmup.check_every': COUNT,
-  'critic_warmup.gate.auc': '>= 0',
-  'critic_warmup.gate.sign': '>= 0',
+  'critic_warmup.gate.auc': SHARE,
+  'critic_warmup.gate.sign': SHARE,
   'critic_warmup.gate.explained': '<= 1',
 
   # configs/world_policy.py: its stages, and the shares of what a stage trains on.

@@ -1,7 +1,7 @@
 """The command line: `jaxsearch COMMAND --config NAME --config.key=value`.
 
-A mistake that the user can mend, in a flag, a file or a value, ends in one line and exit status 2; `--traceback` shows where
-it arose. So does a run that cannot go on, with exit status 1. The commands import JAX, `--help` does not.
+A mistake that the user can mend, in a flag, a file or a value, ends in one line and exit status 2; a run that cannot go on in
+one line and 1, Ctrl-C in one line and 130. `--traceback` shows where it arose. The commands import JAX, `--help` does not.
 """
 
 import sys
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
       COMMANDS[name].print_help()
     else:
       own, rest = COMMANDS[name].parse_known_args(arguments)
-      config, words, own.changed = flags.parse(name, rest, own.default_config, saved=saved_config(own))
+      config, words, own.changed = flags.parse(name, rest, own.default_config, own.known, saved=saved_config(own))
       if words and not own.takes_words:
         raise flags.UsageError(f'{name} does not know what to do with {" ".join(map(repr, words))}')
       own.words = ' '.join(words).strip()
@@ -46,9 +46,20 @@ def main(argv: list[str] | None = None) -> int:
   except (flags.UsageError, OSError, ValueError, ImportError, RunStopped) as error:
     if '--traceback' in given:
       raise
-    print(f'jaxsearch: {error}', file=sys.stderr)
+    print(f'jaxsearch: {one_line(error)}', file=sys.stderr)
     return 1 if isinstance(error, RunStopped) else 2
+  except KeyboardInterrupt:
+    if '--traceback' in given:
+      raise
+    print('jaxsearch: interrupted', file=sys.stderr)
+    return 130
   return 0
+
+
+def one_line(error: Exception) -> str:
+  """What an error says; of the operating system's the file and the reason, without the number."""
+  plain = isinstance(error, OSError) and error.filename is not None
+  return ' '.join((f'{error.filename}: {error.strerror}' if plain else str(error)).split())
 
 
 if __name__ == '__main__':

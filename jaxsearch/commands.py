@@ -3,6 +3,7 @@
 JAX and the rest are imported where they are used, so that `--help` and usage errors come at once.
 """
 
+import argparse
 import contextlib
 import functools
 import inspect
@@ -15,54 +16,72 @@ import time
 from collections.abc import Callable, Sequence
 
 from jaxsearch import registry
-from jaxsearch.flags import Parser, UsageError
+from jaxsearch.config_check import check_files
+from jaxsearch.flags import Parser, UsageError, address, check_place, number, place
 
 COMMANDS: dict[str, Parser] = {}
 
 
-def command(default_config: str, *flags: tuple[str, dict], takes_words: bool = False) -> Callable:
-  """Makes a function `run(config, flags)` the command of its name; `flags.words` are what is no flag."""
+def command(default_config: str, *flags: tuple[str, dict], examples: Sequence[str], takes_words: bool = False) -> Callable:
+  """Makes a function `run(config, flags)` the command of its name; `flags.words` are what is no flag.
+
+  `examples` are shown below its `--help`, as they follow 'jaxsearch COMMAND'.
+  """
   def register(run: Callable) -> Callable:
     name = run.__name__.replace('_', '-')
     COMMANDS[name] = parser = Parser(
-      prog=name, description=inspect.getdoc(run), allow_abbrev=False,
+      prog=name, description=inspect.getdoc(run), allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
       usage=f'jaxsearch {name} [--config NAME] [--config.FIELD=VALUE ...] [FLAGS]{" WORDS" if takes_words else ""}',
-      epilog=f'--config is a shipped config or a Python file; {default_config} if not given. --config.FIELD=VALUE sets any field '
-             'of it; configs/base.py explains the fields.')
+      epilog=f'--config is a shipped config or a Python file; {default_config} if not given. --config.FIELD=VALUE sets a field\n'
+             'of it; configs/base.py explains the fields. --traceback shows where an error arose.\n\nexamples:\n'
+             + '\n'.join(f'  jaxsearch {name} {example}' for example in examples))
     for flag, options in flags:
       parser.add_argument(flag, **options)
-    parser.set_defaults(run=run, default_config=default_config, takes_words=takes_words)
+    parser.set_defaults(run=run, default_config=default_config, takes_words=takes_words,
+                        known=[name.removeprefix('--') for name, _ in flags])
     return run
   return register
 
 
-def flag(name: str, help: str, type: type = str, **options) -> tuple[str, dict]:
-  """A flag of a command; one that is not given is '', None for a number, False for a bool."""
-  options |= dict(action='store_true') if type is bool else dict(type=type, metavar='VALUE')
+def flag(name: str, help: str, type: Callable = str, rule: str = '', **options) -> tuple[str, dict]:
+  """A flag of a command; one that is not given is '', False for a bool, None for a number, a place or an address.
+
+  Args:
+    type: str, bool, int, float, or one of flags.py such as `place()`.
+    rule: of a number, as in configs/checks.py.
+  """
+  options |= dict(action='store_true') if type is bool else dict(type=number(type, rule) if rule else type, metavar='VALUE')
   return name, dict(help=help, default={str: '', bool: False}.get(type)) | options
 
 
 CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, or Hugging Face folder; config.model if not given')
 CORPUS = flag('--corpus', 'passages: Search-R1 JSONL file, or world; config.data.corpus if not given')
 QUESTIONS = flag('--questions', 'FlashRAG JSONL file, or world:SPLIT; those of the config if not given')
-GREEDY = flag('--temperature', 'of sampling; greedy if not given', float)
-LIMIT = flag('--limit', 'take only this many questions, the first', int)
+GREEDY = flag('--temperature', 'of sampling; greedy if not given', float, '>= 0')
+LIMIT = flag('--limit', 'take only this many questions, the first; all if not given', int, '>= 1')
 
 
-@command('quickstart')
+@command('quickstart', examples=(
+  '--config quickstart --config.out=runs/mine',
+  '--config search_r1_grpo --config.data.questions=F.jsonl --config.data.corpus=F.jsonl --config.steps=100'))
 def train(config, _) -> None:
   """Train a policy by reinforcement learning; rerun the same command to resume.
 
   With config.eval.every set it ends with one JSON line about held-out questions.
   """
   start = time.perf_counter()
+  check_place('config.out', config.out, folder=True)
   import jax
 
+  check_files(config, ('data', 'model', 'tokenizer', 'search', 'reader', 'judge', 'critic', *['eval'] * bool(config.eval.every)))
   from jaxsearch.evaluation import report, run
   from jaxsearch.training import loop, runs
+  if config.eval.every:
+    run.read_held_out(config)  # a mistake in them is found now, not after the first step
   loop.train(config, run.held_out)
   if jax.process_index() == 0:
     page = report.write_report(config.out)
+    print(f'jaxsearch: ask the policy: {sys.argv[0]} ask "QUESTION" --checkpoint {config.out}', file=sys.stderr)
     evaluations = runs.read(pathlib.Path(config.out) / 'evaluations.jsonl')
     if not evaluations:
       print(f'report: {page}')
@@ -75,11 +94,15 @@ def train(config, _) -> None:
 
 
 @command(
-  'quickstart', CHECKPOINT, QUESTIONS, CORPUS, flag('--out', 'JSON file to write'), GREEDY, LIMIT,
+  'quickstart', CHECKPOINT, QUESTIONS, CORPUS, flag('--out', 'JSON file to write; none if not given', place()), GREEDY, LIMIT,
   flag('--as-tool', 'score a second model, config.reader: alone, with one search, with the evidence that the policy finds', bool),
-  flag('--tool-url', 'with --as-tool: a server of evidence (serve --as-tool) in place of the policy; token in JAXSEARCH_TOKEN'),
-  flag('--reader-url', 'with --as-tool: a chat server in place of config.reader, such as http://HOST/v1; key in OPENAI_API_KEY'),
-  flag('--reader-model', 'name of the model at --reader-url'))
+  flag('--tool-url', 'with --as-tool: a server of evidence (serve --as-tool) in place of the policy; token in JAXSEARCH_TOKEN',
+       address),
+  flag('--reader-url', 'with --as-tool: a chat server in place of config.reader, such as http://HOST/v1; key in OPENAI_API_KEY',
+       address),
+  flag('--reader-model', 'name of the model at --reader-url'), examples=(
+    '--checkpoint runs/quickstart --limit 100 --out scores.json',
+    '--config search_r1_grpo --checkpoint DIR_OR_HF_FOLDER --questions F.jsonl --corpus F.jsonl --out F.json'))
 def eval(config, flags) -> None:
   """Answer a file of questions; write scores, predictions and a manifest.
 
@@ -91,7 +114,7 @@ def eval(config, flags) -> None:
     _refuse(flags, ('reader-model',), 'without --reader-url; set config.reader.model')
   if flags.tool_url:
     _refuse(flags, ('checkpoint', 'temperature'), 'with --tool-url: the policy is that of the server')
-  _check_corpus(config, flags)
+  _check_files(config, flags, policy=not flags.tool_url)
   sampling = _sampling(flags)
   from jaxsearch.evaluation import run
   from jaxsearch.setup import reads_corpus
@@ -204,7 +227,10 @@ def _answer_with_tool(config, flags, questions: Sequence, sampling, report: Call
 
 
 @command('search_r2', flag('--a', 'result file of eval --out', required=True),
-         flag('--b', 'result file to compare it with', required=True), flag('--out', 'JSON file to write'))
+         flag('--b', 'result file to compare it with', required=True),
+         flag('--out', 'JSON file to write; none if not given', place()), examples=(
+           '--a A.json --b B.json --out F.json --config.judge.kind=local --config.judge.model=HF_FOLDER',
+           '--a A.json --b B.json --config.judge.kind=chat --config.judge.url=http://HOST/v1 --config.judge.model=NAME'))
 def judge(config, flags) -> None:
   """Compare two results of eval question by question: a language model scores six rubrics."""
   if 'judge' not in config:
@@ -212,6 +238,7 @@ def judge(config, flags) -> None:
   if config.judge.kind == 'world':
     raise UsageError("config.judge.kind='world' knows gold chains but has no opinion on style: take 'local' with "
                      "config.judge.model, or 'chat' with config.judge.url and config.judge.model")
+  check_files(config, ('judge',))
   from jaxsearch.evaluation import judge_pairs, run
   from jaxsearch.setup import load_judge
   a, b = judge_pairs.read_result(flags.a), judge_pairs.read_result(flags.b)
@@ -224,12 +251,14 @@ def judge(config, flags) -> None:
   _print(figures)
 
 
-@command('quickstart', CHECKPOINT, CORPUS, GREEDY, takes_words=True)
+@command('quickstart', CHECKPOINT, CORPUS, GREEDY, takes_words=True, examples=(
+  '"What is the capital of the country in which Saratov is found?" --checkpoint runs/quickstart',
+  '"Which element has the symbol Po?" --config carl --temperature 0.7'))
 def ask(config, flags) -> None:
   """Answer one question and show every thought, query and document."""
   if not flags.words:
     raise UsageError('ask what? usage: jaxsearch ask "Which currency is used in the country of Oviedo?"')
-  _check_corpus(config, flags)
+  _check_files(config, flags)
   from rich.console import Console
 
   from jaxsearch.data.questions import Question
@@ -244,14 +273,15 @@ def ask(config, flags) -> None:
 
 @command(
   'r_search', CHECKPOINT, CORPUS, flag('--host', 'address to listen on; 127.0.0.1, this machine alone, if not given'),
-  flag('--port', '8000 if not given, 8001 with --as-tool', int),
+  flag('--port', '0 takes a free one; 8000 if not given, 8001 with --as-tool', int, '>= 0 and <= 65535'),
   flag('--token', 'secret that requests must bring; that in JAXSEARCH_TOKEN if not given'),
-  flag('--as-tool', 'serve a policy: question in, evidence out', bool))
+  flag('--as-tool', 'serve a policy: question in, evidence out', bool), examples=(
+    '--corpus F.jsonl --port 8000', '--as-tool --config r_search --checkpoint runs/r_search'))
 def serve(config, flags) -> None:
   """Serve the search of a config over HTTP, or a policy as a search tool of other models (--as-tool)."""
   if not flags.as_tool:
     _refuse(flags, ('checkpoint',), 'without --as-tool')
-  _check_corpus(config, flags)
+  _check_files(config, flags, policy=flags.as_tool)
   port = (8001 if flags.as_tool else 8000) if flags.port is None else flags.port
   try:
     from jaxsearch.tools import http_server
@@ -273,7 +303,8 @@ def serve(config, flags) -> None:
     http_server.run(app, listener, 'evidence' if flags.as_tool else 'retrieval')
 
 
-@command('carl')
+@command('carl', examples=(
+  '--config.out=runs/critic', '--config search_r1_ppo --config.model=world-carl --config.out=runs/ppo_critic'))
 def critic_warmup(config, _) -> None:
   """Warm up the critic of a config (CARL, PPO) until it passes its gate; exit status 1 if it does not.
 
@@ -281,18 +312,22 @@ def critic_warmup(config, _) -> None:
   """
   if 'critic_warmup' not in config:
     raise UsageError('this config has no group critic_warmup: its method has no critic, or see configs/carl.py')
+  check_place('config.out', config.out, folder=True)
+  check_files(config, ('data', 'model', 'tokenizer', 'search', 'critic_warmup'))
   from jaxsearch.evaluation import calibration, competence
   from jaxsearch.training import critic_warmup
   _print({'run': config.out} | critic_warmup.warm_up(config, competence.gate_figures, calibration.plot))
 
 
-@command('carl', CHECKPOINT, QUESTIONS, flag('--out', 'JSONL file to write', required=True),
-         flag('--limit', 'take only this many questions, the first; config.eval.number if not given', int),
-         flag('--mixed', 'question file to write too: half of each tier, all of the smaller one'))
+@command('carl', CHECKPOINT, QUESTIONS, flag('--out', 'JSONL file to write', place(), required=True),
+         flag('--limit', 'take only this many questions, the first; config.eval.number if not given', int, '>= 1'),
+         flag('--mixed', 'question file to write too: half of each tier, all of the smaller one', place()),
+         examples=('--questions world:test --out tiers.jsonl', '--questions world:rl --out tiers.jsonl --mixed mixed.jsonl'))
 def tiers(config, flags) -> None:
   """Sort questions into those that the policy answers closed-book (tier 2) and the others (tier 1)."""
   if 'critic_warmup' not in config:
     raise UsageError('this config does not say how to answer closed-book (config.critic_warmup.closed_book), see configs/carl.py')
+  _check_files(config, flags)
   from jaxsearch.data.questions import write_questions
   from jaxsearch.training import critic_warmup
   if flags.mixed and pathlib.Path(flags.mixed).absolute() == pathlib.Path(flags.out).absolute():
@@ -308,25 +343,29 @@ def tiers(config, flags) -> None:
   _print({'questions': len(found), 'tier_2': tier_2, 'out': str(pathlib.Path(flags.out))})
 
 
-@command('sft')
+@command('sft', examples=('--config.sft.demonstrations=F.jsonl --config.out=runs/sft', '--config sft_gold --config.steps=50'))
 def sft(config, _) -> None:
   """Train a policy on demonstrations."""
+  check_place('config.out', config.out, folder=True)
+  check_files(config, ('model', 'tokenizer'))
+  if not config.sft.demonstrations:
+    raise UsageError('sft.demonstrations is not set: a JSONL file, see configs/sft.py, or world:rl for gold chains')
   from jaxsearch.training import sft
   sft.train(config)
   print(f'run folder: {config.out}')
 
 
-@command('quickstart', CHECKPOINT, QUESTIONS, CORPUS, flag('--out', 'JSONL file to write', required=True),
-         flag('--n', 'rollouts for each question; 5 if not given', int, default=5),
-         flag('--keep', 'most demonstrations of a question; all right ones if not given', int),
-         flag('--temperature', 'sampling temperature; config.sampler.temperature if not given', float), LIMIT)
+@command('quickstart', CHECKPOINT, QUESTIONS, CORPUS, flag('--out', 'JSONL file to write', place(), required=True),
+         flag('--n', 'rollouts for each question; 5 if not given', int, '>= 1', default=5),
+         flag('--keep', 'most demonstrations of a question; all right ones if not given', int, '>= 1'),
+         flag('--temperature', 'of sampling; config.sampler.temperature if not given', float, '>= 0'), LIMIT, examples=(
+           '--checkpoint runs/quickstart --out demonstrations.jsonl',
+           '--config search_r1_grpo --n 10 --keep 2 --limit 500 --out demonstrations.jsonl'))
 def sample(config, flags) -> None:
   """Sample rollouts and keep the right ones as demonstrations for sft."""
-  if flags.n < 1 or (flags.keep is not None and flags.keep < 1):
-    raise UsageError(f'--n={flags.n} --keep={flags.keep}: at least one chain'.replace(' --keep=None', ''))
   if flags.keep is not None and flags.keep > flags.n:
     raise UsageError(f'--keep={flags.keep} means nothing with --n={flags.n}: there are no more chains of a question')
-  _check_corpus(config, flags)
+  _check_files(config, flags)
   temperature = _sampling(flags, config.sampler.temperature).temperature
   from jaxsearch.training import rejection
   questions = _load_questions(config, flags.questions or config.data.questions, flags.limit)
@@ -339,8 +378,10 @@ def sample(config, flags) -> None:
 
 
 @command('quickstart', flag('--checkpoint', 'run folder, or a checkpoint in it', required=True),
-         flag('--out', 'folder to write', required=True),
-         flag('--dtype', 'of the weights: float32 or bfloat16; as they are if not given'))
+         flag('--out', 'folder to write', place(folder=True), required=True),
+         flag('--dtype', 'of the weights: float32 or bfloat16; as they are if not given', choices=('float32', 'bfloat16')),
+         examples=('--checkpoint runs/quickstart --out policy',
+                   '--checkpoint runs/quickstart/checkpoints/20 --out policy --dtype bfloat16'))
 def export(config, flags) -> None:
   """Write a checkpoint as a Hugging Face folder.
 
@@ -360,23 +401,28 @@ def export(config, flags) -> None:
   print(f'step {host["step"]} written to {flags.out}')
 
 
-@command('claims/cusearch', flag('--report-only', 'train nothing; report on the runs that are finished', bool))
+@command('claims/cusearch', flag('--report-only', 'train nothing; report on the runs that are finished', bool),
+         examples=('--config claims/carl', '--config configs/claims/slate.py --report-only'))
 def sweep(config, flags) -> None:
   """Train a grid of variants x seeds and compare them in a table and curves; exit status 1 if a run failed."""
   from jaxsearch.evaluation import sweep, sweep_report
   trials = sweep.plan(config)
+  check_place('config.out', config.out, folder=True)
   failed = [] if flags.report_only else sweep.train_all(trials, config.parallel)
   print(f'table: {sweep_report.write(config, trials)}')
   if failed:
     raise SystemExit(1)
 
 
-@command('world_policy', flag('--out', 'folder for the files of the world'),
-         flag('--policy', 'train the policy into config.out', bool))
+@command('world_policy', flag('--out', 'folder for the files of the world', place(folder=True)),
+         flag('--policy', 'train the policy into config.out', bool),
+         examples=('--out world', '--policy --config.out=runs/world_policy'))
 def world(config, flags) -> None:
   """Make the files of the embedded world again, or its warm-started policy."""
   if not (flags.out or flags.policy):
     raise UsageError('say what to make: --out FOLDER for the files of the world, --policy for its policy')
+  if flags.policy:
+    check_place('config.out', config.out, folder=True)
   if flags.out:
     registry.find('recipe', 'files')(flags.out)
     print(f'world: {flags.out}')
@@ -399,13 +445,18 @@ def _sampling(flags, temperature: float = 0.0):
   return Sampling(temperature if flags.temperature is None else flags.temperature)
 
 
-def _check_corpus(config, flags) -> None:
-  """UsageError for a --corpus that would not be read."""
-  if flags.corpus:
+def _check_files(config, flags, policy: bool = True) -> None:
+  """Raises for files that answering questions needs and that are not there, and for a --corpus that would not be read.
+
+  `policy` says whether there is one to load, from --checkpoint or from the config.
+  """
+  corpus = getattr(flags, 'corpus', '')
+  if corpus:
     from jaxsearch.setup import reads_corpus
     if not reads_corpus(config):
       raise UsageError(f'--corpus means nothing with config.search.backend={config.search.backend!r}, which searches elsewhere: '
                        'leave it out, or set --config.search.backend=bm25')
+  check_files(config, ('data.corpus', 'search', *(('model', 'tokenizer') if policy and not flags.checkpoint else ())), corpus)
 
 
 def _open_agent(config, flags, **changes) -> tuple:
@@ -424,9 +475,8 @@ def _load_questions(config, name: str, limit: int | None) -> Sequence:
 def _write(path: str, result: str | dict) -> None:
   """Writes a text, or a dict as JSON, if there is a path."""
   if path:
-    pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-    text = result if isinstance(result, str) else json.dumps(result, indent=1, ensure_ascii=False) + '\n'
-    pathlib.Path(path).write_text(text, encoding='utf-8')
+    from jaxsearch.data.jsonl import write_whole
+    write_whole(path, result if isinstance(result, str) else json.dumps(result, indent=1, ensure_ascii=False) + '\n')
 
 
 def _refuse(flags, names: Sequence[str], where: str) -> None:

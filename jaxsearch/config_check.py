@@ -10,6 +10,7 @@ import importlib
 import inspect
 import math
 import operator
+import os
 import pathlib
 import pkgutil
 import runpy
@@ -22,6 +23,7 @@ import ml_collections
 SHIPPED = pathlib.Path(__file__).resolve().parent / 'configs'  # of a wheel
 if not SHIPPED.is_dir():
   SHIPPED = SHIPPED.parents[1] / 'configs'  # of a checkout
+CHECKS = SHIPPED / 'checks.py'  # the table
 COMPARE = {'>=': operator.ge, '>': operator.gt, '<=': operator.le, '<': operator.lt, '=': operator.eq}
 
 
@@ -39,7 +41,7 @@ def check(config: ml_collections.ConfigDict, *, training: bool = True) -> None:
 
 def _values(config: ml_collections.ConfigDict) -> Iterator[str]:
   """Mistakes of single fields, by the table."""
-  table = load_file(SHIPPED / 'checks.py').FIELDS
+  table = load_file(CHECKS).FIELDS
   for name, value in fields(config):
     if isinstance(value, ml_collections.ConfigDict):
       continue
@@ -47,15 +49,15 @@ def _values(config: ml_collections.ConfigDict) -> Iterator[str]:
     values = value if isinstance(value, (tuple, list)) else (value,)
     if any(isinstance(one, float) and not math.isfinite(one) for one in values):
       yield f'{name}={value!r} must be finite'
-    elif rule and not all(one is None or _allowed(one, rule) for one in values):
+    elif rule and not all(one is None or allowed(one, rule) for one in values):
       yield f'{name}={value!r} must be {rule if isinstance(rule, str) else "one of " + ", ".join(rule)}'
 
 
-def _allowed(value: Any, rule: str | tuple[str, ...]) -> bool:
+def allowed(value: Any, rule: str | tuple[str, ...]) -> bool:
   """Whether a value is one of the names, or a number for which one alternative of the comparisons holds."""
   if isinstance(rule, tuple):
     return value in rule
-  return isinstance(value, (int, float)) and not isinstance(value, bool) and any(
+  return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and any(
     all(COMPARE[sign](value, float(bound)) for sign, bound in map(str.split, option.split(' and ')))
     for option in rule.split(' or '))
 
@@ -114,8 +116,67 @@ def _together(config: ml_collections.ConfigDict) -> Iterator[str]:
   if config.sampler.length > config.train.row_length:
     yield (f'sampler.length={config.sampler.length} is more than train.row_length={config.train.row_length}: '
            'the longest path would not fit into a training row')
+  if config.critic.warm_start and not config.critic.enabled:
+    yield f'critic.warm_start={config.critic.warm_start!r} means nothing where critic.enabled=False'
   if config.eval.every and not config.eval.temperatures:
     yield 'eval.temperatures=() must hold at least one temperature where eval.every is set'
+
+
+def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: str = '') -> None:
+  """Raises ValueError that lists the files and folders that a config names and that are not there, before one is loaded.
+
+  Args:
+    used: the fields and groups that the command reads; of them those count that the others let matter.
+    corpus: what takes the place of `data.corpus`.
+  """
+  from jaxsearch import methods, registry
+  from jaxsearch.data import sources
+  from jaxsearch.models.presets import preset
+  from jaxsearch.tools.http_client import parse_url
+  from jaxsearch.trees import templates
+  search, services = config.search, getattr(methods.find_method(config.method), 'SERVICES', ())
+  judge, writer = config.judge.kind if 'judge' in services else '', search.writer if search.backend == 'simulated' else ''
+  passages = search.backend == 'bm25' or writer in registry.ENTRIES['writers']
+  named = {  # field -> what has to be there; None where nothing has to be
+    'data.questions': config.data.questions, 'data.corpus': (corpus or config.data.corpus) if passages else None,
+    'eval.questions': config.eval.questions, 'eval.tiers': config.eval.tiers or None,
+    'model': config.model, 'tokenizer': config.tokenizer or None,
+    'search.url': search.url if search.backend == 'http' or writer == 'chat' else None,
+    'search.writer_model': search.writer_model if writer in ('chat', 'model') else None,
+    'reader.model': config.reader.model if 'reader' in services else None,
+    'judge.url': config.judge.url if judge == 'chat' else None,
+    'judge.model': config.judge.model if judge in ('local', 'chat') else None,
+    'critic.warm_start': config.critic.warm_start or None,
+    'critic_warmup.encoder': config.critic_warmup.encoder or None if 'critic_warmup' in config else None,
+  }  # fmt: skip
+  remote = [*['search.writer_model'] * (writer == 'chat'), *['judge.model'] * (judge == 'chat')]  # names at a server
+  keyless = search.backend == 'web' and 'search' in used and not os.environ.get('SERPER_API_KEY')
+  mistakes = ["search.backend='web' needs a key in the environment variable SERPER_API_KEY"] * keyless
+  for field, name in named.items():
+    if name is None or not any(field == one or field.startswith(f'{one}.') for one in used):
+      continue
+    known, missing = list(registry.ENTRIES['models']) if field.endswith('model') else [], []
+    if not name:
+      mistakes.append(f'{field} is not set')
+    elif field in ('data.questions', 'data.corpus', 'eval.questions'):
+      missing = sources.missing_files(name)
+    elif field.endswith('.url'):
+      try:
+        parse_url(name)
+      except ValueError:
+        mistakes.append(f'{field}={name!r}: not an http address')
+    elif field == 'model' and name.startswith('random:'):
+      preset(name.removeprefix('random:'))
+    elif field not in remote and name not in known and not pathlib.Path(name).exists():
+      missing = [name]
+    if missing:
+      field = '--corpus' if corpus and field == 'data.corpus' else field
+      where = f' as {", ".join(missing)}' if missing != [name] else ''
+      mistakes.append(f'{field}={name!r}: no such file or folder{where}{suggestion(name, known)}')
+  if mistakes:
+    raise ValueError('; '.join(mistakes))
+  if judge in ('local', 'chat') and 'judge' in used:
+    templates.judge_files(config.judge.templates)
 
 
 ARGUMENTS = ('grow', 'credit', 'sizes', 'eval.grow')  # groups of arguments: what they hold is the method's affair
@@ -168,7 +229,7 @@ def fields(config: Mapping[str, Any], prefix: str = '') -> Iterator[tuple[str, A
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-  """'; did you mean …?' with a known name of the same last part, or else the nearest; '' if none is near."""
+  """'; did you mean …?' with the known names of the same last part, or else the nearest; '' if none is near."""
   known, leaf = list(known), name.split('.')[-1]
   near = [one for one in known if one.split('.')[-1] == leaf] or difflib.get_close_matches(name, known, 1, 0.6)
-  return f'; did you mean {near[0]!r}?' if near else ''
+  return f'; did you mean {" or ".join(map(repr, near[:3]))}?' if near else ''

@@ -4,21 +4,26 @@ argparse and ml_collections parse; here their complaints become one line that na
 """
 
 import argparse
+import contextlib
 import functools
+import inspect
 import operator
 import pathlib
 import re
 import sys
+import tempfile
+import traceback
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from jaxsearch.config_check import SHIPPED, check, fields, from_saved, load_file, suggestion
+from jaxsearch.config_check import CHECKS, SHIPPED, allowed, check, fields, from_saved, load_file, suggestion
 
+KINDS = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text', tuple: 'a tuple such as (1, 2)'}
 # What a policy was trained to see: with a checkpoint these are the run's, whichever config is given.
 TRAINED = ('method', 'grow', 'eval.grow', 'sampler.length', 'tokenizer', 'search.topk', 'python')
 
@@ -31,8 +36,65 @@ class Parser(argparse.ArgumentParser):
   """argparse for the flags of a command: a mistake is a UsageError."""
 
   def error(self, message: str):
-    message = re.sub("argument (.*): invalid .* value: '(.*)'", r'\1=\2: not a number', message)
+    if choice := re.fullmatch("argument (.*): invalid choice: '(.*)' [(]choose from (.*)[)]", message):
+      message = f'{choice[1]}={choice[2]} must be one of {choice[3].replace(chr(39), "")}'
+    message = re.sub('argument (.*): =', r'\1=', message)  # of `number`, `place` and `address` below
     raise UsageError(message.replace('the following arguments are required:', f'{self.prog} needs'))
+
+
+def number(kind: type, rule: str) -> Callable[[str], float]:
+  """The type of a flag whose value is a number for which a rule as in configs/checks.py holds."""
+  def read(text: str) -> float:
+    try:
+      value = kind(text)
+    except ValueError as error:
+      raise argparse.ArgumentTypeError(f'={text}: {KINDS[kind]} is needed') from error
+    if not allowed(value, rule):
+      raise argparse.ArgumentTypeError(f'={text} must be {rule}')
+    return value
+  return read
+
+
+def place(folder: bool = False) -> Callable[[str], str]:
+  """The type of a flag that names a file to write, or a folder: a place that can be written, see `check_place`."""
+  def read(path: str) -> str:
+    try:
+      check_place('', path, folder)
+    except UsageError as error:
+      raise argparse.ArgumentTypeError(str(error)) from error
+    return path
+  return read
+
+
+def address(text: str) -> str:
+  """The type of a flag that takes the address of a server."""
+  from jaxsearch.tools.http_client import parse_url  # with httpx, which `--help` does not wait for
+  try:
+    parse_url(text)
+  except ValueError as error:
+    raise argparse.ArgumentTypeError(f'={text}: not an http address') from error
+  return text
+
+
+def check_place(name: str, path: str, folder: bool = False) -> None:
+  """Raises UsageError unless a file (or a folder) can be written at the path that the flag or field `name` holds."""
+  wanted = above = pathlib.Path(path).resolve()
+  reason = ''
+  try:
+    above = next(one for one in (wanted, *wanted.parents) if one.exists())
+    if not path:
+      reason = 'a path is needed'
+    elif above == wanted and not folder and above.is_dir():
+      reason = 'it is a folder, not a file'
+    elif not above.is_dir() and (folder or above != wanted):
+      reason = f'{above} is a file, not a folder'
+    elif wanted.is_file() or above.is_dir():  # neither a device nor a pipe
+      above = wanted.parent if wanted.is_file() else above
+      tempfile.TemporaryFile(dir=above).close()
+  except OSError as error:
+    reason = f'nothing can be written in {above} ({error.strerror})'
+  if reason:
+    raise UsageError(f'{name}={path}: {reason}')
 
 
 class Given(NamedTuple):
@@ -42,12 +104,14 @@ class Given(NamedTuple):
   changed: frozenset[str]  # fields of the config that it sets
 
 
-def parse(command: str, arguments: Sequence[str], default: str, saved: Mapping[str, Any] | None = None) -> Given:
+def parse(command: str, arguments: Sequence[str], default: str, own: Sequence[str] = (), *,
+          saved: Mapping[str, Any] | None = None) -> Given:
   """What `--config NAME --config.key=value … words` says, parsed and checked.
 
   Args:
     command: for messages; `train` also checks what only training needs.
     default: the config taken when none is named.
+    own: the command's own flags, for messages.
     saved: the config of the checkpoint that the command reads. It takes the place of `default`; in a config that is named it
       takes the place of what the policy was trained to see (`TRAINED`). Fields set by `--config.key=value` win over it. Each
       difference is a line on stderr.
@@ -64,6 +128,8 @@ def parse(command: str, arguments: Sequence[str], default: str, saved: Mapping[s
     raise UsageError(f'the config in the checkpoint: {error}') from error
   then = {} if trained is None else _trained(trained)
   config = trained if trained is not None and not given.config else _load(given.config or default)
+  if command != 'sweep' and 'method' not in config:
+    raise UsageError(f'{given.config} is not the config of a run: it has no `method`. Those in claims/ are for jaxsearch sweep')
   if trained is not None and given.config:
     _take_trained(config, trained, names)
   values = flags.FlagValues()
@@ -72,27 +138,19 @@ def parse(command: str, arguments: Sequence[str], default: str, saved: Mapping[s
     words = values([command, *overrides])[1:]
     check(config, training=command == 'train')
   except flags.UnrecognizedFlagError as error:
-    raise UsageError(f'{command} has no flag --{error.flagname}') from error
+    known = [*own, *(f'config.{name}' for name, _ in fields(config))]
+    near = re.sub("'([^']+)'", r"'--\1'", suggestion(error.flagname, known))
+    raise UsageError(f'{command} has no flag --{error.flagname}{near}') from error
   except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
     known = [name for name, _ in fields(config)]
     unknown = [f'the config has no field {name!r}{suggestion(name, known)}' for name in names if name not in known]
-    raise UsageError('; '.join(unknown) or str(error).replace('\n', ' ')) from error
+    mistakes = [*unknown, *_wrong_types(config, overrides)]
+    raise UsageError('; '.join(mistakes) or str(error).replace('\n', ' ')) from error
   now = _trained(config)
   for name in names if then else ():
     if now.get(name) != then.get(name):
       _say(f'{name}={now.get(name)!r} as you set it; the policy was trained with {_shown(then, name)}')
   return Given(config, words, frozenset(names))
-
-
-def _load(name: str) -> ml_collections.ConfigDict:
-  file, argument = find(name)
-  try:
-    config = load_file(file).get_config(*argument)
-    if not isinstance(config, ml_collections.ConfigDict):
-      raise TypeError('get_config() returns no ConfigDict')
-  except Exception as error:  # whatever goes wrong in the user's file
-    raise UsageError(f'{file}: {type(error).__name__}: {error}') from error
-  return config
 
 
 def _take_trained(config: ml_collections.ConfigDict, trained: ml_collections.ConfigDict, changed: Iterable[str]) -> None:
@@ -121,6 +179,57 @@ def _say(message: str) -> None:
   print(f'jaxsearch: {message}', file=sys.stderr)
 
 
+def _wrong_types(config: ml_collections.ConfigDict, overrides: Sequence[str]) -> Iterator[str]:
+  """Mistakes of '--config.FIELD=VALUE' whose value is none of the field's type."""
+  known = dict(fields(config))
+  for override in overrides:
+    values, (name, _, value) = flags.FlagValues(), override.partition('=')
+    try:
+      config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=[override])
+      values(['', override])
+    except flags.IllegalFlagValueError:
+      kind, group = type(known.get(name.removeprefix('--config.'))), ml_collections.ConfigDict
+      needed = 'it is a group, set one of its fields' if kind is group else f'{KINDS.get(kind, "a number")} is needed'
+      yield f'{name.removeprefix("--")}={value}: {needed}'
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError):
+      pass  # another kind of mistake
+
+
+def _load(name: str) -> ml_collections.ConfigDict:
+  """The config that a name stands for, see `find`. Raises UsageError, with the line of the file that fails."""
+  file, argument = find(name)
+  with _naming_lines(file):
+    get_config = getattr(load_file(file), 'get_config', None)
+  if get_config is None:
+    raise UsageError(f'{file}: not a config, it defines no get_config()')
+  if argument and not inspect.signature(get_config).parameters:
+    raise UsageError(f'{name}: get_config() of {file} takes no {argument[0]!r}')
+  with _naming_lines(file):
+    config = get_config(*argument)
+  if not isinstance(config, ml_collections.ConfigDict):
+    raise UsageError(f'{file}: get_config() returns no ConfigDict')
+  return config
+
+
+@contextlib.contextmanager
+def _naming_lines(file: pathlib.Path) -> Iterator[None]:
+  """A context for code of the user's: whatever it raises becomes a UsageError with the line of `file`."""
+  try:
+    yield
+  except SyntaxError as error:
+    raise UsageError(f'{error.filename}:{error.lineno}: {error.msg}') from error
+  except Exception as error:
+    lines = [f':{frame.lineno}' for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    module = getattr(error, 'name', None) or ''
+    near = suggestion(module.removeprefix('configs.'), shipped_configs()) if module.startswith('configs.') else ''
+    raise UsageError(f'{file}{"".join(lines[-1:])}: {type(error).__name__}: {error}{near}') from error
+
+
+def shipped_configs() -> list[str]:
+  """The names of the shipped configs."""
+  return [str(file.relative_to(SHIPPED).with_suffix('')) for file in sorted(SHIPPED.rglob('*.py')) if file != CHECKS]
+
+
 def find(name: str) -> tuple[pathlib.Path, list[str]]:
   """(file, arguments of its get_config) of `quickstart`, `claims/carl`, `smollm2:cusearch`, `configs/carl.py` or `my/own.py`.
 
@@ -131,11 +240,11 @@ def find(name: str) -> tuple[pathlib.Path, list[str]]:
   stem = path.removesuffix('.py')
   shipped, own = SHIPPED / f'{stem.removeprefix("configs/")}.py', pathlib.Path(f'{stem}.py')
   for file in (own, shipped) if path.endswith('.py') else (shipped, own):
-    if file.is_file():
+    if file.is_file() and file != CHECKS:
       package = sys.modules.setdefault('configs', types.ModuleType('configs'))
       around = [str(folder) for folder in file.resolve().parents if folder.name == 'configs'][:1]
       package.__path__ = list(dict.fromkeys([*around, *getattr(package, '__path__', ()), str(SHIPPED)]))
       return file, argument
-  known = [str(file.relative_to(SHIPPED).with_suffix('')) for file in sorted(SHIPPED.rglob('*.py')) if file.name != 'checks.py']
-  near = suggestion(stem.removeprefix('configs/'), known)
-  raise UsageError(f'no config {path!r}{near or "; there are " + ", ".join(known)}')
+  beside = [str(file.with_suffix('')) for file in sorted(own.parent.glob('*.py'))] if path.endswith('.py') else []
+  near = suggestion(stem.removeprefix('configs/'), [*shipped_configs(), *beside])
+  raise UsageError(f'no config {path!r}{near or "; there are " + ", ".join(shipped_configs())}')

@@ -100,7 +100,7 @@ def reads_corpus(config: ml_collections.ConfigDict) -> bool:
 def open_backend(config: ml_collections.ConfigDict, corpus: str = '', mesh: jax.sharding.Mesh | None = None) -> SearchBackend:
   """The search back end that `config.search` names; `corpus` takes the place of `config.data.corpus`."""
   settings = dict(config.search)
-  kind, _ = settings.pop('backend'), settings.pop('topk')
+  kind, _, _ = (settings.pop(name) for name in ('backend', 'topk', 'max_failed_steps'))
   if kind == 'simulated' and settings['writer'] == 'model':
     settings['writer'] = _model_writer(settings['writer_model'], config.dtype, mesh)
   documents = sources.load_corpus(corpus or config.data.corpus) if reads_corpus(config) else None

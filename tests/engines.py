@@ -27,4 +27,4 @@ class Equipped(Engine):
     return Schedule(self, numbered, self.put(key), self.sampling, self.tools, on_progress).run()
 
   def run_python(self, code, table=()):
-    return self.tools.run_python(RunPython(None, code, table))
+    return self.tools.run_python(RunPython(None, code, table), [])

@@ -14,7 +14,7 @@ from jaxsearch.training import runs
 FOLDER = pathlib.Path(__file__).parents[1] / 'configs' / 'claims'
 SWEEPS = {file.stem: importlib.import_module(f'configs.claims.{file.stem}').get_config() for file in sorted(FOLDER.glob('*.py'))}
 SMALL = {'steps': 2, 'questions_per_step': 2, 'eval.every': 2, 'eval.number': 2, 'checkpoint_every': 2, 'progress': False,
-         'mesh.fsdp': 1}  # one of the devices of the tests
+         'train.micro_rows': 8}  # as many as the tests have devices
 # What other commands make for these sweeps: here the run takes what the embedded world has.
 MADE_BEFORE = {'data.questions': 'world:rl', 'eval.questions': 'world:test', 'eval.tiers': '', 'critic.warm_start': ''}
 

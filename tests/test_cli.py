@@ -1,10 +1,12 @@
+import re
+import shlex
 import subprocess
 import sys
 
 import pytest
 
 from jaxsearch import cli
-from jaxsearch.flags import UsageError
+from jaxsearch.flags import UsageError, parse
 
 
 def test_help_lists_the_commands_without_importing_jax():
@@ -26,8 +28,11 @@ def test_help_lists_the_commands_without_importing_jax():
   (['ask'], 'ask what?'),
   (['world'], 'say what to make'),
   (['export'], 'export needs --checkpoint, --out'),
-  (['eval', '--temperature=warm'], '--temperature=warm: not a number'),
-  (['eval', '--questions=missing.jsonl'], 'missing.jsonl'),
+  (['eval', '--temperature=warm'], '--temperature=warm: a number is needed'),
+  (['eval', '--questions=missing.jsonl'], 'jaxsearch: missing.jsonl: No such file or directory'),
+  (['eval', '--limit=0'], '--limit=0 must be >= 1'),
+  (['eval', '--temperature=nan'], '--temperature=nan must be >= 0'),
+  (['export', '--checkpoint=x', '--out=y', '--dtype=int8'], '--dtype=int8 must be one of float32, bfloat16'),
 ])  # fmt: skip
 def test_mistakes_end_in_one_line_and_status_2(arguments, message, capsys):
   assert cli.main(arguments) == 2
@@ -48,3 +53,24 @@ def test_every_command_has_help_with_its_flags(capsys):
 def test_traceback_shows_where_a_mistake_arose():
   with pytest.raises(UsageError, match='steps=0'):
     cli.main(['train', '--config.steps=0', '--traceback'])
+
+
+def test_every_help_shows_two_examples_that_can_be_parsed(capsys):
+  for name, command in cli.COMMANDS.items():
+    cli.main([name, '--help'])
+    examples = re.findall(rf'^  jaxsearch {name} (.*)$', capsys.readouterr().out, re.MULTILINE)
+    assert len(examples) == 2, name
+    for example in examples:
+      own, rest = command.parse_known_args(shlex.split(example))
+      config, words, _ = parse(name, rest, own.default_config)
+      assert config and bool(words) == own.takes_words
+
+
+def test_an_interrupt_ends_in_one_line_and_status_130(monkeypatch, capsys):
+  def interrupt(*_, **__):
+    raise KeyboardInterrupt
+  monkeypatch.setattr(cli.flags, 'parse', interrupt)
+  assert cli.main(['train']) == 130
+  assert capsys.readouterr().err == 'jaxsearch: interrupted\n'
+  with pytest.raises(KeyboardInterrupt):
+    cli.main(['train', '--traceback'])

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from jaxsearch.flags import UsageError, find, parse
+from jaxsearch.flags import UsageError, check_place, find, parse
 
 BASE = 'configs/base.py'
 
@@ -31,8 +31,11 @@ def test_without_config_the_default_is_taken():
   ('--config=claims/karl', "no config 'claims/karl'; did you mean 'claims/carl'?"),
   ('--config=zzz', "no config 'zzz'; there are base, carl, "),
   ('--config=smollm2:zzz', "No module named 'configs.zzz'"),
-  ('--config=checks', "has no attribute 'get_config'"),
+  ('--config=checks', "no config 'checks'; there are base"),
   ('--bogus=1', 'train has no flag --bogus'),
+  ('--steps=1', "train has no flag --steps; did you mean '--config.steps'?"),
+  ('--config.optim=1', 'config.optim=1: it is a group, set one of its fields'),
+  ('--config=claims/carl', 'claims/carl is not the config of a run'),
   ('--config.steps=-3', 'steps=-3 must be >= 1'),
   ('--config.optim.b1=2', 'optim.b1=2.0 must be >= 0 and < 1'),
   ('--config.optim.learning_rate=nan', 'optim.learning_rate=nan must be finite'),
@@ -90,3 +93,30 @@ def test_a_file_outside_takes_the_shipped_configs_and_its_neighbours(tmp_path, f
   code = f"from jaxsearch.flags import parse; print(parse('train', ['--config={folder}/own.py'], '')[0].steps)"
   printed = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
   assert printed.split()[-1] == '7'
+
+
+def test_a_place_is_checked_and_nothing_is_made(tmp_path):
+  (tmp_path / 'file').write_text('old')
+  (tmp_path / 'link').symlink_to(tmp_path / 'file')
+  for path, folder in (('new/deep.json', False), ('new/deep', True), ('file', False), ('link', False), ('', True)):
+    check_place('--out', str(tmp_path / path), folder)
+  check_place('--out', '/dev/stdout')
+  assert sorted(file.name for file in tmp_path.iterdir()) == ['file', 'link'] and (tmp_path / 'file').read_text() == 'old'
+  for path, folder, message in (
+      (tmp_path, False, 'it is a folder, not a file'), (tmp_path / 'file', True, 'file is a file, not a folder'),
+      (tmp_path / 'file' / 'x', False, 'file is a file, not a folder'), ('/proc/x/y', False, 'nothing can be written in /proc'),
+      ('', True, 'a path is needed'), ('x' * 300, False, 'File name too long')):
+    with pytest.raises(UsageError, match=f'^--out={path}: .*{message}'):
+      check_place('--out', str(path), folder)
+
+
+def test_the_line_of_a_config_that_fails_is_named(tmp_path):
+  path = tmp_path / 'own.py'
+  for text, message in (('x = 1\ndef get_config(:\n', 'own.py:2: invalid syntax'),
+                        ('def get_config():\n  x = 1\n  return 1 / 0\n', 'own.py:3: ZeroDivisionError: division by zero'),
+                        ('x = 1\n', 'own.py: not a config, it defines no get_config')):
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message):
+      parse('train', [f'--config={path}'], BASE)
+  with pytest.raises(UsageError, match="carl:fast: get_config\\(\\) of .*carl.py takes no 'fast'"):
+    parse('train', ['--config=carl:fast'], BASE)

@@ -1,4 +1,4 @@
-"""Reading files of JSON records, plain or gzipped, so that every fault names its file, its place and its key.
+"""Reading files of JSON records, plain or gzipped, so that every fault names its file, its place and its key; and writing files.
 
 Corpora, question files and benchmarks are all read through here; what a record must hold is theirs to say.
 """
@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import os
+import pathlib
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -47,6 +48,32 @@ def read_array(path: str | os.PathLike) -> Iterator[tuple[str, dict]]:
   for number, record in enumerate(records, start=1):
     place = f'{path}: record {number}'
     yield place, _record(record, place, escaped)
+
+
+def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
+  """Writes a file as a whole or not at all, its folder too if there is none. A device such as /dev/stdout is written to."""
+  path, content = pathlib.Path(path), content.encode() if isinstance(content, str) else content
+  if path.exists() and (path.parts[1:2] == ('dev',) or not path.is_file()):
+    path.write_bytes(content)
+    return
+  path = path.resolve()  # of a link the file behind it
+  path.parent.mkdir(parents=True, exist_ok=True)
+  part = path.with_name(f'{path.name}.part')
+  try:
+    with naming(path):
+      part.write_bytes(content)
+    part.replace(path)
+  finally:
+    part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike) -> Iterator[None]:
+  """Names the file in an OSError that names none, as that of a full disk."""
+  try:
+    yield
+  except OSError as error:
+    raise OSError(error.errno, error.strerror, error.filename or str(path)) from error
 
 
 def unique(path: str | os.PathLike, found: Iterable[tuple[str, Item]], what: str) -> list[Item]:

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Sequence
 
-from jaxsearch.data.jsonl import DataError, field, read_records, shortened, text_field, unique
+from jaxsearch.data.jsonl import DataError, field, read_records, shortened, text_field, unique, write_whole
 from jaxsearch.rewards.match import matches
 
 
@@ -45,9 +45,7 @@ def read_questions(path: str | os.PathLike) -> list[Question]:
 
 def write_questions(questions: Sequence[Question], path: str | os.PathLike) -> None:
   """Writes questions in the FlashRAG format; the inverse of `read_questions`."""
-  with open(path, 'w', encoding='utf-8') as file:
-    for question in questions:
-      file.write(json.dumps(vars(question), ensure_ascii=False) + '\n')
+  write_whole(path, ''.join(json.dumps(vars(question), ensure_ascii=False) + '\n' for question in questions))
 
 
 def _golds(record: dict, place: str) -> tuple[str, ...]:

@@ -61,6 +61,11 @@ def load_corpus(name: str) -> list[Document]:
   return _joined(name, parts)
 
 
+def missing_files(name: str) -> list[str]:
+  """The files that a name of questions or of a corpus needs and that are not there. Raises ValueError as the loaders do."""
+  return [path for source, path in _parts(name) if source not in registry.ENTRIES['questions'] and not os.path.exists(path)]
+
+
 def _parts(name: str) -> list[tuple[str, str]]:
   """(source, path) of every part of a name; the source of a file in our own formats is 'file'."""
   source, path = _split(name)

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from jaxsearch.data.jsonl import write_whole
 from jaxsearch.training.runs import read as read_rows
 from jaxsearch.trees.tree import Node, Role, Tree
 
@@ -43,8 +44,8 @@ def write_report(run: str | pathlib.Path) -> pathlib.Path:
   rows, evaluations = read_rows(run / 'metrics.jsonl'), read_rows(run / 'evaluations.jsonl')
   settings = json.loads(config.read_text(encoding='utf-8')) if config.exists() else {}
   wide, narrow = plot_curves(rows, evaluations, columns=2), plot_curves(rows, evaluations, columns=1)
-  (run / 'learning_curve.png').write_bytes(wide)
-  page.write_text(render(rows, evaluations, settings, wide, narrow), encoding='utf-8')
+  write_whole(run / 'learning_curve.png', wide)
+  write_whole(page, render(rows, evaluations, settings, wide, narrow))
   return page
 
 

@@ -26,7 +26,7 @@ from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards.match import answer_found, entity_match, f1
-from jaxsearch.sampler.requests import Call, RunPython, Sampling, Search, ToolFailure
+from jaxsearch.sampler.requests import Call, RunPython, Sampling, Search, ToolFailure, failure_figures, one_line
 from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training import runs
 from jaxsearch.training.checkpoint import is_run, load_params
@@ -162,7 +162,7 @@ def _count(counts: collections.Counter, request: Any, reply: Any) -> None:
     counts.update(tool_calls=1, searches_asked=int(searched))
     if failed:
       counts.update(['tool_calls_failed', f'tool_calls_failed_{reply.fault}', *['searches_failed'] * searched])
-      counts['last_failure'] = ' '.join(reply.reason.split())[:200]
+      counts['last_failure'] = one_line(reply.reason)
 
 
 def _add(totals: collections.Counter, record: Mapping[str, Any]) -> None:
@@ -241,23 +241,29 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
              assess: Callable[[Sequence[Tree]], None] | None = None) -> Iterator[dict]:
   """Evaluates on `config.eval` at each of its temperatures; yields the rows of evaluations.jsonl.
 
-  The questions and the random key are the same at every step, so that runs and steps can be compared. With `config.eval.tiers`
-  the rows say what tools were used for; with `assess`, which writes a critic's values onto the spans, how good the critic is.
+  The questions and the random key are the same at every step, so that runs and steps can be compared. The rows say what
+  failed; with `config.eval.tiers` what tools were used for; with `assess`, which writes a critic's values onto the spans, how
+  good the critic is.
   """
-  tiers = read_tiers(config.eval.tiers) if config.eval.tiers else {}
-  questions = setup.load_questions(config, config.eval.questions)[:config.eval.number or None]
+  questions, tiers = read_held_out(config)
   for temperature in config.eval.temperatures:
-    trees, _ = rollout(agent, questions, jax.random.key(config.seed), sampling=Sampling(temperature))
-    trees = _of_first_process(trees)
-    figures = {}
+    trees, metrics = rollout(agent, questions, jax.random.key(config.seed), sampling=Sampling(temperature))
+    trees, figures = _of_first_process(trees), {}
     if assess is not None:
       assess(trees)
       figures |= competence.critic_figures(trees, tiers) | competence.sign_figures(trees)
     if tiers:
       figures |= competence.use_figures(trees, tiers)
     finite = {name: value for name, value in figures.items() if math.isfinite(value)}  # JSON has no NaN
+    finite |= failure_figures(metrics)
     records = predictions(trees)
     yield {'step': step, 'temperature': temperature} | scores(records) | finite | {'samples': records[:SAMPLES]}
+
+
+def read_held_out(config: ml_collections.ConfigDict) -> tuple[list[Question], dict[str, int]]:
+  """The questions of `config.eval`, and the tiers of `config.eval.tiers`, {} without one."""
+  tiers = read_tiers(config.eval.tiers) if config.eval.tiers else {}
+  return setup.load_questions(config, config.eval.questions)[:config.eval.number or None], tiers
 
 
 def _of_first_process(trees: list[Tree]) -> list[Tree]:

@@ -99,6 +99,8 @@ def check(config: ml_collections.ConfigDict) -> None:
     raise ValueError(f'baseline={config.baseline!r} is none of the variants {", ".join(config.variants)}')
   if not config.seeds or len(set(config.seeds)) < len(config.seeds) or not all(isinstance(s, int) for s in config.seeds):
     raise ValueError(f'seeds={config.seeds} should be different whole numbers')
+  if config.parallel < 0:
+    raise ValueError(f'parallel={config.parallel} must be >= 0')
   slugs = collections.Counter(map(slug, config.variants))
   if clash := [name for name in config.variants if slugs[slug(name)] > 1 or not slug(name)]:
     raise ValueError(f'the variants {", ".join(map(repr, clash))} have no folder name of their own')

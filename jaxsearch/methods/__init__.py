@@ -12,8 +12,9 @@ The contract, word for word as in CONTRIBUTING.md (a test compares them):
   tree.metrics     numbers by name. `searches`, `malformed` and `tool_failures` start at 0 and are read by evaluation and
                    rejection sampling. They count over the whole tree (SLATE counts `searches` along its path). `searches`
                    counts the searches that were served, failed ones included; a search in the last span is not served and not
-                   counted. CuSearch reads `found`. A missing metric reads as 0, but the logged mean covers only the trees that
-                   set it, so initialise your own counters to 0
+                   counted. CuSearch reads `found`. A step's row has the mean of each over trees, named `NAME_per_tree`
+                   (`searches` keeps its name). A missing metric reads as 0, but the mean covers only the trees that set it,
+                   so initialise your own counters to 0
   tree.question    `tree.question.score(answer)` is 1 or 0 by the rule of the question's data set. Use `exact_match` only where
                    a paper means it literally
   tree.rng, context.rng  take random numbers from these only, in `grow` and in `credit`, so that runs stay reproducible

@@ -53,6 +53,6 @@ def search(actions: Sequence[Action], tree: Tree, tags: grammar.Tags = grammar.S
 def ask_judge(tree: Tree, items: Sequence[judge.Item]) -> Generator[Request, Any, list[int]]:
   """The judge's scores of the items. An unreadable score counts as 0 and in `judge_unreadable`."""
   replies = yield [Ask('judge', item) for item in items]
-  unreadable = [reply is None or isinstance(reply, ToolFailure) for reply in replies]
+  unreadable = [reply is None or isinstance(reply, ToolFailure | Exception) for reply in replies]
   tree.metrics['judge_unreadable'] += sum(unreadable)
   return [0 if bad else reply for bad, reply in zip(unreadable, replies)]

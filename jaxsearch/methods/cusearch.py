@@ -88,7 +88,7 @@ def select(trees: Sequence[Tree], depths: np.ndarray, context: Context, strategy
     phase = context.memory['phase'] = context.metrics['phase'] = int(advance_phase(phase, capacities, keep))
   targets, priorities = depth_plan(strategy, keep, max_depth, phase)
   allocation = depth_greedy(capacities, targets, priorities)
-  context.metrics['fallback'] = 1 - float(allocation[int(np.argmax(targets))]) / keep
+  context.metrics['fallback_share'] = 1 - float(allocation[int(np.argmax(targets))]) / keep
   return np.asarray(select_by_depth(jax.random.key(int(context.rng.integers(2**31))), depths, allocation)) > 0
 
 

@@ -23,7 +23,7 @@ def of_segments(chains: Sequence[Sequence[Node]]) -> dict[str, float]:
   """CARL's segments under the critic; each chain holds the segments of one tree.
 
   value_start: mean of V(s_0). value_explained: explained variance over all states. advantage_KIND: mean advantage of a kind of
-  segment. opposed_pairs: share of assimilates whose advantage has the opposite sign of their invoke's.
+  segment. opposed_pairs_share: share of assimilates whose advantage has the opposite sign of their invoke's.
   """
   states = np.array([node.values[0] for chain in chains for node in chain])
   outcomes = np.array([node.tree.reward for chain in chains for node in chain])
@@ -37,23 +37,25 @@ def of_segments(chains: Sequence[Sequence[Node]]) -> dict[str, float]:
   pairs = [(a.advantages, b.advantages) for chain in chains for a, b in itertools.pairwise(chain)
            if (a.data['segment'], b.data['segment']) == ('invoke', 'assimilate')]
   if pairs:
-    found['opposed_pairs'] = float(np.mean([a * b < 0 for a, b in pairs]))
+    found['opposed_pairs_share'] = float(np.mean([a * b < 0 for a, b in pairs]))
   return found
 
 
 def of_depths(depths: Mapping[Tree, int], selected: Sequence[Tree], max_depth: int) -> dict[str, float]:
-  """CuSearch's selection: histograms and means of depth, over all chains and over the selected ones.
+  """CuSearch's selection, by depth.
 
-  retrieval_coverage: C_r (appendix G.2), the tokens of spans that end in a search, in the selected chains. retrieval_share: their
-  share of all trained tokens.
+  chains_depth_D, selected_depth_D: how many chains have depth D, of all and of the selected ones; depth_mean,
+  selected_depth_mean. selected: how many chains. retrieval_coverage: C_r (appendix G.2), the tokens of spans that end in a
+  search, in the selected chains. retrieval_share: their share of all trained tokens.
   """
   own = np.array(list(depths.values()))
   everyone = np.bincount(own, minlength=max_depth + 1)
   kept = np.bincount([depths[tree] for tree in selected], minlength=max_depth + 1)
   coverage = sum(len(node.tokens) for tree in selected for node in tree.nodes(Role.POLICY) if grammar.search_query(node.text))
   trained = sum(tree.count(Role.POLICY) for tree in selected)
-  return {f'depth_{d}': float(n) for d, n in enumerate(everyone)} | {f'selected_{d}': float(n) for d, n in enumerate(kept)} | {
-    'depth': float(own.mean()), 'selected_depth': float(kept @ np.arange(max_depth + 1) / max(len(selected), 1)),
+  return {f'chains_depth_{d}': float(n) for d, n in enumerate(everyone)} | {
+    f'selected_depth_{d}': float(n) for d, n in enumerate(kept)} | {
+    'depth_mean': float(own.mean()), 'selected_depth_mean': float(kept @ np.arange(max_depth + 1) / max(len(selected), 1)),
     'selected': len(selected), 'retrieval_coverage': coverage, 'retrieval_share': coverage / max(trained, 1)}
 
 

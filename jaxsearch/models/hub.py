@@ -14,6 +14,7 @@ is not computed here: either would be a wrong model without a word.
 
 import dataclasses
 import functools
+import numbers
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -246,6 +247,8 @@ def parse_config(values: Mapping[str, Any], path: pathlib.Path, families: Iterab
   for key in ('model_type', *required):
     if key not in values:
       raise ValueError(f'{path}: the key {key} is missing')
+    if key != 'model_type' and (not isinstance(values[key], numbers.Integral) or values[key] < 1):
+      raise ValueError(f'{path}: {key}={values[key]!r} must be a whole number above 0')
   if values['model_type'] not in families:
     raise ValueError(f'{path}: model_type {values["model_type"]!r} is not supported; supported are {", ".join(families)}')
   for key, supported in only.items():
@@ -254,7 +257,7 @@ def parse_config(values: Mapping[str, Any], path: pathlib.Path, families: Iterab
   try:
     return AutoConfig.for_model(**values)
   except Exception as error:  # its validators raise errors of many types
-    raise ValueError(f'{path}: {" ".join(str(error).split())}') from error
+    raise ValueError(f'{path}: {" ".join(str(error).rpartition("Error: ")[2].split())}') from error
 
 
 def from_hugging_face(path: pathlib.Path, values: Mapping[str, Any] | None = None) -> DecoderConfig:

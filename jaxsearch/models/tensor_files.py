@@ -43,7 +43,9 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-  path.write_text(json.dumps(value, indent=2) + '\n', encoding='utf-8')
+  part = path.with_name(f'{path.name}.part')  # so that a file is replaced as a whole or not at all
+  part.write_text(json.dumps(value, indent=2) + '\n', encoding='utf-8')
+  part.replace(path)
 
 
 def open_folder(folder: str | pathlib.Path) -> Tensors:
@@ -80,7 +82,7 @@ def _open_safetensors(path: pathlib.Path):
   try:
     return safetensors.safe_open(str(path), framework='np')
   except safetensors.SafetensorError as error:
-    raise ValueError(f'{path}: not a whole safetensors file ({error})') from error
+    raise ValueError(f'{path}: not a whole safetensors file') from error
 
 
 def check(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], harmless: Iterable[str] = ()) -> None:
@@ -104,22 +106,32 @@ def save_folder(folder: pathlib.Path, shapes: Mapping[str, tuple[int, ...]], rea
                 dtype: np.dtype, shard_bytes: int) -> None:
   """Writes the tensors `read(name)` as safetensors: one file, or several of `shard_bytes` and an index.
 
-  Only one file's tensors are in memory at a time. Old weights in the folder are removed first: a reader would prefer an old
-  model.safetensors to a new index.
+  Only one file's tensors are in memory at a time. Old weights in the folder are removed, a reader would prefer an old
+  model.safetensors to a new index; but not before all new ones are on disk.
   """
   from huggingface_hub import split_state_dict_into_shards_factory
-  for old in folder.iterdir():
-    if _WEIGHTS.fullmatch(old.name):
-      old.unlink()
   split = split_state_dict_into_shards_factory(
     dict(shapes), get_storage_size=lambda shape: int(np.prod(shape)) * dtype.itemsize, max_shard_size=shard_bytes,
     filename_pattern='model{suffix}.safetensors')
-  for file, names in split.filename_to_tensors.items():
-    # contiguous: the library writes the buffer as it lies in memory
-    arrays = {name: np.ascontiguousarray(read(name), dtype) for name in names}
-    try:
-      safetensors.numpy.save_file(arrays, str(folder / file), metadata={'format': 'pt'})
-    except safetensors.SafetensorError as error:  # a full disk, say
-      raise OSError(f'{folder / file} could not be written: {error}') from error
+  parts = {file: folder / f'{file}.part' for file in split.filename_to_tensors}
+  try:
+    for file, names in split.filename_to_tensors.items():
+      parts[file].touch()
+      mode = parts[file].stat().st_mode  # as the umask has it; the library's own is 0600
+      # contiguous: the library writes the buffer as it lies in memory
+      arrays = {name: np.ascontiguousarray(read(name), dtype) for name in names}
+      try:
+        safetensors.numpy.save_file(arrays, str(parts[file]), metadata={'format': 'pt'})
+      except safetensors.SafetensorError as error:  # a full disk, say
+        raise OSError(f'{folder / file} could not be written: {error}') from error
+      parts[file].chmod(mode)
+    for old in folder.iterdir():
+      if _WEIGHTS.fullmatch(old.name):
+        old.unlink()
+    for file, part in parts.items():
+      part.replace(folder / file)
+  finally:
+    for part in parts.values():
+      part.unlink(missing_ok=True)
   if split.is_sharded:
     write_json(folder / _INDEX, {'metadata': split.metadata, 'weight_map': split.tensor_to_filename})

@@ -172,7 +172,10 @@ def _from_folder(folder: pathlib.Path) -> Tokenizer:
   Only the files beside it go through transformers. `AutoTokenizer` would rebuild the tokenizer itself from its model_type and
   change what tokenizer.json says: a Qwen2 folder gets Unicode normalisation, and the embedded world's text other ids.
   """
-  backend = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
+  try:
+    backend = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
+  except Exception as error:  # the library raises nothing more precise
+    raise ValueError(f'{folder / "tokenizer.json"}: not a tokenizer that can be read') from error
   backend.no_truncation()  # encoders' folders switch both on; a silently shortened text is a wrong result
   backend.no_padding()
   beside = ('tokenizer_config.json', 'special_tokens_map.json', 'config.json', 'generation_config.json')

@@ -33,7 +33,7 @@ def start_distributed(enabled: bool, coordinator: str = '', num_processes: int =
     coordinator: 'host:port' of process 0; '' lets JAX find it (TPU pods, SLURM, GKE, Open MPI).
     num_processes, process_id: -1 lets JAX find them.
   Raises:
-    RuntimeError: the processes did not find each other, with what was tried.
+    ValueError: the processes did not find each other, with what was tried.
   """
   if not enabled:
     return
@@ -42,7 +42,8 @@ def start_distributed(enabled: bool, coordinator: str = '', num_processes: int =
   try:
     jax.distributed.initialize(**known)
   except (RuntimeError, ValueError) as error:
-    raise RuntimeError(f'multi-host start-up with {known} failed: {error}') from error
+    shown = ', '.join(f'{name}={"" if value is None else value}' for name, value in known.items())
+    raise ValueError(f'distributed.enabled=True: multi-host start-up with {shown} failed: {error}') from error
 
 
 def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:

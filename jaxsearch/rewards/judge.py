@@ -6,9 +6,10 @@ A judge is a function from items to scores, so that many are judged at a time. T
   Collections               how many of the retrieved collections were useful (Search-R2, appendix K)
 
 A `LanguageJudge` wraps anything that replies to prompts: a local model (`sampler.rollout.Assistant`), a server
-(`tools.chat.Chat.replies`). It reasons first and scores then; a reply without a readable score is None, which whoever
-asked takes as neutral and counts. Text of the trajectory stands between tags that it cannot close or imitate. Whole
-trajectories are held against each other in `rewards/trajectory_judge.py`. The judge of the embedded world: `world/judge.py`.
+(`tools.chat.Chat.replies`). It reasons first and scores then. A reply without a readable score is None, an error stands
+for itself; whoever asked takes both as neutral and counts them. Text of the trajectory stands between tags that it cannot
+close or imitate. Whole trajectories are held against each other in `rewards/trajectory_judge.py`. The judge of the embedded
+world: `world/judge.py`.
 """
 
 import dataclasses
@@ -52,7 +53,7 @@ class Collections:
 
 
 Item = Thinking | Query | Answer | Collections
-Score = int | None  # None: the judge's reply could not be read
+Score = int | Exception | None  # None: the judge's reply could not be read; an exception: it did not reply
 
 # What begins or ends a turn in the usual chat templates. A judge's tokenizer makes control tokens of it wherever it stands,
 # and what a search returned was made harmless for the policy's tokenizer only.
@@ -84,11 +85,11 @@ def read(item: Item, reply: str) -> Score:
 
 
 class LanguageJudge:
-  """A judge by `replies(prompts)`, a text for each or no text where it failed; `folder` is of `templates.judge_files`."""
+  """A judge by `replies(prompts)`, a text for each or an exception where it failed; `folder` is of `templates.judge_files`."""
 
   def __init__(self, replies: Callable[[Sequence[str]], Sequence[object]], folder: str = ''):
     self.replies, self.files = replies, templates.judge_files(folder)
 
   def __call__(self, items: Sequence[Item]) -> list[Score]:
     replies = self.replies([prompt(item, self.files) for item in items])
-    return [read(item, reply) if isinstance(reply, str) else None for item, reply in zip(items, replies, strict=True)]
+    return [read(item, reply) if isinstance(reply, str) else reply for item, reply in zip(items, replies, strict=True)]

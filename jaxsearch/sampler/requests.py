@@ -17,6 +17,7 @@ import itertools
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -146,6 +147,14 @@ class ToolFailure:
   fault: str = 'error'
 
 
+def failure_of(error: BaseException, tool: str = '') -> ToolFailure:
+  """The reply for a tool that raised; its name, if given, begins the reason. The one place where an error gets its kind."""
+  fault = getattr(error, 'fault', None)
+  if fault not in FAULTS:
+    fault = 'timeout' if isinstance(error, TimeoutError) else 'connection' if isinstance(error, ConnectionError) else 'error'
+  return ToolFailure(f'{tool + ": " if tool else ""}{type(error).__name__}: {error}', fault)
+
+
 Request = Generate | Search | RunPython | Call | Ask | Score
 
 
@@ -178,27 +187,31 @@ class Tools:
   max_observation: int = 512
   answer_reserve: int = 32
 
-  def run_python(self, request: RunPython) -> str:
-    """What a program prints in the sandbox. If all its searches failed, raises the last one's error: then the tool failed."""
-    end, failures, found = time.monotonic() + self.deadline, [], 0
+  def run_python(self, request: RunPython, searches: list[Exception | None]) -> str:
+    """What a program prints in the sandbox. If all its searches failed, raises the last one's error: then the tool failed.
+
+    `searches` gets an entry for each search of the program: its error, or None.
+    """
+    end = time.monotonic() + self.deadline
 
     def search(query: str, k: int = self.topk) -> str:
-      nonlocal found
+      query, k = str(query)[:MAX_QUERY], min(max(int(k), 1), MAX_TOPK)  # an error of the program's
+      searches.append(TimeoutError('no reply to a search'))  # until there is one
       try:
         if self.search is None:
           raise RuntimeError('there is no search')
         if time.monotonic() > end:
           raise TimeoutError('no time left for a search')
-        documents = self.search.search([str(query)[:MAX_QUERY]], min(max(int(k), 1), MAX_TOPK))[0]
+        listed = grammar.listed(self.search.search([query], k)[0])
       except Exception as error:
-        failures.append(error)
+        searches[-1] = error
         raise
-      found += 1
-      return grammar.listed(documents)[:MAX_FOUND] or 'No documents were found.\n'
+      searches[-1] = None
+      return listed[:MAX_FOUND] or 'No documents were found.\n'
 
     printed = self.python.run(request.code, {'search': search, 'table': lambda: [list(row) for row in request.table]})
-    if failures and not found:
-      raise failures[-1]
+    if searches and None not in searches:
+      raise searches[-1]
     return printed
 
   def observation(self, request: Search | RunPython, result: Any, room: int, tokenizer) -> list[Document] | str | ToolFailure:
@@ -263,12 +276,6 @@ def shorten(documents: Sequence[Document], budget: int, measure: Callable[[Seque
     low, high = (size, high) if measured <= budget else (low, size)
 
 
-def failing(metrics: Mapping[str, Any]) -> str | None:
-  """What to tell a person about a rollout whose searches mostly failed; else None."""
-  asked, failed = metrics.get('searches_asked', 0), metrics.get('searches_failed', 0)
-  return f'{failed} of {asked} searches failed; the last: {metrics["last_failure"]}' if 2 * failed > asked else None
-
-
 # Calls.
 
 
@@ -310,8 +317,59 @@ class Caller:
         try:
           result = function()
         except BaseException as error:  # whatever a tool does, the run goes on and the policy sees the failure
-          result = ToolFailure(f'{type(error).__name__}: {error}', getattr(error, 'fault', 'error'))
+          result = failure_of(error)
         future.set_result((time.monotonic() - start, result))
 
     threading.Thread(target=serve, daemon=True).start()
     return ToolCall(future, time.monotonic(), deadline, step)
+
+
+# What failed in a rollout.
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+  """The metrics of one kind of requests: how many there were, how many failed, the reason of the last; and what a person calls
+  them."""
+  asked: str
+  failed: str
+  last: str
+  what: str
+
+
+SEARCHES = Names('searches_asked', 'searches_failed', 'last_failure', 'searches')
+TOOLS = Names('tool_calls', 'tool_calls_failed', 'last_failure', 'tool calls')
+SERVICES = Names('service_calls', 'service_calls_failed', 'last_service_failure', 'calls of judge or reader')
+
+
+def mostly_failed(metrics: Mapping[str, Any], names: Names = SEARCHES) -> bool:
+  """Whether more than half of the searches of a rollout failed, or of its other requests."""
+  return 2 * metrics.get(names.failed, 0) > metrics.get(names.asked, 0)
+
+
+def failing(metrics: Mapping[str, Any], before: Mapping[str, Any] = types.MappingProxyType({})) -> str | None:
+  """What to tell a person about a rollout whose searches, tool calls or calls of judge and reader mostly failed; else None.
+
+  Args:
+    metrics: see `Schedule.metrics`; or a row that has them.
+    before: those of which a person was told last; a reason that stands there is not told again.
+  """
+  told = []
+  for names in (SEARCHES if mostly_failed(metrics) else TOOLS, SERVICES):  # searches are tool calls
+    if mostly_failed(metrics, names):
+      again = mostly_failed(before, names) and before[names.last] == metrics[names.last]
+      reason = ', as before' if again else f'; the last: {metrics[names.last]}'
+      told.append(f'{metrics[names.failed]} of {metrics[names.asked]} {names.what} failed{reason}')
+  return '; '.join(told) or None
+
+
+def failure_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
+  """Those of a rollout's metrics that say what failed."""
+  begin = ('tool_calls', 'searches_', 'service_calls', 'last_')
+  return {name: value for name, value in metrics.items() if name.startswith(begin)}
+
+
+def one_line(text: str, most: int = 200) -> str:
+  """The text on one line of at most `most` characters, without what would steer a terminal."""
+  text = ' '.join(''.join(letter if letter.isprintable() else ' ' for letter in text).split())
+  return text if len(text) <= most else text[:most - 1] + '…'

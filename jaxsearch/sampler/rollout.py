@@ -32,8 +32,8 @@ from jaxsearch.trees.tree import Role, Stop, Tree
 
 POLL_STEPS = 8  # non-deterministic: steps of a segment while a slot is idle and a tool may reply at any time
 COUNTS = ('tokens_decoded', 'tokens_prefilled', 'tokens_reused', 'tokens_forked', 'episodes', 'segments', 'tool_calls',
-          'tool_failures', 'seconds_tools', 'seconds_waiting', 'service_calls', 'seconds_services',
-          *(f'stop_{stop}' for stop in Stop))
+          'tool_calls_failed', 'searches_asked', 'searches_failed', 'seconds_tools', 'seconds_waiting', 'service_calls',
+          'service_calls_failed', 'seconds_services', *(f'stop_{stop}' for stop in Stop))
 Grow = Callable[[Question, Tree], Iterator[requests.Request]]
 
 
@@ -135,6 +135,7 @@ class Pending:
   place: int  # of the reply among the replies of its episode
   request: requests.Request
   call: requests.ToolCall | None = None  # of a tool
+  searches: list[Exception | None] = dataclasses.field(default_factory=list)  # of a program: the error of each, or None
   # Of Generate and Score, which need a row of the cache. The last token of the path is the first input of the next program and
   # not in the cache yet.
   path: np.ndarray | None = None
@@ -168,7 +169,7 @@ class Schedule:
     self.caller = requests.Caller(tools.workers)
     self.active = np.zeros(engine.lanes, int)  # episodes under way
     self.steps = self.capacity = 0  # decode steps so far, the clock of the deterministic mode; tokens they could have decoded
-    self.counts = collections.Counter(dict.fromkeys(COUNTS, 0))
+    self.counts, self.last_failures = collections.Counter(dict.fromkeys(COUNTS, 0)), {}
     self.evicted_before = engine.rows.evicted
     self.started = time.monotonic()
 
@@ -189,20 +190,25 @@ class Schedule:
       self.engine.rows.forget()  # what a row holds is uncertain in the middle of a step
       raise
 
-  def metrics(self) -> dict[str, float]:
+  def metrics(self) -> dict[str, float | str]:
     """Counts of this run so far.
 
     tokens_decoded, tokens_prefilled (computed as context), tokens_reused (context that was cached), tokens_forked (those of it
     that were copied); episodes, stop_X (those that ended with stop X); segments, steps, idle_share (of what the segments could
-    have decoded); tool_calls, tool_failures, seconds_tools (inside tools, added up), seconds_waiting (for their replies);
-    service_calls, seconds_services; seconds, tokens_per_second (in all); rows_evicted (from episodes that still ran).
+    have decoded); seconds_tools (inside tools, added up), seconds_waiting (for their replies), seconds_services; seconds,
+    tokens_per_second (in all); rows_evicted (from episodes that still ran).
+
+    Of replies: tool_calls and service_calls (of other models); tool_calls_failed, service_calls_failed, and of these
+    …_failed_KIND for the KINDs of `requests.FAULTS` that occurred; searches_asked, searches_failed, searches_failed_share (of
+    trees and of programs). last_failure (of a tool) and last_service_failure are the reasons of the last ones, if there are any.
     """
     seconds, decoded = time.monotonic() - self.started, self.counts['tokens_decoded']
     return dict(self.counts) | {
       'steps': self.steps, 'seconds': seconds, 'tokens_per_second': decoded / seconds if seconds else 0.0,
       'idle_share': 1 - decoded / self.capacity if self.steps else 0.0,
       'rows_evicted': self.engine.rows.evicted - self.evicted_before,
-    }  # fmt: skip
+      'searches_failed_share': self.counts['searches_failed'] / max(self.counts['searches_asked'], 1),
+    } | self.last_failures  # fmt: skip
 
   # Starting and resuming episodes.
 
@@ -275,7 +281,7 @@ class Schedule:
       case RunPython() if tools.python is None:
         raise ValueError('a RunPython, but the rollout has no sandbox')
       case RunPython():
-        self._call(pending, functools.partial(tools.run_python, request))
+        self._call(pending, functools.partial(tools.run_python, request, pending.searches))
       case Call():
         self._call(pending, request.function)
       case Ask() if request.service not in tools.services:  # an agent that only answers goes without
@@ -311,7 +317,6 @@ class Schedule:
   # Tools.
 
   def _call(self, pending: Pending, function: Callable[[], Any]) -> None:
-    self.counts['tool_calls'] += 1
     pending.call = self.caller.start(function, self.steps, min(self.tools.deadline, self._seconds_left(pending.episode)))
     self.calls.append(pending)
 
@@ -336,13 +341,27 @@ class Schedule:
     if isinstance(pending.request, (Search, RunPython)):
       room = self.engine.length - pending.request.node.length
       result = self.tools.observation(pending.request, result, room, self.engine.tokenizer)
-    self.counts['tool_failures'] += isinstance(result, ToolFailure)
+    searches = [error and requests.failure_of(error) for error in pending.searches]
+    self._count(requests.SEARCHES, [result] if isinstance(pending.request, Search) else searches)
+    self._count(requests.TOOLS, [result])
     self._reply(pending, result)
     self._advance([pending.episode])
     return True
 
+  def _count(self, names: requests.Names, replies: Sequence[Any]) -> None:
+    """Counts replies and the failures among them, those of tools and services by kind too."""
+    failures = [reply for reply in replies if isinstance(reply, ToolFailure)]
+    self.counts.update({names.asked: len(replies), names.failed: len(failures)})
+    if names is not requests.SEARCHES:  # which are tool calls
+      self.counts.update(f'{names.failed}_{failure.fault}' for failure in failures)
+    if failures:
+      self.last_failures[names.last] = requests.one_line(failures[-1].reason)
+
   def _ask(self) -> None:
-    """Gives every service all that waits for it; a service that fails is a failed tool to each of them."""
+    """Gives every service all that waits for it; a service that fails is a failed tool to each of them.
+
+    A reply may also be an exception, where the service failed for one item, or None, where it could not be read.
+    """
     queries, self.queries = self.queries, {}
     for name, waiting in queries.items():
       start = time.monotonic()
@@ -351,10 +370,11 @@ class Schedule:
         if len(replies) != len(waiting):
           raise ValueError(f'{len(replies)} replies to {len(waiting)} items')
       except Exception as error:
-        replies = [ToolFailure(f'{name}: {type(error).__name__}: {error}')] * len(waiting)
-      self.counts['service_calls'] += len(waiting)
+        replies = [error] * len(waiting)
+      replies = [ToolFailure(f'{name}: a reply that cannot be read', 'malformed') if reply is None
+                 else requests.failure_of(reply, name) if isinstance(reply, Exception) else reply for reply in replies]
+      self._count(requests.SERVICES, replies)
       self.counts['seconds_services'] += time.monotonic() - start
-      self.counts['tool_failures'] += sum(isinstance(reply, ToolFailure) for reply in replies)
       for pending, reply in zip(waiting, replies):
         self._reply(pending, reply)
       self._advance(pending.episode for pending in waiting)

@@ -9,10 +9,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
-
 from jaxsearch.tools.cache import Cache
-from jaxsearch.tools.http_client import JsonClient, RequestError, secret_from_env
+from jaxsearch.tools.http_client import JsonClient, RequestError, parse_url, secret_from_env
 
 MAX_TOKEN = 64  # characters of a reply for each of `max_tokens`; who reads replies need not be quick with megabytes
 Prompt = str | Sequence[Mapping[str, str]]  # of the user, or messages {'role', 'content'}
@@ -44,7 +42,7 @@ class Chat(JsonClient):
       raise ValueError('a chat needs the name of a model')
     if concurrency < 1:
       raise ValueError(f'concurrency={concurrency} must be at least 1')
-    key, address = secret_from_env(key_variable), httpx.URL(url)
+    key, address = secret_from_env(key_variable), parse_url(url)
     super().__init__(address.copy_with(path=address.path.rstrip('/') + '/chat/completions'), token=key,
                      **{'timeout': 60.0, 'attempts': 5, 'backoff': 0.5} | options)
     self._settings = {'model': model, 'temperature': temperature, 'max_tokens': max_tokens}

@@ -68,9 +68,7 @@ class JsonClient:
 
   def __init__(self, url: str | httpx.URL, *, timeout: float = 30.0, attempts: int = 4, backoff: float = 0.2,
                token: str | None = None, token_header: str = 'authorization', rate: float | None = None):
-    address = httpx.URL(url)
-    if address.scheme not in ('http', 'https') or not address.host:
-      raise ValueError(f'not an http address: {str(url)!r}')
+    address = parse_url(url)
     if timeout <= 0 or attempts < 1 or (rate is not None and rate <= 0):
       raise ValueError(f'timeout={timeout} and rate={rate} must be positive and attempts={attempts} at least 1')
     if self.default_path and address.path in ('', '/'):
@@ -193,6 +191,17 @@ def _running_loop() -> asyncio.AbstractEventLoop:
 
 def _no_cookies() -> http.cookiejar.CookieJar:
   return http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=()))
+
+
+def parse_url(url: str | httpx.URL) -> httpx.URL:
+  """The address; ValueError if it is none of HTTP's."""
+  try:
+    address = httpx.URL(url)
+  except httpx.InvalidURL:
+    address = httpx.URL()
+  if address.scheme not in ('http', 'https') or not address.host:
+    raise ValueError(f'not an http address: {str(url)!r}')
+  return address
 
 
 def parse_json(content: bytes) -> Any:

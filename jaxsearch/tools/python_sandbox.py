@@ -6,11 +6,13 @@ functions that `run` is given. Whatever it does ends as text, never as an except
 """
 
 import ast
+import contextlib
 import datetime
+import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pydantic_monty
@@ -18,6 +20,26 @@ import pydantic_monty
 CALLS = 32  # of host functions and look-ups of their names, in one program
 # A program's output depends on its text alone: the clock stands, nothing sleeps, random numbers are seeded.
 POLICY = {'datetime': datetime.datetime(2026, 1, 1), 'sleep': 'zero', 'random_start': {'seed': 0}}
+
+
+_starting = threading.Lock()
+
+
+@contextlib.contextmanager
+def _quiet_start() -> Iterator[None]:
+  """A context in which a new process does not get our stderr. A worker opens /dev/null in its place, and what it says when it
+  crashes does not end up on the terminal."""
+  with _starting:
+    try:
+      before = os.get_inheritable(2)
+      os.set_inheritable(2, False)
+    except OSError:  # we have none either
+      before = None
+    try:
+      yield
+    finally:
+      if before is not None:
+        os.set_inheritable(2, before)
 
 
 class PythonSandbox:
@@ -51,7 +73,9 @@ class PythonSandbox:
       printed = (printed + text)[:self._output + 1]  # one too many tells below that there was more
 
     try:
-      with self._pool.checkout(limits=self._limits, os_policy=POLICY) as session:
+      with contextlib.ExitStack() as stack:
+        with _quiet_start():
+          session = stack.enter_context(self._pool.checkout(limits=self._limits, os_policy=POLICY))
         session.feed_run(_value_kept(code), external_lookup=dict(functions or {}), print_callback=show)
         if not printed:
           session.feed_run('print("" if value__ is None else value__, end="")', print_callback=show)

@@ -15,6 +15,7 @@ What is not finite is neither saved nor read.
 """
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
@@ -22,13 +23,14 @@ import pathlib
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 import jax
 import ml_collections
 import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as policies
 
 from jaxsearch import setup
 from jaxsearch.config_check import fields, from_saved
@@ -40,10 +42,11 @@ from jaxsearch.training import critic
 from jaxsearch.training.step import TrainState, fingerprint, without_head
 
 # What may differ between a run and its resumption: where things are, how often and how far, and how the same numbers are
-# computed.
+# computed. Where monitor.action='rollback', another `monitor` or `checkpoint_every` may roll back at other steps, or to others.
 FREE_FIELDS = ('steps', 'out', 'progress', 'checkpoint_every', 'keep_checkpoints', 'eval', 'mesh', 'distributed',
-               'train.micro_rows', 'train.chunk', 'remat', 'search.url', 'search.timeout', 'optim.max_skipped',
-               'python.workers', 'critic_warmup.gate', 'critic_warmup.min_updates', 'critic_warmup.max_updates')
+               'train.micro_rows', 'train.chunk', 'remat', 'search.url', 'search.timeout', 'search.max_failed_steps',
+               'optim.max_skipped', 'python.workers', 'monitor', 'critic_warmup.gate', 'critic_warmup.min_updates',
+               'critic_warmup.max_updates')
 
 ITEMS = ('params', 'rest', 'host')
 Found = TypeVar('Found')
@@ -59,14 +62,27 @@ def say(message: str) -> None:
     print(f'jaxsearch: {message}', file=sys.stderr, flush=True)
 
 
-def open_checkpoints(run: str | pathlib.Path, keep: int | None = None) -> ocp.CheckpointManager:
-  """The checkpoints of the run folder `run`; `keep` is how many newest ones survive a save, None to read alone."""
+@dataclasses.dataclass
+class Chosen(policies.PreservationPolicy):
+  """Keeps the checkpoints of the steps that are chosen at the time of a save."""
+  steps: Callable[[], Collection[int]]
+
+  def should_preserve(self, checkpoints, *, context):
+    return [one.step in self.steps() for one in checkpoints]
+
+
+def open_checkpoints(run: str | pathlib.Path, keep: int | None = None,
+                     chosen: Callable[[], Collection[int]] = tuple) -> ocp.CheckpointManager:
+  """The checkpoints of the run folder `run`; the `keep` newest survive a save, and the steps that `chosen` returns.
+
+  Without `keep` they are only read.
+  """
   for name in ('absl', 'asyncio'):  # Orbax tells of every file, and of every fault with tracebacks beside the one it raises
     logging.getLogger(name).setLevel(logging.CRITICAL)
   sys.unraisablehook = _without_echoes
   return ocp.CheckpointManager((pathlib.Path(run) / 'checkpoints').absolute(), options=ocp.CheckpointManagerOptions(
-    max_to_keep=keep, create=keep is not None, cleanup_tmp_directories=keep is not None,
-    enable_async_checkpointing=jax.default_backend() != 'cpu'))
+    preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), Chosen(chosen)]), create=keep is not None,
+    cleanup_tmp_directories=keep is not None, enable_async_checkpointing=jax.default_backend() != 'cpu'))
 
 
 def _without_echoes(unraisable) -> None:

@@ -92,7 +92,9 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
         'decoder': dataclasses.asdict(model_config), 'critic': not critic.is_shared(config)})
       if check and step >= settings.min_updates and passes(figures, settings.gate):
         break
-    plot(curves, folder / 'calibration.png')
+    part = folder / 'calibration.part.png'
+    plot(curves, part)
+    part.replace(folder / 'calibration.png')
   if not passes(figures, settings.gate):
     shown = [', '.join(f'{name} {value:.2f}' for name, value in found.items()) for found in (figures, settings.gate)]
     raise GateFailed(f'{folder}: after {settings.max_updates} updates the critic has {shown[0]}; the gate is {shown[1]}. More '
@@ -161,6 +163,7 @@ def roll_out(config: ml_collections.ConfigDict, method: types.ModuleType, engine
   """A `record` for each (question, one of `KINDS`, whether with the second search), read from `path` or new.
 
   They are grown and appended in chunks; a chunk that was not written whole is grown again, to the same trees.
+  Raises RunStopped if most searches of a chunk failed.
   """
   settings = config.critic_warmup
   changes = {kind: dict(config.grow) | dict(settings[kind.replace('-', '_')]) for kind in KINDS}
@@ -177,7 +180,8 @@ def roll_out(config: ml_collections.ConfigDict, method: types.ModuleType, engine
     for second in sorted({second for *_, second in part}):
       numbers = [number for number, (*_, own) in enumerate(part) if own == second]
       questions = [dataclasses.replace(part[i][0], metadata=part[i][0].metadata | {'kind': part[i][1]}) for i in numbers]
-      grown, _ = rollout(agent, questions, key, tools=tools(second), numbers=numbers)
+      grown, metrics = rollout(agent, questions, key, tools=tools(second), numbers=numbers)
+      runs.check_searches(metrics, path.name, stop=config.search.max_failed_steps > 0)
       trees |= dict(zip(numbers, grown))
     for tree in trees.values():
       tree.prune()

@@ -9,6 +9,8 @@ never stopped, to the bit.
 
 import dataclasses
 import functools
+import heapq
+import math
 import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -23,14 +25,16 @@ from jaxsearch.data.questions import Question, QuestionBatches
 from jaxsearch.methods import Context, find_method
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.sampler import requests
 from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training import batch as batches
-from jaxsearch.training import checkpoint, runs
+from jaxsearch.training import checkpoint, monitors, runs
 from jaxsearch.training import critic as critics
 from jaxsearch.training import step as steps
 from jaxsearch.trees.layout import TrainingRows, lay_out, take_back
-from jaxsearch.trees.tree import Stop, Tree
+from jaxsearch.trees.tree import Role, Stop, Tree
 
+LONGEST = 100  # questions whose prompts are measured; all are where one of these does not fit
 Groups = list[list[Tree]]  # the trees of each question
 # (agent, config, step, assess) -> rows of evaluations.jsonl; `assess` writes a critic's values onto trees, None without one
 Evaluate = Callable[[Agent, ml_collections.ConfigDict, int, Callable[[Sequence[Tree]], None] | None], Iterable[dict]]
@@ -47,18 +51,22 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
   if config.eval.every and evaluate is None:
     raise ValueError(f'eval.every={config.eval.every}: train was not given an evaluation')
   method, row = find_method(config.method), {}
-  questions = QuestionBatches(setup.load_questions(config, config.data.questions), config.questions_per_step, seed=config.seed)
+  loaded = setup.load_questions(config, config.data.questions)
+  questions = QuestionBatches(loaded, config.questions_per_step, seed=config.seed)
   with runs.RunFolder(config, shown=('reward', 'em', 'searches')) as run:
     learner = make_learner(config)
+    check_room(learner.agent, loaded, run.say)
     resume(run, learner, questions)
     run.start()
+    history = [monitors.remember(row) for row in run.rows()]
     if run.last_step == 0 and run.wants_evaluation(0):
-      run.write_evaluation(evaluate(*examinee(learner, method, 0)))
+      examine(run, learner, method, 0, evaluate)
     for step in run.steps():
       clock = runs.Clock()
       context = Context(step, np.random.default_rng([config.seed, step]), learner.memory)
       with clock('generate'):
-        groups, row = grow(learner, method, next(questions), context)
+        groups, sampled = grow(learner, method, next(questions), context)
+      row = sampled | report_failures(run, learner, step, sampled, row)
       with clock('score'):
         assess(learner, [tree for group in groups for tree in group])
       with clock('reward'):
@@ -66,12 +74,16 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
       trained = credited(groups)
       row |= summary(groups, trained) | context.metrics
       row |= update(learner, trained, step, clock)
-      row |= clock.row(row['tokens_generated'])
+      row |= clock.row(row['tokens_generated']) | {'step': step}
       if run.wants_evaluation(step):
-        run.write_evaluation(evaluate(*examinee(learner, method, step)))
+        examine(run, learner, method, step, evaluate)
+      stop = watch(run, learner, history, row)
       run.finish_step(step, row, learner.state, lambda: {
         'memory': learner.memory, 'key': jax.random.key_data(learner.key).tolist(), 'questions': questions.get_state(),
-        'reference': learner.fingerprint, 'decoder': dataclasses.asdict(learner.model_config)})
+        'failed_steps': learner.failed_steps, 'reference': learner.fingerprint,
+        'decoder': dataclasses.asdict(learner.model_config)})
+      if stop:
+        raise runs.RunStopped(stop)
   return row
 
 
@@ -93,6 +105,7 @@ class Learner:
   critic_step: Callable | None = None  # of a critic of its own; one that shares the policy's backbone learns with it
   values: Callable | None = None       # (parameters of the critic, batch) -> values; None without a critic
   memory: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the method, see methods.Context
+  failed_steps: int = 0  # in a row up to now: steps whose searches mostly failed
 
   @property
   def params(self) -> dict:
@@ -135,6 +148,26 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
   )  # fmt: skip
 
 
+def check_room(agent: Agent, questions: Sequence[Question], say: Callable[[str], None]) -> None:
+  """Says how many prompts fill a slot, so that the policy cannot write a token; ValueError if all do."""
+  longest = heapq.nlargest(LONGEST, questions, lambda question: len(question.question))
+  if all(prompt_length(agent, question) < agent.engine.length for question in longest):
+    return
+  lengths = np.array([prompt_length(agent, question) for question in questions])
+  full = int(np.sum(lengths >= agent.engine.length))
+  found = f'sampler.length={agent.engine.length} leaves no room to write after'
+  if full == len(questions):
+    raise ValueError(f'{found} any prompt: they have {lengths.min()} to {lengths.max()} tokens')
+  if full:
+    say(f'{found} the prompts of {full} of {len(questions)} questions (up to {lengths.max()} tokens): they learn nothing')
+
+
+def prompt_length(agent: Agent, question: Question) -> int:
+  """Tokens before the first that the policy writes."""
+  first = next(agent.grow(question, Tree(agent.engine.tokenizer, question, np.random.default_rng(0))))
+  return (first[0] if isinstance(first, list) else first).node.length
+
+
 def make_update(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh,
                 trained: dict) -> tuple[optax.GradientTransformation, Callable]:
   """(optimizer, compiled training step) for the parameters `trained`: arrays, or ShapeDtypeStructs with shardings."""
@@ -162,9 +195,46 @@ def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) ->
   learner.state, host = run.restore(
     learner.state, check=lambda host: checkpoint.check_base(host, learner.fingerprint, learner.config.model))
   if host is not None:
-    learner.memory = host['memory']
+    learner.memory, learner.failed_steps = host['memory'], host.get('failed_steps', 0)  # older checkpoints have none
     learner.key = jax.random.wrap_key_data(np.asarray(host['key'], np.uint32))
     questions.set_state(host['questions'])
+
+
+def report_failures(run: runs.RunFolder, learner: Learner, step: int, sampled: dict, before: dict) -> dict[str, int]:
+  """Says at once what mostly failed in the rollout of a step, and counts the steps in a row whose searches did.
+
+  Args:
+    sampled: the metrics of this process's rollout; those of all processes are looked at together.
+    before: the row of the step before.
+  Returns:
+    `failed_steps_in_a_row`, which `RunFolder.finish_step` holds against `config.search.max_failed_steps`.
+  """
+  asked, failed, told = zip(*meshes.gather_objects(
+    (sampled['searches_asked'], sampled['searches_failed'], requests.failing(sampled, before))))
+  learner.failed_steps = learner.failed_steps + 1 if 2 * sum(failed) > sum(asked) else 0
+  if message := next(filter(None, told), None):
+    count, most = learner.failed_steps, learner.config.search.max_failed_steps
+    so_far = f' ({count} steps in a row' + (f'; the run stops after {most})' if most else ')')
+    run.say(f'step {step}: {message}{so_far if count > 1 else ""}')
+  return {'failed_steps_in_a_row': learner.failed_steps}
+
+
+def examine(run: runs.RunFolder, learner: Learner, method: types.ModuleType, step: int, evaluate: Evaluate) -> None:
+  """Evaluates after a step, and says it if most searches failed."""
+  rows = list(evaluate(*examinee(learner, method, step)))
+  for row in rows:
+    if message := requests.failing(row):
+      run.say(f'evaluation after step {step}, temperature {row["temperature"]:g}: {message}')
+  run.write_evaluation(rows)
+
+
+def watch(run: runs.RunFolder, learner: Learner, history: list[dict], row: dict) -> str | None:
+  """Lets the monitors look at the row of a step, and does a rollback if they ask for one; why the run has to stop, or None."""
+  stop = monitors.watch(history, row, run.config, run.checkpoints(), run.say)
+  if 'rolled_back_to' in row:
+    learner.state = run.roll_back(row['rolled_back_to'], learner.state)
+  run.protected = monitors.worth_keeping(history, run.config, run.checkpoints())
+  return stop
 
 
 def examinee(learner: Learner, method: types.ModuleType, step: int) -> tuple:
@@ -234,19 +304,26 @@ def credited(groups: Groups) -> list[Tree]:
 
 
 def summary(groups: Groups, trained: Sequence[Tree]) -> dict[str, float]:
-  """What came of all trees: means of reward, exact match and the method's notes (`searches` …), shares of stop reasons. And of
-  the `trained` ones: their mean reward, and the tokens that a row for each path would have."""
+  """What came of all trees: means of reward, exact match, `searches` and the method's other notes (`…_per_tree`), shares of stop
+  reasons. And of the `trained` ones: their mean reward, and the tokens that a row for each path would have."""
   trees = [tree for group in groups for tree in group]
   names = sorted({name for tree in trees for name in tree.metrics})
-  noted = {name: float(np.mean([tree.metrics[name] for tree in trees if name in tree.metrics])) for name in names}
-  stops = {f'stop_{reason}': float(np.mean([tree.stop == reason for tree in trees])) for reason in Stop}
+  noted = {name if name == 'searches' else f'{name}_per_tree': float(
+    np.mean([tree.metrics[name] for tree in trees if name in tree.metrics])) for name in names}
+  stops = {f'stop_{reason}_share': float(np.mean([tree.stop == reason for tree in trees])) for reason in Stop}
+  sampled = [logprob for tree in trees for node in tree.nodes(Role.POLICY) for logprob in node.logprobs or ()]
+  right = [[tree.question.score(tree.answer) for tree in group] for group in groups]
+  several = [(group, scores) for group, scores in zip(groups, right) if len(group) > 1]
   rewards = [found for group in groups if (found := [tree.reward for tree in group if tree.reward is not None])]
   return noted | stops | {
     'reward': float(np.mean(np.concatenate(rewards))) if rewards else 0.0,
     'reward_retained': float(np.mean([tree.reward for tree in trained])) if trained else 0.0,
     'groups_alike': float(np.mean([len(set(found)) == 1 for found in rewards])) if rewards else 1.0,  # nothing to compare
+    'groups_alike_wrong': float(np.mean([len({tree.reward for tree in group}) == 1 and not any(scores)
+                                         for group, scores in several])) if several else 0.0,
     'trees': len(trees),
-    'em': float(np.mean([tree.question.score(tree.answer) for tree in trees])),
+    'em': float(np.mean(np.concatenate(right))),
+    'logprob': float(np.mean(sampled)) if sampled else math.nan,
     'tokens_per_tree': float(np.mean([tree.count() for tree in trees])),
     'tokens_on_paths': sum(leaf.length for tree in trained for leaf in tree.leaves()),
   }  # fmt: skip

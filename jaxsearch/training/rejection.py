@@ -22,9 +22,10 @@ Groups = list[list[Tree]]
 
 def sample(agent: Agent, questions: Sequence[Question], number: int, key, *, temperature: float,
            on_progress: Callable | None = None) -> Groups:
-  """`number` chains for each question, from the policy as it answers."""
-  trees, _ = rollout(agent, [question for question in questions for _ in range(number)], key,
-                     sampling=Sampling(temperature), on_progress=on_progress)
+  """`number` chains for each question, from the policy as it answers. Raises RunStopped if most of their searches failed."""
+  trees, metrics = rollout(agent, [question for question in questions for _ in range(number)], key,
+                           sampling=Sampling(temperature), on_progress=on_progress)
+  runs.check_searches(metrics, 'nothing was written')
   return [trees[start:start + number] for start in range(0, len(trees), number)]
 
 

@@ -24,7 +24,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import filelock
 import jax
@@ -33,8 +34,10 @@ import psutil
 from rich import progress
 from rich.console import Console
 
+from jaxsearch.data.jsonl import naming, write_whole
 from jaxsearch.models.hub import NotFinite
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.sampler import requests
 from jaxsearch.training import RunStopped, checkpoint
 from jaxsearch.training.step import TrainState
 
@@ -48,6 +51,15 @@ GROUPS = {  # of tags in TensorBoard: a metric is in the first whose pattern its
 }
 
 
+def check_searches(metrics: Mapping[str, Any], what: str, *, stop: bool = True) -> None:
+  """Says what mostly failed in a rollout, which `what` names; if that is its searches and `stop` is set, raises RunStopped."""
+  message = requests.failing(metrics)
+  if message and stop and requests.mostly_failed(metrics):
+    raise RunStopped(f'{what}: {message}')
+  if message:
+    checkpoint.say(f'{what}: {message}')
+
+
 class RunFolder(contextlib.ExitStack):
   """The run in `config.out`, new or to be resumed; a context that locks the folder and closes what it writes to.
 
@@ -59,7 +71,9 @@ class RunFolder(contextlib.ExitStack):
     self.config, self.out, self._shown = config, pathlib.Path(config.out), shown
     self.out.mkdir(parents=True, exist_ok=True)
     self.enter_context(locked(self.out))
-    self._manager = self.enter_context(contextlib.closing(checkpoint.open_checkpoints(self.out, config.keep_checkpoints)))
+    self.protected: Collection[int] = ()  # steps whose checkpoints are kept beside the newest
+    self._manager = self.enter_context(contextlib.closing(
+      checkpoint.open_checkpoints(self.out, config.keep_checkpoints, lambda: self.protected)))
     self.last_step, self._signal, self._seconds_save = 0, 0, 0.0
 
   def restore(self, state: TrainState, check: Callable[[dict], None] = lambda host: None) -> tuple[TrainState, dict | None]:
@@ -76,12 +90,25 @@ class RunFolder(contextlib.ExitStack):
     self.last_step, state, host = checkpoint.newest(self._manager, read) or (0, state, None)
     return state, host
 
+  def roll_back(self, step: int, state: TrainState) -> TrainState:
+    """The state of the checkpoint of `step`, in the place of `state`."""
+    self._manager.wait_until_finished()
+    return checkpoint.restore(self._manager, step, state)
+
+  def checkpoints(self) -> list[int]:
+    """The steps of the checkpoints there are."""
+    return self._manager.all_steps()
+
+  def rows(self) -> list[dict]:
+    """The rows of metrics so far, the same in every process; call it after `start`."""
+    return meshes.gather_objects(read(self.out / 'metrics.jsonl') if jax.process_index() == 0 else None)[0]
+
   def start(self) -> None:
     """Starts to log; call it once the run is restored and nothing can be wrong with it any more."""
     checkpoint.set_aside(self._manager, self.last_step)
     total, last, self._show = self.config.steps, self.last_step, lambda row: None
     if jax.process_index() == 0:
-      replace(self.out / 'config.json', json.dumps(self.config.to_dict(), indent=2) + '\n')
+      write_whole(self.out / 'config.json', json.dumps(self.config.to_dict(), indent=2) + '\n')
       self._log = self.enter_context(metrics_log(self.out, last))
       if last:
         self.say(f'resuming at step {last + 1}' if last < total else f'step {last} of {total} is done')
@@ -123,7 +150,8 @@ class RunFolder(contextlib.ExitStack):
     The row is written before the checkpoint, so that none is ever missing; its `seconds_save` is that of the step before.
 
     Raises:
-      RunStopped: too many updates in a row were not finite, or the state is not, or the disk is full.
+      RunStopped: too many updates in a row were not finite, too many steps in a row had most of their searches fail, the state is
+        not finite, or the disk is full.
       SystemExit: after SIGTERM or SIGINT.
     """
     row = {'step': step} | row | {'seconds_save': self._seconds_save}
@@ -135,6 +163,11 @@ class RunFolder(contextlib.ExitStack):
       if row['skipped_in_a_row'] >= limit:
         raise RunStopped(f'step {step}: the loss or its gradient was not finite in {row["skipped_in_a_row"]} updates in a '
                          f'row (optim.max_skipped={limit}); {self._saved()}')
+      failed, most = row.get('failed_steps_in_a_row', 0), self.config.search.max_failed_steps
+      if 0 < most <= failed:
+        raise RunStopped(f'step {step}: most searches failed in {failed} steps in a row (search.max_failed_steps={most}). '
+                         f'{requests.failing(row) or "This process had no part in it"}; {self._saved()}; once searches work, '
+                         'rerun the same command to resume')
       stop = max(meshes.gather_objects(self._signal))  # that of any process: all must exit after the same step
       start, last = time.perf_counter(), bool(stop) or step == self.config.steps
       if last or step % self.config.checkpoint_every == 0:
@@ -173,7 +206,7 @@ def locked(out: pathlib.Path) -> Iterator[None]:
   if jax.process_index() == 0:
     try:
       lock.acquire(timeout=0)
-      replace(holder, f'process {os.getpid()} on {socket.gethostname()} since {time.strftime("%Y-%m-%d %H:%M:%S")}\n')
+      write_whole(holder, f'process {os.getpid()} on {socket.gethostname()} since {time.strftime("%Y-%m-%d %H:%M:%S")}\n')
     except filelock.Timeout:
       name = holder.read_text(encoding='utf-8').strip() if holder.exists() else 'another process'
       refusal = f'{out}: {name} trains here; wait for it, stop it, or use another out folder'
@@ -260,32 +293,18 @@ def keep_steps(path: str | pathlib.Path, last_step: int) -> None:
 
 def write(path: str | pathlib.Path, rows: Iterable[Mapping]) -> None:
   """Writes a JSON line for each row; the file is replaced as a whole or not at all."""
-  replace(path, ''.join(map(line, rows)))
+  write_whole(path, ''.join(map(line, rows)))
 
 
 def append(path: str | pathlib.Path, rows: Iterable[Mapping]) -> None:
   """Appends a JSON line for each row; an OSError names the file."""
-  _write(path, 'a', ''.join(map(line, rows)))
-
-
-def replace(path: str | pathlib.Path, text: str) -> None:
-  """Writes a text file, as a whole or not at all; an OSError names the file."""
-  part = pathlib.Path(f'{path}.part')
-  _write(part, 'w', text)
-  part.replace(path)
+  with naming(path), open(path, 'a', encoding='utf-8') as file:
+    file.write(''.join(map(line, rows)))
 
 
 def line(row: Mapping) -> str:
   """A row as a line of JSON."""
   return json.dumps(row, ensure_ascii=False) + '\n'
-
-
-def _write(path: str | pathlib.Path, mode: str, text: str) -> None:
-  try:
-    with open(path, mode, encoding='utf-8') as file:
-      file.write(text)
-  except OSError as error:  # one of a full disk names none
-    raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def read(path: str | pathlib.Path) -> list[dict]:

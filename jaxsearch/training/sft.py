@@ -63,6 +63,8 @@ def read_demonstrations(path: str | os.PathLike, tokenizer) -> list[Tree]:
     if not any(node.trained and node.tokens for node in tree.walk()):
       raise DataError(f'{place}: no policy span, so nothing to learn')
     forest.append(tree)
+  if not forest:
+    raise DataError(f'{path}: no demonstrations in it')
   return forest
 
 

@@ -1,8 +1,9 @@
 import gzip
+import pathlib
 
 import pytest
 
-from jaxsearch.data.jsonl import DataError, read_records
+from jaxsearch.data.jsonl import DataError, read_records, write_whole
 
 
 def test_places_count_blank_lines_and_skip_a_byte_order_mark(tmp_path):
@@ -38,3 +39,16 @@ def test_gzip_cut_short_or_not_gzip_at_all(tmp_path):
 def test_a_file_that_is_not_there(tmp_path):
   with pytest.raises(FileNotFoundError, match='nowhere'):
     list(read_records(tmp_path / 'nowhere.jsonl'))
+
+
+def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path):
+  path = tmp_path / 'new' / 'file.json'
+  write_whole(path, 'old')
+  (tmp_path / 'link').symlink_to(path)
+  with pytest.raises(UnicodeEncodeError):
+    write_whole(tmp_path / 'link', 'x' * 10**6 + chr(0xd800))
+  assert path.read_text() == 'old' and [file.name for file in path.parent.iterdir()] == ['file.json']
+  write_whole(tmp_path / 'link', 'né')
+  assert path.read_text(encoding='utf-8') == 'né' and (tmp_path / 'link').is_symlink()
+  write_whole('/dev/null', 'gone')
+  assert pathlib.Path('/dev/null').is_char_device()

@@ -163,7 +163,8 @@ def test_judge_with_a_model_of_ours(files, tmp_path, capsys):
   (['--a=a.json'], 'judge needs --b'),
   (['--a=a.json', '--b=b.json'], 'no opinion on style'),
   (['--a=a.json', '--b=b.json', '--config=configs/quickstart.py'], 'has no judge'),
-  (['--a=missing.json', '--b=b.json', '--config.judge.kind=local'], 'missing.json'),
+  (['--a=a.json', '--b=b.json', '--config.judge.kind=local'], 'judge.model is not set'),
+  (['--a=missing.json', '--b=b.json', '--config.judge.kind=local', '--config.judge.model=world-tiny'], 'missing.json'),
   (['--a=a.json', '--b=b.json', 'x'], "judge does not know what to do with 'x'"),
 ])  # fmt: skip
 def test_mistakes_end_in_one_line_and_status_2(arguments, message, capsys):

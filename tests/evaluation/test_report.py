@@ -1,5 +1,6 @@
 import html
 import json
+import pathlib
 import re
 import shutil
 import subprocess
@@ -200,6 +201,22 @@ def test_curves_differ_by_more_than_colour(monkeypatch):
     assert all(axes.get_xlabel() == 'step' for axes in shown)
     looks = {(line.get_linestyle(), line.get_marker(), line.get_linewidth()) for line in shown[0].lines}
     assert len(shown[0].lines) == len(looks) == 4 and len(figure.legends) == 1 and not shown[0].get_legend()
+
+
+@pytest.mark.parametrize('name', ['learning_curve.png', 'report.html'])
+def test_a_kill_before_a_file_is_whole_leaves_the_one_before(tmp_path, monkeypatch, name):
+  written(tmp_path, [metrics_row(1)])
+  before, replace = (tmp_path / name).read_bytes(), pathlib.Path.replace
+
+  def killed(part, target):
+    if target.name == name:
+      raise KeyboardInterrupt
+    return replace(part, target)
+
+  monkeypatch.setattr(pathlib.Path, 'replace', killed)
+  with pytest.raises(KeyboardInterrupt):
+    written(tmp_path, [metrics_row(1), metrics_row(2)])
+  assert (tmp_path / name).read_bytes() == before
 
 
 def test_smoothing_starts_at_the_first_value_and_follows():

@@ -264,8 +264,8 @@ def test_serve_without_a_tool_serves_retrieval(folder, monkeypatch):
 @pytest.mark.parametrize(('arguments', 'message'), [
   (['serve', '--as-tool', '--config=configs/quickstart.py', '--port=0'], 'writes no evidence'),
   (['serve', '--checkpoint=x'], '--checkpoint means nothing without --as-tool'),
-  (['serve', '--port=http'], '--port=http: not a number'),
-  (['serve', '--port=70000'], 'cannot listen on 127.0.0.1:70000'),
+  (['serve', '--port=http'], '--port=http: a whole number is needed'),
+  (['serve', '--port=70000'], '--port=70000 must be >= 0 and <= 65535'),
   (['serve', '--token=se same', '--port=0'], '--token must be printable'),
   (['serve', '--corpus=missing.jsonl', '--port=0'], 'missing.jsonl'),
   (['eval', '--tool-url=http://a'], '--tool-url means nothing without --as-tool'),

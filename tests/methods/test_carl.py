@@ -138,7 +138,7 @@ def test_a_segment_earns_what_it_changed():
   np.testing.assert_allclose(advantages[1], [0.2, 0.5, -0.8], atol=1e-6)
   np.testing.assert_allclose(advantages[2], [-0.4], atol=1e-6)
   assert all(np.all(node.returns == tree.reward) for tree in trees for node in carl.segments(tree))
-  assert found.metrics['opposed_pairs'] == 0.5 and found.metrics['advantage_commit'] == pytest.approx((0.5 - 0.8 - 0.4) / 3)
+  assert found.metrics['opposed_pairs_share'] == 0.5 and found.metrics['advantage_commit'] == pytest.approx((0.5 - 0.8 - 0.4) / 3)
   for tree, own in zip(trees, advantages):
     assert sum(own) == pytest.approx(tree.reward - carl.segments(tree)[0].values[0])  # they telescope
 

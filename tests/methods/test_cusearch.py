@@ -98,17 +98,17 @@ def test_the_phase_advances_and_is_remembered():
   cusearch.credit(groups, again, strategy='phase', keep=2)
   assert again.memory['phase'] == 1                                # never back
   assert depths_of(trained(groups)) == {2: 1, 1: 1}                # its bucket first, then deeper, then shallower
-  assert again.metrics['fallback'] == pytest.approx(0.5)
+  assert again.metrics['fallback_share'] == pytest.approx(0.5)
 
 
 def test_figures_of_a_step():
   groups, seen = groups_of([0, 2, 2]), context()
   cusearch.credit(groups, seen, strategy='auto', keep=2, max_depth=3)
   search = len(f'{THINK}<search> query </search>')
-  assert [seen.metrics[f'depth_{d}'] for d in range(4)] == [1, 0, 2, 0]
-  assert [seen.metrics[f'selected_{d}'] for d in range(4)] == [0, 0, 2, 0]
+  assert [seen.metrics[f'chains_depth_{d}'] for d in range(4)] == [1, 0, 2, 0]
+  assert [seen.metrics[f'selected_depth_{d}'] for d in range(4)] == [0, 0, 2, 0]
   assert seen.metrics['retrieval_coverage'] == 4 * search
-  assert seen.metrics['depth'] == pytest.approx(4 / 3) and seen.metrics['selected_depth'] == 2
+  assert seen.metrics['depth_mean'] == pytest.approx(4 / 3) and seen.metrics['selected_depth_mean'] == 2
 
 
 def test_dapo_drops_groups_without_a_difference():

@@ -1,4 +1,5 @@
 import json
+import os
 
 import numpy as np
 import pytest
@@ -93,3 +94,17 @@ def test_check(tmp_path):
     tensor_files.check(tensors, SHAPES | {'u': (1,), 'v': (1,)})
   with pytest.raises(ValueError, match=r'safetensors: tensor t2 has the shape \[2, 6\], not \[6, 2\]'):
     tensor_files.check(tensors, SHAPES | {'t2': (6, 2)})
+
+
+def test_files_have_the_usual_mode_and_a_save_that_fails_leaves_the_old_ones(tmp_path):
+  before = os.umask(0o022)
+  try:
+    save(tmp_path, 10**6)
+  finally:
+    os.umask(before)
+  assert (tmp_path / 'model.safetensors').stat().st_mode & 0o777 == 0o644
+  old = (tmp_path / 'model.safetensors').read_bytes()
+  with pytest.raises(KeyError):
+    tensor_files.save_folder(tmp_path, SHAPES, {'t1': ARRAYS['t1']}.__getitem__, np.dtype('float32'), 1)
+  assert [file.name for file in tmp_path.iterdir()] == ['model.safetensors']
+  assert (tmp_path / 'model.safetensors').read_bytes() == old

@@ -24,10 +24,10 @@ def test_replies_are_read_strictly(item, reply, expected):
   assert judge.LanguageJudge(lambda prompts: [reply])([item]) == [expected]
 
 
-def test_a_judge_that_fails_for_an_item_gives_no_score():
+def test_a_judge_that_fails_for_an_item_gives_its_error_in_place_of_a_score():
   failure = RuntimeError('down')
   items = [judge.Answer(QUESTION, 'x'), judge.Answer(QUESTION, 'y')]
-  assert judge.LanguageJudge(lambda prompts: ['<score>0</score>', failure])(items) == [0, None]
+  assert judge.LanguageJudge(lambda prompts: ['<score>0</score>', failure])(items) == [0, failure]
 
 
 def test_prompts_hold_what_is_judged():
@@ -73,7 +73,7 @@ def test_a_judge_at_fault_gives_no_score(fault):
   items = [judge.Collections(QUESTION, (faults.STEERING, 'b')), judge.Thinking(QUESTION, faults.STEERING, faults.STEERING),
            judge.Query(QUESTION, '', '', faults.STEERING, faults.STEERING), judge.Answer(QUESTION, faults.STEERING)]
   with faults.judge_at_fault(fault) as ask:
-    assert ask(items) == [None] * 4
+    assert not any(isinstance(score, int) for score in ask(items))
 
 
 def test_the_same_judge_without_a_fault():

@@ -11,7 +11,7 @@ import pytest
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.models.decoder import hidden_states, target_logprobs
-from jaxsearch.sampler.requests import LENGTH, Ask, Call, Generate, RunPython, Score, Search, ToolFailure
+from jaxsearch.sampler.requests import LENGTH, Ask, Call, Generate, RunPython, Score, Search, ToolFailure, failing
 from jaxsearch.sampler.rollout import GrowthError
 from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.trees import grammar
@@ -231,7 +231,10 @@ def test_failing_tools_are_told_counted_and_survived(make_engine):
   engine = make_engine()
   engine.search = SlowSearch(engine.search, lambda: 0.0, fails=lambda query: query.endswith('1'))
   trees, metrics = run(engine, chains(PROMPTS, turns=3))
-  assert metrics['tool_failures'] == 3 and metrics['tool_calls'] == 6 and metrics['episodes'] == 3
+  assert metrics['tool_calls_failed'] == 3 and metrics['tool_calls'] == 6 and metrics['episodes'] == 3
+  assert [name for name in metrics if name.startswith('tool_calls_failed_')] == ['tool_calls_failed_connection']
+  assert (metrics['searches_asked'], metrics['searches_failed'], metrics['searches_failed_share']) == (6, 3, 0.5)
+  assert metrics['last_failure'] == 'ConnectionError: connection refused' and failing(metrics) is None  # not more than half
   for tree in trees:
     shown = [node.text for node in tree.nodes(Role.OBSERVATION)]
     assert 'Doc 1(Title: Title 0)' in shown[0]
@@ -243,7 +246,7 @@ def test_a_lying_backend_is_a_failure(make_engine, reply):
   engine = make_engine()
   engine.search = type('Liar', (), {'search': lambda self, queries, topk: reply})()
   trees, metrics = run(engine, chains(PROMPTS[:1]))
-  assert metrics['tool_failures'] == 1
+  assert metrics['tool_calls_failed_malformed'] == metrics['searches_failed'] == 1
   assert 'malformed reply' in trees[0].nodes(Role.OBSERVATION)[0].text
 
 
@@ -254,7 +257,8 @@ def test_a_tool_that_hangs_is_given_up_at_its_deadline(make_engine, deterministi
   start = time.monotonic()
   trees, metrics = run(engine, chains(PROMPTS))
   assert time.monotonic() - start < 60
-  assert metrics['tool_failures'] == 3
+  assert metrics['tool_calls_failed_timeout'] == metrics['searches_failed'] == 3
+  assert failing(metrics) == '3 of 3 searches failed; the last: no reply within 0.3 seconds'
   assert all('no reply within 0.3 seconds' in tree.nodes(Role.OBSERVATION)[0].text for tree in trees)
 
 
@@ -337,7 +341,7 @@ def test_calls_and_lists_are_served_together_in_order(make_engine):
   product, node, failure, found = trees[0].root.data['replies']
   assert product == 42 and node.role is Role.POLICY and found[0].title == 'Title 0'
   assert failure == ToolFailure('ZeroDivisionError: division by zero')
-  assert metrics['tool_calls'] == 3 and metrics['tool_failures'] == 1
+  assert metrics['tool_calls'] == 3 and metrics['tool_calls_failed'] == 1
 
 
 def test_a_service_is_asked_for_many_at_a_time(make_engine):
@@ -357,7 +361,23 @@ def test_a_service_is_asked_for_many_at_a_time(make_engine):
   assert [tree.answer for tree in trees] == [0, 2, 4, 6, 8, 10, 12, 14]
   assert sorted(item for items in calls for item in items) == list(range(8))
   assert len(calls) == 2 and len(calls[0]) == 6   # as many episodes as the cache has rows
-  assert metrics['service_calls'] == 16 and metrics['tool_failures'] == 8 and metrics['tool_calls'] == 0
+  assert metrics['service_calls'] == 16 and metrics['service_calls_failed_error'] == metrics['service_calls_failed'] == 8
+  assert metrics['tool_calls'] == 0 and metrics['last_service_failure'] == 'broken: ZeroDivisionError: division by zero'
+
+
+def test_a_service_may_fail_for_some_items_or_give_what_cannot_be_read(make_engine):
+  def grow(tree):
+    node = tree.root.append(PROMPTS[0], Role.PROMPT)
+    tree.root.data['replies'] = yield [Ask('judge', reply) for reply in (1, TimeoutError('slow'), None)]
+    yield Generate(node, max_tokens=2)
+
+  engine = make_engine(services={'judge': lambda items: items})
+  trees, metrics = run(engine, [grow])
+  assert trees[0].root.data['replies'] == [1, ToolFailure('judge: TimeoutError: slow', 'timeout'),
+                                           ToolFailure('judge: a reply that cannot be read', 'malformed')]
+  assert {name: value for name, value in metrics.items() if name.startswith('service_calls')} == {
+    'service_calls': 3, 'service_calls_failed': 2, 'service_calls_failed_timeout': 1, 'service_calls_failed_malformed': 1}
+  assert failing(metrics) == '2 of 3 calls of judge or reader failed; the last: judge: a reply that cannot be read'
 
 
 def test_an_error_in_a_generator_names_the_question_and_leaves_the_engine_usable(make_engine):
@@ -442,7 +462,32 @@ def test_a_search_that_is_down_is_a_failed_tool_unless_another_worked(make_engin
 
   replies = []
   counts = engine.run([(grow(), tree)], jax.random.key(0))
-  assert replies == [ToolFailure('ConnectionError: down')] and counts['tool_failures'] == 1
+  assert replies == [ToolFailure('ConnectionError: down', 'connection')] and counts['tool_calls_failed_connection'] == 1
+  assert counts['searches_asked'] == counts['searches_failed'] == 1
+
+
+def test_the_searches_of_programs_are_counted(make_engine, sandbox):
+  def grow(tree, code):
+    yield RunPython((yield Generate(tree.root.append('Question: ', Role.PROMPT), max_tokens=4)), code)
+
+  codes = ['print(search("a"))\ntry:\n  search("down")\nexcept Exception:\n  pass', 'print(1)', 'search("a", "many")',
+           'search("down")']
+  engine = make_engine(python=sandbox)
+  engine.search = SlowSearch(engine.search, lambda: 0.0, fails=lambda query: query == 'down')
+  _, metrics = run(engine, [functools.partial(grow, code=code) for code in codes])
+  assert (metrics['searches_asked'], metrics['searches_failed']) == (3, 2)  # the third program's mistake is its own
+  assert (metrics['tool_calls'], metrics['tool_calls_failed']) == (4, 1)
+  assert failing(metrics) == '2 of 3 searches failed; the last: ConnectionError: connection refused'
+
+
+def test_a_search_that_hangs_in_a_program_has_failed(make_engine, sandbox):
+  def grow(tree):
+    yield RunPython((yield Generate(tree.root.append('Question: ', Role.PROMPT), max_tokens=4)), 'search("a")')
+
+  engine = make_engine(python=sandbox, deadline=0.3)
+  engine.search = SlowSearch(engine.search, lambda: 3600)
+  _, metrics = run(engine, [grow])
+  assert metrics['searches_failed'] == metrics['tool_calls_failed_timeout'] == 1
 
 
 def test_programs_need_a_sandbox(make_engine):

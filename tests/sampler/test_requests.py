@@ -1,8 +1,8 @@
-"""Requests that make no sense are refused where they are made."""
+"""Requests that make no sense are refused where they are made; what failed is named, and said when it is most of a rollout."""
 
 import pytest
 
-from jaxsearch.sampler.requests import Generate
+from jaxsearch.sampler.requests import Generate, ToolFailure, failing, failure_figures, failure_of, one_line
 from jaxsearch.trees.tree import Tree
 
 
@@ -13,3 +13,51 @@ def test_generate_names_what_is_wrong(wrong):
   with pytest.raises(ValueError, match=next(iter(wrong))):
     Generate(Tree(None).root, **wrong)
   Generate(Tree(None).root, stop=('</search>',), max_tokens=1, temperature=0.0, top_p=1.0, top_k=0)
+
+
+class Refused(ConnectionError):
+  fault = 'refused'
+
+
+class Odd(RuntimeError):
+  fault = 404
+
+
+@pytest.mark.parametrize('error, fault', [
+  (TimeoutError('x'), 'timeout'), (ConnectionResetError('x'), 'connection'), (Refused('x'), 'refused'), (Odd('x'), 'error'),
+  (OSError('x'), 'error'), (KeyboardInterrupt('x'), 'error')])
+def test_an_error_of_a_tool_has_a_kind(error, fault):
+  assert failure_of(error) == ToolFailure(f'{type(error).__name__}: x', fault)
+  assert failure_of(error, 'judge').reason == f'judge: {type(error).__name__}: x'
+
+
+def figures(failed=0, asked=0, services_failed=0, services=0, calls_failed=None, reason='down'):
+  return {'searches_failed': failed, 'searches_asked': asked, 'tool_calls': asked, 'last_failure': reason,
+          'tool_calls_failed': failed if calls_failed is None else calls_failed, 'service_calls': services,
+          'service_calls_failed': services_failed, 'last_service_failure': 'judge: off', 'seconds': 1.0}
+
+
+@pytest.mark.parametrize('metrics, said', [
+  ({}, None), (figures(), None), (figures(1, 2), None), (figures(2, 3), '2 of 3 searches failed; the last: down'),
+  (figures(0, 3, calls_failed=2), '2 of 3 tool calls failed; the last: down'),
+  (figures(1, 3, 4, 5), '4 of 5 calls of judge or reader failed; the last: judge: off'),
+  (figures(3, 3, 1, 1), '3 of 3 searches failed; the last: down; 1 of 1 calls of judge or reader failed; the last: judge: off')])
+def test_what_mostly_failed_is_said(metrics, said):
+  assert failing(metrics) == said
+
+
+def test_a_reason_is_said_once():
+  assert failing(figures(3, 4), before=figures(3, 3)) == '3 of 4 searches failed, as before'
+  assert failing(figures(3, 4), before=figures(1, 3)) == '3 of 4 searches failed; the last: down'  # was not said before
+  assert failing(figures(3, 4, reason='refused'), before=figures(3, 3)).endswith('; the last: refused')
+  assert failing(figures(0, 4), before=figures(3, 3)) is None
+
+
+def test_failure_figures_are_those_of_what_failed():
+  metrics = figures(3, 3)
+  assert set(failure_figures(metrics)) == set(metrics) - {'seconds'}
+
+
+def test_a_reason_takes_one_line_and_cannot_steer_a_terminal():
+  assert one_line('<html>\n  \x1b[2Jgone\r\n\u202ehere') == '<html> [2Jgone here'
+  assert one_line('é' * 300) == 'é' * 199 + '…'

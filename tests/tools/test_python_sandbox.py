@@ -1,5 +1,7 @@
 """Programs that models write: what they may do, and that whatever they try ends as text."""
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -128,3 +130,26 @@ def test_a_value_of_gigabytes_does_not_leave_the_sandbox(sandbox, code):
   started = time.monotonic()
   assert sandbox.run("s = 'x' * 100000\n" + code).count('x') < 600
   assert time.monotonic() - started < 10 and psutil.Process().memory_info().rss - before < 2**28
+
+
+def test_nothing_reaches_the_terminal():
+  code = """
+import os, psutil
+from jaxsearch.tools.python_sandbox import PythonSandbox
+sandbox, seen = PythonSandbox(seconds=0.5, memory=16), []
+def look():
+  worker, = psutil.Process().children()
+  seen.extend(os.path.realpath(f'/proc/{worker.pid}/fd/{number}') for number in (1, 2))
+  worker.kill()
+  worker.wait()
+sandbox.run('look()', {'look': look})
+for program in ('print(1)', '1 / 0', 'def f(): return f()\\nf()', 'import sys\\nprint(1, file=sys.stderr)', 'while True: pass'):
+  sandbox.run(program)
+sandbox.close()
+ours = [os.path.realpath(f'/proc/self/fd/{number}') for number in (1, 2)]
+assert seen[1] == '/dev/null' and not set(seen) & set(ours), (seen, ours)
+os.write(2, b'still there')  # and our own stderr is as it was
+assert os.get_inheritable(2)
+"""
+  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+  assert (done.returncode, done.stdout, done.stderr) == (0, '', 'still there')

@@ -1,23 +1,34 @@
 """A run small enough to be killed often: tiny random policy, tiny questions, real sampler and search.
 
-usage: child.py COMMAND FOLDER OUT [field=value ...]      (COMMAND: train or sft; FOLDER: made by `make_inputs`)
+usage: child.py COMMAND FOLDER OUT [--marks] [field=value ...]
+
+COMMAND is train, sft or critic-warmup; FOLDER is made by `make_inputs`. With --marks the process says in OUT.marks what it does,
+for tests that kill it: a line `PHASE NUMBER NANOSECONDS` (of the monotonic clock) whenever a phase begins.
 """
 
+import atexit
+import functools
 import json
 import os
 import pathlib
 import sys
+import time
 import types
 import zlib
 
 import jax
+import numpy as np
 
 from configs import base
+from configs.carl import critic_warmup as warmup_settings
+from jaxsearch import commands
+from jaxsearch.evaluation import calibration, report
+from jaxsearch.methods import search_r1
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder, DecoderConfig, initial_params
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler.requests import Generate, Search
-from jaxsearch.training import loop, sft
+from jaxsearch.training import checkpoint, critic_warmup, loop, runs
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role
 from jaxsearch.world import files as world
@@ -51,7 +62,9 @@ def toy_method() -> types.ModuleType:
     node = tree.root.append(f'{question.question} ', Role.PROMPT)
     node = yield Generate(node, max_tokens=max_tokens)
     documents = yield Search(node, question.question)
-    node = node.append(grammar.information(documents, tree.tokenizer.special_tokens), Role.OBSERVATION)
+    shown, special = isinstance(documents, list), tree.tokenizer.special_tokens
+    node = node.append(
+      grammar.information(documents, special) if shown else grammar.failure(documents.reason, special), Role.OBSERVATION)
     node = yield Generate(node, max_tokens=max_tokens)
     tree.answer = node.text
     tree.metrics['searches'] = 1
@@ -69,8 +82,30 @@ def toy_method() -> types.ModuleType:
       if node.values is not None:
         node.returns = 0.9 * node.values + 0.1 * node.tree.reward
 
-  from jaxsearch.methods import search_r1
   method.grow, method.reward, method.credit = grow, reward, credit
+  return method
+
+
+def halves_method() -> types.ModuleType:
+  """A policy is right closed-book on about every second question, and with tools on all: there is something to tell apart."""
+  method = types.ModuleType('jaxsearch.methods.halves')
+
+  def grow(question, tree, *, max_tokens, tools=True):
+    node = tree.root.append(f'{question.question} {"tools" if tools else "closed"} ', Role.PROMPT)
+    for _ in range(2):
+      node = yield Generate(node, max_tokens=max_tokens)
+    tree.answer = question.golden_answers[0] if tools or int(question.id) % 2 else None
+    tree.metrics['searches'] = 1
+
+  def credit(groups, context, *, normalize_std):
+    for tree in (tree for group in groups for tree in group):
+      tree.reward = method.reward(tree)
+      for node in tree.nodes(Role.POLICY):
+        node.returns = np.full(len(node.tokens), tree.reward, np.float32)
+    search_r1.credit_relative(groups, normalize_std=normalize_std)
+
+  method.grow, method.credit = grow, credit
+  method.reward = lambda tree: tree.question.score(tree.answer)
   return method
 
 
@@ -79,6 +114,7 @@ def get_config(folder: pathlib.Path, out: str):
   config.unlock()
   config.out, config.progress, config.method, config.model = out, False, 'toy', str(folder / 'model')
   config.data.questions, config.data.corpus = str(folder / 'questions.jsonl'), str(folder / 'corpus.jsonl')
+  config.eval.questions, config.eval.number = str(folder / 'questions.jsonl'), 6
   config.sft.demonstrations, config.sft.per_step = str(folder / 'demonstrations.jsonl'), 5
   config.steps, config.questions_per_step, config.group_size = 6, 5, 2
   config.grow = dict(max_tokens=5)
@@ -92,14 +128,78 @@ def get_config(folder: pathlib.Path, out: str):
   return config
 
 
+def warmup_config(config):
+  """The same with `halves_method` and a critic on the backbone of the policy, which is warmed up."""
+  config.method = 'halves'
+  config.train.update(epochs=1, mini_batch=0, aggregate='step-mean')
+  config.steps, config.checkpoint_every = 2, 1
+  config.critic.shared = True
+  config.critic_warmup = warmup_settings(
+    closed_book={'tools': False}, tool_required={}, tool_optional={}, second_search={'topk': 1})
+  config.critic_warmup.update(questions=12, tier_rollouts=2, trajectories=20, clusters=3, trees=8, min_updates=4, max_updates=8,
+                              check_every=4, held_out=0.3, head_rate=3e-2, backbone_rate=3e-3)
+  config.critic_warmup.gate.update(auc=0.0, sign=0.0, explained=-100.0)
+  return config
+
+
+def mark_phases(out: pathlib.Path) -> None:
+  """Wraps the functions that begin a phase, so that they write a line to `OUT.marks` first. The number is that of the step, in
+  the warm-up's rollouts how many are written."""
+  file, number = os.open(f'{out}.marks', os.O_WRONLY | os.O_CREAT | os.O_APPEND), 0
+
+  def mark(phase):
+    os.write(file, f'{phase} {number} {time.monotonic_ns()}\n'.encode())
+
+  def wrap(owner, name, phase, find_number=lambda: number):
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def marked(*arguments, **options):
+      nonlocal number
+      number = find_number()
+      mark(phase)
+      return function(*arguments, **options)
+    setattr(owner, name, marked)
+
+  remaining = runs.RunFolder.steps
+
+  def steps(run):
+    nonlocal number
+    number = run.last_step
+    for step in remaining(run):
+      number = step
+      yield step
+
+  runs.RunFolder.steps = steps
+  mark('start')
+  wrap(loop, 'grow', 'generation')
+  wrap(loop, 'update', 'update')
+  wrap(runs.RunFolder, 'write_evaluation', 'evaluation')
+  wrap(runs.RunFolder, 'finish_step', 'row')
+  wrap(checkpoint, 'save', 'save')
+  wrap(report, 'write_report', 'report', lambda: 0)
+  wrap(critic_warmup, 'rollout', 'rollouts', lambda: sum(
+    len(runs.read(out / f'{name}.jsonl')) for name in ('closed_book', 'rollouts')))
+  wrap(critic_warmup.Student, 'learn', 'update')
+  wrap(critic_warmup.Student, 'assess', 'evaluation')
+  wrap(calibration, 'plot', 'report', lambda: 0)
+  atexit.register(mark, 'exit')
+
+
 def main(command: str, folder: str, out: str, *changes: str) -> None:
-  sys.modules['jaxsearch.methods.toy'] = toy_method()
+  for method in (toy_method(), halves_method()):
+    sys.modules[method.__name__] = method
   config = get_config(pathlib.Path(folder), out)
+  if command == 'critic-warmup':
+    config, critic_warmup.CHUNK = warmup_config(config), 8
   for change in changes:
-    name, value = change.split('=')
+    if change == '--marks':
+      mark_phases(pathlib.Path(out))
+      continue
+    name, value = change.split('=', 1)
     group, _, field = name.rpartition('.')
     (config[group] if group else config)[field] = json.loads(value)
-  {'train': loop.train, 'sft': sft.train}[command](config)
+  getattr(commands, command.replace('-', '_'))(config, None)
 
 
 if __name__ == '__main__':

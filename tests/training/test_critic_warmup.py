@@ -5,7 +5,6 @@ import importlib.util
 import json
 import pathlib
 import sys
-import types
 
 import jax
 import numpy as np
@@ -15,9 +14,8 @@ from configs.carl import critic_warmup as warmup_settings
 from jaxsearch import cli, config_check
 from jaxsearch.data.questions import Question, read_questions, write_questions
 from jaxsearch.evaluation import calibration, competence
-from jaxsearch.methods import search_r1
 from jaxsearch.models import hub
-from jaxsearch.sampler.requests import Generate
+from jaxsearch.sampler.requests import Search
 from jaxsearch.sampler.rollout import rollout
 from jaxsearch.training import checkpoint, critic_warmup, loop, runs
 from jaxsearch.training import step as steps
@@ -25,6 +23,7 @@ from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
 from jaxsearch.world.recipe import carl_examples
 from tests.methods.driving import Letters
+from tests.tools.serving import server
 from tests.training import child as own_child
 
 warm_up = functools.partial(
@@ -33,25 +32,7 @@ warm_up = functools.partial(
 
 @pytest.fixture
 def method(monkeypatch):
-  """A policy is right closed-book on about every second question, and with tools on all: there is something to tell apart."""
-  made = types.ModuleType('jaxsearch.methods.halves')
-
-  def grow(question, tree, *, max_tokens, tools=True):
-    node = tree.root.append(f'{question.question} {"tools" if tools else "closed"} ', Role.PROMPT)
-    for _ in range(2):
-      node = yield Generate(node, max_tokens=max_tokens)
-    tree.answer = question.golden_answers[0] if tools or int(question.id) % 2 else None
-    tree.metrics['searches'] = 1
-
-  def credit(groups, context, *, normalize_std):
-    for tree in (tree for group in groups for tree in group):
-      tree.reward = made.reward(tree)
-      for node in tree.nodes(Role.POLICY):
-        node.returns = np.full(len(node.tokens), tree.reward, np.float32)
-    search_r1.credit_relative(groups, normalize_std=normalize_std)
-
-  made.grow, made.credit = grow, credit
-  made.reward = lambda tree: tree.question.score(tree.answer)
+  made = own_child.halves_method()
   monkeypatch.setitem(sys.modules, made.__name__, made)
   return made
 
@@ -59,17 +40,8 @@ def method(monkeypatch):
 @pytest.fixture
 def config(tmp_path, method):
   own_child.make_inputs(tmp_path)
-  config = own_child.get_config(tmp_path, str(tmp_path / 'run'))
-  config.method = 'halves'
-  config.train.update(epochs=1, mini_batch=0, aggregate='step-mean')
-  config.steps, config.checkpoint_every = 2, 1
-  config.critic.shared = True
+  config = own_child.warmup_config(own_child.get_config(tmp_path, str(tmp_path / 'run')))
   config.mesh.update(data=1, fsdp=2, tensor=4)
-  config.critic_warmup = warmup_settings(
-    closed_book={'tools': False}, tool_required={}, tool_optional={}, second_search={'topk': 1})
-  config.critic_warmup.update(questions=12, tier_rollouts=2, trajectories=20, clusters=3, trees=8, min_updates=4, max_updates=8,
-                       check_every=4, held_out=0.3, head_rate=3e-2, backbone_rate=3e-3)
-  config.critic_warmup.gate.update(auc=0.0, sign=0.0, explained=-100.0)
   return config
 
 
@@ -121,8 +93,8 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   with pytest.raises(ValueError, match='seed was 0, now it is 1'):
     warm_up(config)
   config.seed = 0
-  config.critic_warmup.gate.auc = 1.1  # never
-  with pytest.raises(critic_warmup.GateFailed, match='the gate is auc 1.10'):
+  config.critic_warmup.gate.explained = 1.0  # never
+  with pytest.raises(critic_warmup.GateFailed, match='the gate is .*explained 1.00'):
     warm_up(config)
   assert len(runs.read(out / 'metrics.jsonl')) == 8
 
@@ -143,6 +115,30 @@ def test_rollouts_that_were_cut_off_are_grown_again_to_the_same(config, monkeypa
   path.write_text(whole[:int(0.7 * len(whole))])  # in the middle of a line and of a chunk
   warm_up(config)
   assert path.read_text() == whole
+
+
+def test_rollouts_whose_searches_mostly_failed_are_not_learned_from_unless_asked_to(config, method, monkeypatch, capsys):
+  halves = method.grow
+
+  def grow(question, tree, *, tools=True, **settings):
+    yield from halves(question, tree, tools=tools, **settings)
+    if tools:
+      yield Search(tree.leaves()[0], question.question)
+
+  method.grow = grow
+  with server() as (url, _):
+    config.search.update(backend='http', url=url, timeout=0.5)  # nobody is there any more
+  config.critic_warmup.second_share = 0.0
+  with pytest.raises(runs.RunStopped, match='^rollouts.jsonl: 10 of 10 searches failed; the last: SearchError: '):
+    warm_up(config)
+  folder = pathlib.Path(config.out)
+  assert len(runs.read(folder / 'closed_book.jsonl')) == 24 and not runs.read(folder / 'rollouts.jsonl')
+  config.search.max_failed_steps = 0
+  monkeypatch.setattr(critic_warmup, 'split', lambda trees, *_: 1 / 0)  # what follows is no matter
+  with pytest.raises(ZeroDivisionError):
+    warm_up(config)
+  assert 'jaxsearch: rollouts.jsonl: 10 of 10 searches failed; the last: SearchError: ' in capsys.readouterr().err
+  assert len(runs.read(folder / 'rollouts.jsonl')) == 20
 
 
 def test_a_share_of_the_rollouts_with_tools_has_another_search(config, monkeypatch):

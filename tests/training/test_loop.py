@@ -1,26 +1,32 @@
 """The loop itself, in this process, on a mesh of eight devices; and the errors it gives before anything starts."""
 
+import functools
 import importlib.util
+import json
 import pathlib
 import re
 import sys
+import types
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from configs import base
-from jaxsearch import cli
+from configs import base, slate
+from jaxsearch import cli, setup
 from jaxsearch.data.questions import Question
 from jaxsearch.data.sources import load_questions
 from jaxsearch.evaluation.run import held_out, open_agent
+from jaxsearch.methods import search_r1
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder, initial_params
-from jaxsearch.sampler.requests import GREEDY
+from jaxsearch.rewards.judge import Answer
+from jaxsearch.sampler.requests import GREEDY, Ask
 from jaxsearch.sampler.rollout import rollout
 from jaxsearch.training import checkpoint, loop, runs
-from jaxsearch.trees.tree import Role, Tree
+from jaxsearch.trees.tree import Role, Stop, Tree
+from tests.tools.serving import server
 
 CHILD = pathlib.Path(__file__).with_name('child.py')
 REQUIRED = ('step reward em searches loss kl entropy tokens_generated tokens_trained seconds_generate seconds_tools '
@@ -77,6 +83,18 @@ def test_a_prefix_that_branches_share_counts_for_each_path():
   tree.reward = 0.5
   row = loop.summary([[tree]], [tree])
   assert row['tokens_on_paths'] == 9 and row['tokens_per_tree'] == 6
+
+
+def test_names_of_means_and_shares_say_so():
+  trees = [Tree(None, Question('1', 'Which?', ('red',))) for _ in range(4)]
+  for tree, (searches, failures, revised) in zip(trees, ((4, 2, 1), (1, 1, 0), (0, 0, 0), (0, 0, 0))):
+    tree.metrics.update(searches=searches, tool_failures=failures, revised=revised)
+    tree.reward = 0.0
+  trees[0].stop = Stop.DEADLINE
+  row = loop.summary([trees], trees)
+  assert row['searches'] == 1.25 and row['tool_failures_per_tree'] == 0.75 and row['malformed_per_tree'] == 0
+  assert row['revised_per_tree'] == 0.25 and row['stop_deadline_share'] == 0.25
+  assert not {'tool_failures', 'malformed', 'revised', 'stop_deadline'} & set(row)  # some are counts of the sampler
 
 
 @pytest.fixture
@@ -187,3 +205,94 @@ def test_values_that_do_not_fit_are_named_before_anything_is_written(tmp_path, c
   with pytest.raises(ValueError, match=words):
     loop.train(config)
   assert not (tmp_path / 'run').exists()
+
+
+def test_prompts_that_leave_no_room_are_counted_or_refused():
+  tokenizer = setup.load_tokenizer(base.get_config())
+  questions = [Question(str(words), 'Who ' * words + '?', ()) for words in (1, 2, 3, *[1] * 200, 40)]
+  lengths = [len(tokenizer.encode(f'Question: {question.question}\n')) for question in questions]
+  agent = lambda length: types.SimpleNamespace(engine=types.SimpleNamespace(length=length, tokenizer=tokenizer),
+                                               grow=functools.partial(search_r1.grow, template='world'))
+  said = []
+  loop.check_room(agent(max(lengths) + 1), questions, said.append)
+  assert not said
+  loop.check_room(agent(max(lengths)), questions, said.append)
+  assert said == [f'sampler.length={max(lengths)} leaves no room to write after the prompts of 1 of 204 questions '
+                  f'(up to {max(lengths)} tokens): they learn nothing']
+  with pytest.raises(ValueError, match=f'any prompt: they have {min(lengths)} to {max(lengths)} tokens'):
+    loop.check_room(agent(min(lengths)), questions, said.append)
+def passage(handler):
+  """What a retrieval server says of any query."""
+  queries = json.loads(handler.body)['queries']
+  hit = {'document': {'id': '1', 'contents': '"red"\nThe red.'}, 'score': 1.0}
+  body = json.dumps({'result': [[hit]] * len(queries)}).encode()
+  handler.send_response(200)
+  handler.send_header('content-length', str(len(body)))
+  handler.end_headers()
+  handler.wfile.write(body)
+
+
+@pytest.fixture
+def remote(config):
+  """The run with a search behind a server; it compiles little."""
+  config.mesh.update(data=1, fsdp=8, tensor=1)
+  config.train.update(micro_rows=8, mini_batch=0, epochs=1)
+  config.critic.enabled, config.loss.kl_coef, config.checkpoint_every, config.search.backend = False, 0.0, 1, 'http'
+  return config
+
+
+def rows_of(config, *names):
+  return [tuple(row.get(name) for name in names) for row in runs.read(pathlib.Path(config.out) / 'metrics.jsonl')]
+
+
+def checkpoints_of(config):
+  return sorted(int(path.name) for path in pathlib.Path(config.out).glob('checkpoints/*'))
+
+
+def test_a_dead_server_is_said_at_once_and_stops_the_run_which_resumes(remote, capsys):
+  remote.search.update(timeout=0.5, max_failed_steps=2)
+  remote.eval.update(every=6, number=2, questions=remote.data.questions, temperatures=(1.0,))
+  with server() as (remote.search.url, _):
+    pass  # nobody is there any more
+  with pytest.raises(runs.RunStopped, match=r'step 2: most searches failed in 2 steps in a row \(search.max_failed_steps=2\)\. '
+                     r'10 of 10 searches failed; the last: SearchError: .*; the last checkpoint is that of step 1; '):
+    loop.train(remote, held_out)
+  said = capsys.readouterr().err.splitlines()
+  assert [line.partition(' failed')[0] for line in said] == [
+    'jaxsearch: evaluation after step 0, temperature 1: 2 of 2 searches',
+    'jaxsearch: step 1: 10 of 10 searches', 'jaxsearch: step 2: 10 of 10 searches']
+  assert f'the last: SearchError: search at {remote.search.url}' in said[1]
+  assert said[2].endswith('searches failed, as before (2 steps in a row; the run stops after 2)')
+  names = 'failed_steps_in_a_row', 'searches_asked', 'searches_failed', 'searches_failed_share'
+  assert rows_of(remote, *names) == [(1, 10, 10, 1.0), (2, 10, 10, 1.0)] and checkpoints_of(remote) == [1]
+  [evaluation] = runs.read(pathlib.Path(remote.out) / 'evaluations.jsonl')
+  assert (evaluation['searches_asked'], evaluation['searches_failed']) == (2, 2) and 'SearchError' in evaluation['last_failure']
+
+  remote.steps = 5
+  remote.search.update(timeout=30.0, max_failed_steps=3)
+  down = lambda: len(rows_of(remote, 'step')) in (1, 3)  # in steps 2 and 4
+  with server(lambda handler: handler.send_error(404) if down() else passage(handler)) as (remote.search.url, _):
+    loop.train(remote, held_out)
+  assert rows_of(remote, *names[:3]) == [(1, 10, 10), (2, 10, 10), (0, 10, 0), (1, 10, 10), (0, 10, 0)]  # step 1 still counts
+  assert 'step 2: 10 of 10 searches failed; the last: SearchError' in capsys.readouterr().err  # the reason anew
+  assert checkpoints_of(remote) == [4, 5]
+
+
+def test_a_judge_that_is_down_is_said_and_stops_nothing(remote, monkeypatch, capsys):
+  toy, grow = sys.modules['jaxsearch.methods.toy'], sys.modules['jaxsearch.methods.toy'].grow
+
+  def judged(question, tree, **settings):
+    yield from grow(question, tree, **settings)
+    yield Ask('judge', Answer(question, tree.answer))
+
+  monkeypatch.setattr(toy, 'grow', judged)
+  monkeypatch.setattr(toy, 'SERVICES', ('judge',), raising=False)
+  remote.judge, remote.steps, remote.search.backend, remote.search.max_failed_steps = slate.get_config().judge, 2, 'bm25', 1
+  with server((404, {})) as (url, _):
+    remote.judge.update(kind='chat', url=url, model='judge')
+    loop.train(remote)
+  names = 'service_calls', 'service_calls_failed', 'searches_failed', 'failed_steps_in_a_row'
+  assert rows_of(remote, *names) == [(10, 10, 0, 0)] * 2
+  said = capsys.readouterr().err.splitlines()
+  assert said[0].startswith('jaxsearch: step 1: 10 of 10 calls of judge or reader failed; the last: judge: ChatError: chat at ')
+  assert said[1:] == ['jaxsearch: step 2: 10 of 10 calls of judge or reader failed, as before']

@@ -1,5 +1,6 @@
 """Rejection sampling: what is kept, that it is learned as it was sampled, and the command."""
 
+import dataclasses
 import json
 
 import jax
@@ -10,8 +11,8 @@ from jaxsearch import cli
 from jaxsearch.evaluation.run import open_agent
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import exact_match
-from jaxsearch.sampler.requests import ToolFailure
-from jaxsearch.training import rejection, sft
+from jaxsearch.sampler.requests import ToolFailure, Tools
+from jaxsearch.training import rejection, runs, sft
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
@@ -76,6 +77,19 @@ def test_what_was_sampled_is_what_is_learned(sampled, tmp_path):
       (node.role, node.tokens, node.trained) for node in demonstration.walk()]
 
 
+class Down:
+  def search(self, queries, topk):
+    raise ConnectionError('nobody is there')
+
+
+def test_chains_whose_searches_mostly_failed_are_not_learned_from():
+  config = quickstart.get_config()
+  config.sampler.slots = 16
+  agent = dataclasses.replace(open_agent(config), tools=Tools(search=Down()))
+  with pytest.raises(runs.RunStopped, match='nothing was written: .* searches failed; the last: ConnectionError: nobody'):
+    rejection.sample(agent, world.questions('rl')[:2], 2, jax.random.key(1), temperature=1.0)
+
+
 def test_figures(sampled):
   selected = rejection.select(sampled, most=1)
   figures = rejection.figures(sampled, selected)
@@ -106,9 +120,9 @@ def test_the_command_writes_a_file_that_sft_reads(tmp_path, capsys):
 
 @pytest.mark.parametrize('arguments, message', [
   ([], 'sample needs --out'),
-  (['--out=x.jsonl', '--n=0'], 'at least one chain'),
-  (['--out=x.jsonl', '--keep=0'], 'at least one chain'),
-  (['--out=x.jsonl', '--n=many'], '--n=many: not a number'),
+  (['--out=x.jsonl', '--n=0'], '--n=0 must be >= 1'),
+  (['--out=x.jsonl', '--keep=0'], '--keep=0 must be >= 1'),
+  (['--out=x.jsonl', '--n=many'], '--n=many: a whole number is needed'),
 ])
 def test_mistakes_of_the_command(arguments, message, capsys):
   assert cli.main(['sample', *arguments]) == 2

@@ -53,8 +53,8 @@ def wait_for(condition, process):
     time.sleep(0.002)
 
 
-def finish(process):
-  _, errors = process.communicate(timeout=300)
+def finish(process, seconds=300):
+  _, errors = process.communicate(timeout=seconds)
   return process.returncode, errors
 
 

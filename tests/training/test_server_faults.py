@@ -24,7 +24,7 @@ def get_config():
   config.sampler.update(slots=32, tool_workers=len({names!r}))
   config.steps, config.questions_per_step, config.group_size, config.checkpoint_every = 1, len({names!r}), 2, 1
   config.mesh.update(data=8)
-  config.train.update(micro_rows=8, mini_batches=1, epochs=1)
+  config.train.update(micro_rows=8, mini_batch=0, epochs=1)
   config.critic.enabled = False
   return config
 '''
