@@ -1,7 +1,8 @@
 """R-Search with GRPO on the embedded world: evidence before the answer, read by a frozen model of another family.
 
     jaxsearch train --config configs/r_search.py
-    jaxsearch train --config configs/r_search.py --config.credit.evidence_weight=0.0      # without the evidence reward
+    jaxsearch train --config configs/r_search_without_evidence.py        # the paper's ablation
+    jaxsearch train --config configs/r_search_ppo.py                     # credited by a critic
 """
 
 from ml_collections import config_dict
@@ -21,8 +22,9 @@ def get_config():
   config.grow.evidence_template = 'world'
   config.credit = config_dict.create(
     estimator='grpo',                # or 'ppo', with critic.enabled
-    evidence_weight=1.0,             # of the evidence reward; 0 is the ablation without it
+    evidence_weight=1.0,             # of the evidence reward
     gamma_evidence=0.2, gamma_answer=0.2,  # the format reward
+    evidence_needs_search=True,      # evidence counts only where something was retrieved; False is eqs. 4 and 5 alone
     normalize_std=True,              # for GRPO
     singleton='raw',                 # for GRPO, what the only chain of a group gets: its reward ('raw') or 0 ('zero')
     gamma=1.0, lam=1.0,              # for PPO

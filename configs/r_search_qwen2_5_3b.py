@@ -1,11 +1,22 @@
 """R-Search as published, for a pod: Qwen2.5-3B-Instruct, 2WikiMultiHopQA, evidence read by Llama-3.2-3B-Instruct (section 4).
 
     jaxsearch train --config configs/r_search_qwen2_5_3b.py --config.model=Qwen2.5-3B-Instruct \
-        --config.reader.model=Llama-3.2-3B-Instruct --config.data.questions=2wiki_train.jsonl \
+        --config.reader.model=Llama-3.2-3B-Instruct --config.data.questions=2wiki:train.json \
         --config.search.url=http://retriever:8000/retrieve --config.out=/shared/run
 
-256 questions x 5, 195 steps, 3 passages, learning rate 1e-6 with a warm-up ratio of 0.95 as the paper states it. It evaluates
-with 5 passages at temperature 0.1: jaxsearch eval … --config.search.topk=5 --temperature 0.1. Not run by us at this size.
+195 steps of 256 questions x 5, 3 passages, at most 4 searches, 500 tokens a span, 8192 a path, KL 0.001, learning rate 1e-6 with
+a warm-up ratio of 0.95 as the paper states it. PPO is configs/r_search_ppo_qwen2_5_3b.py. What else the tables train:
+
+    7B                           --config.model=Qwen2.5-7B-Instruct
+    without evidence (table 3)   --config.grow.template=r_search_without_evidence
+                                 --config.credit.evidence_weight=0.0 --config.credit.gamma_evidence=0.0
+    Search-R1 (table 2), aligned: configs/search_r1_grpo_qwen2_5_3b.py with the model and questions above,
+                                 --config.steps=195 --config.questions_per_step=256 --config.train.mini_batch=256
+                                 --config.optim.lr_warmup_updates=926 --config.grow.chat=True
+                                 --config.sampler.length=8192 --config.sampler.slots=128 --config.train.row_length=8192
+
+Evaluate with 5 passages at temperature 0.1: jaxsearch eval … --config.search.topk=5 --temperature 0.1.
+Not run by us at this size.
 """
 
 from configs import r_search, search_r1_grpo_qwen2_5_3b
@@ -24,6 +35,8 @@ def get_config():
   config.grow.template = config.grow.evidence_template = 'r_search'
   config.grow.chat = True
   config.reader.update(model='Llama-3.2-3B-Instruct', chat=True, max_tokens=64, stop=(), slots=128, length=2048)
+  config.sampler.update(slots=128, length=8192)  # of each process
+  config.train.row_length = 8192
   config.train.mini_batch = 256            # rollouts: five updates a step
   config.optim.lr_warmup_updates = 926     # 0.95 of 975
   return config.lock()

@@ -31,7 +31,8 @@ def get_config(name: str = 'search_r1_grpo'):
   config.search.update(engine='bm25s', topk=3)
   if config.search.backend == 'simulated':
     config.search.update(writer='model', writer_model=config.get_ref('model'))
-  config.grow.update(template='r1' if name == 'r1' else TEMPLATES.get(config.method, 'search_r1'), chat=True, max_tokens=128)
+  template = name if name in ('r1', 'r_search_without_evidence') else TEMPLATES.get(config.method, 'search_r1')
+  config.grow.update(template=template, chat=True, max_tokens=128)
   for field, value in {'max_turns': 0 if name == 'r1' else 2, 'budget': 3, 'k': 3, 'evidence_template': 'r_search',
                        'review': 'search_r2', 'boxed': True, 'context_tokens': 128, 'max_segments': 5}.items():
     if field in config.grow:

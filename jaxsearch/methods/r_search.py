@@ -3,6 +3,10 @@
 A chain ends in one box of evidence and one of the answer. The reward is the F1 of the answer, the F1 of the answer that a
 frozen model of another family (the 'reader') gives from question and evidence alone, and the format (eqs. 3 to 8).
 Documents carry no loss; evidence does, because the policy wrote it. Credited by GRPO or, with a critic, by PPO.
+
+By eq. 5 a chain that never searched gets the evidence part of the format reward, and by eq. 4 a reader's reward for evidence
+that it made up. The authors' code gives it neither if it wrote a box of evidence (`evidence_needs_search`), and so do we; False
+is the equations alone.
 """
 
 from collections.abc import Generator, Sequence
@@ -41,31 +45,36 @@ def spans(tree: Tree) -> list[str]:
   return [node.text for node in tree.nodes(Role.POLICY)]
 
 
-def reward(tree: Tree, *, evidence_weight: float = 1.0, gamma_evidence: float = 0.2, gamma_answer: float = 0.2) -> float:
+def reward(tree: Tree, *, evidence_weight: float = 1.0, gamma_evidence: float = 0.2, gamma_answer: float = 0.2,
+           evidence_needs_search: bool = True) -> float:
   """`r_a + r_e + r_f` (eq. 6); an answer counts in the only box of answers. The parts are noted in tree.metrics."""
-  written = spans(tree)
+  written, searched = spans(tree), tree.metrics['found'] > 0
   answer = f1(formats.only_box(written, 'answer'), tree.question.golden_answers)
-  form = formats.r_search_format(written, tree.metrics['found'] > 0, evidence=grammar.EVIDENCE,
-                                 gamma_evidence=gamma_evidence, gamma_answer=gamma_answer)
-  tree.metrics.update(reward_answer=answer, reward_evidence=tree.metrics['evidence_f1'], reward_format=form)
-  return answer + evidence_weight * tree.metrics['evidence_f1'] + form
+  evidence = tree.metrics['evidence_f1'] if searched or not evidence_needs_search else 0.0
+  form = formats.r_search_format(written, searched, evidence=grammar.EVIDENCE, gamma_evidence=gamma_evidence,
+                                 gamma_answer=gamma_answer, evidence_needs_search=evidence_needs_search)
+  tree.metrics.update(reward_answer=answer, reward_evidence=evidence, reward_format=form)
+  return answer + evidence_weight * evidence + form
 
 
 def credit(groups: Sequence[Sequence[Tree]], context: Context, *, estimator: str = 'grpo', evidence_weight: float = 1.0,
-           gamma_evidence: float = 0.2, gamma_answer: float = 0.2, normalize_std: bool = True,
-           singleton: str = 'raw', gamma: float = 1.0, lam: float = 1.0) -> None:
+           gamma_evidence: float = 0.2, gamma_answer: float = 0.2, evidence_needs_search: bool = True,
+           normalize_std: bool = True, singleton: str = 'raw', gamma: float = 1.0, lam: float = 1.0) -> None:
   """Rewards every chain, then GRPO against the others of its question, or GAE with the critic.
 
   Args:
     estimator: 'grpo' or 'ppo'.
-    evidence_weight: of the evidence reward; 0 is the ablation without it (table 6).
+    evidence_weight: of the evidence reward. The ablation without evidence (tables 3 and 6) sets it and `gamma_evidence` to 0
+      and takes a prompt that asks for none: configs/r_search_without_evidence.py.
     gamma_evidence, gamma_answer: the format reward's (eq. 5).
+    evidence_needs_search: whether evidence counts only where something was retrieved; False is eqs. 4 and 5 alone.
     normalize_std, singleton: for GRPO, see `credit_groups`.
     gamma, lam: for PPO.
   """
   trees = [tree for group in groups for tree in group]
   for tree in trees:
-    tree.reward = reward(tree, evidence_weight=evidence_weight, gamma_evidence=gamma_evidence, gamma_answer=gamma_answer)
+    tree.reward = reward(tree, evidence_weight=evidence_weight, gamma_evidence=gamma_evidence, gamma_answer=gamma_answer,
+                         evidence_needs_search=evidence_needs_search)
   if estimator == 'grpo':
     credit_relative(groups, normalize_std=normalize_std, singleton=singleton)
   elif estimator == 'ppo':

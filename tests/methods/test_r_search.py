@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from configs import r_search_ppo_qwen2_5_3b, r_search_qwen2_5_3b, r_search_without_evidence
 from jaxsearch.methods import r_search
 from jaxsearch.sampler.requests import Ask, Search, ToolFailure
+from jaxsearch.training.loop import total_updates
+from jaxsearch.trees import templates
 from jaxsearch.trees.tree import Role
 from tests.methods.driving import context, drive
 
@@ -47,6 +50,39 @@ def test_rewards(said, answer, evidence, form):
 def test_a_search_that_found_nothing_asks_for_no_evidence():
   tree, *_ = chain(SEARCH, RIGHT, found=())
   assert r_search.reward(tree) == pytest.approx(1.4)
+
+
+@pytest.mark.parametrize('said, settings', [([EVIDENCE + RIGHT], {}), ([SEARCH, EVIDENCE + RIGHT], {'found': ()})])
+def test_evidence_that_nothing_was_retrieved_for(said, settings):
+  tree, *_ = chain(*said, **settings)
+  assert r_search.reward(tree) == pytest.approx(1 + 0 + 0.2) and tree.metrics['reward_evidence'] == 0.0
+  assert r_search.reward(tree, evidence_needs_search=False) == pytest.approx(1 + 1 + 0.4)  # eqs. 4 and 5 alone
+  groups = [[tree, chain(RIGHT)[0]]]
+  r_search.credit(groups, context())
+  assert [tree.reward for tree in groups[0]] == pytest.approx([1.2, 1.4])
+  r_search.credit(groups, context(), evidence_needs_search=False)
+  assert [tree.reward for tree in groups[0]] == pytest.approx([2.4, 1.4])
+
+
+@pytest.mark.parametrize('said', [[RIGHT], [SEARCH, RIGHT], [SEARCH, EVIDENCE + RIGHT], [EVIDENCE + RIGHT]])
+def test_without_evidence_no_box_counts(said):
+  """The ablation of table 3: a guess earns no more than a chain that searched, and nobody earns anything for a box."""
+  config = r_search_without_evidence.get_config()
+  tree, *_ = chain(*said)
+  r_search.credit([[tree]], context(), **config.credit)
+  assert tree.reward == pytest.approx(1 + 0.2)
+  for template in (config.grow.template, 'r_search_without_evidence'):
+    assert 'evidence' not in templates.prompt('Who wrote it?', template)
+
+
+def test_pod_configs_are_as_published():
+  grpo, ppo = r_search_qwen2_5_3b.get_config(), r_search_ppo_qwen2_5_3b.get_config()
+  for config in (grpo, ppo):
+    updates = total_updates(config)
+    assert updates == 195 * 5 and config.optim.lr_warmup_updates == int(0.95 * updates)
+    assert config.train.row_length == config.sampler.length == 8192 and config.optim.learning_rate == 1e-6
+  assert ppo.critic.enabled and ppo.critic.learning_rate == 1e-5 and ppo.critic.lr_warmup_updates == int(0.05 * updates)
+  assert (grpo.credit.estimator, ppo.credit.estimator) == ('grpo', 'ppo') and not grpo.critic.enabled
 
 
 def test_a_reader_that_fails_gives_no_evidence_reward():

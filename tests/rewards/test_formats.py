@@ -49,6 +49,14 @@ def test_r_search_format(spans, searched, expected):
   assert formats.r_search_format(spans, searched) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize('spans, alone, needs_search', [
+    ([ANSWER], 0.4, 0.4), ([EVIDENCE + ANSWER], 0.4, 0.2), ([EVIDENCE], 0.2, 0.0),
+    ([EVIDENCE + EVIDENCE, ANSWER], 0.4, 0.2), (['<original_evidence>e' + ANSWER], 0.4, 0.2)])
+def test_r_search_format_of_evidence_that_nothing_was_retrieved_for(spans, alone, needs_search):
+  assert formats.r_search_format(spans, False) == pytest.approx(needs_search)
+  assert formats.r_search_format(spans, False, evidence_needs_search=False) == pytest.approx(alone)
+
+
 def test_r_search_format_weighs_evidence_and_answer_apart():
   weights = dict(gamma_evidence=0.3, gamma_answer=0.1)
   assert formats.r_search_format([ANSWER], True, **weights) == pytest.approx(0.1)

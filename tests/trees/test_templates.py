@@ -8,7 +8,8 @@ from configs import base
 from jaxsearch.trees import templates
 
 OURS = {
-  'policy': ('carl', 'carl_direct', 'carl_forced', 'carl_multi_hop', 'r1', 'r_search', 'research', 'search_r1', 'step_search'),
+  'policy': ('carl', 'carl_direct', 'carl_forced', 'carl_multi_hop', 'r1', 'r_search', 'r_search_without_evidence',
+             'research', 'search_r1', 'step_search'),
   'reader': ('r_search',), 'reader_alone': ('r_search',), 'reviewer': ('search_r2',)}
 WORLD = {
   'policy': ('world', 'world_carl', 'world_carl_direct', 'world_carl_forced', 'world_direct', 'world_evidence'),
@@ -49,7 +50,8 @@ def test_ours_are_sound(kind, name):
 
 @pytest.mark.parametrize('name, tags', [
   ('search_r1', 'think search information answer'), ('step_search', 'think search information answer'),
-  ('r_search', 'search observation original_evidence answer'), ('research', 'think search result answer'),
+  ('r_search', 'search observation original_evidence answer'), ('r_search_without_evidence', 'search observation answer'),
+  ('research', 'think search result answer'),
   ('r1', 'think answer')])
 def test_ours_name_their_tags(name, tags):
   text = templates.prompt('Who?', name)
