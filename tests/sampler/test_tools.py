@@ -139,4 +139,4 @@ def test_a_program_gets_no_megabytes_from_a_search():
     def run(self, code, functions):
       return str(len(functions['search']('q')))
 
-  assert Tools(search=Huge(), python=Program()).run_python(RunPython(None, '')) == str(MAX_FOUND)
+  assert Tools(search=Huge(), python=Program()).run_python(RunPython(None, ''), []) == str(MAX_FOUND)

@@ -10,7 +10,7 @@ from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import rstool
 from jaxsearch.rewards.judge import Answer, LanguageJudge
 from jaxsearch.sampler.requests import FAULTS as KINDS
-from jaxsearch.tools.chat import Chat
+from jaxsearch.tools.chat import Chat, ChatError
 from jaxsearch.tools.evidence_client import Evidence, EvidenceClient
 from jaxsearch.tools.http_client import RequestError
 from jaxsearch.tools.search_remote import HttpSearch
@@ -102,8 +102,8 @@ def test_a_judge_behind_a_server_scores_or_does_not(url):
   """All faults in one batch, which ends, with a score wherever the server replied with one."""
   judge = LanguageJudge(Chat(url, 'm', timeout=5.0, attempts=2, backoff=0.01, concurrency=len(FAULTS)).replies)
   scores = judge([Answer(Question(name, asking(name), ('x',)), 'x') for name in FAULTS])
-  assert dict(zip(FAULTS, scores)) == {
-    name: None if kind(name, 'chat') or name == 'hostile text' else 1 for name in FAULTS}
+  found = {name: score.fault if isinstance(score, ChatError) else score for name, score in zip(FAULTS, scores)}
+  assert found == {name: kind(name, 'chat') or (None if name == 'hostile text' else 1) for name in FAULTS}
 
 
 def test_a_reader_behind_a_server_answers_or_does_not(url):

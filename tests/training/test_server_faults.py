@@ -66,7 +66,10 @@ def test_a_run_and_an_evaluation_go_on_and_tell_faults_apart(seen, tmp_path):
     assert cli.main(['train', f'--config={config}', f'--config.data.questions={questions}']) == 0
     assert seen == {asking(name): [kind(name, 'search')] * 2 for name in FAULTS}
     row, = runs.read(out / 'metrics.jsonl')
-    assert row['tool_failures'] == pytest.approx(1 - PER_STEP[None] / len(FAULTS))
+    counted = {name: row.get(f'tool_calls_failed_{name}', 0) for name in PER_STEP if name}
+    assert counted == {name: 2 * number for name, number in PER_STEP.items() if name}
+    assert row['tool_calls_failed'] == row['searches_failed'] == sum(counted.values())
+    assert row['tool_failures_per_tree'] == pytest.approx(1 - PER_STEP[None] / len(FAULTS))
     seen.clear()
     assert cli.main(['eval', f'--config={config}', f'--checkpoint={out}', f'--questions={questions}',
                      f'--out={tmp_path / "eval.json"}']) == 0
