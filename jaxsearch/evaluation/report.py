@@ -18,7 +18,8 @@ from jaxsearch.trees.tree import Node, Role, Tree
 
 CURVES = (('em', 'exact match'), ('searches', 'searches per question'), ('reward', 'reward'), ('entropy', 'entropy'))
 METRICS = ('reward', 'em', 'searches', 'loss', 'kl', 'entropy', 'logprob_gap', 'tokens_generated', 'tokens_trained',
-           'seconds_generate', 'seconds_tools', 'seconds_train')
+           'seconds_generate', 'seconds_tools', 'seconds_train',
+           'em_draft', 'em_kept', 'revised', 'a_prec', 'v_inter', 's_trim', 'g_bar', 'gain_predicted', 'gain_measured')  # Search-R2
 SAMPLES = 12  # questions whose rollouts are shown
 GOOD, BAD = (0x1F, 0x6F, 0xB2), (0xC8, 0x45, 0x2F)  # distinct for the colour-blind too
 FULL = 0.5  # the advantage with the strongest colour; the same for all rollouts, so that they can be compared
@@ -79,9 +80,11 @@ def render(rows: list[dict], evaluations: list[dict], config: dict, curve: bytes
   pairs = [[sample | {'blocks': blocks(sample['spans'])} for sample in pair]
            for pair in zip(first['samples'][:SAMPLES], last['samples'])]
   every = [block for pair in pairs for sample in pair for block in sample['blocks']]
+  known = {key: [row[key] for row in rows if row.get(key) is not None] for key in METRICS}
+  metrics = {key: (rows[0].get(key), rows[-1].get(key), np.mean(values)) for key, values in known.items() if values}
   return template.render(
-    rows=rows, first_row=rows[0] if rows else {}, last_row=rows[-1] if rows else {}, evaluations=evaluations, pairs=pairs,
-    first=first, last=last, config=config, curve=base64.b64encode(curve).decode(), shown=METRICS,
+    rows=rows, metrics=metrics, evaluations=evaluations, pairs=pairs,
+    first=first, last=last, config=config, curve=base64.b64encode(curve).decode(),
     credited=any('advantage' in block for block in every), branching=any(block['branch'] for block in every))
 
 

@@ -35,6 +35,14 @@ def test_a_run_without_evaluations_has_a_page_too(tmp_path):
   assert 'Learning curve' in write_report(tmp_path).read_text()
 
 
+def test_figures_that_not_every_step_has_are_there_with_their_mean(tmp_path):
+  """Search-R2's: a step without a probed draft has no estimate of the gain."""
+  rows = [metrics_row(1), metrics_row(2) | {'gain_predicted': 0.25, 'a_prec': None}, metrics_row(3) | {'gain_predicted': 0.5}]
+  write_lines(tmp_path / 'metrics.jsonl', rows)
+  cells = write_report(tmp_path).read_text().partition('<td>gain_predicted</td>')[2].partition('</tr>')[0]
+  assert cells.split() == ['<td>–</td><td>0.5</td><td>0.375</td>'] and 'a_prec' not in (tmp_path / 'report.html').read_text()
+
+
 def test_smoothing_starts_at_the_first_value_and_follows():
   assert smoothed([2.0, 2.0, 2.0]) == pytest.approx([2.0, 2.0, 2.0])
   values = smoothed([0.0] + [1.0] * 50)
