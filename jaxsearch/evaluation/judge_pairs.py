@@ -97,8 +97,10 @@ def judge(replies_to: Callable[[Sequence[str]], Sequence[object]], pairs: Mappin
 
 
 def tally(found: Sequence[tuple[Scores, Scores, str]]) -> dict[str, dict[str, float]]:
-  """For each rubric and for `overall`, the mean scores of `a` and `b` (0 to 2) and the numbers of pairs that `a` wins, ties and
-  loses. A rubric goes to the higher score. `overall` has the mean over the rubrics, but its wins are those that the judge names."""
+  """For each rubric and for `overall`, the mean scores of `a` and `b` (0 to 2) and how many pairs `a` wins, ties and loses.
+
+  A rubric goes to the higher score. `overall` has the mean over the rubrics, but its wins are those that the judge names.
+  """
   a, b = (np.array([[own[side][name] for name in RUBRICS] for own in found]) for side in (0, 1))
   named = np.array([{'a': 1, TIE: 0, 'b': -1}[winner] for *_, winner in found])
   columns = {'overall': (a.mean(axis=1), b.mean(axis=1), named)} | {

@@ -18,8 +18,8 @@ from jaxsearch.trees.tree import Node, Role, Tree
 
 CURVES = (('em', 'exact match'), ('searches', 'searches per question'), ('reward', 'reward'), ('entropy', 'entropy'))
 METRICS = ('reward', 'em', 'searches', 'loss', 'kl', 'entropy', 'logprob_gap', 'tokens_generated', 'tokens_trained',
-           'seconds_generate', 'seconds_tools', 'seconds_train',
-           'em_draft', 'em_kept', 'revised', 'a_prec', 'v_inter', 's_trim', 'g_bar', 'gain_predicted', 'gain_measured')  # Search-R2
+           'seconds_generate', 'seconds_tools', 'seconds_train',  # and of Search-R2:
+           'em_draft', 'em_kept', 'revised', 'a_prec', 'v_inter', 's_trim', 'g_bar', 'gain_predicted', 'gain_measured')
 SAMPLES = 12  # questions whose rollouts are shown
 GOOD, BAD = (0x1F, 0x6F, 0xB2), (0xC8, 0x45, 0x2F)  # distinct for the colour-blind too
 FULL = 0.5  # the advantage with the strongest colour; the same for all rollouts, so that they can be compared

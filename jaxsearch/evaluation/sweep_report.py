@@ -93,7 +93,7 @@ def relative(figures: Mapping[str, Mapping], baseline: Mapping[str, Mapping]) ->
   changes = {name: figures[name]['mean'] / of['mean'] - 1 for name, of in baseline.items()
              if name in figures and of['mean'] and (name == 'seconds' or name.startswith('em@'))}
   time = changes.get('seconds', 0.0)
-  return changes | ({f'{name}/seconds': change / time for name, change in changes.items() if name != 'seconds'} if time > 0 else {})
+  return changes | {f'{name}/seconds': change / time for name, change in changes.items() if name != 'seconds' and time > 0}
 
 
 def evaluations(run: SweepRun) -> list[dict]:
@@ -154,13 +154,14 @@ def table(found: Mapping) -> str:
 def relative_table(found: Mapping) -> list[str]:
   """The lines of the table of `relative` changes, in %; none before the baseline is finished."""
   changes = {variant: of['relative'] for variant, of in found['variants'].items() if of.get('relative')}
-  columns = list(dict.fromkeys(name for of in changes.values() for name in sorted(of, key=lambda name: name.endswith('/seconds'))))
+  columns = sorted(dict.fromkeys(name for of in changes.values() for name in of), key=lambda name: '/' in name)
   if not columns:
     return []
   heads = [name.replace('em@', 'EM, T=').replace('/seconds', ' / seconds') for name in columns]
   cell = lambda name, of: '' if name not in of else f'{of[name]:.2f}' if '/' in name else f'{100 * of[name]:+.1f}'
-  return ['', f'Changes against {found["baseline"]} in %, and that of EM over that of time, where a variant takes more of it:', '',
-          *markdown([['variant', *heads], *([variant, *(cell(name, of) for name in columns)] for variant, of in changes.items())])]
+  rows = ([variant, *(cell(name, of) for name in columns)] for variant, of in changes.items())
+  return ['', f'Changes against {found["baseline"]} in %, and that of EM over that of time where a variant takes more:', '',
+          *markdown([['variant', *heads], *rows])]
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> list[str]:

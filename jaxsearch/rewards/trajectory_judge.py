@@ -89,7 +89,8 @@ def averaged(replies: Sequence[object]) -> tuple[Scores, Scores, str] | None:
     return None  # a single order would let the judge's position bias decide
   (a, b, one), (swapped_b, swapped_a, other) = found
   winner = {POSITIONS: 'a', POSITIONS[::-1]: 'b'}.get((one, other), TIE)
-  return *({name: (own[name] + swapped[name]) / 2 for name in RUBRICS} for own, swapped in ((a, swapped_a), (b, swapped_b))), winner
+  mean = lambda own, swapped: {name: (own[name] + swapped[name]) / 2 for name in RUBRICS}
+  return mean(a, swapped_a), mean(b, swapped_b), winner
 
 
 def _quoted(text: str) -> str:

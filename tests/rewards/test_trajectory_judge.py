@@ -52,9 +52,9 @@ def test_replies_are_read_strictly():
   verdict('2', 0), verdict(None, 0), verdict(2, 0, {'style': 2}), f'[{verdict(2, 0)}]', verdict(2, 0).replace('second', 'third'),
   verdict(2, 0).replace('"coherence": 2, ', ''), verdict(2, 0).replace('"second"', '"first"'),
   verdict(2, 0).replace('"density": 2', '"density": 2, "density": 1'), verdict(2, 0).replace('"density": 2', '"density": NaN'),
-  verdict(2, 0).replace('"density": 2', '"density": ' + '2' * 5000), verdict(2, {'a': 1}, winner='tie'), verdict(2, 0, winner='a'),
-  verdict(2, 0).replace(', "winner": "first"', ''), verdict(2, 0).replace('"first"}', '["first"]}'), trajectory_judge.prompts(PAIR)[0],
-  trajectory_judge.prompts(PAIR)[0].split('\nQuestion')[0]])
+  verdict(2, 0).replace('"density": 2', '"density": ' + '2' * 5000), verdict(2, {'a': 1}, winner='tie'),
+  verdict(2, 0, winner='a'), verdict(2, 0).replace(', "winner": "first"', ''), verdict(2, 0).replace('"first"}', '["first"]}'),
+  trajectory_judge.prompts(PAIR)[0], trajectory_judge.prompts(PAIR)[0].split('\nQuestion')[0]])
 def test_what_cannot_be_read(reply):
   assert trajectory_judge.read(reply) is None
 
@@ -69,7 +69,7 @@ def test_scores_are_averaged_over_both_orders():
 
 
 @pytest.mark.parametrize(('one', 'other', 'winner'), [
-  ('first', 'second', 'a'), ('second', 'first', 'b'), ('first', 'tie', 'tie'), ('tie', 'tie', 'tie'), ('second', 'second', 'tie')])
+  ('first', 'second', 'a'), ('second', 'first', 'b'), ('tie', 'first', 'tie'), ('second', 'second', 'tie')])
 def test_a_winner_wins_in_both_orders_whatever_the_scores_are(one, other, winner):
   """The outcome decides first: the rubrics, which are about the process, may say the opposite."""
   assert trajectory_judge.averaged([verdict(0, 2, winner=one), verdict(2, 0, winner=other)])[2] == winner
