@@ -56,11 +56,8 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
   tree.metrics['em_draft'] = question.score(tree.answer)
   for revision in range(max_revisions):
     steps = kept_steps(leaf)
-    verdict = yield from judge_draft(tree, leaf, len(steps), threshold, refiner, random_share, review)
-    if verdict is None:
-      break
-    flawed, cuts = verdict
-    if revision == 0 and tree.rng.random() < probe:
+    flawed, cuts = yield from judge_draft(tree, leaf, len(steps), threshold, refiner, random_share, review)
+    if revision == 0 and cuts is not None and tree.rng.random() < probe:
       yield from figures.probe_cuts(tree, leaf, cuts, flawed == 0, regenerate, lambda chains: rewards(tree, chains, process))
     if flawed == 0:
       break
@@ -79,25 +76,22 @@ def kept_steps(leaf: Node) -> list[Node]:
 
 
 def judge_draft(tree: Tree, leaf: Node, steps: int, threshold: float, refiner: str, random_share: float,
-                review: str) -> Generator[Request, Any, tuple[int, np.ndarray] | None]:
+                review: str) -> Generator[Request, Any, tuple[int, np.ndarray | None]]:
   """Discriminator and trimmer: reviews the draft that ends with `leaf`.
 
   Returns:
     The first flawed step (0: the draft is accepted) and the trimmer's probabilities [steps] of each step, whatever the
-    discriminator says; None if there is no room for a review. Raises RuntimeError if the frozen refiner does not reply.
+    discriminator says; (0, None) if there is no room for a review. Raises RuntimeError if the frozen refiner does not reply.
   """
   if refiner == 'random':
     return int(tree.rng.random() < random_share) * int(tree.rng.integers(1, steps + 1)), np.full(steps, 1 / steps)
-  if refiner not in ('policy', 'frozen'):
-    raise ValueError(f"grow.refiner={refiner!r} is none of 'policy', 'frozen', 'random'")
-  asked = leaf.append(templates.review_prompt(steps, review), Role.PROMPT)
-  indices = [f' {index}' for index in range(steps + 1)]
-  score = Score(asked, tuple(indices))
+  asked, indices = leaf.append(templates.review_prompt(steps, review), Role.PROMPT), tuple(f' {i}' for i in range(steps + 1))
+  score = Score(asked, indices)
   logprobs = yield score if refiner == 'policy' else Ask('refiner', score)
   if isinstance(logprobs, ToolFailure):
     raise RuntimeError(f"grow.refiner='frozen': {logprobs.reason}")
   if any(own is None for own in logprobs):
-    return None
+    return 0, None
   totals = np.array([np.sum(own) for own in logprobs], np.float64)
   margin = np.logaddexp.reduce(totals[1:]) - totals[0]
   cuts = np.exp(totals[1:] - totals[1:].max())
