@@ -1,11 +1,13 @@
-"""What a revision costs: a training step of Search-R2 beside one of Search-R1 with as many drafts.
+"""What revising costs: a training step of Search-R2 beside one of Search-R1 with as many drafts.
 
-    python benchmarks/branching.py [--share 0.3] [--steps 4] [--repeats 4]
+    python benchmarks/branching.py [--threshold 0] [--steps 4] [--repeats 4]
 
-The embedded world's policy and questions; 30 % of the drafts are revised from a random step (which fixes the share), without
-probing. The two methods take turns on the same questions. The learning rate is 0, so each repeat does the same work. The first
-one compiles and does not count; the fastest of the others does. The last line is one JSON object: seconds a step, their ratio,
-and the share of a revision's context that was in the cache.
+The embedded world's policy and questions. Reviews are scored and written by the policy, and the world's judge is asked about what
+right traces found; nothing is probed. Search-R1 is the same method without revisions and without a judge. The two take turns on
+the same questions. The learning rate is 0, so each repeat does the same work. The first one compiles and does not count; the
+fastest of the others does. The last line is one JSON object: seconds a step and their ratio, the share of drafts that were
+revised (a higher threshold revises fewer), what was decoded and prefilled against Search-R1, the judge's calls and seconds a
+step, and the share of all context that was in the cache. The world's judge is a function: a model behind a server adds its time.
 """
 
 import argparse
@@ -23,12 +25,13 @@ from jaxsearch.methods import Context
 from jaxsearch.training import loop, runs
 
 
-def learner_of(method: str, share: float, out: str):
+def learner_of(method: str, threshold: float, out: str):
   config = search_r2.get_config()
   config.unlock()
   config.out = out
   config.optim.learning_rate = 0.0
-  config.grow.update(refiner='random', random_share=share, max_revisions=int(method == 'search_r2'), probe=0.0, process=False)
+  revises = method == 'search_r2'
+  config.grow.update(threshold=threshold, max_revisions=int(revises), process=revises, probe=0.0)
   return loop.make_learner(config)
 
 
@@ -47,13 +50,13 @@ def step(learner, method, questions, number: int) -> tuple[float, dict]:
 
 def main():
   parser = argparse.ArgumentParser()
-  parser.add_argument('--share', type=float, default=0.3)
+  parser.add_argument('--threshold', type=float, default=0.0)
   parser.add_argument('--steps', type=int, default=4)
   parser.add_argument('--repeats', type=int, default=4)
   args = parser.parse_args()
   method = methods.find_method('search_r2')
   with tempfile.TemporaryDirectory() as folder:
-    learners = {name: learner_of(name, args.share, folder) for name in ('search_r1', 'search_r2')}
+    learners = {name: learner_of(name, args.threshold, folder) for name in ('search_r1', 'search_r2')}
     config = learners['search_r1'].config
     batches = QuestionBatches(setup.load_questions(config, config.data.questions), config.questions_per_step, seed=config.seed)
     seconds, rows = {name: [] for name in learners}, {name: [] for name in learners}
@@ -69,16 +72,16 @@ def main():
         seconds[name].append(min(times[name][1:]))
   mean = {name: float(np.mean(values)) for name, values in seconds.items()}
   ratios = sorted(b / a for a, b in zip(*seconds.values()))
-  revising = rows['search_r2']
+  of = lambda name, figure: float(np.mean([row[figure] for row in rows[name]]))
+  times = lambda figure: round(of('search_r2', figure) / of('search_r1', figure), 3)
+  reused, prefilled = of('search_r2', 'tokens_reused'), of('search_r2', 'tokens_prefilled')
   print(json.dumps({
     'device': jax.devices()[0].device_kind, 'search_r1_seconds': round(mean['search_r1'], 2),
     'search_r2_seconds': round(mean['search_r2'], 2), 'times_search_r1': round(mean['search_r2'] / mean['search_r1'], 3),
-    'steps': [round(ratio, 2) for ratio in ratios],
-    'revised': round(float(np.mean([row['revised_per_tree'] for row in revising])), 3),
-    'tokens_generated_times': round(sum(row['tokens_decoded'] for row in revising)
-                                    / sum(row['tokens_decoded'] for row in rows['search_r1']), 3),
-    'reused_share': round(sum(row['tokens_reused'] for row in revising)
-                          / sum(row['tokens_reused'] + row['tokens_prefilled'] for row in revising), 3)}))
+    'steps': [round(ratio, 2) for ratio in ratios], 'revised': round(of('search_r2', 'revised_per_tree'), 3),
+    'tokens_decoded_times': times('tokens_decoded'), 'tokens_prefilled_times': times('tokens_prefilled'),
+    'judge_calls': round(of('search_r2', 'service_calls'), 1), 'judge_seconds': round(of('search_r2', 'seconds_services'), 3),
+    'reused_share': round(reused / (reused + prefilled), 3)}))
 
 
 if __name__ == '__main__':

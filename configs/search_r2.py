@@ -2,8 +2,7 @@
 
     jaxsearch train --config configs/search_r2.py
 
-Starts from a policy that has seen what a review looks like. Ablations of table 3: --config.credit.joint=False,
---config.grow.process=False; a random refiner: --config.grow.refiner=random.
+Starts from a policy that has seen what a review looks like. The rows of the paper's tables are in claims/search_r2_tables.py.
 """
 
 from ml_collections import config_dict
@@ -22,15 +21,20 @@ def get_config():
   config.group_size = 5
   config.grow.update(
     template='world', review='world',
+    max_turns=7,                     # spans of the actor: as many as Search-R1 with 6
+    max_response=3000,               # tokens of the actor in a chain, all its spans together
     max_revisions=1,                 # N_max, per draft
     threshold=0.0,                   # revise a draft from this margin of log-probabilities on
-    refiner='policy',                # or 'random', which revises `random_share` of the drafts
+    refiner='policy',                # 'frozen' asks `refiner` below; 'random' revises `random_share` of the drafts
     random_share=0.3,
     probe=0.1,                       # share of drafts on which a_prec, v_inter and s_trim are estimated
     process=True,                    # whether the judge gives a process reward
   )  # fmt: skip
   config.credit = config_dict.create(joint=True, normalize_std=True, singleton='raw')
   config.judge = judge()
+  # For refiner='frozen', and loaded only then: the initial weights, or another model with the policy's tokenizer. It costs its
+  # weights once more in `dtype` (7B in bfloat16: 15 GB over the devices of a process) and a KV cache of slots x length.
+  config.refiner = config_dict.create(model=config.get_ref('model'), slots=16, length=config.sampler.get_ref('length'))
   config.train.update(aggregate='seq-mean-token-mean', row_length=1280)  # a trace keeps the steps that were cut off
   config.eval.grow = config_dict.create(max_revisions=0)  # as it is deployed; 1 keeps the refiner
   config.eval.every = 50

@@ -4,9 +4,12 @@
         --config.data.questions=train.jsonl --config.search.url=http://retriever:8000/retrieve \
         --config.judge.url=http://judge:8000/v1 --config.judge.model=DeepSeek-R1-Distill-Qwen-7B --config.out=/shared/run
 
-300 steps, 3 passages, at most 4 turns, 15,000 tokens a path, learning rate 1e-6 after a warm-up over 28.5 % of the updates,
-KL 0.001. Not run by us at this size.
+300 steps, one update each, on all 512 questions; 3 passages, at most 4 turns of the actor, 3,000 tokens of its own and 15,000
+of a path; learning rate 1e-6 after a warm-up over 28.5 % of the updates, KL 0.001. The question is the user turn of a chat
+("raw chat format"). Evaluations are greedy, with the refiner off. Not run by us at this size.
 """
+
+from ml_collections import config_dict
 
 from configs import search_r1_grpo_qwen2_5_3b, search_r2
 
@@ -20,10 +23,12 @@ def get_config():
   config.steps = 300
   ours = search_r2.get_config()
   config.grow.update({name: value for name, value in ours.grow.items() if name not in config.grow})
-  config.grow.update(review='search_r2', probe=0.0)
+  config.grow.update(review='search_r2', probe=0.0, chat=True, max_tokens=3000)
   config.credit, config.judge = ours.credit, ours.judge
   config.judge.update(kind='chat', max_tokens=3000)
-  config.sampler.update(slots=128, length=8192)  # of each process
-  config.train.update(aggregate='seq-mean-token-mean', row_length=15000, mini_batch=0)  # of 512 prompts, all of a step
-  config.optim.lr_warmup_updates = 86  # 28.5 % of 300
+  config.sampler.update(slots=64, length=15000)  # of each process
+  config.refiner = config_dict.create(model=config.get_ref('model'), slots=16, length=config.sampler.get_ref('length'))
+  config.train.update(aggregate='seq-mean-token-mean', row_length=15000, mini_batch=0)
+  config.optim.lr_warmup_updates = 85  # 28.5 % of 300, rounded down as verl does
+  config.eval.update(grow=config_dict.create(max_revisions=0), temperatures=(0.0,))
   return config.lock()

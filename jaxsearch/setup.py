@@ -20,7 +20,7 @@ from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Sampling, Tools
-from jaxsearch.sampler.rollout import Agent, Assistant
+from jaxsearch.sampler.rollout import Agent, Assistant, Scorer
 from jaxsearch.tools import SearchBackend, open_search
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 from jaxsearch.tools.python_sandbox import PythonSandbox
@@ -122,11 +122,21 @@ def _model_writer(search: ml_collections.ConfigDict, dtype: str, mesh: jax.shard
 
 def load_assistant(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None = None) -> Assistant:
   """The frozen model of a config group such as `reader`, greedy, on its own sampler; `mesh` as for the policy's sampler."""
+  return Assistant(_frozen_engine(settings, dtype, mesh), settings.max_tokens, tuple(settings.stop), settings.chat)
+
+
+def _frozen_engine(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None) -> Engine:
   decoder = hub.load(model_path(settings.model), dtype, param_dtype=dtype, mesh=mesh)
   tokenizer = Tokenizer.load(tokenizer_path(settings.model))
   engine = Engine(decoder.config, tokenizer, slots=settings.slots, length=settings.length, mesh=mesh)
   engine.load(decoder.params)
-  return Assistant(engine, settings.max_tokens, tuple(settings.stop), settings.chat)
+  return engine
+
+
+def load_refiner(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None = None) -> Callable:
+  """The frozen refiner of a config group `refiner`; loaded when it is first asked, since most runs never do."""
+  opened = functools.cache(lambda: Scorer(_frozen_engine(settings, dtype, mesh)))
+  return lambda scores: opened()(scores)
 
 
 def load_judge(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None = None) -> Callable:
@@ -140,7 +150,8 @@ def load_judge(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.shardi
                                   cache=settings.cache or None).replies, settings.templates)
 
 
-SERVICES = {'reader': load_assistant, 'judge': load_judge}  # what a method may name in its SERVICES, and how it is opened
+# What a method may name in its SERVICES, and how it is opened.
+SERVICES = {'reader': load_assistant, 'judge': load_judge, 'refiner': load_refiner}
 
 
 def open_tools(config: ml_collections.ConfigDict, corpus: str = '', mesh: jax.sharding.Mesh | None = None,

@@ -24,7 +24,10 @@ from jaxsearch.trees.tree import Node, Role, Tree
 CURVES = (('em', 'exact match (%)', 100), ('searches', 'searches per question', 1), ('reward', 'reward (mean of rollouts)', 1),
           ('entropy', 'entropy (nats per token)', 1))  # key, label, scale
 MEMORY = ('resident_mib', 'resident memory (MiB)', 1)
-METRICS = ('reward', 'em', 'searches', 'loss', 'kl', 'entropy', 'logprob_gap', 'tokens_generated', 'tokens_trained')
+METRICS = ('reward', 'em', 'searches', 'loss', 'kl', 'entropy', 'logprob_gap', 'tokens_generated', 'tokens_trained',
+           # and of Search-R2:
+           'em_draft_per_tree', 'em_kept_per_tree', 'revised_per_tree', 'a_prec', 'v_inter', 's_trim', 'g_bar', 'gain_predicted',
+           'gain_measured')
 SECONDS = {'seconds': 'a step', 'seconds_generate': 'to generate', 'seconds_tools': 'in tools', 'seconds_train': 'to train'}
 FAILURES = (('Searches', 'searches_failed', 'searches_asked', 'last_failure'),
             ('Tool calls', 'tool_calls_failed', 'tool_calls', 'last_failure'),
@@ -135,10 +138,11 @@ def render(rows: Sequence[Mapping], evaluations: Sequence[Mapping], config: Mapp
     pair = [sample | {'blocks': blocks(sample['spans'])} for sample in samples]
     examples[CHANGES[tuple(bool(sample['em']) for sample in pair)]].append(pair)
   every = [block for pairs in examples.values() for pair in pairs for sample in pair for block in sample['blocks']]
+  metrics = {key: float(np.nanmean(values)) for key in METRICS if not np.isnan(values := column(rows, key)).all()}
   return template.render(
     rows=[*rows[:1], *rows[1:][-1:]], evaluations=evaluations,
     examples=[(change, examples[change]) for change in CHANGES.values() if change in examples], compared=compared, config=config,
-    wide=base64.b64encode(wide).decode(), narrow=base64.b64encode(narrow).decode(), shown=METRICS,
+    wide=base64.b64encode(wide).decode(), narrow=base64.b64encode(narrow).decode(), metrics=metrics,
     warnings=warnings(rows, evaluations), costs=costs(rows),
     credited=any('advantage' in block for block in every), branching=any(block['branch'] for block in every))
 

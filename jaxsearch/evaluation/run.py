@@ -215,10 +215,11 @@ def scores(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def predictions(trees: Sequence[Tree]) -> list[dict]:
   """A record for each tree: the question, what was answered and how it was found."""
   return [
-    {'id': tree.question.id, 'question': tree.question.question, 'golden_answers': list(tree.question.golden_answers),
-     'prediction': tree.answer, 'em': tree.question.score(tree.answer), 'f1': f1(tree.answer, tree.question.golden_answers),
+    {'id': tree.question.id, 'source': tree.question.metadata.get('source', ''), 'question': tree.question.question,
+     'golden_answers': list(tree.question.golden_answers), 'prediction': tree.answer, 'em': tree.question.score(tree.answer),
      'em_entity': max(tree.question.score(tree.answer), entity_match(tree.answer, tree.question.golden_answers)),
-     'searches': tree.metrics['searches'], 'stop': tree.stop, 'spans': report.spans(tree)}
+     'f1': f1(tree.answer, tree.question.golden_answers), 'searches': tree.metrics['searches'], 'stop': tree.stop,
+     'spans': report.spans(tree)}
     for tree in trees]
 
 

@@ -1,8 +1,9 @@
 """The report of a sweep, from its run folders alone: OUT/table.md, OUT/table.json and OUT/curves.png.
 
-Figures are the scores after the last step (held-out questions, at each temperature of the evaluation) and the costs of the whole
-training. The tables show means over seeds, and mean differences to the baseline, paired by seed, with their 95 % intervals
-(Student's t). Unfinished runs are left out and listed.
+Figures are the scores after the last step (held-out questions, at each temperature of the evaluation), means over the training
+where a method has some, and the costs of the whole training. The tables show means over seeds, and mean differences to the
+baseline, paired by seed, with their 95 % intervals (Student's t); a last one relates gains in EM to time. Unfinished runs are
+left out and listed.
 """
 
 import itertools
@@ -29,6 +30,11 @@ SCORES = {
 }  # fmt: skip
 COSTS = {'tokens_generated': ('tokens generated (k)', 1e-3, ',.0f'), 'tokens_prefilled': ('prefilled (k)', 1e-3, ',.0f'),
          'tokens_trained': ('trained (k)', 1e-3, ',.0f'), 'seconds': ('seconds', 1, ',.0f')}
+TRAINING = {  # means over all steps, where a method has them: Search-R2's drafts, and the terms of what revising them gains
+  'em_draft_per_tree': ('EM of drafts', 100, '.1f'), 'em_kept_per_tree': ('EM of kept traces', 100, '.1f'),
+  'a_prec': ('A_prec', 1, '.3f'),
+  'v_inter': ('V_inter', 1, '.3f'), 's_trim': ('S_trim', 1, '.3f'), 'gain_predicted': ('gain, predicted', 1, '.3f'),
+  'gain_measured': ('gain, measured', 1, '.3f')}
 MAX_COLUMNS = 15  # that fit on a page
 # Of the variants beside the baseline: distinct for the colour-blind (Okabe and Ito), and without any colour by line and marker.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#7b3f00')
@@ -64,6 +70,8 @@ def summary(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> dict
                    for seed, of in by_seed.items() if seed in baseline and name != config.baseline]
     variants[name] = {'overrides': config.variants[name], 'seeds': list(by_seed), 'figures': estimates(by_seed.values()),
                       'differences': estimates(differences)}
+    if name != config.baseline:
+      variants[name]['relative'] = relative(variants[name]['figures'], estimates(baseline.values()))
   before = estimates([scores(run, 0) for run in done])
   return {
     'title': config.title, 'baseline': config.baseline, 'variants': variants,
@@ -75,10 +83,21 @@ def summary(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> dict
 
 
 def figures(run: SweepRun) -> dict[str, float]:
-  """The figures of a finished run: scores after the last step; tokens and seconds of all steps, where every step tells them."""
+  """The figures of a finished run: scores after the last step, means over all steps; tokens and seconds of all steps, where every
+  step tells them."""
   rows = read_rows(run.out / 'metrics.jsonl')
   totals = {name: float((seconds(rows) if name == 'seconds' else column(rows, name)).sum()) for name in COSTS}
-  return scores(run, run.config.steps) | {name: total for name, total in totals.items() if not np.isnan(total)}
+  means = {name: float(np.nanmean(values)) for name in TRAINING if not np.isnan(values := column(rows, name)).all()}
+  return scores(run, run.config.steps) | means | {name: total for name, total in totals.items() if not np.isnan(total)}
+
+
+def relative(figures: Mapping[str, Mapping], baseline: Mapping[str, Mapping]) -> dict[str, float]:
+  """Changes of the mean EM and seconds as shares of the baseline's, and their ratio where the time grows: how much EM an added
+  share of time buys (Search-R2, table 5)."""
+  changes = {name: figures[name]['mean'] / of['mean'] - 1 for name, of in baseline.items()
+             if name in figures and of['mean'] and (name == 'seconds' or name.startswith('em@'))}
+  time = changes.get('seconds', 0.0)
+  return changes | {f'{name}/seconds': change / time for name, change in changes.items() if name != 'seconds' and time > 0}
 
 
 def evaluations(run: SweepRun) -> list[dict]:
@@ -125,17 +144,31 @@ def table(found: Mapping) -> str:
   cells = lambda show, of: [show(name, of[name]) if name in of else '' for name in names]
   heads = []
   for score, _, temperature in (name.partition('@') for name in names):
-    heads.append(f'{SCORES[score][0]}, {decoding(float(temperature))}' if temperature else COSTS[score][0])
+    heads.append(f'{SCORES[score][0]}, {decoding(float(temperature))}' if temperature else (TRAINING | COSTS)[score][0])
   rows = [['before training', *cells(number, found['before'])]] if found['before'] else []
   rows += [[f'{variant} ({len(of["seeds"])})', *cells(interval, of['figures'])] for variant, of in variants.items()]
   lines = [f'# {found["title"]}', '', *markdown([['variant (seeds)', *heads], *rows])]
   rows = [[variant, *cells(difference, of['differences'])] for variant, of in variants.items() if of['differences']]
   if rows:
     lines += ['', f'Differences to {found["baseline"]}, paired by seed:', '', *markdown([['variant', *heads], *rows])]
+  lines += relative_table(found)
   lines += ['', FOOTNOTE.format(**{key: ' or '.join(map(str, found[key])) for key in ('steps', 'questions')})]
   if found['not_finished']:
     lines += ['', f'Not finished: {"; ".join(found["not_finished"])}.']
   return '\n'.join([*lines, '', '![EM against trained tokens and against time](curves.png)', ''])
+
+
+def relative_table(found: Mapping) -> list[str]:
+  """The lines of the table of `relative` changes, in %; none before the baseline is finished."""
+  changes = {variant: of['relative'] for variant, of in found['variants'].items() if of.get('relative')}
+  columns = sorted(dict.fromkeys(name for of in changes.values() for name in of), key=lambda name: '/' in name)
+  if not columns:
+    return []
+  heads = [name.replace('em@', 'EM, T=').replace('/seconds', ' / seconds') for name in columns]
+  cell = lambda name, of: '' if name not in of else f'{of[name]:.2f}' if '/' in name else f'{100 * of[name]:+.1f}'
+  rows = ([variant, *(cell(name, of) for name in columns)] for variant, of in changes.items())
+  return ['', f'Changes against {found["baseline"]} in %, and that of EM over that of time where a variant takes more:', '',
+          *markdown([['variant', *heads], *rows])]
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -152,7 +185,7 @@ def decoding(temperature: float) -> str:
 
 def number(name: str, value: float, sign: str = '') -> str:
   """A figure as printed: shares in percent, tokens in thousands."""
-  _, scale, digits = (SCORES | COSTS)[name.partition('@')[0]]
+  _, scale, digits = (SCORES | TRAINING | COSTS)[name.partition('@')[0]]
   return f'{scale * value:{sign}{digits}}'
 
 

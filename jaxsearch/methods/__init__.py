@@ -37,8 +37,8 @@ The contract, word for word as in CONTRIBUTING.md (a test compares them):
                    saved with checkpoints (JSON). `context.step`: from 1; 0 in an evaluation
   sizes(questions, group_size, context, …)  optional: the number of trees to grow for each question
   reward(tree)     optional: needed only by `jaxsearch critic-warmup`
-  SERVICES = ('judge',)  optional: the frozen models that `grow` asks, 'judge' or 'reader', each opened from the config group
-                   of its name. In `jaxsearch eval` there are none: the reply to `Ask` is a `ToolFailure`
+  SERVICES = ('judge',)  optional: the frozen models that `grow` asks, 'judge', 'reader' or 'refiner', each opened from the config
+                   group of its name. In `jaxsearch eval` there are none: the reply to `Ask` is a `ToolFailure`
   ONE_TREE = True  optional: `credit` still learns from a single tree of a question, so `group_size=1` is allowed
 
 config.train.aggregate says how the loss is averaged (trees/layout.py); the second list shows which average fits which credit:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from jaxsearch.advantages import refinement_gain
-from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import Request
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node, Role, Tree
@@ -60,36 +59,48 @@ def of_depths(depths: Mapping[Tree, int], selected: Sequence[Tree], max_depth: i
 
 
 def of_refinement(probes: Sequence[dict[str, Any]]) -> dict[str, float]:
-  """Search-R2's `a_prec`, `v_inter` and `s_trim` (appendix D) over the probed drafts; {} without any.
+  """Search-R2's gain over its drafts (appendix D) on the probed ones; {} without any.
 
-  A draft's probe: 'accept' (0 or 1); 'reward'; 'cuts' [steps], the trimmer's probabilities; 'gains' [steps], the reward after
-  regenerating from before each step, minus the draft's.
+  `a_prec`, `v_inter`, `s_trim`, the baseline gain `g_bar`, their sum `gain_predicted = a_prec + v_inter (s_trim + g_bar)`, and
+  `gain_measured`, the mean reward of the kept traces minus that of the drafts. With N_max = 1 both have the same expectation.
+
+  A draft's probe: 'accept' (0 or 1); 'reward', R of the draft; 'cuts' [steps], the trimmer's probabilities; 'gains' [steps], R
+  after regenerating from before each step, minus the draft's; 'kept', R of the trace that was kept.
   """
   if not probes:
     return {}
   width = max(len(probe['cuts']) for probe in probes)
   cuts, gains = (np.stack([np.pad(probe[name], (0, width - len(probe[name]))) for probe in probes]) for name in ('cuts', 'gains'))
-  accept, rewards = (np.array([probe[name] for probe in probes]) for name in ('accept', 'reward'))
-  found = refinement_gain(accept, cuts, gains, rewards, rewards + np.sum(cuts * gains, axis=1))
-  return {name: float(value) for name, value in found.items()} | {'probed': len(probes)}
+  accept, rewards, kept = (np.array([probe[name] for probe in probes]) for name in ('accept', 'reward', 'kept'))
+  terms = refinement_gain(accept, cuts, gains, rewards, rewards + np.sum(cuts * gains, axis=1))
+  found = {name: float(value) for name, value in terms.items()} | {'g_bar': float(cuts.mean(axis=0) @ gains.mean(axis=0))}
+  return found | {'gain_predicted': found['a_prec'] + found['v_inter'] * (found['s_trim'] + found['g_bar']),
+                  'gain_measured': float(np.mean(kept - rewards)), 'probed': len(probes)}
 
 
-def probe_cuts(tree: Tree, steps: Sequence[Node], probs: np.ndarray, accepted: bool,
-               regenerate: Callable[[Sequence[Node], int], Generator[Request, Any, Node]]) -> Generator[Request, Any, None]:
-  """Regenerates a draft once from before each of its n steps; keeps a probe for `of_refinement` in the root's `data`.
+Chains = list[tuple[str | None, Node]]  # the answer and the last span of each
+
+
+def probe_cuts(tree: Tree, leaf: Node, cuts: np.ndarray, accepted: bool,
+               regenerate: Callable[[Sequence[Node], int], Generator[Request, Any, Node]],
+               rewards: Callable[[Chains], Generator[Request, Any, list[float]]]) -> Generator[Request, Any, None]:
+  """Regenerates the draft that ends with `leaf` once from before each of its n steps; keeps a probe for `of_refinement` in the
+  root's `data`. The tree stays as it was.
 
   Args:
-    probs: [n + 1], the trimmer's probability of no cut and of each cut.
+    cuts: [n], the trimmer's probabilities of the steps.
     accepted: whether the discriminator accepts the draft.
-    regenerate: (steps, how many of them to keep) -> the last node of the new chain. Its branch is removed again.
+    regenerate: (steps, how many of them to keep) -> the last node of the new chain.
+    rewards: of finished chains.
   """
-  answer, stop, counts, golds, gains = tree.answer, tree.stop, dict(tree.metrics), tree.question.golden_answers, []
-  draft = exact_match(answer, golds)
-  for kept, step in enumerate(steps):
-    leaf = yield from regenerate(steps, kept)
-    gains.append(exact_match(tree.answer, golds) - draft)
-    step.parent.children.remove(next(node for node in leaf.path() if node.parent is step.parent))
+  answer, stop, counts, chains = tree.answer, tree.stop, dict(tree.metrics), [(tree.answer, leaf)]
+  steps = [node for node in leaf.path() if node.role is Role.POLICY]
+  for kept in range(len(steps)):
+    end = yield from regenerate(steps, kept)
+    chains.append((tree.answer, end))
+  draft, *others = yield from rewards(chains)
+  for step, (_, end) in zip(steps, chains[1:]):
+    step.parent.children.remove(next(node for node in end.path() if node.parent is step.parent))
   tree.answer, tree.stop = answer, stop
   tree.metrics.update(counts)
-  cuts = probs[1:] / probs[1:].sum()
-  tree.root.data['probe'] = {'accept': float(accepted), 'cuts': cuts, 'gains': np.array(gains), 'reward': draft}
+  tree.root.data['probe'] = {'accept': float(accepted), 'cuts': cuts, 'gains': np.array(others) - draft, 'reward': draft}

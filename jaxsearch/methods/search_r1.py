@@ -5,6 +5,7 @@ then one last span in which a search is no longer served. An action that is neit
 gets an observation that says so. Other methods use `grow`, `start` and `act` too.
 """
 
+import math
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -40,18 +41,24 @@ def start(tree: Tree, question: Question, template: str, chat: bool) -> Node:
   return tree.root.append(templates.prompt(question.question, template, tree.tokenizer if chat else None), Role.PROMPT)
 
 
-def act(tree: Tree, node: Node, *, turns: int, max_tokens: int,
+def act(tree: Tree, node: Node, *, turns: int, max_tokens: int, max_response: float = math.inf,
         tags: grammar.Tags = grammar.SEARCH_R1) -> Generator[Request, Any, Node]:
-  """Acts and observes until an answer or the end of the budget; sets answer, stop and counts, and returns the last span."""
+  """Acts and observes until an answer or the end of the budget; sets answer, stop and counts, and returns the last span.
+
+  `max_response`: tokens of all policy spans on the path, those before `node` included.
+  """
   tree.stop = None
   for turn in range(turns + 1):
-    node = yield Generate(node, stop=tags.stops, max_tokens=max_tokens)
+    left = max_response - sum(len(span.tokens) for span in node.path() if span.role is Role.POLICY)
+    node = yield Generate(node, stop=tags.stops, max_tokens=min(max_tokens, left))
     action = read(node, tags)
     tree.answer = action.answer
     if action.answer is not None:
       tree.stop = Stop.ANSWERED
     elif node.stop in (Stop.CONTEXT_FULL, Stop.DEADLINE):
       tree.stop = Stop(node.stop)
+    elif len(node.tokens) >= left:
+      tree.stop = Stop.BUDGET
     elif turn == turns:
       tree.stop = Stop.BUDGET if action.query else Stop.MALFORMED
     if tree.stop is not None:

@@ -4,9 +4,10 @@ Actor and Meta-Refiner are one model with two prompts. The review follows the dr
 both reuse its cache. In the tree the cut-off steps and the review hang beside the kept chain; credit goes to the kept chain
 and to what the refiner wrote, by GRPO over whole traces (section 3.4).
 
-The review writes a number (table 12): 0 for no flawed step, f if step f is the earliest flawed one. The steps before it are
-kept, so the paper's cut-point is k = f - 1. The discriminator compares log-probabilities (appendix E): a draft is revised if
-`log P(any f >= 1) - log P(0)` reaches the threshold.
+The review is a number (table 12): 0 for no flawed step, f if step f is the earliest flawed one. The steps before it are kept,
+so the paper's cut-point is k = f - 1. The discriminator compares log-probabilities (appendix E): a draft is revised if
+`log P(any f >= 1) - log P(0)` reaches the threshold. It then has to be cut: the trimmer draws f from the probabilities of the
+steps alone. A review is trained on with the policy's own log-probability of that number.
 """
 
 from collections.abc import Generator, Sequence
@@ -20,53 +21,53 @@ from jaxsearch.methods import Context, figures
 from jaxsearch.methods.actions import ask_judge
 from jaxsearch.methods.credit import credit_relative
 from jaxsearch.methods.search_r1 import act, start
-from jaxsearch.rewards import formats, judge
+from jaxsearch.rewards import judge
 from jaxsearch.rewards.match import exact_match
-from jaxsearch.sampler.requests import Generate, Request, Score
+from jaxsearch.sampler.requests import Ask, Request, Score, ToolFailure
 from jaxsearch.trees import templates
 from jaxsearch.trees.tree import Node, Role, Tree
 
-SERVICES = ('judge',)
+SERVICES = ('judge', 'refiner')
 
 
-def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500, max_revisions: int = 1,
-         threshold: float = 0.0, refiner: str = 'policy', random_share: float = 0.3, probe: float = 0.0, process: bool = True,
-         template: str = 'search_r1', chat: bool = False, review: str = 'search_r2') -> Generator[Request, Any, None]:
+def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500, max_response: int = 3000,
+         max_revisions: int = 1, threshold: float = 0.0, refiner: str = 'policy', random_share: float = 0.3, probe: float = 0.0,
+         process: bool = True, template: str = 'search_r1', chat: bool = False,
+         review: str = 'search_r2') -> Generator[Request, Any, None]:
   """Grows a draft and at most `max_revisions` revisions (N_max); algorithm 1 with the rollout of algorithm 2.
 
   Args:
-    max_turns, max_tokens: of the actor, see methods/search_r1.py. A revision gets the turns that the kept steps left over.
+    max_turns: B, the actor's spans in a chain; Search-R1 counts one less. A revision gets those that the kept steps left over.
+    max_tokens, max_response: of each of the actor's spans, and of all in a chain.
     max_revisions: 0 is the actor alone, as the paper deploys it.
     threshold: a draft is revised if its log-probability margin reaches this.
-    refiner: 'policy', or 'random', a baseline that revises `random_share` of the drafts at a random step.
+    refiner: 'policy'; 'frozen', the service `refiner`, whose reviews are not trained on; or 'random', a baseline that revises
+      `random_share` of the drafts at a random step.
     probe: share of drafts on which `figures.probe_cuts` estimates the gain of a cut; its rollouts are not trained on.
     process: whether to ask the judge for the process reward.
     template, chat, review: see methods/search_r1.py and trees/templates.py.
   """
-  regenerate = lambda steps, kept: act(tree, steps[kept].parent, turns=max_turns - kept, max_tokens=max_tokens)
-  tree.metrics.update(found=0, revised=0, unreadable_review=0, judge_unreadable=0)
-  leaf = yield from act(tree, start(tree, question, template, chat), turns=max_turns, max_tokens=max_tokens)
-  tree.metrics['em_draft'] = exact_match(tree.answer, question.golden_answers)
+  if max_turns < 1:
+    raise ValueError(f'grow.max_turns={max_turns}: it counts the spans of the actor, so at least 1')
+  write = lambda node, kept: act(tree, node, turns=max_turns - kept - 1, max_tokens=max_tokens, max_response=max_response)
+  regenerate = lambda steps, kept: write(steps[kept].parent, kept)
+  tree.metrics.update(found=0, revised=0, judge_unreadable=0)
+  leaf = yield from write(start(tree, question, template, chat), 0)
+  tree.metrics['em_draft'] = question.score(tree.answer)
   for revision in range(max_revisions):
     steps = kept_steps(leaf)
-    verdict = yield from judge_draft(tree, leaf, len(steps), threshold, refiner, random_share, review)
-    if verdict is None:
-      break
-    flawed, probs, accepted = verdict
-    if revision == 0 and tree.rng.random() < probe:
-      yield from figures.probe_cuts(tree, steps, probs, accepted, regenerate)
+    flawed, cuts = yield from judge_draft(tree, leaf, len(steps), threshold, refiner, random_share, review)
+    if revision == 0 and cuts is not None and tree.rng.random() < probe:
+      yield from figures.probe_cuts(tree, leaf, cuts, flawed == 0, regenerate, lambda chains: rewards(tree, chains, process))
     if flawed == 0:
       break
     for node in steps[flawed - 1].walk():
       node.trained = node.trained and node.data.get('meta', False)
     tree.metrics['revised'] += 1
     leaf = yield from regenerate(steps, flawed - 1)
-  kept = kept_steps(leaf)
-  found = [node.children[0].text for node in kept if 'documents' in node.data and node.children]
-  extra = tree.count(Role.POLICY) - sum(len(node.tokens) for node in kept)  # cut-off steps and reviews
-  tree.metrics.update(useful=0, collections=len(found), tokens_extra=extra)
-  if process and found and exact_match(tree.answer, question.golden_answers):  # the process counts only for a right answer
-    (tree.metrics['useful'],) = yield from ask_judge(tree, [judge.Collections(question, tuple(found))])
+  extra = tree.count(Role.POLICY) - sum(len(node.tokens) for node in kept_steps(leaf))  # cut-off steps and reviews
+  (total,) = yield from rewards(tree, [(tree.answer, leaf)], process)
+  tree.metrics.update(em_kept=question.score(tree.answer), tokens_extra=extra, hybrid_reward=total)
 
 
 def kept_steps(leaf: Node) -> list[Node]:
@@ -75,40 +76,48 @@ def kept_steps(leaf: Node) -> list[Node]:
 
 
 def judge_draft(tree: Tree, leaf: Node, steps: int, threshold: float, refiner: str, random_share: float,
-                review: str) -> Generator[Request, Any, tuple[int, np.ndarray, bool] | None]:
+                review: str) -> Generator[Request, Any, tuple[int, np.ndarray | None]]:
   """Discriminator and trimmer: reviews the draft that ends with `leaf`.
 
   Returns:
-    The first flawed step (0: none), the probabilities [steps + 1] of 0 and of each step, and whether the discriminator
-    accepts the draft; None if there is no room for a review.
+    The first flawed step (0: the draft is accepted) and the trimmer's probabilities [steps] of each step, whatever the
+    discriminator says; (0, None) if there is no room for a review. Raises RuntimeError if the frozen refiner does not reply.
   """
   if refiner == 'random':
-    flawed = int(tree.rng.random() < random_share) * int(tree.rng.integers(1, steps + 1))
-    return flawed, np.r_[1 - random_share, np.full(steps, random_share / steps)], flawed == 0
-  if refiner != 'policy':
-    raise ValueError(f"grow.refiner={refiner!r} is none of 'policy', 'random'")
-  asked = leaf.append(templates.review_prompt(steps, review), Role.PROMPT)
-  indices = [f' {index}' for index in range(steps + 1)]
-  logprobs = yield Score(asked, tuple(indices))
+    return int(tree.rng.random() < random_share) * int(tree.rng.integers(1, steps + 1)), np.full(steps, 1 / steps)
+  asked, indices = leaf.append(templates.review_prompt(steps, review), Role.PROMPT), tuple(f' {i}' for i in range(steps + 1))
+  score = Score(asked, indices)
+  logprobs = yield score if refiner == 'policy' else Ask('refiner', score)
+  if isinstance(logprobs, ToolFailure):
+    raise RuntimeError(f"grow.refiner='frozen': {logprobs.reason}")
   if any(own is None for own in logprobs):
-    return None
+    return 0, None
   totals = np.array([np.sum(own) for own in logprobs], np.float64)
-  probs = np.exp(totals - totals.max())
-  accepted = bool(np.logaddexp.reduce(totals[1:]) - totals[0] < threshold)
-  if accepted:
-    written = asked.append(indices[0], Role.POLICY, logprobs=logprobs[0])
-  else:
-    written = yield Generate(asked, stop=('\n',), max_tokens=4)
-  written.data['meta'] = True
-  flawed = 0 if accepted else formats.flawed_step(written.text, steps)
-  tree.metrics['unreadable_review'] += flawed is None
-  return flawed or 0, probs / probs.sum(), accepted
+  margin = np.logaddexp.reduce(totals[1:]) - totals[0]
+  cuts = np.exp(totals[1:] - totals[1:].max())
+  cuts /= cuts.sum()
+  flawed = int(tree.rng.choice(steps, p=cuts)) + 1 if margin >= threshold else 0
+  written = asked.append(indices[flawed], Role.POLICY, logprobs=logprobs[flawed])
+  written.data['meta'], written.trained = True, refiner == 'policy'
+  return flawed, cuts
+
+
+def rewards(tree: Tree, chains: Sequence[tuple[str | None, Node]], process: bool) -> Generator[Request, Any, list[float]]:
+  """`R = EM (1 + useful / M)` (eq. 1) of chains, each an answer and its last span; all are judged at a time.
+
+  M collections are what the searches found. The judge is asked where the process can count: the answer is right, M > 0.
+  """
+  found = [tuple(node.children[0].text for node in kept_steps(leaf) if 'documents' in node.data and node.children)
+           for _, leaf in chains]
+  outcomes = [exact_match(answer, tree.question.golden_answers) for answer, _ in chains]
+  items = {i: judge.Collections(tree.question, own) for i, own in enumerate(found) if process and own and outcomes[i]}
+  useful = dict(zip(items, (yield from ask_judge(tree, list(items.values()))))) if items else {}
+  return [float(hybrid_reward(outcome, useful.get(i, 0) / max(len(found[i]), 1))) for i, outcome in enumerate(outcomes)]
 
 
 def reward(tree: Tree) -> float:
-  """`EM (1 + useful / M)` (eq. 1); without a search the process reward is 0."""
-  outcome = exact_match(tree.answer, tree.question.golden_answers)
-  return float(hybrid_reward(outcome, tree.metrics['useful'] / max(tree.metrics['collections'], 1)))
+  """R of the kept trace."""
+  return tree.metrics['hybrid_reward']
 
 
 def credit(groups: Sequence[Sequence[Tree]], context: Context, *, joint: bool = True, normalize_std: bool = True,
@@ -120,8 +129,8 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, joint: bool = 
   trees = [tree for group in groups for tree in group]
   for tree in trees:
     tree.reward = reward(tree)
-    tree.metrics['em_kept'] = exact_match(tree.answer, tree.question.golden_answers)
     for node in tree.nodes(Role.POLICY):
       node.trained = node.trained and (joint or not node.data.get('meta', False))
   credit_relative(groups, normalize_std=normalize_std, singleton=singleton)
-  context.metrics.update(figures.of_refinement([tree.root.data['probe'] for tree in trees if 'probe' in tree.root.data]))
+  probes = [tree.root.data['probe'] | {'kept': tree.reward} for tree in trees if 'probe' in tree.root.data]
+  context.metrics.update(figures.of_refinement(probes))

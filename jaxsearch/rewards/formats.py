@@ -94,12 +94,6 @@ def useful_collections(reply: str, collections: int) -> int | None:
   return int(number) if re.fullmatch('[0-9]{1,9}', number) and int(number) <= collections else None
 
 
-def flawed_step(reply: str, steps: int) -> int | None:
-  """The first flawed step of `steps` by Search-R2's refiner, 0 for none: the integer that its review starts with; else None."""
-  found = re.match(r'\s*([0-9]{1,9})(?![\w.,])', reply)
-  return int(found[1]) if found and int(found[1]) <= steps else None
-
-
 def _spans(spans: Sequence[str]) -> list[str]:
   """A bare string is one span, not its letters."""
   return [spans] if isinstance(spans, str) else list(spans)

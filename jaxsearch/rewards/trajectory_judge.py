@@ -1,8 +1,10 @@
 """Pairwise judging: a language model compares two trajectories for one question (Search-R2, section 5.6, appendix I).
 
-Each trajectory gets 0, 1 or 2 on six rubrics of how the answer was found, not whether it is right. The judge sees every pair
-twice, in either order, and both replies are averaged, so that a bias for one position cancels. Trajectory text stands between
-tags that it cannot close or imitate, and holds no JSON.
+Each trajectory gets 0, 1 or 2 on six rubrics of how the answer was found, not whether it is right. Then the judge names the
+winner (table 10): by the outcome first, by the process where the outcomes are alike, and a tie only where nothing tells them
+apart. The paper shows a pair once; here the judge sees it twice, in either order, so that a bias for one position cancels:
+scores are averaged, and a winner has to win in both. Trajectory text stands between tags that it cannot close or imitate, and
+holds no JSON.
 """
 
 import dataclasses
@@ -25,19 +27,22 @@ RUBRICS = {
 }
 NEUTRAL = dict.fromkeys(RUBRICS, 1.0)
 POSITIONS = ('first', 'second')
+TIE = 'tie'
 WRITERS = {'policy': 'agent', 'observation': 'retrieved'}  # role -> tag; the judge sees no prompts and no context copies
 
 _TAGS = grammar.Tags(others=(*WRITERS.values(), *(f'{position}_trajectory' for position in POSITIONS)))
 # The form itself is not valid JSON: repeating it scores nothing.
-_FORM = json.dumps({position: dict.fromkeys(RUBRICS, 'N') for position in POSITIONS}).replace('"N"', 'N')
+_FORM = json.dumps({position: dict.fromkeys(RUBRICS, 'N') for position in POSITIONS} | {'winner': 'W'}).replace(
+  '"N"', 'N').replace('"W"', ' | '.join(f'"{winner}"' for winner in (*POSITIONS, TIE)))
 
 
 @dataclasses.dataclass(frozen=True)
 class TrajectoryPair:
-  """Two trajectories for one question."""
+  """Two trajectories for one question, of a data set."""
   question: str
   a: Spans
   b: Spans
+  dataset: str = ''
 
 
 def prompts(pair: TrajectoryPair, template: str = '') -> tuple[str, str]:
@@ -55,10 +60,11 @@ def prompts(pair: TrajectoryPair, template: str = '') -> tuple[str, str]:
   return ordered(pair.a, pair.b), ordered(pair.b, pair.a)
 
 
-def read(reply: str) -> tuple[Scores, Scores] | None:
-  """The scores of the first and the second trajectory; None unless the reply ends with the required JSON object.
+def read(reply: str) -> tuple[Scores, Scores, str] | None:
+  """The scores of the first and the second trajectory, and the winner; None unless the reply ends with the required object.
 
-  A code fence around it is fine. A missing, unknown or repeated rubric, or a score other than 0, 1 and 2, makes it unreadable.
+  A code fence around it is fine. A missing, unknown or repeated rubric, a score other than 0, 1 and 2, or a winner other than
+  'first', 'second' and 'tie' makes it unreadable.
   """
   parts = reply.strip().removesuffix('```').rsplit('{', 3)  # the object has three opening braces: it begins at the third last
   if len(parts) < 4:
@@ -69,18 +75,22 @@ def read(reply: str) -> tuple[Scores, Scores] | None:
     return None
   valid = lambda own: isinstance(own, dict) and own.keys() == RUBRICS.keys() and all(
     type(score) is int and 0 <= score <= 2 for score in own.values())  # bool is an int, too
-  if found.keys() != set(POSITIONS) or not all(map(valid, found.values())):
+  winner = found.pop('winner', None)
+  if winner not in (*POSITIONS, TIE) or found.keys() != set(POSITIONS) or not all(map(valid, found.values())):
     return None
-  return tuple({name: float(found[position][name]) for name in RUBRICS} for position in POSITIONS)
+  return *({name: float(found[position][name]) for name in RUBRICS} for position in POSITIONS), winner
 
 
-def averaged(replies: Sequence[object]) -> tuple[Scores, Scores] | None:
-  """(scores of `a`, scores of `b`), averaged over the replies to both `prompts` of a pair; None if either is unreadable."""
+def averaged(replies: Sequence[object]) -> tuple[Scores, Scores, str] | None:
+  """(scores of `a`, scores of `b`, winner 'a', 'b' or 'tie') from the replies to both `prompts` of a pair: scores are averaged,
+  a winner has won both times. None if either is unreadable."""
   found = [read(reply) if isinstance(reply, str) else None for reply in replies]
   if None in found:
     return None  # a single order would let the judge's position bias decide
-  (a, b), (swapped_b, swapped_a) = found
-  return tuple({name: (own[name] + swapped[name]) / 2 for name in RUBRICS} for own, swapped in ((a, swapped_a), (b, swapped_b)))
+  (a, b, one), (swapped_b, swapped_a, other) = found
+  winner = {POSITIONS: 'a', POSITIONS[::-1]: 'b'}.get((one, other), TIE)
+  mean = lambda own, swapped: {name: (own[name] + swapped[name]) / 2 for name in RUBRICS}
+  return mean(a, swapped_a), mean(b, swapped_b), winner
 
 
 def _quoted(text: str) -> str:

@@ -116,6 +116,23 @@ class Assistant:
     tree.answer = text[:min(ends, default=None)].strip()
 
 
+@dataclasses.dataclass(frozen=True)
+class Scorer:
+  """A frozen model with the policy's tokenizer that serves `Score` requests, a service for `Ask`: Search-R2's frozen refiner.
+
+  It has a cache of its own, so it prefills the whole path of every request.
+  """
+  engine: Engine
+
+  def __call__(self, scores: Sequence[Score]) -> list[list[list[float] | None]]:
+    def grow(question: Question, tree: Tree):
+      score = scores[int(question.id)]
+      tree.answer = yield Score(tree.root.append(score.node.path_tokens(), Role.PROMPT), score.continuations)
+
+    agent = Agent(self.engine, grow, Tools(), requests.GREEDY)
+    return [tree.answer for tree in rollout(agent, [Question(str(i), '', ()) for i in range(len(scores))], jax.random.key(0))[0]]
+
+
 class GrowthError(RuntimeError):
   """A generator raised; the cause is chained, the message names the question."""
 

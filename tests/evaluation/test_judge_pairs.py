@@ -14,9 +14,9 @@ from tests.tools.serving import server
 from tests.training import child
 
 
-def prediction(name, *texts, question=None):
+def prediction(name, *texts, question=None, source=''):
   spans = [{'role': 'prompt', 'text': 'the prompt'}, *({'role': 'policy', 'text': text} for text in texts)]
-  return {'id': name, 'question': question or f'Question {name}?', 'golden_answers': ['x'], 'spans': spans}
+  return {'id': name, 'source': source, 'question': question or f'Question {name}?', 'golden_answers': ['x'], 'spans': spans}
 
 
 def write(path, *predictions, **rest):
@@ -50,23 +50,44 @@ def test_predictions_are_paired_by_the_id_of_their_question(files):
   assert found['3'] == TrajectoryPair('Question 3?', spans('end'), spans('good', 'end'))
 
 
-def test_means_and_shares(files):
+def test_means_and_counts(files):
   figures, records = judge_pairs.judge(by_words, pairs(files), lambda done: None)
-  third = pytest.approx(1 / 3)
-  assert figures['density'] == {'a': pytest.approx(1), 'b': pytest.approx(2 / 3), 'win': third, 'tie': third, 'loss': third}
-  assert figures['coherence'] == {'a': 1, 'b': 1, 'win': 0, 'tie': 1, 'loss': 0}
+  assert figures['density'] == {'a': pytest.approx(1), 'b': pytest.approx(2 / 3), 'win': 1, 'tie': 1, 'loss': 1}
+  assert figures['coherence'] == {'a': 1, 'b': 1, 'win': 0, 'tie': 3, 'loss': 0}
   assert figures['overall'] == {'a': pytest.approx((5 * 3 / 3 + 1) / 6), 'b': pytest.approx((5 * 2 / 3 + 1) / 6),
-                                'win': third, 'tie': third, 'loss': third}
+                                'win': 1, 'tie': 1, 'loss': 1}
   assert {key: figures[key] for key in ('unreadable', 'failed', 'neutral', 'n')} == dict(unreadable=0, failed=0, neutral=0, n=3)
   assert set(figures) == {*RUBRICS, 'overall', 'unreadable', 'failed', 'neutral', 'n'}
-  assert [(record['id'], record['a']['density'], record['b']['density']) for record in records] == [
-    ('1', 2, 0), ('2', 1, 1), ('3', 0, 1)]
+  assert [(record['id'], record['a']['density'], record['b']['density'], record['winner']) for record in records] == [
+    ('1', 2, 0, 'a'), ('2', 1, 1, 'tie'), ('3', 0, 1, 'b')]
   assert json.loads(json.dumps(records)) == records
+
+
+def test_counts_are_given_for_each_data_set_and_on_average(tmp_path):
+  """Table 9: two pairs of nq, one of hotpotqa; `a` has the better rubrics in all, but loses one of nq by its outcome."""
+  sources = {'1': 'nq', '2': 'nq', '3': 'hotpotqa'}
+  a = write(tmp_path / 'a.json', *(prediction(name, 'good', 'good', source=source) for name, source in sources.items()))
+  b = write(tmp_path / 'b.json', *(prediction(name, 'good' if name == '2' else 'end', source=source)
+                                   for name, source in sources.items()))
+
+  def ask(prompts):
+    replies = by_words(prompts)
+    return [reply.replace('"winner": "first"', '"winner": "X"').replace('"winner": "second"', '"winner": "first"').replace(
+      '"winner": "X"', '"winner": "second"') if 'Question 2?' in prompt else reply for prompt, reply in zip(prompts, replies)]
+
+  figures, _ = judge_pairs.judge(ask, pairs((a, b)), lambda done: None)
+  counts = lambda of: (of['win'], of['tie'], of['loss'])
+  nq, hotpotqa = (figures['datasets'][name] for name in ('nq', 'hotpotqa'))
+  assert counts(nq['density']) == (2, 0, 0) and counts(nq['overall']) == (1, 0, 1) and nq['density']['b'] == 0.5
+  assert counts(hotpotqa['density']) == (1, 0, 0) and counts(hotpotqa['coherence']) == (0, 1, 0)
+  assert figures['average']['density'] == {'win': 1.5, 'tie': 0, 'loss': 0}
+  assert figures['average']['overall'] == {'win': 1, 'tie': 0, 'loss': 0.5} and counts(figures['overall']) == (2, 0, 1)
+  assert list(figures['datasets']) == ['hotpotqa', 'nq'] and list(nq) == ['overall', *RUBRICS]
 
 
 def test_a_judge_that_likes_a_place_decides_nothing(files):
   figures, _ = judge_pairs.judge(lambda prompts: [verdict(2, 0)] * len(prompts), pairs(files), lambda done: None)
-  assert all(figures[name] == {'a': 1, 'b': 1, 'win': 0, 'tie': 1, 'loss': 0} for name in (*RUBRICS, 'overall'))
+  assert all(figures[name] == {'a': 1, 'b': 1, 'win': 0, 'tie': 3, 'loss': 0} for name in (*RUBRICS, 'overall'))
   assert figures['neutral'] == 0
 
 
@@ -78,7 +99,7 @@ def test_replies_that_are_unreadable_or_missing_are_neutral_and_counted(files):
   figures, records = judge_pairs.judge(ask, pairs(files), lambda done: None)
   assert (figures['unreadable'], figures['failed'], figures['neutral'], figures['n']) == (1, 2, 2, 3)
   assert [record['neutral'] for record in records] == [True, False, True]
-  assert records[0]['a'] == records[0]['b'] == records[2]['a'] == NEUTRAL and figures['overall']['tie'] == 1
+  assert records[0]['a'] == records[0]['b'] == records[2]['a'] == NEUTRAL and figures['overall']['tie'] == 3
   assert records[0]['replies'][1] == 'The first, clearly.' and records[2]['replies'] == [None, None]
 
 
@@ -135,7 +156,7 @@ def test_judge_with_a_chat_server(files, tmp_path, capsys):
   printed, written = json.loads(out), json.loads((tmp_path / 'out' / 'f.json').read_text())
   assert out.count('\n') == 1 and len(seen) == 6 and all(body['model'] == 'm' for _, _, body in seen)
   assert printed == {key: value for key, value in written.items() if key not in ('manifest', 'comparisons')}
-  assert printed['overall'] == {'a': 1, 'b': 1, 'win': 0, 'tie': 1, 'loss': 0}
+  assert printed['overall'] == {'a': 1, 'b': 1, 'win': 0, 'tie': 3, 'loss': 0}
   assert (printed['n'], printed['only_a'], printed['only_b']) == (3, 1, 1)
   assert len(written['comparisons']) == 3 and written['manifest']['config']['judge']['kind'] == 'chat'
   assert all(len(written['manifest']['files'][name]['sha256']) == 64 for name in 'ab')
@@ -153,7 +174,7 @@ def test_judge_with_a_model_of_ours(files, tmp_path, capsys):
                    '--config.judge.max_tokens=8', f'--out={tmp_path}/f.json']) == 0
   printed = json.loads(capsys.readouterr().out)
   assert (printed['unreadable'], printed['failed'], printed['neutral'], printed['n']) == (6, 0, 3, 3)
-  assert printed['overall']['tie'] == 1
+  assert printed['overall']['tie'] == 3
   records = json.loads((tmp_path / 'f.json').read_text())['comparisons']
   assert all(isinstance(reply, str) for record in records for reply in record['replies'])
 

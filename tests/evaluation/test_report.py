@@ -126,7 +126,8 @@ def test_what_a_row_does_not_tell_is_left_out(tmp_path, rows):
   assert 'nan' not in text.lower() and 'None' not in text
   assert ('Updates were skipped' in text) == any(row.get('skipped') for row in rows)
   if len(rows) == 3:
-    assert 'Updates were skipped at step 2:' in text and ['reward', '0.1', '0.3'] in [own.split() for own in texts(page, 'tr')]
+    assert 'Updates were skipped at step 2:' in text
+    assert ['reward', '0.1', '0.3', '0.2'] in [own.split() for own in texts(page, 'tr')]
 
 
 def test_what_went_wrong_stands_at_the_top():
@@ -233,6 +234,14 @@ def test_the_depths_of_rollouts_are_stacked_where_a_run_tells_them(monkeypatch):
   assert [text.get_text() for text in depths.get_legend().get_texts()] == ['0', '1', '≥ 2']
   tops = [{(x, y) for x, y in layer.get_paths()[0].vertices} for layer in depths.collections]
   assert {(1, 75), (2, 37.5), (4, 0)} <= tops[0] and {(1, 100), (2, 75), (4, 25)} <= tops[1] and {(4, 100), (2, 100)} <= tops[2]
+
+
+def test_figures_that_not_every_step_has_are_there_with_their_mean():
+  """Search-R2's: a step without a probed draft has no estimate of the gain."""
+  rows = [metrics_row(1), metrics_row(2) | {'gain_predicted': 0.25, 'a_prec': None}, metrics_row(3) | {'gain_predicted': 0.5}]
+  page = page_of(rows)
+  assert [own.split() for own in texts(page, 'tr') if 'gain' in own] == [['gain_predicted', '–', '0.5', '0.375']]
+  assert 'a_prec' not in page
 
 
 def test_smoothing_starts_at_the_first_value_and_follows():

@@ -54,6 +54,11 @@ def test_recall_is_the_share_that_retrieved_a_gold_answer():
   assert scores['retrieval_recall'] == pytest.approx(2 / 5) and scores['searches'] == pytest.approx(6 / 5)
 
 
+def test_a_prediction_says_which_data_set_its_question_is_of():
+  trees = [Tree(Letters(), Question('1', 'Who?', ('A',), metadata)) for metadata in ({'source': 'hotpotqa'}, {})]
+  assert [record['source'] for record in run.predictions(trees)] == ['hotpotqa', '']
+
+
 def test_predictions_hold_every_token_of_the_tree(answered):
   for tree, record in zip(answered, run.predictions(answered)):
     text = ''.join(span['text'] for span in record['spans'])

@@ -179,6 +179,33 @@ def test_figures_that_only_some_variants_have_are_blank_in_the_others(config, ru
   assert sweep_report.summary(config, runs)['variants']['Auto']['differences'].keys() >= {'tool_rate_tier_2@0.0', 'em@0.0'}
 
 
+def test_what_training_noted_and_what_time_bought(config, runs):
+  """Search-R2's terms are means over the steps that have them; EM and time are shares of the baseline's (its table 5)."""
+  for run in runs:
+    if run.variant == 'Auto':
+      path = run.out / 'metrics.jsonl'
+      rows = [json.loads(line) for line in path.read_text().splitlines()]
+      for row in rows:
+        row |= {'seconds': 1.5 * row['seconds'], 'em_draft_per_tree': 0.1 * row['step']}
+        row |= ({'a_prec': 0.1} if row['step'] == 2 else {})
+      path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  found = sweep_report.summary(config, runs)
+  auto, full = found['variants']['Auto'], found['variants']['Full']
+  assert auto['figures']['em_draft_per_tree']['mean'] == pytest.approx(0.25)
+  assert auto['figures']['a_prec']['mean'] == pytest.approx(0.1)
+  assert 'em_draft_per_tree' not in full['figures'] and 'relative' not in full
+  em = np.mean(SAMPLED['Auto']) / np.mean(SAMPLED['Full']) - 1
+  assert auto['relative'] == pytest.approx(auto['relative'] | {
+    'seconds': 0.5, 'em@1.0': em, 'em@1.0/seconds': em / 0.5})
+  text = sweep_report.table(found)
+  assert '| variant | EM, T=1.0 | EM, T=0.0 | seconds | EM, T=1.0 / seconds | EM, T=0.0 / seconds |' in text
+  assert f'| Auto | {100 * em:+.1f} |' in text and f'| +50.0 | {em / 0.5:.2f} |' in text and 'EM of drafts' in text
+  for run in runs:  # a variant that takes less time buys nothing with it
+    if run.variant == 'Auto':
+      (run.out / 'metrics.jsonl').write_text((run.out / 'metrics.jsonl').read_text().replace('"seconds": 9.0', '"seconds": 1.0'))
+  assert not any('/' in name for name in sweep_report.summary(config, runs)['variants']['Auto']['relative'])
+
+
 def test_a_table_too_wide_for_a_page_is_turned():
   wide = [['variant', *(f'figure {i}' for i in range(20))], ['A', *map(str, range(20))], ['B', *map(str, range(20, 40))]]
   lines = sweep_report.markdown(wide)

@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 
+from configs import search_r2 as search_r2_config
+from configs import search_r2_qwen2_5_7b
+from configs.claims import search_r2_tables
 from jaxsearch.data.corpus import Document
 from jaxsearch.methods import figures, search_r2
 from jaxsearch.sampler.requests import Ask, Generate, Score, ToolFailure
@@ -17,7 +20,8 @@ ACCEPT, REVISE = -0.1, -5.0  # log-probability of ' 0'
 
 
 def drive(said, margins=(), useful=1, **settings):
-  """Grows a tree; `said` are the generated spans in order, `margins` the log-probability of ' 0' at each review.
+  """Grows a tree; `said` are the generated spans in order; `margins` are for each review the log-probability of ' 0', or
+  (that of ' 0', the step that all others give way to).
 
   `useful` is what the judge replies, or a function of what it is asked.
   """
@@ -25,12 +29,19 @@ def drive(said, margins=(), useful=1, **settings):
 
   def scored(request):
     margin, steps = margins.pop(0), len(request.continuations) - 1
-    return [None] * (steps + 1) if margin is None else [[margin, 0.0]] + [[-2.0, 0.0]] * steps
+    if margin is None:
+      return [None] * (steps + 1)
+    margin, flawed = margin if isinstance(margin, tuple) else (margin, None)
+    return [[margin, 0.0]] + [[-2.0 if flawed in (None, step) else -60.0, 0.0] for step in range(1, steps + 1)]
+
+  def asked(request):
+    if request.service == 'refiner':
+      return scored(request.item)
+    return useful(request.item) if callable(useful) else useful
 
   tree, requests, _ = driving.drive(
-    said, grow=search_r2.grow, review='world', scored=scored,
-    found=lambda request: [Document('1', request.query, f'about {request.query}')],
-    asked=lambda request: useful(request.item) if callable(useful) else useful, **settings)
+    said, grow=search_r2.grow, review='world', scored=scored, asked=asked,
+    found=lambda request: [Document('1', request.query, f'about {request.query}')], **settings)
   assert not margins
   return tree, requests
 
@@ -57,33 +68,65 @@ def test_an_accepted_draft_is_the_chain_with_its_review():
 
 @pytest.mark.parametrize('flawed, rest, kept', [(1, [TWO, RIGHT], []), (2, [RIGHT], [ONE]), (3, [RIGHT], [ONE, TWO])])
 def test_a_rejected_draft_is_cut_before_its_flawed_step(flawed, rest, kept):
-  tree, requests = drive([ONE, TWO, WRONG, f' {flawed}\n', *rest], [REVISE], useful=0)
+  tree, requests = drive([ONE, TWO, WRONG, *rest], [(REVISE, flawed)], useful=0)
   generated = [request for request in requests if isinstance(request, Generate)]
-  assert path_texts(generated[4].node) == kept                     # the revision goes on behind the kept prefix
+  assert path_texts(generated[3].node) == kept                     # the revision goes on behind the kept prefix
   cut = [node for node in tree.nodes(Role.POLICY) if not node.trained]
   assert [node.text for node in cut] == [ONE, TWO, WRONG][flawed - 1:]
   trained = [node.text for node in tree.nodes(Role.POLICY) if node.trained]
-  assert sorted(trained) == sorted([*kept, f' {flawed}\n', *rest])
-  assert tree.answer == 'Lovelace' and tree.metrics['revised'] == 1 and tree.metrics['em_draft'] == 0
+  assert sorted(trained) == sorted([*kept, f' {flawed}', *rest])
+  assert tree.answer == 'Lovelace' and tree.metrics['revised'] == 1
+  assert tree.metrics['em_draft'] == 0 and tree.metrics['em_kept'] == 1
   assert search_r2.reward(tree) == 1.0
 
 
-@pytest.mark.parametrize('said, unreadable', [(' 0\n', 0), (' 7\n', 1), (' two\n', 1), ('', 1), (' 1.5\n', 1), (' -1\n', 1)])
-def test_a_review_that_names_no_step_keeps_the_draft(said, unreadable):
-  tree, _ = drive([ONE, RIGHT, said], [REVISE])
-  assert tree.metrics['unreadable_review'] == unreadable and tree.metrics['revised'] == 0
-  assert tree.answer == 'Lovelace' and all(node.trained for node in tree.nodes(Role.POLICY))
+def test_after_a_rejection_the_trimmer_draws_from_the_steps_alone():
+  """' 0' is likelier than either step, though not than both; it is never drawn, and the steps are drawn by their odds."""
+  chances = np.array([-0.9, -1.0, -2.0])
+  drawn = []
+  for seed in range(300):
+    tree = Tree(Letters(), QUESTION, np.random.default_rng(seed))
+    leaf = tree.root.append('Q', Role.PROMPT).append(ONE, Role.POLICY).append('seen', Role.OBSERVATION).append(WRONG, Role.POLICY)
+    review = search_r2.judge_draft(tree, leaf, 2, 0.0, 'policy', 0.0, 'world')
+    next(review)
+    with pytest.raises(StopIteration) as stopped:
+      review.send([[chance, 0.0] for chance in chances])
+    flawed, cuts = stopped.value.value
+    written = leaf.children[0].children[0]
+    assert written.text == f' {flawed}' and written.logprobs == [chances[flawed], 0.0] and written.trained
+    drawn.append(flawed)
+  odds = np.exp(chances[1:]) / np.exp(chances[1:]).sum()
+  np.testing.assert_allclose(cuts, odds)
+  assert set(drawn) == {1, 2} and np.mean(np.array(drawn) == 1) == pytest.approx(odds[0], abs=4 * np.sqrt(odds.prod() / 300))
+
+
+def test_the_actor_has_as_many_spans_as_turns():
+  """Algorithm 2: a search in the last of B spans is not served."""
+  tree, requests = drive([ONE, TWO], max_turns=2, max_revisions=0)
+  assert tree.stop is Stop.BUDGET and sum(isinstance(request, Generate) for request in requests) == 2
+  assert tree.metrics['searches'] == 1
+  with pytest.raises(ValueError, match='grow.max_turns=0'):
+    drive([], max_turns=0)
+
+
+def test_a_response_has_so_many_tokens_in_all():
+  room = len(ONE) + 10
+  tree, requests = drive([ONE, TWO[:10]], max_response=room, max_tokens=60, max_revisions=0)
+  assert tree.stop is Stop.BUDGET and [request.max_tokens for request in requests if isinstance(request, Generate)] == [
+    min(60, room), 10]
+  tree, requests = drive([ONE, WRONG, RIGHT], [(REVISE, 2)], max_response=room + 100, max_tokens=500)  # the kept step counts
+  assert [r.max_tokens for r in requests if isinstance(r, Generate)] == [room + 100, 110, 110]
 
 
 def test_the_threshold_moves_the_margin():
-  margin = np.log(2 * np.exp(-2.0)) + 3.0  # of a draft of two steps with log P(0) = -3
+  margin = -2.0 + 3.0  # log P(2) = -2, log P(0) = -3
   for threshold, revised in ((margin - 0.01, 1), (margin + 0.01, 0)):
-    tree, _ = drive([ONE, WRONG] + [' 2\n', RIGHT] * revised, [-3.0], threshold=threshold)
+    tree, _ = drive([ONE, WRONG] + [RIGHT] * revised, [(-3.0, 2)], threshold=threshold)
     assert tree.metrics['revised'] == revised
 
 
 def test_revisions_are_limited():
-  tree, _ = drive([WRONG, ' 1\n', ONE, WRONG, ' 2\n', RIGHT], [REVISE, REVISE], max_revisions=2)
+  tree, _ = drive([WRONG, ONE, WRONG, RIGHT], [REVISE, (REVISE, 2)], max_revisions=2)
   assert tree.metrics['revised'] == 2 and tree.answer == 'Lovelace'
   kept = [n.text for n in kept_leaf(tree).path() if n.role is Role.POLICY]
   assert kept == [ONE, RIGHT]
@@ -94,7 +137,7 @@ def test_revisions_are_limited():
 
 
 def test_a_revision_has_the_turns_that_are_left():
-  tree, _ = drive([ONE, TWO, ' 2\n', TWO], [REVISE], max_turns=1)
+  tree, _ = drive([ONE, TWO, TWO], [(REVISE, 2)], max_turns=2)
   assert tree.stop is Stop.BUDGET and tree.metrics['revised'] == 1
 
 
@@ -119,7 +162,7 @@ def test_a_judge_at_fault_is_neutral_and_counted(fault):
   with faults.judge_at_fault(fault) as judge:
     tree, requests = drive([search, RIGHT], [ACCEPT], useful=lambda item: judge([item])[0])
   assert 'Final Answer' in next(request for request in requests if isinstance(request, Ask)).item.collections[0]
-  assert tree.metrics['judge_unreadable'] == bool(fault) and tree.metrics['useful'] == (not fault)
+  assert tree.metrics['judge_unreadable'] == bool(fault)
   assert search_r2.reward(tree) == (1.0 if fault else 2.0)
 
 
@@ -128,16 +171,15 @@ def test_tokens_beside_the_kept_chain_are_counted():
   for said, margins, extra, settings in (
       ([ONE, RIGHT], [], '', dict(max_revisions=0)),
       ([ONE, RIGHT], [ACCEPT], ' 0', {}),
-      ([ONE, RIGHT, ' 7\n'], [REVISE], ' 7\n', {}),
-      ([ONE, TWO, WRONG, ' 2\n', RIGHT], [REVISE], TWO + WRONG + ' 2\n', {}),
-      ([WRONG, ' 1\n', ONE, WRONG, ' 2\n', RIGHT], [REVISE, REVISE], WRONG + ' 1\n' + WRONG + ' 2\n', dict(max_revisions=2)),
-      ([ONE, WRONG, ' 2\n', WRONG, RIGHT, RIGHT], [REVISE], WRONG + ' 2\n', dict(probe=1.1))):  # what probing grew is gone
+      ([ONE, TWO, WRONG, RIGHT], [(REVISE, 2)], TWO + WRONG + ' 2', {}),
+      ([WRONG, ONE, WRONG, RIGHT], [REVISE, (REVISE, 2)], WRONG + ' 1' + WRONG + ' 2', dict(max_revisions=2)),
+      ([ONE, WRONG, WRONG, RIGHT, RIGHT], [(REVISE, 2)], WRONG + ' 2', dict(probe=1.1))):  # what probing grew is gone
     tree, _ = drive(said, margins, **settings)
     assert tree.metrics['tokens_extra'] == len(extra), said
 
 
 def test_credit_goes_to_the_kept_chain_and_the_reviews():
-  groups = [[drive([ONE, WRONG, ' 2\n', RIGHT], [REVISE])[0], drive([ONE, WRONG], [ACCEPT])[0]]]
+  groups = [[drive([ONE, WRONG, RIGHT], [(REVISE, 2)])[0], drive([ONE, WRONG], [ACCEPT])[0]]]
   search_r2.credit(groups, context())
   rewards = np.array([2.0, 0.0])
   for tree, expected in zip(groups[0], (rewards - 1) / (rewards.std(ddof=1) + 1e-6)):
@@ -150,27 +192,109 @@ def test_credit_goes_to_the_kept_chain_and_the_reviews():
 
 
 def test_a_random_refiner_needs_no_review():
-  tree, requests = drive([ONE, WRONG, RIGHT, ], refiner='random', random_share=1.0, max_turns=2, seed=1)
+  tree, requests = drive([ONE, WRONG, RIGHT, ], refiner='random', random_share=1.0, max_turns=3, seed=1)
   assert tree.metrics['revised'] == 1 and not any(isinstance(request, Score) for request in requests)
-  with pytest.raises(ValueError, match="refiner='oracle'"):
-    drive([ONE, WRONG], refiner='oracle')
+
+
+def test_a_frozen_refiner_is_asked_and_not_trained():
+  tree, requests = drive([ONE, WRONG, RIGHT], [(REVISE, 2)], refiner='frozen')
+  asked = next(request for request in requests if isinstance(request, Ask))
+  assert asked.service == 'refiner' and asked.item.continuations == (' 0', ' 1', ' 2')
+  assert path_texts(asked.item.node) == [ONE, WRONG] and not any(isinstance(request, Score) for request in requests)
+  assert tree.answer == 'Lovelace' and [node.text for node in tree.nodes(Role.POLICY) if node.trained] == [ONE, RIGHT]
+  tree.prune()
+  assert [node.text for node in tree.nodes(Role.POLICY)] == [ONE, RIGHT]  # neither the review nor what was cut is in the rows
+  with pytest.raises(RuntimeError, match="grow.refiner='frozen': there is no refiner"):
+    driving.drive([ONE, WRONG], grow=search_r2.grow, review='world', refiner='frozen', asked=ToolFailure('there is no refiner'))
+
+
+def test_the_frozen_refiner_keeps_the_initial_weights(monkeypatch):
+  """It scores a draft as the weights of `config.model` do; nothing is loaded before it is asked."""
+  import jax
+
+  from jaxsearch import setup
+  from jaxsearch.sampler.requests import GREEDY, Tools
+  from jaxsearch.sampler.rollout import Agent, rollout
+  config = search_r2_config.get_config()
+  assert config.refiner.model == 'world-review' and config.refiner.length == config.sampler.length
+  engine, opened = setup._frozen_engine, []
+  monkeypatch.setattr(setup, '_frozen_engine', lambda *settings: opened.append(engine(*settings)) or opened[0])
+  services = setup.open_tools(config, services=['refiner']).services
+  assert not opened
+
+  def grow(question, tree):
+    """The same review by the frozen refiner and by a policy that has moved on."""
+    draft = tree.root.append('Question: which one?\n', Role.PROMPT).append(ONE, Role.POLICY)
+    score = Score(draft.append('\nFlawed step, 0 to 1:', Role.PROMPT), (' 0', ' 1'))
+    frozen = yield Ask('refiner', score)
+    found.append((frozen, (yield score)))
+
+  found = []
+  _, params = setup.load_policy(config, jax.make_mesh((1, 1, 1), ('data', 'fsdp', 'tensor')))
+  for shift in (0.0, 0.05):
+    policy = engine(config.refiner, 'float32', None)
+    policy.load(jax.tree.map(lambda leaf: leaf * (1 + shift), params))
+    rollout(Agent(policy, grow, Tools(services=services), GREEDY), [QUESTION, QUESTION], jax.random.key(0))
+  assert len(opened) == 1
+  initial, _, later, _ = found
+  for frozen, policy in (initial, (later[0], initial[1])):
+    np.testing.assert_allclose(np.concatenate(frozen), np.concatenate(policy), atol=1e-4)
+  assert np.abs(np.concatenate(later[1]) - np.concatenate(later[0])).max() > 1e-2
 
 
 def test_what_probing_estimates():
   """Regenerated from the first step the chain fails again, from the second it is right; the tree stays as it was."""
-  tree, _ = drive([ONE, WRONG, ' 2\n', WRONG, RIGHT, RIGHT], [REVISE], probe=1.1)
+  tree, requests = drive([ONE, WRONG, WRONG, RIGHT, RIGHT], [REVISE], probe=1.1, seed=3)
   found = tree.root.data['probe']
-  assert found['gains'].tolist() == [0.0, 1.0] and found['accept'] == 0.0 and found['reward'] == 0.0
+  assert found['gains'].tolist() == [0.0, 2.0] and found['accept'] == 0.0 and found['reward'] == 0.0  # R, not EM
   np.testing.assert_allclose(found['cuts'], [0.5, 0.5])
-  assert tree.metrics['searches'] == 1 and len(tree.leaves()) == 2 and tree.answer == 'Lovelace'
-  other = {'accept': 1.0, 'cuts': np.array([1.0]), 'gains': np.array([-1.0]), 'reward': 1.0}
-  gain = figures.of_refinement([found, other])
-  rewards, trimmed = np.array([0.0, 1.0]), np.array([0.5, 0.0])
-  assert gain['v_inter'] == 0.5
+  assert tree.metrics['revised'] == 1 and len(tree.leaves()) == 2 and tree.answer == 'Lovelace'
+  assert sum(isinstance(request, Ask) for request in requests) == 1 + (search_r2.reward(tree) == 2)
+  assert drive([ONE, WRONG, WRONG, RIGHT, RIGHT], [(REVISE, 2)], probe=1.1, process=False)[0].root.data['probe']['gains'][1] == 1
+
+
+def test_the_terms_of_the_gain_and_the_gain_itself():
+  one = {'accept': 0.0, 'cuts': np.array([0.5, 0.5]), 'gains': np.array([0.0, 2.0]), 'reward': 0.0, 'kept': 2.0}
+  other = {'accept': 1.0, 'cuts': np.array([1.0]), 'gains': np.array([-1.0]), 'reward': 1.0, 'kept': 1.0}
+  gain = figures.of_refinement([one, other])
+  rewards, trimmed = np.array([0.0, 1.0]), np.array([1.0, 0.0])
+  assert gain['v_inter'] == 0.5 and gain['probed'] == 2
   assert gain['a_prec'] == pytest.approx(np.cov([0.0, 1.0], rewards - trimmed, ddof=0)[0, 1])
-  cuts, gains = np.array([[0.5, 0.5], [1.0, 0.0]]), np.array([[0.0, 1.0], [-1.0, 0.0]])
+  cuts, gains = np.array([[0.5, 0.5], [1.0, 0.0]]), np.array([[0.0, 2.0], [-1.0, 0.0]])
   assert gain['s_trim'] == pytest.approx(sum(np.cov(cuts[:, k], gains[:, k], ddof=0)[0, 1] for k in range(2)))
+  assert gain['gain_predicted'] == pytest.approx(0.5)  # half of the drafts are cut; those gain 1 by the trimmer's odds
+  assert gain['gain_measured'] == 1.0
   assert figures.of_refinement([]) == {}
+
+
+def test_the_gain_of_a_step_is_logged():
+  trees = [drive([ONE, WRONG, WRONG, RIGHT, RIGHT], [(REVISE, 2)], probe=1.1)[0], drive([WRONG, RIGHT], [ACCEPT], probe=1.1)[0]]
+  own = context()
+  search_r2.credit([trees], own)
+  assert own.metrics['gain_measured'] == 1.0 and own.metrics['v_inter'] == 0.5 and own.metrics['probed'] == 2
+  assert own.metrics['gain_predicted'] == pytest.approx(1.0)
+
+
+def test_the_pod_config_is_as_published():
+  config = search_r2_qwen2_5_7b.get_config()
+  assert config.eval.grow.max_revisions == 0 and config.eval.temperatures == (0.0,)
+  assert config.sampler.length == 15000 <= config.train.row_length
+  assert (config.grow.max_turns, config.grow.max_response, config.grow.max_tokens, config.grow.chat) == (4, 3000, 3000, True)
+  assert config.train.mini_batch == 0 and config.questions_per_step * config.group_size == 2560  # one update of 512 x 5
+  assert (config.steps, config.optim.lr_warmup_updates) == (300, int(0.285 * 300))
+
+
+def test_the_rows_of_the_tables():
+  """What each row of tables 3, 4, 7 and 8 turns off, and nothing else."""
+  rows = {name: dict(changes) for name, changes in search_r2_tables.get_config().variants.items()}
+  base = search_r2_config.get_config()
+  assert (base.grow.process, base.credit.joint, base.grow.max_revisions, base.grow.refiner) == (True, True, 1, 'policy')
+  only = {name: {field: value for field, value in changes.items() if field != 'grow.probe'} for name, changes in rows.items()}
+  raw = {'grow.process': False, 'credit.joint': False}
+  assert only['+ Meta-Refiner'] == raw and only['+ process reward'] == {'credit.joint': False} and only['Search-R2'] == {}
+  assert only['without process reward'] == {'grow.process': False} and only['frozen refiner'] == {'grow.refiner': 'frozen'}
+  assert [only[f'N_max {n}'] for n in (2, 3, 4)] == [raw | {'grow.max_revisions': n} for n in (2, 3, 4)]
+  assert only['Search-R1, n=10'] == only['Search-R1'] | {'group_size': 10}
 
 
 def test_nothing_of_the_kept_prefix_is_computed_again():

@@ -13,10 +13,12 @@ LONG = (('policy', '<search> that </search>'), ('observation', 'Doc 1 about that
 PAIR = trajectory_judge.TrajectoryPair('Who wrote it?', SHORT, LONG)
 
 
-def verdict(first, second, first_too=(), second_too=()):
-  """A reply that gives each the same number on every rubric, but for what differs."""
+def verdict(first, second, first_too=(), second_too=(), winner=None):
+  """A reply that gives each the same number on every rubric, but for what differs; where not said, the higher number wins."""
   both = zip(trajectory_judge.POSITIONS, (first, second), (first_too, second_too))
-  return json.dumps({position: dict.fromkeys(trajectory_judge.RUBRICS, score) | dict(too) for position, score, too in both})
+  scores = {position: dict.fromkeys(trajectory_judge.RUBRICS, score) | dict(too) for position, score, too in both}
+  known = {(2, 0): 'first', (2, 1): 'first', (1, 0): 'first', (0, 2): 'second', (1, 2): 'second', (0, 1): 'second'}
+  return json.dumps(scores | {'winner': winner or ('tie' if isinstance(second, dict) else known.get((first, second), 'tie'))})
 
 
 def shown(prompt, position):
@@ -38,7 +40,7 @@ def test_a_prompt_shows_who_wrote_what_in_both_orders():
 
 def test_replies_are_read_strictly():
   good = verdict(2, 0, {'coherence': 1})
-  expected = dict.fromkeys(trajectory_judge.RUBRICS, 2) | {'coherence': 1}, dict.fromkeys(trajectory_judge.RUBRICS, 0)
+  expected = dict.fromkeys(trajectory_judge.RUBRICS, 2) | {'coherence': 1}, dict.fromkeys(trajectory_judge.RUBRICS, 0), 'first'
   for reply in (good, f'The {{first}} is better.\n{good}\n', f'```json\n{json.dumps(json.loads(good), indent=2)}\n```',
                 f'{verdict(0, 2)}\nNo:\n{good}'):
     assert trajectory_judge.read(reply) == expected
@@ -50,18 +52,34 @@ def test_replies_are_read_strictly():
   verdict('2', 0), verdict(None, 0), verdict(2, 0, {'style': 2}), f'[{verdict(2, 0)}]', verdict(2, 0).replace('second', 'third'),
   verdict(2, 0).replace('"coherence": 2, ', ''), verdict(2, 0).replace('"second"', '"first"'),
   verdict(2, 0).replace('"density": 2', '"density": 2, "density": 1'), verdict(2, 0).replace('"density": 2', '"density": NaN'),
-  verdict(2, 0).replace('"density": 2', '"density": ' + '2' * 5000), verdict(2, {'a': 1}), trajectory_judge.prompts(PAIR)[0],
-  trajectory_judge.prompts(PAIR)[0].split('\nQuestion')[0]])
+  verdict(2, 0).replace('"density": 2', '"density": ' + '2' * 5000), verdict(2, {'a': 1}, winner='tie'),
+  verdict(2, 0, winner='a'), verdict(2, 0).replace(', "winner": "first"', ''), verdict(2, 0).replace('"first"}', '["first"]}'),
+  trajectory_judge.prompts(PAIR)[0], trajectory_judge.prompts(PAIR)[0].split('\nQuestion')[0]])
 def test_what_cannot_be_read(reply):
   assert trajectory_judge.read(reply) is None
 
 
 def test_scores_are_averaged_over_both_orders():
-  a, b = trajectory_judge.averaged([verdict(2, 0, {'coherence': 0}), verdict(1, 1, {'density': 0})])  # the second begins with `b`
+  # The second reply begins with `b`.
+  a, b, _ = trajectory_judge.averaged([verdict(2, 0, {'coherence': 0}), verdict(1, 1, {'density': 0})])
   assert a == dict.fromkeys(trajectory_judge.RUBRICS, 1.5) | {'coherence': 0.5}
   assert b == dict.fromkeys(trajectory_judge.RUBRICS, 0.5) | {'density': 0.0}
-  a, b = trajectory_judge.averaged([verdict(2, 0)] * 2)  # always likes the first
-  assert a == b == trajectory_judge.NEUTRAL
+  a, b, winner = trajectory_judge.averaged([verdict(2, 0)] * 2)  # always likes the first
+  assert a == b == trajectory_judge.NEUTRAL and winner == 'tie'
+
+
+@pytest.mark.parametrize(('one', 'other', 'winner'), [
+  ('first', 'second', 'a'), ('second', 'first', 'b'), ('tie', 'first', 'tie'), ('second', 'second', 'tie')])
+def test_a_winner_wins_in_both_orders_whatever_the_scores_are(one, other, winner):
+  """The outcome decides first: the rubrics, which are about the process, may say the opposite."""
+  assert trajectory_judge.averaged([verdict(0, 2, winner=one), verdict(2, 0, winner=other)])[2] == winner
+
+
+def test_the_prompt_asks_for_scores_first_and_then_for_the_winner_by_outcome():
+  prompt = trajectory_judge.prompts(PAIR)[0]
+  places = [prompt.index(words) for words in ('on every rubric', 'Then name the winner. The better outcome wins',
+                                              'the better way to it', 'Say "tie" only', '"winner": "first" | "second" | "tie"}')]
+  assert places == sorted(places)
 
 
 @pytest.mark.parametrize('missing', ['no idea', None, RuntimeError('down')])
