@@ -18,6 +18,7 @@ run is stopped with SIGTERM. The last line is one JSON object; `grows` names wha
 
 import argparse
 import collections
+import contextlib
 import json
 import pathlib
 import signal
@@ -40,13 +41,17 @@ ROWS = ('metrics.jsonl', 'evaluations.jsonl')
 
 
 def soak(config: str, changes: list[str], minutes: float, run: pathlib.Path) -> None:
-  """Trains for so many minutes and samples the process; SystemExit with its status if it ends before."""
+  """Trains for so many minutes and samples the process; SystemExit if there is a run already, or if it ends before."""
+  if (run / 'metrics.jsonl').exists():
+    raise SystemExit(f'{run} holds a run already: choose another --out')
   fields = [f'--config.{change}' for change in (*SMALL, f'out={run}')]
   process = subprocess.Popen([sys.executable, '-m', 'jaxsearch.cli', 'train', '--config', config, *fields, *changes])
   end = time.monotonic() + 60 * minutes
   try:
-    while process.poll() is None and time.monotonic() < end:
-      time.sleep(min(EVERY, max(0.0, end - time.monotonic())))
+    while time.monotonic() < end:
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(EVERY)
+        break
       if run.exists():
         runs.append(run / 'soak.jsonl', [sample(psutil.Process(process.pid), run)])
   finally:

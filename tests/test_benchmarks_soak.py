@@ -75,6 +75,13 @@ def test_a_run_that_was_not_sampled_and_one_that_is_too_short(tmp_path):
     soak.analyse(run)
 
 
+def test_a_folder_with_a_run_and_a_run_that_ends_by_itself(tmp_path):
+  with pytest.raises(SystemExit, match='holds a run already: choose another --out'):
+    soak.soak('quickstart', [], 1.0, make_run(tmp_path))
+  with pytest.raises(SystemExit, match='ended by itself, with status 2'):
+    soak.soak('quickstart', ['--config.group_size=none'], 1.0, tmp_path / 'other')
+
+
 def test_a_sample_counts_what_is_there(tmp_path):
   for name in ('checkpoints/5/params', 'checkpoints/10.orbax-checkpoint-tmp', 'tensorboard'):
     (tmp_path / name).mkdir(parents=True)
