@@ -100,7 +100,7 @@ def analyse(run: pathlib.Path) -> dict:
     raise SystemExit(f'{run}: {len(rows)} steps are too few to tell, {4 * PARTS} are needed')
   hours = ((run / 'metrics.jsonl').stat().st_mtime - (run / 'config.json').stat().st_mtime) / 3600  # written last, and first
   resident = [row['resident_mib'] for row in rows]
-  medians = [float(np.median(part)) for part in np.array_split(resident, 2 * PARTS)]
+  medians = [round(float(np.median(part)), 1) for part in np.array_split(resident, 2 * PARTS)]
   an_hour = [len(rows) / hours * value for value in slope(resident[len(rows) // 2:])]
   limit = LIMIT * medians[PARTS]
   grows = ['resident_mib'] if an_hour[2] > limit else []
