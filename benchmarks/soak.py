@@ -7,9 +7,10 @@ Trains in a process of its own, in small steps with evaluations and checkpoints,
 `soak.jsonl` in the run folder: resident size, open files, threads, and the number and bytes of the files. After the minutes the
 run is stopped with SIGTERM. The last line is one JSON object; `grows` names what grew, and `flat` says that nothing did:
 
-  resident_mib   of the rows of metrics, without the first quarter of the steps: they are cut into twelve equal parts, and a line
-                 is put through the medians of the parts. The upper end of the 95 % interval of its slope must be below 2 % of
-                 the size an hour: so a soak that is too short or too noisy to tell is not flat.
+  resident_mib   of the rows of metrics, in the second half of the steps (in the first, programs are compiled and malloc's arenas
+                 fill): cut into twelve equal parts, with a line through the medians of the parts. The upper end of the 95 %
+                 interval of its slope must be below 2 % of the size an hour, so a soak that is too short or too noisy to tell
+                 is not flat.
   fds, threads   the median of the last quarter must not be above that of the second.
   files          metrics.jsonl, evaluations.jsonl and tensorboard grow with the steps, by no more a row at the end than before
                  (a tenth is allowed); there are at most `keep_checkpoints` checkpoints and the one that is being written; no
@@ -18,6 +19,7 @@ run is stopped with SIGTERM. The last line is one JSON object; `grows` names wha
 
 import argparse
 import collections
+import contextlib
 import json
 import pathlib
 import signal
@@ -40,13 +42,17 @@ ROWS = ('metrics.jsonl', 'evaluations.jsonl')
 
 
 def soak(config: str, changes: list[str], minutes: float, run: pathlib.Path) -> None:
-  """Trains for so many minutes and samples the process; SystemExit with its status if it ends before."""
+  """Trains for so many minutes and samples the process; SystemExit if there is a run already, or if it ends before."""
+  if (run / 'metrics.jsonl').exists():
+    raise SystemExit(f'{run} holds a run already: choose another --out')
   fields = [f'--config.{change}' for change in (*SMALL, f'out={run}')]
   process = subprocess.Popen([sys.executable, '-m', 'jaxsearch.cli', 'train', '--config', config, *fields, *changes])
   end = time.monotonic() + 60 * minutes
   try:
-    while process.poll() is None and time.monotonic() < end:
-      time.sleep(min(EVERY, max(0.0, end - time.monotonic())))
+    while time.monotonic() < end:
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(EVERY)
+        break
       if run.exists():
         runs.append(run / 'soak.jsonl', [sample(psutil.Process(process.pid), run)])
   finally:
@@ -93,14 +99,16 @@ def analyse(run: pathlib.Path) -> dict:
   if len(rows) < 4 * PARTS:
     raise SystemExit(f'{run}: {len(rows)} steps are too few to tell, {4 * PARTS} are needed')
   hours = ((run / 'metrics.jsonl').stat().st_mtime - (run / 'config.json').stat().st_mtime) / 3600  # written last, and first
-  resident = [row['resident_mib'] for row in rows[len(rows) // 4:]]
-  first, last = (float(np.median(np.array_split(resident, PARTS)[part])) for part in (0, -1))
-  an_hour = [len(rows) / hours * value for value in slope(resident)]
-  grows = ['resident_mib'] if an_hour[2] > LIMIT * first else []
+  resident = [row['resident_mib'] for row in rows]
+  medians = [round(float(np.median(part)), 1) for part in np.array_split(resident, 2 * PARTS)]
+  an_hour = [len(rows) / hours * value for value in slope(resident[len(rows) // 2:])]
+  limit = LIMIT * medians[PARTS]
+  grows = ['resident_mib'] if an_hour[2] > limit else []
 
-  found = {'steps': len(rows), 'minutes': round(60 * hours, 1), 'resident_mib': {'quarter': first, 'end': last},
+  found = {'steps': len(rows), 'minutes': round(60 * hours, 1),
+           'resident_mib': {'quarter': medians[PARTS // 2], 'half': medians[PARTS], 'end': medians[-1]},
            'mib_per_hour': round(an_hour[0], 1), 'interval': [round(value, 1) for value in an_hour[1:]],
-           'limit_mib_per_hour': round(LIMIT * first, 1), 'bytes_per_step': {}}
+           'limit_mib_per_hour': round(limit, 1), 'bytes_per_step': {}}
   for name in ROWS:
     sizes = [len(json.dumps(row, ensure_ascii=False).encode()) + 1 for row in runs.read(run / name)]
     found['bytes_per_step'][name] = round(sum(sizes) / len(rows))

@@ -5,9 +5,8 @@ export JAX_PLATFORMS=${JAX_PLATFORMS:-cpu}
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}
 
 # glibc gives large buffers back to the system as soon as they are freed; a training step on CPU then spends a third of
-# its time on page faults. These keep them. Each of malloc's arenas then keeps the most that it ever held, and any thread may use any
-# of them: with the usual eight a core, the resident size creeps up for hours. With two it stays flat, in the same time.
-export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=268435456 MALLOC_ARENA_MAX=2
+# its time on page faults. These keep them.
+export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=268435456
 
 install() {  # install SPEC: this repository, editable, with the pinned versions; nothing is done when nothing has changed
   [ -x .venv/bin/python ] || "$PYTHON" -m venv .venv

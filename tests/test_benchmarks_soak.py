@@ -40,7 +40,7 @@ def test_a_flat_run(tmp_path):
   found = soak.analyse(make_run(tmp_path))
   assert found['flat'] and found['grows'] == []
   assert found['steps'] == STEPS and found['minutes'] == 120
-  assert found['resident_mib'] == {'quarter': pytest.approx(2000, abs=2), 'end': pytest.approx(2000, abs=2)}
+  assert found['resident_mib'] == dict.fromkeys(('quarter', 'half', 'end'), pytest.approx(2000, abs=2))
   assert found['interval'][0] < 0 < found['interval'][1] < found['limit_mib_per_hour'] == pytest.approx(40, abs=0.1)
   assert found['bytes_per_step']['tensorboard'] == 100 and found['peak_mib'] == 2010
   assert found['checkpoints'] == {'most': 3, 'mib': 1.0} and found['other_files'] == {'config.json': 24}
@@ -73,6 +73,13 @@ def test_a_run_that_was_not_sampled_and_one_that_is_too_short(tmp_path):
   (run / 'metrics.jsonl').write_text(''.join(lines[:20]))
   with pytest.raises(SystemExit, match='20 steps are too few'):
     soak.analyse(run)
+
+
+def test_a_folder_with_a_run_and_a_run_that_ends_by_itself(tmp_path):
+  with pytest.raises(SystemExit, match='holds a run already: choose another --out'):
+    soak.soak('quickstart', [], 1.0, make_run(tmp_path))
+  with pytest.raises(SystemExit, match='ended by itself, with status 2'):
+    soak.soak('quickstart', ['--config.group_size=none'], 1.0, tmp_path / 'other')
 
 
 def test_a_sample_counts_what_is_there(tmp_path):
