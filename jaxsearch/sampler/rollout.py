@@ -169,7 +169,7 @@ class Schedule:
     self.queries: dict[str, list[Pending]] = {}  # by service
     self.caller = requests.Caller(tools.workers)
     self.callers: dict[str, requests.Caller] = {}  # of the services that are asked on threads
-    self.lost = collections.Counter()  # by service: its last replies in a row that say that there is no server
+    self.lost = collections.Counter()  # by service: how many of its calls in a row, the last ones, got no reply
     self.active = np.zeros(engine.lanes, int)  # episodes under way
     self.steps = self.capacity = 0  # decode steps so far, the clock of the deterministic mode; tokens they could have decoded
     self.counts, self.last_failures = collections.Counter(dict.fromkeys(COUNTS, 0)), {}
@@ -372,9 +372,16 @@ class Schedule:
     service = self.tools.services[name]
 
     def ask():
-      if self.lost[name] >= service.concurrency:
-        raise ConnectionError(f'not asked, since {self.lost[name]} requests in a row got no reply')
-      reply, = service([item])
+      if self.lost[name] >= service.concurrency:  # the rest would take its timeout each
+        return ToolFailure(f'{name}: not asked, since {self.lost[name]} requests in a row got no reply', 'connection')
+      try:
+        reply, = service([item])
+        if isinstance(reply, Exception):
+          raise reply
+      except Exception as error:
+        reply = requests.failure_of(error, name)
+      gone = isinstance(reply, ToolFailure) and reply.fault in ('timeout', 'connection', 'server')
+      self.lost[name] = self.lost[name] + 1 if gone else 0
       return reply
 
     caller = self.callers.setdefault(name, requests.Caller(service.concurrency))
@@ -402,8 +409,6 @@ class Schedule:
                else requests.failure_of(reply, name) if isinstance(reply, Exception) else reply for reply in replies]
     self._count(requests.SERVICES, replies)
     for pending, reply in zip(waiting, replies):
-      gone = isinstance(reply, ToolFailure) and reply.fault in ('timeout', 'connection', 'server')
-      self.lost[name] = self.lost[name] + 1 if gone else 0
       self._reply(pending, reply)
     self._advance(pending.episode for pending in waiting)
 
