@@ -29,12 +29,13 @@ step too, and gets the observation that says so. T actions go with questions tha
 Proposition 2 (A.4): k = G/T actions a step, rounded up and at least 2, give a mean advantage of no more variance than G whole
 trajectories (eq. 21: the ratio above times G/k is at most 1), and cost 1/T of their tokens (eq. 23). The tokens are counted.
 
-A.6 says that the policy gradient then has less variance too. For the first `--gradients` questions everything is sampled twice,
-at the same weights, and the gradients of eqs. 10 and 11, summed over steps and times k / (k - 1), are computed: half the squared distance of the two is
-an unbiased estimate of a gradient's variance (the trace of its covariance), their scalar product one of the squared length of
-its mean, the signal. Both are given truncated over whole, with k = G and with the k of proposition 2. The mean itself is another
-one (A.7): siblings are credited with the reward of their own step, not with what follows from it. The score is that of the
-policy, not of the policy that may not answer; among siblings the difference cancels, as their advantages sum to 0.
+A.6 says that the policy gradient then has less variance too. For the first `--gradients` questions everything is sampled
+twice, at the same weights, and the gradients of eqs. 10 and 11, summed over steps and times k / (k - 1), are computed: half
+the squared distance of the two is an unbiased estimate of a gradient's variance (the trace of its covariance), their scalar
+product one of the squared length of its mean, the signal. Both are given truncated over whole, with k = G and with the k of
+proposition 2. The mean itself is another one (A.7): siblings are credited with the reward of their own step, not with what
+follows from it. The score is that of the policy, not of the policy that may not answer; among siblings the difference cancels,
+as their advantages sum to 0.
 
 The policy, its search and its judge are those of configs/slate.py. A question where an answer comes up `DRAWS` times in a
 row, or whose path does not fit, is left out and counted. The last line is one JSON object: for every T the ratio of the two

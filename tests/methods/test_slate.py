@@ -116,7 +116,8 @@ def test_evaluation_is_that_of_search_r1():
 
 def test_one_alternative_is_credited_with_its_reward():
   """REINFORCE with judged rewards (A.9)."""
-  tree, _ = drive([SEARCH], [WRONG], budget=2, verdict=lambda item: {judge.Thinking: -1, judge.Query: 1, judge.Answer: -1}[type(item)])
+  scores = {judge.Thinking: -1, judge.Query: 1, judge.Answer: -1}
+  tree, _ = drive([SEARCH], [WRONG], budget=2, verdict=lambda item: scores[type(item)])
   assert [node.advantages for node in tree.nodes(Role.POLICY)] == [0, -2]
 
 

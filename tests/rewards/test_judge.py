@@ -37,7 +37,8 @@ def test_prompts_hold_what_is_judged():
   text = judge.prompt(judge.Collections(QUESTION, ('one', 'two')))
   assert '<collection_1>one</collection_1>\n<collection_2>two</collection_2>' in text and 'Below are 2 collections' in text
   text = judge.prompt(judge.Answer(QUESTION, 'the answer', 'the context', 'the thought'))
-  for part in (QUESTION.golden_answers[0], 'the answer', '<trajectory>the context</trajectory>', '<thought>the thought</thought>'):
+  shown = '<trajectory>the context</trajectory>', '<thought>the thought</thought>', 'the answer', QUESTION.golden_answers[0]
+  for part in shown:
     assert part in text
 
 
