@@ -105,6 +105,7 @@ FIELDS = {
   '*.length': '>= 2',
   '*.row_length': '>= 2',
   'judge.kind': ('world', 'local', 'chat'),
+  'judge.concurrency': COUNT,
 
   # Arguments of `grow`, `credit` and `sizes`. Those of your own method need a rule only where finite is not enough.
   '*.max_turns': '>= 0',
@@ -121,7 +122,7 @@ FIELDS = {
   '*.budget': COUNT,
   '*.eta': '> 0',
   '*.early_bonus': WEIGHT,
-  '*.rewards': ('judge', 'outcome', 'none'),
+  '*.rewards': ('judge', 'outcome', 'final', 'none'),
   'credit.gamma': SHARE,
   'credit.lam': SHARE,
   'credit.estimator': ('grpo', 'ppo'),

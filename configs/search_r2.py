@@ -49,6 +49,7 @@ def judge() -> config_dict.ConfigDict:
     chat=True,                       # for 'local': whether it wants its chat template
     slots=16, length=4096, stop=(),  # for 'local'
     url='', timeout=120.0,           # for 'chat'
+    concurrency=8,                   # for 'chat': requests at a time, of each process; each is sent while other slots decode
     cache='',                        # for 'chat': a folder that keeps replies
     max_tokens=512,
     templates='',                    # for 'local' and 'chat': a folder with prompts of yours, see trees/templates.py

@@ -25,12 +25,14 @@ def get_config():
     eta=0.7,                         # temperature of the choice among the alternatives
     best=False,                      # True: continue from the best one
     early_bonus=0.1,                 # lambda, the bonus for early answers
-    rewards='judge',                 # 'outcome' is the ablation without a judge
+    rewards='judge',                 # 'outcome' and 'final' are ablations without a judge
   )  # fmt: skip
-  config.credit = config_dict.create()
+  config.credit = config_dict.create(
+    whole=False,                     # True, with k=1 and group_size=5: whole chains with judged rewards
+  )  # fmt: skip
   config.judge = judge()
   config.sampler.update(slots=40, length=640)
   config.train.update(aggregate='step-mean', row_length=1536, micro_rows=2)  # siblings share a row with their prefix
-  config.eval.grow = config_dict.create(k=1, rewards='none')  # as it is deployed: one chain
+  config.eval.grow = config_dict.create(rewards='none')  # one chain, as Search-R1 with max_turns=budget
   config.eval.every = 50
   return config.lock()

@@ -146,8 +146,9 @@ def load_judge(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.shardi
   if settings.kind == 'local':
     return judge.LanguageJudge(load_assistant(settings, dtype, mesh), settings.templates)
   from jaxsearch.tools.chat import Chat
-  return judge.LanguageJudge(Chat(settings.url, settings.model, max_tokens=settings.max_tokens, timeout=settings.timeout,
-                                  cache=settings.cache or None).replies, settings.templates)
+  chat = Chat(settings.url, settings.model, max_tokens=settings.max_tokens, timeout=settings.timeout,
+              concurrency=settings.concurrency, cache=settings.cache or None)
+  return judge.LanguageJudge(chat.replies, settings.templates, settings.concurrency)
 
 
 # What a method may name in its SERVICES, and how it is opened.

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from configs import base, zerosearch
-from jaxsearch.setup import open_backend
+from configs import base, slate, zerosearch
+from jaxsearch.setup import load_judge, open_backend
 from jaxsearch.tools.bm25 import BM25
 from jaxsearch.tools.search_remote import HttpSearch, WebSearch
 from jaxsearch.tools.simulated import SimulatedSearch, WriterError
@@ -78,3 +78,13 @@ def test_a_model_of_ours_writes_on_a_sampler_of_its_own(tmp_path):
     return str(error.value)
 
   assert written(0, 1) == written(0, 1) != written(0, 2)  # sampled, each call with a seed of its own
+
+
+def test_a_chat_judge_is_asked_as_many_times_at_once_as_the_config_says():
+  settings = slate.get_config().judge
+  settings.update(kind='chat', url='http://a/v1', model='m', concurrency=3)
+  judge = load_judge(settings, 'float32')
+  chat = judge.replies.__self__
+  assert judge.concurrency == 3 and [chat._in_flight.acquire(blocking=False) for _ in range(4)] == [True] * 3 + [False]
+  settings.kind = 'world'
+  assert not hasattr(load_judge(settings, 'float32'), 'concurrency')  # all items of a level at once

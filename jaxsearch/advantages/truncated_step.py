@@ -9,13 +9,17 @@ from jaxsearch.advantages.group_relative import standardize
 def truncated_step(rewards: jax.Array, *, normalize_std: bool = True, ddof: int = 1, eps: float = 1e-6) -> jax.Array:
   """Credits each of k alternatives for a step against the others: `(r - mean) / (std + eps)` (SLATE, eq. 4).
 
+  With k = 1 there is nothing to compare with: the advantage is the reward itself, as in REINFORCE (appendix A.9).
+
   Args:
     rewards: [..., k], the judged score of every alternative grown from the same prefix.
     normalize_std, ddof, eps: as in `group_relative`.
   Returns:
-    [..., k] float32; exactly 0 where all alternatives scored the same, and for k = 1.
+    [..., k] float32; exactly 0 where all of several alternatives scored the same.
   """
   rewards = jnp.asarray(rewards).astype(jnp.float32)
+  if rewards.shape[-1] == 1:
+    return rewards
 
   def over_group(reduce):
     return lambda x: jnp.broadcast_to(reduce(x, axis=-1, keepdims=True), x.shape)

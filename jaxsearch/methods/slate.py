@@ -2,7 +2,10 @@
 
 `grow` is the paper's algorithm 1. All alternatives of a step share one cached prefix, which is computed once. Each is compared
 with the others of its step; the loss averages over its own tokens (`train.aggregate='step-mean'`). The group is the step, so a
-question needs only one tree.
+question needs only one tree. With k = 1 a step is credited with its reward (REINFORCE, appendix A.9).
+
+The released code differs from the paper, which we follow: there the judge scores a query before its documents are there, the
+bonus counts steps from 0, the sum over steps is divided by their number, and a chain at the end of its budget is made to answer.
 """
 
 from collections.abc import Generator, Sequence
@@ -14,7 +17,8 @@ from jaxsearch.advantages import step_reward, truncated_step
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context
 from jaxsearch.methods.actions import Action, ask_judge, read, search
-from jaxsearch.methods.search_r1 import start
+from jaxsearch.methods.credit import credit_relative
+from jaxsearch.methods.search_r1 import act, start
 from jaxsearch.rewards import judge
 from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import Generate, Request
@@ -23,7 +27,7 @@ from jaxsearch.trees.tree import Role, Stop, Tree
 
 SERVICES = ('judge',)
 ONE_TREE = True
-REWARDS = ('judge', 'outcome', 'none')
+REWARDS = ('judge', 'outcome', 'final', 'none')
 
 
 def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: float = 0.7, best: bool = False,
@@ -35,29 +39,38 @@ def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: fl
     eta: temperature of the choice `j* ~ softmax(advantages / eta)`.
     best: choose the one with the highest reward instead.
     early_bonus: lambda, the largest bonus for an answer before the last step.
-    rewards: 'judge'; 'outcome' is the ablation where an answer earns its exact match and everything else 0 (table 2, c);
-      'none' with k = 1 evaluates a trained policy.
+    rewards: 'judge'; in 'outcome' an answer earns its exact match and everything else 0 (table 2, b); in 'final' so does only
+      the last step of the path, the others earn 0 and the choice among them is even (c: the paper says no more than "only at the
+      final step"). 'none' evaluates a policy: one chain of Search-R1 with `max_turns=budget`, as all methods are evaluated.
     max_tokens: of a step.
     template, chat: see methods/search_r1.py.
   """
   if rewards not in REWARDS:
     raise ValueError(f'grow.rewards={rewards!r} is none of {", ".join(REWARDS)}')
-  tree.metrics.update(found=0, judge_unreadable=0, turns=0)
+  tree.metrics['found'] = 0
   node = start(tree, question, template, chat)
+  if rewards == 'none':
+    yield from act(tree, node, turns=budget, max_tokens=max_tokens)
+    return
+  tree.metrics.update(judge_unreadable=0, turns=0)
   for step in range(1, budget + 1):
     tree.metrics['turns'] = step
     siblings = yield [Generate(node, stop=grammar.SEARCH_R1.stops, max_tokens=max_tokens) for _ in range(k)]
     candidates = [read(sibling) for sibling in siblings]
     yield from search(candidates, tree)  # before the judge: it sees a query with its documents
-    advantages = np.zeros(k)
-    if rewards != 'none':
-      earned = [exact_match(candidate.answer, question.golden_answers) for candidate in candidates]
-      if rewards == 'judge':
-        earned = yield from judged(candidates, tree, step, budget, early_bonus)
-      advantages = np.asarray(truncated_step(np.array(earned)))
-      for candidate, reward, advantage in zip(candidates, earned, advantages):
-        candidate.node.data['reward'], candidate.node.advantages = float(reward), float(advantage)
-    chosen = choose(candidates, advantages, eta, best, tree.rng)
+    if rewards == 'judge':
+      earned = yield from judged(candidates, tree, step, budget, early_bonus)
+    else:
+      earned = np.array([exact_match(candidate.answer, question.golden_answers) for candidate in candidates])
+    advantages = np.asarray(truncated_step(earned))
+    if rewards == 'final':
+      chosen = choose(candidates, np.zeros(k), eta, False, tree.rng)
+      if chosen is not None and chosen.answer is None and step < budget:
+        earned = advantages = np.zeros(k)
+    else:
+      chosen = choose(candidates, advantages, eta, best, tree.rng)
+    for candidate, reward, advantage in zip(candidates, earned, advantages):
+      candidate.node.data['reward'], candidate.node.advantages = float(reward), float(advantage)
     if chosen is None:
       full = [c.node.stop for c in candidates if c.node.stop in (Stop.CONTEXT_FULL, Stop.DEADLINE)]
       tree.stop = Stop(full[0]) if full else Stop.MALFORMED
@@ -79,7 +92,7 @@ def judged(candidates: Sequence[Action], tree: Tree, step: int, budget: int,
     before = ''.join(span.text for span in c.node.parent.path()[2:])  # everything after the prompt
     items.append((think, index, judge.Thinking(tree.question, before, c.thinking)))
     if c.answer is not None:
-      items.append((action, index, judge.Answer(tree.question, c.answer)))
+      items.append((action, index, judge.Answer(tree.question, c.answer, before, c.thinking)))
     elif c.query is not None:
       items.append((action, index, judge.Query(tree.question, before, c.thinking, c.query, c.observation)))
   scores = yield from ask_judge(tree, [item for *_, item in items])
@@ -102,10 +115,19 @@ def choose(candidates: Sequence[Action], advantages: np.ndarray, eta: float, bes
   return candidates[rng.choice(len(candidates), p=weights / weights.sum())]
 
 
-def credit(groups: Sequence[Sequence[Tree]], context: Context) -> None:
-  """Logs the mean reward of a tree's steps as its reward; the steps were credited as they grew."""
+def credit(groups: Sequence[Sequence[Tree]], context: Context, *, whole: bool = False) -> None:
+  """Logs the mean reward of a tree's steps as its reward; the steps were credited as they grew.
+
+  `whole` is SLATE without truncated sampling (table 2, a; eq. 10): with `grow.k=1` every tree is a chain, and all its steps are
+  credited with the sum of its rewards, relative to the other chains of its question (`group_size`). Raises ValueError for k > 1.
+  """
   trees = [tree for group in groups for tree in group]
   for tree in trees:
-    tree.reward = float(np.mean([node.data['reward'] for node in tree.nodes(Role.POLICY)]))
+    earned = [node.data['reward'] for node in tree.nodes(Role.POLICY)]
+    tree.reward = float(np.sum(earned) if whole else np.mean(earned))
+  if whole:
+    if any(len(node.children) > 1 for tree in trees for node in tree.walk()):
+      raise ValueError('credit.whole=True compares whole chains: set grow.k=1')
+    credit_relative(groups)
   context.metrics.update(step_groups=sum(tree.metrics['turns'] for tree in trees),
                          candidates=sum(len(tree.nodes(Role.POLICY)) for tree in trees))

@@ -40,9 +40,11 @@ class Query:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """A final answer, held against the gold answers of its question."""
+  """A final answer, held against the gold answers of its question, with the trajectory before it and its own thought."""
   question: Question
   answer: str
+  context: str = ''
+  thinking: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,10 +87,15 @@ def read(item: Item, reply: str) -> Score:
 
 
 class LanguageJudge:
-  """A judge by `replies(prompts)`, a text for each or an exception where it failed; `folder` is of `templates.judge_files`."""
+  """A judge by `replies(prompts)`, a text for each or an exception where it failed.
 
-  def __init__(self, replies: Callable[[Sequence[str]], Sequence[object]], folder: str = ''):
-    self.replies, self.files = replies, templates.judge_files(folder)
+  Args:
+    folder: of `templates.judge_files`.
+    concurrency: above 0 the sampler asks for every item as soon as it comes, this many at a time, see `requests.Ask`.
+  """
+
+  def __init__(self, replies: Callable[[Sequence[str]], Sequence[object]], folder: str = '', concurrency: int = 0):
+    self.replies, self.files, self.concurrency = replies, templates.judge_files(folder), concurrency
 
   def __call__(self, items: Sequence[Item]) -> list[Score]:
     replies = self.replies([prompt(item, self.files) for item in items])

@@ -117,9 +117,12 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-  """Ask another model: `tools.services[service]` gets the items of many episodes at a time, once nothing is left to decode.
+  """Ask another model, `tools.services[service]`: a function from a list of items to a list of replies.
 
-  For a model behind a server `Call` is better.
+  A model on a sampler of its own gets the items of many episodes at a time, once nothing is left to decode. A service with a
+  `concurrency` above 0, such as a judge behind a server, gets each item at once, on threads while other slots decode, that many
+  at a time; once as many in a row found no server, the others of the rollout are not asked. It has a timeout of its own, and the
+  deadline of a tool does not count.
   """
   service: str
   item: Any
@@ -171,7 +174,7 @@ class Tools:
     search: back end; None if no tree searches.
     topk: documents that a search returns.
     python: sandbox with `run(code, functions) -> text`; None if no tree runs programs.
-    services: other models that a tree may `Ask`, by name: each a function from a list of items to a list of replies.
+    services: other models that a tree may `Ask`, by name.
     deadline: seconds until a call counts as failed, in the deterministic mode too, so that no tool can hang the run: results
       are the same to the bit as long as no call exceeds it.
     workers: calls that run at a time.

@@ -14,6 +14,7 @@ as they arrive.
 import collections
 import dataclasses
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
@@ -191,6 +192,8 @@ class Schedule:
     self.calls: list[Pending] = []
     self.queries: dict[str, list[Pending]] = {}  # by service
     self.caller = requests.Caller(tools.workers)
+    self.callers: dict[str, requests.Caller] = {}  # of the services that are asked on threads
+    self.lost = collections.Counter()  # by service: how many of its calls in a row, the last ones, got no reply
     self.active = np.zeros(engine.lanes, int)  # episodes under way
     self.steps = self.capacity = 0  # decode steps so far, the clock of the deterministic mode; tokens they could have decoded
     self.counts, self.last_failures = collections.Counter(dict.fromkeys(COUNTS, 0)), {}
@@ -310,6 +313,8 @@ class Schedule:
         self._call(pending, request.function)
       case Ask() if request.service not in tools.services:  # an agent that only answers goes without
         self._reply(pending, ToolFailure(f'there is no {request.service}'))
+      case Ask() if getattr(tools.services[request.service], 'concurrency', 0):
+        self._ask_at_once(pending)
       case Ask():
         self.queries.setdefault(request.service, []).append(pending)
       case _:
@@ -369,6 +374,10 @@ class Schedule:
     self.calls.remove(pending)
     seconds, result = pending.call.outcome()
     self.counts['seconds_waiting'] += time.monotonic() - start
+    if isinstance(pending.request, Ask):
+      self.counts['seconds_services'] += seconds
+      self._apply_service([pending], [result])
+      return True
     self.counts['seconds_tools'] += seconds
     if isinstance(pending.request, (Search, RunPython)):
       room = self.engine.length - pending.request.node.length
@@ -389,11 +398,30 @@ class Schedule:
     if failures:
       self.last_failures[names.last] = requests.one_line(failures[-1].reason)
 
-  def _ask(self) -> None:
-    """Gives every service all that waits for it; a service that fails is a failed tool to each of them.
+  def _ask_at_once(self, pending: Pending) -> None:
+    """Starts a call of a service that has a `concurrency`."""
+    name, item = pending.request.service, pending.request.item
+    service = self.tools.services[name]
 
-    A reply may also be an exception, where the service failed for one item, or None, where it could not be read.
-    """
+    def ask():
+      if self.lost[name] >= service.concurrency:  # the rest would take its timeout each
+        return ToolFailure(f'{name}: not asked, since {self.lost[name]} requests in a row got no reply', 'connection')
+      try:
+        reply, = service([item])
+        if isinstance(reply, Exception):
+          raise reply
+      except Exception as error:
+        reply = requests.failure_of(error, name)
+      gone = isinstance(reply, ToolFailure) and reply.fault in ('timeout', 'connection', 'server')
+      self.lost[name] = self.lost[name] + 1 if gone else 0
+      return reply
+
+    caller = self.callers.setdefault(name, requests.Caller(service.concurrency))
+    pending.call = caller.start(ask, self.steps, min(threading.TIMEOUT_MAX, self._seconds_left(pending.episode)))
+    self.calls.append(pending)
+
+  def _ask(self) -> None:
+    """Gives every service all that waits for it; a service that fails is a failed tool to each of them."""
     queries, self.queries = self.queries, {}
     for name, waiting in queries.items():
       start = time.monotonic()
@@ -403,13 +431,18 @@ class Schedule:
           raise ValueError(f'{len(replies)} replies to {len(waiting)} items')
       except Exception as error:
         replies = [error] * len(waiting)
-      replies = [ToolFailure(f'{name}: a reply that cannot be read', 'malformed') if reply is None
-                 else requests.failure_of(reply, name) if isinstance(reply, Exception) else reply for reply in replies]
-      self._count(requests.SERVICES, replies)
       self.counts['seconds_services'] += time.monotonic() - start
-      for pending, reply in zip(waiting, replies):
-        self._reply(pending, reply)
-      self._advance(pending.episode for pending in waiting)
+      self._apply_service(waiting, replies)
+
+  def _apply_service(self, waiting: Sequence[Pending], replies: Sequence[Any]) -> None:
+    """Hands on the replies of a service: an exception where it failed for one item, None where a reply could not be read."""
+    name = waiting[0].request.service
+    replies = [ToolFailure(f'{name}: a reply that cannot be read', 'malformed') if reply is None
+               else requests.failure_of(reply, name) if isinstance(reply, Exception) else reply for reply in replies]
+    self._count(requests.SERVICES, replies)
+    for pending, reply in zip(waiting, replies):
+      self._reply(pending, reply)
+    self._advance(pending.episode for pending in waiting)
 
   # The device.
 

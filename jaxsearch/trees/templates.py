@@ -33,7 +33,7 @@ FIELDS = {  # kind -> (fields that a template must have, further fields that it 
   'reviewer': (('steps',), ()),
   'thinking': (('question', 'thinking'), ('context',)),
   'query': (('question', 'query'), ('context', 'thinking', 'documents')),
-  'answer': (('question', 'answer'), ('golds',)),
+  'answer': (('question', 'answer'), ('golds', 'context', 'thinking')),
   'collections': (('question', 'collections'), ('golds', 'number')),
   'pair': (('question', 'trajectories'), ('rubrics', 'form')),
   'useful': (('query',), ('topk', 'question', 'answer')),

@@ -105,9 +105,40 @@ def test_a_search_that_fails_is_told_and_counted():
   assert tree.stop is Stop.TOOL_FAILED and 'The search failed: down' in tree.nodes(Role.OBSERVATION)[0].text
 
 
-def test_it_answers_without_a_judge():
-  tree, requests = drive([SEARCH], [RIGHT], rewards='none')
-  assert tree.answer == 'Lovelace' and not judged(requests)
+def test_evaluation_is_that_of_search_r1():
+  """What is malformed costs a turn and does not end the chain; one more span follows the last turn. Nobody is judged."""
+  for said in ([SEARCH, RIGHT], [BROKEN, SEARCH, RIGHT], [BROKEN] * 3, [SEARCH] * 3):
+    tree, requests, seen = driving.drive(said, grow=slate.grow, rewards='none', budget=2, k=5)
+    same, _, seen_there = driving.drive(said, max_turns=2)
+    assert (tree.answer, tree.stop, dict(tree.metrics), seen) == (same.answer, same.stop, dict(same.metrics), seen_there)
+    assert not judged(requests)
+
+
+def test_one_alternative_is_credited_with_its_reward():
+  """REINFORCE with judged rewards (A.9)."""
+  scores = {judge.Thinking: -1, judge.Query: 1, judge.Answer: -1}
+  tree, _ = drive([SEARCH], [WRONG], budget=2, verdict=lambda item: scores[type(item)])
+  assert [node.advantages for node in tree.nodes(Role.POLICY)] == [0, -2]
+
+
+def test_whole_chains_with_judged_rewards():
+  """Table 2, a: every step of a chain gets the chain's sum, relative to the other chains of the question."""
+  trees = [drive([SEARCH], [RIGHT], budget=2)[0], drive([SEARCH], [WRONG], budget=2)[0], drive([BROKEN], budget=2)[0]]
+  slate.credit([trees], context(), whole=True)
+  totals = [1 + 2, 1 + 0, -2]
+  assert [tree.reward for tree in trees] == totals
+  expected = (np.array(totals) - np.mean(totals)) / (np.std(totals, ddof=1) + 1e-6)
+  for tree, advantage in zip(trees, expected):
+    assert [node.advantages for node in tree.nodes(Role.POLICY)] == pytest.approx([advantage] * len(tree.nodes(Role.POLICY)))
+  with pytest.raises(ValueError, match='grow.k=1'):
+    slate.credit([[drive([SEARCH, RIGHT], budget=1)[0]]], context(), whole=True)
+
+
+def test_the_judge_of_an_answer_sees_the_trajectory():
+  tree, requests = drive([SEARCH], [RIGHT], budget=2)
+  item = judged(requests)[-1]
+  before = tree.nodes(Role.POLICY)[0].text + tree.nodes(Role.OBSERVATION)[0].text
+  assert item == judge.Answer(tree.question, 'Lovelace', before, 'so')
 
 
 def test_the_ablation_rewards_right_answers_alone():
@@ -116,6 +147,21 @@ def test_the_ablation_rewards_right_answers_alone():
   assert not judged(requests)
   with pytest.raises(ValueError, match='grow.rewards'):
     drive([SEARCH], rewards='nothing')
+
+
+def test_the_last_step_alone_is_rewarded():
+  """Table 2, c: an answer that is not continued from earns nothing; the choice does not see what was earned."""
+  picked = set()
+  for seed in range(12):
+    tree, requests = drive([SEARCH, RIGHT], rewards='final', budget=1, seed=seed)
+    picked.add(tree.stop)
+    assert [node.data['reward'] for node in tree.nodes(Role.POLICY)] == [0, 1] and not judged(requests)
+  assert picked == {Stop.ANSWERED, Stop.BUDGET}
+  seed = next(seed for seed in range(12) if drive([SEARCH, RIGHT], rewards='final', budget=1, seed=seed)[0].stop is Stop.BUDGET)
+  tree, _ = drive([SEARCH, RIGHT], [RIGHT, WRONG], rewards='final', budget=2, seed=seed)
+  assert [node.data['reward'] for node in tree.nodes(Role.PROMPT)[0].children] == [0, 0]
+  assert [node.data['reward'] for node in tree.nodes(Role.OBSERVATION)[0].children] == [1, 0]
+  assert [node.advantages for node in tree.nodes(Role.PROMPT)[0].children] == [0, 0]
 
 
 def test_the_loss_is_the_papers_average():

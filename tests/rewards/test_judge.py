@@ -36,7 +36,10 @@ def test_prompts_hold_what_is_judged():
     assert part in text
   text = judge.prompt(judge.Collections(QUESTION, ('one', 'two')))
   assert '<collection_1>one</collection_1>\n<collection_2>two</collection_2>' in text and 'Below are 2 collections' in text
-  assert QUESTION.golden_answers[0] in judge.prompt(judge.Answer(QUESTION, 'x'))
+  text = judge.prompt(judge.Answer(QUESTION, 'the answer', 'the context', 'the thought'))
+  shown = '<trajectory>the context</trajectory>', '<thought>the thought</thought>', 'the answer', QUESTION.golden_answers[0]
+  for part in shown:
+    assert part in text
 
 
 def test_a_prompt_may_be_a_file_of_the_users(tmp_path):

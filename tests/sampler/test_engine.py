@@ -2,6 +2,7 @@
 
 import functools
 import random
+import threading
 import time
 
 import jax
@@ -418,6 +419,58 @@ def test_a_service_may_fail_for_some_items_or_give_what_cannot_be_read(make_engi
   assert {name: value for name, value in metrics.items() if name.startswith('service_calls')} == {
     'service_calls': 3, 'service_calls_failed': 2, 'service_calls_failed_timeout': 1, 'service_calls_failed_malformed': 1}
   assert failing(metrics) == '2 of 3 calls of judge or reader failed; the last: judge: a reply that cannot be read'
+
+
+class Server:
+  """A service that takes single items on threads."""
+
+  def __init__(self, concurrency, reply):
+    self.concurrency, self.reply, self.asked, self.items = concurrency, reply, threading.Event(), []
+
+  def __call__(self, items):
+    self.items += items
+    self.asked.set()
+    return [self.reply(item) for item in items]
+
+
+def test_a_service_behind_a_server_is_asked_while_others_decode(make_engine):
+  def asks(tree):
+    node = yield Generate(tree.root.append(PROMPTS[0], Role.PROMPT), max_tokens=2)
+    tree.answer = yield [Ask('judge', number) for number in range(4)]
+    yield Generate(node, max_tokens=2)
+
+  def decodes(tree):
+    node = yield Generate(tree.root.append(PROMPTS[1], Role.PROMPT), max_tokens=40)
+    tree.answer = service.asked.wait(20)  # there is more to decode, and it is asked all the same
+    yield Generate(node, max_tokens=2)
+
+  together = threading.Barrier(2, timeout=20)
+  service = Server(2, lambda item: together.wait() * 0 + 10 * item)
+  engine = make_engine(services={'judge': service}, deterministic=False, deadline=1e-9)  # that of tools does not count
+  trees, metrics = run(engine, [asks, decodes])
+  assert [tree.answer for tree in trees] == [[0, 10, 20, 30], True] and len(service.items) == 4
+  assert metrics['service_calls'] == 4 and metrics['tool_calls'] == metrics['service_calls_failed'] == 0
+  service = Server(1, lambda item: 10 * item)
+  trees, _ = run(make_engine(services={'judge': service}), [asks])
+  assert trees[0].answer == [0, 10, 20, 30] and service.items == [0, 1, 2, 3]  # one at a time, in the deterministic mode too
+
+
+@pytest.mark.parametrize('fails', [lambda item: 1 / 0 if item % 2 else None, lambda item: ConnectionError('gone')])
+def test_a_service_behind_a_server_that_fails(make_engine, fails):
+  """Errors of items keep nobody from being asked; a server that is gone costs no more than `concurrency` timeouts or so."""
+  def asks(tree):
+    tree.answer = yield [Ask('judge', number) for number in range(20)]
+
+  service = Server(2, fails)
+  trees, metrics = run(make_engine(services={'judge': service}, deterministic=False), [asks])
+  faults = [reply.fault for reply in trees[0].answer]
+  if fails(0) is None:
+    assert faults == ['malformed', 'error'] * 10 and len(service.items) == 20
+    assert trees[0].answer[1].reason == 'judge: ZeroDivisionError: division by zero'
+  else:
+    assert faults == ['connection'] * 20 and 2 <= len(service.items) <= 4
+    assert 'judge: not asked, since 2 requests' in trees[0].answer[-1].reason
+  assert metrics['service_calls'] == metrics['service_calls_failed'] == 20
 
 
 def test_an_error_in_a_generator_names_the_question_and_leaves_the_engine_usable(make_engine):
