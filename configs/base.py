@@ -112,11 +112,13 @@ def get_config():
     enabled=False,
     shared=False,                    # False: a decoder of its own with a value head, started as a copy of the policy; True: a
                                      # head of two layers on the policy (CARL)
-    learning_rate=1e-4,              # of that decoder or head; the rest is as in `optim`
-    lr_warmup_updates=0,             # shared=False: of its learning rate
+    learning_rate=1e-4,              # of the head; the optimizer is the critic's own, its other settings those of `optim`
+    backbone_rate=config_dict.placeholder(float),  # of its decoder, or of its share in the policy's backbone; None is the
+                                     # head's. 0 freezes it: shared=False is then a linear head on the initial model
+    lr_warmup_updates=0,             # of both rates
+    weight_decay=0.0,                # of all but the head
     value_clip=0.5,                  # shared=False: how far a value may move in the updates of a step; None is off
-    coef=0.5,                        # shared=True: weight of the squared error in the loss
-    backbone_share=0.5,              # shared=True: factor of its gradient into the backbone
+    coef=0.5,                        # shared=True: factor of the squared error; it counts where clip_norm clips, no more
     warm_start='',                   # run folder of `jaxsearch critic-warmup` to start the critic (and shared backbone) from
   )
 

@@ -29,11 +29,11 @@ def get_config():
   config.python.workers = config.sampler.tool_workers = 64  # a program holds its worker while it searches
   config.loss.update(clip_low=0.2, clip_high=0.2, kl_coef=0.001, entropy_coef=0.001)
   config.optim.update(learning_rate=1e-6, lr_warmup_updates=8000, b1=0.9, b2=0.999, weight_decay=0.01, clip_norm=1.0)
-  config.critic.update(enabled=True, shared=True, learning_rate=5e-6, coef=0.5, backbone_share=0.5)
+  config.critic.update(enabled=True, shared=True, learning_rate=5e-6, backbone_rate=5e-7, weight_decay=0.01, lr_warmup_updates=8000, coef=0.5)
   config.critic_warmup = carl.critic_warmup(
     closed_book=dict(template='carl_direct', tools=False), tool_required=dict(template='carl_multi_hop'),
-    tool_optional=dict(template='carl'), second_search=dict(url='http://better-retriever:8000/retrieve'))
+    second_search=dict(url='http://better-retriever:8000/retrieve'))
   config.critic_warmup.update(
-    questions=60000, trajectories=32000, tool_optional_tiers=(2,), clusters=50, trees=80, head_rate=5e-6, backbone_rate=5e-7,
+    questions=60000, trajectories=32000, clusters=50, trees=80, head_rate=5e-6, backbone_rate=5e-7,
     lr_warmup_updates=100, min_updates=1800, max_updates=2400)
   return config.lock()

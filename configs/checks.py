@@ -64,7 +64,7 @@ FIELDS = {
 
   'critic.value_clip': '> 0',
   'critic.coef': WEIGHT,
-  'critic.backbone_share': SHARE,
+  'critic.backbone_rate': '>= 0',
 
   'sft.per_step': COUNT,
 

@@ -50,9 +50,12 @@ def critic_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str,
 
 
 def gate_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str, float]:
-  """What the gate looks at (auc, sign, explained), and how well calibrated the critic is (ece, brier), on held-out rollouts."""
-  found = critic_figures(trees, tiers)
-  signs = sign_figures([tree for tree in trees if tree.root.data['kind'] == 'tool-required'])  # as in the paper
+  """What the gate looks at (auc, sign, explained), and how well calibrated the critic is (ece, brier), on held-out rollouts.
+
+  Signs are those of all calls (appendix C asks for tool-required rollouts), the rest is of rollouts under the prompt of training.
+  """
+  found = critic_figures([tree for tree in trees if tree.root.data['kind'] == 'tool-optional'], tiers)
+  signs = sign_figures(trees)
   return {'auc': found['auc'], 'sign': signs['sign_accuracy'], 'explained': found['explained_variance'],
           'ece': found['ece'], 'brier': found['brier']}
 

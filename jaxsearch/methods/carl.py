@@ -1,6 +1,6 @@
 r"""CARL (Kumar et al. 2026, arXiv 2605.27788): a segment is credited with the change of a critic that knows what the model knows.
 
-A chain of segments: invoke (a thought, then a block of Python), assimilate (a `<context>`, written while the program's raw
+A chain of segments: invoke (a thought, then a closed block of Python; no other block ends it), assimilate (a `<context>`, written while the program's raw
 output is visible), …, commit (the answer in `\boxed{}`). The raw output is then forgotten: in the tree it hangs beside the
 main path, with the context that was written below it, and the main path continues after the invoke with a clean copy of the
 context. The cache of the invoke is kept, so forgetting costs only the tokens of that copy.
@@ -49,7 +49,7 @@ def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: 
   tree.metrics.update(no_context=0, context_cut=0)
   node = start(tree, question, template, chat)
   for number in range(1, max_segments + 1, 2):
-    node = yield Generate(node, stop=(grammar.FENCE,) if tools else (), max_tokens=max_tokens)
+    node = yield from think(node, tools, max_tokens)
     code = grammar.python_block(generated_text(node))
     if code is None or not tools or number + 2 > max_segments:
       commit(tree, node, code)
@@ -57,6 +57,16 @@ def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: 
     raw = yield from invoke(tree, node, code, fault)
     written = yield Generate(raw, stop=('</context>',), max_tokens=context_tokens)
     node = assimilate(tree, node, written)
+
+
+def think(node: Node, tools: bool, max_tokens: int) -> Generator[Request, Any, Node]:
+  """An invoke or commit segment: behind a fence that closes no block of Python (```json, a bare one) it goes on."""
+  stop = (grammar.FENCE,) if tools else ()
+  span = yield Generate(node, stop=stop, max_tokens=max_tokens)
+  while span.stop == grammar.FENCE and grammar.python_block(generated_text(span)) is None and len(span.tokens) < max_tokens:
+    yield Generate(span, stop=stop, max_tokens=max_tokens - len(span.tokens))
+    span.absorb()
+  return span
 
 
 def invoke(tree: Tree, node: Node, code: str, fault: str) -> Generator[Request, Any, Node]:

@@ -50,7 +50,6 @@ def test_without_a_call_there_is_one_segment():
 @pytest.mark.parametrize('text, answer, stop', [
   ('I look.\n```python\nprint(1)', None, Stop.MALFORMED),              # the block was never closed
   ('nothing at all', None, Stop.MALFORMED),
-  ('```python\n\n```\n', None, Stop.MALFORMED),                        # nothing to run
   ('```python\nprint(1)\n```\nSo \\boxed{Lovelace}', 'Lovelace', Stop.ANSWERED),  # it did not wait
   ('\\boxed{Love{la}ce} or \\boxed{Ada', 'Love{la}ce', Stop.ANSWERED),
 ])
@@ -58,6 +57,24 @@ def test_what_is_no_call_commits(text, answer, stop):
   tree, requests = drive([text])
   assert (tree.answer, tree.stop, len(requests)) == (answer, stop, 1)
   assert tree.metrics['malformed'] == (stop is Stop.MALFORMED) and tree.metrics['searches'] == 0
+
+
+@pytest.mark.parametrize('block', [
+  '```json\n{"a": 1}\n```\n', '```py\nprint(1)\n```\n', 'So:\n```\n', '```python\n\n```\n', '```python3\nprint(1)\n```\n'])
+def test_only_a_closed_block_of_python_ends_an_invoke(block):
+  tree, requests = drive([block, INVOKE, CONTEXT, COMMIT], logprobs=[-1.0, -2.0, -3.0, -4.0], max_tokens=100)
+  assert kinds(tree) == ['invoke', 'assimilate', 'commit'] and tree.metrics['searches'] == 1 and tree.answer == 'Lovelace'
+  invoke = carl.segments(tree)[0]
+  assert invoke.text == block + INVOKE and requests[1].max_tokens == 100 - len(block) and requests[1].node is invoke
+  assert invoke.logprobs == [-1.0] * len(block) + [-2.0] * len(INVOKE) and [node.text for node in invoke.children] == [
+    '<output>Doc 1(Title: T) Lovelace wrote it.</output>\n', '<context>Lovelace wrote it.</context>\n']
+
+
+def test_a_span_that_goes_on_keeps_to_its_budget():
+  block = 'Look:\n```\n'
+  tree, requests = drive([block, block, 'So \\boxed{Lovelace}'[:4]], max_tokens=2 * len(block) + 4)
+  assert kinds(tree) == ['commit'] and len(requests) == 3 and requests[2].max_tokens == 4
+  assert tree.stop is Stop.MALFORMED and len(carl.segments(tree)[0].tokens) == 2 * len(block) + 4
 
 
 def test_of_several_blocks_the_last_is_run():
@@ -185,7 +202,8 @@ def test_forgetting_costs_the_length_of_the_context(history):
   from tests.engines import Equipped
 
   class Bytes(Letters):
-    eos_ids, pad_id = (), 0
+    eos_ids, pad_id, longest_token = (), 0, 1
+    starts = staticmethod(lambda text: list(range(len(text))))
     pieces = staticmethod(lambda size: [bytes([i]) for i in range(size)])
     decode = staticmethod(lambda ids: bytes(ids).decode('latin-1'))
 
