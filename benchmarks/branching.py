@@ -37,11 +37,10 @@ def step(learner, method, questions, number: int) -> tuple[float, dict]:
   start, clock = time.perf_counter(), runs.Clock()
   context = Context(number, np.random.default_rng(number), learner.memory)
   groups, row = loop.grow(learner, method, questions, context)
-  kept = loop.trainable(groups, learner.config.train.row_length)
-  method.credit(kept, context, **learner.config.credit)
-  trained = loop.credited(kept)
+  method.credit(groups, context, **learner.config.credit)
+  trained = loop.credited(groups)
   row |= loop.summary(groups, trained)
-  row |= loop.update(learner, loop.into_rows(learner, trained), number, clock)
+  row |= loop.update(learner, trained, number, clock)
   jax.block_until_ready(learner.state.params)
   return time.perf_counter() - start, row
 

@@ -32,9 +32,10 @@ def get_config():
 
   config.data = config_dict.create(
     questions='world:rl',            # 'world:SPLIT', a FlashRAG JSONL file, or a file as published: 'hotpotqa:FILE',
-                                     # '2wiki:FILE', 'musique:FILE', 'gsm8k:FILE', 'finqa:FILE'; '+' joins several
+                                     # '2wiki:FILE', 'musique:FILE', 'gsm8k:FILE', 'finqa:FILE' (reports in the questions)
+                                     # or 'finqa_search:FILE' (reports in the corpus); '+' joins several
     corpus='world',                  # 'world', a Search-R1 JSONL file, or the passages of 'hotpotqa:FILE', '2wiki:FILE',
-                                     # 'musique:FILE'; '+' joins several
+                                     # 'musique:FILE', 'finqa:FILE'; '+' joins several
     hops=(),                         # of the world's questions take those with these numbers of hops; () takes all
     arithmetic=True,                 # whether to take the world's questions about sums and differences
   )
@@ -48,6 +49,8 @@ def get_config():
                                      # model behind `url`, key in OPENAI_API_KEY) or 'model' (one on a sampler of our own)
     writer_model='',                 # its name at the chat server, or its Hugging Face folder or GGUF file
     noise_start=0.0, noise_end=0.5,  # for 'simulated': probability of noise at the first step and at the last
+    by_source=False,                 # for 'bm25': a question is searched for in the parts of `data.corpus` of its own source
+                                     # ('hotpotqa:…'); for 'http': {source} in the url is that source
     topk=2,                          # passages per search
     timeout=30.0,                    # seconds until a search counts as failed, retries included
   )
@@ -74,7 +77,8 @@ def get_config():
   )
 
   config.train = config_dict.create(
-    row_length=768,                  # tokens of a training row. Whole trees are packed into rows; a longer one is left out
+    row_length=768,                  # tokens of a training row, at least sampler.length. What the trees of a question have in
+                                     # common is there once; where they branch, they may go on in another row
     micro_rows=4,                    # rows per forward and backward pass; a multiple of mesh.data * mesh.fsdp
     epochs=1,                        # passes over the rollouts of a step
     mini_batch=0,                    # trees of an update; a pass over a step's trees makes as many updates as this asks for, on
@@ -131,7 +135,7 @@ def get_config():
   config.eval = config_dict.create(
     every=0,                         # steps between evaluations; 0 is never
     questions='world:test',          # as `data.questions`; `data.hops` and `data.arithmetic` apply here too
-    number=200,                      # the first of them; 0 is all
+    number=200,                      # the first of them, of every source ('hotpotqa:…+2wiki:…' has two); 0 is all
     temperatures=(1.0, 0.0),         # evaluate at each of them; em_before and em_after are those of the first
     grow=config_dict.create(),       # arguments of the method's grow that differ from training
     tiers='',                        # file of `jaxsearch tiers`; evaluations then also say where tools were needed

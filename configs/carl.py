@@ -28,11 +28,11 @@ def get_config():
     context_tokens=64,               # of a context; the paper has 256
     tools=True, fault='working',
   )  # fmt: skip
-  config.credit = config_dict.create(gamma=1.0, lam=0.0)
+  config.credit = config_dict.create(level='segment', gamma=1.0, lam=0.0)
   config.train.update(aggregate='step-mean', row_length=768, epochs=4, mini_batch=60)
   config.loss.update(entropy_coef=0.001)
   config.optim.update(learning_rate=5e-5, b2=0.999)
-  config.critic.update(enabled=True, shared=True, learning_rate=2.5e-4, backbone_rate=2.5e-5, weight_decay=0.01, coef=0.5)
+  config.critic.update(enabled=True, shared=True, learning_rate=2.5e-4, backbone_rate=2.5e-5, weight_decay=0.01)
   config.critic_warmup = critic_warmup(
     closed_book=dict(template='world_carl_direct', tools=False), tool_required=dict(template='world_carl_forced'),
     second_search=dict(backend='simulated', noise_start=0.5))

@@ -1,7 +1,7 @@
 """The command line: `jaxsearch COMMAND --config NAME --config.key=value`.
 
 A mistake that the user can mend, in a flag, a file or a value, ends in one line and exit status 2; `--traceback` shows where
-it arose. The commands import JAX, `--help` does not.
+it arose. So does a run that cannot go on, with exit status 1. The commands import JAX, `--help` does not.
 """
 
 import sys
@@ -9,6 +9,7 @@ import sys
 from jaxsearch import __version__, flags
 from jaxsearch.commands import COMMANDS, saved_config
 from jaxsearch.config_check import suggestion
+from jaxsearch.training import RunStopped
 
 USAGE = """usage: jaxsearch COMMAND [--config NAME] [--config.FIELD=VALUE ...] [FLAGS]
 
@@ -42,11 +43,11 @@ def main(argv: list[str] | None = None) -> int:
         raise flags.UsageError(f'{name} does not know what to do with {" ".join(map(repr, words))}')
       own.words = ' '.join(words).strip()
       own.run(config, own)
-  except (flags.UsageError, OSError, ValueError, ImportError) as error:
+  except (flags.UsageError, OSError, ValueError, ImportError, RunStopped) as error:
     if '--traceback' in given:
       raise
     print(f'jaxsearch: {error}', file=sys.stderr)
-    return 2
+    return 1 if isinstance(error, RunStopped) else 2
   return 0
 
 

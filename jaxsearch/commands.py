@@ -283,12 +283,7 @@ def critic_warmup(config, _) -> None:
     raise UsageError('this config has no group critic_warmup: its method has no critic, or see configs/carl.py')
   from jaxsearch.evaluation import calibration, competence
   from jaxsearch.training import critic_warmup
-  try:
-    figures = critic_warmup.warm_up(config, competence.gate_figures, calibration.plot)
-  except critic_warmup.GateFailed as error:
-    print(f'jaxsearch: {error}', file=sys.stderr)
-    raise SystemExit(1) from error
-  _print({'run': config.out} | figures)
+  _print({'run': config.out} | critic_warmup.warm_up(config, competence.gate_figures, calibration.plot))
 
 
 @command('carl', CHECKPOINT, QUESTIONS, flag('--out', 'JSONL file to write', required=True),

@@ -114,6 +114,8 @@ def _together(config: ml_collections.ConfigDict) -> Iterator[str]:
   if config.sampler.length > config.train.row_length:
     yield (f'sampler.length={config.sampler.length} is more than train.row_length={config.train.row_length}: '
            'the longest path would not fit into a training row')
+  if config.search.by_source and config.search.backend not in ('bm25', 'http'):
+    yield f"search.by_source=True is for the backends 'bm25' and 'http', not {config.search.backend!r}"
   if config.eval.every and not config.eval.temperatures:
     yield 'eval.temperatures=() must hold at least one temperature where eval.every is set'
 

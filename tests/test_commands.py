@@ -178,11 +178,11 @@ def after(monkeypatch):
   append, written = runs.append, []
 
   def arrange(n, act):
-    def own(path, rows, mode='a'):
-      if mode == 'a' and len(written) == n:
+    def own(path, rows):
+      if len(written) == n:
         act(path, rows)
-      append(path, rows, mode)
-      written.extend(row['number'] for row in rows if mode == 'a')
+      append(path, rows)
+      written.extend(row['number'] for row in rows)
 
     monkeypatch.setattr(runs, 'append', own)
     return written

@@ -55,6 +55,7 @@ def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Poli
     return Policy(model_config, params, tokenizer_of(config, host), host['step'])
   if checkpoint:
     decoder, run = hub.load(checkpoint, config.dtype), hub.read_run(checkpoint) or {}
+    hub.check_finite(decoder.params, checkpoint)
     return Policy(decoder.config, decoder.params, Tokenizer.load(config.tokenizer or checkpoint), run.get('step'))
   model_config, params = setup.load_policy(config, meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1]))
   return Policy(model_config, params, setup.load_tokenizer(config), None)
@@ -244,7 +245,7 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
   the rows say what tools were used for; with `assess`, which writes a critic's values onto the spans, how good the critic is.
   """
   tiers = read_tiers(config.eval.tiers) if config.eval.tiers else {}
-  questions = setup.load_questions(config, config.eval.questions)[:config.eval.number or None]
+  questions = first(setup.load_questions(config, config.eval.questions), config.eval.number)
   for temperature in config.eval.temperatures:
     trees, _ = rollout(agent, questions, jax.random.key(config.seed), sampling=Sampling(temperature))
     trees = _of_first_process(trees)
@@ -257,6 +258,16 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
     finite = {name: value for name, value in figures.items() if math.isfinite(value)}  # JSON has no NaN
     records = predictions(trees)
     yield {'step': step, 'temperature': temperature} | scores(records) | finite | {'samples': records[:SAMPLES]}
+
+
+def first(questions: Sequence[Question], number: int) -> list[Question]:
+  """The first `number` questions of every source; 0 is all."""
+  met, found = collections.Counter(), []
+  for question in questions:
+    met[source := question.metadata.get('source')] += 1
+    if not number or met[source] <= number:
+      found.append(question)
+  return found
 
 
 def _of_first_process(trees: list[Tree]) -> list[Tree]:

@@ -1,9 +1,9 @@
 r"""CARL (Kumar et al. 2026, arXiv 2605.27788): a segment is credited with the change of a critic that knows what the model knows.
 
-A chain of segments: invoke (a thought, then a closed block of Python; no other block ends it), assimilate (a `<context>`, written while the program's raw
-output is visible), …, commit (the answer in `\boxed{}`). The raw output is then forgotten: in the tree it hangs beside the
-main path, with the context that was written below it, and the main path continues after the invoke with a clean copy of the
-context. The cache of the invoke is kept, so forgetting costs only the tokens of that copy.
+A chain of segments: invoke (a thought, then a closed block of Python; no other block ends it), assimilate (a `<context>`, written
+while the program's raw output is visible), …, commit (the answer in `\boxed{}`). The raw output is then forgotten: in the tree it
+hangs beside the main path, with the context that was written below it, and the main path continues after the invoke with a clean
+copy of the context. The cache of the invoke is kept, so forgetting costs only the tokens of that copy.
 
 The critic's states s_0, s~_1, s_2, … (appendix B) are those in which the first tokens of the segments are chosen; the
 training layout holds them all. `train.aggregate='step-mean'` gives the objective of section 3.4.
@@ -18,7 +18,7 @@ import numpy as np
 from jaxsearch.advantages import smdp_td
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, figures
-from jaxsearch.methods.credit import valued_spans
+from jaxsearch.methods.credit import credit_relative, credit_with_critic, valued_spans
 from jaxsearch.methods.search_r1 import reward, start
 from jaxsearch.rewards import formats
 from jaxsearch.sampler.requests import Generate, Request, RunPython, ToolFailure
@@ -113,11 +113,20 @@ def segments(tree: Tree) -> list[Node]:
   return [node for node in tree.nodes(Role.POLICY) if node.tokens]
 
 
-def credit(groups: Sequence[Sequence[Tree]], context: Context, *, gamma: float = 1.0, lam: float = 0.0) -> None:
-  """`A = V(s_{k+1}) - V(s_k)`, of the last segment `R - V(s_N)` (eq. 1); the critic learns R in every state (section 3.3)."""
+def credit(groups: Sequence[Sequence[Tree]], context: Context, *, gamma: float = 1.0, lam: float = 0.0,
+           level: str = 'segment') -> None:
+  """`A = V(s_{k+1}) - V(s_k)`, of the last segment `R - V(s_N)` (eq. 1); the critic learns R in every state (section 3.3).
+
+  Args:
+    level: 'segment', or what the paper compares it with: 'token' (PPO: GAE over tokens) and 'trajectory' (GRPO).
+  """
   trees = [tree for group in groups for tree in group]
   for tree in trees:
     tree.reward = reward(tree)  # exact match only, no format reward (section 3.1)
+  if level == 'trajectory':
+    return credit_relative(groups)
+  if level == 'token':
+    return context.metrics.update(credit_with_critic(trees, gamma=gamma, lam=lam))
   chains = [chain for tree in trees if (chain := valued_spans(tree))]
   if not chains:
     return

@@ -146,6 +146,23 @@ def _read_part(name: str, tensor: str, shape: tuple[int, ...], bounds: tuple[tup
 RUN = 'jaxsearch.json'  # of an exported folder: what `save` was given as `run`
 
 
+class NotFinite(ValueError):
+  """Parameters with values that are not finite; the message names the first."""
+
+
+def check_finite(params: Any, name: object) -> None:
+  """Raises NotFinite if an array of a nested `params` has a value that is not finite; `name` says whose they are.
+
+  One reduction where the arrays lie; with several processes all of them call this.
+  """
+  for path, finite in jax.tree.leaves_with_path(jax.device_get(_finite(params))):
+    if not finite:
+      raise NotFinite(f'{name}: {jax.tree_util.keystr(path, simple=True, separator="/")} has values that are not finite')
+
+
+_finite = jax.jit(lambda params: jax.tree.map(lambda x: jnp.isfinite(x).all(), params))
+
+
 def save(model: Decoder, folder: str | pathlib.Path, tokenizer: Tokenizer | None = None, *, dtype: str | None = None,
          shard_bytes: int = 5 * 10**9, run: Mapping[str, Any] | None = None) -> None:
   """Writes config.json and safetensors that `load` and transformers' AutoModelForCausalLM read back.
@@ -159,9 +176,11 @@ def save(model: Decoder, folder: str | pathlib.Path, tokenizer: Tokenizer | None
     shard_bytes: a larger checkpoint is split into several files with an index.
     run: also written, into jaxsearch.json: the run that the weights are from, for `read_run`.
   Raises:
+    NotFinite: a parameter has values that are not finite; nothing is written.
     ValueError: for a configuration that no model family has.
   """
   folder, params = pathlib.Path(folder), model.params
+  check_finite(params, folder)
   dtype = jnp.dtype(dtype or params['embedding'].dtype)
   config = to_hugging_face(model.config, dtype.name)
   layout = _layout(model.config, _NAMES)

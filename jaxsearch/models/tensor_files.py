@@ -117,6 +117,9 @@ def save_folder(folder: pathlib.Path, shapes: Mapping[str, tuple[int, ...]], rea
   for file, names in split.filename_to_tensors.items():
     # contiguous: the library writes the buffer as it lies in memory
     arrays = {name: np.ascontiguousarray(read(name), dtype) for name in names}
-    safetensors.numpy.save_file(arrays, str(folder / file), metadata={'format': 'pt'})
+    try:
+      safetensors.numpy.save_file(arrays, str(folder / file), metadata={'format': 'pt'})
+    except safetensors.SafetensorError as error:  # a full disk, say
+      raise OSError(f'{folder / file} could not be written: {error}') from error
   if split.is_sharded:
     write_json(folder / _INDEX, {'metadata': split.metadata, 'weight_map': split.tensor_to_filename})

@@ -178,6 +178,13 @@ class Tools:
   max_observation: int = 512
   answer_reserve: int = 32
 
+  def find(self, node: Node, query: str, topk: int) -> list[list[Document]]:
+    """Documents of the search back end, or of that of the source of the tree's question."""
+    search = self.search
+    if hasattr(search, 'of'):
+      search = search.of(node.tree.question.metadata.get('source'))
+    return search.search([query], topk)
+
   def run_python(self, request: RunPython) -> str:
     """What a program prints in the sandbox. If all its searches failed, raises the last one's error: then the tool failed."""
     end, failures, found = time.monotonic() + self.deadline, [], 0
@@ -189,7 +196,7 @@ class Tools:
           raise RuntimeError('there is no search')
         if time.monotonic() > end:
           raise TimeoutError('no time left for a search')
-        documents = self.search.search([str(query)[:MAX_QUERY]], min(max(int(k), 1), MAX_TOPK))[0]
+        documents = self.find(request.node, str(query)[:MAX_QUERY], min(max(int(k), 1), MAX_TOPK))[0]
       except Exception as error:
         failures.append(error)
         raise

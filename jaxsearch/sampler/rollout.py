@@ -271,7 +271,7 @@ class Schedule:
         raise ValueError('a Search, but the rollout has no search back end')
       case Search():
         topk = tools.topk if request.topk is None else request.topk
-        self._call(pending, functools.partial(tools.search.search, [request.query], topk))
+        self._call(pending, functools.partial(tools.find, request.node, request.query, topk))
       case RunPython() if tools.python is None:
         raise ValueError('a RunPython, but the rollout has no sandbox')
       case RunPython():

@@ -9,12 +9,21 @@ that a killed save leaves nothing behind that looks like a checkpoint:
 
 Saving is synchronous on CPU, where a host array may share memory with a buffer that the next step is given to overwrite;
 elsewhere the copy to the host is made first and files are written in the background.
+
+A checkpoint that cannot be read (a disk was full, a copy was cut short) is passed over for the one before it, see `newest`.
+What is not finite is neither saved nor read.
 """
 
 import contextlib
+import functools
 import logging
+import os
 import pathlib
-from typing import Any
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import jax
 import ml_collections
@@ -25,7 +34,8 @@ from jaxsearch import setup
 from jaxsearch.config_check import fields, from_saved
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import DecoderConfig, RopeScaling
-from jaxsearch.parallel.mesh import make_mesh
+from jaxsearch.models.hub import check_finite
+from jaxsearch.parallel.mesh import gather_objects, make_mesh
 from jaxsearch.training import critic
 from jaxsearch.training.step import TrainState, fingerprint, without_head
 
@@ -35,33 +45,145 @@ FREE_FIELDS = ('steps', 'out', 'progress', 'checkpoint_every', 'keep_checkpoints
                'train.micro_rows', 'train.chunk', 'remat', 'search.url', 'search.timeout', 'optim.max_skipped',
                'python.workers', 'critic_warmup.gate', 'critic_warmup.min_updates', 'critic_warmup.max_updates')
 
+ITEMS = ('params', 'rest', 'host')
+Found = TypeVar('Found')
+
+
+class BrokenCheckpoint(ValueError):
+  """A checkpoint that cannot be read; the message names it."""
+
+
+def say(message: str) -> None:
+  """Prints a line for the person who watches, above the progress bar where there is one; the first process alone."""
+  if jax.process_index() == 0:
+    print(f'jaxsearch: {message}', file=sys.stderr, flush=True)
+
 
 def open_checkpoints(run: str | pathlib.Path, keep: int | None = None) -> ocp.CheckpointManager:
-  """The checkpoints of the run folder `run`; `keep` is how many newest ones survive a save."""
-  logging.getLogger('absl').setLevel(logging.WARNING)  # Orbax tells of every file at INFO
+  """The checkpoints of the run folder `run`; `keep` is how many newest ones survive a save, None to read alone."""
+  for name in ('absl', 'asyncio'):  # Orbax tells of every file, and of every fault with tracebacks beside the one it raises
+    logging.getLogger(name).setLevel(logging.CRITICAL)
+  sys.unraisablehook = _without_echoes
   return ocp.CheckpointManager((pathlib.Path(run) / 'checkpoints').absolute(), options=ocp.CheckpointManagerOptions(
-    max_to_keep=keep, create=keep is not None, enable_async_checkpointing=jax.default_backend() != 'cpu'))
+    max_to_keep=keep, create=keep is not None, cleanup_tmp_directories=keep is not None,
+    enable_async_checkpointing=jax.default_backend() != 'cpu'))
+
+
+def _without_echoes(unraisable) -> None:
+  """Leaves out what the threads of Orbax still print of a fault that it has raised."""
+  if not re.search('tensorstore|os_error_code|Event loop is closed', str(unraisable.exc_value), re.IGNORECASE):
+    sys.__unraisablehook__(unraisable)
 
 
 def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dict[str, Any]) -> None:
-  """Writes a checkpoint; `host` is what JSON can hold."""
+  """Writes a checkpoint; `host` is what JSON can hold.
+
+  Raises:
+    NotFinite: a parameter or a moment of the optimizer has a value that is not finite; nothing was written.
+    OSError: the disk is full, or the like, now or in the save before; the message names the folder.
+  """
   params, rest = split(state)
+  path = pathlib.Path(manager.directory) / str(step)
+  check_finite({'params': params} | rest, path)
   host = host | {'param_dtype': jax.tree.leaves(params)[0].dtype.name}
-  manager.save(step, args=ocp.args.Composite(
-    params=ocp.args.StandardSave(params), rest=ocp.args.StandardSave(rest), host=ocp.args.JsonSave(host)))
+  with writing(path):
+    manager.save(step, args=ocp.args.Composite(
+      params=ocp.args.StandardSave(params), rest=ocp.args.StandardSave(rest), host=ocp.args.JsonSave(host)))
+
+
+@contextlib.contextmanager
+def writing(path: pathlib.Path) -> Iterator[None]:
+  """Turns what Orbax raises while it writes into an OSError that names `path`."""
+  try:
+    yield
+  except (MemoryError, jax.errors.JaxRuntimeError):
+    raise
+  except Exception as error:
+    raise OSError(f'{path} could not be saved: {_reason(error)}') from error
 
 
 def restore(manager: ocp.CheckpointManager, step: int, like: TrainState) -> TrainState:
-  """The state of a checkpoint; shapes, dtypes and shardings as in `like` (arrays or ShapeDtypeStructs)."""
+  """The state of a checkpoint, or BrokenCheckpoint; shapes, dtypes and shardings as in `like` (arrays or ShapeDtypeStructs)."""
   params, rest = split(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like))
-  found = manager.restore(step, args=ocp.args.Composite(
-    params=ocp.args.StandardRestore(params), rest=ocp.args.StandardRestore(rest)))
+  with _reading(manager, step):
+    found = manager.restore(step, args=ocp.args.Composite(
+      params=ocp.args.StandardRestore(params), rest=ocp.args.StandardRestore(rest)))
   return TrainState(params=found.params, **found.rest)
 
 
 def restore_host(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
-  """What `save` was given as `host`."""
-  return manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore())).host
+  """What `save` was given as `host`, or BrokenCheckpoint."""
+  with _reading(manager, step) as path:
+    for item in ITEMS:
+      if not (path / item).is_dir():
+        raise FileNotFoundError(f'{item} is missing')
+    host = manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore())).host
+    for key in ('step', 'config', 'decoder', 'param_dtype'):
+      host[key]
+  return host
+
+
+@contextlib.contextmanager
+def _reading(manager: ocp.CheckpointManager, step: int) -> Iterator[pathlib.Path]:
+  """Turns what Orbax raises for files that are cut short, empty or gone, each in its own way, into BrokenCheckpoint."""
+  path = pathlib.Path(manager.directory) / str(step)
+  try:
+    yield path
+  except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
+    raise
+  except Exception as error:
+    raise BrokenCheckpoint(f'{path} cannot be read ({_reason(error)})') from error
+
+
+def _reason(error: Exception) -> str:
+  """What the operating system said, of an error of Orbax; where it said nothing, how the error begins."""
+  code = re.search(r"os_error_code='(\d+)'", str(error))
+  said = os.strerror(int(code[1])) if code else getattr(error, 'strerror', None)
+  return said or f'{type(error).__name__}: {re.split("[:(]", str(error))[0].strip()}'
+
+
+def all_steps(manager: ocp.CheckpointManager) -> list[int]:
+  """The steps of all checkpoints, newest first, those that cannot be read included."""
+  return sorted((int(path.name) for path in pathlib.Path(manager.directory).glob('*') if path.name.isdecimal()), reverse=True)
+
+
+def newest(manager: ocp.CheckpointManager, read: Callable[[int], Found], warn: bool = True) -> Found | None:
+  """`read(step)` of the newest checkpoint that can be read; None if there is none at all. With `warn` it names those that cannot.
+
+  With several processes it is one that all of them can read. Raises BrokenCheckpoint if there are some, none of which can be.
+  """
+  faults = []
+  for step in all_steps(manager):
+    try:
+      found, fault = read(step), ''
+    except BrokenCheckpoint as error:
+      found, fault = None, str(error)
+    if not any(everywhere := gather_objects(fault)):
+      for fault in faults if warn else ():
+        say(f'{fault}; using that of step {step}')
+      return found
+    faults.append(next(filter(None, everywhere)))
+  if faults:
+    raise BrokenCheckpoint(f'{"; ".join(faults)}; there is no other checkpoint')
+  return None
+
+
+def set_aside(manager: ocp.CheckpointManager, last_step: int) -> None:
+  """Moves the checkpoints after `last_step`, which `newest` could not read, to DIR/broken: their steps will be saved again."""
+  broken = [step for step in all_steps(manager) if step > last_step]
+  if not gather_objects(broken)[0]:
+    return
+  if jax.process_index() == 0:
+    checkpoints = pathlib.Path(manager.directory)
+    for step in map(str, broken):
+      target = checkpoints.with_name('broken') / step
+      target.parent.mkdir(exist_ok=True)
+      shutil.rmtree(target, ignore_errors=True)
+      target.unlink(missing_ok=True)
+      (checkpoints / step).rename(target)
+      say(f'moved {checkpoints / step} to {target}')
+  gather_objects(None)  # the others wait for it
+  manager.reload()
 
 
 def split(state: TrainState) -> tuple[dict, dict]:
@@ -93,7 +215,8 @@ def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None)
     mesh: where the parameters go; the first device if not given.
   Raises:
     FileNotFoundError: there is no checkpoint, or not this one, or no base.
-    ValueError: the base is not the one that the run began with, or the checkpoint is that of a critic.
+    ValueError: the base is not the one that the run began with, or the checkpoint is that of a critic, or it has values that
+      are not finite, or it cannot be read (nor can those before it, unless one was named).
   """
   mesh = mesh or make_mesh(1, 1, 1, devices=jax.devices()[:1])
   model_config, params, host = load_trained(path, mesh)
@@ -104,6 +227,7 @@ def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None)
     _, base = setup.load_policy(config, mesh)
     check_base(host, fingerprint(base), config.model)
     params = setup.merger(config, model_config, mesh)(base, params)
+    check_finite(params, path)
   return model_config, without_head(params), host
 
 
@@ -111,23 +235,36 @@ def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh):
   """(model_config, parameters as they were trained, host) of a checkpoint.
 
   They are those of a policy, with the head of its critic if they share a backbone, of an adapter, or of a critic of its own.
-  Raises FileNotFoundError if there is no checkpoint, or not this one.
+  Raises FileNotFoundError if there is no checkpoint, or not this one, and ValueError as `load_params` does.
   """
-  run, step = _run_folder(pathlib.Path(path))
-  if not (run / 'checkpoints').is_dir():
-    raise FileNotFoundError(f'{path}: no checkpoints here')
-  with contextlib.closing(open_checkpoints(run)) as manager:
-    step = manager.latest_step() if step is None else step
-    if step not in manager.all_steps():
-      raise FileNotFoundError(f'{run}/checkpoints: no checkpoint {"at all" if step is None else step}')
+  def read(manager: ocp.CheckpointManager, step: int):
     host = restore_host(manager, step)
     model_config = decoder_from_json(host['decoder'])
     shardings, shapes = (critic.layout(model_config, mesh) if host.get('critic')
                          else critic.trained_layout(from_saved(host['config']), model_config, mesh))
     like = jax.tree.map(
       lambda sharding, shape: jax.ShapeDtypeStruct(shape, host['param_dtype'], sharding=sharding), shardings, shapes)
-    params = manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(like))).params
-  return model_config, params, host
+    with _reading(manager, step) as place:
+      params = manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(like))).params
+    check_finite(params, place)
+    return model_config, params, host
+
+  return _read(pathlib.Path(path), read)
+
+
+def _read(path: pathlib.Path, read: Callable[[ocp.CheckpointManager, int], Found], warn: bool = True) -> Found:
+  """`read(manager, step)` of the checkpoint that a path names, or of the newest in it; FileNotFoundError if there is none."""
+  run, step = _run_folder(path)
+  if not (run / 'checkpoints').is_dir():
+    raise FileNotFoundError(f'{path}: no checkpoints here')
+  with contextlib.closing(open_checkpoints(run)) as manager:
+    if step is None:
+      found = newest(manager, functools.partial(read, manager), warn)
+    else:
+      found = read(manager, step) if step in all_steps(manager) else None
+  if found is None:
+    raise FileNotFoundError(f'{run}/checkpoints: no checkpoint {"at all" if step is None else step}')
+  return found
 
 
 def read_saved(path: str | pathlib.Path) -> dict[str, Any] | None:
@@ -138,12 +275,7 @@ def read_saved(path: str | pathlib.Path) -> dict[str, Any] | None:
     if found is not None and not isinstance(found.get('config'), dict):
       raise ValueError(f'{path}/{hub.RUN}: no config in it')
     return found
-  run, step = _run_folder(pathlib.Path(path))
-  with contextlib.closing(open_checkpoints(run)) as manager:
-    step = manager.latest_step() if step is None else step
-    if step not in manager.all_steps():
-      raise FileNotFoundError(f'{run}/checkpoints: no checkpoint {"at all" if step is None else step}')
-    return restore_host(manager, step)
+  return _read(pathlib.Path(path), restore_host, warn=False)  # `load_params` warns, which follows
 
 
 def check_base(host: dict[str, Any], found: list[float], name: str) -> None:

@@ -68,20 +68,19 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
   method, mesh = find_method(config.method), meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
   folder = pathlib.Path(config.out)
-  folder.mkdir(parents=True, exist_ok=True)
-  for made_with in runs.read(folder / 'rollouts_config.json'):
-    checkpoint.check_same_run(made_with, config)
-  runs.write(folder / 'rollouts_config.json', [config.to_dict()])
-  model_config, params = setup.load_policy(config, mesh)
-  engine = setup.open_engine(config, model_config, setup.load_tokenizer(config), meshes.local_mesh(mesh))
-  engine.load(meshes.local(params))
-  grow_all = functools.partial(roll_out, config, method, engine, functools.cache(lambda second: open_tools(config, second)))
-  trees, tiers = collect(config, grow_all, engine.tokenizer, params, folder)
-  held_out, buckets = split(trees, tiers, settings)
-  asked = [(question, 'tool-optional', False) for question in {tree.question.id: tree.question for tree in held_out}.values()]
-  em = lambda step: float(np.mean([one['right'] for one in grow_all(asked, folder / f'answers_{step}.jsonl', outcome)]))
-  em_before = em(0) if critic.is_shared(config) else None
   with runs.RunFolder(config, shown=('loss', 'gate_auc', 'gate_explained')) as run:
+    for made_with in runs.read(folder / 'rollouts_config.json'):
+      checkpoint.check_same_run(made_with, config)
+    runs.write(folder / 'rollouts_config.json', [config.to_dict()])
+    model_config, params = setup.load_policy(config, mesh)
+    engine = setup.open_engine(config, model_config, setup.load_tokenizer(config), meshes.local_mesh(mesh))
+    engine.load(meshes.local(params))
+    grow_all = functools.partial(roll_out, config, method, engine, functools.cache(lambda second: open_tools(config, second)))
+    trees, tiers = collect(config, grow_all, engine.tokenizer, params, folder)
+    held_out, buckets = split(trees, tiers, settings)
+    asked = [(question, 'tool-optional', False) for question in {tree.question.id: tree.question for tree in held_out}.values()]
+    em = lambda step: float(np.mean([one['right'] for one in grow_all(asked, folder / f'answers_{step}.jsonl', outcome)]))
+    em_before = em(0) if critic.is_shared(config) else None
     student = Student(config, model_config, params, mesh)
     curves = {'before': student.assess(held_out)}
     student.state, _ = run.restore(student.state)
@@ -139,7 +138,7 @@ def collect(config: ml_collections.ConfigDict, grow_all: Callable, tokenizer, pa
   for record, (question, kind, _) in zip(grow_all(wanted, folder / 'rollouts.jsonl', to_record), wanted):
     trees.append(from_record(record, tokenizer, question))
     trees[-1].root.data.update(kind=kind, held_out=question.id in held_out)
-  return [tree for tree in trees if 0 < tree.count() <= config.train.row_length], tiers
+  return [tree for tree in trees if tree.count()], tiers
 
 
 def tool_kind(question: Question, tier: int, settings: ml_collections.ConfigDict, rng: np.random.Generator) -> str:

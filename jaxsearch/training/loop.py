@@ -154,9 +154,9 @@ def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) ->
 
   Raises ValueError if the run has another config, or began with another model than `config.model` names now.
   """
-  learner.state, host = run.restore(learner.state)
+  learner.state, host = run.restore(
+    learner.state, check=lambda host: checkpoint.check_base(host, learner.fingerprint, learner.config.model))
   if host is not None:
-    checkpoint.check_base(host, learner.fingerprint, learner.config.model)
     learner.memory = host['memory']
     learner.key = jax.random.wrap_key_data(np.asarray(host['key'], np.uint32))
     questions.set_state(host['questions'])

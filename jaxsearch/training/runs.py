@@ -2,9 +2,11 @@
 
     DIR/config.json          the config, for people
     DIR/metrics.jsonl        a row a step
-    DIR/tensorboard/         the same
     DIR/evaluations.jsonl    a row for each evaluation on held-out questions and each of its temperatures
+    DIR/tensorboard/         the numbers of both
     DIR/checkpoints/         see checkpoint.py
+    DIR/broken/              checkpoints that could not be read, where the run was resumed from the one before
+    DIR/lock, DIR/locked_by  held while a process trains here, and which one it is
 
 SIGTERM (and SIGINT once) finishes the step in hand, saves it and exits with status 143 (130): the same command resumes the
 run. The process may also be killed at any point; the run then resumes from the newest checkpoint. Rows after that checkpoint
@@ -15,61 +17,84 @@ import collections
 import contextlib
 import json
 import math
+import os
 import pathlib
+import re
 import signal
-import sys
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
+import filelock
 import jax
 import ml_collections
 import psutil
 from rich import progress
+from rich.console import Console
 
+from jaxsearch.models.hub import NotFinite
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.training import checkpoint
+from jaxsearch.training import RunStopped, checkpoint
 from jaxsearch.training.step import TrainState
 
-
-class RunStopped(RuntimeError):
-  """The run cannot usefully go on; the message says why."""
+GROUPS = {  # of tags in TensorBoard: a metric is in the first whose pattern its name has
+  'time': 'second|compilations|resident',
+  'gate': '^gate_',
+  'reward': '^reward|^em$|^f1$|groups_alike',
+  'loss': 'loss|^kl|entropy|ratio|clip|logprob|grad_norm|learning_rate|skipped|critic|value',
+  'sampler': 'token|stop_|tool|search|service|failure|malformed|tree|rows|padded|segments|steps|episodes|idle',
+  'method': '',
+}
 
 
 class RunFolder(contextlib.ExitStack):
-  """The run in `config.out`, new or to be resumed; a context that closes what it writes to; `shown` are metrics for its bar."""
+  """The run in `config.out`, new or to be resumed; a context that locks the folder and closes what it writes to.
+
+  `shown` are the metrics of a step for the person who watches. Raises ValueError if another process trains in this folder.
+  """
 
   def __init__(self, config: ml_collections.ConfigDict, shown: tuple[str, ...]):
     super().__init__()
     self.config, self.out, self._shown = config, pathlib.Path(config.out), shown
     self.out.mkdir(parents=True, exist_ok=True)
+    self.enter_context(locked(self.out))
     self._manager = self.enter_context(contextlib.closing(checkpoint.open_checkpoints(self.out, config.keep_checkpoints)))
-    self.last_step, self._signal, self._seconds_save = self._manager.latest_step() or 0, 0, 0.0
+    self.last_step, self._signal, self._seconds_save = 0, 0, 0.0
 
-  def restore(self, state: TrainState) -> tuple[TrainState, dict[str, Any] | None]:
-    """(state, host) of the newest checkpoint, or (`state`, None) in a new run; ValueError if the run has another config."""
-    if not self.last_step:
-      return state, None
-    host = checkpoint.restore_host(self._manager, self.last_step)
-    checkpoint.check_same_run(host['config'], self.config)
-    return checkpoint.restore(self._manager, self.last_step, state), host
+  def restore(self, state: TrainState, check: Callable[[dict], None] = lambda host: None) -> tuple[TrainState, dict | None]:
+    """(state, host) of the newest checkpoint that can be read, or (`state`, None) in a new run.
+
+    Raises ValueError if the run has another config, if `check(host)` does, or if no checkpoint can be read.
+    """
+    def read(step: int) -> tuple[int, TrainState, dict]:
+      host = checkpoint.restore_host(self._manager, step)
+      checkpoint.check_same_run(host['config'], self.config)
+      check(host)
+      return step, checkpoint.restore(self._manager, step, state), host
+
+    self.last_step, state, host = checkpoint.newest(self._manager, read) or (0, state, None)
+    return state, host
 
   def start(self) -> None:
     """Starts to log; call it once the run is restored and nothing can be wrong with it any more."""
-    first = jax.process_index() == 0
-    if first:
-      (self.out / 'config.json').write_text(json.dumps(self.config.to_dict(), indent=2) + '\n')
-      self._log = self.enter_context(metrics_log(self.out, self.last_step))
-      keep_steps(self.out / 'evaluations.jsonl', self.last_step)
-    self._show = self.enter_context(progress_bar(self.config.steps, self.last_step, self.config.progress and first, self._shown))
+    checkpoint.set_aside(self._manager, self.last_step)
+    total, last, self._show = self.config.steps, self.last_step, lambda row: None
+    if jax.process_index() == 0:
+      replace(self.out / 'config.json', json.dumps(self.config.to_dict(), indent=2) + '\n')
+      self._log = self.enter_context(metrics_log(self.out, last))
+      if last:
+        self.say(f'resuming at step {last + 1}' if last < total else f'step {last} of {total} is done')
+      if self.config.progress:
+        console = Console(stderr=True)
+        self._show = self.enter_context(progress_bar(total, last, self._shown, console)) if console.is_terminal else (
+          plain_lines(total, self._shown, self.say))
     for number in (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ():
       self.callback(signal.signal, number, signal.signal(number, self._stop_soon))
 
   def say(self, message: str) -> None:
     """Prints a line for the person who watches, above the bar where there is one; the first process alone."""
-    if jax.process_index() == 0:
-      print(f'jaxsearch: {message}', file=sys.stderr, flush=True)
+    checkpoint.say(message)
 
   def steps(self) -> range:
     """The steps that are left, counted from 1."""
@@ -89,7 +114,8 @@ class RunFolder(contextlib.ExitStack):
     """Appends to evaluations.jsonl; call it before `finish_step`, so that a run that is resumed evaluates no step twice."""
     rows = list(rows)
     if jax.process_index() == 0:
-      append(self.out / 'evaluations.jsonl', rows)
+      with self._resumable():
+        self._log('evaluations.jsonl', rows)
 
   def finish_step(self, step: int, row: dict[str, float], state: TrainState, host: Callable[[], dict]) -> None:
     """Logs the step, saves if it is time to, and exits if a signal asked for it.
@@ -97,25 +123,66 @@ class RunFolder(contextlib.ExitStack):
     The row is written before the checkpoint, so that none is ever missing; its `seconds_save` is that of the step before.
 
     Raises:
-      RunStopped: too many updates in a row were not finite.
+      RunStopped: too many updates in a row were not finite, or the state is not, or the disk is full.
       SystemExit: after SIGTERM or SIGINT.
     """
     row = {'step': step} | row | {'seconds_save': self._seconds_save}
-    if jax.process_index() == 0:
-      self._log(row)
-    self._show(row)
-    limit = self.config.optim.max_skipped
-    if row['skipped_in_a_row'] >= limit:
-      raise RunStopped(f'step {step}: the loss or its gradient was not finite in {row["skipped_in_a_row"]} updates in a '
-                       f'row (optim.max_skipped={limit}); nothing was saved since step {self._manager.latest_step()}')
-    stop = max(meshes.gather_objects(self._signal))  # that of any process: all must exit after the same step
-    start = time.perf_counter()
-    if stop or step == self.config.steps or step % self.config.checkpoint_every == 0:
-      checkpoint.save(self._manager, step, state, host() | {'step': step, 'config': self.config.to_dict()})
-    self._seconds_save = time.perf_counter() - start
+    with self._resumable():
+      if jax.process_index() == 0:
+        self._log('metrics.jsonl', [row])
+      self._show(row)
+      limit = self.config.optim.max_skipped
+      if row['skipped_in_a_row'] >= limit:
+        raise RunStopped(f'step {step}: the loss or its gradient was not finite in {row["skipped_in_a_row"]} updates in a '
+                         f'row (optim.max_skipped={limit}); {self._saved()}')
+      stop = max(meshes.gather_objects(self._signal))  # that of any process: all must exit after the same step
+      start, last = time.perf_counter(), bool(stop) or step == self.config.steps
+      if last or step % self.config.checkpoint_every == 0:
+        checkpoint.save(self._manager, step, state, host() | {'step': step, 'config': self.config.to_dict()})
+      if last:
+        with checkpoint.writing(self.out / 'checkpoints'):
+          self._manager.wait_until_finished()
+      self._seconds_save = time.perf_counter() - start
     if stop and step < self.config.steps:
-      self._manager.wait_until_finished()
+      self.say(f'stopped after step {step}; rerun the same command to resume')
       raise SystemExit(128 + stop)
+
+  def _saved(self) -> str:
+    steps = checkpoint.all_steps(self._manager)
+    return f'the last checkpoint is that of step {steps[0]}' if steps else 'there is no checkpoint yet'
+
+  @contextlib.contextmanager
+  def _resumable(self) -> Iterator[None]:
+    """Turns what ends a run while it writes into RunStopped, which says from where it resumes."""
+    try:
+      yield
+    except NotFinite as error:
+      raise RunStopped(f'{error}, so it was not saved; {self._saved()}') from error
+    except OSError as error:
+      what = f'{error.filename}: {error.strerror}' if error.filename else error
+      raise RunStopped(f'{what}; {self._saved()}; once that is mended, rerun the same command to resume') from error
+
+
+@contextlib.contextmanager
+def locked(out: pathlib.Path) -> Iterator[None]:
+  """Keeps a run folder for this run; ValueError, with the name of the process that holds it, if that is another.
+
+  The lock ends with its process, however that ends. The first process of a multi-host run holds it for all.
+  """
+  lock, holder, refusal = filelock.FileLock(out / 'lock'), out / 'locked_by', ''
+  if jax.process_index() == 0:
+    try:
+      lock.acquire(timeout=0)
+      replace(holder, f'process {os.getpid()} on {socket.gethostname()} since {time.strftime("%Y-%m-%d %H:%M:%S")}\n')
+    except filelock.Timeout:
+      name = holder.read_text(encoding='utf-8').strip() if holder.exists() else 'another process'
+      refusal = f'{out}: {name} trains here; wait for it, stop it, or use another out folder'
+  if refusal := meshes.gather_objects(refusal)[0]:
+    raise ValueError(refusal)
+  try:
+    yield
+  finally:
+    lock.release()
 
 
 COMPILATION = '/jax/core/compile/backend_compile_duration'  # of a program, or its read from the compilation cache
@@ -146,24 +213,44 @@ class Clock:
 
 
 @contextlib.contextmanager
-def metrics_log(out: str | pathlib.Path, last_step: int) -> Iterator[Callable[[Mapping[str, float]], None]]:
-  """Yields `write(row)`, which adds a step to DIR/metrics.jsonl and to the TensorBoard files in DIR/tensorboard.
+def metrics_log(out: str | pathlib.Path, last_step: int) -> Iterator[Callable[[str, Iterable[Mapping]], None]]:
+  """Yields `write(name, rows)`, which appends rows to the file DIR/name, and their numbers to those of TensorBoard.
 
-  The line is on disk when `write` returns. Values that are not finite become null, as JSON has none; texts are in the line
-  alone. Rows of steps after `last_step` (0: a new run) are dropped first, and so is a line that a killed run left unfinished.
+  The lines are on disk when `write` returns. Numbers that are not finite become null, as JSON has none. Rows of steps after
+  `last_step` (0: a new run) are dropped first, and so is a line that was left unfinished.
   """
-  from tensorboardX import SummaryWriter  # slow to import
-  path = pathlib.Path(out) / 'metrics.jsonl'
-  keep_steps(path, last_step)
-  with SummaryWriter(str(path.with_name('tensorboard')), purge_step=last_step + 1) as board:
-    def write(row: Mapping[str, float | str]) -> None:
-      finite = {name: value if isinstance(value, str) or math.isfinite(value) else None for name, value in row.items()}
-      append(path, [finite])
-      for name, value in finite.items():
-        if value is not None and not isinstance(value, str) and name != 'step':
-          board.add_scalar(name, value, row['step'])
+  from tensorboardX.event_file_writer import EventsWriter  # slow to import
+  from tensorboardX.proto.event_pb2 import Event, SessionLog
+  from tensorboardX.proto.summary_pb2 import Summary
+  out = pathlib.Path(out)
+  for name in ('metrics.jsonl', 'evaluations.jsonl'):
+    keep_steps(out / name, last_step)
+  (out / 'tensorboard').mkdir(exist_ok=True)
+  board = EventsWriter(str(out / 'tensorboard' / 'events'))  # not SummaryWriter, whose thread dies of a full disk unseen
 
+  def write(name: str, rows: Iterable[Mapping]) -> None:
+    rows = [{key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
+            for row in rows]
+    append(out / name, rows)
+    for row in rows:
+      values = [Summary.Value(tag=tag(key, row), simple_value=value) for key, value in row.items()
+                if isinstance(value, (int, float)) and key not in ('step', 'temperature')]
+      board.write_event(Event(step=row['step'], wall_time=time.time(), summary=Summary(value=values)))
+    board.flush()
+
+  try:
+    board.write_event(Event(step=last_step + 1, session_log=SessionLog(status=SessionLog.START)))  # hides what is done again
     yield write
+  finally:
+    with contextlib.suppress(OSError):  # what could not be written has raised in `write`
+      board.close()
+
+
+def tag(name: str, row: Mapping) -> str:
+  """The tag of a number in TensorBoard: held_out/em_greedy or held_out/em_at_0.5 of an evaluation, else GROUP/NAME."""
+  if 'temperature' in row:
+    return f'held_out/{name}_' + (f'at_{row["temperature"]:g}' if row['temperature'] else 'greedy')
+  return next(group for group, pattern in GROUPS.items() if re.search(pattern, name)) + f'/{name}'
 
 
 def keep_steps(path: str | pathlib.Path, last_step: int) -> None:
@@ -173,15 +260,32 @@ def keep_steps(path: str | pathlib.Path, last_step: int) -> None:
 
 def write(path: str | pathlib.Path, rows: Iterable[Mapping]) -> None:
   """Writes a JSON line for each row; the file is replaced as a whole or not at all."""
+  replace(path, ''.join(map(line, rows)))
+
+
+def append(path: str | pathlib.Path, rows: Iterable[Mapping]) -> None:
+  """Appends a JSON line for each row; an OSError names the file."""
+  _write(path, 'a', ''.join(map(line, rows)))
+
+
+def replace(path: str | pathlib.Path, text: str) -> None:
+  """Writes a text file, as a whole or not at all; an OSError names the file."""
   part = pathlib.Path(f'{path}.part')
-  append(part, rows, mode='w')
+  _write(part, 'w', text)
   part.replace(path)
 
 
-def append(path: str | pathlib.Path, rows: Iterable[Mapping], mode: str = 'a') -> None:
-  """Appends a JSON line for each row."""
-  with open(path, mode, encoding='utf-8') as file:
-    file.writelines(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
+def line(row: Mapping) -> str:
+  """A row as a line of JSON."""
+  return json.dumps(row, ensure_ascii=False) + '\n'
+
+
+def _write(path: str | pathlib.Path, mode: str, text: str) -> None:
+  try:
+    with open(path, mode, encoding='utf-8') as file:
+      file.write(text)
+  except OSError as error:  # one of a full disk names none
+    raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def read(path: str | pathlib.Path) -> list[dict]:
@@ -219,17 +323,30 @@ def mean_of(metrics: list[Mapping[str, float]]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, done: int, shown: bool, what: tuple[str, ...]):
-  """Yields `show(row)`, which advances the bar by a step and shows the fields `what` of the row, and tokens a second."""
+def progress_bar(total: int, done: int, shown: tuple[str, ...], console: Console) -> Iterator[Callable[[Mapping], None]]:
+  """Yields `show(row)`, which advances the bar by a step and shows the fields `shown` of the row, and tokens a second."""
   columns = [progress.TextColumn('step'), progress.MofNCompleteColumn(), progress.BarColumn(bar_width=24),
              progress.TextColumn('{task.fields[figures]}'), progress.TimeElapsedColumn(),
              progress.TextColumn('left'), progress.TimeRemainingColumn()]
-  with progress.Progress(*columns, disable=not shown) as bar:
+  with progress.Progress(*columns, console=console) as bar:
     task = bar.add_task('', total=total, completed=done, figures='')
+    yield lambda row: bar.update(task, advance=1, figures=' · '.join(
+      [*figures(row, shown), f'{row["tokens_per_second"]:,.0f} tokens/s']))
 
-    def show(row: Mapping[str, float]) -> None:
-      figures = [f'{name} {row[name]:.3g}' for name in what if row.get(name) is not None]
-      figures.append(f'{row["tokens_per_second"]:,.0f} tokens/s')
-      bar.update(task, advance=1, figures=' · '.join(figures))
 
-    yield show
+def plain_lines(total: int, shown: tuple[str, ...], say: Callable[[str], None]) -> Callable[[Mapping], None]:
+  """`show(row)` where there is no terminal: a line a step, with the time that is left at the pace of the last ten."""
+  times = collections.deque([time.monotonic()], maxlen=11)
+
+  def show(row: Mapping) -> None:
+    times.append(time.monotonic())
+    left = (total - row['step']) * (times[-1] - times[0]) / (len(times) - 1)
+    failed = [f'{row["searches_failed"]} searches failed'] if row.get('searches_failed') else []
+    say(', '.join([f'step {row["step"]}/{total}', f'{left:.0f} s left', *figures(row, shown), *failed]))
+
+  return show
+
+
+def figures(row: Mapping, shown: tuple[str, ...]) -> list[str]:
+  """The fields `shown` of a row in words, as far as it has them."""
+  return [f'{name} {row[name]:.3g}' for name in shown if row.get(name) is not None]

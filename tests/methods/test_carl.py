@@ -134,13 +134,13 @@ def test_broken_tools(fault, seen):
     drive([COMMIT], fault='broken')
 
 
-def credited(said, values, lam=0.0):
+def credited(said, values, **settings):
   trees = [drive(spans)[0] for spans in said]
   for tree, own in zip(trees, values):
     for node, value in zip(carl.segments(tree), own):
       node.values = np.r_[value, np.full(len(node.tokens) - 1, 7.0)].astype(np.float32)  # only the first counts
   found = context()
-  carl.credit([trees[:1], trees[1:]], found, lam=lam)
+  carl.credit([trees[:1], trees[1:]], found, **settings)
   return trees, found
 
 
@@ -163,6 +163,19 @@ def test_a_segment_earns_what_it_changed():
 def test_with_lambda_one_all_segments_share_the_sign():
   trees, _ = credited([[INVOKE, CONTEXT, COMMIT], [WRONG]], [[0.2, 0.7, 0.5], [0.4]], lam=1.0)
   np.testing.assert_allclose([node.advantages for node in carl.segments(trees[0])], [0.8, 0.3, 0.5], atol=1e-6)
+
+
+def test_the_same_rollouts_credited_by_token_and_by_trajectory():
+  trees, found = credited([[INVOKE, CONTEXT, COMMIT], [WRONG]], [[0.2, 0.7, 0.5], [0.4]], lam=0.95, level='token')
+  for tree in trees:
+    assert all(np.shape(node.advantages) == np.shape(node.returns) == (len(node.tokens),) for node in carl.segments(tree))
+  every = np.concatenate([node.advantages for tree in trees for node in carl.segments(tree)])
+  assert every.mean() == pytest.approx(0, abs=1e-5) and {'value_explained', 'opposed_pairs'} & set(found.metrics) == {
+    'value_explained'}
+  group = [drive([INVOKE, CONTEXT, COMMIT])[0], drive([WRONG])[0]]
+  carl.credit([group], context(), level='trajectory')  # needs no critic
+  right, wrong = ({node.advantages for node in carl.segments(tree)} for tree in group)
+  assert len(right) == len(wrong) == 1 and right.pop() == pytest.approx(-wrong.pop()) and group[0].reward == 1.0
 
 
 def test_it_says_that_it_needs_a_critic():

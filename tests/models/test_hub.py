@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import pathlib
+import resource
 
 import gguf
 import jax
@@ -13,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxsearch import models
 from jaxsearch.models import hub
-from jaxsearch.models.decoder import hidden_states, parameter_axes, parameter_shapes
+from jaxsearch.models.decoder import Decoder, hidden_states, parameter_axes, parameter_shapes
 from jaxsearch.parallel.mesh import make_mesh, shardings
 
 SIZES = dict(
@@ -278,6 +279,27 @@ def test_saves_in_place(make_checkpoint, tmp_path):
   models.save(model, folder)
   jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.asarray, models.load(folder).params))
   jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.asarray, model.params))
+
+
+def test_what_is_not_finite_is_not_saved(make_checkpoint, tmp_path):
+  model = models.load(make_checkpoint('qwen3')[0])
+  layers = model.params['layers'] | {'gate': model.params['layers']['gate'].at[1, 2, 3].set(jnp.nan)}
+  model = Decoder(model.config, params=model.params | {'layers': layers})
+  with pytest.raises(hub.NotFinite, match=r'out: layers/gate has values that are not finite$'):
+    models.save(model, tmp_path / 'out')
+  assert not (tmp_path / 'out').exists()
+
+
+def test_a_full_disk_is_named(make_checkpoint, tmp_path):
+  model, limits = models.load(make_checkpoint('qwen3')[0]), resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # bytes a file: a larger one is refused by the system
+  try:
+    with pytest.raises(OSError, match=r'model.safetensors could not be written: .*File too large'):
+      models.save(model, tmp_path)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  models.save(model, tmp_path)
+  np.testing.assert_array_equal(models.load(tmp_path).params['embedding'], model.params['embedding'])
 
 
 # --- GGUF ---

@@ -2,22 +2,30 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs import base
-from jaxsearch.models.decoder import DecoderConfig, RopeScaling
+from jaxsearch import cli
+from jaxsearch.models import hub
+from jaxsearch.models.decoder import Decoder, DecoderConfig, RopeScaling, initial_params
 from jaxsearch.models.presets import PRESETS
+from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.training import checkpoint
+from jaxsearch.training import checkpoint, runs
 from jaxsearch.training.batch import make_batch, place
 from jaxsearch.trees.layout import lay_out
+from jaxsearch.world import files as world
+from tests.training import child as own_child
+from tests.training import conftest
 
 
-def host_of(tiny, step):
-  return {'step': step, 'decoder': dataclasses.asdict(tiny.decoder), 'config': base.get_config().to_dict()}
+def host_of(step):
+  return {'step': step, 'decoder': dataclasses.asdict(conftest.DECODER), 'config': base.get_config().to_dict()}
 
 
 def test_a_state_moves_to_another_mesh_and_goes_on_alike(tiny, tmp_path):
@@ -25,7 +33,7 @@ def test_a_state_moves_to_another_mesh_and_goes_on_alike(tiny, tmp_path):
   one, many = tiny.setup(), tiny.setup(mesh=meshes.make_mesh(2, 2, 2), seed=5)
   state, _ = one.train_step(one.state, place(make_batch(rows, 4), one.mesh))
   with checkpoint.open_checkpoints(tmp_path, keep=1) as manager:
-    checkpoint.save(manager, 1, state, host_of(tiny, 1))
+    checkpoint.save(manager, 1, state, host_of(1))
     moved = checkpoint.restore(manager, 1, many.state)
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(moved), jax.device_get(state))
   layouts = [jax.tree.map(lambda x: x.sharding, tree) for tree in (moved, many.state)]
@@ -40,7 +48,7 @@ def test_parameters_alone_by_run_folder_or_step(tiny, tmp_path):
   states = [tiny.setup(seed=seed).state for seed in (0, 1)]
   with checkpoint.open_checkpoints(tmp_path, keep=2) as manager:
     for step, state in enumerate(states, start=1):
-      checkpoint.save(manager, step, state, host_of(tiny, step))
+      checkpoint.save(manager, step, state, host_of(step))
   for path, step in ((tmp_path, 2), (tmp_path / 'checkpoints', 2), (tmp_path / 'checkpoints' / '1', 1)):
     assert checkpoint.is_run(path)
     model_config, params, host = checkpoint.load_params(path)
@@ -55,7 +63,7 @@ def test_what_is_no_checkpoint_is_named(tiny, tmp_path):
   with pytest.raises(FileNotFoundError, match='no checkpoints here'):
     checkpoint.load_params(tmp_path)
   with checkpoint.open_checkpoints(tmp_path, keep=2) as manager:
-    checkpoint.save(manager, 3, tiny.setup().state, host_of(tiny, 3))
+    checkpoint.save(manager, 3, tiny.setup().state, host_of(3))
   with pytest.raises(FileNotFoundError, match='no checkpoint 7'):
     checkpoint.load_params(tmp_path / 'checkpoints' / '7')
 
@@ -99,3 +107,124 @@ def test_the_end_of_a_cosine_may_not_change():
   saved = changed(optim__schedule='cosine').to_dict()
   with pytest.raises(ValueError, match='steps was'):
     checkpoint.check_same_run(saved, changed(optim__schedule='cosine', steps=7))
+
+
+def cut(path, share=0.5):
+  """Leaves of every file that share; 0 empties it."""
+  for file in [path] if path.is_file() else filter(type(path).is_file, sorted(path.rglob('*'))):
+    file.write_bytes(file.read_bytes()[:int(share * file.stat().st_size)])
+
+
+def zero(path):
+  """Files of the right size with nothing in them, as after a loss of power."""
+  for file in filter(type(path).is_file, path.rglob('*')):
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def largest(path):
+  return max(filter(type(path).is_file, path.rglob('*')), key=lambda file: file.stat().st_size)
+
+
+DAMAGE = {
+  'all files half': cut, 'all files empty': lambda path: cut(path, 0), 'all files zeros': zero,
+  'an empty folder': lambda path: (shutil.rmtree(path), path.mkdir()), 'a file': lambda path: (shutil.rmtree(path), path.touch()),
+  'no params': lambda path: shutil.rmtree(path / 'params'), 'no rest': lambda path: shutil.rmtree(path / 'rest'),
+  'no host': lambda path: shutil.rmtree(path / 'host'), 'no text in host': lambda path: (path / 'host/metadata').unlink(),
+  'half of host': lambda path: cut(path / 'host'), 'other JSON': lambda path: (path / 'host/metadata').write_text('[]'),
+  'half an object': lambda path: (path / 'host/metadata').write_text('{"step": 2}'),
+  'half of params': lambda path: cut(path / 'params'), 'no arrays': lambda path: shutil.rmtree(path / 'params/ocdbt.process_0'),
+  'no index': lambda path: (path / 'params/manifest.ocdbt').unlink(), 'no names': lambda path: cut(path / 'params/_METADATA', 0),
+  'half of the largest file': lambda path: cut(largest(path)), 'the largest file gone': lambda path: largest(path).unlink(),
+  'half of rest': lambda path: cut(path / 'rest'), 'rest empty': lambda path: cut(path / 'rest', 0),
+}  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def two_checkpoints(tmp_path_factory):
+  """(run folder with the checkpoints of steps 1 and 2, their states)."""
+  run, states = tmp_path_factory.mktemp('saved') / 'run', [conftest.setup(seed=seed).state for seed in (0, 1)]
+  with checkpoint.open_checkpoints(run, keep=2) as manager:
+    for step, state in enumerate(states, start=1):
+      checkpoint.save(manager, step, state, host_of(step))
+  return run, states
+
+
+@pytest.mark.parametrize('damage', DAMAGE)
+def test_a_newest_checkpoint_that_is_damaged_is_passed_over_and_made_again(two_checkpoints, tmp_path, capsys, damage):
+  run, broken = tmp_path / 'run', tmp_path / 'run' / 'checkpoints' / '2'
+  shutil.copytree(two_checkpoints[0], run)
+  DAMAGE[damage](broken)
+  if damage not in ('half of rest', 'rest empty'):  # the parameters can still be read
+    _, params, host = checkpoint.load_params(run)
+    warning, = capsys.readouterr().err.splitlines()
+    assert host['step'] == 1 and warning.startswith(f'jaxsearch: {broken} cannot be read (')
+    assert warning.endswith('); using that of step 1')
+    jax.tree.map(np.testing.assert_array_equal, params, two_checkpoints[1][0].params)
+    with pytest.raises(ValueError, match='checkpoints/2 cannot be read'):
+      checkpoint.load_params(broken)
+  assert broken.exists()  # reading leaves it where it is
+
+  config = base.get_config().unlock()
+  config.out, config.checkpoint_every, config.progress = str(run), 1, False
+  with runs.RunFolder(config, shown=()) as folder:
+    state, host = folder.restore(two_checkpoints[1][1])
+    jax.tree.map(np.testing.assert_array_equal, state, two_checkpoints[1][0])
+    folder.start()
+    folder.finish_step(2, {'skipped_in_a_row': 0}, two_checkpoints[1][1], lambda: {'decoder': host['decoder']})
+  *_, resuming = errors = capsys.readouterr().err.splitlines()
+  assert resuming == 'jaxsearch: resuming at step 2' and len(errors) == 3 and 'cannot be read' in errors[0]
+  assert (run / 'broken' / '2').exists()
+  assert checkpoint.load_params(run)[2]['step'] == 2 and not capsys.readouterr().err
+
+
+def test_with_no_checkpoint_left_there_is_one_line(two_checkpoints, tmp_path, capsys):
+  run = tmp_path / 'run'
+  shutil.copytree(two_checkpoints[0], run)
+  cut(run)
+  config = base.get_config().unlock()
+  config.out = str(run)
+  named = r'checkpoints/2 cannot be read .*checkpoints/1 cannot be read .*; there is no other checkpoint$'
+  with pytest.raises(ValueError, match=named), runs.RunFolder(config, shown=()) as folder:
+    folder.restore(two_checkpoints[1][0])
+  for command in (['export', '--out', str(tmp_path / 'out')], ['ask', 'Who?'], ['eval', '--limit=1']):
+    assert cli.main([*command, f'--checkpoint={run}']) == 2
+    line, = capsys.readouterr().err.splitlines()
+    assert line.startswith('jaxsearch: ') and 'cannot be read' in line
+  assert sorted(path.name for path in (run / 'checkpoints').iterdir()) == ['1', '2'] and not (tmp_path / 'out').exists()
+
+
+def test_another_config_or_model_is_no_damage(two_checkpoints):
+  config = changed(out=str(two_checkpoints[0]), group_size=4)
+  with pytest.raises(ValueError, match='group_size was 8'), runs.RunFolder(config, shown=()) as folder:
+    folder.restore(two_checkpoints[1][0])
+
+  def refuse(host):
+    raise ValueError(f'not with {host["step"]}')
+  with pytest.raises(ValueError, match='not with 2'), runs.RunFolder(changed(out=config.out), shown=()) as folder:
+    folder.restore(two_checkpoints[1][0], check=refuse)
+
+
+def test_parameters_that_are_not_finite_are_not_loaded(tiny, tmp_path, monkeypatch, capsys):
+  state = tiny.setup().state
+  state = dataclasses.replace(state, params=state.params | {'final_norm': state.params['final_norm'].at[1].set(jnp.nan)})
+  with checkpoint.open_checkpoints(tmp_path, keep=2) as manager:
+    with pytest.raises(ValueError, match='1: params/final_norm has values that are not finite'):
+      checkpoint.save(manager, 1, state, host_of(1))
+    assert not checkpoint.all_steps(manager)
+    monkeypatch.setattr(checkpoint, 'check_finite', lambda *_: None)
+    checkpoint.save(manager, 1, state, host_of(1))  # by a version that did not look
+    monkeypatch.undo()
+  for command in (['export', '--out', str(tmp_path / 'out')], ['ask', 'Who?']):
+    assert cli.main([*command, f'--checkpoint={tmp_path}']) == 2
+    assert capsys.readouterr().err == f'jaxsearch: {tmp_path}/checkpoints/1: final_norm has values that are not finite\n'
+  assert not (tmp_path / 'out').exists()
+
+
+def test_a_hugging_face_folder_with_values_that_are_not_finite_is_not_used(tmp_path, monkeypatch, capsys):
+  params = initial_params(own_child.NUMBERS, jax.random.key(0))
+  model = Decoder(own_child.NUMBERS, params=params | {'final_norm': params['final_norm'].at[0].set(jnp.inf)})
+  monkeypatch.setattr(hub, 'check_finite', lambda *_: None)
+  hub.save(model, tmp_path, Tokenizer.load(world.folder()))  # as another program would
+  monkeypatch.undo()
+  assert cli.main(['ask', 'Who?', f'--checkpoint={tmp_path}']) == 2
+  assert capsys.readouterr().err == f'jaxsearch: {tmp_path}: final_norm has values that are not finite\n'

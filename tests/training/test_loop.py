@@ -2,6 +2,7 @@
 
 import importlib.util
 import pathlib
+import re
 import sys
 
 import jax
@@ -42,19 +43,22 @@ def config(child, tmp_path, monkeypatch):
   return child.get_config(tmp_path, str(tmp_path / 'run'))
 
 
-def test_a_run_on_eight_devices(config):
-  config.steps = 3
+def test_a_run_on_eight_devices(config, capfd):
+  config.steps, config.progress = 3, True
   config.mesh.update(data=2, fsdp=2, tensor=2)
   config.train.update(micro_rows=4, mini_batch=0, epochs=1)
   config.eval.update(every=2, number=4, questions=config.data.questions)
   last = loop.train(config, held_out)
+  lines = [line for line in capfd.readouterr().err.splitlines() if 'jaxsearch: step' in line]
+  assert [re.fullmatch(r'jaxsearch: step (\d)/3, \d+ s left, reward [\d.]+, em [\d.]+, searches 1', line)[1]
+          for line in lines] == ['1', '2', '3']
   rows = runs.read(pathlib.Path(config.out) / 'metrics.jsonl')
   assert [row['step'] for row in rows] == [1, 2, 3]
   for row in rows:
     assert not [name for name in REQUIRED if row.get(name) is None]
     assert row['logprob_gap_max'] < 1e-4 and row['ratio_max'] == pytest.approx(1, abs=1e-4)
     assert row['searches'] == 1 and row['tokens_generated'] == row['tokens_trained'] == 100
-    assert row['tokens_in_rows'] == row['tokens_on_paths'] == row['tokens_per_tree'] * row['trees']  # chains share nothing
+    assert row['tokens_in_rows'] < row['tokens_on_paths'] == row['tokens_per_tree'] * row['trees']  # two chains share a prompt
   assert rows[0]['kl'] == pytest.approx(0, abs=1e-6) and rows[2]['kl'] > rows[0]['kl']
   assert last['loss'] == pytest.approx(rows[2]['loss'])
   evaluations = runs.read(pathlib.Path(config.out) / 'evaluations.jsonl')
@@ -65,14 +69,14 @@ def test_a_run_on_eight_devices(config):
   assert np.isfinite(np.asarray(params['embedding'])).all()
 
 
-def test_a_prefix_that_branches_share_counts_once_in_rows_and_for_each_path():
+def test_a_prefix_that_branches_share_counts_for_each_path():
   tree = Tree(None, Question('1', 'Which?', ('red',)))
   node = tree.root.append([1, 2, 3], Role.PROMPT)
   for tokens in ([4, 5], [6]):
     node.append(tokens, Role.POLICY)
   tree.reward = 0.5
   row = loop.summary([[tree]], [tree])
-  assert (row['tokens_in_rows'], row['tokens_on_paths']) == (6, 9)
+  assert row['tokens_on_paths'] == 9 and row['tokens_per_tree'] == 6
 
 
 @pytest.fixture

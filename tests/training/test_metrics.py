@@ -1,11 +1,13 @@
 """Rows of metrics on disk, and how the updates of a step become one row."""
 
+import io
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
 from jaxsearch.training import runs
 
@@ -13,11 +15,11 @@ from jaxsearch.training import runs
 def test_a_resumed_log_has_every_step_once(tmp_path):
   with runs.metrics_log(tmp_path, 0) as write:
     for step in (1, 2, 3):
-      write({'step': step, 'loss': step / 2})
+      write('metrics.jsonl', [{'step': step, 'loss': step / 2}])
   with (tmp_path / 'metrics.jsonl').open('a') as file:
     file.write('{"step": 4, "lo')  # killed while writing
   with runs.metrics_log(tmp_path, 2) as write:
-    write({'step': 3, 'loss': float('nan')})
+    write('metrics.jsonl', [{'step': 3, 'loss': float('nan')}])
   assert runs.read(tmp_path / 'metrics.jsonl') == [
     {'step': 1, 'loss': 0.5}, {'step': 2, 'loss': 1.0}, {'step': 3, 'loss': None}]
   assert list((tmp_path / 'tensorboard').iterdir())
@@ -58,8 +60,9 @@ def test_the_clock_counts_seconds_and_programs():
   assert runs.Clock().row(1)['compilations'] == 0
 
 
-def test_the_bar_shows_figures(capsys):
-  with runs.progress_bar(4, 1, True, ('reward', 'em')) as show:
+def test_the_bar_shows_figures():
+  screen = io.StringIO()
+  with runs.progress_bar(4, 1, ('reward', 'em'), Console(file=screen, force_terminal=True)) as show:
     show({'reward': 0.25, 'em': None, 'tokens_per_second': 1234.5})
-  shown = capsys.readouterr().out
+  shown = screen.getvalue()
   assert 'reward 0.25' in shown and '1,234 tokens/s' in shown and '2/4' in shown

@@ -1,0 +1,47 @@
+"""Every row of every table in configs/claims is a config that runs: two small steps of each, and an evaluation."""
+
+import importlib
+import json
+import pathlib
+
+import pytest
+
+from jaxsearch import cli
+from jaxsearch.config_check import fields
+from jaxsearch.evaluation import sweep
+from jaxsearch.training import runs
+
+FOLDER = pathlib.Path(__file__).parents[1] / 'configs' / 'claims'
+SWEEPS = {file.stem: importlib.import_module(f'configs.claims.{file.stem}').get_config() for file in sorted(FOLDER.glob('*.py'))}
+SMALL = {'steps': 2, 'questions_per_step': 2, 'eval.every': 2, 'eval.number': 2, 'checkpoint_every': 2, 'progress': False,
+         'mesh.fsdp': 1}  # one of the devices of the tests
+# What other commands make for these sweeps: here the run takes what the embedded world has.
+MADE_BEFORE = {'data.questions': 'world:rl', 'eval.questions': 'world:test', 'eval.tiers': '', 'critic.warm_start': ''}
+
+
+def changed(run, out):
+  """The overrides that make a run small."""
+  made = {name: value for name, value in MADE_BEFORE.items() if str(dict(fields(run.config))[name]).startswith('runs/')}
+  return [f'--config.{name}={value}' for name, value in (SMALL | made | {'out': str(out)}).items()]
+
+
+@pytest.mark.parametrize('name', SWEEPS)
+def test_every_row_is_a_config(name):
+  found = sweep.plan(SWEEPS[name])
+  assert {run.variant for run in found} == set(SWEEPS[name].variants)
+
+
+def test_two_rows_of_a_table_differ():
+  for name, config in SWEEPS.items():
+    rows = [run.config.to_dict() | {'out': ''} for run in sweep.plan(config) if run.seed == config.seeds[0]]
+    assert len({json.dumps(row, sort_keys=True, default=str) for row in rows}) == len(rows), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('name', 'variant'), [(name, variant) for name, config in SWEEPS.items() for variant in config.variants])
+def test_every_row_trains(name, variant, tmp_path):
+  run = next(run for run in sweep.plan(SWEEPS[name]) if run.variant == variant)
+  assert cli.main(['train', *run.arguments, *changed(run, tmp_path)]) == 0
+  rows = runs.read(tmp_path / 'metrics.jsonl')
+  assert [row['step'] for row in rows] == [1, 2] and all(row['tokens_generated'] > 0 for row in rows)
+  assert runs.read(tmp_path / 'evaluations.jsonl')[-1]['step'] == 2

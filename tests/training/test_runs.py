@@ -1,0 +1,293 @@
+"""The folder of a run: its lock, what it says, how it stops, what a full disk and a damaged checkpoint do to it."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import re
+import resource
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tensorboardX.proto import event_pb2
+
+from configs import base
+from configs.carl import critic_warmup as warmup_settings
+from jaxsearch import cli, setup
+from jaxsearch.training import RunStopped, checkpoint, critic_warmup, loop, runs, sft
+from tests.training import child as own_child
+
+ROOT = pathlib.Path(__file__).parents[2]
+ROW = {'loss': 0.5, 'reward': 0.25, 'searches': 1.5, 'skipped_in_a_row': 0, 'tokens_per_second': 10.0}
+
+
+@pytest.fixture
+def config(tmp_path):
+  config = base.get_config().unlock()
+  config.out, config.steps, config.checkpoint_every, config.keep_checkpoints = str(tmp_path / 'run'), 5, 1, 3
+  return config
+
+
+@pytest.fixture
+def state(tiny):
+  return tiny.setup().state
+
+
+def take_steps(config, state, *steps, row=ROW, before=lambda run: None):
+  """Opens the run, resumes it, and finishes steps; returns (the state that it began with, the step before it)."""
+  with runs.RunFolder(config, shown=('reward', 'loss')) as run:
+    state, _ = run.restore(state)
+    run.start()
+    before(run)
+    for step in steps:
+      run.finish_step(step, row, state, lambda: {'decoder': {}})
+    return state, run.last_step
+
+
+def test_the_second_process_in_a_folder_is_refused_until_the_first_is_gone(tmp_path):
+  code = ('import pathlib, sys, time; from jaxsearch.training import runs\n'
+          'with runs.locked(pathlib.Path(sys.argv[1])): print("held", flush=True); time.sleep(300)')
+  environment = os.environ | {'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu'}
+  with subprocess.Popen([sys.executable, '-c', code, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True) as first:
+    try:
+      assert first.stdout.readline() == 'held\n'
+      named = re.escape(f'{tmp_path}: process {first.pid} on {socket.gethostname()} since ') + r'20\d\d-\d\d-\d\d \d\d:\d\d:\d\d'
+      with pytest.raises(ValueError, match=named), runs.locked(tmp_path):
+        pass
+    finally:
+      first.kill()
+  with runs.locked(tmp_path):  # it was killed, so the folder is free
+    assert f'process {os.getpid()} ' in (tmp_path / 'locked_by').read_text()
+
+
+@pytest.mark.parametrize('train', [loop.train, sft.train, lambda config: critic_warmup.warm_up(config, None, None)],
+                         ids=['train', 'sft', 'critic-warmup'])
+def test_no_training_loads_a_model_or_writes_in_a_folder_that_is_taken(train, tmp_path, monkeypatch):
+  own_child.make_inputs(tmp_path)
+  config = own_child.get_config(tmp_path, str(tmp_path / 'run'))
+  config.method, config.grow, config.mesh.fsdp = 'search_r1', {}, 8
+  config.train.micro_rows = 8
+  config.critic_warmup = warmup_settings(closed_book={}, tool_required={}, tool_optional={}, second_search={})
+  monkeypatch.setattr('jaxsearch.config_check.check', lambda config: None)
+
+  def never(*_, **__):
+    raise AssertionError('a model was loaded')
+  monkeypatch.setattr(setup, 'load_policy', never)
+  out = tmp_path / 'run'
+  out.mkdir()
+  with runs.locked(out):
+    with pytest.raises(ValueError, match='trains here'):
+      train(config)
+  assert sorted(path.name for path in out.iterdir()) == ['lock', 'locked_by']
+  with pytest.raises(AssertionError, match='a model was loaded'):
+    train(config)
+
+
+@pytest.mark.slow
+def test_the_processes_of_one_run_hold_one_lock_or_are_refused_together(tmp_path):
+  code = ('import pathlib, sys\n'
+          'from jaxsearch.parallel import mesh as meshes; from jaxsearch.training import runs\n'
+          'meshes.start_distributed(True, f"localhost:{sys.argv[1]}", 2, int(sys.argv[2]))\n'
+          'for folder in sys.argv[3:]:\n'
+          '  try:\n'
+          '    with runs.locked(pathlib.Path(folder)): print("held", flush=True)\n'
+          '  except ValueError as error: print(error, flush=True)\n')
+  taken, free = tmp_path / 'taken', tmp_path / 'free'
+  taken.mkdir()
+  free.mkdir()
+  with socket.socket() as probe:
+    probe.bind(('localhost', 0))
+    port = probe.getsockname()[1]
+  environment = os.environ | {'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu'}
+  with runs.locked(taken):
+    processes = [subprocess.Popen([sys.executable, '-c', code, str(port), str(i), str(taken), str(free)], env=environment,
+                                  stdout=subprocess.PIPE, text=True) for i in range(2)]
+    printed = [[line for line in process.communicate(timeout=120)[0].splitlines() if 'Gloo' not in line]
+               for process in processes]
+  assert printed[0] == printed[1]
+  assert f'process {os.getpid()} ' in printed[0][0] and printed[0][1] == 'held'
+
+
+def test_without_a_terminal_each_step_is_a_line_and_so_is_the_resumption(config, state, capfd):
+  take_steps(config, state, 1, 2, row=ROW | {'loss': None, 'searches_failed': 3})
+  first, second = capfd.readouterr().err.splitlines()
+  assert re.fullmatch(r'jaxsearch: step 1/5, \d+ s left, reward 0.25, 3 searches failed', first)
+  assert second.startswith('jaxsearch: step 2/5, ')
+  take_steps(config, state, 3, row=ROW)
+  first, second = capfd.readouterr().err.splitlines()
+  assert first == 'jaxsearch: resuming at step 3'
+  assert re.fullmatch(r'jaxsearch: step 3/5, \d+ s left, reward 0.25, loss 0.5', second)
+  config.progress = False
+  take_steps(config, state, 4, 5)
+  take_steps(config, state)
+  assert capfd.readouterr().err.splitlines() == ['jaxsearch: resuming at step 4', 'jaxsearch: step 5 of 5 is done']
+
+
+def test_the_time_left_is_that_of_the_last_steps(monkeypatch):
+  said, now = [], iter([0, 100, *range(102, 200, 2)])  # compilation takes 100 s, a step 2 s
+  monkeypatch.setattr(runs.time, 'monotonic', lambda: next(now))
+  show = runs.plain_lines(40, (), said.append)
+  for step in range(1, 21):
+    show({'step': step})
+  assert said[0] == 'step 1/40, 3900 s left' and said[-1] == 'step 20/40, 40 s left'
+
+
+def test_with_a_terminal_there_is_a_bar_and_no_line_a_step(config, state, monkeypatch, capfd):
+  monkeypatch.setenv('TTY_COMPATIBLE', '1')
+  take_steps(config, state, 1)
+  capfd.readouterr()
+  take_steps(config, state, 2, before=lambda run: run.say('searches fail'))
+  shown = capfd.readouterr().err
+  assert 'resuming at step 2' in shown and 'searches fail' in shown and 'reward 0.25' in shown and '2/5' in shown
+  assert 'step 2/5' not in shown
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_after_the_step_and_says_how_to_resume(config, state, number, capfd):
+  config.checkpoint_every = 100
+  with pytest.raises(SystemExit) as stopped:
+    take_steps(config, state, 1, 2, before=lambda run: os.kill(os.getpid(), number))
+  assert stopped.value.code == 128 + number
+  assert capfd.readouterr().err.splitlines()[-1] == 'jaxsearch: stopped after step 1; rerun the same command to resume'
+  assert take_steps(config, state, 2)[1] == 1
+
+
+def test_a_run_that_stops_is_one_line_and_status_1(monkeypatch, capsys):
+  def train(*_):
+    raise RunStopped('step 3: enough')
+  monkeypatch.setattr(loop, 'train', train)
+  assert cli.main(['train']) == 1
+  assert capsys.readouterr().err == 'jaxsearch: step 3: enough\n'
+  with pytest.raises(RunStopped):
+    cli.main(['train', '--traceback'])
+  assert issubclass(critic_warmup.GateFailed, RunStopped)
+
+
+def spoil(state, where):
+  """The state with one value that is not finite: in its parameters, or in the moments of its optimizer."""
+  spoiled = lambda tree: jax.tree.map_with_path(
+    lambda path, x: x.at[0].set(jnp.inf) if path[-1] == jax.tree_util.DictKey('final_norm') else x, tree)
+  return dataclasses.replace(state, **{where: spoiled(getattr(state, where))})
+
+
+@pytest.mark.parametrize('where, name', [('params', 'params/final_norm'), ('opt_state', r'opt_state/.*/mu/final_norm')])
+def test_what_is_not_finite_is_never_saved(config, state, where, name):
+  with pytest.raises(RunStopped, match=f'checkpoints/2: {name} has values that are not finite, so it was not saved; '
+                                       'the last checkpoint is that of step 1'):
+    with runs.RunFolder(config, shown=()) as run:
+      run.start()
+      run.finish_step(1, ROW, state, lambda: {'decoder': {}})
+      run.finish_step(2, ROW, spoil(state, where), lambda: {'decoder': {}})
+  assert take_steps(config, state)[1] == 1
+
+
+def test_a_run_resumes_after_skipped_updates(config, state):
+  take_steps(config, state, 1, row=ROW | {'loss': float('nan'), 'skipped_in_a_row': 1})
+  assert take_steps(config, state, 2)[1] == 1
+  assert [row['loss'] for row in runs.read(pathlib.Path(config.out) / 'metrics.jsonl')] == [None, 0.5]
+
+
+@contextlib.contextmanager
+def small_files():
+  """No file may grow beyond 4 kB: the system refuses to write, as it does where a disk is full."""
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def wait_until_quiet(folder):
+  """Until the threads of a save that failed write no more; a real run takes them along when it ends."""
+  before, now = None, sorted(folder.rglob('*'))
+  while now != before:
+    time.sleep(0.5)
+    before, now = now, sorted(folder.rglob('*'))
+
+
+def test_a_checkpoint_that_the_disk_has_no_room_for_stops_the_run_which_resumes(config, state, capfd):
+  take_steps(config, state, 1)
+  said = ('checkpoints/2 could not be saved: File too large; the last checkpoint is that of step 1; once that is mended, rerun '
+          'the same command to resume')
+  with pytest.raises(RunStopped, match=said), contextlib.ExitStack() as stack:
+    take_steps(config, state, 2, before=lambda run: stack.enter_context(small_files()))
+  assert 'Traceback' not in capfd.readouterr().err
+  wait_until_quiet(pathlib.Path(config.out))
+  assert take_steps(config, state, 2, 3)[1] == 1
+  assert [row['step'] for row in runs.read(pathlib.Path(config.out) / 'metrics.jsonl')] == [1, 2, 3]
+  assert sorted(path.name for path in pathlib.Path(config.out, 'checkpoints').iterdir()) == ['1', '2', '3']  # nothing half done
+
+
+@pytest.mark.skipif(not pathlib.Path('/dev/full').exists(), reason='needs /dev/full')
+@pytest.mark.parametrize('name', ['metrics.jsonl', 'evaluations.jsonl'])
+def test_a_row_that_the_disk_has_no_room_for_stops_the_run_which_resumes(config, state, name):
+  take_steps(config, state, 1)
+  path = pathlib.Path(config.out) / name
+
+  def fill(run):
+    path.unlink()
+    path.symlink_to('/dev/full')
+    run.write_evaluation([{'step': 2, 'temperature': 0.0, 'em': 0.5}])
+  with pytest.raises(RunStopped, match=f'{name}: No space left on device; the last checkpoint is that of step 1'):
+    take_steps(config, state, 2, before=fill)
+  path.unlink()
+  path.write_text('{"step": 1, "em": 0.5}\n{"step": 2, "e')  # what there was room for
+  take_steps(config, state, 2, before=lambda run: run.write_evaluation([{'step': 2, 'temperature': 0.0, 'em': 1.0}]))
+  assert [row['step'] for row in runs.read(path)] == [1, 2]
+
+
+def events_of(folder):
+  """The events of TensorBoard files: records of length, checksum, data, checksum."""
+  for path in sorted(pathlib.Path(folder).iterdir()):
+    data = path.read_bytes()
+    while data:
+      size, = struct.unpack('Q', data[:8])
+      yield event_pb2.Event.FromString(data[12:12 + size])
+      data = data[16 + size:]
+
+
+def test_tensorboard_has_groups_and_held_out_evaluations(config, state):
+  row = ROW | {'em': 0.5, 'seconds_generate': 2.0, 'kl': float('nan'), 'critic_loss': 0.1, 'gate_auc': 0.7, 'stop_room': 0.0,
+               'phase': 3, 'last_failure': 'HTTP 500'}
+  evaluations = [{'step': 1, 'temperature': temperature, 'em': em, 'n': 8, 'samples': [{'em': 1}]}
+                 for temperature, em in ((1.0, 0.25), (0.0, 0.75))]
+  take_steps(config, state, 1, row=row, before=lambda run: run.write_evaluation(evaluations))
+  values = {(value.tag, event.step): value.simple_value for event in events_of(pathlib.Path(config.out) / 'tensorboard')
+            for value in event.summary.value}
+  assert values == pytest.approx({(tag, 1): value for tag, value in {
+    'reward/reward': 0.25, 'reward/em': 0.5, 'loss/loss': 0.5, 'loss/critic_loss': 0.1, 'loss/skipped_in_a_row': 0,
+    'time/seconds_generate': 2.0, 'time/seconds_save': 0.0, 'time/tokens_per_second': 10.0, 'sampler/searches': 1.5,
+    'sampler/stop_room': 0.0, 'gate/gate_auc': 0.7, 'method/phase': 3, 'held_out/em_at_1': 0.25, 'held_out/n_at_1': 8,
+    'held_out/em_greedy': 0.75, 'held_out/n_greedy': 8,
+  }.items()})
+  take_steps(config, state, 2)
+  starts = [event.step for event in events_of(pathlib.Path(config.out) / 'tensorboard') if event.HasField('session_log')]
+  assert starts[-1] == 2  # TensorBoard hides what came after step 1
+
+
+@pytest.mark.slow
+def test_a_full_disk_stops_a_real_run_which_ends_as_if_it_had_not_been_full(tmp_path):
+  """On a small file system of its own, mounted where only this test sees it."""
+  if not shutil.which('unshare') or subprocess.run(['unshare', '-rm', 'true'], capture_output=True).returncode:
+    pytest.skip('may not mount')
+  own_child.make_inputs(tmp_path)
+  script = f'''
+    train() {{ {sys.executable} {own_child.__file__} train {tmp_path} $1 2>&1; }}
+    mkdir disk; mount -t tmpfs -o size=64m tmpfs disk; train disk/run steps=2; head -c 200M /dev/zero > disk/rest
+    train disk/run; ls disk/run/checkpoints; rm disk/rest; train disk/run; echo last $?; cp -r disk/run copy; train whole'''
+  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
+  printed = subprocess.run(['unshare', '-rm', 'bash', '-c', script], cwd=tmp_path, env=environment, text=True,
+                           capture_output=True, timeout=500).stdout
+  assert 'No space left on device' in printed and 'last 0' in printed, printed[-3000:]
+  copies = [checkpoint.load_params(tmp_path / name)[1] for name in ('copy', 'whole')]
+  jax.tree.map(np.testing.assert_array_equal, *copies)
