@@ -16,12 +16,14 @@ from configs.carl import critic_warmup as warmup_settings
 from jaxsearch import cli, config_check
 from jaxsearch.data.questions import Question, read_questions, write_questions
 from jaxsearch.evaluation import calibration, competence
+from jaxsearch.evaluation.run import open_critic
 from jaxsearch.methods import search_r1
 from jaxsearch.models import hub
 from jaxsearch.sampler.requests import Generate
 from jaxsearch.sampler.rollout import rollout
 from jaxsearch.training import checkpoint, critic_warmup, loop, runs
 from jaxsearch.training import step as steps
+from jaxsearch.trees.records import from_record
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
 from jaxsearch.world.recipe import carl_examples
@@ -135,6 +137,16 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   _, warm, _ = checkpoint.load_trained(out, learner.mesh)
   jax.tree.map(np.testing.assert_array_equal, learner.state.params, warm)
   jax.tree.map(np.testing.assert_array_equal, learner.reference, base)  # the policy before the warm-up
+  record, tokenizer = runs.read(out / 'rollouts.jsonl')[0], learner.agent.engine.tokenizer
+  values = []
+  for assess in (functools.partial(loop.assess, learner), open_critic(config, str(out))):  # as in training, and in `eval`
+    tree = from_record(record, tokenizer, Question(record['id'], '?', ('x',)))
+    for node in tree.nodes(Role.POLICY):
+      node.logprobs, node.advantages, node.returns = [0.0] * len(node.tokens), 0.0, np.zeros(len(node.tokens))
+    assess([tree])
+    values.append(np.concatenate([node.values for node in tree.nodes(Role.POLICY)]))
+  np.testing.assert_allclose(values[1], values[0], rtol=1e-5)
+  assert len(np.unique(values[0])) > 1 and open_critic(config, config.model) is None
   config.critic.shared = False
   with pytest.raises(ValueError, match='was warmed up for the model'):
     loop.make_learner(config)
