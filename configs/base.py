@@ -32,9 +32,10 @@ def get_config():
 
   config.data = config_dict.create(
     questions='world:rl',            # 'world:SPLIT', a FlashRAG JSONL file, or a file as published: 'hotpotqa:FILE',
-                                     # '2wiki:FILE', 'musique:FILE', 'gsm8k:FILE', 'finqa:FILE'; '+' joins several
+                                     # '2wiki:FILE', 'musique:FILE', 'gsm8k:FILE', 'finqa:FILE' (reports in the questions)
+                                     # or 'finqa_search:FILE' (reports in the corpus); '+' joins several
     corpus='world',                  # 'world', a Search-R1 JSONL file, or the passages of 'hotpotqa:FILE', '2wiki:FILE',
-                                     # 'musique:FILE'; '+' joins several
+                                     # 'musique:FILE', 'finqa:FILE'; '+' joins several
     hops=(),                         # of the world's questions take those with these numbers of hops; () takes all
     arithmetic=True,                 # whether to take the world's questions about sums and differences
     number=0,                        # `train` takes the first of them, so that a run sees them again; 0 is all
@@ -52,6 +53,8 @@ def get_config():
     writer_templates='',             # for 'chat' and 'model': a folder with prompts of yours, see trees/templates.py
     noise_start=0.0, noise_end=0.5,  # for 'simulated': probability of noise at the first step and at the last
     noise_eval=config_dict.placeholder(float),  # the same in evaluations; None takes that of the first step
+    by_source=False,                 # for 'bm25': a question is searched for in the parts of `data.corpus` of its own source
+                                     # ('hotpotqa:…'); for 'http': {source} in the url is that source
     topk=2,                          # passages per search
     timeout=30.0,                    # seconds until a search counts as failed, retries included
     max_failed_steps=3,              # training stops after this many steps in a row in which most searches failed; 0 is never
@@ -118,11 +121,13 @@ def get_config():
     enabled=False,
     shared=False,                    # False: a decoder of its own with a value head, started as a copy of the policy; True: a
                                      # head of two layers on the policy (CARL)
-    learning_rate=1e-4,              # of that decoder or head; the rest is as in `optim`
-    lr_warmup_updates=0,             # shared=False: of its learning rate
+    learning_rate=1e-4,              # of the head; the optimizer is the critic's own, its other settings those of `optim`
+    backbone_rate=config_dict.placeholder(float),  # of its decoder, or of its share in the policy's backbone; None is the
+                                     # head's. 0 freezes it: shared=False is then a linear head on the initial model
+    lr_warmup_updates=0,             # of both rates
+    weight_decay=0.0,                # of all but the head
     value_clip=0.5,                  # shared=False: how far a value may move in the updates of a step; None is off
-    coef=0.5,                        # shared=True: weight of the squared error in the loss
-    backbone_share=0.5,              # shared=True: factor of its gradient into the backbone
+    coef=0.5,                        # shared=True: factor of the squared error; it counts where clip_norm clips, no more
     warm_start='',                   # run folder of `jaxsearch critic-warmup` to start the critic (and shared backbone) from
   )
 
@@ -135,7 +140,7 @@ def get_config():
   config.eval = config_dict.create(
     every=0,                         # steps between evaluations; 0 is never
     questions='world:test',          # as `data.questions`; `data.hops` and `data.arithmetic` apply here too
-    number=200,                      # the first of them; 0 is all
+    number=200,                      # the first of them, of every source ('hotpotqa:…+2wiki:…' has two); 0 is all
     temperatures=(1.0, 0.0),         # evaluate at each of them; em_before and em_after are those of the first
     grow=config_dict.create(),       # arguments of the method's grow that differ from training
     tiers='',                        # file of `jaxsearch tiers`; evaluations then also say where tools were needed

@@ -68,7 +68,7 @@ FIELDS = {
 
   'critic.value_clip': '> 0',
   'critic.coef': WEIGHT,
-  'critic.backbone_share': SHARE,
+  'critic.backbone_rate': '>= 0',
 
   'sft.per_step': COUNT,
 
@@ -125,6 +125,7 @@ FIELDS = {
   '*.rewards': ('judge', 'outcome', 'final', 'none'),
   'credit.gamma': SHARE,
   'credit.lam': SHARE,
+  'credit.level': ('segment', 'token', 'trajectory'),
   'credit.estimator': ('grpo', 'ppo'),
   'credit.evidence_weight': WEIGHT,
   'credit.gamma_evidence': WEIGHT,
@@ -147,6 +148,7 @@ FIELDS = {
   'critic_warmup.tier_2_share': SHARE,
   'critic_warmup.second_share': SHARE,
   'critic_warmup.clusters': COUNT,
+  'critic_warmup.source_clusters.gsm8k': COUNT,
   'critic_warmup.held_out': '> 0 and < 1',
   'critic_warmup.trees': '>= 4',  # one of each bucket
   'critic_warmup.head_rate': '> 0',

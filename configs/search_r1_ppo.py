@@ -22,8 +22,8 @@ def get_config():
   config.credit = config_dict.create(gamma=1.0, lam=1.0)
   config.critic.enabled = True
   config.critic_warmup = carl.critic_warmup(
-    closed_book=dict(template='world', max_turns=0), tool_required={}, tool_optional={},
+    closed_book=dict(template='world', max_turns=0), tool_required={},
     second_search=dict(backend='simulated', noise_start=0.5))
-  config.critic_warmup.gate.update(auc=0.55, explained=0.25)  # 200 updates never passed 0.66 and 0.29
+  config.critic_warmup.gate.update(auc=0.55, sign=0.0, explained=0.25)  # 200 updates never passed 0.66 and 0.29; no segments
   config.eval.every = 50
   return config.lock()

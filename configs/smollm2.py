@@ -45,9 +45,8 @@ def get_config(name: str = 'search_r1_grpo'):
   if 'judge' in config:
     config.judge.kind = 'local'
   if 'critic_warmup' in config:
-    kinds = (dict(closed_book=dict(template='carl_direct', tools=False), tool_required=dict(template='carl_forced'),
-                  tool_optional=dict(template='carl')) if config.method == 'carl' else
-             dict(closed_book=dict(template='r1', max_turns=0), tool_required={}, tool_optional={}))
+    kinds = (dict(closed_book=dict(template='carl_direct', tools=False), tool_required=dict(template='carl_forced'))
+             if config.method == 'carl' else dict(closed_book=dict(template='r1', max_turns=0), tool_required={}))
     config.critic_warmup = carl.critic_warmup(**kinds, second_search=dict(topk=5))
     config.critic_warmup.update(questions=40, trajectories=40, trees=8, max_updates=50, min_updates=25, clusters=5,
                                 head_rate=1e-4, backbone_rate=1e-6)

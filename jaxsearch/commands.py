@@ -95,6 +95,8 @@ def train(config, _) -> None:
 
 @command(
   'quickstart', CHECKPOINT, QUESTIONS, CORPUS, flag('--out', 'JSON file to write; none if not given', place()), GREEDY, LIMIT,
+  flag('--tiers', 'file of `jaxsearch tiers`: also say where tools were needed and used, and what a critic in --checkpoint knew'),
+  flag('--plots', 'with --tiers: folder for plots of that critic'),
   flag('--as-tool', 'score a second model, config.reader: alone, with one search, with the evidence that the policy finds', bool),
   flag('--tool-url', 'with --as-tool: a server of evidence (serve --as-tool) in place of the policy; token in JAXSEARCH_TOKEN',
        address),
@@ -110,6 +112,8 @@ def eval(config, flags) -> None:
   """
   if not flags.as_tool:
     _refuse(flags, ('tool-url', 'reader-url', 'reader-model'), 'without --as-tool')
+  if not flags.tiers or flags.as_tool:
+    _refuse(flags, ('plots', *['tiers'] * flags.as_tool), 'with --as-tool' if flags.as_tool else 'without --tiers')
   if not flags.reader_url:
     _refuse(flags, ('reader-model',), 'without --reader-url; set config.reader.model')
   if flags.tool_url:
@@ -123,7 +127,8 @@ def eval(config, flags) -> None:
   if left := questions[flags.limit:] if flags.limit else ():
     questions = questions[:flags.limit]
     ignored.append(f'{len(left)} questions after the first {len(questions)}')
-  manifest = run.manifest(config, checkpoint=flags.checkpoint, questions=name, corpus=corpus)
+  tiers = run.read_tiers(flags.tiers) if flags.tiers else {}
+  manifest = run.manifest(config, checkpoint=flags.checkpoint, questions=name, corpus=corpus, tiers=flags.tiers)
   manifest |= {'temperature': sampling.temperature}
   if flags.as_tool:
     with _progress(len(questions)) as report:
@@ -136,7 +141,7 @@ def eval(config, flags) -> None:
     stops = run.stops(predictions)
     if no_room := stops.pop('no_room'):
       ignored.append(f'questions without room for an answer in sampler.length={config.sampler.length}: {no_room}, all wrong')
-    scores = run.scores(predictions) | run.failures(predictions) | stops
+    scores = run.scores(predictions) | run.failures(predictions) | stops | run.tables(predictions, tiers, flags.plots)
     for line in run.summary(scores):
       _say(line)
   for line in ignored:
@@ -172,7 +177,8 @@ def _answer(config, flags, policy, questions: Sequence, sampling, identity: dict
   try:
     with _progress(len(questions)) as show:
       return run.answer(agent, questions, jax.random.key(config.seed), sampling=sampling, identity=identity,
-                        part=_part(flags.out) if flags.out else None, on_progress=report)
+                        part=_part(flags.out) if flags.out else None, on_progress=report,
+                        assess=run.open_critic(config, flags.checkpoint) if flags.tiers else None)
   except KeyboardInterrupt as error:
     _say(f'stopped after {answered} of {len(questions)} questions; '
          f'{"rerun the same command to resume" if flags.out else "nothing is saved: there is no --out"}')
@@ -339,8 +345,11 @@ def tiers(config, flags) -> None:
   _write(flags.out, ''.join(json.dumps({'id': name, 'tier': tier}) + '\n' for name, tier in found.items()))
   if flags.mixed:
     write_questions(critic_warmup.mixed(questions, found), flags.mixed)
+  shares = {f'tier_1_{source}': sum(own) / len(own) for source in dict.fromkeys(
+    question.metadata.get('source') for question in questions) if source and (
+      own := [found[question.id] == 1 for question in questions if question.metadata.get('source') == source])}
   tier_2 = sum(tier == 2 for tier in found.values()) / len(found)
-  _print({'questions': len(found), 'tier_2': tier_2, 'out': str(pathlib.Path(flags.out))})
+  _print({'questions': len(found), 'tier_2': tier_2} | shares | {'out': str(pathlib.Path(flags.out))})
 
 
 @command('sft', examples=('--config.sft.demonstrations=F.jsonl --config.out=runs/sft', '--config sft_gold --config.steps=50'))

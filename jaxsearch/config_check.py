@@ -74,7 +74,7 @@ def _method(config: ml_collections.ConfigDict, training: bool) -> Iterator[str]:
     yield f'{error}; known are {", ".join(known)}{suggestion(config.method, known)}'
     return
   warmup = config.get('critic_warmup', {})
-  changes = {f'critic_warmup.{kind}': warmup[kind] for kind in ('closed_book', 'tool_required', 'tool_optional') if warmup}
+  changes = {f'critic_warmup.{kind}': warmup[kind] for kind in ('closed_book', 'tool_required', 'multi_hop') if warmup}
   for name, values in {'grow': config.grow, 'eval.grow': config.eval.grow, **changes}.items():
     yield from _unknown(name, values, _arguments(method, 'grow', given=2))
     try:
@@ -111,13 +111,15 @@ def _together(config: ml_collections.ConfigDict) -> Iterator[str]:
   shared = config.critic.enabled and config.critic.shared
   if config.lora.rank > 0 and shared:
     yield f'lora.rank={config.lora.rank}: an adapter cannot share its frozen backbone with a critic; set critic.shared=False'
-  if shared and config.optim.learning_rate == 0:
-    yield 'optim.learning_rate=0.0 must be > 0 where critic.shared=True: the rate of the head is a multiple of it'
+  if config.critic.enabled and config.critic.learning_rate == 0 and config.critic.backbone_rate is not None:
+    yield 'critic.learning_rate=0.0 must be > 0 where critic.backbone_rate is set'
   if config.sampler.length > config.train.row_length:
     yield (f'sampler.length={config.sampler.length} is more than train.row_length={config.train.row_length}: '
            'the longest path would not fit into a training row')
   if config.critic.warm_start and not config.critic.enabled:
     yield f'critic.warm_start={config.critic.warm_start!r} means nothing where critic.enabled=False'
+  if config.search.by_source and config.search.backend not in ('bm25', 'http'):
+    yield f"search.by_source=True is for the backends 'bm25' and 'http', not {config.search.backend!r}"
   if config.eval.every and not config.eval.temperatures:
     yield 'eval.temperatures=() must hold at least one temperature where eval.every is set'
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from jaxsearch.rewards import judge
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Sampling, Tools
 from jaxsearch.sampler.rollout import Agent, Assistant, Scorer
-from jaxsearch.tools import SearchBackend, open_search
+from jaxsearch.tools import SearchBackend, SearchBySource, open_search
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.tools.simulated import ModelWriter
@@ -100,11 +100,26 @@ def reads_corpus(config: ml_collections.ConfigDict) -> bool:
 def open_backend(config: ml_collections.ConfigDict, corpus: str = '', mesh: jax.sharding.Mesh | None = None) -> SearchBackend:
   """The search back end that `config.search` names; `corpus` takes the place of `config.data.corpus`."""
   settings = dict(config.search)
-  kind, _, _ = (settings.pop(name) for name in ('backend', 'topk', 'max_failed_steps'))
+  kind, by_source, _, _ = (settings.pop(name) for name in ('backend', 'by_source', 'topk', 'max_failed_steps'))
+  if by_source:
+    return _open_by_source(kind, sources.load_corpora(corpus or config.data.corpus) if kind == 'bm25' else None, settings)
   if kind == 'simulated' and settings['writer'] == 'model':
     settings['writer'] = _model_writer(config.search, config.dtype, mesh)
   documents = sources.load_corpus(corpus or config.data.corpus) if reads_corpus(config) else None
   return open_search(kind, corpus=documents, seed=config.seed, **settings)
+
+
+def _open_by_source(kind: str, corpora: Mapping[str, list] | None, settings: dict) -> SearchBySource:
+  opened = {source: open_search(kind, corpus=documents, **settings) for source, documents in (corpora or {}).items()}
+
+  def open_one(source: str | None) -> SearchBackend:
+    if corpora is None:
+      return open_search(kind, **settings | {'url': settings['url'].replace('{source}', str(source))})
+    if source not in opened:
+      raise ValueError(f'there is nothing to search for questions of {source or "no source"}')
+    return opened[source]
+
+  return SearchBySource(open_one)
 
 
 def _model_writer(search: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None) -> ModelWriter:

@@ -100,7 +100,7 @@ def test_all_mistakes_are_named_at_once():
   ({'group_size': 1}, 'base', 'group_size=1: with one tree a question'),
   ({'eval.every': 5, 'eval.temperatures': ()}, 'base', 'eval.temperatures=() must hold at least one'),
   ({'lora.rank': 2}, 'carl', 'lora.rank=2: an adapter cannot share'),
-  ({'optim.learning_rate': 0.0}, 'carl', 'optim.learning_rate=0.0 must be > 0 where critic.shared=True'),
+  ({'critic.learning_rate': 0.0}, 'carl', 'critic.learning_rate=0.0 must be > 0 where critic.backbone_rate is set'),
 ])  # fmt: skip
 def test_fields_that_do_not_fit_together_stop_a_training_run_alone(changes, name, message):
   with pytest.raises(ValueError, match=message.replace('(', r'\(').replace(')', r'\)')):

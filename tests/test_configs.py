@@ -30,7 +30,7 @@ def test_a_config_fits_its_method(name, real):
       assert set(config[field]) <= set(known), field
   assert set(config.eval.grow) <= set(inspect.signature(method.grow).parameters)
   if 'critic_warmup' in config:
-    for kind in ('closed_book', 'tool_required', 'tool_optional'):
+    for kind in ('closed_book', 'tool_required', 'multi_hop'):
       assert set(config.critic_warmup[kind]) <= set(inspect.signature(method.grow).parameters), kind
   assert all(service in config for service in getattr(method, 'SERVICES', ()))
   assert config.is_locked

@@ -6,10 +6,14 @@ import shutil
 import pytest
 
 from configs import base, slate, zerosearch
+from jaxsearch.data.questions import Question
+from jaxsearch.sampler.requests import RunPython, Tools
 from jaxsearch.setup import load_judge, open_backend
 from jaxsearch.tools.bm25 import BM25
+from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.tools.search_remote import HttpSearch, WebSearch
 from jaxsearch.tools.simulated import SimulatedSearch, WriterError
+from jaxsearch.trees.tree import Tree
 from jaxsearch.world import files as world
 from tests.tools.serving import server
 
@@ -53,6 +57,27 @@ def test_back_ends_without_a_corpus_read_none(monkeypatch, tmp_path):
   web = open_backend(settings(backend='web', cache=str(tmp_path / 'searches')), 'nowhere')
   assert isinstance(web, WebSearch) and web.url == 'https://google.serper.dev/search' and (tmp_path / 'searches').exists()
   assert isinstance(open_backend(settings(), 'world'), BM25)
+
+
+def test_a_question_is_searched_for_in_the_corpus_of_its_source(tmp_path):
+  for name in ('hotpotqa', '2wiki'):
+    (tmp_path / name).write_text(json.dumps([{'context': [[f'River of {name}', ['It flows.']]]}]))
+  tools = Tools(search=open_backend(settings(by_source=True), f'hotpotqa:{tmp_path}/hotpotqa+2wiki:{tmp_path}/2wiki'),
+                python=PythonSandbox())
+
+  def asked(source):
+    return Tree(None, Question('q', '?', ('x',), {'source': source})).root
+
+  assert [tools.find(asked(name), 'river', 3)[0][0].title for name in ('hotpotqa', '2wiki')] == [
+    'River of hotpotqa', 'River of 2wiki']
+  assert 'River of 2wiki' in tools.run_python(RunPython(asked('2wiki'), 'search("river")'))
+  with pytest.raises(ValueError, match='nothing to search for questions of gsm8k'):
+    tools.run_python(RunPython(asked('gsm8k'), 'search("river")'))
+  tools.python.close()
+  http = open_backend(settings(backend='http', url='http://127.0.0.1:9/{source}', by_source=True))
+  assert http.of('2wiki').url == 'http://127.0.0.1:9/2wiki' and http.of('2wiki') is http.of('2wiki')
+  with pytest.raises(ValueError, match='by_source'):
+    http.search(['river'])
 
 
 @pytest.mark.parametrize('fields', [

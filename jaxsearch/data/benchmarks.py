@@ -2,8 +2,8 @@
 
 `read_questions` reads the questions. `metadata` says where a question is from (`source`) and how an answer to it is matched:
 `match` and `tolerance` are arguments of `rewards.match.matches`. HotpotQA, 2WikiMultiHopQA and MuSiQue print the passages that
-they were written from next to each question: `read_documents` makes one corpus of them. Names for all of it ('hotpotqa:PATH')
-are in `sources.py`. Files that end in `.gz` are unpacked on the way.
+they were written from next to each question, FinQA the report: `read_documents` makes one corpus of them. Names for all of it
+('hotpotqa:PATH') are in `sources.py`. Files that end in `.gz` are unpacked on the way.
 """
 
 import functools
@@ -78,11 +78,12 @@ def _musique(path: str | os.PathLike) -> Found:
     yield place, Question(text_field(record, 'id', place), text_field(record, 'question', place), golds, metadata)
 
 
-def _finqa(path: str | os.PathLike) -> Found:
+def _finqa(path: str | os.PathLike, search: bool = False) -> Found:
   """FinQA (`train.json`, `dev.json`, `test.json`): one array of reports, each with one question (`qa`).
 
   The model sees the text before the table, the table (a row a line, cells joined by ' | '), the text after it, and the
-  question, with empty lines between. `metadata` holds the `table`, the `program` of the annotators, and how to match.
+  question, with empty lines between. With `search` ('finqa_search') it sees the name of the report in place of the text, which
+  is to be searched for (the corpus 'finqa'). `metadata` holds the `table`, the `program` of the annotators, and how to match.
 
   Gold is `exe_ans`, what the program gives ('yes' and 'no' for comparisons). FinQA's own evaluation runs a predicted program
   and wants the same number to five decimals; answers in words are rounded, so 1 % of the gold is tolerated here. Percentages
@@ -96,10 +97,31 @@ def _finqa(path: str | os.PathLike) -> Found:
     question = text_field(qa, 'question', inside)
     metadata = {'match': 'numeric', 'tolerance': FINQA_TOLERANCE, 'table': table,
                 'program': text_field(qa, 'program', inside), 'source': 'finqa'}
-    parts = [' '.join(field(record, 'pre_text', list, place, str)), '\n'.join(' | '.join(row) for row in table),
-             ' '.join(field(record, 'post_text', list, place, str)), question]
-    text = '\n\n'.join(part for part in parts if part.strip())
+    before, after = (' '.join(field(record, name, list, place, str)) for name in ('pre_text', 'post_text'))
+    if search:
+      before, after = f'Report: {_report(record, place)}', ''
+    text = '\n\n'.join(part for part in (before, _shown(table), after, question) if part.strip())
     yield place, Question(text_field(record, 'id', place), text, _finqa_golds(qa, inside), metadata)
+
+
+def _report(record: dict, place: str) -> str:
+  """The name of a FinQA report, such as ADI/2009/page_49.pdf; its questions are numbered behind it."""
+  return text_field(record, 'id', place).rpartition('-')[0] or text_field(record, 'id', place)
+
+
+def _shown(table: list[list[str]]) -> str:
+  return '\n'.join(' | '.join(row) for row in table)
+
+
+def _finqa_passages(path: str | os.PathLike) -> Iterator[tuple[str, str]]:
+  """The table of each report, and its text, four sentences a passage; the title is the name of the report."""
+  for place, record in read_array(path):
+    title = _report(record, place)
+    yield title, _shown(_table(record, place))
+    for name in ('pre_text', 'post_text'):
+      sentences = [sentence.strip() for sentence in field(record, name, list, place, str) if sentence.strip(' .')]
+      for start in range(0, len(sentences), 4):
+        yield title, ' '.join(sentences[start:start + 4])
 
 
 def _finqa_golds(qa: dict, place: str) -> tuple[str, ...]:
@@ -138,8 +160,7 @@ def _table(record: dict, place: str) -> list[list[str]]:
 
 SOURCES: dict[str, Callable[[str | os.PathLike], Found]] = {
   'gsm8k': _gsm8k, 'hotpotqa': _hotpotqa, '2wiki': functools.partial(_hotpotqa, source='2wiki'), 'musique': _musique,
-  'finqa': _finqa}  # fmt: skip
-WITH_DOCUMENTS = ('hotpotqa', '2wiki', 'musique')
+  'finqa': _finqa, 'finqa_search': functools.partial(_finqa, search=True)}  # fmt: skip
 
 
 def read_questions(source: str, path: str | os.PathLike) -> list[Question]:
@@ -159,13 +180,12 @@ def read_documents(source: str, path: str | os.PathLike) -> list[Document]:
   Ids are hotpotqa_0, hotpotqa_1, ... A file without answers will do; a passage without text is left out.
 
   Raises:
-    ValueError: a source that is not in `WITH_DOCUMENTS`.
+    ValueError: a source that is not in `PASSAGES`.
     DataError, OSError: as `read_questions`.
   """
-  if source not in WITH_DOCUMENTS:
-    raise ValueError(f'no documents come with {source!r}; they do with {", ".join(WITH_DOCUMENTS)}')
-  found = _musique_passages(path) if source == 'musique' else _hotpotqa_passages(path)
-  texts = _once((' '.join(title.split()), text.strip()) for title, text in found if text.strip())
+  if source not in PASSAGES:
+    raise ValueError(f'no documents come with {source!r}; they do with {", ".join(PASSAGES)}')
+  texts = _once((' '.join(title.split()), text.strip()) for title, text in PASSAGES[source](path) if text.strip())
   return unique(path, ((str(path), Document(f'{source}_{number}', *text)) for number, text in enumerate(texts)), 'documents')
 
 
@@ -182,6 +202,10 @@ def _musique_passages(path: str | os.PathLike) -> Iterator[tuple[str, str]]:
   for place, record in read_records(path):
     for inside, paragraph in _paragraphs(record, place):
       yield text_field(paragraph, 'title', inside), field(paragraph, 'paragraph_text', str, inside)
+
+
+PASSAGES: dict[str, Callable[[str | os.PathLike], Iterator[tuple[str, str]]]] = {  # source -> (title, text) of its passages
+  'hotpotqa': _hotpotqa_passages, '2wiki': _hotpotqa_passages, 'musique': _musique_passages, 'finqa': _finqa_passages}
 
 
 def _paragraphs(record: dict, place: str) -> Iterator[tuple[str, dict]]:

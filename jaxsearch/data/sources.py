@@ -20,8 +20,9 @@ def load_questions(name: str, *, hops: tuple[int, ...] = (), arithmetic: bool = 
   """The questions that `name` stands for.
 
   Args:
-    name: 'world:SPLIT', a file in the FlashRAG format, or 'gsm8k:', 'hotpotqa:', '2wiki:', 'musique:' or 'finqa:' and a file
-      as its authors publish it; or several of them joined by '+', whose ids get their source in front where two are the same.
+    name: 'world:SPLIT', a file in the FlashRAG format, or 'gsm8k:', 'hotpotqa:', '2wiki:', 'musique:', 'finqa:' (reports in the
+      questions) or 'finqa_search:' (tables alone) and a file as its authors publish it; or several of them joined by '+', whose
+      ids get their source in front where two are the same.
     hops: of the world's questions only those with one of these numbers of hops; () is all.
     arithmetic: whether the world's questions that want a sum or a difference are among them.
   Raises:
@@ -40,21 +41,31 @@ def load_corpus(name: str) -> list[Document]:
   """The documents that `name` stands for.
 
   Args:
-    name: 'world', a file in the Search-R1 format, or 'hotpotqa:', '2wiki:' or 'musique:' and a file as its authors publish
-      it, for the documents that come with its questions; or several of them joined by '+', where the same title and text is
-      kept once.
+    name: 'world', a file in the Search-R1 format, or 'hotpotqa:', '2wiki:', 'musique:' or 'finqa:' and a file as its authors
+      publish it, for the documents that come with its questions; or several of them joined by '+', where the same title and text
+      is kept once.
   Raises:
     ValueError: a benchmark that comes without documents.
     DataError: a file that is not in the format; names file and line.
   """
-  def read(source, path):
-    if source in registry.ENTRIES['corpora']:
-      if path:
-        raise ValueError(f"the corpus of the {source} is '{source}', not '{source}:{path}'")
-      return registry.find('corpora', source)()
-    return read_corpus(path) if source == 'file' else benchmarks.read_documents(source, path)
+  return _merged(name, [(source, _documents(source, path)) for source, path in _parts(name)])
 
-  parts = [(source, read(source, path)) for source, path in _parts(name)]
+
+def load_corpora(name: str) -> dict[str, list[Document]]:
+  """Source -> its documents in `name`, as `load_corpus` has them: 'hotpotqa:A+2wiki:B' is two corpora."""
+  parts = _parts(name)
+  return {source: _merged(name, [(own, _documents(own, path)) for own, path in parts if own == source]) for source, _ in parts}
+
+
+def _documents(source: str, path: str) -> list[Document]:
+  if source in registry.ENTRIES['corpora']:
+    if path:
+      raise ValueError(f"the corpus of the {source} is '{source}', not '{source}:{path}'")
+    return registry.find('corpora', source)()
+  return read_corpus(path) if source == 'file' else benchmarks.read_documents(source, path)
+
+
+def _merged(name: str, parts: list[tuple[str, list[Document]]]) -> list[Document]:
   if len(parts) > 1:
     first = {}  # (title, text) -> the document that has them first
     parts = [(source, [d for d in documents if first.setdefault((d.title, d.text), d) is d]) for source, documents in parts]

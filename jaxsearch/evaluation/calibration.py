@@ -99,6 +99,22 @@ def plot(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], path: str | os.Pat
   figure.savefig(path, dpi=110)
 
 
+def plot_tiers(values: np.ndarray, tiers: np.ndarray, path: str | os.PathLike) -> None:
+  """Writes the distributions of V(s_0) [N] on tier 1 and tier 2 (CARL's figure 4) into a PNG."""
+  from matplotlib.figure import Figure
+  figure = Figure(figsize=(5.2, 3.4), layout='constrained')
+  axes = figure.subplots()
+  for tier, colour, hatch in ((1, COLOURS[1], '//'), (2, COLOURS[0], '')):
+    own = values[tiers == tier]
+    mean = f', mean {own.mean():.2f}' if len(own) else ''
+    axes.hist(own, bins=2 * BINS, range=(0, 1), density=len(own) > 0, alpha=0.5, color=colour, hatch=hatch,
+              label=f'tier {tier}: n {len(own)}{mean}')
+  axes.set(xlim=(0, 1), xlabel='V(s₀)', ylabel='density')
+  axes.legend(fontsize=8, frameon=False)
+  axes.spines[['top', 'right']].set_visible(False)
+  figure.savefig(path, dpi=110)
+
+
 def _counted(mask, *arrays):
   arrays = [jnp.asarray(x).astype(jnp.float32) for x in arrays]
   counted = jnp.ones(arrays[0].shape, bool) if mask is None else jnp.asarray(mask) != 0

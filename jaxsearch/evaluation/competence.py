@@ -1,22 +1,26 @@
 """Does the critic know what the policy knows, and does the policy use tools where it needs them? CARL's section 4.4 in figures.
 
-Figures are of finished, credited trees (appendices C, E, I, J and N of the paper); without a critic or without CARL's segments
-they are NaN. A question is tier 2 if the policy can answer it closed-book, else tier 1; `tiers` maps question ids to tiers, and
-trees of other questions count only where tiers do not matter.
+Figures are of the records of answered questions (appendices C, E, F, I, J, M and N of the paper); without a critic or without
+CARL's segments they are NaN. A question is tier 2 if the policy can answer it closed-book, else tier 1; `tiers` maps question ids
+to tiers, and records of other questions count only where tiers do not matter.
 """
 
+import collections
 import functools
-import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxsearch.evaluation import calibration
-from jaxsearch.methods.carl import segments
+from jaxsearch.evaluation.records import policy_spans, predictions
 from jaxsearch.rewards.match import answer_found, normalize_answer
-from jaxsearch.trees.tree import Node, Role, Tree
+from jaxsearch.trees.tree import Role, Tree
+
+Record = Mapping[str, Any]  # of `predictions`
+Records = Sequence[Record]
 
 
 class ToolCall(NamedTuple):
@@ -28,7 +32,7 @@ class ToolCall(NamedTuple):
   after: float     # V before the next segment
 
 
-def critic_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str, float]:
+def critic_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, float]:
   """How good the critic is (tables 11, 13 and 14).
 
   Returns:
@@ -36,8 +40,8 @@ def critic_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str,
     reward by the value of every boundary state; value_tier_1, value_tier_2: mean V(s_0); rollouts and boundary_states: how many
     have a value.
   """
-  states = [(_value(node), tree.reward, tiers.get(tree.question.id, 0), number == 0)
-            for tree in trees for number, node in enumerate(segments(tree)) if np.isfinite(_value(node))]
+  states = [(span['value'], _outcome(record), tiers.get(record['id'], 0), number == 0)
+            for record in records for number, span in enumerate(policy_spans(record)) if 'value' in span]
   values, outcomes, tier, first = np.array(states, np.float64).reshape(-1, 4).T
   start, rewards, tier = values[first > 0], outcomes[first > 0], tier[first > 0]
   return {
@@ -50,18 +54,21 @@ def critic_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str,
 
 
 def gate_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str, float]:
-  """What the gate looks at (auc, sign, explained), and how well calibrated the critic is (ece, brier), on held-out rollouts."""
-  found = critic_figures(trees, tiers)
-  signs = sign_figures([tree for tree in trees if tree.root.data['kind'] == 'tool-required'])  # as in the paper
+  """What the gate looks at (auc, sign, explained), and how well calibrated the critic is (ece, brier), on held-out rollouts.
+
+  Signs are those of all calls (appendix C asks for tool-required rollouts), the rest is of rollouts under the prompt of training.
+  """
+  found = critic_figures(predictions([tree for tree in trees if tree.root.data['kind'] == 'tool-optional']), tiers)
+  signs = sign_figures(predictions(trees))
   return {'auc': found['auc'], 'sign': signs['sign_accuracy'], 'explained': found['explained_variance'],
           'ece': found['ece'], 'brier': found['brier']}
 
 
-def sign_figures(trees: Sequence[Tree]) -> dict[str, float]:
+def sign_figures(records: Records) -> dict[str, float]:
   """How often the critic's value moves in the right direction (table 12).
 
   V should rise over an assimilate that keeps the gold answer from the raw output and drop over one that loses it; after a
-  failed retrieval nothing is expected. It should rise over an invoke whose output holds the gold answer. All calls of a tree
+  failed retrieval nothing is expected. It should rise over an invoke whose output holds the gold answer. All calls of a rollout
   count, so long rollouts weigh more; the paper draws at most one call a trajectory and has people judge what was found. Calls
   without a value on both sides are left out, such as the last one of a rollout that ran out of segments.
 
@@ -69,7 +76,7 @@ def sign_figures(trees: Sequence[Tree]) -> dict[str, float]:
     For X in extracted, lost and invoke: X_pairs (how many), X_right (moved in the right direction) and X_rate; failed_pairs;
     sign_accuracy over extracted and lost. Rates of nothing are NaN.
   """
-  calls = np.array([call for tree in trees for call in tool_calls(tree)], np.float64).reshape(-1, len(ToolCall._fields)).T
+  calls = np.array([call for record in records for call in tool_calls(record)], np.float64).reshape(-1, len(ToolCall._fields)).T
   (retrieved, extracted), (before, between, after) = calls[:2] > 0, calls[2:]
   expected = np.where(retrieved, np.where(extracted, 1.0, -1.0), 0.0)  # direction of V over the assimilate
   read, invoked = after - between, between - before
@@ -85,18 +92,20 @@ def sign_figures(trees: Sequence[Tree]) -> dict[str, float]:
                     'sign_accuracy': _figure(calibration.sign_accuracy, read[known], expected[known])}
 
 
-def tool_calls(tree: Tree) -> list[ToolCall]:
-  """The tool calls of a tree, in order; none if the gold answer is yes or no, which any text may hold."""
-  golds = [gold for gold in tree.question.golden_answers if normalize_answer(gold) not in ('yes', 'no')]
-  spans = segments(tree)
-  values = [*map(_value, spans), np.nan]
-  return [
-    ToolCall(answer_found(golds, invoke.data['output']), answer_found(golds, assimilate.data['context']), *values[i:i + 3])
-    for i, (invoke, assimilate) in enumerate(itertools.pairwise(spans))
-    if golds and [node.data.get('segment') for node in (invoke, assimilate)] == ['invoke', 'assimilate']]
+def tool_calls(record: Record) -> list[ToolCall]:
+  """The tool calls of a rollout, in order; none if the gold answer is yes or no, which any text may hold."""
+  golds, found = [gold for gold in record['golden_answers'] if normalize_answer(gold) not in ('yes', 'no')], []
+  values = [*(span.get('value', np.nan) for span in policy_spans(record)), np.nan]
+  spans, number = record['spans'], -1
+  for i, span in enumerate(spans):
+    number += span['role'] == Role.POLICY.value
+    if golds and span.get('segment') == 'invoke' and [one.get('segment') for one in spans[i + 2:i + 3]] == ['assimilate']:
+      output, context = _bare(spans[i + 1]), ''.join(map(_bare, spans[i + 3:i + 4]))
+      found.append(ToolCall(answer_found(golds, output), answer_found(golds, context), *values[number:number + 3]))
+  return found
 
 
-def use_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str, float]:
+def use_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, float]:
   """How the policy uses its tools (tables 3, 6, 14 and 19).
 
   Returns:
@@ -106,25 +115,88 @@ def use_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str, fl
     tokens_per_answer: policy tokens a rollout, all segments, answered or not; assimilate_tokens: mean length of the assimilate
     segments.
   """
-  calls = np.array([tree.metrics['searches'] for tree in trees], np.float64)
-  right = np.array([tree.question.score(tree.answer) for tree in trees], np.float64)
-  answered = np.array([bool(tree.answer and tree.answer.strip()) for tree in trees], bool)
-  tier = np.array([tiers.get(tree.question.id, 0) for tree in trees], int)
+  calls, right = (np.array([record[name] for record in records], np.float64) for name in ('searches', 'em'))
+  answered = np.array([bool((record['prediction'] or '').strip()) for record in records], bool)
+  tier = np.array([tiers.get(record['id'], 0) for record in records], int)
   figures = {}
   for number, own in ((1, tier == 1), (2, tier == 2)):
     figures |= {f'tool_rate_tier_{number}': _mean(calls[own] > 0), f'calls_tier_{number}': _mean(calls[own]),
                 f'em_tier_{number}': _mean(right[own])}
   return figures | {
     'needless_calls': figures['calls_tier_2'], 'confident_wrong': _mean((answered & (right == 0))[tier == 1]),
-    'em': _mean(right), 'tokens_per_answer': _mean([tree.count(Role.POLICY) for tree in trees]),
-    'assimilate_tokens': _mean([len(node.tokens) for tree in trees for node in segments(tree)
-                                if node.data.get('segment') == 'assimilate']),
+    'em': _mean(right), 'tokens_per_answer': _mean([record['tokens'] for record in records]),
+    'assimilate_tokens': _mean([span['tokens'] for record in records for span in record['spans']
+                                if span.get('segment') == 'assimilate']),
+    'assimilate_precision': _mean([share for record in records for share in _precisions(record)]),
   }  # fmt: skip
 
 
-def _value(node: Node) -> float:
-  """V of the state before a segment."""
-  return float(node.values[0]) if node.values is not None else np.nan
+def _precisions(record: Record) -> list[float]:
+  """Of each context of a right rollout the share of its words that stand in sentences with a gold answer (table 14).
+
+  The paper says no more than 'the fraction of tokens that are answer-relevant'.
+  """
+  golds, found = record['golden_answers'], []
+  for span in record['spans']:
+    if span['role'] == Role.CONTEXT.value and record['em']:
+      sentences = re.split(r'(?<=[.!?])\s+', _bare(span))
+      words = [(len(sentence.split()), answer_found(golds, sentence)) for sentence in sentences]
+      found.append(sum(size for size, relevant in words if relevant) / max(sum(size for size, _ in words), 1))
+  return found
+
+
+def hop_figures(records: Records) -> dict[str, float]:
+  """em_hops_N and n_hops_N by the number of hops, for questions that tell it (table 18)."""
+  hops = np.array([record.get('hops', 0) for record in records])
+  right = np.array([record['em'] for record in records])
+  return {name: value for number in sorted(set(hops[hops > 0])) for name, value in (
+    (f'em_hops_{number}', _mean(right[hops == number])), (f'n_hops_{number}', int(np.sum(hops == number))))}
+
+
+ERRORS = ('no_answer', 'no_call', 'not_retrieved', 'lost', 'wrong_commit')
+
+
+def errors(records: Records) -> dict[str, dict[str, int]]:
+  """Hops ('all', '2', …) -> how many wrong rollouts fell into each of `ERRORS` (table 7), the first that fits.
+
+  not_retrieved: no output of a tool holds a gold answer; lost: no context does; wrong_commit: one does. The paper's annotators
+  also tell a poor query from a poor retriever, and poor reasoning from a poor commit, which takes a person.
+  """
+  found = collections.defaultdict(lambda: dict.fromkeys(ERRORS, 0))
+  for record in records:
+    if not record['em']:
+      texts = {role: [_bare(span) for span in record['spans'] if span['role'] == role.value]
+               for role in (Role.OBSERVATION, Role.CONTEXT)}
+      seen = lambda role: any(answer_found(record['golden_answers'], text) for text in texts[role])
+      kind = ('no_answer' if not record['prediction'] else 'no_call' if not record['searches'] else
+              'not_retrieved' if not seen(Role.OBSERVATION) else
+              'lost' if texts[Role.CONTEXT] and not seen(Role.CONTEXT) else 'wrong_commit')
+      for name in ('all', *([str(record['hops'])] if 'hops' in record else [])):
+        found[name][kind] += 1
+  return dict(found)
+
+
+def starts(records: Records) -> tuple[np.ndarray, np.ndarray, list[str]]:
+  """(V(s_0) [N], outcomes [N], question ids) of the records with a value: of table 11 and figures 2a and 4."""
+  found = [(spans[0]['value'], _outcome(record), record['id']) for record in records
+           if (spans := policy_spans(record)) and 'value' in spans[0]]
+  return np.array([one[0] for one in found]), np.array([one[1] for one in found]), [one[2] for one in found]
+
+
+def reliability(records: Records) -> list[dict[str, float]]:
+  """For each tenth of V(s_0) that has rollouts: its lower border, mean value, share right, and how many (table 11)."""
+  values, outcomes, _ = starts(records)
+  return [{'from': number / calibration.BINS, 'value': float(value), 'right': float(right), 'n': int(n)}
+          for number, (value, right, n) in enumerate(zip(*calibration.curve(values, outcomes))) if n]
+
+
+def _bare(span: Mapping[str, Any]) -> str:
+  """Its text without tags: else they would be parts of the words beside them."""
+  return re.sub(r'</?\w+>', ' ', span['text'])
+
+
+def _outcome(record: Record) -> float:
+  return record.get('reward', record['em'])
 
 
 def _mean(values) -> float:

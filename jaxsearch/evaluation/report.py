@@ -22,7 +22,7 @@ from jaxsearch.training.runs import read as read_rows
 from jaxsearch.trees.tree import Node, Role, Tree
 
 CURVES = (('em', 'exact match (%)', 100), ('searches', 'searches per question', 1), ('reward', 'reward (mean of rollouts)', 1),
-          ('entropy', 'entropy (nats per token)', 1))  # key, label, scale
+          ('entropy', 'entropy (nats per token)', 1), ('tool_rate_tier_2', 'tool use on tier 2 (%)', 100))  # key, label, scale
 MEMORY = ('resident_mib', 'resident memory (MiB)', 1)
 METRICS = ('reward', 'em', 'searches', 'loss', 'kl', 'entropy', 'logprob_gap', 'tokens_generated', 'tokens_trained',
            # and of Search-R2:
@@ -231,9 +231,9 @@ def pieces(text: str) -> list[tuple[str, str]]:
 def spans(tree: Tree) -> list[dict]:
   """The record of a tree: its spans depth first, each with role and text.
 
-  Where present also `segment`, its kind; `value`, the critic's value of the state before the span; `advantage`, if all its tokens
-  share one; `parent`, the index of the span that it follows, if that is not the one before it; `dropped`: true in branches that
-  the rollout did not continue from.
+  Where present also `segment`, its kind, and then `tokens`, how many; `value`, the critic's value of the state before the span;
+  `advantage`, if all its tokens share one; `parent`, the index of the span that it follows, if that is not the one before it;
+  `dropped`: true in branches that the rollout did not continue from.
   """
   recorded, dropped = [], _dropped(tree)
   last = {None: -1}  # node -> index of the last span on its path
@@ -245,7 +245,7 @@ def spans(tree: Tree) -> list[dict]:
       continue
     span = {'role': node.role.value, 'text': node.text}
     if 'segment' in node.data:
-      span['segment'] = node.data['segment']
+      span |= {'segment': node.data['segment'], 'tokens': len(node.tokens)}
     if node.values is not None:
       span['value'] = float(node.values[0])
     if node.advantages is not None and np.ndim(node.advantages) == 0:

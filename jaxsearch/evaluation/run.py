@@ -20,16 +20,20 @@ from jaxsearch import setup
 from jaxsearch.config_check import fields
 from jaxsearch.data.jsonl import DataError, read_records, shortened
 from jaxsearch.data.questions import Question
-from jaxsearch.evaluation import competence, report
+from jaxsearch.evaluation import calibration, competence
+from jaxsearch.evaluation.records import predictions
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.rewards.match import answer_found, entity_match, f1
+from jaxsearch.rewards.match import answer_found
 from jaxsearch.sampler.requests import Call, RunPython, Sampling, Search, ToolFailure, failure_figures, one_line
 from jaxsearch.sampler.rollout import Agent, rollout
+from jaxsearch.training import batch as batches
 from jaxsearch.training import runs
-from jaxsearch.training.checkpoint import is_run, load_params
+from jaxsearch.training import step as steps
+from jaxsearch.training.checkpoint import is_run, load_params, load_trained
+from jaxsearch.trees.layout import lay_out, take_back
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 SAMPLES = 24  # rollouts kept of an evaluation during training
@@ -80,8 +84,27 @@ def open_agent(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: 
   return setup.make_agent(config, engine, setup.open_tools(config, corpus), **dict(config.eval.grow) | changes)
 
 
+def open_critic(config: ml_collections.ConfigDict, checkpoint: str) -> Callable[[Sequence[Tree]], None] | None:
+  """What writes the values of a checkpoint's critic onto finished trees; None unless it shares the backbone of the policy."""
+  if not (checkpoint and is_run(checkpoint)):
+    return None
+  mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+  model_config, params, _ = load_trained(checkpoint, mesh)
+  if steps.HEAD not in params:
+    return None
+  values = steps.make_value_step(dataclasses.replace(model_config, dtype=config.dtype), mesh=mesh, shared=True)
+
+  def assess(trees: Sequence[Tree]) -> None:
+    if trees := [tree for tree in trees if any(node.tokens for node in tree.nodes(Role.POLICY))]:
+      rows = lay_out(trees, config.train.row_length, pad_id=0)
+      take_back(rows, trees, batches.compute_on_rows(values, params, rows, 1, mesh), 'values')
+
+  return assess
+
+
 def answer(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampling, part: pathlib.Path | None = None,
-           identity: Mapping[str, Any] | None = None, on_progress: Callable[[int, int, dict], object]) -> list[dict]:
+           identity: Mapping[str, Any] | None = None, on_progress: Callable[[int, int, dict], object],
+           assess: Callable[[Sequence[Tree]], object] | None = None) -> list[dict]:
   """A record for each question, as `predictions` has them, with counts of its tool calls: the figures of `failures`.
 
   Each is appended to the file `part` as it is found. What an evaluation of the same `identity` left there is not answered
@@ -91,6 +114,7 @@ def answer(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampli
     part: JSON lines, the identity first; None keeps nothing.
     identity: all that the records depend on, as JSON can hold it.
     on_progress: called with (questions answered, questions, `failures` so far) at the start and whenever a question ends.
+    assess: writes a critic's values onto finished trees, see `open_critic`.
   Raises:
     OSError: `part` cannot be written; names it and says what is saved.
   """
@@ -105,6 +129,8 @@ def answer(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampli
     """Not in `grow`: an error in there would be the method's."""
     while ended:
       tree, counts = ended.pop(0)
+      if assess:
+        assess([tree])
       number, record = numbers[tree.question.id], predictions([tree])[0] | counts
       if part:
         try:
@@ -212,15 +238,26 @@ def scores(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
   return {name: float(np.mean(own)) for name, own in values.items()} | {'n': len(records)}
 
 
-def predictions(trees: Sequence[Tree]) -> list[dict]:
-  """A record for each tree: the question, what was answered and how it was found."""
-  return [
-    {'id': tree.question.id, 'source': tree.question.metadata.get('source', ''), 'question': tree.question.question,
-     'golden_answers': list(tree.question.golden_answers), 'prediction': tree.answer, 'em': tree.question.score(tree.answer),
-     'em_entity': max(tree.question.score(tree.answer), entity_match(tree.answer, tree.question.golden_answers)),
-     'f1': f1(tree.answer, tree.question.golden_answers), 'searches': tree.metrics['searches'], 'stop': tree.stop,
-     'spans': report.spans(tree)}
-    for tree in trees]
+def tables(records: Sequence[Mapping[str, Any]], tiers: Mapping[str, int], plots: str = '') -> dict[str, Any]:
+  """The figures of CARL's tables 7 and 18; with `tiers` also of 3, 6, 14, 16 and 19, and with a critic's values of 11 and 12.
+
+  Into the folder `plots` go figures 2a (calibration.png) and 4 (values.png) of a critic. Undefined figures are left out.
+  """
+  found = competence.hop_figures(records)
+  if any('hops' in record for record in records) or tiers:
+    found |= {'errors': competence.errors(records)}
+  if tiers:
+    found |= competence.use_figures(records, tiers)
+    values, outcomes, ids = competence.starts(records)
+    if len(values):
+      found |= competence.critic_figures(records, tiers) | competence.sign_figures(records)
+      found |= {'reliability': competence.reliability(records)}
+      if plots:
+        folder = pathlib.Path(plots)
+        folder.mkdir(parents=True, exist_ok=True)
+        calibration.plot({'held out': (values, outcomes)}, folder / 'calibration.png')
+        calibration.plot_tiers(values, np.array([tiers.get(name, 0) for name in ids]), folder / 'values.png')
+  return {name: value for name, value in found.items() if not isinstance(value, float) or math.isfinite(value)}
 
 
 def weights(path: str) -> dict[str, Any]:
@@ -249,22 +286,32 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
   questions, tiers = read_held_out(config)
   for temperature in config.eval.temperatures:
     trees, metrics = rollout(agent, questions, jax.random.key(config.seed), sampling=Sampling(temperature))
-    trees, figures = _of_first_process(trees), {}
+    trees = _of_first_process(trees)
     if assess is not None:
       assess(trees)
-      figures |= competence.critic_figures(trees, tiers) | competence.sign_figures(trees)
+    records = predictions(trees)
+    figures = competence.critic_figures(records, tiers) | competence.sign_figures(records) if assess is not None else {}
     if tiers:
-      figures |= competence.use_figures(trees, tiers)
+      figures |= competence.use_figures(records, tiers)
     finite = {name: value for name, value in figures.items() if math.isfinite(value)}  # JSON has no NaN
     finite |= failure_figures(metrics)
-    records = predictions(trees)
     yield {'step': step, 'temperature': temperature} | scores(records) | finite | {'samples': records[:SAMPLES]}
 
 
 def read_held_out(config: ml_collections.ConfigDict) -> tuple[list[Question], dict[str, int]]:
   """The questions of `config.eval`, and the tiers of `config.eval.tiers`, {} without one."""
   tiers = read_tiers(config.eval.tiers) if config.eval.tiers else {}
-  return setup.load_questions(config, config.eval.questions)[:config.eval.number or None], tiers
+  return first(setup.load_questions(config, config.eval.questions), config.eval.number), tiers
+
+
+def first(questions: Sequence[Question], number: int) -> list[Question]:
+  """The first `number` questions of every source; 0 is all."""
+  met, found = collections.Counter(), []
+  for question in questions:
+    met[source := question.metadata.get('source')] += 1
+    if not number or met[source] <= number:
+      found.append(question)
+  return found
 
 
 def _of_first_process(trees: list[Tree]) -> list[Tree]:

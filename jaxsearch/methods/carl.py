@@ -1,9 +1,9 @@
 r"""CARL (Kumar et al. 2026, arXiv 2605.27788): a segment is credited with the change of a critic that knows what the model knows.
 
-A chain of segments: invoke (a thought, then a block of Python), assimilate (a `<context>`, written while the program's raw
-output is visible), …, commit (the answer in `\boxed{}`). The raw output is then forgotten: in the tree it hangs beside the
-main path, with the context that was written below it, and the main path continues after the invoke with a clean copy of the
-context. The cache of the invoke is kept, so forgetting costs only the tokens of that copy.
+A chain of segments: invoke (a thought, then a closed block of Python; no other block ends it), assimilate (a `<context>`, written
+while the program's raw output is visible), …, commit (the answer in `\boxed{}`). The raw output is then forgotten: in the tree it
+hangs beside the main path, with the context that was written below it, and the main path continues after the invoke with a clean
+copy of the context. The cache of the invoke is kept, so forgetting costs only the tokens of that copy.
 
 The critic's states s_0, s~_1, s_2, … (appendix B) are those in which the first tokens of the segments are chosen; the
 training layout holds them all. `train.aggregate='step-mean'` gives the objective of section 3.4.
@@ -18,7 +18,7 @@ import numpy as np
 from jaxsearch.advantages import smdp_td
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, figures
-from jaxsearch.methods.credit import valued_spans
+from jaxsearch.methods.credit import credit_relative, credit_with_critic, valued_spans
 from jaxsearch.methods.search_r1 import reward, start
 from jaxsearch.rewards import formats
 from jaxsearch.sampler.requests import Generate, Request, RunPython, ToolFailure
@@ -49,7 +49,7 @@ def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: 
   tree.metrics.update(no_context=0, context_cut=0)
   node = start(tree, question, template, chat)
   for number in range(1, max_segments + 1, 2):
-    node = yield Generate(node, stop=(grammar.FENCE,) if tools else (), max_tokens=max_tokens)
+    node = yield from think(node, tools, max_tokens)
     code = grammar.python_block(generated_text(node))
     if code is None or not tools or number + 2 > max_segments:
       commit(tree, node, code)
@@ -57,6 +57,16 @@ def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: 
     raw = yield from invoke(tree, node, code, fault)
     written = yield Generate(raw, stop=('</context>',), max_tokens=context_tokens)
     node = assimilate(tree, node, written)
+
+
+def think(node: Node, tools: bool, max_tokens: int) -> Generator[Request, Any, Node]:
+  """An invoke or commit segment: behind a fence that closes no block of Python (```json, a bare one) it goes on."""
+  stop = (grammar.FENCE,) if tools else ()
+  span = yield Generate(node, stop=stop, max_tokens=max_tokens)
+  while span.stop == grammar.FENCE and grammar.python_block(generated_text(span)) is None and len(span.tokens) < max_tokens:
+    yield Generate(span, stop=stop, max_tokens=max_tokens - len(span.tokens))
+    span.absorb()
+  return span
 
 
 def invoke(tree: Tree, node: Node, code: str, fault: str) -> Generator[Request, Any, Node]:
@@ -103,11 +113,20 @@ def segments(tree: Tree) -> list[Node]:
   return [node for node in tree.nodes(Role.POLICY) if node.tokens]
 
 
-def credit(groups: Sequence[Sequence[Tree]], context: Context, *, gamma: float = 1.0, lam: float = 0.0) -> None:
-  """`A = V(s_{k+1}) - V(s_k)`, of the last segment `R - V(s_N)` (eq. 1); the critic learns R in every state (section 3.3)."""
+def credit(groups: Sequence[Sequence[Tree]], context: Context, *, gamma: float = 1.0, lam: float = 0.0,
+           level: str = 'segment') -> None:
+  """`A = V(s_{k+1}) - V(s_k)`, of the last segment `R - V(s_N)` (eq. 1); the critic learns R in every state (section 3.3).
+
+  Args:
+    level: 'segment', or what the paper compares it with: 'token' (PPO: GAE over tokens) and 'trajectory' (GRPO).
+  """
   trees = [tree for group in groups for tree in group]
   for tree in trees:
     tree.reward = reward(tree)  # exact match only, no format reward (section 3.1)
+  if level == 'trajectory':
+    return credit_relative(groups)
+  if level == 'token':
+    return context.metrics.update(credit_with_critic(trees, gamma=gamma, lam=lam))
   chains = [chain for tree in trees if (chain := valued_spans(tree))]
   if not chains:
     return

@@ -190,6 +190,13 @@ class Tools:
   max_observation: int = 512
   answer_reserve: int = 32
 
+  def find(self, node: Node, query: str, topk: int) -> list[list[Document]]:
+    """Documents of the search back end, or of that of the source of the tree's question."""
+    search = self.search
+    if hasattr(search, 'of'):
+      search = search.of(node.tree.question.metadata.get('source'))
+    return search.search([query], topk)
+
   def run_python(self, request: RunPython, searches: list[Exception | None]) -> str:
     """What a program prints in the sandbox. If all its searches failed, raises the last one's error: then the tool failed.
 
@@ -205,7 +212,7 @@ class Tools:
           raise RuntimeError('there is no search')
         if time.monotonic() > end:
           raise TimeoutError('no time left for a search')
-        listed = grammar.listed(self.search.search([query], k)[0])
+        listed = grammar.listed(self.find(request.node, query, k)[0])
       except Exception as error:
         searches[-1] = error
         raise

@@ -304,7 +304,7 @@ class Schedule:
         raise ValueError('a Search, but the rollout has no search back end')
       case Search():
         topk = tools.topk if request.topk is None else request.topk
-        self._call(pending, functools.partial(self._tools(pending.episode).search.search, [request.query], topk))
+        self._call(pending, functools.partial(self._tools(pending.episode).find, request.node, request.query, topk))
       case RunPython() if tools.python is None:
         raise ValueError('a RunPython, but the rollout has no sandbox')
       case RunPython():

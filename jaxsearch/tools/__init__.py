@@ -3,8 +3,9 @@
 A search back end is an object with `search(queries, topk) -> list[list[Document]]`.
 """
 
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from jaxsearch import registry
@@ -22,6 +23,16 @@ class SearchBackend(Protocol):
   """
 
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]: ...
+
+
+class SearchBySource:
+  """A back end for each source of questions (their `metadata['source']`); `open_one` opens that of a source."""
+
+  def __init__(self, open_one: Callable[[str | None], SearchBackend]):
+    self.of = functools.cache(open_one)  # the back end for questions from a source; ValueError if there is none
+
+  def search(self, queries: Sequence[str], topk: int = 3):
+    raise ValueError('search.by_source=True searches for questions of a known source alone: set it to False here')
 
 
 class Writer(Protocol):

@@ -1,8 +1,9 @@
 """A sandbox for Python that a model wrote: CARL's tool.
 
 The interpreter is `pydantic-monty`, a subset of Python in subprocesses of its own: no files, no network, no imports but a few
-of the standard library, limits on time, memory, recursion and calls of host functions. A program can call only the host
-functions that `run` is given. Whatever it does ends as text, never as an exception of ours.
+of the standard library (`MODULES`), limits on time, memory, recursion and calls of host functions. A program can call only the
+host functions that `run` is given, and those of `statistics`, which monty does not have. `fractions` it cannot have: objects
+with operators do not cross. Whatever a program does ends as text, never as an exception of ours.
 """
 
 import ast
@@ -10,6 +11,7 @@ import contextlib
 import datetime
 import os
 import re
+import statistics
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +21,8 @@ import pydantic_monty
 
 CALLS = 32  # of host functions and look-ups of their names, in one program
 # A program's output depends on its text alone: the clock stands, nothing sleeps, random numbers are seeded.
+MODULES = ('math', 're', 'json', 'datetime', 'decimal', 'statistics', 'itertools', 'collections', 'functools', 'random')
+NUMBERS = 10_000  # of a call of `statistics`, which runs here, without the sandbox's limits
 POLICY = {'datetime': datetime.datetime(2026, 1, 1), 'sleep': 'zero', 'random_start': {'seed': 0}}
 
 
@@ -40,6 +44,20 @@ def _quiet_start() -> Iterator[None]:
     finally:
       if before is not None:
         os.set_inheritable(2, before)
+
+
+def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+  def call(*arguments, **named):
+    for numbers in (*arguments, *named.values()):
+      if isinstance(numbers, (list, tuple)) and (len(numbers) > NUMBERS or any(
+          isinstance(number, int) and number.bit_length() > 256 for number in numbers)):
+        raise ValueError(f'statistics takes at most {NUMBERS} numbers of 256 bits')
+    return function(*arguments, **named)
+  return call
+
+
+STATISTICS = pydantic_monty.ExternalModule({name: _bounded(getattr(statistics, name)) for name in (
+  'mean', 'fmean', 'median', 'median_low', 'median_high', 'mode', 'stdev', 'pstdev', 'variance', 'pvariance')})
 
 
 class PythonSandbox:
@@ -75,7 +93,8 @@ class PythonSandbox:
     try:
       with contextlib.ExitStack() as stack:
         with _quiet_start():
-          session = stack.enter_context(self._pool.checkout(limits=self._limits, os_policy=POLICY))
+          session = stack.enter_context(self._pool.checkout(limits=self._limits, os_policy=POLICY,
+                                                            external_modules={'statistics': STATISTICS}))
         session.feed_run(_value_kept(code), external_lookup=dict(functions or {}), print_callback=show)
         if not printed:
           session.feed_run('print("" if value__ is None else value__, end="")', print_callback=show)

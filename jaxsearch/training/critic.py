@@ -1,7 +1,8 @@
 """Critics: on the backbone of the policy (CARL), or a decoder of its own, started as a copy of the policy (verl, Search-R1).
 
-The former is a head among the parameters of the policy, which `steps.policy_loss` trains with them; alone it is trained in its
-warm-up. The latter always has an optimizer and a step of its own.
+Both have an optimizer and a step of their own. The former's head is among the parameters of the policy. Its gradient into the
+backbone is not added to the policy's: AdamW divides a gradient by its size, so that no factor in front of it would be a rate. It
+costs a second pair of moments (8 bytes a parameter) and a second forward and backward pass, not a second decoder.
 """
 
 import functools
@@ -17,25 +18,28 @@ from jaxsearch.models.decoder import DecoderConfig, parameter_axes, parameter_sh
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import step as steps
 
-FROZEN = ('embedding', 'unembedding')  # of the policy, while the critic on its backbone is warmed up
+FROZEN = ('embedding', 'unembedding')  # of the policy, for the critic on its backbone
 
 
 def open_critic(config: ml_collections.ConfigDict, model_config: DecoderConfig, params: dict, mesh: jax.sharding.Mesh,
-                total_updates: int, *, optim: dict, warm: dict | None = None,
-                backbone_factor: float = 1.0) -> tuple[steps.TrainState, Callable]:
-  """(state, compiled step) of a critic that is trained by itself: {'decoder', 'head'}, or the policy with its head.
+                total_updates: int, *, optim: dict, warm: dict | None = None, coef: float = 1.0,
+                backbone_rate: float | None = None) -> tuple[steps.TrainState, Callable]:
+  """(state, compiled step) of a critic: {'decoder', 'head'}, or the policy with its head.
 
   Args:
     params: of the policy (or of the base of its adapter), on `mesh`; they are copied.
     optim: changes of `config.optim`; the learning rate is that of the head.
     warm: the parameters of a critic that was warmed up, to start from in place of `params`.
-    backbone_factor: of the learning rate, for all but the head.
+    coef: of the loss of a critic on the policy's backbone.
+    backbone_rate: the learning rate of all but the head; None is the head's, 0 freezes it.
   """
+  backbone_factor = 1.0 if backbone_rate is None else backbone_rate / optim['learning_rate']
   if is_shared(config):
-    loss_fn = functools.partial(steps.shared_critic_loss, config=model_config)
-    params = params | {steps.HEAD: new_head(config, model_config, mesh)}
+    loss_fn = functools.partial(steps.shared_critic_loss, config=model_config, coef=coef)
+    params = warm or params | {steps.HEAD: new_head(config, model_config, mesh)}
   else:
-    loss_fn = functools.partial(steps.critic_loss, config=model_config, value_clip=config.critic.value_clip)
+    loss_fn = functools.partial(steps.critic_loss, config=model_config, value_clip=config.critic.value_clip,
+                                frozen=not backbone_factor)
     if config.optim.master_weights and warm is None:
       params = steps.cast(params, jnp.float32)  # what is frozen under an adapter is in the compute dtype
     head = value_head.initial_head(model_config.hidden_size, params['embedding'].dtype)

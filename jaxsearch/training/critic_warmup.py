@@ -3,18 +3,21 @@
   closed_book.jsonl   whether five closed-book rollouts of every question were right
   tiers.jsonl         the tier of every question: 2 where any of them was right, else 1
   rollouts.jsonl      trees of the chosen questions, half closed-book, half tool-required or tool-optional
+  answers_STEP.jsonl  whether the policy was right on held-out questions, before and after; where the critic shares its backbone
   metrics.jsonl       a row an update; every `check_every` updates with the figures of the gate on held-out questions
   checkpoints/        the critic (and the backbone that it shares), for `critic.warm_start`
   calibration.png     predicted against actual success on the held-out rollouts, before and after
 
 All of it is in the folder of `config.out`; rerun the command to resume, rollouts included. Training ends at the first check
 after `min_updates` that passes the gate. The policy's weights are frozen but for the backbone.
+
+The gate looks at rollouts of held-out questions under the prompt of training (tool-optional, `config.grow` as it is), since the
+critic will be asked about these; for the signs at tool-required ones too, as in the paper.
 """
 
 import collections
 import dataclasses
 import functools
-import math
 import pathlib
 import sys
 import types
@@ -40,7 +43,7 @@ from jaxsearch.trees.records import from_record, to_record
 from jaxsearch.trees.tree import Role, Tree
 
 CHUNK = 256  # rollouts between two saves
-KINDS = ('closed-book', 'tool-required', 'tool-optional')  # of rollouts; the last two share a bucket
+KINDS = ('closed-book', 'tool-required', 'multi-hop', 'tool-optional')  # of rollouts; all but the first share a bucket
 
 Figures = Callable[[Sequence[Tree], dict[str, int]], dict[str, float]]  # (trees, tiers) -> figures, NaN where undefined
 
@@ -70,15 +73,21 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
       checkpoint.check_same_run(made_with, config)
     runs.write(folder / 'rollouts_config.json', [config.to_dict()])
     model_config, params = setup.load_policy(config, mesh)
-    trees, tiers = collect(config, method, model_config, params, mesh, folder)
-    held_out, buckets = split(trees, tiers, settings, config.seed)
+    engine = setup.open_engine(config, model_config, setup.load_tokenizer(config), meshes.local_mesh(mesh))
+    engine.load(meshes.local(params))
+    grow_all = functools.partial(roll_out, config, method, engine, functools.cache(lambda second: open_tools(config, second)))
+    trees, tiers = collect(config, grow_all, engine.tokenizer, params, folder)
+    held_out, buckets = split(trees, tiers, settings)
+    asked = [(question, 'tool-optional', False) for question in {tree.question.id: tree.question for tree in held_out}.values()]
+    em = lambda step: float(np.mean([one['right'] for one in grow_all(asked, folder / f'answers_{step}.jsonl', outcome)]))
+    em_before = em(0) if critic.is_shared(config) else None
     student = Student(config, model_config, params, mesh)
     curves = {'before': student.assess(held_out)}
     student.state, _ = run.restore(student.state)
     run.start()
     curves['warmed up'] = student.assess(held_out)
     figures = gate_figures(held_out, tiers)
-    done = run.last_step >= settings.min_updates and passes(figures, settings.gate)
+    step, done = run.last_step, run.last_step >= settings.min_updates and passes(figures, settings.gate)
     for step in () if done else run.steps():
       clock = runs.Clock()
       with clock('train'):
@@ -99,40 +108,50 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
     shown = [', '.join(f'{name} {value:.2f}' for name, value in found.items()) for found in (figures, settings.gate)]
     raise GateFailed(f'{folder}: after {settings.max_updates} updates the critic has {shown[0]}; the gate is {shown[1]}. More '
                      'questions, more updates (critic_warmup.max_updates) or a higher rate may help.')
+  if em_before is not None:  # the policy's backbone has moved
+    engine.load(meshes.local(steps.without_head(student.state.params)))
+    figures |= {'em_before': em_before, 'em_after': em(step)}
   return figures
 
 
-def collect(config: ml_collections.ConfigDict, method: types.ModuleType, model_config, params: dict, mesh: jax.sharding.Mesh,
+def collect(config: ml_collections.ConfigDict, grow_all: Callable, tokenizer, params: dict,
             folder: pathlib.Path) -> tuple[list[Tree], dict[str, int]]:
-  """The rollouts to learn from, with their rewards, and the tier of each question."""
+  """The rollouts to learn from, and the held-out ones, with their rewards, and the tier of each question."""
   settings = config.critic_warmup
-  questions = setup.load_questions(config, config.data.questions)
+  questions = setup.load_questions(config, '+'.join(filter(None, (config.data.questions, settings.extra_questions))))
   order = np.random.default_rng(config.seed).permutation(len(questions))[:settings.questions]
   questions = [questions[i] for i in order]
-  tokenizer = setup.load_tokenizer(config)
-  engine = setup.open_engine(config, model_config, tokenizer, meshes.local_mesh(mesh))
-  engine.load(meshes.local(params))
-  grow_all = functools.partial(roll_out, config, method, engine, functools.cache(lambda second: open_tools(config, second)))
   closed_book = [(question, 'closed-book', False) for question in questions for _ in range(settings.tier_rollouts)]
   tiers = tiers_by(grow_all(closed_book, folder / 'closed_book.jsonl', outcome))
   runs.write(folder / 'tiers.jsonl', [{'id': key, 'tier': tier} for key, tier in tiers.items()])
   texts = [question.question for question in questions]
   points = encoded(texts, settings.encoder) if settings.encoder else embedded(texts, tokenizer, params)
-  chosen = choose(questions, tiers, clusters_of(points, settings.clusters, config.seed), settings, config.seed)
-  rng = np.random.default_rng([config.seed, 1])
-  wanted = [(question, kind, bool(rng.random() < settings.second_share)) for question in chosen
-            for kind in ('closed-book', tool_kind(tiers[question.id], settings, rng))]
+  chosen = choose(questions, tiers, clusters_by_source(points, questions, settings, config.seed), settings, config.seed)
+  rng, number = np.random.default_rng([config.seed, 1]), max(1, round(settings.held_out * len(chosen)))
+  held_out = {chosen[i].id for i in np.random.default_rng([config.seed, 3]).permutation(len(chosen))[:number]}
+  wanted = []
+  for question in chosen:
+    if question.id in held_out:
+      wanted += [(question, 'tool-optional', False), (question, required(question, settings), False)]
+    else:
+      wanted += [(question, kind, bool(rng.random() < settings.second_share))
+                 for kind in ('closed-book', tool_kind(question, tiers[question.id], settings, rng))]
   trees = []
   for record, (question, kind, _) in zip(grow_all(wanted, folder / 'rollouts.jsonl', to_record), wanted):
     trees.append(from_record(record, tokenizer, question))
-    trees[-1].root.data['kind'] = kind
+    trees[-1].root.data.update(kind=kind, held_out=question.id in held_out)
   return [tree for tree in trees if tree.count()], tiers
 
 
-def tool_kind(tier: int, settings: ml_collections.ConfigDict, rng: np.random.Generator) -> str:
+def tool_kind(question: Question, tier: int, settings: ml_collections.ConfigDict, rng: np.random.Generator) -> str:
   """The kind of a question's rollout with tools: a share of those of `tool_optional_tiers` is tool-optional."""
   optional = rng.random() < settings.tool_optional_share * (tier in settings.tool_optional_tiers)
-  return 'tool-optional' if optional else 'tool-required'
+  return 'tool-optional' if optional else required(question, settings)
+
+
+def required(question: Question, settings: ml_collections.ConfigDict) -> str:
+  """The kind of a rollout that has to use tools: 'multi-hop' for questions from `multi_hop_sources`."""
+  return 'multi-hop' if question.metadata.get('source') in settings.multi_hop_sources else 'tool-required'
 
 
 def tiers_of(agent: Agent, questions: Sequence[Question], number: int, key) -> dict[str, int]:
@@ -166,7 +185,7 @@ def roll_out(config: ml_collections.ConfigDict, method: types.ModuleType, engine
   Raises RunStopped if most searches of a chunk failed.
   """
   settings = config.critic_warmup
-  changes = {kind: dict(config.grow) | dict(settings[kind.replace('-', '_')]) for kind in KINDS}
+  changes = {kind: dict(config.grow) | dict(settings.get(kind.replace('-', '_'), {})) for kind in KINDS}
   done = runs.read(path)
   if len(done) < len(wanted):
     done = done[:len(done) // CHUNK * CHUNK]
@@ -234,7 +253,18 @@ def clusters_of(points: np.ndarray, number: int, seed: int) -> np.ndarray:
   return kmeans2(points, min(number, len(points)), minit='++', seed=seed)[1]
 
 
-def choose(questions: Sequence[Question], tiers: dict[str, int], clusters: np.ndarray, settings: ml_collections.ConfigDict,
+def clusters_by_source(points: np.ndarray, questions: Sequence[Question], settings: ml_collections.ConfigDict,
+                       seed: int) -> list[tuple[str, int]]:
+  """(source, cluster in it) of each question: the questions of a source have `clusters` of their own, or `source_clusters`."""
+  sources, found = [question.metadata.get('source', '') for question in questions], [None] * len(questions)
+  for source in sorted(set(sources)):
+    own = [number for number, one in enumerate(sources) if one == source]
+    for number, cluster in zip(own, clusters_of(points[own], settings.source_clusters.get(source, settings.clusters), seed)):
+      found[number] = source, int(cluster)
+  return found
+
+
+def choose(questions: Sequence[Question], tiers: dict[str, int], clusters: Sequence, settings: ml_collections.ConfigDict,
            seed: int) -> list[Question]:
   """The questions to roll out: `tier_2_share` of them of tier 2 as far as there are such, each tier even over clusters.
 
@@ -257,17 +287,15 @@ def choose(questions: Sequence[Question], tiers: dict[str, int], clusters: np.nd
   return chosen
 
 
-def split(trees: Sequence[Tree], tiers: dict[str, int], settings: ml_collections.ConfigDict,
-          seed: int) -> tuple[list[Tree], list[list[Tree]]]:
+def split(trees: Sequence[Tree], tiers: dict[str, int],
+          settings: ml_collections.ConfigDict) -> tuple[list[Tree], list[list[Tree]]]:
   """(trees of held-out questions, the others in four buckets: tier 1 or 2, closed-book or not; one if nothing is curated)."""
-  ids = sorted({tree.question.id for tree in trees})
-  kept = set(np.random.default_rng([seed, 3]).permutation(ids)[:max(1, round(settings.held_out * len(ids)))])
   buckets = {f'tier {tier} {kind}': [] for tier in (1, 2) for kind in KINDS[:2]}
   for tree in trees:
-    if tree.question.id not in kept and any(node.tokens for node in tree.nodes(Role.POLICY)):
+    if not tree.root.data['held_out'] and any(node.tokens for node in tree.nodes(Role.POLICY)):
       kind = 'closed-book' if tree.root.data['kind'] == 'closed-book' else 'tool-required'
       buckets[f'tier {tiers[tree.question.id]} {kind}'].append(tree)
-  held_out = [tree for tree in trees if tree.question.id in kept]
+  held_out = [tree for tree in trees if tree.root.data['held_out']]
   if not settings.curated:
     return held_out, [[tree for own in buckets.values() for tree in own]]
   if empty := [name for name, own in buckets.items() if not own]:
@@ -281,11 +309,10 @@ class Student:
 
   def __init__(self, config: ml_collections.ConfigDict, model_config, params: dict, mesh: jax.sharding.Mesh):
     self.config, self.mesh, settings, shared = config, mesh, config.critic_warmup, critic.is_shared(config)
-    optim = dict(learning_rate=settings.head_rate, lr_warmup_updates=settings.lr_warmup_updates)
-    if shared:
-      optim |= dict(weight_decay=settings.weight_decay, schedule='constant')
+    optim = dict(learning_rate=settings.head_rate, lr_warmup_updates=settings.lr_warmup_updates,
+                 weight_decay=config.critic.weight_decay, schedule='constant')
     self.state, self.train_step = critic.open_critic(config, model_config, params, mesh, settings.max_updates, optim=optim,
-                                                     backbone_factor=settings.backbone_rate / settings.head_rate)
+                                                     backbone_rate=settings.backbone_rate)
     self.values = steps.make_value_step(model_config, mesh=mesh, shared=shared)
 
   def learn(self, trees: Sequence[Tree]) -> dict[str, float]:
@@ -295,11 +322,12 @@ class Student:
     return runs.to_row(result)
 
   def assess(self, trees: Sequence[Tree]) -> tuple[np.ndarray, np.ndarray]:
-    """Writes the critic's values onto the spans of trees; (V(s_0) [N], outcomes [N]), predicted and actual success."""
+    """Writes the critic's values onto the spans of trees; (V(s_0) [N], outcomes [N]), predicted and actual success of those
+    under the prompt of training."""
     rows = rows_of(self.config, trees)
     take_back(rows, trees, batches.compute_on_rows(
       self.values, self.state.params, rows, self.config.train.micro_rows, self.mesh), 'values')
-    starts = [(spans[0].values[0], tree.reward) for tree in trees
+    starts = [(spans[0].values[0], tree.reward) for tree in trees if tree.root.data['kind'] == 'tool-optional'
               if (spans := [node for node in tree.nodes(Role.POLICY) if node.tokens])]
     return tuple(np.array(starts, np.float64).reshape(-1, 2).T)
 
@@ -319,5 +347,5 @@ def draw(buckets: Sequence[Sequence[Tree]], number: int, rng: np.random.Generato
 
 
 def passes(figures: dict[str, float], gate: ml_collections.ConfigDict) -> bool:
-  """Whether every figure reaches its threshold; a sign that no rollout could show is not asked for."""
-  return all(figures[name] >= least or (name == 'sign' and math.isnan(figures[name])) for name, least in gate.items())
+  """Whether every figure reaches its threshold; an undefined one (NaN: signs without a pair) does not. 0 or less asks nothing."""
+  return all(least <= 0 or figures[name] >= least for name, least in gate.items())

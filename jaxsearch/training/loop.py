@@ -94,7 +94,7 @@ class Learner:
   model_config: DecoderConfig
   mesh: jax.sharding.Mesh
   agent: Agent              # the policy as it samples; `prepare` it before a rollout
-  state: steps.TrainState   # of the policy, or of its adapter; with that of a critic of its own
+  state: steps.TrainState   # of the policy, or of its adapter; with that of its critic
   base: dict | None         # the frozen parameters under the adapter; None without one
   merge: Callable           # (base, adapter) -> parameters
   reference: dict | None    # parameters of the frozen initial policy, in the compute dtype; None if there is no KL
@@ -102,7 +102,7 @@ class Learner:
   train_step: Callable
   score: Callable
   key: jax.Array
-  critic_step: Callable | None = None  # of a critic of its own; one that shares the policy's backbone learns with it
+  critic_step: Callable | None = None
   values: Callable | None = None       # (parameters of the critic, batch) -> values; None without a critic
   memory: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the method, see methods.Context
   failed_steps: int = 0  # in a row up to now: steps whose searches mostly failed
@@ -124,17 +124,16 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
     if host['config']['model'] != config.model or host.get('critic', False) == shared:
       raise ValueError(f'critic.warm_start={config.critic.warm_start!r} was warmed up for the model {host["config"]["model"]!r}, '
                        f'critic.shared={not host.get("critic", False)}; here they are {config.model!r}, {shared}')
-    params = steps.without_head(warm) if shared else params
-  trained = setup.new_adapter(config, model_config, mesh) if config.lora.rank else params
-  if shared:
-    trained = params | {steps.HEAD: warm[steps.HEAD] if warm else critics.new_head(config, model_config, mesh)}
-  optimizer, train_step = make_update(config, model_config, mesh, trained)
-  state, critic_step = steps.create_state(trained, optimizer, mesh), None
-  if config.critic.enabled and not shared:
+  critic, critic_step = None, None
+  if config.critic.enabled:
     critic, critic_step = critics.open_critic(
-      config, model_config, params, mesh, total_updates(config), warm=warm,
-      optim=dict(learning_rate=config.critic.learning_rate, lr_warmup_updates=config.critic.lr_warmup_updates))
-    state = dataclasses.replace(state, critic=critic)
+      config, model_config, params, mesh, total_updates(config), warm=warm, coef=config.critic.coef,
+      backbone_rate=config.critic.backbone_rate,
+      optim={name: config.critic[name] for name in ('learning_rate', 'lr_warmup_updates', 'weight_decay')})
+  trained = setup.new_adapter(config, model_config, mesh) if config.lora.rank else critic.params if shared else params
+  optimizer, train_step = make_update(config, model_config, mesh, trained)
+  state = dataclasses.replace(steps.create_state(trained, optimizer, mesh),
+                              critic=dataclasses.replace(critic, params={}) if shared else critic)
   local = meshes.local_mesh(mesh)
   engine = setup.open_engine(config, model_config, setup.load_tokenizer(config), local)
   tools = setup.open_tools(config, mesh=local, services=getattr(find_method(config.method), 'SERVICES', ()))
@@ -171,14 +170,10 @@ def prompt_length(agent: Agent, question: Question) -> int:
 def make_update(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh,
                 trained: dict) -> tuple[optax.GradientTransformation, Callable]:
   """(optimizer, compiled training step) for the parameters `trained`: arrays, or ShapeDtypeStructs with shardings."""
-  weights, head_factor = dict(config.loss, temperature=config.sampler.temperature, chunk=config.train.chunk), 1.0
-  if critics.is_shared(config):
-    weights |= dict(value_coef=config.critic.coef, backbone_share=config.critic.backbone_share)
-    head_factor = config.critic.learning_rate / config.optim.learning_rate
+  weights = dict(config.loss, temperature=config.sampler.temperature, chunk=config.train.chunk)
   return steps.make_update(
     functools.partial(steps.policy_loss, config=model_config, **weights), trained, config.optim, total_updates(config),
-    mesh=mesh, dtype=model_config.dtype, alpha=config.lora.alpha,
-    factor=lambda name: head_factor if name == steps.HEAD else 1.0)
+    mesh=mesh, dtype=model_config.dtype, alpha=config.lora.alpha, factor=lambda name: float(name != steps.HEAD))
 
 
 def total_updates(config: ml_collections.ConfigDict) -> int:
@@ -338,7 +333,7 @@ def into_rows(learner: Learner, trees: Sequence[Tree], share_trained: bool = Tru
 def assess(learner: Learner, trees: Sequence[Tree]) -> None:
   """Writes the critic's values onto the trained spans, if there is a critic."""
   if learner.values is not None:
-    rows, state = into_rows(learner, trees), learner.state.critic or learner.state
+    rows, state = into_rows(learner, trees), learner.state if critics.is_shared(learner.config) else learner.state.critic
     values = batches.compute_on_rows(learner.values, state.params, rows, learner.config.train.micro_rows, learner.mesh)
     take_back(rows, trees, values, 'values')
 
@@ -349,7 +344,8 @@ def update(learner: Learner, trees: Sequence[Tree], step: int, clock: runs.Clock
   The parts stay the same in all passes, their order does not. The loss of a part is averaged over the part.
   """
   settings, rng = learner.config.train, np.random.default_rng([learner.config.seed, step])
-  clipped = learner.state.critic is not None and learner.config.critic.value_clip is not None  # then every return counts
+  critic = learner.config.critic
+  clipped = critic.enabled and not critic.shared and critic.value_clip is not None  # then every return counts
   parts = [into_rows(learner, part, share_trained=not clipped) for part in batches.mini_batches(trees, settings.mini_batch, rng)]
   score = lambda params: [batches.compute_on_rows(learner.score, params, part, settings.micro_rows, learner.mesh)
                           for part in parts]
@@ -370,11 +366,13 @@ def update(learner: Learner, trees: Sequence[Tree], step: int, clock: runs.Clock
 
 
 def learn(learner: Learner, batch: batches.Batch) -> dict[str, jax.Array]:
-  """One update of the policy, and of a critic of its own; their metrics."""
-  critic = learner.state.critic
+  """One update of the policy, then one of the critic, which may move the same backbone; their metrics."""
+  critic, shared = learner.state.critic, critics.is_shared(learner.config)
   state, result = learner.train_step(dataclasses.replace(learner.state, critic=None), batch, learner.base)
   if critic is not None:
-    critic, found = learner.critic_step(critic, batch)
+    critic, found = learner.critic_step(dataclasses.replace(critic, params=state.params) if shared else critic, batch)
     result |= {f'critic_{name}': found[name] for name in ('loss', 'grad_norm', 'value')}
+    if shared:
+      state, critic = dataclasses.replace(state, params=critic.params), dataclasses.replace(critic, params={})
   learner.state = dataclasses.replace(state, critic=critic)
   return result

@@ -1,4 +1,4 @@
-"""Rejection sampling: chains that the policy found by itself and that are right become demonstrations.
+"""Rejection sampling: rollouts of the policy that are right become demonstrations.
 
 `jaxsearch sample` writes them, `jaxsearch sft` imitates them: the baseline 'Rejection Sampling' of Search-R1 (arXiv
 2503.09516, section 4.2), which takes five candidates for each question. What is learned is what was sampled: a chain goes
@@ -15,7 +15,7 @@ from jaxsearch.data.questions import Question
 from jaxsearch.sampler.requests import Sampling
 from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training import runs
-from jaxsearch.trees.tree import Stop, Tree
+from jaxsearch.trees.tree import Role, Stop, Tree
 
 Groups = list[list[Tree]]
 
@@ -36,7 +36,7 @@ def select(groups: Groups, most: int | None = None) -> Groups:
     different = {}
     for tree in group:
       if is_right(tree) and is_well_formed(tree):
-        different.setdefault(tuple(tree.leaves()[0].path_tokens()), tree)
+        different.setdefault(tuple(token for node in tree.walk() for token in node.tokens), tree)
     selected.append(list(different.values())[:most])
   return selected
 
@@ -46,9 +46,12 @@ def is_right(tree: Tree) -> bool:
 
 
 def is_well_formed(tree: Tree) -> bool:
-  """A chain of served searches alone and an answer, whose text stands for its tokens; ValueError if the tree branches."""
-  if len(tree.leaves()) > 1:
-    raise ValueError('a demonstration is one chain, but this method grows trees that branch')
+  """Served searches alone and an answer, whose text stands for its tokens; ValueError if the policy wrote alternatives.
+
+  A branch beside the path, as CARL's raw output with the context below it, is learned as it was sampled.
+  """
+  if any(sum(child.role is Role.POLICY for child in node.children) > 1 for node in tree.walk()):
+    raise ValueError('a demonstration has no alternatives, but this method samples several spans after the same path')
   bad_turns = sum(tree.metrics.get(name, 0) for name in ('malformed', 'tool_failures'))
   return tree.stop == Stop.ANSWERED and not bad_turns and all(
     tree.tokenizer.encode(node.text) == node.tokens for node in tree.walk())
@@ -57,8 +60,17 @@ def is_well_formed(tree: Tree) -> bool:
 def write(path: str | os.PathLike, trees: Sequence[Tree]) -> None:
   """Writes demonstrations, one a line, as `sft.read_demonstrations` wants them."""
   pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-  runs.write(path, ({'id': tree.question.id, 'spans': [
-    {'role': node.role.value, 'text': node.text} for node in tree.walk() if node.tokens]} for tree in trees))
+  runs.write(path, ({'id': tree.question.id, 'spans': _spans(tree)} for tree in trees))
+
+
+def _spans(tree: Tree) -> list[dict]:
+  """Role and text of the spans, depth first; `parent`, the index of the span that it follows, where that is not the last one."""
+  nodes = [node for node in tree.walk() if node.tokens]
+  places, spans = {node: place for place, node in enumerate(nodes)}, []
+  for place, node in enumerate(nodes):
+    parent = next((places[above] for above in reversed(node.path()[:-1]) if above in places), -1)
+    spans.append({'role': node.role.value, 'text': node.text} | ({'parent': parent} if parent != place - 1 else {}))
+  return spans
 
 
 def figures(groups: Groups, selected: Groups) -> dict[str, float]:

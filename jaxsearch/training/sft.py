@@ -1,6 +1,6 @@
 """Supervised training: demonstrations in, a policy that imitates them out. The warm start of reinforcement learning.
 
-A demonstration is a tree with a single path whose POLICY spans carry the loss. It goes through the same layout and the same
+A demonstration is a tree whose POLICY spans carry the loss. It goes through the same layout and the same
 step as a rollout, with the negative log-likelihood in place of the surrogate. `train` is `jaxsearch sft`: demonstrations from
 a file or from the embedded world, checkpoints, metrics, exact resume. `fit` trains on any stream of forests.
 """
@@ -44,9 +44,10 @@ def open_demonstrations(config: ml_collections.ConfigDict, tokenizer) -> tuple[i
 
 
 def read_demonstrations(path: str | os.PathLike, tokenizer) -> list[Tree]:
-  """Reads JSONL lines `{"spans": [{"role": "prompt" | "policy" | "observation", "text": …}, …]}`.
+  """Reads JSONL lines `{"spans": [{"role": "prompt" | "policy" | "observation" | "context", "text": …, "parent": …}, …]}`.
 
-  Each span is tokenised by itself, as the sampler does. Only policy spans are learned. A DataError names file, line and key.
+  A span follows the one before it, or the one with the index `parent` (-1: none). Each is tokenised by itself, as the sampler
+  does. Only policy spans are learned. A DataError names file, line and key.
   """
   forest = []
   for place, record in read_records(path):
@@ -54,12 +55,15 @@ def read_demonstrations(path: str | os.PathLike, tokenizer) -> list[Tree]:
     if not isinstance(spans, list) or not spans:
       raise DataError(f"{place}: 'spans' must be a list of spans that is not empty")
     tree = Tree(tokenizer)
-    node = tree.root
+    nodes = [tree.root]
     for number, span in enumerate(spans):
       role, text = (span.get('role'), span.get('text')) if isinstance(span, dict) else (None, None)
       if role not in ROLES or not isinstance(text, str):
         raise DataError(f"{place}: span {number} needs a 'role' of {', '.join(ROLES)} and a 'text', not {span!r}")
-      node = node.append(text, ROLES[role])
+      parent = span.get('parent', number - 1)
+      if type(parent) is not int or not -1 <= parent < number:
+        raise DataError(f"{place}: span {number} has the 'parent' {parent!r}, not the index of a span before it")
+      nodes.append(nodes[parent + 1].append(text, ROLES[role]))
     if not any(node.trained and node.tokens for node in tree.walk()):
       raise DataError(f'{place}: no policy span, so nothing to learn')
     forest.append(tree)

@@ -44,7 +44,7 @@ class TrainState:
   updates: jax.Array          # int32, updates applied (skipped ones do not count)
   skipped: jax.Array          # int32, updates skipped since the start because the loss or a gradient was not finite
   skipped_in_a_row: jax.Array  # int32, of these the ones since the last update that was applied
-  critic: 'TrainState | None' = None  # of a critic with a decoder of its own; in checkpoints alone
+  critic: 'TrainState | None' = None  # of a critic, without parameters if it shares the policy's; in checkpoints alone
 
 
 def predicting_states(config: DecoderConfig, params: dict, batch: Batch) -> jax.Array:
@@ -65,13 +65,11 @@ def trained_logprobs(params: dict, states: jax.Array, batch: Batch, *, temperatu
 
 
 def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperature: float, chunk: int, clip_low: float,
-                clip_high: float, dual_clip: float | None, kl_coef: float, entropy_coef: float, value_coef: float = 0.0,
-                backbone_share: float = 1.0) -> tuple[jax.Array, Report]:
+                clip_high: float, dual_clip: float | None, kl_coef: float, entropy_coef: float) -> tuple[jax.Array, Report]:
   """sum of the clipped surrogates, and of weights * (kl_coef * k3 KL to the reference - entropy_coef * entropy).
 
   `temperature` is that of the sampler: the ratio compares log-probabilities of the same distribution. Without a reference
-  (`batch.ref_logprobs` is None) there is no KL term; it is reported as 0. A `value_coef` adds that times the squared error of
-  the critic `params['value_head']` on the same backbone; `backbone_share` scales its gradient into the backbone.
+  (`batch.ref_logprobs` is None) there is no KL term; it is reported as 0.
   """
   mask = batch.targets >= 0
   states = predicting_states(config, params, batch)
@@ -82,11 +80,8 @@ def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperatur
   kl = jnp.zeros_like(entropies)
   if batch.ref_logprobs is not None:
     kl = jnp.where(mask, losses.kl(jnp.where(mask, logprobs, 0), batch.ref_logprobs, kind='k3'), 0)
-  policy_loss, value_report = jnp.sum(surrogate), {}
+  policy_loss = jnp.sum(surrogate)
   loss = policy_loss + jnp.sum(batch.weights * (kl_coef * kl - entropy_coef * entropies))
-  if value_coef:
-    error, _ = shared_value_error(params, states, batch, backbone_share)
-    loss, value_report = loss + value_coef * error, {'value_loss': error}
 
   ratio = jnp.where(mask, jnp.exp(jnp.clip(logprobs - batch.old_logprobs, -20, 20)), 1)
   # The surrogate is clipped, and its gradient 0, where the ratio has left the interval on the side of the advantage.
@@ -94,7 +89,7 @@ def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperatur
   clipped = clipped / jnp.where(clipped > 0, batch.gains + batch.losses, 1)
   gap = jnp.where(mask, jnp.abs(logprobs - batch.sampler_logprobs), 0)
   report = {
-    'sum': {'policy_loss': policy_loss} | value_report,
+    'sum': {'policy_loss': policy_loss},
     'mean': {name: jnp.sum(batch.spans * values) for name, values in {
       'kl': kl, 'entropy': entropies, 'clip_fraction': clipped, 'ratio': ratio, 'logprob_gap': gap}.items()},
     'max': {'ratio_max': jnp.max(ratio), 'logprob_gap_max': jnp.max(gap)},
@@ -110,25 +105,25 @@ def imitation_loss(params: dict, batch: Batch, *, config: DecoderConfig, chunk: 
   return loss, {'sum': {}, 'mean': {'logprob': jnp.sum(jnp.where(mask, batch.spans * logprobs, 0))}, 'max': {}}
 
 
-def critic_loss(params: dict, batch: Batch, *, config: DecoderConfig, value_clip: float | None) -> tuple[jax.Array, Report]:
-  """sum of value weights * value loss of a critic with a decoder of its own; `params` is {'decoder', 'head'}."""
+def critic_loss(params: dict, batch: Batch, *, config: DecoderConfig, value_clip: float | None,
+                frozen: bool) -> tuple[jax.Array, Report]:
+  """sum of value weights * value loss of a critic with a decoder of its own; `params` is {'decoder', 'head'}.
+
+  A `frozen` decoder gets no gradient, and no backward pass.
+  """
   mask = batch.targets >= 0
-  found = value_head.values(params['head'], predicting_states(config, params['decoder'], batch))
+  states = predicting_states(config, params['decoder'], batch)
+  found = value_head.values(params['head'], jax.lax.stop_gradient(states) if frozen else states)
   loss = jnp.sum(batch.value_weights * losses.value_loss(found, batch.values, batch.returns, mask, clip=value_clip))
   return loss, {'sum': {}, 'mean': {'value': jnp.sum(jnp.where(mask, batch.spans * found, 0))}, 'max': {}}
 
 
-def shared_critic_loss(params: dict, batch: Batch, *, config: DecoderConfig) -> tuple[jax.Array, Report]:
-  """sum of value weights * squared error of a critic on the policy's backbone, for its warm-up."""
-  error, found = shared_value_error(params, predicting_states(config, params, batch), batch, 1.0)
-  return error, {'sum': {}, 'mean': {'value': jnp.sum(jnp.where(batch.targets >= 0, batch.spans * found, 0))}, 'max': {}}
-
-
-def shared_value_error(params: dict, states: jax.Array, batch: Batch, backbone_share: float) -> tuple[jax.Array, jax.Array]:
-  """(sum of value weights * squared error, values [R, M]) of the critic on the policy's own hidden states (CARL, section 3.4)."""
-  shared = backbone_share * states + (1 - backbone_share) * jax.lax.stop_gradient(states)
-  found = value_head.probabilities(params[HEAD], shared)
-  return 2 * jnp.sum(batch.value_weights * losses.value_loss(found, None, batch.returns, batch.targets >= 0)), found
+def shared_critic_loss(params: dict, batch: Batch, *, config: DecoderConfig, coef: float = 1.0) -> tuple[jax.Array, Report]:
+  """coef * sum of value weights * squared error of the critic `params['value_head']` on the policy's backbone (CARL, 3.4)."""
+  mask = batch.targets >= 0
+  found = value_head.probabilities(params[HEAD], predicting_states(config, params, batch))
+  error = 2 * coef * jnp.sum(batch.value_weights * losses.value_loss(found, None, batch.returns, mask))
+  return error, {'sum': {}, 'mean': {'value': jnp.sum(jnp.where(mask, batch.spans * found, 0))}, 'max': {}}
 
 
 def make_update(loss_fn: Loss, params: dict, optim: ml_collections.ConfigDict, total_updates: int, *, mesh: Mesh, dtype: str,
@@ -266,7 +261,7 @@ def make_optimizer(optim: ml_collections.ConfigDict, schedule: optax.Schedule,
   """AdamW behind a clip of the global gradient norm; norms, biases and the head of a critic do not decay.
 
   Args:
-    factor: of the learning rate, from the name of a parameter at the top of the nesting; 0 freezes it.
+    factor: of the learning rate, from the name of a parameter at the top of the nesting; 0 freezes it: it has no moments.
   """
   def scaled(updates, _):
     return jax.tree.map_with_path(lambda path, update: factor(path[0].key) * update, updates)
@@ -275,7 +270,8 @@ def make_optimizer(optim: ml_collections.ConfigDict, schedule: optax.Schedule,
     return jax.tree.map_with_path(lambda path, grad: grad if factor(path[0].key) else jnp.zeros_like(grad), grads)
   return optax.chain(
     optax.stateless(thawed), optax.clip_by_global_norm(optim.clip_norm),
-    optax.adamw(schedule, b1=optim.b1, b2=optim.b2, eps=optim.eps, weight_decay=optim.weight_decay, mask=decays),
+    optax.masked(optax.adamw(schedule, b1=optim.b1, b2=optim.b2, eps=optim.eps, weight_decay=optim.weight_decay, mask=decays),
+                 lambda params: jax.tree.map_with_path(lambda path, _: factor(path[0].key) != 0, params)),
     optax.stateless(scaled),
   )
 
@@ -321,8 +317,9 @@ def state_shardings(params: dict, optimizer: optax.GradientTransformation, mesh:
   state = jax.eval_shape(functools.partial(initial_state, optimizer=optimizer), params)
   own = jax.tree.map(lambda x: x.sharding, params)
   whole = meshes.replicated(mesh)
-  opt_state = optax.tree.map_params(
-    optimizer, lambda _, sharding: sharding, state.opt_state, own, transform_non_params=lambda _: whole)
+  frozen = lambda x: isinstance(x, optax.MaskedNode)
+  opt_state = optax.tree.map_params(optimizer, lambda moment, sharding: moment if frozen(moment) else sharding, state.opt_state,
+                                    own, transform_non_params=lambda _: whole, is_leaf=frozen)
   return TrainState(own, opt_state, whole, whole, whole)
 
 

@@ -39,7 +39,7 @@ EVIDENCE = 'original_evidence'
 R_SEARCH = Tags(observation='observation', others=(EVIDENCE,))  # arXiv 2506.04185
 RESEARCH = Tags(observation='result')  # ReSearch, arXiv 2503.19470
 CARL = Tags(observation='output', others=('context',))  # arXiv 2605.27788
-FENCE = '\n```\n'  # ends a block of Python, and with it an invoke segment
+FENCE = '\n```\n'  # ends a block; that of a block of Python ends an invoke segment
 
 
 # Reading policy text.

@@ -73,6 +73,13 @@ class Node:
     self.children.append(child)
     return child
 
+  def absorb(self) -> None:
+    """Makes its only child, a span that was sampled after it, a part of this one."""
+    child, = self.children
+    self.tokens += child.tokens
+    self.logprobs = None if self.logprobs is None else self.logprobs + child.logprobs
+    self.stop, self.children = child.stop, child.children
+
   @property
   def text(self) -> str:
     """The text of this span alone."""

@@ -252,6 +252,17 @@ def test_passages_once_and_in_order(tmp_path):
   assert [passage.title for passage in musique] == ['Bangor', 'Bangor', 'Ada Moor', 'Conwy', 'Union']
 
 
+def test_the_reports_of_finqa_can_be_searched_for(read, tmp_path):
+  question, *_ = read('finqa_search', FINQA)
+  assert question.question == ('Report: TIDE/2009/page_49.pdf\n\n | 2009 | 2008\nnet sales | $ 1,234.50 | $ 1,100.00\n'
+                               'tax rate | 12.3 % ( 12.3 % ) | \n\nwhat is the growth of net sales?')
+  assert (question.metadata['source'], question.golden_answers) == ('finqa', read('finqa', FINQA)[0].golden_answers)
+  found = benchmarks.read_documents('finqa', write(tmp_path / 'reports', 'finqa', FINQA))  # three questions on one report
+  assert {passage.title for passage in found} == {'TIDE/2009/page_49.pdf'}
+  assert [passage.text for passage in found][1:] == ['interest rate risk . sales are in millions .', 'see note 5 .']
+  assert 'net sales | $ 1,234.50' in found[0].text
+
+
 def test_titles_are_kept_but_for_their_spaces(tmp_path):
   context = [['"Heroes" (song)', ['By Bowie.']], ['"Tide"', ['Ångström\nunit']], [' A\nB ', ['x']]]
   records = [changed(HOTPOTQA[0], 'context', context)]
@@ -261,7 +272,7 @@ def test_titles_are_kept_but_for_their_spaces(tmp_path):
 
 
 def test_passages_that_are_not_there(tmp_path):
-  with pytest.raises(ValueError, match="no documents come with 'gsm8k'; they do with hotpotqa, 2wiki, musique"):
+  with pytest.raises(ValueError, match="no documents come with 'gsm8k'; they do with hotpotqa, 2wiki, musique, finqa"):
     benchmarks.read_documents('gsm8k', tmp_path / 'file')
   with pytest.raises(DataError, match='no documents in it'):
     benchmarks.read_documents('hotpotqa', write(tmp_path / 'file', 'hotpotqa', [changed(HOTPOTQA[0], 'context', [])]))

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from jaxsearch.data.jsonl import DataError
-from jaxsearch.data.sources import load_corpus, load_questions
+from jaxsearch.data.sources import load_corpora, load_corpus, load_questions
 
 
 def test_questions_of_the_world_by_hops_and_without_arithmetic():
@@ -51,6 +51,13 @@ def test_benchmarks_by_name(tmp_path):
     question, = load_questions(f'{source}:{path}', hops=(3,), arithmetic=False)  # the filters are for the world alone
     assert (question.id, question.metadata['source']) == ('x', source)
     assert [passage.id for passage in load_corpus(f'{source}:{path}')] == [f'{source}_0', f'{source}_1']
+
+
+def test_a_corpus_for_each_source(tmp_path):
+  a, b, c = (hotpotqa(tmp_path / name, name, *passages) for name, passages in (
+    ('a', [('A', 'a')]), ('b', [('B', 'b'), ('A', 'a')]), ('c', [('C', 'c')])))
+  found = load_corpora(f'hotpotqa:{a}+2wiki:{c}+hotpotqa:{b}')
+  assert {source: [passage.title for passage in own] for source, own in found.items()} == {'hotpotqa': ['A', 'B'], '2wiki': ['C']}
 
 
 def test_a_set_of_several_files(tmp_path):

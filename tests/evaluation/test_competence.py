@@ -5,9 +5,15 @@ import numpy as np
 import pytest
 
 from jaxsearch.data.questions import Question
-from jaxsearch.evaluation import calibration
-from jaxsearch.evaluation.competence import critic_figures, sign_figures, tool_calls, use_figures
+from jaxsearch.evaluation import calibration, competence, run
+from jaxsearch.evaluation.records import predictions
 from jaxsearch.trees.tree import Role, Stop, Tree
+
+# As if they took trees.
+critic_figures, use_figures = (lambda trees, tiers, of=of: of(predictions(trees), tiers) for of in (
+  competence.critic_figures, competence.use_figures))
+sign_figures = lambda trees: competence.sign_figures(predictions(trees))
+tool_calls = lambda tree: competence.tool_calls(predictions([tree])[0])
 
 GOLDS = ('The Oviedo', '7')
 TIERS = {'easy': 2, 'hard': 1}
@@ -131,9 +137,46 @@ def test_use_figures_by_hand():
     'tool_rate_tier_1': 4 / 5, 'calls_tier_1': 6 / 5, 'em_tier_1': 1 / 5,
     'tool_rate_tier_2': 2 / 3, 'calls_tier_2': 1.0, 'em_tier_2': 2 / 3, 'needless_calls': 1.0,
     'confident_wrong': 2 / 5, 'em': 3 / 9, 'tokens_per_answer': sum(len(n.tokens) for n in policy) / 9,
-    'assimilate_tokens': np.mean(written)})
+    'assimilate_tokens': np.mean(written), 'assimilate_precision': 1.0})
   plain = use_figures([grown([], name='easy')], TIERS)
   assert np.isnan(plain['confident_wrong']) and np.isnan(plain['assimilate_tokens']) and plain['em'] == 1
+
+
+def test_the_precision_of_contexts_is_the_share_of_sentences_with_an_answer():
+  tree = grown([('x', 'He died in Oviedo. It is far away from the sea.'), ('x', 'Nothing at all.')])
+  wrong = grown([('x', 'Nothing at all.')], answer='Gijon')
+  assert use_figures([tree, wrong], TIERS)['assimilate_precision'] == pytest.approx((4 / 11 + 0) / 2)
+
+
+def of_hops(number, *arguments, **named):
+  tree = grown(*arguments, **named)
+  tree.question.metadata['hops'] = number
+  return tree
+
+
+def test_errors_by_hops_follow_table_7():
+  trees = [
+    of_hops(2, [RIGHT]), of_hops(2, [], answer='Gijon'), of_hops(2, [RIGHT], answer=None), of_hops(3, [WRONG], answer='Gijon'),
+    of_hops(3, [LOST], answer='Gijon'), of_hops(3, [LOST, RIGHT], answer='Gijon'), grown([RIGHT], answer='Gijon')]
+  records = predictions(trees)
+  none = dict.fromkeys(competence.ERRORS, 0)
+  assert competence.errors(records) == {
+    'all': dict.fromkeys(competence.ERRORS, 1) | {'wrong_commit': 2},
+    '2': none | {'no_call': 1, 'no_answer': 1}, '3': none | {'not_retrieved': 1, 'lost': 1, 'wrong_commit': 1}}
+  assert competence.hop_figures(records) == {'em_hops_2': 1 / 3, 'n_hops_2': 3, 'em_hops_3': 0.0, 'n_hops_3': 3}
+
+
+def test_tables_of_an_evaluation(tmp_path):
+  records = predictions(scattered())
+  found = run.tables(records, TIERS, str(tmp_path / 'plots'))
+  values, outcomes, _ = competence.starts(records)
+  assert sum(row['n'] for row in found['reliability']) == len(values) == 37
+  for row in found['reliability']:
+    inside = np.minimum(values, 0.99) // 0.1 == round(10 * row['from'])
+    assert row['right'] == pytest.approx(outcomes[inside].mean()) and row['value'] == pytest.approx(values[inside].mean())
+  assert {'tool_rate_tier_2', 'auc', 'ece', 'brier', 'confident_wrong', 'extracted_rate', 'errors'} <= set(found)
+  assert {file.name for file in (tmp_path / 'plots').iterdir()} == {'calibration.png', 'values.png'}
+  assert not {'auc', 'reliability', 'tool_rate_tier_1'} & set(run.tables(predictions([grown([])]), {}))
 
 
 def test_the_calibration_curve_has_the_bins_of_the_error():

@@ -50,7 +50,6 @@ def test_without_a_call_there_is_one_segment():
 @pytest.mark.parametrize('text, answer, stop', [
   ('I look.\n```python\nprint(1)', None, Stop.MALFORMED),              # the block was never closed
   ('nothing at all', None, Stop.MALFORMED),
-  ('```python\n\n```\n', None, Stop.MALFORMED),                        # nothing to run
   ('```python\nprint(1)\n```\nSo \\boxed{Lovelace}', 'Lovelace', Stop.ANSWERED),  # it did not wait
   ('\\boxed{Love{la}ce} or \\boxed{Ada', 'Love{la}ce', Stop.ANSWERED),
 ])
@@ -58,6 +57,24 @@ def test_what_is_no_call_commits(text, answer, stop):
   tree, requests = drive([text])
   assert (tree.answer, tree.stop, len(requests)) == (answer, stop, 1)
   assert tree.metrics['malformed'] == (stop is Stop.MALFORMED) and tree.metrics['searches'] == 0
+
+
+@pytest.mark.parametrize('block', [
+  '```json\n{"a": 1}\n```\n', '```py\nprint(1)\n```\n', 'So:\n```\n', '```python\n\n```\n', '```python3\nprint(1)\n```\n'])
+def test_only_a_closed_block_of_python_ends_an_invoke(block):
+  tree, requests = drive([block, INVOKE, CONTEXT, COMMIT], logprobs=[-1.0, -2.0, -3.0, -4.0], max_tokens=100)
+  assert kinds(tree) == ['invoke', 'assimilate', 'commit'] and tree.metrics['searches'] == 1 and tree.answer == 'Lovelace'
+  invoke = carl.segments(tree)[0]
+  assert invoke.text == block + INVOKE and requests[1].max_tokens == 100 - len(block) and requests[1].node is invoke
+  assert invoke.logprobs == [-1.0] * len(block) + [-2.0] * len(INVOKE) and [node.text for node in invoke.children] == [
+    '<output>Doc 1(Title: T) Lovelace wrote it.</output>\n', '<context>Lovelace wrote it.</context>\n']
+
+
+def test_a_span_that_goes_on_keeps_to_its_budget():
+  block = 'Look:\n```\n'
+  tree, requests = drive([block, block, 'So \\boxed{Lovelace}'[:4]], max_tokens=2 * len(block) + 4)
+  assert kinds(tree) == ['commit'] and len(requests) == 3 and requests[2].max_tokens == 4
+  assert tree.stop is Stop.MALFORMED and len(carl.segments(tree)[0].tokens) == 2 * len(block) + 4
 
 
 def test_of_several_blocks_the_last_is_run():
@@ -117,13 +134,13 @@ def test_broken_tools(fault, seen):
     drive([COMMIT], fault='broken')
 
 
-def credited(said, values, lam=0.0):
+def credited(said, values, **settings):
   trees = [drive(spans)[0] for spans in said]
   for tree, own in zip(trees, values):
     for node, value in zip(carl.segments(tree), own):
       node.values = np.r_[value, np.full(len(node.tokens) - 1, 7.0)].astype(np.float32)  # only the first counts
   found = context()
-  carl.credit([trees[:1], trees[1:]], found, lam=lam)
+  carl.credit([trees[:1], trees[1:]], found, **settings)
   return trees, found
 
 
@@ -146,6 +163,19 @@ def test_a_segment_earns_what_it_changed():
 def test_with_lambda_one_all_segments_share_the_sign():
   trees, _ = credited([[INVOKE, CONTEXT, COMMIT], [WRONG]], [[0.2, 0.7, 0.5], [0.4]], lam=1.0)
   np.testing.assert_allclose([node.advantages for node in carl.segments(trees[0])], [0.8, 0.3, 0.5], atol=1e-6)
+
+
+def test_the_same_rollouts_credited_by_token_and_by_trajectory():
+  trees, found = credited([[INVOKE, CONTEXT, COMMIT], [WRONG]], [[0.2, 0.7, 0.5], [0.4]], lam=0.95, level='token')
+  for tree in trees:
+    assert all(np.shape(node.advantages) == np.shape(node.returns) == (len(node.tokens),) for node in carl.segments(tree))
+  every = np.concatenate([node.advantages for tree in trees for node in carl.segments(tree)])
+  assert every.mean() == pytest.approx(0, abs=1e-5) and {'value_explained', 'opposed_pairs'} & set(found.metrics) == {
+    'value_explained'}
+  group = [drive([INVOKE, CONTEXT, COMMIT])[0], drive([WRONG])[0]]
+  carl.credit([group], context(), level='trajectory')  # needs no critic
+  right, wrong = ({node.advantages for node in carl.segments(tree)} for tree in group)
+  assert len(right) == len(wrong) == 1 and right.pop() == pytest.approx(-wrong.pop()) and group[0].reward == 1.0
 
 
 def test_it_says_that_it_needs_a_critic():
@@ -185,7 +215,8 @@ def test_forgetting_costs_the_length_of_the_context(history):
   from tests.engines import Equipped
 
   class Bytes(Letters):
-    eos_ids, pad_id = (), 0
+    eos_ids, pad_id, longest_token = (), 0, 1
+    starts = staticmethod(lambda text: list(range(len(text))))
     pieces = staticmethod(lambda size: [bytes([i]) for i in range(size)])
     decode = staticmethod(lambda ids: bytes(ids).decode('latin-1'))
 

@@ -8,7 +8,8 @@ import time
 import psutil
 import pytest
 
-from jaxsearch.tools.python_sandbox import CALLS, PythonSandbox
+from jaxsearch.tools.python_sandbox import CALLS, MODULES, PythonSandbox
+from jaxsearch.trees import templates
 
 
 @pytest.fixture(scope='module')
@@ -66,6 +67,27 @@ def test_hostile_and_broken_programs_end_as_text(sandbox, code, told):
   assert told in sandbox.run(code, {'search': search})
   assert time.monotonic() - started < 10
   assert sandbox.run('print("still here")') == 'still here\n'
+
+
+@pytest.mark.parametrize('code, printed', [
+  ('import math\nmath.comb(5, 2)', '10'), ('import re\nre.findall(r"\\d+", "a1 b22")', "['1', '22']"),
+  ('from datetime import date\n(date(2020, 3, 1) - date(2020, 2, 1)).days', '29'),
+  ('import json\njson.loads("{\\"a\\": [1]}")["a"]', '[1]'),
+  ('import statistics\nprint(statistics.mean([1, 2, 4.5]), statistics.median([3, 1, 2]))', '2.5 2\n'),
+  ('from statistics import stdev as s\nround(s([1, 2, 3, 4]), 4)', '1.291'),
+  ('import statistics\nstatistics.mean([])', 'Error: mean requires at least one data point'),
+  ('import statistics\nstatistics.mean([10**100] * 3)', 'ValueError'),
+  ('import statistics\nstatistics.stdev([1] * 20000)', 'at most 10000 numbers'),
+])
+def test_modules_that_models_use(sandbox, code, printed):
+  assert printed in sandbox.run(code)
+
+
+def test_every_prompt_names_every_function_and_module(sandbox):
+  assert sandbox.run(''.join(f'import {name}\n' for name in MODULES)) == ''
+  for name in ('carl', 'carl_forced', 'carl_multi_hop'):
+    text = templates.find(name, 'policy')
+    assert all(word in text for word in ('search(query, k)', 'table()', 'print', *MODULES)), name
 
 
 def test_a_flood_of_output_is_cut(sandbox):

@@ -135,7 +135,7 @@ def warmup_config(config):
   config.steps, config.checkpoint_every = 2, 1
   config.critic.shared = True
   config.critic_warmup = warmup_settings(
-    closed_book={'tools': False}, tool_required={}, tool_optional={}, second_search={'topk': 1})
+    closed_book={'tools': False}, tool_required={}, second_search={'topk': 1})
   config.critic_warmup.update(questions=12, tier_rollouts=2, trajectories=20, clusters=3, trees=8, min_updates=4, max_updates=8,
                               check_every=4, held_out=0.3, head_rate=3e-2, backbone_rate=3e-3)
   config.critic_warmup.gate.update(auc=0.0, sign=0.0, explained=-100.0)

@@ -1,5 +1,6 @@
 """Critics on the policy's backbone: runs that go on to the bit, and the warm-up before them."""
 
+import collections
 import functools
 import importlib.util
 import json
@@ -14,11 +15,13 @@ from configs.carl import critic_warmup as warmup_settings
 from jaxsearch import cli, config_check
 from jaxsearch.data.questions import Question, read_questions, write_questions
 from jaxsearch.evaluation import calibration, competence
+from jaxsearch.evaluation.run import open_critic
 from jaxsearch.models import hub
 from jaxsearch.sampler.requests import Search
 from jaxsearch.sampler.rollout import rollout
 from jaxsearch.training import checkpoint, critic_warmup, loop, runs
 from jaxsearch.training import step as steps
+from jaxsearch.trees.records import from_record
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
 from jaxsearch.world.recipe import carl_examples
@@ -57,7 +60,7 @@ def test_a_run_with_a_shared_critic_goes_on_to_the_bit_and_becomes_a_plain_polic
   jax.tree.map(np.testing.assert_array_equal, whole, other)
   assert steps.HEAD in whole
   rows = runs.read(pathlib.Path(config.out) / 'metrics.jsonl')
-  assert all(row['value_loss'] > 0 for row in rows) and 'critic_loss' not in rows[0]
+  assert all(row['critic_loss'] > 0 and row['critic_grad_norm'] > 0 for row in rows)
   _, params, _ = checkpoint.load_params(config.out)
   assert steps.HEAD not in params
   base = hub.load(config.model).params
@@ -77,7 +80,9 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   assert len(rows) == 4 and rows[-1]['loss'] < rows[0]['loss'] and 'gate_auc' in rows[-1] and 'gate_auc' not in rows[0]
   assert figures['explained'] == pytest.approx(rows[-1]['gate_explained'])
   assert (out / 'calibration.png').stat().st_size > 1000
-  assert [len((out / f'{name}.jsonl').read_text().splitlines()) for name in ('closed_book', 'tiers', 'rollouts')] == [24, 12, 20]
+  assert [len((out / f'{name}.jsonl').read_text().splitlines()) for name in (
+    'closed_book', 'tiers', 'rollouts', 'answers_0', 'answers_4')] == [24, 12, 20, 3, 3]
+  assert figures['em_before'] == figures['em_after'] == pytest.approx(2 / 3)  # whatever its weights
 
   base = hub.load(config.model).params
   _, warm, _ = checkpoint.load_trained(out, loop.make_learner(config).mesh)
@@ -99,12 +104,34 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   assert len(runs.read(out / 'metrics.jsonl')) == 8
 
   config.out, config.critic.warm_start = str(tmp_path / 'after'), str(out)
+  config.loss.kl_coef = 0.1
   learner = loop.make_learner(config)
   _, warm, _ = checkpoint.load_trained(out, learner.mesh)
   jax.tree.map(np.testing.assert_array_equal, learner.state.params, warm)
+  jax.tree.map(np.testing.assert_array_equal, learner.reference, base)  # the policy before the warm-up
+  record, tokenizer = runs.read(out / 'rollouts.jsonl')[0], learner.agent.engine.tokenizer
+  values = []
+  for assess in (functools.partial(loop.assess, learner), open_critic(config, str(out))):  # as in training, and in `eval`
+    tree = from_record(record, tokenizer, Question(record['id'], '?', ('x',)))
+    for node in tree.nodes(Role.POLICY):
+      node.logprobs, node.advantages, node.returns = [0.0] * len(node.tokens), 0.0, np.zeros(len(node.tokens))
+    assess([tree])
+    values.append(np.concatenate([node.values for node in tree.nodes(Role.POLICY)]))
+  np.testing.assert_allclose(values[1], values[0], rtol=1e-5)
+  assert len(np.unique(values[0])) > 1 and open_critic(config, config.model) is None
   config.critic.shared = False
   with pytest.raises(ValueError, match='was warmed up for the model'):
     loop.make_learner(config)
+
+
+def test_the_gate_looks_at_held_out_questions_under_the_prompt_of_training(config):
+  seen = []
+  figures = lambda trees, tiers: seen.append(trees) or competence.gate_figures(trees, tiers)
+  critic_warmup.warm_up(config, gate_figures=figures, plot=calibration.plot)
+  kinds = collections.Counter((tree.question.id, tree.root.data['kind']) for tree in seen[0])
+  ids = {name for name, _ in kinds}
+  assert kinds == collections.Counter((name, kind) for name in ids for kind in ('tool-optional', 'tool-required'))
+  assert len(ids) == 3 and all(node.values is not None for tree in seen[0] for node in tree.nodes(Role.POLICY))
 
 
 def test_rollouts_that_were_cut_off_are_grown_again_to_the_same(config, monkeypatch):
@@ -148,7 +175,7 @@ def test_a_share_of_the_rollouts_with_tools_has_another_search(config, monkeypat
   config.search.topk, config.critic_warmup.second_share = 2, 0.5
   warm_up(config)
   by_topk = {topk: sum(number for own, number in seen if own == topk) for topk in (1, 2)}
-  assert by_topk[1] + by_topk[2] == 24 + 20 and 4 <= by_topk[1] <= 16
+  assert by_topk[1] + by_topk[2] == 24 + 20 + 2 * 3 and 4 <= by_topk[1] <= 16  # tiers, rollouts, held-out before and after
 
 
 def test_a_critic_of_its_own_is_warmed_up_too(config, tmp_path):
@@ -171,7 +198,7 @@ def test_questions_are_chosen_by_tier_and_evenly_over_clusters():
   asked = questions(100)
   tiers = {question.id: 2 if int(question.id) < 30 else 1 for question in asked}
   clusters = np.array([0] * 90 + [1] * 5 + [2] * 5)
-  settings = warmup_settings(closed_book={}, tool_required={}, tool_optional={}, second_search={})
+  settings = warmup_settings(closed_book={}, tool_required={}, second_search={})
   settings.update(trajectories=60, tier_2_share=0.4)
   chosen = critic_warmup.choose(asked, tiers, clusters, settings, 0)
   assert len(chosen) == 30 == len({question.id for question in chosen})
@@ -185,13 +212,28 @@ def test_questions_are_chosen_by_tier_and_evenly_over_clusters():
   assert critic_warmup.choose(asked, tiers, clusters, settings, 0) == asked[:30]
 
 
-def test_tool_optional_rollouts_are_a_share_of_those_with_tools_in_their_tiers():
-  settings = warmup_settings(closed_book={}, tool_required={}, tool_optional={}, second_search={})
-  settings.update(tool_optional_share=0.3, tool_optional_tiers=(2,))
+def test_tool_optional_rollouts_are_a_share_of_those_with_tools_on_both_tiers_and_multi_hop_ones_are_for_their_sources():
+  settings = warmup_settings(closed_book={}, tool_required={}, second_search={})
+  settings.update(tool_optional_share=0.3, multi_hop_sources=('2wiki',))
+  plain, hops = Question('a', '?', ('x',)), Question('b', '?', ('x',), {'source': '2wiki'})
   rng = np.random.default_rng(0)
-  kinds = [critic_warmup.tool_kind(2, settings, rng) for _ in range(1000)]
-  assert set(kinds) == {'tool-optional', 'tool-required'} and 250 < kinds.count('tool-optional') < 350
-  assert {critic_warmup.tool_kind(1, settings, rng) for _ in range(100)} == {'tool-required'}
+  for tier in (1, 2):
+    kinds = [critic_warmup.tool_kind(plain, tier, settings, rng) for _ in range(1000)]
+    assert set(kinds) == {'tool-optional', 'tool-required'} and 250 < kinds.count('tool-optional') < 350
+  assert {critic_warmup.tool_kind(hops, 2, settings, rng) for _ in range(100)} == {'tool-optional', 'multi-hop'}
+  settings.tool_optional_tiers = (2,)  # as in the paper
+  assert {critic_warmup.tool_kind(plain, 1, settings, rng) for _ in range(100)} == {'tool-required'}
+
+
+def test_each_source_has_its_own_clusters():
+  asked = [Question(str(i), '?', ('x',), {'source': ('gsm8k', '2wiki')[i % 2]}) for i in range(40)]
+  points = np.random.default_rng(0).normal(size=(40, 4))
+  settings = warmup_settings(closed_book={}, tool_required={}, second_search={})
+  settings.clusters = 5
+  settings.source_clusters = {'gsm8k': 3}
+  found = critic_warmup.clusters_by_source(points, asked, settings, 0)
+  assert all(cluster[0] == question.metadata['source'] for cluster, question in zip(found, asked))
+  assert [len({cluster for cluster in found if cluster[0] == source}) for source in ('gsm8k', '2wiki')] == [3, 5]
 
 
 def test_a_mix_has_as_many_questions_of_either_tier():
@@ -203,34 +245,35 @@ def test_a_mix_has_as_many_questions_of_either_tier():
 def test_held_out_questions_are_in_no_bucket():
   trees = []
   for question in questions(20):
-    for kind in ('closed-book', 'tool-required'):
+    for kind in ('closed-book', 'multi-hop'):
       tree = Tree(None, question)
       tree.root.append([1], Role.PROMPT).append([2], Role.POLICY)
-      tree.root.data['kind'] = kind
+      tree.root.data.update(kind=kind, held_out=int(question.id) >= 15)
       trees.append(tree)
   tiers = {str(i): 1 + i % 2 for i in range(20)}
-  settings = warmup_settings(closed_book={}, tool_required={}, tool_optional={}, second_search={})
-  settings.held_out = 0.25
-  held_out, buckets = critic_warmup.split(trees, tiers, settings, 0)
+  settings = warmup_settings(closed_book={}, tool_required={}, second_search={})
+  held_out, buckets = critic_warmup.split(trees, tiers, settings)
   ids = lambda trees: {tree.question.id for tree in trees}
   assert len(ids(held_out)) == 5 and len(held_out) == 10 and len(buckets) == 4
   assert not ids(held_out) & set().union(*map(ids, buckets)) and sum(map(len, buckets)) == 30
   drawn = critic_warmup.draw(buckets, 16, np.random.default_rng(0))
   assert [sum(tree in bucket for tree in drawn) for bucket in buckets] == [4] * 4
   with pytest.raises(ValueError, match='tier 2 closed-book, tier 2 tool-required'):
-    critic_warmup.split(trees, dict.fromkeys(tiers, 1), settings, 0)
+    critic_warmup.split(trees, dict.fromkeys(tiers, 1), settings)
   settings.curated = False
-  _, (bucket,) = critic_warmup.split(trees, dict.fromkeys(tiers, 1), settings, 0)
+  _, (bucket,) = critic_warmup.split(trees, dict.fromkeys(tiers, 1), settings)
   assert len(bucket) == 30
 
 
 def test_the_gate():
-  gate = warmup_settings(closed_book={}, tool_required={}, tool_optional={}, second_search={}).gate
+  gate = warmup_settings(closed_book={}, tool_required={}, second_search={}).gate
   good = {'auc': 0.7, 'sign': 0.6, 'explained': 0.45, 'ece': 1.0, 'brier': 1.0}
   assert critic_warmup.passes(good, gate)
   assert not any(critic_warmup.passes(good | {name: value - 0.01}, gate) for name, value in gate.items())
-  assert critic_warmup.passes(good | {'sign': float('nan')}, gate)
+  assert not critic_warmup.passes(good | {'sign': float('nan')}, gate)  # not one pair
   assert not critic_warmup.passes(good | {'auc': float('nan')}, gate)
+  gate.sign = 0.0
+  assert critic_warmup.passes(good | {'sign': float('nan')}, gate)
 
 
 TEXTS = ['What is the capital of France?', 'Which city is the capital of Italy?', 'How many apples has Tom if he buys three?']

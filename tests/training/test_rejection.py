@@ -8,7 +8,9 @@ import pytest
 
 from configs import quickstart
 from jaxsearch import cli
+from jaxsearch.data.jsonl import DataError
 from jaxsearch.evaluation.run import open_agent
+from jaxsearch.methods import carl
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import ToolFailure, Tools
@@ -47,11 +49,33 @@ def test_text_that_is_not_tokenised_back_is_left_out():
   assert rejection.select([trees]) == [trees[:1]]
 
 
-def test_a_tree_that_branches_is_no_demonstration():
+def test_a_tree_with_alternatives_is_no_demonstration():
   tree = chain(RIGHT)
   tree.nodes(Role.PROMPT)[0].append(RIGHT, Role.POLICY)
-  with pytest.raises(ValueError, match='branch'):
+  with pytest.raises(ValueError, match='alternatives'):
     rejection.select([[tree]])
+
+
+def test_what_carl_sampled_is_learned_with_its_raw_output_beside_the_path(tmp_path):
+  def sampled(*contexts):
+    said = [text for found in contexts for text in ('```python\nsearch("x")\n```\n', f'<context>{found}</context>')]
+    return drive([*said, 'So \\boxed{Lovelace}'], grow=carl.grow, printed='Doc 1', template='world_carl')[0]
+
+  one, two, again = sampled('Ada'), sampled('Ada', 'Lovelace'), sampled('Ada')
+  [kept] = rejection.select([[one, two, again]])
+  assert kept == [one, two]
+  rejection.write(tmp_path / 'd.jsonl', kept)
+  for tree, read in zip(kept, sft.read_demonstrations(tmp_path / 'd.jsonl', one.tokenizer), strict=True):
+    shape = lambda tree: [(node.role, node.tokens, node.trained, node.path_tokens()) for node in tree.walk()]
+    assert shape(read) == shape(tree) and len(read.leaves()) == len(tree.nodes(Role.OBSERVATION)) + 1
+
+
+@pytest.mark.parametrize('parent', [1, 7, -2, 'x', True])
+def test_a_span_without_a_place_is_named(parent, tmp_path):
+  spans = [{'role': 'prompt', 'text': 'Who?'}, {'role': 'policy', 'text': 'Ada', 'parent': parent}]
+  (tmp_path / 'd.jsonl').write_text(json.dumps({'spans': spans}) + '\n')
+  with pytest.raises(DataError, match="span 1 has the 'parent'"):
+    sft.read_demonstrations(tmp_path / 'd.jsonl', chain(RIGHT).tokenizer)
 
 
 @pytest.fixture(scope='module')

@@ -9,11 +9,13 @@ import ml_collections
 import numpy as np
 import pytest
 
+from configs import base
 from jaxsearch import setup
 from jaxsearch.data.questions import Question
 from jaxsearch.models import value_head
 from jaxsearch.models.decoder import Decoder
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.training import critic
 from jaxsearch.training import step as steps
 from jaxsearch.training.batch import make_batch, place, unpack
 from jaxsearch.trees.layout import lay_out
@@ -125,7 +127,7 @@ def sharing_forest(seed):
 METHODS = {
   'GRPO': ('token-mean', {}), 'DAPO': ('token-mean', dict(clip_high=0.28)), 'dual clip': ('token-mean', dict(dual_clip=1.5)),
   'Search-R2': ('seq-mean-token-mean', {}), 'SLATE': ('step-mean', {}),
-  'CARL': ('step-mean', dict(value_coef=0.5, backbone_share=0.5)),
+  'CARL': ('step-mean', {}), "CARL's critic": ('step-mean', dict(coef=0.5)),
   'PPO': ('token-mean', dict(value_clip=0.5)), 'PPO, values not clipped': ('token-mean', dict(value_clip=None))}
 
 
@@ -134,13 +136,14 @@ def test_merged_trees_have_the_loss_and_the_gradients_of_separate_ones(tiny, met
   how, changes = METHODS[method]
   hyper = tiny.hyper | dict(clip_low=0.1, clip_high=0.2, kl_coef=0.3, entropy_coef=0.01) | changes
   params = jax.tree.map(lambda x: x * 4, tiny.random_params(tiny.decoder, 1))  # ratios leave the clipping interval
-  if method == 'CARL':
+  loss_fn = functools.partial(steps.policy_loss, config=tiny.decoder, **hyper)
+  if 'coef' in hyper:
     head = value_head.initial_mlp(tiny.decoder.hidden_size, jax.random.key(2))
     params |= {'value_head': jax.tree.map(lambda x: x + 0.05, head)}
-  loss_fn = functools.partial(steps.policy_loss, config=tiny.decoder, **hyper)
-  if 'value_clip' in hyper:
+    loss_fn = functools.partial(steps.shared_critic_loss, config=tiny.decoder, coef=hyper['coef'])
+  elif 'value_clip' in hyper:
     params = {'decoder': params, 'head': {'kernel': jnp.full(tiny.decoder.hidden_size, 0.3), 'bias': jnp.float32(0.1)}}
-    loss_fn = functools.partial(steps.critic_loss, config=tiny.decoder, value_clip=hyper['value_clip'])
+    loss_fn = functools.partial(steps.critic_loss, config=tiny.decoder, value_clip=hyper['value_clip'], frozen=False)
   results, sizes = [], []
   for merged in (False, True):
     forest = sharing_forest(0)
@@ -157,7 +160,7 @@ def test_merged_trees_have_the_loss_and_the_gradients_of_separate_ones(tiny, met
   assert sizes[1] < (0.7 if hyper.get('value_clip') is None else 0.9) * sizes[0] and spans == merged_spans
   largest = max(np.abs(x).max() for x in jax.tree.leaves(grads))
   jax.tree.map(lambda a, b: np.testing.assert_allclose(b, a, rtol=0, atol=1e-5 * largest), grads, merged_grads)
-  if 'value' not in report['mean'] and method != 'CARL':  # the squared errors differ by a constant, the spread of the returns
+  if 'value' not in report['mean']:  # the squared errors differ by a constant, the spread of the returns
     np.testing.assert_allclose(merged_loss, loss, rtol=1e-5)
     assert float(report['mean']['clip_fraction']) > 1
   for name, value in report['mean'].items():
@@ -345,27 +348,48 @@ def boundary_forest(tiny):
   return forest
 
 
-def test_a_critic_on_the_policys_backbone_learns_outcomes_and_the_backbone_gets_its_share(tiny):
-  """Advantages are 0: whatever moves is the critic's doing."""
-  model_config = tiny.decoder
+def test_a_critic_moves_the_policys_backbone_at_its_own_rate_however_large_the_policys_gradient(tiny):
+  """CARL's appendix D: 5e-6 for the head without decay, 5e-7 for the backbone; embeddings are the policy's alone."""
   rows = lay_out(boundary_forest(tiny), 64, pad_id=0, how='step-mean')
   batch = jax.tree.map(jnp.asarray, make_batch(rows, 4, critic=True))
-  params = jax.tree.map(jnp.asarray, jax.device_get(tiny.random_params(model_config, 0)))
-  head = jax.tree.map(lambda x: x + 0.05, value_head.initial_mlp(model_config.hidden_size, jax.random.key(2)))
-  params |= {'value_head': head}
+  mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+  config = base.get_config().unlock()
+  config.critic.update(enabled=True, shared=True)
+  config.optim.update(tiny.optim_config(clip_norm=1.0, learning_rate=1.0))
+  config.dtype = 'float32'
 
-  def grads(share, coef=0.5):
-    loss = lambda params: steps.policy_loss(params, jax.tree.map(lambda x: x[0] if x.ndim else x, batch), config=model_config,
-                                            **tiny.hyper, value_coef=coef, backbone_share=share)[0]
-    return jax.grad(loss)(params)
+  def moved(coef):
+    params = jax.device_put(tiny.random_params(tiny.decoder, 0), meshes.replicated(mesh))
+    state, step = critic.open_critic(config, tiny.decoder, params, mesh, 10, coef=coef, backbone_rate=1e-3,
+                                     optim=dict(learning_rate=1e-2, weight_decay=0.0, eps=1e-30))
+    state = dataclasses.replace(state, params=state.params | {
+      'value_head': jax.tree.map(lambda x: x + 0.05, state.params['value_head'])})
+    before = jax.device_get(state.params)
+    state, _ = step(state, batch)
+    assert before['embedding'].shape not in [m.shape for m in jax.tree.leaves(state.opt_state)]  # frozen: no moments
+    return jax.tree.map(lambda a, b: float(np.abs(a - b).max()), jax.device_get(state.params), before)
 
-  whole, half, none = grads(1.0), grads(0.5), grads(0.0)
-  np.testing.assert_allclose(half['embedding'], 0.5 * whole['embedding'], rtol=1e-4, atol=1e-7)
-  assert float(jnp.abs(none['embedding']).max()) == 0.0 < float(jnp.abs(whole['embedding']).max())
-  for name in head:
-    np.testing.assert_allclose(half['value_head'][name], whole['value_head'][name], rtol=1e-5)
-  doubled = grads(1.0, coef=1.0)
-  np.testing.assert_allclose(doubled['value_head']['kernel'], 2 * whole['value_head']['kernel'], rtol=1e-5)
+  small, large = moved(0.5), moved(50.0)
+  for found in (small, large):
+    assert found['embedding'] == 0.0
+    assert found['layers']['q'] == pytest.approx(1e-3, rel=0.01)  # Adam's first step
+    assert found['value_head']['kernel'] == pytest.approx(1e-2, rel=0.01)
+
+
+def test_a_frozen_decoder_keeps_its_weights_and_has_no_moments(tiny):
+  """Search-R1's critic in CARL's table 5: a linear head on the initial model."""
+  rows = lay_out(boundary_forest(tiny), 64, pad_id=0)
+  batch = jax.tree.map(jnp.asarray, make_batch(rows, 4, critic=True))
+  mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+  config = base.get_config().unlock()
+  config.critic.enabled = True
+  params = jax.device_put(tiny.random_params(tiny.decoder, 0), meshes.replicated(mesh))
+  state, step = critic.open_critic(config, tiny.decoder, params, mesh, 10, optim=dict(learning_rate=1e-2), backbone_rate=0.0)
+  assert sum(m.size for m in jax.tree.leaves(state.opt_state)) < 3 * tiny.decoder.hidden_size
+  state, row = step(state, batch)
+  jax.tree.map(np.testing.assert_array_equal, state.params['decoder'], params)
+  assert float(np.abs(np.asarray(state.params['head']['kernel'])).max()) == pytest.approx(1e-2, rel=0.01)
+  assert float(row['grad_norm']) > 0
 
 
 def test_the_critics_error_is_over_boundary_states_alone(tiny):
