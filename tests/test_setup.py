@@ -70,9 +70,9 @@ def test_a_question_is_searched_for_in_the_corpus_of_its_source(tmp_path):
 
   assert [tools.find(asked(name), 'river', 3)[0][0].title for name in ('hotpotqa', '2wiki')] == [
     'River of hotpotqa', 'River of 2wiki']
-  assert 'River of 2wiki' in tools.run_python(RunPython(asked('2wiki'), 'search("river")'))
+  assert 'River of 2wiki' in tools.run_python(RunPython(asked('2wiki'), 'search("river")'), [])
   with pytest.raises(ValueError, match='nothing to search for questions of gsm8k'):
-    tools.run_python(RunPython(asked('gsm8k'), 'search("river")'))
+    tools.run_python(RunPython(asked('gsm8k'), 'search("river")'), [])
   tools.python.close()
   http = open_backend(settings(backend='http', url='http://127.0.0.1:9/{source}', by_source=True))
   assert http.of('2wiki').url == 'http://127.0.0.1:9/2wiki' and http.of('2wiki') is http.of('2wiki')

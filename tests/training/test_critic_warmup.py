@@ -156,7 +156,7 @@ def test_rollouts_whose_searches_mostly_failed_are_not_learned_from_unless_asked
   with server() as (url, _):
     config.search.update(backend='http', url=url, timeout=0.5)  # nobody is there any more
   config.critic_warmup.second_share = 0.0
-  with pytest.raises(runs.RunStopped, match='^rollouts.jsonl: 10 of 10 searches failed; the last: SearchError: '):
+  with pytest.raises(runs.RunStopped, match='^rollouts.jsonl: 13 of 13 searches failed; the last: SearchError: '):
     warm_up(config)
   folder = pathlib.Path(config.out)
   assert len(runs.read(folder / 'closed_book.jsonl')) == 24 and not runs.read(folder / 'rollouts.jsonl')
@@ -164,7 +164,7 @@ def test_rollouts_whose_searches_mostly_failed_are_not_learned_from_unless_asked
   monkeypatch.setattr(critic_warmup, 'split', lambda trees, *_: 1 / 0)  # what follows is no matter
   with pytest.raises(ZeroDivisionError):
     warm_up(config)
-  assert 'jaxsearch: rollouts.jsonl: 10 of 10 searches failed; the last: SearchError: ' in capsys.readouterr().err
+  assert 'jaxsearch: rollouts.jsonl: 13 of 13 searches failed; the last: SearchError: ' in capsys.readouterr().err
   assert len(runs.read(folder / 'rollouts.jsonl')) == 20
 
 
