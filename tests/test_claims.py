@@ -3,6 +3,7 @@
 import importlib
 import json
 import pathlib
+import re
 
 import pytest
 
@@ -35,6 +36,14 @@ def test_two_rows_of_a_table_differ():
   for name, config in SWEEPS.items():
     rows = [run.config.to_dict() | {'out': ''} for run in sweep.plan(config) if run.seed == config.seeds[0]]
     assert len({json.dumps(row, sort_keys=True, default=str) for row in rows}) == len(rows), name
+
+
+def test_the_files_that_the_fidelity_page_names_are_there():
+  page = (FOLDER.parents[1] / 'docs' / 'fidelity.md').read_text(encoding='utf-8')
+  named = set(re.findall(r'`((?:configs|benchmarks|methods|trees|rewards|tools|training|models|evaluation|advantages|sampler)'
+                         r'/[\w/]+\.(?:py|txt|md|html))', page))
+  roots = FOLDER.parents[1], FOLDER.parents[1] / 'jaxsearch'
+  assert len(named) > 30 and not [name for name in named if not any((root / name).exists() for root in roots)]
 
 
 @pytest.mark.slow
