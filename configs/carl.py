@@ -37,8 +37,8 @@ def get_config():
     closed_book=dict(template='world_carl_direct', tools=False), tool_required=dict(template='world_carl_forced'),
     second_search=dict(backend='simulated', noise_start=0.5))
   # The paper also asks for an explained variance of 0.45 and 60 % right signs. Here, under the training prompt, the former stayed
-  # between -0.18 and 0.05 while AUC reached 0.83. Nine of ten contexts repeat what was found, so values hardly move over them, and
-  # the share of right signs swings between 0.3 and 0.9.
+  # between -0.18 and 0.05 while AUC reached 0.83. Nine of ten contexts repeat what was found, so values hardly move over them,
+  # and the share of right signs swings between 0.3 and 0.9.
   config.critic_warmup.gate.update(explained=0.0, sign=0.0)
   config.eval.every = 50
   return config.lock()
