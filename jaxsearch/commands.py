@@ -96,7 +96,7 @@ def train(config, _) -> None:
 @command(
   'quickstart', CHECKPOINT, QUESTIONS, CORPUS, flag('--out', 'JSON file to write; none if not given', place()), GREEDY, LIMIT,
   flag('--tiers', 'file of `jaxsearch tiers`: also say where tools were needed and used, and what a critic in --checkpoint knew'),
-  flag('--plots', 'with --tiers: folder for plots of that critic'),
+  flag('--plots', 'with --tiers: folder for plots of that critic', place(folder=True)),
   flag('--as-tool', 'score a second model, config.reader: alone, with one search, with the evidence that the policy finds', bool),
   flag('--tool-url', 'with --as-tool: a server of evidence (serve --as-tool) in place of the policy; token in JAXSEARCH_TOKEN',
        address),
