@@ -78,7 +78,13 @@ def train(config, _) -> None:
   from jaxsearch.training import loop, runs
   if config.eval.every:
     run.read_held_out(config)  # a mistake in them is found now, not after the first step
-  loop.train(config, run.held_out)
+  try:
+    loop.train(config, run.held_out)
+  except runs.RunStopped:
+    with contextlib.suppress(OSError):  # of a full disk
+      if jax.process_index() == 0:
+        report.write_report(config.out)  # what went wrong stands at its top
+    raise
   if jax.process_index() == 0:
     page = report.write_report(config.out)
     print(f'jaxsearch: ask the policy: {sys.argv[0]} ask "QUESTION" --checkpoint {config.out}', file=sys.stderr)

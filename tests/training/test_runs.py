@@ -161,14 +161,16 @@ def test_a_signal_stops_after_the_step_and_says_how_to_resume(config, state, num
   assert take_steps(config, state, 2)[1] == 1
 
 
-def test_a_run_that_stops_is_one_line_and_status_1(monkeypatch, capsys):
+def test_a_run_that_stops_is_one_line_and_status_1_and_has_a_report(monkeypatch, capsys, tmp_path):
   def train(*_):
+    runs.write(tmp_path / 'metrics.jsonl', [{'step': 3, 'alarms': 'kl'}])
     raise RunStopped('step 3: enough')
   monkeypatch.setattr(loop, 'train', train)
-  assert cli.main(['train']) == 1
+  assert cli.main(['train', f'--config.out={tmp_path}']) == 1
   assert capsys.readouterr().err == 'jaxsearch: step 3: enough\n'
+  assert 'raised the alarm kl at step 3' in (tmp_path / 'report.html').read_text()
   with pytest.raises(RunStopped):
-    cli.main(['train', '--traceback'])
+    cli.main(['train', f'--config.out={tmp_path}', '--traceback'])
   assert issubclass(critic_warmup.GateFailed, RunStopped)
 
 
