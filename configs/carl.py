@@ -67,7 +67,7 @@ def critic_warmup(*, closed_book: dict, tool_required: dict, second_search: dict
     curated=True,                    # False: any questions
     held_out=0.2,                    # share of the questions kept for the gate, in a tool-optional and a tool-required rollout
     trees=32,                        # rollouts per update, about 100 states
-    head_rate=1e-3, backbone_rate=1e-4, lr_warmup_updates=20,  # the decay of the backbone is critic.weight_decay
+    head_rate=1e-3, backbone_rate=1e-5, lr_warmup_updates=20,  # the decay of the backbone is critic.weight_decay
     min_updates=50, max_updates=400, check_every=25,
     gate=config_dict.create(auc=0.70, sign=0.60, explained=0.45),  # what a critic has to reach at a check; 0 asks nothing
   )  # fmt: skip
