@@ -69,6 +69,13 @@ def setup(*, decoder=DECODER, mesh=None, hyper=HYPER, loss_fn=None, seed=0, **op
   return types.SimpleNamespace(state=state, train_step=train_step, params=params, mesh=mesh, optimizer=optimizer)
 
 
+@pytest.fixture
+def child():
+  """tests/training/child.py: a run small enough to be started often."""
+  from tests.training import child
+  return child
+
+
 @pytest.fixture(autouse=True)
 def quick_compilation():
   """Most of the time of these tests is compilation of programs that run once; results stay what they are."""

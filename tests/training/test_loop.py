@@ -1,7 +1,6 @@
 """The loop itself, in this process, on a mesh of eight devices; and the errors it gives before anything starts."""
 
 import functools
-import importlib.util
 import json
 import pathlib
 import re
@@ -28,18 +27,9 @@ from jaxsearch.training import checkpoint, loop, runs
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.tools.serving import server
 
-CHILD = pathlib.Path(__file__).with_name('child.py')
 REQUIRED = ('step reward em searches loss kl entropy tokens_generated tokens_trained seconds_generate seconds_tools '
             'seconds_train seconds_score seconds_save idle_share clip_fraction ratio ratio_max grad_norm logprob_gap '
             'logprob_gap_max learning_rate padded_share policy_loss skipped compilations').split()
-
-
-@pytest.fixture(scope='module')
-def child():
-  spec = importlib.util.spec_from_file_location('child', CHILD)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
 
 
 @pytest.fixture

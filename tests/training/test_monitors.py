@@ -1,6 +1,5 @@
 """Alarms from rows, what follows from them, and runs that go back to a checkpoint."""
 
-import importlib.util
 import math
 import os
 import pathlib
@@ -17,7 +16,6 @@ from jaxsearch.data.questions import Question
 from jaxsearch.training import checkpoint, loop, monitors, runs
 from jaxsearch.trees.tree import Role, Tree
 
-CHILD = pathlib.Path(__file__).with_name('child.py')
 ROOT = pathlib.Path(__file__).parents[2]
 HEALTHY = dict(reward=0.5, logprob=-0.4, logprob_gap=1e-3, entropy=0.4, kl=0.05, tokens_generated=400, trees=10,
                stop_malformed_share=0.1, stop_budget_share=0.1, stop_context_full_share=0.0,
@@ -155,14 +153,6 @@ def test_a_rollback_goes_to_the_best_checkpoint_and_begins_a_new_window():
 def test_without_a_rated_checkpoint_the_run_stops():
   _, _, stop = watched(get_config(dict(action='rollback')), [BAD] * 9, saved=())
   assert stop.startswith('step 4: ') and 'no checkpoint to go back to' in stop
-
-
-@pytest.fixture(scope='module')
-def child():
-  spec = importlib.util.spec_from_file_location('child', CHILD)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
 
 
 @pytest.fixture
