@@ -2,12 +2,14 @@
 
 usage: child.py COMMAND FOLDER OUT [--marks] [field=value ...]
 
-COMMAND is train, sft or critic-warmup; FOLDER is made by `make_inputs`. With --marks the process says in OUT.marks what it does,
-for tests that kill it: a line `PHASE NUMBER NANOSECONDS` (of the monotonic clock) whenever a phase begins.
+COMMAND is train, sft or critic-warmup; FOLDER is made by `make_inputs`. With config="NAME" in the first place the run is one of
+configs/NAME.py with its own policy, see `shipped_config`. With --marks the process says in OUT.marks what it does, for tests that
+kill it: a line `PHASE NUMBER NANOSECONDS` (of the monotonic clock) whenever a phase begins.
 """
 
 import atexit
 import functools
+import importlib
 import json
 import os
 import pathlib
@@ -142,6 +144,20 @@ def warmup_config(config):
   return config
 
 
+def shipped_config(name: str, out: str):
+  """A config of configs/ as it is, but for two small steps. Questions come back in the second."""
+  config = importlib.import_module(f'configs.{name}').get_config()
+  config.unlock()
+  config.out, config.progress, config.steps, config.checkpoint_every, config.eval.every = out, False, 2, 2, 0
+  config.questions_per_step, config.group_size, config.data.number = 5, min(config.group_size, 3), 5
+  config.sampler.slots = 8
+  config.train.update(micro_rows=4, epochs=min(config.train.epochs, 2), mini_batch=8 if config.train.mini_batch else 0)
+  config.optim.eps = 1e-4  # a gradient that is next to nothing gives no step of full size with the sign of a rounding error
+  if config.method == 'cusearch':
+    config.credit.keep = 8
+  return config
+
+
 def mark_phases(out: pathlib.Path) -> None:
   """Wraps the functions that begin a phase, so that they write a line to `OUT.marks` first. The number is that of the step, in
   the warm-up's rollouts how many are written."""
@@ -190,7 +206,9 @@ def main(command: str, folder: str, out: str, *changes: str) -> None:
   for method in (toy_method(), halves_method()):
     sys.modules[method.__name__] = method
   config = get_config(pathlib.Path(folder), out)
-  if command == 'critic-warmup':
+  if changes and changes[0].startswith('config='):
+    config, changes = shipped_config(json.loads(changes[0].removeprefix('config=')), out), changes[1:]
+  elif command == 'critic-warmup':
     config, critic_warmup.CHUNK = warmup_config(config), 8
   for change in changes:
     if change == '--marks':

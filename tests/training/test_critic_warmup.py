@@ -193,7 +193,8 @@ def test_several_processes_grow_the_same_and_weigh_it_as_one(config, method, mon
     trees = [Tree(None, question) for question, *_ in wanted]
     for number, tree in enumerate(trees):
       tree.reward = float(found[number]['right'])
-      tree.root.append([1] * 9, Role.PROMPT).append([2 + number] * (1 + number % 7), Role.POLICY, logprobs=[-1.0] * (1 + number % 7))
+      length = 1 + number % 7
+      tree.root.append([1] * 9, Role.PROMPT).append([2 + number] * length, Role.POLICY, logprobs=[-1.0] * length)
     own = list(enumerate(trees))[meshes.own_part()]
     rows = critic_warmup.rows_of(config, [tree for _, tree in own])
     return found, {number: [rows.value_weights[rows.places[node]].tolist() for node in tree.nodes(Role.POLICY)]

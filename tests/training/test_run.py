@@ -1,5 +1,6 @@
 """A run that is killed again and again ends where an uninterrupted one does, to the bit. Real processes, real signals."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -15,8 +16,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from jaxsearch.parallel import mesh as meshes
-from jaxsearch.training import checkpoint, runs
+from jaxsearch.methods import find_method, known_methods
+from jaxsearch.methods.cusearch import STRATEGIES
+from jaxsearch.training import runs
 
 CHILD = pathlib.Path(__file__).with_name('child.py')
 ROOT = pathlib.Path(__file__).parents[2]
@@ -62,13 +64,14 @@ def finish(process, seconds=300):
 
 
 def saved_arrays(out, step):
-  """Every array of a checkpoint by its path, read without jaxsearch."""
-  return {
-    f'{item} {path}': np.asarray(value)
-    for item in ('params', 'rest')
-    for path, value in ocp.tree.to_flat_dict(
-      ocp.StandardCheckpointer().restore(out / 'checkpoints' / str(step) / item), sep='/').items()
-  }  # fmt: skip
+  """Every array of a checkpoint by its path, read without jaxsearch, whichever devices it was saved from."""
+  found, reader = {}, ocp.PyTreeCheckpointer()
+  for item in ('params', 'rest'):
+    path = out / 'checkpoints' / str(step) / item
+    wanted = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), reader.metadata(path).item_metadata.tree)
+    arrays = ocp.tree.to_flat_dict(reader.restore(path, restore_args=wanted), sep='/')
+    found |= {f'{item} {name}': value for name, value in arrays.items()}
+  return found
 
 
 def comparable(row):
@@ -139,6 +142,44 @@ def test_supervised_runs_go_on_too(start, tmp_path):
   assert len(losses) == 40 and losses[-1] < 0.6 * losses[0]
 
 
+def start_processes(start, number, command, out, *changes):
+  """A run in several processes of one device each."""
+  with socket.socket() as probe:
+    probe.bind(('localhost', 0))
+    address = f'"localhost:{probe.getsockname()[1]}"'
+  return [start(command, out, *changes, 'distributed.enabled=true', f'distributed.coordinator={address}',
+                f'distributed.num_processes={number}', f'distributed.process_id={process}') for process in range(number)]
+
+
+def finish_all(processes):
+  for process in processes:
+    code, errors = finish(process, 900)
+    assert code == 0, errors[-3000:]
+
+
+def run_as_one_and_two(start, command, folder, *changes):
+  """The same run on two devices of one process, in FOLDER/one, and on those of two, in FOLDER/two."""
+  finish_all([start(command, folder / 'one', *changes, devices=2), *start_processes(start, 2, command, folder / 'two', *changes)])
+
+
+def assert_alike(folder, other, step):
+  """Two runs have the same trees, the same rows but for what is timed and how rows are cut, and the same arrays."""
+  rows, others = (runs.read(one / 'metrics.jsonl') for one in (folder, other))
+  assert len(rows) == len(others) == step
+  for row, own in zip(rows, others, strict=True):
+    for name in ('reward', 'em', 'trees', 'searches', 'drawn_per_tree', 'tokens_generated', 'tokens_on_paths', 'reward_retained'):
+      assert row.get(name) == pytest.approx(own.get(name), rel=1e-12), name
+    for name in ('loss', 'logprob', 'entropy', 'grad_norm', 'critic_loss'):
+      assert row.get(name) == pytest.approx(own.get(name), rel=1e-3, abs=1e-6), name
+  expected, found = saved_arrays(folder, step), saved_arrays(other, step)
+  assert expected.keys() == found.keys()
+  gaps = {name: float(np.abs(value.astype(np.float64) - found[name]).max(initial=0)) for name, value in expected.items()}
+  print('largest gap of a parameter', max(gap for name, gap in gaps.items() if name.startswith('params')))
+  for name, value in expected.items():
+    if name.startswith('params'):
+      np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize('critic', [False, True])
@@ -146,22 +187,74 @@ def test_two_processes_train_as_one(start, tmp_path, critic):
   """Tokens, what generators draw, and parameters; a mesh of two devices in one process and in two, five questions a step."""
   changes = ['steps=2', 'questions_per_step=5', 'mesh.fsdp=2', f'critic.enabled={str(critic).lower()}', 'checkpoint_every=2',
              'eval.every=2']
-  with socket.socket() as probe:
-    probe.bind(('localhost', 0))
-    address = f'"localhost:{probe.getsockname()[1]}"'
-  one = start('train', tmp_path / 'one', *changes, devices=2)
-  two = [start('train', tmp_path / 'two', *changes, 'distributed.enabled=true', f'distributed.coordinator={address}',
-               'distributed.num_processes=2', f'distributed.process_id={process}') for process in range(2)]
-  for process in (one, *two):
-    code, errors = finish(process)
-    assert code == 0, errors[-3000:]
-  rows, others = (runs.read(tmp_path / name / 'metrics.jsonl') for name in ('one', 'two'))
+  run_as_one_and_two(start, 'train', tmp_path, *changes)
   assert [row['n'] for row in runs.read(tmp_path / 'two/evaluations.jsonl')] == [6] * 4
-  mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
-  params, others_params = (checkpoint.load_trained(str(tmp_path / name), mesh)[1] for name in ('one', 'two'))
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), params, others_params)
-  for row, other in zip(rows, others, strict=True):
-    for name in ('reward', 'em', 'trees', 'drawn_per_tree', 'tokens_generated', 'tokens_on_paths'):
-      assert row[name] == pytest.approx(other[name], rel=1e-12), name
-    for name in ('loss', 'logprob', 'entropy', 'grad_norm'):
+  assert_alike(tmp_path / 'one', tmp_path / 'two', 2)
+
+
+METHODS = [
+  ('search_r1_grpo',), ('r1',), ('zerosearch',), ('research',), ('search_r1_ppo',), ('step_search',), ('r_search',),
+  ('r_search_ppo',), ('search_r2',), ('slate',), ('carl',),
+  *(('cusearch', f'credit.strategy="{strategy}"') for strategy in STRATEGIES),
+  ('cusearch', 'credit.drop_alike=true'), ('cusearch', 'sizes.adaptive=true'),
+]
+
+
+def test_every_method_that_trains_is_compared():
+  trained = {name for name in known_methods() if hasattr(find_method(name), 'credit')}
+  assert {importlib.import_module(f'configs.{config}').get_config().method for config, *_ in METHODS} == trained
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2000)
+@pytest.mark.parametrize(('config', 'changes'), [pytest.param(name, changes, id='-'.join((name, *changes)))
+                                                 for name, *changes in METHODS])
+def test_two_processes_train_every_method_as_one(start, tmp_path, config, changes):
+  changes = [f'config="{config}"', 'mesh.fsdp=2', *changes]
+  run_as_one_and_two(start, 'train', tmp_path, *changes)
+  assert_alike(tmp_path / 'one', tmp_path / 'two', 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2000)
+def test_four_processes_train_as_one(start, tmp_path):
+  changes = ['config="search_r1_ppo"', 'mesh.data=2', 'mesh.fsdp=2']
+  finish_all([start('train', tmp_path / 'one', *changes, devices=4)])
+  finish_all(start_processes(start, 4, 'train', tmp_path / 'four', *changes))
+  assert_alike(tmp_path / 'one', tmp_path / 'four', 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize('shared', [False, True])
+def test_two_processes_warm_a_critic_up_as_one(start, tmp_path, shared):
+  changes = ['mesh.fsdp=2', f'critic.shared={str(shared).lower()}', f'train.aggregate="{"step" if shared else "token"}-mean"']
+  run_as_one_and_two(start, 'critic-warmup', tmp_path, *changes)
+  for name in ('closed_book', 'tiers', 'rollouts', 'answers_0', 'answers_4') if shared else ('closed_book', 'tiers', 'rollouts'):
+    assert runs.read(tmp_path / f'one/{name}.jsonl') == runs.read(tmp_path / f'two/{name}.jsonl'), name
+  rows, others = (runs.read(tmp_path / name / 'metrics.jsonl') for name in ('one', 'two'))
+  assert len(rows) == len(others) == 4
+  for row, other in zip(rows, others):
+    for name in ('loss', 'grad_norm', *(key for key in row if key.startswith('gate_') and row[key] is not None)):
       assert row[name] == pytest.approx(other[name], rel=1e-3, abs=1e-6), name
+  expected, found = saved_arrays(tmp_path / 'one', 4), saved_arrays(tmp_path / 'two', 4)
+  for name, value in expected.items():
+    if name.startswith('params'):
+      np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_sigterm_for_one_process_stops_all_after_the_same_step(start, tmp_path):
+  out = tmp_path / 'run'
+  processes = start_processes(start, 2, 'train', out, 'steps=500', 'checkpoint_every=500', 'mesh.fsdp=2')
+  wait_for(lambda: runs.read(out / 'metrics.jsonl'), processes[0])
+  processes[1].send_signal(signal.SIGTERM)
+  found = [finish(process) for process in processes]
+  stopped = len(runs.read(out / 'metrics.jsonl'))
+  assert [code for code, _ in found] == [143, 143], found[1][1][-3000:]
+  assert f'jaxsearch: stopped after step {stopped}; rerun the same command to resume' in found[0][1].splitlines()
+  assert [path.name for path in (out / 'checkpoints').iterdir()] == [str(stopped)]
+  changes = [f'steps={stopped + 1}', 'mesh.fsdp=2']
+  finish_all([start('train', out, *changes, devices=2)])  # in one process
+  assert [row['step'] for row in runs.read(out / 'metrics.jsonl')] == list(range(1, stopped + 2))
