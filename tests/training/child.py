@@ -2,9 +2,11 @@
 
 usage: child.py COMMAND FOLDER OUT [--marks] [field=value ...]
 
-COMMAND is train, sft or critic-warmup; FOLDER is made by `make_inputs`. With config="NAME" in the first place the run is one of
-configs/NAME.py with its own policy, see `shipped_config`. With --marks the process says in OUT.marks what it does, for tests that
-kill it: a line `PHASE NUMBER NANOSECONDS` (of the monotonic clock) whenever a phase begins.
+COMMAND is train, sft or critic-warmup; FOLDER is made by `make_inputs`. With --marks the process says in OUT.marks what it does,
+for tests that kill it: a line `PHASE NUMBER NANOSECONDS` (of the monotonic clock) whenever a phase begins.
+
+Or `configs FOLDER OUT '["NAME", "field=value", …]' … [field=value ...]`: trains shipped configs one after the other, the first in
+OUT/0, see `shipped_config`.
 """
 
 import atexit
@@ -17,6 +19,7 @@ import sys
 import time
 import types
 import zlib
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -29,6 +32,7 @@ from jaxsearch.methods import search_r1
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder, DecoderConfig, initial_params
 from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.requests import Generate, Search
 from jaxsearch.training import checkpoint, critic_warmup, loop, runs
 from jaxsearch.trees import grammar
@@ -202,21 +206,33 @@ def mark_phases(out: pathlib.Path) -> None:
   atexit.register(mark, 'exit')
 
 
+def change_fields(config, changes: Sequence[str]) -> None:
+  for change in changes:
+    name, value = change.split('=', 1)
+    group, _, field = name.rpartition('.')
+    (config[group] if group else config)[field] = json.loads(value)
+
+
 def main(command: str, folder: str, out: str, *changes: str) -> None:
   for method in (toy_method(), halves_method()):
     sys.modules[method.__name__] = method
   config = get_config(pathlib.Path(folder), out)
-  if changes and changes[0].startswith('config='):
-    config, changes = shipped_config(json.loads(changes[0].removeprefix('config=')), out), changes[1:]
-  elif command == 'critic-warmup':
+  if command == 'configs':
+    own = [change for change in changes if not change.startswith('[')]
+    for number, one in enumerate(json.loads(change) for change in changes if change.startswith('[')):
+      config = shipped_config(one[0], f'{out}/{number}')
+      change_fields(config, [*one[1:], *own])
+      if number == 0:
+        meshes.start_distributed(**config.distributed)
+      config.distributed.enabled = False  # it was joined
+      commands.train(config, None)
+    return
+  if command == 'critic-warmup':
     config, critic_warmup.CHUNK = warmup_config(config), 8
   for change in changes:
     if change == '--marks':
       mark_phases(pathlib.Path(out))
-      continue
-    name, value = change.split('=', 1)
-    group, _, field = name.rpartition('.')
-    (config[group] if group else config)[field] = json.loads(value)
+  change_fields(config, [change for change in changes if change != '--marks'])
   getattr(commands, command.replace('-', '_'))(config, None)
 
 
