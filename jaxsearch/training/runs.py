@@ -143,7 +143,12 @@ class RunFolder(contextlib.ExitStack):
         console = Console(stderr=True)
         self._show = self.enter_context(progress_bar(total, last, self._shown, console)) if console.is_terminal else (
           plain_lines(total, self._shown, self.say))
-    own = (signal.SIGINT,) if meshes.notices_preemption() else (signal.SIGTERM, signal.SIGINT)
+    own = (signal.SIGTERM, signal.SIGINT)
+    if meshes.notices_preemption():
+      own = (signal.SIGINT,)
+      if multihost_utils.reached_preemption_sync_point(1):  # where JAX would stop for a notice that came before this line
+        self._signal = signal.SIGTERM
+      multihost_utils.reached_preemption_sync_point(last)  # from here on it counts from the step that this run resumes after
     for number in own if threading.current_thread() is threading.main_thread() else ():
       self.callback(signal.signal, number, signal.signal(number, self._stop_soon))
 

@@ -170,12 +170,13 @@ def test_a_preempted_run_stops_after_the_step_that_jax_names(config, state, monk
   """What the coordination service says is played; real processes are in test_run.py."""
   config.checkpoint_every, handlers = 100, [signal.getsignal(signal.SIGTERM)]
   monkeypatch.setattr(meshes, 'notices_preemption', lambda: True)
-  monkeypatch.setattr(multihost_utils, 'reached_preemption_sync_point', lambda step: step == 2)
-  with pytest.raises(SystemExit) as stopped:
-    take_steps(config, state, 1, 2, 3, before=lambda run: handlers.append(signal.getsignal(signal.SIGTERM)))
-  assert stopped.value.code == 143 and handlers[0] is handlers[1]  # that of JAX is left alone
-  assert capfd.readouterr().err.splitlines()[-1] == 'jaxsearch: stopped after step 2; rerun the same command to resume'
-  assert take_steps(config, state, 3)[1] == 2
+  for due, stops, steps in ((2, 2, (1, 2, 3)), (1, 3, (3, 4))):  # JAX names step 1 for a notice that came before the run went on
+    monkeypatch.setattr(multihost_utils, 'reached_preemption_sync_point', lambda step, due=due: step == due)
+    with pytest.raises(SystemExit) as stopped:
+      take_steps(config, state, *steps, before=lambda run: handlers.append(signal.getsignal(signal.SIGTERM)))
+    assert stopped.value.code == 143 and handlers[0] is handlers[-1]  # that of JAX is left alone
+    assert capfd.readouterr().err.splitlines()[-1] == f'jaxsearch: stopped after step {stops}; rerun the same command to resume'
+  assert take_steps(config, state, 4)[1] == 3
 
 
 def test_a_run_in_a_bucket_goes_on_from_another_machine(config, state, monkeypatch, tmp_path):
