@@ -153,12 +153,12 @@ def shipped_config(name: str, out: str):
   config = importlib.import_module(f'configs.{name}').get_config()
   config.unlock()
   config.out, config.progress, config.steps, config.checkpoint_every, config.eval.every = out, False, 2, 2, 0
-  config.questions_per_step, config.group_size, config.data.number = 5, min(config.group_size, 3), 5
+  config.questions_per_step, config.group_size, config.data.number = 3, min(config.group_size, 3), 3
   config.sampler.slots = 8
-  config.train.update(micro_rows=4, epochs=min(config.train.epochs, 2), mini_batch=8 if config.train.mini_batch else 0)
+  config.train.update(micro_rows=4, epochs=min(config.train.epochs, 2), mini_batch=5 if config.train.mini_batch else 0)
   config.optim.eps = 1e-4  # a gradient that is next to nothing gives no step of full size with the sign of a rounding error
   if config.method == 'cusearch':
-    config.credit.keep = 8
+    config.credit.keep = 5
   return config
 
 

@@ -196,10 +196,9 @@ def test_two_processes_train_as_one(start, tmp_path, critic):
 
 
 METHODS = (
-  ('search_r1_grpo',), ('r1',), ('zerosearch',), ('research',), ('search_r1_ppo',), ('step_search',), ('r_search',),
-  ('r_search_ppo',), ('search_r2',), ('slate',), ('carl',),
-  *(('cusearch', f'credit.strategy="{strategy}"') for strategy in STRATEGIES),
-  ('cusearch', 'credit.drop_alike=true'), ('cusearch', 'sizes.adaptive=true'),
+  ('cusearch', 'credit.strategy="auto"', 'sizes.adaptive=true'), ('search_r1_ppo',), ('carl',), ('slate',), ('search_r2',),
+  ('r_search_ppo',), ('r_search',), ('search_r1_grpo',), ('step_search',), ('research',), ('r1',), ('zerosearch',),
+  *(('cusearch', f'credit.strategy="{strategy}"') for strategy in STRATEGIES), ('cusearch', 'credit.drop_alike=true'),
 )
 
 
