@@ -40,7 +40,8 @@ def inputs(tmp_path_factory):
 def start(inputs):
   """start(command, out, *changes, **variables of the environment) -> the process; a compilation cache shares programs."""
   cache = os.environ.get('JAX_COMPILATION_CACHE_DIR') or str(inputs / 'cache')
-  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT), 'JAX_COMPILATION_CACHE_DIR': cache,
+  path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get('PYTHONPATH'))))
+  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': path, 'JAX_COMPILATION_CACHE_DIR': cache,
                               'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0', 'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'}
 
   def start(command, out, *changes, devices=1, **variables):
