@@ -1,7 +1,7 @@
 """Checkpoints of everything that resumes a run to the bit, and the reading of their parameters alone.
 
 A checkpoint `DIR/checkpoints/STEP` has three items. Orbax writes them into a temporary folder that is renamed at the end, so
-that a killed save leaves nothing behind that looks like a checkpoint:
+that a killed save leaves nothing behind that looks like a checkpoint (in a bucket a mark is written at the end):
 
   params     the parameters that are trained, restored onto any mesh: the policy's, or those of its adapter (config.lora)
   rest       optimizer state and counters (`step.TrainState` without the parameters)
@@ -43,7 +43,7 @@ from jaxsearch.models.decoder import DecoderConfig, RopeScaling
 from jaxsearch.models.hub import check_finite
 from jaxsearch.parallel.mesh import gather_objects, make_mesh
 from jaxsearch.training import critic
-from jaxsearch.training.remote import place
+from jaxsearch.training.remote import is_remote, place
 from jaxsearch.training.step import TrainState, fingerprint, without_head
 
 # What may differ between a run and its resumption: where things are, how often and how far, and how the same numbers are
@@ -199,7 +199,8 @@ def _reason(error: Exception) -> str:
 
 def all_steps(manager: ocp.CheckpointManager) -> list[int]:
   """The steps of all checkpoints, newest first, those that cannot be read included."""
-  return sorted((int(path.name) for path in manager.directory.glob('*') if path.name.isdecimal()), reverse=True)
+  finished = lambda path: not is_remote(path) or ocp.utils.is_checkpoint_finalized(path)  # elsewhere they are renamed at the end
+  return sorted((int(path.name) for path in manager.directory.glob('*') if path.name.isdecimal() and finished(path)), reverse=True)
 
 
 def newest(manager: ocp.CheckpointManager, read: Callable[[int], Found], warn: bool = True) -> Found | None:

@@ -1,5 +1,6 @@
 """Runs in a bucket of a server that speaks the protocol of Google Cloud Storage: gcp-storage-emulator, with the extra gs."""
 
+import http
 import importlib.util
 
 import numpy as np
@@ -16,18 +17,48 @@ MISSING = [name for name in ('gcsfs', 'gcp_storage_emulator') if importlib.util.
 PORT = 9171
 
 
+def with_generations(patch):
+  """Teaches the server what tensorstore relies on: an object says its generation, and is read and replaced on conditions."""
+  from gcp_storage_emulator.handlers import objects
+
+  def wrap(name, refused):
+    function = getattr(objects, name)
+
+    def handle(request, response, storage):
+      try:
+        found = storage.get_file_obj(request.params['bucket_name'], request.params.get('object_id') or request.query['name'][0])
+        generation = found['generation']
+      except (objects.NotFound, KeyError):  # KeyError: the name stands in the body, and there is no condition
+        generation = '0'
+      asked = request.query.get('ifGenerationMatch', [generation])[0]
+      if asked != generation or request.query.get('ifGenerationNotMatch') == [generation]:
+        response.status = refused if asked == generation else http.HTTPStatus.PRECONDITION_FAILED
+        return
+      if generation != '0':
+        response['x-goog-generation'] = generation
+      function(request, response, storage)
+
+    patch.setattr(objects, name, handle)
+
+  wrap('download', http.HTTPStatus.NOT_MODIFIED)
+  for name in ('_media_upload', '_multipart_upload', '_create_resumable_upload'):
+    wrap(name, http.HTTPStatus.PRECONDITION_FAILED)
+
+
 @pytest.fixture(scope='module')
 def cloud():
   """gs://bucket, for this process and those that it starts."""
   from gcp_storage_emulator.server import create_server
-  server = create_server('localhost', PORT, in_memory=True, default_bucket='bucket')
-  server.start()
+  address = f'http://localhost:{PORT}'
   with pytest.MonkeyPatch.context() as patch:
-    for name, value in {'STORAGE_EMULATOR_HOST': f'http://localhost:{PORT}', 'TENSORSTORE_GCS_HTTP_URL': f'http://localhost:{PORT}',
+    with_generations(patch)
+    for name, value in {'STORAGE_EMULATOR_HOST': address, 'TENSORSTORE_GCS_HTTP_URL': address,
                         'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'any', 'GOOGLE_CLOUD_PROJECT': 'any'}.items():
       patch.setenv(name, value)
+    server = create_server('localhost', PORT, in_memory=True, default_bucket='bucket')
+    server.start()
     yield epath.Path('gs://bucket')
-  server.stop()
+    server.stop()
 
 
 def read_rows(run, folder):
