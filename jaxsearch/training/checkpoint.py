@@ -199,8 +199,10 @@ def _reason(error: Exception) -> str:
 
 def all_steps(manager: ocp.CheckpointManager) -> list[int]:
   """The steps of all checkpoints, newest first, those that cannot be read included."""
-  finished = lambda path: not is_remote(path) or ocp.utils.is_checkpoint_finalized(path)  # elsewhere they are renamed at the end
-  return sorted((int(path.name) for path in manager.directory.glob('*') if path.name.isdecimal() and finished(path)), reverse=True)
+  steps = [path for path in manager.directory.glob('*') if path.name.isdecimal()]
+  if is_remote(manager.directory):  # elsewhere a folder gets its name when it is whole
+    steps = filter(ocp.utils.is_checkpoint_finalized, steps)
+  return sorted((int(path.name) for path in steps), reverse=True)
 
 
 def newest(manager: ocp.CheckpointManager, read: Callable[[int], Found], warn: bool = True) -> Found | None:
