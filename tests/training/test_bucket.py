@@ -2,6 +2,7 @@
 
 import http
 import importlib.util
+import sys
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from etils import epath
 
 from jaxsearch import cli
 from jaxsearch.training import runs
-from tests.training import test_run
+from tests.training import child, test_run
 from tests.training.test_run import finish, finish_all, saved_arrays, start_processes, wait_for
 
 inputs, start = test_run.inputs, test_run.start  # fixtures
@@ -69,7 +70,7 @@ def read_rows(run, folder):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(bool(MISSING), reason=f'needs {" and ".join(MISSING)}')
-def test_a_run_in_a_bucket_is_killed_and_resumes_on_another_machine_to_the_bit(cloud, start, tmp_path):
+def test_a_run_in_a_bucket_is_killed_and_resumes_on_another_machine_to_the_bit(cloud, start, tmp_path, monkeypatch):
   whole, run = tmp_path / 'whole', cloud / 'killed'
   finish_all([start('train', whole)])
   machines = [tmp_path / name for name in ('first', 'second')]
@@ -87,6 +88,7 @@ def test_a_run_in_a_bucket_is_killed_and_resumes_on_another_machine_to_the_bit(c
     np.testing.assert_array_equal(found[name], value, err_msg=name)
   assert b'</html>' in (run / 'report.html').read_bytes() and (run / 'rollouts.jsonl.gz').exists()
   assert sorted(path.name for path in (run / 'checkpoints').iterdir()) == ['4', '6']  # keep_checkpoints=2
+  monkeypatch.setitem(sys.modules, 'jaxsearch.methods.toy', child.toy_method())
   assert cli.main(['export', f'--checkpoint={run}', f'--out={tmp_path / "policy"}']) == 0
 
 

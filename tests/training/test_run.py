@@ -213,9 +213,8 @@ def trained_alike(start, tmp_path_factory):
   """trained_alike(methods, processes): folders of the runs of these in one process and in several, in the order of `methods`."""
   def train(methods, processes):
     folder, changes = tmp_path_factory.mktemp('methods'), [*map(json.dumps, methods), f'mesh.fsdp={processes}']
-    quick = {'JAX_DISABLE_MOST_OPTIMIZATIONS': '0'}  # these are larger: they take longer to run than to compile
-    finish_all([start('configs', folder / 'one', *changes, devices=processes, **quick),
-                *start_processes(start, processes, 'configs', folder / 'several', *changes, machines=[quick] * processes)])
+    finish_all([start('configs', folder / 'one', *changes, devices=processes),
+                *start_processes(start, processes, 'configs', folder / 'several', *changes)])
     return folder / 'one', folder / 'several'
 
   return functools.cache(train)
