@@ -68,7 +68,7 @@ def read_rows(run, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2000)
 @pytest.mark.skipif(bool(MISSING), reason=f'needs {" and ".join(MISSING)}')
 def test_a_run_in_a_bucket_is_killed_and_resumes_on_another_machine_to_the_bit(cloud, start, tmp_path, monkeypatch):
   whole, run = tmp_path / 'whole', cloud / 'killed'
@@ -93,7 +93,7 @@ def test_a_run_in_a_bucket_is_killed_and_resumes_on_another_machine_to_the_bit(c
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2000)
 @pytest.mark.skipif(bool(MISSING), reason=f'needs {" and ".join(MISSING)}')
 def test_two_machines_that_share_a_bucket_alone_train_stop_and_resume_as_one(cloud, start, tmp_path):
   changes = ['mesh.fsdp=2', 'steps=4', 'checkpoint_every=4']
