@@ -144,6 +144,7 @@ def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: 
   """
   from jaxsearch import methods, registry
   from jaxsearch.data import sources
+  from jaxsearch.models import gguf_files
   from jaxsearch.models.presets import preset
   from jaxsearch.tools.http_client import parse_url
   from jaxsearch.trees import templates
@@ -185,6 +186,11 @@ def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: 
         mistakes.append(f'{field}={name!r}: not an http address')
     elif field == 'model' and name.startswith('random:'):
       preset(name.removeprefix('random:'))
+    elif name.startswith(gguf_files.PACKAGE):
+      try:
+        gguf_files.in_package(name)
+      except FileNotFoundError as error:
+        mistakes.append(f'{field}={name!r}: {error}')
     elif field not in remote and name not in known and not pathlib.Path(name).exists():
       missing = [name]
     if missing:

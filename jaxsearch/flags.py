@@ -25,7 +25,8 @@ from jaxsearch.config_check import CHECKS, SHIPPED, allowed, check, fields, from
 
 KINDS = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text', tuple: 'a tuple such as (1, 2)'}
 # What a policy was trained to see: with a checkpoint these are the run's, whichever config is given.
-TRAINED = ('method', 'grow', 'eval.grow', 'sampler.length', 'sampler.max_observation', 'tokenizer', 'search.topk', 'python')
+TRAINED = ('method', 'grow', 'eval.grow', 'sampler.length', 'sampler.max_observation', 'tokenizer', 'search.topk',
+           'search.words', 'python')
 
 
 class UsageError(Exception):
@@ -72,6 +73,15 @@ def steps(text: str) -> tuple[int, int]:
   if not (first.isdecimal() and (last or first).isdecimal()):
     raise argparse.ArgumentTypeError(f'={text}: a step such as 7 or a range such as 5:20 is needed')
   return int(first), int(last or first)
+
+
+SHIPPED_ADAPTERS = pathlib.Path(__file__).parent / 'shipped'
+
+
+def checkpoint(text: str) -> str:
+  """The type of a flag that takes a checkpoint: a path, or the name of an adapter in the package such as smollm2-wiki."""
+  shipped = SHIPPED_ADAPTERS / text.replace('-', '_')
+  return str(shipped) if text and shipped.is_dir() and not pathlib.Path(text).exists() else text
 
 
 def address(text: str) -> str:
