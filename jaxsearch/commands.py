@@ -590,7 +590,7 @@ def sample(config, flags) -> None:
 @command('quickstart', flag('--checkpoint', 'run folder, or a checkpoint in it', required=True),
          flag('--out', 'folder to write', place(folder=True), required=True),
          flag('--dtype', 'of the weights: float32 or bfloat16; as they are if not given', choices=('float32', 'bfloat16')),
-         flag('--adapter', 'write only the adapter of a run with config.lora, for --checkpoint; its base stays where it is', bool),
+         flag('--adapter', 'write only the adapter of a run with config.lora: a folder for --checkpoint, without the base', bool),
          examples=('--checkpoint runs/quickstart --out policy',
                    '--checkpoint runs/quickstart/checkpoints/20 --out policy --dtype bfloat16'))
 def export(config, flags) -> None:

@@ -27,7 +27,7 @@ FILM = re.compile(r"^.{1,90}?\bis an? (?P<year>\d{4}) (?P<adjective>[A-Z]\w+)?[^
 DIRECTOR = re.compile(rf'\bdirected by (?P<director>{NAME})(?=[,.;]|$| (?!and [A-Z]|[A-Z&]))')
 BORN = re.compile(rf'^.{{2,80}}?\(\s*(?:[^()]{{0,60}}?\bborn (?:[^()0-9]{{0,40}})?)?(?P<born>{DATE})'
                   rf'(?:[^()]{{0,60}}?(?P<died>{DATE}))?')
-PLACE = re.compile(r"\b(?:was born|born)(?: on [^.]{5,20},?| \d{4},?)? in (?P<place>[A-Z][\w’'-]+(?: [A-Z][\w’'-]+){0,2})(?=[,.; ])")
+PLACE = re.compile(r"\bborn(?: on [^.]{5,20},?| \d{4},?)? in (?P<place>[A-Z][\w’'-]+(?: [A-Z][\w’'-]+){0,2})(?=[,.; ])")
 NATIONALITY = re.compile(r'\b(?:is|was) an? (?P<adjective>[A-Z][a-z]+) [a-z]')
 DESCRIBED = re.compile(r'^[^.]{0,140}?\b(?P<verb>is|was) (?:an?|the) (?P<description>[^()"]{35,150}?)\.(?: |$)')
 COMMON = 12  # people in the corpus that an adjective is said of, for it to be taken for a nationality
@@ -139,7 +139,7 @@ def exchange(documents: Sequence[Document], seed: int, words: int) -> list[Docum
 
 
 def make(documents: Sequence[Document], seed: int, words: int) -> list[Lookup]:
-  """All questions of one and two passages that the rules find, in an order that only `seed` decides; at most one comparison a name.
+  """All questions of one and two passages that the rules find, in an order that only `seed` decides.
 
   Args:
     words: the answer stands in this many first words of a passage.
@@ -177,8 +177,8 @@ def make(documents: Sequence[Document], seed: int, words: int) -> list[Lookup]:
       for a, b in zip(own[::2], own[1::2]):
         if (result := answer(a, b, attribute)) is not None:
           finding = ASKED[kind, attribute][1]
-          add(rng.choice(forms).format(a=a.name, b=b.name), result, [
-            Step(one.passage, one.name, finding.format(name=one.name, value=one.facts[attribute])) for one in (a, b)], 'comparison')
+          steps = [Step(one.passage, one.name, finding.format(name=one.name, value=one.facts[attribute])) for one in (a, b)]
+          add(rng.choice(forms).format(a=a.name, b=b.name), result, steps, 'comparison')
   rng.shuffle(made)
   return [dataclasses.replace(one, question=dataclasses.replace(one.question, id=f'lookup_{number}'))
           for number, one in enumerate(made)]
@@ -204,8 +204,10 @@ def _same(a: Entity, b: Entity, attribute: str) -> str:
 
 DESCRIPTION = {'film': 'Which film {}?', 'person': 'Who {}?'}
 DIRECTORS = ('the director of film {name}', 'the director of the film {name}', 'the person who directed {name}')
-ASKED: dict[tuple[str, str], tuple[Sequence[str], str]] = {  # (kind, attribute) -> (ways to ask, what was found as a sentence)
-  ('film', 'director'): (('Who directed the film {name}?', 'Who is the director of {name}?'), 'The director of {name} is {value}.'),
+# (kind, attribute) -> (ways to ask, what was found as a sentence)
+ASKED: dict[tuple[str, str], tuple[Sequence[str], str]] = {
+  ('film', 'director'): (('Who directed the film {name}?', 'Who is the director of {name}?'),
+                         'The director of {name} is {value}.'),
   ('film', 'year'): (('In what year did the film {name} come out?', 'When was the film {name} released?'),
                      '{name} came out in {value}.'),
   ('film', 'nationality'): ((), '{name} is {value}.'),

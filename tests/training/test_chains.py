@@ -21,7 +21,8 @@ from tests.data.test_lookups import DOCUMENTS
 ONE, TWO = Document('1', 'Red Sun', 'Red Sun is a film by Ann Lee.'), Document('2', 'Ann Lee', 'Ann Lee was born in Oslo.')
 OTHER = Document('3', 'Blue Sun', 'Blue Sun is a star.')
 QUESTION = Question('7', 'Where was the director of Red Sun born?', ('Oslo',))
-STEPS = (lookups.Step('1', 'Red Sun', 'The director of Red Sun is Ann Lee.'), lookups.Step('2', 'Ann Lee', 'Ann Lee was born in Oslo.'))
+STEPS = (lookups.Step('1', 'Red Sun', 'The director of Red Sun is Ann Lee.'),
+         lookups.Step('2', 'Ann Lee', 'Ann Lee was born in Oslo.'))
 
 
 @pytest.mark.parametrize('found, queries, thoughts', [
