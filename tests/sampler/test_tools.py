@@ -57,7 +57,8 @@ def test_the_output_of_a_program_is_cut_to_the_room():
 
 
 def test_a_search_shows_the_first_words_of_a_passage():
-  found, tools = [[Document('1', 'One two', 'a b  c\nd'), Document('2', 'Three', 'e')]], Tools(answer_reserve=0, max_observation=10**6)
+  found = [[Document('1', 'One two', 'a b  c\nd'), Document('2', 'Three', 'e')]]
+  tools = Tools(answer_reserve=0, max_observation=10**6)
   for words, texts in ((0, ['a b  c\nd', 'e']), (3, ['a b  c', 'e']), (1, ['a', 'e'])):
     shown = dataclasses.replace(tools, words=words).observation(Search(None, ''), found, 1000, Bytes())
     assert [(document.title, document.text) for document in shown] == [('One two', texts[0]), ('Three', texts[1])]
