@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from jaxsearch import registry
 from jaxsearch.config_check import check_files
-from jaxsearch.flags import Parser, UsageError, address, check_place, checkpoint, number, place, steps
+from jaxsearch.flags import Parser, UsageError, address, check_place, number, place, steps
 from jaxsearch.parallel import memory
 
 COMMANDS: dict[str, Parser] = {}
@@ -55,8 +55,7 @@ def flag(name: str, help: str, type: Callable = str, rule: str = '', **options) 
   return name, dict(help=help, default={str: '', bool: False}.get(type)) | options
 
 
-CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, adapter, Hugging Face folder, or smollm2-wiki; config.model if '
-                  'not given', checkpoint, default='')
+CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, adapter or Hugging Face folder; config.model if not given')
 CORPUS = flag('--corpus', 'passages: Search-R1 JSONL file, or world; config.data.corpus if not given')
 QUESTIONS = flag('--questions', 'FlashRAG JSONL file, or world:SPLIT; those of the config if not given')
 GREEDY = flag('--temperature', 'of sampling; greedy if not given', float, '>= 0')

@@ -75,15 +75,6 @@ def steps(text: str) -> tuple[int, int]:
   return int(first), int(last or first)
 
 
-SHIPPED_ADAPTERS = pathlib.Path(__file__).parent / 'shipped'
-
-
-def checkpoint(text: str) -> str:
-  """The type of a flag that takes a checkpoint: a path, or the name of an adapter in the package such as smollm2-wiki."""
-  shipped = SHIPPED_ADAPTERS / text.replace('-', '_')
-  return str(shipped) if text and shipped.is_dir() and not pathlib.Path(text).exists() else text
-
-
 def address(text: str) -> str:
   """The type of a flag that takes the address of a server."""
   from jaxsearch.tools.http_client import parse_url  # with httpx, which `--help` does not wait for

@@ -150,33 +150,33 @@ def test_an_adapter_learns_what_its_frozen_base_does_not_know(adapter_config):
 
 def test_an_adapter_resumes_to_the_bit_on_its_own_base_alone(adapter_config, child, tmp_path):
   config = adapter_config
-  config.steps = 2
+  config.steps = 1
   sft.train(config)
-  config.steps = 4
+  config.steps = 2
   sft.train(config)
   resumed, config.out = config.out, str(tmp_path / 'whole')
   sft.train(config)
   own, other = (checkpoint.load_params(run)[1] for run in (resumed, config.out))
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(own), jax.device_get(other))
   hub.save(Decoder(child.NUMBERS, params=initial_params(child.NUMBERS, jax.random.key(7))), config.model)
-  config.steps = 5
+  config.steps = 3
   with pytest.raises(ValueError, match='has changed since this run began'):
     sft.train(config)
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_an_exported_adapter_is_the_policy_without_its_base(adapter_config, tmp_path, dtype, capsys):
+def test_an_exported_adapter_is_the_policy_without_its_base(adapter_config, tmp_path, capsys):
   config, folder = adapter_config, tmp_path / 'adapter'
   config.steps = 1
   sft.train(config)
-  assert cli.main(['export', f'--checkpoint={config.out}', f'--out={folder}', '--adapter', f'--dtype={dtype}']) == 0
-  assert sorted(path.name for path in folder.iterdir()) == ['adapter.safetensors', 'jaxsearch.json']
-  assert (folder / 'adapter.safetensors').stat().st_size < 20_000
   _, whole, _ = checkpoint.load_params(config.out)
-  policy = run.load_policy(config, str(folder))
-  assert policy.step == 1 and policy.tokenizer.vocab_size == Tokenizer.load(config.model).vocab_size
-  for own, other in zip(jax.tree.leaves(policy.params), jax.tree.leaves(whole), strict=True):
-    np.testing.assert_allclose(own, other, rtol=0, atol=0 if dtype == 'float32' else 1e-3)
+  for dtype, most, atol in (('float32', 20_000, 0), ('bfloat16', 10_000, 1e-3)):
+    assert cli.main(['export', f'--checkpoint={config.out}', f'--out={folder}', '--adapter', f'--dtype={dtype}']) == 0
+    assert sorted(path.name for path in folder.iterdir()) == ['adapter.safetensors', 'jaxsearch.json']
+    assert (folder / 'adapter.safetensors').stat().st_size < most
+    policy = run.load_policy(config, str(folder))
+    assert policy.step == 1 and policy.tokenizer.vocab_size == Tokenizer.load(config.model).vocab_size
+    for own, other in zip(jax.tree.leaves(policy.params), jax.tree.leaves(whole), strict=True):
+      np.testing.assert_allclose(own, other, rtol=0, atol=atol)
   (folder / 'adapter.safetensors').write_bytes((folder / 'adapter.safetensors').read_bytes()[:-40])
   with pytest.raises(ValueError, match='adapter.safetensors cannot be read'):
     run.load_policy(config, str(folder))
@@ -184,7 +184,8 @@ def test_an_exported_adapter_is_the_policy_without_its_base(adapter_config, tmp_
 
 def test_only_a_run_with_an_adapter_has_one_to_export(adapter_config, tmp_path, capsys):
   config = adapter_config
-  config.steps, config.lora.rank = 1, 0
+  config.steps = 1
+  config.lora.rank = 0
   sft.train(config)
   assert cli.main(['export', f'--checkpoint={config.out}', f'--out={tmp_path / "adapter"}', '--adapter']) == 2
   assert 'this run has no adapter (lora.rank=0)' in capsys.readouterr().err
