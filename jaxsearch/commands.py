@@ -543,7 +543,7 @@ def tiers(config, flags) -> None:
 
 @command('smollm2_wiki', flag('--out', 'folder to write', place(folder=True), required=True),
          flag('--number', 'chains to write at most; 2000 if not given', int, '>= 1', default=2000), examples=(
-           '--config smollm2_wiki --config.model=SmolLM2.gguf --config.folder=DATA --out runs/smollm2_wiki/made',
+           '--config smollm2_wiki --config.folder=DATA --out runs/smollm2_wiki/made',
            '--config smollm2_wiki --out made --number 500'))
 def chains(config, flags) -> None:
   """Write chains of searches as demonstrations for sft, from questions and passages, without a model."""

@@ -243,7 +243,8 @@ class Tools:
     documents = result[0] if isinstance(result, list) and len(result) == 1 else None
     if not isinstance(documents, list) or not all(isinstance(document, Document) for document in documents):
       return ToolFailure('malformed reply of the search back end', 'malformed')
-    documents = [dataclasses.replace(document, text=first_words(document.text, self.words)) for document in documents]
+    if self.words:
+      documents = [dataclasses.replace(document, text=first_words(document.text, self.words)) for document in documents]
     return shorten(documents, room, lambda documents: grammar.information(documents, special), tokenizer)
 
 

@@ -45,9 +45,13 @@ class Chain:
   def add(self, role: str, text: str) -> None:
     self.spans.append({'role': role, 'text': text})
 
-  def length(self, tokenizer: Tokenizer, role: str = '') -> int:
-    """Tokens of the spans of a role; of all spans without one."""
-    return sum(len(tokenizer.encode(span['text'])) for span in self.spans if role in ('', span['role']))
+  def lengths(self, tokenizer: Tokenizer, role: str = '') -> list[int]:
+    """Tokens of each span of a role; of every span without one."""
+    return [len(tokenizer.encode(span['text'])) for span in self.spans if role in ('', span['role'])]
+
+  def fits(self, tokenizer: Tokenizer, most: int, room: int) -> bool:
+    """Whether a policy could write it: at most `most` tokens a span, and `room` in all."""
+    return max(self.lengths(tokenizer, 'policy')) <= most and sum(self.lengths(tokenizer)) <= room
 
 
 def write_chain(question: Question, steps: Sequence[lookups.Step], search: Search, prompt: str, special: Sequence[str],
@@ -135,7 +139,7 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   def chain_of(question: Question, steps: Sequence[lookups.Step], search: Search) -> Chain | None:
     prompt = templates.prompt(question.question, config.grow.template, tokenizer if config.grow.chat else None)
     chain = write_chain(question, steps, search, prompt, tokenizer.special_tokens, config.grow.max_turns)
-    return chain if chain and chain.length(tokenizer) <= config.sampler.length else None
+    return chain if chain and chain.fits(tokenizer, config.grow.max_tokens, config.sampler.length) else None
 
   kinds, search, weight = collections.defaultdict(list), searching(config.data.corpus), weights(documents)
   for question in own:
@@ -160,7 +164,7 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
 
 def figures(chains: Sequence[Chain], tokenizer: Tokenizer) -> dict[str, float]:
   """Means over chains: searches, tokens of the policy's spans and of all, and the share of each number of searches."""
-  lengths = np.array([[chain.length(tokenizer, 'policy'), chain.length(tokenizer)] for chain in chains])
+  lengths = np.array([[sum(chain.lengths(tokenizer, 'policy')), sum(chain.lengths(tokenizer))] for chain in chains])
   searches = collections.Counter(chain.searches for chain in chains)
   return {'chains': len(chains), 'searches': float(np.mean([chain.searches for chain in chains])),
           'tokens_trained': float(lengths[:, 0].mean()), 'tokens': float(lengths[:, 1].mean()),

@@ -285,6 +285,8 @@ def save_adapter(path: str | pathlib.Path, folder: str | pathlib.Path, dtype: st
 def _load_adapter(folder: pathlib.Path, mesh: jax.sharding.Mesh):
   """As `load_trained`, of a folder that `save_adapter` wrote."""
   host = read_saved(folder)
+  if host is None:
+    raise FileNotFoundError(f'{folder}: {ADAPTER} without {hub.RUN}, which says what it is an adapter of')
   model_config = decoder_from_json(host['decoder'])
   shardings, shapes = setup.adapter_layout(from_saved(host['config']), model_config, mesh)
   try:

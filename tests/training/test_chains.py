@@ -57,6 +57,15 @@ def test_no_chain_where_a_passage_is_not_found_or_searches_run_out():
   assert chains.write_chain(QUESTION, STEPS, found.__getitem__, '', (), 2) is None
 
 
+def test_a_chain_fits_if_a_policy_could_write_it():
+  chain = chains.write_chain(QUESTION, STEPS, lambda _: [ONE, TWO], 'PROMPT', (), 3)
+  tokenizer = Tokenizer.load(tokenizer_path('world-tiny'))
+  written = [len(tokenizer.encode(span['text'])) for span in chain.spans if span['role'] == 'policy']
+  everything = sum(len(tokenizer.encode(span['text'])) for span in chain.spans)
+  assert chain.fits(tokenizer, max(written), everything)
+  assert not chain.fits(tokenizer, max(written) - 1, everything) and not chain.fits(tokenizer, max(written), everything - 1)
+
+
 @pytest.mark.parametrize('question, golds, sentence', [
   ('Where was Ann Lee born?', ('oslo',), 'Ann Lee was born in Oslo.'),
   ('Where was Ann Lee born?', ('Rome',), None),
@@ -80,7 +89,7 @@ def written(tmp_path_factory):
   config = smollm2_wiki.get_config()
   with config.unlocked():
     config.folder, config.model = str(folder), 'world-tiny'
-    config.grow.update(template='world', chat=False)
+    config.grow.update(template='world', chat=False, max_tokens=512)
     config.search.engine = 'rank_bm25'
     config.sampler.length = 4096  # the world's tokenizer cuts text that is not the world's into small pieces
   return config, folder / 'made', chains.write(config, folder / 'made', 60)
