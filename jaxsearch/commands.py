@@ -417,6 +417,8 @@ def ask(config, flags) -> None:
          flag('--recipe', 'its prefixes and pooling: e5, bge or minilm; by its name if not given'),
          flag('--precision', 'of the vectors: float16 or int8; float16 if not given', choices=('float16', 'int8'),
               default='float16'),
+         flag('--approximate', 'search the vectors with FAISS: less memory and faster, for millions of passages; says its recall',
+              bool),
          flag('--estimate', 'only say what memory, disk and time it takes', bool), examples=(
            '--corpus F.jsonl --out index', '--corpus wiki-18.jsonl.gz --out index --kind hybrid --encoder e5-base-v2 --estimate'))
 def index(config, flags) -> None:
@@ -425,10 +427,12 @@ def index(config, flags) -> None:
   The folder is for serve --index DIR and for --config.search.backend=index --config.search.index=DIR.
   """
   if flags.kind == 'bm25':
-    _refuse(flags, ('encoder', 'recipe'), 'with --kind bm25')
+    _refuse(flags, ('encoder', 'recipe', 'approximate'), 'with --kind bm25')
   from jaxsearch.tools import index
+  if flags.approximate:
+    from jaxsearch.tools import approximate  # noqa: F401  # a missing package is found now, not when all is encoded
   encoder = None if flags.kind == 'bm25' else _load_encoder(config, flags)
-  expected = index.estimate(flags.corpus, flags.kind, encoder, flags.precision)
+  expected = index.estimate(flags.corpus, flags.kind, encoder, flags.precision, flags.approximate)
   if flags.estimate:
     _print(expected)
     return
@@ -441,9 +445,14 @@ def index(config, flags) -> None:
       _say(f'{stage}: {done:,} of about {expected["passages"]:,} passages; '
            f'{said - start:.0f} s of about {expected["seconds"]:.0f} s')
 
-  manifest = index.build(flags.corpus, flags.out, flags.kind, encoder=encoder, precision=flags.precision, report=report)
+  manifest = index.build(flags.corpus, flags.out, flags.kind, encoder=encoder, precision=flags.precision,
+                         approximate=flags.approximate, report=report)
+  if lists := manifest.get('approximate'):
+    _say(f'approximate search: {lists["probes"]} of {lists["lists"]} lists a query; finds {100 * lists["recall3"]:.1f} % of the '
+         f'three passages nearest to each of {lists["sample"]} passages, compared with exact search')
   _print({'index': flags.out, 'passages': manifest['passages'], 'bytes': sum(manifest['files'].values()),
-          'corpus_hash': manifest['corpus_hash'], 'seconds': time.monotonic() - start})
+          'corpus_hash': manifest['corpus_hash'], 'seconds': time.monotonic() - start}
+         | {f'approximate_{name}': value for name, value in manifest.get('approximate', {}).items()})
 
 
 def _load_encoder(config, flags):
