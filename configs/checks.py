@@ -32,6 +32,7 @@ FIELDS = {
   '*.noise_end': SHARE,
   '*.noise_eval': SHARE,
   'search.writer_temperature': '>= 0',
+  'search.price': '>= 0',
 
   'python.seconds': '> 0',
   'python.memory': COUNT,

@@ -31,6 +31,7 @@ from jaxsearch.sampler.engine import Chunk, Engine
 from jaxsearch.sampler.requests import END, LENGTH, Ask, Call, Generate, RunPython, Sampling, Score, Search, ToolFailure, Tools
 from jaxsearch.sampler.segment import Slots
 from jaxsearch.sampler.stops import ENDED
+from jaxsearch.tools import paid
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 POLL_STEPS = 8  # non-deterministic: steps of a segment while a slot is idle and a tool may reply at any time
@@ -206,7 +207,7 @@ class Schedule:
     self.active = np.zeros(engine.lanes, int)  # episodes under way
     self.steps = self.capacity = 0  # decode steps so far, the clock of the deterministic mode; tokens they could have decoded
     self.counts, self.last_failures = collections.Counter(dict.fromkeys(COUNTS, 0)), {}
-    self.evicted_before = engine.rows.evicted
+    self.evicted_before, self.paid_before = engine.rows.evicted, getattr(tools.search, 'paid', 0)
     self.started, self.device_before, self.seconds_asking = time.monotonic(), engine.seconds_on_device, 0.0
 
   def run(self) -> dict[str, float]:
@@ -237,6 +238,8 @@ class Schedule:
     (neither in services nor waiting for the device or a reply); seconds, tokens_per_second (in all); rows_evicted (from episodes
     that still ran).
 
+    Where searches cost money, searches_paid and searches_cost: see `tools.paid`.
+
     Of replies: tool_calls and service_calls (of other models); tool_calls_failed, service_calls_failed, and of these
     …_failed_KIND for the KINDs of `requests.FAULTS` that occurred; searches_asked, searches_failed, searches_failed_share (of
     trees and of programs). last_failure (of a tool) and last_service_failure are the reasons of the last ones, if there are any.
@@ -248,7 +251,7 @@ class Schedule:
       'idle_share': 1 - decoded / self.capacity if self.steps else 0.0,
       'seconds_host': seconds - waited - self.seconds_asking, 'rows_evicted': self.engine.rows.evicted - self.evicted_before,
       'searches_failed_share': self.counts['searches_failed'] / max(self.counts['searches_asked'], 1),
-    } | self.last_failures  # fmt: skip
+    } | paid(self.tools.search, self.paid_before) | self.last_failures  # fmt: skip
 
   # Starting and resuming episodes.
 

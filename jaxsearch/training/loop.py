@@ -37,6 +37,7 @@ from jaxsearch.trees.layout import TrainingRows, take_back
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 LONGEST = 100  # questions whose prompts are measured; all are where one of these does not fit
+COSTS = ('tokens_generated', 'tokens_prefilled', 'searches_paid', 'searches_cost')  # that are added up over all processes
 Groups = list[list[Tree]]  # the trees of each question
 # (agent, config, step, assess) -> rows of evaluations.jsonl; `assess` writes a critic's values onto trees, None without one
 Evaluate = Callable[[Agent, ml_collections.ConfigDict, int, Callable[[Sequence[Tree]], None] | None], Iterable[dict]]
@@ -263,8 +264,8 @@ def examinee(learner: Learner, method: types.ModuleType, step: int) -> tuple:
 
 def grow(learner: Learner, method: types.ModuleType, questions: Sequence[Question],
          context: Context) -> tuple[Groups, dict[str, float]]:
-  """The trees that this process grows in a step, with the newest parameters; its sampler metrics, and the tokens that all
-  processes generated (decoded) and prefilled, whatever became of them: branches that are cut off later have cost as much.
+  """The trees that this process grows in a step, with the newest parameters; its sampler metrics, and of all processes what was
+  paid for searches and the tokens generated (decoded) and prefilled: branches that are cut off later have cost as much.
 
   Of the `questions` of the whole batch each process has every n-th, beginning with its own number. Their trees stay with it. How
   many trees a question gets, and what they draw, depends on its place in the batch, not on the processes.
@@ -277,8 +278,9 @@ def grow(learner: Learner, method: types.ModuleType, questions: Sequence[Questio
   trees, row = rollout(
     prepare(learner, context.step), [question for question, size in zip(questions[own], sizes[own]) for _ in range(size)],
     jax.random.fold_in(learner.key, context.step), numbers=list(itertools.chain(*numbers)))
-  tokens = meshes.gather_objects((row['tokens_decoded'], row['tokens_prefilled']))
-  row['tokens_generated'], row['tokens_prefilled'] = map(sum, zip(*tokens))
+  row['tokens_generated'] = row['tokens_decoded']
+  costs = meshes.gather_objects({name: row[name] for name in COSTS if name in row})
+  row |= {name: sum(one[name] for one in costs) for name in costs[0]}
   for tree in trees:
     tree.prune()  # to what is trained and what leads to it
   released = jax.default_backend() != 'cpu' if config.sampler.release is None else config.sampler.release

@@ -414,6 +414,19 @@ def checkpoints_of(config):
   return sorted(int(path.name) for path in pathlib.Path(config.out).glob('checkpoints/*'))
 
 
+def test_a_row_says_what_searches_of_the_web_cost(remote, tmp_path, monkeypatch):
+  monkeypatch.setenv('SERPER_API_KEY', 'k')
+  remote.search.update(backend='web', price=0.5, cache=str(tmp_path / 'kept'))
+  remote.eval.update(every=2, number=2, questions=remote.data.questions, temperatures=(1.0,))
+  remote.steps = 2
+  with server((200, {'organic': [{'title': 'red', 'snippet': 'The red.'}]})) as (remote.search.url, seen):
+    loop.train(remote, held_out)
+  evaluations = runs.read(pathlib.Path(remote.out) / 'evaluations.jsonl')
+  paid = [row['searches_paid'] for row in [*runs.read(pathlib.Path(remote.out) / 'metrics.jsonl'), *evaluations]]
+  assert sum(paid) == len(seen) > 0 and evaluations[1]['searches_paid'] == 0  # those of the first are kept
+  assert all(cost == 0.5 * count for count, cost in rows_of(remote, 'searches_paid', 'searches_cost'))
+
+
 def test_a_dead_server_is_said_at_once_and_stops_the_run_which_resumes(remote, capsys):
   remote.search.update(timeout=0.5, max_failed_steps=2)
   remote.eval.update(every=6, number=2, questions=remote.data.questions, temperatures=(1.0,))
