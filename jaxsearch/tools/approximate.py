@@ -25,7 +25,8 @@ SHARD = 2**18        # vectors encoded at a time
 MOST_LISTS = 2**14
 TRAINED_ON = 40      # vectors of a list, by which k-means finds its centre; FAISS wants 39 or more
 SAMPLE = 512         # passages by which recall is measured
-LOST = 0.01          # of the recall that a search in all lists has, for looking into fewer
+RECALL = 0.99        # of the three nearest that is enough,
+PLATEAU, LITTLE = 0.9, 0.002  # or above PLATEAU, if twice as many lists bring less than LITTLE: the codes round
 
 
 def lists_of(size: int) -> int:
@@ -39,8 +40,8 @@ def cost(size: int, width: int, precision: str) -> dict[str, float]:
   start = time.perf_counter()
   block @ block.T
   rate = 2 * len(block)**2 * width / (time.perf_counter() - start)
-  # k-means goes ten times over its sample; every vector meets every centre; the sample is searched exactly and in all lists
-  pairs = 10 * TRAINED_ON * lists**2 + size * lists + 2 * SAMPLE * size
+  # k-means goes ten times over its sample; every vector meets every centre; the sample is searched for exactly
+  pairs = 10 * TRAINED_ON * lists**2 + size * lists + SAMPLE * size
   return {'bytes': size * (width * (2 if precision == 'float16' else 1) + 8) + 4 * lists * width,
           'bytes_in_memory': 8 * size + 4 * lists * width, 'seconds': 2 * width * pairs / rate}
 
@@ -49,7 +50,8 @@ def build(folder: pathlib.Path, vectors: Vectors, report: Callable[[str, int], N
   """Writes the lists of `vectors` into `folder`, or what is missing of them after a kill; returns what the manifest says of them.
 
   Returns {'lists', 'probes', 'recall3', 'sample'}: recall3 is the share of the three nearest by exact search that are found, with
-  a sample of the vectors as queries (each without itself). `probes` is the least power of two that costs no more than LOST of it.
+  a sample of the vectors as queries (each without itself). `probes` is the least power of two at which it is RECALL, or does not
+  grow any more, or all lists.
 
   Raises OSError if the disk is full.
   """
@@ -71,7 +73,7 @@ def build(folder: pathlib.Path, vectors: Vectors, report: Callable[[str, int], N
     shard.unlink()
   report('recall', 0)
   own = np.linspace(0, size - 1, min(SAMPLE, size)).astype(np.int64)
-  lists, probes = Lists(folder), 1
+  lists = Lists(folder)
   queries = lists.vectors(own)
   judge = without(_exact(vectors, queries, 4), own)
 
@@ -79,9 +81,12 @@ def build(folder: pathlib.Path, vectors: Vectors, report: Callable[[str, int], N
     found = without(lists.search(queries, 4, probes)[0], own)
     return float(np.mean([len(set(row) & set(right)) / max(len(right), 1) for row, right in zip(found, judge)]))
 
-  enough = recall(lists.number) - LOST
-  while (found := recall(probes)) < enough:
-    probes = min(2 * probes, lists.number)
+  probes, found = 1, recall(1)
+  while found < RECALL and probes < lists.number:
+    more = recall(min(2 * probes, lists.number))
+    if found > PLATEAU and more - found < LITTLE:
+      break
+    probes, found = min(2 * probes, lists.number), more
   return {'lists': lists.number, 'probes': probes, 'recall3': round(found, 4), 'sample': len(own)}
 
 
@@ -96,12 +101,12 @@ def _trained(vectors: Vectors) -> 'faiss.Index':
   lists = lists_of(size)
   starts = np.unique(np.linspace(0, (size - 1) // BLOCK, 256).astype(int)) * BLOCK
   each = -(-TRAINED_ON * lists // len(starts))
-  sample = [vectors.read_float(first, min(first + BLOCK, size)) for first in starts.tolist()]
-  sample = np.concatenate([block[::max(1, len(block) // each)] for block in sample])
+  blocks = (vectors.read_float(first, min(first + BLOCK, size)) for first in starts.tolist())
+  sample = [block[np.linspace(0, len(block) - 1, min(each, len(block))).astype(int)] for block in blocks]
   codes = 'fp16' if vectors.precision == 'float16' else '8'
   index = faiss.index_factory(width, f'IVF{lists},SQ{codes}', faiss.METRIC_INNER_PRODUCT)
   index.cp.min_points_per_centroid = 1  # else FAISS warns where all passages are too few
-  index.train(sample)
+  index.train(np.concatenate(sample))
   return index
 
 

@@ -59,6 +59,23 @@ def test_too_few_in_the_lists_that_are_looked_into(tmp_path, vectors):
   assert 0 < found.sum() < 2000 and not found[found.sum():].any() and len(set(numbers[0][found])) == found.sum()
 
 
+def test_where_the_codes_round_more_lists_are_not_worth_it(tmp_path, vectors, monkeypatch):
+  """Two lists hold 95 % of the neighbours that codes can tell, four hardly more."""
+  recalls = {1: 0.5, 2: 0.95, 4: 0.951}
+  asked = []
+
+  def search(self, queries, topk, probes):
+    asked.append(probes)
+    right = approximate._exact(whole, queries, topk)
+    lost = np.random.default_rng(0).random(right.shape) > recalls[probes]
+    return np.where(lost & (np.arange(topk) > 0), -1, right), None
+
+  monkeypatch.setattr(approximate.Lists, 'search', search)
+  whole = stored(tmp_path, vectors)
+  found = approximate.build(tmp_path, whole, SILENT)
+  assert asked == [1, 2, 4] and found['probes'] == 2 and found['recall3'] == pytest.approx(0.95, abs=0.02)
+
+
 @pytest.mark.parametrize('size', [1, 2, 39, 90])
 def test_few_vectors(tmp_path, vectors, size):
   found = approximate.build(tmp_path, stored(tmp_path, vectors[:size]), SILENT)
