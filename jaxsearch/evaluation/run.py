@@ -142,8 +142,9 @@ def answer(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampli
       tree, counts = ended.pop(0)
       if assess:
         assess([tree])
-      number, record = numbers[tree.question.id], predictions([tree])[0] | counts | tools.paid(search, paid)
-      paid = getattr(search, 'paid', 0)
+      costs = tools.paid(search, paid)  # read once: other threads go on searching
+      paid += costs.get('searches_paid', 0)
+      number, record = numbers[tree.question.id], predictions([tree])[0] | counts | costs
       keep(part, {number: record}, f'{len(records)} of {len(questions)} answers')
       records[number] = record
       _add(totals, record)

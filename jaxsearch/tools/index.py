@@ -184,7 +184,8 @@ def _check_ids(corpus, out: pathlib.Path) -> None:
 def _files(out: pathlib.Path) -> dict[str, int]:
   """File -> bytes of those that an index consists of; of a folder of vectors all together."""
   size = lambda path: sum(one.stat().st_size for one in path.iterdir()) if path.is_dir() else path.stat().st_size
-  return {path.name: size(path) for path in sorted(out.iterdir()) if path.name not in ('lock', 'manifest.json', 'progress.json')}
+  return {path.name: size(path) for path in sorted(out.iterdir())
+          if path.name not in ('lock', 'manifest.json', 'progress.json') and path.suffix != '.part'}  # which a kill may leave
 
 
 def indexed(document: Document) -> str:
@@ -372,8 +373,8 @@ class Index:
     """For each (query, depth, further passages): the nearest, then the further ones, with their scores."""
     vectors = self._encoder.queries([query for query, _, _ in asked])
     numbers, scores = self._dense.search(vectors, max(depth for _, depth, _ in asked))
-    most = [min(depth, np.count_nonzero(own >= 0)) for own, (_, depth, _) in zip(numbers, asked)]  # approximate: may be fewer
-    found = [(own[:size], score[:size]) for own, score, size in zip(numbers, scores, most)]
+    sizes = [min(depth, np.count_nonzero(own >= 0)) for own, (_, depth, _) in zip(numbers, asked)]  # lists may hold fewer
+    found = [(own[:size], score[:size]) for own, score, size in zip(numbers, scores, sizes)]
     if most := max(len(further) for _, _, further in asked):
       padded = np.array([np.pad(further, (0, 2 ** (most - 1).bit_length() - len(further))) for _, _, further in asked])
       found = [(np.concatenate([own, further]), np.concatenate([score, more[:len(further)]]))

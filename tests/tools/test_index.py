@@ -151,6 +151,7 @@ def test_killed_anywhere_and_resumed_it_is_the_same_index(corpus, tmp_path, stop
     index.build(path, tmp_path / 'out', 'hybrid', encoder=StandIn(), report=killed)
   with pytest.raises(DataError, match=r'out: the index is half-built: rerun `jaxsearch index`'):
     index.Index(tmp_path / 'out', encoder=StandIn())
+  (tmp_path / 'out' / 'manifest.json.part').write_text('half of a manif')
   if stop < 4:  # as a kill in the middle of a block leaves it
     with open(tmp_path / 'out' / 'passages.jsonl', 'ab') as file:
       file.write(b'half of a blo')
@@ -158,6 +159,7 @@ def test_killed_anywhere_and_resumed_it_is_the_same_index(corpus, tmp_path, stop
   index.build(path, tmp_path / 'out', 'hybrid', encoder=encoder, report=lambda *at: resumed.append(at))
   assert resumed == steps[stop:] and encoder.calls <= 8
   assert content(tmp_path / 'out') == content(whole)
+  index.Index(tmp_path / 'out', encoder=StandIn())
 
 
 def test_gzipped_it_is_the_same_corpus_and_a_whole_index_is_not_built_again(corpus, tmp_path):
