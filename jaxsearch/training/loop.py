@@ -5,18 +5,26 @@ says what a method is.
 
 Every random number is a function of the seed and the step, and the data order is saved: a resumed run equals one that was
 never stopped, to the bit.
+
+With `config.train.async_steps=1` the rollouts of step n + 1 run, on a thread of their own, while step n is trained, with the
+parameters that step n begins with. Step 1 and step 2 have the initial ones. All that needs other processes is done by the main
+thread, so their order is the same in every process.
 """
 
+import collections
 import dataclasses
 import functools
 import heapq
 import itertools
 import math
+import threading
 import types
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import optax
@@ -34,6 +42,7 @@ from jaxsearch.training import checkpoint, monitors, rollouts, runs
 from jaxsearch.training import critic as critics
 from jaxsearch.training import step as steps
 from jaxsearch.trees.layout import TrainingRows, take_back
+from jaxsearch.trees.records import grown_tree
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 LONGEST = 100  # questions whose prompts are measured; all are where one of these does not fit
@@ -58,16 +67,22 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
   with runs.RunFolder(config, shown=('reward', 'em', 'searches')) as run:
     learner = make_learner(config)
     check_room(learner.agent, loaded, run.say)
-    resume(run, learner, questions)
+    grown = resume(run, learner, questions)
     run.start()
+    run.reopen_journal(learner.fingerprint, config.train.async_steps)
     history = [monitors.remember(row) for row in run.rows()]
     if run.last_step == 0 and run.wants_evaluation(0):
       examine(run, learner, method, 0, evaluate)
+    following = None  # the rollout of the step after, where it is one step ahead
+    run.callback(lambda: following and following.abandon())
     for step in run.steps():
       clock, exchanged = runs.Clock(), meshes.exchanged['bytes']
-      context = Context(step, np.random.default_rng([config.seed, step]), learner.memory)
       with clock('generate'):
-        groups, sampled = grow(learner, method, next(questions), context)
+        growing, following = following or begin(run, learner, method, questions, step, grown), None
+        context, (groups, sampled) = growing.context, grow(learner, growing)
+        if config.train.async_steps and step < config.steps:
+          following = begin(run, learner, method, questions, step + 1)
+          following.start()
       row = sampled | report_failures(run, learner, step, sampled, row)
       with clock('score'):
         assess(learner, [tree for group in groups for tree in group])
@@ -77,12 +92,18 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
       row |= summary(groups, trained) | context.of_all(sum(map(len, groups)))
       row |= update(learner, trained, step, clock)
       run.write_rollouts(step, groups)
+      if following:
+        with clock('generate'):
+          following.wait()
       row |= clock.row(row['tokens_generated']) | {'step': step, 'bytes_exchanged': meshes.exchanged['bytes'] - exchanged}
       if run.wants_evaluation(step):
         examine(run, learner, method, step, evaluate)
       stop = watch(run, learner, history, row)
+      if following and 'rolled_back_to' in row:
+        following = following.undo(run, questions)
       run.finish_step(step, row, learner.state, lambda: {
-        'memory': learner.memory, 'key': jax.random.key_data(learner.key).tolist(), 'questions': questions.get_state(),
+        'memory': learner.memory, 'key': jax.random.key_data(learner.key).tolist(),
+        'questions': following.questions if following else questions.get_state(), 'grown': following and following.drawn,
         'failed_steps': learner.failed_steps, 'reference': learner.fingerprint,
         'decoder': dataclasses.asdict(learner.model_config)})
       if stop:
@@ -113,7 +134,8 @@ class Learner:
   @property
   def params(self) -> dict:
     """The parameters of the policy as it is now; with an adapter they are computed anew at every call."""
-    return steps.without_head(self.state.params) if self.base is None else self.merge(self.base, self.state.params)
+    with meshes.issuing():
+      return steps.without_head(self.state.params) if self.base is None else self.merge(self.base, self.state.params)
 
 
 @memory.named('setting up training', memory.STATE)
@@ -184,7 +206,8 @@ def importance_cap(config: ml_collections.ConfigDict) -> float:
   """The cap of the importance weights between sampler and trainer; 0 is off: see `losses.importance_weights`."""
   if config.loss.importance_cap is not None:
     return config.loss.importance_cap
-  return 2.0 if config.dtype == 'bfloat16' and config.train.old_logprobs != 'sampler' else 0.0
+  apart = config.dtype == 'bfloat16' or config.train.async_steps
+  return 2.0 if apart and config.train.old_logprobs != 'sampler' else 0.0
 
 
 def total_updates(config: ml_collections.ConfigDict) -> int:
@@ -193,9 +216,10 @@ def total_updates(config: ml_collections.ConfigDict) -> int:
   return config.steps * config.train.epochs * -(-trees // (config.train.mini_batch or trees))
 
 
-def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) -> None:
+def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) -> dict | None:
   """Puts everything back to where the run's newest checkpoint was made, if there is one.
 
+  Returns what `begin` needs to go on with the rollouts that were ahead, if the checkpoint has any.
   Raises ValueError if the run has another config, or began with another model than `config.model` names now.
   """
   learner.state, host = run.restore(
@@ -204,6 +228,7 @@ def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) ->
     learner.memory, learner.failed_steps = host['memory'], host.get('failed_steps', 0)  # older checkpoints have none
     learner.key = jax.random.wrap_key_data(np.asarray(host['key'], np.uint32))
     questions.set_state(host['questions'])
+  return host and host.get('grown')
 
 
 def report_failures(run: runs.RunFolder, learner: Learner, step: int, sampled: dict, before: dict) -> dict[str, int]:
@@ -261,31 +286,114 @@ def examinee(learner: Learner, method: types.ModuleType, step: int) -> tuple:
   return agent, config, step, None if learner.values is None else judged_by_critic
 
 
-def grow(learner: Learner, method: types.ModuleType, questions: Sequence[Question],
-         context: Context) -> tuple[Groups, dict[str, float]]:
-  """The trees that this process grows in a step, with the newest parameters; its sampler metrics, and the tokens that all
-  processes generated (decoded) and prefilled, whatever became of them: branches that are cut off later have cost as much.
+@dataclasses.dataclass
+class Growing:
+  """The rollout of a step."""
+  context: Context
+  sizes: list[int]          # trees of each of this process's questions
+  rollout: Callable[[], tuple[list[Tree], dict]]  # runs it: (trees, metrics of the sampler)
+  questions: dict           # where the stream of questions was before
+  drawn: dict               # what `sizes` of the method left behind, as JSON
+  abandoned: threading.Event
+  found: Future = dataclasses.field(default_factory=Future)
+  thread: threading.Thread | None = None
 
-  Of the `questions` of the whole batch each process has every n-th, beginning with its own number. Their trees stay with it. How
-  many trees a question gets, and what they draw, depends on its place in the batch, not on the processes.
+  def run(self) -> None:
+    """Runs the rollout; what comes of it, trees or an error, is for `wait`."""
+    try:
+      self.found.set_result(self.rollout())
+    except BaseException as error:
+      self.found.set_exception(error)
+
+  def start(self) -> None:
+    """Runs the rollout on a thread of its own, from now on."""
+    self.thread = threading.Thread(target=self.run, daemon=True)
+    self.thread.start()
+
+  def wait(self) -> tuple[list[Tree], dict]:
+    """(trees, metrics of the sampler), once it has ended."""
+    if self.thread is None and not self.found.done():
+      self.run()
+    return self.found.result()
+
+  def abandon(self) -> None:
+    """Ends the thread, so that it touches no device while the process exits."""
+    self.abandoned.set()
+    if self.thread:
+      self.thread.join(timeout=10)
+
+  def undo(self, run: runs.RunFolder, questions: QuestionBatches) -> None:
+    """Puts the questions back and forgets the trees, so that the step begins with the parameters as they are then."""
+    questions.set_state(self.questions)
+    run.journal_drop(self.context.step)
+
+
+def begin(run: runs.RunFolder, learner: Learner, method: types.ModuleType, questions: QuestionBatches, step: int,
+          drawn: dict | None = None) -> Growing:
+  """Draws the questions of a step, gives the sampler the newest parameters, and takes from the journal what is there.
+
+  Of the questions of the whole batch each process has every n-th, beginning with its own number. How many trees a question gets,
+  and what they draw, depends on its place in the batch, not on the processes.
+
+  Args:
+    drawn: of the checkpoint that the run resumes from, if the trees of the step after it are in the journal.
   """
-  config, own = learner.config, meshes.own_part()
-  sizes = [config.group_size] * len(questions)
-  if hasattr(method, 'sizes'):
-    sizes = method.sizes(questions, config.group_size, context, **config.sizes)
-  numbers = tree_numbers(sizes, config.group_size)[own]
-  trees, row = rollout(
-    prepare(learner, context.step), [question for question, size in zip(questions[own], sizes[own]) for _ in range(size)],
-    jax.random.fold_in(learner.key, context.step), numbers=list(itertools.chain(*numbers)))
+  config, own, before = learner.config, meshes.own_part(), questions.get_state()
+  context, batch = Context(step, np.random.default_rng([config.seed, step]), learner.memory), next(questions)
+  sizes = [config.group_size] * len(batch)
+  ahead = drawn and drawn['step'] == step
+  if ahead:
+    sizes, context.rng.bit_generator.state = drawn['sizes'], drawn['rng']
+    context.metrics.update(drawn['metrics'])
+  elif hasattr(method, 'sizes'):
+    sizes = method.sizes(batch, config.group_size, context, **config.sizes)
+  numbers = list(itertools.chain(*tree_numbers(sizes, config.group_size)[own]))
+  asked = dict(zip(numbers, (question for question, size in zip(batch[own], sizes[own]) for _ in range(size))))
+  agent, journaled, abandoned = prepare(learner, step), run.journal(step), threading.Event()
+  trees = {number: grown_tree(journaled[number]['tree'], agent.engine.tokenizer, asked[number])
+           for number in numbers if number in journaled}
+  missing = [number for number in numbers if number not in trees]
+  if ahead and missing:
+    run.say(f'step {step}: {len(missing)} rollouts that belong to the checkpoint are not in the journal; they are grown again, '
+            'with newer parameters')
+  key = jax.random.fold_in(learner.key, step)
+
+  def go_on(*_) -> None:
+    if abandoned.is_set():
+      raise RuntimeError('the run ends')
+
+  def roll_out() -> tuple[list[Tree], dict]:
+    grown, row = rollout(agent, [asked[number] for number in missing], key, numbers=missing, watch=go_on,
+                         on_end=functools.partial(run.journal_tree, step))
+    if missing:
+      run.journal_end(step)
+    for name, count in sum((collections.Counter(journaled[number]['counts']) for number in trees), collections.Counter()).items():
+      row[name] = row.get(name, 0) + count
+    row['searches_failed_share'] = row['searches_failed'] / max(row['searches_asked'], 1)
+    row |= {'trees_journaled': len(trees)} if trees else {}
+    every = trees | dict(zip(missing, grown))
+    return [every[number] for number in numbers], row
+
+  return Growing(context, sizes[own], roll_out, before, abandoned=abandoned, drawn={
+    'step': step, 'sizes': sizes, 'rng': context.rng.bit_generator.state, 'metrics': dict(context.metrics)})
+
+
+def grow(learner: Learner, growing: Growing) -> tuple[Groups, dict[str, float]]:
+  """The trees of this process, once they are grown; its sampler metrics, and the tokens that all processes generated (decoded)
+  and prefilled, whatever became of them: branches that are cut off later have cost as much."""
+  trees, row = growing.wait()
+  if learner.config.train.async_steps:
+    row['seconds_rollout'] = row['seconds']  # most of them while the step before was trained
   tokens = meshes.gather_objects((row['tokens_decoded'], row['tokens_prefilled']))
   row['tokens_generated'], row['tokens_prefilled'] = map(sum, zip(*tokens))
   for tree in trees:
     tree.prune()  # to what is trained and what leads to it
-  released = jax.default_backend() != 'cpu' if config.sampler.release is None else config.sampler.release
-  if released:
-    learner.agent.engine.unload(cache=True)
+  settings = learner.config.sampler
+  if jax.default_backend() != 'cpu' if settings.release is None else settings.release:
+    if not learner.config.train.async_steps:
+      learner.agent.engine.unload(cache=True)
   grown = iter(trees)
-  return [list(itertools.islice(grown, size)) for size in sizes[own]], row
+  return [list(itertools.islice(grown, size)) for size in growing.sizes], row
 
 
 def tree_numbers(sizes: Sequence[int], group_size: int) -> list[list[int]]:
@@ -303,7 +411,10 @@ def prepare(learner: Learner, step: int) -> Agent:
   """The agent with the newest parameters; a simulated search hears how far training is."""
   agent = learner.agent
   agent.engine.unload()  # the old ones go before the new ones come
-  agent.engine.load(meshes.local(steps.cast(learner.params, learner.model_config.dtype)))  # what moves is small
+  params = steps.cast(learner.params, learner.model_config.dtype)  # what moves is small
+  if learner.config.train.async_steps:
+    params = jax.tree.map(jnp.copy, params)  # the update overwrites its own while these sample
+  agent.engine.load(meshes.local(params))
   if hasattr(agent.tools.search, 'set_step'):
     agent.tools.search.set_step(step, learner.config.steps)
   return agent
@@ -405,9 +516,11 @@ def update(learner: Learner, groups: Groups, step: int, clock: runs.Clock) -> di
 def learn(learner: Learner, batch: batches.Batch) -> dict[str, jax.Array]:
   """One update of the policy, then one of the critic, which may move the same backbone; their metrics."""
   critic, shared = learner.state.critic, critics.is_shared(learner.config)
-  state, result = learner.train_step(dataclasses.replace(learner.state, critic=None), batch, learner.base)
+  with meshes.issuing():
+    state, result = learner.train_step(dataclasses.replace(learner.state, critic=None), batch, learner.base)
   if critic is not None:
-    critic, found = learner.critic_step(dataclasses.replace(critic, params=state.params) if shared else critic, batch)
+    with meshes.issuing():
+      critic, found = learner.critic_step(dataclasses.replace(critic, params=state.params) if shared else critic, batch)
     result |= {f'critic_{name}': found[name] for name in ('loss', 'grad_norm', 'value')}
     if shared:
       state, critic = dataclasses.replace(state, params=critic.params), dataclasses.replace(critic, params={})
