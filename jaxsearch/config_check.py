@@ -127,7 +127,7 @@ def _together(config: ml_collections.ConfigDict) -> Iterator[str]:
   if config.train.async_steps and config.sampler.release:
     yield 'sampler.release=True with train.async_steps=1 would free what samples while the step trains; set it to None'
   if config.train.async_steps and config.train.old_logprobs == 'recompute' and config.loss.importance_cap == 0:
-    yield ("loss.importance_cap=0 with train.async_steps=1 and train.old_logprobs='recompute': nothing would correct for the older "
+    yield ("loss.importance_cap=0 with train.async_steps=1 and train.old_logprobs='recompute' corrects nothing for the older "
            "parameters that sampled; leave the cap at None, or set train.old_logprobs='sampler'")
   if config.critic.warm_start and not config.critic.enabled:
     yield f'critic.warm_start={config.critic.warm_start!r} means nothing where critic.enabled=False'

@@ -67,7 +67,7 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
   with runs.RunFolder(config, shown=('reward', 'em', 'searches')) as run:
     learner = make_learner(config)
     check_room(learner.agent, loaded, run.say)
-    grown = resume(run, learner, questions)
+    drawn = resume(run, learner, questions)
     run.start()
     run.reopen_journal(learner.fingerprint, config.train.async_steps)
     history = [monitors.remember(row) for row in run.rows()]
@@ -78,10 +78,11 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
     for step in run.steps():
       clock, exchanged = runs.Clock(), meshes.exchanged['bytes']
       with clock('generate'):
-        growing, following = following or begin(run, learner, method, questions, step, grown), None
+        growing = following or begin(learner, method, next(questions), fresh_context(learner, step), run, drawn)
         context, (groups, sampled) = growing.context, grow(learner, growing)
+        following, before = None, questions.get_state()
         if config.train.async_steps and step < config.steps:
-          following = begin(run, learner, method, questions, step + 1)
+          following = begin(learner, method, next(questions), fresh_context(learner, step + 1), run)
           following.start()
       row = sampled | report_failures(run, learner, step, sampled, row)
       with clock('score'):
@@ -99,13 +100,13 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
       if run.wants_evaluation(step):
         examine(run, learner, method, step, evaluate)
       stop = watch(run, learner, history, row)
-      if following and 'rolled_back_to' in row:
-        following = following.undo(run, questions)
+      if following and 'rolled_back_to' in row:  # its trees are of the policy that is given up
+        questions.set_state(before)
+        following = run.forget_trees(step + 1)
       run.finish_step(step, row, learner.state, lambda: {
-        'memory': learner.memory, 'key': jax.random.key_data(learner.key).tolist(),
-        'questions': following.questions if following else questions.get_state(), 'grown': following and following.drawn,
-        'failed_steps': learner.failed_steps, 'reference': learner.fingerprint,
-        'decoder': dataclasses.asdict(learner.model_config)})
+        'memory': learner.memory, 'key': jax.random.key_data(learner.key).tolist(), 'questions': before,
+        'following': following and following.drawn, 'failed_steps': learner.failed_steps,
+        'reference': learner.fingerprint, 'decoder': dataclasses.asdict(learner.model_config)})
       if stop:
         raise runs.RunStopped(stop)
   return row
@@ -228,7 +229,7 @@ def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) ->
     learner.memory, learner.failed_steps = host['memory'], host.get('failed_steps', 0)  # older checkpoints have none
     learner.key = jax.random.wrap_key_data(np.asarray(host['key'], np.uint32))
     questions.set_state(host['questions'])
-  return host and host.get('grown')
+  return host and host.get('following')
 
 
 def report_failures(run: runs.RunFolder, learner: Learner, step: int, sampled: dict, before: dict) -> dict[str, int]:
@@ -286,112 +287,113 @@ def examinee(learner: Learner, method: types.ModuleType, step: int) -> tuple:
   return agent, config, step, None if learner.values is None else judged_by_critic
 
 
+def fresh_context(learner: Learner, step: int) -> Context:
+  """What the method may know in a step."""
+  return Context(step, np.random.default_rng([learner.config.seed, step]), learner.memory)
+
+
 @dataclasses.dataclass
 class Growing:
-  """The rollout of a step."""
+  """The rollout of a step: to be run, under way on a thread of its own, or done."""
   context: Context
-  sizes: list[int]          # trees of each of this process's questions
-  rollout: Callable[[], tuple[list[Tree], dict]]  # runs it: (trees, metrics of the sampler)
-  questions: dict           # where the stream of questions was before
-  drawn: dict               # what `sizes` of the method left behind, as JSON
+  sizes: list[int]  # trees of each question of this process
+  rollout: Callable[[], tuple[list[Tree], dict]]  # runs it: trees, metrics of the sampler
+  drawn: dict       # what the `sizes` of the method left behind, as JSON
   abandoned: threading.Event
   found: Future = dataclasses.field(default_factory=Future)
   thread: threading.Thread | None = None
 
-  def run(self) -> None:
-    """Runs the rollout; what comes of it, trees or an error, is for `wait`."""
-    try:
-      self.found.set_result(self.rollout())
-    except BaseException as error:
-      self.found.set_exception(error)
-
   def start(self) -> None:
-    """Runs the rollout on a thread of its own, from now on."""
-    self.thread = threading.Thread(target=self.run, daemon=True)
+    """Begins to run it."""
+    self.thread = threading.Thread(target=self._run, daemon=True)
     self.thread.start()
 
   def wait(self) -> tuple[list[Tree], dict]:
-    """(trees, metrics of the sampler), once it has ended."""
+    """(trees, metrics of the sampler) at its end; runs it, if that was not begun."""
     if self.thread is None and not self.found.done():
-      self.run()
+      self._run()
     return self.found.result()
 
   def abandon(self) -> None:
-    """Ends the thread, so that it touches no device while the process exits."""
+    """Ends it, so that its thread touches no device while the process exits."""
     self.abandoned.set()
     if self.thread:
       self.thread.join(timeout=10)
 
-  def undo(self, run: runs.RunFolder, questions: QuestionBatches) -> None:
-    """Puts the questions back and forgets the trees, so that the step begins with the parameters as they are then."""
-    questions.set_state(self.questions)
-    run.journal_drop(self.context.step)
+  def _run(self) -> None:
+    try:
+      self.found.set_result(self.rollout())
+    except BaseException as error:  # for the thread that waits
+      self.found.set_exception(error)
 
 
-def begin(run: runs.RunFolder, learner: Learner, method: types.ModuleType, questions: QuestionBatches, step: int,
-          drawn: dict | None = None) -> Growing:
-  """Draws the questions of a step, gives the sampler the newest parameters, and takes from the journal what is there.
+def begin(learner: Learner, method: types.ModuleType, questions: Sequence[Question], context: Context,
+          run: runs.RunFolder | None = None, drawn: dict | None = None) -> Growing:
+  """Prepares the rollout of a step with the newest parameters; what the journal of `run` has is not grown again.
 
-  Of the questions of the whole batch each process has every n-th, beginning with its own number. How many trees a question gets,
-  and what they draw, depends on its place in the batch, not on the processes.
+  Of the `questions` of the whole batch each process has every n-th, beginning with its own number. Their trees stay with it. How
+  many trees a question gets, and what they draw, depends on its place in the batch, not on the processes.
 
   Args:
-    drawn: of the checkpoint that the run resumes from, if the trees of the step after it are in the journal.
+    drawn: of the checkpoint that the run resumes from, if that was one step ahead.
   """
-  config, own, before = learner.config, meshes.own_part(), questions.get_state()
-  context, batch = Context(step, np.random.default_rng([config.seed, step]), learner.memory), next(questions)
-  sizes = [config.group_size] * len(batch)
-  ahead = drawn and drawn['step'] == step
+  config, own, step = learner.config, meshes.own_part(), context.step
+  sizes, ahead = [config.group_size] * len(questions), drawn is not None and drawn['step'] == step
   if ahead:
     sizes, context.rng.bit_generator.state = drawn['sizes'], drawn['rng']
     context.metrics.update(drawn['metrics'])
   elif hasattr(method, 'sizes'):
-    sizes = method.sizes(batch, config.group_size, context, **config.sizes)
+    sizes = method.sizes(questions, config.group_size, context, **config.sizes)
+  drawn = {'step': step, 'sizes': sizes, 'rng': context.rng.bit_generator.state, 'metrics': dict(context.metrics)}
   numbers = list(itertools.chain(*tree_numbers(sizes, config.group_size)[own]))
-  asked = dict(zip(numbers, (question for question, size in zip(batch[own], sizes[own]) for _ in range(size))))
-  agent, journaled, abandoned = prepare(learner, step), run.journal(step), threading.Event()
-  trees = {number: grown_tree(journaled[number]['tree'], agent.engine.tokenizer, asked[number])
-           for number in numbers if number in journaled}
-  missing = [number for number in numbers if number not in trees]
+  asked = dict(zip(numbers, (question for question, size in zip(questions[own], sizes[own]) for _ in range(size)), strict=True))
+  agent, journaled = prepare(learner, step), run.journal(step) if run else {}
+  journaled = {number: journaled[number] for number in numbers if number in journaled}
+  missing = [number for number in numbers if number not in journaled]
   if ahead and missing:
-    run.say(f'step {step}: {len(missing)} rollouts that belong to the checkpoint are not in the journal; they are grown again, '
-            'with newer parameters')
-  key = jax.random.fold_in(learner.key, step)
+    run.say(f'step {step}: {len(missing)} rollouts that belong to the checkpoint are not in {run.out}/journal; they are grown '
+            'again, with newer parameters')
+  key, abandoned = jax.random.fold_in(learner.key, step), threading.Event()
 
   def go_on(*_) -> None:
     if abandoned.is_set():
       raise RuntimeError('the run ends')
 
   def roll_out() -> tuple[list[Tree], dict]:
+    trees = {number: grown_tree(record['tree'], learner.agent.engine.tokenizer, asked[number])
+             for number, record in journaled.items()}
     grown, row = rollout(agent, [asked[number] for number in missing], key, numbers=missing, watch=go_on,
-                         on_end=functools.partial(run.journal_tree, step))
-    if missing:
+                         on_end=functools.partial(run.journal_tree, step) if run else None)
+    if run and missing:
       run.journal_end(step)
-    for name, count in sum((collections.Counter(journaled[number]['counts']) for number in trees), collections.Counter()).items():
-      row[name] = row.get(name, 0) + count
-    row['searches_failed_share'] = row['searches_failed'] / max(row['searches_asked'], 1)
-    row |= {'trees_journaled': len(trees)} if trees else {}
-    every = trees | dict(zip(missing, grown))
-    return [every[number] for number in numbers], row
+    trees |= zip(missing, grown)
+    return [trees[number] for number in numbers], with_counts(row, [record['counts'] for record in journaled.values()])
 
-  return Growing(context, sizes[own], roll_out, before, abandoned=abandoned, drawn={
-    'step': step, 'sizes': sizes, 'rng': context.rng.bit_generator.state, 'metrics': dict(context.metrics)})
+  return Growing(context, sizes[own], roll_out, drawn, abandoned)
+
+
+def with_counts(row: dict, journaled: Sequence[dict[str, int]]) -> dict:
+  """The metrics of a rollout with the counts of the trees that the journal had; `trees_journaled` is how many, if any."""
+  if not journaled:
+    return row
+  for name, count in sum(map(collections.Counter, journaled), collections.Counter()).items():
+    row[name] = row.get(name, 0) + count
+  share = row['searches_failed'] / max(row['searches_asked'], 1)
+  return row | {'trees_journaled': len(journaled), 'searches_failed_share': share}
 
 
 def grow(learner: Learner, growing: Growing) -> tuple[Groups, dict[str, float]]:
   """The trees of this process, once they are grown; its sampler metrics, and the tokens that all processes generated (decoded)
   and prefilled, whatever became of them: branches that are cut off later have cost as much."""
   trees, row = growing.wait()
-  if learner.config.train.async_steps:
-    row['seconds_rollout'] = row['seconds']  # most of them while the step before was trained
+  row['seconds_rollout'] = row['seconds']  # one step ahead most of them while the step before was trained
   tokens = meshes.gather_objects((row['tokens_decoded'], row['tokens_prefilled']))
   row['tokens_generated'], row['tokens_prefilled'] = map(sum, zip(*tokens))
   for tree in trees:
     tree.prune()  # to what is trained and what leads to it
-  settings = learner.config.sampler
-  if jax.default_backend() != 'cpu' if settings.release is None else settings.release:
-    if not learner.config.train.async_steps:
-      learner.agent.engine.unload(cache=True)
+  ahead, release = learner.config.train.async_steps, learner.config.sampler.release
+  if not ahead and (jax.default_backend() != 'cpu' if release is None else release):
+    learner.agent.engine.unload(cache=True)
   grown = iter(trees)
   return [list(itertools.islice(grown, size)) for size in growing.sizes], row
 

@@ -181,8 +181,8 @@ class RunFolder(contextlib.ExitStack):
     """{number: record} of the trees of a step that are in the journal."""
     return journal.read(self.out, step)
 
-  def journal_drop(self, step: int) -> None:
-    """Forgets the trees of a step; call it before `finish_step`, which all processes leave together."""
+  def forget_trees(self, step: int) -> None:
+    """Drops the trees of a step from the journal; call it before `finish_step`, which all processes leave together."""
     if jax.process_index() == 0:
       journal.keep(self.out, lambda other: other != step)
 

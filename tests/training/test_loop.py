@@ -151,16 +151,17 @@ def test_the_samplers_memory_in_bfloat16_and_its_weights_in_the_loss(config, chi
 def test_what_a_tree_draws_depends_on_no_process(monkeypatch, processes, adaptive):
   """Threads stand in for processes; a tree that was grown says its number, its key, and what its generator drew."""
   questions = [Question(str(place), '?', ('a',)) for place in range(6)]
-  config = ml_collections.ConfigDict(dict(group_size=3, sizes=dict(adaptive=adaptive), sampler=dict(release=False)))
+  config = ml_collections.ConfigDict(dict(group_size=3, sizes=dict(adaptive=adaptive), sampler=dict(release=False),
+                                          train=dict(async_steps=0)))
   rates = {str(place): [place / 5] for place in range(6)}
 
-  def grown(_, questions, key, *, numbers):
+  def grown(_, questions, key, *, numbers, **__):
     words = np.asarray(jax.random.key_data(key)).tolist()
     trees = [Tree(None, question, np.random.default_rng([*words, number]))
              for question, number in zip(questions, numbers, strict=True)]
     for tree, number in zip(trees, numbers):
       tree.root.append([number], Role.POLICY).data['drawn'] = tree.rng.random()
-    return trees, {'tokens_decoded': 1, 'tokens_prefilled': 2}
+    return trees, {'tokens_decoded': 1, 'tokens_prefilled': 2, 'seconds': 3}
 
   monkeypatch.setattr(loop, 'rollout', grown)
   monkeypatch.setattr(loop, 'prepare', lambda learner, step: None)
@@ -169,7 +170,7 @@ def test_what_a_tree_draws_depends_on_no_process(monkeypatch, processes, adaptiv
 
   def run():
     context = Context(7, np.random.default_rng(0), {'pass_rates': rates})
-    groups, row = loop.grow(learner, cusearch, questions, context)
+    groups, row = loop.grow(learner, loop.begin(learner, cusearch, questions, context))
     return row['tokens_generated'], [
       [(tree.question.id, node.tokens, node.data) for tree in group for node in tree.nodes(Role.POLICY)] for group in groups]
 
