@@ -351,8 +351,8 @@ def begin(learner: Learner, method: types.ModuleType, questions: Sequence[Questi
   journaled = {number: journaled[number] for number in numbers if number in journaled}
   missing = [number for number in numbers if number not in journaled]
   if ahead and missing:
-    run.say(f'step {step}: {len(missing)} rollouts that belong to the checkpoint are not in {run.out}/journal; they are grown '
-            'again, with newer parameters')
+    checkpoint.say(f'step {step}: {len(missing)} rollouts that belong to the checkpoint are not in {config.out}/journal; they '
+                   'are grown again, with newer parameters')
   key, abandoned = jax.random.fold_in(learner.key, step), threading.Event()
 
   def go_on(*_) -> None:

@@ -184,6 +184,23 @@ def test_what_a_tree_draws_depends_on_no_process(monkeypatch, processes, adaptiv
   assert sorted(map(len, alone)) == ([1, 1, 3, 3, 5, 5] if adaptive else [3] * 6)
 
 
+def test_what_was_drawn_ahead_is_in_the_checkpoint(monkeypatch):
+  """The trees of a step that a checkpoint has begun keep their sizes, and the method its random numbers, whatever it learnt."""
+  monkeypatch.setattr(loop, 'prepare', lambda learner, step: None)
+  questions = [Question(str(place), '?', ('a',)) for place in range(6)]
+  learner = types.SimpleNamespace(config=ml_collections.ConfigDict(dict(out='run', group_size=3, sizes=dict(
+    adaptive=True))), key=jax.random.key(4))
+  begun = lambda rates, drawn=None: loop.begin(learner, cusearch, questions, Context(
+    7, np.random.default_rng(3), {'pass_rates': rates}), drawn=drawn)
+  first = begun({str(place): [place / 5] for place in range(6)})
+  drawn = json.loads(json.dumps(first.drawn))
+  first.context.rng.random()
+  later = begun({}, drawn)
+  assert later.sizes == first.sizes == [1, 3, 5, 5, 3, 1] != begun({}).sizes
+  assert later.context.metrics == first.context.metrics and later.drawn == drawn
+  assert begun({}, drawn | {'step': 6}).sizes == [3] * 6  # those of another step
+
+
 def grown_groups(questions: int = 48, size: int = 4) -> list[list[Tree]]:
   """Chains of up to four searches about different questions, with the values of a critic."""
   rng, groups = np.random.default_rng(0), []
