@@ -69,7 +69,7 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
     check_room(learner.agent, loaded, run.say)
     drawn = resume(run, learner, questions)
     run.start()
-    run.reopen_journal(learner.fingerprint, config.train.async_steps)
+    run.reopen_journal(learner.fingerprint, questions.get_state()['questions'], config.train.async_steps)
     history = [monitors.remember(row) for row in run.rows()]
     if run.last_step == 0 and run.wants_evaluation(0):
       examine(run, learner, method, 0, evaluate)

@@ -156,16 +156,23 @@ class RunFolder(contextlib.ExitStack):
       with self._resumable():
         rollouts.append(self.out, step, rollouts.sample(groups, self.config.rollouts))
 
-  def reopen_journal(self, reference: list[float], ahead: int) -> None:
-    """Keeps of the journal what a run goes on with that resumes `ahead` steps ahead; `reference` is the model's fingerprint."""
+  def reopen_journal(self, reference: list[float], questions: str, ahead: int) -> None:
+    """Keeps of the journal what the run goes on with.
+
+    Args:
+      reference, questions: fingerprints of the model and of the questions; the journal is of this run if they are the same.
+      ahead: how many steps ahead rollouts are.
+    """
     def check(saved: dict) -> None:
       checkpoint.check_same_run(saved['config'], self.config)
       checkpoint.check_base(saved, reference, self.config.model)
+      if saved['questions'] != questions:
+        raise ValueError('other questions')
 
     if jax.process_index() == 0:
       saved, following = checkpoint.all_steps(self._manager), range(self.last_step + 1, self.last_step + 2 + ahead)
       with self._resumable():
-        journal.reopen(self.out, {'config': self.config.to_dict(), 'reference': reference}, check,
+        journal.reopen(self.out, {'config': self.config.to_dict(), 'reference': reference, 'questions': questions}, check,
                        lambda step: step - 1 in saved or step in following, whole=self.config.sampler.deterministic)
     meshes.gather_objects(None)  # the others wait for it
 
@@ -182,7 +189,8 @@ class RunFolder(contextlib.ExitStack):
     return journal.read(self.out, step)
 
   def forget_trees(self, step: int) -> None:
-    """Drops the trees of a step from the journal; call it before `finish_step`, which all processes leave together."""
+    """Drops the trees of a step, which have all ended; call it before `finish_step`, which all processes leave together."""
+    meshes.gather_objects(None)  # in all processes
     if jax.process_index() == 0:
       journal.keep(self.out, lambda other: other != step)
 

@@ -1,16 +1,20 @@
 """Rollouts that were journaled are not grown again, and rollouts one step ahead resume as they were."""
 
+import dataclasses
+import errno
 import functools
 import json
 import pathlib
 import sys
+import threading
 
 import numpy as np
 import pytest
 
+from jaxsearch import setup
 from jaxsearch.data.questions import Question
 from jaxsearch.sampler.rollout import rollout
-from jaxsearch.training import journal, loop, runs
+from jaxsearch.training import RunStopped, journal, loop, runs
 from jaxsearch.trees.tree import Role, Tree
 from tests.methods.driving import Letters
 
@@ -168,3 +172,57 @@ def test_one_step_ahead_trees_are_of_the_parameters_before_the_last_update(confi
   grown.clear()
   loop.train(config)
   assert outcome(config) == expected and [len(one) for one in grown] == again
+
+
+def test_the_rollout_of_a_step_runs_while_the_step_before_is_trained(config, monkeypatch):
+  """An update waits for the first search of the next rollout, and that search for the end of the update."""
+  config.steps, config.train.async_steps, config.search.timeout = 3, 1, 100.0
+  open_tools, update, waited = setup.open_tools, loop.update, []
+  searched, updated = ({step: threading.Event() for step in range(5)} for _ in range(2))
+  updated[0].set()
+
+  class Waiting:
+    def __init__(self, inner):
+      self.inner = inner
+
+    def set_step(self, step, steps):
+      self.step = step
+
+    def search(self, queries, topk):
+      searched[self.step].set()
+      waited.append(updated[self.step - 1].wait(50))
+      return self.inner.search(queries, topk)
+
+  def updating(learner, groups, step, clock):
+    waited.append(step == config.steps or searched[step + 1].wait(50))
+    row = update(learner, groups, step, clock)
+    updated[step].set()
+    return row
+
+  monkeypatch.setattr(loop, 'update', updating)
+  monkeypatch.setattr(setup, 'open_tools', lambda *given, **options: dataclasses.replace(
+    tools := open_tools(*given, **options), search=Waiting(tools.search)))
+  loop.train(config)
+  assert all(waited) and len(waited) == 33
+
+
+def test_what_fails_on_either_side_ends_the_other(config, monkeypatch):
+  """The error of a rollout ahead is that of the run; an update that is killed leaves no thread behind."""
+  config.train.async_steps, toy = 1, sys.modules['jaxsearch.methods.toy']
+  with monkeypatch.context() as patch:
+    patch.setattr(toy, 'grow', killing(toy.grow, 15))  # of step 2, at the sixth tree
+    with pytest.raises(Killed):
+      loop.train(config)
+  killed(config, monkeypatch, loop, 'update', 1)
+  assert not [thread for thread in threading.enumerate() if '_run' in thread.name]
+
+
+def test_a_full_disk_stops_the_run(config, monkeypatch):
+  def full(*_):
+    raise OSError(errno.ENOSPC, 'No space left on device', 'journal/1.0.jsonl')
+
+  with runs.RunFolder(config, shown=()) as run:
+    run.reopen_journal([1.0], 'digest', 0)
+    monkeypatch.setattr(journal, '_write', full)
+    with pytest.raises(RunStopped, match='journal/1.0.jsonl: No space left on device; there is no checkpoint yet'):
+      run.journal_tree(1, 0, tree_of(0), {})
