@@ -195,9 +195,10 @@ class RunFolder(contextlib.ExitStack):
       journal.keep(self.out, lambda other: other != step)
 
   def journal_end(self, step: int) -> None:
-    """Writes that all trees of this process have ended."""
-    with self._resumable():
-      journal.end(self.out, step, jax.process_index())
+    """Writes that all trees of this process have ended; not where some are missing."""
+    if not self._told:
+      with self._resumable():
+        journal.end(self.out, step, jax.process_index())
 
   def finish_step(self, step: int, row: dict[str, float], state: TrainState, host: Callable[[], dict]) -> None:
     """Logs the step, saves if it is time to, and exits if a signal asked for it.

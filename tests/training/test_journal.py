@@ -176,7 +176,7 @@ def test_one_step_ahead_trees_are_of_the_parameters_before_the_last_update(confi
 
 def test_the_rollout_of_a_step_runs_while_the_step_before_is_trained(config, monkeypatch):
   """An update waits for the first search of the next rollout, and that search for the end of the update."""
-  config.steps, config.train.async_steps, config.search.timeout = 3, 1, 100.0
+  config.steps, config.train.async_steps = 3, 1
   open_tools, update, waited = setup.open_tools, loop.update, []
   searched, updated = ({step: threading.Event() for step in range(5)} for _ in range(2))
   updated[0].set()
@@ -190,18 +190,18 @@ def test_the_rollout_of_a_step_runs_while_the_step_before_is_trained(config, mon
 
     def search(self, queries, topk):
       searched[self.step].set()
-      waited.append(updated[self.step - 1].wait(50))
+      waited.append(updated[self.step - 1].wait(200))
       return self.inner.search(queries, topk)
 
   def updating(learner, groups, step, clock):
-    waited.append(step == config.steps or searched[step + 1].wait(50))
+    waited.append(step == config.steps or searched[step + 1].wait(200))
     row = update(learner, groups, step, clock)
     updated[step].set()
     return row
 
   monkeypatch.setattr(loop, 'update', updating)
   monkeypatch.setattr(setup, 'open_tools', lambda *given, **options: dataclasses.replace(
-    tools := open_tools(*given, **options), search=Waiting(tools.search)))
+    tools := open_tools(*given, **options), search=Waiting(tools.search), deadline=300.0))
   loop.train(config)
   assert all(waited) and len(waited) == 33
 
