@@ -51,6 +51,7 @@ FIELDS = {
   'train.micro_rows': COUNT,
   'train.epochs': COUNT,
   'train.mini_batch': '>= 0',
+  'train.async_steps': '= 0 or = 1',
   'train.old_logprobs': ('sampler', 'recompute'),
   'train.chunk': COUNT,
   'train.aggregate': ('token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean', 'span-mean'),

@@ -273,7 +273,8 @@ class Engine:
         arrays[:, lane, i] = row.place, place, start
     counts = np.full(self.lanes, max(map(len, lanes)), np.int32)
     sources, targets, starts, counts = self.put((*arrays.reshape(3, -1), counts))
-    self._front = segment.load(self._front, self._cache, sources, targets, starts, counts, window=size, mesh=self._mesh)
+    with meshes.issuing():
+      self._front = segment.load(self._front, self._cache, sources, targets, starts, counts, window=size, mesh=self._mesh)
 
   def _decode(self, slots, key, enough, limit):
     """One call of the program; its results."""
@@ -281,8 +282,9 @@ class Engine:
       self._device_tables = self.put(self._tables)
     slots, enough, limit = self.put((slots, np.int32(enough), np.int32(limit)))
     uniforms = segment.draws(key, slots.episodes, slots.requests, slots.lengths, steps=self.segment_steps)
-    self._cache, self._front, *results = segment.decode(
-      self.config, self._params, self._cache, self._front, slots, self._device_tables, uniforms, enough, limit, mesh=self._mesh)
+    with meshes.issuing():
+      self._cache, self._front, *results = segment.decode(
+        self.config, self._params, self._cache, self._front, slots, self._device_tables, uniforms, enough, limit, mesh=self._mesh)
     return results
 
   def _fetch(self, arrays):
@@ -320,7 +322,8 @@ class Engine:
       if chunk.targets is not None:
         targets[i, :len(chunk.tokens)] = chunk.targets
     arrays = self.put((tokens, starts, rows, None if placed[0][1].targets is None else targets))
-    self._cache, logprobs = segment.prefill(self.config, self._params, self._cache, *arrays, window=window, mesh=self._mesh)
+    with meshes.issuing():
+      self._cache, logprobs = segment.prefill(self.config, self._params, self._cache, *arrays, window=window, mesh=self._mesh)
     if logprobs is not None:
       logprobs = self._fetch(logprobs)
       for i, chunk in placed:
@@ -338,7 +341,8 @@ class Engine:
       counts = np.full(self.lanes, max(map(len, batch)), np.int32)  # the same in each, what is missing is copied in place
       window = _bucket(max(size for part in batch for *_, size in part), self._windows)
       arrays = self.put((*places.reshape(2, -1), counts))
-      self._cache = segment.fork(self._cache, *arrays, window=window, mesh=self._mesh)
+      with meshes.issuing():
+        self._cache = segment.fork(self._cache, *arrays, window=window, mesh=self._mesh)
 
   def _written(self, row: caches.CacheRow, start: int) -> None:
     """Notes that a row has new entries from `start` on, which its copy in the front lacks."""
