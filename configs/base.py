@@ -19,7 +19,8 @@ def get_config():
   config.group_size = 8              # trees per question (a method's `sizes` may share them out differently); 1 only with
                                      # a critic or with a method such as SLATE that compares inside a tree
   config.seed = 0                    # of everything random
-  config.out = 'runs/base'           # run folder: metrics.jsonl, checkpoints/, report.html, TensorBoard files
+  config.out = 'runs/base'           # run folder: metrics.jsonl, checkpoints/, report.html, TensorBoard files; or
+                                     # 'gs://BUCKET/RUN' (docs/pods.md)
   config.progress = True             # a progress bar, if there is a terminal
   config.log = ()                    # services that get what TensorBoard gets: 'wandb', 'trackio' (extras of these names)
   config.rollouts = 2                # questions of each step whose rollouts are kept for `jaxsearch view`, with tokens and
@@ -112,8 +113,8 @@ def get_config():
     epochs=1,                        # passes over the rollouts of a step
     mini_batch=0,                    # trees of an update; a pass over a step's trees makes as many updates as this asks for, on
                                      # parts of even size. 0 makes one, on all of them
-    async_steps=0,                   # 1: the rollouts of a step run while the step before is trained, with the parameters of before
-                                     # it; importance weights correct for their age. 0: one after the other
+    async_steps=0,                   # 1: the rollouts of a step run while the step before is trained, with the parameters from
+                                     # before it; importance weights correct for their age. 0: one after the other
     old_logprobs=config_dict.placeholder(str),  # denominator of the ratio: 'sampler' (captured while sampling) or 'recompute'
                                      # (by the trainer; costs a forward pass where a step makes several updates); None:
                                      # 'recompute' with importance weights (loss.importance_cap), else 'sampler'

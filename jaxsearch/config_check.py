@@ -190,6 +190,8 @@ def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: 
         mistakes.append(f'{field}={name!r}: not an http address')
     elif field == 'model' and name.startswith('random:'):
       preset(name.removeprefix('random:'))
+    elif field == 'critic.warm_start' and '://' in name:
+      continue  # in a bucket
     elif field not in remote and name not in known and not pathlib.Path(name).exists():
       missing = [name]
     if missing:

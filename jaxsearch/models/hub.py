@@ -23,13 +23,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
 from jaxsearch.models import gguf_files, tensor_files
 from jaxsearch.models.decoder import Decoder, DecoderConfig, RopeScaling, parameter_axes, parameter_shapes, rope_angles
 from jaxsearch.models.tensor_files import Tensors, read_json, write_json
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.parallel.mesh import shardings
+from jaxsearch.parallel.mesh import shardings, whole
 
 _NAMES = {
   'embedding': 'model.embed_tokens.weight', 'unembedding': 'lm_head.weight', 'final_norm': 'model.norm.weight',
@@ -194,8 +193,7 @@ def save(model: Decoder, folder: str | pathlib.Path, tokenizer: Tokenizer | None
   def read(tensor: str) -> np.ndarray:
     name, layer, shape = layout[tensor]
     value = params[name] if layer is None else params['layers'][name][layer]
-    value = value if value.is_fully_addressable else multihost_utils.process_allgather(value, tiled=True)
-    return np.asarray(value).transpose(_ORDER.get(name, range(value.ndim))).reshape(shape)
+    return whole(value).transpose(_ORDER.get(name, range(value.ndim))).reshape(shape)
 
   if jax.process_index():
     for tensor in layout:  # every process takes part in gathering what is spread over them

@@ -49,6 +49,11 @@ def start_distributed(enabled: bool, coordinator: str = '', num_processes: int =
     raise ValueError(f'distributed.enabled=True: multi-host start-up with {shown} failed: {error}') from error
 
 
+def notices_preemption() -> bool:
+  """Whether JAX waits for SIGTERM in this process, and tells the others: `multihost_utils.reached_preemption_sync_point`."""
+  return jax.distributed.is_initialized() and jax.config.jax_enable_preemption_service
+
+
 def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
   """A mesh over all devices (or `devices`); one size may be -1 and takes what the others leave; ValueError if they do not fit."""
   devices = jax.devices() if devices is None else devices
@@ -225,6 +230,16 @@ def gather_items(own: Sequence[Any]) -> tuple[list[Any], list[int]]:
   order = sorted((index, process) for process, items in enumerate(everywhere) for index in range(len(items)))
   return [everywhere[process][index] for index, process in order], [
     place for place, (_, process) in enumerate(order) if process == jax.process_index()]
+
+
+def of_first(own: Any) -> Any:
+  """What the first process passed, on every process; what the others pass is not looked at."""
+  return gather_objects(own if jax.process_index() == 0 else None)[0]
+
+
+def whole(array: jax.Array) -> np.ndarray:
+  """All of an array on the host of every process, each of which has parts of it; all processes must call it."""
+  return np.asarray(array if array.is_fully_addressable else multihost_utils.process_allgather(array, tiled=True))
 
 
 exchanged = {'bytes': 0}  # that this process has sent to the others by `gather_objects` since it started
