@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import SingleDeviceSharding
 
 from jaxsearch.models import decoder
-from jaxsearch.models.decoder import DecoderConfig, dense_attention, hidden_states, initial_params
+from jaxsearch.models.decoder import DecoderConfig, dense_attention, hidden_states, initial_params, parameter_shapes
 from jaxsearch.models.kernels import tree_attention
 from jaxsearch.models.kernels.tree_attention import Sizes, attend, visible_blocks, visits
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import targets
 from jaxsearch.planning import costs
 
 
@@ -212,3 +214,68 @@ def test_plans_count_the_kernels(platform):
   assert T * T / 2 < sizes.most(T) * sizes.q * sizes.k < 0.8 * T * T
   fetched = 2 * B * H * sizes.most(T) * h * (2 * 2 * sizes.k / (H // K) + 2 * sizes.q)  # keys and values twice, queries once
   assert abs(beyond) < (2 if platform == 'tpu' else 0.01) * fetched
+
+
+# --- compiled for devices that are not here ---
+
+TARGETS = ('tpu:v5e:2x2', 'tpu:v5p:2x2x1', 'tpu:v6e:2x2', 'cuda:h100:1x4')
+
+
+def devices_of(name):
+  if not targets.installed(name.split(':')[0]):
+    pytest.skip("its compiler is not installed: pip install '.[plan]'")
+  return targets.parse(name).devices()
+
+
+def compiled(attention, device, B, T, H, K, h, dtype=jnp.bfloat16):
+  """The program of `attention(visible_until)(q, k, v)` and its gradients for one device."""
+  place = SingleDeviceSharding(device)
+  shapes = [jax.ShapeDtypeStruct((B, T, n, h), dtype, sharding=place) for n in (H, K, K, H)]
+  until = jax.ShapeDtypeStruct((B, T), jnp.int32, sharding=place)
+  return jax.jit(lambda until, *given: with_gradients(attention(until), *given)).lower(until, *shapes).compile()
+
+
+@pytest.mark.slow  # minutes: the dense path is what takes long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize('name', TARGETS)
+def test_16k_tokens_a_row_take_a_seventh_of_the_memory(name):
+  """The attention of Qwen2.5-3B, forward and backward. The dense path is compiled for GPUs alone: for TPUs that takes an hour.
+
+  On TPUs the kernel is held to what the dense path must keep there: the weights of every block of queries, in bfloat16."""
+  device, (T, H, K, h) = devices_of(name)[0], (16384, 16, 2, 128)
+  platform = 'tpu' if name.startswith('tpu') else 'gpu'
+  temporary = lambda attention: compiled(attention, device, 1, T, H, K, h).memory_analysis().temp_size_in_bytes
+  size = T // decoder.MAX_BLOCKS
+  dense = H * size * sum(range(size, T + 1, size)) * 2
+  if platform == 'gpu':
+    dense = temporary(lambda until: functools.partial(dense_attention, visible_until=until))
+  assert 0 < temporary(lambda until: tree_attention.over_rows(until, H // K, platform)) < dense / 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', TARGETS)
+@pytest.mark.parametrize('B, T, H, K, h, dtype', [
+  (2, 4096, 28, 4, 128, 'bfloat16'), (2, 3000, 14, 2, 64, 'bfloat16'), (1, 2048, 9, 3, 64, 'bfloat16'),
+  (1, 2048, 4, 4, 128, 'bfloat16'), (1, 128, 4, 2, 32, 'float32'), (4, 32768, 40, 8, 128, 'bfloat16')])
+def test_every_shape_of_heads_compiles(name, B, T, H, K, h, dtype):
+  platform = 'tpu' if name.startswith('tpu') else 'gpu'
+  text = compiled(lambda until: tree_attention.over_rows(until, H // K, platform), devices_of(name)[0], B, T, H, K, h,
+                  jnp.dtype(dtype)).as_text()
+  assert all(f'tree_attention_{part}' in text for part in ('forward', 'by_query', 'by_key'))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['tpu:v5p:2x2x1', 'cuda:h100:1x4'])
+def test_a_split_decoder_has_the_kernels(name):
+  """Rows over two devices, heads over two: every device has its own part of both, and sends nothing for attention."""
+  mesh = meshes.make_mesh(1, 2, 2, devices=devices_of(name))
+  config = DecoderConfig(vocab_size=512, hidden_size=256, intermediate_size=512, num_layers=2, num_heads=8, num_kv_heads=2,
+                         head_dim=64, dtype='bfloat16', remat='full')
+  params = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=meshes.replicated(mesh)),
+                        parameter_shapes(config), is_leaf=lambda x: isinstance(x, tuple))
+  rows = jax.ShapeDtypeStruct((2, 1024), jnp.int32, sharding=meshes.split_over_batch(mesh, 0))
+  text = loss_and_gradient(config, mesh).lower(params, rows, rows).compile().as_text()
+  assert all(f'tree_attention_{part}' in text for part in ('forward', 'by_query', 'by_key'))
+  calls = [line for line in text.splitlines() if 'custom-call(' in line and 'tree_attention_by_query' in line]
+  queries = 'bf16[1,1,4,1024,64]' if name.startswith('tpu') else 'bf16[1,1024,4,64]'
+  assert calls and all(queries in line for line in calls), calls
