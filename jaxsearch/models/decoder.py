@@ -320,7 +320,8 @@ def row_attention(config: DecoderConfig, visible_until):
   """
   platform = ambient_platform()
   if config.attention == 'auto' and platform in tree_attention.KERNELS:
-    return tree_attention.over_rows(visible_until, config.num_heads // config.num_kv_heads, platform)
+    width = config.head_dim * jnp.dtype(config.dtype).itemsize
+    return tree_attention.over_rows(visible_until, config.num_heads // config.num_kv_heads, width, platform)
   return functools.partial(dense_attention, visible_until=visible_until)
 
 

@@ -79,24 +79,28 @@ def visits(visible_until, sizes: Sizes) -> Visits:
 def _listed(visible, most: int):
   """[B,n,m] bool -> (the pairs [B,most] that are visible, starts [B,n+1])."""
   B, n, m = visible.shape
-  count = jnp.cumsum(visible.reshape(B, -1), axis=1, dtype=jnp.int32)
-  starts = jnp.pad(count[:, m - 1::m], ((0, 0), (1, 0)))
+  within = jnp.cumsum(visible, axis=2, dtype=jnp.int32)
+  starts = jnp.pad(jnp.cumsum(within[:, :, -1], axis=1), ((0, 0), (1, 0)))
+  count = (starts[:, :-1, None] + within).reshape(B, -1)
   # The place of the pair before which there are so many. A sort would compile for half a minute on TPUs.
   before = jnp.minimum(jnp.arange(most), count[:, -1:] - 1)
   place = jax.vmap(functools.partial(jnp.searchsorted, side='right'))(count, before)
   return (place // m << 16 | place % m).astype(jnp.int32), starts
 
 
-def block_sizes(platform: str, length: int, group: int) -> Sizes:
-  """The sizes for rows of `length` tokens and `group` query heads to a key/value head."""
-  q, k = KERNELS[platform].block_sizes(group)
+def block_sizes(platform: str, length: int, group: int, width: int) -> Sizes:
+  """The sizes for rows of `length` tokens, `group` query heads to a key/value head, and heads of `width` bytes."""
+  q, k = KERNELS[platform].block_sizes(group, width)
   shortest = max(128, 1 << (length - 1).bit_length())
   return Sizes(min(q, shortest), min(k, shortest))
 
 
-def over_rows(visible_until, group: int, platform: str, interpret: bool = False):
-  """Attention over rows `visible_until` [B,T] as a function of q, k, v, see `attend`; traced for devices of `platform`."""
-  sizes = block_sizes(platform, visible_until.shape[1], group)
+def over_rows(visible_until, group: int, width: int, platform: str, interpret: bool = False):
+  """Attention over rows `visible_until` [B,T] as a function of q, k, v, see `attend` and `block_sizes`.
+
+  To be traced for devices of `platform`; the visits are the same for all layers.
+  """
+  sizes = block_sizes(platform, visible_until.shape[1], group, width)
   found = visits(visible_until, sizes)
   return lambda q, k, v: on_devices(functools.partial(attend, platform, sizes, interpret), q, k, v, found)
 

@@ -15,9 +15,9 @@ from jax.experimental.pallas import triton
 NEGATIVE = -1e30  # not -inf, whose differences are not numbers
 
 
-def block_sizes(group: int) -> tuple[int, int]:
-  """(queries, keys) of one head."""
-  return 128, 64
+def block_sizes(group: int, width: int) -> tuple[int, int]:
+  """(queries, keys) of one head, twice of which have to fit into the 227 KiB of a multiprocessor."""
+  return (128, 64) if width <= 256 else (64, 32)
 
 
 def forward(q, k, v, found, sizes, interpret):

@@ -20,7 +20,7 @@ NEGATIVE = -1e30  # not -inf, whose differences are not numbers
 LANES = 128
 
 
-def block_sizes(group: int) -> tuple[int, int]:
+def block_sizes(group: int, width: int) -> tuple[int, int]:
   """(queries, keys): about 1,024 queries of all heads by 256 keys, 1 MiB of float32 scores; fewer keys would skip more."""
   return min(512, max(128, 1 << (1024 // group).bit_length() - 1)), 256
 

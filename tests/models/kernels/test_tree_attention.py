@@ -150,7 +150,7 @@ def check_list(pairs, starts, needed):
 def test_a_row_of_six_trees_costs_six_trees(platform):
   """In blocks of the size that devices get: of a causal row a sixth, and what sticks out of the trees."""
   length, trees = 16384, [2730] * 6
-  sizes = tree_attention.block_sizes(platform, length, 8)
+  sizes = tree_attention.block_sizes(platform, length, 8, 256)
   count = lambda until: int(np.sum(visible_blocks(jnp.asarray(until)[None], sizes)))
   assert count(packed_row(length, length)) == sizes.most(length)
   alone = sum(count(packed_row(sizes.padded(tree), tree)) for tree in trees)
@@ -173,7 +173,7 @@ def test_devices_share_rows_and_heads(platform, sizes, monkeypatch):
   @jax.jit
   def run(until, *given):
     with meshes.ambient(mesh):
-      return with_gradients(tree_attention.over_rows(until, 4, platform, interpret=True), *given)
+      return with_gradients(tree_attention.over_rows(until, 4, 32, platform, interpret=True), *given)
 
   placed = jax.device_put((until, *given), meshes.split_over_batch(mesh, 0))
   check(run(*placed), by_dense(until, *given))
@@ -196,9 +196,9 @@ def calls(monkeypatch):
   """The platforms for which the kernel is asked for; then it is interpreted."""
   found, real = [], tree_attention.over_rows
 
-  def over_rows(until, group, platform):
+  def over_rows(until, group, width, platform):
     found.append(platform)
-    return real(until, group, platform, interpret=True)
+    return real(until, group, width, platform, interpret=True)
 
   monkeypatch.setattr(tree_attention, 'over_rows', over_rows)
   monkeypatch.setattr(tree_attention, 'block_sizes', lambda *_: Sizes(32, 16))
@@ -241,8 +241,8 @@ def test_the_decoder_computes_the_same_on_a_mesh(platform, sizes, remat, calls, 
 def test_plans_count_the_kernels(platform):
   """FLOPs of a causal row, in whole blocks: 2 products forward, 3 for dQ and 4 for dK and dV; bytes as the kernels say."""
   B, T, H, K, h = 2, 1024, 8, 2, 64
-  sizes = tree_attention.block_sizes(platform, T, H // K)
-  attention = lambda until, *given: with_gradients(tree_attention.over_rows(until, H // K, platform), *given)
+  sizes = tree_attention.block_sizes(platform, T, H // K, 2 * h)
+  attention = lambda until, *given: with_gradients(tree_attention.over_rows(until, H // K, 2 * h, platform), *given)
   shapes = [jax.ShapeDtypeStruct((B, T), jnp.int32)] + [jax.ShapeDtypeStruct((B, T, n, h), jnp.bfloat16) for n in (H, K, K, H)]
   (flops, beyond), _ = costs.count(jax.jit(attention).trace(*shapes).jaxpr.jaxpr)
   assert flops == (2 + 3 + 4) * 2 * h * B * H * sizes.most(T) * sizes.q * sizes.k
@@ -285,7 +285,7 @@ def test_16k_tokens_a_row_take_a_seventh_of_the_memory(name):
   dense = H * size * sum(range(size, T + 1, size)) * 2
   if platform == 'gpu':
     dense = temporary(lambda until: functools.partial(dense_attention, visible_until=until))
-  found = temporary(lambda until: tree_attention.over_rows(until, H // K, platform))
+  found = temporary(lambda until: tree_attention.over_rows(until, H // K, 2 * h, platform))
   print(f'{name}: {found / 2**20:.1f} MiB, dense {dense / 2**20:.0f}')
   assert 0 < found < dense / 7
 
@@ -294,10 +294,12 @@ def test_16k_tokens_a_row_take_a_seventh_of_the_memory(name):
 @pytest.mark.parametrize('name', TARGETS)
 @pytest.mark.parametrize('B, T, H, K, h, dtype', [
   (2, 4096, 28, 4, 128, 'bfloat16'), (2, 3000, 14, 2, 64, 'bfloat16'), (1, 2048, 9, 3, 64, 'bfloat16'),
-  (1, 2048, 4, 4, 128, 'bfloat16'), (1, 128, 4, 2, 32, 'float32'), (4, 32768, 40, 8, 128, 'bfloat16')])
+  (1, 2048, 4, 4, 128, 'bfloat16'), (1, 128, 4, 2, 32, 'float32'), (1, 1024, 8, 2, 128, 'float32'),
+  (4, 32768, 40, 8, 128, 'bfloat16')])
 def test_every_shape_of_heads_compiles(name, B, T, H, K, h, dtype):
   platform = 'tpu' if name.startswith('tpu') else 'gpu'
-  text = compiled(lambda until: tree_attention.over_rows(until, H // K, platform), devices_of(name)[0], B, T, H, K, h,
+  width = h * jnp.dtype(dtype).itemsize
+  text = compiled(lambda until: tree_attention.over_rows(until, H // K, width, platform), devices_of(name)[0], B, T, H, K, h,
                   jnp.dtype(dtype)).as_text()
   assert all(f'tree_attention_{part}' in text for part in ('forward', 'by_query', 'by_key'))
 
