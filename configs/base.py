@@ -33,6 +33,8 @@ def get_config():
   config.dtype = 'float32'           # of activations, and of the sampler's weights; 'bfloat16' on accelerators
   config.remat = 'none'              # what the backward pass recomputes to save memory: 'none', 'dots' (all but matrix
                                      # products) or 'full' (all but the inputs of layers)
+  config.attention = 'auto'          # over training rows: 'auto' (on TPUs and GPUs a kernel that visits only blocks in which
+                                     # something is visible) or 'dense'
 
   config.data = config_dict.create(
     questions='world:rl',            # 'world:SPLIT', a FlashRAG JSONL file, parquet of Search-R1 or verl, a folder of

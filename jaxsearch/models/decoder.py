@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxsearch.models.kernels import tree_attention
 from jaxsearch.models.vocabulary import Factors, token_logprobs
-from jaxsearch.parallel.mesh import keep_batch_split
+from jaxsearch.parallel.mesh import ambient_platform, keep_batch_split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-  """The sizes and switches of a decoder. `dtype` (of activations) and `remat` change how it runs, not what it computes."""
+  """The sizes and switches of a decoder. From `dtype` (of activations) on they change how it runs, not what it computes."""
   vocab_size: int
   hidden_size: int
   intermediate_size: int
@@ -47,12 +48,15 @@ class DecoderConfig:
   max_position: int = 32768
   dtype: str = 'float32'
   remat: str = 'none'  # 'none' | 'dots' (keep matrix products) | 'full' (keep layer inputs only)
+  attention: str = 'auto'  # over rows: 'auto' (on TPUs and GPUs the kernel that skips) | 'dense'
 
   def __post_init__(self):
     if self.num_heads % self.num_kv_heads:
       raise ValueError(f'num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}')
     if self.remat not in _REMAT:
       raise ValueError(f'remat={self.remat!r} is none of {sorted(_REMAT)}')
+    if self.attention not in ('auto', 'dense'):
+      raise ValueError(f"attention={self.attention!r} is none of ['auto', 'dense']")
 
 
 _REMAT = {'none': None, 'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -172,9 +176,10 @@ def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, v
   positions = jnp.broadcast_to(jnp.arange(T), tokens.shape) if positions is None else positions
   visible_until = jnp.full(tokens.shape, T) if visible_until is None else visible_until
   angles = rope_angles(config, positions)
+  attend = row_attention(config, visible_until)
 
   def layer(x, weights):
-    x, _ = _block(config, weights, x, angles, lambda q, k, v: (tree_attention(q, k, v, visible_until), None))
+    x, _ = _block(config, weights, x, angles, lambda q, k, v: (attend(q, k, v), None))
     return keep_batch_split(x), None
 
   if _REMAT[config.remat] is not None:
@@ -308,11 +313,22 @@ def tree_mask(visible_until, first: int = 0):
   return (keys <= queries) & (queries < visible_until[:, None, :])
 
 
-def tree_attention(q, k, v, visible_until):
+def row_attention(config: DecoderConfig, visible_until):
+  """Attention over rows `visible_until` [B,T] as a function of q [B,T,H,h] and k, v [B,T,K,h] -> [B,T,H,h].
+
+  A kernel that visits only what is visible, in a program traced for TPUs or GPUs (`parallel.mesh.ambient`); elsewhere dense.
+  """
+  platform = ambient_platform()
+  if config.attention == 'auto' and platform in tree_attention.KERNELS:
+    width = config.head_dim * jnp.dtype(config.dtype).itemsize
+    return tree_attention.over_rows(visible_until, config.num_heads // config.num_kv_heads, width, platform)
+  return functools.partial(dense_attention, visible_until=visible_until)
+
+
+def dense_attention(q, k, v, visible_until):
   """q: [B,T,H,h]; k, v: [B,T,K,h]; visible_until: [B,T] int, see `tree_mask` -> [B,T,H,h]. Softmax in float32.
 
-  Dense, except that no block of queries looks at later keys. The mask is a function of one integer per key, so a blockwise
-  kernel can take its place: it skips a block of keys where every `visible_until` ends before the block of queries begins.
+  Dense, except that no block of queries looks at later keys; models/kernels/tree_attention.py skips what is not visible.
   """
   B, T, H, h = q.shape
   q = q.reshape(B, T, k.shape[2], -1, h)

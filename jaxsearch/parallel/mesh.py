@@ -122,8 +122,14 @@ def split_over_batch(mesh: Mesh, dimension: int) -> NamedSharding:
 
 
 def ambient(mesh: Mesh):
-  """A context in which programs are traced for `mesh`: there `keep_batch_split` means something."""
+  """A context in which programs are traced for `mesh`: there `keep_batch_split` and `ambient_platform` mean something."""
   return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
+def ambient_platform() -> str | None:
+  """'cpu', 'gpu' or 'tpu': the devices that the program is traced for; None outside `ambient`."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device and device.platform
 
 
 def in_groups(mesh: AbstractMesh, size: int) -> AbstractMesh:

@@ -128,7 +128,8 @@ def kept(loss: Callable, params: dict, batch: batches.Batch, mesh: jax.sharding.
   rows = batch.tokens.shape[1] // meshes.batch_size(mesh)
   part = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[2:]) if x.ndim else (), x.dtype), batch)
   plain = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
-  residuals = jax.eval_shape(lambda params, part: jax.vjp(lambda p: loss(p, part)[0], params)[1], plain, part)
+  with meshes.ambient(meshes.make_mesh(1, 1, 1, devices=mesh.devices.flat[:1])):  # of the same kind
+    residuals = jax.eval_shape(lambda params, part: jax.vjp(lambda p: loss(p, part)[0], params)[1], plain, part)
   left = [(x.shape, x.dtype) for x in jax.tree.leaves((plain, part))]
   total = 0
   for x in jax.tree.leaves(residuals):

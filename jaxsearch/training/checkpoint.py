@@ -49,8 +49,8 @@ from jaxsearch.training.step import TrainState, fingerprint, without_head
 # What may differ between a run and its resumption: where things are, how often and how far, and how the same numbers are
 # computed. Where monitor.action='rollback', another `monitor` or `checkpoint_every` may roll back at other steps, or to others.
 FREE_FIELDS = ('steps', 'out', 'progress', 'log', 'rollouts', 'checkpoint_every', 'keep_checkpoints', 'eval', 'mesh',
-               'distributed', 'sampler.slots', 'train.micro_rows', 'train.chunk', 'remat', 'search.url', 'search.timeout',
-               'search.max_failed_steps', 'optim.max_skipped', 'python.workers', 'sampler.release', 'monitor',
+               'distributed', 'sampler.slots', 'train.micro_rows', 'train.chunk', 'remat', 'attention', 'search.url',
+               'search.timeout', 'search.max_failed_steps', 'optim.max_skipped', 'python.workers', 'sampler.release', 'monitor',
                'critic_warmup.gate', 'critic_warmup.min_updates', 'critic_warmup.max_updates')
 
 ITEMS = ('params', 'rest', 'host')
