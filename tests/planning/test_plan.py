@@ -131,7 +131,7 @@ def test_every_kind_of_run_can_be_planned(name, kinds):
   for program in ('update', 'score', 'critic', 'values'):
     if program in kinds:
       one = run.programs[program]
-      _, (flops, _) = costs.count(one.function.trace(*one.args).jaxpr.jaxpr)
+      _, (flops, *_) = costs.count(one.function.trace(*one.args).jaxpr.jaxpr)
       each = flops / (8 * config.train.row_length) / count  # FLOPs a token and parameter: 2 forward, with remat 8; attention too
       assert 1.8 < each < 4 if program in ('score', 'values') else 5 < each < 16, (program, each)
 
@@ -150,6 +150,31 @@ def test_a_real_target(name, tmp_path):
   assert all(one['once']['bytes'] > 0 for one in whole['programs'].values())
   assert whole['programs']['decode']['each']['bytes'] > 0 and whole['programs']['update']['each']['flops'] > 0
   assert np.isfinite(found['step_seconds'])
+
+
+@pytest.mark.slow  # two minutes each, where the compilers are installed
+@pytest.mark.parametrize('name', ['tpu:v5p:2x2x1', 'cuda:h100:1x4'])
+def test_a_decode_step_moves_the_weights_and_what_is_live_in_the_cache(name, tmp_path):
+  """By the kernel, in place: in lanes with split heads, beside a conditional and in a loop whose length is data."""
+  if not targets.installed(name.split(':')[0]):
+    pytest.skip("its compiler is not installed: pip install '.[plan]'")
+  config = search_r1_grpo.get_config().unlock()
+  config.update(model='random:qwen2.5-1.5b', dtype='bfloat16')
+  config.sampler.update(slots=128, length=4096)
+  config.train.update(row_length=4096, micro_rows=4)
+  config.lock()
+  found = plan.plan(config, targets.parse(name), ['decode'], cache=str(tmp_path), say=lambda _: None)
+  decode, run = found['programs']['decode'], programs.of_config(config, targets.parse(name).devices())
+  # Two lanes of two devices: bfloat16 weights, and of 64 slots as many tokens as a path has on average in front of a new one.
+  token = 28 * 1 * 2 * 128 * 2
+  live = 64 * found['work']['mean_length'] * token
+  assert run.token == token and run.sampled == pytest.approx(1.54e9 * 2 / 2, rel=0.02)
+  assert found['decode_traffic'] == pytest.approx(decode['each']['bytes'] / (run.sampled + live))
+  assert 1 < found['decode_traffic'] <= 1.2
+  assert decode['memory']['total'] - sum(found['resident'].values()) < 0.1 * run.cache  # no copy of the cache
+  shorter = plan.plan(config, targets.parse(name), ['decode'], cache=str(tmp_path), say=lambda _: None,
+                      turns=1, tokens=100, prompt=50, observation=50)
+  assert shorter['programs']['decode']['each']['bytes'] < 0.8 * decode['each']['bytes'] and shorter['decode_traffic'] < 1.3
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ PAGE = 128            # TPU: tokens of a copy, so what a slot reads beyond its l
 BLOCK_BYTES = 2**20   # TPU: of the tokens that are attended to at once, at most
 BUFFER_BYTES = 2**22  # TPU: of all copies under way
 GPU_BLOCK = 64        # GPU: tokens attended to at once; those beyond the length are not read
-GPU_PROGRAMS = 512    # GPU: about four for each multiprocessor of an H100
+GPU_PROGRAMS = 264    # GPU: two for each multiprocessor of an H100, about
 
 
 def platform_of(platform: str, head_dim: int) -> str | None:
