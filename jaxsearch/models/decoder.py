@@ -374,7 +374,7 @@ def put_windows(cache, windows, starts, rows):
 
 
 def get_windows(cache, starts, rows, n: int):
-  """Entries starts..starts+n of `rows` in the layout of the cache, such as (keys [S,K,h,n], values [S,K,n,h]); starts, rows: [S]."""
+  """Entries starts..starts+n of `rows` in the layout of the cache, as (keys [S,K,h,n], values [S,K,n,h]); starts, rows: [S]."""
   def get(part, axis):
     def one(row, start):
       where = [start if i == axis else row if i == 0 else 0 for i in range(4)]

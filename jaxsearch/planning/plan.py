@@ -76,7 +76,8 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, wanted: Sequ
   times = step.calls(work, config, hosts=run.hosts, slots=run.engine.slots, segment=run.engine.segment_steps,
                      prefill=math.prod(run.programs['prefill'].args[3].shape))
   phases = step.step_seconds(seconds, times)
-  result |= {'work': dataclasses.asdict(work) | {name: getattr(work, name) for name in ('decoded', 'prefilled', 'trained', 'mean_length')},
+  derived = ('decoded', 'prefilled', 'trained', 'mean_length')
+  result |= {'work': dataclasses.asdict(work) | {name: getattr(work, name) for name in derived},
              'phases': phases, 'calls': {name: times[name] for name in found},
              'fits': highest <= limit, 'bytes_per_device': highest, 'share': highest / target.device.memory,
              'step_seconds': sum(phases.values()) if not wanted and all(one.once.bytes for one in found.values()) else None}

@@ -1,9 +1,10 @@
 """The KV cache: its arrays, and the host's record of which token path each of its rows holds.
 
 One pair of arrays a layer, keys [rows, kv_heads, head_dim, length] and values [rows, kv_heads, length, head_dim], so that
-XLA updates every layer's cache in place; where a kernel attends, one array [rows, kv_heads, length, 2 head_dim] of both. There are more rows than slots: a path that waits for a tool keeps its row while
-another is decoded. The last row is scratch: what a program must write but nobody wants goes there. With lanes, each has as many
-rows of its own, a scratch row among them, and an episode's rows are all in one lane.
+XLA updates every layer's cache in place; where a kernel decodes, one array [rows, kv_heads, length, 2 head_dim] of both.
+There are more rows than slots: a path that waits for a tool keeps its row while another is decoded. The last row is scratch:
+what a program must write but nobody wants goes there. With lanes, each has as many rows of its own, a scratch row among
+them, and an episode's rows are all in one lane.
 
 To append is to write behind the length, to fork is to copy a row (`segment.fork`), to rewind is to lower the length, which
 only the host knows: `CacheRows` holds the valid tokens of each row and decides which row serves a path. `Prefixes` finds the

@@ -234,7 +234,9 @@ class Engine:
     width = _bucket(np.bincount(lanes).max(), self._widths)
     every = _idle_slots(width * self.lanes, self._scratch)
     if self._kernel:
-      places = np.array([np.sum(lanes[:i] == lane) for i, lane in enumerate(lanes)])
+      places = np.zeros_like(lanes)
+      for lane in range(self.lanes):
+        places[lanes == lane] = np.arange(np.sum(lanes == lane))
     else:
       places = self._place_in_front(rows, lanes, own, slots.lengths, width, every)
     where = lanes * width + places
@@ -245,7 +247,7 @@ class Engine:
     return tokens, logprobs, counts, states, width * self.lanes
 
   def _place_in_front(self, rows, lanes, own, lengths, width, every) -> np.ndarray:
-    """The places of rows in the front of their lanes, with what they hold copied there; notes the lengths of all that are there."""
+    """The places of rows in the front of their lanes, with what they hold copied there; sets `every.lengths` of all that are."""
     window = _bucket(lengths.max() + 1 + self.segment_steps, self._windows)
     if width != self._width or not window <= self._window <= 2 * window:  # a shorter one only where it is much shorter
       self._new_front(width, window)

@@ -53,8 +53,9 @@ def test_a_decode_step_moves_what_its_kernel_says(platform):
   S, K, G, h, T, R = 64, 2, 4, 64, 2048, 129
   struct = lambda *shape, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(shape, dtype)
   attend = jax.jit(functools.partial(decode_attention.decode_attention, platform=platform))
-  jaxpr = attend.trace(struct(S, K * G, h), *[struct(S, K, h)] * 2, struct(R, K, T, 2 * h), *[struct(S, dtype=jnp.int32)] * 2).jaxpr
-  (flops, beyond, reads), each = costs.count(jaxpr.jaxpr)
+  new, slots = struct(S, K, h), struct(S, dtype=jnp.int32)
+  traced = attend.trace(struct(S, K * G, h), new, new, struct(R, K, T, 2 * h), slots, slots)
+  (flops, beyond, reads), each = costs.count(traced.jaxpr.jaxpr)
   cache = decode_attention.cache_traffic([T] * S, K, h, 2, platform)
   assert flops == 4 * S * K * G * T * h and not each.any()
   assert cache < reads < 1.03 * cache

@@ -9,9 +9,9 @@ from jaxsearch.models.decoder import parameter_axes, parameter_shapes
 from jaxsearch.models.kernels import decode_attention as kernels
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import segment
+from jaxsearch.trees.tree import Role
 from tests.sampler.test_engine import PROMPTS, assert_greedy, chains, run, tokens_of
 from tests.sampler.test_lanes import siblings
-from jaxsearch.trees.tree import Role
 
 
 @pytest.fixture(params=['tpu', 'gpu'])

@@ -30,9 +30,10 @@ GPU_PROGRAMS = 264    # GPU: two for each multiprocessor of an H100, about
 
 
 def platform_of(platform: str, head_dim: int) -> str | None:
-  """'tpu' or 'gpu' where there is a kernel for devices of a `platform` and heads of this width, else None."""
-  name = {'tpu': 'tpu', 'gpu': 'gpu', 'cuda': 'gpu'}.get(platform)
-  return name if head_dim in (64, 128, 256) else None
+  """'tpu' or 'gpu' where there is a kernel for devices of a `platform`, as JAX names it, and heads of this width; else None."""
+  if platform == 'tpu':  # keys and values together fill the 128 lanes of a tile
+    return 'tpu' if head_dim == 64 or head_dim % 128 == 0 else None
+  return 'gpu' if platform == 'gpu' and head_dim >= 16 and head_dim.bit_count() == 1 else None  # as Triton wants its arrays
 
 
 def live_bytes(lengths, kv_heads: int, head_dim: int, itemsize: int) -> int:
@@ -52,17 +53,18 @@ def decode_attention(q, keys, values, cache, rows, lengths, *, platform: str, me
 
   Args:
     q: [S,H,h] queries; keys, values: [S,K,h] of the new tokens, in the dtype of the cache.
-    cache: [R,K,T,2h]; its buffer is written to where it is donated. T is a multiple of 16 (TPU: of the 32 bytes of a tile).
+    cache: [R,K,T,2h]; its buffer is written to where it is donated. T is a multiple of 16.
     rows: [S] int32, the row of each slot; slots may share one only if nobody wants what is in it.
     lengths: [S] int32, tokens of the row that are attended to besides the new one, which is written behind them; below T.
     platform: 'tpu' | 'gpu'.
-    mesh: whose axis `tensor` splits the key/value heads, and with them the query heads.
+    mesh: of the program, if it runs on several devices; its axis `tensor` splits the key/value heads, and with them the query
+      heads. No compiler splits a kernel: what the program is not split over by hand yet is split here.
   Returns:
     ([S,H,h] in the dtype of q, the cache with the new tokens).
   """
   S, H, h = q.shape
   K = keys.shape[1]
-  if mesh is not None and mesh.shape['tensor'] > 1:
+  if mesh is not None:
     around = jax.sharding.get_abstract_mesh()
     heads, whole = PartitionSpec(None, 'tensor'), PartitionSpec()
     own = functools.partial(decode_attention, platform=platform, interpret=interpret)
@@ -81,7 +83,7 @@ def _cost(q, cache, platform, *others):
   T = cache.shape[2]
   return pl.CostEstimate(
     flops=4 * S * K * G * h * T, transcendentals=S * K * G * T,
-    bytes_accessed=cache_traffic([T] * S, K, h, cache.dtype.itemsize, platform) 
+    bytes_accessed=cache_traffic([T] * S, K, h, cache.dtype.itemsize, platform)
     + sum(math.prod(x.shape) * x.dtype.itemsize for x in others))
 
 
@@ -90,8 +92,8 @@ def _on_tpu(q, new, cache, rows, lengths, interpret):
   T, itemsize = cache.shape[2], cache.dtype.itemsize
   tile = 32 // itemsize
   page = math.gcd(PAGE, T)
-  if page < tile:
-    raise ValueError(f'a cache of {T} tokens a row: the kernel for TPUs needs a multiple of {tile}')
+  if page < 16:
+    raise ValueError(f'a cache of {T} tokens a row: the kernel needs a multiple of 16')
   token = K * 2 * h * itemsize
   pages = max(1, min(4, BLOCK_BYTES // (page * token)))
   depth = max(2, min(8, BUFFER_BYTES // (pages * page * token)))
@@ -101,7 +103,7 @@ def _on_tpu(q, new, cache, rows, lengths, interpret):
     num_scalar_prefetch=2, grid=(cores, S // cores),
     in_specs=[pl.BlockSpec((1, K, G, h), of_slot), pl.BlockSpec((1, K, 1, 2 * h), of_slot), pl.BlockSpec(memory_space=pl.ANY)],
     out_specs=[pl.BlockSpec((1, K, G, h), of_slot), pl.BlockSpec(memory_space=pl.ANY)],
-    scratch_shapes=[pltpu.VMEM((depth, K, pages * page, 2 * h), cache.dtype), pltpu.VMEM((2, K, tile, 2 * h), cache.dtype),
+    scratch_shapes=[*(pltpu.VMEM(shape, cache.dtype) for shape in ((depth, K, pages * page, 2 * h), (2, K, tile, 2 * h))),
                     pltpu.SemaphoreType.DMA((depth,)), pltpu.SemaphoreType.DMA((2,)), pltpu.SMEM((4,), jnp.int32)])
   kernel = functools.partial(_tpu_kernel, page=page)
   return pl.pallas_call(
@@ -203,11 +205,11 @@ def _on_gpu(q, new, cache, rows, lengths, interpret):
   T = cache.shape[2]
   block = math.gcd(GPU_BLOCK, T)
   if block < 16:
-    raise ValueError(f'a cache of {T} tokens a row: the kernel for GPUs needs a multiple of 16')
+    raise ValueError(f'a cache of {T} tokens a row: the kernel needs a multiple of 16')
   parts = 2 ** max(0, min(4, round(math.log2(GPU_PROGRAMS / (S * K)))))
   whole = lambda x: pl.BlockSpec(x.shape, lambda *_: (0,) * x.ndim)
   partial = [jax.ShapeDtypeStruct((S, K, parts, *shape), jnp.float32) for shape in ((G, h), (G,), (G,))]
-  of_part = [pl.BlockSpec((None, None, None, *x.shape[3:]), lambda s, k, i, n=x.ndim: (s, k, i, *(0,) * (n - 3))) for x in partial]
+  of_part = [pl.BlockSpec((None,) * 3 + x.shape[3:], lambda s, k, i, n=x.ndim: (s, k, i, *(0,) * (n - 3))) for x in partial]
   cache, values, peak, total = pl.pallas_call(
     functools.partial(_gpu_kernel, block=block), name=NAME, grid=(S, K, parts), interpret=interpret,
     in_specs=[whole(rows), whole(lengths), pl.BlockSpec((None, None, G, h), lambda s, k, i: (s, k, 0, 0)),
@@ -234,7 +236,8 @@ def _gpu_kernel(rows, lengths, q_ref, new_ref, cache, written, values_ref, peak_
     peak, total, values = carry
     start = number * block
     seen = start + jnp.arange(block) < length
-    load = lambda first: plgpu.load(cache.at[row, head, pl.ds(start, block), pl.ds(first, h)], mask=seen[:, None], other=0.0)
+    there = cache.at[row, head, pl.ds(start, block)]
+    load = lambda first: plgpu.load(there.at[:, pl.ds(first, h)], mask=seen[:, None], other=0.0)
     scores = jnp.where(seen[None], plgpu.dot(q, load(0).T) * scale, NEGATIVE)
     higher = jnp.maximum(peak, jnp.max(scores, axis=-1))
     weights, left = jnp.exp(scores - higher[:, None]), jnp.exp(peak - higher)

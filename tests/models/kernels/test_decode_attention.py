@@ -15,6 +15,7 @@ from jaxsearch.models.decoder import cached_attention, get_windows, put_windows
 from jaxsearch.models.kernels import decode_attention as kernels
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel import targets
+from jaxsearch.sampler import segment
 
 PLATFORMS = 'tpu', 'gpu'
 EDGES = (0, 1, 15, 16, 127, 128, 129, 383)  # of tiles, pages, blocks and the row
@@ -35,7 +36,7 @@ def case(S, K, G, h, T, lengths, dtype='float32', seed=0, spare=2):
 @jax.jit
 def dense(q, keys, values, cache, rows, lengths):
   """The path of CPUs, with keys and values apart and keys transposed."""
-  h, (S, K, _) = q.shape[-1], keys.shape
+  h = q.shape[-1]
   apart = jnp.swapaxes(cache[..., :h], 2, 3), cache[..., h:]
   written = put_windows(apart, (keys[..., None], values[:, :, None]), lengths, rows)
   seen = get_windows(written, jnp.zeros_like(lengths), rows, cache.shape[2])
@@ -115,8 +116,14 @@ def test_heads_split_over_devices(platform):
 
 def test_a_row_that_no_tile_divides_is_refused():
   for platform in PLATFORMS:
-    with pytest.raises(ValueError, match='72|77'):
-      kernels.decode_attention(*case(2, 1, 2, 16, 77 if platform == 'tpu' else 72, (3, 4)), platform=platform)
+    with pytest.raises(ValueError, match='72 tokens a row: the kernel needs a multiple of 16'):
+      kernels.decode_attention(*case(2, 1, 2, 16, 72, (3, 4)), platform=platform)
+
+
+def test_kernels_are_for_the_heads_that_their_tiles_take():
+  assert [kernels.platform_of('tpu', h) for h in (32, 64, 96, 128, 192, 256)] == [None, 'tpu', None, 'tpu', None, 'tpu']
+  assert [kernels.platform_of('gpu', h) for h in (8, 32, 64, 80, 128)] == [None, 'gpu', 'gpu', None, 'gpu']
+  assert kernels.platform_of('cpu', 128) is None
 
 
 def test_planned_traffic_is_that_of_the_pages_that_are_copied(monkeypatch):
@@ -155,12 +162,13 @@ def test_compiles_in_place(target):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('split', [1, 2, 4])
 @pytest.mark.parametrize('target', ['tpu:v5p:2x2x1', 'cuda:h100:1x4'])
-def test_compiles_in_lanes_with_split_heads(target):
+def test_compiles_in_lanes_with_split_heads(target, split):
   """As the sampler calls it: in a program that is split over lanes by hand and over heads by the compiler."""
   if not targets.installed(target.split(':')[0]):
     pytest.skip("its compiler is not installed: pip install '.[plan]'")
-  mesh = Mesh(np.array(targets.parse(target).devices()).reshape(2, 1, 2), meshes.MESH_AXES)
+  mesh = Mesh(np.array(targets.parse(target).devices()).reshape(-1, 1, split), meshes.MESH_AXES)
   platform = kernels.platform_of(mesh.devices.flat[0].platform, 128)
   put = lambda spec, *shape, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
   heads = PartitionSpec('data', 'tensor')
@@ -168,10 +176,9 @@ def test_compiles_in_lanes_with_split_heads(target):
   def program(*arguments):
     return kernels.decode_attention(*arguments, platform=platform, mesh=mesh)
 
-  lanes = jax.shard_map(program, mesh=mesh, axis_names={'data'}, check_vma=False, in_specs=PartitionSpec('data'),
-                        out_specs=PartitionSpec('data'))
+  lanes = lambda *arguments: segment.in_lanes(mesh, program, (), arguments)
   slots = put(PartitionSpec('data'), 32, dtype=jnp.int32)
   compiled = jax.jit(lanes, donate_argnums=3).lower(
-    put(heads, 32, 16, 128), *[put(heads, 32, 2, 128)] * 2, put(heads, 66, 2, 2048, 256), slots, slots).compile()
-  assert compiled.memory_analysis().alias_size_in_bytes >= 33 * 2048 * 256 * 2
+    put(heads, 32, 16, 128), *[put(heads, 32, 4, 128)] * 2, put(heads, 68, 4, 2048, 256), slots, slots).compile()
+  assert compiled.memory_analysis().alias_size_in_bytes >= 17 * 4 * 2048 * 256 * 2
   assert 'all-gather' not in compiled.as_text()
