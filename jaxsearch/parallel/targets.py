@@ -25,8 +25,8 @@ class Device:
   source: str
 
 
-# The memory of TPUs is that of libtpu's messages ('of 95.74G hbm'), a little off the published one. An H100 has 50 MB of L2 cache;
-# a quarter of it is taken to outlive the weights that stream through.
+# The memory of TPUs is that of libtpu's messages ('of 95.74G hbm'), a little off the published one. An H100 has 50 MB of L2
+# cache; a quarter of it is taken to outlive the weights that stream through.
 DEVICES = {
   'tpu:v5e': Device(int(15.75 * 2**30), 819e9, 197e12, 200e9, 0.0, 0, 'https://cloud.google.com/tpu/docs/v5e'),
   'tpu:v5p': Device(int(95.74 * 2**30), 2765e9, 459e12, 600e9, 0.0, 0, 'https://cloud.google.com/tpu/docs/v5p'),

@@ -103,11 +103,12 @@ def _on_tpu(q, new, cache, rows, lengths, interpret):
     num_scalar_prefetch=2, grid=(cores, S // cores),
     in_specs=[pl.BlockSpec((1, K, G, h), of_slot), pl.BlockSpec((1, K, 1, 2 * h), of_slot), pl.BlockSpec(memory_space=pl.ANY)],
     out_specs=[pl.BlockSpec((1, K, G, h), of_slot), pl.BlockSpec(memory_space=pl.ANY)],
-    scratch_shapes=[*(pltpu.VMEM(shape, cache.dtype) for shape in ((depth, K, pages * page, 2 * h), (2, K, tile, 2 * h))),
+    scratch_shapes=[pltpu.VMEM((depth, K, pages * page, 2 * h), cache.dtype), pltpu.VMEM((2, K, tile, 2 * h), cache.dtype),
                     pltpu.SemaphoreType.DMA((depth,)), pltpu.SemaphoreType.DMA((2,)), pltpu.SMEM((4,), jnp.int32)])
   kernel = functools.partial(_tpu_kernel, page=page)
   return pl.pallas_call(
-    kernel, name=NAME, grid_spec=spec, interpret=interpret, input_output_aliases={4: 1}, cost_estimate=_cost(q, cache, 'tpu', q, q, new),
+    kernel, name=NAME, grid_spec=spec, interpret=interpret, input_output_aliases={4: 1},
+    cost_estimate=_cost(q, cache, 'tpu', q, q, new),
     out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(cache.shape, cache.dtype)],
     compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')))(
       rows, lengths, q, new[:, :, None], cache)
@@ -223,7 +224,7 @@ def _on_gpu(q, new, cache, rows, lengths, interpret):
 
 
 def _gpu_kernel(rows, lengths, q_ref, new_ref, cache, written, values_ref, peak_ref, total_ref, *, block):
-  """A part of the blocks of a slot's key/value head; the first part has the new token too. `cache` and `written` are one array."""
+  """A part of the blocks of a slot's key/value head; the first has the new token too. `cache` and `written` are one array."""
   slot, head, part, parts = *(pl.program_id(axis) for axis in range(3)), pl.num_programs(2)
   row, length = rows[slot], lengths[slot]
   G, h = q_ref.shape
@@ -236,8 +237,7 @@ def _gpu_kernel(rows, lengths, q_ref, new_ref, cache, written, values_ref, peak_
     peak, total, values = carry
     start = number * block
     seen = start + jnp.arange(block) < length
-    there = cache.at[row, head, pl.ds(start, block)]
-    load = lambda first: plgpu.load(there.at[:, pl.ds(first, h)], mask=seen[:, None], other=0.0)
+    load = lambda first: plgpu.load(cache.at[row, head, pl.ds(start, block), pl.ds(first, h)], mask=seen[:, None], other=0.0)
     scores = jnp.where(seen[None], plgpu.dot(q, load(0).T) * scale, NEGATIVE)
     higher = jnp.maximum(peak, jnp.max(scores, axis=-1))
     weights, left = jnp.exp(scores - higher[:, None]), jnp.exp(peak - higher)

@@ -126,8 +126,20 @@ def test_kernels_are_for_the_heads_that_their_tiles_take():
   assert kernels.platform_of('cpu', 128) is None
 
 
-def test_planned_traffic_is_that_of_the_pages_that_are_copied(monkeypatch):
-  """Counted in the interpreted kernel: a page is what one copy takes."""
+@pytest.mark.parametrize('platform', PLATFORMS)
+def test_what_is_not_counted_is_not_read(platform):
+  """NaN in all rows of others and behind a slot's last page (GPU: token) changes nothing: it would pass through a weight of 0."""
+  arguments = q, keys, values, cache, rows, lengths = case(8, 2, 3, 32, 384, EDGES)
+  page = kernels.PAGE if platform == 'tpu' else 1
+  poisoned = np.full(cache.shape, np.nan, np.float32)
+  for row, length in zip(np.asarray(rows), EDGES):
+    end = -(-length // page) * page
+    poisoned[row, :, :end] = cache[row, :, :end]
+  found, _ = jitted(platform)(q, keys, values, jnp.asarray(poisoned), rows, lengths)
+  np.testing.assert_array_equal(found, jitted(platform)(*arguments)[0])
+
+
+def test_planned_traffic_is_that_of_the_pages_that_are_read():
   lengths, (K, h, itemsize) = (0, 1, 128, 129, 300), (2, 128, 2)
   token = K * 2 * h * itemsize
   assert kernels.cache_traffic(lengths, K, h, itemsize, 'tpu') == token * (128 * (0 + 1 + 1 + 2 + 3) + 5 * 16)
