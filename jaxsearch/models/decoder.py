@@ -189,7 +189,8 @@ def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, v
   return rms_norm(x, params['final_norm'], config.norm_eps)
 
 
-def forward_cached(config: DecoderConfig, params: dict, tokens, starts, cache: list, rows=None, window: int | None = None):
+def forward_cached(config: DecoderConfig, params: dict, tokens, starts, cache: list, rows=None, window: int | None = None,
+                   attention=None):
   """The forward pass over new tokens of cached sequences.
 
   A sequence may come in several chunks; each attends to what the earlier ones wrote. Padding of `tokens` writes garbage past
@@ -200,9 +201,12 @@ def forward_cached(config: DecoderConfig, params: dict, tokens, starts, cache: l
       weights and cache as arrays of their own and updates the caches in place.
     tokens: [S,n] int, the new tokens of each chunk.
     starts: [S] int, how many tokens of its row the cache already holds.
-    cache: list over layers of (keys [R,K,h,length], values [R,K,length,h]). Needs starts + n <= length.
+    cache: list over layers of (keys [R,K,h,length], values [R,K,length,h]), or of (keys and values [R,K,length,2h],) as
+      kernels read it. Needs starts + n <= length.
     rows: [S] int, the row of the cache that each chunk belongs to; None if chunk i belongs to row i and R = S.
     window: static, with `rows`: only the first `window` entries are attended to. Needs max(starts) + n <= window.
+    attention: a kernel for n = 1, see `kernels.decode_attention`: takes q [S,H,h], k, v [S,K,h], the one array of a layer, the
+      rows, `starts`; returns [S,H,h] and the array with k, v.
   Returns:
     ([S,n,D] hidden states after the final norm, updated cache).
   """
@@ -213,7 +217,13 @@ def forward_cached(config: DecoderConfig, params: dict, tokens, starts, cache: l
   written = []
   for weights, layer_cache in zip(params['layers'], cache, strict=True):
     def attend(q, k, v, layer_cache=layer_cache):
-      new = jnp.transpose(k, (0, 2, 3, 1)), jnp.transpose(v, (0, 2, 1, 3))
+      if attention is not None:
+        attended, updated = attention(q[:, 0], k[:, 0], v[:, 0], *layer_cache, where, starts)
+        return attended[:, None], (updated,)
+      if len(layer_cache) == 1:
+        new = (jnp.transpose(jnp.concatenate([k, v], axis=-1), (0, 2, 1, 3)),)
+      else:
+        new = jnp.transpose(k, (0, 2, 3, 1)), jnp.transpose(v, (0, 2, 1, 3))
       updated = put_windows(layer_cache, new, starts, where)
       visible = updated if rows is None else get_windows(updated, jnp.zeros_like(starts), rows, window)
       return cached_attention(q, visible, positions), updated
@@ -343,9 +353,12 @@ def dense_attention(q, k, v, visible_until):
 
 
 def cached_attention(q, cache, positions):
-  """q: [S,n,H,h] at `positions` [S,n] attends to entries 0..position of keys [S,K,h,T], values [S,K,T,h] -> [S,n,H,h]."""
-  keys, values = cache
+  """q: [S,n,H,h] at `positions` [S,n] attends to entries 0..position of keys [S,K,h,T], values [S,K,T,h] -> [S,n,H,h].
+
+  Keys and values may be one array [S,K,T,2h] too.
+  """
   S, n, H, h = q.shape
+  keys, values = cache if len(cache) == 2 else (jnp.swapaxes(cache[0][..., :h], 2, 3), cache[0][..., h:])
   K, T = values.shape[1:3]
   q = jnp.transpose(q.reshape(S, n, K, H // K, h), (0, 2, 3, 1, 4)).reshape(S, K, -1, h)
   scores = jnp.einsum('skqh,skht->skqt', q, keys, preferred_element_type=jnp.float32) * h**-0.5
@@ -356,12 +369,15 @@ def cached_attention(q, cache, positions):
   return jnp.transpose(attended.reshape(S, K, H // K, n, h), (0, 3, 1, 2, 4)).reshape(S, n, H, h)
 
 
+_TIME = {1: (2,), 2: (3, 2)}  # the axis of time in the arrays of a layer's cache: keys and values in one, or keys, values
+
+
 def put_windows(cache, windows, starts, rows):
   """Writes windows of n entries, in the layout of the cache, at starts..starts+n of `rows`; starts, rows: [S].
 
-  The cache is (keys [R,K,h,length], values [R,K,length,h]): with keys transposed both products of attention read rows. One
-  block per sequence, not one index per token: XLA turns it into S copies into the donated buffer. Needs starts + n <= length;
-  otherwise the block is shifted to fit and overwrites valid entries.
+  The cache is (keys [R,K,h,length], values [R,K,length,h]): with keys transposed both products of attention read rows. Or it is
+  one array [R,K,length,2h] for kernels. One block per sequence, not one index per token: XLA turns it into S copies into the
+  donated buffer. Needs starts + n <= length; otherwise the block is shifted to fit and overwrites valid entries.
   """
   where = jnp.stack([rows, starts], axis=1)
 
@@ -370,19 +386,19 @@ def put_windows(cache, windows, starts, rows):
       update_window_dims=(1, 2, 3), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, axis))
     return jax.lax.scatter(part, where, window.astype(part.dtype), numbers, mode=jax.lax.GatherScatterMode.CLIP)
 
-  return put(cache[0], windows[0], 3), put(cache[1], windows[1], 2)
+  return tuple(map(put, cache, windows, _TIME[len(cache)]))
 
 
 def get_windows(cache, starts, rows, n: int):
-  """(keys [S,K,h,n], values [S,K,n,h]): entries starts..starts+n of `rows`; starts, rows: [S]."""
-  keys, values = cache
-  _, K, h, _ = keys.shape
+  """Entries starts..starts+n of `rows` in the layout of the cache, as (keys [S,K,h,n], values [S,K,n,h]); starts, rows: [S]."""
+  def get(part, axis):
+    def one(row, start):
+      where = [start if i == axis else row if i == 0 else 0 for i in range(4)]
+      return jax.lax.dynamic_slice(part, where, [n if i == axis else 1 if i == 0 else part.shape[i] for i in range(4)])[0]
 
-  def get(row, start):
-    return (jax.lax.dynamic_slice(keys, (row, 0, 0, start), (1, K, h, n))[0],
-            jax.lax.dynamic_slice(values, (row, 0, start, 0), (1, K, n, h))[0])
+    return jax.vmap(one)(rows, starts)
 
-  return jax.vmap(get)(rows, starts)
+  return tuple(map(get, cache, _TIME[len(cache)]))
 
 
 def logits(params: dict, hidden):
