@@ -16,6 +16,7 @@ FIELDS = {
   'seed': '>= 0 and <= 4294967295',
   'dtype': ('float32', 'bfloat16'),
   'remat': ('none', 'dots', 'full'),
+  'attention': ('auto', 'dense'),
   'checkpoint_every': COUNT,
   'keep_checkpoints': COUNT,
   'log': ('wandb', 'trackio'),
@@ -33,6 +34,7 @@ FIELDS = {
   '*.noise_end': SHARE,
   '*.noise_eval': SHARE,
   'search.writer_temperature': '>= 0',
+  'search.price': '>= 0',
 
   'python.seconds': '> 0',
   'python.memory': COUNT,
@@ -51,6 +53,7 @@ FIELDS = {
   'train.micro_rows': COUNT,
   'train.epochs': COUNT,
   'train.mini_batch': '>= 0',
+  'train.async_steps': '= 0 or = 1',
   'train.old_logprobs': ('sampler', 'recompute'),
   'train.chunk': COUNT,
   'train.aggregate': ('token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean', 'span-mean'),

@@ -6,6 +6,7 @@ JAX and the rest are imported where they are used, so that `--help` and usage er
 import argparse
 import contextlib
 import functools
+import importlib.util
 import inspect
 import json
 import pathlib
@@ -71,12 +72,12 @@ def train(config, _) -> None:
   With config.eval.every set it ends with one JSON line about held-out questions.
   """
   start = time.perf_counter()
-  check_place('config.out', config.out, folder=True)
+  _check_out(config)
   import jax
 
   check_files(config, ('data', 'model', 'tokenizer', 'search', 'reader', 'judge', 'critic', *['eval'] * bool(config.eval.every)))
   from jaxsearch.evaluation import report, run
-  from jaxsearch.training import loop, runs
+  from jaxsearch.training import loop, remote, runs
   if config.eval.every:
     run.read_held_out(config)  # a mistake in them is found now, not after the first step
   try:
@@ -84,12 +85,14 @@ def train(config, _) -> None:
   except runs.RunStopped:
     with contextlib.suppress(OSError):  # of a full disk
       if jax.process_index() == 0:
-        report.write_report(config.out)  # what went wrong stands at its top
+        report.write_report(remote.local(config.out))  # what went wrong stands at its top
+        remote.publish(config.out)
     raise
   if jax.process_index() == 0:
-    page = report.write_report(config.out)
+    page = report.write_report(remote.local(config.out))
+    remote.publish(config.out)
     print(f'jaxsearch: ask the policy: {sys.argv[0]} ask "QUESTION" --checkpoint {config.out}', file=sys.stderr)
-    evaluations = runs.read(pathlib.Path(config.out) / 'evaluations.jsonl')
+    evaluations = runs.read(page.with_name('evaluations.jsonl'))
     if not evaluations:
       print(f'report: {page}')
       return
@@ -417,6 +420,8 @@ def ask(config, flags) -> None:
          flag('--recipe', 'its prefixes and pooling: e5, bge or minilm; by its name if not given'),
          flag('--precision', 'of the vectors: float16 or int8; float16 if not given', choices=('float16', 'int8'),
               default='float16'),
+         flag('--approximate', 'search the vectors with FAISS: less memory and faster, for millions of passages; says its recall',
+              bool),
          flag('--estimate', 'only say what memory, disk and time it takes', bool), examples=(
            '--corpus F.jsonl --out index', '--corpus wiki-18.jsonl.gz --out index --kind hybrid --encoder e5-base-v2 --estimate'))
 def index(config, flags) -> None:
@@ -425,10 +430,12 @@ def index(config, flags) -> None:
   The folder is for serve --index DIR and for --config.search.backend=index --config.search.index=DIR.
   """
   if flags.kind == 'bm25':
-    _refuse(flags, ('encoder', 'recipe'), 'with --kind bm25')
+    _refuse(flags, ('encoder', 'recipe', 'approximate'), 'with --kind bm25')
   from jaxsearch.tools import index
+  if flags.approximate:
+    from jaxsearch.tools import approximate  # noqa: F401  # a missing package is found now, not when all is encoded
   encoder = None if flags.kind == 'bm25' else _load_encoder(config, flags)
-  expected = index.estimate(flags.corpus, flags.kind, encoder, flags.precision)
+  expected = index.estimate(flags.corpus, flags.kind, encoder, flags.precision, flags.approximate)
   if flags.estimate:
     _print(expected)
     return
@@ -441,9 +448,14 @@ def index(config, flags) -> None:
       _say(f'{stage}: {done:,} of about {expected["passages"]:,} passages; '
            f'{said - start:.0f} s of about {expected["seconds"]:.0f} s')
 
-  manifest = index.build(flags.corpus, flags.out, flags.kind, encoder=encoder, precision=flags.precision, report=report)
+  manifest = index.build(flags.corpus, flags.out, flags.kind, encoder=encoder, precision=flags.precision,
+                         approximate=flags.approximate, report=report)
+  if lists := manifest.get('approximate'):
+    _say(f'approximate search: {lists["probes"]} of {lists["lists"]} lists a query; finds {100 * lists["recall3"]:.1f} % of the '
+         f'three passages nearest to each of {lists["sample"]} passages, compared with exact search')
   _print({'index': flags.out, 'passages': manifest['passages'], 'bytes': sum(manifest['files'].values()),
-          'corpus_hash': manifest['corpus_hash'], 'seconds': time.monotonic() - start})
+          'corpus_hash': manifest['corpus_hash'], 'seconds': time.monotonic() - start}
+         | {f'approximate_{name}': value for name, value in manifest.get('approximate', {}).items()})
 
 
 def _load_encoder(config, flags):
@@ -507,11 +519,15 @@ def critic_warmup(config, _) -> None:
   """
   if 'critic_warmup' not in config:
     raise UsageError('this config has no group critic_warmup: its method has no critic, or see configs/carl.py')
-  check_place('config.out', config.out, folder=True)
+  _check_out(config)
   check_files(config, ('data', 'model', 'tokenizer', 'search', 'critic_warmup'))
+  import jax
+
   from jaxsearch.evaluation import calibration, competence
   from jaxsearch.training import critic_warmup
-  _print({'run': config.out} | critic_warmup.warm_up(config, competence.gate_figures, calibration.plot))
+  figures = critic_warmup.warm_up(config, competence.gate_figures, calibration.plot)
+  if jax.process_index() == 0:
+    _print({'run': config.out} | figures)
 
 
 @command('carl', CHECKPOINT, QUESTIONS, flag('--out', 'JSONL file to write', place(), required=True),
@@ -555,7 +571,7 @@ def chains(config, flags) -> None:
 @command('sft', examples=('--config.sft.demonstrations=F.jsonl --config.out=runs/sft', '--config sft_gold --config.steps=50'))
 def sft(config, _) -> None:
   """Train a policy on demonstrations."""
-  check_place('config.out', config.out, folder=True)
+  _check_out(config)
   check_files(config, ('model', 'tokenizer'))
   if not config.sft.demonstrations:
     raise UsageError('sft.demonstrations is not set: a JSONL file, see configs/sft.py, or world:rl for gold chains')
@@ -695,6 +711,17 @@ def _sampling(flags, temperature: float = 0.0):
   """How answers are sampled: at --temperature, or at this one."""
   from jaxsearch.sampler.requests import Sampling
   return Sampling(temperature if flags.temperature is None else flags.temperature)
+
+
+def _check_out(config) -> None:
+  """Raises UsageError unless a run can be written to config.out; of a bucket only the URL is looked at."""
+  from jaxsearch.training import remote
+  if not remote.is_remote(config.out):
+    check_place('config.out', config.out, folder=True)
+  elif (scheme := config.out.partition('://')[0]) not in remote.PACKAGES:
+    raise UsageError(f'config.out={config.out}: a bucket is {" or ".join(f"{one}://" for one in remote.PACKAGES)}')
+  elif importlib.util.find_spec(package := remote.PACKAGES[scheme]) is None:
+    raise UsageError(f"config.out={config.out} needs the package {package!r}: pip install 'jaxsearch[{scheme}]'")
 
 
 def _check_files(config, flags, policy: bool = True) -> None:

@@ -40,13 +40,13 @@ def load_policy(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> t
   """
   param_dtype = 'float32' if config.optim.master_weights and not config.lora.rank else config.dtype
   if config.model.startswith(RANDOM):
-    model_config = dataclasses.replace(preset(config.model.removeprefix(RANDOM)), dtype=config.dtype, remat=config.remat)
+    model_config = _as_run(config, preset(config.model.removeprefix(RANDOM)))
     create = lambda key: initial_params(model_config, key, jnp.dtype(param_dtype))
     placed = param_shardings(model_config, mesh)
     return model_config, jax.jit(create, out_shardings=placed)(jax.random.key(config.seed))
-  decoder = hub.load(model_path(config.model), config.dtype, param_dtype=param_dtype, mesh=mesh, remat=config.remat)
+  decoder = hub.load(model_path(config.model), config.dtype, param_dtype=param_dtype, mesh=mesh)
   hub.check_finite(decoder.params, config.model)
-  return decoder.config, decoder.params
+  return _as_run(config, decoder.config), decoder.params
 
 
 def architecture(config: ml_collections.ConfigDict) -> DecoderConfig:
@@ -60,7 +60,11 @@ def architecture(config: ml_collections.ConfigDict) -> DecoderConfig:
     if not known:
       raise ValueError(f'model={config.model!r}: no such folder, and its name is none of {", ".join(PRESETS)}')
     found = preset(max(known, key=len))
-  return dataclasses.replace(found, dtype=config.dtype, remat=config.remat)
+  return _as_run(config, found)
+
+
+def _as_run(config: ml_collections.ConfigDict, model_config: DecoderConfig) -> DecoderConfig:
+  return dataclasses.replace(model_config, dtype=config.dtype, remat=config.remat, attention=config.attention)
 
 
 def param_shardings(model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> dict:

@@ -1,7 +1,7 @@
 """Checkpoints of everything that resumes a run to the bit, and the reading of their parameters alone.
 
 A checkpoint `DIR/checkpoints/STEP` has three items. Orbax writes them into a temporary folder that is renamed at the end, so
-that a killed save leaves nothing behind that looks like a checkpoint:
+that a killed save leaves nothing behind that looks like a checkpoint (in a bucket a mark is written at the end):
 
   params     the parameters that are trained, restored onto any mesh: the policy's, or those of its adapter (config.lora)
   rest       optimizer state and counters (`step.TrainState` without the parameters)
@@ -23,7 +23,6 @@ import logging
 import os
 import pathlib
 import re
-import shutil
 import sys
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -36,6 +35,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import safetensors
 import safetensors.numpy
+from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
 from jaxsearch import __version__, setup
@@ -47,13 +47,14 @@ from jaxsearch.models.hub import check_finite
 from jaxsearch.models.tensor_files import write_json
 from jaxsearch.parallel.mesh import gather_objects, make_mesh
 from jaxsearch.training import critic
+from jaxsearch.training.remote import is_remote, place
 from jaxsearch.training.step import TrainState, fingerprint, place_params, without_head
 
 # What may differ between a run and its resumption: where things are, how often and how far, and how the same numbers are
 # computed. Where monitor.action='rollback', another `monitor` or `checkpoint_every` may roll back at other steps, or to others.
 FREE_FIELDS = ('steps', 'out', 'progress', 'log', 'rollouts', 'checkpoint_every', 'keep_checkpoints', 'eval', 'mesh',
-               'distributed', 'sampler.slots', 'train.micro_rows', 'train.chunk', 'remat', 'search.url', 'search.timeout',
-               'search.max_failed_steps', 'optim.max_skipped', 'python.workers', 'sampler.release', 'monitor',
+               'distributed', 'sampler.slots', 'train.micro_rows', 'train.chunk', 'remat', 'attention', 'search.url',
+               'search.timeout', 'search.max_failed_steps', 'optim.max_skipped', 'python.workers', 'sampler.release', 'monitor',
                'critic_warmup.gate', 'critic_warmup.min_updates', 'critic_warmup.max_updates')
 
 ITEMS = ('params', 'rest', 'host')
@@ -89,7 +90,7 @@ def open_checkpoints(run: str | pathlib.Path, keep: int | None = None,
   for name in ('absl', 'asyncio'):  # Orbax tells of every file, and of every fault with tracebacks beside the one it raises
     logging.getLogger(name).setLevel(logging.CRITICAL)
   sys.unraisablehook = _without_echoes
-  return ocp.CheckpointManager((pathlib.Path(run) / 'checkpoints').absolute(), options=ocp.CheckpointManagerOptions(
+  return ocp.CheckpointManager(place(run) / 'checkpoints', options=ocp.CheckpointManagerOptions(
     preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), Chosen(chosen)]), create=keep is not None,
     cleanup_tmp_directories=keep is not None, enable_async_checkpointing=jax.default_backend() != 'cpu'))
 
@@ -108,7 +109,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
     OSError: the disk is full, or the like, now or in the save before; the message names the folder.
   """
   params, rest = split(state)
-  path = pathlib.Path(manager.directory) / str(step)
+  path = manager.directory / str(step)
   check_finite({'params': params} | rest, path)
   host = host | {'param_dtype': jax.tree.leaves(params)[0].dtype.name, 'checksums': checksums({'params': params} | rest)}
   host |= {'checksum': _checksum_of_text(host)}
@@ -118,7 +119,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
 
 
 @contextlib.contextmanager
-def writing(path: pathlib.Path) -> Iterator[None]:
+def writing(path: epath.Path) -> Iterator[None]:
   """Turns what Orbax raises while it writes into an OSError that names `path`."""
   try:
     yield
@@ -181,9 +182,9 @@ def _compare(arrays: Any, host: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _reading(manager: ocp.CheckpointManager, step: int) -> Iterator[pathlib.Path]:
+def _reading(manager: ocp.CheckpointManager, step: int) -> Iterator[epath.Path]:
   """Turns what Orbax raises for files that are cut short, empty or gone, each in its own way, into BrokenCheckpoint."""
-  path = pathlib.Path(manager.directory) / str(step)
+  path = manager.directory / str(step)
   try:
     yield path
   except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
@@ -203,7 +204,10 @@ def _reason(error: Exception) -> str:
 
 def all_steps(manager: ocp.CheckpointManager) -> list[int]:
   """The steps of all checkpoints, newest first, those that cannot be read included."""
-  return sorted((int(path.name) for path in pathlib.Path(manager.directory).glob('*') if path.name.isdecimal()), reverse=True)
+  steps = [path for path in manager.directory.glob('*') if path.name.isdecimal()]
+  if is_remote(manager.directory):  # elsewhere a folder gets its name when it is whole
+    steps = filter(ocp.utils.is_checkpoint_finalized, steps)
+  return sorted((int(path.name) for path in steps), reverse=True)
 
 
 def newest(manager: ocp.CheckpointManager, read: Callable[[int], Found], warn: bool = True) -> Found | None:
@@ -233,11 +237,14 @@ def set_aside(manager: ocp.CheckpointManager, last_step: int) -> None:
   if not gather_objects(broken)[0]:
     return
   if jax.process_index() == 0:
-    checkpoints = pathlib.Path(manager.directory)
+    checkpoints = manager.directory
     for step in map(str, broken):
-      target = checkpoints.with_name('broken') / step
+      target = checkpoints.parent / 'broken' / step
       target.parent.mkdir(exist_ok=True)
-      shutil.rmtree(target, ignore_errors=True)
+      if not target.parent.exists():  # a bucket has no empty folders
+        (target.parent / 'README').write_text('Checkpoints that could not be read.\n')
+      if target.is_dir():
+        target.rmtree()
       target.unlink(missing_ok=True)
       (checkpoints / step).rename(target)
       say(f'moved {checkpoints / step} to {target}')
@@ -253,7 +260,7 @@ def split(state: TrainState) -> tuple[dict, dict]:
 
 def is_run(path: str | pathlib.Path) -> bool:
   """Whether `load_params` finds a checkpoint here, and not a Hugging Face folder or a file."""
-  return (_run_folder(pathlib.Path(path))[0] / 'checkpoints').is_dir()
+  return (_run_folder(path)[0] / 'checkpoints').is_dir()
 
 
 def is_adapter(path: str | pathlib.Path) -> bool:
@@ -300,9 +307,9 @@ def _load_adapter(folder: pathlib.Path, mesh: jax.sharding.Mesh):
   return model_config, place_params(params, shardings), host
 
 
-def _run_folder(path: pathlib.Path) -> tuple[pathlib.Path, int | None]:
+def _run_folder(path: str | os.PathLike) -> tuple[epath.Path, int | None]:
   """(run folder, step or None for the newest) of a run folder, its `checkpoints`, or one checkpoint in that."""
-  path = path.absolute()
+  path = place(path)
   if path.name.isdecimal() and path.parent.name == 'checkpoints':
     return path.parent.parent, int(path.name)
   return (path.parent if path.name == 'checkpoints' else path), None
@@ -353,10 +360,10 @@ def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh):
     check_finite(params, place)
     return model_config, params, host
 
-  return _read(pathlib.Path(path), read)
+  return _read(path, read)
 
 
-def _read(path: pathlib.Path, read: Callable[[ocp.CheckpointManager, int], Found], warn: bool = True) -> Found:
+def _read(path: str | os.PathLike, read: Callable[[ocp.CheckpointManager, int], Found], warn: bool = True) -> Found:
   """`read(manager, step)` of the checkpoint that a path names, or of the newest in it; FileNotFoundError if there is none."""
   run, step = _run_folder(path)
   if not (run / 'checkpoints').is_dir():
@@ -379,7 +386,7 @@ def read_saved(path: str | pathlib.Path) -> dict[str, Any] | None:
     if found is not None and not isinstance(found.get('config'), dict):
       raise ValueError(f'{path}/{hub.RUN}: no config in it')
     return found
-  return _read(pathlib.Path(path), restore_host, warn=False)  # `load_params` warns, which follows
+  return _read(path, restore_host, warn=False)  # `load_params` warns, which follows
 
 
 def check_base(host: dict[str, Any], found: list[float], name: str) -> None:
