@@ -37,7 +37,7 @@ def count(jaxpr) -> tuple[np.ndarray, np.ndarray]:
     if kernel is not None:
       arrays = [one.aval for one in (*eqn.invars, *eqn.outvars)]
       beyond = kernel.bytes_accessed - sum(math.prod(one.shape) * one.dtype.itemsize for one in arrays)
-      once += kernel.flops, beyond, kernel.bytes_accessed if params['name'] == decode_attention.NAME else 0
+      once += kernel.flops, beyond, kernel.bytes_accessed if params.get('name') == decode_attention.NAME else 0
       continue
     if name == 'pallas_call':
       times = math.prod(params['grid_mapping'].grid)
