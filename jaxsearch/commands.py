@@ -56,7 +56,7 @@ def flag(name: str, help: str, type: Callable = str, rule: str = '', **options) 
   return name, dict(help=help, default={str: '', bool: False}.get(type)) | options
 
 
-CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, or Hugging Face folder; config.model if not given')
+CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, adapter or Hugging Face folder; config.model if not given')
 CORPUS = flag('--corpus', 'passages: Search-R1 JSONL file, or world; config.data.corpus if not given')
 QUESTIONS = flag('--questions', 'FlashRAG JSONL file, or world:SPLIT; those of the config if not given')
 GREEDY = flag('--temperature', 'of sampling; greedy if not given', float, '>= 0')
@@ -420,6 +420,8 @@ def ask(config, flags) -> None:
          flag('--recipe', 'its prefixes and pooling: e5, bge or minilm; by its name if not given'),
          flag('--precision', 'of the vectors: float16 or int8; float16 if not given', choices=('float16', 'int8'),
               default='float16'),
+         flag('--approximate', 'search the vectors with FAISS: less memory and faster, for millions of passages; says its recall',
+              bool),
          flag('--estimate', 'only say what memory, disk and time it takes', bool), examples=(
            '--corpus F.jsonl --out index', '--corpus wiki-18.jsonl.gz --out index --kind hybrid --encoder e5-base-v2 --estimate'))
 def index(config, flags) -> None:
@@ -428,10 +430,12 @@ def index(config, flags) -> None:
   The folder is for serve --index DIR and for --config.search.backend=index --config.search.index=DIR.
   """
   if flags.kind == 'bm25':
-    _refuse(flags, ('encoder', 'recipe'), 'with --kind bm25')
+    _refuse(flags, ('encoder', 'recipe', 'approximate'), 'with --kind bm25')
   from jaxsearch.tools import index
+  if flags.approximate:
+    from jaxsearch.tools import approximate  # noqa: F401  # a missing package is found now, not when all is encoded
   encoder = None if flags.kind == 'bm25' else _load_encoder(config, flags)
-  expected = index.estimate(flags.corpus, flags.kind, encoder, flags.precision)
+  expected = index.estimate(flags.corpus, flags.kind, encoder, flags.precision, flags.approximate)
   if flags.estimate:
     _print(expected)
     return
@@ -444,9 +448,14 @@ def index(config, flags) -> None:
       _say(f'{stage}: {done:,} of about {expected["passages"]:,} passages; '
            f'{said - start:.0f} s of about {expected["seconds"]:.0f} s')
 
-  manifest = index.build(flags.corpus, flags.out, flags.kind, encoder=encoder, precision=flags.precision, report=report)
+  manifest = index.build(flags.corpus, flags.out, flags.kind, encoder=encoder, precision=flags.precision,
+                         approximate=flags.approximate, report=report)
+  if lists := manifest.get('approximate'):
+    _say(f'approximate search: {lists["probes"]} of {lists["lists"]} lists a query; finds {100 * lists["recall3"]:.1f} % of the '
+         f'three passages nearest to each of {lists["sample"]} passages, compared with exact search')
   _print({'index': flags.out, 'passages': manifest['passages'], 'bytes': sum(manifest['files'].values()),
-          'corpus_hash': manifest['corpus_hash'], 'seconds': time.monotonic() - start})
+          'corpus_hash': manifest['corpus_hash'], 'seconds': time.monotonic() - start}
+         | {f'approximate_{name}': value for name, value in manifest.get('approximate', {}).items()})
 
 
 def _load_encoder(config, flags):
@@ -548,6 +557,17 @@ def tiers(config, flags) -> None:
   _print({'questions': len(found), 'tier_2': tier_2} | shares | {'out': str(pathlib.Path(flags.out))})
 
 
+@command('smollm2_wiki', flag('--out', 'folder to write', place(folder=True), required=True),
+         flag('--number', 'chains to write at most; 2000 if not given', int, '>= 1', default=2000), examples=(
+           '--config smollm2_wiki --config.folder=DATA --out runs/smollm2_wiki/made',
+           '--config smollm2_wiki --out made --number 500'))
+def chains(config, flags) -> None:
+  """Write chains of searches as demonstrations for sft, from questions and passages, without a model."""
+  check_files(config, ('data', 'model', 'tokenizer', 'search'))
+  from jaxsearch.training import chains
+  _print(chains.write(config, flags.out, flags.number) | {'out': flags.out})
+
+
 @command('sft', examples=('--config.sft.demonstrations=F.jsonl --config.out=runs/sft', '--config sft_gold --config.steps=50'))
 def sft(config, _) -> None:
   """Train a policy on demonstrations."""
@@ -585,6 +605,7 @@ def sample(config, flags) -> None:
 @command('quickstart', flag('--checkpoint', 'run folder, or a checkpoint in it', required=True),
          flag('--out', 'folder to write', place(folder=True), required=True),
          flag('--dtype', 'of the weights: float32 or bfloat16; as they are if not given', choices=('float32', 'bfloat16')),
+         flag('--adapter', 'write only the adapter of a run with config.lora: a folder for --checkpoint, without the base', bool),
          examples=('--checkpoint runs/quickstart --out policy',
                    '--checkpoint runs/quickstart/checkpoints/20 --out policy --dtype bfloat16'))
 def export(config, flags) -> None:
@@ -598,7 +619,11 @@ def export(config, flags) -> None:
   from jaxsearch.evaluation.run import tokenizer_of
   from jaxsearch.models import hub
   from jaxsearch.models.decoder import Decoder
-  from jaxsearch.training.checkpoint import load_params
+  from jaxsearch.training.checkpoint import load_params, save_adapter
+  if flags.adapter:
+    host = save_adapter(flags.checkpoint, flags.out, flags.dtype or None)
+    print(f'step {host["step"]} written to {flags.out}')
+    return
   model_config, params, host = load_params(flags.checkpoint)
   run = {'jaxsearch': __version__, 'jax': jax.__version__, 'step': host['step'],
          'config': config.to_dict() | {'tokenizer': ''}}  # the folder has its own

@@ -19,6 +19,7 @@ from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.training import checkpoint, runs
 from jaxsearch.training.step import TrainState
 from jaxsearch.trees.tree import Stop
+from tests.tools.serving import server
 from tests.training import child
 
 DEAD = ['--config.search.backend=http', '--config.search.url=http://127.0.0.1:9', '--config.search.timeout=0.2']
@@ -276,6 +277,22 @@ def test_failures_are_said_at_once_and_counted(folder, command, tmp_path):
   assert sum('searches failed' in line for line in lines) == 1
   assert any(line.startswith('jaxsearch: failures: 12 of 12 searches, 12 of 12 tool calls (12 ') for line in lines)
   assert result(tmp_path / 'r.json')['searches_failed'] == 12
+
+
+def test_searches_of_the_web_are_counted_in_money_and_kept_ones_are_free(folder, command, tmp_path, monkeypatch):
+  monkeypatch.setenv('SERPER_API_KEY', 'k')
+  found = {'organic': [{'title': 'red', 'snippet': 'The red.'}], 'credits': 2}
+  with server((200, found)) as (url, seen):
+    web = ['--config.search.backend=web', f'--config.search.url={url}', '--config.search.price=0.5',
+           f'--config.search.cache={tmp_path}/kept']
+    status, printed, errors = command(*evaluate(folder, tmp_path / 'first.json', *web))
+    figures, asked = json.loads(printed.splitlines()[-1]), len(seen)
+    assert status == 0 and asked > 0 and (figures['searches_paid'], figures['searches_cost']) == (2 * asked, asked)
+    assert f'paid for {2 * asked} searches: {asked}' in errors
+    assert sum(record['searches_paid'] for record in result(tmp_path / 'first.json')['predictions']) == 2 * asked
+    status, printed, _ = command(*evaluate(folder, tmp_path / 'second.json', *web))
+    figures = json.loads(printed.splitlines()[-1])
+    assert status == 0 and figures['searches_asked'] == 12 and len(seen) == asked and figures['searches_cost'] == 0
 
 
 def test_ask_shows_a_failed_search(folder, command):

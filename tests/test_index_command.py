@@ -1,12 +1,14 @@
 """`jaxsearch index`, and what a config makes of its folder."""
 
 import json
+import sys
 
 import pytest
 
-from jaxsearch import cli, flags
+from jaxsearch import cli, commands, flags
 from jaxsearch.setup import open_backend
 from jaxsearch.tools import http_server
+from tests.tools.test_index import StandIn
 
 
 @pytest.fixture
@@ -28,6 +30,22 @@ def test_an_estimate_builds_nothing(folder, capsys):
   assert cli.main(['index', f'--corpus={folder}/nq.jsonl', f'--out={folder}/none', '--estimate']) == 0
   figures = json.loads(capsys.readouterr().out.splitlines()[-1])
   assert figures['passages'] == 5 and figures['bytes_on_disk'] > 0 and not (folder / 'none').exists()
+
+
+def test_approximate_search_says_what_it_finds(folder, tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(commands, '_load_encoder', lambda config, flags: StandIn())
+  arguments = ['index', f'--corpus={folder}/nq.jsonl', f'--out={tmp_path}/out', '--kind=dense']
+  assert cli.main(arguments) == 0 and 'approximate_recall3' not in capsys.readouterr().out
+  assert cli.main([*arguments, '--approximate']) == 0
+  out, errors = capsys.readouterr()
+  assert json.loads(out)['approximate_recall3'] == 1.0 and 'finds 100.0 % of the three passages nearest' in errors
+  assert cli.main(['index', f'--corpus={folder}/nq.jsonl', f'--out={tmp_path}/other', '--approximate']) == 2
+  assert '--approximate means nothing with --kind bm25' in capsys.readouterr().err
+  monkeypatch.setitem(sys.modules, 'faiss', None)
+  monkeypatch.delitem(sys.modules, 'jaxsearch.tools.approximate')
+  monkeypatch.delattr('jaxsearch.tools.approximate')
+  assert cli.main([*arguments, '--approximate']) == 2
+  assert "faiss-cpu: pip install 'jaxsearch[retrieval]'" in capsys.readouterr().err
 
 
 def test_a_run_searches_an_index(folder):

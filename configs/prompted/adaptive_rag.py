@@ -15,7 +15,8 @@ def get_config(preset: str = ''):
   config = prompted(
     'adaptive_rag', preset, classifier='policy', max_thoughts=8, max_documents=15, reader=True, document_tokens=512,
     paper={'search.topk': 4},
-    flashrag={'search.topk': 5, 'grow.max_thoughts': 5, 'grow.max_documents': 30, 'grow.reader': False})
+    flashrag={'search.topk': 5, 'grow.max_thoughts': 5, 'grow.max_documents': 30, 'grow.reader': False,
+              'grow.max_tokens': 32})
   with config.unlocked():
     config.classifier = config_dict.create(model='', chat=False, slots=16, length=512, max_tokens=4, stop=())
   return config

@@ -12,4 +12,5 @@ def get_config(preset: str = ''):
   return prompted(
     'ircot', preset, max_thoughts=8, max_documents=15, reader=True, document_tokens=512,
     paper={'search.topk': 4},
-    flashrag={'search.topk': 5, 'grow.max_thoughts': 5, 'grow.max_documents': 30, 'grow.reader': False})
+    flashrag={'search.topk': 5, 'grow.max_thoughts': 5, 'grow.max_documents': 30, 'grow.reader': False,
+              'grow.max_tokens': 32})

@@ -16,7 +16,7 @@ import ml_collections
 import numpy as np
 
 import jaxsearch
-from jaxsearch import setup
+from jaxsearch import setup, tools
 from jaxsearch.config_check import fields
 from jaxsearch.data.jsonl import DataError, naming, read_records, shortened
 from jaxsearch.data.questions import Question
@@ -34,7 +34,7 @@ from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training import batch as batches
 from jaxsearch.training import runs
 from jaxsearch.training import step as steps
-from jaxsearch.training.checkpoint import is_run, load_params, load_trained
+from jaxsearch.training.checkpoint import is_adapter, is_run, load_params, load_trained
 from jaxsearch.trees.layout import lay_out, take_back
 from jaxsearch.trees.tree import Role, Stop, Tree
 
@@ -52,11 +52,12 @@ class Policy:
 
 @memory.named('loading the policy', 'set dtype=bfloat16')
 def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Policy:
-  """The policy of a run folder, checkpoint in it, Hugging Face folder or GGUF file, else FileNotFoundError; '' is `config.model`.
+  """The policy of a run folder, checkpoint in it, adapter, Hugging Face folder or GGUF file; '' is `config.model`.
 
+  FileNotFoundError if there is none.
   It brings its tokenizer, unless `config.tokenizer` names one.
   """
-  if checkpoint and is_run(checkpoint):
+  if checkpoint and (is_run(checkpoint) or is_adapter(checkpoint)):
     model_config, params, host = load_params(checkpoint)
     model_config = dataclasses.replace(model_config, dtype=config.dtype)
     return Policy(model_config, params, tokenizer_of(config, host), host['step'])
@@ -111,7 +112,8 @@ def answer(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampli
            identity: Mapping[str, Any] | None = None, on_progress: Callable[[int, int, dict], object],
            assess: Callable[[Sequence[Tree]], object] | None = None, clock: Callable[[], float] | None = None,
            drive: Callable = rollout) -> list[dict]:
-  """A record for each question, as `predictions` has them, with counts of its tool calls: the figures of `failures`.
+  """A record for each question, as `predictions` has them, with counts of its tool calls: the figures of `failures`. Where
+  searches cost money, also what was paid since the record before it was kept: right in all, not for each question.
 
   Each is appended to the file `part` as it is found. What an evaluation of the same `identity` left there is not answered
   again; the records are those of an evaluation that was never stopped.
@@ -128,18 +130,22 @@ def answer(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampli
   """
   records = {number: record for number, record in resume(part, identity).items() if number < len(questions)}
   missing = [number for number in range(len(questions)) if number not in records]
-  totals, ended = collections.Counter(), []
+  totals, ended, search = collections.Counter(), [], agent.tools.search
+  paid = getattr(search, 'paid', 0)
   for record in records.values():
     _add(totals, record)
   on_progress(len(records), len(questions), dict(totals))
 
   def save(*_) -> None:
     """Not in `grow`: an error in there would be the method's."""
+    nonlocal paid
     while ended:
       tree, counts = ended.pop(0)
       if assess:
         assess([tree])
-      number, record = numbers[tree.question.id], predictions([tree])[0] | counts
+      costs = tools.paid(search, paid)  # read once: other threads go on searching
+      paid += costs.get('searches_paid', 0)
+      number, record = numbers[tree.question.id], predictions([tree])[0] | counts | costs
       keep(part, {number: record}, f'{len(records)} of {len(questions)} answers')
       records[number] = record
       _add(totals, record)
@@ -234,7 +240,8 @@ def _add(totals: collections.Counter, record: Mapping[str, Any]) -> None:
 
 def failures(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   """Counts over records: tool_calls, tool_calls_failed, tool_calls_failed_KIND for the kinds that occurred (see `FAULTS`),
-  searches_asked, searches_failed; last_failure, the reason of the last, where there is one."""
+  searches_asked, searches_failed; searches_paid and searches_cost where they cost money; last_failure, the reason of the last,
+  where there is one."""
   totals = collections.Counter(tool_calls=0, tool_calls_failed=0, searches_asked=0, searches_failed=0)
   for record in records:
     _add(totals, record)
@@ -254,6 +261,8 @@ def summary(figures: Mapping[str, Any]) -> Iterator[str]:
   stopped = {name.removeprefix('stop_'): count for name, count in figures.items() if name.startswith('stop_')}
   if stopped:
     yield 'stops: ' + ', '.join(f'{count} {name.replace("_", " ")}' for name, count in stopped.items())
+  if 'searches_paid' in figures:
+    yield f'paid for {figures["searches_paid"]} searches: {figures["searches_cost"]:g}'
   kinds = {name: count for name, count in figures.items() if name.startswith('tool_calls_failed_')}
   if kinds:
     listed = ', '.join(f'{count} {name.removeprefix("tool_calls_failed_")}' for name, count in kinds.items())

@@ -168,7 +168,7 @@ def _test(a: Mapping[str, list], b: Mapping[str, list], metric: str) -> str:
 
 
 def read_published() -> list[dict[str, str]]:
-  """The rows of published.csv: scores in per cent; `checked` says against what ('yes': the paper itself; 'no')."""
+  """The rows of published.csv: scores in per cent; `checked` says against what ('yes': the paper itself)."""
   with open(PUBLISHED, encoding='utf-8', newline='') as file:
     return list(csv.DictReader(file))
 
@@ -202,12 +202,8 @@ def _note(row: Mapping[str, str], result: Mapping, columns: Sequence[str]) -> st
     differs += [f'{name}: {row[name]}, not {value}' for name, value in here.items() if row[name].lower() != value.lower()]
   elif bool(row['retriever']) != manifest['searched']:
     differs.append('searches' if row['retriever'] else 'does not search')
-  unchecked = '' if row['checked'] == 'yes' else f'; not checked against the paper{_quoted(row)}'
+  unchecked = '' if row['checked'] == 'yes' else f'; not checked against the paper, {row["checked"]}'
   return f'{row["source"]}{unchecked}; {"differs in " * bool(differs)}{"; ".join(differs) or "same setting as far as named"}'
-
-
-def _quoted(row: Mapping[str, str]) -> str:
-  return '' if row['checked'] == 'no' else f', {row["checked"]}'
 
 
 def _average(row: Mapping[str, str], columns: Sequence[str]) -> str:

@@ -47,7 +47,7 @@ _HARMLESS = [r'.*rotary_emb\.inv_freq', r'rope_freqs\.weight']
 
 
 def load(path: str | pathlib.Path, dtype: str = 'float32', *, param_dtype: str | None = None,
-         mesh: jax.sharding.Mesh | None = None, remat: str = 'none') -> Decoder:
+         mesh: jax.sharding.Mesh | None = None) -> Decoder:
   """The decoder of a Hugging Face folder (config.json, safetensors), of a GGUF file, or of a folder with one.
 
   Args:
@@ -55,12 +55,11 @@ def load(path: str | pathlib.Path, dtype: str = 'float32', *, param_dtype: str |
     param_dtype: of the parameters; `dtype` if not given.
     mesh: where the parameters live, laid out as parallel/mesh.py says; each process reads only what its devices hold.
       The default device if not given.
-    remat: what the backward pass recomputes, see `DecoderConfig`.
   Raises:
     FileNotFoundError, ValueError: naming the file and the key or tensor that is missing, unexpected or mis-shaped.
   """
   config, names, tensors = _open(pathlib.Path(path))
-  config = dataclasses.replace(config, dtype=jnp.dtype(dtype).name, remat=remat)
+  config = dataclasses.replace(config, dtype=jnp.dtype(dtype).name)
   expected = {tensor: shape for tensor, (_, _, shape) in _layout(config, names).items()}
   tensor_files.check(tensors, expected, _HARMLESS + [r'lm_head\.weight'] * config.tie_embeddings)
   dtype = jnp.dtype(param_dtype or dtype)

@@ -6,8 +6,10 @@ name the axes of their parameters (`models.decoder.parameter_axes`) and know not
 layout means editing `AXIS_TO_MESH`. Order of use: `start_distributed`, `make_mesh`, then the sharding functions.
 """
 
+import contextlib
 import math
 import pickle
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -120,8 +122,14 @@ def split_over_batch(mesh: Mesh, dimension: int) -> NamedSharding:
 
 
 def ambient(mesh: Mesh):
-  """A context in which programs are traced for `mesh`: there `keep_batch_split` means something."""
+  """A context in which programs are traced for `mesh`: there `keep_batch_split` and `ambient_platform` mean something."""
   return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
+def ambient_platform() -> str | None:
+  """'cpu', 'gpu' or 'tpu': the devices that the program is traced for; None outside `ambient`."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device and device.platform
 
 
 def in_groups(mesh: AbstractMesh, size: int) -> AbstractMesh:
@@ -186,6 +194,19 @@ def _by_process(mesh: Mesh) -> np.ndarray:
   devices = np.array(sorted(mesh.devices.flat, key=lambda device: (device.process_index, device.id)))
   tensor = math.gcd(devices.size // jax.process_count(), mesh.shape['tensor'])
   return devices.reshape(jax.process_count(), -1, tensor)
+
+
+_issuing = threading.RLock()
+
+
+def issuing() -> contextlib.AbstractContextManager:
+  """Held while a program is handed to several devices.
+
+  Two threads do so where rollouts are one step ahead. All devices must get the programs in the same order, or a collective of one
+  waits on one device for that of the other, which waits on another device, for ever. Across processes nothing can: programs of
+  one thread are of this process alone.
+  """
+  return _issuing if jax.local_device_count() > 1 else contextlib.nullcontext()
 
 
 def own_rows(array: jax.Array) -> np.ndarray:

@@ -44,6 +44,12 @@ class Writer(Protocol):
     them follows from the query's seed (31 bits). `question` is what they are searched for, None if that is not known."""
 
 
+def paid(search: SearchBackend | None, before: int = 0) -> dict[str, float]:
+  """What was paid for searches since `before`: searches_paid (credits) and searches_cost (money); {} where they are free."""
+  credits = getattr(search, 'paid', None)
+  return {} if credits is None else {'searches_paid': credits - before, 'searches_cost': (credits - before) * search.price}
+
+
 def check_search(queries: Sequence[str], topk: int) -> None:
   """Raises TypeError for one string in place of a list of queries, ValueError for a `topk` below 1."""
   if isinstance(queries, str):
@@ -57,7 +63,7 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | N
                 token: str | None = None, cache: str | os.PathLike | None = None, replay: bool = False,
                 writer: str | Writer = 'world', writer_model: str = '', writer_temperature: float = 0.8,
                 writer_templates: str = '', noise_start: float = 0.0, noise_end: float = 0.5,
-                noise_eval: float | None = None, seed: int = 0) -> SearchBackend:
+                noise_eval: float | None = None, price: float = 0.0, seed: int = 0) -> SearchBackend:
   """Opens the back end of the given kind from plain settings.
 
   Args:
@@ -76,6 +82,7 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | N
       wants one) in OPENAI_API_KEY; or any `Writer`.
     writer_temperature, writer_templates: of the writer 'chat'; the folder of templates of `trees.templates.writer_files`.
     noise_start, noise_end, noise_eval, seed: for 'simulated', see tools/simulated.py.
+    price: for 'web': of a credit of SERPER's.
 
   Raises ValueError for an unknown kind or a missing setting; names it.
   """
@@ -99,7 +106,7 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | N
     return Index(index, encoder=encoder or None)
   if kind == 'web':
     from jaxsearch.tools.search_remote import SERPER, WebSearch
-    return WebSearch(url or SERPER, timeout=timeout, cache=cache)
+    return WebSearch(url or SERPER, timeout=timeout, cache=cache, price=price)
   if kind == 'simulated':
     from jaxsearch.tools.simulated import ModelWriter, SimulatedSearch
     if isinstance(writer, str) and writer in registry.ENTRIES['writers']:

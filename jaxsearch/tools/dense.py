@@ -7,7 +7,9 @@ Letters: N passages, D width, B queries, k results, C passages of a chunk.
 """
 
 import functools
+import os
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -28,10 +30,13 @@ def quantized(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Vectors:
-  """The vectors of an index on disk, [N,D]; written in blocks of BLOCK, so that a block is there or not. Raises ValueError."""
+  """The vectors of an index on disk, [N,D]; written in blocks of BLOCK, so that a block is there or not.
+
+  Raises ValueError if they cannot be opened, OSError if the disk is full.
+  """
 
   def __init__(self, folder: pathlib.Path, size: int, width: int, precision: str, create: bool = False):
-    self.shape, self.precision = (size, width), precision
+    self.shape, self.precision, self._folder = (size, width), precision, folder
     def opened(name, dtype, shape):
       spec = {'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': str(folder / name)}}
       return tensorstore.open(spec, dtype=dtype, shape=shape, create=create, open=True,
@@ -42,10 +47,15 @@ class Vectors:
   def write(self, first: int, vectors: np.ndarray) -> None:
     """Writes float32 vectors [n,D] as those of passages `first`, `first` + 1, …"""
     part = slice(first, first + len(vectors))
-    if self._scales is not None:
-      vectors, scales = quantized(vectors)
-      self._scales[part].write(scales).result()
-    self._vectors[part].write(vectors.astype(self.precision)).result()
+    try:
+      if self._scales is not None:
+        vectors, scales = quantized(vectors)
+        self._scales[part].write(scales).result()
+      self._vectors[part].write(vectors.astype(self.precision)).result()
+    except ValueError as error:  # tensorstore has no other
+      if number := re.search(r"os_error_code='(\d+)'", str(error)):
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(self._folder / 'vectors')) from error
+      raise
 
   def read(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
     """(vectors [n,D] as they are stored, scales [n] float32) of some passages, zeros past the last."""
@@ -56,6 +66,11 @@ class Vectors:
       if self._scales is not None:
         scales[:size] = self._scales[first:first + size].read().result()
     return vectors, scales
+
+  def read_float(self, first: int, last: int) -> np.ndarray:
+    """[n,D] float32: the vectors of some passages."""
+    vectors, scales = self.read(first, last)
+    return vectors.astype(np.float32) * scales[:, None]
 
 
 class Dense:

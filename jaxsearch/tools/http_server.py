@@ -71,6 +71,8 @@ def search_app(backend: SearchBackend, *, token: str | None = None, limits: Limi
         results = await anyio.to_thread.run_sync(backend.search, queries, topk, limiter=threads, abandon_on_cancel=True)
     except TimeoutError as error:
       raise HTTPException(503, f'the search took longer than {limits.seconds:g} s', {'retry-after': '1'}) from error
+    if len(results) != len(queries):
+      raise ValueError(f'{len(results)} lists of documents for {len(queries)} queries')
     entry = lambda document: {'id': document.id, 'contents': join_contents(document.title, document.text)}
     scored = lambda document: {'document': entry(document), 'score': document.score}
     return {'result': [list(map(scored if return_scores else entry, documents)) for documents in results]}

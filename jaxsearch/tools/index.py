@@ -6,8 +6,9 @@
   sparse  merges the postings (tools/sparse.py)
   dense   encodes the passages (models/encoder.py) and writes their vectors (tools/dense.py)
 
-progress.json says how far it is; manifest.json is written last, and a folder without it is no index. `Index` is the search back
-end over a folder. Where the index has both parts, their rankings are fused, by score or by rank.
+progress.json says how far it is; manifest.json is written last, and a folder without it is no index. A whole index can get lists
+for approximate search (tools/approximate.py), which its manifest then names. `Index` is the search back end over a folder. Where
+the index has both parts, their rankings are fused, by score or by rank.
 """
 
 import gzip
@@ -47,7 +48,7 @@ class Encoder(Protocol):
 
 
 def build(corpus: str | os.PathLike, out: str | os.PathLike, kind: str, *, encoder: Encoder | None = None,
-          precision: str = 'float16', report: Report = lambda stage, done: None) -> dict:
+          precision: str = 'float16', approximate: bool = False, report: Report = lambda stage, done: None) -> dict:
   """Builds an index, or goes on where a build with the same arguments was stopped; returns its manifest.
 
   Args:
@@ -55,10 +56,13 @@ def build(corpus: str | os.PathLike, out: str | os.PathLike, kind: str, *, encod
     out: folder. If there is a whole index of the same corpus in it, that stays as it is.
     kind: one of KINDS; all but 'bm25' need an `encoder`.
     precision: of the vectors, 'float16' or 'int8'.
+    approximate: whether to make lists of the vectors for approximate search; an index that has none gets them.
   Raises:
     DataError: a line that is no passage, an id given twice, or a folder with something else in it.
     OSError: the corpus cannot be read or the index not written; names the file.
   """
+  if approximate and kind == 'bm25':
+    raise ValueError("an index of kind 'bm25' has no vectors to search approximately")
   out, file = pathlib.Path(out), os.stat(corpus)
   settings = {'format': 1, 'kind': kind, 'corpus': os.path.abspath(corpus), 'corpus_bytes': file.st_size,
               'corpus_modified': file.st_mtime_ns}
@@ -67,7 +71,8 @@ def build(corpus: str | os.PathLike, out: str | os.PathLike, kind: str, *, encod
   out.mkdir(parents=True, exist_ok=True)
   try:
     with filelock.FileLock(out / 'lock', timeout=0), naming(out):
-      return _build(corpus, out, settings, encoder, report)
+      manifest = _build(corpus, out, settings, encoder, report)
+      return _with_lists(out, manifest, report) if approximate and 'approximate' not in manifest else manifest
   except filelock.Timeout as error:
     raise DataError(f'{out}: another process is building an index here') from error
 
@@ -108,6 +113,15 @@ def _build(corpus, out: pathlib.Path, settings: dict, encoder: Encoder | None, r
   manifest = settings | {name: state[name] for name in ('passages', 'corpus_hash')} | {'files': _files(out)}
   write_whole(out / 'manifest.json', json.dumps(manifest, indent=1))
   (out / 'progress.json').unlink()
+  return manifest
+
+
+def _with_lists(out: pathlib.Path, manifest: dict, report: Report) -> dict:
+  from jaxsearch.tools import approximate, dense
+  own = manifest['dense']
+  found = approximate.build(out, dense.Vectors(out, manifest['passages'], own['width'], own['precision']), report)
+  manifest = manifest | {'approximate': found, 'files': _files(out)}
+  write_whole(out / 'manifest.json', json.dumps(manifest, indent=1))
   return manifest
 
 
@@ -170,7 +184,8 @@ def _check_ids(corpus, out: pathlib.Path) -> None:
 def _files(out: pathlib.Path) -> dict[str, int]:
   """File -> bytes of those that an index consists of; of a folder of vectors all together."""
   size = lambda path: sum(one.stat().st_size for one in path.iterdir()) if path.is_dir() else path.stat().st_size
-  return {path.name: size(path) for path in sorted(out.iterdir()) if path.name not in ('lock', 'manifest.json', 'progress.json')}
+  return {path.name: size(path) for path in sorted(out.iterdir())
+          if path.name not in ('lock', 'manifest.json', 'progress.json') and path.suffix != '.part'}  # which a kill may leave
 
 
 def indexed(document: Document) -> str:
@@ -196,11 +211,12 @@ def read_manifest(folder: str | os.PathLike) -> dict:
   return manifest
 
 
-def estimate(corpus: str | os.PathLike, kind: str, encoder: Encoder | None = None, precision: str = 'float16') -> dict:
+def estimate(corpus: str | os.PathLike, kind: str, encoder: Encoder | None = None, precision: str = 'float16',
+             approximate: bool = False) -> dict:
   """What an index would cost, judged by the first passages: bytes of memory and of disk, and seconds on this machine.
 
-  'bytes_on_devices' is for the vectors; 'bytes_in_memory' is what a server needs besides. The postings lie on disk, and are
-  the faster the more of them the operating system can cache: 'bytes_cached' is all of them.
+  'bytes_on_devices' is for the vectors of an exact search; 'bytes_in_memory' is what a server needs besides. Postings and lists
+  of vectors lie on disk, and are the faster the more of them the operating system can cache: 'bytes_cached' is all of them.
   """
   with opened(corpus) as file:
     lines = list(itertools.islice(file, SAMPLE))
@@ -222,11 +238,17 @@ def estimate(corpus: str | os.PathLike, kind: str, encoder: Encoder | None = Non
     encoder.passages(some)
     seconds += (time.perf_counter() - start) * total / len(some)
   each = (2 * width if precision == 'float16' else width + 4) if width else 0
+  lists = {'bytes': 0, 'bytes_in_memory': 0, 'seconds': 0}
+  if approximate:
+    from jaxsearch.tools.approximate import cost
+    lists = cost(total, width, precision)
   stored = total * (len(read) / len(documents) + 8)
-  return {'passages': total, 'bytes_on_disk': round(stored + 6 * postings + word_bytes + total * each),
-          'bytes_on_disk_while_building': round(stored + 20 * postings + total * (each + 8)),
-          'bytes_in_memory': round(0.5e9 + word_bytes + 8 * total * (postings > 0)), 'bytes_cached': round(6 * postings),
-          'bytes_on_devices': round(total * each), 'seconds': round(seconds, 1)}
+  building = max(20 * postings, 6 * postings + 2 * lists['bytes'])
+  return {'passages': total, 'bytes_on_disk': round(stored + 6 * postings + word_bytes + total * each + lists['bytes']),
+          'bytes_on_disk_while_building': round(stored + building + total * (each + 8)),
+          'bytes_in_memory': round(0.5e9 + word_bytes + 8 * total * (postings > 0) + lists['bytes_in_memory']),
+          'bytes_cached': round(6 * postings + lists['bytes']), 'bytes_on_devices': 0 if approximate else round(total * each),
+          'seconds': round(seconds + lists['seconds'], 1)}
 
 
 class Passages:
@@ -282,6 +304,7 @@ class Index:
     folder: of the index.
     encoder: that of the manifest if not given, or a folder to which that one has moved.
     kind: which part to search of a hybrid index; its own kind if not given.
+    exact: search all vectors, even if there are lists for approximate search.
     fusion: of a hybrid index: 'scores' or 'ranks', see `fuse_scores` and `fuse_ranks`.
     dense_weight: in the fusion, where BM25 has 1; 12 for scores and 0.4 for ranks if not given: the best for all-MiniLM-L6-v2 on
       training questions of HotpotQA and 2WikiMultiHopQA (benchmarks/RESULTS.md). A better encoder deserves more.
@@ -290,7 +313,7 @@ class Index:
     DataError: no whole index, or an encoder that is not that of the manifest.
   """
 
-  def __init__(self, folder: str | os.PathLike, *, encoder: Encoder | str | None = None, kind: str = '',
+  def __init__(self, folder: str | os.PathLike, *, encoder: Encoder | str | None = None, kind: str = '', exact: bool = False,
                fusion: str = 'scores', dense_weight: float | None = None,
                rerank: Callable[[str, list[Document]], Sequence[float]] | None = None, rerank_depth: int = 20):
     folder = pathlib.Path(folder)
@@ -309,7 +332,11 @@ class Index:
       from jaxsearch.tools import dense
       own = self.manifest['dense']
       self._encoder = _open_encoder(folder, own, encoder)
-      self._dense = dense.Dense(dense.Vectors(folder, len(self._passages), own['width'], own['precision']))
+      if 'approximate' in self.manifest and not exact:
+        from jaxsearch.tools import approximate
+        self._dense = approximate.Lists(folder, self.manifest['approximate']['probes'])
+      else:
+        self._dense = dense.Dense(dense.Vectors(folder, len(self._passages), own['width'], own['precision']))
       self._batched = DynamicBatcher(self._nearest)
 
   @property
@@ -346,7 +373,8 @@ class Index:
     """For each (query, depth, further passages): the nearest, then the further ones, with their scores."""
     vectors = self._encoder.queries([query for query, _, _ in asked])
     numbers, scores = self._dense.search(vectors, max(depth for _, depth, _ in asked))
-    found = [(own[:depth], score[:depth]) for own, score, (_, depth, _) in zip(numbers, scores, asked)]
+    sizes = [min(depth, np.count_nonzero(own >= 0)) for own, (_, depth, _) in zip(numbers, asked)]  # lists may hold fewer
+    found = [(own[:size], score[:size]) for own, score, size in zip(numbers, scores, sizes)]
     if most := max(len(further) for _, _, further in asked):
       padded = np.array([np.pad(further, (0, 2 ** (most - 1).bit_length() - len(further))) for _, _, further in asked])
       found = [(np.concatenate([own, further]), np.concatenate([score, more[:len(further)]]))

@@ -9,7 +9,7 @@ documents themselves. It is checked here, so that nothing further in has to. Its
 
 `WebSearch`: `POST https://google.serper.dev/search {"q", "num"}` with the header `X-API-KEY` (https://serper.dev). The documents
 of a query are its answer box and its knowledge graph where there are any, then the `organic` results: title and snippet.
-Searches cost money, so they are rate-limited, and kept in a file if one is named.
+Searches cost money, so they are rate-limited, counted, and kept in a file if one is named.
 """
 
 import contextlib
@@ -255,19 +255,23 @@ class WebSearch(JsonClient):
   Args:
     url: the whole address, if not SERPER's own.
     cache: file that keeps the documents of a query; None keeps nothing.
+    price: of a credit; a search costs one or, with many results, more.
     options: of `JsonClient`; the timeout is that of one query.
+
+  Attributes:
+    paid: credits so far. SERPER takes them for successful responses alone; what comes out of the cache costs none.
 
   Raises ValueError if the environment variable SERPER_API_KEY holds no key.
   """
 
   error = SearchError
 
-  def __init__(self, url: str = SERPER, *, cache: str | os.PathLike | None = None, **options):
+  def __init__(self, url: str = SERPER, *, cache: str | os.PathLike | None = None, price: float = 0.0, **options):
     key = secret_from_env('SERPER_API_KEY')
     if key is None:
       raise ValueError('searching the web needs an API key in the environment variable SERPER_API_KEY')
     super().__init__(url, token=key, token_header='x-api-key', **{'backoff': 0.5, 'rate': 20.0} | options)
-    self._cache = Cache(cache)
+    self._cache, self.price, self.paid, self._paying = Cache(cache), price, 0, threading.Lock()
 
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
     """At most `topk` documents for each query, one query after the other; none for a blank one. Raises SearchError."""
@@ -276,8 +280,14 @@ class WebSearch(JsonClient):
 
   def _find(self, query: str, topk: int) -> list[Document]:
     body = {'q': ' '.join(query.split()), 'num': topk}
-    found = self._cache.get(body, lambda: self.post(body, lambda response: parse_response(response, topk)))
-    return [Document(*fields) for fields in found]
+
+    def parse(response: object) -> list[tuple[str, str, str]]:
+      told = response.get('credits') if isinstance(response, dict) else None
+      with self._paying:
+        self.paid += told if isinstance(told, int) and told >= 0 else 1
+      return parse_response(response, topk)
+
+    return [Document(*fields) for fields in self._cache.get(body, lambda: self.post(body, parse))]
 
 
 def parse_response(response: object, topk: int) -> list[tuple[str, str, str]]:

@@ -4,6 +4,7 @@
     DIR/metrics.jsonl        a row a step
     DIR/evaluations.jsonl    a row for each evaluation on held-out questions and each of its temperatures
     DIR/rollouts.jsonl.gz    rollouts with tokens and credit, see rollouts.py
+    DIR/journal/             rollouts of the step in hand, see journal.py
     DIR/tensorboard/         the numbers of both
     DIR/checkpoints/         see checkpoint.py
     DIR/broken/              checkpoints that could not be read, where the run was resumed from the one before
@@ -44,7 +45,7 @@ from jaxsearch.models.hub import NotFinite
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import requests
-from jaxsearch.training import RunStopped, checkpoint, remote, rollouts, trackers
+from jaxsearch.training import RunStopped, checkpoint, journal, remote, rollouts, trackers
 from jaxsearch.training.step import TrainState
 from jaxsearch.trees.tree import Tree
 
@@ -87,13 +88,14 @@ class RunFolder(contextlib.ExitStack):
     self.out.mkdir(parents=True, exist_ok=True)
     self.enter_context(locked(self.out))
     self._published = 0.0
+    self._journals = not remote.is_remote(config.out)  # whose folder hosts share; a line cannot be appended in a bucket
     if jax.process_index() == 0:
       remote.fetch(config.out)
     self.callback(self.publish)
     self.protected: Collection[int] = ()  # steps whose checkpoints are kept beside the newest
     self._manager = self.enter_context(contextlib.closing(
       checkpoint.open_checkpoints(config.out, config.keep_checkpoints, lambda: self.protected)))
-    self.last_step, self._signal, self._seconds_save = 0, 0, 0.0
+    self.last_step, self._signal, self._seconds_save, self._told = 0, 0, 0.0, False
     self.push(self._stop_out_of_memory)
 
   def restore(self, state: TrainState, check: Callable[[dict], None] = lambda host: None) -> tuple[TrainState, dict | None]:
@@ -183,6 +185,50 @@ class RunFolder(contextlib.ExitStack):
       with self._resumable():
         rollouts.append(self.out, step, rollouts.sample(groups, self.config.rollouts))
 
+  def reopen_journal(self, reference: list[float], questions: str, ahead: int) -> None:
+    """Keeps of the journal what the run goes on with.
+
+    Args:
+      reference, questions: fingerprints of the model and of the questions; the journal is of this run if they are the same.
+      ahead: how many steps ahead rollouts are.
+    """
+    def check(saved: dict) -> None:
+      checkpoint.check_same_run(saved['config'], self.config)
+      checkpoint.check_base(saved, reference, self.config.model)
+      if saved['questions'] != questions:
+        raise ValueError('other questions')
+
+    if jax.process_index() == 0 and self._journals:
+      saved, following = checkpoint.all_steps(self._manager), range(self.last_step + 1, self.last_step + 2 + ahead)
+      with self._resumable():
+        journal.reopen(self.out, {'config': self.config.to_dict(), 'reference': reference, 'questions': questions}, check,
+                       lambda step: step - 1 in saved or step in following, whole=self.config.sampler.deterministic)
+    meshes.gather_objects(None)  # the others wait for it
+
+  def journal_tree(self, step: int, number: int, tree: Tree, counts: dict[str, int]) -> None:
+    """Writes a tree that has ended, with its part of the sampler's counts."""
+    with self._resumable():
+      if self._journals and not journal.append(self.out, step, jax.process_index(), number, tree, counts) and not self._told:
+        self._told = True
+        self.say('the notes of this method are not what JSON holds, so rollouts are not journaled: a step that is killed grows '
+                 'all of them again')
+
+  def journal(self, step: int) -> dict[int, dict[str, Any]]:
+    """{number: record} of the trees of a step that are in the journal."""
+    return journal.read(self.out, step) if self._journals else {}
+
+  def forget_trees(self, step: int) -> None:
+    """Drops the trees of a step, which have all ended; call it before `finish_step`, which all processes leave together."""
+    meshes.gather_objects(None)  # in all processes
+    if jax.process_index() == 0:
+      journal.keep(self.out, lambda other: other != step)
+
+  def journal_end(self, step: int) -> None:
+    """Writes that all trees of this process have ended; not where some are missing."""
+    if self._journals and not self._told:
+      with self._resumable():
+        journal.end(self.out, step, jax.process_index())
+
   def finish_step(self, step: int, row: dict[str, float], state: TrainState, host: Callable[[], dict]) -> None:
     """Logs the step, saves if it is time to, and exits if a signal asked for it.
 
@@ -218,6 +264,9 @@ class RunFolder(contextlib.ExitStack):
         with checkpoint.writing(self._manager.directory):
           self._manager.wait_until_finished()
       self._seconds_save = time.perf_counter() - start
+      if jax.process_index() == 0:
+        saved = self._manager.all_steps()
+        journal.keep(self.out, lambda later: later > step or later - 1 in saved)
     if stop and step < self.config.steps:
       self.say(f'stopped after step {step}; rerun the same command to resume')
       raise SystemExit(128 + stop)

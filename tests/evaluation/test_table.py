@@ -130,8 +130,9 @@ def test_published_rows_say_where_their_setting_differs(write):
   assert table._note(row, {'manifest': own}, ['nq']) == 'arXiv 2602.03647 table 2; same setting as far as named'
   assert table._note(row, {'manifest': own | {'k': 5}}, ['nq']).endswith('differs in k: 3, not 5')
   assert table._note(row, {'manifest': own | {'searched': False}}, ['nq']).endswith('differs in searches')
-  unchecked = next(row for row in table.read_published() if row['checked'] == 'no')
-  assert 'not checked against the paper' in table._note(unchecked, {'manifest': own}, ['nq'])
+  quoted = next(row for row in table.read_published() if row['method'] == 'Search-R1 PPO')
+  note = table._note(quoted, {'manifest': own}, ['nq'])
+  assert 'arXiv 2503.09516v5 table 2; not checked against the paper, as transcribed in public notes on the paper; ' in note
   with pytest.raises(ValueError, match='no such method; there are Adaptive-RAG, CARL'):
     table.render(['a.json'], published='none')
   with pytest.raises(ValueError, match='papers are listed with em, not f1'):

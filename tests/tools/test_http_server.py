@@ -159,6 +159,16 @@ def test_a_back_end_that_fails_is_a_server_error():
     HttpSearch(url, attempts=2, backoff=0.01).search(['x'])
 
 
+@pytest.mark.parametrize('lie', [[], [[Document('1', 'T', 'x')]] * 2, None, [['no document']]])
+def test_a_back_end_that_lies_is_a_server_error(lie):
+  class Lying:
+    def search(self, queries, topk):
+      return lie
+
+  with running(Lying()) as url, pytest.raises(SearchError, match=r'status 500: .*the search failed \('):
+    HttpSearch(url, attempts=1).search(['x'])
+
+
 # Evidence.
 
 

@@ -1,8 +1,10 @@
 """Indexes in folders: built, killed and resumed, refused, searched."""
 
+import contextlib
 import gzip
 import json
 import os
+import resource
 
 import filelock
 import numpy as np
@@ -96,6 +98,29 @@ def test_fusion_of_scores(corpus, tmp_path, monkeypatch, depth):
       assert [expected[number] for number in numbers.tolist()] == pytest.approx(scores, abs=1e-4)
 
 
+def test_lists_for_approximate_search_are_added_and_searched(corpus, tmp_path):
+  """All passages are in one list, which is searched whole: the same as exact search."""
+  path, _ = corpus
+  index.build(path, tmp_path / 'out', 'hybrid', encoder=StandIn())
+  expected, encoder = index.estimate(path, 'hybrid', StandIn(), approximate=True), StandIn()
+  manifest = index.build(path, tmp_path / 'out', 'hybrid', encoder=encoder, approximate=True)
+  assert encoder.calls == 0 and manifest['approximate'] == {'lists': 1, 'probes': 1, 'recall3': 1.0, 'sample': 61}
+  assert expected['bytes_on_devices'] == 0 and expected['bytes_cached'] > manifest['files']['lists.bytes']
+  before = content(tmp_path / 'out')
+  for again in (True, False):
+    assert index.build(path, tmp_path / 'out', 'hybrid', encoder=encoder, approximate=again) == manifest
+  assert content(tmp_path / 'out') == before
+  queries = ['w3 w17 w45', 'w250', 'xylophone']
+  for kind in ('dense', 'hybrid'):
+    ours, exact = (index.Index(tmp_path / 'out', encoder=StandIn(), kind=kind, exact=exact).rank(queries, 5)
+                   for exact in (False, True))
+    for (numbers, scores), (_, judge) in zip(ours, exact):
+      assert scores[:5] == pytest.approx(judge[:5], abs=2e-3) and len(set(numbers[:5])) == 5  # ties may be in another order
+  os.truncate(tmp_path / 'out' / 'lists.bytes', 100)
+  with pytest.raises(DataError, match=r'lists\.bytes: 100 bytes, but manifest\.json says'):
+    index.Index(tmp_path / 'out', encoder=StandIn())
+
+
 def test_a_reranker_is_any_function(corpus, tmp_path):
   path, _ = corpus
   index.build(path, tmp_path / 'out', 'bm25')
@@ -126,6 +151,7 @@ def test_killed_anywhere_and_resumed_it_is_the_same_index(corpus, tmp_path, stop
     index.build(path, tmp_path / 'out', 'hybrid', encoder=StandIn(), report=killed)
   with pytest.raises(DataError, match=r'out: the index is half-built: rerun `jaxsearch index`'):
     index.Index(tmp_path / 'out', encoder=StandIn())
+  (tmp_path / 'out' / 'manifest.json.part').write_text('half of a manif')
   if stop < 4:  # as a kill in the middle of a block leaves it
     with open(tmp_path / 'out' / 'passages.jsonl', 'ab') as file:
       file.write(b'half of a blo')
@@ -133,6 +159,7 @@ def test_killed_anywhere_and_resumed_it_is_the_same_index(corpus, tmp_path, stop
   index.build(path, tmp_path / 'out', 'hybrid', encoder=encoder, report=lambda *at: resumed.append(at))
   assert resumed == steps[stop:] and encoder.calls <= 8
   assert content(tmp_path / 'out') == content(whole)
+  index.Index(tmp_path / 'out', encoder=StandIn())
 
 
 def test_gzipped_it_is_the_same_corpus_and_a_whole_index_is_not_built_again(corpus, tmp_path):
@@ -209,6 +236,41 @@ def test_the_estimate_is_near_what_is_built(corpus, tmp_path):
   size = sum(bytes_ for name, bytes_ in manifest['files'].items() if name not in ('vectors', 'scales'))  # compressed
   assert expected['passages'] == 61 and expected['bytes_on_devices'] == 61 * 68
   assert 0.8 * size < expected['bytes_on_disk'] - 61 * 68 < 1.25 * size
+
+
+@contextlib.contextmanager
+def disk_that_fills_up():
+  """Yields a function after which no file may grow beyond some bytes: the system refuses to write, as where a disk is full."""
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  try:
+    yield lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize('precision', dense.PRECISIONS)
+def test_vectors_that_the_disk_has_no_room_for_are_named_and_the_build_resumes(tmp_path, monkeypatch, precision):
+  monkeypatch.setattr(dense, 'BLOCK', 64)
+  path, out = tmp_path / 'corpus.jsonl', tmp_path / 'out'
+  path.write_text(''.join(json.dumps({'id': str(n), 'contents': f'T\nw{n} w{n % 7}'}) + '\n' for n in range(200)))
+
+  class Random(StandIn):  # whose vectors do not compress
+    def passages(self, texts):
+      self.calls += 1
+      return np.random.default_rng([len(texts), self.calls]).standard_normal((len(texts), self.width), np.float32)
+
+  with disk_that_fills_up() as fill:
+    report = lambda stage, done: fill(2500) if (stage, done) == ('dense', 128) else None
+    with pytest.raises(OSError, match='File too large') as error:
+      index.build(path, out, 'dense', encoder=Random(), precision=precision, report=report)
+  assert error.value.filename == str(out / 'vectors')
+  with pytest.raises(DataError, match='half-built'):
+    index.Index(out, encoder=Random())
+  encoder, resumed = Random(), []
+  index.build(path, out, 'dense', encoder=encoder, precision=precision, report=lambda *at: resumed.append(at))
+  assert resumed == [('dense', 128), ('dense', 192)] and encoder.calls == 2
+  stored, _ = dense.Vectors(out, 200, 64, precision).read(0, 200)
+  assert stored.any(axis=1).all()
 
 
 def test_a_full_disk_is_named(corpus, tmp_path, monkeypatch):

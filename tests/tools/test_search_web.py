@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from jaxsearch.data.corpus import Document
+from jaxsearch.tools import paid
 from jaxsearch.tools.search_remote import SearchError, WebSearch, parse_response
 from tests.tools.serving import server
 
@@ -103,6 +104,17 @@ def test_what_is_kept_needs_no_request(tmp_path):
   assert first == [PAGES[:2]] * 3 == gone.search(['a'] * 3, 2)
   with pytest.raises(SearchError, match='ConnectError'):
     gone.search(['b'], 2)
+
+
+def test_what_is_paid_for_is_counted_and_what_is_kept_costs_nothing(tmp_path):
+  """A credit where the response names none; several where it does; none for a failure and for what comes out of the cache."""
+  unnamed = {'organic': ORGANIC}
+  with server((200, GOOD), (500, b'oops'), (200, unnamed), (200, GOOD | {'credits': 2})) as (url, _):
+    backend = WebSearch(url, cache=tmp_path / 'searches', price=0.25, backoff=0.01)
+    for query, credits in (('a', 1), ('a', 1), ('b', 2), ('c', 4), ('b', 4)):
+      backend.search([query], 1)
+      assert backend.paid == credits
+  assert paid(backend, before=1) == {'searches_paid': 3, 'searches_cost': 0.75} and paid(None) == paid(object()) == {}
 
 
 def test_a_blank_query_finds_nothing_and_asks_nobody():

@@ -192,7 +192,7 @@ def mark_phases(out: pathlib.Path) -> None:
 
   runs.RunFolder.steps = steps
   mark('start')
-  wrap(loop, 'grow', 'generation')
+  wrap(loop, 'begin', 'generation')
   wrap(loop, 'update', 'update')
   wrap(runs.RunFolder, 'write_evaluation', 'evaluation')
   wrap(runs.RunFolder, 'finish_step', 'row')
