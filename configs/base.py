@@ -71,6 +71,7 @@ def get_config():
     by_source=False,                 # for 'bm25': a question is searched for in the parts of `data.corpus` of its own source
                                      # ('hotpotqa:…'); {source} in `url` ('http') and in `index` is that source
     topk=2,                          # passages per search
+    words=0,                         # of a passage the policy sees the first `words`; 0 is all
     timeout=30.0,                    # seconds until a search counts as failed, retries included
     max_failed_steps=3,              # training stops after this many steps in a row in which most searches failed; 0 is never
   )

@@ -28,6 +28,7 @@ FIELDS = {
   '*.backend': ('bm25', 'index', 'http', 'web', 'simulated'),
   'search.engine': ('rank_bm25', 'bm25s'),
   'search.max_failed_steps': '>= 0',
+  'search.words': '>= 0',
   'search.writer': ('world', 'chat', 'model'),
   '*.noise_start': SHARE,
   '*.noise_end': SHARE,

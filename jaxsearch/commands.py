@@ -56,7 +56,7 @@ def flag(name: str, help: str, type: Callable = str, rule: str = '', **options) 
   return name, dict(help=help, default={str: '', bool: False}.get(type)) | options
 
 
-CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, or Hugging Face folder; config.model if not given')
+CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, adapter or Hugging Face folder; config.model if not given')
 CORPUS = flag('--corpus', 'passages: Search-R1 JSONL file, or world; config.data.corpus if not given')
 QUESTIONS = flag('--questions', 'FlashRAG JSONL file, or world:SPLIT; those of the config if not given')
 GREEDY = flag('--temperature', 'of sampling; greedy if not given', float, '>= 0')
@@ -557,6 +557,17 @@ def tiers(config, flags) -> None:
   _print({'questions': len(found), 'tier_2': tier_2} | shares | {'out': str(pathlib.Path(flags.out))})
 
 
+@command('smollm2_wiki', flag('--out', 'folder to write', place(folder=True), required=True),
+         flag('--number', 'chains to write at most; 2000 if not given', int, '>= 1', default=2000), examples=(
+           '--config smollm2_wiki --config.folder=DATA --out runs/smollm2_wiki/made',
+           '--config smollm2_wiki --out made --number 500'))
+def chains(config, flags) -> None:
+  """Write chains of searches as demonstrations for sft, from questions and passages, without a model."""
+  check_files(config, ('data', 'model', 'tokenizer', 'search'))
+  from jaxsearch.training import chains
+  _print(chains.write(config, flags.out, flags.number) | {'out': flags.out})
+
+
 @command('sft', examples=('--config.sft.demonstrations=F.jsonl --config.out=runs/sft', '--config sft_gold --config.steps=50'))
 def sft(config, _) -> None:
   """Train a policy on demonstrations."""
@@ -594,6 +605,7 @@ def sample(config, flags) -> None:
 @command('quickstart', flag('--checkpoint', 'run folder, or a checkpoint in it', required=True),
          flag('--out', 'folder to write', place(folder=True), required=True),
          flag('--dtype', 'of the weights: float32 or bfloat16; as they are if not given', choices=('float32', 'bfloat16')),
+         flag('--adapter', 'write only the adapter of a run with config.lora: a folder for --checkpoint, without the base', bool),
          examples=('--checkpoint runs/quickstart --out policy',
                    '--checkpoint runs/quickstart/checkpoints/20 --out policy --dtype bfloat16'))
 def export(config, flags) -> None:
@@ -607,7 +619,11 @@ def export(config, flags) -> None:
   from jaxsearch.evaluation.run import tokenizer_of
   from jaxsearch.models import hub
   from jaxsearch.models.decoder import Decoder
-  from jaxsearch.training.checkpoint import load_params
+  from jaxsearch.training.checkpoint import load_params, save_adapter
+  if flags.adapter:
+    host = save_adapter(flags.checkpoint, flags.out, flags.dtype or None)
+    print(f'step {host["step"]} written to {flags.out}')
+    return
   model_config, params, host = load_params(flags.checkpoint)
   run = {'jaxsearch': __version__, 'jax': jax.__version__, 'step': host['step'],
          'config': config.to_dict() | {'tokenizer': ''}}  # the folder has its own

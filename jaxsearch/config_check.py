@@ -149,6 +149,7 @@ def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: 
   """
   from jaxsearch import methods, registry
   from jaxsearch.data import sources
+  from jaxsearch.models import gguf_files
   from jaxsearch.models.presets import preset
   from jaxsearch.tools.http_client import parse_url
   from jaxsearch.trees import templates
@@ -192,6 +193,11 @@ def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: 
       preset(name.removeprefix('random:'))
     elif field == 'critic.warm_start' and '://' in name:
       continue  # in a bucket
+    elif name.startswith(gguf_files.PACKAGE):
+      try:
+        gguf_files.in_package(name)
+      except FileNotFoundError as error:
+        mistakes.append(f'{field}={name!r}: {error}')
     elif field not in remote and name not in known and not pathlib.Path(name).exists():
       missing = [name]
     if missing:

@@ -34,7 +34,7 @@ from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training import batch as batches
 from jaxsearch.training import runs
 from jaxsearch.training import step as steps
-from jaxsearch.training.checkpoint import is_run, load_params, load_trained
+from jaxsearch.training.checkpoint import is_adapter, is_run, load_params, load_trained
 from jaxsearch.trees.layout import lay_out, take_back
 from jaxsearch.trees.tree import Role, Stop, Tree
 
@@ -52,11 +52,12 @@ class Policy:
 
 @memory.named('loading the policy', 'set dtype=bfloat16')
 def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Policy:
-  """The policy of a run folder, checkpoint in it, Hugging Face folder or GGUF file, else FileNotFoundError; '' is `config.model`.
+  """The policy of a run folder, checkpoint in it, adapter, Hugging Face folder or GGUF file; '' is `config.model`.
 
+  FileNotFoundError if there is none.
   It brings its tokenizer, unless `config.tokenizer` names one.
   """
-  if checkpoint and is_run(checkpoint):
+  if checkpoint and (is_run(checkpoint) or is_adapter(checkpoint)):
     model_config, params, host = load_params(checkpoint)
     model_config = dataclasses.replace(model_config, dtype=config.dtype)
     return Policy(model_config, params, tokenizer_of(config, host), host['step'])

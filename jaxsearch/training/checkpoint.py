@@ -33,18 +33,22 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import orbax.checkpoint as ocp
+import safetensors
+import safetensors.numpy
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
-from jaxsearch import setup
+from jaxsearch import __version__, setup
 from jaxsearch.config_check import fields, from_saved
+from jaxsearch.data.jsonl import write_whole
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import DecoderConfig, RopeScaling
 from jaxsearch.models.hub import check_finite
+from jaxsearch.models.tensor_files import write_json
 from jaxsearch.parallel.mesh import gather_objects, make_mesh
 from jaxsearch.training import critic
 from jaxsearch.training.remote import is_remote, place
-from jaxsearch.training.step import TrainState, fingerprint, without_head
+from jaxsearch.training.step import TrainState, fingerprint, place_params, without_head
 
 # What may differ between a run and its resumption: where things are, how often and how far, and how the same numbers are
 # computed. Where monitor.action='rollback', another `monitor` or `checkpoint_every` may roll back at other steps, or to others.
@@ -54,6 +58,7 @@ FREE_FIELDS = ('steps', 'out', 'progress', 'log', 'rollouts', 'checkpoint_every'
                'critic_warmup.gate', 'critic_warmup.min_updates', 'critic_warmup.max_updates')
 
 ITEMS = ('params', 'rest', 'host')
+ADAPTER = 'adapter.safetensors'
 Found = TypeVar('Found')
 
 
@@ -258,6 +263,50 @@ def is_run(path: str | pathlib.Path) -> bool:
   return (_run_folder(path)[0] / 'checkpoints').is_dir()
 
 
+def is_adapter(path: str | pathlib.Path) -> bool:
+  """Whether `load_params` finds an adapter here that `save_adapter` wrote."""
+  return (pathlib.Path(path) / ADAPTER).is_file()
+
+
+def save_adapter(path: str | pathlib.Path, folder: str | pathlib.Path, dtype: str | None = None) -> dict[str, Any]:
+  """Writes the adapter of a checkpoint, without its base: adapter.safetensors and jaxsearch.json; returns `host`.
+
+  Args:
+    path: as for `load_params`.
+    dtype: 'float32' or 'bfloat16'; as it is if not given.
+  Raises ValueError for a run without an adapter.
+  """
+  _, params, host = load_trained(path, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+  if host.get('critic') or not host['config']['lora']['rank']:
+    raise ValueError(f'{path}: this run has no adapter (lora.rank=0): leave out --adapter')
+  folder = pathlib.Path(folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  named = {jax.tree_util.keystr(place, simple=True, separator='/'): np.asarray(value if dtype is None else value.astype(dtype))
+           for place, value in jax.tree.leaves_with_path(params)}
+  write_whole(folder / ADAPTER, safetensors.numpy.save(named))
+  kept = {name: host[name] for name in ('step', 'config', 'decoder', 'reference')}
+  write_json(folder / hub.RUN, {'jaxsearch': __version__, 'jax': jax.__version__} | kept)
+  return host
+
+
+def _load_adapter(folder: pathlib.Path, mesh: jax.sharding.Mesh):
+  """As `load_trained`, of a folder that `save_adapter` wrote."""
+  host = read_saved(folder)
+  if host is None:
+    raise FileNotFoundError(f'{folder}: {ADAPTER} without {hub.RUN}, which says what it is an adapter of')
+  model_config = decoder_from_json(host['decoder'])
+  shardings, shapes = setup.adapter_layout(from_saved(host['config']), model_config, mesh)
+  try:
+    named = safetensors.numpy.load_file(folder / ADAPTER)
+    params = jax.tree.map_with_path(lambda place, _: named[jax.tree_util.keystr(place, simple=True, separator='/')], shardings)
+  except (KeyError, safetensors.SafetensorError) as error:
+    raise ValueError(f'{folder / ADAPTER} cannot be read ({error})') from error
+  if jax.tree.map(np.shape, params) != shapes:
+    raise ValueError(f'{folder / ADAPTER}: its shapes are not those of lora.rank={host["config"]["lora"]["rank"]}')
+  check_finite(params, folder)
+  return model_config, place_params(params, shardings), host
+
+
 def _run_folder(path: str | os.PathLike) -> tuple[epath.Path, int | None]:
   """(run folder, step or None for the newest) of a run folder, its `checkpoints`, or one checkpoint in that."""
   path = place(path)
@@ -272,7 +321,7 @@ def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None)
   An adapter is merged into its base, the model that the config of the run names; the head of a critic is left out.
 
   Args:
-    path: a run folder or its `checkpoints` (the newest is taken), or one checkpoint in it.
+    path: a run folder or its `checkpoints` (the newest is taken), one checkpoint in it, or a folder that `save_adapter` wrote.
     mesh: where the parameters go; the first device if not given.
   Raises:
     FileNotFoundError: there is no checkpoint, or not this one, or no base.
@@ -280,7 +329,7 @@ def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None)
       are not finite, or it cannot be read (nor can those before it, unless one was named).
   """
   mesh = mesh or make_mesh(1, 1, 1, devices=jax.devices()[:1])
-  model_config, params, host = load_trained(path, mesh)
+  model_config, params, host = _load_adapter(pathlib.Path(path), mesh) if is_adapter(path) else load_trained(path, mesh)
   if host.get('critic'):
     raise ValueError(f'{path}: this is a critic, not a policy')
   config = from_saved(host['config'])
