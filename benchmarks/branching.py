@@ -39,7 +39,7 @@ def step(learner, method, questions, number: int) -> tuple[float, dict]:
   """Seconds of one training step, and its metrics."""
   start, clock = time.perf_counter(), runs.Clock()
   context = Context(number, np.random.default_rng(number), learner.memory)
-  groups, row = loop.grow(learner, method, questions, context)
+  groups, row = loop.grow(learner, loop.begin(learner, method, questions, context))
   method.credit(groups, context, **learner.config.credit)
   trained = loop.credited(groups)
   row |= loop.summary(groups, trained)

@@ -88,6 +88,12 @@ Parameters (policy, reference, critic, the sampler's copy), moments and the cach
 are what each program adds while it runs. `load` hands new parameters to the sampler. All in GiB a device; `share` is the
 largest sum as a share of the device. One plan in full: `jaxsearch plan --config configs/NAME.py --target TARGET`.
 
+Decoding is planned with slots as long as they are on average, from the prompt to the last token: its kernel
+(jaxsearch/models/kernels/decode_attention.py) reads each slot's own length, in the cache itself. Where the
+heads do not suit it (`platform_of` there), decoding is dense, over the window of the longest slot. `decode moves` is what a
+token reads and writes, as a multiple of the weights and what is live in the cache. What a GPU's kernels hand on in at most
+12.5 MiB is taken to stay in its L2 cache.
+
 """
   missing = []
   for target in TARGETS:
@@ -103,11 +109,11 @@ largest sum as a share of the device. One plan in full: `jaxsearch plan --config
       rows.append([f'`{config}`', *(f'{size / GIB:.1f}' for size in state.values()), *map(beside, (
         'update', 'critic', 'score', 'values', 'prefill', 'decode')), f'{plan["load"] / GIB:.1f}',
         f'{plan["share"]:.0%}' + ('' if plan['fits'] else ' **too much**'),
-        *(f'{seconds:.0f}' for seconds in plan['phases'].values()), bound(plan)])
+        *(f'{seconds:.0f}' for seconds in plan['phases'].values()), bound(plan), f'{plan["decode_traffic"]:.2f}'])
     if rows:
       text += f'## {target}\n\n' + table(
         ['config', 'parameters', 'moments', 'cache', 'update', 'critic', 'score', 'values', 'prefill', 'decode', 'load', 'share',
-         'rollout s', 'score s', 'update s', 'bound by'], rows) + '\n'
+         'rollout s', 'score s', 'update s', 'bound by', 'decode moves'], rows) + '\n'
   if missing:
     text += f'Not planned yet: {len(missing)} of {len(CONFIGS) * len(TARGETS)}. The command above goes on where it stopped.\n\n'
   return text + '## Devices, as published\n\n' + table(['device', 'memory GiB', 'memory GB/s', 'bf16 TFLOP/s', 'links GB/s',

@@ -19,7 +19,8 @@ def get_config():
   config.group_size = 8              # trees per question (a method's `sizes` may share them out differently); 1 only with
                                      # a critic or with a method such as SLATE that compares inside a tree
   config.seed = 0                    # of everything random
-  config.out = 'runs/base'           # run folder: metrics.jsonl, checkpoints/, report.html, TensorBoard files
+  config.out = 'runs/base'           # run folder: metrics.jsonl, checkpoints/, report.html, TensorBoard files; or
+                                     # 'gs://BUCKET/RUN' (docs/pods.md)
   config.progress = True             # a progress bar, if there is a terminal
   config.log = ()                    # services that get what TensorBoard gets: 'wandb', 'trackio' (extras of these names)
   config.rollouts = 2                # questions of each step whose rollouts are kept for `jaxsearch view`, with tokens and
@@ -32,6 +33,8 @@ def get_config():
   config.dtype = 'float32'           # of activations, and of the sampler's weights; 'bfloat16' on accelerators
   config.remat = 'none'              # what the backward pass recomputes to save memory: 'none', 'dots' (all but matrix
                                      # products) or 'full' (all but the inputs of layers)
+  config.attention = 'auto'          # over training rows: 'auto' (on TPUs and GPUs a kernel that visits only blocks in which
+                                     # something is visible) or 'dense'
 
   config.data = config_dict.create(
     questions='world:rl',            # 'world:SPLIT', a FlashRAG JSONL file, parquet of Search-R1 or verl, a folder of
@@ -68,6 +71,7 @@ def get_config():
     by_source=False,                 # for 'bm25': a question is searched for in the parts of `data.corpus` of its own source
                                      # ('hotpotqa:…'); {source} in `url` ('http') and in `index` is that source
     topk=2,                          # passages per search
+    words=0,                         # of a passage the policy sees the first `words`; 0 is all
     timeout=30.0,                    # seconds until a search counts as failed, retries included
     max_failed_steps=3,              # training stops after this many steps in a row in which most searches failed; 0 is never
   )
@@ -93,7 +97,7 @@ def get_config():
     tool_workers=16,                 # tool calls at a time
     deterministic=True,              # the schedule never depends on the clock; needed to resume to the same bits
     release=config_dict.placeholder(bool),  # frees the KV cache and the sampler's weights while the step trains; None: on
-                                     # accelerators, not on CPU
+                                     # accelerators, not on CPU, and not with train.async_steps=1
     episode_deadline=config_dict.placeholder(float),  # seconds until a tree has to end; None is off, and only with
                                      # deterministic=False there is any other
     # Slots are decoded in segments, and the host looks at them in between. 0 and () take what suits the platform.
@@ -112,6 +116,8 @@ def get_config():
     epochs=1,                        # passes over the rollouts of a step
     mini_batch=0,                    # trees of an update; a pass over a step's trees makes as many updates as this asks for, on
                                      # parts of even size. 0 makes one, on all of them
+    async_steps=0,                   # 1: the rollouts of a step run while the step before is trained, with the parameters from
+                                     # before it; importance weights correct for their age. 0: one after the other
     old_logprobs=config_dict.placeholder(str),  # denominator of the ratio: 'sampler' (captured while sampling) or 'recompute'
                                      # (by the trainer; costs a forward pass where a step makes several updates); None:
                                      # 'recompute' with importance weights (loss.importance_cap), else 'sampler'
@@ -123,8 +129,8 @@ def get_config():
     clip_low=0.2, clip_high=0.2,     # the ratio is clipped to 1 - clip_low … 1 + clip_high
     dual_clip=config_dict.placeholder(float),  # c > 1 bounds the loss of negative advantages at c times them; None is off
     importance_cap=config_dict.placeholder(float),  # the largest importance weight of a token between sampler and trainer, see
-                                     # docs/credit.md; 0 is off; None: 2 in bfloat16 (unless train.old_logprobs='sampler'),
-                                     # else off
+                                     # docs/credit.md; 0 is off; None: 2 in bfloat16 or with train.async_steps=1 (unless
+                                     # train.old_logprobs='sampler'), else off
     kl_coef=0.001,                   # of the KL (k3) to the initial policy; 0 keeps no copy of it in memory
     entropy_coef=0.0,
   )

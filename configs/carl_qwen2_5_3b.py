@@ -1,6 +1,6 @@
 """CARL as published, for a pod: Qwen2.5-3B-Instruct. All is as in configs/carl_qwen2_5_7b.py, but what the smaller policy knows.
 
-    jaxsearch critic-warmup --config configs/carl_qwen2_5_3b.py --config.distributed.enabled=False … --config.out=/shared/warmup
+    jaxsearch critic-warmup --config configs/carl_qwen2_5_3b.py … --config.out=/shared/warmup
     jaxsearch train --config configs/carl_qwen2_5_3b.py --config.critic.warm_start=/shared/warmup --config.out=/shared/run
 
 Not run by us at this size.

@@ -1,13 +1,13 @@
 """CARL as published, for a pod: Qwen2.5-7B-Instruct, table 5 of the paper.
 
-    jaxsearch critic-warmup --config configs/carl_qwen2_5_7b.py --config.distributed.enabled=False … --config.out=/shared/warmup
+    jaxsearch critic-warmup --config configs/carl_qwen2_5_7b.py … --config.out=/shared/warmup
     jaxsearch train --config configs/carl_qwen2_5_7b.py --config.critic.warm_start=/shared/warmup --config.out=/shared/run
 
 500 steps of 256 questions x 5, 4 epochs in mini-batches of 64 trajectories, at most 15 segments of 2048 tokens and contexts of
 256, clip 0.2, KL and entropy 0.001; every 25 steps greedy EM on the first 500 questions of each benchmark. Learning rates, after
 a linear warm-up over 100 steps of 80 updates: 1e-6 for the policy, 5e-6 for the critic's head, 5e-7 for its share of the
 backbone. Data files have their authors' names, in the working directory. BM25 (bm25s) finds 3 passages among those that come with
-the question's own data set; GSM8K has none. The critic's warm-up runs in one process. A second retriever stands for the paper's
+the question's own data set; GSM8K has none. A second retriever stands for the paper's
 commercial one in 30 % of its rollouts; the folder all-MiniLM-L6-v2 holds the sentence encoder. Not run by us at this size.
 """
 

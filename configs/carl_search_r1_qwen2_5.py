@@ -1,6 +1,6 @@
 """What CARL is compared with, for a pod: Search-R1 with PPO or GRPO on CARL's data, search and updates (table 5, right column).
 
-    jaxsearch critic-warmup --config configs/carl_search_r1_qwen2_5.py:ppo_7b --config.distributed.enabled=False … --config.out=W
+    jaxsearch critic-warmup --config configs/carl_search_r1_qwen2_5.py:ppo_7b … --config.out=W
     jaxsearch train --config configs/carl_search_r1_qwen2_5.py:ppo_7b --config.critic.warm_start=W --config.out=/shared/run
     jaxsearch train --config configs/carl_search_r1_qwen2_5.py:grpo_3b --config.out=/shared/run
 

@@ -6,6 +6,7 @@ JAX and the rest are imported where they are used, so that `--help` and usage er
 import argparse
 import contextlib
 import functools
+import importlib.util
 import inspect
 import json
 import pathlib
@@ -55,7 +56,7 @@ def flag(name: str, help: str, type: Callable = str, rule: str = '', **options) 
   return name, dict(help=help, default={str: '', bool: False}.get(type)) | options
 
 
-CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, or Hugging Face folder; config.model if not given')
+CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, adapter or Hugging Face folder; config.model if not given')
 CORPUS = flag('--corpus', 'passages: Search-R1 JSONL file, or world; config.data.corpus if not given')
 QUESTIONS = flag('--questions', 'FlashRAG JSONL file, or world:SPLIT; those of the config if not given')
 GREEDY = flag('--temperature', 'of sampling; greedy if not given', float, '>= 0')
@@ -71,12 +72,12 @@ def train(config, _) -> None:
   With config.eval.every set it ends with one JSON line about held-out questions.
   """
   start = time.perf_counter()
-  check_place('config.out', config.out, folder=True)
+  _check_out(config)
   import jax
 
   check_files(config, ('data', 'model', 'tokenizer', 'search', 'reader', 'judge', 'critic', *['eval'] * bool(config.eval.every)))
   from jaxsearch.evaluation import report, run
-  from jaxsearch.training import loop, runs
+  from jaxsearch.training import loop, remote, runs
   if config.eval.every:
     run.read_held_out(config)  # a mistake in them is found now, not after the first step
   try:
@@ -84,12 +85,14 @@ def train(config, _) -> None:
   except runs.RunStopped:
     with contextlib.suppress(OSError):  # of a full disk
       if jax.process_index() == 0:
-        report.write_report(config.out)  # what went wrong stands at its top
+        report.write_report(remote.local(config.out))  # what went wrong stands at its top
+        remote.publish(config.out)
     raise
   if jax.process_index() == 0:
-    page = report.write_report(config.out)
+    page = report.write_report(remote.local(config.out))
+    remote.publish(config.out)
     print(f'jaxsearch: ask the policy: {sys.argv[0]} ask "QUESTION" --checkpoint {config.out}', file=sys.stderr)
-    evaluations = runs.read(pathlib.Path(config.out) / 'evaluations.jsonl')
+    evaluations = runs.read(page.with_name('evaluations.jsonl'))
     if not evaluations:
       print(f'report: {page}')
       return
@@ -516,11 +519,15 @@ def critic_warmup(config, _) -> None:
   """
   if 'critic_warmup' not in config:
     raise UsageError('this config has no group critic_warmup: its method has no critic, or see configs/carl.py')
-  check_place('config.out', config.out, folder=True)
+  _check_out(config)
   check_files(config, ('data', 'model', 'tokenizer', 'search', 'critic_warmup'))
+  import jax
+
   from jaxsearch.evaluation import calibration, competence
   from jaxsearch.training import critic_warmup
-  _print({'run': config.out} | critic_warmup.warm_up(config, competence.gate_figures, calibration.plot))
+  figures = critic_warmup.warm_up(config, competence.gate_figures, calibration.plot)
+  if jax.process_index() == 0:
+    _print({'run': config.out} | figures)
 
 
 @command('carl', CHECKPOINT, QUESTIONS, flag('--out', 'JSONL file to write', place(), required=True),
@@ -550,10 +557,21 @@ def tiers(config, flags) -> None:
   _print({'questions': len(found), 'tier_2': tier_2} | shares | {'out': str(pathlib.Path(flags.out))})
 
 
+@command('smollm2_wiki', flag('--out', 'folder to write', place(folder=True), required=True),
+         flag('--number', 'chains to write at most; 2000 if not given', int, '>= 1', default=2000), examples=(
+           '--config smollm2_wiki --config.model=SmolLM2.gguf --config.folder=DATA --out runs/smollm2_wiki/made',
+           '--config smollm2_wiki --out made --number 500'))
+def chains(config, flags) -> None:
+  """Write chains of searches as demonstrations for sft, from questions and passages, without a model."""
+  check_files(config, ('data', 'model', 'tokenizer', 'search'))
+  from jaxsearch.training import chains
+  _print(chains.write(config, flags.out, flags.number) | {'out': flags.out})
+
+
 @command('sft', examples=('--config.sft.demonstrations=F.jsonl --config.out=runs/sft', '--config sft_gold --config.steps=50'))
 def sft(config, _) -> None:
   """Train a policy on demonstrations."""
-  check_place('config.out', config.out, folder=True)
+  _check_out(config)
   check_files(config, ('model', 'tokenizer'))
   if not config.sft.demonstrations:
     raise UsageError('sft.demonstrations is not set: a JSONL file, see configs/sft.py, or world:rl for gold chains')
@@ -587,6 +605,7 @@ def sample(config, flags) -> None:
 @command('quickstart', flag('--checkpoint', 'run folder, or a checkpoint in it', required=True),
          flag('--out', 'folder to write', place(folder=True), required=True),
          flag('--dtype', 'of the weights: float32 or bfloat16; as they are if not given', choices=('float32', 'bfloat16')),
+         flag('--adapter', 'write only the adapter of a run with config.lora: a folder for --checkpoint, without the base', bool),
          examples=('--checkpoint runs/quickstart --out policy',
                    '--checkpoint runs/quickstart/checkpoints/20 --out policy --dtype bfloat16'))
 def export(config, flags) -> None:
@@ -600,7 +619,11 @@ def export(config, flags) -> None:
   from jaxsearch.evaluation.run import tokenizer_of
   from jaxsearch.models import hub
   from jaxsearch.models.decoder import Decoder
-  from jaxsearch.training.checkpoint import load_params
+  from jaxsearch.training.checkpoint import load_params, save_adapter
+  if flags.adapter:
+    host = save_adapter(flags.checkpoint, flags.out, flags.dtype or None)
+    print(f'step {host["step"]} written to {flags.out}')
+    return
   model_config, params, host = load_params(flags.checkpoint)
   run = {'jaxsearch': __version__, 'jax': jax.__version__, 'step': host['step'],
          'config': config.to_dict() | {'tokenizer': ''}}  # the folder has its own
@@ -688,6 +711,17 @@ def _sampling(flags, temperature: float = 0.0):
   """How answers are sampled: at --temperature, or at this one."""
   from jaxsearch.sampler.requests import Sampling
   return Sampling(temperature if flags.temperature is None else flags.temperature)
+
+
+def _check_out(config) -> None:
+  """Raises UsageError unless a run can be written to config.out; of a bucket only the URL is looked at."""
+  from jaxsearch.training import remote
+  if not remote.is_remote(config.out):
+    check_place('config.out', config.out, folder=True)
+  elif (scheme := config.out.partition('://')[0]) not in remote.PACKAGES:
+    raise UsageError(f'config.out={config.out}: a bucket is {" or ".join(f"{one}://" for one in remote.PACKAGES)}')
+  elif importlib.util.find_spec(package := remote.PACKAGES[scheme]) is None:
+    raise UsageError(f"config.out={config.out} needs the package {package!r}: pip install 'jaxsearch[{scheme}]'")
 
 
 def _check_files(config, flags, policy: bool = True) -> None:

@@ -124,6 +124,11 @@ def _together(config: ml_collections.ConfigDict) -> Iterator[str]:
   if config.loss.importance_cap and config.train.old_logprobs == 'sampler':
     yield (f"loss.importance_cap={config.loss.importance_cap} with train.old_logprobs='sampler' would count the gap between "
            "sampler and trainer twice, since the ratio has it already; set train.old_logprobs='recompute'")
+  if config.train.async_steps and config.sampler.release:
+    yield 'sampler.release=True with train.async_steps=1 would free what samples while the step trains; set it to None'
+  if config.train.async_steps and config.train.old_logprobs == 'recompute' and config.loss.importance_cap == 0:
+    yield ("loss.importance_cap=0 with train.async_steps=1 and train.old_logprobs='recompute' corrects nothing for the older "
+           "parameters that sampled; leave the cap at None, or set train.old_logprobs='sampler'")
   if config.critic.warm_start and not config.critic.enabled:
     yield f'critic.warm_start={config.critic.warm_start!r} means nothing where critic.enabled=False'
   if config.search.by_source and config.search.backend not in ('bm25', 'index', 'http'):
@@ -144,6 +149,7 @@ def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: 
   """
   from jaxsearch import methods, registry
   from jaxsearch.data import sources
+  from jaxsearch.models import gguf_files
   from jaxsearch.models.presets import preset
   from jaxsearch.tools.http_client import parse_url
   from jaxsearch.trees import templates
@@ -185,6 +191,13 @@ def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: 
         mistakes.append(f'{field}={name!r}: not an http address')
     elif field == 'model' and name.startswith('random:'):
       preset(name.removeprefix('random:'))
+    elif field == 'critic.warm_start' and '://' in name:
+      continue  # in a bucket
+    elif name.startswith(gguf_files.PACKAGE):
+      try:
+        gguf_files.in_package(name)
+      except FileNotFoundError as error:
+        mistakes.append(f'{field}={name!r}: {error}')
     elif field not in remote and name not in known and not pathlib.Path(name).exists():
       missing = [name]
     if missing:

@@ -25,7 +25,8 @@ from jaxsearch.config_check import CHECKS, SHIPPED, allowed, check, fields, from
 
 KINDS = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text', tuple: 'a tuple such as (1, 2)'}
 # What a policy was trained to see: with a checkpoint these are the run's, whichever config is given.
-TRAINED = ('method', 'grow', 'eval.grow', 'sampler.length', 'sampler.max_observation', 'tokenizer', 'search.topk', 'python')
+TRAINED = ('method', 'grow', 'eval.grow', 'sampler.length', 'sampler.max_observation', 'tokenizer', 'search.topk',
+           'search.words', 'python')
 
 
 class UsageError(Exception):

@@ -13,7 +13,7 @@ import ml_collections
 from jaxsearch import methods, registry
 from jaxsearch.data import sources
 from jaxsearch.data.questions import Question
-from jaxsearch.models import hub, lora
+from jaxsearch.models import gguf_files, hub, lora
 from jaxsearch.models.decoder import DecoderConfig, initial_params, parameter_axes, parameter_shapes
 from jaxsearch.models.presets import PRESETS, preset
 from jaxsearch.models.tokenizer import Tokenizer
@@ -40,13 +40,13 @@ def load_policy(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> t
   """
   param_dtype = 'float32' if config.optim.master_weights and not config.lora.rank else config.dtype
   if config.model.startswith(RANDOM):
-    model_config = dataclasses.replace(preset(config.model.removeprefix(RANDOM)), dtype=config.dtype, remat=config.remat)
+    model_config = _as_run(config, preset(config.model.removeprefix(RANDOM)))
     create = lambda key: initial_params(model_config, key, jnp.dtype(param_dtype))
     placed = param_shardings(model_config, mesh)
     return model_config, jax.jit(create, out_shardings=placed)(jax.random.key(config.seed))
-  decoder = hub.load(model_path(config.model), config.dtype, param_dtype=param_dtype, mesh=mesh, remat=config.remat)
+  decoder = hub.load(model_path(config.model), config.dtype, param_dtype=param_dtype, mesh=mesh)
   hub.check_finite(decoder.params, config.model)
-  return decoder.config, decoder.params
+  return _as_run(config, decoder.config), decoder.params
 
 
 def architecture(config: ml_collections.ConfigDict) -> DecoderConfig:
@@ -60,7 +60,11 @@ def architecture(config: ml_collections.ConfigDict) -> DecoderConfig:
     if not known:
       raise ValueError(f'model={config.model!r}: no such folder, and its name is none of {", ".join(PRESETS)}')
     found = preset(max(known, key=len))
-  return dataclasses.replace(found, dtype=config.dtype, remat=config.remat)
+  return _as_run(config, found)
+
+
+def _as_run(config: ml_collections.ConfigDict, model_config: DecoderConfig) -> DecoderConfig:
+  return dataclasses.replace(model_config, dtype=config.dtype, remat=config.remat, attention=config.attention)
 
 
 def param_shardings(model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> dict:
@@ -69,14 +73,16 @@ def param_shardings(model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> dic
 
 
 def model_path(name: str) -> str | pathlib.Path:
-  """Where the weights of a model lie: those that are shipped have a name, all others are a path themselves."""
+  """Where the weights of a model lie: those that are shipped have a name, others a package; all others are a path themselves."""
+  if name.startswith(gguf_files.PACKAGE):
+    return gguf_files.in_package(name)
   return registry.find('models', name) if name in registry.ENTRIES['models'] else name
 
 
 def tokenizer_path(name: str) -> str | pathlib.Path:
   """Where the tokenizer of a model lies: the shipped models and random parameters share one, all others have their own."""
   shared = name in registry.ENTRIES['models'] or name.startswith(RANDOM)
-  return registry.find('tokenizers', 'world') if shared else name
+  return registry.find('tokenizers', 'world') if shared else model_path(name)
 
 
 def load_tokenizer(config: ml_collections.ConfigDict) -> Tokenizer:
@@ -119,7 +125,7 @@ def reads_corpus(config: ml_collections.ConfigDict) -> bool:
 def open_backend(config: ml_collections.ConfigDict, corpus: str = '', mesh: jax.sharding.Mesh | None = None) -> SearchBackend:
   """The search back end that `config.search` names; `corpus` takes the place of `config.data.corpus`."""
   settings = dict(config.search)
-  kind, by_source, _, _ = (settings.pop(name) for name in ('backend', 'by_source', 'topk', 'max_failed_steps'))
+  kind, by_source, *_ = (settings.pop(name) for name in ('backend', 'by_source', 'topk', 'words', 'max_failed_steps'))
   if by_source:
     return _open_by_source(kind, sources.load_corpora(corpus or config.data.corpus) if kind == 'bm25' else None, settings)
   if kind == 'simulated' and settings['writer'] == 'model':
@@ -201,7 +207,7 @@ def open_tools(config: ml_collections.ConfigDict, corpus: str = '', mesh: jax.sh
   """Search back end, sandbox, and the `services` by name, each from the config group of that name."""
   return Tools(search=open_backend(config, corpus, mesh), topk=config.search.topk, python=PythonSandbox(**config.python),
                services={name: SERVICES[name](config[name], config.dtype, mesh) for name in services},
-               workers=config.sampler.tool_workers, max_observation=config.sampler.max_observation)
+               workers=config.sampler.tool_workers, max_observation=config.sampler.max_observation, words=config.search.words)
 
 
 def open_engine(config: ml_collections.ConfigDict, model_config: DecoderConfig, tokenizer: Tokenizer,

@@ -13,10 +13,10 @@ source launch/job.env
 [ -n "$DRY_RUN" ] || [ -n "$IMAGE" ] || { echo 'gke.sh: set IMAGE in launch/job.env' >&2; exit 2; }
 COORDINATOR=$NAME-hosts-0-0.$NAME:8476
 ARGUMENTS=$("$PYTHON" -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$@")
-export NAME IMAGE HOSTS RESOURCE DEVICES NODES CLAIM CONFIG MODEL QUESTIONS SEARCH_URL RETRIEVER OUT COORDINATOR ARGUMENTS
+export NAME IMAGE HOSTS RESOURCE DEVICES NODES CLAIM COMMAND CONFIG MODEL QUESTIONS SEARCH_URL RETRIEVER OUT COORDINATOR ARGUMENTS
 # shellcheck disable=SC2016  # names for envsubst; what else has a dollar is left to the pod
-names='$NAME $IMAGE $HOSTS $RESOURCE $DEVICES $NODES $CLAIM $CONFIG $MODEL $QUESTIONS $SEARCH_URL $RETRIEVER $OUT $COORDINATOR
-       $ARGUMENTS'
+names='$NAME $IMAGE $HOSTS $RESOURCE $DEVICES $NODES $CLAIM $COMMAND $CONFIG $MODEL $QUESTIONS $SEARCH_URL $RETRIEVER $OUT
+       $COORDINATOR $ARGUMENTS'
 if [ -n "$DRY_RUN" ]; then
   envsubst "$names" < launch/gke-jobset.yaml
 else

@@ -17,7 +17,7 @@ elif ! jaxsearch=$(command -v jaxsearch); then
   jaxsearch=.venv/bin/jaxsearch
 fi
 
-train=("$jaxsearch" train --config "$CONFIG" --config.out="$OUT")
+train=("$jaxsearch" "$COMMAND" --config "$CONFIG" --config.out="$OUT")
 [ -z "$MODEL" ] || train+=(--config.model="$MODEL")
 [ -z "$QUESTIONS" ] || train+=(--config.data.questions="$QUESTIONS")
 if [ -n "$RETRIEVER" ]; then

@@ -31,7 +31,8 @@ def fake(fits):
   program = {'memory': {'total': 30 * plans.GIB}, 'each': cost}
   return {'resident': {'parameters': 4 * plans.GIB, 'moments': 2 * plans.GIB, 'cache': 6 * plans.GIB}, 'load': plans.GIB,
           'programs': dict.fromkeys(('update', 'score', 'prefill', 'decode'), program), 'share': 0.42, 'fits': fits,
-          'phases': {'rollout': 5.0, 'score': 1.0, 'update': 7.0}, 'step_seconds': 13.0, 'advice': 'sampler.slots=8'}
+          'phases': {'rollout': 5.0, 'score': 1.0, 'update': 7.0}, 'step_seconds': 13.0, 'advice': 'sampler.slots=8',
+          'decode_traffic': 1.07}
 
 
 def test_the_pages_say_what_fits_and_what_is_missing(tmp_path):
@@ -39,7 +40,7 @@ def test_the_pages_say_what_fits_and_what_is_missing(tmp_path):
     (tmp_path / f'{name}.json').write_text(json.dumps(fake(fits)))
   page = plans.plans_page(tmp_path)
   assert '| `search_r1_grpo_qwen2_5_3b` | 4.0 | 2.0 | 6.0 | 18.0 |  | 18.0 |  | 18.0 | 18.0 | 1.0 | 42% | 5 | 1 | 7 |' in page
-  assert '| update: memory |' in page
+  assert '| update: memory | 1.07 |' in page
   assert f'Not planned yet: {2 * len(plans.CONFIGS) - 1} of {2 * len(plans.CONFIGS)}' in page and 'Nothing was run' in page
   assert '| `tpu:v5p` | 95.7 | 2765 | 459 | 600 |  | https://cloud.google.com/tpu/docs/v5p |' in page
   assert '| 7B, 64 x tpu:v5p | 42% | 5 | 1 | 7 | 13 | does not fit: sampler.slots=8 |' in plans.scaling_page(tmp_path)

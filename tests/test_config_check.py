@@ -76,7 +76,7 @@ def changed(changes, name='base'):
   ('grow.colour', 'red', 'grow.colour is no argument; known are max_turns, max_tokens, template'),
   ('eval.grow.max_turnz', 3, "eval.grow.max_turnz is no argument; did you mean 'max_turns'?"),
   ('eval.grow.max_turns', -3, 'eval.grow.max_turns=-3 must be >= 0'),
-  ('grow.template', 'wrld', "grow: unknown policy template 'wrld': no such file, and none of carl, "),
+  ('grow.template', 'wrld', "grow: unknown policy template 'wrld': no such file, and none of brief, carl, "),
   ('eval.grow.template', 'wrld', "eval.grow: unknown policy template 'wrld'"),
   ('eval.grow.own', NAN, 'eval.grow.own=nan must be finite'),
 ])  # fmt: skip

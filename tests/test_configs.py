@@ -6,13 +6,14 @@ import pathlib
 
 import pytest
 
+from configs import smollm2_wiki
 from configs.claims import cusearch_tables
 from jaxsearch.config_check import check
 from jaxsearch.evaluation import sweep
 from jaxsearch.methods import find_method
 
 NAMES = sorted(path.stem for path in (pathlib.Path(__file__).parent.parent / 'configs').glob('*.py') if path.stem != 'checks')
-METHODS = [name for name in NAMES if name not in ('world_policy', 'sft', 'sft_gold', 'smollm2')]
+METHODS = [name for name in NAMES if name not in ('world_policy', 'sft', 'sft_gold', 'smollm2', 'smollm2_wiki')]
 
 
 @pytest.mark.parametrize('name', METHODS)
@@ -65,6 +66,21 @@ def test_real_input_is_one_folder():
   config.folder = '/elsewhere'
   assert config.data.questions == '/elsewhere/qa/train_hotpotqa_2wiki.jsonl'
   assert config.data.corpus == '/elsewhere/wiki_corpus.jsonl'
+
+
+def test_the_stages_of_smollm2_wiki_show_the_policy_the_same():
+  stages = {name: smollm2_wiki.get_config(name) for name in ('chains', 'sft', 'rl')}
+  for config in stages.values():
+    check(config)
+    assert config.is_locked
+    for group in ('grow', 'search', 'sampler', 'lora'):
+      assert config[group] == stages['chains'][group]
+  with stages['sft'].unlocked(), stages['rl'].unlocked():
+    stages['sft'].made = stages['rl'].made = '/made'
+  assert stages['sft'].sft.demonstrations == '/made/chains.jsonl'
+  assert (stages['rl'].data.questions, stages['rl'].data.corpus) == ('/made/questions.jsonl', '/made/corpus.jsonl')
+  with pytest.raises(ValueError, match="the stages are 'chains', 'sft' and 'rl'"):
+    smollm2_wiki.get_config('reinforcement')
 
 
 @pytest.mark.parametrize(('name', 'tokens'), [

@@ -4,7 +4,9 @@ One JSON object a line, `{"id": "7", "contents": "\\"Title\\"\\ntext"}`; files t
 Indexing them is the business of `jaxsearch.tools`.
 """
 
+import itertools
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -32,6 +34,12 @@ def split_contents(contents: str) -> tuple[str, str]:
 def join_contents(title: str, text: str) -> str:
   """The `contents` of a document; the inverse of `split_contents`."""
   return f'"{title}"\n{text}'
+
+
+def first_words(text: str, number: int) -> str:
+  """The first `number` words of a text; all of it for 0."""
+  following = next(itertools.islice(re.finditer(r'\S+', text), number, None), None) if number else None
+  return text if following is None else text[:following.start()].rstrip()
 
 
 def stream_corpus(path: str | os.PathLike, after: int = 0) -> Iterator[tuple[str, Document]]:

@@ -206,7 +206,7 @@ def manifest(config: ml_collections.ConfigDict, loaded: Sequence[Benchmark], age
   """What the scores depend on, as JSON can hold it; `policy` names the weights or the server."""
   grow = dict(config.grow) | dict(config.eval.grow)
   unused = ['topk', 'cache', 'replay', 'timeout', 'max_failed', 'index', 'encoder', 'price']
-  unused += ['noise', 'writer'] * (config.search.backend != 'simulated')
+  unused += ['noise', 'writer'] * (config.search.backend != 'simulated') + ['words'] * (not config.search.words)
   search = {name: value for name, value in config.search.items() if not name.startswith(tuple(unused))}
   built = read_manifest(config.search.index) if config.search.backend == 'index' else {}
   search |= {name: value for name, value in built.items() if name not in ('files', 'passages', 'corpus_hash')}

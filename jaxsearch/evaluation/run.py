@@ -29,12 +29,12 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards.match import answer_found
-from jaxsearch.sampler.requests import Call, RunPython, Sampling, Search, ToolFailure, failure_figures, one_line
+from jaxsearch.sampler.requests import Call, RunPython, Sampling, Search, ToolFailure, one_line
 from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training import batch as batches
 from jaxsearch.training import runs
 from jaxsearch.training import step as steps
-from jaxsearch.training.checkpoint import is_run, load_params, load_trained
+from jaxsearch.training.checkpoint import is_adapter, is_run, load_params, load_trained
 from jaxsearch.trees.layout import lay_out, take_back
 from jaxsearch.trees.tree import Role, Stop, Tree
 
@@ -52,11 +52,12 @@ class Policy:
 
 @memory.named('loading the policy', 'set dtype=bfloat16')
 def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Policy:
-  """The policy of a run folder, checkpoint in it, Hugging Face folder or GGUF file, else FileNotFoundError; '' is `config.model`.
+  """The policy of a run folder, checkpoint in it, adapter, Hugging Face folder or GGUF file; '' is `config.model`.
 
+  FileNotFoundError if there is none.
   It brings its tokenizer, unless `config.tokenizer` names one.
   """
-  if checkpoint and is_run(checkpoint):
+  if checkpoint and (is_run(checkpoint) or is_adapter(checkpoint)):
     model_config, params, host = load_params(checkpoint)
     model_config = dataclasses.replace(model_config, dtype=config.dtype)
     return Policy(model_config, params, tokenizer_of(config, host), host['step'])
@@ -338,7 +339,7 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
     if tiers:
       figures |= competence.use_figures(records, tiers)
     finite = {name: value for name, value in figures.items() if math.isfinite(value)}  # JSON has no NaN
-    finite |= _of_all(metrics)
+    finite |= runs.failures_of_all(metrics)
     yield {'step': step, 'temperature': temperature} | scores(records) | finite | {'samples': records[:SAMPLES]}
 
 
@@ -356,15 +357,6 @@ def first(questions: Sequence[Question], number: int) -> list[Question]:
     if not number or met[source] <= number:
       found.append(question)
   return found
-
-
-def _of_all(metrics: dict[str, Any]) -> dict[str, Any]:
-  """What failed in the rollouts of all processes: counts added up, shares computed anew, texts from the first that has one."""
-  everywhere = meshes.gather_objects(failure_figures(metrics))
-  found = {}
-  for name, value in (item for own in everywhere for item in own.items()):
-    found[name] = found.get(name, 0) + value if isinstance(value, (int, float)) else found.get(name) or value
-  return found | {'searches_failed_share': found['searches_failed'] / max(found['searches_asked'], 1)}
 
 
 def read_tiers(path: str) -> dict[str, int]:

@@ -25,9 +25,10 @@ The contract, word for word as in CONTRIBUTING.md (a test compares them):
                    in the order in which they were added; for a list of requests, that is the order in which they finished
   node.trained     True for policy spans; set it to False to keep one out of the loss. A policy span that you append yourself
                    needs `logprobs`
-  node.data        your notes on a node, kept until `credit`. Four names are taken: 'documents', 'calls' (what tools were asked,
-                   for `jaxsearch view`), 'segment' (the report's label of the span) and 'reward' (earned at this span, read by
-                   `credit_with_critic`)
+  node.data        your notes on a node, kept until `credit`. Texts, numbers, lists and dicts of them let a killed run keep its
+                   finished rollouts; with other notes it grows them again. Four names are taken: 'documents', 'calls' (what
+                   tools were asked, for `jaxsearch view`), 'segment' (the report's label of the span) and 'reward' (earned at
+                   this span, read by `credit_with_critic`)
   before credit    trees are pruned: nodes that carry no loss and have no descendant that does are removed, so every leaf is a
                    trained span. Trees longer than a training row are left out, so `groups` may be empty
   tree.reward      `credit` sets it, for the log; None is left out of the mean

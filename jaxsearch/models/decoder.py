@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxsearch.models.kernels import tree_attention
 from jaxsearch.models.vocabulary import Factors, token_logprobs
-from jaxsearch.parallel.mesh import keep_batch_split
+from jaxsearch.parallel.mesh import ambient_platform, keep_batch_split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-  """The sizes and switches of a decoder. `dtype` (of activations) and `remat` change how it runs, not what it computes."""
+  """The sizes and switches of a decoder. From `dtype` (of activations) on they change how it runs, not what it computes."""
   vocab_size: int
   hidden_size: int
   intermediate_size: int
@@ -47,12 +48,15 @@ class DecoderConfig:
   max_position: int = 32768
   dtype: str = 'float32'
   remat: str = 'none'  # 'none' | 'dots' (keep matrix products) | 'full' (keep layer inputs only)
+  attention: str = 'auto'  # over rows: 'auto' (on TPUs and GPUs the kernel that skips) | 'dense'
 
   def __post_init__(self):
     if self.num_heads % self.num_kv_heads:
       raise ValueError(f'num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}')
     if self.remat not in _REMAT:
       raise ValueError(f'remat={self.remat!r} is none of {sorted(_REMAT)}')
+    if self.attention not in ('auto', 'dense'):
+      raise ValueError(f"attention={self.attention!r} is none of ['auto', 'dense']")
 
 
 _REMAT = {'none': None, 'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -172,9 +176,10 @@ def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, v
   positions = jnp.broadcast_to(jnp.arange(T), tokens.shape) if positions is None else positions
   visible_until = jnp.full(tokens.shape, T) if visible_until is None else visible_until
   angles = rope_angles(config, positions)
+  attend = row_attention(config, visible_until)
 
   def layer(x, weights):
-    x, _ = _block(config, weights, x, angles, lambda q, k, v: (tree_attention(q, k, v, visible_until), None))
+    x, _ = _block(config, weights, x, angles, lambda q, k, v: (attend(q, k, v), None))
     return keep_batch_split(x), None
 
   if _REMAT[config.remat] is not None:
@@ -184,7 +189,8 @@ def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, v
   return rms_norm(x, params['final_norm'], config.norm_eps)
 
 
-def forward_cached(config: DecoderConfig, params: dict, tokens, starts, cache: list, rows=None, window: int | None = None):
+def forward_cached(config: DecoderConfig, params: dict, tokens, starts, cache: list, rows=None, window: int | None = None,
+                   attention=None):
   """The forward pass over new tokens of cached sequences.
 
   A sequence may come in several chunks; each attends to what the earlier ones wrote. Padding of `tokens` writes garbage past
@@ -195,9 +201,12 @@ def forward_cached(config: DecoderConfig, params: dict, tokens, starts, cache: l
       weights and cache as arrays of their own and updates the caches in place.
     tokens: [S,n] int, the new tokens of each chunk.
     starts: [S] int, how many tokens of its row the cache already holds.
-    cache: list over layers of (keys [R,K,h,length], values [R,K,length,h]). Needs starts + n <= length.
+    cache: list over layers of (keys [R,K,h,length], values [R,K,length,h]), or of (keys and values [R,K,length,2h],) as
+      kernels read it. Needs starts + n <= length.
     rows: [S] int, the row of the cache that each chunk belongs to; None if chunk i belongs to row i and R = S.
     window: static, with `rows`: only the first `window` entries are attended to. Needs max(starts) + n <= window.
+    attention: a kernel for n = 1, see `kernels.decode_attention`: takes q [S,H,h], k, v [S,K,h], the one array of a layer, the
+      rows, `starts`; returns [S,H,h] and the array with k, v.
   Returns:
     ([S,n,D] hidden states after the final norm, updated cache).
   """
@@ -208,7 +217,13 @@ def forward_cached(config: DecoderConfig, params: dict, tokens, starts, cache: l
   written = []
   for weights, layer_cache in zip(params['layers'], cache, strict=True):
     def attend(q, k, v, layer_cache=layer_cache):
-      new = jnp.transpose(k, (0, 2, 3, 1)), jnp.transpose(v, (0, 2, 1, 3))
+      if attention is not None:
+        attended, updated = attention(q[:, 0], k[:, 0], v[:, 0], *layer_cache, where, starts)
+        return attended[:, None], (updated,)
+      if len(layer_cache) == 1:
+        new = (jnp.transpose(jnp.concatenate([k, v], axis=-1), (0, 2, 1, 3)),)
+      else:
+        new = jnp.transpose(k, (0, 2, 3, 1)), jnp.transpose(v, (0, 2, 1, 3))
       updated = put_windows(layer_cache, new, starts, where)
       visible = updated if rows is None else get_windows(updated, jnp.zeros_like(starts), rows, window)
       return cached_attention(q, visible, positions), updated
@@ -308,11 +323,22 @@ def tree_mask(visible_until, first: int = 0):
   return (keys <= queries) & (queries < visible_until[:, None, :])
 
 
-def tree_attention(q, k, v, visible_until):
+def row_attention(config: DecoderConfig, visible_until):
+  """Attention over rows `visible_until` [B,T] as a function of q [B,T,H,h] and k, v [B,T,K,h] -> [B,T,H,h].
+
+  A kernel that visits only what is visible, in a program traced for TPUs or GPUs (`parallel.mesh.ambient`); elsewhere dense.
+  """
+  platform = ambient_platform()
+  if config.attention == 'auto' and platform in tree_attention.KERNELS:
+    width = config.head_dim * jnp.dtype(config.dtype).itemsize
+    return tree_attention.over_rows(visible_until, config.num_heads // config.num_kv_heads, width, platform)
+  return functools.partial(dense_attention, visible_until=visible_until)
+
+
+def dense_attention(q, k, v, visible_until):
   """q: [B,T,H,h]; k, v: [B,T,K,h]; visible_until: [B,T] int, see `tree_mask` -> [B,T,H,h]. Softmax in float32.
 
-  Dense, except that no block of queries looks at later keys. The mask is a function of one integer per key, so a blockwise
-  kernel can take its place: it skips a block of keys where every `visible_until` ends before the block of queries begins.
+  Dense, except that no block of queries looks at later keys; models/kernels/tree_attention.py skips what is not visible.
   """
   B, T, H, h = q.shape
   q = q.reshape(B, T, k.shape[2], -1, h)
@@ -327,9 +353,12 @@ def tree_attention(q, k, v, visible_until):
 
 
 def cached_attention(q, cache, positions):
-  """q: [S,n,H,h] at `positions` [S,n] attends to entries 0..position of keys [S,K,h,T], values [S,K,T,h] -> [S,n,H,h]."""
-  keys, values = cache
+  """q: [S,n,H,h] at `positions` [S,n] attends to entries 0..position of keys [S,K,h,T], values [S,K,T,h] -> [S,n,H,h].
+
+  Keys and values may be one array [S,K,T,2h] too.
+  """
   S, n, H, h = q.shape
+  keys, values = cache if len(cache) == 2 else (jnp.swapaxes(cache[0][..., :h], 2, 3), cache[0][..., h:])
   K, T = values.shape[1:3]
   q = jnp.transpose(q.reshape(S, n, K, H // K, h), (0, 2, 3, 1, 4)).reshape(S, K, -1, h)
   scores = jnp.einsum('skqh,skht->skqt', q, keys, preferred_element_type=jnp.float32) * h**-0.5
@@ -340,12 +369,15 @@ def cached_attention(q, cache, positions):
   return jnp.transpose(attended.reshape(S, K, H // K, n, h), (0, 3, 1, 2, 4)).reshape(S, n, H, h)
 
 
+_TIME = {1: (2,), 2: (3, 2)}  # the axis of time in the arrays of a layer's cache: keys and values in one, or keys, values
+
+
 def put_windows(cache, windows, starts, rows):
   """Writes windows of n entries, in the layout of the cache, at starts..starts+n of `rows`; starts, rows: [S].
 
-  The cache is (keys [R,K,h,length], values [R,K,length,h]): with keys transposed both products of attention read rows. One
-  block per sequence, not one index per token: XLA turns it into S copies into the donated buffer. Needs starts + n <= length;
-  otherwise the block is shifted to fit and overwrites valid entries.
+  The cache is (keys [R,K,h,length], values [R,K,length,h]): with keys transposed both products of attention read rows. Or it is
+  one array [R,K,length,2h] for kernels. One block per sequence, not one index per token: XLA turns it into S copies into the
+  donated buffer. Needs starts + n <= length; otherwise the block is shifted to fit and overwrites valid entries.
   """
   where = jnp.stack([rows, starts], axis=1)
 
@@ -354,19 +386,19 @@ def put_windows(cache, windows, starts, rows):
       update_window_dims=(1, 2, 3), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, axis))
     return jax.lax.scatter(part, where, window.astype(part.dtype), numbers, mode=jax.lax.GatherScatterMode.CLIP)
 
-  return put(cache[0], windows[0], 3), put(cache[1], windows[1], 2)
+  return tuple(map(put, cache, windows, _TIME[len(cache)]))
 
 
 def get_windows(cache, starts, rows, n: int):
-  """(keys [S,K,h,n], values [S,K,n,h]): entries starts..starts+n of `rows`; starts, rows: [S]."""
-  keys, values = cache
-  _, K, h, _ = keys.shape
+  """Entries starts..starts+n of `rows` in the layout of the cache, as (keys [S,K,h,n], values [S,K,n,h]); starts, rows: [S]."""
+  def get(part, axis):
+    def one(row, start):
+      where = [start if i == axis else row if i == 0 else 0 for i in range(4)]
+      return jax.lax.dynamic_slice(part, where, [n if i == axis else 1 if i == 0 else part.shape[i] for i in range(4)])[0]
 
-  def get(row, start):
-    return (jax.lax.dynamic_slice(keys, (row, 0, 0, start), (1, K, h, n))[0],
-            jax.lax.dynamic_slice(values, (row, 0, start, 0), (1, K, n, h))[0])
+    return jax.vmap(one)(rows, starts)
 
-  return jax.vmap(get)(rows, starts)
+  return tuple(map(get, cache, _TIME[len(cache)]))
 
 
 def logits(params: dict, hidden):

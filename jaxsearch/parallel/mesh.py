@@ -6,8 +6,10 @@ name the axes of their parameters (`models.decoder.parameter_axes`) and know not
 layout means editing `AXIS_TO_MESH`. Order of use: `start_distributed`, `make_mesh`, then the sharding functions.
 """
 
+import contextlib
 import math
 import pickle
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,6 +47,11 @@ def start_distributed(enabled: bool, coordinator: str = '', num_processes: int =
   except (RuntimeError, ValueError) as error:
     shown = ', '.join(f'{name}={"" if value is None else value}' for name, value in known.items())
     raise ValueError(f'distributed.enabled=True: multi-host start-up with {shown} failed: {error}') from error
+
+
+def notices_preemption() -> bool:
+  """Whether JAX waits for SIGTERM in this process, and tells the others: `multihost_utils.reached_preemption_sync_point`."""
+  return jax.distributed.is_initialized() and jax.config.jax_enable_preemption_service
 
 
 def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -115,8 +122,14 @@ def split_over_batch(mesh: Mesh, dimension: int) -> NamedSharding:
 
 
 def ambient(mesh: Mesh):
-  """A context in which programs are traced for `mesh`: there `keep_batch_split` means something."""
+  """A context in which programs are traced for `mesh`: there `keep_batch_split` and `ambient_platform` mean something."""
   return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
+def ambient_platform() -> str | None:
+  """'cpu', 'gpu' or 'tpu': the devices that the program is traced for; None outside `ambient`."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device and device.platform
 
 
 def in_groups(mesh: AbstractMesh, size: int) -> AbstractMesh:
@@ -183,6 +196,19 @@ def _by_process(mesh: Mesh) -> np.ndarray:
   return devices.reshape(jax.process_count(), -1, tensor)
 
 
+_issuing = threading.RLock()
+
+
+def issuing() -> contextlib.AbstractContextManager:
+  """Held while a program is handed to several devices.
+
+  Two threads do so where rollouts are one step ahead. All devices must get the programs in the same order, or a collective of one
+  waits on one device for that of the other, which waits on another device, for ever. Across processes nothing can: programs of
+  one thread are of this process alone.
+  """
+  return _issuing if jax.local_device_count() > 1 else contextlib.nullcontext()
+
+
 def own_rows(array: jax.Array) -> np.ndarray:
   """[n, R of this process, …], the inverse of `place_own`: this process's part of an array that is split along axis 1."""
   if jax.process_count() == 1:
@@ -210,6 +236,16 @@ def gather_items(own: Sequence[Any]) -> tuple[list[Any], list[int]]:
   order = sorted((index, process) for process, items in enumerate(everywhere) for index in range(len(items)))
   return [everywhere[process][index] for index, process in order], [
     place for place, (_, process) in enumerate(order) if process == jax.process_index()]
+
+
+def of_first(own: Any) -> Any:
+  """What the first process passed, on every process; what the others pass is not looked at."""
+  return gather_objects(own if jax.process_index() == 0 else None)[0]
+
+
+def whole(array: jax.Array) -> np.ndarray:
+  """All of an array on the host of every process, each of which has parts of it; all processes must call it."""
+  return np.asarray(array if array.is_fully_addressable else multihost_utils.process_allgather(array, tiled=True))
 
 
 exchanged = {'bytes': 0}  # that this process has sent to the others by `gather_objects` since it started

@@ -10,6 +10,8 @@ import re
 
 import numpy as np
 
+from jaxsearch.models.kernels import decode_attention
+
 _COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.-]+) .*\{$')
 _INSTRUCTION = re.compile(r'^\s+(ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*)')
 _ARRAY = re.compile(r'\b(pred|bf16|[suf]\d+|c64|c128)\w*\[([\d,]*)\](\{[^}]*\})?')
@@ -22,10 +24,11 @@ def count(jaxpr) -> tuple[np.ndarray, np.ndarray]:
   """What all devices do outside, and in one turn, of the loops whose length is data.
 
   Returns:
-    two times [2]: FLOPs of products of matrices; bytes that kernels move beyond their operands and results (below 0 where they
-    skip some), by their cost estimates. FLOPs of a kernel without one are those of its body times its grid.
+    two times [3]: FLOPs of products of matrices; bytes that kernels move beyond their operands and results (below 0 where they
+    skip some), by their cost estimates; bytes of the kernel that decodes, which is planned as if every slot were full. FLOPs of
+    a kernel without an estimate are those of its body times its grid.
   """
-  once, each = np.zeros(2), np.zeros(2)
+  once, each = np.zeros(3), np.zeros(3)
   for eqn in jaxpr.eqns:
     name, params, times, kernel = eqn.primitive.name, eqn.params, 1, eqn.params.get('cost_estimate')
     if name == 'dot_general':
@@ -33,7 +36,8 @@ def count(jaxpr) -> tuple[np.ndarray, np.ndarray]:
       once[0] += 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(eqn.invars[0].aval.shape[i] for i in contracted)
     if kernel is not None:
       arrays = [one.aval for one in (*eqn.invars, *eqn.outvars)]
-      once += kernel.flops, kernel.bytes_accessed - sum(math.prod(one.shape) * one.dtype.itemsize for one in arrays)
+      beyond = kernel.bytes_accessed - sum(math.prod(one.shape) * one.dtype.itemsize for one in arrays)
+      once += kernel.flops, beyond, kernel.bytes_accessed if params['name'] == decode_attention.NAME else 0
       continue
     if name == 'pallas_call':
       times = math.prod(params['grid_mapping'].grid)
@@ -50,28 +54,6 @@ def count(jaxpr) -> tuple[np.ndarray, np.ndarray]:
   return once, each
 
 
-def with_lengths(text: str) -> str:
-  """The text with a length at every loop that counts from 0 to a constant: the compiler of TPUs leaves it out."""
-  _, computations = _computations(text)
-  lengths = {}
-  for name, lines in computations.items():
-    constants = {own: re.search(r'constant\((\d+)\)', line)[1] for line, (own, _, opcode, _) in lines
-                 if opcode == 'constant' and re.search(r'= s32\[\]\S* constant\(\d+\)', line)}
-    root = next((line for line, _ in lines if line.lstrip().startswith('ROOT')), '')
-    _, _, opcode, operands = next((one for line, one in lines if line is root), ('', 0, '', ()))
-    inside = re.search(r'calls=%?([\w.-]+)', root)
-    compared = root if opcode == 'compare' else ''.join(line for line, _ in computations.get(inside[1], ())) if inside else ''
-    bound = [constants[operand] for operand in operands if operand in constants]
-    if 'direction=LT' in compared and len(bound) == 1:
-      lengths[name] = bound[0]
-
-  def add(match):
-    length = lengths.get(re.search(r'condition=%?([\w.-]+)', match[0])[1])
-    return match[0] if length is None or 'known_trip_count' in match[0] else f'{match[0]}, "known_trip_count":{{"n":"{length}"}}'
-
-  return re.sub(r'^.* while\(.*$', add, text, flags=re.MULTILINE)
-
-
 def cut(text: str) -> tuple[str, str | None]:
   """(the text with the body of its outermost loop of unknown length left out, that body as a program); the text, None without."""
   _, computations = _computations(text)
@@ -83,20 +65,31 @@ def cut(text: str) -> tuple[str, str | None]:
   return text, None
 
 
-def traffic(text: str) -> int:
+def traffic(text: str, cached: int = 0, dearest: bool = True) -> int:
   """Bytes that a compiled program reads from and writes to the memory of a device.
 
   Every instruction reads its operands and writes its results, a fusion as one. Slices read what they take, updates in place
   write what they put; what the compiler keeps on the chip (TPU: memory space 1) is free.
+
+  Args:
+    cached: what a kernel makes and others read is free too where it has at most so many bytes: a cache of the device (GPU) that
+      the text does not show.
+    dearest: of a conditional the dearest branch runs, else the cheapest.
   """
   entry, computations = _computations(text)
 
   def of(name: str) -> float:
-    sizes = {own: size for _, (own, size, *_) in computations[name]}
-    return sum(cost(sizes, *one) for one in computations[name])
+    sizes, given = {}, set()  # in memory; what no kernel of this computation made
+    for _, (own, size, opcode, operands) in computations[name]:
+      if opcode in ('parameter', 'constant') or (opcode in _FREE and not given.isdisjoint(operands)):
+        given.add(own)
+      sizes[own] = size if own in given or size > cached else 0
+    whole = {own: size for _, (own, size, *_) in computations[name]}
+    return sum(cost(sizes, whole, *one) for one in computations[name])
 
-  def cost(sizes, line, instruction):
-    _, size, opcode, operands = instruction
+  def cost(sizes, whole, line, instruction):
+    own, full, opcode, operands = instruction
+    size = sizes[own]
     if opcode in _FREE or opcode.endswith('-done'):
       return 0
     called = {key: value for key, value in re.findall(r'(\w+)=%([\w.-]+)', line)}
@@ -105,7 +98,7 @@ def traffic(text: str) -> int:
       return (int(count[1]) if count else 1) * of(called['body'])
     if opcode == 'conditional':
       found = re.findall(r'(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=(%[\w.-]+))', line)
-      return max(of(branch) for branch in re.findall(r'%([\w.-]+)', str(found)))  # the dearest branch
+      return (max if dearest else min)(of(branch) for branch in re.findall(r'%([\w.-]+)', str(found)))
     if opcode in ('call', 'async-start'):
       return of(called.get('to_apply') or called['calls'])
     if opcode.endswith('-start'):  # what it returns holds its operands too
@@ -114,11 +107,10 @@ def traffic(text: str) -> int:
     if opcode == 'fusion':
       return _fusion(computations[called['calls']], given, size)
     if opcode in _SLICES:
-      return 2 * size
-    if opcode == 'dynamic-update-slice':
-      return 2 * given[1]
-    if opcode == 'scatter':
-      return 2 * given[-1]
+      return (full if given[0] else 0) + size
+    if opcode in ('dynamic-update-slice', 'scatter'):
+      put = operands[1 if opcode == 'dynamic-update-slice' else -1]
+      return sizes.get(put, 0) + (whole.get(put, 0) if size else 0)
     return sum(given) + size
 
   return int(of(entry))

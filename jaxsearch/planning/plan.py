@@ -52,6 +52,9 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, wanted: Sequ
     if not wanted or name in wanted:
       say(f'compiling {name} …')
       found[name] = examine(program, target, cache)
+  work = step.work(config, **workload)
+  if 'decode' in found:
+    found['decode'] = dataclasses.replace(found['decode'], each=found['decode'].each.filled(work.mean_length / run.row_length))
   limit, network = FULL * target.device.memory, lambda sent: targets.network_seconds(target, run.hosts, sent)
   inside = lambda sent: targets.network_seconds(target, 1, sent)  # a host samples by itself
   result = {'model': config.model, 'devices': len(devices), 'hosts': run.hosts,
@@ -70,14 +73,17 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, wanted: Sequ
       'once': dataclasses.asdict(one.once) | turns[0], 'each': dataclasses.asdict(one.each) | turns[1],
       'collectives': one.collectives}
   highest = max(run.load + run.resident, *(one['memory']['total'] for one in result['programs'].values()))
-  work = step.work(config, **workload)
   times = step.calls(work, config, hosts=run.hosts, slots=run.engine.slots, segment=run.engine.segment_steps,
                      prefill=math.prod(run.programs['prefill'].args[3].shape))
   phases = step.step_seconds(seconds, times)
-  result |= {'work': dataclasses.asdict(work) | {name: getattr(work, name) for name in ('decoded', 'prefilled', 'trained')},
+  derived = ('decoded', 'prefilled', 'trained', 'mean_length')
+  result |= {'work': dataclasses.asdict(work) | {name: getattr(work, name) for name in derived},
              'phases': phases, 'calls': {name: times[name] for name in found},
              'fits': highest <= limit, 'bytes_per_device': highest, 'share': highest / target.device.memory,
              'step_seconds': sum(phases.values()) if not wanted and all(one.once.bytes for one in found.values()) else None}
+  if 'decode' in found:
+    needed = run.sampled + work.mean_length * run.engine.slots / run.engine.lanes * run.token
+    result['decode_traffic'] = found['decode'].each.bytes / needed
   return result | {'advice': '' if result['fits'] else advice(config, run, found, limit)}
 
 
@@ -85,7 +91,9 @@ def examine(program: programs.Program, target: targets.Target, cache: str = '') 
   """Compiles a program, or reads from the `cache` what an equal one was found to need."""
   traced = program.function.trace(*program.args, **program.static)
   lowered = traced.lower()
-  key = hashlib.sha256(f'{jax.__version__} {target.kind} {program.devices} {lowered.as_text()}'.encode()).hexdigest()
+  counting = [pathlib.Path(module.__file__).read_text() for module in (costs, compiled)]
+  key = f'{jax.__version__} {target.kind} {program.devices} {program.dearest} {counting} {lowered.as_text()}'
+  key = hashlib.sha256(key.encode()).hexdigest()
   file = pathlib.Path(cache) / f'{key[:24]}.json'
   if cache and file.exists():
     saved = json.loads(file.read_text())
@@ -99,11 +107,11 @@ def examine(program: programs.Program, target: targets.Target, cache: str = '') 
       raise
     sizes = [float(size) * 1024.0**' KMGT'.index(unit) for size, unit in re.findall(r'([\d.]+)([KMGT])\b', str(error))]
     return Planned(max(sizes, default=math.inf), 0, step.Cost(counted[0][0]), step.Cost(counted[1][0]), [])
-  memory, text = compiled_program.memory_analysis(), costs.with_lengths(compiled_program.as_text())
+  memory, text = compiled_program.memory_analysis(), compiled.with_lengths(compiled_program.as_text())
   parts = costs.cut(text) if counted[1][0] else (text, None)
   sent = [compiled.collectives(part) if part else [] for part in parts]
-  once, each = (step.Cost(flops, costs.traffic(part) + kernels, compiled.traffic(found)) if part else step.Cost()
-                for (flops, kernels), part, found in zip(counted, parts, sent))
+  once, each = (step.Cost(flops, costs.traffic(part, target.device.cache, program.dearest) + kernels, compiled.traffic(found),
+                          cache) if part else step.Cost() for (flops, kernels, cache), part, found in zip(counted, parts, sent))
   listed = [(one.kind, one.bytes, one.times, found is sent[1] or one.in_loop) for found in sent for one in found]
   new = memory.output_size_in_bytes - memory.alias_size_in_bytes
   result = Planned(memory.temp_size_in_bytes + max(new, 0), max(memory.argument_size_in_bytes - arguments, 0),

@@ -34,6 +34,7 @@ class Program:
   devices: int = 1
   gradients: int = 0    # bytes on a device, of the sums over micro-batches
   activations: int = 0  # bytes on a device, that the forward pass keeps for the backward pass
+  dearest: bool = True  # of conditionals the dearest branch runs, else the cheapest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,10 @@ class Run:
   load: int    # handing new parameters to the sampler takes this much more for a moment
   programs: dict[str, Program]
   hosts: int
-  engine: Engine  # of the first host
+  engine: Engine   # of the first host
+  sampled: int     # bytes of the sampler's parameters on a device
+  row_length: int  # tokens for which a row of the cache has room
+  token: float     # bytes of one token in the cache of a device
 
   @property
   def resident(self) -> int:
@@ -91,12 +95,14 @@ def of_config(config: ml_collections.ConfigDict, devices: Sequence[jax.Device], 
   hosts = len(devices) // len(own)
   engine = setup.open_engine(config, model, TOKENIZER, jax.sharding.Mesh(own.reshape(1, -1, 1), meshes.MESH_AXES))
   sampler, weights, cache = engine.largest_programs()
+  rows, _, row_length, _ = cache[0][0][-1].shape
   programs = {name: dataclasses.replace(program, devices=len(devices)) for name, program in programs.items()}
-  programs |= {name: Program(*program, devices=len(own)) for name, program in sampler.items()}
+  # Training samples without top_k and top_p, which are the one conditional of decoding.
+  programs |= {name: Program(*program, devices=len(own), dearest=False) for name, program in sampler.items()}
   # `meshes.local` gives every host a copy in the dtype of the policy, which is cast while the old weights are still there.
   copy = on_device(policy, None if base else np.dtype(master).itemsize) * hosts if hosts > 1 else 0
   return Run(mesh, model, parameters + on_device(weights), moments, on_device(cache), copy + on_device(weights), programs, hosts,
-             engine)
+             engine, on_device(weights), row_length, on_device(cache[0]) * engine.lanes / (rows * row_length))
 
 
 def structs(shardings: dict, shapes: dict, dtype: str) -> dict:
@@ -128,7 +134,8 @@ def kept(loss: Callable, params: dict, batch: batches.Batch, mesh: jax.sharding.
   rows = batch.tokens.shape[1] // meshes.batch_size(mesh)
   part = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[2:]) if x.ndim else (), x.dtype), batch)
   plain = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
-  residuals = jax.eval_shape(lambda params, part: jax.vjp(lambda p: loss(p, part)[0], params)[1], plain, part)
+  with meshes.ambient(meshes.make_mesh(1, 1, 1, devices=mesh.devices.flat[:1])):  # of the same kind
+    residuals = jax.eval_shape(lambda params, part: jax.vjp(lambda p: loss(p, part)[0], params)[1], plain, part)
   left = [(x.shape, x.dtype) for x in jax.tree.leaves((plain, part))]
   total = 0
   for x in jax.tree.leaves(residuals):

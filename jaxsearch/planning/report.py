@@ -28,6 +28,9 @@ def lines(plan: dict, target: Target) -> Iterator[str]:
       if cost[by] > 1e-6:
         yield (f'{name + ", " + label:22}{cost["flops"] / 1e12:9.2f}{cost["bytes"] / 1e9:9.2f}{cost["received"] / 1e9:9.2f}'
                f'{1e3 * cost[by]:9.2f}  {by}')
+  if 'decode_traffic' in plan:
+    yield (f'decode, a token: {plan["decode_traffic"]:.2f} times the weights and what is live in the cache, '
+           f'{plan["work"]["mean_length"]:.0f} tokens a slot')
   for name, one in plan['programs'].items():
     kinds = collections.Counter()
     for kind, size, times, in_loop in one['collectives']:

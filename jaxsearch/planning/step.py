@@ -18,6 +18,11 @@ class Cost:
   flops: float = 0.0
   bytes: float = 0.0     # from and to its memory
   received: float = 0.0  # by way of collectives, as whole arrays
+  cache: float = 0.0     # of the bytes, what follows the lengths of the slots, where a kernel reads no more; as if all were full
+
+  def filled(self, share: float) -> 'Cost':
+    """With slots that are full by this share."""
+    return dataclasses.replace(self, bytes=self.bytes - (1 - share) * self.cache, cache=share * self.cache)
 
   def seconds(self, device, network) -> dict[str, float]:
     """By resource; the largest is the least time. `network` maps bytes to seconds."""
@@ -43,6 +48,11 @@ class Work:
   def prefilled(self) -> int:
     """The trees of a question share its prompt."""
     return self.questions * self.prompt + self.trees * self.turns * self.observation
+
+  @property
+  def mean_length(self) -> float:
+    """Tokens in front of a decoded one, on average."""
+    return self.prompt + self.turns * (self.tokens + self.observation) / 2 + (self.tokens - 1) / 2
 
   @property
   def trained(self) -> int:

@@ -1,9 +1,10 @@
 """The KV cache: its arrays, and the host's record of which token path each of its rows holds.
 
 One pair of arrays a layer, keys [rows, kv_heads, head_dim, length] and values [rows, kv_heads, length, head_dim], so that
-XLA updates every layer's cache in place. There are more rows than slots: a path that waits for a tool keeps its row while
-another is decoded. The last row is scratch: what a program must write but nobody wants goes there. With lanes, each has as many
-rows of its own, a scratch row among them, and an episode's rows are all in one lane.
+XLA updates every layer's cache in place; where a kernel decodes, one array [rows, kv_heads, length, 2 head_dim] of both.
+There are more rows than slots: a path that waits for a tool keeps its row while another is decoded. The last row is scratch:
+what a program must write but nobody wants goes there. With lanes, each has as many rows of its own, a scratch row among
+them, and an episode's rows are all in one lane.
 
 To append is to write behind the length, to fork is to copy a row (`segment.fork`), to rewind is to lower the length, which
 only the host knows: `CacheRows` holds the valid tokens of each row and decides which row serves a path. `Prefixes` finds the
@@ -26,17 +27,17 @@ FORK_MIN = 16  # a shorter common prefix is computed again rather than copied, a
 NOBODY = -1
 
 
-def allocate(config: DecoderConfig, rows: int, length: int, sharding: Sharding) -> list:
-  """Zeros in the compute dtype: a list over layers of (keys, values)."""
-  return _zeros(config, rows, length, sharding)()
+def allocate(config: DecoderConfig, rows: int, length: int, sharding: Sharding, together: bool = False) -> list:
+  """Zeros in the compute dtype: a list over layers of (keys, values), or of (both in one array,) if `together`."""
+  return _zeros(config, rows, length, sharding, together)()
 
 
 @functools.cache
-def _zeros(config, rows, length, sharding):
+def _zeros(config, rows, length, sharding, together):
   """A program, so that it may run where transfers are forbidden."""
   K, h = config.num_kv_heads, config.head_dim
-  zeros = lambda *shape: jnp.zeros(shape, config.dtype)
-  return jax.jit(lambda: [(zeros(rows, K, h, length), zeros(rows, K, length, h)) for _ in range(config.num_layers)],
+  shapes = ((rows, K, length, 2 * h),) if together else ((rows, K, h, length), (rows, K, length, h))
+  return jax.jit(lambda: [tuple(jnp.zeros(shape, config.dtype) for shape in shapes) for _ in range(config.num_layers)],
                  out_shardings=sharding)
 
 

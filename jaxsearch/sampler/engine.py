@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from jaxsearch.models.decoder import DecoderConfig, fuse, parameter_axes, parameter_shapes, unstack
+from jaxsearch.models.kernels import decode_attention
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import cache as caches
@@ -98,12 +99,15 @@ class Engine:
     # Buckets of all that varies. `_counts`: by length n of a chunk in tokens, the longest last, the chunks P of a call.
     self._widths = [width for width in (-(-per_lane[0] // 4), per_lane[0]) if width >= 4 or width == per_lane[0]]
     self._counts = {n: [4**i for i in range(16) if 4**i * n <= max(n, prefill_tokens)] for n in sorted(prefill_lengths)}
-    row_length = -(-(length + max(self.segment_steps, *prefill_lengths)) // 64) * 64
+    self._kernel = decode_attention.platform_of(devices.flat[0].platform, config.head_dim)  # then there is no front
+    multiple = decode_attention.PAGE if self._kernel else 64
+    row_length = -(-(length + max(self.segment_steps, *prefill_lengths)) // multiple) * multiple
     sizes = [128, 256] + [size for i in range(24) for size in (384 << i, 512 << i)]  # few programs, little wasted attention
     self._windows = *(size for size in sizes if size < row_length), row_length
     self._whole = meshes.replicated(self._mesh) if self._mesh else SingleDeviceSharding(devices.item())
     self._split = NamedSharding(self._mesh, PartitionSpec(segment.LANES, 'tensor')) if self._mesh else self._whole
-    self._allocate = functools.partial(caches.allocate, config, self.lanes * (self._scratch + 1), row_length)
+    self._allocate = functools.partial(caches.allocate, config, self.lanes * (self._scratch + 1), row_length,
+                                       together=self._kernel is not None)
     self._params = self._cache = self._device_tables = None
     self.clear_front()
     self._forbidden: dict[tuple, int] = {}
@@ -122,7 +126,7 @@ class Engine:
       raise ValueError(f'the parameters lie on {len(devices)} devices: give the Engine their mesh')
     self.unload()  # never two copies
     self._params = _prepare(self.config, self._mesh, self._whole)(params)
-    self._cache = self._allocate(self._split) if self._cache is None else self._cache
+    self._cache = self._allocate(sharding=self._split) if self._cache is None else self._cache
     self.rows = self.rows or caches.CacheRows(self._scratch, self.lanes)
     self.forget()
 
@@ -145,7 +149,8 @@ class Engine:
     params = jax.tree.map(struct, params, placed) if self._mesh else jax.tree.map(lambda x: struct(x, placed), params)
     width, window = self._widths[-1], self._windows[-1]
     cache, front = (jax.tree.map(lambda x: struct(x, self._split), jax.eval_shape(make)) for make in (
-      lambda: self._allocate(None), lambda: caches.allocate(self.config, self.lanes * width, window, None)))
+      lambda: self._allocate(sharding=None),
+      lambda: None if self._kernel else caches.allocate(self.config, self.lanes * width, window, None)))
     whole = lambda *arrays: jax.tree.map(lambda x: struct(x, self._whole), arrays)
     n, counts = list(self._counts.items())[-1]
     tokens, chunk = np.zeros((self.lanes * counts[-1], n), np.int32), np.zeros(self.lanes * counts[-1], np.int32)
@@ -154,7 +159,7 @@ class Engine:
       'prefill': (segment.prefill, (self.config, params, cache, *whole(tokens, chunk, chunk)),
                   dict(window=window, mesh=self._mesh)),
       'decode': (segment.decode, (self.config, params, cache, front, *whole(
-        slots, self._tables, uniforms, np.int32(1), np.int32(1))), dict(mesh=self._mesh)),
+        slots, self._tables, uniforms, np.int32(1), np.int32(1))), dict(mesh=self._mesh, kernel=self._kernel)),
     }, params, (cache, front)
 
   def start_rollout(self) -> None:
@@ -180,9 +185,10 @@ class Engine:
     """Compiles every program that a rollout can need (those of `Score` requests too if `score`); nothing compiles later."""
     scratch, token = caches.CacheRow(0, place=self._scratch), np.zeros(1, np.int32)
     for width in self._widths:
-      for window in self._windows:
-        self._new_front(width, window)
-        self._load([])
+      for window in self._windows[:1 if self._kernel else None]:
+        if not self._kernel:
+          self._new_front(width, window)
+          self._load([])
         self._decode(_idle_slots(width * self.lanes, self._scratch), self.put(jax.random.key(0)), 0, 1)
     self.clear_front()
     for window in self._windows:
@@ -226,22 +232,32 @@ class Engine:
     """
     lanes, own = np.array([(row.lane, row.place) for row in rows]).T
     width = _bucket(np.bincount(lanes).max(), self._widths)
-    window = _bucket(slots.lengths.max() + 1 + self.segment_steps, self._windows)
-    if width != self._width or not window <= self._window <= 2 * window:  # a shorter one only where it is much shorter
-      self._new_front(width, window)
-    places = self._seats(lanes, own)
-    missing = np.flatnonzero(self._front_sizes[lanes, own] < slots.lengths)
-    if len(missing):
-      self._load([(rows[i], int(places[i]), int(self._front_sizes[lanes[i], own[i]]), int(slots.lengths[i])) for i in missing])
     every = _idle_slots(width * self.lanes, self._scratch)
-    seated = self._front_places >= 0  # a path that is not decoded now stays as it is: what is written goes behind it
-    every.lengths[(np.arange(self.lanes)[:, None] * width + self._front_places)[seated]] = self._front_sizes[seated]
+    if self._kernel:
+      places = np.zeros_like(lanes)
+      for lane in range(self.lanes):
+        places[lanes == lane] = np.arange(np.sum(lanes == lane))
+    else:
+      places = self._place_in_front(rows, lanes, own, slots.lengths, width, every)
     where = lanes * width + places
     for array, values in zip(every, slots._replace(rows=own)):
       array[where] = values
     tokens, logprobs, counts, states = (result[where] for result in self._fetch(self._decode(every, key, enough, limit)))
     self._front_sizes[lanes, own] = slots.lengths + counts
     return tokens, logprobs, counts, states, width * self.lanes
+
+  def _place_in_front(self, rows, lanes, own, lengths, width, every) -> np.ndarray:
+    """The places of rows in the front of their lanes, with what they hold copied there; sets `every.lengths` of all that are."""
+    window = _bucket(lengths.max() + 1 + self.segment_steps, self._windows)
+    if width != self._width or not window <= self._window <= 2 * window:  # a shorter one only where it is much shorter
+      self._new_front(width, window)
+    places = self._seats(lanes, own)
+    missing = np.flatnonzero(self._front_sizes[lanes, own] < lengths)
+    if len(missing):
+      self._load([(rows[i], int(places[i]), int(self._front_sizes[lanes[i], own[i]]), int(lengths[i])) for i in missing])
+    seated = self._front_places >= 0  # a path that is not decoded now stays as it is: what is written goes behind it
+    every.lengths[(np.arange(self.lanes)[:, None] * width + self._front_places)[seated]] = self._front_sizes[seated]
+    return places
 
   def _new_front(self, width: int, window: int) -> None:
     """Makes an empty front."""
@@ -273,7 +289,8 @@ class Engine:
         arrays[:, lane, i] = row.place, place, start
     counts = np.full(self.lanes, max(map(len, lanes)), np.int32)
     sources, targets, starts, counts = self.put((*arrays.reshape(3, -1), counts))
-    self._front = segment.load(self._front, self._cache, sources, targets, starts, counts, window=size, mesh=self._mesh)
+    with meshes.issuing():
+      self._front = segment.load(self._front, self._cache, sources, targets, starts, counts, window=size, mesh=self._mesh)
 
   def _decode(self, slots, key, enough, limit):
     """One call of the program; its results."""
@@ -281,8 +298,10 @@ class Engine:
       self._device_tables = self.put(self._tables)
     slots, enough, limit = self.put((slots, np.int32(enough), np.int32(limit)))
     uniforms = segment.draws(key, slots.episodes, slots.requests, slots.lengths, steps=self.segment_steps)
-    self._cache, self._front, *results = segment.decode(
-      self.config, self._params, self._cache, self._front, slots, self._device_tables, uniforms, enough, limit, mesh=self._mesh)
+    with meshes.issuing():
+      self._cache, self._front, *results = segment.decode(
+        self.config, self._params, self._cache, self._front, slots, self._device_tables, uniforms, enough, limit, mesh=self._mesh,
+        kernel=self._kernel)
     return results
 
   def _fetch(self, arrays):
@@ -320,7 +339,8 @@ class Engine:
       if chunk.targets is not None:
         targets[i, :len(chunk.tokens)] = chunk.targets
     arrays = self.put((tokens, starts, rows, None if placed[0][1].targets is None else targets))
-    self._cache, logprobs = segment.prefill(self.config, self._params, self._cache, *arrays, window=window, mesh=self._mesh)
+    with meshes.issuing():
+      self._cache, logprobs = segment.prefill(self.config, self._params, self._cache, *arrays, window=window, mesh=self._mesh)
     if logprobs is not None:
       logprobs = self._fetch(logprobs)
       for i, chunk in placed:
@@ -338,7 +358,8 @@ class Engine:
       counts = np.full(self.lanes, max(map(len, batch)), np.int32)  # the same in each, what is missing is copied in place
       window = _bucket(max(size for part in batch for *_, size in part), self._windows)
       arrays = self.put((*places.reshape(2, -1), counts))
-      self._cache = segment.fork(self._cache, *arrays, window=window, mesh=self._mesh)
+      with meshes.issuing():
+        self._cache = segment.fork(self._cache, *arrays, window=window, mesh=self._mesh)
 
   def _written(self, row: caches.CacheRow, start: int) -> None:
     """Notes that a row has new entries from `start` on, which its copy in the front lacks."""

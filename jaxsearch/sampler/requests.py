@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
-from jaxsearch.data.corpus import Document
+from jaxsearch.data.corpus import Document, first_words
 from jaxsearch.tools import SearchBackend
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node
@@ -180,6 +180,7 @@ class Tools:
     workers: calls that run at a time.
     max_observation: tokens of one observation at most.
     answer_reserve: tokens that an observation leaves free for an answer.
+    words: of a passage that a search shows, the first; 0 is all.
   """
   search: SearchBackend | None = None
   topk: int = 3
@@ -189,6 +190,7 @@ class Tools:
   workers: int = 16
   max_observation: int = 512
   answer_reserve: int = 32
+  words: int = 0
 
   def find(self, node: Node, query: str, topk: int) -> list[list[Document]]:
     """Documents of the search back end, or of that of the source of the tree's question."""
@@ -241,6 +243,7 @@ class Tools:
     documents = result[0] if isinstance(result, list) and len(result) == 1 else None
     if not isinstance(documents, list) or not all(isinstance(document, Document) for document in documents):
       return ToolFailure('malformed reply of the search back end', 'malformed')
+    documents = [dataclasses.replace(document, text=first_words(document.text, self.words)) for document in documents]
     return shorten(documents, room, lambda documents: grammar.information(documents, special), tokenizer)
 
 

@@ -60,7 +60,8 @@ class Agent:
 @memory.named('sampling', memory.SAMPLER)
 def rollout(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampling | None = None, tools: Tools | None = None,
             numbers: Sequence[int] | None = None, on_progress: Callable[[int, int, dict], None] | None = None,
-            watch: Callable[[Tree, Any], None] | None = None) -> tuple[list[Tree], dict[str, float]]:
+            watch: Callable[[Tree, Any], None] | None = None,
+            on_end: Callable[[int, Tree, dict], None] | None = None) -> tuple[list[Tree], dict[str, float]]:
   """Grows one tree for each of `questions` to its end.
 
   Args:
@@ -68,7 +69,7 @@ def rollout(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampl
     key: a JAX random key. A tree's tokens, and its `rng`, are a function of the key and of the tree's number alone.
     sampling, tools: replace the agent's.
     numbers: of the trees, their places in the global batch; 0, 1, 2, … by default.
-    on_progress, watch: see `Schedule`.
+    on_progress, watch, on_end: see `Schedule`.
   Returns:
     (trees in the order of `questions`, metrics: see `Schedule.metrics`).
   Raises:
@@ -80,7 +81,7 @@ def rollout(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampl
            for question, number in zip(questions, numbers, strict=True)]
   growths = [(number, agent.grow(tree.question, tree), tree) for number, tree in zip(numbers, trees)]
   schedule = Schedule(agent.engine, growths, agent.engine.put(key), sampling or agent.sampling, tools or agent.tools,
-                      on_progress, watch)
+                      on_progress, watch, on_end)
   return trees, schedule.run()
 
 
@@ -155,6 +156,7 @@ class Episode:
   requests: int = 0  # spans and scores it has requested so far
   calls: int = 0  # of a simulated search so far
   started: float = 0.0
+  counts: collections.Counter = dataclasses.field(default_factory=collections.Counter)  # its own part of the schedule's
 
 
 @dataclasses.dataclass(eq=False)
@@ -180,13 +182,15 @@ class Schedule:
       nothing else.
     on_progress: called with (episodes done, episodes, metrics so far) whenever one ends.
     watch: called with (tree, reply) for every reply that a generator gets.
+    on_end: called with (number, tree, counts) when an episode ends; the counts are its own part of `metrics`: tokens decoded, and
+      what was asked and failed.
   """
 
   def __init__(self, engine: Engine, growths: Sequence[tuple[int, Iterator, Tree]], key, sampling: Sampling,
                tools: Tools, on_progress: Callable[[int, int, dict], None] | None = None,
-               watch: Callable[[Tree, Any], None] | None = None):
+               watch: Callable[[Tree, Any], None] | None = None, on_end: Callable[[int, Tree, dict], None] | None = None):
     self.engine, self.key, self.sampling, self.tools = engine, key, sampling, tools
-    self.on_progress, self.watch = on_progress, watch
+    self.on_progress, self.watch, self.on_end = on_progress, watch, on_end
     self.total = len(growths)
     self.queue = collections.deque(Episode(*growth) for growth in growths)
     self.ready: list[Pending] = []  # for a row of the cache
@@ -293,11 +297,18 @@ class Schedule:
   def _finish_episode(self, episode: Episode) -> None:
     self.active[episode.lane] -= 1
     self.engine.rows.release(episode.number)
-    self.counts['episodes'] += 1
+    self._add(episode, episodes=1)
     if episode.tree.stop is not None:
-      self.counts[f'stop_{episode.tree.stop}'] += 1
+      self._add(episode, **{f'stop_{episode.tree.stop}': 1})
+    if self.on_end:
+      self.on_end(episode.number, episode.tree, dict(episode.counts))
     if self.on_progress:
       self.on_progress(self.counts['episodes'], self.total, self.metrics())
+
+  def _add(self, episode: Episode, **counts: int) -> None:
+    """Adds to the counts of an episode and of the schedule."""
+    episode.counts.update(counts)
+    self.counts.update(counts)
 
   def _reply(self, pending: Pending, value: Any) -> None:
     pending.episode.replies[pending.place] = value
@@ -400,18 +411,18 @@ class Schedule:
       room = self.engine.length - pending.request.node.length
       result = self.tools.observation(pending.request, result, room, self.engine.tokenizer)
     searches = [error and requests.failure_of(error) for error in pending.searches]
-    self._count(requests.SEARCHES, [result] if isinstance(pending.request, Search) else searches)
-    self._count(requests.TOOLS, [result])
+    self._count(requests.SEARCHES, pending.episode, [result] if isinstance(pending.request, Search) else searches)
+    self._count(requests.TOOLS, pending.episode, [result])
     self._reply(pending, result)
     self._advance([pending.episode])
     return True
 
-  def _count(self, names: requests.Names, replies: Sequence[Any]) -> None:
+  def _count(self, names: requests.Names, episode: Episode, replies: Sequence[Any]) -> None:
     """Counts replies and the failures among them, those of tools and services by kind too."""
     failures = [reply for reply in replies if isinstance(reply, ToolFailure)]
-    self.counts.update({names.asked: len(replies), names.failed: len(failures)})
+    self._add(episode, **{names.asked: len(replies), names.failed: len(failures)})
     if names is not requests.SEARCHES:  # which are tool calls
-      self.counts.update(f'{names.failed}_{failure.fault}' for failure in failures)
+      self._add(episode, **collections.Counter(f'{names.failed}_{failure.fault}' for failure in failures))
     if failures:
       self.last_failures[names.last] = requests.one_line(failures[-1].reason)
 
@@ -460,8 +471,8 @@ class Schedule:
     name = waiting[0].request.service
     replies = [ToolFailure(f'{name}: a reply that cannot be read', 'malformed') if reply is None
                else requests.failure_of(reply, name) if isinstance(reply, Exception) else reply for reply in replies]
-    self._count(requests.SERVICES, replies)
     for pending, reply in zip(waiting, replies):
+      self._count(requests.SERVICES, pending.episode, [reply])
       self._reply(pending, reply)
     self._advance(pending.episode for pending in waiting)
 
@@ -558,6 +569,7 @@ class Schedule:
       pending, size = self.running.pop(number), self.generated[number]
       self.numbers.append(number)
       self.decoding[pending.row.lane] -= 1
+      pending.episode.counts['tokens_decoded'] += int(size)
       tokens = self.tokens[number, :size]
       self.engine.rows.hold(pending.row, np.concatenate([pending.path, tokens[:-1]]))
       pending.row.busy = False

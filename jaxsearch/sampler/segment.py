@@ -1,8 +1,9 @@
 """The compiled programs of the sampler: prefill, fork, load, decode a segment.
 
-Each takes the whole cache as a donated argument and returns it, so that it is updated in place. Decoding attends to a `front`,
-contiguous copies of the rows that are decoded, cut to a window. It is kept from segment to segment: `load` copies what was
-written to a row since, and what is decoded goes to both. Sizes that vary come in buckets (the window of the front, `window`, the
+Each takes the whole cache as a donated argument and returns it, so that it is updated in place. On accelerators a kernel decodes
+in the cache itself and reads what each path has. Elsewhere decoding attends to a `front`, contiguous copies of the rows that are
+decoded, cut to a window. It is kept from segment to segment: `load` copies what was written to a row since, and what is decoded
+goes to both. Sizes that vary come in buckets (the window of the front, `window`, the
 shape of `tokens`, `steps`), everything else is data. Nothing here talks to the host: a segment ends where the host must decide.
 
 With a `mesh` whose axis `data` is longer than 1 every program runs in lanes: slots, chunks and rows of the cache are split over
@@ -20,6 +21,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxsearch.models.decoder import DecoderConfig, get_windows, logits, put_windows, target_logprobs
 from jaxsearch.models.decoder import forward_cached as forward
+from jaxsearch.models.kernels.decode_attention import decode_attention
 
 BLOCK = 128  # vocabulary entries summed at once when sampling
 LANES = 'data'
@@ -121,22 +123,26 @@ def draws(key, episodes, requests, lengths, *, steps: int):
   return jax.vmap(jax.vmap(draw, (None, None, 0)))(episodes, requests, depths)
 
 
-@functools.partial(jax.jit, static_argnames=('config', 'mesh'), donate_argnames=('cache', 'front'))
+@functools.partial(jax.jit, static_argnames=('config', 'mesh', 'kernel'), donate_argnames=('cache', 'front'))
 def decode(config: DecoderConfig, params, cache, front, slots: Slots, tables: Tables, uniforms, enough, limit, *,
-           mesh: Mesh | None = None):
+           mesh: Mesh | None = None, kernel: str | None = None):
   """Samples up to `steps` tokens in every slot that has any remaining.
 
-  New entries are written to the front at every step and to the cache once at the end. Lanes step together: on some platforms
-  no device may loop more often than another.
+  New entries are written to the front at every step and to the cache once at the end; by a kernel, to the cache at every step.
+  Lanes step together: on some platforms no device may loop more often than another.
 
   Args:
     front: list over layers of (keys [S,K,h,window], values [S,K,window,h]); holds `slots.lengths` entries of each path. The
-      window is at least max(slots.lengths) + steps + 1, so that a slot that has stopped writes behind its tokens.
+      window, or with a kernel the length of a row, is at least max(slots.lengths) + steps + 1, so that a slot that has stopped
+      writes behind its tokens. None with a kernel.
+    kernel: the platform whose kernel attends, see `kernels.decode_attention`. Needs a cache with keys and values together.
     uniforms: [S,steps], from `draws`.
     enough, limit: int32 scalars; the segment ends once `enough` slots have finished, or all, or after `limit` steps.
   Returns:
     (cache, front, tokens [S,steps] int32, logprobs [S,steps] float32, counts [S] int32 of tokens generated, states [S] int32)
   """
+  attention = functools.partial(decode_attention, platform=kernel, mesh=mesh) if kernel else None
+
   def program(params, tables, enough, limit, cache, front, slots, uniforms):
     S, steps = uniforms.shape
     started, forbidden = slots.remaining > 0, tables.forbidden[slots.forbidden]
@@ -147,8 +153,9 @@ def decode(config: DecoderConfig, params, cache, front, slots: Slots, tables: Ta
       return (step < limit) & (going > 0) & (stopped < enough)
 
     def one_token(state):
-      _, step, last, counts, active, states, front, tokens, logprobs = state
-      hidden, front = forward(config, params, last[:, None], slots.lengths + counts, front)
+      _, step, last, counts, active, states, held, tokens, logprobs = state
+      hidden, held = forward(config, params, last[:, None], slots.lengths + counts, held, slots.rows if kernel else None,
+                             attention=attention)
       chosen, logprob = sample(logits(params, hidden[:, 0]), uniforms[:, step], slots, forbidden)
       last = jnp.where(active, chosen, last)
       tokens = jax.lax.dynamic_update_slice(tokens, last[:, None], (0, step))
@@ -156,14 +163,16 @@ def decode(config: DecoderConfig, params, cache, front, slots: Slots, tables: Ta
       counts = counts + active
       states = jnp.where(active, tables.following[states, last].astype(jnp.int32), states)
       active &= (states >= 0) & (counts < slots.remaining)
-      return unfinished(step + 1, active), step + 1, last, counts, active, states, front, tokens, logprobs
+      return unfinished(step + 1, active), step + 1, last, counts, active, states, held, tokens, logprobs
 
-    state = (unfinished(0, started), jnp.int32(0), slots.tokens, jnp.zeros(S, jnp.int32), started, slots.states, front,
-             jnp.zeros((S, steps), jnp.int32), jnp.zeros((S, steps), jnp.float32))
-    _, _, _, counts, _, states, front, tokens, logprobs = jax.lax.while_loop(lambda state: state[0], one_token, state)
-    new = [get_windows(path, slots.lengths, jnp.arange(S), steps) for path in front]
+    state = (unfinished(0, started), jnp.int32(0), slots.tokens, jnp.zeros(S, jnp.int32), started, slots.states,
+             cache if kernel else front, jnp.zeros((S, steps), jnp.int32), jnp.zeros((S, steps), jnp.float32))
+    _, _, _, counts, _, states, held, tokens, logprobs = jax.lax.while_loop(lambda state: state[0], one_token, state)
+    if kernel:
+      return held, None, tokens, logprobs, counts, states
+    new = [get_windows(path, slots.lengths, jnp.arange(S), steps) for path in held]
     cache = [put_windows(layer, windows, slots.lengths, slots.rows) for layer, windows in zip(cache, new, strict=True)]
-    return cache, front, tokens, logprobs, counts, states
+    return cache, held, tokens, logprobs, counts, states
 
   return in_lanes(mesh, program, (params, tables, enough, limit), (cache, front, slots, uniforms))
 

@@ -140,7 +140,9 @@ def mini_batches(sizes: Sequence[int], size: int, rng: np.random.Generator) -> l
 def compute_on_rows(program: Callable, params: dict, rows: TrainingRows, micro_rows: int, mesh) -> np.ndarray:
   """What a compiled score or value step says of the trained tokens, [B, T] as the rows; 0 elsewhere."""
   batch = make_batch(rows, micro_rows)
-  return unpack(batch, meshes.own_rows(program(params, place(batch, mesh))), len(rows.tokens))
+  with meshes.issuing():
+    found = program(params, place(batch, mesh))
+  return unpack(batch, meshes.own_rows(found), len(rows.tokens))
 
 
 def place(batch: Batch, mesh) -> Batch:

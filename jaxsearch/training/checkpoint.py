@@ -1,7 +1,7 @@
 """Checkpoints of everything that resumes a run to the bit, and the reading of their parameters alone.
 
 A checkpoint `DIR/checkpoints/STEP` has three items. Orbax writes them into a temporary folder that is renamed at the end, so
-that a killed save leaves nothing behind that looks like a checkpoint:
+that a killed save leaves nothing behind that looks like a checkpoint (in a bucket a mark is written at the end):
 
   params     the parameters that are trained, restored onto any mesh: the policy's, or those of its adapter (config.lora)
   rest       optimizer state and counters (`step.TrainState` without the parameters)
@@ -23,7 +23,6 @@ import logging
 import os
 import pathlib
 import re
-import shutil
 import sys
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -34,25 +33,32 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import orbax.checkpoint as ocp
+import safetensors
+import safetensors.numpy
+from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
-from jaxsearch import setup
+from jaxsearch import __version__, setup
 from jaxsearch.config_check import fields, from_saved
+from jaxsearch.data.jsonl import write_whole
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import DecoderConfig, RopeScaling
 from jaxsearch.models.hub import check_finite
+from jaxsearch.models.tensor_files import write_json
 from jaxsearch.parallel.mesh import gather_objects, make_mesh
 from jaxsearch.training import critic
-from jaxsearch.training.step import TrainState, fingerprint, without_head
+from jaxsearch.training.remote import is_remote, place
+from jaxsearch.training.step import TrainState, fingerprint, place_params, without_head
 
 # What may differ between a run and its resumption: where things are, how often and how far, and how the same numbers are
 # computed. Where monitor.action='rollback', another `monitor` or `checkpoint_every` may roll back at other steps, or to others.
 FREE_FIELDS = ('steps', 'out', 'progress', 'log', 'rollouts', 'checkpoint_every', 'keep_checkpoints', 'eval', 'mesh',
-               'distributed', 'sampler.slots', 'train.micro_rows', 'train.chunk', 'remat', 'search.url', 'search.timeout',
-               'search.max_failed_steps', 'optim.max_skipped', 'python.workers', 'sampler.release', 'monitor',
+               'distributed', 'sampler.slots', 'train.micro_rows', 'train.chunk', 'remat', 'attention', 'search.url',
+               'search.timeout', 'search.max_failed_steps', 'optim.max_skipped', 'python.workers', 'sampler.release', 'monitor',
                'critic_warmup.gate', 'critic_warmup.min_updates', 'critic_warmup.max_updates')
 
 ITEMS = ('params', 'rest', 'host')
+ADAPTER = 'adapter.safetensors'
 Found = TypeVar('Found')
 
 
@@ -84,7 +90,7 @@ def open_checkpoints(run: str | pathlib.Path, keep: int | None = None,
   for name in ('absl', 'asyncio'):  # Orbax tells of every file, and of every fault with tracebacks beside the one it raises
     logging.getLogger(name).setLevel(logging.CRITICAL)
   sys.unraisablehook = _without_echoes
-  return ocp.CheckpointManager((pathlib.Path(run) / 'checkpoints').absolute(), options=ocp.CheckpointManagerOptions(
+  return ocp.CheckpointManager(place(run) / 'checkpoints', options=ocp.CheckpointManagerOptions(
     preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), Chosen(chosen)]), create=keep is not None,
     cleanup_tmp_directories=keep is not None, enable_async_checkpointing=jax.default_backend() != 'cpu'))
 
@@ -103,7 +109,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
     OSError: the disk is full, or the like, now or in the save before; the message names the folder.
   """
   params, rest = split(state)
-  path = pathlib.Path(manager.directory) / str(step)
+  path = manager.directory / str(step)
   check_finite({'params': params} | rest, path)
   host = host | {'param_dtype': jax.tree.leaves(params)[0].dtype.name, 'checksums': checksums({'params': params} | rest)}
   host |= {'checksum': _checksum_of_text(host)}
@@ -113,7 +119,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
 
 
 @contextlib.contextmanager
-def writing(path: pathlib.Path) -> Iterator[None]:
+def writing(path: epath.Path) -> Iterator[None]:
   """Turns what Orbax raises while it writes into an OSError that names `path`."""
   try:
     yield
@@ -176,9 +182,9 @@ def _compare(arrays: Any, host: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _reading(manager: ocp.CheckpointManager, step: int) -> Iterator[pathlib.Path]:
+def _reading(manager: ocp.CheckpointManager, step: int) -> Iterator[epath.Path]:
   """Turns what Orbax raises for files that are cut short, empty or gone, each in its own way, into BrokenCheckpoint."""
-  path = pathlib.Path(manager.directory) / str(step)
+  path = manager.directory / str(step)
   try:
     yield path
   except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
@@ -198,7 +204,10 @@ def _reason(error: Exception) -> str:
 
 def all_steps(manager: ocp.CheckpointManager) -> list[int]:
   """The steps of all checkpoints, newest first, those that cannot be read included."""
-  return sorted((int(path.name) for path in pathlib.Path(manager.directory).glob('*') if path.name.isdecimal()), reverse=True)
+  steps = [path for path in manager.directory.glob('*') if path.name.isdecimal()]
+  if is_remote(manager.directory):  # elsewhere a folder gets its name when it is whole
+    steps = filter(ocp.utils.is_checkpoint_finalized, steps)
+  return sorted((int(path.name) for path in steps), reverse=True)
 
 
 def newest(manager: ocp.CheckpointManager, read: Callable[[int], Found], warn: bool = True) -> Found | None:
@@ -228,11 +237,14 @@ def set_aside(manager: ocp.CheckpointManager, last_step: int) -> None:
   if not gather_objects(broken)[0]:
     return
   if jax.process_index() == 0:
-    checkpoints = pathlib.Path(manager.directory)
+    checkpoints = manager.directory
     for step in map(str, broken):
-      target = checkpoints.with_name('broken') / step
+      target = checkpoints.parent / 'broken' / step
       target.parent.mkdir(exist_ok=True)
-      shutil.rmtree(target, ignore_errors=True)
+      if not target.parent.exists():  # a bucket has no empty folders
+        (target.parent / 'README').write_text('Checkpoints that could not be read.\n')
+      if target.is_dir():
+        target.rmtree()
       target.unlink(missing_ok=True)
       (checkpoints / step).rename(target)
       say(f'moved {checkpoints / step} to {target}')
@@ -248,12 +260,54 @@ def split(state: TrainState) -> tuple[dict, dict]:
 
 def is_run(path: str | pathlib.Path) -> bool:
   """Whether `load_params` finds a checkpoint here, and not a Hugging Face folder or a file."""
-  return (_run_folder(pathlib.Path(path))[0] / 'checkpoints').is_dir()
+  return (_run_folder(path)[0] / 'checkpoints').is_dir()
 
 
-def _run_folder(path: pathlib.Path) -> tuple[pathlib.Path, int | None]:
+def is_adapter(path: str | pathlib.Path) -> bool:
+  """Whether `load_params` finds an adapter here that `save_adapter` wrote."""
+  return (pathlib.Path(path) / ADAPTER).is_file()
+
+
+def save_adapter(path: str | pathlib.Path, folder: str | pathlib.Path, dtype: str | None = None) -> dict[str, Any]:
+  """Writes the adapter of a checkpoint, without its base: adapter.safetensors and jaxsearch.json; returns `host`.
+
+  Args:
+    path: as for `load_params`.
+    dtype: 'float32' or 'bfloat16'; as it is if not given.
+  Raises ValueError for a run without an adapter.
+  """
+  _, params, host = load_trained(path, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+  if host.get('critic') or not host['config']['lora']['rank']:
+    raise ValueError(f'{path}: this run has no adapter (lora.rank=0): leave out --adapter')
+  folder = pathlib.Path(folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  named = {jax.tree_util.keystr(place, simple=True, separator='/'): np.asarray(value if dtype is None else value.astype(dtype))
+           for place, value in jax.tree.leaves_with_path(params)}
+  write_whole(folder / ADAPTER, safetensors.numpy.save(named))
+  kept = {name: host[name] for name in ('step', 'config', 'decoder', 'reference')}
+  write_json(folder / hub.RUN, {'jaxsearch': __version__, 'jax': jax.__version__} | kept)
+  return host
+
+
+def _load_adapter(folder: pathlib.Path, mesh: jax.sharding.Mesh):
+  """As `load_trained`, of a folder that `save_adapter` wrote."""
+  host = read_saved(folder)
+  model_config = decoder_from_json(host['decoder'])
+  shardings, shapes = setup.adapter_layout(from_saved(host['config']), model_config, mesh)
+  try:
+    named = safetensors.numpy.load_file(folder / ADAPTER)
+    params = jax.tree.map_with_path(lambda place, _: named[jax.tree_util.keystr(place, simple=True, separator='/')], shardings)
+  except (KeyError, safetensors.SafetensorError) as error:
+    raise ValueError(f'{folder / ADAPTER} cannot be read ({error})') from error
+  if jax.tree.map(np.shape, params) != shapes:
+    raise ValueError(f'{folder / ADAPTER}: its shapes are not those of lora.rank={host["config"]["lora"]["rank"]}')
+  check_finite(params, folder)
+  return model_config, place_params(params, shardings), host
+
+
+def _run_folder(path: str | os.PathLike) -> tuple[epath.Path, int | None]:
   """(run folder, step or None for the newest) of a run folder, its `checkpoints`, or one checkpoint in that."""
-  path = path.absolute()
+  path = place(path)
   if path.name.isdecimal() and path.parent.name == 'checkpoints':
     return path.parent.parent, int(path.name)
   return (path.parent if path.name == 'checkpoints' else path), None
@@ -265,7 +319,7 @@ def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None)
   An adapter is merged into its base, the model that the config of the run names; the head of a critic is left out.
 
   Args:
-    path: a run folder or its `checkpoints` (the newest is taken), or one checkpoint in it.
+    path: a run folder or its `checkpoints` (the newest is taken), one checkpoint in it, or a folder that `save_adapter` wrote.
     mesh: where the parameters go; the first device if not given.
   Raises:
     FileNotFoundError: there is no checkpoint, or not this one, or no base.
@@ -273,7 +327,7 @@ def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None)
       are not finite, or it cannot be read (nor can those before it, unless one was named).
   """
   mesh = mesh or make_mesh(1, 1, 1, devices=jax.devices()[:1])
-  model_config, params, host = load_trained(path, mesh)
+  model_config, params, host = _load_adapter(pathlib.Path(path), mesh) if is_adapter(path) else load_trained(path, mesh)
   if host.get('critic'):
     raise ValueError(f'{path}: this is a critic, not a policy')
   config = from_saved(host['config'])
@@ -304,10 +358,10 @@ def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh):
     check_finite(params, place)
     return model_config, params, host
 
-  return _read(pathlib.Path(path), read)
+  return _read(path, read)
 
 
-def _read(path: pathlib.Path, read: Callable[[ocp.CheckpointManager, int], Found], warn: bool = True) -> Found:
+def _read(path: str | os.PathLike, read: Callable[[ocp.CheckpointManager, int], Found], warn: bool = True) -> Found:
   """`read(manager, step)` of the checkpoint that a path names, or of the newest in it; FileNotFoundError if there is none."""
   run, step = _run_folder(path)
   if not (run / 'checkpoints').is_dir():
@@ -330,7 +384,7 @@ def read_saved(path: str | pathlib.Path) -> dict[str, Any] | None:
     if found is not None and not isinstance(found.get('config'), dict):
       raise ValueError(f'{path}/{hub.RUN}: no config in it')
     return found
-  return _read(pathlib.Path(path), restore_host, warn=False)  # `load_params` warns, which follows
+  return _read(path, restore_host, warn=False)  # `load_params` warns, which follows
 
 
 def check_base(host: dict[str, Any], found: list[float], name: str) -> None:

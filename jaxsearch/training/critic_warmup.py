@@ -9,7 +9,8 @@
   calibration.png     predicted against actual success on the held-out rollouts, before and after
 
 All of it is in the folder of `config.out`; rerun the command to resume, rollouts included. Training ends at the first check
-after `min_updates` that passes the gate. The policy's weights are frozen but for the backbone.
+after `min_updates` that passes the gate. The policy's weights are frozen but for the backbone. Of several processes each grows,
+lays out and assesses every n-th tree; all of them read all records and values.
 
 The gate looks at rollouts of held-out questions under the prompt of training (tool-optional, `config.grow` as it is), since the
 critic will be asked about these; for the signs at tool-required ones too, as in the paper.
@@ -39,7 +40,7 @@ from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training import batch as batches
 from jaxsearch.training import checkpoint, critic, runs
 from jaxsearch.training import step as steps
-from jaxsearch.trees.layout import TrainingRows, lay_out, take_back
+from jaxsearch.trees.layout import TrainingRows, take_back
 from jaxsearch.trees.records import from_record, to_record
 from jaxsearch.trees.tree import Role, Tree
 
@@ -61,22 +62,25 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
     plot: called with ({name: (V(s_0) [N], outcomes [N])}, path) for the reliability diagram.
   """
   settings = config.critic_warmup
-  if config.distributed.enabled:
-    raise ValueError('critic-warmup runs in one process, on all its devices: set distributed.enabled=False')
+  meshes.start_distributed(**config.distributed)
   with config.unlocked():
     config.steps, config.checkpoint_every = settings.max_updates, settings.check_every
   config_check.check(config)
   method, mesh = find_method(config.method), meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
-  folder = pathlib.Path(config.out)
+  first = jax.process_index() == 0
   with runs.RunFolder(config, shown=('loss', 'gate_auc', 'gate_explained')) as run:
-    for made_with in runs.read(folder / 'rollouts_config.json'):
+    folder = run.out
+    for made_with in meshes.of_first(runs.read(folder / 'rollouts_config.json')):
       checkpoint.check_same_run(made_with, config)
-    runs.write(folder / 'rollouts_config.json', [config.to_dict()])
+    if first:
+      runs.write(folder / 'rollouts_config.json', [config.to_dict()])
     model_config, params = setup.load_policy(config, mesh)
-    engine = setup.open_engine(config, model_config, setup.load_tokenizer(config), meshes.local_mesh(mesh))
+    local = meshes.local_mesh(mesh)
+    engine = setup.open_engine(config, model_config, setup.load_tokenizer(config), local)
     engine.load(meshes.local(steps.cast(params, config.dtype)))
-    grow_all = functools.partial(roll_out, config, method, engine, functools.cache(lambda second: open_tools(config, second)))
+    tools = functools.cache(lambda second: open_tools(config, second, local))
+    grow_all = functools.partial(roll_out, config, method, engine, tools, run.publish)
     trees, tiers = collect(config, grow_all, engine.tokenizer, params, folder)
     held_out, buckets = split(trees, tiers, settings)
     asked = [(question, 'tool-optional', False) for question in {tree.question.id: tree.question for tree in held_out}.values()]
@@ -103,13 +107,14 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
         'decoder': dataclasses.asdict(model_config), 'critic': not critic.is_shared(config)})
       if check and step >= settings.min_updates and passes(figures, settings.gate):
         break
-    part = folder / 'calibration.part.png'
-    plot(curves, part)
-    part.replace(folder / 'calibration.png')
+    if first:
+      part = folder / 'calibration.part.png'
+      plot(curves, part)
+      part.replace(folder / 'calibration.png')
   if not passes(figures, settings.gate):
     shown = [', '.join(f'{name} {value:.2f}' for name, value in found.items()) for found in (figures, settings.gate)]
-    raise GateFailed(f'{folder}: after {settings.max_updates} updates the critic has {shown[0]}; the gate is {shown[1]}. More '
-                     'questions, more updates (critic_warmup.max_updates) or a higher rate may help.')
+    raise GateFailed(f'{config.out}: after {settings.max_updates} updates the critic has {shown[0]}; the gate is {shown[1]}. '
+                     'More questions, more updates (critic_warmup.max_updates) or a higher rate may help.')
   if em_before is not None:  # the policy's backbone has moved
     engine.load(meshes.local(steps.cast(steps.without_head(student.state.params), config.dtype)))
     figures |= {'em_before': em_before, 'em_after': em(step)}
@@ -125,13 +130,15 @@ def collect(config: ml_collections.ConfigDict, grow_all: Callable, tokenizer, pa
   questions = [questions[i] for i in order]
   closed_book = [(question, 'closed-book', False) for question in questions for _ in range(settings.tier_rollouts)]
   tiers = tiers_by(grow_all(closed_book, folder / 'closed_book.jsonl', outcome))
-  runs.write(folder / 'tiers.jsonl', [{'id': key, 'tier': tier} for key, tier in tiers.items()])
+  if jax.process_index() == 0:
+    runs.write(folder / 'tiers.jsonl', [{'id': key, 'tier': tier} for key, tier in tiers.items()])
   texts = [question.question for question in questions]
   if settings.encoder:  # a sentence encoder (all-MiniLM-L6-v2, say)
     points = TextEncoder(settings.encoder, recipe_of(settings.encoder)).passages(texts)
   else:
     points = embedded(texts, tokenizer, params)
-  chosen = choose(questions, tiers, clusters_by_source(points, questions, settings, config.seed), settings, config.seed)
+  clusters = meshes.of_first(clusters_by_source(points, questions, settings, config.seed))
+  chosen = choose(questions, tiers, clusters, settings, config.seed)
   rng, number = np.random.default_rng([config.seed, 1]), max(1, round(settings.held_out * len(chosen)))
   held_out = {chosen[i].id for i in np.random.default_rng([config.seed, 3]).permutation(len(chosen))[:number]}
   wanted = []
@@ -183,51 +190,60 @@ def mixed(questions: Sequence[Question], tiers: dict[str, int]) -> list[Question
 
 
 def roll_out(config: ml_collections.ConfigDict, method: types.ModuleType, engine: Engine, tools: Callable[[bool], Tools],
-             wanted: Sequence[tuple[Question, str, bool]], path: pathlib.Path, record: Callable[[Tree], dict]) -> list[dict]:
+             publish: Callable[[], None], wanted: Sequence[tuple[Question, str, bool]], path: pathlib.Path,
+             record: Callable[[Tree], dict]) -> list[dict]:
   """A `record` for each (question, one of `KINDS`, whether with the second search), read from `path` or new.
 
   They are grown and appended in chunks; a chunk that was not written whole is grown again, to the same trees. What a tree draws
-  depends on its place in `wanted`, not on the chunks.
+  depends on its place in `wanted`, not on the chunks, nor on the processes, each of which grows a part of every chunk.
   Raises RunStopped if most searches of a chunk failed.
   """
   settings = config.critic_warmup
   changes = {kind: dict(config.grow) | dict(settings.get(kind.replace('-', '_'), {})) for kind in KINDS}
-  done = runs.read(path)
-  if len(done) < len(wanted):
-    done = done[:len(done) // CHUNK * CHUNK]
-    runs.write(path, done)
+  first = jax.process_index() == 0
+  written = runs.read(path) if first else []
+  kept = meshes.of_first(len(written) if len(written) == len(wanted) else len(written) // CHUNK * CHUNK)
+  if first and kept < len(written):
+    runs.write(path, written[:kept])
   agent = Agent(engine, lambda question, tree: method.grow(question, tree, **changes[question.metadata['kind']]), Tools(),
                 setup.make_agent(config, engine, Tools()).sampling)
   key = jax.random.fold_in(jax.random.key(config.seed), len(wanted))
-  for start in range(len(done), len(wanted), CHUNK):
+  done = []
+  for start in range(0, len(wanted), CHUNK):
+    if start < kept:
+      done += meshes.of_first(written[start:start + CHUNK])
+      continue
     part, trees = wanted[start:start + CHUNK], {}
+    own = range(len(part))[meshes.own_part()]
     for second in sorted({second for *_, second in part}):
-      numbers = [number for number, (*_, own) in enumerate(part) if own == second]
+      numbers = [number for number in own if part[number][2] == second]
       questions = [dataclasses.replace(part[i][0], metadata=part[i][0].metadata | {'kind': part[i][1]}) for i in numbers]
       grown, metrics = rollout(agent, questions, key, tools=tools(second), numbers=[start + number for number in numbers])
-      runs.check_searches(metrics, path.name, stop=config.search.max_failed_steps > 0)
+      runs.check_searches(runs.failures_of_all(metrics), path.name, stop=config.search.max_failed_steps > 0)
       trees |= dict(zip(numbers, grown))
     for tree in trees.values():
       tree.prune()
       tree.reward = method.reward(tree)
-    new = [record(trees[number]) for number in range(len(part))]
+    new, _ = meshes.gather_items([record(trees[number]) for number in own])
     done += new
-    runs.append(path, new)
-    print(f'{path.name}: {len(done)} of {len(wanted)} rollouts', file=sys.stderr, flush=True)
+    if first:
+      runs.append(path, new)
+      publish()
+      print(f'{path.name}: {len(done)} of {len(wanted)} rollouts', file=sys.stderr, flush=True)
   return done
 
 
-def open_tools(config: ml_collections.ConfigDict, second: bool) -> Tools:
+def open_tools(config: ml_collections.ConfigDict, second: bool, mesh: jax.sharding.Mesh) -> Tools:
   """The tools of a config, or with a search of other quality: that of `critic_warmup.second_search`."""
   config = config.copy_and_resolve_references()
   with config.unlocked():
     config.search.update(config.critic_warmup.second_search if second else {})
-  return setup.open_tools(config)
+  return setup.open_tools(config, mesh=mesh)
 
 
 def embedded(texts: Sequence[str], tokenizer, params: dict) -> np.ndarray:
   """[number, D], of length 1: the mean of a text's token embeddings in the policy, less that of all texts."""
-  table = np.asarray(jax.device_get(params['embedding']), np.float32)
+  table = meshes.whole(params['embedding']).astype(np.float32)
   means = np.stack([table[tokenizer.encode(text)].mean(axis=0) for text in texts])
   points = means - means.mean(axis=0)
   return points / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-8)
@@ -304,29 +320,34 @@ class Student:
 
   @memory.named('updating the critic', memory.UPDATE)
   def learn(self, trees: Sequence[Tree]) -> dict[str, float]:
-    """One update on the rewards of trees; its metrics."""
-    batch = batches.make_batch(rows_of(self.config, trees), self.config.train.micro_rows, critic=True)
+    """One update on the rewards of trees, of which each process lays out a part; its metrics."""
+    batch = batches.make_batch(rows_of(self.config, trees[meshes.own_part()]), self.config.train.micro_rows, critic=True)
     self.state, result = self.train_step(self.state, batches.place(batch, self.mesh))
     return runs.to_row(result)
 
   @memory.named('computing values', memory.UPDATE)
   def assess(self, trees: Sequence[Tree]) -> tuple[np.ndarray, np.ndarray]:
-    """Writes the critic's values onto the spans of trees; (V(s_0) [N], outcomes [N]), predicted and actual success of those
-    under the prompt of training."""
-    rows = rows_of(self.config, trees)
-    take_back(rows, trees, batches.compute_on_rows(
+    """Writes the critic's values onto the spans of trees, in every process; (V(s_0) [N], outcomes [N]), predicted and actual
+    success of those under the prompt of training."""
+    own = trees[meshes.own_part()]
+    rows = rows_of(self.config, own)
+    take_back(rows, own, batches.compute_on_rows(
       self.values, self.state.params, rows, self.config.train.micro_rows, self.mesh), 'values')
+    found, _ = meshes.gather_items([[node.values for node in tree.nodes(Role.POLICY)] for tree in own])
+    for tree, values in zip(trees, found, strict=True):
+      for node, of_node in zip(tree.nodes(Role.POLICY), values, strict=True):
+        node.values = of_node
     starts = [(spans[0].values[0], tree.reward) for tree in trees if tree.root.data['kind'] == 'tool-optional'
               if (spans := [node for node in tree.nodes(Role.POLICY) if node.tokens])]
     return tuple(np.array(starts, np.float64).reshape(-1, 2).T)
 
 
 def rows_of(config: ml_collections.ConfigDict, trees: Sequence[Tree]) -> TrainingRows:
-  """Training rows in which the target of every trained token is the reward of its tree."""
+  """Training rows of this process's trees, in which the target of every trained token is the reward of its tree."""
   for tree in trees:
     for node in tree.nodes(Role.POLICY):
       node.returns = node.values = np.full(len(node.tokens), tree.reward, np.float32)  # clipped to the target: not at all
-  return lay_out(trees, config.train.row_length, pad_id=0, how=config.train.aggregate)
+  return batches.lay_out_own(trees, config.train.row_length, pad_id=0, how=config.train.aggregate)
 
 
 def draw(buckets: Sequence[Sequence[Tree]], number: int, rng: np.random.Generator) -> list[Tree]:

@@ -5,18 +5,26 @@ says what a method is.
 
 Every random number is a function of the seed and the step, and the data order is saved: a resumed run equals one that was
 never stopped, to the bit.
+
+With `config.train.async_steps=1` the rollouts of step n + 1 run, on a thread of their own, while step n is trained, with the
+parameters that step n begins with. Step 1 and step 2 have the initial ones. All that needs other processes is done by the main
+thread, so their order is the same in every process.
 """
 
+import collections
 import dataclasses
 import functools
 import heapq
 import itertools
 import math
+import threading
 import types
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import optax
@@ -34,6 +42,7 @@ from jaxsearch.training import checkpoint, monitors, rollouts, runs
 from jaxsearch.training import critic as critics
 from jaxsearch.training import step as steps
 from jaxsearch.trees.layout import TrainingRows, take_back
+from jaxsearch.trees.records import grown_tree
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 LONGEST = 100  # questions whose prompts are measured; all are where one of these does not fit
@@ -59,16 +68,23 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
   with runs.RunFolder(config, shown=('reward', 'em', 'searches')) as run:
     learner = make_learner(config)
     check_room(learner.agent, loaded, run.say)
-    resume(run, learner, questions)
+    drawn = resume(run, learner, questions)
     run.start()
+    run.reopen_journal(learner.fingerprint, questions.get_state()['questions'], config.train.async_steps)
     history = [monitors.remember(row) for row in run.rows()]
     if run.last_step == 0 and run.wants_evaluation(0):
       examine(run, learner, method, 0, evaluate)
+    following = None  # the rollout of the step after, where it is one step ahead
+    run.callback(lambda: following and following.abandon())
     for step in run.steps():
       clock, exchanged = runs.Clock(), meshes.exchanged['bytes']
-      context = Context(step, np.random.default_rng([config.seed, step]), learner.memory)
       with clock('generate'):
-        groups, sampled = grow(learner, method, next(questions), context)
+        growing = following or begin(learner, method, next(questions), fresh_context(learner, step), run, drawn)
+        context, (groups, sampled) = growing.context, grow(learner, growing)
+        following, before = None, questions.get_state()
+        if config.train.async_steps and step < config.steps:
+          following = begin(learner, method, next(questions), fresh_context(learner, step + 1), run)
+          following.start()
       row = sampled | report_failures(run, learner, step, sampled, row)
       with clock('score'):
         assess(learner, [tree for group in groups for tree in group])
@@ -78,14 +94,20 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
       row |= summary(groups, trained) | context.of_all(sum(map(len, groups)))
       row |= update(learner, trained, step, clock)
       run.write_rollouts(step, groups)
+      if following:
+        with clock('generate'):
+          following.wait()
       row |= clock.row(row['tokens_generated']) | {'step': step, 'bytes_exchanged': meshes.exchanged['bytes'] - exchanged}
       if run.wants_evaluation(step):
         examine(run, learner, method, step, evaluate)
       stop = watch(run, learner, history, row)
+      if following and 'rolled_back_to' in row:  # its trees are of the policy that is given up
+        questions.set_state(before)
+        following = run.forget_trees(step + 1)
       run.finish_step(step, row, learner.state, lambda: {
-        'memory': learner.memory, 'key': jax.random.key_data(learner.key).tolist(), 'questions': questions.get_state(),
-        'failed_steps': learner.failed_steps, 'reference': learner.fingerprint,
-        'decoder': dataclasses.asdict(learner.model_config)})
+        'memory': learner.memory, 'key': jax.random.key_data(learner.key).tolist(), 'questions': before,
+        'following': following and following.drawn, 'failed_steps': learner.failed_steps,
+        'reference': learner.fingerprint, 'decoder': dataclasses.asdict(learner.model_config)})
       if stop:
         raise runs.RunStopped(stop)
   return row
@@ -114,7 +136,8 @@ class Learner:
   @property
   def params(self) -> dict:
     """The parameters of the policy as it is now; with an adapter they are computed anew at every call."""
-    return steps.without_head(self.state.params) if self.base is None else self.merge(self.base, self.state.params)
+    with meshes.issuing():
+      return steps.without_head(self.state.params) if self.base is None else self.merge(self.base, self.state.params)
 
 
 @memory.named('setting up training', memory.STATE)
@@ -185,7 +208,8 @@ def importance_cap(config: ml_collections.ConfigDict) -> float:
   """The cap of the importance weights between sampler and trainer; 0 is off: see `losses.importance_weights`."""
   if config.loss.importance_cap is not None:
     return config.loss.importance_cap
-  return 2.0 if config.dtype == 'bfloat16' and config.train.old_logprobs != 'sampler' else 0.0
+  apart = config.dtype == 'bfloat16' or config.train.async_steps
+  return 2.0 if apart and config.train.old_logprobs != 'sampler' else 0.0
 
 
 def total_updates(config: ml_collections.ConfigDict) -> int:
@@ -194,9 +218,10 @@ def total_updates(config: ml_collections.ConfigDict) -> int:
   return config.steps * config.train.epochs * -(-trees // (config.train.mini_batch or trees))
 
 
-def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) -> None:
+def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) -> dict | None:
   """Puts everything back to where the run's newest checkpoint was made, if there is one.
 
+  Returns what `begin` needs to go on with the rollouts that were ahead, if the checkpoint has any.
   Raises ValueError if the run has another config, or began with another model than `config.model` names now.
   """
   learner.state, host = run.restore(
@@ -205,6 +230,7 @@ def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) ->
     learner.memory, learner.failed_steps = host['memory'], host.get('failed_steps', 0)  # older checkpoints have none
     learner.key = jax.random.wrap_key_data(np.asarray(host['key'], np.uint32))
     questions.set_state(host['questions'])
+  return host and host.get('following')
 
 
 def report_failures(run: runs.RunFolder, learner: Learner, step: int, sampled: dict, before: dict) -> dict[str, int]:
@@ -262,32 +288,116 @@ def examinee(learner: Learner, method: types.ModuleType, step: int) -> tuple:
   return agent, config, step, None if learner.values is None else judged_by_critic
 
 
-def grow(learner: Learner, method: types.ModuleType, questions: Sequence[Question],
-         context: Context) -> tuple[Groups, dict[str, float]]:
-  """The trees that this process grows in a step, with the newest parameters; its sampler metrics, and of all processes what was
-  paid for searches and the tokens generated (decoded) and prefilled: branches that are cut off later have cost as much.
+def fresh_context(learner: Learner, step: int) -> Context:
+  """What the method may know in a step."""
+  return Context(step, np.random.default_rng([learner.config.seed, step]), learner.memory)
+
+
+@dataclasses.dataclass
+class Growing:
+  """The rollout of a step: to be run, under way on a thread of its own, or done."""
+  context: Context
+  sizes: list[int]  # trees of each question of this process
+  rollout: Callable[[], tuple[list[Tree], dict]]  # runs it: trees, metrics of the sampler
+  drawn: dict       # what the `sizes` of the method left behind, as JSON
+  abandoned: threading.Event
+  found: Future = dataclasses.field(default_factory=Future)
+  thread: threading.Thread | None = None
+
+  def start(self) -> None:
+    """Begins to run it."""
+    self.thread = threading.Thread(target=self._run, daemon=True)
+    self.thread.start()
+
+  def wait(self) -> tuple[list[Tree], dict]:
+    """(trees, metrics of the sampler) at its end; runs it, if that was not begun."""
+    if self.thread is None and not self.found.done():
+      self._run()
+    return self.found.result()
+
+  def abandon(self) -> None:
+    """Ends it, so that its thread touches no device while the process exits."""
+    self.abandoned.set()
+    if self.thread:
+      self.thread.join(timeout=10)
+
+  def _run(self) -> None:
+    try:
+      self.found.set_result(self.rollout())
+    except BaseException as error:  # for the thread that waits
+      self.found.set_exception(error)
+
+
+def begin(learner: Learner, method: types.ModuleType, questions: Sequence[Question], context: Context,
+          run: runs.RunFolder | None = None, drawn: dict | None = None) -> Growing:
+  """Prepares the rollout of a step with the newest parameters; what the journal of `run` has is not grown again.
 
   Of the `questions` of the whole batch each process has every n-th, beginning with its own number. Their trees stay with it. How
   many trees a question gets, and what they draw, depends on its place in the batch, not on the processes.
+
+  Args:
+    drawn: of the checkpoint that the run resumes from, if that was one step ahead.
   """
-  config, own = learner.config, meshes.own_part()
-  sizes = [config.group_size] * len(questions)
-  if hasattr(method, 'sizes'):
+  config, own, step = learner.config, meshes.own_part(), context.step
+  sizes, ahead = [config.group_size] * len(questions), drawn is not None and drawn['step'] == step
+  if ahead:
+    sizes, context.rng.bit_generator.state = drawn['sizes'], drawn['rng']
+    context.metrics.update(drawn['metrics'])
+  elif hasattr(method, 'sizes'):
     sizes = method.sizes(questions, config.group_size, context, **config.sizes)
-  numbers = tree_numbers(sizes, config.group_size)[own]
-  trees, row = rollout(
-    prepare(learner, context.step), [question for question, size in zip(questions[own], sizes[own]) for _ in range(size)],
-    jax.random.fold_in(learner.key, context.step), numbers=list(itertools.chain(*numbers)))
+  drawn = {'step': step, 'sizes': sizes, 'rng': context.rng.bit_generator.state, 'metrics': dict(context.metrics)}
+  numbers = list(itertools.chain(*tree_numbers(sizes, config.group_size)[own]))
+  asked = dict(zip(numbers, (question for question, size in zip(questions[own], sizes[own]) for _ in range(size)), strict=True))
+  agent, journaled = prepare(learner, step), run.journal(step) if run else {}
+  journaled = {number: journaled[number] for number in numbers if number in journaled}
+  missing = [number for number in numbers if number not in journaled]
+  if ahead and missing:
+    checkpoint.say(f'step {step}: {len(missing)} rollouts that belong to the checkpoint are not in {config.out}/journal; they '
+                   'are grown again, with newer parameters')
+  key, abandoned = jax.random.fold_in(learner.key, step), threading.Event()
+
+  def go_on(*_) -> None:
+    if abandoned.is_set():
+      raise RuntimeError('the run ends')
+
+  def roll_out() -> tuple[list[Tree], dict]:
+    trees = {number: grown_tree(record['tree'], learner.agent.engine.tokenizer, asked[number])
+             for number, record in journaled.items()}
+    grown, row = rollout(agent, [asked[number] for number in missing], key, numbers=missing, watch=go_on,
+                         on_end=functools.partial(run.journal_tree, step) if run else None)
+    if run and missing:
+      run.journal_end(step)
+    trees |= zip(missing, grown)
+    return [trees[number] for number in numbers], with_counts(row, [record['counts'] for record in journaled.values()])
+
+  return Growing(context, sizes[own], roll_out, drawn, abandoned)
+
+
+def with_counts(row: dict, journaled: Sequence[dict[str, int]]) -> dict:
+  """The metrics of a rollout with the counts of the trees that the journal had; `trees_journaled` is how many, if any."""
+  if not journaled:
+    return row
+  for name, count in sum(map(collections.Counter, journaled), collections.Counter()).items():
+    row[name] = row.get(name, 0) + count
+  share = row['searches_failed'] / max(row['searches_asked'], 1)
+  return row | {'trees_journaled': len(journaled), 'searches_failed_share': share}
+
+
+def grow(learner: Learner, growing: Growing) -> tuple[Groups, dict[str, float]]:
+  """The trees of this process, once they are grown; its sampler metrics, and of all processes what was paid for searches
+  and the tokens generated (decoded) and prefilled, whatever became of them: branches that are cut off later have cost as much."""
+  trees, row = growing.wait()
+  row['seconds_rollout'] = row['seconds']  # one step ahead most of them while the step before was trained
   row['tokens_generated'] = row['tokens_decoded']
   costs = meshes.gather_objects({name: row[name] for name in COSTS if name in row})
   row |= {name: sum(one[name] for one in costs) for name in costs[0]}
   for tree in trees:
     tree.prune()  # to what is trained and what leads to it
-  released = jax.default_backend() != 'cpu' if config.sampler.release is None else config.sampler.release
-  if released:
+  ahead, release = learner.config.train.async_steps, learner.config.sampler.release
+  if not ahead and (jax.default_backend() != 'cpu' if release is None else release):
     learner.agent.engine.unload(cache=True)
   grown = iter(trees)
-  return [list(itertools.islice(grown, size)) for size in sizes[own]], row
+  return [list(itertools.islice(grown, size)) for size in growing.sizes], row
 
 
 def tree_numbers(sizes: Sequence[int], group_size: int) -> list[list[int]]:
@@ -305,7 +415,10 @@ def prepare(learner: Learner, step: int) -> Agent:
   """The agent with the newest parameters; a simulated search hears how far training is."""
   agent = learner.agent
   agent.engine.unload()  # the old ones go before the new ones come
-  agent.engine.load(meshes.local(steps.cast(learner.params, learner.model_config.dtype)))  # what moves is small
+  params = steps.cast(learner.params, learner.model_config.dtype)  # what moves is small
+  if learner.config.train.async_steps:
+    params = jax.tree.map(jnp.copy, params)  # the update overwrites its own while these sample
+  agent.engine.load(meshes.local(params))
   if hasattr(agent.tools.search, 'set_step'):
     agent.tools.search.set_step(step, learner.config.steps)
   return agent
@@ -407,9 +520,11 @@ def update(learner: Learner, groups: Groups, step: int, clock: runs.Clock) -> di
 def learn(learner: Learner, batch: batches.Batch) -> dict[str, jax.Array]:
   """One update of the policy, then one of the critic, which may move the same backbone; their metrics."""
   critic, shared = learner.state.critic, critics.is_shared(learner.config)
-  state, result = learner.train_step(dataclasses.replace(learner.state, critic=None), batch, learner.base)
+  with meshes.issuing():
+    state, result = learner.train_step(dataclasses.replace(learner.state, critic=None), batch, learner.base)
   if critic is not None:
-    critic, found = learner.critic_step(dataclasses.replace(critic, params=state.params) if shared else critic, batch)
+    with meshes.issuing():
+      critic, found = learner.critic_step(dataclasses.replace(critic, params=state.params) if shared else critic, batch)
     result |= {f'critic_{name}': found[name] for name in ('loss', 'grad_norm', 'value')}
     if shared:
       state, critic = dataclasses.replace(state, params=critic.params), dataclasses.replace(critic, params={})

@@ -4,14 +4,18 @@
     DIR/metrics.jsonl        a row a step
     DIR/evaluations.jsonl    a row for each evaluation on held-out questions and each of its temperatures
     DIR/rollouts.jsonl.gz    rollouts with tokens and credit, see rollouts.py
+    DIR/journal/             rollouts of the step in hand, see journal.py
     DIR/tensorboard/         the numbers of both
     DIR/checkpoints/         see checkpoint.py
     DIR/broken/              checkpoints that could not be read, where the run was resumed from the one before
     DIR/lock, DIR/locked_by  held while a process trains here, and which one it is
 
+DIR may be in a bucket, see remote.py.
+
 SIGTERM (and SIGINT once) finishes the step in hand, saves it and exits with status 143 (130): the same command resumes the
-run. The process may also be killed at any point; the run then resumes from the newest checkpoint. Rows after that checkpoint
-are dropped, so that no step is there twice.
+run. With several processes it is enough that one gets SIGTERM: JAX finds the step after which all of them stop. The process may
+also be killed at any point; the run then resumes from the newest checkpoint. Rows after that checkpoint are dropped, so that no
+step is there twice.
 """
 
 import collections
@@ -32,6 +36,7 @@ import filelock
 import jax
 import ml_collections
 import psutil
+from jax.experimental import multihost_utils
 from rich import progress
 from rich.console import Console
 
@@ -40,7 +45,7 @@ from jaxsearch.models.hub import NotFinite
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import requests
-from jaxsearch.training import RunStopped, checkpoint, rollouts, trackers
+from jaxsearch.training import RunStopped, checkpoint, journal, remote, rollouts, trackers
 from jaxsearch.training.step import TrainState
 from jaxsearch.trees.tree import Tree
 
@@ -63,6 +68,14 @@ def check_searches(metrics: Mapping[str, Any], what: str, *, stop: bool = True) 
     checkpoint.say(f'{what}: {message}')
 
 
+def failures_of_all(metrics: Mapping[str, Any]) -> dict[str, Any]:
+  """What failed in the rollouts of all processes: counts added up, shares computed anew, texts from the first that has one."""
+  found = {}
+  for name, value in (item for own in meshes.gather_objects(requests.failure_figures(metrics)) for item in own.items()):
+    found[name] = found.get(name, 0) + value if isinstance(value, (int, float)) else found.get(name) or value
+  return found | {'searches_failed_share': found['searches_failed'] / max(found['searches_asked'], 1)}
+
+
 class RunFolder(contextlib.ExitStack):
   """The run in `config.out`, new or to be resumed; a context that locks the folder and closes what it writes to.
 
@@ -71,13 +84,18 @@ class RunFolder(contextlib.ExitStack):
 
   def __init__(self, config: ml_collections.ConfigDict, shown: tuple[str, ...]):
     super().__init__()
-    self.config, self.out, self._shown = config, pathlib.Path(config.out), shown
+    self.config, self.out, self._shown = config, remote.local(config.out), shown
     self.out.mkdir(parents=True, exist_ok=True)
     self.enter_context(locked(self.out))
+    self._published = 0.0
+    self._journals = not remote.is_remote(config.out)  # whose folder hosts share; a line cannot be appended in a bucket
+    if jax.process_index() == 0:
+      remote.fetch(config.out)
+    self.callback(self.publish)
     self.protected: Collection[int] = ()  # steps whose checkpoints are kept beside the newest
     self._manager = self.enter_context(contextlib.closing(
-      checkpoint.open_checkpoints(self.out, config.keep_checkpoints, lambda: self.protected)))
-    self.last_step, self._signal, self._seconds_save = 0, 0, 0.0
+      checkpoint.open_checkpoints(config.out, config.keep_checkpoints, lambda: self.protected)))
+    self.last_step, self._signal, self._seconds_save, self._told = 0, 0, 0.0, False
     self.push(self._stop_out_of_memory)
 
   def restore(self, state: TrainState, check: Callable[[dict], None] = lambda host: None) -> tuple[TrainState, dict | None]:
@@ -99,13 +117,19 @@ class RunFolder(contextlib.ExitStack):
     self._manager.wait_until_finished()
     return checkpoint.restore(self._manager, step, state)
 
+  def publish(self) -> None:
+    """Copies what has changed in the run folder to its bucket, if it is in one."""
+    since, self._published = self._published, time.time()
+    if jax.process_index() == 0:
+      remote.publish(self.config.out, since)
+
   def checkpoints(self) -> list[int]:
     """The steps of the checkpoints there are."""
     return self._manager.all_steps()
 
   def rows(self) -> list[dict]:
     """The rows of metrics so far, the same in every process; call it after `start`."""
-    return meshes.gather_objects(read(self.out / 'metrics.jsonl') if jax.process_index() == 0 else None)[0]
+    return meshes.of_first(read(self.out / 'metrics.jsonl') if jax.process_index() == 0 else None)
 
   def start(self) -> None:
     """Starts to log; call it once the run is restored and nothing can be wrong with it any more."""
@@ -121,7 +145,13 @@ class RunFolder(contextlib.ExitStack):
         console = Console(stderr=True)
         self._show = self.enter_context(progress_bar(total, last, self._shown, console)) if console.is_terminal else (
           plain_lines(total, self._shown, self.say))
-    for number in (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ():
+    own = (signal.SIGTERM, signal.SIGINT)
+    if meshes.notices_preemption():
+      own = (signal.SIGINT,)
+      if multihost_utils.reached_preemption_sync_point(1):  # where JAX would stop for a notice that came before this line
+        self._signal = signal.SIGTERM
+      multihost_utils.reached_preemption_sync_point(last)  # from here on it counts from the step that this run resumes after
+    for number in own if threading.current_thread() is threading.main_thread() else ():
       self.callback(signal.signal, number, signal.signal(number, self._stop_soon))
 
   def say(self, message: str) -> None:
@@ -155,6 +185,50 @@ class RunFolder(contextlib.ExitStack):
       with self._resumable():
         rollouts.append(self.out, step, rollouts.sample(groups, self.config.rollouts))
 
+  def reopen_journal(self, reference: list[float], questions: str, ahead: int) -> None:
+    """Keeps of the journal what the run goes on with.
+
+    Args:
+      reference, questions: fingerprints of the model and of the questions; the journal is of this run if they are the same.
+      ahead: how many steps ahead rollouts are.
+    """
+    def check(saved: dict) -> None:
+      checkpoint.check_same_run(saved['config'], self.config)
+      checkpoint.check_base(saved, reference, self.config.model)
+      if saved['questions'] != questions:
+        raise ValueError('other questions')
+
+    if jax.process_index() == 0 and self._journals:
+      saved, following = checkpoint.all_steps(self._manager), range(self.last_step + 1, self.last_step + 2 + ahead)
+      with self._resumable():
+        journal.reopen(self.out, {'config': self.config.to_dict(), 'reference': reference, 'questions': questions}, check,
+                       lambda step: step - 1 in saved or step in following, whole=self.config.sampler.deterministic)
+    meshes.gather_objects(None)  # the others wait for it
+
+  def journal_tree(self, step: int, number: int, tree: Tree, counts: dict[str, int]) -> None:
+    """Writes a tree that has ended, with its part of the sampler's counts."""
+    with self._resumable():
+      if self._journals and not journal.append(self.out, step, jax.process_index(), number, tree, counts) and not self._told:
+        self._told = True
+        self.say('the notes of this method are not what JSON holds, so rollouts are not journaled: a step that is killed grows '
+                 'all of them again')
+
+  def journal(self, step: int) -> dict[int, dict[str, Any]]:
+    """{number: record} of the trees of a step that are in the journal."""
+    return journal.read(self.out, step) if self._journals else {}
+
+  def forget_trees(self, step: int) -> None:
+    """Drops the trees of a step, which have all ended; call it before `finish_step`, which all processes leave together."""
+    meshes.gather_objects(None)  # in all processes
+    if jax.process_index() == 0:
+      journal.keep(self.out, lambda other: other != step)
+
+  def journal_end(self, step: int) -> None:
+    """Writes that all trees of this process have ended; not where some are missing."""
+    if self._journals and not self._told:
+      with self._resumable():
+        journal.end(self.out, step, jax.process_index())
+
   def finish_step(self, step: int, row: dict[str, float], state: TrainState, host: Callable[[], dict]) -> None:
     """Logs the step, saves if it is time to, and exits if a signal asked for it.
 
@@ -180,13 +254,19 @@ class RunFolder(contextlib.ExitStack):
                          f'{requests.failing(row) or "This process had no part in it"}; {self._saved()}; once searches work, '
                          'rerun the same command to resume')
       stop = max(meshes.gather_objects(self._signal))  # that of any process: all must exit after the same step
+      if meshes.notices_preemption() and multihost_utils.reached_preemption_sync_point(step):
+        stop = signal.SIGTERM
       start, last = time.perf_counter(), bool(stop) or step == self.config.steps
       if last or step % self.config.checkpoint_every == 0:
+        self.publish()
         checkpoint.save(self._manager, step, state, host() | {'step': step, 'config': self.config.to_dict()})
       if last:
-        with checkpoint.writing(self.out / 'checkpoints'):
+        with checkpoint.writing(self._manager.directory):
           self._manager.wait_until_finished()
       self._seconds_save = time.perf_counter() - start
+      if jax.process_index() == 0:
+        saved = self._manager.all_steps()
+        journal.keep(self.out, lambda later: later > step or later - 1 in saved)
     if stop and step < self.config.steps:
       self.say(f'stopped after step {step}; rerun the same command to resume')
       raise SystemExit(128 + stop)
@@ -227,7 +307,7 @@ def locked(out: pathlib.Path) -> Iterator[None]:
     except filelock.Timeout:
       name = holder.read_text(encoding='utf-8').strip() if holder.exists() else 'another process'
       refusal = f'{out}: {name} trains here; wait for it, stop it, or use another out folder'
-  if refusal := meshes.gather_objects(refusal)[0]:
+  if refusal := meshes.of_first(refusal):
     raise ValueError(refusal)
   try:
     yield

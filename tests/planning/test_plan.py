@@ -15,7 +15,7 @@ import pytest
 
 from configs import search_r1_grpo
 from jaxsearch.models.decoder import parameter_shapes
-from jaxsearch.models.presets import preset
+from jaxsearch.models.presets import PRESETS, preset
 from jaxsearch.parallel import targets
 from jaxsearch.planning import costs, plan, programs, report
 
@@ -131,7 +131,7 @@ def test_every_kind_of_run_can_be_planned(name, kinds):
   for program in ('update', 'score', 'critic', 'values'):
     if program in kinds:
       one = run.programs[program]
-      _, (flops, _) = costs.count(one.function.trace(*one.args).jaxpr.jaxpr)
+      _, (flops, *_) = costs.count(one.function.trace(*one.args).jaxpr.jaxpr)
       each = flops / (8 * config.train.row_length) / count  # FLOPs a token and parameter: 2 forward, with remat 8; attention too
       assert 1.8 < each < 4 if program in ('score', 'values') else 5 < each < 16, (program, each)
 
@@ -150,6 +150,35 @@ def test_a_real_target(name, tmp_path):
   assert all(one['once']['bytes'] > 0 for one in whole['programs'].values())
   assert whole['programs']['decode']['each']['bytes'] > 0 and whole['programs']['update']['each']['flops'] > 0
   assert np.isfinite(found['step_seconds'])
+
+
+@pytest.mark.slow  # a minute or two each, where the compilers are installed
+@pytest.mark.parametrize('name', ['tpu:v5p:2x2x1', 'cuda:h100:1x4'])
+def test_a_decode_step_moves_the_weights_and_what_is_live_in_the_cache(name, tmp_path, monkeypatch):
+  """By the kernel, in place: in lanes with split heads, beside a conditional and in a loop whose length is data."""
+  if not targets.installed(name.split(':')[0]):
+    pytest.skip("its compiler is not installed: pip install '.[plan]'")
+  model = dataclasses.replace(preset('qwen2.5-3b'), num_layers=6, vocab_size=16384)
+  monkeypatch.setitem(PRESETS, 'few-layers', model)
+  config = search_r1_grpo.get_config().unlock()
+  config.update(model='random:few-layers', dtype='bfloat16')
+  config.sampler.update(slots=128, length=4096)
+  config.train.update(row_length=4096, micro_rows=4)
+  config.lock()
+  found = plan.plan(config, targets.parse(name), ['prefill', 'decode'], cache=str(tmp_path), say=lambda _: None)
+  decode, run = found['programs']['decode'], programs.of_config(config, targets.parse(name).devices())
+  # Two lanes of two devices: bfloat16 weights, and of 64 slots as many tokens as a path has on average in front of a new one.
+  token = 6 * 1 * 2 * 128 * 2
+  live = 64 * found['work']['mean_length'] * token
+  parameters = sum(map(math.prod, jax.tree.leaves(parameter_shapes(model), is_leaf=lambda x: isinstance(x, tuple))))
+  assert run.token == token and run.sampled == pytest.approx(parameters * 2 / 2, rel=0.02)
+  assert found['decode_traffic'] == pytest.approx(decode['each']['bytes'] / (run.sampled + live))
+  assert 1 < found['decode_traffic'] <= 1.2
+  for one, share in ((decode, 0.1), (found['programs']['prefill'], 0.5)):  # scores, but no copy of the cache
+    assert one['memory']['total'] - sum(found['resident'].values()) < share * run.cache
+  shorter = plan.plan(config, targets.parse(name), ['prefill', 'decode'], cache=str(tmp_path), say=lambda _: None,
+                      turns=1, tokens=100, prompt=50, observation=50)
+  assert shorter['programs']['decode']['each']['bytes'] < 0.8 * decode['each']['bytes'] and shorter['decode_traffic'] < 1.3
 
 
 @pytest.mark.slow

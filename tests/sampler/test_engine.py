@@ -1,5 +1,6 @@
 """The sampler against a naive loop, against the trainer, and against itself under other schedules."""
 
+import collections
 import functools
 import random
 import threading
@@ -537,6 +538,32 @@ def test_progress_is_reported(make_engine):
   run(make_engine(), chains(PROMPTS, turns=1), on_progress=lambda *report: seen.append(report))
   assert [report[:2] for report in seen] == [(1, 3), (2, 3), (3, 3)]
   assert seen[0][2]['tokens_decoded'] <= seen[-1][2]['tokens_decoded']
+
+
+def test_what_is_counted_belongs_to_its_episode(make_engine):
+  """Tokens, calls and failures of all episodes, told as each ends, are those of the rollout."""
+  engine, ended = make_engine(), []
+  engine.search = SometimesDown(engine.search)
+  trees, metrics = run(engine, chains(PROMPTS * 2, turns=3), on_end=lambda *told: ended.append(told))
+  counts = sum((collections.Counter(own) for *_, own in ended), collections.Counter())
+  assert sorted(number for number, *_ in ended) == list(range(6)) and {tree for _, tree, _ in ended} == set(trees)
+  assert counts['tool_calls'] == 12 and 0 < counts['searches_failed'] == counts['tool_calls_failed_error'] < 12
+  for name, count in counts.items():
+    assert metrics[name] == count, name
+  for _, tree, own in ended:
+    assert own['tokens_decoded'] == sum(len(node.tokens) for node in tree.nodes(Role.POLICY)) and own['stop_budget'] == 1
+
+
+class SometimesDown:
+  """A search that fails for every second prompt."""
+
+  def __init__(self, search):
+    self.inner = search
+
+  def search(self, queries, topk):
+    if queries[0].startswith(PROMPTS[1]):
+      raise ValueError('down')
+    return self.inner.search(queries, topk)
 
 
 class Shelf:

@@ -56,6 +56,14 @@ def test_the_output_of_a_program_is_cut_to_the_room():
   assert observation(request, 'a' * 100, 3, Bytes()) == ''  # not even the tags fit
 
 
+def test_a_search_shows_the_first_words_of_a_passage():
+  found = [[Document('1', 'One two', 'a b  c\nd'), Document('2', 'Three', 'e')]]
+  tools = Tools(answer_reserve=0, max_observation=10**6)
+  for words, texts in ((0, ['a b  c\nd', 'e']), (3, ['a b  c', 'e']), (1, ['a', 'e'])):
+    shown = dataclasses.replace(tools, words=words).observation(Search(None, ''), found, 1000, Bytes())
+    assert [(document.title, document.text) for document in shown] == [('One two', texts[0]), ('Three', texts[1])]
+
+
 def test_what_is_no_reply_is_a_failure():
   assert observation(RunPython(None, ''), 3, 100, Bytes()) == ToolFailure('malformed reply of the sandbox', 'malformed')
   assert observation(Search(None, ''), 'text', 100, Bytes()) == ToolFailure('malformed reply of the search back end', 'malformed')

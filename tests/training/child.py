@@ -4,10 +4,14 @@ usage: child.py COMMAND FOLDER OUT [--marks] [field=value ...]
 
 COMMAND is train, sft or critic-warmup; FOLDER is made by `make_inputs`. With --marks the process says in OUT.marks what it does,
 for tests that kill it: a line `PHASE NUMBER NANOSECONDS` (of the monotonic clock) whenever a phase begins.
+
+Or `configs FOLDER OUT '["NAME", "field=value", …]' … [field=value ...]`: trains shipped configs one after the other, the first in
+OUT/0, see `shipped_config`.
 """
 
 import atexit
 import functools
+import importlib
 import json
 import os
 import pathlib
@@ -15,6 +19,7 @@ import sys
 import time
 import types
 import zlib
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -27,6 +32,7 @@ from jaxsearch.methods import search_r1
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder, DecoderConfig, initial_params
 from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.requests import Generate, Search
 from jaxsearch.training import checkpoint, critic_warmup, loop, runs
 from jaxsearch.trees import grammar
@@ -142,6 +148,20 @@ def warmup_config(config):
   return config
 
 
+def shipped_config(name: str, out: str):
+  """A config of configs/ as it is, but for two small steps. Questions come back in the second."""
+  config = importlib.import_module(f'configs.{name}').get_config()
+  config.unlock()
+  config.out, config.progress, config.steps, config.checkpoint_every, config.eval.every = out, False, 2, 2, 0
+  config.questions_per_step, config.group_size, config.data.number = 3, min(config.group_size, 3), 3
+  config.sampler.slots = 8
+  config.train.update(micro_rows=4, epochs=min(config.train.epochs, 2), mini_batch=5 if config.train.mini_batch else 0)
+  config.optim.eps = 1e-4  # a gradient that is next to nothing gives no step of full size with the sign of a rounding error
+  if config.method == 'cusearch':
+    config.credit.keep = 5
+  return config
+
+
 def mark_phases(out: pathlib.Path) -> None:
   """Wraps the functions that begin a phase, so that they write a line to `OUT.marks` first. The number is that of the step, in
   the warm-up's rollouts how many are written."""
@@ -172,7 +192,7 @@ def mark_phases(out: pathlib.Path) -> None:
 
   runs.RunFolder.steps = steps
   mark('start')
-  wrap(loop, 'grow', 'generation')
+  wrap(loop, 'begin', 'generation')
   wrap(loop, 'update', 'update')
   wrap(runs.RunFolder, 'write_evaluation', 'evaluation')
   wrap(runs.RunFolder, 'finish_step', 'row')
@@ -186,19 +206,33 @@ def mark_phases(out: pathlib.Path) -> None:
   atexit.register(mark, 'exit')
 
 
+def change_fields(config, changes: Sequence[str]) -> None:
+  for change in changes:
+    name, value = change.split('=', 1)
+    group, _, field = name.rpartition('.')
+    (config[group] if group else config)[field] = json.loads(value)
+
+
 def main(command: str, folder: str, out: str, *changes: str) -> None:
   for method in (toy_method(), halves_method()):
     sys.modules[method.__name__] = method
   config = get_config(pathlib.Path(folder), out)
+  if command == 'configs':
+    own = [change for change in changes if not change.startswith('[')]
+    for number, one in enumerate(json.loads(change) for change in changes if change.startswith('[')):
+      config = shipped_config(one[0], f'{out}/{number}')
+      change_fields(config, [*one[1:], *own])
+      if number == 0:
+        meshes.start_distributed(**config.distributed)
+      config.distributed.enabled = False  # it was joined
+      commands.train(config, None)
+    return
   if command == 'critic-warmup':
     config, critic_warmup.CHUNK = warmup_config(config), 8
   for change in changes:
     if change == '--marks':
       mark_phases(pathlib.Path(out))
-      continue
-    name, value = change.split('=', 1)
-    group, _, field = name.rpartition('.')
-    (config[group] if group else config)[field] = json.loads(value)
+  change_fields(config, [change for change in changes if change != '--marks'])
   getattr(commands, command.replace('-', '_'))(config, None)
 
 

@@ -18,6 +18,7 @@ from jaxsearch.evaluation import calibration, competence
 from jaxsearch.evaluation.run import open_critic
 from jaxsearch.models import hub
 from jaxsearch.models.encoder import TextEncoder, recipe_of
+from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.requests import Search
 from jaxsearch.sampler.rollout import rollout
 from jaxsearch.training import checkpoint, critic_warmup, loop, runs
@@ -27,6 +28,7 @@ from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
 from jaxsearch.world.recipe import carl_examples
 from tests.methods.driving import Letters
+from tests.processes import as_processes
 from tests.tools.serving import server
 from tests.training import child as own_child
 
@@ -167,6 +169,47 @@ def test_rollouts_whose_searches_mostly_failed_are_not_learned_from_unless_asked
     warm_up(config)
   assert 'jaxsearch: rollouts.jsonl: 13 of 13 searches failed; the last: SearchError: ' in capsys.readouterr().err
   assert len(runs.read(folder / 'rollouts.jsonl')) == 20
+
+
+def played(agent, questions, key, *, tools, numbers):
+  """A rollout without an engine: two tokens that say which tree it is and what its generator drew."""
+  trees = []
+  for question, number in zip(questions, numbers, strict=True):
+    trees.append(Tree(Letters(), question, np.random.default_rng([*np.asarray(jax.random.key_data(key)).tolist(), number])))
+    tokens = [number % 90, int(trees[-1].rng.integers(90))]
+    node = trees[-1].root.append([int(question.id)] * 5, Role.PROMPT).append(tokens, Role.POLICY, logprobs=[-1.0] * 2)
+    trees[-1].answer = 'x' if node.tokens[1] % 2 else None
+  return trees, {'searches_asked': len(trees), 'searches_failed': len(trees) if key is None else 0}
+
+
+@pytest.mark.parametrize('processes', [2, 3])
+def test_several_processes_grow_the_same_and_weigh_it_as_one(config, method, monkeypatch, tmp_path, processes):
+  monkeypatch.setattr(critic_warmup, 'CHUNK', 4)
+  monkeypatch.setattr(critic_warmup, 'rollout', played)
+  wanted = [(question, kind, question.id in '25') for question in questions(9) for kind in critic_warmup.KINDS[:2]]
+
+  def run(name):
+    found = critic_warmup.roll_out(config, method, None, lambda second: None, lambda: None, wanted, tmp_path / name, outcome)
+    trees = [Tree(None, question) for question, *_ in wanted]
+    for number, tree in enumerate(trees):
+      tree.reward = float(found[number]['right'])
+      length = 1 + number % 7
+      tree.root.append([1] * 9, Role.PROMPT).append([2 + number] * length, Role.POLICY, logprobs=[-1.0] * length)
+    own = list(enumerate(trees))[meshes.own_part()]
+    rows = critic_warmup.rows_of(config, [tree for _, tree in own])
+    return found, {number: [rows.value_weights[rows.places[node]].tolist() for node in tree.nodes(Role.POLICY)]
+                   for number, tree in own}
+
+  def outcome(tree):
+    return critic_warmup.outcome(tree) | {'tokens': tree.nodes(Role.POLICY)[0].tokens}
+
+  expected, weights = run('one')
+  assert len(expected) == 18 and 2 <= sum(one['right'] for one in expected) <= 16
+  for _ in range(2):  # new, and from a file that was cut off
+    found = as_processes(processes, monkeypatch, lambda: run('several'))
+    assert all(records == expected for records, _ in found) and runs.read(tmp_path / 'several') == expected
+    assert dict(sorted(item for _, own in found for item in own.items())) == weights
+    runs.write(tmp_path / 'several', expected[:11])
 
 
 def test_a_share_of_the_rollouts_with_tools_has_another_search(config, monkeypatch):

@@ -137,6 +137,8 @@ def assert_alike(whole: pathlib.Path, other: pathlib.Path, files: tuple[str, ...
 @pytest.mark.parametrize('command, changes, wanted, anywhere, files', [
   ('train', ('steps=10', 'eval.every=3'),
    dict(start=2, generation=3, update=3, evaluation=3, save=3, report=2), 4, ('evaluations.jsonl',)),
+  ('train', ('steps=10', 'eval.every=3', 'train.async_steps=1'),
+   dict(start=1, generation=2, update=5, evaluation=2, row=2, save=3), 3, ('evaluations.jsonl',)),
   ('critic-warmup', ('critic_warmup.min_updates=8', 'critic_warmup.check_every=2'),
    dict(start=1, rollouts=4, update=2, evaluation=2, save=2, report=2), 2,
    ('closed_book.jsonl', 'tiers.jsonl', 'rollouts.jsonl', 'calibration.png')),

@@ -151,16 +151,17 @@ def test_the_samplers_memory_in_bfloat16_and_its_weights_in_the_loss(config, chi
 def test_what_a_tree_draws_depends_on_no_process(monkeypatch, processes, adaptive):
   """Threads stand in for processes; a tree that was grown says its number, its key, and what its generator drew."""
   questions = [Question(str(place), '?', ('a',)) for place in range(6)]
-  config = ml_collections.ConfigDict(dict(group_size=3, sizes=dict(adaptive=adaptive), sampler=dict(release=False)))
+  config = ml_collections.ConfigDict(dict(group_size=3, sizes=dict(adaptive=adaptive), sampler=dict(release=False),
+                                          train=dict(async_steps=0)))
   rates = {str(place): [place / 5] for place in range(6)}
 
-  def grown(_, questions, key, *, numbers):
+  def grown(_, questions, key, *, numbers, **__):
     words = np.asarray(jax.random.key_data(key)).tolist()
     trees = [Tree(None, question, np.random.default_rng([*words, number]))
              for question, number in zip(questions, numbers, strict=True)]
     for tree, number in zip(trees, numbers):
       tree.root.append([number], Role.POLICY).data['drawn'] = tree.rng.random()
-    return trees, {'tokens_decoded': 1, 'tokens_prefilled': 2}
+    return trees, {'tokens_decoded': 1, 'tokens_prefilled': 2, 'seconds': 3}
 
   monkeypatch.setattr(loop, 'rollout', grown)
   monkeypatch.setattr(loop, 'prepare', lambda learner, step: None)
@@ -169,7 +170,7 @@ def test_what_a_tree_draws_depends_on_no_process(monkeypatch, processes, adaptiv
 
   def run():
     context = Context(7, np.random.default_rng(0), {'pass_rates': rates})
-    groups, row = loop.grow(learner, cusearch, questions, context)
+    groups, row = loop.grow(learner, loop.begin(learner, cusearch, questions, context))
     return row['tokens_generated'], [
       [(tree.question.id, node.tokens, node.data) for tree in group for node in tree.nodes(Role.POLICY)] for group in groups]
 
@@ -181,6 +182,23 @@ def test_what_a_tree_draws_depends_on_no_process(monkeypatch, processes, adaptiv
   assert [group[0][0] for group in alone] == [question.id for question in questions]
   assert len({number for _, (number,), _ in trees}) == len({data['drawn'] for *_, data in trees}) == len(trees) == 18
   assert sorted(map(len, alone)) == ([1, 1, 3, 3, 5, 5] if adaptive else [3] * 6)
+
+
+def test_what_was_drawn_ahead_is_in_the_checkpoint(monkeypatch):
+  """The trees of a step that a checkpoint has begun keep their sizes, and the method its random numbers, whatever it learnt."""
+  monkeypatch.setattr(loop, 'prepare', lambda learner, step: None)
+  questions = [Question(str(place), '?', ('a',)) for place in range(6)]
+  learner = types.SimpleNamespace(config=ml_collections.ConfigDict(dict(out='run', group_size=3, sizes=dict(
+    adaptive=True))), key=jax.random.key(4))
+  begun = lambda rates, drawn=None: loop.begin(learner, cusearch, questions, Context(
+    7, np.random.default_rng(3), {'pass_rates': rates}), drawn=drawn)
+  first = begun({str(place): [place / 5] for place in range(6)})
+  drawn = json.loads(json.dumps(first.drawn))
+  first.context.rng.random()
+  later = begun({}, drawn)
+  assert later.sizes == first.sizes == [1, 3, 5, 5, 3, 1] != begun({}).sizes
+  assert later.context.metrics == first.context.metrics and later.drawn == drawn
+  assert begun({}, drawn | {'step': 6}).sizes == [3] * 6  # those of another step
 
 
 def grown_groups(questions: int = 48, size: int = 4) -> list[list[Tree]]:

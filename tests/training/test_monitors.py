@@ -15,6 +15,7 @@ from configs import base
 from jaxsearch.data.questions import Question
 from jaxsearch.training import checkpoint, loop, monitors, runs
 from jaxsearch.trees.tree import Role, Tree
+from tests.training.test_run import comparable
 
 ROOT = pathlib.Path(__file__).parents[2]
 HEALTHY = dict(reward=0.5, logprob=-0.4, logprob_gap=1e-3, entropy=0.4, kl=0.05, tokens_generated=400, trees=10,
@@ -186,13 +187,14 @@ def arrays(config, step):
 
 
 def rows_of(config):
-  return [{name: value for name, value in row.items() if 'second' not in name and name not in ('compilations', 'resident_mib')}
-          for row in runs.read(pathlib.Path(config.out) / 'metrics.jsonl')]
+  return list(map(comparable, runs.read(pathlib.Path(config.out) / 'metrics.jsonl')))
 
 
-def test_a_run_with_rollbacks_that_is_killed_ends_alike_to_the_bit(toy, method, monkeypatch, capsys):
+@pytest.mark.parametrize('ahead', [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_run_with_rollbacks_that_is_killed_ends_alike_to_the_bit(toy, method, monkeypatch, capsys, ahead):
   changes = dict(action='rollback', patience=4, max_rollbacks=2)
   whole, broken = toy('whole', **changes), toy('broken', **changes)
+  whole.train.async_steps = broken.train.async_steps = ahead
   whole.steps = broken.steps = 10
   whole.keep_checkpoints, broken.keep_checkpoints = 9, 1
   loop.train(whole)

@@ -12,17 +12,22 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
+from etils.epath import register
+from jax.experimental import multihost_utils
 from tensorboardX.proto import event_pb2
 
 from configs import base
 from configs.carl import critic_warmup as warmup_settings
 from jaxsearch import cli, setup
+from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import RunStopped, checkpoint, critic_warmup, loop, runs, sft
 from tests.training import child as own_child
 
@@ -159,6 +164,35 @@ def test_a_signal_stops_after_the_step_and_says_how_to_resume(config, state, num
   assert stopped.value.code == 128 + number
   assert capfd.readouterr().err.splitlines()[-1] == 'jaxsearch: stopped after step 1; rerun the same command to resume'
   assert take_steps(config, state, 2)[1] == 1
+
+
+def test_a_preempted_run_stops_after_the_step_that_jax_names(config, state, monkeypatch, capfd):
+  """What the coordination service says is played; real processes are in test_run.py."""
+  config.checkpoint_every, handlers = 100, [signal.getsignal(signal.SIGTERM)]
+  monkeypatch.setattr(meshes, 'notices_preemption', lambda: True)
+  for due, stops, steps in ((2, 2, (1, 2, 3)), (1, 3, (3, 4))):  # JAX names step 1 for a notice that came before the run went on
+    monkeypatch.setattr(multihost_utils, 'reached_preemption_sync_point', lambda step, due=due: step == due)
+    with pytest.raises(SystemExit) as stopped:
+      take_steps(config, state, *steps, before=lambda run: handlers.append(signal.getsignal(signal.SIGTERM)))
+    assert stopped.value.code == 143 and handlers[0] is handlers[-1]  # that of JAX is left alone
+    assert capfd.readouterr().err.splitlines()[-1] == f'jaxsearch: stopped after step {stops}; rerun the same command to resume'
+  monkeypatch.setattr(meshes, 'notices_preemption', lambda: False)
+  assert take_steps(config, state, 4)[1] == 3
+
+
+def test_a_run_in_a_bucket_goes_on_from_another_machine(config, state, monkeypatch, tmp_path):
+  """A folder plays the bucket; a server that speaks its protocol is in test_bucket.py."""
+  monkeypatch.setitem(register._URI_PREFIXES_TO_CLS, 'gs://', lambda url: epath.Path(tmp_path / 'cloud' / url.removeprefix('gs://')))
+  config.out, run = 'gs://bucket/run', tmp_path / 'cloud/bucket/run'
+  for machine, begins, steps in (('one', 0, (1, 2)), ('two', 2, (3,)), ('one', 3, (4,))):
+    (tmp_path / machine).mkdir(exist_ok=True)
+    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / machine))
+    found, last = take_steps(config, state, *steps)
+    assert last == begins
+    jax.tree.map(np.testing.assert_array_equal, found, state)
+  assert [row['step'] for row in runs.read(run / 'metrics.jsonl')] == [1, 2, 3, 4]
+  assert list((run / 'tensorboard').iterdir()) and (run / 'config.json').exists() and not (run / 'lock').exists()
+  assert checkpoint.is_run('gs://bucket/run') and checkpoint.read_saved('gs://bucket/run')['step'] == 4
 
 
 def test_a_run_that_stops_is_one_line_and_status_1_and_has_a_report(monkeypatch, capsys, tmp_path):

@@ -5,13 +5,16 @@ import numpy as np
 import pytest
 
 from configs import sft_gold
+from jaxsearch import cli
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.data.sources import load_questions
-from jaxsearch.models.decoder import initial_params
+from jaxsearch.evaluation import run
+from jaxsearch.models import hub
+from jaxsearch.models.decoder import Decoder, initial_params
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards import formats
 from jaxsearch.tools.bm25 import BM25
-from jaxsearch.training import RunStopped, runs, sft
+from jaxsearch.training import RunStopped, checkpoint, runs, sft
 from jaxsearch.training import batch as batches
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.layout import lay_out
@@ -113,11 +116,79 @@ def test_demonstrations_of_a_file_or_of_a_split_that_is_not_there(tmp_path):
     sft.open_demonstrations(config, None)
 
 
-def test_an_adapter_is_refused():
-  config = sft_gold.get_config()
-  config.lora.rank = 4
-  with pytest.raises(ValueError, match='lora.rank=4: supervised training'):
+@pytest.fixture
+def adapter_config(child, tmp_path):
+  child.make_inputs(tmp_path)
+  config = child.get_config(tmp_path, str(tmp_path / 'run'))
+  config.steps, config.checkpoint_every, config.critic.enabled, config.method = 4, 1, False, 'search_r1'
+  config.lora.update(rank=2, alpha=8.0)
+  config.optim.lr_warmup_updates = 0
+  config.mesh.fsdp, config.train.micro_rows = -1, 8
+  return config
+
+
+def test_an_adapter_learns_what_its_frozen_base_does_not_know(adapter_config):
+  config = adapter_config
+  sft.train(config)
+  rows = runs.read(f'{config.out}/metrics.jsonl')
+  assert rows[-1]['loss'] < rows[0]['loss']
+  base = hub.load(config.model).params
+  decoder, merged, host = checkpoint.load_params(config.out)
+  assert host['step'] == 4 and not np.array_equal(merged['layers']['q'], base['layers']['q'])
+  np.testing.assert_array_equal(merged['embedding'], base['embedding'])
+  # the loss of the last step's demonstrations, with the parameters that the step before left
+  _, before, _ = checkpoint.load_params(f'{config.out}/checkpoints/3')
+  number, demonstration = sft.open_demonstrations(config, Tokenizer.load(config.model))
+  trees = [demonstration(index) for index in sft.shuffled(number, config.sft.per_step, 3, config.seed)]
+  logprobs = []
+  for tree in trees:
+    (prompt, written) = (node.tokens for node in tree.walk() if node.tokens)
+    logits = jax.nn.log_softmax(Decoder(decoder, params=before)(np.array([prompt + written]))[0])
+    logprobs += [logits[len(prompt) + place - 1, token] for place, token in enumerate(written)]
+  assert rows[-1]['loss'] == pytest.approx(-np.mean(logprobs), rel=1e-4)
+
+
+def test_an_adapter_resumes_to_the_bit_on_its_own_base_alone(adapter_config, child, tmp_path):
+  config = adapter_config
+  config.steps = 1
+  sft.train(config)
+  config.steps = 2
+  sft.train(config)
+  resumed, config.out = config.out, str(tmp_path / 'whole')
+  sft.train(config)
+  own, other = (checkpoint.load_params(run)[1] for run in (resumed, config.out))
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(own), jax.device_get(other))
+  hub.save(Decoder(child.NUMBERS, params=initial_params(child.NUMBERS, jax.random.key(7))), config.model)
+  config.steps = 3
+  with pytest.raises(ValueError, match='has changed since this run began'):
     sft.train(config)
+
+
+def test_an_exported_adapter_is_the_policy_without_its_base(adapter_config, tmp_path, capsys):
+  config, folder = adapter_config, tmp_path / 'adapter'
+  config.steps = 1
+  sft.train(config)
+  _, whole, _ = checkpoint.load_params(config.out)
+  for dtype, most, atol in (('float32', 20_000, 0), ('bfloat16', 10_000, 1e-3)):
+    assert cli.main(['export', f'--checkpoint={config.out}', f'--out={folder}', '--adapter', f'--dtype={dtype}']) == 0
+    assert sorted(path.name for path in folder.iterdir()) == ['adapter.safetensors', 'jaxsearch.json']
+    assert (folder / 'adapter.safetensors').stat().st_size < most
+    policy = run.load_policy(config, str(folder))
+    assert policy.step == 1 and policy.tokenizer.vocab_size == Tokenizer.load(config.model).vocab_size
+    for own, other in zip(jax.tree.leaves(policy.params), jax.tree.leaves(whole), strict=True):
+      np.testing.assert_allclose(own, other, rtol=0, atol=atol)
+  (folder / 'adapter.safetensors').write_bytes((folder / 'adapter.safetensors').read_bytes()[:-40])
+  with pytest.raises(ValueError, match='adapter.safetensors cannot be read'):
+    run.load_policy(config, str(folder))
+
+
+def test_only_a_run_with_an_adapter_has_one_to_export(adapter_config, tmp_path, capsys):
+  config = adapter_config
+  config.steps = 1
+  config.lora.rank = 0
+  sft.train(config)
+  assert cli.main(['export', f'--checkpoint={config.out}', f'--out={tmp_path / "adapter"}', '--adapter']) == 2
+  assert 'this run has no adapter (lora.rank=0)' in capsys.readouterr().err
 
 
 def test_a_run_out_of_memory_stops_and_resumes_with_less(child, tmp_path, monkeypatch, capfd):

@@ -128,7 +128,7 @@ def test_a_file_with_a_wrong_field(tmp_path, text, kind, words):
 
 
 def test_what_is_neither_name_nor_file(tmp_path):
-  with pytest.raises(ValueError, match="unknown policy template 'short': no such file, and none of carl, .*search_r1, .*world"):
+  with pytest.raises(ValueError, match="unknown policy template 'short': no such file, and none of brief, carl, .*search_r1, .*world"):
     templates.find('short', 'policy')
   with pytest.raises(ValueError, match="unknown reader template 'search_r1'.* none of r_search, world$"):
     templates.find('search_r1', 'reader')

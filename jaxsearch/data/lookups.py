@@ -1,0 +1,225 @@
+"""Questions made from encyclopedia passages by rules, without a model, and passages under exchanged names.
+
+`facts` reads what the first sentences of a passage say of a film or a person; `make` asks for these facts: about one passage,
+over a bridge from a film to the passage of its director, or in a comparison of two. Every question has the steps that lead to its
+answer, so that chains of searches can be written from it (training/chains.py).
+
+Passages that were collected for a benchmark are those that its questions are about. `exchange` gives the films and the people in
+them each other's names, everywhere at once: what is then asked is asked by no benchmark, and is not true, so that a policy learns
+to read the answer and not to remember it.
+"""
+
+import dataclasses
+import random
+import re
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+
+from jaxsearch.data.corpus import Document, first_words
+from jaxsearch.data.questions import Question
+
+MONTHS = 'January|February|March|April|May|June|July|August|September|October|November|December'
+DATE = rf'\d{{1,2}} (?:{MONTHS}) \d{{3,4}}|(?:{MONTHS}) \d{{1,2}}, \d{{3,4}}'
+WORD = r"(?:(?:[A-Z]\.)+|[A-Z][\w’'-]+)"
+NAME = rf'{WORD}(?: (?:de |van |von |der |del |la |di )*{WORD}){{1,3}}'
+FILM = re.compile(r"^.{1,90}?\bis an? (?P<year>\d{4}) (?P<adjective>[A-Z]\w+)?[^.]{0,80}?\bfilm\b")
+DIRECTOR = re.compile(rf'\bdirected by (?P<director>{NAME})(?=[,.;]|$| (?!and [A-Z]|[A-Z&]))')
+BORN = re.compile(rf'^.{{2,80}}?\(\s*(?:[^()]{{0,60}}?\bborn (?:[^()0-9]{{0,40}})?)?(?P<born>{DATE})'
+                  rf'(?:[^()]{{0,60}}?(?P<died>{DATE}))?')
+PLACE = re.compile(r"\bborn(?: on [^.]{5,20},?| \d{4},?)? in (?P<place>[A-Z][\w’'-]+(?: [A-Z][\w’'-]+){0,2})(?=[,.; ])")
+NATIONALITY = re.compile(r'\b(?:is|was) an? (?P<adjective>[A-Z][a-z]+) [a-z]')
+DESCRIBED = re.compile(r'^[^.]{0,140}?\b(?P<verb>is|was) (?:an?|the) (?P<description>[^()"]{35,150}?)\.(?: |$)')
+COMMON = 12  # people in the corpus that an adjective is said of, for it to be taken for a nationality
+HELD_OUT = 10  # one name in so many is kept out of training
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """A passage that a question needs: its id, its name (the query that finds it), and what it says, as a sentence."""
+  passage: str
+  query: str
+  finding: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+  """A question with the steps to its answer; `held_out` if its names are kept out of training."""
+  question: Question
+  steps: tuple[Step, ...]
+  held_out: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Entity:
+  """A film or a person, and what the beginning of its passage says of it: attribute -> value."""
+  passage: str
+  name: str
+  kind: str
+  facts: dict[str, str]
+
+
+def plain(title: str) -> str:
+  """A title without what it has in brackets at the end: 'Duel (film)' is 'Duel'."""
+  return re.sub(r'\s*\([^()]*\)$', '', title).strip()
+
+
+def entities(documents: Sequence[Document], words: int) -> list[Entity]:
+  """Films and people by what the first `words` words of their passages say; no name twice, none of a single word."""
+  found, adjectives = {}, Counter()
+  for document in documents:
+    name, text = plain(document.title), first_words(document.text, words)
+    film, born = FILM.match(text), BORN.match(text)
+    if ' ' not in name:  # one word stands for other things too
+      continue
+    if film and text.startswith(name):
+      director = DIRECTOR.search(text)
+      facts = {'year': film['year'], 'nationality': film['adjective'], 'director': director and director['director']}
+      entity = Entity(document.id, name, 'film', facts)
+    elif born and _is_person(name, text):
+      place, adjective = PLACE.search(text), NATIONALITY.search(text)
+      facts = {'born': born['born'], 'died': born['died'], 'place': place and place['place'],
+               'nationality': adjective and adjective['adjective']}
+      entity = Entity(document.id, name, 'person', facts)
+      adjectives[facts['nationality']] += 1
+    else:
+      continue
+    described = DESCRIBED.match(text)
+    if described and not set(name.split()) & set(described['description'].split()):
+      entity.facts['described'] = f'{described["verb"]} the {described["description"]}'
+    found[name] = None if name in found else entity
+  known = {adjective for adjective, number in adjectives.items() if adjective and number >= COMMON}
+  return [dataclasses.replace(entity, facts={
+    attribute: value for attribute, value in entity.facts.items() if value and (attribute != 'nationality' or value in known)})
+    for entity in found.values() if entity]
+
+
+def _is_person(name: str, text: str) -> bool:
+  """Whether a passage begins with the first word of a name, as it does with the name or a longer form of it."""
+  own = name.split()
+  return own[0][0].isupper() and own[-1][0].isupper() and text.startswith(own[0])
+
+
+def exchange(documents: Sequence[Document], seed: int, words: int) -> list[Document]:
+  """The passages with the names of films exchanged among films, those of people among people, in titles and texts.
+
+  In a person's own passage the longer form at its beginning and the last name alone are replaced too.
+  """
+  rng, new, found = random.Random(seed), {}, entities(documents, words)
+  for kind in ('film', 'person'):
+    names = sorted(entity.name for entity in found if entity.kind == kind)
+    order = rng.sample(names, len(names))
+    new |= dict(zip(order, order[1:] + order[:1]))
+  people = {entity.passage: entity.name for entity in found if entity.kind == 'person'}
+  starts = defaultdict(list)
+  for name in sorted(new, key=len, reverse=True):
+    starts[re.match(r'\w*', name)[0]].append(name)
+
+  def changed(text: str) -> str:
+    parts, done = [], 0
+    for word in re.finditer(r'\w+', text):
+      if word.start() >= done:
+        for name in starts.get(word[0], ()):
+          end = word.start() + len(name)
+          if text.startswith(name, word.start()) and not text[end:end + 1].isalnum():
+            parts += text[done:word.start()], new[name]
+            done = end
+            break
+    return ''.join([*parts, text[done:]])
+
+  def of(document: Document) -> Document:
+    name, text = people.get(document.id), changed(document.text)
+    if name:
+      head = re.match(r'[^(]*?(?=\s*\()', text)[0]
+      last = rf'(?<!\w){re.escape(name.split()[-1])}(?!\w)'
+      text = new[name] + re.sub(last, lambda _: new[name].split()[-1], text[len(head):])
+    return dataclasses.replace(document, title=changed(document.title), text=text)
+
+  return [of(document) for document in documents]
+
+
+def make(documents: Sequence[Document], seed: int, words: int) -> list[Lookup]:
+  """All questions of one and two passages that the rules find, in an order that only `seed` decides.
+
+  Args:
+    words: the answer stands in this many first words of a passage.
+  """
+  rng, made = random.Random(seed), []
+  found = {entity.name: entity for entity in entities(documents, words)}
+
+  def add(question: str, answer: str, steps: Sequence[Step], kind: str) -> None:
+    held = {zlib.crc32(step.query.encode()) % HELD_OUT == 0 for step in steps[:2 if kind == 'comparison' else 1]}
+    if len(held) == 1:
+      made.append(Lookup(Question('', question, (answer,), {'kind': kind}), tuple(steps), held.pop()))
+
+  for entity in found.values():
+    for attribute, value in entity.facts.items():
+      if attribute == 'described':
+        add(DESCRIPTION[entity.kind].format(value), entity.name, [Step(entity.passage, entity.name, f'{entity.name} {value}.')],
+            'described')
+        continue
+      form, finding = ASKED[entity.kind, attribute]
+      step = Step(entity.passage, entity.name, finding.format(name=entity.name, value=value))
+      if not (attribute == 'nationality' and entity.kind == 'film'):
+        add(rng.choice(form).format(name=entity.name), value, [step], 'one passage')
+      bridge = found.get(value) if attribute == 'director' else None
+      for asked, answer in bridge.facts.items() if bridge and bridge.kind == 'person' else ():
+        if asked == 'described':
+          continue
+        form, finding = ASKED['person', asked]
+        last = Step(bridge.passage, bridge.name, finding.format(name=bridge.name, value=answer))
+        add(rng.choice(form).format(name=rng.choice(DIRECTORS).format(name=entity.name)), answer, [step, last], 'bridge')
+  for kind, attribute, forms, answer in COMPARED:
+    able = [entity for entity in found.values() if entity.kind == kind and attribute in entity.facts]
+    for held in (False, True):  # the names of a comparison are kept out together
+      own = [entity for entity in able if (zlib.crc32(entity.name.encode()) % HELD_OUT == 0) == held]
+      rng.shuffle(own)
+      for a, b in zip(own[::2], own[1::2]):
+        if (result := answer(a, b, attribute)) is not None:
+          finding = ASKED[kind, attribute][1]
+          steps = [Step(one.passage, one.name, finding.format(name=one.name, value=one.facts[attribute])) for one in (a, b)]
+          add(rng.choice(forms).format(a=a.name, b=b.name), result, steps, 'comparison')
+  rng.shuffle(made)
+  return [dataclasses.replace(one, question=dataclasses.replace(one.question, id=f'lookup_{number}'))
+          for number, one in enumerate(made)]
+
+
+def _year(entity: Entity, attribute: str) -> int:
+  return int(re.search(r'\d{3,4}', entity.facts[attribute])[0])
+
+
+def _earlier(a: Entity, b: Entity, attribute: str) -> str | None:
+  first, second = _year(a, attribute), _year(b, attribute)
+  return None if first == second else (a if first < second else b).name
+
+
+def _later(a: Entity, b: Entity, attribute: str) -> str | None:
+  first, second = _year(a, attribute), _year(b, attribute)
+  return None if first == second else (a if first > second else b).name
+
+
+def _same(a: Entity, b: Entity, attribute: str) -> str:
+  return 'yes' if a.facts[attribute] == b.facts[attribute] else 'no'
+
+
+DESCRIPTION = {'film': 'Which film {}?', 'person': 'Who {}?'}
+DIRECTORS = ('the director of film {name}', 'the director of the film {name}', 'the person who directed {name}')
+# (kind, attribute) -> (ways to ask, what was found as a sentence)
+ASKED: dict[tuple[str, str], tuple[Sequence[str], str]] = {
+  ('film', 'director'): (('Who directed the film {name}?', 'Who is the director of {name}?'),
+                         'The director of {name} is {value}.'),
+  ('film', 'year'): (('In what year did the film {name} come out?', 'When was the film {name} released?'),
+                     '{name} came out in {value}.'),
+  ('film', 'nationality'): ((), '{name} is {value}.'),
+  ('person', 'born'): (('When was {name} born?', 'What is the date of birth of {name}?'), '{name} was born on {value}.'),
+  ('person', 'died'): (('When did {name} die?', 'What is the date of death of {name}?'), '{name} died on {value}.'),
+  ('person', 'place'): (('Where was {name} born?', 'What is the place of birth of {name}?'), '{name} was born in {value}.'),
+  ('person', 'nationality'): (('What nationality is {name}?', 'What is the nationality of {name}?'), '{name} is {value}.'),
+}
+COMPARED: Sequence[tuple[str, str, Sequence[str], Callable]] = (
+  ('film', 'year', ('Which film came out first, {a} or {b}?', 'Which film was released earlier, {a} or {b}?'), _earlier),
+  ('film', 'nationality', ('Are both films, {a} and {b}, from the same country?',), _same),
+  ('person', 'born', ('Who was born first, {a} or {b}?', 'Who is older, {a} or {b}?'), _earlier),
+  ('person', 'died', ('Who died later, {a} or {b}?',), _later),
+  ('person', 'nationality', ('Are {a} and {b} of the same nationality?', 'Do {a} and {b} have the same nationality?'), _same),
+)

@@ -1,0 +1,161 @@
+"""The kernels of tree_attention.py for GPUs, through Triton.
+
+A program has one block of queries of one head (forward, dQ), or one block of keys of one key/value head (dK, dV), and walks its
+part of the list of visited blocks; for dK and dV once for every query head that shares the key/value head. There the scores
+are transposed.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+NEGATIVE = -1e30  # not -inf, whose differences are not numbers
+
+
+def block_sizes(group: int, width: int) -> tuple[int, int]:
+  """(queries, keys) of one head, twice of which have to fit into the 227 KiB of a multiprocessor."""
+  return (128, 64) if width <= 256 else (64, 32)
+
+
+def forward(q, k, v, found, sizes, interpret):
+  """(attended [B,T,H,h], logarithms of the normalisers [B,H,T]) for whole blocks."""
+  B, T, H, h = q.shape
+  q, k, v = map(_wide, (q, k, v))
+  own, whole, numbers = _specs(q, k, sizes)
+  out, normaliser = _call(
+    _forward_kernel, 'tree_attention_forward', found, sizes, h, interpret, by_query=True, grid=(T // sizes.q, H, B), products=2,
+    inputs=(own, whole, whole), outputs=(own, numbers),
+    shapes=(jax.ShapeDtypeStruct(q.shape, v.dtype), jax.ShapeDtypeStruct((B, H, T), jnp.float32)))(q, k, v)
+  return out[..., :h], normaliser
+
+
+def backward(q, k, v, gradient, subtracted, normaliser, found, sizes, interpret):
+  """Gradients of q, k and v from that of the result [B,T,H,h], and its products with the result [B,T,H]."""
+  B, T, H, h = q.shape
+  K, group = k.shape[2], H // k.shape[2]
+  q, k, v, gradient = map(_wide, (q, k, v, gradient))
+  given = (q, k, v, gradient, normaliser, jnp.swapaxes(subtracted, 1, 2))
+  own, whole, numbers = _specs(q, k, sizes)
+  by_q = _call(
+    _by_query_kernel, 'tree_attention_by_query', found, sizes, h, interpret, by_query=True, grid=(T // sizes.q, H, B), products=3,
+    inputs=(own, whole, whole, own, numbers, numbers), outputs=(own,),
+    shapes=(jax.ShapeDtypeStruct(q.shape, q.dtype),))(*given)[0]
+  own = pl.BlockSpec((None, sizes.k, None, q.shape[-1]), lambda j, n, b: (b, j, n, 0))
+  whole = pl.BlockSpec((None, T, group, q.shape[-1]), lambda j, n, b: (b, 0, n, 0))
+  numbers = pl.BlockSpec((None, group, T), lambda j, n, b: (b, n, 0))
+  by_k, by_v = _call(
+    _by_key_kernel, 'tree_attention_by_key', found, sizes, h, interpret, by_query=False, grid=(T // sizes.k, K, B), products=4,
+    inputs=(whole, own, own, whole, numbers, numbers), outputs=(own, own),
+    shapes=(jax.ShapeDtypeStruct(k.shape, k.dtype), jax.ShapeDtypeStruct(v.shape, v.dtype)))(*given)
+  return tuple(x[..., :h] for x in (by_q, by_k, by_v))
+
+
+def _wide(x):
+  """With zeros behind the width of a head, to a power of two from 16 on: Triton multiplies no others."""
+  width = max(16, pl.next_power_of_2(x.shape[-1]))
+  return jnp.pad(x, ((0, 0),) * 3 + ((0, width - x.shape[-1]),))
+
+
+def _specs(q, k, sizes):
+  """Of a program of block i, head n and row b: its queries, the keys of its key/value head, its numbers per query."""
+  group = q.shape[2] // k.shape[2]
+  return (pl.BlockSpec((None, sizes.q, None, q.shape[-1]), lambda i, n, b: (b, i, n, 0)),
+          pl.BlockSpec((None, k.shape[1], None, k.shape[-1]), lambda i, n, b: (b, 0, jax.lax.div(n, group), 0)),
+          pl.BlockSpec((None, None, sizes.q), lambda i, n, b: (b, n, i)))
+
+
+def _call(kernel, name, found, sizes, h, interpret, *, by_query, grid, inputs, outputs, products, shapes):
+  """The call of a kernel as a function of its arrays; `products`: how many of matrices it takes for a block of scores."""
+  pairs, starts = (found.pairs_by_query, found.starts_by_query) if by_query else (found.pairs_by_key, found.starts_by_key)
+  listed = (starts, pairs, found.visible_until)
+
+  def run(*arrays):
+    B, _, H, width = arrays[0].shape
+    scores = B * H * pairs.shape[1] * sizes.q * sizes.k
+    # Every array once: what a head and its neighbours fetch again is still in the cache on the chip.
+    moved = sum(x.size * x.dtype.itemsize for x in (*listed, *arrays, *shapes))
+    return pl.pallas_call(
+      functools.partial(kernel, sizes, h**-0.5), out_shape=shapes, name=name, interpret=interpret, grid=grid,
+      in_specs=[*(pl.BlockSpec((None, x.shape[1]), lambda i, n, b: (b, 0)) for x in listed), *inputs], out_specs=outputs,
+      cost_estimate=pl.CostEstimate(flops=2 * width * products * scores, transcendentals=scores, bytes_accessed=moved),
+      compiler_params=triton.CompilerParams(num_warps=8 if width > 64 else 4, num_stages=2),
+    )(*listed, *arrays)
+
+  return run
+
+
+def _walk(starts, visit, carry, times: int = 1):
+  """`visit(place in the list, turn, carry)` for the blocks of this program's part of the list, each `times` times."""
+  own = pl.program_id(0)
+  return jax.lax.fori_loop(
+    starts[own] * times, starts[own + 1] * times, lambda n, carry: visit(jax.lax.div(n, times), jax.lax.rem(n, times), carry),
+    carry)
+
+
+def _numbers(block, size):
+  """Numbers of the tokens of a block."""
+  return block * size + jnp.arange(size)
+
+
+def _weights(scores, queries, keys, until, transposed: bool = False):
+  """Scores, NEGATIVE where a query does not see a key."""
+  across = (lambda x: x[None, :], lambda x: x[:, None])
+  query, key = across if transposed else across[::-1]
+  return jnp.where((key(keys) <= query(queries)) & (query(queries) < key(until)), scores, NEGATIVE)
+
+
+def _forward_kernel(sizes, scale, starts, pairs, until, q, k, v, out, normaliser):
+  queries, own = _numbers(pl.program_id(0), sizes.q), q[...]
+
+  def visit(place, _, carry):
+    highest, total, sums = carry
+    j = pairs[place] & 0xFFFF
+    here = pl.ds(j * sizes.k, sizes.k)
+    scores = _weights(scale * triton.dot(own, k[here, :].T), queries, _numbers(j, sizes.k), until[here])
+    new = jnp.maximum(highest, jnp.max(scores, axis=1))
+    weights, faded = jnp.exp(scores - new[:, None]), jnp.exp(highest - new)
+    sums = faded[:, None] * sums + triton.dot(weights.astype(v.dtype), v[here, :])
+    return new, faded * total + jnp.sum(weights, axis=1), sums
+
+  start = jnp.full(sizes.q, NEGATIVE), jnp.zeros(sizes.q), jnp.zeros((sizes.q, q.shape[-1]))
+  highest, total, sums = _walk(starts, visit, start)
+  out[...] = (sums / total[:, None]).astype(out.dtype)
+  normaliser[...] = highest + jnp.log(total)
+
+
+def _by_query_kernel(sizes, scale, starts, pairs, until, q, k, v, gradient, normaliser, subtracted, by_q):
+  queries, own, own_gradient = _numbers(pl.program_id(0), sizes.q), q[...], gradient[...]
+  own_normaliser, own_subtracted = normaliser[...][:, None], subtracted[...][:, None]
+
+  def visit(place, _, sums):
+    j = pairs[place] & 0xFFFF
+    here = pl.ds(j * sizes.k, sizes.k)
+    keys = k[here, :]
+    scores = _weights(scale * triton.dot(own, keys.T), queries, _numbers(j, sizes.k), until[here])
+    by_score = jnp.exp(scores - own_normaliser) * (triton.dot(own_gradient, v[here, :].T) - own_subtracted)
+    return sums + triton.dot(by_score.astype(keys.dtype), keys)
+
+  by_q[...] = (scale * _walk(starts, visit, jnp.zeros(q.shape))).astype(by_q.dtype)
+
+
+def _by_key_kernel(sizes, scale, starts, pairs, until, q, k, v, gradient, normaliser, subtracted, by_k, by_v):
+  keys, own_k, own_v = _numbers(pl.program_id(0), sizes.k), k[...], v[...]
+  own_until = until[pl.ds(pl.program_id(0) * sizes.k, sizes.k)]
+
+  def visit(place, head, carry):
+    k_sums, v_sums = carry
+    i = pairs[place] & 0xFFFF
+    here = pl.ds(i * sizes.q, sizes.q)
+    queries, from_above = q[here, head, :], gradient[here, head, :]
+    scores = _weights(scale * triton.dot(own_k, queries.T), _numbers(i, sizes.q), keys, own_until, transposed=True)
+    weights = jnp.exp(scores - normaliser[head, here][None, :])
+    v_sums += triton.dot(weights.astype(from_above.dtype), from_above)
+    by_score = weights * (triton.dot(own_v, from_above.T) - subtracted[head, here][None, :])
+    return k_sums + triton.dot(by_score.astype(queries.dtype), queries), v_sums
+
+  k_sums, v_sums = _walk(starts, visit, (jnp.zeros(k.shape), jnp.zeros(v.shape)), times=q.shape[1])
+  by_k[...] = (scale * k_sums).astype(by_k.dtype)
+  by_v[...] = v_sums.astype(by_v.dtype)

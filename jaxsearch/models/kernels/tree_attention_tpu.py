@@ -1,0 +1,240 @@
+"""The kernels of tree_attention.py for TPUs.
+
+The last dimension of the grid walks the list of visited blocks of a row, which the scalar core has before it starts: it fetches
+what the next block needs and no other, and there are as many steps as the longest list of the device's rows is long. The G query
+heads of a key/value head are one matrix of G * bq queries, so that keys and values are fetched once for all of them.
+
+Numbers per query lie along the lanes in memory, [1, G * bq] for a block; where a kernel needs them as a column it turns them once
+for a block of queries. For dK and dV the scores are transposed, and it is `visible_until` that is turned, once for a block of
+keys. q, bk: queries and keys of a block.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+NEGATIVE = -1e30  # not -inf, whose differences are not numbers
+LANES = 128
+
+
+def block_sizes(group: int, width: int) -> tuple[int, int]:
+  """(queries, keys): about 1,024 queries of all heads by 256 keys, 1 MiB of float32 scores; fewer keys would skip more."""
+  return min(512, max(128, 1 << (1024 // group).bit_length() - 1)), 256
+
+
+def forward(q, k, v, found, sizes, interpret):
+  """(attended [B,T,H,h], logarithms of the normalisers as `_per_query` has them) for whole blocks."""
+  B, T, H, h = q.shape
+  K, group = k.shape[2], H // k.shape[2]
+  queries, keys, until, numbers = _specs(sizes, group, h, by_query=True)
+  rows = group * sizes.q
+  out, normaliser = _call(
+    functools.partial(_forward_kernel, scale=h**-0.5), 'tree_attention_forward', found, sizes, (B, K), interpret, by_query=True,
+    inputs=(queries, keys, keys, until), outputs=(queries, numbers), products=2,
+    shapes=(jax.ShapeDtypeStruct((B, K, group, T, h), v.dtype),
+            jax.ShapeDtypeStruct((B, K, T // sizes.q, 1, rows), jnp.float32)),
+    scratch=[(rows, 1), (rows, 1), (rows, h)],
+  )(_by_head(q, K), _by_head(k), _by_head(v), found.visible_until[:, None])
+  return _by_token(out), normaliser
+
+
+def backward(q, k, v, gradient, subtracted, normaliser, found, sizes, interpret):
+  """Gradients of q, k and v from that of the result [B,T,H,h], and its products with the result [B,T,H]."""
+  B, T, H, h = q.shape
+  K, group = k.shape[2], H // k.shape[2]
+  rows = group * sizes.q
+  given = (_by_head(q, K), _by_head(k), _by_head(v), found.visible_until[:, None], _by_head(gradient, K), normaliser,
+           _per_query(subtracted, K, sizes))
+  queries, keys, until, numbers = _specs(sizes, group, h, by_query=True)
+  by_q = _call(
+    functools.partial(_by_query_kernel, scale=h**-0.5), 'tree_attention_by_query', found, sizes, (B, K), interpret, by_query=True,
+    inputs=(queries, keys, keys, until, queries, numbers, numbers), outputs=(queries,), products=3,
+    shapes=(jax.ShapeDtypeStruct((B, K, group, T, h), q.dtype),), scratch=[(rows, 1), (rows, 1), (rows, h)],
+  )(*given)[0]
+  queries, keys, until, numbers = _specs(sizes, group, h, by_query=False)
+  by_k, by_v = _call(
+    functools.partial(_by_key_kernel, scale=h**-0.5), 'tree_attention_by_key', found, sizes, (B, K), interpret, by_query=False,
+    inputs=(queries, keys, keys, until, queries, numbers, numbers), outputs=(keys, keys), products=4,
+    shapes=(jax.ShapeDtypeStruct((B, K, T, h), k.dtype), jax.ShapeDtypeStruct((B, K, T, h), v.dtype)),
+    scratch=[(sizes.k, 1), (sizes.k, h), (sizes.k, h)],
+  )(*given)
+  return _by_token(by_q), _by_token(by_k), _by_token(by_v)
+
+
+def _by_head(x, K=None):
+  """[B,T,N,h] -> [B,N,T,h], or of queries [B,K,G,T,h]."""
+  x = jnp.swapaxes(x, 1, 2)
+  return x if K is None else x.reshape(x.shape[0], K, -1, *x.shape[2:])
+
+
+def _by_token(x):
+  """The inverse of `_by_head`."""
+  return jnp.swapaxes(x.reshape(x.shape[0], -1, *x.shape[-2:]), 1, 2)
+
+
+def _per_query(x, K, sizes):
+  """[B,T,H] -> [B,K,n,1,G*bq]: the numbers of a block of queries along the lanes."""
+  B, T, H = x.shape
+  return jnp.transpose(x.reshape(B, T // sizes.q, sizes.q, K, H // K), (0, 3, 1, 4, 2)).reshape(B, K, T // sizes.q, 1, -1)
+
+
+def _specs(sizes, group, h, *, by_query: bool):
+  """Blocks of queries, of keys, of `visible_until` and of numbers per query, at the pair that the list has for a step."""
+  def at(b, step, pairs, counts):
+    pair = pairs[b * (pairs.shape[0] // counts.shape[0]) + step]
+    high, low = pair >> 16, pair & 0xFFFF
+    return (high, low) if by_query else (low, high)
+
+  return (
+    pl.BlockSpec((None, None, group, sizes.q, h), lambda b, n, *step: (b, n, 0, at(b, *step)[0], 0)),
+    pl.BlockSpec((None, None, sizes.k, h), lambda b, n, *step: (b, n, at(b, *step)[1], 0)),
+    pl.BlockSpec((None, 1, sizes.k), lambda b, n, *step: (b, 0, at(b, *step)[1])),
+    pl.BlockSpec((None, None, None, 1, group * sizes.q), lambda b, n, *step: (b, n, at(b, *step)[0], 0, 0)),
+  )
+
+
+def _call(kernel, name, found, sizes, grid, interpret, *, by_query, inputs, outputs, products, shapes, scratch):
+  """The call of a kernel as a function of its arrays; `products`: how many of matrices it takes for a block of scores."""
+  pairs, starts = (found.pairs_by_query, found.starts_by_query) if by_query else (found.pairs_by_key, found.starts_by_key)
+  counts = starts[:, -1]
+
+  def run(*arrays):
+    B, K, group, _, h = arrays[0].shape
+    scores = B * K * group * pairs.shape[1] * sizes.q * sizes.k
+    size = lambda x: x.size * x.dtype.itemsize
+    # What the list is not sorted by is fetched for every block of it.
+    often = pairs.shape[1] * (sizes.k if by_query else sizes.q) / arrays[1].shape[2]
+    fetched = sum(size(x) * (often if ((spec is inputs[1]) == by_query) else 1) for spec, x in zip(inputs, arrays))
+    estimate = pl.CostEstimate(flops=2 * h * products * scores, transcendentals=scores,
+                               bytes_accessed=int(fetched) + sum(map(size, shapes)))
+    return pl.pallas_call(
+      functools.partial(kernel, sizes), out_shape=shapes, name=name, interpret=interpret, cost_estimate=estimate,
+      grid_spec=pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=2, grid=(*grid, jnp.max(counts)), in_specs=inputs, out_specs=outputs,
+        scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch]),
+      compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'arbitrary')),
+    )(pairs.reshape(-1), counts, *arrays)
+
+  return run
+
+
+def _step(pairs, counts):
+  """(high and low number of the pair, whether the step is one, whether it is the first and the last of its high number)."""
+  b, step = pl.program_id(0), pl.program_id(2)
+  size = pairs.shape[0]
+  place = b * (size // counts.shape[0]) + step
+  high = pairs[place] >> 16
+  visited = step < counts[b]
+  first = (step == 0) | (pairs[jnp.maximum(place - 1, 0)] >> 16 != high)
+  last = (step + 1 == counts[b]) | (pairs[jnp.minimum(place + 1, size - 1)] >> 16 != high)
+  return high, pairs[place] & 0xFFFF, visited, visited & first, visited & last
+
+
+def _column(row):
+  """[1,n] -> [n,1]"""
+  return jnp.broadcast_to(row, (LANES, row.shape[1])).T[:, :1]
+
+
+def _row(column):
+  """[n,1] -> [1,n]"""
+  return jnp.broadcast_to(column, (column.shape[0], LANES)).T[:1]
+
+
+def _product(x, y, *, over=(1, 0)):
+  """The product of two matrices over the given dimensions, summed in float32."""
+  return jax.lax.dot_general(x, y, (((over[0],), (over[1],)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def _hidden(until, query, key, shape, queries_in, group):
+  """What is added to scores: NEGATIVE where a query does not see a key, else 0.
+
+  Args:
+    until: `visible_until` of the keys, along their dimension.
+    query, key: numbers of the first ones.
+    shape: of the scores of one head; those of all are `group` times as long in dimension `queries_in`.
+  """
+  queries = query + jax.lax.broadcasted_iota(jnp.int32, shape, queries_in)
+  keys = key + jax.lax.broadcasted_iota(jnp.int32, shape, 1 - queries_in)
+  hidden = jnp.where((keys <= queries) & (queries < until), 0.0, NEGATIVE)
+  return jnp.concatenate([hidden] * group, axis=queries_in)
+
+
+def _forward_kernel(sizes, pairs, counts, q, k, v, until, out, normaliser, highest, total, sums, *, scale):
+  i, j, visited, first, last = _step(pairs, counts)
+  group, _, h = q.shape
+
+  @pl.when(first)
+  def _():
+    highest[...] = jnp.full_like(highest, NEGATIVE)
+    total[...] = jnp.zeros_like(total)
+    sums[...] = jnp.zeros_like(sums)
+
+  @pl.when(visited)
+  def _():
+    scores = scale * _product(q[...].reshape(-1, h), k[...], over=(1, 1))
+    scores += _hidden(until[...], i * sizes.q, j * sizes.k, (sizes.q, sizes.k), 0, group)
+    new = jnp.maximum(highest[...], jnp.max(scores, axis=1, keepdims=True))
+    weights, faded = jnp.exp(scores - new), jnp.exp(highest[...] - new)
+    highest[...] = new
+    total[...] = faded * total[...] + jnp.sum(weights, axis=1, keepdims=True)
+    sums[...] = faded * sums[...] + _product(weights.astype(v.dtype), v[...])
+
+  @pl.when(last)
+  def _():
+    out[...] = (sums[...] / total[...]).reshape(out.shape).astype(out.dtype)
+    normaliser[...] = _row(highest[...] + jnp.log(total[...]))
+
+
+def _by_query_kernel(sizes, pairs, counts, q, k, v, until, gradient, normaliser, subtracted, by_q, own_normaliser, own_subtracted,
+                     sums, *, scale):
+  i, j, visited, first, last = _step(pairs, counts)
+  group, _, h = q.shape
+
+  @pl.when(first)
+  def _():
+    own_normaliser[...], own_subtracted[...] = _column(normaliser[...]), _column(subtracted[...])
+    sums[...] = jnp.zeros_like(sums)
+
+  @pl.when(visited)
+  def _():
+    scores = scale * _product(q[...].reshape(-1, h), k[...], over=(1, 1))
+    scores += _hidden(until[...], i * sizes.q, j * sizes.k, (sizes.q, sizes.k), 0, group)
+    weights = jnp.exp(scores - own_normaliser[...])
+    by_weight = _product(gradient[...].reshape(-1, h), v[...], over=(1, 1))
+    by_score = weights * (by_weight - own_subtracted[...])
+    sums[...] += _product(by_score.astype(k.dtype), k[...])
+
+  @pl.when(last)
+  def _():
+    by_q[...] = (scale * sums[...]).reshape(by_q.shape).astype(by_q.dtype)
+
+
+def _by_key_kernel(sizes, pairs, counts, q, k, v, until, gradient, normaliser, subtracted, by_k, by_v, own_until, k_sums, v_sums,
+                   *, scale):
+  j, i, visited, first, last = _step(pairs, counts)
+  group, _, h = q.shape
+
+  @pl.when(first)
+  def _():
+    own_until[...] = _column(until[...].astype(jnp.float32))  # exact below 2^24
+    k_sums[...] = jnp.zeros_like(k_sums)
+    v_sums[...] = jnp.zeros_like(v_sums)
+
+  @pl.when(visited)
+  def _():
+    own_q, own_gradient = q[...].reshape(-1, h), gradient[...].reshape(-1, h)
+    scores = scale * _product(k[...], own_q, over=(1, 1))
+    scores += _hidden(own_until[...].astype(jnp.int32), i * sizes.q, j * sizes.k, (sizes.k, sizes.q), 1, group)
+    weights = jnp.exp(scores - normaliser[...])
+    v_sums[...] += _product(weights.astype(gradient.dtype), own_gradient)
+    by_weight = _product(v[...], own_gradient, over=(1, 1))
+    by_score = weights * (by_weight - subtracted[...])
+    k_sums[...] += _product(by_score.astype(q.dtype), own_q)
+
+  @pl.when(last)
+  def _():
+    by_k[...] = (scale * k_sums[...]).astype(by_k.dtype)
+    by_v[...] = v_sums[...].astype(by_v.dtype)

@@ -1,0 +1,168 @@
+"""Chains of searches for the cold start of a policy, written from questions and passages without a model: `jaxsearch chains`.
+
+Every chain searches, first for the question itself. Before each further action it says what it has found, or that a passage is
+not there; then it searches for the name of the next passage that it needs, and answers when it has seen all. What the searches
+return is what the policy's own would: the same back end, the same number of passages, cut to the same length.
+
+The questions are those of data/lookups.py, whose steps are known, and those of a file whose gold answer stands in a passage that
+is about the question. All is a function of the files and the seed.
+"""
+
+import collections
+import dataclasses
+import json
+import math
+import pathlib
+import re
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+
+import ml_collections
+import numpy as np
+
+from jaxsearch import setup
+from jaxsearch.data import lookups
+from jaxsearch.data.corpus import Document, first_words, join_contents
+from jaxsearch.data.jsonl import write_whole
+from jaxsearch.data.questions import Question, write_questions
+from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.rewards.match import normalize_answer
+from jaxsearch.tools.bm25 import words as words_of
+from jaxsearch.training import runs
+from jaxsearch.trees import grammar, templates
+
+Search = Callable[[str], list[Document]]
+ABOUT = 0.5  # of the weight of a question's words, what a passage about it has
+
+
+@dataclasses.dataclass
+class Chain:
+  """Role and text of spans as `sft.read_demonstrations` wants them, and how often it searches."""
+  question: Question
+  spans: list[dict]
+  searches: int = 0
+
+  def add(self, role: str, text: str) -> None:
+    self.spans.append({'role': role, 'text': text})
+
+  def length(self, tokenizer: Tokenizer, role: str = '') -> int:
+    """Tokens of the spans of a role; of all spans without one."""
+    return sum(len(tokenizer.encode(span['text'])) for span in self.spans if role in ('', span['role']))
+
+
+def write_chain(question: Question, steps: Sequence[lookups.Step], search: Search, prompt: str, special: Sequence[str],
+                most: int) -> Chain | None:
+  """The chain of a question with these steps; None if it would take more than `most` searches or does not find a passage."""
+  chain, seen, thought, missing = Chain(question, [{'role': 'prompt', 'text': prompt}]), set(), [], list(steps)
+  query = question.question
+  while chain.searches < most:
+    think = ' '.join(thought) or 'Search for the question.'
+    chain.add('policy', f'<think> {think} </think>\n<search> {query} </search>')
+    documents = search(query)
+    chain.add('observation', grammar.information(documents, special))
+    chain.searches += 1
+    seen |= {document.id for document in documents}
+    if query != question.question and missing[0].passage not in seen:
+      return None
+    thought = []
+    while missing and missing[0].passage in seen:
+      thought.append(missing.pop(0).finding)
+    if not missing:
+      answer = question.golden_answers[0]
+      chain.add('policy', f'<think> {" ".join(thought)} </think>\n<answer> {answer} </answer>')
+      return chain
+    query = missing[0].query
+    if not thought:
+      thought = [f'There is nothing about {query}. Search for it.']
+  return None
+
+
+def supported(question: Question, documents: Sequence[Document], weight: Callable[[str], float]) -> lookups.Step | None:
+  """The first document that is about a question and has its answer, with the sentence that has it; None if there is none."""
+  golds = [gold for gold in map(normalize_answer, question.golden_answers) if gold not in ('', 'yes', 'no')]
+  asked, own = set(words_of(question.question)), f' {normalize_answer(question.question)} '
+  if any(f' {gold} ' in own for gold in golds):
+    return None
+  for document in documents:
+    shared = asked & set(words_of(f'{document.title} {document.text}'))
+    if sum(map(weight, shared)) < ABOUT * sum(map(weight, asked)):
+      continue
+    for sentence in re.split(r'(?<=[.!?]) +', document.text):
+      if any(f' {gold} ' in f' {normalize_answer(sentence)} ' for gold in golds):
+        return lookups.Step(document.id, document.title, sentence.strip())
+  return None
+
+
+def weights(documents: Iterable[Document]) -> Callable[[str], float]:
+  """Word -> its weight in BM25 over these documents."""
+  holders, number = collections.Counter(), 0
+  for document in documents:
+    holders.update(set(words_of(f'{document.title} {document.text}')))
+    number += 1
+  return lambda word: math.log1p((number - holders[word] + 0.5) / (holders[word] + 0.5))
+
+
+def held_out(question: Question) -> bool:
+  """Whether a question of a file is kept out of training, for choices."""
+  return zlib.crc32(question.question.encode()) % lookups.HELD_OUT == 0
+
+
+def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: int) -> dict[str, float]:
+  """Writes passages under exchanged names, questions about them and chains into the folder `out`; returns figures.
+
+  corpus.jsonl      the passages of `config.data.corpus` under exchanged names
+  questions.jsonl   questions about them to train on, and held_out.jsonl those that are kept out
+  own_held_out.jsonl  the questions of `config.data.questions` that are kept out; chains are made of the others alone
+  chains.jsonl      at most `number` chains, as many of each kind as there are
+  """
+  out, settings = pathlib.Path(out), config.search
+  documents = setup.sources.load_corpus(config.data.corpus)
+  tokenizer = setup.load_tokenizer(config)
+  exchanged = lookups.exchange(documents, config.seed, settings.words or 10**6)
+  write_whole(out / 'corpus.jsonl', ''.join(json.dumps(
+    {'id': one.id, 'contents': join_contents(one.title, one.text)}, ensure_ascii=False) + '\n' for one in exchanged))
+  made = lookups.make(exchanged, config.seed, settings.words or 10**6)
+  own = setup.load_questions(config, config.data.questions)
+  write_questions([one.question for one in made if not one.held_out], out / 'questions.jsonl')
+  write_questions([one.question for one in made if one.held_out], out / 'held_out.jsonl')
+  write_questions([question for question in own if held_out(question)], out / 'own_held_out.jsonl')
+
+  def searching(corpus: str) -> Search:
+    backend = setup.open_backend(config, corpus)
+    return lambda query: [dataclasses.replace(one, text=first_words(one.text, settings.words))
+                          for one in backend.search([query], settings.topk)[0]]
+
+  def chain_of(question: Question, steps: Sequence[lookups.Step], search: Search) -> Chain | None:
+    prompt = templates.prompt(question.question, config.grow.template, tokenizer if config.grow.chat else None)
+    chain = write_chain(question, steps, search, prompt, tokenizer.special_tokens, config.grow.max_turns)
+    return chain if chain and chain.length(tokenizer) <= config.sampler.length else None
+
+  kinds, search, weight = collections.defaultdict(list), searching(config.data.corpus), weights(documents)
+  for question in own:
+    if not held_out(question) and (step := supported(question, search(question.question), weight)):
+      kinds['own'] += filter(None, [chain_of(question, [step], search)])
+  search = searching(str(out / 'corpus.jsonl'))
+  tried, found = collections.Counter(), collections.Counter()
+  for lookup in made:
+    kind = lookup.question.metadata['kind']
+    if lookup.held_out or len(kinds[kind]) >= number:
+      continue
+    tried[kind] += 1
+    if chain := chain_of(lookup.question, lookup.steps, search):
+      kinds[kind].append(chain)
+      found[kind] += 1
+  chains = [chain for place in range(number) for of_kind in kinds.values() for chain in of_kind[place:place + 1]][:number]
+  runs.write(out / 'chains.jsonl', ({'id': chain.question.id, 'spans': chain.spans} for chain in chains))
+  return figures(chains, tokenizer) | {
+    'questions': sum(not one.held_out for one in made), 'held_out': sum(one.held_out for one in made), 'own': len(own),
+    'own_with_a_chain': len(kinds['own'])} | {f'chains_{kind.replace(" ", "_")}': found[kind] / tried[kind] for kind in tried}
+
+
+def figures(chains: Sequence[Chain], tokenizer: Tokenizer) -> dict[str, float]:
+  """Means over chains: searches, tokens of the policy's spans and of all, and the share of each number of searches."""
+  lengths = np.array([[chain.length(tokenizer, 'policy'), chain.length(tokenizer)] for chain in chains])
+  searches = collections.Counter(chain.searches for chain in chains)
+  return {'chains': len(chains), 'searches': float(np.mean([chain.searches for chain in chains])),
+          'tokens_trained': float(lengths[:, 0].mean()), 'tokens': float(lengths[:, 1].mean()),
+          'tokens_most': int(lengths[:, 1].max())} | {
+            f'share_{number}_searches': searches[number] / len(chains) for number in sorted(searches)}

@@ -1,0 +1,60 @@
+"""A run folder in a bucket: `config.out` may be 'gs://BUCKET/RUN' or 's3://BUCKET/RUN', with the extra of that name.
+
+Orbax writes the checkpoints into the bucket. All other files of a run are small, and are appended to, which an object cannot be:
+they are written to a folder of this machine (`local`), and copied to the bucket before every checkpoint and when the run ends.
+A run that starts takes them from there.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import tempfile
+
+from etils import epath
+
+from jaxsearch.data.jsonl import write_whole
+
+PACKAGES = {'gs': 'gcsfs', 's3': 's3fs'}  # that etils.epath needs
+FOLDERS = ('', 'tensorboard')  # whose files are copied
+STAYS = ('lock', 'locked_by')  # mean something on this machine alone
+
+
+def is_remote(out: str | os.PathLike) -> bool:
+  """Whether a path is a URL."""
+  return '://' in str(out)
+
+
+def place(path: str | os.PathLike) -> epath.Path:
+  """The URL as it is, any other path absolute."""
+  path = epath.Path(path)
+  return path if is_remote(path) else path.absolute()
+
+
+def local(out: str | os.PathLike) -> pathlib.Path:
+  """Where this machine writes the small files of a run: `out` itself unless it is a URL."""
+  return pathlib.Path(tempfile.gettempdir(), 'jaxsearch', re.sub('[^A-Za-z0-9.]+', '-', str(out))) if is_remote(out) else (
+    pathlib.Path(out))
+
+
+def fetch(out: str) -> None:
+  """Makes the local files those that the bucket has; nothing to do without one."""
+  if not is_remote(out):
+    return
+  for path in local(out).iterdir():
+    if path.name not in STAYS:
+      shutil.rmtree(path) if path.is_dir() else path.unlink()
+  for folder in FOLDERS:
+    for path in epath.Path(out, folder).glob('*'):
+      if not path.is_dir():
+        write_whole(local(out) / folder / path.name, path.read_bytes())
+
+
+def publish(out: str, since: float = 0.0) -> None:
+  """Copies the local files written at or after `since` (seconds since 1970) to the bucket; nothing to do without one."""
+  for folder in FOLDERS if is_remote(out) else ():
+    for path in sorted((local(out) / folder).glob('*')):
+      if path.is_file() and path.name not in STAYS and path.stat().st_mtime >= since:
+        target = epath.Path(out, folder, path.name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())

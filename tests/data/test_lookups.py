@@ -1,0 +1,160 @@
+"""Questions from passages by rules, and names that are exchanged."""
+
+import collections
+import random
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxsearch.data import lookups
+from jaxsearch.data.corpus import Document, first_words
+
+FIRST = 'Anna Boris Carla Dinu Edith Farid Greta Henri Ines Jonas Karin Luca Mara Nils'.split()
+LAST = 'Abel Brandt Costa Dufour Eklund Fontana Garcia Horvat Ivanov Jensen Keller Lind Moreau'.split()
+
+
+def encyclopedia(people: int = 60, films: int = 40) -> list[Document]:
+  """People, films by some of them, and a passage about neither."""
+  rng, names = random.Random(0), [f'{first} {last}' for first in FIRST for last in LAST]
+  names = rng.sample(names, people)
+  passages = []
+  for number, name in enumerate(names):
+    first, last = name.split()
+    adjective = ('French', 'Danish')[number % 2]
+    passages.append((f'{name} (director)' if number % 3 == 0 else name, (
+      f'{first} Maria {last} ({number % 28 + 1} May {1900 + number} – {number % 28 + 1} June {1970 + number}) was a {adjective} '
+      f'film director. {last} was born in Lisbon. {last} is best known for comedies.')))
+  for number in range(films):
+    title = f'The {LAST[number % 13]} Affair {number}'
+    passages.append((title, f'{title} is a {1930 + number} {("French", "Danish")[number % 2]} drama film directed by '
+                            f'{names[number]}. It stars nobody in particular.'))
+  passages.append(('Lisbon', f'Lisbon is a city. {names[0]} and {names[1]} lived there, and {names[0]}s cousin too.'))
+  return [Document(str(number), title, text) for number, (title, text) in enumerate(passages)]
+
+
+DOCUMENTS = encyclopedia()
+
+
+def test_facts_are_read_from_the_first_words_alone():
+  found = {entity.name: entity for entity in lookups.entities(DOCUMENTS, 64)}
+  assert len(found) == 100 and 'Lisbon' not in found
+  director = next(entity for entity in found.values() if entity.kind == 'person')
+  text = DOCUMENTS[int(director.passage)].text
+  assert set(director.facts) == {'born', 'died', 'nationality', 'place'}
+  assert all(value in text for value in director.facts.values()) and director.facts['place'] == 'Lisbon'
+  film = next(entity for entity in found.values() if entity.kind == 'film')
+  assert film.facts['director'] in found and film.facts['year'] in DOCUMENTS[int(film.passage)].text
+  short = {entity.name: entity.facts for entity in lookups.entities(DOCUMENTS, 14)}
+  assert all('place' not in facts for facts in short.values())
+
+
+@pytest.mark.parametrize('text, facts', [
+  ('Ali Ray( born 1 May 1950) is a Danish cook.', {'born': '1 May 1950'}),
+  ('Ali Ray (July 4, 1911 in Oslo – 9 May 1980) was a cook.', {'born': 'July 4, 1911', 'died': '9 May 1980'}),
+  ('Ali B. Ray (; born May 1, 1950 in Rome) is a cook.', {'born': 'May 1, 1950'}),
+  ('Ali Ray is a cook.', None),
+  ('The cook Ali Ray (born 1 May 1950) is old.', None),
+])
+def test_a_person_is_one_whose_passage_begins_with_the_name_and_a_date(text, facts):
+  found = lookups.entities([Document('1', 'Ali Ray', text)], 64)
+  assert [entity.facts for entity in found] == ([facts] if facts else [])
+
+
+@pytest.mark.parametrize('text, director', [
+  ('Red Sun is a 1971 French film directed by Ann Lee.', 'Ann Lee'),
+  ('Red Sun is a 1971 film directed by J. B. Lee, Jr. It is long.', 'J. B. Lee'),
+  ('Red Sun is a 1971 film written and directed by Ludwig van Dam and starring nobody.', 'Ludwig van Dam'),
+  ('Red Sun is a 1971 film directed by Ann Lee and Bo Ray.', None),
+  ('Red Sun is a 1971 film directed by critics.', None),
+])
+def test_a_film_has_one_director(text, director):
+  (film,) = lookups.entities([Document('1', 'Red Sun (film)', text)], 64)
+  assert film.facts.get('director') == director and film.facts['year'] == '1971'
+
+
+def test_names_are_exchanged_everywhere_within_their_kind():
+  changed = lookups.exchange(DOCUMENTS, 0, 64)
+  assert [document.id for document in changed] == [document.id for document in DOCUMENTS]
+  before, after = ({entity.passage: entity for entity in lookups.entities(documents, 64)} for documents in (DOCUMENTS, changed))
+  assert before.keys() == after.keys()
+  new = {entity.name: after[number].name for number, entity in before.items()}
+  for kind in ('film', 'person'):
+    names = [entity.name for entity in before.values() if entity.kind == kind]
+    assert sorted(new[name] for name in names) == sorted(names) and all(new[name] != name for name in names)
+  for number, entity in before.items():  # the rest of the passage is as it was; a director is the one who now has the name
+    expected, found = ({name: value for name, value in one.facts.items() if name != 'described'}
+                       for one in (entity, after[number]))
+    if 'director' in expected:
+      expected['director'] = new[expected['director']]
+    assert found == expected
+  for number, entity in before.items():
+    text = changed[int(number)].text
+    if entity.kind == 'person':  # neither the longer form at the beginning nor the last name alone is left
+      assert text.startswith(f'{new[entity.name]} (') and entity.name.split()[0] + ' Maria' not in text
+      old, last = entity.name.split()[-1], new[entity.name].split()[-1]
+      assert len(re.findall(rf'\b{last}\b', text)) == 3 and (old == last or not re.search(rf'\b{old}\b', text))
+  first, second = (entity.name for entity in list(before.values())[:2])
+  assert changed[-1].text == f'Lisbon is a city. {new[first]} and {new[second]} lived there, and {first}s cousin too.'
+
+
+def test_every_answer_stands_in_the_passages_that_its_steps_name():
+  made = lookups.make(DOCUMENTS, 0, 64)
+  assert {one.question.metadata['kind'] for one in made} == {'one passage', 'described', 'bridge', 'comparison'}
+  assert len({one.question.id for one in made}) == len(made)
+  by_id = {document.id: document for document in DOCUMENTS}
+  for one in made:
+    answer, kind = one.question.golden_answers[0], one.question.metadata['kind']
+    last = by_id[one.steps[-1].passage]
+    assert len(one.steps) == (2 if kind in ('bridge', 'comparison') else 1)
+    for step in one.steps:
+      assert step.query == lookups.plain(by_id[step.passage].title) and step.finding.endswith('.')
+    if kind == 'described':
+      assert answer == one.steps[0].query and answer not in one.question.question
+      assert one.question.question.split(' the ', 1)[1].rstrip('?') in first_words(last.text, 64)
+    elif kind != 'comparison':
+      assert answer in first_words(last.text, 64) and answer in one.steps[-1].finding
+      assert one.steps[0].query in one.question.question
+    if kind == 'bridge':
+      assert one.steps[1].query in by_id[one.steps[0].passage].text and one.steps[1].query not in one.question.question
+
+
+def test_comparisons_are_right():
+  years = {entity.name: {name: re.search(r'\d{4}', entity.facts[name])[0] for name in ('year', 'born', 'died')
+                         if name in entity.facts} for entity in lookups.entities(DOCUMENTS, 64)}
+  nations = {entity.name: entity.facts['nationality'] for entity in lookups.entities(DOCUMENTS, 64)}
+  forms = collections.Counter()
+  for one in lookups.make(DOCUMENTS, 0, 64):
+    if one.question.metadata['kind'] != 'comparison':
+      continue
+    (a, b), text, answer = [step.query for step in one.steps], one.question.question, one.question.golden_answers[0]
+    assert a in text and b in text and text.index(a) < text.index(b)
+    if answer in ('yes', 'no'):
+      expected = 'yes' if nations[a] == nations[b] else 'no'
+    else:
+      attribute = 'year' if 'film' in text else 'died' if 'died' in text else 'born'
+      expected = (max if 'later' in text else min)((a, b), key=lambda name: years[name][attribute])
+    assert answer == expected
+    forms[answer in ('yes', 'no')] += 1
+  assert min(forms.values()) > 10
+
+
+def test_questions_kept_out_share_no_name_with_those_of_training():
+  made = lookups.make(DOCUMENTS, 0, 64)
+  assert any(one.held_out for one in made)
+  asked = {held: {step.query for one in made if one.held_out == held
+                  for step in one.steps[:2 if one.question.metadata['kind'] == 'comparison' else 1]} for held in (False, True)}
+  assert not asked[False] & asked[True]
+
+
+def test_all_is_a_function_of_passages_and_seed():
+  assert lookups.exchange(DOCUMENTS, 3, 64) == lookups.exchange(DOCUMENTS, 3, 64) != lookups.exchange(DOCUMENTS, 4, 64)
+  assert lookups.make(DOCUMENTS, 3, 64) == lookups.make(DOCUMENTS, 3, 64) != lookups.make(DOCUMENTS, 4, 64)
+
+
+@given(st.text(alphabet='ab \n\t', max_size=40), st.integers(0, 8))
+def test_the_first_words_are_those_of_split(text, number):
+  found = first_words(text, number)
+  assert text.startswith(found)
+  assert found == text if not number or len(text.split()) <= number else found.split() == text.split()[:number]
