@@ -368,6 +368,11 @@ def mostly_failed(metrics: Mapping[str, Any], names: Names = SEARCHES) -> bool:
   return 2 * metrics.get(names.failed, 0) > metrics.get(names.asked, 0)
 
 
+def any_mostly_failed(metrics: Mapping[str, Any]) -> bool:
+  """Whether searches, tool calls or calls of judge and reader mostly failed."""
+  return any(mostly_failed(metrics, names) for names in (SEARCHES, TOOLS, SERVICES))
+
+
 def failing(metrics: Mapping[str, Any], before: Mapping[str, Any] = types.MappingProxyType({})) -> str | None:
   """What to tell a person about a rollout whose searches, tool calls or calls of judge and reader mostly failed; else None.
 

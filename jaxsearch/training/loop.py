@@ -19,7 +19,7 @@ import itertools
 import math
 import threading
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -350,6 +350,8 @@ def begin(learner: Learner, method: types.ModuleType, questions: Sequence[Questi
   asked = dict(zip(numbers, (question for question, size in zip(questions[own], sizes[own]) for _ in range(size)), strict=True))
   agent, journaled = prepare(learner, step), run.journal(step) if run else {}
   journaled = {number: journaled[number] for number in numbers if number in journaled}
+  if requests.any_mostly_failed(counts_of(journaled.values())):  # what failed may work by now
+    journaled = {}
   missing = [number for number in numbers if number not in journaled]
   if ahead and missing:
     checkpoint.say(f'step {step}: {len(missing)} rollouts that belong to the checkpoint are not in {config.out}/journal; they '
@@ -368,16 +370,21 @@ def begin(learner: Learner, method: types.ModuleType, questions: Sequence[Questi
     if run and missing:
       run.journal_end(step)
     trees |= zip(missing, grown)
-    return [trees[number] for number in numbers], with_counts(row, [record['counts'] for record in journaled.values()])
+    return [trees[number] for number in numbers], with_counts(row, journaled.values())
 
   return Growing(context, sizes[own], roll_out, drawn, abandoned)
 
 
-def with_counts(row: dict, journaled: Sequence[dict[str, int]]) -> dict:
+def counts_of(journaled: Collection[dict]) -> collections.Counter:
+  """What the sampler counted for trees of the journal."""
+  return sum((collections.Counter(record['counts']) for record in journaled), collections.Counter())
+
+
+def with_counts(row: dict, journaled: Collection[dict]) -> dict:
   """The metrics of a rollout with the counts of the trees that the journal had; `trees_journaled` is how many, if any."""
   if not journaled:
     return row
-  for name, count in sum(map(collections.Counter, journaled), collections.Counter()).items():
+  for name, count in counts_of(journaled).items():
     row[name] = row.get(name, 0) + count
   share = row['searches_failed'] / max(row['searches_asked'], 1)
   return row | {'trees_journaled': len(journaled), 'searches_failed_share': share}

@@ -244,7 +244,7 @@ def test_plans_count_the_kernels(platform):
   sizes = tree_attention.block_sizes(platform, T, H // K, 2 * h)
   attention = lambda until, *given: with_gradients(tree_attention.over_rows(until, H // K, 2 * h, platform), *given)
   shapes = [jax.ShapeDtypeStruct((B, T), jnp.int32)] + [jax.ShapeDtypeStruct((B, T, n, h), jnp.bfloat16) for n in (H, K, K, H)]
-  (flops, beyond), _ = costs.count(jax.jit(attention).trace(*shapes).jaxpr.jaxpr)
+  (flops, beyond, _), _ = costs.count(jax.jit(attention).trace(*shapes).jaxpr.jaxpr)
   assert flops == (2 + 3 + 4) * 2 * h * B * H * sizes.most(T) * sizes.q * sizes.k
   assert T * T / 2 < sizes.most(T) * sizes.q * sizes.k < 0.8 * T * T
   fetched = 2 * B * H * sizes.most(T) * h * (2 * 2 * sizes.k / (H // K) + 2 * sizes.q)  # keys and values twice, queries once
