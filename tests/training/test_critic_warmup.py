@@ -342,7 +342,7 @@ def test_questions_are_told_apart_by_the_policys_embeddings():
   table = {'embedding': np.random.default_rng(0).normal(size=(256, 8)).astype(np.float32)}
   points = critic_warmup.embedded([*TEXTS, TEXTS[0]], Letters(), table)
   np.testing.assert_allclose(np.linalg.norm(points, axis=1), 1, rtol=1e-5)
-  np.testing.assert_array_equal(points[0], points[3])
+  np.testing.assert_allclose(points[0], points[3], rtol=1e-5)
 
 
 def test_the_command_tells_what_the_shipped_policy_knows_and_mixes_questions(tmp_path, capsys):
