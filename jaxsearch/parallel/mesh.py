@@ -10,7 +10,8 @@ import contextlib
 import math
 import pickle
 import threading
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -255,8 +256,22 @@ def gather_objects(own: Any) -> list[Any]:
   """What every process passed, pickled and unpickled, in the order of processes, on every process."""
   if jax.process_count() == 1:
     return [own]
-  data = np.frombuffer(pickle.dumps(own), np.uint8)
+  data = np.frombuffer(zlib.compress(pickle.dumps(own), level=1), np.uint8)
   exchanged['bytes'] += len(data)
   sizes = multihost_utils.process_allgather(np.int64(len(data)))
   gathered = multihost_utils.process_allgather(np.pad(data, (0, int(sizes.max()) - len(data))))
-  return [pickle.loads(row[:size].tobytes()) for row, size in zip(gathered, sizes)]
+  return [pickle.loads(zlib.decompress(row[:size])) for row, size in zip(gathered, sizes)]
+
+
+def pass_on(own: Iterable[Any], moves: Sequence[tuple[int, int]]) -> list[Any]:
+  """Moves items between processes, each from a source to a target.
+
+  Args:
+    own: those of which this process is the source, in the order of `moves`.
+    moves: (source, target) of every item; the same on all processes.
+  Returns:
+    The items of which this process is the target, in the order of `moves`.
+  """
+  sent = [iter(items) for items in gather_objects(list(own))]
+  arrived = [(target, next(sent[source])) for source, target in moves]
+  return [item for target, item in arrived if target == jax.process_index()]

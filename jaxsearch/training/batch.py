@@ -52,8 +52,8 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, old_logprobs: np.ndarray 
                ref_logprobs: np.ndarray | None = None, critic: bool = False) -> Batch:
   """Cuts rows into micro-batches and packs the trained tokens of each row.
 
-  Every process brings its own rows, and has an equal part of each micro-batch: with `micro_rows` rows in all, R of them are its
-  own. The number of micro-batches and M are those of the process that needs most.
+  Every process brings its own rows, and has an equal part of each micro-batch: with `micro_rows` rows in all, R of them are
+  trained here. A process that has more than fill its parts passes the last ones on to others, see `row_moves`.
 
   The number of micro-batches is rounded up to a power of two (padding costs no compute, see `count`), M to a multiple of T/8,
   or of T/4 from T/2 on. Both depend on the rows alone, never on earlier batches: a resumed run computes the same.
@@ -62,9 +62,13 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, old_logprobs: np.ndarray 
     old_logprobs, ref_logprobs: [B, T]; without the former the sampler's are taken.
     critic: whether to take the values and returns of the rows.
   """
-  B, T = rows.tokens.shape
-  micro_rows //= jax.process_count()
-  trained = rows.trained != 0
+  T = rows.tokens.shape[1]
+  given = {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows) if field.name not in ('places', 'real')}
+  given |= {'old': old_logprobs, 'ref': ref_logprobs}
+  given = pass_rows_on({name: values for name, values in given.items() if values is not None},
+                       row_moves(len(rows.tokens), micro_rows))
+  B, micro_rows = len(given['tokens']), micro_rows // jax.process_count()
+  trained = given['trained'] != 0
   needs = meshes.gather_objects((max(-(-B // micro_rows), 1), int(trained.sum(axis=1).max(initial=1))))
   count, largest = map(max, zip(*needs))
   n = 1 << (count - 1).bit_length()
@@ -76,22 +80,49 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, old_logprobs: np.ndarray 
     padding = np.broadcast_to(np.asarray(padding, values.dtype), (n * micro_rows - B, values.shape[1]))
     return np.concatenate([values, padding]).reshape(n, micro_rows, -1)
 
-  def packed(values):
-    return split(np.where(real, np.take_along_axis(values, order, axis=1), 0).astype(values.dtype))
+  def packed(name):
+    if name in given:
+      values = given[name]
+      return split(np.where(real, np.take_along_axis(values, order, axis=1), 0).astype(values.dtype))
 
   index = np.arange(T)  # in rows of padding every token sees and follows itself
-  sampler_logprobs = packed(rows.old_logprobs)
+  sampler_logprobs = packed('old_logprobs')
   return Batch(
-    tokens=split(rows.tokens), positions=split(rows.positions),
-    previous=split(rows.previous, index), visible_until=split(rows.visible_until, index + 1),
+    tokens=split(given['tokens']), positions=split(given['positions']),
+    previous=split(given['previous'], index), visible_until=split(given['visible_until'], index + 1),
     targets=split(np.where(real, order, -1).astype(np.int32), -1),
-    weights=packed(rows.loss_weights), gains=packed(rows.gains), losses=packed(rows.losses), spans=packed(rows.trained),
-    old_logprobs=sampler_logprobs if old_logprobs is None else packed(old_logprobs),
-    sampler_logprobs=sampler_logprobs, ref_logprobs=None if ref_logprobs is None else packed(ref_logprobs),
-    value_weights=packed(rows.value_weights) if critic else None,
-    values=packed(rows.values) if critic else None, returns=packed(rows.returns) if critic else None,
+    weights=packed('loss_weights'), gains=packed('gains'), losses=packed('losses'), spans=packed('trained'),
+    old_logprobs=packed('old') if 'old' in given else sampler_logprobs, sampler_logprobs=sampler_logprobs,
+    ref_logprobs=packed('ref'), value_weights=packed('value_weights') if critic else None,
+    values=packed('values') if critic else None, returns=packed('returns') if critic else None,
     count=np.int32(count),
   )  # fmt: skip
+
+
+def row_moves(own: int, micro_rows: int) -> list[tuple[int, int]]:
+  """(source, target) of rows that go to other processes, so that all together need no more micro-batches than their rows fill.
+
+  Args:
+    own: rows that this process has. Those that go are its last, the least full.
+  """
+  sizes = meshes.gather_objects(own)
+  most = max(-(-sum(sizes) // micro_rows), 1) * (micro_rows // len(sizes))
+  sources = [process for process, size in enumerate(sizes) for _ in range(size - most)]
+  return list(zip(sources, (process for process, size in enumerate(sizes) for _ in range(most - size))))
+
+
+def pass_rows_on(rows: dict[str, np.ndarray], moves: Sequence[tuple[int, int]]) -> dict[str, np.ndarray]:
+  """The rows, each array [B, T], that this process trains: without those that go elsewhere, and then those that come."""
+  if not moves:
+    return rows
+  keep = len(rows['tokens']) - _sent(moves)
+  sent = [{name: values[row] for name, values in rows.items()} for row in range(keep, len(rows['tokens']))]
+  come = meshes.pass_on(sent, moves)
+  return {name: np.stack([*values[:keep], *(row[name] for row in come)]) for name, values in rows.items()}
+
+
+def _sent(moves: Sequence[tuple[int, int]]) -> int:
+  return sum(source == jax.process_index() for source, _ in moves)
 
 
 def check_rows(micro_rows: int, mesh) -> None:
@@ -109,13 +140,13 @@ def target_bucket(largest: int, length: int) -> int:
   return next(bucket for eighths in (1, 2, 3, 4, 6, 8) if largest <= (bucket := -(-length * eighths // 8)))
 
 
-def unpack(batch: Batch, values: np.ndarray, num_rows: int) -> np.ndarray:
-  """Values [n, R, M] of the trained tokens back in their places [B, T], 0 elsewhere: the inverse of the packing."""
+def unpack(batch: Batch, values: np.ndarray) -> np.ndarray:
+  """Values [n, R, M] of the trained tokens back in their places [n * R, T], 0 elsewhere: the inverse of the packing."""
   full = np.zeros((batch.tokens.shape[0] * batch.tokens.shape[1], batch.tokens.shape[2]), np.float32)
   targets = np.asarray(batch.targets).reshape(len(full), -1)
   row, column = np.nonzero(targets >= 0)
   full[row, targets[row, column]] = np.asarray(values).reshape(targets.shape)[row, column]
-  return full[:num_rows]
+  return full
 
 
 def mini_batches(sizes: Sequence[int], size: int, rng: np.random.Generator) -> list[list[tuple[int, int]]]:
@@ -139,10 +170,17 @@ def mini_batches(sizes: Sequence[int], size: int, rng: np.random.Generator) -> l
 
 def compute_on_rows(program: Callable, params: dict, rows: TrainingRows, micro_rows: int, mesh) -> np.ndarray:
   """What a compiled score or value step says of the trained tokens, [B, T] as the rows; 0 elsewhere."""
-  batch = make_batch(rows, micro_rows)
+  batch, B = make_batch(rows, micro_rows), len(rows.tokens)
   with meshes.issuing():
-    found = program(params, place(batch, mesh))
-  return unpack(batch, meshes.own_rows(found), len(rows.tokens))
+    found = meshes.own_rows(program(params, place(batch, mesh)))
+  return bring_home(unpack(batch, found), B, row_moves(B, micro_rows))
+
+
+def bring_home(values: np.ndarray, number: int, moves: Sequence[tuple[int, int]]) -> np.ndarray:
+  """Values [number, T] of the rows of this process, from those of the rows that `pass_rows_on` left it (and of padding)."""
+  keep, back = number - _sent(moves), [(target, source) for source, target in moves]
+  come = meshes.pass_on(values[keep:keep + _sent(back)], back) if moves else []
+  return np.stack([*values[:keep], *come])
 
 
 def place(batch: Batch, mesh) -> Batch:

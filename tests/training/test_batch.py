@@ -2,12 +2,14 @@
 
 import itertools
 
+import jax
 import numpy as np
 import pytest
 
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import batch as batches
 from jaxsearch.trees.layout import lay_out
+from tests.processes import as_processes
 
 
 def test_trained_tokens_are_packed_in_order_with_their_values(tiny):
@@ -36,7 +38,31 @@ def test_trained_tokens_are_packed_in_order_with_their_values(tiny):
 def test_unpack_is_the_inverse(tiny):
   rows = lay_out(tiny.random_forest(1, trees=7), 48, pad_id=0)
   batch = batches.make_batch(rows, 2)
-  np.testing.assert_array_equal(batches.unpack(batch, batch.weights, len(rows.tokens)), rows.loss_weights)
+  np.testing.assert_array_equal(batches.unpack(batch, batch.weights)[:len(rows.tokens)], rows.loss_weights)
+
+
+@pytest.mark.parametrize('trees', [(9, 1, 2, 4), (3, 3, 3, 3), (1, 1, 1, 20)])
+def test_rows_are_spread_evenly_over_processes_and_their_values_come_home(tiny, monkeypatch, trees):
+  micro_rows = 8  # two of each process
+  forests = [tiny.random_forest(number, trees=number) for number in trees]
+
+  def run():
+    own = jax.process_index()
+    rows = lay_out(forests[own], 48, pad_id=0)
+    batch = batches.make_batch(rows, micro_rows, ref_logprobs=2 * rows.old_logprobs)
+    alone = batches.row_moves(len(rows.tokens), micro_rows)
+    home = batches.bring_home(batches.unpack(batch, batch.weights), len(rows.tokens), alone)
+    return rows, batch, home
+
+  found = as_processes(len(trees), monkeypatch, run)
+  total = sum(len(rows.tokens) for rows, *_ in found)
+  for rows, batch, home in found:
+    assert batch.count == -(-total // micro_rows) and batch.tokens.shape[1:] == (2, 48)
+    np.testing.assert_array_equal(home, rows.loss_weights)
+    np.testing.assert_array_equal(batch.ref_logprobs, 2 * batch.old_logprobs)
+  expected = sorted(row.tobytes() for rows, *_ in found for row in rows.tokens)
+  trained = [batch.tokens.reshape(-1, 48) for _, batch, _ in found]
+  assert sorted(row.tobytes() for row in np.concatenate(trained) if row.any()) == expected
 
 
 @pytest.mark.parametrize('largest, bucket', [(0, 8), (8, 8), (9, 16), (17, 24), (25, 32), (33, 48), (49, 64), (64, 64)])

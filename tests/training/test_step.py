@@ -297,7 +297,7 @@ def span_logprobs(tiny, params, forest):
   mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
   score = steps.make_score_step(tiny.decoder, mesh=mesh, temperature=1.0, chunk=32)
   values = np.asarray(score(params, place(batch, mesh)))[0]
-  in_rows = unpack(batch, values, len(rows.tokens))
+  in_rows = unpack(batch, values)[:len(rows.tokens)]
   spans = [node for tree in forest for node in tree.nodes(Role.POLICY)]
   return {node: in_rows[rows.places[node]].sum() for node in spans}, batch, values
 
