@@ -240,16 +240,19 @@ def report_failures(run: runs.RunFolder, learner: Learner, step: int, sampled: d
     sampled: the metrics of this process's rollout; those of all processes are looked at together.
     before: the row of the step before.
   Returns:
-    `failed_steps_in_a_row`, which `RunFolder.finish_step` holds against `config.search.max_failed_steps`.
+    The searches of all processes, and `failed_steps_in_a_row`, which `RunFolder.finish_step` holds against
+    `config.search.max_failed_steps`.
   """
-  asked, failed, told = zip(*meshes.gather_objects(
+  *counts, told = zip(*meshes.gather_objects(
     (sampled['searches_asked'], sampled['searches_failed'], requests.failing(sampled, before))))
-  learner.failed_steps = learner.failed_steps + 1 if 2 * sum(failed) > sum(asked) else 0
+  asked, failed = map(sum, counts)
+  learner.failed_steps = learner.failed_steps + 1 if 2 * failed > asked else 0
   if message := next(filter(None, told), None):
     count, most = learner.failed_steps, learner.config.search.max_failed_steps
     so_far = f' ({count} steps in a row' + (f'; the run stops after {most})' if most else ')')
     run.say(f'step {step}: {message}{so_far if count > 1 else ""}')
-  return {'failed_steps_in_a_row': learner.failed_steps}
+  return {'failed_steps_in_a_row': learner.failed_steps, 'searches_asked': asked, 'searches_failed': failed,
+          'searches_failed_share': failed / max(asked, 1)}
 
 
 def examine(run: runs.RunFolder, learner: Learner, method: types.ModuleType, step: int, evaluate: Evaluate) -> None:

@@ -6,7 +6,7 @@ COMMAND is train, sft or critic-warmup; FOLDER is made by `make_inputs`. With --
 for tests that kill it: a line `PHASE NUMBER NANOSECONDS` (of the monotonic clock) whenever a phase begins.
 
 Or `configs FOLDER OUT '["NAME", "field=value", …]' … [field=value ...]`: trains shipped configs one after the other, the first in
-OUT/0, see `shipped_config`.
+OUT/0, see `shipped_config`. A search server at CHILD_SEARCH, an environment variable, takes the place of the embedded search.
 """
 
 import atexit
@@ -131,6 +131,8 @@ def get_config(folder: pathlib.Path, out: str):
   config.checkpoint_every = 2
   config.critic.update(enabled=True, learning_rate=1e-2)
   config.mesh.update(data=1, fsdp=1, tensor=1)
+  if url := os.environ.get('CHILD_SEARCH'):
+    config.search.update(backend='http', url=url, timeout=1.0)
   return config
 
 

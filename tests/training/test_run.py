@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import jax
@@ -20,6 +21,7 @@ import pytest
 from jaxsearch.methods import find_method, known_methods
 from jaxsearch.methods.cusearch import STRATEGIES
 from jaxsearch.training import runs
+from tests.tools.serving import server
 
 CHILD = pathlib.Path(__file__).with_name('child.py')
 ROOT = pathlib.Path(__file__).parents[2]
@@ -274,3 +276,51 @@ def test_sigterm_for_one_process_stops_all_after_the_same_step(start, tmp_path):
   changes = [f'steps={stopped + 1}', 'mesh.fsdp=2']
   finish_all([start('train', out, *changes, devices=2)])  # in one process
   assert [row['step'] for row in runs.read(out / 'metrics.jsonl')] == list(range(1, stopped + 2))
+
+
+def retrieval(handler):
+  """What a retrieval server says of any query."""
+  hits = [{'document': {'id': '1', 'contents': '"red"\nThe red.'}, 'score': 1.0}]
+  body = json.dumps({'result': [hits] * len(json.loads(handler.body)['queries'])}).encode()
+  handler.send_response(200)
+  handler.send_header('content-length', str(len(body)))
+  handler.end_headers()
+  handler.wfile.write(body)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_search_server_of_one_machine_that_never_answers_holds_up_that_machine_alone(start, tmp_path):
+  """Until `search.timeout`, and once for a while; the run says it, counts it and goes on, as most searches work."""
+  released = threading.Event()
+  with server(retrieval) as (works, _), server(lambda handler: released.wait(60)) as (hangs, asked):
+    first, second = start_processes(start, 2, 'train', tmp_path / 'run', 'mesh.fsdp=2', 'steps=3',
+                                    machines=[{'CHILD_SEARCH': works}, {'CHILD_SEARCH': hangs}])
+    (code, errors), (other_code, other_errors) = finish(first), finish(second)
+    released.set()
+  assert (code, other_code) == (0, 0), errors[-2000:] + other_errors[-2000:]
+  rows = runs.read(tmp_path / 'run' / 'metrics.jsonl')
+  assert [(row['searches_asked'], row['searches_failed'], row['failed_steps_in_a_row']) for row in rows] == [(10, 4, 0)] * 3
+  assert asked and 'step 1: 4 of 4 searches failed; the last: SearchError' in errors
+  assert all(row['seconds_rollout'] < 10 for row in rows[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sigterm_in_the_rollouts_of_a_warm_up_in_two_processes(start, tmp_path):
+  """What is grown stays: the same command goes on, to where a warm-up that was never stopped ends."""
+  whole, broken = tmp_path / 'whole', tmp_path / 'broken'
+  finish_all(start_processes(start, 2, 'critic-warmup', whole, 'mesh.fsdp=2'))
+  processes = start_processes(start, 2, 'critic-warmup', broken, 'mesh.fsdp=2')
+  wait_for(lambda: runs.read(broken / 'rollouts.jsonl'), processes[0])
+  for process in processes:  # as a cluster does
+    process.send_signal(signal.SIGTERM)
+  found = [finish(process) for process in processes]
+  assert [code for code, _ in found] == [143, 143], found[0][1][-3000:]
+  kept = len(runs.read(broken / 'rollouts.jsonl'))
+  assert kept and 'rerun the same command' in found[0][1]
+  finish_all(start_processes(start, 2, 'critic-warmup', broken, 'mesh.fsdp=2'))
+  assert runs.read(broken / 'rollouts.jsonl') == runs.read(whole / 'rollouts.jsonl')
+  expected, found = saved_arrays(whole, 4), saved_arrays(broken, 4)
+  for name, value in expected.items():
+    np.testing.assert_array_equal(found[name], value, err_msg=name)
