@@ -8,6 +8,7 @@ import pathlib
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -339,7 +340,7 @@ def test_questions_are_told_apart_by_a_sentence_encoder():
 
 
 def test_questions_are_told_apart_by_the_policys_embeddings():
-  table = {'embedding': np.random.default_rng(0).normal(size=(256, 8)).astype(np.float32)}
+  table = {'embedding': jnp.asarray(np.random.default_rng(0).normal(size=(256, 8)), jnp.float32)}
   points = critic_warmup.embedded([*TEXTS, TEXTS[0]], Letters(), table)
   np.testing.assert_allclose(np.linalg.norm(points, axis=1), 1, rtol=1e-5)
   np.testing.assert_allclose(points[0], points[3], rtol=1e-5)
