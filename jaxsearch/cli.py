@@ -10,7 +10,7 @@ import pathlib
 import sys
 
 from jaxsearch import __version__, flags
-from jaxsearch.commands import COMMANDS, saved_config
+from jaxsearch.commands import COMMANDS, GROUPS, saved_config
 from jaxsearch.config_check import suggestion
 from jaxsearch.parallel import memory
 from jaxsearch.training import RunStopped
@@ -19,10 +19,8 @@ USAGE = """usage: jaxsearch COMMAND [--config NAME] [--config.FIELD=VALUE ...] [
 
 Trains language models that learn when and how to search.
 
-commands:
-{commands}
-
-Without --config a command runs on the embedded world. More: jaxsearch COMMAND --help, and configs/base.py for all fields.
+{commands}Without --config a command runs on the embedded world. More: jaxsearch COMMAND --help, and configs/base.py for the
+fields.
 """
 
 ACCELERATORS = ('nvidia*', 'nvhost*', 'dxg', 'kfd', 'accel*', 'vfio/[0-9]*')  # in /dev, where there is a GPU or a TPU
@@ -36,8 +34,8 @@ def main(argv: list[str] | None = None) -> int:
   name, *arguments = [argument for argument in given if argument != '--traceback'] or ['--help']
   try:
     if name in ('-h', '--help', 'help'):
-      print(USAGE.format(commands='\n'.join(f'  {command:<14} {parser.description.splitlines()[0]}'
-                                            for command, parser in COMMANDS.items())))
+      print(USAGE.format(commands=''.join(
+        f'{group.removesuffix(".")}:\n{"".join(map(summary, names))}\n' for group, names in GROUPS.items())))
     elif name == '--version':
       print(__version__)
     elif name not in COMMANDS:
@@ -68,6 +66,11 @@ def main(argv: list[str] | None = None) -> int:
     print('jaxsearch: interrupted', file=sys.stderr)
     return 130
   return 0
+
+
+def summary(name: str) -> str:
+  """What a command does, in a line."""
+  return f'  {name:<14} {COMMANDS[name].description.splitlines()[0]}\n'
 
 
 def one_line(error: Exception) -> str:

@@ -21,7 +21,7 @@ def test_help_lists_the_commands_without_importing_jax():
 
 @pytest.mark.parametrize(('arguments', 'message'), [
   (['trian'], "no command 'trian'; did you mean 'train'?"),
-  (['zzz'], "no command 'zzz'; there are train, eval"),
+  (['zzz'], "no command 'zzz'; there are eval, bench"),
   (['train', '--config.stepz=3'], "no field 'stepz'"),
   (['train', '--config.steps=0', '--config.search.topk=0'], 'search.topk=0 must be >= 1; steps=0 must be >= 1'),
   (['train', '--config'], 'argument --config: expected one argument'),

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import pytest
 import transformers
 
-from jaxsearch import cli, commands
+from jaxsearch import cli
+from jaxsearch.commands import evaluation
 from jaxsearch.models.decoder import initial_params
 from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.training import checkpoint, runs
@@ -250,7 +251,7 @@ def test_a_result_that_could_not_be_written_needs_no_new_answers(folder, whole, 
     raise OSError(errno.ENOSPC, 'No space left on device')
 
   with monkeypatch.context() as context:
-    context.setattr(commands, '_write', full)
+    context.setattr(evaluation, 'write_result', full)
     assert command(*evaluate(folder, tmp_path / 'r.json'))[0] == 2
   written = after(None, None)
   assert command(*evaluate(folder, tmp_path / 'r.json'))[0] == 0

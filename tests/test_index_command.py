@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from jaxsearch import cli, commands, flags
+from jaxsearch import cli, flags
+from jaxsearch.commands import retrieval
 from jaxsearch.setup import open_backend
 from jaxsearch.tools import http_server
 from tests.tools.test_index import StandIn
@@ -33,7 +34,7 @@ def test_an_estimate_builds_nothing(folder, capsys):
 
 
 def test_approximate_search_says_what_it_finds(folder, tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(commands, '_load_encoder', lambda config, flags: StandIn())
+  monkeypatch.setattr(retrieval, '_load_encoder', lambda config, flags: StandIn())
   arguments = ['index', f'--corpus={folder}/nq.jsonl', f'--out={tmp_path}/out', '--kind=dense']
   assert cli.main(arguments) == 0 and 'approximate_recall3' not in capsys.readouterr().out
   assert cli.main([*arguments, '--approximate']) == 0

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from jaxsearch import cli, commands
+from jaxsearch import cli
+from jaxsearch.commands import command
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.evaluation import bench, run
@@ -137,7 +138,7 @@ def test_several_samples(folder, tmp_path):
 
 
 def test_without_a_terminal_lines_say_how_long_it_takes(folder, tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(commands, 'LINE_SECONDS', 0.0)
+  monkeypatch.setattr(command, 'LINE_SECONDS', 0.0)
   assert cli.main(['bench', *SETTINGS, '--benchmarks=nq', f'--folder={folder}', f'--out={tmp_path}/r.json', '--limit=2']) == 0
   assert re.search(r'jaxsearch: 1 of 2 questions, \d+ minutes left\n', capsys.readouterr().err)
 

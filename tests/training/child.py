@@ -26,7 +26,7 @@ import numpy as np
 
 from configs import base
 from configs.carl import critic_warmup as warmup_settings
-from jaxsearch import commands
+from jaxsearch.commands import COMMANDS
 from jaxsearch.evaluation import calibration, report
 from jaxsearch.methods import search_r1
 from jaxsearch.models import hub
@@ -227,7 +227,7 @@ def main(command: str, folder: str, out: str, *changes: str) -> None:
       if number == 0:
         meshes.start_distributed(**config.distributed)
       config.distributed.enabled = False  # it was joined
-      commands.train(config, None)
+      COMMANDS['train'].get_default('run')(config, None)
     return
   if command == 'critic-warmup':
     config, critic_warmup.CHUNK = warmup_config(config), 8
@@ -235,7 +235,7 @@ def main(command: str, folder: str, out: str, *changes: str) -> None:
     if change == '--marks':
       mark_phases(pathlib.Path(out))
   change_fields(config, [change for change in changes if change != '--marks'])
-  getattr(commands, command.replace('-', '_'))(config, None)
+  COMMANDS[command].get_default('run')(config, None)
 
 
 if __name__ == '__main__':

@@ -1,0 +1,165 @@
+"""What a command is, and what commands have in common: flags, checks, output."""
+
+import argparse
+import contextlib
+import importlib.util
+import inspect
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from jaxsearch.config_check import check_files
+from jaxsearch.flags import Parser, UsageError, check_place, number
+
+COMMANDS: dict[str, Parser] = {}
+
+
+def command(default_config: str, *flags: tuple[str, dict], examples: Sequence[str], takes_words: bool = False) -> Callable:
+  """Makes a function `run(config, flags)` the command of its name; `flags.words` are what is no flag.
+
+  `examples` are shown below its `--help`, as they follow 'jaxsearch COMMAND'.
+  """
+  def register(run: Callable) -> Callable:
+    name = run.__name__.replace('_', '-')
+    COMMANDS[name] = parser = Parser(
+      prog=name, description=inspect.getdoc(run), allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+      usage=f'jaxsearch {name} [--config NAME] [--config.FIELD=VALUE ...] [FLAGS]{" WORDS" if takes_words else ""}',
+      epilog=f'--config is a shipped config or a Python file; {default_config} if not given. --config.FIELD=VALUE sets a field\n'
+             'of it; configs/base.py explains the fields. --traceback shows where an error arose.\n\nexamples:\n'
+             + '\n'.join(f'  jaxsearch {name} {example}' for example in examples))
+    for flag, options in flags:
+      parser.add_argument(flag, **options)
+    parser.set_defaults(run=run, default_config=default_config, takes_words=takes_words,
+                        known=[name.removeprefix('--') for name, _ in flags])
+    return run
+  return register
+
+
+def flag(name: str, help: str, type: Callable = str, rule: str = '', **options) -> tuple[str, dict]:
+  """A flag of a command; one that is not given is '', False for a bool, None for a number, a place or an address.
+
+  Args:
+    type: str, bool, int, float, or one of flags.py such as `place()`.
+    rule: of a number, as in configs/checks.py.
+  """
+  options |= dict(action='store_true') if type is bool else dict(type=number(type, rule) if rule else type, metavar='VALUE')
+  return name, dict(help=help, default={str: '', bool: False}.get(type)) | options
+
+
+CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, adapter or Hugging Face folder; config.model if not given')
+CORPUS = flag('--corpus', 'passages: Search-R1 JSONL file, or world; config.data.corpus if not given')
+QUESTIONS = flag('--questions', 'FlashRAG JSONL file, or world:SPLIT; those of the config if not given')
+GREEDY = flag('--temperature', 'of sampling; greedy if not given', float, '>= 0')
+LIMIT = flag('--limit', 'take only this many questions, the first; all if not given', int, '>= 1')
+
+
+def saved_config(flags) -> dict | None:
+  """The config of the run that `--checkpoint` names, or that the folder there was exported from; None if there is none."""
+  if not getattr(flags, 'checkpoint', ''):
+    return None
+  from jaxsearch.training.checkpoint import read_saved
+  saved = read_saved(flags.checkpoint)
+  return saved and saved['config']
+
+
+def sampling_of(flags, temperature: float = 0.0):
+  """How answers are sampled: at --temperature, or at this one."""
+  from jaxsearch.sampler.requests import Sampling
+  return Sampling(temperature if flags.temperature is None else flags.temperature)
+
+
+def check_out(config) -> None:
+  """Raises UsageError unless a run can be written to config.out; of a bucket only the URL is looked at."""
+  from jaxsearch.training import remote
+  if not remote.is_remote(config.out):
+    check_place('config.out', config.out, folder=True)
+  elif (scheme := config.out.partition('://')[0]) not in remote.PACKAGES:
+    raise UsageError(f'config.out={config.out}: a bucket is {" or ".join(f"{one}://" for one in remote.PACKAGES)}')
+  elif importlib.util.find_spec(package := remote.PACKAGES[scheme]) is None:
+    raise UsageError(f"config.out={config.out} needs the package {package!r}: pip install 'jaxsearch[{scheme}]'")
+
+
+def check_inputs(config, flags, policy: bool = True) -> None:
+  """Raises for files that answering questions needs and that are not there, and for a --corpus that would not be read.
+
+  `policy` says whether there is one to load, from --checkpoint or from the config.
+  """
+  corpus = getattr(flags, 'corpus', '')
+  if corpus:
+    from jaxsearch.setup import reads_corpus
+    if not reads_corpus(config):
+      raise UsageError(f'--corpus means nothing with config.search.backend={config.search.backend!r}, which searches elsewhere: '
+                       'leave it out, or set --config.search.backend=bm25')
+  own = ('model', 'tokenizer') if policy and not flags.checkpoint else ()
+  check_files(config, ('data.corpus', 'search', 'classifier', *own), corpus)
+
+
+def open_agent(config, flags, **changes) -> tuple:
+  """(agent, random key) of a config and a checkpoint; `changes` replace arguments of `grow`."""
+  import jax
+
+  from jaxsearch.evaluation import run
+  return run.open_agent(config, flags.checkpoint, getattr(flags, 'corpus', ''), **changes), jax.random.key(config.seed)
+
+
+def load_questions(config, name: str, limit: int | None) -> Sequence:
+  from jaxsearch.setup import load_questions
+  return load_questions(config, name)[:limit]
+
+
+def write_result(path: str, result: str | dict) -> None:
+  """Writes a text, or a dict as JSON, if there is a path."""
+  if path:
+    from jaxsearch.data.jsonl import write_whole
+    write_whole(path, result if isinstance(result, str) else json.dumps(result, indent=1, ensure_ascii=False) + '\n')
+
+
+def refuse(flags, names: Sequence[str], where: str) -> None:
+  """UsageError for flags that are set where they have no effect."""
+  for name in names:
+    value = getattr(flags, name.replace('-', '_'))
+    if value not in ('', None) and value is not False:  # 0 is set
+      raise UsageError(f'--{name} means nothing {where}')
+
+
+def say(message: str) -> None:
+  print(f'jaxsearch: {message}', file=sys.stderr, flush=True)
+
+
+def print_figures(figures: dict) -> None:
+  """Prints figures as one line of JSON with four decimals; what is not a number is null."""
+  rounded = json.loads(json.dumps(figures), parse_float=lambda value: round(float(value), 4), parse_constant=lambda _: None)
+  print(json.dumps(rounded))
+
+
+LINE_SECONDS = 60.0  # between lines about the progress where there is no terminal
+
+
+@contextlib.contextmanager
+def progress_of(total: int, what: str = 'questions'):
+  """A progress bar, a line now and then without a terminal: a context that gives the callback of a rollout, and says once when
+  most searches fail. A server that does not answer is a UsageError."""
+  from rich import progress
+
+  from jaxsearch.sampler.requests import failing
+  from jaxsearch.tools.http_client import RequestError
+  columns = progress.MofNCompleteColumn(), progress.BarColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
+  with progress.Progress(what, *columns, disable=not sys.stderr.isatty()) as bar:
+    task, said, start, first, shown = bar.add_task('', total=total), [], time.monotonic(), None, 0.0
+
+    def report(done: int, _: int = 0, metrics: dict | None = None) -> None:
+      nonlocal first, shown
+      bar.update(task, completed=done)
+      first, passed = done if first is None else first, time.monotonic() - start
+      if bar.disable and done > first and passed - shown >= LINE_SECONDS:
+        shown = passed
+        say(f'{done} of {total} {what}, {passed / (done - first) * (total - done) / 60:.0f} minutes left')
+      if not said and metrics and (line := failing(metrics)):
+        said.append(line)
+        say(line)
+
+    try:
+      yield report
+    except RequestError as error:
+      raise UsageError(str(error)) from error

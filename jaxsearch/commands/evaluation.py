@@ -1,0 +1,342 @@
+"""Answers: one question or benchmarks, results side by side, rollouts as a page."""
+
+import functools
+import json
+import pathlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from jaxsearch import registry
+from jaxsearch.commands.command import (
+  CHECKPOINT,
+  CORPUS,
+  GREEDY,
+  LIMIT,
+  QUESTIONS,
+  check_inputs,
+  command,
+  flag,
+  load_questions,
+  open_agent,
+  print_figures,
+  progress_of,
+  refuse,
+  sampling_of,
+  say,
+  write_result,
+)
+from jaxsearch.config_check import check_files
+from jaxsearch.flags import UsageError, address, place, steps
+from jaxsearch.parallel import memory
+
+
+@command(
+  'quickstart', CHECKPOINT, QUESTIONS, CORPUS, flag('--out', 'JSON file to write; none if not given', place()), GREEDY, LIMIT,
+  flag('--tiers', 'file of `jaxsearch tiers`: also say where tools were needed and used, and what a critic in --checkpoint knew'),
+  flag('--plots', 'with --tiers: folder for plots of that critic', place(folder=True)),
+  flag('--as-tool', 'score a second model, config.reader: alone, with one search, with the evidence that the policy finds', bool),
+  flag('--tool-url', 'with --as-tool: a server of evidence (serve --as-tool) in place of the policy; token in JAXSEARCH_TOKEN',
+       address),
+  flag('--reader-url', 'with --as-tool: a chat server in place of config.reader, such as http://HOST/v1; key in OPENAI_API_KEY',
+       address),
+  flag('--reader-model', 'name of the model at --reader-url'), examples=(
+    '--checkpoint runs/quickstart --limit 100 --out scores.json',
+    '--config search_r1_grpo --checkpoint DIR_OR_HF_FOLDER --questions F.jsonl --corpus F.jsonl --out F.json'))
+def eval(config, flags) -> None:
+  """Answer a file of questions; write scores, predictions and a manifest.
+
+  With --out every answer is saved as it is found; rerun the same command to resume.
+  """
+  if not flags.as_tool:
+    refuse(flags, ('tool-url', 'reader-url', 'reader-model'), 'without --as-tool')
+  if not flags.tiers or flags.as_tool:
+    refuse(flags, ('plots', *['tiers'] * flags.as_tool), 'with --as-tool' if flags.as_tool else 'without --tiers')
+  if not flags.reader_url:
+    refuse(flags, ('reader-model',), 'without --reader-url; set config.reader.model')
+  if flags.tool_url:
+    refuse(flags, ('checkpoint', 'temperature'), 'with --tool-url: the policy is that of the server')
+  check_inputs(config, flags, policy=not flags.tool_url)
+  sampling = sampling_of(flags)
+  from jaxsearch.evaluation import rstool, run
+  from jaxsearch.setup import reads_corpus
+  name, corpus = flags.questions or config.eval.questions, (flags.corpus or config.data.corpus) * reads_corpus(config)
+  questions, ignored = load_questions(config, name, None), _ignored(flags, name)
+  if left := questions[flags.limit:] if flags.limit else ():
+    questions = questions[:flags.limit]
+    ignored.append(f'{len(left)} questions after the first {len(questions)}')
+  tiers = run.read_tiers(flags.tiers) if flags.tiers else {}
+  manifest = run.manifest(config, checkpoint=flags.checkpoint, questions=name, corpus=corpus, tiers=flags.tiers)
+  manifest |= {'temperature': sampling.temperature}
+  if flags.as_tool:
+    rstool.reader_template(config)  # a mistake in it is found before the policy is loaded
+    manifest |= {'tool': flags.tool_url or flags.checkpoint or config.model, 'reader_url': flags.reader_url,
+                 'reader': flags.reader_model or config.reader.model}
+  policy = None if flags.tool_url else run.load_policy(config, flags.checkpoint)
+  if policy:
+    manifest['weights'] = run.weights(flags.checkpoint or config.model) | {'step': policy.step}
+  identity = json.loads(json.dumps(manifest), object_hook=lambda group: {
+    name: value for name, value in group.items() if name != 'slots'})  # with fewer an evaluation resumes in less memory
+  answer = (_answerer_with_tool if flags.as_tool else _answerer)(config, flags, policy)
+  records = _answer(answer, questions, config.seed, sampling, identity, flags.out)
+  if flags.as_tool:
+    scores, predictions = rstool.scores(questions, records), rstool.predictions(questions, records)
+  else:
+    scores, predictions = run.scores(records) | run.tables(records, tiers, flags.plots), records
+  if policy:
+    stops = run.stops(records)
+    if no_room := stops.pop('no_room'):
+      ignored.append(f'questions without room for an answer in sampler.length={config.sampler.length}: {no_room}, all wrong')
+    scores |= run.failures(records) | stops
+  for line in [*run.summary(scores), *(f'ignored: {line}' for line in ignored)]:
+    say(line)
+  write_result(flags.out, scores | {'manifest': manifest | {'ignored': ignored}, 'predictions': predictions})
+  if flags.out:
+    _part(flags.out).unlink()
+  print_figures(scores)
+
+
+def _part(out: str) -> pathlib.Path:
+  """Where eval and bench save as they go."""
+  return pathlib.Path(f'{out}.part.jsonl')
+
+
+def _answer(answer: Callable, questions: Sequence, seed: int, sampling, identity: dict, out: str) -> list[dict]:
+  """The records of questions by `answer`: `run.answer` or `rstool.answer` with their first arguments. SystemExit after SIGTERM
+  and SIGINT, with a line that says what is saved."""
+  answered = 0
+
+  def report(done: int, total: int, counts: dict) -> None:
+    nonlocal answered
+    answered = done
+    show(done, total, counts)
+
+  def stop(number, _):
+    raise KeyboardInterrupt(number)
+
+  before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)
+            if threading.current_thread() is threading.main_thread()}
+  try:
+    with progress_of(len(questions)) as show:
+      import jax
+      return answer(questions, jax.random.key(seed), sampling=sampling, identity=identity, part=_part(out) if out else None,
+                    on_progress=report)
+  except memory.OutOfMemory as error:
+    if not out:
+      raise
+    raise memory.OutOfMemory(f'{error}. {answered} of {len(questions)} questions are saved; rerun the same command with less '
+                             'to resume') from error
+  except KeyboardInterrupt as error:
+    say(f'stopped after {answered} of {len(questions)} questions; '
+         f'{"rerun the same command to resume" if out else "nothing is saved: there is no --out"}')
+    raise SystemExit(128 + error.args[0]) from error
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
+
+
+# Fields of the config that decide what an evaluation finds; --config.FIELD=VALUE has no effect on it with any other, nor with
+# the second list, which says what to set instead.
+ANSWERING = ('method', 'tokenizer', 'dtype', 'seed', 'grow', 'eval.grow', 'eval.questions', 'data', 'search', 'python', 'sampler',
+             'reader', 'classifier', 'model', 'optim.master_weights')
+INSTEAD = {'eval.number': '--limit', 'eval.temperatures': '--temperature', 'sampler.temperature': '--temperature',
+           'sampler.top_p': '', 'sampler.top_k': '', 'data.questions': '--questions'}
+
+
+def _ignored(flags, name: str) -> list[str]:
+  """What was asked of an evaluation on the questions `name` and has no effect, a line for each."""
+  useless = dict(INSTEAD)
+  if not any(part.startswith('world:') for part in name.split('+')):
+    useless |= dict.fromkeys(('data.hops', 'data.arithmetic'), 'questions of the world')
+  for given, field in (('checkpoint', 'model'), ('corpus', 'data.corpus'), ('questions', 'eval.questions')):
+    if getattr(flags, given, ''):
+      useless[field] = f'--{given}'
+  lines = []
+  for field in sorted(flags.changed):
+    if field in useless or not any(field == one or field.startswith(f'{one}.') for one in ANSWERING):
+      instead = useless.get(field)
+      lines.append(f'--config.{field}' + (f', what counts is {instead}' if instead else ' has no effect on an evaluation'))
+  return lines
+
+
+def _answerer(config, flags, policy) -> Callable:
+  """`run.answer` of the policy."""
+  from jaxsearch.evaluation import run
+  assess = run.open_critic(config, flags.checkpoint) if flags.tiers else None
+  return functools.partial(run.answer, run.open_agent(config, corpus=flags.corpus, policy=policy), assess=assess)
+
+
+def _answerer_with_tool(config, flags, policy) -> Callable:
+  """`rstool.answer` of a second model with the policy, or with the server at --tool-url."""
+  from jaxsearch.evaluation import rstool
+  from jaxsearch.setup import open_backend
+  from jaxsearch.tools.evidence_client import EvidenceClient
+  from jaxsearch.tools.http_client import secret_from_env
+  reader = rstool.open_reader(config, flags.reader_url, flags.reader_model)
+  if flags.tool_url:
+    tool, search = EvidenceClient(flags.tool_url, token=secret_from_env('JAXSEARCH_TOKEN')), open_backend(config, flags.corpus)
+  else:
+    tool = rstool.open_tool(config, corpus=flags.corpus, policy=policy)
+    search = tool.tools.search
+  return functools.partial(rstool.answer, tool, reader, search=search, topk=config.search.topk)
+
+
+@command(
+  'quickstart', CHECKPOINT, flag('--benchmarks', 'such as hotpotqa,nq or world:test; all of --folder if not given'),
+  flag('--folder', 'benchmarks and, beside them, a corpus: in the layout of FlashRAG, Search-R1 or their authors'), CORPUS,
+  flag('--out', 'JSON file to write', place(), required=True), GREEDY,
+  flag('--limit', 'take only this many questions of each benchmark, the first; all if not given', int, '>= 1'),
+  flag('--samples', 'answers to each question, for pass@k and maj@k; 1 if not given', int, '>= 1', default=1),
+  flag('--closed-book', 'result of bench without a search, to count needless and missing searches'),
+  flag('--url', 'a chat server in place of a policy, such as http://HOST/v1; key in OPENAI_API_KEY', address),
+  flag('--model', 'name of the model at --url'), examples=(
+    '--checkpoint runs/quickstart --benchmarks world:test --limit 100 --out mine.json',
+    '--config search_r1_grpo --checkpoint DIR_OR_HF_FOLDER --benchmarks hotpotqa,nq --folder DATA --out mine.json'))
+def bench(config, flags) -> None:
+  """Score an agent on several benchmarks; write figures with intervals, a manifest and every answer.
+
+  Every answer is saved as it is found; rerun the same command to resume. `jaxsearch table` compares results.
+  """
+  refuse(flags, *((['checkpoint'], 'with --url: the policy is that of the server') if flags.url else
+                   (['model'], 'without --url; set --checkpoint or --config.model')))
+  if flags.url and not flags.model:
+    raise UsageError('--url needs --model, the name of the model at the server')
+  if flags.samples > 1 and not flags.temperature:
+    raise UsageError(f'--samples={flags.samples} needs --temperature above 0: greedy answers are all the same')
+  from jaxsearch.evaluation import bench, run
+  from jaxsearch.setup import reads_corpus
+  names = dict.fromkeys(flags.benchmarks.split(',')) if flags.benchmarks else bench.present(flags.folder) if flags.folder else []
+  if not names:
+    raise UsageError('which benchmarks? set --benchmarks, or --folder to a folder that has some')
+  if missing := [name for name in names if ':' not in name and not flags.folder]:
+    raise UsageError(f'--benchmarks={flags.benchmarks}: where is {missing[0]}? set --folder')
+  loaded, sampling = [bench.load(config, name, flags.folder, flags.limit) for name in names], sampling_of(flags)
+  if reads_corpus(config) and not flags.corpus:
+    flags.corpus = bench.corpus_beside(config, loaded, flags.folder)
+  check_inputs(config, flags, policy=not flags.url)
+  corpus = (flags.corpus or config.data.corpus) * reads_corpus(config)
+  closed_book = bench.read_closed_book(flags.closed_book) if flags.closed_book else None
+  policy = {'url': flags.url, 'model': flags.model} if flags.url else run.weights(flags.checkpoint or config.model)
+  if flags.url:
+    from jaxsearch.evaluation import remote
+    agent, drive = remote.open_agent(config, flags.url, flags.model, corpus=flags.corpus), {'drive': remote.rollout}
+  else:
+    opened = run.load_policy(config, flags.checkpoint)
+    agent, drive = run.open_agent(config, corpus=flags.corpus, policy=opened), {}
+    policy |= {'step': opened.step}
+  manifest = bench.manifest(config, loaded, agent, corpus=corpus, sampling=sampling, samples=flags.samples, policy=policy)
+  say(f'{", ".join(f"{len(one.questions)} of {one.name}" for one in loaded)}; corpus: {corpus or "none of ours"}')
+  if corpus in registry.ENTRIES['corpora'] and flags.folder:
+    say(f'no corpus in {flags.folder}: set --corpus, or searches find passages of the embedded world')
+  answer, questions = functools.partial(run.answer, agent, clock=time.perf_counter, **drive), bench.asked(loaded, flags.samples)
+  records = [bench.label(record) for record in _answer(answer, questions, config.seed, sampling, manifest, flags.out)]
+  failures = run.failures(records) | run.stops(records)
+  ignored = _ignored(flags, '+'.join(one.source for one in loaded))
+  for line in [*run.summary(failures), *(f'ignored: {line}' for line in ignored)]:
+    say(line)
+  result = bench.figures(records, bench.golds_in(corpus, records), closed_book)
+  manifest |= {'searched': any(record['searches'] for record in records), 'ignored': ignored}
+  write_result(flags.out, result | {'manifest': manifest, 'failures': failures, 'predictions': records})
+  _part(flags.out).unlink()
+  print_figures({name: {figure: of[figure] for figure in ('em', 'f1', 'n', 'ci95')} for name, of in
+          (result['benchmarks'] | {'macro': result['macro']}).items()} | {'out': flags.out})
+
+
+@command('quickstart', flag('--metric', 'figure of bench to show; em if not given', default='em'),
+         flag('--format', 'text if not given', choices=('text', 'markdown', 'latex', 'csv'), default='text'),
+         flag('--allow', 'settings that may differ within a column, with commas, such as k,corpus; or all'),
+         flag('--published', 'also rows of papers: all, or methods with commas, such as Search-R1,CARL'),
+         flag('--out', 'file to write; the terminal if not given', place()), takes_words=True, examples=(
+           'a.json b.json', 'a.json b.json --format markdown --allow k --published Search-R1'))
+def table(_, flags) -> None:
+  """Put results of bench side by side, with intervals and tests paired by question.
+
+  Scores with other settings (corpus, index, k, turns, questions, split, metric, decoding) enter a column only if --allow says so.
+  """
+  from jaxsearch.evaluation import table
+  if not flags.parts:
+    raise UsageError('which results? usage: jaxsearch table a.json b.json')
+  text = table.render(flags.parts, metric=flags.metric, form=flags.format, published=flags.published,
+                      allow=flags.allow.split(',') if flags.allow else ())
+  write_result(flags.out, text)
+  if not flags.out:
+    print(text, end='')
+
+
+@command('quickstart', flag('--out', 'HTML file to write', place()),
+         flag('--with', 'another run or result, beside the first where both have a question'),
+         flag('--serve', 'serve the page to this machine instead, and follow a run that trains', bool),
+         flag('--port', 'with --serve: 0 takes a free one; 8002 if not given', int, '>= 0 and <= 65535'),
+         flag('--steps', 'put only the rollouts of these steps into the page, such as 10:20; all if not given', steps),
+         flag('--most', 'put only this many questions of each step into the page; all if not given', int, '>= 1'),
+         takes_words=True, examples=('runs/quickstart --out view.html', 'runs/mine --with runs/other --serve'))
+def view(_, flags) -> None:
+  """Show the rollouts of a run, or of a result of eval or bench, as one page: a table, trees, tokens coloured by their credit."""
+  if len(flags.parts) != 1:
+    raise UsageError('which run? usage: jaxsearch view RUN --out F.html')
+  if flags.serve:
+    refuse(flags, ('out', 'steps', 'most'), 'with --serve')
+  else:
+    refuse(flags, ('port',), 'without --serve')
+    if not flags.out:
+      raise UsageError('view needs --out F.html, or --serve')
+  if flags.serve:
+    try:
+      from jaxsearch.tools import http_server
+    except ImportError as error:
+      raise UsageError(f"serving needs the package {error.name!r}: pip install 'jaxsearch[serve]'") from error
+  from jaxsearch.evaluation import view
+  sources = [view.Source(path) for path in (*flags.parts, getattr(flags, 'with')) if path]
+  if flags.serve:
+    with http_server.bind('127.0.0.1', 8002 if flags.port is None else flags.port) as listener:
+      http_server.run(view.app(sources), listener, 'rollouts')
+    return
+  from jaxsearch.data.jsonl import write_whole
+  write_whole(flags.out, view.page(sources, flags.steps, flags.most))
+  print(f'page: {flags.out}')
+
+
+@command('search_r2', flag('--a', 'result file of eval --out', required=True),
+         flag('--b', 'result file to compare it with', required=True),
+         flag('--out', 'JSON file to write; none if not given', place()), examples=(
+           '--a A.json --b B.json --out F.json --config.judge.kind=local --config.judge.model=HF_FOLDER',
+           '--a A.json --b B.json --config.judge.kind=chat --config.judge.url=http://HOST/v1 --config.judge.model=NAME'))
+def judge(config, flags) -> None:
+  """Compare two results of eval question by question: a language model scores six rubrics."""
+  if 'judge' not in config:
+    raise UsageError('the config has no judge: take --config search_r2')
+  if config.judge.kind == 'world':
+    raise UsageError("config.judge.kind='world' knows gold chains but has no opinion on style: take 'local' with "
+                     "config.judge.model, or 'chat' with config.judge.url and config.judge.model")
+  check_files(config, ('judge',))
+  from jaxsearch.evaluation import judge_pairs, run
+  from jaxsearch.setup import load_judge
+  a, b = judge_pairs.read_result(flags.a), judge_pairs.read_result(flags.b)
+  pairs = judge_pairs.pair_up(a, b)
+  opened = load_judge(config.judge, config.dtype)
+  with progress_of(len(pairs), 'pairs') as report:
+    figures, records = judge_pairs.judge(opened.replies, pairs, report, opened.files['pair'])
+  figures |= {'only_a': len(a) - len(pairs), 'only_b': len(b) - len(pairs)}
+  write_result(flags.out, figures | {'manifest': run.manifest(config, a=flags.a, b=flags.b), 'comparisons': records})
+  print_figures(figures)
+
+
+@command('quickstart', CHECKPOINT, CORPUS, GREEDY, takes_words=True, examples=(
+  '"What is the capital of the country in which Saratov is found?" --checkpoint runs/quickstart',
+  '"Which element has the symbol Po?" --config carl --temperature 0.7'))
+def ask(config, flags) -> None:
+  """Answer one question and show every thought, query and document."""
+  if not flags.words:
+    raise UsageError('ask what? usage: jaxsearch ask "Which currency is used in the country of Oviedo?"')
+  check_inputs(config, flags)
+  from rich.console import Console
+
+  from jaxsearch.data.questions import Question
+  from jaxsearch.evaluation import terminal
+  from jaxsearch.sampler.rollout import rollout
+  console = Console(highlight=False)
+  sampling, (agent, key) = sampling_of(flags), open_agent(config, flags)
+  (tree,), _ = rollout(agent, [Question('ask', flags.words, ())], key, sampling=sampling,
+                       watch=functools.partial(terminal.show, console))
+  terminal.close(console, tree)
