@@ -46,7 +46,6 @@ from jaxsearch.trees.records import grown_tree
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 LONGEST = 100  # questions whose prompts are measured; all are where one of these does not fit
-COSTS = ('tokens_generated', 'tokens_prefilled', 'searches_paid', 'searches_cost')  # that are added up over all processes
 Groups = list[list[Tree]]  # the trees of each question
 # (agent, config, step, assess) -> rows of evaluations.jsonl; `assess` writes a critic's values onto trees, None without one
 Evaluate = Callable[[Agent, ml_collections.ConfigDict, int, Callable[[Sequence[Tree]], None] | None], Iterable[dict]]
@@ -240,19 +239,16 @@ def report_failures(run: runs.RunFolder, learner: Learner, step: int, sampled: d
     sampled: the metrics of this process's rollout; those of all processes are looked at together.
     before: the row of the step before.
   Returns:
-    The searches of all processes, and `failed_steps_in_a_row`, which `RunFolder.finish_step` holds against
+    What was asked and failed in all processes, and `failed_steps_in_a_row`, which `RunFolder.finish_step` holds against
     `config.search.max_failed_steps`.
   """
-  *counts, told = zip(*meshes.gather_objects(
-    (sampled['searches_asked'], sampled['searches_failed'], requests.failing(sampled, before))))
-  asked, failed = map(sum, counts)
-  learner.failed_steps = learner.failed_steps + 1 if 2 * failed > asked else 0
+  everywhere, told = runs.failures_of_all(sampled), meshes.gather_objects(requests.failing(sampled, before))
+  learner.failed_steps = learner.failed_steps + 1 if requests.mostly_failed(everywhere) else 0
   if message := next(filter(None, told), None):
     count, most = learner.failed_steps, learner.config.search.max_failed_steps
     so_far = f' ({count} steps in a row' + (f'; the run stops after {most})' if most else ')')
     run.say(f'step {step}: {message}{so_far if count > 1 else ""}')
-  return {'failed_steps_in_a_row': learner.failed_steps, 'searches_asked': asked, 'searches_failed': failed,
-          'searches_failed_share': failed / max(asked, 1)}
+  return everywhere | {'failed_steps_in_a_row': learner.failed_steps}
 
 
 def examine(run: runs.RunFolder, learner: Learner, method: types.ModuleType, step: int, evaluate: Evaluate) -> None:
@@ -394,12 +390,12 @@ def with_counts(row: dict, journaled: Collection[dict]) -> dict:
 
 
 def grow(learner: Learner, growing: Growing) -> tuple[Groups, dict[str, float]]:
-  """The trees of this process, once they are grown; its sampler metrics, and of all processes what was paid for searches
-  and the tokens generated (decoded) and prefilled, whatever became of them: branches that are cut off later have cost as much."""
+  """The trees of this process, once they are grown; its sampler metrics, and of all processes the tokens generated (decoded) and
+  prefilled, whatever became of them: branches that are cut off later have cost as much."""
   trees, row = growing.wait()
   row['seconds_rollout'] = row['seconds']  # one step ahead most of them while the step before was trained
   row['tokens_generated'] = row['tokens_decoded']
-  costs = meshes.gather_objects({name: row[name] for name in COSTS if name in row})
+  costs = meshes.gather_objects({name: row[name] for name in ('tokens_generated', 'tokens_prefilled')})
   row |= {name: sum(one[name] for one in costs) for name in costs[0]}
   for tree in trees:
     tree.prune()  # to what is trained and what leads to it

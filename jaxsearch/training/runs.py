@@ -251,7 +251,7 @@ class RunFolder(contextlib.ExitStack):
       failed, most = row.get('failed_steps_in_a_row', 0), self.config.search.max_failed_steps
       if 0 < most <= failed:
         raise RunStopped(f'step {step}: most searches failed in {failed} steps in a row (search.max_failed_steps={most}). '
-                         f'{requests.failing(row) or "This process had no part in it"}; {self._saved()}; once searches work, '
+                         f'{requests.failing(row)}; {self._saved()}; once searches work, '
                          'rerun the same command to resume')
       stop = max(meshes.gather_objects(self._signal))  # that of any process: all must exit after the same step
       if meshes.notices_preemption() and multihost_utils.reached_preemption_sync_point(step):
