@@ -1,13 +1,16 @@
 """Plans every pod config, and Search-R1 at three sizes on 8, 64 and 256 devices, and writes docs/plans.md and docs/scaling.md.
 
     python benchmarks/plans.py --folder runs/plans           # hours on two cores; rerun the same command to resume
-    python benchmarks/plans.py --folder runs/plans --write   # only writes the pages from what is there
+    python benchmarks/plans.py --write                       # only writes the pages
 
-Each plan is one call of `jaxsearch plan`, one after the other; its output stays in the folder, with what was found of each
-program in FOLDER/cache. `--only TEXT` takes the plans whose name contains TEXT.
+Each plan is one call of `jaxsearch plan`, one after the other; its output goes to the folder, with what was found of each program
+in FOLDER/cache. What the pages need of it is a line of benchmarks/plans.jsonl; a plan that has one is not made again, so take
+out the lines of what has changed. `--only TEXT` takes the plans whose name contains TEXT.
 """
 
 import argparse
+import datetime
+import importlib.metadata
 import json
 import pathlib
 import subprocess
@@ -16,6 +19,8 @@ import sys
 from jaxsearch.parallel.targets import DEVICES
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+PLANS = ROOT / 'benchmarks' / 'plans.jsonl'
+FIELDS = ('resident', 'load', 'share', 'fits', 'phases', 'step_seconds', 'advice', 'decode_traffic')  # of a plan, for the pages
 CONFIGS = (
   'search_r1_grpo_qwen2_5_3b', 'cusearch_qwen2_5_3b', 'cusearch_llama3_2_3b', 'cusearch_qwen2_5_7b', 'r_search_qwen2_5_3b',
   'r_search_ppo_qwen2_5_3b', 'slate_qwen2_5_3b', 'slate_qwen2_5_7b', 'search_r2_qwen2_5_7b', 'carl_qwen2_5_3b', 'carl_qwen2_5_7b',
@@ -46,19 +51,31 @@ def add_py(config):
 
 
 def make(folder, name, arguments):
-  out = folder / f'{name.replace(":", "_")}.json'
-  if out.exists():
-    return
+  """Makes a plan, and its line of PLANS."""
   print(name, flush=True)
+  out = folder / f'{name.replace(":", "_")}.json'
   command = [sys.executable, '-m', 'jaxsearch.cli', 'plan', *arguments, '--cache', str(folder / 'cache'), '--out', str(out)]
   with open(out.with_suffix('.txt'), 'w') as log:
     if subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT).returncode:
       print(f'failed: {out.with_suffix(".txt").read_text().splitlines()[-1]}', flush=True)
+      return
+  line = {'name': name, 'date': f'{datetime.date.today()}', 'jax': importlib.metadata.version('jax')} | short(
+    json.loads(out.read_text()))
+  with open(PLANS, 'a') as file:
+    file.write(json.dumps(line) + '\n')
 
 
-def read(folder, name):
-  path = folder / f'{name.replace(":", "_")}.json'
-  return json.loads(path.read_text()) if path.exists() else None
+def short(plan):
+  """What the pages need of a plan."""
+  programs = {name: {'memory': {'total': program['memory']['total']}, 'each': program['each']}
+              for name, program in plan['programs'].items()}
+  return {name: plan.get(name) for name in FIELDS} | {'programs': programs}
+
+
+def read():
+  """{name: its line} of the plans that were made."""
+  lines = PLANS.read_text().splitlines() if PLANS.exists() else []
+  return {plan['name']: plan for plan in map(json.loads, lines)}
 
 
 def table(head, rows):
@@ -74,7 +91,13 @@ def bound(plan):
   return f'{phase}: {max(("arithmetic", "memory", "network"), key=each.get)}'
 
 
-def plans_page(folder):
+def made(plans):
+  """When, and with what."""
+  days, versions = (sorted({plan[name] for plan in plans.values()}) for name in ('date', 'jax'))
+  return f'Made {" to ".join(dict.fromkeys((days[0], days[-1])))} with JAX {", ".join(versions)}.\n\n' if plans else ''
+
+
+def plans_page(plans):
   text = """# Plans of the pod configs
 
     python benchmarks/plans.py --folder runs/plans
@@ -94,12 +117,12 @@ heads do not suit it (`platform_of` there), decoding is dense, over the window o
 token reads and writes, as a multiple of the weights and what is live in the cache. What a GPU's kernels hand on in at most
 12.5 MiB is taken to stay in its L2 cache.
 
-"""
+""" + made(plans)
   missing = []
   for target in TARGETS:
     rows = []
     for config in CONFIGS:
-      plan = read(folder, f'{config}@{target}')
+      plan = plans.get(f'{config}@{target}')
       if plan is None:
         missing.append((config, target))
         continue
@@ -122,7 +145,7 @@ token reads and writes, as a multiple of the weights and what is live in the cac
      f'{one.network / 1e9:.0f}' if one.network else '', one.source] for name, one in DEVICES.items()])
 
 
-def scaling_page(folder):
+def scaling_page(plans):
   text = """# What a step costs at 3B, 7B and 32B
 
     python benchmarks/plans.py --folder runs/plans --only scaling
@@ -131,12 +154,12 @@ Plans of Search-R1's step (512 questions x 5 chains of 4,096 tokens, configs/sea
 one training row a device. Compiled by the compiler of the target; **nothing was run**. Seconds are least times, as in
 [plans.md](plans.md). `next limit`: what the longest phase is bound by, or what does not fit.
 
-"""
+""" + made(plans)
   rows = []
   for size in SIZES:
     for devices, slices in SLICES.items():
       for target in slices:
-        plan = read(folder, f'scaling_{size}@{target}')
+        plan = plans.get(f'scaling_{size}@{target}')
         if plan is not None:
           rows.append([f'{size.upper()}, {devices} x {target.rsplit(":", 1)[0]}', f'{plan["share"]:.0%}', *(
             f'{seconds:.0f}' for seconds in plan['phases'].values()), f'{plan["step_seconds"]:.0f}',
@@ -149,15 +172,19 @@ one training row a device. Compiled by the compiler of the target; **nothing was
 
 def main():
   parser = argparse.ArgumentParser()
-  parser.add_argument('--folder', type=pathlib.Path, required=True)
+  parser.add_argument('--folder', type=pathlib.Path, help='of the output; needed without --write')
   parser.add_argument('--only', default='', help='plans whose name contains this')
   parser.add_argument('--write', action='store_true', help='plan nothing')
   args = parser.parse_args()
-  args.folder.mkdir(parents=True, exist_ok=True)
-  for name, arguments in jobs().items():
-    if args.only in name and not args.write:
+  if not (args.folder or args.write):
+    parser.error('--folder is missing')
+  done = read()
+  for name, arguments in jobs().items() if not args.write else ():
+    if args.only in name and name not in done:
+      args.folder.mkdir(parents=True, exist_ok=True)
       make(args.folder.resolve(), name, arguments)
-  for page, text in (('plans', plans_page(args.folder)), ('scaling', scaling_page(args.folder))):
+  plans = read()
+  for page, text in (('plans', plans_page(plans)), ('scaling', scaling_page(plans))):
     (ROOT / 'docs' / f'{page}.md').write_text(text)
     print(f'docs/{page}.md', flush=True)
 

@@ -29,23 +29,34 @@ def test_every_pod_config_is_planned_for_a_tpu_and_a_gpu():
 def fake(fits):
   cost = {'arithmetic': 0.1, 'memory': 0.3, 'network': 0.2}
   program = {'memory': {'total': 30 * plans.GIB}, 'each': cost}
-  return {'resident': {'parameters': 4 * plans.GIB, 'moments': 2 * plans.GIB, 'cache': 6 * plans.GIB}, 'load': plans.GIB,
+  return {'date': '2026-01-02', 'jax': '0.1', 'load': plans.GIB,
+          'resident': {'parameters': 4 * plans.GIB, 'moments': 2 * plans.GIB, 'cache': 6 * plans.GIB},
           'programs': dict.fromkeys(('update', 'score', 'prefill', 'decode'), program), 'share': 0.42, 'fits': fits,
           'phases': {'rollout': 5.0, 'score': 1.0, 'update': 7.0}, 'step_seconds': 13.0, 'advice': 'sampler.slots=8',
           'decode_traffic': 1.07}
 
 
-def test_the_pages_say_what_fits_and_what_is_missing(tmp_path):
-  for name, fits in (('search_r1_grpo_qwen2_5_3b@cuda_h100_2x8', True), ('scaling_7b@tpu_v5p_4x4x4', False)):
-    (tmp_path / f'{name}.json').write_text(json.dumps(fake(fits)))
-  page = plans.plans_page(tmp_path)
+def test_the_pages_say_what_fits_and_what_is_missing(tmp_path, monkeypatch):
+  monkeypatch.setattr(plans, 'PLANS', tmp_path / 'plans.jsonl')
+  assert plans.read() == {}
+  made = [{'name': 'search_r1_grpo_qwen2_5_3b@cuda:h100:2x8'} | fake(True), {'name': 'scaling_7b@tpu:v5p:4x4x4'} | fake(False)]
+  plans.PLANS.write_text(''.join(json.dumps(line) + '\n' for line in made))
+  page = plans.plans_page(plans.read())
+  assert 'Made 2026-01-02 with JAX 0.1.' in page
   assert '| `search_r1_grpo_qwen2_5_3b` | 4.0 | 2.0 | 6.0 | 18.0 |  | 18.0 |  | 18.0 | 18.0 | 1.0 | 42% | 5 | 1 | 7 |' in page
   assert '| update: memory | 1.07 |' in page
   assert f'Not planned yet: {2 * len(plans.CONFIGS) - 1} of {2 * len(plans.CONFIGS)}' in page and 'Nothing was run' in page
   assert '| `tpu:v5p` | 95.7 | 2765 | 459 | 600 |  | https://cloud.google.com/tpu/docs/v5p |' in page
-  assert '| 7B, 64 x tpu:v5p | 42% | 5 | 1 | 7 | 13 | does not fit: sampler.slots=8 |' in plans.scaling_page(tmp_path)
+  assert '| 7B, 64 x tpu:v5p | 42% | 5 | 1 | 7 | 13 | does not fit: sampler.slots=8 |' in plans.scaling_page(plans.read())
 
 
-def test_the_page_in_docs_is_made_by_the_script():
-  text = (CONFIGS.parent / 'docs' / 'plans.md').read_text()
-  assert 'python benchmarks/plans.py' in text and 'othing was run' in text
+def test_a_line_has_what_the_pages_need():
+  plan = fake(True) | {'collectives': [1] * 100}
+  line = plans.short(plan)
+  assert 'collectives' not in line and line['programs']['score'] == plan['programs']['score']
+  assert plans.plans_page({'x': plan}) == plans.plans_page({'x': line | {'date': '2026-01-02', 'jax': '0.1'}})
+
+
+def test_the_pages_in_docs_are_made_by_the_script():
+  for page, make in (('plans', plans.plans_page), ('scaling', plans.scaling_page)):
+    assert (CONFIGS.parent / 'docs' / f'{page}.md').read_text() == make(plans.read())

@@ -128,9 +128,8 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, gamma: float =
   if level == 'token':
     return context.metrics.update(credit_with_critic(trees, gamma=gamma, lam=lam))
   chains = [chain for tree in trees if (chain := valued_spans(tree))]
-  if not chains:
-    return
-  rows, width = 1 << (len(chains) - 1).bit_length(), -(-max(map(len, chains)) // 8) * 8  # padded: few programs
+  longest = max(map(len, chains), default=1)
+  rows, width = 1 << (max(len(chains), 1) - 1).bit_length(), -(-longest // 8) * 8  # padded: few programs
   values, rewards, lengths = np.zeros((rows, width), np.float32), np.zeros(rows, np.float32), np.zeros(rows, np.int32)
   for row, chain in enumerate(chains):
     values[row, :len(chain)] = [node.values[0] for node in chain]

@@ -72,7 +72,7 @@ def credit_with_critic(trees: Sequence[Tree], *, gamma: float, lam: float) -> di
     for node in spans:
       own = slice(start, start := start + len(node.tokens))
       node.advantages, node.returns = advantages[row, own], returns[row, own]
-  return figures.of_critic(values[mask], returns[mask]) if mask.any() else {}
+  return figures.of_critic(values[mask], returns[mask])
 
 
 def valued_spans(tree: Tree) -> list[Node]:
@@ -87,12 +87,8 @@ def whiten_over_processes(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
   """`advantages.whiten` with the mean and the variance of what all processes pass; shapes may differ between them."""
   if jax.process_count() == 1:
     return np.asarray(_whiten(x, mask))
-  own = x[mask].astype(np.float64)
-  moments = len(own), own.sum(), np.square(own - own.mean()).sum() if len(own) else 0.0
-  counts, sums, squares = np.array(meshes.gather_objects(moments)).T
-  mean = sums.sum() / max(counts.sum(), 1)
-  variance = (squares + counts * np.square(sums / np.maximum(counts, 1) - mean)).sum() / max(counts.sum() - 1, 1)
-  return np.where(mask, (x - mean) / np.sqrt(variance + 1e-8), 0).astype(np.float32)
+  count, mean, variance = meshes.moments(x[mask])
+  return np.where(mask, (x - mean) / np.sqrt(variance * count / max(count - 1, 1) + 1e-8), 0).astype(np.float32)
 
 
 _gae = jax.jit(gae, static_argnames=('gamma', 'lam'))

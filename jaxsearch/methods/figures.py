@@ -7,28 +7,34 @@ from typing import Any
 import numpy as np
 
 from jaxsearch.advantages import refinement_gain
+from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.requests import Request
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node, Role, Tree
 
 
+def explained(values: np.ndarray, returns: np.ndarray) -> dict[str, float]:
+  """`value_explained`: how much of the variance of returns [N] a critic's values [N] explain (1 is all), over those of all
+  processes, each of which must call it; {} where returns are all the same."""
+  (_, _, left), (_, _, outcomes) = meshes.moments(returns - values), meshes.moments(returns)
+  return {'value_explained': 1 - left / outcomes} if outcomes > 1e-12 else {}  # not rounding
+
+
 def of_critic(values: np.ndarray, returns: np.ndarray) -> dict[str, float]:
-  """How well a critic's values [N] explain the returns [N]: `value_explained` (1 is perfect) and the mean `value_error`."""
-  residual = returns - values
-  return {'value_explained': float(1 - residual.var() / max(returns.var(), 1e-8)), 'value_error': float(np.abs(residual).mean())}
+  """How well a critic's values [N] match the returns [N]: `explained`, and the mean `value_error`."""
+  return explained(values, returns) | ({'value_error': float(np.abs(returns - values).mean())} if len(values) else {})
 
 
 def of_segments(chains: Sequence[Sequence[Node]]) -> dict[str, float]:
   """CARL's segments under the critic; each chain holds the segments of one tree.
 
-  value_start: mean of V(s_0). value_explained: explained variance over all states. advantage_KIND: mean advantage of a kind of
+  value_start: mean of V(s_0). value_explained: see `explained`, over all states. advantage_KIND: mean advantage of a kind of
   segment. opposed_pairs_share: share of assimilates whose advantage has the opposite sign of their invoke's.
   """
-  states = np.array([node.values[0] for chain in chains for node in chain])
-  outcomes = np.array([node.tree.reward for chain in chains for node in chain])
-  found = {'value_start': float(np.mean([chain[0].values[0] for chain in chains]))}
-  if np.var(outcomes):
-    found['value_explained'] = float(1 - np.var(outcomes - states) / np.var(outcomes))
+  nodes = [node for chain in chains for node in chain]
+  found = explained(np.array([node.values[0] for node in nodes]), np.array([node.tree.reward for node in nodes]))
+  if chains:
+    found['value_start'] = float(np.mean([chain[0].values[0] for chain in chains]))
   for kind in ('invoke', 'assimilate', 'commit'):
     own = [node.advantages for chain in chains for node in chain if node.data['segment'] == kind]
     if own:

@@ -263,6 +263,17 @@ def gather_objects(own: Any) -> list[Any]:
   return [pickle.loads(zlib.decompress(row[:size])) for row, size in zip(gathered, sizes)]
 
 
+def moments(own: np.ndarray) -> tuple[int, float, float]:
+  """How many values [N] all processes passed, their mean and their variance; (0, 0.0, 0.0) where there are none."""
+  own = np.asarray(own, np.float64)
+  counts, sums, squares = np.array(gather_objects(
+    (len(own), own.sum(), np.square(own - own.mean()).sum()) if len(own) else (0, 0.0, 0.0))).T
+  number = max(counts.sum(), 1)
+  mean = sums.sum() / number
+  variance = (squares + counts * np.square(sums / np.maximum(counts, 1) - mean)).sum() / number
+  return int(counts.sum()), float(mean), float(variance)
+
+
 def pass_on(own: Iterable[Any], moves: Sequence[tuple[int, int]]) -> list[Any]:
   """Moves items between processes, each from a source to a target.
 

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jaxsearch.models.decoder import parameter_axes, parameter_shapes
 from jaxsearch.models.presets import PRESETS
 from jaxsearch.parallel import mesh as meshes
+from tests.processes import as_processes
 
 
 @pytest.mark.parametrize('sizes, expected', [((1, -1, 1), (1, 8, 1)), ((2, -1, 2), (2, 2, 2)), ((8, 1, 1), (8, 1, 1)),
@@ -142,3 +143,17 @@ def test_between_slices_only_data_is_split():
     assert {one.slice_index for one in own.flat} == {index // 2}
   with pytest.raises(ValueError, match='mesh.data=1 must be a multiple of the 2 slices'):
     meshes.make_mesh(1, 8, 2, devices=devices)
+
+
+def test_moments_are_those_of_all_values(monkeypatch):
+  parts = [np.array([1.0, 2.0, 4.0]), np.array([]), np.array([-3.0])]
+  found = as_processes(3, monkeypatch, lambda: meshes.moments(parts[jax.process_index()]))
+  values = np.concatenate(parts)
+  for count, mean, variance in found:
+    assert count == 4 and (mean, variance) == (pytest.approx(values.mean()), pytest.approx(values.var()))
+  assert as_processes(2, monkeypatch, lambda: meshes.moments(np.zeros(0))) == [(0, 0.0, 0.0)] * 2
+
+
+def test_items_move_between_processes_in_the_order_of_the_plan(monkeypatch):
+  moves, own = [(0, 2), (0, 1), (2, 1)], {0: ['a', 'b'], 1: [], 2: ['c']}
+  assert as_processes(3, monkeypatch, lambda: meshes.pass_on(own[jax.process_index()], moves)) == [[], ['b', 'c'], ['a']]
