@@ -196,7 +196,7 @@ def mark_phases(out: pathlib.Path) -> None:
   mark('start')
   wrap(loop, 'begin', 'generation')
   wrap(loop, 'update', 'update')
-  wrap(runs.RunFolder, 'write_evaluation', 'evaluation')
+  wrap(loop, 'examine', 'evaluation')
   wrap(runs.RunFolder, 'finish_step', 'row')
   wrap(checkpoint, 'save', 'save')
   wrap(report, 'write_report', 'report', lambda: 0)
