@@ -7,15 +7,16 @@ Trains in a process of its own, in small steps with evaluations and checkpoints,
 `soak.jsonl` in the run folder: resident size, open files, threads, and the number and bytes of the files. After the minutes the
 run is stopped with SIGTERM. The last line is one JSON object; `grows` names what grew, and `flat` says that nothing did:
 
-  resident_mib   of the rows of metrics, in the second half of the steps (in the first, programs are compiled and malloc's arenas
-                 fill): cut into twelve equal parts, with a line through the medians of the parts. The upper end of the 95 %
-                 interval of its slope must be below 2 % of the size an hour, so a soak that is too short or too noisy to tell
-                 is not flat.
+  resident_mib   of the samples, without the pages of files, which the system takes away and gives back as it likes (of a run
+                 that was not sampled: of the rows of metrics, with them). In the second half (in the first, programs are
+                 compiled and malloc's arenas fill): cut into twelve equal parts, with a line through the medians of the parts.
+                 The upper end of the 95 % interval of its slope must be below 2 % of the size an hour, so a soak that is too
+                 short or too noisy to tell is not flat.
   fds, threads   the least of the last quarter must not be above that of the second, of threads by a tenth: pools come and go
                  with every save, what is never closed stays.
-  files          metrics.jsonl, evaluations.jsonl and tensorboard grow with the steps, by no more a row at the end than before
-                 (a tenth is allowed); there are at most `keep_checkpoints` checkpoints and the one that is being written; no
-                 other file grows.
+  files          metrics.jsonl, evaluations.jsonl, rollouts.jsonl.gz and tensorboard grow with the steps, the first two by no more
+                 a row at the end than before (a tenth is allowed); there are at most `keep_checkpoints` checkpoints and the one
+                 that is being written; the journal is never twice as large as it was in the second quarter; no other file grows.
 """
 
 import argparse
@@ -76,7 +77,8 @@ def sample(process: psutil.Process, run: pathlib.Path) -> dict:
           found[kind][0] += 1
           found[kind][1] += size
   with process.oneshot():
-    return {'resident_mib': round(process.memory_info().rss / 2**20, 1), 'fds': process.num_fds(),
+    memory = process.memory_info()
+    return {'resident_mib': round((memory.rss - memory.shared) / 2**20, 1), 'fds': process.num_fds(),
             'threads': process.num_threads(), 'files': found,
             'checkpoints': sum(path.name.split('.')[0].isdecimal() for path in (run / 'checkpoints').glob('*'))}
 
@@ -100,9 +102,9 @@ def analyse(run: pathlib.Path) -> dict:
   if len(rows) < 4 * PARTS:
     raise SystemExit(f'{run}: {len(rows)} steps are too few to tell, {4 * PARTS} are needed')
   hours = ((run / 'metrics.jsonl').stat().st_mtime - (run / 'config.json').stat().st_mtime) / 3600  # written last, and first
-  resident = [row['resident_mib'] for row in rows]
+  resident = [row['resident_mib'] for row in samples or rows]
   medians = [round(float(np.median(part)), 1) for part in np.array_split(resident, 2 * PARTS)]
-  an_hour = [len(rows) / hours * value for value in slope(resident[len(rows) // 2:])]
+  an_hour = [len(resident) / hours * value for value in slope(resident[len(resident) // 2:])]
   limit = LIMIT * medians[PARTS]
   grows = ['resident_mib'] if an_hour[2] > limit else []
 
@@ -116,8 +118,8 @@ def analyse(run: pathlib.Path) -> dict:
     early, late = (sizes[len(sizes) * part // 4:len(sizes) * (part + 1) // 4] for part in (1, 3))
     if early and statistics.mean(late) > 1.1 * statistics.mean(early):
       grows.append(name)
-  board = sum(path.stat().st_size for path in (run / 'tensorboard').glob('*'))
-  found['bytes_per_step']['tensorboard'] = round(board / len(rows))
+  for name, paths in (('tensorboard', run.glob('tensorboard/*')), ('rollouts.jsonl.gz', run.glob('rollouts.jsonl.gz'))):
+    found['bytes_per_step'][name] = round(sum(path.stat().st_size for path in paths) / len(rows))
   if not samples:
     return found | {'grows': grows, 'flat': not grows}
 
@@ -130,7 +132,9 @@ def analyse(run: pathlib.Path) -> dict:
                           'mib': round(samples[-1]['files'].get('checkpoints', [0, 0])[1] / 2**20, 1)}
   grows += ['checkpoints'] * (found['checkpoints']['most'] > config['keep_checkpoints'] + 1)
   found['peak_mib'] = max(row['resident_mib'] for row in samples)
-  other = [{kind: size for kind, size in row['files'].items() if kind not in (*ROWS, 'tensorboard', 'checkpoints')}
+  largest = lambda part, kind: max(row['files'].get(kind, [0, 0])[1] for row in part)
+  grows += ['journal'] * (largest(late, 'journal') >= 2 * max(largest(early, 'journal'), 1))
+  other = [{kind: size for kind, size in row['files'].items() if kind not in (*found['bytes_per_step'], 'checkpoints', 'journal')}
            for row in (early[0], samples[-1])]
   found['other_files'] = {kind: size for kind, (_, size) in other[1].items()}
   grows += [kind for kind, size in other[1].items() if size != other[0].get(kind)]
