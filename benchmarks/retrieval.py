@@ -10,6 +10,8 @@ there, resumed or reused, else in a temporary folder. The query is the question 
 one of the first three passages contains a gold answer (normalised, whole words). The last line is one JSON object:
 
     bm25_times_rank_bm25   queries a second of the sparse index, one query at a time, over `rank_bm25`'s own `get_scores`
+    bm25s_…, tantivy_…     queries a second of these libraries, in memory, where they are installed, and how often their first
+                           three passages are ours
     bm25_same_top3         share of questions whose first three passages and their order are those of the embedded BM25
     recall3_KIND           over all questions, in percent; recall3_KIND_SET for each question set
     int8_recall10          share of the ten nearest passages by exact vectors that int8 keeps
@@ -97,6 +99,36 @@ def approximate(lists, vectors, queries, exact):
   return found
 
 
+def sparse_peers(texts, asked, ours):
+  """Queries a second of other libraries' sparse indexes of the same words, and how often their first three passages are ours."""
+  asked_words, figures, peers = [words(query) for query in asked], {}, {}
+  if importlib.util.find_spec('bm25s'):
+    import bm25s
+    found = bm25s.BM25(k1=0.9, b=0.4, method='lucene')
+    found.index([words(text) for text in texts], show_progress=False)
+    peers['bm25s'] = lambda query: found.retrieve([query], k=3, show_progress=False)[0][0].tolist()
+  if importlib.util.find_spec('tantivy'):  # whose k1 and b cannot be set: 1.2 and 0.75
+    import tantivy
+    fields = tantivy.SchemaBuilder().add_text_field('text', tokenizer_name='whitespace').add_unsigned_field('row', stored=True)
+    lists = tantivy.Index(schema := fields.build())
+    writer = lists.writer()
+    for row, text in enumerate(texts):
+      writer.add_document(tantivy.Document(text=' '.join(words(text)), row=row))
+    writer.commit()
+    lists.reload()
+    searcher = lists.searcher()
+
+    def search(query):
+      terms = [(tantivy.Occur.Should, tantivy.Query.term_query(schema, 'text', word)) for word in query]
+      return [searcher.doc(place)['row'][0] for _, place in searcher.search(tantivy.Query.boolean_query(terms), 3).hits]
+
+    peers['tantivy'] = search
+  for name, call in peers.items():
+    same = np.mean([list(map(int, call(query))) == list(map(int, own)) for query, own in zip(asked_words, ours)])
+    figures |= {f'{name}_queries_per_second': rate(call, asked_words), f'{name}_same_top3': same}
+  return figures
+
+
 def main():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--folder', type=pathlib.Path)
@@ -164,6 +196,7 @@ def measure(flags, folder, encoder, figures):
              rate(lambda query: np.argpartition(plain.get_scores(words(query)), -3)[-3:], asked)) for _ in range(5)]
   ours, theirs = sorted(rounds, key=lambda pair: pair[0] / pair[1])[len(rounds) // 2]
   figures |= {'bm25_queries_per_second': ours, 'rank_bm25_queries_per_second': theirs, 'bm25_times_rank_bm25': ours / theirs}
+  figures |= sparse_peers(searched, asked, ranked['bm25'])
   figures['hybrid_queries_per_second'] = 64 * rate(lambda part: kinds['hybrid'].search(part, 3), [asked[:64], asked[64:128]])
 
   vectors, _ = dense.Vectors(folder, len(documents), encoder.width, 'float16').read(0, len(documents))
