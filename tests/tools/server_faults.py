@@ -165,8 +165,8 @@ FAULTS = {
   'null': Fault(body(lambda content: b'null'), 'malformed'),
   'nulls': Fault(shape(lambda reply: changed(reply, lambda value: None)), 'malformed'),
   'nothing in its list': Fault(shape(lambda reply: resized(reply, 0)), 'malformed'),
-  'twice what was asked': Fault(shape(lambda reply: resized(reply, 2)),
-                                {'search': 'malformed', 'chat': None, 'evidence': 'malformed'}),
+  'more than was asked': Fault(shape(lambda reply: resized(reply, 100)),  # also more than for queries that were sent together
+                               {'search': 'malformed', 'chat': None, 'evidence': 'malformed'}),
   'other types': Fault(shape(lambda reply: changed(reply, other_types)), 'malformed'),
   'numbers for texts': Fault(shape(lambda reply: changed(reply, lambda value: 7)), 'malformed'),
   'numbers too large': Fault(body(lambda content: content.replace(b'2', b'1e400').replace(b'0,', b'1e400,')),
