@@ -53,7 +53,8 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, old_logprobs: np.ndarray 
   """Cuts rows into micro-batches and packs the trained tokens of each row.
 
   Every process brings its own rows, and has an equal part of each micro-batch: with `micro_rows` rows in all, R of them are
-  trained here. A process that has more than fill its parts passes the last ones on to others, see `row_moves`.
+  trained here. A process that has more than fill its parts passes the last ones on to others, see `row_moves`. M is that of the
+  row that needs most.
 
   The number of micro-batches is rounded up to a power of two (padding costs no compute, see `count`), M to a multiple of T/8,
   or of T/4 from T/2 on. Both depend on the rows alone, never on earlier batches: a resumed run computes the same.
@@ -65,14 +66,13 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, old_logprobs: np.ndarray 
   T = rows.tokens.shape[1]
   given = {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows) if field.name not in ('places', 'real')}
   given |= {'old': old_logprobs, 'ref': ref_logprobs}
-  given = pass_rows_on({name: values for name, values in given.items() if values is not None},
-                       row_moves(len(rows.tokens), micro_rows))
-  B, micro_rows = len(given['tokens']), micro_rows // jax.process_count()
+  sizes, largest = zip(*meshes.gather_objects((len(rows.tokens), int((rows.trained != 0).sum(axis=1).max(initial=1)))))
+  given = pass_rows_on({name: values for name, values in given.items() if values is not None}, row_moves(sizes, micro_rows))
+  count = max(-(-sum(sizes) // micro_rows), 1)
+  B, micro_rows = len(given['tokens']), micro_rows // len(sizes)
   trained = given['trained'] != 0
-  needs = meshes.gather_objects((max(-(-B // micro_rows), 1), int(trained.sum(axis=1).max(initial=1))))
-  count, largest = map(max, zip(*needs))
   n = 1 << (count - 1).bit_length()
-  M = target_bucket(largest, T)
+  M = target_bucket(max(largest), T)
   order = np.argsort(~trained, axis=1, kind='stable')[:, :M]  # trained tokens first, in row order
   real = np.take_along_axis(trained, order, axis=1)
 
@@ -99,13 +99,12 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, old_logprobs: np.ndarray 
   )  # fmt: skip
 
 
-def row_moves(own: int, micro_rows: int) -> list[tuple[int, int]]:
+def row_moves(sizes: Sequence[int], micro_rows: int) -> list[tuple[int, int]]:
   """(source, target) of rows that go to other processes, so that all together need no more micro-batches than their rows fill.
 
   Args:
-    own: rows that this process has. Those that go are its last, the least full.
+    sizes: rows that each process has. Those that go are its last, the least full.
   """
-  sizes = meshes.gather_objects(own)
   most = max(-(-sum(sizes) // micro_rows), 1) * (micro_rows // len(sizes))
   sources = [process for process, size in enumerate(sizes) for _ in range(size - most)]
   return list(zip(sources, (process for process, size in enumerate(sizes) for _ in range(most - size))))
@@ -173,7 +172,7 @@ def compute_on_rows(program: Callable, params: dict, rows: TrainingRows, micro_r
   batch, B = make_batch(rows, micro_rows), len(rows.tokens)
   with meshes.issuing():
     found = meshes.own_rows(program(params, place(batch, mesh)))
-  return bring_home(unpack(batch, found), B, row_moves(B, micro_rows))
+  return bring_home(unpack(batch, found), B, row_moves(meshes.gather_objects(B), micro_rows))
 
 
 def bring_home(values: np.ndarray, number: int, moves: Sequence[tuple[int, int]]) -> np.ndarray:

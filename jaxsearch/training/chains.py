@@ -25,6 +25,7 @@ from jaxsearch.data import lookups
 from jaxsearch.data.corpus import Document, first_words, join_contents
 from jaxsearch.data.jsonl import write_whole
 from jaxsearch.data.questions import Question, write_questions
+from jaxsearch.data.sources import load_corpus
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import normalize_answer
 from jaxsearch.tools.bm25 import words as words_of
@@ -120,7 +121,7 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   chains.jsonl      at most `number` chains, as many of each kind as there are
   """
   out, settings = pathlib.Path(out), config.search
-  documents = setup.sources.load_corpus(config.data.corpus)
+  documents = load_corpus(config.data.corpus)
   tokenizer = setup.load_tokenizer(config)
   exchanged = lookups.exchange(documents, config.seed, settings.words or 10**6)
   write_whole(out / 'corpus.jsonl', ''.join(json.dumps(

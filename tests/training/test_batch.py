@@ -2,9 +2,11 @@
 
 import itertools
 
+import hypothesis
 import jax
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import batch as batches
@@ -50,8 +52,8 @@ def test_rows_are_spread_evenly_over_processes_and_their_values_come_home(tiny, 
     own = jax.process_index()
     rows = lay_out(forests[own], 48, pad_id=0)
     batch = batches.make_batch(rows, micro_rows, ref_logprobs=2 * rows.old_logprobs)
-    alone = batches.row_moves(len(rows.tokens), micro_rows)
-    home = batches.bring_home(batches.unpack(batch, batch.weights), len(rows.tokens), alone)
+    moves = batches.row_moves(meshes.gather_objects(len(rows.tokens)), micro_rows)
+    home = batches.bring_home(batches.unpack(batch, batch.weights), len(rows.tokens), moves)
     return rows, batch, home
 
   found = as_processes(len(trees), monkeypatch, run)
@@ -63,6 +65,16 @@ def test_rows_are_spread_evenly_over_processes_and_their_values_come_home(tiny, 
   expected = sorted(row.tobytes() for rows, *_ in found for row in rows.tokens)
   trained = [batch.tokens.reshape(-1, 48) for _, batch, _ in found]
   assert sorted(row.tobytes() for row in np.concatenate(trained) if row.any()) == expected
+
+
+@hypothesis.given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(1, 4))
+def test_rows_move_only_where_that_saves_a_micro_batch(sizes, each):
+  moves = batches.row_moves(sizes, each * len(sizes))
+  after = np.array(sizes) - np.bincount([a for a, _ in moves], minlength=len(sizes)) + np.bincount(
+    [b for _, b in moves], minlength=len(sizes))
+  count = -(-sum(sizes) // (each * len(sizes)))
+  assert max(-(-after // each)) == count and after.min() >= 1
+  assert bool(moves) == (-(-max(sizes) // each) > count)
 
 
 @pytest.mark.parametrize('largest, bucket', [(0, 8), (8, 8), (9, 16), (17, 24), (25, 32), (33, 48), (49, 64), (64, 64)])
