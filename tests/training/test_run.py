@@ -229,17 +229,10 @@ def trained_alike(start, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.timeout(4000)
 @pytest.mark.parametrize('number', range(len(METHODS)), ids=['-'.join(one) for one in METHODS])
-def test_two_processes_train_every_method_as_one(trained_alike, number):
-  one, two = trained_alike(METHODS, 2)
-  assert_alike(one / str(number), two / str(number), 2)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(4000)
-@pytest.mark.parametrize('number', range(2))
-def test_four_processes_train_as_one(trained_alike, number):
-  one, four = trained_alike((('search_r1_ppo',), ('cusearch', 'credit.strategy="auto"')), 4)
-  assert_alike(one / str(number), four / str(number), 2)
+@pytest.mark.parametrize('processes', [2, 4])
+def test_several_processes_train_every_method_as_one(trained_alike, processes, number):
+  one, several = trained_alike(METHODS, processes)
+  assert_alike(one / str(number), several / str(number), 2)
 
 
 @pytest.mark.slow
