@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxsearch.models.kernels import tree_attention
+from jaxsearch.models.products import matrix_product, product
 from jaxsearch.models.vocabulary import Factors, token_logprobs
 from jaxsearch.parallel.mesh import ambient_platform, keep_batch_split
 
@@ -108,12 +109,11 @@ _with_gradient_of.defvjp(lambda value, low: (value, None), lambda _, gradient: (
 
 
 def _product(x, w):
-  """x [..., n] times a matrix whose leading axes have n entries -> [..., the others as one]."""
-  n = x.shape[-1]
+  """`matrix_product`, of an adapted matrix too."""
   if not isinstance(w, Adapted):
-    return x @ w.reshape(n, -1)  # two axes: XLA would transpose `o` for every token
-  low = jax.lax.stop_gradient(x) @ w.a.reshape(n, -1) @ w.b.reshape(len(w.b), -1)
-  return _with_gradient_of(x @ w.merged.reshape(n, -1), low)
+    return matrix_product(x, w)
+  low = matrix_product(matrix_product(jax.lax.stop_gradient(x), w.a), w.b)
+  return _with_gradient_of(matrix_product(x, w.merged), low)
 
 
 def _look_up(table, tokens):
@@ -267,7 +267,7 @@ def _block(config, weights, x, angles, attend):
 
   y = rms_norm(x, weights['attn_norm'], config.norm_eps)
   if 'qkv' in w:
-    together = (y @ w['qkv'].reshape(D, -1)).reshape(B, T, config.num_kv_heads, -1, h) + w.get('qkv_bias', 0)
+    together = matrix_product(y, w['qkv']).reshape(B, T, config.num_kv_heads, -1, h) + w.get('qkv_bias', 0)
     q, k, v = together[..., :-2, :].reshape(B, T, -1, h), together[..., -2, :], together[..., -1, :]
   else:
     q, k, v = (_product(y, w[name]).reshape(B, T, -1, h) for name in 'qkv')
@@ -281,7 +281,10 @@ def _block(config, weights, x, angles, attend):
   x = x + _product(attended.reshape(B, T, -1), w['o'])
 
   y = rms_norm(x, weights['mlp_norm'], config.norm_eps)
-  gate, up = jnp.split(y @ w['gate_up'], 2, axis=-1) if 'gate_up' in w else (_product(y, w['gate']), _product(y, w['up']))
+  if 'gate_up' in w:
+    gate, up = jnp.split(matrix_product(y, w['gate_up']), 2, axis=-1)
+  else:
+    gate, up = _product(y, w['gate']), _product(y, w['up'])
   return x + _product(jax.nn.silu(gate) * up, w['down']), cache
 
 
@@ -348,7 +351,7 @@ def dense_attention(q, k, v, visible_until):
     end = start + size
     scores = jnp.einsum('btkgh,bskh->bkgts', q[:, start:end], k[:, :end], preferred_element_type=jnp.float32) * h**-0.5
     scores = jnp.where(tree_mask(visible_until[:, :end], start)[:, None, None], scores, NEGATIVE)
-    blocks.append(jnp.einsum('bkgts,bskh->btkgh', jax.nn.softmax(scores, axis=-1).astype(v.dtype), v[:, :end]))
+    blocks.append(product('bkgts,bskh->btkgh', jax.nn.softmax(scores, axis=-1).astype(v.dtype), v[:, :end]))
   return jnp.concatenate(blocks, axis=1).reshape(B, T, H, h)
 
 

@@ -18,7 +18,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxsearch.models import tensor_files
 from jaxsearch.models.decoder import NEGATIVE, Parameters
 from jaxsearch.models.hub import parse_config
+from jaxsearch.models.products import matrix_product, product
 from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.parallel.mesh import ambient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,14 +57,14 @@ def encode(config: EncoderConfig, params: dict, tokens, mask):
   def layer(x, w):
     w = {name: value if 'norm' in name else value.astype(x.dtype) for name, value in w.items()}
     heads = (*x.shape[:2], config.num_heads, h)
-    q, k, v = ((x @ w[name] + w[f'{name}_bias']).reshape(heads) for name in 'qkv')
+    q, k, v = ((matrix_product(x, w[name]) + w[f'{name}_bias']).reshape(heads) for name in 'qkv')
     scores = jnp.einsum('bthd,bshd->bhts', q, k, preferred_element_type=jnp.float32) * h**-0.5 + bias
     weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
-    attended = jnp.einsum('bhts,bshd->bthd', weights, v).reshape(x.shape)
-    x = x + attended @ w['o'] + w['o_bias']
+    attended = product('bhts,bshd->bthd', weights, v).reshape(x.shape)
+    x = x + matrix_product(attended, w['o']) + w['o_bias']
     x = layer_norm(x, w['attn_norm_scale'], w['attn_norm_bias'], config.norm_eps)
-    y = jax.nn.gelu(x @ w['up'] + w['up_bias'], approximate=False)
-    x = x + y @ w['down'] + w['down_bias']
+    y = jax.nn.gelu(matrix_product(x, w['up']) + w['up_bias'], approximate=False)
+    x = x + matrix_product(y, w['down']) + w['down_bias']
     return layer_norm(x, w['mlp_norm_scale'], w['mlp_norm_bias'], config.norm_eps), None
 
   return jax.lax.scan(layer, x, params['layers'])[0]
@@ -195,7 +197,8 @@ class TextEncoder:
       for row, number in enumerate(own):
         tokens[row, :len(ids[number])], mask[row, :len(ids[number])] = ids[number], True
       mask[len(own):, 0] = True
-      found = pooled(self._encoder.config, self.recipe.pooling, self._params, *jax.device_put((tokens, mask), self._split))
+      with ambient(self._split.mesh):
+        found = pooled(self._encoder.config, self.recipe.pooling, self._params, *jax.device_put((tokens, mask), self._split))
       batches.append((own, found))
       start += len(own)
     result = np.zeros((len(texts), self.width), np.float32)
