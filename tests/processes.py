@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,10 +17,10 @@ def as_processes(count: int, monkeypatch, run: Callable[[], Any]) -> list[Any]:
   local, exchange, barrier = threading.local(), {}, threading.Barrier(count, timeout=60)
 
   def gather(own):
-    exchange[local.process] = pickle.dumps(own)
+    exchange[local.process] = zlib.compress(pickle.dumps(own), level=1)
     meshes.exchanged['bytes'] += len(exchange[local.process])
     barrier.wait()
-    found = [pickle.loads(exchange[process]) for process in range(count)]
+    found = [pickle.loads(zlib.decompress(exchange[process])) for process in range(count)]
     barrier.wait()
     return found
 
