@@ -31,6 +31,7 @@ def get_config(stage: str = 'chains'):
   if stage == 'sft':
     config.out = 'runs/smollm2_wiki/cold'
     config.steps = 500  # two passes over 2000 chains
+    config.dtype = 'bfloat16'  # twice as fast on CPUs with AVX512-BF16
     config.sft.demonstrations, config.sft.per_step = made + '/chains.jsonl', 8  # fewer fill rows badly
     config.optim.update(learning_rate=5e-4, lr_warmup_updates=5)
   elif stage == 'rl':
