@@ -262,7 +262,7 @@ def fuse(config: DecoderConfig, params: dict) -> dict:
 
 def _block(config, weights, x, angles, attend):
   """One transformer layer: attention and gated feed-forward, each added to the residual stream."""
-  dtype, (B, T, D), h = x.dtype, x.shape, config.head_dim
+  dtype, (B, T, _), h = x.dtype, x.shape, config.head_dim
   w = {name: jax.tree.map(lambda x: x.astype(dtype), value) for name, value in weights.items() if 'norm' not in name}
 
   y = rms_norm(x, weights['attn_norm'], config.norm_eps)

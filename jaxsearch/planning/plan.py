@@ -124,10 +124,13 @@ def examine(program: programs.Program, target: targets.Target, cache: str = '') 
 
 def advice(config: ml_collections.ConfigDict, run: programs.Run, found: dict[str, Planned], limit: float) -> str:
   """The field that would make it fit, if what a program needs beside its arguments shrinks as the field does."""
-  room, said = limit - run.resident, []
-  if room < run.load:
-    said.append('more devices along mesh.fsdp, or optim.master_weights=False: parameters and moments leave no room '
-                f'(and {run.cache / GIB:.1f} GiB are the cache: sampler.slots, sampler.length)')
+  room, said, lanes = limit - run.resident, [], run.engine.lanes
+  if room < run.load:  # a cache with fewer slots makes room, if parameters and moments leave any
+    slots = int(config.sampler.slots * (room - run.load + run.cache) / run.cache) // lanes * lanes
+    if slots >= lanes:
+      said.append(f'sampler.slots={slots}: the cache of {config.sampler.slots} takes {run.cache / GIB:.1f} GiB')
+    else:
+      said.append('more devices along mesh.fsdp, or optim.master_weights=False: parameters and moments leave no room')
   parts = meshes.batch_size(run.mesh)
   for name, one in found.items():
     need = one.temporary + one.padding
@@ -135,7 +138,7 @@ def advice(config: ml_collections.ConfigDict, run: programs.Run, found: dict[str
       continue
     if name in SAMPLING:
       slots = int(config.sampler.slots * (room + run.cache) / (need + run.cache))
-      said.append(f'sampler.slots={max(slots, run.engine.lanes) // run.engine.lanes * run.engine.lanes} for {name}')
+      said.append(f'sampler.slots={max(slots, lanes) // lanes * lanes} for {name}')
     elif config.train.micro_rows > parts:
       gradients = run.programs[name].gradients
       rows = int(config.train.micro_rows * max(room - gradients, 0) / (need - gradients)) // parts * parts

@@ -82,6 +82,14 @@ def test_a_small_plan(config, target, tmp_path, monkeypatch):
   assert not tight['fits'] and re.search(r'train\.micro_rows=4 for update', tight['advice'])
   assert 'does not fit' in list(report.lines(tight, target))[-1]
 
+  # Smaller yet: fewer slots if the cache is what is too large, else neither slots nor rows.
+  size = found['resident'] | {'load': found['load']}
+  for memory, advised in ((sum(size.values()) - size['cache'] / 2, r'sampler\.slots=4: the cache of 8 takes'),
+                          (size['parameters'], 'more devices along mesh')):
+    monkeypatch.setitem(targets.DEVICES, 'cuda:h100', dataclasses.replace(target.device, memory=int(memory / plan.FULL) + 1))
+    tight = plan.plan(config, target, cache=str(tmp_path), say=said.append)
+    assert not tight['fits'] and re.match(advised, tight['advice']), tight['advice']
+
 
 def test_only_some_programs_have_no_step(config, target, tmp_path):
   with config.unlocked():

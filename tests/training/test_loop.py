@@ -5,9 +5,9 @@ import json
 import math
 import pathlib
 import pickle
-import threading
 import re
 import sys
+import threading
 import types
 
 import jax
