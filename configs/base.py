@@ -124,6 +124,8 @@ def get_config():
     chunk=1024,                      # tokens of a device that are projected onto the vocabulary at a time; less saves memory
     aggregate='token-mean',          # how the loss is averaged: 'token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum',
                                      # 'span-mean' or 'step-mean', see trees/layout.py
+    kl_on='all',                     # the trees that the KL to the initial policy is about: 'all', or 'wrong', those whose
+                                     # answer is not right
   )
   config.loss = config_dict.create(
     clip_low=0.2, clip_high=0.2,     # the ratio is clipped to 1 - clip_low … 1 + clip_high

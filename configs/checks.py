@@ -56,6 +56,7 @@ FIELDS = {
   'train.async_steps': '= 0 or = 1',
   'train.old_logprobs': ('sampler', 'recompute'),
   'train.chunk': COUNT,
+  'train.kl_on': ('all', 'wrong'),
   'train.aggregate': ('token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean', 'span-mean'),
 
   'loss.clip_low': '>= 0 and < 1',

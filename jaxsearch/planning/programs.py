@@ -121,7 +121,7 @@ def state_structs(trained: dict, optimizer: Any, mesh: jax.sharding.Mesh) -> ste
 def batch_structs(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh, n: int) -> batches.Batch:
   """A batch of `n` micro-batches on the mesh."""
   shape, rows = (n, config.train.micro_rows, config.train.row_length), meshes.split_over_batch(mesh, 1)
-  absent = () if config.loss.kl_coef else ('ref_logprobs',)
+  absent = () if config.loss.kl_coef else ('ref_logprobs', 'kl_weights')
   absent += () if config.critic.enabled else ('value_weights', 'values', 'returns')
   integers = ('tokens', 'positions', 'previous', 'visible_until', 'targets')
   fields = {field.name: None if field.name in absent else jax.ShapeDtypeStruct(

@@ -30,6 +30,7 @@ class Batch:
   visible_until: jax.Array  # [n, R, T] int32
   targets: jax.Array        # [n, R, M] int32, row indices of the trained tokens; -1 is padding
   weights: jax.Array        # [n, R, M] float32, 0 on padding: the loss is the sum of weight * per-token loss
+  kl_weights: jax.Array | None  # [n, R, M] float32, the weights of the KL to the reference; None without one
   gains: jax.Array          # [n, R, M] float32, weighted advantages above 0, of all spans that share the token
   losses: jax.Array         # [n, R, M] float32, those below 0, as a positive number
   spans: jax.Array          # [n, R, M] float32, how many trained spans share the token
@@ -91,7 +92,8 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, old_logprobs: np.ndarray 
     tokens=split(given['tokens']), positions=split(given['positions']),
     previous=split(given['previous'], index), visible_until=split(given['visible_until'], index + 1),
     targets=split(np.where(real, order, -1).astype(np.int32), -1),
-    weights=packed('loss_weights'), gains=packed('gains'), losses=packed('losses'), spans=packed('trained'),
+    weights=packed('loss_weights'), kl_weights=None if ref_logprobs is None else packed('kl_weights'),
+    gains=packed('gains'), losses=packed('losses'), spans=packed('trained'),
     old_logprobs=packed('old') if 'old' in given else sampler_logprobs, sampler_logprobs=sampler_logprobs,
     ref_logprobs=packed('ref'), value_weights=packed('value_weights') if critic else None,
     values=packed('values') if critic else None, returns=packed('returns') if critic else None,

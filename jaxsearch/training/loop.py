@@ -471,8 +471,10 @@ def summary(groups: Groups, trained: Groups) -> dict[str, float]:
 
 def into_rows(learner: Learner, trees: Sequence[Tree], share_trained: bool = True) -> TrainingRows:
   """The training rows of this process's trees."""
+  all_held = learner.config.train.kl_on == 'all'
   return batches.lay_out_own(trees, learner.config.train.row_length, pad_id=learner.agent.engine.tokenizer.pad_id,
-                             how=learner.config.train.aggregate, share_trained=share_trained)
+                             how=learner.config.train.aggregate, share_trained=share_trained,
+                             held=lambda tree: all_held or not tree.question.score(tree.answer))
 
 
 @memory.named('computing values', memory.UPDATE)

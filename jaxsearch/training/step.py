@@ -68,7 +68,7 @@ def trained_logprobs(params: dict, states: jax.Array, batch: Batch, *, temperatu
 def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperature: float, chunk: int, clip_low: float,
                 clip_high: float, dual_clip: float | None, kl_coef: float, entropy_coef: float,
                 importance_cap: float = 0.0) -> tuple[jax.Array, Report]:
-  """sum of the clipped surrogates, and of weights * (kl_coef * k3 KL to the reference - entropy_coef * entropy).
+  """sum of the clipped surrogates, of kl_weights * kl_coef * k3 KL to the reference, and of -weights * entropy_coef * entropy.
 
   `temperature` is that of the sampler: the ratio compares log-probabilities of the same distribution. Without a reference
   (`batch.ref_logprobs` is None) there is no KL term; it is reported as 0. With an `importance_cap` above 0 the surrogate of
@@ -87,11 +87,12 @@ def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperatur
     surrogate *= weights
     correction = {'importance_weight': weights, 'importance_capped': weights >= importance_cap}
   entropies = jnp.where(mask, entropies if entropy_coef else jax.lax.stop_gradient(entropies), 0)
-  kl = jnp.zeros_like(entropies)
+  kl, kl_weights = jnp.zeros_like(entropies), 0.0
   if batch.ref_logprobs is not None:
     kl = jnp.where(mask, losses.kl(jnp.where(mask, logprobs, 0), batch.ref_logprobs, kind='k3'), 0)
+    kl_weights = batch.kl_weights
   policy_loss = jnp.sum(surrogate)
-  loss = policy_loss + jnp.sum(batch.weights * (kl_coef * kl - entropy_coef * entropies))
+  loss = policy_loss + jnp.sum(kl_coef * kl_weights * kl - entropy_coef * batch.weights * entropies)
 
   ratio = jnp.where(mask, jnp.exp(jnp.clip(logprobs - old, -20, 20)), 1)
   # The surrogate is clipped, and its gradient 0, where the ratio has left the interval on the side of the advantage.

@@ -22,7 +22,7 @@ return, up to a constant. Everything here is NumPy on the host. B: rows, T: toke
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -45,6 +45,7 @@ class TrainingRows:
   real: np.ndarray           # bool, False on padding
   trained: np.ndarray        # float32, how many trained spans share it; 0 wherever there is no loss
   loss_weights: np.ndarray   # float32, their weights in the loss, added up
+  kl_weights: np.ndarray     # float32, those of the spans that the KL is about, added up
   gains: np.ndarray          # float32, P: the weighted advantages above 0, added up; 0 where spans have none
   losses: np.ndarray         # float32, N: the weighted advantages below 0, added up, as a positive number
   old_logprobs: np.ndarray   # float32, captured while sampling, their mean; 0 where spans have none
@@ -60,7 +61,7 @@ class TrainingRows:
 
 
 def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'token-mean', share_trained: bool = True,
-            totals: Sequence[int] | None = None) -> TrainingRows:
+            totals: Sequence[int] | None = None, held: Callable[[Tree], bool] = lambda tree: True) -> TrainingRows:
   """Packs the tries of a forest into rows, first-fit decreasing; the result depends on its arguments alone.
 
   Args:
@@ -70,6 +71,7 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'tok
     how: the average that the loss weights stand for, see `loss_weights`.
     share_trained: False merges only what is not trained, for a loss that is not linear or quadratic in the credit.
     totals: `count_trained` of the whole batch, where `forest` is a part of it; None: it is the whole.
+    held: whether the KL to the reference is about a tree.
   Returns:
     `TrainingRows` of [B, T]; one row of padding where there is nothing to lay out.
   Raises:
@@ -95,7 +97,7 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'tok
   for row, indices in enumerate(packed):
     start = 0
     for index in indices:
-      start = _place(rows, row, start, tries[index], weights)
+      start = _place(rows, row, start, tries[index], weights, held)
   rows.old_logprobs[...] /= np.maximum(rows.trained, 1)
   for name in ('values', 'returns'):
     getattr(rows, name)[...] /= np.where(rows.value_weights > 0, rows.value_weights, 1)
@@ -222,13 +224,14 @@ def _tries(trees: Sequence[Tree], length: int, share_trained: bool) -> Iterator[
 def _padding(num_rows: int, length: int, pad_id: int) -> TrainingRows:
   shape = (num_rows, length)
   index = np.broadcast_to(np.arange(length, dtype=np.int32), shape)
-  names = ('trained', 'loss_weights', 'gains', 'losses', 'old_logprobs', 'value_weights', 'values', 'returns')
+  names = ('trained', 'loss_weights', 'kl_weights', 'gains', 'losses', 'old_logprobs', 'value_weights', 'values', 'returns')
   return TrainingRows(
     tokens=np.full(shape, pad_id, np.int32), positions=np.zeros(shape, np.int32), previous=index.copy(), visible_until=index + 1,
     real=np.zeros(shape, bool), places={}, **{name: np.zeros(shape, np.float32) for name in names})
 
 
-def _place(rows: TrainingRows, row: int, start: int, trie: _Trie, weights: dict[Node, tuple[np.ndarray, np.ndarray]]) -> int:
+def _place(rows: TrainingRows, row: int, start: int, trie: _Trie, weights: dict[Node, tuple[np.ndarray, np.ndarray]],
+           held: Callable[[Tree], bool]) -> int:
   """Writes a trie into `row` from index `start` on and returns its end. A span that is in two tries counts in the first."""
   columns = np.zeros(0, np.int64)  # of the tokens of the last path
   for shared, tokens, path in trie.paths:
@@ -244,14 +247,14 @@ def _place(rows: TrainingRows, row: int, start: int, trie: _Trie, weights: dict[
       if node not in rows.places:
         rows.places[node] = row, here
         if node.trained:
-          _credit(rows, row, here, node, *weights[node])
+          _credit(rows, row, here, node, *weights[node], held(node.tree))
     start = end
   rows.visible_until[row, columns] = start
   return start
 
 
 def _credit(rows: TrainingRows, row: int, columns: np.ndarray, node: Node, weights: np.ndarray,
-            value_weights: np.ndarray) -> None:
+            value_weights: np.ndarray, held: bool) -> None:
   """Adds what a trained span says of its tokens to what others say of them."""
   found = {}
   for field in CREDIT:
@@ -262,6 +265,7 @@ def _credit(rows: TrainingRows, row: int, columns: np.ndarray, node: Node, weigh
   bears_loss = weights != 0
   for name, values in (
       ('trained', bears_loss), ('loss_weights', weights), ('value_weights', value_weights),
+      ('kl_weights', weights * held),
       ('gains', weights * np.maximum(found['advantages'], 0)), ('losses', weights * np.maximum(-found['advantages'], 0)),
       ('old_logprobs', bears_loss * found['logprobs']),
       ('values', value_weights * found['values']), ('returns', value_weights * found['returns'])):

@@ -294,6 +294,24 @@ def test_what_sixteen_processes_exchange_is_next_to_nothing(monkeypatch, method,
   assert meshes.exchanged['bytes'] - before < 0.03 * size
 
 
+@pytest.mark.parametrize('kl_on', ['all', 'wrong'])
+def test_the_kl_may_be_about_wrong_answers_alone(config, kl_on):
+  config.train.kl_on = kl_on
+  config.train.row_length = 1024
+  tokenizer = types.SimpleNamespace(pad_id=0)
+  learner = types.SimpleNamespace(config=config, agent=types.SimpleNamespace(engine=types.SimpleNamespace(tokenizer=tokenizer)))
+  trees = [tree for group in grown_groups() for tree in group]
+  assert {tree.question.score(tree.answer) for tree in trees} == {0.0, 1.0}
+  search_r1.credit([trees], Context(0, np.random.default_rng(0), {}))
+  rows = loop.into_rows(learner, trees, share_trained=False)
+  for tree in trees:
+    for node in (node for node in tree.walk() if node.trained and node.tokens):
+      right = kl_on == 'wrong' and tree.question.score(tree.answer)
+      place = rows.places[node]
+      np.testing.assert_array_equal(rows.kl_weights[place], 0 if right else rows.loss_weights[place])
+  assert rows.kl_weights.any()
+
+
 @pytest.fixture
 def lora_config(config):
   """A run of an adapter, every update a step of its own."""

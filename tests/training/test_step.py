@@ -30,7 +30,8 @@ def grads_of(tiny, rows, micro_rows, hyper=None, params=None, decoder=None, ref=
   params = params if params is not None else tiny.random_params(decoder, 0)
   batch = make_batch(rows, micro_rows)
   if ref:
-    batch = dataclasses.replace(batch, ref_logprobs=batch.old_logprobs * 1.1)
+    batch = dataclasses.replace(batch, ref_logprobs=batch.old_logprobs * 1.1,
+                                kl_weights=make_batch(rows, micro_rows, ref_logprobs=rows.old_logprobs).kl_weights)
   mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
   loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=decoder, **(hyper or tiny.hyper))
   accumulate = jax.jit(lambda params, batch: steps.accumulate(
@@ -99,6 +100,18 @@ def test_micro_batches_and_packing_change_no_gradient(tiny):
     assert_trees_close(grads, reference[0], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(loss, reference[1], rtol=1e-5)
     assert_trees_close(report, reference[2], rtol=1e-4, atol=1e-6)
+
+
+def test_the_kl_is_about_the_trees_that_are_held_and_no_others(tiny):
+  forest, held = tiny.random_forest(2, trees=8, branch=True), {}
+  for name, trees in {'all': forest, 'none': [], 'half': forest[::2], 'rest': forest[1::2]}.items():
+    rows = lay_out(forest, 64, pad_id=0, held=trees.__contains__)
+    held[name] = grads_of(tiny, rows, 2, tiny.hyper | dict(kl_coef=0.3), ref=True)
+  free = grads_of(tiny, lay_out(forest, 64, pad_id=0), 2, tiny.hyper | dict(kl_coef=0.0))
+  assert_trees_close(held['none'][0], free[0], atol=1e-6)
+  of_all, of_half, of_rest = (jax.tree.map(jnp.subtract, held[name][0], free[0]) for name in ('all', 'half', 'rest'))
+  assert all(max(float(jnp.abs(g).max()) for g in jax.tree.leaves(part)) > 1e-4 for part in (of_half, of_rest))
+  assert_trees_close(jax.tree.map(jnp.add, of_half, of_rest), of_all, rtol=1e-4, atol=1e-6)
 
 
 def sharing_forest(seed):

@@ -110,10 +110,11 @@ def test_what_the_trees_of_a_question_have_in_common_is_there_once(forest):
 @hypothesis.settings(max_examples=100, deadline=None)
 @hypothesis.given(forests, st.sampled_from(AGGREGATIONS), st.sampled_from([40, 64, 256]))
 def test_credit_adds_up_over_the_spans_that_share_a_token(forest, how, length):
-  rows = lay_out(forest, length, pad_id=PAD, how=how)
+  held = set(forest[::2])
+  rows = lay_out(forest, length, pad_id=PAD, how=how, held=held.__contains__)
   nodes = [list(tree.walk()) for tree in forest]
-  expected = collections.defaultdict(lambda: dict.fromkeys(('trained', 'loss_weights', 'gains', 'losses', 'old_logprobs',
-                                                            'value_weights', 'values', 'returns'), 0.0))
+  expected = collections.defaultdict(lambda: dict.fromkeys(('trained', 'loss_weights', 'kl_weights', 'gains', 'losses',
+                                                            'old_logprobs', 'value_weights', 'values', 'returns'), 0.0))
   for own, weights, value_weights in zip(nodes, *loss_weights(nodes, how)):
     tokens = [(node, index) for node in own for index in range(len(node.tokens))]
     for (node, index), weight, value_weight in zip(tokens, weights, value_weights):
@@ -121,9 +122,9 @@ def test_credit_adds_up_over_the_spans_that_share_a_token(forest, how, length):
       at = expected[row, columns[index]]
       if weight:
         advantage = np.broadcast_to(node.advantages, len(node.tokens))[index]
-        said = dict(trained=1, loss_weights=weight, gains=weight * max(advantage, 0), losses=weight * max(-advantage, 0),
-                    old_logprobs=node.logprobs[index], value_weights=value_weight, values=value_weight * node.values[index],
-                    returns=value_weight * node.returns[index])
+        said = dict(trained=1, loss_weights=weight, kl_weights=weight * (node.tree in held), gains=weight * max(advantage, 0),
+                    losses=weight * max(-advantage, 0), old_logprobs=node.logprobs[index], value_weights=value_weight,
+                    values=value_weight * node.values[index], returns=value_weight * node.returns[index])
         for name, value in said.items():
           at[name] += value
   for (row, column), at in expected.items():
