@@ -313,6 +313,17 @@ def test_what_has_no_effect_is_listed(folder, command, tmp_path):
   assert result(tmp_path / 'r.json')['manifest']['ignored'] == expected and json.loads(printed.splitlines()[-1])['n'] == 2
 
 
+def test_a_field_that_only_this_config_has_may_be_what_others_are_made_of(folder, command):
+  (folder / 'own.py').write_text(
+    "from configs import base\n\n\ndef get_config():\n  config = base.get_config()\n  config.unlock()\n"
+    "  config.folder = 'nowhere'\n  config.eval.questions = config.get_ref('folder') + '/questions.jsonl'\n"
+    "  return config.lock()\n")
+  status, _, errors = command('eval', f'--config={folder}/own.py', f'--config.folder={folder}', '--checkpoint', folder / 'run',
+                              '--limit=2')
+  assert status == 0 and [line for line in errors.splitlines() if 'ignored' in line] == [
+    'jaxsearch: ignored: 10 questions after the first 2']
+
+
 def test_stops_are_counted_and_prompts_without_room_are_named(folder, command):
   long = pathlib.Path(folder / 'long.jsonl')
   long.write_text('\n'.join(json.dumps({'id': str(i), 'question': words, 'golden_answers': ['red']})

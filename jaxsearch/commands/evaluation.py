@@ -152,8 +152,9 @@ def _ignored(flags, name: str) -> list[str]:
   for given, field in (('checkpoint', 'model'), ('corpus', 'data.corpus'), ('questions', 'eval.questions')):
     if getattr(flags, given, ''):
       useless[field] = f'--{given}'
-  lines = []
-  for field in sorted(flags.changed):
+  from configs import base  # other fields may take their values from one that only this config has
+  shared, lines = base.get_config(), []
+  for field in sorted(field for field in flags.changed if field.split('.')[0] in shared):
     if field in useless or not any(field == one or field.startswith(f'{one}.') for one in ANSWERING):
       instead = useless.get(field)
       lines.append(f'--config.{field}' + (f', what counts is {instead}' if instead else ' has no effect on an evaluation'))
