@@ -49,7 +49,7 @@ def lay_out_own(trees: Sequence[Tree], length: int, *, how: str = 'token-mean', 
   return lay_out(trees, length, how=how, totals=sum(meshes.gather_objects(own)), **options)
 
 
-def make_batch(rows: TrainingRows, micro_rows: int, *, old_logprobs: np.ndarray | None = None,
+def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, old_logprobs: np.ndarray | None = None,
                ref_logprobs: np.ndarray | None = None, critic: bool = False) -> Batch:
   """Cuts rows into micro-batches and packs the trained tokens of each row.
 
@@ -57,10 +57,13 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, old_logprobs: np.ndarray 
   trained here. A process that has more than fill its parts passes the last ones on to others, see `row_moves`. M is that of the
   row that needs most.
 
-  The number of micro-batches is rounded up to a power of two (padding costs no compute, see `count`), M to a multiple of T/8,
-  or of T/4 from T/2 on. Both depend on the rows alone, never on earlier batches: a resumed run computes the same.
+  There are as many micro-batches as rows with one tree each would fill, or more where these do not do, rounded up to a power of
+  two. In most runs their number never changes, so that no program is compiled in the middle of the night; padding costs no
+  compute, see `count`. M is rounded up to a multiple of T/8, or of T/4 from T/2 on. Both depend on the arguments alone, never on
+  earlier batches: a resumed run computes the same.
 
   Args:
+    trees: how many the rows of all processes may hold.
     old_logprobs, ref_logprobs: [B, T]; without the former the sampler's are taken.
     critic: whether to take the values and returns of the rows.
   """
@@ -70,9 +73,9 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, old_logprobs: np.ndarray 
   sizes, largest = zip(*meshes.gather_objects((len(rows.tokens), int((rows.trained != 0).sum(axis=1).max(initial=1)))))
   given = pass_rows_on({name: values for name, values in given.items() if values is not None}, row_moves(sizes, micro_rows))
   count = max(-(-sum(sizes) // micro_rows), 1)
-  B, micro_rows = len(given['tokens']), micro_rows // len(sizes)
+  B, all_rows, micro_rows = len(given['tokens']), micro_rows, micro_rows // len(sizes)
   trained = given['trained'] != 0
-  n = 1 << (count - 1).bit_length()
+  n = 1 << (max(count, -(-trees // all_rows)) - 1).bit_length()
   M = target_bucket(max(largest), T)
   order = np.argsort(~trained, axis=1, kind='stable')[:, :M]  # trained tokens first, in row order
   real = np.take_along_axis(trained, order, axis=1)
@@ -169,9 +172,9 @@ def mini_batches(sizes: Sequence[int], size: int, rng: np.random.Generator) -> l
   return [ordered[start:end] for start, end in itertools.pairwise(ends)]
 
 
-def compute_on_rows(program: Callable, params: dict, rows: TrainingRows, micro_rows: int, mesh) -> np.ndarray:
-  """What a compiled score or value step says of the trained tokens, [B, T] as the rows; 0 elsewhere."""
-  batch, B = make_batch(rows, micro_rows), len(rows.tokens)
+def compute_on_rows(program: Callable, params: dict, rows: TrainingRows, micro_rows: int, mesh, trees: int = 0) -> np.ndarray:
+  """What a compiled score or value step says of the trained tokens, [B, T] as the rows; 0 elsewhere. `trees`: see make_batch."""
+  batch, B = make_batch(rows, micro_rows, trees=trees), len(rows.tokens)
   with meshes.issuing():
     found = meshes.own_rows(program(params, place(batch, mesh)))
   return bring_home(unpack(batch, found), B, row_moves(meshes.gather_objects(B), micro_rows))

@@ -321,7 +321,8 @@ class Student:
   @memory.named('updating the critic', memory.UPDATE)
   def learn(self, trees: Sequence[Tree]) -> dict[str, float]:
     """One update on the rewards of trees, of which each process lays out a part; its metrics."""
-    batch = batches.make_batch(rows_of(self.config, trees[meshes.own_part()]), self.config.train.micro_rows, critic=True)
+    rows = rows_of(self.config, trees[meshes.own_part()])
+    batch = batches.make_batch(rows, self.config.train.micro_rows, trees=len(trees), critic=True)
     self.state, result = self.train_step(self.state, batches.place(batch, self.mesh))
     return runs.to_row(result)
 
@@ -332,7 +333,7 @@ class Student:
     own = trees[meshes.own_part()]
     rows = rows_of(self.config, own)
     take_back(rows, own, batches.compute_on_rows(
-      self.values, self.state.params, rows, self.config.train.micro_rows, self.mesh), 'values')
+      self.values, self.state.params, rows, self.config.train.micro_rows, self.mesh, len(trees)), 'values')
     found, _ = meshes.gather_items([[node.values for node in tree.nodes(Role.POLICY)] for tree in own])
     for tree, values in zip(trees, found, strict=True):
       for node, of_node in zip(tree.nodes(Role.POLICY), values, strict=True):

@@ -214,7 +214,12 @@ def importance_cap(config: ml_collections.ConfigDict) -> float:
 def total_updates(config: ml_collections.ConfigDict) -> int:
   """How many updates a whole run makes if every tree is trained on; fewer where a method leaves some out."""
   trees = config.questions_per_step * config.group_size
-  return config.steps * config.train.epochs * -(-trees // (config.train.mini_batch or trees))
+  return config.steps * config.train.epochs * -(-trees // trees_of_update(config))
+
+
+def trees_of_update(config: ml_collections.ConfigDict) -> int:
+  """How many trees an update is on, at most."""
+  return config.train.mini_batch or config.questions_per_step * config.group_size
 
 
 def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) -> dict | None:
@@ -482,7 +487,8 @@ def assess(learner: Learner, trees: Sequence[Tree]) -> None:
   """Writes the critic's values onto the trained spans, if there is a critic."""
   if learner.values is not None:
     rows, state = into_rows(learner, trees), learner.state if critics.is_shared(learner.config) else learner.state.critic
-    values = batches.compute_on_rows(learner.values, state.params, rows, learner.config.train.micro_rows, learner.mesh)
+    values = batches.compute_on_rows(learner.values, state.params, rows, learner.config.train.micro_rows, learner.mesh,
+                                     learner.config.questions_per_step * learner.config.group_size)
     take_back(rows, trees, values, 'values')
 
 
@@ -501,7 +507,8 @@ def update(learner: Learner, groups: Groups, step: int, clock: runs.Clock) -> di
   forests = [[own[group][member] for group, member in part if group in own]
              for part in batches.mini_batches(sizes, settings.mini_batch, rng)]
   parts = [into_rows(learner, forest, share_trained=not clipped) for forest in forests]
-  score = lambda params: [batches.compute_on_rows(learner.score, params, part, settings.micro_rows, learner.mesh)
+  most = trees_of_update(learner.config)
+  score = lambda params: [batches.compute_on_rows(learner.score, params, part, settings.micro_rows, learner.mesh, most)
                           for part in parts]
   recomputed = settings.old_logprobs == 'recompute' or bool(importance_cap(learner.config))
   one_update = settings.epochs == 1 and not settings.mini_batch  # whose own log-probabilities are the old ones
@@ -513,7 +520,7 @@ def update(learner: Learner, groups: Groups, step: int, clock: runs.Clock) -> di
   with clock('train'):
     for _ in range(settings.epochs):
       for i in rng.permutation(len(parts)):
-        batch = batches.make_batch(parts[i], settings.micro_rows, old_logprobs=old[i], ref_logprobs=ref[i],
+        batch = batches.make_batch(parts[i], settings.micro_rows, trees=most, old_logprobs=old[i], ref_logprobs=ref[i],
                                    critic=learner.values is not None)
         if recomputed and one_update:
           batch = dataclasses.replace(batch, old_logprobs=None)

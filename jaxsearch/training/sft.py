@@ -98,7 +98,7 @@ def open_imitation(model_config: DecoderConfig, params: dict, optim: ml_collecti
   @memory.named('updating the policy', memory.UPDATE)
   def learn(state: steps.TrainState, forest: Sequence[Tree]) -> tuple[steps.TrainState, dict[str, float]]:
     rows = batches.lay_out_own(forest[meshes.own_part()], row_length, pad_id=pad_id, how=aggregate)
-    state, result = train_step(state, batches.place(batches.make_batch(rows, micro_rows), mesh), base)
+    state, result = train_step(state, batches.place(batches.make_batch(rows, micro_rows, trees=len(forest)), mesh), base)
     return state, runs.to_row(result) | {'padded_share': 1 - rows.fill}
 
   return steps.create_state(params, optimizer, mesh), learn

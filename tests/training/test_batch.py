@@ -37,6 +37,18 @@ def test_trained_tokens_are_packed_in_order_with_their_values(tiny):
       np.testing.assert_array_equal(batch.previous[i, r], np.arange(T))
 
 
+@pytest.mark.parametrize(('trees', 'micro_rows'), [(0, 1), (1, 1), (2, 2), (5, 1), (9, 2), (30, 4), (30, 7)])
+def test_steps_of_few_rows_have_the_shape_of_others(tiny, trees, micro_rows):
+  rows = lay_out(tiny.random_forest(0, trees=3), 48, pad_id=0)
+  plain, batch = batches.make_batch(rows, micro_rows), batches.make_batch(rows, micro_rows, trees=trees)
+  needed = -(-max(len(rows.tokens), trees) // micro_rows)
+  n = len(plain.tokens)
+  assert len(batch.tokens) == 1 << (needed - 1).bit_length() >= n and batch.count == plain.count
+  for field in ('tokens', 'targets', 'weights', 'spans'):
+    np.testing.assert_array_equal(getattr(batch, field)[:n], getattr(plain, field))
+  assert np.all(batch.targets[n:] == -1) and not batch.weights[n:].any()
+
+
 def test_unpack_is_the_inverse(tiny):
   rows = lay_out(tiny.random_forest(1, trees=7), 48, pad_id=0)
   batch = batches.make_batch(rows, 2)
