@@ -73,9 +73,9 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, old_logpr
   sizes, largest = zip(*meshes.gather_objects((len(rows.tokens), int((rows.trained != 0).sum(axis=1).max(initial=1)))))
   given = pass_rows_on({name: values for name, values in given.items() if values is not None}, row_moves(sizes, micro_rows))
   count = max(-(-sum(sizes) // micro_rows), 1)
-  B, all_rows, micro_rows = len(given['tokens']), micro_rows, micro_rows // len(sizes)
+  n = 1 << (max(count, -(-trees // micro_rows)) - 1).bit_length()
+  B, micro_rows = len(given['tokens']), micro_rows // len(sizes)
   trained = given['trained'] != 0
-  n = 1 << (max(count, -(-trees // all_rows)) - 1).bit_length()
   M = target_bucket(max(largest), T)
   order = np.argsort(~trained, axis=1, kind='stable')[:, :M]  # trained tokens first, in row order
   real = np.take_along_axis(trained, order, axis=1)

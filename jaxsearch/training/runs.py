@@ -260,7 +260,7 @@ class RunFolder(contextlib.ExitStack):
       start, last = time.perf_counter(), bool(stop) or step == self.config.steps
       if last or step % self.config.checkpoint_every == 0:
         self.publish()
-        gc.collect()  # what steps leave behind in cycles, some MiB each; by itself that comes once in a hundred steps
+        gc.collect()  # what steps leave behind in cycles; Python itself looks for it once in a hundred steps
         checkpoint.save(self._manager, step, state, host() | {'step': step, 'config': self.config.to_dict()})
       if last:
         with checkpoint.writing(self._manager.directory):
