@@ -152,7 +152,8 @@ def scaling_page(plans):
 
 Plans of Search-R1's step (512 questions x 5 chains of 4,096 tokens, configs/search_r1_grpo_qwen2_5_3b.py) with other models and
 one training row a device. Compiled by the compiler of the target; **nothing was run**. Seconds are least times, as in
-[plans.md](plans.md). `next limit`: what the longest phase is bound by, or what does not fit.
+[plans.md](plans.md). `next limit`: what the longest phase is bound by, or what does not fit. A program that is larger than the
+memory of a TPU is refused by its compiler: then there are no seconds.
 
 """ + made(plans)
   rows = []
@@ -161,9 +162,10 @@ one training row a device. Compiled by the compiler of the target; **nothing was
       for target in slices:
         plan = plans.get(f'scaling_{size}@{target}')
         if plan is not None:
-          rows.append([f'{size.upper()}, {devices} x {target.rsplit(":", 1)[0]}', f'{plan["share"]:.0%}', *(
-            f'{seconds:.0f}' for seconds in plan['phases'].values()), f'{plan["step_seconds"]:.0f}',
-            bound(plan) if plan['fits'] else f'does not fit: {plan["advice"]}'])
+          figures = ['too much', '', '', '', ''] if plan['step_seconds'] is None else [f'{plan["share"]:.0%}', *(
+            f'{seconds:.0f}' for seconds in (*plan['phases'].values(), plan['step_seconds']))]
+          rows.append([f'{size.upper()}, {devices} x {target.rsplit(":", 1)[0]}', *figures,
+                       bound(plan) if plan['fits'] else f'does not fit: {plan["advice"]}'])
   planned = len(SIZES) * sum(map(len, SLICES.values()))
   if len(rows) < planned:
     text += f'Not planned yet: {planned - len(rows)} of {planned}.\n\n'

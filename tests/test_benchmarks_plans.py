@@ -39,7 +39,8 @@ def fake(fits):
 def test_the_pages_say_what_fits_and_what_is_missing(tmp_path, monkeypatch):
   monkeypatch.setattr(plans, 'PLANS', tmp_path / 'plans.jsonl')
   assert plans.read() == {}
-  made = [{'name': 'search_r1_grpo_qwen2_5_3b@cuda:h100:2x8'} | fake(True), {'name': 'scaling_7b@tpu:v5p:4x4x4'} | fake(False)]
+  made = [{'name': 'search_r1_grpo_qwen2_5_3b@cuda:h100:2x8'} | fake(True), {'name': 'scaling_7b@tpu:v5p:4x4x4'} | fake(False),
+          {'name': 'scaling_32b@tpu:v6e:2x4'} | fake(False) | {'step_seconds': None}]
   plans.PLANS.write_text(''.join(json.dumps(line) + '\n' for line in made))
   page = plans.plans_page(plans.read())
   assert 'Made 2026-01-02 with JAX 0.1.' in page
@@ -47,7 +48,9 @@ def test_the_pages_say_what_fits_and_what_is_missing(tmp_path, monkeypatch):
   assert '| update: memory | 1.07 |' in page
   assert f'Not planned yet: {2 * len(plans.CONFIGS) - 1} of {2 * len(plans.CONFIGS)}' in page and 'Nothing was run' in page
   assert '| `tpu:v5p` | 95.7 | 2765 | 459 | 600 |  | https://cloud.google.com/tpu/docs/v5p |' in page
-  assert '| 7B, 64 x tpu:v5p | 42% | 5 | 1 | 7 | 13 | does not fit: sampler.slots=8 |' in plans.scaling_page(plans.read())
+  scaling = plans.scaling_page(plans.read())
+  assert '| 7B, 64 x tpu:v5p | 42% | 5 | 1 | 7 | 13 | does not fit: sampler.slots=8 |' in scaling
+  assert '| 32B, 8 x tpu:v6e | too much |  |  |  |  | does not fit: sampler.slots=8 |' in scaling
 
 
 def test_a_line_has_what_the_pages_need():
