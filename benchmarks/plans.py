@@ -30,6 +30,7 @@ SIZES = ('3b', '7b', '32b')
 SLICES = {  # by devices
   8: ('cuda:h100:1x8', 'tpu:v5p:2x2x2', 'tpu:v6e:2x4'), 64: ('cuda:h100:8x8', 'tpu:v5p:4x4x4', 'tpu:v6e:8x8'),
   256: ('cuda:h100:32x8', 'tpu:v5p:4x8x8', 'tpu:v6e:16x16')}
+SLOTS = {('3b', 'tpu:v6e'): 128, ('7b', 'tpu:v6e'): 64, ('32b', 'cuda:h100'): 128, ('32b', 'tpu:v5p'): 64, ('32b', 'tpu:v6e'): 8}
 GIB = 2**30
 
 
@@ -41,8 +42,13 @@ def jobs():
       for target in slices:
         found[f'scaling_{size}@{target}'] = [
           '--config', add_py(CONFIGS[0]), '--target', target, f'--config.model=random:qwen2.5-{size}',
-          f'--config.train.micro_rows={devices}']
+          f'--config.train.micro_rows={devices}', f'--config.sampler.slots={slots(size, devices, target)}']
   return found
+
+
+def slots(size, devices, target):
+  """Slots of the sampler that fit, or would if something else did."""
+  return min(SLOTS.get((size, target.rsplit(':', 1)[0]), 256), 16 if (size, devices) == ('32b', 8) else 256)
 
 
 def add_py(config):
@@ -67,7 +73,7 @@ def make(folder, name, arguments):
 
 def short(plan):
   """What the pages need of a plan."""
-  programs = {name: {'memory': {'total': program['memory']['total']}, 'each': program['each']}
+  programs = {name: {'memory': {size: program['memory'][size] for size in ('resident', 'total')}, 'each': program['each']}
               for name, program in plan['programs'].items()}
   return {name: plan.get(name) for name in FIELDS} | {'programs': programs}
 
@@ -107,9 +113,10 @@ no accelerator. Memory is what the compiler planned. Seconds are least times: wh
 their published rates, each program bound by the slowest of the three, every chain as long as its config allows. Tools, judges
 and the host are not in them. Real steps take a multiple.
 
-Parameters (policy, reference, critic, the sampler's copy), moments and the cache always lie on a device. The columns behind them
-are what each program adds while it runs. `load` hands new parameters to the sampler. All in GiB a device; `share` is the
-largest sum as a share of the device. One plan in full: `jaxsearch plan --config configs/NAME.py --target TARGET`.
+Parameters (policy, reference, critic) and moments always lie on a device; weights and cache of the sampler while it samples
+(`sampler.release`). The columns behind them are what each program adds while it runs. `load` hands new weights to the sampler.
+All in GiB a device; `share` is the largest sum as a share of the device. One plan in full:
+`jaxsearch plan --config configs/NAME.py --target TARGET`.
 
 Decoding is planned with slots as long as they are on average, from the prompt to the last token: its kernel
 (jaxsearch/models/kernels/decode_attention.py) reads each slot's own length, in the cache itself. Where the
@@ -127,16 +134,16 @@ token reads and writes, as a multiple of the weights and what is live in the cac
         missing.append((config, target))
         continue
       state = plan['resident']
-      beside = lambda name: f'{(plan["programs"][name]["memory"]["total"] - sum(state.values())) / GIB:.1f}' if name in plan[
-        'programs'] else ''
+      memory = {name: program['memory'] for name, program in plan['programs'].items()}
+      beside = lambda name: f'{(memory[name]["total"] - memory[name]["resident"]) / GIB:.1f}' if name in memory else ''
       rows.append([f'`{config}`', *(f'{size / GIB:.1f}' for size in state.values()), *map(beside, (
-        'update', 'critic', 'score', 'values', 'prefill', 'decode')), f'{plan["load"] / GIB:.1f}',
+        'update', 'critic', 'score', 'values', 'prefill', 'decode')), f'{plan["load"]["temporary"] / GIB:.1f}',
         f'{plan["share"]:.0%}' + ('' if plan['fits'] else ' **too much**'),
         *(f'{seconds:.0f}' for seconds in plan['phases'].values()), bound(plan), f'{plan["decode_traffic"]:.2f}'])
     if rows:
       text += f'## {target}\n\n' + table(
-        ['config', 'parameters', 'moments', 'cache', 'update', 'critic', 'score', 'values', 'prefill', 'decode', 'load', 'share',
-         'rollout s', 'score s', 'update s', 'bound by', 'decode moves'], rows) + '\n'
+        ['config', 'parameters', 'moments', 'weights', 'cache', 'update', 'critic', 'score', 'values', 'prefill', 'decode',
+         'load', 'share', 'rollout s', 'score s', 'update s', 'bound by', 'decode moves'], rows) + '\n'
   if missing:
     text += f'Not planned yet: {len(missing)} of {len(CONFIGS) * len(TARGETS)}. The command above goes on where it stopped.\n\n'
   return text + '## Devices, as published\n\n' + table(['device', 'memory GiB', 'memory GB/s', 'bf16 TFLOP/s', 'links GB/s',
@@ -151,9 +158,9 @@ def scaling_page(plans):
     python benchmarks/plans.py --folder runs/plans --only scaling
 
 Plans of Search-R1's step (512 questions x 5 chains of 4,096 tokens, configs/search_r1_grpo_qwen2_5_3b.py) with other models and
-one training row a device. Compiled by the compiler of the target; **nothing was run**. Seconds are least times, as in
-[plans.md](plans.md). `next limit`: what the longest phase is bound by, or what does not fit. A program that is larger than the
-memory of a TPU is refused by its compiler: then there are no seconds.
+one training row a device, and 256 slots a host, or as many as fit. Compiled by the compiler of the target; **nothing was run**.
+Seconds are least times, as in [plans.md](plans.md). `next limit`: what the longest phase is bound by, or what does not fit. A
+program that is larger than the memory of a TPU is refused by its compiler: then there are no seconds.
 
 """ + made(plans)
   rows = []
@@ -164,12 +171,12 @@ memory of a TPU is refused by its compiler: then there are no seconds.
         if plan is not None:
           figures = ['too much', '', '', '', ''] if plan['step_seconds'] is None else [f'{plan["share"]:.0%}', *(
             f'{seconds:.0f}' for seconds in (*plan['phases'].values(), plan['step_seconds']))]
-          rows.append([f'{size.upper()}, {devices} x {target.rsplit(":", 1)[0]}', *figures,
+          rows.append([f'{size.upper()}, {devices} x {target.rsplit(":", 1)[0]}', f'{slots(size, devices, target)}', *figures,
                        bound(plan) if plan['fits'] else f'does not fit: {plan["advice"]}'])
   planned = len(SIZES) * sum(map(len, SLICES.values()))
   if len(rows) < planned:
     text += f'Not planned yet: {planned - len(rows)} of {planned}.\n\n'
-  return text + table(['model, devices', 'memory', 'rollout s', 'score s', 'update s', 'step s', 'next limit'], rows)
+  return text + table(['model, devices', 'slots', 'memory', 'rollout s', 'score s', 'update s', 'step s', 'next limit'], rows)
 
 
 def main():

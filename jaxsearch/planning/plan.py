@@ -17,7 +17,6 @@ from jaxsearch.planning import costs, programs, step
 
 GIB = 2**30
 FULL = 0.9  # of a device's memory: the rest is for programs, buffers of collectives and what fragments
-SAMPLING = ('prefill', 'decode')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,21 +57,21 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, wanted: Sequ
   limit, network = FULL * target.device.memory, lambda sent: targets.network_seconds(target, run.hosts, sent)
   inside = lambda sent: targets.network_seconds(target, 1, sent)  # a host samples by itself
   result = {'model': config.model, 'devices': len(devices), 'hosts': run.hosts,
-            'resident': {name: getattr(run, name) for name in ('parameters', 'moments', 'cache')}, 'load': run.load,
-            'programs': {}}
+            'resident': {name: getattr(run, name) for name in ('parameters', 'moments', 'weights', 'cache')},
+            'released': run.released, 'load': {'temporary': run.load, 'total': run.resident('load') + run.load}, 'programs': {}}
   seconds = {}
   for name, one in found.items():
-    program, turns = run.programs[name], [cost.seconds(target.device, inside if name in SAMPLING else network)
+    program, turns = run.programs[name], [cost.seconds(target.device, inside if name in programs.SAMPLING else network)
                                           for cost in (one.once, one.each)]
     seconds[name] = tuple(max(turn.values()) for turn in turns)
     kept = min(program.activations, max(0.0, one.temporary - program.gradients))
     result['programs'][name] = {
-      'memory': {'gradients': program.gradients, 'activations': kept,
+      'memory': {'resident': run.resident(name), 'gradients': program.gradients, 'activations': kept,
                  'temporary': one.temporary + one.padding - program.gradients - kept,
-                 'total': run.resident + one.temporary + one.padding},
+                 'total': run.resident(name) + one.temporary + one.padding},
       'once': dataclasses.asdict(one.once) | turns[0], 'each': dataclasses.asdict(one.each) | turns[1],
       'collectives': one.collectives}
-  highest = max(run.load + run.resident, *(one['memory']['total'] for one in result['programs'].values()))
+  highest = max(result['load']['total'], *(one['memory']['total'] for one in result['programs'].values()))
   times = step.calls(work, config, hosts=run.hosts, slots=run.engine.slots, segment=run.engine.segment_steps,
                      prefill=math.prod(run.programs['prefill'].args[3].shape))
   phases = step.step_seconds(seconds, times)
@@ -82,7 +81,7 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, wanted: Sequ
              'fits': highest <= limit, 'bytes_per_device': highest, 'share': highest / target.device.memory,
              'step_seconds': sum(phases.values()) if not wanted and all(one.once.bytes for one in found.values()) else None}
   if 'decode' in found:
-    needed = run.sampled + work.mean_length * run.engine.slots / run.engine.lanes * run.token
+    needed = run.weights + work.mean_length * run.engine.slots / run.engine.lanes * run.token
     result['decode_traffic'] = found['decode'].each.bytes / needed
   return result | {'advice': '' if result['fits'] else advice(config, run, found, limit)}
 
@@ -106,7 +105,7 @@ def examine(program: programs.Program, target: targets.Target, cache: str = '') 
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
     sizes = [float(size) * 1024.0**' KMGT'.index(unit) for size, unit in re.findall(r'([\d.]+)([KMGT])\b', str(error))]
-    return Planned(max(sizes, default=math.inf), 0, step.Cost(counted[0][0]), step.Cost(counted[1][0]), [])
+    return Planned(max(sizes, default=math.inf) - arguments, 0, step.Cost(counted[0][0]), step.Cost(counted[1][0]), [])
   memory, text = compiled_program.memory_analysis(), compiled.with_lengths(compiled_program.as_text())
   parts = costs.cut(text) if counted[1][0] else (text, None)
   sent = [compiled.collectives(part) if part else [] for part in parts]
@@ -124,24 +123,22 @@ def examine(program: programs.Program, target: targets.Target, cache: str = '') 
 
 def advice(config: ml_collections.ConfigDict, run: programs.Run, found: dict[str, Planned], limit: float) -> str:
   """The field that would make it fit, if what a program needs beside its arguments shrinks as the field does."""
-  room, said, lanes = limit - run.resident, [], run.engine.lanes
-  if room < run.load:  # a cache with fewer slots makes room, if parameters and moments leave any
-    slots = int(config.sampler.slots * (room - run.load + run.cache) / run.cache) // lanes * lanes
-    if slots >= lanes:
-      said.append(f'sampler.slots={slots}: the cache of {config.sampler.slots} takes {run.cache / GIB:.1f} GiB')
-    else:
-      said.append('more devices along mesh.fsdp, or optim.master_weights=False: parameters and moments leave no room')
-  parts = meshes.batch_size(run.mesh)
-  for name, one in found.items():
-    need = one.temporary + one.padding
-    if need <= room or room <= 0:
-      continue
-    if name in SAMPLING:
-      slots = int(config.sampler.slots * (room + run.cache) / (need + run.cache))
-      said.append(f'sampler.slots={max(slots, lanes) // lanes * lanes} for {name}')
-    elif config.train.micro_rows > parts:
+  said, lanes, parts = [], run.engine.lanes, meshes.batch_size(run.mesh)
+  needs = {'load': run.load} | {name: one.temporary + one.padding for name, one in found.items()}
+  room = {name: limit - run.resident(name) for name in needs}
+  lacking = [name for name in needs if needs[name] > room[name]]
+  more = 'more devices along mesh.fsdp, or optim.master_weights=False: parameters and moments leave no room'
+  full = [name for name in lacking if name in programs.SAMPLING or name == 'load' or room[name] <= 0]
+  if full:  # fewer slots make room where the cache lies, if parameters and moments leave any
+    shares = [(room[name] + run.cache) / (needs[name] + run.cache) if name in programs.SAMPLING else
+              0 if run.released else (room[name] - needs[name] + run.cache) / run.cache for name in full]
+    slots = int(config.sampler.slots * min(shares)) // lanes * lanes
+    said.append(f'sampler.slots={slots}: the cache of {config.sampler.slots} takes {run.cache / GIB:.1f} GiB'
+                if slots >= lanes else more)
+  for name in (name for name in lacking if name not in full):
+    if config.train.micro_rows > parts:
       gradients = run.programs[name].gradients
-      rows = int(config.train.micro_rows * max(room - gradients, 0) / (need - gradients)) // parts * parts
+      rows = int(config.train.micro_rows * max(room[name] - gradients, 0) / (needs[name] - gradients)) // parts * parts
       said.append(f'train.micro_rows={max(rows, parts)} for {name}')
     elif config.remat != 'full':
       said.append(f"remat='full' for {name}")
@@ -159,7 +156,7 @@ def search(config: ml_collections.ConfigDict, target: targets.Target, cache: str
     run = programs.of_config(_changed(config, group, field, value), devices)
     say(f'{group}.{field}={value} …')
     found = [examine(run.programs[name], target, cache) for name in names]
-    return run.resident + max(one.temporary + one.padding for one in found)
+    return max(run.resident(name) + one.temporary + one.padding for name, one in zip(names, found))
 
   run = programs.of_config(config, devices)
   training = [name for name in ('update', 'critic') if name in run.programs]

@@ -24,6 +24,8 @@ from jaxsearch.training import step as steps
 # Any tokenizer will do: no size depends on it.
 TOKENIZER = types.SimpleNamespace(pieces=lambda size: [b''] * size, eos_ids=(), pad_id=0)
 
+SAMPLING = ('prefill', 'decode')
+
 
 @dataclasses.dataclass(frozen=True)
 class Program:
@@ -39,23 +41,27 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """What lies on a device all the time, by kind in bytes, the programs that run beside it, and the sampler."""
+  """What lies on a device, by kind in bytes, the programs that run beside it, and the sampler."""
   mesh: jax.sharding.Mesh
   model: DecoderConfig
-  parameters: int
+  parameters: int  # of training: policy, reference, critic
   moments: int
+  weights: int     # the sampler's
   cache: int
-  load: int    # handing new parameters to the sampler takes this much more for a moment
+  load: int        # handing new weights to the sampler takes this much more for a moment
+  released: bool   # weights and cache are there only while the sampler runs
   programs: dict[str, Program]
   hosts: int
   engine: Engine   # of the first host
-  sampled: int     # bytes of the sampler's parameters on a device
   row_length: int  # tokens for which a row of the cache has room
   token: float     # bytes of one token in the cache of a device
 
-  @property
-  def resident(self) -> int:
-    return self.parameters + self.moments + self.cache
+  def resident(self, name: str) -> int:
+    """Bytes on a device before a program starts, its arguments among them; or, for 'load', what is not handed over."""
+    there = self.parameters + self.moments
+    if not self.released or name in SAMPLING:
+      return there + self.weights + self.cache
+    return there + (self.weights if name == 'load' else 0)
 
 
 def of_config(config: ml_collections.ConfigDict, devices: Sequence[jax.Device], micro_batches: int = 4) -> Run:
@@ -99,10 +105,11 @@ def of_config(config: ml_collections.ConfigDict, devices: Sequence[jax.Device], 
   programs = {name: dataclasses.replace(program, devices=len(devices)) for name, program in programs.items()}
   # Training samples without top_k and top_p, which are the one conditional of decoding.
   programs |= {name: Program(*program, devices=len(own), dearest=False) for name, program in sampler.items()}
-  # `meshes.local` gives every host a copy in the dtype of the policy, which is cast while the old weights are still there.
-  copy = on_device(policy, None if base else np.dtype(master).itemsize) * hosts if hosts > 1 else 0
-  return Run(mesh, model, parameters + on_device(weights), moments, on_device(cache), copy + on_device(weights), programs, hosts,
-             engine, on_device(weights), row_length, on_device(cache[0]) * engine.lanes / (rows * row_length))
+  # The sampler's old weights are gone then (`loop.prepare`). A cast copy of all is laid out anew, by way of one copy a host.
+  copies = on_device(policy) * (1 + hosts if hosts > 1 else 1)
+  released = loop.releases(config, devices[0].platform)
+  return Run(mesh, model, parameters, moments, on_device(weights), on_device(cache), copies, released, programs, hosts, engine,
+             row_length, on_device(cache[0]) * engine.lanes / (rows * row_length))
 
 
 def structs(shardings: dict, shapes: dict, dtype: str) -> dict:

@@ -7,19 +7,24 @@ from collections.abc import Iterator
 from jaxsearch.parallel.targets import Target
 from jaxsearch.planning.plan import FULL, GIB
 
+COLUMNS = {'resident': 10, 'gradients': 10, 'activations': 12, 'temporary': 10}  # kinds of memory, and characters
+
 
 def lines(plan: dict, target: Target) -> Iterator[str]:
   """What the command prints."""
   device, gib = target.device, lambda size: f'{size / GIB:8.2f}'
   yield (f'{plan["model"]} on {plan["devices"]} x {target.kind}, hosts: {plan["hosts"]}, {device.memory / GIB:.1f} GiB a device; '
          'compiled, not run')
-  yield f'GiB on a device, always:  {", ".join(f"{name} {size / GIB:.2f}" for name, size in plan["resident"].items())}'
-  yield f'{"program":10}{"gradients":>10}{"activations":>12}{"temporary":>10}{"total":>8}{"share":>7}'
+  yield (f'GiB on a device: {", ".join(f"{name} {size / GIB:.2f}" for name, size in plan["resident"].items())}'
+         f'{" (weights and cache of the sampler only while it samples)" if plan["released"] else ""}')
+  yield f'{"program":10}{"".join(f"{kind:>{width}}" for kind, width in COLUMNS.items())}{"total":>8}{"share":>7}'
   for name, one in plan['programs'].items():
     memory = one['memory']
-    yield (f'{name:10}{gib(memory["gradients"]):>10}{gib(memory["activations"]):>12}{gib(memory["temporary"]):>10}'
-           f'{gib(memory["total"])}{memory["total"] / device.memory:7.0%}')
-  yield f'load      {gib(plan["load"]):>32}{gib(plan["load"] + sum(plan["resident"].values()))}'
+    sizes = ''.join(f'{gib(memory[kind]):>{width}}' for kind, width in COLUMNS.items())
+    yield f'{name:10}{sizes}{gib(memory["total"])}{memory["total"] / device.memory:7.0%}'
+  load = plan['load']
+  yield (f'{"load":10}{gib(load["total"] - load["temporary"]):>10}{gib(load["temporary"]):>32}{gib(load["total"])}'
+         f'{load["total"] / device.memory:7.0%}')
   yield f'{"program":22}{"TFLOP":>9}{"GB":>9}{"GB sent":>9}{"ms":>9}  bound by     (one device)'
   for name, one in plan['programs'].items():
     for part, label in (('once', 'a call'), ('each', {'decode': 'a token'}.get(name, 'a micro-batch'))):

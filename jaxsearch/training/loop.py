@@ -404,11 +404,16 @@ def grow(learner: Learner, growing: Growing) -> tuple[Groups, dict[str, float]]:
   row |= {name: sum(one[name] for one in costs) for name in costs[0]}
   for tree in trees:
     tree.prune()  # to what is trained and what leads to it
-  ahead, release = learner.config.train.async_steps, learner.config.sampler.release
-  if not ahead and (jax.default_backend() != 'cpu' if release is None else release):
+  if releases(learner.config, jax.default_backend()):
     learner.agent.engine.unload(cache=True)
   grown = iter(trees)
   return [list(itertools.islice(grown, size)) for size in growing.sizes], row
+
+
+def releases(config: ml_collections.ConfigDict, platform: str) -> bool:
+  """Whether the sampler's weights and cache are freed while the step trains."""
+  release = config.sampler.release
+  return not config.train.async_steps and (platform != 'cpu' if release is None else release)
 
 
 def tree_numbers(sizes: Sequence[int], group_size: int) -> list[list[int]]:
