@@ -28,9 +28,9 @@ def test_every_pod_config_is_planned_for_a_tpu_and_a_gpu():
 
 def fake(fits):
   cost = {'arithmetic': 0.1, 'memory': 0.3, 'network': 0.2}
-  program = {'memory': {'total': 30 * plans.GIB}, 'each': cost}
-  return {'date': '2026-01-02', 'jax': '0.1', 'load': plans.GIB,
-          'resident': {'parameters': 4 * plans.GIB, 'moments': 2 * plans.GIB, 'cache': 6 * plans.GIB},
+  program = {'memory': {'resident': 12 * plans.GIB, 'total': 30 * plans.GIB}, 'each': cost}
+  return {'date': '2026-01-02', 'jax': '0.1', 'load': {'temporary': plans.GIB, 'total': 13 * plans.GIB},
+          'resident': {'parameters': 3 * plans.GIB, 'moments': 2 * plans.GIB, 'weights': plans.GIB, 'cache': 6 * plans.GIB},
           'programs': dict.fromkeys(('update', 'score', 'prefill', 'decode'), program), 'share': 0.42, 'fits': fits,
           'phases': {'rollout': 5.0, 'score': 1.0, 'update': 7.0}, 'step_seconds': 13.0, 'advice': 'sampler.slots=8',
           'decode_traffic': 1.07}
@@ -44,13 +44,13 @@ def test_the_pages_say_what_fits_and_what_is_missing(tmp_path, monkeypatch):
   plans.PLANS.write_text(''.join(json.dumps(line) + '\n' for line in made))
   page = plans.plans_page(plans.read())
   assert 'Made 2026-01-02 with JAX 0.1.' in page
-  assert '| `search_r1_grpo_qwen2_5_3b` | 4.0 | 2.0 | 6.0 | 18.0 |  | 18.0 |  | 18.0 | 18.0 | 1.0 | 42% | 5 | 1 | 7 |' in page
+  assert '| `search_r1_grpo_qwen2_5_3b` | 3.0 | 2.0 | 1.0 | 6.0 | 18.0 |  | 18.0 |  | 18.0 | 18.0 | 1.0 | 42% | 5 | 1 | 7 |' in page
   assert '| update: memory | 1.07 |' in page
   assert f'Not planned yet: {2 * len(plans.CONFIGS) - 1} of {2 * len(plans.CONFIGS)}' in page and 'Nothing was run' in page
   assert '| `tpu:v5p` | 95.7 | 2765 | 459 | 600 |  | https://cloud.google.com/tpu/docs/v5p |' in page
   scaling = plans.scaling_page(plans.read())
-  assert '| 7B, 64 x tpu:v5p | 42% | 5 | 1 | 7 | 13 | does not fit: sampler.slots=8 |' in scaling
-  assert '| 32B, 8 x tpu:v6e | too much |  |  |  |  | does not fit: sampler.slots=8 |' in scaling
+  assert '| 7B, 64 x tpu:v5p | 256 | 42% | 5 | 1 | 7 | 13 | does not fit: sampler.slots=8 |' in scaling
+  assert '| 32B, 8 x tpu:v6e | 8 | too much |  |  |  |  | does not fit: sampler.slots=8 |' in scaling
 
 
 def test_a_line_has_what_the_pages_need():
