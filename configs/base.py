@@ -20,7 +20,7 @@ def get_config():
                                      # a critic or with a method such as SLATE that compares inside a tree
   config.seed = 0                    # of everything random
   config.out = 'runs/base'           # run folder: metrics.jsonl, checkpoints/, report.html, TensorBoard files; or
-                                     # 'gs://BUCKET/RUN' (docs/pods.md)
+                                     # 'gs://BUCKET/RUN' or s3 (docs/pods.md)
   config.progress = True             # a progress bar, if there is a terminal
   config.log = ()                    # services that get what TensorBoard gets: 'wandb', 'trackio' (extras of these names)
   config.rollouts = 2                # questions of each step whose rollouts are kept for `jaxsearch view`, with tokens and

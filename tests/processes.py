@@ -1,8 +1,6 @@
 """Threads that stand in for processes, for what runs on the host."""
 
-import pickle
 import threading
-import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,15 +10,36 @@ import jax
 from jaxsearch.parallel import mesh as meshes
 
 
+class Store:
+  """The key-value store of `jax.distributed`."""
+
+  def __init__(self):
+    self.values, self.changed = {}, threading.Condition()
+
+  def key_value_set_bytes(self, key, value):
+    with self.changed:
+      assert key not in self.values
+      self.values[key] = value
+      self.changed.notify_all()
+
+  def blocking_key_value_get_bytes(self, key, timeout_in_ms):
+    with self.changed:
+      assert self.changed.wait_for(lambda: key in self.values, timeout_in_ms / 1000)
+      return self.values[key]
+
+  def key_value_delete(self, key):
+    with self.changed:
+      del self.values[key]
+
+
 def as_processes(count: int, monkeypatch, run: Callable[[], Any]) -> list[Any]:
-  """What `run` returns in each of `count` processes, which exchange by `meshes.gather_objects` alone."""
-  local, exchange, barrier = threading.local(), {}, threading.Barrier(count, timeout=60)
+  """What `run` returns in each of `count` processes, which exchange by `meshes.gather_objects` and `meshes.pass_on` alone."""
+  local, exchange, barrier, kept = threading.local(), {}, threading.Barrier(count, timeout=60), Store()
 
   def gather(own):
-    exchange[local.process] = zlib.compress(pickle.dumps(own), level=1)
-    meshes.exchanged['bytes'] += len(exchange[local.process])
+    exchange[local.process] = meshes._packed(own, count - 1)
     barrier.wait()
-    found = [pickle.loads(zlib.decompress(exchange[process])) for process in range(count)]
+    found = [meshes._unpacked(exchange[process]) for process in range(count)]
     barrier.wait()
     return found
 
@@ -32,5 +51,6 @@ def as_processes(count: int, monkeypatch, run: Callable[[], Any]) -> list[Any]:
     patch.setattr(jax, 'process_count', lambda: count)
     patch.setattr(jax, 'process_index', lambda: local.process)
     patch.setattr(meshes, 'gather_objects', gather)
+    patch.setattr(meshes, 'store', lambda: kept)
     with ThreadPoolExecutor(count) as pool:
       return list(pool.map(begin, range(count)))

@@ -16,12 +16,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import distributed
 from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 MESH_AXES = ('data', 'fsdp', 'tensor')
 BATCH_AXES = ('data', 'fsdp')
 HEARTBEAT = 30  # seconds without a sign of life until a process counts as lost, which ends all the others
+PATIENCE = 600  # seconds until what another process sends must have come
 
 AXIS_TO_MESH = dict(
   layers=None, norm=None, head_dim=None, rank=None,
@@ -249,18 +251,32 @@ def whole(array: jax.Array) -> np.ndarray:
   return np.asarray(array if array.is_fully_addressable else multihost_utils.process_allgather(array, tiled=True))
 
 
-exchanged = {'bytes': 0}  # that this process has sent to the others by `gather_objects` since it started
+exchanged = {'bytes': 0}  # that this process has sent since it started, once for each process that they went to
 
 
 def gather_objects(own: Any) -> list[Any]:
   """What every process passed, pickled and unpickled, in the order of processes, on every process."""
   if jax.process_count() == 1:
     return [own]
-  data = np.frombuffer(zlib.compress(pickle.dumps(own), level=1), np.uint8)
-  exchanged['bytes'] += len(data)
+  data = np.frombuffer(_packed(own, jax.process_count() - 1), np.uint8)
   sizes = multihost_utils.process_allgather(np.int64(len(data)))
   gathered = multihost_utils.process_allgather(np.pad(data, (0, int(sizes.max()) - len(data))))
-  return [pickle.loads(zlib.decompress(row[:size])) for row, size in zip(gathered, sizes)]
+  return [_unpacked(row[:size]) for row, size in zip(gathered, sizes)]
+
+
+def _packed(own: Any, receivers: int) -> bytes:
+  data = zlib.compress(pickle.dumps(own), level=1)
+  exchanged['bytes'] += len(data) * receivers
+  return data
+
+
+def _unpacked(data: bytes | np.ndarray) -> Any:
+  return pickle.loads(zlib.decompress(data))
+
+
+def store() -> Any:
+  """The key-value store of `jax.distributed`, for what one process sends to one other."""
+  return distributed.global_state.client
 
 
 def moments(own: np.ndarray) -> tuple[int, float, float]:
@@ -275,14 +291,21 @@ def moments(own: np.ndarray) -> tuple[int, float, float]:
 
 
 def pass_on(own: Iterable[Any], moves: Sequence[tuple[int, int]]) -> list[Any]:
-  """Moves items between processes, each from a source to a target.
+  """Moves items between processes, each from a source to a target; no other process gets them.
 
   Args:
     own: those of which this process is the source, in the order of `moves`.
-    moves: (source, target) of every item; the same on all processes.
+    moves: (source, target) of every item; the same on all processes, which have gathered something since the last call.
   Returns:
     The items of which this process is the target, in the order of `moves`.
   """
-  sent = [iter(items) for items in gather_objects(list(own))]
-  arrived = [(target, next(sent[source])) for source, target in moves]
-  return [item for target, item in arrived if target == jax.process_index()]
+  own, process = iter(own), jax.process_index()
+  for place, (source, _) in enumerate(moves):
+    if source == process:
+      store().key_value_set_bytes(f'jaxsearch/{place}', _packed(next(own), 1))
+  arrived = []
+  for place, (_, target) in enumerate(moves):
+    if target == process:
+      arrived.append(_unpacked(store().blocking_key_value_get_bytes(f'jaxsearch/{place}', PATIENCE * 1000)))
+      store().key_value_delete(f'jaxsearch/{place}')
+  return arrived

@@ -1,4 +1,4 @@
-"""A run folder in a bucket: `config.out` may be 'gs://BUCKET/RUN', with the extra `gs`. Orbax writes into no others.
+"""A run folder in a bucket: `config.out` may be 'gs://BUCKET/RUN' with the extra `gs`, or 's3://BUCKET/RUN' with the extra `s3`.
 
 Orbax writes the checkpoints into the bucket. All other files of a run are small, and are appended to, which an object cannot be:
 they are written to a folder of this machine (`local`), and copied to the bucket before every checkpoint and when the run ends.
@@ -15,7 +15,7 @@ from etils import epath
 
 from jaxsearch.data.jsonl import write_whole
 
-PACKAGES = {'gs': 'gcsfs'}  # that etils.epath needs
+PACKAGES = {'gs': 'gcsfs', 's3': 's3fs'}  # that etils.epath needs
 FOLDERS = ('', 'tensorboard')  # whose files are copied
 STAYS = ('lock', 'locked_by')  # mean something on this machine alone
 
@@ -28,6 +28,9 @@ def is_remote(out: str | os.PathLike) -> bool:
 def place(path: str | os.PathLike) -> epath.Path:
   """The URL as it is, any other path absolute."""
   path = epath.Path(path)
+  if str(path).startswith('s3://'):
+    from jaxsearch.training import s3  # imports Orbax
+    s3.enable()
   return path if is_remote(path) else path.absolute()
 
 

@@ -1,21 +1,24 @@
-"""Runs in a bucket of a server that speaks the protocol of Google Cloud Storage: gcp-storage-emulator, with the extra gs."""
+"""Runs in a bucket of a server that speaks the protocol of Google Cloud Storage or S3.
+
+The servers are gcp-storage-emulator, with the extra gs, and moto[server], with the extra s3.
+"""
 
 import http
 import importlib.util
+import logging
 import sys
 
 import numpy as np
 import pytest
-from etils import epath
 
 from jaxsearch import cli
-from jaxsearch.training import runs
+from jaxsearch.training import remote, runs
 from tests.training import child, test_run
 from tests.training.test_run import finish, finish_all, saved_arrays, start_processes, wait_for
 
 inputs, start = test_run.inputs, test_run.start  # fixtures
-MISSING = [name for name in ('gcsfs', 'gcp_storage_emulator') if importlib.util.find_spec(name) is None]
-PORT = 9171
+NEEDED = {'gs': ('gcsfs', 'gcp_storage_emulator'), 's3': ('s3fs', 'moto')}
+PORTS = {'gs': 9171, 's3': 9172}
 
 
 def with_generations(patch):
@@ -46,20 +49,41 @@ def with_generations(patch):
     wrap(name, http.HTTPStatus.PRECONDITION_FAILED)
 
 
-@pytest.fixture(scope='module')
-def cloud():
-  """gs://bucket, for this process and those that it starts."""
-  from gcp_storage_emulator.server import create_server
-  address = f'http://localhost:{PORT}'
+@pytest.fixture(scope='module', params=NEEDED)
+def cloud(request):
+  """gs://bucket or s3://bucket, for this process and those that it starts."""
+  if missing := [name for name in NEEDED[request.param] if importlib.util.find_spec(name) is None]:
+    pytest.skip(f'needs {" and ".join(missing)}')
   with pytest.MonkeyPatch.context() as patch:
-    with_generations(patch)
-    for name, value in {'STORAGE_EMULATOR_HOST': address, 'TENSORSTORE_GCS_HTTP_URL': address,
-                        'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'any', 'GOOGLE_CLOUD_PROJECT': 'any'}.items():
-      patch.setenv(name, value)
-    server = create_server('localhost', PORT, in_memory=True, default_bucket='bucket')
-    server.start()
-    yield epath.Path('gs://bucket')
+    server = {'gs': google, 's3': amazon}[request.param](patch, PORTS[request.param])
+    yield remote.place(f'{request.param}://bucket')
     server.stop()
+
+
+def google(patch, port):
+  from gcp_storage_emulator.server import create_server
+  address = f'http://localhost:{port}'
+  with_generations(patch)
+  for name, value in {'STORAGE_EMULATOR_HOST': address, 'TENSORSTORE_GCS_HTTP_URL': address,
+                      'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'any', 'GOOGLE_CLOUD_PROJECT': 'any'}.items():
+    patch.setenv(name, value)
+  server = create_server('localhost', port, in_memory=True, default_bucket='bucket')
+  server.start()
+  return server
+
+
+def amazon(patch, port):
+  import s3fs
+  from moto.server import ThreadedMotoServer
+  address = f'http://127.0.0.1:{port}'
+  for name, value in {'AWS_ENDPOINT_URL': address, 'AWS_ACCESS_KEY_ID': 'any', 'AWS_SECRET_ACCESS_KEY': 'any',
+                      'AWS_DEFAULT_REGION': 'us-east-1'}.items():
+    patch.setenv(name, value)
+  logging.getLogger('werkzeug').setLevel(logging.ERROR)  # a line a request
+  server = ThreadedMotoServer(ip_address='127.0.0.1', port=port, verbose=False)
+  server.start()
+  s3fs.S3FileSystem().mkdir('bucket')
+  return server
 
 
 def read_rows(run, folder):
@@ -69,7 +93,6 @@ def read_rows(run, folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(2000)
-@pytest.mark.skipif(bool(MISSING), reason=f'needs {" and ".join(MISSING)}')
 def test_a_run_in_a_bucket_is_killed_and_resumes_on_another_machine_to_the_bit(cloud, start, tmp_path, monkeypatch):
   whole, run = tmp_path / 'whole', cloud / 'killed'
   finish_all([start('train', whole)])
@@ -94,7 +117,6 @@ def test_a_run_in_a_bucket_is_killed_and_resumes_on_another_machine_to_the_bit(c
 
 @pytest.mark.slow
 @pytest.mark.timeout(2000)
-@pytest.mark.skipif(bool(MISSING), reason=f'needs {" and ".join(MISSING)}')
 def test_two_machines_that_share_a_bucket_alone_train_stop_and_resume_as_one(cloud, start, tmp_path):
   changes = ['mesh.fsdp=2', 'steps=4', 'checkpoint_every=4']
   finish_all(start_processes(start, 2, 'train', tmp_path / 'whole', *changes))
