@@ -128,6 +128,9 @@ def advice(config: ml_collections.ConfigDict, run: programs.Run, found: dict[str
   room = {name: limit - run.resident(name) for name in needs}
   lacking = [name for name in needs if needs[name] > room[name]]
   more = 'more devices along mesh.fsdp, or optim.master_weights=False: parameters and moments leave no room'
+  if run.hosts > 1 and run.weights + run.load > run.parameters + run.moments:
+    more = (f"hosts of more devices: the sampler's weights take {run.weights / GIB:.1f} GiB of each device, and "
+            f'{run.load / GIB:.1f} more while new ones come')
   full = [name for name in lacking if name in programs.SAMPLING or name == 'load' or room[name] <= 0]
   if full:  # fewer slots make room where the cache lies, if parameters and moments leave any
     shares = [(room[name] + run.cache) / (needs[name] + run.cache) if name in programs.SAMPLING else

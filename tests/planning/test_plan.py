@@ -102,6 +102,12 @@ def test_what_the_sampler_holds_is_counted_where_it_is_released(config, target, 
   assert found['load']['total'] - found['load']['temporary'] == sum(size.values()) - size['cache']
 
 
+def test_a_host_that_is_too_small_for_the_samplers_weights_is_named(config, target):
+  run = dataclasses.replace(programs.of_config(config, target.devices()), hosts=2, released=True, moments=0)
+  said = plan.advice(config, dataclasses.replace(run, load=run.weights), {}, run.parameters + run.weights)
+  assert said.startswith("hosts of more devices: the sampler's weights take 0.0 GiB of each device")
+
+
 @pytest.mark.parametrize('master, dtype', [(True, 'bfloat16'), (False, 'float32')])
 def test_new_weights_are_a_cast_copy(config, target, master, dtype):
   with config.unlocked():
