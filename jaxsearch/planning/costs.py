@@ -103,6 +103,8 @@ def traffic(text: str, cached: int = 0, dearest: bool = True) -> int:
       return of(called.get('to_apply') or called['calls'])
     if opcode.endswith('-start'):  # what it returns holds its operands too
       return size
+    if opcode == 'custom-call' and 'triton' in line:  # a kernel of ours: `count` has what it moves beyond whole operands
+      return sum(whole.get(operand, 0) for operand in operands) + full
     given = [sizes.get(operand, 0) for operand in operands]
     if opcode == 'fusion':
       return _fusion(computations[called['calls']], given, size)

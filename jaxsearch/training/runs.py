@@ -261,6 +261,7 @@ class RunFolder(contextlib.ExitStack):
       if last or step % self.config.checkpoint_every == 0:
         self.publish()
         gc.collect()  # what steps leave behind in cycles; Python itself looks for it once in a hundred steps
+        psutil.heap_trim()  # to the system what malloc holds and does not use, or holes add up over hours
         checkpoint.save(self._manager, step, state, host() | {'step': step, 'config': self.config.to_dict()})
       if last:
         with checkpoint.writing(self._manager.directory):

@@ -233,8 +233,8 @@ def test_a_decode_step_moves_the_weights_and_what_is_live_in_the_cache(name, tmp
   token = 6 * 1 * 2 * 128 * 2
   live = 64 * found['work']['mean_length'] * token
   parameters = sum(map(math.prod, jax.tree.leaves(parameter_shapes(model), is_leaf=lambda x: isinstance(x, tuple))))
-  assert run.token == token and run.sampled == pytest.approx(parameters * 2 / 2, rel=0.02)
-  assert found['decode_traffic'] == pytest.approx(decode['each']['bytes'] / (run.sampled + live))
+  assert run.token == token and run.weights == pytest.approx(parameters * 2 / 2, rel=0.02)
+  assert found['decode_traffic'] == pytest.approx(decode['each']['bytes'] / (run.weights + live))
   assert 1 < found['decode_traffic'] <= 1.2
   for one, share in ((decode, 0.1), (found['programs']['prefill'], 0.5)):  # scores, but no copy of the cache
     assert one['memory']['total'] - sum(found['resident'].values()) < share * run.cache
