@@ -78,7 +78,7 @@ def test_the_stages_of_smollm2_wiki_show_the_policy_the_same():
   with stages['sft'].unlocked(), stages['rl'].unlocked():
     stages['sft'].made = stages['rl'].made = '/made'
   assert stages['sft'].sft.demonstrations == '/made/chains.jsonl'
-  assert (stages['rl'].data.questions, stages['rl'].data.corpus) == ('/made/questions.jsonl', '/made/corpus.jsonl')
+  assert (stages['rl'].data.questions, stages['rl'].data.corpus) == ('/made/hard_questions.jsonl', '/made/corpus.jsonl')
   with pytest.raises(ValueError, match="the stages are 'chains', 'sft' and 'rl'"):
     smollm2_wiki.get_config('reinforcement')
 

@@ -14,7 +14,7 @@ import random
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxsearch.data.corpus import Document, first_words
 from jaxsearch.data.questions import Question
@@ -182,6 +182,18 @@ def make(documents: Sequence[Document], seed: int, words: int) -> list[Lookup]:
   rng.shuffle(made)
   return [dataclasses.replace(one, question=dataclasses.replace(one.question, id=f'lookup_{number}'))
           for number, one in enumerate(made)]
+
+
+def mixed(questions: Sequence[Question], shares: Mapping[str, float]) -> list[Question]:
+  """The first of each kind, as many as there can be with these `shares` of the kinds; the order stays."""
+  there = Counter(question.metadata['kind'] for question in questions)
+  most = min(there[kind] / share for kind, share in shares.items())
+  left = {kind: int(share * most) for kind, share in shares.items()}
+  kept = []
+  for question in questions:
+    left[question.metadata['kind']] -= 1
+    kept += [question] * (left[question.metadata['kind']] >= 0)
+  return kept
 
 
 def _year(entity: Entity, attribute: str) -> int:

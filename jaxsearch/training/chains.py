@@ -33,6 +33,8 @@ from jaxsearch.training import runs
 from jaxsearch.trees import grammar, templates
 
 Search = Callable[[str], list[Document]]
+# Of the kinds of questions to reinforce: a policy after the cold start gets comparisons and bridges wrong more often than others.
+HARD = {'comparison': 0.5, 'bridge': 0.25, 'described': 0.15, 'one passage': 0.1}
 ABOUT = 0.5  # of the weight of a question's words, what a passage about it has
 
 
@@ -117,6 +119,7 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
 
   corpus.jsonl      the passages of `config.data.corpus` under exchanged names
   questions.jsonl   questions about them to train on, and held_out.jsonl those that are kept out
+  hard_questions.jsonl, hard_held_out.jsonl  of both the part with the shares of HARD, for reinforcement learning
   own_held_out.jsonl  the questions of `config.data.questions` that are kept out; chains are made of the others alone
   chains.jsonl      at most `number` chains, as many of each kind as there are
   """
@@ -128,8 +131,10 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
     {'id': one.id, 'contents': join_contents(one.title, one.text)}, ensure_ascii=False) + '\n' for one in exchanged))
   made = lookups.make(exchanged, config.seed, settings.words or 10**6)
   own = setup.load_questions(config, config.data.questions)
-  write_questions([one.question for one in made if not one.held_out], out / 'questions.jsonl')
-  write_questions([one.question for one in made if one.held_out], out / 'held_out.jsonl')
+  for name, kept_out in (('questions', False), ('held_out', True)):
+    questions = [one.question for one in made if one.held_out == kept_out]
+    write_questions(questions, out / f'{name}.jsonl')
+    write_questions(lookups.mixed(questions, HARD), out / f'hard_{name}.jsonl')
   write_questions([question for question in own if held_out(question)], out / 'own_held_out.jsonl')
 
   def searching(corpus: str) -> Search:

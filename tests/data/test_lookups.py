@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from jaxsearch.data import lookups
 from jaxsearch.data.corpus import Document, first_words
+from jaxsearch.data.questions import Question
 
 FIRST = 'Anna Boris Carla Dinu Edith Farid Greta Henri Ines Jonas Karin Luca Mara Nils'.split()
 LAST = 'Abel Brandt Costa Dufour Eklund Fontana Garcia Horvat Ivanov Jensen Keller Lind Moreau'.split()
@@ -158,3 +159,10 @@ def test_the_first_words_are_those_of_split(text, number):
   found = first_words(text, number)
   assert text.startswith(found)
   assert found == text if not number or len(text.split()) <= number else found.split() == text.split()[:number]
+
+
+def test_a_mixture_has_its_shares_in_the_old_order():
+  questions = [Question(str(number), '', (), {'kind': kind}) for number, kind in enumerate('abbbbcbaab')]
+  kept = lookups.mixed(questions, {'a': 0.25, 'b': 0.5, 'c': 0.25})  # of c there is one, so four in all
+  assert [question.id for question in kept] == ['0', '1', '2', '5']
+  assert len(lookups.mixed(questions, {'a': 0.5, 'b': 0.25, 'c': 0.25})) == 4

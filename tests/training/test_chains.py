@@ -107,6 +107,8 @@ def test_the_files_fit_each_other_and_the_policy(written):
   own = {question.id: question for question in read_questions(config.data.questions)}
   held_out = read_questions(out / 'held_out.jsonl')
   assert len(trees) == figures['chains'] == 60 and figures['questions'] == len(questions) and figures['held_out'] == len(held_out)
+  hard = [question.metadata['kind'] for question in read_questions(out / 'hard_questions.jsonl')]
+  assert hard and all(hard.count(kind) == pytest.approx(share * len(hard), abs=4) for kind, share in chains.HARD.items())
   assert not {question.question for question in held_out} & {question.question for question in questions.values()}
   kinds = set()
   for record, tree in zip(records, trees):
