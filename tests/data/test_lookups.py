@@ -161,8 +161,10 @@ def test_the_first_words_are_those_of_split(text, number):
   assert found == text if not number or len(text.split()) <= number else found.split() == text.split()[:number]
 
 
-def test_a_mixture_has_its_shares_in_the_old_order():
-  questions = [Question(str(number), '', (), {'kind': kind}) for number, kind in enumerate('abbbbcbaab')]
-  kept = lookups.mixed(questions, {'a': 0.25, 'b': 0.5, 'c': 0.25})  # of c there is one, so four in all
-  assert [question.id for question in kept] == ['0', '1', '2', '5']
-  assert len(lookups.mixed(questions, {'a': 0.5, 'b': 0.25, 'c': 0.25})) == 4
+def test_a_mixture_has_its_shares_from_the_beginning_on():
+  questions = [Question(str(number), '', (), {'kind': kind}) for number, kind in enumerate('abbbbcbaab' * 10)]
+  kept = lookups.mixed(questions, {'a': 0.25, 'b': 0.5, 'c': 0.25})
+  assert len(kept) == 40 and len({question.id for question in kept}) == 40  # of c there are ten
+  for number in (4, 8, 20, 40):
+    assert collections.Counter(one.metadata['kind'] for one in kept[:number]) == {
+      'a': number // 4, 'b': number // 2, 'c': number // 4}

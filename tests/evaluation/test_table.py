@@ -42,7 +42,8 @@ def test_rows_columns_intervals_and_the_average(write):
   header, a, b = first.splitlines()
   assert header.split() == ['nq', 'hotpotqa', 'average']
   assert a.split()[:2] == ['a', '50.0'] and b.split()[:2] == ['b', '75.0'] and a.count('[') == 3
-  assert second.splitlines()[1].startswith('b - a') and '+25.0' in second
+  assert second.splitlines()[1].startswith('b - a') and second.splitlines()[0].split() == ['nq', 'hotpotqa', 'all', 'questions']
+  assert second.count('+25.0') == 3 and 'all questions' not in table.render(['a.json', 'b.json'], metric='em').split('\n\n')[0]
 
 
 @pytest.mark.parametrize(('changes', 'named'), [
@@ -106,7 +107,7 @@ def test_forms(write, tmp_path):
   markdown = table.render(paths, form='markdown').splitlines()
   assert markdown[:2] == ['|  | nq | hotpotqa | average |', '| --- | --: | --: | --: |'] and '| b_2 | 75.0 [' in markdown[3]
   latex = table.render(paths, form='latex')
-  assert r'b\_2 & 75.0 [' in latex and latex.count(r'\begin{tabular}{lrrr}') == 1 and '\n% em' in latex
+  assert r'b\_2 & 75.0 [' in latex and latex.count(r'\begin{tabular}{lrrr}') == 2 and '\n% em' in latex
   rows = list(csv.DictReader(io.StringIO(table.render(paths, form='csv', published='CARL'))))
   assert float(rows[1]['nq']) == 0.75 and float(rows[1]['nq_low']) < 0.75 < float(rows[1]['nq_high'])
   assert float(rows[-1]['hotpotqa']) == pytest.approx(0.479) and 'EM or containment' in rows[-1]['note']
