@@ -25,7 +25,7 @@ def get_config(stage: str = 'chains'):
   config.credit.update(strategy='full', max_depth=3, format_weight=0.2)
   config.search.update(engine='bm25s', topk=2, words=64)  # what a model this small can read
   config.grow.update(template='brief', chat=True, max_turns=3, max_tokens=80)
-  config.sampler.update(slots=32, length=768)
+  config.sampler.update(slots=32, length=1024)
   config.train.update(row_length=1024, micro_rows=1, chunk=256)
   config.lora.update(rank=8, alpha=64.0)  # 2.4 million parameters, 4.9 MB in bfloat16
   config.checkpoint_every = 5

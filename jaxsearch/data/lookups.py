@@ -1,8 +1,8 @@
 """Questions made from encyclopedia passages by rules, without a model, and passages under exchanged names.
 
-`facts` reads what the first sentences of a passage say of a film or a person; `make` asks for these facts: about one passage,
-over a bridge from a film to the passage of its director, or in a comparison of two. Every question has the steps that lead to its
-answer, so that chains of searches can be written from it (training/chains.py).
+`entities` reads what the first sentences of a passage say of a film or a person; `make` asks for these facts: about one passage,
+over a bridge from a film to the passage of its director, in a comparison of two, or of the directors of two. Every question has
+the steps that lead to its answer, so that chains of searches can be written from it (training/chains.py).
 
 Passages that were collected for a benchmark are those that its questions are about. `exchange` gives the films and the people in
 them each other's names, everywhere at once: what is then asked is asked by no benchmark, and is not true, so that a policy learns
@@ -10,11 +10,12 @@ to read the answer and not to remember it.
 """
 
 import dataclasses
+import functools
 import random
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jaxsearch.data.corpus import Document, first_words
 from jaxsearch.data.questions import Question
@@ -44,9 +45,10 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:
-  """A question with the steps to its answer; `held_out` if its names are kept out of training."""
+  """A question, the steps to its answer, and what follows from them; `held_out` if its names are kept out of training."""
   question: Question
   steps: tuple[Step, ...]
+  conclusion: str = ''
   held_out: bool = False
 
 
@@ -147,10 +149,18 @@ def make(documents: Sequence[Document], seed: int, words: int) -> list[Lookup]:
   rng, made = random.Random(seed), []
   found = {entity.name: entity for entity in entities(documents, words)}
 
-  def add(question: str, answer: str, steps: Sequence[Step], kind: str) -> None:
-    held = {zlib.crc32(step.query.encode()) % HELD_OUT == 0 for step in steps[:2 if kind == 'comparison' else 1]}
+  def person(film: Entity) -> Entity | None:
+    director = found.get(film.facts.get('director'))
+    return director if director and director.kind == 'person' else None
+
+  def step(entity: Entity, attribute: str) -> Step:
+    return Step(entity.passage, entity.name, ASKED[entity.kind, attribute][1].format(
+      name=entity.name, value=entity.facts[attribute]))
+
+  def add(question: str, answer: str, steps: Sequence[Step], kind: str, conclusion: str = '', names: int = 1) -> None:
+    held = {_held_out(step.query) for step in steps[:names]}
     if len(held) == 1:
-      made.append(Lookup(Question('', question, (answer,), {'kind': kind}), tuple(steps), held.pop()))
+      made.append(Lookup(Question('', question, (answer,), {'kind': kind}), tuple(steps), conclusion, held.pop()))
 
   for entity in found.values():
     for attribute, value in entity.facts.items():
@@ -158,27 +168,33 @@ def make(documents: Sequence[Document], seed: int, words: int) -> list[Lookup]:
         add(DESCRIPTION[entity.kind].format(value), entity.name, [Step(entity.passage, entity.name, f'{entity.name} {value}.')],
             'described')
         continue
-      form, finding = ASKED[entity.kind, attribute]
-      step = Step(entity.passage, entity.name, finding.format(name=entity.name, value=value))
       if not (attribute == 'nationality' and entity.kind == 'film'):
-        add(rng.choice(form).format(name=entity.name), value, [step], 'one passage')
-      bridge = found.get(value) if attribute == 'director' else None
-      for asked, answer in bridge.facts.items() if bridge and bridge.kind == 'person' else ():
-        if asked == 'described':
-          continue
-        form, finding = ASKED['person', asked]
-        last = Step(bridge.passage, bridge.name, finding.format(name=bridge.name, value=answer))
-        add(rng.choice(form).format(name=rng.choice(DIRECTORS).format(name=entity.name)), answer, [step, last], 'bridge')
-  for kind, attribute, forms, answer in COMPARED:
-    able = [entity for entity in found.values() if entity.kind == kind and attribute in entity.facts]
+        form = rng.choice(ASKED[entity.kind, attribute][0])
+        add(form.format(name=entity.name), value, [step(entity, attribute)], 'one passage')
+      bridge = person(entity) if attribute == 'director' else None
+      for asked, answer in bridge.facts.items() if bridge else ():
+        if asked != 'described':
+          form, name = rng.choice(ASKED['person', asked][0]), rng.choice(DIRECTORS).format(name=entity.name)
+          add(form.format(name=name), answer, [step(entity, attribute), step(bridge, asked)], 'bridge')
+
+  def pairs(able: Sequence[Entity]) -> Iterator[tuple[Entity, Entity]]:
     for held in (False, True):  # the names of a comparison are kept out together
-      own = [entity for entity in able if (zlib.crc32(entity.name.encode()) % HELD_OUT == 0) == held]
+      own = [entity for entity in able if _held_out(entity.name) == held]
       rng.shuffle(own)
-      for a, b in zip(own[::2], own[1::2]):
-        if (result := answer(a, b, attribute)) is not None:
-          finding = ASKED[kind, attribute][1]
-          steps = [Step(one.passage, one.name, finding.format(name=one.name, value=one.facts[attribute])) for one in (a, b)]
-          add(rng.choice(forms).format(a=a.name, b=b.name), result, steps, 'comparison')
+      yield from zip(own[::2], own[1::2])
+
+  for kind, attribute, forms, compare in COMPARED:
+    for two in pairs([one for one in found.values() if one.kind == kind and attribute in one.facts]):
+      names = [one.name for one in two]
+      if result := compare([one.facts[attribute] for one in two], names, names):
+        add(rng.choice(forms).format(*names), result[0], [step(one, attribute) for one in two], 'comparison', result[1], 2)
+  for attribute, forms, compare in COMPARED_DIRECTORS:
+    for two in pairs([one for one in found.values() if person(one) and attribute in person(one).facts]):
+      names, directors = [one.name for one in two], [person(one) for one in two]
+      said = [f'{director.name} directed {name}' for director, name in zip(directors, names)]
+      if directors[0] != directors[1] and (result := compare([one.facts[attribute] for one in directors], names, said)):
+        steps = [step(one, 'director') for one in two] + [step(one, attribute) for one in directors]
+        add(rng.choice(forms).format(*names), result[0], steps, 'bridge comparison', result[1], 2)
   rng.shuffle(made)
   return [dataclasses.replace(one, question=dataclasses.replace(one.question, id=f'lookup_{number}'))
           for number, one in enumerate(made)]
@@ -196,22 +212,26 @@ def mixed(questions: Sequence[Question], shares: Mapping[str, float]) -> list[Qu
   return [question for place, question in sorted(zip(places, questions), key=lambda one: one[0]) if place <= most]
 
 
-def _year(entity: Entity, attribute: str) -> int:
-  return int(re.search(r'\d{3,4}', entity.facts[attribute])[0])
+def _held_out(name: str) -> bool:
+  return zlib.crc32(name.encode()) % HELD_OUT == 0
 
 
-def _earlier(a: Entity, b: Entity, attribute: str) -> str | None:
-  first, second = _year(a, attribute), _year(b, attribute)
-  return None if first == second else (a if first < second else b).name
+# Comparisons: two values, the names to choose from, what to say of each -> (answer, conclusion); None if neither is the answer.
+def _ordered(values: Sequence[str], names: Sequence[str], said: Sequence[str], best: Callable,
+             word: str) -> tuple[str, str] | None:
+  years = [int(re.search(r'\d{3,4}', value)[0]) for value in values]
+  place = years.index(best(years))
+  return (names[place], f'{years[place]} is {word} than {years[1 - place]}: {said[place]}.') if years[0] != years[1] else None
 
 
-def _later(a: Entity, b: Entity, attribute: str) -> str | None:
-  first, second = _year(a, attribute), _year(b, attribute)
-  return None if first == second else (a if first > second else b).name
+_earlier = functools.partial(_ordered, best=min, word='earlier')
+_later = functools.partial(_ordered, best=max, word='later')
 
 
-def _same(a: Entity, b: Entity, attribute: str) -> str:
-  return 'yes' if a.facts[attribute] == b.facts[attribute] else 'no'
+def _same(values: Sequence[str], names: Sequence[str], said: Sequence[str]) -> tuple[str, str]:
+  del names, said
+  a, b = values
+  return ('yes', f'Both are {a}.') if a == b else ('no', f'{a} is not {b}.')
 
 
 DESCRIPTION = {'film': 'Which film {}?', 'person': 'Who {}?'}
@@ -228,10 +248,25 @@ ASKED: dict[tuple[str, str], tuple[Sequence[str], str]] = {
   ('person', 'place'): (('Where was {name} born?', 'What is the place of birth of {name}?'), '{name} was born in {value}.'),
   ('person', 'nationality'): (('What nationality is {name}?', 'What is the nationality of {name}?'), '{name} is {value}.'),
 }
-COMPARED: Sequence[tuple[str, str, Sequence[str], Callable]] = (
-  ('film', 'year', ('Which film came out first, {a} or {b}?', 'Which film was released earlier, {a} or {b}?'), _earlier),
-  ('film', 'nationality', ('Are both films, {a} and {b}, from the same country?',), _same),
-  ('person', 'born', ('Who was born first, {a} or {b}?', 'Who is older, {a} or {b}?'), _earlier),
-  ('person', 'died', ('Who died later, {a} or {b}?',), _later),
-  ('person', 'nationality', ('Are {a} and {b} of the same nationality?', 'Do {a} and {b} have the same nationality?'), _same),
+Compare = Callable[[Sequence[str], Sequence[str], Sequence[str]], tuple[str, str] | None]
+COMPARED: Sequence[tuple[str, str, Sequence[str], Compare]] = (
+  ('film', 'year', ('Which film came out first, {} or {}?', 'Which film was released earlier, {} or {}?'), _earlier),
+  ('film', 'year', ('Which film came out later, {} or {}?', 'Which film was released more recently, {} or {}?'), _later),
+  ('film', 'nationality', ('Are both films, {} and {}, from the same country?',), _same),
+  ('person', 'born', ('Who was born first, {} or {}?', 'Who is older, {} or {}?'), _earlier),
+  ('person', 'born', ('Who was born later, {} or {}?', 'Who is younger, {} or {}?'), _later),
+  ('person', 'died', ('Who died first, {} or {}?', 'Who died earlier, {} or {}?'), _earlier),
+  ('person', 'died', ('Who died later, {} or {}?',), _later),
+  ('person', 'nationality', ('Are {} and {} of the same nationality?', 'Do {} and {} have the same nationality?'), _same),
+)
+COMPARED_DIRECTORS: Sequence[tuple[str, Sequence[str], Compare]] = (  # {} are two films by them
+  ('born', ('Which film has the director who was born earlier, {} or {}?', 'Which film has the older director, {} or {}?'),
+   _earlier),
+  ('born', ('Which film has the director who was born later, {} or {}?', 'Which film has the younger director, {} or {}?'),
+   _later),
+  ('died', ('Which film has the director who died first, {} or {}?', 'Which film has the director who died earlier, {} or {}?'),
+   _earlier),
+  ('died', ('Which film has the director who died later, {} or {}?',), _later),
+  ('nationality', ('Do the directors of the films {} and {} have the same nationality?',
+                   'Are the directors of both films, {} and {}, from the same country?'), _same),
 )

@@ -33,8 +33,8 @@ from jaxsearch.training import runs
 from jaxsearch.trees import grammar, templates
 
 Search = Callable[[str], list[Document]]
-# Of the kinds of questions to reinforce: a policy after the cold start gets comparisons and bridges wrong more often than others.
-HARD = {'comparison': 0.5, 'bridge': 0.25, 'described': 0.15, 'one passage': 0.1}
+# Of the kinds of questions to reinforce: those with more than one passage are what a policy gets wrong after the cold start.
+HARD = {'bridge comparison': 0.3, 'comparison': 0.3, 'bridge': 0.2, 'described': 0.1, 'one passage': 0.1}
 ABOUT = 0.5  # of the weight of a question's words, what a passage about it has
 
 
@@ -57,10 +57,10 @@ class Chain:
     return max(self.lengths(tokenizer, 'policy')) <= most and sum(self.lengths(tokenizer)) <= room
 
 
-def write_chain(question: Question, steps: Sequence[lookups.Step], search: Search, prompt: str, special: Sequence[str],
-                most: int) -> Chain | None:
-  """The chain of a question with these steps; None if it would take more than `most` searches or does not find a passage."""
-  chain, seen, thought, missing = Chain(question, [{'role': 'prompt', 'text': prompt}]), set(), [], list(steps)
+def write_chain(lookup: lookups.Lookup, search: Search, prompt: str, special: Sequence[str], most: int) -> Chain | None:
+  """The chain of a question by its steps; None if it would take more than `most` searches or does not find a passage."""
+  question, missing = lookup.question, list(lookup.steps)
+  chain, seen, thought = Chain(question, [{'role': 'prompt', 'text': prompt}]), set(), []
   query = question.question
   while chain.searches < most:
     think = ' '.join(thought) or 'Search for the question.'
@@ -75,8 +75,8 @@ def write_chain(question: Question, steps: Sequence[lookups.Step], search: Searc
     while missing and missing[0].passage in seen:
       thought.append(missing.pop(0).finding)
     if not missing:
-      answer = question.golden_answers[0]
-      chain.add('policy', f'<think> {" ".join(thought)} </think>\n<answer> {answer} </answer>')
+      think = ' '.join([*thought, *filter(None, [lookup.conclusion])])
+      chain.add('policy', f'<think> {think} </think>\n<answer> {question.golden_answers[0]} </answer>')
       return chain
     query = missing[0].query
     if not thought:
@@ -142,15 +142,15 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
     return lambda query: [dataclasses.replace(one, text=first_words(one.text, settings.words))
                           for one in backend.search([query], settings.topk)[0]]
 
-  def chain_of(question: Question, steps: Sequence[lookups.Step], search: Search) -> Chain | None:
-    prompt = templates.prompt(question.question, config.grow.template, tokenizer if config.grow.chat else None)
-    chain = write_chain(question, steps, search, prompt, tokenizer.special_tokens, config.grow.max_turns)
+  def chain_of(lookup: lookups.Lookup, search: Search) -> Chain | None:
+    prompt = templates.prompt(lookup.question.question, config.grow.template, tokenizer if config.grow.chat else None)
+    chain = write_chain(lookup, search, prompt, tokenizer.special_tokens, config.grow.max_turns)
     return chain if chain and chain.fits(tokenizer, config.grow.max_tokens, config.sampler.length) else None
 
   kinds, search, weight = collections.defaultdict(list), searching(config.data.corpus), weights(documents)
   for question in own:
     if not held_out(question) and (step := supported(question, search(question.question), weight)):
-      kinds['own'] += filter(None, [chain_of(question, [step], search)])
+      kinds['own'] += filter(None, [chain_of(lookups.Lookup(question, (step,)), search)])
   search = searching(str(out / 'corpus.jsonl'))
   tried, found = collections.Counter(), collections.Counter()
   for lookup in made:
@@ -158,7 +158,7 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
     if lookup.held_out or len(kinds[kind]) >= number:
       continue
     tried[kind] += 1
-    if chain := chain_of(lookup.question, lookup.steps, search):
+    if chain := chain_of(lookup, search):
       kinds[kind].append(chain)
       found[kind] += 1
   chains = [chain for place in range(number) for of_kind in kinds.values() for chain in of_kind[place:place + 1]][:number]

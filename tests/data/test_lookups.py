@@ -102,50 +102,62 @@ def test_names_are_exchanged_everywhere_within_their_kind():
 
 def test_every_answer_stands_in_the_passages_that_its_steps_name():
   made = lookups.make(DOCUMENTS, 0, 64)
-  assert {one.question.metadata['kind'] for one in made} == {'one passage', 'described', 'bridge', 'comparison'}
+  assert {one.question.metadata['kind'] for one in made} == {
+    'one passage', 'described', 'bridge', 'comparison', 'bridge comparison'}
   assert len({one.question.id for one in made}) == len(made)
   by_id = {document.id: document for document in DOCUMENTS}
   for one in made:
     answer, kind = one.question.golden_answers[0], one.question.metadata['kind']
     last = by_id[one.steps[-1].passage]
-    assert len(one.steps) == (2 if kind in ('bridge', 'comparison') else 1)
+    assert len(one.steps) == {'bridge': 2, 'comparison': 2, 'bridge comparison': 4}.get(kind, 1)
     for step in one.steps:
       assert step.query == lookups.plain(by_id[step.passage].title) and step.finding.endswith('.')
     if kind == 'described':
       assert answer == one.steps[0].query and answer not in one.question.question
       assert one.question.question.split(' the ', 1)[1].rstrip('?') in first_words(last.text, 64)
-    elif kind != 'comparison':
+    elif 'comparison' not in kind:
       assert answer in first_words(last.text, 64) and answer in one.steps[-1].finding
       assert one.steps[0].query in one.question.question
+    assert bool(one.conclusion) == ('comparison' in kind)
     if kind == 'bridge':
       assert one.steps[1].query in by_id[one.steps[0].passage].text and one.steps[1].query not in one.question.question
 
 
-def test_comparisons_are_right():
-  years = {entity.name: {name: re.search(r'\d{4}', entity.facts[name])[0] for name in ('year', 'born', 'died')
-                         if name in entity.facts} for entity in lookups.entities(DOCUMENTS, 64)}
-  nations = {entity.name: entity.facts['nationality'] for entity in lookups.entities(DOCUMENTS, 64)}
+@pytest.mark.parametrize('kind', ['comparison', 'bridge comparison'])
+def test_comparisons_are_right(kind):
+  facts = {entity.name: entity.facts for entity in lookups.entities(DOCUMENTS, 64)}
   forms = collections.Counter()
   for one in lookups.make(DOCUMENTS, 0, 64):
-    if one.question.metadata['kind'] != 'comparison':
+    if one.question.metadata['kind'] != kind:
       continue
-    (a, b), text, answer = [step.query for step in one.steps], one.question.question, one.question.golden_answers[0]
+    names, text, answer = [step.query for step in one.steps], one.question.question, one.question.golden_answers[0]
+    (a, b), of = names[:2], dict(zip(names[:2], names[-2:]))  # whose facts: their own, or those of their directors
     assert a in text and b in text and text.index(a) < text.index(b)
+    if kind == 'bridge comparison':
+      assert [facts[name]['director'] for name in (a, b)] == names[2:] and not any(name in text for name in names[2:])
     if answer in ('yes', 'no'):
-      expected = 'yes' if nations[a] == nations[b] else 'no'
-    else:
-      attribute = 'year' if 'film' in text else 'died' if 'died' in text else 'born'
-      expected = (max if 'later' in text else min)((a, b), key=lambda name: years[name][attribute])
-    assert answer == expected
-    forms[answer in ('yes', 'no')] += 1
-  assert min(forms.values()) > 10
+      nations = [facts[of[name]]['nationality'] for name in (a, b)]
+      assert answer == ('yes' if nations[0] == nations[1] else 'no')
+      assert one.conclusion in (f'Both are {nations[0]}.', f'{nations[0]} is not {nations[1]}.')
+      forms['same'] += 1
+      continue
+    later = re.search('later|recently|younger', text) is not None
+    attribute = 'died' if 'died' in text else 'year' if 'year' in facts[of[a]] else 'born'
+    years = {name: int(re.search(r'\d{4}', facts[of[name]][attribute])[0]) for name in (a, b)}
+    assert answer == (max if later else min)((a, b), key=years.get)
+    other = b if answer == a else a
+    said = f'{of[answer]} directed {answer}' if kind == 'bridge comparison' else answer
+    assert one.conclusion == f'{years[answer]} is {"later" if later else "earlier"} than {years[other]}: {said}.'
+    forms[attribute, later, answer == a] += 1
+  expected = 1 + 4 * (3 if kind == 'comparison' else 2)
+  assert len(forms) == expected, forms
 
 
 def test_questions_kept_out_share_no_name_with_those_of_training():
   made = lookups.make(DOCUMENTS, 0, 64)
   assert any(one.held_out for one in made)
   asked = {held: {step.query for one in made if one.held_out == held
-                  for step in one.steps[:2 if one.question.metadata['kind'] == 'comparison' else 1]} for held in (False, True)}
+                  for step in one.steps[:2 if 'comparison' in one.question.metadata['kind'] else 1]} for held in (False, True)}
   assert not asked[False] & asked[True]
 
 

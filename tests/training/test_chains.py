@@ -23,6 +23,7 @@ OTHER = Document('3', 'Blue Sun', 'Blue Sun is a star.')
 QUESTION = Question('7', 'Where was the director of Red Sun born?', ('Oslo',))
 STEPS = (lookups.Step('1', 'Red Sun', 'The director of Red Sun is Ann Lee.'),
          lookups.Step('2', 'Ann Lee', 'Ann Lee was born in Oslo.'))
+LOOKUP = lookups.Lookup(QUESTION, STEPS)
 
 
 @pytest.mark.parametrize('found, queries, thoughts', [
@@ -39,7 +40,7 @@ STEPS = (lookups.Step('1', 'Red Sun', 'The director of Red Sun is Ann Lee.'),
 ])
 def test_a_chain_searches_until_it_has_seen_every_passage(found, queries, thoughts):
   asked = []
-  chain = chains.write_chain(QUESTION, STEPS, lambda query: asked.append(query) or found[query], 'PROMPT', (), 3)
+  chain = chains.write_chain(LOOKUP, lambda query: asked.append(query) or found[query], 'PROMPT', (), 3)
   assert asked == queries and chain.searches == len(queries)
   written = [span['text'] for span in chain.spans if span['role'] == 'policy']
   assert formats.chain_format(written) == 1.0
@@ -50,15 +51,22 @@ def test_a_chain_searches_until_it_has_seen_every_passage(found, queries, though
     grammar.information(found[query], ()) for query in queries]
 
 
+def test_a_comparison_says_what_follows_before_it_answers():
+  lookup = lookups.Lookup(QUESTION, STEPS, 'Oslo is in Norway.')
+  chain = chains.write_chain(lookup, lambda _: [ONE, TWO], 'PROMPT', (), 3)
+  assert chain.spans[-1]['text'] == (
+    f'<think> {STEPS[0].finding} {STEPS[1].finding} Oslo is in Norway. </think>\n<answer> Oslo </answer>')
+
+
 def test_no_chain_where_a_passage_is_not_found_or_searches_run_out():
   found = {QUESTION.question: [OTHER], 'Red Sun': [OTHER]}
-  assert chains.write_chain(QUESTION, STEPS, found.__getitem__, '', (), 3) is None
+  assert chains.write_chain(LOOKUP, found.__getitem__, '', (), 3) is None
   found = {QUESTION.question: [OTHER], 'Red Sun': [ONE], 'Ann Lee': [TWO]}
-  assert chains.write_chain(QUESTION, STEPS, found.__getitem__, '', (), 2) is None
+  assert chains.write_chain(LOOKUP, found.__getitem__, '', (), 2) is None
 
 
 def test_a_chain_fits_if_a_policy_could_write_it():
-  chain = chains.write_chain(QUESTION, STEPS, lambda _: [ONE, TWO], 'PROMPT', (), 3)
+  chain = chains.write_chain(LOOKUP, lambda _: [ONE, TWO], 'PROMPT', (), 3)
   tokenizer = Tokenizer.load(tokenizer_path('world-tiny'))
   written = [len(tokenizer.encode(span['text'])) for span in chain.spans if span['role'] == 'policy']
   everything = sum(len(tokenizer.encode(span['text'])) for span in chain.spans)
@@ -116,7 +124,7 @@ def test_the_files_fit_each_other_and_the_policy(written):
     spans = [node.text for node in tree.nodes(Role.POLICY)]
     assert formats.chain_format(spans) == 1.0 and question.score(grammar.answer(spans[-1])) == 1.0 and len(spans) > 1
     kinds.add(question.metadata.get('kind', 'own'))
-  assert kinds == {'own', 'one passage', 'described', 'bridge', 'comparison'}
+  assert kinds == {'own', 'one passage', 'described', 'bridge', 'comparison', 'bridge comparison'}
   chosen = {question.id for question in read_questions(out / 'own_held_out.jsonl')}
   assert chosen and not chosen & {record['id'] for record in records}
   assert figures['own_with_a_chain'] == 40 - len(chosen)
