@@ -141,42 +141,40 @@ def exchange(documents: Sequence[Document], seed: int, words: int) -> list[Docum
 
 
 def make(documents: Sequence[Document], seed: int, words: int) -> list[Lookup]:
-  """All questions of one and two passages that the rules find, in an order that only `seed` decides.
+  """All questions that the rules find, in an order that only `seed` decides.
 
   Args:
     words: the answer stands in this many first words of a passage.
   """
-  rng, made = random.Random(seed), []
+  rng = random.Random(seed)
   found = {entity.name: entity for entity in entities(documents, words)}
+  directors = {film.name: found[name] for film in found.values()
+               if (name := film.facts.get('director')) in found and found[name].kind == 'person'}
+  made = [one for entity in found.values() for one in _about(entity, directors.get(entity.name), rng)]
+  made += _comparisons(list(found.values()), directors, rng)
+  rng.shuffle(made)
+  return [dataclasses.replace(one, question=dataclasses.replace(one.question, id=f'lookup_{number}'))
+          for number, one in enumerate(made)]
 
-  def person(film: Entity) -> Entity | None:
-    director = found.get(film.facts.get('director'))
-    return director if director and director.kind == 'person' else None
 
-  def step(entity: Entity, attribute: str) -> Step:
-    return Step(entity.passage, entity.name, ASKED[entity.kind, attribute][1].format(
-      name=entity.name, value=entity.facts[attribute]))
+def _about(entity: Entity, director: Entity | None, rng: random.Random) -> Iterator[Lookup]:
+  """A question for each fact of a film or person, and over a film for each of its director."""
+  for attribute, value in entity.facts.items():
+    if attribute == 'described':
+      yield _lookup('described', DESCRIPTION[entity.kind].format(value), entity.name,
+                    [Step(entity.passage, entity.name, f'{entity.name} {value}.')])
+      continue
+    if not (attribute == 'nationality' and entity.kind == 'film'):
+      form = rng.choice(ASKED[entity.kind, attribute][0])
+      yield _lookup('one passage', form.format(name=entity.name), value, [_step(entity, attribute)])
+    for asked, answer in director.facts.items() if director and attribute == 'director' else ():
+      if asked != 'described':
+        form, name = rng.choice(ASKED['person', asked][0]), rng.choice(DIRECTORS).format(name=entity.name)
+        yield _lookup('bridge', form.format(name=name), answer, [_step(entity, attribute), _step(director, asked)])
 
-  def add(question: str, answer: str, steps: Sequence[Step], kind: str, conclusion: str = '', names: int = 1) -> None:
-    held = {_held_out(step.query) for step in steps[:names]}
-    if len(held) == 1:
-      made.append(Lookup(Question('', question, (answer,), {'kind': kind}), tuple(steps), conclusion, held.pop()))
 
-  for entity in found.values():
-    for attribute, value in entity.facts.items():
-      if attribute == 'described':
-        add(DESCRIPTION[entity.kind].format(value), entity.name, [Step(entity.passage, entity.name, f'{entity.name} {value}.')],
-            'described')
-        continue
-      if not (attribute == 'nationality' and entity.kind == 'film'):
-        form = rng.choice(ASKED[entity.kind, attribute][0])
-        add(form.format(name=entity.name), value, [step(entity, attribute)], 'one passage')
-      bridge = person(entity) if attribute == 'director' else None
-      for asked, answer in bridge.facts.items() if bridge else ():
-        if asked != 'described':
-          form, name = rng.choice(ASKED['person', asked][0]), rng.choice(DIRECTORS).format(name=entity.name)
-          add(form.format(name=name), answer, [step(entity, attribute), step(bridge, asked)], 'bridge')
-
+def _comparisons(found: Sequence[Entity], directors: Mapping[str, Entity], rng: random.Random) -> Iterator[Lookup]:
+  """Each film and person with one other in each comparison that it has the fact for, and each film by its director."""
   def pairs(able: Sequence[Entity]) -> Iterator[tuple[Entity, Entity]]:
     for held in (False, True):  # the names of a comparison are kept out together
       own = [entity for entity in able if _held_out(entity.name) == held]
@@ -184,20 +182,28 @@ def make(documents: Sequence[Document], seed: int, words: int) -> list[Lookup]:
       yield from zip(own[::2], own[1::2])
 
   for kind, attribute, forms, compare in COMPARED:
-    for two in pairs([one for one in found.values() if one.kind == kind and attribute in one.facts]):
+    for two in pairs([one for one in found if one.kind == kind and attribute in one.facts]):
       names = [one.name for one in two]
       if result := compare([one.facts[attribute] for one in two], names, names):
-        add(rng.choice(forms).format(*names), result[0], [step(one, attribute) for one in two], 'comparison', result[1], 2)
+        answer, conclusion = result
+        yield _lookup('comparison', rng.choice(forms).format(*names), answer, [_step(one, attribute) for one in two], conclusion)
   for attribute, forms, compare in COMPARED_DIRECTORS:
-    for two in pairs([one for one in found.values() if person(one) and attribute in person(one).facts]):
-      names, directors = [one.name for one in two], [person(one) for one in two]
-      said = [f'{director.name} directed {name}' for director, name in zip(directors, names)]
-      if directors[0] != directors[1] and (result := compare([one.facts[attribute] for one in directors], names, said)):
-        steps = [step(one, 'director') for one in two] + [step(one, attribute) for one in directors]
-        add(rng.choice(forms).format(*names), result[0], steps, 'bridge comparison', result[1], 2)
-  rng.shuffle(made)
-  return [dataclasses.replace(one, question=dataclasses.replace(one.question, id=f'lookup_{number}'))
-          for number, one in enumerate(made)]
+    for two in pairs([one for one in found if one.name in directors and attribute in directors[one.name].facts]):
+      names, by = [one.name for one in two], [directors[one.name] for one in two]
+      said = [f'{director.name} directed {name}' for director, name in zip(by, names)]
+      if by[0] != by[1] and (result := compare([one.facts[attribute] for one in by], names, said)):
+        answer, conclusion = result
+        steps = [_step(one, 'director') for one in two] + [_step(one, attribute) for one in by]
+        yield _lookup('bridge comparison', rng.choice(forms).format(*names), answer, steps, conclusion)
+
+
+def _step(entity: Entity, attribute: str) -> Step:
+  _, finding = ASKED[entity.kind, attribute]
+  return Step(entity.passage, entity.name, finding.format(name=entity.name, value=entity.facts[attribute]))
+
+
+def _lookup(kind: str, question: str, answer: str, steps: Sequence[Step], conclusion: str = '') -> Lookup:
+  return Lookup(Question('', question, (answer,), {'kind': kind}), tuple(steps), conclusion, _held_out(steps[0].query))
 
 
 def mixed(questions: Sequence[Question], shares: Mapping[str, float]) -> list[Question]:
