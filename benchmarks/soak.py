@@ -7,12 +7,13 @@ Trains in a process of its own, in small steps with evaluations and checkpoints,
 `soak.jsonl` in the run folder: resident size, open files, threads, and the number and bytes of the files. After the minutes the
 run is stopped with SIGTERM. The last line is one JSON object; `grows` names what grew, and `flat` says that nothing did:
 
-  resident_mib   of the samples, without the pages of files, which the system takes away and gives back as it likes (of a run
-                 that was not sampled: of the rows of metrics, with them). After the first quarter, cut into parts of a 24th of
-                 the run, with one slope through the medians of the parts. A step that compiles (a batch of a new shape) lifts
-                 what follows by the size of its programs, so the height of the line is free after each, and the part behind
-                 it, which has the compiler's own memory, is left out. The upper end of the 95 % interval of the slope, and
-                 half the interval, must be below 2 % of the size an hour: a soak that is too noisy to tell is not flat.
+  resident_mib   in the row of the first step after each save: a save gives free memory back, then every step adds the holes it
+                 leaves, up to the next save, so only steps at the same distance can be compared. After the first quarter,
+                 cut into parts of a 24th of the run, with one slope through the medians of the parts. A step that compiles (a
+                 batch of a new shape) lifts what follows by the size of its programs, so the height of the line is free after
+                 each, and the part behind it, which has the compiler's own memory, is left out. The upper end of the 95 %
+                 interval of the slope, and half the interval, must be below 2 % of the size an hour: a soak that is too noisy
+                 to tell is not flat.
   fds, threads   the least open files of the last quarter must not be more than the least of the second, nor the median of the
                  threads by a tenth: pools come and go with every save, what is never closed stays.
   files          metrics.jsonl, evaluations.jsonl, rollouts.jsonl.gz and tensorboard grow with the steps, the first two by no more
@@ -115,15 +116,13 @@ def analyse(run: pathlib.Path) -> dict:
   """The figures of a run folder; open files, threads and other files only where it was sampled (`soak.jsonl`)."""
   rows, samples = runs.read(run / 'metrics.jsonl'), runs.read(run / 'soak.jsonl')
   config = json.loads((run / 'config.json').read_text())
-  if len(rows) < 2 * PARTS:
-    raise SystemExit(f'{run}: {len(rows)} steps are too few to tell, {2 * PARTS} are needed')
+  every = config['checkpoint_every']
+  after = [place for place, row in enumerate(rows) if row['step'] % every == 1 % every]
+  if len(after) < PARTS:
+    raise SystemExit(f'{run}: {len(after)} saves are too few to tell, {PARTS} are needed')
   hours = ((run / 'metrics.jsonl').stat().st_mtime - (run / 'config.json').stat().st_mtime) / 3600  # written last, and first
-  resident = [row['resident_mib'] for row in samples or rows]
-  compiling = np.cumsum([row.get('compilations', 0) > 0 for row in rows])
-  if samples:  # by the size of metrics.jsonl, which step each of them saw
-    ends = np.cumsum([len(line) for line in (run / 'metrics.jsonl').read_bytes().splitlines(keepends=True)])
-    seen = np.searchsorted(ends, [row['files'].get('metrics.jsonl', (0, 0))[1] for row in samples], side='right')
-    compiling = np.append(0, compiling)[seen]
+  resident = [rows[place]['resident_mib'] for place in after]
+  compiling = np.cumsum([row.get('compilations', 0) > 0 for row in rows])[after]
   medians = [round(float(np.median(part)), 1) for part in np.array_split(resident, PARTS)]
   late = len(resident) // 4
   an_hour = [len(resident) / hours * value for value in slope(np.array(resident[late:]), compiling[late:])]

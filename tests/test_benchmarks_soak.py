@@ -27,12 +27,12 @@ def make_run(folder, *, an_hour=0.0, noise=2.0, wider_rows=False, compiled=None,
            'text': 'x' * (i // 10 if wider_rows else 10)} for i, size in enumerate(resident)]
   (folder / 'tensorboard').mkdir()
   (folder / 'tensorboard' / 'events').write_bytes(bytes(STEPS * 100))
-  (folder / 'config.json').write_text('{"keep_checkpoints": 2}')
+  (folder / 'config.json').write_text('{"keep_checkpoints": 2, "checkpoint_every": 10}')
   (folder / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
   for name, at in (('config.json', 0), ('metrics.jsonl', 7200)):
     os.utime(folder / name, (at, at))
   sample = {'fds': 14, 'threads': 34, 'checkpoints': 3,
-            'files': {'config.json': [1, 24], 'checkpoints': [30, 2**20], 'metrics.jsonl': [1, 5], 'journal': [2, 50]}}
+            'files': {'config.json': [1, 47], 'checkpoints': [30, 2**20], 'metrics.jsonl': [1, 5], 'journal': [2, 50]}}
   ends = np.cumsum([len(json.dumps(row)) + 1 for row in rows])
   samples = [sample | {'resident_mib': size, 'files': sample['files'] | {'metrics.jsonl': [1, int(end)]}}
              for size, end in zip(resident[::12], ends[::12])]
@@ -48,14 +48,14 @@ def test_a_flat_run(tmp_path):
   assert found['resident_mib'] == dict.fromkeys(('quarter', 'half', 'end'), pytest.approx(2000, abs=2))
   assert abs(found['mib_per_hour']) < 3 and found['interval'][1] < found['limit_mib_per_hour'] == pytest.approx(40, abs=0.1)
   assert found['bytes_per_step']['tensorboard'] == 100 and found['peak_mib'] == pytest.approx(2000, abs=20)
-  assert found['checkpoints'] == {'most': 3, 'mib': 1.0} and found['other_files'] == {'config.json': 24}
+  assert found['checkpoints'] == {'most': 3, 'mib': 1.0} and found['other_files'] == {'config.json': 47}
 
 
 @pytest.mark.parametrize('change, named', [
   (dict(an_hour=60.0), 'resident_mib'), (dict(noise=400.0), 'resident_mib'), (dict(wider_rows=True), 'metrics.jsonl'),
   (dict(fds=15), 'fds'), (dict(threads=40), 'threads'), (dict(checkpoints=4), 'checkpoints'),
-  (dict(files={'config.json': [1, 24], 'leak.tmp': [1, 1]}), 'leak.tmp'),
-  (dict(files={'config.json': [1, 24], 'journal': [2, 100]}), 'journal'),
+  (dict(files={'config.json': [1, 47], 'leak.tmp': [1, 1]}), 'leak.tmp'),
+  (dict(files={'config.json': [1, 47], 'journal': [2, 100]}), 'journal'),
 ])  # fmt: skip
 def test_what_grows_is_named(tmp_path, change, named):
   found = soak.analyse(make_run(tmp_path, **change))
@@ -86,7 +86,7 @@ def test_a_run_that_was_not_sampled_and_one_that_is_too_short(tmp_path):
   assert soak.analyse(run)['flat'] and 'fds' not in soak.analyse(run)
   lines = (run / 'metrics.jsonl').read_text().splitlines(keepends=True)
   (run / 'metrics.jsonl').write_text(''.join(lines[:20]))
-  with pytest.raises(SystemExit, match='20 steps are too few'):
+  with pytest.raises(SystemExit, match='2 saves are too few'):
     soak.analyse(run)
 
 
