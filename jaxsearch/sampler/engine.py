@@ -81,8 +81,10 @@ class Engine:
       raise ValueError(f'slots={slots}, length={length}, spare={spare}: need at least 1, 2 and 1')
     if deterministic and episode_deadline is not None:
       raise ValueError('episode_deadline needs deterministic=False: the clock would decide what is generated')
-    self.config, self.tokenizer = config, tokenizer
     devices = np.array(jax.local_devices()[:1]) if mesh is None else mesh.devices
+    if devices.flat[0].platform == 'cpu':  # XLA would make a float32 copy of a bfloat16 cache in every step
+      config = dataclasses.replace(config, dtype='float32')
+    self.config, self.tokenizer = config, tokenizer
     split = math.gcd(devices.size, config.num_kv_heads)
     self.lanes = devices.size // split
     self._mesh = Mesh(devices.reshape(self.lanes, 1, split), meshes.MESH_AXES) if devices.size > 1 else None

@@ -1,6 +1,7 @@
 """The sampler against a naive loop, against the trainer, and against itself under other schedules."""
 
 import collections
+import dataclasses
 import functools
 import random
 import threading
@@ -140,6 +141,15 @@ def test_captured_logprobs_are_those_of_the_trainer(make_engine, config, params)
   trained = rows.loss_weights > 0
   assert trained.sum() == sum(tree.count(Role.POLICY) for tree in trees)
   np.testing.assert_allclose(rows.old_logprobs[trained], np.asarray(logprobs)[trained], atol=1e-4)
+
+
+def test_on_a_cpu_a_bfloat16_policy_is_sampled_in_float32(make_engine, config, params):
+  rounded = jax.tree.map(lambda x: x.astype('bfloat16'), params)
+  lower = make_engine(config=dataclasses.replace(config, dtype='bfloat16'), params=rounded)
+  same = make_engine(params=jax.tree.map(lambda x: x.astype('float32'), rounded))
+  assert {leaf.dtype.name for leaf in jax.tree.leaves((lower._params, lower._cache))} == {'float32'}
+  (ours, _), (expected, _) = (run(engine, chains(PROMPTS)) for engine in (lower, same))
+  assert tokens_of(ours) == tokens_of(expected)
 
 
 def test_truncated_logprobs_are_of_the_truncated_distribution(make_engine, next_logprobs):
