@@ -82,7 +82,7 @@ class Engine:
     if deterministic and episode_deadline is not None:
       raise ValueError('episode_deadline needs deterministic=False: the clock would decide what is generated')
     devices = np.array(jax.local_devices()[:1]) if mesh is None else mesh.devices
-    if devices.flat[0].platform == 'cpu':  # XLA would make a float32 copy of a bfloat16 cache in every step
+    if devices.size == 1 and devices.flat[0].platform == 'cpu':  # XLA would make a float32 copy of a bfloat16 cache in every step
       config = dataclasses.replace(config, dtype='float32')
     self.config, self.tokenizer = config, tokenizer
     split = math.gcd(devices.size, config.num_kv_heads)
