@@ -12,8 +12,8 @@ run is stopped with SIGTERM. The last line is one JSON object; `grows` names wha
                  cut into parts of a 24th of the run, with one slope through the medians of the parts. A step that compiles (a
                  batch of a new shape) lifts what follows by the size of its programs, so the height of the line is free after
                  each, and the part behind it, which has the compiler's own memory, is left out. The upper end of the 95 %
-                 interval of the slope, and half the interval, must be below 2 % of the size an hour: a soak that is too noisy
-                 to tell is not flat.
+                 interval of the slope, and half the interval, must be below 2 % of the sampled size (without the pages of files)
+                 an hour: a soak that is too noisy to tell is not flat.
   fds, threads   the least open files of the last quarter must not be more than the least of the second, nor the median of the
                  threads by a tenth: pools come and go with every save, what is never closed stays.
   files          metrics.jsonl, evaluations.jsonl, rollouts.jsonl.gz and tensorboard grow with the steps, the first two by no more
@@ -126,7 +126,7 @@ def analyse(run: pathlib.Path) -> dict:
   medians = [round(float(np.median(part)), 1) for part in np.array_split(resident, PARTS)]
   late = len(resident) // 4
   an_hour = [len(resident) / hours * value for value in slope(np.array(resident[late:]), compiling[late:])]
-  limit = LIMIT * medians[PARTS // 2]
+  limit = LIMIT * float(np.median([row['resident_mib'] for row in samples or rows]))
   grows = ['resident_mib'] if max(an_hour[2], an_hour[2] - an_hour[0]) > limit else []
 
   found = {'steps': len(rows), 'compilations_late': int(compiling[-1] - compiling[late]), 'minutes': round(60 * hours, 1),
