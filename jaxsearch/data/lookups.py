@@ -177,7 +177,7 @@ def _comparisons(found: Sequence[Entity], directors: Mapping[str, Entity], rng: 
   """Each film and person with one other in each comparison that it has the fact for, and each film by its director."""
   def pairs(able: Sequence[Entity]) -> Iterator[tuple[Entity, Entity]]:
     for held in (False, True):  # the names of a comparison are kept out together
-      own = [entity for entity in able if _held_out(entity.name) == held]
+      own = [entity for entity in able if kept_out(entity.name) == held]
       rng.shuffle(own)
       yield from zip(own[::2], own[1::2])
 
@@ -203,7 +203,7 @@ def _step(entity: Entity, attribute: str) -> Step:
 
 
 def _lookup(kind: str, question: str, answer: str, steps: Sequence[Step], conclusion: str = '') -> Lookup:
-  return Lookup(Question('', question, (answer,), {'kind': kind}), tuple(steps), conclusion, _held_out(steps[0].query))
+  return Lookup(Question('', question, (answer,), {'kind': kind}), tuple(steps), conclusion, kept_out(steps[0].query))
 
 
 def mixed(questions: Sequence[Question], shares: Mapping[str, float]) -> list[Question]:
@@ -218,7 +218,8 @@ def mixed(questions: Sequence[Question], shares: Mapping[str, float]) -> list[Qu
   return [question for place, question in sorted(zip(places, questions), key=lambda one: one[0]) if place <= most]
 
 
-def _held_out(name: str) -> bool:
+def kept_out(name: str) -> bool:
+  """Whether a name, or the text of a question, is one of those kept out of training, for choices."""
   return zlib.crc32(name.encode()) % HELD_OUT == 0
 
 

@@ -52,7 +52,7 @@ class Engine:
   """A policy that prefills, scores, forks and decodes paths of tokens on the device.
 
   Args:
-    config: the decoder; its `dtype` is the compute dtype, of the cache too.
+    config: the decoder; its `dtype` is the compute dtype, of the cache too. A single CPU device computes in float32.
     tokenizer: `models.tokenizer.Tokenizer` or anything with its pieces(size), decode, eos_ids, pad_id and special_tokens.
     slots: paths decoded at a time. Where at most a quarter is left to decode in any lane, a program for that many takes over.
     length: tokens a path may have, prompt, observations and answer together.
@@ -82,7 +82,8 @@ class Engine:
     if deterministic and episode_deadline is not None:
       raise ValueError('episode_deadline needs deterministic=False: the clock would decide what is generated')
     devices = np.array(jax.local_devices()[:1]) if mesh is None else mesh.devices
-    if devices.size == 1 and devices.flat[0].platform == 'cpu':  # XLA would make a float32 copy of a bfloat16 cache in every step
+    # XLA would make a float32 copy of a bfloat16 cache in every step. Simulated devices compute as those they stand for.
+    if devices.size == 1 and devices.flat[0].platform == 'cpu':
       config = dataclasses.replace(config, dtype='float32')
     self.config, self.tokenizer = config, tokenizer
     split = math.gcd(devices.size, config.num_kv_heads)

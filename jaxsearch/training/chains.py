@@ -14,7 +14,6 @@ import json
 import math
 import pathlib
 import re
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 
 import ml_collections
@@ -109,11 +108,6 @@ def weights(documents: Iterable[Document]) -> Callable[[str], float]:
   return lambda word: math.log1p((number - holders[word] + 0.5) / (holders[word] + 0.5))
 
 
-def held_out(question: Question) -> bool:
-  """Whether a question of a file is kept out of training, for choices."""
-  return zlib.crc32(question.question.encode()) % lookups.HELD_OUT == 0
-
-
 def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: int) -> dict[str, float]:
   """Writes passages under exchanged names, questions about them and chains into the folder `out`; returns figures.
 
@@ -135,7 +129,7 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
     questions = [one.question for one in made if one.held_out == kept_out]
     write_questions(questions, out / f'{name}.jsonl')
     write_questions(lookups.mixed(questions, HARD), out / f'hard_{name}.jsonl')
-  write_questions([question for question in own if held_out(question)], out / 'own_held_out.jsonl')
+  write_questions([question for question in own if lookups.kept_out(question.question)], out / 'own_held_out.jsonl')
 
   def searching(corpus: str) -> Search:
     backend = setup.open_backend(config, corpus)
@@ -149,7 +143,7 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
 
   kinds, search, weight = collections.defaultdict(list), searching(config.data.corpus), weights(documents)
   for question in own:
-    if not held_out(question) and (step := supported(question, search(question.question), weight)):
+    if not lookups.kept_out(question.question) and (step := supported(question, search(question.question), weight)):
       kinds['own'] += filter(None, [chain_of(lookups.Lookup(question, (step,)), search)])
   search = searching(str(out / 'corpus.jsonl'))
   tried, found = collections.Counter(), collections.Counter()
