@@ -1,19 +1,19 @@
 """A soak: hours of training in the embedded world, and whether anything grows that should not.
 
     source launch/environment.sh && python benchmarks/soak.py --minutes 120 [--config quickstart] [--config.FIELD=VALUE ...]
-    python benchmarks/soak.py --analyse DIR        (the folder of any run, also of one that still runs)
+    python benchmarks/soak.py --analyse DIR        (the folder of any run of one process, also of one that still runs)
 
 Trains in a process of its own, in small steps with evaluations and checkpoints, and writes a line every ten seconds to
 `soak.jsonl` in the run folder: resident size, open files, threads, and the number and bytes of the files. After the minutes the
 run is stopped with SIGTERM. The last line is one JSON object; `grows` names what grew, and `flat` says that nothing did:
 
-  resident_mib   in the row of the first step after each save: a save gives free memory back, then every step adds the holes it
-                 leaves, up to the next save, so only steps at the same distance can be compared. After the first quarter,
-                 cut into parts of a 24th of the run, with one slope through the medians of the parts. A step that compiles (a
-                 batch of a new shape) lifts what follows by the size of its programs, so the height of the line is free after
-                 each, and the part behind it, which has the compiler's own memory, is left out. The upper end of the 95 %
-                 interval of the slope, and half the interval, must be below 2 % of the sampled size (without the pages of files)
-                 an hour: a soak that is too noisy to tell is not flat.
+  resident_mib   Which rows: those of the first step after each save, behind the first quarter of the run. A save gives free
+                 memory back, then every step adds the holes it leaves, so only steps at the same distance can be compared.
+                 The slope: one line through the medians of parts, each a 24th of the run. A step that compiles lifts what
+                 follows by the size of its programs, so the height of the line is free after each such step, and the part
+                 behind it, which has the compiler's own memory, is left out.
+                 The limit: 2 % an hour of the sampled size (without the pages of files). The upper end of the 95 % interval
+                 of the slope, and half the interval, must be below it: a soak that is too noisy to tell is not flat.
   fds, threads   the least open files of the last quarter must not be more than the least of the second, nor the median of the
                  threads by a tenth: pools come and go with every save, what is never closed stays.
   files          metrics.jsonl, evaluations.jsonl, rollouts.jsonl.gz and tensorboard grow with the steps, the first two by no more
@@ -87,13 +87,14 @@ def sample(process: psutil.Process, run: pathlib.Path) -> dict:
 
 
 def slope(values: np.ndarray, stretches: np.ndarray) -> tuple[float, float, float]:
-  """(slope, low, high) of lines through the medians of parts, a step, with the 95 % interval.
+  """(slope, low, high) of lines through the medians of parts: MiB per value given, with the 95 % interval.
 
   Sizes of neighbouring steps are alike, so that the interval of a line through all of them would be far too narrow.
 
   Args:
-    values: [N] sizes; parts are as long as PARTS parts of 4/3 N.
+    values: [N] MiB, of three quarters of a run: PARTS parts are 4/3 N long.
     stretches: [N] which of them have a height in common, never falling. The first part of each is left out.
+  Raises SystemExit where too few parts are left.
   """
   size, parts = max(4 * len(values) // (3 * PARTS), 1), []
   for number in np.unique(stretches):
@@ -124,12 +125,12 @@ def analyse(run: pathlib.Path) -> dict:
   resident = [rows[place]['resident_mib'] for place in after]
   compiling = np.cumsum([row.get('compilations', 0) > 0 for row in rows])[after]
   medians = [round(float(np.median(part)), 1) for part in np.array_split(resident, PARTS)]
-  late = len(resident) // 4
-  an_hour = [len(resident) / hours * value for value in slope(np.array(resident[late:]), compiling[late:])]
+  first = len(resident) // 4
+  an_hour = [len(resident) / hours * value for value in slope(np.array(resident[first:]), compiling[first:])]
   limit = LIMIT * float(np.median([row['resident_mib'] for row in samples or rows]))
   grows = ['resident_mib'] if max(an_hour[2], an_hour[2] - an_hour[0]) > limit else []
 
-  found = {'steps': len(rows), 'compilations_late': int(compiling[-1] - compiling[late]), 'minutes': round(60 * hours, 1),
+  found = {'steps': len(rows), 'compilations_late': int(compiling[-1] - compiling[first]), 'minutes': round(60 * hours, 1),
            'resident_mib': {'quarter': medians[PARTS // 4], 'half': medians[PARTS // 2], 'end': medians[-1]},
            'mib_per_hour': round(float(an_hour[0]), 1), 'interval': [round(float(value), 1) for value in an_hour[1:]],
            'limit_mib_per_hour': round(limit, 1), 'bytes_per_step': {}}
