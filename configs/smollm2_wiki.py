@@ -37,7 +37,7 @@ def get_config(stage: str = 'chains'):
     config.optim.update(learning_rate=5e-4, lr_warmup_updates=5)
   elif stage == 'rl':
     config.out = 'runs/smollm2_wiki/rl'
-    config.model = 'runs/smollm2_wiki/cold_policy'  # with its adapter merged: the reference of the KL, below a new adapter
+    config.model = 'runs/smollm2_wiki/cold_policy'  # with its adapter merged, below a new one
     config.data.questions, config.data.corpus = made + '/hard_questions.jsonl', made + '/corpus.jsonl'
     config.steps, config.questions_per_step, config.group_size = 100, 8, 8
     config.loss.kl_coef = 0.0

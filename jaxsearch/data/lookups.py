@@ -32,7 +32,8 @@ PLACE = re.compile(r"\bborn(?: on [^.]{5,20},?| \d{4},?)? in (?P<place>[A-Z][\wâ
 NATIONALITY = re.compile(r'\b(?:is|was) an? (?P<adjective>[A-Z][a-z]+) [a-z]')
 DESCRIBED = re.compile(r'^[^.]{0,140}?\b(?P<verb>is|was) (?:an?|the) (?P<description>[^()"]{35,150}?)\.(?: |$)')
 COMMON = 12  # people in the corpus that an adjective is said of, for it to be taken for a nationality
-HELD_OUT = 10  # one name in so many is kept out of training
+HELD_OUT = 10  # one name in so many is held out of training
+BRITISH = {'British', 'English', 'Scottish', 'Welsh'}  # neither the same nor different
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:
-  """A question, the steps to its answer, and what follows from them; `held_out` if its names are kept out of training."""
+  """A question, the steps to its answer, and what follows from them; `held_out` if its names are held out of training."""
   question: Question
   steps: tuple[Step, ...]
   conclusion: str = ''
@@ -60,6 +61,11 @@ class Entity:
   kind: str
   facts: dict[str, str]
 
+  @property
+  def held_out(self) -> bool:
+    """Whether questions about it are held out of training: a film's with its director's, to whom bridges lead."""
+    return held_out(self.facts.get('director', self.name))
+
 
 def plain(title: str) -> str:
   """A title without what it has in brackets at the end: 'Duel (film)' is 'Duel'."""
@@ -67,12 +73,12 @@ def plain(title: str) -> str:
 
 
 def entities(documents: Sequence[Document], words: int) -> list[Entity]:
-  """Films and people by what the first `words` words of their passages say; no name twice, none of a single word."""
+  """Films and people by what the first `words` words of their passages say; no name twice, none of a single word or in quotes."""
   found, adjectives = {}, Counter()
   for document in documents:
     name, text = plain(document.title), first_words(document.text, words)
     film, born = FILM.match(text), BORN.match(text)
-    if ' ' not in name:  # one word stands for other things too
+    if ' ' not in name or not name[0].isalnum():  # one word stands for other things too
       continue
     if film and text.startswith(name):
       director = DIRECTOR.search(text)
@@ -108,9 +114,13 @@ def exchange(documents: Sequence[Document], seed: int, words: int) -> list[Docum
   In a person's own passage the longer form at its beginning and the last name alone are replaced too.
   """
   rng, new, found = random.Random(seed), {}, entities(documents, words)
-  for kind in ('film', 'person'):
-    names = sorted(entity.name for entity in found if entity.kind == kind)
-    order = rng.sample(names, len(names))
+  groups = defaultdict(list)
+  for entity in found:  # a director gets a name that can be read as one
+    groups[entity.kind, entity.kind == 'person' and re.fullmatch(NAME, entity.name) is None].append(entity.name)
+  if len(groups['person', True]) == 1:  # a name alone would be exchanged with itself
+    groups['person', False] += groups.pop(('person', True))
+  for _, names in sorted(groups.items()):
+    order = rng.sample(sorted(names), len(names))
     new |= dict(zip(order, order[1:] + order[:1]))
   people = {entity.passage: entity.name for entity in found if entity.kind == 'person'}
   starts = defaultdict(list)
@@ -141,7 +151,7 @@ def exchange(documents: Sequence[Document], seed: int, words: int) -> list[Docum
 
 
 def make(documents: Sequence[Document], seed: int, words: int) -> list[Lookup]:
-  """All questions that the rules find, in an order that only `seed` decides.
+  """All questions that the rules find, none with the text of another, in an order that only `seed` decides.
 
   Args:
     words: the answer stands in this many first words of a passage.
@@ -152,6 +162,8 @@ def make(documents: Sequence[Document], seed: int, words: int) -> list[Lookup]:
                if (name := film.facts.get('director')) in found and found[name].kind == 'person'}
   made = [one for entity in found.values() for one in _about(entity, directors.get(entity.name), rng)]
   made += _comparisons(list(found.values()), directors, rng)
+  times = Counter(one.question.question for one in made)  # a description can be that of two people
+  made = [one for one in made if times[one.question.question] == 1]
   rng.shuffle(made)
   return [dataclasses.replace(one, question=dataclasses.replace(one.question, id=f'lookup_{number}'))
           for number, one in enumerate(made)]
@@ -161,40 +173,33 @@ def _about(entity: Entity, director: Entity | None, rng: random.Random) -> Itera
   """A question for each fact of a film or person, and over a film for each of its director."""
   for attribute, value in entity.facts.items():
     if attribute == 'described':
-      yield _lookup('described', DESCRIPTION[entity.kind].format(value), entity.name,
-                    [Step(entity.passage, entity.name, f'{entity.name} {value}.')])
+      yield _lookup('described', DESCRIPTION[entity.kind].format(value), entity,
+                    (entity.name, ''), [Step(entity.passage, entity.name, f'{entity.name} {value}.')])
       continue
     if not (attribute == 'nationality' and entity.kind == 'film'):
       form = rng.choice(ASKED[entity.kind, attribute][0])
-      yield _lookup('one passage', form.format(name=entity.name), value, [_step(entity, attribute)])
+      yield _lookup('one passage', form.format(name=entity.name), entity, (value, ''), [_step(entity, attribute)])
     for asked, answer in director.facts.items() if director and attribute == 'director' else ():
       if asked != 'described':
         form, name = rng.choice(ASKED['person', asked][0]), rng.choice(DIRECTORS).format(name=entity.name)
-        yield _lookup('bridge', form.format(name=name), answer, [_step(entity, attribute), _step(director, asked)])
+        yield _lookup('bridge', form.format(name=name), entity, (answer, ''), [_step(entity, attribute), _step(director, asked)])
 
 
 def _comparisons(found: Sequence[Entity], directors: Mapping[str, Entity], rng: random.Random) -> Iterator[Lookup]:
   """Each film and person with one other in each comparison that it has the fact for, and each film by its director."""
-  def pairs(able: Sequence[Entity]) -> Iterator[tuple[Entity, Entity]]:
-    for held in (False, True):  # the names of a comparison are kept out together
-      own = [entity for entity in able if kept_out(entity.name) == held]
-      rng.shuffle(own)
-      yield from zip(own[::2], own[1::2])
-
-  for kind, attribute, forms, compare in COMPARED:
-    for two in pairs([one for one in found if one.kind == kind and attribute in one.facts]):
-      names = [one.name for one in two]
-      if result := compare([one.facts[attribute] for one in two], names, names):
-        answer, conclusion = result
-        yield _lookup('comparison', rng.choice(forms).format(*names), answer, [_step(one, attribute) for one in two], conclusion)
-  for attribute, forms, compare in COMPARED_DIRECTORS:
-    for two in pairs([one for one in found if one.name in directors and attribute in directors[one.name].facts]):
-      names, by = [one.name for one in two], [directors[one.name] for one in two]
-      said = [f'{director.name} directed {name}' for director, name in zip(by, names)]
-      if by[0] != by[1] and (result := compare([one.facts[attribute] for one in by], names, said)):
-        answer, conclusion = result
-        steps = [_step(one, 'director') for one in two] + [_step(one, attribute) for one in by]
-        yield _lookup('bridge comparison', rng.choice(forms).format(*names), answer, steps, conclusion)
+  for compared, attribute, forms, compare in COMPARED:
+    bridge = compared == 'director'
+    of = directors if bridge else {one.name: one for one in found if one.kind == compared}
+    able = [one for one in found if one.name in of and attribute in of[one.name].facts]
+    rng.shuffle(able)
+    for held in (False, True):  # the names of a comparison are held out together
+      own = [one for one in able if one.held_out == held]
+      for two in zip(own[::2], own[1::2]):
+        names, whose = [one.name for one in two], [of[one.name] for one in two]
+        said = [f'{director.name} directed {name}' for director, name in zip(whose, names)] if bridge else names
+        if whose[0] != whose[1] and (result := compare([one.facts[attribute] for one in whose], names, said)):
+          steps = [_step(one, 'director') for one in two if bridge] + [_step(one, attribute) for one in whose]
+          yield _lookup('bridge comparison' if bridge else 'comparison', rng.choice(forms).format(*names), two[0], result, steps)
 
 
 def _step(entity: Entity, attribute: str) -> Step:
@@ -202,12 +207,16 @@ def _step(entity: Entity, attribute: str) -> Step:
   return Step(entity.passage, entity.name, finding.format(name=entity.name, value=entity.facts[attribute]))
 
 
-def _lookup(kind: str, question: str, answer: str, steps: Sequence[Step], conclusion: str = '') -> Lookup:
-  return Lookup(Question('', question, (answer,), {'kind': kind}), tuple(steps), conclusion, kept_out(steps[0].query))
+def _lookup(kind: str, question: str, about: Entity, result: tuple[str, str], steps: Sequence[Step]) -> Lookup:
+  answer, conclusion = result
+  return Lookup(Question('', question, (answer,), {'kind': kind}), tuple(steps), conclusion, about.held_out)
 
 
 def mixed(questions: Sequence[Question], shares: Mapping[str, float]) -> list[Question]:
-  """As many as there can be with these `shares` of the kinds, which any beginning of the list has too."""
+  """The longest list with these shares of the kinds; every beginning of it has them too.
+
+  [] where a kind with a share is absent; KeyError for a question of a kind without one.
+  """
   there = Counter(question.metadata['kind'] for question in questions)
   most = min(there[kind] / share for kind, share in shares.items())
   seen, places = Counter(), []
@@ -218,8 +227,8 @@ def mixed(questions: Sequence[Question], shares: Mapping[str, float]) -> list[Qu
   return [question for place, question in sorted(zip(places, questions), key=lambda one: one[0]) if place <= most]
 
 
-def kept_out(name: str) -> bool:
-  """Whether a name, or the text of a question, is one of those kept out of training, for choices."""
+def held_out(name: str) -> bool:
+  """Whether a name, or the text of a question, is one of those held out of training, for choices."""
   return zlib.crc32(name.encode()) % HELD_OUT == 0
 
 
@@ -235,9 +244,11 @@ _earlier = functools.partial(_ordered, best=min, word='earlier')
 _later = functools.partial(_ordered, best=max, word='later')
 
 
-def _same(values: Sequence[str], names: Sequence[str], said: Sequence[str]) -> tuple[str, str]:
+def _same(values: Sequence[str], names: Sequence[str], said: Sequence[str]) -> tuple[str, str] | None:
   del names, said
   a, b = values
+  if a != b and {a, b} <= BRITISH:
+    return None
   return ('yes', f'Both are {a}.') if a == b else ('no', f'{a} is not {b}.')
 
 
@@ -256,7 +267,7 @@ ASKED: dict[tuple[str, str], tuple[Sequence[str], str]] = {
   ('person', 'nationality'): (('What nationality is {name}?', 'What is the nationality of {name}?'), '{name} is {value}.'),
 }
 Compare = Callable[[Sequence[str], Sequence[str], Sequence[str]], tuple[str, str] | None]
-COMPARED: Sequence[tuple[str, str, Sequence[str], Compare]] = (
+COMPARED: Sequence[tuple[str, str, Sequence[str], Compare]] = (  # {} are two films where it is their directors
   ('film', 'year', ('Which film came out first, {} or {}?', 'Which film was released earlier, {} or {}?'), _earlier),
   ('film', 'year', ('Which film came out later, {} or {}?', 'Which film was released more recently, {} or {}?'), _later),
   ('film', 'nationality', ('Are both films, {} and {}, from the same country?',), _same),
@@ -265,15 +276,13 @@ COMPARED: Sequence[tuple[str, str, Sequence[str], Compare]] = (
   ('person', 'died', ('Who died first, {} or {}?', 'Who died earlier, {} or {}?'), _earlier),
   ('person', 'died', ('Who died later, {} or {}?',), _later),
   ('person', 'nationality', ('Are {} and {} of the same nationality?', 'Do {} and {} have the same nationality?'), _same),
-)
-COMPARED_DIRECTORS: Sequence[tuple[str, Sequence[str], Compare]] = (  # {} are two films by them
-  ('born', ('Which film has the director who was born earlier, {} or {}?', 'Which film has the older director, {} or {}?'),
-   _earlier),
-  ('born', ('Which film has the director who was born later, {} or {}?', 'Which film has the younger director, {} or {}?'),
-   _later),
-  ('died', ('Which film has the director who died first, {} or {}?', 'Which film has the director who died earlier, {} or {}?'),
-   _earlier),
-  ('died', ('Which film has the director who died later, {} or {}?',), _later),
-  ('nationality', ('Do the directors of the films {} and {} have the same nationality?',
-                   'Are the directors of both films, {} and {}, from the same country?'), _same),
+  ('director', 'born', ('Which film has the director who was born earlier, {} or {}?',
+                        'Which film has the older director, {} or {}?'), _earlier),
+  ('director', 'born', ('Which film has the director who was born later, {} or {}?',
+                        'Which film has the younger director, {} or {}?'), _later),
+  ('director', 'died', ('Which film has the director who died first, {} or {}?',
+                        'Which film has the director who died earlier, {} or {}?'), _earlier),
+  ('director', 'died', ('Which film has the director who died later, {} or {}?',), _later),
+  ('director', 'nationality', ('Do the directors of the films {} and {} have the same nationality?',
+                               'Are the directors of both films, {} and {}, from the same country?'), _same),
 )

@@ -10,11 +10,12 @@ is about the question. All is a function of the files and the seed.
 
 import collections
 import dataclasses
+import itertools
 import json
 import math
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import ml_collections
 import numpy as np
@@ -22,7 +23,7 @@ import numpy as np
 from jaxsearch import setup
 from jaxsearch.data import lookups
 from jaxsearch.data.corpus import Document, first_words, join_contents
-from jaxsearch.data.jsonl import write_whole
+from jaxsearch.data.jsonl import DataError, write_whole
 from jaxsearch.data.questions import Question, write_questions
 from jaxsearch.data.sources import load_corpus
 from jaxsearch.models.tokenizer import Tokenizer
@@ -109,57 +110,87 @@ def weights(documents: Iterable[Document]) -> Callable[[str], float]:
 
 
 def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: int) -> dict[str, float]:
-  """Writes passages under exchanged names, questions about them and chains into the folder `out`; returns figures.
+  """Writes passages under exchanged names, questions about them, and chains.
 
   corpus.jsonl      the passages of `config.data.corpus` under exchanged names
-  questions.jsonl   questions about them to train on, and held_out.jsonl those that are kept out
-  hard_questions.jsonl, hard_held_out.jsonl  of both the part with the shares of HARD, for reinforcement learning
-  own_held_out.jsonl  the questions of `config.data.questions` that are kept out; chains are made of the others alone
-  chains.jsonl      at most `number` chains, as many of each kind as there are
+  questions.jsonl   questions about them to train on, and held_out.jsonl those that are held out
+  hard_questions.jsonl, hard_held_out.jsonl  of both a part that chains can be written of, with the shares of HARD, for
+                    reinforcement learning: without the passages a comparison can only be guessed. Of a kind with more than
+                    chains.jsonl has, others come first
+  own_held_out.jsonl  the questions of `config.data.questions` that are held out; chains are made of the others alone
+  chains.jsonl      the chains, of each kind one in turn
+
+  Args:
+    config: whose model, template, search and lengths the chains are written for.
+    out: the folder of the files.
+    number: of chains, at most.
+  Returns:
+    `figures` of the chains; `questions`, `held_out`, `own`, `hard_questions` and `hard_held_out`, how many questions there are of
+    which; for every kind `tried_KIND`, the questions that a chain was looked for, and `chains_KIND`, those that gave one.
+  Raises DataError where there is not one chain.
   """
   out, settings = pathlib.Path(out), config.search
   documents = load_corpus(config.data.corpus)
   tokenizer = setup.load_tokenizer(config)
-  exchanged = lookups.exchange(documents, config.seed, settings.words or 10**6)
+  exchanged = lookups.exchange(documents, config.seed, settings.words)
   write_whole(out / 'corpus.jsonl', ''.join(json.dumps(
     {'id': one.id, 'contents': join_contents(one.title, one.text)}, ensure_ascii=False) + '\n' for one in exchanged))
-  made = lookups.make(exchanged, config.seed, settings.words or 10**6)
+  made = lookups.make(exchanged, config.seed, settings.words)
   own = setup.load_questions(config, config.data.questions)
-  for name, kept_out in (('questions', False), ('held_out', True)):
-    questions = [one.question for one in made if one.held_out == kept_out]
-    write_questions(questions, out / f'{name}.jsonl')
-    write_questions(lookups.mixed(questions, HARD), out / f'hard_{name}.jsonl')
-  write_questions([question for question in own if lookups.kept_out(question.question)], out / 'own_held_out.jsonl')
+  for name, held in (('questions', False), ('held_out', True)):
+    write_questions([one.question for one in made if one.held_out == held], out / f'{name}.jsonl')
+  write_questions([question for question in own if lookups.held_out(question.question)], out / 'own_held_out.jsonl')
 
   def searching(corpus: str) -> Search:
     backend = setup.open_backend(config, corpus)
     return lambda query: [dataclasses.replace(one, text=first_words(one.text, settings.words))
                           for one in backend.search([query], settings.topk)[0]]
 
-  def chain_of(lookup: lookups.Lookup, search: Search) -> Chain | None:
-    prompt = templates.prompt(lookup.question.question, config.grow.template, tokenizer if config.grow.chat else None)
-    chain = write_chain(lookup, search, prompt, tokenizer.special_tokens, config.grow.max_turns)
-    return chain if chain and chain.fits(tokenizer, config.grow.max_tokens, config.sampler.length) else None
-
-  kinds, search, weight = collections.defaultdict(list), searching(config.data.corpus), weights(documents)
-  for question in own:
-    if not lookups.kept_out(question.question) and (step := supported(question, search(question.question), weight)):
-      kinds['own'] += filter(None, [chain_of(lookups.Lookup(question, (step,)), search)])
-  search = searching(str(out / 'corpus.jsonl'))
   tried, found = collections.Counter(), collections.Counter()
-  for lookup in made:
-    kind = lookup.question.metadata['kind']
-    if lookup.held_out or len(kinds[kind]) >= number:
-      continue
-    tried[kind] += 1
-    if chain := chain_of(lookup, search):
-      kinds[kind].append(chain)
-      found[kind] += 1
-  chains = [chain for place in range(number) for of_kind in kinds.values() for chain in of_kind[place:place + 1]][:number]
+
+  def chains_of(kind: str, asked: Iterable[lookups.Lookup], search: Search) -> Iterator[Chain]:
+    for lookup in asked:
+      tried[kind] += 1
+      prompt = templates.prompt(lookup.question.question, config.grow.template, tokenizer if config.grow.chat else None)
+      chain = write_chain(lookup, search, prompt, tokenizer.special_tokens, config.grow.max_turns)
+      if chain and chain.fits(tokenizer, config.grow.max_tokens, config.sampler.length):
+        found[kind] += 1
+        yield chain
+
+  search, weight = searching(config.data.corpus), weights(documents)
+  in_passages = (lookups.Lookup(question, (step,)) for question in own if not lookups.held_out(question.question)
+                 and (step := supported(question, search(question.question), weight)))
+  search_exchanged = searching(str(out / 'corpus.jsonl'))
+
+  def sources(held: bool) -> list[Iterator[Chain]]:
+    kinds = collections.defaultdict(list)
+    for lookup in made:
+      if lookup.held_out == held:
+        kinds[lookup.question.metadata['kind']].append(lookup)
+    return [chains_of(kind, asked, search_exchanged) for kind, asked in kinds.items()]
+
+  stream = in_turn([chains_of('own', in_passages, search), *sources(held=False)])
+  chains = list(itertools.islice(stream, number))
+  if not chains:
+    raise DataError(f'{config.data.corpus}: no question about these passages that searches can answer')
   runs.write(out / 'chains.jsonl', ({'id': chain.question.id, 'spans': chain.spans} for chain in chains))
-  return figures(chains, tokenizer) | {
-    'questions': sum(not one.held_out for one in made), 'held_out': sum(one.held_out for one in made), 'own': len(own),
-    'own_with_a_chain': len(kinds['own'])} | {f'chains_{kind.replace(" ", "_")}': found[kind] / tried[kind] for kind in tried}
+  result = figures(chains, tokenizer) | {
+    'questions': sum(not one.held_out for one in made), 'held_out': sum(one.held_out for one in made), 'own': len(own)}
+  for kind in tried:
+    name = kind.replace(' ', '_')
+    result |= {f'tried_{name}': tried[kind], f'chains_{name}': found[kind]}
+  others = itertools.islice(stream, number)
+  for name, answerable in (('hard_questions', [*others, *chains]), ('hard_held_out', in_turn(sources(held=True)))):
+    hard = lookups.mixed([chain.question for chain in answerable if 'kind' in chain.question.metadata], HARD)
+    write_questions(hard, out / f'{name}.jsonl')
+    result[name] = len(hard)
+  return result
+
+
+def in_turn(sources: Iterable[Iterator[Chain]]) -> Iterator[Chain]:
+  """One of each, again and again; a source that has no more is passed over."""
+  rounds = itertools.zip_longest(*sources)
+  return (chain for one_of_each in rounds for chain in one_of_each if chain is not None)
 
 
 def figures(chains: Sequence[Chain], tokenizer: Tokenizer) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Questions from passages by rules, and names that are exchanged."""
 
 import collections
+import dataclasses
 import random
 import re
 
@@ -28,7 +29,7 @@ def encyclopedia(people: int = 60, films: int = 40) -> list[Document]:
       f'{first} Maria {last} ({number % 28 + 1} May {1900 + number} – {number % 28 + 1} June {1970 + number}) was a {adjective} '
       f'film director. {last} was born in Lisbon. {last} is best known for comedies.')))
   for number in range(films):
-    title = f'The {LAST[number % 13]} Affair {number}'
+    title = f'The {LAST[number % 13]} Affair {number:02}'
     passages.append((title, f'{title} is a {1930 + number} {("French", "Danish")[number % 2]} drama film directed by '
                             f'{names[number]}. It stars nobody in particular.'))
   passages.append(('Lisbon', f'Lisbon is a city. {names[0]} and {names[1]} lived there, and {names[0]}s cousin too.'))
@@ -153,12 +154,39 @@ def test_comparisons_are_right(kind):
   assert len(forms) == expected, forms
 
 
-def test_questions_kept_out_share_no_name_with_those_of_training():
+def test_questions_held_out_share_no_passage_with_those_of_training():
   made = lookups.make(DOCUMENTS, 0, 64)
-  assert any(one.held_out for one in made)
-  asked = {held: {step.query for one in made if one.held_out == held
-                  for step in one.steps[:2 if 'comparison' in one.question.metadata['kind'] else 1]} for held in (False, True)}
-  assert not asked[False] & asked[True]
+  for kind in {one.question.metadata['kind'] for one in made}:
+    assert {one.held_out for one in made if one.question.metadata['kind'] == kind} == {False, True}
+  steps = {held: {step for one in made if one.held_out == held for step in one.steps} for held in (False, True)}
+  for part in ('passage', 'query', 'finding'):
+    assert not {getattr(step, part) for step in steps[False]} & {getattr(step, part) for step in steps[True]}
+
+
+def test_no_question_has_two_answers():
+  text = '{} (1 May 1950) is the only cook who has ever walked from Oslo to Bergen and back.'
+  documents = [*DOCUMENTS, *(Document(name, name, text.format(name)) for name in ('Ali Ray', 'Bo Ray'))]
+  made = lookups.make(documents, 0, 64)
+  texts = collections.Counter(one.question.question for one in made)
+  assert max(texts.values()) == 1 and not any('Bergen' in text for text in texts)
+  assert any('Bergen' in one.question.question for one in lookups.make(documents[:-1], 0, 64))
+
+
+def test_a_director_gets_a_name_that_can_be_read():
+  odd = ['Ali Ray, 3rd Duke of Oslo', 'Bo Ray III of the Isles', "'night, Bo Ray"]
+  documents = [*DOCUMENTS, *(Document(name, name, f'{name} (1 May 1950) is a cook.') for name in odd)]
+  changed = lookups.exchange(documents, 0, 64)
+  assert [one.title for one in changed[-3:]] == [odd[1], odd[0], odd[2]]  # quotes are neither exchanged nor asked about
+  assert not any('Ray' in one.text for one in changed[:-3])
+  alone = lookups.exchange([*DOCUMENTS, documents[-3]], 0, 64)
+  assert alone[-1].title != odd[0] and sum(odd[0] in one.title for one in alone) == 1  # not with itself
+
+
+def test_a_part_of_a_country_is_neither_the_same_nor_different():
+  documents = [dataclasses.replace(one, text=one.text.replace('Danish', 'Scottish').replace('French', 'British'))
+               for one in DOCUMENTS]
+  answers = {one.question.golden_answers[0] for one in lookups.make(documents, 0, 64) if 'same' in one.question.question}
+  assert answers == {'yes'}
 
 
 def test_all_is_a_function_of_passages_and_seed():

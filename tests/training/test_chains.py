@@ -1,12 +1,13 @@
 """Chains of searches that are written without a model."""
 
+import dataclasses
 import json
 
 import pytest
 
 from configs import smollm2_wiki
 from jaxsearch.data import lookups
-from jaxsearch.data.corpus import Document, join_contents, read_corpus
+from jaxsearch.data.corpus import Document, first_words, join_contents, read_corpus
 from jaxsearch.data.questions import Question, read_questions, write_questions
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards import formats
@@ -117,6 +118,7 @@ def test_the_files_fit_each_other_and_the_policy(written):
   assert len(trees) == figures['chains'] == 60 and figures['questions'] == len(questions) and figures['held_out'] == len(held_out)
   hard = [question.metadata['kind'] for question in read_questions(out / 'hard_questions.jsonl')]
   assert hard and all(hard.count(kind) == pytest.approx(share * len(hard), abs=4) for kind, share in chains.HARD.items())
+  assert len(hard) == figures['hard_questions'] and figures['hard_held_out'] > 0
   assert not {question.question for question in held_out} & {question.question for question in questions.values()}
   kinds = set()
   for record, tree in zip(records, trees):
@@ -127,7 +129,27 @@ def test_the_files_fit_each_other_and_the_policy(written):
   assert kinds == {'own', 'one passage', 'described', 'bridge', 'comparison', 'bridge comparison'}
   chosen = {question.id for question in read_questions(out / 'own_held_out.jsonl')}
   assert chosen and not chosen & {record['id'] for record in records}
-  assert figures['own_with_a_chain'] == 40 - len(chosen)
+  assert 0 < figures['chains_own'] <= figures['tried_own'] <= 40 - len(chosen)
+  assert sum(figures[f'chains_{kind.replace(" ", "_")}'] for kind in kinds) >= 60  # the last round may have more
+
+
+def test_questions_to_reinforce_can_be_answered_and_are_not_those_of_chains_first(written):
+  config, out, _ = written
+  made = {one.question.question: one for one in lookups.make(read_corpus(out / 'corpus.jsonl'), config.seed, config.search.words)}
+  backend = BM25(read_corpus(out / 'corpus.jsonl'))
+  search = lambda query: [dataclasses.replace(one, text=first_words(one.text, config.search.words))
+                          for one in backend.search([query], config.search.topk)[0]]
+  used = {json.loads(line)['id'] for line in (out / 'chains.jsonl').read_text().splitlines()}
+  for name, held in (('hard_questions', False), ('hard_held_out', True)):
+    questions = read_questions(out / f'{name}.jsonl')
+    for question in questions:
+      lookup = made[question.question]
+      assert lookup.held_out == held and chains.write_chain(lookup, search, '', (), config.grow.max_turns)
+    for kind in chains.HARD:
+      seen = [question.id in used for question in questions if question.metadata['kind'] == kind]
+      assert seen and seen == sorted(seen) and not (held and any(seen))
+  unanswerable = [one for one in made.values() if not chains.write_chain(one, search, '', (), config.grow.max_turns)]
+  assert unanswerable  # so that something was left out
 
 
 def test_a_chain_shows_what_a_rollout_would_see(written):
