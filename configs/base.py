@@ -31,6 +31,7 @@ def get_config():
   config.model = 'world-tiny'
   config.tokenizer = ''              # folder or GGUF file; '' takes the model's own (the world's for random:PRESET)
   config.dtype = 'float32'           # of activations, and of the sampler's weights; 'bfloat16' on accelerators
+                                     # (a single CPU device samples in float32, with the weights rounded)
   config.remat = 'none'              # what the backward pass recomputes to save memory: 'none', 'dots' (all but matrix
                                      # products) or 'full' (all but the inputs of layers)
   config.attention = 'auto'          # over training rows: 'auto' (on TPUs and GPUs a kernel that visits only blocks in which

@@ -217,13 +217,15 @@ def from_saved(values: Mapping[str, Any]) -> ml_collections.ConfigDict:
   """The config that a run saved as JSON, with the fields of today.
 
   A field that it lacks has the value of configs/base.py; a field, or an argument of `grow`, that is gone is left out. Groups
-  that base.py does not have, such as `reader`, are as they were.
+  that base.py does not have, such as `reader`, are as they were. ValueError where a group was no group.
   """
   config = load_file(SHIPPED / 'base.py').get_config().unlock()
 
   def fill(group: ml_collections.ConfigDict, saved: Mapping[str, Any], prefix: str) -> None:
     for name, value in saved.items():
       known = group.get(name)
+      if isinstance(known, ml_collections.ConfigDict) and not isinstance(value, Mapping):
+        raise ValueError(f'{prefix}{name}={value!r} is not a group')
       if isinstance(known, ml_collections.ConfigDict) and prefix + name not in ARGUMENTS:
         fill(known, value, f'{prefix}{name}.')
       elif name in group or not prefix:

@@ -2,13 +2,16 @@
 
 import dataclasses
 import functools
+import heapq
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 
 from jaxsearch import methods, registry
 from jaxsearch.data import sources
@@ -21,14 +24,16 @@ from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.engine import Engine
-from jaxsearch.sampler.requests import Sampling, Tools
-from jaxsearch.sampler.rollout import Agent, Assistant, Scorer
+from jaxsearch.sampler.requests import Generate, Sampling, Tools
+from jaxsearch.sampler.rollout import Agent, Assistant, Grow, Scorer
 from jaxsearch.tools import SearchBackend, SearchBySource, open_search
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.tools.simulated import ModelWriter
+from jaxsearch.trees.tree import Tree
 
 RANDOM = 'random:'
+LONGEST = 100  # questions whose prompts are measured; all are where one of these does not fit
 
 
 @memory.named('loading the policy', memory.STATE)
@@ -219,5 +224,37 @@ def open_engine(config: ml_collections.ConfigDict, model_config: DecoderConfig, 
 
 def make_agent(config: ml_collections.ConfigDict, engine: Engine, tools: Tools, /, **changes) -> Agent:
   """The agent that `config.method`, `config.grow` and `config.sampler` describe; `changes` are of the arguments of `grow`."""
-  grow = functools.partial(methods.find_method(config.method).grow, **dict(config.grow) | changes)
-  return Agent(engine, grow, tools, Sampling(config.sampler.temperature))
+  return Agent(engine, _grow(config, changes), tools, Sampling(config.sampler.temperature))
+
+
+def _grow(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> Grow:
+  return functools.partial(methods.find_method(config.method).grow, **dict(config.grow) | dict(changes))
+
+
+def check_room(config: ml_collections.ConfigDict, tokenizer: Tokenizer, questions: Sequence[Question],
+               say: Callable[[str], None], /, **changes) -> None:
+  """Says how many prompts fill a slot, so that the policy cannot write a token; ValueError if all do.
+
+  `changes` are of the arguments of `grow`.
+  """
+  length, grow = config.sampler.length, _grow(config, changes)
+  longest = heapq.nlargest(LONGEST, questions, lambda question: len(question.question))
+  if all(_prompt_length(grow, tokenizer, question) < length for question in longest):
+    return
+  lengths = np.array([_prompt_length(grow, tokenizer, question) for question in questions])
+  full = int(np.sum(lengths >= length))
+  found = f'sampler.length={length} leaves no room to write after'
+  if full == len(questions):
+    raise ValueError(f'{found} any prompt: they have {lengths.min()} to {lengths.max()} tokens')
+  if full:
+    say(f'{found} the prompts of {full} of {len(questions)} questions (up to {lengths.max()} tokens)')
+
+
+def _prompt_length(grow: Grow, tokenizer: Tokenizer, question: Question) -> int:
+  """Tokens before the first that the policy writes; 0 where something else comes before it."""
+  try:
+    first = next(grow(question, Tree(tokenizer, question, np.random.default_rng(0))), ())
+  except Exception:  # the rollout names it
+    return 0
+  asked = first if isinstance(first, (list, tuple)) else [first]
+  return max((one.node.length for one in asked if isinstance(one, Generate)), default=0)

@@ -57,7 +57,12 @@ def test_without_an_accelerator_jax_is_not_to_look_for_one():
 def test_every_command_has_help_with_its_flags(capsys):
   for command in cli.COMMANDS:
     assert cli.main([command, '--help']) == 0
-    assert f'jaxsearch {command}' in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f'jaxsearch {command}' in printed
+    for flag in cli.COMMANDS[command]._actions:
+      if flag.option_strings and flag.dest not in ('help', 'config'):
+        assert f'\n  {flag.option_strings[0]}' in printed and len(flag.help.split()) > 2
+        assert flag.required or flag.nargs == 0 or 'if not given' in flag.help, f'{command} {flag.option_strings}: no default'
   assert cli.main(['eval', '--checkpoint=x', '-h']) == 0
   printed = capsys.readouterr().out
   for flag in ('checkpoint', 'questions', 'corpus', 'out', 'temperature', 'limit', 'as-tool', 'tool-url', 'reader-url'):

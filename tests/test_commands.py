@@ -5,6 +5,8 @@ import dataclasses
 import errno
 import json
 import pathlib
+import resource
+import shutil
 import signal
 import sys
 
@@ -15,6 +17,7 @@ import transformers
 
 from jaxsearch import cli
 from jaxsearch.commands import evaluation
+from jaxsearch.evaluation import rstool
 from jaxsearch.models.decoder import initial_params
 from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.training import checkpoint, runs
@@ -102,6 +105,15 @@ def test_a_given_config_is_corrected_and_says_so(folder, command, tmp_path):
   assert given['manifest']['config']['data']['hops'] == [1, 2]  # the rest is that of the given config
 
 
+def test_a_served_policy_is_that_of_its_checkpoint(folder, command, monkeypatch):
+  opened = []
+  monkeypatch.setattr(rstool, 'open_tool', lambda *given: opened.append(given) or ran_out())
+  _, _, errors = command('serve', '--as-tool', '--config=r_search', '--checkpoint', folder / 'run', '--port=0')
+  (config, checkpoint, _), = opened
+  assert config.method == 'toy' and checkpoint == str(folder / 'run') and config.sampler.length == 128
+  assert "method: the config has 'r_search', the checkpoint 'toy'; that of the checkpoint is used" in errors
+
+
 def test_a_field_of_the_command_line_wins_with_a_line(folder, command, tmp_path):
   for config in ([], ['--config=quickstart', f'--corpus={folder / "corpus.jsonl"}', '--config.sampler.slots=4']):
     status, _, errors = command('eval', *config, '--checkpoint', folder / 'run', '--questions', folder / 'questions.jsonl',
@@ -121,6 +133,34 @@ def test_an_exported_folder_is_as_its_run(folder, command, tmp_path):
   for name, source in (('run.json', folder / 'run'), ('hf.json', tmp_path / 'hf')):
     assert command('eval', '--checkpoint', source, '--out', tmp_path / name)[0] == 0
   assert result(tmp_path / 'run.json')['predictions'] == result(tmp_path / 'hf.json')['predictions']
+
+
+@pytest.mark.parametrize('size, name', [(4096, 'model.safetensors'), (200_000, 'tokenizer.json')])
+def test_an_export_to_a_full_disk_is_one_line(folder, command, tmp_path, size, name):
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  export = ['export', '--checkpoint', folder / 'run', '--dtype=bfloat16', '--out', tmp_path / 'out']
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))  # bytes a file: a larger one is refused by the system
+  try:
+    status, _, errors = command(*export)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  assert status == 2 and errors.count('\n') == 1 and str(tmp_path / 'out' / name) in errors and 'File too large' in errors
+  assert not (tmp_path / 'out' / name).exists()
+  assert command(*export)[0] == 0 and command('eval', '--checkpoint', tmp_path / 'out', '--limit=1')[0] == 0
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_with_one_line(folder, command, tmp_path):
+  run = tmp_path / 'run'
+  shutil.copytree(folder / 'run', run)
+  shutil.copytree(run / 'checkpoints/1', run / 'checkpoints/2')
+  for path in filter(pathlib.Path.is_file, (run / 'checkpoints/2').rglob('*')):
+    path.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
+  (tmp_path / 'tiers.jsonl').write_text(''.join(f'{{"id": "{i}", "tier": {i % 2 + 1}}}\n' for i in range(len(child.WORDS))))
+  for name, *arguments in (['eval', '--limit=1'], ['eval', f'--tiers={tmp_path / "tiers.jsonl"}'], ['ask', 'Who?'],
+                           ['export', '--out', tmp_path / 'out']):
+    status, _, errors = command(name, *arguments, '--checkpoint', run)
+    warnings = [line for line in errors.splitlines() if 'cannot be read' in line]
+    assert status == 0 and len(warnings) == 1 and warnings[0].endswith('using that of step 1'), errors
 
 
 def test_a_broken_note_of_an_export_is_named(folder, command, tmp_path):

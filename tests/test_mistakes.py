@@ -57,7 +57,7 @@ def make_models(made):
     for each in names:
       os.symlink(shipped() / each, made / name / each)
     if file:
-      (made / name / file).unlink()
+      (made / name / file).unlink(missing_ok=True)
     if content:
       (made / name / file).write_bytes(content)
     return made / name
@@ -65,6 +65,11 @@ def make_models(made):
   weights = (shipped() / 'model.safetensors').read_bytes()
   copy('hf')
   copy('hf_broken_config', 'config.json', b'{"model_type": ')
+  copy('hf_latin_config', 'config.json', '{"model_type": "Où"}'.encode('latin-1'))
+  copy('hf_deep_config', 'config.json', b'[' * 100_000)
+  copy('hf_group', 'jaxsearch.json', b'{"config": {"grow": 3}, "step": 1}')
+  copy('adapter', 'jaxsearch.json', b'{"config": {}, "step": 1}')
+  (made / 'adapter/adapter.safetensors').touch()
   for name, changes in {'family': {'model_type': 'gpt2'}, 'no_key': {'hidden_size': None}, 'text': {'hidden_size': 'wide'},
                         'negative': {'num_hidden_layers': -4}}.items():
     copy(f'hf_{name}', 'config.json', json.dumps(config | changes).encode())

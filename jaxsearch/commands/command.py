@@ -96,12 +96,15 @@ def check_inputs(config, flags, policy: bool = True) -> None:
   check_files(config, ('data.corpus', 'search', 'classifier', *own), corpus)
 
 
-def open_agent(config, flags, **changes) -> tuple:
-  """(agent, random key) of a config and a checkpoint; `changes` replace arguments of `grow`."""
+def open_agent(config, flags, questions: Sequence, **changes) -> tuple:
+  """(agent, random key) of a config and a checkpoint, to ask these questions; `changes` replace arguments of `grow`."""
   import jax
 
+  from jaxsearch import setup
   from jaxsearch.evaluation import run
-  return run.open_agent(config, flags.checkpoint, getattr(flags, 'corpus', ''), **changes), jax.random.key(config.seed)
+  policy = run.load_policy(config, flags.checkpoint)
+  setup.check_room(config, policy.tokenizer, questions, say, **dict(config.eval.grow) | changes)
+  return run.open_agent(config, corpus=getattr(flags, 'corpus', ''), policy=policy, **changes), jax.random.key(config.seed)
 
 
 def load_questions(config, name: str, limit: int | None) -> Sequence:

@@ -34,14 +34,15 @@ from jaxsearch.parallel import memory
 
 @command(
   'quickstart', CHECKPOINT, QUESTIONS, CORPUS, flag('--out', 'JSON file to write; none if not given', place()), GREEDY, LIMIT,
-  flag('--tiers', 'file of `jaxsearch tiers`: also say where tools were needed and used, and what a critic in --checkpoint knew'),
-  flag('--plots', 'with --tiers: folder for plots of that critic', place(folder=True)),
+  flag('--tiers', 'file of `jaxsearch tiers`: also say where tools were needed and used, and what a critic in --checkpoint knew; '
+       'none if not given'),
+  flag('--plots', 'with --tiers: folder for plots of that critic; none if not given', place(folder=True)),
   flag('--as-tool', 'score a second model, config.reader: alone, with one search, with the evidence that the policy finds', bool),
-  flag('--tool-url', 'with --as-tool: a server of evidence (serve --as-tool) in place of the policy; token in JAXSEARCH_TOKEN',
+  flag('--tool-url', 'with --as-tool: a server of evidence (serve --as-tool), token in JAXSEARCH_TOKEN; the policy if not given',
        address),
-  flag('--reader-url', 'with --as-tool: a chat server in place of config.reader, such as http://HOST/v1; key in OPENAI_API_KEY',
+  flag('--reader-url', 'with --as-tool: a chat server such as http://HOST/v1, key in OPENAI_API_KEY; config.reader if not given',
        address),
-  flag('--reader-model', 'name of the model at --reader-url'), examples=(
+  flag('--reader-model', 'name of the model at --reader-url; config.reader.model if not given'), examples=(
     '--checkpoint runs/quickstart --limit 100 --out scores.json',
     '--config search_r1_grpo --checkpoint DIR_OR_HF_FOLDER --questions F.jsonl --corpus F.jsonl --out F.json'))
 def eval(config, flags) -> None:
@@ -60,7 +61,7 @@ def eval(config, flags) -> None:
   check_inputs(config, flags, policy=not flags.tool_url)
   sampling = sampling_of(flags)
   from jaxsearch.evaluation import rstool, run
-  from jaxsearch.setup import reads_corpus
+  from jaxsearch.setup import check_room, reads_corpus
   name, corpus = flags.questions or config.eval.questions, (flags.corpus or config.data.corpus) * reads_corpus(config)
   questions, ignored = load_questions(config, name, None), _ignored(flags, name)
   if left := questions[flags.limit:] if flags.limit else ():
@@ -75,6 +76,7 @@ def eval(config, flags) -> None:
                  'reader': flags.reader_model or config.reader.model}
   policy = None if flags.tool_url else run.load_policy(config, flags.checkpoint)
   if policy:
+    check_room(config, policy.tokenizer, questions, lambda _: None, **config.eval.grow)  # those without are named at the end
     manifest['weights'] = run.weights(flags.checkpoint or config.model) | {'step': policy.step}
   identity = json.loads(json.dumps(manifest), object_hook=lambda group: {
     name: value for name, value in group.items() if name != 'slots'})  # with fewer an evaluation resumes in less memory
@@ -185,13 +187,14 @@ def _answerer_with_tool(config, flags, policy) -> Callable:
 
 @command(
   'quickstart', CHECKPOINT, flag('--benchmarks', 'such as hotpotqa,nq or world:test; all of --folder if not given'),
-  flag('--folder', 'benchmarks and, beside them, a corpus: in the layout of FlashRAG, Search-R1 or their authors'), CORPUS,
+  flag('--folder', 'benchmarks and, beside them, a corpus: in the layout of FlashRAG, Search-R1 or their authors; none if not '
+       'given'), CORPUS,
   flag('--out', 'JSON file to write', place(), required=True), GREEDY,
   flag('--limit', 'take only this many questions of each benchmark, the first; all if not given', int, '>= 1'),
   flag('--samples', 'answers to each question, for pass@k and maj@k; 1 if not given', int, '>= 1', default=1),
-  flag('--closed-book', 'result of bench without a search, to count needless and missing searches'),
-  flag('--url', 'a chat server in place of a policy, such as http://HOST/v1; key in OPENAI_API_KEY', address),
-  flag('--model', 'name of the model at --url'), examples=(
+  flag('--closed-book', 'result of bench without a search, to count needless and missing searches; not counted if not given'),
+  flag('--url', 'a chat server such as http://HOST/v1, key in OPENAI_API_KEY; the policy if not given', address),
+  flag('--model', 'name of the model at --url; none if not given'), examples=(
     '--checkpoint runs/quickstart --benchmarks world:test --limit 100 --out mine.json',
     '--config search_r1_grpo --checkpoint DIR_OR_HF_FOLDER --benchmarks hotpotqa,nq --folder DATA --out mine.json'))
 def bench(config, flags) -> None:
@@ -206,7 +209,7 @@ def bench(config, flags) -> None:
   if flags.samples > 1 and not flags.temperature:
     raise UsageError(f'--samples={flags.samples} needs --temperature above 0: greedy answers are all the same')
   from jaxsearch.evaluation import bench, run
-  from jaxsearch.setup import reads_corpus
+  from jaxsearch.setup import check_room, reads_corpus
   names = dict.fromkeys(flags.benchmarks.split(',')) if flags.benchmarks else bench.present(flags.folder) if flags.folder else []
   if not names:
     raise UsageError('which benchmarks? set --benchmarks, or --folder to a folder that has some')
@@ -222,10 +225,13 @@ def bench(config, flags) -> None:
   if flags.url:
     from jaxsearch.evaluation import remote
     agent, drive = remote.open_agent(config, flags.url, flags.model, corpus=flags.corpus), {'drive': remote.rollout}
+    prompted = {'chat': False} if 'chat' in config.grow else {}  # the server adds its chat template
   else:
     opened = run.load_policy(config, flags.checkpoint)
-    agent, drive = run.open_agent(config, corpus=flags.corpus, policy=opened), {}
+    agent, drive, prompted = run.open_agent(config, corpus=flags.corpus, policy=opened), {}, {}
     policy |= {'step': opened.step}
+  check_room(config, agent.engine.tokenizer, [question for one in loaded for question in one.questions], say,
+             **dict(config.eval.grow) | prompted)
   manifest = bench.manifest(config, loaded, agent, corpus=corpus, sampling=sampling, samples=flags.samples, policy=policy)
   say(f'{", ".join(f"{len(one.questions)} of {one.name}" for one in loaded)}; corpus: {corpus or "none of ours"}')
   if corpus in registry.ENTRIES['corpora'] and flags.folder:
@@ -246,8 +252,8 @@ def bench(config, flags) -> None:
 
 @command('quickstart', flag('--metric', 'figure of bench to show; em if not given', default='em'),
          flag('--format', 'text if not given', choices=('text', 'markdown', 'latex', 'csv'), default='text'),
-         flag('--allow', 'settings that may differ within a column, with commas, such as k,corpus; or all'),
-         flag('--published', 'also rows of papers: all, or methods with commas, such as Search-R1,CARL'),
+         flag('--allow', 'settings that may differ within a column, with commas, such as k,corpus; or all; none if not given'),
+         flag('--published', 'also rows of papers: all, or methods with commas, such as Search-R1,CARL; none if not given'),
          flag('--out', 'file to write; the terminal if not given', place()), takes_words=True, examples=(
            'a.json b.json', 'a.json b.json --format markdown --allow k --published Search-R1'))
 def table(_, flags) -> None:
@@ -265,8 +271,8 @@ def table(_, flags) -> None:
     print(text, end='')
 
 
-@command('quickstart', flag('--out', 'HTML file to write', place()),
-         flag('--with', 'another run or result, beside the first where both have a question'),
+@command('quickstart', flag('--out', 'HTML file to write; none if not given, with --serve', place()),
+         flag('--with', 'another run or result, beside the first where both have a question; none if not given'),
          flag('--serve', 'serve the page to this machine instead, and follow a run that trains', bool),
          flag('--port', 'with --serve: 0 takes a free one; 8002 if not given', int, '>= 0 and <= 65535'),
          flag('--steps', 'put only the rollouts of these steps into the page, such as 10:20; all if not given', steps),
@@ -337,7 +343,8 @@ def ask(config, flags) -> None:
   from jaxsearch.evaluation import terminal
   from jaxsearch.sampler.rollout import rollout
   console = Console(highlight=False)
-  sampling, (agent, key) = sampling_of(flags), open_agent(config, flags)
-  (tree,), _ = rollout(agent, [Question('ask', flags.words, ())], key, sampling=sampling,
+  sampling, question = sampling_of(flags), Question('ask', flags.words, ())
+  agent, key = open_agent(config, flags, [question])
+  (tree,), _ = rollout(agent, [question], key, sampling=sampling,
                        watch=functools.partial(terminal.show, console))
   terminal.close(console, tree)

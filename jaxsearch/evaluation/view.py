@@ -117,12 +117,24 @@ def _stat(path: pathlib.Path) -> os.stat_result | None:
 
 def _results(path: pathlib.Path) -> list[dict]:
   """The records of a result of eval or bench, finished or not."""
+  fault = DataError(f'{path}: neither a run folder nor a result of jaxsearch eval or bench')
   try:
     if path.name.endswith('.jsonl'):
-      return [row['record'] for row in runs.read(path) if 'record' in row]
-    return json.loads(path.read_text(encoding='utf-8'))['predictions']
-  except (ValueError, KeyError, TypeError) as error:
-    raise DataError(f'{path}: neither a run folder nor a result of jaxsearch eval or bench') from error
+      found = [row['record'] for row in runs.read(path) if 'record' in row]
+    else:
+      found = json.loads(path.read_bytes())['predictions']
+  except (ValueError, KeyError, TypeError, RecursionError) as error:
+    raise fault from error
+  if not isinstance(found, list) or not all(map(_is_record, found)):
+    raise fault
+  return found
+
+
+def _is_record(one: Any) -> bool:
+  """Whether the page can show it."""
+  return (isinstance(one, dict) and all(isinstance(one.get(name), str) for name in ('id', 'question'))
+          and all(isinstance(one.get(name), list) for name in ('golden_answers', 'spans'))
+          and all(isinstance(span, dict) and isinstance(span.get('text'), str) for span in one['spans']))
 
 
 def _entry(kind: str, step: int | None, temperature: float | None, records: Sequence[Mapping], block: str, line: int) -> dict:

@@ -4,6 +4,7 @@
 slice: of a memory-mapped file only the part that a device needs is touched.
 """
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -34,8 +35,8 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
   if not path.is_file():
     raise FileNotFoundError(f'{path}: missing')
   try:
-    value = json.loads(path.read_text(encoding='utf-8'))
-  except json.JSONDecodeError as error:
+    value = json.loads(path.read_bytes())
+  except (ValueError, RecursionError) as error:
     raise ValueError(f'{path}: not valid JSON ({error})') from error
   if not isinstance(value, dict):
     raise ValueError(f'{path}: not a JSON object')
@@ -43,9 +44,20 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-  part = path.with_name(f'{path.name}.part')  # so that a file is replaced as a whole or not at all
-  part.write_text(json.dumps(value, indent=2) + '\n', encoding='utf-8')
-  part.replace(path)
+  write_text(path, json.dumps(value, indent=2) + '\n')
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+  """Writes a file as a whole or not at all; errors name it."""
+  part = path.with_name(f'{path.name}.part')
+  try:
+    part.write_text(text, encoding='utf-8')
+    part.replace(path)
+  except OSError as error:
+    raise OSError(error.errno, error.strerror, str(path)) from error
+  finally:
+    with contextlib.suppress(OSError):
+      part.unlink(missing_ok=True)
 
 
 def open_folder(folder: str | pathlib.Path) -> Tensors:

@@ -57,7 +57,7 @@ class Run:
   token: float     # bytes of one token in the cache of a device
 
   def resident(self, name: str) -> int:
-    """Bytes on a device before a program starts, its arguments among them; or, for 'load', what is not handed over."""
+    """Bytes on a device before a program starts, with its arguments; for 'load', what lies there beside the copies in `load`."""
     there = self.parameters + self.moments
     if not self.released or name in SAMPLING:
       return there + self.weights + self.cache

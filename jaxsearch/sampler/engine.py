@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
@@ -82,6 +83,7 @@ class Engine:
     if deterministic and episode_deadline is not None:
       raise ValueError('episode_deadline needs deterministic=False: the clock would decide what is generated')
     devices = np.array(jax.local_devices()[:1]) if mesh is None else mesh.devices
+    self._rounding = config.dtype  # of the parameters, which training computes with
     # XLA would make a float32 copy of a bfloat16 cache in every step. Simulated devices compute as those they stand for.
     if devices.size == 1 and devices.flat[0].platform == 'cpu':
       config = dataclasses.replace(config, dtype='float32')
@@ -128,7 +130,7 @@ class Engine:
     if self._mesh is None and len(devices) > 1:
       raise ValueError(f'the parameters lie on {len(devices)} devices: give the Engine their mesh')
     self.unload()  # never two copies
-    self._params = _prepare(self.config, self._mesh, self._whole)(params)
+    self._params = _prepare(self.config, self._rounding, self._mesh, self._whole)(params)
     self._cache = self._allocate(sharding=self._split) if self._cache is None else self._cache
     self.rows = self.rows or caches.CacheRows(self._scratch, self.lanes)
     self.forget()
@@ -148,7 +150,7 @@ class Engine:
     given = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, self.config.dtype), parameter_shapes(self.config),
                          is_leaf=lambda shape: isinstance(shape, tuple))
     placed = sampling_layout(self.config, self._mesh, self._whole)
-    params = jax.eval_shape(_prepare(self.config, self._mesh, self._whole), given)
+    params = jax.eval_shape(_prepare(self.config, self._rounding, self._mesh, self._whole), given)
     params = jax.tree.map(struct, params, placed) if self._mesh else jax.tree.map(lambda x: struct(x, placed), params)
     width, window = self._widths[-1], self._windows[-1]
     cache, front = (jax.tree.map(lambda x: struct(x, self._split), jax.eval_shape(make)) for make in (
@@ -379,10 +381,16 @@ class Engine:
 
 
 @functools.cache
-def _prepare(config: DecoderConfig, mesh: Mesh | None, whole: Sharding):
-  """The jitted cast and unstacking of parameters, laid out for sampling: fused on one device, or split over `tensor`."""
+def _prepare(config: DecoderConfig, rounding: str, mesh: Mesh | None, whole: Sharding):
+  """The jitted cast and unstacking of parameters, laid out for sampling: fused on one device, or split over `tensor`.
+
+  They are rounded as a cast to the dtype `rounding` would; XLA leaves out a cast there and back.
+  """
+  kept = jnp.finfo(rounding)
+
   def prepare(params):
-    params = unstack(jax.tree.map(lambda p: p.astype(config.dtype), params), config.num_layers)
+    rounded = jax.tree.map(lambda p: jax.lax.reduce_precision(p, kept.nexp, kept.nmant).astype(config.dtype), params)
+    params = unstack(rounded, config.num_layers)
     return fuse(config, params) if mesh is None else params
 
   return jax.jit(prepare, out_shardings=sampling_layout(config, mesh, whole))

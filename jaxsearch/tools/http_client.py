@@ -24,9 +24,11 @@ import httpx
 import pydantic
 import tenacity
 
-# Of a response, decompressed. Ten passages have some 10 kB, ten long pages of an encyclopedia 5 MB; what JSON of this size
-# becomes in Python takes up to thirty times as much memory (lists of nothing).
+# Of a response, decompressed. Ten passages have some 10 kB, ten long pages of an encyclopedia 5 MB.
 MAX_RESPONSE_BYTES = 8 * 2**20
+# In Python a value takes up to 27 times its bytes in JSON (lists of nothing). Text has a comma or bracket in some fifty bytes;
+# replies with many log-probabilities or vectors have more, and nothing here asks for them.
+FEW_VALUES, BYTES_PER_VALUE = 2**18, 16
 MAX_REASON = 300  # characters of an error: it goes into observations and onto the terminal
 T = TypeVar('T')
 _LOOP, _STARTING, _PARSING = asyncio.new_event_loop(), threading.Lock(), threading.Lock()
@@ -209,7 +211,12 @@ def parse_url(url: str | httpx.URL) -> httpx.URL:
 
 
 def parse_json(content: bytes) -> Any:
-  """Decodes JSON, with '?' for half a surrogate pair, which passes JSON and would break a tokenizer. Raises ValueError."""
+  """Decodes JSON, with '?' for half a surrogate pair, which passes JSON and would break a tokenizer.
+
+  Raises ValueError, also for so many values in so few bytes that they would take many times the memory.
+  """
+  if sum(map(content.count, (b'[', b'{', b','))) > max(FEW_VALUES, len(content) // BYTES_PER_VALUE):
+    raise ValueError('it holds more values than text')
   return json.loads(json.dumps(json.loads(content), ensure_ascii=False).encode('utf-8', 'replace'))
 
 

@@ -2,7 +2,7 @@
 
 Rows hold a loss weight for every token, most of them 0: prompts, observations, padding. A step projects onto the vocabulary
 only where there is a loss, so a batch carries the row indices of the trained tokens and their values packed to the front.
-Shapes come from few buckets, so that programs compile in the first steps of a run and then no more; padding weighs 0, and
+Shapes come from few buckets, so that programs compile in the first steps of a run and hardly ever after; padding weighs 0, and
 micro-batches of nothing but padding are not run at all (`count`).
 
 Letters: n micro-batches, R rows of each, T tokens of a row, M trained tokens of a row.
@@ -18,6 +18,8 @@ import numpy as np
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.trees.layout import TrainingRows, count_trained, lay_out
 from jaxsearch.trees.tree import Tree
+
+CRITIC = {'value_weights', 'values', 'returns'}  # what only it needs
 
 
 @jax.tree_util.register_dataclass
@@ -58,9 +60,9 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, old_logpr
   row that needs most.
 
   There are as many micro-batches as rows with one tree each would fill, or more where these do not do, rounded up to a power of
-  two. In most runs their number never changes, so that no program is compiled in the middle of the night; padding costs no
-  compute, see `count`. M is rounded up to a multiple of T/8, or of T/4 from T/2 on. Both depend on the arguments alone, never on
-  earlier batches: a resumed run computes the same.
+  two. In most runs their number never changes; padding costs no compute, see `count`. M is rounded up to a multiple of T/8, or of
+  T/4 from T/2 on: a program is compiled late only where a row is fuller than all before. Both depend on the arguments alone,
+  never on earlier batches: a resumed run computes the same.
 
   Args:
     trees: how many the rows of all processes may hold.
@@ -68,7 +70,8 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, old_logpr
     critic: whether to take the values and returns of the rows.
   """
   T = rows.tokens.shape[1]
-  given = {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows) if field.name not in ('places', 'real')}
+  unused = {'places', 'real'} | ({'kl_weights'} if ref_logprobs is None else set()) | (set() if critic else CRITIC)
+  given = {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows) if field.name not in unused}
   given |= {'old': old_logprobs, 'ref': ref_logprobs}
   sizes, largest = zip(*meshes.gather_objects((len(rows.tokens), int((rows.trained != 0).sum(axis=1).max(initial=1)))))
   given = pass_rows_on({name: values for name, values in given.items() if values is not None}, row_moves(sizes, micro_rows))
@@ -95,11 +98,10 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, old_logpr
     tokens=split(given['tokens']), positions=split(given['positions']),
     previous=split(given['previous'], index), visible_until=split(given['visible_until'], index + 1),
     targets=split(np.where(real, order, -1).astype(np.int32), -1),
-    weights=packed('loss_weights'), kl_weights=None if ref_logprobs is None else packed('kl_weights'),
+    weights=packed('loss_weights'), kl_weights=packed('kl_weights'),
     gains=packed('gains'), losses=packed('losses'), spans=packed('trained'),
     old_logprobs=packed('old') if 'old' in given else sampler_logprobs, sampler_logprobs=sampler_logprobs,
-    ref_logprobs=packed('ref'), value_weights=packed('value_weights') if critic else None,
-    values=packed('values') if critic else None, returns=packed('returns') if critic else None,
+    ref_logprobs=packed('ref'), value_weights=packed('value_weights'), values=packed('values'), returns=packed('returns'),
     count=np.int32(count),
   )  # fmt: skip
 

@@ -294,7 +294,10 @@ def _load_adapter(folder: pathlib.Path, mesh: jax.sharding.Mesh):
   host = read_saved(folder)
   if host is None:
     raise FileNotFoundError(f'{folder}: {ADAPTER} without {hub.RUN}, which says what it is an adapter of')
-  model_config = decoder_from_json(host['decoder'])
+  try:
+    model_config = decoder_from_json(host['decoder'])
+  except (KeyError, TypeError) as error:
+    raise ValueError(f'{folder / hub.RUN}: its decoder does not say what {ADAPTER} is an adapter of') from error
   shardings, shapes = setup.adapter_layout(from_saved(host['config']), model_config, mesh)
   try:
     named = safetensors.numpy.load_file(folder / ADAPTER)
@@ -341,10 +344,11 @@ def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None)
   return model_config, without_head(params), host
 
 
-def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh):
+def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh, warn: bool = True):
   """(model_config, parameters as they were trained, host) of a checkpoint.
 
   They are those of a policy, with the head of its critic if they share a backbone, of an adapter, or of a critic of its own.
+  `warn` names newer checkpoints that cannot be read.
   Raises FileNotFoundError if there is no checkpoint, or not this one, and ValueError as `load_params` does.
   """
   def read(manager: ocp.CheckpointManager, step: int):
@@ -360,7 +364,7 @@ def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh):
     check_finite(params, place)
     return model_config, params, host
 
-  return _read(path, read)
+  return _read(path, read, warn)
 
 
 def _read(path: str | os.PathLike, read: Callable[[ocp.CheckpointManager, int], Found], warn: bool = True) -> Found:

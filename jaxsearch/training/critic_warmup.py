@@ -81,7 +81,7 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
     engine.load(meshes.local(steps.cast(params, config.dtype)))
     tools = functools.cache(lambda second: open_tools(config, second, local))
     grow_all = functools.partial(roll_out, config, method, engine, tools, run.publish)
-    trees, tiers = collect(config, grow_all, engine.tokenizer, params, folder)
+    trees, tiers = collect(config, grow_all, engine.tokenizer, params, folder, run.say)
     held_out, buckets = split(trees, tiers, settings)
     asked = [(question, 'tool-optional', False) for question in {tree.question.id: tree.question for tree in held_out}.values()]
     em = lambda step: float(np.mean([one['right'] for one in grow_all(asked, folder / f'answers_{step}.jsonl', outcome)]))
@@ -122,12 +122,15 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
 
 
 def collect(config: ml_collections.ConfigDict, grow_all: Callable, tokenizer, params: dict,
-            folder: pathlib.Path) -> tuple[list[Tree], dict[str, int]]:
+            folder: pathlib.Path, say: Callable[[str], None]) -> tuple[list[Tree], dict[str, int]]:
   """The rollouts to learn from, and the held-out ones, with their rewards, and the tier of each question."""
   settings = config.critic_warmup
   questions = setup.load_questions(config, '+'.join(filter(None, (config.data.questions, settings.extra_questions))))
   order = np.random.default_rng(config.seed).permutation(len(questions))[:settings.questions]
   questions = [questions[i] for i in order]
+  for kind in KINDS:
+    own = [question for question in questions if kind in ('closed-book', 'tool-optional', required(question, settings))]
+    setup.check_room(config, tokenizer, own, say, **_changes(settings, kind))
   closed_book = [(question, 'closed-book', False) for question in questions for _ in range(settings.tier_rollouts)]
   tiers = tiers_by(grow_all(closed_book, folder / 'closed_book.jsonl', outcome))
   if jax.process_index() == 0:
@@ -166,6 +169,11 @@ def required(question: Question, settings: ml_collections.ConfigDict) -> str:
   return 'multi-hop' if question.metadata.get('source') in settings.multi_hop_sources else 'tool-required'
 
 
+def _changes(settings: ml_collections.ConfigDict, kind: str) -> dict:
+  """Of the arguments of `grow`, for rollouts of a kind."""
+  return dict(settings.get(kind.replace('-', '_'), {}))
+
+
 def tiers_of(agent: Agent, questions: Sequence[Question], number: int, key) -> dict[str, int]:
   """The tier of each question for an agent that answers closed-book: 2 if one of `number` rollouts is right, else 1."""
   trees, _ = rollout(agent, [question for question in questions for _ in range(number)], key)
@@ -199,7 +207,7 @@ def roll_out(config: ml_collections.ConfigDict, method: types.ModuleType, engine
   Raises RunStopped if most searches of a chunk failed.
   """
   settings = config.critic_warmup
-  changes = {kind: dict(config.grow) | dict(settings.get(kind.replace('-', '_'), {})) for kind in KINDS}
+  changes = {kind: dict(config.grow) | _changes(settings, kind) for kind in KINDS}
   first = jax.process_index() == 0
   written = runs.read(path) if first else []
   kept = meshes.of_first(len(written) if len(written) == len(wanted) else len(written) // CHUNK * CHUNK)

@@ -14,7 +14,6 @@ thread, so their order is the same in every process.
 import collections
 import dataclasses
 import functools
-import heapq
 import itertools
 import math
 import threading
@@ -45,7 +44,6 @@ from jaxsearch.trees.layout import TrainingRows, take_back
 from jaxsearch.trees.records import grown_tree
 from jaxsearch.trees.tree import Role, Stop, Tree
 
-LONGEST = 100  # questions whose prompts are measured; all are where one of these does not fit
 Groups = list[list[Tree]]  # the trees of each question
 # (agent, config, step, assess) -> rows of evaluations.jsonl; `assess` writes a critic's values onto trees, None without one
 Evaluate = Callable[[Agent, ml_collections.ConfigDict, int, Callable[[Sequence[Tree]], None] | None], Iterable[dict]]
@@ -65,8 +63,8 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
   loaded = setup.load_questions(config, config.data.questions)[:config.data.number or None]
   questions = QuestionBatches(loaded, config.questions_per_step, seed=config.seed)
   with runs.RunFolder(config, shown=('reward', 'em', 'searches')) as run:
+    setup.check_room(config, setup.load_tokenizer(config), loaded, run.say)
     learner = make_learner(config)
-    check_room(learner.agent, loaded, run.say)
     drawn = resume(run, learner, questions)
     run.start()
     run.reopen_journal(learner.fingerprint, questions.get_state()['questions'], config.train.async_steps)
@@ -170,26 +168,6 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
     score=steps.make_score_step(model_config, mesh=mesh, temperature=config.sampler.temperature, chunk=config.train.chunk),
     values=steps.make_value_step(model_config, mesh=mesh, shared=shared) if config.critic.enabled else None,
   )  # fmt: skip
-
-
-def check_room(agent: Agent, questions: Sequence[Question], say: Callable[[str], None]) -> None:
-  """Says how many prompts fill a slot, so that the policy cannot write a token; ValueError if all do."""
-  longest = heapq.nlargest(LONGEST, questions, lambda question: len(question.question))
-  if all(prompt_length(agent, question) < agent.engine.length for question in longest):
-    return
-  lengths = np.array([prompt_length(agent, question) for question in questions])
-  full = int(np.sum(lengths >= agent.engine.length))
-  found = f'sampler.length={agent.engine.length} leaves no room to write after'
-  if full == len(questions):
-    raise ValueError(f'{found} any prompt: they have {lengths.min()} to {lengths.max()} tokens')
-  if full:
-    say(f'{found} the prompts of {full} of {len(questions)} questions (up to {lengths.max()} tokens): they learn nothing')
-
-
-def prompt_length(agent: Agent, question: Question) -> int:
-  """Tokens before the first that the policy writes."""
-  first = next(agent.grow(question, Tree(agent.engine.tokenizer, question, np.random.default_rng(0))))
-  return (first[0] if isinstance(first, list) else first).node.length
 
 
 def make_update(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh,
@@ -481,10 +459,10 @@ def summary(groups: Groups, trained: Groups) -> dict[str, float]:
 
 def into_rows(learner: Learner, trees: Sequence[Tree], share_trained: bool = True) -> TrainingRows:
   """The training rows of this process's trees."""
-  all_held = learner.config.train.kl_on == 'all'
+  everywhere = learner.config.train.kl_on == 'all'
   return batches.lay_out_own(trees, learner.config.train.row_length, pad_id=learner.agent.engine.tokenizer.pad_id,
                              how=learner.config.train.aggregate, share_trained=share_trained,
-                             held=lambda tree: all_held or not tree.question.score(tree.answer))
+                             kl_on=lambda tree: everywhere or not tree.question.score(tree.answer))
 
 
 @memory.named('computing values', memory.UPDATE)

@@ -26,7 +26,7 @@ def is_remote(out: str | os.PathLike) -> bool:
 
 
 def place(path: str | os.PathLike) -> epath.Path:
-  """The URL as it is, any other path absolute."""
+  """The URL as it is, any other path absolute. Orbax can write to s3:// once one was asked for."""
   path = epath.Path(path)
   if str(path).startswith('s3://'):
     from jaxsearch.training import s3  # imports Orbax

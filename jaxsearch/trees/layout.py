@@ -61,7 +61,7 @@ class TrainingRows:
 
 
 def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'token-mean', share_trained: bool = True,
-            totals: Sequence[int] | None = None, held: Callable[[Tree], bool] = lambda tree: True) -> TrainingRows:
+            totals: Sequence[int] | None = None, kl_on: Callable[[Tree], bool] = lambda tree: True) -> TrainingRows:
   """Packs the tries of a forest into rows, first-fit decreasing; the result depends on its arguments alone.
 
   Args:
@@ -71,7 +71,7 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'tok
     how: the average that the loss weights stand for, see `loss_weights`.
     share_trained: False merges only what is not trained, for a loss that is not linear or quadratic in the credit.
     totals: `count_trained` of the whole batch, where `forest` is a part of it; None: it is the whole.
-    held: whether the KL to the reference is about a tree.
+    kl_on: whether the KL to the reference is about a tree.
   Returns:
     `TrainingRows` of [B, T]; one row of padding where there is nothing to lay out.
   Raises:
@@ -97,7 +97,7 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'tok
   for row, indices in enumerate(packed):
     start = 0
     for index in indices:
-      start = _place(rows, row, start, tries[index], weights, held)
+      start = _place(rows, row, start, tries[index], weights, kl_on)
   rows.old_logprobs[...] /= np.maximum(rows.trained, 1)
   for name in ('values', 'returns'):
     getattr(rows, name)[...] /= np.where(rows.value_weights > 0, rows.value_weights, 1)
@@ -231,7 +231,7 @@ def _padding(num_rows: int, length: int, pad_id: int) -> TrainingRows:
 
 
 def _place(rows: TrainingRows, row: int, start: int, trie: _Trie, weights: dict[Node, tuple[np.ndarray, np.ndarray]],
-           held: Callable[[Tree], bool]) -> int:
+           kl_on: Callable[[Tree], bool]) -> int:
   """Writes a trie into `row` from index `start` on and returns its end. A span that is in two tries counts in the first."""
   columns = np.zeros(0, np.int64)  # of the tokens of the last path
   for shared, tokens, path in trie.paths:
@@ -247,14 +247,14 @@ def _place(rows: TrainingRows, row: int, start: int, trie: _Trie, weights: dict[
       if node not in rows.places:
         rows.places[node] = row, here
         if node.trained:
-          _credit(rows, row, here, node, *weights[node], held(node.tree))
+          _credit(rows, row, here, node, *weights[node], kl_on(node.tree))
     start = end
   rows.visible_until[row, columns] = start
   return start
 
 
 def _credit(rows: TrainingRows, row: int, columns: np.ndarray, node: Node, weights: np.ndarray,
-            value_weights: np.ndarray, held: bool) -> None:
+            value_weights: np.ndarray, kl: bool) -> None:
   """Adds what a trained span says of its tokens to what others say of them."""
   found = {}
   for field in CREDIT:
@@ -265,7 +265,7 @@ def _credit(rows: TrainingRows, row: int, columns: np.ndarray, node: Node, weigh
   bears_loss = weights != 0
   for name, values in (
       ('trained', bears_loss), ('loss_weights', weights), ('value_weights', value_weights),
-      ('kl_weights', weights * held),
+      ('kl_weights', weights * kl),
       ('gains', weights * np.maximum(found['advantages'], 0)), ('losses', weights * np.maximum(-found['advantages'], 0)),
       ('old_logprobs', bears_loss * found['logprobs']),
       ('values', value_weights * found['values']), ('returns', value_weights * found['returns'])):

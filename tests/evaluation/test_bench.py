@@ -171,7 +171,7 @@ def test_a_closed_book_result_never_searched(result, tmp_path):
   path.write_text(json.dumps(result))
   with pytest.raises(DataError, match='this agent searched'):
     bench.read_closed_book(path)
-  path.write_text(json.dumps(result | {'manifest': {'searched': False}}))
+  path.write_text(json.dumps(result | {'manifest': result['manifest'] | {'searched': False}}))
   assert bench.read_closed_book(path)['nq', 'test_0'] == result['predictions'][6]['em']
   path.write_text('[]')
   with pytest.raises(DataError, match='not a result of jaxsearch bench'):

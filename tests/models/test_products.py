@@ -19,8 +19,6 @@ def values(shape, seed, dtype):
   return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
-
-
 @pytest.mark.parametrize('spec', SPECS)
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_products_and_gradients_are_those_of_float64(spec, dtype):
@@ -50,6 +48,13 @@ def test_matrices_of_three_axes():
     inside = jax.jit(matrix_product)(x, w)
   assert inside.shape == (2, 5, 6) and inside.dtype == jnp.bfloat16
   np.testing.assert_array_equal(inside, matrix_product(x, w))
+  by_result = values((2, 5, 6), 2, 'bfloat16')
+  with meshes.ambient(CPU):
+    gradients = jax.jit(lambda *of: jax.vjp(matrix_product, *of[:2])[1](of[2]))(x, w, by_result)
+  wide = [np.asarray(one, np.float64) for one in (x, w.reshape(12, 6), by_result)]
+  for one, expected in zip(gradients, (wide[2] @ wide[1].T, np.einsum('btn,btm->nm', wide[0], wide[2]).reshape(w.shape))):
+    assert one.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(one, np.float64), expected, rtol=2**-8, atol=2**-14)
 
 
 def test_cpus_get_products_of_bfloat16_operands():

@@ -144,10 +144,11 @@ def test_captured_logprobs_are_those_of_the_trainer(make_engine, config, params)
 
 
 def test_on_a_cpu_a_bfloat16_policy_is_sampled_in_float32(make_engine, config, params):
-  rounded = jax.tree.map(lambda x: x.astype('bfloat16'), params)
-  lower = make_engine(config=dataclasses.replace(config, dtype='bfloat16'), params=rounded)
-  same = make_engine(params=jax.tree.map(lambda x: x.astype('float32'), rounded))
+  lower = make_engine(config=dataclasses.replace(config, dtype='bfloat16'), params=params)
+  same = make_engine(params=jax.tree.map(lambda x: x.astype('bfloat16').astype('float32'), params))  # as training rounds them
   assert {leaf.dtype.name for leaf in jax.tree.leaves((lower._params, lower._cache))} == {'float32'}
+  for ours, expected in zip(jax.tree.leaves(lower._params), jax.tree.leaves(same._params), strict=True):
+    np.testing.assert_array_equal(ours, expected)
   (ours, _), (expected, _) = (run(engine, chains(PROMPTS)) for engine in (lower, same))
   assert tokens_of(ours) == tokens_of(expected)
 

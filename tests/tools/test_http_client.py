@@ -3,6 +3,7 @@ import itertools
 import json
 import threading
 import time
+import tracemalloc
 
 import pytest
 
@@ -146,3 +147,25 @@ def test_cookies_do_not_pile_up():
     for _ in range(3):
       asking.post({}, dict)
   assert not any('cookie' in headers for _, headers, _ in seen)
+
+
+@pytest.mark.parametrize('value', [b'[]', b'{}', b'{"a":1}', '"é"'.encode(), b'1e5', b'999'])
+def test_what_would_take_many_times_its_size_is_not_decoded(value):
+  content = b'[' + b','.join([value] * 400_000) + b']'
+  tracemalloc.start()
+  with pytest.raises(ValueError, match='more values than text'):
+    parse_json(content)
+  held = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert held < 2**16
+
+
+def test_decoding_takes_few_times_the_size_of_a_reply():
+  page = 'Text of a page [1] with commas, numbers (1,000 of them) and, as it is, brackets as well. ' * 64
+  hits = [{'document': {'id': str(i), 'contents': page}, 'score': i / 7} for i in range(1000)]
+  content = json.dumps({'result': [hits]}).encode()
+  tracemalloc.start()
+  assert len(parse_json(content)['result'][0]) == 1000
+  held = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert held < 6 * len(content)

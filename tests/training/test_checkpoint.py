@@ -279,6 +279,8 @@ def test_a_hugging_face_folder_with_values_that_are_not_finite_is_not_used(tmp_p
   hub.save(model, tmp_path, Tokenizer.load(world.folder()))  # as another program would
   monkeypatch.undo()
   reader = ['--as-tool', '--config=r_search', '--limit=1', f'--config.reader.model={tmp_path}']
-  for command in (['ask', 'Who?', f'--checkpoint={tmp_path}'], ['ask', 'Who?', f'--config.model={tmp_path}'], ['eval', *reader]):
+  served = ['serve', '--as-tool', '--port=0', f'--checkpoint={tmp_path}']
+  for command in (['ask', 'Who?', f'--checkpoint={tmp_path}'], ['ask', 'Who?', f'--config.model={tmp_path}'], ['eval', *reader],
+                  served):
     assert cli.main(command) == 2
     assert capsys.readouterr().err == f'jaxsearch: {tmp_path}: final_norm has values that are not finite\n'

@@ -138,9 +138,9 @@ def assert_alike(whole: pathlib.Path, other: pathlib.Path, files: tuple[str, ...
   ('train', ('steps=10', 'eval.every=3'),
    dict(start=2, generation=3, update=3, evaluation=3, save=3, report=2), 4, ('evaluations.jsonl',)),
   ('train', ('steps=10', 'eval.every=3', 'train.async_steps=1'),
-   dict(start=1, generation=2, update=5, evaluation=2, row=2, save=3), 3, ('evaluations.jsonl',)),
+   dict(start=1, generation=2, update=5, evaluation=2, row=2, save=3), 5, ('evaluations.jsonl',)),
   ('critic-warmup', ('critic_warmup.min_updates=8', 'critic_warmup.check_every=2'),
-   dict(start=1, rollouts=4, update=2, evaluation=2, save=2, report=2), 2,
+   dict(start=1, rollouts=4, update=2, evaluation=2, save=2, report=2), 7,
    ('closed_book.jsonl', 'tiers.jsonl', 'rollouts.jsonl', 'calibration.png')),
 ])
 def test_a_run_that_is_killed_again_and_again(start, tmp_path, command, changes, wanted, anywhere, files):

@@ -1,6 +1,5 @@
 """The loop itself, in this process, on a mesh of eight devices; and the errors it gives before anything starts."""
 
-import functools
 import json
 import math
 import pathlib
@@ -27,7 +26,7 @@ from jaxsearch.models.decoder import Decoder, initial_params, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards.judge import Answer
 from jaxsearch.sampler.engine import Engine
-from jaxsearch.sampler.requests import GREEDY, Ask
+from jaxsearch.sampler.requests import GREEDY, Ask, Score, Search
 from jaxsearch.sampler.rollout import rollout
 from jaxsearch.training import batch as batches
 from jaxsearch.training import checkpoint, loop, runs
@@ -423,19 +422,36 @@ def test_values_that_do_not_fit_are_named_before_anything_is_written(tmp_path, c
 
 
 def test_prompts_that_leave_no_room_are_counted_or_refused():
-  tokenizer = setup.load_tokenizer(base.get_config())
+  config = base.get_config().unlock()
+  tokenizer = setup.load_tokenizer(config)
   questions = [Question(str(words), 'Who ' * words + '?', ()) for words in (1, 2, 3, *[1] * 200, 40)]
   lengths = [len(tokenizer.encode(f'Question: {question.question}\n')) for question in questions]
-  agent = lambda length: types.SimpleNamespace(engine=types.SimpleNamespace(length=length, tokenizer=tokenizer),
-                                               grow=functools.partial(search_r1.grow, template='world'))
   said = []
-  loop.check_room(agent(max(lengths) + 1), questions, said.append)
+
+  def check(length):
+    config.sampler.length = length
+    setup.check_room(config, tokenizer, questions, said.append)
+
+  check(max(lengths) + 1)
   assert not said
-  loop.check_room(agent(max(lengths)), questions, said.append)
+  check(max(lengths))
   assert said == [f'sampler.length={max(lengths)} leaves no room to write after the prompts of 1 of 204 questions '
-                  f'(up to {max(lengths)} tokens): they learn nothing']
+                  f'(up to {max(lengths)} tokens)']
   with pytest.raises(ValueError, match=f'any prompt: they have {min(lengths)} to {max(lengths)} tokens'):
-    loop.check_room(agent(min(lengths)), questions, said.append)
+    check(min(lengths))
+
+
+@pytest.mark.parametrize('first', [
+  lambda node: [], lambda node: Score(node, (' yes',)), lambda node: [Search(node, 'Who?')], lambda node: 1 / 0, None])
+def test_a_method_that_does_not_begin_with_the_policy_has_room(first, monkeypatch):
+  def grow(question, tree):
+    if first:
+      yield first(tree.root.append('word ' * 99, Role.PROMPT))
+
+  monkeypatch.setattr(setup.methods, 'find_method', lambda _: types.SimpleNamespace(grow=grow))
+  config = base.get_config().unlock()
+  config.sampler.length, config.grow = 4, {}
+  setup.check_room(config, setup.load_tokenizer(config), [Question('1', 'Who?', ())], pytest.fail)
 def passage(handler):
   """What a retrieval server says of any query."""
   queries = json.loads(handler.body)['queries']

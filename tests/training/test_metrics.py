@@ -58,6 +58,8 @@ def test_the_clock_counts_seconds_and_programs():
   assert row['compilations'] >= 1 and 0 < row['seconds_train'] <= row['seconds']
   assert row['tokens_per_second'] == pytest.approx(100 / row['seconds'])
   assert runs.Clock().row(1)['compilations'] == 0
+  held = np.ones(2**25)  # 256 MiB
+  assert 200 < runs.Clock().row(1)['resident_mib'] - row['resident_mib'] < 2**20 and held[0]
 
 
 def test_the_bar_shows_figures():

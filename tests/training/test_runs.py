@@ -80,6 +80,7 @@ def test_no_training_loads_a_model_or_writes_in_a_folder_that_is_taken(train, tm
   own_child.make_inputs(tmp_path)
   config = own_child.get_config(tmp_path, str(tmp_path / 'run'))
   config.method, config.grow, config.mesh.fsdp = 'search_r1', {}, 8
+  config.sampler.length = 512  # room for the prompt of search_r1
   config.train.micro_rows = 8
   config.critic_warmup = warmup_settings(closed_book={}, tool_required={}, second_search={})
   monkeypatch.setattr('jaxsearch.config_check.check', lambda config: None)

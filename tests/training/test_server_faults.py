@@ -78,3 +78,5 @@ def test_a_run_and_an_evaluation_go_on_and_tell_faults_apart(seen, tmp_path, mon
     assert seen == {asking(name): [kind(name, 'search')] for name in FAULTS}
   result = json.loads((tmp_path / 'eval.json').read_text())
   assert result['n'] == len(FAULTS)
+  assert {name: result.get(f'tool_calls_failed_{name}', 0) for name in counted} == {
+    name: number for name, number in PER_STEP.items() if name}

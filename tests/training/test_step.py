@@ -105,7 +105,7 @@ def test_micro_batches_and_packing_change_no_gradient(tiny):
 def test_the_kl_is_about_the_trees_that_are_held_and_no_others(tiny):
   forest, held = tiny.random_forest(2, trees=8, branch=True), {}
   for name, trees in {'all': forest, 'none': [], 'half': forest[::2], 'rest': forest[1::2]}.items():
-    rows = lay_out(forest, 64, pad_id=0, held=trees.__contains__)
+    rows = lay_out(forest, 64, pad_id=0, kl_on=trees.__contains__)
     held[name] = grads_of(tiny, rows, 2, tiny.hyper | dict(kl_coef=0.3), ref=True)
   free = grads_of(tiny, lay_out(forest, 64, pad_id=0), 2, tiny.hyper | dict(kl_coef=0.0))
   assert_trees_close(held['none'][0], free[0], atol=1e-6)

@@ -111,7 +111,7 @@ def test_what_the_trees_of_a_question_have_in_common_is_there_once(forest):
 @hypothesis.given(forests, st.sampled_from(AGGREGATIONS), st.sampled_from([40, 64, 256]))
 def test_credit_adds_up_over_the_spans_that_share_a_token(forest, how, length):
   held = set(forest[::2])
-  rows = lay_out(forest, length, pad_id=PAD, how=how, held=held.__contains__)
+  rows = lay_out(forest, length, pad_id=PAD, how=how, kl_on=held.__contains__)
   nodes = [list(tree.walk()) for tree in forest]
   expected = collections.defaultdict(lambda: dict.fromkeys(('trained', 'loss_weights', 'kl_weights', 'gains', 'losses',
                                                             'old_logprobs', 'value_weights', 'values', 'returns'), 0.0))

@@ -1,6 +1,7 @@
 """Makes the files of the embedded world: corpus, questions, tokenizer, notice. Needs the extra `world`."""
 
 import gzip
+import io
 import json
 import os
 import random
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jaxsearch.data.corpus import Document, join_contents
+from jaxsearch.data.jsonl import write_whole
 from jaxsearch.data.questions import Question
 from jaxsearch.world import chains
 from jaxsearch.world import files as world
@@ -45,8 +47,10 @@ def build(out: str | os.PathLike, seed: int = 0, *, cities: int = 4000, sizes: d
 
 def _write_lines(path: Path, records: Iterable[dict]) -> None:
   text = ''.join(json.dumps(record, ensure_ascii=False, separators=(',', ':')) + '\n' for record in records)
-  with open(path, 'wb') as raw, gzip.GzipFile('', 'wb', 9, raw, mtime=0) as packed:
-    packed.write(text.encode())
+  packed = io.BytesIO()
+  with gzip.GzipFile('', 'wb', 9, packed, mtime=0) as file:
+    file.write(text.encode())
+  write_whole(path, packed.getvalue())
 
 
 def train_tokenizer(texts: Sequence[str]):
@@ -77,11 +81,11 @@ def _tokenizer_texts(documents: Sequence[Document], questions: Sequence[Question
 
 def save_tokenizer(tokenizer, folder: Path) -> None:
   """Writes tokenizer.json and what `transformers.AutoTokenizer.from_pretrained(folder)` reads beside it."""
-  tokenizer.save(str(folder / 'tokenizer.json'), pretty=False)
+  write_whole(folder / 'tokenizer.json', tokenizer.to_str(pretty=False))
   end, others = SPECIAL[0], SPECIAL[1:]
   special = {'eos_token': end, 'pad_token': end, 'additional_special_tokens': others}
   settings = {'tokenizer_class': 'PreTrainedTokenizerFast', 'bos_token': None, 'eos_token': end, 'pad_token': end,
               'unk_token': None, 'additional_special_tokens': others, 'clean_up_tokenization_spaces': False,
               'add_prefix_space': False, 'model_max_length': 32768}
   for name, content in (('tokenizer_config.json', settings), ('special_tokens_map.json', special)):
-    (folder / name).write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
+    write_whole(folder / name, json.dumps(content, indent=2) + '\n')
