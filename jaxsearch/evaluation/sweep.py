@@ -246,14 +246,14 @@ def _progress_bar(runs: Sequence[SweepRun], console: Console) -> Iterator[Callab
   columns = [progress.TextColumn('{task.description}', markup=False), progress.BarColumn(bar_width=24),
              progress.MofNCompleteColumn(), '{task.fields[note]}', progress.TimeElapsedColumn(), 'left',
              progress.TimeRemainingColumn()]
-  with progress.Progress(*columns, console=console, disable=not console.is_terminal, refresh_per_second=1,
+  with progress.Progress(*columns, console=console, disable=not console.is_interactive, refresh_per_second=1,
                          speed_estimate_period=1800) as bar:
     steps, shown, done = {run: last_step(run) for run in runs}, set(), set(filter(finished, runs))
     overall = bar.add_task('all runs', total=None, completed=sum(steps.values()), note='')
     tasks = {run: bar.add_task(str(run), start=False, visible=False, total=run.config.steps, note='steps') for run in runs}
 
     def show(running: Sequence[SweepRun], failed: Sequence[SweepRun]) -> None:
-      shown.update(running if console.is_terminal else ())
+      shown.update(running if console.is_interactive else ())
       for run in shown:
         steps[run] = last_step(run)
         bar.start_task(tasks[run])

@@ -144,7 +144,7 @@ class RunFolder(contextlib.ExitStack):
         self.say(f'resuming at step {last + 1}' if last < total else f'step {last} of {total} is done')
       if self.config.progress:
         console = Console(stderr=True)
-        self._show = self.enter_context(progress_bar(total, last, self._shown, console)) if console.is_terminal else (
+        self._show = self.enter_context(progress_bar(total, last, self._shown, console)) if console.is_interactive else (
           plain_lines(total, self._shown, self.say))
     own = (signal.SIGTERM, signal.SIGINT)
     if meshes.notices_preemption():

@@ -147,8 +147,16 @@ def test_the_time_left_is_that_of_the_last_steps(monkeypatch):
   assert said[0] == 'step 1/40, 3900 s left' and said[-1] == 'step 20/40, 40 s left'
 
 
+def test_a_terminal_that_cannot_draw_shows_a_line_a_step(config, state, monkeypatch, capfd):
+  monkeypatch.setenv('TTY_COMPATIBLE', '1')
+  monkeypatch.setenv('TERM', 'dumb')
+  take_steps(config, state, 1)
+  assert capfd.readouterr().err.startswith('jaxsearch: step 1/5, ')
+
+
 def test_with_a_terminal_there_is_a_bar_and_no_line_a_step(config, state, monkeypatch, capfd):
   monkeypatch.setenv('TTY_COMPATIBLE', '1')
+  monkeypatch.setenv('TERM', 'xterm')
   take_steps(config, state, 1)
   capfd.readouterr()
   take_steps(config, state, 2, before=lambda run: run.say('searches fail'))
