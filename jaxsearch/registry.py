@@ -1,7 +1,9 @@
-"""The one door to the embedded world: what names such as 'world:rl', 'world-tiny' and kind='world' stand for.
+"""What the names of shipped things stand for.
 
-registry.toml lists them: what is looked up -> name -> 'module:attribute'. Nothing else imports `jaxsearch.world`. What an entry
-points to is imported when it is looked up.
+Those of the embedded world, such as 'world:rl', 'world-tiny' and kind='world', are listed in registry.toml: what is looked up ->
+name -> 'module:attribute'. Nothing else imports `jaxsearch.world`. What an entry points to is imported when it is looked up.
+
+Those of policies on real models are folders of `policies`, each an adapter that `jaxsearch export --adapter` wrote.
 """
 
 import importlib
@@ -10,6 +12,12 @@ import tomllib
 from typing import Any
 
 ENTRIES: dict[str, dict[str, str]] = tomllib.loads(pathlib.Path(__file__).with_suffix('.toml').read_text(encoding='utf-8'))
+POLICIES = {folder.name: folder for folder in pathlib.Path(__file__).with_name('policies').glob('*/')}
+
+
+def policy_path(name: str) -> str:
+  """The folder of a shipped policy by its name; what is not such a name is a path itself."""
+  return str(POLICIES.get(name, name))
 
 
 def find(what: str, name: str) -> Any:

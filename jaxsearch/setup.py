@@ -14,9 +14,10 @@ import ml_collections
 import numpy as np
 
 from jaxsearch import methods, registry
+from jaxsearch.config_check import from_saved
 from jaxsearch.data import sources
 from jaxsearch.data.questions import Question
-from jaxsearch.models import gguf_files, hub, lora
+from jaxsearch.models import adapter_files, gguf_files, hub, lora
 from jaxsearch.models.decoder import DecoderConfig, initial_params, parameter_axes, parameter_shapes
 from jaxsearch.models.presets import PRESETS, preset
 from jaxsearch.models.tokenizer import Tokenizer
@@ -49,16 +50,46 @@ def load_policy(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> t
     create = lambda key: initial_params(model_config, key, jnp.dtype(param_dtype))
     placed = param_shardings(model_config, mesh)
     return model_config, jax.jit(create, out_shardings=placed)(jax.random.key(config.seed))
-  decoder = hub.load(model_path(config.model), config.dtype, param_dtype=param_dtype, mesh=mesh)
-  hub.check_finite(decoder.params, config.model)
-  return _as_run(config, decoder.config), decoder.params
+  model_config, params = _load_weights(config.model, config.dtype, param_dtype, mesh)
+  return _as_run(config, model_config), params
+
+
+def _load_weights(name: str, dtype: str, param_dtype: str, mesh: jax.sharding.Mesh | None) -> tuple[DecoderConfig, dict]:
+  """(decoder that computes in `dtype`, parameters) of a model in files or of an adapter on its base; `mesh` as of `hub.load`."""
+  path = model_path(name)
+  if adapter_files.is_adapter(path):
+    model_config, params, _ = load_adapted(path, mesh or meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    return dataclasses.replace(model_config, dtype=dtype), jax.tree.map(lambda x: x.astype(param_dtype), params)
+  decoder = hub.load(path, dtype, param_dtype=param_dtype, mesh=mesh)
+  hub.check_finite(decoder.params, name)
+  return decoder.config, decoder.params
+
+
+def load_adapted(folder: str | pathlib.Path, mesh: jax.sharding.Mesh) -> tuple[DecoderConfig, dict, dict[str, Any]]:
+  """(decoder, parameters on `mesh`, what is known of the run) of a folder with an adapter, merged into its base."""
+  model_config, adapter, run = adapter_files.load(folder)
+  placed, _ = adapter_layout(from_saved(run['config']), model_config, mesh)
+  return model_config, merge_with_base(jax.tree.map(meshes.place, adapter, placed), run, mesh), run
+
+
+def merge_with_base(adapter: dict, run: Mapping[str, Any], mesh: jax.sharding.Mesh) -> dict:
+  """The parameters of a policy from its adapter on `mesh`: the base is the model that the `config` of its run names.
+
+  Raises ValueError if the base is not the one that the run began with, NotFinite if the policy has values that are not.
+  """
+  config = from_saved(run['config'])
+  model_config, base = load_policy(config, mesh)
+  hub.check_base(run, hub.fingerprint(base), config.model)
+  params = merger(config, model_config, mesh)(base, adapter)
+  hub.check_finite(params, f'{config.model} with its adapter')
+  return params
 
 
 def architecture(config: ml_collections.ConfigDict) -> DecoderConfig:
   """The decoder of `config.model`, without its weights; of a folder that is not here by its name, 'Qwen2.5-7B-Instruct'."""
   name, path = config.model.removeprefix(RANDOM), model_path(config.model)
   if name == config.model and pathlib.Path(path).exists():
-    found = hub.architecture(path)
+    found = (adapter_files.load(path) if adapter_files.is_adapter(path) else [hub.architecture(path)])[0]
   else:
     plain = lambda text: re.sub('[^a-z0-9.]', '', pathlib.Path(text).name.lower())
     known = [one for one in PRESETS if plain(name).startswith(plain(one))]
@@ -81,13 +112,19 @@ def model_path(name: str) -> str | pathlib.Path:
   """Where the weights of a model lie: those that are shipped have a name, others a package; all others are a path themselves."""
   if name.startswith(gguf_files.PACKAGE):
     return gguf_files.in_package(name)
-  return registry.find('models', name) if name in registry.ENTRIES['models'] else name
+  return registry.find('models', name) if name in registry.ENTRIES['models'] else registry.policy_path(name)
 
 
 def tokenizer_path(name: str) -> str | pathlib.Path:
-  """Where the tokenizer of a model lies: the shipped models and random parameters share one, all others have their own."""
-  shared = name in registry.ENTRIES['models'] or name.startswith(RANDOM)
-  return registry.find('tokenizers', 'world') if shared else model_path(name)
+  """Where the tokenizer of a model lies: the models of the world and random parameters share one, an adapter has that of its
+  base, all others have their own."""
+  if name in registry.ENTRIES['models'] or name.startswith(RANDOM):
+    return registry.find('tokenizers', 'world')
+  path = model_path(name)
+  if adapter_files.is_adapter(path):
+    base = from_saved(adapter_files.read_run(path)['config'])
+    return base.tokenizer or tokenizer_path(base.model)
+  return path
 
 
 def load_tokenizer(config: ml_collections.ConfigDict) -> Tokenizer:
@@ -171,11 +208,10 @@ def load_assistant(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sh
 
 
 def _frozen_engine(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None) -> Engine:
-  decoder = hub.load(model_path(settings.model), dtype, param_dtype=dtype, mesh=mesh)
-  hub.check_finite(decoder.params, settings.model)
+  model_config, params = _load_weights(settings.model, dtype, dtype, mesh)
   tokenizer = Tokenizer.load(tokenizer_path(settings.model))
-  engine = Engine(decoder.config, tokenizer, slots=settings.slots, length=settings.length, mesh=mesh)
-  engine.load(decoder.params)
+  engine = Engine(model_config, tokenizer, slots=settings.slots, length=settings.length, mesh=mesh)
+  engine.load(params)
   return engine
 
 

@@ -16,7 +16,8 @@ install '.[gguf,bm25s]'
 
 [ -s $out/made/chains.jsonl ] || step $jaxsearch chains --config smollm2_wiki --config.folder="$data" "$@" --out $out/made
 step $jaxsearch sft --config smollm2_wiki:sft --config.folder="$data" "$@"
-[ -s $out/cold_policy/jaxsearch.json ] || step $jaxsearch export --checkpoint $out/cold --out $out/cold_policy
+[ -s $out/cold_policy/jaxsearch.json ] || step $jaxsearch export --checkpoint $out/cold --out $out/cold_policy --adapter \
+  --dtype bfloat16
 step $jaxsearch train --config smollm2_wiki:rl --config.folder="$data" "$@"
 
 # Benchmarks, once everything is chosen: closed-book, one search (both the model as it comes), the cold policy, the trained one.

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from jaxsearch import registry
 from jaxsearch.config_check import check_files
 from jaxsearch.flags import Parser, UsageError, check_place, number
 
@@ -47,7 +48,8 @@ def flag(name: str, help: str, type: Callable = str, rule: str = '', **options) 
   return name, dict(help=help, default={str: '', bool: False}.get(type)) | options
 
 
-CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, adapter or Hugging Face folder; config.model if not given')
+CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, adapter or Hugging Face folder, or a shipped policy: '
+                  f'{", ".join(registry.POLICIES)}; config.model if not given', registry.policy_path, default='')
 CORPUS = flag('--corpus', 'passages: Search-R1 JSONL file, or world; config.data.corpus if not given')
 QUESTIONS = flag('--questions', 'FlashRAG JSONL file, or world:SPLIT; those of the config if not given')
 GREEDY = flag('--temperature', 'of sampling; greedy if not given', float, '>= 0')

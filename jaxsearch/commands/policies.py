@@ -41,7 +41,8 @@ def sample(config, flags) -> None:
   print_figures(rejection.figures(groups, selected) | {'out': flags.out})
 
 
-@command('quickstart', flag('--checkpoint', 'run folder, or a checkpoint in it', required=True),
+@command('quickstart',
+         flag('--checkpoint', 'run folder, a checkpoint in it, or an adapter', registry.policy_path, required=True),
          flag('--out', 'folder to write', place(folder=True), required=True),
          flag('--dtype', 'of the weights: float32 or bfloat16; as they are if not given', choices=('float32', 'bfloat16')),
          flag('--adapter', 'write only the adapter of a run with config.lora: a folder for --checkpoint, without the base', bool),

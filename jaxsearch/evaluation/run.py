@@ -23,7 +23,7 @@ from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import calibration, competence
 from jaxsearch.evaluation.records import predictions
 from jaxsearch.methods import find_method
-from jaxsearch.models import hub
+from jaxsearch.models import adapter_files, hub
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import memory
@@ -34,7 +34,7 @@ from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training import batch as batches
 from jaxsearch.training import runs
 from jaxsearch.training import step as steps
-from jaxsearch.training.checkpoint import is_adapter, is_run, load_params, load_trained
+from jaxsearch.training.checkpoint import is_run, load_params, load_trained
 from jaxsearch.trees.layout import lay_out, take_back
 from jaxsearch.trees.tree import Role, Stop, Tree
 
@@ -57,7 +57,7 @@ def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Poli
   FileNotFoundError if there is none.
   It brings its tokenizer, unless `config.tokenizer` names one.
   """
-  if checkpoint and (is_run(checkpoint) or is_adapter(checkpoint)):
+  if checkpoint and (is_run(checkpoint) or adapter_files.is_adapter(checkpoint)):
     model_config, params, host = load_params(checkpoint)
     model_config = dataclasses.replace(model_config, dtype=config.dtype)
     return Policy(model_config, params, tokenizer_of(config, host), host['step'])

@@ -167,6 +167,22 @@ def check_finite(params: Any, name: object) -> None:
 _finite = jax.jit(lambda params: jax.tree.map(lambda x: jnp.isfinite(x).all(), params))
 
 
+def fingerprint(params: dict) -> list[float]:
+  """A mean absolute value per parameter: tells whether two sets of parameters are the same, on any mesh.
+
+  Compare it with a relative tolerance of 1e-5: the order of summation depends on the mesh.
+  """
+  means = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.mean(jnp.abs(x.astype(jnp.float32))), tree))(params)
+  return [float(value) for value in jax.tree.leaves(means)]
+
+
+def check_base(run: Mapping[str, Any], found: list[float], name: str) -> None:
+  """Raises ValueError unless a run began with the parameters of model `name`, whose `fingerprint` is `found`."""
+  then = run['reference']
+  if len(then) != len(found) or not np.allclose(then, found, rtol=1e-5, atol=0):
+    raise ValueError(f'model={name!r} has changed since this run began; its KL and its adapter refer to the old one')
+
+
 def save(model: Decoder, folder: str | pathlib.Path, tokenizer: Tokenizer | None = None, *, dtype: str | None = None,
          shard_bytes: int = 5 * 10**9, run: Mapping[str, Any] | None = None) -> None:
   """Writes config.json and safetensors that `load` and transformers' AutoModelForCausalLM read back.
@@ -215,12 +231,22 @@ def save(model: Decoder, folder: str | pathlib.Path, tokenizer: Tokenizer | None
 
 
 def read_run(path: str | pathlib.Path) -> dict[str, Any] | None:
-  """What `save` was given as `run`; None for a folder without that, and for a file."""
+  """What `save` was given as `run`; None for a folder without that, and for a file. Raises ValueError if it has no `config`."""
   file = pathlib.Path(path) / RUN
-  return read_json(file) if file.is_file() else None
+  run = read_json(file) if file.is_file() else None
+  if run is not None and not isinstance(run.get('config'), dict):
+    raise ValueError(f'{file}: no config in it')
+  return run
 
 
 # Configs.
+
+
+def decoder_from_json(values: dict) -> DecoderConfig:
+  """The inverse of `dataclasses.asdict`, by way of JSON."""
+  scaling = values['rope_scaling']
+  return DecoderConfig(**values | {'rope_scaling': scaling and RopeScaling(**scaling)})
+
 
 _FAMILIES = {'qwen2': 'Qwen2ForCausalLM', 'qwen3': 'Qwen3ForCausalLM', 'llama': 'LlamaForCausalLM'}
 # Hugging Face key -> ours

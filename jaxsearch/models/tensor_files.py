@@ -44,14 +44,14 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-  write_text(path, json.dumps(value, indent=2) + '\n')
+  write_whole(path, json.dumps(value, indent=2) + '\n')
 
 
-def write_text(path: pathlib.Path, text: str) -> None:
+def write_whole(path: pathlib.Path, content: str | bytes) -> None:
   """Writes a file as a whole or not at all; errors name it."""
   part = path.with_name(f'{path.name}.part')
   try:
-    part.write_text(text, encoding='utf-8')
+    part.write_bytes(content.encode() if isinstance(content, str) else content)
     part.replace(path)
   except OSError as error:
     raise OSError(error.errno, error.strerror, str(path)) from error

@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import pre_tokenizers
 
 from jaxsearch.models import gguf_files
-from jaxsearch.models.tensor_files import read_json, write_json, write_text
+from jaxsearch.models.tensor_files import read_json, write_json, write_whole
 
 # Unsets transformers' clock: templates that show today's date fall back to a fixed one, and a prompt is the same every day.
 _NO_CLOCK = '{% set strftime_now = no_clock %}\n'
@@ -125,14 +125,14 @@ class Tokenizer:
     """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja, for `load` and transformers."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / 'tokenizer.json', self.backend.to_str(pretty=True))
+    write_whole(folder / 'tokenizer.json', self.backend.to_str(pretty=True))
     # not save_pretrained: the class that it names (TokenizersBackend) is unknown to transformers 4
     config = {'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False}
     ids = {'pad_token': self.pad_id, 'eos_token': next(iter(self.eos_ids), None), 'bos_token': self.bos_id}
     tokens = {name: self.backend.id_to_token(i) for name, i in ids.items() if i is not None}
     write_json(folder / 'tokenizer_config.json', config | tokens)
     if self.chat_template is not None:
-      write_text(folder / 'chat_template.jinja', self.chat_template)
+      write_whole(folder / 'chat_template.jinja', self.chat_template)
 
   @functools.cached_property
   def _spell(self) -> Callable[[str], bytes] | None:

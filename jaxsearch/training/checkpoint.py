@@ -31,24 +31,18 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import ml_collections
-import numpy as np
 import orbax.checkpoint as ocp
-import safetensors
-import safetensors.numpy
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
 from jaxsearch import __version__, setup
 from jaxsearch.config_check import fields, from_saved
-from jaxsearch.data.jsonl import write_whole
-from jaxsearch.models import hub
-from jaxsearch.models.decoder import DecoderConfig, RopeScaling
+from jaxsearch.models import adapter_files, hub
 from jaxsearch.models.hub import check_finite
-from jaxsearch.models.tensor_files import write_json
 from jaxsearch.parallel.mesh import gather_objects, make_mesh
 from jaxsearch.training import critic
 from jaxsearch.training.remote import is_remote, place
-from jaxsearch.training.step import TrainState, fingerprint, place_params, without_head
+from jaxsearch.training.step import TrainState, without_head
 
 # What may differ between a run and its resumption: where things are, how often and how far, and how the same numbers are
 # computed. Where monitor.action='rollback', another `monitor` or `checkpoint_every` may roll back at other steps, or to others.
@@ -58,7 +52,6 @@ FREE_FIELDS = ('steps', 'out', 'progress', 'log', 'rollouts', 'checkpoint_every'
                'critic_warmup.gate', 'critic_warmup.min_updates', 'critic_warmup.max_updates')
 
 ITEMS = ('params', 'rest', 'host')
-ADAPTER = 'adapter.safetensors'
 Found = TypeVar('Found')
 
 
@@ -263,11 +256,6 @@ def is_run(path: str | pathlib.Path) -> bool:
   return (_run_folder(path)[0] / 'checkpoints').is_dir()
 
 
-def is_adapter(path: str | pathlib.Path) -> bool:
-  """Whether `load_params` finds an adapter here that `save_adapter` wrote."""
-  return (pathlib.Path(path) / ADAPTER).is_file()
-
-
 def save_adapter(path: str | pathlib.Path, folder: str | pathlib.Path, dtype: str | None = None) -> dict[str, Any]:
   """Writes the adapter of a checkpoint, without its base: adapter.safetensors and jaxsearch.json; returns `host`.
 
@@ -279,35 +267,10 @@ def save_adapter(path: str | pathlib.Path, folder: str | pathlib.Path, dtype: st
   _, params, host = load_trained(path, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
   if host.get('critic') or not host['config']['lora']['rank']:
     raise ValueError(f'{path}: this run has no adapter (lora.rank=0): leave out --adapter')
-  folder = pathlib.Path(folder)
-  folder.mkdir(parents=True, exist_ok=True)
-  named = {jax.tree_util.keystr(place, simple=True, separator='/'): np.asarray(value if dtype is None else value.astype(dtype))
-           for place, value in jax.tree.leaves_with_path(params)}
-  write_whole(folder / ADAPTER, safetensors.numpy.save(named))
+  adapter = params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
   kept = {name: host[name] for name in ('step', 'config', 'decoder', 'reference')}
-  write_json(folder / hub.RUN, {'jaxsearch': __version__, 'jax': jax.__version__} | kept)
+  adapter_files.save(adapter, folder, {'jaxsearch': __version__, 'jax': jax.__version__} | kept)
   return host
-
-
-def _load_adapter(folder: pathlib.Path, mesh: jax.sharding.Mesh):
-  """As `load_trained`, of a folder that `save_adapter` wrote."""
-  host = read_saved(folder)
-  if host is None:
-    raise FileNotFoundError(f'{folder}: {ADAPTER} without {hub.RUN}, which says what it is an adapter of')
-  try:
-    model_config = decoder_from_json(host['decoder'])
-  except (KeyError, TypeError) as error:
-    raise ValueError(f'{folder / hub.RUN}: its decoder does not say what {ADAPTER} is an adapter of') from error
-  shardings, shapes = setup.adapter_layout(from_saved(host['config']), model_config, mesh)
-  try:
-    named = safetensors.numpy.load_file(folder / ADAPTER)
-    params = jax.tree.map_with_path(lambda place, _: named[jax.tree_util.keystr(place, simple=True, separator='/')], shardings)
-  except (KeyError, safetensors.SafetensorError) as error:
-    raise ValueError(f'{folder / ADAPTER} cannot be read ({error})') from error
-  if jax.tree.map(np.shape, params) != shapes:
-    raise ValueError(f'{folder / ADAPTER}: its shapes are not those of lora.rank={host["config"]["lora"]["rank"]}')
-  check_finite(params, folder)
-  return model_config, place_params(params, shardings), host
 
 
 def _run_folder(path: str | os.PathLike) -> tuple[epath.Path, int | None]:
@@ -332,15 +295,13 @@ def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None)
       are not finite, or it cannot be read (nor can those before it, unless one was named).
   """
   mesh = mesh or make_mesh(1, 1, 1, devices=jax.devices()[:1])
-  model_config, params, host = _load_adapter(pathlib.Path(path), mesh) if is_adapter(path) else load_trained(path, mesh)
+  if adapter_files.is_adapter(path):
+    return setup.load_adapted(path, mesh)
+  model_config, params, host = load_trained(path, mesh)
   if host.get('critic'):
     raise ValueError(f'{path}: this is a critic, not a policy')
-  config = from_saved(host['config'])
-  if config.lora.rank:
-    _, base = setup.load_policy(config, mesh)
-    check_base(host, fingerprint(base), config.model)
-    params = setup.merger(config, model_config, mesh)(base, params)
-    check_finite(params, path)
+  if host['config']['lora']['rank']:
+    params = setup.merge_with_base(params, host, mesh)
   return model_config, without_head(params), host
 
 
@@ -353,7 +314,7 @@ def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh, warn: bool =
   """
   def read(manager: ocp.CheckpointManager, step: int):
     host = restore_host(manager, step)
-    model_config = decoder_from_json(host['decoder'])
+    model_config = hub.decoder_from_json(host['decoder'])
     shardings, shapes = (critic.layout(model_config, mesh) if host.get('critic')
                          else critic.trained_layout(from_saved(host['config']), model_config, mesh))
     like = jax.tree.map(
@@ -386,24 +347,8 @@ def read_saved(path: str | pathlib.Path) -> dict[str, Any] | None:
   """What a run knows of itself, at least `config` and `step`: of a checkpoint the `host` item, of a folder that `export` wrote
   its jaxsearch.json; None for any other folder or file. Raises FileNotFoundError for a run without this checkpoint."""
   if not is_run(path):
-    found = hub.read_run(path)
-    if found is not None and not isinstance(found.get('config'), dict):
-      raise ValueError(f'{path}/{hub.RUN}: no config in it')
-    return found
+    return hub.read_run(path)
   return _read(path, restore_host, warn=False)  # `load_params` warns, which follows
-
-
-def check_base(host: dict[str, Any], found: list[float], name: str) -> None:
-  """Raises ValueError unless the run began with the parameters of model `name`, whose `step.fingerprint` is `found`."""
-  then = host['reference']
-  if len(then) != len(found) or not np.allclose(then, found, rtol=1e-5, atol=0):
-    raise ValueError(f'model={name!r} has changed since this run began; its KL and its adapter refer to the old one')
-
-
-def decoder_from_json(values: dict) -> DecoderConfig:
-  """The inverse of `dataclasses.asdict`, by way of JSON."""
-  scaling = values['rope_scaling']
-  return DecoderConfig(**values | {'rope_scaling': scaling and RopeScaling(**scaling)})
 
 
 def check_same_run(saved: dict, config: ml_collections.ConfigDict) -> None:

@@ -31,6 +31,7 @@ import optax
 from jaxsearch import config_check, setup
 from jaxsearch.data.questions import Question, QuestionBatches
 from jaxsearch.methods import Context, find_method
+from jaxsearch.models import hub
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
@@ -163,7 +164,7 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
   return Learner(
     config=config, model_config=model_config, mesh=mesh, agent=rollouts.recording(setup.make_agent(config, engine, tools)),
     state=state, base=params if config.lora.rank else None, merge=setup.merger(config, model_config, mesh),
-    reference=steps.cast(params, model_config.dtype) if config.loss.kl_coef else None, fingerprint=steps.fingerprint(params),
+    reference=steps.cast(params, model_config.dtype) if config.loss.kl_coef else None, fingerprint=hub.fingerprint(params),
     train_step=train_step, key=jax.random.key(config.seed), critic_step=critic_step,
     score=steps.make_score_step(model_config, mesh=mesh, temperature=config.sampler.temperature, chunk=config.train.chunk),
     values=steps.make_value_step(model_config, mesh=mesh, shared=shared) if config.critic.enabled else None,
@@ -207,7 +208,7 @@ def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) ->
   Raises ValueError if the run has another config, or began with another model than `config.model` names now.
   """
   learner.state, host = run.restore(
-    learner.state, check=lambda host: checkpoint.check_base(host, learner.fingerprint, learner.config.model))
+    learner.state, check=lambda host: hub.check_base(host, learner.fingerprint, learner.config.model))
   if host is not None:
     learner.memory, learner.failed_steps = host['memory'], host.get('failed_steps', 0)  # older checkpoints have none
     learner.key = jax.random.wrap_key_data(np.asarray(host['key'], np.uint32))

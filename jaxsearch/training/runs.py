@@ -42,6 +42,7 @@ from rich import progress
 from rich.console import Console
 
 from jaxsearch.data.jsonl import naming, write_whole
+from jaxsearch.models import hub
 from jaxsearch.models.hub import NotFinite
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
@@ -195,7 +196,7 @@ class RunFolder(contextlib.ExitStack):
     """
     def check(saved: dict) -> None:
       checkpoint.check_same_run(saved['config'], self.config)
-      checkpoint.check_base(saved, reference, self.config.model)
+      hub.check_base(saved, reference, self.config.model)
       if saved['questions'] != questions:
         raise ValueError('other questions')
 

@@ -16,11 +16,12 @@ import numpy as np
 
 from jaxsearch import registry, setup
 from jaxsearch.data.jsonl import DataError, read_records
+from jaxsearch.models import hub
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import batch as batches
-from jaxsearch.training import checkpoint, runs
+from jaxsearch.training import runs
 from jaxsearch.training import step as steps
 from jaxsearch.trees.tree import Role, Tree
 
@@ -136,14 +137,14 @@ def train(config: ml_collections.ConfigDict) -> dict[str, float]:
   row = {}
   with runs.RunFolder(config, shown=('loss', 'logprob')) as run:
     model_config, params = setup.load_policy(config, mesh)
-    fingerprint, base = steps.fingerprint(params), None
+    fingerprint, base = hub.fingerprint(params), None
     if config.lora.rank:
       base, params = params, setup.new_adapter(config, model_config, mesh)
     state, learn = open_imitation(
       model_config, params, config.optim, config.steps, row_length=config.train.row_length, micro_rows=config.train.micro_rows,
       pad_id=tokenizer.pad_id, mesh=mesh, chunk=config.train.chunk, aggregate=config.train.aggregate, seed=config.seed, base=base,
       alpha=config.lora.alpha)
-    state, _ = run.restore(state, check=lambda host: checkpoint.check_base(host, fingerprint, config.model))
+    state, _ = run.restore(state, check=lambda host: hub.check_base(host, fingerprint, config.model))
     run.start()
     for step in run.steps():
       clock = runs.Clock()

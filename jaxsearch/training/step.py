@@ -372,12 +372,3 @@ def state_shardings(params: dict, optimizer: optax.GradientTransformation, mesh:
 def place_params(params: dict, shardings: dict, dtype=jnp.float32) -> dict:
   """Parameters that every process holds whole, in their layout and in `dtype`."""
   return jax.tree.map(lambda x, sharding: meshes.place(x, sharding).astype(dtype), params, shardings)
-
-
-def fingerprint(params: dict) -> list[float]:
-  """A mean absolute value per parameter: tells whether two sets of parameters are the same, on any mesh.
-
-  Compare it with a relative tolerance of 1e-5: the order of summation depends on the mesh.
-  """
-  means = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.mean(jnp.abs(x.astype(jnp.float32))), tree))(params)
-  return [float(value) for value in jax.tree.leaves(means)]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from configs import sft_gold
-from jaxsearch import cli
+from jaxsearch import cli, registry, setup
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.data.sources import load_questions
 from jaxsearch.evaluation import run
@@ -180,6 +180,31 @@ def test_an_exported_adapter_is_the_policy_without_its_base(adapter_config, tmp_
   (folder / 'adapter.safetensors').write_bytes((folder / 'adapter.safetensors').read_bytes()[:-40])
   with pytest.raises(ValueError, match='adapter.safetensors cannot be read'):
     run.load_policy(config, str(folder))
+
+
+def test_an_adapter_is_a_model_to_train_on(adapter_config, tmp_path, capsys, monkeypatch):
+  config, folders = adapter_config, [tmp_path / name for name in ('first', 'second')]
+  config.steps, base = 1, config.model
+  sft.train(config)
+  _, first, _ = checkpoint.load_params(config.out)
+  assert cli.main(['export', f'--checkpoint={config.out}', f'--out={folders[0]}', '--adapter']) == 0
+  monkeypatch.setitem(registry.POLICIES, 'a-policy', folders[0])
+  for name in ('a-policy', str(folders[0])):
+    config.model, config.out = name, str(tmp_path / f'from_{len(name)}')
+    for own, other in zip(jax.tree.leaves(run.load_policy(config).params), jax.tree.leaves(first), strict=True):
+      np.testing.assert_array_equal(own, other)
+    assert setup.architecture(config) == run.load_policy(config).config
+    sft.train(config)
+    assert checkpoint.load_params(config.out)[2]['reference'] == pytest.approx(hub.fingerprint(first), rel=1e-5)
+  # an adapter on an adapter on a base
+  assert cli.main(['export', f'--checkpoint={config.out}', f'--out={folders[1]}', '--adapter']) == 0
+  policy = run.load_policy(config, str(folders[1]))
+  for own, other in zip(jax.tree.leaves(policy.params), jax.tree.leaves(checkpoint.load_params(config.out)[1]), strict=True):
+    np.testing.assert_array_equal(own, other)
+  assert policy.tokenizer.vocab_size == Tokenizer.load(base).vocab_size
+  (folders[0] / 'jaxsearch.json').unlink()
+  with pytest.raises(FileNotFoundError, match='adapter.safetensors without jaxsearch.json'):
+    run.load_policy(config, str(folders[1]))
 
 
 def test_only_a_run_with_an_adapter_has_one_to_export(adapter_config, tmp_path, capsys):

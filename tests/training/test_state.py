@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from jaxsearch.models import hub
 from jaxsearch.models.decoder import initial_params, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import step as steps
@@ -147,6 +148,6 @@ def test_the_fingerprint_knows_parameters_on_any_mesh(tiny):
   params = initial_params(tiny.decoder, jax.random.key(0))
   other = initial_params(tiny.decoder, jax.random.key(1))
   placed = meshes.shardings(parameter_axes(tiny.decoder), parameter_shapes(tiny.decoder), meshes.make_mesh(2, 2, 2))
-  own = steps.fingerprint(params)
-  np.testing.assert_allclose(steps.fingerprint(steps.place_params(params, placed)), own, rtol=1e-5)
-  assert not np.allclose(steps.fingerprint(other), own, rtol=1e-5)
+  own = hub.fingerprint(params)
+  np.testing.assert_allclose(hub.fingerprint(steps.place_params(params, placed)), own, rtol=1e-5)
+  assert not np.allclose(hub.fingerprint(other), own, rtol=1e-5)

@@ -1,0 +1,73 @@
+"""Adapters in and out of folders: adapter.safetensors, and jaxsearch.json, which says of what run it is and on which base."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from jaxsearch.models import hub, lora
+from jaxsearch.models.decoder import DecoderConfig
+from jaxsearch.models.tensor_files import write_json, write_whole
+
+ADAPTER = 'adapter.safetensors'
+
+
+def is_adapter(path: str | pathlib.Path) -> bool:
+  """Whether `save` wrote this folder."""
+  return (pathlib.Path(path) / ADAPTER).is_file()
+
+
+def save(adapter: dict, folder: str | pathlib.Path, run: Mapping[str, Any]) -> None:
+  """Writes an adapter in its dtype, and what `load` needs to know of its run.
+
+  Args:
+    run: at least `config`, `step`, `decoder` (as `dataclasses.asdict`) and `reference` (the `fingerprint` of the base).
+  """
+  folder = pathlib.Path(folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  named = {_name(path): np.asarray(value) for path, value in jax.tree.leaves_with_path(adapter)}
+  write_whole(folder / ADAPTER, safetensors.numpy.save(named))
+  write_json(folder / hub.RUN, run)
+
+
+def load(folder: str | pathlib.Path) -> tuple[DecoderConfig, dict, dict[str, Any]]:
+  """(the decoder, the adapter as host arrays, `run`) of a folder that `save` wrote.
+
+  Raises:
+    FileNotFoundError: there is no jaxsearch.json.
+    ValueError: one of the files cannot be read, or they do not belong together.
+    NotFinite: the adapter has values that are not finite.
+  """
+  folder = pathlib.Path(folder)
+  run = read_run(folder)
+  try:
+    config = hub.decoder_from_json(run['decoder'])
+    rank, targets = (run['config']['lora'][name] for name in ('rank', 'targets'))
+  except (KeyError, TypeError) as error:
+    raise ValueError(f'{folder / hub.RUN} does not say what {ADAPTER} is an adapter of') from error
+  shapes = lora.adapter_shapes(config, rank, targets)
+  try:
+    named = safetensors.numpy.load_file(folder / ADAPTER)
+    adapter = jax.tree.map_with_path(lambda path, _: named[_name(path)], shapes, is_leaf=lambda shape: isinstance(shape, tuple))
+  except (KeyError, safetensors.SafetensorError) as error:
+    raise ValueError(f'{folder / ADAPTER} cannot be read ({error})') from error
+  if jax.tree.map(np.shape, adapter) != shapes:
+    raise ValueError(f'{folder / ADAPTER}: its shapes are not those of lora.rank={rank}')
+  hub.check_finite(adapter, folder)
+  return config, adapter, run
+
+
+def read_run(folder: str | pathlib.Path) -> dict[str, Any]:
+  """The `run` of a folder that `save` wrote; raises FileNotFoundError if it is not there."""
+  run = hub.read_run(folder)
+  if run is None:
+    raise FileNotFoundError(f'{folder}: {ADAPTER} without {hub.RUN}, which says what it is an adapter of')
+  return run
+
+
+def _name(path) -> str:
+  return jax.tree_util.keystr(path, simple=True, separator='/')
