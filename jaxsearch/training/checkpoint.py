@@ -35,7 +35,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
-from jaxsearch import __version__, setup
+from jaxsearch import __version__, registry, setup
 from jaxsearch.config_check import fields, from_saved
 from jaxsearch.models import adapter_files, hub
 from jaxsearch.models.hub import check_finite
@@ -262,11 +262,13 @@ def save_adapter(path: str | pathlib.Path, folder: str | pathlib.Path, dtype: st
   Args:
     path: as for `load_params`.
     dtype: 'float32' or 'bfloat16'; as it is if not given.
-  Raises ValueError for a run without an adapter.
+  Raises ValueError for a run without an adapter, and for the folder of its base.
   """
   _, params, host = load_trained(path, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
   if host.get('critic') or not host['config']['lora']['rank']:
     raise ValueError(f'{path}: this run has no adapter (lora.rank=0): leave out --adapter')
+  if pathlib.Path(registry.policy_path(host['config']['model'])).resolve() == pathlib.Path(folder).resolve():
+    raise ValueError(f'{folder} holds the base of this adapter: choose another folder')
   adapter = params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
   kept = {name: host[name] for name in ('step', 'config', 'decoder', 'reference')}
   adapter_files.save(adapter, folder, {'jaxsearch': __version__, 'jax': jax.__version__} | kept)
@@ -300,7 +302,7 @@ def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None)
   model_config, params, host = load_trained(path, mesh)
   if host.get('critic'):
     raise ValueError(f'{path}: this is a critic, not a policy')
-  if host['config']['lora']['rank']:
+  if from_saved(host['config']).lora.rank:
     params = setup.merge_with_base(params, host, mesh)
   return model_config, without_head(params), host
 

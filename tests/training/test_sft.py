@@ -196,6 +196,8 @@ def test_an_adapter_is_a_model_to_train_on(adapter_config, tmp_path, capsys, mon
     assert setup.architecture(config) == run.load_policy(config).config
     sft.train(config)
     assert checkpoint.load_params(config.out)[2]['reference'] == pytest.approx(hub.fingerprint(first), rel=1e-5)
+  assert cli.main(['export', f'--checkpoint={config.out}', f'--out={folders[0]}', '--adapter']) == 2
+  assert f'{folders[0]} holds the base of this adapter: choose another folder' in capsys.readouterr().err
   # an adapter on an adapter on a base
   assert cli.main(['export', f'--checkpoint={config.out}', f'--out={folders[1]}', '--adapter']) == 0
   policy = run.load_policy(config, str(folders[1]))
