@@ -6,9 +6,6 @@ return is what the policy's own would: the same back end, the same number of pas
 
 The questions are those of data/lookups.py, whose steps are known, and those of a file whose gold answer stands in a passage that
 is about the question. All is a function of the files and the seed.
-
-A small model finds two dates and still says that the later one is earlier: few of a chain's tokens teach it to compare. So each
-chain comes with short examples that only conclude, see `conclude`.
 """
 
 import collections
@@ -17,7 +14,6 @@ import itertools
 import json
 import math
 import pathlib
-import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -39,7 +35,6 @@ from jaxsearch.trees import grammar, templates
 Search = Callable[[str], list[Document]]
 # Of the kinds of questions to reinforce: those with more than one passage are what a policy gets wrong after the cold start.
 HARD = {'bridge comparison': 0.3, 'comparison': 0.3, 'bridge': 0.2, 'described': 0.1, 'one passage': 0.1}
-CONCLUSIONS = 2  # examples that only conclude, for each chain
 ABOUT = 0.5  # of the weight of a question's words, what a passage about it has
 
 
@@ -89,13 +84,6 @@ def write_chain(lookup: lookups.Lookup, search: Search, prompt: str, special: Se
   return None
 
 
-def conclude(lookup: lookups.Lookup, prompt: str) -> list[dict]:
-  """The spans of a comparison whose passages have been read: what they say is given, what follows from it is to be learned."""
-  findings = ' '.join(step.finding for step in lookup.steps)
-  return [{'role': 'prompt', 'text': f'{prompt}<think> {findings}'},
-          {'role': 'policy', 'text': f' {lookup.conclusion} </think>\n<answer> {lookup.question.golden_answers[0]} </answer>'}]
-
-
 def supported(question: Question, documents: Sequence[Document], weight: Callable[[str], float]) -> lookups.Step | None:
   """The first document that is about a question and has its answer, with the sentence that has it; None if there is none."""
   golds = [gold for gold in map(normalize_answer, question.golden_answers) if gold not in ('', 'yes', 'no')]
@@ -130,17 +118,15 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
                     reinforcement learning: without the passages a comparison can only be guessed. Of a kind with more than
                     chains.jsonl has, others come first
   own_held_out.jsonl  the questions of `config.data.questions` that are held out; chains are made of the others alone
-  chains.jsonl      the chains, of each kind one in turn, and after each CONCLUSIONS examples of comparisons that only conclude,
-                    of other questions than those to reinforce
+  chains.jsonl      the chains, of each kind one in turn
 
   Args:
     config: whose model, template, search and lengths the chains are written for.
     out: the folder of the files.
     number: of chains, at most.
   Returns:
-    `figures` of the chains; `conclusions`, how many examples only conclude; `questions`, `held_out`, `own`, `hard_questions` and
-    `hard_held_out`, how many questions there are of which; for every kind `tried_KIND`, the questions that a chain was looked
-    for, and `chains_KIND`, those that gave one.
+    `figures` of the chains; `questions`, `held_out`, `own`, `hard_questions` and `hard_held_out`, how many questions there are of
+    which; for every kind `tried_KIND`, the questions that a chain was looked for, and `chains_KIND`, those that gave one.
   Raises DataError where there is not one chain.
   """
   out, settings = pathlib.Path(out), config.search
@@ -160,15 +146,13 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
     return lambda query: [dataclasses.replace(one, text=first_words(one.text, settings.words))
                           for one in backend.search([query], settings.topk)[0]]
 
-  def prompt_of(lookup: lookups.Lookup) -> str:
-    return templates.prompt(lookup.question.question, config.grow.template, tokenizer if config.grow.chat else None)
-
   tried, found = collections.Counter(), collections.Counter()
 
   def chains_of(kind: str, asked: Iterable[lookups.Lookup], search: Search) -> Iterator[Chain]:
     for lookup in asked:
       tried[kind] += 1
-      chain = write_chain(lookup, search, prompt_of(lookup), tokenizer.special_tokens, config.grow.max_turns)
+      prompt = templates.prompt(lookup.question.question, config.grow.template, tokenizer if config.grow.chat else None)
+      chain = write_chain(lookup, search, prompt, tokenizer.special_tokens, config.grow.max_turns)
       if chain and chain.fits(tokenizer, config.grow.max_tokens, config.sampler.length):
         found[kind] += 1
         yield chain
@@ -189,27 +173,18 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   chains = list(itertools.islice(stream, number))
   if not chains:
     raise DataError(f'{config.data.corpus}: no question about these passages that searches can answer')
+  runs.write(out / 'chains.jsonl', ({'id': chain.question.id, 'spans': chain.spans} for chain in chains))
   result = figures(chains, tokenizer) | {
     'questions': sum(not one.held_out for one in made), 'held_out': sum(one.held_out for one in made), 'own': len(own)}
   for kind in tried:
     name = kind.replace(' ', '_')
     result |= {f'tried_{name}': tried[kind], f'chains_{name}': found[kind]}
-  others, reinforced = itertools.islice(stream, number), set()
+  others = itertools.islice(stream, number)
   for name, answerable in (('hard_questions', [*others, *chains]), ('hard_held_out', in_turn(sources(held=True)))):
     hard = lookups.mixed([chain.question for chain in answerable if 'kind' in chain.question.metadata], HARD)
     write_questions(hard, out / f'{name}.jsonl')
     result[name] = len(hard)
-    reinforced |= {question.id for question in hard}
-  compared = [one for one in made if one.conclusion and not one.held_out and one.question.id not in reinforced]
-  random.Random(config.seed).shuffle(compared)
-  examples = iter(compared)
-  lines = []
-  for chain in chains:
-    lines.append({'id': chain.question.id, 'spans': chain.spans})
-    lines += [{'id': one.question.id, 'conclusion': True, 'spans': conclude(one, prompt_of(one))}
-              for one in itertools.islice(examples, CONCLUSIONS)]
-  runs.write(out / 'chains.jsonl', lines)
-  return result | {'conclusions': len(lines) - len(chains)}
+  return result
 
 
 def in_turn(sources: Iterable[Iterator[Chain]]) -> Iterator[Chain]:

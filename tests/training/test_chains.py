@@ -107,28 +107,21 @@ def written(tmp_path_factory):
 TWO_MORE = Document('900', 'Zwickau loaves', 'Xavier Quill baked the enormous sourdough loaves of Zwickau. Nobody else did.')
 
 
-def read_chains(folder, conclusions: bool = False) -> list[dict]:
-  """The records of chains.jsonl that are chains, or those that only conclude."""
-  records = [json.loads(line) for line in (folder / 'chains.jsonl').read_text().splitlines()]
-  return [record for record in records if record.get('conclusion', False) == conclusions]
-
-
 def test_the_files_fit_each_other_and_the_policy(written):
   config, out, figures = written
   tokenizer = Tokenizer.load(tokenizer_path('world-tiny'))
   trees = sft.read_demonstrations(out / 'chains.jsonl', tokenizer)
-  records = read_chains(out)
+  records = [json.loads(line) for line in (out / 'chains.jsonl').read_text().splitlines()]
   questions = {question.id: question for question in read_questions(out / 'questions.jsonl')}
   own = {question.id: question for question in read_questions(config.data.questions)}
   held_out = read_questions(out / 'held_out.jsonl')
-  assert len(records) == figures['chains'] == 60
-  assert figures['questions'] == len(questions) and figures['held_out'] == len(held_out)
+  assert len(trees) == figures['chains'] == 60 and figures['questions'] == len(questions) and figures['held_out'] == len(held_out)
   hard = [question.metadata['kind'] for question in read_questions(out / 'hard_questions.jsonl')]
   assert hard and all(hard.count(kind) == pytest.approx(share * len(hard), abs=4) for kind, share in chains.HARD.items())
   assert len(hard) == figures['hard_questions'] and figures['hard_held_out'] > 0
   assert not {question.question for question in held_out} & {question.question for question in questions.values()}
-  kinds, trees = set(), [tree for place, tree in enumerate(trees) if place % (1 + chains.CONCLUSIONS) == 0]
-  for record, tree in zip(records, trees, strict=True):
+  kinds = set()
+  for record, tree in zip(records, trees):
     question = questions.get(record['id']) or own[record['id']]
     spans = [node.text for node in tree.nodes(Role.POLICY)]
     assert formats.chain_format(spans) == 1.0 and question.score(grammar.answer(spans[-1])) == 1.0 and len(spans) > 1
@@ -146,7 +139,7 @@ def test_questions_to_reinforce_can_be_answered_and_are_not_those_of_chains_firs
   backend = BM25(read_corpus(out / 'corpus.jsonl'))
   search = lambda query: [dataclasses.replace(one, text=first_words(one.text, config.search.words))
                           for one in backend.search([query], config.search.topk)[0]]
-  used = {record['id'] for record in read_chains(out)}
+  used = {json.loads(line)['id'] for line in (out / 'chains.jsonl').read_text().splitlines()}
   for name, held in (('hard_questions', False), ('hard_held_out', True)):
     questions = read_questions(out / f'{name}.jsonl')
     for question in questions:
@@ -159,26 +152,12 @@ def test_questions_to_reinforce_can_be_answered_and_are_not_those_of_chains_firs
   assert unanswerable  # so that something was left out
 
 
-def test_examples_that_only_conclude_are_comparisons_nobody_is_asked_again(written):
-  _, out, figures = written
-  questions = {question.id: question for question in read_questions(out / 'questions.jsonl')}
-  asked = {question.id for name in ('hard_questions', 'hard_held_out') for question in read_questions(out / f'{name}.jsonl')}
-  records = read_chains(out, conclusions=True)
-  assert len(records) == figures['conclusions'] == len({record['id'] for record in records}) > 0
-  for record in records:
-    question, (given, concluded) = questions[record['id']], record['spans']
-    assert question.id not in asked and 'comparison' in question.metadata['kind']
-    assert (given['role'], concluded['role']) == ('prompt', 'policy') and '<search>' not in concluded['text']
-    assert question.question in given['text'] and question.score(grammar.answer(concluded['text'])) == 1.0
-    assert formats.chain_format([f'<think>{given["text"].split("<think>")[1]}{concluded["text"]}'])
-
-
 def test_a_chain_shows_what_a_rollout_would_see(written):
   config, out, _ = written
   tokenizer = Tokenizer.load(tokenizer_path('world-tiny'))
   backend = BM25(read_corpus(out / 'corpus.jsonl'))
   tools = Tools(search=backend, topk=config.search.topk, words=config.search.words, max_observation=10**6)
-  records = read_chains(out)
+  records = [json.loads(line) for line in (out / 'chains.jsonl').read_text().splitlines()]
   record = next(one for one in records if one['id'].startswith('lookup') and len(one['spans']) > 4)
   for before, span in zip(record['spans'], record['spans'][1:]):
     if span['role'] == 'observation':
