@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from configs import base, slate, zerosearch
-from jaxsearch import cli
+from jaxsearch import cli, registry
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.models.decoder import DecoderConfig
@@ -31,14 +31,15 @@ def settings(**fields):
 
 
 @pytest.mark.needs_weights
-def test_a_shipped_policy_answers_by_its_name(tmp_path, capsys):
+@pytest.mark.parametrize('name', sorted(registry.POLICIES))
+def test_a_shipped_policy_answers_by_its_name(name, tmp_path, capsys):
   passages = {
     'Quiet Harbour': 'Quiet Harbour is a 1964 Italian drama film directed by Mara Lindqvist. It was shown in Venice.',
     'Mara Lindqvist': 'Mara Lindqvist (born 3 May 1921) was a Swedish film director. She was born in Uppsala.',
     'Herring': 'Herring are small fish that move in large schools.'}
   (tmp_path / 'corpus.jsonl').write_text(''.join(
     json.dumps({'id': title, 'contents': f'"{title}"\n{text}'}) + '\n' for title, text in passages.items()))
-  arguments = ['--checkpoint=smollm2-wiki-cold', f'--corpus={tmp_path}/corpus.jsonl']
+  arguments = [f'--checkpoint={name}', f'--corpus={tmp_path}/corpus.jsonl']
   assert cli.main(['ask', 'Where was the director of film Quiet Harbour born?', *arguments]) == 0
   shown = capsys.readouterr().out
   assert 'found  Mara Lindqvist' in shown and shown.split()[-1] == 'Uppsala', shown

@@ -15,7 +15,7 @@ import random
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from jaxsearch.data.corpus import Document, first_words
 from jaxsearch.data.questions import Question
@@ -210,6 +210,21 @@ def _step(entity: Entity, attribute: str) -> Step:
 def _lookup(kind: str, question: str, about: Entity, result: tuple[str, str], steps: Sequence[Step]) -> Lookup:
   answer, conclusion = result
   return Lookup(Question('', question, (answer,), {'kind': kind}), tuple(steps), conclusion, about.held_out)
+
+
+def balanced(questions: Iterable[Question]) -> list[Question]:
+  """Without the yes or no that is ahead: of each kind every beginning has as many of one answer as of the other, or one more.
+
+  A policy that is paid for a guess would learn the commoner of the two.
+  """
+  seen, kept = Counter(), []
+  for question in questions:
+    kind, answer = question.metadata['kind'], question.golden_answers[0]
+    other = {'yes': 'no', 'no': 'yes'}.get(answer)
+    if other is None or seen[kind, answer] <= seen[kind, other]:
+      seen[kind, answer] += 1
+      kept.append(question)
+  return kept
 
 
 def mixed(questions: Sequence[Question], shares: Mapping[str, float]) -> list[Question]:

@@ -116,7 +116,7 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   questions.jsonl   questions about them to train on, and held_out.jsonl those that are held out
   hard_questions.jsonl, hard_held_out.jsonl  of both a part that chains can be written of, with the shares of HARD, for
                     reinforcement learning: without the passages a comparison can only be guessed. Of a kind with more than
-                    chains.jsonl has, others come first
+                    chains.jsonl has, others come first; yes is as often right as no
   own_held_out.jsonl  the questions of `config.data.questions` that are held out; chains are made of the others alone
   chains.jsonl      the chains, of each kind one in turn
 
@@ -181,7 +181,8 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
     result |= {f'tried_{name}': tried[kind], f'chains_{name}': found[kind]}
   others = itertools.islice(stream, number)
   for name, answerable in (('hard_questions', [*others, *chains]), ('hard_held_out', in_turn(sources(held=True)))):
-    hard = lookups.mixed([chain.question for chain in answerable if 'kind' in chain.question.metadata], HARD)
+    answered = lookups.balanced(chain.question for chain in answerable if 'kind' in chain.question.metadata)
+    hard = lookups.mixed(answered, HARD)
     write_questions(hard, out / f'{name}.jsonl')
     result[name] = len(hard)
   return result

@@ -208,3 +208,15 @@ def test_a_mixture_has_its_shares_from_the_beginning_on():
   for number in (4, 8, 20, 40):
     assert collections.Counter(one.metadata['kind'] for one in kept[:number]) == {
       'a': number // 4, 'b': number // 2, 'c': number // 4}
+
+
+@given(st.lists(st.tuples(st.sampled_from('ab'), st.sampled_from(['yes', 'no', 'Oslo'])), max_size=40))
+def test_yes_is_right_as_often_as_no_from_the_beginning_on(drawn):
+  questions = [Question(str(number), '', (answer,), {'kind': kind}) for number, (kind, answer) in enumerate(drawn)]
+  kept = lookups.balanced(questions)
+  assert [one for one in kept if one.golden_answers == ('Oslo',)] == [one for one in questions if one.golden_answers == ('Oslo',)]
+  assert kept == [one for one in questions if one in kept]
+  for kind in 'ab':
+    answers = [one.golden_answers[0] for one in kept if one.metadata['kind'] == kind]
+    for number in range(len(answers) + 1):
+      assert abs(answers[:number].count('yes') - answers[:number].count('no')) <= 1

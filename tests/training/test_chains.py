@@ -147,6 +147,8 @@ def test_questions_to_reinforce_can_be_answered_and_are_not_those_of_chains_firs
       assert lookup.held_out == held and chains.write_chain(lookup, search, '', (), config.grow.max_turns)
     for kind in chains.HARD:
       seen = [question.id in used for question in questions if question.metadata['kind'] == kind]
+      answers = [question.golden_answers[0] for question in questions if question.metadata['kind'] == kind]
+      assert abs(answers.count('yes') - answers.count('no')) <= 1
       assert seen and seen == sorted(seen) and not (held and any(seen))
   unanswerable = [one for one in made.values() if not chains.write_chain(one, search, '', (), config.grow.max_turns)]
   assert unanswerable  # so that something was left out
