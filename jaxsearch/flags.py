@@ -21,6 +21,7 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
+from jaxsearch import registry
 from jaxsearch.config_check import CHECKS, SHIPPED, allowed, check, fields, from_saved, load_file, suggestion
 
 KINDS = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text', tuple: 'a tuple such as (1, 2)'}
@@ -65,6 +66,14 @@ def place(folder: bool = False) -> Callable[[str], str]:
       raise argparse.ArgumentTypeError(str(error)) from error
     return path
   return read
+
+
+def policy(name: str) -> str:
+  """The type of a flag that names a policy: the path of a place, or of a shipped one by its name."""
+  path, near = registry.policy_path(name), suggestion(name, registry.POLICIES)
+  if near and not pathlib.Path(path).exists():
+    raise argparse.ArgumentTypeError(f'={name}: no such folder, nor a shipped policy{near}')
+  return path
 
 
 def steps(text: str) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from jaxsearch import registry
 from jaxsearch.config_check import check_files
-from jaxsearch.flags import Parser, UsageError, check_place, number
+from jaxsearch.flags import Parser, UsageError, check_place, number, policy
 
 COMMANDS: dict[str, Parser] = {}
 
@@ -49,7 +49,7 @@ def flag(name: str, help: str, type: Callable = str, rule: str = '', **options) 
 
 
 CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, adapter or Hugging Face folder, or a shipped policy: '
-                  f'{", ".join(registry.POLICIES)}; config.model if not given', registry.policy_path, default='')
+                  f'{", ".join(registry.POLICIES)}; config.model if not given', policy, default='')
 CORPUS = flag('--corpus', 'passages: Search-R1 JSONL file, or world; config.data.corpus if not given')
 QUESTIONS = flag('--questions', 'FlashRAG JSONL file, or world:SPLIT; those of the config if not given')
 GREEDY = flag('--temperature', 'of sampling; greedy if not given', float, '>= 0')

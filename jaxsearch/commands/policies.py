@@ -15,7 +15,7 @@ from jaxsearch.commands.command import (
   progress_of,
   sampling_of,
 )
-from jaxsearch.flags import UsageError, check_place, place
+from jaxsearch.flags import UsageError, check_place, place, policy
 from jaxsearch.parallel import memory
 
 
@@ -42,7 +42,7 @@ def sample(config, flags) -> None:
 
 
 @command('quickstart',
-         flag('--checkpoint', 'run folder, a checkpoint in it, or an adapter', registry.policy_path, required=True),
+         flag('--checkpoint', 'run folder, a checkpoint in it, or an adapter', policy, required=True),
          flag('--out', 'folder to write', place(folder=True), required=True),
          flag('--dtype', 'of the weights: float32 or bfloat16; as they are if not given', choices=('float32', 'bfloat16')),
          flag('--adapter', 'write only the adapter of a run with config.lora: a folder for --checkpoint, without the base', bool),
