@@ -117,7 +117,7 @@ def load_questions(config, name: str, limit: int | None) -> Sequence:
 def write_result(path: str, result: str | dict) -> None:
   """Writes a text, or a dict as JSON, if there is a path."""
   if path:
-    from jaxsearch.data.jsonl import write_whole
+    from jaxsearch.files import write_whole
     write_whole(path, result if isinstance(result, str) else json.dumps(result, indent=1, ensure_ascii=False) + '\n')
 
 

@@ -299,7 +299,7 @@ def view(_, flags) -> None:
     with http_server.bind('127.0.0.1', 8002 if flags.port is None else flags.port) as listener:
       http_server.run(view.app(sources), listener, 'rollouts')
     return
-  from jaxsearch.data.jsonl import write_whole
+  from jaxsearch.files import write_whole
   write_whole(flags.out, view.page(sources, flags.steps, flags.most))
   print(f'page: {flags.out}')
 

@@ -9,7 +9,7 @@ and the authors publish it by. Files that end in `.gz` are unpacked on the way.
 
 import csv
 import functools
-import gzip
+import io
 import itertools
 import json
 import math
@@ -21,7 +21,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.data.jsonl import DataError, field, read_array, read_records, shortened, text_field, unique
+from jaxsearch.data.jsonl import DataError, field, opened, read_array, read_records, shortened, text_field, unique
 from jaxsearch.data.questions import Question
 from jaxsearch.data.tables import STATE, texts
 from jaxsearch.rewards.match import read_number
@@ -203,8 +203,8 @@ def _question(record: dict, place: str, source: str, name: str, key: str, golds:
 
 
 def _csv(path: str | os.PathLike, delimiter: str) -> Iterator[tuple[str, dict]]:
-  with (gzip.open if str(path).endswith('.gz') else open)(path, 'rt', encoding='utf-8-sig', newline='') as file:
-    rows = csv.DictReader(file, delimiter=delimiter)
+  with opened(path) as file:
+    rows = csv.DictReader(io.TextIOWrapper(file, encoding='utf-8-sig', newline=''), delimiter=delimiter)
     for row in rows:
       yield f'{path}:{rows.line_num}', row
 

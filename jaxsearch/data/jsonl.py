@@ -1,19 +1,22 @@
-"""Reading files of JSON records, plain or gzipped, so that every fault names its file, its place and its key; and writing files.
+"""Reading files of JSON records, plain or gzipped, so that every fault names its file, its place and its key.
 
-Corpora, question files and benchmarks are all read through here; what a record must hold is theirs to say.
+Corpora, question files and benchmarks are all read through here; what a record must hold is theirs to say. Files may come from
+strangers: a line and what is unpacked are bounded.
 """
 
 import contextlib
 import gzip
+import io
 import json
 import os
-import pathlib
 import re
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, TypeVar
 
 Item = TypeVar('Item')
+LINE = 1 << 24  # bytes of a line at most: a rollout of 100,000 tokens has about half of that
+RATIO = 200  # that a file may unpack to at most, above LINE; JSON and text have below 30
 _KINDS = {list: 'a list', dict: 'an object', str: 'a string', bool: 'true or false', int: 'a number', float: 'a number'}
 _ESCAPE = re.compile(rb'\\u[dD][89a-fA-F]')  # only where this stands can half a surrogate pair be
 _SURROGATE = re.compile('[\ud800-\udfff]')
@@ -27,11 +30,13 @@ def read_records(path: str | os.PathLike, after: int = 0) -> Iterator[tuple[str,
   """Yields (place, record) of every line past the first `after` that is not blank; `place` is 'file:line', for messages.
 
   Raises:
-    DataError: bytes that are not UTF-8, bad JSON, a line that is not an object, half a surrogate pair, broken gzip.
+    DataError: bytes that are not UTF-8, bad JSON, a line that is not an object or too long, half a surrogate pair, broken gzip.
     OSError: the file cannot be opened.
   """
-  with opened(path) as lines:
-    for number, line in enumerate(lines, start=1):
+  with opened(path) as file:
+    for number, line in enumerate(iter(lambda: file.readline(LINE + 1), b''), start=1):
+      if len(line) > LINE:
+        raise DataError(f'{path}:{number}: a line of more than {LINE >> 20} MiB')
       if number <= after:
         continue
       line = line.removeprefix(b'\xef\xbb\xbf') if number == 1 else line
@@ -52,32 +57,6 @@ def read_array(path: str | os.PathLike, key: str = '') -> Iterator[tuple[str, di
   for number, record in enumerate(records, start=1):
     place = f'{path}: record {number}'
     yield place, _record(record, place, escaped)
-
-
-def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
-  """Writes a file as a whole or not at all, its folder too if there is none. A device such as /dev/stdout is written to."""
-  path, content = pathlib.Path(path), content.encode() if isinstance(content, str) else content
-  if path.exists() and (path.parts[1:2] == ('dev',) or not path.is_file()):
-    path.write_bytes(content)
-    return
-  path = path.resolve()  # of a link the file behind it
-  path.parent.mkdir(parents=True, exist_ok=True)
-  part = path.with_name(f'{path.name}.part')
-  try:
-    with naming(path):
-      part.write_bytes(content)
-    part.replace(path)
-  finally:
-    part.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def naming(path: str | os.PathLike) -> Iterator[None]:
-  """Names the file in an OSError that names none, as that of a full disk."""
-  try:
-    yield
-  except OSError as error:
-    raise OSError(error.errno, error.strerror, error.filename or str(path)) from error
 
 
 def unique(path: str | os.PathLike, found: Iterable[tuple[str, Item]], what: str) -> list[Item]:
@@ -123,12 +102,35 @@ def shortened(value: object) -> str:
 
 @contextlib.contextmanager
 def opened(path: str | os.PathLike) -> Iterator[IO[bytes]]:
-  """The bytes of a file, unpacked where its name ends in '.gz'. Raises DataError for broken gzip."""
+  """The bytes of a file, unpacked where its name ends in '.gz'. Raises DataError for gzip that is broken or too dense."""
   try:
-    with (gzip.open if str(path).endswith('.gz') else open)(path, 'rb') as file:
-      yield file
+    with open(path, 'rb') as file:
+      yield io.BufferedReader(_Unpacked(path, file), LINE >> 8) if str(path).endswith('.gz') else file
   except (gzip.BadGzipFile, zlib.error, EOFError) as error:
     raise DataError(f'{path}: not a whole gzip file: {error}') from error
+
+
+class _Unpacked(io.RawIOBase):
+  """What a gzip file holds, as far as `check_unpacked` allows."""
+
+  def __init__(self, path: str | os.PathLike, file: IO[bytes]):
+    self._path, self._file, self._size = path, gzip.GzipFile(fileobj=file), 0
+    self._packed = os.fstat(file.fileno()).st_size
+
+  def readable(self) -> bool:
+    return True
+
+  def readinto(self, buffer) -> int:
+    count = self._file.readinto(buffer)
+    self._size += count
+    check_unpacked(self._path, self._packed, self._size)
+    return count
+
+
+def check_unpacked(path: str | os.PathLike, packed: int, size: int) -> None:
+  """Raises DataError if `packed` bytes of a file have become too many."""
+  if size > LINE + RATIO * packed:
+    raise DataError(f'{path}: unpacks to more than {RATIO} times its size')
 
 
 def _parsed(data: bytes, place: str) -> Any:

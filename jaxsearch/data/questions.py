@@ -11,7 +11,8 @@ import json
 import os
 from collections.abc import Sequence
 
-from jaxsearch.data.jsonl import DataError, field, read_records, shortened, text_field, unique, write_whole
+from jaxsearch.data.jsonl import DataError, field, read_records, shortened, text_field, unique
+from jaxsearch.files import write_whole
 from jaxsearch.rewards.match import matches
 
 

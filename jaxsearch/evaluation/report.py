@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from jaxsearch.data.jsonl import write_whole
+from jaxsearch.files import write_whole
 from jaxsearch.training.runs import read as read_rows
 from jaxsearch.trees.tree import Role
 

@@ -18,10 +18,11 @@ import numpy as np
 import jaxsearch
 from jaxsearch import setup, tools
 from jaxsearch.config_check import fields
-from jaxsearch.data.jsonl import DataError, naming, read_records, shortened, text_field
+from jaxsearch.data.jsonl import DataError, read_records, shortened, text_field
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import calibration, competence
 from jaxsearch.evaluation.records import predictions
+from jaxsearch.files import naming, no_link
 from jaxsearch.methods import find_method
 from jaxsearch.models import adapter_files, hub
 from jaxsearch.models.decoder import DecoderConfig
@@ -164,7 +165,7 @@ def resume(part: pathlib.Path | None, identity: Mapping[str, Any] | None) -> dic
     return {}
   rows, identity = runs.read(part), json.loads(json.dumps(identity))
   if rows and rows[0] == {'identity': identity}:
-    with naming(part), open(part, 'rb+') as file:  # needs no space, so that a full disk is no obstacle
+    with naming(part), open(part, 'rb+', opener=no_link) as file:  # needs no space, so that a full disk is no obstacle
       file.truncate(file.read().rfind(b'\n') + 1)
     records = collections.defaultdict(dict)
     for row in rows[1:]:

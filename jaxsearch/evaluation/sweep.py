@@ -37,6 +37,7 @@ from rich.console import Console
 
 from jaxsearch import flags
 from jaxsearch.config_check import fields
+from jaxsearch.files import no_link
 from jaxsearch.training import checkpoint
 from jaxsearch.training.runs import read as read_rows
 
@@ -191,7 +192,7 @@ def start(run: SweepRun, share: DeviceShare) -> subprocess.Popen:
   run.out.mkdir(parents=True, exist_ok=True)
   cache = {'JAX_COMPILATION_CACHE_DIR': str(run.out.parents[1].absolute() / 'programs')}  # runs share compiled programs
   command = [sys.executable, '-m', 'jaxsearch.cli', 'train', *run.arguments]
-  with (run.out / 'log.txt').open('a') as log, contextlib.ExitStack() as stack:
+  with open(run.out / 'log.txt', 'a', opener=no_link) as log, contextlib.ExitStack() as stack:
     # Any process that holds the log open keeps it locked, so this also finds runs that outlived their sweep.
     fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     log.write(f'$ jaxsearch train {" ".join(run.arguments)}\n')

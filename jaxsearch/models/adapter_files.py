@@ -9,9 +9,10 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from jaxsearch.files import write_whole
 from jaxsearch.models import hub, lora
 from jaxsearch.models.decoder import DecoderConfig
-from jaxsearch.models.tensor_files import write_json, write_whole
+from jaxsearch.models.tensor_files import write_json
 
 ADAPTER = 'adapter.safetensors'
 

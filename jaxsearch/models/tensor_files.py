@@ -4,7 +4,6 @@
 slice: of a memory-mapped file only the part that a device needs is touched.
 """
 
-import contextlib
 import dataclasses
 import json
 import pathlib
@@ -15,6 +14,8 @@ from typing import Any
 import numpy as np
 import safetensors
 import safetensors.numpy
+
+from jaxsearch.files import write_whole
 
 _INDEX = 'model.safetensors.index.json'
 _WEIGHTS = re.compile(r'model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?')
@@ -45,19 +46,6 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
   write_whole(path, json.dumps(value, indent=2) + '\n')
-
-
-def write_whole(path: pathlib.Path, content: str | bytes) -> None:
-  """Writes a file as a whole or not at all; errors name it."""
-  part = path.with_name(f'{path.name}.part')
-  try:
-    part.write_bytes(content.encode() if isinstance(content, str) else content)
-    part.replace(path)
-  except OSError as error:
-    raise OSError(error.errno, error.strerror, str(path)) from error
-  finally:
-    with contextlib.suppress(OSError):
-      part.unlink(missing_ok=True)
 
 
 def open_folder(folder: str | pathlib.Path) -> Tensors:
@@ -128,7 +116,8 @@ def save_folder(folder: pathlib.Path, shapes: Mapping[str, tuple[int, ...]], rea
   parts = {file: folder / f'{file}.part' for file in split.filename_to_tensors}
   try:
     for file, names in split.filename_to_tensors.items():
-      parts[file].touch()
+      parts[file].unlink(missing_ok=True)
+      parts[file].touch(exist_ok=False)  # follows no link
       mode = parts[file].stat().st_mode  # as the umask has it; the library's own is 0600
       # contiguous: the library writes the buffer as it lies in memory
       arrays = {name: np.ascontiguousarray(read(name), dtype) for name in names}

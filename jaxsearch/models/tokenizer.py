@@ -16,8 +16,9 @@ from typing import Any
 import tokenizers
 from tokenizers import pre_tokenizers
 
+from jaxsearch.files import write_whole
 from jaxsearch.models import gguf_files
-from jaxsearch.models.tensor_files import read_json, write_json, write_whole
+from jaxsearch.models.tensor_files import read_json, write_json
 
 # Unsets transformers' clock: templates that show today's date fall back to a fixed one, and a prompt is the same every day.
 _NO_CLOCK = '{% set strftime_now = no_clock %}\n'

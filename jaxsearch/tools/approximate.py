@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxsearch.data.jsonl import naming, write_whole
+from jaxsearch.files import naming, no_link, write_whole
 from jaxsearch.tools.dense import BLOCK, Vectors
 
 try:
@@ -115,7 +115,7 @@ def _join(folder: pathlib.Path, shards: Sequence[pathlib.Path]) -> None:
   opened = [faiss.read_index(str(shard), faiss.IO_FLAG_MMAP) for shard in shards]
   parts, code_size = [one.invlists for one in opened], opened[0].code_size
   sizes = np.array([[part.list_size(number) for part in parts] for number in range(opened[0].nlist)], np.uint64)
-  with naming(folder / 'lists.bytes'), open(folder / 'lists.bytes', 'wb') as file:
+  with naming(folder / 'lists.bytes'), open(folder / 'lists.bytes', 'wb', opener=no_link) as file:
     for number, own in enumerate(sizes.tolist()):
       for get, each in ('get_codes', code_size), ('get_ids', 1):
         for part, size in zip(parts, own):

@@ -26,7 +26,8 @@ import filelock
 import numpy as np
 
 from jaxsearch.data.corpus import Document, stream_corpus
-from jaxsearch.data.jsonl import DataError, naming, opened, write_whole
+from jaxsearch.data.jsonl import DataError, opened
+from jaxsearch.files import naming, no_link, write_whole
 from jaxsearch.tools import check_search, sparse
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 
@@ -145,7 +146,7 @@ def _resumed(out: pathlib.Path, settings: dict) -> dict:
 def _scan(corpus, out: pathlib.Path, state: dict, save: Callable, report: Report) -> None:
   """Reads the rest of the corpus; after every block the files and `state` agree."""
   def appended(name, length):
-    file = open(out / name, 'ab')
+    file = open(out / name, 'ab', opener=no_link)
     file.truncate(length)
     return file
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxsearch.files import no_link
 from jaxsearch.tools.bm25 import words
 
 POSTING = np.dtype([('word', 'u8'), ('passage', 'u4'), ('count', 'u2')])
@@ -54,7 +55,7 @@ def merge(folder: pathlib.Path) -> None:
   bounds = np.array([2**64 * number // ranges for number in range(1, ranges)], np.uint64)  # hashes are uniform
   cuts = [[0, *np.searchsorted(np.load(block, mmap_mode='r')['word'], bounds), None] for block in blocks]
   names = ('words.uint64', 'sizes.uint64', 'most.uint16', 'passages.uint32', 'counts.uint16')
-  files = {name.split('.')[0]: open(folder / name, 'wb') for name in names}
+  files = {name.split('.')[0]: open(folder / name, 'wb', opener=no_link) for name in names}
   for number in range(ranges):
     parts = [np.load(block, mmap_mode='r')[cut[number]:cut[number + 1]] for block, cut in zip(blocks, cuts)]
     postings = np.concatenate(parts) if parts else np.empty(0, POSTING)

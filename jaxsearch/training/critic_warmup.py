@@ -19,6 +19,7 @@ critic will be asked about these; for the signs at tool-required ones too, as in
 import collections
 import dataclasses
 import functools
+import io
 import pathlib
 import sys
 import types
@@ -30,6 +31,7 @@ import numpy as np
 
 from jaxsearch import config_check, setup
 from jaxsearch.data.questions import Question
+from jaxsearch.files import write_whole
 from jaxsearch.methods import find_method
 from jaxsearch.models.encoder import TextEncoder, recipe_of
 from jaxsearch.parallel import memory
@@ -108,9 +110,8 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
       if check and step >= settings.min_updates and passes(figures, settings.gate):
         break
     if first:
-      part = folder / 'calibration.part.png'
-      plot(curves, part)
-      part.replace(folder / 'calibration.png')
+      plot(curves, shown := io.BytesIO())
+      write_whole(folder / 'calibration.png', shown.getvalue())
   if not passes(figures, settings.gate):
     shown = [', '.join(f'{name} {value:.2f}' for name, value in found.items()) for found in (figures, settings.gate)]
     raise GateFailed(f'{config.out}: after {settings.max_updates} updates the critic has {shown[0]}; the gate is {shown[1]}. '

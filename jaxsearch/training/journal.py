@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from jaxsearch.data.jsonl import naming, write_whole
+from jaxsearch.files import naming, write_whole
 from jaxsearch.trees.records import grown_line
 from jaxsearch.trees.tree import Tree
 

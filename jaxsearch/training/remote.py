@@ -1,19 +1,19 @@
 """A run folder in a bucket: `config.out` may be 'gs://BUCKET/RUN' with the extra `gs`, or 's3://BUCKET/RUN' with the extra `s3`.
 
 Orbax writes the checkpoints into the bucket. All other files of a run are small, and are appended to, which an object cannot be:
-they are written to a folder of this machine (`local`), and copied to the bucket before every checkpoint and when the run ends.
-A run that starts takes them from there.
+they are written to a folder of the user's on this machine (`local`), and copied to the bucket before every checkpoint and when
+the run ends. A run that starts takes them from there.
 """
 
+import hashlib
 import os
 import pathlib
-import re
 import shutil
-import tempfile
+import stat
 
 from etils import epath
 
-from jaxsearch.data.jsonl import write_whole
+from jaxsearch.files import write_whole
 
 PACKAGES = {'gs': 'gcsfs', 's3': 's3fs'}  # that etils.epath needs
 FOLDERS = ('', 'tensorboard')  # whose files are copied
@@ -35,9 +35,21 @@ def place(path: str | os.PathLike) -> epath.Path:
 
 
 def local(out: str | os.PathLike) -> pathlib.Path:
-  """Where this machine writes the small files of a run: `out` itself unless it is a URL."""
-  return pathlib.Path(tempfile.gettempdir(), 'jaxsearch', re.sub('[^A-Za-z0-9.]+', '-', str(out))) if is_remote(out) else (
-    pathlib.Path(out))
+  """Where this machine writes the small files of a run: `out` itself, or for a URL a folder of this user's alone, made here.
+
+  Raises ValueError if somebody else made that folder or its parent.
+  """
+  if not is_remote(out):
+    return pathlib.Path(out)
+  cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'jaxsearch'
+  folder = cache / hashlib.sha256(str(out).encode()).hexdigest()[:32]
+  for path in (cache, folder):
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+      raise ValueError(f'{path}: a link, or the folder of another user; remove it, or set XDG_CACHE_HOME')
+    path.chmod(0o700)
+  return folder
 
 
 def fetch(out: str) -> None:

@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxsearch.data.jsonl import naming
+from jaxsearch.data.jsonl import DataError, check_unpacked
 from jaxsearch.data.questions import Question
+from jaxsearch.files import naming, no_link
 from jaxsearch.sampler.requests import Ask, Call, RunPython, Score, Search, ToolFailure
 from jaxsearch.sampler.rollout import Agent
 from jaxsearch.trees.layout import TrainingRows, take_back
@@ -160,26 +161,31 @@ def pack(records: Sequence[Mapping[str, Any]], level: int = 6) -> bytes:
 def append(folder: str | os.PathLike, step: int, groups: Sequence[Sequence[Tree]]) -> None:
   """Appends the trees of these questions; an OSError names the file."""
   path = pathlib.Path(folder) / FILE
-  with naming(path), open(path, 'ab') as file:
+  with naming(path), open(path, 'ab', opener=no_link) as file:
     file.write(b''.join(pack([record(tree, step) for tree in group]) for group in groups))
 
 
 def members(path: str | os.PathLike, start: int = 0) -> Iterator[tuple[int, int, list[dict]]]:
   """(first byte, end, records) of every whole member from byte `start` on; nothing if there is no such file.
 
-  Stops where bytes are no member: an end that was cut short, or damage.
+  Stops where bytes are no member: an end that was cut short, or damage. Raises DataError as `check_unpacked` does.
   """
   if not os.path.exists(path):
     return
   with open(path, 'rb') as file:
     file.seek(start)
+    size, packed = 0, os.fstat(file.fileno()).st_size
     while True:
       unpacker, lines = zlib.decompressobj(wbits=_GZIP), []
       try:
-        while not unpacker.eof and (data := file.read(1 << 16)):
-          lines.append(unpacker.decompress(data))
+        while not unpacker.eof and (data := unpacker.unconsumed_tail or file.read(1 << 16)):
+          lines.append(unpacker.decompress(data, 1 << 20))
+          size += len(lines[-1])
+          check_unpacked(path, packed, size)
         records = [json.loads(line) for line in b''.join(lines).splitlines()] if unpacker.eof else []
-      except (zlib.error, ValueError):
+      except DataError:
+        raise
+      except (zlib.error, ValueError, RecursionError):
         return
       if not unpacker.eof:
         return
@@ -196,5 +202,5 @@ def keep_steps(folder: str | os.PathLike, last_step: int) -> None:
       break
     kept = end
   if path.exists():
-    with naming(path):
-      os.truncate(path, kept)
+    with naming(path), open(path, 'rb+', opener=no_link) as file:
+      file.truncate(kept)

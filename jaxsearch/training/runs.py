@@ -41,7 +41,7 @@ from jax.experimental import multihost_utils
 from rich import progress
 from rich.console import Console
 
-from jaxsearch.data.jsonl import naming, write_whole
+from jaxsearch.files import naming, no_link, write_whole
 from jaxsearch.models import hub
 from jaxsearch.models.hub import NotFinite
 from jaxsearch.parallel import memory
@@ -406,7 +406,7 @@ def write(path: str | pathlib.Path, rows: Iterable[Mapping]) -> None:
 
 def append(path: str | pathlib.Path, rows: Iterable[Mapping]) -> None:
   """Appends a JSON line for each row; an OSError names the file."""
-  with naming(path), open(path, 'a', encoding='utf-8') as file:
+  with naming(path), open(path, 'a', encoding='utf-8', opener=no_link) as file:
     file.write(''.join(map(line, rows)))
 
 

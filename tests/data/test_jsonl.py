@@ -1,9 +1,9 @@
 import gzip
-import pathlib
+import tracemalloc
 
 import pytest
 
-from jaxsearch.data.jsonl import DataError, read_records, write_whole
+from jaxsearch.data.jsonl import LINE, DataError, read_array, read_records
 
 
 def test_places_count_blank_lines_and_skip_a_byte_order_mark(tmp_path):
@@ -41,14 +41,16 @@ def test_a_file_that_is_not_there(tmp_path):
     list(read_records(tmp_path / 'nowhere.jsonl'))
 
 
-def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path):
-  path = tmp_path / 'new' / 'file.json'
-  write_whole(path, 'old')
-  (tmp_path / 'link').symlink_to(path)
-  with pytest.raises(UnicodeEncodeError):
-    write_whole(tmp_path / 'link', 'x' * 10**6 + chr(0xd800))
-  assert path.read_text() == 'old' and [file.name for file in path.parent.iterdir()] == ['file.json']
-  write_whole(tmp_path / 'link', 'né')
-  assert path.read_text(encoding='utf-8') == 'né' and (tmp_path / 'link').is_symlink()
-  write_whole('/dev/null', 'gone')
-  assert pathlib.Path('/dev/null').is_char_device()
+def test_a_small_file_cannot_fill_the_memory(tmp_path):
+  bomb, long = tmp_path / 'bomb.jsonl.gz', tmp_path / 'long.jsonl'
+  bomb.write_bytes(gzip.compress(b'[{"a": "' + b'x' * 10 * LINE + b'"}]'))
+  long.write_bytes(b'{}\n' + b'x' * (LINE + 1))
+  tracemalloc.start()
+  for path, read, reason in ((bomb, read_records, r'bomb\.jsonl\.gz:1: a line of more than 16 MiB'),
+                             (bomb, read_array, r'bomb\.jsonl\.gz: unpacks to more than 200 times its size'),
+                             (long, read_records, r'long\.jsonl:2: a line of more than 16 MiB')):
+    with pytest.raises(DataError, match=reason):
+      list(read(path))
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert bomb.stat().st_size < LINE / 50 and peak < 6 * LINE

@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import threading
+import tracemalloc
 import urllib.request
 import zlib
 
@@ -13,6 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from jaxsearch import cli
+from jaxsearch.data.jsonl import DataError
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import view
 from jaxsearch.evaluation.records import predictions
@@ -91,6 +93,15 @@ def test_a_page_needs_nothing_else_and_runs_nothing_that_a_model_wrote(tmp_path)
   page = view.page([view.Source(str(fill(tmp_path, 1, documents='</script><script>alert(1)</script>')))]).decode()
   assert '<b>nobody' not in page and 'alert' not in page  # it is packed
   assert not re.search('(?:src|href)=|@import|https?://(?!www.w3.org)', page.replace('http://www.w3.org/2000/svg', ''))
+
+
+def test_a_small_file_of_rollouts_cannot_fill_the_memory(tmp_path):
+  (tmp_path / rollouts.FILE).write_bytes(gzip.compress(b'{"step": 1, "spans": "' + b'x' * 2**27 + b'"}\n'))
+  tracemalloc.start()
+  with pytest.raises(DataError, match='unpacks to more than 200 times its size'):
+    view.Source(str(tmp_path))
+  assert tracemalloc.get_traced_memory()[1] < 2**26
+  tracemalloc.stop()
 
 
 @pytest.mark.parametrize('name', ['result.json', 'mine.json.part.jsonl'])

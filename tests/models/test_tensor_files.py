@@ -108,3 +108,10 @@ def test_files_have_the_usual_mode_and_a_save_that_fails_leaves_the_old_ones(tmp
     tensor_files.save_folder(tmp_path, SHAPES, {'t1': ARRAYS['t1']}.__getitem__, np.dtype('float32'), 1)
   assert [file.name for file in tmp_path.iterdir()] == ['model.safetensors']
   assert (tmp_path / 'model.safetensors').read_bytes() == old
+
+
+def test_a_link_in_the_place_of_a_half_written_file_is_not_followed(tmp_path):
+  (tmp_path / 'victim').write_text('precious')
+  (tmp_path / 'model.safetensors.part').symlink_to(tmp_path / 'victim')
+  save(tmp_path, 10**6)
+  assert (tmp_path / 'victim').read_text() == 'precious' and not (tmp_path / 'model.safetensors').is_symlink()

@@ -99,11 +99,11 @@ def test_a_run_in_a_bucket_is_killed_and_resumes_on_another_machine_to_the_bit(c
   machines = [tmp_path / name for name in ('first', 'second')]
   for machine in machines:
     machine.mkdir()
-  process = start('train', run, TMPDIR=str(machines[0]))
+  process = start('train', run, XDG_CACHE_HOME=str(machines[0]))
   wait_for(lambda: len(runs.read(next(machines[0].glob('jaxsearch/*/metrics.jsonl'), tmp_path / 'none'))) == 3, process)
   process.kill()
   finish(process)
-  finish_all([start('train', run, TMPDIR=str(machines[1]))])
+  finish_all([start('train', run, XDG_CACHE_HOME=str(machines[1]))])
   rows, others = runs.read(whole / 'metrics.jsonl'), read_rows(run, tmp_path)
   assert list(map(test_run.comparable, others)) == list(map(test_run.comparable, rows))
   expected, found = saved_arrays(whole, 6), saved_arrays(run, 6)
@@ -120,9 +120,9 @@ def test_a_run_in_a_bucket_is_killed_and_resumes_on_another_machine_to_the_bit(c
 def test_two_machines_that_share_a_bucket_alone_train_stop_and_resume_as_one(cloud, start, tmp_path):
   changes = ['mesh.fsdp=2', 'steps=4', 'checkpoint_every=4']
   finish_all(start_processes(start, 2, 'train', tmp_path / 'whole', *changes))
-  machines = [{'TMPDIR': str(tmp_path / str(number))} for number in range(4)]
+  machines = [{'XDG_CACHE_HOME': str(tmp_path / str(number))} for number in range(4)]
   for machine in machines:
-    (tmp_path / machine['TMPDIR']).mkdir()
+    (tmp_path / machine['XDG_CACHE_HOME']).mkdir()
   run = cloud / 'two'
   processes = start_processes(start, 2, 'train', run, *changes, machines=machines[:2])
   wait_for(lambda: list(tmp_path.glob('0/jaxsearch/*/metrics.jsonl')), processes[0])

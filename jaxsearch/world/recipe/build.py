@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jaxsearch.data.corpus import Document, join_contents
-from jaxsearch.data.jsonl import write_whole
 from jaxsearch.data.questions import Question
+from jaxsearch.files import write_whole
 from jaxsearch.world import chains
 from jaxsearch.world import files as world
 from jaxsearch.world.recipe import choose

@@ -1,0 +1,39 @@
+"""Writing files so that a kill or a full disk leaves no half of one, and a link that somebody planted is not followed."""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator
+
+
+def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
+  """Writes a file as a whole or not at all, its folder too if there is none. A device such as /dev/stdout is written to."""
+  path, content = pathlib.Path(path), content.encode() if isinstance(content, str) else content
+  if path.exists() and (path.parts[1:2] == ('dev',) or not path.is_file()):
+    path.write_bytes(content)
+    return
+  path = path.resolve()  # of a link the file behind it
+  path.parent.mkdir(parents=True, exist_ok=True)
+  part = path.with_name(f'{path.name}.part')
+  with naming(path):
+    part.unlink(missing_ok=True)  # which a kill or somebody else may have left
+    try:
+      with open(part, 'xb') as file:  # follows no link
+        file.write(content)
+      part.replace(path)
+    finally:
+      part.unlink(missing_ok=True)
+
+
+def no_link(path: str, flags: int) -> int:
+  """The `opener` of files that jaxsearch itself names: a link in such a place is an OSError."""
+  return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike) -> Iterator[None]:
+  """Names the file in an OSError that names none, as that of a full disk."""
+  try:
+    yield
+  except OSError as error:
+    raise OSError(error.errno, error.strerror, error.filename or str(path)) from error

@@ -1,0 +1,34 @@
+import os
+import pathlib
+
+import pytest
+
+from jaxsearch.files import write_whole
+from jaxsearch.training import rollouts, runs
+
+
+def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path):
+  path = tmp_path / 'new' / 'file.json'
+  write_whole(path, 'old')
+  (tmp_path / 'link').symlink_to(path)
+  with pytest.raises(UnicodeEncodeError):
+    write_whole(tmp_path / 'link', 'x' * 10**6 + chr(0xd800))
+  assert path.read_text() == 'old' and [file.name for file in path.parent.iterdir()] == ['file.json']
+  write_whole(tmp_path / 'link', 'né')
+  assert path.read_text(encoding='utf-8') == 'né' and (tmp_path / 'link').is_symlink()
+  write_whole('/dev/null', 'gone')
+  assert pathlib.Path('/dev/null').is_char_device()
+
+
+def test_links_beside_a_file_are_not_followed(tmp_path):
+  victim = tmp_path / 'victim'
+  victim.write_text('precious')
+  for name in ('result.json.part', 'metrics.jsonl', rollouts.FILE):
+    (tmp_path / name).symlink_to(victim)
+  write_whole(tmp_path / 'result.json', 'new')
+  assert (tmp_path / 'result.json').read_text() == 'new' and not os.path.lexists(tmp_path / 'result.json.part')
+  for attack in (lambda: runs.append(tmp_path / 'metrics.jsonl', [{}]), lambda: rollouts.append(tmp_path, 1, []),
+                 lambda: rollouts.keep_steps(tmp_path, 0)):
+    with pytest.raises(OSError, match='link'):
+      attack()
+  assert victim.read_text() == 'precious'
