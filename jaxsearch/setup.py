@@ -27,7 +27,7 @@ from jaxsearch.rewards import judge
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Generate, Sampling, Tools
 from jaxsearch.sampler.rollout import Agent, Assistant, Grow, Scorer
-from jaxsearch.tools import SearchBackend, SearchBySource, open_search
+from jaxsearch.tools import SearchBackend, SearchBySource, faults, open_search
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.tools.simulated import ModelWriter
@@ -154,7 +154,9 @@ def merger(config: ml_collections.ConfigDict, model_config: DecoderConfig,
 
 def load_questions(config: ml_collections.ConfigDict, name: str) -> list[Question]:
   """The questions of `name`, see data/sources.py; `config.data` selects among those of the world."""
-  return sources.load_questions(name, hops=config.data.hops, arithmetic=config.data.arithmetic)
+  questions = sources.load_questions(name, hops=config.data.hops, arithmetic=config.data.arithmetic)
+  faulty = 'irrelevant' in (config.grow.get('fault'), config.eval.grow.get('fault'))
+  return faults.with_others(questions) if faulty else questions
 
 
 def reads_corpus(config: ml_collections.ConfigDict) -> bool:

@@ -11,6 +11,7 @@ from configs.claims import cusearch_tables
 from jaxsearch.config_check import check
 from jaxsearch.evaluation import sweep
 from jaxsearch.methods import find_method
+from jaxsearch.tools.python_sandbox import PythonSandbox
 
 NAMES = sorted(path.stem for path in (pathlib.Path(__file__).parent.parent / 'configs').glob('*.py') if path.stem != 'checks')
 METHODS = [name for name in NAMES if name not in ('world_policy', 'sft', 'sft_gold', 'smollm2', 'smollm2_wiki')]
@@ -88,3 +89,13 @@ def test_the_stages_of_smollm2_wiki_show_the_policy_the_same():
   ('r_search_qwen2_5_3b', 1800), ('r_search_ppo_qwen2_5_3b', 1800), ('search_r2_qwen2_5_7b', 15000)])
 def test_observations_are_as_long_as_in_the_authors_scripts(name, tokens):
   assert importlib.import_module(f'configs.{name}').get_config().sampler.max_observation == tokens
+
+
+@pytest.mark.parametrize('name', ['carl_qwen2_5_3b', 'carl_qwen2_5_7b'])
+def test_raw_output_of_carl_holds_the_seven_passages_of_table_8(name):
+  config = importlib.import_module(f'configs.{name}').get_config()
+  assert config.sampler.max_observation == 2048
+  sandbox = PythonSandbox(**config.python)
+  printed = sandbox.run('print("Passage " * 7 * 200)')  # of 200 words each: 290 tokens
+  sandbox.close()
+  assert printed == 'Passage ' * 1400 + '\n'

@@ -45,7 +45,7 @@ def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: 
     tools: False runs no block, for closed-book rollouts.
     fault: replaces a program's output, see tools/faults.py.
   """
-  faults.check(fault)
+  faults.check(fault, question)
   tree.metrics.update(no_context=0, context_cut=0)
   node = start(tree, question, template, chat)
   for number in range(1, max_segments + 1, 2):
@@ -71,7 +71,8 @@ def think(node: Node, tools: bool, max_tokens: int) -> Generator[Request, Any, N
 
 def invoke(tree: Tree, node: Node, code: str, fault: str) -> Generator[Request, Any, Node]:
   """Runs the program that a segment ends with; returns the raw output below it."""
-  output = yield RunPython(node, code, tuple(tree.question.metadata.get('table') or ()))
+  question = tree.question
+  output = yield RunPython(node, faults.program(fault, code, question), tuple(question.metadata.get('table') or ()))
   tree.metrics['searches'] += 1
   if isinstance(output, ToolFailure):
     tree.metrics['tool_failures'] += 1

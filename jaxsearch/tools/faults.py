@@ -1,21 +1,47 @@
 """What a broken tool returns instead of its output: CARL's test of resilience (appendix K, table 16)."""
 
+import collections
+import dataclasses
+from collections.abc import Sequence
+
 import numpy as np
 
+from jaxsearch.data.questions import Question
+
 KINDS = ('working', 'empty', 'irrelevant', 'garbage')
-IRRELEVANT = ('Doc 1(Title: Kettle) A kettle is a vessel for heating water. Kettles have been made of clay, copper and steel.\n'
-              'Doc 2(Title: Tide table) A tide table lists the times of high and low water at a port.\n')
 LETTERS = [chr(code) for code in (*range(0x21, 0x7f), *range(0xa1, 0x180))]
 
 
-def check(kind: str) -> None:
-  """Raises ValueError for a fault that is none of KINDS."""
+def check(kind: str, question: Question) -> None:
+  """Raises ValueError for a fault that is none of KINDS, and for 'irrelevant' without another question to search for."""
   if kind not in KINDS:
     raise ValueError(f'fault={kind!r} is none of {", ".join(KINDS)}')
+  if kind == 'irrelevant' and 'other' not in question.metadata:
+    raise ValueError("fault='irrelevant' shows what is found for another question, so it needs several of a source")
+
+
+def with_others(questions: Sequence[Question]) -> list[Question]:
+  """The questions, each with the text of another of its source as `metadata['other']`, if there is one.
+
+  It is half of the list away, since neighbours may be about the same.
+  """
+  of_source = collections.defaultdict(list)
+  for question in questions:
+    of_source[question.metadata.get('source')].append(question)
+  others = {question: own[(place + len(own) // 2) % len(own)].question
+            for own in of_source.values() if len(own) > 1 for place, question in enumerate(own)}
+  return [dataclasses.replace(question, metadata=question.metadata | {'other': others[question]})
+          if question in others else question for question in questions]
+
+
+def program(kind: str, code: str, question: Question) -> str:
+  """What is run instead of `code`: for 'irrelevant' a search for the other question."""
+  return f'print(search({question.metadata["other"]!r}))' if kind == 'irrelevant' else code
 
 
 def apply(kind: str, output: str, rng: np.random.Generator) -> str:
-  """What the model sees instead of `output`: for 'working' the output, for 'empty' nothing, for 'irrelevant' passages about
-  something else, for 'garbage' random characters, as many as the output had, but 40 to 200: each may be a token."""
-  garbage = rng.choice(LETTERS, min(max(len(output), 40), 200)) if kind == 'garbage' else ()
-  return {'working': output, 'empty': '', 'irrelevant': IRRELEVANT, 'garbage': ''.join(garbage)}[kind]
+  """What the model sees instead of `output`: for 'empty' nothing, for 'garbage' random characters, as many as the output had,
+  but 40 to 200: each may be a token; for the others the output."""
+  if kind == 'garbage':
+    return ''.join(rng.choice(LETTERS, min(max(len(output), 40), 200)))
+  return '' if kind == 'empty' else output

@@ -125,13 +125,20 @@ def test_a_table_goes_with_the_program():
   assert requests[1].table == (['a', '3'],) and carl.reward(tree) == 1.0
 
 
-@pytest.mark.parametrize('fault, seen', [('empty', '<output></output>\n'), ('irrelevant', 'Kettle'), ('garbage', '<output>')])
+@pytest.mark.parametrize('fault, seen', [
+  ('empty', '<output></output>\n'), ('irrelevant', '<output>of "Who\'s that?"</output>\n'), ('garbage', '<output>')])
 def test_broken_tools(fault, seen):
-  tree, _ = drive([INVOKE, CONTEXT, COMMIT], fault=fault)
+  """Another question's passage is what the tool itself finds for it."""
+  def printed(request):
+    return 'of "Who\'s that?"' if request.code == 'print(search("Who\'s that?"))' else 'Lovelace wrote it.'
+  question = Question('q', 'Who wrote it?', ('Lovelace',), {'other': "Who's that?"})
+  tree, _ = drive([INVOKE, CONTEXT, COMMIT], output=printed, question=question, fault=fault)
   shown = tree.nodes(Role.OBSERVATION)[0].text
   assert seen in shown and 'Lovelace' not in shown
   with pytest.raises(ValueError, match='fault'):
     drive([COMMIT], fault='broken')
+  with pytest.raises(ValueError, match='another question'):
+    drive([COMMIT], fault='irrelevant')
 
 
 def credited(said, values, **settings):
