@@ -25,7 +25,7 @@ from jaxsearch.methods import Context, figures
 from jaxsearch.methods.credit import credit_relative
 from jaxsearch.methods.search_r1 import grow
 from jaxsearch.rewards import formats
-from jaxsearch.rewards.match import f1
+from jaxsearch.rewards.match import token_f1
 from jaxsearch.trees.tree import Role, Tree
 
 STRATEGIES = ('full', 'random', 'topk_reward', 'auto', 'phase', 'anti')
@@ -36,7 +36,7 @@ __all__ = ['credit', 'grow', 'sizes']
 def reward(tree: Tree, weight: float = 0.2) -> float:
   """`F1 (1 - w) + w format` (eq. 3)."""
   spans = [node.text for node in tree.nodes(Role.POLICY)]
-  return f1(tree.answer, tree.question.golden_answers) * (1.0 - weight) + weight * formats.chain_format(spans)
+  return token_f1(tree.answer, tree.question.golden_answers) * (1.0 - weight) + weight * formats.chain_format(spans)
 
 
 def depth(tree: Tree, max_depth: int) -> int:
@@ -102,7 +102,7 @@ def remember_pass_rates(groups: Sequence[Sequence[Tree]], context: Context, wind
   """Keeps each question's last `window` shares of answers with F1 > 0 in `context.memory` (AR3PO, appendix D.6)."""
   # The paper says "positive reward", but with the format term every well-formed chain would have one.
   rates = context.memory.setdefault('pass_rates', {})
-  right = [(group[0].question.id, float(np.mean([f1(tree.answer, tree.question.golden_answers) > 0 for tree in group])))
+  right = [(group[0].question.id, float(np.mean([token_f1(tree.answer, tree.question.golden_answers) > 0 for tree in group])))
            for group in groups if group]
   for question, rate in context.gather(right)[0]:
     rates[question] = [*rates.get(question, []), rate][-window:]

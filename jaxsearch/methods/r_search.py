@@ -16,7 +16,7 @@ from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, search_r1
 from jaxsearch.methods.credit import credit_relative, credit_with_critic
 from jaxsearch.rewards import formats
-from jaxsearch.rewards.match import f1
+from jaxsearch.rewards.match import token_f1
 from jaxsearch.sampler.requests import Ask, Request, ToolFailure
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Role, Tree
@@ -37,7 +37,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
   if evidence:
     answer = yield Ask('reader', templates.reader_prompt(question.question, evidence, evidence_template))
     if not isinstance(answer, ToolFailure):  # the sampler counts failures
-      tree.metrics['evidence_f1'] = f1(answer, question.golden_answers)
+      tree.metrics['evidence_f1'] = token_f1(answer, question.golden_answers)
 
 
 def spans(tree: Tree) -> list[str]:
@@ -49,7 +49,7 @@ def reward(tree: Tree, *, evidence_weight: float = 1.0, gamma_evidence: float = 
            evidence_needs_search: bool = True) -> float:
   """`r_a + r_e + r_f` (eq. 6); an answer counts in the only box of answers. The parts are noted in tree.metrics."""
   written, searched = spans(tree), tree.metrics['found'] > 0
-  answer = f1(formats.only_box(written, 'answer'), tree.question.golden_answers)
+  answer = token_f1(formats.only_box(written, 'answer'), tree.question.golden_answers)
   evidence = tree.metrics['evidence_f1'] if searched or not evidence_needs_search else 0.0
   form = formats.r_search_format(written, searched, evidence=grammar.EVIDENCE, gamma_evidence=gamma_evidence,
                                  gamma_answer=gamma_answer, evidence_needs_search=evidence_needs_search)

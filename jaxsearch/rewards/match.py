@@ -57,19 +57,25 @@ def entity_match(prediction: str | None, golds: str | Iterable[str]) -> float:
 
 
 def f1(prediction: str | None, golds: str | Iterable[str]) -> float:
-  """The F1 of the normalised tokens as a bag, against the best gold.
+  """`token_f1`, but an answer yes, no or noanswer (on either side) scores 1.0 if both are equal and 0.0 otherwise."""
+  return _best(prediction, golds, lambda answer, gold: float(answer == gold) if {answer, gold} & _CLOSED_ANSWERS else
+               _overlap(answer, gold))
 
-  An answer yes, no or noanswer (on either side) scores 1.0 if both are equal and 0.0 otherwise. Two answers that both normalise
-  to nothing score 1.0 (SQuAD v2's rule), one of them alone 0.0.
+
+def token_f1(prediction: str | None, golds: str | Iterable[str]) -> float:
+  """The F1 of the normalised tokens as a bag, against the best gold; the reward of CuSearch and R-Search.
+
+  Two answers that both normalise to nothing score 1.0 (SQuAD v2's rule), one of them alone 0.0.
   """
-  def score(answer: str, gold: str) -> float:
-    if answer == gold or answer in _CLOSED_ANSWERS or gold in _CLOSED_ANSWERS:
-      return float(answer == gold)
-    answer_tokens, gold_tokens = answer.split(), gold.split()
-    common = sum((collections.Counter(answer_tokens) & collections.Counter(gold_tokens)).values())
-    return 2.0 * common / (len(answer_tokens) + len(gold_tokens))
+  return _best(prediction, golds, _overlap)
 
-  return _best(prediction, golds, score)
+
+def _overlap(answer: str, gold: str) -> float:
+  if answer == gold:
+    return 1.0
+  answer_tokens, gold_tokens = answer.split(), gold.split()
+  common = sum((collections.Counter(answer_tokens) & collections.Counter(gold_tokens)).values())
+  return 2.0 * common / (len(answer_tokens) + len(gold_tokens))
 
 
 def numeric_match(prediction: str | None, golds: str | Iterable[str], *, tolerance: float = 0.0) -> float:

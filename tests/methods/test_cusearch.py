@@ -97,6 +97,9 @@ def test_reward_is_f1_and_format():
   half.answer = 'Lovelace or Byron'  # F1 0.5
   assert cusearch.reward(half) == pytest.approx(0.6) and cusearch.reward(half, weight=0.0) == 0.5
   assert cusearch.reward(drive(['<answer> Lovelace </answer>'])[0]) == pytest.approx(0.8)  # no thought: not the format
+  closed = chain(1, question=dataclasses.replace(QUESTION, golden_answers=('yes',)))
+  closed.answer = 'yes it is'  # F1 0.5 of its tokens: HotpotQA's rule for closed answers is for evaluation
+  assert cusearch.reward(closed) == pytest.approx(0.6)
   assert cusearch.reward(drive(['<answer> Lovelace'], max_turns=0)[0]) == 0.0              # never closed
 
 

@@ -1,5 +1,7 @@
 """R-Search's boxes and rewards, driven by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from jaxsearch.sampler.requests import Ask, Search, ToolFailure
 from jaxsearch.training.loop import total_updates
 from jaxsearch.trees import templates
 from jaxsearch.trees.tree import Role
-from tests.methods.driving import context, drive
+from tests.methods.driving import QUESTION, context, drive
 
 SEARCH = 'I look it up. <search> the author </search>'
 EVIDENCE = '<original_evidence> Lovelace wrote it. </original_evidence>'
@@ -45,6 +47,14 @@ def test_rewards(said, answer, evidence, form):
   tree, *_ = chain(*said, max_turns=len(said) - 1)
   assert r_search.reward(tree) == pytest.approx(answer + evidence + form)
   assert [tree.metrics[f'reward_{part}'] for part in ('answer', 'evidence', 'format')] == pytest.approx([answer, evidence, form])
+
+
+def test_both_f1_are_plain_token_f1():
+  question = dataclasses.replace(QUESTION, golden_answers=('yes',))
+  tree, *_ = chain(SEARCH, EVIDENCE + '<answer> yes it is </answer>', asked='yes', question=question)
+  assert r_search.reward(tree) == pytest.approx(0.5 + 1 + 0.4)  # 'yes it is' has one of its three tokens right
+  tree, *_ = chain(SEARCH, EVIDENCE + '<answer> yes </answer>', asked='yes it is', question=question)
+  assert r_search.reward(tree) == pytest.approx(1 + 0.5 + 0.4)
 
 
 def test_a_search_that_found_nothing_asks_for_no_evidence():

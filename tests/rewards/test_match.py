@@ -21,6 +21,7 @@ from jaxsearch.rewards.match import (
   numeric_match,
   read_number,
   substring_match,
+  token_f1,
 )
 
 QUICK = hypothesis.settings(max_examples=150, deadline=None)
@@ -87,6 +88,13 @@ def test_f1(prediction, golds, expected):
   got = f1(prediction, golds)
   assert isinstance(got, float)
   assert got == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize('prediction, golds, expected', [
+    ('yes it is', ['yes'], 0.5), ('no', ['no way'], 2 / 3), ('no', ['yes'], 0), ('noanswer', ['noanswer at all'], 0.5),
+    ('the cat sat', ['cat sat down'], 0.8), ('a', ['the'], 1), (None, ['x'], 0), ('x', [], 0), ('x', [''], 0)])
+def test_token_f1_has_no_rule_for_closed_answers(prediction, golds, expected):
+  assert token_f1(prediction, golds) == pytest.approx(expected, abs=1e-12)
 
 
 def hotpot_f1(prediction, gold):
