@@ -24,7 +24,7 @@ def get_config():
     estimator='grpo',                # or 'ppo', with critic.enabled
     evidence_weight=1.0,             # of the evidence reward
     gamma_evidence=0.2, gamma_answer=0.2,  # the format reward
-    evidence_needs_search=True,      # evidence counts only where something was retrieved; False is eqs. 4 and 5 alone
+    evidence_needs_search=True,      # evidence counts only behind documents; False is eqs. 4 and 5 alone
     normalize_std=True,              # for GRPO
     singleton='raw',                 # for GRPO, what the only chain of a group gets: its reward ('raw') or 0 ('zero')
     gamma=1.0, lam=1.0,              # for PPO

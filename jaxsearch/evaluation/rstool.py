@@ -28,6 +28,7 @@ from jaxsearch.sampler.rollout import Agent, Assistant, rollout
 from jaxsearch.tools import SearchBackend
 from jaxsearch.tools.evidence_client import Evidence, EvidenceClient
 from jaxsearch.trees import grammar, templates
+from jaxsearch.trees.records import spans
 from jaxsearch.trees.tree import Tree
 
 PER_REQUEST = 32  # questions asked of a server, and of the reader, at a time
@@ -42,12 +43,23 @@ def open_tool(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: s
 
 
 def find(agent: Agent, questions: Sequence[str]) -> list[Evidence]:
-  """The policy's evidence for each question, greedy: what is in a rollout's only evidence box, '' without exactly one."""
+  """The policy's evidence for each question, greedy: what is in a rollout's only evidence box.
+
+  '' without exactly one, or if it was written before any documents were found, which forfeits it.
+  """
   special = agent.engine.tokenizer.special_tokens
   asked = [_safe(Question(str(i), text, ()), special) for i, text in enumerate(questions)]
   trees, _ = rollout(agent, asked, jax.random.key(0), sampling=GREEDY)
-  return [Evidence(formats.only_box(r_search.spans(tree), grammar.EVIDENCE) or '', tree.answer, tree.metrics['searches'])
-          for tree in trees]
+  return [Evidence(answer=tree.answer, searches=tree.metrics['searches'], **_evidence({'spans': spans(tree)})) for tree in trees]
+
+
+def _evidence(record: Mapping[str, Any]) -> dict[str, Any]:
+  """`evidence`, the only box, '' without exactly one or where it is `forfeited` (`r_search.unfounded`), as in training."""
+  own = policy_spans(record)
+  written = [span['text'] for span in own]
+  box = formats.only_box(written, grammar.EVIDENCE) or ''
+  forfeited = bool(box) and r_search.unfounded(written, ['found' in span for span in own])
+  return {'evidence': '' if forfeited else box, 'forfeited': forfeited}
 
 
 def check_room(agent: Agent, question: str) -> None:
@@ -101,8 +113,8 @@ def local_reader(assistant: Assistant, template: str) -> Reader:
 def answer(tool: Agent | EvidenceClient, reader: Reader, questions: Sequence[Question], key, *, sampling: Sampling,
            search: SearchBackend, topk: int, part: pathlib.Path | None = None, identity: Mapping[str, Any] | None = None,
            on_progress: Callable[[int, int, dict], object]) -> list[dict]:
-  """A record for each question: of the tool `evidence`, `prediction` (its own answer) and `searches`, of an agent all that
-  `run.answer` notes too; and what `ask_reader` returns.
+  """A record for each question: of the tool `evidence`, `forfeited`, `prediction` (its own answer) and `searches`, of an
+  agent all that `run.answer` notes too; and what `ask_reader` returns.
 
   Both are kept in `part` as they are found, see `run.answer`; the questions are counted once for the tool, once for the reader.
 
@@ -117,8 +129,7 @@ def answer(tool: Agent | EvidenceClient, reader: Reader, questions: Sequence[Que
     records = run.answer(tool, [_safe(question, special) for question in questions], key, sampling=sampling, part=part,
                          identity=identity, on_progress=on_progress)
     for record in records:
-      written = [span['text'] for span in policy_spans(record)]
-      record['evidence'] = formats.only_box(written, grammar.EVIDENCE) or ''
+      record |= _evidence(record)
   missing = [number for number, record in enumerate(records) if 'rstool' not in record]
   done = len(questions) - len(missing)
   for numbers in _parts(missing):
@@ -147,7 +158,7 @@ def _served(tool: EvidenceClient, questions: Sequence[Question], part: pathlib.P
   on_progress(len(records), len(questions), {})
   for numbers in _parts([number for number in range(len(questions)) if number not in records]):
     found = tool.find([questions[number].question for number in numbers])
-    told = {number: {'evidence': one.evidence, 'prediction': one.answer, 'searches': one.searches}
+    told = {number: {'evidence': one.evidence, 'forfeited': one.forfeited, 'prediction': one.answer, 'searches': one.searches}
             for number, one in zip(numbers, found)}
     run.keep(part, told, f'{len(records)} of {len(questions)} answers')
     records |= told
@@ -174,8 +185,8 @@ def ask_reader(reader: Reader, questions: Sequence[Question], evidence: Sequence
 
 def scores(questions: Sequence[Question], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   """em_X and f1_X for X in alone (closed-book), rag, rstool, and policy: the policy's own answers; with_evidence, the share of
-  questions with evidence; searches a question; reader_calls, and reader_failed: those whose reply failed, which count as wrong,
-  with last_reader_failure; n."""
+  questions with evidence; forfeited, how many wrote it before any documents were found; searches a question;
+  reader_calls, and reader_failed: those whose reply failed, which count as wrong, with last_reader_failure; n."""
   answers = {name: [record[name] for record in records] for name in READER} | {
     'policy': [record['prediction'] for record in records]}
   found = {f'{metric}_{name}': float(np.mean([rule(answer, one.golden_answers) for answer, one in zip(own, questions)]))
@@ -183,6 +194,7 @@ def scores(questions: Sequence[Question], records: Sequence[Mapping[str, Any]]) 
   last = [record['last_reader_failure'] for record in records if 'last_reader_failure' in record]
   return found | {
     'with_evidence': float(np.mean([bool(record['evidence']) for record in records])),
+    'forfeited': sum(record['forfeited'] for record in records),
     'searches': float(np.mean([record['searches'] for record in records])),
     'reader_calls': len(READER) * len(records),
     'reader_failed': sum(record[name] is None for record in records for name in READER), 'n': len(records)} | (

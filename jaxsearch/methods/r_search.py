@@ -5,8 +5,8 @@ frozen model of another family (the 'reader') gives from question and evidence a
 Documents carry no loss; evidence does, because the policy wrote it. Credited by GRPO or, with a critic, by PPO.
 
 By eq. 5 a chain that never searched gets the evidence part of the format reward, and by eq. 4 a reader's reward for evidence
-that it made up. The authors' code gives it neither if it wrote a box of evidence (`evidence_needs_search`), and so do we; False
-is the equations alone.
+that it made up. The authors' code gives it neither if it wrote a box of evidence, and so do we (`evidence_needs_search`; False is
+the equations alone). Here a box written before the first documents forfeits both too, whatever is found later.
 """
 
 from collections.abc import Generator, Sequence
@@ -28,12 +28,15 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
          chat: bool = False, evidence_template: str = 'r_search') -> Generator[Request, Any, None]:
   """Grows one chain as Search-R1 does, in R-Search's tags, and asks the reader to answer from the evidence.
 
-  Sets tree.metrics['evidence_f1'], the F1 of the reader's answer; 0 unless there is exactly one well-formed box of evidence.
+  Sets tree.metrics['evidence_f1'], the F1 of the reader's answer, 0 unless there is exactly one well-formed box of evidence; and
+  'evidence_unfounded', see `unfounded`.
   """
   yield from search_r1.grow(question, tree, max_turns=max_turns, max_tokens=max_tokens, template=template, chat=chat,
                             tags=grammar.R_SEARCH)
-  tree.metrics['evidence_f1'] = 0.0
-  evidence = formats.only_box(spans(tree), grammar.EVIDENCE)
+  found = [bool(node.data.get('documents')) for node in tree.nodes(Role.POLICY)]
+  written = spans(tree)
+  tree.metrics.update(evidence_f1=0.0, evidence_unfounded=int(unfounded(written, found)))
+  evidence = formats.only_box(written, grammar.EVIDENCE)
   if evidence:
     answer = yield Ask('reader', templates.reader_prompt(question.question, evidence, evidence_template))
     if not isinstance(answer, ToolFailure):  # the sampler counts failures
@@ -45,14 +48,25 @@ def spans(tree: Tree) -> list[str]:
   return [node.text for node in tree.nodes(Role.POLICY)]
 
 
+def unfounded(written: Sequence[str], found: Sequence[bool]) -> bool:
+  """Whether the policy opened a box of evidence before it saw any documents.
+
+  Args:
+    written: its spans, in order.
+    found: for each, whether its search found documents; the spans after it see them.
+  """
+  unseen = found.index(True) + 1 if True in found else len(found)
+  return any(f'<{grammar.EVIDENCE}>' in text for text in written[:unseen])
+
+
 def reward(tree: Tree, *, evidence_weight: float = 1.0, gamma_evidence: float = 0.2, gamma_answer: float = 0.2,
            evidence_needs_search: bool = True) -> float:
   """`r_a + r_e + r_f` (eq. 6); an answer counts in the only box of answers. The parts are noted in tree.metrics."""
-  written, searched = spans(tree), tree.metrics['found'] > 0
+  written, forfeited = spans(tree), evidence_needs_search and tree.metrics['evidence_unfounded']
   answer = token_f1(formats.only_box(written, 'answer'), tree.question.golden_answers)
-  evidence = tree.metrics['evidence_f1'] if searched or not evidence_needs_search else 0.0
-  form = formats.r_search_format(written, searched, evidence=grammar.EVIDENCE, gamma_evidence=gamma_evidence,
-                                 gamma_answer=gamma_answer, evidence_needs_search=evidence_needs_search)
+  evidence = 0.0 if forfeited else tree.metrics['evidence_f1']
+  form = formats.r_search_format(written, tree.metrics['found'] > 0, gamma_evidence=0.0 if forfeited else gamma_evidence,
+                                 gamma_answer=gamma_answer)
   tree.metrics.update(reward_answer=answer, reward_evidence=evidence, reward_format=form)
   return answer + evidence_weight * evidence + form
 
@@ -67,7 +81,8 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, estimator: str
     evidence_weight: of the evidence reward. The ablation without evidence (tables 3 and 6) sets it and `gamma_evidence` to 0
       and takes a prompt that asks for none: configs/r_search_without_evidence.py.
     gamma_evidence, gamma_answer: the format reward's (eq. 5).
-    evidence_needs_search: whether evidence counts only where something was retrieved; False is eqs. 4 and 5 alone.
+    evidence_needs_search: whether evidence that is written before any documents forfeits both its rewards; False is eqs. 4 and 5
+      alone.
     normalize_std, singleton: for GRPO, see `credit_groups`.
     gamma, lam: for PPO.
   """

@@ -51,19 +51,15 @@ def _is_turn(span: str, action: str) -> bool:
 
 
 def r_search_format(spans: Sequence[str], searched: bool, *, evidence: str = grammar.EVIDENCE, gamma_evidence: float = 0.2,
-                    gamma_answer: float = 0.2, evidence_needs_search: bool = True) -> float:
+                    gamma_answer: float = 0.2) -> float:
   """R-Search's format reward, `(1 - I_S)(g_e + g_a I_A) + I_S (g_e I_E + g_a I_A)` (eq. 5): 0, g_e, g_a or g_e + g_a.
 
   I_S is `searched`, whether anything was retrieved; without retrieval no evidence is required, and g_e is granted. I_E is exactly
-  one box with the tag `evidence`, I_A exactly one box `<answer>`. With `evidence_needs_search`, evidence that nothing was
-  retrieved for forfeits g_e.
+  one box with the tag `evidence`, I_A exactly one box `<answer>`.
   """
   spans = _spans(spans)
-  if searched:
-    has_evidence = only_box(spans, evidence) is not None
-  else:
-    has_evidence = not (evidence_needs_search and any(f'<{evidence}>' in span for span in spans))
-  return gamma_evidence * has_evidence + gamma_answer * (only_box(spans, 'answer') is not None)
+  return (gamma_evidence * (not searched or only_box(spans, evidence) is not None)
+          + gamma_answer * (only_box(spans, 'answer') is not None))
 
 
 def research_format(spans: Sequence[str], *, boxed: bool = True) -> float:

@@ -1,7 +1,7 @@
 """R-Search as a tool (RSTool, arXiv 2506.04185): its protocol, and the client through which other models use it.
 
-`POST /evidence {"question": "…"}` returns `{"evidence": "…", "answer": "…", "searches": n}`; for a list of questions, a
-list of these. `SCHEMA` describes it to a model that calls functions: the arguments of the call are the body of the
+`POST /evidence {"question": "…"}` returns `{"evidence": "…", "answer": "…", "searches": n, "forfeited": false}`; for a list of
+questions, a list of these. `SCHEMA` describes it to a model that calls functions: the arguments of the call are the body of the
 request. The server is `jaxsearch.tools.http_server.evidence_app`.
 """
 
@@ -30,6 +30,7 @@ class Evidence:
   evidence: str       # '' if nothing was found, or no well-formed box of evidence was written
   answer: str | None  # that of the policy which searched; None without one
   searches: Annotated[int, Field(strict=True, ge=0, le=10**6)]
+  forfeited: bool = False  # evidence was written before any documents were found, and so withheld
 
 
 class EvidenceError(RequestError):

@@ -82,9 +82,9 @@ def _with_documents(notes: dict[str, Any]) -> dict[str, Any]:
 def spans(tree: Tree) -> list[dict]:
   """What is shown of a tree: its spans depth first, each with role and text.
 
-  Where present also `segment`, its kind, and then `tokens`, how many; `value`, the critic's value of the state before the span;
-  `advantage`, if all its tokens share one; `parent`, the index of the span that it follows, if that is not the one before it;
-  `dropped`: true in branches that the rollout did not continue from.
+  Where present also `found`, how many documents its search found; `segment`, its kind, and then `tokens`, how many; `value`,
+  the critic's value of the state before the span; `advantage`, if all its tokens share one; `parent`, the index of the span that
+  it follows, if that is not the one before it; `dropped`: true in branches that the rollout did not continue from.
   """
   recorded, dropped = [], _dropped(tree)
   last = {None: -1}  # node -> index of the last span on its path
@@ -95,6 +95,8 @@ def spans(tree: Tree) -> list[dict]:
     if not node.tokens:
       continue
     span = {'role': node.role.value, 'text': node.text}
+    if documents := node.data.get('documents'):
+      span['found'] = len(documents)
     if 'segment' in node.data:
       span |= {'segment': node.data['segment'], 'tokens': len(node.tokens)}
     if node.values is not None:

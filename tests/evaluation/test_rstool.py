@@ -98,6 +98,8 @@ ANSWER = '<answer> red </answer>'
   ([SEARCH, SEARCH, BOX + BOX + ANSWER], Evidence('', 'red', 2)),          # evidence twice
   ([SEARCH, '<original_evidence> It is' + ANSWER], Evidence('', 'red', 1)),  # never closed
   ([SEARCH, 'I give', 'up.'], Evidence('', None, 1)),
+  ([BOX + ANSWER], Evidence('', 'red', 0, forfeited=True)),           # never searched
+  ([BOX + SEARCH, ANSWER], Evidence('', 'red', 1, forfeited=True)),   # searched later
 ])  # fmt: skip
 def test_evidence_is_the_only_box(tokenizer, spans, expected):
   assert rstool.find(agent(tokenizer, *spans), ['Which?', 'What?']) == [expected] * 2
@@ -133,8 +135,9 @@ def test_methods_without_evidence_are_refused():
 
 QUESTIONS = [Question('1', 'Where is A?', ('Ames',)), Question('2', 'Where is B?', ('Bath',)),
              Question('3', 'Where is C?', ('Como',))]
-FOUND = [{'evidence': 'A is in Ames.', 'prediction': 'Ames', 'searches': 2},
-         {'evidence': 'B is in Bari.', 'prediction': 'Bath', 'searches': 1}, {'evidence': '', 'prediction': None, 'searches': 0}]
+FOUND = [{'evidence': 'A is in Ames.', 'prediction': 'Ames', 'searches': 2, 'forfeited': False},
+         {'evidence': 'B is in Bari.', 'prediction': 'Bath', 'searches': 1, 'forfeited': False},
+         {'evidence': '', 'prediction': None, 'searches': 0, 'forfeited': True}]
 
 
 class Passages:
@@ -166,7 +169,7 @@ def test_three_ways_of_asking():
                     'em_rstool': pytest.approx(2 / 3), 'f1_rstool': pytest.approx(2 / 3),  # Ames, Bari, Como
                     'em_policy': pytest.approx(2 / 3), 'f1_policy': pytest.approx(2 / 3),
                     'with_evidence': pytest.approx(2 / 3), 'searches': 1.0, 'reader_calls': 9, 'reader_failed': 0,
-                    'n': 3}
+                    'forfeited': 1, 'n': 3}
   assert [(record['alone'], record['rag'], record['rstool'], record['policy']) for record in records] == [
     ('Como', 'Bath', 'Ames', 'Ames'), ('Como', 'Bath', 'Bari', 'Bath'), ('Como', 'Bath', 'Como', None)]
   assert records[0] | {'id': '1', 'evidence': 'A is in Ames.', 'searches': 2} == records[0]

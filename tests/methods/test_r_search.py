@@ -11,7 +11,7 @@ from jaxsearch.sampler.requests import Ask, Search, ToolFailure
 from jaxsearch.training.loop import total_updates
 from jaxsearch.trees import templates
 from jaxsearch.trees.tree import Role
-from tests.methods.driving import QUESTION, context, drive
+from tests.methods.driving import FOUND, QUESTION, context, drive
 
 SEARCH = 'I look it up. <search> the author </search>'
 EVIDENCE = '<original_evidence> Lovelace wrote it. </original_evidence>'
@@ -72,6 +72,21 @@ def test_evidence_that_nothing_was_retrieved_for(said, settings):
   assert [tree.reward for tree in groups[0]] == pytest.approx([1.2, 1.4])
   r_search.credit(groups, context(), evidence_needs_search=False)
   assert [tree.reward for tree in groups[0]] == pytest.approx([2.4, 1.4])
+
+
+@pytest.mark.parametrize('said, founds, evidence, form', [
+  ([EVIDENCE + SEARCH, RIGHT], [1], 0.0, 0.2),           # before the first search
+  ([EVIDENCE + SEARCH, SEARCH, RIGHT], [1, 1], 0.0, 0.2),
+  ([SEARCH, EVIDENCE + SEARCH, RIGHT], [0, 1], 0.0, 0.2),  # behind a search that found nothing
+  ([SEARCH, EVIDENCE + SEARCH, RIGHT], [1, 0], 1.0, 0.4),
+  ([EVIDENCE + SEARCH, EVIDENCE + RIGHT], [1], 0.0, 0.2),
+  (['<original_evidence> x ' + RIGHT], [], 0.0, 0.2),    # opened, never closed
+])
+def test_evidence_counts_only_behind_documents(said, founds, evidence, form):
+  replies = iter(founds)
+  tree, *_ = chain(*said, found=lambda _: list(FOUND) * next(replies))
+  assert r_search.reward(tree) == pytest.approx(1 + evidence + form)
+  assert tree.metrics['evidence_unfounded'] == (evidence == 0)
 
 
 @pytest.mark.parametrize('said', [[RIGHT], [SEARCH, RIGHT], [SEARCH, EVIDENCE + RIGHT], [EVIDENCE + RIGHT]])

@@ -42,19 +42,11 @@ ANSWER, EVIDENCE = '<answer>x</answer>', '<original_evidence>e</original_evidenc
 
 
 @pytest.mark.parametrize('spans, searched, expected', [
-    ([ANSWER], False, 0.4), ([], False, 0.2), ([ANSWER, ANSWER], False, 0.2),
+    ([ANSWER], False, 0.4), ([], False, 0.2), ([ANSWER, ANSWER], False, 0.2), ([EVIDENCE + EVIDENCE], False, 0.2),
     ([EVIDENCE + ANSWER], True, 0.4), ([ANSWER], True, 0.2), ([EVIDENCE], True, 0.2), ([], True, 0.0),
     ([EVIDENCE + EVIDENCE + ANSWER], True, 0.2), (['<answer>x', EVIDENCE], True, 0.2)])
 def test_r_search_format(spans, searched, expected):
   assert formats.r_search_format(spans, searched) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize('spans, alone, needs_search', [
-    ([ANSWER], 0.4, 0.4), ([EVIDENCE + ANSWER], 0.4, 0.2), ([EVIDENCE], 0.2, 0.0),
-    ([EVIDENCE + EVIDENCE, ANSWER], 0.4, 0.2), (['<original_evidence>e' + ANSWER], 0.4, 0.2)])
-def test_r_search_format_of_evidence_that_nothing_was_retrieved_for(spans, alone, needs_search):
-  assert formats.r_search_format(spans, False) == pytest.approx(needs_search)
-  assert formats.r_search_format(spans, False, evidence_needs_search=False) == pytest.approx(alone)
 
 
 def test_r_search_format_weighs_evidence_and_answer_apart():

@@ -177,7 +177,7 @@ def found(questions):
 
 
 def about(question):
-  return {'evidence': f'about {question}', 'answer': question.upper(), 'searches': len(question)}
+  return {'evidence': f'about {question}', 'answer': question.upper(), 'searches': len(question), 'forfeited': False}
 
 
 class Gate:
@@ -236,7 +236,7 @@ def test_one_question_and_a_list():
 
 def test_none_is_null():
   with serve(evidence_app(lambda questions: [Evidence('', None, 0)])) as url:
-    assert ask(url, 'who').json() == {'evidence': '', 'answer': None, 'searches': 0}
+    assert ask(url, 'who').json() == {'evidence': '', 'answer': None, 'searches': 0, 'forfeited': False}
 
 
 def test_requests_that_come_while_the_sampler_runs_are_its_next_batch():
