@@ -40,7 +40,7 @@ def get_config():
   # between -0.18 and 0.05 while AUC reached 0.83. Nine of ten contexts repeat what was found, so values hardly move over them,
   # and the share of right signs swings between 0.3 and 0.9.
   config.critic_warmup.gate.update(explained=0.0, sign=0.0)
-  config.eval.every = 50
+  config.eval.update(every=50, right='em_entity')
   return config.lock()
 
 

@@ -49,6 +49,6 @@ def get_config():
     trees=80, head_rate=5e-6, backbone_rate=5e-7, lr_warmup_updates=100, min_updates=1800, max_updates=2400,
     multi_hop=config_dict.create(template='carl_multi_hop'), multi_hop_sources=('hotpotqa', '2wiki', 'musique'),
     source_clusters=config_dict.create(gsm8k=30))
-  config.eval.update(every=25, number=500, temperatures=(0.0,),
+  config.eval.update(every=25, number=500, temperatures=(0.0,), right='em_entity',
                      questions='+'.join((*DEV, 'gsm8k:test.jsonl', 'finqa_search:dev.json')))
   return config.lock()

@@ -89,6 +89,7 @@ FIELDS = {
   'eval.every': '>= 0',
   'eval.number': '>= 0',
   'eval.temperatures': '>= 0',
+  'eval.right': ('em', 'em_entity'),
 
   'monitor.action': ('warn', 'stop', 'rollback'),
   'monitor.window': COUNT,

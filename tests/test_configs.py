@@ -6,8 +6,9 @@ import pathlib
 
 import pytest
 
-from configs import smollm2_wiki
-from configs.claims import cusearch_tables
+from configs import carl, carl_qwen2_5_7b, carl_search_r1_qwen2_5, smollm2_wiki
+from configs.claims import carl_formats, cusearch_tables
+from configs.prompted import cot_tools
 from jaxsearch.config_check import check
 from jaxsearch.evaluation import sweep
 from jaxsearch.methods import find_method
@@ -89,6 +90,12 @@ def test_the_stages_of_smollm2_wiki_show_the_policy_the_same():
   ('r_search_qwen2_5_3b', 1800), ('r_search_ppo_qwen2_5_3b', 1800), ('search_r2_qwen2_5_7b', 15000)])
 def test_observations_are_as_long_as_in_the_authors_scripts(name, tokens):
   assert importlib.import_module(f'configs.{name}').get_config().sampler.max_observation == tokens
+
+
+def test_carl_is_measured_by_the_rule_for_names_of_several_words():
+  for config in (carl.get_config(), carl_qwen2_5_7b.get_config(), carl_search_r1_qwen2_5.get_config('grpo_3b'),
+                 cot_tools.get_config(), sweep.plan(carl_formats.get_config())[-1].config):
+    assert config.eval.right == 'em_entity'
 
 
 @pytest.mark.parametrize('name', ['carl_qwen2_5_3b', 'carl_qwen2_5_7b'])

@@ -26,7 +26,7 @@ def get_config():
   config.common = {
     'steps': 16, 'questions_per_step': 12, 'group_size': 5, 'model': 'world-carl', 'data.questions': f'{HERE}/rl.jsonl',
     'sampler.length': 640, 'train.row_length': 640, 'grow.max_segments': 7,  # 3 calls
-    'eval': {'every': 16, 'number': 0, 'questions': f'{HERE}/test.jsonl', 'tiers': f'{HERE}/tiers.jsonl'},
+    'eval': {'every': 16, 'number': 0, 'questions': f'{HERE}/test.jsonl', 'tiers': f'{HERE}/tiers.jsonl', 'right': 'em_entity'},
   }
   config.variants = {
     'CARL': WARM,

@@ -15,4 +15,5 @@ def get_config(preset: str = ''):
     paper={'search.topk': 3, 'grow.max_tokens': 512, 'grow.forget': False},
     flashrag={'search.topk': 5, 'grow.max_tokens': 512, 'grow.forget': False})
   config.model = 'world-carl'  # which knows what a program looks like
+  config.eval.right = 'em_entity'
   return config

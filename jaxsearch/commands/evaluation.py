@@ -85,7 +85,7 @@ def eval(config, flags) -> None:
   if flags.as_tool:
     scores, predictions = rstool.scores(questions, records), rstool.predictions(questions, records)
   else:
-    scores, predictions = run.scores(records) | run.tables(records, tiers, flags.plots), records
+    scores, predictions = run.scores(records) | run.tables(records, tiers, flags.plots, config.eval.right), records
   if policy:
     stops = run.stops(records)
     if no_room := stops.pop('no_room'):
@@ -140,8 +140,8 @@ def _answer(answer: Callable, questions: Sequence, seed: int, sampling, identity
 
 # Fields of the config that decide what an evaluation finds; --config.FIELD=VALUE has no effect on it with any other, nor with
 # the second list, which says what to set instead.
-ANSWERING = ('method', 'tokenizer', 'dtype', 'seed', 'grow', 'eval.grow', 'eval.questions', 'data', 'search', 'python', 'sampler',
-             'reader', 'classifier', 'model', 'optim.master_weights')
+ANSWERING = ('method', 'tokenizer', 'dtype', 'seed', 'grow', 'eval.grow', 'eval.questions', 'eval.right', 'data', 'search',
+             'python', 'sampler', 'reader', 'classifier', 'model', 'optim.master_weights')
 INSTEAD = {'eval.number': '--limit', 'eval.temperatures': '--temperature', 'sampler.temperature': '--temperature',
            'sampler.top_p': '', 'sampler.top_k': '', 'data.questions': '--questions'}
 

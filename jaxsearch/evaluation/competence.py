@@ -105,13 +105,18 @@ def tool_calls(record: Record) -> list[ToolCall]:
   return found
 
 
+def by_rule(records: Records, right: str) -> list[dict]:
+  """Records whose `em` is their figure `right`: 'em', or 'em_entity', the looser rule of CARL's section 4.1."""
+  return [{**record, 'em': record[right]} for record in records]
+
+
 def use_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, float]:
   """How the policy uses its tools (tables 3, 6, 14 and 19).
 
   Returns:
     For each tier: tool_rate_tier_N, the share of rollouts with a call; calls_tier_N, calls a rollout; em_tier_N.
     needless_calls: calls a rollout on tier 2. The paper's '53 % fewer unnecessary tool calls' is table 3's tool_rate_tier_2
-    (82.6 to 38.6 %), so compare that as well. confident_wrong: share of tier 1 rollouts with a wrong answer. em;
+    (82.6 to 38.6 %), so compare that as well. confident_wrong: share of tier 1 rollouts with a wrong answer;
     tokens_per_answer: policy tokens a rollout, all segments, answered or not; assimilate_tokens: mean length of the assimilate
     segments.
   """
@@ -124,7 +129,7 @@ def use_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, float]:
                 f'em_tier_{number}': _mean(right[own])}
   return figures | {
     'needless_calls': figures['calls_tier_2'], 'confident_wrong': _mean((answered & (right == 0))[tier == 1]),
-    'em': _mean(right), 'tokens_per_answer': _mean([record['tokens'] for record in records]),
+    'tokens_per_answer': _mean([record['tokens'] for record in records]),
     'assimilate_tokens': _mean([span['tokens'] for record in records for span in record['spans']
                                 if span.get('segment') == 'assimilate']),
     'assimilate_precision': _mean([share for record in records for share in _precisions(record)]),

@@ -283,16 +283,19 @@ def scores(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
   return {name: float(np.mean(own)) for name, own in values.items()} | {'n': len(records)}
 
 
-def tables(records: Sequence[Mapping[str, Any]], tiers: Mapping[str, int], plots: str = '') -> dict[str, Any]:
+def tables(records: Sequence[Mapping[str, Any]], tiers: Mapping[str, int], plots: str = '',
+           right: str = 'em') -> dict[str, Any]:
   """The figures of CARL's tables 7 and 18; with `tiers` also of 3, 6, 14, 16 and 19, and with a critic's values of 11 and 12.
 
-  Into the folder `plots` go figures 2a (calibration.png) and 4 (values.png) of a critic. Undefined figures are left out.
+  Into the folder `plots` go figures 2a (calibration.png) and 4 (values.png) of a critic. Undefined figures are left out. For
+  `right` see `competence.by_rule`; a critic is held against its reward.
   """
-  found = competence.hop_figures(records)
+  by_rule = competence.by_rule(records, right)
+  found = competence.hop_figures(by_rule)
   if any('hops' in record for record in records) or tiers:
-    found |= {'errors': competence.errors(records)}
+    found |= {'errors': competence.errors(by_rule)}
   if tiers:
-    found |= competence.use_figures(records, tiers)
+    found |= competence.use_figures(by_rule, tiers)
     values, outcomes, ids = competence.starts(records)
     if len(values):
       found |= competence.critic_figures(records, tiers) | competence.sign_figures(records)
@@ -338,7 +341,7 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
     records, _ = meshes.gather_items(predictions(trees))
     figures = competence.critic_figures(records, tiers) | competence.sign_figures(records) if assess is not None else {}
     if tiers:
-      figures |= competence.use_figures(records, tiers)
+      figures |= competence.use_figures(competence.by_rule(records, config.eval.right), tiers)
     finite = {name: value for name, value in figures.items() if math.isfinite(value)}  # JSON has no NaN
     finite |= runs.failures_of_all(metrics)
     yield {'step': step, 'temperature': temperature} | scores(records) | finite | {'samples': records[:SAMPLES]}

@@ -36,7 +36,7 @@ from rich import progress
 from rich.console import Console
 
 from jaxsearch import flags
-from jaxsearch.config_check import fields
+from jaxsearch.config_check import fields, from_saved
 from jaxsearch.files import no_link
 from jaxsearch.training import checkpoint
 from jaxsearch.training.runs import read as read_rows
@@ -135,8 +135,8 @@ def check_finished(run: SweepRun) -> None:
   """Raises ValueError if a finished run was trained or evaluated with another config than the sweep's."""
   saved = json.loads((run.out / 'config.json').read_text(encoding='utf-8'))
   checkpoint.check_same_run(saved, run.config)
-  if saved['eval'] != json.loads(json.dumps(run.config.eval.to_dict())):
-    raise ValueError(f'{run.out} was evaluated with other settings: {saved["eval"]}. Use another out folder, or set them back.')
+  if (then := from_saved(saved).eval.to_dict()) != run.config.eval.to_dict():
+    raise ValueError(f'{run.out} was evaluated with other settings: {then}. Use another out folder, or set them back.')
 
 
 def train_all(runs: Sequence[SweepRun], parallel: int) -> list[SweepRun]:
