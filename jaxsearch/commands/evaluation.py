@@ -27,7 +27,7 @@ from jaxsearch.commands.command import (
   say,
   write_result,
 )
-from jaxsearch.config_check import check_files
+from jaxsearch.config_check import SHIPPED, check_files, load_file
 from jaxsearch.flags import UsageError, address, place, steps
 from jaxsearch.parallel import memory
 
@@ -154,8 +154,8 @@ def _ignored(flags, name: str) -> list[str]:
   for given, field in (('checkpoint', 'model'), ('corpus', 'data.corpus'), ('questions', 'eval.questions')):
     if getattr(flags, given, ''):
       useless[field] = f'--{given}'
-  from configs import base  # other fields may take their values from one that only this config has
-  shared, lines = base.get_config(), []
+  # Other fields may take their values from one that only this config has.
+  shared, lines = load_file(SHIPPED / 'base.py').get_config(), []
   for field in sorted(field for field in flags.changed if field.split('.')[0] in shared):
     if field in useless or not any(field == one or field.startswith(f'{one}.') for one in ANSWERING):
       instead = useless.get(field)
