@@ -18,7 +18,7 @@ run is stopped with SIGTERM. The last line is one JSON object; `grows` names wha
                  threads by a tenth: pools come and go with every save, what is never closed stays.
   files          metrics.jsonl, evaluations.jsonl, rollouts.jsonl.gz and tensorboard grow with the steps, the first two by no more
                  a row at the end than before (a tenth is allowed); there are at most `keep_checkpoints` checkpoints and the one
-                 that is being written; the journal is never twice as large as it was in the second quarter; no other file grows.
+                 that is being written; no other file grows.
 """
 
 import argparse
@@ -153,9 +153,7 @@ def analyse(run: pathlib.Path) -> dict:
                           'mib': round(samples[-1]['files'].get('checkpoints', [0, 0])[1] / 2**20, 1)}
   grows += ['checkpoints'] * (found['checkpoints']['most'] > config['keep_checkpoints'] + 1)
   found['peak_mib'] = max(row['resident_mib'] for row in samples)
-  largest = lambda part, kind: max(row['files'].get(kind, [0, 0])[1] for row in part)
-  grows += ['journal'] * (largest(late, 'journal') >= 2 * max(largest(early, 'journal'), 1))
-  other = [{kind: size for kind, size in row['files'].items() if kind not in (*found['bytes_per_step'], 'checkpoints', 'journal')}
+  other = [{kind: size for kind, size in row['files'].items() if kind not in (*found['bytes_per_step'], 'checkpoints')}
            for row in (early[0], samples[-1])]
   found['other_files'] = {kind: size for kind, (_, size) in other[1].items()}
   grows += [kind for kind, size in other[1].items() if size != other[0].get(kind)]

@@ -20,7 +20,7 @@ def get_config():
                                      # a critic or with a method such as SLATE that compares inside a tree
   config.seed = 0                    # of everything random
   config.out = 'runs/base'           # run folder: metrics.jsonl, checkpoints/, report.html, TensorBoard files; or
-                                     # 'gs://BUCKET/RUN' or s3 (docs/pods.md)
+                                     # 'gs://BUCKET/RUN' (docs/pods.md)
   config.progress = True             # a progress bar, if there is a terminal
   config.log = ()                    # services that get what TensorBoard gets: 'wandb', 'trackio' (extras of these names)
   config.rollouts = 2                # questions of each step whose rollouts are kept for `jaxsearch view`, with tokens and
@@ -190,10 +190,9 @@ def get_config():
   # group may change when a run is resumed.
   config.monitor = config_dict.create(
     action='warn',                   # 'warn': prints a line when an alarm begins and ends; 'stop': also ends the run if one
-                                     # lasts; 'rollback': instead goes on from the best checkpoint, with new questions
+                                     # lasts
     window=5,                        # steps
-    patience=5,                      # steps that an alarm lasts before 'stop' or 'rollback'
-    max_rollbacks=3,                 # the run stops when the next is due
+    patience=5,                      # steps that an alarm lasts before 'stop'
     logprob_fall=1.0,                # fall of the mean log-probability of a sampled token since the first steps, in nats
     logprob_gap=0.1,                 # mean difference between the trainer's log-probabilities and the sampler's, in nats
     entropy_low=config_dict.placeholder(float),  # nats per token; a policy that has learnt its task may be very sure of it
@@ -214,6 +213,6 @@ def get_config():
   )
 
   config.checkpoint_every = 10       # steps; the last is always saved. On accelerators the next step goes on meanwhile
-  config.keep_checkpoints = 2        # the newest; older ones are deleted, but for the best where monitor.action='rollback'
+  config.keep_checkpoints = 2        # the newest; older ones are deleted
 
   return config.lock()

@@ -91,10 +91,9 @@ FIELDS = {
   'eval.temperatures': '>= 0',
   'eval.right': ('em', 'em_entity'),
 
-  'monitor.action': ('warn', 'stop', 'rollback'),
+  'monitor.action': ('warn', 'stop'),
   'monitor.window': COUNT,
   'monitor.patience': COUNT,
-  'monitor.max_rollbacks': '>= 0',
   'monitor.logprob_fall': '> 0',
   'monitor.logprob_gap': '> 0',
   'monitor.entropy_low': WEIGHT,

@@ -32,7 +32,7 @@ def make_run(folder, *, an_hour=0.0, noise=2.0, wider_rows=False, compiled=None,
   for name, at in (('config.json', 0), ('metrics.jsonl', 7200)):
     os.utime(folder / name, (at, at))
   sample = {'fds': 14, 'threads': 34, 'checkpoints': 3,
-            'files': {'config.json': [1, 47], 'checkpoints': [30, 2**20], 'metrics.jsonl': [1, 5], 'journal': [2, 50]}}
+            'files': {'config.json': [1, 47], 'checkpoints': [30, 2**20], 'metrics.jsonl': [1, 5]}}
   samples = [sample | {'resident_mib': size} for size in resident[::12]]
   samples = samples[:-25] + [one | last_sample for one in samples[-25:]]
   (folder / 'soak.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in samples))
@@ -53,7 +53,6 @@ def test_a_flat_run(tmp_path):
   (dict(an_hour=60.0), 'resident_mib'), (dict(noise=400.0), 'resident_mib'), (dict(wider_rows=True), 'metrics.jsonl'),
   (dict(fds=15), 'fds'), (dict(threads=40), 'threads'), (dict(checkpoints=4), 'checkpoints'),
   (dict(files={'config.json': [1, 47], 'leak.tmp': [1, 1]}), 'leak.tmp'),
-  (dict(files={'config.json': [1, 47], 'journal': [2, 100]}), 'journal'),
 ])  # fmt: skip
 def test_what_grows_is_named(tmp_path, change, named):
   found = soak.analyse(make_run(tmp_path, **change))

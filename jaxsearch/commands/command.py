@@ -77,7 +77,7 @@ def check_out(config) -> None:
   if not remote.is_remote(config.out):
     check_place('config.out', config.out, folder=True)
   elif (scheme := config.out.partition('://')[0]) not in remote.PACKAGES:
-    raise UsageError(f'config.out={config.out}: checkpoints go to a folder or a bucket, gs:// or s3://; other storage must be '
+    raise UsageError(f'config.out={config.out}: checkpoints go to a folder or a bucket, gs://; other storage must be '
                      'mounted as a file system')
   elif importlib.util.find_spec(package := remote.PACKAGES[scheme]) is None:
     raise UsageError(f"config.out={config.out} needs the package {package!r}: pip install 'jaxsearch[{scheme}]'")

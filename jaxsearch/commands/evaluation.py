@@ -346,5 +346,5 @@ def ask(config, flags) -> None:
   sampling, question = sampling_of(flags), Question('ask', flags.words, ())
   agent, key = open_agent(config, flags, [question])
   (tree,), _ = rollout(agent, [question], key, sampling=sampling,
-                       watch=functools.partial(terminal.show, console))
+                       observer=lambda tree, request, reply: request and terminal.show(console, reply))
   terminal.close(console, tree)

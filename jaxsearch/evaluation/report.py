@@ -148,7 +148,7 @@ def render(rows: Sequence[Mapping], evaluations: Sequence[Mapping], config: Mapp
 
 
 def warnings(rows: Sequence[Mapping], evaluations: Sequence[Mapping]) -> list[str]:
-  """What went wrong, a sentence each: skipped updates, alarms of the monitor and rollbacks, failed searches and other calls."""
+  """What went wrong, a sentence each: skipped updates, alarms of the monitor, failed searches and other calls."""
   found = []
   if skipped := _skipped(rows):
     found.append(f'Updates were skipped at {ranges(skipped)}: the loss or its gradient was not finite.')
@@ -157,8 +157,6 @@ def warnings(rows: Sequence[Mapping], evaluations: Sequence[Mapping]) -> list[st
     for name in row['alarms'].split(', ') if row.get('alarms') else ():
       alarms[name].append(row['step'])
   found += [f'The monitor of collapse raised the alarm {name} at {ranges(steps)}.' for name, steps in alarms.items()]
-  found += [f'At step {row["step"]} training went back to the parameters of step {row["rolled_back_to"]}.'
-            for row in rows if 'rolled_back_to' in row]
   for what, failed, asked, last in FAILURES:
     for where, of in (('at', rows), ('in the evaluations after', evaluations)):
       known = 'searches_failed' if failed == 'tool_calls_failed' else ''  # a search that fails is a tool call that fails too

@@ -1,6 +1,7 @@
 """A rollout on the terminal as it grows: thoughts, queries, documents and the answer, each behind a word that says what it is."""
 
 import re
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -13,8 +14,8 @@ from jaxsearch.trees.tree import Node, Tree
 STYLES = {'think': 'dim', 'search': 'bold cyan', 'answer': 'bold green'}
 
 
-def show(console: Console, tree: Tree, reply) -> None:
-  """Prints a reply that a growing tree gets: with a console, the `watch` of a rollout."""
+def show(console: Console, reply: Any) -> None:
+  """Prints a reply that a growing tree gets."""
   match reply:
     case Node():
       say_policy(console, reply.text)
@@ -27,9 +28,6 @@ def show(console: Console, tree: Tree, reply) -> None:
     case [Document(), *_]:
       for document in reply:
         say(console, 'found', f'{document.title}: {document.text}')
-    case list():  # the replies to a list of requests
-      for one in reply:
-        show(console, tree, one)
 
 
 def close(console: Console, tree: Tree) -> None:

@@ -39,6 +39,7 @@ COUNTS = ('tokens_decoded', 'tokens_prefilled', 'tokens_reused', 'tokens_forked'
           'tool_calls_failed', 'searches_asked', 'searches_failed', 'seconds_tools', 'seconds_waiting', 'service_calls',
           'service_calls_failed', 'seconds_services', *(f'stop_{stop}' for stop in Stop))
 Grow = Callable[[Question, Tree], Iterator[requests.Request]]
+Observer = Callable[[Tree, requests.Request | None, Any], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +61,8 @@ class Agent:
 @memory.named('sampling', memory.SAMPLER)
 def rollout(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampling | None = None, tools: Tools | None = None,
             numbers: Sequence[int] | None = None, on_progress: Callable[[int, int, dict], None] | None = None,
-            watch: Callable[[Tree, Any], None] | None = None,
-            on_end: Callable[[int, Tree, dict], None] | None = None) -> tuple[list[Tree], dict[str, float]]:
+            observer: Observer | None = None,
+            cancelled: Callable[[], bool] = lambda: False) -> tuple[list[Tree], dict[str, float]]:
   """Grows one tree for each of `questions` to its end.
 
   Args:
@@ -69,11 +70,12 @@ def rollout(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampl
     key: a JAX random key. A tree's tokens, and its `rng`, are a function of the key and of the tree's number alone.
     sampling, tools: replace the agent's.
     numbers: of the trees, their places in the global batch; 0, 1, 2, … by default.
-    on_progress, watch, on_end: see `Schedule`.
+    on_progress, observer, cancelled: see `Schedule`.
   Returns:
     (trees in the order of `questions`, metrics: see `Schedule.metrics`).
   Raises:
     GrowthError: a `grow` raised; the message names its question.
+    Cancelled: `cancelled()` became true.
   """
   numbers = range(len(questions)) if numbers is None else numbers
   words = np.asarray(jax.random.key_data(key)).ravel().tolist()
@@ -81,7 +83,7 @@ def rollout(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampl
            for question, number in zip(questions, numbers, strict=True)]
   growths = [(number, agent.grow(tree.question, tree), tree) for number, tree in zip(numbers, trees)]
   schedule = Schedule(agent.engine, growths, agent.engine.put(key), sampling or agent.sampling, tools or agent.tools,
-                      on_progress, watch, on_end)
+                      on_progress, observer, cancelled)
   return trees, schedule.run()
 
 
@@ -139,6 +141,10 @@ class Scorer:
     return [tree.answer for tree in rollout(agent, [Question(str(i), '', ()) for i in range(len(scores))], jax.random.key(0))[0]]
 
 
+class Cancelled(Exception):
+  """Nobody wants the trees of this rollout any more."""
+
+
 class GrowthError(RuntimeError):
   """A generator raised; the cause is chained, the message names the question."""
 
@@ -150,6 +156,7 @@ class Episode:
   growth: Iterator
   tree: Tree
   lane: int = 0  # of the sampler; its rows of the cache are all there
+  asked: Sequence[requests.Request] = ()
   replies: list | None = None
   several: bool = False  # whether it yielded a list
   waiting: int = 0  # replies that are missing
@@ -181,16 +188,16 @@ class Schedule:
     growths: (number, generator, its tree) of each episode. The tokens of an episode depend on its number, on `key`, and on
       nothing else.
     on_progress: called with (episodes done, episodes, metrics so far) whenever one ends.
-    watch: called with (tree, reply) for every reply that a generator gets.
-    on_end: called with (number, tree, counts) when an episode ends; the counts are its own part of `metrics`: tokens decoded, and
-      what was asked and failed.
+    observer: called with (tree, request, reply) for every reply that a generator gets, and with (tree, None, counts) when its
+      episode ends; the counts are its own part of `metrics`: tokens decoded, and what was asked and failed.
+    cancelled: asked in every round; once true, the rollout raises Cancelled.
   """
 
   def __init__(self, engine: Engine, growths: Sequence[tuple[int, Iterator, Tree]], key, sampling: Sampling,
                tools: Tools, on_progress: Callable[[int, int, dict], None] | None = None,
-               watch: Callable[[Tree, Any], None] | None = None, on_end: Callable[[int, Tree, dict], None] | None = None):
+               observer: Observer | None = None, cancelled: Callable[[], bool] = lambda: False):
     self.engine, self.key, self.sampling, self.tools = engine, key, sampling, tools
-    self.on_progress, self.watch, self.on_end = on_progress, watch, on_end
+    self.on_progress, self.observer, self.cancelled = on_progress, observer or (lambda *_: None), cancelled
     self.total = len(growths)
     self.queue = collections.deque(Episode(*growth) for growth in growths)
     self.ready: list[Pending] = []  # for a row of the cache
@@ -219,6 +226,8 @@ class Schedule:
     self.engine.start_rollout()
     try:
       while True:
+        if self.cancelled():
+          raise Cancelled
         self._fill()
         self._place()
         if self.running:
@@ -280,13 +289,13 @@ class Schedule:
       try:
         while not episode.waiting:
           reply = episode.replies if episode.several else episode.replies and episode.replies[0]
-          if self.watch and episode.replies is not None:
-            self.watch(episode.tree, reply)
+          for request, one in zip(episode.asked, episode.replies or ()):
+            self.observer(episode.tree, request, one)
           yielded = episode.growth.send(reply)
           episode.several = isinstance(yielded, (list, tuple))
-          yielded = yielded if episode.several else [yielded]
-          episode.replies, episode.waiting = [None] * len(yielded), len(yielded)
-          for place, request in enumerate(yielded):
+          episode.asked = yielded if episode.several else [yielded]
+          episode.replies, episode.waiting = [None] * len(episode.asked), len(episode.asked)
+          for place, request in enumerate(episode.asked):
             self._serve(Pending(episode, place, request))
       except StopIteration:
         self._finish_episode(episode)
@@ -300,8 +309,7 @@ class Schedule:
     self._add(episode, episodes=1)
     if episode.tree.stop is not None:
       self._add(episode, **{f'stop_{episode.tree.stop}': 1})
-    if self.on_end:
-      self.on_end(episode.number, episode.tree, dict(episode.counts))
+    self.observer(episode.tree, None, dict(episode.counts))
     if self.on_progress:
       self.on_progress(self.counts['episodes'], self.total, self.metrics())
 

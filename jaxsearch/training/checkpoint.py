@@ -16,7 +16,6 @@ would hand on an array with a flipped bit. They are taken of the arrays, not of 
 """
 
 import contextlib
-import dataclasses
 import functools
 import json
 import logging
@@ -25,7 +24,7 @@ import pathlib
 import re
 import sys
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -45,7 +44,7 @@ from jaxsearch.training.remote import is_remote, place
 from jaxsearch.training.step import TrainState, without_head
 
 # What may differ between a run and its resumption: where things are, how often and how far, and how the same numbers are
-# computed. Where monitor.action='rollback', another `monitor` or `checkpoint_every` may roll back at other steps, or to others.
+# computed.
 FREE_FIELDS = ('steps', 'out', 'progress', 'log', 'rollouts', 'checkpoint_every', 'keep_checkpoints', 'eval', 'mesh',
                'distributed', 'sampler.slots', 'train.micro_rows', 'train.chunk', 'remat', 'attention', 'search.url',
                'search.timeout', 'search.max_failed_steps', 'optim.max_skipped', 'python.workers', 'sampler.release', 'monitor',
@@ -65,26 +64,13 @@ def say(message: str) -> None:
     print(f'jaxsearch: {message}', file=sys.stderr, flush=True)
 
 
-@dataclasses.dataclass
-class Chosen(policies.PreservationPolicy):
-  """Keeps the checkpoints of the steps that are chosen at the time of a save."""
-  steps: Callable[[], Collection[int]]
-
-  def should_preserve(self, checkpoints, *, context):
-    return [one.step in self.steps() for one in checkpoints]
-
-
-def open_checkpoints(run: str | pathlib.Path, keep: int | None = None,
-                     chosen: Callable[[], Collection[int]] = tuple) -> ocp.CheckpointManager:
-  """The checkpoints of the run folder `run`; the `keep` newest survive a save, and the steps that `chosen` returns.
-
-  Without `keep` they are only read.
-  """
+def open_checkpoints(run: str | pathlib.Path, keep: int | None = None) -> ocp.CheckpointManager:
+  """Opens the checkpoints of the run folder `run`; the `keep` newest survive a save. Without `keep` they are only read."""
   for name in ('absl', 'asyncio'):  # Orbax tells of every file, and of every fault with tracebacks beside the one it raises
     logging.getLogger(name).setLevel(logging.CRITICAL)
   sys.unraisablehook = _without_echoes
   return ocp.CheckpointManager(place(run) / 'checkpoints', options=ocp.CheckpointManagerOptions(
-    preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), Chosen(chosen)]), create=keep is not None,
+    preservation_policy=policies.LatestN(keep), create=keep is not None,
     cleanup_tmp_directories=keep is not None, enable_async_checkpointing=jax.default_backend() != 'cpu'))
 
 

@@ -43,7 +43,6 @@ from jaxsearch.training import batch as batches
 from jaxsearch.training import checkpoint, critic, runs
 from jaxsearch.training import step as steps
 from jaxsearch.trees.layout import TrainingRows, take_back
-from jaxsearch.trees.records import from_record, to_record
 from jaxsearch.trees.tree import Role, Tree
 
 CHUNK = 256  # rollouts between two saves
@@ -153,8 +152,8 @@ def collect(config: ml_collections.ConfigDict, grow_all: Callable, tokenizer, pa
       wanted += [(question, kind, bool(rng.random() < settings.second_share))
                  for kind in ('closed-book', tool_kind(question, tiers[question.id], settings, rng))]
   trees = []
-  for record, (question, kind, _) in zip(grow_all(wanted, folder / 'rollouts.jsonl', to_record), wanted):
-    trees.append(from_record(record, tokenizer, question))
+  for record, (question, kind, _) in zip(grow_all(wanted, folder / 'rollouts.jsonl', Tree.to_json), wanted):
+    trees.append(Tree.from_json(record, tokenizer, question))
     trees[-1].root.data.update(kind=kind, held_out=question.id in held_out)
   return [tree for tree in trees if tree.count()], tiers
 

@@ -11,15 +11,11 @@ parameters that step n begins with. Step 1 and step 2 have the initial ones. All
 thread, so their order is the same in every process.
 """
 
-import collections
 import dataclasses
 import functools
-import itertools
 import math
-import threading
 import types
-from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -29,20 +25,19 @@ import numpy as np
 import optax
 
 from jaxsearch import config_check, setup
-from jaxsearch.data.questions import Question, QuestionBatches
+from jaxsearch.data.questions import QuestionBatches
 from jaxsearch.methods import Context, find_method
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import requests
-from jaxsearch.sampler.rollout import Agent, rollout
+from jaxsearch.sampler.rollout import Agent
 from jaxsearch.training import batch as batches
-from jaxsearch.training import checkpoint, monitors, rollouts, runs
+from jaxsearch.training import checkpoint, growing, monitors, rollouts, runs
 from jaxsearch.training import critic as critics
 from jaxsearch.training import step as steps
 from jaxsearch.trees.layout import TrainingRows, take_back
-from jaxsearch.trees.records import grown_tree
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 Groups = list[list[Tree]]  # the trees of each question
@@ -66,9 +61,8 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
   with runs.RunFolder(config, shown=('reward', 'em', 'searches')) as run:
     setup.check_room(config, setup.load_tokenizer(config), loaded, run.say)
     learner = make_learner(config)
-    drawn = resume(run, learner, questions)
+    saved = resume(run, learner, questions)
     run.start()
-    run.reopen_journal(learner.fingerprint, questions.get_state()['questions'], config.train.async_steps)
     history = [monitors.remember(row) for row in run.rows()]
     if run.last_step == 0 and run.wants_evaluation(0):
       examine(run, learner, method, 0, evaluate)
@@ -77,11 +71,11 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
     for step in run.steps():
       clock, exchanged = runs.Clock(), meshes.exchanged['bytes']
       with clock('generate'):
-        growing = following or begin(learner, method, next(questions), fresh_context(learner, step), run, drawn)
-        context, (groups, sampled) = growing.context, grow(learner, growing)
+        current = following or begin(learner, method, questions, step, saved)
+        context, (groups, sampled) = current.context, grow(learner, current)
         following, before = None, questions.get_state()
         if config.train.async_steps and step < config.steps:
-          following = begin(learner, method, next(questions), fresh_context(learner, step + 1), run)
+          following = begin(learner, method, questions, step + 1)
           following.start()
       row = sampled | report_failures(run, learner, step, sampled, row)
       with clock('score'):
@@ -98,13 +92,10 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
       row |= clock.row(row['tokens_generated']) | {'step': step, 'bytes_exchanged': meshes.exchanged['bytes'] - exchanged}
       if run.wants_evaluation(step):
         examine(run, learner, method, step, evaluate)
-      stop = watch(run, learner, history, row)
-      if following and 'rolled_back_to' in row:  # its trees are of the policy that is given up
-        questions.set_state(before)
-        following = run.forget_trees(step + 1)
+      stop = monitors.watch(history, row, config, run.say)
       run.finish_step(step, row, learner.state, lambda: {
         'memory': learner.memory, 'key': jax.random.key_data(learner.key).tolist(), 'questions': before,
-        'following': following and following.drawn, 'failed_steps': learner.failed_steps,
+        'following': following and following.state(), 'failed_steps': learner.failed_steps,
         'reference': learner.fingerprint, 'decoder': dataclasses.asdict(learner.model_config)})
       if stop:
         raise runs.RunStopped(stop)
@@ -162,7 +153,7 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
   engine = setup.open_engine(config, model_config, setup.load_tokenizer(config), local)
   tools = setup.open_tools(config, mesh=local, services=getattr(find_method(config.method), 'SERVICES', ()))
   return Learner(
-    config=config, model_config=model_config, mesh=mesh, agent=rollouts.recording(setup.make_agent(config, engine, tools)),
+    config=config, model_config=model_config, mesh=mesh, agent=setup.make_agent(config, engine, tools),
     state=state, base=params if config.lora.rank else None, merge=setup.merger(config, model_config, mesh),
     reference=steps.cast(params, model_config.dtype) if config.loss.kl_coef else None, fingerprint=hub.fingerprint(params),
     train_step=train_step, key=jax.random.key(config.seed), critic_step=critic_step,
@@ -204,7 +195,7 @@ def trees_of_update(config: ml_collections.ConfigDict) -> int:
 def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) -> dict | None:
   """Puts everything back to where the run's newest checkpoint was made, if there is one.
 
-  Returns what `begin` needs to go on with the rollouts that were ahead, if the checkpoint has any.
+  Returns the rollouts that were one step ahead, if the checkpoint has any: see `growing.restore`.
   Raises ValueError if the run has another config, or began with another model than `config.model` names now.
   """
   learner.state, host = run.restore(
@@ -244,15 +235,6 @@ def examine(run: runs.RunFolder, learner: Learner, method: types.ModuleType, ste
   run.write_evaluation(rows)
 
 
-def watch(run: runs.RunFolder, learner: Learner, history: list[dict], row: dict) -> str | None:
-  """Lets the monitors look at the row of a step, and does a rollback if they ask for one; why the run has to stop, or None."""
-  stop = monitors.watch(history, row, run.config, run.checkpoints(), run.say)
-  if 'rolled_back_to' in row:
-    learner.state = run.roll_back(row['rolled_back_to'], learner.state)
-  run.protected = monitors.worth_keeping(history, run.config, run.checkpoints())
-  return stop
-
-
 def examinee(learner: Learner, method: types.ModuleType, step: int) -> tuple:
   """The arguments of `Evaluate`: the agent as it answers, with the newest parameters, and what its critic says of trees."""
   config, agent = learner.config, prepare(learner, 0)  # without the noise of a curriculum, so that evaluations are alike
@@ -276,107 +258,19 @@ def fresh_context(learner: Learner, step: int) -> Context:
   return Context(step, np.random.default_rng([learner.config.seed, step]), learner.memory)
 
 
-@dataclasses.dataclass
-class Growing:
-  """The rollout of a step: to be run, under way on a thread of its own, or done."""
-  context: Context
-  sizes: list[int]  # trees of each question of this process
-  rollout: Callable[[], tuple[list[Tree], dict]]  # runs it: trees, metrics of the sampler
-  drawn: dict       # what the `sizes` of the method left behind, as JSON
-  abandoned: threading.Event
-  found: Future = dataclasses.field(default_factory=Future)
-  thread: threading.Thread | None = None
-
-  def start(self) -> None:
-    """Begins to run it."""
-    self.thread = threading.Thread(target=self._run, daemon=True)
-    self.thread.start()
-
-  def wait(self) -> tuple[list[Tree], dict]:
-    """(trees, metrics of the sampler) at its end; runs it, if that was not begun."""
-    if self.thread is None and not self.found.done():
-      self._run()
-    return self.found.result()
-
-  def abandon(self) -> None:
-    """Ends it, so that its thread touches no device while the process exits."""
-    self.abandoned.set()
-    if self.thread:
-      self.thread.join(timeout=10)
-
-  def _run(self) -> None:
-    try:
-      self.found.set_result(self.rollout())
-    except BaseException as error:  # for the thread that waits
-      self.found.set_exception(error)
+def begin(learner: Learner, method: types.ModuleType, questions: QuestionBatches, step: int,
+          saved: dict | None = None) -> growing.Growing:
+  """Prepares the rollout of a step on the next questions; takes the trees that a checkpoint has `saved` for it, if any."""
+  config, asked, context = learner.config, next(questions), fresh_context(learner, step)
+  if saved and saved['step'] == step:
+    return growing.restore(saved, config, learner.agent.engine.tokenizer, asked, context)
+  return growing.begin(config, method, prepare(learner, step), learner.key, asked, context)
 
 
-def begin(learner: Learner, method: types.ModuleType, questions: Sequence[Question], context: Context,
-          run: runs.RunFolder | None = None, drawn: dict | None = None) -> Growing:
-  """Prepares the rollout of a step with the newest parameters; what the journal of `run` has is not grown again.
-
-  Of the `questions` of the whole batch each process has every n-th, beginning with its own number. Their trees stay with it. How
-  many trees a question gets, and what they draw, depends on its place in the batch, not on the processes.
-
-  Args:
-    drawn: of the checkpoint that the run resumes from, if that was one step ahead.
-  """
-  config, own, step = learner.config, meshes.own_part(), context.step
-  sizes, ahead = [config.group_size] * len(questions), drawn is not None and drawn['step'] == step
-  if ahead:
-    sizes, context.rng.bit_generator.state = drawn['sizes'], drawn['rng']
-    context.metrics.update(drawn['metrics'])
-  elif hasattr(method, 'sizes'):
-    sizes = method.sizes(questions, config.group_size, context, **config.sizes)
-  drawn = {'step': step, 'sizes': sizes, 'rng': context.rng.bit_generator.state, 'metrics': dict(context.metrics)}
-  numbers = list(itertools.chain(*tree_numbers(sizes, config.group_size)[own]))
-  asked = dict(zip(numbers, (question for question, size in zip(questions[own], sizes[own]) for _ in range(size)), strict=True))
-  agent, journaled = prepare(learner, step), run.journal(step) if run else {}
-  journaled = {number: journaled[number] for number in numbers if number in journaled}
-  if requests.any_mostly_failed(counts_of(journaled.values())):  # what failed may work by now
-    journaled = {}
-  missing = [number for number in numbers if number not in journaled]
-  if ahead and missing:
-    checkpoint.say(f'step {step}: {len(missing)} rollouts that belong to the checkpoint are not in {config.out}/journal; they '
-                   'are grown again, with newer parameters')
-  key, abandoned = jax.random.fold_in(learner.key, step), threading.Event()
-
-  def go_on(*_) -> None:
-    if abandoned.is_set():
-      raise RuntimeError('the run ends')
-
-  def roll_out() -> tuple[list[Tree], dict]:
-    trees = {number: grown_tree(record['tree'], learner.agent.engine.tokenizer, asked[number])
-             for number, record in journaled.items()}
-    grown, row = rollout(agent, [asked[number] for number in missing], key, numbers=missing, watch=go_on,
-                         on_end=functools.partial(run.journal_tree, step) if run else None)
-    if run and missing:
-      run.journal_end(step)
-    trees |= zip(missing, grown)
-    return [trees[number] for number in numbers], with_counts(row, journaled.values())
-
-  return Growing(context, sizes[own], roll_out, drawn, abandoned)
-
-
-def counts_of(journaled: Collection[dict]) -> collections.Counter:
-  """What the sampler counted for trees of the journal."""
-  return sum((collections.Counter(record['counts']) for record in journaled), collections.Counter())
-
-
-def with_counts(row: dict, journaled: Collection[dict]) -> dict:
-  """The metrics of a rollout with the counts of the trees that the journal had; `trees_journaled` is how many, if any."""
-  if not journaled:
-    return row
-  for name, count in counts_of(journaled).items():
-    row[name] = row.get(name, 0) + count
-  share = row['searches_failed'] / max(row['searches_asked'], 1)
-  return row | {'trees_journaled': len(journaled), 'searches_failed_share': share}
-
-
-def grow(learner: Learner, growing: Growing) -> tuple[Groups, dict[str, float]]:
+def grow(learner: Learner, current: growing.Growing) -> tuple[Groups, dict[str, float]]:
   """The trees of this process, once they are grown; its sampler metrics, and of all processes the tokens generated (decoded) and
   prefilled, whatever became of them: branches that are cut off later have cost as much."""
-  trees, row = growing.wait()
+  trees, row = current.wait()
   row['seconds_rollout'] = row['seconds']  # one step ahead most of them while the step before was trained
   row['tokens_generated'] = row['tokens_decoded']
   costs = meshes.gather_objects({name: row[name] for name in ('tokens_generated', 'tokens_prefilled')})
@@ -385,25 +279,13 @@ def grow(learner: Learner, growing: Growing) -> tuple[Groups, dict[str, float]]:
     tree.prune()  # to what is trained and what leads to it
   if releases(learner.config, jax.default_backend()):
     learner.agent.engine.unload(cache=True)
-  grown = iter(trees)
-  return [list(itertools.islice(grown, size)) for size in growing.sizes], row
+  return growing.groups_of(current, trees), row
 
 
 def releases(config: ml_collections.ConfigDict, platform: str) -> bool:
   """Whether the sampler's weights and cache are freed while the step trains."""
   release = config.sampler.release
   return not config.train.async_steps and (platform != 'cpu' if release is None else release)
-
-
-def tree_numbers(sizes: Sequence[int], group_size: int) -> list[list[int]]:
-  """The numbers of each question's trees, from which their random numbers come; `sizes` are those of the whole batch.
-
-  A number depends on the place of the question and of the tree in its group alone: the first `group_size` trees of all
-  questions come first, then the next of questions that have more.
-  """
-  batch = len(sizes) * group_size
-  return [[member // group_size * batch + place * group_size + member % group_size for member in range(size)]
-          for place, size in enumerate(sizes)]
 
 
 def prepare(learner: Learner, step: int) -> Agent:

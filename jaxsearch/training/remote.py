@@ -1,4 +1,4 @@
-"""A run folder in a bucket: `config.out` may be 'gs://BUCKET/RUN' with the extra `gs`, or 's3://BUCKET/RUN' with the extra `s3`.
+"""A run folder in a bucket: `config.out` may be 'gs://BUCKET/RUN', with the extra `gs`.
 
 Orbax writes the checkpoints into the bucket. All other files of a run are small, and are appended to, which an object cannot be:
 they are written to a folder of the user's on this machine (`local`), and copied to the bucket before every checkpoint and when
@@ -15,7 +15,7 @@ from etils import epath
 
 from jaxsearch.files import write_whole
 
-PACKAGES = {'gs': 'gcsfs', 's3': 's3fs'}  # that etils.epath needs
+PACKAGES = {'gs': 'gcsfs'}  # that etils.epath needs
 FOLDERS = ('', 'tensorboard')  # whose files are copied
 STAYS = ('lock', 'locked_by')  # mean something on this machine alone
 
@@ -26,11 +26,8 @@ def is_remote(out: str | os.PathLike) -> bool:
 
 
 def place(path: str | os.PathLike) -> epath.Path:
-  """The URL as it is, any other path absolute. Orbax can write to s3:// once one was asked for."""
+  """Returns a URL as it is, any other path absolute."""
   path = epath.Path(path)
-  if str(path).startswith('s3://'):
-    from jaxsearch.training import s3  # imports Orbax
-    s3.enable()
   return path if is_remote(path) else path.absolute()
 
 

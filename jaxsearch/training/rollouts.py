@@ -4,11 +4,10 @@ A JSON line for each tree, see `record`; a gzip member for each question of a st
 member that is cut short is ignored, so the file may be read while the run writes it and after the run was killed. `zcat` reads
 it.
 
-`recording` notes what tools, judges and readers were asked and replied, while a tree grows.
+`note_call` notes what tools, judges and readers were asked and replied, while a tree grows.
 """
 
 import codecs
-import contextlib
 import dataclasses
 import json
 import math
@@ -21,41 +20,28 @@ from typing import Any
 import numpy as np
 
 from jaxsearch.data.jsonl import DataError, check_unpacked
-from jaxsearch.data.questions import Question
 from jaxsearch.files import naming, no_link
-from jaxsearch.sampler.requests import Ask, Call, RunPython, Score, Search, ToolFailure
-from jaxsearch.sampler.rollout import Agent
+from jaxsearch.sampler.requests import Ask, Call, Request, RunPython, Score, Search, ToolFailure
 from jaxsearch.trees.layout import TrainingRows, take_back
 from jaxsearch.trees.records import spans
-from jaxsearch.trees.tree import Node, Tree
+from jaxsearch.trees.tree import Node, Role, Tree
 
 FILE = 'rollouts.jsonl.gz'
 SIGNALS = ('logprobs', 'old_logprobs', 'ref_logprobs', 'advantages', 'values', 'returns')  # of a node, per token
 _GZIP = 31  # zlib's name of the format
 
 
-def recording(agent: Agent) -> Agent:
-  """The agent; the nodes of its trees have `data['calls']`, a list of what was asked about them, see `_call`."""
-  def grow(question: Question, tree: Tree):
-    growth, reply, written = agent.grow(question, tree), None, []
-    with contextlib.suppress(StopIteration):
-      while True:
-        yielded = growth.send(reply)
-        reply = yield yielded
-        several = isinstance(yielded, (list, tuple))
-        for request, one in zip(yielded, reply) if several else [(yielded, reply)]:
-          if isinstance(one, Node):
-            written += [one] * bool(one.tokens)
-          else:
-            call = _call(request, one)
-            if node := _about(request, call, written):
-              node.data.setdefault('calls', []).append(call)
-
-  return dataclasses.replace(agent, grow=grow)
+def note_call(tree: Tree, request: Request | None, reply: Any) -> None:
+  """Adds what was asked to the `data['calls']` of the span that it is about: the observer of a rollout."""
+  if request is not None and not isinstance(reply, Node):
+    call = _call(request, reply)
+    written = [node for node in tree.nodes(Role.POLICY) if node.tokens]
+    if node := _about(request, call, written):
+      node.data.setdefault('calls', []).append(call)
 
 
 def _about(request: Any, call: Mapping[str, Any], written: Sequence[Node]) -> Node | None:
-  """The span that a request is about: that with the judged text in it (of alike spans each in turn), else the newest."""
+  """Finds the span that a request is about: that with the judged text in it (of alike spans each in turn), else the last."""
   if hasattr(request, 'node') or not written:
     return getattr(request, 'node', None)
   wanted = [text for name in ('thinking', 'query', 'answer') if (text := getattr(getattr(request, 'item', None), name, ''))]

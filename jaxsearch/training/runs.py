@@ -4,7 +4,6 @@
     DIR/metrics.jsonl        a row a step
     DIR/evaluations.jsonl    a row for each evaluation on held-out questions and each of its temperatures
     DIR/rollouts.jsonl.gz    rollouts with tokens and credit, see rollouts.py
-    DIR/journal/             rollouts of the step in hand, see journal.py
     DIR/tensorboard/         the numbers of both
     DIR/checkpoints/         see checkpoint.py
     DIR/broken/              checkpoints that could not be read, where the run was resumed from the one before
@@ -30,7 +29,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import filelock
@@ -42,12 +41,11 @@ from rich import progress
 from rich.console import Console
 
 from jaxsearch.files import naming, no_link, write_whole
-from jaxsearch.models import hub
 from jaxsearch.models.hub import NotFinite
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import requests
-from jaxsearch.training import RunStopped, checkpoint, journal, remote, rollouts, trackers
+from jaxsearch.training import RunStopped, checkpoint, remote, rollouts, trackers
 from jaxsearch.training.step import TrainState
 from jaxsearch.trees.tree import Tree
 
@@ -90,14 +88,12 @@ class RunFolder(contextlib.ExitStack):
     self.out.mkdir(parents=True, exist_ok=True)
     self.enter_context(locked(self.out))
     self._published = 0.0
-    self._journals = not remote.is_remote(config.out)  # whose folder hosts share; a line cannot be appended in a bucket
     if jax.process_index() == 0:
       remote.fetch(config.out)
     self.callback(self.publish)
-    self.protected: Collection[int] = ()  # steps whose checkpoints are kept beside the newest
     self._manager = self.enter_context(contextlib.closing(
-      checkpoint.open_checkpoints(config.out, config.keep_checkpoints, lambda: self.protected)))
-    self.last_step, self._signal, self._seconds_save, self._told = 0, 0, 0.0, False
+      checkpoint.open_checkpoints(config.out, config.keep_checkpoints)))
+    self.last_step, self._signal, self._seconds_save = 0, 0, 0.0
     self.push(self._stop_out_of_memory)
 
   def restore(self, state: TrainState, check: Callable[[dict], None] = lambda host: None) -> tuple[TrainState, dict | None]:
@@ -114,20 +110,11 @@ class RunFolder(contextlib.ExitStack):
     self.last_step, state, host = checkpoint.newest(self._manager, read) or (0, state, None)
     return state, host
 
-  def roll_back(self, step: int, state: TrainState) -> TrainState:
-    """The state of the checkpoint of `step`, in the place of `state`."""
-    self._manager.wait_until_finished()
-    return checkpoint.restore(self._manager, step, state)
-
   def publish(self) -> None:
     """Copies what has changed in the run folder to its bucket, if it is in one."""
     since, self._published = self._published, time.time()
     if jax.process_index() == 0:
       remote.publish(self.config.out, since)
-
-  def checkpoints(self) -> list[int]:
-    """The steps of the checkpoints there are."""
-    return self._manager.all_steps()
 
   def rows(self) -> list[dict]:
     """The rows of metrics so far, the same in every process; call it after `start`."""
@@ -187,50 +174,6 @@ class RunFolder(contextlib.ExitStack):
       with self._resumable():
         rollouts.append(self.out, step, rollouts.sample(groups, self.config.rollouts))
 
-  def reopen_journal(self, reference: list[float], questions: str, ahead: int) -> None:
-    """Keeps of the journal what the run goes on with.
-
-    Args:
-      reference, questions: fingerprints of the model and of the questions; the journal is of this run if they are the same.
-      ahead: how many steps ahead rollouts are.
-    """
-    def check(saved: dict) -> None:
-      checkpoint.check_same_run(saved['config'], self.config)
-      hub.check_base(saved, reference, self.config.model)
-      if saved['questions'] != questions:
-        raise ValueError('other questions')
-
-    if jax.process_index() == 0 and self._journals:
-      saved, following = checkpoint.all_steps(self._manager), range(self.last_step + 1, self.last_step + 2 + ahead)
-      with self._resumable():
-        journal.reopen(self.out, {'config': self.config.to_dict(), 'reference': reference, 'questions': questions}, check,
-                       lambda step: step - 1 in saved or step in following, whole=self.config.sampler.deterministic)
-    meshes.gather_objects(None)  # the others wait for it
-
-  def journal_tree(self, step: int, number: int, tree: Tree, counts: dict[str, int]) -> None:
-    """Writes a tree that has ended, with its part of the sampler's counts."""
-    with self._resumable():
-      if self._journals and not journal.append(self.out, step, jax.process_index(), number, tree, counts) and not self._told:
-        self._told = True
-        self.say('the notes of this method are not what JSON holds, so rollouts are not journaled: a step that is killed grows '
-                 'all of them again')
-
-  def journal(self, step: int) -> dict[int, dict[str, Any]]:
-    """{number: record} of the trees of a step that are in the journal."""
-    return journal.read(self.out, step) if self._journals else {}
-
-  def forget_trees(self, step: int) -> None:
-    """Drops the trees of a step, which have all ended; call it before `finish_step`, which all processes leave together."""
-    meshes.gather_objects(None)  # in all processes
-    if jax.process_index() == 0:
-      journal.keep(self.out, lambda other: other != step)
-
-  def journal_end(self, step: int) -> None:
-    """Writes that all trees of this process have ended; not where some are missing."""
-    if self._journals and not self._told:
-      with self._resumable():
-        journal.end(self.out, step, jax.process_index())
-
   def finish_step(self, step: int, row: dict[str, float], state: TrainState, host: Callable[[], dict]) -> None:
     """Logs the step, saves if it is time to, and exits if a signal asked for it.
 
@@ -268,9 +211,6 @@ class RunFolder(contextlib.ExitStack):
         with checkpoint.writing(self._manager.directory):
           self._manager.wait_until_finished()
       self._seconds_save = time.perf_counter() - start
-      if jax.process_index() == 0:
-        saved = self._manager.all_steps()
-        journal.keep(self.out, lambda later: later > step or later - 1 in saved)
     if stop and step < self.config.steps:
       self.say(f'stopped after step {step}; rerun the same command to resume')
       raise SystemExit(128 + stop)

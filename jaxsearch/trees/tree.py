@@ -7,13 +7,16 @@ text is a search, is up to `grammar` and the methods.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 
 
@@ -72,9 +75,6 @@ class Node:
     child = Node(self.tree, self, role, tokens, logprobs, trained=role is Role.POLICY)
     self.children.append(child)
     return child
-
-  def __getstate__(self) -> dict[str, Any]:
-    return vars(self) | {'tree': None, 'parent': None, 'children': []}  # its tree restores these
 
   def absorb(self) -> None:
     """Makes its only child, a span that was sampled after it, a part of this one."""
@@ -137,21 +137,34 @@ class Tree:
     self.metrics = Metrics(searches=0, malformed=0, tool_failures=0)  # others read these, so every tree has them
     self.rng = np.random.default_rng(0) if rng is None else rng
 
-  def __getstate__(self) -> dict[str, Any]:
-    """The nodes as a list, with the place of each one's parent: a long chain of nodes would exceed the recursion limit."""
+  def to_json(self) -> dict[str, Any]:
+    """Returns the tree as it was grown, without question, values and returns, as JSON holds it; `from_json` is the inverse.
+
+    Raises TypeError for a note (`node.data`, `metrics`) that is no number, text, list, dict or document.
+    """
     nodes = list(self.walk())
     places = {node: place for place, node in enumerate(nodes)}
-    parents = [places[node.parent] for node in nodes[1:]]
-    return vars(self) | {'tokenizer': None, 'root': None, 'nodes': nodes, 'parents': parents}  # every process has a tokenizer
+    rows = [{'parent': places.get(node.parent), 'role': node.role.value} | {name: getattr(node, name) for name in _GROWN}
+            for node in nodes]
+    record = {'id': self.question and self.question.id, 'answer': self.answer, 'reward': self.reward, 'stop': self.stop,
+              'metrics': self.metrics, 'rng': self.rng.bit_generator.state, 'nodes': rows}
+    return json.loads(json.dumps(record, default=_plain))
 
-  def __setstate__(self, state: dict[str, Any]) -> None:
-    nodes, parents = state.pop('nodes'), state.pop('parents')
-    vars(self).update(state, root=nodes[0])
-    for node in nodes:
-      node.tree = self
-    for node, parent in zip(nodes[1:], parents):
-      node.parent = nodes[parent]
-      node.parent.children.append(node)
+  @classmethod
+  def from_json(cls, record: dict[str, Any], tokenizer: Any, question: Question) -> Tree:
+    """Returns the tree of `to_json`, to the bit."""
+    tree = cls(tokenizer, question)
+    tree.answer, tree.reward, tree.stop = record['answer'], record['reward'], record['stop'] and Stop(record['stop'])
+    tree.metrics = Metrics(record['metrics'])
+    tree.rng.bit_generator.state = record['rng']
+    nodes = []
+    for row in record['nodes']:
+      nodes.append(tree.root if row['parent'] is None else nodes[row['parent']].append((), Role(row['role'])))
+      vars(nodes[-1]).update({name: row[name] for name in _GROWN})
+      documents = nodes[-1].data.get('documents')
+      if documents is not None:
+        nodes[-1].data['documents'] = [Document(**document) for document in documents]
+    return tree
 
   def walk(self) -> Iterator[Node]:
     """All nodes, depth first: the order of the training layout."""
@@ -173,3 +186,15 @@ class Tree:
   def count(self, role: Role | None = None) -> int:
     """Tokens of one role, or of all; a prefix that several branches share counts once."""
     return sum(len(node.tokens) for node in self.walk() if role is None or node.role is role)
+
+
+_GROWN = ('tokens', 'logprobs', 'trained', 'stop', 'advantages', 'data')  # of a node that was grown and not yet credited
+
+
+def _plain(value: Any) -> Any:
+  """Returns a document or a NumPy value as JSON holds it."""
+  if isinstance(value, Document):
+    return dataclasses.asdict(value)
+  if isinstance(value, (np.generic, np.ndarray)):
+    return value.tolist()
+  raise TypeError(f'{value!r} on a tree cannot be saved: notes are numbers, texts, lists, dicts or documents')

@@ -136,14 +136,13 @@ def test_what_went_wrong_stands_at_the_top():
   fine.pop('last_failure')
   rows = [metrics_row(1, **fine), metrics_row(2, **failing), metrics_row(3, **failing | {'last_failure': 'slow'}, skipped=2),
           metrics_row(4, **fine | {'tool_calls_failed': 1}, last_failure='sandbox', skipped=2, alarms='kl, entropy_low'),
-          metrics_row(5, **fine, skipped=1, alarms='kl', rolled_back_to=1), metrics_row(6, **fine, skipped=2)]
+          metrics_row(5, **fine, skipped=1, alarms='kl'), metrics_row(6, **fine, skipped=2)]
   evaluations = [evaluation(6, sample('Who?', 0.0)) | failing]
   page = page_of(rows, evaluations)
   assert [line.removeprefix('Warning: ') for line in texts(page, 'p') if line.startswith('Warning')] == [
     'Updates were skipped at steps 3, 6: the loss or its gradient was not finite.',
     'The monitor of collapse raised the alarm kl at steps 4–5.',
     'The monitor of collapse raised the alarm entropy_low at step 4.',
-    'At step 5 training went back to the parameters of step 1.',
     'Searches failed at steps 2–3: 6 of 24 (25 %). The last reason: slow',
     'Searches failed in the evaluations after step 6: 3 of 4 (75 %). The last reason: <i>down</i>',
     'Tool calls failed at step 4: 7 of 24 (29 %). The last reason: sandbox']

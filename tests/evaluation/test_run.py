@@ -88,9 +88,11 @@ def test_random_numbers_are_a_function_of_the_key_and_the_number_of_a_tree(agent
 def test_watching_sees_every_reply_in_order_and_changes_nothing(agent):
   questions, seen = world.questions('test')[:3], []
   plain, _ = rollout(agent, questions, jax.random.key(3))
-  watched, _ = rollout(agent, questions, jax.random.key(3), watch=lambda tree, reply: seen.append(tree))
+  watched, _ = rollout(agent, questions, jax.random.key(3),
+                       observer=lambda tree, request, reply: seen.append(request))
   assert run.predictions(plain) == run.predictions(watched)
-  assert len(seen) == sum(len(tree.nodes(Role.POLICY)) + tree.metrics['searches'] for tree in watched)
+  assert seen.count(None) == 3  # the ends
+  assert len(seen) - 3 == sum(len(tree.nodes(Role.POLICY)) + tree.metrics['searches'] for tree in watched)
 
 
 def test_held_out_rows_are_the_same_whenever_they_are_made(agent, config):

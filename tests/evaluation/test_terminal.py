@@ -30,26 +30,25 @@ def test_elements_stand_on_lines_of_their_own_behind_their_names_and_nothing_is_
 
 def test_every_reply_has_a_word_that_says_what_it_is():
   def act(console):
-    terminal.show(console, None, [Document('1', 'Title [x]', 'Text.', 1.0)])
-    terminal.show(console, None, [])
-    terminal.show(console, None, ToolFailure('down'))
-    terminal.show(console, None, [[Document('2', 'Second', 'More.')], ToolFailure('busy')])  # replies to a list of requests
-    terminal.show(console, None, 'printed')
-    terminal.show(console, None, [[-0.5], None])  # scores are not shown
+    terminal.show(console, [Document('1', 'Title [x]', 'Text.', 1.0)])
+    terminal.show(console, [])
+    terminal.show(console, ToolFailure('down'))
+    terminal.show(console, 'printed')
+    terminal.show(console, [[-0.5], None])  # scores are not shown
 
   assert [line.strip() for line in shown(act)] == [
-    'found  Title [x]: Text.', 'found  nothing', 'failed  down', 'found  Second: More.', 'failed  busy', 'output  printed']
+    'found  Title [x]: Text.', 'found  nothing', 'failed  down', 'output  printed']
 
 
 def test_long_text_is_wrapped_behind_its_word():
-  lines = shown(lambda console: terminal.show(console, None, [Document('1', 'T', 'word ' * 30 + 'x' * 90)]))
+  lines = shown(lambda console: terminal.show(console, [Document('1', 'T', 'word ' * 30 + 'x' * 90)]))
   assert len(lines) > 3 and max(map(len, lines)) <= 80
   assert lines[0].startswith('   found  T: word') and all(line.startswith(' ' * 10) for line in lines[1:])
   assert ''.join(lines).count('x') == 90
 
 
 def test_what_a_tool_wrote_cannot_steer_the_terminal():
-  lines = shown(lambda console: terminal.show(console, None, ToolFailure('\x1b[2J\x07gone\rover')))
+  lines = shown(lambda console: terminal.show(console, ToolFailure('\x1b[2J\x07gone\rover')))
   assert '\x1b' not in lines[0] and '\r' not in lines[0] and 'gone over' in lines[0]
 
 

@@ -555,13 +555,14 @@ def test_what_is_counted_belongs_to_its_episode(make_engine):
   """Tokens, calls and failures of all episodes, told as each ends, are those of the rollout."""
   engine, ended = make_engine(), []
   engine.search = SometimesDown(engine.search)
-  trees, metrics = run(engine, chains(PROMPTS * 2, turns=3), on_end=lambda *told: ended.append(told))
-  counts = sum((collections.Counter(own) for *_, own in ended), collections.Counter())
-  assert sorted(number for number, *_ in ended) == list(range(6)) and {tree for _, tree, _ in ended} == set(trees)
+  observer = lambda tree, request, counts: ended.append((tree, counts)) if request is None else None
+  trees, metrics = run(engine, chains(PROMPTS * 2, turns=3), observer=observer)
+  counts = sum((collections.Counter(own) for _, own in ended), collections.Counter())
+  assert len(ended) == 6 and {tree for tree, _ in ended} == set(trees)
   assert counts['tool_calls'] == 12 and 0 < counts['searches_failed'] == counts['tool_calls_failed_error'] < 12
   for name, count in counts.items():
     assert metrics[name] == count, name
-  for _, tree, own in ended:
+  for tree, own in ended:
     assert own['tokens_decoded'] == sum(len(node.tokens) for node in tree.nodes(Role.POLICY)) and own['stop_budget'] == 1
 
 

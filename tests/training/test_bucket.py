@@ -1,11 +1,7 @@
-"""Runs in a bucket of a server that speaks the protocol of Google Cloud Storage or S3.
-
-The servers are gcp-storage-emulator, with the extra gs, and moto[server], with the extra s3.
-"""
+"""Runs in a bucket of a server that speaks the protocol of Google Cloud Storage: gcp-storage-emulator, with the extra gs."""
 
 import http
 import importlib.util
-import logging
 import sys
 
 import numpy as np
@@ -17,8 +13,6 @@ from tests.training import child, test_run
 from tests.training.test_run import finish, finish_all, saved_arrays, start_processes, wait_for
 
 inputs, start = test_run.inputs, test_run.start  # fixtures
-NEEDED = {'gs': ('gcsfs', 'gcp_storage_emulator'), 's3': ('s3fs', 'moto')}
-PORTS = {'gs': 9171, 's3': 9172}
 
 
 def with_generations(patch):
@@ -49,14 +43,14 @@ def with_generations(patch):
     wrap(name, http.HTTPStatus.PRECONDITION_FAILED)
 
 
-@pytest.fixture(scope='module', params=NEEDED)
-def cloud(request):
-  """gs://bucket or s3://bucket, for this process and those that it starts."""
-  if missing := [name for name in NEEDED[request.param] if importlib.util.find_spec(name) is None]:
+@pytest.fixture(scope='module')
+def cloud():
+  """gs://bucket, for this process and those that it starts."""
+  if missing := [name for name in ('gcsfs', 'gcp_storage_emulator') if importlib.util.find_spec(name) is None]:
     pytest.skip(f'needs {" and ".join(missing)}')
   with pytest.MonkeyPatch.context() as patch:
-    server = {'gs': google, 's3': amazon}[request.param](patch, PORTS[request.param])
-    yield remote.place(f'{request.param}://bucket')
+    server = google(patch, 9171)
+    yield remote.place('gs://bucket')
     server.stop()
 
 
@@ -69,20 +63,6 @@ def google(patch, port):
     patch.setenv(name, value)
   server = create_server('localhost', port, in_memory=True, default_bucket='bucket')
   server.start()
-  return server
-
-
-def amazon(patch, port):
-  import s3fs
-  from moto.server import ThreadedMotoServer
-  address = f'http://127.0.0.1:{port}'
-  for name, value in {'AWS_ENDPOINT_URL': address, 'AWS_ACCESS_KEY_ID': 'any', 'AWS_SECRET_ACCESS_KEY': 'any',
-                      'AWS_DEFAULT_REGION': 'us-east-1'}.items():
-    patch.setenv(name, value)
-  logging.getLogger('werkzeug').setLevel(logging.ERROR)  # a line a request
-  server = ThreadedMotoServer(ip_address='127.0.0.1', port=port, verbose=False)
-  server.start()
-  s3fs.S3FileSystem().mkdir('bucket')
   return server
 
 

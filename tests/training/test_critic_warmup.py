@@ -24,7 +24,6 @@ from jaxsearch.sampler.requests import Search
 from jaxsearch.sampler.rollout import rollout
 from jaxsearch.training import checkpoint, critic_warmup, loop, runs
 from jaxsearch.training import step as steps
-from jaxsearch.trees.records import from_record
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
 from jaxsearch.world.recipe import carl_examples
@@ -116,7 +115,7 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   record, tokenizer = runs.read(out / 'rollouts.jsonl')[0], learner.agent.engine.tokenizer
   values = []
   for assess in (functools.partial(loop.assess, learner), open_critic(config, str(out))):  # as in training, and in `eval`
-    tree = from_record(record, tokenizer, Question(record['id'], '?', ('x',)))
+    tree = Tree.from_json(record, tokenizer, Question(record['id'], '?', ('x',)))
     for node in tree.nodes(Role.POLICY):
       node.logprobs, node.advantages, node.returns = [0.0] * len(node.tokens), 0.0, np.zeros(len(node.tokens))
     assess([tree])

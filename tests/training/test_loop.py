@@ -29,7 +29,7 @@ from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import GREEDY, Ask, Score, Search
 from jaxsearch.sampler.rollout import rollout
 from jaxsearch.training import batch as batches
-from jaxsearch.training import checkpoint, loop, runs
+from jaxsearch.training import checkpoint, growing, loop, runs
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.methods.driving import Letters
 from tests.processes import as_processes
@@ -163,14 +163,12 @@ def test_what_a_tree_draws_depends_on_no_process(monkeypatch, processes, adaptiv
       tree.root.append([number], Role.POLICY).data['drawn'] = tree.rng.random()
     return trees, {'tokens_decoded': 1, 'tokens_prefilled': 2, 'seconds': 3}
 
-  monkeypatch.setattr(loop, 'rollout', grown)
-  monkeypatch.setattr(loop, 'prepare', lambda learner, step: None)
-  learner = types.SimpleNamespace(config=config, key=jax.random.key(4), agent=types.SimpleNamespace(
-    engine=types.SimpleNamespace(tokenizer=None)))
+  monkeypatch.setattr(growing, 'rollout', grown)
+  learner = types.SimpleNamespace(config=config)
 
   def run():
     context = Context(7, np.random.default_rng(0), {'pass_rates': rates})
-    groups, row = loop.grow(learner, loop.begin(learner, cusearch, questions, context))
+    groups, row = loop.grow(learner, growing.begin(config, cusearch, None, jax.random.key(4), questions, context))
     return row['tokens_generated'], [
       [(tree.question.id, node.tokens, node.data) for tree in group for node in tree.nodes(Role.POLICY)] for group in groups]
 
@@ -182,23 +180,6 @@ def test_what_a_tree_draws_depends_on_no_process(monkeypatch, processes, adaptiv
   assert [group[0][0] for group in alone] == [question.id for question in questions]
   assert len({number for _, (number,), _ in trees}) == len({data['drawn'] for *_, data in trees}) == len(trees) == 18
   assert sorted(map(len, alone)) == ([1, 1, 3, 3, 5, 5] if adaptive else [3] * 6)
-
-
-def test_what_was_drawn_ahead_is_in_the_checkpoint(monkeypatch):
-  """The trees of a step that a checkpoint has begun keep their sizes, and the method its random numbers, whatever it learnt."""
-  monkeypatch.setattr(loop, 'prepare', lambda learner, step: None)
-  questions = [Question(str(place), '?', ('a',)) for place in range(6)]
-  learner = types.SimpleNamespace(config=ml_collections.ConfigDict(dict(out='run', group_size=3, sizes=dict(
-    adaptive=True))), key=jax.random.key(4))
-  begun = lambda rates, drawn=None: loop.begin(learner, cusearch, questions, Context(
-    7, np.random.default_rng(3), {'pass_rates': rates}), drawn=drawn)
-  first = begun({str(place): [place / 5] for place in range(6)})
-  drawn = json.loads(json.dumps(first.drawn))
-  first.context.rng.random()
-  later = begun({}, drawn)
-  assert later.sizes == first.sizes == [1, 3, 5, 5, 3, 1] != begun({}).sizes
-  assert later.context.metrics == first.context.metrics and later.drawn == drawn
-  assert begun({}, drawn | {'step': 6}).sizes == [3] * 6  # those of another step
 
 
 def grown_groups(questions: int = 48, size: int = 4) -> list[list[Tree]]:
@@ -226,12 +207,8 @@ def grown_groups(questions: int = 48, size: int = 4) -> list[list[Tree]]:
   (carl, {}, 'step-mean')])
 def test_the_trees_stay_where_they_grew_and_are_credited_as_one_batch(monkeypatch, processes, method, settings, how):
   """Advantages and loss weights of several processes are those of one."""
-  whole = pickle.dumps(grown_groups())
-
   def run():
-    groups = pickle.loads(whole)[meshes.own_part()]
-    for tree in (tree for group in groups for tree in group):
-      tree.tokenizer = Letters()
+    groups = grown_groups()[meshes.own_part()]
     context = Context(3, np.random.default_rng(3), {})
     method.credit(groups, context, **settings)
     trained = loop.credited(groups)

@@ -1,19 +1,14 @@
-"""Alarms from rows, what follows from them, and runs that go back to a checkpoint."""
+"""Alarms from rows, and what follows from them."""
 
 import math
-import os
 import pathlib
-import subprocess
 import sys
 
-import jax
-import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from configs import base
 from jaxsearch.data.questions import Question
-from jaxsearch.training import checkpoint, loop, monitors, runs
+from jaxsearch.training import loop, monitors, runs
 from jaxsearch.trees.tree import Role, Tree
 from tests.training.test_run import comparable
 
@@ -96,12 +91,12 @@ def test_the_likelihood_of_a_step_and_its_groups_without_signal():
   assert row['groups_alike'] == 0.75 and row['em'] == pytest.approx(2 / 7)
 
 
-def watched(config, changes, saved=()):
+def watched(config, changes):
   """(rows, lines said, why it stopped) of a run with such rows; every checkpoint in `saved` is there once its step is."""
   told, said, stop = [], [], None
   found = rows(*changes)
   for row in found:
-    stop = monitors.watch(told, row, config, [step for step in saved if step < row['step']], said.append)
+    stop = monitors.watch(told, row, config, said.append)
     if stop:
       break
   assert told == [monitors.remember(row) for row in found[:len(told)]]  # so a resumed run has the same history
@@ -115,7 +110,7 @@ def test_an_alarm_is_said_once_when_it_begins_and_once_when_it_ends():
   found, said, stop = watched(get_config({}), [{}] * 3 + [BAD] * 5 + [{}] * 3)
   assert [row.get('alarms') for row in found] == [None] * 4 + ['malformed'] * 5 + [None] * 2
   assert said == ['step 5: malformed 0.633 > monitor.malformed=0.5, the mean of 3 steps', 'step 10: malformed no longer alarms']
-  assert stop is None and 'rollbacks' not in found[-1]
+  assert stop is None
 
 
 def test_a_run_stops_after_an_alarm_that_lasts():
@@ -123,37 +118,6 @@ def test_a_run_stops_after_an_alarm_that_lasts():
   _, said, stop = watched(get_config(dict(action='stop', patience=3)), changes)
   assert len(said) == 3 and stop.startswith('step 11: malformed 0.9 > monitor.malformed=0.5 for 3 steps (monitor.action=')
   assert watched(get_config(dict(action='stop', patience=3)), changes[:-1])[2] is None
-
-
-def test_a_checkpoint_is_rated_by_the_steps_after_it():
-  config = get_config(dict(action='rollback'), checkpoint_every=2)
-  told = history(*[dict(reward=reward) for reward in (.9, .9, .1, .2, .3, .4, .5, .5)])
-  assert monitors.rate(told, config) == {2: pytest.approx(.2), 4: pytest.approx(.4), 6: math.inf, 8: math.inf}
-  assert monitors.best(told, config, saved=[2, 4, 6, 8]) == 4 and monitors.best(told, config, saved=[2, 7]) == 2
-  assert monitors.worth_keeping(told, config, saved=[2, 4, 6, 8]) == {4, 6, 8}
-  config.monitor.action = 'stop'
-  assert monitors.worth_keeping(told, config, saved=[2, 4, 6, 8]) == set()
-
-
-def test_a_checkpoint_that_a_rollback_followed_too_soon_is_not_rated():
-  told = history(*[{}] * 4, dict(rolled_back_to=2), *[{}] * 4)
-  assert sorted(monitors.rate(told, get_config({}, checkpoint_every=1))) == [1, 2, 5, 6, 7, 8, 9]
-
-
-def test_a_rollback_goes_to_the_best_checkpoint_and_begins_a_new_window():
-  config = get_config(dict(action='rollback', max_rollbacks=1), checkpoint_every=1)
-  changes = [*[dict(reward=reward) for reward in (.2, .4, .6, .6, .6)], *[BAD] * 3, *[{}] * 2, *[BAD] * 6]
-  found, said, stop = watched(config, changes, saved=range(1, 20))
-  back = {row['step']: row['rolled_back_to'] for row in found if 'rolled_back_to' in row}
-  assert back == {8: 2}  # steps 3, 4 and 5 were the best, so their parameters are those of checkpoint 2
-  assert [row['rollbacks'] for row in found[:13]] == [0] * 7 + [1] * 6
-  assert said[1].startswith('step 8: malformed 0.9 > ') and said[1].endswith(' of step 2, rollback 1 of 1')
-  assert stop.startswith('step 13: malformed 0.9') and 'after monitor.max_rollbacks=1;' in stop
-
-
-def test_without_a_rated_checkpoint_the_run_stops():
-  _, _, stop = watched(get_config(dict(action='rollback')), [BAD] * 9, saved=())
-  assert stop.startswith('step 4: ') and 'no checkpoint to go back to' in stop
 
 
 @pytest.fixture
@@ -179,50 +143,8 @@ def toy(child, method, tmp_path):
   return toy
 
 
-def arrays(config, step):
-  """Every array of a checkpoint."""
-  with checkpoint.open_checkpoints(config.out) as manager:
-    found = manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(), rest=ocp.args.StandardRestore()))
-  return jax.tree.leaves((found.params, found.rest))
-
-
 def rows_of(config):
   return list(map(comparable, runs.read(pathlib.Path(config.out) / 'metrics.jsonl')))
-
-
-@pytest.mark.parametrize('ahead', [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_run_with_rollbacks_that_is_killed_ends_alike_to_the_bit(toy, method, monkeypatch, capsys, ahead):
-  changes = dict(action='rollback', patience=4, max_rollbacks=2)
-  whole, broken = toy('whole', **changes), toy('broken', **changes)
-  whole.train.async_steps = broken.train.async_steps = ahead
-  whole.steps = broken.steps = 10
-  whole.keep_checkpoints, broken.keep_checkpoints = 9, 1
-  loop.train(whole)
-  said, found = capsys.readouterr().err, rows_of(whole)
-  back = {row['step']: row['rolled_back_to'] for row in found if 'rolled_back_to' in row}
-  assert list(back) == [4, 8] and back[4] == 2 and [row['rollbacks'] for row in found] == [0] * 3 + [1] * 4 + [2] * 3
-  assert said.count('entropy_high 8.') == 5 and 'step 2, rollback 1 of 2' in said  # it begins again after each rollback
-  for step, target in back.items():  # parameters and optimizer go back, the rest goes on
-    jax.tree.map(np.testing.assert_array_equal, arrays(whole, step), arrays(whole, target))
-  assert any((a != b).any() for a, b in zip(arrays(whole, 6), arrays(whole, 4), strict=True))
-  assert found[2]['logprob'] != found[4]['logprob']  # of the same parameters, on other questions
-
-  credit, deaths = method.credit, [5, 8]
-
-  def killed(groups, context, **arguments):
-    if [context.step] == deaths[:1]:
-      raise KeyboardInterrupt(deaths.pop(0))
-    credit(groups, context, **arguments)
-
-  monkeypatch.setattr(method, 'credit', killed)
-  for _ in range(2):
-    with pytest.raises(KeyboardInterrupt):
-      loop.train(broken)
-  loop.train(broken)
-  assert rows_of(broken) == found
-  jax.tree.map(np.testing.assert_array_equal, arrays(broken, 10), arrays(whole, 10))
-  kept = monitors.worth_keeping([monitors.remember(row) for row in found], whole, saved=range(2, 11, 2))
-  assert {int(path.name) for path in pathlib.Path(broken.out, 'checkpoints').iterdir()} == kept | {10}
 
 
 def test_a_run_that_was_stopped_goes_on_with_other_limits(toy):
@@ -234,25 +156,3 @@ def test_a_run_that_was_stopped_goes_on_with_other_limits(toy):
   config.monitor.update(action='warn', entropy_high=9.0)
   loop.train(config)
   assert [(row['step'], row.get('alarms')) for row in rows_of(config)][2:] == [(3, None), (4, None)]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_a_policy_that_its_learning_rate_breaks_is_taken_back(tmp_path):
-  """Search-R1 on the embedded world at 30 times the usual rate: half of the answers are soon right, and then none."""
-  def train(action):
-    fields = {'out': tmp_path / action, 'optim.learning_rate': 3e-3, 'questions_per_step': 4, 'sampler.slots': 32, 'steps': 16,
-              'eval.every': 0, 'checkpoint_every': 2, 'monitor.action': action, 'monitor.window': 3, 'monitor.patience': 2}
-    command = [sys.executable, '-m', 'jaxsearch.cli', 'train', '--config=quickstart']
-    process = subprocess.run([*command, *(f'--config.{name}={value}' for name, value in fields.items())],
-                             env=os.environ | {'PYTHONPATH': str(ROOT)}, capture_output=True, text=True)
-    return process, runs.read(tmp_path / action / 'metrics.jsonl')
-
-  process, found = train('stop')
-  rewards = [row['reward'] for row in found]
-  assert max(rewards) > 0.5 and np.mean(rewards[-2:]) < 0.1
-  assert process.returncode and f'step {len(found)}: ' in process.stderr and "(monitor.action='stop')" in process.stderr
-  process, more = train('rollback')
-  assert process.returncode == 0, process.stderr[-3000:]
-  assert more[len(found) - 1]['rolled_back_to'] and [row['reward'] for row in more[:len(found)]] == rewards
-  assert np.mean([row['reward'] for row in more[len(found):len(found) + 3]]) > 0.15  # until the same rate breaks it again

@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 
 from jaxsearch.data.questions import Question
-from jaxsearch.methods import slate
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards import judge
-from jaxsearch.sampler.requests import Ask, Generate, Score, Search, ToolFailure, Tools
-from jaxsearch.sampler.rollout import Agent
+from jaxsearch.sampler.requests import Ask, Generate, Score, Search, ToolFailure
 from jaxsearch.training import loop, rollouts, runs
 from jaxsearch.trees.tree import Role, Stop, Tree
 from jaxsearch.world import files as world
-from tests.methods.driving import ANSWER, FOUND, QUESTION, SEARCH, Letters, drive
+from tests.methods.driving import FOUND, QUESTION, Letters
 from tests.training import child
 
 
@@ -68,14 +66,15 @@ def test_without_bytes_for_tokens_a_record_has_no_lengths():
 
 def asked_for(grow, replies):
   """The calls noted on the spans of a tree that `grow` grows while it gets these replies."""
-  agent = rollouts.recording(Agent(None, grow, Tools(), None))
   tree = Tree(Letters(), QUESTION)
-  growth, replies = agent.grow(QUESTION, tree), list(replies)
+  growth, replies = grow(QUESTION, tree), list(replies)
   request = next(growth)
   while True:
     reply = replies.pop(0)
     if callable(reply):
       reply = reply(request)
+    for asked, one in zip(request, reply) if isinstance(request, list) else [(request, reply)]:
+      rollouts.note_call(tree, asked, one)
     try:
       request = growth.send(reply)
     except StopIteration:
@@ -114,17 +113,6 @@ def test_of_spans_with_the_same_text_each_gets_what_the_judge_said_of_it():
 
   _, *calls = asked_for(grow, [write, [1, -1, ToolFailure('down')]])
   assert [[call.get('reply', call.get('failure')) for call in own] for own in calls] == [[1], ['down'], [-1]]
-
-
-def test_a_method_notices_nothing_of_the_recording():
-  """The same requests and the same tree, with and without it."""
-  def run(grow):
-    tree, requests, _ = drive([ANSWER, SEARCH], asked=1, grow=grow, budget=1, k=2, best=True)
-    return [(node.text, node.advantages) for node in tree.walk()], [type(request) for request in requests], tree.stop
-
-  recorded = lambda question, tree, **settings: rollouts.recording(
-    Agent(None, lambda *given: slate.grow(*given, **settings), Tools(), None)).grow(question, tree)
-  assert run(recorded) == run(slate.grow)
 
 
 def test_a_language_judge_keeps_its_reasons():

@@ -26,8 +26,8 @@ from tests.tools.serving import server
 CHILD = pathlib.Path(__file__).with_name('child.py')
 ROOT = pathlib.Path(__file__).parents[2]
 TIMES = ('seconds', 'tokens_per_second', 'compilations', 'resident_mib')  # what may differ between runs
-# What it took to grow the trees of a step: less, where it was killed when they were in the journal.
-COSTS = ('trees_journaled', 'segments', 'steps', 'idle_share', 'tokens_prefilled', 'tokens_reused', 'tokens_forked',
+# What it took to grow the trees of a step.
+COSTS = ('segments', 'steps', 'idle_share', 'tokens_prefilled', 'tokens_reused', 'tokens_forked',
          'rows_evicted')
 
 

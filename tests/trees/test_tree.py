@@ -1,11 +1,13 @@
 """Trees of spans: what append records and refuses, paths, order and counts."""
 
 import json
-import pickle
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Metrics, Role, Stop, Tree
@@ -106,8 +108,8 @@ def test_a_figure_that_is_missing_reads_as_0(tree):
   counts = {'searches': 0, 'malformed': 0, 'tool_failures': 0}
   assert tree.metrics == counts and tree.metrics['found'] == 0 and 'found' not in tree.metrics
   tree.metrics['found'] += 1
-  for copy in (pickle.loads(pickle.dumps(tree.metrics)), Metrics(json.loads(json.dumps(tree.metrics)))):
-    assert copy == counts | {'found': 1} and copy['turns'] == 0
+  copy = Metrics(json.loads(json.dumps(tree.metrics)))
+  assert copy == counts | {'found': 1} and copy['turns'] == 0
 
 
 def test_pruning_drops_what_bears_no_loss_and_leads_to_none():
@@ -125,28 +127,53 @@ def test_pruning_drops_what_bears_no_loss_and_leads_to_none():
   assert tree.count() == 0
 
 
-def test_a_chain_of_5000_spans_with_branches_goes_to_other_processes():
+def test_a_chain_of_5000_spans_with_branches_survives_json():
   tree = Tree(Letters(), Question('1', 'Which?', ('a',)), np.random.default_rng(3))
   node = tree.root
   for number in range(5000):
     if number % 500 == 0:
-      node.append([9000], Role.POLICY, logprobs=[-1.0]).data['of'] = node
+      node.append([9000], Role.POLICY, logprobs=[-1.0])
     node = node.append([number, 1], Role.POLICY, logprobs=[-1.0, -2.0])
-    node.stop = 'end'
   node.append([7], Role.POLICY, logprobs=[-1.0])
-  tree.answer, tree.metrics['found'] = 'b', 3
-  copy = pickle.loads(pickle.dumps([tree, tree]))[1]
-  assert (copy.tokenizer, copy.question, copy.answer, copy.metrics) == (None, tree.question, 'b', tree.metrics)
-  assert copy.rng.random() == tree.rng.random() and set(vars(copy)) == set(vars(tree))
-  nodes, copies = list(tree.walk()), list(copy.walk())
-  for one, other in zip(nodes, copies, strict=True):
-    assert other is not one and other.tree is copy
-    assert (other.role, other.tokens, other.logprobs, other.trained, other.stop) == (
-      one.role, one.tokens, one.logprobs, one.trained, one.stop)
-    assert [child.tokens for child in other.children] == [child.tokens for child in one.children]
-  assert copies[-1].path_tokens() == nodes[-1].path_tokens()
-  assert all(one.data['of'] is one.parent for one in copies if 'of' in one.data)
+  copy = Tree.from_json(json.loads(json.dumps(tree.to_json())), Letters(), tree.question)
   for one in (tree, copy):
     one.prune()
-    rows = lay_out([one], 20000, pad_id=0)
-    assert rows.real.sum() == one.count() == 10011
+    assert lay_out([one], 20000, pad_id=0).real.sum() == one.count() == 10011
+  assert copy.leaves()[-1].path_tokens() == tree.leaves()[-1].path_tokens()
+
+
+NOTES = st.recursive(st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False),
+                     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
+LOGPROBS = st.lists(st.floats(-50, 0, width=32), min_size=1, max_size=5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0), st.sampled_from(Role), LOGPROBS, st.booleans(), st.none() | st.floats(-3, 3)),
+                max_size=6), st.dictionaries(st.sampled_from(['calls', 'reward', 'mine']), NOTES), st.floats(0, 9, width=32))
+def test_a_tree_comes_back_from_json_to_the_bit(grown, notes, score):
+  question = Question('q', 'Who?', ('x',))
+  tree = Tree(Letters(), question, np.random.default_rng(7))
+  nodes = [tree.root]
+  for parent, role, logprobs, trained, advantage in grown:
+    policy = role is Role.POLICY
+    node = nodes[parent % len(nodes)].append(range(len(logprobs)), role, logprobs=logprobs if policy else None)
+    node.trained, node.stop, node.advantages = policy and trained, '</search>' if policy else None, advantage
+    node.data.update(notes, documents=[Document('1', 'Titel', 'é\U0001f600', np.float32(score))])
+    nodes.append(node)
+  tree.root.data.update(notes)
+  tree.answer, tree.stop, tree.metrics['found'] = 'x', Stop.CONTEXT_FULL, np.int64(2)
+  tree.rng.random(3)
+  record = tree.to_json()
+  back = Tree.from_json(json.loads(json.dumps(record)), Letters(), question)
+  fields = ('role', 'tokens', 'logprobs', 'trained', 'stop', 'advantages', 'data', 'length')
+  assert [[getattr(node, name) for name in fields] for node in back.walk()] == [
+    [getattr(node, name) for name in fields] for node in tree.walk()]
+  assert (back.answer, back.stop, back.reward, back.metrics) == (tree.answer, tree.stop, None, tree.metrics)
+  assert back.stop is Stop.CONTEXT_FULL and back.metrics['missing'] == 0 and back.question is question
+  assert record['id'] == 'q' and back.to_json() == record and back.rng.random() == tree.rng.random()
+
+
+def test_a_note_that_json_does_not_hold_is_named(tree):
+  tree.root.data['note'] = object
+  with pytest.raises(TypeError, match='object.* on a tree cannot be saved'):
+    tree.to_json()
