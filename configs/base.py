@@ -125,6 +125,7 @@ def get_config():
     chunk=1024,                      # tokens of a device that are projected onto the vocabulary at a time; less saves memory
     aggregate='token-mean',          # how the loss is averaged: 'token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum',
                                      # 'span-mean' or 'step-mean', see trees/layout.py
+    penalties='',                    # how KL and entropy are averaged: one of the same; '' as the loss
     kl_on='all',                     # the trees that the KL to the initial policy is about: 'all', or 'wrong', those whose
                                      # answer is not right
   )

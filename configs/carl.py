@@ -29,7 +29,7 @@ def get_config():
     tools=True, fault='working',
   )  # fmt: skip
   config.credit = config_dict.create(level='segment', gamma=1.0, lam=0.0)
-  config.train.update(aggregate='step-mean', row_length=768, epochs=4, mini_batch=60)
+  config.train.update(aggregate='step-mean', penalties='token-mean', row_length=768, epochs=4, mini_batch=60)
   config.loss.update(entropy_coef=0.001)
   config.optim.update(learning_rate=5e-5, b2=0.999)
   config.critic.update(enabled=True, shared=True, learning_rate=2.5e-4, backbone_rate=2.5e-5, weight_decay=0.01)

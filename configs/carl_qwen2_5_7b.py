@@ -34,7 +34,7 @@ def get_config():
   config.grow, config.credit = ours.grow, ours.credit
   config.grow.update(template='carl', chat=True, max_tokens=2048, context_tokens=256)
   # A tree holds raw output and contexts beside its path; one that is longer than a row is split at a branch.
-  config.train.update(aggregate='step-mean', epochs=4, mini_batch=64, row_length=9472)
+  config.train.update(aggregate='step-mean', penalties='token-mean', epochs=4, mini_batch=64, row_length=9472)
   config.sampler.max_observation, config.python.output = 2048, 12000  # 7 passages (table 8)
   config.python.workers = config.sampler.tool_workers = 64  # a program holds its worker while it searches
   config.loss.update(clip_low=0.2, clip_high=0.2, kl_coef=0.001, entropy_coef=0.001)

@@ -58,6 +58,7 @@ FIELDS = {
   'train.chunk': COUNT,
   'train.kl_on': ('all', 'wrong'),
   'train.aggregate': ('token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean', 'span-mean'),
+  'train.penalties': ('', 'token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean', 'span-mean'),
 
   'loss.clip_low': '>= 0 and < 1',
   'loss.clip_high': WEIGHT,

@@ -344,7 +344,8 @@ def into_rows(learner: Learner, trees: Sequence[Tree], share_trained: bool = Tru
   """The training rows of this process's trees."""
   everywhere = learner.config.train.kl_on == 'all'
   return batches.lay_out_own(trees, learner.config.train.row_length, pad_id=learner.agent.engine.tokenizer.pad_id,
-                             how=learner.config.train.aggregate, share_trained=share_trained,
+                             how=learner.config.train.aggregate, penalties=learner.config.train.penalties,
+                             share_trained=share_trained,
                              kl_on=lambda tree: everywhere or not tree.question.score(tree.answer))
 
 

@@ -70,6 +70,8 @@ def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperatur
                 importance_cap: float = 0.0) -> tuple[jax.Array, Report]:
   """sum of the clipped surrogates, of kl_weights * kl_coef * k3 KL to the reference, and of -weights * entropy_coef * entropy.
 
+  The weights are of the average of the surrogate, or of that of `train.penalties`.
+
   `temperature` is that of the sampler: the ratio compares log-probabilities of the same distribution. Without a reference
   (`batch.ref_logprobs` is None) there is no KL term; it is reported as 0. With an `importance_cap` above 0 the surrogate of
   each token is multiplied by `losses.importance_weights`; `batch.old_logprobs` are then the trainer's own. All chains that

@@ -44,7 +44,7 @@ class TrainingRows:
   visible_until: np.ndarray  # int32, row index, exclusive; own index + 1 on padding
   real: np.ndarray           # bool, False on padding
   trained: np.ndarray        # float32, how many trained spans share it; 0 wherever there is no loss
-  loss_weights: np.ndarray   # float32, their weights in the loss, added up
+  loss_weights: np.ndarray   # float32, their weights in the loss (with `penalties` those of KL and entropy), added up
   kl_weights: np.ndarray     # float32, those of the spans that the KL is about, added up
   gains: np.ndarray          # float32, P: the weighted advantages above 0, added up; 0 where spans have none
   losses: np.ndarray         # float32, N: the weighted advantages below 0, added up, as a positive number
@@ -60,8 +60,9 @@ class TrainingRows:
     return float(self.real.mean())
 
 
-def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'token-mean', share_trained: bool = True,
-            totals: Sequence[int] | None = None, kl_on: Callable[[Tree], bool] = lambda tree: True) -> TrainingRows:
+def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'token-mean', penalties: str = '',
+            share_trained: bool = True, totals: Sequence[int] | None = None,
+            kl_on: Callable[[Tree], bool] = lambda tree: True) -> TrainingRows:
   """Packs the tries of a forest into rows, first-fit decreasing; the result depends on its arguments alone.
 
   Args:
@@ -69,6 +70,7 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'tok
     length: T.
     pad_id: token that fills the rows up.
     how: the average that the loss weights stand for, see `loss_weights`.
+    penalties: that of KL and entropy; '' is `how`.
     share_trained: False merges only what is not trained, for a loss that is not linear or quadratic in the credit.
     totals: `count_trained` of the whole batch, where `forest` is a part of it; None: it is the whole.
     kl_on: whether the KL to the reference is about a tree.
@@ -84,8 +86,9 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'tok
     missing = sum(getattr(node, field) is None for node in trained)
     if 0 < missing < len(trained):
       raise ValueError(f'{missing} of {len(trained)} trained spans have no {field}')
-  weights = {}  # node -> (policy, critic), each [tokens of the node]
-  for own, *of_tree in zip(nodes, *loss_weights(nodes, how, totals)):
+  weights = {}  # node -> (policy, critic, penalties), each [tokens of the node]
+  policy, critic = loss_weights(nodes, how, totals)
+  for own, *of_tree in zip(nodes, policy, critic, loss_weights(nodes, penalties, totals)[0] if penalties else policy):
     ends = np.cumsum([len(node.tokens) for node in own])
     weights |= zip(own, zip(*(np.split(values, ends[:-1]) for values in of_tree)))
   trees = collections.defaultdict(list)
@@ -230,7 +233,7 @@ def _padding(num_rows: int, length: int, pad_id: int) -> TrainingRows:
     real=np.zeros(shape, bool), places={}, **{name: np.zeros(shape, np.float32) for name in names})
 
 
-def _place(rows: TrainingRows, row: int, start: int, trie: _Trie, weights: dict[Node, tuple[np.ndarray, np.ndarray]],
+def _place(rows: TrainingRows, row: int, start: int, trie: _Trie, weights: dict[Node, tuple[np.ndarray, ...]],
            kl_on: Callable[[Tree], bool]) -> int:
   """Writes a trie into `row` from index `start` on and returns its end. A span that is in two tries counts in the first."""
   columns = np.zeros(0, np.int64)  # of the tokens of the last path
@@ -254,7 +257,7 @@ def _place(rows: TrainingRows, row: int, start: int, trie: _Trie, weights: dict[
 
 
 def _credit(rows: TrainingRows, row: int, columns: np.ndarray, node: Node, weights: np.ndarray,
-            value_weights: np.ndarray, kl: bool) -> None:
+            value_weights: np.ndarray, penalty_weights: np.ndarray, kl: bool) -> None:
   """Adds what a trained span says of its tokens to what others say of them."""
   found = {}
   for field in CREDIT:
@@ -264,8 +267,8 @@ def _credit(rows: TrainingRows, row: int, columns: np.ndarray, node: Node, weigh
     found[field] = np.zeros(len(columns)) if values is None else np.asarray(values)
   bears_loss = weights != 0
   for name, values in (
-      ('trained', bears_loss), ('loss_weights', weights), ('value_weights', value_weights),
-      ('kl_weights', weights * kl),
+      ('trained', bears_loss), ('loss_weights', penalty_weights), ('value_weights', value_weights),
+      ('kl_weights', penalty_weights * kl),
       ('gains', weights * np.maximum(found['advantages'], 0)), ('losses', weights * np.maximum(-found['advantages'], 0)),
       ('old_logprobs', bears_loss * found['logprobs']),
       ('values', value_weights * found['values']), ('returns', value_weights * found['returns'])):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import configs.carl
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import carl
 from jaxsearch.sampler.requests import Generate, RunPython, ToolFailure
@@ -191,24 +192,29 @@ def test_it_says_that_it_needs_a_critic():
 
 
 def test_the_loss_is_the_papers():
-  """Mean over a segment's tokens, summed over segments, mean over trajectories; the critic's over boundary states."""
+  """Mean over a segment's tokens, summed over segments, mean over trajectories; the critic's over boundary states; KL and
+  entropy over all tokens."""
   trees, _ = credited([[INVOKE, CONTEXT, COMMIT], [WRONG]], [[0.2, 0.7, 0.5], [0.4]])
+  config = configs.carl.get_config().train
   for tree in trees:
     tree.prune()
     for node in carl.segments(tree):
       node.logprobs = [0.0] * len(node.tokens)
-  rows = lay_out(trees, 1024, pad_id=0, how='step-mean')
+  rows = lay_out(trees, 1024, pad_id=0, how=config.aggregate, penalties=config.penalties)
   losses = np.random.default_rng(0).random((2, *rows.tokens.shape))
-  policy = critic = 0.0
+  policy, critic, every = 0.0, 0.0, []
   for tree in trees:
     chain, states = carl.segments(tree), []
     for node in tree.walk():
       if node.trained:
-        policy += losses[0][rows.places[node]].mean() / len(trees)
+        policy += node.advantages * losses[0][rows.places[node]].mean() / len(trees)
+        every += losses[0][rows.places[node]].tolist()
         states.append(losses[1][rows.places[node]][0])
     assert len(states) == len(chain)
     critic += np.mean(states) / len(trees)
-  np.testing.assert_allclose((rows.loss_weights * losses[0]).sum(), policy, rtol=1e-5)
+  np.testing.assert_allclose(((rows.gains - rows.losses) * losses[0]).sum(), policy, rtol=1e-5)
+  for weights in (rows.loss_weights, rows.kl_weights):
+    np.testing.assert_allclose((weights * losses[0]).sum(), np.mean(every), rtol=1e-5)
   np.testing.assert_allclose((rows.value_weights * losses[1]).sum(), critic, rtol=1e-5)
 
 

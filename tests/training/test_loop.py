@@ -286,6 +286,10 @@ def test_the_kl_may_be_about_wrong_answers_alone(config, kl_on):
       place = rows.places[node]
       np.testing.assert_array_equal(rows.kl_weights[place], 0 if right else rows.loss_weights[place])
   assert rows.kl_weights.any()
+  config.train.update(aggregate='seq-mean-token-sum', penalties='token-mean')  # of the surrogate, and of KL and entropy
+  summed = loop.into_rows(learner, trees, share_trained=False)
+  np.testing.assert_array_equal(summed.loss_weights, rows.loss_weights)
+  assert np.abs(summed.gains).sum() > 2 * np.abs(rows.gains).sum()
 
 
 @pytest.fixture
