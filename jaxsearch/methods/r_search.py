@@ -33,6 +33,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
   """
   yield from search_r1.grow(question, tree, max_turns=max_turns, max_tokens=max_tokens, template=template, chat=chat,
                             tags=grammar.R_SEARCH)
+  tree.answer = tree.answer and formats.unwrapped(tree.answer)
   found = [bool(node.data.get('documents')) for node in tree.nodes(Role.POLICY)]
   written = spans(tree)
   tree.metrics.update(evidence_f1=0.0, evidence_unfounded=int(unfounded(written, found)))
@@ -61,9 +62,11 @@ def unfounded(written: Sequence[str], found: Sequence[bool]) -> bool:
 
 def reward(tree: Tree, *, evidence_weight: float = 1.0, gamma_evidence: float = 0.2, gamma_answer: float = 0.2,
            evidence_needs_search: bool = True) -> float:
-  """`r_a + r_e + r_f` (eq. 6); an answer counts in the only box of answers. The parts are noted in tree.metrics."""
+  """`r_a + r_e + r_f` (eq. 6); an answer counts in the only box of answers, without LaTeX's wrappers. The parts are noted in
+  tree.metrics."""
   written, forfeited = spans(tree), evidence_needs_search and tree.metrics['evidence_unfounded']
-  answer = token_f1(formats.only_box(written, 'answer'), tree.question.golden_answers)
+  box = formats.only_box(written, 'answer')
+  answer = token_f1(box and formats.unwrapped(box), tree.question.golden_answers)
   evidence = 0.0 if forfeited else tree.metrics['evidence_f1']
   form = formats.r_search_format(written, tree.metrics['found'] > 0, gamma_evidence=0.0 if forfeited else gamma_evidence,
                                  gamma_answer=gamma_answer)

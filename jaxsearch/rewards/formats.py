@@ -20,14 +20,23 @@ def only_box(spans: Sequence[str], name: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-  r"""The content of the last balanced `\boxed{…}` (CARL, appendix C), None without or if empty; `\{` and `\}` are text."""
+  r"""The `unwrapped` content of the last balanced `\boxed{…}` (CARL, appendix C), None without or if empty; `\{` and `\}` are
+  text."""
   for opening in reversed(list(re.finditer(r'\\boxed\s*\{', text))):
     depth = 1
     for brace in re.finditer(r'\\.|[{}]', text[opening.end():], re.DOTALL):
       depth += {'{': 1, '}': -1}.get(brace[0], 0)
       if not depth:
-        return text[opening.end():opening.end() + brace.start()].strip() or None
+        return unwrapped(text[opening.end():opening.end() + brace.start()]) or None
   return None
+
+
+def unwrapped(text: str) -> str:
+  r"""The stripped text without LaTeX's wrappers around plain words: `\text{…}`, `\textbf{…}`, `\mathrm{…}`, `\boxed{…}` and the
+  like, nested ones too."""
+  while (shorter := re.sub(r'\\(?:boxed|text|math)(?:rm|bf|it|sf|tt|up|normal)?\s*\{([^{}]*)\}', r'\1', text)) != text:
+    text = shorter
+  return text.strip()
 
 
 def chain_format(spans: Sequence[str]) -> float:
@@ -84,10 +93,14 @@ def judge_score(reply: str) -> int | None:
 
 
 def useful_collections(reply: str, collections: int) -> int | None:
-  """How many of `collections` Search-R2's judge found useful: the number after the last `Final Answer:`; None without one."""
-  found = re.findall(r'Final Answer:?[*\s:]*(\S+)', reply, re.IGNORECASE)
-  number = found[-1].strip('*.') if found else ''
-  return int(number) if re.fullmatch('[0-9]{1,9}', number) and int(number) <= collections else None
+  r"""How many of `collections` Search-R2's judge found useful: the number after the last `Final Answer`; None without one.
+
+  It may stand in a `\boxed{…}`, between signs such as `$2$`, `` `2` `` and `**2**`, and before words.
+  """
+  _, *after = re.split('Final Answer', reply, flags=re.IGNORECASE)
+  text = after[-1] if after else ''
+  found = re.match(r'[^\w-]*([0-9]{1,9})(?![\w%]|\.[0-9]|\s*[-/,]\s*[0-9])', last_boxed(text) or unwrapped(text))
+  return int(found[1]) if found and int(found[1]) <= collections else None
 
 
 def _spans(spans: Sequence[str]) -> list[str]:

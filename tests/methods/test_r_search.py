@@ -49,6 +49,12 @@ def test_rewards(said, answer, evidence, form):
   assert [tree.metrics[f'reward_{part}'] for part in ('answer', 'evidence', 'format')] == pytest.approx([answer, evidence, form])
 
 
+@pytest.mark.parametrize('answer', [r'\text{Ada Lovelace}', r'\boxed{\textbf{Ada Lovelace}}'])
+def test_an_answer_counts_without_latex_wrappers(answer):
+  tree, *_ = chain(SEARCH, EVIDENCE + f'<answer> {answer} </answer>')
+  assert tree.answer == 'Ada Lovelace' and r_search.reward(tree) == pytest.approx(1 + 1 + 0.4)
+
+
 def test_both_f1_are_plain_token_f1():
   question = dataclasses.replace(QUESTION, golden_answers=('yes',))
   tree, *_ = chain(SEARCH, EVIDENCE + '<answer> yes it is </answer>', asked='yes', question=question)

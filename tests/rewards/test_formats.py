@@ -17,6 +17,14 @@ def test_last_boxed(text, expected):
   assert formats.last_boxed(text) == expected
 
 
+@pytest.mark.parametrize('content, expected', [
+    (r'\text{Paris}', 'Paris'), (r'\mathrm{Paris}', 'Paris'), (r'\textbf{ Paris }', 'Paris'), (r'\text {Paris}', 'Paris'),
+    (r'\textbf{\text{Paris}}', 'Paris'), (r'\text{Paris, }\textit{France}', 'Paris, France'), (r'12\text{ km}', '12 km'),
+    (r'\text{}', None), (r'\frac{1}{2}', r'\frac{1}{2}'), (r'\mathbb{R}', r'\mathbb{R}')])
+def test_the_wrappers_of_words_in_a_box_are_taken_off(content, expected):
+  assert formats.last_boxed(rf'It is \boxed{{{content}}}.') == expected
+
+
 @pytest.mark.parametrize('spans, expected', [
     (['<e> x </e>'], 'x'), (['a', 'b <e>x\ny</e>'], 'x\ny'), (['<e>x</e>', '<e>y</e>'], None),
     (['<e>x</e></e>'], None), (['<e>x', 'y</e>'], None), (['</e>x<e>'], None), (['x'], None), ([], None),
@@ -68,7 +76,13 @@ def test_judge_score(reply, expected):
 @pytest.mark.parametrize('reply, expected', [
     ('Final Answer: 2', 2), ('Collections 1 and 3 help.\n**Final Answer:** 2.', 2), ('final answer: 0', 0),
     ('Final Answer: 1\nwait\nFinal Answer: 3', 3), ('Final Answer: 4', None), ('Final Answer: two', None),
-    ('2', None), ('Final Answer: -1', None), ('Final Answer:', None)])
+    ('2', None), ('Final Answer: -1', None), ('Final Answer:', None),
+    (r'Final Answer: \boxed{2}', 2), ('**Final Answer**\n\\[ \\boxed{\\text{2}} \\]', 2), (r'\boxed{Final Answer: 2}', 2),
+    ('Final Answer: $2$', 2), (r'Final Answer: \( 2 \)', 2), (r'Final Answer: \text{2}', 2), ('Final Answer: `2`', 2),
+    ('Final Answer: **2**', 2), ('**Final Answer: 2**', 2), ('Final Answer: <2>', 2),
+    ('Final Answer: 2, as the third repeats it', 2),
+    ('Final Answer: 2 of 3', 2), ('Final Answer: 2/3', None), ('Final Answer: 1, 3', None), ('Final Answer: 0.5', None),
+    (r'Final Answer: \boxed{-1}', None), ('Final Answer: number', None), ('Final Answer: Collections 1 and 3', None)])
 def test_useful_collections(reply, expected):
   assert formats.useful_collections(reply, 3) == expected
 
