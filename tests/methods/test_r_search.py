@@ -5,7 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from configs import r_search_ppo_qwen2_5_3b, r_search_qwen2_5_3b, r_search_without_evidence
+from configs import r_search_ppo, r_search_ppo_qwen2_5_3b, r_search_qwen2_5_3b, r_search_without_evidence
+from configs.claims import r_search as claims
+from jaxsearch.evaluation import sweep
 from jaxsearch.methods import r_search
 from jaxsearch.sampler.requests import Ask, Search, ToolFailure
 from jaxsearch.training.loop import total_updates
@@ -114,6 +116,13 @@ def test_pod_configs_are_as_published():
     assert config.train.row_length == config.sampler.length == 8192 and config.optim.learning_rate == 1e-6
   assert ppo.critic.enabled and ppo.critic.learning_rate == 1e-5 and ppo.critic.lr_warmup_updates == int(0.05 * updates)
   assert (grpo.credit.estimator, ppo.credit.estimator) == ('grpo', 'ppo') and not grpo.critic.enabled
+
+
+def test_the_critic_of_ppo_has_ten_times_the_rate_and_a_twentieth_of_the_updates_to_warm_up():
+  row, *_ = (run.config for run in sweep.plan(claims.get_config()) if run.variant == 'R-Search (PPO)')
+  for config in (r_search_ppo.get_config(), r_search_ppo_qwen2_5_3b.get_config(), row):
+    assert config.critic.learning_rate == pytest.approx(10 * config.optim.learning_rate)
+    assert config.critic.lr_warmup_updates == int(0.05 * total_updates(config))
 
 
 def test_a_reader_that_fails_gives_no_evidence_reward():
