@@ -138,6 +138,7 @@ FIELDS = {
   '*.eta': '> 0',
   '*.early_bonus': WEIGHT,
   '*.rewards': ('judge', 'outcome', 'final', 'none'),
+  'credit.process_unsearched': SHARE,
   'credit.gamma': SHARE,
   'credit.lam': SHARE,
   'credit.level': ('segment', 'token', 'trajectory'),

@@ -30,7 +30,10 @@ def get_config():
     probe=0.1,                       # share of drafts on which a_prec, v_inter and s_trim are estimated
     process=True,                    # whether the judge gives a process reward
   )  # fmt: skip
-  config.credit = config_dict.create(joint=True, normalize_std=True, singleton='raw')
+  config.credit = config_dict.create(
+    joint=True, normalize_std=True, singleton='raw',
+    process_unsearched=0.0,          # the process reward of a trace without a search (M = 0); 1 is the other reading of eq. 16
+  )  # fmt: skip
   config.judge = judge()
   # For refiner='frozen', and loaded only then: the initial weights, or another model with the policy's tokenizer. It costs its
   # weights once more in `dtype` (7B in bfloat16: 15 GB over the devices of a process) and a KV cache of slots x length.

@@ -50,9 +50,9 @@ def search(actions: Sequence[Action], tree: Tree, tags: grammar.Tags = grammar.S
       action.observation = grammar.invalid_action(tags)
 
 
-def ask_judge(tree: Tree, items: Sequence[judge.Item]) -> Generator[Request, Any, list[int]]:
-  """The judge's scores of the items. An unreadable score counts as 0 and in `judge_unreadable`."""
+def ask_judge(tree: Tree, items: Sequence[judge.Item], unreadable: int | None = 0) -> Generator[Request, Any, list[int | None]]:
+  """The judge's scores of the items. One that is missing or cannot be read is `unreadable` and counts in `judge_unreadable`."""
   replies = yield [Ask('judge', item) for item in items]
-  unreadable = [reply is None or isinstance(reply, ToolFailure | Exception) for reply in replies]
-  tree.metrics['judge_unreadable'] += sum(unreadable)
-  return [0 if bad else reply for bad, reply in zip(unreadable, replies)]
+  bad = [reply is None or isinstance(reply, ToolFailure | Exception) for reply in replies]
+  tree.metrics['judge_unreadable'] += sum(bad)
+  return [unreadable if one else reply for one, reply in zip(bad, replies)]

@@ -90,24 +90,24 @@ Chains = list[tuple[str | None, Node]]  # the answer and the last span of each
 
 def probe_cuts(tree: Tree, leaf: Node, cuts: np.ndarray, accepted: bool,
                regenerate: Callable[[Sequence[Node], int], Generator[Request, Any, Node]],
-               rewards: Callable[[Chains], Generator[Request, Any, list[float]]]) -> Generator[Request, Any, None]:
-  """Regenerates the draft that ends with `leaf` once from before each of its n steps; keeps a probe for `of_refinement` in the
-  root's `data`. The tree stays as it was.
+               judged: Callable[[Chains], Generator[Request, Any, list]]) -> Generator[Request, Any, None]:
+  """Regenerates the draft that ends with `leaf` once from before each of its n steps. The tree stays as it was, but for the
+  root's `data['probe']`: 'accept' and 'cuts' for `of_refinement`; 'judged', what is said of the draft and of the n chains.
 
   Args:
     cuts: [n], the trimmer's probabilities of the steps.
     accepted: whether the discriminator accepts the draft.
     regenerate: (steps, how many of them to keep) -> the last node of the new chain.
-    rewards: of finished chains.
+    judged: what a reward needs to know of finished chains.
   """
   answer, stop, counts, chains = tree.answer, tree.stop, dict(tree.metrics), [(tree.answer, leaf)]
   steps = [node for node in leaf.path() if node.role is Role.POLICY]
   for kept in range(len(steps)):
     end = yield from regenerate(steps, kept)
     chains.append((tree.answer, end))
-  draft, *others = yield from rewards(chains)
+  found = yield from judged(chains)
   for step, (_, end) in zip(steps, chains[1:]):
     step.parent.children.remove(next(node for node in end.path() if node.parent is step.parent))
   tree.answer, tree.stop = answer, stop
   tree.metrics.update(counts)
-  tree.root.data['probe'] = {'accept': float(accepted), 'cuts': cuts, 'gains': np.array(others) - draft, 'reward': draft}
+  tree.root.data['probe'] = {'accept': float(accepted), 'cuts': cuts.tolist(), 'judged': found}

@@ -8,6 +8,10 @@ The review is a number (table 12): 0 for no flawed step, f if step f is the earl
 so the paper's cut-point is k = f - 1. The discriminator compares log-probabilities (appendix E): a draft is revised if
 `log P(any f >= 1) - log P(0)` reaches the threshold. It then has to be cut: the trimmer draws f from the probabilities of the
 steps alone. A review is trained on with the policy's own log-probability of that number.
+
+A trace earns `R = EM (1 + useful / M)` (eqs. 1, 16, 17), where M counts its searches that did not fail. The paper leaves
+open what M = 0 earns. Here a right answer without a search earns 1, and one whose searches were all useful 2, so that searching
+pays; `credit.process_unsearched=1` is the other reading, in which nothing useless was retrieved and both earn 2.
 """
 
 from collections.abc import Generator, Sequence
@@ -28,6 +32,7 @@ from jaxsearch.trees import templates
 from jaxsearch.trees.tree import Node, Role, Tree
 
 SERVICES = ('judge', 'refiner')
+UNSEARCHED, UNREAD = 'unsearched', 'unread'  # in place of a process reward: M = 0; the judge gave no number
 
 
 def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500, max_response: int = 3000,
@@ -58,7 +63,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
     steps = kept_steps(leaf)
     flawed, cuts = yield from judge_draft(tree, leaf, len(steps), threshold, refiner, random_share, review)
     if revision == 0 and cuts is not None and tree.rng.random() < probe:
-      yield from figures.probe_cuts(tree, leaf, cuts, flawed == 0, regenerate, lambda chains: rewards(tree, chains, process))
+      yield from figures.probe_cuts(tree, leaf, cuts, flawed == 0, regenerate, lambda chains: judged(tree, chains, process))
     if flawed == 0:
       break
     for node in steps[flawed - 1].walk():
@@ -66,8 +71,8 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
     tree.metrics['revised'] += 1
     leaf = yield from regenerate(steps, flawed - 1)
   extra = tree.count(Role.POLICY) - sum(len(node.tokens) for node in kept_steps(leaf))  # cut-off steps and reviews
-  (total,) = yield from rewards(tree, [(tree.answer, leaf)], process)
-  tree.metrics.update(em_kept=question.score(tree.answer), tokens_extra=extra, hybrid_reward=total)
+  (tree.root.data['judged'],) = yield from judged(tree, [(tree.answer, leaf)], process)
+  tree.metrics.update(em_kept=question.score(tree.answer), tokens_extra=extra)
 
 
 def kept_steps(leaf: Node) -> list[Node]:
@@ -102,35 +107,60 @@ def judge_draft(tree: Tree, leaf: Node, steps: int, threshold: float, refiner: s
   return flawed, cuts
 
 
-def rewards(tree: Tree, chains: Sequence[tuple[str | None, Node]], process: bool) -> Generator[Request, Any, list[float]]:
-  """`R = EM (1 + useful / M)` (eq. 1) of chains, each an answer and its last span; all are judged at a time.
+def judged(tree: Tree, chains: Sequence[tuple[str | None, Node]], process: bool) -> Generator[Request, Any, list[list]]:
+  """[EM, useful / M] of chains, each an answer and its last span; all are judged at a time.
 
-  M collections are what the searches found. The judge is asked where the process can count: the answer is right, M > 0.
+  M collections are what the searches found. The judge is asked where the process can count: the answer is right, M > 0. In place
+  of useful / M stands UNSEARCHED where M = 0, UNREAD where the judge gave no number, and 0 without `process`.
   """
   found = [tuple(node.children[0].text for node in kept_steps(leaf) if 'documents' in node.data and node.children)
            for _, leaf in chains]
   outcomes = [exact_match(answer, tree.question.golden_answers) for answer, _ in chains]
-  items = {i: judge.Collections(tree.question, own) for i, own in enumerate(found) if process and own and outcomes[i]}
-  useful = dict(zip(items, (yield from ask_judge(tree, list(items.values()))))) if items else {}
-  return [float(hybrid_reward(outcome, useful.get(i, 0) / max(len(found[i]), 1))) for i, outcome in enumerate(outcomes)]
+  asked = [i for i, own in enumerate(found) if process and own and outcomes[i]]
+  items = [judge.Collections(tree.question, found[i]) for i in asked]
+  useful = dict(zip(asked, (yield from ask_judge(tree, items, unreadable=None)))) if asked else {}
+  shares = {i: UNREAD if count is None else count / len(found[i]) for i, count in useful.items()}
+  return [[outcome, shares.get(i, 0.0 if found[i] or not process else UNSEARCHED)] for i, outcome in enumerate(outcomes)]
 
 
-def reward(tree: Tree) -> float:
-  """R of the kept trace."""
-  return tree.metrics['hybrid_reward']
+def reward(tree: Tree, *, unread: float = 0.0, process_unsearched: float = 0.0) -> float:
+  """R of the kept trace; `unread` is the process reward where the judge gave no number."""
+  return hybrid(tree.root.data['judged'], unread, process_unsearched)
 
 
-def credit(groups: Sequence[Sequence[Tree]], context: Context, *, joint: bool = True, normalize_std: bool = True,
-           singleton: str = 'raw') -> None:
+def hybrid(one: Sequence, unread: float, unsearched: float) -> float:
+  """R of what `judged` says of a chain."""
+  outcome, process = one
+  return float(hybrid_reward(outcome, {UNREAD: unread, UNSEARCHED: unsearched}.get(process, process)))
+
+
+def mean_process(trees: Sequence[Tree]) -> float:
+  """The mean of useful / M over the trees for which the judge gave a number; 0 without any."""
+  notes = [tree.root.data['judged'] for tree in trees]
+  known = [process for outcome, process in notes if outcome and not isinstance(process, str)]
+  return float(np.mean(known)) if known else 0.0
+
+
+def credit(groups: Sequence[Sequence[Tree]], context: Context, *, joint: bool = True, process_unsearched: float = 0.0,
+           normalize_std: bool = True, singleton: str = 'raw') -> None:
   """GRPO over traces: the kept chain and the reviews get the trace's reward relative to the other traces of its question.
 
-  `joint=False` leaves the reviews out of the loss (table 3, without joint optimization).
+  A trace whose judge gave no number (counted in `judge_unreadable`) gets the mean process reward of the others of its group.
+
+  Args:
+    joint: False leaves the reviews out of the loss (table 3, without joint optimization).
+    process_unsearched: the process reward of a trace without a search, see above.
+    normalize_std, singleton: see `credit_groups`.
   """
-  trees = [tree for group in groups for tree in group]
-  for tree in trees:
-    tree.reward = reward(tree)
-    for node in tree.nodes(Role.POLICY):
-      node.trained = node.trained and (joint or not node.data.get('meta', False))
+  probes = []
+  for group in groups:
+    for tree in group:
+      unread = mean_process([other for other in group if other is not tree])
+      tree.reward = reward(tree, unread=unread, process_unsearched=process_unsearched)
+      for node in tree.nodes(Role.POLICY):
+        node.trained = node.trained and (joint or not node.data.get('meta', False))
+      if probe := tree.root.data.get('probe'):
+        draft, *others = (hybrid(one, unread, process_unsearched) for one in probe['judged'])
+        probes.append(probe | {'reward': draft, 'gains': np.array(others) - draft, 'kept': tree.reward})
   credit_relative(groups, normalize_std=normalize_std, singleton=singleton)
-  probes = [tree.root.data['probe'] | {'kept': tree.reward} for tree in trees if 'probe' in tree.root.data]
   context.metrics.update(figures.of_refinement(probes))

@@ -116,7 +116,7 @@ def choose(candidates: Sequence[Action], advantages: np.ndarray, eta: float, bes
 
 
 def credit(groups: Sequence[Sequence[Tree]], context: Context, *, whole: bool = False) -> None:
-  """Logs the mean reward of a tree's steps as its reward; the steps were credited as they grew.
+  """Logs the mean reward of a tree's steps as its reward, None without any; the steps were credited as they grew.
 
   `whole` is SLATE without truncated sampling (table 2, a; eq. 10): with `grow.k=1` every tree is a chain, and all its steps are
   credited with the sum of its rewards, relative to the other chains of its question (`group_size`). Raises ValueError for k > 1.
@@ -124,7 +124,7 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, whole: bool = 
   trees = [tree for group in groups for tree in group]
   for tree in trees:
     earned = [node.data['reward'] for node in tree.nodes(Role.POLICY)]
-    tree.reward = float(np.sum(earned) if whole else np.mean(earned))
+    tree.reward = float(np.sum(earned)) if whole else float(np.mean(earned)) if earned else None
   if whole:
     if any(len(node.children) > 1 for tree in trees for node in tree.walk()):
       raise ValueError('credit.whole=True compares whole chains: set grow.k=1')

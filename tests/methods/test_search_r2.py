@@ -155,6 +155,27 @@ def test_the_process_reward_is_gated_by_the_answer():
   assert not any(isinstance(r, Ask) for r in drive([ONE, RIGHT], [ACCEPT], process=False)[1])
 
 
+def test_a_trace_without_a_number_of_the_judge_gets_the_mean_of_the_others():
+  """Of those that were judged: a wrong one and one without a search were not."""
+  said = [[ONE, RIGHT], [ONE, TWO, RIGHT], [ONE, TWO, RIGHT], [RIGHT], [ONE, WRONG]]
+  trees = [drive(own, [ACCEPT], useful=useful)[0] for own, useful in zip(said, (ToolFailure('down'), 1, 2, 1, 1))]
+  search_r2.credit([trees], context())
+  assert [tree.reward for tree in trees] == [1 + (1 / 2 + 2 / 2) / 2, 1.5, 2.0, 1.0, 0.0]
+  assert [tree.metrics['judge_unreadable'] for tree in trees] == [1, 0, 0, 0, 0]
+  alone = drive([ONE, RIGHT], [ACCEPT], useful=None)[0], drive([ONE, WRONG], [ACCEPT])[0]
+  search_r2.credit([alone], context())
+  assert [tree.reward for tree in alone] == [1.0, 0.0]
+
+
+def test_what_a_right_answer_without_a_search_earns_is_a_setting():
+  """Eq. 16 divides by M = 0."""
+  for earned in (0.0, 0.5, 1.0):
+    trees = [drive(said, [ACCEPT], useful=1, **settings)[0] for said, settings in (
+      ([RIGHT], {}), ([WRONG], {}), ([ONE, TWO, RIGHT], {}), ([RIGHT], {'process': False}))]
+    search_r2.credit([trees], context(), process_unsearched=earned)
+    assert [tree.reward for tree in trees] == [1 + earned, 0, 1.5, 1]
+
+
 @pytest.mark.parametrize('fault', ['', *faults.FAULTS])
 def test_a_judge_at_fault_is_neutral_and_counted(fault):
   """The answer counts as without a process reward; the documents, which repeat their query, try to steer the judge."""
@@ -246,11 +267,13 @@ def test_what_probing_estimates():
   """Regenerated from the first step the chain fails again, from the second it is right; the tree stays as it was."""
   tree, requests = drive([ONE, WRONG, WRONG, RIGHT, RIGHT], [REVISE], probe=1.1, seed=3)
   found = tree.root.data['probe']
-  assert found['gains'].tolist() == [0.0, 2.0] and found['accept'] == 0.0 and found['reward'] == 0.0  # R, not EM
+  assert found['judged'] == [[0, 0], [0, 'unsearched'], [1, 1]]  # of the draft, and of the two chains
+  assert found['accept'] == 0.0
   np.testing.assert_allclose(found['cuts'], [0.5, 0.5])
   assert tree.metrics['revised'] == 1 and len(tree.leaves()) == 2 and tree.answer == 'Lovelace'
   assert sum(isinstance(request, Ask) for request in requests) == 1 + (search_r2.reward(tree) == 2)
-  assert drive([ONE, WRONG, WRONG, RIGHT, RIGHT], [(REVISE, 2)], probe=1.1, process=False)[0].root.data['probe']['gains'][1] == 1
+  tree, _ = drive([ONE, WRONG, WRONG, RIGHT, RIGHT], [(REVISE, 2)], probe=1.1, process=False)
+  assert tree.root.data['probe']['judged'] == [[0, 0], [0, 0], [1, 0]]
 
 
 def test_the_terms_of_the_gain_and_the_gain_itself():
