@@ -71,7 +71,8 @@ def make_models(made):
   copy('adapter', 'jaxsearch.json', b'{"config": {}, "step": 1}')
   (made / 'adapter/adapter.safetensors').touch()
   for name, changes in {'family': {'model_type': 'gpt2'}, 'no_key': {'hidden_size': None}, 'text': {'hidden_size': 'wide'},
-                        'negative': {'num_hidden_layers': -4}}.items():
+                        'negative': {'num_hidden_layers': -4}, 'layers': {'num_hidden_layers': 10**9},
+                        'rope': {'rope_scaling': [3]}}.items():
     copy(f'hf_{name}', 'config.json', json.dumps(config | changes).encode())
   copy('hf_truncated', 'model.safetensors', weights[:len(weights) // 2])
   copy('hf_empty', 'model.safetensors', b'\n')

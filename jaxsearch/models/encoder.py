@@ -19,7 +19,7 @@ from jaxsearch.models import tensor_files
 from jaxsearch.models.decoder import NEGATIVE, Parameters
 from jaxsearch.models.hub import parse_config
 from jaxsearch.models.products import matrix_product, product
-from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.models.tokenizer import Tokenizer, without_panic
 from jaxsearch.parallel.mesh import ambient
 
 
@@ -184,7 +184,7 @@ class TextEncoder:
     return self._vectors([self.recipe.passage_prefix + text for text in texts])
 
   def _vectors(self, texts: list[str]) -> np.ndarray:
-    ids = [one.ids for one in self._tokenizer.backend.encode_batch(texts)]
+    ids = [one.ids for one in without_panic(self._tokenizer.backend.encode_batch, texts)]
     order, batches, start = sorted(range(len(ids)), key=lambda number: len(ids[number])), [], 0
     devices = self._split.mesh.size
     while start < len(order):

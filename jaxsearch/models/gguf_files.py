@@ -30,6 +30,7 @@ _PRE_TOKENIZERS = {
   'qwen2': _split(r'\p{N}'), 'llama-bpe': _split(r'\p{N}{1,3}'), 'gpt-2': _GPT2,
   'smollm': pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _GPT2]),
 }  # fmt: skip
+MAX_VALUES = 2**22  # of a header; the largest vocabularies have half as many
 
 
 class File:
@@ -42,8 +43,8 @@ class File:
       raise ImportError('reading a GGUF file needs the gguf package: pip install "jaxsearch[gguf]"') from error
     self.path, self.library = pathlib.Path(path), gguf
     try:
-      self._reader = gguf.GGUFReader(str(path))
-    except ValueError as error:
+      self._reader = _bounded(gguf.GGUFReader)(str(path))
+    except (IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
       raise ValueError(f'{path}: not a GGUF file that can be read ({error})') from error
     self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
     self.tensors = {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
@@ -74,6 +75,22 @@ class File:
     except NotImplementedError as error:
       raise ValueError(f'{self.path}: {name} has the unsupported type {tensor.tensor_type.name}') from error
     return np.asarray(values, np.float32).reshape(self.tensors[name])
+
+
+def _bounded(reader: type) -> type:
+  """The library's reader, which takes a length in a file at its word, with bounds: the end of the file, and MAX_VALUES."""
+  class Bounded(reader):
+    values = 0
+
+    def _get(self, offset, dtype, count=1, *options, **more):
+      self.values += 1
+      if self.values > MAX_VALUES:
+        raise ValueError('its header holds more values than that of a model')
+      if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
+        raise ValueError('it ends too early')
+      return super()._get(offset, dtype, count, *options, **more)
+
+  return Bounded
 
 
 _open_file = functools.lru_cache(maxsize=1)(lambda path, mtime, size: File(path))

@@ -26,7 +26,7 @@ import numpy as np
 
 from jaxsearch.models import gguf_files, tensor_files
 from jaxsearch.models.decoder import Decoder, DecoderConfig, RopeScaling, parameter_axes, parameter_shapes, rope_angles
-from jaxsearch.models.tensor_files import Tensors, read_json, write_json
+from jaxsearch.models.tensor_files import Tensors, read_json, reading, write_json
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel.mesh import shardings, whole
 
@@ -85,11 +85,14 @@ def architecture(path: str | pathlib.Path) -> DecoderConfig:
 def _open(path: pathlib.Path) -> tuple[DecoderConfig, Mapping[str, str], Tensors]:
   """The config, the names that parameters have in this kind of file, and the tensors."""
   if (path / 'config.json').is_file():
-    return from_hugging_face(path / 'config.json'), _NAMES, tensor_files.open_folder(path)
+    with reading(path / 'config.json'):
+      config = from_hugging_face(path / 'config.json')
+    return config, _NAMES, tensor_files.open_folder(path)
   file = gguf_files.open_file(path)
   if file is None:
     raise FileNotFoundError(f'{path}: neither a folder with config.json or one .gguf file nor a .gguf file')
-  config = from_gguf(file)
+  with reading(file.path):
+    config = from_gguf(file)
 
   def read(name: str, index: tuple[slice, ...]) -> np.ndarray:
     values = file.read(name)
@@ -260,6 +263,7 @@ _REQUIRED = {
   'hidden_size': 'embedding_length', 'intermediate_size': 'feed_forward_length', 'num_hidden_layers': 'block_count',
   'num_attention_heads': 'attention.head_count', 'max_position_embeddings': 'context_length',
 }  # fmt: skip
+MAX_LAYERS, MAX_SIZE = 4096, 2**28  # of a config.json; transformers makes a list of the layers
 _LLAMA3 = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings')
 
 
@@ -275,8 +279,9 @@ def parse_config(values: Mapping[str, Any], path: pathlib.Path, families: Iterab
   for key in ('model_type', *required):
     if key not in values:
       raise ValueError(f'{path}: the key {key} is missing')
-    if key != 'model_type' and (not isinstance(values[key], numbers.Integral) or values[key] < 1):
-      raise ValueError(f'{path}: {key}={values[key]!r} must be a whole number above 0')
+    most = MAX_LAYERS if key == 'num_hidden_layers' else MAX_SIZE
+    if key != 'model_type' and not (isinstance(values[key], numbers.Integral) and 1 <= values[key] <= most):
+      raise ValueError(f'{path}: {key}={values[key]!r:.60} must be a whole number from 1 to {most}')
   if values['model_type'] not in families:
     raise ValueError(f'{path}: model_type {values["model_type"]!r} is not supported; supported are {", ".join(families)}')
   for key, supported in only.items():

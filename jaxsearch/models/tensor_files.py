@@ -4,11 +4,12 @@
 slice: of a memory-mapped file only the part that a device needs is touched.
 """
 
+import contextlib
 import dataclasses
 import json
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,17 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
   if not isinstance(value, dict):
     raise ValueError(f'{path}: not a JSON object')
   return value
+
+
+@contextlib.contextmanager
+def reading(path: pathlib.Path) -> Iterator[None]:
+  """Turns what code raises over a file of another shape than it expects into a ValueError that names the file."""
+  try:
+    yield
+  except (ImportError, MemoryError, OSError, ValueError):
+    raise
+  except Exception as error:
+    raise ValueError(f'{path}: cannot be read ({error})') from error
 
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:

@@ -6,22 +6,26 @@ a character split between them), and `pieces()`, from which the sampler finds st
 beside tokenizer.json and renders chat templates; gguf_files.py reads GGUF metadata.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import tokenizers
 from tokenizers import pre_tokenizers
 
 from jaxsearch.files import write_whole
 from jaxsearch.models import gguf_files
-from jaxsearch.models.tensor_files import read_json, write_json
+from jaxsearch.models.tensor_files import read_json, reading, write_json
 
+T = TypeVar('T')
 # Unsets transformers' clock: templates that show today's date fall back to a fixed one, and a prompt is the same every day.
 _NO_CLOCK = '{% set strftime_now = no_clock %}\n'
+MAX_STEPS = 2_000_000  # lines and calls of Python to render a chat template, half a second; usual ones take a few thousand
 # The byte behind each character of GPT-2's alphabet: a printable byte is itself, the others are the characters from 256 on.
 _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 _BYTES = dict(zip(_ALPHABET, sorted(range(256), key=lambda byte: chr(byte) not in _ALPHABET), strict=True))
@@ -49,11 +53,13 @@ class Tokenizer:
     """Reads the tokenizer of a Hugging Face folder (tokenizer.json and the files beside it) or of a GGUF file."""
     path = pathlib.Path(path)
     if (path / 'tokenizer.json').is_file():
-      return _from_folder(path)
+      with reading(path):
+        return _from_folder(path)
     file = gguf_files.open_file(path)
     if file is None:
       raise FileNotFoundError(f'{path}: no tokenizer.json and no single .gguf file here')
-    return cls(**gguf_files.tokenizer_fields(file))
+    with reading(file.path):
+      return cls(**gguf_files.tokenizer_fields(file))
 
   @functools.cached_property
   def vocab_size(self) -> int:
@@ -70,11 +76,11 @@ class Tokenizer:
 
     `specials` adds what the tokenizer puts around a text ([CLS] and [SEP] of an encoder, Llama's begin token).
     """
-    return self.backend.encode(text, add_special_tokens=specials).ids
+    return without_panic(self.backend.encode, text, add_special_tokens=specials).ids
 
   def starts(self, text: str) -> list[int]:
     """Where each token of `text` begins: the index of its first character, never falling."""
-    return [start for start, _ in self.backend.encode(text, add_special_tokens=False).offsets]
+    return [start for start, _ in without_panic(self.backend.encode, text, add_special_tokens=False).offsets]
 
   @functools.cached_property
   def longest_token(self) -> int:
@@ -107,19 +113,21 @@ class Tokenizer:
     The template sees no clock, so the same call gives the same prompt every day. It sees `variables` (`tools=…`).
 
     Raises:
-      ValueError: there is no template, or it rejects the messages.
+      ValueError: there is no template, or it rejects the messages, fails, or takes more than MAX_STEPS.
     """
     if self.chat_template is None:
       raise ValueError('this model has no chat template')
-    import jinja2
     token = self.backend.id_to_token
     names = dict(bos_token='' if self.bos_id is None else token(self.bos_id),
                  eos_token=token(self.eos_ids[0]) if self.eos_ids else '', pad_token=token(self.pad_id))
+    theirs = _without_vocabulary()
     try:
-      return _without_vocabulary().apply_chat_template(
-        list(messages), chat_template=_NO_CLOCK + self.chat_template, tokenize=False,
-        add_generation_prompt=add_generation_prompt, **names | variables)
-    except jinja2.TemplateError as error:
+      _check_template(self.chat_template)
+      with _few_steps():
+        return theirs.apply_chat_template(
+          list(messages), chat_template=_NO_CLOCK + self.chat_template, tokenize=False,
+          add_generation_prompt=add_generation_prompt, **names | variables)
+    except Exception as error:  # a template is code, and fails as code does
       raise ValueError(f'the chat template rejects these messages: {error}') from error
 
   def save(self, folder: str | pathlib.Path) -> None:
@@ -190,6 +198,43 @@ def _from_folder(folder: pathlib.Path) -> Tokenizer:
   pad_id = next((i for i in (pad, model.get('pad_token_id'), *eos_ids) if i is not None and i >= 0), 0)
   template = named.chat_template
   return Tokenizer(backend, eos_ids, pad_id, bos, template.get('default') if isinstance(template, dict) else template)
+
+
+@functools.lru_cache
+def _check_template(source: str) -> None:
+  """Raises ValueError for a power, which no chat template needs and no count of steps bounds: 9**9**9 is one step."""
+  import jinja2
+  if any(token[1:] == ('operator', '**') for token in jinja2.Environment().lex(source)):
+    raise ValueError('it has **')
+
+
+@contextlib.contextmanager
+def _few_steps() -> Iterator[None]:
+  """A context whose code in this thread raises ValueError after MAX_STEPS; counted, since a clock would not do so alike."""
+  left, before = MAX_STEPS, sys.gettrace()
+
+  def count(*_):
+    nonlocal left
+    left -= 1
+    if left < 0:
+      raise ValueError(f'it takes more than {MAX_STEPS:,} steps')
+    return count
+
+  sys.settrace(count)
+  try:
+    yield
+  finally:
+    sys.settrace(before)
+
+
+def without_panic(encode: Callable[..., T], *text: Any, **options: Any) -> T:
+  """`encode(…)` of the library, whose panics are no Exception: ValueError where an expression in tokenizer.json gives up."""
+  try:
+    return encode(*text, **options)
+  except BaseException as error:
+    if type(error).__name__ != 'PanicException':
+      raise
+    raise ValueError(f'the tokenizer fails on this text: {error}') from None
 
 
 def _without_vocabulary(folder: pathlib.Path | None = None):

@@ -109,7 +109,7 @@ class ModelWriter:
 def writing_prompt(query: str, topk: int, template: str, question: Question | None = None) -> str:
   """The prompt for `topk` documents. The query, which a policy wrote, is brought to one line; without a question it is one."""
   query = ' '.join(query.split())
-  asked, answer = (question.question, question.golden_answers[0]) if question else (query, 'not known')
+  asked, answer = (question.question, [*question.golden_answers, 'not known'][0]) if question else (query, 'not known')
   return templates.fill(template, topk=topk, query=query, question=asked, answer=answer)
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import pathlib
+import struct
 import sys
 
 import gguf
@@ -102,6 +103,43 @@ def test_unsupported_tokenizers_are_refused_by_name(tmp_path):
 def test_no_gguf(tmp_path):
   (tmp_path / 'model.gguf').write_bytes(b'not this one, though it is long enough to have a header')
   with pytest.raises(ValueError, match=r'model\.gguf: not a GGUF file'):
+    Tokenizer.load(tmp_path)
+
+
+def header(key, kind, *rest, tensors=0):
+  """The bytes of a GGUF file of one key whose value begins with the numbers `rest` (struct format and value)."""
+  start = struct.pack('<IIQQ', 0x46554747, 3, tensors, 1) + struct.pack('<Q', len(key)) + key + struct.pack('<I', kind)
+  return start + b''.join(struct.pack(f'<{code}', value) for code, value in rest)
+
+
+@pytest.mark.parametrize('content', [
+  header(b'a', 9, ('I', 4), ('Q', 2**40)),                   # an array of 2**40 numbers, none of which is there
+  header(b'a', 9, ('I', 0), ('Q', 2**16)) + bytes(2**16),    # more elements than MAX_VALUES, all there
+  header(b'a', 8, ('Q', 2**60)),                             # a text
+  header(b'a', 4, ('I', 1), tensors=2**40),
+  header(b'a', 9, *[('I', 9), ('Q', 1)] * 9000),             # arrays in arrays
+  header(b'a', 4),
+  header(b'a', 99, ('I', 1)),
+  header(b'a', 8, ('Q', 5))[:30],
+])  # fmt: skip
+def test_a_hostile_header_is_one_line_soon(content, tmp_path, monkeypatch):
+  monkeypatch.setattr(gguf_files, 'MAX_VALUES', 2**15)
+  (tmp_path / 'model.gguf').write_bytes(content)
+  with pytest.raises(ValueError, match=r'model\.gguf: not a GGUF file that can be read \('):
+    Tokenizer.load(tmp_path)
+
+
+def test_a_tokenizer_of_another_kind_of_value_is_one_line(tmp_path):
+  writer = gguf.GGUFWriter(tmp_path / 'model.gguf', 'llama')
+  writer.add_tokenizer_model('gpt2')
+  writer.add_tokenizer_pre('gpt-2')
+  writer.add_token_list(['a', 'b'])
+  writer.add_token_types([1])
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+  with pytest.raises(ValueError, match=r'model\.gguf: cannot be read'):
     Tokenizer.load(tmp_path)
 
 

@@ -201,6 +201,11 @@ def test_a_chat_writes_useful_and_noisy_documents(tmp_path):
   assert prompts == [writing_prompt('capital of France', 2, template) for template in (USEFUL, NOISY, NOISY)]
 
 
+def test_a_question_without_golds_is_asked_too():
+  template = '{query} {question} {answer}'
+  assert writing_prompt('the Louvre', 2, template, Question('ask', 'Where?', ())) == 'the Louvre Where? not known'
+
+
 def test_a_query_that_is_sent_again_is_sampled_again_and_a_cache_knows_the_calls_apart(tmp_path):
   replies = [(200, {'choices': [{'message': {'content': f'Doc 1: {i}'}}]}) for i in range(3)]
   with server(*replies) as (url, seen):
