@@ -68,6 +68,10 @@ def get_config(name: str = 'search_r1_grpo'):
   config.sampler.update(slots=8, length=1536)
   config.train.update(row_length=2304 if 'k' in config.grow or 'review' in config.grow else 1536, micro_rows=1, chunk=256)
   config.remat = 'full'
+  for field in ('learning_rate', 'backbone_rate'):  # in the same relation to the policy's as in the config
+    if config.critic[field]:
+      config.critic[field] *= 1e-6 / config.optim.learning_rate
+  config.critic.lr_warmup_updates = 0
   config.optim.update(learning_rate=1e-6, lr_warmup_updates=2)
   config.eval.every = 0
   config.checkpoint_every = 1

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from configs import r_search_ppo, r_search_ppo_qwen2_5_3b, r_search_qwen2_5_3b, r_search_without_evidence
+from configs import r_search_ppo, r_search_ppo_qwen2_5_3b, r_search_qwen2_5_3b, r_search_without_evidence, smollm2
 from configs.claims import r_search as claims
 from jaxsearch.evaluation import sweep
 from jaxsearch.methods import r_search
@@ -123,6 +123,8 @@ def test_the_critic_of_ppo_has_ten_times_the_rate_and_a_twentieth_of_the_updates
   for config in (r_search_ppo.get_config(), r_search_ppo_qwen2_5_3b.get_config(), row):
     assert config.critic.learning_rate == pytest.approx(10 * config.optim.learning_rate)
     assert config.critic.lr_warmup_updates == int(0.05 * total_updates(config))
+  small = smollm2.get_config('r_search_ppo')
+  assert small.critic.learning_rate == pytest.approx(10 * small.optim.learning_rate)
 
 
 def test_a_reader_that_fails_gives_no_evidence_reward():
