@@ -47,8 +47,7 @@ def find(agent: Agent, questions: Sequence[str]) -> list[Evidence]:
 
   '' without exactly one, or if it was written before any documents were found, which forfeits it.
   """
-  special = agent.engine.tokenizer.special_tokens
-  asked = [_safe(Question(str(i), text, ()), special) for i, text in enumerate(questions)]
+  asked = [Question(str(i), text, ()) for i, text in enumerate(questions)]
   trees, _ = rollout(agent, asked, jax.random.key(0), sampling=GREEDY)
   return [Evidence(answer=tree.answer, searches=tree.metrics['searches'], **_evidence({'spans': spans(tree)})) for tree in trees]
 
@@ -125,9 +124,7 @@ def answer(tool: Agent | EvidenceClient, reader: Reader, questions: Sequence[Que
   if isinstance(tool, EvidenceClient):
     records = _served(tool, questions, part, identity, on_progress)
   else:
-    special = tool.engine.tokenizer.special_tokens
-    records = run.answer(tool, [_safe(question, special) for question in questions], key, sampling=sampling, part=part,
-                         identity=identity, on_progress=on_progress)
+    records = run.answer(tool, questions, key, sampling=sampling, part=part, identity=identity, on_progress=on_progress)
     for record in records:
       record |= _evidence(record)
   missing = [number for number, record in enumerate(records) if 'rstool' not in record]
@@ -145,10 +142,6 @@ def answer(tool: Agent | EvidenceClient, reader: Reader, questions: Sequence[Que
 
 def _parts(numbers: Sequence[int]) -> list[Sequence[int]]:
   return [numbers[start:start + PER_REQUEST] for start in range(0, len(numbers), PER_REQUEST)]
-
-
-def _safe(question: Question, special: Sequence[str]) -> Question:
-  return dataclasses.replace(question, question=grammar.neutralise(question.question, special, grammar.R_SEARCH))
 
 
 def _served(tool: EvidenceClient, questions: Sequence[Question], part: pathlib.Path | None, identity: Mapping[str, Any] | None,

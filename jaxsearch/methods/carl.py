@@ -47,7 +47,7 @@ def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: 
   """
   faults.check(fault, question)
   tree.metrics.update(no_context=0, context_cut=0)
-  node = start(tree, question, template, chat)
+  node = start(tree, question, template, chat, grammar.CARL)
   for number in range(1, max_segments + 1, 2):
     node = yield from think(node, tools, max_tokens)
     code = grammar.python_block(generated_text(node))

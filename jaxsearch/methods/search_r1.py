@@ -32,13 +32,14 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
     chat: puts the prompt into the tokenizer's chat template, for instruct models.
   """
   tree.metrics['found'] = 0
-  node = start(tree, question, template, chat)
+  node = start(tree, question, template, chat, tags)
   yield from act(tree, node, turns=max_turns, max_tokens=max_tokens, tags=tags)
 
 
-def start(tree: Tree, question: Question, template: str, chat: bool) -> Node:
-  """The prompt of a question below the root."""
-  return tree.root.append(templates.prompt(question.question, template, tree.tokenizer if chat else None), Role.PROMPT)
+def start(tree: Tree, question: Question, template: str, chat: bool, tags: grammar.Tags = grammar.SEARCH_R1) -> Node:
+  """The prompt of a question, neutralised, below the root."""
+  asked = grammar.neutralise(question.question, tree.tokenizer.special_tokens, tags)
+  return tree.root.append(templates.prompt(asked, template, tree.tokenizer if chat else None), Role.PROMPT)
 
 
 def act(tree: Tree, node: Node, *, turns: int, max_tokens: int, max_response: float = math.inf,

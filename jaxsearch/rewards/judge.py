@@ -7,9 +7,9 @@ A judge is a function from items to scores, so that many are judged at a time. T
 
 A `LanguageJudge` wraps anything that replies to prompts: a local model (`sampler.rollout.Assistant`), a server
 (`tools.chat.Chat.replies`). It reasons first and scores then. A reply without a readable score is None, an error stands
-for itself; whoever asked takes both as neutral and counts them. Text of the trajectory stands between tags that it cannot
-close or imitate. Whole trajectories are held against each other in `rewards/trajectory_judge.py`. The judge of the embedded
-world: `world/judge.py`.
+for itself; whoever asked takes both as neutral and counts them. Texts of the trajectory, questions and golds can neither close
+nor imitate the tags of the prompt. Whole trajectories are held against each other in `rewards/trajectory_judge.py`. The judge
+of the embedded world: `world/judge.py`.
 """
 
 import dataclasses
@@ -67,16 +67,12 @@ class Reasoned(int):
     return found
 
 
-# What begins or ends a turn in the usual chat templates. A judge's tokenizer makes control tokens of it wherever it stands,
-# and what a search returned was made harmless for the policy's tokenizer only.
-CONTROL = ('<|', '<s>', '</s>', '[INST]', '[/INST]', '<start_of_turn>', '<end_of_turn>')
-
 _TAGS = grammar.Tags(others=('trajectory', 'thought', 'search_query', 'documents', 'given_answer', 'score', 'collection'))
 
 
 def prompt(item: Item, files: Mapping[str, str] | None = None) -> str:
   """The prompt about an item; `files` are templates by kind, see `templates.judge_files`."""
-  fields = {'question': item.question.question, 'golds': ' or '.join(item.question.golden_answers)}
+  fields = {'question': _quoted(item.question.question), 'golds': ' or '.join(map(_quoted, item.question.golden_answers))}
   fields |= {name: _quoted(value) for name, value in vars(item).items() if isinstance(value, str)}
   if isinstance(item, Collections):
     shown = (f'<collection_{i}>{_quoted(text)}</collection_{i}>\n' for i, text in enumerate(item.collections, start=1))
@@ -86,7 +82,7 @@ def prompt(item: Item, files: Mapping[str, str] | None = None) -> str:
 
 def _quoted(text: str) -> str:
   """Text that can neither close the tags around it nor pass for a score."""
-  return grammar.neutralise(text.strip(), (*CONTROL, 'Final Answer'), _TAGS)  # which is read in any case
+  return grammar.neutralise(text.strip(), (*grammar.CONTROL, 'Final Answer'), _TAGS)  # which is read in any case
 
 
 def read(item: Item, reply: str) -> Score:

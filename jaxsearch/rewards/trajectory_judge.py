@@ -11,7 +11,6 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
-from jaxsearch.rewards.judge import CONTROL
 from jaxsearch.trees import grammar, templates
 
 Spans = tuple[tuple[str, str], ...]  # (role, text), in order
@@ -95,7 +94,7 @@ def averaged(replies: Sequence[object]) -> tuple[Scores, Scores, str] | None:
 
 def _quoted(text: str) -> str:
   """Text that can neither close the tags around it nor hold a JSON object."""
-  return grammar.neutralise(text.strip(), (*CONTROL, '{'), _TAGS)
+  return grammar.neutralise(text.strip(), (*grammar.CONTROL, '{'), _TAGS)
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.tools import SearchBackend, Writer, check_search
-from jaxsearch.trees import templates
+from jaxsearch.trees import grammar, templates
 
 
 class WriterError(RuntimeError):
@@ -110,7 +110,8 @@ def writing_prompt(query: str, topk: int, template: str, question: Question | No
   """The prompt for `topk` documents. The query, which a policy wrote, is brought to one line; without a question it is one."""
   query = ' '.join(query.split())
   asked, answer = (question.question, [*question.golden_answers, 'not known'][0]) if question else (query, 'not known')
-  return templates.fill(template, topk=topk, query=query, question=asked, answer=answer)
+  safe = lambda text: grammar.neutralise(text, grammar.CONTROL)
+  return templates.fill(template, topk=topk, query=safe(query), question=safe(asked), answer=safe(answer))
 
 
 def parse_documents(reply: str, topk: int) -> list[Document]:

@@ -10,6 +10,7 @@ is about the question. All is a function of the files and the seed.
 
 import collections
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -62,10 +63,10 @@ def write_chain(lookup: lookups.Lookup, search: Search, prompt: str, special: Se
   """The chain of a question by its steps; None if it would take more than `most` searches or does not find a passage."""
   question, missing = lookup.question, list(lookup.steps)
   chain, seen, thought = Chain(question, [{'role': 'prompt', 'text': prompt}]), set(), []
-  query = question.question
+  query, safe = question.question, functools.partial(grammar.neutralise, special_tokens=special)
   while chain.searches < most:
     think = ' '.join(thought) or 'Search for the question.'
-    chain.add('policy', f'<think> {think} </think>\n<search> {query} </search>')
+    chain.add('policy', f'<think> {safe(think)} </think>\n<search> {safe(query)} </search>')
     documents = search(query)
     chain.add('observation', grammar.information(documents, special))
     chain.searches += 1
@@ -77,7 +78,7 @@ def write_chain(lookup: lookups.Lookup, search: Search, prompt: str, special: Se
       thought.append(missing.pop(0).finding)
     if not missing:
       think = ' '.join([*thought, *filter(None, [lookup.conclusion])])
-      chain.add('policy', f'<think> {think} </think>\n<answer> {question.golden_answers[0]} </answer>')
+      chain.add('policy', f'<think> {safe(think)} </think>\n<answer> {safe(question.golden_answers[0])} </answer>')
       return chain
     query = missing[0].query
     if not thought:
@@ -152,7 +153,8 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   def chains_of(kind: str, asked: Iterable[lookups.Lookup], search: Search) -> Iterator[Chain]:
     for lookup in asked:
       tried[kind] += 1
-      prompt = templates.prompt(lookup.question.question, config.grow.template, tokenizer if config.grow.chat else None)
+      asked = grammar.neutralise(lookup.question.question, tokenizer.special_tokens)
+      prompt = templates.prompt(asked, config.grow.template, tokenizer if config.grow.chat else None)
       chain = write_chain(lookup, search, prompt, tokenizer.special_tokens, config.grow.max_turns)
       if chain and chain.fits(tokenizer, config.grow.max_tokens, config.sampler.length):
         found[kind] += 1

@@ -39,6 +39,8 @@ EVIDENCE = 'original_evidence'
 R_SEARCH = Tags(observation='observation', others=(EVIDENCE,))  # arXiv 2506.04185
 RESEARCH = Tags(observation='result')  # ReSearch, arXiv 2503.19470
 CARL = Tags(observation='output', others=('context',))  # arXiv 2605.27788
+# What begins or ends a turn in the usual chat templates: for texts shown to a model whose tokenizer is not known here.
+CONTROL = ('<|', '<s>', '</s>', '<bos>', '<eos>', '[INST]', '[/INST]', '<start_of_turn>', '<end_of_turn>')
 FENCE = '\n```\n'  # ends a block; that of a block of Python ends an invoke segment
 
 

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxsearch import registry
+from jaxsearch.trees import grammar
 
 _USER = re.compile(r'^=== user ===[ \t]*\n', re.MULTILINE)
 _PROMPTS = pathlib.Path(__file__).parent / 'prompts'
@@ -75,10 +76,14 @@ def turns(text: str, tokenizer: Any = None) -> str:
 
 
 def reader_prompt(question: str, evidence: str, template: str = 'r_search') -> str:
-  """The prompt of R-Search's frozen reader. Without evidence the reader is asked alone, in our words if `template` is a file."""
+  """The prompt of R-Search's frozen reader, its texts neutralised.
+
+  Without evidence the reader is asked alone, in our words if `template` is a file.
+  """
   kind = 'reader' if evidence.strip() else 'reader_alone'
   named = kind == 'reader' or template in registry.ENTRIES['reader_template']
-  return fill(find(template if named else 'r_search', kind), question=question.strip(), evidence=evidence.strip())
+  safe = functools.partial(grammar.neutralise, special_tokens=grammar.CONTROL, tags=grammar.R_SEARCH)
+  return fill(find(template if named else 'r_search', kind), question=safe(question.strip()), evidence=safe(evidence.strip()))
 
 
 def passage(template: str) -> str:

@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from jaxsearch.rewards import judge, trajectory_judge
+from jaxsearch.rewards import trajectory_judge
+from jaxsearch.trees import grammar
 
 SHORT = (('prompt', 'the instructions'), ('policy', '<think>hm</think><search> it </search>'),
          ('observation', '<information>Doc 1 about it</information>'), ('policy', '<answer> A </answer>'))
@@ -98,7 +99,7 @@ def test_hostile_text_neither_closes_its_tag_nor_scores(hostile):
   for prompt in trajectory_judge.prompts(trajectory_judge.TrajectoryPair(hostile, spans, spans)):
     shown_text = prompt.split('\nQuestion: ')[1]
     assert len(re.findall(r'(?i)<[ /]*(?:agent|retrieved|first_trajectory|second_trajectory)', shown_text)) == 12
-    assert not any(control in shown_text for control in judge.CONTROL) and not re.search('[{｛]', shown_text)
+    assert not any(control in shown_text for control in grammar.CONTROL) and not re.search('[{｛]', shown_text)
     for position in trajectory_judge.POSITIONS:
       for text in re.findall('<(?:agent|retrieved)>(.*?)</', shown(prompt, position), re.DOTALL):
         assert trajectory_judge.read(text) is None

@@ -214,3 +214,9 @@ def test_a_query_that_is_sent_again_is_sampled_again_and_a_cache_knows_the_calls
   assert found == ['0', '1', '2', '1'] and len(seen) == 3
   assert len({body['seed'] for _, _, body in seen}) == 3 and all(0 <= body['seed'] < 2**31 for _, _, body in seen)
   assert {body['temperature'] for _, _, body in seen} == {0.8}
+
+
+def test_texts_for_the_writer_hold_no_control_tokens():
+  question = Question('1', 'Where?<|im_end|>', ('Paris</s>',))
+  assert writing_prompt('the<|im_end|> Louvre', 2, '{query} {question} {answer}', question) == (
+    'the(|im_end|> Louvre Where?(|im_end|> Paris(/s>')

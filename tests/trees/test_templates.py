@@ -160,3 +160,8 @@ def test_files_of_the_judge(tmp_path):
   write(tmp_path, '{question}', 'thougt.txt')
   with pytest.raises(ValueError, match=r'found answer.txt, thinking.txt, thougt.txt'):
     templates.judge_files(str(tmp_path))
+
+
+def test_texts_for_a_reader_hold_no_control_tokens():
+  text = templates.reader_prompt('Who?<|im_end|>', 'Ada.</s>[INST]<｜end▁of▁sentence｜><end_of_turn>')
+  assert 'Who?(|im_end|>' in text and 'Ada.(/s>(INST](｜end▁of▁sentence｜>(end_of_turn>' in text

@@ -32,8 +32,9 @@ def write(tree: Tree, call: str, prompts: str, chat: bool, *, documents: Sequenc
     prompts, chat: settings of `grow`: which prompts, and whether they go into the tokenizer's chat template.
     documents: an OBSERVATION span, in the place of {documents}.
     said: what the policy goes on from, a CONTEXT span.
-    fields: fill in the others.
+    fields: fill in the others; texts are neutralised.
   """
+  fields = {name: inert(tree, value) if isinstance(value, str) else value for name, value in fields.items()}
   text = templates.turns(templates.prompted_files(prompts)[call], tree.tokenizer if chat else None)
   head, shown, tail = text.partition('{documents}')
   node = tree.root.append(templates.fill(head, **fields), Role.PROMPT)

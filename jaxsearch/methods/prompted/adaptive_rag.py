@@ -11,7 +11,7 @@ from typing import Any
 from jaxsearch.data.questions import Question
 from jaxsearch.methods.prompted import direct, ircot, rag, write
 from jaxsearch.sampler.requests import Ask, Request, Score, ToolFailure
-from jaxsearch.trees import templates
+from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Tree
 
 SERVICES = ('classifier',)
@@ -30,7 +30,8 @@ def grow(question: Question, tree: Tree, *, classifier: str = 'policy', max_thou
     prompts, chat: see `write`.
   """
   if classifier == 'model':
-    reply = yield Ask('classifier', templates.fill(templates.prompted_files(prompts)['complexity'], question=question.question))
+    asked = grammar.neutralise(question.question, grammar.CONTROL)
+    reply = yield Ask('classifier', templates.fill(templates.prompted_files(prompts)['complexity'], question=asked))
     if isinstance(reply, ToolFailure):
       raise RuntimeError(f"grow.classifier='model': {reply.reason}")
     letter = re.search(r'\b[ABC]\b', reply)

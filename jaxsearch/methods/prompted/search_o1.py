@@ -52,7 +52,7 @@ def grow(question: Question, tree: Tree, *, max_searches: int = 10, max_turns: i
       shown = grammar.listed(documents) or 'No documents were found.\n'
       if extract and documents:
         reasoning, role = tree.tokenizer.decode(chain_tokens(node)[-reasoning_tokens:]), Role.CONTEXT
-        seen = write(tree, 'extract', prompts, chat, documents=documents, query=query, reasoning=inert(tree, reasoning),
+        seen = write(tree, 'extract', prompts, chat, documents=documents, query=query, reasoning=reasoning,
                      question=question.question)
         read = yield Generate(seen, stop=ENDS, max_tokens=extract_tokens)
         shown = plain(generated_text(read)) or 'No helpful information was found.'
