@@ -208,7 +208,9 @@ class Tools:
     end = time.monotonic() + self.deadline
 
     def search(query: str, k: int = self.topk) -> str:
-      query, k = str(query)[:MAX_QUERY], min(max(int(k), 1), MAX_TOPK)  # an error of the program's
+      if not isinstance(query, str) or len(query) > MAX_QUERY:  # an error of the program's
+        raise ValueError(f'a query is a text of at most {MAX_QUERY} characters')
+      k = min(max(int(k), 1), MAX_TOPK)
       searches.append(TimeoutError('no reply to a search'))  # until there is one
       try:
         if self.search is None:

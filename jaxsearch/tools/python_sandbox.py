@@ -4,6 +4,9 @@ The interpreter is `pydantic-monty`, a subset of Python in subprocesses of its o
 of the standard library (`MODULES`), limits on time, memory, recursion and calls of host functions. A program can call only the
 host functions that `run` is given, and those of `statistics`, which monty does not have. `fractions` it cannot have: objects
 with operators do not cross. Whatever a program does ends as text, never as an exception of ours.
+
+Host functions run without the sandbox's limits, so they take only a few flat, short values: whatever a program passes, their
+work is small. Errors are cut inside the sandbox, and a program that prints more than is kept is ended.
 """
 
 import ast
@@ -11,6 +14,7 @@ import contextlib
 import datetime
 import os
 import re
+import signal
 import statistics
 import threading
 import warnings
@@ -22,7 +26,8 @@ import pydantic_monty
 CALLS = 32  # of host functions and look-ups of their names, in one program
 # A program's output depends on its text alone: the clock stands, nothing sleeps, random numbers are seeded.
 MODULES = ('math', 're', 'json', 'datetime', 'decimal', 'statistics', 'itertools', 'collections', 'functools', 'random')
-NUMBERS = 10_000  # of a call of `statistics`, which runs here, without the sandbox's limits
+# What a host function takes. Thirty calls of the slowest one, a deviation of floats of all sizes, take 0.1 s.
+ARGUMENTS, ITEMS, BITS, CHARACTERS = 8, 1000, 256, 1000
 POLICY = {'datetime': datetime.datetime(2026, 1, 1), 'sleep': 'zero', 'random_start': {'seed': 0}}
 
 
@@ -47,11 +52,18 @@ def _quiet_start() -> Iterator[None]:
 
 
 def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+  """The function, for numbers, texts and lists of these within the limits above; raises ValueError for anything else."""
+  def short(value: Any) -> bool:
+    return (value is None or isinstance(value, float) or (isinstance(value, int) and value.bit_length() <= BITS)
+            or (isinstance(value, str) and len(value) <= CHARACTERS))
+
   def call(*arguments, **named):
-    for numbers in (*arguments, *named.values()):
-      if isinstance(numbers, (list, tuple)) and (len(numbers) > NUMBERS or any(
-          isinstance(number, int) and number.bit_length() > 256 for number in numbers)):
-        raise ValueError(f'statistics takes at most {NUMBERS} numbers of 256 bits')
+    values = (*arguments, *named.values())
+    if len(values) > ARGUMENTS or not all(
+        short(value) or (isinstance(value, (list, tuple)) and len(value) <= ITEMS and all(map(short, value)))
+        for value in values):
+      raise ValueError(f'a function takes numbers of at most {BITS} bits, texts of {CHARACTERS} characters, and lists of at '
+                       f'most {ITEMS} of these')
     return function(*arguments, **named)
   return call
 
@@ -60,13 +72,27 @@ STATISTICS = pydantic_monty.ExternalModule({name: _bounded(getattr(statistics, n
   'mean', 'fmean', 'median', 'median_low', 'median_high', 'mode', 'stdev', 'pstdev', 'variance', 'pvariance')})
 
 
+# Runs a program among names of its own, from which it reaches neither `run` nor the host. What it raises is cut here: 30 MB of a
+# message would be 85 MiB on the host.
+RUN = """
+def run(code, names, most):
+  try:
+    exec(code, names)
+  except BaseException as error:
+    text = str(error)[:most]
+    return type(error).__name__ + (': ' if text else '') + text
+names = {'value__': None, %s}
+run(code, names, most)
+"""
+
+
 class PythonSandbox:
   """Runs programs, several at a time, each from a clean state.
 
   Args:
     seconds: of computing for one program; time in host functions does not count.
     memory: MiB of its heap.
-    output: characters of its output that are kept.
+    output: characters of its output that are kept; a program that prints more is ended.
     workers: programs at a time.
   """
 
@@ -74,7 +100,7 @@ class PythonSandbox:
     if seconds <= 0 or memory < 1 or output < 1 or workers < 1:
       raise ValueError(f'a sandbox of {seconds} s, {memory} MiB, {output} characters, {workers} workers: all more than 0')
     self._limits = {'max_feed_duration_secs': float(seconds), 'max_memory': memory << 20,
-                    'max_recursion_depth': 100, 'max_suspensions': CALLS}
+                    'max_recursion_depth': 101, 'max_suspensions': CALLS}  # RUN is one call of these
     self._output, self._pool = output, pydantic_monty.Monty(min_processes=0, max_processes=workers)  # workers start when needed
     self._pool.__enter__()
 
@@ -84,27 +110,36 @@ class PythonSandbox:
     As at a prompt, the value of a last line that is an expression is shown if nothing was printed. May be called from
     several threads. The program may call the `functions` by name; they run on the caller's thread.
     """
-    printed, error = '', ''
+    functions, printed, error = functions or {}, '', None
 
     def show(_: str, text: str) -> None:
       nonlocal printed
-      printed = (printed + text)[:self._output + 1]  # one too many tells below that there was more
+      if len(printed) > self._output:
+        return  # it was sent before the program ended
+      printed = (printed + text)[:self._output + 1]  # one too many tells that there was more
+      if len(printed) > self._output:
+        os.kill(worker, signal.SIGKILL)  # nothing else stops it at once; the pool starts another
 
     try:
       with contextlib.ExitStack() as stack:
         with _quiet_start():
           session = stack.enter_context(self._pool.checkout(limits=self._limits, os_policy=POLICY,
                                                             external_modules={'statistics': STATISTICS}))
-        session.feed_run(_value_kept(code), external_lookup=dict(functions or {}), print_callback=show)
-        if not printed:
-          session.feed_run('print("" if value__ is None else value__, end="")', print_callback=show)
-    except (pydantic_monty.MontySyntaxError, pydantic_monty.MontyRuntimeError) as failure:
+        worker = session.worker_pid
+        names = ', '.join(f'{name!r}: {name}' for name in functions)
+        error = session.feed_run(
+          RUN % names, inputs={'code': _value_kept(code), 'most': self._output}, print_callback=show,
+          external_lookup={name: _bounded(function) for name, function in functions.items()})
+        if not printed and not error:
+          error = session.feed_run("run('if value__ is not None: print(value__, end=\"\")', names, most)", print_callback=show)
+    except pydantic_monty.MontyRuntimeError as failure:
       # The time or memory that it took differs from run to run.
       error = re.sub(r'(limit exceeded): .*', r'\1', failure.display('type-msg'))
     except pydantic_monty.MontyError:  # its worker died; the pool has another
       error = 'CrashedError: the program was ended'
-    cut = '… (output cut)\n' if len(printed) > self._output else ''
-    return printed + cut + (f'{error[:self._output]}\n' if error else '')
+    if len(printed) > self._output:
+      return printed + '… (output cut)\n'
+    return printed + (f'{error[:self._output]}\n' if error else '')
 
   def close(self) -> None:
     """Ends the workers; nothing can be run any more."""
@@ -123,11 +158,11 @@ def _value_kept(code: str) -> str:
     with _PARSING, warnings.catch_warnings(action='ignore'):
       last = ast.parse(code).body[-1]
   except (SyntaxError, ValueError, IndexError, RecursionError, MemoryError, SystemError):  # or a newer syntax: no value then
-    return f'value__ = None\n{code}\nNone'
+    return code
   if not isinstance(last, ast.Expr):
-    return f'value__ = None\n{code}'
+    return code
   lines = code.encode().splitlines(keepends=True)
   at = lambda line, column: sum(map(len, lines[:line - 1])) + column
   start, end = at(last.lineno, last.col_offset), at(last.end_lineno, last.end_col_offset)
   content = code.encode()
-  return (b'value__ = None\n' + content[:start] + b'value__ = (' + content[start:end] + b')' + content[end:]).decode()
+  return (content[:start] + b'value__ = (' + content[start:end] + b')' + content[end:]).decode()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from jaxsearch.data.corpus import Document
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler.requests import MAX_FOUND, RunPython, Search, ToolFailure, Tools, shorten
+from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.trees import grammar
 from jaxsearch.world import files as world
 
@@ -167,3 +168,21 @@ def test_a_program_gets_no_megabytes_from_a_search():
       return str(len(functions['search']('q')))
 
   assert Tools(search=Huge(), python=Program()).run_python(RunPython(None, ''), []) == str(MAX_FOUND)
+
+
+class Asked(list):
+  """A back end that remembers its queries."""
+
+  def search(self, queries, topk=3):
+    self += queries
+    return [[]]
+
+
+@pytest.mark.parametrize('query', ['["x"]', 'nest', '"x" * 1001', '7'])
+def test_a_query_of_a_program_is_a_short_text(query):
+  """A list that holds a list twice, 28 times over, is small in the sandbox and gigabytes as text; 12 times are enough here."""
+  asked, sandbox = Asked(), PythonSandbox(workers=1)
+  code = f"nest = ['x']\nfor i in range(12): nest = [nest, nest]\nprint(search('good'))\nsearch({query})"
+  printed = Tools(search=asked, python=sandbox).run_python(RunPython(None, code), [])
+  sandbox.close()
+  assert 'ValueError' in printed and asked == ['good']
