@@ -153,7 +153,8 @@ FIELDS = {
   'credit.format_weight': SHARE,
   'credit.window': COUNT,
   'credit.singleton': ('raw', 'zero'),
-  'sizes.smallest': '>= 0',
+  'sizes.smallest': COUNT,
+  'sizes.largest': COUNT,
 
   # configs/prompted.
   **{f'*.{name}': COUNT for name in (

@@ -33,7 +33,7 @@ def get_config():
   )  # fmt: skip
   config.sizes = config_dict.create(
     adaptive=False,                  # AR3PO: more chains for questions with a pass rate in the middle
-    smallest=1,                      # chains that every question gets
+    smallest=2, largest=8,           # chains that a question gets at least and at most; one has nothing to be compared with
   )
   config.train.aggregate = 'seq-mean-token-mean'  # every retained chain alike: 1/K
   config.eval.every = 50

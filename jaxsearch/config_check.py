@@ -131,6 +131,10 @@ def _together(config: ml_collections.ConfigDict) -> Iterator[str]:
            "parameters that sampled; leave the cap at None, or set train.old_logprobs='sampler'")
   if config.critic.warm_start and not config.critic.enabled:
     yield f'critic.warm_start={config.critic.warm_start!r} means nothing where critic.enabled=False'
+  adaptive, smallest, largest = (config.sizes.get(name) for name in ('adaptive', 'smallest', 'largest'))
+  if adaptive and smallest and largest and not 2 <= smallest <= config.group_size <= largest:
+    yield (f'sizes.smallest={smallest} <= group_size={config.group_size} <= sizes.largest={largest} must hold where '
+           'sizes.adaptive=True, and sizes.smallest >= 2: one chain has nothing to be compared with')
   if config.search.by_source and config.search.backend not in ('bm25', 'index', 'http'):
     yield f"search.by_source=True is for the backends 'bm25', 'index' and 'http', not {config.search.backend!r}"
   for name in config.log:

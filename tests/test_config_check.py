@@ -100,6 +100,9 @@ def test_all_mistakes_are_named_at_once():
   ({'sampler.length': 4096}, 'base', 'sampler.length=4096 is more than train.row_length=768'),
   ({'group_size': 1}, 'base', 'group_size=1: with one tree a question'),
   ({'eval.every': 5, 'eval.temperatures': ()}, 'base', 'eval.temperatures=() must hold at least one'),
+  ({'sizes.adaptive': True, 'sizes.smallest': 4}, 'cusearch', 'sizes.smallest=4 <= group_size=3 <= sizes.largest=8 must hold'),
+  ({'sizes.adaptive': True, 'sizes.smallest': 1}, 'cusearch', 'and sizes.smallest >= 2: one chain has nothing'),
+  ({'sizes.adaptive': True, 'sizes.largest': 2}, 'cusearch', 'group_size=3 <= sizes.largest=2 must hold'),
   ({'lora.rank': 2}, 'carl', 'lora.rank=2: an adapter cannot share'),
   ({'critic.learning_rate': 0.0}, 'carl', 'critic.learning_rate=0.0 must be > 0 where critic.backbone_rate is set'),
 ])  # fmt: skip

@@ -54,7 +54,8 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, strategy: str 
     max_depth: S; deeper chains count as this deep.
     format_weight: w of the reward.
     drop_alike: leave out groups in which all selected chains have the same reward (DAPO).
-    normalize_std, singleton: see `credit_groups`; selection often leaves one chain of a question.
+    normalize_std, singleton: see `credit_groups`. Selection often leaves one chain of a question: the metric `singleton_share`
+      is the share of the selected ones that are alone, and so are not compared with anything.
     window: how many of the last pass rates of a question `sizes` averages.
   """
   depths = {tree: depth(tree, max_depth) for group in groups for tree in group}
@@ -65,6 +66,7 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, strategy: str 
   chains = np.array([chain for group in everyone for chain in group]).reshape(-1, 2)
   mask = select(chains[:, 0].astype(int), chains[:, 1], context, strategy, min(keep, len(chains)), max_depth)
   of_groups = np.split(mask, np.cumsum([len(group) for group in everyone]))
+  context.metrics['singleton_share'] = sum(part.sum() == 1 for part in of_groups) / max(mask.sum(), 1)
   groups = [[tree for tree, selected in zip(group, of_groups[place]) if selected] for group, place in zip(groups, own)]
   if drop_alike:
     groups = [group for group in groups if len({tree.reward for tree in group}) > 1]
@@ -108,22 +110,21 @@ def remember_pass_rates(groups: Sequence[Sequence[Tree]], context: Context, wind
     rates[question] = [*rates.get(question, []), rate][-window:]
 
 
-def sizes(questions: Sequence[Question], group_size: int, context: Context, *, adaptive: bool = False,
-          smallest: int = 1) -> list[int]:
+def sizes(questions: Sequence[Question], group_size: int, context: Context, *, adaptive: bool = False, smallest: int = 2,
+          largest: int = 8) -> list[int]:
   """Chains for each question: `group_size`, or if `adaptive` more where the pass rate is in the middle (AR3PO).
 
-  They sum to len(questions) * group_size: `smallest` for each question, the rest in proportion to `rate (1 - rate)`,
-  where `rate` is the mean over the window, or 1/2 for an unseen question. So it acts only once questions come back
-  (`data.number`); the metric `largest_group` says whether it did.
+  They sum to len(questions) * group_size: from `smallest` to `largest` for each question, and what is above `smallest` in
+  proportion to `rate (1 - rate)`, where `rate` is the mean over the window, or 1/2 for an unseen question. So it acts only once
+  questions come back (`data.number`); the metric `largest_group` says whether it did.
   """
   if not adaptive:
     return [group_size] * len(questions)
   seen = context.memory.get('pass_rates', {})
   rates = np.array([np.mean(seen[q.id]) if q.id in seen else 0.5 for q in questions])
   weights = rates * (1 - rates) + 1e-3
-  rest = len(questions) * (group_size - smallest)
-  exact = rest * weights / weights.sum()
-  found = np.floor(exact).astype(int)
-  found[np.argsort(found - exact, kind='stable')[:rest - found.sum()]] += 1  # largest remainders
-  context.metrics['largest_group'] = float(smallest + found.max())
-  return [smallest + int(n) for n in found]
+  numbers = np.full(len(questions), smallest)
+  for _ in range(len(questions) * (group_size - smallest)):  # one by one to who is furthest below its share (Sainte-Lague)
+    numbers[np.argmax(np.where(numbers < largest, weights / (numbers - smallest + 0.5), -1.0))] += 1
+  context.metrics['largest_group'] = float(numbers.max())
+  return numbers.tolist()

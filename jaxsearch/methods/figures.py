@@ -9,7 +9,6 @@ import numpy as np
 from jaxsearch.advantages import refinement_gain
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.requests import Request
-from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node, Role, Tree
 
 
@@ -50,13 +49,13 @@ def of_depths(depths: Mapping[Tree, int], selected: Sequence[Tree], max_depth: i
   """CuSearch's selection, by depth.
 
   chains_depth_D, selected_depth_D: how many chains have depth D, of all and of the selected ones; depth_mean,
-  selected_depth_mean. selected: how many chains. retrieval_coverage: C_r (appendix G.2), the tokens of spans that end in a
-  search, in the selected chains. retrieval_share: their share of all trained tokens.
+  selected_depth_mean. selected: how many chains. retrieval_coverage: C_r (appendix G.2), the tokens of spans whose search
+  found documents, as depth counts them, in the selected chains. retrieval_share: their share of all trained tokens.
   """
   own = np.array(list(depths.values()), int)
   everyone = np.bincount(own, minlength=max_depth + 1)
   kept = np.bincount(np.array([depths[tree] for tree in selected], int), minlength=max_depth + 1)
-  coverage = sum(len(node.tokens) for tree in selected for node in tree.nodes(Role.POLICY) if grammar.search_query(node.text))
+  coverage = sum(len(node.tokens) for tree in selected for node in tree.nodes(Role.POLICY) if node.data.get('documents'))
   trained = sum(tree.count(Role.POLICY) for tree in selected)
   return {f'chains_depth_{d}': int(n) for d, n in enumerate(everyone)} | {
     f'selected_depth_{d}': int(n) for d, n in enumerate(kept)} | {

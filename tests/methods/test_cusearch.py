@@ -12,7 +12,7 @@ from jaxsearch.data.questions import QuestionBatches
 from jaxsearch.methods import cusearch
 from jaxsearch.training import loop
 from jaxsearch.trees.tree import Role
-from tests.methods.driving import FOUND, QUESTION, context, drive
+from tests.methods.driving import FOUND, QUESTION, SEARCH, context, drive
 
 THINK = '<think>hm</think>'
 RIGHT, WRONG = f'{THINK}<answer> Lovelace </answer>', f'{THINK}<answer> Byron </answer>'
@@ -123,7 +123,23 @@ def test_figures_of_a_step():
   assert [seen.metrics[f'chains_depth_{d}'] for d in range(4)] == [1, 0, 2, 0]
   assert [seen.metrics[f'selected_depth_{d}'] for d in range(4)] == [0, 0, 2, 0]
   assert seen.metrics['retrieval_coverage'] == 4 * search
+  assert seen.metrics['singleton_share'] == 0
   assert seen.metrics['depth_mean'] == pytest.approx(4 / 3) and seen.metrics['selected_depth_mean'] == 2
+
+
+@pytest.mark.parametrize('said, found, coverage', [
+  ([SEARCH] * 6, FOUND, 5 * len(SEARCH)),       # the sixth is not served: nobody would read its documents
+  ([SEARCH, RIGHT], (), 0), ([SEARCH, RIGHT], FOUND, len(SEARCH))])
+def test_coverage_counts_the_searches_that_depth_counts(said, found, coverage):
+  tree, seen = drive(said, found=found, max_turns=5)[0], context()
+  cusearch.credit([[tree]], seen, strategy='full')
+  assert seen.metrics['retrieval_coverage'] == coverage == seen.metrics['depth_mean'] * len(SEARCH)
+
+
+def test_the_share_of_selected_chains_that_are_alone():
+  seen = context()
+  cusearch.credit(groups_of([2, 2, 0], [2, 0, 0], [1, 0, 0]), seen, strategy='auto', keep=4)
+  assert seen.metrics['singleton_share'] == 0.5  # two of the first question, one of each other
 
 
 def test_dapo_drops_groups_without_a_difference():
@@ -140,11 +156,19 @@ def test_ar3po_moves_chains_to_questions_in_the_middle():
   cusearch.credit(groups, seen, strategy='full', window=2)
   assert seen.memory['pass_rates'] == {'0': [1.0], '1': [0.5], '2': [0.0]}
   found = cusearch.sizes(questions, 4, seen, adaptive=True)
-  assert sum(found) == 12 and found[1] >= 9 and min(found) >= 1 and seen.metrics['largest_group'] == found[1]
+  assert found == [2, 8, 2] and seen.metrics['largest_group'] == found[1]
   assert cusearch.sizes(questions, 4, seen) == [4, 4, 4]
   for _ in range(3):
     cusearch.credit(groups, seen, strategy='random', keep=1, window=2)
   assert seen.memory['pass_rates']['1'] == [0.5, 0.5]  # of all rollouts, not of the one that is trained on
+
+
+def test_ar3po_gives_no_question_most_of_the_batch():
+  """One question is right half of the time and 23 never: with three chains each there are 24 to move."""
+  questions = [dataclasses.replace(QUESTION, id=str(i)) for i in range(24)]
+  seen = dataclasses.replace(context(), memory={'pass_rates': {str(i): [0.0 if i else 0.5] for i in range(24)}})
+  found = cusearch.sizes(questions, 3, seen, adaptive=True)
+  assert found[0] == 8 and sorted(found[1:]) == [2] * 5 + [3] * 18  # 6 of the 24 go to the first, which has 2 already
 
 
 def test_ar3po_acts_where_its_claim_is_tested():

@@ -179,7 +179,7 @@ def test_what_a_tree_draws_depends_on_no_process(monkeypatch, processes, adaptiv
   trees = [tree for group in alone for tree in group]
   assert [group[0][0] for group in alone] == [question.id for question in questions]
   assert len({number for _, (number,), _ in trees}) == len({data['drawn'] for *_, data in trees}) == len(trees) == 18
-  assert sorted(map(len, alone)) == ([1, 1, 3, 3, 5, 5] if adaptive else [3] * 6)
+  assert sorted(map(len, alone)) == ([2, 2, 3, 3, 4, 4] if adaptive else [3] * 6)
 
 
 def grown_groups(questions: int = 48, size: int = 4) -> list[list[Tree]]:
