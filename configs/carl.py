@@ -58,14 +58,14 @@ def critic_warmup(*, closed_book: dict, tool_required: dict, second_search: dict
     multi_hop=config_dict.create(), multi_hop_sources=(),  # in place of tool_required for questions from these sources
     tool_optional_share=0.5,         # of the rollouts with tools, for questions of
     tool_optional_tiers=(1, 2),      # these tiers; the paper has tier 2 alone, which lets the prompt give the tier away
-    trajectories=800,                # half closed-book, half with tools
+    trajectories=800,                # to learn from: half closed-book, half with tools
     tier_2_share=0.4,                # of the questions, if there are enough
     second_search=config_dict.ConfigDict(second_search), second_share=0.3,  # a second search in a share of the rollouts
     clusters=20,                     # of the questions from a source; rollouts are drawn evenly from them
     source_clusters=config_dict.create(),  # sources that have another number of them
     encoder='',                      # folder of a sentence encoder (E5, BGE, MiniLM); '' takes the policy's token embeddings
     curated=True,                    # False: any questions
-    held_out=0.2,                    # share of the questions kept for the gate, in a tool-optional and a tool-required rollout
+    held_out=0.2,                    # for each question to learn from so many more for the gate, tool-optional and tool-required
     trees=32,                        # rollouts per update, about 100 states
     head_rate=1e-3, backbone_rate=1e-5, lr_warmup_updates=20,  # the decay of the backbone is critic.weight_decay
     min_updates=50, max_updates=400, check_every=25,

@@ -141,10 +141,8 @@ def collect(config: ml_collections.ConfigDict, grow_all: Callable, tokenizer, pa
   else:
     points = embedded(texts, tokenizer, params)
   clusters = meshes.of_first(clusters_by_source(points, questions, settings, config.seed))
-  chosen = choose(questions, tiers, clusters, settings, config.seed)
-  rng, number = np.random.default_rng([config.seed, 1]), max(1, round(settings.held_out * len(chosen)))
-  held_out = {chosen[i].id for i in np.random.default_rng([config.seed, 3]).permutation(len(chosen))[:number]}
-  wanted = []
+  chosen, held_out = choose(questions, tiers, clusters, settings, config.seed)
+  rng, wanted = np.random.default_rng([config.seed, 1]), []
   for question in chosen:
     if question.id in held_out:
       wanted += [(question, 'tool-optional', False), (question, required(question, settings), False)]
@@ -275,26 +273,32 @@ def clusters_by_source(points: np.ndarray, questions: Sequence[Question], settin
 
 
 def choose(questions: Sequence[Question], tiers: dict[str, int], clusters: Sequence, settings: ml_collections.ConfigDict,
-           seed: int) -> list[Question]:
-  """The questions to roll out: `tier_2_share` of them of tier 2 as far as there are such, each tier even over clusters.
+           seed: int) -> tuple[list[Question], set[str]]:
+  """The questions to roll out, and the ids of those among them that are held out for the gate.
 
-  Not curated (the paper's 'random-data'), they are the first ones.
+  `trajectories` / 2 are to learn from: `tier_2_share` of tier 2 as far as there are such, each tier even over clusters. On top
+  come `held_out` times as many of each tier. Not curated (the paper's 'random-data'), they are the first ones.
   """
-  number = settings.trajectories // 2
+  number, chosen, held_out = round(settings.trajectories // 2 * (1 + settings.held_out)), [], set()
   if not settings.curated:
-    return list(questions[:number])
-  rng, chosen = np.random.default_rng([seed, 2]), []
-  tier_2 = sum(tier == 2 for tier in tiers.values())
-  wanted = {2: min(round(number * settings.tier_2_share), tier_2)}
-  wanted[1] = min(number - wanted[2], len(questions) - tier_2)
-  for tier in (2, 1):
-    members = collections.defaultdict(list)
-    for index in rng.permutation(len(questions)):
-      if tiers[questions[index].id] == tier:
-        members[clusters[index]].append(questions[index])
-    turns = (question for turn in range(len(questions)) for own in members.values() for question in own[turn:turn + 1])
-    chosen += [question for question, _ in zip(turns, range(wanted[tier]))]
-  return chosen
+    chosen = list(questions[:number])
+  else:
+    rng = np.random.default_rng([seed, 2])
+    tier_2 = sum(tier == 2 for tier in tiers.values())
+    wanted = {2: min(round(number * settings.tier_2_share), tier_2)}
+    wanted[1] = min(number - wanted[2], len(questions) - tier_2)
+    for tier in (2, 1):
+      members = collections.defaultdict(list)
+      for index in rng.permutation(len(questions)):
+        if tiers[questions[index].id] == tier:
+          members[clusters[index]].append(questions[index])
+      turns = (question for turn in range(len(questions)) for own in members.values() for question in own[turn:turn + 1])
+      chosen += [question for question, _ in zip(turns, range(wanted[tier]))]
+  rng = np.random.default_rng([seed, 3])
+  for tier in (1, 2):
+    ids = [question.id for question in chosen if tiers[question.id] == tier]
+    held_out |= set(rng.permutation(ids)[:round(len(ids) * settings.held_out / (1 + settings.held_out))].tolist())
+  return chosen, held_out
 
 
 def split(trees: Sequence[Tree], tiers: dict[str, int],

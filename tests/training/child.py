@@ -144,8 +144,8 @@ def warmup_config(config):
   config.critic.shared = True
   config.critic_warmup = warmup_settings(
     closed_book={'tools': False}, tool_required={}, second_search={'topk': 1})
-  config.critic_warmup.update(questions=12, tier_rollouts=2, trajectories=20, clusters=3, trees=8, min_updates=4, max_updates=8,
-                              check_every=4, held_out=0.3, head_rate=3e-2, backbone_rate=3e-3)
+  config.critic_warmup.update(questions=12, tier_rollouts=2, trajectories=12, tier_2_share=0.5, clusters=3, trees=8,
+                              min_updates=4, max_updates=8, check_every=4, held_out=0.9, head_rate=3e-2, backbone_rate=3e-3)
   config.critic_warmup.gate.update(auc=0.0, sign=0.0, explained=-100.0)
   return config
 

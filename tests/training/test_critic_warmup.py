@@ -84,8 +84,9 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   assert figures['explained'] == pytest.approx(rows[-1]['gate_explained'])
   assert (out / 'calibration.png').stat().st_size > 1000
   assert [len((out / f'{name}.jsonl').read_text().splitlines()) for name in (
-    'closed_book', 'tiers', 'rollouts', 'answers_0', 'answers_4')] == [24, 12, 20, 3, 3]
-  assert figures['em_before'] == figures['em_after'] == pytest.approx(2 / 3)  # whatever its weights
+    'closed_book', 'tiers', 'rollouts', 'answers_0', 'answers_4')] == [24, 12, 22, 5, 5]
+  asked = [int(row['id']) for row in runs.read(out / 'answers_0.jsonl')]
+  assert figures['em_before'] == figures['em_after'] == np.mean([number % 3 > 0 for number in asked])  # whatever its weights
 
   base = hub.load(config.model).params
   _, warm, _ = checkpoint.load_trained(out, loop.make_learner(config).mesh)
@@ -134,7 +135,7 @@ def test_the_gate_looks_at_held_out_questions_under_the_prompt_of_training(confi
   kinds = collections.Counter((tree.question.id, tree.root.data['kind']) for tree in seen[0])
   ids = {name for name, _ in kinds}
   assert kinds == collections.Counter((name, kind) for name in ids for kind in ('tool-optional', 'tool-required'))
-  assert len(ids) == 3 and all(node.values is not None for tree in seen[0] for node in tree.nodes(Role.POLICY))
+  assert len(ids) == 5 and all(node.values is not None for tree in seen[0] for node in tree.nodes(Role.POLICY))
 
 
 def test_rollouts_that_were_cut_off_are_grown_again_to_the_same(config, monkeypatch):
@@ -159,7 +160,7 @@ def test_rollouts_whose_searches_mostly_failed_are_not_learned_from_unless_asked
   with server() as (url, _):
     config.search.update(backend='http', url=url, timeout=0.5)  # nobody is there any more
   config.critic_warmup.second_share = 0.0
-  with pytest.raises(runs.RunStopped, match='^rollouts.jsonl: 13 of 13 searches failed; the last: SearchError: '):
+  with pytest.raises(runs.RunStopped, match='^rollouts.jsonl: 16 of 16 searches failed; the last: SearchError: '):
     warm_up(config)
   folder = pathlib.Path(config.out)
   assert len(runs.read(folder / 'closed_book.jsonl')) == 24 and not runs.read(folder / 'rollouts.jsonl')
@@ -167,8 +168,8 @@ def test_rollouts_whose_searches_mostly_failed_are_not_learned_from_unless_asked
   monkeypatch.setattr(critic_warmup, 'split', lambda trees, *_: 1 / 0)  # what follows is no matter
   with pytest.raises(ZeroDivisionError):
     warm_up(config)
-  assert 'jaxsearch: rollouts.jsonl: 13 of 13 searches failed; the last: SearchError: ' in capsys.readouterr().err
-  assert len(runs.read(folder / 'rollouts.jsonl')) == 20
+  assert 'jaxsearch: rollouts.jsonl: 16 of 16 searches failed; the last: SearchError: ' in capsys.readouterr().err
+  assert len(runs.read(folder / 'rollouts.jsonl')) == 22
 
 
 def played(agent, questions, key, *, tools, numbers):
@@ -219,7 +220,7 @@ def test_a_share_of_the_rollouts_with_tools_has_another_search(config, monkeypat
   config.search.topk, config.critic_warmup.second_share = 2, 0.5
   warm_up(config)
   by_topk = {topk: sum(number for own, number in seen if own == topk) for topk in (1, 2)}
-  assert by_topk[1] + by_topk[2] == 24 + 20 + 2 * 3 and 4 <= by_topk[1] <= 16  # tiers, rollouts, held-out before and after
+  assert by_topk[1] + by_topk[2] == 24 + 22 + 2 * 5 and 4 <= by_topk[1] <= 16  # tiers, rollouts, held-out before and after
 
 
 def test_a_critic_of_its_own_is_warmed_up_too(config, tmp_path):
@@ -243,17 +244,28 @@ def test_questions_are_chosen_by_tier_and_evenly_over_clusters():
   tiers = {question.id: 2 if int(question.id) < 30 else 1 for question in asked}
   clusters = np.array([0] * 90 + [1] * 5 + [2] * 5)
   settings = warmup_settings(closed_book={}, tool_required={}, second_search={})
-  settings.update(trajectories=60, tier_2_share=0.4)
-  chosen = critic_warmup.choose(asked, tiers, clusters, settings, 0)
-  assert len(chosen) == 30 == len({question.id for question in chosen})
+  settings.update(trajectories=50, tier_2_share=0.4)
+  chosen, held_out = critic_warmup.choose(asked, tiers, clusters, settings, 0)
+  assert len(chosen) == 30 == len({question.id for question in chosen})  # 25, and a fifth as many for the gate
   own = [tiers[question.id] for question in chosen]
   assert own.count(2) == 12 and own.count(1) == 18
+  assert sorted(tiers[name] for name in held_out) == [1, 1, 1, 2, 2]
   of_tier_1 = [clusters[int(question.id)] for question in chosen if tiers[question.id] == 1]
   assert sorted(np.bincount(of_tier_1).tolist()) == [5, 5, 8]  # the small clusters whole, the rest from the large one
   settings.tier_2_share = 1.0
-  assert sum(tiers[question.id] == 2 for question in critic_warmup.choose(asked, tiers, clusters, settings, 0)) == 30
+  assert sum(tiers[question.id] == 2 for question in critic_warmup.choose(asked, tiers, clusters, settings, 0)[0]) == 30
   settings.curated = False
-  assert critic_warmup.choose(asked, tiers, clusters, settings, 0) == asked[:30]
+  chosen, held_out = critic_warmup.choose(asked, tiers, clusters, settings, 0)
+  assert chosen == asked[:30] and len(held_out) == 5
+
+
+@pytest.mark.parametrize('name, tier_2, tier_1', [('carl_qwen2_5_7b', 7200, 8800), ('carl_qwen2_5_3b', 5600, 10400)])
+def test_the_questions_of_the_gate_are_beside_those_of_table_4(name, tier_2, tier_1):
+  settings = importlib.import_module(f'configs.{name}').get_config().critic_warmup
+  asked, tiers = questions(30_000), {str(i): 1 + i % 2 for i in range(30_000)}
+  chosen, held_out = critic_warmup.choose(asked, tiers, np.arange(30_000) % 50, settings, 0)
+  assert collections.Counter(tiers[one.id] for one in chosen if one.id not in held_out) == {2: tier_2, 1: tier_1}
+  assert len(held_out) == 3200
 
 
 def test_tool_optional_rollouts_are_a_share_of_those_with_tools_on_both_tiers_and_multi_hop_ones_are_for_their_sources():
