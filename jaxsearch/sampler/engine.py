@@ -41,11 +41,13 @@ def defaults(slots: int, platform: str) -> dict:
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-  """Tokens to be cached behind `start` tokens of a row. `prefill` scores `targets`, what follows each of them, if given."""
+  """Tokens to be cached behind `start` tokens of a row. `prefill` scores `targets`, what follows each of them, if given, at a
+  `temperature` that all chunks of a call share."""
   row: caches.CacheRow
   start: int
   tokens: np.ndarray
   targets: np.ndarray | None = None
+  temperature: float = 1.0
   logprobs: list[float] = dataclasses.field(default_factory=list)  # of the targets, once prefilled
 
 
@@ -343,7 +345,9 @@ class Engine:
       self._written(chunk.row, chunk.start)
       if chunk.targets is not None:
         targets[i, :len(chunk.tokens)] = chunk.targets
-    arrays = self.put((tokens, starts, rows, None if placed[0][1].targets is None else targets))
+    first = placed[0][1]
+    scored = (None, None) if first.targets is None else (targets, np.float32(first.temperature))
+    arrays = self.put((tokens, starts, rows, *scored))
     with meshes.issuing():
       self._cache, logprobs = segment.prefill(self.config, self._params, self._cache, *arrays, window=window, mesh=self._mesh)
     if logprobs is not None:

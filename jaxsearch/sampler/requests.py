@@ -130,7 +130,8 @@ class Ask:
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-  """Log-probabilities, at temperature 1 and without truncation, of continuations of `node`, each text or ids.
+  """Log-probabilities of continuations of `node`, each text or ids, at the temperature of the rollout (1 where that is greedy),
+  which is the one that training has, and without truncation.
 
   The reply has a list for each, one number a token, or None for a continuation that does not fit.
   """

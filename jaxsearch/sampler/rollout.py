@@ -527,7 +527,7 @@ class Schedule:
           ids = np.asarray(self.engine.tokenizer.encode(given) if isinstance(given, str) else given, np.int32)
           if len(path) + len(ids) <= self.engine.length:
             inputs = np.append(path[-1:], ids)[:len(ids)]
-            chunks.append(Chunk(pending.row, len(path) - 1, inputs, targets=ids))
+            chunks.append(Chunk(pending.row, len(path) - 1, inputs, ids, self.sampling.temperature or 1.0))
             reply[turn] = chunks[-1].logprobs
             self.engine.rows.hold(pending.row, np.append(path[:-1], inputs))
       self.engine.prefill(chunks)

@@ -62,17 +62,19 @@ def in_lanes(mesh: Mesh | None, program, shared: tuple, own: tuple):
 
 
 @functools.partial(jax.jit, static_argnames=('config', 'window', 'mesh'), donate_argnames='cache')
-def prefill(config: DecoderConfig, params, cache, tokens, starts, rows, targets=None, *, window: int, mesh: Mesh | None = None):
+def prefill(config: DecoderConfig, params, cache, tokens, starts, rows, targets=None, temperature=None, *, window: int,
+            mesh: Mesh | None = None):
   """Caches the tokens [P,n] of chunks that begin after `starts` [P] tokens of `rows` [P].
 
   Returns:
-    (cache, log-probabilities [P,n] of `targets` [P,n], each predicted by the token at its place; None without targets)
+    (cache, log-probabilities [P,n] of `targets` [P,n] under softmax(logits / temperature), each predicted by the token at its
+    place; None without targets)
   """
-  def program(params, cache, tokens, starts, rows, targets):
+  def program(params, temperature, cache, tokens, starts, rows, targets):
     hidden, cache = forward(config, params, tokens, starts, cache, rows, window)
-    return cache, None if targets is None else target_logprobs(params, hidden, targets)[0]
+    return cache, None if targets is None else target_logprobs(params, hidden, targets, temperature=temperature)[0]
 
-  return in_lanes(mesh, program, (params,), (cache, tokens, starts, rows, targets))
+  return in_lanes(mesh, program, (params, temperature), (cache, tokens, starts, rows, targets))
 
 
 @functools.partial(jax.jit, static_argnames=('window', 'mesh'), donate_argnames='cache')

@@ -126,9 +126,11 @@ def test_a_simulated_search_draws_for_each_call_of_each_tree_whatever_the_schedu
 
 
 def test_captured_logprobs_are_those_of_the_trainer(make_engine, config, params):
-  """Over the training layout, on a branching tree, at a temperature other than 1."""
+  """Over the training layout, on a branching tree with a span that was scored and not sampled, at a temperature other than 1."""
   def grow(tree):
     node = tree.root.append(PROMPTS[0], Role.PROMPT)
+    _, scored = yield Score(node, ('yes', ' no'))
+    node.append(' no', Role.POLICY, logprobs=scored)
     first, second = yield [Generate(node, max_tokens=9), Generate(node, max_tokens=14)]
     yield Generate(first.append(PROMPTS[2], Role.OBSERVATION), max_tokens=11)
     yield Generate(second.append(PROMPTS[1], Role.OBSERVATION), max_tokens=11)
