@@ -21,10 +21,10 @@ class Equipped(Engine):
   def tools(self):
     return Tools(**{name: getattr(self, name) for name in TOOLS})
 
-  def run(self, growths, key, on_progress=None, on_end=None):
+  def run(self, growths, key, on_progress=None):
     """Runs (generator, tree) pairs; returns the metrics."""
     numbered = [(number, *growth) for number, growth in enumerate(growths)]
-    return Schedule(self, numbered, self.put(key), self.sampling, self.tools, on_progress, on_end=on_end).run()
+    return Schedule(self, numbered, self.put(key), self.sampling, self.tools, on_progress).run()
 
   def run_python(self, code, table=()):
     return self.tools.run_python(RunPython(None, code, table), [])
