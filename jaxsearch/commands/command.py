@@ -150,17 +150,20 @@ def progress_of(total: int, what: str = 'questions'):
 
   from jaxsearch.sampler.requests import failing
   from jaxsearch.tools.http_client import RequestError
+  from jaxsearch.training.runs import time_left
   columns = progress.MofNCompleteColumn(), progress.BarColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
   with progress.Progress(what, *columns, disable=not sys.stderr.isatty()) as bar:
-    task, said, start, first, shown = bar.add_task('', total=total), [], time.monotonic(), None, 0.0
+    task, said, last, shown, left = bar.add_task('', total=total), [], None, time.monotonic(), time_left(total)
 
     def report(done: int, _: int = 0, metrics: dict | None = None) -> None:
-      nonlocal first, shown
+      nonlocal last, shown
       bar.update(task, completed=done)
-      first, passed = done if first is None else first, time.monotonic() - start
-      if bar.disable and done > first and passed - shown >= LINE_SECONDS:
-        shown = passed
-        say(f'{done} of {total} {what}, {passed / (done - first) * (total - done) / 60:.0f} minutes left')
+      if last is not None and done > last:
+        seconds = left(done)
+        if bar.disable and time.monotonic() - shown >= LINE_SECONDS:
+          shown = time.monotonic()
+          say(f'{done} of {total} {what}' + (f', {seconds / 60:.0f} minutes left' if seconds is not None else ''))
+      last = done
       if not said and metrics and (line := failing(metrics)):
         said.append(line)
         say(line)

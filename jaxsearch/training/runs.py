@@ -403,15 +403,36 @@ def progress_bar(total: int, done: int, shown: tuple[str, ...], console: Console
 
 def plain_lines(total: int, shown: tuple[str, ...], say: Callable[[str], None]) -> Callable[[Mapping], None]:
   """`show(row)` where there is no terminal: a line a step, with the time that is left at the pace of the last ten."""
-  times = collections.deque([time.monotonic()], maxlen=11)
+  left = time_left(total, window=10)
 
   def show(row: Mapping) -> None:
-    times.append(time.monotonic())
-    left = (total - row['step']) * (times[-1] - times[0]) / (len(times) - 1)
+    seconds = left(row['step'])
+    pace = [] if seconds is None else [f'{seconds:.0f} s left']
     failed = [f'{row["searches_failed"]} searches failed'] if row.get('searches_failed') else []
-    say(', '.join([f'step {row["step"]}/{total}', f'{left:.0f} s left', *figures(row, shown), *failed]))
+    say(', '.join([f'step {row["step"]}/{total}', *pace, *figures(row, shown), *failed]))
 
   return show
+
+
+def time_left(total: int, window: int | None = None) -> Callable[[int], float | None]:
+  """`left(done)`: seconds until all are done at the pace of the last `window` of them; None before there is a pace.
+
+  What is done by the first call is left out: until then programs are compiled, and slots are filled. So is, unless there is
+  nothing else, what was done while programs were compiled.
+  """
+  before, paces = None, {False: collections.deque(maxlen=window), True: collections.deque(maxlen=window)}
+
+  def left(done: int) -> float | None:
+    nonlocal before
+    now = done, time.monotonic(), _events[COMPILATION]
+    if before:
+      more, seconds, compiled = (new - old for new, old in zip(now, before))
+      paces[compiled > 0].append((more, seconds))
+    before = now
+    more, seconds = map(sum, zip(*(paces[False] or paces[True] or [(0, 0.0)])))
+    return seconds / more * (total - done) if more else None
+
+  return left
 
 
 def figures(row: Mapping, shown: tuple[str, ...]) -> list[str]:

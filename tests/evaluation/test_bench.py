@@ -140,7 +140,20 @@ def test_several_samples(folder, tmp_path):
 def test_without_a_terminal_lines_say_how_long_it_takes(folder, tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(command, 'LINE_SECONDS', 0.0)
   assert cli.main(['bench', *SETTINGS, '--benchmarks=nq', f'--folder={folder}', f'--out={tmp_path}/r.json', '--limit=2']) == 0
-  assert re.search(r'jaxsearch: 1 of 2 questions, \d+ minutes left\n', capsys.readouterr().err)
+  assert re.search(r'jaxsearch: 1 of 2 questions\njaxsearch: 2 of 2 questions, 0 minutes left\n', capsys.readouterr().err)
+
+
+def test_the_time_left_is_not_that_of_the_first_question(monkeypatch, capsys):
+  seconds = {0: 0.0} | {done: 600.0 + 30 * done for done in range(1, 41)}  # compilation and the first question take 630 s
+  monkeypatch.setattr(command, 'LINE_SECONDS', 0.0)
+  monkeypatch.setattr(command.time, 'monotonic', lambda: now)
+  now = 0.0
+  with command.progress_of(40) as report:
+    for done, now in seconds.items():
+      report(done)
+  said = capsys.readouterr().err.splitlines()
+  assert said[:2] == ['jaxsearch: 1 of 40 questions', 'jaxsearch: 2 of 40 questions, 19 minutes left']
+  assert said[-11] == 'jaxsearch: 30 of 40 questions, 5 minutes left'
 
 
 def record(benchmark, name, em, searches=1, sample=0, golds=('a',)):
