@@ -74,9 +74,10 @@ def summary(name: str) -> str:
 
 
 def one_line(error: Exception) -> str:
-  """What an error says; of the operating system's the file and the reason, without the number."""
+  """What an error says, without characters that would steer a terminal; of the system's the file and the reason alone."""
   plain = isinstance(error, OSError) and error.filename is not None
-  return ' '.join((f'{error.filename}: {error.strerror}' if plain else str(error)).split())
+  text = f'{error.filename}: {error.strerror}' if plain else str(error)
+  return ' '.join(''.join(letter if letter.isprintable() else ' ' for letter in text).split())
 
 
 if __name__ == '__main__':

@@ -37,6 +37,7 @@ from rich.console import Console
 
 from jaxsearch import flags
 from jaxsearch.config_check import fields, from_saved
+from jaxsearch.evaluation.terminal import printable
 from jaxsearch.files import no_link
 from jaxsearch.training import checkpoint
 from jaxsearch.training.runs import read as read_rows
@@ -174,7 +175,7 @@ def train_all(runs: Sequence[SweepRun], parallel: int) -> list[SweepRun]:
           lines = (run.out / 'log.txt').read_text(encoding='utf-8', errors='replace').splitlines()[-LOG_LINES:]
           how = (f'exit status {process.returncode}' if process.returncode else
                  f'it ended, but step {run.config.steps} is not logged, evaluated and saved')
-          report('\n  '.join([f'{run}: {how}; the end of {run.out / "log.txt"}:', *lines]))
+          report(printable('\n  '.join([f'{run}: {how}; the end of {run.out / "log.txt"}:', *lines])))
       if len(signals) > forwarded:
         for process in running:
           process.kill() if forwarded else process.terminate()  # the second signal does not wait for the step

@@ -6,6 +6,7 @@ baseline, paired by seed, with their 95 % intervals (Student's t); a last one re
 left out and listed.
 """
 
+import functools
 import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,8 @@ from scipy.special import stdtrit
 
 from jaxsearch.evaluation.report import column, smoothed
 from jaxsearch.evaluation.sweep import SweepRun, finished
+from jaxsearch.evaluation.table import escaped
+from jaxsearch.files import write_whole
 from jaxsearch.training.runs import read as read_rows
 
 # name -> (column heading, scale, number format). Scores of an evaluation; those after the first three only where
@@ -35,6 +38,7 @@ TRAINING = {  # means over all steps, where a method has them: Search-R2's draft
   'v_inter': ('V_inter', 1, '.3f'), 's_trim': ('S_trim', 1, '.3f'), 'gain_predicted': ('gain, predicted', 1, '.3f'),
   'gain_measured': ('gain, measured', 1, '.3f')}
 MAX_COLUMNS = 15  # that fit on a page
+_shown = functools.partial(escaped, form='markdown')
 # Of the variants beside the baseline: distinct for the colour-blind (Okabe and Ito), and without any colour by line and marker.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#7b3f00')
 STYLES, MARKERS = ('--', '-.', ':', (0, (5, 1, 1, 1, 1, 1))), 'sv^Dx*P<>'
@@ -49,12 +53,12 @@ def write(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> pathli
   out, found = pathlib.Path(config.out), summary(config, runs)
   if not found['variants']:
     raise ValueError(f'{config.out}: no run of this sweep is finished')
-  (out / 'table.json').write_text(json.dumps(found, indent=1, ensure_ascii=False) + '\n', encoding='utf-8')
+  write_whole(out / 'table.json', json.dumps(found, indent=1, ensure_ascii=False) + '\n')
   done = {name: [run for run in runs if run.variant == name and finished(run)] for name in found['variants']}
   plot(done, config, out / 'curves.png')
   plot_steps(done, config, out / 'steps.png')
   page = out / 'table.md'
-  page.write_text(table(found), encoding='utf-8')
+  write_whole(page, table(found))
   return page
 
 
@@ -147,14 +151,15 @@ def table(found: Mapping) -> str:
     heads.append(f'{SCORES[score][0]}, {decoding(float(temperature))}' if temperature else (TRAINING | COSTS)[score][0])
   rows = [['before training', *cells(number, found['before'])]] if found['before'] else []
   rows += [[f'{variant} ({len(of["seeds"])})', *cells(interval, of['figures'])] for variant, of in variants.items()]
-  lines = [f'# {found["title"]}', '', *markdown([['variant (seeds)', *heads], *rows])]
+  lines = [f'# {_shown(found["title"])}', '', *markdown([['variant (seeds)', *heads], *rows])]
   rows = [[variant, *cells(difference, of['differences'])] for variant, of in variants.items() if of['differences']]
   if rows:
-    lines += ['', f'Differences to {found["baseline"]}, paired by seed:', '', *markdown([['variant', *heads], *rows])]
+    lines += ['', f'Differences to {_shown(found["baseline"])}, paired by seed:', '', *markdown([['variant', *heads], *rows])]
   lines += relative_table(found)
-  lines += ['', FOOTNOTE.format(**{key: ' or '.join(map(str, found[key])) for key in ('steps', 'questions')})]
+  note = FOOTNOTE.format(**{key: ' or '.join(map(str, found[key])) for key in ('steps', 'questions')})
+  lines += ['', _shown(note)]
   if found['not_finished']:
-    lines += ['', f'Not finished: {"; ".join(found["not_finished"])}.']
+    lines += ['', _shown(f'Not finished: {"; ".join(found["not_finished"])}.')]
   return '\n'.join([*lines, '', '![EM against trained tokens and against time](curves.png)', '',
                     '![EM, reward and searches over the steps](steps.png)', ''])
 
@@ -168,15 +173,15 @@ def relative_table(found: Mapping) -> list[str]:
   heads = [name.replace('em@', 'EM, T=').replace('/seconds', ' / seconds') for name in columns]
   cell = lambda name, of: '' if name not in of else f'{of[name]:.2f}' if '/' in name else f'{100 * of[name]:+.1f}'
   rows = ([variant, *(cell(name, of) for name in columns)] for variant, of in changes.items())
-  return ['', f'Changes against {found["baseline"]} in %, and that of EM over that of time where a variant takes more:', '',
-          *markdown([['variant', *heads], *rows])]
+  head = f'Changes against {found["baseline"]} in %, and that of EM over that of time where a variant takes more:'
+  return ['', _shown(head), '', *markdown([['variant', *heads], *rows])]
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
   """The lines of a table, its heading row first; a table too wide for a page is transposed, with a row for each figure."""
   if len(rows[0]) > MAX_COLUMNS:
     rows = list(zip(*rows))
-  line = lambda cells: f'| {" | ".join(cells)} |'
+  line = lambda cells: f'| {" | ".join(_shown(cell) for cell in cells)} |'
   return [line(rows[0]), f'|:--|{"--:|" * (len(rows[0]) - 1)}', *map(line, rows[1:])]
 
 

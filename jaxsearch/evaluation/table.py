@@ -3,7 +3,7 @@
 A row is a result, a column a benchmark. Results enter one column only if their manifests agree in what scores depend on
 (`SETTINGS`). An agent that never searched has no corpus, index, k or turns to agree in, and turns count within a method only.
 Prompt, method, policy, tokenizer and limits are the agent's own and may differ. Rows of papers come from published.csv; what
-differs is written below them.
+differs is written below them. Results may come from strangers, so their names and texts are `escaped`.
 """
 
 import collections
@@ -11,6 +11,7 @@ import csv
 import io
 import itertools
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ SEARCHING = ('corpus', 'index', 'k', 'turns')  # of agents that search
 COUNTS = ('searches', 'model_calls', 'tokens', 'seconds')  # all other figures are shares
 SIZES = {'nq': 3610, 'triviaqa': 11313, 'popqa': 14267, 'hotpotqa': 7405, '2wikimultihopqa': 12576, 'musique': 2417,
          'bamboogle': 125, 'gsm8k': 1319, 'finqa': 1147}  # questions of a published row on 'all' of them
+_LATEX = str.maketrans({'\\': r'\textbackslash{}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}',
+                        **{character: f'\\{character}' for character in '{}$&#_%'}})
 MACRO, POOLED, MISSING = 'average', 'all questions', '–'
 
 
@@ -75,7 +78,17 @@ def render(paths: Sequence[str], *, metric: str = 'em', form: str = 'text', publ
     notes.append(f'second table: {metric} minus that of {next(iter(results))}, paired by question; p of a sign-flip permutation '
                  'test, not corrected for their number')
   comment = {'latex': '% ', 'markdown': '- ', 'text': ''}[form]
-  return '\n\n'.join([*tables, '\n'.join(comment + note for note in notes)]) + '\n'
+  return '\n\n'.join([*tables, '\n'.join(comment + escaped(note, form) for note in notes)]) + '\n'
+
+
+def escaped(text: str, form: str) -> str:
+  """A text on one line, without what would be a command, a formula, markup or an escape sequence in a form of `render`."""
+  text = ''.join(character if character.isprintable() else ' ' for character in text)
+  if form == 'latex':
+    return text.translate(_LATEX).replace(' †', r'$^\dagger$')
+  if form == 'markdown':
+    return re.sub(r'[\\`|]|<(?=[A-Za-z/!?])|(?<=\])\(', r'\\\g<0>', text)
+  return f"'{text}" if form == 'csv' and text.lstrip().startswith(tuple('=+-@＝＋－＠')) else text
 
 
 def _refuse(differing: Mapping[str, Mapping], allow: Sequence[str]) -> None:
@@ -216,10 +229,9 @@ def _average(row: Mapping[str, str], columns: Sequence[str]) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]], form: str) -> str:
+  rows = [[escaped(cell, form) for cell in row] for row in rows]
   if form == 'latex':
-    escaped = [[cell.replace('%', r'\%').replace('_', r'\_').replace('&', r'\&').replace(' †', r'$^\dagger$')
-                for cell in row] for row in rows]
-    body = [f'{" & ".join(row)} \\\\' for row in escaped]
+    body = [f'{" & ".join(row)} \\\\' for row in rows]
     return '\n'.join([f'\\begin{{tabular}}{{l{"r" * (len(rows[0]) - 1)}}}', '\\hline', body[0], '\\hline', *body[1:], '\\hline',
                       '\\end{tabular}'])
   if form == 'markdown':
@@ -233,13 +245,14 @@ def _csv(results: Mapping[str, Mapping], shown: Sequence[str], columns: Sequence
   """A line for each result, with three numbers for each column, shares from 0 to 1; then the published rows with one."""
   file = io.StringIO()
   writer = csv.writer(file, lineterminator='\n')
-  writer.writerow(['row', *itertools.chain.from_iterable((name, f'{name}_low', f'{name}_high') for name in shown), 'note'])
+  names = [escaped(name, form='csv') for name in shown]
+  writer.writerow(['row', *itertools.chain.from_iterable((name, f'{name}_low', f'{name}_high') for name in names), 'note'])
   for label, result in results.items():
     cells = [_figures(result, column, columns) for column in shown]
-    writer.writerow([label, *itertools.chain.from_iterable(
+    writer.writerow([escaped(label, 'csv'), *itertools.chain.from_iterable(
       (of[metric], *of['intervals'][metric]) if of and metric in of else ('', '', '') for of in cells), ''])
   for row, note in _published(published, next(iter(results.values())), columns, metric):
     scores = [*(row.get(column) or '' for column in columns), *[_average(row, columns)] * (len(shown) > len(columns))]
     writer.writerow([f'{row["method"]}, {row["model"]}', *itertools.chain.from_iterable(
-      ('' if score in ('', MISSING) else f'{float(score) / 100:.3f}', '', '') for score in scores), note])
+      ('' if score in ('', MISSING) else f'{float(score) / 100:.3f}', '', '') for score in scores), escaped(note, 'csv')])
   return file.getvalue()

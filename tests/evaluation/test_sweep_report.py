@@ -94,6 +94,13 @@ def test_unfinished_runs_are_left_out_and_named(config, runs):
   assert '| Full (2) |' in text and '| Auto | +12.0 |' in text and 'Not finished: Full, seed 1; Auto, seed 2.' in text
 
 
+def test_names_and_texts_of_runs_are_no_markup(config, runs):
+  found = sweep_report.summary(config, runs)
+  found |= {'title': 'T\n![x](e.org)', 'questions': ['8|<b>\x1b[2J'], 'variants': {'A|<i>': found['variants']['Full']}}
+  text = sweep_report.table(found)
+  assert text.startswith('# T ![x]\\(e.org)\n') and '| A\\|\\<i> (3) |' in text and 'on 8\\|\\<b> [2J held-out' in text
+
+
 def test_a_sweep_without_a_baseline_yet_and_without_anything(config, runs):
   for run in runs:
     if run.variant == 'Full':

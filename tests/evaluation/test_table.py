@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import pathlib
 
 import pytest
 
@@ -161,3 +162,25 @@ def test_mistakes_are_named(write, tmp_path, capsys, paths, message):
   write('a.json')
   (tmp_path / 'bad.json').write_text('{"em": 1}')
   assert cli.main(['table', *paths]) == 2 and message in capsys.readouterr().err
+
+
+HOSTILE = '=cmd|\x1b[2J\\input{/etc/passwd}\n![x](e.org)<b>'
+
+
+@pytest.mark.parametrize(('form', 'shown', 'begins'), [
+  ('text', r'=cmd| [2J\input{/etc/passwd} ![x](e.org)<b>', 'ab †=es'),
+  ('markdown', r'=cmd\| [2J\\input{/etc/passwd} ![x]\(e.org)\<b>', '|-'),
+  ('latex', r'=cmd| [2J\textbackslash{}input\{/etc/passwd\} ![x](e.org)<b>', '\\%ab &'),
+  ('csv', r"'=cmd| [2J\input{/etc/passwd} ![x](e.org)<b>", 'rab')])
+def test_a_strangers_names_are_text_in_every_form(write, capsys, form, shown, begins):
+  names = {HOSTILE: MANIFEST['questions']['nq']}
+  records = [record(HOSTILE, str(i), 1.0) for i in range(8)]
+  for path, k in (('a.json', 3), ('b.json', 4)):
+    pathlib.Path(path).write_text(json.dumps(
+      bench.figures(records) | {'manifest': MANIFEST | {'questions': names, 'k': k}, 'predictions': records}))
+  text = table.render(['a.json', 'b.json'], form=form, allow=['all'])
+  assert shown in text and HOSTILE not in text and '\x1b' not in text
+  assert {line[0] for line in text.splitlines() if line} <= set(begins)  # no name begins a line of its own
+  assert cli.main(['table', 'a.json', 'b.json']) == 2
+  message = capsys.readouterr().err
+  assert '\x1b' not in message and message.count('\n') == 1
