@@ -29,6 +29,7 @@ def of_segments(chains: Sequence[Sequence[Node]]) -> dict[str, float]:
 
   value_start: mean of V(s_0). value_explained: see `explained`, over all states. advantage_KIND: mean advantage of a kind of
   segment. opposed_pairs_share: share of assimilates whose advantage has the opposite sign of their invoke's.
+  gained_then_lost_pairs: how many have a negative one behind a positive invoke (appendix I.1).
   """
   nodes = [node for chain in chains for node in chain]
   found = explained(np.array([node.values[0] for node in nodes]), np.array([node.tree.reward for node in nodes]))
@@ -42,6 +43,7 @@ def of_segments(chains: Sequence[Sequence[Node]]) -> dict[str, float]:
            if (a.data['segment'], b.data['segment']) == ('invoke', 'assimilate')]
   if pairs:
     found['opposed_pairs_share'] = float(np.mean([a * b < 0 for a, b in pairs]))
+    found['gained_then_lost_pairs'] = sum(a > 0 > b for a, b in pairs)
   return found
 
 

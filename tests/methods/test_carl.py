@@ -168,6 +168,13 @@ def test_a_segment_earns_what_it_changed():
     assert sum(own) == pytest.approx(tree.reward - carl.segments(tree)[0].values[0])  # they telescope
 
 
+def test_pairs_that_gained_and_then_lost_are_counted():
+  values = [[0.2, 0.7, 0.5], [0.7, 0.2, 0.5], [0.1, 0.3, 0.8], [0.4, 0.6, 0.5], [0.8, 0.6, 0.5]]  # + -, - +, + +, + -, - -
+  _, found = credited([[INVOKE, CONTEXT, COMMIT]] * 5, values)
+  assert found.metrics['gained_then_lost_pairs'] == 2 and found.metrics['opposed_pairs_share'] == pytest.approx(3 / 5)
+  assert isinstance(found.metrics['gained_then_lost_pairs'], int)  # so that processes add it up
+
+
 def test_with_lambda_one_all_segments_share_the_sign():
   trees, _ = credited([[INVOKE, CONTEXT, COMMIT], [WRONG]], [[0.2, 0.7, 0.5], [0.4]], lam=1.0)
   np.testing.assert_allclose([node.advantages for node in carl.segments(trees[0])], [0.8, 0.3, 0.5], atol=1e-6)
