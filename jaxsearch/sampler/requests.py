@@ -140,9 +140,8 @@ class Score:
 
 
 # What goes wrong with a tool: no reply in time, no connection, a refusal (4xx), a server at its end (5xx, 429), a reply of
-# another shape, one that is too long, servers that failed so often that they are left alone, anything else. An exception says
-# which in its attribute `fault`.
-FAULTS = ('timeout', 'connection', 'refused', 'server', 'malformed', 'too_long', 'breaker', 'error')
+# another shape, one that is too long, anything else. An exception says which in its attribute `fault`.
+FAULTS = ('timeout', 'connection', 'refused', 'server', 'malformed', 'too_long', 'error')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Search back ends behind a server: retrieval servers that speak Search-R1's protocol, and Google through SERPER.
 
-`SearchServers` is the back end over one server or several: it sends the queries that wait at the same time in one request, goes
-to the next server when one fails, leaves alone for a while one that keeps failing, and keeps results in a file if one is named.
+`SearchServers` is the back end over one server or several: it goes to the next server when one fails, and keeps results in a
+file if one is named.
 
 `HttpSearch`, one server: `POST /retrieve {"queries", "topk", "return_scores"}`. The response is
 `{"result": [[{"document": {"id", "contents"}, "score"}, ...], ...]}`, a list for each query, or with `return_scores` false the
@@ -12,13 +12,11 @@ of a query are its answer box and its knowledge graph where there are any, then 
 Searches cost money, so they are rate-limited, counted, and kept in a file if one is named.
 """
 
-import contextlib
 import itertools
 import os
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Annotated, Any
 
 import httpx
@@ -34,9 +32,6 @@ MAX_HITS = 100  # of a query that are looked at; a server at fault may send mill
 MAX_ID = 1000  # characters of an id that are kept
 MAX_TOGETHER = 8  # a response to several queries may be as long as so many to one
 MAX_QUERIES = 64  # of one request
-WINDOW = 0.005    # seconds in which searches become one request
-OPENS_AFTER, OPENS_SECONDS = 10, 10.0  # so many failures in a row over so many seconds, and a server is left alone
-OPEN_SECONDS = 5.0  # for this long
 TRANSIENT = ('timeout', 'connection', 'server')  # faults of a server; others are the request's own
 FIRST = BeforeValidator(lambda hits: hits[:MAX_HITS] if isinstance(hits, list) else hits)
 
@@ -100,17 +95,13 @@ class HttpSearch(JsonClient):
 class SearchServers:
   """Searches with one retrieval server or several of the same corpus; may be called from several threads.
 
-  Searches for one query that begin at the same time, as those of many rollouts do, are one request. If it fails, each is sent
-  alone: what a server makes of one query is no other's affair.
-
   Args:
     urls: of the servers. Requests go round; one that fails is sent to the next.
     timeout: seconds for a search, all servers and attempts together.
+    attempts: of the last server that is left; the others have one each.
     cache: file that keeps the results, by corpus (its hash, where the server tells it, else the url), query and topk.
     replay: take results from the cache alone: a query that is not in it fails, and no server is asked.
     options: of `JsonClient`.
-
-  Raises SearchError; its fault is 'breaker' where the servers have failed so long that none was asked any more.
   """
 
   def __init__(self, urls: str | Sequence[str], *, timeout: float = 30.0, attempts: int = 4,
@@ -120,9 +111,7 @@ class SearchServers:
       raise ValueError(f'replay needs a cache that was recorded: {cache or "no file is named"}')
     self._servers = [HttpSearch(url, timeout=timeout, attempts=attempts, **options) for url in urls]
     self._timeout, self._attempts, self._cache = timeout, attempts, Cache(cache, replay=replay)
-    self._lock, self._waiting, self._turn, self._identity = threading.Lock(), [], itertools.count(), ''
-    # Of each server: failures in a row, the time of the first of them, and until when it is left alone.
-    self._failures, self._since, self._opens = [0] * len(urls), [0.0] * len(urls), [0.0] * len(urls)
+    self._turn, self._identity = itertools.count(), ''
 
   @property
   def url(self) -> str:
@@ -153,75 +142,20 @@ class SearchServers:
 
   def _ask(self, queries: Sequence[str], topk: int) -> list[list[Document]]:
     deadline = time.monotonic() + self._timeout
-    if len(queries) != 1:
-      parts = [queries[start:start + MAX_QUERIES] for start in range(0, len(queries), MAX_QUERIES)]
-      return [found for part in parts for found in self._failover(part, topk, deadline, self._attempts)]
-    own = queries[0], topk, Future()
-    with self._lock:
-      leads = not self._waiting
-      self._waiting.append(own)
-    if leads:  # this thread sends what the others want, too
-      time.sleep(WINDOW)
-      with self._lock:
-        waiting, self._waiting = self._waiting, []
-      for start in range(0, len(waiting), MAX_QUERIES):
-        self._send(waiting[start:start + MAX_QUERIES], deadline)
-    found = own[2].result()
-    return self._failover(queries, topk, deadline, self._attempts) if found is None else [found]
+    parts = [queries[start:start + MAX_QUERIES] for start in range(0, len(queries), MAX_QUERIES)]
+    return [found for part in parts for found in self._failover(part, topk, deadline)]
 
-  def _send(self, waiting: list[tuple[str, int, Future]], deadline: float) -> None:
-    """Gives all that wait their documents, or None where they had better ask alone."""
-    queries, found = list(dict.fromkeys(query for query, _, _ in waiting)), {}
-    if len(waiting) > 1:
-      with contextlib.suppress(SearchError):
-        now = time.monotonic()
-        soon = now + (deadline - now) / 3  # the rest is for asking alone
-        found = dict(zip(queries, self._failover(queries, max(topk for _, topk, _ in waiting), soon, 1)))
-    for query, topk, future in waiting:
-      future.set_result(found[query][:topk] if found else None)
-
-  def _failover(self, queries: Sequence[str], topk: int, deadline: float, attempts: int) -> list[list[Document]]:
-    """The first response of a server, tried one after the other, each `attempts` times at most. Raises SearchError."""
-    if not queries:
-      return []
-    first, error = next(self._turn), None
-    for attempt in range(len(self._servers)):
-      server = self._next(first + attempt, deadline)
-      if server is None:
-        break
-      # the servers that are left want time, too
-      timeout = max(deadline - time.monotonic(), 0.05) / (len(self._servers) - attempt)
+  def _failover(self, queries: Sequence[str], topk: int, deadline: float) -> list[list[Document]]:
+    """The first response of a server, tried one after the other. Raises SearchError."""
+    first, number = next(self._turn), len(self._servers)
+    for left in range(number, 0, -1):
+      timeout = max(deadline - time.monotonic(), 0.05) / left  # the servers that are left want time, too
       try:
-        found = self._servers[server].search(queries, topk, timeout=timeout, attempts=attempts)
+        return self._servers[(first - left) % number].search(
+          queries, topk, timeout=timeout, attempts=self._attempts if left == 1 else 1)
       except SearchError as failure:
-        if failure.fault not in TRANSIENT:
+        if left == 1 or failure.fault not in TRANSIENT:
           raise
-        error = failure
-        with self._lock:
-          now = time.monotonic()
-          self._since[server] = self._since[server] if self._failures[server] else now
-          self._failures[server] += 1
-          if self._failures[server] >= OPENS_AFTER and now - self._since[server] >= OPENS_SECONDS:
-            self._opens[server] = now + OPEN_SECONDS
-      else:
-        self._failures[server] = self._opens[server] = 0
-        return found
-    raise error or SearchError(self.url, 'nothing but failures for a while: not asked again yet', 'breaker')
-
-  def _next(self, turn: int, deadline: float) -> int | None:
-    """The server whose turn it is among those that are not left alone; waits for one until the deadline, then None."""
-    while True:
-      with self._lock:
-        now = time.monotonic()
-        for server in sorted(range(len(self._servers)), key=lambda one: (one - turn) % len(self._servers)):
-          if now >= self._opens[server]:
-            if self._opens[server]:
-              self._opens[server] = now + OPEN_SECONDS  # this request tries it; the others still leave it alone
-            return server
-        soonest = min(*self._opens, deadline)
-      if now >= deadline:
-        return None
-      time.sleep(max(soonest - now, 0.01))
 
 
 class WebResult(BaseModel):

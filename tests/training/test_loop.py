@@ -487,7 +487,7 @@ def test_a_dead_server_is_said_at_once_and_stops_the_run_which_resumes(remote, c
     'jaxsearch: evaluation after step 0, temperature 1: 2 of 2 searches',
     'jaxsearch: step 1: 10 of 10 searches', 'jaxsearch: step 2: 10 of 10 searches']
   assert f'the last: SearchError: search at {remote.search.url}' in said[1]
-  assert said[2].endswith(' (2 steps in a row; the run stops after 2)')  # as before, or the breaker's reason when it is open
+  assert said[2].endswith(' (2 steps in a row; the run stops after 2)')
   names = 'failed_steps_in_a_row', 'searches_asked', 'searches_failed', 'searches_failed_share'
   assert rows_of(remote, *names) == [(1, 10, 10, 1.0), (2, 10, 10, 1.0)] and checkpoints_of(remote) == [1]
   [evaluation] = runs.read(pathlib.Path(remote.out) / 'evaluations.jsonl')

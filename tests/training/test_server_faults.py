@@ -8,7 +8,6 @@ import pytest
 
 from jaxsearch import cli
 from jaxsearch.sampler.requests import Generate, Search, ToolFailure
-from jaxsearch.tools import search_remote
 from jaxsearch.training import runs
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role
@@ -57,8 +56,7 @@ def seen(monkeypatch):
   return seen
 
 
-def test_a_run_and_an_evaluation_go_on_and_tell_faults_apart(seen, tmp_path, monkeypatch):
-  monkeypatch.setattr(search_remote, 'OPENS_AFTER', 10**6)  # a server where nearly everything fails would be left alone
+def test_a_run_and_an_evaluation_go_on_and_tell_faults_apart(seen, tmp_path):
   child.make_inputs(tmp_path)
   questions, config, out = tmp_path / 'faults.jsonl', tmp_path / 'faults.py', tmp_path / 'run'
   questions.write_text(''.join(json.dumps({'id': name, 'question': asking(name), 'golden_answers': ['x']}) + '\n'
