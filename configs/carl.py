@@ -68,6 +68,6 @@ def critic_warmup(*, closed_book: dict, tool_required: dict, second_search: dict
     held_out=0.2,                    # for each question to learn from so many more for the gate, tool-optional and tool-required
     trees=32,                        # rollouts per update, about 100 states
     head_rate=1e-3, backbone_rate=1e-5, lr_warmup_updates=20,  # the decay of the backbone is critic.weight_decay
-    min_updates=50, max_updates=400, check_every=25,
+    min_updates=50, max_updates=400, check_every=25,  # the same number twice: so many, whatever the gate would say
     gate=config_dict.create(auc=0.70, sign=0.60, explained=0.45),  # what a critic has to reach at a check; 0 asks nothing
   )  # fmt: skip

@@ -5,7 +5,9 @@
     jaxsearch train --config configs/carl_search_r1_qwen2_5.py:grpo_3b --config.out=/shared/run
 
 The argument is ppo_7b, ppo_3b, grpo_7b or grpo_3b. PPO's critic is a linear head on the frozen initial model, at 1e-5; lambda is
-0.95. Search-R1 may make as many calls as CARL, seven; the paper does not say how many it allowed. Not run by us at this size.
+0.95. For table 9 warm all critics up for as many updates: --config.critic_warmup.min_updates=2400, which is max_updates, and
+for its random rows --config.critic_warmup.curated=False. Search-R1 may make as many calls as CARL, seven; the paper does not say
+how many it allowed. Not run by us at this size.
 """
 
 import importlib

@@ -4,11 +4,12 @@ import importlib
 import json
 import pathlib
 import re
+import subprocess
 
 import jax
 import pytest
 
-from jaxsearch import cli
+from jaxsearch import cli, flags
 from jaxsearch.config_check import fields
 from jaxsearch.evaluation import sweep
 from jaxsearch.training import runs
@@ -37,6 +38,29 @@ def test_two_rows_of_a_table_differ():
   for name, config in SWEEPS.items():
     rows = [run.config.to_dict() | {'out': ''} for run in sweep.plan(config) if run.seed == config.seeds[0]]
     assert len({json.dumps(row, sort_keys=True, default=str) for row in rows}) == len(rows), name
+
+
+def commands(name):
+  """The arguments of the `jaxsearch` commands in the docstring of a sweep, as a shell expands them."""
+  block = '\n'.join(re.findall('^    (.*)', importlib.import_module(f'configs.claims.{name}').__doc__, re.MULTILINE))
+  shell = subprocess.run(['bash', '-uc', f'jaxsearch() {{ echo "$@"; }}\n{block}'], capture_output=True, text=True, check=True)
+  return [line.split() for line in shell.stdout.splitlines()]
+
+
+def test_critics_were_warmed_up_alike_where_they_are_read_and_left_the_policy_as_it_was():
+  """Appendix H of CARL compares critics after equal training; the rows of a grid start from one set of weights."""
+  made = {config.out: config for name in ('carl', 'carl_formats') for command, *arguments in commands(name)
+          if command == 'critic-warmup' for config in [flags.parse(command, arguments, 'carl').config]}
+  rows = [run.config for name in ('carl', 'carl_lambda', 'carl_formats') for run in sweep.plan(SWEEPS[name])]
+  assert {row.critic.warm_start for row in rows} == {'', *made} and len({row.model for row in rows}) == 1
+  assert len({(warm.critic_warmup.min_updates, warm.critic_warmup.max_updates) for warm in made.values()}) == 1
+  for warm in made.values():
+    assert warm.critic_warmup.min_updates == warm.critic_warmup.max_updates and warm.critic_warmup.backbone_rate == 0
+  for row in rows:
+    if row.critic.warm_start:
+      warm = made[row.critic.warm_start]
+      assert (warm.method, warm.model, warm.train.aggregate, warm.critic.shared) == (
+        row.method, row.model, row.train.aggregate, row.critic.shared)
 
 
 def test_the_files_that_the_fidelity_page_names_are_there():

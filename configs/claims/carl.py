@@ -3,14 +3,19 @@
     MIX="--config configs/carl.py --config.data.hops=(1,) --limit 3000"
     jaxsearch tiers $MIX --questions world:rl --out runs/claims/carl/tiers_rl.jsonl --mixed runs/claims/carl/rl.jsonl
     jaxsearch tiers $MIX --questions world:test --out runs/claims/carl/tiers.jsonl --mixed runs/claims/carl/test.jsonl
-    WARM="--config.data.questions=runs/claims/carl/rl.jsonl --config.sampler.length=640 --config.train.row_length=640"
+    WARM="--config.data.questions=runs/claims/carl/rl.jsonl --config.sampler.length=640 --config.train.row_length=640
+          --config.critic_warmup.backbone_rate=0 --config.critic_warmup.min_updates=100 --config.critic_warmup.max_updates=100"
+    EVERY="--config.train.aggregate=token-mean"
     jaxsearch critic-warmup --config configs/carl.py $WARM --config.out=runs/claims/carl/critic
+    jaxsearch critic-warmup --config configs/carl.py $WARM $EVERY --config.out=runs/claims/carl/critic_of_tokens
     jaxsearch sweep --config configs/claims/carl.py
 
-9 runs, two at a time on two cores. All have CARL's rollouts (prompt, code, contexts, at most three calls), the same weights,
-updates, rates, entropy bonus, and (but for GRPO) the same warmed-up critic. They differ in what a token is credited with, and how
-the loss is averaged. Search-R1 in its own format is in carl_formats.py, lambda alone in carl_lambda.py. Half of the questions
-are of tier 2 (answered closed-book before training). All have one hop, since a guess at a comparison is often right.
+9 runs, two at a time on two cores. All have CARL's rollouts (prompt, code, contexts, at most three calls), the same updates,
+rates and entropy bonus. They differ in what a token is credited with, and how the loss is averaged. PPO reads V before every
+token, so its critic learned there, on the same rollouts and for as many updates as CARL's, which learned the starts of segments.
+Warm-ups train the head of the critic alone: all rows start from the same weights. Search-R1 in its own format is in
+carl_formats.py, lambda alone in carl_lambda.py. Half of the questions are of tier 2 (answered closed-book before training). All
+have one hop, since a guess at a comparison is often right.
 """
 
 import ml_collections
@@ -30,7 +35,8 @@ def get_config():
   }
   config.variants = {
     'CARL': WARM,
-    'PPO': WARM | {'credit.level': 'token', 'credit.lam': 0.95, 'train.aggregate': 'token-mean'},
+    'PPO': {'critic.warm_start': f'{HERE}/critic_of_tokens', 'credit.level': 'token', 'credit.lam': 0.95,
+            'train.aggregate': 'token-mean'},
     'GRPO': {'credit.level': 'trajectory', 'critic.enabled': False, 'train.aggregate': 'token-mean'},
   }
   config.baseline = 'PPO'

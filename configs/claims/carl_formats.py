@@ -3,7 +3,8 @@
     PPO="--config configs/search_r1_ppo.py --config.model=world-carl --config.critic_warmup.closed_book.template=world_direct
          --config.critic.shared=True --config.critic.learning_rate=2.5e-4 --config.critic.backbone_rate=2.5e-5
          --config.critic.weight_decay=0.01"
-    WARM="--config.data.questions=runs/claims/carl/rl.jsonl --config.sampler.length=640 --config.train.row_length=640"
+    WARM="--config.data.questions=runs/claims/carl/rl.jsonl --config.sampler.length=640 --config.train.row_length=640
+          --config.critic_warmup.backbone_rate=0 --config.critic_warmup.min_updates=100 --config.critic_warmup.max_updates=100"
     ANY="--config.critic_warmup.curated=False"
     jaxsearch tiers $PPO --questions runs/claims/carl/test.jsonl --out runs/claims/carl/tiers_search_r1.jsonl
     jaxsearch critic-warmup $PPO $WARM --config.out=runs/claims/carl/ppo_critic
@@ -11,9 +12,10 @@
     jaxsearch critic-warmup --config configs/carl.py $WARM $ANY --config.out=runs/claims/carl/critic_random
     jaxsearch sweep --config configs/claims/carl_formats.py       # after the commands in carl.py, but for its last
 
-Besides the format, the rows have the same updates, rates, entropy bonus, number of calls and kind of critic. Each system is
-measured on the tiers of its own format. The prompted rows of table 2 need no training:
-`jaxsearch eval --config configs/carl.py --config.grow.template=world_carl_forced`; SFT is `jaxsearch sample` and `sft`.
+Besides the format, the rows have the same updates, rates, entropy bonus, number of calls and kind of critic; they start from the
+same weights, and their critics from as many updates of the head alone. Each system is measured on the tiers of its own format.
+The prompted rows of table 2 need no training: `jaxsearch eval --config configs/carl.py
+--config.grow.template=world_carl_forced`; SFT is `jaxsearch sample` and `sft`.
 """
 
 from configs.claims import carl

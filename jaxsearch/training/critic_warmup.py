@@ -3,13 +3,14 @@
   closed_book.jsonl   whether five closed-book rollouts of every question were right
   tiers.jsonl         the tier of every question: 2 where any of them was right, else 1
   rollouts.jsonl      trees of the chosen questions, half closed-book, half tool-required or tool-optional
-  answers_STEP.jsonl  whether the policy was right on held-out questions, before and after; where the critic shares its backbone
+  answers_STEP.jsonl  whether the policy was right on held-out questions, before and after; where the critic moves its backbone
   metrics.jsonl       a row an update; every `check_every` updates with the figures of the gate on held-out questions
   checkpoints/        the critic (and the backbone that it shares), for `critic.warm_start`
   calibration.png     predicted against actual success on the held-out rollouts, before and after
 
 All of it is in the folder of `config.out`; rerun the command to resume, rollouts included. Training ends at the first check
-after `min_updates` that passes the gate. The policy's weights are frozen but for the backbone. Of several processes each grows,
+after `min_updates` that passes the gate; with `min_updates` = `max_updates` it takes so many, whatever the gate would say. The
+policy's weights are frozen but for the backbone; `backbone_rate=0` leaves the policy as it was. Of several processes each grows,
 lays out and assesses every n-th tree; all of them read all records and values.
 
 The gate looks at rollouts of held-out questions under the prompt of training (tool-optional, `config.grow` as it is), since the
@@ -86,7 +87,7 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
     held_out, buckets = split(trees, tiers, settings)
     asked = [(question, 'tool-optional', False) for question in {tree.question.id: tree.question for tree in held_out}.values()]
     em = lambda step: float(np.mean([one['right'] for one in grow_all(asked, folder / f'answers_{step}.jsonl', outcome)]))
-    em_before = em(0) if critic.is_shared(config) else None
+    em_before = em(0) if critic.is_shared(config) and settings.backbone_rate else None
     engine.unload(cache=True)
     student = Student(config, model_config, params, mesh)
     curves = {'before': student.assess(held_out)}
@@ -111,7 +112,7 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
     if first:
       plot(curves, shown := io.BytesIO())
       write_whole(folder / 'calibration.png', shown.getvalue())
-  if not passes(figures, settings.gate):
+  if settings.min_updates < settings.max_updates and not passes(figures, settings.gate):
     shown = [', '.join(f'{name} {value:.2f}' for name, value in found.items()) for found in (figures, settings.gate)]
     raise GateFailed(f'{config.out}: after {settings.max_updates} updates the critic has {shown[0]}; the gate is {shown[1]}. '
                      'More questions, more updates (critic_warmup.max_updates) or a higher rate may help.')

@@ -141,6 +141,10 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
     if host['config']['model'] != config.model or host.get('critic', False) == shared:
       raise ValueError(f'critic.warm_start={config.critic.warm_start!r} was warmed up for the model {host["config"]["model"]!r}, '
                        f'critic.shared={not host.get("critic", False)}; here they are {config.model!r}, {shared}')
+    learned = host['config']['train']['aggregate']
+    if 'step-mean' in (learned, config.train.aggregate) and learned != config.train.aggregate:
+      raise ValueError(f'critic.warm_start={config.critic.warm_start!r} was warmed up with train.aggregate={learned!r}, here it '
+                       f"is {config.train.aggregate!r}: with 'step-mean' a critic learns starts of spans alone, else every token")
   critic, critic_step = None, None
   if config.critic.enabled:
     critic, critic_step = critics.open_critic(config, model_config, params, mesh, total_updates(config), warm=warm,

@@ -123,9 +123,21 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
     values.append(np.concatenate([node.values for node in tree.nodes(Role.POLICY)]))
   np.testing.assert_allclose(values[1], values[0], rtol=1e-5)
   assert len(np.unique(values[0])) > 1 and open_critic(config, config.model) is None
+  config.train.aggregate = 'token-mean'
+  with pytest.raises(ValueError, match="with train.aggregate='step-mean', here it is 'token-mean'"):
+    loop.make_learner(config)
   config.critic.shared = False
   with pytest.raises(ValueError, match='was warmed up for the model'):
     loop.make_learner(config)
+
+
+def test_a_fixed_number_of_updates_of_the_head_alone_leaves_the_policy_as_it_was(config):
+  config.critic_warmup.update(backbone_rate=0.0, min_updates=3, max_updates=3)
+  config.critic_warmup.gate.explained = 1.0  # never
+  assert 'em_after' not in warm_up(config) and len(runs.read(pathlib.Path(config.out) / 'metrics.jsonl')) == 3
+  _, warm, _ = checkpoint.load_trained(config.out, meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+  assert np.any(warm.pop(steps.HEAD)['kernel'])  # began at 0
+  jax.tree.map(np.testing.assert_array_equal, warm, hub.load(config.model).params)
 
 
 def test_the_gate_looks_at_held_out_questions_under_the_prompt_of_training(config):
