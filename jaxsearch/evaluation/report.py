@@ -23,6 +23,7 @@ from jaxsearch.trees.tree import Role
 
 CURVES = (('em', 'exact match (%)', 100), ('searches', 'searches per question', 1), ('reward', 'reward (mean of rollouts)', 1),
           ('entropy', 'entropy (nats per token)', 1), ('tool_rate_tier_2', 'tool use on tier 2 (%)', 100))  # key, label, scale
+OF_SOURCE = 'em_of_'  # begins the names of EM of single data sets
 MEMORY = ('resident_mib', 'resident memory (MiB)', 1)
 METRICS = ('reward', 'em', 'searches', 'loss', 'kl', 'entropy', 'logprob_gap', 'tokens_generated', 'tokens_trained',
            # and of Search-R2:
@@ -57,6 +58,8 @@ def plot_curves(rows: Sequence[Mapping], evaluations: Sequence[Mapping], columns
   from matplotlib.figure import Figure  # no pyplot: nothing global, no display
   from matplotlib.ticker import MaxNLocator
   curves = [curve for curve in CURVES if any(row.get(curve[0]) is not None for row in (*rows, *evaluations))]
+  sources = sorted({name for row in evaluations for name in row if name.startswith(OF_SOURCE)})
+  curves += [(name, f'exact match, {name.removeprefix(OF_SOURCE)} (%)', 100) for name in sources if len(sources) > 1]
   curves = (curves or [CURVES[0]]) + ([MEMORY] if grew(rows) else [])
   depths = [row for row in rows if row.get('chains_depth_0') is not None]
   lines = -(-(len(curves) + bool(depths)) // columns)
@@ -75,7 +78,7 @@ def plot_curves(rows: Sequence[Mapping], evaluations: Sequence[Mapping], columns
         axes.plot(*zip(*points), label=name, linewidth=1.2, **look)
     axes.set_ylabel(label, fontsize=10)
     axes.grid(alpha=0.25)
-    if key == 'em':
+    if key == 'em' or key.startswith(OF_SOURCE):
       axes.set_ylim(-6, 106)
   if depths:
     plot_depths(depths, next(grid))

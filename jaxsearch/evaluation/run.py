@@ -283,6 +283,13 @@ def scores(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
   return {name: float(np.mean(own)) for name, own in values.items()} | {'n': len(records)}
 
 
+def em_by_source(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+  """em_of_SOURCE: the mean EM of the questions of each data set that they name; {} where they name none."""
+  sources = sorted({record['source'] for record in records} - {''})
+  return {f'em_of_{source}': float(np.mean([record['em'] for record in records if record['source'] == source]))
+          for source in sources}
+
+
 def tables(records: Sequence[Mapping[str, Any]], tiers: Mapping[str, int], plots: str = '',
            right: str = 'em') -> dict[str, Any]:
   """The figures of CARL's tables 7 and 18; with `tiers` also of 3, 6, 14, 16 and 19, and with a critic's values of 11 and 12.
@@ -327,9 +334,9 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
              assess: Callable[[Sequence[Tree]], None] | None = None) -> Iterator[dict]:
   """Evaluates on `config.eval` at each of its temperatures; yields the rows of evaluations.jsonl.
 
-  The questions and the random key are the same at every step, so that runs and steps can be compared. The rows say what
-  failed; with `config.eval.tiers` what tools were used for; with `assess`, which writes a critic's values onto the spans, how
-  good the critic is.
+  The questions and the random key are the same at every step, so that runs and steps can be compared. The rows have the scores
+  of all questions and the EM of each data set (by `config.eval.right`), and say what failed; with `config.eval.tiers` also what
+  tools were used for; with `assess`, which writes a critic's values onto the spans, how good the critic is.
   """
   questions, tiers = read_held_out(config)
   for temperature in config.eval.temperatures:
@@ -340,8 +347,10 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
       assess(trees)
     records, _ = meshes.gather_items(predictions(trees))
     figures = competence.critic_figures(records, tiers) | competence.sign_figures(records) if assess is not None else {}
+    by_rule = competence.by_rule(records, config.eval.right)
+    figures |= em_by_source(by_rule)
     if tiers:
-      figures |= competence.use_figures(competence.by_rule(records, config.eval.right), tiers)
+      figures |= competence.use_figures(by_rule, tiers)
     finite = {name: value for name, value in figures.items() if math.isfinite(value)}  # JSON has no NaN
     finite |= runs.failures_of_all(metrics)
     yield {'step': step, 'temperature': temperature} | scores(records) | finite | {'samples': records[:SAMPLES]}

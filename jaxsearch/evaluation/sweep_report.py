@@ -15,7 +15,7 @@ import ml_collections
 import numpy as np
 from scipy.special import stdtrit
 
-from jaxsearch.evaluation.report import column, smoothed
+from jaxsearch.evaluation.report import OF_SOURCE, column, smoothed
 from jaxsearch.evaluation.sweep import SweepRun, finished
 from jaxsearch.evaluation.table import escaped
 from jaxsearch.files import write_whole
@@ -111,7 +111,7 @@ def evaluations(run: SweepRun) -> list[dict]:
 def scores(run: SweepRun, step: int) -> dict[str, float]:
   """The `SCORES` in the evaluations after `step`; empty if there are none."""
   return {f'{name}@{row["temperature"]}': row[name] for row in evaluations(run) if row['step'] == step
-          for name in SCORES if row.get(name) is not None}
+          for name in (*SCORES, *(name for name in row if name.startswith(OF_SOURCE))) if row.get(name) is not None}
 
 
 def seconds(rows: Sequence[Mapping]) -> np.ndarray:
@@ -148,7 +148,7 @@ def table(found: Mapping) -> str:
   cells = lambda show, of: [show(name, of[name]) if name in of else '' for name in names]
   heads = []
   for score, _, temperature in (name.partition('@') for name in names):
-    heads.append(f'{SCORES[score][0]}, {decoding(float(temperature))}' if temperature else (TRAINING | COSTS)[score][0])
+    heads.append(look_up(score)[0] + (f', {decoding(float(temperature))}' if temperature else ''))
   rows = [['before training', *cells(number, found['before'])]] if found['before'] else []
   rows += [[f'{variant} ({len(of["seeds"])})', *cells(interval, of['figures'])] for variant, of in variants.items()]
   lines = [f'# {_shown(found["title"])}', '', *markdown([['variant (seeds)', *heads], *rows])]
@@ -189,9 +189,16 @@ def decoding(temperature: float) -> str:
   return f'T={temperature:g}' if temperature else 'greedy'
 
 
+def look_up(name: str) -> tuple[str, float, str]:
+  """(column heading, scale, number format) of a figure; EM of a data set is shown as EM."""
+  if name.startswith(OF_SOURCE):
+    return f'EM {name.removeprefix(OF_SOURCE)}', *SCORES['em'][1:]
+  return (SCORES | TRAINING | COSTS)[name]
+
+
 def number(name: str, value: float, sign: str = '') -> str:
   """A figure as printed: shares in percent, tokens in thousands."""
-  _, scale, digits = (SCORES | TRAINING | COSTS)[name.partition('@')[0]]
+  _, scale, digits = look_up(name.partition('@')[0])
   return f'{scale * value:{sign}{digits}}'
 
 

@@ -191,13 +191,16 @@ def test_curves_differ_by_more_than_colour(monkeypatch):
   drawn = []
   monkeypatch.setattr(Figure, 'savefig', lambda figure, *_, **__: drawn.append(figure))
   rows = [metrics_row(step, resident_mib=100.0 * step, entropy=None) for step in range(1, 20)]
-  evaluations = [evaluation(step, sample('Who?', 1.0), temperature=temperature) for step in (0, 19) for temperature in (0.0, 1.0)]
+  evaluations = [evaluation(step, sample('Who?', 1.0), temperature=temperature) | {'em_of_nq': 0.5, 'em_of_2wiki': 0.25}
+                 for step in (0, 19) for temperature in (0.0, 1.0)]
   for columns in (1, 2):
     report.plot_curves(rows, evaluations, columns)
   for figure in drawn:
     shown = [axes for axes in figure.axes if axes.get_visible()]
     assert [axes.get_ylabel() for axes in shown] == [  # of entropy there is none
-      'exact match (%)', 'searches per question', 'reward (mean of rollouts)', 'resident memory (MiB)']
+      'exact match (%)', 'searches per question', 'reward (mean of rollouts)', 'exact match, 2wiki (%)', 'exact match, nq (%)',
+      'resident memory (MiB)']
+    assert [line.get_ydata()[-1] for line in shown[4].lines[-2:]] == [50, 50]
     assert all(axes.get_xlabel() == 'step' for axes in shown)
     looks = {(line.get_linestyle(), line.get_marker(), line.get_linewidth()) for line in shown[0].lines}
     assert len(shown[0].lines) == len(looks) == 4 and len(figure.legends) == 1 and not shown[0].get_legend()

@@ -1,5 +1,6 @@
 """The shipped policy answers questions of the world; files and folders in, scores and predictions out."""
 
+import dataclasses
 import json
 
 import jax
@@ -100,6 +101,18 @@ def test_held_out_rows_are_the_same_whenever_they_are_made(agent, config):
   rows = [list(run.held_out(agent, config, step)) for step in (0, 7)]
   assert [row['temperature'] for row in rows[0]] == [1.0, 0.0]
   assert [row | {'step': 0} for row in rows[1]] == rows[0]
+
+
+def test_held_out_rows_have_the_em_of_each_data_set(agent, config, monkeypatch):
+  named = [dataclasses.replace(question, metadata=question.metadata | source) for question, source in zip(
+    world.questions('test'), [{'source': 'nq'}] * 3 + [{'source': '2wiki'}] * 2 + [{}])]
+  monkeypatch.setattr(run, 'read_held_out', lambda config: (named, {}))
+  row = next(run.held_out(agent, config, 1))
+  right = [record['em'] for record in row['samples']]
+  assert sum(right) not in (0, 6)
+  assert {name: value for name, value in row.items() if name.startswith('em_of_')} == {
+    'em_of_nq': pytest.approx(sum(right[:3]) / 3), 'em_of_2wiki': pytest.approx(sum(right[3:5]) / 2)}
+  assert row['em'] == pytest.approx(sum(right) / 6)
 
 
 def test_eval_writes_scores_manifest_and_predictions(tmp_path, capsys):

@@ -209,6 +209,17 @@ def test_figures_that_only_some_variants_have_are_blank_in_the_others(config, ru
   assert sweep_report.summary(config, runs)['variants']['Auto']['differences'].keys() >= {'tool_rate_tier_2@0.0', 'em@0.0'}
 
 
+def test_em_of_each_data_set_has_a_column(config, runs):
+  """Search-R2's table 7."""
+  for run in runs:
+    path = run.out / 'evaluations.jsonl'
+    rows = [json.loads(line) | {'em_of_nq': 0.5 if run.variant == 'Auto' else 0.25} for line in path.read_text().splitlines()]
+    path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  lines = sweep_report.table(sweep_report.summary(config, runs)).splitlines()
+  place = lines[2].split(' | ').index('EM nq, greedy')
+  assert [line.split(' | ')[place] for line in lines[5:7]] == ['25.0 ± 0.0', '50.0 ± 0.0']
+
+
 def test_what_training_noted_and_what_time_bought(config, runs):
   """Search-R2's terms are means over the steps that have them; EM and time are shares of the baseline's (its table 5)."""
   for run in runs:

@@ -301,6 +301,7 @@ def test_the_gain_of_a_step_is_logged():
 def test_the_pod_config_is_as_published():
   config = search_r2_qwen2_5_7b.get_config()
   assert config.eval.grow.max_revisions == 0 and config.eval.temperatures == (0.0,)
+  assert (config.eval.every, config.eval.questions) == (50, 'test.parquet')  # figure 5
   assert config.sampler.length == 15000 <= config.train.row_length
   assert (config.grow.max_turns, config.grow.max_response, config.grow.max_tokens, config.grow.chat) == (4, 3000, 3000, True)
   assert config.train.mini_batch == 0 and config.questions_per_step * config.group_size == 2560  # one update of 512 x 5
