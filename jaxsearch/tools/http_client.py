@@ -84,8 +84,8 @@ class JsonClient:
     if token:
       headers[token_header] = f'Bearer {token}' if token_header == 'authorization' else token
     # A proxy cannot reach this machine's own server. Cookies would pile up.
-    self._trust_env = not re.fullmatch(r'localhost|127(\.\d+){3}|::1', address.host)
-    self._http = httpx.AsyncClient(headers=headers, timeout=None, cookies=_no_cookies(), trust_env=self._trust_env)
+    trust_env = not re.fullmatch(r'localhost|127(\.\d+){3}|::1', address.host)
+    self._http = httpx.AsyncClient(headers=headers, timeout=None, cookies=_no_cookies(), trust_env=trust_env)
 
   def post(self, body: object, parse: Callable[[Any], T], times: int = 1, timeout: float | None = None,
            attempts: int | None = None) -> T:
@@ -105,7 +105,7 @@ class JsonClient:
     limit, content = MAX_RESPONSE_BYTES * times, json.dumps(body).encode()
     self._pause()
     try:
-      received = retrying(self._attempt, content, time.monotonic() + timeout, limit)
+      received = retrying(self._attempt, 'POST', self._address, content, time.monotonic() + timeout, limit)
       with _PARSING:  # one at a time: it is work for the interpreter's one thread anyway, and takes memory
         return parse(parse_json(received))
     except self.error as failure:
@@ -118,6 +118,16 @@ class JsonClient:
       reason = f'{".".join(map(str, first["loc"])) or "all of it"}: {first["msg"]}'
       raise self._failed(f'not a valid response: {reason}', 'malformed') from None
     except (ValueError, RecursionError, OverflowError) as error:
+      raise self._failed(f'not a valid response: {error}', 'malformed') from None
+
+  def get(self, path: str, timeout: float) -> Any:
+    """The JSON at another path of the server, asked for once, within the bounds of `post`. Raises the client's `error`."""
+    received = self._attempt('GET', self._address.copy_with(path=path, query=None), b'', time.monotonic() + timeout,
+                             MAX_RESPONSE_BYTES)
+    try:
+      with _PARSING:
+        return parse_json(received)
+    except (ValueError, RecursionError) as error:
       raise self._failed(f'not a valid response: {error}', 'malformed') from None
 
   def _failed(self, reason: str, fault: str, status: int | None = None, delay: float | None = None) -> RequestError:
@@ -137,11 +147,12 @@ class JsonClient:
     if wait:
       time.sleep(wait)
 
-  def _attempt(self, content: bytes, deadline: float, limit: int) -> bytes:
+  def _attempt(self, method: str, address: httpx.URL, content: bytes, deadline: float, limit: int) -> bytes:
     """The body of a successful response."""
     seconds = max(deadline - time.monotonic(), 0.01)
     try:
-      response, body = asyncio.run_coroutine_threadsafe(self._receive(content, seconds, limit), _running_loop()).result()
+      receiving = self._receive(method, address, content, seconds, limit)
+      response, body = asyncio.run_coroutine_threadsafe(receiving, _running_loop()).result()
     except TimeoutError as error:
       raise self._failed(f'no complete response within {self._timeout:g} s', 'timeout', delay=0.0) from error
     except httpx.TransportError as error:
@@ -160,10 +171,11 @@ class JsonClient:
     raise self._failed(f'status {status}: {text}' + (self._hint if status == 401 else ''), 'server' if retried else 'refused',
                        status, _retry_after(response.headers.get('retry-after', '')) if retried else None)
 
-  async def _receive(self, content: bytes, seconds: float, limit: int) -> tuple[httpx.Response, bytes]:
+  async def _receive(self, method: str, address: httpx.URL, content: bytes, seconds: float,
+                     limit: int) -> tuple[httpx.Response, bytes]:
     """The response and its body as it was sent, no more than `limit` bytes and one chunk. Raises TimeoutError, httpx's."""
     body = bytearray()
-    async with asyncio.timeout(seconds), self._http.stream('POST', self._address, content=content) as response:
+    async with asyncio.timeout(seconds), self._http.stream(method, address, content=content) as response:
       async for chunk in response.aiter_raw():
         body += chunk
         if len(body) > limit:

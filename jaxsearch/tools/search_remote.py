@@ -19,7 +19,6 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import httpx
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 
 from jaxsearch.data.corpus import Document, split_contents
@@ -83,13 +82,12 @@ class HttpSearch(JsonClient):
   def corpus_hash(self) -> str:
     """The corpus that the server says it serves; '' if it does not say, as Search-R1's own. Raises SearchError."""
     try:
-      url = self._address.copy_with(path='/health', query=None)
-      response = httpx.get(url, timeout=min(self._timeout, 5.0), trust_env=self._trust_env)
-      return str(response.json().get('corpus', '')) if response.is_success else ''
-    except httpx.HTTPError as error:
-      raise self._failed(f'{type(error).__name__}: {error}', 'connection') from error
-    except (ValueError, AttributeError):
+      told = self.get('/health', min(self._timeout, 5.0))
+    except SearchError as error:
+      if error.fault in ('connection', 'timeout'):
+        raise
       return ''
+    return str(told.get('corpus', ''))[:MAX_ID] if isinstance(told, dict) else ''
 
 
 class SearchServers:

@@ -22,9 +22,9 @@ def server(*answers):
 
   class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
-      body = self.body = self.rfile.read(int(self.headers['content-length']))
+      body = self.body = self.rfile.read(int(self.headers.get('content-length', 0)))
       answer = answers[min(len(seen), len(answers) - 1)]
-      seen.append((self.path, dict(self.headers), json.loads(body)))
+      seen.append((self.path, dict(self.headers), json.loads(body or b'null')))
       if callable(answer):
         return answer(self)
       status, body, headers = (*answer, {})[:3]
@@ -34,6 +34,8 @@ def server(*answers):
         self.send_header(name, value)
       self.end_headers()
       self.wfile.write(body)
+
+    do_GET = do_POST
 
     def log_message(self, *args):
       """Quiet."""

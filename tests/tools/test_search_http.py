@@ -151,6 +151,28 @@ def test_no_more_is_read_than_a_reply_may_have():
   assert error.value.fault == 'too_long' and sent < 3 * MAX_RESPONSE_BYTES  # what lies in the buffers of the connection beside
 
 
+def test_a_health_that_drips_is_given_up():
+  with server(trickle) as (url, _), pytest.raises(SearchError) as error:
+    start = time.monotonic()
+    HttpSearch(url, timeout=0.3).corpus_hash()
+  assert error.value.fault == 'timeout' and time.monotonic() - start < 6
+
+
+def test_of_a_health_no_more_is_read_than_of_any_reply():
+  sent = 0
+
+  def serve(handler):
+    nonlocal sent
+    handler.wfile.write(b'HTTP/1.1 200 OK\r\n\r\n')
+    with contextlib.suppress(OSError):
+      while sent < 2**27:
+        sent += handler.connection.send(b' ' * 2**16)
+
+  with server(serve) as (url, _):
+    assert HttpSearch(url).corpus_hash() == ''
+  assert sent < 3 * MAX_RESPONSE_BYTES
+
+
 def test_of_millions_of_hits_the_first_are_looked_at():
   found = Response.model_validate({'result': [[{'contents': 'x'}] * MAX_HITS + [7] * 10**6]}).result
   assert len(found[0]) == MAX_HITS
