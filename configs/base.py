@@ -67,6 +67,7 @@ def get_config():
     writer_templates='',             # for 'chat' and 'model': a folder with prompts of yours, see trees/templates.py
     noise_start=0.0, noise_end=0.5,  # for 'simulated': probability of noise at the first step and at the last
     noise_eval=config_dict.placeholder(float),  # the same in evaluations; None takes that of the first step
+    noise_false=False,               # whether noisy documents state false facts; False: they are true, but of no help
     price=0.001,                     # for 'web': of a credit (a search), as in SERPER's smallest package, in dollars; counted in
                                      # searches_cost, beside searches_paid
     by_source=False,                 # for 'bm25': a question is searched for in the parts of `data.corpus` of its own source

@@ -201,7 +201,8 @@ def _model_writer(search: ml_collections.ConfigDict, dtype: str, mesh: jax.shard
     raise ValueError(f"{path} cannot be search.writer 'model': without a chat template it follows no instruction")
   assistant = dataclasses.replace(assistant, temperature=search.writer_temperature)
   batched = DynamicBatcher(lambda items: assistant(*zip(*items)))
-  return ModelWriter(lambda prompts, seeds: batched(list(zip(prompts, seeds))), search.writer_templates)
+  return ModelWriter(lambda prompts, seeds: batched(list(zip(prompts, seeds))), search.writer_templates,
+                     search.noise_false)
 
 
 def load_assistant(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None = None) -> Assistant:

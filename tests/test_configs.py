@@ -42,13 +42,24 @@ def test_a_config_fits_its_method(name, real):
 def test_the_rows_of_cusearchs_tables():
   """S caps the turns as well as the depth; K chains make three updates a step, GRPO-Full six, GRPO-Half three."""
   numbers = {table: len(sweep.plan(cusearch_tables.get_config(table))) / 3 for table in cusearch_tables.ROWS}
-  assert numbers == {'': 23, '3': 6, '4': 12, '5': 3, '7': 6, '8': 4}
+  assert numbers == {'': 29, '3': 6, '4': 12, '5': 3, '7': 6, '8': 4, 'average': 9}
   for run in sweep.plan(cusearch_tables.get_config()):
     credit, chains = run.config.credit, run.config.questions_per_step * run.config.group_size
     chains = chains if credit.strategy == 'full' else credit.keep
     assert chains / run.config.train.mini_batch == (6 if credit.strategy == 'full' and 'Half' not in run.variant else 3)
     assert credit.max_depth == run.config.grow.max_turns == (int(run.variant[-1]) if 'S=' in run.variant else 5)
     assert run.config.search.backend == ('bm25' if 'corpus' in run.variant else 'simulated')
+    assert run.config.search.noise_eval == run.config.search.noise_end == 0.5
+
+
+def test_the_averages_of_cusearchs_chains_differ_in_nothing_else():
+  runs = {run.variant: run.config.to_dict() for run in sweep.plan(cusearch_tables.get_config('average')) if run.config.seed == 0}
+  for name in ('Random', 'SDGA-Auto', 'SDGA-Phase'):
+    for how in ('token-mean', 'seq-mean-token-sum'):
+      run = runs[f'{name}, {how}']
+      assert run['train'].pop('aggregate') == how
+      assert run | {'out': ''} == runs[name] | {'out': '', 'train': run['train']}
+      assert run['train'] == {field: value for field, value in runs[name]['train'].items() if field != 'aggregate'}
 
 
 @pytest.mark.parametrize('name, model', [
@@ -60,6 +71,8 @@ def test_cusearchs_pod_configs_are_table_2_and_zerosearchs_schedule(name, model)
   assert config.optim.lr_warmup_updates == int(0.95 * 203 + 0.5) * 96 / 32 and config.steps == 203
   assert (config.optim.learning_rate, config.loss.kl_coef, config.credit.format_weight) == (1e-6, 0.001, 0.2)
   assert (config.search.backend, config.search.topk, config.search.noise_end) == ('simulated', 5, 0.5)
+  assert config.search.noise_eval == 0.5  # table 1 evaluates with the simulator
+  assert config.grow.chat == ('qwen' in name)  # figure 5; Llama's base model has no chat template
 
 
 def test_real_input_is_one_folder():
@@ -86,7 +99,7 @@ def test_the_stages_of_smollm2_wiki_show_the_policy_the_same():
 
 
 @pytest.mark.parametrize(('name', 'tokens'), [
-  ('search_r1_grpo_qwen2_5_3b', 500), ('cusearch_qwen2_5_3b', 500), ('cusearch_llama3_2_3b', 500), ('slate_qwen2_5_7b', 500),
+  ('search_r1_grpo_qwen2_5_3b', 500), ('cusearch_qwen2_5_3b', 2048), ('cusearch_llama3_2_3b', 2048), ('slate_qwen2_5_7b', 500),
   ('r_search_qwen2_5_3b', 1800), ('r_search_ppo_qwen2_5_3b', 1800), ('search_r2_qwen2_5_7b', 15000)])
 def test_observations_are_as_long_as_in_the_authors_scripts(name, tokens):
   assert importlib.import_module(f'configs.{name}').get_config().sampler.max_observation == tokens

@@ -63,7 +63,7 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | N
                 token: str | None = None, cache: str | os.PathLike | None = None, replay: bool = False,
                 writer: str | Writer = 'world', writer_model: str = '', writer_temperature: float = 0.8,
                 writer_templates: str = '', noise_start: float = 0.0, noise_end: float = 0.5,
-                noise_eval: float | None = None, price: float = 0.0, seed: int = 0) -> SearchBackend:
+                noise_eval: float | None = None, noise_false: bool = False, price: float = 0.0, seed: int = 0) -> SearchBackend:
   """Opens the back end of the given kind from plain settings.
 
   Args:
@@ -82,6 +82,7 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | N
       wants one) in OPENAI_API_KEY; or any `Writer`.
     writer_temperature, writer_templates: of the writer 'chat'; the folder of templates of `trees.templates.writer_files`.
     noise_start, noise_end, noise_eval, seed: for 'simulated', see tools/simulated.py.
+    noise_false: for the writers 'world' and 'chat': whether noisy documents state false facts, or are only of no help.
     price: for 'web': of a credit of SERPER's.
 
   Raises ValueError for an unknown kind or a missing setting; names it.
@@ -110,13 +111,13 @@ def open_search(kind: str, *, corpus: str | os.PathLike | Sequence[Document] | N
   if kind == 'simulated':
     from jaxsearch.tools.simulated import ModelWriter, SimulatedSearch
     if isinstance(writer, str) and writer in registry.ENTRIES['writers']:
-      writer = registry.find('writers', writer)(passages(f'writer {writer!r}'), engine=engine)
+      writer = registry.find('writers', writer)(passages(f'writer {writer!r}'), engine=engine, false_facts=noise_false)
     elif writer == 'chat':
       from jaxsearch.tools.chat import Chat
       if not (url and writer_model):
         raise ValueError("writer 'chat' needs a url and a writer_model")
       chat = Chat(url, writer_model, temperature=writer_temperature, timeout=timeout, cache=cache)
-      writer = ModelWriter(chat.replies, writer_templates)
+      writer = ModelWriter(chat.replies, writer_templates, noise_false)
     elif isinstance(writer, str):
       raise ValueError(f'unknown writer {writer!r}; known: world, chat')
     return SimulatedSearch(writer, noise_start=noise_start, noise_end=noise_end, noise_eval=noise_eval, seed=seed)

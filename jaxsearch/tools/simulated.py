@@ -89,15 +89,18 @@ class ModelWriter:
 
   `generate` takes prompts and their seeds and returns replies, an exception where one failed: `Chat.replies`, or a
   `DynamicBatcher` around a local model. It is called from several threads. `files`: see `templates.writer_files`.
+  Noisy documents are true but of no help; with `false_facts` they state what is false.
   """
 
-  def __init__(self, generate: Callable[[list[str], Sequence[int]], Sequence[str | Exception]], files: str = ''):
+  def __init__(self, generate: Callable[[list[str], Sequence[int]], Sequence[str | Exception]], files: str = '',
+               false_facts: bool = False):
     self._generate, self._templates = generate, templates.writer_files(files)
+    self._noisy = 'false' if false_facts else 'noisy'
 
   def write(self, queries: Sequence[str], topk: int, noisy: Sequence[bool], seeds: Sequence[int],
             question: Question | None = None) -> list[list[Document]]:
     """See `Writer`. Raises WriterError for a reply in none of the two forms, and what `generate` raises or returns."""
-    prompts = [writing_prompt(query, topk, self._templates['noisy' if noise else 'useful'], question)
+    prompts = [writing_prompt(query, topk, self._templates[self._noisy if noise else 'useful'], question)
                for query, noise in zip(queries, noisy, strict=True)]
     replies = self._generate(prompts, seeds)
     for reply in replies:

@@ -11,8 +11,8 @@ last newline included, so that a published checkpoint gets exactly the prompt th
   reviewer  grow.review             {steps}, behind the transcript, so that its cache is kept
 
 `judge.templates` is a folder with any of thinking.txt, query.txt, answer.txt, collections.txt and pair.txt, each in place of
-ours; `search.writer_templates` one with useful.txt or noisy.txt, `grow.prompts` one with any files of prompts/prompted; see
-`FIELDS`. What the agent wrote cannot imitate the tags in our files, but it can imitate tags of your own.
+ours; `search.writer_templates` one with useful.txt, noisy.txt or false.txt, `grow.prompts` one with any files of
+prompts/prompted; see `FIELDS`. What the agent wrote cannot imitate the tags in our files, but it can imitate tags of your own.
 """
 
 import difflib
@@ -39,6 +39,7 @@ FIELDS = {  # kind -> (fields that a template must have, further fields that it 
   'pair': (('question', 'trajectories'), ('rubrics', 'form')),
   'useful': (('query',), ('topk', 'question', 'answer')),
   'noisy': (('query',), ('topk', 'question', 'answer')),
+  'false': (('query',), ('topk', 'question', 'answer')),
   # The calls of methods/prompted.
   **{kind: (('question',), ()) for kind in ('direct', 'cot', 'complexity', 'react', 'tools', 'tools_forced')},
   **{kind: (('question', 'documents'), ()) for kind in ('documents', 'reasoned', 'candidates')},
@@ -123,7 +124,7 @@ def judge_files(folder: str = '') -> dict[str, str]:
 
 
 def writer_files(folder: str = '') -> dict[str, str]:
-  """As `judge_files`, the templates 'useful' and 'noisy' of the writer of simulated searches (tools/simulated.py)."""
+  """As `judge_files`, the templates 'useful', 'noisy' and 'false' of the writer of simulated searches (tools/simulated.py)."""
   return _files('writer', folder, 'search.writer_templates')
 
 

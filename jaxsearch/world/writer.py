@@ -13,14 +13,14 @@ from jaxsearch.world.facts import Entity, read_back
 class WorldWriter:
   """A `tools.simulated.Writer` that needs no model; the same seed gives the same documents.
 
-  Useful documents are those that BM25 finds. Of the noisy ones about half are true documents about something else of the
-  same type; the others are the documents that were found with every fact replaced by one of another entity, in the same
-  words: wrong, and only another source can show it.
+  Useful documents are those that BM25 finds. Noisy ones are true documents about something else of the same type. With
+  `false_facts` they are those that were found with every fact replaced by one of another entity, in the same words: wrong, and
+  only another source can show it.
   """
 
-  def __init__(self, corpus: Sequence[Document], *, engine: str = 'rank_bm25'):
+  def __init__(self, corpus: Sequence[Document], *, engine: str = 'rank_bm25', false_facts: bool = False):
     """Args: `corpus`, documents of the world; `engine`, see `BM25`. Raises ValueError for documents of another kind."""
-    self._index = BM25(corpus, engine=engine)
+    self._index, self._false_facts = BM25(corpus, engine=engine), false_facts
     try:
       self._entities = {entity.id: entity for entity in read_back(corpus)}
     except (KeyError, ValueError) as error:
@@ -42,7 +42,7 @@ class WorldWriter:
     subjects, entities, documents = [self._entities[document.id] for document in found], list(self._entities.values()), []
     for place in range(topk):
       subject = subjects[place] if place < len(subjects) else rng.choice(subjects or entities)
-      if place < len(subjects) and rng.random() < 0.5:
+      if place < len(subjects) and self._false_facts:
         documents.append(Document(f'false-{subject.id}', subject.title, self._falsified(subject, rng).text))
       else:
         used = {entity.title for entity in subjects} | {document.title for document in documents}

@@ -8,6 +8,7 @@ import pytest
 
 from configs import zerosearch
 from configs.claims import cusearch_tables
+from jaxsearch.advantages import group_relative
 from jaxsearch.data.questions import QuestionBatches
 from jaxsearch.methods import cusearch
 from jaxsearch.training import loop
@@ -140,6 +141,21 @@ def test_the_share_of_selected_chains_that_are_alone():
   seen = context()
   cusearch.credit(groups_of([2, 2, 0], [2, 0, 0], [1, 0, 0]), seen, strategy='auto', keep=4)
   assert seen.metrics['singleton_share'] == 0.5  # two of the first question, one of each other
+
+
+@pytest.mark.parametrize('strategy, towards', [('auto', -1), ('phase', -1), ('anti', 1), ('random', 0)])
+def test_lone_chains_move_the_policy_along_depth_whatever_the_reward(strategy, towards):
+  """Chains of two depths, equally likely, with a reward that does not depend on depth: how far the depth-0 logit moves."""
+  rng, questions = np.random.default_rng(0), 6000
+  depths, rewards = rng.integers(2, size=3 * questions), np.where(rng.random(3 * questions) < 0.22, 1.0, 0.2)
+  mask = cusearch.select(depths, rewards, context(), strategy, keep=len(depths) // 2, max_depth=5)
+  groups, move = np.repeat(np.arange(questions), 3), {}
+  for singleton in ('raw', 'zero'):
+    advantages = group_relative(rewards, groups, questions, mask=mask, singleton=singleton)
+    move[singleton] = np.mean((advantages * ((depths == 0) - 0.5))[mask])
+  # Exactly one of three chains is deep in 3/8 of the groups, and 3/2 of three are selected: a quarter is alone.
+  assert move['raw'] == pytest.approx(towards * 0.25 * (0.22 * 1.0 + 0.78 * 0.2) * 0.5, abs=0.006)
+  assert move['zero'] == pytest.approx(0, abs=0.006)
 
 
 def test_dapo_drops_groups_without_a_difference():

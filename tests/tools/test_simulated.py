@@ -176,8 +176,21 @@ def test_the_writer_is_told_question_and_gold_answer(tmp_path):
   SimulatedSearch(ModelWriter(generate, str(tmp_path)), noise_start=1.0).for_call(question, 0, 1).search(['the Louvre'], 2)
   assert asked[1] == 'Where is {query}? Paris the Louvre 2'
   (tmp_path / 'loud.txt').write_text('{query}')
-  with pytest.raises(ValueError, match=r'search.writer_templates=.* any of noisy.txt, useful.txt, found loud.txt, noisy.txt'):
+  with pytest.raises(ValueError, match=r'search.writer_templates=.* any of false.txt, .* found loud.txt, noisy.txt'):
     ModelWriter(generate, str(tmp_path))
+
+
+def test_noise_is_of_no_help_and_false_only_where_that_is_asked_for():
+  asked = []
+
+  def generate(prompts, seeds):
+    asked.extend(prompts)
+    return [GOOD] * len(prompts)
+
+  for false in (False, True):
+    SimulatedSearch(ModelWriter(generate, false_facts=false), noise_start=1.0).search(['x'])
+  assert 'all they say is true' in asked[0] and 'stated wrongly' not in asked[0]
+  assert 'stated wrongly' in asked[1] and 'is true' not in asked[1]
 
 
 def test_an_example_in_the_prompt_is_in_the_form_that_is_read():

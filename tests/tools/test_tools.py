@@ -39,7 +39,9 @@ def test_opens_the_simulator_with_any_writer():
             Document('city-3', 'Oslo', 'Oslo is a city in Norway.')]
   assert open_search('simulated', corpus=corpus).search(['paris'], 1)[0][0].text == 'Paris is a city in France.'
   assert open_search('simulated', corpus=corpus, **always).search(['paris'], 1)[0][0].text in (
-    'Paris is a city in Norway.', 'Lyon is a city in France.', 'Oslo is a city in Norway.')
+    'Lyon is a city in France.', 'Oslo is a city in Norway.')
+  false = open_search('simulated', corpus=corpus, noise_false=True, **always)
+  assert false.search(['paris'], 1)[0][0].text == 'Paris is a city in Norway.'
 
 
 @pytest.mark.parametrize(('kind', 'settings', 'reason'), [

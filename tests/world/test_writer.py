@@ -18,6 +18,11 @@ def writer():
 
 
 @pytest.fixture(scope='module')
+def liar():
+  return WorldWriter(world.corpus(), false_facts=True)
+
+
+@pytest.fixture(scope='module')
 def entities():
   return {entity.id: entity for entity in read_back(world.corpus())}
 
@@ -27,14 +32,13 @@ def test_useful_documents_are_what_the_search_finds(writer):
   assert SimulatedSearch(writer, noise_start=0.0).search(queries, 3) == BM25(world.corpus()).search(queries, 3)
 
 
-def test_noise_is_about_others_or_wrong_in_every_fact(writer, entities):
-  false = others = 0
+@pytest.mark.parametrize('false', [False, True])
+def test_noise_is_about_others_or_wrong_in_every_fact(writer, liar, entities, false):
   for query, best in zip(QUERIES, writer.write(QUERIES, 2, [False] * 6, range(6))):
-    found = [d for documents in writer.write([query] * 40, 2, [True] * 40, range(40)) for d in documents]
-    assert len(found) == 80
-    for document in found:
-      if document.id.startswith('false-'):
-        false += 1
+    found = [d for documents in (liar if false else writer).write([query] * 40, 2, [True] * 40, range(40)) for d in documents]
+    assert len(found) == 80 and len({d.text for d in found}) > 10
+    for place, document in enumerate(found):
+      if false and place % 2 < len(best):
         entity = entities[document.id.removeprefix('false-')]
         assert document.title == entity.title and entity.id in {d.id for d in best}
         for name, value in entity.values.items():  # the same sentences, another value in each
@@ -42,16 +46,13 @@ def test_noise_is_about_others_or_wrong_in_every_fact(writer, entities):
           assert sentence.format(title=entity.title, value='').rstrip('.') in document.text
           assert sentence.format(title=entity.title, value=value) not in document.text
       else:
-        others += 1
         assert document.text == entities[document.id].text and document.title not in {d.title for d in best}
         assert entities[document.id].type in {entities[d.id].type for d in best}
-  assert false > 100 and others > 100
 
 
-def test_a_country_under_noise_has_another_capital_in_every_version(writer, entities):
-  found = [writer.write(['France'], 1, [True], [seed])[0][0] for seed in range(60)]
-  falsified = [d.text for d in found if d.title == 'France']
-  assert len(falsified) > 15 and not any(value in text for text in falsified for value in ('Paris', '66987244', 'Euro.', '.fr'))
+def test_a_country_under_noise_has_another_capital_in_every_version(liar):
+  falsified = [liar.write(['France'], 1, [True], [seed])[0][0].text for seed in range(20)]
+  assert not any(value in text for text in falsified for value in ('Paris', '66987244', 'Euro.', '.fr'))
   assert all(text.startswith('France is a country in ') for text in falsified) and len(set(falsified)) == len(falsified)
 
 
@@ -65,9 +66,9 @@ def test_noise_is_written_where_nothing_is_known(writer):
   assert len({d.title for d in writer.write(['xylophone'], 3, [True], [1])[0]}) == 3
 
 
-def test_persons_of_several_elements_are_falsified_too(writer, entities):
+def test_persons_of_several_elements_are_falsified_too(liar, entities):
   several = next(e for e in entities.values() if e.multiple)
-  texts = [d.text for seed in range(30) for d in writer.write([several.title], 1, [True], [seed])[0] if d.title == several.title]
+  texts = [d.text for seed in range(30) for d in liar.write([several.title], 1, [True], [seed])[0] if d.title == several.title]
   assert texts and not any(f' {value}.' in text for text in texts for _, value in several.multiple)
 
 
