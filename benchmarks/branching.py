@@ -31,7 +31,7 @@ def learner_of(method: str, threshold: float, out: str):
   config.out = out
   config.optim.learning_rate = 0.0
   revises = method == 'search_r2'
-  config.grow.update(threshold=threshold, max_revisions=int(revises), process=revises, probe=0.0)
+  config.grow.update(threshold=threshold, max_revisions=int(revises), process=revises)
   return loop.make_learner(config)
 
 

@@ -27,7 +27,7 @@ def get_config():
     threshold=0.0,                   # revise a draft from this margin of log-probabilities on
     refiner='policy',                # 'frozen' asks `refiner` below; 'random' revises `random_share` of the drafts
     random_share=0.3,
-    probe=0.1,                       # share of drafts on which a_prec, v_inter and s_trim are estimated
+    probe=0.0,                       # share of drafts on which a_prec, v_inter and s_trim are estimated; costs rollouts
     process=True,                    # whether the judge gives a process reward
   )  # fmt: skip
   config.credit = config_dict.create(

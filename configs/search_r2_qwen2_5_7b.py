@@ -24,7 +24,7 @@ def get_config():
   config.steps = 300
   ours = search_r2.get_config()
   config.grow.update({name: value for name, value in ours.grow.items() if name not in config.grow})
-  config.grow.update(review='search_r2', probe=0.0, chat=True, max_tokens=3000)
+  config.grow.update(review='search_r2', chat=True, max_tokens=3000)
   config.credit, config.judge = ours.credit, ours.judge
   config.judge.update(kind='chat', max_tokens=3000)
   config.sampler.update(slots=64, length=15000, max_observation=15000)  # slots of each process; passages are never cut

@@ -22,8 +22,8 @@ def get_config():
   config.variants = {
     'Search-R1': search_r1 | {'group_size': 5},
     'Search-R1, more drafts': search_r1 | {'group_size': 7},
-    'Search-R2': {'grow.probe': 0.1},
-    'random refiner': {'grow.refiner': 'random', 'grow.random_share': 0.5, 'grow.probe': 0.1},
+    'Search-R2': {},
+    'random refiner': {'grow.refiner': 'random', 'grow.random_share': 0.5},
   }
   config.baseline = 'Search-R1'
   config.seeds = (0, 1, 2)

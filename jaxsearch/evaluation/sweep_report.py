@@ -88,9 +88,11 @@ def summary(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> dict
 
 def figures(run: SweepRun) -> dict[str, float]:
   """The figures of a finished run: scores after the last step, means over all steps; tokens and seconds of all steps, where every
-  step tells them."""
+  step tells them. Search-R2's probes cost rollouts that the method does not need: a run with any has no costs but the trained
+  tokens."""
   rows = read_rows(run.out / 'metrics.jsonl')
-  totals = {name: float((seconds(rows) if name == 'seconds' else column(rows, name)).sum()) for name in COSTS}
+  costs = ['tokens_trained'] if any(row.get('probed') for row in rows) else COSTS
+  totals = {name: float((seconds(rows) if name == 'seconds' else column(rows, name)).sum()) for name in costs}
   means = {name: float(np.nanmean(values)) for name in TRAINING if not np.isnan(values := column(rows, name)).all()}
   return scores(run, run.config.steps) | means | {name: total for name, total in totals.items() if not np.isnan(total)}
 
@@ -116,12 +118,12 @@ def scores(run: SweepRun, step: int) -> dict[str, float]:
 
 def seconds(rows: Sequence[Mapping]) -> np.ndarray:
   """[rows] seconds of each step, without evaluations and saving; a step that compiled programs counts as the median of the
-  others; NaN where a row does not tell."""
+  others; NaN where a row does not tell, and where drafts were probed."""
   # Which run of a sweep compiles a program and which finds it in the cache says nothing about its variant.
   own, compiled = column(rows, 'seconds'), column(rows, 'compilations') > 0
   if not compiled.all():
     own[compiled] = np.median(own[~compiled])
-  return own
+  return np.where(column(rows, 'probed') > 0, np.nan, own)
 
 
 def estimates(records: Iterable[Mapping[str, float]]) -> dict[str, dict]:

@@ -48,7 +48,8 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
     threshold: a draft is revised if its log-probability margin reaches this.
     refiner: 'policy'; 'frozen', the service `refiner`, whose reviews are not trained on; or 'random', a baseline that revises
       `random_share` of the drafts at a random step.
-    probe: share of drafts on which `figures.probe_cuts` estimates the gain of a cut; its rollouts are not trained on.
+    probe: share of drafts on which `figures.probe_cuts` estimates the gain of a cut; its rollouts are not trained on, and sweeps
+      give no costs of such a run.
     process: whether to ask the judge for the process reward.
     template, chat, review: see methods/search_r1.py and trees/templates.py.
   """

@@ -247,6 +247,20 @@ def test_what_training_noted_and_what_time_bought(config, runs):
   assert not any('/' in name for name in sweep_report.summary(config, runs)['variants']['Auto']['relative'])
 
 
+def test_a_run_with_probes_has_no_costs(config, runs):
+  for run in runs:
+    if run.variant == 'Auto':
+      path = run.out / 'metrics.jsonl'
+      rows = [json.loads(line) | {'probed': 7} for line in path.read_text().splitlines()]
+      path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  found = sweep_report.summary(config, runs)['variants']
+  assert found['Full']['figures'].keys() - found['Auto']['figures'].keys() == {'tokens_generated', 'tokens_prefilled', 'seconds'}
+  assert found['Auto']['relative'].keys() == {'em@1.0', 'em@0.0'}  # table 5 has no time of it
+  auto = next(run for run in runs if run.variant == 'Auto')
+  assert np.isnan([minutes for _, minutes, _ in sweep_report.curve(auto, 1.0).values()][1:]).all()
+  sweep_report.write(config, runs)
+
+
 def test_a_table_too_wide_for_a_page_is_turned():
   wide = [['variant', *(f'figure {i}' for i in range(20))], ['A', *map(str, range(20))], ['B', *map(str, range(20, 40))]]
   lines = sweep_report.markdown(wide)

@@ -313,12 +313,12 @@ def test_the_rows_of_the_tables():
   rows = {name: dict(changes) for name, changes in search_r2_tables.get_config().variants.items()}
   base = search_r2_config.get_config()
   assert (base.grow.process, base.credit.joint, base.grow.max_revisions, base.grow.refiner) == (True, True, 1, 'policy')
-  only = {name: {field: value for field, value in changes.items() if field != 'grow.probe'} for name, changes in rows.items()}
+  assert base.grow.probe == 0 and rows.pop('Search-R2, probed') == {'grow.probe': 0.1}  # costs are those of runs without probes
   raw = {'grow.process': False, 'credit.joint': False}
-  assert only['+ Meta-Refiner'] == raw and only['+ process reward'] == {'credit.joint': False} and only['Search-R2'] == {}
-  assert only['without process reward'] == {'grow.process': False} and only['frozen refiner'] == {'grow.refiner': 'frozen'}
-  assert [only[f'N_max {n}'] for n in (2, 3, 4)] == [raw | {'grow.max_revisions': n} for n in (2, 3, 4)]
-  assert only['Search-R1, n=10'] == only['Search-R1'] | {'group_size': 10}
+  assert rows['+ Meta-Refiner'] == raw and rows['+ process reward'] == {'credit.joint': False} and rows['Search-R2'] == {}
+  assert rows['without process reward'] == {'grow.process': False} and rows['frozen refiner'] == {'grow.refiner': 'frozen'}
+  assert [rows[f'N_max {n}'] for n in (2, 3, 4)] == [raw | {'grow.max_revisions': n} for n in (2, 3, 4)]
+  assert rows['Search-R1, n=10'] == rows['Search-R1'] | {'group_size': 10}
 
 
 def test_nothing_of_the_kept_prefix_is_computed_again():
