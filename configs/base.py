@@ -185,7 +185,7 @@ def get_config():
     temperatures=(1.0, 0.0),         # evaluate at each of them; em_before and em_after are those of the first
     grow=config_dict.create(),       # arguments of the method's grow that differ from training
     tiers='',                        # file of `jaxsearch tiers`; evaluations then also say where tools were needed
-    right='em',                      # right in figures by tier, hops or data set and in `errors`: 'em', or 'em_entity', CARL's rule
+    right='em',                      # the EM by tier, hops or data set and in `errors`: 'em', or 'em_entity', CARL's rule
   )
 
   # Monitors of collapse, see docs/methods.md. An alarm is a mean over the newest `window` steps that is beyond its threshold. The
