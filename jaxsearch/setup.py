@@ -34,6 +34,7 @@ from jaxsearch.tools.simulated import ModelWriter
 from jaxsearch.trees.tree import Tree
 
 RANDOM = 'random:'
+SHORT = 16  # tokens of a thought of a few words and a query; a policy that cannot write as many says nothing
 LONGEST = 100  # questions whose prompts are measured; all are where one of these does not fit
 
 
@@ -272,28 +273,28 @@ def _grow(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> Grow
 
 def check_room(config: ml_collections.ConfigDict, tokenizer: Tokenizer, questions: Sequence[Question],
                say: Callable[[str], None], /, **changes) -> None:
-  """Says how many prompts fill a slot, so that the policy cannot write a token; ValueError if all do.
-
-  `changes` are of the arguments of `grow`.
-  """
+  """Says after how many prompts the policy cannot write a token, and a whole span; ValueError if it can write a short one after
+  none. `changes` are of the arguments of `grow`."""
   length, grow = config.sampler.length, _grow(config, changes)
+  first = functools.partial(_first_span, grow, tokenizer)
   longest = heapq.nlargest(LONGEST, questions, lambda question: len(question.question))
-  if all(_prompt_length(grow, tokenizer, question) < length for question in longest):
+  if all(sum(first(question)) <= length for question in longest):
     return
-  lengths = np.array([_prompt_length(grow, tokenizer, question) for question in questions])
-  full = int(np.sum(lengths >= length))
-  found = f'sampler.length={length} leaves no room to write after'
-  if full == len(questions):
-    raise ValueError(f'{found} any prompt: they have {lengths.min()} to {lengths.max()} tokens')
-  if full:
-    say(f'{found} the prompts of {full} of {len(questions)} questions (up to {lengths.max()} tokens)')
+  prompts, spans = np.array([first(question) for question in questions]).T
+  room, leaves = length - prompts, f'sampler.length={length} leaves'
+  if np.all(room < np.minimum(spans, SHORT)):
+    raise ValueError(f'{leaves} no room to write after any prompt: they have {prompts.min()} to {prompts.max()} tokens, and a '
+                     f'short span has {min(spans.max(), SHORT)}')
+  for what, few in (('no room to write', room <= 0), (f'less than grow.max_tokens={spans.max()}', room < spans)):
+    if few.any():
+      say(f'{leaves} {what} after the prompts of {few.sum()} of {len(questions)} questions (up to {prompts.max()} tokens)')
 
 
-def _prompt_length(grow: Grow, tokenizer: Tokenizer, question: Question) -> int:
-  """Tokens before the first that the policy writes; 0 where something else comes before it."""
+def _first_span(grow: Grow, tokenizer: Tokenizer, question: Question) -> tuple[int, int]:
+  """Tokens before the first that the policy writes, and at most in its first span; 0, 0 where something else comes before it."""
   try:
     first = next(grow(question, Tree(tokenizer, question, np.random.default_rng(0))), ())
   except Exception:  # the rollout names it
-    return 0
+    return 0, 0
   asked = first if isinstance(first, (list, tuple)) else [first]
-  return max((one.node.length for one in asked if isinstance(one, Generate)), default=0)
+  return max(((one.node.length, one.max_tokens) for one in asked if isinstance(one, Generate)), default=(0, 0))

@@ -413,13 +413,24 @@ def test_prompts_that_leave_no_room_are_counted_or_refused():
     config.sampler.length = length
     setup.check_room(config, tokenizer, questions, said.append)
 
-  check(max(lengths) + 1)
+  most = max(lengths)
+  check(most + config.grow.max_tokens)
   assert not said
-  check(max(lengths))
-  assert said == [f'sampler.length={max(lengths)} leaves no room to write after the prompts of 1 of 204 questions '
-                  f'(up to {max(lengths)} tokens)']
-  with pytest.raises(ValueError, match=f'any prompt: they have {min(lengths)} to {max(lengths)} tokens'):
-    check(min(lengths))
+  check(most + config.grow.max_tokens - 1)
+  less = 'leaves less than grow.max_tokens=64 after the prompts of'
+  assert said == [f'sampler.length={most + 63} {less} 1 of 204 questions (up to {most} tokens)']
+  said.clear()
+  check(most)
+  assert said == [f'sampler.length={most} leaves no room to write after the prompts of 1 of 204 questions (up to {most} tokens)',
+                  f'sampler.length={most} {less} 204 of 204 questions (up to {most} tokens)']
+  check(min(lengths) + 16)
+  for length in (min(lengths) + 15, min(lengths)):
+    with pytest.raises(ValueError, match=f'any prompt: they have {min(lengths)} to {most} tokens, and a short span has 16'):
+      check(length)
+  config.grow.max_tokens = 3
+  check(min(lengths) + 3)
+  with pytest.raises(ValueError, match='and a short span has 3'):
+    check(min(lengths) + 2)
 
 
 @pytest.mark.parametrize('first', [
