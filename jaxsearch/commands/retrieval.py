@@ -67,7 +67,7 @@ def _load_encoder(config, flags):
 
 @command(
   'r_search', CHECKPOINT, CORPUS, flag('--index', 'folder of `jaxsearch index` to serve; the search of the config if not given'),
-  flag('--host', 'address to listen on; 127.0.0.1, this machine alone, if not given'),
+  flag('--host', 'address to listen on; 127.0.0.1 if not given; one that other machines reach needs a token'),
   flag('--port', '0 takes a free one; 8000 if not given, 8001 with --as-tool', int, '>= 0 and <= 65535'),
   flag('--token', 'secret that requests must bring; that in JAXSEARCH_TOKEN if not given'),
   flag('--as-tool', 'serve a policy: question in, evidence out', bool), examples=(
@@ -88,7 +88,7 @@ def serve(config, flags) -> None:
     raise UsageError(f"serving needs the package {error.name!r}: pip install 'jaxsearch[serve]'") from error
   from jaxsearch.tools.http_client import check_secret, secret_from_env
   token = check_secret(flags.token, '--token') or secret_from_env('JAXSEARCH_TOKEN')
-  with http_server.bind(flags.host or '127.0.0.1', port) as listener:
+  with http_server.bind(flags.host or '127.0.0.1', port, token) as listener:
     if flags.as_tool:
       from jaxsearch.evaluation import rstool
       agent = rstool.open_tool(config, flags.checkpoint, flags.corpus)

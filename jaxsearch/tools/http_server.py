@@ -11,17 +11,23 @@
 
 `search_app` and `evidence_app` are these two protocols, `make_app` the checks around them, `bind` and `run` serve them.
 Refusals are `{"error": …}` with 400 for what is not of the protocol, 401 for a missing token, 408 and 413 for what takes too
-long or is too large, 429 and 503 for what may be retried. Needs the extra `serve`.
+long or is too large, 415 for what is not sent as JSON, 429 and 503 for what may be retried. Needs the extra `serve`.
+
+Web pages in a browser on this machine can send requests here, too. One that reaches this machine under a name
+of its own is refused by its `Host`, all others by the content type: a browser asks before it sends JSON elsewhere.
 """
 
 import asyncio
 import contextlib
 import dataclasses
 import hmac
+import ipaddress
 import logging
+import re
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import anyio.to_thread
 import uvicorn
@@ -31,12 +37,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jaxsearch.data.corpus import join_contents
 from jaxsearch.tools import SearchBackend
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 from jaxsearch.tools.evidence_client import SCHEMA, Evidence
 from jaxsearch.tools.http_client import parse_json
+
+CONNECTIONS = 256    # open ones of one address
+HEAD_SECONDS = 10.0  # from a connection or a response to the next request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +64,7 @@ class Limits:
 
 def search_app(backend: SearchBackend, *, token: str | None = None, limits: Limits = Limits()) -> Starlette:
   """The application around any search back end; with a `token`, requests must bring it."""
-  threads = anyio.CapacityLimiter(limits.threads)
+  threads = ThreadPoolExecutor(limits.threads)  # a search that is given up keeps its thread until it ends
 
   async def retrieve(request: dict) -> dict:
     queries, return_scores = request.get('queries'), request.get('return_scores', False)
@@ -68,7 +78,7 @@ def search_app(backend: SearchBackend, *, token: str | None = None, limits: Limi
       raise HTTPException(400, "'return_scores' must be true or false")
     try:
       async with asyncio.timeout(limits.seconds):
-        results = await anyio.to_thread.run_sync(backend.search, queries, topk, limiter=threads, abandon_on_cancel=True)
+        results = await asyncio.get_running_loop().run_in_executor(threads, backend.search, queries, topk)
     except TimeoutError as error:
       raise HTTPException(503, f'the search took longer than {limits.seconds:g} s', {'retry-after': '1'}) from error
     if len(results) != len(queries):
@@ -137,9 +147,13 @@ def make_app(path: str, handle: Callable[[dict], Awaitable[object]], name: str, 
   Gauge('jaxsearch_requests_in_flight', 'Requests that have no response yet', registry=registry).set_function(
     lambda: in_flight.borrowed_tokens)
 
-  def check_token(request: Request) -> None:
+  def check(request: Request, needs_token: bool = True) -> None:
     given = request.headers.get('authorization', '').encode()
-    if token and not hmac.compare_digest(given, f'Bearer {token}'.encode()):
+    if token and hmac.compare_digest(given, f'Bearer {token}'.encode()):
+      return
+    if not _is_known(request.headers.get('host', ''), beyond=token is not None):
+      raise HTTPException(400, 'the header Host names none of the names of this server')
+    if token and needs_token:
       raise HTTPException(401, 'a bearer token is needed', {'www-authenticate': 'Bearer'})
 
   async def respond(request: Request) -> JSONResponse:
@@ -155,7 +169,9 @@ def make_app(path: str, handle: Callable[[dict], Awaitable[object]], name: str, 
       seconds.labels(status).observe(time.perf_counter() - start)
 
   async def answer(request: Request) -> JSONResponse:
-    check_token(request)
+    check(request)
+    if request.headers.get('content-type', '').partition(';')[0].strip().lower() != 'application/json':
+      raise HTTPException(415, 'the content-type must be application/json')
     if in_flight.available_tokens < 1:
       raise HTTPException(503, f'{limits.requests} requests are in flight', {'retry-after': '1'})
     async with in_flight:
@@ -168,14 +184,15 @@ def make_app(path: str, handle: Callable[[dict], Awaitable[object]], name: str, 
         raise HTTPException(500, f'the {name} failed ({type(error).__name__})') from error
 
   async def show_page(request: Request) -> JSONResponse:
-    check_token(request)
+    check(request)
     return JSONResponse(pages[request.url.path])
 
   async def show_health(request: Request) -> JSONResponse:
+    check(request, needs_token=False)
     return JSONResponse({'status': 'ok', **facts} | (health() if health else {'requests': in_flight.borrowed_tokens}))
 
   async def show_metrics(request: Request) -> Response:
-    check_token(request)
+    check(request)
     return Response(generate_latest(registry), headers={'content-type': CONTENT_TYPE_LATEST})
 
   async def refuse(request: Request, error: HTTPException) -> JSONResponse:
@@ -184,6 +201,15 @@ def make_app(path: str, handle: Callable[[dict], Awaitable[object]], name: str, 
   routes = [Route(path, respond, methods=['POST']), Route('/health', show_health), Route('/metrics', show_metrics),
             *(Route(page, show_page) for page in pages)]
   return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
+
+
+def _is_known(host: str, beyond: bool) -> bool:
+  """Whether a `Host` is localhost or its address; if others are served, too (`beyond`), any address or our name."""
+  name = re.sub(r':\d*$', '', host).strip('[]').lower()
+  try:
+    return ipaddress.ip_address(name).is_loopback or beyond
+  except ValueError:  # it is a name
+    return name == 'localhost' or (beyond and name == socket.gethostname().lower())
 
 
 def _check_size(texts: Sequence[str], name: str, limits: Limits) -> None:
@@ -210,16 +236,18 @@ async def _read_body(request: Request, limits: Limits) -> dict:
   return parsed
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, token: str | None = None) -> socket.socket:
   """A bound socket that does not listen yet, so that no client waits while a model is loaded. Port 0 takes a free one.
 
-  Raises ValueError for an address that cannot be had; says why.
+  Raises ValueError for an address that cannot be had, or that others reach without a `token`; says why.
   """
   if not 0 <= port < 2**16:  # getaddrinfo would take it modulo 2**16
     raise ValueError(f'cannot listen on {host}:{port}: a port is a number from 0 to 65535')
   with contextlib.ExitStack() as stack:
     try:
       family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+      if not (token or ipaddress.ip_address(address[0]).is_loopback):
+        raise ValueError(f'--host {host} is reached from other machines: that needs a token (--token)')
       listener = stack.enter_context(socket.socket(family, kind, protocol))
       listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
       listener.bind(address)
@@ -238,11 +266,31 @@ def run(app: Starlette, listener: socket.socket, name: str) -> None:
     uvicorn.Server(make_server_config(app)).run(sockets=[listener])
 
 
+class Protocol(H11Protocol):
+  """uvicorn's, with limits that it lacks: of connections of one address, and of the time until the next request."""
+
+  def connection_made(self, transport: asyncio.Transport) -> None:
+    super().connection_made(transport)
+    if sum(other.client[0] == self.client[0] for other in self.connections) > CONNECTIONS:
+      transport.abort()
+    self.loop.call_later(HEAD_SECONDS, self._close_unless_asked, None)
+
+  def on_response_complete(self) -> None:
+    self.loop.call_later(HEAD_SECONDS, self._close_unless_asked, self.cycle)
+    super().on_response_complete()
+
+  def _close_unless_asked(self, last: object) -> None:
+    """Closes the connection without a request since the `last`; what is not read in a minute is not sent."""
+    if self.cycle is last:
+      self.transport.close()
+      self.loop.call_later(60.0, self.transport.abort)
+
+
 def make_server_config(app: Starlette) -> uvicorn.Config:
   """uvicorn without its configuration of `logging`, which would close the handlers of every other library.
 
   Its own limit, of open connections, is a backstop behind `Limits.requests`. On SIGTERM it accepts no more, and requests in
   flight have a minute left.
   """
-  return uvicorn.Config(app, log_config=None, log_level='warning', lifespan='off', limit_concurrency=512,
-                        timeout_graceful_shutdown=60)
+  return uvicorn.Config(app, http=Protocol, ws='none', log_config=None, log_level='warning', lifespan='off',
+                        limit_concurrency=2 * CONNECTIONS, timeout_graceful_shutdown=60)

@@ -31,6 +31,10 @@ PASSAGES = [
     Document('a', 'Paris', 'Paris is the capital of France.'), Document('b', 'Lyon', 'A city of France.')]
 
 
+JSON = {'content-type': 'application/json'}
+HEAD = b'POST /retrieve HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n'
+
+
 def running(backend, **settings):
   """Serves `backend` on a free port: a context that gives the address."""
   return serve(search_app(backend, **settings))
@@ -92,11 +96,35 @@ def test_bad_searches_are_named(retrieval, request_, status, reason):
 
 def test_what_is_not_json_or_not_there(retrieval):
   for body in (b'{', b'[]', b'\xff', b'[' * 3000):
-    assert httpx.post(retrieval, content=body, trust_env=False).status_code == 400
+    assert httpx.post(retrieval, content=body, headers=JSON, trust_env=False).status_code == 400
   chunks = (b'x' * 1000 for _ in range(10))  # no content-length to believe
-  assert httpx.post(retrieval, content=chunks, trust_env=False).status_code == 413
+  assert httpx.post(retrieval, content=chunks, headers=JSON, trust_env=False).status_code == 413
   assert httpx.get(retrieval, trust_env=False).status_code == 405
   assert httpx.post(retrieval + '/other', trust_env=False).status_code == 404
+
+
+@pytest.mark.parametrize('host', ['evil.example', 'evil.example:8000', '10.0.0.1', '[', '', 'localhost.evil.example'])
+def test_a_page_of_another_site_is_refused(retrieval, host):
+  """A name of an attacker's may resolve to this machine; and a browser sends a form or plain text without asking."""
+  for page in ('/health', '/metrics'):
+    refused = httpx.get(retrieval.replace('/retrieve', page), headers={'host': host}, trust_env=False)
+    assert refused.status_code == 400 and 'Host' in refused.text
+  body = b'{"queries": ["capital"]}'
+  assert httpx.post(retrieval, content=body, headers=JSON | {'host': host}, trust_env=False).status_code == 400
+  for headers in ({}, {'content-type': 'text/plain'}, {'content-type': 'application/x-www-form-urlencoded'}):
+    assert httpx.post(retrieval, content=body, headers=headers, trust_env=False).status_code == 415
+  for known in ('localhost', 'LOCALHOST:8000', '[::1]:8000', '127.0.0.1'):
+    headers = {'host': known, 'content-type': 'application/json; charset=utf-8'}
+    assert httpx.post(retrieval, content=body, headers=headers, trust_env=False).status_code == 200
+
+
+def test_who_has_the_token_may_use_any_name_of_the_server():
+  with running(BM25(PASSAGES), token='sesame') as url:
+    page = lambda path, **headers: httpx.get(url + path, headers=headers, trust_env=False).status_code
+    assert page('/metrics', host='search.example', authorization='Bearer sesame') == 200
+    assert page('/health', host='search.example') == 400
+    assert page('/health', host='10.0.0.1') == page('/health', host=socket.gethostname()) == 200  # a probe
+    assert page('/metrics', host='10.0.0.1') == 401
 
 
 def test_retrieval_asks_for_the_token():
@@ -144,8 +172,49 @@ def test_too_many_requests_are_turned_away_and_come_again():
 def test_a_request_that_never_ends_is_given_up():
   with running(BM25(PASSAGES), limits=Limits(body_seconds=0.2)) as url:
     with socket.create_connection(('127.0.0.1', int(url.rsplit(':', 1)[1])), timeout=5) as connection:
-      connection.sendall(b'POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{')
+      connection.sendall(HEAD + b'content-length: 100\r\n\r\n{')
       assert b' 408 ' in connection.recv(1000)
+
+
+def closed(connection):
+  """Whether the server has closed it, or does so within ten seconds."""
+  connection.settimeout(10)
+  with contextlib.suppress(ConnectionResetError):
+    while received := connection.recv(1000):
+      assert received.startswith(b'HTTP/1.1 ')
+  return True
+
+
+@pytest.mark.parametrize('sent', [
+  b'', b'POST', HEAD, b'GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n',
+  b'GET /health HTTP/1.1\r\nhost: localhost\r\n\r\nGET /hea',
+  b'GET /no HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\nx'])
+def test_a_connection_on_which_nothing_is_asked_is_closed(monkeypatch, sent):
+  monkeypatch.setattr(http_server, 'HEAD_SECONDS', 0.5, raising=False)
+  with running(BM25(PASSAGES)) as url, connect(url) as connection:
+    connection.sendall(sent)
+    start = time.monotonic()
+    with contextlib.suppress(OSError):
+      for _ in range(20):  # a byte now and then buys no time
+        time.sleep(0.1)
+        connection.sendall(b'x')
+    assert closed(connection) and time.monotonic() - start < 8
+
+
+def connect(url, source='127.0.0.1'):
+  return socket.create_connection(('127.0.0.1', int(url.rsplit(':', 1)[1])), timeout=10, source_address=(source, 0))
+
+
+def test_idle_connections_of_one_address_keep_no_other_out():
+  with running(BM25(PASSAGES)) as url, contextlib.ExitStack() as stack:
+    idle = [stack.enter_context(connect(url)) for _ in range(520)]
+    for connection in idle:
+      with contextlib.suppress(OSError):  # the server had enough
+        connection.sendall(HEAD)
+    other = httpx.HTTPTransport(local_address='127.0.0.2')
+    with httpx.Client(transport=other) as client:
+      assert client.get(url + '/health').status_code == 200
+      assert client.post(url + '/retrieve', json={'queries': ['capital']}).status_code == 200
 
 
 class Broken:
@@ -282,7 +351,7 @@ def test_requests_at_once_are_limited():
   (b'{"question": ["who", "very long"]}', 413, "'very long' leaves no room"),
 ])  # fmt: skip
 def test_bad_questions_are_named(strict, body, status, reason):
-  response = httpx.post(strict + '/evidence', content=body, trust_env=False)
+  response = httpx.post(strict + '/evidence', content=body, headers=JSON, trust_env=False)
   assert response.status_code == status and reason in response.json()['error']
 
 
@@ -319,7 +388,7 @@ def test_half_a_surrogate_pair_does_not_reach_the_tokenizer():
   asked = []
   with serve(evidence_app(lambda questions: asked.extend(questions) or found(questions))) as url:
     body = b'{"question": "who \\ud83d?"}'
-    assert httpx.post(url + '/evidence', content=body, trust_env=False).status_code == 200
+    assert httpx.post(url + '/evidence', content=body, headers=JSON, trust_env=False).status_code == 200
   assert asked == ['who ??']
 
 
@@ -353,9 +422,17 @@ def test_an_address_that_cannot_be_had_is_named():
     with pytest.raises(ValueError, match=f'cannot listen on 127.0.0.1:{port}: Address already in use'):
       http_server.bind('127.0.0.1', port)
   with pytest.raises(ValueError, match='cannot listen on 192.0.2.1:0'):  # no address of this machine
-    http_server.bind('192.0.2.1', 0)
+    http_server.bind('192.0.2.1', 0, 'sesame')
   with pytest.raises(ValueError, match='cannot listen on 127.0.0.1:70000'):
     http_server.bind('127.0.0.1', 70000)
+
+
+@pytest.mark.parametrize('host', ['0.0.0.0', '192.0.2.1'])
+def test_nobody_listens_beyond_this_machine_without_a_token(host):
+  with pytest.raises(ValueError, match=f'--host {host} is reached from other machines: that needs a token'):
+    http_server.bind(host, 0)
+  with http_server.bind('0.0.0.0', 0, 'sesame'), http_server.bind('127.0.0.2', 0), http_server.bind('localhost', 0):
+    pass
 
 
 SERVER = """
@@ -396,6 +473,24 @@ def test_metrics_count_requests_by_status(retrieval):
   assert float(figures['jaxsearch_request_seconds_count{status="400"}']) >= 1
   assert float(figures['jaxsearch_request_seconds_count{status="200"}']) >= 1
   assert figures['jaxsearch_requests_in_flight'] == '0.0' and float(figures['process_resident_memory_bytes']) > 1e7
+
+
+def test_a_search_that_is_given_up_keeps_its_place_until_it_ends():
+  class Held(Slow):
+    def search(self, queries, topk):
+      with self.lock:
+        self.now += 1
+        self.most = max(self.most, self.now)
+      assert released.wait(20)
+      return [[]]
+
+  released, backend = threading.Event(), Held()
+  with running(backend, limits=Limits(seconds=0.2, threads=2)) as url, ThreadPoolExecutor(12) as pool:
+    try:
+      statuses = {pool.submit(retrieve, url + '/retrieve', queries=['x']).result().status_code for _ in range(12)}
+      assert statuses == {503} and backend.most == 2
+    finally:
+      released.set()
 
 
 def test_a_search_that_takes_too_long_may_be_retried():
