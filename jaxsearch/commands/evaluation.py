@@ -247,7 +247,7 @@ def bench(config, flags) -> None:
   write_result(flags.out, result | {'manifest': manifest, 'failures': failures, 'predictions': records})
   _part(flags.out).unlink()
   print_figures({name: {figure: of[figure] for figure in ('em', 'f1', 'n', 'ci95')} for name, of in
-          (result['benchmarks'] | {'macro': result['macro']}).items()} | {'out': flags.out})
+          (result['benchmarks'] | result['hops'] | {'macro': result['macro']}).items()} | {'out': flags.out})
 
 
 @command('quickstart', flag('--metric', 'figure of bench to show; em if not given', default='em'),

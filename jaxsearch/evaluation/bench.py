@@ -34,8 +34,10 @@ from jaxsearch.trees.tree import Tree
 
 METRIC = 'SQuAD 1.1 normalisation, strict EM, numbers for GSM8K and FinQA; 1'  # raise the number when a score may change
 FIGURES = {  # name -> key of a record
-  'em': 'em', 'f1': 'f1', 'em_substring': 'em_substring', 'answer_recall': 'answer_retrieved', 'searches': 'searches',
-  'model_calls': 'model_calls', 'tokens': 'tokens_generated', 'seconds': 'seconds'}  # fmt: skip
+  'em': 'em', 'f1': 'f1', 'em_f1': 'em_f1', 'em_substring': 'em_substring', 'answer_recall': 'answer_retrieved',
+  'searches': 'searches', 'model_calls': 'model_calls', 'tokens': 'tokens_generated', 'seconds': 'seconds'}  # fmt: skip
+HOPS = {'single-hop': ('nq', 'triviaqa', 'popqa'),  # averages that tables have beside that of all benchmarks
+        'multi-hop': ('hotpotqa', '2wikimultihopqa', 'musique', 'bamboogle')}
 NUMERIC = {'gsm8k': 0.0, 'finqa': benchmarks.FINQA_TOLERANCE}  # benchmark -> tolerance
 CORPORA = ('wiki_corpus.jsonl', 'wiki-18.jsonl', 'wiki-18.jsonl.gz', 'corpus.jsonl')  # names of a corpus beside benchmarks
 # What methods call the limit of their turns.
@@ -155,6 +157,7 @@ class _Result(pydantic.BaseModel):
   """What a table reads of a result."""
   benchmarks: dict[str, _Figures]
   macro: _Figures
+  hops: dict[str, _Figures] = {}
   manifest: _Manifest
   predictions: list[_Record]
 
@@ -187,7 +190,7 @@ def asked(loaded: Sequence[Benchmark], samples: int) -> list[Question]:
 def label(record: Mapping[str, Any]) -> dict[str, Any]:
   """A record of `asked` with its benchmark, the id that its question has in the file, and the number of the sample."""
   benchmark, name, sample = record['id'].split('\t')
-  return {**record, 'benchmark': benchmark, 'id': name, 'sample': int(sample),
+  return {**record, 'benchmark': benchmark, 'id': name, 'sample': int(sample), 'em_f1': (record['em'] + record['f1']) / 2,
           'em_substring': substring_match(record['prediction'], record['golden_answers'])}
 
 
@@ -210,7 +213,7 @@ def found_in(golds: Iterable[str], documents: Iterable[Document]) -> set[str]:
 
 def figures(records: Sequence[Mapping], in_corpus: set[str] | None = None,
             closed_book: Mapping[tuple[str, str], float] | None = None) -> dict[str, Any]:
-  """The scores of labelled records: {'benchmarks': {name: figures}, 'macro': figures}.
+  """The scores of labelled records: {'benchmarks': {name: figures}, 'macro': figures, 'hops': {kind of `HOPS`: figures}}.
 
   Figures are those of `FIGURES`, `n` questions, `ci95` (the interval of em) and `intervals` of all; with several samples pass@k
   and maj@k for k = 1, 2, 4, … . A figure that no question has is left out.
@@ -230,9 +233,13 @@ def figures(records: Sequence[Mapping], in_corpus: set[str] | None = None,
   draws = {benchmark: metrics.resampled(own, seed=number) for number, (benchmark, own) in enumerate(values.items())}
   means = {benchmark: metrics.mean(own) for benchmark, own in values.items()}
   found = {benchmark: _named(names, means[benchmark], draws[benchmark], len(own)) for benchmark, own in values.items()}
-  average = lambda own: np.mean(list(own.values()), axis=0)
-  macro = _named(names, average(means), average(draws), sum(map(len, rows.values())))
-  return {'benchmarks': found, 'macro': macro | {'benchmarks': len(found)}}
+
+  def over(own: Sequence[str]) -> dict[str, Any]:
+    mean, drawn = (np.mean([of[benchmark] for benchmark in own], axis=0) for of in (means, draws))
+    return _named(names, mean, drawn, sum(len(rows[benchmark]) for benchmark in own)) | {'benchmarks': len(own)}
+
+  hops = {kind: [benchmark for benchmark in rows if benchmark in of] for kind, of in HOPS.items()}
+  return {'benchmarks': found, 'macro': over(list(rows)), 'hops': {kind: over(own) for kind, own in hops.items() if own}}
 
 
 def _of_question(samples: Sequence[Mapping], in_corpus: set[str] | None, closed_book: Mapping | None) -> dict[str, float]:

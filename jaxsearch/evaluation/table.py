@@ -20,7 +20,7 @@ import numpy as np
 from jaxsearch.data import benchmarks
 from jaxsearch.data.jsonl import shortened
 from jaxsearch.evaluation import metrics
-from jaxsearch.evaluation.bench import FIGURES, read_result
+from jaxsearch.evaluation.bench import FIGURES, HOPS, read_result
 
 PUBLISHED = pathlib.Path(__file__).with_name('published.csv')
 SETTINGS = ('corpus', 'index', 'k', 'turns', 'questions', 'split', 'metric', 'decoding')
@@ -30,6 +30,7 @@ SIZES = {'nq': 3610, 'triviaqa': 11313, 'popqa': 14267, 'hotpotqa': 7405, '2wiki
          'bamboogle': 125, 'gsm8k': 1319, 'finqa': 1147}  # questions of a published row on 'all' of them
 _LATEX = str.maketrans({'\\': r'\textbackslash{}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}',
                         **{character: f'\\{character}' for character in '{}$&#_%'}})
+LISTED = {'em': ('',), 'f1': ('_f1',), 'em_f1': ('', '_f1')}  # figure -> endings of the columns of published.csv
 MACRO, POOLED, MISSING = 'average', 'all questions', '–'
 
 
@@ -59,18 +60,19 @@ def render(paths: Sequence[str], *, metric: str = 'em', form: str = 'text', publ
   _refuse(differing, allow)
   if metric not in (known := {name for result in results.values() for name in result['macro']['intervals']}):
     raise ValueError(f'--metric={metric}: no such figure in these results; there are {", ".join(sorted(known))}')
-  shown = [*columns, *[MACRO] * (len(columns) > 1)]
+  averages = _averages(columns)
+  shown = [*columns, *averages]
   if form == 'csv':
-    return _csv(results, shown, columns, metric, published)
+    return _csv(results, columns, averages, metric, published)
   marks = {(label, column): ' †' for column, unlike in differing.items() for label, _ in unlike}
-  rows = [['', *shown]] + [[label, *(_cell(_figures(result, column, columns), metric) + marks.get((label, column), '')
+  rows = [['', *shown]] + [[label, *(_cell(_figures(result, column, averages), metric) + marks.get((label, column), '')
                                      for column in shown)] for label, result in results.items()]
   notes = [f'{metric}, {"%, " * (metric not in COUNTS)}with 95 % intervals (bootstrap over questions)']
   notes += [f'† {label} differs from {first} on {column} in {", ".join(named.values())}'
             for column, unlike in differing.items() for (label, first), named in unlike.items()]
   for row, note in _published(published, next(iter(results.values())), columns, metric):
     rows.append([f'{row["method"]}, {row["model"]} *', *(row.get(column) or MISSING for column in columns),
-                 *[_average(row, columns)] * (len(columns) > 1)])
+                 *(_average(row, own) for own in averages.values())])
     notes.append(f'* {row["method"]}, {row["model"]}: {note}')
   tables = [_table(rows, form)]
   if tests := _tests(results, columns, metric):
@@ -143,10 +145,19 @@ def _parted(value: Any, other: Any) -> str:
   return 'other ones of that number' if value == other else shortened(value)
 
 
-def _figures(result: Mapping, column: str, columns: Sequence[str]) -> Mapping | None:
-  if column == MACRO:  # an average over other benchmarks is no entry of this column
-    return result['macro'] if set(columns) == result['benchmarks'].keys() else None
-  return result['benchmarks'].get(column)
+def _averages(columns: Sequence[str]) -> dict[str, Sequence[str]]:
+  """Name -> the benchmarks it is over: of those with one hop, with several, of all, as far as they are several and differ."""
+  hops = {kind: [column for column in columns if column in names] for kind, names in HOPS.items()}
+  return {kind: own for kind, own in (hops | {MACRO: columns}).items() if len(own) > 1 and (kind == MACRO or own != columns)}
+
+
+def _figures(result: Mapping, column: str, averages: Mapping[str, Sequence[str]]) -> Mapping | None:
+  if column not in averages:
+    return result['benchmarks'].get(column)
+  own = [name for name in result['benchmarks'] if column == MACRO or name in HOPS[column]]
+  if set(own) != set(averages[column]):  # an average over other benchmarks is no entry of this column
+    return None
+  return result['macro'] if column == MACRO else result.get('hops', {}).get(column)
 
 
 def _cell(figures: Mapping | None, metric: str) -> str:
@@ -185,7 +196,8 @@ def _test(a: Mapping[tuple, list], b: Mapping[tuple, list], metric: str) -> str:
 
 
 def read_published() -> list[dict[str, str]]:
-  """The rows of published.csv: scores in per cent; `checked` says against what ('yes': the paper itself)."""
+  """The rows of published.csv: scores in per cent, under NAME by `metric`, under NAME_f1 F1; `checked` says against what ('yes':
+  the paper itself)."""
   with open(PUBLISHED, encoding='utf-8', newline='') as file:
     return list(csv.DictReader(file))
 
@@ -194,16 +206,23 @@ def _published(wanted: str, result: Mapping, columns: Sequence[str], metric: str
   """(row, what is to be known about it) of the published rows with a score in these columns."""
   if not wanted:
     return []
-  if metric != 'em':
-    raise ValueError(f'--published: papers are listed with em, not {metric}')
+  if metric not in LISTED:
+    raise ValueError(f'--published: papers are listed with {", ".join(LISTED)}, not {metric}')
   rows, names = read_published(), wanted.lower().split(',')
   own = [row for row in rows if wanted == 'all' or any(row['method'].lower().startswith(name) for name in names)]
   if not own:
     raise ValueError(f'--published={wanted}: no such method; there are {", ".join(sorted({row["method"] for row in rows}))}')
-  return [(row, _note(row, result, columns)) for row in own if any(row.get(column) for column in columns)]
+  own = [row | {column: _score(row, column, metric) for column in columns} for row in own]
+  return [(row, _note(row, result, columns, metric)) for row in own if any(row[column] for column in columns)]
 
 
-def _note(row: Mapping[str, str], result: Mapping, columns: Sequence[str]) -> str:
+def _score(row: Mapping[str, str], column: str, metric: str) -> str:
+  """A published score in per cent, '' where the paper has none; `em_f1` is the mean of two."""
+  scores = [row.get(column + ending) for ending in LISTED[metric]]
+  return '' if not all(scores) else scores[0] if len(scores) == 1 else f'{sum(map(float, scores)) / len(scores):.2f}'
+
+
+def _note(row: Mapping[str, str], result: Mapping, columns: Sequence[str], metric: str = 'em') -> str:
   """Source of a published row, and where its setting differs from that of a result."""
   manifest = result['manifest']
   questions = manifest['questions']
@@ -213,6 +232,8 @@ def _note(row: Mapping[str, str], result: Mapping, columns: Sequence[str]) -> st
     differs.append(f'questions: {row["questions"]} of a benchmark, not {", ".join(map(str, dict.fromkeys(asked.values())))}')
   if row['metric'] != 'EM':
     differs.append(f'metric: {row["metric"]}, not EM')
+  if metric != 'em':
+    differs.append('F1: without a rule for yes and no')
   if row['retriever'] and manifest['searched']:
     here = {'corpus': pathlib.Path(manifest['corpus']['name'] or '').stem or MISSING,
             'retriever': manifest['index']['backend'], 'k': str(manifest['k'])}
@@ -241,18 +262,19 @@ def _table(rows: Sequence[Sequence[str]], form: str) -> str:
     zip(row, widths))).rstrip() for row in rows)
 
 
-def _csv(results: Mapping[str, Mapping], shown: Sequence[str], columns: Sequence[str], metric: str, published: str) -> str:
+def _csv(results: Mapping[str, Mapping], columns: Sequence[str], averages: Mapping[str, Sequence[str]], metric: str,
+         published: str) -> str:
   """A line for each result, with three numbers for each column, shares from 0 to 1; then the published rows with one."""
   file = io.StringIO()
   writer = csv.writer(file, lineterminator='\n')
-  names = [escaped(name, form='csv') for name in shown]
+  names = [escaped(name, form='csv') for name in (*columns, *averages)]
   writer.writerow(['row', *itertools.chain.from_iterable((name, f'{name}_low', f'{name}_high') for name in names), 'note'])
   for label, result in results.items():
-    cells = [_figures(result, column, columns) for column in shown]
+    cells = [_figures(result, column, averages) for column in (*columns, *averages)]
     writer.writerow([escaped(label, 'csv'), *itertools.chain.from_iterable(
       (of[metric], *of['intervals'][metric]) if of and metric in of else ('', '', '') for of in cells), ''])
   for row, note in _published(published, next(iter(results.values())), columns, metric):
-    scores = [*(row.get(column) or '' for column in columns), *[_average(row, columns)] * (len(shown) > len(columns))]
+    scores = [*(row.get(column) or '' for column in columns), *(_average(row, own) for own in averages.values())]
     writer.writerow([f'{row["method"]}, {row["model"]}', *itertools.chain.from_iterable(
       ('' if score in ('', MISSING) else f'{float(score) / 100:.3f}', '', '') for score in scores), escaped(note, 'csv')])
   return file.getvalue()

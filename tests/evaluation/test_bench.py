@@ -51,6 +51,7 @@ def test_the_contract(result):
   for one in result['benchmarks'].values():
     low, high = one['ci95']
     assert 0 <= low <= one['em'] <= high <= 1 and one['f1'] >= one['em']
+    assert one['em_f1'] == pytest.approx((one['em'] + one['f1']) / 2)
     assert one['intervals']['em'] == one['ci95'] and bench.FIGURES.keys() <= one['intervals'].keys()
   for name in ('em', 'f1', 'tokens', 'seconds'):
     assert result['macro'][name] == pytest.approx(np.mean([one[name] for one in result['benchmarks'].values()]))
@@ -157,8 +158,8 @@ def test_the_time_left_is_not_that_of_the_first_question(monkeypatch, capsys):
 
 
 def record(benchmark, name, em, searches=1, sample=0, golds=('a',)):
-  return {'benchmark': benchmark, 'id': name, 'sample': sample, 'em': em, 'f1': em, 'em_substring': em, 'answer_retrieved': 0,
-          'searches': searches, 'model_calls': 1, 'tokens_generated': 5, 'prediction': 'a' if em else 'b',
+  return {'benchmark': benchmark, 'id': name, 'sample': sample, 'em': em, 'f1': em, 'em_f1': em, 'em_substring': em,
+          'answer_retrieved': 0, 'searches': searches, 'model_calls': 1, 'tokens_generated': 5, 'prediction': 'a' if em else 'b',
           'golden_answers': list(golds)}
 
 
@@ -168,6 +169,10 @@ def test_means_are_over_questions_then_over_benchmarks():
   found = bench.figures(records)
   assert (found['benchmarks']['nq']['em'], found['benchmarks']['nq']['n'], found['macro']['em']) == (0.75, 2, 0.375)
   assert found['benchmarks']['nq']['pass@2'] == 1.0 and 'seconds' not in found['macro']
+  assert found['hops'] == {'single-hop': found['macro']}
+  found = bench.figures([*records, record('musique', '1', 1.0), record('gsm8k', '1', 0.0)])
+  assert {kind: (of['em'], of['n'], of['benchmarks']) for kind, of in found['hops'].items()} == {
+    'single-hop': (0.375, 22, 2), 'multi-hop': (1.0, 1, 1)} and found['macro']['em'] == (0.75 + 0 + 1 + 0) / 4
 
 
 def test_needless_and_missing_searches():

@@ -26,7 +26,7 @@ def write(tmp_path, monkeypatch):
 
   def made(name, right=4, names=('nq', 'hotpotqa'), **manifest):
     records = [record(one, str(i), float(i < right)) for one in names for i in range(8)]
-    questions = {one: MANIFEST['questions'][one] for one in names}
+    questions = {one: MANIFEST['questions'].get(one, MANIFEST['questions']['nq']) for one in names}
     result = bench.figures(records) | {'manifest': MANIFEST | {'questions': questions} | manifest, 'predictions': records}
     (tmp_path / name).write_text(json.dumps(result))
     return name
@@ -137,8 +137,38 @@ def test_published_rows_say_where_their_setting_differs(write):
   assert 'arXiv 2503.09516v5 table 2; not checked against the paper, as transcribed in public notes on the paper; ' in note
   with pytest.raises(ValueError, match='no such method; there are Adaptive-RAG, CARL'):
     table.render(['a.json'], published='none')
-  with pytest.raises(ValueError, match='papers are listed with em, not f1'):
-    table.render(['a.json'], published='all', metric='f1')
+  with pytest.raises(ValueError, match='papers are listed with em, f1, em_f1, not searches'):
+    table.render(['a.json'], published='all', metric='searches')
+
+
+@pytest.mark.parametrize(('metric', 'scores'), [('f1', [49.1, 64.4, 56.8]), ('em_f1', [43.5, 58.3, 50.9])])
+def test_published_scores_with_f1(write, metric, scores):
+  text = table.render([write('a.json')], published='r-search,carl', metric=metric)
+  row, = (line for line in text.splitlines() if line.startswith('R-Search, qwen2.5-7b-instruct *  '))
+  assert [float(cell) for cell in row.split()[-3:]] == pytest.approx(scores, abs=0.06)
+  assert 'CARL' not in text and 'F1: without a rule for yes and no' in text
+
+
+# Of R-Search's table 2: what its columns 'Avg.' say of several hops, of one, of all; 3B and 7B.
+PRINTED = {
+  'direct': [13.5, 21.1, 16.8, 18.0, 28.2, 22.4], 'RAG': [24.4, 49.1, 35.0, 29.2, 49.2, 37.8],
+  'SuRe': [20.3, 48.8, 32.5, 25.3, 52.9, 37.1], 'Iter-RetGen': [25.5, 51.1, 36.5, 32.6, 50.4, 40.2],
+  'IRCoT': [31.8, 39.0, 34.9, 31.6, 42.2, 36.1], 'FLARE': [13.2, 20.6, 16.4, 17.4, 26.9, 21.5],
+  'Adaptive-RAG': [35.5, 47.2, 40.5, 31.6, 48.2, 38.8],  # 38.0 in print; 40.5 is what its scores say
+  'Search-R1 (retrained)': [48.0, 46.5, 47.3, 52.4, 52.1, 52.3], 'R-Search': [47.9, 47.2, 47.6, 54.6, 52.1, 53.6]}
+
+
+def test_averages_of_em_and_f1_by_hops_are_those_of_r_search_s_table_2(write):
+  names = ('nq', 'triviaqa', 'popqa', 'hotpotqa', '2wikimultihopqa', 'musique', 'bamboogle')
+  result = json.loads((pathlib.Path(write('a.json', names=names))).read_text())
+  header, own, *rows = csv.reader(io.StringIO(table.render(['a.json'], form='csv', published='all', metric='em_f1')))
+  places = [header.index(name) for name in ('multi-hop', 'single-hop', 'average')]
+  found = {tuple(row[0].split(', ')): [100 * float(row[place]) for place in places] for row in rows}
+  assert found.keys() == {(name, f'qwen2.5-{size}b-instruct') for name in PRINTED for size in (3, 7)}
+  for name, printed in PRINTED.items():
+    for size, expected in ((3, printed[:3]), (7, printed[3:])):
+      assert found[name, f'qwen2.5-{size}b-instruct'] == pytest.approx(expected, abs=0.11), (name, size)
+  assert own[places[0]] == str(result['hops']['multi-hop']['em_f1'])
 
 
 def test_the_published_rows_are_whole():
