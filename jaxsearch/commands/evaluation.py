@@ -36,7 +36,8 @@ from jaxsearch.parallel import memory
   'quickstart', CHECKPOINT, QUESTIONS, CORPUS, flag('--out', 'JSON file to write; none if not given', place()), GREEDY, LIMIT,
   flag('--tiers', 'file of `jaxsearch tiers`: also say where tools were needed and used, and what a critic in --checkpoint knew; '
        'none if not given'),
-  flag('--plots', 'with --tiers: folder for plots of that critic; none if not given', place(folder=True)),
+  flag('--plots', 'folder for plots: with --tiers of that critic, with --as-tool of F1 by data set; none if not given',
+       place(folder=True)),
   flag('--as-tool', 'score a second model, config.reader: alone, with one search, with the evidence that the policy finds', bool),
   flag('--tool-url', 'with --as-tool: a server of evidence (serve --as-tool), token in JAXSEARCH_TOKEN; the policy if not given',
        address),
@@ -52,8 +53,10 @@ def eval(config, flags) -> None:
   """
   if not flags.as_tool:
     refuse(flags, ('tool-url', 'reader-url', 'reader-model'), 'without --as-tool')
-  if not flags.tiers or flags.as_tool:
-    refuse(flags, ('plots', *['tiers'] * flags.as_tool), 'with --as-tool' if flags.as_tool else 'without --tiers')
+  if flags.as_tool:
+    refuse(flags, ('tiers',), 'with --as-tool')
+  elif not flags.tiers:
+    refuse(flags, ('plots',), 'without --tiers or --as-tool')
   if not flags.reader_url:
     refuse(flags, ('reader-model',), 'without --reader-url; set config.reader.model')
   if flags.tool_url:
@@ -84,6 +87,8 @@ def eval(config, flags) -> None:
   records = _answer(answer, questions, config.seed, sampling, identity, flags.out)
   if flags.as_tool:
     scores, predictions = rstool.scores(questions, records), rstool.predictions(questions, records)
+    if flags.plots:
+      rstool.plot({pathlib.Path(manifest['reader']).name: predictions}, pathlib.Path(flags.plots, 'rstool.png'))
   else:
     scores, predictions = run.scores(records) | run.tables(records, tiers, flags.plots, config.eval.right), records
   if policy:

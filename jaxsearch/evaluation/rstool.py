@@ -17,7 +17,8 @@ import numpy as np
 from jaxsearch import setup
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.evaluation import run
+from jaxsearch.evaluation import metrics, run
+from jaxsearch.evaluation.calibration import COLOURS
 from jaxsearch.evaluation.records import policy_spans
 from jaxsearch.methods import r_search
 from jaxsearch.models.tokenizer import Tokenizer
@@ -196,9 +197,38 @@ def scores(questions: Sequence[Question], records: Sequence[Mapping[str, Any]]) 
 
 def predictions(questions: Sequence[Question], records: Sequence[Mapping[str, Any]]) -> list[dict]:
   """What an evaluation writes of the records: the same whether the tool is an agent or a server."""
-  return [{'id': question.id, 'question': question.question, 'golden_answers': list(question.golden_answers),
-           'policy': record['prediction']} | {name: record[name] for name in ('evidence', 'searches', 'passages', *READER)}
+  return [{'id': question.id, 'source': question.metadata.get('source', ''), 'question': question.question,
+           'golden_answers': list(question.golden_answers), 'policy': record['prediction']}
+          | {name: record[name] for name in ('evidence', 'searches', 'passages', *READER)}
           for question, record in zip(questions, records)]
+
+
+def plot(results: Mapping[str, Sequence[Mapping[str, Any]]], path: str | pathlib.Path) -> None:
+  """Writes F1 by data set into a PNG (figure 2): of the policy, and of readers with its evidence, one search and neither.
+
+  Args:
+    results: reader -> `predictions`. Whiskers are 95 % intervals, bootstrapped over questions.
+  """
+  from matplotlib.figure import Figure  # no pyplot: nothing global, no display
+  ways = {'rstool': 'with evidence', 'rag': 'with one search', 'alone': 'alone'}
+  bars = {'the policy': ('policy', *results.values())} | {
+    f'{reader}, {ways[way]}': (way, own) for way in ways for reader, own in results.items()}
+  sources = list(dict.fromkeys(record['source'] for own in results.values() for record in own))
+  figure = Figure(figsize=(max(5.2, 0.5 * len(bars) * len(sources) + 1.5), 4), layout='constrained')
+  axes, width = figure.subplots(), 0.8 / len(bars)
+  for number, (label, (way, own, *_)) in enumerate(bars.items()):
+    values = [np.array([[100 * f1(record[way], record['golden_answers'])] for record in own if record['source'] == source])
+              for source in sources]
+    means = np.array([metrics.mean(of)[0] for of in values])
+    ends = np.array([[end[0] for end in metrics.interval(metrics.resampled(of))] for of in values]).T  # [2, sources]
+    places = np.arange(len(sources)) + (number - (len(bars) - 1) / 2) * width
+    axes.bar(places, means, width, label=label, color=COLOURS[number % len(COLOURS)], hatch=('', '//', '..', 'xx')[number % 4],
+             edgecolor='white', yerr=np.abs(ends - means), error_kw={'linewidth': 0.8, 'ecolor': '#444444'})
+  axes.set(ylabel='F1 (%)', ylim=(0, 100), xticks=np.arange(len(sources)), xticklabels=[name or 'questions' for name in sources])
+  axes.spines[['top', 'right']].set_visible(False)
+  figure.legend(fontsize=8, frameon=False, loc='outside upper left', ncols=2)
+  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+  figure.savefig(path, dpi=110)
 
 
 def reader_template(config: ml_collections.ConfigDict) -> str:

@@ -5,6 +5,7 @@ import json
 import re
 import signal
 
+import matplotlib.figure
 import pytest
 
 from configs import r_search as r_search_config
@@ -180,6 +181,26 @@ def test_three_ways_of_asking():
   assert prompts[8] == prompts[2]  # no evidence: asked alone
 
 
+def test_f1_is_drawn_by_data_set_reader_and_way(tmp_path, monkeypatch):
+  answers = [('Ada Byron', 'Ada', 'x', None), ('x', 'Ada Byron', 'Ada', 'x'), ('x', 'Ada', 'x', 'x')]
+  one = [dict(zip(('policy', 'rstool', 'rag', 'alone'), own), source=source, golden_answers=['Ada Byron'])
+         for own, source in zip(answers, ('2wiki', '2wiki', 'musique'))]
+  two = [record | {'rstool': 'Ada Byron'} for record in one]
+  drawn, save = [], matplotlib.figure.Figure.savefig
+  monkeypatch.setattr(matplotlib.figure.Figure, 'savefig', lambda figure, *place, **options: (
+    drawn.append(figure), save(figure, *place, **options)))
+  rstool.plot({'Llama': one, 'GLM': two}, tmp_path / 'plots' / 'rstool.png')
+  assert (tmp_path / 'plots' / 'rstool.png').read_bytes().startswith(b'\x89PNG')
+  axes, = drawn[0].axes
+  assert [label.get_text() for label in axes.get_xticklabels()] == ['2wiki', 'musique']
+  bars = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axes.containers if hasattr(bars, 'patches')}
+  ada = 100 * 2 / 3  # 'Ada' is one of two words: precision 1, recall 1/2
+  assert bars == {name: pytest.approx(heights) for name, heights in {
+    'the policy': [50, 0], 'Llama, with evidence': [(ada + 100) / 2, ada], 'GLM, with evidence': [100, 100],
+    'Llama, with one search': [ada / 2, 0], 'GLM, with one search': [ada / 2, 0], 'Llama, alone': [0, 0],
+    'GLM, alone': [0, 0]}.items()}
+
+
 def test_the_world_template_shows_text_as_its_reader_has_seen_it():
   reader = rstool.Reader(places, 'world')
   assert reader.prompt('Where?', Passages().search(['x'], 2)[0]) == 'A is in Oslo. B is in Bath.\nQuestion: Where?\nAnswer:'
@@ -225,8 +246,8 @@ def evaluate(folder, out, *more):
 def own(folder, tmp_path_factory):
   """The result of an evaluation with the world's policy as tool."""
   out = tmp_path_factory.mktemp('own') / 'r.json'
-  assert cli.main(evaluate(folder, out, f'--checkpoint={world.folder()}')) == 0
-  assert [file.name for file in out.parent.iterdir()] == ['r.json']
+  assert cli.main(evaluate(folder, out, f'--checkpoint={world.folder()}', f'--plots={out.parent}/plots')) == 0
+  assert sorted(str(file.relative_to(out.parent)) for file in out.parent.rglob('*')) == ['plots', 'plots/rstool.png', 'r.json']
   return json.loads(out.read_text())
 
 
@@ -340,6 +361,7 @@ def test_serve_without_a_tool_serves_retrieval(folder, monkeypatch):
   (['serve', '--token=se same', '--port=0'], '--token must be printable'),
   (['serve', '--corpus=missing.jsonl', '--port=0'], 'missing.jsonl'),
   (['eval', '--tool-url=http://a'], '--tool-url means nothing without --as-tool'),
+  (['eval', '--plots=p'], '--plots means nothing without --tiers or --as-tool'),
   (['eval', '--as-tool', '--config=configs/r_search.py', '--reader-url=http://a'], 'name of a model'),
 ])  # fmt: skip
 def test_mistakes_end_in_one_line_and_status_2(arguments, message, capsys):
