@@ -26,12 +26,11 @@ from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Generate, Sampling, Tools
-from jaxsearch.sampler.rollout import Agent, Assistant, Grow, Scorer
+from jaxsearch.sampler.rollout import Agent, Assistant, Grow, Scorer, first_requests
 from jaxsearch.tools import SearchBackend, SearchBySource, faults, open_search
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.tools.simulated import ModelWriter
-from jaxsearch.trees.tree import Tree
 
 RANDOM = 'random:'
 SHORT = 16  # tokens of a thought of a few words and a query; a policy that cannot write as many says nothing
@@ -267,6 +266,16 @@ def make_agent(config: ml_collections.ConfigDict, engine: Engine, tools: Tools, 
   return Agent(engine, _grow(config, changes), tools, Sampling(config.sampler.temperature))
 
 
+def open_chat_agent(config: ml_collections.ConfigDict, url: str, model: str, corpus: str = '') -> Agent:
+  """Opens the agent of a config with the model `model` of the chat server at `url` for its policy."""
+  from jaxsearch.sampler.chat_policy import ChatServer
+  from jaxsearch.tools.chat import Chat
+  chat = Chat(url, model, timeout=300.0)  # a large model thinks for minutes
+  server = ChatServer(chat, model, load_tokenizer(config), config.sampler.length, config.sampler.slots)
+  raw = {'chat': False} if 'chat' in config.grow else {}  # the server has the chat template
+  return make_agent(config, server, open_tools(config, corpus), **dict(config.eval.grow) | raw)
+
+
 def _grow(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> Grow:
   return functools.partial(methods.find_method(config.method).grow, **dict(config.grow) | dict(changes))
 
@@ -291,10 +300,10 @@ def check_room(config: ml_collections.ConfigDict, tokenizer: Tokenizer, question
 
 
 def _first_span(grow: Grow, tokenizer: Tokenizer, question: Question) -> tuple[int, int]:
-  """Tokens before the first that the policy writes, and at most in its first span; 0, 0 where something else comes before it."""
+  """Returns the tokens before the first that the policy writes, and at most in its first span; 0, 0 where it writes none."""
   try:
-    first = next(grow(question, Tree(tokenizer, question, np.random.default_rng(0))), ())
+    first = first_requests(grow, question, tokenizer)
   except Exception:  # the rollout names it
     return 0, 0
-  asked = first if isinstance(first, (list, tuple)) else [first]
-  return max(((one.node.length, one.max_tokens) for one in asked if isinstance(one, Generate)), default=(0, 0))
+  return max(((request.node.length, request.max_tokens) for request in first if isinstance(request, Generate)),
+             default=(0, 0))

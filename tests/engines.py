@@ -1,8 +1,10 @@
 """An engine with tools and sampling of its own, for tests that drive generators without a method."""
 
+import functools
+
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import RunPython, Sampling, Tools
-from jaxsearch.sampler.rollout import Schedule
+from jaxsearch.sampler.schedule import Schedule
 
 TOOLS = ('search', 'topk', 'python', 'services', 'deadline', 'workers', 'max_observation', 'answer_reserve')
 SAMPLING = ('temperature', 'top_p', 'top_k')
@@ -21,10 +23,14 @@ class Equipped(Engine):
   def tools(self):
     return Tools(**{name: getattr(self, name) for name in TOOLS})
 
-  def run(self, growths, key, on_progress=None):
+  def run(self, growths, key, on_progress=None, observer=None):
     """Runs (generator, tree) pairs; returns the metrics."""
+    return self.schedule(growths, key, on_progress, observer).run()
+
+  def schedule(self, growths, key, on_progress=None, observer=None):
+    """A `Schedule` of (generator, tree) pairs, to be run."""
     numbered = [(number, *growth) for number, growth in enumerate(growths)]
-    return Schedule(self, numbered, self.put(key), self.sampling, self.tools, on_progress).run()
+    return Schedule(functools.partial(self.decoding, key, self.sampling), numbered, self.tools, on_progress, observer)
 
   def run_python(self, code, table=()):
-    return self.tools.run_python(RunPython(None, code, table), [])
+    return RunPython(None, code, table).run(self.tools, [])

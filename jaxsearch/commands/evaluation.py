@@ -5,7 +5,6 @@ import json
 import pathlib
 import signal
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 from jaxsearch import registry
@@ -214,7 +213,7 @@ def bench(config, flags) -> None:
   if flags.samples > 1 and not flags.temperature:
     raise UsageError(f'--samples={flags.samples} needs --temperature above 0: greedy answers are all the same')
   from jaxsearch.evaluation import bench, run
-  from jaxsearch.setup import check_room, reads_corpus
+  from jaxsearch.setup import check_room, open_chat_agent, reads_corpus
   names = dict.fromkeys(flags.benchmarks.split(',')) if flags.benchmarks else bench.present(flags.folder) if flags.folder else []
   if not names:
     raise UsageError('which benchmarks? set --benchmarks, or --folder to a folder that has some')
@@ -228,12 +227,11 @@ def bench(config, flags) -> None:
   closed_book = bench.read_closed_book(flags.closed_book) if flags.closed_book else None
   policy = {'url': flags.url, 'model': flags.model} if flags.url else run.weights(flags.checkpoint or config.model)
   if flags.url:
-    from jaxsearch.evaluation import remote
-    agent, drive = remote.open_agent(config, flags.url, flags.model, corpus=flags.corpus), {'drive': remote.rollout}
+    agent = open_chat_agent(config, flags.url, flags.model, corpus=flags.corpus)
     prompted = {'chat': False} if 'chat' in config.grow else {}  # the server adds its chat template
   else:
     opened = run.load_policy(config, flags.checkpoint)
-    agent, drive, prompted = run.open_agent(config, corpus=flags.corpus, policy=opened), {}, {}
+    agent, prompted = run.open_agent(config, corpus=flags.corpus, policy=opened), {}
     policy |= {'step': opened.step}
   check_room(config, agent.engine.tokenizer, [question for one in loaded for question in one.questions], say,
              **dict(config.eval.grow) | prompted)
@@ -241,7 +239,7 @@ def bench(config, flags) -> None:
   say(f'{", ".join(f"{len(one.questions)} of {one.name}" for one in loaded)}; corpus: {corpus or "none of ours"}')
   if corpus in registry.ENTRIES['corpora'] and flags.folder:
     say(f'no corpus in {flags.folder}: set --corpus, or searches find passages of the embedded world')
-  answer, questions = functools.partial(run.answer, agent, clock=time.perf_counter, **drive), bench.asked(loaded, flags.samples)
+  answer, questions = functools.partial(run.answer, agent, timed=True), bench.asked(loaded, flags.samples)
   records = [bench.label(record) for record in _answer(answer, questions, config.seed, sampling, manifest, flags.out)]
   failures = run.failures(records) | run.stops(records)
   ignored = _ignored(flags, '+'.join(one.source for one in loaded))

@@ -26,11 +26,10 @@ from jaxsearch.data.questions import Question
 from jaxsearch.data.tables import is_table
 from jaxsearch.evaluation import metrics, run
 from jaxsearch.rewards.match import normalize_answer, substring_match
-from jaxsearch.sampler.requests import Generate, Sampling, Score, Search, ToolFailure
-from jaxsearch.sampler.rollout import Agent
+from jaxsearch.sampler.requests import Sampling
+from jaxsearch.sampler.rollout import Agent, first_requests
 from jaxsearch.tools.index import read_manifest
 from jaxsearch.trees import templates
-from jaxsearch.trees.tree import Tree
 
 METRIC = 'SQuAD 1.1 normalisation, strict EM, numbers for GSM8K and FinQA; 1'  # raise the number when a score may change
 FIGURES = {  # name -> key of a record
@@ -298,18 +297,9 @@ def manifest(config: ml_collections.ConfigDict, loaded: Sequence[Benchmark], age
 def _prompt_digest(agent: Agent, grow: Mapping[str, Any]) -> str:
   """Of the prompt of a made-up question up to the first request of the policy, and of the templates (by name or in a folder) that
   `grow` names."""
-  tree = Tree(agent.engine.tokenizer, Question('probe', 'QUESTION', ('ANSWER',)))
-  growth, reply, prompt = agent.grow(tree.question, tree), None, ''
-  while not prompt:
-    try:
-      yielded = growth.send(reply)
-    except StopIteration:
-      break
-    listed = yielded if isinstance(yielded, (list, tuple)) else [yielded]
-    prompt = next((tree.tokenizer.decode(one.node.path_tokens()) for one in listed if isinstance(one, (Generate, Score))), '')
-    replies = [[] if isinstance(one, Search) else ToolFailure('a probe') for one in listed]
-    reply = replies if listed is yielded else replies[0]
-  growth.close()
+  tokenizer = agent.engine.tokenizer
+  first = first_requests(agent.grow, Question('probe', 'QUESTION', ('ANSWER',)), tokenizer)
+  prompt = tokenizer.decode(first[0].node.path_tokens()) if first else ''
   named = [templates.find(grow[field], kind) for field, kind in templates.SETTINGS.items() if field in grow]
   folders = [value for value in grow.values() if isinstance(value, str) and value and pathlib.Path(value).is_dir()]
   own = [file.read_text(encoding='utf-8') for folder in folders for file in sorted(pathlib.Path(folder).glob('*.txt'))]

@@ -25,12 +25,11 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import exact_match, f1
 from jaxsearch.sampler.requests import GREEDY, Sampling, one_line, shorten
-from jaxsearch.sampler.rollout import Agent, Assistant, rollout
+from jaxsearch.sampler.rollout import Agent, Assistant, first_requests, rollout
 from jaxsearch.tools import SearchBackend
 from jaxsearch.tools.evidence_client import Evidence, EvidenceClient
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.records import spans
-from jaxsearch.trees.tree import Tree
 
 PER_REQUEST = 32  # questions asked of a server, and of the reader, at a time
 READER = ('alone', 'rag', 'rstool')  # how the reader is asked
@@ -64,7 +63,7 @@ def _evidence(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_room(agent: Agent, question: str) -> None:
   """Raises ValueError for a question whose prompt leaves no room for a whole policy span."""
-  first = next(agent.grow(Question('', question, ()), Tree(agent.engine.tokenizer)))
+  first, = first_requests(agent.grow, Question('', question, ()), agent.engine.tokenizer)
   if first.node.length > (room := agent.engine.length - first.max_tokens):
     raise ValueError(f'the question is too long: {first.node.length} tokens with its prompt, where {room} fit')
 

@@ -1,7 +1,6 @@
 """Answering questions with a policy, and scoring the answers: `jaxsearch eval`, `ask`, and held-out questions during training."""
 
 import collections
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -30,8 +29,9 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards.match import answer_found
-from jaxsearch.sampler.requests import Call, RunPython, Sampling, Search, ToolFailure, one_line
+from jaxsearch.sampler.requests import Request, Sampling
 from jaxsearch.sampler.rollout import Agent, rollout
+from jaxsearch.tools.calls import texts_of
 from jaxsearch.training import batch as batches
 from jaxsearch.training import runs
 from jaxsearch.training import step as steps
@@ -39,6 +39,7 @@ from jaxsearch.training.checkpoint import is_run, load_params, load_trained
 from jaxsearch.trees.layout import lay_out, take_back
 from jaxsearch.trees.tree import Role, Stop, Tree
 
+CALLS = ('tool_calls', 'searches_', 'calls_')  # how counts of calls begin
 SAMPLES = 24  # rollouts kept of an evaluation during training
 
 
@@ -111,10 +112,12 @@ def open_critic(config: ml_collections.ConfigDict, checkpoint: str) -> Callable[
 
 def answer(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampling, part: pathlib.Path | None = None,
            identity: Mapping[str, Any] | None = None, on_progress: Callable[[int, int, dict], object],
-           assess: Callable[[Sequence[Tree]], object] | None = None, clock: Callable[[], float] | None = None,
-           drive: Callable = rollout) -> list[dict]:
-  """A record for each question, as `predictions` has them, with counts of its tool calls: the figures of `failures`. Where
-  searches cost money, also what was paid since the record before it was kept: right in all, not for each question.
+           assess: Callable[[Sequence[Tree]], object] | None = None, timed: bool = False) -> list[dict]:
+  """Answers questions; returns a record for each, as `predictions` has them, with counts of its calls.
+
+  Counts are the figures of `failures`; model_calls (spans, scores, replies of other models), tokens_generated (branches that
+  were dropped included) and answer_retrieved (1 if a tool returned a gold answer). Where searches cost money, also what was paid
+  since the record before it was kept: the total is exact, the split per question is not.
 
   Each is appended to the file `part` as it is found. What an evaluation of the same `identity` left there is not answered
   again; the records are those of an evaluation that was never stopped.
@@ -124,14 +127,13 @@ def answer(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampli
     identity: all that the records depend on, as JSON can hold it.
     on_progress: called with (questions answered, questions, `failures` so far) at the start and whenever a question ends.
     assess: writes a critic's values onto finished trees, see `open_critic`.
-    clock: what a record's `seconds` are counted by. Without one it has none, and is the same whenever it is made.
-    drive: grows the trees; `remote.rollout` where the policy is behind a server.
+    timed: whether a record has `seconds`, from the start to the end; without them it is the same whenever it is made.
   Raises:
     OSError: `part` cannot be written; names it and says what is saved.
   """
   records = {number: record for number, record in resume(part, identity).items() if number < len(questions)}
   missing = [number for number in range(len(questions)) if number not in records]
-  totals, ended, search = collections.Counter(), [], agent.tools.search
+  totals, ended, retrieved, search = collections.Counter(), [], set(), agent.tools.search
   paid = getattr(search, 'paid', 0)
   for record in records.values():
     _add(totals, record)
@@ -146,15 +148,22 @@ def answer(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampli
         assess([tree])
       costs = tools.paid(search, paid)  # read once: other threads go on searching
       paid += costs.get('searches_paid', 0)
-      number, record = numbers[tree.question.id], predictions([tree])[0] | counts | costs
+      number = numbers[tree.question.id]
+      record = predictions([tree])[0] | _counts(counts, timed) | {'answer_retrieved': int(tree in retrieved)} | costs
       keep(part, {number: record}, f'{len(records)} of {len(questions)} answers')
       records[number] = record
       _add(totals, record)
     on_progress(len(records), len(questions), dict(totals))
 
+  def observe(tree: Tree, request: Request | None, reply: Any) -> None:
+    if request is None:
+      ended.append((tree, reply))
+    elif any(answer_found(tree.question.golden_answers, text) for text in texts_of(reply)):
+      retrieved.add(tree)
+
   numbers = {questions[number].id: number for number in missing}
-  watched = recording(agent, lambda *finished: ended.append(finished), clock)
-  drive(watched, [questions[number] for number in missing], key, sampling=sampling, numbers=missing, on_progress=save)
+  rollout(agent, [questions[number] for number in missing], key, sampling=sampling, numbers=missing, on_progress=save,
+          observer=observe)
   return [records[number] for number in range(len(questions))]
 
 
@@ -196,44 +205,17 @@ def keep(part: pathlib.Path | None, records: Mapping[int, Mapping], saved: str) 
     raise OSError(error.errno, f'{error.strerror}; {saved} are saved, rerun the same command to resume', str(part)) from error
 
 
-def recording(agent: Agent, end: Callable[[Tree, dict], object], clock: Callable[[], float] | None = None) -> Agent:
-  """The agent; `end(tree, counts)` is called for every tree that it has grown.
-
-  Counts are those of `failures`, and model_calls (spans, scores, replies of other models), tokens_generated (branches that were
-  dropped included), answer_retrieved (1 if a tool returned a gold answer); with a clock also seconds, from start to end.
-  """
-  def grow(question: Question, tree: Tree):
-    growth, reply, start = agent.grow(question, tree), None, clock and clock()
-    counts = collections.Counter(model_calls=0, tokens_generated=0, answer_retrieved=0)
-    with contextlib.suppress(StopIteration):
-      while True:
-        yielded = growth.send(reply)
-        reply = yield yielded
-        for request, one in zip(yielded, reply) if isinstance(yielded, (list, tuple)) else [(yielded, reply)]:
-          _count(counts, request, one, question.golden_answers)
-    end(tree, dict(counts) | ({'seconds': clock() - start} if clock else {}))
-
-  return dataclasses.replace(agent, grow=grow)
-
-
-def _count(counts: collections.Counter, request: Any, reply: Any, golds: Sequence[str]) -> None:
-  if isinstance(request, (Search, RunPython)) and not isinstance(reply, ToolFailure):
-    texts = [reply] if isinstance(reply, str) else [f'{document.title}\n{document.text}' for document in reply]
-    counts['answer_retrieved'] |= any(answer_found(golds, text) for text in texts)
-  if isinstance(request, (Search, RunPython, Call)):
-    failed, searched = isinstance(reply, ToolFailure), isinstance(request, Search)
-    counts.update(tool_calls=1, searches_asked=int(searched))
-    if failed:
-      counts.update(['tool_calls_failed', f'tool_calls_failed_{reply.fault}', *['searches_failed'] * searched])
-      counts['last_failure'] = one_line(reply.reason)
-  else:
-    counts.update(model_calls=1, tokens_generated=len(getattr(reply, 'tokens', ())))
+def _counts(counts: Mapping[str, Any], timed: bool) -> dict[str, Any]:
+  """What a record keeps of the counts of its episode."""
+  calls = {name: count for name, count in counts.items() if name.startswith((*CALLS, 'last_failure'))}
+  return calls | {'model_calls': counts['requests'] + counts.get('service_calls', 0),
+                  'tokens_generated': counts.get('tokens_decoded', 0)} | ({'seconds': counts['seconds']} if timed else {})
 
 
 def _add(totals: collections.Counter, record: Mapping[str, Any]) -> None:
   """Adds the counts of a record; `last_failure` is that of the last that has one."""
   for name, value in record.items():
-    if name.startswith(('tool_calls', 'searches_')):
+    if name.startswith(CALLS):
       totals[name] += value
     elif name == 'last_failure':
       totals[name] = value

@@ -36,14 +36,15 @@ def read(node: Node, tags: grammar.Tags = grammar.SEARCH_R1) -> Action:
 def search(actions: Sequence[Action], tree: Tree, tags: grammar.Tags = grammar.SEARCH_R1) -> Generator[Request, Any, None]:
   """Runs these actions' searches together; sets observations, `node.data['documents']`, and the counts of what went wrong."""
   searching, special = [action for action in actions if action.query is not None], tree.tokenizer.special_tokens
-  replies = (yield [Search(action.node, action.query) for action in searching]) if searching else []
+  show = lambda documents: grammar.information(documents, special, tags)
+  replies = (yield [Search(action.node, action.query, show=show) for action in searching]) if searching else []
   for action, reply in zip(searching, replies):
     if isinstance(reply, ToolFailure):
       tree.metrics['tool_failures'] += 1
       action.observation = grammar.failure(reply.reason, special, tags)
     else:
       action.node.data['documents'], action.found = reply, bool(reply)
-      action.observation = grammar.information(reply, special, tags)
+      action.observation = show(reply)
   for action in actions:
     if not action.is_valid:
       tree.metrics['malformed'] += 1

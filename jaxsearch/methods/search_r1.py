@@ -6,12 +6,12 @@ gets an observation that says so. Other methods use `grow`, `start` and `act` to
 """
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context
-from jaxsearch.methods.actions import read, search
+from jaxsearch.methods.actions import Action, read, search
 from jaxsearch.methods.credit import credit_relative
 from jaxsearch.sampler.requests import Generate, Request
 from jaxsearch.trees import grammar, templates
@@ -43,10 +43,13 @@ def start(tree: Tree, question: Question, template: str, chat: bool, tags: gramm
 
 
 def act(tree: Tree, node: Node, *, turns: int, max_tokens: int, max_response: float = math.inf,
-        tags: grammar.Tags = grammar.SEARCH_R1) -> Generator[Request, Any, Node]:
+        tags: grammar.Tags = grammar.SEARCH_R1,
+        each_turn: Callable[[Action], Generator[Request, Any, None]] | None = None) -> Generator[Request, Any, Node]:
   """Acts and observes until an answer or the end of the budget; sets answer, stop and counts, and returns the last span.
 
-  `max_response`: tokens of all policy spans on the path, those before `node` included.
+  Args:
+    max_response: tokens of all policy spans on the path, those before `node` included.
+    each_turn: requests more once an action has its observation, such as a score that becomes its reward.
   """
   tree.stop = None
   for turn in range(turns + 1):
@@ -68,6 +71,8 @@ def act(tree: Tree, node: Node, *, turns: int, max_tokens: int, max_response: fl
     tree.metrics['searches'] += action.query is not None
     tree.metrics['found'] += action.found
     node = node.append(action.observation, Role.OBSERVATION)
+    if each_turn:
+      yield from each_turn(action)
   if tree.stop in (Stop.BUDGET, Stop.MALFORMED) and tree.metrics['tool_failures']:
     tree.stop = Stop.TOOL_FAILED
   return node

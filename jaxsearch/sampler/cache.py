@@ -106,6 +106,18 @@ class CacheRow:
 
 
 @dataclasses.dataclass(frozen=True)
+class Chunk:
+  """Tokens to be cached behind `start` tokens of a row. `prefill` scores `targets`, what follows each of them, if given, at a
+  `temperature` that all chunks of a call share."""
+  row: CacheRow
+  start: int
+  tokens: np.ndarray
+  targets: np.ndarray | None = None
+  temperature: float = 1.0
+  logprobs: list[float] = dataclasses.field(default_factory=list)  # of the targets, once prefilled
+
+
+@dataclasses.dataclass(frozen=True)
 class Placement:
   """Row `row` serves path number `item` and has `shared` of its leading tokens, once copied from `source` if that is given."""
   item: int

@@ -1,7 +1,7 @@
 """The device side of the sampler: parameters, KV cache, tables over the vocabulary, and the calls of the compiled programs with
 what they need: buckets, padding, explicit transfers.
 
-rollout.py decides which request gets which row of the cache, and when; everybody else calls `rollout.rollout`. Order of use:
+decoding.py decides which request gets which row of the cache, and when; everybody else calls `rollout.rollout`. Order of use:
 `Engine(...)`, `load(params)` after every update of the policy, `compile_all()` once if nothing may compile later.
 """
 
@@ -22,6 +22,10 @@ from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import cache as caches
 from jaxsearch.sampler import segment, stops
+from jaxsearch.sampler.cache import Chunk
+from jaxsearch.sampler.decoding import Decoding
+from jaxsearch.sampler.requests import Sampling
+from jaxsearch.sampler.schedule import Schedule
 
 FORBIDDEN = 16  # different sets of forbidden tokens that may be in use at a time
 STATES = 64  # of all stop strings in use; where there are more, tables of twice the size take over and programs compile again
@@ -37,18 +41,6 @@ def defaults(slots: int, platform: str) -> dict:
   cpu = platform == 'cpu'
   return dict(segment_steps=32, enough=max(1, slots // (16 if cpu else 8)), prefill_lengths=(32, 128) if cpu else (64, 512),
               prefill_tokens=512 if cpu else 4096)
-
-
-@dataclasses.dataclass(frozen=True)
-class Chunk:
-  """Tokens to be cached behind `start` tokens of a row. `prefill` scores `targets`, what follows each of them, if given, at a
-  `temperature` that all chunks of a call share."""
-  row: caches.CacheRow
-  start: int
-  tokens: np.ndarray
-  targets: np.ndarray | None = None
-  temperature: float = 1.0
-  logprobs: list[float] = dataclasses.field(default_factory=list)  # of the targets, once prefilled
 
 
 class Engine:
@@ -168,6 +160,10 @@ class Engine:
       'decode': (segment.decode, (self.config, params, cache, front, *whole(
         slots, self._tables, uniforms, np.int32(1), np.int32(1))), dict(mesh=self._mesh, kernel=self._kernel)),
     }, params, (cache, front)
+
+  def decoding(self, key: jax.Array, sampling: Sampling, schedule: Schedule) -> Decoding:
+    """Returns the policy of one rollout."""
+    return Decoding(self, self.put(key), sampling, schedule)
 
   def start_rollout(self) -> None:
     """Checks that there are parameters; empties the cache where the schedule is deterministic."""

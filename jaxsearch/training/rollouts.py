@@ -8,7 +8,6 @@ it.
 """
 
 import codecs
-import dataclasses
 import json
 import math
 import os
@@ -21,7 +20,7 @@ import numpy as np
 
 from jaxsearch.data.jsonl import DataError, check_unpacked
 from jaxsearch.files import naming, no_link
-from jaxsearch.sampler.requests import Ask, Call, Request, RunPython, Score, Search, ToolFailure
+from jaxsearch.sampler.requests import Request
 from jaxsearch.trees.layout import TrainingRows, take_back
 from jaxsearch.trees.records import spans
 from jaxsearch.trees.tree import Node, Role, Tree
@@ -34,7 +33,7 @@ _GZIP = 31  # zlib's name of the format
 def note_call(tree: Tree, request: Request | None, reply: Any) -> None:
   """Adds what was asked to the `data['calls']` of the span that it is about: the observer of a rollout."""
   if request is not None and not isinstance(reply, Node):
-    call = _call(request, reply)
+    call = request.describe(reply)
     written = [node for node in tree.nodes(Role.POLICY) if node.tokens]
     if node := _about(request, call, written):
       node.data.setdefault('calls', []).append(call)
@@ -42,38 +41,12 @@ def note_call(tree: Tree, request: Request | None, reply: Any) -> None:
 
 def _about(request: Any, call: Mapping[str, Any], written: Sequence[Node]) -> Node | None:
   """Finds the span that a request is about: that with the judged text in it (of alike spans each in turn), else the last."""
-  if hasattr(request, 'node') or not written:
-    return getattr(request, 'node', None)
+  if request.node is not None or not written:
+    return request.node
   wanted = [text for name in ('thinking', 'query', 'answer') if (text := getattr(getattr(request, 'item', None), name, ''))]
   alike = [node for node in written if wanted and all(text in node.text for text in wanted)] or written[-1:]
   asked = lambda node: [(one['tool'], one.get('about'), one['query']) for one in node.data.get('calls', ())]
   return next((node for node in alike if (call['tool'], call.get('about'), call['query']) not in asked(node)), alike[-1])
-
-
-def _call(request: Search | RunPython | Call | Ask | Score, reply: Any) -> dict[str, Any]:
-  """What was asked, and `reply`, `documents` or `failure` and its kind `fault`; of a judge also `reason`, where it gave one."""
-  match request:
-    case Search():
-      asked = {'tool': 'search', 'query': request.query}
-    case RunPython():
-      asked = {'tool': 'python', 'query': request.code}
-    case Ask(item=str()):
-      asked = {'tool': request.service, 'query': request.item}
-    case Ask():
-      item = [text for name, text in vars(request.item).items() if isinstance(text, str) and name != 'context']
-      asked = {'tool': request.service, 'about': type(request.item).__name__.lower(), 'query': '\n'.join(item)}
-    case Score():
-      asked = {'tool': 'score', 'query': ' | '.join(map(str, request.continuations))}
-    case _:
-      asked = {'tool': type(request).__name__.lower(), 'query': ''}
-  if isinstance(reply, ToolFailure):
-    return asked | {'failure': reply.reason, 'fault': reply.fault}
-  if isinstance(request, Search):
-    return asked | {'documents': [dataclasses.asdict(document) for document in reply]}
-  if isinstance(request, Score):
-    reply = [None if own is None else round(float(np.sum(own)), 4) for own in reply]
-  plain = int(reply) if isinstance(reply, int) else reply if isinstance(reply, (str, float, list)) else str(reply)
-  return asked | {'reply': plain} | ({'reason': reply.reason} if getattr(reply, 'reason', '') else {})
 
 
 def sample(groups: Sequence[Sequence[Tree]], number: int) -> list[Sequence[Tree]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -131,6 +132,7 @@ class Tree:
     self.tokenizer = tokenizer
     self.question = question
     self.root = Node(self, None, Role.ROOT, [])
+    self.length = math.inf  # tokens that a path may have, see `room`
     self.answer: str | None = None
     self.reward: float | None = None
     self.stop: Stop | None = None
@@ -165,6 +167,10 @@ class Tree:
       if documents is not None:
         nodes[-1].data['documents'] = [Document(**document) for document in documents]
     return tree
+
+  def room(self, node: Node) -> float:
+    """Returns how many tokens fit behind a span."""
+    return max(self.length - node.length, 0)
 
   def walk(self) -> Iterator[Node]:
     """All nodes, depth first: the order of the training layout."""

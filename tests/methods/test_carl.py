@@ -254,14 +254,13 @@ def test_forgetting_costs_the_length_of_the_context(history):
     sampled.append((yield Generate(node, max_tokens=4)))
     counts.append(run.counts['tokens_prefilled'])
 
-  from jaxsearch.sampler.rollout import Schedule
   config = DecoderConfig(vocab_size=256, hidden_size=32, intermediate_size=64, num_layers=1, num_heads=4, num_kv_heads=2,
                          head_dim=8, tie_embeddings=True)
   sandbox = PythonSandbox()
   engine = Equipped(config, Bytes(), slots=2, length=256, prefill_lengths=(32, 64), prefill_tokens=64, python=sandbox)
   engine.load(initial_params(config, jax.random.key(0)))
   tree = Tree(Bytes(), QUESTION)
-  run = Schedule(engine, [(0, grow(tree), tree)], engine.put(jax.random.key(1)), engine.sampling, engine.tools)
+  run = engine.schedule([(grow(tree), tree)], jax.random.key(1))
   run.run()
   sandbox.close()
   copy = tree.nodes(Role.CONTEXT)[0]

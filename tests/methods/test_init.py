@@ -27,14 +27,3 @@ def test_a_method_keeps_the_contract(name):
 def test_what_is_no_method_is_named(name):
   with pytest.raises(ValueError, match=f"method='{name}'.*jaxsearch/methods/{name}.py"):
     methods.find_method(name)
-
-
-def test_the_contract_is_the_same_in_contributing_and_in_the_package():
-  def words(text):
-    return ' '.join(text.replace('`', '').replace('|', ' ').split())
-
-  text = (pathlib.Path(__file__).parents[2] / 'CONTRIBUTING.md').read_text(encoding='utf-8')
-  section = text[text.index('the contract of a method'):text.index('The training loop takes care')]
-  lines = [line for line in section.splitlines() if line.startswith(('| ', 'Adv')) and 'train.aggregate` |' not in line]
-  assert len(lines) > 30
-  assert [line for line in lines if words(line) not in words(methods.__doc__)] == []

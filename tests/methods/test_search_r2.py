@@ -356,9 +356,8 @@ def test_nothing_of_the_kept_prefix_is_computed_again():
                          head_dim=8, tie_embeddings=True)
   engine = Equipped(config, Bytes(), slots=2, length=256, prefill_lengths=(32, 64), prefill_tokens=64, search=Always())
   engine.load(initial_params(config, jax.random.key(0)))
-  from jaxsearch.sampler.rollout import Schedule
   tree = Tree(Bytes(), QUESTION)
-  run = Schedule(engine, [(0, grow(QUESTION, tree), tree)], engine.put(jax.random.key(1)), engine.sampling, engine.tools)
+  run = engine.schedule([(grow(QUESTION, tree), tree)], jax.random.key(1))
   runs.append(run)
   run.run()
   assert revision == [0]

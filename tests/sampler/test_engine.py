@@ -414,7 +414,7 @@ def test_scores_are_log_probabilities_of_the_continuations(make_engine, next_log
 def test_calls_and_lists_are_served_together_in_order(make_engine):
   def grow(tree):
     node = tree.root.append(PROMPTS[0], Role.PROMPT)
-    replies = yield [Call(lambda: 6 * 7), Generate(node, max_tokens=3), Call(lambda: 1 / 0), Search(node, 'x')]
+    replies = yield [Call(lambda _: 6 * 7), Generate(node, max_tokens=3), Call(lambda _: 1 / 0), Search(node, 'x')]
     tree.root.data['replies'] = replies
     assert (yield []) == []
 

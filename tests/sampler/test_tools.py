@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.sampler.requests import MAX_FOUND, RunPython, Search, ToolFailure, Tools, shorten
+from jaxsearch.sampler.requests import RunPython, Search, ToolFailure, Tools, shorten
 from jaxsearch.tools.python_sandbox import PythonSandbox
+from jaxsearch.tools.run_python import MAX_FOUND
 from jaxsearch.trees import grammar
 from jaxsearch.world import files as world
 
@@ -45,7 +46,10 @@ def test_documents_are_left_out_where_not_even_titles_fit():
 
 
 
-observation = Tools(answer_reserve=0, max_observation=10**6).observation
+
+
+def observation(request, result, room, tokenizer, tools=None):
+  return request.read(result, tools or Tools(answer_reserve=0, max_observation=10**6), room, tokenizer)
 
 
 def test_the_output_of_a_program_is_cut_to_the_room():
@@ -61,20 +65,19 @@ def test_a_search_shows_the_first_words_of_a_passage():
   found = [[Document('1', 'One two', 'a b  c\nd'), Document('2', 'Three', 'e')]]
   tools = Tools(answer_reserve=0, max_observation=10**6)
   for words, texts in ((0, ['a b  c\nd', 'e']), (3, ['a b  c', 'e']), (1, ['a', 'e'])):
-    shown = dataclasses.replace(tools, words=words).observation(Search(None, ''), found, 1000, Bytes())
+    shown = observation(Search(None, ''), found, 1000, Bytes(), dataclasses.replace(tools, words=words))
     assert [(document.title, document.text) for document in shown] == [('One two', texts[0]), ('Three', texts[1])]
 
 
 def test_what_is_no_reply_is_a_failure():
   assert observation(RunPython(None, ''), 3, 100, Bytes()) == ToolFailure('malformed reply of the sandbox', 'malformed')
   assert observation(Search(None, ''), 'text', 100, Bytes()) == ToolFailure('malformed reply of the search back end', 'malformed')
-  assert observation(Search(None, ''), ToolFailure('down'), 100, Bytes()) == ToolFailure('down')
 
 
 def test_an_observation_leaves_room_for_an_answer_and_has_a_limit():
   request, size = RunPython(None, 'print(1)'), len(grammar.output('', ()))
   for tools, room in ((Tools(answer_reserve=30), 100), (Tools(max_observation=70), 1000)):
-    assert len(tools.observation(request, 'a' * 200, room, Bytes())) == 70 - size
+    assert len(observation(request, 'a' * 200, room, Bytes(), tools)) == 70 - size
 
 
 # What a shortened observation holds, and what it costs.
@@ -130,7 +133,7 @@ def test_megabytes_cost_no_more_than_what_is_shown_of_them():
   for result in ([documents], text * 10):
     counting = Counting()
     request = Search(None, '') if isinstance(result, list) else RunPython(None, '')
-    shown = tools.observation(request, result, 4096, counting)
+    shown = observation(request, result, 4096, counting, tools)
     text = written(shown) if isinstance(result, list) else grammar.output(shown, ())
     assert 500 < len(WORLD.encode(text)) <= 512
     assert sum(counting.sizes) < most + 12 * len(text) and sum(size > 2 * len(text) for size in counting.sizes) == 1
@@ -141,21 +144,21 @@ def test_what_does_not_fit_is_tokenised_once(times):
   text = 'Oviedo lies on the Nalon, 232 m above the sea; <information> ' * times
   documents = [Document(str(i), f'Title {i}', f'{i} {text}') for i in range(3)]
   whole, counting = len(grammar.information(documents, WORLD.special_tokens)), Counting()
-  shown = Tools(max_observation=200, answer_reserve=0).observation(Search(None, ''), [documents], 4096, counting)
+  shown = observation(Search(None, ''), [documents], 4096, counting, Tools(max_observation=200, answer_reserve=0))
   assert 190 < tokens(shown) <= 200 and sum(size == whole for size in counting.sizes) == 1
   assert len(counting.sizes) <= 10 and sum(counting.sizes) < whole + 9 * len(written(shown)) * 1.1
 
 
 def test_what_fits_is_tokenised_once():
   counting = Counting()
-  assert Tools().observation(Search(None, ''), [DOCUMENTS], 4096, counting) == DOCUMENTS and len(counting.sizes) == 1
+  assert observation(Search(None, ''), [DOCUMENTS], 4096, counting, Tools()) == DOCUMENTS and len(counting.sizes) == 1
 
 
 def test_titles_of_megabytes_are_left_out_before_they_are_tokenised():
   documents = [Document('', 'Oviedo', 'a city'), Document('', 'x' * 10**6, 'a title'), Document('', 'Gijón', 'a port')]
   counting = Counting()
-  assert Tools().observation(Search(None, ''), [documents], 4096, counting) == documents[:1] and sum(counting.sizes) < 100
-  assert Tools().observation(Search(None, ''), [documents[1:]], 4096, counting) == []
+  assert observation(Search(None, ''), [documents], 4096, counting, Tools()) == documents[:1] and sum(counting.sizes) < 100
+  assert observation(Search(None, ''), [documents[1:]], 4096, counting, Tools()) == []
 
 
 def test_a_program_gets_no_megabytes_from_a_search():
@@ -167,7 +170,7 @@ def test_a_program_gets_no_megabytes_from_a_search():
     def run(self, code, functions):
       return str(len(functions['search']('q')))
 
-  assert Tools(search=Huge(), python=Program()).run_python(RunPython(None, ''), []) == str(MAX_FOUND)
+  assert RunPython(None, '').run(Tools(search=Huge(), python=Program()), []) == str(MAX_FOUND)
 
 
 class Asked(list):
@@ -183,6 +186,6 @@ def test_a_query_of_a_program_is_a_short_text(query):
   """A list that holds a list twice, 28 times over, is small in the sandbox and gigabytes as text; 12 times are enough here."""
   asked, sandbox = Asked(), PythonSandbox(workers=1)
   code = f"nest = ['x']\nfor i in range(12): nest = [nest, nest]\nprint(search('good'))\nsearch({query})"
-  printed = Tools(search=asked, python=sandbox).run_python(RunPython(None, code), [])
+  printed = RunPython(None, code).run(Tools(search=asked, python=sandbox), [])
   sandbox.close()
   assert 'ValueError' in printed and asked == ['good']

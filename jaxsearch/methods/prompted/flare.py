@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods.prompted import find, finish, marked_answer, plain, say_sentence, write
-from jaxsearch.sampler.requests import NO_LOGPROBS, Request
+from jaxsearch.sampler.requests import NoLogprobs, Request
 from jaxsearch.trees.tree import Node, Tree
 
 
@@ -44,10 +44,10 @@ def grow(question: Question, tree: Tree, *, search_below: float = 0.8, mask_belo
 def unsure_query(node: Node, sentence: str, search_below: float, mask_below: float) -> str:
   """The query for a sentence at the start of a span; '' if the policy is sure of all its tokens, or of none to search for.
 
-  Raises ValueError for a span without log-probabilities.
+  Raises NoLogprobs for a span without log-probabilities.
   """
   if node.logprobs is None:
-    raise ValueError(NO_LOGPROBS)
+    raise NoLogprobs
   ids = of_sentence(node, sentence)
   probabilities = np.exp(node.logprobs[:len(ids)])
   if not len(ids) or probabilities.min() >= search_below:

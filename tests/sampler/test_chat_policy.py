@@ -13,13 +13,12 @@ import pytest
 from jaxsearch import cli
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.evaluation import remote
 from jaxsearch.methods import search_r1
 from jaxsearch.methods.prompted import flare
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.sampler import requests
+from jaxsearch.sampler import chat_policy, requests
 from jaxsearch.sampler.requests import END, GREEDY, LENGTH, Ask, Sampling, Score, ToolFailure, Tools
-from jaxsearch.sampler.rollout import Agent
+from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.tools.chat import Chat, ChatError
 from jaxsearch.trees.tree import Role, Stop, Tree
 from jaxsearch.world import files as world
@@ -39,11 +38,10 @@ def grow_with(*answers, grow=None, sampling=GREEDY, length=2000, questions=('Who
   """(trees, bodies of the requests) of Search-R1, or of `grow`, with these replies."""
   with server(*answers) as (url, seen):
     tokenizer = Tokenizer.load(world.folder())
-    engine = remote.Server(Chat(f'{url}/v1', 'm', attempts=1), 'm', tokenizer, length, concurrency)
+    engine = chat_policy.ChatServer(Chat(f'{url}/v1', 'm', attempts=1), 'm', tokenizer, length, concurrency)
     agent = Agent(engine, grow or functools.partial(search_r1.grow, template='world', max_tokens=50), Tools(Search()), GREEDY)
     asked, done = [Question(str(i), text, ('Ada Moor',)) for i, text in enumerate(questions)], []
-    trees = remote.rollout(agent, asked, jax.random.key(0), sampling=sampling, numbers=range(len(asked)),
-                           on_progress=lambda *counts: done.append(counts[:2]))
+    trees, _ = rollout(agent, asked, jax.random.key(0), sampling=sampling, on_progress=lambda *counts: done.append(counts[:2]))
     assert done == [(i + 1, len(asked)) for i in range(len(asked))]
     return trees, [body for _, _, body in seen]
 
@@ -75,7 +73,7 @@ def test_search_r1_over_chat():
   (('One thought', 'stop', '.'), ('.',), ('One thought.', '.')), (('One thought', 'stop', 128009), ('.',), ('One thought', END)),
   (('all of it', 'stop', None), (), ('all of it', END))])
 def test_a_reply_ends_as_a_span_does(given, stops, expected):
-  assert remote.ended(*given, stops) == expected
+  assert chat_policy.ended(*given, stops) == expected
 
 
 def test_a_span_that_ended_itself_has_the_end_token_and_the_server_never_sees_it():
@@ -117,7 +115,7 @@ def test_other_models_and_broken_tools_are_failures():
   def grow(question, tree: Tree):
     node = tree.root.append('Q', Role.PROMPT)
     replies = yield [
-      Ask('judge', 'x'), requests.Search(node, 'q', topk=1), requests.RunPython(node, '1'), requests.Call(lambda: 7)]
+      Ask('judge', 'x'), requests.Search(node, 'q', topk=1), requests.RunPython(node, '1'), requests.Call(lambda _: 7)]
     tree.answer = replies
 
   (tree,), _ = grow_with(reply(''), grow=grow)
@@ -188,9 +186,9 @@ def test_a_real_server_stops_where_it_is_told_and_the_stop_string_is_put_back(ll
     ends = yield requests.Generate(tree.root.append('Hello!', Role.PROMPT), ('nowhere',), max_tokens=200)
     tree.answer = [(node.text, node.stop) for node in (tagged, cut, ends)]
 
-  engine = remote.Server(Chat(f'{llama_cpp}/v1', 'smollm2'), 'smollm2', tokenizer, 2000, 2)
-  trees = remote.rollout(Agent(engine, grow, Tools(Search()), GREEDY), [Question(str(i), '?', ('a',)) for i in range(3)],
-                         jax.random.key(0), sampling=GREEDY, numbers=range(3), on_progress=lambda *counts: None)
+  engine = chat_policy.ChatServer(Chat(f'{llama_cpp}/v1', 'smollm2'), 'smollm2', tokenizer, 2000, 2)
+  questions = [Question(str(i), '?', ('a',)) for i in range(3)]
+  trees, _ = rollout(Agent(engine, grow, Tools(Search()), GREEDY), questions, jax.random.key(0))
   for tree in trees:
     tagged, cut, ends = tree.answer
     assert tagged == ('<answer>blue</answer>', '</answer>') and cut[1] == LENGTH and ends[1] == END and len(ends[0]) > 5

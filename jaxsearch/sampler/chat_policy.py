@@ -1,0 +1,153 @@
+"""The policy of a rollout behind an OpenAI-compatible chat server, for methods that need text alone.
+
+`ChatServer` stands in for the engine of an `Agent`. Spans become messages: what the policy wrote is the assistant's, prompts and
+observations are the user's. A tokenizer of ours counts tokens, so that limits on context and observations hold; the server counts
+by its own.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+import jax
+
+from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.sampler.requests import END, LENGTH, Generate, NoLogprobs, Sampling
+from jaxsearch.sampler.schedule import Episode, Pending, Schedule
+from jaxsearch.tools.chat import Chat
+from jaxsearch.trees.tree import Node, Role, Stop
+
+MAX_STOPS = 4  # stop strings of a request; OpenAI takes no more
+POLL = 0.02  # seconds until replies of tools are looked for again
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatServer:
+  """What an `Agent` has for an engine: client, name of the model, the tokenizer that counts, tokens of the longest path, and
+  questions in flight."""
+  chat: Chat
+  model: str
+  tokenizer: Tokenizer
+  length: int
+  concurrency: int
+
+  def decoding(self, key: jax.Array, sampling: Sampling, schedule: Schedule) -> 'ChatDecoding':
+    """Returns the policy of one rollout."""
+    return ChatDecoding(self, sampling, schedule)
+
+  def generate(self, request: Generate, sampling: Sampling, seed: int) -> Node:
+    """Returns the span after `request.node`. Raises ChatError if the server fails."""
+    room = self.length - request.node.length
+    if room <= 0:
+      node = request.node.append([], Role.POLICY)
+      node.stop = Stop.CONTEXT_FULL
+      return node
+    body = {'model': self.model, 'messages': messages(request.node), 'temperature': sampling.temperature,
+            'max_tokens': min(request.max_tokens, room)}
+    body |= {'stop': list(request.stop[:MAX_STOPS])} if request.stop else {}
+    body |= {'top_p': sampling.top_p} if sampling.top_p < 1 else {}
+    body |= {'seed': seed} if sampling.temperature > 0 else {}
+    text, stop = ended(*self.chat.post(body, _reply), request.stop)
+    end = [*self.tokenizer.eos_ids[:1]] if stop == END else []  # belongs to a span that ended itself
+    node = request.node.append(self.tokenizer.encode(text) + end, Role.POLICY)
+    node.stop = Stop.CONTEXT_FULL if stop == LENGTH and room < request.max_tokens else stop
+    return node
+
+
+class ChatDecoding:
+  """One rollout by a server, as a `Schedule` drives it; a thread for each span in flight."""
+  deterministic, tool_patience, episode_deadline, evicted, seconds_waited, waits = False, 0, math.inf, 0, 0.0, False
+
+  def __init__(self, server: ChatServer, sampling: Sampling, schedule: Schedule):
+    self.server, self.sampling, self.schedule, self.length = server, sampling, schedule, server.length
+    self.pool = ThreadPoolExecutor(server.concurrency)
+    self.running: dict[Future, Pending] = {}
+    self.active = 0  # episodes under way
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    self.pool.shutdown(cancel_futures=True)
+
+  @property
+  def decodes(self) -> bool:
+    return bool(self.running)
+
+  @property
+  def room(self) -> bool:
+    return True  # replies of tools wait for nothing
+
+  def claim(self, episode: Episode) -> bool:
+    """Starts an episode unless enough are under way."""
+    self.active += (free := self.active < self.server.concurrency)
+    return free
+
+  def release(self, episode: Episode) -> None:
+    """Notes that an episode has ended."""
+    self.active -= 1
+
+  def generate(self, pending: Pending) -> None:
+    """Asks the server, with a seed for each request: samples of one question differ, and a repeated run does not."""
+    episode = pending.episode
+    episode.requests += 1
+    seed = (episode.number * 1000 + episode.requests + episode.calls) % 2**31
+    sampling = pending.request.sampling(self.sampling)
+    self.running[self.pool.submit(self.server.generate, pending.request, sampling, seed)] = pending
+
+  def score(self, pending: Pending) -> None:
+    """Refuses: a chat server gives no log-probabilities."""
+    raise NoLogprobs
+
+  def place(self) -> list:
+    """Does nothing: a server has no cache of ours."""
+    return []
+
+  def decode(self) -> list[tuple[Pending, Node]]:
+    """Waits for spans; returns those that are there. Raises ChatError if the server failed."""
+    wait(self.running, timeout=POLL if self.schedule.calls else None, return_when=FIRST_COMPLETED)
+    finished = [(self.running.pop(future), future.result()) for future in list(self.running) if future.done()]
+    for pending, node in finished:
+      self.schedule.add(pending.episode, tokens_decoded=len(node.tokens))
+    return finished
+
+
+def messages(node: Node) -> list[dict[str, str]]:
+  """The path to the end of `node` as messages that take turns."""
+  turns, eos = [], node.tree.tokenizer.eos_ids
+  for span in node.path():
+    role = 'assistant' if span.role in (Role.POLICY, Role.CONTEXT) else 'user'
+    chose_to_end = role == 'assistant' and span.tokens and span.tokens[-1] in eos
+    text = node.tree.tokenizer.decode(span.tokens[:-1]) if chose_to_end else span.text
+    if turns and turns[-1]['role'] == role:
+      turns[-1]['content'] += text
+    elif text:
+      turns.append({'role': role, 'content': text})
+  return turns
+
+
+def ended(text: str, reason: str, matched: object, stops: Sequence[str]) -> tuple[str, str]:
+  """(text, why it ends) of a reply as a `Generate` has it: up to the end of the first stop string.
+
+  Servers cut the stop string off. It is put back where they name it (vLLM, SGLang), and where it is the closing
+  tag of the element that is open at the end. Otherwise the text stays without it and counts as ended by the policy.
+  """
+  if places := [(text.find(stop) + len(stop), stop) for stop in stops if stop in text]:  # a server that does not stop
+    end, stop = min(places)
+    return text[:end], stop
+  if reason == 'length':
+    return text, LENGTH
+  tags = {stop: text.rfind(stop.replace('</', '<', 1)) for stop in stops if stop.startswith('</')}
+  stop = matched if matched in stops else max(tags, key=tags.get, default=None)
+  if stop is None or (stop != matched and tags[stop] < 0):
+    return text, END
+  return text + stop, stop
+
+
+def _reply(response: object) -> tuple[str, str, object]:
+  """(text, finish_reason, stop string if the server names it) of a response; ValueError for one without text."""
+  match response:
+    case {'choices': [{'message': {'content': str(text)}, **rest}, *_]}:
+      return text, str(rest.get('finish_reason')), rest.get('stop_reason', rest.get('matched_stop'))
+  raise ValueError("no text in 'choices[0].message.content'")
