@@ -172,5 +172,5 @@ def test_a_chain_shows_what_a_rollout_would_see(written):
   for before, span in zip(record['spans'], record['spans'][1:]):
     if span['role'] == 'observation':
       query, node = grammar.search_query(before['text']), Tree(tokenizer).root
-      documents = tools.observation(Search(node, query), tools.find(node, query, tools.topk), 10**6, tokenizer)
+      documents = Search(node, query).read(tools.find(node, query, tools.topk), tools, 10**6, tokenizer)
       assert span['text'] == grammar.information(documents, tokenizer.special_tokens)
