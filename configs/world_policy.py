@@ -1,8 +1,8 @@
 """The warm-started policy that ships with the package, made from nothing.
 
-    jaxsearch world --policy --config.out=runs/world_policy
+    python -m recipes world --policy --config.out=runs/world_policy
 
-About two hours on two CPU cores, minutes on an accelerator. world/recipe/policies.py explains the stages. The fourth has to
+About two hours on two CPU cores, minutes on an accelerator. recipes/world/policies.py explains the stages. The fourth has to
 pass a gate: 85 % of the answers to questions about held-out entities are right. The mix then keeps the skill of searching and
 spoils the strategy, which is what reinforcement learning repairs.
 """
@@ -50,7 +50,7 @@ def get_config():
   )
   config.carl = config_dict.create(  # the policy that CARL starts from: the format
     updates=900, rows=8, row_length=512, learning_rate=8e-4, schedule='cosine',
-    # Shares of the kinds of examples, see world/recipe/carl_examples.py.
+    # Shares of the kinds of examples, see recipes/world/carl_examples.py.
     statements=0.35, closed_book=0.1, forced=0.1, episodes=0.15, drills=0.15, searches=0.15, answers=0.0,
     at_once=0.5, one_call=0.2,       # of the episodes: answers without a call, or after one
     lost=0.1, renamed=0.4,           # contexts that lost what mattered; chains under made-up names

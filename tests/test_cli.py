@@ -28,7 +28,6 @@ def test_help_lists_the_commands_without_importing_jax():
   (['eval', '--check=x'], 'eval has no flag --check'),
   (['train', 'word'], "train does not know what to do with 'word'"),
   (['ask'], 'ask what?'),
-  (['world'], 'say what to make'),
   (['export'], 'export needs --checkpoint, --out'),
   (['eval', '--temperature=warm'], '--temperature=warm: a number is needed'),
   (['eval', '--questions=missing.jsonl'], 'jaxsearch: missing.jsonl: No such file or directory'),

@@ -1,6 +1,5 @@
-"""Policies: their rollouts, their weights, the embedded world."""
+"""Policies: their rollouts, their weights."""
 
-from jaxsearch import registry
 from jaxsearch.commands.command import (
   CHECKPOINT,
   CORPUS,
@@ -15,7 +14,7 @@ from jaxsearch.commands.command import (
   progress_of,
   sampling_of,
 )
-from jaxsearch.flags import UsageError, check_place, place, policy
+from jaxsearch.flags import UsageError, place, policy
 from jaxsearch.parallel import memory
 
 
@@ -70,19 +69,3 @@ def export(config, flags) -> None:
   with memory.named('writing the weights', 'set --dtype bfloat16'):
     hub.save(Decoder(model_config, params=params), flags.out, tokenizer_of(config, host), dtype=flags.dtype or None, run=run)
   print(f'step {host["step"]} written to {flags.out}')
-
-
-@command('world_policy', flag('--out', 'folder for the files of the world; none if not given', place(folder=True)),
-         flag('--policy', 'train the policy into config.out', bool),
-         examples=('--out world', '--policy --config.out=runs/world_policy'))
-def world(config, flags) -> None:
-  """Make the files of the embedded world again, or its warm-started policy."""
-  if not (flags.out or flags.policy):
-    raise UsageError('say what to make: --out FOLDER for the files of the world, --policy for its policy')
-  if flags.policy:
-    check_place('config.out', config.out, folder=True)
-  if flags.out:
-    registry.find('recipe', 'files')(flags.out)
-    print(f'world: {flags.out}')
-  if flags.policy:
-    print(f'policy: {registry.find("recipe", "policy")(config)}')

@@ -75,17 +75,6 @@ def sft(config, _) -> None:
   print(f'run folder: {config.out}')
 
 
-@command('smollm2_wiki', flag('--out', 'folder to write', place(folder=True), required=True),
-         flag('--number', 'chains to write at most; 2000 if not given', int, '>= 1', default=2000), examples=(
-           '--config smollm2_wiki --config.folder=DATA --out runs/smollm2_wiki/made',
-           '--config smollm2_wiki --out made --number 500'))
-def chains(config, flags) -> None:
-  """Write chains of searches as demonstrations for sft, from questions and passages, without a model."""
-  check_files(config, ('data', 'model', 'tokenizer', 'search'))
-  from jaxsearch.training import chains
-  print_figures(chains.write(config, flags.out, flags.number) | {'out': flags.out})
-
-
 @command('carl', examples=(
   '--config.out=runs/critic', '--config search_r1_ppo --config.model=world-carl --config.out=runs/ppo_critic'))
 def critic_warmup(config, _) -> None:

@@ -1,6 +1,6 @@
 """The entities of the embedded world, as they are read back from its documents.
 
-What the documents say is enough to restore them. Where the facts came from: recipe/gather.py.
+What the documents say is enough to restore them. Where the facts came from: recipes/world/gather.py.
 """
 
 import dataclasses

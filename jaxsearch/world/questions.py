@@ -2,7 +2,7 @@
 
 A question is built from legs. A leg is a start entity and a path of attributes; following it gives one step an attribute: the
 query, the document that answers it, and what is found there. One leg makes a path question, two legs with the same path make
-a comparison or a sum. Which questions there are: recipe/choose.py.
+a comparison or a sum. Which questions there are: recipes/world/choose.py.
 """
 
 import dataclasses

@@ -26,7 +26,7 @@ from jaxsearch.training import checkpoint, critic_warmup, loop, runs
 from jaxsearch.training import step as steps
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
-from jaxsearch.world.recipe import carl_examples
+from recipes.world import carl_examples
 from tests.methods.driving import Letters
 from tests.processes import as_processes
 from tests.tools.serving import server

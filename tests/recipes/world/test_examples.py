@@ -4,7 +4,7 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.trees import grammar
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import full_chain
-from jaxsearch.world.recipe import examples
+from recipes.world import examples
 
 TOKENIZER = Tokenizer.load(world.folder())
 

@@ -8,7 +8,7 @@ import pytest
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import operands
 from jaxsearch.world.facts import ATTRIBUTES, read_back
-from jaxsearch.world.recipe.rename import rename
+from recipes.world.rename import rename
 
 DOCUMENTS = {document.id: document for document in world.corpus()}
 ENTITIES = {entity.id: entity for entity in read_back(world.corpus())}

@@ -1,10 +1,10 @@
-"""Chains of searches for the cold start of a policy, written from questions and passages without a model: `jaxsearch chains`.
+"""Writes chains of searches for the cold start of a policy, from questions and passages, without a model.
 
 Every chain searches, first for the question itself. Before each further action it says what it has found, or that a passage is
 not there; then it searches for the name of the next passage that it needs, and answers when it has seen all. What the searches
 return is what the policy's own would: the same back end, the same number of passages, cut to the same length.
 
-The questions are those of data/lookups.py, whose steps are known, and those of a file whose gold answer stands in a passage that
+The questions are those of wiki_lookups.py, whose steps are known, and those of a file whose gold answer stands in a passage that
 is about the question. All is a function of the files and the seed.
 """
 
@@ -22,7 +22,6 @@ import ml_collections
 import numpy as np
 
 from jaxsearch import setup
-from jaxsearch.data import lookups
 from jaxsearch.data.corpus import Document, first_words, join_contents
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.data.questions import Question, write_questions
@@ -33,6 +32,7 @@ from jaxsearch.rewards.match import normalize_answer
 from jaxsearch.tools.bm25 import words as words_of
 from jaxsearch.training import runs
 from jaxsearch.trees import grammar, templates
+from recipes import wiki_lookups as lookups
 
 Search = Callable[[str], list[Document]]
 # Of the kinds of questions to reinforce: those with more than one passage are what a policy gets wrong after the cold start.

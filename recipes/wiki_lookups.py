@@ -2,7 +2,7 @@
 
 `entities` reads what the first sentences of a passage say of a film or a person; `make` asks for these facts: about one passage,
 over a bridge from a film to the passage of its director, in a comparison of two, or of the directors of two. Every question has
-the steps that lead to its answer, so that chains of searches can be written from it (training/chains.py).
+the steps that lead to its answer, so that chains of searches can be written from it (wiki_chains.py).
 
 Passages that were collected for a benchmark are those that its questions are about. `exchange` gives the films and the people in
 them each other's names, everywhere at once: what is then asked is asked by no benchmark, and is not true, so that a policy learns

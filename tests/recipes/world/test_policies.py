@@ -9,7 +9,7 @@ from jaxsearch.models import hub
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.trees.layout import lay_out, pack
 from jaxsearch.world import files as world
-from jaxsearch.world.recipe import policies
+from recipes.world import policies
 
 
 def examples(sizes):

@@ -10,7 +10,7 @@ from jaxsearch.rewards import formats
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role
 from jaxsearch.world import files as world
-from jaxsearch.world.recipe import carl_examples
+from recipes.world import carl_examples
 
 ALWAYS = dict(closed_book=0.0, one_call=0.0, lost=0.0, renamed=0.0)
 

@@ -6,7 +6,7 @@ import pytest
 
 from jaxsearch.models.decoder import hidden_states, initial_params, logits
 from jaxsearch.models.presets import preset
-from jaxsearch.world.recipe.induction import plant_induction
+from recipes.world.induction import plant_induction
 
 
 def repeated_rank(config, params):

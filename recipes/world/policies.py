@@ -39,8 +39,8 @@ from jaxsearch.trees.layout import pack
 from jaxsearch.trees.tree import Tree
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import Example
-from jaxsearch.world.recipe import carl_examples, examples
-from jaxsearch.world.recipe.induction import plant_induction
+from recipes.world import carl_examples, examples
+from recipes.world.induction import plant_induction
 
 EMBEDDING_GAIN = 2.5  # on the usual 0.02: a tied embedding that small gives flat logits for too long
 

@@ -19,8 +19,8 @@ from jaxsearch.trees.tree import Node, Role, Tree
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import Example, act, conclusion, encode, encode_chain, found, full_chain, results_of, sought
 from jaxsearch.world.facts import ATTRIBUTES, read_back, sentence
-from jaxsearch.world.recipe import examples
-from jaxsearch.world.recipe.rename import rename
+from recipes.world import examples
+from recipes.world.rename import rename
 
 KNOWN = ('continent', 'currency', 'language')  # of countries
 _countries = functools.cache(lambda: [entity for entity in read_back(world.corpus()) if entity.type == 'country'])

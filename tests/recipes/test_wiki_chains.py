@@ -6,7 +6,6 @@ import json
 import pytest
 
 from configs import smollm2_wiki
-from jaxsearch.data import lookups
 from jaxsearch.data.corpus import Document, first_words, join_contents, read_corpus
 from jaxsearch.data.questions import Question, read_questions, write_questions
 from jaxsearch.models.tokenizer import Tokenizer
@@ -14,10 +13,12 @@ from jaxsearch.rewards import formats
 from jaxsearch.sampler.requests import Search, Tools
 from jaxsearch.setup import tokenizer_path
 from jaxsearch.tools.bm25 import BM25
-from jaxsearch.training import chains, sft
+from jaxsearch.training import sft
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Tree
-from tests.data.test_lookups import DOCUMENTS
+from recipes import wiki_chains as chains
+from recipes import wiki_lookups as lookups
+from tests.recipes.test_wiki_lookups import DOCUMENTS
 
 ONE, TWO = Document('1', 'Red Sun', 'Red Sun is a film by Ann Lee.'), Document('2', 'Ann Lee', 'Ann Lee was born in Oslo.')
 OTHER = Document('3', 'Blue Sun', 'Blue Sun is a star.')

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxsearch.data import lookups
 from jaxsearch.data.corpus import Document, first_words
 from jaxsearch.data.questions import Question
+from recipes import wiki_lookups as lookups
 
 FIRST = 'Anna Boris Carla Dinu Edith Farid Greta Henri Ines Jonas Karin Luca Mara Nils'.split()
 LAST = 'Abel Brandt Costa Dufour Eklund Fontana Garcia Horvat Ivanov Jensen Keller Lind Moreau'.split()

@@ -17,7 +17,7 @@ from jaxsearch.trees import grammar, templates
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import TOPK, Example, Spans, act, encode, encode_chain, found, full_chain, results_of, sought
 from jaxsearch.world.facts import ATTRIBUTES, sentence
-from jaxsearch.world.recipe.rename import rename
+from recipes.world.rename import rename
 
 
 def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, list]:

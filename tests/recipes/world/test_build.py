@@ -1,4 +1,4 @@
-"""What `jaxsearch world --out` writes: the same bytes every time, and a tokenizer that loses nothing."""
+"""What `python -m recipes world --out` writes: the same bytes every time, and a tokenizer that loses nothing."""
 
 import re
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import full_chain
-from jaxsearch.world.recipe.build import SPECIAL, TAGS, build
+from recipes.world.build import SPECIAL, TAGS, build
 
 
 @pytest.fixture(scope='module')

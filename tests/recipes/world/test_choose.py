@@ -5,7 +5,7 @@ import random
 from jaxsearch.world import files as world
 from jaxsearch.world.facts import read_back
 from jaxsearch.world.questions import restore
-from jaxsearch.world.recipe import choose
+from recipes.world import choose
 
 ENTITIES = read_back(world.corpus())
 

@@ -15,8 +15,8 @@ from jaxsearch.data.questions import Question
 from jaxsearch.files import write_whole
 from jaxsearch.world import chains
 from jaxsearch.world import files as world
-from jaxsearch.world.recipe import choose
-from jaxsearch.world.recipe.gather import gather
+from recipes.world import choose
+from recipes.world.gather import gather
 
 VOCABULARY = 4096
 SPECIAL = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
