@@ -219,6 +219,7 @@ class Schedule:
   def call(self, pending: Pending) -> None:
     """Starts the call of a tool."""
     episode, request = pending.episode, pending.request
+    request.check(self.tools)
     episode.calls += 1
     tools = self.tools.for_call(episode.tree.question, episode.number, episode.calls)
     seconds = min(self.tools.deadline, self.seconds_left(episode))

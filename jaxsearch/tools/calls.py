@@ -113,6 +113,9 @@ class ToolCall(Request):
   def submit(self, schedule, pending):
     schedule.call(pending)
 
+  def check(self, tools: Tools) -> None:
+    """Raises ValueError if the rollout lacks what the call needs: a mistake, not a failure of a tool."""
+
   def run(self, tools: Tools, searches: list[Exception | None]) -> Any:
     """Runs the tool. `searches` gets an entry for each search of a back end in it: its error, or None."""
     raise NotImplementedError

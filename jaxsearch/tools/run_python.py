@@ -32,6 +32,10 @@ class RunPython(ToolCall):
   def query(self) -> str:
     return self.code
 
+  def check(self, tools):
+    if tools.python is None:
+      raise ValueError('a RunPython, but the rollout has no sandbox')
+
   def run(self, tools, searches):
     """Raises the last search's error if all searches of the program failed: then the tool failed."""
     end = time.monotonic() + tools.deadline

@@ -24,6 +24,10 @@ class Search(ToolCall):
   show: Callable[[list[Document]], str] | None = None
   tool = 'search'
 
+  def check(self, tools):
+    if tools.search is None:
+      raise ValueError('a Search, but the rollout has no search back end')
+
   def run(self, tools, searches):
     return tools.find(self.node, self.query, tools.topk if self.topk is None else self.topk)
 
