@@ -561,7 +561,7 @@ def test_what_is_counted_belongs_to_its_episode(make_engine):
   trees, metrics = run(engine, chains(PROMPTS * 2, turns=3), observer=observer)
   whole = lambda counts: collections.Counter({name: count for name, count in counts.items() if isinstance(count, int)})
   counts = sum((whole(own) for _, own in ended), collections.Counter())
-  assert counts.pop('requests') == 6 * 4 and counts['calls_search'] == 12
+  assert counts.pop('requests') == 6 * 3 and counts['calls_search'] == 12
   assert len(ended) == 6 and {tree for tree, _ in ended} == set(trees)
   assert counts['tool_calls'] == 12 and 0 < counts['searches_failed'] == counts['tool_calls_failed_error'] < 12
   for name, count in counts.items():
