@@ -6,9 +6,12 @@ name the axes of their parameters (`models.decoder.parameter_axes`) and know not
 layout means editing `AXIS_TO_MESH`. Order of use: `start_distributed`, `make_mesh`, then the sharding functions.
 """
 
+import base64
+import collections
 import contextlib
+import json
 import math
-import pickle
+import os
 import threading
 import zlib
 from collections.abc import Iterable, Sequence
@@ -23,7 +26,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 MESH_AXES = ('data', 'fsdp', 'tensor')
 BATCH_AXES = ('data', 'fsdp')
 HEARTBEAT = 30  # seconds without a sign of life until a process counts as lost, which ends all the others
-PATIENCE = 600  # seconds until what another process sends must have come
+PATIENCE = 86400  # seconds until what another process sends must have come; a lost process ends all long before
 
 AXIS_TO_MESH = dict(
   layers=None, norm=None, head_dim=None, rank=None,
@@ -36,7 +39,8 @@ def start_distributed(enabled: bool, coordinator: str = '', num_processes: int =
   """Joins this process to the others, if `enabled`; call it before anything touches a device.
 
   Args:
-    coordinator: 'host:port' of process 0; '' lets JAX find it (TPU pods, SLURM, GKE, Open MPI).
+    coordinator: 'host:port' of process 0, which listens there alone unless JAX_COORDINATOR_BIND_ADDRESS names another place; ''
+      lets JAX find it (TPU pods, SLURM, GKE, Open MPI).
     num_processes, process_id: -1 lets JAX find them.
   Raises:
     ValueError: the processes did not find each other, with what was tried.
@@ -46,10 +50,12 @@ def start_distributed(enabled: bool, coordinator: str = '', num_processes: int =
   known = dict(coordinator_address=coordinator or None, num_processes=None if num_processes < 0 else num_processes,
                process_id=None if process_id < 0 else process_id)
   try:
-    jax.distributed.initialize(**known, heartbeat_timeout_seconds=HEARTBEAT)
+    jax.distributed.initialize(**known, heartbeat_timeout_seconds=HEARTBEAT,
+                               coordinator_bind_address=os.environ.get('JAX_COORDINATOR_BIND_ADDRESS') or coordinator or None)
   except (RuntimeError, ValueError) as error:
     shown = ', '.join(f'{name}={"" if value is None else value}' for name, value in known.items())
-    raise ValueError(f'distributed.enabled=True: multi-host start-up with {shown} failed: {error}') from error
+    raise ValueError(f'distributed.enabled=True: multi-host start-up with {shown} failed; process 0 listens on that address alone, '
+                     f'or on JAX_COORDINATOR_BIND_ADDRESS: {error}') from error
 
 
 def notices_preemption() -> bool:
@@ -255,27 +261,50 @@ exchanged = {'bytes': 0}  # that this process has sent since it started, once fo
 
 
 def gather_objects(own: Any) -> list[Any]:
-  """What every process passed, pickled and unpickled, in the order of processes, on every process."""
+  """What every process passed, in the order of processes, on every process: what JSON holds (tuples become lists), and arrays.
+
+  Threads of one name gather with each other. No device takes part, so others may use them meanwhile.
+  """
   if jax.process_count() == 1:
     return [own]
-  data = np.frombuffer(_packed(own, jax.process_count() - 1), np.uint8)
-  sizes = multihost_utils.process_allgather(np.int64(len(data)))
-  gathered = multihost_utils.process_allgather(np.pad(data, (0, int(sizes.max()) - len(data))))
-  return [_unpacked(row[:size]) for row, size in zip(gathered, sizes)]
+  thread = threading.current_thread().name
+  _turns[thread] ^= 1  # all have read what was written two turns ago
+  place = f'jaxsearch/{thread}/{_turns[thread]}/'
+  store().key_value_set_bytes(f'{place}{jax.process_index():08}', _packed(own, jax.process_count() - 1), allow_overwrite=True)
+  store().wait_at_barrier(f'jaxsearch/{thread}', PATIENCE * 1000)
+  return [_unpacked(data) for _, data in sorted(store().key_value_dir_get_bytes(place))]
+
+
+_turns = collections.Counter()  # of each thread, 0 or 1
 
 
 def _packed(own: Any, receivers: int) -> bytes:
-  data = zlib.compress(pickle.dumps(own), level=1)
+  """JSON, as a pickle could run code of whoever reaches the coordinator's port."""
+  data = zlib.compress(json.dumps(own, default=_plain).encode(), level=1)
   exchanged['bytes'] += len(data) * receivers
   return data
 
 
-def _unpacked(data: bytes | np.ndarray) -> Any:
-  return pickle.loads(zlib.decompress(data))
+def _plain(value: Any) -> Any:
+  value = np.asarray(value)
+  if value.dtype.kind not in 'biuf':
+    raise TypeError(f'{value!r} is neither JSON nor an array of numbers')
+  return {_ARRAY: [value.dtype.str, value.shape, base64.b64encode(value.tobytes()).decode()]} if value.ndim else value.item()
+
+
+def _unpacked(data: bytes) -> Any:
+  return json.loads(zlib.decompress(data), object_hook=lambda found: _array(*found[_ARRAY]) if _ARRAY in found else found)
+
+
+_ARRAY = 'jaxsearch.array'
+
+
+def _array(dtype: str, shape: Sequence[int], data: str) -> np.ndarray:
+  return np.frombuffer(base64.b64decode(data), dtype).reshape(shape)
 
 
 def store() -> Any:
-  """The key-value store of `jax.distributed`, for what one process sends to one other."""
+  """The key-value store of `jax.distributed`, for what processes send each other."""
   return distributed.global_state.client
 
 
@@ -302,10 +331,10 @@ def pass_on(own: Iterable[Any], moves: Sequence[tuple[int, int]]) -> list[Any]:
   own, process = iter(own), jax.process_index()
   for place, (source, _) in enumerate(moves):
     if source == process:
-      store().key_value_set_bytes(f'jaxsearch/{place}', _packed(next(own), 1))
+      store().key_value_set_bytes(f'jaxsearch/moved/{place}', _packed(next(own), 1))
   arrived = []
   for place, (_, target) in enumerate(moves):
     if target == process:
-      arrived.append(_unpacked(store().blocking_key_value_get_bytes(f'jaxsearch/{place}', PATIENCE * 1000)))
-      store().key_value_delete(f'jaxsearch/{place}')
+      arrived.append(_unpacked(store().blocking_key_value_get_bytes(f'jaxsearch/moved/{place}', PATIENCE * 1000)))
+      store().key_value_delete(f'jaxsearch/moved/{place}')
   return arrived

@@ -36,7 +36,7 @@ class Growing:
 
   def start(self) -> None:
     """Begins to run it on a thread."""
-    self.thread = threading.Thread(target=self._run, daemon=True)
+    self.thread = threading.Thread(target=self._run, name='growing', daemon=True)  # named for `gather_objects`
     self.thread.start()
 
   def wait(self) -> tuple[list[Tree], dict]:

@@ -1,13 +1,17 @@
 """Mesh sizes, layouts of parameters, and two real processes that train as one."""
 
 import importlib.util
+import json
+import math
 import os
 import pathlib
+import pickle
 import re
 import socket
 import subprocess
 import sys
 import types
+import zlib
 
 import jax
 import numpy as np
@@ -69,10 +73,32 @@ def test_place_splits_rows_and_keeps_values():
   np.testing.assert_array_equal(array, values)
 
 
-def test_one_process_gathers_its_own_bytes():
-  assert meshes.gather_objects(b'alone') == [b'alone']
+def test_one_process_gathers_its_own():
+  assert meshes.gather_objects('alone') == ['alone']
   meshes.start_distributed(enabled=False)
   assert jax.process_count() == 1
+
+
+def test_what_processes_send_each_other_is_data_that_runs_no_code(tmp_path):
+  class Attack:
+    def __reduce__(self):
+      return pathlib.Path.touch, (tmp_path / 'ran',)
+
+  with pytest.raises(ValueError, match='codec|JSON|Expecting'):
+    meshes._unpacked(zlib.compress(pickle.dumps(Attack())))
+  with pytest.raises(ValueError, match='OBJECT'):
+    meshes._unpacked(zlib.compress(json.dumps({meshes._ARRAY: ['O', [1], 'AAAAAAAAAAA=']}).encode()))
+  assert not (tmp_path / 'ran').exists()
+  with pytest.raises(TypeError, match='neither JSON nor an array'):
+    meshes._packed(Attack(), 1)
+
+
+def test_arrays_arrive_as_they_were():
+  sent = {'rows': [np.arange(6, dtype=np.int32).reshape(2, 3).T, np.zeros((0, 2), bool)], 'x': (np.float32(0.1), math.nan, None)}
+  found = meshes._unpacked(meshes._packed(sent, 1))
+  for one, other in zip(found['rows'], sent['rows'], strict=True):
+    assert one.dtype == other.dtype and one.shape == other.shape and (one == other).all()
+  assert found['x'][0] == float(np.float32(0.1)) and math.isnan(found['x'][1]) and found['x'][2] is None
 
 
 CHILD = pathlib.Path(__file__).with_name('two_processes.py')

@@ -3,7 +3,9 @@
 usage: two_processes.py PORT PROCESS PROCESSES
 """
 
+import socket
 import sys
+import threading
 
 import jax
 import ml_collections
@@ -44,9 +46,28 @@ def figures(devices=None) -> list[float]:
 def main(port: int, process: int, processes: int) -> None:
   jax.config.update('jax_num_cpu_devices', 4 // processes)
   meshes.start_distributed(True, f'localhost:{port}', processes, process)
-  gathered = meshes.gather_objects(bytes([process]) * (process + 3))
-  assert gathered == [bytes([index]) * (index + 3) for index in range(processes)], gathered
+  with socket.socket() as stranger:
+    assert stranger.connect_ex(('127.0.0.2', port)), 'the coordinator listens beyond the address that it was given'
+  check_gathering(process, processes)
   print('figures', *figures())
+
+
+def check_gathering(process: int, processes: int) -> None:
+  """Gathers on two threads at once, which begin in the opposite order in every process."""
+  names, done = ['growing', 'training'], []
+
+  def gather():
+    name = threading.current_thread().name
+    for number in range(20):
+      assert meshes.gather_objects([name, process, number]) == [[name, other, number] for other in range(processes)]
+    done.append(name)
+
+  threads = [threading.Thread(target=gather, name=name) for name in names[::(-1) ** process]]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert sorted(done) == names
 
 
 if __name__ == '__main__':
