@@ -141,7 +141,7 @@ def collect(config: ml_collections.ConfigDict, grow_all: Callable, tokenizer, pa
     points = TextEncoder(settings.encoder, recipe_of(settings.encoder)).passages(texts)
   else:
     points = embedded(texts, tokenizer, params)
-  clusters = meshes.of_first(clusters_by_source(points, questions, settings, config.seed))
+  clusters = list(map(tuple, meshes.of_first(clusters_by_source(points, questions, settings, config.seed))))
   chosen, held_out = choose(questions, tiers, clusters, settings, config.seed)
   rng, wanted = np.random.default_rng([config.seed, 1]), []
   for question in chosen:
