@@ -54,8 +54,8 @@ def start_distributed(enabled: bool, coordinator: str = '', num_processes: int =
                                coordinator_bind_address=os.environ.get('JAX_COORDINATOR_BIND_ADDRESS') or coordinator or None)
   except (RuntimeError, ValueError) as error:
     shown = ', '.join(f'{name}={"" if value is None else value}' for name, value in known.items())
-    raise ValueError(f'distributed.enabled=True: multi-host start-up with {shown} failed; process 0 listens on that address alone, '
-                     f'or on JAX_COORDINATOR_BIND_ADDRESS: {error}') from error
+    raise ValueError(f'distributed.enabled=True: multi-host start-up with {shown} failed; process 0 listens there alone, or on '
+                     f'JAX_COORDINATOR_BIND_ADDRESS: {error}') from error
 
 
 def notices_preemption() -> bool:
