@@ -42,9 +42,9 @@ from jaxsearch.data.questions import Question
 from jaxsearch.data.sources import load_corpus, load_questions
 from jaxsearch.models.decoder import DecoderConfig, initial_params
 from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Generate, Sampling, Search, Tools
-from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.trees.tree import Role
 
 CONFIG = DecoderConfig(vocab_size=8192, hidden_size=512, intermediate_size=1408, num_layers=8, num_heads=8, num_kv_heads=2,

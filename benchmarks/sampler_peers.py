@@ -53,7 +53,7 @@ def with_loop(turns, rows, prompt, generated, observed):
 
   from benchmarks.sampler import CONFIG
   from jaxsearch.models.decoder import forward_cached, initial_params, logits, unstack
-  from jaxsearch.sampler.cache import allocate
+  from jaxsearch.sampler.kv_cache import allocate
 
   params = unstack(initial_params(CONFIG, jax.random.key(0)), LAYERS)
   starts = lambda start: jnp.full(rows, start)

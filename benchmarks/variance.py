@@ -66,8 +66,8 @@ from jaxsearch.evaluation.run import load_policy, open_agent
 from jaxsearch.methods import actions, slate
 from jaxsearch.methods.search_r1 import start
 from jaxsearch.models.decoder import DecoderConfig
+from jaxsearch.sampler.driver import rollout
 from jaxsearch.sampler.requests import Generate, Request
-from jaxsearch.sampler.rollout import rollout
 from jaxsearch.training.batch import Batch, make_batch
 from jaxsearch.training.step import micro_batch, predicting_states, trained_logprobs
 from jaxsearch.trees import grammar

@@ -24,9 +24,9 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards import judge
+from jaxsearch.sampler.driver import Agent, Assistant, Grow, Scorer, first_requests
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Generate, Sampling, Tools
-from jaxsearch.sampler.rollout import Agent, Assistant, Grow, Scorer, first_requests
 from jaxsearch.tools import SearchBackend, SearchBySource, faults, open_search
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 from jaxsearch.tools.python_sandbox import PythonSandbox

@@ -344,7 +344,7 @@ def ask(config, flags) -> None:
 
   from jaxsearch.data.questions import Question
   from jaxsearch.evaluation import terminal
-  from jaxsearch.sampler.rollout import rollout
+  from jaxsearch.sampler.driver import rollout
   console = Console(highlight=False)
   sampling, question = sampling_of(flags), Question('ask', flags.words, ())
   agent, key = open_agent(config, flags, [question])

@@ -26,8 +26,8 @@ from jaxsearch.data.questions import Question
 from jaxsearch.data.tables import is_table
 from jaxsearch.evaluation import metrics, run
 from jaxsearch.rewards.match import normalize_answer, substring_match
+from jaxsearch.sampler.driver import Agent, first_requests
 from jaxsearch.sampler.requests import Sampling
-from jaxsearch.sampler.rollout import Agent, first_requests
 from jaxsearch.tools.index import read_manifest
 from jaxsearch.trees import templates
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxsearch.rewards.match import entity_match, f1
-from jaxsearch.trees.records import spans
+from jaxsearch.trees.spans_shown import spans
 from jaxsearch.trees.tree import Role, Tree
 
 

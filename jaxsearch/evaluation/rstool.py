@@ -24,12 +24,12 @@ from jaxsearch.methods import r_search
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import exact_match, f1
+from jaxsearch.sampler.driver import Agent, Assistant, first_requests, rollout
 from jaxsearch.sampler.requests import GREEDY, Sampling, one_line, shorten
-from jaxsearch.sampler.rollout import Agent, Assistant, first_requests, rollout
 from jaxsearch.tools import SearchBackend
 from jaxsearch.tools.evidence_client import Evidence, EvidenceClient
 from jaxsearch.trees import grammar, templates
-from jaxsearch.trees.records import spans
+from jaxsearch.trees.spans_shown import spans
 
 PER_REQUEST = 32  # questions asked of a server, and of the reader, at a time
 READER = ('alone', 'rag', 'rstool')  # how the reader is asked

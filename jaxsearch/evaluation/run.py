@@ -29,8 +29,8 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards.match import answer_found
+from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import Request, Sampling
-from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.tools.calls import texts_of
 from jaxsearch.training import batch as batches
 from jaxsearch.training import runs

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxsearch.sampler.cache import CacheRow, Chunk
+from jaxsearch.sampler.kv_cache import CacheRow, Chunk
 from jaxsearch.sampler.requests import END, LENGTH, Generate, Sampling
 from jaxsearch.sampler.schedule import Episode, Pending, Schedule
 from jaxsearch.sampler.segment import Slots

@@ -20,10 +20,9 @@ from jaxsearch.models.decoder import DecoderConfig, fuse, parameter_axes, parame
 from jaxsearch.models.kernels import decode_attention
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.sampler import cache as caches
-from jaxsearch.sampler import segment, stops
-from jaxsearch.sampler.cache import Chunk
+from jaxsearch.sampler import kv_cache, segment, stops
 from jaxsearch.sampler.decoding import Decoding
+from jaxsearch.sampler.kv_cache import Chunk
 from jaxsearch.sampler.requests import Sampling
 from jaxsearch.sampler.schedule import Schedule
 
@@ -105,7 +104,7 @@ class Engine:
     self._windows = *(size for size in sizes if size < row_length), row_length
     self._whole = meshes.replicated(self._mesh) if self._mesh else SingleDeviceSharding(devices.item())
     self._split = NamedSharding(self._mesh, PartitionSpec(segment.LANES, 'tensor')) if self._mesh else self._whole
-    self._allocate = functools.partial(caches.allocate, config, self.lanes * (self._scratch + 1), row_length,
+    self._allocate = functools.partial(kv_cache.allocate, config, self.lanes * (self._scratch + 1), row_length,
                                        together=self._kernel is not None)
     self._params = self._cache = self._device_tables = None
     self.clear_front()
@@ -126,7 +125,7 @@ class Engine:
     self.unload()  # never two copies
     self._params = _prepare(self.config, self._rounding, self._mesh, self._whole)(params)
     self._cache = self._allocate(sharding=self._split) if self._cache is None else self._cache
-    self.rows = self.rows or caches.CacheRows(self._scratch, self.lanes)
+    self.rows = self.rows or kv_cache.CacheRows(self._scratch, self.lanes)
     self.forget()
 
   def unload(self, *, cache: bool = False) -> None:
@@ -149,7 +148,7 @@ class Engine:
     width, window = self._widths[-1], self._windows[-1]
     cache, front = (jax.tree.map(lambda x: struct(x, self._split), jax.eval_shape(make)) for make in (
       lambda: self._allocate(sharding=None),
-      lambda: None if self._kernel else caches.allocate(self.config, self.lanes * width, window, None)))
+      lambda: None if self._kernel else kv_cache.allocate(self.config, self.lanes * width, window, None)))
     whole = lambda *arrays: jax.tree.map(lambda x: struct(x, self._whole), arrays)
     n, counts = list(self._counts.items())[-1]
     tokens, chunk = np.zeros((self.lanes * counts[-1], n), np.int32), np.zeros(self.lanes * counts[-1], np.int32)
@@ -186,7 +185,7 @@ class Engine:
 
   def compile_all(self, score: bool = False) -> None:
     """Compiles every program that a rollout can need (those of `Score` requests too if `score`); nothing compiles later."""
-    scratch, token = caches.CacheRow(0, place=self._scratch), np.zeros(1, np.int32)
+    scratch, token = kv_cache.CacheRow(0, place=self._scratch), np.zeros(1, np.int32)
     for width in self._widths:
       for window in self._windows[:1 if self._kernel else None]:
         if not self._kernel:
@@ -225,7 +224,7 @@ class Engine:
       self._forbidden[tokens], self._device_tables = index, None
     return self._forbidden[tokens]
 
-  def decode(self, rows: Sequence[caches.CacheRow], slots: segment.Slots, key, enough: int,
+  def decode(self, rows: Sequence[kv_cache.CacheRow], slots: segment.Slots, key, enough: int,
              limit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
     """Runs a segment for the paths in `rows`, at most `self.slots`; `slots` has an entry for each (its `rows` are not read).
 
@@ -266,7 +265,7 @@ class Engine:
     """Makes an empty front."""
     self.clear_front()  # frees the old one first
     self._width, self._window = width, window
-    self._front = caches.allocate(self.config, self.lanes * width, window, self._split)
+    self._front = kv_cache.allocate(self.config, self.lanes * width, window, self._split)
 
   def _seats(self, lanes: np.ndarray, own: np.ndarray) -> np.ndarray:
     """The places of rows in the front of their lanes; where one has none, it takes that of a row that is not decoded now."""
@@ -279,7 +278,7 @@ class Engine:
         seats[row], self._front_sizes[lane, row] = place, 0
     return self._front_places[lanes, own]
 
-  def _load(self, missing: Sequence[tuple[caches.CacheRow, int, int, int]]) -> None:
+  def _load(self, missing: Sequence[tuple[kv_cache.CacheRow, int, int, int]]) -> None:
     """Copies entries start to end of rows, given as (row, its place in the front, start, end)."""
     size = min(LOADED, self._window)
     windows = [(row, place, min(first, self._window - size)) for row, place, start, end in missing
@@ -351,7 +350,7 @@ class Engine:
       for i, chunk in placed:
         chunk.logprobs.extend(logprobs[i, :len(chunk.tokens)].tolist())
 
-  def fork(self, copies: Sequence[tuple[caches.CacheRow, caches.CacheRow, int]]) -> None:
+  def fork(self, copies: Sequence[tuple[kv_cache.CacheRow, kv_cache.CacheRow, int]]) -> None:
     """Copies (source, target in the same lane, number of leading tokens), one after the other."""
     lanes, width = self._by_lane(copies, lambda copy: copy[1].lane), self._widths[-1]
     for first in range(0, max(map(len, lanes)), width):
@@ -366,7 +365,7 @@ class Engine:
       with meshes.issuing():
         self._cache = segment.fork(self._cache, *arrays, window=window, mesh=self._mesh)
 
-  def _written(self, row: caches.CacheRow, start: int) -> None:
+  def _written(self, row: kv_cache.CacheRow, start: int) -> None:
     """Notes that a row has new entries from `start` on, which its copy in the front lacks."""
     if row.place < self._scratch:
       self._front_sizes[row.lane, row.place] = min(self._front_sizes[row.lane, row.place], start)

@@ -37,9 +37,9 @@ from jaxsearch.methods import find_method
 from jaxsearch.models.encoder import TextEncoder, recipe_of
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Tools
-from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training import batch as batches
 from jaxsearch.training import checkpoint, critic, runs
 from jaxsearch.training import step as steps

@@ -18,7 +18,7 @@ import ml_collections
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.sampler.rollout import Agent, rollout
+from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.training.rollouts import note_call
 from jaxsearch.trees.tree import Tree
 

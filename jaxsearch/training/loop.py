@@ -32,7 +32,7 @@ from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import requests
-from jaxsearch.sampler.rollout import Agent
+from jaxsearch.sampler.driver import Agent
 from jaxsearch.training import batch as batches
 from jaxsearch.training import checkpoint, growing, monitors, rollouts, runs
 from jaxsearch.training import critic as critics

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxsearch.data.questions import Question
+from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import Sampling
-from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.training import runs
 from jaxsearch.trees.tree import Role, Stop, Tree
 

@@ -22,7 +22,7 @@ from jaxsearch.data.jsonl import DataError, check_unpacked
 from jaxsearch.files import naming, no_link
 from jaxsearch.sampler.requests import Request
 from jaxsearch.trees.layout import TrainingRows, take_back
-from jaxsearch.trees.records import spans
+from jaxsearch.trees.spans_shown import spans
 from jaxsearch.trees.tree import Node, Role, Tree
 
 FILE = 'rollouts.jsonl.gz'
@@ -56,7 +56,7 @@ def sample(groups: Sequence[Sequence[Tree]], number: int) -> list[Sequence[Tree]
 
 
 def record(tree: Tree, step: int) -> dict[str, Any]:
-  """A tree with its question, outcome and spans, see `trees.records.spans`.
+  """A tree with its question, outcome and spans, see `trees.spans_shown.spans`.
 
   Spans also have `ids`; `lengths`, how many UTF-16 units of `text` each token stands for (not with a tokenizer whose tokens are
   no bytes); `trained`, whether they bear a loss; `stop`; `calls`; and of `SIGNALS` those that they have: a number for each token,

@@ -31,8 +31,8 @@ from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder, DecoderConfig, initial_params
 from jaxsearch.models.presets import preset
 from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.sampler.driver import rollout
 from jaxsearch.sampler.requests import GREEDY
-from jaxsearch.sampler.rollout import rollout
 from jaxsearch.training import sft
 from jaxsearch.training.runs import RunStopped
 from jaxsearch.trees.layout import pack

@@ -9,7 +9,7 @@ import pytest
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import report
 from jaxsearch.evaluation.run import predictions
-from jaxsearch.trees.records import spans
+from jaxsearch.trees.spans_shown import spans
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.evaluation.test_competence import RIGHT, Letters, grown
 

@@ -16,8 +16,8 @@ from jaxsearch.evaluation import rstool, run
 from jaxsearch.methods import r_search
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import exact_match, f1
+from jaxsearch.sampler.driver import Agent, Assistant, rollout
 from jaxsearch.sampler.requests import Sampling, ToolFailure, Tools
-from jaxsearch.sampler.rollout import Agent, Assistant, rollout
 from jaxsearch.tools.chat import ChatError
 from jaxsearch.tools.evidence_client import Evidence, EvidenceClient, EvidenceError
 from jaxsearch.training import runs

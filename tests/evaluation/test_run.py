@@ -11,8 +11,8 @@ from jaxsearch import cli
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import run
 from jaxsearch.rewards.match import exact_match
+from jaxsearch.sampler.driver import rollout
 from jaxsearch.sampler.requests import GREEDY
-from jaxsearch.sampler.rollout import rollout
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
 from tests.evaluation.test_competence import Letters

@@ -234,8 +234,8 @@ def test_the_frozen_refiner_keeps_the_initial_weights(monkeypatch):
   import jax
 
   from jaxsearch import setup
+  from jaxsearch.sampler.driver import Agent, rollout
   from jaxsearch.sampler.requests import GREEDY, Tools
-  from jaxsearch.sampler.rollout import Agent, rollout
   config = search_r2_config.get_config()
   assert config.refiner.model == 'world-review' and config.refiner.length == config.sampler.length
   engine, opened = setup._frozen_engine, []

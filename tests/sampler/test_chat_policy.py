@@ -17,8 +17,8 @@ from jaxsearch.methods import search_r1
 from jaxsearch.methods.prompted import flare
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler import chat_policy, requests
+from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import END, GREEDY, LENGTH, Ask, Sampling, Score, ToolFailure, Tools
-from jaxsearch.sampler.rollout import Agent, rollout
 from jaxsearch.tools.chat import Chat, ChatError
 from jaxsearch.trees.tree import Role, Stop, Tree
 from jaxsearch.world import files as world

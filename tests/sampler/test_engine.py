@@ -14,8 +14,8 @@ import pytest
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.models.decoder import hidden_states, target_logprobs
+from jaxsearch.sampler.driver import GrowthError
 from jaxsearch.sampler.requests import LENGTH, Ask, Call, Generate, RunPython, Score, Search, ToolFailure, failing
-from jaxsearch.sampler.rollout import GrowthError
 from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.tools.simulated import SimulatedSearch
 from jaxsearch.trees import grammar

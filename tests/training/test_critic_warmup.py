@@ -20,8 +20,8 @@ from jaxsearch.evaluation.run import open_critic
 from jaxsearch.models import hub
 from jaxsearch.models.encoder import TextEncoder, recipe_of
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.sampler.driver import rollout
 from jaxsearch.sampler.requests import Search
-from jaxsearch.sampler.rollout import rollout
 from jaxsearch.training import checkpoint, critic_warmup, loop, runs
 from jaxsearch.training import step as steps
 from jaxsearch.trees.tree import Role, Tree

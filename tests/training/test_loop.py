@@ -25,9 +25,9 @@ from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder, initial_params, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards.judge import Answer
+from jaxsearch.sampler.driver import rollout
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import GREEDY, Ask, Score, Search
-from jaxsearch.sampler.rollout import rollout
 from jaxsearch.training import batch as batches
 from jaxsearch.training import checkpoint, growing, loop, runs
 from jaxsearch.trees.tree import Role, Stop, Tree

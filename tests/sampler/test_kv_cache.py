@@ -4,8 +4,7 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from jaxsearch.sampler import cache
-from jaxsearch.sampler.cache import FORK_MIN, CacheRows, Prefixes, common_prefix
+from jaxsearch.sampler.kv_cache import FORK_MIN, CacheRows, Prefixes, common_prefix
 
 A = np.arange(40, dtype=np.int32)
 B = np.concatenate([A[:30], A[:10] + 100]).astype(np.int32)
@@ -53,7 +52,7 @@ def test_a_path_is_compared_with_the_rows_that_begin_alike_alone(monkeypatch):
   different = [A + 100 * i for i in range(count)]
   cache_all(rows, rows.place(different, range(count)), different)
   compared = []
-  monkeypatch.setattr(cache, 'common_prefix', lambda a, b: compared.append(1) or common_prefix(a, b))
+  monkeypatch.setattr('jaxsearch.sampler.kv_cache.common_prefix', lambda a, b: compared.append(1) or common_prefix(a, b))
   longer = [np.append(path, [7]).astype(np.int32) for path in different]
   assert [p.shared for p in rows.place(longer, range(count))] == [40] * count
   assert len(compared) <= 8 * count  # of 2048 pairs
