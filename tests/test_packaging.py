@@ -1,14 +1,18 @@
-"""What a wheel holds, and that it works where there is no repository."""
+"""What a wheel holds and needs, that it works where there is no repository, and what other machines fetch."""
 
 import functools
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
 
 import jaxsearch
 
@@ -81,3 +85,31 @@ def test_an_installed_wheel_finds_the_shipped_configs(installed, tmp_path):
   names = 'quickstart', 'configs/quickstart.py', 'smollm2:search_r1_grpo', tmp_path / 'own.py'
   done = python('-c', code, *names)
   assert (done.stdout, done.stderr) == ('2 2 2 2\n', 'jaxsearch: steps=-3 must be >= 1\n' * 4)
+
+
+@pytest.mark.parametrize('python', ['3.11', '3.12', '3.13'])
+def test_what_is_needed_has_an_upper_bound_and_what_is_pinned_lies_below(python):
+  pinned = {}
+  for line in (ROOT / 'launch/constraints.txt').read_text().splitlines():
+    one = Requirement(line)
+    if not one.marker or one.marker.evaluate({'python_version': python}):
+      assert pinned.setdefault(plain(one.name), one) is one  # one version for each Python
+  project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+  for text in project['dependencies']:
+    needed = Requirement(text)
+    version, = pinned[plain(needed.name)].specifier
+    assert needed.specifier.contains(version.version) and not needed.specifier.contains('9999'), text
+
+
+def plain(name):
+  return re.sub('[-_.]+', '-', name).lower()
+
+
+def test_what_the_workflow_and_the_image_are_made_of_is_pinned_by_hash():
+  workflow = yaml.safe_load((ROOT / '.github/workflows/test.yml').read_text())
+  used = [step['uses'] for step in workflow['jobs']['test']['steps'] if 'uses' in step]
+  assert used and all(re.fullmatch(r'[\w/-]+@[0-9a-f]{40}', one) for one in used)
+  assert workflow['permissions'] == {'contents': 'read'}
+  image = [line.split() for line in (ROOT / 'launch/Dockerfile').read_text().splitlines()]
+  assert re.fullmatch(r'python:3[\w.-]+@sha256:[0-9a-f]{64}', *[words[1] for words in image if words[:1] == ['FROM']])
+  assert [words[1] for words in image if words[:1] == ['USER']][-1:] == ['jaxsearch']

@@ -1,5 +1,6 @@
 """Compiles the programs of a config for a target that is not here, and says what they need and whether it fits."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -88,8 +89,12 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, wanted: Sequ
 
 def examine(program: programs.Program, target: targets.Target, cache: str = '') -> Planned:
   """Compiles a program, or reads from the `cache` what an equal one was found to need."""
-  traced = program.function.trace(*program.args, **program.static)
-  lowered = traced.lower()
+  devices = next(x.sharding.device_set for x in jax.tree.leaves(program.args) if hasattr(x, 'sharding'))
+  # Kernels of a GPU are lowered for the devices of the mesh around; without one, for those of this machine.
+  one = meshes.ambient(meshes.make_mesh(1, 1, 1, devices=[*devices])) if len(devices) == 1 else contextlib.nullcontext()
+  with one:
+    traced = program.function.trace(*program.args, **program.static)
+    lowered = traced.lower()
   counting = [pathlib.Path(module.__file__).read_text() for module in (costs, compiled)]
   key = f'{jax.__version__} {target.kind} {program.devices} {program.dearest} {counting} {lowered.as_text()}'
   key = hashlib.sha256(key.encode()).hexdigest()

@@ -199,7 +199,7 @@ def test_every_kind_of_run_can_be_planned(name, kinds):
 
 
 @pytest.mark.slow  # a minute or two each, where the compilers are installed
-@pytest.mark.parametrize('name', ['tpu:v5p:2x2x1', 'cuda:h100:1x4'])
+@pytest.mark.parametrize('name', ['tpu:v5p:2x2x1', 'cuda:h100:1x4', 'cuda:h100:1x1'])
 def test_a_real_target(name, tmp_path):
   if not targets.installed(name.split(':')[0]):
     pytest.skip("its compiler is not installed: pip install '.[plan]'")

@@ -208,29 +208,28 @@ def _on_gpu(q, new, cache, rows, lengths, interpret):
   if block < 16:
     raise ValueError(f'a cache of {T} tokens a row: the kernel needs a multiple of 16')
   parts = 2 ** max(0, min(4, round(math.log2(GPU_PROGRAMS / (S * K)))))
+  padded = max(16, pl.next_power_of_2(G))  # the least that a product of matrices takes
+  wide = jnp.pad(q, ((0, 0), (0, 0), (0, padded - G), (0, 0)))
   whole = lambda x: pl.BlockSpec(x.shape, lambda *_: (0,) * x.ndim)
-  partial = [jax.ShapeDtypeStruct((S, K, parts, *shape), jnp.float32) for shape in ((G, h), (G,), (G,))]
+  partial = [jax.ShapeDtypeStruct((S, K, parts, *shape), jnp.float32) for shape in ((padded, h), (padded,), (padded,))]
   of_part = [pl.BlockSpec((None,) * 3 + x.shape[3:], lambda s, k, i, n=x.ndim: (s, k, i, *(0,) * (n - 3))) for x in partial]
   cache, values, peak, total = pl.pallas_call(
     functools.partial(_gpu_kernel, block=block), name=NAME, grid=(S, K, parts), interpret=interpret,
-    in_specs=[whole(rows), whole(lengths), pl.BlockSpec((None, None, G, h), lambda s, k, i: (s, k, 0, 0)),
+    in_specs=[whole(rows), whole(lengths), pl.BlockSpec((None, None, padded, h), lambda s, k, i: (s, k, 0, 0)),
               pl.BlockSpec((None, None, 2 * h), lambda s, k, i: (s, k, 0)), whole(cache)],
     out_specs=[whole(cache), *of_part], out_shape=[jax.ShapeDtypeStruct(cache.shape, cache.dtype), *partial],
-    input_output_aliases={4: 0}, cost_estimate=_cost(q, cache, 'gpu', q, new, *partial),
-    compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=3))(rows, lengths, q, new, cache)
+    input_output_aliases={4: 0}, cost_estimate=_cost(q, cache, 'gpu', wide, new, *partial),
+    compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=3))(rows, lengths, wide, new, cache)
   share = jnp.exp(peak - jnp.max(peak, axis=2, keepdims=True))
   values = jnp.sum(values * share[..., None], axis=2) / jnp.sum(total * share, axis=2)[..., None]
-  return values.astype(q.dtype), cache
+  return values[:, :, :G].astype(q.dtype), cache
 
 
 def _gpu_kernel(rows, lengths, q_ref, new_ref, cache, written, values_ref, peak_ref, total_ref, *, block):
   """A part of the blocks of a slot's key/value head; the first has the new token too. `cache` and `written` are one array."""
   slot, head, part, parts = *(pl.program_id(axis) for axis in range(3)), pl.num_programs(2)
   row, length = rows[slot], lengths[slot]
-  G, h = q_ref.shape
-  padded = max(16, pl.next_power_of_2(G))  # the least that a product of matrices takes
-  heads = jnp.arange(padded) < G
-  q = plgpu.load(q_ref.at[pl.ds(0, padded)], mask=heads[:, None], other=0.0)
+  q, h = q_ref[...], q_ref.shape[1]
   scale = h**-0.5
 
   def attend(number, carry):
@@ -248,13 +247,11 @@ def _gpu_kernel(rows, lengths, q_ref, new_ref, cache, written, values_ref, peak_
   key, value = (new_ref[pl.ds(first, h)].astype(jnp.float32) for first in (0, h))
   own = jnp.sum(q.astype(jnp.float32) * key[None], axis=-1) * scale
   one = mine.astype(jnp.float32)  # or 0: Triton broadcasts no condition
-  carry = own * one + NEGATIVE * (1 - one), jnp.zeros_like(own) + one, jnp.zeros((padded, h), jnp.float32) + value[None] * one
+  carry = own * one + NEGATIVE * (1 - one), jnp.zeros_like(own) + one, jnp.zeros(q.shape, jnp.float32) + value[None] * one
   count = pl.cdiv(length, block)
   each = pl.cdiv(count, parts)
   peak, total, values = jax.lax.fori_loop(part * each, jnp.minimum((part + 1) * each, count), attend, carry)
-  plgpu.store(values_ref.at[pl.ds(0, padded)], values, mask=heads[:, None])
-  plgpu.store(peak_ref.at[pl.ds(0, padded)], peak, mask=heads)
-  plgpu.store(total_ref.at[pl.ds(0, padded)], total, mask=heads)
+  peak_ref[...], total_ref[...], values_ref[...] = peak, total, values
 
   @pl.when(mine)
   def _():
