@@ -10,6 +10,7 @@ process, padded as its learner pads them, in a float32 Qwen2 of the same size. E
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -98,7 +99,8 @@ def ours(data, steps: int) -> dict:
     params, batch, config=model_config, temperature=1.0, chunk=1024, clip_low=0.2, clip_high=0.2, dual_clip=None,
     kl_coef=0.04, entropy_coef=0.0)
   optimizer, update = training.make_update(loss_fn, params, optim, 1, mesh=mesh, dtype='float32')
-  batch = batches.place(batches.make_batch(rows, 1, ref_logprobs=rows.old_logprobs), mesh)
+  batch = batches.place(batches.make_batch(rows, 1, ref=True), mesh)
+  batch = dataclasses.replace(batch, ref_logprobs=batch.sampler_logprobs)
   state = training.create_state(params, optimizer, mesh)
 
   def step():

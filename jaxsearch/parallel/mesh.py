@@ -219,8 +219,8 @@ def issuing() -> contextlib.AbstractContextManager:
 
 
 def own_rows(array: jax.Array) -> np.ndarray:
-  """[n, R of this process, …], the inverse of `place_own`: this process's part of an array that is split along axis 1."""
-  if jax.process_count() == 1:
+  """Returns [n, R of this process, …] of an array that is split along axis 1, the inverse of `place_own`."""
+  if jax.process_count() == 1 or isinstance(array, np.ndarray):
     return jax.device_get(array)
   shards = {shard.index[1].start or 0: shard.data for shard in array.addressable_shards}
   return np.concatenate([np.asarray(shards[start]) for start in sorted(shards)], axis=1)

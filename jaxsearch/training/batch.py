@@ -51,8 +51,7 @@ def lay_out_own(trees: Sequence[Tree], length: int, *, how: str = 'token-mean', 
   return lay_out(trees, length, how=how, totals=sum(meshes.gather_objects(own)), **options)
 
 
-def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, old_logprobs: np.ndarray | None = None,
-               ref_logprobs: np.ndarray | None = None, critic: bool = False) -> Batch:
+def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, ref: bool = False, critic: bool = False) -> Batch:
   """Cuts rows into micro-batches and packs the trained tokens of each row.
 
   Every process brings its own rows, and has an equal part of each micro-batch: with `micro_rows` rows in all, R of them are
@@ -66,19 +65,21 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, old_logpr
 
   Args:
     trees: how many the rows of all processes may hold.
-    old_logprobs, ref_logprobs: [B, T]; without the former the sampler's are taken.
+    ref: whether there is a KL to a reference, so that the weights of the KL are taken.
     critic: whether to take the values and returns of the rows.
+  Returns:
+    A batch whose `old_logprobs` are the sampler's, and whose `ref_logprobs` are None: the trainer's own scores of the batch
+    have the layout that both want.
   """
   T = rows.tokens.shape[1]
-  unused = {'places', 'real'} | ({'kl_weights'} if ref_logprobs is None else set()) | (set() if critic else CRITIC)
+  unused = {'places', 'real'} | (set() if ref else {'kl_weights'}) | (set() if critic else CRITIC)
   given = {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows) if field.name not in unused}
-  given |= {'old': old_logprobs, 'ref': ref_logprobs}
-  sizes, largest = zip(*meshes.gather_objects((len(rows.tokens), int((rows.trained != 0).sum(axis=1).max(initial=1)))))
-  given = pass_rows_on({name: values for name, values in given.items() if values is not None}, row_moves(sizes, micro_rows))
+  sizes, largest = zip(*meshes.gather_objects((len(rows.tokens), int((rows.spans != 0).sum(axis=1).max(initial=1)))))
+  given = pass_rows_on(given, row_moves(sizes, micro_rows))
   count = max(-(-sum(sizes) // micro_rows), 1)
   n = 1 << (max(count, -(-trees // micro_rows)) - 1).bit_length()
   B, micro_rows = len(given['tokens']), micro_rows // len(sizes)
-  trained = given['trained'] != 0
+  trained = given['spans'] != 0
   M = target_bucket(max(largest), T)
   order = np.argsort(~trained, axis=1, kind='stable')[:, :M]  # trained tokens first, in row order
   real = np.take_along_axis(trained, order, axis=1)
@@ -93,15 +94,15 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, old_logpr
       return split(np.where(real, np.take_along_axis(values, order, axis=1), 0).astype(values.dtype))
 
   index = np.arange(T)  # in rows of padding every token sees and follows itself
-  sampler_logprobs = packed('old_logprobs')
+  sampler_logprobs = packed('sampler_logprobs')
   return Batch(
     tokens=split(given['tokens']), positions=split(given['positions']),
     previous=split(given['previous'], index), visible_until=split(given['visible_until'], index + 1),
     targets=split(np.where(real, order, -1).astype(np.int32), -1),
     weights=packed('loss_weights'), kl_weights=packed('kl_weights'),
-    gains=packed('gains'), losses=packed('losses'), spans=packed('trained'),
-    old_logprobs=packed('old') if 'old' in given else sampler_logprobs, sampler_logprobs=sampler_logprobs,
-    ref_logprobs=packed('ref'), value_weights=packed('value_weights'), values=packed('values'), returns=packed('returns'),
+    gains=packed('gains'), losses=packed('losses'), spans=packed('spans'),
+    old_logprobs=sampler_logprobs, sampler_logprobs=sampler_logprobs, ref_logprobs=None,
+    value_weights=packed('value_weights'), values=packed('values'), returns=packed('returns'),
     count=np.int32(count),
   )  # fmt: skip
 
@@ -146,15 +147,6 @@ def target_bucket(largest: int, length: int) -> int:
   return next(bucket for eighths in (1, 2, 3, 4, 6, 8) if largest <= (bucket := -(-length * eighths // 8)))
 
 
-def unpack(batch: Batch, values: np.ndarray) -> np.ndarray:
-  """Values [n, R, M] of the trained tokens back in their places [n * R, T], 0 elsewhere: the inverse of the packing."""
-  full = np.zeros((batch.tokens.shape[0] * batch.tokens.shape[1], batch.tokens.shape[2]), np.float32)
-  targets = np.asarray(batch.targets).reshape(len(full), -1)
-  row, column = np.nonzero(targets >= 0)
-  full[row, targets[row, column]] = np.asarray(values).reshape(targets.shape)[row, column]
-  return full
-
-
 def mini_batches(sizes: Sequence[int], size: int, rng: np.random.Generator) -> list[list[tuple[int, int]]]:
   """The parts for one update each: at most `size` trees (0: all), as many in each up to one, their groups in random order.
 
@@ -175,18 +167,28 @@ def mini_batches(sizes: Sequence[int], size: int, rng: np.random.Generator) -> l
 
 
 def compute_on_rows(program: Callable, params: dict, rows: TrainingRows, micro_rows: int, mesh, trees: int = 0) -> np.ndarray:
-  """What a compiled score or value step says of the trained tokens, [B, T] as the rows; 0 elsewhere. `trees`: see make_batch."""
-  batch, B = make_batch(rows, micro_rows, trees=trees), len(rows.tokens)
+  """Returns what a compiled score or value step says of the trained tokens, see `to_rows`; `trees`: see `make_batch`."""
+  batch = place(make_batch(rows, micro_rows, trees=trees), mesh)
   with meshes.issuing():
-    found = meshes.own_rows(program(params, place(batch, mesh)))
-  return bring_home(unpack(batch, found), B, row_moves(meshes.gather_objects(B), micro_rows))
+    values = program(params, batch)
+  return to_rows(values, batch, rows, micro_rows)
 
 
-def bring_home(values: np.ndarray, number: int, moves: Sequence[tuple[int, int]]) -> np.ndarray:
-  """Values [number, T] of the rows of this process, from those of the rows that `pass_rows_on` left it (and of padding)."""
-  keep, back = number - _sent(moves), [(target, source) for source, target in moves]
-  come = meshes.pass_on(values[keep:keep + _sent(back)], back) if moves else []
-  return np.stack([*values[:keep], *come])
+def to_rows(values: jax.Array, batch: Batch, rows: TrainingRows, micro_rows: int) -> np.ndarray:
+  """Returns values [n, R, M] of a batch's trained tokens as [B, T] of the rows it was made of, 0 elsewhere.
+
+  All processes must call it: rows that were passed on come home.
+  """
+  targets, values = meshes.own_rows(batch.targets), meshes.own_rows(values)
+  spread = np.zeros((targets.shape[0] * targets.shape[1], rows.tokens.shape[1]), np.float32)
+  targets = targets.reshape(len(spread), -1)
+  row, column = np.nonzero(targets >= 0)
+  spread[row, targets[row, column]] = values.reshape(targets.shape)[row, column]
+  B = len(rows.tokens)
+  moves = row_moves(meshes.gather_objects(B), micro_rows)
+  keep, back = B - _sent(moves), [(target, source) for source, target in moves]
+  come = meshes.pass_on(spread[keep:keep + _sent(back)], back) if moves else []
+  return np.stack([*spread[:keep], *come])
 
 
 def place(batch: Batch, mesh) -> Batch:

@@ -34,7 +34,7 @@ from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import requests
 from jaxsearch.sampler.driver import Agent
 from jaxsearch.training import batch as batches
-from jaxsearch.training import checkpoint, growing, monitors, rollouts, runs
+from jaxsearch.training import checkpoint, growing, monitors, runs
 from jaxsearch.training import critic as critics
 from jaxsearch.training import step as steps
 from jaxsearch.trees.layout import TrainingRows, take_back
@@ -183,6 +183,11 @@ def importance_cap(config: ml_collections.ConfigDict) -> float:
     return config.loss.importance_cap
   apart = config.dtype == 'bfloat16' or config.train.async_steps
   return 2.0 if apart and config.train.old_logprobs != 'sampler' else 0.0
+
+
+def recomputes(config: ml_collections.ConfigDict) -> bool:
+  """Tells whether the ratio is to the trainer's own log-probabilities, and not to the sampler's."""
+  return config.train.old_logprobs == 'recompute' or bool(importance_cap(config))
 
 
 def total_updates(config: ml_collections.ConfigDict) -> int:
@@ -378,29 +383,47 @@ def update(learner: Learner, groups: Groups, step: int, clock: runs.Clock) -> di
   forests = [[own[group][member] for group, member in part if group in own]
              for part in batches.mini_batches(sizes, settings.mini_batch, rng)]
   parts = [into_rows(learner, forest, share_trained=not clipped) for forest in forests]
-  most = trees_of_update(learner.config)
-  score = lambda params: [batches.compute_on_rows(learner.score, params, part, settings.micro_rows, learner.mesh, most)
-                          for part in parts]
-  recomputed = settings.old_logprobs == 'recompute' or bool(importance_cap(learner.config))
-  one_update = settings.epochs == 1 and not settings.mini_batch  # whose own log-probabilities are the old ones
   with clock('score'):
-    old = score(learner.params) if recomputed and not one_update else [part.old_logprobs for part in parts]
-    ref = [None] * len(parts) if learner.reference is None else score(learner.reference)
-  rollouts.note(parts, forests, old, ref)
-  results = []
+    packed = score(learner, parts)
+  note_logprobs(learner, forests, parts, packed)
   with clock('train'):
-    for _ in range(settings.epochs):
-      for i in rng.permutation(len(parts)):
-        batch = batches.make_batch(parts[i], settings.micro_rows, trees=most, old_logprobs=old[i], ref_logprobs=ref[i],
-                                   critic=learner.values is not None)
-        if recomputed and one_update:
-          batch = dataclasses.replace(batch, old_logprobs=None)
-        results.append(learn(learner, batches.place(batch, learner.mesh)))
+    results = [learn(learner, packed[i]) for _ in range(settings.epochs) for i in rng.permutation(len(parts))]
     results = [runs.to_row(result) for result in results]
   found = meshes.gather_objects((sum(len(part.tokens) for part in parts), sum(int(part.real.sum()) for part in parts)))
   rows, tokens = map(sum, zip(*found))
   return runs.mean_of(results) | {'tokens_in_rows': tokens, 'rows': rows, 'updates': len(results),
                                   'padded_share': 1 - tokens / (rows * settings.row_length)}
+
+
+def score(learner: Learner, parts: Sequence[TrainingRows]) -> list[batches.Batch]:
+  """Packs the rows of each update, with the log-probabilities of the policy before all updates and of the reference."""
+  settings, reference = learner.config.train, learner.reference
+  recompute = recomputes(learner.config)
+  one_update = settings.epochs == 1 and not settings.mini_batch  # whose own log-probabilities are the old ones
+  policy = learner.params if recompute and not one_update else None
+
+  def scored(part: TrainingRows) -> batches.Batch:
+    batch = batches.place(batches.make_batch(
+      part, settings.micro_rows, trees=trees_of_update(learner.config), ref=reference is not None,
+      critic=learner.values is not None), learner.mesh)
+    with meshes.issuing():
+      if recompute:
+        batch = dataclasses.replace(batch, old_logprobs=None if policy is None else learner.score(policy, batch))
+      return batch if reference is None else dataclasses.replace(batch, ref_logprobs=learner.score(reference, batch))
+
+  return [scored(part) for part in parts]
+
+
+def note_logprobs(learner: Learner, forests: Sequence[Sequence[Tree]], parts: Sequence[TrainingRows],
+                  packed: Sequence[batches.Batch]) -> None:
+  """Writes the log-probabilities of trainer and reference onto the spans, where rollouts are kept for viewers."""
+  if not learner.config.rollouts:
+    return
+  for forest, rows, batch in zip(forests, parts, packed):
+    of_trainer = batch.old_logprobs if recomputes(learner.config) else None
+    for name, values in (('old_logprobs', of_trainer), ('ref_logprobs', batch.ref_logprobs)):
+      if values is not None:
+        take_back(rows, forest, batches.to_rows(values, batch, rows, learner.config.train.micro_rows), name)
 
 
 def learn(learner: Learner, batch: batches.Batch) -> dict[str, jax.Array]:

@@ -21,7 +21,6 @@ import numpy as np
 from jaxsearch.data.jsonl import DataError, check_unpacked
 from jaxsearch.files import naming, no_link
 from jaxsearch.sampler.requests import Request
-from jaxsearch.trees.layout import TrainingRows, take_back
 from jaxsearch.trees.spans_shown import spans
 from jaxsearch.trees.tree import Node, Role, Tree
 
@@ -81,16 +80,6 @@ def record(tree: Tree, step: int) -> dict[str, Any]:
           'reward': None if tree.reward is None else _rounded(tree.reward), 'searches': tree.metrics['searches'],
           'tokens': sum(len(node.tokens) for node in nodes if node.logprobs), 'stop': tree.stop,
           'metrics': {name: _rounded(value) for name, value in tree.metrics.items()}, 'spans': shown}
-
-
-def note(parts: Sequence[TrainingRows], forests: Sequence[Sequence[Tree]], old: Sequence[np.ndarray],
-         ref: Sequence[np.ndarray | None]) -> None:
-  """Writes log-probabilities [B, T] of each part of a step onto the spans of its trees: the trainer's own where it computed any
-  (`old_logprobs`), and the reference's (`ref_logprobs`)."""
-  for rows, forest, own, reference in zip(parts, forests, old, ref):
-    for name, values in (('old_logprobs', None if own is rows.old_logprobs else own), ('ref_logprobs', reference)):
-      if values is not None:
-        take_back(rows, forest, values, name)
 
 
 def _lengths(ids: Sequence[int], pieces: Sequence[bytes]) -> list[int]:

@@ -43,12 +43,12 @@ class TrainingRows:
   previous: np.ndarray       # int32, row index; its own on padding and at the first token of a path
   visible_until: np.ndarray  # int32, row index, exclusive; own index + 1 on padding
   real: np.ndarray           # bool, False on padding
-  trained: np.ndarray        # float32, how many trained spans share it; 0 wherever there is no loss
+  spans: np.ndarray          # float32, how many trained spans share it; 0 wherever there is no loss
   loss_weights: np.ndarray   # float32, their weights in the loss (with `penalties` those of KL and entropy), added up
   kl_weights: np.ndarray     # float32, those of the spans that the KL is about, added up
   gains: np.ndarray          # float32, P: the weighted advantages above 0, added up; 0 where spans have none
   losses: np.ndarray         # float32, N: the weighted advantages below 0, added up, as a positive number
-  old_logprobs: np.ndarray   # float32, captured while sampling, their mean; 0 where spans have none
+  sampler_logprobs: np.ndarray  # float32, captured while sampling, their mean; 0 where spans have none
   value_weights: np.ndarray  # float32, their weights in the critic's loss, added up
   values: np.ndarray         # float32, of the critic before the updates of the step, their weighted mean
   returns: np.ndarray        # float32, the critic's targets, their weighted mean
@@ -101,7 +101,7 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'tok
     start = 0
     for index in indices:
       start = _place(rows, row, start, tries[index], weights, kl_on)
-  rows.old_logprobs[...] /= np.maximum(rows.trained, 1)
+  rows.sampler_logprobs[...] /= np.maximum(rows.spans, 1)
   for name in ('values', 'returns'):
     getattr(rows, name)[...] /= np.where(rows.value_weights > 0, rows.value_weights, 1)
   return rows
@@ -227,7 +227,7 @@ def _tries(trees: Sequence[Tree], length: int, share_trained: bool) -> Iterator[
 def _padding(num_rows: int, length: int, pad_id: int) -> TrainingRows:
   shape = (num_rows, length)
   index = np.broadcast_to(np.arange(length, dtype=np.int32), shape)
-  names = ('trained', 'loss_weights', 'kl_weights', 'gains', 'losses', 'old_logprobs', 'value_weights', 'values', 'returns')
+  names = ('spans', 'loss_weights', 'kl_weights', 'gains', 'losses', 'sampler_logprobs', 'value_weights', 'values', 'returns')
   return TrainingRows(
     tokens=np.full(shape, pad_id, np.int32), positions=np.zeros(shape, np.int32), previous=index.copy(), visible_until=index + 1,
     real=np.zeros(shape, bool), places={}, **{name: np.zeros(shape, np.float32) for name in names})
@@ -267,9 +267,9 @@ def _credit(rows: TrainingRows, row: int, columns: np.ndarray, node: Node, weigh
     found[field] = np.zeros(len(columns)) if values is None else np.asarray(values)
   bears_loss = weights != 0
   for name, values in (
-      ('trained', bears_loss), ('loss_weights', penalty_weights), ('value_weights', value_weights),
+      ('spans', bears_loss), ('loss_weights', penalty_weights), ('value_weights', value_weights),
       ('kl_weights', penalty_weights * kl),
       ('gains', weights * np.maximum(found['advantages'], 0)), ('losses', weights * np.maximum(-found['advantages'], 0)),
-      ('old_logprobs', bears_loss * found['logprobs']),
+      ('sampler_logprobs', bears_loss * found['logprobs']),
       ('values', value_weights * found['values']), ('returns', value_weights * found['returns'])):
     getattr(rows, name)[row, columns] += values

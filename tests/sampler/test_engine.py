@@ -142,7 +142,7 @@ def test_captured_logprobs_are_those_of_the_trainer(make_engine, config, params)
   logprobs, _ = target_logprobs(params, states, rows.tokens, temperature=0.7)
   trained = rows.loss_weights > 0
   assert trained.sum() == sum(tree.count(Role.POLICY) for tree in trees)
-  np.testing.assert_allclose(rows.old_logprobs[trained], np.asarray(logprobs)[trained], atol=1e-4)
+  np.testing.assert_allclose(rows.sampler_logprobs[trained], np.asarray(logprobs)[trained], atol=1e-4)
 
 
 def test_on_a_cpu_a_bfloat16_policy_is_sampled_in_float32(make_engine, config, params):

@@ -16,8 +16,7 @@ from tests.processes import as_processes
 
 def test_trained_tokens_are_packed_in_order_with_their_values(tiny):
   rows = lay_out(tiny.random_forest(0, trees=7, branch=True), 48, pad_id=0)
-  other = np.random.default_rng(0).normal(size=rows.tokens.shape).astype(np.float32)
-  batch = batches.make_batch(rows, 2, ref_logprobs=other)
+  batch = batches.make_batch(rows, 2, ref=True)
   B, T = rows.tokens.shape
   n, R, M = batch.targets.shape
   assert n == 1 << (int(batch.count) - 1).bit_length() and batch.count == -(-B // R)
@@ -27,8 +26,8 @@ def test_trained_tokens_are_packed_in_order_with_their_values(tiny):
     found = batch.targets[i, r]
     np.testing.assert_array_equal(found[:len(expected)], expected)
     assert np.all(found[len(expected):] == -1)
-    for name, values in (('weights', rows.loss_weights), ('gains', rows.gains), ('losses', rows.losses), ('spans', rows.trained),
-                         ('old_logprobs', rows.old_logprobs), ('ref_logprobs', other)):
+    for name, values in (('weights', rows.loss_weights), ('gains', rows.gains), ('losses', rows.losses), ('spans', rows.spans),
+                         ('old_logprobs', rows.sampler_logprobs), ('kl_weights', rows.kl_weights)):
       packed = getattr(batch, name)[i, r]
       np.testing.assert_array_equal(packed[:len(expected)], values[index, expected] if len(expected) else [])
       assert np.all(packed[len(expected):] == 0)
@@ -49,10 +48,10 @@ def test_steps_of_few_rows_have_the_shape_of_others(tiny, trees, micro_rows):
   assert np.all(batch.targets[n:] == -1) and not batch.weights[n:].any()
 
 
-def test_unpack_is_the_inverse(tiny):
+def test_what_was_packed_goes_back_into_rows(tiny):
   rows = lay_out(tiny.random_forest(1, trees=7), 48, pad_id=0)
   batch = batches.make_batch(rows, 2)
-  np.testing.assert_array_equal(batches.unpack(batch, batch.weights)[:len(rows.tokens)], rows.loss_weights)
+  np.testing.assert_array_equal(batches.to_rows(batch.weights, batch, rows, 2), rows.loss_weights)
 
 
 @pytest.mark.parametrize('trees', [(9, 1, 2, 4), (3, 3, 3, 3), (1, 1, 1, 20)])
@@ -63,17 +62,14 @@ def test_rows_are_spread_evenly_over_processes_and_their_values_come_home(tiny, 
   def run():
     own = jax.process_index()
     rows = lay_out(forests[own], 48, pad_id=0)
-    batch = batches.make_batch(rows, micro_rows, ref_logprobs=2 * rows.old_logprobs)
-    moves = batches.row_moves(meshes.gather_objects(len(rows.tokens)), micro_rows)
-    home = batches.bring_home(batches.unpack(batch, batch.weights), len(rows.tokens), moves)
-    return rows, batch, home
+    batch = batches.make_batch(rows, micro_rows)
+    return rows, batch, batches.to_rows(batch.weights, batch, rows, micro_rows)
 
   found = as_processes(len(trees), monkeypatch, run)
   total = sum(len(rows.tokens) for rows, *_ in found)
   for rows, batch, home in found:
     assert batch.count == -(-total // micro_rows) and batch.tokens.shape[1:] == (2, 48)
     np.testing.assert_array_equal(home, rows.loss_weights)
-    np.testing.assert_array_equal(batch.ref_logprobs, 2 * batch.old_logprobs)
   expected = sorted(row.tobytes() for rows, *_ in found for row in rows.tokens)
   trained = [batch.tokens.reshape(-1, 48) for _, batch, _ in found]
   assert sorted(row.tobytes() for row in np.concatenate(trained) if row.any()) == expected

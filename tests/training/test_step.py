@@ -19,7 +19,7 @@ from jaxsearch.models.decoder import Decoder
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import critic
 from jaxsearch.training import step as steps
-from jaxsearch.training.batch import make_batch, place, unpack
+from jaxsearch.training.batch import make_batch, place, to_rows
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role, Tree
 
@@ -31,7 +31,7 @@ def grads_of(tiny, rows, micro_rows, hyper=None, params=None, decoder=None, ref=
   batch = make_batch(rows, micro_rows)
   if ref:
     batch = dataclasses.replace(batch, ref_logprobs=batch.old_logprobs * 1.1,
-                                kl_weights=make_batch(rows, micro_rows, ref_logprobs=rows.old_logprobs).kl_weights)
+                                kl_weights=make_batch(rows, micro_rows, ref=True).kl_weights)
   mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
   loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=decoder, **(hyper or tiny.hyper))
   accumulate = jax.jit(lambda params, batch: steps.accumulate(
@@ -166,7 +166,8 @@ def test_merged_trees_have_the_loss_and_the_gradients_of_separate_ones(tiny, met
     for tree in forest if not merged else ():
       tree.question = None
     rows = lay_out(forest, 64, pad_id=0, how=how, share_trained=merged and hyper.get('value_clip') is None)
-    batch = make_batch(rows, 2, ref_logprobs=np.where(rows.trained > 0, 1.1 * rows.old_logprobs, 0), critic=True)
+    batch = make_batch(rows, 2, ref=True, critic=True)
+    batch = dataclasses.replace(batch, ref_logprobs=1.1 * batch.sampler_logprobs)
     if 'importance_cap' in hyper:  # a trainer that finds the tokens more, or less, likely than the sampler
       batch = dataclasses.replace(batch, old_logprobs=batch.old_logprobs * 0.9 + 0.4)
     mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
@@ -309,8 +310,9 @@ def span_logprobs(tiny, params, forest):
   batch = make_batch(rows, len(rows.tokens))
   mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
   score = steps.make_score_step(tiny.decoder, mesh=mesh, temperature=1.0, chunk=32)
-  values = np.asarray(score(params, place(batch, mesh)))[0]
-  in_rows = unpack(batch, values)[:len(rows.tokens)]
+  placed = place(batch, mesh)
+  values = score(params, placed)
+  in_rows, values = to_rows(values, placed, rows, len(rows.tokens)), np.asarray(values)[0]
   spans = [node for tree in forest for node in tree.nodes(Role.POLICY)]
   return {node: in_rows[rows.places[node]].sum() for node in spans}, batch, values
 

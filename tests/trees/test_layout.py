@@ -113,8 +113,8 @@ def test_credit_adds_up_over_the_spans_that_share_a_token(forest, how, length):
   held = set(forest[::2])
   rows = lay_out(forest, length, pad_id=PAD, how=how, kl_on=held.__contains__)
   nodes = [list(tree.walk()) for tree in forest]
-  expected = collections.defaultdict(lambda: dict.fromkeys(('trained', 'loss_weights', 'kl_weights', 'gains', 'losses',
-                                                            'old_logprobs', 'value_weights', 'values', 'returns'), 0.0))
+  expected = collections.defaultdict(lambda: dict.fromkeys(('spans', 'loss_weights', 'kl_weights', 'gains', 'losses',
+                                                            'sampler_logprobs', 'value_weights', 'values', 'returns'), 0.0))
   for own, weights, value_weights in zip(nodes, *loss_weights(nodes, how)):
     tokens = [(node, index) for node in own for index in range(len(node.tokens))]
     for (node, index), weight, value_weight in zip(tokens, weights, value_weights):
@@ -122,18 +122,18 @@ def test_credit_adds_up_over_the_spans_that_share_a_token(forest, how, length):
       at = expected[row, columns[index]]
       if weight:
         advantage = np.broadcast_to(node.advantages, len(node.tokens))[index]
-        said = dict(trained=1, loss_weights=weight, kl_weights=weight * (node.tree in held), gains=weight * max(advantage, 0),
-                    losses=weight * max(-advantage, 0), old_logprobs=node.logprobs[index], value_weights=value_weight,
+        said = dict(spans=1, loss_weights=weight, kl_weights=weight * (node.tree in held), gains=weight * max(advantage, 0),
+                    losses=weight * max(-advantage, 0), sampler_logprobs=node.logprobs[index], value_weights=value_weight,
                     values=value_weight * node.values[index], returns=value_weight * node.returns[index])
         for name, value in said.items():
           at[name] += value
   for (row, column), at in expected.items():
-    at['old_logprobs'] /= at['trained'] or 1
+    at['sampler_logprobs'] /= at['spans'] or 1
     for name in ('values', 'returns'):
       at[name] /= at['value_weights'] or 1
     for name, value in at.items():
       np.testing.assert_allclose(getattr(rows, name)[row, column], value, rtol=1e-5, atol=1e-6, err_msg=name)
-  assert (rows.trained > 0).sum() == sum(at['trained'] > 0 for at in expected.values())
+  assert (rows.spans > 0).sum() == sum(at['spans'] > 0 for at in expected.values())
 
 
 @hypothesis.given(forests)
@@ -229,7 +229,7 @@ def test_a_trie_larger_than_a_row_is_split_at_a_branch():
   whole, split = (lay_out([tree], length, pad_id=PAD) for length in (LENGTH + 2, 28))
   assert whole.real.sum() == 42 and split.tokens.shape == (2, 28) and split.real.sum() == 52  # the prompt twice
   for rows in (whole, split):
-    assert rows.loss_weights.sum() == pytest.approx(1) and rows.trained.sum() == 32
+    assert rows.loss_weights.sum() == pytest.approx(1) and rows.spans.sum() == 32
   assert_exact([tree], lay_out([tree], LENGTH, pad_id=PAD))
 
 
@@ -372,7 +372,7 @@ def test_credit_that_only_some_spans_have_is_refused(field):
     lay_out([tree], 8, pad_id=PAD)
   policy[1].trained = False
   rows = lay_out([tree], 8, pad_id=PAD)
-  values = rows.gains if field == 'advantages' else rows.old_logprobs
+  values = rows.gains if field == 'advantages' else rows.sampler_logprobs
   np.testing.assert_array_equal(values[0], [0, 0, *[0.25 if field == 'advantages' else 0.5] * 2, 0, 0, 0, 0])
 
 
