@@ -283,7 +283,9 @@ def _grow(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> Grow
 def check_room(config: ml_collections.ConfigDict, tokenizer: Tokenizer, questions: Sequence[Question],
                say: Callable[[str], None], /, **changes) -> None:
   """Says after how many prompts the policy cannot write a token, and a whole span; ValueError if it can write a short one after
-  none. `changes` are of the arguments of `grow`."""
+  none, or if `grow.chat` is set and there is no chat template. `changes` are of the arguments of `grow`."""
+  if (dict(config.grow) | changes).get('chat') and tokenizer.chat_template is None:
+    raise ValueError(f'grow.chat=True: the tokenizer of {config.tokenizer or config.model} has no chat template')
   length, grow = config.sampler.length, _grow(config, changes)
   first = functools.partial(_first_span, grow, tokenizer)
   longest = heapq.nlargest(LONGEST, questions, lambda question: len(question.question))

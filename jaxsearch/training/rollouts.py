@@ -10,6 +10,7 @@ it.
 import codecs
 import json
 import math
+import numbers
 import os
 import pathlib
 import zlib
@@ -58,7 +59,7 @@ def record(tree: Tree, step: int) -> dict[str, Any]:
   """A tree with its question, outcome and spans, see `trees.spans_shown.spans`.
 
   Spans also have `ids`; `lengths`, how many UTF-16 units of `text` each token stands for (not with a tokenizer whose tokens are
-  no bytes); `trained`, whether they bear a loss; `stop`; `calls`; and of `SIGNALS` those that they have: a number for each token,
+  no bytes); `trained`, whether they bear a loss; `stop`; `calls`; `notes`, the numbers in `node.data`; and of `SIGNALS` those that they have: a number for each token,
   or one advantage for all.
   """
   nodes, shown = [node for node in tree.walk() if node.tokens], spans(tree)
@@ -73,6 +74,8 @@ def record(tree: Tree, step: int) -> dict[str, Any]:
     span |= {'lengths': _lengths(node.tokens, pieces)} if pieces else {}
     span |= {'stop': node.stop} if node.stop else {}
     span |= {'calls': node.data['calls']} if 'calls' in node.data else {}
+    numbers_of = {name: _rounded(value) for name, value in node.data.items() if isinstance(value, numbers.Real)}
+    span |= {'notes': numbers_of} if numbers_of else {}
     span |= {name: _rounded(value) for name in SIGNALS if (value := getattr(node, name, None)) is not None}
   question = tree.question
   return {'step': step, 'id': question.id, 'source': question.metadata.get('source', ''), 'question': question.question,

@@ -43,7 +43,8 @@ def tree(name='Who wrote it?', reward=1.0, stop=Stop.ANSWERED, searched='Ada', d
   write(prompt, '<think> No.</think><answer> <b>nobody</b></answer>', -0.75).data['calls'] = [
     {'tool': 'judge', 'about': 'thinking', 'query': 'No.', 'reply': -1, 'reason': 'It gives up.'}]
   node = write(prompt, POLICY.format(searched), 0.75)
-  node.data['calls'] = [{'tool': 'search', 'query': searched, 'documents': [{'id': '1', 'title': 'T', 'text': documents}]}]
+  node.data['reward'] = 0.25
+  node.data['calls'] = [{'tool': 'open', 'query': searched, 'documents': [{'id': '1', 'title': 'T', 'text': documents}]}]
   write(node.append(documents, Role.OBSERVATION), '<answer> Ada Lovelace</answer>', 0.75)
   own.answer, own.reward, own.stop = ('Ada Lovelace' if reward else None), reward, stop
   own.metrics['searches'] = 1 + len(searched) % 2
@@ -242,6 +243,7 @@ def test_table_filters_tree_colours_and_another_step_in_a_browser(tmp_path):
     found.marks = [all('.big')[0].querySelectorAll('.tool').length, all('.big')[0].querySelectorAll('.judge').length]
     found.gold = all('.block.observation').map(
       (one) => [...one.querySelectorAll('.gold')].map((mark) => mark.textContent).join(''))
+    found.notes = all('.block .label').filter((one) => one.textContent.includes('reward 0.25')).length
     found.reason = all('.reason')[0].textContent
     found.html = all('.tokens b').length
 
@@ -280,7 +282,7 @@ def test_table_filters_tree_colours_and_another_step_in_a_browser(tmp_path):
   assert [box[2] for box in boxes] == pytest.approx([unit * length for length in lengths], abs=3)  # width is tokens
   assert boxes[1][0] == pytest.approx(boxes[2][0], abs=0.5) and boxes[1][1] > boxes[2][1]  # forks are side by side
   assert boxes[0][1] == boxes[2][1] == boxes[3][1] == boxes[4][1] and boxes[3][0] > boxes[2][0]
-  assert seen['hatched'] == ['1'] and seen['marks'] == [1, 1]
+  assert seen['hatched'] == ['1'] and seen['marks'] == [1, 1] and seen['notes'] == 2
   assert seen['gold'] == ['', 'Ada, the Lovelace'] and seen['reason'] == 'It gives up.' and seen['html'] == 0
   assert seen['signals'] == ['role', 'advantage', 'log-probability', 'mask'] and seen['advantage'] == 2
   assert seen['logprob'] != 'rgba(0, 0, 0, 0)'

@@ -47,7 +47,15 @@ def config(child, tmp_path, monkeypatch):
   return child.get_config(tmp_path, str(tmp_path / 'run'))
 
 
-def test_a_run_on_eight_devices(config, capfd):
+def test_a_run_on_eight_devices(config, capfd, monkeypatch):
+  toy = sys.modules['jaxsearch.methods.toy']
+  credit = toy.credit
+
+  def credit_with_figure(groups, context, **settings):
+    credit(groups, context, **settings)
+    context.metrics['groups_alike_wrong'] = 0.125  # of a method whose rewards are per turn
+
+  monkeypatch.setattr(toy, 'credit', credit_with_figure)
   config.steps, config.progress = 3, True
   config.mesh.update(data=2, fsdp=2, tensor=2)
   config.train.update(micro_rows=4, mini_batch=0, epochs=1)
@@ -61,6 +69,7 @@ def test_a_run_on_eight_devices(config, capfd):
   for row in rows:
     assert not [name for name in REQUIRED if row.get(name) is None]
     assert row['logprob_gap_max'] < 1e-4 and row['ratio_max'] == pytest.approx(1, abs=1e-4)
+    assert row['groups_alike_wrong'] == 0.125  # the method's, not that of the trees' rewards
     assert row['searches'] == 1 and row['tokens_generated'] == row['tokens_trained'] == 100
     assert row['tokens_in_rows'] < row['tokens_on_paths'] == row['tokens_per_tree'] * row['trees']  # two chains share a prompt
   assert rows[0]['kl'] == pytest.approx(0, abs=1e-6) and rows[2]['kl'] > rows[0]['kl']

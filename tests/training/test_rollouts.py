@@ -26,6 +26,7 @@ def grown(question='Which?', reward=1.0, tokenizer=None, text='so 🙂 é'):
   ids = tree.tokenizer.encode(text)
   node = prompt.append(ids, Role.POLICY, logprobs=[-0.123456] * len(ids))
   node.advantages, node.stop, node.values = 0.5, 'end', np.linspace(0, 1, len(ids), dtype=np.float32)
+  node.data.update(reward=np.float32(0.25), meta=True, code='text')
   node.data['calls'] = [{'tool': 'search', 'query': 'q', 'failure': 'down', 'fault': 'server'}]
   node.append('reply', Role.OBSERVATION).append(ids, Role.POLICY, logprobs=[0.0] * len(ids)).advantages = np.ones(len(ids))
   prompt.append(ids, Role.POLICY).advantages = float('nan')
@@ -42,6 +43,7 @@ def test_a_record_has_tokens_credit_and_calls_as_plain_json():
   assert [span['ids'] for span in record['spans']] == [node.tokens for node in nodes]
   assert first['logprobs'] == [-0.1235] * len(nodes[1].tokens) and first['advantages'] == 0.5 and first['trained']
   assert first['values'][0] == 0 and first['values'][-1] == 1
+  assert first['notes'] == {'reward': 0.25, 'meta': 1} and 'notes' not in second
   assert first['stop'] == 'end' and first['calls'][0]['fault'] == 'server'
   assert second['advantages'] == [1] * len(second['ids']) and not reply['trained'] and 'logprobs' not in reply
   assert other['advantages'] is None and other['parent'] == 0 and record['tokens'] == 2 * len(first['ids'])
