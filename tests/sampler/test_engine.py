@@ -396,14 +396,17 @@ def test_scores_are_log_probabilities_of_the_continuations(make_engine, next_log
   def grow(tree):
     node = tree.root.append(PROMPTS[0], Role.PROMPT)
     node = yield Generate(node, max_tokens=10)
-    tree.root.data['scores'], more = yield [Score(node, continuations), Generate(node, max_tokens=5, temperature=0.0)]
+    tree.root.data['scores'], behind, more = yield [
+      Score(node, continuations), Score(node, continuations[:1], cue=PROMPTS[1]), Generate(node, max_tokens=5, temperature=0.0)]
+    tree.root.data['scores'] += behind
     tree.root.data['nodes'] = node, more
 
   trees, _ = run(make_engine(), [grow] * 3)
   for tree in trees:
     node, more = tree.root.data['nodes']
-    for given, logprobs in zip(continuations, tree.root.data['scores'], strict=True):
-      path, expected = node.path_tokens(), []
+    cases = [*((given, '') for given in continuations), (continuations[0], PROMPTS[1])]
+    for (given, cue), logprobs in zip(cases, tree.root.data['scores'], strict=True):
+      path, expected = node.path_tokens() + tokenizer.encode(cue), []
       for token in tokenizer.encode(given) if isinstance(given, str) else given:
         expected.append(next_logprobs(path)[token])
         path.append(token)
@@ -423,6 +426,21 @@ def test_calls_and_lists_are_served_together_in_order(make_engine):
   assert product == 42 and node.role is Role.POLICY and found[0].title == 'Title 0'
   assert failure == ToolFailure('ZeroDivisionError: division by zero')
   assert metrics['tool_calls'] == 3 and metrics['tool_calls_failed'] == 1
+
+
+def test_calls_behind_one_span_share_its_room_and_are_counted_by_name(make_engine):
+  engine, show = make_engine(max_observation=500), lambda text: f'[{text}]'
+
+  def grow(tree):
+    node = tree.root.append(PROMPTS[2], Role.PROMPT)
+    opened = yield [Call(lambda tools: f'{tools.topk} pages ' * 99, node, 'open', name, show) for name in 'ab']
+    assert opened[0] == opened[1] and opened[0].startswith('1 pages 1')
+    for text in opened:
+      node = node.append(show(text), Role.OBSERVATION)
+    assert engine.length - 2 * (engine.answer_reserve + 2) <= node.length <= engine.length - 2 * engine.answer_reserve
+
+  _, metrics = run(engine, [grow])
+  assert metrics['calls_open'] == metrics['tool_calls'] == 2
 
 
 def test_a_service_is_asked_for_many_at_a_time(make_engine):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxsearch.sampler.requests import Generate, ToolFailure, failing, failure_figures, failure_of, one_line
+from jaxsearch.sampler.requests import Generate, Score, ToolFailure, failing, failure_figures, failure_of, one_line
 from jaxsearch.trees.tree import Tree
 
 
@@ -13,6 +13,11 @@ def test_generate_names_what_is_wrong(wrong):
   with pytest.raises(ValueError, match=next(iter(wrong))):
     Generate(Tree(None).root, **wrong)
   Generate(Tree(None).root, stop=('</search>',), max_tokens=1, temperature=0.0, top_p=1.0, top_k=0)
+
+
+def test_a_score_records_its_cue_apart():
+  assert Score(Tree(None).root, (' Ada', [7]), 'So: ').describe([[-1.0, -0.5], None]) == {
+    'tool': 'score', 'query': ' Ada | [7]', 'cue': 'So: ', 'reply': [-1.5, None]}
 
 
 class Refused(ConnectionError):
