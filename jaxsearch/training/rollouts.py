@@ -58,9 +58,10 @@ def sample(groups: Sequence[Sequence[Tree]], number: int) -> list[Sequence[Tree]
 def record(tree: Tree, step: int) -> dict[str, Any]:
   """A tree with its question, outcome and spans, see `trees.spans_shown.spans`.
 
-  Spans also have `ids`; `lengths`, how many UTF-16 units of `text` each token stands for (not with a tokenizer whose tokens are
-  no bytes); `trained`, whether they bear a loss; `stop`; `calls`; `notes`, the numbers in `node.data`; and of `SIGNALS` those that they have: a number for each token,
-  or one advantage for all.
+  Spans also have `ids`; `lengths`, how many UTF-16 units of `text` each token stands for (not with a
+  tokenizer whose tokens are no bytes); `trained`, whether they bear a loss; `stop`; `calls`; `notes`, the
+  numbers in `node.data`; and of `SIGNALS` those that they have: a number for each token, or one advantage
+  for all.
   """
   nodes, shown = [node for node in tree.walk() if node.tokens], spans(tree)
   try:
