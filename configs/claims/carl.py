@@ -42,5 +42,5 @@ def get_config():
   config.baseline = 'PPO'
   config.seeds = (0, 1, 2)
   config.out = HERE
-  config.parallel = 0  # one on each accelerator, two on CPU
+  config.parallel = 0  # one on each GPU, or one
   return config.lock()

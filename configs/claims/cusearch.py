@@ -29,5 +29,5 @@ def get_config():
   config.baseline = 'Random-K'
   config.seeds = (0, 1, 2)
   config.out = 'runs/claims/cusearch'
-  config.parallel = 0  # one on each accelerator, two on CPU
+  config.parallel = 0  # one on each GPU, or one
   return config.lock()

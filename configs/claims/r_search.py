@@ -33,5 +33,5 @@ def get_config():
   config.baseline = 'without evidence'
   config.seeds = (0, 1, 2)
   config.out = 'runs/claims/r_search'
-  config.parallel = 0  # one on each accelerator, two on CPU
+  config.parallel = 0  # one on each GPU, or one
   return config.lock()

@@ -28,5 +28,5 @@ def get_config():
   config.baseline = 'Search-R1'
   config.seeds = (0, 1, 2)
   config.out = 'runs/claims/search_r2'
-  config.parallel = 0  # one on each accelerator, two on CPU
+  config.parallel = 0  # one on each GPU, or one
   return config.lock()

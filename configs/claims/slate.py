@@ -24,5 +24,5 @@ def get_config():
   config.baseline = 'Search-R1'
   config.seeds = (0, 1, 2)
   config.out = 'runs/claims/slate'
-  config.parallel = 0  # one on each accelerator, two on CPU
+  config.parallel = 0  # one on each GPU, or one
   return config.lock()

@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import signal
-import sys
 import textwrap
 import threading
 import time
@@ -27,7 +26,7 @@ flag = dict(argument.removeprefix('--config.').split('=', 1) for argument in sys
 out, steps, kind = pathlib.Path(flag['out']), int(flag['steps']), flag.get('model')
 (out / 'checkpoints').mkdir(exist_ok=True)
 with (out / 'starts').open('a') as file:
-  print(sorted(os.sched_getaffinity(0)), os.environ.get('OMP_NUM_THREADS'), file=file)
+  print(os.environ.get('CUDA_VISIBLE_DEVICES'), file=file)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 rows = out / 'metrics.jsonl'
 done = len(rows.read_text().splitlines()) if rows.exists() else 0
@@ -98,15 +97,6 @@ def test_mistakes_in_a_sweep_are_named(tmp_path, changes, message):
 def test_another_kind_of_config_is_refused(capsys):
   assert cli.main(['sweep', '--config', 'configs/quickstart.py']) == 2
   assert 'this config is no sweep: title should be a str' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize('path', sorted(ROOT.glob('configs/claims/*.py')), ids=lambda path: path.stem)
-def test_the_claims_are_sweeps(path):
-  config, *_ = flags.parse('sweep', [f'--config={path}'], '')
-  runs = sweep.plan(config)
-  assert len(runs) == len(config.variants) * len(config.seeds)
-  assert len({tuple(argument for argument in run.arguments if not argument.startswith('--config.out=')) for run in runs}
-             ) == len(runs)  # no two are the same run
 
 
 def test_overrides_of_a_sweep(tmp_path):
@@ -197,89 +187,47 @@ def test_finished_runs_of_another_config_are_refused(tmp_path):
     sweep.check_finished(run)
 
 
-def test_device_shares(monkeypatch):
-  def at(platform, names, parallel):
-    monkeypatch.setattr(sweep, 'devices', lambda: (platform, names))
-    return sweep.device_shares(parallel)
-
-  monkeypatch.setenv('XLA_FLAGS', '--a')
-  pinned = [(share.environment, share.cores) for share in at('cpu', ['2', '3'], 0)]
-  single = {'OMP_NUM_THREADS': '1', 'XLA_FLAGS': '--a --xla_cpu_multi_thread_eigen=false'}
-  assert pinned == [(single, {2}), (single, {3})]
-  assert [share.cores for share in at('cpu', list('01234567'), 0)] == [{0, 1, 2, 3}, {4, 5, 6, 7}]
-  assert [share.cores for share in at('cpu', list('012'), 5)] == [{0}, {1}, {2}]
-  assert at('cpu', ['0', '1'], 1) == [sweep.DeviceShare({})] == at('gpu', ['0'], 0)
-  assert [share.environment for share in at('gpu', ['4', '6'], 0)] == [
-    {'CUDA_VISIBLE_DEVICES': '4'}, {'CUDA_VISIBLE_DEVICES': '6'}]
-  chips = [share.environment for share in at('tpu', list('0123'), 3)]
-  assert [chip['TPU_VISIBLE_CHIPS'] for chip in chips] == ['0', '1', '2']
-  assert len({chip['TPU_MESH_CONTROLLER_PORT'] for chip in chips}) == 3
-
-
-@pytest.mark.skipif(not hasattr(os, 'sched_setaffinity'), reason='this system keeps no process to a core')
-def test_runs_stay_on_their_cores(tmp_path, stand_in, monkeypatch):
-  before = sorted(os.sched_getaffinity(0))
-  monkeypatch.setattr(sweep, 'device_shares', lambda _: [sweep.DeviceShare({'OMP_NUM_THREADS': '1'}, frozenset(before[:1]))])
-  runs = sweep.plan(sweep_config(tmp_path / 'out', seeds=(0,)))
-  sweep.train_all(runs[:1], 2)
-  assert (runs[0].out / 'starts').read_text() == f'{before[:1]} 1\n'
-  assert sorted(os.sched_getaffinity(0)) == before
-
-
-def test_devices_are_asked_for_by_another_process(monkeypatch, tmp_path):
-  monkeypatch.setattr(sys, 'executable', str(tmp_path / 'python'))
-  monkeypatch.delenv('JAX_PLATFORMS')
-
-  def answer(text, status=0):
-    (tmp_path / 'python').write_text(f'#!/bin/sh\necho "{text}"\necho "{text}" >&2\nexit {status}\n')
-    (tmp_path / 'python').chmod(0o755)
-
+def test_each_run_has_a_gpu_of_its_own(tmp_path, stand_in, monkeypatch):
+  monkeypatch.setattr(sweep, 'DEVICES', tmp_path / 'dev')
+  assert sweep.environments(0) == [{}] and sweep.environments(3) == [{}] * 3
+  monkeypatch.delenv('JAX_PLATFORMS', raising=False)
   monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
-  answer('gpu 3')
-  assert sweep.devices() == ('gpu', ['0', '1', '2'])
-  monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '5,7')
-  assert sweep.devices() == ('gpu', ['5', '7'])
-  answer('tpu 4')
-  assert sweep.devices() == ('tpu', ['0', '1', '2', '3'])
-  answer('no such backend', 1)
-  with pytest.raises(ValueError, match='JAX finds no device: no such backend'):
-    sweep.devices()
+  (tmp_path / 'dev').mkdir()
+  for name in ('nvidia0', 'nvidia1', 'nvidiactl'):
+    (tmp_path / 'dev' / name).touch()
+  assert sweep.environments(0) == [{'CUDA_VISIBLE_DEVICES': '0'}, {'CUDA_VISIBLE_DEVICES': '1'}]
+  monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '5,7,8')
+  assert sweep.environments(2) == [{'CUDA_VISIBLE_DEVICES': '5'}, {'CUDA_VISIBLE_DEVICES': '7'}]
+  runs = sweep.plan(sweep_config(tmp_path / 'out', seeds=(0,)))
+  assert sweep.train_all(runs, 2) == []
+  assert {(run.out / 'starts').read_text() for run in runs} == {'5\n', '7\n'}
 
 
-@pytest.fixture
-def claim(tmp_path):
-  """A real sweep of two tiny variants, as a config file."""
+def test_a_real_sweep(tmp_path, monkeypatch, capfd):
   (tmp_path / 'claim.py').write_text(textwrap.dedent(f"""
     import ml_collections
     def get_config():
       config = ml_collections.ConfigDict(convert_dict=False)
       config.title, config.base, config.out = 'Tiny', 'configs/base.py', {str(tmp_path / 'out')!r}
       config.common = {{
-        'steps': 1, 'questions_per_step': 2, 'group_size': 2, 'eval': {{'every': 1, 'number': 2, 'temperatures': (0.0,)}},
-        'grow.max_turns': 1, 'grow.max_tokens': 4, 'sampler.slots': 4, 'sampler.length': 128, 'train.row_length': 128,
-        'train.micro_rows': 1, 'train.chunk': 64}}
-      config.variants = {{'With KL': {{}}, 'Without KL': {{'loss.kl_coef': 0.0}}}}
-      config.baseline, config.seeds, config.parallel = 'With KL', (0, 1), 0
+        'steps': 1, 'questions_per_step': 2, 'group_size': 2, 'eval.every': 1, 'eval.number': 2,
+        'eval.temperatures': (0.0,), 'grow.max_turns': 1, 'grow.max_tokens': 4, 'sampler.slots': 4,
+        'sampler.length': 128, 'train.row_length': 128, 'train.micro_rows': 1, 'train.chunk': 64}}
+      config.variants, config.baseline = {{'Without KL': {{'loss.kl_coef': 0.0}}}}, 'Without KL'
+      config.seeds, config.parallel = (0, 1), 0
       return config.lock()"""))
-  return tmp_path / 'claim.py'
-
-
-def test_a_real_sweep(claim, monkeypatch, capfd):
   monkeypatch.setenv('PYTHONPATH', str(ROOT))
   monkeypatch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
   monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
-  command = ['sweep', '--config', str(claim), '--config.seeds=0']
+  command = ['sweep', '--config', str(tmp_path / 'claim.py'), '--config.seeds=0']
   assert cli.main(command) == 0, capfd.readouterr().err
-  out = claim.parent / 'out'
+  out, run = tmp_path / 'out', tmp_path / 'out/without-kl/0'
   assert capfd.readouterr().out == f'table: {out / "table.md"}\n'
-  for variant, kl in (('with-kl', 0.001), ('without-kl', 0.0)):
-    run = out / variant / '0'
-    assert [row['step'] for row in runs.read(run / 'metrics.jsonl')] == [1]
-    assert len(runs.read(run / 'evaluations.jsonl')) == 2 and (run / 'report.html').exists()
-    assert json.loads((run / 'config.json').read_text())['loss']['kl_coef'] == kl
-  table = json.loads((out / 'table.json').read_text())
-  assert table['variants']['Without KL']['differences']['tokens_trained']['low'] is None
-  logs = [(out / variant / '0' / 'log.txt').read_text() for variant in ('with-kl', 'without-kl')]
+  assert [row['step'] for row in runs.read(run / 'metrics.jsonl')] == [1]
+  assert len(runs.read(run / 'evaluations.jsonl')) == 2 and (run / 'report.html').exists()
+  assert json.loads((run / 'config.json').read_text())['loss']['kl_coef'] == 0.0
+  assert json.loads((out / 'table.json').read_text())['variants']['Without KL']['seeds'] == [0]
+  log = (run / 'log.txt').read_text()
   (out / 'table.md').unlink()
   assert cli.main(command) == 0 and (out / 'table.md').exists()  # nothing left to train: the report is made again
-  assert logs == [(out / variant / '0' / 'log.txt').read_text() for variant in ('with-kl', 'without-kl')]
+  assert log == (run / 'log.txt').read_text()
