@@ -55,7 +55,7 @@ from jaxsearch.models.encoder import LENGTHS, TextEncoder, pooled
 from jaxsearch.rewards.match import normalize_answer
 from jaxsearch.tools import dense, index
 from jaxsearch.tools.bm25 import BM25, words
-from jaxsearch.tools.search_remote import HttpSearch
+from jaxsearch.tools.search_http import HttpSearch
 
 SETS = ('hotpotqa', '2wikimultihopqa', 'bamboogle')
 

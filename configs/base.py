@@ -9,6 +9,8 @@ the command line with --config.FIELD=VALUE; configs/checks.py holds the range of
 import ml_collections
 from ml_collections import config_dict
 
+from jaxsearch import tools
+
 
 def get_config():
   config = ml_collections.ConfigDict()
@@ -77,6 +79,8 @@ def get_config():
     timeout=30.0,                    # seconds until a search counts as failed, retries included
     max_failed_steps=3,              # training stops after this many steps in a row in which most searches failed; 0 is never
   )
+  for backend in tools.declared().values():
+    config.search.update(backend.fields)  # of back ends that are not shipped
   config.python = config_dict.create(  # the sandbox, for methods whose tool is code (CARL)
     seconds=2.0,                     # compute time of a program
     memory=64,                       # MiB of a program

@@ -5,6 +5,9 @@ names. The rule of a tuple is that of its elements. None is fine where a field m
 or '*.NAME' for all fields of that name without a rule of their own. Floats have to be finite, with a rule or without.
 """
 
+from jaxsearch import tools
+
+BACKENDS = tools.declared()
 COUNT = '>= 1'
 SHARE = '>= 0 and <= 1'  # probabilities and discounts too
 WEIGHT = '>= 0'
@@ -25,7 +28,8 @@ FIELDS = {
   'data.hops': COUNT,
   'data.number': '>= 0',
 
-  '*.backend': ('bm25', 'index', 'http', 'web', 'simulated'),
+  '*.backend': tuple(BACKENDS),
+  **{f'search.{name}': rule for backend in BACKENDS.values() for name, rule in backend.checks.items()},
   'search.engine': ('rank_bm25', 'bm25s'),
   'search.max_failed_steps': '>= 0',
   'search.words': '>= 0',

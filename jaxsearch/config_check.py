@@ -6,11 +6,11 @@ field: values that exclude each other, and the arguments of the method's functio
 
 import contextlib
 import difflib
+import functools
 import importlib.util
 import inspect
 import math
 import operator
-import os
 import pathlib
 import runpy
 import sys
@@ -19,6 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_collections
+
+from jaxsearch import registry, tools
 
 SHIPPED = pathlib.Path(__file__).resolve().parent / 'configs'  # of a wheel
 if not SHIPPED.is_dir():
@@ -135,8 +137,9 @@ def _together(config: ml_collections.ConfigDict) -> Iterator[str]:
   if adaptive and smallest and largest and not 2 <= smallest <= config.group_size <= largest:
     yield (f'sizes.smallest={smallest} <= group_size={config.group_size} <= sizes.largest={largest} must hold where '
            'sizes.adaptive=True, and sizes.smallest >= 2: one chain has nothing to be compared with')
-  if config.search.by_source and config.search.backend not in ('bm25', 'index', 'http'):
-    yield f"search.by_source=True is for the backends 'bm25', 'index' and 'http', not {config.search.backend!r}"
+  able = [name for name, backend in tools.declared().items() if backend.by_source]
+  if config.search.by_source and config.search.backend not in able:
+    yield f'search.by_source=True is for the backends {", ".join(map(repr, able))}, not {config.search.backend!r}'
   for name in config.log:
     if name in load_file(CHECKS).FIELDS['log'] and name not in sys.modules and importlib.util.find_spec(name) is None:
       yield f"log={config.log!r} needs the package {name!r}: pip install 'jaxsearch[{name}]'"
@@ -148,70 +151,68 @@ def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: 
   """Raises ValueError that lists the files and folders that a config names and that are not there, before one is loaded.
 
   Args:
-    used: the fields and groups that the command reads; of them those count that the others let matter.
+    used: the fields and groups that the command reads.
     corpus: what takes the place of `data.corpus`.
   """
-  from jaxsearch import methods, registry
+  from jaxsearch.trees import templates
+  back_ends, needs = tools.declared().values() if 'search' in used else (), _needs(config)
+  mistakes = [mistake for backend in back_ends for mistake in backend.mistakes(config.search)]
+  for field, kind in needs.items():
+    if any(field == name or field.startswith(f'{name}.') for name in used):
+      value = functools.reduce(getattr, field.split('.'), config)
+      shown = '--corpus' if corpus and field == 'data.corpus' else field
+      mistakes += _missing(shown, kind, corpus if shown == '--corpus' else value)
+  if mistakes:
+    raise ValueError('; '.join(mistakes))
+  if 'judge' in used and 'judge.model' in needs:
+    templates.judge_files(config.judge.templates)
+
+
+def _needs(config: ml_collections.ConfigDict) -> dict[str, str]:
+  """Returns the fields that have to be set, with kinds as in `tools.Backend` ('source': of questions or documents)."""
+  from jaxsearch import methods
+  search, services = config.search, getattr(methods.find_method(config.method), 'SERVICES', ())
+  backend, judge = tools.find_backend(search.backend), config.judge.kind if 'judge' in services else ''
+  needs = {'data.questions': 'source', 'eval.questions': 'source', 'model': 'policy'}
+  needs |= {'data.corpus': 'source'} if backend.corpus(search) else {}
+  needs |= {f'search.{name}': kind for name, kind in backend.needs(search).items()}
+  needs |= {'reader.model': 'model'} if 'reader' in services else {}
+  needs |= {'judge.url': 'url', 'judge.model': 'name'} if judge == 'chat' else {}
+  needs |= {'judge.model': 'model'} if judge == 'local' else {}
+  needs |= {'classifier.model': 'model'} if config.grow.get('classifier') == 'model' else {}
+  optional = {'eval.tiers': config.eval.tiers, 'tokenizer': config.tokenizer, 'critic.warm_start': config.critic.warm_start,
+              'critic_warmup.encoder': 'critic_warmup' in config and config.critic_warmup.encoder}
+  return needs | {field: 'path' for field, value in optional.items() if value}
+
+
+def _missing(field: str, kind: str, value: str) -> Iterator[str]:
+  """Yields what is missing of a field that has to be set."""
   from jaxsearch.data import sources
   from jaxsearch.models import gguf_files
   from jaxsearch.models.presets import preset
   from jaxsearch.tools.http_client import parse_url
-  from jaxsearch.trees import templates
-  search, services = config.search, getattr(methods.find_method(config.method), 'SERVICES', ())
-  judge, writer = config.judge.kind if 'judge' in services else '', search.writer if search.backend == 'simulated' else ''
-  passages = search.backend == 'bm25' or writer in registry.ENTRIES['writers']
-  named = {  # field -> what has to be there; None where nothing has to be
-    'data.questions': config.data.questions, 'data.corpus': (corpus or config.data.corpus) if passages else None,
-    'eval.questions': config.eval.questions, 'eval.tiers': config.eval.tiers or None,
-    'model': config.model, 'tokenizer': config.tokenizer or None,
-    'search.index': search.index.partition('{source}')[0] if search.backend == 'index' else None,
-    'search.encoder': search.encoder or None if search.backend == 'index' else None,
-    'search.url': search.url if search.backend == 'http' or writer == 'chat' else None,
-    'search.writer_model': search.writer_model if writer in ('chat', 'model') else None,
-    'reader.model': config.reader.model if 'reader' in services else None,
-    'judge.url': config.judge.url if judge == 'chat' else None,
-    'judge.model': config.judge.model if judge in ('local', 'chat') else None,
-    'classifier.model': config.classifier.model if config.grow.get('classifier') == 'model' else None,
-    'critic.warm_start': config.critic.warm_start or None,
-    'critic_warmup.encoder': config.critic_warmup.encoder or None if 'critic_warmup' in config else None,
-  }  # fmt: skip
-  remote = [*['search.writer_model'] * (writer == 'chat'), *['judge.model'] * (judge == 'chat')]  # names at a server
-  keyless = search.backend == 'web' and 'search' in used and not os.environ.get('SERPER_API_KEY')
-  mistakes = ["search.backend='web' needs a key in the environment variable SERPER_API_KEY"] * keyless
-  if search.replay and 'search' in used and not (search.backend == 'http' and pathlib.Path(search.cache).is_file()):
-    mistakes.append(f"search.replay=True needs search.backend='http' and a recording in search.cache (now {search.cache!r})")
-  for field, name in named.items():
-    if name is None or not any(field == one or field.startswith(f'{one}.') for one in used):
-      continue
-    known, missing = [*registry.ENTRIES['models'], *registry.POLICIES] if field.endswith('model') else [], []
-    if not name:
-      mistakes.append(f'{field} is not set')
-    elif field in ('data.questions', 'data.corpus', 'eval.questions'):
-      missing = sources.missing_files(name)
-    elif field.endswith('.url'):
-      try:
-        list(map(parse_url, name.split(',') if field == 'search.url' else [name]))
-      except ValueError:
-        mistakes.append(f'{field}={name!r}: not an http address')
-    elif field == 'model' and name.startswith('random:'):
-      preset(name.removeprefix('random:'))
-    elif field == 'critic.warm_start' and '://' in name:
-      continue  # in a bucket
-    elif name.startswith(gguf_files.PACKAGE):
-      try:
-        gguf_files.in_package(name)
-      except FileNotFoundError as error:
-        mistakes.append(f'{field}={name!r}: {error}')
-    elif field not in remote and name not in known and not pathlib.Path(name).exists():
-      missing = [name]
-    if missing:
-      field = '--corpus' if corpus and field == 'data.corpus' else field
-      where = f' as {", ".join(missing)}' if missing != [name] else ''
-      mistakes.append(f'{field}={name!r}: no such file or folder{where}{suggestion(name, known)}')
-  if mistakes:
-    raise ValueError('; '.join(mistakes))
-  if judge in ('local', 'chat') and 'judge' in used:
-    templates.judge_files(config.judge.templates)
+  if not value:
+    yield f'{field} is not set'
+  elif kind == 'url':
+    try:
+      list(map(parse_url, value.split(',')))
+    except ValueError:
+      yield f'{field}={value!r}: not an http address'
+  elif kind == 'policy' and value.startswith('random:'):
+    preset(value.removeprefix('random:'))
+  elif value.startswith(gguf_files.PACKAGE):
+    try:
+      gguf_files.in_package(value)
+    except FileNotFoundError as error:
+      yield f'{field}={value!r}: {error}'
+  elif kind == 'source':
+    if missing := sources.missing_files(value):
+      where = f' as {", ".join(missing)}' if missing != [value] else ''
+      yield f'{field}={value!r}: no such file or folder{where}'
+  elif kind != 'name' and '://' not in value:  # nor in a bucket
+    known = [*registry.ENTRIES['models'], *registry.POLICIES] if kind in ('model', 'policy') else []
+    if value not in known and not pathlib.Path(value.partition('{source}')[0]).exists():
+      yield f'{field}={value!r}: no such file or folder{suggestion(value, known)}'
 
 
 ARGUMENTS = ('grow', 'credit', 'sizes', 'eval.grow')  # groups of arguments: what they hold is the method's affair

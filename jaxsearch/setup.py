@@ -27,10 +27,9 @@ from jaxsearch.rewards import judge
 from jaxsearch.sampler.driver import Agent, Assistant, Grow, Scorer, first_requests
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Generate, Sampling, Tools
-from jaxsearch.tools import SearchBackend, SearchBySource, faults, open_search
+from jaxsearch.tools import SearchBackend, SearchBySource, faults, find_backend
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 from jaxsearch.tools.python_sandbox import PythonSandbox
-from jaxsearch.tools.simulated import ModelWriter
 
 RANDOM = 'random:'
 SHORT = 16  # tokens of a thought of a few words and a query; a policy that cannot write as many says nothing
@@ -160,49 +159,46 @@ def load_questions(config: ml_collections.ConfigDict, name: str) -> list[Questio
 
 
 def reads_corpus(config: ml_collections.ConfigDict) -> bool:
-  """Whether the search back end of a config searches passages of ours, `config.data.corpus`."""
-  search = config.search
-  return search.backend == 'bm25' or (search.backend == 'simulated' and search.writer in registry.ENTRIES['writers'])
+  """Tells whether the search back end of a config searches passages of ours, `config.data.corpus`."""
+  return find_backend(config.search.backend).corpus(config.search)
 
 
 @memory.named('reading and indexing the passages', 'take fewer passages (data.corpus), or set search.engine=bm25s')
-def open_backend(config: ml_collections.ConfigDict, corpus: str = '', mesh: jax.sharding.Mesh | None = None) -> SearchBackend:
-  """The search back end that `config.search` names; `corpus` takes the place of `config.data.corpus`."""
-  settings = dict(config.search)
-  kind, by_source, *_ = (settings.pop(name) for name in ('backend', 'by_source', 'topk', 'words', 'max_failed_steps'))
-  if by_source:
-    return _open_by_source(kind, sources.load_corpora(corpus or config.data.corpus) if kind == 'bm25' else None, settings)
-  if kind == 'simulated' and settings['writer'] == 'model':
-    settings['writer'] = _model_writer(config.search, config.dtype, mesh)
-  documents = sources.load_corpus(corpus or config.data.corpus) if reads_corpus(config) else None
-  return open_search(kind, corpus=documents, seed=config.seed, **settings)
+def open_backend(config: ml_collections.ConfigDict, corpus: str = '',
+                 mesh: jax.sharding.Mesh | None = None) -> SearchBackend:
+  """Opens the search back end that `config.search` names; `corpus` takes the place of `config.data.corpus`."""
+  search, corpus = config.search, corpus or config.data.corpus
+  backend, reads = find_backend(search.backend), reads_corpus(config)
+  opened = functools.partial(backend.open, seed=config.seed, generator=functools.partial(_generator, config.dtype, mesh))
+  if not search.by_source:
+    return opened(search, corpus=sources.load_corpus(corpus) if reads else None)
+  if not reads:
+    return SearchBySource(lambda source: opened(_of_source(search, str(source)), corpus=None))
+  parts = {source: opened(search, corpus=documents) for source, documents in sources.load_corpora(corpus).items()}
 
-
-def _open_by_source(kind: str, corpora: Mapping[str, list] | None, settings: dict) -> SearchBySource:
-  opened = {source: open_search(kind, corpus=documents, **settings) for source, documents in (corpora or {}).items()}
-
-  def open_one(source: str | None) -> SearchBackend:
-    if corpora is None:
-      return open_search(kind, **settings | {name: settings[name].replace('{source}', str(source)) for name in ('url', 'index')})
-    if source not in opened:
+  def find_part(source: str | None) -> SearchBackend:
+    if source not in parts:
       raise ValueError(f'there is nothing to search for questions of {source or "no source"}')
-    return opened[source]
+    return parts[source]
 
-  return SearchBySource(open_one)
+  return SearchBySource(find_part)
 
 
-def _model_writer(search: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None) -> ModelWriter:
-  path = search.writer_model
-  if not path:
-    raise ValueError("search.writer 'model' needs a search.writer_model")
+def _of_source(search: ml_collections.ConfigDict, source: str) -> ml_collections.ConfigDict:
+  """Returns the fields with `source` in place of '{source}'."""
+  return ml_collections.ConfigDict({name: value.replace('{source}', source) if isinstance(value, str) else value
+                                    for name, value in search.items()})
+
+
+def _generator(dtype: str, mesh: jax.sharding.Mesh | None, model: str, temperature: float) -> Callable:
+  """Returns (prompts, seeds) -> replies of a language model on a sampler of its own, for search.writer 'model'."""
   assistant = load_assistant(ml_collections.ConfigDict(dict(
-    model=path, slots=16, length=1024, max_tokens=512, stop=(), chat=True)), dtype, mesh)
+    model=model, slots=16, length=1024, max_tokens=512, stop=(), chat=True)), dtype, mesh)
   if assistant.engine.tokenizer.chat_template is None:
-    raise ValueError(f"{path} cannot be search.writer 'model': without a chat template it follows no instruction")
-  assistant = dataclasses.replace(assistant, temperature=search.writer_temperature)
+    raise ValueError(f"{model} cannot be search.writer 'model': without a chat template it follows no instruction")
+  assistant = dataclasses.replace(assistant, temperature=temperature)
   batched = DynamicBatcher(lambda items: assistant(*zip(*items)))
-  return ModelWriter(lambda prompts, seeds: batched(list(zip(prompts, seeds))), search.writer_templates,
-                     search.noise_false)
+  return lambda prompts, seeds: batched(list(zip(prompts, seeds)))
 
 
 def load_assistant(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None = None) -> Assistant:

@@ -10,7 +10,7 @@ import pytest
 from configs import base, checks
 from jaxsearch.config_check import SHIPPED, check, fields, from_saved
 from jaxsearch.methods import cusearch, slate
-from jaxsearch.tools import KINDS, faults
+from jaxsearch.tools import BACKENDS, faults
 from jaxsearch.trees.layout import AGGREGATIONS
 
 NAN, INF = float('nan'), float('inf')
@@ -150,7 +150,7 @@ def test_every_rule_is_about_a_field():
 
 
 def test_choices_are_those_of_the_code():
-  assert checks.FIELDS['*.backend'] == KINDS
+  assert checks.FIELDS['*.backend'] == tuple(BACKENDS)
   assert checks.FIELDS['credit.strategy'] == cusearch.STRATEGIES
   assert checks.FIELDS['*.rewards'] == slate.REWARDS
   assert checks.FIELDS['*.fault'] == faults.KINDS

@@ -16,7 +16,8 @@ from jaxsearch.sampler.requests import RunPython, Search, Tools
 from jaxsearch.setup import load_judge, load_tokenizer, open_backend, open_engine, open_tools
 from jaxsearch.tools.bm25 import BM25
 from jaxsearch.tools.python_sandbox import PythonSandbox
-from jaxsearch.tools.search_remote import SearchServers, WebSearch
+from jaxsearch.tools.search_http import SearchServers
+from jaxsearch.tools.search_web import WebSearch
 from jaxsearch.tools.simulated import SimulatedSearch, WriterError
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Tree
@@ -101,11 +102,9 @@ def test_a_question_is_searched_for_in_the_corpus_of_its_source(tmp_path):
     http.search(['river'])
 
 
-@pytest.mark.parametrize('fields', [
-  dict(writer='chat'), dict(writer='poet'), dict(writer='model'), dict(writer='model', writer_model='world-tiny')])
-def test_a_writer_that_cannot_be_had_is_named(fields):
-  with pytest.raises(ValueError, match=f"writer '{fields['writer']}'"):
-    open_backend(settings(backend='simulated', **fields), 'nowhere')
+def test_a_writer_without_a_chat_template_is_named():
+  with pytest.raises(ValueError, match="world-tiny cannot be search.writer 'model'"):
+    open_backend(settings(backend='simulated', writer='model', writer_model='world-tiny'), 'nowhere')
 
 
 def test_a_model_of_ours_writes_on_a_sampler_of_its_own(tmp_path):

@@ -28,7 +28,7 @@ from jaxsearch.evaluation import metrics, run
 from jaxsearch.rewards.match import normalize_answer, substring_match
 from jaxsearch.sampler.driver import Agent, first_requests
 from jaxsearch.sampler.requests import Sampling
-from jaxsearch.tools.index import read_manifest
+from jaxsearch.tools import find_backend
 from jaxsearch.trees import templates
 
 METRIC = 'SQuAD 1.1 normalisation, strict EM, numbers for GSM8K and FinQA; 1'  # raise the number when a score may change
@@ -271,11 +271,10 @@ def manifest(config: ml_collections.ConfigDict, loaded: Sequence[Benchmark], age
              samples: int, policy: Mapping[str, Any]) -> dict[str, Any]:
   """What the scores depend on, as JSON can hold it; `policy` names the weights or the server."""
   grow = dict(config.grow) | dict(config.eval.grow)
-  unused = ['topk', 'cache', 'replay', 'timeout', 'max_failed', 'index', 'encoder', 'price']
-  unused += ['noise', 'writer'] * (config.search.backend != 'simulated') + ['words'] * (not config.search.words)
-  search = {name: value for name, value in config.search.items() if not name.startswith(tuple(unused))}
-  built = read_manifest(config.search.index) if config.search.backend == 'index' else {}
-  search |= {name: value for name, value in built.items() if name not in ('files', 'passages', 'corpus_hash')}
+  search = {name: config.search[name] for name in ('backend', 'by_source')}
+  search |= {'words': config.search.words} if config.search.words else {}
+  search |= find_backend(config.search.backend).identity(config.search)
+  corpus_hash = search.pop('corpus_hash', None)
   tokenizer = agent.engine.tokenizer
   questions = {benchmark.name: {
     'source': benchmark.source, 'split': benchmarks.split_of(benchmark.source), 'n': len(benchmark.questions),
@@ -288,7 +287,7 @@ def manifest(config: ml_collections.ConfigDict, loaded: Sequence[Benchmark], age
     'tokenizer': {'size': tokenizer.vocab_size, 'sha256': _digest([tokenizer.backend.to_str()])},
     'decoding': {'temperature': sampling.temperature, 'top_p': sampling.top_p, 'top_k': sampling.top_k, 'samples': samples},
     'limits': {'context': config.sampler.length, 'max_tokens': grow.get('max_tokens')}, 'seed': config.seed}  # fmt: skip
-  by_file = found['files'].get('corpus', {}).get('sha256') or built.get('corpus_hash')
+  by_file = found['files'].get('corpus', {}).get('sha256') or corpus_hash
   found['corpus'] = {'name': corpus, 'sha256': by_file or (_digest(
     f'{one.title}\n{one.text}' for one in sources.load_corpus(corpus)) if corpus else None)}
   return json.loads(json.dumps(found))

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxsearch.data.corpus import Document
+from jaxsearch.tools import Backend, check_search
 
 
 def words(text: str) -> list[str]:
@@ -58,10 +59,7 @@ class BM25:
 
     Only passages with a word of the query are returned, so there may be fewer. A repeated word counts once.
     """
-    if isinstance(queries, str):
-      raise TypeError('queries must be a list of strings, not one string')
-    if topk < 1:
-      raise ValueError(f'topk={topk} must be at least 1')
+    check_search(queries, topk)
     # The cache is keyed by what matters to the ranking, so spelling variants of a query share an entry.
     return [list(self._ranked(tuple(dict.fromkeys(words(query))), topk)) for query in queries]
 
@@ -121,3 +119,6 @@ def _bm25s(documents: list[list[str]], k1: float, b: float) -> Callable[[list[st
 
 
 ENGINES = {'rank_bm25': _rank_bm25, 'bm25s': _bm25s}
+
+BACKEND = Backend(lambda settings, corpus, **_: BM25(corpus, engine=settings.engine), corpus=lambda settings: True,
+                  by_source=True, identity=lambda settings: {'engine': settings.engine})

@@ -1,7 +1,7 @@
 """HTTP servers: a search back end that many trainers share, and a policy that finds evidence for other models (RSTool).
 
   jaxsearch serve --index DIR --port 8000          (or --corpus corpus.jsonl)
-    POST /retrieve   {"queries": [...], "topk": 3, "return_scores": true}; for the response see `tools.search_remote`
+    POST /retrieve   {"queries": [...], "topk": 3, "return_scores": true}; for the response see `tools.search_http`
   jaxsearch serve --as-tool --config configs/r_search.py --checkpoint runs/r_search
     POST /evidence   {"question": "…"} or a list of questions; for the response see `tools.evidence_client`
     GET /tool        the tool's function schema in OpenAI's format

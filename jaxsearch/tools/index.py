@@ -20,7 +20,7 @@ import pathlib
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import filelock
 import numpy as np
@@ -28,7 +28,7 @@ import numpy as np
 from jaxsearch.data.corpus import Document, stream_corpus
 from jaxsearch.data.jsonl import DataError, opened
 from jaxsearch.files import naming, no_link, write_whole
-from jaxsearch.tools import check_search, sparse
+from jaxsearch.tools import Backend, check_search, sparse
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 
 KINDS = ('bm25', 'dense', 'hybrid')
@@ -399,3 +399,13 @@ def _open_encoder(folder: pathlib.Path, own: dict, encoder: Encoder | str | None
   if encoder.identity['hash'] != own['hash']:
     raise DataError(f'{folder}: built with another encoder than that in {encoder.identity["folder"]} (the hashes differ)')
   return encoder
+
+
+def _identity(settings: Any) -> dict[str, Any]:
+  manifest = read_manifest(settings.index)
+  return {name: value for name, value in manifest.items() if name not in ('files', 'passages')}
+
+
+BACKEND = Backend(lambda settings, **_: Index(settings.index, encoder=settings.encoder or None), by_source=True,
+                  needs=lambda settings: {'index': 'path'} | ({'encoder': 'path'} if settings.encoder else {}),
+                  identity=_identity)

@@ -15,11 +15,25 @@ import json
 import re
 import types
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
+from jaxsearch import registry
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.tools import SearchBackend, Writer, check_search
+from jaxsearch.tools import Backend, SearchBackend, check_search
+from jaxsearch.tools.chat import Chat
 from jaxsearch.trees import grammar, templates
+
+
+class Writer(Protocol):
+  """Writes documents for queries; `write` is called from several threads."""
+
+  def write(self, queries: Sequence[str], topk: int, noisy: Sequence[bool], seeds: Sequence[int],
+            question: Question | None = None) -> list[list[Document]]:
+    """Returns at most `topk` documents for each query, all useful, or all noisy where `noisy` is true.
+
+    All that is random about them follows from the query's seed (31 bits). `question` is what they are searched for, if known.
+    """
 
 
 class WriterError(RuntimeError):
@@ -130,3 +144,25 @@ def parse_documents(reply: str, topk: int) -> list[Document]:
     if document is None or not document[1].strip():
       raise WriterError(f'document {i} of the simulator has no title or no text')
   return [Document(f'written-{i}', title, ' '.join(text.split())) for i, (title, text) in enumerate(found, start=1)]
+
+
+def _open(settings: Any, *, corpus: Sequence[Document] | None, seed: int, generator: Callable) -> SimulatedSearch:
+  if settings.writer in registry.ENTRIES['writers']:
+    writer = registry.find('writers', settings.writer)(corpus, false_facts=settings.noise_false)
+  else:
+    if settings.writer == 'chat':
+      generate = Chat(settings.url, settings.writer_model, temperature=settings.writer_temperature, timeout=settings.timeout,
+                      cache=settings.cache).replies
+    else:
+      generate = generator(settings.writer_model, settings.writer_temperature)
+    writer = ModelWriter(generate, settings.writer_templates, settings.noise_false)
+  return SimulatedSearch(writer, noise_start=settings.noise_start, noise_end=settings.noise_end,
+                         noise_eval=settings.noise_eval, seed=seed)
+
+
+NEEDS = {'chat': {'url': 'url', 'writer_model': 'name'}, 'model': {'writer_model': 'model'}}
+IDENTITY = ('url', 'writer', 'writer_model', 'writer_temperature', 'writer_templates', 'noise_start', 'noise_end',
+            'noise_eval', 'noise_false')
+BACKEND = Backend(_open, corpus=lambda settings: settings.writer in registry.ENTRIES['writers'],
+                  needs=lambda settings: NEEDS.get(settings.writer, {}),
+                  identity=lambda settings: {name: settings[name] for name in IDENTITY})

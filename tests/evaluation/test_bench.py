@@ -85,7 +85,7 @@ def test_the_share_of_answers_in_the_corpus(result):
 def test_the_manifest_says_what_scores_depend_on(folder, result):
   manifest = result['manifest']
   assert manifest['corpus']['name'] == f'{folder}/wiki_corpus.jsonl' and len(manifest['corpus']['sha256']) == 64
-  assert manifest['index'] == {'backend': 'bm25', 'by_source': False, 'engine': 'rank_bm25', 'url': ''}
+  assert manifest['index'] == {'backend': 'bm25', 'by_source': False, 'engine': 'rank_bm25'}
   assert (manifest['k'], manifest['turns'], manifest['searched']) == (quickstart.get_config().search.topk, 3, True)
   assert manifest['decoding'] == {'temperature': 0.0, 'top_p': 1.0, 'top_k': 0, 'samples': 1}
   questions = manifest['questions']

@@ -342,7 +342,7 @@ def test_eval_with_a_chat_server_as_reader(folder, capsys):
 
 def test_serve_without_a_tool_serves_retrieval(folder, monkeypatch):
   pytest.importorskip('starlette')
-  from jaxsearch.tools.search_remote import HttpSearch
+  from jaxsearch.tools.search_http import HttpSearch
   from tests.tools.running import serve
 
   def run(app, listener, what):

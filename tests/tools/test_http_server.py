@@ -16,7 +16,7 @@ import pytest
 from jaxsearch.data.corpus import Document
 from jaxsearch.tools.bm25 import BM25
 from jaxsearch.tools.evidence_client import SCHEMA, Evidence, EvidenceClient, EvidenceError
-from jaxsearch.tools.search_remote import HttpSearch, SearchError
+from jaxsearch.tools.search_http import HttpSearch, SearchError
 
 pytest.importorskip('starlette')
 pytest.importorskip('uvicorn')

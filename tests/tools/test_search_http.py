@@ -7,7 +7,7 @@ import pytest
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.tools.http_client import MAX_RESPONSE_BYTES
-from jaxsearch.tools.search_remote import MAX_HITS, HttpSearch, Response, SearchError
+from jaxsearch.tools.search_http import MAX_HITS, HttpSearch, Response, SearchError
 from tests.tools.serving import server
 
 GOOD = {'result': [[{'document': {'id': '1', 'contents': '"Paris"\nA city.'}, 'score': 2.5}]]}

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.tools import search_remote
+from jaxsearch.tools import search_http
 from jaxsearch.tools.http_server import search_app
-from jaxsearch.tools.search_remote import SearchError, SearchServers
+from jaxsearch.tools.search_http import SearchError, SearchServers
 from tests.tools.running import serve
 from tests.tools.serving import server
 
@@ -34,7 +34,7 @@ def ids(found):
 
 
 def test_more_than_one_request_may_hold_is_split(monkeypatch):
-  monkeypatch.setattr(search_remote, 'MAX_QUERIES', 3)
+  monkeypatch.setattr(search_http, 'MAX_QUERIES', 3)
   with server(respond) as (url, seen):
     assert ids(SearchServers(url, **FAST).search([*'abcdefgh'], 1)) == [[name] for name in 'abcdefgh']
   assert [len(body['queries']) for _, _, body in seen] == [3, 3, 2]

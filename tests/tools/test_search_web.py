@@ -6,7 +6,7 @@ import pytest
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.tools import paid
-from jaxsearch.tools.search_remote import SearchError, WebSearch, parse_response
+from jaxsearch.tools.search_web import SearchError, WebSearch, parse_response
 from tests.tools.serving import server
 
 ORGANIC = [{'title': f'Page {i}', 'link': f'https://example.org/{i}', 'snippet': f'About {i} ...', 'position': i}

@@ -13,7 +13,7 @@ from jaxsearch.sampler.requests import FAULTS as KINDS
 from jaxsearch.tools.chat import Chat, ChatError
 from jaxsearch.tools.evidence_client import EvidenceClient
 from jaxsearch.tools.http_client import RequestError
-from jaxsearch.tools.search_remote import HttpSearch
+from jaxsearch.tools.search_http import HttpSearch
 from jaxsearch.tools.simulated import ModelWriter, SimulatedSearch, WriterError
 from tests.tools.server_faults import FAULTS, KEY, SAID, asking, kind, server_with_faults
 

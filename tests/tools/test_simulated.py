@@ -1,6 +1,5 @@
 """The curriculum against the paper's formula, and writers that are honest, wrong on request, or broken."""
 
-import functools
 import math
 import subprocess
 import sys
@@ -10,8 +9,6 @@ import pytest
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.sampler.requests import Caller, ToolFailure
-from jaxsearch.tools import open_search
 from jaxsearch.tools.chat import Chat, ChatError
 from jaxsearch.tools.simulated import (
   ModelWriter,
@@ -137,12 +134,12 @@ def test_documents_of_the_published_simulators_are_read():
   ('Document 1\nTitle:\nText: y', 'document 1'), ('Document 1\nTitle: x\nText:  \n', 'document 1'),
   (GOOD + 'Document 3\nTitle: Nice', 'document 3'), ('Document 1\nText: y\nTitle: x', 'document 1'),
   ('{"documents": []}', 'no documents'), ('Doc 1: a\nDoc 2:\n', 'document 2'), ('\x00' * 50_000, 'no documents')])
-def test_other_replies_are_errors_that_become_failures_of_the_search(reply, reason):
+def test_other_replies_are_errors_of_the_search(reply, reason):
   with pytest.raises(WriterError, match=reason):
     parse_documents(reply, 3)
-  backend = SimulatedSearch(ModelWriter(lambda prompts, seeds: [reply] * len(prompts)))
-  _, result = Caller(1).start(functools.partial(backend.search, ['x'], 3), 0, 10.0).outcome()
-  assert isinstance(result, ToolFailure) and result.reason.startswith('WriterError: ') and len(result.reason) < 400
+  with pytest.raises(WriterError, match=reason) as error:
+    SimulatedSearch(ModelWriter(lambda prompts, seeds: [reply] * len(prompts))).search(['x'], 3)
+  assert error.value.fault == 'malformed' and len(str(error.value)) < 400
 
 
 def test_tags_in_a_reply_are_only_text():
@@ -222,7 +219,8 @@ def test_a_question_without_golds_is_asked_too():
 def test_a_query_that_is_sent_again_is_sampled_again_and_a_cache_knows_the_calls_apart(tmp_path):
   replies = [(200, {'choices': [{'message': {'content': f'Doc 1: {i}'}}]}) for i in range(3)]
   with server(*replies) as (url, seen):
-    backend = open_search('simulated', writer='chat', url=url, writer_model='m', cache=tmp_path / 'replies')
+    chat = Chat(url, 'm', temperature=0.8, cache=tmp_path / 'replies')
+    backend = SimulatedSearch(ModelWriter(chat.replies))
     found = [backend.for_call(None, tree, turn).search(['x'])[0][0].text for tree, turn in ((1, 1), (1, 2), (2, 1), (1, 2))]
   assert found == ['0', '1', '2', '1'] and len(seen) == 3
   assert len({body['seed'] for _, _, body in seen}) == 3 and all(0 <= body['seed'] < 2**31 for _, _, body in seen)

@@ -1,55 +1,65 @@
-import json
+"""A search back end is one file and its line in BACKENDS: the config, its checks and the agent read it there."""
+
+import sys
+import types
 
 import pytest
 
+from configs import base
+from jaxsearch import tools
+from jaxsearch.config_check import check, check_files
 from jaxsearch.data.corpus import Document
-from jaxsearch.tools import open_search
-from jaxsearch.tools.bm25 import BM25
-from jaxsearch.tools.search_remote import SearchServers
+from jaxsearch.setup import open_backend, reads_corpus
 
 
-def test_opens_bm25_from_passages_or_a_file(tmp_path):
-  path = tmp_path / 'c.jsonl'
-  path.write_text(json.dumps({'id': '1', 'contents': '"Paris"\nA city.'}))
-  for corpus in (path, str(path), [Document('1', 'Paris', 'A city.')]):
-    backend = open_search('bm25', corpus=corpus)
-    assert isinstance(backend, BM25) and backend.search(['paris'], 3)[0][0].title == 'Paris'
+class Notes:
+  def __init__(self, settings, corpus, seed, **_):
+    self.notes, self.shelf, self.seed = corpus, settings.shelf, seed
+
+  def search(self, queries, topk=3):
+    return [self.notes[:topk] for _ in queries]
 
 
-def test_opens_http():
-  backend = open_search('http', url='http://127.0.0.1:8000')
-  assert isinstance(backend, SearchServers) and [server.url for server in backend._servers] == ['http://127.0.0.1:8000/retrieve']
+@pytest.fixture
+def config(monkeypatch):
+  module = types.ModuleType('jaxsearch.tools.notes')
+  module.BACKEND = tools.Backend(
+    Notes, fields={'shelf': '', 'depth': 1}, checks={'depth': '>= 1'}, needs=lambda settings: {'shelf': 'path'},
+    mistakes=lambda settings: ['too deep'] if settings.depth > 9 else [], corpus=lambda settings: True)
+  monkeypatch.setitem(sys.modules, module.__name__, module)
+  monkeypatch.setitem(tools.BACKENDS, 'notes', 'notes')
+  config = base.get_config()
+  config.search.backend = 'notes'
+  return config
 
 
-def test_opens_web(monkeypatch):
-  monkeypatch.setenv('SERPER_API_KEY', 'k')
-  assert open_search('web', url='').url == 'https://google.serper.dev/search'
-  assert open_search('web', url='http://127.0.0.1:9/find').url == 'http://127.0.0.1:9/find'
+def test_a_back_end_of_your_own_has_its_fields_checks_and_needs(config, tmp_path):
+  assert config.search.depth == 1
+  config.search.depth, config.search.by_source = 0, True
+  with pytest.raises(ValueError) as error:
+    check(config)
+  assert 'search.depth=0 must be >= 1' in str(error.value)
+  assert "by_source=True is for the backends 'bm25', 'index', 'http', not 'notes'" in str(error.value)
+  with pytest.raises(ValueError, match='search.shelf is not set'):
+    check_files(config, ['search'])
+  config.search.shelf, config.search.depth = str(tmp_path / 'missing'), 10
+  with pytest.raises(ValueError, match='too deep; search.shelf=.*missing.*no such file or folder'):
+    check_files(config, ['search'])
+  check_files(config, ['model'])
 
 
-def test_opens_the_simulator_with_any_writer():
-  class Echo:
-    def write(self, queries, topk, noisy, seeds, question=None):
-      return [[Document('', query, str(noise))] for query, noise in zip(queries, noisy)]
-
-  always = dict(noise_start=1.0, noise_end=1.0)
-  assert open_search('simulated', writer=Echo(), **always).search(['x'], 1) == [[Document('', 'x', 'True')]]
-  assert open_search('simulated', writer=Echo()).search(['x'], 1) == [[Document('', 'x', 'False')]]
-  corpus = [Document('city-1', 'Paris', 'Paris is a city in France.'), Document('city-2', 'Lyon', 'Lyon is a city in France.'),
-            Document('city-3', 'Oslo', 'Oslo is a city in Norway.')]
-  assert open_search('simulated', corpus=corpus).search(['paris'], 1)[0][0].text == 'Paris is a city in France.'
-  assert open_search('simulated', corpus=corpus, **always).search(['paris'], 1)[0][0].text in (
-    'Lyon is a city in France.', 'Oslo is a city in Norway.')
-  false = open_search('simulated', corpus=corpus, noise_false=True, **always)
-  assert false.search(['paris'], 1)[0][0].text == 'Paris is a city in Norway.'
+def test_a_back_end_of_your_own_is_opened_on_the_passages(config, tmp_path):
+  (tmp_path / 'c.jsonl').write_text('{"id": "1", "contents": "\\"Paris\\"\\nA city."}')
+  config.search.shelf, config.seed = 'oak', 5
+  backend = open_backend(config, str(tmp_path / 'c.jsonl'))
+  assert backend.search(['x'], 1) == [[Document('1', 'Paris', 'A city.')]] and (backend.shelf, backend.seed) == ('oak', 5)
+  assert reads_corpus(config)
 
 
-@pytest.mark.parametrize(('kind', 'settings', 'reason'), [
-    ('bm25', {}, 'corpus'), ('http', {}, 'url'), ('google', {}, "'google'.*bm25, index, http, web, simulated"),
-    ('web', {}, 'SERPER_API_KEY'), ('simulated', {}, "writer 'world' needs a corpus"),
-    ('simulated', dict(writer='chat', url='http://a'), "writer 'chat' needs a url and a writer_model"),
-    ('simulated', dict(writer='poet'), "unknown writer 'poet'")])
-def test_what_is_missing_is_named(monkeypatch, kind, settings, reason):
-  monkeypatch.delenv('SERPER_API_KEY', raising=False)
-  with pytest.raises(ValueError, match=reason):
-    open_search(kind, **settings)
+@pytest.mark.parametrize('name', tools.BACKENDS)
+def test_a_shipped_back_end_reads_fields_of_the_config_alone(name, monkeypatch):
+  backend, search = tools.find_backend(name), base.get_config().search
+  monkeypatch.setattr('jaxsearch.tools.index.read_manifest', lambda folder: {'kind': 'bm25', 'files': {}})
+  for search.writer in ('world', 'chat', 'model'):
+    assert set(backend.needs(search)) <= set(search)
+  assert not backend.fields and 'files' not in backend.identity(search)  # base.py lists and explains all

@@ -1,32 +1,24 @@
-"""Search back ends behind a server: retrieval servers that speak Search-R1's protocol, and Google through SERPER.
+"""The search back end over retrieval servers that speak Search-R1's protocol.
 
-`SearchServers` is the back end over one server or several: it goes to the next server when one fails, and keeps results in a
-file if one is named.
-
-`HttpSearch`, one server: `POST /retrieve {"queries", "topk", "return_scores"}`. The response is
-`{"result": [[{"document": {"id", "contents"}, "score"}, ...], ...]}`, a list for each query, or with `return_scores` false the
-documents themselves. It is checked here, so that nothing further in has to. Its server is `tools.http_server.search_app`.
-
-`WebSearch`: `POST https://google.serper.dev/search {"q", "num"}` with the header `X-API-KEY` (https://serper.dev). The documents
-of a query are its answer box and its knowledge graph where there are any, then the `organic` results: title and snippet.
-Searches cost money, so they are rate-limited, counted, and kept in a file if one is named.
+`POST /retrieve {"queries", "topk", "return_scores"}`. The response is `{"result": [[{"document": {"id", "contents"}, "score"},
+...], ...]}`, a list for each query, or with `return_scores` false the documents themselves. It is checked here, so that
+nothing further in has to. `HttpSearch` asks one server, `SearchServers` several; tools/http_server.py is a server.
 """
 
 import itertools
 import os
-import threading
+import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, FailFast, Field, model_validator
 
 from jaxsearch.data.corpus import Document, split_contents
-from jaxsearch.tools import check_search
+from jaxsearch.tools import Backend, check_search
 from jaxsearch.tools.cache import Cache, NotRecorded
-from jaxsearch.tools.http_client import JsonClient, RequestError, secret_from_env
+from jaxsearch.tools.http_client import JsonClient, RequestError
 
-SERPER = 'https://google.serper.dev/search'
 MAX_HITS = 100  # of a query that are looked at; a server at fault may send millions
 MAX_ID = 1000  # characters of an id that are kept
 MAX_TOGETHER = 8  # a response to several queries may be as long as so many to one
@@ -156,74 +148,14 @@ class SearchServers:
           raise
 
 
-class WebResult(BaseModel):
-  """A page, an answer box or a knowledge graph; some pages have no snippet."""
-  model_config = ConfigDict(coerce_numbers_to_str=True, str_strip_whitespace=True)
-  title: str = ''
-  link: str = ''
-  descriptionLink: str = ''
-  answer: str = ''
-  type: str = ''
-  description: str = ''
-  snippet: str = ''
-  attributes: dict[str, str] = {}
-
-  @property
-  def text(self) -> str:
-    parts = [self.answer, self.type, self.description, self.snippet]
-    parts = [part for part in parts if part] + [f'{name}: {value}' for name, value in self.attributes.items()]
-    return ' '.join([*(part if part.endswith('.') else part + '.' for part in parts[:-1]), *parts[-1:]])
+def _open(settings: Any, **_) -> SearchServers:
+  return SearchServers(settings.url.split(','), timeout=settings.timeout, cache=settings.cache, replay=settings.replay)
 
 
-class WebResponse(BaseModel):
-  answerBox: WebResult | None = None
-  knowledgeGraph: WebResult | None = None
-  organic: Annotated[list[WebResult], FailFast(), FIRST]
+def _mistakes(settings: Any) -> Iterator[str]:
+  if settings.replay and not (settings.backend == 'http' and pathlib.Path(settings.cache).is_file()):
+    yield f"search.replay=True needs search.backend='http' and a recording in search.cache (now {settings.cache!r})"
 
 
-class WebSearch(JsonClient):
-  """Searches with SERPER; may be called from several threads.
-
-  Args:
-    url: the whole address, if not SERPER's own.
-    cache: file that keeps the documents of a query; None keeps nothing.
-    price: of a credit; a search costs one or, with many results, more.
-    options: of `JsonClient`; the timeout is that of one query.
-
-  Attributes:
-    paid: credits so far. SERPER takes them for successful responses alone; what comes out of the cache costs none.
-
-  Raises ValueError if the environment variable SERPER_API_KEY holds no key.
-  """
-
-  error = SearchError
-
-  def __init__(self, url: str = SERPER, *, cache: str | os.PathLike | None = None, price: float = 0.0, **options):
-    key = secret_from_env('SERPER_API_KEY')
-    if key is None:
-      raise ValueError('searching the web needs an API key in the environment variable SERPER_API_KEY')
-    super().__init__(url, token=key, token_header='x-api-key', **{'backoff': 0.5, 'rate': 20.0} | options)
-    self._cache, self.price, self.paid, self._paying = Cache(cache), price, 0, threading.Lock()
-
-  def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
-    """At most `topk` documents for each query, one query after the other; none for a blank one. Raises SearchError."""
-    check_search(queries, topk)
-    return [self._find(query, topk) if query.strip() else [] for query in queries]
-
-  def _find(self, query: str, topk: int) -> list[Document]:
-    body = {'q': ' '.join(query.split()), 'num': topk}
-
-    def parse(response: object) -> list[tuple[str, str, str]]:
-      told = response.get('credits') if isinstance(response, dict) else None
-      with self._paying:
-        self.paid += told if isinstance(told, int) and told >= 0 else 1
-      return parse_response(response, topk)
-
-    return [Document(*fields) for fields in self._cache.get(body, lambda: self.post(body, parse))]
-
-
-def parse_response(response: object, topk: int) -> list[tuple[str, str, str]]:
-  """(address, title, text) of the first `topk` results with a text. Raises ValueError for a response of another shape."""
-  found = WebResponse.model_validate(response)
-  results = [result for result in (found.answerBox, found.knowledgeGraph, *found.organic[:topk]) if result and result.text]
-  return [(result.link or result.descriptionLink, result.title, result.text) for result in results[:topk]]
+BACKEND = Backend(_open, needs=lambda settings: {'url': 'url'}, mistakes=_mistakes, by_source=True,
+                  identity=lambda settings: {'url': settings.url})
