@@ -22,6 +22,7 @@ from configs import search_r2
 from jaxsearch import methods, setup
 from jaxsearch.data.questions import QuestionBatches
 from jaxsearch.methods import Context
+from jaxsearch.training import learner as learners
 from jaxsearch.training import loop, runs
 
 
@@ -32,7 +33,7 @@ def learner_of(method: str, threshold: float, out: str):
   config.optim.learning_rate = 0.0
   revises = method == 'search_r2'
   config.grow.update(threshold=threshold, max_revisions=int(revises), process=revises)
-  return loop.make_learner(config)
+  return learners.make_learner(config)
 
 
 def step(learner, method, questions, number: int) -> tuple[float, dict]:

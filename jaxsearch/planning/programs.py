@@ -18,7 +18,7 @@ from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.training import batch as batches
 from jaxsearch.training import critic as critics
-from jaxsearch.training import loop
+from jaxsearch.training import learner as learners
 from jaxsearch.training import step as steps
 
 # Any tokenizer will do: no size depends on it.
@@ -76,7 +76,7 @@ def of_config(config: ml_collections.ConfigDict, devices: Sequence[jax.Device], 
   master = 'float32' if config.optim.master_weights else config.dtype
   policy = structs(setup.param_shardings(model, mesh), parameter_shapes(model), config.dtype)
   trained = structs(*critics.trained_layout(config, model, mesh), master)
-  optimizer, train_step = loop.make_update(config, model, mesh, trained)
+  optimizer, train_step = learners.make_update(config, model, mesh, trained)
   state = state_structs(trained, optimizer, mesh)
   base = [policy] if config.lora.rank else []
   batch = batch_structs(config, mesh, micro_batches)
@@ -105,9 +105,9 @@ def of_config(config: ml_collections.ConfigDict, devices: Sequence[jax.Device], 
   programs = {name: dataclasses.replace(program, devices=len(devices)) for name, program in programs.items()}
   # Training samples without top_k and top_p, which are the one conditional of decoding.
   programs |= {name: Program(*program, devices=len(own), dearest=False) for name, program in sampler.items()}
-  # The sampler's old weights are gone then (`loop.prepare`). A cast copy of all is laid out anew, by way of one copy a host.
+  # The sampler's old weights are gone then (`learner.prepare`). A cast copy of all is laid out anew, by way of one copy a host.
   copies = on_device(policy) * (1 + hosts if hosts > 1 else 1)
-  released = loop.releases(config, devices[0].platform)
+  released = learners.releases(config, devices[0].platform)
   return Run(mesh, model, parameters, moments, on_device(weights), on_device(cache), copies, released, programs, hosts, engine,
              row_length, on_device(cache[0]) * engine.lanes / (rows * row_length))
 

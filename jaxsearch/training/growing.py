@@ -22,6 +22,8 @@ from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.training.rollouts import note_call
 from jaxsearch.trees.tree import Tree
 
+Groups = list[list[Tree]]  # the trees of each question
+
 
 @dataclasses.dataclass
 class Growing:
@@ -124,7 +126,7 @@ def tree_numbers(sizes: Sequence[int], group_size: int) -> list[list[int]]:
           for place, size in enumerate(sizes)]
 
 
-def groups_of(growing: Growing, trees: Sequence[Tree]) -> list[list[Tree]]:
+def groups_of(growing: Growing, trees: Sequence[Tree]) -> Groups:
   """Returns the trees of this process, grouped by their questions."""
   rest = iter(trees)
   return [list(itertools.islice(rest, size)) for size in growing.sizes[meshes.own_part()]]

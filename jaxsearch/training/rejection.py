@@ -15,9 +15,8 @@ from jaxsearch.data.questions import Question
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import Sampling
 from jaxsearch.training import runs
+from jaxsearch.training.growing import Groups
 from jaxsearch.trees.tree import Role, Stop, Tree
-
-Groups = list[list[Tree]]
 
 
 def sample(agent: Agent, questions: Sequence[Question], number: int, key, *, temperature: float,

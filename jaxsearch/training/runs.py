@@ -270,6 +270,7 @@ class Clock:
   def __init__(self):
     self.seconds: dict[str, float] = collections.defaultdict(float)
     self._started, self._compiled = time.perf_counter(), _events[COMPILATION]
+    self._exchanged = meshes.exchanged['bytes']
 
   @contextlib.contextmanager
   def __call__(self, phase: str) -> Iterator[None]:
@@ -283,6 +284,7 @@ class Clock:
     seconds = time.perf_counter() - self._started
     return {f'seconds_{phase}': value for phase, value in self.seconds.items()} | {
       'seconds': seconds, 'tokens_per_second': tokens / seconds, 'compilations': _events[COMPILATION] - self._compiled,
+      'bytes_exchanged': meshes.exchanged['bytes'] - self._exchanged,
       'resident_mib': round(psutil.Process().memory_info().rss / 2**20, 1)}
 
 

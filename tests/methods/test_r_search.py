@@ -10,7 +10,7 @@ from configs.claims import r_search as claims
 from jaxsearch.evaluation import sweep
 from jaxsearch.methods import r_search
 from jaxsearch.sampler.requests import Ask, Search, ToolFailure
-from jaxsearch.training.loop import total_updates
+from jaxsearch.training.learner import total_updates
 from jaxsearch.trees import templates
 from jaxsearch.trees.tree import Role
 from tests.methods.driving import FOUND, QUESTION, context, drive

@@ -15,7 +15,8 @@ from jaxsearch.models.decoder import DecoderConfig, parameter_shapes
 from jaxsearch.models.presets import preset
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel.compiled import collectives
-from jaxsearch.training import critic, loop
+from jaxsearch.training import critic
+from jaxsearch.training import learner as learners
 from jaxsearch.training import step as steps
 from jaxsearch.training.batch import Batch
 
@@ -42,7 +43,7 @@ def compiled(config, model_config, mesh):
                         is_leaf=lambda x: isinstance(x, tuple))
 
   trained = structs(*critic.trained_layout(config, model_config, mesh), 'float32')
-  optimizer, train_step = loop.make_update(config, model_config, mesh, trained)
+  optimizer, train_step = learners.make_update(config, model_config, mesh, trained)
   state = jax.tree.map(lambda x, sharding: struct(x.shape, x.dtype, sharding),
                        jax.eval_shape(lambda params: steps.initial_state(params, optimizer), trained),
                        steps.state_shardings(trained, optimizer, mesh))

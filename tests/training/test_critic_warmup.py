@@ -23,6 +23,7 @@ from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.driver import rollout
 from jaxsearch.sampler.requests import Search
 from jaxsearch.training import checkpoint, critic_warmup, loop, runs
+from jaxsearch.training import learner as learners
 from jaxsearch.training import step as steps
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
@@ -58,7 +59,7 @@ def test_a_run_with_a_shared_critic_goes_on_to_the_bit_and_becomes_a_plain_polic
   loop.train(config)
   broken, config.out = config.out, str(tmp_path / 'whole')
   loop.train(config)
-  mesh = loop.make_learner(config).mesh
+  mesh = learners.make_learner(config).mesh
   (_, whole, _), (_, other, _) = (checkpoint.load_trained(run, mesh) for run in (config.out, broken))
   jax.tree.map(np.testing.assert_array_equal, whole, other)
   assert steps.HEAD in whole
@@ -89,7 +90,7 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   assert figures['em_before'] == figures['em_after'] == np.mean([number % 3 > 0 for number in asked])  # whatever its weights
 
   base = hub.load(config.model).params
-  _, warm, _ = checkpoint.load_trained(out, loop.make_learner(config).mesh)
+  _, warm, _ = checkpoint.load_trained(out, learners.make_learner(config).mesh)
   np.testing.assert_array_equal(warm['embedding'], base['embedding'])  # frozen
   assert np.abs(np.asarray(warm['layers']['q']) - base['layers']['q']).max() > 0
 
@@ -109,13 +110,13 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
 
   config.out, config.critic.warm_start = str(tmp_path / 'after'), str(out)
   config.loss.kl_coef = 0.1
-  learner = loop.make_learner(config)
+  learner = learners.make_learner(config)
   _, warm, _ = checkpoint.load_trained(out, learner.mesh)
   jax.tree.map(np.testing.assert_array_equal, learner.state.params, warm)
   jax.tree.map(np.testing.assert_array_equal, learner.reference, base)  # the policy before the warm-up
   record, tokenizer = runs.read(out / 'rollouts.jsonl')[0], learner.agent.engine.tokenizer
   values = []
-  for assess in (functools.partial(loop.assess, learner), open_critic(config, str(out))):  # as in training, and in `eval`
+  for assess in (functools.partial(learners.assess, learner), open_critic(config, str(out))):  # as in training, and in `eval`
     tree = Tree.from_json(record, tokenizer, Question(record['id'], '?', ('x',)))
     for node in tree.nodes(Role.POLICY):
       node.logprobs, node.advantages, node.returns = [0.0] * len(node.tokens), 0.0, np.zeros(len(node.tokens))
@@ -125,10 +126,10 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   assert len(np.unique(values[0])) > 1 and open_critic(config, config.model) is None
   config.train.aggregate = 'token-mean'
   with pytest.raises(ValueError, match="with train.aggregate='step-mean', here it is 'token-mean'"):
-    loop.make_learner(config)
+    learners.make_learner(config)
   config.critic.shared = False
   with pytest.raises(ValueError, match='was warmed up for the model'):
-    loop.make_learner(config)
+    learners.make_learner(config)
 
 
 def test_a_fixed_number_of_updates_of_the_head_alone_leaves_the_policy_as_it_was(config):
@@ -241,7 +242,7 @@ def test_a_critic_of_its_own_is_warmed_up_too(config, tmp_path):
   with pytest.raises(ValueError, match='a critic, not a policy'):
     checkpoint.load_params(config.out)
   warmed, config.out, config.critic.warm_start = config.out, str(tmp_path / 'after'), config.out
-  learner = loop.make_learner(config)
+  learner = learners.make_learner(config)
   _, warm, _ = checkpoint.load_trained(warmed, learner.mesh)
   jax.tree.map(np.testing.assert_array_equal, learner.state.critic.params, warm)
   assert float(np.abs(np.asarray(warm['head']['kernel'])).max()) > 0

@@ -30,6 +30,7 @@ from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import GREEDY, Ask, Score, Search
 from jaxsearch.training import batch as batches
 from jaxsearch.training import checkpoint, growing, loop, runs
+from jaxsearch.training import learner as learners
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.methods.driving import Letters
 from tests.processes import as_processes
@@ -288,7 +289,7 @@ def test_the_kl_may_be_about_wrong_answers_alone(config, kl_on):
   trees = [tree for group in grown_groups() for tree in group]
   assert {tree.question.score(tree.answer) for tree in trees} == {0.0, 1.0}
   search_r1.credit([trees], Context(0, np.random.default_rng(0), {}))
-  rows = loop.into_rows(learner, trees, share_trained=False)
+  rows = learners.into_rows(learner, trees, share_trained=False)
   for tree in trees:
     for node in (node for node in tree.walk() if node.trained and node.tokens):
       right = kl_on == 'wrong' and tree.question.score(tree.answer)
@@ -296,7 +297,7 @@ def test_the_kl_may_be_about_wrong_answers_alone(config, kl_on):
       np.testing.assert_array_equal(rows.kl_weights[place], 0 if right else rows.loss_weights[place])
   assert rows.kl_weights.any()
   config.train.update(aggregate='seq-mean-token-sum', penalties='token-mean')  # of the surrogate, and of KL and entropy
-  summed = loop.into_rows(learner, trees, share_trained=False)
+  summed = learners.into_rows(learner, trees, share_trained=False)
   np.testing.assert_array_equal(summed.loss_weights, rows.loss_weights)
   assert np.abs(summed.gains).sum() > 2 * np.abs(rows.gains).sum()
 
@@ -356,7 +357,7 @@ def test_a_run_of_an_adapter_goes_on_to_the_bit_and_becomes_a_plain_model(lora_c
 
 def test_the_base_of_an_adapter_is_its_reference_and_may_not_change(lora_config, child):
   lora_config.dtype = 'bfloat16'
-  learner = loop.make_learner(lora_config)
+  learner = learners.make_learner(lora_config)
   for own, shared in zip(jax.tree.leaves(learner.base), jax.tree.leaves(learner.reference), strict=True):
     assert own is shared and own.dtype == 'bfloat16'
   assert {x.dtype.name for x in jax.tree.leaves((learner.state.params, learner.state.critic.params))} == {'float32'}
