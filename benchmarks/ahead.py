@@ -20,7 +20,7 @@ import numpy as np
 
 from configs import base
 from jaxsearch import setup
-from jaxsearch.training import loop, runs
+from jaxsearch.training import loop, row_files
 
 
 @dataclasses.dataclass
@@ -41,7 +41,7 @@ def steps_of(ahead: int, steps: int, out: str) -> list[dict]:
   config.out, config.steps, config.progress, config.rollouts = out, steps + 2, False, 0
   config.train.async_steps, config.checkpoint_every = ahead, steps + 2
   loop.train(config)
-  return runs.read(pathlib.Path(out) / 'metrics.jsonl')[2:]
+  return row_files.read(pathlib.Path(out) / 'metrics.jsonl')[2:]
 
 
 def main():

@@ -23,7 +23,7 @@ from jaxsearch import methods, setup
 from jaxsearch.data.questions import QuestionBatches
 from jaxsearch.methods import Context
 from jaxsearch.training import learner as learners
-from jaxsearch.training import loop, runs
+from jaxsearch.training import loop, progress
 
 
 def learner_of(method: str, threshold: float, out: str):
@@ -38,7 +38,7 @@ def learner_of(method: str, threshold: float, out: str):
 
 def step(learner, method, questions, number: int) -> tuple[float, dict]:
   """Seconds of one training step, and its metrics."""
-  start, clock = time.perf_counter(), runs.Clock()
+  start, clock = time.perf_counter(), progress.Clock()
   context = Context(number, np.random.default_rng(number), learner.memory)
   groups, row = loop.grow(learner, loop.begin(learner, method, questions, context))
   method.credit(groups, context, **learner.config.credit)

@@ -37,7 +37,7 @@ import numpy as np
 import psutil
 from scipy import stats
 
-from jaxsearch.training import runs
+from jaxsearch.training import row_files
 
 # A save leaves 0.14 MiB behind in orbax 0.12.8 with tensorstore 0.1.86 (strings of its JSON), so not one every ten seconds.
 SMALL = ('steps=1000000', 'progress=False', 'questions_per_step=4', 'eval.every=40', 'eval.number=16', 'checkpoint_every=25')
@@ -60,7 +60,7 @@ def soak(config: str, changes: list[str], minutes: float, run: pathlib.Path) -> 
         process.wait(EVERY)
         break
       if run.exists():
-        runs.append(run / 'soak.jsonl', [sample(psutil.Process(process.pid), run)])
+        row_files.append(run / 'soak.jsonl', [sample(psutil.Process(process.pid), run)])
   finally:
     process.send_signal(signal.SIGTERM)
     status = process.wait()
@@ -115,7 +115,7 @@ def slope(values: np.ndarray, stretches: np.ndarray) -> tuple[float, float, floa
 
 def analyse(run: pathlib.Path) -> dict:
   """The figures of a run folder; open files, threads and other files only where it was sampled (`soak.jsonl`)."""
-  rows, samples = runs.read(run / 'metrics.jsonl'), runs.read(run / 'soak.jsonl')
+  rows, samples = row_files.read(run / 'metrics.jsonl'), row_files.read(run / 'soak.jsonl')
   config = json.loads((run / 'config.json').read_text())
   every = config['checkpoint_every']
   after = [place for place, row in enumerate(rows) if row['step'] % every == 1 % every]
@@ -135,7 +135,7 @@ def analyse(run: pathlib.Path) -> dict:
            'mib_per_hour': round(float(an_hour[0]), 1), 'interval': [round(float(value), 1) for value in an_hour[1:]],
            'limit_mib_per_hour': round(limit, 1), 'bytes_per_step': {}}
   for name in ROWS:
-    sizes = [len(json.dumps(row, ensure_ascii=False).encode()) + 1 for row in runs.read(run / name)]
+    sizes = [len(json.dumps(row, ensure_ascii=False).encode()) + 1 for row in row_files.read(run / name)]
     found['bytes_per_step'][name] = round(sum(sizes) / len(rows))
     early, late = (sizes[len(sizes) * part // 4:len(sizes) * (part + 1) // 4] for part in (1, 3))
     if early and statistics.mean(late) > 1.1 * statistics.mean(early):

@@ -30,7 +30,7 @@ from jaxsearch.files import write_whole
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import normalize_answer
 from jaxsearch.tools.bm25 import words as words_of
-from jaxsearch.training import runs
+from jaxsearch.training import row_files
 from jaxsearch.trees import grammar, templates
 from recipes import wiki_lookups as lookups
 
@@ -176,7 +176,7 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   chains = list(itertools.islice(stream, number))
   if not chains:
     raise DataError(f'{config.data.corpus}: no question about these passages that searches can answer')
-  runs.write(out / 'chains.jsonl', ({'id': chain.question.id, 'spans': chain.spans} for chain in chains))
+  row_files.write(out / 'chains.jsonl', ({'id': chain.question.id, 'spans': chain.spans} for chain in chains))
   result = figures(chains, tokenizer) | {
     'questions': sum(not one.held_out for one in made), 'held_out': sum(one.held_out for one in made), 'own': len(own)}
   for kind in tried:

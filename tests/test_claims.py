@@ -12,7 +12,7 @@ import pytest
 from jaxsearch import cli, flags
 from jaxsearch.config_check import fields
 from jaxsearch.evaluation import sweep
-from jaxsearch.training import runs
+from jaxsearch.training import row_files
 
 FOLDER = pathlib.Path(__file__).parents[1] / 'configs' / 'claims'
 SWEEPS = {file.stem: importlib.import_module(f'configs.claims.{file.stem}').get_config() for file in sorted(FOLDER.glob('*.py'))}
@@ -84,6 +84,6 @@ def no_programs_left():
 def test_every_row_trains(name, variant, tmp_path):
   run = next(run for run in sweep.plan(SWEEPS[name]) if run.variant == variant)
   assert cli.main(['train', *run.arguments, *changed(run, tmp_path)]) == 0
-  rows = runs.read(tmp_path / 'metrics.jsonl')
+  rows = row_files.read(tmp_path / 'metrics.jsonl')
   assert [row['step'] for row in rows] == [1, 2] and all(row['tokens_generated'] > 0 for row in rows)
-  assert runs.read(tmp_path / 'evaluations.jsonl')[-1]['step'] == 2
+  assert row_files.read(tmp_path / 'evaluations.jsonl')[-1]['step'] == 2

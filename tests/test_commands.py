@@ -20,7 +20,7 @@ from jaxsearch.commands import evaluation
 from jaxsearch.evaluation import rstool
 from jaxsearch.models.decoder import initial_params
 from jaxsearch.sampler.requests import ToolFailure
-from jaxsearch.training import checkpoint, runs
+from jaxsearch.training import checkpoint, row_files
 from jaxsearch.training.step import TrainState
 from jaxsearch.trees.tree import Stop
 from tests.tools.serving import server
@@ -217,7 +217,7 @@ def evaluate(folder, out, *more):
 @pytest.fixture
 def after(monkeypatch):
   """after(n, act): calls act(path, rows) in place of the n-th append; the list of the numbers appended."""
-  append, written = runs.append, []
+  append, written = row_files.append, []
 
   def arrange(n, act):
     def own(path, rows):
@@ -226,7 +226,7 @@ def after(monkeypatch):
       append(path, rows)
       written.extend(row['number'] for row in rows)
 
-    monkeypatch.setattr(runs, 'append', own)
+    monkeypatch.setattr(row_files, 'append', own)
     return written
 
   return arrange
@@ -280,7 +280,7 @@ def test_a_disk_that_is_full_from_the_start_is_one_line(folder, command, monkeyp
   def full(path, rows):
     raise OSError(errno.ENOSPC, 'No space left on device', f'{path}.part')
 
-  monkeypatch.setattr(runs, 'write', full)
+  monkeypatch.setattr(row_files, 'write', full)
   status, _, errors = command(*evaluate(folder, tmp_path / 'r.json'))
   assert status == 2 and errors == (f'jaxsearch: {tmp_path}/r.json.part.jsonl: No space left on device; '
                                     'answers are saved there as they are found, so nothing was answered\n')

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.training import checkpoint, runs
+from jaxsearch.training import checkpoint, row_files
 
 ROOT = pathlib.Path(__file__).parent.parent
 LAUNCH = ROOT / 'launch'
@@ -161,19 +161,19 @@ def test_two_processes_by_slurm_are_stopped_and_killed_and_resume_to_the_same_pa
   assert whole.wait(600) == 0, whole.stdout.read()[-3000:]
   stopped = start(tmp_path / 'run')
   rows = tmp_path / 'run/metrics.jsonl'
-  while not rows.exists() or not runs.read(rows):
+  while not rows.exists() or not row_files.read(rows):
     assert stopped.poll() is None, stopped.stdout.read()[-3000:]
     time.sleep(0.1)
   stopped.send_signal(signal.SIGTERM)
   assert stopped.wait(300) == 143, stopped.stdout.read()[-3000:]
-  assert 0 < len(runs.read(rows)) < 4
+  assert 0 < len(row_files.read(rows)) < 4
   assert 'requeue' in (tmp_path / 'asked').read_text()
   again = start(tmp_path / 'run')
   assert again.wait(600) == 0, again.stdout.read()[-3000:]
 
   killed = start(tmp_path / 'killed')
   rows = tmp_path / 'killed/metrics.jsonl'
-  while not rows.exists() or not runs.read(rows):
+  while not rows.exists() or not row_files.read(rows):
     assert killed.poll() is None, killed.stdout.read()[-3000:]
     time.sleep(0.1)
   first, second = (task(tmp_path / 'killed', number) for number in range(2))

@@ -150,7 +150,7 @@ def progress_of(total: int, what: str = 'questions'):
 
   from jaxsearch.sampler.requests import failing
   from jaxsearch.tools.http_client import RequestError
-  from jaxsearch.training.runs import time_left
+  from jaxsearch.training.progress import time_left
   columns = progress.MofNCompleteColumn(), progress.BarColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
   with progress.Progress(what, *columns, disable=not sys.stderr.isatty()) as bar:
     task, said, last, shown, left = bar.add_task('', total=total), [], None, time.monotonic(), time_left(total)

@@ -37,7 +37,7 @@ def train(config, _) -> None:
 
   check_files(config, ('data', 'model', 'tokenizer', 'search', 'reader', 'judge', 'critic', *['eval'] * bool(config.eval.every)))
   from jaxsearch.evaluation import report, run
-  from jaxsearch.training import loop, remote, runs
+  from jaxsearch.training import loop, remote, row_files, runs
   if config.eval.every:
     run.read_held_out(config)  # a mistake in them is found now, not after the first step
   try:
@@ -52,7 +52,7 @@ def train(config, _) -> None:
     page = report.write_report(remote.local(config.out))
     remote.publish(config.out)
     print(f'jaxsearch: ask the policy: {sys.argv[0]} ask "QUESTION" --checkpoint {config.out}', file=sys.stderr)
-    evaluations = runs.read(page.with_name('evaluations.jsonl'))
+    evaluations = row_files.read(page.with_name('evaluations.jsonl'))
     if not evaluations:
       print(f'report: {page}')
       return

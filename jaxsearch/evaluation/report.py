@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from jaxsearch.files import write_whole
-from jaxsearch.training.runs import read as read_rows
+from jaxsearch.training.row_files import read as read_rows
 from jaxsearch.trees.tree import Role
 
 CURVES = (('em', 'exact match (%)', 100), ('searches', 'searches per question', 1), ('reward', 'reward (mean of rollouts)', 1),

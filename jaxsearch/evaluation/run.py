@@ -33,7 +33,7 @@ from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import Request, Sampling
 from jaxsearch.tools.calls import texts_of
 from jaxsearch.training import batch as batches
-from jaxsearch.training import runs
+from jaxsearch.training import row_files, runs
 from jaxsearch.training import step as steps
 from jaxsearch.training.checkpoint import is_run, load_params, load_trained
 from jaxsearch.trees.layout import lay_out, take_back
@@ -172,7 +172,7 @@ def resume(part: pathlib.Path | None, identity: Mapping[str, Any] | None) -> dic
   line. {} with a new file, or where `part` is None. Raises OSError, which names the file, if it cannot be written."""
   if part is None:
     return {}
-  rows, identity = runs.read(part), json.loads(json.dumps(identity))
+  rows, identity = row_files.read(part), json.loads(json.dumps(identity))
   if rows and rows[0] == {'identity': identity}:
     with naming(part), open(part, 'rb+', opener=no_link) as file:  # needs no space, so that a full disk is no obstacle
       file.truncate(file.read().rfind(b'\n') + 1)
@@ -188,7 +188,7 @@ def resume(part: pathlib.Path | None, identity: Mapping[str, Any] | None) -> dic
     shown = ', '.join(f'{name} was {shortened(then.get(name))}, now {shortened(now.get(name))}' for name in differing[:5])
     print(f'jaxsearch: {part} is of another evaluation ({shown}); starting again', file=sys.stderr)
   try:
-    runs.write(part, [{'identity': identity}])
+    row_files.write(part, [{'identity': identity}])
   except OSError as error:
     raise OSError(error.errno, f'{error.strerror}; answers are saved there as they are found, so nothing was answered',
                   str(part)) from error
@@ -200,7 +200,7 @@ def keep(part: pathlib.Path | None, records: Mapping[int, Mapping], saved: str) 
   if part is None:
     return
   try:
-    runs.append(part, [{'number': number, 'record': record} for number, record in records.items()])
+    row_files.append(part, [{'number': number, 'record': record} for number, record in records.items()])
   except OSError as error:
     raise OSError(error.errno, f'{error.strerror}; {saved} are saved, rerun the same command to resume', str(part)) from error
 

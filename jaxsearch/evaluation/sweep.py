@@ -40,7 +40,7 @@ from jaxsearch.config_check import fields, from_saved
 from jaxsearch.evaluation.terminal import printable
 from jaxsearch.files import no_link
 from jaxsearch.training import checkpoint
-from jaxsearch.training.runs import read as read_rows
+from jaxsearch.training.row_files import read as read_rows
 
 FIELDS = dict(title=str, base=str, common=dict, variants=dict, baseline=str, seeds=tuple, out=str,
               parallel=int)

@@ -19,7 +19,7 @@ from jaxsearch.evaluation.report import OF_SOURCE, column, smoothed
 from jaxsearch.evaluation.sweep import SweepRun, finished
 from jaxsearch.evaluation.table import escaped
 from jaxsearch.files import write_whole
-from jaxsearch.training.runs import read as read_rows
+from jaxsearch.training.row_files import read as read_rows
 
 # name -> (column heading, scale, number format). Scores of an evaluation; those after the first three only where
 # config.eval.tiers or a critic gives them, see competence.py.

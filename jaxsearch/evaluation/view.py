@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxsearch.data.jsonl import DataError
-from jaxsearch.training import rollouts, runs
+from jaxsearch.training import rollouts, row_files
 
 TEMPLATE = pathlib.Path(__file__).with_name('view.html')
 BLOCK = 1 << 18  # characters of records, about, in a block made here
@@ -68,7 +68,7 @@ class Source:
       self.generation += 1
       return
     self._answered, self._made = _packed('held out', (
-      (row['step'], row['temperature'], [sample]) for row in runs.read(self.path / 'evaluations.jsonl')
+      (row['step'], row['temperature'], [sample]) for row in row_files.read(self.path / 'evaluations.jsonl')
       for sample in row.get('samples', ())))
     file = self.path / rollouts.FILE
     start, last = self._members[-1] if self._members else (0, 0)
@@ -120,7 +120,7 @@ def _results(path: pathlib.Path) -> list[dict]:
   fault = DataError(f'{path}: neither a run folder nor a result of jaxsearch eval or bench')
   try:
     if path.name.endswith('.jsonl'):
-      found = [row['record'] for row in runs.read(path) if 'record' in row]
+      found = [row['record'] for row in row_files.read(path) if 'record' in row]
     else:
       found = json.loads(path.read_bytes())['predictions']
   except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -41,7 +41,7 @@ from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Tools
 from jaxsearch.training import batch as batches
-from jaxsearch.training import checkpoint, critic, runs
+from jaxsearch.training import checkpoint, critic, metrics_log, progress, row_files, runs
 from jaxsearch.training import step as steps
 from jaxsearch.trees.layout import TrainingRows, take_back
 from jaxsearch.trees.tree import Role, Tree
@@ -73,10 +73,10 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
   first = jax.process_index() == 0
   with runs.RunFolder(config, shown=('loss', 'gate_auc', 'gate_explained')) as run:
     folder = run.out
-    for made_with in meshes.of_first(runs.read(folder / 'rollouts_config.json')):
+    for made_with in meshes.of_first(row_files.read(folder / 'rollouts_config.json')):
       checkpoint.check_same_run(made_with, config)
     if first:
-      runs.write(folder / 'rollouts_config.json', [config.to_dict()])
+      row_files.write(folder / 'rollouts_config.json', [config.to_dict()])
     model_config, params = setup.load_policy(config, mesh)
     local = meshes.local_mesh(mesh)
     engine = setup.open_engine(config, model_config, setup.load_tokenizer(config), local)
@@ -97,7 +97,7 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
     figures = gate_figures(held_out, tiers)
     step, done = run.last_step, run.last_step >= settings.min_updates and passes(figures, settings.gate)
     for step in () if done else run.steps():
-      clock = runs.Clock()
+      clock = progress.Clock()
       with clock('train'):
         row = student.learn(draw(buckets, settings.trees, np.random.default_rng([config.seed, step])))
       check = step % settings.check_every == 0 or step == settings.max_updates
@@ -135,7 +135,7 @@ def collect(config: ml_collections.ConfigDict, grow_all: Callable, tokenizer, pa
   closed_book = [(question, 'closed-book', False) for question in questions for _ in range(settings.tier_rollouts)]
   tiers = tiers_by(grow_all(closed_book, folder / 'closed_book.jsonl', outcome))
   if jax.process_index() == 0:
-    runs.write(folder / 'tiers.jsonl', [{'id': key, 'tier': tier} for key, tier in tiers.items()])
+    row_files.write(folder / 'tiers.jsonl', [{'id': key, 'tier': tier} for key, tier in tiers.items()])
   texts = [question.question for question in questions]
   if settings.encoder:  # a sentence encoder (all-MiniLM-L6-v2, say)
     points = TextEncoder(settings.encoder, recipe_of(settings.encoder)).passages(texts)
@@ -208,10 +208,10 @@ def roll_out(config: ml_collections.ConfigDict, method: types.ModuleType, engine
   settings = config.critic_warmup
   changes = {kind: dict(config.grow) | _changes(settings, kind) for kind in KINDS}
   first = jax.process_index() == 0
-  written = runs.read(path) if first else []
+  written = row_files.read(path) if first else []
   kept = meshes.of_first(len(written) if len(written) == len(wanted) else len(written) // CHUNK * CHUNK)
   if first and kept < len(written):
-    runs.write(path, written[:kept])
+    row_files.write(path, written[:kept])
   agent = Agent(engine, lambda question, tree: method.grow(question, tree, **changes[question.metadata['kind']]), Tools(),
                 setup.make_agent(config, engine, Tools()).sampling)
   key = jax.random.fold_in(jax.random.key(config.seed), len(wanted))
@@ -234,7 +234,7 @@ def roll_out(config: ml_collections.ConfigDict, method: types.ModuleType, engine
     new, _ = meshes.gather_items([record(trees[number]) for number in own])
     done += new
     if first:
-      runs.append(path, new)
+      row_files.append(path, new)
       publish()
       print(f'{path.name}: {len(done)} of {len(wanted)} rollouts', file=sys.stderr, flush=True)
   return done
@@ -337,7 +337,7 @@ class Student:
     rows = rows_of(self.config, trees[meshes.own_part()])
     batch = batches.make_batch(rows, self.config.train.micro_rows, trees=len(trees), critic=True)
     self.state, result = self.train_step(self.state, batches.place(batch, self.mesh))
-    return runs.to_row(result)
+    return metrics_log.to_row(result)
 
   @memory.named('computing values', memory.UPDATE)
   def assess(self, trees: Sequence[Tree]) -> tuple[np.ndarray, np.ndarray]:

@@ -23,7 +23,7 @@ from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.driver import Agent
 from jaxsearch.training import batch as batches
-from jaxsearch.training import checkpoint, runs
+from jaxsearch.training import checkpoint, metrics_log, progress
 from jaxsearch.training import critic as critics
 from jaxsearch.training import step as steps
 from jaxsearch.training.growing import Groups
@@ -169,7 +169,7 @@ def assess(learner: Learner, trees: Sequence[Tree]) -> None:
 
 
 @memory.named('updating the policy', memory.UPDATE)
-def update(learner: Learner, groups: Groups, step: int, clock: runs.Clock) -> dict[str, float]:
+def update(learner: Learner, groups: Groups, step: int, clock: progress.Clock) -> dict[str, float]:
   """All updates of a step: `epochs` passes over the trees, each with an update for every part of about `mini_batch` trees. A
   part has trees of all processes, each of which lays out its own.
 
@@ -188,10 +188,10 @@ def update(learner: Learner, groups: Groups, step: int, clock: runs.Clock) -> di
   note_logprobs(learner, forests, parts, packed)
   with clock('train'):
     results = [learn(learner, packed[i]) for _ in range(settings.epochs) for i in rng.permutation(len(parts))]
-    results = [runs.to_row(result) for result in results]
+    results = [metrics_log.to_row(result) for result in results]
   found = meshes.gather_objects((sum(len(part.tokens) for part in parts), sum(int(part.real.sum()) for part in parts)))
   rows, tokens = map(sum, zip(*found))
-  return runs.mean_of(results) | {'tokens_in_rows': tokens, 'rows': rows, 'updates': len(results),
+  return metrics_log.mean_of(results) | {'tokens_in_rows': tokens, 'rows': rows, 'updates': len(results),
                                   'padded_share': 1 - tokens / (rows * settings.row_length)}
 
 

@@ -26,7 +26,7 @@ from jaxsearch.models import hub
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import requests
 from jaxsearch.sampler.driver import Agent
-from jaxsearch.training import growing, monitors, runs
+from jaxsearch.training import growing, monitors, progress, runs
 from jaxsearch.training.growing import Groups
 from jaxsearch.training.learner import Learner, assess, make_learner, prepare, releases, update
 from jaxsearch.trees.tree import Role, Stop, Tree
@@ -59,7 +59,7 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
     ahead = None  # the rollout of the step after, with `async_steps`
     run.callback(lambda: ahead and ahead.abandon())
     for step in run.steps():
-      clock = runs.Clock()
+      clock = progress.Clock()
       with clock('generate'):
         current = ahead or begin(learner, method, questions, step, saved)
         groups, sampled = grow(learner, current)

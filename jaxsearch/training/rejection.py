@@ -14,7 +14,7 @@ import numpy as np
 from jaxsearch.data.questions import Question
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import Sampling
-from jaxsearch.training import runs
+from jaxsearch.training import row_files, runs
 from jaxsearch.training.growing import Groups
 from jaxsearch.trees.tree import Role, Stop, Tree
 
@@ -59,7 +59,7 @@ def is_well_formed(tree: Tree) -> bool:
 def write(path: str | os.PathLike, trees: Sequence[Tree]) -> None:
   """Writes demonstrations, one a line, as `sft.read_demonstrations` wants them."""
   pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-  runs.write(path, ({'id': tree.question.id, 'spans': _spans(tree)} for tree in trees))
+  row_files.write(path, ({'id': tree.question.id, 'spans': _spans(tree)} for tree in trees))
 
 
 def _spans(tree: Tree) -> list[dict]:

@@ -17,14 +17,11 @@ also be killed at any point; the run then resumes from the newest checkpoint. Ro
 step is there twice.
 """
 
-import collections
 import contextlib
 import gc
 import json
-import math
 import os
 import pathlib
-import re
 import signal
 import socket
 import threading
@@ -37,26 +34,19 @@ import jax
 import ml_collections
 import psutil
 from jax.experimental import multihost_utils
-from rich import progress
 from rich.console import Console
 
-from jaxsearch.files import naming, no_link, write_whole
+from jaxsearch.files import write_whole
 from jaxsearch.models.hub import NotFinite
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import requests
 from jaxsearch.training import RunStopped, checkpoint, remote, rollouts, trackers
+from jaxsearch.training.metrics_log import metrics_log
+from jaxsearch.training.progress import plain_lines, progress_bar
+from jaxsearch.training.row_files import read
 from jaxsearch.training.step import TrainState
 from jaxsearch.trees.tree import Tree
-
-GROUPS = {  # of tags in TensorBoard: a metric is in the first whose pattern its name has
-  'time': 'second|compilations|resident',
-  'gate': '^gate_',
-  'reward': '^reward|^em$|^f1$|groups_alike',
-  'loss': 'loss|^kl|entropy|ratio|clip|logprob|grad_norm|learning_rate|skipped|critic|value',
-  'sampler': 'token|stop_|tool|search|service|failure|malformed|tree|rows|padded|segments|steps|episodes|idle',
-  'method': '',
-}
 
 
 def check_searches(metrics: Mapping[str, Any], what: str, *, stop: bool = True) -> None:
@@ -257,186 +247,3 @@ def locked(out: pathlib.Path) -> Iterator[None]:
     yield
   finally:
     lock.release()
-
-
-COMPILATION = '/jax/core/compile/backend_compile_duration'  # of a program, or its read from the compilation cache
-_events = collections.Counter()  # of this process since this module was imported
-jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: _events.update([event]))
-
-
-class Clock:
-  """Times one step: `with clock('generate'): …` adds to the seconds of that phase; counts programs compiled."""
-
-  def __init__(self):
-    self.seconds: dict[str, float] = collections.defaultdict(float)
-    self._started, self._compiled = time.perf_counter(), _events[COMPILATION]
-    self._exchanged = meshes.exchanged['bytes']
-
-  @contextlib.contextmanager
-  def __call__(self, phase: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    self.seconds[phase] += time.perf_counter() - start
-
-  def row(self, tokens: int) -> dict[str, float]:
-    """`seconds_…` of each phase, and of the step so far: its seconds, programs compiled, and `tokens` a second; and the
-    resident size of this process, in MiB."""
-    seconds = time.perf_counter() - self._started
-    return {f'seconds_{phase}': value for phase, value in self.seconds.items()} | {
-      'seconds': seconds, 'tokens_per_second': tokens / seconds, 'compilations': _events[COMPILATION] - self._compiled,
-      'bytes_exchanged': meshes.exchanged['bytes'] - self._exchanged,
-      'resident_mib': round(psutil.Process().memory_info().rss / 2**20, 1)}
-
-
-@contextlib.contextmanager
-def metrics_log(out: str | pathlib.Path, last_step: int, loggers: Sequence[Callable[[dict[str, float], int], None]] = (),
-                ) -> Iterator[Callable[[str, Iterable[Mapping]], None]]:
-  """Yields `write(name, rows)`, which appends rows to the file DIR/name, and their numbers to those of TensorBoard.
-
-  Each of `loggers` is called with the same numbers by tag, and the step.
-
-  The lines are on disk when `write` returns. Numbers that are not finite become null, as JSON has none. Rows of steps after
-  `last_step` (0: a new run) are dropped first, and so is a line that was left unfinished.
-  """
-  from tensorboardX.event_file_writer import EventsWriter  # slow to import
-  from tensorboardX.proto.event_pb2 import Event, SessionLog
-  from tensorboardX.proto.summary_pb2 import Summary
-  out = pathlib.Path(out)
-  for name in ('metrics.jsonl', 'evaluations.jsonl'):
-    keep_steps(out / name, last_step)
-  rollouts.keep_steps(out, last_step)
-  (out / 'tensorboard').mkdir(exist_ok=True)
-  board = EventsWriter(str(out / 'tensorboard' / 'events'))  # not SummaryWriter, whose thread dies of a full disk unseen
-
-  def write(name: str, rows: Iterable[Mapping]) -> None:
-    rows = [{key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
-            for row in rows]
-    append(out / name, rows)
-    for row in rows:
-      values = {tag(key, row): value for key, value in row.items()
-                if isinstance(value, (int, float)) and key not in ('step', 'temperature')}
-      board.write_event(Event(step=row['step'], wall_time=time.time(), summary=Summary(
-        value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])))
-      for log in loggers:
-        log(values, row['step'])
-    board.flush()
-
-  try:
-    board.write_event(Event(step=last_step + 1, session_log=SessionLog(status=SessionLog.START)))  # hides what is done again
-    yield write
-  finally:
-    with contextlib.suppress(OSError):  # what could not be written has raised in `write`
-      board.close()
-
-
-def tag(name: str, row: Mapping) -> str:
-  """The tag of a number in TensorBoard: held_out/em_greedy or held_out/em_at_0.5 of an evaluation, else GROUP/NAME."""
-  if 'temperature' in row:
-    return f'held_out/{name}_' + (f'at_{row["temperature"]:g}' if row['temperature'] else 'greedy')
-  return next(group for group, pattern in GROUPS.items() if re.search(pattern, name)) + f'/{name}'
-
-
-def keep_steps(path: str | pathlib.Path, last_step: int) -> None:
-  """Drops the rows after `last_step` from a file of rows, or all of them if that is 0; atomic."""
-  write(path, [row for row in read(path) if row['step'] <= last_step] if last_step else [])
-
-
-def write(path: str | pathlib.Path, rows: Iterable[Mapping]) -> None:
-  """Writes a JSON line for each row; the file is replaced as a whole or not at all."""
-  write_whole(path, ''.join(map(line, rows)))
-
-
-def append(path: str | pathlib.Path, rows: Iterable[Mapping]) -> None:
-  """Appends a JSON line for each row; an OSError names the file."""
-  with naming(path), open(path, 'a', encoding='utf-8', opener=no_link) as file:
-    file.write(''.join(map(line, rows)))
-
-
-def line(row: Mapping) -> str:
-  """A row as a line of JSON."""
-  return json.dumps(row, ensure_ascii=False) + '\n'
-
-
-def read(path: str | pathlib.Path) -> list[dict]:
-  """The rows of such a file, [] if there is none; an unfinished last line is left out; ValueError if another is no JSON."""
-  path, rows = pathlib.Path(path), []
-  lines = path.read_text(encoding='utf-8').split('\n') if path.exists() else ['']
-  for number, line in enumerate(lines[:-1], start=1):  # what follows the last line end was never finished
-    try:
-      rows.append(json.loads(line))
-    except json.JSONDecodeError as error:
-      raise ValueError(f'{path}:{number}: not JSON: {error}') from error
-  return rows
-
-
-def to_row(metrics: Mapping) -> dict[str, float]:
-  """Numbers of any kind (device scalars included) as int or float."""
-  return {name: value if isinstance(value, (int, float)) else value.item() for name, value in metrics.items()}
-
-
-def mean_of(metrics: list[Mapping[str, float]]) -> dict[str, float]:
-  """The metrics of a step from those of its updates: sums of counts, largest maxima, last states, means of the rest.
-
-  The gap to the sampler's log-probabilities is that of the first update: later ones are of a policy that has moved on.
-  """
-  def merged(name: str, values: list[float]) -> float:
-    if name.startswith('logprob_gap'):
-      return values[0]
-    if name.endswith('_max'):
-      return max(values)
-    if name in ('skipped', 'skipped_in_a_row', 'learning_rate'):
-      return values[-1]
-    return sum(values) if name == 'tokens_trained' else sum(values) / len(values)
-
-  return {name: merged(name, [row[name] for row in metrics]) for name in metrics[0]}
-
-
-@contextlib.contextmanager
-def progress_bar(total: int, done: int, shown: tuple[str, ...], console: Console) -> Iterator[Callable[[Mapping], None]]:
-  """Yields `show(row)`, which advances the bar by a step and shows the fields `shown` of the row, and tokens a second."""
-  columns = [progress.TextColumn('step'), progress.MofNCompleteColumn(), progress.BarColumn(bar_width=24),
-             progress.TextColumn('{task.fields[figures]}'), progress.TimeElapsedColumn(),
-             progress.TextColumn('left'), progress.TimeRemainingColumn()]
-  with progress.Progress(*columns, console=console) as bar:
-    task = bar.add_task('', total=total, completed=done, figures='')
-    yield lambda row: bar.update(task, advance=1, figures=' · '.join(
-      [*figures(row, shown), f'{row["tokens_per_second"]:,.0f} tokens/s']))
-
-
-def plain_lines(total: int, shown: tuple[str, ...], say: Callable[[str], None]) -> Callable[[Mapping], None]:
-  """`show(row)` where there is no terminal: a line a step, with the time that is left at the pace of the last ten."""
-  left = time_left(total, window=10)
-
-  def show(row: Mapping) -> None:
-    seconds = left(row['step'])
-    pace = [] if seconds is None else [f'{seconds:.0f} s left']
-    failed = [f'{row["searches_failed"]} searches failed'] if row.get('searches_failed') else []
-    say(', '.join([f'step {row["step"]}/{total}', *pace, *figures(row, shown), *failed]))
-
-  return show
-
-
-def time_left(total: int, window: int | None = None) -> Callable[[int], float | None]:
-  """`left(done)`: seconds until all are done at the pace of the last `window` of them; None before there is a pace.
-
-  What is done by the first call is left out: until then programs are compiled, and slots are filled. So is, unless there is
-  nothing else, what was done while programs were compiled.
-  """
-  before, paces = None, {False: collections.deque(maxlen=window), True: collections.deque(maxlen=window)}
-
-  def left(done: int) -> float | None:
-    nonlocal before
-    now = done, time.monotonic(), _events[COMPILATION]
-    if before:
-      more, seconds, compiled = (new - old for new, old in zip(now, before))
-      paces[compiled > 0].append((more, seconds))
-    before = now
-    more, seconds = map(sum, zip(*(paces[False] or paces[True] or [(0, 0.0)])))
-    return seconds / more * (total - done) if more else None
-
-  return left
-
-
-def figures(row: Mapping, shown: tuple[str, ...]) -> list[str]:
-  """The fields `shown` of a row in words, as far as it has them."""
-  return [f'{name} {row[name]:.3g}' for name in shown if row.get(name) is not None]

@@ -21,7 +21,7 @@ from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import batch as batches
-from jaxsearch.training import runs
+from jaxsearch.training import metrics_log, progress, runs
 from jaxsearch.training import step as steps
 from jaxsearch.trees.tree import Role, Tree
 
@@ -100,7 +100,7 @@ def open_imitation(model_config: DecoderConfig, params: dict, optim: ml_collecti
   def learn(state: steps.TrainState, forest: Sequence[Tree]) -> tuple[steps.TrainState, dict[str, float]]:
     rows = batches.lay_out_own(forest[meshes.own_part()], row_length, pad_id=pad_id, how=aggregate)
     state, result = train_step(state, batches.place(batches.make_batch(rows, micro_rows, trees=len(forest)), mesh), base)
-    return state, runs.to_row(result) | {'padded_share': 1 - rows.fill}
+    return state, metrics_log.to_row(result) | {'padded_share': 1 - rows.fill}
 
   return steps.create_state(params, optimizer, mesh), learn
 
@@ -147,7 +147,7 @@ def train(config: ml_collections.ConfigDict) -> dict[str, float]:
     state, _ = run.restore(state, check=lambda host: hub.check_base(host, fingerprint, config.model))
     run.start()
     for step in run.steps():
-      clock = runs.Clock()
+      clock = progress.Clock()
       with clock('train'):
         indices = shuffled(number, config.sft.per_step, step - 1, config.seed)
         state, row = learn(state, [demonstration_of(index) for index in indices])

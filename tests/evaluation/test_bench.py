@@ -14,7 +14,7 @@ from jaxsearch.data.corpus import Document
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.evaluation import bench, run
 from jaxsearch.rewards.match import answer_found
-from jaxsearch.training import runs
+from jaxsearch.training import row_files
 from jaxsearch.world import files as world
 from tests.data.test_tables import parquet, search_r1
 
@@ -107,7 +107,7 @@ def test_prompts_are_told_apart(tmp_path):
 
 
 def test_a_stopped_bench_resumes_to_the_same_answers(folder, result, tmp_path, monkeypatch, capsys):
-  out, append, count = tmp_path / 'r.json', runs.append, []
+  out, append, count = tmp_path / 'r.json', row_files.append, []
 
   def stop(path, rows):
     count.append(rows)
@@ -117,7 +117,7 @@ def test_a_stopped_bench_resumes_to_the_same_answers(folder, result, tmp_path, m
 
   command = ['bench', *SETTINGS, '--benchmarks=hotpotqa,nq', f'--folder={folder}', f'--out={out}']
   with monkeypatch.context() as context:
-    context.setattr(runs, 'append', stop)
+    context.setattr(row_files, 'append', stop)
     with pytest.raises(SystemExit):
       cli.main(command)
   assert 'stopped after 3 of 10 questions; rerun the same command to resume' in capsys.readouterr().err

@@ -20,7 +20,7 @@ from jaxsearch.sampler.driver import Agent, Assistant, rollout
 from jaxsearch.sampler.requests import Sampling, ToolFailure, Tools
 from jaxsearch.tools.chat import ChatError
 from jaxsearch.tools.evidence_client import Evidence, EvidenceClient, EvidenceError
-from jaxsearch.training import runs
+from jaxsearch.training import row_files
 from jaxsearch.trees import templates
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
@@ -266,7 +266,7 @@ def test_the_figures_are_those_of_the_predictions(own, folder):
 @pytest.mark.parametrize(('kept', 'said', 'left'), [(3, 3, 8), (8, 8, 8), (12, 4, 4)])
 def test_a_stopped_evaluation_resumes_to_the_same_result(own, folder, kept, said, left, tmp_path, monkeypatch, capsys):
   out, part, rows, asked = tmp_path / 'r.json', tmp_path / 'r.json.part.jsonl', [], []
-  command, append, ask_reader = evaluate(folder, out, f'--checkpoint={world.folder()}'), runs.append, rstool.ask_reader
+  command, append, ask_reader = evaluate(folder, out, f'--checkpoint={world.folder()}'), row_files.append, rstool.ask_reader
 
   def watched(path, new):
     if len(rows) == kept and not asked:
@@ -274,7 +274,7 @@ def test_a_stopped_evaluation_resumes_to_the_same_result(own, folder, kept, said
     append(path, new)
     rows.extend(row['number'] for row in new)
 
-  monkeypatch.setattr(runs, 'append', watched)
+  monkeypatch.setattr(row_files, 'append', watched)
   monkeypatch.setattr(rstool, 'PER_REQUEST', 2)
   with pytest.raises(SystemExit, match='143'):
     cli.main(command)

@@ -14,7 +14,7 @@ import pytest
 
 from jaxsearch import cli, flags
 from jaxsearch.evaluation import sweep
-from jaxsearch.training import runs
+from jaxsearch.training import row_files
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -223,8 +223,8 @@ def test_a_real_sweep(tmp_path, monkeypatch, capfd):
   assert cli.main(command) == 0, capfd.readouterr().err
   out, run = tmp_path / 'out', tmp_path / 'out/without-kl/0'
   assert capfd.readouterr().out == f'table: {out / "table.md"}\n'
-  assert [row['step'] for row in runs.read(run / 'metrics.jsonl')] == [1]
-  assert len(runs.read(run / 'evaluations.jsonl')) == 2 and (run / 'report.html').exists()
+  assert [row['step'] for row in row_files.read(run / 'metrics.jsonl')] == [1]
+  assert len(row_files.read(run / 'evaluations.jsonl')) == 2 and (run / 'report.html').exists()
   assert json.loads((run / 'config.json').read_text())['loss']['kl_coef'] == 0.0
   assert json.loads((out / 'table.json').read_text())['variants']['Without KL']['seeds'] == [0]
   log = (run / 'log.txt').read_text()

@@ -34,7 +34,7 @@ from jaxsearch.models.decoder import Decoder, DecoderConfig, initial_params
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.requests import Generate, Search
-from jaxsearch.training import checkpoint, critic_warmup, loop, runs
+from jaxsearch.training import checkpoint, critic_warmup, loop, row_files, runs
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role
 from jaxsearch.world import files as world
@@ -201,7 +201,7 @@ def mark_phases(out: pathlib.Path) -> None:
   wrap(checkpoint, 'save', 'save')
   wrap(report, 'write_report', 'report', lambda: 0)
   wrap(critic_warmup, 'rollout', 'rollouts', lambda: sum(
-    len(runs.read(out / f'{name}.jsonl')) for name in ('closed_book', 'rollouts')))
+    len(row_files.read(out / f'{name}.jsonl')) for name in ('closed_book', 'rollouts')))
   wrap(critic_warmup.Student, 'learn', 'update')
   wrap(critic_warmup.Student, 'assess', 'evaluation')
   wrap(calibration, 'plot', 'report', lambda: 0)

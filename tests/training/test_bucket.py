@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxsearch import cli
-from jaxsearch.training import remote, runs
+from jaxsearch.training import remote, row_files
 from tests.training import child, test_run
 from tests.training.test_run import finish, finish_all, saved_arrays, start_processes, wait_for
 
@@ -68,7 +68,7 @@ def google(patch, port):
 
 def read_rows(run, folder):
   (folder / 'rows').write_bytes((run / 'metrics.jsonl').read_bytes())
-  return runs.read(folder / 'rows')
+  return row_files.read(folder / 'rows')
 
 
 @pytest.mark.slow
@@ -80,11 +80,11 @@ def test_a_run_in_a_bucket_is_killed_and_resumes_on_another_machine_to_the_bit(c
   for machine in machines:
     machine.mkdir()
   process = start('train', run, XDG_CACHE_HOME=str(machines[0]))
-  wait_for(lambda: len(runs.read(next(machines[0].glob('jaxsearch/*/metrics.jsonl'), tmp_path / 'none'))) == 3, process)
+  wait_for(lambda: len(row_files.read(next(machines[0].glob('jaxsearch/*/metrics.jsonl'), tmp_path / 'none'))) == 3, process)
   process.kill()
   finish(process)
   finish_all([start('train', run, XDG_CACHE_HOME=str(machines[1]))])
-  rows, others = runs.read(whole / 'metrics.jsonl'), read_rows(run, tmp_path)
+  rows, others = row_files.read(whole / 'metrics.jsonl'), read_rows(run, tmp_path)
   assert list(map(test_run.comparable, others)) == list(map(test_run.comparable, rows))
   expected, found = saved_arrays(whole, 6), saved_arrays(run, 6)
   for name, value in expected.items():

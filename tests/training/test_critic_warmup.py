@@ -22,7 +22,7 @@ from jaxsearch.models.encoder import TextEncoder, recipe_of
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.driver import rollout
 from jaxsearch.sampler.requests import Search
-from jaxsearch.training import checkpoint, critic_warmup, loop, runs
+from jaxsearch.training import checkpoint, critic_warmup, loop, row_files, runs
 from jaxsearch.training import learner as learners
 from jaxsearch.training import step as steps
 from jaxsearch.trees.tree import Role, Tree
@@ -63,7 +63,7 @@ def test_a_run_with_a_shared_critic_goes_on_to_the_bit_and_becomes_a_plain_polic
   (_, whole, _), (_, other, _) = (checkpoint.load_trained(run, mesh) for run in (config.out, broken))
   jax.tree.map(np.testing.assert_array_equal, whole, other)
   assert steps.HEAD in whole
-  rows = runs.read(pathlib.Path(config.out) / 'metrics.jsonl')
+  rows = row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')
   assert all(row['critic_loss'] > 0 and row['critic_grad_norm'] > 0 for row in rows)
   _, params, _ = checkpoint.load_params(config.out)
   assert steps.HEAD not in params
@@ -80,13 +80,13 @@ def test_an_adapter_cannot_share(config):
 def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypatch):
   figures = warm_up(config)
   out = pathlib.Path(config.out)
-  rows = runs.read(out / 'metrics.jsonl')
+  rows = row_files.read(out / 'metrics.jsonl')
   assert len(rows) == 4 and rows[-1]['loss'] < rows[0]['loss'] and 'gate_auc' in rows[-1] and 'gate_auc' not in rows[0]
   assert figures['explained'] == pytest.approx(rows[-1]['gate_explained'])
   assert (out / 'calibration.png').stat().st_size > 1000
   assert [len((out / f'{name}.jsonl').read_text().splitlines()) for name in (
     'closed_book', 'tiers', 'rollouts', 'answers_0', 'answers_4')] == [24, 12, 22, 5, 5]
-  asked = [int(row['id']) for row in runs.read(out / 'answers_0.jsonl')]
+  asked = [int(row['id']) for row in row_files.read(out / 'answers_0.jsonl')]
   assert figures['em_before'] == figures['em_after'] == np.mean([number % 3 > 0 for number in asked])  # whatever its weights
 
   base = hub.load(config.model).params
@@ -98,7 +98,7 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
     raise AssertionError('rolled out again')
   monkeypatch.setattr('jaxsearch.sampler.schedule.Schedule.run', never)
   assert warm_up(config) == pytest.approx(figures, nan_ok=True)  # done is done
-  assert len(runs.read(out / 'metrics.jsonl')) == 4
+  assert len(row_files.read(out / 'metrics.jsonl')) == 4
   config.seed = 1
   with pytest.raises(ValueError, match='seed was 0, now it is 1'):
     warm_up(config)
@@ -106,7 +106,7 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   config.critic_warmup.gate.explained = 1.0  # never
   with pytest.raises(critic_warmup.GateFailed, match='the gate is .*explained 1.00'):
     warm_up(config)
-  assert len(runs.read(out / 'metrics.jsonl')) == 8
+  assert len(row_files.read(out / 'metrics.jsonl')) == 8
 
   config.out, config.critic.warm_start = str(tmp_path / 'after'), str(out)
   config.loss.kl_coef = 0.1
@@ -114,7 +114,7 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   _, warm, _ = checkpoint.load_trained(out, learner.mesh)
   jax.tree.map(np.testing.assert_array_equal, learner.state.params, warm)
   jax.tree.map(np.testing.assert_array_equal, learner.reference, base)  # the policy before the warm-up
-  record, tokenizer = runs.read(out / 'rollouts.jsonl')[0], learner.agent.engine.tokenizer
+  record, tokenizer = row_files.read(out / 'rollouts.jsonl')[0], learner.agent.engine.tokenizer
   values = []
   for assess in (functools.partial(learners.assess, learner), open_critic(config, str(out))):  # as in training, and in `eval`
     tree = Tree.from_json(record, tokenizer, Question(record['id'], '?', ('x',)))
@@ -135,7 +135,7 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
 def test_a_fixed_number_of_updates_of_the_head_alone_leaves_the_policy_as_it_was(config):
   config.critic_warmup.update(backbone_rate=0.0, min_updates=3, max_updates=3)
   config.critic_warmup.gate.explained = 1.0  # never
-  assert 'em_after' not in warm_up(config) and len(runs.read(pathlib.Path(config.out) / 'metrics.jsonl')) == 3
+  assert 'em_after' not in warm_up(config) and len(row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')) == 3
   _, warm, _ = checkpoint.load_trained(config.out, meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1]))
   assert np.any(warm.pop(steps.HEAD)['kernel'])  # began at 0
   jax.tree.map(np.testing.assert_array_equal, warm, hub.load(config.model).params)
@@ -176,13 +176,13 @@ def test_rollouts_whose_searches_mostly_failed_are_not_learned_from_unless_asked
   with pytest.raises(runs.RunStopped, match='^rollouts.jsonl: 16 of 16 searches failed; the last: SearchError: '):
     warm_up(config)
   folder = pathlib.Path(config.out)
-  assert len(runs.read(folder / 'closed_book.jsonl')) == 24 and not runs.read(folder / 'rollouts.jsonl')
+  assert len(row_files.read(folder / 'closed_book.jsonl')) == 24 and not row_files.read(folder / 'rollouts.jsonl')
   config.search.max_failed_steps = 0
   monkeypatch.setattr(critic_warmup, 'split', lambda trees, *_: 1 / 0)  # what follows is no matter
   with pytest.raises(ZeroDivisionError):
     warm_up(config)
   assert 'jaxsearch: rollouts.jsonl: 16 of 16 searches failed; the last: SearchError: ' in capsys.readouterr().err
-  assert len(runs.read(folder / 'rollouts.jsonl')) == 22
+  assert len(row_files.read(folder / 'rollouts.jsonl')) == 22
 
 
 def played(agent, questions, key, *, tools, numbers):
@@ -221,9 +221,9 @@ def test_several_processes_grow_the_same_and_weigh_it_as_one(config, method, mon
   assert len(expected) == 18 and 2 <= sum(one['right'] for one in expected) <= 16
   for _ in range(2):  # new, and from a file that was cut off
     found = as_processes(processes, monkeypatch, lambda: run('several'))
-    assert all(records == expected for records, _ in found) and runs.read(tmp_path / 'several') == expected
+    assert all(records == expected for records, _ in found) and row_files.read(tmp_path / 'several') == expected
     assert dict(sorted(item for _, own in found for item in own.items())) == weights
-    runs.write(tmp_path / 'several', expected[:11])
+    row_files.write(tmp_path / 'several', expected[:11])
 
 
 def test_a_share_of_the_rollouts_with_tools_has_another_search(config, monkeypatch):
@@ -376,7 +376,7 @@ def test_the_command_tells_what_the_shipped_policy_knows_and_mixes_questions(tmp
   write_questions([*known, *other], tmp_path / 'asked.jsonl')
   assert cli.main(['tiers', '--config', 'configs/carl.py', '--config.sampler.slots=16', '--questions', f'{tmp_path}/asked.jsonl',
                    '--out', f'{tmp_path}/tiers.jsonl', '--mixed', f'{tmp_path}/mixed.jsonl']) == 0
-  tiers = {record['id']: record['tier'] for record in runs.read(tmp_path / 'tiers.jsonl')}
+  tiers = {record['id']: record['tier'] for record in row_files.read(tmp_path / 'tiers.jsonl')}
   assert sum(tiers[question.id] == 2 for question in known) >= 4 and all(tiers[question.id] == 1 for question in other)
   mixed = [question.id for question in read_questions(tmp_path / 'mixed.jsonl')]
   assert len(mixed) >= 8 and [tiers[key] for key in mixed] == [1, 2] * (len(mixed) // 2)

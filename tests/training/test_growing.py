@@ -15,7 +15,7 @@ import pytest
 from jaxsearch import setup
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, cusearch
-from jaxsearch.training import growing, loop, runs
+from jaxsearch.training import growing, loop, row_files, runs
 from jaxsearch.trees.tree import Role, Tree
 from tests.methods.driving import Letters
 
@@ -60,7 +60,7 @@ def killed(config, monkeypatch, owner, name: str, after: int) -> None:
 
 def outcome(config) -> list[tuple]:
   return [tuple(row[name] for name in ('step', 'loss', 'reward', 'logprob', 'grad_norm', 'tokens_generated', 'searches_asked',
-                                       'tool_calls', 'drawn_per_tree', 'memory')) for row in runs.read(
+                                       'tool_calls', 'drawn_per_tree', 'memory')) for row in row_files.read(
     pathlib.Path(config.out) / 'metrics.jsonl')]
 
 
@@ -105,7 +105,7 @@ def test_one_step_ahead_trees_are_of_the_parameters_before_the_last_update(confi
     *given, numbers=numbers, **options))
   loop.train(config)
   assert sampled_by == [(1, 0), (2, 0), (3, 1), (4, 2)] and grown == [tuple(range(10))] * 4
-  gaps = [row['logprob_gap'] for row in runs.read(pathlib.Path(config.out) / 'metrics.jsonl')]
+  gaps = [row['logprob_gap'] for row in row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')]
   assert gaps[0] < 1e-5 and min(gaps[1:]) > 1e-3  # by parameters that are a step old
   expected, config.out = outcome(config), f'{config.out}-killed'
   killed(config, monkeypatch, owner, name, after)

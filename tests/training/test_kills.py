@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from jaxsearch.training import runs
+from jaxsearch.training import row_files
 from tests.training import test_run
 from tests.training.test_run import comparable, finish, saved_arrays
 
@@ -126,7 +126,7 @@ def assert_alike(whole: pathlib.Path, other: pathlib.Path, files: tuple[str, ...
   for host in hosts:
     del host['config']['out'], host['checksum']  # which counts the former in
   assert hosts[0] == hosts[1]
-  rows, others = (list(map(comparable, runs.read(run / 'metrics.jsonl'))) for run in (whole, other))
+  rows, others = (list(map(comparable, row_files.read(run / 'metrics.jsonl'))) for run in (whole, other))
   assert rows == others and len({row['loss'] for row in rows}) == newest  # the steps are not all alike
   for name in files:
     assert (whole / name).read_bytes() == (other / name).read_bytes(), name

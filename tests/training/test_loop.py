@@ -29,7 +29,7 @@ from jaxsearch.sampler.driver import rollout
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import GREEDY, Ask, Score, Search
 from jaxsearch.training import batch as batches
-from jaxsearch.training import checkpoint, growing, loop, runs
+from jaxsearch.training import checkpoint, growing, loop, row_files, runs
 from jaxsearch.training import learner as learners
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.methods.driving import Letters
@@ -65,7 +65,7 @@ def test_a_run_on_eight_devices(config, capfd, monkeypatch):
   lines = [line for line in capfd.readouterr().err.splitlines() if 'jaxsearch: step' in line]
   assert [re.fullmatch(r'jaxsearch: step (\d)/3(?:, \d+ s left)?, reward [\d.]+, em [\d.]+, searches 1', line)[1]
           for line in lines] == ['1', '2', '3']
-  rows = runs.read(pathlib.Path(config.out) / 'metrics.jsonl')
+  rows = row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')
   assert [row['step'] for row in rows] == [1, 2, 3]
   for row in rows:
     assert not [name for name in REQUIRED if row.get(name) is None]
@@ -75,7 +75,7 @@ def test_a_run_on_eight_devices(config, capfd, monkeypatch):
     assert row['tokens_in_rows'] < row['tokens_on_paths'] == row['tokens_per_tree'] * row['trees']  # two chains share a prompt
   assert rows[0]['kl'] == pytest.approx(0, abs=1e-6) and rows[2]['kl'] > rows[0]['kl']
   assert last['loss'] == pytest.approx(rows[2]['loss'])
-  evaluations = runs.read(pathlib.Path(config.out) / 'evaluations.jsonl')
+  evaluations = row_files.read(pathlib.Path(config.out) / 'evaluations.jsonl')
   assert [(row['step'], row['temperature'], row['n']) for row in evaluations] == [
     (step, temperature, 4) for step in (0, 2, 3) for temperature in (1.0, 0.0)]
   model_config, params, host = checkpoint.load_params(config.out)
@@ -330,7 +330,7 @@ def test_a_run_of_an_adapter_goes_on_to_the_bit_and_becomes_a_plain_model(lora_c
   assert sorted(adapter) == sorted(f'layers/{name}/{factor}' for name in config.lora.targets for factor in 'ab')
   for path, value in saved(broken, 2).items():
     np.testing.assert_array_equal(value, adapter[path], err_msg=path)
-  rows, others = (runs.read(pathlib.Path(run) / 'metrics.jsonl') for run in (whole, broken))
+  rows, others = (row_files.read(pathlib.Path(run) / 'metrics.jsonl') for run in (whole, broken))
   for row, other in zip(rows, others, strict=True):
     assert {name: row[name] for name in ('loss', 'kl', 'grad_norm', 'critic_loss')} == {
       name: other[name] for name in ('loss', 'kl', 'grad_norm', 'critic_loss')}
@@ -390,7 +390,7 @@ def test_updates_that_are_never_finite_stop_the_run(config, monkeypatch):
   from jaxsearch.training.runs import RunStopped
   with pytest.raises(RunStopped, match='step 2: .* not finite in 2 updates in a row'):
     loop.train(config)
-  assert [row['loss'] for row in runs.read(pathlib.Path(config.out) / 'metrics.jsonl')] == [None, None]
+  assert [row['loss'] for row in row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')] == [None, None]
 
 
 @pytest.mark.parametrize('changes, words', [
@@ -476,7 +476,7 @@ def remote(config):
 
 
 def rows_of(config, *names):
-  return [tuple(row.get(name) for name in names) for row in runs.read(pathlib.Path(config.out) / 'metrics.jsonl')]
+  return [tuple(row.get(name) for name in names) for row in row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')]
 
 
 def checkpoints_of(config):
@@ -490,8 +490,8 @@ def test_a_row_says_what_searches_of_the_web_cost(remote, tmp_path, monkeypatch)
   remote.steps = 2
   with server((200, {'organic': [{'title': 'red', 'snippet': 'The red.'}]})) as (remote.search.url, seen):
     loop.train(remote, held_out)
-  evaluations = runs.read(pathlib.Path(remote.out) / 'evaluations.jsonl')
-  paid = [row['searches_paid'] for row in [*runs.read(pathlib.Path(remote.out) / 'metrics.jsonl'), *evaluations]]
+  evaluations = row_files.read(pathlib.Path(remote.out) / 'evaluations.jsonl')
+  paid = [row['searches_paid'] for row in [*row_files.read(pathlib.Path(remote.out) / 'metrics.jsonl'), *evaluations]]
   assert sum(paid) == len(seen) > 0 and evaluations[1]['searches_paid'] == 0  # those of the first are kept
   assert all(cost == 0.5 * count for count, cost in rows_of(remote, 'searches_paid', 'searches_cost'))
 
@@ -512,7 +512,7 @@ def test_a_dead_server_is_said_at_once_and_stops_the_run_which_resumes(remote, c
   assert said[2].endswith(' (2 steps in a row; the run stops after 2)')
   names = 'failed_steps_in_a_row', 'searches_asked', 'searches_failed', 'searches_failed_share'
   assert rows_of(remote, *names) == [(1, 10, 10, 1.0), (2, 10, 10, 1.0)] and checkpoints_of(remote) == [1]
-  [evaluation] = runs.read(pathlib.Path(remote.out) / 'evaluations.jsonl')
+  [evaluation] = row_files.read(pathlib.Path(remote.out) / 'evaluations.jsonl')
   assert (evaluation['searches_asked'], evaluation['searches_failed']) == (2, 2) and 'SearchError' in evaluation['last_failure']
 
   remote.steps = 5

@@ -10,32 +10,32 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from jaxsearch.training import runs
+from jaxsearch.training import metrics_log, progress, row_files
 
 
 def test_a_resumed_log_has_every_step_once(tmp_path):
-  with runs.metrics_log(tmp_path, 0) as write:
+  with metrics_log.metrics_log(tmp_path, 0) as write:
     for step in (1, 2, 3):
       write('metrics.jsonl', [{'step': step, 'loss': step / 2}])
   with (tmp_path / 'metrics.jsonl').open('a') as file:
     file.write('{"step": 4, "lo')  # killed while writing
-  with runs.metrics_log(tmp_path, 2) as write:
+  with metrics_log.metrics_log(tmp_path, 2) as write:
     write('metrics.jsonl', [{'step': 3, 'loss': float('nan')}])
-  assert runs.read(tmp_path / 'metrics.jsonl') == [
+  assert row_files.read(tmp_path / 'metrics.jsonl') == [
     {'step': 1, 'loss': 0.5}, {'step': 2, 'loss': 1.0}, {'step': 3, 'loss': None}]
   assert list((tmp_path / 'tensorboard').iterdir())
 
 
 def test_a_new_run_begins_an_empty_file(tmp_path):
   (tmp_path / 'evaluations.jsonl').write_text('{"step": 0}\n{"step": 5}\n')
-  runs.keep_steps(tmp_path / 'evaluations.jsonl', 0)
+  row_files.keep_steps(tmp_path / 'evaluations.jsonl', 0)
   assert (tmp_path / 'evaluations.jsonl').read_text() == ''
 
 
 def test_a_broken_line_is_named(tmp_path):
   (tmp_path / 'metrics.jsonl').write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
   with pytest.raises(ValueError, match=r'metrics.jsonl:2: not JSON'):
-    runs.read(tmp_path / 'metrics.jsonl')
+    row_files.read(tmp_path / 'metrics.jsonl')
 
 
 def test_updates_of_a_step_become_one_row():
@@ -43,14 +43,14 @@ def test_updates_of_a_step_become_one_row():
     {'loss': 1.0, 'tokens_trained': 10, 'ratio_max': 1.5, 'learning_rate': 0.1, 'skipped': 0, 'logprob_gap_max': 0.1},
     {'loss': 3.0, 'tokens_trained': 30, 'ratio_max': 1.2, 'learning_rate': 0.2, 'skipped': 1, 'logprob_gap_max': 0.7},
   ]
-  assert runs.mean_of(updates) == {'loss': 2.0, 'tokens_trained': 40, 'ratio_max': 1.5, 'learning_rate': 0.2,
+  assert metrics_log.mean_of(updates) == {'loss': 2.0, 'tokens_trained': 40, 'ratio_max': 1.5, 'learning_rate': 0.2,
                                       'skipped': 1, 'logprob_gap_max': 0.1}
-  row = runs.to_row({'loss': jnp.float32(0.5), 'count': jnp.int32(3), 'plain': 2})
+  row = metrics_log.to_row({'loss': jnp.float32(0.5), 'count': jnp.int32(3), 'plain': 2})
   assert json.dumps(row) == '{"loss": 0.5, "count": 3, "plain": 2}'
 
 
 def test_the_clock_counts_seconds_and_programs():
-  clock = runs.Clock()
+  clock = progress.Clock()
   with clock('train'):
     jax.jit(lambda x: x * 3 + 1)(np.arange(17.0)).block_until_ready()
   with clock('train'):
@@ -58,19 +58,19 @@ def test_the_clock_counts_seconds_and_programs():
   row = clock.row(tokens=100)
   assert row['compilations'] >= 1 and 0 < row['seconds_train'] <= row['seconds']
   assert row['tokens_per_second'] == pytest.approx(100 / row['seconds'])
-  assert runs.Clock().row(1)['compilations'] == 0
+  assert progress.Clock().row(1)['compilations'] == 0
 
 
 def test_resident_memory_is_in_mib():
-  before = runs.Clock().row(1)['resident_mib']
+  before = progress.Clock().row(1)['resident_mib']
   with mmap.mmap(-1, 2**28) as held:  # not from the heap, which may have as much to reuse
     held.write(b'1' * 2**28)
-    assert 200 < runs.Clock().row(1)['resident_mib'] - before < 2**20
+    assert 200 < progress.Clock().row(1)['resident_mib'] - before < 2**20
 
 
 def test_the_bar_shows_figures():
   screen = io.StringIO()
-  with runs.progress_bar(4, 1, ('reward', 'em'), Console(file=screen, force_terminal=True)) as show:
+  with progress.progress_bar(4, 1, ('reward', 'em'), Console(file=screen, force_terminal=True)) as show:
     show({'reward': 0.25, 'em': None, 'tokens_per_second': 1234.5})
   shown = screen.getvalue()
   assert 'reward 0.25' in shown and '1,234 tokens/s' in shown and '2/4' in shown

@@ -8,7 +8,7 @@ import pytest
 
 from configs import base
 from jaxsearch.data.questions import Question
-from jaxsearch.training import loop, monitors, runs
+from jaxsearch.training import loop, monitors, row_files, runs
 from jaxsearch.trees.tree import Role, Tree
 from tests.training.test_run import comparable
 
@@ -144,7 +144,7 @@ def toy(child, method, tmp_path):
 
 
 def rows_of(config):
-  return list(map(comparable, runs.read(pathlib.Path(config.out) / 'metrics.jsonl')))
+  return list(map(comparable, row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')))
 
 
 def test_a_run_that_was_stopped_goes_on_with_other_limits(toy):

@@ -12,7 +12,7 @@ from jaxsearch.data.questions import Question
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.requests import Ask, Generate, Score, Search, ToolFailure
-from jaxsearch.training import loop, rollouts, runs
+from jaxsearch.training import loop, rollouts, row_files
 from jaxsearch.trees.tree import Role, Stop, Tree
 from jaxsearch.world import files as world
 from tests.methods.driving import FOUND, QUESTION, Letters
@@ -183,6 +183,6 @@ def test_a_run_keeps_its_rollouts_and_resumes_them_to_the_byte(tmp_path, monkeyp
   with open(part, 'ab') as file:
     file.write(whole.read_bytes()[-300:-10])  # what a killed step left
   assert train('part', steps=3).read_bytes() == whole.read_bytes()
-  rows = runs.read(tmp_path / 'part' / 'metrics.jsonl')
+  rows = row_files.read(tmp_path / 'part' / 'metrics.jsonl')
   last = [record['reward'] for record in records if record['step'] == 3]
   assert np.mean(last) == pytest.approx(rows[-1]['reward'], abs=1e-4)

@@ -20,7 +20,7 @@ import pytest
 
 from jaxsearch.methods import find_method, known_methods
 from jaxsearch.methods.cusearch import STRATEGIES
-from jaxsearch.training import runs
+from jaxsearch.training import row_files
 from tests.tools.serving import server
 
 CHILD = pathlib.Path(__file__).with_name('child.py')
@@ -91,7 +91,7 @@ def test_kills_at_any_point_change_nothing(start, tmp_path, ahead):
   whole, broken, change = tmp_path / 'whole', tmp_path / 'broken', f'train.async_steps={ahead}'
   reference = start('train', whole, change)
 
-  rows = lambda: len(runs.read(broken / 'metrics.jsonl'))
+  rows = lambda: len(row_files.read(broken / 'metrics.jsonl'))
   process = start('train', broken, change)
   wait_for(lambda: rows() == 3, process)  # in step 4; the checkpoint is that of step 2
   process.kill()
@@ -121,7 +121,7 @@ def test_kills_at_any_point_change_nothing(start, tmp_path, ahead):
   assert expected.keys() == found.keys() and len(expected) > 30
   for name, value in expected.items():
     np.testing.assert_array_equal(found[name], value, err_msg=name)
-  a, b = runs.read(whole / 'metrics.jsonl'), runs.read(broken / 'metrics.jsonl')
+  a, b = row_files.read(whole / 'metrics.jsonl'), row_files.read(broken / 'metrics.jsonl')
   assert [row['step'] for row in b] == [1, 2, 3, 4, 5, 6]
   for row, other in zip(a, b, strict=True):
     assert comparable(row) == comparable(other)
@@ -146,7 +146,7 @@ def test_supervised_runs_go_on_too(start, tmp_path):
   expected, found = saved_arrays(whole, 40), saved_arrays(broken, 40)
   for name, value in expected.items():
     np.testing.assert_array_equal(found[name], value, err_msg=name)
-  losses = [row['loss'] for row in runs.read(broken / 'metrics.jsonl')]
+  losses = [row['loss'] for row in row_files.read(broken / 'metrics.jsonl')]
   assert len(losses) == 40 and losses[-1] < 0.6 * losses[0]
 
 
@@ -173,7 +173,7 @@ def run_as_one_and_two(start, command, folder, *changes):
 
 def assert_alike(folder, other, step):
   """Two runs have the same trees, the same rows but for what is timed and how rows are cut, and the same arrays."""
-  rows, others = (runs.read(one / 'metrics.jsonl') for one in (folder, other))
+  rows, others = (row_files.read(one / 'metrics.jsonl') for one in (folder, other))
   assert len(rows) == len(others) == step
   for row, own in zip(rows, others, strict=True):
     assert row.keys() == own.keys()
@@ -198,7 +198,7 @@ def test_two_processes_train_as_one(start, tmp_path, critic, ahead):
   changes = ['steps=2', 'questions_per_step=5', 'mesh.fsdp=2', f'critic.enabled={str(critic).lower()}', 'checkpoint_every=2',
              'eval.every=2', f'train.async_steps={ahead}']
   run_as_one_and_two(start, 'train', tmp_path, *changes)
-  assert [row['n'] for row in runs.read(tmp_path / 'two/evaluations.jsonl')] == [6] * 4
+  assert [row['n'] for row in row_files.read(tmp_path / 'two/evaluations.jsonl')] == [6] * 4
   assert_alike(tmp_path / 'one', tmp_path / 'two', 2)
 
 
@@ -242,11 +242,11 @@ def test_two_processes_warm_a_critic_up_as_one(start, tmp_path, shared):
   changes = ['mesh.fsdp=2', f'critic.shared={str(shared).lower()}', f'train.aggregate="{"step" if shared else "token"}-mean"']
   run_as_one_and_two(start, 'critic-warmup', tmp_path, *changes)
   for name in ('closed_book', 'tiers', 'rollouts', 'answers_0', 'answers_4') if shared else ('closed_book', 'tiers', 'rollouts'):
-    one, two = (runs.read(tmp_path / f'{folder}/{name}.jsonl') for folder in ('one', 'two'))
+    one, two = (row_files.read(tmp_path / f'{folder}/{name}.jsonl') for folder in ('one', 'two'))
     for node in (node for row in (*one, *two) for node in row.get('nodes', ())):
       del node['logprobs']  # their last bits depend on what shares the device
     assert one == two, name
-  rows, others = (runs.read(tmp_path / name / 'metrics.jsonl') for name in ('one', 'two'))
+  rows, others = (row_files.read(tmp_path / name / 'metrics.jsonl') for name in ('one', 'two'))
   assert len(rows) == len(others) == 4
   for row, other in zip(rows, others):
     for name in ('loss', 'grad_norm', *(key for key in row if key.startswith('gate_') and row[key] is not None)):
@@ -262,16 +262,16 @@ def test_two_processes_warm_a_critic_up_as_one(start, tmp_path, shared):
 def test_sigterm_for_one_process_stops_all_after_the_same_step(start, tmp_path):
   out = tmp_path / 'run'
   processes = start_processes(start, 2, 'train', out, 'steps=500', 'checkpoint_every=500', 'mesh.fsdp=2')
-  wait_for(lambda: runs.read(out / 'metrics.jsonl'), processes[0])
+  wait_for(lambda: row_files.read(out / 'metrics.jsonl'), processes[0])
   processes[1].send_signal(signal.SIGTERM)
   found = [finish(process) for process in processes]
-  stopped = len(runs.read(out / 'metrics.jsonl'))
+  stopped = len(row_files.read(out / 'metrics.jsonl'))
   assert [code for code, _ in found] == [143, 143], found[1][1][-3000:]
   assert f'jaxsearch: stopped after step {stopped}; rerun the same command to resume' in found[0][1].splitlines()
   assert [path.name for path in (out / 'checkpoints').iterdir()] == [str(stopped)]
   changes = [f'steps={stopped + 1}', 'mesh.fsdp=2']
   finish_all([start('train', out, *changes, devices=2)])  # in one process
-  assert [row['step'] for row in runs.read(out / 'metrics.jsonl')] == list(range(1, stopped + 2))
+  assert [row['step'] for row in row_files.read(out / 'metrics.jsonl')] == list(range(1, stopped + 2))
 
 
 def retrieval(handler):
@@ -295,7 +295,7 @@ def test_a_search_server_of_one_machine_that_never_answers_holds_up_that_machine
     (code, errors), (other_code, other_errors) = finish(first), finish(second)
     released.set()
   assert (code, other_code) == (0, 0), errors[-2000:] + other_errors[-2000:]
-  rows = runs.read(tmp_path / 'run' / 'metrics.jsonl')
+  rows = row_files.read(tmp_path / 'run' / 'metrics.jsonl')
   assert [(row['searches_asked'], row['searches_failed'], row['failed_steps_in_a_row']) for row in rows] == [(10, 4, 0)] * 3
   assert asked and 'step 1: 4 of 4 searches failed; the last: SearchError' in errors
   assert all(row['seconds_rollout'] < 10 for row in rows[1:])
@@ -308,15 +308,15 @@ def test_sigterm_in_the_rollouts_of_a_warm_up_in_two_processes(start, tmp_path):
   whole, broken = tmp_path / 'whole', tmp_path / 'broken'
   finish_all(start_processes(start, 2, 'critic-warmup', whole, 'mesh.fsdp=2'))
   processes = start_processes(start, 2, 'critic-warmup', broken, 'mesh.fsdp=2')
-  wait_for(lambda: runs.read(broken / 'rollouts.jsonl'), processes[0])
+  wait_for(lambda: row_files.read(broken / 'rollouts.jsonl'), processes[0])
   for process in processes:  # as a cluster does
     process.send_signal(signal.SIGTERM)
   found = [finish(process) for process in processes]
   assert [code for code, _ in found] == [143, 143], found[0][1][-3000:]
-  kept = len(runs.read(broken / 'rollouts.jsonl'))
+  kept = len(row_files.read(broken / 'rollouts.jsonl'))
   assert kept and 'rerun the same command' in found[0][1]
   finish_all(start_processes(start, 2, 'critic-warmup', broken, 'mesh.fsdp=2'))
-  assert runs.read(broken / 'rollouts.jsonl') == runs.read(whole / 'rollouts.jsonl')
+  assert row_files.read(broken / 'rollouts.jsonl') == row_files.read(whole / 'rollouts.jsonl')
   expected, found = saved_arrays(whole, 4), saved_arrays(broken, 4)
   for name, value in expected.items():
     np.testing.assert_array_equal(found[name], value, err_msg=name)

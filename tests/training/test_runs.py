@@ -29,7 +29,7 @@ from configs import base
 from configs.carl import critic_warmup as warmup_settings
 from jaxsearch import cli, setup
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.training import RunStopped, checkpoint, critic_warmup, loop, runs, sft
+from jaxsearch.training import RunStopped, checkpoint, critic_warmup, loop, progress, row_files, runs, sft
 from tests.training import child as own_child
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -141,11 +141,11 @@ def test_without_a_terminal_each_step_is_a_line_and_so_is_the_resumption(config,
 
 def test_the_time_left_is_that_of_the_last_steps(monkeypatch):
   said, now = [], iter([100, 150, 152, 155, *range(158, 300, 3)])  # the first and the second step compile
-  monkeypatch.setattr(runs.time, 'monotonic', lambda: next(now))
-  monkeypatch.setattr(runs, '_events', collections.Counter())
-  show = runs.plain_lines(40, (), said.append)
+  monkeypatch.setattr(progress.time, 'monotonic', lambda: next(now))
+  monkeypatch.setattr(progress, '_events', collections.Counter())
+  show = progress.plain_lines(40, (), said.append)
   for step in range(1, 21):
-    runs._events[runs.COMPILATION] += step < 3
+    progress._events[progress.COMPILATION] += step < 3
     show({'step': step})
   assert said[:4] == ['step 1/40', f'step 2/40, {38 * 50} s left', f'step 3/40, {37 * 2} s left', 'step 4/40, 90 s left']
   assert said[-1] == 'step 20/40, 60 s left'
@@ -203,14 +203,14 @@ def test_a_run_in_a_bucket_goes_on_from_another_machine(config, state, monkeypat
     found, last = take_steps(config, state, *steps)
     assert last == begins
     jax.tree.map(np.testing.assert_array_equal, found, state)
-  assert [row['step'] for row in runs.read(run / 'metrics.jsonl')] == [1, 2, 3, 4]
+  assert [row['step'] for row in row_files.read(run / 'metrics.jsonl')] == [1, 2, 3, 4]
   assert list((run / 'tensorboard').iterdir()) and (run / 'config.json').exists() and not (run / 'lock').exists()
   assert checkpoint.is_run('gs://bucket/run') and checkpoint.read_saved('gs://bucket/run')['step'] == 4
 
 
 def test_a_run_that_stops_is_one_line_and_status_1_and_has_a_report(monkeypatch, capsys, tmp_path):
   def train(*_):
-    runs.write(tmp_path / 'metrics.jsonl', [{'step': 3, 'alarms': 'kl'}])
+    row_files.write(tmp_path / 'metrics.jsonl', [{'step': 3, 'alarms': 'kl'}])
     raise RunStopped('step 3: enough')
   monkeypatch.setattr(loop, 'train', train)
   assert cli.main(['train', f'--config.out={tmp_path}']) == 1
@@ -242,7 +242,7 @@ def test_what_is_not_finite_is_never_saved(config, state, where, name):
 def test_a_run_resumes_after_skipped_updates(config, state):
   take_steps(config, state, 1, row=ROW | {'loss': float('nan'), 'skipped_in_a_row': 1})
   assert take_steps(config, state, 2)[1] == 1
-  assert [row['loss'] for row in runs.read(pathlib.Path(config.out) / 'metrics.jsonl')] == [None, 0.5]
+  assert [row['loss'] for row in row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')] == [None, 0.5]
 
 
 @contextlib.contextmanager
@@ -273,7 +273,7 @@ def test_a_checkpoint_that_the_disk_has_no_room_for_stops_the_run_which_resumes(
   assert 'Traceback' not in capfd.readouterr().err
   wait_until_quiet(pathlib.Path(config.out))
   assert take_steps(config, state, 2, 3)[1] == 1
-  assert [row['step'] for row in runs.read(pathlib.Path(config.out) / 'metrics.jsonl')] == [1, 2, 3]
+  assert [row['step'] for row in row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')] == [1, 2, 3]
   assert sorted(path.name for path in pathlib.Path(config.out, 'checkpoints').iterdir()) == ['1', '2', '3']  # nothing half done
 
 
@@ -291,7 +291,7 @@ def test_a_row_that_the_disk_has_no_room_for_stops_the_run_which_resumes(config,
       take_steps(config, state, 2, before=fill)
   path.write_text('{"step": 1, "em": 0.5}\n{"step": 2, "e')  # what there was room for
   take_steps(config, state, 2, before=lambda run: run.write_evaluation([{'step': 2, 'temperature': 0.0, 'em': 1.0}]))
-  assert [row['step'] for row in runs.read(path)] == [1, 2]
+  assert [row['step'] for row in row_files.read(path)] == [1, 2]
 
 
 def events_of(folder):

@@ -8,7 +8,7 @@ import pytest
 
 from jaxsearch import cli
 from jaxsearch.sampler.requests import Generate, Search, ToolFailure
-from jaxsearch.training import runs
+from jaxsearch.training import row_files
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role
 from tests.tools.server_faults import FAULTS, asking, kind, server_with_faults
@@ -65,7 +65,7 @@ def test_a_run_and_an_evaluation_go_on_and_tell_faults_apart(seen, tmp_path):
     config.write_text(CONFIG.format(folder=str(tmp_path), out=str(out), url=url, names=list(FAULTS)))
     assert cli.main(['train', f'--config={config}', f'--config.data.questions={questions}']) == 0
     assert seen == {asking(name): [kind(name, 'search')] * 2 for name in FAULTS}
-    row, = runs.read(out / 'metrics.jsonl')
+    row, = row_files.read(out / 'metrics.jsonl')
     counted = {name: row.get(f'tool_calls_failed_{name}', 0) for name in PER_STEP if name}
     assert counted == {name: 2 * number for name, number in PER_STEP.items() if name}
     assert row['tool_calls_failed'] == row['searches_failed'] == sum(counted.values())

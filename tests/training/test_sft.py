@@ -14,7 +14,7 @@ from jaxsearch.models.decoder import Decoder, initial_params
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards import formats
 from jaxsearch.tools.bm25 import BM25
-from jaxsearch.training import RunStopped, checkpoint, runs, sft
+from jaxsearch.training import RunStopped, checkpoint, row_files, sft
 from jaxsearch.training import batch as batches
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.layout import lay_out
@@ -130,7 +130,7 @@ def adapter_config(child, tmp_path):
 def test_an_adapter_learns_what_its_frozen_base_does_not_know(adapter_config):
   config = adapter_config
   sft.train(config)
-  rows = runs.read(f'{config.out}/metrics.jsonl')
+  rows = row_files.read(f'{config.out}/metrics.jsonl')
   assert rows[-1]['loss'] < rows[0]['loss']
   base = hub.load(config.model).params
   decoder, merged, host = checkpoint.load_params(config.out)
@@ -239,4 +239,4 @@ def test_a_run_out_of_memory_stops_and_resumes_with_less(child, tmp_path, monkey
   config.train.chunk, config.sampler.slots = config.train.chunk // 2, config.sampler.slots // 2
   sft.train(config)
   assert 'resuming at step 2' in capfd.readouterr().err
-  assert [row['step'] for row in runs.read(tmp_path / 'run' / 'metrics.jsonl')] == [1, 2]
+  assert [row['step'] for row in row_files.read(tmp_path / 'run' / 'metrics.jsonl')] == [1, 2]

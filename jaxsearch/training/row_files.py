@@ -1,0 +1,40 @@
+"""Files of JSON lines that a run appends to and reads back, whole lines alone."""
+
+import json
+import pathlib
+from collections.abc import Iterable, Mapping
+
+from jaxsearch.files import naming, no_link, write_whole
+
+
+def keep_steps(path: str | pathlib.Path, last_step: int) -> None:
+  """Drops the rows after `last_step` from a file of rows, or all of them if that is 0; atomic."""
+  write(path, [row for row in read(path) if row['step'] <= last_step] if last_step else [])
+
+
+def write(path: str | pathlib.Path, rows: Iterable[Mapping]) -> None:
+  """Writes a JSON line for each row; the file is replaced as a whole or not at all."""
+  write_whole(path, ''.join(map(line, rows)))
+
+
+def append(path: str | pathlib.Path, rows: Iterable[Mapping]) -> None:
+  """Appends a JSON line for each row; an OSError names the file."""
+  with naming(path), open(path, 'a', encoding='utf-8', opener=no_link) as file:
+    file.write(''.join(map(line, rows)))
+
+
+def line(row: Mapping) -> str:
+  """A row as a line of JSON."""
+  return json.dumps(row, ensure_ascii=False) + '\n'
+
+
+def read(path: str | pathlib.Path) -> list[dict]:
+  """The rows of such a file, [] if there is none; an unfinished last line is left out; ValueError if another is no JSON."""
+  path, rows = pathlib.Path(path), []
+  lines = path.read_text(encoding='utf-8').split('\n') if path.exists() else ['']
+  for number, line in enumerate(lines[:-1], start=1):  # what follows the last line end was never finished
+    try:
+      rows.append(json.loads(line))
+    except json.JSONDecodeError as error:
+      raise ValueError(f'{path}:{number}: not JSON: {error}') from error
+  return rows
