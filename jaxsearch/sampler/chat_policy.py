@@ -1,8 +1,8 @@
 """The policy of a rollout behind an OpenAI-compatible chat server, for methods that need text alone.
 
-`ChatServer` stands in for the engine of an `Agent`. Spans become messages: what the policy wrote is the assistant's, prompts and
-observations are the user's. A tokenizer of ours counts tokens, so that limits on context and observations hold; the server counts
-by its own.
+`ChatServer` stands in for the engine of an `Agent`. Spans become messages: what the policy wrote is the
+assistant's, prompts and observations are the user's. A tokenizer of ours counts tokens, so that limits on
+context and observations hold; the server counts by its own.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ POLL = 0.02  # seconds until replies of tools are looked for again
 
 @dataclasses.dataclass(frozen=True)
 class ChatServer:
-  """What an `Agent` has for an engine: client, name of the model, the tokenizer that counts, tokens of the longest path, and
-  questions in flight."""
+  """What an `Agent` has for an engine: client, name of the model, the tokenizer that counts, tokens of the
+  longest path, and questions in flight."""
   chat: Chat
   model: str
   tokenizer: Tokenizer
@@ -57,7 +57,8 @@ class ChatServer:
 
 class ChatDecoding:
   """One rollout by a server, as a `Schedule` drives it; a thread for each span in flight."""
-  deterministic, tool_patience, episode_deadline, evicted, seconds_waited, waits = False, 0, math.inf, 0, 0.0, False
+  deterministic, tool_patience, episode_deadline = False, 0, math.inf
+  evicted, seconds_waited, waits = 0, 0.0, False
 
   def __init__(self, server: ChatServer, sampling: Sampling, schedule: Schedule):
     self.server, self.sampling, self.schedule, self.length = server, sampling, schedule, server.length
@@ -89,7 +90,8 @@ class ChatDecoding:
     self.active -= 1
 
   def generate(self, pending: Pending) -> None:
-    """Asks the server, with a seed for each request: samples of one question differ, and a repeated run does not."""
+    """Asks the server, with a seed for each request: samples of one question differ, and a repeated run does
+    not."""
     episode = pending.episode
     episode.requests += 1
     seed = (episode.number * 1000 + episode.requests + episode.calls) % 2**31
@@ -130,10 +132,12 @@ def messages(node: Node) -> list[dict[str, str]]:
 def ended(text: str, reason: str, matched: object, stops: Sequence[str]) -> tuple[str, str]:
   """(text, why it ends) of a reply as a `Generate` has it: up to the end of the first stop string.
 
-  Servers cut the stop string off. It is put back where they name it (vLLM, SGLang), and where it is the closing
-  tag of the element that is open at the end. Otherwise the text stays without it and counts as ended by the policy.
+  Servers cut the stop string off. It is put back where they name it (vLLM, SGLang), and where it is the
+  closing tag of the element that is open at the end. Otherwise the text stays without it and counts as ended
+  by the policy.
   """
-  if places := [(text.find(stop) + len(stop), stop) for stop in stops if stop in text]:  # a server that does not stop
+  places = [(text.find(stop) + len(stop), stop) for stop in stops if stop in text]
+  if places:  # a server that does not stop
     end, stop = min(places)
     return text[:end], stop
   if reason == 'length':
@@ -146,7 +150,8 @@ def ended(text: str, reason: str, matched: object, stops: Sequence[str]) -> tupl
 
 
 def _reply(response: object) -> tuple[str, str, object]:
-  """(text, finish_reason, stop string if the server names it) of a response; ValueError for one without text."""
+  """(text, finish_reason, stop string if the server names it) of a response; ValueError for one without
+  text."""
   match response:
     case {'choices': [{'message': {'content': str(text)}, **rest}, *_]}:
       return text, str(rest.get('finish_reason')), rest.get('stop_reason', rest.get('matched_stop'))

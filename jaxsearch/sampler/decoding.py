@@ -1,7 +1,7 @@
 """The policy of a rollout on our engine: which request gets which row of the cache, and what is decoded when.
 
-A `Schedule` hands its `Generate` and `Score` requests to a `Decoding`. It gives rows to those that wait and prefills what is
-missing there (`place`), decodes a segment (`decode`), and returns what is finished.
+A `Schedule` hands its `Generate` and `Score` requests to a `Decoding`. It gives rows to those that wait and
+prefills what is missing there (`place`), decodes a segment (`decode`), and returns what is finished.
 """
 
 import dataclasses
@@ -32,7 +32,8 @@ class Path:
 
 
 class Decoding:
-  """One rollout on an engine, which has parameters loaded; a context that leaves the engine ready for the next.
+  """One rollout on an engine, which has parameters loaded; a context that leaves the engine ready for the
+  next.
 
   `waits` and `decodes`: whether any request waits for a row, or is decoded. `room`: whether a slot is idle.
 
@@ -46,15 +47,16 @@ class Decoding:
     self.length, self.deterministic = engine.length, engine.deterministic
     self.tool_patience, self.episode_deadline = engine.tool_patience, engine.episode_deadline
     self.ready: list[Pending] = []  # for a row of the cache
-    # What is decoded: a number for each, at most engine.slots. What is known of them is in arrays over the numbers, so that the
-    # host has nothing to do for those that go on.
+    # What is decoded: a number for each, at most engine.slots. What is known of them is in arrays over the
+    # numbers, so that the host has nothing to do for those that go on.
     self.running: dict[int, Pending] = {}
     self.numbers = list(range(engine.slots))[::-1]  # that are not taken
     self.slots = Slots(*(np.zeros(engine.slots, np.asarray(value).dtype) for value in Slots(0)))
     self.tokens = np.zeros((engine.slots, engine.length + engine.segment_steps), np.int32)  # generated so far
     self.logprobs = np.zeros(self.tokens.shape, np.float32)
     self.generated = np.zeros(engine.slots, int)
-    self.decoding, self.claimed = np.zeros((2, engine.lanes), int)  # in each lane: slots that decode; requests in `ready`
+    # In each lane: slots that decode; requests in `ready`.
+    self.decoding, self.claimed = np.zeros((2, engine.lanes), int)
     self.active = np.zeros(engine.lanes, int)  # episodes under way
     self._evicted, self._on_device = engine.rows.evicted, engine.seconds_on_device
 
@@ -139,7 +141,8 @@ class Decoding:
   # The device.
 
   def place(self) -> list[tuple[Pending, list]]:
-    """Gives waiting requests rows of the cache, as many as there are idle slots; what is missing there is prefilled.
+    """Gives waiting requests rows of the cache, as many as there are idle slots; what is missing there is
+    prefilled.
 
     Returns the finished scores.
     """
@@ -149,8 +152,9 @@ class Decoding:
       idle[pending.episode.lane] -= 1
     while left:
       episodes = [pending.episode for pending in left]
-      placements = self.engine.rows.place([pending.slot.tokens[:-1] for pending in left],
-                                          [episode.number for episode in episodes], [episode.lane for episode in episodes])
+      placements = self.engine.rows.place(
+        [pending.slot.tokens[:-1] for pending in left], [episode.number for episode in episodes],
+        [episode.lane for episode in episodes])
       if not placements:  # the only free row is one to copy from
         break
       placed = self._prefill(left, placements)
@@ -180,7 +184,8 @@ class Decoding:
     return placed
 
   def _score(self, scored: Sequence[Pending]) -> list[tuple[Pending, list]]:
-    """Scores the first continuation of each request together, then the second behind the same context, and so on."""
+    """Scores the first continuation of each request together, then the second behind the same context, and so
+    on."""
     replies = [[None] * len(pending.request.continuations) for pending in scored]
     for turn in range(max(map(len, replies), default=0)):
       chunks = []
@@ -190,7 +195,8 @@ class Decoding:
           ids = np.asarray(self.engine.tokenizer.encode(given) if isinstance(given, str) else given, np.int32)
           if len(path) + len(ids) <= self.engine.length:
             inputs = np.append(path[-1:], ids)[:len(ids)]
-            chunks.append(Chunk(pending.slot.row, len(path) - 1, inputs, ids, self.sampling.temperature or 1.0))
+            temperature = self.sampling.temperature or 1.0
+            chunks.append(Chunk(pending.slot.row, len(path) - 1, inputs, ids, temperature))
             reply[turn] = chunks[-1].logprobs
             self.engine.rows.hold(pending.slot.row, np.append(path[:-1], inputs))
       self.engine.prefill(chunks)
@@ -212,18 +218,19 @@ class Decoding:
     """Decodes a segment; returns the spans that ended."""
     engine, schedule, limit = self.engine, self.schedule, self.engine.segment_steps
     if schedule.calls and self.room:
-      oldest = schedule.calls[0].call.step
-      limit = min(limit, max(1, oldest + self.tool_patience - schedule.steps if self.deterministic else POLL_STEPS))
+      due = schedule.calls[0].call.step + self.tool_patience - schedule.steps
+      limit = min(limit, max(1, due if self.deterministic else POLL_STEPS))
     numbers = np.array(list(self.running))
     slots = Slots(*(array[numbers] for array in self.slots))
-    tokens, logprobs, counts, states, capacity = engine.decode(
-      [pending.slot.row for pending in self.running.values()], slots, self.key, min(engine.enough, len(numbers)), limit)
+    rows, enough = [pending.slot.row for pending in self.running.values()], min(engine.enough, len(numbers))
+    tokens, logprobs, counts, states, capacity = engine.decode(rows, slots, self.key, enough, limit)
     steps = int(counts.max())
     schedule.steps += steps
     schedule.capacity += steps * capacity
     schedule.counts['segments'] += 1
     schedule.counts['tokens_decoded'] += int(counts.sum())
-    where = numbers[:, None], self.generated[numbers][:, None] + np.arange(steps)  # behind what a slot has: overwritten later
+    # Behind what a slot has is overwritten later.
+    where = numbers[:, None], self.generated[numbers][:, None] + np.arange(steps)
     self.tokens[where], self.logprobs[where] = tokens[:, :steps], logprobs[:, :steps]
     self.generated[numbers] += counts
     last = tokens[np.arange(len(numbers)), counts - 1]
@@ -232,7 +239,8 @@ class Decoding:
       array[numbers] = new
     late = self.episode_deadline < np.inf and [
       schedule.seconds_left(pending.episode) == 0 for pending in self.running.values()]
-    return [self._finish(number) for number in numbers[(states < 0) | (slots.remaining == counts) | late].tolist()]
+    stopped = numbers[(states < 0) | (slots.remaining == counts) | late]
+    return [self._finish(number) for number in stopped.tolist()]
 
   def _finish(self, number: int) -> tuple[Pending, Node]:
     """Ends the span of a slot that has stopped."""
@@ -258,7 +266,8 @@ class Decoding:
 def _path(pending: Pending, cue: Sequence[int] = ()) -> np.ndarray:
   tokens = np.asarray([*pending.request.node.path_tokens(), *cue], np.int32)
   if not len(tokens):
-    raise ValueError(f'{type(pending.request).__name__} after a path without a token: nothing predicts the first one')
+    name = type(pending.request).__name__
+    raise ValueError(f'{name} after a path without a token: nothing predicts the first one')
   return tokens
 
 

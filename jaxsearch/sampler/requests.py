@@ -1,7 +1,8 @@
 """What a growing tree may request, and what it gets.
 
-A `grow` is a generator. It yields a request, or a list of requests that are served together, and is sent the reply, or the list
-of replies in the same order. A request that fails raises nothing: its reply says so, that of a tool by a `ToolFailure`.
+A `grow` is a generator. It yields a request, or a list of requests that are served together, and is sent the
+reply, or the list of replies in the same order. A request that fails raises nothing: its reply says so, that
+of a tool by a `ToolFailure`.
 
   Generate   -> the new POLICY node below `node`; its `stop` says why it ends (see `Generate`)
   Score      -> a list of log-probabilities for each continuation
@@ -23,8 +24,8 @@ from jaxsearch.tools.run_python import RunPython
 from jaxsearch.tools.search import Search
 from jaxsearch.trees.tree import Node
 
-__all__ = ['END', 'FAULTS', 'GREEDY', 'LENGTH', 'Ask', 'Call', 'Generate', 'NoLogprobs', 'Request', 'RunPython', 'Sampling',
-           'Score', 'Search', 'ToolFailure', 'Tools', 'failure_of', 'one_line', 'shorten']
+__all__ = ['END', 'FAULTS', 'GREEDY', 'LENGTH', 'Ask', 'Call', 'Generate', 'NoLogprobs', 'Request', 'RunPython',
+           'Sampling', 'Score', 'Search', 'ToolFailure', 'Tools', 'failure_of', 'one_line', 'shorten']
 
 END = 'end'  # the policy chose an end token, which belongs to the span
 LENGTH = 'length'  # `max_tokens` were generated
@@ -35,12 +36,14 @@ class NoLogprobs(ValueError):
   """A method needs log-probabilities, and the policy is behind a chat server."""
 
   def __init__(self):
-    super().__init__('this method needs log-probabilities, which a chat server does not give: take a model folder')
+    super().__init__(
+      'this method needs log-probabilities, which a chat server does not give: take a model folder')
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """How tokens are sampled where a request does not say. Temperature 0 is greedy; top_p=1 and top_k=0 are off."""
+  """How tokens are sampled where a request does not say. Temperature 0 is greedy; top_p=1 and top_k=0 are
+  off."""
   temperature: float = 1.0
   top_p: float = 1.0
   top_k: int = 0
@@ -61,11 +64,12 @@ GREEDY = Sampling(temperature=0.0)
 class Generate(Request):
   """Sample a span after `node`.
 
-  It ends with the token that completes a stop string. That token is never split, since the sampled ids are the ids to train on:
-  the text may carry a few characters past the stop string. A stop string counts only if it lies in this span entirely.
+  It ends with the token that completes a stop string. That token is never split, since the sampled ids are
+  the ids to train on: the text may carry a few characters past the stop string. A stop string counts only if
+  it lies in this span entirely.
 
-  Without room for `max_tokens` the span is shorter and its `stop` is Stop.CONTEXT_FULL. Without any room, or past the deadline
-  of the episode (Stop.DEADLINE), it is empty.
+  Without room for `max_tokens` the span is shorter and its `stop` is Stop.CONTEXT_FULL. Without any room, or
+  past the deadline of the episode (Stop.DEADLINE), it is empty.
 
   Attributes:
     node: the span to follow; all tokens from the root to its end are the context, at least one.
@@ -99,8 +103,8 @@ class Generate(Request):
 
 @dataclasses.dataclass(frozen=True)
 class Score(Request):
-  """Log-probabilities of continuations of `node`, each text or ids, at the temperature of the rollout (1 where that is greedy),
-  which is the one that training has, and without truncation.
+  """Log-probabilities of continuations of `node`, each text or ids, at the temperature of the rollout (1
+  where that is greedy), which is the one that training has, and without truncation.
 
   The reply has a list for each, one number a token, or None for a continuation that does not fit.
 
@@ -130,10 +134,10 @@ class Score(Request):
 class Ask(Request):
   """Ask another model, `tools.services[service]`: a function from a list of items to a list of replies.
 
-  A model on a sampler of its own gets the items of many episodes at a time, once nothing is left to decode. A service with a
-  `concurrency` above 0, such as a judge behind a server, gets each item at once, on threads while other slots decode, that many
-  at a time; once as many in a row found no server, the others of the rollout are not asked. It has a timeout of its own, and the
-  deadline of a tool does not count.
+  A model on a sampler of its own gets the items of many episodes at a time, once nothing is left to decode. A
+  service with a `concurrency` above 0, such as a judge behind a server, gets each item at once, on threads
+  while other slots decode, that many at a time; once as many in a row found no server, the others of the
+  rollout are not asked. It has a timeout of its own, and the deadline of a tool does not count.
   """
   service: str
   item: Any
@@ -151,7 +155,8 @@ class Ask(Request):
   def query(self) -> str:
     if isinstance(self.item, str):
       return self.item
-    return '\n'.join(text for name, text in vars(self.item).items() if isinstance(text, str) and name != 'context')
+    texts = {name: text for name, text in vars(self.item).items() if isinstance(text, str)}
+    return '\n'.join(text for name, text in texts.items() if name != 'context')
 
   def submit(self, schedule, pending):
     schedule.ask(pending)
@@ -162,8 +167,8 @@ class Ask(Request):
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-  """The metrics of one kind of requests: how many there were, how many failed, the reason of the last; and what a person calls
-  them."""
+  """The metrics of one kind of requests: how many there were, how many failed, the reason of the last; and
+  what a person calls them."""
   asked: str
   failed: str
   last: str
@@ -181,7 +186,8 @@ def mostly_failed(metrics: Mapping[str, Any], names: Names = SEARCHES) -> bool:
 
 
 def failing(metrics: Mapping[str, Any], before: Mapping[str, Any] = types.MappingProxyType({})) -> str | None:
-  """What to tell a person about a rollout whose searches, tool calls or calls of judge and reader mostly failed; else None.
+  """What to tell a person about a rollout whose searches, tool calls or calls of judge and reader mostly
+  failed; else None.
 
   Args:
     metrics: see `Schedule.metrics`; or a row that has them.

@@ -1,26 +1,28 @@
 """One rollout of many episodes: what each of them waits for, and what is counted.
 
-A `Schedule` repeats until nothing is left: start episodes and apply replies of tools while the policy has room (`_fill`), let
-the policy place and decode what waits for it, and hand finished replies to their generators, which then yield new requests.
+A `Schedule` repeats until nothing is left: start episodes and apply replies of tools while the policy has
+room (`_fill`), let the policy place and decode what waits for it, and hand finished replies to their
+generators, which then yield new requests.
 
-The policy is what serves `Generate` and `Score`: `decoding.Decoding` on our engine, `chat_policy.ChatDecoding` behind a server.
-It has `room`; `claim` and `release` of episodes; `generate` and `score`, after which a request waits; `waits` and `decodes`; and
-`place` and `decode`, which return the (pending, reply) that are finished.
+The policy is what serves `Generate` and `Score`: `decoding.Decoding` on our engine,
+`chat_policy.ChatDecoding` behind a server. It has `room`; `claim` and `release` of episodes; `generate` and
+`score`, after which a request waits; `waits` and `decodes`; and `place` and `decode`, which return the
+(pending, reply) that are finished.
 
-In the deterministic mode every decision is a function of tokens and decode steps: replies of tools are applied in the
-order of their requests, and only where a slot is idle, no new episode can be started, and the call is `tool_patience` decode
-steps old or nothing is left to decode; if the reply is not there by then, the host waits for it. Otherwise replies are applied
-as they arrive.
+In the deterministic mode every decision is a function of tokens and decode steps: replies of tools are
+applied in the order of their requests, and only where a slot is idle, no new episode can be started, and the
+call is `tool_patience` decode steps old or nothing is left to decode; if the reply is not there by then, the
+host waits for it. Otherwise replies are applied as they arrive.
 """
 
 import collections
-import dataclasses
 import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxsearch.parallel import memory
@@ -30,10 +32,12 @@ from jaxsearch.tools import paid
 from jaxsearch.tools.calls import ToolCall
 from jaxsearch.trees.tree import Stop, Tree
 
-COUNTS = ('tokens_decoded', 'tokens_prefilled', 'tokens_reused', 'tokens_forked', 'episodes', 'segments', 'tool_calls',
-          'tool_calls_failed', 'searches_asked', 'searches_failed', 'seconds_tools', 'seconds_waiting', 'service_calls',
-          'service_calls_failed', 'seconds_services', *(f'stop_{stop}' for stop in Stop))
+COUNTS = ('tokens_decoded', 'tokens_prefilled', 'tokens_reused', 'tokens_forked', 'episodes', 'segments',
+          'tool_calls', 'tool_calls_failed', 'searches_asked', 'searches_failed', 'seconds_tools',
+          'seconds_waiting', 'service_calls', 'service_calls_failed', 'seconds_services',
+          *(f'stop_{stop}' for stop in Stop))
 Observer = Callable[[Tree, Request | None, Any], None]
+Progress = Callable[[int, int, dict], None]
 
 
 class Cancelled(Exception):
@@ -44,7 +48,7 @@ class GrowthError(RuntimeError):
   """A generator raised; the cause is chained, the message names the question."""
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class Episode:
   """A generator that grows a tree, and the replies it waits for."""
   number: int  # with the key it decides what is sampled
@@ -58,18 +62,18 @@ class Episode:
   requests: int = 0  # spans and scores it has requested so far
   calls: int = 0  # of tools so far
   started: float = 0.0
-  counts: collections.Counter = dataclasses.field(default_factory=collections.Counter)  # its part of the schedule's
-  failures: dict[str, str] = dataclasses.field(default_factory=dict)  # the last reasons, by name of the metric
+  counts: collections.Counter = field(default_factory=collections.Counter)  # its part of the schedule's
+  failures: dict[str, str] = field(default_factory=dict)  # the last reasons, by name of the metric
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class Pending:
   """A request that has no reply yet."""
   episode: Episode
   place: int  # of the reply among the replies of its episode
   request: Request
   call: 'RunningCall | None' = None  # of a tool or service
-  searches: list[Exception | None] = dataclasses.field(default_factory=list)  # inside a program: the error of each, or None
+  searches: list[Exception | None] = field(default_factory=list)  # of a program: errors, or None
   slot: Any = None  # the policy's own note
 
 
@@ -78,29 +82,30 @@ class Schedule:
 
   Args:
     policy: called with this schedule; returns what serves `Generate` and `Score`, see above.
-    growths: (number, generator, its tree) of each episode. The tokens of an episode depend on its number, on the policy's key,
-      and on nothing else.
+    growths: (number, generator, its tree) of each episode. The tokens of an episode depend on its number, on
+      the policy's key, and on nothing else.
     on_progress: called with (episodes done, episodes, metrics so far) whenever one ends.
-    observer: called with (tree, request, reply) for every reply that a generator gets, and with (tree, None, counts) when its
-      episode ends: its own part of `metrics` (tokens decoded, what was asked and failed), `requests` (spans and scores) and its
-      `seconds`.
+    observer: called with (tree, request, reply) for every reply that a generator gets, and with (tree, None,
+      counts) when its episode ends: its own part of `metrics` (tokens decoded, what was asked and failed),
+      `requests` (spans and scores) and its `seconds`.
     cancelled: asked in every round; once true, the rollout raises Cancelled.
   """
 
-  def __init__(self, policy: Callable[['Schedule'], Any], growths: Sequence[tuple[int, Iterator, Tree]], tools: Tools,
-               on_progress: Callable[[int, int, dict], None] | None = None, observer: Observer | None = None,
+  def __init__(self, policy: Callable[['Schedule'], Any], growths: Sequence[tuple[int, Iterator, Tree]],
+               tools: Tools, on_progress: Progress | None = None, observer: Observer | None = None,
                cancelled: Callable[[], bool] = lambda: False):
     self.tools, self.on_progress = tools, on_progress
     self.observer, self.cancelled = observer or (lambda *_: None), cancelled
     self.total, self.queue = len(growths), collections.deque(Episode(*growth) for growth in growths)
-    self.steps = self.capacity = 0  # decode steps so far, the clock of the deterministic mode; tokens they could have decoded
+    self.steps = 0  # decode steps so far, the clock of the deterministic mode
+    self.capacity = 0  # tokens that they could have decoded
     self.counts = collections.Counter(dict.fromkeys(COUNTS, 0))
     self.last_failures: dict[str, str] = {}
     self.calls: list[Pending] = []
     self.queries: dict[str, list[Pending]] = {}  # by service
     self.caller = Caller(tools.workers)
     self.callers: dict[str, Caller] = {}  # of the services that are asked on threads
-    self.lost = collections.Counter()  # by service: how many of its calls in a row, the last ones, got no reply
+    self.lost = collections.Counter()  # by service: how many of its last calls in a row got no reply
     self.paid_before = getattr(tools.search, 'paid', 0)
     self.started, self.seconds_asking = time.monotonic(), 0.0
     self.policy = policy(self)
@@ -124,18 +129,18 @@ class Schedule:
   def metrics(self) -> dict[str, float | str]:
     """Counts of this run so far.
 
-    tokens_decoded, tokens_prefilled (computed as context), tokens_reused (context that was cached), tokens_forked (those of it
-    that were copied); episodes, stop_X (those that ended with stop X); segments, steps, idle_share (of what the segments could
-    have decoded); seconds_tools (inside tools, added up), seconds_waiting (for their replies), seconds_services, seconds_host
-    (neither in services nor waiting for the device or a reply); seconds, tokens_per_second (in all); rows_evicted (from episodes
-    that still ran).
+    tokens_decoded, tokens_prefilled (computed as context), tokens_reused (context that was cached),
+    tokens_forked (those of it that were copied); episodes, stop_X (those that ended with stop X); segments,
+    steps, idle_share (of what the segments could have decoded); seconds_tools (inside tools, added up),
+    seconds_waiting (for their replies), seconds_services, seconds_host (neither in services nor waiting for
+    the device or a reply); seconds, tokens_per_second (in all); rows_evicted (from episodes that still ran).
 
     Where searches cost money, searches_paid and searches_cost: see `tools.paid`.
 
     Of replies: tool_calls, calls_NAME of each tool, and service_calls (of other models); tool_calls_failed,
-    service_calls_failed, and of these …_failed_KIND for the KINDs of `calls.FAULTS` that occurred; searches_asked,
-    searches_failed, searches_failed_share (of trees and of programs). last_failure (of a tool) and last_service_failure are the
-    reasons of the last ones, if there are any.
+    service_calls_failed, and of these …_failed_KIND for the KINDs of `calls.FAULTS` that occurred;
+    searches_asked, searches_failed, searches_failed_share (of trees and of programs). last_failure (of a
+    tool) and last_service_failure are the reasons of the last ones, if there are any.
     """
     seconds, decoded = time.monotonic() - self.started, self.counts['tokens_decoded']
     waited = self.counts['seconds_waiting'] + self.policy.seconds_waited
@@ -158,7 +163,8 @@ class Schedule:
         return
 
   def _advance(self, episodes: Iterable[Episode]) -> None:
-    """Hands replies to the generators and takes their requests, until each has to wait for a reply or ends."""
+    """Hands replies to the generators and takes their requests, until each has to wait for a reply or
+    ends."""
     for episode in dict.fromkeys(episodes):
       try:
         while not episode.waiting:
@@ -175,7 +181,8 @@ class Schedule:
     """Sends an episode its replies; serves what it requests next."""
     for request, reply in zip(episode.asked, episode.replies or ()):
       self.observer(episode.tree, request, reply)
-    yielded = episode.growth.send(episode.replies if episode.several else episode.replies and episode.replies[0])
+    reply = episode.replies if episode.several else episode.replies and episode.replies[0]
+    yielded = episode.growth.send(reply)
     episode.several = isinstance(yielded, (list, tuple))
     episode.asked = yielded if episode.several else [yielded]
     episode.replies, episode.waiting = [None] * len(episode.asked), len(episode.asked)
@@ -223,7 +230,8 @@ class Schedule:
     episode.calls += 1
     tools = self.tools.for_call(episode.tree.question, episode.number, episode.calls)
     seconds = min(self.tools.deadline, self.seconds_left(episode))
-    pending.call = self.caller.start(functools.partial(request.run, tools, pending.searches), self.steps, seconds)
+    run = functools.partial(request.run, tools, pending.searches)
+    pending.call = self.caller.start(run, self.steps, seconds)
     self.calls.append(pending)
 
   def ask(self, pending: Pending) -> None:
@@ -237,7 +245,8 @@ class Schedule:
       self.queries.setdefault(name, []).append(pending)
 
   def _apply_reply(self) -> bool:
-    """Applies the reply of a call that is due, waiting for it if that is the rule; False if there is something better to do."""
+    """Applies the reply of a call that is due, waiting for it if that is the rule; False if there is
+    something better to do."""
     start, nothing_else = time.monotonic(), not self.policy.waits and not self.policy.decodes
     if self.policy.deterministic:
       due = [pending for pending in self.calls[:1]
@@ -247,7 +256,8 @@ class Schedule:
       if nothing_else and calls:
         timeout = min(call.seconds_left() for call in calls)
         wait([call.future for call in calls], timeout=timeout, return_when=FIRST_COMPLETED)
-      due = (pending for pending in self.calls if pending.call.future.done() or pending.call.seconds_left() == 0)
+      due = (pending for pending in self.calls
+             if pending.call.future.done() or pending.call.seconds_left() == 0)
     pending = next(iter(due), None)
     if pending is None:
       return False
@@ -290,7 +300,8 @@ class Schedule:
 
     def ask():
       if self.lost[name] >= service.concurrency:  # the rest would take its timeout each
-        return ToolFailure(f'{name}: not asked, since {self.lost[name]} requests in a row got no reply', 'connection')
+        reason = f'{name}: not asked, since {self.lost[name]} requests in a row got no reply'
+        return ToolFailure(reason, 'connection')
       try:
         reply, = service([item])
         if isinstance(reply, Exception):
@@ -302,7 +313,8 @@ class Schedule:
       return reply
 
     caller = self.callers.setdefault(name, Caller(service.concurrency))
-    pending.call = caller.start(ask, self.steps, min(threading.TIMEOUT_MAX, self.seconds_left(pending.episode)))
+    seconds = min(threading.TIMEOUT_MAX, self.seconds_left(pending.episode))
+    pending.call = caller.start(ask, self.steps, seconds)
     self.calls.append(pending)
 
   def _ask_all(self) -> None:
@@ -324,16 +336,20 @@ class Schedule:
       self._apply_service(waiting, replies)
 
   def _apply_service(self, waiting: Sequence[Pending], replies: Sequence[Any]) -> None:
-    """Hands on a service's replies: an exception where it failed for one item, None where a reply could not be read."""
-    name = waiting[0].request.service
-    replies = [ToolFailure(f'{name}: a reply that cannot be read', 'malformed') if reply is None
-               else requests.failure_of(reply, name) if isinstance(reply, Exception) else reply for reply in replies]
+    """Hands on a service's replies: an exception where it failed for one item, None where a reply could not
+    be read."""
+    name, finished = waiting[0].request.service, []
     for pending, reply in zip(waiting, replies):
+      if reply is None:
+        reply = ToolFailure(f'{name}: a reply that cannot be read', 'malformed')
+      elif isinstance(reply, Exception):
+        reply = requests.failure_of(reply, name)
       self._count(requests.SERVICES, pending.episode, [reply])
-    self.reply(list(zip(waiting, replies)))
+      finished.append((pending, reply))
+    self.reply(finished)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class RunningCall:
   """A call that was started: `future` will hold (seconds it took, result)."""
   future: Future
@@ -350,11 +366,13 @@ class RunningCall:
     try:
       return self.future.result(timeout=self.seconds_left())
     except FutureTimeout:
-      return time.monotonic() - self.started, ToolFailure(f'no reply within {self.deadline:g} seconds', 'timeout')
+      failure = ToolFailure(f'no reply within {self.deadline:g} seconds', 'timeout')
+      return time.monotonic() - self.started, failure
 
 
 class Caller:
-  """Starts calls, at most `workers` of them running at a time; the deadline of a call includes its wait for a place.
+  """Starts calls, at most `workers` of them running at a time; the deadline of a call includes its wait for a
+  place.
 
   Daemon threads rather than a `ThreadPoolExecutor`: a call that hangs must not keep the process from ending.
   """
@@ -371,7 +389,7 @@ class Caller:
         start = time.monotonic()
         try:
           result = function()
-        except BaseException as error:  # whatever a tool does, the run goes on and the policy sees the failure
+        except BaseException as error:  # whatever a tool does, the run goes on
           result = requests.failure_of(error)
         future.set_result((time.monotonic() - start, result))
 

@@ -1,7 +1,8 @@
 """Calls of tools: what a growing tree may ask of the host, and the tools that serve it.
 
-A tool is a file of this room: a function for `Call`, or a subclass of `ToolCall` where it takes more (`Search`, `RunPython`). A
-call says how it is served, read and described; whatever runs, counts and shows calls knows no tool by name.
+A tool is a file of this room: a function for `Call`, or a subclass of `ToolCall` where it takes more
+(`Search`, `RunPython`). A call says how it is served, read and described; whatever runs, counts and shows
+calls knows no tool by name.
 """
 
 import bisect
@@ -15,8 +16,9 @@ from jaxsearch.data.questions import Question
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node
 
-# What goes wrong with a tool: no reply in time, no connection, a refusal (4xx), a server at its end (5xx, 429), a reply of
-# another shape, one that is too long, anything else. An exception says which in its attribute `fault`.
+# What goes wrong with a tool: no reply in time, no connection, a refusal (4xx), a server at its end (5xx,
+# 429), a reply of another shape, one that is too long, anything else. An exception says which in its
+# attribute `fault`.
 FAULTS = ('timeout', 'connection', 'refused', 'server', 'malformed', 'too_long', 'error')
 
 
@@ -28,10 +30,12 @@ class ToolFailure:
 
 
 def failure_of(error: BaseException, tool: str = '') -> ToolFailure:
-  """Returns the reply for a tool that raised; its name, if given, begins the reason. Gives an error its kind, here alone."""
+  """Returns the reply for a tool that raised; its name, if given, begins the reason. Gives an error its kind,
+  here alone."""
   fault = getattr(error, 'fault', None)
   if fault not in FAULTS:
-    fault = 'timeout' if isinstance(error, TimeoutError) else 'connection' if isinstance(error, ConnectionError) else 'error'
+    kinds = {TimeoutError: 'timeout', ConnectionError: 'connection', BaseException: 'error'}
+    fault = next(name for kind, name in kinds.items() if isinstance(error, kind))
   return ToolFailure(f'{tool + ": " if tool else ""}{type(error).__name__}: {error}', fault)
 
 
@@ -44,8 +48,8 @@ class Tools:
     topk: documents that a search returns.
     python: sandbox with `run(code, functions) -> text`; None if no tree runs programs.
     services: other models that a tree may `Ask`, by name.
-    deadline: seconds until a call counts as failed, in the deterministic mode too, so that no tool can hang the run: results
-      are the same to the bit as long as no call exceeds it.
+    deadline: seconds until a call counts as failed, in the deterministic mode too, so that no tool can hang
+      the run: results are the same to the bit as long as no call exceeds it.
     workers: calls that run at a time.
     max_observation: tokens of one observation at most.
     answer_reserve: tokens that an observation leaves free for an answer.
@@ -62,13 +66,15 @@ class Tools:
   words: int = 0
 
   def for_call(self, question: Question | None, number: int, call: int) -> 'Tools':
-    """Returns the tools for call `call` of tree `number`: a simulated search draws anew for each, and hears the question."""
+    """Returns the tools for call `call` of tree `number`: a simulated search draws anew for each, and hears
+    the question."""
     if not hasattr(self.search, 'for_call'):
       return self
     return dataclasses.replace(self, search=self.search.for_call(question, number, call))
 
   def find(self, node: Node, query: str, topk: int) -> list[list[Document]]:
-    """Searches, in the passages of the question's own source where the back end has them apart; a list for the one query."""
+    """Searches, in the passages of the question's own source where the back end has them apart; a list for
+    the one query."""
     search = self.search
     if hasattr(search, 'of'):
       search = search.of(node.tree.question.metadata.get('source'))
@@ -94,16 +100,20 @@ class Request:
 
   def summary(self, reply: Any) -> Any:
     """Returns what is kept of a reply, as JSON holds it."""
-    return int(reply) if isinstance(reply, int) else reply if isinstance(reply, (str, float, list)) else str(reply)
+    if isinstance(reply, int):  # a judge's score with its reason
+      return int(reply)
+    return reply if isinstance(reply, (str, float, list)) else str(reply)
 
   def describe(self, reply: Any) -> dict[str, Any]:
-    """Returns what was asked, and `reply`, `documents` or `failure` and its kind `fault`; of a judge also its `reason`."""
+    """Returns what was asked, and `reply`, `documents` or `failure` and its kind `fault`; of a judge also its
+    `reason`."""
     asked = {'tool': self.tool} | ({'about': self.about} if self.about else {}) | {'query': self.query}
     if isinstance(reply, ToolFailure):
       return asked | {'failure': reply.reason, 'fault': reply.fault}
     if is_documents(reply):
       return asked | {'documents': [dataclasses.asdict(document) for document in reply]}
-    return asked | {'reply': self.summary(reply)} | ({'reason': reply.reason} if getattr(reply, 'reason', '') else {})
+    reason = getattr(reply, 'reason', '')
+    return asked | {'reply': self.summary(reply)} | ({'reason': reason} if reason else {})
 
 
 class ToolCall(Request):
@@ -125,7 +135,8 @@ class ToolCall(Request):
     return [error and failure_of(error) for error in searches]
 
   def read(self, result: Any, tools: Tools, room: int, tokenizer: Any) -> Any:
-    """Returns the reply from what the tool returned: text or documents cut so that what `show` writes of them fits.
+    """Returns the reply from what the tool returned: text or documents cut so that what `show` writes of them
+    fits.
 
     Args:
       room: tokens that are left behind `node`; `tools.answer_reserve` of them stay free.
@@ -179,13 +190,16 @@ def shorten_text(text: str, budget: int, show: Callable[[str], str], tokenizer: 
 
 def shorten(documents: Sequence[Document], budget: int, show: Callable[[Sequence[Document]], str],
             tokenizer) -> list[Document]:
-  """Cuts the texts of documents so that all of them together, as `show` writes them, have at most `budget` tokens.
+  """Cuts the texts of documents so that all of them together, as `show` writes them, have at most `budget`
+  tokens.
 
-  All texts are cut at one common number of characters, such that one more would not fit. (Where a longer text may have fewer
-  tokens, there may be further such numbers.) If titles alone are too long, documents are left out from the end, down to none.
+  All texts are cut at one common number of characters, such that one more would not fit. (Where a longer text
+  may have fewer tokens, there may be further such numbers.) If titles alone are too long, documents are left
+  out from the end, down to none.
 
-  What is tokenised does not grow with the texts: what is longer than `budget` of the longest tokens is cut off first, then the
-  rest is tokenised once as a whole, which tells about where to cut, and cuts around there are tried.
+  What is tokenised does not grow with the texts: what is longer than `budget` of the longest tokens is cut
+  off first, then the rest is tokenised once as a whole, which tells about where to cut, and cuts around there
+  are tried.
 
   Args:
     documents: best first.
@@ -206,15 +220,16 @@ def shorten(documents: Sequence[Document], budget: int, show: Callable[[Sequence
   if len(starts) <= budget:
     return cut(high)
   titles = cut(0)
-  kept = bisect.bisect_right(range(1, len(titles) + 1), False, key=lambda count: measure(titles[:count]) > budget)
+  too_long = lambda count: measure(titles[:count]) > budget
+  kept = bisect.bisect_right(range(1, len(titles) + 1), False, key=too_long)
   if kept < len(documents):
     return shorten(documents[:kept], budget, show, tokenizer)
   regions, end = [], 0  # of texts in `whole`, about: a beginning that was neutralised there is not found
   for document in cut(high):
     start = max(end, whole.find(document.text[:50].strip(), end))
     regions.append((start, end := start + len(document.text)))
-  tokens = lambda size: sum(bisect.bisect_left(starts, min(start + size, end)) - bisect.bisect_left(starts, start)
-                            for start, end in regions)  # of texts cut there, about
+  before = lambda place: bisect.bisect_left(starts, place)
+  tokens = lambda size: sum(before(min(start + size, end)) - before(start) for start, end in regions)  # about
   low, beside = 0, measure(titles)  # fits; tokens that are not of texts
   for probe in itertools.count():
     if high - low <= 1:

@@ -8,15 +8,16 @@ from jaxsearch.tools.calls import ToolCall, ToolFailure, shorten_text
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node
 
-MAX_QUERY, MAX_TOPK, MAX_FOUND = 1000, 10, 100_000  # characters, documents, and their characters, of a search in a program
+# Characters, documents, and their characters, of a search in a program.
+MAX_QUERY, MAX_TOPK, MAX_FOUND = 1000, 10, 100_000
 
 
 @dataclasses.dataclass(frozen=True)
 class RunPython(ToolCall):
   """Runs a program; the reply is what it printed, cut to the room after `node`.
 
-  The program may call `search(query, k)`, which returns documents of the search back end as text, and `table()`, which returns
-  the rows of `table`.
+  The program may call `search(query, k)`, which returns documents of the search back end as text, and
+  `table()`, which returns the rows of `table`.
 
   Attributes:
     node: the span with the program.
@@ -57,7 +58,8 @@ class RunPython(ToolCall):
       searches[-1] = None
       return listed[:MAX_FOUND] or 'No documents were found.\n'
 
-    printed = tools.python.run(self.code, {'search': search, 'table': lambda: [list(row) for row in self.table]})
+    table = lambda: [list(row) for row in self.table]
+    printed = tools.python.run(self.code, {'search': search, 'table': table})
     if searches and None not in searches:
       raise searches[-1]
     return printed

@@ -16,7 +16,8 @@ class Search(ToolCall):
   Attributes:
     node: the span with the query.
     topk: how many documents; None takes the rollout's.
-    show: the text that the method will write for documents, by which they are measured; by default Search-R1's.
+    show: the text that the method will write for documents, by which they are measured; by default
+      Search-R1's.
   """
   node: Node
   query: str

@@ -1,9 +1,11 @@
-"""From the rows of the tree layout to the batch of a training step: micro-batches, trained tokens, shape buckets.
+"""From the rows of the tree layout to the batch of a training step: micro-batches, trained tokens, shape
+buckets.
 
-Rows hold a loss weight for every token, most of them 0: prompts, observations, padding. A step projects onto the vocabulary
-only where there is a loss, so a batch carries the row indices of the trained tokens and their values packed to the front.
-Shapes come from few buckets, so that programs compile in the first steps of a run and hardly ever after; padding weighs 0, and
-micro-batches of nothing but padding are not run at all (`count`).
+Rows hold a loss weight for every token, most of them 0: prompts, observations, padding. A step projects onto
+the vocabulary only where there is a loss, so a batch carries the row indices of the trained tokens and their
+values packed to the front. Shapes come from few buckets, so that programs compile in the first steps of a run
+and hardly ever after; padding weighs 0, and micro-batches of nothing but padding are not run at all
+(`count`).
 
 Letters: n micro-batches, R rows of each, T tokens of a row, M trained tokens of a row.
 """
@@ -33,10 +35,10 @@ class Batch:
   targets: jax.Array        # [n, R, M] int32, row indices of the trained tokens; -1 is padding
   weights: jax.Array        # [n, R, M] float32, 0 on padding: the loss is the sum of weight * per-token loss
   kl_weights: jax.Array | None  # [n, R, M] float32, the weights of the KL to the reference; None without one
-  gains: jax.Array          # [n, R, M] float32, weighted advantages above 0, of all spans that share the token
+  gains: jax.Array          # [n, R, M] float32, weighted advantages above 0 of all spans that share it
   losses: jax.Array         # [n, R, M] float32, those below 0, as a positive number
   spans: jax.Array          # [n, R, M] float32, how many trained spans share the token
-  old_logprobs: jax.Array | None  # [n, R, M] float32, of the policy that the ratio refers to; None: as it is in this update
+  old_logprobs: jax.Array | None  # [n, R, M] float32, what the ratio refers to; None: the policy itself
   sampler_logprobs: jax.Array  # [n, R, M] float32, as captured while sampling
   ref_logprobs: jax.Array | None  # [n, R, M] float32, of the reference policy; None without one
   value_weights: jax.Array | None  # [n, R, M] float32, those of the critic's loss; None without a critic
@@ -46,36 +48,40 @@ class Batch:
 
 
 def lay_out_own(trees: Sequence[Tree], length: int, *, how: str = 'token-mean', **options) -> TrainingRows:
-  """`lay_out` for trees of which every process has its own: the averages of the loss are over those of all."""
+  """`lay_out` for trees of which every process has its own: the averages of the loss are over those of
+  all."""
   own = count_trained([list(tree.walk()) for tree in trees])
   return lay_out(trees, length, how=how, totals=sum(meshes.gather_objects(own)), **options)
 
 
-def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, ref: bool = False, critic: bool = False) -> Batch:
+def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, ref: bool = False,
+               critic: bool = False) -> Batch:
   """Cuts rows into micro-batches and packs the trained tokens of each row.
 
-  Every process brings its own rows, and has an equal part of each micro-batch: with `micro_rows` rows in all, R of them are
-  trained here. A process that has more than fill its parts passes the last ones on to others, see `row_moves`. M is that of the
-  row that needs most.
+  Every process brings its own rows, and has an equal part of each micro-batch: with `micro_rows` rows in all,
+  R of them are trained here. A process that has more than fill its parts passes the last ones on to others,
+  see `row_moves`. M is that of the row that needs most.
 
-  There are as many micro-batches as rows with one tree each would fill, or more where these do not do, rounded up to a power of
-  two. In most runs their number never changes; padding costs no compute, see `count`. M is rounded up to a multiple of T/8, or of
-  T/4 from T/2 on: a program is compiled late only where a row is fuller than all before. Both depend on the arguments alone,
-  never on earlier batches: a resumed run computes the same.
+  There are as many micro-batches as rows with one tree each would fill, or more where these do not do,
+  rounded up to a power of two. In most runs their number never changes; padding costs no compute, see
+  `count`. M is rounded up to a multiple of T/8, or of T/4 from T/2 on: a program is compiled late only where
+  a row is fuller than all before. Both depend on the arguments alone, never on earlier batches: a resumed run
+  computes the same.
 
   Args:
     trees: how many the rows of all processes may hold.
     ref: whether there is a KL to a reference, so that the weights of the KL are taken.
     critic: whether to take the values and returns of the rows.
   Returns:
-    A batch whose `old_logprobs` are the sampler's, and whose `ref_logprobs` are None: the trainer's own scores of the batch
-    have the layout that both want.
+    A batch whose `old_logprobs` are the sampler's, and whose `ref_logprobs` are None: the trainer's own
+    scores of the batch have the layout that both want.
   """
   T = rows.tokens.shape[1]
   unused = {'places', 'real'} | (set() if ref else {'kl_weights'}) | (set() if critic else CRITIC)
-  given = {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows) if field.name not in unused}
-  sizes, largest = zip(*meshes.gather_objects((len(rows.tokens), int((rows.spans != 0).sum(axis=1).max(initial=1)))))
-  given = pass_rows_on(given, row_moves(sizes, micro_rows))
+  names = [field.name for field in dataclasses.fields(rows) if field.name not in unused]
+  most_trained = int((rows.spans != 0).sum(axis=1).max(initial=1))
+  sizes, largest = zip(*meshes.gather_objects((len(rows.tokens), most_trained)))
+  given = pass_rows_on({name: getattr(rows, name) for name in names}, row_moves(sizes, micro_rows))
   count = max(-(-sum(sizes) // micro_rows), 1)
   n = 1 << (max(count, -(-trees // micro_rows)) - 1).bit_length()
   B, micro_rows = len(given['tokens']), micro_rows // len(sizes)
@@ -108,7 +114,8 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, ref: bool
 
 
 def row_moves(sizes: Sequence[int], micro_rows: int) -> list[tuple[int, int]]:
-  """(source, target) of rows that go to other processes, so that all together need no more micro-batches than their rows fill.
+  """(source, target) of rows that go to other processes, so that all together need no more micro-batches than
+  their rows fill.
 
   Args:
     sizes: rows that each process has. Those that go are its last, the least full.
@@ -119,7 +126,8 @@ def row_moves(sizes: Sequence[int], micro_rows: int) -> list[tuple[int, int]]:
 
 
 def pass_rows_on(rows: dict[str, np.ndarray], moves: Sequence[tuple[int, int]]) -> dict[str, np.ndarray]:
-  """The rows, each array [B, T], that this process trains: without those that go elsewhere, and then those that come."""
+  """The rows, each array [B, T], that this process trains: without those that go elsewhere, and then those
+  that come."""
   if not moves:
     return rows
   keep = len(rows['tokens']) - _sent(moves)
@@ -135,8 +143,9 @@ def _sent(moves: Sequence[tuple[int, int]]) -> int:
 def check_rows(micro_rows: int, mesh) -> None:
   """Raises ValueError if a micro-batch does not split evenly over the mesh."""
   if micro_rows < 1 or micro_rows % meshes.batch_size(mesh):
-    raise ValueError(f'train.micro_rows={micro_rows} must be a multiple of the {meshes.batch_size(mesh)} parts that the '
-                     'mesh splits a batch into (data * fsdp)')
+    parts = meshes.batch_size(mesh)
+    raise ValueError(f'train.micro_rows={micro_rows} must be a multiple of the {parts} parts that the '
+                     ' mesh splits a batch into (data * fsdp)')
   if meshes.batch_size(mesh) % jax.process_count():
     raise ValueError(f'mesh.data * mesh.fsdp is {meshes.batch_size(mesh)}, which must be a multiple of the '
                      f'{jax.process_count()} processes: each has rows of its own')
@@ -148,7 +157,8 @@ def target_bucket(largest: int, length: int) -> int:
 
 
 def mini_batches(sizes: Sequence[int], size: int, rng: np.random.Generator) -> list[list[tuple[int, int]]]:
-  """The parts for one update each: at most `size` trees (0: all), as many in each up to one, their groups in random order.
+  """The parts for one update each: at most `size` trees (0: all), as many in each up to one, their groups in
+  random order.
 
   The trees of a group stay together as far as they can: they have their prompt in common.
 
@@ -166,8 +176,10 @@ def mini_batches(sizes: Sequence[int], size: int, rng: np.random.Generator) -> l
   return [ordered[start:end] for start, end in itertools.pairwise(ends)]
 
 
-def compute_on_rows(program: Callable, params: dict, rows: TrainingRows, micro_rows: int, mesh, trees: int = 0) -> np.ndarray:
-  """Returns what a compiled score or value step says of the trained tokens, see `to_rows`; `trees`: see `make_batch`."""
+def compute_on_rows(program: Callable, params: dict, rows: TrainingRows, micro_rows: int, mesh,
+                    trees: int = 0) -> np.ndarray:
+  """Returns what a compiled score or value step says of the trained tokens, see `to_rows`; `trees`: see
+  `make_batch`."""
   batch = place(make_batch(rows, micro_rows, trees=trees), mesh)
   with meshes.issuing():
     values = program(params, batch)

@@ -1,7 +1,7 @@
 """Grows the trees of a step, at once or on a thread while the step before is trained.
 
-`begin` decides which trees a process grows and with what random numbers. With `config.train.async_steps=1` a checkpoint of step n
-holds the trees of step n + 1, which older parameters grew; `restore` makes them again.
+`begin` decides which trees a process grows and with what random numbers. With `config.train.async_steps=1` a
+checkpoint of step n holds the trees of step n + 1, which older parameters grew; `restore` makes them again.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Growing:
 
   def start(self) -> None:
     """Begins to run it on a thread."""
-    self.thread = threading.Thread(target=self._run, name='growing', daemon=True)  # named for `gather_objects`
+    self.thread = threading.Thread(target=self._run, name='growing', daemon=True)  # `gather_objects` knows it
     self.thread.start()
 
   def wait(self) -> tuple[list[Tree], dict]:
@@ -57,7 +57,8 @@ class Growing:
     """Returns, as JSON, what `restore` needs, of all processes; each must call it. Waits for the end."""
     trees, metrics = self.wait()
     context = self.context
-    grown = meshes.gather_objects(([[number, tree.to_json()] for number, tree in zip(self.numbers, trees)], metrics))
+    records = [[number, tree.to_json()] for number, tree in zip(self.numbers, trees)]
+    grown = meshes.gather_objects((records, metrics))
     return {'step': context.step, 'sizes': list(self.sizes), 'rng': context.rng.bit_generator.state,
             'metrics': dict(context.metrics), 'trees': [pair for pairs, _ in grown for pair in pairs],
             'sampled': [own for _, own in grown]}
@@ -73,8 +74,9 @@ def begin(config: ml_collections.ConfigDict, method: types.ModuleType, agent: Ag
           questions: Sequence[Question], context: Context) -> Growing:
   """Prepares the rollout of a step.
 
-  Of the `questions` of the whole batch each process has every n-th, beginning with its own number. Their trees stay with it. How
-  many trees a question gets, and what they draw, depends on its place in the batch, not on the processes.
+  Of the `questions` of the whole batch each process has every n-th, beginning with its own number. Their
+  trees stay with it. How many trees a question gets, and what they draw, depends on its place in the batch,
+  not on the processes.
 
   Args:
     agent: with the parameters that sample.
@@ -84,13 +86,14 @@ def begin(config: ml_collections.ConfigDict, method: types.ModuleType, agent: Ag
   if hasattr(method, 'sizes'):
     sizes = method.sizes(questions, config.group_size, context, **config.sizes)
   trees, abandoned = local_trees(questions, sizes, config.group_size), threading.Event()
-  grow = lambda: rollout(agent, list(trees.values()), jax.random.fold_in(key, context.step), numbers=list(trees),
-                         observer=note_call, cancelled=abandoned.is_set)
+  key = jax.random.fold_in(key, context.step)
+  grow = lambda: rollout(agent, list(trees.values()), key, numbers=list(trees), observer=note_call,
+                         cancelled=abandoned.is_set)
   return Growing(context, sizes, list(trees), grow, abandoned)
 
 
-def restore(saved: dict[str, Any], config: ml_collections.ConfigDict, tokenizer, questions: Sequence[Question],
-            context: Context) -> Growing:
+def restore(saved: dict[str, Any], config: ml_collections.ConfigDict, tokenizer,
+            questions: Sequence[Question], context: Context) -> Growing:
   """Returns the finished rollout that `Growing.state` described, on any number of processes."""
   context.rng.bit_generator.state = saved['rng']
   context.metrics.update(saved['metrics'])
@@ -111,15 +114,16 @@ def _merged(metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def local_trees(questions: Sequence[Question], sizes: Sequence[int], group_size: int) -> dict[int, Question]:
   """Returns {number: question} of the trees that this process grows."""
   local = meshes.own_part()
-  return {number: question for question, numbers in zip(questions[local], tree_numbers(sizes, group_size)[local])
-          for number in numbers}
+  numbered = zip(questions[local], tree_numbers(sizes, group_size)[local])
+  return {number: question for question, numbers in numbered for number in numbers}
 
 
 def tree_numbers(sizes: Sequence[int], group_size: int) -> list[list[int]]:
-  """Returns the numbers of each question's trees, from which their random numbers come; `sizes` are those of the whole batch.
+  """Returns the numbers of each question's trees, from which their random numbers come; `sizes` are those of
+  the whole batch.
 
-  A number depends on the place of the question and of the tree in its group alone: the first `group_size` trees of all
-  questions come first, then the next of questions that have more.
+  A number depends on the place of the question and of the tree in its group alone: the first `group_size`
+  trees of all questions come first, then the next of questions that have more.
   """
   batch = len(sizes) * group_size
   return [[member // group_size * batch + place * group_size + member % group_size for member in range(size)]

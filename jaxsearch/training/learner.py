@@ -1,7 +1,7 @@
 """The policy that is trained: what a step computes with it on the devices, and on which trees.
 
-A `Learner` holds the policy, its sampler and the compiled programs. `prepare` readies the sampler for a rollout; `assess`
-writes a critic's values onto the trees; `update` makes all updates of a step.
+A `Learner` holds the policy, its sampler and the compiled programs. `prepare` readies the sampler for a
+rollout; `assess` writes a critic's values onto the trees; `update` makes all updates of a step.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ class Learner:
   state: steps.TrainState   # of the policy, or of its adapter; with that of its critic
   base: dict | None         # the frozen parameters under the adapter; None without one
   merge: Callable           # (base, adapter) -> parameters
-  reference: dict | None    # parameters of the frozen initial policy, in the compute dtype; None if there is no KL
+  reference: dict | None    # of the frozen initial policy, in the compute dtype; None if there is no KL
   fingerprint: list[float]  # of the initial policy
   train_step: Callable
   score: Callable
@@ -55,7 +55,9 @@ class Learner:
   def params(self) -> dict:
     """The parameters of the policy as it is now; with an adapter they are computed anew at every call."""
     with meshes.issuing():
-      return steps.without_head(self.state.params) if self.base is None else self.merge(self.base, self.state.params)
+      if self.base is not None:
+        return self.merge(self.base, self.state.params)
+      return steps.without_head(self.state.params)
 
 
 @memory.named('setting up training', memory.STATE)
@@ -68,17 +70,22 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
   if config.critic.enabled and config.critic.warm_start:
     _, warm, host = checkpoint.load_trained(config.critic.warm_start, mesh)
     if host['config']['model'] != config.model or host.get('critic', False) == shared:
-      raise ValueError(f'critic.warm_start={config.critic.warm_start!r} was warmed up for the model {host["config"]["model"]!r}, '
-                       f'critic.shared={not host.get("critic", False)}; here they are {config.model!r}, {shared}')
+      raise ValueError(
+        f'critic.warm_start={config.critic.warm_start!r} was warmed up for the model '
+        f'{host["config"]["model"]!r}, critic.shared={not host.get("critic", False)}; here they are {config.model!r}, {shared}')
     learned = host['config']['train']['aggregate']
     if 'step-mean' in (learned, config.train.aggregate) and learned != config.train.aggregate:
-      raise ValueError(f'critic.warm_start={config.critic.warm_start!r} was warmed up with train.aggregate={learned!r}, here it '
-                       f"is {config.train.aggregate!r}: with 'step-mean' a critic learns starts of spans alone, else every token")
+      raise ValueError(
+        f'critic.warm_start={config.critic.warm_start!r} was warmed up with train.aggregate={learned!r}, here it '
+        f"is {config.train.aggregate!r}: with 'step-mean' a critic learns starts of spans alone, else every "
+        'token')
   critic, critic_step = None, None
   if config.critic.enabled:
-    critic, critic_step = critics.open_critic(config, model_config, params, mesh, total_updates(config), warm=warm,
-                                              **critics.settings_of(config))
-  trained = setup.new_adapter(config, model_config, mesh) if config.lora.rank else critic.params if shared else params
+    critic, critic_step = critics.open_critic(config, model_config, params, mesh, total_updates(config),
+                                              warm=warm, **critics.settings_of(config))
+  trained = critic.params if shared else params
+  if config.lora.rank:
+    trained = setup.new_adapter(config, model_config, mesh)
   optimizer, train_step = make_update(config, model_config, mesh, trained)
   state = dataclasses.replace(steps.create_state(trained, optimizer, mesh),
                               critic=dataclasses.replace(critic, params={}) if shared else critic)
@@ -88,26 +95,29 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
   return Learner(
     config=config, model_config=model_config, mesh=mesh, agent=setup.make_agent(config, engine, tools),
     state=state, base=params if config.lora.rank else None, merge=setup.merger(config, model_config, mesh),
-    reference=steps.cast(params, model_config.dtype) if config.loss.kl_coef else None, fingerprint=hub.fingerprint(params),
-    train_step=train_step, key=jax.random.key(config.seed), critic_step=critic_step,
-    score=steps.make_score_step(model_config, mesh=mesh, temperature=config.sampler.temperature, chunk=config.train.chunk),
+    reference=steps.cast(params, model_config.dtype) if config.loss.kl_coef else None,
+    fingerprint=hub.fingerprint(params), train_step=train_step, key=jax.random.key(config.seed),
+    critic_step=critic_step, score=steps.make_score_step(
+      model_config, mesh=mesh, temperature=config.sampler.temperature, chunk=config.train.chunk),
     values=steps.make_value_step(model_config, mesh=mesh, shared=shared) if config.critic.enabled else None,
   )  # fmt: skip
 
 
 def make_update(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh,
                 trained: dict) -> tuple[optax.GradientTransformation, Callable]:
-  """(optimizer, compiled training step) for the parameters `trained`: arrays, or ShapeDtypeStructs with shardings."""
+  """(optimizer, compiled training step) for the parameters `trained`: arrays, or ShapeDtypeStructs with
+  shardings."""
   weights = dict(config.loss, temperature=config.sampler.temperature, chunk=config.train.chunk,
                  importance_cap=importance_cap(config))
-  return steps.make_update(
-    functools.partial(steps.policy_loss, config=model_config, **weights), trained, config.optim, total_updates(config),
-    mesh=mesh, dtype=model_config.dtype, alpha=config.lora.alpha, factor=lambda name: float(name != steps.HEAD),
-    seed=(config.seed, 2))
+  loss = functools.partial(steps.policy_loss, config=model_config, **weights)
+  return steps.make_update(loss, trained, config.optim, total_updates(config), mesh=mesh,
+                           dtype=model_config.dtype, alpha=config.lora.alpha,
+                           factor=lambda name: float(name != steps.HEAD), seed=(config.seed, 2))
 
 
 def importance_cap(config: ml_collections.ConfigDict) -> float:
-  """The cap of the importance weights between sampler and trainer; 0 is off: see `losses.importance_weights`."""
+  """The cap of the importance weights between sampler and trainer; 0 is off: see
+  `losses.importance_weights`."""
   if config.loss.importance_cap is not None:
     return config.loss.importance_cap
   apart = config.dtype == 'bfloat16' or config.train.async_steps
@@ -151,27 +161,29 @@ def releases(config: ml_collections.ConfigDict, platform: str) -> bool:
 
 def into_rows(learner: Learner, trees: Sequence[Tree], share_trained: bool = True) -> TrainingRows:
   """The training rows of this process's trees."""
-  everywhere = learner.config.train.kl_on == 'all'
-  return batches.lay_out_own(trees, learner.config.train.row_length, pad_id=learner.agent.engine.tokenizer.pad_id,
-                             how=learner.config.train.aggregate, penalties=learner.config.train.penalties,
-                             share_trained=share_trained,
-                             kl_on=lambda tree: everywhere or not tree.question.score(tree.answer))
+  settings = learner.config.train
+  kl_on = lambda tree: settings.kl_on == 'all' or not tree.question.score(tree.answer)
+  return batches.lay_out_own(trees, settings.row_length, pad_id=learner.agent.engine.tokenizer.pad_id,
+                             how=settings.aggregate, penalties=settings.penalties,
+                             share_trained=share_trained, kl_on=kl_on)
 
 
 @memory.named('computing values', memory.UPDATE)
 def assess(learner: Learner, trees: Sequence[Tree]) -> None:
   """Writes the critic's values onto the trained spans, if there is a critic."""
   if learner.values is not None:
-    rows, state = into_rows(learner, trees), learner.state if critics.is_shared(learner.config) else learner.state.critic
-    values = batches.compute_on_rows(learner.values, state.params, rows, learner.config.train.micro_rows, learner.mesh,
-                                     learner.config.questions_per_step * learner.config.group_size)
+    config, rows = learner.config, into_rows(learner, trees)
+    state = learner.state if critics.is_shared(config) else learner.state.critic
+    trees_at_most = config.questions_per_step * config.group_size
+    values = batches.compute_on_rows(learner.values, state.params, rows, config.train.micro_rows,
+                                     learner.mesh, trees_at_most)
     take_back(rows, trees, values, 'values')
 
 
 @memory.named('updating the policy', memory.UPDATE)
 def update(learner: Learner, groups: Groups, step: int, clock: progress.Clock) -> dict[str, float]:
-  """All updates of a step: `epochs` passes over the trees, each with an update for every part of about `mini_batch` trees. A
-  part has trees of all processes, each of which lays out its own.
+  """All updates of a step: `epochs` passes over the trees, each with an update for every part of about
+  `mini_batch` trees. A part has trees of all processes, each of which lays out its own.
 
   The parts stay the same in all passes, their order does not. The loss of a part is averaged over the part.
   """
@@ -189,17 +201,18 @@ def update(learner: Learner, groups: Groups, step: int, clock: progress.Clock) -
   with clock('train'):
     results = [learn(learner, packed[i]) for _ in range(settings.epochs) for i in rng.permutation(len(parts))]
     results = [metrics_log.to_row(result) for result in results]
-  found = meshes.gather_objects((sum(len(part.tokens) for part in parts), sum(int(part.real.sum()) for part in parts)))
-  rows, tokens = map(sum, zip(*found))
+  sizes = sum(len(part.tokens) for part in parts), sum(int(part.real.sum()) for part in parts)
+  rows, tokens = map(sum, zip(*meshes.gather_objects(sizes)))
   return metrics_log.mean_of(results) | {'tokens_in_rows': tokens, 'rows': rows, 'updates': len(results),
                                   'padded_share': 1 - tokens / (rows * settings.row_length)}
 
 
 def score(learner: Learner, parts: Sequence[TrainingRows]) -> list[batches.Batch]:
-  """Packs the rows of each update, with the log-probabilities of the policy before all updates and of the reference."""
+  """Packs the rows of each update, with the log-probabilities of the policy before all updates and of the
+  reference."""
   settings, reference = learner.config.train, learner.reference
   recompute = recomputes(learner.config)
-  one_update = settings.epochs == 1 and not settings.mini_batch  # whose own log-probabilities are the old ones
+  one_update = settings.epochs == 1 and not settings.mini_batch  # its own log-probabilities are the old ones
   policy = learner.params if recompute and not one_update else None
 
   def scored(part: TrainingRows) -> batches.Batch:
@@ -208,15 +221,19 @@ def score(learner: Learner, parts: Sequence[TrainingRows]) -> list[batches.Batch
       critic=learner.values is not None), learner.mesh)
     with meshes.issuing():
       if recompute:
-        batch = dataclasses.replace(batch, old_logprobs=None if policy is None else learner.score(policy, batch))
-      return batch if reference is None else dataclasses.replace(batch, ref_logprobs=learner.score(reference, batch))
+        old = None if policy is None else learner.score(policy, batch)
+        batch = dataclasses.replace(batch, old_logprobs=old)
+      if reference is not None:
+        batch = dataclasses.replace(batch, ref_logprobs=learner.score(reference, batch))
+      return batch
 
   return [scored(part) for part in parts]
 
 
 def note_logprobs(learner: Learner, forests: Sequence[Sequence[Tree]], parts: Sequence[TrainingRows],
                   packed: Sequence[batches.Batch]) -> None:
-  """Writes the log-probabilities of trainer and reference onto the spans, where rollouts are kept for viewers."""
+  """Writes the log-probabilities of trainer and reference onto the spans, where rollouts are kept for
+  viewers."""
   if not learner.config.rollouts:
     return
   for forest, rows, batch in zip(forests, parts, packed):
@@ -233,7 +250,8 @@ def learn(learner: Learner, batch: batches.Batch) -> dict[str, jax.Array]:
     state, result = learner.train_step(dataclasses.replace(learner.state, critic=None), batch, learner.base)
   if critic is not None:
     with meshes.issuing():
-      critic, found = learner.critic_step(dataclasses.replace(critic, params=state.params) if shared else critic, batch)
+      critic = dataclasses.replace(critic, params=state.params) if shared else critic
+      critic, found = learner.critic_step(critic, batch)
     result |= {f'critic_{name}': found[name] for name in ('loss', 'grad_norm', 'value')}
     if shared:
       state, critic = dataclasses.replace(state, params=critic.params), dataclasses.replace(critic, params={})

@@ -2,12 +2,12 @@
 
 `train` is `jaxsearch train`. What differs from method to method is found by name in jaxsearch/methods.
 
-Every random number is a function of the seed and the step, and the data order is saved: a resumed run equals one that was
-never stopped, to the bit.
+Every random number is a function of the seed and the step, and the data order is saved: a resumed run equals
+one that was never stopped, to the bit.
 
-With `config.train.async_steps=1` the rollouts of step n + 1 run, on a thread of their own, while step n is trained, with the
-parameters that step n begins with. Step 1 and step 2 have the initial ones. All that needs other processes is done by the
-main thread, so their order is the same in every process.
+With `config.train.async_steps=1` the rollouts of step n + 1 run, on a thread of their own, while step n is
+trained, with the parameters that step n begins with. Step 1 and step 2 have the initial ones. All that needs
+other processes is done by the main thread, so their order is the same in every process.
 """
 
 import dataclasses
@@ -31,8 +31,10 @@ from jaxsearch.training.growing import Groups
 from jaxsearch.training.learner import Learner, assess, make_learner, prepare, releases, update
 from jaxsearch.trees.tree import Role, Stop, Tree
 
-# (agent, config, step, assess) -> rows of evaluations.jsonl; `assess` writes a critic's values onto trees, None without one
-Evaluate = Callable[[Agent, ml_collections.ConfigDict, int, Callable[[Sequence[Tree]], None] | None], Iterable[dict]]
+# (agent, config, step, assess) -> rows of evaluations.jsonl; `assess` writes a critic's values onto trees,
+# None without one
+Assess = Callable[[Sequence[Tree]], None]
+Evaluate = Callable[[Agent, ml_collections.ConfigDict, int, Assess | None], Iterable[dict]]
 
 
 def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -> dict[str, float]:
@@ -92,8 +94,8 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
 def state_of(learner: Learner, position: dict, ahead: growing.Growing | None) -> dict:
   """Returns what `resume` needs beside the parameters, as JSON; all processes must call it."""
   return {'memory': learner.memory, 'key': jax.random.key_data(learner.key).tolist(), 'questions': position,
-          'following': ahead and ahead.state(), 'failed_steps': learner.failed_steps, 'reference': learner.fingerprint,
-          'decoder': dataclasses.asdict(learner.model_config)}
+          'following': ahead and ahead.state(), 'failed_steps': learner.failed_steps,
+          'reference': learner.fingerprint, 'decoder': dataclasses.asdict(learner.model_config)}
 
 
 def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) -> dict | None:
@@ -114,7 +116,8 @@ def resume(run: runs.RunFolder, learner: Learner, questions: QuestionBatches) ->
 
 def begin(learner: Learner, method: types.ModuleType, questions: QuestionBatches, step: int,
           saved: dict | None = None) -> growing.Growing:
-  """Prepares the rollout of a step on the next questions; takes the trees that a checkpoint `saved` for it, if any."""
+  """Prepares the rollout of a step on the next questions; takes the trees that a checkpoint `saved` for it,
+  if any."""
   config, asked = learner.config, next(questions)
   context = Context(step, np.random.default_rng([config.seed, step]), learner.memory)
   if saved and saved['step'] == step:
@@ -125,7 +128,8 @@ def begin(learner: Learner, method: types.ModuleType, questions: QuestionBatches
 def grow(learner: Learner, current: growing.Growing) -> tuple[Groups, dict[str, float]]:
   """Returns the trees of this process, pruned, and metrics of its sampler.
 
-  Tokens generated (decoded) and prefilled are those of all processes, pruned branches included: they have cost as much.
+  Tokens generated (decoded) and prefilled are those of all processes, pruned branches included: they have
+  cost as much.
   """
   trees, row = current.wait()
   row['seconds_rollout'] = row['seconds']  # one step ahead most of them while the step before was trained
@@ -139,15 +143,17 @@ def grow(learner: Learner, current: growing.Growing) -> tuple[Groups, dict[str, 
   return growing.groups_of(current, trees), row
 
 
-def report_failures(run: runs.RunFolder, learner: Learner, step: int, sampled: dict, before: dict) -> dict[str, int]:
-  """Says at once what mostly failed in the rollout of a step, and counts the steps in a row whose searches did.
+def report_failures(run: runs.RunFolder, learner: Learner, step: int, sampled: dict,
+                    before: dict) -> dict[str, int]:
+  """Says at once what mostly failed in the rollout of a step, and counts the steps in a row whose searches
+  did.
 
   Args:
     sampled: the metrics of this process's rollout; those of all processes are looked at together.
     before: the row of the step before.
   Returns:
-    What was asked and failed in all processes, and `failed_steps_in_a_row`, which `RunFolder.finish_step` holds against
-    `config.search.max_failed_steps`.
+    What was asked and failed in all processes, and `failed_steps_in_a_row`, which `RunFolder.finish_step`
+    holds against `config.search.max_failed_steps`.
   """
   everywhere, told = runs.failures_of_all(sampled), meshes.gather_objects(requests.failing(sampled, before))
   learner.failed_steps = learner.failed_steps + 1 if requests.mostly_failed(everywhere) else 0
@@ -158,9 +164,10 @@ def report_failures(run: runs.RunFolder, learner: Learner, step: int, sampled: d
   return everywhere | {'failed_steps_in_a_row': learner.failed_steps}
 
 
-def evaluate_policy(run: runs.RunFolder, learner: Learner, method: types.ModuleType, step: int, evaluate: Evaluate) -> None:
+def evaluate_policy(run: runs.RunFolder, learner: Learner, method: types.ModuleType, step: int,
+                    evaluate: Evaluate) -> None:
   """Evaluates after a step, with the newest parameters, and says it if most searches failed."""
-  config, agent = learner.config, prepare(learner, 0)  # without the noise of a curriculum, so that evaluations are alike
+  config, agent = learner.config, prepare(learner, 0)  # step 0: without the noise of a curriculum
 
   def judged_by_critic(trees: Sequence[Tree]) -> None:
     """Writes values, advantages and outcomes onto finished trees."""
@@ -189,11 +196,12 @@ def credited(groups: Groups) -> Groups:
 def summary(groups: Groups, trained: Groups) -> dict[str, float]:
   """Averages what came of the trees of all processes.
 
-  Means of reward, exact match, `searches` and the method's other notes (`…_per_tree`), shares of stop reasons; and of the
-  `trained` trees their mean reward, and the tokens that a row for each path would have.
+  Means of reward, exact match, `searches` and the method's other notes (`…_per_tree`), shares of stop
+  reasons; and of the `trained` trees their mean reward, and the tokens that a row for each path would have.
   """
   trees = [tree for group in groups for tree in group]
   kept = [tree for group in trained for tree in group]
+  written = [node for tree in trees for node in tree.nodes(Role.POLICY)]
   right = [[tree.question.score(tree.answer) for tree in group] for group in groups]
   rewards = [[tree.reward for tree in group if tree.reward is not None] for group in groups]
   values = {
@@ -203,7 +211,7 @@ def summary(groups: Groups, trained: Groups) -> dict[str, float]:
     'groups_alike_wrong': [len({tree.reward for tree in group}) == 1 and not any(scores)
                            for group, scores in zip(groups, right) if len(group) > 1],
     'em': [score for scores in right for score in scores],
-    'logprob': [logprob for tree in trees for node in tree.nodes(Role.POLICY) for logprob in node.logprobs or ()],
+    'logprob': [logprob for node in written for logprob in node.logprobs or ()],
     'tokens_per_tree': [tree.count() for tree in trees],
   }  # fmt: skip
   values |= {f'stop_{reason}_share': [tree.stop == reason for tree in trees] for reason in Stop}
@@ -211,7 +219,8 @@ def summary(groups: Groups, trained: Groups) -> dict[str, float]:
     key = name if name == 'searches' else f'{name}_per_tree'
     values[key] = [tree.metrics[name] for tree in trees if name in tree.metrics]
   sums = {name: (float(np.sum(numbers, dtype=np.float64)), len(numbers)) for name, numbers in values.items()}
-  sums |= {'trees': (len(trees), -1), 'tokens_on_paths': (sum(leaf.length for tree in kept for leaf in tree.leaves()), -1)}
+  on_paths = sum(leaf.length for tree in kept for leaf in tree.leaves())
+  sums |= {'trees': (len(trees), -1), 'tokens_on_paths': (on_paths, -1)}  # -1: sums, not means
   gathered = meshes.gather_objects(sums)
   empty = {'groups_alike': 1.0, 'logprob': math.nan}  # where there are no values
   row = {}

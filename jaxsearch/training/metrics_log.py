@@ -15,20 +15,23 @@ GROUPS = {  # of tags in TensorBoard: a metric is in the first whose pattern its
   'gate': '^gate_',
   'reward': '^reward|^em$|^f1$|groups_alike',
   'loss': 'loss|^kl|entropy|ratio|clip|logprob|grad_norm|learning_rate|skipped|critic|value',
-  'sampler': 'token|stop_|tool|search|service|failure|malformed|tree|rows|padded|segments|steps|episodes|idle',
+  'sampler': 'token|stop_|tool|calls_|search|service|failure|malformed|tree|rows|padded|segments|steps|episodes|'
+             'idle',
   'method': '',
 }
 
 
 @contextlib.contextmanager
-def metrics_log(out: str | pathlib.Path, last_step: int, loggers: Sequence[Callable[[dict[str, float], int], None]] = (),
+def metrics_log(out: str | pathlib.Path, last_step: int,
+                loggers: Sequence[Callable[[dict[str, float], int], None]] = (),
                 ) -> Iterator[Callable[[str, Iterable[Mapping]], None]]:
-  """Yields `write(name, rows)`, which appends rows to the file DIR/name, and their numbers to those of TensorBoard.
+  """Yields `write(name, rows)`, which appends rows to the file DIR/name, and their numbers to those of
+  TensorBoard.
 
   Each of `loggers` is called with the same numbers by tag, and the step.
 
-  The lines are on disk when `write` returns. Numbers that are not finite become null, as JSON has none. Rows of steps after
-  `last_step` (0: a new run) are dropped first, and so is a line that was left unfinished.
+  The lines are on disk when `write` returns. Numbers that are not finite become null, as JSON has none. Rows
+  of steps after `last_step` (0: a new run) are dropped first, and so is a line that was left unfinished.
   """
   from tensorboardX.event_file_writer import EventsWriter  # slow to import
   from tensorboardX.proto.event_pb2 import Event, SessionLog
@@ -38,11 +41,12 @@ def metrics_log(out: str | pathlib.Path, last_step: int, loggers: Sequence[Calla
     keep_steps(out / name, last_step)
   rollouts.keep_steps(out, last_step)
   (out / 'tensorboard').mkdir(exist_ok=True)
-  board = EventsWriter(str(out / 'tensorboard' / 'events'))  # not SummaryWriter, whose thread dies of a full disk unseen
+  # Not SummaryWriter, whose thread dies of a full disk unseen.
+  board = EventsWriter(str(out / 'tensorboard' / 'events'))
 
   def write(name: str, rows: Iterable[Mapping]) -> None:
-    rows = [{key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
-            for row in rows]
+    finite = lambda value: None if isinstance(value, float) and not math.isfinite(value) else value
+    rows = [{key: finite(value) for key, value in row.items()} for row in rows]
     append(out / name, rows)
     for row in rows:
       values = {tag(key, row): value for key, value in row.items()
@@ -54,7 +58,8 @@ def metrics_log(out: str | pathlib.Path, last_step: int, loggers: Sequence[Calla
     board.flush()
 
   try:
-    board.write_event(Event(step=last_step + 1, session_log=SessionLog(status=SessionLog.START)))  # hides what is done again
+    restart = SessionLog(status=SessionLog.START)  # hides what is done again
+    board.write_event(Event(step=last_step + 1, session_log=restart))
     yield write
   finally:
     with contextlib.suppress(OSError):  # what could not be written has raised in `write`
@@ -62,7 +67,8 @@ def metrics_log(out: str | pathlib.Path, last_step: int, loggers: Sequence[Calla
 
 
 def tag(name: str, row: Mapping) -> str:
-  """The tag of a number in TensorBoard: held_out/em_greedy or held_out/em_at_0.5 of an evaluation, else GROUP/NAME."""
+  """The tag of a number in TensorBoard: held_out/em_greedy or held_out/em_at_0.5 of an evaluation, else
+  GROUP/NAME."""
   if 'temperature' in row:
     return f'held_out/{name}_' + (f'at_{row["temperature"]:g}' if row['temperature'] else 'greedy')
   return next(group for group, pattern in GROUPS.items() if re.search(pattern, name)) + f'/{name}'
@@ -74,9 +80,11 @@ def to_row(metrics: Mapping) -> dict[str, float]:
 
 
 def mean_of(metrics: list[Mapping[str, float]]) -> dict[str, float]:
-  """The metrics of a step from those of its updates: sums of counts, largest maxima, last states, means of the rest.
+  """The metrics of a step from those of its updates: sums of counts, largest maxima, last states, means of
+  the rest.
 
-  The gap to the sampler's log-probabilities is that of the first update: later ones are of a policy that has moved on.
+  The gap to the sampler's log-probabilities is that of the first update: later ones are of a policy that has
+  moved on.
   """
   def merged(name: str, values: list[float]) -> float:
     if name.startswith('logprob_gap'):

@@ -1,11 +1,12 @@
 """Monitors of collapse: from the rows of metrics so far to alarms.
 
-The loop calls `watch` once a step. The rest are pure functions of the history: the rows so far, cut down by `remember`. A run
-that was killed reads its history from metrics.jsonl, so its alarms are those of a run that was not.
+The loop calls `watch` once a step. The rest are pure functions of the history: the rows so far, cut down by
+`remember`. A run that was killed reads its history from metrics.jsonl, so its alarms are those of a run that
+was not.
 
-A figure is averaged over the newest `monitor.window` steps and compared with its threshold: the field of `config.monitor`
-that has the alarm's name. Likelihood and length are compared with the run's first `window` steps; the likelihood falls slowly
-before a collapse (Deng et al., arXiv:2512.04220).
+A figure is averaged over the newest `monitor.window` steps and compared with its threshold: the field of
+`config.monitor` that has the alarm's name. Likelihood and length are compared with the run's first `window`
+steps; the likelihood falls slowly before a collapse (Deng et al., arXiv:2512.04220).
 """
 
 import math
@@ -15,7 +16,8 @@ from typing import Any
 
 import ml_collections
 
-FIGURES = ('logprob', 'logprob_gap', 'entropy', 'kl', 'length', 'cut', 'malformed', 'groups_alike_wrong', 'grad_norm')
+FIGURES = ('logprob', 'logprob_gap', 'entropy', 'kl', 'length', 'cut', 'malformed', 'groups_alike_wrong',
+           'grad_norm')
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -36,12 +38,15 @@ def find_alarms(history: Rows, limits: ml_collections.ConfigDict) -> dict[str, s
     return {}
   start, now = ({name: mean(rows, name) for name in FIGURES} for rows in (history[:limits.window], recent))
   values = {name: now[name] for name in FIGURES if name in limits} | {
-    'logprob_fall': start['logprob'] - now['logprob'], 'entropy_low': now['entropy'], 'entropy_high': now['entropy'],
-    'length_fall': start['length'] / max(now['length'], 1), 'length_growth': now['length'] / max(start['length'], 1)}
+    'logprob_fall': start['logprob'] - now['logprob'],
+    'entropy_low': now['entropy'], 'entropy_high': now['entropy'],
+    'length_fall': start['length'] / max(now['length'], 1),
+    'length_growth': now['length'] / max(start['length'], 1)}
   beyond = {name: value < limits[name] if name == 'entropy_low' else value > limits[name]
             for name, value in values.items() if limits[name] is not None}
-  return {name: f'{name} {values[name]:.3g} {"<" if name == "entropy_low" else ">"} monitor.{name}={limits[name]:g}'
-          for name, found in beyond.items() if found}
+  sign = lambda name: '<' if name == 'entropy_low' else '>'
+  return {name: f'{name} {values[name]:.3g} {sign(name)} monitor.{name}={limits[name]:g}'
+          for name, alarms in beyond.items() if alarms}
 
 
 def mean(rows: Rows, name: str) -> float:
@@ -52,7 +57,8 @@ def mean(rows: Rows, name: str) -> float:
 
 def watch(history: list[dict[str, Any]], row: dict[str, Any], config: ml_collections.ConfigDict,
           say: Callable[[str], None]) -> str | None:
-  """Writes `alarms` (names), if there are any, into a step's row, and appends it to the history; says when one begins and ends.
+  """Writes `alarms` (names), if there are any, into a step's row, and appends it to the history; says when
+  one begins and ends.
 
   Returns why the run has to stop, or None.
   """
@@ -71,8 +77,8 @@ def watch(history: list[dict[str, Any]], row: dict[str, Any], config: ml_collect
              if len(newest) == limits.patience and all(name in alarms_of(row) for row in newest)]
   if not lasting or limits.action == 'warn':
     return None
-  return (f"step {step}: {'; '.join(lasting)} for {limits.patience} steps (monitor.action='stop'); to go on, resume with other "
-          'thresholds or another action in config.monitor')
+  return (f"step {step}: {'; '.join(lasting)} for {limits.patience} steps (monitor.action='stop'); to go on, "
+          'resume with other thresholds or another action in config.monitor')
 
 
 def alarms_of(row: Mapping[str, Any]) -> set[str]:

@@ -12,13 +12,15 @@ from rich.console import Console
 
 from jaxsearch.parallel import mesh as meshes
 
-COMPILATION = '/jax/core/compile/backend_compile_duration'  # of a program, or its read from the compilation cache
+# Of a program, or its read from the compilation cache.
+COMPILATION = '/jax/core/compile/backend_compile_duration'
 _events = collections.Counter()  # of this process since this module was imported
 jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: _events.update([event]))
 
 
 class Clock:
-  """Times one step: `with clock('generate'): …` adds to the seconds of that phase; counts programs compiled."""
+  """Times one step: `with clock('generate'): …` adds to the seconds of that phase; counts programs
+  compiled."""
 
   def __init__(self):
     self.seconds: dict[str, float] = collections.defaultdict(float)
@@ -32,20 +34,22 @@ class Clock:
     self.seconds[phase] += time.perf_counter() - start
 
   def row(self, tokens: int) -> dict[str, float]:
-    """`seconds_…` of each phase, and of the step so far: its seconds, programs compiled, and `tokens` a second; and the
-    resident size of this process, in MiB."""
+    """`seconds_…` of each phase, and of the step so far: its seconds, programs compiled, and `tokens` a
+    second; and the resident size of this process, in MiB."""
     seconds = time.perf_counter() - self._started
     return {f'seconds_{phase}': value for phase, value in self.seconds.items()} | {
-      'seconds': seconds, 'tokens_per_second': tokens / seconds, 'compilations': _events[COMPILATION] - self._compiled,
+      'seconds': seconds, 'tokens_per_second': tokens / seconds,
+      'compilations': _events[COMPILATION] - self._compiled,
       'bytes_exchanged': meshes.exchanged['bytes'] - self._exchanged,
       'resident_mib': round(psutil.Process().memory_info().rss / 2**20, 1)}
 
 
 def time_left(total: int, window: int | None = None) -> Callable[[int], float | None]:
-  """`left(done)`: seconds until all are done at the pace of the last `window` of them; None before there is a pace.
+  """`left(done)`: seconds until all are done at the pace of the last `window` of them; None before there is a
+  pace.
 
-  What is done by the first call is left out: until then programs are compiled, and slots are filled. So is, unless there is
-  nothing else, what was done while programs were compiled.
+  What is done by the first call is left out: until then programs are compiled, and slots are filled. So is,
+  unless there is nothing else, what was done while programs were compiled.
   """
   before, paces = None, {False: collections.deque(maxlen=window), True: collections.deque(maxlen=window)}
 
@@ -63,8 +67,10 @@ def time_left(total: int, window: int | None = None) -> Callable[[int], float | 
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, done: int, shown: tuple[str, ...], console: Console) -> Iterator[Callable[[Mapping], None]]:
-  """Yields `show(row)`, which advances the bar by a step and shows the fields `shown` of the row, and tokens a second."""
+def progress_bar(total: int, done: int, shown: tuple[str, ...],
+                 console: Console) -> Iterator[Callable[[Mapping], None]]:
+  """Yields `show(row)`, which advances the bar by a step and shows the fields `shown` of the row, and tokens
+  a second."""
   columns = [progress.TextColumn('step'), progress.MofNCompleteColumn(), progress.BarColumn(bar_width=24),
              progress.TextColumn('{task.fields[figures]}'), progress.TimeElapsedColumn(),
              progress.TextColumn('left'), progress.TimeRemainingColumn()]
@@ -75,7 +81,8 @@ def progress_bar(total: int, done: int, shown: tuple[str, ...], console: Console
 
 
 def plain_lines(total: int, shown: tuple[str, ...], say: Callable[[str], None]) -> Callable[[Mapping], None]:
-  """`show(row)` where there is no terminal: a line a step, with the time that is left at the pace of the last ten."""
+  """`show(row)` where there is no terminal: a line a step, with the time that is left at the pace of the last
+  ten."""
   left = time_left(total, window=10)
 
   def show(row: Mapping) -> None:

@@ -1,8 +1,8 @@
 """A run folder in a bucket: `config.out` may be 'gs://BUCKET/RUN', with the extra `gs`.
 
-Orbax writes the checkpoints into the bucket. All other files of a run are small, and are appended to, which an object cannot be:
-they are written to a folder of the user's on this machine (`local`), and copied to the bucket before every checkpoint and when
-the run ends. A run that starts takes them from there.
+Orbax writes the checkpoints into the bucket. All other files of a run are small, and are appended to, which
+an object cannot be: they are written to a folder of the user's on this machine (`local`), and copied to the
+bucket before every checkpoint and when the run ends. A run that starts takes them from there.
 """
 
 import hashlib
@@ -32,7 +32,8 @@ def place(path: str | os.PathLike) -> epath.Path:
 
 
 def local(out: str | os.PathLike) -> pathlib.Path:
-  """Where this machine writes the small files of a run: `out` itself, or for a URL a folder of this user's alone, made here.
+  """Where this machine writes the small files of a run: `out` itself, or for a URL a folder of this user's
+  alone, made here.
 
   Raises ValueError if somebody else made that folder or its parent.
   """
@@ -63,7 +64,8 @@ def fetch(out: str) -> None:
 
 
 def publish(out: str, since: float = 0.0) -> None:
-  """Copies the local files written at or after `since` (seconds since 1970) to the bucket; nothing to do without one."""
+  """Copies the local files written at or after `since` (seconds since 1970) to the bucket; nothing to do
+  without one."""
   for folder in FOLDERS if is_remote(out) else ():
     for path in sorted((local(out) / folder).glob('*')):
       if path.is_file() and path.name not in STAYS and path.stat().st_mtime >= since:

@@ -1,8 +1,8 @@
 """The rollouts of a run, kept: DIR/rollouts.jsonl.gz, which `jaxsearch view` shows.
 
-A JSON line for each tree, see `record`; a gzip member for each question of a step. A step is appended with one write, and a
-member that is cut short is ignored, so the file may be read while the run writes it and after the run was killed. `zcat` reads
-it.
+A JSON line for each tree, see `record`; a gzip member for each question of a step. A step is appended with
+one write, and a member that is cut short is ignored, so the file may be read while the run writes it and
+after the run was killed. `zcat` reads it.
 
 `note_call` notes what tools, judges and readers were asked and replied, while a tree grows.
 """
@@ -26,7 +26,8 @@ from jaxsearch.trees.spans_shown import spans
 from jaxsearch.trees.tree import Node, Role, Tree
 
 FILE = 'rollouts.jsonl.gz'
-SIGNALS = ('logprobs', 'old_logprobs', 'ref_logprobs', 'advantages', 'values', 'returns')  # of a node, per token
+# Of a node, per token.
+SIGNALS = ('logprobs', 'old_logprobs', 'ref_logprobs', 'advantages', 'values', 'returns')
 _GZIP = 31  # zlib's name of the format
 
 
@@ -40,18 +41,24 @@ def note_call(tree: Tree, request: Request | None, reply: Any) -> None:
 
 
 def _about(request: Any, call: Mapping[str, Any], written: Sequence[Node]) -> Node | None:
-  """Finds the span that a request is about: that with the judged text in it (of alike spans each in turn), else the last."""
+  """Finds the span that a request is about: that with the judged text in it (of alike spans each in turn),
+  else the last."""
   if request.node is not None or not written:
     return request.node
-  wanted = [text for name in ('thinking', 'query', 'answer') if (text := getattr(getattr(request, 'item', None), name, ''))]
+  item = getattr(request, 'item', None)
+  judged = (getattr(item, name, '') for name in ('thinking', 'query', 'answer'))
+  wanted = [text for text in judged if text]
   alike = [node for node in written if wanted and all(text in node.text for text in wanted)] or written[-1:]
   asked = lambda node: [(one['tool'], one.get('about'), one['query']) for one in node.data.get('calls', ())]
-  return next((node for node in alike if (call['tool'], call.get('about'), call['query']) not in asked(node)), alike[-1])
+  this = call['tool'], call.get('about'), call['query']
+  return next((node for node in alike if this not in asked(node)), alike[-1])
 
 
 def sample(groups: Sequence[Sequence[Tree]], number: int) -> list[Sequence[Tree]]:
-  """The groups of `number` questions (-1: all), those with the lowest hash: where questions come again, the same are kept."""
-  order = sorted((group for group in groups if group), key=lambda group: zlib.crc32(group[0].question.id.encode()))
+  """The groups of `number` questions (-1: all), those with the lowest hash: where questions come again, the
+  same are kept."""
+  by_hash = lambda group: zlib.crc32(group[0].question.id.encode())
+  order = sorted((group for group in groups if group), key=by_hash)
   return order if number < 0 else order[:number]
 
 
@@ -79,8 +86,9 @@ def record(tree: Tree, step: int) -> dict[str, Any]:
     span |= {'notes': numbers_of} if numbers_of else {}
     span |= {name: _rounded(value) for name in SIGNALS if (value := getattr(node, name, None)) is not None}
   question = tree.question
-  return {'step': step, 'id': question.id, 'source': question.metadata.get('source', ''), 'question': question.question,
-          'golden_answers': list(question.golden_answers), 'prediction': tree.answer, 'em': question.score(tree.answer),
+  return {'step': step, 'id': question.id, 'source': question.metadata.get('source', ''),
+          'question': question.question, 'golden_answers': list(question.golden_answers),
+          'prediction': tree.answer, 'em': question.score(tree.answer),
           'reward': None if tree.reward is None else _rounded(tree.reward), 'searches': tree.metrics['searches'],
           'tokens': sum(len(node.tokens) for node in nodes if node.logprobs), 'stop': tree.stop,
           'metrics': {name: _rounded(value) for name, value in tree.metrics.items()}, 'spans': shown}
@@ -120,7 +128,8 @@ def append(folder: str | os.PathLike, step: int, groups: Sequence[Sequence[Tree]
 def members(path: str | os.PathLike, start: int = 0) -> Iterator[tuple[int, int, list[dict]]]:
   """(first byte, end, records) of every whole member from byte `start` on; nothing if there is no such file.
 
-  Stops where bytes are no member: an end that was cut short, or damage. Raises DataError as `check_unpacked` does.
+  Stops where bytes are no member: an end that was cut short, or damage. Raises DataError as `check_unpacked`
+    does.
   """
   if not os.path.exists(path):
     return
@@ -147,7 +156,8 @@ def members(path: str | os.PathLike, start: int = 0) -> Iterator[tuple[int, int,
 
 
 def keep_steps(folder: str | os.PathLike, last_step: int) -> None:
-  """Drops the rollouts of steps after `last_step`, or all of them if that is 0, and an end that was cut short."""
+  """Drops the rollouts of steps after `last_step`, or all of them if that is 0, and an end that was cut
+  short."""
   path, kept = pathlib.Path(folder) / FILE, 0
   for _, end, records in members(path) if last_step else ():
     if records and records[0]['step'] > last_step:

@@ -29,7 +29,8 @@ def line(row: Mapping) -> str:
 
 
 def read(path: str | pathlib.Path) -> list[dict]:
-  """The rows of such a file, [] if there is none; an unfinished last line is left out; ValueError if another is no JSON."""
+  """The rows of such a file, [] if there is none; an unfinished last line is left out; ValueError if another
+  is no JSON."""
   path, rows = pathlib.Path(path), []
   lines = path.read_text(encoding='utf-8').split('\n') if path.exists() else ['']
   for number, line in enumerate(lines[:-1], start=1):  # what follows the last line end was never finished

@@ -11,10 +11,10 @@
 
 DIR may be in a bucket, see remote.py.
 
-SIGTERM (and SIGINT once) finishes the step in hand, saves it and exits with status 143 (130): the same command resumes the
-run. With several processes it is enough that one gets SIGTERM: JAX finds the step after which all of them stop. The process may
-also be killed at any point; the run then resumes from the newest checkpoint. Rows after that checkpoint are dropped, so that no
-step is there twice.
+SIGTERM (and SIGINT once) finishes the step in hand, saves it and exits with status 143 (130): the same
+command resumes the run. With several processes it is enough that one gets SIGTERM: JAX finds the step after
+which all of them stop. The process may also be killed at any point; the run then resumes from the newest
+checkpoint. Rows after that checkpoint are dropped, so that no step is there twice.
 """
 
 import contextlib
@@ -50,7 +50,8 @@ from jaxsearch.trees.tree import Tree
 
 
 def check_searches(metrics: Mapping[str, Any], what: str, *, stop: bool = True) -> None:
-  """Says what mostly failed in a rollout, which `what` names; if that is its searches and `stop` is set, raises RunStopped."""
+  """Says what mostly failed in a rollout, which `what` names; if that is its searches and `stop` is set,
+  raises RunStopped."""
   message = requests.failing(metrics)
   if message and stop and requests.mostly_failed(metrics):
     raise RunStopped(f'{what}: {message}')
@@ -59,17 +60,21 @@ def check_searches(metrics: Mapping[str, Any], what: str, *, stop: bool = True) 
 
 
 def failures_of_all(metrics: Mapping[str, Any]) -> dict[str, Any]:
-  """What failed in the rollouts of all processes: counts added up, shares computed anew, texts from the first that has one."""
-  found = {}
-  for name, value in (item for own in meshes.gather_objects(requests.failure_figures(metrics)) for item in own.items()):
-    found[name] = found.get(name, 0) + value if isinstance(value, (int, float)) else found.get(name) or value
-  return found | {'searches_failed_share': found['searches_failed'] / max(found['searches_asked'], 1)}
+  """What failed in the rollouts of all processes: counts added up, shares computed anew, texts from the first
+  that has one."""
+  total = {}
+  for figures in meshes.gather_objects(requests.failure_figures(metrics)):
+    for name, value in figures.items():
+      total[name] = total.get(name, 0) + value if isinstance(value, (int, float)) else total.get(name) or value
+  return total | {'searches_failed_share': total['searches_failed'] / max(total['searches_asked'], 1)}
 
 
 class RunFolder(contextlib.ExitStack):
-  """The run in `config.out`, new or to be resumed; a context that locks the folder and closes what it writes to.
+  """The run in `config.out`, new or to be resumed; a context that locks the folder and closes what it writes
+  to.
 
-  `shown` are the metrics of a step for the person who watches. Raises ValueError if another process trains in this folder.
+  `shown` are the metrics of a step for the person who watches. Raises ValueError if another process trains in
+  this folder.
   """
 
   def __init__(self, config: ml_collections.ConfigDict, shown: tuple[str, ...]):
@@ -86,7 +91,8 @@ class RunFolder(contextlib.ExitStack):
     self.last_step, self._signal, self._seconds_save = 0, 0, 0.0
     self.push(self._stop_out_of_memory)
 
-  def restore(self, state: TrainState, check: Callable[[dict], None] = lambda host: None) -> tuple[TrainState, dict | None]:
+  def restore(self, state: TrainState,
+              check: Callable[[dict], None] = lambda host: None) -> tuple[TrainState, dict | None]:
     """(state, host) of the newest checkpoint that can be read, or (`state`, None) in a new run.
 
     Raises ValueError if the run has another config, if `check(host)` does, or if no checkpoint can be read.
@@ -116,20 +122,24 @@ class RunFolder(contextlib.ExitStack):
     total, last, self._show = self.config.steps, self.last_step, lambda row: None
     if jax.process_index() == 0:
       write_whole(self.out / 'config.json', json.dumps(self.config.to_dict(), indent=2) + '\n')
-      loggers = [self.enter_context(trackers.open_tracker(name, self.out, self.config)) for name in self.config.log]
+      loggers = [self.enter_context(trackers.open_tracker(name, self.out, self.config))
+                 for name in self.config.log]
       self._log = self.enter_context(metrics_log(self.out, last, loggers))
       if last:
         self.say(f'resuming at step {last + 1}' if last < total else f'step {last} of {total} is done')
       if self.config.progress:
         console = Console(stderr=True)
-        self._show = self.enter_context(progress_bar(total, last, self._shown, console)) if console.is_interactive else (
-          plain_lines(total, self._shown, self.say))
+        if console.is_interactive:
+          self._show = self.enter_context(progress_bar(total, last, self._shown, console))
+        else:
+          self._show = plain_lines(total, self._shown, self.say)
     own = (signal.SIGTERM, signal.SIGINT)
     if meshes.notices_preemption():
       own = (signal.SIGINT,)
-      if multihost_utils.reached_preemption_sync_point(1):  # where JAX would stop for a notice that came before this line
+      # Where JAX would stop for a notice that came before this line.
+      if multihost_utils.reached_preemption_sync_point(1):
         self._signal = signal.SIGTERM
-      multihost_utils.reached_preemption_sync_point(last)  # from here on it counts from the step that this run resumes after
+      multihost_utils.reached_preemption_sync_point(last)  # from here on it counts from the step before the next
     for number in own if threading.current_thread() is threading.main_thread() else ():
       self.callback(signal.signal, number, signal.signal(number, self._stop_soon))
 
@@ -152,7 +162,8 @@ class RunFolder(contextlib.ExitStack):
     return bool(every) and (step % every == 0 or step == self.config.steps)
 
   def write_evaluation(self, rows: Iterable[dict]) -> None:
-    """Appends to evaluations.jsonl; call it before `finish_step`, so that a run that is resumed evaluates no step twice."""
+    """Appends to evaluations.jsonl; call it before `finish_step`, so that a run that is resumed evaluates no
+    step twice."""
     rows = list(rows)
     if jax.process_index() == 0:
       with self._resumable():
@@ -164,14 +175,16 @@ class RunFolder(contextlib.ExitStack):
       with self._resumable():
         rollouts.append(self.out, step, rollouts.sample(groups, self.config.rollouts))
 
-  def finish_step(self, step: int, row: dict[str, float], state: TrainState, host: Callable[[], dict]) -> None:
+  def finish_step(self, step: int, row: dict[str, float], state: TrainState,
+                  host: Callable[[], dict]) -> None:
     """Logs the step, saves if it is time to, and exits if a signal asked for it.
 
-    The row is written before the checkpoint, so that none is ever missing; its `seconds_save` is that of the step before.
+    The row is written before the checkpoint, so that none is ever missing; its `seconds_save` is that of the
+    step before.
 
     Raises:
-      RunStopped: too many updates in a row were not finite, too many steps in a row had most of their searches fail, the state is
-        not finite, or the disk is full.
+      RunStopped: too many updates in a row were not finite, too many steps in a row had most of their
+        searches fail, the state is not finite, or the disk is full.
       SystemExit: after SIGTERM or SIGINT.
     """
     row = {'step': step} | row | {'seconds_save': self._seconds_save}
@@ -181,14 +194,14 @@ class RunFolder(contextlib.ExitStack):
       self._show(row)
       limit = self.config.optim.max_skipped
       if row['skipped_in_a_row'] >= limit:
-        raise RunStopped(f'step {step}: the loss or its gradient was not finite in {row["skipped_in_a_row"]} updates in a '
-                         f'row (optim.max_skipped={limit}); {self._saved()}')
+        raise RunStopped(f'step {step}: the loss or its gradient was not finite in {row["skipped_in_a_row"]} '
+                         f'updates in a row (optim.max_skipped={limit}); {self._saved()}')
       failed, most = row.get('failed_steps_in_a_row', 0), self.config.search.max_failed_steps
       if 0 < most <= failed:
-        raise RunStopped(f'step {step}: most searches failed in {failed} steps in a row (search.max_failed_steps={most}). '
-                         f'{requests.failing(row)}; {self._saved()}; once searches work, '
+        raise RunStopped(f'step {step}: most searches failed in {failed} steps in a row '
+                         f'(search.max_failed_steps={most}). {requests.failing(row)}; {self._saved()}; once searches work, '
                          'rerun the same command to resume')
-      stop = max(meshes.gather_objects(self._signal))  # that of any process: all must exit after the same step
+      stop = max(meshes.gather_objects(self._signal))  # of any process: all must exit after the same step
       if meshes.notices_preemption() and multihost_utils.reached_preemption_sync_point(step):
         stop = signal.SIGTERM
       start, last = time.perf_counter(), bool(stop) or step == self.config.steps
@@ -206,7 +219,8 @@ class RunFolder(contextlib.ExitStack):
       raise SystemExit(128 + stop)
 
   def _stop_out_of_memory(self, _, error: BaseException | None, __) -> None:
-    """Turns an allocation that failed into RunStopped; of what a context of memory.py named, it says what for."""
+    """Turns an allocation that failed into RunStopped; of what a context of memory.py named, it says what
+    for."""
     if error is not None and memory.ran_out(error):
       named = error if isinstance(error, memory.OutOfMemory) else memory.explained(error)
       raise RunStopped(f'{named}; {self._saved()}; rerun the same command with less to resume') from error
@@ -224,12 +238,14 @@ class RunFolder(contextlib.ExitStack):
       raise RunStopped(f'{error}, so it was not saved; {self._saved()}') from error
     except OSError as error:
       what = f'{error.filename}: {error.strerror}' if error.filename else error
-      raise RunStopped(f'{what}; {self._saved()}; once that is mended, rerun the same command to resume') from error
+      advice = 'once that is mended, rerun the same command to resume'
+      raise RunStopped(f'{what}; {self._saved()}; {advice}') from error
 
 
 @contextlib.contextmanager
 def locked(out: pathlib.Path) -> Iterator[None]:
-  """Keeps a run folder for this run; ValueError, with the name of the process that holds it, if that is another.
+  """Keeps a run folder for this run; ValueError, with the name of the process that holds it, if that is
+  another.
 
   The lock ends with its process, however that ends. The first process of a multi-host run holds it for all.
   """
@@ -237,7 +253,8 @@ def locked(out: pathlib.Path) -> Iterator[None]:
   if jax.process_index() == 0:
     try:
       lock.acquire(timeout=0)
-      write_whole(holder, f'process {os.getpid()} on {socket.gethostname()} since {time.strftime("%Y-%m-%d %H:%M:%S")}\n')
+      since = time.strftime('%Y-%m-%d %H:%M:%S')
+      write_whole(holder, f'process {os.getpid()} on {socket.gethostname()} since {since}\n')
     except filelock.Timeout:
       name = holder.read_text(encoding='utf-8').strip() if holder.exists() else 'another process'
       refusal = f'{out}: {name} trains here; wait for it, stop it, or use another out folder'
