@@ -145,7 +145,7 @@ def check_rows(micro_rows: int, mesh) -> None:
   if micro_rows < 1 or micro_rows % meshes.batch_size(mesh):
     parts = meshes.batch_size(mesh)
     raise ValueError(f'train.micro_rows={micro_rows} must be a multiple of the {parts} parts that the '
-                     ' mesh splits a batch into (data * fsdp)')
+                     'mesh splits a batch into (data * fsdp)')
   if meshes.batch_size(mesh) % jax.process_count():
     raise ValueError(f'mesh.data * mesh.fsdp is {meshes.batch_size(mesh)}, which must be a multiple of the '
                      f'{jax.process_count()} processes: each has rows of its own')
