@@ -172,7 +172,7 @@ def test_compiles_in_place(target):
           struct(S, K * G, h, dtype=dtype), *[struct(S, K, h, dtype=dtype)] * 2, cache,
           *[struct(S, dtype=jnp.int32)] * 2).compile()
       memory, size = compiled.memory_analysis(), cache.size * cache.dtype.itemsize
-      assert memory.alias_size_in_bytes >= size and memory.temp_size_in_bytes < 8 * 2**20, (S, K, G, h, T)
+      assert memory.alias_size_in_bytes >= size and memory.temp_size_in_bytes < 16 * 2**20, (S, K, G, h, T)
 
 
 @pytest.mark.slow
