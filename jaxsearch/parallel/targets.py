@@ -1,10 +1,12 @@
-"""Devices that are not here: what they are, as published, and descriptions of them to compile for.
+"""Devices that are not here: what they have, as published, and descriptions of them to compile for.
 
-`parse('tpu:v5p:4x4x4')` is a `Target`; its `devices()` go into a mesh as real ones do. Programs for that mesh are compiled by
-the target's own compiler (`jit(f).lower(shapes).compile()`), and cannot run. The compilers come with the extra `plan`.
+`parse('tpu:v5p:4x4x4')` is a `Target`; its `devices()` go into a mesh as real ones do. Programs for that mesh
+are compiled by the target's own compiler (`jit(f).lower(shapes).compile()`), and cannot run. The compilers
+come with the extra `plan`.
 """
 
 import dataclasses
+import importlib.util
 import math
 import os
 import re
@@ -16,35 +18,34 @@ from jax.experimental import topologies
 @dataclasses.dataclass(frozen=True)
 class Device:
   """What a device has, as its maker publishes it. Rates are per second and device."""
-  memory: int      # bytes that a program may use, as the compiler says it
+  memory: int       # bytes that a program may use, as the compiler says it
   bandwidth: float  # bytes from and to that memory
-  flops: float     # dense bfloat16
-  links: float     # bytes received from neighbours (ICI: all links, NVLink: the switch), in one direction
-  network: float   # bytes received from other hosts, where that is another network; else 0
-  cache: int       # bytes of results that stay on the chip until others read them, where the compiler does not say it; else 0
+  flops: float      # dense bfloat16
+  links: float      # bytes received from neighbours (ICI: all links, NVLink: the switch), in one direction
+  network: float    # bytes received from other hosts, where that is another network; else 0
   source: str
 
 
-# The memory of TPUs is that of libtpu's messages ('of 95.74G hbm'), a little off the published one. An H100 has 50 MB of L2
-# cache; a quarter of it is taken to outlive the weights that stream through.
+# The memory of TPUs is that of libtpu's messages ('of 95.74G hbm'), a little off the published one.
 DEVICES = {
-  'tpu:v5e': Device(int(15.75 * 2**30), 819e9, 197e12, 200e9, 0.0, 0, 'https://cloud.google.com/tpu/docs/v5e'),
-  'tpu:v5p': Device(int(95.74 * 2**30), 2765e9, 459e12, 600e9, 0.0, 0, 'https://cloud.google.com/tpu/docs/v5p'),
-  'tpu:v6e': Device(int(31.25 * 2**30), 1600e9, 918e12, 400e9, 0.0, 0, 'https://cloud.google.com/tpu/docs/v6e'),
-  'cuda:h100': Device(84942979072, 3352e9, 989e12, 450e9, 50e9, 50 * 2**18,
+  'tpu:v5e': Device(int(15.75 * 2**30), 819e9, 197e12, 200e9, 0.0, 'https://cloud.google.com/tpu/docs/v5e'),
+  'tpu:v5p': Device(int(95.74 * 2**30), 2765e9, 459e12, 600e9, 0.0, 'https://cloud.google.com/tpu/docs/v5p'),
+  'tpu:v6e': Device(int(31.25 * 2**30), 1600e9, 918e12, 400e9, 0.0, 'https://cloud.google.com/tpu/docs/v6e'),
+  'cuda:h100': Device(84942979072, 3352e9, 989e12, 450e9, 50e9,
                       'https://www.nvidia.com/en-us/data-center/h100/'),
 }
 EXAMPLES = 'such as tpu:v5p:4x4x4, tpu:v6e:4x4 (the shape of the slice) or cuda:h100:2x8 (hosts x devices)'
-PACKAGES = {'tpu': 'libtpu', 'cuda': 'jax_plugins.xla_cuda13'}
-# Read when a compiler is loaded: libtpu is not to look for a TPU here, nor to lock others out, and XLA not to warn of patience.
+# Read when a compiler is loaded: libtpu shall neither look for a TPU here nor lock others out.
 _ENVIRONMENT = {
   'TPU_SKIP_MDS_QUERY': '1', 'TPU_ACCELERATOR_TYPE': 'v5p-8', 'TPU_WORKER_HOSTNAMES': 'localhost',
-  'ALLOW_MULTIPLE_LIBTPU_LOAD': 'true', 'TPU_STDERR_LOG_LEVEL': '3', 'TPU_MIN_LOG_LEVEL': '3', 'TF_CPP_MIN_LOG_LEVEL': '3'}
+  'ALLOW_MULTIPLE_LIBTPU_LOAD': 'true', 'TPU_STDERR_LOG_LEVEL': '3', 'TPU_MIN_LOG_LEVEL': '3',
+  'TF_CPP_MIN_LOG_LEVEL': '3'}
 _H100 = """
-gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
-  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
-  block_dim_limit_z: 65535 memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
-  device_memory_size: 84942979072 shared_memory_per_block_optin: 232448 cuda_compute_capability { major: 9 minor: 0 }
+gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth:
+  3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 84942979072
+  shared_memory_per_block_optin: 232448 cuda_compute_capability { major: 9 minor: 0 }
   registers_per_core_limit: 65536 registers_per_block_limit: 65536 }
 platform_name: "CUDA"
 dnn_version_info { major: 9 minor: 8 }
@@ -63,45 +64,46 @@ class Target:
     return DEVICES[self.kind]
 
   def devices(self) -> list[jax.Device]:
-    """Descriptions of the devices, by host; ValueError without the compiler or for a shape that it does not know."""
+    """Returns descriptions of the devices, by host.
+
+    Raises ValueError without the compiler, or for a shape that it does not know.
+    """
     platform, name = self.kind.split(':')
     shape = 'x'.join(map(str, self.shape))
     if not installed(platform):
-      raise ValueError(f"--target={self.kind}:{shape} needs the compiler of that device: pip install 'jaxsearch[plan]'")
+      raise ValueError(f'--target={self.kind}:{shape} needs the compiler of that device: '
+                       "pip install 'jaxsearch[plan]'")
     os.environ |= _ENVIRONMENT
     try:
       if platform == 'tpu':
         return list(topologies.get_topology_desc(platform='tpu', topology_name=f'{name}:{shape}').devices)
-      return list(topologies.get_topology_desc(platform='cuda', topology_name='any', topology=f'1x{shape}',
-                                               target_config=_H100).devices)
+      return list(topologies.get_topology_desc(
+        platform='cuda', topology_name='any', topology=f'1x{shape}', target_config=_H100).devices)
     except (RuntimeError, ValueError, NotImplementedError) as error:
       raise ValueError(f'--target={self.kind}:{shape}: {str(error).splitlines()[0]}') from error
 
 
 def parse(text: str) -> Target:
-  """The target of a text such as 'tpu:v5p:4x4x4'; ValueError says what is wrong with it."""
+  """Reads a target such as 'tpu:v5p:4x4x4'; ValueError says what is wrong with it."""
   kind, _, shape = text.rpartition(':')
   if kind not in DEVICES:
     raise ValueError(f'--target={text}: {kind or text} is none of {", ".join(DEVICES)}; {EXAMPLES}')
-  sizes = tuple(int(size) for size in shape.split('x')) if re.fullmatch(r'[1-9]\d*(x[1-9]\d*)*', shape) else ()
-  if len(sizes) != (3 if kind == 'tpu:v5p' else 2):
+  numbers = shape.split('x')
+  wanted = 3 if kind == 'tpu:v5p' else 2
+  if len(numbers) != wanted or not all(re.fullmatch(r'[1-9]\d*', number) for number in numbers):
     raise ValueError(f'--target={text}: {shape!r} is no shape of {kind}; {EXAMPLES}')
-  return Target(kind, sizes)
+  return Target(kind, tuple(map(int, numbers)))
 
 
 def installed(platform: str) -> bool:
-  """Whether the compiler of a platform, 'tpu' or 'cuda', is installed."""
-  import importlib.util
-  try:
-    return importlib.util.find_spec(PACKAGES[platform]) is not None
-  except ModuleNotFoundError:  # of the package around it
-    return False
+  """Tells whether the compiler of a platform, 'tpu' or 'cuda', is installed."""
+  return importlib.util.find_spec({'tpu': 'libtpu', 'cuda': 'jax_cuda13_plugin'}[platform]) is not None
 
 
 def network_seconds(target: Target, hosts: int, sent: float) -> float:
-  """The least time in which every device receives `sent` bytes of which other devices hold all but its own share.
+  """Returns the least seconds in which every device receives arrays of `sent` bytes, all but its own share.
 
-  Hosts of GPUs receive what the others hold through all their network cards at once, then share it over NVLink.
+  Hosts of GPUs receive what others hold through all their network cards at once, then share it over NVLink.
   """
   device, count = target.device, math.prod(target.shape)
   seconds = sent * (count - 1) / count / device.links

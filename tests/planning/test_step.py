@@ -6,17 +6,11 @@ import math
 
 import pytest
 
-from jaxsearch.parallel.targets import DEVICES
 from jaxsearch.planning import step
 
 
 def load(name):
   return importlib.import_module(f'configs.{name}').get_config()
-
-
-def test_the_slowest_resource_is_the_least_time():
-  cost = step.Cost(flops=989e12, bytes=3352e9 / 2, received=9e9)
-  assert cost.seconds(DEVICES['cuda:h100'], lambda sent: sent / 36e9) == {'arithmetic': 1.0, 'memory': 0.5, 'network': 0.25}
 
 
 def test_chains_fill_their_paths():

@@ -239,16 +239,16 @@ def test_the_decoder_computes_the_same_on_a_mesh(platform, sizes, remat, calls, 
 
 @pytest.mark.parametrize('platform', ['tpu', 'gpu'])
 def test_plans_count_the_kernels(platform):
-  """FLOPs of a causal row, in whole blocks: 2 products forward, 3 for dQ and 4 for dK and dV; bytes as the kernels say."""
+  """A causal row in whole blocks: 2 products forward, 3 for dQ and 4 for dK and dV."""
   B, T, H, K, h = 2, 1024, 8, 2, 64
   sizes = tree_attention.block_sizes(platform, T, H // K, 2 * h)
   attention = lambda until, *given: with_gradients(tree_attention.over_rows(until, H // K, 2 * h, platform), *given)
   shapes = [jax.ShapeDtypeStruct((B, T), jnp.int32)] + [jax.ShapeDtypeStruct((B, T, n, h), jnp.bfloat16) for n in (H, K, K, H)]
-  (flops, beyond, _), _ = costs.count(jax.jit(attention).trace(*shapes).jaxpr.jaxpr)
+  (flops, moved, _), _ = costs.count(jax.jit(attention).trace(*shapes).jaxpr.jaxpr)
   assert flops == (2 + 3 + 4) * 2 * h * B * H * sizes.most(T) * sizes.q * sizes.k
   assert T * T / 2 < sizes.most(T) * sizes.q * sizes.k < 0.8 * T * T
-  fetched = 2 * B * H * sizes.most(T) * h * (2 * 2 * sizes.k / (H // K) + 2 * sizes.q)  # keys and values twice, queries once
-  assert abs(beyond) < (2 if platform == 'tpu' else 0.01) * fetched
+  if platform == 'tpu':  # at least keys and values twice, queries once, for every visited block
+    assert moved > 2 * B * H * sizes.most(T) * h * (2 * 2 * sizes.k / (H // K) + 2 * sizes.q)
 
 
 # --- compiled for devices that are not here ---
