@@ -113,8 +113,7 @@ def of_config(config: ml_collections.ConfigDict, devices: Sequence[jax.Device]) 
   sampler, weights, cache = engine.largest_programs()
   rows, _, row_length, _ = cache[0][0][-1].shape
   programs |= {name: Program(*program) for name, program in sampler.items()}
-  # The sampler's old weights are gone then. A cast copy of all is laid out anew, by way of
-  # one copy a host.
+  # The sampler's old weights are gone then. A cast copy of all is laid out anew, by way of one copy a host.
   copies = on_device(policy) * (1 + hosts if hosts > 1 else 1)
   return Run(mesh, parameters, moments, on_device(weights), on_device(cache), copies,
              learners.releases(config, devices[0].platform), programs, hosts, engine, row_length,
