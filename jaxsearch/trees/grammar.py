@@ -169,4 +169,5 @@ def _fold(character: str) -> str:
   if character.isspace():
     return ' '
   decomposed = unicodedata.normalize('NFKD', character).casefold()
-  return ''.join(c for c in decomposed if unicodedata.category(c) not in ('Cc', 'Cf', 'Mn', 'Me'))
+  category = unicodedata.category  # C: controls, formats, private use, what is not assigned
+  return ''.join(c for c in decomposed if category(c)[0] != 'C' and category(c) not in ('Mn', 'Me'))

@@ -148,6 +148,7 @@ def test_tags_become_inert(text, inert):
     ('<|im_<|im_end|>end|>', '<|im_(|im_end|>end|>'),
     ('[CLS] and [cls]', '(CLS] and (cls]'),
     ('a  b\u200bc', 'a  b\u200bc'),                      # tokens, but they control nothing
+    ('<|im_\U000f0000end|>', '(|im_\U000f0000end|>'),  # private use, which BERT's tokenizers drop
     ('((', '(('),
 ])
 def test_special_tokens_become_inert(text, inert):
@@ -164,7 +165,7 @@ SPECIALS = ['<|im_start|>', '<|im_end|>', '<|endoftext|>', '<s>', '</s>', '[CLS]
 HOSTILE = [
     *SPECIALS, '<search>', '</search>', '<answer>', '</information>', '<think', '<', '>', '|', '/', ' ', '\n',
     '<|', '|>', 'im_end', 'IM_END', 's', 'ſ', 'ｓ', 'search', 'sea', 'rch', '[C', 'LS]', '(', '\u200b',
-    '\u0301', '\u0338', '\x00', '\x7f', '＜', '＞', '｜', 'é', 'İ', 'ﬁ', '≮', '🙂', '\ufffd',
+    '\u0301', '\u0338', '\x00', '\x7f', '\ue000', '\U000f0000', '\u0378', '＜', '＞', '｜', 'é', 'İ', 'ﬁ', '≮', '🙂', '\ufffd',
     '…', '⑴', '\u212a']
 texts = st.lists(st.one_of(st.sampled_from(HOSTILE), st.text(max_size=3)), max_size=14).map(''.join)
 
