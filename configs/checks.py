@@ -40,10 +40,11 @@ FIELDS = {
   'search.writer_temperature': '>= 0',
   'search.price': '>= 0',
 
-  'python.seconds': '> 0',
-  'python.memory': COUNT,
-  'python.output': COUNT,
-  'python.workers': COUNT,
+  # Bounded, since a checkpoint may say them.
+  'python.seconds': '> 0 and <= 600',
+  'python.memory': '>= 1 and <= 16384',
+  'python.output': '>= 1 and <= 1000000',
+  'python.workers': '>= 1 and <= 1024',
 
   'sampler.temperature': '> 0',
   'sampler.max_observation': COUNT,

@@ -10,7 +10,7 @@ import pathlib
 import sys
 
 from jaxsearch import __version__, flags
-from jaxsearch.commands import COMMANDS, GROUPS, saved_config
+from jaxsearch.commands import COMMANDS, GROUPS, replaced_fields, saved_config
 from jaxsearch.config_check import suggestion
 from jaxsearch.parallel import memory
 from jaxsearch.training import RunStopped
@@ -44,7 +44,8 @@ def main(argv: list[str] | None = None) -> int:
       COMMANDS[name].print_help()
     else:
       own, rest = COMMANDS[name].parse_known_args(arguments)
-      config, words, own.changed = flags.parse(name, rest, own.default_config, own.known, saved=saved_config(own))
+      config, words, own.changed = flags.parse(name, rest, own.default_config, own.known, saved=saved_config(own),
+                                               replaced=replaced_fields(own))
       if words and not own.takes_words:
         raise flags.UsageError(f'{name} does not know what to do with {" ".join(map(repr, words))}')
       own.parts, own.words = words, ' '.join(words).strip()

@@ -12,6 +12,7 @@ import inspect
 import math
 import operator
 import pathlib
+import re
 import runpy
 import sys
 import types
@@ -90,12 +91,12 @@ def _method(config: ml_collections.ConfigDict, training: bool) -> Iterator[str]:
       yield f'{name}: {error}'
   if warmup:
     yield from _unknown('critic_warmup.second_search', warmup.second_search, list(config.search))
+  for service in getattr(method, 'SERVICES', ()) if training or not hasattr(method, 'credit') else ():
+    if service not in config:
+      yield f'method={config.method!r} needs the group config.{service}'
   if training:
     for name, given in {'credit': 2, 'sizes': 3}.items():
       yield from _unknown(name, config[name], _arguments(method, name, given))
-    for service in getattr(method, 'SERVICES', ()):
-      if service not in config:
-        yield f'method={config.method!r} needs the group config.{service}'
     if config.group_size == 1 and not config.critic.enabled and not getattr(method, 'ONE_TREE', False):
       yield (f'group_size=1: with one tree a question, a critic or ONE_TREE = True in methods/{config.method}.py is needed '
              '(credit that still learns from a single tree)')
@@ -172,7 +173,7 @@ def _needs(config: ml_collections.ConfigDict) -> dict[str, str]:
   """Returns the fields that have to be set, with kinds as in `tools.Backend` ('source': of questions or documents)."""
   from jaxsearch import methods
   search, services = config.search, getattr(methods.find_method(config.method), 'SERVICES', ())
-  backend, judge = tools.find_backend(search.backend), config.judge.kind if 'judge' in services else ''
+  backend, judge = tools.find_backend(search.backend), config.judge.kind if {'judge'} & set(services) & set(config) else ''
   needs = {'data.questions': 'source', 'eval.questions': 'source', 'model': 'policy'}
   needs |= {'data.corpus': 'source'} if backend.corpus(search) else {}
   needs |= {f'search.{name}': kind for name, kind in backend.needs(search).items()}
@@ -215,6 +216,28 @@ def _missing(field: str, kind: str, value: str) -> Iterator[str]:
       yield f'{field}={value!r}: no such file or folder{suggestion(value, known)}'
 
 
+_PASSWORD = re.compile(r'(?<=://)[^/?#\s]*@')
+_KEY = re.compile(r'([?&;][^=&;#\s]*(?:key|token|secret|pass|pwd|auth|cred|sig|session)[^=&;#\s]*=)[^&;#,\s]+', re.IGNORECASE)
+
+
+def without_secrets(value: Any) -> Any:
+  """The value, or what is in it, with '***' for the user and password of URLs, and for parameters such as `api_key`."""
+  if isinstance(value, str):
+    return _KEY.sub(r'\1***', _PASSWORD.sub('***@', value)) if '://' in value else value
+  if isinstance(value, Mapping):
+    return {name: without_secrets(one) for name, one in value.items()}
+  return type(value)(map(without_secrets, value)) if isinstance(value, (list, tuple)) else value
+
+
+def to_saved(config: ml_collections.ConfigDict | Mapping[str, Any]) -> dict[str, Any]:
+  """What is written of a config, for `from_saved`: without secrets, and with the texts of prompts in files of the user's."""
+  from jaxsearch.trees import templates
+  saved = without_secrets(config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config)
+  for group in (saved.get('grow', {}), saved.get('eval', {}).get('grow', {})):
+    group.update(templates.texts(group))
+  return saved
+
+
 ARGUMENTS = ('grow', 'credit', 'sizes', 'eval.grow')  # groups of arguments: what they hold is the method's affair
 
 
@@ -222,7 +245,7 @@ def from_saved(values: Mapping[str, Any]) -> ml_collections.ConfigDict:
   """The config that a run saved as JSON, with the fields of today.
 
   A field that it lacks has the value of configs/base.py; a field, or an argument of `grow`, that is gone is left out. Groups
-  that base.py does not have, such as `reader`, are as they were. ValueError where a group was no group.
+  that base.py does not have, such as `reader`, are as they were. ValueError where a value is of another kind than its field.
   """
   config = load_file(SHIPPED / 'base.py').get_config().unlock()
 
@@ -236,7 +259,10 @@ def from_saved(values: Mapping[str, Any]) -> ml_collections.ConfigDict:
       elif name in group or not prefix:
         group[name] = _from_json(value)
 
-  fill(config, values, '')
+  try:
+    fill(config, values, '')
+  except (AttributeError, KeyError, TypeError) as error:
+    raise ValueError(str(error)) from error
   from jaxsearch import methods
   with contextlib.suppress(ValueError):  # a method that is not there is for `check` to name
     known = _arguments(methods.find_method(config.method), 'grow', given=2)

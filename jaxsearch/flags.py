@@ -14,7 +14,7 @@ import sys
 import tempfile
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_collections
@@ -23,11 +23,18 @@ from ml_collections import config_flags
 
 from jaxsearch import registry
 from jaxsearch.config_check import CHECKS, SHIPPED, allowed, check, fields, from_saved, load_file, suggestion
+from jaxsearch.data.jsonl import shortened
+from jaxsearch.trees import templates
 
 KINDS = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text', tuple: 'a tuple such as (1, 2)'}
 # What a policy was trained to see: with a checkpoint these are the run's, whichever config is given.
-TRAINED = ('method', 'grow', 'eval.grow', 'sampler.length', 'sampler.max_observation', 'tokenizer', 'search.topk',
-           'search.words', 'python')
+TRAINED = ('method', 'grow', 'eval.grow', 'sampler.length', 'sampler.max_observation', 'search.topk', 'search.words', 'python')
+# Without a config these are the run's too: numbers, and names out of a list.
+ALONE = ('dtype', 'sampler', 'train.row_length', 'search.engine', 'data.hops', 'data.arithmetic')
+# Last parts of the names of fields that say what is opened, asked or written. These are never taken: a checkpoint may come from
+# anyone, and asking its policy a question would send keys to servers of its choice, and write files where it says.
+PLACES = ('model', 'tokenizer', 'questions', 'corpus', 'backend', 'index', 'encoder', 'url', 'cache', 'writer', 'writer_model',
+          'writer_templates', 'kind', 'templates', 'template', 'evidence_template', 'review', 'prompts')
 
 
 class UsageError(Exception):
@@ -123,16 +130,17 @@ class Given(NamedTuple):
 
 
 def parse(command: str, arguments: Sequence[str], default: str, own: Sequence[str] = (), *,
-          saved: Mapping[str, Any] | None = None) -> Given:
+          saved: Mapping[str, Any] | None = None, replaced: Sequence[str] = ()) -> Given:
   """What `--config NAME --config.key=value … words` says, parsed and checked.
 
   Args:
     command: for messages; `train` also checks what only training needs.
     default: the config taken when none is named.
     own: the command's own flags, for messages.
-    saved: the config of the checkpoint that the command reads. It takes the place of `default`; in a config that is named it
-      takes the place of what the policy was trained to see (`TRAINED`). Fields set by `--config.key=value` win over it. Each
-      difference is a line on stderr.
+    saved: the config of the checkpoint that the command reads. What the policy was trained to see (`TRAINED`) is taken from it,
+      without `--config NAME` `ALONE` too. Fields set by `--config.key=value` win over it. Each difference to a config that is
+      named is a line on stderr, and so are the places that it names, which are not taken.
+    replaced: fields that the command's own flags take the place of.
   Raises:
     UsageError: an unknown flag, field or config, or values that fields cannot have; names them.
   """
@@ -144,12 +152,10 @@ def parse(command: str, arguments: Sequence[str], default: str, own: Sequence[st
     trained = None if saved is None else from_saved(saved)
   except (AttributeError, KeyError, TypeError, ValueError) as error:
     raise UsageError(f'the config in the checkpoint: {error}') from error
-  then = {} if trained is None else _trained(trained)
-  config = trained if trained is not None and not given.config else _load(given.config or default)
+  config = _load(given.config or default)
   if command != 'sweep' and 'method' not in config:
     raise UsageError(f'{given.config} is not the config of a run: it has no `method`. Those in claims/ are for jaxsearch sweep')
-  if trained is not None and given.config:
-    _take_trained(config, trained, names)
+  then = {} if trained is None else _take_trained(config, trained, [*names, *replaced], bool(given.config))
   values = flags.FlagValues()
   try:
     config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=overrides)
@@ -164,33 +170,65 @@ def parse(command: str, arguments: Sequence[str], default: str, own: Sequence[st
     unknown = [f'the config has no field {name!r}{suggestion(name, known)}' for name in names if name not in known]
     mistakes = [*unknown, *_wrong_types(config, overrides)]
     raise UsageError('; '.join(mistakes) or str(error).replace('\n', ' ')) from error
-  now = _trained(config)
+  now = _within(config, TRAINED)
   for name in names if then else ():
     if now.get(name) != then.get(name):
       _say(f'{name}={now.get(name)!r} as you set it; the policy was trained with {_shown(then, name)}')
   return Given(config, words, frozenset(names))
 
 
-def _take_trained(config: ml_collections.ConfigDict, trained: ml_collections.ConfigDict, changed: Iterable[str]) -> None:
-  """Sets the fields `TRAINED` of a config as in `trained`, and groups that it lacks; says what differed and is not `changed`."""
-  ours, theirs = _trained(config), _trained(trained)
-  for name in sorted(ours.keys() | theirs.keys()):
+def _take_trained(config: ml_collections.ConfigDict, trained: ml_collections.ConfigDict, changed: Collection[str],
+                  given: bool) -> dict[str, Any]:
+  """Sets what a config takes from that of a checkpoint, and returns those fields that are `TRAINED`.
+
+  Says what differed in a `given` config, and which places the checkpoint names, but for fields that are `changed`.
+  """
+  places = {name: value for name, value in fields(trained) if name.split('.')[-1] in PLACES and _is_place(name, value)}
+  prompts = {name: value for name, value in places.items() if name.startswith(('grow.', 'eval.grow.'))}
+  with trained.unlocked():
+    for name in prompts:  # in a file: the config's own instead, or that of the method
+      *path, leaf = name.split('.')
+      own, group = (functools.reduce(operator.getitem, path, one) for one in (config, trained))
+      del group[leaf]
+      if leaf in own:
+        group[leaf] = own[leaf]
+  ours, theirs = _within(config, TRAINED), _within(trained, TRAINED)
+  for name in sorted(ours.keys() | theirs.keys()) if given else ():
     if ours.get(name) != theirs.get(name) and name not in changed:
       _say(f'{name}: the config has {_shown(ours, name)}, the checkpoint {_shown(theirs, name)}; that of the checkpoint is used')
-  with config.unlocked():
-    for name in (*TRAINED, *(set(trained) - set(config))):
+  shipped = not given and 'model' not in changed and registry.is_shipped(trained.model)
+  copy_fields((*TRAINED, *(() if given else ALONE), *['model'] * shipped), trained, config)
+  now = dict(fields(config))
+  if left := [f'{name}={value!r:.200}' for name, value in places.items() if value != now.get(name) and name not in changed]:
+    _say(f'not taken from the checkpoint: {", ".join(left)}; what to open and to ask is yours to say, with --config or flags')
+  return theirs | prompts
+
+
+def _is_place(name: str, value: object) -> bool:
+  """Whether a checkpoint's field of `PLACES` names what we do not ship; of a prompt, whether it names a file."""
+  if not isinstance(value, str) or not value:
+    return False
+  if (leaf := name.split('.')[-1]) in templates.SETTINGS:
+    return templates.is_file(value, templates.SETTINGS[leaf])
+  return not (registry.is_shipped(value) or value.partition(':')[0] in registry.ENTRIES['questions'])
+
+
+def copy_fields(names: Iterable[str], source: ml_collections.ConfigDict, target: ml_collections.ConfigDict) -> None:
+  """Sets fields and groups of `target` as they are in `source`."""
+  with target.unlocked():
+    for name in names:
       *path, leaf = name.split('.')
-      functools.reduce(operator.getitem, path, config)[leaf] = functools.reduce(operator.getitem, [*path, leaf], trained)
+      functools.reduce(operator.getitem, path, target)[leaf] = functools.reduce(operator.getitem, [*path, leaf], source)
 
 
-def _trained(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Name -> value of the fields `TRAINED`; of groups, of what is in them."""
+def _within(config: ml_collections.ConfigDict, names: Sequence[str]) -> dict[str, Any]:
+  """Name -> value of these fields; of groups, of what is in them."""
   return {name: value for name, value in fields(config) if not isinstance(value, ml_collections.ConfigDict)
-          and any(name == one or name.startswith(f'{one}.') for one in TRAINED)}
+          and any(name == one or name.startswith(f'{one}.') for one in names)}
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:
-  return repr(values[name]) if name in values else 'none'
+  return shortened(values[name]) if name in values else 'none'
 
 
 def _say(message: str) -> None:

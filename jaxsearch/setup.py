@@ -64,19 +64,36 @@ def _load_weights(name: str, dtype: str, param_dtype: str, mesh: jax.sharding.Me
   return decoder.config, decoder.params
 
 
-def load_adapted(folder: str | pathlib.Path, mesh: jax.sharding.Mesh) -> tuple[DecoderConfig, dict, dict[str, Any]]:
-  """(decoder, parameters on `mesh`, what is known of the run) of a folder with an adapter, merged into its base."""
+def load_adapted(folder: str | pathlib.Path, mesh: jax.sharding.Mesh,
+                 base: str | None = '') -> tuple[DecoderConfig, dict, dict[str, Any]]:
+  """(decoder, parameters on `mesh`, what is known of the run) of a folder with an adapter, merged into the base of `base_of`."""
   model_config, adapter, run = adapter_files.load(folder)
+  base = base_of(run, base, folder)
   placed, _ = adapter_layout(from_saved(run['config']), model_config, mesh)
-  return model_config, merge_with_base(jax.tree.map(meshes.place, adapter, placed), run, mesh), run
+  return model_config, merge_with_base(jax.tree.map(meshes.place, adapter, placed), run, base, mesh), run
 
 
-def merge_with_base(adapter: dict, run: Mapping[str, Any], mesh: jax.sharding.Mesh) -> dict:
-  """The parameters of a policy from its adapter on `mesh`: the base is the model that the `config` of its run names.
+def base_of(run: Mapping[str, Any], named: str | None, folder: str | pathlib.Path) -> str:
+  """The model that a run or an adapter in `folder` began with: that of its own config if we ship it, else `named`.
+
+  `named` is what the user's config says: the folder may come from anyone, and does not say what is opened on this machine. None
+  trusts it. Raises ValueError where the user's config names nothing of its own.
+  """
+  theirs = run['config'].get('model', '')
+  if named is None or registry.is_shipped(theirs) or pathlib.Path(folder) in registry.POLICIES.values():
+    return theirs
+  if not named or registry.is_shipped(named):
+    raise ValueError(f'{folder} began with model={theirs!r}, and a checkpoint does not say what is opened here: set '
+                     '--config.model to it, or `jaxsearch export` an adapter with its base')
+  return named
+
+
+def merge_with_base(adapter: dict, run: Mapping[str, Any], base: str, mesh: jax.sharding.Mesh) -> dict:
+  """The parameters of a policy from its adapter on `mesh` and the model that its run began with, `base`.
 
   Raises ValueError if the base is not the one that the run began with, NotFinite if the policy has values that are not.
   """
-  config = from_saved(run['config'])
+  config = from_saved(run['config'] | {'model': base})
   model_config, base = load_policy(config, mesh)
   hub.check_base(run, hub.fingerprint(base), config.model)
   params = merger(config, model_config, mesh)(base, adapter)
@@ -121,9 +138,17 @@ def tokenizer_path(name: str) -> str | pathlib.Path:
     return registry.find('tokenizers', 'world')
   path = model_path(name)
   if adapter_files.is_adapter(path):
-    base = from_saved(adapter_files.read_run(path)['config'])
-    return base.tokenizer or tokenizer_path(base.model)
+    run = adapter_files.read_run(path)
+    return tokenizer_of(run, base_of(run, '', path), path)
   return path
+
+
+def tokenizer_of(run: Mapping[str, Any], base: str, folder: str | pathlib.Path) -> str | pathlib.Path:
+  """Where the tokenizer of a run in `folder` lies that began with the model `base`. ValueError if it had one beside it."""
+  if theirs := run['config'].get('tokenizer', ''):
+    raise ValueError(f'{folder} was trained with tokenizer={theirs!r}, and a checkpoint does not say what is opened here: '
+                     'set --config.tokenizer')
+  return tokenizer_path(base)
 
 
 def load_tokenizer(config: ml_collections.ConfigDict) -> Tokenizer:

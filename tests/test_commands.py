@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import pytest
 import transformers
 
-from jaxsearch import cli
+from jaxsearch import cli, registry
 from jaxsearch.commands import evaluation
 from jaxsearch.evaluation import rstool
 from jaxsearch.models.decoder import initial_params
+from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.training import checkpoint, row_files
 from jaxsearch.training.step import TrainState
@@ -49,16 +50,23 @@ def toy():
 
 @pytest.fixture(scope='module')
 def folder(toy, tmp_path_factory):
-  """`run`, a run with a checkpoint of random parameters, and files to answer and to search."""
+  """`run`, a run with a checkpoint of random parameters that began with a model of ours, and files to answer and to search."""
   folder = tmp_path_factory.mktemp('inputs')
   child.make_inputs(folder)
   config = child.get_config(folder, str(folder / 'run'))
-  config.critic.enabled, config.eval.questions, config.tokenizer = False, config.data.questions, str(folder / 'model')
+  config.critic.enabled, config.eval.questions, config.model = False, config.data.questions, 'a-model'
   zero = jnp.zeros((), jnp.int32)
   state = TrainState(initial_params(child.NUMBERS, jax.random.key(1)), (zero,), zero, zero, zero)
   with checkpoint.open_checkpoints(folder / 'run', keep=1) as manager:
     checkpoint.save(manager, 1, state, {'step': 1, 'decoder': dataclasses.asdict(child.NUMBERS), 'config': config.to_dict()})
-  return folder
+  registry.POLICIES['a-model'] = folder / 'model'
+  yield folder
+  del registry.POLICIES['a-model']
+
+
+def files(folder):
+  """What a checkpoint does not say."""
+  return f'--questions={folder}/questions.jsonl', f'--config.data.corpus={folder}/corpus.jsonl'
 
 
 @pytest.fixture
@@ -78,8 +86,8 @@ def result(path):
   return json.loads(path.read_text())
 
 
-def test_a_checkpoint_alone_says_all(folder, command, tmp_path):
-  status, printed, errors = command('eval', '--checkpoint', folder / 'run', '--out', tmp_path / 'r.json')
+def test_a_checkpoint_says_all_but_places(folder, command, tmp_path):
+  status, printed, errors = command('eval', '--checkpoint', folder / 'run', *files(folder), '--out', tmp_path / 'r.json')
   assert status == 0, errors
   found, figures = result(tmp_path / 'r.json'), json.loads(printed.splitlines()[-1])
   assert found['manifest']['config']['method'] == 'toy' and found['manifest']['weights']['step'] == 1
@@ -89,15 +97,13 @@ def test_a_checkpoint_alone_says_all(folder, command, tmp_path):
 
 
 def test_a_given_config_is_corrected_and_says_so(folder, command, tmp_path):
-  own = ['--checkpoint', folder / 'run', '--questions', folder / 'questions.jsonl', '--temperature=1']
-  corpus = f'--corpus={folder / "corpus.jsonl"}'
-  assert command('eval', *own, corpus, '--out', tmp_path / 'own.json')[0] == 0
-  status, _, errors = command('eval', '--config=quickstart', *own, corpus, '--config.sampler.slots=4', '--out',
+  own = ['--checkpoint', folder / 'run', *files(folder), '--temperature=1']
+  assert command('eval', *own, '--out', tmp_path / 'own.json')[0] == 0
+  status, _, errors = command('eval', '--config=quickstart', *own, '--config.sampler.slots=4', '--out',
                               tmp_path / 'given.json')
   assert status == 0
   for line in ("method: the config has 'search_r1', the checkpoint 'toy'; that of the checkpoint is used",
-               'sampler.length: the config has 448, the checkpoint 128', 'grow.max_turns: the config has 3, the checkpoint none',
-               "tokenizer: the config has '', the checkpoint '"):
+               'sampler.length: the config has 448, the checkpoint 128', 'grow.max_turns: the config has 3, the checkpoint none'):
     assert f'jaxsearch: {line}' in errors
   assert 'search.topk' not in errors
   own, given = result(tmp_path / 'own.json'), result(tmp_path / 'given.json')
@@ -115,8 +121,8 @@ def test_a_served_policy_is_that_of_its_checkpoint(folder, command, monkeypatch)
 
 
 def test_a_field_of_the_command_line_wins_with_a_line(folder, command, tmp_path):
-  for config in ([], ['--config=quickstart', f'--corpus={folder / "corpus.jsonl"}', '--config.sampler.slots=4']):
-    status, _, errors = command('eval', *config, '--checkpoint', folder / 'run', '--questions', folder / 'questions.jsonl',
+  for config in ([], ['--config=quickstart', '--config.sampler.slots=4']):
+    status, _, errors = command('eval', *config, '--checkpoint', folder / 'run', *files(folder),
                                 '--limit=2', '--config.grow.max_tokens=3', '--out', tmp_path / 'r.json')
     assert status == 0 and 'grow.max_tokens=3 as you set it; the policy was trained with 5' in errors
     assert 'grow.max_tokens: ' not in errors and errors.count('grow.max_tokens') == 1
@@ -131,8 +137,46 @@ def test_an_exported_folder_is_as_its_run(folder, command, tmp_path):
   assert transformers.AutoConfig.from_pretrained(tmp_path / 'hf').hidden_size == child.NUMBERS.hidden_size
   assert transformers.AutoTokenizer.from_pretrained(tmp_path / 'hf').encode('red')
   for name, source in (('run.json', folder / 'run'), ('hf.json', tmp_path / 'hf')):
-    assert command('eval', '--checkpoint', source, '--out', tmp_path / name)[0] == 0
+    assert command('eval', '--checkpoint', source, *files(folder), '--out', tmp_path / name)[0] == 0
   assert result(tmp_path / 'run.json')['predictions'] == result(tmp_path / 'hf.json')['predictions']
+
+
+@pytest.mark.parametrize('planted', [
+  {'backend': 'web', 'url': 'URL'},
+  {'backend': 'simulated', 'writer': 'chat', 'url': 'URL', 'writer_model': 'm'},
+  {'backend': 'http', 'url': 'URL'},
+])  # fmt: skip
+def test_a_downloaded_checkpoint_gets_no_keys_and_writes_no_file(planted, folder, command, tmp_path, monkeypatch):
+  for key in ('SERPER_API_KEY', 'OPENAI_API_KEY', 'JAXSEARCH_SEARCH_TOKEN'):
+    monkeypatch.setenv(key, 'secret')
+  assert command('export', '--checkpoint', folder / 'run', '--out', tmp_path / 'hf')[0] == 0
+  file, cache = tmp_path / 'hf/jaxsearch.json', tmp_path / 'planted'
+  with server((200, {})) as (url, seen):
+    about, planted = result(file), {name: value.replace('URL', url) for name, value in planted.items()}
+    about['config']['search'] |= planted | {'cache': str(cache)}
+    about['config'] |= {'model': 'package:theirs', 'judge': {'kind': 'chat', 'url': url}}
+    file.write_text(json.dumps(about))
+    status, printed, errors = command('ask', 'Which red?', '--checkpoint', tmp_path / 'hf')
+  assert status == 0 and 'found' in printed and not seen and not cache.exists()
+  (line,) = errors.splitlines()
+  assert line.startswith('jaxsearch: not taken from the checkpoint: ') and url in line and str(cache) in line
+  for name in ('model', 'data.corpus', 'judge.url', *(f'search.{name}' for name in planted)):
+    assert f'{name}=' in line
+
+
+def test_what_a_run_began_with_is_named_by_the_user(folder, command, tmp_path):
+  shutil.copytree(folder / 'run', tmp_path / 'run')
+  host = next((tmp_path / 'run').rglob('host')) / 'metadata'
+  about = result(host)
+  about['config']['model'] = str(folder / 'model')
+  del about['checksum']
+  host.write_text(json.dumps(about))
+  ask = ['ask', 'Which red?', '--checkpoint', tmp_path / 'run', f'--corpus={folder}/corpus.jsonl']
+  status, _, errors = command(*ask)
+  assert status == 2 and f"{tmp_path}/run began with model='{folder}/model', and a checkpoint does not say" in errors
+  assert command(*ask, f'--config.model={folder}/model')[0] == 0
+  host.write_text(json.dumps(about | {'tokenizer': Tokenizer.load(folder / 'model').to_json()}))  # as `train` saves it
+  assert command(*ask)[0] == 0
 
 
 @pytest.mark.parametrize('size, name', [(4096, 'model.safetensors'), (200_000, 'tokenizer.json')])
@@ -146,7 +190,7 @@ def test_an_export_to_a_full_disk_is_one_line(folder, command, tmp_path, size, n
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
   assert status == 2 and errors.count('\n') == 1 and str(tmp_path / 'out' / name) in errors and 'File too large' in errors
   assert not (tmp_path / 'out' / name).exists()
-  assert command(*export)[0] == 0 and command('eval', '--checkpoint', tmp_path / 'out', '--limit=1')[0] == 0
+  assert command(*export)[0] == 0 and command('eval', '--checkpoint', tmp_path / 'out', *files(folder), '--limit=1')[0] == 0
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_with_one_line(folder, command, tmp_path):
@@ -156,7 +200,8 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_one_line(folder, comman
   for path in filter(pathlib.Path.is_file, (run / 'checkpoints/2').rglob('*')):
     path.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
   (tmp_path / 'tiers.jsonl').write_text(''.join(f'{{"id": "{i}", "tier": {i % 2 + 1}}}\n' for i in range(len(child.WORDS))))
-  for name, *arguments in (['eval', '--limit=1'], ['eval', f'--tiers={tmp_path / "tiers.jsonl"}'], ['ask', 'Who?'],
+  for name, *arguments in (['eval', '--limit=1', *files(folder)], ['eval', f'--tiers={tmp_path / "tiers.jsonl"}', *files(folder)],
+                           ['ask', 'Who?', files(folder)[1]],
                            ['export', '--out', tmp_path / 'out']):
     status, _, errors = command(name, *arguments, '--checkpoint', run)
     warnings = [line for line in errors.splitlines() if 'cannot be read' in line]
@@ -174,6 +219,14 @@ def test_a_foreign_folder_takes_the_given_config(folder, command, tmp_path):
                               '--questions', folder / 'questions.jsonl', '--limit=1', '--out', tmp_path / 'r.json')
   assert status == 0 and 'that of the checkpoint' not in errors
   assert result(tmp_path / 'r.json')['manifest']['config']['method'] == 'search_r1'
+
+
+def test_no_secret_of_a_url_is_written(folder, command, tmp_path):
+  search = ['--config.search.backend=http', '--config.search.url=http://me:p4ss@127.0.0.1:9/?api_key=k3y&topic=all',
+            '--config.search.timeout=0.2', f'--questions={folder}/questions.jsonl', '--limit=1', '--out', tmp_path / 'r.json']
+  assert command('eval', '--checkpoint', folder / 'run', *search)[0] == 0
+  assert 'http://***@127.0.0.1:9/?api_key=***&topic=all' in (tmp_path / 'r.json').read_text()
+  assert not [file for file in tmp_path.rglob('*') if b'p4ss' in file.read_bytes() or b'k3y' in file.read_bytes()]
 
 
 # Flags without effect.
@@ -211,7 +264,7 @@ def whole(folder, tmp_path_factory):
 
 
 def evaluate(folder, out, *more):
-  return ['eval', f'--checkpoint={folder}/run', '--temperature=1', f'--out={out}', *more]
+  return ['eval', f'--checkpoint={folder}/run', *files(folder), '--temperature=1', f'--out={out}', *more]
 
 
 @pytest.fixture
@@ -302,7 +355,7 @@ def test_without_a_file_nothing_is_saved(folder, command, monkeypatch):
   from jaxsearch.evaluation import run
   predictions = run.predictions
   monkeypatch.setattr(run, 'predictions', lambda trees: signal.raise_signal(signal.SIGTERM) or predictions(trees))
-  status, _, errors = command('eval', '--checkpoint', folder / 'run')
+  status, _, errors = command('eval', '--checkpoint', folder / 'run', *files(folder))
   assert status == 143 and 'stopped after 0 of 12 questions; nothing is saved: there is no --out' in errors
 
 
@@ -343,7 +396,8 @@ def test_ask_shows_a_failed_search(folder, command):
 
 def test_what_has_no_effect_is_listed(folder, command, tmp_path):
   status, printed, errors = command(
-    'eval', '--checkpoint', folder / 'run', '--limit=2', '--config.eval.number=7', '--config.steps=3', '--config.data.hops=(1,)',
+    'eval', '--checkpoint', folder / 'run', *files(folder), '--limit=2', '--config.eval.number=7',
+    '--config.steps=3', '--config.data.hops=(1,)',
     '--config.model=elsewhere', '--config.sampler.slots=2', '--out', tmp_path / 'r.json')
   expected = ['--config.data.hops, what counts is questions of the world', '--config.eval.number, what counts is --limit',
               '--config.model, what counts is --checkpoint', '--config.steps has no effect on an evaluation',

@@ -8,7 +8,7 @@ import types
 import pytest
 
 from configs import base, checks
-from jaxsearch.config_check import SHIPPED, check, fields, from_saved
+from jaxsearch.config_check import SHIPPED, check, fields, from_saved, to_saved, without_secrets
 from jaxsearch.methods import cusearch, slate
 from jaxsearch.tools import BACKENDS, faults
 from jaxsearch.trees.layout import AGGREGATIONS
@@ -195,3 +195,30 @@ def test_an_older_config_is_read_with_the_fields_of_today():
     del config['warmup']
     config.loss.dual_clip = None
   assert config.to_dict() == today.to_dict() and config.is_locked
+
+
+@pytest.mark.parametrize(('url', 'written'), [
+  ('http://me:pw@host:8/a?b=c', 'http://***@host:8/a?b=c'),
+  ('https://token@a/x,http://b/y,http://u:p@w@c', 'https://***@a/x,http://b/y,http://***@c'),
+  ('http://a/?q=1&api_key=k&X-Amz-Signature=s;accessToken=t#f', 'http://a/?q=1&api_key=***&X-Amz-Signature=***;accessToken=***#f'),
+  ('http://a/path@2x?mail=me@b', 'http://a/path@2x?mail=me@b'), ('gs://bucket/run', 'gs://bucket/run'),
+])  # fmt: skip
+def test_secrets_of_urls_are_not_written(url, written):
+  assert without_secrets({'a': [url, 3], 'b': (url,)}) == {'a': [written, 3], 'b': (written,)}
+
+
+def test_a_prompt_in_a_file_is_saved_as_its_text(tmp_path):
+  (tmp_path / 'mine.txt').write_text('Say {question}.\n')
+  config = base.get_config()
+  with config.unlocked():
+    config.grow.template, config.eval.grow = str(tmp_path / 'mine.txt'), {'template': 'search_r1'}
+  kept = to_saved(config)
+  assert kept['grow']['template'] == 'Say {question}.\n' and kept['eval']['grow'] == {'template': 'search_r1'}
+  (tmp_path / 'mine.txt').unlink()
+  check(from_saved(json.loads(json.dumps(kept))))  # finds it there
+
+
+def test_a_saved_config_of_other_types_is_one_line():
+  for values in ({'search': {'topk': 'many'}}, {'lora': {'rank': {}}}, {'method': 3}, {'data': {'hops': {'a': 1}}}):
+    with pytest.raises(ValueError):
+      from_saved(values)

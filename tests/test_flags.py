@@ -3,6 +3,8 @@ import sys
 
 import pytest
 
+from configs import quickstart
+from jaxsearch.config_check import to_saved
 from jaxsearch.flags import UsageError, check_place, find, parse
 
 BASE = 'configs/base.py'
@@ -120,3 +122,32 @@ def test_the_line_of_a_config_that_fails_is_named(tmp_path):
       parse('train', [f'--config={path}'], BASE)
   with pytest.raises(UsageError, match="carl:fast: get_config\\(\\) of .*carl.py takes no 'fast'"):
     parse('train', ['--config=carl:fast'], BASE)
+
+
+def saved(**changes):
+  config = quickstart.get_config()
+  config.update_from_flattened_dict(changes)
+  return to_saved(config)
+
+
+def test_a_checkpoint_says_what_its_policy_saw_and_nothing_to_open(tmp_path, capsys):
+  theirs = saved(**{'grow.max_turns': 2, 'sampler.slots': 7, 'python.output': 99, 'model': 'world-carl', 'dtype': 'bfloat16',
+                    'search.cache': 'c', 'search.backend': 'index', 'search.index': 'i', 'data.corpus': 'd', 'out': 'o'})
+  theirs['grow']['template'], theirs['reader'] = str(tmp_path / 'prompt.txt'), {'model': 'm', 'slots': 4}
+  config, *_ = parse('ask', [], 'quickstart', saved=theirs, replaced=['data.corpus'])
+  assert (config.grow.max_turns, config.sampler.slots, config.python.output, config.dtype) == (2, 7, 99, 'bfloat16')
+  assert (config.search, config.data, config.out) == tuple(quickstart.get_config()[name] for name in ('search', 'data', 'out'))
+  assert config.grow.template == 'world' and config.model == 'world-carl' and 'reader' not in config
+  assert capsys.readouterr().err == (
+    f"jaxsearch: not taken from the checkpoint: grow.template='{tmp_path}/prompt.txt', reader.model='m', search.backend='index', "
+    "search.cache='c', search.index='i'; what to open and to ask is yours to say, with --config or flags\n")
+  config, *_ = parse('ask', ['--config=search_r2', '--config.search.topk=9'], '', saved=theirs)
+  assert (config.method, config.grow.max_turns, config.python.output, config.search.topk) == ('search_r1', 2, 99, 9)
+  assert (config.sampler.slots, config.model) == (32, 'world-review')  # those of the config that is given
+
+
+def test_the_text_of_a_prompt_comes_with_a_checkpoint(tmp_path):
+  (tmp_path / 'prompt.txt').write_text('Say {question}.')
+  theirs = saved(**{'grow.template': str(tmp_path / 'prompt.txt')})
+  (tmp_path / 'prompt.txt').unlink()
+  assert parse('ask', [], 'quickstart', saved=theirs).config.grow.template == 'Say {question}.'

@@ -65,6 +65,12 @@ def saved_config(flags) -> dict | None:
   return saved and saved['config']
 
 
+def replaced_fields(flags) -> list[str]:
+  """The fields of the config that flags of a command take the place of, and those that it does not read."""
+  places = {'corpus': ['data.corpus'], 'questions': ['data.questions', 'eval.questions']}
+  return [field for name, replaced in places.items() if getattr(flags, name, True) for field in replaced]
+
+
 def sampling_of(flags, temperature: float = 0.0):
   """How answers are sampled: at --temperature, or at this one."""
   from jaxsearch.sampler.requests import Sampling

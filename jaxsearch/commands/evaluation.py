@@ -23,10 +23,11 @@ from jaxsearch.commands.command import (
   progress_of,
   refuse,
   sampling_of,
+  saved_config,
   say,
   write_result,
 )
-from jaxsearch.config_check import SHIPPED, check_files, load_file
+from jaxsearch.config_check import SHIPPED, check_files, load_file, without_secrets
 from jaxsearch.flags import UsageError, address, place, steps
 from jaxsearch.parallel import memory
 
@@ -74,7 +75,8 @@ def eval(config, flags) -> None:
   manifest |= {'temperature': sampling.temperature}
   if flags.as_tool:
     rstool.reader_template(config)  # a mistake in it is found before the policy is loaded
-    manifest |= {'tool': flags.tool_url or flags.checkpoint or config.model, 'reader_url': flags.reader_url,
+    manifest |= {'tool': without_secrets(flags.tool_url) or flags.checkpoint or config.model,
+                 'reader_url': without_secrets(flags.reader_url),
                  'reader': flags.reader_model or config.reader.model}
   policy = None if flags.tool_url else run.load_policy(config, flags.checkpoint)
   if policy:
@@ -155,9 +157,11 @@ def _ignored(flags, name: str) -> list[str]:
   useless = dict(INSTEAD)
   if not any(part.startswith('world:') for part in name.split('+')):
     useless |= dict.fromkeys(('data.hops', 'data.arithmetic'), 'questions of the world')
-  for given, field in (('checkpoint', 'model'), ('corpus', 'data.corpus'), ('questions', 'eval.questions')):
-    if getattr(flags, given, ''):
-      useless[field] = f'--{given}'
+  began_with = (saved_config(flags) or {}).get('model', '')  # where that is none of ours, config.model says where it is
+  given = {'data.corpus': 'corpus', 'eval.questions': 'questions'}
+  if not began_with or registry.is_shipped(began_with):
+    given['model'] = 'checkpoint'
+  useless |= {field: f'--{name}' for field, name in given.items() if getattr(flags, name, '')}
   # Other fields may take their values from one that only this config has.
   shared, lines = load_file(SHIPPED / 'base.py').get_config(), []
   for field in sorted(field for field in flags.changed if field.split('.')[0] in shared):

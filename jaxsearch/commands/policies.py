@@ -14,7 +14,8 @@ from jaxsearch.commands.command import (
   progress_of,
   sampling_of,
 )
-from jaxsearch.flags import UsageError, place, policy
+from jaxsearch.config_check import from_saved, to_saved
+from jaxsearch.flags import TRAINED, UsageError, copy_fields, place, policy
 from jaxsearch.parallel import memory
 
 
@@ -63,9 +64,12 @@ def export(config, flags) -> None:
     host = save_adapter(flags.checkpoint, flags.out, flags.dtype or None)
     print(f'step {host["step"]} written to {flags.out}')
     return
-  model_config, params, host = load_params(flags.checkpoint)
+  model_config, params, host = load_params(flags.checkpoint, base=config.model)
+  trained = from_saved(host['config'])
+  copy_fields(TRAINED, config, trained)
   run = {'jaxsearch': __version__, 'jax': jax.__version__, 'step': host['step'],
-         'config': config.to_dict() | {'tokenizer': ''}}  # the folder has its own
+         'config': to_saved(trained) | {'tokenizer': ''}}  # the folder has its own
   with memory.named('writing the weights', 'set --dtype bfloat16'):
-    hub.save(Decoder(model_config, params=params), flags.out, tokenizer_of(config, host), dtype=flags.dtype or None, run=run)
+    hub.save(Decoder(model_config, params=params), flags.out, tokenizer_of(config, host, flags.checkpoint),
+             dtype=flags.dtype or None, run=run)
   print(f'step {host["step"]} written to {flags.out}')

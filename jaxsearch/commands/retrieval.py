@@ -69,7 +69,8 @@ def _load_encoder(config, flags):
   'r_search', CHECKPOINT, CORPUS, flag('--index', 'folder of `jaxsearch index` to serve; the search of the config if not given'),
   flag('--host', 'address to listen on; 127.0.0.1 if not given; one that other machines reach needs a token'),
   flag('--port', '0 takes a free one; 8000 if not given, 8001 with --as-tool', int, '>= 0 and <= 65535'),
-  flag('--token', 'secret that requests must bring; that in JAXSEARCH_TOKEN if not given'),
+  flag('--token', 'secret that requests must bring, or @FILE with it, which no list of processes shows; if not given that in '
+       'JAXSEARCH_SEARCH_TOKEN (not with --as-tool) or JAXSEARCH_TOKEN'),
   flag('--as-tool', 'serve a policy: question in, evidence out', bool), examples=(
     '--index DIR --port 8000', '--as-tool --config r_search --checkpoint runs/r_search'))
 def serve(config, flags) -> None:
@@ -87,7 +88,11 @@ def serve(config, flags) -> None:
   except ImportError as error:
     raise UsageError(f"serving needs the package {error.name!r}: pip install 'jaxsearch[serve]'") from error
   from jaxsearch.tools.http_client import check_secret, secret_from_env
-  token = check_secret(flags.token, '--token') or secret_from_env('JAXSEARCH_TOKEN')
+  token = pathlib.Path(flags.token[1:]).read_text(encoding='utf-8').strip() if flags.token.startswith('@') else flags.token
+  if flags.token and not token:
+    raise UsageError(f'--token={flags.token}: there is no secret in this file')
+  variables = [*['JAXSEARCH_SEARCH_TOKEN'] * (not flags.as_tool), 'JAXSEARCH_TOKEN']
+  token = check_secret(token, '--token') or next(filter(None, map(secret_from_env, variables)), None)
   with http_server.bind(flags.host or '127.0.0.1', port, token) as listener:
     if flags.as_tool:
       from jaxsearch.evaluation import rstool

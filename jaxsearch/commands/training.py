@@ -3,6 +3,7 @@
 import contextlib
 import json
 import pathlib
+import shlex
 import sys
 import time
 
@@ -19,7 +20,7 @@ from jaxsearch.commands.command import (
   say,
   write_result,
 )
-from jaxsearch.config_check import check_files
+from jaxsearch.config_check import check_files, without_secrets
 from jaxsearch.flags import UsageError, check_place, place
 
 
@@ -51,7 +52,8 @@ def train(config, _) -> None:
   if jax.process_index() == 0:
     page = report.write_report(remote.local(config.out))
     remote.publish(config.out)
-    print(f'jaxsearch: ask the policy: {sys.argv[0]} ask "QUESTION" --checkpoint {config.out}', file=sys.stderr)
+    given = without_secrets(shlex.join(sys.argv[2:]))  # where to search is not taken from a checkpoint
+    print(f'jaxsearch: ask the policy: {sys.argv[0]} ask "QUESTION" {given} --checkpoint {config.out}', file=sys.stderr)
     evaluations = row_files.read(page.with_name('evaluations.jsonl'))
     if not evaluations:
       print(f'report: {page}')

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 import pydantic
 
 from jaxsearch import registry, setup
+from jaxsearch.config_check import without_secrets
 from jaxsearch.data import benchmarks, sources
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.jsonl import DataError
@@ -290,7 +292,7 @@ def manifest(config: ml_collections.ConfigDict, loaded: Sequence[Benchmark], age
   by_file = found['files'].get('corpus', {}).get('sha256') or corpus_hash
   found['corpus'] = {'name': corpus, 'sha256': by_file or (_digest(
     f'{one.title}\n{one.text}' for one in sources.load_corpus(corpus)) if corpus else None)}
-  return json.loads(json.dumps(found))
+  return json.loads(json.dumps(without_secrets(found)))
 
 
 def _prompt_digest(agent: Agent, grow: Mapping[str, Any]) -> str:
@@ -300,7 +302,7 @@ def _prompt_digest(agent: Agent, grow: Mapping[str, Any]) -> str:
   first = first_requests(agent.grow, Question('probe', 'QUESTION', ('ANSWER',)), tokenizer)
   prompt = tokenizer.decode(first[0].node.path_tokens()) if first else ''
   named = [templates.find(grow[field], kind) for field, kind in templates.SETTINGS.items() if field in grow]
-  folders = [value for value in grow.values() if isinstance(value, str) and value and pathlib.Path(value).is_dir()]
+  folders = [value for value in grow.values() if isinstance(value, str) and os.path.isdir(value)]
   own = [file.read_text(encoding='utf-8') for folder in folders for file in sorted(pathlib.Path(folder).glob('*.txt'))]
   return _digest([prompt, *named, *own])
 

@@ -16,7 +16,7 @@ import numpy as np
 
 import jaxsearch
 from jaxsearch import setup, tools
-from jaxsearch.config_check import fields
+from jaxsearch.config_check import fields, to_saved, without_secrets
 from jaxsearch.data.jsonl import DataError, read_records, shortened, text_field
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import calibration, competence
@@ -57,12 +57,13 @@ def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Poli
   """The policy of a run folder, checkpoint in it, adapter, Hugging Face folder or GGUF file; '' is `config.model`.
 
   FileNotFoundError if there is none.
-  It brings its tokenizer, unless `config.tokenizer` names one.
+  It brings its tokenizer, unless `config.tokenizer` names one. What a run or an adapter began with is `config.model`, unless it
+  is a model that we ship.
   """
   if checkpoint and (is_run(checkpoint) or adapter_files.is_adapter(checkpoint)):
-    model_config, params, host = load_params(checkpoint)
+    model_config, params, host = load_params(checkpoint, base=config.model)
     model_config = dataclasses.replace(model_config, dtype=config.dtype)
-    return Policy(model_config, params, tokenizer_of(config, host), host['step'])
+    return Policy(model_config, params, tokenizer_of(config, host, checkpoint), host['step'])
   if checkpoint:
     decoder, run = hub.load(checkpoint, config.dtype), hub.read_run(checkpoint) or {}
     hub.check_finite(decoder.params, checkpoint)
@@ -71,9 +72,11 @@ def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Poli
   return Policy(model_config, params, setup.load_tokenizer(config), None)
 
 
-def tokenizer_of(config: ml_collections.ConfigDict, host: Mapping[str, Any]) -> Tokenizer:
-  """The tokenizer that `config.tokenizer` names, else that of the model of a checkpoint."""
-  return Tokenizer.load(config.tokenizer or setup.tokenizer_path(host['config']['model']))
+def tokenizer_of(config: ml_collections.ConfigDict, host: Mapping[str, Any], checkpoint: str) -> Tokenizer:
+  """The tokenizer that `config.tokenizer` names, else the one in a checkpoint, else that of the model that it began with."""
+  if host.get('tokenizer') and not config.tokenizer:
+    return Tokenizer.from_json(host['tokenizer'])
+  return Tokenizer.load(config.tokenizer or setup.tokenizer_of(host, setup.base_of(host, config.model, checkpoint), checkpoint))
 
 
 def open_agent(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: str = '', policy: Policy | None = None,
@@ -308,8 +311,8 @@ def weights(path: str) -> dict[str, Any]:
 def manifest(config: ml_collections.ConfigDict, **files: str) -> dict:
   """What an evaluation was made with: versions, device, config, and the SHA-256 of the files that it read."""
   return {'jaxsearch': jaxsearch.__version__, 'jax': jax.__version__, 'device': jax.devices()[0].device_kind,
-          'config': json.loads(config.to_json_best_effort()),
-          'files': {name: {'path': path, 'sha256': _sha256(path)} for name, path in files.items() if path}}
+          'config': json.loads(json.dumps(to_saved(config))),
+          'files': {name: {'path': without_secrets(path), 'sha256': _sha256(path)} for name, path in files.items() if path}}
 
 
 def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,

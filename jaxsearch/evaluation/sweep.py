@@ -36,7 +36,7 @@ from rich import progress
 from rich.console import Console
 
 from jaxsearch import flags
-from jaxsearch.config_check import fields, from_saved
+from jaxsearch.config_check import fields, from_saved, to_saved
 from jaxsearch.evaluation.terminal import printable
 from jaxsearch.files import no_link
 from jaxsearch.training import checkpoint
@@ -137,7 +137,7 @@ def check_finished(run: SweepRun) -> None:
   """Raises ValueError if a finished run was trained or evaluated with another config than the sweep's."""
   saved = json.loads((run.out / 'config.json').read_text(encoding='utf-8'))
   checkpoint.check_same_run(saved, run.config)
-  if (then := from_saved(saved).eval.to_dict()) != run.config.eval.to_dict():
+  if (then := from_saved(saved).eval.to_dict()) != from_saved(to_saved(run.config)).eval.to_dict():
     raise ValueError(f'{run.out} was evaluated with other settings: {then}. '
                      'Use another out folder, or set them back.')
 

@@ -46,7 +46,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def reading(path: pathlib.Path) -> Iterator[None]:
+def reading(path: object) -> Iterator[None]:
   """Turns what code raises over a file of another shape than it expects into a ValueError that names the file."""
   try:
     yield

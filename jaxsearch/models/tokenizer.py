@@ -61,6 +61,17 @@ class Tokenizer:
     with reading(file.path):
       return cls(**gguf_files.tokenizer_fields(file))
 
+  def to_json(self) -> dict[str, Any]:
+    """All of it, as JSON can hold it, for `from_json`."""
+    return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | {'backend': self.backend.to_str()}
+
+  @classmethod
+  def from_json(cls, values: Mapping[str, Any]) -> 'Tokenizer':
+    """The inverse of `to_json`, by way of JSON. Raises ValueError for other values."""
+    with reading('the tokenizer of the checkpoint'):
+      backend = tokenizers.Tokenizer.from_str(values['backend'])
+      return cls(**dict(values) | {'backend': backend, 'eos_ids': tuple(values['eos_ids'])})
+
   @functools.cached_property
   def vocab_size(self) -> int:
     """One more than the largest id; a model's embedding may have more rows (they are padding)."""

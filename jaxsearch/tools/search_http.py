@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, FailFast, Field, model_validato
 from jaxsearch.data.corpus import Document, split_contents
 from jaxsearch.tools import Backend, check_search
 from jaxsearch.tools.cache import Cache, NotRecorded
-from jaxsearch.tools.http_client import JsonClient, RequestError
+from jaxsearch.tools.http_client import JsonClient, RequestError, secret_from_env
 
 MAX_HITS = 100  # of a query that are looked at; a server at fault may send millions
 MAX_ID = 1000  # characters of an id that are kept
@@ -149,7 +149,8 @@ class SearchServers:
 
 
 def _open(settings: Any, **_) -> SearchServers:
-  return SearchServers(settings.url.split(','), timeout=settings.timeout, cache=settings.cache, replay=settings.replay)
+  return SearchServers(settings.url.split(','), timeout=settings.timeout, cache=settings.cache,
+                       replay=settings.replay, token=secret_from_env('JAXSEARCH_SEARCH_TOKEN'))
 
 
 def _mistakes(settings: Any) -> Iterator[str]:

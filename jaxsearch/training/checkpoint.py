@@ -35,7 +35,7 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
 from jaxsearch import __version__, registry, setup
-from jaxsearch.config_check import fields, from_saved
+from jaxsearch.config_check import fields, from_saved, to_saved, without_secrets
 from jaxsearch.models import adapter_files, hub
 from jaxsearch.models.hub import check_finite
 from jaxsearch.parallel.mesh import gather_objects, make_mesh
@@ -257,7 +257,7 @@ def save_adapter(path: str | pathlib.Path, folder: str | pathlib.Path, dtype: st
     raise ValueError(f'{folder} holds the base of this adapter: choose another folder')
   adapter = params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
   kept = {name: host[name] for name in ('step', 'config', 'decoder', 'reference')}
-  adapter_files.save(adapter, folder, {'jaxsearch': __version__, 'jax': jax.__version__} | kept)
+  adapter_files.save(adapter, folder, {'jaxsearch': __version__, 'jax': jax.__version__} | without_secrets(kept))
   return host
 
 
@@ -269,14 +269,15 @@ def _run_folder(path: str | os.PathLike) -> tuple[epath.Path, int | None]:
   return (path.parent if path.name == 'checkpoints' else path), None
 
 
-def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None):
+def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None, base: str | None = None):
   """(model_config, parameters, host) of a checkpoint, for evaluation and export.
 
-  An adapter is merged into its base, the model that the config of the run names; the head of a critic is left out.
+  An adapter is merged into its base; the head of a critic is left out.
 
   Args:
     path: a run folder or its `checkpoints` (the newest is taken), one checkpoint in it, or a folder that `save_adapter` wrote.
     mesh: where the parameters go; the first device if not given.
+    base: the model that it began with, where that is none of ours, see `setup.base_of`; None for a run of your own.
   Raises:
     FileNotFoundError: there is no checkpoint, or not this one, or no base.
     ValueError: the base is not the one that the run began with, or the checkpoint is that of a critic, or it has values that
@@ -284,12 +285,12 @@ def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None)
   """
   mesh = mesh or make_mesh(1, 1, 1, devices=jax.devices()[:1])
   if adapter_files.is_adapter(path):
-    return setup.load_adapted(path, mesh)
+    return setup.load_adapted(path, mesh, base)
   model_config, params, host = load_trained(path, mesh)
   if host.get('critic'):
     raise ValueError(f'{path}: this is a critic, not a policy')
   if from_saved(host['config']).lora.rank:
-    params = setup.merge_with_base(params, host, mesh)
+    params = setup.merge_with_base(params, host, setup.base_of(host, base, path), mesh)
   return model_config, without_head(params), host
 
 
@@ -342,7 +343,7 @@ def read_saved(path: str | pathlib.Path) -> dict[str, Any] | None:
 def check_same_run(saved: dict, config: ml_collections.ConfigDict) -> None:
   """Raises ValueError, naming every field that differs and both values, if a config is not the saved one up to `FREE_FIELDS`."""
   then, now = ({name: list(value) if isinstance(value, tuple) else value for name, value in fields(values)
-                if not isinstance(value, dict)} for values in (saved, config.to_dict()))  # JSON has lists for tuples
+                if not isinstance(value, dict)} for values in map(to_saved, (saved, config)))  # JSON has lists for tuples
   free = FREE_FIELDS if config.optim.schedule == 'constant' else FREE_FIELDS[1:]  # a cosine ends at the last step
   differing = [name for name in sorted(then.keys() | now.keys())
                if then.get(name) != now.get(name) and not any(name == f or name.startswith(f + '.') for f in free)]

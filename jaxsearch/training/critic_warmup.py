@@ -76,7 +76,7 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
     for made_with in meshes.of_first(row_files.read(folder / 'rollouts_config.json')):
       checkpoint.check_same_run(made_with, config)
     if first:
-      row_files.write(folder / 'rollouts_config.json', [config.to_dict()])
+      row_files.write(folder / 'rollouts_config.json', [config_check.to_saved(config)])
     model_config, params = setup.load_policy(config, mesh)
     local = meshes.local_mesh(mesh)
     engine = setup.open_engine(config, model_config, setup.load_tokenizer(config), local)

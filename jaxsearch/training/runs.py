@@ -18,6 +18,7 @@ checkpoint. Rows after that checkpoint are dropped, so that no step is there twi
 """
 
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -36,6 +37,8 @@ import psutil
 from jax.experimental import multihost_utils
 from rich.console import Console
 
+from jaxsearch import registry, setup
+from jaxsearch.config_check import to_saved
 from jaxsearch.files import write_whole
 from jaxsearch.models.hub import NotFinite
 from jaxsearch.parallel import memory
@@ -121,7 +124,7 @@ class RunFolder(contextlib.ExitStack):
     checkpoint.set_aside(self._manager, self.last_step)
     total, last, self._show = self.config.steps, self.last_step, lambda row: None
     if jax.process_index() == 0:
-      write_whole(self.out / 'config.json', json.dumps(self.config.to_dict(), indent=2) + '\n')
+      write_whole(self.out / 'config.json', json.dumps(to_saved(self.config), indent=2) + '\n')
       loggers = [self.enter_context(trackers.open_tracker(name, self.out, self.config))
                  for name in self.config.log]
       self._log = self.enter_context(metrics_log(self.out, last, loggers))
@@ -209,7 +212,7 @@ class RunFolder(contextlib.ExitStack):
         self.publish()
         gc.collect()  # what steps leave behind in cycles; Python itself looks for it once in a hundred steps
         psutil.heap_trim()  # to the system what malloc holds and does not use, or holes add up over hours
-        checkpoint.save(self._manager, step, state, host() | {'step': step, 'config': self.config.to_dict()})
+        checkpoint.save(self._manager, step, state, host() | self._tokenizer | {'step': step, 'config': to_saved(self.config)})
       if last:
         with checkpoint.writing(self._manager.directory):
           self._manager.wait_until_finished()
@@ -217,6 +220,12 @@ class RunFolder(contextlib.ExitStack):
     if stop and step < self.config.steps:
       self.say(f'stopped after step {step}; rerun the same command to resume')
       raise SystemExit(128 + stop)
+
+  @functools.cached_property
+  def _tokenizer(self) -> dict[str, dict]:
+    """That of the run, which goes into its checkpoints: who loads one does not open what its config names. {} for ours."""
+    ours = registry.is_shipped(self.config.model) and not self.config.tokenizer
+    return {} if ours else {'tokenizer': setup.load_tokenizer(self.config).to_json()}
 
   def _stop_out_of_memory(self, _, error: BaseException | None, __) -> None:
     """Turns an allocation that failed into RunStopped; of what a context of memory.py named, it says what

@@ -7,10 +7,13 @@ tags. Each needs the extra of its name.
 import contextlib
 import hashlib
 import importlib
+import os
 import pathlib
 from collections.abc import Callable, Iterator
 
 import ml_collections
+
+from jaxsearch.config_check import to_saved
 
 
 @contextlib.contextmanager
@@ -23,7 +26,8 @@ def open_tracker(name: str, out: pathlib.Path,
   module = importlib.import_module(name)
   label = f'{out.resolve().name}-{hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:8]}'  # trackio knows a run by its name
   identity = {'id': label} if name == 'wandb' else {}
-  run = module.init(project='jaxsearch', name=label, config=config.to_dict(), resume='allow', **identity)
+  os.environ.setdefault('WANDB__DISABLE_META', 'true')  # it would keep the command line, with the secrets in it
+  run = module.init(project='jaxsearch', name=label, config=to_saved(config), resume='allow', **identity)
   try:
     yield lambda figures, step: run.log(figures, step=step)
   finally:

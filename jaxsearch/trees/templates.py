@@ -1,9 +1,9 @@
 r"""Prompt templates: ours in prompts/ (the papers' instructions and tags, our words), the world's, and files of the user's.
 
-A template is a name or the path of a UTF-8 text file. `{field}` is filled in; all other braces stay as they are (`\boxed{}`,
-JSON). A line `=== user ===` splits the prompt of a policy: with chat=True the text above it is the system turn and the text
-below it the user turn; otherwise that line is dropped. A file without it is one user turn. Files are used as they stand, the
-last newline included, so that a published checkpoint gets exactly the prompt that it was trained with.
+A template is a name or the path of a UTF-8 text file; a run saves the text of that file. `{field}` is filled in; all other braces
+stay as they are (`\boxed{}`, JSON). A line `=== user ===` splits the prompt of a policy: with chat=True the text above it is the
+system turn and the text below it the user turn; otherwise that line is dropped. A file without it is one user turn. Files are
+used as they stand, the last newline included, so that a published checkpoint gets exactly the prompt that it was trained with.
 
   kind      config field            fields
   policy    grow.template           {question}
@@ -105,17 +105,33 @@ def fill(text: str, /, **fields: object) -> str:
 
 @functools.lru_cache
 def find(template: str, kind: str) -> str:
-  """The text of a template, which is a name or a file; a file is read once.
+  """The text of a template, which is a name, a file or such a text; a file is read once.
 
-  Raises ValueError for what is neither, and for a file that is not UTF-8, misses a field or misspells one.
+  Raises ValueError for what is neither, and for one that is not UTF-8, misses a field or misspells one.
   """
-  shipped, names = registry.ENTRIES.get(f'{kind}_template', {}), [file.stem for file in (_PROMPTS / kind).iterdir()]
-  if template in shipped:
+  if template in registry.ENTRIES.get(f'{kind}_template', {}):
     return registry.find(f'{kind}_template', template)
-  file = _PROMPTS / kind / f'{template}.txt' if template in names else pathlib.Path(template).expanduser()
+  if template not in _names(kind) and not is_file(template, kind):
+    return _checked(template, kind, 'the template of the checkpoint')
+  file = _PROMPTS / kind / f'{template}.txt' if template in _names(kind) else pathlib.Path(template).expanduser()
   if not file.is_file():
-    raise ValueError(f'unknown {kind} template {template!r}: no such file, and none of {", ".join(sorted([*names, *shipped]))}')
+    raise ValueError(f'unknown {kind} template {template!r}: no such file, and none of {", ".join(_names(kind))}')
   return _read(file, kind)
+
+
+def is_file(template: str, kind: str) -> bool:
+  """Whether a template is the path of a file: no name of ours, and not a text, which has all its fields in it."""
+  return template not in _names(kind) and not all(f'{{{name}}}' in template for name in FIELDS[kind][0])
+
+
+def texts(settings: Mapping[str, Any]) -> dict[str, str]:
+  """Those templates of settings such as `config.grow` that are files, by their text."""
+  return {field: find(settings[field], kind) for field, kind in SETTINGS.items()
+          if field in settings and is_file(settings[field], kind)}
+
+
+def _names(kind: str) -> list[str]:
+  return sorted([*(file.stem for file in (_PROMPTS / kind).iterdir()), *registry.ENTRIES.get(f'{kind}_template', {})])
 
 
 def judge_files(folder: str = '') -> dict[str, str]:
@@ -158,11 +174,16 @@ def _read(file: pathlib.Path, kind: str) -> str:
     text = file.read_text(encoding='utf-8-sig')
   except UnicodeDecodeError as error:
     raise ValueError(f'{file}: not UTF-8 text ({error})') from error
+  return _checked(text, kind, file)
+
+
+def _checked(text: str, kind: str, where: object) -> str:
+  """A template; ValueError, which names `where` it is from, if it misses a field or misspells one."""
   needed, more = FIELDS[kind]
   written = set(re.findall(r'\{(\w+)\}', text))
   for name in sorted(written.difference(needed, more)):  # other words in braces may well be meant, as in \boxed{answer}
     if close := difflib.get_close_matches(name, needed + more, 1, 0.8):
-      raise ValueError(f'{file}: unknown field {{{name}}}, did you mean {{{close[0]}}}?')
+      raise ValueError(f'{where}: unknown field {{{name}}}, did you mean {{{close[0]}}}?')
   if missing := [name for name in needed if name not in written]:
-    raise ValueError(f'{file}: a {kind} template needs {", ".join(f"{{{name}}}" for name in missing)}')
+    raise ValueError(f'{where}: a {kind} template needs {", ".join(f"{{{name}}}" for name in missing)}')
   return text

@@ -340,6 +340,24 @@ def test_eval_with_a_chat_server_as_reader(folder, capsys):
   assert all(text.startswith(('Take the answer', 'What is the answer')) and text.endswith('\nAnswer:') for text in asked)
 
 
+@pytest.mark.parametrize(('token', 'variables', 'expected'), [
+  ('@FILE', {'JAXSEARCH_SEARCH_TOKEN': 'other'}, 'sesame'), ('', {'JAXSEARCH_SEARCH_TOKEN': 'a', 'JAXSEARCH_TOKEN': 'b'}, 'a'),
+  ('', {'JAXSEARCH_TOKEN': 'b'}, 'b')])
+def test_a_search_server_takes_its_token_from_a_file_or_a_variable(token, variables, expected, folder, monkeypatch, tmp_path):
+  pytest.importorskip('starlette')
+  (tmp_path / 'token').write_text('sesame\n')
+  for name, value in variables.items():
+    monkeypatch.setenv(name, value)
+  tokens = []
+  monkeypatch.setattr('jaxsearch.tools.http_server.search_app', lambda backend, token, limits: tokens.append(token))
+  monkeypatch.setattr('jaxsearch.tools.http_server.run', lambda *_: None)
+  token = token.replace('FILE', str(tmp_path / 'token'))
+  assert cli.main(['serve', f'--corpus={folder}/corpus.jsonl', '--port=0', f'--token={token}']) == 0
+  assert tokens == [expected]
+  (tmp_path / 'token').write_text('\n')  # no open server by mistake
+  assert not token or cli.main(['serve', f'--corpus={folder}/corpus.jsonl', '--port=0', f'--token={token}']) == 2
+
+
 def test_serve_without_a_tool_serves_retrieval(folder, monkeypatch):
   pytest.importorskip('starlette')
   from jaxsearch.tools.search_http import HttpSearch

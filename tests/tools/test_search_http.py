@@ -5,7 +5,9 @@ import time
 
 import pytest
 
+from configs import base
 from jaxsearch.data.corpus import Document
+from jaxsearch.setup import open_backend
 from jaxsearch.tools.http_client import MAX_RESPONSE_BYTES
 from jaxsearch.tools.search_http import MAX_HITS, HttpSearch, Response, SearchError
 from tests.tools.serving import server
@@ -214,3 +216,14 @@ def test_a_proxy_is_not_asked_for_this_machine(monkeypatch):
   monkeypatch.delenv('no_proxy', raising=False)
   with server((200, GOOD)) as (url, _):
     assert HttpSearch(url, attempts=1).search(['x']) == [[PARIS]]
+
+
+def test_the_token_of_search_servers_goes_to_them_alone(monkeypatch):
+  monkeypatch.setenv('JAXSEARCH_SEARCH_TOKEN', 'sesame')
+  monkeypatch.setenv('SERPER_API_KEY', 'k')
+  with server((200, {'result': [[]], 'organic': [], 'choices': [{'message': {'content': 'Doc 1: a'}}]})) as (url, seen):
+    for kind in ('http', 'web', 'simulated'):
+      config = base.get_config()
+      config.search.update(backend=kind, url=url, writer='chat', writer_model='m')
+      open_backend(config).search(['a'])
+  assert [headers.get('authorization') for _, headers, _ in seen] == ['Bearer sesame', None, None]

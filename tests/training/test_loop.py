@@ -23,6 +23,7 @@ from jaxsearch.evaluation.run import held_out, open_agent
 from jaxsearch.methods import Context, carl, cusearch, search_r1, search_r1_ppo
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder, initial_params, parameter_shapes
+from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards.judge import Answer
 from jaxsearch.sampler.driver import rollout
@@ -79,6 +80,7 @@ def test_a_run_on_eight_devices(config, capfd, monkeypatch):
   assert [(row['step'], row['temperature'], row['n']) for row in evaluations] == [
     (step, temperature, 4) for step in (0, 2, 3) for temperature in (1.0, 0.0)]
   model_config, params, host = checkpoint.load_params(config.out)
+  assert Tokenizer.from_json(host['tokenizer']).encode('red') == Tokenizer.load(config.model).encode('red')
   assert host['step'] == 3 and host['config']['method'] == 'toy'
   assert np.isfinite(np.asarray(params['embedding'])).all()
 
@@ -337,7 +339,7 @@ def test_a_run_of_an_adapter_goes_on_to_the_bit_and_becomes_a_plain_model(lora_c
     assert row['logprob_gap_max'] < 1e-4  # the sampler has the merged parameters too
   assert rows[0]['kl'] == 0 and rows[1]['kl'] > 0
 
-  assert cli.main(['export', f'--checkpoint={whole}', f'--out={tmp_path / "plain"}']) == 0
+  assert cli.main(['export', f'--checkpoint={whole}', f'--out={tmp_path / "plain"}', f'--config.model={config.model}']) == 0
   base, plain = (hub.load(folder).params for folder in (config.model, tmp_path / 'plain'))
   sums = {'q': 'ldr,lrnh->ldnh', 'k': 'ldr,lrnh->ldnh', 'v': 'ldr,lrnh->ldnh', 'o': 'lnhr,lrd->lnhd'}
   for name, value in base['layers'].items():

@@ -1,5 +1,7 @@
 """Demonstrations: reading, masking, order, and a model that learns them."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -184,7 +186,8 @@ def test_an_exported_adapter_is_the_policy_without_its_base(adapter_config, tmp_
 
 def test_an_adapter_is_a_model_to_train_on(adapter_config, tmp_path, capsys, monkeypatch):
   config, folders = adapter_config, [tmp_path / name for name in ('first', 'second')]
-  config.steps, base = 1, config.model
+  monkeypatch.setitem(registry.POLICIES, 'a-base', config.model)
+  config.steps, base, config.model = 1, config.model, 'a-base'
   sft.train(config)
   _, first, _ = checkpoint.load_params(config.out)
   assert cli.main(['export', f'--checkpoint={config.out}', f'--out={folders[0]}', '--adapter']) == 0
@@ -204,6 +207,16 @@ def test_an_adapter_is_a_model_to_train_on(adapter_config, tmp_path, capsys, mon
   for own, other in zip(jax.tree.leaves(policy.params), jax.tree.leaves(checkpoint.load_params(config.out)[1]), strict=True):
     np.testing.assert_array_equal(own, other)
   assert policy.tokenizer.vocab_size == Tokenizer.load(base).vocab_size
+  # what an adapter names as its base is not opened, be it itself
+  for theirs in (base, str(folders[1])):
+    about = json.loads((folders[1] / 'jaxsearch.json').read_text())
+    about['config']['model'] = theirs
+    (folders[1] / 'jaxsearch.json').write_text(json.dumps(about))
+    config.model = str(folders[1])
+    for load in (run.load_policy, setup.load_tokenizer):
+      with pytest.raises(ValueError, match='a checkpoint does not say what is opened here'):
+        load(config)
+  config.model = str(folders[0])
   (folders[0] / 'jaxsearch.json').unlink()
   with pytest.raises(FileNotFoundError, match='adapter.safetensors without jaxsearch.json'):
     run.load_policy(config, str(folders[1]))

@@ -1,5 +1,6 @@
 """Services that show figures: what a stand-in with wandb's functions is told by a run, and by the same run resumed."""
 
+import os
 import sys
 import types
 
@@ -53,6 +54,16 @@ def test_a_service_is_told_what_tensorboard_is_told(told, tmp_path, name):
   before = len(told)
   run(config)
   assert told[before][1]['name'] == label  # the same run for the service
+
+
+def test_neither_services_nor_run_folders_are_told_secrets(told, tmp_path):
+  config = base.get_config().unlock()
+  config.out, config.log, config.search.url = str(tmp_path / 'mine'), ('wandb',), 'http://me:p4ss@host/?api_key=k3y'
+  run(config, 1)
+  assert 'http://***@host/?api_key=***' in str(told) and 'http://***@host' in (tmp_path / 'mine/config.json').read_text()
+  for written in [str(told).encode(), *(file.read_bytes() for file in tmp_path.rglob('*') if file.is_file())]:
+    assert b'p4ss' not in written and b'k3y' not in written
+  assert os.environ['WANDB__DISABLE_META'] == 'true'  # else wandb keeps the command line
 
 
 def test_without_the_package_the_config_is_refused(monkeypatch):
