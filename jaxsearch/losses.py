@@ -1,10 +1,12 @@
-"""Per-token losses of policy and critic, and the one place where they are averaged.
+"""Per-token losses of policy and critic, and the rule by which they are averaged.
 
-A loss here is a pure function of arrays `[B, T]` (batch, time) that returns a value per token, to be minimised; `aggregate`
-makes the scalar. Everything is computed in float32, whatever comes in, and only jax is imported.
+A loss here is a pure function of arrays `[B, T]` (batch, time) that returns a value per token, to be
+minimised; `aggregate` makes the scalar. Everything is computed in float32, whatever comes in, and only jax is
+imported.
 
-A masked position (mask 0) contributes exactly 0 to the loss and to every gradient, even if it holds NaN or infinity. Where
-the public trainers differ, the convention is stated with its source; "verl" is `verl/trainer/ppo/core_algos.py`.
+A masked position (mask 0) contributes exactly 0 to the loss and to every gradient, even if it holds NaN or
+infinity. Where the public trainers differ, the convention is stated with its source; "verl" is
+`verl/trainer/ppo/core_algos.py`.
 """
 
 import jax
@@ -15,19 +17,21 @@ MAX_LOG_RATIO = 20.0
 MAX_K3 = 10.0
 
 
-def clipped_surrogate(logp: jax.Array, old_logp: jax.Array, advantages: jax.Array, mask: jax.Array, *, clip_low: float,
-                      clip_high: float, dual_clip: float | None = None) -> jax.Array:
-  """PPO's clipped surrogate, to be minimised: `max(-ratio A, -clip(ratio, 1 - clip_low, 1 + clip_high) A)`.
+def clipped_surrogate(logp: jax.Array, old_logp: jax.Array, advantages: jax.Array, mask: jax.Array, *,
+                      clip_low: float, clip_high: float, dual_clip: float | None = None) -> jax.Array:
+  """Returns PPO's clipped surrogate, to be minimised.
 
-  Two clip ranges allow DAPO's clip-higher; equal ones are PPO (Schulman et al. 2017, eq. 7).
+  It is `max(-ratio A, -clip(ratio, 1 - clip_low, 1 + clip_high) A)`. Two clip ranges allow DAPO's
+  clip-higher; equal ones are PPO (Schulman et al. 2017, eq. 7).
 
   Args:
     logp: [B, T], log-probabilities under the policy that is trained.
-    old_logp: [B, T], log-probabilities under the policy that sampled; `ratio = exp(logp - old_logp)`, the log-ratio clamped
-      to +-20 as in verl (no gradient beyond).
+    old_logp: [B, T], log-probabilities under the policy that sampled; `ratio = exp(logp - old_logp)`, the
+      log-ratio clamped to +-20 as in verl (no gradient beyond).
     advantages: [B, T], or broadcastable to it.
     mask: [B, T], 1 where a token is trained on.
-    dual_clip: `c > 1` bounds the loss of a negative advantage at `-A c` (Ye et al. 2020, dual-clip PPO); None: off.
+    dual_clip: `c > 1` bounds the loss of a negative advantage at `-A c` (Ye et al. 2020, dual-clip PPO);
+      None: off.
   Returns:
     [B, T] float32, 0 where masked.
   """
@@ -36,12 +40,14 @@ def clipped_surrogate(logp: jax.Array, old_logp: jax.Array, advantages: jax.Arra
                           clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
 
-def shared_surrogate(logp: jax.Array, old_logp: jax.Array, gains: jax.Array, losses: jax.Array, mask: jax.Array, *,
-                     clip_low: float, clip_high: float, dual_clip: float | None = None) -> jax.Array:
-  """The clipped surrogates of a token that several trajectories share, weighted and added up.
+def shared_surrogate(logp: jax.Array, old_logp: jax.Array, gains: jax.Array, losses: jax.Array,
+                     mask: jax.Array, *, clip_low: float, clip_high: float,
+                     dual_clip: float | None = None) -> jax.Array:
+  """Adds up the weighted clipped surrogates of a token that several trajectories share.
 
-  They have one ratio r, and weights w_i and advantages A_i of their own; the sum of `w_i` times `clipped_surrogate` is
-  `max(r, 1 - clip_low) N - min(r, 1 + clip_high) P`, with a dual clip c `min(max(r, 1 - clip_low), c) N - ...`.
+  They have one ratio r, and weights w_i and advantages A_i of their own. The sum of `w_i` times
+  `clipped_surrogate` is `max(r, 1 - clip_low) N - min(r, 1 + clip_high) P`; with a dual clip c the first
+  factor is `min(max(r, 1 - clip_low), c)`.
 
   Args:
     gains: [B, T], `P = sum w_i max(A_i, 0)`.
@@ -59,14 +65,15 @@ def shared_surrogate(logp: jax.Array, old_logp: jax.Array, gains: jax.Array, los
 
 
 def importance_weights(logp: jax.Array, sampler_logp: jax.Array, cap: float) -> jax.Array:
-  """Truncated importance weights `min(exp(logp - sampler_logp), cap)` between the sampler and the policy as the trainer has it.
+  """Returns the truncated importance weights `min(exp(logp - sampler_logp), cap)` of sampled tokens.
 
-  The two have the same parameters and round differently, so that the tokens do not quite come from the policy. Times these
-  weights the gradient is that of the policy's own tokens, but for what the cap takes away, which bounds the variance (Ionides
-  2008; TRL and verl do it token by token as here).
+  Sampler and trainer have the same parameters and round differently, so the tokens do not quite come from the
+  trainer's policy. Times these weights the gradient is that of the policy's own tokens, but for what the cap
+  takes away, which bounds the variance (Ionides 2008; TRL and verl do it token by token as here).
 
   Args:
-    logp: [...], log-probabilities of the sampled tokens by the trainer, before any update; the log-ratio is clamped to +-20.
+    logp: [...], log-probabilities of the tokens by the trainer, before any update; the log-ratio is clamped
+      to +-20.
     sampler_logp: [...], as captured while sampling.
     cap: the largest weight.
   Returns:
@@ -77,7 +84,7 @@ def importance_weights(logp: jax.Array, sampler_logp: jax.Array, cap: float) -> 
 
 
 def kl(logp: jax.Array, ref_logp: jax.Array, kind: str = 'k3') -> jax.Array:
-  """A per-token estimate of KL(policy || reference) from tokens that the policy sampled (Schulman 2020).
+  """Estimates KL(policy || reference) per token, from tokens that the policy sampled (Schulman 2020).
 
   With `r = ref_logp - logp`:
     'k1':  -r
@@ -85,8 +92,8 @@ def kl(logp: jax.Array, ref_logp: jax.Array, kind: str = 'k3') -> jax.Array:
     'k2':  r^2 / 2
     'k3':  exp(r) - r - 1, with r clamped to +-20 and the result to +-10 (verl's `low_var_kl`)
 
-  There is no mask: hand the result to `aggregate`, which has one. A log-probability that is not finite shows in the result
-  but has gradient 0 (not 0 * inf = NaN), so that it cannot spoil a sum in which it is masked.
+  There is no mask: hand the result to `aggregate`, which has one. A log-probability that is not finite shows
+  in the result but has gradient 0 (not 0 * inf = NaN), so that it cannot spoil a sum in which it is masked.
 
   Args:
     logp, ref_logp: [...], log-probabilities under the policy and under the reference.
@@ -114,9 +121,10 @@ _KL = {'k1': jnp.negative, 'abs': jnp.abs, 'k2': lambda log_ratio: 0.5 * jnp.squ
 
 def value_loss(values: jax.Array, old_values: jax.Array | None, returns: jax.Array, mask: jax.Array, *,
                clip: float | None = None) -> jax.Array:
-  """Half the squared error of the critic; with `clip` half the larger of the plain and the clipped one.
+  """Returns half the squared error of the critic; with `clip` the larger of the plain and the clipped one.
 
-  The clipped error is that of `old_values + clamp(values - old_values, -clip, clip)`, as in verl and OpenAI baselines.
+  The clipped error is that of `old_values + clamp(values - old_values, -clip, clip)`, as in verl and OpenAI
+  baselines.
 
   Args:
     values: [B, T], the critic's values now.
@@ -136,55 +144,45 @@ def value_loss(values: jax.Array, old_values: jax.Array | None, returns: jax.Arr
   return jnp.where(trained, 0.5 * loss, 0.0)
 
 
-def aggregate(x: jax.Array, mask: jax.Array, how: str = 'token-mean', weights: jax.Array | None = None) -> jax.Array:
-  """The scalar of a per-token quantity: the masked mean that `how` names, see `token_weights`.
+def aggregate(x: jax.Array, mask: jax.Array, how: str = 'token-mean') -> jax.Array:
+  """Returns the average of a per-token quantity that `how` names, see `denominator`.
 
-  Sequences without a token that counts are left out of the mean over sequences (as in verl), so that padding rows change
-  nothing; nothing to count at all gives 0. docs/credit.md has the call that each of the five systems makes.
+  Sequences without a token that counts are left out of the mean over sequences (as in verl), so that padding
+  rows change nothing; nothing to count at all gives 0. Training averages by the same rule, over the trees of
+  a whole step and before they are packed: `trees.layout.loss_weights`.
 
   Args:
-    x: [B, T]; anything where masked.
-    mask, how, weights: as in `token_weights`.
+    x: [B, T]; anything where masked. B are the sequences.
+    mask: [B, T], 1 where a token counts.
   Returns:
     A float32 scalar.
   Raises:
     ValueError: `how` is none of the three.
   """
-  _, x = _masked(mask, x)
-  return jnp.sum(x * token_weights(mask, how, weights))
+  counted, x = _masked(mask, x)
+  tokens = jnp.sum(counted, axis=-1, keepdims=True, dtype=jnp.float32)
+  parts = denominator(how, tokens, jnp.sum(tokens), jnp.sum(tokens > 0, dtype=jnp.float32))
+  return jnp.sum(x * (counted / jnp.maximum(parts, 1.0)))
 
 
-def token_weights(mask: jax.Array, how: str = 'token-mean', weights: jax.Array | None = None) -> jax.Array:
-  """What each token counts in `aggregate(x, mask, how, weights)`, which is `sum(token_weights(...) * x)`.
+def denominator(how: str, own, tokens, sequences):
+  """Returns what every token of a sequence is divided by, so that the plain sum over a batch is its average.
 
-  Made once over the whole batch, these weights may be split with it into micro-batches of any shape, or moved with the
-  tokens into packed rows: the sum of the parts, and so the gradient, stays the same.
+    'token-mean'            every token that counts in the batch alike
+    'seq-mean-token-mean'   every sequence alike, and in it every token that counts
+    'seq-mean-token-sum'    the sum over the tokens of a sequence, averaged over sequences
 
   Args:
-    mask: [B, T], 1 where a token counts. B are sequences, each of which has its own mean in the two 'seq-…' rules.
-    how: the denominator:
-      'token-mean': the number of tokens that count in the batch.
-      'seq-mean-token-mean': the tokens that count in the own sequence, times the number of sequences.
-      'seq-mean-token-sum': the number of sequences. Those without a token that counts are not among them.
-    weights: [B] or [B, T], a factor on each sequence's or token's x, which the denominator ignores; None: 1.
-  Returns:
-    [B, T] float32, 0 where masked; all 0 where nothing counts.
+    own: tokens that count in the sequence.
+    tokens, sequences: those of the whole batch; sequences without a token that counts are not among them.
   Raises:
     ValueError: `how` is none of the three.
   """
-  counted = jnp.asarray(mask) != 0
-  tokens = jnp.sum(counted, axis=-1, keepdims=True, dtype=jnp.float32)
-  sequences = jnp.sum(tokens > 0, dtype=jnp.float32)
-  denominators = {'token-mean': jnp.sum(tokens), 'seq-mean-token-mean': tokens * sequences, 'seq-mean-token-sum': sequences}
+  denominators = {
+    'token-mean': tokens, 'seq-mean-token-mean': own * sequences, 'seq-mean-token-sum': sequences}
   if how not in denominators:
-    raise ValueError(f'aggregate: how {how!r} is none of {", ".join(map(repr, denominators))}')
-  share = counted / jnp.maximum(denominators[how], 1.0)
-  if weights is None:
-    return share
-  weights = _float32(weights)
-  if weights.ndim == counted.ndim - 1:
-    weights = weights[..., None]
-  return share * jnp.where(counted, weights, 0.0)
+    raise ValueError(f'the average {how!r} is none of {", ".join(map(repr, denominators))}')
+  return denominators[how]
 
 
 def _float32(x) -> jax.Array:
@@ -192,6 +190,6 @@ def _float32(x) -> jax.Array:
 
 
 def _masked(mask, *arrays):
-  """The mask as booleans, then the arrays in float32 with 0 where masked."""
+  """Returns the mask as booleans, then the arrays in float32 with 0 where masked."""
   counted = jnp.asarray(mask) != 0
   return counted, *(jnp.where(counted, _float32(x), 0.0) for x in arrays)

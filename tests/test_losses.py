@@ -141,7 +141,7 @@ def test_what_is_masked_reaches_neither_loss_nor_gradient(kind):
           logp, old_, advantages_, mask, clip_low=0.2, clip_high=0.2, dual_clip=3.0)
       per_token += losses.value_loss(values, old_, returns_, mask, clip=0.2)
       per_token += losses.value_loss(values, None, returns_, mask)
-      return losses.aggregate(per_token, mask, weights=jnp.where(mask, 0.5, fill)) + losses.aggregate(
+      return losses.aggregate(per_token, mask) + losses.aggregate(
           losses.kl(logp, ref_, kind), mask, 'seq-mean-token-mean')
     return jax.value_and_grad(loss, argnums=(0, 1))(logp, values)
 
@@ -194,21 +194,6 @@ def test_aggregate_equals_a_numpy_loop_and_ignores_order_and_padding(how, x, mas
   np.testing.assert_allclose(aggregate(*padded, how=how), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize('how', MODES)
-def test_micro_batches_of_weighted_tokens_add_up_to_the_whole(how):
-  rng = np.random.default_rng(0)
-  x, mask, weights = rng.normal(size=(6, 7)).astype(np.float32), rng.random((6, 7)) < 0.5, rng.random(6)
-  whole = aggregate(x, mask, how=how, weights=weights)
-  per_token = np.asarray(losses.token_weights(mask, how, weights))
-  parts = [(per_token[rows] * x[rows]).sum() for rows in np.array_split(np.arange(6), 4)]
-  np.testing.assert_allclose(sum(parts), whole, rtol=1e-5)
-  shuffled = rng.permutation(42)                       # tokens moved into other rows, as packing does
-  np.testing.assert_allclose(per_token.ravel()[shuffled] @ x.ravel()[shuffled], whole, rtol=1e-5)
-
-
-# The objectives of the papers, each as nested means in NumPy, and as one call of `aggregate`.
-
-
 def test_search_r2_normalises_a_trace_by_its_own_length():
   rng = np.random.default_rng(1)
   lengths = [2, 5, 3]
@@ -225,27 +210,3 @@ def test_cusearch_divides_by_the_number_of_selected_trajectories():
   expected = sum(x[i].mean() for i in np.flatnonzero(selected)) / 3
   np.testing.assert_allclose(
       aggregate(x, mask * selected[:, None], how='seq-mean-token-mean'), expected, rtol=1e-5)
-
-
-def test_carl_sums_segment_means_and_averages_over_rollouts():
-  rng = np.random.default_rng(3)
-  segments = np.array([[0, 0, 0, 1, 2, 2, -1], [0, 0, -1, -1, -1, -1, -1]])   # -1: padding or a tool's text
-  x = rng.normal(size=segments.shape).astype(np.float32)
-  expected = np.mean([sum(row[ids == k].mean() for k in set(ids) - {-1}) for row, ids in zip(x, segments)])
-  length_of_own = (segments[:, :, None] == segments[:, None, :]).sum(axis=-1)
-  got = aggregate(x, segments >= 0, how='seq-mean-token-sum', weights=1 / length_of_own)
-  np.testing.assert_allclose(got, expected, rtol=1e-5)
-
-
-def test_slate_averages_over_candidates_and_sums_over_steps():
-  rng = np.random.default_rng(4)
-  k = 2
-  # Question 0 has two steps, question 1 has one; a token belongs to (step, candidate), or -1 to neither.
-  candidates = np.array([[0, 0, 0, 1, 2, 3, 3, -1], [0, 1, 1, 1, 1, -1, -1, -1]])
-  x = rng.normal(size=candidates.shape).astype(np.float32)
-  expected = np.mean([
-      sum(np.mean([row[ids == step * k + j].mean() for j in range(k)]) for step in range(steps))
-      for row, ids, steps in zip(x, candidates, [2, 1])])
-  length_of_own = (candidates[:, :, None] == candidates[:, None, :]).sum(axis=-1)
-  got = aggregate(x, candidates >= 0, how='seq-mean-token-sum', weights=1 / (k * length_of_own))
-  np.testing.assert_allclose(got, expected, rtol=1e-5)

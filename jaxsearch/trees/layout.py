@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from jaxsearch import losses
 from jaxsearch.trees.tree import Node, Tree
 
 CREDIT = ('advantages', 'logprobs', 'values', 'returns')  # of a trained span, each one number or one per token
@@ -160,8 +161,7 @@ def loss_weights(nodes: Sequence[Sequence[Node]], how: str,
   tokens, sequences, spans = (max(int(total), 1) for total in (count_trained(nodes) if totals is None else totals))
   if how in ('span-mean', 'step-mean'):
     return _span_weights(nodes, masks, sequences, spans, how)
-  sizes = {'token-mean': [tokens] * len(masks), 'seq-mean-token-mean': [sequences * int(mask.sum()) for mask in masks],
-           'seq-mean-token-sum': [sequences] * len(masks)}[how]
+  sizes = [losses.denominator(how, int(mask.sum()), tokens, sequences) for mask in masks]
   weights = [(mask * (1 / max(size, 1))).astype(np.float32) for mask, size in zip(masks, sizes)]
   return weights, weights
 
