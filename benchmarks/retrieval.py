@@ -18,8 +18,8 @@ one of the first three passages contains a gold answer (normalised, whole words)
     approximate_…          recall at 3 against exact search, and queries a second: of the index's lists, for the questions and as
                            its manifest says; as peers, of graphs (HNSW) in memory by each library that is installed
 
---tune N tries both kinds of fusion and weights of the dense ranking on N training questions whose answer is in the corpus, and
-prints what it finds; the figures stay those of the defaults.
+--tune N tries weights of the cosine beside BM25 on N training questions whose answer is in the corpus, and prints what it finds;
+the figures stay those of the default.
 
 --encode N encodes N passages from all over the corpus in the ways that there are, one after the other, in two rounds, the second
 of which counts: ours; the same encoder plainly, 32 passages at a time in the order of the corpus, padded to the longest (to a
@@ -33,6 +33,7 @@ mapped files.
 """
 
 import argparse
+import functools
 import importlib.util
 import itertools
 import json
@@ -157,28 +158,30 @@ def main():
   with tempfile.TemporaryDirectory() as temporary:
     folder, start, cpu = flags.index or pathlib.Path(temporary) / 'index', time.perf_counter(), time.process_time()
     corpus = flags.folder / 'wiki_corpus.jsonl'
-    manifest = index.build(corpus, folder, 'hybrid', encoder=encoder, approximate=True,
-                           report=lambda stage, done: print(f'{stage} {done}', flush=True))
+    build = functools.partial(index.build, corpus, folder, 'hybrid', encoder=encoder,
+                              report=lambda stage, done: print(f'{stage} {done}', flush=True))
+    build()
+    whole, manifest = index.Index(folder, encoder=encoder), build(approximate=True)
     figures = {'build_seconds': time.perf_counter() - start, 'build_cpu_seconds': time.process_time() - cpu}
     figures |= {f'approximate_lists_{name}_of_manifest': value for name, value in manifest['approximate'].items()}
-    measure(flags, folder, encoder, figures)
+    measure(flags, whole, index.Index(folder, encoder=encoder).dense, encoder, figures)
   print(json.dumps({name: round(float(value), 4) for name, value in figures.items()}))
 
 
-def measure(flags, folder, encoder, figures):
+def measure(flags, whole, lists, encoder, figures):
+  """Adds the figures of an index, and of the lists for approximate search."""
   documents = read_corpus(flags.folder / 'wiki_corpus.jsonl')
   searched = [index.indexed(document) for document in documents]
   texts = [f' {normalize_answer(text)} ' for text in searched]
   questions = {name: read_questions(flags.folder / 'qa' / f'{name}.jsonl') for name in SETS}
   every = [question for own in questions.values() for question in own]
   asked = [question.question for question in every]
-  kinds = {kind: index.Index(folder, encoder=encoder, kind=kind, exact=True) for kind in index.KINDS}
-  kinds['approximate'] = index.Index(folder, encoder=encoder, kind='dense')
-
   def hit(question, numbers):
     return any(f' {normalize_answer(gold)} ' in texts[number] for gold in question.golden_answers for number in numbers)
 
-  ranked = {kind: [numbers for numbers, _ in kinds[kind].rank(asked, 3)] for kind in kinds}
+  queries = encoder.queries(asked)
+  ranked = {'bm25': [whole.sparse.search(query, 3)[0] for query in asked], 'dense': whole.dense.search(queries, 3)[0],
+            'hybrid': [numbers for numbers, _ in whole.rank(asked, 3)], 'approximate': lists.search(queries, 3)[0]}
   for kind, found in ranked.items():
     hits = np.array([hit(question, numbers[:3]) for question, numbers in zip(every, found)])
     figures[f'recall3_{kind}'] = 100 * hits.mean()
@@ -192,23 +195,22 @@ def measure(flags, folder, encoder, figures):
           for numbers, found in zip(ranked['bm25'], judge.search(asked, 3))]
   figures['bm25_same_top3'] = np.mean(same)
   # Several rounds, one after the other, since other work on the machine comes and goes; the middle ratio counts.
-  rounds = [(rate(lambda query: kinds['bm25'].rank([query], 3), asked),
+  rounds = [(rate(lambda query: whole.sparse.search(query, 3), asked),
              rate(lambda query: np.argpartition(plain.get_scores(words(query)), -3)[-3:], asked)) for _ in range(5)]
   ours, theirs = sorted(rounds, key=lambda pair: pair[0] / pair[1])[len(rounds) // 2]
   figures |= {'bm25_queries_per_second': ours, 'rank_bm25_queries_per_second': theirs, 'bm25_times_rank_bm25': ours / theirs}
   figures |= sparse_peers(searched, asked, ranked['bm25'])
-  figures['hybrid_queries_per_second'] = 64 * rate(lambda part: kinds['hybrid'].search(part, 3), [asked[:64], asked[64:128]])
+  figures['hybrid_queries_per_second'] = 64 * rate(lambda part: whole.search(part, 3), [asked[:64], asked[64:128]])
 
-  vectors, _ = dense.Vectors(folder, len(documents), encoder.width, 'float16').read(0, len(documents))
-  vectors, queries = vectors.astype(np.float32), encoder.queries(asked)
-  figures['dense_queries_per_second'] = rate(lambda query: kinds['dense']._dense.search(query[None], 3), queries)
+  vectors = whole._vectors[:]
+  figures['dense_queries_per_second'] = rate(lambda query: whole.dense.search(query[None], 3), queries)
   exact = np.argsort(-(queries @ vectors.T), axis=1, kind='stable')[:, :10]
   rounded, scales = dense.quantized(vectors)
   kept = np.argsort(-(queries @ (rounded * scales[:, None]).T), axis=1, kind='stable')[:, :10]
   figures['int8_recall10'] = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact.tolist(), kept.tolist())])
-  figures |= approximate(kinds['approximate']._dense, vectors, queries, exact[:, :3])
+  figures |= approximate(lists, vectors, queries, exact[:, :3])
   if flags.tune:
-    tune(flags, kinds, hit, ' '.join(texts))
+    tune(flags, whole, hit, ' '.join(texts))
 
 
 def encoding(flags, model, encoder):
@@ -270,19 +272,17 @@ def encoding(flags, model, encoder):
   return found
 
 
-def tune(flags, kinds, hit, all_text):
-  """Prints recall at 3 on training questions for both kinds of fusion and weights of the dense ranking."""
+def tune(flags, whole, hit, all_text):
+  """Prints recall at 3 on training questions for weights of the cosine."""
   questions = [question for question in read_questions(flags.folder / 'qa' / 'train_hotpotqa_2wiki.jsonl')[:3 * flags.tune]
                if normalize_answer(question.golden_answers[0]) not in ('yes', 'no')
                and any(f' {normalize_answer(gold)} ' in all_text for gold in question.golden_answers)][:flags.tune]
-  asked = [question.question for question in questions]
-  for fusion, weights in (('scores', (0, 4, 8, 12, 16, 20, 30)), ('ranks', (0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0))):
-    kinds['hybrid']._fusion = fusion
-    for weight in weights:
-      kinds['hybrid']._dense_weight = weight
-      found = [numbers[:3] for numbers, _ in kinds['hybrid'].rank(asked, 3)]
-      recall = 100 * np.mean([hit(question, numbers) for question, numbers in zip(questions, found)])
-      print(f'{len(questions)} training questions: fusion of {fusion}, dense weight {weight:g}: recall3 {recall:.1f}', flush=True)
+  by_words = [whole.sparse.search(question.question, index.DEPTH) for question in questions]
+  nearest = whole._nearest([(question.question, index.DEPTH, numbers) for question, (numbers, _) in zip(questions, by_words)])
+  for weight in (0, 4, 8, 12, 16, 20, 30):
+    found = [index.fuse(*both, weight)[0][:3] for both in zip(by_words, nearest)]
+    recall = 100 * np.mean([hit(question, numbers) for question, numbers in zip(questions, found)])
+    print(f'{len(questions)} training questions: dense weight {weight:g}: recall3 {recall:.1f}', flush=True)
 
 
 class StandIn:
@@ -314,10 +314,12 @@ def build_synthetic(corpus, folder, steps):
 
 def serve_synthetic(folder, kind, addresses):
   from jaxsearch.tools import http_server
-  backend = index.Index(folder, encoder=StandIn(), kind=kind)
+  backend = index.Index(folder, encoder=StandIn())
+  if kind == 'bm25':
+    backend.dense, backend.threads = None, 4
   with http_server.bind('127.0.0.1', 0) as listener:
     addresses.put(listener.getsockname()[1])
-    http_server.run(http_server.search_app(backend, limits=http_server.Limits(threads=64 if backend.encodes else 4)),
+    http_server.run(http_server.search_app(backend, limits=http_server.Limits(threads=backend.threads)),
                     listener, 'retrieval')
 
 

@@ -55,7 +55,7 @@ def get_config():
     backend='bm25',                  # 'bm25' over `data.corpus`, 'index' (a folder of `jaxsearch index`), 'http' (Search-R1
                                      # retrieval servers), 'web' (Google by way of SERPER, key in SERPER_API_KEY), 'simulated'
                                      # (a writer makes documents up)
-    engine='rank_bm25',              # for 'bm25'; 'bm25s' is faster above some ten thousand passages
+    engine='rank_bm25',              # for 'bm25'; 'sparse' is faster above some ten thousand passages
     index='',                        # for 'index': its folder
     encoder='',                      # for 'index': folder of its encoder; '' is where it was when the index was built
     url='',                          # of the server of 'http' (a comma between several of the same corpus), or of the chat

@@ -6,7 +6,7 @@
 500 steps of 256 questions x 5, 4 epochs in mini-batches of 64 trajectories, at most 15 segments of 2048 tokens and contexts of
 256, clip 0.2, KL and entropy 0.001; every 25 steps greedy EM on the first 500 questions of each benchmark. Learning rates, after
 a linear warm-up over 100 steps of 80 updates: 1e-6 for the policy, 5e-6 for the critic's head, 5e-7 for its share of the
-backbone. Data files have their authors' names, in the working directory. BM25 (bm25s) finds 3 passages among those that come with
+backbone. Data files have their authors' names, in the working directory. BM25 finds 3 passages among those that come with
 the question's own data set; GSM8K has none. A second retriever stands for the paper's
 commercial one in 30 % of its rollouts; the folder all-MiniLM-L6-v2 holds the sentence encoder. Not run by us at this size.
 """
@@ -29,7 +29,7 @@ def get_config():
   config.questions_per_step, config.group_size = 256, 5
   config.data.questions = '+'.join((*TRAIN, 'gsm8k:train.jsonl'))
   config.data.corpus = '+'.join((*TRAIN, *DEV, MORE, 'finqa:dev.json'))
-  config.search.update(backend='bm25', engine='bm25s', by_source=True, topk=3)
+  config.search.update(backend='bm25', engine='sparse', by_source=True, topk=3)
   ours = carl.get_config()
   config.grow, config.credit = ours.grow, ours.credit
   config.grow.update(template='carl', chat=True, max_tokens=2048, context_tokens=256)

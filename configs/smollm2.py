@@ -35,7 +35,7 @@ def get_config(name: str = 'search_r1_grpo'):
   config.steps = 3
   config.questions_per_step = 4
   config.group_size = min(config.group_size, 4)
-  config.search.update(engine='bm25s', topk=config.search.topk if prompted else 3)
+  config.search.update(engine='sparse', topk=config.search.topk if prompted else 3)
   if prompted:
     config.eval.questions = folder + '/qa/hotpotqa.jsonl'
     config.grow.update(prompts='', chat=True, max_tokens=min(config.grow.max_tokens, 128))

@@ -24,7 +24,7 @@ def get_config(stage: str = 'chains'):
   config.data.questions, config.data.corpus = folder + '/qa/train_hotpotqa_2wiki.jsonl', folder + '/wiki_corpus.jsonl'
   config.method = 'cusearch'  # for its reward, F1 and format; with all chains kept it is GRPO
   config.credit.update(strategy='full', max_depth=3, format_weight=0.2)
-  config.search.update(engine='bm25s', topk=2, words=64)  # what a model this small can read
+  config.search.update(engine='sparse', topk=2, words=64)  # what a model this small can read
   config.grow.update(template='brief', chat=True, max_turns=3, max_tokens=80)
   config.sampler.update(slots=16, length=1024)
   config.train.update(row_length=1024, micro_rows=1, chunk=256)

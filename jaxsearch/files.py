@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 from collections.abc import Iterator
+from typing import IO
 
 
 def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
@@ -28,6 +29,13 @@ def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
 def no_link(path: str, flags: int) -> int:
   """The `opener` of files that jaxsearch itself names: a link in such a place is an OSError."""
   return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def appended(path: pathlib.Path, length: int) -> IO[bytes]:
+  """Opens a file to write behind its first `length` bytes; what is there is cut off."""
+  file = open(path, 'ab', opener=no_link)
+  file.truncate(length)
+  return file
 
 
 @contextlib.contextmanager

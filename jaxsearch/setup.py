@@ -188,7 +188,7 @@ def reads_corpus(config: ml_collections.ConfigDict) -> bool:
   return find_backend(config.search.backend).corpus(config.search)
 
 
-@memory.named('reading and indexing the passages', 'take fewer passages (data.corpus), or set search.engine=bm25s')
+@memory.named('reading and indexing the passages', 'take fewer passages (data.corpus), or set search.engine=sparse')
 def open_backend(config: ml_collections.ConfigDict, corpus: str = '',
                  mesh: jax.sharding.Mesh | None = None) -> SearchBackend:
   """Opens the search back end that `config.search` names; `corpus` takes the place of `config.data.corpus`."""

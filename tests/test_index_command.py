@@ -44,7 +44,7 @@ def test_approximate_search_says_what_it_finds(folder, tmp_path, capsys, monkeyp
   assert '--approximate means nothing with --kind bm25' in capsys.readouterr().err
   monkeypatch.setitem(sys.modules, 'faiss', None)
   monkeypatch.delitem(sys.modules, 'jaxsearch.tools.approximate')
-  monkeypatch.delattr('jaxsearch.tools.approximate')
+  monkeypatch.delattr('jaxsearch.tools.approximate', raising=False)
   assert cli.main([*arguments, '--approximate']) == 2
   assert "faiss-cpu: pip install 'jaxsearch[retrieval]'" in capsys.readouterr().err
 

@@ -104,7 +104,6 @@ def serve(config, flags) -> None:
     else:
       from jaxsearch.setup import open_backend
       backend = open_backend(config, flags.corpus)
-      # Threads that wait for the encoder's next batch cost nothing; those of BM25 would only take the processor from each other.
-      threads = 64 if getattr(backend, 'encodes', False) else 4
-      app = http_server.search_app(backend, token=token, limits=http_server.Limits(threads=threads))
+      limits = http_server.Limits(threads=getattr(backend, 'threads', http_server.Limits.threads))
+      app = http_server.search_app(backend, token=token, limits=limits)
     http_server.run(app, listener, 'evidence' if flags.as_tool else 'retrieval')

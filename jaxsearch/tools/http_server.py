@@ -57,7 +57,7 @@ class Limits:
   texts: int = 512             # queries or questions of one request
   text_chars: int = 8192       # of each
   topk: int = 100              # of a search
-  threads: int = 4             # that search
+  threads: int = 4             # that search; more of BM25 would only take the processor from each other
   seconds: float = 60.0        # of a search, waiting for a thread included; then 503
   questions: int = 256         # in flight, of all requests for evidence; further ones get 429 and may be retried
 

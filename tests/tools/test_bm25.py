@@ -1,8 +1,6 @@
 import collections
-import importlib.util
 import math
 import random
-import time
 
 import pytest
 import rank_bm25
@@ -17,8 +15,7 @@ PASSAGES = [
     Document('d', 'Łódź', 'A city in Poland; café culture.')]
 
 
-bm25s_missing = pytest.mark.skipif(importlib.util.find_spec('bm25s') is None, reason='needs the extra')
-engines = pytest.mark.parametrize('engine', ['rank_bm25', pytest.param('bm25s', marks=bm25s_missing)])
+engines = pytest.mark.parametrize('engine', ['rank_bm25', 'sparse'])
 
 
 def random_corpus(count, seed=0):
@@ -74,14 +71,8 @@ def test_the_sums_are_those_of_rank_bm25():
       assert document.score == pytest.approx(scores[[p.id for p in passages].index(document.id)], abs=1e-8)
 
 
-@bm25s_missing
-def test_engines_agree_to_the_last_tie():
-  passages, rng, vocabulary = random_corpus(400, seed=1)
-  plain, fast = BM25(passages), BM25(passages, engine='bm25s')
-  queries = [' '.join(rng.choices(vocabulary, k=rng.randint(1, 12))) for _ in range(200)]
-  for first, second in zip(plain.search(queries, 20), fast.search(queries, 20), strict=True):
-    assert [d.id for d in first] == [d.id for d in second]
-    assert [d.score for d in first] == pytest.approx([d.score for d in second], abs=2e-9)
+def test_an_older_config_gets_the_engine_of_its_kind():
+  assert BM25(PASSAGES, engine='bm25s').search(['capital'], 9) == BM25(PASSAGES, engine='sparse').search(['capital'], 9)
 
 
 @engines
@@ -127,31 +118,12 @@ def test_answers_from_the_cache_cannot_be_spoilt():
   assert len(backend.search(['capital'], 1)[0]) == 1
 
 
-def test_the_cache_is_bounded_and_used():
-  backend = BM25(PASSAGES, cache_size=2)
-  backend.search(['paris', 'Paris!', 'lyon', 'berlin', 'city'], 1)
-  info = backend._ranked.cache_info()
-  assert (info.hits, info.currsize) == (1, 2)
-
-
 def test_bad_arguments_are_named():
   backend = BM25(PASSAGES)
   with pytest.raises(ValueError, match='topk=0'):
     backend.search(['x'], 0)
   with pytest.raises(TypeError, match='list of strings'):
     backend.search('Paris', 3)
-  with pytest.raises(ValueError, match="'lucene'"):
-    BM25(PASSAGES, engine='lucene')
   for corpus in ([], [Document('a', '', '...')]):
     with pytest.raises(ValueError, match='cannot index'):
       BM25(corpus)
-
-
-def test_five_thousand_passages_are_indexed_and_searched_in_no_time():
-  passages, rng, vocabulary = random_corpus(5000)
-  start = time.process_time()
-  backend = BM25(passages)
-  built = time.process_time()
-  backend.search([' '.join(rng.choices(vocabulary, k=8)) for _ in range(100)], 3)
-  assert built - start < 2.0  # 0.4 s where nothing else runs
-  assert time.process_time() - built < 1.0
