@@ -122,7 +122,7 @@ Decoding is planned with slots as long as they are on average, from the prompt t
 (jaxsearch/models/kernels/decode_attention.py) reads each slot's own length, in the cache itself. Where the
 heads do not suit it (`platform_of` there), decoding is dense, over the window of the longest slot. `decode moves` is what a
 token reads and writes, as a multiple of the weights and what is live in the cache. Memory traffic is that of products of
-matrices, kernels and slices; plans made before 2026-11-24 counted it in the compiled text, where it is more.
+matrices, reductions, slices and kernels; plans made before 2026-11-24 counted it in the compiled text, where it is more.
 
 """ + made(plans)
   missing = []

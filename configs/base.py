@@ -159,7 +159,7 @@ def get_config():
   config.lora = config_dict.create(
     rank=0,                          # 0 is off
     alpha=64.0,                      # the adapter is scaled by alpha / rank
-    targets=('q', 'k', 'v', 'o', 'gate', 'up', 'down'),  # 'embedding' and 'unembedding' are possible too
+    targets=('q', 'k', 'v', 'o', 'gate', 'up', 'down'),  # matrices that get an adapter
   )
 
   config.critic = config_dict.create(  # for PPO and CARL

@@ -84,7 +84,7 @@ FIELDS = {
 
   'lora.rank': '>= 0',
   'lora.alpha': '> 0',
-  'lora.targets': ('q', 'k', 'v', 'o', 'gate', 'up', 'down', 'embedding', 'unembedding'),
+  'lora.targets': ('q', 'k', 'v', 'o', 'gate', 'up', 'down'),
 
   'critic.value_clip': '> 0',
   'critic.coef': WEIGHT,

@@ -17,7 +17,7 @@ from flax import nnx
 
 from jaxsearch.models.kernels import tree_attention
 from jaxsearch.models.products import matrix_product, product
-from jaxsearch.models.vocabulary import Factors, token_logprobs
+from jaxsearch.models.vocabulary import token_logprobs
 from jaxsearch.parallel.mesh import ambient_platform, keep_batch_split
 
 
@@ -116,13 +116,6 @@ def _product(x, w):
   return _with_gradient_of(matrix_product(x, w.merged), low)
 
 
-def _look_up(table, tokens):
-  """Rows of the embedding."""
-  if not isinstance(table, Adapted):
-    return table[tokens]
-  return _with_gradient_of(table.merged[tokens], table.a[tokens] @ table.b)
-
-
 class Parameters(nnx.Module):
   """A Flax module that holds a config and its parameters: arrays by name, those of all layers stacked under `layers`."""
 
@@ -184,7 +177,7 @@ def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, v
 
   if _REMAT[config.remat] is not None:
     layer = jax.checkpoint(layer, policy=_REMAT[config.remat], prevent_cse=False)
-  x = keep_batch_split(_look_up(params['embedding'], tokens).astype(config.dtype))
+  x = keep_batch_split(params['embedding'][tokens].astype(config.dtype))
   x, _ = jax.lax.scan(layer, x, params['layers'])
   return rms_norm(x, params['final_norm'], config.norm_eps)
 
@@ -419,10 +412,8 @@ def target_logprobs(params: dict, hidden, targets, *, temperature=1.0, chunk: in
   Returns:
     ([...] float32 log-probabilities, [...] float32 entropies or zeros if not `with_entropy`).
   """
-  table, factors, rows = params.get('unembedding', params['embedding']), None, (*targets.shape, 1)[0]
+  rows = (*targets.shape, 1)[0]
   states, ids = hidden.reshape(rows, -1, hidden.shape[-1]), targets.reshape(rows, -1)
-  if isinstance(table, Adapted):
-    low = jnp.einsum('...d,rd->...r', jax.lax.stop_gradient(states), table.b.astype(hidden.dtype))
-    table, factors = table.merged, Factors(low, table.a)
-  found = token_logprobs(states, ids, table, factors, temperature=temperature, chunk=chunk, with_entropy=with_entropy)
-  return tuple(x.reshape(targets.shape) for x in found)
+  results = token_logprobs(states, ids, params.get('unembedding', params['embedding']), temperature=temperature,
+                           chunk=chunk, with_entropy=with_entropy)
+  return tuple(x.reshape(targets.shape) for x in results)

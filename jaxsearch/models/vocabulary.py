@@ -1,17 +1,18 @@
-"""Log-probabilities of tokens under a softmax over the vocabulary, a chunk of positions at a time, forward and backward.
+"""Log-probabilities of tokens under a softmax over the vocabulary, in chunks of positions, forward and
+backward.
 
-On a mesh (`parallel.mesh.ambient`) the table of the vocabulary is split over neighbours along `fsdp`, and along `tensor`. They
-exchange hidden states, maxima and sums in place of the table: each computes its part of the logits of all of their positions.
-A group is as large as makes the least traffic: of one device (large micro-batches: each gathers the table) up to all of `fsdp`.
-The gradient of the table is added up in float32 over all chunks, where it is, and exchanged once.
+On a mesh (`parallel.mesh.ambient`) the table of the vocabulary is split over neighbours along `fsdp`, and
+along `tensor`. They exchange hidden states, maxima and sums in place of the table: each computes its part of
+the logits of all of their positions. A group is as large as makes the least traffic: of one device (large
+micro-batches: each gathers the table) up to all of `fsdp`. The gradient of the table is added up in float32
+over all chunks, where it is, and exchanged once.
 
-Letters: R rows, M positions of a row, D width, V vocabulary, r rank; on one device n positions, in chunks of c, g devices in a
-group, N = g * c positions of a group's chunk, v entries of the vocabulary.
+Letters: R rows, M positions of a row, D width, V vocabulary; on one device n positions, in chunks of c, g
+devices in a group, N = g * c positions of a group's chunk, v entries of the vocabulary.
 """
 
 import dataclasses
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +23,9 @@ from jaxsearch.parallel import mesh as meshes
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """How positions and vocabulary lie on a mesh whose axis `fsdp` is cut in groups of devices that share the vocabulary."""
-  mesh: AbstractMesh        # with the axes data, groups, fsdp, tensor
-  tensor: str | None        # 'tensor' where it divides the vocabulary
+  """How positions and vocabulary lie on a mesh, its axis `fsdp` cut in groups that share the vocabulary."""
+  mesh: AbstractMesh  # with the axes data, groups, fsdp, tensor
+  tensor: str | None  # 'tensor' where it divides the vocabulary
 
   @property
   def shares(self) -> tuple[str, ...]:
@@ -37,14 +38,11 @@ class Split:
     return PartitionSpec(self.tensor, ('groups', 'fsdp'))
 
 
-class Factors(NamedTuple):
-  """A low-rank change of the table that is merged into it already, and gets the gradient in its place."""
-  states: jax.Array  # [R,M,r] the hidden states times the one factor
-  table: jax.Array   # [V,r] the other factor
-
-
 def best_split(rows: int, positions: int, width: int, vocabulary: int) -> Split | None:
-  """The split on the ambient mesh; None on one device, in a program that is split by hand, or where dimensions do not divide."""
+  """Returns the split on the ambient mesh.
+
+  None on one device, in a program that is split by hand, or where dimensions do not divide.
+  """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1 or AxisType.Manual in mesh.axis_types:
     return None
@@ -54,78 +52,76 @@ def best_split(rows: int, positions: int, width: int, vocabulary: int) -> Split 
   tensor = 'tensor' if vocabulary % mesh.shape['tensor'] == 0 else None
   part = vocabulary // (mesh.shape['tensor'] if tensor else 1)
   sizes = [g for g in range(1, fsdp + 1) if fsdp % g == 0 and part % g == 0]
-  # What a device receives: the states of its group, and (as long as there are several groups) its part of the table.
+  # What a device receives: the states of its group, and (as long as there are several groups) its part of the
+  # table.
   group = min(sizes, key=lambda g: g * rows // parts * positions + part // g)
   return Split(meshes.in_groups(mesh, group), tensor)
 
 
-def token_logprobs(states, ids, table, factors: Factors | None = None, *, temperature=1.0, chunk: int, with_entropy: bool):
-  """Log-probabilities of `ids` under softmax(states @ table.T / temperature), and the entropies.
+def token_logprobs(states, ids, table, *, temperature=1.0, chunk: int, with_entropy: bool):
+  """Computes log-probabilities of `ids` under softmax(states @ table.T / temperature), and the entropies.
 
-  The products are those of the dtype of `states`, all else is float32. The gradient of a float32 `table` is float32. Nothing is
-  differentiated with respect to the temperature. What no gradient is asked of, the entropies or a frozen table, costs none.
+  The products are those of the dtype of `states`, all else is float32. The gradient of a float32 `table` is
+  float32. Nothing is differentiated with respect to the temperature. What no gradient is asked of, the
+  entropies or a frozen table, costs none.
 
   Args:
     states: [R,M,D]; ids: [R,M] int; table: [V,D].
-    factors: what is to get the gradient of the table.
     chunk: positions of one device that are projected at a time.
   Returns:
     ([R,M] float32 log-probabilities, [R,M] float32 entropies or zeros if not `with_entropy`).
   """
   split = best_split(*states.shape, table.shape[0])
-  return _token_logprobs(chunk, with_entropy, split, states, ids, table, factors, temperature)
+  return _token_logprobs(chunk, with_entropy, split, states, ids, table, temperature)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _token_logprobs(chunk, with_entropy, split, states, ids, table, factors, temperature):
+def _token_logprobs(chunk, with_entropy, split, states, ids, table, temperature):
   return _forward(chunk, with_entropy, split, states, ids, table, temperature)[0]
 
 
-def _forward_rule(chunk, with_entropy, split, states, ids, table, factors, temperature):
-  learned, table = table.perturbed, table.value  # `perturbed`: a gradient is asked of it
-  states, ids, factors, temperature = jax.tree.map(
-    lambda x: x.value, (states, ids, factors, temperature), is_leaf=lambda x: hasattr(x, 'perturbed'))
+def _forward_rule(chunk, with_entropy, split, *arrays):
+  states, ids, table, temperature = (array.value for array in arrays)
   results, own, normaliser = _forward(chunk, with_entropy, split, states, ids, table, temperature)
-  like = jnp.zeros(0, table.dtype) if learned else None
-  return results, (states, ids, own, like, factors, temperature, normaliser, results[1])
+  like = jnp.zeros(0, table.dtype) if arrays[2].perturbed else None  # a gradient of the table is asked for
+  return results, (states, ids, own, like, temperature, normaliser, results[1])
 
 
 def _backward_rule(chunk, with_entropy, split, saved, cotangents):
-  states, ids, own, like, factors, temperature, normaliser, entropies = saved
+  states, ids, own, like, temperature, normaliser, entropies = saved
   by_logprob, by_entropy = cotangents
   if isinstance(by_logprob, jax.custom_derivatives.SymbolicZero):
     by_logprob = jnp.zeros(ids.shape)
   if isinstance(by_entropy, jax.custom_derivatives.SymbolicZero) or not with_entropy:
     by_entropy = None
-  by_states, by_table, by_factors = _backward(
-    chunk, split, states, ids, own, like, factors, temperature, normaliser, entropies, by_logprob, by_entropy)
-  return by_states, None, by_table, by_factors, None
+  vectors = ids, normaliser, by_logprob, *(() if by_entropy is None else (entropies, by_entropy))
+  by_states, by_table = _backward(chunk, split, states, vectors, own, like, temperature)
+  return by_states, None, by_table, None
 
 
 _token_logprobs.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
 
 
 def _on_devices(split: Split | None, inputs: tuple, outputs: tuple):
-  """Runs a function of local arrays on every device of the mesh; `inputs` and `outputs` are their layouts."""
+  """Decorates a function of local arrays to run on every device; `inputs` and `outputs` are their layouts."""
   def decorate(function):
     def run(*args):
-      if split is None:
-        return function(*args)
       with jax.sharding.use_abstract_mesh(split.mesh):
-        return jax.shard_map(function, mesh=split.mesh, in_specs=inputs, out_specs=outputs, check_vma=False)(*args)
-    return run
+        return jax.shard_map(function, mesh=split.mesh, in_specs=inputs, out_specs=outputs,
+                             check_vma=False)(*args)
+    return function if split is None else run
   return decorate
 
 
 def _layouts(split: Split | None):
-  """The layouts of rows, of the table among the parameters, and of the table as its group shares it."""
+  """Returns the layouts of rows, of the table among the parameters, and as its group shares it."""
   if split is None:
     return (None,) * 3
   return PartitionSpec(('data', 'groups', 'fsdp')), split.table, PartitionSpec(split.shares)
 
 
 def _forward(chunk, with_entropy, split, states, ids, table, temperature):
-  """((log-probabilities, entropies), the table as its group shares it, logarithms of the normalisers [R,M])."""
+  """Returns ((log-probabilities, entropies), the table as its group shares it, log normalisers [R,M])."""
   rows, whole, shared = _layouts(split)
 
   @_on_devices(split, (rows, rows, whole, PartitionSpec()), ((rows, rows), shared, rows))
@@ -158,19 +154,17 @@ def _forward(chunk, with_entropy, split, states, ids, table, temperature):
   return run(states, ids, table, jnp.float32(temperature))
 
 
-def _backward(chunk, split, states, ids, own, like, factors, temperature, normaliser, entropies, by_logprob, by_entropy):
-  """The gradients of states, of the table if `like` has its dtype, and of the factors."""
+def _backward(chunk, split, states, vectors, own, like, temperature):
+  """Computes the gradients of states, and of the table if `like` has its dtype; `vectors`: [R,M] each."""
   rows, whole, shared = _layouts(split)
-  factored = None if factors is None else Factors(rows, shared)
-  vectors = ids, normaliser, by_logprob, *(() if by_entropy is None else (entropies, by_entropy))
 
-  @_on_devices(split, (rows, rows, shared, factored, PartitionSpec(), PartitionSpec()), (rows, whole, factored))
-  def run(states, vectors, own, factors, like, temperature):
+  @_on_devices(split, (rows, rows, shared, PartitionSpec(), PartitionSpec()), (rows, whole))
+  def run(states, vectors, own, like, temperature):
     columns = _first(own, split) + jnp.arange(len(own))
 
     def project(total, part):
-      (x, low), (wanted, normaliser, by_logprob, *of_entropy) = part
-      x, low = (None if y is None else _gather(y, split) for y in (x, low))
+      x, (wanted, normaliser, by_logprob, *of_entropy) = part
+      x = _gather(x, split)
       logprobs = _scores(x, own, temperature) - normaliser[:, None]
       by_logprob = by_logprob[:, None]
       probabilities = jnp.exp(logprobs)
@@ -179,57 +173,54 @@ def _backward(chunk, split, states, ids, own, like, factors, temperature, normal
         entropy, by_entropy = of_entropy
         by_scores -= by_entropy[:, None] * probabilities * (logprobs + entropy[:, None])
       by_scores /= temperature
-      back = lambda y, table: _scatter(jnp.einsum('nv,vd->nd', by_scores.astype(y.dtype), table.astype(y.dtype),
-                                                  preferred_element_type=jnp.float32), split).astype(y.dtype)
-      if total is not None:  # float32 operands too: rounded gradients of logits would show in sums of many positions
-        total += jnp.einsum('nv,nd->vd', by_scores, (x if low is None else low).astype(jnp.float32))
-      return total, (back(x, own), None if low is None else back(low, factors.table))
+      if total is not None:  # float32 operands too: rounded gradients of logits would show in long sums
+        total += jnp.einsum('nv,nd->vd', by_scores, x.astype(jnp.float32))
+      by_x = jnp.einsum('nv,vd->nd', by_scores.astype(x.dtype), own.astype(x.dtype),
+                        preferred_element_type=jnp.float32)
+      return total, _scatter(by_x, split).astype(x.dtype)
 
-    low, learned = (None, like) if factors is None else factors
-    width = states.shape[-1] if factors is None else low.shape[-1]
-    total = None if learned is None else jnp.zeros((len(own), width))
-    parts = jax.tree.map(lambda y: _chunks(y, chunk), ((states, low), vectors))
-    total, by_inputs = jax.lax.scan(project, total, (parts[0], _gather(parts[1], split, 1)))
-    by_states, by_low = jax.tree.map(lambda y, like: y.reshape(-1, y.shape[-1])[:like[..., 0].size].reshape(like.shape),
-                                     by_inputs, (states, low))
-    if factors is not None:
-      total = total if split is None else jax.lax.psum(total, ('data', 'groups'))
-      return by_states, None, Factors(by_low, total.astype(factors.table.dtype))
-    return by_states, None if total is None else _return(total, split).astype(like.dtype), None
+    total = None if like is None else jnp.zeros(own.shape)
+    vectors = jax.tree.map(lambda y: _chunks(y, chunk), vectors)
+    total, by_states = jax.lax.scan(project, total, (_chunks(states, chunk), _gather(vectors, split, 1)))
+    D = states.shape[-1]
+    by_states = by_states.reshape(-1, D)[:states.size // D].reshape(states.shape)
+    return by_states, None if total is None else _return(total, split).astype(like.dtype)
 
-  return run(states, vectors, own, factors, like, jnp.float32(temperature))
+  return run(states, vectors, own, like, jnp.float32(temperature))
 
 
 def _scores(states, table, temperature):
-  """[N,v] float32 logits, divided by the temperature."""
+  """Returns [N,v] float32 logits, divided by the temperature."""
   return jnp.einsum('nd,vd->nv', states, table, preferred_element_type=jnp.float32) / temperature
 
 
 def _chunks(x, chunk: int):
-  """[R,M,...] -> [count, c, ...], padded with zeros; chunks of one size, at most `chunk`."""
+  """Cuts [R,M,...] into [count, c, ...], padded with zeros; chunks of one size, at most `chunk`."""
   x = x.reshape(-1, *x.shape[2:])
   count = -(-len(x) // chunk)
   size = -(-len(x) // count)
-  return jnp.pad(x, ((0, count * size - len(x)), *((0, 0),) * (x.ndim - 1))).reshape(count, size, *x.shape[1:])
+  x = jnp.pad(x, ((0, count * size - len(x)), *((0, 0),) * (x.ndim - 1)))
+  return x.reshape(count, size, *x.shape[1:])
 
 
 def _gather(tree, split: Split | None, axis: int = 0):
-  """Chunks of all devices of the group, one after the other along `axis`."""
+  """Gathers chunks of all devices of the group, one after the other along `axis`."""
   if split is None:
     return tree
   return jax.tree.map(lambda x: jax.lax.all_gather(x, 'fsdp', axis=axis, tiled=True), tree)
 
 
 def _take_own(x, split: Split | None):
-  """[count, N] -> [count, c]."""
+  """Takes a device's own [count, c] of [count, N]."""
   if split is None:
     return x
   size = split.mesh.shape['fsdp']
-  return jax.lax.dynamic_index_in_dim(x.reshape(len(x), size, -1), jax.lax.axis_index('fsdp'), axis=1, keepdims=False)
+  parts = x.reshape(len(x), size, -1)
+  return jax.lax.dynamic_index_in_dim(parts, jax.lax.axis_index('fsdp'), axis=1, keepdims=False)
 
 
 def _scatter(x, split: Split | None):
-  """[N,D] parts of sums over the vocabulary -> [c,D] sums of a device's own positions."""
+  """Adds up [N,D] parts of sums over the vocabulary into [c,D] sums of a device's own positions."""
   if split is None:
     return x
   x = jax.lax.psum_scatter(x, 'fsdp', scatter_dimension=0, tiled=True)
@@ -237,12 +228,12 @@ def _scatter(x, split: Split | None):
 
 
 def _first(own, split: Split | None):
-  """The first entry of the vocabulary that a device has."""
+  """Returns the first entry of the vocabulary that a device has."""
   return 0 if split is None else jax.lax.axis_index(split.shares) * len(own)
 
 
 def _share(table, split: Split | None):
-  """From the layout of the parameters to [v,D], whole entries of the vocabulary."""
+  """Turns the layout of the parameters into [v,D], whole entries of the vocabulary."""
   if split is None:
     return table
   table = jax.lax.all_to_all(table, 'fsdp', split_axis=0, concat_axis=1, tiled=True)
@@ -250,7 +241,7 @@ def _share(table, split: Split | None):
 
 
 def _return(gradient, split: Split | None):
-  """The sum over all positions, from [v,D] to the layout of the parameters."""
+  """Sums [v,D] over all positions, into the layout of the parameters."""
   if split is None:
     return gradient
   gradient = jax.lax.psum_scatter(gradient, 'groups', scatter_dimension=1, tiled=True)

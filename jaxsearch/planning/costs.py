@@ -1,7 +1,7 @@
 """Counts what a device computes and moves through its memory, in the traced program of its share of a run.
 
 There it is the same for every target; compilers count a loop once, and nothing inside of kernels. Products of
-matrices, kernels and slices count. All else is taken to be fused into them, so what is counted is the least.
+matrices, reductions, slices and kernels count. All else is taken to be fused into them.
 """
 
 import dataclasses
@@ -54,6 +54,8 @@ def count(jaxpr) -> tuple[np.ndarray, np.ndarray]:
       once[1] += 2 * sum(written)
     elif name in ('scatter', 'scatter-add', 'dynamic_update_slice'):
       once[1] += 2 * read[1 if name == 'dynamic_update_slice' else 2]
+    elif name.startswith('reduce_'):
+      once[1] += sum(read)
     else:
       inner = [count(body) for body in _bodies(params)]
       if name == 'cond':

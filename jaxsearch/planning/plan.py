@@ -104,9 +104,9 @@ def cost_of(program: programs.Program, alone: programs.Program, split: int,
     alone: the program with the rows and slots of one device; `split` devices share its matrices.
   """
   once, each = (counted / split for counted in costs.count(alone.trace().jaxpr.jaxpr))
-  if program.gradients:  # read and written in every turn, and again with the training state
+  if program.gradients:  # a device's part, read and written in every turn, and again with its training state
     each[1] += 2 * program.gradients
-    once[1] += 2 * (program.gradients + programs.on_device(program.args[0]))
+    once[1] = 2 * (program.gradients + programs.on_device(program.args[0]))
   return {part: costs.Cost(flops, size, found.received(part == 'each'), cache)
           for part, (flops, size, cache) in {'once': once, 'each': each}.items()}
 

@@ -12,10 +12,9 @@ from jaxsearch.parallel import mesh as meshes
 CONFIG = DecoderConfig(vocab_size=64, hidden_size=24, intermediate_size=32, num_layers=2, num_heads=4, num_kv_heads=2,
                        head_dim=8, qkv_bias=True)
 RANK, ALPHA = 3, 12.0
-TARGETS = ('q', 'k', 'v', 'o', 'gate', 'up', 'down', 'embedding', 'unembedding')
 SUMS = {'q': 'ldr,lrnh->ldnh', 'k': 'ldr,lrnh->ldnh', 'v': 'ldr,lrnh->ldnh', 'o': 'lnhr,lrd->lnhd',
-        'gate': 'ldr,lrf->ldf', 'up': 'ldr,lrf->ldf', 'down': 'lfr,lrd->lfd',
-        'embedding': 'vr,rd->vd', 'unembedding': 'vr,rd->vd'}  # fmt: skip
+        'gate': 'ldr,lrf->ldf', 'up': 'ldr,lrf->ldf', 'down': 'lfr,lrd->lfd'}
+TARGETS = tuple(SUMS)
 TOKENS = np.random.default_rng(0).integers(0, 64, (2, 9))
 
 
@@ -32,28 +31,23 @@ def random_adapter(targets, dtype=jnp.float32):
   return jax.tree.unflatten(treedef, [jnp.asarray(rng.normal(0, 0.2, shape), dtype) for shape in leaves])
 
 
-def in_place_of(tree, name):
-  """The dict of a nested tree in which `name` stands."""
-  return tree if name in ('embedding', 'unembedding') else tree['layers']
-
-
 def by_hand(params, adapter, targets):
   """W + alpha / r * a b in float64."""
   expected = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
   for name in targets:
-    a, b = (np.asarray(in_place_of(adapter, name)[name][factor], np.float64) for factor in 'ab')
-    in_place_of(expected, name)[name] += ALPHA / RANK * np.einsum(SUMS[name], a, b)
+    a, b = (np.asarray(adapter['layers'][name][factor], np.float64) for factor in 'ab')
+    expected['layers'][name] += ALPHA / RANK * np.einsum(SUMS[name], a, b)
   return expected
 
 
-@pytest.mark.parametrize('targets', [*((name,) for name in TARGETS), TARGETS])
+@pytest.mark.parametrize('targets', [('q',), ('o',), TARGETS])
 def test_the_merged_model_is_the_base_and_the_product(params, targets):
   adapter = random_adapter(targets)
   merged = jax.jit(lora.merge)(params, adapter, ALPHA)
   expected = by_hand(params, adapter, targets)
   jax.tree.map(lambda found, wanted: np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6), merged, expected)
   scores = [Decoder(CONFIG, params=tree)(TOKENS) for tree in (merged, jax.tree.map(jnp.float32, expected), params)]
-  np.testing.assert_allclose(scores[0], scores[1], rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(scores[0], scores[1], rtol=1e-4, atol=1e-4)
   assert np.abs(scores[0] - scores[2]).max() > 1e-2
 
 
@@ -62,11 +56,10 @@ def test_a_new_adapter_is_the_base_to_the_bit(params):
   jax.tree.map(np.testing.assert_array_equal, jax.jit(lora.merge)(params, adapter, ALPHA), params)
   assert jax.tree.structure(adapter) == jax.tree.structure(random_adapter(TARGETS))
   for name in TARGETS:
-    zero, normal = ('a', 'b') if name == 'unembedding' else ('b', 'a')
-    factors = in_place_of(adapter, name)[name]
-    assert not np.any(factors[zero]) and np.all(factors[normal])
-    inputs = {'o': 4 * 8, 'down': 32, 'embedding': 1}.get(name, 24)
-    assert float(np.std(factors[normal])) * (3 * inputs) ** 0.5 == pytest.approx(1, abs=0.25)
+    factors = adapter['layers'][name]
+    assert not np.any(factors['b']) and np.all(factors['a'])
+    inputs = {'o': 4 * 8, 'down': 32}.get(name, 24)
+    assert float(np.std(factors['a'])) * (3 * inputs) ** 0.5 == pytest.approx(1, abs=0.25)
 
 
 def loss_of(params):
@@ -88,13 +81,13 @@ def test_the_gradient_is_that_of_the_matrix_through_both_factors(params):
     params, adapter)
   np.testing.assert_allclose(value, expected, rtol=1e-6)
   for name in TARGETS:
-    a, b = (np.asarray(in_place_of(adapter, name)[name][factor], np.float64) for factor in 'ab')
+    a, b = (np.asarray(adapter['layers'][name][factor], np.float64) for factor in 'ab')
     first, rest = SUMS[name].split(',')
     second, matrix = rest.split('->')
-    G = ALPHA / RANK * np.asarray(in_place_of(whole, name)[name], np.float64)
+    G = ALPHA / RANK * np.asarray(whole['layers'][name], np.float64)
     for factor, wanted in (('a', np.einsum(f'{matrix},{second}->{first}', G, b)),
                            ('b', np.einsum(f'{matrix},{first}->{second}', G, a))):
-      np.testing.assert_allclose(in_place_of(found, name)[name][factor], wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
+      np.testing.assert_allclose(found['layers'][name][factor], wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
       assert np.abs(wanted).max() > 1e-2
 
 
@@ -113,25 +106,18 @@ def test_bfloat16_is_one_rounding_of_the_sum(params):
 def test_factors_are_split_as_their_matrix_is():
   mesh = meshes.make_mesh(1, 4, 2)
   placed = meshes.shardings(lora.adapter_axes(CONFIG, TARGETS), shapes := lora.adapter_shapes(CONFIG, RANK, TARGETS), mesh)
-  split = lambda name, factor: in_place_of(placed, name)[name][factor].shard_shape(in_place_of(shapes, name)[name][factor])
+  split = lambda name, factor: placed['layers'][name][factor].shard_shape(shapes['layers'][name][factor])
   assert split('q', 'a') == (2, 6, RANK) and split('q', 'b') == (2, RANK, 2, 8)
   assert split('o', 'a') == (2, 2, 8, RANK) and split('o', 'b') == (2, RANK, 6)
-  assert split('down', 'a') == (2, 16, RANK) and split('embedding', 'a') == (32, RANK)
+  assert split('down', 'a') == (2, 16, RANK)
 
 
 @pytest.mark.parametrize('rank, targets, words', [
   (4, ('q', 'query'), "some of .*'down'.*: got .*'query'"),
-  (4, ('attn_norm',), 'some of'),
+  (4, ('embedding',), 'some of'),
   (4, (), r'got \[\]'),
   (0, ('q',), 'rank 0: at least 1'),
 ])
 def test_what_is_no_adapter_is_named(rank, targets, words):
   with pytest.raises(ValueError, match=words):
     lora.adapter_shapes(CONFIG, rank, targets)
-
-
-def test_a_tied_decoder_has_no_unembedding():
-  tied = DecoderConfig(vocab_size=64, hidden_size=24, intermediate_size=32, num_layers=2, num_heads=4, num_kv_heads=2,
-                       head_dim=8, tie_embeddings=True)
-  with pytest.raises(ValueError, match='unembedding'):
-    lora.adapter_axes(tied, ('unembedding',))

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxsearch.models import vocabulary
-from jaxsearch.models.decoder import Adapted, target_logprobs
+from jaxsearch.models.decoder import target_logprobs
 from jaxsearch.parallel import mesh as meshes
 
 R, V, D = 8, 64, 24
@@ -65,26 +65,6 @@ def test_results_and_gradients_are_the_dense_ones(sizes, positions, shape):
   wanted_grads = jax.grad(lambda *inputs: weighted(dense(*inputs, ids, 0.7), weights), (0, 1))(states, table)
   for found, expected in zip((*results, *grads), (*wanted, *wanted_grads), strict=True):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
-
-
-@pytest.mark.parametrize('sizes', [(1, 1, 1), (1, 4, 2)])
-def test_an_adapter_of_the_table_gets_the_gradient_of_the_sum(sizes):
-  states, ids, table, weights = problem(3)
-  rng = np.random.default_rng(1)
-  a, b = (rng.normal(size=shape).astype(np.float32) / 4 for shape in ((V, 5), (5, D)))
-  mesh = meshes.make_mesh(*sizes, devices=jax.devices()[:np.prod(sizes)])
-
-  def loss(states, a, b):
-    with meshes.ambient(mesh):
-      params = {'embedding': None, 'unembedding': Adapted(jnp.asarray(table + 2 * a @ b), a, 2 * b)}
-      return weighted(target_logprobs(params, states, ids, chunk=4, with_entropy=True), weights)
-
-  found, grads = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(*place(mesh, states, a, b))
-  expected, wanted = jax.value_and_grad(
-    lambda states, a, b: weighted(dense(states, table + 2 * a @ b, ids, 1.0), weights), (0, 1, 2))(states, a, b)
-  np.testing.assert_allclose(found, expected, rtol=1e-5)
-  for grad, want in zip(grads, wanted, strict=True):
-    np.testing.assert_allclose(grad, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
 
 
 @pytest.mark.parametrize('sizes', [(1, 1, 1), (1, 8, 1)])

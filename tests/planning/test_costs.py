@@ -48,6 +48,10 @@ def test_slices_move_what_they_take_and_put():
   assert count(put, table, rows)[0][1] == 2 * 3 * 8 * 4
 
 
+def test_reductions_read_what_they_reduce():
+  assert count(lambda x: jnp.max(x, axis=1), SQUARE)[0] == [0, 8 * 8 * 4, 0]
+
+
 def test_kernels_count_as_they_estimate():
   def kernel(x, out):
     out[...] = x[...]
@@ -68,9 +72,9 @@ def test_a_decode_step_moves_what_its_kernel_says(platform):
   once, each = count(attend, struct(S, K * G, h), new, new, struct(R, K, T, 2 * h), slots, slots)
   cache = decode_attention.cache_traffic([T] * S, K, h, 2, platform)
   assert once[0] == 4 * S * K * G * T * h and not any(each)
-  assert cache < once[1] == once[2] < 1.03 * cache
+  assert cache < once[2] <= once[1] < 1.03 * cache
   half = costs.Cost(*once[:2], cache=once[2]).filled(0.5)
-  assert half.bytes == half.cache == once[2] / 2
+  assert (half.bytes, half.cache) == (once[1] - once[2] / 2, once[2] / 2)
 
 
 def test_a_backward_pass_counts_what_it_recomputes():

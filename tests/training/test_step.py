@@ -388,7 +388,7 @@ def test_one_program_serves_every_number_of_rows_of_a_bucket(tiny):
 def adapted(tiny, mesh, base):
   """(state, train_step, base) on `mesh`: an adapter of rank 4 on all matrices of the decoder."""
   config = ml_collections.ConfigDict(dict(
-    lora=dict(rank=4, alpha=8.0, targets=('q', 'k', 'v', 'o', 'gate', 'up', 'down', 'embedding')), seed=0, dtype='float32',
+    lora=dict(rank=4, alpha=8.0, targets=('q', 'k', 'v', 'o', 'gate', 'up', 'down')), seed=0, dtype='float32',
     optim=tiny.optim_config(master_weights=True, weight_decay=0.1)))
   adapter = setup.new_adapter(config, tiny.decoder, mesh)
   loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=tiny.decoder, **tiny.hyper)
