@@ -108,26 +108,27 @@ def plans_page(plans):
 
     python benchmarks/plans.py --folder runs/plans
 
-Every program below was compiled by the compiler of its target, at full size, from shapes alone. **Nothing was run**: there was
-no accelerator. Memory is what the compiler planned. Seconds are least times: what arithmetic, memory or network must take at
-their published rates, each program bound by the slowest of the three, every chain as long as its config allows. Tools, judges
-and the host are not in them. Real steps take a multiple.
+Every program was compiled by the compiler of its target, at full size, from shapes alone. **Nothing was
+run**. Memory is what the compiler planned. Seconds are least times: what arithmetic, memory or network must
+take at their published rates, each program bound by the slowest of the three, every chain as long as its
+config allows. Tools, judges and the host are not in them. Real steps take a multiple. One plan in full, with
+every program: `jaxsearch plan --config configs/NAME.py --target TARGET`.
 
-Parameters (policy, reference, critic) and moments always lie on a device; weights and cache of the sampler while it samples
-(`sampler.release`). The columns behind them are what each program adds while it runs. `load` hands new weights to the sampler.
-All in GiB a device; `share` is the largest sum as a share of the device. One plan in full:
-`jaxsearch plan --config configs/NAME.py --target TARGET`.
+Memory is in GiB a device. Parameters (policy, reference, critic) and moments always lie there; weights and
+cache of the sampler while it samples (`sampler.release`). `update`, `critic` and `load` are what updating the
+policy, updating the critic and handing new weights to the sampler add while they run; all other programs add
+less than `update`. `share` is the largest sum as a share of the device.
 
-Decoding is planned with slots as long as they are on average, from the prompt to the last token: its kernel
-(jaxsearch/models/kernels/decode_attention.py) reads each slot's own length, in the cache itself. Where the
-heads do not suit it (`platform_of` there), decoding is dense, over the window of the longest slot. `decode moves` is what a
-token reads and writes, as a multiple of the weights and what is live in the cache. Memory traffic is that of products of
-matrices, reductions, slices and kernels; plans made before 2026-11-24 counted it in the compiled text, where it is more.
+Decoding is planned with slots as long as they are on average: its kernel
+(jaxsearch/models/kernels/decode_attention.py) reads each slot's own length. Where the heads do not suit it
+(`platform_of` there), decoding is dense, over the window of the longest slot. Memory traffic is that of
+matrix products, kernels and slices; plans made before 2026-11-24 counted it in the compiled text, where it is
+more.
 
 """ + made(plans)
   missing = []
   for target in TARGETS:
-    rows = []
+    rows, moved = [], []
     for config in CONFIGS:
       plan = plans.get(f'{config}@{target}')
       if plan is None:
@@ -136,14 +137,17 @@ matrices, reductions, slices and kernels; plans made before 2026-11-24 counted i
       state = plan['resident']
       memory = {name: program['memory'] for name, program in plan['programs'].items()}
       beside = lambda name: f'{(memory[name]["total"] - memory[name]["resident"]) / GIB:.1f}' if name in memory else ''
-      rows.append([f'`{config}`', *(f'{size / GIB:.1f}' for size in state.values()), *map(beside, (
-        'update', 'critic', 'score', 'values', 'prefill', 'decode')), f'{plan["load"]["temporary"] / GIB:.1f}',
-        f'{plan["share"]:.0%}' + ('' if plan['fits'] else ' **too much**'),
-        *(f'{seconds:.0f}' for seconds in plan['phases'].values()), bound(plan), f'{plan["decode_traffic"]:.2f}'])
+      rows.append([f'`{config}`', *(f'{size / GIB:.1f}' for size in state.values()), beside('update'),
+                   beside('critic'), f'{plan["load"]["temporary"] / GIB:.1f}',
+                   f'{plan["share"]:.0%}' + ('' if plan['fits'] else ' **too much**'),
+                   *(f'{seconds:.0f}' for seconds in plan['phases'].values()), bound(plan)])
+      moved.append(plan['decode_traffic'])
     if rows:
       text += f'## {target}\n\n' + table(
-        ['config', 'parameters', 'moments', 'weights', 'cache', 'update', 'critic', 'score', 'values', 'prefill', 'decode',
-         'load', 'share', 'rollout s', 'score s', 'update s', 'bound by', 'decode moves'], rows) + '\n'
+        ['config', 'parameters', 'moments', 'weights', 'cache', 'update', 'critic', 'load', 'share', 'rollout s',
+         'score s', 'update s', 'bound by'], rows)
+      text += (f'\nDecoding a token moves {min(moved):.2f} to {max(moved):.2f} times the weights and what is live in '
+               'the cache.\n\n')
   if missing:
     text += f'Not planned yet: {len(missing)} of {len(CONFIGS) * len(TARGETS)}. The command above goes on where it stopped.\n\n'
   return text + '## Devices, as published\n\n' + table(['device', 'memory GiB', 'memory GB/s', 'bf16 TFLOP/s', 'links GB/s',
@@ -157,10 +161,11 @@ def scaling_page(plans):
 
     python benchmarks/plans.py --folder runs/plans --only scaling
 
-Plans of Search-R1's step (512 questions x 5 chains of 4,096 tokens, configs/search_r1_grpo_qwen2_5_3b.py) with other models and
-one training row a device, and 256 slots a host, or as many as fit. Compiled by the compiler of the target; **nothing was run**.
-Seconds are least times, as in [plans.md](plans.md). `next limit`: what the longest phase is bound by, or what does not fit. A
-program that is larger than the memory of a TPU is refused by its compiler: then there are no seconds.
+Plans of Search-R1's step (512 questions x 5 chains of 4,096 tokens, configs/search_r1_grpo_qwen2_5_3b.py)
+with other models, one training row a device, and 256 slots a host or as many as fit. **Nothing was run**;
+seconds are least times, as in [plans.md](plans.md); `step s` includes scoring. `next limit`: what the longest
+phase is bound by, or what does not fit. A TPU's compiler refuses a program that is larger than its memory:
+then there are no seconds.
 
 """ + made(plans)
   rows = []
@@ -169,14 +174,15 @@ program that is larger than the memory of a TPU is refused by its compiler: then
       for target in slices:
         plan = plans.get(f'scaling_{size}@{target}')
         if plan is not None:
-          figures = ['too much', '', '', '', ''] if plan['step_seconds'] is None else [f'{plan["share"]:.0%}', *(
-            f'{seconds:.0f}' for seconds in (*plan['phases'].values(), plan['step_seconds']))]
+          phases = plan['phases']
+          figures = ['too much', '', '', ''] if plan['step_seconds'] is None else [f'{plan["share"]:.0%}', *(
+            f'{seconds:.0f}' for seconds in (phases['rollout'], phases['update'], plan['step_seconds']))]
           rows.append([f'{size.upper()}, {devices} x {target.rsplit(":", 1)[0]}', f'{slots(size, devices, target)}', *figures,
                        bound(plan) if plan['fits'] else f'does not fit: {plan["advice"]}'])
   planned = len(SIZES) * sum(map(len, SLICES.values()))
   if len(rows) < planned:
     text += f'Not planned yet: {planned - len(rows)} of {planned}.\n\n'
-  return text + table(['model, devices', 'slots', 'memory', 'rollout s', 'score s', 'update s', 'step s', 'next limit'], rows)
+  return text + table(['model, devices', 'slots', 'memory', 'rollout s', 'update s', 'step s', 'next limit'], rows)
 
 
 def main():
