@@ -72,7 +72,7 @@ def test_a_decode_step_moves_what_its_kernel_says(platform):
   once, each = count(attend, struct(S, K * G, h), new, new, struct(R, K, T, 2 * h), slots, slots)
   cache = decode_attention.cache_traffic([T] * S, K, h, 2, platform)
   assert once[0] == 4 * S * K * G * T * h and not any(each)
-  assert cache < once[2] <= once[1] < 1.03 * cache
+  assert cache < once[2] <= once[1] < 1.05 * cache
   half = costs.Cost(*once[:2], cache=once[2]).filled(0.5)
   assert (half.bytes, half.cache) == (once[1] - once[2] / 2, once[2] / 2)
 
