@@ -1,12 +1,10 @@
 """One file per method: how its trees grow, what they earn, and which spans are credited with it.
 
-A method is a module with two functions. Their settings are keyword-only, with defaults. credit.py holds shared credit.
-Methods without `credit`, such as those in prompted/, are for evaluation only.
-
-  grow(question, tree, **config.grow)        a generator: appends prompts and observations, yields requests (sampler/requests.py)
+  grow(question, tree, **config.grow)        a generator: appends prompts and observations, yields requests
   credit(groups, context, **config.credit)   `groups` holds the trees of each question of the batch
 
-CONTRIBUTING.md has the contract: what `grow` and `credit` set, what they may rely on, and what else a method may define.
+CONTRIBUTING.md has the contract. Methods without `credit`, such as those in prompted/, are for evaluation
+only. Files without `grow` hold what methods share.
 """
 
 import collections
@@ -25,14 +23,14 @@ from jaxsearch.parallel import mesh as meshes
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-  """What a method may know besides the trees.
+  """Holds what a method may know besides the trees.
 
   Attributes:
     step: number of the training step, from 1; 0 in an evaluation.
     rng: random numbers, a function of the seed and the step.
     memory: what the method keeps from step to step; part of the checkpoint, so it holds only what JSON can.
-    metrics: figures of the step, for its row of metrics.jsonl. With several processes each has its own groups: a whole number is
-      a count and is added up over them, any other is a mean and is averaged by their numbers of trees.
+    metrics: figures for the step's row of metrics.jsonl. Over several processes a whole number is a count and
+      is summed; any other is a mean, weighted by their numbers of trees.
   """
   step: int
   rng: np.random.Generator
@@ -40,32 +38,33 @@ class Context:
   metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
   def gather(self, of_groups: Sequence[Any]) -> tuple[list[Any], list[int]]:
-    """What all processes say of their groups, in the order of the batch, and which of these this process said.
+    """Returns the items of all processes in the order of the batch, and the places of this one's among them.
 
-    For methods that compare across questions. An item should be a few numbers: it goes to every process. All processes must
-    call it equally often, those without groups too.
+    For methods that compare across questions. An item should be a few numbers: it goes to every process. All
+    processes must call it equally often, those without groups too.
     """
     return meshes.gather_items(of_groups)
 
   def of_all(self, trees: int) -> dict[str, float]:
-    """`metrics` of all processes; `trees` is how many this one has."""
-    found = collections.defaultdict(list)
+    """Returns `metrics` of all processes; `trees` is how many this one has."""
+    gathered = collections.defaultdict(list)
     for metrics, number in meshes.gather_objects((self.metrics, trees)):
       for name, value in metrics.items():
-        found[name].append((value, number))
+        gathered[name].append((value, number))
+    return {name: _joined(*zip(*pairs)) for name, pairs in gathered.items()}
 
-    def joined(values, weights):
-      if len(values) == 1 or not any(weights):
-        return values[0]
-      if all(isinstance(value, numbers.Integral) for value in values):
-        return sum(values)
-      return float(np.average(values, weights=weights))
 
-    return {name: joined(*zip(*pairs)) for name, pairs in found.items()}
+def _joined(values: Sequence[float], weights: Sequence[int]) -> float:
+  if len(values) == 1 or not any(weights):
+    return values[0]
+  if all(isinstance(value, numbers.Integral) for value in values):
+    return sum(values)
+  return float(np.average(values, weights=weights))
 
 
 def find_method(name: str) -> types.ModuleType:
-  """The module jaxsearch/methods/NAME.py ('prompted.cot' is prompted/cot.py); ValueError without one, or if it has no `grow`."""
+  """Returns the module jaxsearch/methods/NAME.py ('prompted.cot': prompted/cot.py); ValueError if it has no
+  grow."""
   file = f'jaxsearch/methods/{name.replace(".", "/")}.py'
   try:
     method = importlib.import_module(f'jaxsearch.methods.{name}')
@@ -79,6 +78,7 @@ def find_method(name: str) -> types.ModuleType:
 
 
 def known_methods() -> list[str]:
-  """The names of all methods."""
-  files = (file.name.removeprefix(f'{__name__}.') for file in pkgutil.walk_packages(__path__, f'{__name__}.'))
-  return sorted(name for name in files if hasattr(importlib.import_module(f'{__name__}.{name}'), 'grow'))
+  """Lists the names of all methods."""
+  files = pkgutil.walk_packages(__path__, f'{__name__}.')
+  return sorted(file.name.removeprefix(f'{__name__}.') for file in files
+                if hasattr(importlib.import_module(file.name), 'grow'))

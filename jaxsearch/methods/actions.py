@@ -1,11 +1,10 @@
-"""Reads policy spans as actions (a search, an answer, or neither) and runs their searches, one or several at a time."""
+"""Reads policy spans as actions, runs their searches, asks a judge."""
 
 import dataclasses
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from jaxsearch.rewards import judge
-from jaxsearch.sampler.requests import Ask, Request, Search, ToolFailure
+from jaxsearch.sampler.requests import Ask, Growth, Search, ToolFailure
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node, Tree
 
@@ -22,7 +21,7 @@ class Action:
 
   @property
   def is_valid(self) -> bool:
-    """Whether it searches or answers."""
+    """Tells whether it searches or answers."""
     return self.query is not None or self.answer is not None
 
 
@@ -30,14 +29,18 @@ def read(node: Node, tags: grammar.Tags = grammar.SEARCH_R1) -> Action:
   """Reads a policy span as an action."""
   thoughts = [element.content for element in grammar.elements(node.text, tags) if element.name == tags.think]
   answer = grammar.answer(node.text, tags)
-  return Action(node, ' '.join(thoughts), None if answer is not None else grammar.search_query(node.text, tags), answer)
+  query = grammar.search_query(node.text, tags) if answer is None else None
+  return Action(node, ' '.join(thoughts), query, answer)
 
 
-def search(actions: Sequence[Action], tree: Tree, tags: grammar.Tags = grammar.SEARCH_R1) -> Generator[Request, Any, None]:
-  """Runs these actions' searches together; sets observations, `node.data['documents']`, and the counts of what went wrong."""
-  searching, special = [action for action in actions if action.query is not None], tree.tokenizer.special_tokens
+def search(actions: Sequence[Action], tree: Tree, tags: grammar.Tags = grammar.SEARCH_R1) -> Growth[None]:
+  """Runs the searches of actions together; sets observations, `node.data['documents']` and the counts of what
+  went wrong."""
+  special = tree.tokenizer.special_tokens
   show = lambda documents: grammar.information(documents, special, tags)
-  replies = (yield [Search(action.node, action.query, show=show) for action in searching]) if searching else []
+  searching = [action for action in actions if action.query is not None]
+  requests = [Search(action.node, action.query, show=show) for action in searching]
+  replies = (yield requests) if requests else []
   for action, reply in zip(searching, replies):
     if isinstance(reply, ToolFailure):
       tree.metrics['tool_failures'] += 1
@@ -51,9 +54,13 @@ def search(actions: Sequence[Action], tree: Tree, tags: grammar.Tags = grammar.S
       action.observation = grammar.invalid_action(tags)
 
 
-def ask_judge(tree: Tree, items: Sequence[judge.Item], unreadable: int | None = 0) -> Generator[Request, Any, list[int | None]]:
-  """The judge's scores of the items. One that is missing or cannot be read is `unreadable` and counts in `judge_unreadable`."""
-  replies = yield [Ask('judge', item) for item in items]
-  bad = [reply is None or isinstance(reply, ToolFailure | Exception) for reply in replies]
-  tree.metrics['judge_unreadable'] += sum(bad)
-  return [unreadable if one else reply for one, reply in zip(bad, replies)]
+def ask_judge(tree: Tree, items: Sequence[judge.Item],
+              unreadable: int | None = 0) -> Growth[list[int | None]]:
+  """Returns the judge's scores of the items; `unreadable`, counted in `judge_unreadable`, for one that is
+  missing or unclear."""
+  scores = []
+  for reply in (yield [Ask('judge', item) for item in items]):
+    failed = reply is None or isinstance(reply, ToolFailure | Exception)
+    tree.metrics['judge_unreadable'] += failed
+    scores.append(unreadable if failed else reply)
+  return scores

@@ -1,16 +1,17 @@
-r"""CARL (Kumar et al. 2026, arXiv 2605.27788): a segment is credited with the change of a critic that knows what the model knows.
+r"""CARL (Kumar et al. 2026, arXiv 2605.27788): a segment is credited with the change of a critic that knows
+what the model knows.
 
-A chain of segments: invoke (a thought, then a closed block of Python; no other block ends it), assimilate (a `<context>`, written
-while the program's raw output is visible), …, commit (the answer in `\boxed{}`). The raw output is then forgotten: in the tree it
-hangs beside the main path, with the context that was written below it, and the main path continues after the invoke with a clean
-copy of the context. The cache of the invoke is kept, so forgetting costs only the tokens of that copy.
+A chain of segments: invoke (a thought, then a closed block of Python; no other block ends it), assimilate (a
+`<context>`, written while the program's raw output is visible), …, commit (the answer in `\boxed{}`). The raw
+output is then forgotten: in the tree it hangs beside the main path, with the context that was written below
+it, and the main path continues after the invoke with a clean copy of the context. The cache of the invoke is
+kept, so forgetting costs only the tokens of that copy.
 
-The critic's states s_0, s~_1, s_2, … (appendix B) are those in which the first tokens of the segments are chosen; the
-training layout holds them all. `train.aggregate='step-mean'` gives the objective of section 3.4.
+The critic's states s_0, s~_1, s_2, … (appendix B) are those in which the first tokens of the segments are
+chosen; the training layout holds them all. `train.aggregate='step-mean'` is the objective of section 3.4.
 """
 
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -18,10 +19,10 @@ import numpy as np
 from jaxsearch.advantages import smdp_td
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, figures
-from jaxsearch.methods.credit import credit_relative, credit_with_critic, valued_spans
+from jaxsearch.methods.credit import credit_relative, credit_with_critic, padded, valued_spans
 from jaxsearch.methods.search_r1 import reward, start
 from jaxsearch.rewards import formats
-from jaxsearch.sampler.requests import Generate, Request, RunPython, ToolFailure
+from jaxsearch.sampler.requests import Generate, Growth, RunPython, ToolFailure
 from jaxsearch.tools import faults
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node, Role, Stop, Tree
@@ -30,12 +31,13 @@ ONE_TREE = True
 _smdp_td = jax.jit(smdp_td, static_argnames=('gamma', 'lam'))
 
 
-def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: int = 512, context_tokens: int = 256,
-         template: str = 'carl', chat: bool = False, tools: bool = True,
-         fault: str = 'working') -> Generator[Request, Any, None]:
+def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: int = 512,
+         context_tokens: int = 256, template: str = 'carl', chat: bool = False, tools: bool = True,
+         fault: str = 'working') -> Growth[None]:
   """Grows invokes and assimilates until the policy commits to an answer; figure 1 of the paper.
 
-  tree.metrics counts calls (`searches`), commits without an answer, failed calls, and contexts missing or cut short.
+  tree.metrics counts calls (`searches`), commits without an answer, failed calls, and contexts missing or
+  cut.
 
   Args:
     max_segments: of an episode; a program in the last one is not run.
@@ -50,29 +52,31 @@ def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: 
   node = start(tree, question, template, chat, grammar.CARL)
   for number in range(1, max_segments + 1, 2):
     node = yield from think(node, tools, max_tokens)
-    code = grammar.python_block(generated_text(node))
+    code = grammar.python_block(node.text_without_end)
     if code is None or not tools or number + 2 > max_segments:
-      commit(tree, node, code)
-      return
+      return commit(tree, node, code)
     raw = yield from invoke(tree, node, code, fault)
     written = yield Generate(raw, stop=('</context>',), max_tokens=context_tokens)
     node = assimilate(tree, node, written)
 
 
-def think(node: Node, tools: bool, max_tokens: int) -> Generator[Request, Any, Node]:
-  """An invoke or commit segment: behind a fence that closes no block of Python (```json, a bare one) it goes on."""
+def think(node: Node, tools: bool, max_tokens: int) -> Growth[Node]:
+  """Grows an invoke or commit segment, past fences that close no block of Python (```json, a bare one)."""
   stop = (grammar.FENCE,) if tools else ()
   span = yield Generate(node, stop=stop, max_tokens=max_tokens)
-  while span.stop == grammar.FENCE and grammar.python_block(generated_text(span)) is None and len(span.tokens) < max_tokens:
+  while span.stop == grammar.FENCE and grammar.python_block(span.text_without_end) is None:
+    if len(span.tokens) >= max_tokens:
+      break
     yield Generate(span, stop=stop, max_tokens=max_tokens - len(span.tokens))
     span.absorb()
   return span
 
 
-def invoke(tree: Tree, node: Node, code: str, fault: str) -> Generator[Request, Any, Node]:
+def invoke(tree: Tree, node: Node, code: str, fault: str) -> Growth[Node]:
   """Runs the program that a segment ends with; returns the raw output below it."""
   question = tree.question
-  output = yield RunPython(node, faults.program(fault, code, question), tuple(question.metadata.get('table') or ()))
+  table = tuple(question.metadata.get('table') or ())
+  output = yield RunPython(node, faults.program(fault, code, question), table)
   tree.metrics['searches'] += 1
   if isinstance(output, ToolFailure):
     tree.metrics['tool_failures'] += 1
@@ -83,8 +87,8 @@ def invoke(tree: Tree, node: Node, code: str, fault: str) -> Generator[Request, 
 
 
 def assimilate(tree: Tree, node: Node, written: Node) -> Node:
-  """Appends to the invoke `node` a clean copy of the context written after its raw output; without one the copy is empty."""
-  context, closed = grammar.context_block(generated_text(written))
+  """Appends to the invoke `node` a clean copy of the context in `written`, empty if there is none."""
+  context, closed = grammar.context_block(written.text_without_end)
   written.data.update(segment='assimilate', context=context)
   tree.metrics['no_context'] += not context
   tree.metrics['context_cut'] += bool(context) and not closed
@@ -94,7 +98,7 @@ def assimilate(tree: Tree, node: Node, written: Node) -> Node:
 def commit(tree: Tree, node: Node, code: str | None) -> None:
   """Ends the episode with the answer of the segment, if it has one."""
   node.data['segment'] = 'commit'
-  tree.answer = formats.last_boxed(generated_text(node))
+  tree.answer = formats.last_boxed(node.text_without_end)
   if tree.answer is not None:
     tree.stop = Stop.ANSWERED
   elif node.stop in (Stop.CONTEXT_FULL, Stop.DEADLINE):
@@ -104,22 +108,12 @@ def commit(tree: Tree, node: Node, code: str | None) -> None:
     tree.metrics['malformed'] += code is None
 
 
-def generated_text(node: Node) -> str:
-  """The text of a span without the end token."""
-  return node.tree.tokenizer.decode([token for token in node.tokens if token not in node.tree.tokenizer.eos_ids])
-
-
-def segments(tree: Tree) -> list[Node]:
-  """The segments of a tree, in order."""
-  return [node for node in tree.nodes(Role.POLICY) if node.tokens]
-
-
 def credit(groups: Sequence[Sequence[Tree]], context: Context, *, gamma: float = 1.0, lam: float = 0.0,
            level: str = 'segment') -> None:
-  """`A = V(s_{k+1}) - V(s_k)`, of the last segment `R - V(s_N)` (eq. 1); the critic learns R in every state (section 3.3).
+  """Sets `A = V(s_{k+1}) - V(s_k)`, of the last segment `R - V(s_N)` (eq. 1); returns are R in every state.
 
   Args:
-    level: 'segment', or what the paper compares it with: 'token' (PPO: GAE over tokens) and 'trajectory' (GRPO).
+    level: 'segment', or what the paper compares it with: 'token' (PPO: GAE over tokens), 'trajectory' (GRPO).
   """
   trees = [tree for group in groups for tree in group]
   for tree in trees:
@@ -129,14 +123,15 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, gamma: float =
   if level == 'token':
     return context.metrics.update(credit_with_critic(trees, gamma=gamma, lam=lam))
   chains = [chain for tree in trees if (chain := valued_spans(tree))]
-  longest = max(map(len, chains), default=1)
-  rows, width = 1 << (max(len(chains), 1) - 1).bit_length(), -(-longest // 8) * 8  # padded: few programs
-  values, rewards, lengths = np.zeros((rows, width), np.float32), np.zeros(rows, np.float32), np.zeros(rows, np.int32)
+  rows = padded(len(chains))
+  values = np.zeros((rows, padded(max(map(len, chains), default=1))), np.float32)
+  rewards, lengths = np.zeros(rows, np.float32), np.zeros(rows, np.int32)
   for row, chain in enumerate(chains):
     values[row, :len(chain)] = [node.values[0] for node in chain]
     rewards[row], lengths[row] = chain[0].tree.reward, len(chain)
   advantages = np.asarray(_smdp_td(values, rewards, lengths, gamma=gamma, lam=lam))
-  for chain, own in zip(chains, advantages):
-    for node, advantage in zip(chain, own):
-      node.advantages, node.returns = float(advantage), np.full(len(node.tokens), node.tree.reward, np.float32)
+  for chain, of_chain in zip(chains, advantages):
+    for node, advantage in zip(chain, of_chain):
+      node.advantages = float(advantage)
+      node.returns = np.full(len(node.tokens), node.tree.reward, np.float32)
   context.metrics.update(figures.of_segments(chains))

@@ -1,4 +1,4 @@
-"""Credit that methods share, in `node.advantages`: by comparison (of groups, trees, siblings), or by a critic for each token."""
+"""Credit that methods share: by comparison (of groups, trees, siblings), or by a critic for each token."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,21 +10,26 @@ from jaxsearch.methods import figures
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.trees.tree import Node, Role, Tree
 
-BUCKET = 128  # tokens: chains are padded to a multiple of it, so that few programs are compiled
+_gae = jax.jit(gae, static_argnames=('gamma', 'lam'))
+_whiten = jax.jit(whiten)
+
+
+def padded(size: int) -> int:
+  """Returns the next power of two: arrays of such sizes keep compiled programs few."""
+  return 1 << (max(size, 1) - 1).bit_length()
 
 
 def credit_groups(groups: Sequence[Sequence[tuple[Sequence[Node], float]]], *, normalize_std: bool = True,
                   singleton: str = 'zero') -> None:
   """Compares the members of each group: every span of a member gets the member's value relative to its group.
 
-  Args:
-    groups: the (spans, value) of each member: one span, a chain or a whole tree. List a span in one member only.
-    normalize_std: False gives `value - mean`.
-    singleton: what the only member of a group gets: 'zero', or 'raw' for its value as it is.
+  Args: groups: the (spans, value) of each member: one span, a chain or a whole tree. A span is in one member
+    only. normalize_std: False gives `value - mean`. singleton: what the only member of a group gets: 'zero',
+    or 'raw' for its value as it is.
   """
   members = [member for group in groups for member in group]
   sizes = [len(group) for group in groups if len(group)]
-  size = 1 << (max(len(members), 1) - 1).bit_length()  # padded, so that few programs are compiled
+  size = padded(len(members))
   values, ids = np.zeros(size, np.float32), np.full(size, -1)  # padding belongs to no group
   values[:len(members)] = [value for _, value in members]
   ids[:len(members)] = np.repeat(np.arange(len(sizes)), sizes)
@@ -34,49 +39,54 @@ def credit_groups(groups: Sequence[Sequence[tuple[Sequence[Node], float]]], *, n
       node.advantages = float(advantage)
 
 
-def credit_relative(groups: Sequence[Sequence[Tree]], *, normalize_std: bool = True, singleton: str = 'raw') -> None:
-  """Every policy span gets its tree's `reward` relative to the other trees of its group (GRPO); arguments as above."""
+def credit_relative(groups: Sequence[Sequence[Tree]], *, normalize_std: bool = True,
+                    singleton: str = 'raw') -> None:
+  """Gives policy spans their tree's `reward` relative to the other trees of its group (GRPO); arguments as
+  above."""
   credit_groups([[(tree.nodes(Role.POLICY), tree.reward) for tree in group] for group in groups],
                 normalize_std=normalize_std, singleton=singleton)
 
 
-def credit_siblings(trees: Sequence[Tree], values: Mapping[Node, float], *, normalize_std: bool = True) -> None:
-  """Every trained span gets its value in `values` relative to its trained siblings; an only child gets 0."""
-  parents = [node for tree in trees for node in tree.walk()]
-  credit_groups([[([node], values[node]) for node in parent.children if node.trained and node.tokens] for parent in parents],
-                normalize_std=normalize_std)
+def credit_siblings(trees: Sequence[Tree], values: Mapping[Node, float], *,
+                    normalize_std: bool = True) -> None:
+  """Gives every trained span its value in `values` relative to its trained siblings; an only child gets 0."""
+  groups = []
+  for parent in (node for tree in trees for node in tree.walk()):
+    trained = [node for node in parent.children if node.trained and node.tokens]
+    groups.append([([node], values[node]) for node in trained])
+  credit_groups(groups, normalize_std=normalize_std)
 
 
 def credit_with_critic(trees: Sequence[Tree], *, gamma: float, lam: float) -> dict[str, float]:
-  """Token-level GAE over the policy spans of chains: sets whitened advantages and returns; returns figures of the critic.
+  """Sets returns and advantages of chains by token-level GAE; returns figures of the critic.
 
-  Advantages are whitened over the chains of all processes.
-  `tree.reward` is earned at the last token of a chain; a span may earn `node.data['reward']` at its own last token.
+  Advantages are whitened over the chains of all processes. `tree.reward` is earned at the last token of a
+  chain; a span may earn `node.data['reward']` at its own last token.
   Raises ValueError if the spans have no values, since the run has no critic.
   """
   chains = [valued_spans(tree) for tree in trees]
   lengths = [sum(len(node.tokens) for node in spans) for spans in chains]
-  shape = max(len(trees), 1), -(-max(lengths, default=1) // BUCKET) * BUCKET
+  shape = max(len(trees), 1), padded(max(lengths, default=1))
   rewards, values, mask = np.zeros(shape, np.float32), np.zeros(shape, np.float32), np.zeros(shape, bool)
   for row, (tree, spans, length) in enumerate(zip(trees, chains, lengths)):
-    if not spans:
-      continue
-    ends = np.cumsum([len(node.tokens) for node in spans])
-    values[row, :length], mask[row, :length] = np.concatenate([node.values for node in spans]), True
-    rewards[row, ends - 1] = [node.data.get('reward', 0.0) for node in spans]
-    rewards[row, length - 1] += tree.reward
+    if spans:
+      ends = np.cumsum([len(node.tokens) for node in spans])
+      values[row, :length], mask[row, :length] = np.concatenate([node.values for node in spans]), True
+      rewards[row, ends - 1] = [node.data.get('reward', 0.0) for node in spans]
+      rewards[row, length - 1] += tree.reward
   advantages, returns = map(np.asarray, _gae(rewards, values, mask, gamma=gamma, lam=lam))
   advantages = whiten_over_processes(advantages, mask)
   for row, spans in enumerate(chains):
     start = 0
     for node in spans:
-      own = slice(start, start := start + len(node.tokens))
-      node.advantages, node.returns = advantages[row, own], returns[row, own]
+      columns = slice(start, start := start + len(node.tokens))
+      node.advantages, node.returns = advantages[row, columns], returns[row, columns]
   return figures.of_critic(values[mask], returns[mask])
 
 
 def valued_spans(tree: Tree) -> list[Node]:
-  """The policy spans of a chain, in order, without empty ones; ValueError if they lack the values of a critic."""
+  """Returns the policy spans of a chain without empty ones; ValueError if they lack the values of a
+  critic."""
   spans = [node for node in tree.nodes(Role.POLICY) if node.tokens]
   if any(node.values is None for node in spans):
     raise ValueError('no values on the policy spans: this method needs config.critic.enabled=True')
@@ -84,12 +94,9 @@ def valued_spans(tree: Tree) -> list[Node]:
 
 
 def whiten_over_processes(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
-  """`advantages.whiten` with the mean and the variance of what all processes pass; shapes may differ between them."""
+  """Whitens as `advantages.whiten` does, by the mean and variance of what all processes pass."""
   if jax.process_count() == 1:
     return np.asarray(_whiten(x, mask))
   count, mean, variance = meshes.moments(x[mask])
-  return np.where(mask, (x - mean) / np.sqrt(variance * count / max(count - 1, 1) + 1e-8), 0).astype(np.float32)
-
-
-_gae = jax.jit(gae, static_argnames=('gamma', 'lam'))
-_whiten = jax.jit(whiten)
+  deviation = np.sqrt(variance * count / max(count - 1, 1) + 1e-8)
+  return np.where(mask, (x - mean) / deviation, 0).astype(np.float32)

@@ -1,7 +1,7 @@
 """CuSearch (Shen et al. 2026, arXiv 2605.11611): train on the chains that searched most.
 
-Rollouts are Search-R1's. `credit` is phases 2 and 3 of the paper's algorithm 2: count the searches of every chain, select
-K chains by depth (SDGA), and compare these. The selection never sees a reward, except in 'topk_reward':
+Rollouts are Search-R1's. `credit` is phases 2 and 3 of the paper's algorithm 2: count the searches of every
+chain, select K chains by depth (SDGA), and compare these. Only 'topk_reward' selects by reward:
 
   full           GRPO on all chains; with half the questions a step it is GRPO-Half
   random         K chains at random
@@ -10,10 +10,11 @@ K chains by depth (SDGA), and compare these. The selection never sees a reward, 
   phase          SDGA-Phase, a depth that advances with the policy (C.3); the phase is in `context.memory`
   anti           SDGA-Anti, the shallowest first (C.4)
 
-The prompt-level methods of appendix D.6 can be combined with any of them: `drop_alike` (DAPO's dynamic sampling) and `sizes`
-(AR3PO's adaptive rollouts).
+The prompt-level methods of appendix D.6 can be combined with any of them: `drop_alike` (DAPO's dynamic
+sampling) and `sizes` (AR3PO's adaptive rollouts).
 """
 
+import itertools
 from collections.abc import Sequence
 
 import jax
@@ -28,54 +29,54 @@ from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import token_f1
 from jaxsearch.trees.tree import Role, Tree
 
-STRATEGIES = ('full', 'random', 'topk_reward', 'auto', 'phase', 'anti')
-
 __all__ = ['credit', 'grow', 'sizes']
+STRATEGIES = ('full', 'random', 'topk_reward', 'auto', 'phase', 'anti')
 
 
 def reward(tree: Tree, weight: float = 0.2) -> float:
-  """`F1 (1 - w) + w format` (eq. 3)."""
-  spans = [node.text for node in tree.nodes(Role.POLICY)]
-  return token_f1(tree.answer, tree.question.golden_answers) * (1.0 - weight) + weight * formats.chain_format(spans)
+  """Returns `F1 (1 - w) + w format` (eq. 3)."""
+  form = formats.chain_format([node.text for node in tree.nodes(Role.POLICY)])
+  return token_f1(tree.answer, tree.question.golden_answers) * (1.0 - weight) + weight * form
 
 
 def depth(tree: Tree, max_depth: int) -> int:
-  """`cnt`: well-formed searches that found something, at most `max_depth` (section 3.2)."""
+  """Returns `cnt`: well-formed searches that found something, at most `max_depth` (section 3.2)."""
   return min(int(tree.metrics['found']), max_depth)
 
 
-def credit(groups: Sequence[Sequence[Tree]], context: Context, *, strategy: str = 'auto', keep: int = 96, max_depth: int = 5,
-           format_weight: float = 0.2, drop_alike: bool = False, normalize_std: bool = True, singleton: str = 'raw',
-           window: int = 4) -> None:
-  """Rewards all chains, selects `keep` of them (K), and compares each of these with the selected ones of its question.
+def credit(groups: Sequence[Sequence[Tree]], context: Context, *, strategy: str = 'auto', keep: int = 96,
+           max_depth: int = 5, format_weight: float = 0.2, drop_alike: bool = False,
+           normalize_std: bool = True, singleton: str = 'raw', window: int = 4) -> None:
+  """Rewards all chains, selects `keep` of them (K), and compares each with the selected ones of its question.
 
   Args:
     strategy: one of STRATEGIES.
     max_depth: S; deeper chains count as this deep.
     format_weight: w of the reward.
     drop_alike: leave out groups in which all selected chains have the same reward (DAPO).
-    normalize_std, singleton: see `credit_groups`. Selection often leaves one chain of a question: the metric `singleton_share`
-      is the share of the selected ones that are alone, and so are not compared with anything.
+    normalize_std, singleton: see `credit_groups`. Selection often leaves one chain of a question: the metric
+      `singleton_share` is the share of the selected ones that are alone, so are not compared with anything.
     window: how many of the last pass rates of a question `sizes` averages.
   """
   depths = {tree: depth(tree, max_depth) for group in groups for tree in group}
   for tree in depths:
     tree.reward = reward(tree, format_weight)
   remember_pass_rates(groups, context, window)
-  everyone, own = context.gather([[(depths[tree], tree.reward) for tree in group] for group in groups])
-  chains = np.array([chain for group in everyone for chain in group]).reshape(-1, 2)
+  gathered, places = context.gather([[(depths[tree], tree.reward) for tree in group] for group in groups])
+  chains = np.array([chain for group in gathered for chain in group]).reshape(-1, 2)
   mask = select(chains[:, 0].astype(int), chains[:, 1], context, strategy, min(keep, len(chains)), max_depth)
-  of_groups = np.split(mask, np.cumsum([len(group) for group in everyone]))
-  context.metrics['singleton_share'] = sum(part.sum() == 1 for part in of_groups) / max(mask.sum(), 1)
-  groups = [[tree for tree, selected in zip(group, of_groups[place]) if selected] for group, place in zip(groups, own)]
+  masks = np.split(mask, np.cumsum([len(group) for group in gathered]))
+  context.metrics['singleton_share'] = sum(part.sum() == 1 for part in masks) / max(mask.sum(), 1)
+  groups = [list(itertools.compress(group, masks[place])) for group, place in zip(groups, places)]
   if drop_alike:
     groups = [group for group in groups if len({tree.reward for tree in group}) > 1]
   credit_relative(groups, normalize_std=normalize_std, singleton=singleton)
   context.metrics.update(figures.of_depths(depths, [tree for group in groups for tree in group], max_depth))
 
 
-def select(depths: np.ndarray, rewards: np.ndarray, context: Context, strategy: str, keep: int, max_depth: int) -> np.ndarray:
-  """Which chains are trained on, of all processes: a mask [N] with `keep` ones, or all ones for 'full'.
+def select(depths: np.ndarray, rewards: np.ndarray, context: Context, strategy: str, keep: int,
+           max_depth: int) -> np.ndarray:
+  """Selects among the chains of all processes: a mask [N] with `keep` ones, or all ones for 'full'.
 
   Args:
     depths, rewards: [N].
@@ -101,22 +102,28 @@ def select(depths: np.ndarray, rewards: np.ndarray, context: Context, strategy: 
 
 
 def remember_pass_rates(groups: Sequence[Sequence[Tree]], context: Context, window: int) -> None:
-  """Keeps each question's last `window` shares of answers with F1 > 0 in `context.memory` (AR3PO, appendix D.6)."""
+  """Keeps each question's last `window` shares of answers with F1 > 0 in `context.memory` (AR3PO, appendix
+  D.6)."""
   # The paper says "positive reward", but with the format term every well-formed chain would have one.
+  shares = []
+  for group in filter(None, groups):
+    question = group[0].question
+    right = [token_f1(tree.answer, question.golden_answers) > 0 for tree in group]
+    shares.append((question.id, float(np.mean(right))))
   rates = context.memory.setdefault('pass_rates', {})
-  right = [(group[0].question.id, float(np.mean([token_f1(tree.answer, tree.question.golden_answers) > 0 for tree in group])))
-           for group in groups if group]
-  for question, rate in context.gather(right)[0]:
+  for question, rate in context.gather(shares)[0]:
     rates[question] = [*rates.get(question, []), rate][-window:]
 
 
-def sizes(questions: Sequence[Question], group_size: int, context: Context, *, adaptive: bool = False, smallest: int = 2,
-          largest: int = 8) -> list[int]:
-  """Chains for each question: `group_size`, or if `adaptive` more where the pass rate is in the middle (AR3PO).
+def sizes(questions: Sequence[Question], group_size: int, context: Context, *, adaptive: bool = False,
+          smallest: int = 2, largest: int = 8) -> list[int]:
+  """Gives each question `group_size` chains, or if `adaptive` more where its pass rate is in the middle
+  (AR3PO).
 
-  They sum to len(questions) * group_size: from `smallest` to `largest` for each question, and what is above `smallest` in
-  proportion to `rate (1 - rate)`, where `rate` is the mean over the window, or 1/2 for an unseen question. So it acts only once
-  questions come back (`data.number`); the metric `largest_group` says whether it did.
+  They sum to len(questions) * group_size: from `smallest` to `largest` for each question, and what is above
+  `smallest` in proportion to `rate (1 - rate)`, where `rate` is the mean over the window, or 1/2 for an
+  unseen question. So it acts only once questions come back (`data.number`); the metric `largest_group` says
+  whether.
   """
   if not adaptive:
     return [group_size] * len(questions)
@@ -124,7 +131,7 @@ def sizes(questions: Sequence[Question], group_size: int, context: Context, *, a
   rates = np.array([np.mean(seen[q.id]) if q.id in seen else 0.5 for q in questions])
   weights = rates * (1 - rates) + 1e-3
   numbers = np.full(len(questions), smallest)
-  for _ in range(len(questions) * (group_size - smallest)):  # one by one to who is furthest below its share (Sainte-Lague)
+  for _ in range(len(questions) * (group_size - smallest)):  # one goes to the furthest below its share
     numbers[np.argmax(np.where(numbers < largest, weights / (numbers - smallest + 0.5), -1.0))] += 1
   context.metrics['largest_group'] = float(numbers.max())
   return numbers.tolist()

@@ -1,41 +1,43 @@
-"""R-Search (Zhao et al. 2025, arXiv 2506.04185): searches, then quotes its evidence, then answers; three rewards.
+"""R-Search (Zhao et al. 2025, arXiv 2506.04185): searches, then quotes its evidence, then answers; three
+rewards.
 
-A chain ends in one box of evidence and one of the answer. The reward is the F1 of the answer, the F1 of the answer that a
-frozen model of another family (the 'reader') gives from question and evidence alone, and the format (eqs. 3 to 8).
-Documents carry no loss; evidence does, because the policy wrote it. Credited by GRPO or, with a critic, by PPO.
+A chain ends in one box of evidence and one of the answer. The reward is the F1 of the answer, the F1 of the
+answer that a frozen model of another family (the 'reader') gives from question and evidence alone, and the
+format (eqs. 3 to 8). Documents carry no loss; evidence does, because the policy wrote it. Credited by GRPO,
+or PPO with a critic.
 
-By eq. 5 a chain that never searched gets the evidence part of the format reward, and by eq. 4 a reader's reward for evidence
-that it made up. The authors' code gives it neither if it wrote a box of evidence, and so do we (`evidence_needs_search`; False is
-the equations alone). Here a box written before the first documents forfeits both too, whatever is found later.
+By eq. 5 a chain that never searched gets the evidence part of the format reward, and by eq. 4 a reader's
+reward for evidence that it made up. The authors' code gives it neither if it wrote a box of evidence, and so
+do we (`evidence_needs_search`; False is the equations alone). Here a box written before the first documents
+forfeits both too, whatever is found later.
 """
 
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, search_r1
 from jaxsearch.methods.credit import credit_relative, credit_with_critic
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import token_f1
-from jaxsearch.sampler.requests import Ask, Request, ToolFailure
+from jaxsearch.sampler.requests import Ask, Growth, ToolFailure
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Role, Tree
 
 SERVICES = ('reader',)  # what training has to open: config.reader
 
 
-def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500, template: str = 'r_search',
-         chat: bool = False, evidence_template: str = 'r_search') -> Generator[Request, Any, None]:
+def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500,
+         template: str = 'r_search', chat: bool = False, evidence_template: str = 'r_search') -> Growth[None]:
   """Grows one chain as Search-R1 does, in R-Search's tags, and asks the reader to answer from the evidence.
 
-  Sets tree.metrics['evidence_f1'], the F1 of the reader's answer, 0 unless there is exactly one well-formed box of evidence; and
-  'evidence_unfounded', see `unfounded`.
+  Sets tree.metrics['evidence_f1'], the F1 of the reader's answer, 0 unless there is exactly one well-formed
+  box of evidence; and 'evidence_unfounded', see `unfounded`.
   """
-  yield from search_r1.grow(question, tree, max_turns=max_turns, max_tokens=max_tokens, template=template, chat=chat,
-                            tags=grammar.R_SEARCH)
+  yield from search_r1.grow(question, tree, max_turns=max_turns, max_tokens=max_tokens, template=template,
+                            chat=chat, tags=grammar.R_SEARCH)
   tree.answer = tree.answer and formats.unwrapped(tree.answer)
-  found = [bool(node.data.get('documents')) for node in tree.nodes(Role.POLICY)]
-  written = spans(tree)
+  nodes = tree.nodes(Role.POLICY)
+  written, found = [node.text for node in nodes], [bool(node.data.get('documents')) for node in nodes]
   tree.metrics.update(evidence_f1=0.0, evidence_unfounded=int(unfounded(written, found)))
   evidence = formats.only_box(written, grammar.EVIDENCE)
   if evidence:
@@ -44,13 +46,8 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
       tree.metrics['evidence_f1'] = token_f1(answer, question.golden_answers)
 
 
-def spans(tree: Tree) -> list[str]:
-  """What the policy wrote."""
-  return [node.text for node in tree.nodes(Role.POLICY)]
-
-
 def unfounded(written: Sequence[str], found: Sequence[bool]) -> bool:
-  """Whether the policy opened a box of evidence before it saw any documents.
+  """Tells whether the policy opened a box of evidence before it saw any documents.
 
   Args:
     written: its spans, in order.
@@ -60,39 +57,44 @@ def unfounded(written: Sequence[str], found: Sequence[bool]) -> bool:
   return any(f'<{grammar.EVIDENCE}>' in text for text in written[:unseen])
 
 
-def reward(tree: Tree, *, evidence_weight: float = 1.0, gamma_evidence: float = 0.2, gamma_answer: float = 0.2,
-           evidence_needs_search: bool = True) -> float:
-  """`r_a + r_e + r_f` (eq. 6); an answer counts in the only box of answers, without LaTeX's wrappers. The parts are noted in
-  tree.metrics."""
-  written, forfeited = spans(tree), evidence_needs_search and tree.metrics['evidence_unfounded']
+def reward(tree: Tree, *, evidence_weight: float = 1.0, gamma_evidence: float = 0.2,
+           gamma_answer: float = 0.2, evidence_needs_search: bool = True) -> float:
+  """Returns `r_a + r_e + r_f` (eq. 6) and notes the parts in tree.metrics.
+
+  An answer counts in the only box of answers, without LaTeX's wrappers.
+  """
+  written = [node.text for node in tree.nodes(Role.POLICY)]
   box = formats.only_box(written, 'answer')
   answer = token_f1(box and formats.unwrapped(box), tree.question.golden_answers)
-  evidence = 0.0 if forfeited else tree.metrics['evidence_f1']
-  form = formats.r_search_format(written, tree.metrics['found'] > 0, gamma_evidence=0.0 if forfeited else gamma_evidence,
+  evidence = tree.metrics['evidence_f1']
+  if evidence_needs_search and tree.metrics['evidence_unfounded']:
+    evidence = gamma_evidence = 0.0
+  form = formats.r_search_format(written, tree.metrics['found'] > 0, gamma_evidence=gamma_evidence,
                                  gamma_answer=gamma_answer)
   tree.metrics.update(reward_answer=answer, reward_evidence=evidence, reward_format=form)
   return answer + evidence_weight * evidence + form
 
 
-def credit(groups: Sequence[Sequence[Tree]], context: Context, *, estimator: str = 'grpo', evidence_weight: float = 1.0,
-           gamma_evidence: float = 0.2, gamma_answer: float = 0.2, evidence_needs_search: bool = True,
-           normalize_std: bool = True, singleton: str = 'raw', gamma: float = 1.0, lam: float = 1.0) -> None:
+def credit(groups: Sequence[Sequence[Tree]], context: Context, *, estimator: str = 'grpo',
+           evidence_weight: float = 1.0, gamma_evidence: float = 0.2, gamma_answer: float = 0.2,
+           evidence_needs_search: bool = True, normalize_std: bool = True, singleton: str = 'raw',
+           gamma: float = 1.0, lam: float = 1.0) -> None:
   """Rewards every chain, then GRPO against the others of its question, or GAE with the critic.
 
   Args:
     estimator: 'grpo' or 'ppo'.
-    evidence_weight: of the evidence reward. The ablation without evidence (tables 3 and 6) sets it and `gamma_evidence` to 0
-      and takes a prompt that asks for none: configs/r_search_without_evidence.py.
+    evidence_weight: of the evidence reward. The ablation without evidence (tables 3 and 6) sets it and
+      `gamma_evidence` to 0, and takes a prompt that asks for none: configs/r_search_without_evidence.py.
     gamma_evidence, gamma_answer: the format reward's (eq. 5).
-    evidence_needs_search: whether evidence that is written before any documents forfeits both its rewards; False is eqs. 4 and 5
-      alone.
+    evidence_needs_search: whether evidence that is written before any documents forfeits both its rewards;
+      False is eqs. 4 and 5 alone.
     normalize_std, singleton: for GRPO, see `credit_groups`.
     gamma, lam: for PPO.
   """
   trees = [tree for group in groups for tree in group]
   for tree in trees:
-    tree.reward = reward(tree, evidence_weight=evidence_weight, gamma_evidence=gamma_evidence, gamma_answer=gamma_answer,
-                         evidence_needs_search=evidence_needs_search)
+    tree.reward = reward(tree, evidence_weight=evidence_weight, gamma_evidence=gamma_evidence,
+                         gamma_answer=gamma_answer, evidence_needs_search=evidence_needs_search)
   if estimator == 'grpo':
     credit_relative(groups, normalize_std=normalize_std, singleton=singleton)
   elif estimator == 'ppo':

@@ -1,33 +1,34 @@
-r"""ReSearch (Chen et al. 2025, arXiv 2503.19470): Search-R1's rollout in other tags, a boxed answer, a format reward.
+r"""ReSearch (Chen et al. 2025, arXiv 2503.19470): Search-R1's rollout in other tags, a boxed answer, a format
+reward.
 
-Search results stand in `<result>`, the final answer in a `\boxed{…}` inside `<answer>`. Credited by GRPO. Here, as in the
-paper (eq. 2) a chain in the wrong format keeps the F1 of its answer; the authors' code gives it 0.
+Search results stand in `<result>`, the final answer in a `\boxed{…}` inside `<answer>`. Credited by GRPO.
+Here, as in the paper (eq. 2), a chain in the wrong format keeps the F1 of its answer; the authors' code gives
+it 0.
 """
 
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, search_r1
 from jaxsearch.methods.credit import credit_relative
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import f1
-from jaxsearch.sampler.requests import Request
+from jaxsearch.sampler.requests import Growth
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Tree
 
 FORMAT_REWARD = 0.1
 
 
-def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500, template: str = 'research',
-         chat: bool = False, boxed: bool = True) -> Generator[Request, Any, None]:
-  """Grows one chain as Search-R1 does, in ReSearch's tags; the answer is what the box holds, None without a box.
+def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500,
+         template: str = 'research', chat: bool = False, boxed: bool = True) -> Growth[None]:
+  """Grows one chain as Search-R1 does; the answer is what the box holds, None without a box.
 
-  Sets tree.metrics['format'] to 1 where the chain is in the right format. `boxed=False` takes the whole `<answer>`, for policies
-  that were not taught to box.
+  Sets tree.metrics['format'] to 1 where the chain is in the right format. `boxed=False` takes the whole
+  `<answer>`, for policies that were not taught to box.
   """
-  yield from search_r1.grow(question, tree, max_turns=max_turns, max_tokens=max_tokens, template=template, chat=chat,
-                            tags=grammar.RESEARCH)
+  yield from search_r1.grow(question, tree, max_turns=max_turns, max_tokens=max_tokens, template=template,
+                            chat=chat, tags=grammar.RESEARCH)
   written = [node.text for node in tree.nodes(Role.POLICY)]
   tree.metrics['format'] = formats.research_format(written, boxed=boxed)
   if boxed and tree.answer is not None:
@@ -35,13 +36,13 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
 
 
 def reward(tree: Tree) -> float:
-  """The F1 of the answer if it is not 0, else 0.1 for the right format (eq. 2)."""
+  """Returns the F1 of the answer if it is not 0, else 0.1 for the right format (eq. 2)."""
   return f1(tree.answer, tree.question.golden_answers) or FORMAT_REWARD * tree.metrics['format']
 
 
 def credit(groups: Sequence[Sequence[Tree]], context: Context, *, normalize_std: bool = True,
            singleton: str = 'raw') -> None:
-  """GRPO: every policy span of a chain gets the chain's reward relative to the other chains of its question."""
+  """Credits chains by GRPO, as `search_r1.credit` does."""
   for tree in (tree for group in groups for tree in group):
     tree.reward = reward(tree)
   credit_relative(groups, normalize_std=normalize_std, singleton=singleton)

@@ -1,29 +1,32 @@
-"""Search-R1 with GRPO (Jin et al. 2025, arXiv 2503.09516): search while reasoning, rewarded only for the right answer.
+"""Search-R1 with GRPO (Jin et al. 2025, arXiv 2503.09516): search while reasoning, rewarded for the right
+answer.
 
-`grow` is the rollout of the paper's algorithm 1, as its code runs it (`llm_agent/generation.py`): up to `max_turns` actions,
-then one last span in which a search is no longer served. An action that is neither a search nor an answer costs a turn and
-gets an observation that says so. Other methods use `grow`, `start` and `act` too.
+`grow` is the rollout of the paper's algorithm 1, as its code runs it (`llm_agent/generation.py`): up to
+`max_turns` actions, then one last span in which a search is no longer served. An action that is neither a
+search nor an answer costs a turn and gets an observation that says so. Other methods use `start` and `act`
+too.
 """
 
 import math
-from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context
 from jaxsearch.methods.actions import Action, read, search
 from jaxsearch.methods.credit import credit_relative
-from jaxsearch.sampler.requests import Generate, Request
+from jaxsearch.sampler.requests import Generate, Growth
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Node, Role, Stop, Tree
 
 
-def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500, template: str = 'search_r1',
-         chat: bool = False, tags: grammar.Tags = grammar.SEARCH_R1) -> Generator[Request, Any, None]:
+def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500,
+         template: str = 'search_r1', chat: bool = False,
+         tags: grammar.Tags = grammar.SEARCH_R1) -> Growth[None]:
   """Grows one chain below the root: prompt, policy span, observation, policy span, …
 
-  Sets tree.answer, tree.stop, and the counts in tree.metrics: `searches`, `found` (those that returned documents), `malformed`
-  and `tool_failures`. A span that searched keeps its documents in node.data['documents'].
+  Sets tree.answer, tree.stop, and the counts in tree.metrics: `searches`, `found` (those that returned
+  documents), `malformed` and `tool_failures`. A span that searched has its documents in
+  node.data['documents'].
 
   Args:
     max_turns: actions that get an observation; one more span follows.
@@ -36,16 +39,18 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
   yield from act(tree, node, turns=max_turns, max_tokens=max_tokens, tags=tags)
 
 
-def start(tree: Tree, question: Question, template: str, chat: bool, tags: grammar.Tags = grammar.SEARCH_R1) -> Node:
-  """The prompt of a question, neutralised, below the root."""
+def start(tree: Tree, question: Question, template: str, chat: bool,
+          tags: grammar.Tags = grammar.SEARCH_R1) -> Node:
+  """Appends the prompt of a question, neutralised, below the root."""
   asked = grammar.neutralise(question.question, tree.tokenizer.special_tokens, tags)
   return tree.root.append(templates.prompt(asked, template, tree.tokenizer if chat else None), Role.PROMPT)
 
 
 def act(tree: Tree, node: Node, *, turns: int, max_tokens: int, max_response: float = math.inf,
         tags: grammar.Tags = grammar.SEARCH_R1,
-        each_turn: Callable[[Action], Generator[Request, Any, None]] | None = None) -> Generator[Request, Any, Node]:
-  """Acts and observes until an answer or the end of the budget; sets answer, stop and counts, and returns the last span.
+        each_turn: Callable[[Action], Growth[None]] | None = None) -> Growth[Node]:
+  """Acts and observes until an answer or the end of the budget; sets answer, stop, counts; returns the last
+  span.
 
   Args:
     max_response: tokens of all policy spans on the path, those before `node` included.
@@ -79,13 +84,13 @@ def act(tree: Tree, node: Node, *, turns: int, max_tokens: int, max_response: fl
 
 
 def reward(tree: Tree) -> float:
-  """1 if the answer is right by its question's rule (mostly an exact match after normalisation), else 0."""
+  """Returns 1 if the answer is right by its question's rule (mostly a normalised exact match), else 0."""
   return tree.question.score(tree.answer)
 
 
 def credit(groups: Sequence[Sequence[Tree]], context: Context, *, normalize_std: bool = True,
            singleton: str = 'raw') -> None:
-  """GRPO: every policy span of a chain gets the chain's reward relative to the other chains of its question.
+  """Credits all policy spans of a chain with its reward relative to the others of its question (GRPO).
 
   `normalize_std` and `singleton`: see `credit_groups`.
   """

@@ -1,7 +1,8 @@
-"""Search-R1 with PPO (Jin et al. 2025, arXiv 2503.09516, section 3.1): the same rollouts and reward, credited by a critic.
+"""Search-R1 with PPO (Jin et al. 2025, arXiv 2503.09516, section 3.1): the same rollouts, credited by a
+critic.
 
-Needs `config.critic.enabled`. The KL to the initial policy is a term of the loss, as with GRPO; the authors' PPO script
-subtracts it from the rewards instead.
+Needs `config.critic.enabled`. The KL to the initial policy is a term of the loss, as with GRPO; the authors'
+PPO script subtracts it from the rewards instead.
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,9 @@ from jaxsearch.trees.tree import Tree
 __all__ = ['credit', 'grow', 'reward']
 
 
-def credit(groups: Sequence[Sequence[Tree]], context: Context, *, gamma: float = 1.0, lam: float = 1.0) -> None:
-  """Token-level GAE of the outcome reward, which is earned at the last token of the chain."""
+def credit(groups: Sequence[Sequence[Tree]], context: Context, *, gamma: float = 1.0,
+           lam: float = 1.0) -> None:
+  """Credits tokens by GAE of the outcome reward, which is earned at the last token of the chain."""
   trees = [tree for group in groups for tree in group]
   for tree in trees:
     tree.reward = reward(tree)

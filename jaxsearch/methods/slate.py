@@ -1,15 +1,16 @@
-"""SLATE (Samarinas et al. 2026, arXiv 2602.23440): k alternatives for every step, judged; the search continues from one of them.
+"""SLATE (Samarinas et al. 2026, arXiv 2602.23440): k alternatives for every step, judged; one of them goes
+on.
 
-`grow` is the paper's algorithm 1. All alternatives of a step share one cached prefix, which is computed once. Each is compared
-with the others of its step; the loss averages over its own tokens (`train.aggregate='step-mean'`). The group is the step, so a
-question needs only one tree. With k = 1 a step is credited with its reward (REINFORCE, appendix A.9).
+`grow` is the paper's algorithm 1. All alternatives of a step share one cached prefix. Each is compared with
+the others of its step; the loss averages over its own tokens (`train.aggregate='step-mean'`). The group is
+the step, so a question needs only one tree. With k = 1 a step is credited with its reward (appendix A.9).
 
-The released code differs from the paper, which we follow: there the judge scores a query before its documents are there, the
-bonus counts steps from 0, the sum over steps is divided by their number, and a chain at the end of its budget is made to answer.
+The released code differs from the paper, which we follow: there the judge scores a query before its documents
+are there, the bonus counts steps from 0, the sum over steps is divided by their number, and a chain at the
+end of its budget is made to answer.
 """
 
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from jaxsearch.methods.credit import credit_relative
 from jaxsearch.methods.search_r1 import act, start
 from jaxsearch.rewards import judge
 from jaxsearch.rewards.match import exact_match
-from jaxsearch.sampler.requests import Generate, Request
+from jaxsearch.sampler.requests import Generate, Growth
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Stop, Tree
 
@@ -32,16 +33,17 @@ REWARDS = ('judge', 'outcome', 'final', 'none')
 
 def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: float = 0.7, best: bool = False,
          early_bonus: float = 0.1, rewards: str = 'judge', max_tokens: int = 500,
-         template: str = 'search_r1', chat: bool = False) -> Generator[Request, Any, None]:
+         template: str = 'search_r1', chat: bool = False) -> Growth[None]:
   """Grows `k` siblings per step, each time from the one chosen before, for at most `budget` steps (B).
 
   Args:
     eta: temperature of the choice `j* ~ softmax(advantages / eta)`.
     best: choose the one with the highest reward instead.
     early_bonus: lambda, the largest bonus for an answer before the last step.
-    rewards: 'judge'; in 'outcome' an answer earns its exact match and everything else 0 (table 2, b); in 'final' so does only
-      the last step of the path, the others earn 0 and the choice among them is even (c: the paper says no more than "only at the
-      final step"). 'none' evaluates a policy: one chain of Search-R1 with `max_turns=budget`, as all methods are evaluated.
+    rewards: 'judge'; in 'outcome' an answer earns its exact match and everything else 0 (table 2, b); in
+      'final' so does only the last step of the path, the others earn 0 and the choice among them is even (c:
+      the paper says no more than "only at the final step"). 'none' evaluates a policy: one chain of Search-R1
+      with `max_turns=budget`, as all methods are evaluated.
     max_tokens: of a step.
     template, chat: see methods/search_r1.py.
   """
@@ -55,25 +57,25 @@ def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: fl
   tree.metrics.update(judge_unreadable=0, turns=0)
   for step in range(1, budget + 1):
     tree.metrics['turns'] = step
-    siblings = yield [Generate(node, stop=grammar.SEARCH_R1.stops, max_tokens=max_tokens) for _ in range(k)]
+    siblings = yield [Generate(node, stop=grammar.SEARCH_R1.stops, max_tokens=max_tokens)] * k
     candidates = [read(sibling) for sibling in siblings]
     yield from search(candidates, tree)  # before the judge: it sees a query with its documents
     if rewards == 'judge':
       earned = yield from judged(candidates, tree, step, budget, early_bonus)
     else:
-      earned = np.array([exact_match(candidate.answer, question.golden_answers) for candidate in candidates])
+      earned = np.array([exact_match(one.answer, question.golden_answers) for one in candidates])
     advantages = np.asarray(truncated_step(earned))
     if rewards == 'final':
-      chosen = choose(candidates, np.zeros(k), eta, False, tree.rng)
-      if chosen is not None and chosen.answer is None and step < budget:
-        earned = advantages = np.zeros(k)
+      chosen = choose(candidates, 0 * advantages, eta, False, tree.rng)
+      goes_on = chosen is not None and chosen.answer is None and step < budget
+      earned, advantages = earned * (not goes_on), advantages * (not goes_on)
     else:
       chosen = choose(candidates, advantages, eta, best, tree.rng)
     for candidate, reward, advantage in zip(candidates, earned, advantages):
       candidate.node.data['reward'], candidate.node.advantages = float(reward), float(advantage)
     if chosen is None:
-      full = [c.node.stop for c in candidates if c.node.stop in (Stop.CONTEXT_FULL, Stop.DEADLINE)]
-      tree.stop = Stop(full[0]) if full else Stop.MALFORMED
+      no_room = {Stop.CONTEXT_FULL, Stop.DEADLINE}.intersection(one.node.stop for one in candidates)
+      tree.stop = Stop(min(no_room, default=Stop.MALFORMED))
       return
     if chosen.answer is not None:
       tree.answer, tree.stop = chosen.answer, Stop.ANSWERED
@@ -85,26 +87,27 @@ def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: fl
 
 
 def judged(candidates: Sequence[Action], tree: Tree, step: int, budget: int,
-           early_bonus: float) -> Generator[Request, Any, np.ndarray]:
-  """The rewards [k] of eqs. 5 and 6. A candidate that neither searches nor answers scores -1 for its action."""
-  think, action, items = np.zeros(len(candidates)), np.full(len(candidates), -1.0), []
-  for index, c in enumerate(candidates):
-    before = ''.join(span.text for span in c.node.parent.path()[2:])  # everything after the prompt
-    items.append((think, index, judge.Thinking(tree.question, before, c.thinking)))
-    if c.answer is not None:
-      items.append((action, index, judge.Answer(tree.question, c.answer, before, c.thinking)))
-    elif c.query is not None:
-      items.append((action, index, judge.Query(tree.question, before, c.thinking, c.query, c.observation)))
-  scores = yield from ask_judge(tree, [item for *_, item in items])
-  for (part, index, _), score in zip(items, scores):
-    part[index] = score
-  answers = np.array([candidate.answer is not None for candidate in candidates])
+           early_bonus: float) -> Growth[np.ndarray]:
+  """Returns the rewards [k] of eqs. 5 and 6; -1 is the score of an action that neither searches nor
+  answers."""
+  before = ''.join(span.text for span in candidates[0].node.parent.path()[2:])  # after the prompt
+  items = {}
+  for i, one in enumerate(candidates):
+    items['think', i] = judge.Thinking(tree.question, before, one.thinking)
+    if one.answer is not None:
+      items['act', i] = judge.Answer(tree.question, one.answer, before, one.thinking)
+    elif one.query is not None:
+      items['act', i] = judge.Query(tree.question, before, one.thinking, one.query, one.observation)
+  scores = dict(zip(items, (yield from ask_judge(tree, list(items.values())))))
+  think = np.array([scores['think', i] for i in range(len(candidates))])
+  action = np.array([scores.get(('act', i), -1) for i in range(len(candidates))])
+  answers = np.array([one.answer is not None for one in candidates])
   return np.asarray(step_reward(think, action, action, answers, step, budget, early_bonus=early_bonus))
 
 
 def choose(candidates: Sequence[Action], advantages: np.ndarray, eta: float, best: bool,
            rng: np.random.Generator) -> Action | None:
-  """The candidate to continue from, among those that search or answer; None without any."""
+  """Chooses the candidate to continue from, among those that search or answer; None without any."""
   usable = np.array([candidate.is_valid for candidate in candidates])
   if not usable.any():
     return None
@@ -116,10 +119,11 @@ def choose(candidates: Sequence[Action], advantages: np.ndarray, eta: float, bes
 
 
 def credit(groups: Sequence[Sequence[Tree]], context: Context, *, whole: bool = False) -> None:
-  """Logs the mean reward of a tree's steps as its reward, None without any; the steps were credited as they grew.
+  """Logs the mean reward of a tree's steps as its reward; the steps were credited as they grew.
 
-  `whole` is SLATE without truncated sampling (table 2, a; eq. 10): with `grow.k=1` every tree is a chain, and all its steps are
-  credited with the sum of its rewards, relative to the other chains of its question (`group_size`). Raises ValueError for k > 1.
+  `whole` is SLATE without truncated sampling (table 2, a; eq. 10): with `grow.k=1` every tree is a chain, and
+  all its steps are credited with the sum of its rewards, relative to the other chains of its question
+  (`group_size`). Raises ValueError for k > 1.
   """
   trees = [tree for group in groups for tree in group]
   for tree in trees:

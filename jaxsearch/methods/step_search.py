@@ -1,15 +1,18 @@
-"""StepSearch (Wang et al. 2025, arXiv 2505.15107): Search-R1 with PPO, where every search earns what its documents add.
+"""StepSearch (Wang et al. 2025, arXiv 2505.15107): Search-R1 with PPO; a search earns what its documents add.
 
-The last token of a round of search gets its information gain minus its redundancy (eq. 7), the last token of the chain the
-F1 of the answer plus how well the queries cover the golden ones (eq. 6). Needs `config.critic.enabled`. Differs from the paper:
+The last token of a round of search gets its information gain minus its redundancy (eq. 7), the last token of
+the chain the F1 of the answer plus how well the queries cover the golden ones (eq. 6). Needs
+`config.critic.enabled`. Differs from the paper:
 
-  * a document is a golden one or it is not, by id or title, where the paper takes the cosine of their TF-IDF vectors
-    (eq. 8): here the golden documents lie in the corpus that is searched, and are found whole or not at all;
-  * golden documents are `metadata['gold_passages']` of the embedded world, or the titles in the `supporting_facts` of
-    HotpotQA and 2WikiMultiHopQA; golden queries are those of the world's `steps`. The paper makes both for MuSiQue. A
-    question without golden documents has no step rewards; one without golden queries is rewarded only for its answer;
-  * 0.618 is the weight of the queries in the authors' code, which also gives -1 to chains without an answer at their end;
-    here as in the paper (eq. 3) these get nothing for the answer.
+  * a document is a golden one or it is not, by id or title, where the paper takes the cosine of their TF-IDF
+    vectors (eq. 8): here the golden documents lie in the corpus that is searched, and are found whole or not
+    at all;
+  * golden documents are `metadata['gold_passages']` of the embedded world, or the titles in the
+    `supporting_facts` of HotpotQA and 2WikiMultiHopQA; golden queries are those of the world's `steps`. The
+    paper makes both for MuSiQue. A question without golden documents has no step rewards; one without golden
+    queries is rewarded only for its answer;
+  * 0.618 is the weight of the queries in the authors' code, which also gives -1 to chains without an answer
+    at their end; here as in the paper (eq. 3) these get nothing for the answer.
 """
 
 from collections.abc import Sequence
@@ -29,9 +32,9 @@ from jaxsearch.trees.tree import Node, Role, Tree
 __all__ = ['credit', 'grow']
 
 
-def credit(groups: Sequence[Sequence[Tree]], context: Context, *, key_weight: float = 0.618, gamma: float = 1.0,
-           lam: float = 1.0) -> None:
-  """Token-level GAE of the rewards of the rounds and of the chain.
+def credit(groups: Sequence[Sequence[Tree]], context: Context, *, key_weight: float = 0.618,
+           gamma: float = 1.0, lam: float = 1.0) -> None:
+  """Credits tokens by GAE of the rewards of the rounds and of the chain.
 
   Args:
     key_weight: gamma_key, of the queries in the reward of the chain (eq. 6).
@@ -40,7 +43,8 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, key_weight: fl
   trees = [tree for group in groups for tree in group]
   for tree in trees:
     tree.reward = reward(tree, key_weight)
-    gains, repeated = step_rewards([node.data['documents'] for node in rounds(tree)], *golden_documents(tree.question))
+    retrieved = [node.data['documents'] for node in rounds(tree)]
+    gains, repeated = step_rewards(retrieved, *golden_documents(tree.question))
     for node, gain, penalty in zip(rounds(tree), gains, repeated):
       node.data['reward'] = gain - penalty
     tree.metrics.update(information_gain=sum(gains), redundancy=sum(repeated))
@@ -48,28 +52,31 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, key_weight: fl
 
 
 def rounds(tree: Tree) -> list[Node]:
-  """The spans of a chain whose search was served."""
+  """Returns the spans of a chain whose search was served."""
   return [node for node in tree.nodes(Role.POLICY) if 'documents' in node.data]
 
 
 def reward(tree: Tree, key_weight: float = 0.618) -> float:
-  """`r_answer + gamma_key r_key` (eq. 6). The parts are noted in tree.metrics."""
+  """Returns `r_answer + gamma_key r_key` (eq. 6) and notes the parts in tree.metrics."""
   written = [node.text for node in tree.nodes(Role.POLICY)]
   thought = any(element.name == 'think' for span in written for element in grammar.elements(span))
   well_formed = rounds(tree) and thought and formats.only_box(written, 'answer') is not None  # section 2.3.1
   answer = f1(tree.answer, tree.question.golden_answers) if well_formed else 0.0
-  keys = search_keys([grammar.search_query(node.text) for node in rounds(tree)], tree.question.metadata.get('steps', ()))
+  queries = [grammar.search_query(node.text) for node in rounds(tree)]
+  keys = search_keys(queries, tree.question.metadata.get('steps', ()))
   tree.metrics.update(reward_answer=answer, reward_keys=keys)
   return answer + key_weight * keys
 
 
 def search_keys(queries: Sequence[str], steps: Sequence[dict]) -> float:
-  """Mean over the golden queries of the best F1 that a query reaches (eq. 5); 0 without golden queries."""
-  return float(np.mean([max((f1(query, step['query']) for query in queries), default=0.0) for step in steps])) if steps else 0.0
+  """Returns the mean over the golden queries of the best F1 that a query reaches (eq. 5); 0 without any."""
+  best = [max((f1(query, step['query']) for query in queries), default=0.0) for step in steps]
+  return float(np.mean(best)) if best else 0.0
 
 
 def golden_documents(question: Question) -> tuple[str, list[str]]:
-  """(field of a document, its values in the golden documents); no values if the question names none."""
+  """Returns (field of a document, its values in the golden documents); no values if the question names
+  none."""
   if 'gold_passages' in question.metadata:
     return 'id', list(dict.fromkeys(question.metadata['gold_passages']))
   facts = question.metadata.get('supporting_facts', ())
@@ -77,17 +84,19 @@ def golden_documents(question: Question) -> tuple[str, list[str]]:
   return 'title', list(dict.fromkeys(titles))
 
 
-def step_rewards(found: Sequence[Sequence[Document]], field: str, golden: Sequence[str]) -> tuple[list[float], list[float]]:
-  """Information gain (eqs. 8 to 11) and redundancy (eqs. 12 and 13) of every round; zeros without golden documents.
+def step_rewards(retrieved: Sequence[Sequence[Document]], field: str,
+                 golden: Sequence[str]) -> tuple[list[float], list[float]]:
+  """Returns information gain (eqs. 8 to 11) and redundancy (eqs. 12, 13) of every round; 0 without golden
+  documents.
 
   Args:
-    found: the documents of the rounds, in order.
+    retrieved: the documents of the rounds, in order.
     field, golden: the document field that identifies golden documents, and its values in them.
   """
   if not golden:
-    return [0.0] * len(found), [0.0] * len(found)
+    return [0.0] * len(retrieved), [0.0] * len(retrieved)
   best, seen, gains, repeated = np.zeros(len(golden)), set(), [], []
-  for documents in found:
+  for documents in retrieved:
     match = np.isin(golden, [getattr(document, field) for document in documents]).astype(float)  # c
     gains.append(float(np.maximum(match - best, 0).mean()))
     best = np.maximum(best, match)

@@ -1,4 +1,4 @@
-"""What a growing tree may request, and what it gets.
+"""Requests of a growing tree, and their replies.
 
 A `grow` is a generator. It yields a request, or a list of requests that are served together, and is sent the
 reply, or the list of replies in the same order. A request that fails raises nothing: its reply says so, that
@@ -14,8 +14,8 @@ of a tool by a `ToolFailure`.
 
 import dataclasses
 import types
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,8 +24,10 @@ from jaxsearch.tools.run_python import RunPython
 from jaxsearch.tools.search import Search
 from jaxsearch.trees.tree import Node
 
-__all__ = ['END', 'FAULTS', 'GREEDY', 'LENGTH', 'Ask', 'Call', 'Generate', 'NoLogprobs', 'Request', 'RunPython',
-           'Sampling', 'Score', 'Search', 'ToolFailure', 'Tools', 'failure_of', 'one_line', 'shorten']
+__all__ = ['END', 'FAULTS', 'GREEDY', 'LENGTH', 'Ask', 'Call', 'Generate', 'Growth', 'NoLogprobs', 'Request',
+           'RunPython', 'Sampling', 'Score', 'Search', 'ToolFailure', 'Tools', 'failure_of', 'one_line', 'shorten']
+
+Growth = Generator[Request, Any, TypeVar('T')]  # what a generator function returns: `grow` a Growth[None]
 
 END = 'end'  # the policy chose an end token, which belongs to the span
 LENGTH = 'length'  # `max_tokens` were generated
@@ -33,16 +35,16 @@ LENGTH = 'length'  # `max_tokens` were generated
 
 
 class NoLogprobs(ValueError):
-  """A method needs log-probabilities, and the policy is behind a chat server."""
+  """Raised where a method needs log-probabilities and the policy is behind a chat server."""
 
   def __init__(self):
-    super().__init__(
-      'this method needs log-probabilities, which a chat server does not give: take a model folder')
+    super().__init__('this method needs log-probabilities, which a chat server does not give: '
+                     'take a model folder')
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """How tokens are sampled where a request does not say. Temperature 0 is greedy; top_p=1 and top_k=0 are
+  """Says how tokens are sampled where a request does not. Temperature 0 is greedy; top_p=1 and top_k=0 are
   off."""
   temperature: float = 1.0
   top_p: float = 1.0
@@ -62,7 +64,7 @@ GREEDY = Sampling(temperature=0.0)
 
 @dataclasses.dataclass(frozen=True)
 class Generate(Request):
-  """Sample a span after `node`.
+  """Samples a span after `node`.
 
   It ends with the token that completes a stop string. That token is never split, since the sampled ids are
   the ids to train on: the text may carry a few characters past the stop string. A stop string counts only if
@@ -103,10 +105,10 @@ class Generate(Request):
 
 @dataclasses.dataclass(frozen=True)
 class Score(Request):
-  """Log-probabilities of continuations of `node`, each text or ids, at the temperature of the rollout (1
-  where that is greedy), which is the one that training has, and without truncation.
+  """Asks for log-probabilities of continuations of `node`, each text or ids, without truncation.
 
-  The reply has a list for each, one number a token, or None for a continuation that does not fit.
+  The temperature is the rollout's, as in training; 1 where the rollout is greedy. The reply has a list for
+  each continuation, one number a token, or None where it does not fit.
 
   Attributes:
     cue: text between the node and the continuations, which stays out of the tree.
@@ -132,12 +134,12 @@ class Score(Request):
 
 @dataclasses.dataclass(frozen=True)
 class Ask(Request):
-  """Ask another model, `tools.services[service]`: a function from a list of items to a list of replies.
+  """Asks another model, `tools.services[service]`: a function from a list of items to a list of replies.
 
   A model on a sampler of its own gets the items of many episodes at a time, once nothing is left to decode. A
   service with a `concurrency` above 0, such as a judge behind a server, gets each item at once, on threads
   while other slots decode, that many at a time; once as many in a row found no server, the others of the
-  rollout are not asked. It has a timeout of its own, and the deadline of a tool does not count.
+  rollout are not asked. It has a timeout of its own; the deadline of tools does not apply.
   """
   service: str
   item: Any
@@ -155,20 +157,17 @@ class Ask(Request):
   def query(self) -> str:
     if isinstance(self.item, str):
       return self.item
-    texts = {name: text for name, text in vars(self.item).items() if isinstance(text, str)}
-    return '\n'.join(text for name, text in texts.items() if name != 'context')
+    fields = vars(self.item).items()
+    return '\n'.join(text for name, text in fields if isinstance(text, str) and name != 'context')
 
   def submit(self, schedule, pending):
     schedule.ask(pending)
 
 
-# What failed in a rollout.
-
-
 @dataclasses.dataclass(frozen=True)
 class Names:
-  """The metrics of one kind of requests: how many there were, how many failed, the reason of the last; and
-  what a person calls them."""
+  """Names the metrics of one kind of requests: how many there were and failed, the last reason; and what
+  people call them."""
   asked: str
   failed: str
   last: str
@@ -181,28 +180,28 @@ SERVICES = Names('service_calls', 'service_calls_failed', 'last_service_failure'
 
 
 def mostly_failed(metrics: Mapping[str, Any], names: Names = SEARCHES) -> bool:
-  """Whether more than half of the searches of a rollout failed, or of its other requests."""
+  """Tells whether more than half of the searches of a rollout failed, or of its other requests."""
   return 2 * metrics.get(names.failed, 0) > metrics.get(names.asked, 0)
 
 
 def failing(metrics: Mapping[str, Any], before: Mapping[str, Any] = types.MappingProxyType({})) -> str | None:
-  """What to tell a person about a rollout whose searches, tool calls or calls of judge and reader mostly
-  failed; else None.
+  """Returns a message about a rollout whose searches, tool calls or calls of services mostly failed; else
+  None.
 
   Args:
     metrics: see `Schedule.metrics`; or a row that has them.
-    before: those of which a person was told last; a reason that stands there is not told again.
+    before: the metrics of the last message: its reason is not repeated.
   """
-  told = []
+  messages = []
   for names in (SEARCHES if mostly_failed(metrics) else TOOLS, SERVICES):  # searches are tool calls
     if mostly_failed(metrics, names):
       again = mostly_failed(before, names) and before[names.last] == metrics[names.last]
       reason = ', as before' if again else f'; the last: {metrics[names.last]}'
-      told.append(f'{metrics[names.failed]} of {metrics[names.asked]} {names.what} failed{reason}')
-  return '; '.join(told) or None
+      messages.append(f'{metrics[names.failed]} of {metrics[names.asked]} {names.what} failed{reason}')
+  return '; '.join(messages) or None
 
 
 def failure_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
-  """Those of a rollout's metrics that say what failed."""
+  """Returns those of a rollout's metrics that say what failed."""
   begin = ('tool_calls', 'searches_', 'service_calls', 'last_')
   return {name: value for name, value in metrics.items() if name.startswith(begin)}

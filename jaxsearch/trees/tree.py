@@ -86,8 +86,14 @@ class Node:
 
   @property
   def text(self) -> str:
-    """The text of this span alone."""
+    """The text of this span alone, with the end token if the policy chose one."""
     return self.tree.tokenizer.decode(self.tokens)
+
+  @property
+  def text_without_end(self) -> str:
+    """The text of this span without its end token."""
+    tokenizer = self.tree.tokenizer
+    return tokenizer.decode([token for token in self.tokens if token not in tokenizer.eos_ids])
 
   def path(self) -> list[Node]:
     """Nodes from the root to this one."""

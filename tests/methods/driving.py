@@ -23,6 +23,11 @@ class Letters:
   decode = staticmethod(lambda ids: bytes(ids).decode())
 
 
+def segments(tree):
+  """Returns the policy's spans that have tokens."""
+  return [node for node in tree.nodes(Role.POLICY) if node.tokens]
+
+
 def context(step=1):
   return Context(step, np.random.default_rng(step), {})
 

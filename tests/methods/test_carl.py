@@ -10,7 +10,7 @@ from jaxsearch.sampler.requests import Generate, RunPython, ToolFailure
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.methods import driving
-from tests.methods.driving import QUESTION, Letters, context
+from tests.methods.driving import QUESTION, Letters, context, segments
 
 INVOKE = 'I look it up.\n```python\nprint(search("the author"))\n```\n'
 CONTEXT = 'Well.\n<context> Lovelace wrote it. </context>'
@@ -23,7 +23,7 @@ def drive(said, output='Doc 1(Title: T) Lovelace wrote it.', **settings):
 
 
 def kinds(tree):
-  return [node.data['segment'] for node in carl.segments(tree)]
+  return [node.data['segment'] for node in segments(tree)]
 
 
 def test_a_call_and_an_answer_are_three_segments():
@@ -65,7 +65,7 @@ def test_what_is_no_call_commits(text, answer, stop):
 def test_only_a_closed_block_of_python_ends_an_invoke(block):
   tree, requests = drive([block, INVOKE, CONTEXT, COMMIT], logprobs=[-1.0, -2.0, -3.0, -4.0], max_tokens=100)
   assert kinds(tree) == ['invoke', 'assimilate', 'commit'] and tree.metrics['searches'] == 1 and tree.answer == 'Lovelace'
-  invoke = carl.segments(tree)[0]
+  invoke = segments(tree)[0]
   assert invoke.text == block + INVOKE and requests[1].max_tokens == 100 - len(block) and requests[1].node is invoke
   assert invoke.logprobs == [-1.0] * len(block) + [-2.0] * len(INVOKE) and [node.text for node in invoke.children] == [
     '<output>Doc 1(Title: T) Lovelace wrote it.</output>\n', '<context>Lovelace wrote it.</context>\n']
@@ -75,7 +75,7 @@ def test_a_span_that_goes_on_keeps_to_its_budget():
   block = 'Look:\n```\n'
   tree, requests = drive([block, block, 'So \\boxed{Lovelace}'[:4]], max_tokens=2 * len(block) + 4)
   assert kinds(tree) == ['commit'] and len(requests) == 3 and requests[2].max_tokens == 4
-  assert tree.stop is Stop.MALFORMED and len(carl.segments(tree)[0].tokens) == 2 * len(block) + 4
+  assert tree.stop is Stop.MALFORMED and len(segments(tree)[0].tokens) == 2 * len(block) + 4
 
 
 def test_of_several_blocks_the_last_is_run():
@@ -145,7 +145,7 @@ def test_broken_tools(fault, seen):
 def credited(said, values, **settings):
   trees = [drive(spans)[0] for spans in said]
   for tree, own in zip(trees, values):
-    for node, value in zip(carl.segments(tree), own):
+    for node, value in zip(segments(tree), own):
       node.values = np.r_[value, np.full(len(node.tokens) - 1, 7.0)].astype(np.float32)  # only the first counts
   found = context()
   carl.credit([trees[:1], trees[1:]], found, **settings)
@@ -158,14 +158,14 @@ WRONG = 'So it is \\boxed{Byron}.'
 def test_a_segment_earns_what_it_changed():
   trees, found = credited([[INVOKE, CONTEXT, COMMIT], [INVOKE, CONTEXT, WRONG], [WRONG]],
                           [[0.2, 0.7, 0.5], [0.1, 0.3, 0.8], [0.4]])
-  advantages = [[node.advantages for node in carl.segments(tree)] for tree in trees]
+  advantages = [[node.advantages for node in segments(tree)] for tree in trees]
   np.testing.assert_allclose(advantages[0], [0.5, -0.2, 0.5], atol=1e-6)  # a good call, a bad context
   np.testing.assert_allclose(advantages[1], [0.2, 0.5, -0.8], atol=1e-6)
   np.testing.assert_allclose(advantages[2], [-0.4], atol=1e-6)
-  assert all(np.all(node.returns == tree.reward) for tree in trees for node in carl.segments(tree))
+  assert all(np.all(node.returns == tree.reward) for tree in trees for node in segments(tree))
   assert found.metrics['opposed_pairs_share'] == 0.5 and found.metrics['advantage_commit'] == pytest.approx((0.5 - 0.8 - 0.4) / 3)
   for tree, own in zip(trees, advantages):
-    assert sum(own) == pytest.approx(tree.reward - carl.segments(tree)[0].values[0])  # they telescope
+    assert sum(own) == pytest.approx(tree.reward - segments(tree)[0].values[0])  # they telescope
 
 
 def test_pairs_that_gained_and_then_lost_are_counted():
@@ -177,19 +177,19 @@ def test_pairs_that_gained_and_then_lost_are_counted():
 
 def test_with_lambda_one_all_segments_share_the_sign():
   trees, _ = credited([[INVOKE, CONTEXT, COMMIT], [WRONG]], [[0.2, 0.7, 0.5], [0.4]], lam=1.0)
-  np.testing.assert_allclose([node.advantages for node in carl.segments(trees[0])], [0.8, 0.3, 0.5], atol=1e-6)
+  np.testing.assert_allclose([node.advantages for node in segments(trees[0])], [0.8, 0.3, 0.5], atol=1e-6)
 
 
 def test_the_same_rollouts_credited_by_token_and_by_trajectory():
   trees, found = credited([[INVOKE, CONTEXT, COMMIT], [WRONG]], [[0.2, 0.7, 0.5], [0.4]], lam=0.95, level='token')
   for tree in trees:
-    assert all(np.shape(node.advantages) == np.shape(node.returns) == (len(node.tokens),) for node in carl.segments(tree))
-  every = np.concatenate([node.advantages for tree in trees for node in carl.segments(tree)])
+    assert all(np.shape(node.advantages) == np.shape(node.returns) == (len(node.tokens),) for node in segments(tree))
+  every = np.concatenate([node.advantages for tree in trees for node in segments(tree)])
   assert every.mean() == pytest.approx(0, abs=1e-5) and {'value_explained', 'opposed_pairs'} & set(found.metrics) == {
     'value_explained'}
   group = [drive([INVOKE, CONTEXT, COMMIT])[0], drive([WRONG])[0]]
   carl.credit([group], context(), level='trajectory')  # needs no critic
-  right, wrong = ({node.advantages for node in carl.segments(tree)} for tree in group)
+  right, wrong = ({node.advantages for node in segments(tree)} for tree in group)
   assert len(right) == len(wrong) == 1 and right.pop() == pytest.approx(-wrong.pop()) and group[0].reward == 1.0
 
 
@@ -205,13 +205,13 @@ def test_the_loss_is_the_papers():
   config = configs.carl.get_config().train
   for tree in trees:
     tree.prune()
-    for node in carl.segments(tree):
+    for node in segments(tree):
       node.logprobs = [0.0] * len(node.tokens)
   rows = lay_out(trees, 1024, pad_id=0, how=config.aggregate, penalties=config.penalties)
   losses = np.random.default_rng(0).random((2, *rows.tokens.shape))
   policy, critic, every = 0.0, 0.0, []
   for tree in trees:
-    chain, states = carl.segments(tree), []
+    chain, states = segments(tree), []
     for node in tree.walk():
       if node.trained:
         policy += node.advantages * losses[0][rows.places[node]].mean() / len(trees)

@@ -7,7 +7,7 @@ from configs import search_r2 as search_r2_config
 from configs import search_r2_qwen2_5_7b
 from configs.claims import search_r2_tables
 from jaxsearch.data.corpus import Document
-from jaxsearch.methods import figures, search_r2
+from jaxsearch.methods import figures, refiner, search_r2
 from jaxsearch.sampler.requests import Ask, Generate, Score, ToolFailure
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.methods import driving
@@ -87,7 +87,7 @@ def test_after_a_rejection_the_trimmer_draws_from_the_steps_alone():
   for seed in range(300):
     tree = Tree(Letters(), QUESTION, np.random.default_rng(seed))
     leaf = tree.root.append('Q', Role.PROMPT).append(ONE, Role.POLICY).append('seen', Role.OBSERVATION).append(WRONG, Role.POLICY)
-    review = search_r2.judge_draft(tree, leaf, 2, 0.0, 'policy', 0.0, 'world')
+    review = refiner.review(tree, leaf, threshold=0.0, refiner='policy', random_share=0.0, template='world')
     next(review)
     with pytest.raises(StopIteration) as stopped:
       review.send([[chance, 0.0] for chance in chances])

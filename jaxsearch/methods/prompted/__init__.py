@@ -1,39 +1,42 @@
-"""Baselines that only prompt, one file each: a `grow` for any model, without `credit`, so for evaluation only.
+"""Baselines that only prompt, one file each: a `grow` for any model, without `credit`, so for evaluation
+only.
 
-Every call of the policy is a branch below the root: a prompt, the documents that it shows, what the policy said so far (a
-CONTEXT span), and what it says now. The sampler prefills what two prompts begin with in common only once. `grow.prompts`
-names the prompts: '' for ours, which suit instruct models; 'world' for the shipped policies; or a folder, see trees/templates.py.
+Every call of the policy is a branch below the root: a prompt, the documents that it shows, what the policy
+said so far (a CONTEXT span), and what it says now. The sampler prefills what two prompts begin with in common
+only once. `grow.prompts` names the prompts: '' for ours, which suit instruct models; 'world' for the shipped
+policies; or a folder, see trees/templates.py.
 
-This file holds what they share: prompts, searches, sentences, answers. docs/prompted.md lists the settings of the papers.
+This file holds what they share: prompts, searches, sentences, answers. docs/prompted.md lists the settings of
+the papers.
 """
 
 import re
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.methods.carl import generated_text
-from jaxsearch.sampler.requests import Generate, Request, Search, ToolFailure, shorten
+from jaxsearch.sampler.requests import Generate, Growth, Search, ToolFailure, shorten
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Node, Role, Stop, Tree
 
-ENDS = ('</answer>', '</search>')  # where a policy that writes tags stops; a search is served only by methods with turns
+# Where a policy that writes tags stops; a search is served only by methods with turns.
+ENDS = ('</answer>', '</search>')
 SENTENCE_ENDS = ('. ', '.\n', '? ', '?\n', '! ', '!\n', *ENDS)
-_SENTENCE = re.compile(r'(?<!\b[A-Z])[.?!](?=\s)|(?<=\S)\n|</answer>|</search>')  # not behind an initial: 'J. Doe'
+_SENTENCE = re.compile(r'(?<!\b[A-Z])[.?!](?=\s)|(?<=\S)\n|</answer>|</search>')  # not behind J. of J. Doe
 _ANSWER_IS = re.compile(r'answer is\b:?', re.IGNORECASE)
 
 
-def write(tree: Tree, call: str, prompts: str, chat: bool, *, documents: Sequence[Document] | None = None, said: str = '',
-          **fields: object) -> Node:
-  """Appends the prompt of a call below the root; returns its last span.
+def write(tree: Tree, call: str, prompts: str, chat: bool, *, documents: Sequence[Document] | None = None,
+          said: str = '', **fields: object) -> Node:
+  """Appends the prompt of a call about the tree's question below the root; returns its last span.
 
   Args:
     call: a file of trees/prompts/prompted.
     prompts, chat: settings of `grow`: which prompts, and whether they go into the tokenizer's chat template.
     documents: an OBSERVATION span, in the place of {documents}.
     said: what the policy goes on from, a CONTEXT span.
-    fields: fill in the others; texts are neutralised.
+    fields: fill in others than {question}; texts are neutralised.
   """
+  fields = {'question': tree.question.question} | fields
   fields = {name: inert(tree, value) if isinstance(value, str) else value for name, value in fields.items()}
   text = templates.turns(templates.prompted_files(prompts)[call], tree.tokenizer if chat else None)
   head, shown, tail = text.partition('{documents}')
@@ -45,11 +48,11 @@ def write(tree: Tree, call: str, prompts: str, chat: bool, *, documents: Sequenc
 
 
 def inert(tree: Tree, text: str) -> str:
-  """Text that can neither act as a tag nor become a special token."""
+  """Returns text that can neither act as a tag nor become a special token."""
   return grammar.neutralise(text, tree.tokenizer.special_tokens)
 
 
-def find(tree: Tree, query: str) -> Generator[Request, Any, list[Document]]:
+def find(tree: Tree, query: str) -> Growth[list[Document]]:
   """Searches and counts; a search that fails finds nothing."""
   reply = yield Search(tree.root, query)
   tree.metrics['searches'] += 1
@@ -60,37 +63,50 @@ def find(tree: Tree, query: str) -> Generator[Request, Any, list[Document]]:
 
 
 def fit(tree: Tree, documents: Sequence[Document], tokens: int) -> list[Document]:
-  """Documents with their texts cut so that all together have at most that many tokens."""
+  """Cuts the texts of documents so that all together have at most that many tokens."""
   return shorten(documents, tokens, grammar.listed, tree.tokenizer)
 
 
-def say_sentence(node: Node, max_tokens: int) -> Generator[Request, Any, tuple[Node, str]]:
-  """One sentence after `node`: (the span, the sentence). The span may hold a little more than the sentence."""
+def say_sentence(node: Node, max_tokens: int) -> Growth[tuple[Node, str]]:
+  """Grows one sentence after `node`: (the span, the sentence). The span may hold a little more."""
   span = yield Generate(node, stop=SENTENCE_ENDS, max_tokens=max_tokens)
   while span.stop in SENTENCE_ENDS and not ended(span) and len(span.tokens) < max_tokens:
     yield Generate(span, stop=SENTENCE_ENDS, max_tokens=max_tokens - len(span.tokens))
     span.absorb()
-  return span, first_sentence(generated_text(span))
+  return span, first_sentence(span.text_without_end)
 
 
 def ended(span: Node) -> bool:
-  """Whether a sentence ends in this span."""
-  return bool(_SENTENCE.search(generated_text(span)))
+  """Tells whether a sentence ends in this span."""
+  return bool(_SENTENCE.search(span.text_without_end))
+
+
+def say_answer(tree: Tree, node: Node, max_tokens: int,
+               read: Callable[[str], str | None] | None = None) -> Growth[None]:
+  """Ends the episode with the answer that `read` (by default `short_answer`) finds in a span after `node`."""
+  span = yield Generate(node, stop=ENDS, max_tokens=max_tokens)
+  finish(tree, span, (read or short_answer)(span.text_without_end))
 
 
 def first_sentence(text: str) -> str:
-  """The text up to the end of its first sentence or line; all of it if none ends."""
+  """Returns the text up to the end of its first sentence or line; all of it if none ends."""
   end = _SENTENCE.search(text)
   return text[:end.end()].rstrip('\n') if end else text
 
 
+def joined(text: str, sentence: str) -> str:
+  """Returns the text with one more sentence."""
+  return text + (sentence if not text or sentence[:1].isspace() else f' {sentence}')
+
+
 def plain(text: str) -> str:
-  """A thought as a query: the search in it if there is one, else its words without tags."""
+  """Returns a thought as a query: the search in it if there is one, else its words without tags."""
   return grammar.search_query(text) or ' '.join(re.sub(r'</?\w+>', ' ', text).split())
 
 
 def marked_answer(text: str) -> str | None:
-  """The answer in tags, or the rest of the line after the last 'the answer is'; None without either."""
+  """Returns the answer in tags, or the rest of the line after the last 'the answer is'; None without
+  either."""
   if '</answer>' in text:  # the opening tag may stand in the prompt
     return text.split('</answer>')[0].split('<answer>')[-1].strip() or None
   *before, rest = _ANSWER_IS.split(text)
@@ -98,7 +114,7 @@ def marked_answer(text: str) -> str | None:
 
 
 def short_answer(text: str) -> str | None:
-  """A marked answer, else the first line; None if that is empty or begins a search."""
+  """Returns a marked answer, else the first line; None if that is empty or begins a search."""
   line = next((line for line in text.splitlines() if line.strip()), '').removeprefix('Answer:')
   return marked_answer(text) or (None if '<search>' in line else _bare(line))
 
@@ -108,12 +124,14 @@ def _bare(text: str) -> str | None:
 
 
 def finish(tree: Tree, node: Node, answer: str | None, *, spent: bool = False) -> None:
-  """Ends the episode with the answer read from the last span, or says why there is none; `spent`: the turns are."""
+  """Ends the episode with the answer read from the last span, or says why there is none; `spent`: the turns
+  are."""
   tree.answer = answer
   if answer is not None:
     tree.stop = Stop.ANSWERED
   elif node.stop in (Stop.CONTEXT_FULL, Stop.DEADLINE):
     tree.stop = Stop(node.stop)
   else:
-    tree.stop = Stop.TOOL_FAILED if tree.metrics['tool_failures'] else Stop.BUDGET if spent else Stop.MALFORMED
+    reason = Stop.BUDGET if spent else Stop.MALFORMED
+    tree.stop = Stop.TOOL_FAILED if tree.metrics['tool_failures'] else reason
     tree.metrics['malformed'] += not spent

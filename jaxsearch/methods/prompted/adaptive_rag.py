@@ -1,16 +1,16 @@
-"""Adaptive-RAG (Jeong et al. 2024, arXiv 2403.14403): a classifier sends a question to direct inference, RAG or IRCoT.
+"""Adaptive-RAG (Jeong et al. 2024, arXiv 2403.14403): a classifier sends a question to direct inference, RAG
+or IRCoT.
 
-The paper's classifier is a T5 that was trained on which of the three answers a question; here it is a small decoder of yours that
-writes A, B or C (`config.classifier`), or the policy itself, by the log-probabilities of the three letters.
+The paper's classifier is a T5 that was trained on which of the three answers a question; here it is a small
+decoder of yours that writes A, B or C (`config.classifier`), or the policy itself, by the log-probabilities
+of the letters.
 """
 
 import re
-from collections.abc import Generator
-from typing import Any
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods.prompted import direct, ircot, rag, write
-from jaxsearch.sampler.requests import Ask, Request, Score, ToolFailure
+from jaxsearch.sampler.requests import Ask, Growth, Score, ToolFailure
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Tree
 
@@ -18,31 +18,34 @@ SERVICES = ('classifier',)
 ROUTES = {'A': 'direct', 'B': 'rag', 'C': 'ircot'}
 
 
-def grow(question: Question, tree: Tree, *, classifier: str = 'policy', max_thoughts: int = 8, max_documents: int = 15,
-         reader: bool = True, max_tokens: int = 64, document_tokens: int = 1500, prompts: str = '',
-         chat: bool = False) -> Generator[Request, Any, None]:
+def grow(question: Question, tree: Tree, *, classifier: str = 'policy', max_thoughts: int = 8,
+         max_documents: int = 15, reader: bool = True, max_tokens: int = 64, document_tokens: int = 1500,
+         prompts: str = '', chat: bool = False) -> Growth[None]:
   """Grows what the chosen method grows; tree.metrics has `route_direct`, `route_rag` and `route_ircot`.
 
   Args:
-    classifier: 'policy', or 'model': the service `classifier`. If neither can be read, the route is RAG (`unclassified`).
+    classifier: 'policy', or 'model': the service `classifier`. If neither can be read, the route is RAG
+      (`unclassified`).
     max_thoughts, max_documents, reader, document_tokens: of IRCoT.
     max_tokens: of an answer or a sentence.
     prompts, chat: see `write`.
   """
   if classifier == 'model':
     asked = grammar.neutralise(question.question, grammar.CONTROL)
-    reply = yield Ask('classifier', templates.fill(templates.prompted_files(prompts)['complexity'], question=asked))
+    template = templates.prompted_files(prompts)['complexity']
+    reply = yield Ask('classifier', templates.fill(template, question=asked))
     if isinstance(reply, ToolFailure):
       raise RuntimeError(f"grow.classifier='model': {reply.reason}")
     letter = re.search(r'\b[ABC]\b', reply)
     route = ROUTES[letter[0]] if letter else None
   else:
     letters = ROUTES if chat else [f' {letter}' for letter in ROUTES]
-    scores = yield Score(write(tree, 'complexity', prompts, chat, question=question.question), tuple(letters))
+    scores = yield Score(write(tree, 'complexity', prompts, chat), tuple(letters))
     route = None if None in scores else max(zip(map(sum, scores), ROUTES.values()))[1]
   tree.metrics.update({f'route_{name}': int(name == (route or 'rag')) for name in ROUTES.values()})
   tree.metrics['unclassified'] = int(route is None)
   settings = dict(max_tokens=max_tokens, prompts=prompts, chat=chat)
   if route == 'ircot':
-    settings |= dict(max_thoughts=max_thoughts, max_documents=max_documents, reader=reader, document_tokens=document_tokens)
+    settings |= dict(max_thoughts=max_thoughts, max_documents=max_documents, reader=reader,
+                     document_tokens=document_tokens)
   yield from {'direct': direct, 'ircot': ircot}.get(route, rag).grow(question, tree, **settings)

@@ -1,25 +1,23 @@
-r"""CoT + tools, the prompted baseline of CARL's table 2: reason, run Python with `search` in it, see what it prints, go on.
+r"""CoT + tools, the prompted baseline of CARL's table 2: reason, run Python with `search` in it, go on.
 
-A ReAct-style loop: raw output stays in the context. 'Always' asks for a program and refuses an answer before the first one;
-'optional' leaves that to the model.
+A ReAct-style loop: raw output stays in the context. 'Always' asks for a program and refuses an answer before
+the first one; 'optional' leaves that to the model.
 """
-
-from collections.abc import Generator
-from typing import Any
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import carl
 from jaxsearch.methods.prompted import write
-from jaxsearch.sampler.requests import Generate, Request
+from jaxsearch.sampler.requests import Generate, Growth
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Tree
 
 REFUSED = '\nNo program has run yet. I first write a block of Python.\n'
 
 
-def grow(question: Question, tree: Tree, *, always: bool = False, max_turns: int = 7, max_tokens: int = 512, forget: bool = False,
-         prompts: str = '', chat: bool = False) -> Generator[Request, Any, None]:
-  r"""Grows one chain; the answer stands in `\boxed{}`. tree.metrics counts programs (`searches`) and answers `refused`.
+def grow(question: Question, tree: Tree, *, always: bool = False, max_turns: int = 7, max_tokens: int = 512,
+         forget: bool = False, prompts: str = '', chat: bool = False) -> Growth[None]:
+  r"""Grows one chain; the answer stands in `\boxed{}`. tree.metrics counts programs (`searches`) and
+  `refused` answers.
 
   Args:
     always: False lets the model answer without a program.
@@ -29,18 +27,20 @@ def grow(question: Question, tree: Tree, *, always: bool = False, max_turns: int
     prompts, chat: see `write`.
   """
   tree.metrics['refused'] = 0
-  node = write(tree, 'tools_forced' if always else 'tools', prompts, chat, question=question.question)
+  node = write(tree, 'tools_forced' if always else 'tools', prompts, chat)
   for turn in range(max_turns + 1):
     node = yield from carl.think(node, True, max_tokens)
-    code = grammar.python_block(carl.generated_text(node))
-    if turn == max_turns or (code is None and not (always and node.tokens and not tree.metrics['searches'])):
+    code = grammar.python_block(node.text_without_end)
+    refused = code is None and always and node.tokens and not tree.metrics['searches']
+    if turn == max_turns or (code is None and not refused):
       break
-    if code is None:
+    if refused:
       tree.metrics['refused'] += 1
       node = node.append(REFUSED, Role.OBSERVATION)
-    else:
-      raw = yield from carl.invoke(tree, node, code, 'working')
-      if forget:
-        raw = carl.assimilate(tree, node, (yield Generate(raw, stop=('</context>',), max_tokens=max_tokens)))
-      node = raw
+      continue
+    raw = yield from carl.invoke(tree, node, code, 'working')
+    if forget:
+      written = yield Generate(raw, stop=('</context>',), max_tokens=max_tokens)
+      raw = carl.assimilate(tree, node, written)
+    node = raw
   carl.commit(tree, node, code)

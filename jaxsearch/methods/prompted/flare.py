@@ -1,22 +1,24 @@
-"""FLARE, direct (Jiang et al. 2023, arXiv 2305.06983): look ahead one sentence, search where the policy is not sure of it.
+"""FLARE, direct (Jiang et al. 2023, arXiv 2305.06983): look one sentence ahead, search where the policy is
+unsure of it.
 
-The next sentence is written without documents. If a token of it is less probable than `search_below`, the sentence without the
-tokens below `mask_below` is the query, and the sentence is written anew with the documents (sections 3.2.1 and 3.2.2).
+The next sentence is written without documents. If a token of it is less probable than `search_below`, the
+sentence without the tokens below `mask_below` is the query, and the sentence is written anew with the
+documents (sections 3.2.1 and 3.2.2).
 """
 
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxsearch.data.questions import Question
-from jaxsearch.methods.prompted import find, finish, marked_answer, plain, say_sentence, write
-from jaxsearch.sampler.requests import NoLogprobs, Request
+from jaxsearch.methods.prompted import find, finish, joined, marked_answer, plain, say_sentence, write
+from jaxsearch.sampler.requests import Growth, NoLogprobs
 from jaxsearch.trees.tree import Node, Tree
 
 
-def grow(question: Question, tree: Tree, *, search_below: float = 0.8, mask_below: float = 0.4, look_ahead: int = 64,
-         max_sentences: int = 16, max_tokens: int = 256, prompts: str = '', chat: bool = False) -> Generator[Request, Any, None]:
+def grow(question: Question, tree: Tree, *, search_below: float = 0.8, mask_below: float = 0.4,
+         look_ahead: int = 64, max_sentences: int = 16, max_tokens: int = 256, prompts: str = '',
+         chat: bool = False) -> Growth[None]:
   """Grows one or two calls for each sentence, until one has the answer.
 
   Args:
@@ -28,13 +30,13 @@ def grow(question: Question, tree: Tree, *, search_below: float = 0.8, mask_belo
   """
   text, tokens = '', 0
   for _ in range(max_sentences):
-    node, sentence = yield from say_sentence(write(tree, 'cot', prompts, chat, said=text, question=question.question), look_ahead)
+    node, sentence = yield from say_sentence(write(tree, 'cot', prompts, chat, said=text), look_ahead)
     query = unsure_query(node, sentence, search_below, mask_below)
     if query:
       documents = yield from find(tree, query)
-      asked = write(tree, 'reasoned', prompts, chat, documents=documents, said=text, question=question.question)
+      asked = write(tree, 'reasoned', prompts, chat, documents=documents, said=text)
       node, sentence = yield from say_sentence(asked, look_ahead)
-    text += sentence if not text or sentence[:1].isspace() else f' {sentence}'
+    text = joined(text, sentence)
     tokens += len(node.tokens)
     if not sentence.strip() or marked_answer(text) is not None or tokens >= max_tokens:
       break
@@ -42,7 +44,8 @@ def grow(question: Question, tree: Tree, *, search_below: float = 0.8, mask_belo
 
 
 def unsure_query(node: Node, sentence: str, search_below: float, mask_below: float) -> str:
-  """The query for a sentence at the start of a span; '' if the policy is sure of all its tokens, or of none to search for.
+  """Returns the query for a sentence at the start of a span; '' if the policy is sure of it, or of none of
+  its tokens.
 
   Raises NoLogprobs for a span without log-probabilities.
   """
@@ -56,6 +59,8 @@ def unsure_query(node: Node, sentence: str, search_below: float, mask_below: flo
 
 
 def of_sentence(node: Node, sentence: str) -> Sequence[int]:
-  """The tokens of a span that its first sentence takes, without the end token."""
-  ids = [token for token in node.tokens if token not in node.tree.tokenizer.eos_ids]
-  return next((ids[:count] for count in range(len(ids)) if len(node.tree.tokenizer.decode(ids[:count])) >= len(sentence)), ids)
+  """Returns the tokens of a span that its first sentence takes, without the end token."""
+  tokenizer = node.tree.tokenizer
+  ids = [token for token in node.tokens if token not in tokenizer.eos_ids]
+  counts = (count for count in range(len(ids)) if len(tokenizer.decode(ids[:count])) >= len(sentence))
+  return ids[:next(counts, len(ids))]

@@ -1,28 +1,27 @@
 """ReAct (Yao et al. 2023, arXiv 2210.03629): thought, action, observation by turns, after worked examples.
 
-Actions are Search[query], Lookup[words] (the next sentence with these words in what was found last) and Finish[answer]. The
-examples stand in the prompt.
+Actions are Search[query], Lookup[words] (the next sentence with these words in what was found last) and
+Finish[answer]. The examples stand in the prompt.
 """
 
 import re
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import search_r1
-from jaxsearch.methods.carl import generated_text
 from jaxsearch.methods.prompted import find, finish, inert, write
-from jaxsearch.sampler.requests import Generate, Request
+from jaxsearch.sampler.requests import Generate, Growth
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 STOPS = (']\n', '\nObservation')
+NO_ACTION = 'That is no action. The actions are Search[query], Lookup[words] and Finish[answer].'
 _ACTION = re.compile(r'\b(Search|Lookup|Finish)\[([^\]\n]*)\]', re.IGNORECASE)
 
 
-def grow(question: Question, tree: Tree, *, max_steps: int = 7, max_tokens: int = 128, tagged: bool = False, prompts: str = '',
-         chat: bool = False) -> Generator[Request, Any, None]:
+def grow(question: Question, tree: Tree, *, max_steps: int = 7, max_tokens: int = 128, tagged: bool = False,
+         prompts: str = '', chat: bool = False) -> Growth[None]:
   """Grows one chain.
 
   Args:
@@ -31,15 +30,15 @@ def grow(question: Question, tree: Tree, *, max_steps: int = 7, max_tokens: int 
     tagged: the actions are `<search>` and `<answer>`, as the shipped policies write them.
     prompts, chat: see `write`.
   """
-  node = write(tree, 'react', prompts, chat, question=question.question)
+  node = write(tree, 'react', prompts, chat)
   if tagged:
     yield from search_r1.act(tree, node, turns=max_steps - 1, max_tokens=max_tokens)
     return
   sentences, hits, looked_up, answer = [], [], None, None
   for step in range(1, max_steps + 1):
     node = yield Generate(node, stop=STOPS, max_tokens=max_tokens)
-    text = generated_text(node)
-    action, words = (read.group(1).lower(), read.group(2).strip()) if (read := _ACTION.search(text)) else (None, '')
+    text = node.text_without_end
+    action, words = read(text)
     if action == 'finish':
       answer = words or None
     if action == 'finish' or step == max_steps or node.stop in (Stop.CONTEXT_FULL, Stop.DEADLINE):
@@ -54,12 +53,20 @@ def grow(question: Question, tree: Tree, *, max_steps: int = 7, max_tokens: int 
       shown = hits.pop(0) if hits else 'No more results.'
     else:
       tree.metrics['malformed'] += 1
-      shown = 'That is no action. The actions are Search[query], Lookup[words] and Finish[answer].'
+      shown = NO_ACTION
     head = '' if text.endswith('\nObservation') else 'Observation' if text.endswith('\n') else '\nObservation'
-    node = node.append(f'{head} {step}: {inert(tree, shown)}\n', Role.OBSERVATION).append(f'Thought {step + 1}:', Role.PROMPT)
+    node = node.append(f'{head} {step}: {inert(tree, shown)}\n', Role.OBSERVATION)
+    node = node.append(f'Thought {step + 1}:', Role.PROMPT)
   finish(tree, node, answer, spent=action in ('search', 'lookup'))
 
 
+def read(text: str) -> tuple[str | None, str]:
+  """Returns (action, words) of a thought: 'search', 'lookup' or 'finish', or None."""
+  match = _ACTION.search(text)
+  return (match[1].lower(), match[2].strip()) if match else (None, '')
+
+
 def page(documents: Sequence[Document]) -> list[str]:
-  """The sentences of documents, in order."""
-  return [sentence for document in documents for sentence in re.split(r'(?<=[.?!])\s+', document.text.strip()) if sentence]
+  """Returns the sentences of documents, in order."""
+  texts = [document.text.strip() for document in documents]
+  return [sentence for text in texts for sentence in re.split(r'(?<=[.?!])\s+', text) if sentence]

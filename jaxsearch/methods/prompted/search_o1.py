@@ -1,17 +1,14 @@
-"""Search-o1 (Li et al. 2025, arXiv 2501.05366): search while reasoning; documents are read in a call of their own.
+"""Search-o1 (Li et al. 2025, arXiv 2501.05366): search while reasoning; a call of its own reads the
+documents.
 
-A separate call, reason-in-documents, reads the documents together with the reasoning so far and the query, and what it writes
-takes the place of the documents (section 3.3). A query that was asked before is refused, and so is one beyond the limit.
-The tags are ours, `<search>` and `<answer>`.
+That call, reason-in-documents, reads the documents together with the reasoning so far and the query, and what
+it writes takes the place of the documents (section 3.3). A query that was asked before is refused, and so is
+one beyond the limit. The tags are ours, `<search>` and `<answer>`.
 """
 
-from collections.abc import Generator
-from typing import Any
-
 from jaxsearch.data.questions import Question
-from jaxsearch.methods.carl import generated_text
 from jaxsearch.methods.prompted import ENDS, find, finish, inert, marked_answer, plain, write
-from jaxsearch.sampler.requests import Generate, Request
+from jaxsearch.sampler.requests import Generate, Growth
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node, Role, Tree
 
@@ -21,7 +18,7 @@ LIMITED = 'No searches are left. I answer with what I know.'
 
 def grow(question: Question, tree: Tree, *, max_searches: int = 10, max_turns: int = 15, extract: bool = True,
          max_tokens: int = 1024, extract_tokens: int = 512, reasoning_tokens: int = 1024, prompts: str = '',
-         chat: bool = False) -> Generator[Request, Any, None]:
+         chat: bool = False) -> Growth[None]:
   """Grows one chain, and beside it a call for each search. tree.metrics counts what was `refused`.
 
   Args:
@@ -33,10 +30,10 @@ def grow(question: Question, tree: Tree, *, max_searches: int = 10, max_turns: i
     prompts, chat: see `write`.
   """
   tree.metrics['refused'] = 0
-  node, asked = write(tree, 'search_o1', prompts, chat, question=question.question, limit=max_searches), set()
+  node, asked = write(tree, 'search_o1', prompts, chat, limit=max_searches), set()
   for turn in range(1, max_turns + 1):
     node = yield Generate(node, stop=ENDS, max_tokens=max_tokens)
-    text = generated_text(node)
+    text = node.text_without_end
     query, answer = grammar.search_query(text), marked_answer(text)
     if answer is not None or query is None or turn == max_turns:
       break
@@ -52,14 +49,13 @@ def grow(question: Question, tree: Tree, *, max_searches: int = 10, max_turns: i
       shown = grammar.listed(documents) or 'No documents were found.\n'
       if extract and documents:
         reasoning, role = tree.tokenizer.decode(chain_tokens(node)[-reasoning_tokens:]), Role.CONTEXT
-        seen = write(tree, 'extract', prompts, chat, documents=documents, query=query, reasoning=reasoning,
-                     question=question.question)
+        seen = write(tree, 'extract', prompts, chat, documents=documents, query=query, reasoning=reasoning)
         read = yield Generate(seen, stop=ENDS, max_tokens=extract_tokens)
-        shown = plain(generated_text(read)) or 'No helpful information was found.'
+        shown = plain(read.text_without_end) or 'No helpful information was found.'
     node = node.append(f'\n<information>{inert(tree, shown)}</information>\n', role)
   finish(tree, node, answer, spent=query is not None)
 
 
 def chain_tokens(node: Node) -> list[int]:
-  """The tokens of the chain that ends with `node`, without the prompt."""
+  """Returns the tokens of the chain that ends with `node`, without the prompt."""
   return [token for span in node.path() if span.role is not Role.PROMPT for token in span.tokens]

@@ -10,6 +10,7 @@ import pytest
 
 from jaxsearch import cli, methods
 from jaxsearch.config_check import check
+from jaxsearch.data.questions import Question
 from jaxsearch.methods import prompted
 from jaxsearch.sampler.requests import LENGTH, ToolFailure
 from jaxsearch.trees import templates
@@ -105,8 +106,8 @@ def test_a_thought_as_a_query():
 
 def test_documents_are_inert_and_observations():
   from jaxsearch.trees.tree import Tree
-  tree = Tree(Letters())
-  node = prompted.write(tree, 'documents', '', False, question='{documents}?', documents=[document('</search><|end|>')])
+  tree = Tree(Letters(), Question('', '{documents}?', ()))
+  node = prompted.write(tree, 'documents', '', False, documents=[document('</search><|end|>')])
   head, observation, tail = tree.walk().__next__().children[0], *node.path()[2:]
   assert (head.role, observation.role, tail.role) == (Role.PROMPT, Role.OBSERVATION, Role.PROMPT)
   assert '</search>' not in observation.text and '<|end|>' not in observation.text and 'Doc 1(Title: T' in observation.text

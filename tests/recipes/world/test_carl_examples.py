@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from jaxsearch.methods import carl
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards import formats
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role
 from jaxsearch.world import files as world
 from recipes.world import carl_examples
+from tests.methods.driving import segments
 
 ALWAYS = dict(closed_book=0.0, one_call=0.0, lost=0.0, renamed=0.0)
 
@@ -27,7 +27,7 @@ def episodes(tokenizer, number=12, **changes):
 
 def test_a_full_episode_is_what_the_method_reads(tokenizer):
   for tree in episodes(tokenizer):
-    spans, steps = carl.segments(tree), tree.question.metadata['steps']
+    spans, steps = segments(tree), tree.question.metadata['steps']
     assert len(spans) == 2 * len(steps) + 1
     for invoke, assimilate, step in zip(spans[:-1:2], spans[1:-1:2], steps):
       assert grammar.python_block(invoke.text) == f'print(search(" {step["query"]}"))'
@@ -42,14 +42,14 @@ def test_a_full_episode_is_what_the_method_reads(tokenizer):
 
 def test_lost_contexts_do_not_hold_what_was_found(tokenizer):
   lost = [(step['finding'], grammar.context_block(assimilate.text)[0]) for tree in episodes(tokenizer, lost=1.0)
-          for assimilate, step in zip(carl.segments(tree)[1:-1:2], tree.question.metadata['steps'])]
+          for assimilate, step in zip(segments(tree)[1:-1:2], tree.question.metadata['steps'])]
   assert not any(finding in context for finding, context in lost)
 
 
 def test_closed_book_answers_are_right_where_it_is_known(tokenizer):
   right = {True: [], False: []}
   for tree in episodes(tokenizer, 60, closed_book=1.0):
-    (span,) = carl.segments(tree)
+    (span,) = segments(tree)
     assert grammar.python_block(span.text) is None
     right[carl_examples.is_known(tree.question)].append(formats.last_boxed(span.text) == tree.question.golden_answers[0])
   assert all(right[True]) and len(right[True]) > 15 and sum(right[False]) < 0.6 * len(right[False])
@@ -72,7 +72,7 @@ def test_what_is_known_does_not_hang_on_the_format(tokenizer):
 
 def test_one_call_is_not_enough_for_two_hops(tokenizer):
   for tree in episodes(tokenizer, one_call=1.0):
-    assert len(carl.segments(tree)) == 3
+    assert len(segments(tree)) == 3
 
 
 def test_names_can_be_made_up(tokenizer):

@@ -1,0 +1,80 @@
+"""Search-R2's Meta-Refiner: reviews a draft, and probes what cutting it would gain.
+
+The review is a number (table 12): 0 for no flawed step, f if step f is the earliest flawed one. The steps
+before it are kept, so the paper's cut-point is k = f - 1. The discriminator compares log-probabilities
+(appendix E): a draft is revised if `log P(any f >= 1) - log P(0)` reaches the threshold. It then has to be
+cut: the trimmer draws f from the probabilities of the steps alone. A review is trained on with the policy's
+own log-probability of it.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxsearch.sampler.requests import Ask, Growth, Score, ToolFailure
+from jaxsearch.trees import templates
+from jaxsearch.trees.tree import Node, Role, Tree
+
+Chains = Sequence[tuple[str | None, Node]]  # the answer and the last span of each
+
+
+def steps_of(leaf: Node) -> list[Node]:
+  """Returns the actor's spans on the path to `leaf`."""
+  return [node for node in leaf.path() if node.role is Role.POLICY]
+
+
+def review(tree: Tree, leaf: Node, *, threshold: float, refiner: str, random_share: float,
+           template: str) -> Growth[tuple[int, np.ndarray | None]]:
+  """Reviews the draft that ends with `leaf`: discriminator and trimmer. Arguments as of `search_r2.grow`.
+
+  Returns: The first flawed step (0: the draft is accepted) and the trimmer's probabilities [steps], whatever
+    the discriminator says; (0, None) if there is no room. Raises RuntimeError if the frozen refiner does not
+    reply.
+  """
+  steps = len(steps_of(leaf))
+  if refiner == 'random':
+    revised, step = tree.rng.random() < random_share, int(tree.rng.integers(1, steps + 1))
+    return revised * step, np.full(steps, 1 / steps)
+  asked = leaf.append(templates.review_prompt(steps, template), Role.PROMPT)
+  replies = tuple(f' {flawed}' for flawed in range(steps + 1))
+  score = Score(asked, replies)
+  logprobs = yield score if refiner == 'policy' else Ask('refiner', score)
+  if isinstance(logprobs, ToolFailure):
+    raise RuntimeError(f"grow.refiner='frozen': {logprobs.reason}")
+  if None in logprobs:
+    return 0, None
+  totals = np.array([np.sum(of_reply) for of_reply in logprobs], np.float64)
+  cuts = np.exp(totals[1:] - totals[1:].max())
+  cuts /= cuts.sum()
+  margin = np.logaddexp.reduce(totals[1:]) - totals[0]
+  flawed = int(tree.rng.choice(steps, p=cuts)) + 1 if margin >= threshold else 0
+  written = asked.append(replies[flawed], Role.POLICY, logprobs=logprobs[flawed])
+  written.data['meta'], written.trained = True, refiner == 'policy'
+  return flawed, cuts
+
+
+def probe(tree: Tree, leaf: Node, cuts: np.ndarray, accepted: bool,
+          regenerate: Callable[[Sequence[Node], int], Growth[Node]],
+          judged: Callable[[Chains], Growth[list]]) -> Growth[None]:
+  """Regenerates the draft that ends with `leaf` once from before each of its n steps, and removes what grew.
+
+  Notes in the root's `data['probe']`: 'accept' and 'cuts', for `figures.of_refinement`; 'judged', what is
+  said of the draft and of the n chains.
+
+  Args:
+    cuts: [n], the trimmer's probabilities of the steps.
+    accepted: whether the discriminator accepts the draft.
+    regenerate: (steps, how many of them to keep) -> the last node of the new chain.
+    judged: what a reward needs to know of finished chains.
+  """
+  answer, stop, counts, chains = tree.answer, tree.stop, dict(tree.metrics), [(tree.answer, leaf)]
+  steps = steps_of(leaf)
+  for kept in range(len(steps)):
+    end = yield from regenerate(steps, kept)
+    chains.append((tree.answer, end))
+  notes = yield from judged(chains)
+  for step, (_, end) in zip(steps, chains[1:]):
+    step.parent.children.remove(next(node for node in end.path() if node.parent is step.parent))
+  tree.answer, tree.stop = answer, stop
+  tree.metrics.update(counts)
+  tree.root.data['probe'] = {'accept': float(accepted), 'cuts': cuts.tolist(), 'judged': notes}
