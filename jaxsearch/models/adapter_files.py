@@ -48,9 +48,9 @@ def load(folder: str | pathlib.Path) -> tuple[DecoderConfig, dict, dict[str, Any
   try:
     config = hub.decoder_from_json(run['decoder'])
     rank, targets = (run['config']['lora'][name] for name in ('rank', 'targets'))
-  except (KeyError, TypeError) as error:
+    shapes = lora.adapter_shapes(config, rank, targets)
+  except (ArithmeticError, KeyError, TypeError) as error:
     raise ValueError(f'{folder / hub.RUN} does not say what {ADAPTER} is an adapter of') from error
-  shapes = lora.adapter_shapes(config, rank, targets)
   try:
     named = safetensors.numpy.load_file(folder / ADAPTER)
     adapter = jax.tree.map_with_path(lambda path, _: named[_name(path)], shapes, is_leaf=lambda shape: isinstance(shape, tuple))

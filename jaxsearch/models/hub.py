@@ -87,7 +87,8 @@ def _open(path: pathlib.Path) -> tuple[DecoderConfig, Mapping[str, str], Tensors
   if (path / 'config.json').is_file():
     with reading(path / 'config.json'):
       config = from_hugging_face(path / 'config.json')
-    return config, _NAMES, tensor_files.open_folder(path)
+    with reading(path):
+      return config, _NAMES, tensor_files.open_folder(path)
   file = gguf_files.open_file(path)
   if file is None:
     raise FileNotFoundError(f'{path}: neither a folder with config.json or one .gguf file nor a .gguf file')
