@@ -109,15 +109,15 @@ def plans_page(plans):
     python benchmarks/plans.py --folder runs/plans
 
 Every program was compiled by the compiler of its target, at full size, from shapes alone. **Nothing was
-run**. Memory is what the compiler planned. Seconds are least times: what arithmetic, memory or network must
-take at their published rates, each program bound by the slowest of the three, every chain as long as its
-config allows. Tools, judges and the host are not in them. Real steps take a multiple. One plan in full, with
-every program: `jaxsearch plan --config configs/NAME.py --target TARGET`.
+run**. Memory is what the compiler planned, in GiB a device. Seconds are least times: what arithmetic, memory
+or network must take at their published rates, each program bound by the slowest of the three, every chain as
+long as its config allows, without tools, judges and the host. Real steps take a multiple. One plan in full,
+with every program: `jaxsearch plan --config configs/NAME.py --target TARGET`.
 
-Memory is in GiB a device. Parameters (policy, reference, critic) and moments always lie there; weights and
-cache of the sampler while it samples (`sampler.release`). `update`, `critic` and `load` are what updating the
-policy, updating the critic and handing new weights to the sampler add while they run; all other programs add
-less than `update`. `share` is the largest sum as a share of the device.
+`state` (parameters of policy, reference and critic, moments) always lies on a device, `sampler` (its weights
+and cache) while it samples (`sampler.release`). `update`, `critic` and `load` are what updating the policy,
+updating the critic and handing new weights to the sampler add while they run; all other programs add less.
+`share` is the largest sum as a share of the device.
 
 Decoding is planned with slots as long as they are on average: its kernel
 (jaxsearch/models/kernels/decode_attention.py) reads each slot's own length. Where the heads do not suit it
@@ -134,18 +134,19 @@ more.
       if plan is None:
         missing.append((config, target))
         continue
-      state = plan['resident']
+      held = {name: size / GIB for name, size in plan['resident'].items()}
       memory = {name: program['memory'] for name, program in plan['programs'].items()}
       beside = lambda name: f'{(memory[name]["total"] - memory[name]["resident"]) / GIB:.1f}' if name in memory else ''
-      rows.append([f'`{config}`', *(f'{size / GIB:.1f}' for size in state.values()), beside('update'),
-                   beside('critic'), f'{plan["load"]["temporary"] / GIB:.1f}',
+      rows.append([f'`{config}`', f'{held["parameters"] + held["moments"]:.1f}',
+                   f'{held["weights"] + held["cache"]:.1f}', beside('update'), beside('critic'),
+                   f'{plan["load"]["temporary"] / GIB:.1f}',
                    f'{plan["share"]:.0%}' + ('' if plan['fits'] else ' **too much**'),
                    *(f'{seconds:.0f}' for seconds in plan['phases'].values()), bound(plan)])
       moved.append(plan['decode_traffic'])
     if rows:
       text += f'## {target}\n\n' + table(
-        ['config', 'parameters', 'moments', 'weights', 'cache', 'update', 'critic', 'load', 'share', 'rollout s',
-         'score s', 'update s', 'bound by'], rows)
+        ['config', 'state', 'sampler', 'update', 'critic', 'load', 'share', 'rollout s', 'score s', 'update s',
+         'bound by'], rows)
       text += (f'\nDecoding a token moves {min(moved):.2f} to {max(moved):.2f} times the weights and what is live in '
                'the cache.\n\n')
   if missing:

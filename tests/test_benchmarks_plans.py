@@ -44,7 +44,7 @@ def test_the_pages_say_what_fits_and_what_is_missing(tmp_path, monkeypatch):
   plans.PLANS.write_text(''.join(json.dumps(line) + '\n' for line in made))
   page = plans.plans_page(plans.read())
   assert 'Made 2026-01-02 with JAX 0.1.' in page
-  assert '| `search_r1_grpo_qwen2_5_3b` | 3.0 | 2.0 | 1.0 | 6.0 | 18.0 |  | 1.0 | 42% |' in page
+  assert '| `search_r1_grpo_qwen2_5_3b` | 5.0 | 7.0 | 18.0 |  | 1.0 | 42% |' in page
   assert '| 42% | 5 | 1 | 7 | update: memory |' in page and 'moves 1.07 to 1.07 times' in page
   assert f'Not planned yet: {2 * len(plans.CONFIGS) - 1} of {2 * len(plans.CONFIGS)}' in page
   assert 'Nothing was run' in ' '.join(page.split())
