@@ -5,18 +5,18 @@ not before the server's `Retry-After`, all attempts within one deadline. Everyth
 shape, is an error at once. Errors name the URL, say what kind of fault it was, and show no key.
 
 Requests run on one event loop, in a thread of its own: only there can a deadline hold for a whole response. A blocking
-client limits the wait for each read alone, and a server that sends a byte of its headers now and then holds a thread for hours.
+client limits the wait for each read alone, and a server that sends a byte of its headers now and then holds a thread.
 """
 
 import asyncio
 import email.utils
+import functools
 import http.cookiejar
 import json
 import os
 import re
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -24,21 +24,21 @@ import httpx
 import pydantic
 import tenacity
 
-# Of a response, decompressed. Ten passages have some 10 kB, ten long pages of an encyclopedia 5 MB.
-MAX_RESPONSE_BYTES = 8 * 2**20
-# In Python a value takes up to 27 times its bytes in JSON (lists of nothing). Text has a comma or bracket in some fifty bytes;
-# replies with many log-probabilities or vectors have more, and nothing here asks for them.
+MAX_RESPONSE_BYTES = 8 * 2**20  # ten passages have some 10 kB, ten long pages of an encyclopedia 5 MB
+# In Python a value takes up to 27 times its bytes in JSON (lists of nothing). Text has a comma or bracket in some fifty
+# bytes; replies with many log-probabilities or vectors have more, and nothing here asks for them.
 FEW_VALUES, BYTES_PER_VALUE = 2**18, 16
 MAX_REASON = 300  # characters of an error: it goes into observations and onto the terminal
 T = TypeVar('T')
-_LOOP, _STARTING, _PARSING = asyncio.new_event_loop(), threading.Lock(), threading.Lock()
+_STARTING = threading.Lock()
+_PARSING = threading.Lock()  # one at a time: it is work for the interpreter's one thread anyway, and takes memory
 
 
 class RequestError(RuntimeError):
   """A request without a usable response; `url`, `reason` and `status` (None without one) say where and why.
 
-  `fault` is its kind, one of `sampler.requests.FAULTS`. `delay` is set on an attempt that may be retried: the seconds that
-  the server asks for, else 0.
+  `fault` is its kind, one of `tools.calls.FAULTS`. `delay` is set on an attempt that may be retried: the seconds that the
+  server asks for, else 0.
   """
 
   kind = 'request'
@@ -80,58 +80,59 @@ class JsonClient:
     self._address, self._timeout, self._attempts, self._backoff = address, timeout, attempts, backoff
     self._token = check_secret(token, 'a token')
     self._gap, self._last_turn, self._lock = 1 / rate if rate else 0.0, float('-inf'), threading.Lock()
-    headers = {'content-type': 'application/json', 'accept-encoding': 'gzip'}
+    headers = {'content-type': 'application/json', 'accept-encoding': 'identity'}
     if token:
       headers[token_header] = f'Bearer {token}' if token_header == 'authorization' else token
     # A proxy cannot reach this machine's own server. Cookies would pile up.
     trust_env = not re.fullmatch(r'localhost|127(\.\d+){3}|::1', address.host)
-    self._http = httpx.AsyncClient(headers=headers, timeout=None, cookies=_no_cookies(), trust_env=trust_env)
+    cookies = http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=()))
+    self._http = httpx.AsyncClient(headers=headers, timeout=None, cookies=cookies, trust_env=trust_env)
 
   def post(self, body: object, parse: Callable[[Any], T], times: int = 1, timeout: float | None = None,
            attempts: int | None = None) -> T:
-    """What `parse` makes of the JSON of the response; it raises ValueError, or pydantic's, if that has another shape.
+    """Returns what `parse` makes of the JSON of the response; it raises ValueError for another shape.
 
     `timeout` and `attempts` take the place of the client's.
 
     Raises the client's `error`: no response in time, a refusal, a response of another shape, or one of more bytes than
     `times` MAX_RESPONSE_BYTES.
     """
+    timeout = timeout or self._timeout
     backoff, jitter = tenacity.wait_exponential(self._backoff, max=5.0), tenacity.wait_random(0, self._backoff)
-    timeout, attempts = timeout or self._timeout, attempts or self._attempts
     retrying = tenacity.Retrying(
-      stop=tenacity.stop_after_attempt(attempts) | tenacity.stop_before_delay(timeout),
-      wait=lambda state: max(backoff(state), state.outcome.exception().delay) + jitter(state),
-      sleep=self._pause, retry=tenacity.retry_if_exception(lambda error: getattr(error, 'delay', None) is not None), reraise=True)
-    limit, content = MAX_RESPONSE_BYTES * times, json.dumps(body).encode()
+      stop=tenacity.stop_after_attempt(attempts or self._attempts) | tenacity.stop_before_delay(timeout),
+      wait=lambda state: max(backoff(state), state.outcome.exception().delay) + jitter(state), sleep=self._pause,
+      retry=tenacity.retry_if_exception(lambda error: getattr(error, 'delay', None) is not None), reraise=True)
     self._pause()
+    deadline = time.monotonic() + timeout
     try:
-      received = retrying(self._attempt, 'POST', self._address, content, time.monotonic() + timeout, limit)
-      with _PARSING:  # one at a time: it is work for the interpreter's one thread anyway, and takes memory
-        return parse(parse_json(received))
+      received = retrying(self._attempt, 'POST', self._address, json.dumps(body).encode(), deadline,
+                          MAX_RESPONSE_BYTES * times)
     except self.error as failure:
       if failure.delay is None:
         raise
-      attempts = retrying.statistics['attempt_number']
-      raise self._failed(f'{failure.reason} (attempts: {attempts})', failure.fault, failure.status) from failure
+      reason = f'{failure.reason} (attempts: {retrying.statistics["attempt_number"]})'
+      raise self._failed(reason, failure.fault, failure.status) from failure
+    return self._parsed(received, parse)
+
+  def get(self, path: str, timeout: float) -> Any:
+    """Returns the JSON at another path of the server, asked for once, within the bounds of `post`."""
+    address, deadline = self._address.copy_with(path=path, query=None), time.monotonic() + timeout
+    return self._parsed(self._attempt('GET', address, b'', deadline, MAX_RESPONSE_BYTES), lambda response: response)
+
+  def _parsed(self, content: bytes, parse: Callable[[Any], T]) -> T:
+    try:
+      with _PARSING:
+        return parse(parse_json(content))
     except pydantic.ValidationError as error:
       first = error.errors(include_url=False, include_input=False)[0]
       reason = f'{".".join(map(str, first["loc"])) or "all of it"}: {first["msg"]}'
-      raise self._failed(f'not a valid response: {reason}', 'malformed') from None
     except (ValueError, RecursionError, OverflowError) as error:
-      raise self._failed(f'not a valid response: {error}', 'malformed') from None
-
-  def get(self, path: str, timeout: float) -> Any:
-    """The JSON at another path of the server, asked for once, within the bounds of `post`. Raises the client's `error`."""
-    received = self._attempt('GET', self._address.copy_with(path=path, query=None), b'', time.monotonic() + timeout,
-                             MAX_RESPONSE_BYTES)
-    try:
-      with _PARSING:
-        return parse_json(received)
-    except (ValueError, RecursionError) as error:
-      raise self._failed(f'not a valid response: {error}', 'malformed') from None
+      reason = str(error)
+    raise self._failed(f'not a valid response: {reason}', 'malformed')
 
   def _failed(self, reason: str, fault: str, status: int | None = None, delay: float | None = None) -> RequestError:
-    """The error with this reason, on one line and without the key: servers quote what they refuse."""
+    """Returns the error with this reason, on one line and without the key: servers quote what they refuse."""
     reason = reason.replace(self._token, '[key]') if self._token else reason
     reason = ''.join(character if character.isprintable() else ' ' for character in reason[:MAX_REASON])
     return self.error(self.url, ' '.join(reason.split()), fault, status, delay)
@@ -148,32 +149,32 @@ class JsonClient:
       time.sleep(wait)
 
   def _attempt(self, method: str, address: httpx.URL, content: bytes, deadline: float, limit: int) -> bytes:
-    """The body of a successful response."""
+    """Returns the body of a successful response."""
     seconds = max(deadline - time.monotonic(), 0.01)
     try:
       receiving = self._receive(method, address, content, seconds, limit)
-      response, body = asyncio.run_coroutine_threadsafe(receiving, _running_loop()).result()
+      response, body = asyncio.run_coroutine_threadsafe(receiving, _event_loop()).result()
     except TimeoutError as error:
       raise self._failed(f'no complete response within {self._timeout:g} s', 'timeout', delay=0.0) from error
     except httpx.TransportError as error:
       raise self._failed(f'{type(error).__name__}: {error}', 'connection', delay=0.0) from error
     except httpx.HTTPError as error:
       raise self._failed(f'{type(error).__name__}: {error}', 'malformed') from error
-    if len(body) <= limit and response.headers.get('content-encoding', 'identity').lower() != 'identity':
-      body = self._unpacked(body, response.headers['content-encoding'].lower(), limit)
     if len(body) > limit:
       raise self._failed(f'the response is longer than {limit} bytes', 'too_long')
+    if (encoding := response.headers.get('content-encoding', 'identity')) != 'identity':
+      raise self._failed(f'not a valid response: {encoding!r}, which was not asked for', 'malformed')
     if response.is_success:
       return body
     status, text = response.status_code, body.decode(errors='replace')
-    text = (text.replace(self._token, '[key]') if self._token else text)[:200]
-    retried = response.is_server_error or status in (408, 425, 429)
-    raise self._failed(f'status {status}: {text}' + (self._hint if status == 401 else ''), 'server' if retried else 'refused',
-                       status, _retry_after(response.headers.get('retry-after', '')) if retried else None)
+    reason = f'status {status}: {text}' + (self._hint if status == 401 else '')
+    if response.is_server_error or status in (408, 425, 429):
+      raise self._failed(reason, 'server', status, _retry_after(response.headers.get('retry-after', '')))
+    raise self._failed(reason, 'refused', status)
 
   async def _receive(self, method: str, address: httpx.URL, content: bytes, seconds: float,
                      limit: int) -> tuple[httpx.Response, bytes]:
-    """The response and its body as it was sent, no more than `limit` bytes and one chunk. Raises TimeoutError, httpx's."""
+    """Returns the response and its body as it was sent, no more than `limit` bytes and one chunk."""
     body = bytearray()
     async with asyncio.timeout(seconds), self._http.stream(method, address, content=content) as response:
       async for chunk in response.aiter_raw():
@@ -182,37 +183,22 @@ class JsonClient:
           break
     return response, bytes(body)
 
-  def _unpacked(self, body: bytes, encoding: str, limit: int) -> bytes:
-    """A compressed body, no more than `limit` bytes and one; httpx would unpack all of it."""
-    unpack = zlib.decompressobj(47)  # gzip or zlib
-    try:
-      if encoding not in ('gzip', 'x-gzip', 'deflate'):
-        raise ValueError(f'gzip is understood, not {encoding!r}')
-      body = unpack.decompress(body, limit + 1)
-      if len(body) <= limit and not unpack.eof:
-        raise ValueError('it ends too early')
-    except (ValueError, zlib.error) as error:
-      raise self._failed(f'not a valid response: its compression: {error}', 'malformed') from None
-    return body
 
-
-def _running_loop() -> asyncio.AbstractEventLoop:
-  """The event loop of all clients; started with the first request."""
+def _event_loop() -> asyncio.AbstractEventLoop:
+  """Returns the running event loop of all clients."""
   with _STARTING:
-    if not _LOOP.is_running():
-      ready = threading.Event()
-      _LOOP.call_soon_threadsafe(ready.set)
-      threading.Thread(target=_LOOP.run_forever, daemon=True, name='http').start()
-      ready.wait()
-  return _LOOP
+    return _start_loop()
 
 
-def _no_cookies() -> http.cookiejar.CookieJar:
-  return http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=()))
+@functools.cache
+def _start_loop() -> asyncio.AbstractEventLoop:
+  loop = asyncio.new_event_loop()
+  threading.Thread(target=loop.run_forever, daemon=True, name='http').start()
+  return loop
 
 
 def parse_url(url: str | httpx.URL) -> httpx.URL:
-  """The address; ValueError if it is none of HTTP's."""
+  """Returns the address. Raises ValueError if it is none of HTTP's."""
   try:
     address = httpx.URL(url)
   except httpx.InvalidURL:
@@ -233,19 +219,19 @@ def parse_json(content: bytes) -> Any:
 
 
 def secret_from_env(variable: str) -> str | None:
-  """The token or key that an environment variable holds; None if it is not set or empty. Raises as `check_secret`."""
+  """Returns the token or key that an environment variable holds; None if it is not set or empty."""
   return check_secret(os.environ.get(variable) or None, f'the key in {variable}')
 
 
 def check_secret(secret: str | None, name: str) -> str | None:
-  """`secret`, if it can stand in a header. Raises ValueError, without showing it, if it cannot."""
+  """Returns `secret`. Raises ValueError, without showing it, if it cannot stand in a header."""
   if secret and not (secret.isascii() and secret.isprintable() and ' ' not in secret):
     raise ValueError(f'{name} must be printable ASCII without blanks or line ends')
   return secret
 
 
 def _retry_after(value: str) -> float:
-  """Seconds of a `Retry-After` header, which holds a number of them or a date; 0 for anything else."""
+  """Returns the seconds of a `Retry-After` header, which holds a number of them or a date; 0 for anything else."""
   if value.strip().isdecimal():
     return float(value)
   try:
