@@ -25,8 +25,8 @@ class NotRecorded(LookupError):
 class Cache:
   """A file of responses, made with its folder if it is not there; without a path (None or '') nothing is kept.
 
-  With `replay` nothing is fetched: what is not in the file raises NotRecorded. Raises ValueError if the file is something else;
-  names it.
+  With `replay` nothing is fetched: what is not in the file raises NotRecorded. Raises ValueError if the file is something
+  else; names it.
   """
 
   def __init__(self, path: str | os.PathLike | None, replay: bool = False):
@@ -46,21 +46,19 @@ class Cache:
     return self._db is not None
 
   def get(self, request: object, fetch: Callable[[], Any]) -> Any:
-    """The response kept for `request`, else that of `fetch()`, which is kept unless it raises.
+    """Returns the response kept for `request`, else that of `fetch()`, which is kept unless it raises.
 
-    Threads that want the same response at the same time, as the trees of a group do, fetch it once; if that fails, it fails
-    for all of them, who would else try a dead server one after the other. Both are JSON; `request` holds all that the
-    response depends on. A file that cannot be read or written any more only warns.
+    Threads that want the same response at the same time, as the trees of a group do, fetch it once; if that fails, it
+    fails for all of them, who would else try a dead server one after the other. Both are JSON; `request` holds all that
+    the response depends on. A file that cannot be read or written any more only warns.
     """
     if self._db is None:
       return fetch()
     key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).digest()
     with self._lock:
-      fetching = self._fetching.get(key)
-      if fetching is None:
-        own = self._fetching[key] = Future()
-    if fetching is not None:
-      return fetching.result()
+      first, future = key not in self._fetching, self._fetching.setdefault(key, Future())
+    if not first:
+      return future.result()
     try:
       response = self._read(key)
       if response is _MISSING and self._replay:
@@ -68,10 +66,10 @@ class Cache:
       if response is _MISSING:
         response = fetch()
         self._write(key, response)
-      own.set_result(response)
+      future.set_result(response)
       return response
     except BaseException as error:
-      own.set_exception(error)
+      future.set_exception(error)
       raise
     finally:
       with self._lock:

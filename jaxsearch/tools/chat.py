@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from jaxsearch.tools.cache import Cache
 from jaxsearch.tools.http_client import JsonClient, RequestError, parse_url, secret_from_env
 
+KEY = 'OPENAI_API_KEY'  # the environment variable of the key, sent if it is not empty: many local servers want none
 MAX_TOKEN = 64  # characters of a reply for each of `max_tokens`; who reads replies need not be quick with megabytes
 Prompt = str | Sequence[Mapping[str, str]]  # of the user, or messages {'role', 'content'}
 
@@ -30,27 +31,26 @@ class Chat(JsonClient):
     concurrency: requests in flight; further ones wait for their turn, which does not count towards the timeout.
     cache: file that keeps replies by prompt, model and sampling parameters; above temperature 0 too, so that a repeated
       run gets the same. None keeps nothing.
-    key_variable: the environment variable that holds the API key, sent if it is not empty: many local servers want none.
     options: of `JsonClient`; the timeout is that of one `reply`.
   """
 
   error = ChatError
 
   def __init__(self, url: str, model: str, *, temperature: float = 0.0, max_tokens: int = 512, concurrency: int = 8,
-               cache: str | os.PathLike | None = None, key_variable: str = 'OPENAI_API_KEY', **options):
+               cache: str | os.PathLike | None = None, **options):
     if not model:
       raise ValueError('a chat needs the name of a model')
     if concurrency < 1:
       raise ValueError(f'concurrency={concurrency} must be at least 1')
-    key, address = secret_from_env(key_variable), parse_url(url)
+    key, address = secret_from_env(KEY), parse_url(url)
     super().__init__(address.copy_with(path=address.path.rstrip('/') + '/chat/completions'), token=key,
                      **{'timeout': 60.0, 'attempts': 5, 'backoff': 0.5} | options)
     self._settings = {'model': model, 'temperature': temperature, 'max_tokens': max_tokens}
     self._cache, self._concurrency, self._in_flight = Cache(cache), concurrency, threading.Semaphore(concurrency)
-    self._hint = '' if key else f' ({key_variable} holds no key)'
+    self._hint = '' if key else f' ({KEY} holds no key)'
 
   def reply(self, prompt: Prompt, seed: int | None = None) -> str:
-    """The model's reply, which may be empty. `seed` goes to the server, above temperature 0.
+    """Returns the model's reply, which may be empty. `seed` goes to the server, above temperature 0.
 
     Raises ChatError, for a reply far longer than `max_tokens` too.
     """
@@ -62,14 +62,14 @@ class Chat(JsonClient):
     def complete() -> str:
       with self._in_flight:
         text = self.post(body, _text)
-      if len(text) > self._settings['max_tokens'] * MAX_TOKEN:
-        raise self._failed(f'a reply of {len(text)} characters for max_tokens={self._settings["max_tokens"]}', 'too_long')
+      if len(text) > (most := self._settings['max_tokens']) * MAX_TOKEN:
+        raise self._failed(f'a reply of {len(text)} characters for max_tokens={most}', 'too_long')
       return text
 
     return self._cache.get(body, complete)
 
   def replies(self, prompts: Sequence[Prompt], seeds: Sequence[int | None] | None = None) -> list[str | ChatError]:
-    """The replies to all prompts, `concurrency` at a time; a `ChatError` stands where one failed.
+    """Returns the replies to all prompts, `concurrency` at a time; a `ChatError` stands where one failed.
 
     Once `concurrency` requests in a row found a server that is gone or at its end, the rest are not asked: they would take
     the timeout each.
@@ -93,7 +93,7 @@ class Chat(JsonClient):
 
 
 def _text(response: object) -> str:
-  """The text of a response. Raises ValueError if there is none, as in a refusal or a tool call."""
+  """Returns the text of a response. Raises ValueError if there is none, as in a refusal or a tool call."""
   match response:
     case {'choices': [{'message': {'content': str(text)}}, *_]}:
       return text

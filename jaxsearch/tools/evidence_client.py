@@ -1,8 +1,8 @@
 """R-Search as a tool (RSTool, arXiv 2506.04185): its protocol, and the client through which other models use it.
 
-`POST /evidence {"question": "…"}` returns `{"evidence": "…", "answer": "…", "searches": n, "forfeited": false}`; for a list of
-questions, a list of these. `SCHEMA` describes it to a model that calls functions: the arguments of the call are the body of the
-request. The server is `jaxsearch.tools.http_server.evidence_app`.
+`POST /evidence {"question": "…"}` returns `{"evidence": "…", "answer": "…", "searches": n, "forfeited": false}`; for a list
+of questions, a list of these. `SCHEMA` describes it to a model that calls functions: the arguments of the call are the body
+of the request. The server is `jaxsearch.tools.http_server.evidence_app`.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ SCHEMA = {'type': 'function', 'function': {
 
 @dataclass(frozen=True)
 class Evidence:
-  """What was found for a question."""
+  """The evidence for a question."""
   evidence: str       # '' if nothing was found, or no well-formed box of evidence was written
   answer: str | None  # that of the policy which searched; None without one
   searches: Annotated[int, Field(strict=True, ge=0, le=10**6)]
@@ -45,12 +45,8 @@ class EvidenceClient(JsonClient):
   def __init__(self, url: str, **options):
     super().__init__(url, **{'timeout': 300.0, 'backoff': 0.5} | options)
 
-  def __call__(self, question: str) -> str:
-    """The evidence for a question, '' if there is none. Raises EvidenceError."""
-    return self.find([question])[0].evidence
-
   def find(self, questions: Sequence[str]) -> list[Evidence]:
-    """What was found for each question, in one request. Raises EvidenceError."""
+    """Returns the evidence for each question, asked for in one request. Raises EvidenceError."""
     if isinstance(questions, str):
       raise TypeError('questions must be a list of strings, not one string')
     if not questions:

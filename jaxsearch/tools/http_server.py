@@ -6,15 +6,15 @@
     POST /evidence   {"question": "…"} or a list of questions; for the response see `tools.evidence_client`
     GET /tool        the tool's function schema in OpenAI's format
   both
-    GET /health      how many requests or questions are in flight, and the hash of an index's corpus; needs no token
+    GET /health      requests in flight, and the hash of an index's corpus; needs no token
     GET /metrics     counts, times and memory for Prometheus
 
 `search_app` and `evidence_app` are these two protocols, `make_app` the checks around them, `bind` and `run` serve them.
-Refusals are `{"error": …}` with 400 for what is not of the protocol, 401 for a missing token, 408 and 413 for what takes too
-long or is too large, 415 for what is not sent as JSON, 429 and 503 for what may be retried. Needs the extra `serve`.
+Refusals are `{"error": …}` with 400 for what is not of the protocol, 401 for a missing token, 408 and 413 for what takes
+too long or is too large, 415 for what is not sent as JSON, 429 and 503 for what may be retried. Needs the extra `serve`.
 
-Web pages in a browser on this machine can send requests here, too. One that reaches this machine under a name
-of its own is refused by its `Host`, all others by the content type: a browser asks before it sends JSON elsewhere.
+Web pages in a browser on this machine can send requests here, too. One that reaches this machine under a name of its own
+is refused by its `Host`, all others by the content type: a browser asks before it sends JSON elsewhere.
 """
 
 import asyncio
@@ -47,6 +47,7 @@ from jaxsearch.tools.http_client import parse_json
 
 CONNECTIONS = 256    # open ones of one address
 HEAD_SECONDS = 10.0  # from a connection or a response to the next request
+RETRY = {'retry-after': '1'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Limits:
 
 
 def search_app(backend: SearchBackend, *, token: str | None = None, limits: Limits = Limits()) -> Starlette:
-  """The application around any search back end; with a `token`, requests must bring it."""
+  """Returns the application around any search back end; with a `token`, requests must bring it."""
   threads = ThreadPoolExecutor(limits.threads)  # a search that is given up keeps its thread until it ends
 
   async def retrieve(request: dict) -> dict:
@@ -80,7 +81,7 @@ def search_app(backend: SearchBackend, *, token: str | None = None, limits: Limi
       async with asyncio.timeout(limits.seconds):
         results = await asyncio.get_running_loop().run_in_executor(threads, backend.search, queries, topk)
     except TimeoutError as error:
-      raise HTTPException(503, f'the search took longer than {limits.seconds:g} s', {'retry-after': '1'}) from error
+      raise HTTPException(503, f'the search took longer than {limits.seconds:g} s', RETRY) from error
     if len(results) != len(queries):
       raise ValueError(f'{len(results)} lists of documents for {len(queries)} queries')
     entry = lambda document: {'id': document.id, 'contents': join_contents(document.title, document.text)}
@@ -88,12 +89,12 @@ def search_app(backend: SearchBackend, *, token: str | None = None, limits: Limi
     return {'result': [list(map(scored if return_scores else entry, documents)) for documents in results]}
 
   known = {'corpus': backend.corpus_hash} if hasattr(backend, 'corpus_hash') else {}  # clients keep results under it
-  return make_app('/retrieve', retrieve, 'search', token, limits, facts=known)
+  return make_app('/retrieve', retrieve, 'search', token, limits, health=lambda: known)
 
 
 def evidence_app(find: Callable[[list[str]], Sequence[Evidence]], *, check: Callable[[str], None] = lambda question: None,
                  token: str | None = None, limits: Limits = Limits(requests=64, texts=64)) -> Starlette:
-  """The application around a function that finds evidence; with a `token`, requests must bring it.
+  """Returns the application around a function that finds evidence; with a `token`, requests must bring it.
 
   Args:
     find: evidence for questions; called for one batch at a time, with the questions of all requests that wait for it.
@@ -115,7 +116,7 @@ def evidence_app(find: Callable[[list[str]], Sequence[Evidence]], *, check: Call
     except ValueError as error:
       raise HTTPException(413, str(error)) from error
     if in_flight + len(questions) > limits.questions:
-      raise HTTPException(429, f'{in_flight} questions are in flight, of {limits.questions} at most', {'retry-after': '1'})
+      raise HTTPException(429, f'{in_flight} questions are in flight, of {limits.questions} at most', RETRY)
     in_flight += len(questions)
     try:
       found = await anyio.to_thread.run_sync(batched, questions, limiter=threads)
@@ -129,16 +130,14 @@ def evidence_app(find: Callable[[list[str]], Sequence[Evidence]], *, check: Call
 
 
 def make_app(path: str, handle: Callable[[dict], Awaitable[object]], name: str, token: str | None, limits: Limits,
-             pages: Mapping[str, object] = {}, health: Callable[[], dict] | None = None,
-             facts: Mapping[str, object] = {}) -> Starlette:
-  """An application that answers POST requests to `path` with what `handle` makes of their JSON object.
+             pages: Mapping[str, object] = {}, health: Callable[[], Mapping[str, object]] = dict) -> Starlette:
+  """Returns an application that answers POST requests to `path` with what `handle` makes of their JSON object.
 
   Args:
     handle: raises HTTPException to refuse a request; anything else it raises is logged, and answered with 500.
     name: of what it does, for that answer.
     pages: JSON for GET requests, by path.
-    health: what GET /health says besides 'ok'; the number of requests in flight if not given.
-    facts: what it says besides, always the same.
+    health: what GET /health says besides the number of requests in flight.
   """
   in_flight, registry = anyio.CapacityLimiter(limits.requests), CollectorRegistry()
   ProcessCollector(registry=registry)
@@ -157,31 +156,24 @@ def make_app(path: str, handle: Callable[[dict], Awaitable[object]], name: str, 
       raise HTTPException(401, 'a bearer token is needed', {'www-authenticate': 'Bearer'})
 
   async def respond(request: Request) -> JSONResponse:
-    start, status = time.perf_counter(), 500
+    start, status = time.perf_counter(), 200
     try:
-      response = await answer(request)
-      status = response.status_code
-      return response
+      check(request)
+      if request.headers.get('content-type', '').partition(';')[0].strip().lower() != 'application/json':
+        raise HTTPException(415, 'the content-type must be application/json')
+      if in_flight.available_tokens < 1:
+        raise HTTPException(503, f'{limits.requests} requests are in flight', RETRY)
+      async with in_flight:
+        return JSONResponse(await handle(await _read_body(request, limits)))
     except HTTPException as error:
       status = error.status_code
       raise
+    except Exception as error:  # the client gets an answer and the log the cause
+      status = 500
+      logging.getLogger(__name__).exception('the %s failed', name)
+      raise HTTPException(500, f'the {name} failed ({type(error).__name__})') from error
     finally:
       seconds.labels(status).observe(time.perf_counter() - start)
-
-  async def answer(request: Request) -> JSONResponse:
-    check(request)
-    if request.headers.get('content-type', '').partition(';')[0].strip().lower() != 'application/json':
-      raise HTTPException(415, 'the content-type must be application/json')
-    if in_flight.available_tokens < 1:
-      raise HTTPException(503, f'{limits.requests} requests are in flight', {'retry-after': '1'})
-    async with in_flight:
-      try:
-        return JSONResponse(await handle(await _read_body(request, limits)))
-      except HTTPException:
-        raise
-      except Exception as error:  # the client gets an answer and the log the cause
-        logging.getLogger(__name__).exception('the %s failed', name)
-        raise HTTPException(500, f'the {name} failed ({type(error).__name__})') from error
 
   async def show_page(request: Request) -> JSONResponse:
     check(request)
@@ -189,7 +181,7 @@ def make_app(path: str, handle: Callable[[dict], Awaitable[object]], name: str, 
 
   async def show_health(request: Request) -> JSONResponse:
     check(request, needs_token=False)
-    return JSONResponse({'status': 'ok', **facts} | (health() if health else {'requests': in_flight.borrowed_tokens}))
+    return JSONResponse({'status': 'ok', 'requests': in_flight.borrowed_tokens, **health()})
 
   async def show_metrics(request: Request) -> Response:
     check(request)
@@ -204,7 +196,7 @@ def make_app(path: str, handle: Callable[[dict], Awaitable[object]], name: str, 
 
 
 def _is_known(host: str, beyond: bool) -> bool:
-  """Whether a `Host` is localhost or its address; if others are served, too (`beyond`), any address or our name."""
+  """Tells whether a `Host` is localhost or its address; if others are served too (`beyond`), any address or our name."""
   name = re.sub(r':\d*$', '', host).strip('[]').lower()
   try:
     return ipaddress.ip_address(name).is_loopback or beyond
@@ -237,7 +229,7 @@ async def _read_body(request: Request, limits: Limits) -> dict:
 
 
 def bind(host: str, port: int, token: str | None = None) -> socket.socket:
-  """A bound socket that does not listen yet, so that no client waits while a model is loaded. Port 0 takes a free one.
+  """Returns a bound socket that does not listen yet, so that no client waits while a model is loaded. Port 0 takes a free one.
 
   Raises ValueError for an address that cannot be had, or that others reach without a `token`; says why.
   """
@@ -267,7 +259,7 @@ def run(app: Starlette, listener: socket.socket, name: str) -> None:
 
 
 class Protocol(H11Protocol):
-  """uvicorn's, with limits that it lacks: of connections of one address, and of the time until the next request."""
+  """Adds limits that uvicorn's lacks: of connections of one address, and of the time until the next request."""
 
   def connection_made(self, transport: asyncio.Transport) -> None:
     super().connection_made(transport)
@@ -287,7 +279,7 @@ class Protocol(H11Protocol):
 
 
 def make_server_config(app: Starlette) -> uvicorn.Config:
-  """uvicorn without its configuration of `logging`, which would close the handlers of every other library.
+  """Configures uvicorn without its configuration of `logging`, which would close the handlers of every other library.
 
   Its own limit, of open connections, is a backstop behind `Limits.requests`. On SIGTERM it accepts no more, and requests in
   flight have a minute left.

@@ -50,13 +50,17 @@ class Response(BaseModel):
   result: Annotated[list[Annotated[list[Hit], FailFast(), FIRST]], FailFast()]
 
 
+def _document(hit: Hit) -> Document:
+  return Document(str(hit.document.id)[:MAX_ID], *split_contents(hit.document.contents), hit.score)
+
+
 class HttpSearch(JsonClient):
   """Searches with a retrieval server; may be called from several threads. Args as of `JsonClient`."""
 
   error, default_path = SearchError, '/retrieve'
 
   def search(self, queries: Sequence[str], topk: int = 3, **limits) -> list[list[Document]]:
-    """At most `topk` documents for each query, in the server's order; `limits` as of `post`. Raises SearchError."""
+    """Returns at most `topk` documents for each query, in the server's order; `limits` as of `post`. Raises SearchError."""
     check_search(queries, topk)
     if not queries:
       return []
@@ -65,14 +69,13 @@ class HttpSearch(JsonClient):
       result = Response.model_validate(response).result
       if len(result) != len(queries):
         raise ValueError(f'result: {len(result)} lists for {len(queries)} queries')
-      return [[Document(str(hit.document.id)[:MAX_ID], *split_contents(hit.document.contents), hit.score) for hit in hits[:topk]]
-              for hits in result]
+      return [[_document(hit) for hit in hits[:topk]] for hits in result]
 
     body = {'queries': list(queries), 'topk': topk, 'return_scores': True}
     return self.post(body, parse, min(len(queries), MAX_TOGETHER), **limits)
 
   def corpus_hash(self) -> str:
-    """The corpus that the server says it serves; '' if it does not say, as Search-R1's own. Raises SearchError."""
+    """Returns the corpus that the server says it serves; '' if it does not say, as Search-R1's own. Raises SearchError."""
     try:
       told = self.get('/health', min(self._timeout, 5.0))
     except SearchError as error:
@@ -94,41 +97,34 @@ class SearchServers:
     options: of `JsonClient`.
   """
 
-  def __init__(self, urls: str | Sequence[str], *, timeout: float = 30.0, attempts: int = 4,
+  def __init__(self, urls: Sequence[str], *, timeout: float = 30.0, attempts: int = 4,
                cache: str | os.PathLike | None = None, replay: bool = False, **options):
-    urls = [urls] if isinstance(urls, str) else list(urls)
-    if replay and not (cache and os.path.exists(cache)):
-      raise ValueError(f'replay needs a cache that was recorded: {cache or "no file is named"}')
     self._servers = [HttpSearch(url, timeout=timeout, attempts=attempts, **options) for url in urls]
     self._timeout, self._attempts, self._cache = timeout, attempts, Cache(cache, replay=replay)
-    self._turn, self._identity = itertools.count(), ''
-
-  @property
-  def url(self) -> str:
-    return ','.join(server.url for server in self._servers)
+    self._turn, self._corpus = itertools.count(), ''  # what results are kept under
+    self.url = ','.join(server.url for server in self._servers)
 
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
-    """At most `topk` documents for each query, in the server's order. Raises SearchError."""
+    """Returns at most `topk` documents for each query, in the server's order. Raises SearchError."""
     check_search(queries, topk)
     if not self._cache:
       return self._ask(queries, topk)
-    fields = lambda found: [[one.id, one.title, one.text, one.score] for one in found]
     try:
-      return [[Document(*own) for own in self._cache.get(
-        ['search', self._corpus(), query, topk], lambda: fields(self._ask([query], topk)[0]))] for query in queries]
+      self._corpus = self._corpus or self._cache.get(['corpus', self.url], self._tell_corpus)
+      return [[Document(*fields) for fields in self._kept(query, topk)] for query in queries]
     except NotRecorded as error:
       raise SearchError(self.url, str(error)) from None
 
-  def _corpus(self) -> str:
-    """What results are kept under."""
-    if not self._identity:
-      def ask() -> str:
-        told = {server.corpus_hash() for server in self._servers}
-        if len(told) > 1:
-          raise SearchError(self.url, 'the servers serve different corpora', 'malformed')
-        return told.pop() or self.url
-      self._identity = self._cache.get(['corpus', self.url], ask)
-    return self._identity
+  def _kept(self, query: str, topk: int) -> list[list]:
+    """Returns the fields of the documents of a query, from the cache if they are there."""
+    fetch = lambda: [[one.id, one.title, one.text, one.score] for one in self._ask([query], topk)[0]]
+    return self._cache.get(['search', self._corpus, query, topk], fetch)
+
+  def _tell_corpus(self) -> str:
+    hashes = {server.corpus_hash() for server in self._servers}
+    if len(hashes) > 1:
+      raise SearchError(self.url, 'the servers serve different corpora', 'malformed')
+    return hashes.pop() or self.url
 
   def _ask(self, queries: Sequence[str], topk: int) -> list[list[Document]]:
     deadline = time.monotonic() + self._timeout
@@ -136,7 +132,7 @@ class SearchServers:
     return [found for part in parts for found in self._failover(part, topk, deadline)]
 
   def _failover(self, queries: Sequence[str], topk: int, deadline: float) -> list[list[Document]]:
-    """The first response of a server, tried one after the other. Raises SearchError."""
+    """Returns the first response of a server, tried one after the other. Raises SearchError."""
     first, number = next(self._turn), len(self._servers)
     for left in range(number, 0, -1):
       timeout = max(deadline - time.monotonic(), 0.05) / left  # the servers that are left want time, too

@@ -71,7 +71,7 @@ class WebSearch(JsonClient):
     self._cache, self.price, self.paid, self._paying = Cache(cache), price, 0, threading.Lock()
 
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
-    """At most `topk` documents for each query, one query after the other; none for a blank one. Raises SearchError."""
+    """Returns at most `topk` documents for each query, one query after the other; none for a blank one. Raises SearchError."""
     check_search(queries, topk)
     return [self._find(query, topk) if query.strip() else [] for query in queries]
 
@@ -88,9 +88,13 @@ class WebSearch(JsonClient):
 
 
 def parse_response(response: object, topk: int) -> list[tuple[str, str, str]]:
-  """(address, title, text) of the first `topk` results with a text. Raises ValueError for a response of another shape."""
+  """Returns (address, title, text) of the first `topk` results with a text.
+
+  Raises ValueError for a response of another shape.
+  """
   found = WebResponse.model_validate(response)
-  results = [result for result in (found.answerBox, found.knowledgeGraph, *found.organic[:topk]) if result and result.text]
+  results = filter(None, (found.answerBox, found.knowledgeGraph, *found.organic[:topk]))
+  results = [result for result in results if result.text]
   return [(result.link or result.descriptionLink, result.title, result.text) for result in results[:topk]]
 
 

@@ -1,12 +1,12 @@
 """Retrieval by simulation (ZeroSearch, arXiv 2505.04588): a writer makes up the documents, useful or noisy on request.
 
 `SimulatedSearch` is the back end. It draws for every call whether its documents are noisy, with a probability that rises
-with the training step, and has a writer write them. `ModelWriter` prompts a language model: a local one on its own sampler, or
-one behind a server (`tools.chat`). `world/writer.py` stands in for one in the embedded world.
+with the training step, and has a writer write them. `ModelWriter` prompts a language model: a local one on its own
+sampler, or one behind a server (`tools.chat`). `world/writer.py` stands in for one in the embedded world.
 
 The draws depend on the seed, the step, the call (which tree, its how many-th call; see `for_call`) and the query, and on
-nothing else. So a query that is sent again may find something new, as in CuSearch's condition C2, and yet a resumed run gets
-what the uninterrupted one would have got, whatever the schedule. A model repeats itself as far as its server honours seeds.
+nothing else. So a query that is sent again may find something new, as in CuSearch's condition C2, and yet a resumed run
+gets what the uninterrupted one would have got. A model repeats itself as far as its server honours seeds.
 """
 
 import functools
@@ -24,6 +24,8 @@ from jaxsearch.tools import Backend, SearchBackend, check_search
 from jaxsearch.tools.chat import Chat
 from jaxsearch.trees import grammar, templates
 
+BASE = 4.0  # of the curriculum: above 1 most of the rise comes late
+
 
 class Writer(Protocol):
   """Writes documents for queries; `write` is called from several threads."""
@@ -32,7 +34,7 @@ class Writer(Protocol):
             question: Question | None = None) -> list[list[Document]]:
     """Returns at most `topk` documents for each query, all useful, or all noisy where `noisy` is true.
 
-    All that is random about them follows from the query's seed (31 bits). `question` is what they are searched for, if known.
+    All that is random about them follows from the query's seed (31 bits). `question`: what they are searched for, if known.
     """
 
 
@@ -41,56 +43,49 @@ class WriterError(RuntimeError):
   fault = 'malformed'
 
 
-def noise_probability(step: int, total_steps: int, start: float, end: float, base: float = 4.0) -> float:
-  """The curriculum of ZeroSearch: p_i = p_s + (b^(i/m) - 1) / (b - 1) * (p_e - p_s) at step i of m = `total_steps`.
+def noise_probability(step: int, total_steps: int, start: float, end: float) -> float:
+  """Computes ZeroSearch's curriculum: p_i = p_s + (b^(i/m) - 1) / (b - 1) * (p_e - p_s) at step i of m = `total_steps`.
 
-  `start` and `end` are p_s and p_e, the probabilities of noise at step 0 and at step m. A `base` b above 1 puts most of the
-  rise late, the larger the later; between 0 and 1 it comes early.
+  `start` and `end` are p_s and p_e, the probabilities of noise at step 0 and at step m.
   """
-  return start + (base ** (step / total_steps) - 1) / (base - 1) * (end - start)
+  return start + (BASE ** (step / total_steps) - 1) / (BASE - 1) * (end - start)
 
 
 class SimulatedSearch:
   """A search back end whose documents are written on request; may be called from several threads.
 
   Args:
-    noise_start, noise_end, base: see `noise_probability`.
+    noise_start, noise_end: see `noise_probability`.
     noise_eval: the probability of noise at step 0, which is an evaluation; None takes noise_start.
     seed: of all draws.
   """
 
-  def __init__(self, writer: Writer, *, noise_start: float = 0.0, noise_end: float = 0.5, noise_eval: float | None = None,
-               base: float = 4.0, seed: int = 0):
-    noise_eval = noise_start if noise_eval is None else noise_eval
-    if not all(0 <= noise <= 1 for noise in (noise_start, noise_end, noise_eval)):
-      raise ValueError(f'noise_start={noise_start}, noise_end={noise_end} and noise_eval={noise_eval} are probabilities: '
-                       'from 0 to 1')
-    if base <= 0 or base == 1:
-      raise ValueError(f'base={base} must be positive and not 1')
-    self._writer, self._curriculum, self._noise_eval, self._seed = writer, (noise_start, noise_end, base), noise_eval, seed
+  def __init__(self, writer: Writer, *, noise_start: float = 0.0, noise_end: float = 0.5,
+               noise_eval: float | None = None, seed: int = 0):
+    self._writer, self._curriculum, self._seed = writer, (noise_start, noise_end), seed
+    self._noise_eval = noise_start if noise_eval is None else noise_eval
     self.set_step(0, 1)
 
   def set_step(self, step: int, total_steps: int) -> None:
-    """Sets the noise to that of a step, from 1, or of an evaluation, 0; to be called between steps, never during searches."""
-    if not 0 <= step <= total_steps or total_steps < 1:
-      raise ValueError(f'step {step} is none of a curriculum of {total_steps}')
+    """Sets the noise to that of a step, from 1, or of an evaluation, 0; never called during searches."""
     self._step = step
     self.noise = noise_probability(step, total_steps, *self._curriculum) if step else self._noise_eval
 
   def for_call(self, question: Question | None, *call: int) -> SearchBackend:
-    """This back end for one tool call, which the numbers `call` name: draws of its own, and the question is known."""
+    """Returns this back end for one tool call, which the numbers `call` name: draws of its own, and a known question."""
     return types.SimpleNamespace(search=functools.partial(self.search, question=question, call=call))
 
   def search(self, queries: Sequence[str], topk: int = 3, *, question: Question | None = None,
              call: Sequence[int] = ()) -> list[list[Document]]:
-    """At most `topk` documents for each query. Raises what the writer raises."""
+    """Returns at most `topk` documents for each query. Raises what the writer raises."""
     check_search(queries, topk)
     if not queries:
       return []
     # Not `hash`, which differs from process to process.
     draws = [hashlib.sha256(json.dumps([self._seed, self._step, *call, query]).encode()).digest() for query in queries]
     noisy = [int.from_bytes(draw[:6]) / 2**48 < self.noise for draw in draws]
-    return self._writer.write(queries, topk, noisy, [int.from_bytes(draw[6:10]) >> 1 for draw in draws], question)
+    seeds = [int.from_bytes(draw[6:10]) >> 1 for draw in draws]
+    return self._writer.write(queries, topk, noisy, seeds, question)
 
 
 _HEADING = re.compile(r'^Document \d+:?[ \t]*$', re.MULTILINE)
@@ -99,7 +94,7 @@ _UNTITLED = re.compile(r'^Doc \d+:', re.MULTILINE)  # the form of ZeroSearch's p
 
 
 class ModelWriter:
-  """Has a language model write the documents. As in ZeroSearch it is told the question and its first gold answer.
+  """Has a language model write the documents; as in ZeroSearch it is told the question and its first gold answer.
 
   `generate` takes prompts and their seeds and returns replies, an exception where one failed: `Chat.replies`, or a
   `DynamicBatcher` around a local model. It is called from several threads. `files`: see `templates.writer_files`.
@@ -124,40 +119,41 @@ class ModelWriter:
 
 
 def writing_prompt(query: str, topk: int, template: str, question: Question | None = None) -> str:
-  """The prompt for `topk` documents. The query, which a policy wrote, is brought to one line; without a question it is one."""
+  """Returns the prompt for `topk` documents, with the query on one line; it stands for an unknown question, too."""
   query = ' '.join(query.split())
-  asked, answer = (question.question, [*question.golden_answers, 'not known'][0]) if question else (query, 'not known')
+  asked = question.question if question else query
+  answer = [*(question.golden_answers if question else ()), 'not known'][0]
   safe = lambda text: grammar.neutralise(text, grammar.CONTROL)
   return templates.fill(template, topk=topk, query=safe(query), question=safe(asked), answer=safe(answer))
 
 
 def parse_documents(reply: str, topk: int) -> list[Document]:
-  """The first `topk` documents of a reply in the form of our prompt, or in lines `Doc 1: text`; text before them is skipped.
+  """Reads the first `topk` documents of a reply in the form of our prompt, or in lines `Doc 1: text`.
 
   Raises WriterError if there is none, or one of them has no title (in our form) or no text.
   """
   bodies = [_BODY.fullmatch(part) for part in _HEADING.split(reply)[1:topk + 1]]
-  found = [body and (body[1].strip(), body[2]) for body in bodies] or [('', part) for part in _UNTITLED.split(reply)[1:topk + 1]]
-  if not found:
+  untitled = [('', part) for part in _UNTITLED.split(reply)[1:topk + 1]]
+  documents = [body and (body[1].strip(), body[2]) for body in bodies] or untitled
+  if not documents:
     raise WriterError(f'the simulator wrote no documents: {reply[:80]!r}')
-  for i, document in enumerate(found, start=1):
+  for i, document in enumerate(documents, start=1):
     if document is None or not document[1].strip():
       raise WriterError(f'document {i} of the simulator has no title or no text')
-  return [Document(f'written-{i}', title, ' '.join(text.split())) for i, (title, text) in enumerate(found, start=1)]
+  return [Document(f'written-{i}', title, ' '.join(text.split())) for i, (title, text) in enumerate(documents, start=1)]
 
 
 def _open(settings: Any, *, corpus: Sequence[Document] | None, seed: int, generator: Callable) -> SimulatedSearch:
+  model, temperature = settings.writer_model, settings.writer_temperature
   if settings.writer in registry.ENTRIES['writers']:
     writer = registry.find('writers', settings.writer)(corpus, false_facts=settings.noise_false)
+  elif settings.writer == 'chat':
+    chat = Chat(settings.url, model, temperature=temperature, timeout=settings.timeout, cache=settings.cache)
+    writer = ModelWriter(chat.replies, settings.writer_templates, settings.noise_false)
   else:
-    if settings.writer == 'chat':
-      generate = Chat(settings.url, settings.writer_model, temperature=settings.writer_temperature, timeout=settings.timeout,
-                      cache=settings.cache).replies
-    else:
-      generate = generator(settings.writer_model, settings.writer_temperature)
-    writer = ModelWriter(generate, settings.writer_templates, settings.noise_false)
-  return SimulatedSearch(writer, noise_start=settings.noise_start, noise_end=settings.noise_end,
-                         noise_eval=settings.noise_eval, seed=seed)
+    writer = ModelWriter(generator(model, temperature), settings.writer_templates, settings.noise_false)
+  noise = {name: settings[name] for name in ('noise_start', 'noise_end', 'noise_eval')}
+  return SimulatedSearch(writer, seed=seed, **noise)
 
 
 NEEDS = {'chat': {'url': 'url', 'writer_model': 'name'}, 'model': {'writer_model': 'model'}}

@@ -317,7 +317,7 @@ def test_eval_with_the_tool_of_a_server(own, folder, tmp_path, capsys, monkeypat
       monkeypatch.setenv('JAXSEARCH_TOKEN', 'sesame')
       assert cli.main(evaluate(folder, tmp_path / 'served.json', f'--tool-url={url}')) == 0
       with pytest.raises(EvidenceError, match='status 413.*the question is too long'):
-        EvidenceClient(url, token='sesame')('red ' * 1000)
+        EvidenceClient(url, token='sesame').find(['red ' * 1000])
       monkeypatch.setenv('JAXSEARCH_TOKEN', 'wrong')
       assert cli.main(evaluate(folder, tmp_path / 'refused.json', f'--tool-url={url}')) == 2
 

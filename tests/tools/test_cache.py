@@ -22,27 +22,34 @@ def test_a_response_is_kept_by_everything_in_the_request_and_outlives_the_proces
   assert again.get({'q': 'a', 'n': 2}, never) == ''
 
 
-def test_a_failure_is_not_kept(tmp_path):
-  cache = Cache(tmp_path / 'answers')
-  with pytest.raises(AssertionError):
-    cache.get('x', never)
-  assert cache.get('x', lambda: 1) == 1
-
-
-def test_threads_that_want_the_same_fetch_once(tmp_path):
-  cache, fetched, found = Cache(tmp_path / 'answers'), [], []
-
-  def fetch():
-    fetched.append(1)
-    time.sleep(0.05)
-    return 'yes'
-
-  threads = [threading.Thread(target=lambda: found.append(cache.get('x', fetch))) for _ in range(8)]
+def in_threads(target):
+  threads = [threading.Thread(target=target) for _ in range(8)]
   for thread in threads:
     thread.start()
   for thread in threads:
     thread.join()
-  assert found == ['yes'] * 8 and len(fetched) == 1
+
+
+def test_threads_that_want_the_same_fetch_once_and_fail_together(tmp_path):
+  cache, fetched, found = Cache(tmp_path / 'answers'), [], []
+
+  def fetch():
+    fetched.append(1)
+    time.sleep(0.2)
+    if len(fetched) == 1:
+      raise TimeoutError('the server is gone')
+    return 'yes'
+
+  def get():
+    try:
+      found.append(cache.get('x', fetch))
+    except TimeoutError:
+      found.append('failed')
+
+  in_threads(get)
+  assert found == ['failed'] * 8 and len(fetched) == 1
+  in_threads(get)
+  assert found[8:] == ['yes'] * 8 and len(fetched) == 2
 
 
 def _write(path, start):
@@ -75,30 +82,6 @@ def test_without_a_file_nothing_is_kept():
   counts = iter(range(9))
   cache = Cache('')
   assert [cache.get('x', lambda: next(counts)) for _ in range(3)] == [0, 1, 2]
-
-
-def test_a_failure_is_that_of_all_who_waited_for_it(tmp_path):
-  cache, fetched, failed, started = Cache(tmp_path / 'answers'), [], [], threading.Event()
-
-  def fetch():
-    fetched.append(1)
-    started.wait(10)
-    time.sleep(0.2)
-    raise TimeoutError('the server is gone')
-
-  def get():
-    with pytest.raises(TimeoutError):
-      cache.get('x', fetch)
-    failed.append(1)
-
-  threads = [threading.Thread(target=get) for _ in range(8)]
-  for thread in threads:
-    thread.start()
-  started.set()
-  for thread in threads:
-    thread.join()
-  assert len(failed) == 8 and len(fetched) < 8
-  assert cache.get('x', lambda: 1) == 1
 
 
 def test_a_damaged_or_unwritable_file_warns_and_responses_are_fetched(tmp_path):

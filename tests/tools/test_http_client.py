@@ -47,26 +47,27 @@ def test_what_the_parser_refuses_is_an_error_and_not_asked_again():
   assert len(seen) == 1
 
 
-@pytest.mark.parametrize('status', [408, 425, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize('status', [408, 429, 503])
 def test_faults_that_may_pass_are_tried_again_with_growing_jittered_waits(status, slept):
-  with server((status, b'no')) as (url, seen), pytest.raises(Failure, match=rf'status {status}: no \(attempts: 4\)') as error:
-    client(url, backoff=0.4).post({}, dict)
-  assert len(seen) == 4 and error.value.status == status
+  with server((status, b'no')) as (url, seen), pytest.raises(Failure, match=rf'{status}: no \(attempts: 4\)') as error:
+    client(url, backoff=0.4).post({'n': 1}, dict)
+  assert [body for _, _, body in seen] == [{'n': 1}] * 4 and error.value.status == status
   jitters = [seconds - wait for seconds, wait in zip(slept, [0.4, 0.8, 1.6], strict=True)]
   assert all(0 <= jitter <= 0.4 for jitter in jitters) and len(set(jitters)) == 3
 
 
 def test_retry_after_in_seconds_and_as_a_date(slept):
   date = email.utils.formatdate(time.time() + 7, usegmt=True)
-  answers = [(429, b'', {'retry-after': '3'}), (503, b'', {'retry-after': date}), (429, b'', {'retry-after': 'soon'}), (200, {})]
-  with server(*answers) as (url, _):
+  waits = [(429, b'', {'retry-after': when}) for when in ('3', date, 'soon')]
+  with server(*waits, (200, {})) as (url, _):
     assert client(url).post({}, dict) == {}
   assert 3 <= slept[0] <= 3.1 and 5 < slept[1] <= 7.1 and slept[2] < 0.2
 
 
 def test_a_server_that_wants_to_be_left_alone_past_the_deadline_is_given_up_at_once(slept):
-  with server((429, b'busy', {'retry-after': '600'})) as (url, seen), pytest.raises(Failure, match=r'busy \(attempts: 1\)'):
-    client(url, timeout=5.0).post({}, dict)
+  with server((429, b'busy', {'retry-after': '600'})) as (url, seen):
+    with pytest.raises(Failure, match=r'busy \(attempts: 1\)'):
+      client(url, timeout=5.0).post({}, dict)
   assert len(seen) == 1 and not slept
 
 
@@ -110,10 +111,20 @@ def test_requests_begin_at_the_rate(monkeypatch):
 
 
 @pytest.mark.parametrize('settings', [
-  dict(url='ftp://host'), dict(url='host:80'), dict(timeout=0), dict(attempts=0), dict(rate=0)])
+  dict(url='ftp://host'), dict(url='host:80'), dict(url='http://'), dict(timeout=0), dict(attempts=0), dict(rate=0),
+  dict(token='se same'), dict(token='sesame\n')])
 def test_impossible_settings(settings):
-  with pytest.raises(ValueError, match='not an http address|must be positive'):
+  with pytest.raises(ValueError, match='not an http address|must be positive|printable') as error:
     client(**{'url': 'http://a'} | settings)
+  assert 'same' not in str(error.value)
+
+
+def test_a_proxy_is_not_asked_for_this_machine(monkeypatch):
+  monkeypatch.setenv('HTTP_PROXY', 'http://127.0.0.1:9')
+  monkeypatch.delenv('NO_PROXY', raising=False)
+  monkeypatch.delenv('no_proxy', raising=False)
+  with server((200, {})) as (url, _):
+    assert client(url, attempts=1).post({}, dict) == {}
 
 
 def test_keys_from_the_environment(monkeypatch):
@@ -121,22 +132,16 @@ def test_keys_from_the_environment(monkeypatch):
   monkeypatch.setenv('EMPTY_KEY', '')
   monkeypatch.setenv('ODD_KEY', 'sesame\n')
   monkeypatch.delenv('NO_KEY', raising=False)
-  assert secret_from_env('SOME_KEY') == 'sesame' and secret_from_env('EMPTY_KEY') is None and secret_from_env('NO_KEY') is None
+  assert [secret_from_env(name) for name in ('SOME_KEY', 'EMPTY_KEY', 'NO_KEY')] == ['sesame', None, None]
   with pytest.raises(ValueError, match='ODD_KEY') as error:
     secret_from_env('ODD_KEY')
   assert 'sesame' not in str(error.value)
   assert check_secret(None, 'it') is None
 
 
-def test_the_body_is_sent_again_with_each_attempt(slept):
-  with server((500, b''), (200, {})) as (url, seen):
-    client(url).post({'n': 1}, dict)
-  assert [body for _, _, body in seen] == [json.loads('{"n": 1}')] * 2
-
-
 def test_half_a_surrogate_pair_does_not_reach_a_tokenizer():
-  with server((200, b'{"a": ["\\ud83d", {"\\ude00b": 1.5}], "c": "\\ud83d\\ude00"}')) as (url, _):
-    assert client(url).post({}, lambda response: response) == {'a': ['?', {'?b': 1.5}], 'c': '😀'}
+  content = b'{"a": ["\\ud83d", {"\\ude00b": 1.5}], "c": "\\ud83d\\ude00"}'
+  assert parse_json(content) == {'a': ['?', {'?b': 1.5}], 'c': '😀'}
   assert parse_json(b'"x\xed\xa0\xbd"') == 'x?'
 
 

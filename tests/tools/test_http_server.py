@@ -339,7 +339,7 @@ def test_requests_at_once_are_limited():
   with gated(requests=1) as (url, gate, _):
     refused = ask(url, 'second')
     assert refused.status_code == 503 and '1 requests are in flight' in refused.json()['error']
-    assert health(url) == {'status': 'ok', 'questions': 1}
+    assert health(url)['questions'] == 1
 
 
 @pytest.mark.parametrize(('body', 'status', 'reason'), [
@@ -379,7 +379,7 @@ def test_evidence_asks_for_the_token():
       assert httpx.get(url + '/tool', headers=headers, trust_env=False).status_code == 401
     assert EvidenceClient(url, token='sesame')('who') == 'about who'
     assert httpx.get(url + '/tool', headers={'authorization': 'Bearer sesame'}, trust_env=False).json() == SCHEMA
-    assert health(url) == {'status': 'ok', 'questions': 0}
+    assert health(url) == {'status': 'ok', 'requests': 0, 'questions': 0}
     with pytest.raises(EvidenceError, match='status 401'):
       EvidenceClient(url)('who')
 

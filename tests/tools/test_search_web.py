@@ -1,12 +1,11 @@
-"""The client of SERPER against a server on this machine that speaks its protocol, faults included."""
-
-import threading
+"""The client of SERPER against a server on this machine that speaks its protocol."""
 
 import pytest
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.tools import paid
-from jaxsearch.tools.search_web import SearchError, WebSearch, parse_response
+from jaxsearch.tools.http_client import RequestError
+from jaxsearch.tools.search_web import WebSearch, parse_response
 from tests.tools.serving import server
 
 ORGANIC = [{'title': f'Page {i}', 'link': f'https://example.org/{i}', 'snippet': f'About {i} ...', 'position': i}
@@ -48,42 +47,23 @@ def test_pages_without_text_and_searches_without_pages():
 
 
 @pytest.mark.parametrize(('body', 'reason'), [
-  (b'<html>', 'Expecting value'), (b'\xff\xfe', 'decode|Expecting'), ([], 'valid dictionary'), ({}, 'organic: Field required'),
+  (b'<html>', 'Expecting value'), ([], 'valid dictionary'), ({}, 'organic: Field required'),
   ({'organic': {}}, 'organic: .* valid list'), ({'organic': ['x']}, r'organic\.0: .* valid dictionary'),
-  ({'organic': [{'title': 'x', 'snippet': None}]}, r'organic\.0\.snippet: .* valid string'),
-  ({'organic': [{'title': ['x']}]}, r'organic\.0\.title: .* valid string'),
   ({'organic': [{'title': True}]}, r'organic\.0\.title: .* valid string'),
   ({'organic': [], 'answerBox': 'Paris'}, 'answerBox: .* valid dictionary'),
   ({'organic': [], 'knowledgeGraph': {'attributes': ['x']}}, r'knowledgeGraph\.attributes: .* valid dictionary')])
-def test_garbage_is_refused_at_once(body, reason):
-  with server((200, body)) as (url, seen), pytest.raises(SearchError, match=reason) as error:
+def test_a_reply_of_another_shape_is_refused_at_once(body, reason):
+  with server((200, body)) as (url, seen), pytest.raises(RequestError, match=reason) as error:
     WebSearch(url).search(['x'])
   assert len(seen) == 1 and url in str(error.value)
 
 
-def test_busy_and_broken_servers_are_asked_again_after_the_time_that_they_want():
+def test_faults_of_the_server():
   with server((429, b'slow down', {'retry-after': '0'}), (500, b'oops'), (200, GOOD)) as (url, seen):
-    assert WebSearch(url, backoff=0.01).search(['x'], 1) == [PAGES[:1]]
-  assert len(seen) == 3
-  with server((429, b'slow down', {'retry-after': '99'})) as (url, seen), pytest.raises(SearchError, match='429: slow down'):
-    WebSearch(url, timeout=5.0).search(['x'])
-  assert len(seen) == 1
-
-
-@pytest.mark.parametrize('status', [400, 403])
-def test_a_refusal_is_not_tried_again_and_does_not_show_the_key(status):
-  with server((status, b'not with sesame')) as (url, seen), pytest.raises(SearchError, match=f'status {status}') as error:
+    assert WebSearch(url, backoff=0.01).search(['x'], 1) == [PAGES[:1]] and len(seen) == 3
+  with server((403, b'not with sesame')) as (url, seen), pytest.raises(RequestError, match='status 403') as error:
     WebSearch(url).search(['x'])
   assert len(seen) == 1 and 'sesame' not in str(error.value)
-
-
-def test_a_slow_server_is_given_up():
-  released = threading.Event()
-  with server(lambda handler: released.wait(20)) as (url, _), pytest.raises(SearchError, match=r'within 0\.2 s'):
-    try:
-      WebSearch(url, timeout=0.2).search(['x'])
-    finally:
-      released.set()
 
 
 @pytest.mark.parametrize('value', [None, ''])
@@ -93,33 +73,22 @@ def test_a_missing_key_is_named(monkeypatch, value):
     WebSearch()
 
 
-def test_what_is_kept_needs_no_request(tmp_path):
-  kept = dict(cache=tmp_path / 'searches', attempts=1)
-  with server((200, GOOD)) as (url, seen):
-    first = WebSearch(url, **kept).search(['a', 'a', ' a '], 2)
-    assert len(seen) == 1
-    WebSearch(url, **kept).search(['a'], 3)
-    assert len(seen) == 2
-  gone = WebSearch(url, **kept)
-  assert first == [PAGES[:2]] * 3 == gone.search(['a'] * 3, 2)
-  with pytest.raises(SearchError, match='ConnectError'):
-    gone.search(['b'], 2)
-
-
 def test_what_is_paid_for_is_counted_and_what_is_kept_costs_nothing(tmp_path):
-  """A credit where the response names none; several where it does; none for a failure and for what comes out of the cache."""
+  """A credit where the response names none; several where it does; none for a failure and for what is kept."""
   unnamed = {'organic': ORGANIC}
-  with server((200, GOOD), (500, b'oops'), (200, unnamed), (200, GOOD | {'credits': 2})) as (url, _):
+  with server((200, GOOD), (500, b'oops'), (200, unnamed), (200, GOOD | {'credits': 2})) as (url, seen):
     backend = WebSearch(url, cache=tmp_path / 'searches', price=0.25, backoff=0.01)
-    for query, credits in (('a', 1), ('a', 1), ('b', 2), ('c', 4), ('b', 4)):
+    for query, credits in (('a', 1), (' a ', 1), ('b', 2), ('c', 4), ('b', 4)):
       backend.search([query], 1)
       assert backend.paid == credits
   assert paid(backend, before=1) == {'searches_paid': 3, 'searches_cost': 0.75} and paid(None) == paid(object()) == {}
+  gone = WebSearch(url, cache=tmp_path / 'searches', attempts=1)
+  assert gone.search(['a', 'a'], 1) == [PAGES[:1]] * 2 and len(seen) == 4
+  with pytest.raises(RequestError, match='ConnectError'):
+    gone.search(['a'], 2)
 
 
 def test_a_blank_query_finds_nothing_and_asks_nobody():
   assert WebSearch('http://127.0.0.1:9').search([' ', '']) == [[], []]
   with pytest.raises(TypeError, match='list of strings'):
     WebSearch().search('x')
-  with pytest.raises(ValueError, match='topk=0'):
-    WebSearch().search(['x'], 0)

