@@ -114,10 +114,9 @@ or network must take at their published rates, each program bound by the slowest
 long as its config allows, without tools, judges and the host. Real steps take a multiple. One plan in full,
 with every program: `jaxsearch plan --config configs/NAME.py --target TARGET`.
 
-`state` (parameters of policy, reference and critic, moments) always lies on a device, `sampler` (its weights
-and cache) while it samples (`sampler.release`). `update`, `critic` and `load` are what updating the policy,
-updating the critic and handing new weights to the sampler add while they run; all other programs add less.
-`share` is the largest sum as a share of the device.
+`state` (parameters of policy, reference and critic, moments) always lies on a device, `sampler` (its weights and
+cache) while it samples (`sampler.release`). `update` and `critic` are what updating the policy and the critic adds;
+all other programs add less. `share` is the largest sum as a share of the device.
 
 Decoding is planned with slots as long as they are on average: its kernel
 (jaxsearch/models/kernels/decode_attention.py) reads each slot's own length. Where the heads do not suit it
@@ -139,14 +138,13 @@ more.
       beside = lambda name: f'{(memory[name]["total"] - memory[name]["resident"]) / GIB:.1f}' if name in memory else ''
       rows.append([f'`{config}`', f'{held["parameters"] + held["moments"]:.1f}',
                    f'{held["weights"] + held["cache"]:.1f}', beside('update'), beside('critic'),
-                   f'{plan["load"]["temporary"] / GIB:.1f}',
                    f'{plan["share"]:.0%}' + ('' if plan['fits'] else ' **too much**'),
                    *(f'{seconds:.0f}' for seconds in plan['phases'].values()), bound(plan)])
       moved.append(plan['decode_traffic'])
     if rows:
       text += f'## {target}\n\n' + table(
-        ['config', 'state', 'sampler', 'update', 'critic', 'load', 'share', 'rollout s', 'score s', 'update s',
-         'bound by'], rows)
+        ['config', 'state', 'sampler', 'update', 'critic', 'share', 'rollout s', 'score s', 'update s', 'bound by'],
+        rows)
       text += (f'\nDecoding a token moves {min(moved):.2f} to {max(moved):.2f} times the weights and what is live in '
                'the cache.\n\n')
   if missing:
@@ -164,9 +162,9 @@ def scaling_page(plans):
 
 Plans of Search-R1's step (512 questions x 5 chains of 4,096 tokens, configs/search_r1_grpo_qwen2_5_3b.py)
 with other models, one training row a device, and 256 slots a host or as many as fit. **Nothing was run**;
-seconds are least times, as in [plans.md](plans.md); `step s` includes scoring. `next limit`: what the longest
-phase is bound by, or what does not fit. A TPU's compiler refuses a program that is larger than its memory:
-then there are no seconds.
+seconds are least times, as in [plans.md](plans.md). `next limit`: the longest phase and what it is bound by,
+or what does not fit. A TPU's compiler refuses a program that is larger than its memory: then there are no
+seconds.
 
 """ + made(plans)
   rows = []
@@ -175,15 +173,14 @@ then there are no seconds.
       for target in slices:
         plan = plans.get(f'scaling_{size}@{target}')
         if plan is not None:
-          phases = plan['phases']
-          figures = ['too much', '', '', ''] if plan['step_seconds'] is None else [f'{plan["share"]:.0%}', *(
-            f'{seconds:.0f}' for seconds in (phases['rollout'], phases['update'], plan['step_seconds']))]
+          figures = (['too much', ''] if plan['step_seconds'] is None else
+                     [f'{plan["share"]:.0%}', f'{plan["step_seconds"]:.0f}'])
           rows.append([f'{size.upper()}, {devices} x {target.rsplit(":", 1)[0]}', f'{slots(size, devices, target)}', *figures,
                        bound(plan) if plan['fits'] else f'does not fit: {plan["advice"]}'])
   planned = len(SIZES) * sum(map(len, SLICES.values()))
   if len(rows) < planned:
     text += f'Not planned yet: {planned - len(rows)} of {planned}.\n\n'
-  return text + table(['model, devices', 'slots', 'memory', 'rollout s', 'update s', 'step s', 'next limit'], rows)
+  return text + table(['model, devices', 'slots', 'memory', 'step s', 'next limit'], rows)
 
 
 def main():

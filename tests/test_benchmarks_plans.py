@@ -44,14 +44,14 @@ def test_the_pages_say_what_fits_and_what_is_missing(tmp_path, monkeypatch):
   plans.PLANS.write_text(''.join(json.dumps(line) + '\n' for line in made))
   page = plans.plans_page(plans.read())
   assert 'Made 2026-01-02 with JAX 0.1.' in page
-  assert '| `search_r1_grpo_qwen2_5_3b` | 5.0 | 7.0 | 18.0 |  | 1.0 | 42% |' in page
+  assert '| `search_r1_grpo_qwen2_5_3b` | 5.0 | 7.0 | 18.0 |  | 42% |' in page
   assert '| 42% | 5 | 1 | 7 | update: memory |' in page and 'moves 1.07 to 1.07 times' in page
   assert f'Not planned yet: {2 * len(plans.CONFIGS) - 1} of {2 * len(plans.CONFIGS)}' in page
   assert 'Nothing was run' in ' '.join(page.split())
   assert '| `tpu:v5p` | 95.7 | 2765 | 459 | 600 |  | https://cloud.google.com/tpu/docs/v5p |' in page
   scaling = plans.scaling_page(plans.read())
-  assert '| 7B, 64 x tpu:v5p | 256 | 42% | 5 | 7 | 13 | does not fit: sampler.slots=8 |' in scaling
-  assert '| 32B, 8 x tpu:v6e | 8 | too much |  |  |  | does not fit: sampler.slots=8 |' in scaling
+  assert '| 7B, 64 x tpu:v5p | 256 | 42% | 13 | does not fit: sampler.slots=8 |' in scaling
+  assert '| 32B, 8 x tpu:v6e | 8 | too much |  | does not fit: sampler.slots=8 |' in scaling
 
 
 def test_a_line_has_what_the_pages_need():
@@ -65,6 +65,8 @@ def test_no_program_needs_more_room_than_the_update_or_the_critic():
   for plan in plans.read().values():
     memory = {name: program['memory'] for name, program in plan['programs'].items()}
     added = {name: sizes['total'] - sizes['resident'] for name, sizes in memory.items()}
+    if not plan['name'].startswith('scaling'):
+      added['load'] = plan['load']['temporary']
     assert max(added, key=added.get) in ('update', 'critic'), plan['name']
 
 
