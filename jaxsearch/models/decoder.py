@@ -1,11 +1,12 @@
 """One decoder for Qwen2.5, Qwen3 and Llama 3.x: the families differ by a few switches of `DecoderConfig`.
 
-The forward pass is written as pure functions of (config, params); `Decoder` is the Flax container of the parameters. Training
-and cached decoding share `_block` and pass it different attention: over rows in the tree layout, or over a KV cache. In order:
-sizes and parameters, the two forward passes, one layer, attention, the KV cache, logits.
+The forward pass is written as pure functions of (config, params); `Decoder` is the Flax container of the
+parameters. Training and cached decoding share `_block` and pass it different attention (attention.py): over
+rows in the tree layout, or over a KV cache. In order: sizes and parameters, two forward passes, one layer,
+logits.
 
-Letters: B rows, S slots, T tokens of a row, n new tokens, D embed, H query heads, K key/value heads, G = H / K query heads that
-share one, h head width, F feed-forward width, V vocabulary, L layers, R rows of the KV cache.
+Letters: B rows, S slots, T tokens of a row, n new tokens, D embed, H query heads, K key/value heads, G = H/K
+query heads that share one, h head width, F feed-forward width, V vocabulary, L layers, R rows of the cache.
 """
 
 import dataclasses
@@ -15,8 +16,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxsearch.models.attention import cached_attention, dense_attention, get_windows, put_windows
 from jaxsearch.models.kernels import tree_attention
-from jaxsearch.models.products import matrix_product, product
+from jaxsearch.models.products import matrix_product
 from jaxsearch.models.vocabulary import token_logprobs
 from jaxsearch.parallel.mesh import ambient_platform, keep_batch_split
 
@@ -32,7 +34,7 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-  """The sizes and switches of a decoder. From `dtype` (of activations) on they change how it runs, not what it computes."""
+  """The sizes and switches of a decoder; those from `dtype` on change how it runs, not what it computes."""
   vocab_size: int
   hidden_size: int
   intermediate_size: int
@@ -47,7 +49,7 @@ class DecoderConfig:
   tie_embeddings: bool = False
   norm_eps: float = 1e-6
   max_position: int = 32768
-  dtype: str = 'float32'
+  dtype: str = 'float32'  # of activations
   remat: str = 'none'  # 'none' | 'dots' (keep matrix products) | 'full' (keep layer inputs only)
   attention: str = 'auto'  # over rows: 'auto' (on TPUs and GPUs the kernel that skips) | 'dense'
 
@@ -64,7 +66,8 @@ _REMAT = {'none': None, 'dots': jax.checkpoint_policies.dots_with_no_batch_dims_
           'full': jax.checkpoint_policies.nothing_saveable}
 
 _LAYER_AXES = {
-  'attn_norm': 'norm', 'q': 'embed heads head_dim', 'k': 'embed kv_heads head_dim', 'v': 'embed kv_heads head_dim',
+  'attn_norm': 'norm',
+  'q': 'embed heads head_dim', 'k': 'embed kv_heads head_dim', 'v': 'embed kv_heads head_dim',
   'q_bias': 'heads head_dim', 'k_bias': 'kv_heads head_dim', 'v_bias': 'kv_heads head_dim',
   'q_norm': 'head_dim', 'k_norm': 'head_dim', 'o': 'heads head_dim embed',
   'mlp_norm': 'norm', 'gate': 'embed mlp', 'up': 'embed mlp', 'down': 'mlp embed',
@@ -72,7 +75,7 @@ _LAYER_AXES = {
 
 
 def parameter_axes(config: DecoderConfig) -> dict:
-  """Logical axis names of every parameter, nested as the parameters are; parallel/mesh.py maps names to mesh axes."""
+  """Returns the axis names of every parameter, nested as they are; parallel/mesh.py maps them to a mesh."""
   absent = set() if config.qkv_bias else {'q_bias', 'k_bias', 'v_bias'}
   absent |= set() if config.qk_norm else {'q_norm', 'k_norm'}
   layers = {name: ('layers', *axes.split()) for name, axes in _LAYER_AXES.items() if name not in absent}
@@ -81,11 +84,10 @@ def parameter_axes(config: DecoderConfig) -> dict:
 
 
 def parameter_shapes(config: DecoderConfig) -> dict:
-  """Shapes of every parameter, nested as the parameters are."""
-  size = {
-    'layers': config.num_layers, 'embed': config.hidden_size, 'norm': config.hidden_size, 'mlp': config.intermediate_size,
-    'heads': config.num_heads, 'kv_heads': config.num_kv_heads, 'head_dim': config.head_dim, 'vocab': config.vocab_size,
-  }  # fmt: skip
+  """Returns the shapes of every parameter, nested as they are."""
+  size = dict(layers=config.num_layers, embed=config.hidden_size, norm=config.hidden_size,
+              mlp=config.intermediate_size, heads=config.num_heads, kv_heads=config.num_kv_heads,
+              head_dim=config.head_dim, vocab=config.vocab_size)
   return jax.tree.map(lambda axes: tuple(size[axis] for axis in axes), parameter_axes(config),
                       is_leaf=lambda axes: isinstance(axes, tuple))
 
@@ -93,7 +95,7 @@ def parameter_shapes(config: DecoderConfig) -> dict:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-  """A matrix with a low-rank adapter, for training: computes with the `merged` matrix, differentiates through a and b alone."""
+  """A matrix under training of its adapter: computes with `merged`, differentiates through a and b alone."""
   merged: jax.Array  # the frozen matrix + a b, see models/lora.py
   a: jax.Array       # [leading axes, rank]
   b: jax.Array       # [rank, other axes], times the scale of the adapter
@@ -101,7 +103,7 @@ class Adapted:
 
 @jax.custom_vjp
 def _with_gradient_of(value, low):
-  """`value`, whose gradient goes to `low` too: the value of a b is in it already."""
+  """Returns `value`, whose gradient goes to `low` too: the value of a b is in it already."""
   return value
 
 
@@ -109,7 +111,7 @@ _with_gradient_of.defvjp(lambda value, low: (value, None), lambda _, gradient: (
 
 
 def _product(x, w):
-  """`matrix_product`, of an adapted matrix too."""
+  """Multiplies as `matrix_product`, with an adapted matrix too."""
   if not isinstance(w, Adapted):
     return matrix_product(x, w)
   low = matrix_product(matrix_product(jax.lax.stop_gradient(x), w.a), w.b)
@@ -117,7 +119,7 @@ def _product(x, w):
 
 
 class Parameters(nnx.Module):
-  """A Flax module that holds a config and its parameters: arrays by name, those of all layers stacked under `layers`."""
+  """Holds a config and its parameters: arrays by name, those of all layers stacked under `layers`."""
 
   def __init__(self, config, params: dict):
     self.config = config
@@ -128,7 +130,7 @@ class Parameters(nnx.Module):
 
   @property
   def params(self) -> dict:
-    """The parameters as a plain nested dict of arrays, which is what all functions and programs take."""
+    """Returns the parameters as a nested dict of arrays, which is what all functions and programs take."""
     return nnx.to_pure_dict(nnx.state(self, nnx.Param))
 
 
@@ -140,8 +142,9 @@ class Decoder(Parameters):
 
 
 def initial_params(config: DecoderConfig, key, dtype=jnp.float32) -> dict:
-  """GPT-2's initialisation: normal(0.02), divided by sqrt(2L) for what is added to the residual stream."""
-  leaves, treedef = jax.tree.flatten_with_path(parameter_shapes(config), is_leaf=lambda s: isinstance(s, tuple))
+  """Initialises as GPT-2: normal(0.02), divided by sqrt(2L) for what is added to the residual stream."""
+  shapes = parameter_shapes(config)
+  leaves, treedef = jax.tree.flatten_with_path(shapes, is_leaf=lambda shape: isinstance(shape, tuple))
 
   def create(path, shape, key):
     name = path[-1].key
@@ -157,7 +160,7 @@ def initial_params(config: DecoderConfig, key, dtype=jnp.float32) -> dict:
 
 
 def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, visible_until=None):
-  """The forward pass over rows `tokens` [B,T] in the tree layout.
+  """Runs the decoder over rows `tokens` [B,T] in the tree layout.
 
   Args:
     positions: [B,T] int, a token's depth on its own path (RoPE position); its index in the row by default.
@@ -182,24 +185,24 @@ def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, v
   return rms_norm(x, params['final_norm'], config.norm_eps)
 
 
-def forward_cached(config: DecoderConfig, params: dict, tokens, starts, cache: list, rows=None, window: int | None = None,
-                   attention=None):
-  """The forward pass over new tokens of cached sequences.
+def forward_cached(config: DecoderConfig, params: dict, tokens, starts, cache: list, rows=None,
+                   window: int | None = None, attention=None):
+  """Runs the decoder over new tokens of cached sequences.
 
-  A sequence may come in several chunks; each attends to what the earlier ones wrote. Padding of `tokens` writes garbage past
-  the true length of a row. Nothing attends to it, and later tokens overwrite it.
+  A sequence may come in several chunks; each attends to what the earlier ones wrote. Padding of `tokens`
+  writes garbage past the true length of a row. Nothing attends to it, and later tokens overwrite it.
 
   Args:
     params: nested dict whose `layers` is a list of per-layer dicts (`unstack`), so that XLA sees each layer's
       weights and cache as arrays of their own and updates the caches in place.
     tokens: [S,n] int, the new tokens of each chunk.
     starts: [S] int, how many tokens of its row the cache already holds.
-    cache: list over layers of (keys [R,K,h,length], values [R,K,length,h]), or of (keys and values [R,K,length,2h],) as
-      kernels read it. Needs starts + n <= length.
-    rows: [S] int, the row of the cache that each chunk belongs to; None if chunk i belongs to row i and R = S.
-    window: static, with `rows`: only the first `window` entries are attended to. Needs max(starts) + n <= window.
-    attention: a kernel for n = 1, see `kernels.decode_attention`: takes q [S,H,h], k, v [S,K,h], the one array of a layer, the
-      rows, `starts`; returns [S,H,h] and the array with k, v.
+    cache: list over layers of (keys [R,K,h,length], values [R,K,length,h]), or of (keys and values
+      [R,K,length,2h],) as kernels read it. Needs starts + n <= length.
+    rows: [S] int, the row of the cache of each chunk; None if chunk i belongs to row i and R = S.
+    window: static, with `rows`: only so many entries are attended to. Needs max(starts) + n <= window.
+    attention: a kernel for n = 1, see `kernels.decode_attention`: takes q [S,H,h], k, v [S,K,h], the one
+      array of a layer, the rows, `starts`; returns [S,H,h] and the array with k, v.
   Returns:
     ([S,n,D] hidden states after the final norm, updated cache).
   """
@@ -227,15 +230,15 @@ def forward_cached(config: DecoderConfig, params: dict, tokens, starts, cache: l
 
 
 def unstack(params: dict, num_layers: int) -> dict:
-  """The same parameters with `layers` as a list of per-layer dicts, as `forward_cached` takes them."""
+  """Returns the parameters with `layers` as a list of per-layer dicts, as `forward_cached` takes them."""
   layers = [{name: value[i] for name, value in params['layers'].items()} for i in range(num_layers)]
   return params | {'layers': layers}
 
 
 def fuse(config: DecoderConfig, params: dict) -> dict:
-  """Unstacked parameters with q, k, v as one matrix `qkv` [D,K,G+2,h], gate and up as `gate_up` [D,2F]: fewer, larger products.
+  """Joins q, k, v of unstacked parameters as `qkv` [D,K,G+2,h], gate and up as `gate_up` [D,2F].
 
-  For decoding on one device, where every product is a pass over its weights. Heads are not split over devices this way.
+  For decoding on one device, where every product is a pass over its weights. Heads cannot be split then.
   """
   K, h = config.num_kv_heads, config.head_dim
 
@@ -254,9 +257,10 @@ def fuse(config: DecoderConfig, params: dict) -> dict:
 
 
 def _block(config, weights, x, angles, attend):
-  """One transformer layer: attention and gated feed-forward, each added to the residual stream."""
+  """Runs one transformer layer: attention and gated feed-forward, each added to the residual stream."""
   dtype, (B, T, _), h = x.dtype, x.shape, config.head_dim
-  w = {name: jax.tree.map(lambda x: x.astype(dtype), value) for name, value in weights.items() if 'norm' not in name}
+  matrices = {name: value for name, value in weights.items() if 'norm' not in name}
+  w = jax.tree.map(lambda matrix: matrix.astype(dtype), matrices)
 
   y = rms_norm(x, weights['attn_norm'], config.norm_eps)
   if 'qkv' in w:
@@ -281,19 +285,33 @@ def _block(config, weights, x, angles, attend):
   return x + _product(jax.nn.silu(gate) * up, w['down']), cache
 
 
+def row_attention(config: DecoderConfig, visible_until):
+  """Returns the attention over rows `visible_until` [B,T]: (q [B,T,H,h], k, v [B,T,K,h]) -> [B,T,H,h].
+
+  A kernel that visits only what is visible, in a program traced for TPUs or GPUs (`parallel.mesh.ambient`);
+  elsewhere dense.
+  """
+  platform = ambient_platform()
+  if config.attention == 'auto' and platform in tree_attention.KERNELS:
+    width = config.head_dim * jnp.dtype(config.dtype).itemsize
+    group = config.num_heads // config.num_kv_heads
+    return tree_attention.over_rows(visible_until, group, width, platform)
+  return functools.partial(dense_attention, visible_until=visible_until)
+
+
 def rms_norm(x, scale, eps):
-  """RMSNorm in float32, result in the dtype of `x`."""
+  """Computes RMSNorm in float32, with a result in the dtype of `x`."""
   y = x.astype(jnp.float32)
   y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
   return (y * scale.astype(jnp.float32)).astype(x.dtype)
 
 
 def rope_angles(config: DecoderConfig, positions):
-  """[..., T, h/2] float32 rotation angles; with llama3 scaling the long wavelengths are stretched by `factor`."""
+  """Returns [..., T, h/2] float32 angles; llama3 scaling stretches the long wavelengths by `factor`."""
   h = config.head_dim
   frequency = 1.0 / config.rope_theta ** (jnp.arange(0, h, 2, dtype=jnp.float32) / h)
   if (scaling := config.rope_scaling) is not None:
-    turns = scaling.original_max_position * frequency / (2 * jnp.pi)  # full turns within the original context
+    turns = scaling.original_max_position * frequency / (2 * jnp.pi)  # within the original context
     smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     smooth = jnp.clip(smooth, 0.0, 1.0)
     frequency = (1 - smooth) * frequency / scaling.factor + smooth * frequency
@@ -301,119 +319,32 @@ def rope_angles(config: DecoderConfig, positions):
 
 
 def rotate(x, angles):
-  """RoPE in the half-split form of Hugging Face checkpoints. x: [B,T,N,h], angles: [B,T,h/2]."""
+  """Applies RoPE in the half-split form of Hugging Face checkpoints. x: [B,T,N,h], angles: [B,T,h/2]."""
   sin, cos = jnp.sin(angles)[:, :, None], jnp.cos(angles)[:, :, None]
   a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
-NEGATIVE = -1e30  # not -inf: a row of padding sees nothing and must stay finite
-BLOCK = 128       # queries at a time: the scores of a block stay in a CPU's cache (3x faster there than all of 512 at once)
-MAX_BLOCKS = 16   # blocks are unrolled, so longer rows get longer blocks
-
-
-def tree_mask(visible_until, first: int = 0):
-  """[B,T] -> [B,T-first,T] bool: token i (from `first` on) sees token j iff j <= i < visible_until[j]."""
-  keys = jnp.arange(visible_until.shape[-1])
-  queries = keys[first:, None]
-  return (keys <= queries) & (queries < visible_until[:, None, :])
-
-
-def row_attention(config: DecoderConfig, visible_until):
-  """Attention over rows `visible_until` [B,T] as a function of q [B,T,H,h] and k, v [B,T,K,h] -> [B,T,H,h].
-
-  A kernel that visits only what is visible, in a program traced for TPUs or GPUs (`parallel.mesh.ambient`); elsewhere dense.
-  """
-  platform = ambient_platform()
-  if config.attention == 'auto' and platform in tree_attention.KERNELS:
-    width = config.head_dim * jnp.dtype(config.dtype).itemsize
-    return tree_attention.over_rows(visible_until, config.num_heads // config.num_kv_heads, width, platform)
-  return functools.partial(dense_attention, visible_until=visible_until)
-
-
-def dense_attention(q, k, v, visible_until):
-  """q: [B,T,H,h]; k, v: [B,T,K,h]; visible_until: [B,T] int, see `tree_mask` -> [B,T,H,h]. Softmax in float32.
-
-  Dense, except that no block of queries looks at later keys; models/kernels/tree_attention.py skips what is not visible.
-  """
-  B, T, H, h = q.shape
-  q = q.reshape(B, T, k.shape[2], -1, h)
-  size = max(BLOCK, -(-T // MAX_BLOCKS))
-  blocks = []
-  for start in range(0, T, size):
-    end = start + size
-    scores = jnp.einsum('btkgh,bskh->bkgts', q[:, start:end], k[:, :end], preferred_element_type=jnp.float32) * h**-0.5
-    scores = jnp.where(tree_mask(visible_until[:, :end], start)[:, None, None], scores, NEGATIVE)
-    blocks.append(product('bkgts,bskh->btkgh', jax.nn.softmax(scores, axis=-1).astype(v.dtype), v[:, :end]))
-  return jnp.concatenate(blocks, axis=1).reshape(B, T, H, h)
-
-
-def cached_attention(q, cache, positions):
-  """q: [S,n,H,h] at `positions` [S,n] attends to entries 0..position of keys [S,K,h,T], values [S,K,T,h] -> [S,n,H,h].
-
-  Keys and values may be one array [S,K,T,2h] too.
-  """
-  S, n, H, h = q.shape
-  keys, values = cache if len(cache) == 2 else (jnp.swapaxes(cache[0][..., :h], 2, 3), cache[0][..., h:])
-  K, T = values.shape[1:3]
-  q = jnp.transpose(q.reshape(S, n, K, H // K, h), (0, 2, 3, 1, 4)).reshape(S, K, -1, h)
-  scores = jnp.einsum('skqh,skht->skqt', q, keys, preferred_element_type=jnp.float32) * h**-0.5
-  seen = jnp.arange(T) <= positions[:, :, None]
-  scores = jnp.where(seen[:, None, None], scores.reshape(S, K, H // K, n, T), NEGATIVE)
-  weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-  attended = jnp.einsum('skqt,skth->skqh', weights.reshape(S, K, -1, T), values)
-  return jnp.transpose(attended.reshape(S, K, H // K, n, h), (0, 3, 1, 2, 4)).reshape(S, n, H, h)
-
-
-_TIME = {1: (2,), 2: (3, 2)}  # the axis of time in the arrays of a layer's cache: keys and values in one, or keys, values
-
-
-def put_windows(cache, windows, starts, rows):
-  """Writes windows of n entries, in the layout of the cache, at starts..starts+n of `rows`; starts, rows: [S].
-
-  The cache is (keys [R,K,h,length], values [R,K,length,h]): with keys transposed both products of attention read rows. Or it is
-  one array [R,K,length,2h] for kernels. One block per sequence, not one index per token: XLA turns it into S copies into the
-  donated buffer. Needs starts + n <= length; otherwise the block is shifted to fit and overwrites valid entries.
-  """
-  where = jnp.stack([rows, starts], axis=1)
-
-  def put(part, window, axis):
-    numbers = jax.lax.ScatterDimensionNumbers(
-      update_window_dims=(1, 2, 3), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, axis))
-    return jax.lax.scatter(part, where, window.astype(part.dtype), numbers, mode=jax.lax.GatherScatterMode.CLIP)
-
-  return tuple(map(put, cache, windows, _TIME[len(cache)]))
-
-
-def get_windows(cache, starts, rows, n: int):
-  """Entries starts..starts+n of `rows` in the layout of the cache, as (keys [S,K,h,n], values [S,K,n,h]); starts, rows: [S]."""
-  def get(part, axis):
-    def one(row, start):
-      where = [start if i == axis else row if i == 0 else 0 for i in range(4)]
-      return jax.lax.dynamic_slice(part, where, [n if i == axis else 1 if i == 0 else part.shape[i] for i in range(4)])[0]
-
-    return jax.vmap(one)(rows, starts)
-
-  return tuple(map(get, cache, _TIME[len(cache)]))
-
-
 def logits(params: dict, hidden):
-  """[..., V] float32 logits of hidden states [..., D]."""
+  """Returns [..., V] float32 logits of hidden states [..., D]."""
   table = params.get('unembedding', params['embedding'])
   return jnp.einsum('...d,vd->...v', hidden, table.astype(hidden.dtype), preferred_element_type=jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames=('chunk', 'with_entropy'))
-def target_logprobs(params: dict, hidden, targets, *, temperature=1.0, chunk: int = 1024, with_entropy: bool = False):
-  """Log-probabilities of `targets` under softmax(logits / temperature), never holding more than [chunk, V] logits a device.
+def target_logprobs(params: dict, hidden, targets, *, temperature=1.0, chunk: int = 1024,
+                    with_entropy: bool = False):
+  """Computes log-probabilities of `targets` under softmax(logits / temperature); see models/vocabulary.py.
 
   Args:
-    hidden: [..., D] the states that predict; targets: [...] int, leading shapes alike. See models/vocabulary.py for the rest.
+    hidden: [..., D] the states that predict; targets: [...] int, leading shapes alike.
+    chunk: positions of a device whose logits [chunk, V] are held at a time.
   Returns:
     ([...] float32 log-probabilities, [...] float32 entropies or zeros if not `with_entropy`).
   """
   rows = (*targets.shape, 1)[0]
   states, ids = hidden.reshape(rows, -1, hidden.shape[-1]), targets.reshape(rows, -1)
-  results = token_logprobs(states, ids, params.get('unembedding', params['embedding']), temperature=temperature,
-                           chunk=chunk, with_entropy=with_entropy)
+  table = params.get('unembedding', params['embedding'])
+  results = token_logprobs(
+    states, ids, table, temperature=temperature, chunk=chunk, with_entropy=with_entropy)
   return tuple(x.reshape(targets.shape) for x in results)

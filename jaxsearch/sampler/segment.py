@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxsearch.models.decoder import DecoderConfig, get_windows, logits, put_windows, target_logprobs
+from jaxsearch.models.attention import get_windows, put_windows
+from jaxsearch.models.decoder import DecoderConfig, logits, target_logprobs
 from jaxsearch.models.decoder import forward_cached as forward
 from jaxsearch.models.kernels.decode_attention import decode_attention
 

@@ -9,7 +9,7 @@ laid out once. Such a trie, with all that hangs on it, goes depth first into a r
   visible_until[B, T]  end (exclusive, row index) of its subtree: token i sees token j iff j <= i < visible_until[j]
 
 Depth-first order makes every subtree one stretch of the row, so a single integer per key is the mask of packing, of trees and
-of causal rows at once (`models.decoder.tree_mask`). A trie that is larger than a row is split at a branch; what both parts need
+of causal rows at once (`models.attention.tree_mask`). A trie that is larger than a row is split at a branch; what both parts need
 is then laid out twice, with a loss in one of them.
 
 The loss weights are decided here too, over the whole forest: the loss is the plain sum of `loss_weights * per-token loss`, so

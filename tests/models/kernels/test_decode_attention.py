@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from jaxsearch.models.decoder import cached_attention, get_windows, put_windows
+from jaxsearch.models.attention import cached_attention, get_windows, put_windows
 from jaxsearch.models.kernels import decode_attention as kernels
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel import targets
