@@ -17,8 +17,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxsearch.models import tensor_files
 from jaxsearch.models.attention import NEGATIVE
+from jaxsearch.models.config_files import parse_config
 from jaxsearch.models.decoder import Parameters
-from jaxsearch.models.hub import parse_config
 from jaxsearch.models.products import matrix_product, product
 from jaxsearch.models.tokenizer import Tokenizer, without_panic
 from jaxsearch.parallel.mesh import ambient

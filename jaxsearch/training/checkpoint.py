@@ -36,7 +36,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 
 from jaxsearch import __version__, registry, setup
 from jaxsearch.config_check import fields, from_saved, to_saved, without_secrets
-from jaxsearch.models import adapter_files, hub
+from jaxsearch.models import adapter_files, config_files, hub
 from jaxsearch.models.hub import check_finite
 from jaxsearch.parallel.mesh import gather_objects, make_mesh
 from jaxsearch.training import critic
@@ -303,7 +303,7 @@ def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh, warn: bool =
   """
   def read(manager: ocp.CheckpointManager, step: int):
     host = restore_host(manager, step)
-    model_config = hub.decoder_from_json(host['decoder'])
+    model_config = config_files.decoder_from_json(host['decoder'])
     shardings, shapes = (critic.layout(model_config, mesh) if host.get('critic')
                          else critic.trained_layout(from_saved(host['config']), model_config, mesh))
     like = jax.tree.map(

@@ -1,10 +1,10 @@
-"""Both directions of config.json. That the numbers mean the same to transformers is tested in test_hub.py."""
+"""Both directions of config.json. That the numbers mean the same to transformers is tested in test_config_files.py."""
 
 import json
 
 import pytest
 
-from jaxsearch.models import hub
+from jaxsearch.models import config_files
 from jaxsearch.models.decoder import DecoderConfig, RopeScaling
 from jaxsearch.models.presets import PRESETS
 
@@ -20,15 +20,15 @@ def read(tmp_path):
   def read(**changes):
     config = {key: value for key, value in (BASE | changes).items() if value is not None}
     (tmp_path / 'config.json').write_text(json.dumps(config))
-    return hub.from_hugging_face(tmp_path / 'config.json')
+    return config_files.from_hugging_face(tmp_path / 'config.json')
 
   return read
 
 
 @pytest.mark.parametrize('name', PRESETS)
 def test_round_trip_of_every_preset(name, tmp_path):
-  (tmp_path / 'config.json').write_text(json.dumps(hub.to_hugging_face(PRESETS[name], 'bfloat16')))
-  assert hub.from_hugging_face(tmp_path / 'config.json') == PRESETS[name]
+  (tmp_path / 'config.json').write_text(json.dumps(config_files.to_hugging_face(PRESETS[name], 'bfloat16')))
+  assert config_files.from_hugging_face(tmp_path / 'config.json') == PRESETS[name]
 
 
 def test_defaults(read):
@@ -82,13 +82,13 @@ def test_a_window_that_no_layer_uses_is_fine(read):
 def test_not_json(tmp_path):
   (tmp_path / 'config.json').write_text('{"model_type": ')
   with pytest.raises(ValueError, match=r'config\.json: not valid JSON'):
-    hub.from_hugging_face(tmp_path / 'config.json')
+    config_files.from_hugging_face(tmp_path / 'config.json')
 
 
 def test_combinations_without_a_family():
   numbers = dict(
     vocab_size=10, hidden_size=32, intermediate_size=48, num_layers=4, num_heads=4, num_kv_heads=2, qkv_bias=True)
   with pytest.raises(ValueError, match='qkv_bias and qk_norm at once'):
-    hub.to_hugging_face(DecoderConfig(**numbers, head_dim=8, qk_norm=True), 'float32')
+    config_files.to_hugging_face(DecoderConfig(**numbers, head_dim=8, qk_norm=True), 'float32')
   with pytest.raises(ValueError, match='head_dim=16'):
-    hub.to_hugging_face(DecoderConfig(**numbers, head_dim=16), 'float32')
+    config_files.to_hugging_face(DecoderConfig(**numbers, head_dim=16), 'float32')

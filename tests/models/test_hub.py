@@ -161,18 +161,6 @@ def test_reads_each_weight_once_and_only_a_devices_part_at_a_time(make_checkpoin
   assert projections and all(4 * size == whole for size, whole in projections)
 
 
-def test_a_range_inside_each_head_can_be_read(make_checkpoint):
-  """No layout of ours splits head_dim, but the callback has to serve any."""
-  folder, _ = make_checkpoint('qwen3')
-  whole = models.load(folder).params['layers']
-  config, names, tensors = hub._open(folder)
-  indices = {'q': np.s_[1:3, 8:24, 2:4, 4:12], 'o': np.s_[0:2, 1:3, 0:8, 16:32], 'k': np.s_[2:3, :, 0:1, 8:]}
-  for name, index in indices.items():
-    shape = parameter_shapes(config)['layers'][name]
-    part = hub._reader(name, names[name], shape, tensors, np.dtype('float32'))(index)
-    np.testing.assert_array_equal(part, np.asarray(whole[name])[index])
-
-
 # --- what is wrong with a checkpoint is named ---
 
 

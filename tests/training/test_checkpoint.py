@@ -12,7 +12,7 @@ import pytest
 
 from configs import base
 from jaxsearch import cli
-from jaxsearch.models import hub
+from jaxsearch.models import config_files, hub
 from jaxsearch.models.decoder import Decoder, DecoderConfig, RopeScaling, initial_params
 from jaxsearch.models.presets import PRESETS
 from jaxsearch.models.tokenizer import Tokenizer
@@ -72,7 +72,7 @@ def test_what_is_no_checkpoint_is_named(tiny, tmp_path):
 def test_decoder_numbers_survive_json():
   for model_config in (PRESETS['llama3.2-1b'], PRESETS['qwen2.5-0.5b'],
                   dataclasses.replace(PRESETS['qwen3-0.6b'], dtype='bfloat16', remat='full')):
-    found = hub.decoder_from_json(json.loads(json.dumps(dataclasses.asdict(model_config))))
+    found = config_files.decoder_from_json(json.loads(json.dumps(dataclasses.asdict(model_config))))
     assert found == model_config and isinstance(found, DecoderConfig)
     assert found.rope_scaling is None or isinstance(found.rope_scaling, RopeScaling)
 
