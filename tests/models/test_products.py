@@ -69,6 +69,7 @@ def test_cpus_get_products_of_bfloat16_operands():
     assert len(dots) == 2
     return {types[name] for dot in dots for name in dot}
 
-  assert operands() == {'f32'}
+  if jax.__version_info__ < (0, 11):  # from then on XLA does so by itself
+    assert operands() == {'f32'}
   with meshes.ambient(CPU):
     assert operands() == {'bf16'}
