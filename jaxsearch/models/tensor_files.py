@@ -1,7 +1,7 @@
 """Named tensors in files: safetensors folders in and out, and the checks that every checkpoint goes through.
 
-`Tensors` is all that hub.py and encoder.py know of a checkpoint, so a GGUF file can take a folder's place. Reading is by
-slice: of a memory-mapped file only the part that a device needs is touched.
+`Tensors` is all that hub.py and encoder.py know of a checkpoint, so a GGUF file can take a folder's place.
+Reading is by slice: of a memory-mapped file only the part that a device needs is touched.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _FLOATS = {'F64', 'F32', 'F16', 'BF16'}
 
 @dataclasses.dataclass(frozen=True)
 class Tensors:
-  """The tensors of a checkpoint; `read(name, index)` is the part of one under a slice for each axis, in the file's dtype."""
+  """The tensors of a checkpoint; `read(name, slices)` is a part of one, in the dtype of its file."""
   where: pathlib.Path  # the file that lists them all, for error messages
   shapes: Mapping[str, tuple[int, ...]]
   files: Mapping[str, pathlib.Path]  # for error messages
@@ -33,7 +33,7 @@ class Tensors:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-  """A JSON object from `path`; errors name the file."""
+  """Reads a JSON object from `path`; errors name the file."""
   if not path.is_file():
     raise FileNotFoundError(f'{path}: missing')
   try:
@@ -47,7 +47,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def reading(path: object) -> Iterator[None]:
-  """Turns what code raises over a file of another shape than it expects into a ValueError that names the file."""
+  """Turns what code raises over a file of an unexpected shape into a ValueError that names the file."""
   try:
     yield
   except (ImportError, MemoryError, OSError, ValueError):
@@ -61,7 +61,7 @@ def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
 
 
 def open_folder(folder: str | pathlib.Path) -> Tensors:
-  """The tensors of a folder: those of model.safetensors, or of the files that its index lists."""
+  """Opens the tensors of a folder: those of model.safetensors, or of the files that its index lists."""
   folder = pathlib.Path(folder)
   where = folder / 'model.safetensors'
   if where.is_file():
@@ -98,15 +98,15 @@ def _open_safetensors(path: pathlib.Path):
 
 
 def check(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], harmless: Iterable[str] = ()) -> None:
-  """Raises ValueError unless `tensors` are exactly `expected`, apart from extra ones that match `harmless`."""
+  """Raises ValueError unless `tensors` are exactly `expected`, apart from extra ones that are `harmless`."""
   if missing := [name for name in expected if name not in tensors.shapes]:
     raise ValueError(f'{tensors.where}: {_count(missing, "missing tensor")}')
   pattern = re.compile('|'.join(harmless))
   if extra := [name for name in tensors.shapes if name not in expected and not pattern.fullmatch(name)]:
     raise ValueError(f'{tensors.files[extra[0]]}: {_count(extra, "unexpected tensor")}')
   for name, shape in expected.items():
-    if tensors.shapes[name] != shape:
-      raise ValueError(f'{tensors.files[name]}: tensor {name} has the shape {list(tensors.shapes[name])}, not {list(shape)}')
+    if (has := tensors.shapes[name]) != shape:
+      raise ValueError(f'{tensors.files[name]}: tensor {name} has the shape {list(has)}, not {list(shape)}')
 
 
 def _count(names: list[str], what: str) -> str:
@@ -114,16 +114,17 @@ def _count(names: list[str], what: str) -> str:
   return f'{len(names)} {what}{"s" if len(names) > 1 else ""}: {shown}'
 
 
-def save_folder(folder: pathlib.Path, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], np.ndarray],
-                dtype: np.dtype, shard_bytes: int) -> None:
+def save_folder(folder: pathlib.Path, shapes: Mapping[str, tuple[int, ...]],
+                read: Callable[[str], np.ndarray], dtype: np.dtype, shard_bytes: int) -> None:
   """Writes the tensors `read(name)` as safetensors: one file, or several of `shard_bytes` and an index.
 
-  Only one file's tensors are in memory at a time. Old weights in the folder are removed, a reader would prefer an old
-  model.safetensors to a new index; but not before all new ones are on disk.
+  Only one file's tensors are in memory at a time. Old weights in the folder are removed, a reader would
+  prefer an old model.safetensors to a new index; but not before all new ones are on disk.
   """
   from huggingface_hub import split_state_dict_into_shards_factory
+  size = lambda shape: int(np.prod(shape)) * dtype.itemsize
   split = split_state_dict_into_shards_factory(
-    dict(shapes), get_storage_size=lambda shape: int(np.prod(shape)) * dtype.itemsize, max_shard_size=shard_bytes,
+    dict(shapes), get_storage_size=size, max_shard_size=shard_bytes,
     filename_pattern='model{suffix}.safetensors')
   parts = {file: folder / f'{file}.part' for file in split.filename_to_tensors}
   try:

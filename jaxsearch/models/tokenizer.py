@@ -1,9 +1,10 @@
 """Text to token ids and back, with the bytes behind every id.
 
-`Tokenizer` wraps a `tokenizers.Tokenizer` from a Hugging Face folder or a GGUF file and adds what a tree of spans needs:
-encoding that never adds a token of its own, decoding that can be cut anywhere (`decode(a + b)` is `decode(a) + decode(b)` up to
-a character split between them), and `pieces()`, from which the sampler finds stop strings. transformers reads the files
-beside tokenizer.json and renders chat templates; gguf_files.py reads GGUF metadata.
+`Tokenizer` wraps a `tokenizers.Tokenizer` from a Hugging Face folder or a GGUF file and adds what a tree of
+spans needs: encoding that never adds a token of its own, decoding that can be cut anywhere (`decode(a + b)`
+is `decode(a) + decode(b)` up to a character split between them), and `pieces()`, from which the sampler finds
+stop strings. transformers reads the files beside tokenizer.json and renders chat templates; gguf_files.py
+reads GGUF metadata.
 """
 
 import contextlib
@@ -23,10 +24,10 @@ from jaxsearch.models import gguf_files
 from jaxsearch.models.tensor_files import read_json, reading, write_json
 
 T = TypeVar('T')
-# Unsets transformers' clock: templates that show today's date fall back to a fixed one, and a prompt is the same every day.
+# Unsets transformers' clock: templates that show today's date fall back to a fixed one.
 _NO_CLOCK = '{% set strftime_now = no_clock %}\n'
-MAX_STEPS = 2_000_000  # lines and calls of Python to render a chat template, half a second; usual ones take a few thousand
-# The byte behind each character of GPT-2's alphabet: a printable byte is itself, the others are the characters from 256 on.
+MAX_STEPS = 2_000_000  # lines and calls of Python to render a chat template: half a second
+# The byte behind each character of GPT-2's alphabet: a printable one is itself, others are those from 256 on.
 _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 _BYTES = dict(zip(_ALPHABET, sorted(range(256), key=lambda byte: chr(byte) not in _ALPHABET), strict=True))
 
@@ -50,7 +51,7 @@ class Tokenizer:
 
   @classmethod
   def load(cls, path: str | pathlib.Path) -> 'Tokenizer':
-    """Reads the tokenizer of a Hugging Face folder (tokenizer.json and the files beside it) or of a GGUF file."""
+    """Reads the tokenizer of a Hugging Face folder or of a GGUF file."""
     path = pathlib.Path(path)
     if (path / 'tokenizer.json').is_file():
       with reading(path):
@@ -63,7 +64,8 @@ class Tokenizer:
 
   def to_json(self) -> dict[str, Any]:
     """All of it, as JSON can hold it, for `from_json`."""
-    return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | {'backend': self.backend.to_str()}
+    fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+    return fields | {'backend': self.backend.to_str()}
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> 'Tokenizer':
@@ -74,42 +76,43 @@ class Tokenizer:
 
   @functools.cached_property
   def vocab_size(self) -> int:
-    """One more than the largest id; a model's embedding may have more rows (they are padding)."""
+    """Returns one more than the largest id; a model's embedding may have more rows (they are padding)."""
     return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
 
   @functools.cached_property
   def special_tokens(self) -> tuple[str, ...]:
-    """Every string that `encode` turns into one id wherever it stands in a text, special or merely added."""
+    """Lists every string that `encode` turns into one id wherever it stands, special or merely added."""
     return tuple(token.content for token in self.backend.get_added_tokens_decoder().values())
 
   def encode(self, text: str, *, specials: bool = False) -> list[int]:
-    """The ids of `text`; special tokens in it become their ids.
+    """Returns the ids of `text`; special tokens in it become their ids.
 
-    `specials` adds what the tokenizer puts around a text ([CLS] and [SEP] of an encoder, Llama's begin token).
+    `specials` adds what the tokenizer puts around a text: [CLS] and [SEP] of an encoder, Llama's begin token.
     """
     return without_panic(self.backend.encode, text, add_special_tokens=specials).ids
 
   def starts(self, text: str) -> list[int]:
-    """Where each token of `text` begins: the index of its first character, never falling."""
+    """Returns the index of the first character of each token of `text`, never falling."""
     return [start for start, _ in without_panic(self.backend.encode, text, add_special_tokens=False).offsets]
 
   @functools.cached_property
   def longest_token(self) -> int:
-    """Characters that a token stands for at most: n tokens hold no more than n times as many."""
+    """Returns how many characters a token stands for at most."""
     return max(map(len, self.backend.get_vocab(with_added_tokens=True)))
 
   def decode(self, ids: Iterable[int]) -> str:
-    """The text of `ids` with special tokens shown. Bytes that are not UTF-8 become U+FFFD, unknown ids nothing."""
+    """Returns the text of `ids`, special tokens too; bytes that are not UTF-8 become U+FFFD."""
     if self._spell is None:
       return self.backend.decode(list(map(int, ids)), skip_special_tokens=False)
     pieces = self._pieces
     return b''.join(pieces[i] for i in ids if i < len(pieces)).decode('utf-8', errors='replace')
 
   def pieces(self, size: int | None = None) -> list[bytes]:
-    """The bytes of each id: a text is the concatenation of the pieces of its ids. Ids without a token are b''.
+    """Returns the bytes of each id, b'' without a token; a text is the concatenation of the pieces of its
+    ids.
 
-    Raises:
-      ValueError: the tokenizer's text is no concatenation (WordPiece), or `size`, the length of the list, is too small.
+    Raises ValueError if texts are no concatenations (WordPiece), or the tokenizer has more than `size`
+    tokens.
     """
     if self._spell is None:
       raise ValueError('a WordPiece tokenizer drops spaces: its tokens do not stand for bytes')
@@ -118,10 +121,11 @@ class Tokenizer:
       raise ValueError(f'{size} pieces asked for, but the tokenizer has {self.vocab_size} tokens')
     return self._pieces + [b''] * (size - self.vocab_size)
 
-  def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any) -> str:
-    """Renders `messages` ([{'role', 'content'}, …], a system turn first if there is one) through the model's chat template.
+  def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True,
+           **variables: Any) -> str:
+    """Renders `messages` ([{'role', 'content'}, …], a system turn first) through the model's chat template.
 
-    The template sees no clock, so the same call gives the same prompt every day. It sees `variables` (`tools=…`).
+    The template sees `variables` (`tools=…`) but no clock: the same call gives the same prompt every day.
 
     Raises:
       ValueError: there is no template, or it rejects the messages, fails, or takes more than MAX_STEPS.
@@ -156,7 +160,7 @@ class Tokenizer:
 
   @functools.cached_property
   def _spell(self) -> Callable[[str], bytes] | None:
-    """Token -> its bytes: the way of GPT-2, of SentencePiece, or plain; None if tokens lose spaces (WordPiece)."""
+    """Returns token -> bytes: as GPT-2, SentencePiece, or plain; None if tokens lose spaces (WordPiece)."""
     decoder = {} if self.backend.decoder is None else json.loads(self.backend.decoder.__getstate__())
     kinds = {part.get('type', 'Fuse') for part in decoder.get('decoders', [decoder])}
     if 'ByteLevel' in kinds:
@@ -187,10 +191,11 @@ def _spell_spaces(token: str) -> bytes:
 
 
 def _from_folder(folder: pathlib.Path) -> Tokenizer:
-  """tokenizer.json, and from the files beside it the end, padding and begin tokens and the chat template.
+  """Reads tokenizer.json, and from the files beside it end, padding and begin tokens and the chat template.
 
-  Only the files beside it go through transformers. `AutoTokenizer` would rebuild the tokenizer itself from its model_type and
-  change what tokenizer.json says: a Qwen2 folder gets Unicode normalisation, and the embedded world's text other ids.
+  Only the files beside it go through transformers. `AutoTokenizer` would rebuild the tokenizer itself from
+  its model_type and change what tokenizer.json says: a Qwen2 folder gets Unicode normalisation, and the
+  embedded world's text other ids.
   """
   try:
     backend = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
@@ -199,21 +204,26 @@ def _from_folder(folder: pathlib.Path) -> Tokenizer:
   backend.no_truncation()  # encoders' folders switch both on; a silently shortened text is a wrong result
   backend.no_padding()
   beside = ('tokenizer_config.json', 'special_tokens_map.json', 'config.json', 'generation_config.json')
-  files = {name: read_json(folder / name) for name in beside if (folder / name).is_file()}  # errors name the file here
+  # Read here first, so that an error names the file.
+  files = {name: read_json(folder / name) for name in beside if (folder / name).is_file()}
   named = _without_vocabulary(folder)
-  eos, pad, bos = (token and backend.token_to_id(token) for token in (named.eos_token, named.pad_token, named.bos_token))
+  tokens = named.eos_token, named.pad_token, named.bos_token
+  eos, pad, bos = (token and backend.token_to_id(token) for token in tokens)
   # transformers' tokenizers have one end token; the configs of the model list all of them
   model = files.get('config.json', {}) | files.get('generation_config.json', {})
   listed = model.get('eos_token_id')
-  eos_ids = tuple(dict.fromkeys(i for i in [eos, *(listed if isinstance(listed, list) else [listed])] if i is not None))
+  listed = listed if isinstance(listed, list) else [listed]
+  eos_ids = tuple(dict.fromkeys(i for i in [eos, *listed] if i is not None))
   pad_id = next((i for i in (pad, model.get('pad_token_id'), *eos_ids) if i is not None and i >= 0), 0)
   template = named.chat_template
-  return Tokenizer(backend, eos_ids, pad_id, bos, template.get('default') if isinstance(template, dict) else template)
+  if isinstance(template, dict):
+    template = template.get('default')
+  return Tokenizer(backend, eos_ids, pad_id, bos, template)
 
 
 @functools.lru_cache
 def _check_template(source: str) -> None:
-  """Raises ValueError for a power, which no chat template needs and no count of steps bounds: 9**9**9 is one step."""
+  """Raises ValueError for a power, which no template needs: 9**9**9 is a single step."""
   import jinja2
   if any(token[1:] == ('operator', '**') for token in jinja2.Environment().lex(source)):
     raise ValueError('it has **')
@@ -221,7 +231,7 @@ def _check_template(source: str) -> None:
 
 @contextlib.contextmanager
 def _few_steps() -> Iterator[None]:
-  """A context whose code in this thread raises ValueError after MAX_STEPS; counted, since a clock would not do so alike."""
+  """Raises ValueError after MAX_STEPS of the code inside, in this thread; a clock would not do so alike."""
   left, before = MAX_STEPS, sys.gettrace()
 
   def count(*_):
@@ -239,7 +249,7 @@ def _few_steps() -> Iterator[None]:
 
 
 def without_panic(encode: Callable[..., T], *text: Any, **options: Any) -> T:
-  """`encode(…)` of the library, whose panics are no Exception: ValueError where an expression in tokenizer.json gives up."""
+  """Calls `encode(…)` of the library; its panics, where an expression gives up, become ValueError."""
   try:
     return encode(*text, **options)
   except BaseException as error:
@@ -249,7 +259,7 @@ def without_panic(encode: Callable[..., T], *text: Any, **options: Any) -> T:
 
 
 def _without_vocabulary(folder: pathlib.Path | None = None):
-  """transformers' tokenizer class over an empty vocabulary: token names, chat templates. It does not import PyTorch."""
+  """Opens transformers' tokenizer class over an empty vocabulary, for names of tokens and chat templates."""
   from transformers import PreTrainedTokenizerFast
   empty = tokenizers.Tokenizer(tokenizers.models.BPE())
   if folder is None:
@@ -257,4 +267,5 @@ def _without_vocabulary(folder: pathlib.Path | None = None):
   try:
     return PreTrainedTokenizerFast.from_pretrained(folder, tokenizer_object=empty, local_files_only=True)
   except (TypeError, ValueError) as error:
-    raise ValueError(f'{folder}: transformers rejects tokenizer_config.json or a file beside it ({error})') from error
+    raise ValueError(f'{folder}: transformers rejects tokenizer_config.json or a file beside it '
+                     f'({error})') from error

@@ -1,8 +1,8 @@
 """Critics' heads: hidden states [..., D] in, one value per state out.
 
-`values` is one linear layer, for PPO with a decoder of its own as critic (Search-R1). `probabilities` is CARL's head on the
-backbone that it shares with the policy (table 5): two layers with a GELU between them and a sigmoid at the end. The last layer
-starts at 0, so every state starts at 0.5.
+`values` is one linear layer, for PPO with a decoder of its own as critic (Search-R1). `probabilities` is
+CARL's head on the backbone that it shares with the policy (table 5): two layers with a GELU between them and
+a sigmoid at the end. The last layer starts at 0, so every state starts at 0.5.
 """
 
 import jax
@@ -13,27 +13,27 @@ MLP_AXES = {'inner_kernel': ('embed', 'mlp'), 'inner_bias': ('mlp',), 'kernel': 
 
 
 def initial_head(width: int, dtype=jnp.float32) -> dict:
-  """{'kernel' [D], 'bias' []}, both 0: before the first update the value of every state is 0."""
+  """Returns {'kernel' [D], 'bias' []}, both 0: before the first update the value of every state is 0."""
   return {'kernel': jnp.zeros((width,), dtype), 'bias': jnp.zeros((), dtype)}
 
 
 def values(head: dict, hidden: jax.Array) -> jax.Array:
-  """Values [...] float32 of hidden states [..., D]."""
+  """Returns values [...] float32 of hidden states [..., D]."""
   return hidden.astype(jnp.float32) @ head['kernel'].astype(jnp.float32) + head['bias'].astype(jnp.float32)
 
 
 def mlp_shapes(width: int) -> dict:
-  """Shapes of the head of `probabilities`, nested as its parameters are."""
+  """Returns the shapes of the head of `probabilities`, nested as its parameters are."""
   return {'inner_kernel': (width, width), 'inner_bias': (width,), 'kernel': (width,), 'bias': ()}
 
 
 def initial_mlp(width: int, key, dtype=jnp.float32) -> dict:
-  """The head of `probabilities` before its first update; the inner layer normal with variance 1/D, all else 0."""
+  """Returns a new head for `probabilities`: the inner layer normal with variance 1/D, all else 0."""
   zeros = {name: jnp.zeros(shape, dtype) for name, shape in mlp_shapes(width).items()}
   return zeros | {'inner_kernel': (jax.random.normal(key, (width, width)) / width**0.5).astype(dtype)}
 
 
 def probabilities(head: dict, hidden: jax.Array) -> jax.Array:
-  """Values [...] float32 in (0, 1) of hidden states [..., D]: the probability that the answer will be right."""
-  inner = hidden.astype(jnp.float32) @ head['inner_kernel'].astype(jnp.float32) + head['inner_bias'].astype(jnp.float32)
-  return jax.nn.sigmoid(values(head, jax.nn.gelu(inner)))
+  """Returns, for hidden states [..., D], the probability [...] float32 that the answer will be right."""
+  kernel, bias = (head[name].astype(jnp.float32) for name in ('inner_kernel', 'inner_bias'))
+  return jax.nn.sigmoid(values(head, jax.nn.gelu(hidden.astype(jnp.float32) @ kernel + bias)))
