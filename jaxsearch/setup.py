@@ -74,7 +74,7 @@ def load_adapted(folder: str | pathlib.Path, mesh: jax.sharding.Mesh,
 
 
 def base_of(run: Mapping[str, Any], named: str | None, folder: str | pathlib.Path) -> str:
-  """The model that a run or an adapter in `folder` began with: that of its own config if we ship it, else `named`.
+  """Returns the base model of a run or adapter in `folder`: its config's if it ships with us, else `named`.
 
   `named` is what the user's config says: the folder may come from anyone, and does not say what is opened on this machine. None
   trusts it. Raises ValueError where the user's config names nothing of its own.
@@ -144,7 +144,7 @@ def tokenizer_path(name: str) -> str | pathlib.Path:
 
 
 def tokenizer_of(run: Mapping[str, Any], base: str, folder: str | pathlib.Path) -> str | pathlib.Path:
-  """Where the tokenizer of a run in `folder` lies that began with the model `base`. ValueError if it had one beside it."""
+  """Returns the tokenizer path of a run whose base model is `base`; ValueError if it named another."""
   if theirs := run['config'].get('tokenizer', ''):
     raise ValueError(f'{folder} was trained with tokenizer={theirs!r}, and a checkpoint does not say what is opened here: '
                      'set --config.tokenizer')

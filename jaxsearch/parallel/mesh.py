@@ -248,7 +248,7 @@ def gather_items(own: Sequence[Any]) -> tuple[list[Any], list[int]]:
 
 
 def of_first(own: Any) -> Any:
-  """What the first process passed, on every process; what the others pass is not looked at."""
+  """Broadcasts the first process's value to all."""
   return gather_objects(own if jax.process_index() == 0 else None)[0]
 
 
@@ -261,7 +261,7 @@ exchanged = {'bytes': 0}  # that this process has sent since it started, once fo
 
 
 def gather_objects(own: Any) -> list[Any]:
-  """What every process passed, in the order of processes, on every process: what JSON holds (tuples become lists), and arrays.
+  """Gathers JSON values (tuples become lists) or arrays from all processes, in process order.
 
   Threads of one name gather with each other. No device takes part, so others may use them meanwhile.
   """

@@ -1,4 +1,4 @@
-"""Devices that are not here: what they have, as published, and descriptions of them to compile for.
+"""Describes devices to compile for: memory, rates and topology as published.
 
 `parse('tpu:v5p:4x4x4')` is a `Target`; its `devices()` go into a mesh as real ones do. Programs for that mesh
 are compiled by the target's own compiler (`jit(f).lower(shapes).compile()`), and cannot run. The compilers

@@ -17,7 +17,7 @@ from jaxsearch.parallel.targets import Device
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """What one device does: in a call outside of the loop whose length is data, or in one turn of that loop."""
+  """Holds the FLOPs and bytes of a device, per call or per turn of a loop whose length is data."""
   flops: float = 0.0
   bytes: float = 0.0     # from and to its memory
   received: float = 0.0  # by way of collectives, as whole arrays

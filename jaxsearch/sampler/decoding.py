@@ -22,7 +22,7 @@ POLL_STEPS = 8  # non-deterministic: steps of a segment while a slot is idle and
 
 @dataclasses.dataclass(eq=False)
 class Path:
-  """What a request needs of the cache.
+  """Describes the cached prefix and the slot that a request needs.
 
   The last token of the path is the first input of the next program and not in the cache yet.
   """

@@ -191,7 +191,7 @@ class CacheRows:
       path, owner, lane = paths[item], owners[item], lanes[item]
       if placed[lane].longest(path)[0] - size >= FORK_MIN:
         continue
-      if row is None:  # what is least likely to be missed: nobody's, then the episode's own, then the longest unused
+      if row is None:  # evict a free row, else one of this episode, else the least recently used
         spare = [row for row in self.rows[lane * self.count:(lane + 1) * self.count]
                  if not row.busy and row is not source and row.index not in sources]
         row = min(spare, key=lambda row: (row.owner != NOBODY, row.owner != owner, row.used), default=None)

@@ -134,7 +134,7 @@ def restore_host(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
 
 
 class Corrupt(ValueError):
-  """What was read is not what was saved."""
+  """Restored data differs from saved data."""
 
 
 def checksums(arrays: Any) -> dict[str, list]:
@@ -173,7 +173,7 @@ def _reading(manager: ocp.CheckpointManager, step: int) -> Iterator[epath.Path]:
 
 
 def _reason(error: Exception) -> str:
-  """What the operating system said, of an error of Orbax; where it said nothing, how the error begins."""
+  """Returns the operating system's message in an error of Orbax, else how the error begins."""
   if isinstance(error, Corrupt):
     return str(error)
   code = re.search(r"os_error_code='(\d+)'", str(error))

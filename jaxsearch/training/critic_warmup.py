@@ -371,5 +371,5 @@ def draw(buckets: Sequence[Sequence[Tree]], number: int, rng: np.random.Generato
 
 
 def passes(figures: dict[str, float], gate: ml_collections.ConfigDict) -> bool:
-  """Whether every figure reaches its threshold; an undefined one (NaN: signs without a pair) does not. 0 or less asks nothing."""
+  """Tells whether every figure reaches its threshold; NaN (signs without a pair) fails, 0 or less is off."""
   return all(least <= 0 or figures[name] >= least for name, least in gate.items())

@@ -27,7 +27,7 @@ Groups = list[list[Tree]]  # the trees of each question
 
 @dataclasses.dataclass
 class Growing:
-  """The rollout of a step: to be run, under way on a thread of its own, or done."""
+  """Holds a step's rollout: not started, running on a thread, or finished."""
   context: Context
   sizes: Sequence[int]      # trees of each question of the whole batch
   numbers: Sequence[int]    # of this process's trees, their places in the batch

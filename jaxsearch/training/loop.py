@@ -194,7 +194,7 @@ def credited(groups: Groups) -> Groups:
 
 
 def summary(groups: Groups, trained: Groups) -> dict[str, float]:
-  """Averages what came of the trees of all processes.
+  """Averages rewards and metrics over the trees of all processes.
 
   Means of reward, exact match, `searches` and the method's other notes (`…_per_tree`), shares of stop
   reasons; and of the `trained` trees their mean reward, and the tokens that a row for each path would have.

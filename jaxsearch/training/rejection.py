@@ -73,7 +73,7 @@ def _spans(tree: Tree) -> list[dict]:
 
 
 def figures(groups: Groups, selected: Groups) -> dict[str, float]:
-  """What came of it: `right` and `kept` are shares of the sampled chains, `covered` that of the questions with a kept one."""
+  """Returns shares: of the sampled chains `right` and `kept`, of the questions `covered` by a kept one."""
   trees, kept = [tree for group in groups for tree in group], [tree for group in selected for tree in group]
   return {
     'questions': len(groups), 'sampled': len(trees), 'demonstrations': len(kept),

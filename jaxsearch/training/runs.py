@@ -63,8 +63,7 @@ def check_searches(metrics: Mapping[str, Any], what: str, *, stop: bool = True) 
 
 
 def failures_of_all(metrics: Mapping[str, Any]) -> dict[str, Any]:
-  """What failed in the rollouts of all processes: counts added up, shares computed anew, texts from the first
-  that has one."""
+  """Sums failure counts over processes, recomputes shares, keeps the first message."""
   total = {}
   for figures in meshes.gather_objects(requests.failure_figures(metrics)):
     for name, value in figures.items():
@@ -223,7 +222,7 @@ class RunFolder(contextlib.ExitStack):
 
   @functools.cached_property
   def _tokenizer(self) -> dict[str, dict]:
-    """That of the run, which goes into its checkpoints: who loads one does not open what its config names. {} for ours."""
+    """Returns the tokenizer as JSON for checkpoints, whose loading opens no path of their config; {} for ours."""
     ours = registry.is_shipped(self.config.model) and not self.config.tokenizer
     return {} if ours else {'tokenizer': setup.load_tokenizer(self.config).to_json()}
 

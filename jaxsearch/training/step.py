@@ -120,7 +120,7 @@ def imitation_loss(params: dict, batch: Batch, *, config: DecoderConfig, chunk: 
 
 def critic_loss(params: dict, batch: Batch, *, config: DecoderConfig, value_clip: float | None,
                 frozen: bool) -> tuple[jax.Array, Report]:
-  """sum of value weights * value loss of a critic with a decoder of its own; `params` is {'decoder', 'head'}.
+  """Returns the weighted value loss of a critic with its own decoder; `params` is {'decoder', 'head'}.
 
   A `frozen` decoder gets no gradient, and no backward pass.
   """

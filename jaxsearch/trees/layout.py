@@ -258,7 +258,7 @@ def _place(rows: TrainingRows, row: int, start: int, trie: _Trie, weights: dict[
 
 def _credit(rows: TrainingRows, row: int, columns: np.ndarray, node: Node, weights: np.ndarray,
             value_weights: np.ndarray, penalty_weights: np.ndarray, kl: bool) -> None:
-  """Adds what a trained span says of its tokens to what others say of them."""
+  """Accumulates a span's weights and credit into its row."""
   found = {}
   for field in CREDIT:
     values = getattr(node, field)

@@ -120,12 +120,12 @@ def find(template: str, kind: str) -> str:
 
 
 def is_file(template: str, kind: str) -> bool:
-  """Whether a template is the path of a file: no name of ours, and not a text, which has all its fields in it."""
+  """Tells whether a template is a file path, not a shipped name or a text with its fields in it."""
   return template not in _names(kind) and not all(f'{{{name}}}' in template for name in FIELDS[kind][0])
 
 
 def texts(settings: Mapping[str, Any]) -> dict[str, str]:
-  """Those templates of settings such as `config.grow` that are files, by their text."""
+  """Returns the text of each template that is a file, of settings such as `config.grow`."""
   return {field: find(settings[field], kind) for field, kind in SETTINGS.items()
           if field in settings and is_file(settings[field], kind)}
 

@@ -128,7 +128,7 @@ class Metrics(dict):
 
 
 class Tree:
-  """All spans grown for one question, and what came of them.
+  """Holds all spans of one question, its answer and its reward.
 
   `tokenizer` is anything with `encode(text) -> ids` and `decode(ids) -> text`. A method's `grow` fills in `answer`, `stop` and
   `metrics`, its `credit` fills in `reward`. It draws random numbers from `rng`, which the rollout driver seeds for each tree.

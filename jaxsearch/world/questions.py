@@ -43,7 +43,7 @@ def follow(world: World, start: Entity, path: Sequence[str]) -> Leg | None:
 
 
 def combine(operation: str, a: str, b: str) -> str:
-  """What two findings give: 'yes' or 'no', a number, or which of the two it is, 'a' or 'b'."""
+  """Combines two findings into 'yes' or 'no', a number, or which of the two it is, 'a' or 'b'."""
   if operation == 'same':
     return 'yes' if a == b else 'no'
   x, y = int(a), int(b)

@@ -54,7 +54,7 @@ def backward(q, k, v, gradient, subtracted, normaliser, found, sizes, interpret)
 
 
 def _wide(x):
-  """With zeros behind the width of a head, to a power of two from 16 on: Triton multiplies no others."""
+  """Pads the head width with zeros to a power of two, at least 16, as Triton needs."""
   width = max(16, pl.next_power_of_2(x.shape[-1]))
   return jnp.pad(x, ((0, 0),) * 3 + ((0, width - x.shape[-1]),))
 
