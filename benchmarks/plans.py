@@ -121,7 +121,7 @@ all other programs add less. `share` is the largest sum as a share of the device
 Decoding is planned with slots as long as they are on average: its kernel
 (jaxsearch/models/kernels/decode_attention.py) reads each slot's own length. Where the heads do not suit it
 (`platform_of` there), decoding is dense, over the window of the longest slot. Memory traffic is that of
-matrix products, kernels and slices; plans made before 2026-11-24 counted it in the compiled text, where it is
+matrix products, reductions, slices and kernels; plans made before 2026-11-24 counted it in the compiled text, where it is
 more.
 
 """ + made(plans)
