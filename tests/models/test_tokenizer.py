@@ -15,6 +15,7 @@ TEXT = [
   'the capital of France is Paris', '<search> capital of Peru </search>', 'naïve Ünïcode façade 日本語 🙂',
   '1 + 1 = 2\n\n']
 SPECIAL = ['<|end|>', '<|pad|>', '<|user|>']
+MESSAGES = [{'role': 'user', 'content': ' Which capital? '}, {'role': 'assistant', 'content': 'Paris "é"'}]
 CHATML = (
   "{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}"
   "{{ raise_exception('who is ' + m['role'] + '?') }}{% endif %}"
@@ -157,16 +158,8 @@ def write(folder, **files):
 ])
 def test_special_ids_of_a_folder(files, eos_ids, pad_id, bos_id, tmp_path):
   tokenizer = Tokenizer.load(write(tmp_path, **files))
+  assert tokenizer.decode(tokenizer.encode(TEXT[2])) == TEXT[2]  # without truncation and padding
   assert (tokenizer.eos_ids, tokenizer.pad_id, tokenizer.bos_id) == (eos_ids, pad_id, bos_id)
-
-
-def test_truncation_and_padding_of_a_folder_are_off(tmp_path):
-  assert Tokenizer.load(write(tmp_path)).decode(Tokenizer.load(tmp_path).encode(TEXT[2])) == TEXT[2]
-
-
-def test_folder_without_a_tokenizer(tmp_path):
-  with pytest.raises(FileNotFoundError, match=r'no tokenizer\.json'):
-    Tokenizer.load(tmp_path)
 
 
 def test_broken_side_file(tmp_path):
@@ -185,6 +178,10 @@ def test_transformers_reads_what_we_save(tokenizer, tmp_path):
   again, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
   assert (again.eos_ids, again.pad_id, again.chat_template) == (tokenizer.eos_ids, tokenizer.pad_id, CHATML)
   assert (theirs.eos_token, theirs.pad_token) == ('<|end|>', '<|pad|>')
+  for add in (True, False):
+    text = tokenizer.chat(MESSAGES, add_generation_prompt=add)
+    assert text == theirs.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=add)
+    assert text.startswith('<|user|>user\nWhich capital?<|end|>\n')
   for text in [*TEXT, '<|user|>Paris<|end|>']:
     ids = tokenizer.encode(text)
     assert again.encode(text) == theirs.encode(text, add_special_tokens=False) == ids
@@ -192,18 +189,6 @@ def test_transformers_reads_what_we_save(tokenizer, tmp_path):
 
 
 # --- chat templates ---
-
-MESSAGES = [{'role': 'user', 'content': ' Which capital? '}, {'role': 'assistant', 'content': 'Paris "é"'}]
-
-
-@pytest.mark.parametrize('add_generation_prompt', [True, False])
-def test_chat_equals_transformers(add_generation_prompt, tokenizer, tmp_path):
-  transformers = pytest.importorskip('transformers')
-  tokenizer.save(tmp_path)
-  theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-  text = tokenizer.chat(MESSAGES, add_generation_prompt=add_generation_prompt)
-  assert text == theirs.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=add_generation_prompt)
-  assert text.startswith('<|user|>user\nWhich capital?<|end|>\n')
 
 
 def test_chat_template_of_a_folder(tmp_path):

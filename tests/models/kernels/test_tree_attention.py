@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import SingleDeviceSharding
 
-from jaxsearch.models import decoder
+from jaxsearch.models import attention, decoder
 from jaxsearch.models.attention import dense_attention
 from jaxsearch.models.decoder import DecoderConfig, hidden_states, initial_params, parameter_shapes
 from jaxsearch.models.kernels import tree_attention
@@ -283,7 +283,7 @@ def test_16k_tokens_a_row_take_a_seventh_of_the_memory(name):
   device, (T, H, K, h) = devices_of(name)[0], (16384, 16, 2, 128)
   platform = 'tpu' if name.startswith('tpu') else 'gpu'
   temporary = lambda attention: compiled(attention, device, 1, T, H, K, h).memory_analysis().temp_size_in_bytes
-  size = T // decoder.MAX_BLOCKS
+  size = T // attention.MAX_BLOCKS
   dense = H * size * sum(range(size, T + 1, size)) * 2
   if platform == 'gpu':
     dense = temporary(lambda until: functools.partial(dense_attention, visible_until=until))
