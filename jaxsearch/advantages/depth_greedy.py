@@ -1,24 +1,26 @@
 """CuSearch: which trajectories are trained on, by the number of searches in them.
 
-In the order of a step: `advance_phase` (only 'phase'), `depth_plan`, `depth_greedy`, `select_by_depth`. After that the
-advantages are computed among the selected only: `group_relative(..., mask=selected)`.
+In the order of a step: `advance_phase` (only 'phase'), `depth_plan`, `depth_greedy`, `select_by_depth`. After
+that the advantages are computed among the selected only: `group_relative(..., mask=selected)`.
 
-S: the deepest search count that is told apart, buckets have depths 0 … S; K: how many trajectories to select; k: the phase, from
-0 to S-1. Counts are integers.
+S: the deepest search count that is told apart, buckets have depths 0 … S; K: how many trajectories to select;
+k: the phase, from 0 to S-1. Counts are integers.
 """
 
 import jax
 import jax.numpy as jnp
 
 
-def depth_plan(strategy: str, budget: jax.Array, max_depth: int, phase: jax.Array = 0) -> tuple[jax.Array, jax.Array]:
+def depth_plan(strategy: str, budget: jax.Array, max_depth: int,
+               phase: jax.Array = 0) -> tuple[jax.Array, jax.Array]:
   """The wish that `depth_greedy` makes feasible: the whole budget in one bucket, and the order of the others.
 
     'auto'   (eqs. 5-7)    target S; then S-1, …, 0.
     'phase'  (eqs. 9-11)   target k+1; then deeper ones, k+2, …, S; then shallower ones, k, …, 0.
     'anti'   (eqs. 19-21)  target 0; then 1, …, S. The ablation that should hurt.
 
-  `budget` is K, `max_depth` is S (a Python int) and `phase` is k, which 'phase' alone reads, see `advance_phase`.
+  `budget` is K, `max_depth` is S (a Python int) and `phase` is k, which 'phase' alone reads, see
+  `advance_phase`.
 
   Returns:
     (targets [S+1], priorities [S+1]), int32. A smaller priority goes first.
@@ -41,16 +43,17 @@ def depth_plan(strategy: str, budget: jax.Array, max_depth: int, phase: jax.Arra
 def depth_greedy(capacities: jax.Array, targets: jax.Array, priorities: jax.Array) -> jax.Array:
   """Repairs `targets` until no bucket holds more than its capacity (CuSearch, algorithm 3), for any targets.
 
-  Buckets are visited by rising priority value (equal ones by index). The overflow of a bucket goes to the buckets after it in
-  that order as far as they have room, then to those before it, nearest first. Integers throughout, each step within int32,
-  so counts are exact up to 2^31 - 1.
+  Buckets are visited by rising priority value (equal ones by index). The overflow of a bucket goes to the
+  buckets after it in that order as far as they have room, then to those before it, nearest first. Integers
+  throughout, each step within int32, so counts are exact up to 2^31 - 1.
 
   Args:
     capacities: [S+1] integers >= 0, how many trajectories each bucket has.
     targets: [S+1] integers >= 0, how many are wanted of each.
     priorities: [S+1] numbers.
   Returns:
-    [S+1] int32, `0 <= allocation <= capacities`; the sum is that of `targets`, or of `capacities` if that is smaller.
+    [S+1] int32, `0 <= allocation <= capacities`; the sum is that of `targets`, or of `capacities` if that is
+    smaller.
   """
   capacities, targets = (jnp.asarray(x).astype(jnp.int32) for x in (capacities, targets))
   order = jnp.argsort(jnp.asarray(priorities), stable=True)
@@ -80,8 +83,9 @@ def depth_greedy(capacities: jax.Array, targets: jax.Array, priorities: jax.Arra
 def advance_phase(phase: jax.Array, capacities: jax.Array, budget: jax.Array) -> jax.Array:
   """The phase after this batch: one further if the buckets deeper than the target, k+1, hold the budget.
 
-  CuSearch, eq. 12, strictly deeper. It never goes back and never passes S-1; it belongs in the checkpoint. `capacities` [S+1]
-  are the trajectories of each depth in this batch, `budget` is K; the phase is an int32 scalar.
+  CuSearch, eq. 12, strictly deeper. It never goes back and never passes S-1; it belongs in the checkpoint.
+  `capacities` [S+1] are the trajectories of each depth in this batch, `budget` is K; the phase is an int32
+  scalar.
   """
   phase, capacities = jnp.asarray(phase, jnp.int32), jnp.asarray(capacities).astype(jnp.int32)
   buckets = capacities.shape[0]

@@ -1,10 +1,11 @@
 """GRPO's advantage, and the one way in which rewards are compared inside a group, whatever a group is.
 
-`group_relative` (groups named by ids) and `truncated_step` (groups along the last axis) differ only in how a sum, a minimum
-and a maximum over a member's group are taken, so they hand these to `standardize`; `whiten` has one group. Equal rewards give
-exactly 0: the mean of eight times 1.4 is not 1.4 in float32, and the remainder divided by `eps` would be credit out of nothing,
-but the differences to the group's smallest member are 0. Nothing overflows or underflows: differences are measured in units of
-the group's range before they are squared.
+`group_relative` (groups named by ids) and `truncated_step` (groups along the last axis) differ only in how a
+sum, a minimum and a maximum over a member's group are taken, so they hand these to `standardize`; `whiten`
+has one group. Equal rewards give exactly 0: the mean of eight times 1.4 is not 1.4 in float32, and the
+remainder divided by `eps` would be credit out of nothing, but the differences to the group's smallest member
+are 0. Nothing overflows or underflows: differences are measured in units of the group's range before they are
+squared.
 
 N: trajectories, in any order; G: groups (questions).
 """
@@ -16,23 +17,26 @@ import jax.numpy as jnp
 
 OverGroup = Callable[[jax.Array], jax.Array]
 
-# The difference of two finite numbers may overflow, and the reciprocal of a very large one, which XLA multiplies with instead
-# of dividing, may be flushed to 0. Scaling by this power of two avoids both.
+# The difference of two finite numbers may overflow, and the reciprocal of a very large one, which XLA
+# multiplies with instead of dividing, may be flushed to 0. Scaling by this power of two avoids both.
 SCALE = 1 / 16
 
 
-def group_relative(rewards: jax.Array, group_ids: jax.Array, num_groups: int, *, mask: jax.Array | None = None,
-                   normalize_std: bool = True, ddof: int = 1, eps: float = 1e-6, singleton: str = 'raw') -> jax.Array:
+def group_relative(rewards: jax.Array, group_ids: jax.Array, num_groups: int, *,
+                   mask: jax.Array | None = None, normalize_std: bool = True, ddof: int = 1,
+                   eps: float = 1e-6, singleton: str = 'raw') -> jax.Array:
   """`A_i = (r_i - mean) / (std + eps)` over the retained members of i's group (GRPO; CuSearch section 3.1).
 
-  The defaults are those of verl's `compute_grpo_outcome_advantage`, which Search-R1, Search-R2 and CuSearch run on: sample
-  standard deviation, and a group with a single member treated as if it had mean 0 and standard deviation 1.
+  The defaults are those of verl's `compute_grpo_outcome_advantage`, which Search-R1, Search-R2 and CuSearch
+  run on: sample standard deviation, and a group with a single member treated as if it had mean 0 and standard
+  deviation 1.
 
   Args:
     rewards: [N], any float or integer type.
     group_ids: [N] integers in [0, num_groups). Another id is treated as masked, which serves padding.
     num_groups: G, a Python int.
-    mask: [N], 1 for the members that were retained. The others get 0 and do not count; they may hold NaN. None: all.
+    mask: [N], 1 for the members that were retained. The others get 0 and do not count; they may hold NaN.
+      None: all.
     normalize_std: False gives `r_i - mean` (Dr. GRPO, Liu et al. 2025).
     ddof: 1 for the sample, 0 for the population standard deviation.
     eps: added to the standard deviation, not under the root.
@@ -61,15 +65,19 @@ def group_relative(rewards: jax.Array, group_ids: jax.Array, num_groups: int, *,
   return jnp.where(retained & (count == 1), rewards, advantages) if singleton == 'raw' else advantages
 
 
-def standardize(rewards: jax.Array, retained: jax.Array, *, total: OverGroup, lowest: OverGroup, highest: OverGroup,
-                normalize_std: bool, ddof: int, eps: float) -> tuple[jax.Array, jax.Array]:
-  """`(r - mean) / (std + eps)` within each group, and how many retained members each member's group has, both [...] float32.
+def standardize(rewards: jax.Array, retained: jax.Array, *, total: OverGroup, lowest: OverGroup,
+                highest: OverGroup, normalize_std: bool, ddof: int,
+                eps: float) -> tuple[jax.Array, jax.Array]:
+  """`(r - mean) / (std + eps)` within each group, and how many retained members each member's group has, both
+  [...] float32.
 
   Args:
     rewards: [...] float32; those that are not retained may hold anything.
     retained: [...] bool, the members that count; the others get 0.
-    total, lowest, highest: sum, minimum and maximum of an array [...] over each member's group, given back to every member.
-    ddof: the variance is the sum of squares over `max(members - ddof, 1)`, so one member alone has variance 0.
+    total, lowest, highest: sum, minimum and maximum of an array [...] over each member's group, given back to
+      every member.
+    ddof: the variance is the sum of squares over `max(members - ddof, 1)`, so one member alone has variance
+      0.
   """
   count = total(retained.astype(jnp.float32))
   offsets, unit, varied = in_units(rewards, retained, lowest=lowest, highest=highest)
@@ -81,15 +89,18 @@ def standardize(rewards: jax.Array, retained: jax.Array, *, total: OverGroup, lo
   return jnp.where(retained & varied, centred / (deviation + SCALE * eps / unit), 0.0), count
 
 
-def in_units(x: jax.Array, retained: jax.Array, *, lowest: OverGroup, highest: OverGroup) -> tuple[jax.Array, ...]:
-  """Measures x [...] float32 in units of its group's range, from its group's smallest member; arguments as in `standardize`.
+def in_units(x: jax.Array, retained: jax.Array, *, lowest: OverGroup,
+             highest: OverGroup) -> tuple[jax.Array, ...]:
+  """Measures x [...] float32 in units of its group's range, from its group's smallest member; arguments as in
+  `standardize`.
 
-  What is computed from these offsets must depend neither on the unit nor on the smallest member, as a mean removed and a
-  standard deviation do; then `stop_gradient` on both is exact, and keeps the ties of min and max out of gradients.
+  What is computed from these offsets must depend neither on the unit nor on the smallest member, as a mean
+  removed and a standard deviation do; then `stop_gradient` on both is exact, and keeps the ties of min and
+  max out of gradients.
 
   Returns:
-    [...] offsets in [0, 1], 0 where not retained; [...] SCALE times the unit, positive and finite; [...] bool, whether the
-    group's members differ.
+    [...] offsets in [0, 1], 0 where not retained; [...] SCALE times the unit, positive and finite; [...]
+    bool, whether the group's members differ.
   """
   scaled = SCALE * jnp.where(retained, x, 0.0)
   floor = jax.lax.stop_gradient(lowest(jnp.where(retained, scaled, jnp.inf)))

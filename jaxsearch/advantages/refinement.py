@@ -10,8 +10,8 @@ import jax.numpy as jnp
 def hybrid_reward(outcome: jax.Array, process: jax.Array) -> jax.Array:
   """`outcome * (1 + process)`: the process counts only where the answer is right (Search-R2, section 3.4).
 
-  In the paper `outcome` is the exact match and `process` the share of useful ones among the M retrieved collections.
-  Both have the same shape, which the result has too, in float32.
+  In the paper `outcome` is the exact match and `process` the share of useful ones among the M retrieved
+  collections. Both have the same shape, which the result has too, in float32.
   """
   outcome, process = (jnp.asarray(x).astype(jnp.float32) for x in (outcome, process))
   return outcome * (1.0 + process)
@@ -27,9 +27,10 @@ def refinement_gain(accept: jax.Array, cut_probs: jax.Array, regeneration_gain: 
     v_inter = 1 - E[accept]                              how much is cut at all
     s_trim  = sum over k of Cov(cut_probs_k, gain_k)     the trimmer cuts where regenerating gains most
 
-  The gain is then exactly `a_prec + v_inter (s_trim + g)` with `g = sum over k of E[cut_probs_k] E[gain_k]`, the baseline
-  gain of cutting without looking (about 0 in the paper, which leaves it out of eq. 3; `v_inter s_trim` alone is what the
-  trimmer's choice adds), if each draft's `trimmed_reward - reward` is its `sum over k of cut_probs_k gain_k`.
+  The gain is then exactly `a_prec + v_inter (s_trim + g)` with `g = sum over k of E[cut_probs_k] E[gain_k]`,
+  the baseline gain of cutting without looking (about 0 in the paper, which leaves it out of eq. 3; `v_inter
+  s_trim` alone is what the trimmer's choice adds), if each draft's `trimmed_reward - reward` is its `sum over
+  k of cut_probs_k gain_k`.
 
   Args:
     accept: [N], probability (or 0/1) that the discriminator keeps the draft.
@@ -40,8 +41,9 @@ def refinement_gain(accept: jax.Array, cut_probs: jax.Array, regeneration_gain: 
   Returns:
     {'a_prec', 'v_inter', 's_trim'}, float32 scalars.
   """
+  given = accept, cut_probs, regeneration_gain, reward, trimmed_reward
   accept, cut_probs, regeneration_gain, reward, trimmed_reward = (
-    jnp.asarray(x).astype(jnp.float32) for x in (accept, cut_probs, regeneration_gain, reward, trimmed_reward))
+    jnp.asarray(x).astype(jnp.float32) for x in given)
   return dict(a_prec=_covariance(accept, reward - trimmed_reward), v_inter=1.0 - jnp.mean(accept),
               s_trim=jnp.sum(_covariance(cut_probs, regeneration_gain)))
 

@@ -6,10 +6,12 @@ import jax.numpy as jnp
 from jaxsearch.advantages.group_relative import standardize
 
 
-def truncated_step(rewards: jax.Array, *, normalize_std: bool = True, ddof: int = 1, eps: float = 1e-6) -> jax.Array:
+def truncated_step(rewards: jax.Array, *, normalize_std: bool = True, ddof: int = 1,
+                   eps: float = 1e-6) -> jax.Array:
   """Credits each of k alternatives for a step against the others: `(r - mean) / (std + eps)` (SLATE, eq. 4).
 
-  With k = 1 there is nothing to compare with: the advantage is the reward itself, as in REINFORCE (appendix A.9).
+  With k = 1 there is nothing to compare with: the advantage is the reward itself, as in REINFORCE (appendix
+  A.9).
 
   Args:
     rewards: [..., k], the judged score of every alternative grown from the same prefix.
@@ -47,5 +49,7 @@ def step_reward(think: jax.Array, query: jax.Array, answer: jax.Array, is_answer
   Returns:
     Same shape, float32.
   """
-  think, query, answer, step, budget = (jnp.asarray(x).astype(jnp.float32) for x in (think, query, answer, step, budget))
-  return think + jnp.where(jnp.asarray(is_answer) != 0, answer + early_bonus * (budget - step) / budget, query)
+  given = think, query, answer, step, budget
+  think, query, answer, step, budget = (jnp.asarray(x).astype(jnp.float32) for x in given)
+  answer += early_bonus * (budget - step) / budget
+  return think + jnp.where(jnp.asarray(is_answer) != 0, answer, query)

@@ -1,7 +1,8 @@
 """Reading a model's text by the rules of each paper: boxes, well-formed chains, the scores of judges.
 
-Everything here reads *spans*: the texts that the policy wrote, in order, cut wherever an observation was inserted (the POLICY
-nodes of a tree). So a tag in a template or in a passage never counts, and no element reaches across an observation.
+`spans` are the texts that the policy wrote, in order, cut wherever an observation was inserted (the POLICY
+nodes of a tree). So a tag in a template or in a passage never counts, and no element reaches across an
+observation.
 """
 
 import re
@@ -11,98 +12,101 @@ from jaxsearch.trees import grammar
 
 
 def only_box(spans: Sequence[str], name: str) -> str | None:
-  """The stripped content of `<name>…</name>` if the policy wrote both tags exactly once, else None."""
-  spans = _spans(spans)
+  """Returns the stripped content of `<name>…</name>` if the policy wrote both tags exactly once, else
+  None."""
   if any(sum(span.count(tag) for span in spans) != 1 for tag in (f'<{name}>', f'</{name}>')):
     return None
-  found = (re.search(f'<{re.escape(name)}>(.*?)</{re.escape(name)}>', span, re.DOTALL) for span in spans)
-  return next((match[1].strip() for match in found if match), None)
+  matches = (re.search(f'<{re.escape(name)}>(.*?)</{re.escape(name)}>', span, re.DOTALL) for span in spans)
+  return next((match[1].strip() for match in matches if match), None)
 
 
 def last_boxed(text: str) -> str | None:
-  r"""The `unwrapped` content of the last balanced `\boxed{…}` (CARL, appendix C), None without or if empty; `\{` and `\}` are
-  text."""
+  r"""Returns the `unwrapped` content of the last balanced `\boxed{…}` (CARL, appendix C); None without, or if
+  empty.
+
+  `\{` and `\}` are text.
+  """
   for opening in reversed(list(re.finditer(r'\\boxed\s*\{', text))):
-    depth = 1
-    for brace in re.finditer(r'\\.|[{}]', text[opening.end():], re.DOTALL):
+    depth, rest = 1, text[opening.end():]
+    for brace in re.finditer(r'\\.|[{}]', rest, re.DOTALL):
       depth += {'{': 1, '}': -1}.get(brace[0], 0)
       if not depth:
-        return unwrapped(text[opening.end():opening.end() + brace.start()]) or None
+        return unwrapped(rest[:brace.start()]) or None
   return None
 
 
 def unwrapped(text: str) -> str:
-  r"""The stripped text without LaTeX's wrappers around plain words: `\text{…}`, `\textbf{…}`, `\mathrm{…}`, `\boxed{…}` and the
-  like, nested ones too."""
-  while (shorter := re.sub(r'\\(?:boxed|text|math)(?:rm|bf|it|sf|tt|up|normal)?\s*\{([^{}]*)\}', r'\1', text)) != text:
+  r"""Strips a text and LaTeX's wrappers around plain words, nested ones too: `\text{…}`, `\mathrm{…}`,
+  `\boxed{…}`."""
+  wrapper = r'\\(?:boxed|text|math)(?:rm|bf|it|sf|tt|up|normal)?\s*\{([^{}]*)\}'
+  while (shorter := re.sub(wrapper, r'\1', text)) != text:
     text = shorter
   return text.strip()
 
 
 def chain_format(spans: Sequence[str]) -> float:
-  """1.0 if every span is `<think>…</think>` and a search, and the last one ends in an answer instead; else 0.0.
+  """Returns 1.0 if every span is `<think>…</think>` and a search, the last one an answer instead; else 0.0.
 
-  Search-R1's `is_valid_sequence` (`qa_em_format.py`), CuSearch's binary format indicator: only white space between the
-  elements, no unclosed tag, no empty action. Characters that are no part of a word may follow the action, since the token that
-  closes it may carry them.
+  Search-R1's `is_valid_sequence` (`qa_em_format.py`), CuSearch's binary format indicator: only white space
+  between the elements, no unclosed tag, no empty action. Characters that are no part of a word may follow the
+  action, since the token that closes it may carry them.
   """
-  spans = _spans(spans)
-  return float(bool(spans) and _is_turn(spans[-1], 'answer') and all(_is_turn(span, 'search') for span in spans[:-1]))
+  actions = ['search'] * (len(spans) - 1) + ['answer']
+  return float(bool(spans) and all(map(_is_turn, spans, actions)))
 
 
 def _is_turn(span: str, action: str) -> bool:
-  found = grammar.elements(span)
-  if [element.name for element in found] != ['think', action]:
+  elements = grammar.elements(span)
+  if [element.name for element in elements] != ['think', action]:
     return False
-  think, acted = found
+  think, acted = elements
   around = span[:think.start] + span[think.end:acted.start]
   return bool(acted.content and not around.strip() and re.fullmatch(r'[^\w<]*', span[acted.end:]))
 
 
-def r_search_format(spans: Sequence[str], searched: bool, *, evidence: str = grammar.EVIDENCE, gamma_evidence: float = 0.2,
+def r_search_format(spans: Sequence[str], searched: bool, *, gamma_evidence: float = 0.2,
                     gamma_answer: float = 0.2) -> float:
-  """R-Search's format reward, `(1 - I_S)(g_e + g_a I_A) + I_S (g_e I_E + g_a I_A)` (eq. 5): 0, g_e, g_a or g_e + g_a.
+  """Returns R-Search's format reward, `(1 - I_S)(g_e + g_a I_A) + I_S (g_e I_E + g_a I_A)` (eq. 5).
 
-  I_S is `searched`, whether anything was retrieved; without retrieval no evidence is required, and g_e is granted. I_E is exactly
-  one box with the tag `evidence`, I_A exactly one box `<answer>`.
+  I_S is `searched`, whether anything was retrieved; without retrieval no evidence is required, and g_e is
+  granted. I_E is exactly one box of evidence, I_A exactly one box `<answer>`.
   """
-  spans = _spans(spans)
-  return (gamma_evidence * (not searched or only_box(spans, evidence) is not None)
+  return (gamma_evidence * (not searched or only_box(spans, grammar.EVIDENCE) is not None)
           + gamma_answer * (only_box(spans, 'answer') is not None))
 
 
 def research_format(spans: Sequence[str], *, boxed: bool = True) -> float:
-  r"""1.0 if a chain follows ReSearch's template (section 2.3, and `validate_format` of its code), else 0.0.
+  r"""Returns 1.0 if a chain follows ReSearch's template (section 2.3, and `validate_format` of its code),
+  else 0.0.
 
-  Thoughts open and close equally often, at least once; every search is closed in the span that opens it; there is exactly one
-  answer, which with `boxed` holds a non-empty `\boxed{…}`; the policy wrote no result tags itself.
+  Thoughts open and close equally often, at least once; every search is closed in the span that opens it;
+  there is exactly one answer, which with `boxed` holds a non-empty `\boxed{…}`; the policy wrote no result
+  tags itself.
   """
-  spans = _spans(spans)
   opened, closed = (sum(span.count(tag) for span in spans) for tag in ('<think>', '</think>'))
-  without_searches = (re.sub('<search>(?:(?!</?search>).)*</search>', '', span, flags=re.DOTALL) for span in spans)
-  left_over = any(re.search('</?(?:search|result)>', text) for text in without_searches)
+  search = re.compile('<search>(?:(?!</?search>).)*</search>', re.DOTALL)
+  left_over = any(re.search('</?(?:search|result)>', search.sub('', span)) for span in spans)
   answer = only_box(spans, 'answer')
-  return float(opened == closed > 0 and not left_over and answer is not None and (not boxed or last_boxed(answer) is not None))
+  answered = answer is not None and (not boxed or last_boxed(answer) is not None)
+  return float(opened == closed > 0 and not left_over and answered)
 
 
 def judge_score(reply: str) -> int | None:
-  """The score -1, 0 or +1 of SLATE's judge: the last `<score>…</score>`, or a reply that is only the number; else None."""
+  """Reads the score -1, 0 or +1 of SLATE's judge: the last `<score>…</score>`, or a reply that is only the
+  number."""
   tagged = re.findall('<score>(.*?)</score>', reply, re.DOTALL)
   score = (tagged[-1] if tagged else reply).strip().replace('\N{MINUS SIGN}', '-')
   return int(score) if re.fullmatch(r'[+-]?1|[+-]?0', score) else None
 
 
 def useful_collections(reply: str, collections: int) -> int | None:
-  r"""How many of `collections` Search-R2's judge found useful: the number after the last `Final Answer`; None without one.
+  r"""Reads how many of `collections` Search-R2's judge found useful: the number after the last `Final
+  Answer`.
 
-  It may stand in a `\boxed{…}`, between signs such as `$2$`, `` `2` `` and `**2**`, and before words.
+  It may stand in a `\boxed{…}`, between signs such as `$2$`, `` `2` `` and `**2**`, and before words. None
+  without it.
   """
   _, *after = re.split('Final Answer', reply, flags=re.IGNORECASE)
-  text = after[-1] if after else ''
-  found = re.match(r'[^\w-]*([0-9]{1,9})(?![\w%]|\.[0-9]|\s*[-/,]\s*[0-9])', last_boxed(text) or unwrapped(text))
-  return int(found[1]) if found and int(found[1]) <= collections else None
-
-
-def _spans(spans: Sequence[str]) -> list[str]:
-  """A bare string is one span, not its letters."""
-  return [spans] if isinstance(spans, str) else list(spans)
+  text = last_boxed(after[-1]) or unwrapped(after[-1]) if after else ''
+  number = re.match(r'[^\w-]*([0-9]{1,9})(?![\w%]|\.[0-9]|\s*[-/,]\s*[0-9])', text)
+  return int(number[1]) if number and int(number[1]) <= collections else None

@@ -1,15 +1,15 @@
 """Judges of single steps: what is judged, how a language model is asked, and how its reply is read.
 
-A judge is a function from items to scores, so that many are judged at a time. The items say what is judged:
+A judge is a function from items to scores, so that many are judged at a time. The items:
 
   Thinking, Query, Answer   scored -1, 0 or 1 (SLATE, section 3.3)
   Collections               how many of the retrieved collections were useful (Search-R2, appendix K)
 
 A `LanguageJudge` wraps anything that replies to prompts: a local model (`sampler.driver.Assistant`), a server
-(`tools.chat.Chat.replies`). It reasons first and scores then. A reply without a readable score is None, an error stands
-for itself; whoever asked takes both as neutral and counts them. Texts of the trajectory, questions and golds can neither close
-nor imitate the tags of the prompt. Whole trajectories are held against each other in `rewards/trajectory_judge.py`. The judge
-of the embedded world: `world/judge.py`.
+(`tools.chat.Chat.replies`). It reasons first and scores then. A reply without a readable score is None, an
+error stands for itself; whoever asked takes both as neutral and counts them. Texts of the trajectory,
+questions and golds can neither close nor imitate the tags of the prompt. rewards/trajectory_judge.py compares
+whole trajectories.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Query:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """A final answer, held against the gold answers of its question, with the trajectory before it and its own thought."""
+  """A final answer to hold against the golds, with the trajectory before it and its own thought."""
   question: Question
   answer: str
   context: str = ''
@@ -56,37 +56,39 @@ class Collections:
 
 Item = Thinking | Query | Answer | Collections
 Score = int | Exception | None  # None: the judge's reply could not be read; an exception: it did not reply
+_TAGS = grammar.Tags(others=('trajectory', 'thought', 'search_query', 'documents', 'given_answer', 'score',
+                             'collection'))
 
 
 class Reasoned(int):
   """A score that keeps the reply that it was read from as its `reason`, for people."""
 
   def __new__(cls, score: int, reason: str = ''):  # a copy and a pickle set it afterwards
-    found = super().__new__(cls, score)
-    found.reason = reason
-    return found
-
-
-_TAGS = grammar.Tags(others=('trajectory', 'thought', 'search_query', 'documents', 'given_answer', 'score', 'collection'))
+    reasoned = super().__new__(cls, score)
+    reasoned.reason = reason
+    return reasoned
 
 
 def prompt(item: Item, files: Mapping[str, str] | None = None) -> str:
-  """The prompt about an item; `files` are templates by kind, see `templates.judge_files`."""
-  fields = {'question': _quoted(item.question.question), 'golds': ' or '.join(map(_quoted, item.question.golden_answers))}
+  """Writes the prompt about an item; `files` are templates by kind, see `templates.judge_files`."""
+  golds = ' or '.join(map(_quoted, item.question.golden_answers))
+  fields = {'question': _quoted(item.question.question), 'golds': golds}
   fields |= {name: _quoted(value) for name, value in vars(item).items() if isinstance(value, str)}
   if isinstance(item, Collections):
-    shown = (f'<collection_{i}>{_quoted(text)}</collection_{i}>\n' for i, text in enumerate(item.collections, start=1))
-    fields |= {'number': len(item.collections), 'collections': ''.join(shown)}
+    shown = ''
+    for i, text in enumerate(item.collections, start=1):
+      shown += f'<collection_{i}>{_quoted(text)}</collection_{i}>\n'
+    fields |= {'number': len(item.collections), 'collections': shown}
   return templates.fill((files or templates.judge_files())[type(item).__name__.lower()], **fields)
 
 
 def _quoted(text: str) -> str:
-  """Text that can neither close the tags around it nor pass for a score."""
-  return grammar.neutralise(text.strip(), (*grammar.CONTROL, 'Final Answer'), _TAGS)  # which is read in any case
+  """Returns text that can neither close the tags around it nor pass for a score."""
+  return grammar.neutralise(text.strip(), (*grammar.CONTROL, 'Final Answer'), _TAGS)
 
 
 def read(item: Item, reply: str) -> Score:
-  """The score in a judge's reply; None if there is none that can be read."""
+  """Reads the score in a judge's reply; None if there is none that can be read."""
   if isinstance(item, Collections):
     return formats.useful_collections(reply, len(item.collections))
   return formats.judge_score(reply)
@@ -97,13 +99,17 @@ class LanguageJudge:
 
   Args:
     folder: of `templates.judge_files`.
-    concurrency: above 0 the sampler asks for every item as soon as it comes, this many at a time, see `requests.Ask`.
+    concurrency: above 0 the sampler asks for every item as soon as it comes, this many at a time; see
+      `requests.Ask`.
   """
 
-  def __init__(self, replies: Callable[[Sequence[str]], Sequence[object]], folder: str = '', concurrency: int = 0):
+  def __init__(self, replies: Callable[[Sequence[str]], Sequence[object]], folder: str = '',
+               concurrency: int = 0):
     self.replies, self.files, self.concurrency = replies, templates.judge_files(folder), concurrency
 
   def __call__(self, items: Sequence[Item]) -> list[Score]:
-    replies = self.replies([prompt(item, self.files) for item in items])
-    scores = [read(item, reply) if isinstance(reply, str) else reply for item, reply in zip(items, replies, strict=True)]
-    return [Reasoned(score, reply) if isinstance(score, int) else score for score, reply in zip(scores, replies)]
+    scores = []
+    for item, reply in zip(items, self.replies([prompt(item, self.files) for item in items]), strict=True):
+      score = read(item, reply) if isinstance(reply, str) else reply
+      scores.append(Reasoned(score, reply) if isinstance(score, int) else score)
+    return scores

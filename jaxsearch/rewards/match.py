@@ -1,8 +1,9 @@
-"""Does a predicted answer match one of the gold answers: exact match, substring match, token F1, and as a number.
+"""Does a predicted answer match one of the gold answers: exact match, substring match, token F1, and as a
+number.
 
-Pure functions of strings, used as rewards and as metrics. The normalisation is SQuAD's (evaluate-v1.1.py), also that of
-Search-R1 (`qa_em.py`), HotpotQA (`hotpot_evaluate_v1.py`) and FlashRAG: lower case, no ASCII punctuation, no articles, single
-spaces, in this order.
+Pure functions of strings, used as rewards and as metrics. The normalisation is SQuAD's (evaluate-v1.1.py),
+also that of Search-R1 (`qa_em.py`), HotpotQA (`hotpot_evaluate_v1.py`) and FlashRAG: lower case, no ASCII
+punctuation, no articles, single spaces, in this order.
 
 Rules that every function here shares:
   * `golds` is a sequence of accepted answers, or one bare string, which is one gold and not its letters;
@@ -34,7 +35,8 @@ _LONGEST_NUMBER, _LONGEST_EXPONENT = 100, 4
 
 
 def normalize_answer(text: str) -> str:
-  """`text` in lower case, without ASCII punctuation and a/an/the, with single spaces; other Unicode characters stay."""
+  """`text` in lower case, without ASCII punctuation and a/an/the, with single spaces; other Unicode
+  characters stay."""
   return ' '.join(_ARTICLES.sub(' ', text.lower().translate(_PUNCTUATION)).split())
 
 
@@ -49,17 +51,22 @@ def substring_match(prediction: str | None, golds: str | Iterable[str]) -> float
 
 
 def entity_match(prediction: str | None, golds: str | Iterable[str]) -> float:
-  """CARL's rule for evaluation (section 4): an exact match, or a gold of several words that the prediction contains.
+  """CARL's rule for evaluation (section 4): an exact match, or a gold of several words that the prediction
+  contains.
 
   Never a reward: an answer that lists every candidate earns 1.
   """
-  return _best(prediction, golds, lambda answer, gold: float(answer == gold or (' ' in gold and gold in answer)))
+  return _best(prediction, golds,
+               lambda answer, gold: float(answer == gold or (' ' in gold and gold in answer)))
 
 
 def f1(prediction: str | None, golds: str | Iterable[str]) -> float:
-  """`token_f1`, but an answer yes, no or noanswer (on either side) scores 1.0 if both are equal and 0.0 otherwise."""
-  return _best(prediction, golds, lambda answer, gold: float(answer == gold) if {answer, gold} & _CLOSED_ANSWERS else
-               _overlap(answer, gold))
+  """`token_f1`, but an answer yes, no or noanswer (on either side) scores 1.0 if both are equal and 0.0
+  otherwise."""
+  def score(answer, gold):
+    return float(answer == gold) if {answer, gold} & _CLOSED_ANSWERS else _overlap(answer, gold)
+
+  return _best(prediction, golds, score)
 
 
 def token_f1(prediction: str | None, golds: str | Iterable[str]) -> float:
@@ -79,13 +86,16 @@ def _overlap(answer: str, gold: str) -> float:
 
 
 def numeric_match(prediction: str | None, golds: str | Iterable[str], *, tolerance: float = 0.0) -> float:
-  """1.0 where the number in the prediction is the number in a gold, else 0.0; 0.0 for a prediction without a number.
+  """1.0 where the number in the prediction is the number in a gold, else 0.0; 0.0 for a prediction without a
+  number.
 
   The rule:
-    * the *last* number of a text counts (`read_number`): 'about 72 dollars', '$72.00' and '12 * 6 = 72' all are 72;
-    * p is g if |p - g| <= tolerance * |g|, in exact arithmetic: nothing is lost with tolerance 0, and to 0 only 0 is equal;
-    * a per cent sign on one side only may be read or ignored: '12.5%' is 12.5 and 0.125, whichever the other side says.
-      With a sign on both sides or on neither, 12.5 is not 0.125;
+    * the *last* number of a text counts (`read_number`): 'about 72 dollars', '$72.00' and '12 * 6 = 72' all
+      are 72;
+    * p is g if |p - g| <= tolerance * |g|, in exact arithmetic: nothing is lost with tolerance 0, and to 0
+      only 0 is equal;
+    * a per cent sign on one side only may be read or ignored: '12.5%' is 12.5 and 0.125, whichever the other
+      side says. With a sign on both sides or on neither, 12.5 is not 0.125;
     * a gold without a number ('yes', 'no') needs an exact match.
   """
   if prediction is None:
@@ -106,11 +116,12 @@ def numeric_match(prediction: str | None, golds: str | Iterable[str], *, toleran
 
 
 def read_number(text: str) -> tuple[Fraction, bool] | None:
-  """The last number in a text, and whether a per cent sign follows it; None without one, or for an absurdly long one or x/0.
+  """The last number in a text, and whether a per cent sign follows it; None without one, or for an absurdly
+  long one or x/0.
 
-  Reads signs, decimals, thousands separated by commas, powers of ten (1.5e6) and fractions of whole numbers (3/4), all in ASCII
-  digits, with a currency sign before them and with or without LaTeX's backslash before `$` and `%`. Units are ignored
-  ('1.5 million' is 1.5), and so are digits inside a word ('km2').
+  Reads signs, decimals, thousands separated by commas, powers of ten (1.5e6) and fractions of whole numbers
+  (3/4), all in ASCII digits, with a currency sign before them and with or without LaTeX's backslash before
+  `$` and `%`. Units are ignored ('1.5 million' is 1.5), and so are digits inside a word ('km2').
   """
   text = _CURRENCY.sub(r' \1', text.replace('\N{MINUS SIGN}', '-'))
   last = collections.deque(_NUMBER.finditer(text), maxlen=1)
@@ -118,13 +129,17 @@ def read_number(text: str) -> tuple[Fraction, bool] | None:
     return None
   number, exponent, divisor, percent = last[0].group('number', 'exponent', 'divisor', 'percent')
   divisor = divisor or '1'
-  if max(len(number), len(divisor)) > _LONGEST_NUMBER or len(exponent or '') > _LONGEST_EXPONENT or not int(divisor):
+  if max(len(number), len(divisor)) > _LONGEST_NUMBER or len(exponent or '') > _LONGEST_EXPONENT:
+    return None
+  if not int(divisor):
     return None
   return Fraction(number.replace(',', '')) / int(divisor), percent is not None
 
 
-def matches(prediction: str | None, golds: str | Iterable[str], how: str = 'exact', tolerance: float = 0.0) -> float:
-  """1.0 or 0.0 by the rule `how`: 'exact' or 'numeric', which has a `tolerance`. ValueError for another rule."""
+def matches(prediction: str | None, golds: str | Iterable[str], how: str = 'exact',
+            tolerance: float = 0.0) -> float:
+  """1.0 or 0.0 by the rule `how`: 'exact' or 'numeric', which has a `tolerance`. ValueError for another
+  rule."""
   rules = {'exact': exact_match, 'numeric': functools.partial(numeric_match, tolerance=tolerance)}
   if how not in rules:
     raise ValueError(f'no way to match answers is called {how!r}; known: {", ".join(rules)}')

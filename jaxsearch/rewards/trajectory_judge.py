@@ -1,10 +1,11 @@
-"""Pairwise judging: a language model compares two trajectories for one question (Search-R2, section 5.6, appendix I).
+"""Pairwise judging: a language model compares two trajectories for one question (Search-R2, section 5.6,
+appendix I).
 
-Each trajectory gets 0, 1 or 2 on six rubrics of how the answer was found, not whether it is right. Then the judge names the
-winner (table 10): by the outcome first, by the process where the outcomes are alike, and a tie only where nothing tells them
-apart. The paper shows a pair once; here the judge sees it twice, in either order, so that a bias for one position cancels:
-scores are averaged, and a winner has to win in both. Trajectory text stands between tags that it cannot close or imitate, and
-holds no JSON.
+Each trajectory gets 0, 1 or 2 on six rubrics of how the answer was found, not whether it is right. Then the
+judge names the winner (table 10): by the outcome first, by the process where the outcomes are alike, and a
+tie only where nothing tells them apart. The paper shows a pair once; here the judge sees it twice, in either
+order, so that a bias for one position cancels: scores are averaged, and a winner has to win in both.
+Trajectory text stands between tags that it cannot close or imitate, and holds no JSON.
 """
 
 import dataclasses
@@ -20,19 +21,22 @@ RUBRICS = {
   'groundedness': 'is what it claims, its answer above all, borne out by what was retrieved?',
   'density': 'how much of what was retrieved is of use for the question, and how little of it is noise?',
   'non_redundancy': 'does every search ask for something new, and are there no more of them than needed?',
-  'query_timing': 'does it search when something is missing, neither earlier nor later, and does the query say precisely what?',
-  'coherence': 'do thoughts, findings and answer go together from beginning to end, without drift or contradiction?',
-  'uncertainty': 'where findings are missing or ambiguous, does it say so or look further, instead of asserting something?',
+  'query_timing': 'does it search when something is missing, neither earlier nor later, '
+                  'and does the query say precisely what?',
+  'coherence': 'do thoughts, findings and answer go together from beginning to end, '
+               'without drift or contradiction?',
+  'uncertainty': 'where findings are missing or ambiguous, does it say so or look further, '
+                 'instead of asserting something?',
 }
 NEUTRAL = dict.fromkeys(RUBRICS, 1.0)
 POSITIONS = ('first', 'second')
 TIE = 'tie'
-WRITERS = {'policy': 'agent', 'observation': 'retrieved'}  # role -> tag; the judge sees no prompts and no context copies
+WRITERS = {'policy': 'agent', 'observation': 'retrieved'}  # role -> tag; the judge sees no other roles
 
 _TAGS = grammar.Tags(others=(*WRITERS.values(), *(f'{position}_trajectory' for position in POSITIONS)))
 # The form itself is not valid JSON: repeating it scores nothing.
-_FORM = json.dumps({position: dict.fromkeys(RUBRICS, 'N') for position in POSITIONS} | {'winner': 'W'}).replace(
-  '"N"', 'N').replace('"W"', ' | '.join(f'"{winner}"' for winner in (*POSITIONS, TIE)))
+_FORM = json.dumps({position: dict.fromkeys(RUBRICS, 'N') for position in POSITIONS} | {'winner': 'W'})
+_FORM = _FORM.replace('"N"', 'N').replace('"W"', ' | '.join(f'"{winner}"' for winner in (*POSITIONS, TIE)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,14 +49,18 @@ class TrajectoryPair:
 
 
 def prompts(pair: TrajectoryPair, template: str = '') -> tuple[str, str]:
-  """The judge's prompts for a pair: `a` first, and `b` first. `template` is the user's text in place of ours."""
+  """Writes the judge's prompts for a pair: `a` first, and `b` first. `template` is the user's text in place
+  of ours."""
   rubrics = ''.join(f'- {name}: {text}\n' for name, text in RUBRICS.items())
 
   def ordered(*both: Spans) -> str:
     shown = ''
     for position, spans in zip(POSITIONS, both):
-      written = (f'<{WRITERS[role]}>{_quoted(text)}</{WRITERS[role]}>\n' for role, text in spans if role in WRITERS)
-      shown += f'<{position}_trajectory>\n{"".join(written)}</{position}_trajectory>\n'
+      shown += f'<{position}_trajectory>\n'
+      for role, text in spans:
+        if tag := WRITERS.get(role):
+          shown += f'<{tag}>{_quoted(text)}</{tag}>\n'
+      shown += f'</{position}_trajectory>\n'
     return templates.fill(template or templates.judge_files()['pair'], rubrics=rubrics, form=_FORM,
                           question=_quoted(pair.question), trajectories=shown)
 
@@ -60,40 +68,51 @@ def prompts(pair: TrajectoryPair, template: str = '') -> tuple[str, str]:
 
 
 def read(reply: str) -> tuple[Scores, Scores, str] | None:
-  """The scores of the first and the second trajectory, and the winner; None unless the reply ends with the required object.
+  """Reads the scores of the first and the second trajectory, and the winner, from the object that ends the
+  reply.
 
-  A code fence around it is fine. A missing, unknown or repeated rubric, a score other than 0, 1 and 2, or a winner other than
-  'first', 'second' and 'tie' makes it unreadable.
+  A code fence around it is fine. None for a missing, unknown or repeated rubric, a score other than 0, 1 and
+  2, or a winner other than 'first', 'second' and 'tie'.
   """
-  parts = reply.strip().removesuffix('```').rsplit('{', 3)  # the object has three opening braces: it begins at the third last
+  parts = reply.strip().removesuffix('```').rsplit('{', 3)  # the object has three opening braces
   if len(parts) < 4:
     return None
   try:
-    found = json.loads('{' + '{'.join(parts[1:]), object_pairs_hook=_object)
+    verdict = json.loads('{' + '{'.join(parts[1:]), object_pairs_hook=_object)
   except (ValueError, RecursionError):
     return None
-  valid = lambda own: isinstance(own, dict) and own.keys() == RUBRICS.keys() and all(
-    type(score) is int and 0 <= score <= 2 for score in own.values())  # bool is an int, too
-  winner = found.pop('winner', None)
-  if winner not in (*POSITIONS, TIE) or found.keys() != set(POSITIONS) or not all(map(valid, found.values())):
+  winner = verdict.pop('winner', None)
+  if winner not in (*POSITIONS, TIE) or verdict.keys() != set(POSITIONS):
     return None
-  return *({name: float(found[position][name]) for name in RUBRICS} for position in POSITIONS), winner
+  if not all(map(_valid, verdict.values())):
+    return None
+  first, second = ({name: float(verdict[position][name]) for name in RUBRICS} for position in POSITIONS)
+  return first, second, winner
+
+
+def _valid(scores: object) -> bool:
+  if not isinstance(scores, dict) or scores.keys() != RUBRICS.keys():
+    return False
+  return all(type(score) is int and 0 <= score <= 2 for score in scores.values())  # bool is an int, too
 
 
 def averaged(replies: Sequence[object]) -> tuple[Scores, Scores, str] | None:
-  """(scores of `a`, scores of `b`, winner 'a', 'b' or 'tie') from the replies to both `prompts` of a pair: scores are averaged,
-  a winner has won both times. None if either is unreadable."""
-  found = [read(reply) if isinstance(reply, str) else None for reply in replies]
-  if None in found:
+  """Averages the replies to both `prompts` of a pair; None if either is unreadable.
+
+  Returns:
+    (scores of `a`, scores of `b`, winner 'a', 'b' or 'tie'); a winner has won both times.
+  """
+  verdicts = [read(reply) if isinstance(reply, str) else None for reply in replies]
+  if None in verdicts:
     return None  # a single order would let the judge's position bias decide
-  (a, b, one), (swapped_b, swapped_a, other) = found
-  winner = {POSITIONS: 'a', POSITIONS[::-1]: 'b'}.get((one, other), TIE)
-  mean = lambda own, swapped: {name: (own[name] + swapped[name]) / 2 for name in RUBRICS}
-  return mean(a, swapped_a), mean(b, swapped_b), winner
+  (a, b, winner), (swapped_b, swapped_a, swapped_winner) = verdicts
+  mean = lambda scores, swapped: {name: (scores[name] + swapped[name]) / 2 for name in RUBRICS}
+  names = {POSITIONS: 'a', POSITIONS[::-1]: 'b'}
+  return mean(a, swapped_a), mean(b, swapped_b), names.get((winner, swapped_winner), TIE)
 
 
 def _quoted(text: str) -> str:
-  """Text that can neither close the tags around it nor hold a JSON object."""
+  """Returns text that can neither close the tags around it nor hold a JSON object."""
   return grammar.neutralise(text.strip(), (*grammar.CONTROL, '{'), _TAGS)
 
 

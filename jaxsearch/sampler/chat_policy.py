@@ -24,13 +24,12 @@ POLL = 0.02  # seconds until replies of tools are looked for again
 
 @dataclasses.dataclass(frozen=True)
 class ChatServer:
-  """What an `Agent` has for an engine: client, name of the model, the tokenizer that counts, tokens of the
-  longest path, and questions in flight."""
+  """Stands in for the engine of an `Agent`."""
   chat: Chat
-  model: str
+  model: str  # its name at the server
   tokenizer: Tokenizer
-  length: int
-  concurrency: int
+  length: int  # tokens of the longest path
+  concurrency: int  # questions in flight
 
   def decoding(self, key: jax.Array, sampling: Sampling, schedule: Schedule) -> 'ChatDecoding':
     """Returns the policy of one rollout."""
@@ -116,12 +115,11 @@ class ChatDecoding:
 
 
 def messages(node: Node) -> list[dict[str, str]]:
-  """The path to the end of `node` as messages that take turns."""
-  turns, eos = [], node.tree.tokenizer.eos_ids
+  """Returns the path to the end of `node` as messages that take turns."""
+  turns = []
   for span in node.path():
     role = 'assistant' if span.role in (Role.POLICY, Role.CONTEXT) else 'user'
-    chose_to_end = role == 'assistant' and span.tokens and span.tokens[-1] in eos
-    text = node.tree.tokenizer.decode(span.tokens[:-1]) if chose_to_end else span.text
+    text = span.text_without_end if role == 'assistant' else span.text
     if turns and turns[-1]['role'] == role:
       turns[-1]['content'] += text
     elif text:
@@ -130,7 +128,7 @@ def messages(node: Node) -> list[dict[str, str]]:
 
 
 def ended(text: str, reason: str, matched: object, stops: Sequence[str]) -> tuple[str, str]:
-  """(text, why it ends) of a reply as a `Generate` has it: up to the end of the first stop string.
+  """Returns (text, why it ends) of a reply as a `Generate` has it: up to the end of the first stop string.
 
   Servers cut the stop string off. It is put back where they name it (vLLM, SGLang), and where it is the
   closing tag of the element that is open at the end. Otherwise the text stays without it and counts as ended
@@ -150,8 +148,7 @@ def ended(text: str, reason: str, matched: object, stops: Sequence[str]) -> tupl
 
 
 def _reply(response: object) -> tuple[str, str, object]:
-  """(text, finish_reason, stop string if the server names it) of a response; ValueError for one without
-  text."""
+  """Reads (text, finish_reason, stop string if the server names it); ValueError without a text."""
   match response:
     case {'choices': [{'message': {'content': str(text)}, **rest}, *_]}:
       return text, str(rest.get('finish_reason')), rest.get('stop_reason', rest.get('matched_stop'))

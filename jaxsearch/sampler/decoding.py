@@ -32,14 +32,10 @@ class Path:
 
 
 class Decoding:
-  """One rollout on an engine, which has parameters loaded; a context that leaves the engine ready for the
-  next.
+  """One rollout on an `engine.Engine` with parameters; a context that leaves the engine ready for the next.
 
   `waits` and `decodes`: whether any request waits for a row, or is decoded. `room`: whether a slot is idle.
-
-  Args:
-    engine: an `engine.Engine`.
-    key: a JAX random key, on the device.
+  `key` is a JAX random key on the device.
   """
 
   def __init__(self, engine, key, sampling: Sampling, schedule: Schedule):
@@ -92,7 +88,7 @@ class Decoding:
     return self.engine.seconds_on_device - self._on_device
 
   def _idle(self) -> np.ndarray:
-    """Slots of each lane that nothing decodes in and no request in `ready` will take."""
+    """Returns how many slots of each lane nothing decodes in and no request in `ready` will take."""
     return self.engine.slots // self.engine.lanes - self.decoding - self.claimed
 
   def claim(self, episode: Episode) -> bool:
@@ -119,7 +115,7 @@ class Decoding:
       stop = Stop.CONTEXT_FULL if room <= 0 else Stop.DEADLINE
       return self.schedule.set_reply(pending, _span(pending, stop, [], []))
     episode.requests += 1
-    pending.slot = Path(tokens, Slots(
+    pending.path = Path(tokens, Slots(
       rows=-1, tokens=int(tokens[-1]), lengths=len(tokens) - 1, remaining=min(request.max_tokens, room),
       episodes=episode.number, requests=episode.requests, states=engine.first_state(request.stop),
       forbidden=engine.forbidden_row(request.forbid), **vars(request.sampling(self.sampling))))
@@ -131,7 +127,7 @@ class Decoding:
     if len(tokens) > self.engine.length:
       return self.schedule.set_reply(pending, [None] * len(pending.request.continuations))
     pending.episode.requests += 1
-    pending.slot = Path(tokens)
+    pending.path = Path(tokens)
     self._queue(pending)
 
   def _queue(self, pending: Pending) -> None:
@@ -141,8 +137,8 @@ class Decoding:
   # The device.
 
   def place(self) -> list[tuple[Pending, list]]:
-    """Gives waiting requests rows of the cache, as many as there are idle slots; what is missing there is
-    prefilled.
+    """Gives waiting requests rows of the cache, as many as there are idle slots, and prefills what is
+    missing.
 
     Returns the finished scores.
     """
@@ -153,14 +149,14 @@ class Decoding:
     while left:
       episodes = [pending.episode for pending in left]
       placements = self.engine.rows.place(
-        [pending.slot.tokens[:-1] for pending in left], [episode.number for episode in episodes],
+        [pending.path.tokens[:-1] for pending in left], [episode.number for episode in episodes],
         [episode.lane for episode in episodes])
       if not placements:  # the only free row is one to copy from
         break
       placed = self._prefill(left, placements)
-      finished += self._score([pending for pending in placed if pending.slot.slot is None])
-      self._start([pending for pending in placed if pending.slot.slot is not None])
-      left = [pending for pending in left if pending.slot.row is None]
+      finished += self._score([pending for pending in placed if pending.path.slot is None])
+      self._start([pending for pending in placed if pending.path.slot is not None])
+      left = [pending for pending in left if pending.path.row is None]
     self.ready = left + waiting
     return finished
 
@@ -171,12 +167,12 @@ class Decoding:
     copies = [(placement.source, placement.row, placement.shared) for placement in placements
               if placement.source is not None]
     engine.fork(copies)
-    missing = [Chunk(placement.row, placement.shared, pending.slot.tokens[placement.shared:-1])
+    missing = [Chunk(placement.row, placement.shared, pending.path.tokens[placement.shared:-1])
                for placement, pending in zip(placements, placed)]
     engine.prefill(missing)
     for placement, pending in zip(placements, placed):
-      pending.slot.row = placement.row
-      engine.rows.hold(placement.row, pending.slot.tokens[:-1])
+      pending.path.row = placement.row
+      engine.rows.hold(placement.row, pending.path.tokens[:-1])
       self.claimed[placement.row.lane] -= 1
     counts['tokens_forked'] += sum(size for *_, size in copies)
     counts['tokens_reused'] += sum(placement.shared for placement in placements)
@@ -191,18 +187,18 @@ class Decoding:
       chunks = []
       for pending, reply in zip(scored, replies):
         if turn < len(reply):
-          given, path = pending.request.continuations[turn], pending.slot.tokens
+          given, path = pending.request.continuations[turn], pending.path.tokens
           ids = np.asarray(self.engine.tokenizer.encode(given) if isinstance(given, str) else given, np.int32)
           if len(path) + len(ids) <= self.engine.length:
             inputs = np.append(path[-1:], ids)[:len(ids)]
             temperature = self.sampling.temperature or 1.0
-            chunks.append(Chunk(pending.slot.row, len(path) - 1, inputs, ids, temperature))
+            chunks.append(Chunk(pending.path.row, len(path) - 1, inputs, ids, temperature))
             reply[turn] = chunks[-1].logprobs
-            self.engine.rows.hold(pending.slot.row, np.append(path[:-1], inputs))
+            self.engine.rows.hold(pending.path.row, np.append(path[:-1], inputs))
       self.engine.prefill(chunks)
       self.schedule.counts['tokens_prefilled'] += sum(len(chunk.tokens) for chunk in chunks)
     for pending in scored:
-      pending.slot.row.busy = False
+      pending.path.row.busy = False
     return list(zip(scored, replies))
 
   def _start(self, started: Sequence[Pending]) -> None:
@@ -210,8 +206,8 @@ class Decoding:
     for pending in started:
       number = self.numbers.pop()
       self.running[number], self.generated[number] = pending, 0
-      self.decoding[pending.slot.row.lane] += 1
-      for array, value in zip(self.slots, pending.slot.slot):
+      self.decoding[pending.path.row.lane] += 1
+      for array, value in zip(self.slots, pending.path.slot):
         array[number] = value
 
   def decode(self) -> list[tuple[Pending, Node]]:
@@ -222,7 +218,7 @@ class Decoding:
       limit = min(limit, max(1, due if self.deterministic else POLL_STEPS))
     numbers = np.array(list(self.running))
     slots = Slots(*(array[numbers] for array in self.slots))
-    rows, enough = [pending.slot.row for pending in self.running.values()], min(engine.enough, len(numbers))
+    rows, enough = [pending.path.row for pending in self.running.values()], min(engine.enough, len(numbers))
     tokens, logprobs, counts, states, capacity = engine.decode(rows, slots, self.key, enough, limit)
     steps = int(counts.max())
     schedule.steps += steps
@@ -245,12 +241,12 @@ class Decoding:
   def _finish(self, number: int) -> tuple[Pending, Node]:
     """Ends the span of a slot that has stopped."""
     pending, size = self.running.pop(number), self.generated[number]
-    row = pending.slot.row
+    row = pending.path.row
     self.numbers.append(number)
     self.decoding[row.lane] -= 1
     pending.episode.counts['tokens_decoded'] += int(size)
     tokens, logprobs = self.tokens[number, :size], self.logprobs[number, :size]
-    self.engine.rows.hold(row, np.concatenate([pending.slot.tokens, tokens[:-1]]))
+    self.engine.rows.hold(row, np.concatenate([pending.path.tokens, tokens[:-1]]))
     row.busy = False
     return pending, _span(pending, self._stop(number, pending.request), tokens.tolist(), logprobs.tolist())
 

@@ -1,12 +1,14 @@
-"""The one rollout driver: questions in, grown trees out. Training, evaluation, critic warm-up, readers and judges call it.
+"""The one rollout driver: questions in, grown trees out. Training, evaluation, critic warm-up, readers,
+judges call it.
 
-`rollout` hands its trees to a `Schedule`, which drives their generators; the engine of the agent, or a chat server in its place,
-serves what they generate.
+`rollout` hands its trees to a `Schedule`, which drives their generators; the engine of the agent, or a chat
+server in its place, serves what they generate.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,23 +16,13 @@ import numpy as np
 from jaxsearch.data.questions import Question
 from jaxsearch.parallel import memory
 from jaxsearch.sampler.engine import Engine
-from jaxsearch.sampler.requests import (
-  END,
-  GREEDY,
-  Generate,
-  Request,
-  Sampling,
-  Score,
-  Search,
-  ToolFailure,
-  Tools,
-)
-from jaxsearch.sampler.schedule import Cancelled, GrowthError, Observer, Schedule
+from jaxsearch.sampler.requests import GREEDY, Generate, Growth, Sampling, Score, Search, ToolFailure, Tools
+from jaxsearch.sampler.schedule import Cancelled, GrowthError, Observer, Progress, Schedule
 from jaxsearch.trees.tree import Role, Tree
 
 __all__ = ['Agent', 'Assistant', 'Cancelled', 'GrowthError', 'Scorer', 'rollout']
 
-Grow = Callable[[Question, Tree], Iterator[Request]]
+Grow = Callable[[Question, Tree], Growth[None]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,15 +42,16 @@ class Agent:
 
 
 @memory.named('sampling', memory.SAMPLER)
-def rollout(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampling | None = None, tools: Tools | None = None,
-            numbers: Sequence[int] | None = None, on_progress: Callable[[int, int, dict], None] | None = None,
-            observer: Observer | None = None,
+def rollout(agent: Agent, questions: Sequence[Question], key: jax.Array, *, sampling: Sampling | None = None,
+            tools: Tools | None = None, numbers: Sequence[int] | None = None,
+            on_progress: Progress | None = None, observer: Observer | None = None,
             cancelled: Callable[[], bool] = lambda: False) -> tuple[list[Tree], dict[str, float]]:
   """Grows one tree for each of `questions` to its end.
 
   Args:
     questions: one for each tree; repeat a question to roll it out several times.
-    key: a JAX random key. A tree's tokens, and its `rng`, are a function of the key and of the tree's number alone.
+    key: a JAX random key. A tree's tokens, and its `rng`, are a function of the key and of the tree's number
+      alone.
     sampling, tools: replace the agent's.
     numbers: of the trees, their places in the global batch; 0, 1, 2, … by default.
     on_progress, observer, cancelled: see `Schedule`.
@@ -72,15 +65,16 @@ def rollout(agent: Agent, questions: Sequence[Question], key, *, sampling: Sampl
   words = np.asarray(jax.random.key_data(key)).ravel().tolist()
   trees = [Tree(agent.engine.tokenizer, question, np.random.default_rng([*words, number]))
            for question, number in zip(questions, numbers, strict=True)]
-  growths = [(number, agent.grow(tree.question, tree), tree) for number, tree in zip(numbers, trees)]
   for tree in trees:
     tree.length = agent.engine.length
+  growths = [(number, agent.grow(tree.question, tree), tree) for number, tree in zip(numbers, trees)]
   policy = functools.partial(agent.engine.decoding, key, sampling or agent.sampling)
   return trees, Schedule(policy, growths, tools or agent.tools, on_progress, observer, cancelled).run()
 
 
-def first_requests(grow: Grow, question: Question, tokenizer) -> list[Generate | Score]:
-  """Returns what `grow` first asks of the policy, where searches find nothing and other tools fail; [] if it never does."""
+def first_requests(grow: Grow, question: Question, tokenizer: Any) -> list[Generate | Score]:
+  """Returns what `grow` first asks of the policy, if searches find nothing and other tools fail; [] if
+  nothing."""
   tree = Tree(tokenizer, question, np.random.default_rng(0))
   growth, reply = grow(question, tree), None
   while True:
@@ -98,7 +92,7 @@ def first_requests(grow: Grow, question: Question, tokenizer) -> list[Generate |
 
 @dataclasses.dataclass(frozen=True)
 class Assistant:
-  """A frozen model that replies to prompts, a service for `Ask`: R-Search's reader, a judge. Batched on a sampler of its own.
+  """A frozen model that replies to prompts, a service for `Ask`: a reader, a judge. On a sampler of its own.
 
   Attributes:
     engine: with parameters loaded.
@@ -114,37 +108,41 @@ class Assistant:
   temperature: float = 0.0
 
   def __call__(self, prompts: Sequence[str], seeds: Sequence[int] | None = None) -> list[str]:
-    """The replies, stripped; a prompt that leaves no room for one gets an empty reply.
+    """Returns the replies, stripped; a prompt that leaves no room for one gets an empty reply.
 
     Above temperature 0 a reply depends on its prompt and on its seed (0 to 2**31 - 1), by default its place.
     """
     agent = Agent(self.engine, self._grow, Tools(), Sampling(self.temperature))
-    trees, _ = rollout(agent, [Question(str(i), prompt, ()) for i, prompt in enumerate(prompts)], jax.random.key(0),
-                       numbers=seeds)
+    questions = [Question(str(i), prompt, ()) for i, prompt in enumerate(prompts)]
+    trees, _ = rollout(agent, questions, jax.random.key(0), numbers=seeds)
     return [tree.answer for tree in trees]
 
-  def _grow(self, question: Question, tree: Tree):
-    tokenizer, prompt = tree.tokenizer, question.question
+  def _grow(self, question: Question, tree: Tree) -> Growth[None]:
+    prompt = question.question
     if self.chat:
-      prompt = tokenizer.chat([{'role': 'user', 'content': prompt}])
-    node = yield Generate(tree.root.append(prompt, Role.PROMPT), stop=self.stop, max_tokens=self.max_tokens)
-    text = tokenizer.decode(node.tokens[:-1] if node.stop == END else node.tokens)
+      prompt = tree.tokenizer.chat([{'role': 'user', 'content': prompt}])
+    asked = tree.root.append(prompt, Role.PROMPT)
+    node = yield Generate(asked, stop=self.stop, max_tokens=self.max_tokens)
+    text = node.text_without_end
     ends = [at for stop in self.stop if (at := text.find(stop)) >= 0]
     tree.answer = text[:min(ends, default=None)].strip()
 
 
 @dataclasses.dataclass(frozen=True)
 class Scorer:
-  """A frozen model with the policy's tokenizer that serves `Score` requests, a service for `Ask`: Search-R2's frozen refiner.
+  """A frozen model with the policy's tokenizer that serves `Score`, a service for `Ask`: Search-R2's frozen
+  refiner.
 
   It has a cache of its own, so it prefills the whole path of every request.
   """
   engine: Engine
 
   def __call__(self, scores: Sequence[Score]) -> list[list[list[float] | None]]:
-    def grow(question: Question, tree: Tree):
+    def grow(question: Question, tree: Tree) -> Growth[None]:
       score = scores[int(question.id)]
-      tree.answer = yield Score(tree.root.append(score.node.path_tokens(), Role.PROMPT), score.continuations)
+      path = tree.root.append(score.node.path_tokens(), Role.PROMPT)
+      tree.answer = yield dataclasses.replace(score, node=path)
 
-    agent = Agent(self.engine, grow, Tools(), GREEDY)
-    return [tree.answer for tree in rollout(agent, [Question(str(i), '', ()) for i in range(len(scores))], jax.random.key(0))[0]]
+    questions = [Question(str(i), '', ()) for i in range(len(scores))]
+    trees, _ = rollout(Agent(self.engine, grow, Tools(), GREEDY), questions, jax.random.key(0))
+    return [tree.answer for tree in trees]

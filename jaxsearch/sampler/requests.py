@@ -24,8 +24,9 @@ from jaxsearch.tools.run_python import RunPython
 from jaxsearch.tools.search import Search
 from jaxsearch.trees.tree import Node
 
-__all__ = ['END', 'FAULTS', 'GREEDY', 'LENGTH', 'Ask', 'Call', 'Generate', 'Growth', 'NoLogprobs', 'Request',
-           'RunPython', 'Sampling', 'Score', 'Search', 'ToolFailure', 'Tools', 'failure_of', 'one_line', 'shorten']
+__all__ = [
+  'END', 'FAULTS', 'GREEDY', 'LENGTH', 'Ask', 'Call', 'Generate', 'Growth', 'NoLogprobs', 'Request',
+  'RunPython', 'Sampling', 'Score', 'Search', 'ToolFailure', 'Tools', 'failure_of', 'one_line', 'shorten']
 
 Growth = Generator[Request, Any, TypeVar('T')]  # what a generator function returns: `grow` a Growth[None]
 

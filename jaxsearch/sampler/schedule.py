@@ -41,7 +41,7 @@ Progress = Callable[[int, int, dict], None]
 
 
 class Cancelled(Exception):
-  """Nobody wants the trees of this rollout any more."""
+  """Ends a rollout whose trees nobody wants any more."""
 
 
 class GrowthError(RuntimeError):
@@ -74,7 +74,7 @@ class Pending:
   request: Request
   call: 'RunningCall | None' = None  # of a tool or service
   searches: list[Exception | None] = field(default_factory=list)  # of a program: errors, or None
-  slot: Any = None  # the policy's own note
+  path: Any = None  # the policy's own note
 
 
 class Schedule:
@@ -127,7 +127,7 @@ class Schedule:
           return self.metrics()
 
   def metrics(self) -> dict[str, float | str]:
-    """Counts of this run so far.
+    """Returns the counts of this run so far.
 
     tokens_decoded, tokens_prefilled (computed as context), tokens_reused (context that was cached),
     tokens_forked (those of it that were copied); episodes, stop_X (those that ended with stop X); segments,
@@ -163,8 +163,7 @@ class Schedule:
         return
 
   def _advance(self, episodes: Iterable[Episode]) -> None:
-    """Hands replies to the generators and takes their requests, until each has to wait for a reply or
-    ends."""
+    """Hands replies to the generators and takes their requests, until each has to wait or ends."""
     for episode in dict.fromkeys(episodes):
       try:
         while not episode.waiting:
@@ -245,8 +244,7 @@ class Schedule:
       self.queries.setdefault(name, []).append(pending)
 
   def _apply_reply(self) -> bool:
-    """Applies the reply of a call that is due, waiting for it if that is the rule; False if there is
-    something better to do."""
+    """Applies the reply of a call that is due, waiting for it if that is the rule; False if none is due."""
     start, nothing_else = time.monotonic(), not self.policy.waits and not self.policy.decodes
     if self.policy.deterministic:
       due = [pending for pending in self.calls[:1]
@@ -336,8 +334,8 @@ class Schedule:
       self._apply_service(waiting, replies)
 
   def _apply_service(self, waiting: Sequence[Pending], replies: Sequence[Any]) -> None:
-    """Hands on a service's replies: an exception where it failed for one item, None where a reply could not
-    be read."""
+    """Hands on a service's replies: an exception where it failed for an item, None where a reply is
+    unclear."""
     name, finished = waiting[0].request.service, []
     for pending, reply in zip(waiting, replies):
       if reply is None:
@@ -371,8 +369,7 @@ class RunningCall:
 
 
 class Caller:
-  """Starts calls, at most `workers` of them running at a time; the deadline of a call includes its wait for a
-  place.
+  """Starts calls, at most `workers` running at a time; the deadline of a call includes its wait for a place.
 
   Daemon threads rather than a `ThreadPoolExecutor`: a call that hangs must not keep the process from ending.
   """

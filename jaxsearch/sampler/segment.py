@@ -1,13 +1,13 @@
 """The compiled programs of the sampler: prefill, fork, load, decode a segment.
 
-Each takes the whole cache as a donated argument and returns it, so that it is updated in place. On accelerators a kernel decodes
-in the cache itself and reads what each path has. Elsewhere decoding attends to a `front`, contiguous copies of the rows that are
-decoded, cut to a window. It is kept from segment to segment: `load` copies what was written to a row since, and what is decoded
-goes to both. Sizes that vary come in buckets (the window of the front, `window`, the
-shape of `tokens`, `steps`), everything else is data. Nothing here talks to the host: a segment ends where the host must decide.
+Each takes the whole cache as a donated argument and returns it, so that it is updated in place. On
+accelerators a kernel decodes in the cache itself and reads what each path has. Elsewhere decoding attends to
+a `front` (front.py). Sizes that vary come in buckets (the window of the front, `window`, the shape of
+`tokens`, `steps`), everything else is data. Nothing here talks to the host: a segment ends where the host
+must decide.
 
-With a `mesh` whose axis `data` is longer than 1 every program runs in lanes: slots, chunks and rows of the cache are split over
-them, the parameters are the same in each, and the index of a row counts within its lane.
+With a `mesh` whose axis `data` is longer than 1 every program runs in lanes: slots, chunks and rows of the
+cache are split over them, the parameters are the same in each, and the index of a row counts within its lane.
 
 Letters: S slots (rows decoded together), P chunks of a prefill, n tokens of a chunk, V vocabulary.
 """
@@ -29,7 +29,8 @@ LANES = 'data'
 
 
 class Slots(NamedTuple):
-  """What a segment knows of its slots, each [S], or of one slot, each a scalar. The defaults are an idle slot's."""
+  """What a segment knows of its slots, each [S], or of one slot, each a scalar. The defaults are an idle
+  slot's."""
   rows: jax.Array  # int32, row of the cache; the scratch row if idle
   tokens: jax.Array = 0  # int32, the last token of the path; its keys and values are not in the cache yet
   lengths: jax.Array = 0  # int32, tokens before it, all cached
@@ -39,48 +40,54 @@ class Slots(NamedTuple):
   temperature: jax.Array = 0.0  # float32, 0 is greedy
   top_p: jax.Array = 1.0  # float32, 1 is off
   top_k: jax.Array = 0  # int32, 0 is off
-  states: jax.Array = 0  # int32, of the automaton of its stop strings (stops.py); negative once one of them has ended
+  states: jax.Array = 0  # int32, of the automaton of its stop strings; negative once one of them has ended
   forbidden: jax.Array = 0  # int32, row of the table of forbidden tokens
 
 
 class Tables(NamedTuple):
-  """Tables over the vocabulary, a row for each state of an automaton and for each set of forbidden tokens in use."""
+  """Tables over the vocabulary, a row for each state of an automaton and for each set of forbidden tokens in
+  use."""
   following: jax.Array  # [states, V] int16
   forbidden: jax.Array  # [sets, V] bool
 
 
 def has_lanes(mesh: Mesh | None) -> bool:
+  """Tells whether programs run in several lanes."""
   return mesh is not None and mesh.shape[LANES] > 1
 
 
-def in_lanes(mesh: Mesh | None, program, shared: tuple, own: tuple):
-  """program(*shared, *own) in every lane; `own` and the results are split over lanes along their first dimensions."""
+def in_lanes(mesh: Mesh | None, program, shared: tuple, split: tuple):
+  """Runs program(*shared, *split) in every lane; `split` and results are split along their first
+  dimensions."""
   if not has_lanes(mesh):
-    return program(*shared, *own)
-  specs = (PartitionSpec(),) * len(shared) + (PartitionSpec(LANES),) * len(own)
+    return program(*shared, *split)
+  specs = (PartitionSpec(),) * len(shared) + (PartitionSpec(LANES),) * len(split)
   return jax.shard_map(program, mesh=mesh, axis_names={LANES}, check_vma=False, in_specs=specs,
-                       out_specs=PartitionSpec(LANES))(*shared, *own)
+                       out_specs=PartitionSpec(LANES))(*shared, *split)
 
 
 @functools.partial(jax.jit, static_argnames=('config', 'window', 'mesh'), donate_argnames='cache')
-def prefill(config: DecoderConfig, params, cache, tokens, starts, rows, targets=None, temperature=None, *, window: int,
-            mesh: Mesh | None = None):
+def prefill(config: DecoderConfig, params, cache, tokens, starts, rows, targets=None, temperature=None, *,
+            window: int, mesh: Mesh | None = None):
   """Caches the tokens [P,n] of chunks that begin after `starts` [P] tokens of `rows` [P].
 
   Returns:
-    (cache, log-probabilities [P,n] of `targets` [P,n] under softmax(logits / temperature), each predicted by the token at its
-    place; None without targets)
+    (cache, log-probabilities [P,n] of `targets` [P,n] under softmax(logits / temperature), each predicted by
+    the token at its place; None without targets)
   """
   def program(params, temperature, cache, tokens, starts, rows, targets):
     hidden, cache = forward(config, params, tokens, starts, cache, rows, window)
-    return cache, None if targets is None else target_logprobs(params, hidden, targets, temperature=temperature)[0]
+    if targets is None:
+      return cache, None
+    return cache, target_logprobs(params, hidden, targets, temperature=temperature)[0]
 
   return in_lanes(mesh, program, (params, temperature), (cache, tokens, starts, rows, targets))
 
 
 @functools.partial(jax.jit, static_argnames=('window', 'mesh'), donate_argnames='cache')
 def fork(cache, sources, targets, count, *, window: int, mesh: Mesh | None = None):
-  """Copies the first `window` entries of row sources[i] to row targets[i] for i < count, [1] in each lane; returns the cache.
+  """Copies the first `window` entries of row sources[i] to row targets[i] for i < count, [1] a lane; returns
+  the cache.
 
   One after the other: a row that is a target may not be the source of a later copy.
   """
@@ -92,9 +99,10 @@ def fork(cache, sources, targets, count, *, window: int, mesh: Mesh | None = Non
 
 @functools.partial(jax.jit, static_argnames=('window', 'mesh'), donate_argnames='front')
 def load(front, cache, sources, targets, starts, count, *, window: int, mesh: Mesh | None = None):
-  """Copies `window` entries from starts[i] on of row sources[i] to place targets[i] of the front for i < count, [1] in each lane.
+  """Copies `window` entries from starts[i] on of row sources[i] to seat targets[i] of the front for i <
+  count.
 
-  Returns the front. Needs starts + window <= length of the front.
+  `count` is [1] in each lane. Returns the front. Needs starts + window <= length of the front.
   """
   def program(front, cache, sources, targets, starts, count):
     return _copy(front, cache, sources, targets, starts, count, window)
@@ -103,46 +111,49 @@ def load(front, cache, sources, targets, starts, count, *, window: int, mesh: Me
 
 
 def _copy(to, given, sources, targets, starts, count, window):
-  """`to` with windows of `given`, or of itself where that is None."""
-  def one(i, to):
+  """Copies windows of `given`, or of `to` itself where that is None."""
+  def copy_one(i, to):
     source, target, start = sources[i][None], targets[i][None], starts[i][None]
     return [put_windows(layer, get_windows(rows, start, source, window), start, target)
             for layer, rows in zip(to, given or to, strict=True)]
 
-  return jax.lax.fori_loop(0, count[0], one, to)
+  return jax.lax.fori_loop(0, count[0], copy_one, to)
 
 
 @functools.partial(jax.jit, static_argnames='steps')
 def draws(key, episodes, requests, lengths, *, steps: int):
-  """[S,steps] uniform numbers in [0, 1), one for each token that a slot may draw in a segment.
+  """Returns [S,steps] uniform numbers in [0, 1), one for each token that a slot may draw in a segment.
 
-  The token at depth d of a path gets the number of fold_in(fold_in(fold_in(key, episode), request), d), whichever slot
-  draws it, when, and beside whom.
+  The token at depth d of a path gets the number of fold_in(fold_in(fold_in(key, episode), request), d),
+  whichever slot draws it, when, and beside whom.
   """
   def draw(episode, request, depth):
-    return jax.random.uniform(jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, episode), request), depth))
+    return jax.random.uniform(functools.reduce(jax.random.fold_in, (episode, request, depth), key))
 
   depths = lengths[:, None] + 1 + jnp.arange(steps)
   return jax.vmap(jax.vmap(draw, (None, None, 0)))(episodes, requests, depths)
 
 
 @functools.partial(jax.jit, static_argnames=('config', 'mesh', 'kernel'), donate_argnames=('cache', 'front'))
-def decode(config: DecoderConfig, params, cache, front, slots: Slots, tables: Tables, uniforms, enough, limit, *,
-           mesh: Mesh | None = None, kernel: str | None = None):
+def decode(config: DecoderConfig, params, cache, front, slots: Slots, tables: Tables, uniforms, enough, limit,
+           *, mesh: Mesh | None = None, kernel: str | None = None):
   """Samples up to `steps` tokens in every slot that has any remaining.
 
-  New entries are written to the front at every step and to the cache once at the end; by a kernel, to the cache at every step.
-  Lanes step together: on some platforms no device may loop more often than another.
+  New entries are written to the front at every step and to the cache once at the end; by a kernel, to the
+  cache at every step. Lanes step together: on some platforms no device may loop more often than another.
 
   Args:
-    front: list over layers of (keys [S,K,h,window], values [S,K,window,h]); holds `slots.lengths` entries of each path. The
-      window, or with a kernel the length of a row, is at least max(slots.lengths) + steps + 1, so that a slot that has stopped
-      writes behind its tokens. None with a kernel.
-    kernel: the platform whose kernel attends, see `kernels.decode_attention`. Needs a cache with keys and values together.
+    front: list over layers of (keys [S,K,h,window], values [S,K,window,h]); holds `slots.lengths` entries of
+      each path. The window, or with a kernel the length of a row, is at least max(slots.lengths) + steps + 1,
+      so that a slot that has stopped writes behind its tokens. None with a kernel.
+    kernel: the platform whose kernel attends, see `kernels.decode_attention`. Needs a cache with keys and
+      values together.
     uniforms: [S,steps], from `draws`.
-    enough, limit: int32 scalars; the segment ends once `enough` slots have finished, or all, or after `limit` steps.
+    enough, limit: int32 scalars; the segment ends once `enough` slots have finished, or all, or after `limit`
+      steps.
   Returns:
-    (cache, front, tokens [S,steps] int32, logprobs [S,steps] float32, counts [S] int32 of tokens generated, states [S] int32)
+    (cache, front, tokens [S,steps] int32, logprobs [S,steps] float32, counts [S] int32 of tokens generated,
+    states [S] int32)
   """
   attention = functools.partial(decode_attention, platform=kernel, mesh=mesh) if kernel else None
 
@@ -157,8 +168,8 @@ def decode(config: DecoderConfig, params, cache, front, slots: Slots, tables: Ta
 
     def one_token(state):
       _, step, last, counts, active, states, held, tokens, logprobs = state
-      hidden, held = forward(config, params, last[:, None], slots.lengths + counts, held, slots.rows if kernel else None,
-                             attention=attention)
+      hidden, held = forward(config, params, last[:, None], slots.lengths + counts, held,
+                             slots.rows if kernel else None, attention=attention)
       chosen, logprob = sample(logits(params, hidden[:, 0]), uniforms[:, step], slots, forbidden)
       last = jnp.where(active, chosen, last)
       tokens = jax.lax.dynamic_update_slice(tokens, last[:, None], (0, step))
@@ -168,13 +179,16 @@ def decode(config: DecoderConfig, params, cache, front, slots: Slots, tables: Ta
       active &= (states >= 0) & (counts < slots.remaining)
       return unfinished(step + 1, active), step + 1, last, counts, active, states, held, tokens, logprobs
 
-    state = (unfinished(0, started), jnp.int32(0), slots.tokens, jnp.zeros(S, jnp.int32), started, slots.states,
-             cache if kernel else front, jnp.zeros((S, steps), jnp.int32), jnp.zeros((S, steps), jnp.float32))
-    _, _, _, counts, _, states, held, tokens, logprobs = jax.lax.while_loop(lambda state: state[0], one_token, state)
+    zeros = lambda dtype, *shape: jnp.zeros(shape, dtype)
+    state = (unfinished(0, started), jnp.int32(0), slots.tokens, zeros(jnp.int32, S), started, slots.states,
+             cache if kernel else front, zeros(jnp.int32, S, steps), zeros(jnp.float32, S, steps))
+    state = jax.lax.while_loop(lambda state: state[0], one_token, state)
+    _, _, _, counts, _, states, held, tokens, logprobs = state
     if kernel:
       return held, None, tokens, logprobs, counts, states
     new = [get_windows(path, slots.lengths, jnp.arange(S), steps) for path in held]
-    cache = [put_windows(layer, windows, slots.lengths, slots.rows) for layer, windows in zip(cache, new, strict=True)]
+    cache = [put_windows(layer, windows, slots.lengths, slots.rows)
+             for layer, windows in zip(cache, new, strict=True)]
     return cache, held, tokens, logprobs, counts, states
 
   return in_lanes(mesh, program, (params, tables, enough, limit), (cache, front, slots, uniforms))
@@ -188,42 +202,48 @@ def sample(scores, uniform, slots: Slots, forbidden):
     uniform: [S] in [0, 1).
     forbidden: [S,V] bool.
   Returns:
-    (tokens [S] int32, logprobs [S] float32). The log-probability is that of the distribution that was sampled from:
-    softmax(scores / temperature) without the forbidden tokens, restricted to top_k, then to top_p of what is left, and
-    normalised again. A greedy token has its log-probability at temperature 1 without truncation.
+    (tokens [S] int32, logprobs [S] float32). The log-probability is that of the distribution that was sampled
+    from: softmax(scores / temperature) without the forbidden tokens, restricted to top_k, then to top_p of
+    what is left, and normalised again. A greedy token has its log-probability at temperature 1 without
+    truncation.
   """
   greedy = slots.temperature <= 0
   scores = jnp.where(forbidden, -jnp.inf, scores) / jnp.where(greedy, 1, slots.temperature)[:, None]
   truncated = ~greedy & ((slots.top_k > 0) | (slots.top_p < 1))
-  scores = jax.lax.cond(jnp.any(truncated), lambda s: truncate(s, slots.top_k, slots.top_p, truncated), lambda s: s, scores)
+  scores = jax.lax.cond(jnp.any(truncated), lambda s: truncate(s, slots.top_k, slots.top_p, truncated),
+                        lambda s: s, scores)
   peak = jnp.max(scores, axis=-1)
   mass = jnp.exp(scores - peak[:, None])
   normaliser = peak + jnp.log(jnp.sum(mass, axis=-1))
-  mass = jnp.where(greedy[:, None], scores == peak[:, None], mass)  # argmax proper would take longer than all the rest
+  mass = jnp.where(greedy[:, None], scores == peak[:, None], mass)  # argmax takes longer than all the rest
   S, V = mass.shape
   blocks = jnp.pad(mass, ((0, 0), (0, -V % BLOCK))).reshape(S, -1, BLOCK)
   in_blocks = jnp.sum(blocks, axis=-1)
   below = jnp.cumsum(in_blocks, axis=-1)
   wanted = jnp.where(greedy, 0, uniform) * below[:, -1]
   block = _first_above(below, in_blocks, wanted)
-  start = jnp.where(block > 0, jnp.take_along_axis(below, jnp.maximum(block - 1, 0)[:, None], axis=1)[:, 0], 0)
+  start = jnp.take_along_axis(below, jnp.maximum(block - 1, 0)[:, None], axis=1)[:, 0]
   inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-  tokens = block * BLOCK + _first_above(jnp.cumsum(inside, axis=-1), inside, wanted - start)
+  rest = wanted - jnp.where(block > 0, start, 0)
+  tokens = block * BLOCK + _first_above(jnp.cumsum(inside, axis=-1), inside, rest)
   return tokens.astype(jnp.int32), jnp.take_along_axis(scores, tokens[:, None], axis=1)[:, 0] - normaliser
 
 
 def _first_above(sums, masses, level):
-  """First index with mass where the running sums [S,N] of masses [S,N] exceed level [S]; where there is none, the last with mass.
+  """Finds the first index with mass where the running sums [S,N] of masses [S,N] exceed level [S], else the
+  last.
 
-  A running sum is added up in another order at every index, so it may grow where nothing is added, and its end may be below the
-  level. No token of probability 0 is ever drawn.
+  A running sum is added up in another order at every index, so it may grow where nothing is added, and its
+  end may be below the level. No token of probability 0 is ever drawn.
   """
-  above, last = (masses > 0) & (sums > level[:, None]), masses.shape[-1] - 1 - jnp.argmax((masses > 0)[:, ::-1], axis=-1)
+  above = (masses > 0) & (sums > level[:, None])
+  last = masses.shape[-1] - 1 - jnp.argmax((masses > 0)[:, ::-1], axis=-1)
   return jnp.where(jnp.any(above, axis=-1), jnp.argmax(above, axis=-1), last)
 
 
 def truncate(scores, top_k, top_p, rows):
-  """-inf for what top_k (0 is off), and then top_p of the rest (1 is off), leave out; only in the given `rows` [S].
+  """Sets -inf for what top_k (0 is off), and then top_p of the rest (1 is off), leave out; only in `rows`
+  [S].
 
   Tokens that tie with the last one kept are kept too.
   """
@@ -234,9 +254,10 @@ def truncate(scores, top_k, top_p, rows):
 
 
 def _highest(scores, weights, wanted):
-  """[S,V] bool: the highest scores, as few as have weights that add up to `wanted` [S]; all if none do.
+  """Marks [S,V] the highest scores, as few as have weights that add up to `wanted` [S]; all if none do.
 
-  Bisects the 2^32 float32 numbers in their order: 32 passes over the vocabulary, where XLA would sort on one core.
+  Bisects the 2^32 float32 numbers in their order: 32 passes over the vocabulary, where XLA would sort on one
+  core.
   """
   bits = jax.lax.bitcast_convert_type(scores, jnp.int32)
   ranks = jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
@@ -248,5 +269,6 @@ def _highest(scores, weights, wanted):
     return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
 
   extremes = jnp.iinfo(jnp.int32)
-  low, _ = jax.lax.fori_loop(0, 32, halve, (jnp.full(wanted.shape, extremes.min), jnp.full(wanted.shape, extremes.max)))
+  bounds = jnp.full(wanted.shape, extremes.min), jnp.full(wanted.shape, extremes.max)
+  low, _ = jax.lax.fori_loop(0, 32, halve, bounds)
   return ranks >= low[:, None]

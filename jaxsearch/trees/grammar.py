@@ -1,9 +1,10 @@
 """The tags of a search agent: reads actions and answers, writes observations, makes retrieved text harmless.
 
-A policy span ends in an action, `<search> query </search>` or `<answer> answer </answer>`, and the environment replies with
-`<information>`. Reading is strict (a tag is exactly `<name>` or `</name>`, an element holds no other tag) and looks at policy
-text only. Writing is careful: what a tool returned can neither act as one of our tags nor become a special token. The names of
-the tags are data, since every paper has its own. Prompts are in templates.py; the methods decide when to search and to stop.
+A policy span ends in an action, `<search> query </search>` or `<answer> answer </answer>`, and the
+environment replies with `<information>`. Reading is strict (a tag is exactly `<name>` or `</name>`, an
+element holds no other tag) and looks at policy text only. Writing is careful: what a tool returned can
+neither act as one of our tags nor become a special token. The names of the tags are data, since every paper
+has its own. Prompts are in templates.py; the methods decide when to search and to stop.
 """
 
 import functools
@@ -39,7 +40,8 @@ EVIDENCE = 'original_evidence'
 R_SEARCH = Tags(observation='observation', others=(EVIDENCE,))  # arXiv 2506.04185
 RESEARCH = Tags(observation='result')  # ReSearch, arXiv 2503.19470
 CARL = Tags(observation='output', others=('context',))  # arXiv 2605.27788
-# What begins or ends a turn in the usual chat templates: for texts shown to a model whose tokenizer is not known here.
+# What begins or ends a turn in the usual chat templates: for texts shown to a model whose tokenizer is not
+# known here.
 CONTROL = ('<|', '<s>', '</s>', '<bos>', '<eos>', '[INST]', '[/INST]', '<start_of_turn>', '<end_of_turn>')
 FENCE = '\n```\n'  # ends a block; that of a block of Python ends an invoke segment
 
@@ -55,18 +57,19 @@ class Element(NamedTuple):
 
 
 def elements(text: str, tags: Tags = SEARCH_R1) -> list[Element]:
-  """Well-formed elements in order: an opening tag whose next tag of any kind is its own closing tag."""
-  found = list(re.finditer(f'<(/?)({"|".join(map(re.escape, tags.names))})>', text))
+  """Returns the well-formed elements: an opening tag whose next tag of any kind is its own closing tag."""
+  places = list(re.finditer(f'<(/?)({"|".join(map(re.escape, tags.names))})>', text))
   return [Element(opening[2], text[opening.end():closing.start()].strip(), opening.start(), closing.end())
-          for opening, closing in itertools.pairwise(found)
+          for opening, closing in itertools.pairwise(places)
           if not opening[1] and closing[1] and opening[2] == closing[2]]
 
 
 def search_query(text: str, tags: Tags = SEARCH_R1) -> str | None:
-  """The query that a policy span ends with; None if its last element is no search, empty or not at the end.
+  """Returns the query that a policy span ends with; None if its last element is no search, empty or not at
+  the end.
 
-  The token that completes `</search>` may carry a little more (`>.` or `>\\n` are single tokens of large vocabularies), so
-  trailing characters that are neither part of a word nor `<` are allowed.
+  The token that completes `</search>` may carry a little more (`>.` or `>\\n` are single tokens of large
+  vocabularies), so trailing characters that are neither part of a word nor `<` are allowed.
   """
   last = next(reversed(elements(text, tags)), None)
   ends_in_search = last and last.name == tags.search and re.fullmatch(r'[^\w<]*', text[last.end:])
@@ -74,13 +77,14 @@ def search_query(text: str, tags: Tags = SEARCH_R1) -> str | None:
 
 
 def answer(text: str, tags: Tags = SEARCH_R1) -> str | None:
-  """The last well-formed answer in policy text; None if there is none or it is empty."""
+  """Returns the last well-formed answer in policy text; None if there is none or it is empty."""
   answers = [element.content for element in elements(text, tags) if element.name == tags.answer]
   return answers[-1] or None if answers else None
 
 
 def python_block(text: str) -> str | None:
-  """The last closed block of three backquotes and `python`; None if there is none, it is empty, or words follow it."""
+  """Returns the last closed block of Python between fences; None without one, if empty, or if words follow
+  it."""
   blocks = list(re.finditer(r'(?:^|\n)```python[ \t]*\n(.*?)\n```[ \t]*(?=\n|$)', text, re.DOTALL))
   if not blocks or re.search(r'\w', text[blocks[-1].end():]):
     return None
@@ -88,43 +92,45 @@ def python_block(text: str) -> str | None:
 
 
 def context_block(text: str) -> tuple[str, bool]:
-  """(content of `<context>`, whether it was closed); ('', False) if none was opened."""
-  found = re.search(r'<context>(.*?)(</context>|$)', text, re.DOTALL)
-  return (found[1].strip(), bool(found[2])) if found else ('', False)
+  """Returns (content of `<context>`, whether it was closed); ('', False) if none was opened."""
+  match = re.search(r'<context>(.*?)(</context>|$)', text, re.DOTALL)
+  return (match[1].strip(), bool(match[2])) if match else ('', False)
 
 
 # Writing observations. `special_tokens` are those of the tokenizer, as text.
 
 def information(documents: Sequence[Document], special_tokens: Iterable[str], tags: Tags = SEARCH_R1) -> str:
-  """The observation with retrieved documents, best first, in Search-R1's format, neutralised."""
+  """Writes the observation with retrieved documents, best first, in Search-R1's format, neutralised."""
   safe = functools.partial(neutralise, special_tokens=tuple(special_tokens), tags=tags)
   return _observation(listed(documents, safe) or 'No documents were found.\n', tags)
 
 
 def listed(documents: Sequence[Document], safe: Callable[[str], str] = str) -> str:
-  """One line per document; `safe` is applied to titles and texts."""
-  heads = [f'(Title: {safe(title)})' if (title := document.title.strip()) else ':' for document in documents]
-  return ''.join(f'Doc {number}{head} {safe(document.text.strip())}\n'
-                 for number, (head, document) in enumerate(zip(heads, documents), start=1))
+  """Writes one line per document; `safe` is applied to titles and texts."""
+  lines = ''
+  for number, document in enumerate(documents, start=1):
+    title = document.title.strip()
+    lines += f'Doc {number}{f"(Title: {safe(title)})" if title else ":"} {safe(document.text.strip())}\n'
+  return lines
 
 
 def output(text: str, special_tokens: Iterable[str]) -> str:
-  """The observation with a program's output (CARL), neutralised."""
+  """Writes the observation with a program's output (CARL), neutralised."""
   return f'<output>{neutralise(text.strip(), special_tokens, CARL)}</output>\n'
 
 
 def context(text: str, special_tokens: Iterable[str]) -> str:
-  """The clean copy of the policy's context (CARL), which stays when the raw output is dropped."""
+  """Writes the clean copy of the policy's context (CARL), which stays when the raw output is dropped."""
   return f'<context>{neutralise(text, special_tokens, CARL)}</context>\n'
 
 
 def failure(reason: str, special_tokens: Iterable[str], tags: Tags = SEARCH_R1) -> str:
-  """The observation after a tool that failed. The reason may quote a server, so it is neutralised too."""
+  """Writes the observation after a tool that failed. The reason may quote a server: it is neutralised too."""
   return _observation(f'The search failed: {neutralise(reason.strip(), special_tokens, tags)}\n', tags)
 
 
 def invalid_action(tags: Tags = SEARCH_R1) -> str:
-  """The observation after a span that ended in neither a search nor an answer."""
+  """Writes the observation after a span that ended in neither a search nor an answer."""
   return ('\nThat was not a valid action. '
           f'To search, I write the query between <{tags.search}> and </{tags.search}>. '
           f'To finish, I write the answer between <{tags.answer}> and </{tags.answer}>. I try again.\n')
@@ -139,10 +145,11 @@ def _observation(body: str, tags: Tags) -> str:
 def neutralise(text: str, special_tokens: Iterable[str] = (), tags: Tags = SEARCH_R1) -> str:
   """Overwrites the first character of our tags and of special tokens in `text`, so that they are inert.
 
-  Tags are found in any case, with spaces, slashes or attributes inside, closed or not; both kinds are also found under Unicode
-  compatibility forms, accents and invisible characters, which some tokenizers normalise away. Nothing is removed, and the new
-  character occurs in no tag and no special token, so no new one can arise; a second call changes nothing. Added tokens made of
-  spaces or invisible characters alone, which some vocabularies have, control nothing and stay.
+  Tags are found in any case, with spaces, slashes or attributes inside, closed or not; both kinds are also
+  found under Unicode compatibility forms, accents and invisible characters, which some tokenizers normalise
+  away. Nothing is removed, and the new character occurs in no tag and no special token, so no new one can
+  arise; a second call changes nothing. Added tokens made of spaces or invisible characters alone, which some
+  vocabularies have, control nothing and stay.
   """
   hostile, inert = _hostile(tuple(special_tokens), tags)
   folds = [_fold(character) for character in text]
@@ -153,7 +160,7 @@ def neutralise(text: str, special_tokens: Iterable[str] = (), tags: Tags = SEARC
 
 @functools.lru_cache
 def _hostile(special_tokens: tuple[str, ...], tags: Tags) -> tuple[re.Pattern, str]:
-  """The pattern of tags and special tokens in folded text, and the character that overwrites their starts."""
+  """Returns the pattern of tags and special tokens in folded text, and the character that overwrites them."""
   folded = [''.join(map(_fold, token)) for token in special_tokens]
   names = '|'.join(re.escape(''.join(map(_fold, name))) for name in tags.names)
   pattern = '|'.join([rf'<[ /\\]*(?:{names})', *(re.escape(token) for token in folded if token.strip())])
@@ -165,7 +172,7 @@ def _hostile(special_tokens: tuple[str, ...], tags: Tags) -> tuple[re.Pattern, s
 
 @functools.lru_cache(maxsize=65536)
 def _fold(character: str) -> str:
-  """A character as a lenient reader sees it: compatibility form, no case or accent, '' if invisible."""
+  """Folds a character as a lenient reader does: compatibility form, no case or accent, '' if invisible."""
   if character.isspace():
     return ' '
   decomposed = unicodedata.normalize('NFKD', character).casefold()

@@ -1,8 +1,8 @@
 """The one record of a rollout: a tree of token spans.
 
-A method grows a tree (`node.append`) and credits its nodes (`node.advantages`); `layout` alone turns it into training rows.
-A span holds the token ids that were sampled or fed: text is tokenised once, when it is appended. What a span means, and which
-text is a search, is up to `grammar` and the methods.
+A method grows a tree (`node.append`) and credits its nodes (`node.advantages`); `layout` alone turns it into
+training rows. A span holds the token ids that were sampled or fed: text is tokenised once, when it is
+appended. What a span means, and which text is a search, is up to `grammar` and the methods.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Role(enum.Enum):
   PROMPT = 'prompt'
   POLICY = 'policy'            # sampled from the policy: the only role that is trained on by default
   OBSERVATION = 'observation'  # what a tool returned
-  CONTEXT = 'context'          # a copy of what the policy wrote elsewhere in the tree, where it has to be seen again
+  CONTEXT = 'context'          # a copy of what the policy wrote elsewhere in the tree, to be seen again
 
 
 class Stop(enum.StrEnum):
@@ -46,17 +46,18 @@ class Node:
   tree: Tree = field(repr=False)
   parent: Node | None = field(repr=False)
   role: Role
-  tokens: list[int]  # ids of this span only; where the policy chose to end, the end token belongs to the span
-  logprobs: list[float] | None = field(default=None, repr=False)  # per token, of the distribution sampled from; None: not sampled
+  tokens: list[int]  # ids of this span only, with the end token where the policy chose to end
+  logprobs: list[float] | None = field(default=None, repr=False)  # per token; None: not sampled
   trained: bool = False  # whether its tokens bear a loss; `layout` builds the loss mask from this alone
-  stop: str | None = None  # why the generation of this span stopped: the stop string found, or a reason of the sampler
+  stop: str | None = None  # why it ended: the stop string that was found, or a reason of the sampler
   advantages: float | np.ndarray | None = None  # credit of the span, one number or one per token
-  values: np.ndarray | None = field(default=None, repr=False)  # the critic's, per token: of the state before the token
+  values: np.ndarray | None = field(default=None, repr=False)  # the critic's, of the state before each token
   returns: np.ndarray | None = field(default=None, repr=False)  # the critic's targets, per token
   data: dict[str, Any] = field(default_factory=dict)  # notes of a method
   children: list[Node] = field(default_factory=list, repr=False)  # alternatives to each other
 
-  def append(self, text_or_ids: str | Sequence[int], role: Role, *, logprobs: Sequence[float] | None = None) -> Node:
+  def append(self, text_or_ids: str | Sequence[int], role: Role, *,
+             logprobs: Sequence[float] | None = None) -> Node:
     """Adds a span after this one and returns it.
 
     Args:
@@ -96,14 +97,14 @@ class Node:
     return tokenizer.decode([token for token in self.tokens if token not in tokenizer.eos_ids])
 
   def path(self) -> list[Node]:
-    """Nodes from the root to this one."""
+    """Returns the nodes from the root to this one."""
     nodes = [self]
     while nodes[-1].parent is not None:
       nodes.append(nodes[-1].parent)
     return nodes[::-1]
 
   def path_tokens(self) -> list[int]:
-    """Tokens from the root to the end of this span: the context in which a child is sampled."""
+    """Returns the tokens from the root to the end of this span: the context in which a child is sampled."""
     return [token for node in self.path() for token in node.tokens]
 
   @property
@@ -112,7 +113,7 @@ class Node:
     return len(self.path_tokens())
 
   def walk(self) -> Iterator[Node]:
-    """This node and all below it, depth first, children in the order they were appended."""
+    """Yields this node and all below it, depth first, children in the order they were appended."""
     stack = [self]
     while stack:
       node = stack.pop()
@@ -130,11 +131,13 @@ class Metrics(dict):
 class Tree:
   """Holds all spans of one question, its answer and its reward.
 
-  `tokenizer` is anything with `encode(text) -> ids` and `decode(ids) -> text`. A method's `grow` fills in `answer`, `stop` and
-  `metrics`, its `credit` fills in `reward`. It draws random numbers from `rng`, which the rollout driver seeds for each tree.
+  `tokenizer` is anything with `encode(text) -> ids` and `decode(ids) -> text`. A method's `grow` fills in
+  `answer`, `stop` and `metrics`, its `credit` fills in `reward`. It draws random numbers from `rng`, seeded
+  for each tree.
   """
 
-  def __init__(self, tokenizer: Any, question: Question | None = None, rng: np.random.Generator | None = None):
+  def __init__(self, tokenizer: Any, question: Question | None = None,
+               rng: np.random.Generator | None = None):
     self.tokenizer = tokenizer
     self.question = question
     self.root = Node(self, None, Role.ROOT, [])
@@ -142,27 +145,30 @@ class Tree:
     self.answer: str | None = None
     self.reward: float | None = None
     self.stop: Stop | None = None
-    self.metrics = Metrics(searches=0, malformed=0, tool_failures=0)  # others read these, so every tree has them
+    self.metrics = Metrics(searches=0, malformed=0, tool_failures=0)  # every tree has these: others read them
     self.rng = np.random.default_rng(0) if rng is None else rng
 
   def to_json(self) -> dict[str, Any]:
-    """Returns the tree as it was grown, without question, values and returns, as JSON holds it; `from_json` is the inverse.
+    """Returns the tree as it was grown, without question, values and returns, as JSON holds it.
 
     Raises TypeError for a note (`node.data`, `metrics`) that is no number, text, list, dict or document.
     """
     nodes = list(self.walk())
     places = {node: place for place, node in enumerate(nodes)}
-    rows = [{'parent': places.get(node.parent), 'role': node.role.value} | {name: getattr(node, name) for name in _GROWN}
-            for node in nodes]
-    record = {'id': self.question and self.question.id, 'answer': self.answer, 'reward': self.reward, 'stop': self.stop,
-              'metrics': self.metrics, 'rng': self.rng.bit_generator.state, 'nodes': rows}
+    rows = []
+    for node in nodes:
+      rows.append({'parent': places.get(node.parent), 'role': node.role.value})
+      rows[-1] |= {name: getattr(node, name) for name in _GROWN}
+    record = {'id': self.question and self.question.id, 'answer': self.answer, 'reward': self.reward,
+              'stop': self.stop, 'metrics': self.metrics, 'rng': self.rng.bit_generator.state, 'nodes': rows}
     return json.loads(json.dumps(record, default=_plain))
 
   @classmethod
   def from_json(cls, record: dict[str, Any], tokenizer: Any, question: Question) -> Tree:
     """Returns the tree of `to_json`, to the bit."""
     tree = cls(tokenizer, question)
-    tree.answer, tree.reward, tree.stop = record['answer'], record['reward'], record['stop'] and Stop(record['stop'])
+    tree.answer, tree.reward = record['answer'], record['reward']
+    tree.stop = record['stop'] and Stop(record['stop'])
     tree.metrics = Metrics(record['metrics'])
     tree.rng.bit_generator.state = record['rng']
     nodes = []
@@ -179,28 +185,30 @@ class Tree:
     return max(self.length - node.length, 0)
 
   def walk(self) -> Iterator[Node]:
-    """All nodes, depth first: the order of the training layout."""
+    """Yields all nodes, depth first: the order of the training layout."""
     return self.root.walk()
 
   def leaves(self) -> list[Node]:
-    """Nodes without children, in depth-first order."""
+    """Returns the nodes without children, depth first."""
     return [node for node in self.walk() if not node.children]
 
   def nodes(self, role: Role) -> list[Node]:
-    """Nodes of one role, in depth-first order."""
+    """Returns the nodes of one role, depth first."""
     return [node for node in self.walk() if node.role is role]
 
   def prune(self) -> None:
-    """Drops what bears no loss and leads to none, such as an observation after which there was no room to go on."""
+    """Drops what bears no loss and leads to none, such as an observation after which there was no room to go
+    on."""
     for node in reversed(list(self.walk())):  # children before their parents
-      node.children = [child for child in node.children if child.children or (child.trained and child.tokens)]
+      node.children = [child for child in node.children
+                       if child.children or (child.trained and child.tokens)]
 
   def count(self, role: Role | None = None) -> int:
-    """Tokens of one role, or of all; a prefix that several branches share counts once."""
+    """Counts the tokens of one role, or of all; a prefix that several branches share counts once."""
     return sum(len(node.tokens) for node in self.walk() if role is None or node.role is role)
 
 
-_GROWN = ('tokens', 'logprobs', 'trained', 'stop', 'advantages', 'data')  # of a node that was grown and not yet credited
+_GROWN = ('tokens', 'logprobs', 'trained', 'stop', 'advantages', 'data')  # of a node before `credit`
 
 
 def _plain(value: Any) -> Any:

@@ -24,6 +24,16 @@ class OnePassage:
             for query in queries]
 
 
+@pytest.fixture
+def compiled():
+  """Returns a list that grows with each compilation."""
+  events = []
+  listen = lambda event, seconds, **_: events.append(event) if 'backend_compile' in event else None
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  yield events
+  jax.monitoring.unregister_event_duration_listener(listen)
+
+
 @pytest.fixture(scope='session')
 def tokenizer():
   backend = tokenizers.Tokenizer(models.BPE())

@@ -146,13 +146,10 @@ def test_captured_logprobs_are_those_of_the_trainer(make_engine, config, params)
 
 
 def test_on_a_cpu_a_bfloat16_policy_is_sampled_in_float32(make_engine, config, params):
-  lower = make_engine(config=dataclasses.replace(config, dtype='bfloat16'), params=params)
-  same = make_engine(params=jax.tree.map(lambda x: x.astype('bfloat16').astype('float32'), params))  # as training rounds them
-  assert {leaf.dtype.name for leaf in jax.tree.leaves((lower._params, lower._cache))} == {'float32'}
-  for ours, expected in zip(jax.tree.leaves(lower._params), jax.tree.leaves(same._params), strict=True):
-    np.testing.assert_array_equal(ours, expected)
-  (ours, _), (expected, _) = (run(engine, chains(PROMPTS)) for engine in (lower, same))
-  assert tokens_of(ours) == tokens_of(expected)
+  rounded = jax.tree.map(lambda x: x.astype('bfloat16').astype('float32'), params)  # as training rounds them
+  lower, _ = run(make_engine(config=dataclasses.replace(config, dtype='bfloat16')), chains(PROMPTS))
+  same, _ = run(make_engine(params=rounded), chains(PROMPTS))
+  assert spans(lower) == spans(same)
 
 
 def test_truncated_logprobs_are_of_the_truncated_distribution(make_engine, next_logprobs):
@@ -209,7 +206,7 @@ def test_a_group_computes_its_prompt_once(make_engine, tokenizer):
   assert metrics['episodes'] == 6
 
 
-def test_nothing_compiles_after_compile_all_and_nothing_is_copied_unasked(make_engine):
+def test_nothing_compiles_after_compile_all_and_nothing_is_copied_unasked(make_engine, compiled):
   engine = make_engine()
   engine.compile_all(score=True)
 
@@ -217,47 +214,16 @@ def test_nothing_compiles_after_compile_all_and_nothing_is_copied_unasked(make_e
     node = tree.root.append(PROMPTS[0], Role.PROMPT)
     yield [Score(node, ('yes', ' no')), Generate(node, temperature=0.0, top_k=3), Generate(node, forbid=(7,))]
 
-  compiled = []
-  listen = lambda event, seconds, **_: compiled.append(event) if 'backend_compile' in event else None
-  jax.monitoring.register_event_duration_secs_listener(listen)
   growths = chains(PROMPTS * 3, turns=3) + [scored] * 2
   trees = [Tree(engine.tokenizer) for _ in growths]
   key = jax.random.key(3)
-  try:
-    jax.jit(lambda x: x + 3)(1.0)
-    assert len(compiled) == 1     # the listener hears compilations
-    with jax.transfer_guard('disallow'):
-      metrics = engine.run([(grow(tree), tree) for grow, tree in zip(growths, trees)], key)
-  finally:
-    jax.monitoring.unregister_event_duration_listener(listen)
+  compiled.clear()
+  jax.jit(lambda x: x + 3)(1.0)
+  assert len(compiled) == 1  # they are heard
+  with jax.transfer_guard('disallow'):
+    metrics = engine.run([(grow(tree), tree) for grow, tree in zip(growths, trees)], key)
   assert len(compiled) == 1
   assert metrics['tokens_forked'] > 0 and metrics['tokens_decoded'] > 100 and metrics['tool_calls'] == 18
-
-
-def test_a_row_is_copied_once_to_where_it_is_decoded_and_then_only_what_is_new_in_it(make_engine, monkeypatch):
-  engine, loaded, decoded = make_engine(segment_steps=8), [], []
-  load, decode = engine._load, engine.decode
-  monkeypatch.setattr(engine, '_load', lambda missing: loaded.append([part[2:] for part in missing]) or load(missing))
-  monkeypatch.setattr(engine, 'decode', lambda *args: decoded.append(len(loaded)) or decode(*args))
-  (tree,), metrics = run(engine, chains(PROMPTS[:1], turns=2, tokens=16))
-  prompt, first, observation, second = (len(node.tokens) for node in tree.walk() if node.tokens)
-  assert metrics['segments'] == 2 + 3 and (first, second) == (16, 21)
-  # not after the first segment of a span; after an observation not what was decoded before it
-  assert loaded == [[(0, prompt - 1)], [(prompt + first - 1, prompt + first + observation - 1)]]
-  assert decoded == [0, 1, 1, 2, 2]
-  assert engine._front is None  # nothing is held between rollouts
-
-
-def test_chunks_are_prefilled_in_the_window_that_they_need(make_engine, monkeypatch):
-  engine, windows = make_engine(length=600), []
-  prefill = engine._prefill
-  monkeypatch.setattr(engine, '_prefill', lambda *call: windows.append(call[-1]) or prefill(*call))
-
-  def grow(tree):
-    yield Generate(tree.root.append([40] * 450, Role.PROMPT), max_tokens=1)
-
-  run(engine, [grow])
-  assert sorted(set(windows)) == [128, 256, 384, 512]
 
 
 class SlowSearch:
@@ -562,13 +528,6 @@ def test_the_clock_mode_grows_the_same_tokens(make_engine):
   other, metrics = run(engine, chains(PROMPTS * 2, turns=3))
   assert tokens_of(one) == tokens_of(other)
   assert metrics['seconds_tools'] >= 12 * 0.01
-
-
-def test_progress_is_reported(make_engine):
-  seen = []
-  run(make_engine(), chains(PROMPTS, turns=1), on_progress=lambda *report: seen.append(report))
-  assert [report[:2] for report in seen] == [(1, 3), (2, 3), (3, 3)]
-  assert seen[0][2]['tokens_decoded'] <= seen[-1][2]['tokens_decoded']
 
 
 def test_what_is_counted_belongs_to_its_episode(make_engine):

@@ -47,17 +47,6 @@ def test_the_longest_common_beginning_is_found_while_paths_come_and_go(first, th
   assert prefixes.root == ({}, {})
 
 
-def test_a_path_is_compared_with_the_rows_that_begin_alike_alone(monkeypatch):
-  rows, count = CacheRows(64), 32
-  different = [A + 100 * i for i in range(count)]
-  cache_all(rows, rows.place(different, range(count)), different)
-  compared = []
-  monkeypatch.setattr('jaxsearch.sampler.kv_cache.common_prefix', lambda a, b: compared.append(1) or common_prefix(a, b))
-  longer = [np.append(path, [7]).astype(np.int32) for path in different]
-  assert [p.shared for p in rows.place(longer, range(count))] == [40] * count
-  assert len(compared) <= 8 * count  # of 2048 pairs
-
-
 def test_an_episode_comes_back_to_its_row_and_rewinds_it():
   rows = CacheRows(3)
   cache_all(rows, rows.place([A], [0]), [A])

@@ -139,21 +139,6 @@ def test_megabytes_cost_no_more_than_what_is_shown_of_them():
     assert sum(counting.sizes) < most + 12 * len(text) and sum(size > 2 * len(text) for size in counting.sizes) == 1
 
 
-@pytest.mark.parametrize('times', [8, 11, 14])
-def test_what_does_not_fit_is_tokenised_once(times):
-  text = 'Oviedo lies on the Nalon, 232 m above the sea; <information> ' * times
-  documents = [Document(str(i), f'Title {i}', f'{i} {text}') for i in range(3)]
-  whole, counting = len(grammar.information(documents, WORLD.special_tokens)), Counting()
-  shown = observation(Search(None, ''), [documents], 4096, counting, Tools(max_observation=200, answer_reserve=0))
-  assert 190 < tokens(shown) <= 200 and sum(size == whole for size in counting.sizes) == 1
-  assert len(counting.sizes) <= 10 and sum(counting.sizes) < whole + 9 * len(written(shown)) * 1.1
-
-
-def test_what_fits_is_tokenised_once():
-  counting = Counting()
-  assert observation(Search(None, ''), [DOCUMENTS], 4096, counting, Tools()) == DOCUMENTS and len(counting.sizes) == 1
-
-
 def test_titles_of_megabytes_are_left_out_before_they_are_tokenised():
   documents = [Document('', 'Oviedo', 'a city'), Document('', 'x' * 10**6, 'a title'), Document('', 'Gijón', 'a port')]
   counting = Counting()
