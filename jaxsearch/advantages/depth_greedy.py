@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 def depth_plan(strategy: str, budget: jax.Array, max_depth: int,
                phase: jax.Array = 0) -> tuple[jax.Array, jax.Array]:
-  """The wish that `depth_greedy` makes feasible: the whole budget in one bucket, and the order of the others.
+  """Plans what `depth_greedy` makes feasible: the whole budget in one bucket, and the order of the others.
 
     'auto'   (eqs. 5-7)    target S; then S-1, …, 0.
     'phase'  (eqs. 9-11)   target k+1; then deeper ones, k+2, …, S; then shallower ones, k, …, 0.
@@ -81,7 +81,7 @@ def depth_greedy(capacities: jax.Array, targets: jax.Array, priorities: jax.Arra
 
 
 def advance_phase(phase: jax.Array, capacities: jax.Array, budget: jax.Array) -> jax.Array:
-  """The phase after this batch: one further if the buckets deeper than the target, k+1, hold the budget.
+  """Advances the phase by one if the buckets deeper than the target, k+1, hold the budget.
 
   CuSearch, eq. 12, strictly deeper. It never goes back and never passes S-1; it belongs in the checkpoint.
   `capacities` [S+1] are the trajectories of each depth in this batch, `budget` is K; the phase is an int32

@@ -68,8 +68,7 @@ def group_relative(rewards: jax.Array, group_ids: jax.Array, num_groups: int, *,
 def standardize(rewards: jax.Array, retained: jax.Array, *, total: OverGroup, lowest: OverGroup,
                 highest: OverGroup, normalize_std: bool, ddof: int,
                 eps: float) -> tuple[jax.Array, jax.Array]:
-  """`(r - mean) / (std + eps)` within each group, and how many retained members each member's group has, both
-  [...] float32.
+  """Returns `(r - mean) / (std + eps)` within each group, and each member's group size, both float32 [...].
 
   Args:
     rewards: [...] float32; those that are not retained may hold anything.
@@ -91,8 +90,7 @@ def standardize(rewards: jax.Array, retained: jax.Array, *, total: OverGroup, lo
 
 def in_units(x: jax.Array, retained: jax.Array, *, lowest: OverGroup,
              highest: OverGroup) -> tuple[jax.Array, ...]:
-  """Measures x [...] float32 in units of its group's range, from its group's smallest member; arguments as in
-  `standardize`.
+  """Measures x [...] float32 in units of its group's range, from its smallest member; see `standardize`.
 
   What is computed from these offsets must depend neither on the unit nor on the smallest member, as a mean
   removed and a standard deviation do; then `stop_gradient` on both is exact, and keeps the ties of min and

@@ -19,7 +19,7 @@ def hybrid_reward(outcome: jax.Array, process: jax.Array) -> jax.Array:
 
 def refinement_gain(accept: jax.Array, cut_probs: jax.Array, regeneration_gain: jax.Array, reward: jax.Array,
                     trimmed_reward: jax.Array) -> dict[str, jax.Array]:
-  """Where the gain of a discriminator and a trimmer over the plain actor comes from (Search-R2, appendix D).
+  """Splits the gain of a discriminator and a trimmer over the plain actor (Search-R2, appendix D).
 
   With expectations over the N drafts and `Cov(X, Y) = E[XY] - E[X] E[Y]`:
 

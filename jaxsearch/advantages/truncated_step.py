@@ -33,7 +33,7 @@ def truncated_step(rewards: jax.Array, *, normalize_std: bool = True, ddof: int 
 
 def step_reward(think: jax.Array, query: jax.Array, answer: jax.Array, is_answer: jax.Array, step: jax.Array,
                 budget: jax.Array, *, early_bonus: float) -> jax.Array:
-  """The reward of one step from the scores of a judge, each in {-1, 0, 1} (SLATE, eqs. 5 and 6).
+  """Returns the reward of one step from scores of a judge, each in {-1, 0, 1} (SLATE, eqs. 5 and 6).
 
     a search:   think + query
     an answer:  think + answer + early_bonus (budget - step) / budget

@@ -63,8 +63,7 @@ def _joined(values: Sequence[float], weights: Sequence[int]) -> float:
 
 
 def find_method(name: str) -> types.ModuleType:
-  """Returns the module jaxsearch/methods/NAME.py ('prompted.cot': prompted/cot.py); ValueError if it has no
-  grow."""
+  """Returns the module of a method ('prompted.cot': prompted/cot.py); ValueError if there is none."""
   file = f'jaxsearch/methods/{name.replace(".", "/")}.py'
   try:
     method = importlib.import_module(f'jaxsearch.methods.{name}')

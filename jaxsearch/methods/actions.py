@@ -34,8 +34,7 @@ def read(node: Node, tags: grammar.Tags = grammar.SEARCH_R1) -> Action:
 
 
 def search(actions: Sequence[Action], tree: Tree, tags: grammar.Tags = grammar.SEARCH_R1) -> Growth[None]:
-  """Runs the searches of actions together; sets observations, `node.data['documents']` and the counts of what
-  went wrong."""
+  """Runs the searches of actions together; sets observations, `node.data['documents']` and counts."""
   special = tree.tokenizer.special_tokens
   show = lambda documents: grammar.information(documents, special, tags)
   searching = [action for action in actions if action.query is not None]
@@ -56,8 +55,7 @@ def search(actions: Sequence[Action], tree: Tree, tags: grammar.Tags = grammar.S
 
 def ask_judge(tree: Tree, items: Sequence[judge.Item],
               unreadable: int | None = 0) -> Growth[list[int | None]]:
-  """Returns the judge's scores of the items; `unreadable`, counted in `judge_unreadable`, for one that is
-  missing or unclear."""
+  """Returns the judge's scores; `unreadable`, counted in `judge_unreadable`, for one without a score."""
   scores = []
   for reply in (yield [Ask('judge', item) for item in items]):
     failed = reply is None or isinstance(reply, ToolFailure | Exception)

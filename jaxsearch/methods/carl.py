@@ -1,5 +1,4 @@
-r"""CARL (Kumar et al. 2026, arXiv 2605.27788): a segment is credited with the change of a critic that knows
-what the model knows.
+r"""CARL (Kumar et al. 2026, arXiv 2605.27788): a critic that knows what the model knows credits segments.
 
 A chain of segments: invoke (a thought, then a closed block of Python; no other block ends it), assimilate (a
 `<context>`, written while the program's raw output is visible), …, commit (the answer in `\boxed{}`). The raw

@@ -41,8 +41,7 @@ def credit_groups(groups: Sequence[Sequence[tuple[Sequence[Node], float]]], *, n
 
 def credit_relative(groups: Sequence[Sequence[Tree]], *, normalize_std: bool = True,
                     singleton: str = 'raw') -> None:
-  """Gives policy spans their tree's `reward` relative to the other trees of its group (GRPO); arguments as
-  above."""
+  """Gives policy spans their tree's `reward` relative to the other trees of its group (GRPO)."""
   credit_groups([[(tree.nodes(Role.POLICY), tree.reward) for tree in group] for group in groups],
                 normalize_std=normalize_std, singleton=singleton)
 
@@ -85,8 +84,7 @@ def credit_with_critic(trees: Sequence[Tree], *, gamma: float, lam: float) -> di
 
 
 def valued_spans(tree: Tree) -> list[Node]:
-  """Returns the policy spans of a chain without empty ones; ValueError if they lack the values of a
-  critic."""
+  """Returns the policy spans that have tokens; ValueError if they lack the values of a critic."""
   spans = [node for node in tree.nodes(Role.POLICY) if node.tokens]
   if any(node.values is None for node in spans):
     raise ValueError('no values on the policy spans: this method needs config.critic.enabled=True')

@@ -102,8 +102,7 @@ def select(depths: np.ndarray, rewards: np.ndarray, context: Context, strategy: 
 
 
 def remember_pass_rates(groups: Sequence[Sequence[Tree]], context: Context, window: int) -> None:
-  """Keeps each question's last `window` shares of answers with F1 > 0 in `context.memory` (AR3PO, appendix
-  D.6)."""
+  """Keeps each question's last `window` shares of answers with F1 > 0 (AR3PO, appendix D.6)."""
   # The paper says "positive reward", but with the format term every well-formed chain would have one.
   shares = []
   for group in filter(None, groups):
@@ -117,8 +116,7 @@ def remember_pass_rates(groups: Sequence[Sequence[Tree]], context: Context, wind
 
 def sizes(questions: Sequence[Question], group_size: int, context: Context, *, adaptive: bool = False,
           smallest: int = 2, largest: int = 8) -> list[int]:
-  """Gives each question `group_size` chains, or if `adaptive` more where its pass rate is in the middle
-  (AR3PO).
+  """Gives each question `group_size` chains, or if `adaptive` more where its pass rate is middling (AR3PO).
 
   They sum to len(questions) * group_size: from `smallest` to `largest` for each question, and what is above
   `smallest` in proportion to `rate (1 - rate)`, where `rate` is the mean over the window, or 1/2 for an

@@ -1,5 +1,4 @@
-"""Figures that methods add to a step's row of metrics.jsonl, for people to read: nothing is trained on
-them."""
+"""Figures that methods add to a step's row of metrics.jsonl, for people: nothing is trained on them."""
 
 import itertools
 from collections.abc import Mapping, Sequence

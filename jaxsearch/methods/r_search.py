@@ -1,5 +1,4 @@
-"""R-Search (Zhao et al. 2025, arXiv 2506.04185): searches, then quotes its evidence, then answers; three
-rewards.
+"""R-Search (Zhao et al. 2025, arXiv 2506.04185): search, quote evidence, answer; three rewards.
 
 A chain ends in one box of evidence and one of the answer. The reward is the F1 of the answer, the F1 of the
 answer that a frozen model of another family (the 'reader') gives from question and evidence alone, and the

@@ -1,5 +1,4 @@
-r"""ReSearch (Chen et al. 2025, arXiv 2503.19470): Search-R1's rollout in other tags, a boxed answer, a format
-reward.
+r"""ReSearch (Chen et al. 2025, arXiv 2503.19470): Search-R1 in other tags, a boxed answer, a format reward.
 
 Search results stand in `<result>`, the final answer in a `\boxed{…}` inside `<answer>`. Credited by GRPO.
 Here, as in the paper (eq. 2), a chain in the wrong format keeps the F1 of its answer; the authors' code gives

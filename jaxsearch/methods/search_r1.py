@@ -1,5 +1,4 @@
-"""Search-R1 with GRPO (Jin et al. 2025, arXiv 2503.09516): search while reasoning, rewarded for the right
-answer.
+"""Search-R1 with GRPO (Jin et al. 2025, arXiv 2503.09516): search while reasoning, earn the right answer.
 
 `grow` is the rollout of the paper's algorithm 1, as its code runs it (`llm_agent/generation.py`): up to
 `max_turns` actions, then one last span in which a search is no longer served. An action that is neither a
@@ -49,8 +48,7 @@ def start(tree: Tree, question: Question, template: str, chat: bool,
 def act(tree: Tree, node: Node, *, turns: int, max_tokens: int, max_response: float = math.inf,
         tags: grammar.Tags = grammar.SEARCH_R1,
         each_turn: Callable[[Action], Growth[None]] | None = None) -> Growth[Node]:
-  """Acts and observes until an answer or the end of the budget; sets answer, stop, counts; returns the last
-  span.
+  """Acts and observes to an answer or the end of the budget; sets what `grow` sets; returns the last span.
 
   Args:
     max_response: tokens of all policy spans on the path, those before `node` included.

@@ -1,5 +1,4 @@
-"""Search-R1 with PPO (Jin et al. 2025, arXiv 2503.09516, section 3.1): the same rollouts, credited by a
-critic.
+"""Search-R1 with PPO (Jin et al. 2025, arXiv 2503.09516, section 3.1): its rollouts, credited by a critic.
 
 Needs `config.critic.enabled`. The KL to the initial policy is a term of the loss, as with GRPO; the authors'
 PPO script subtracts it from the rewards instead.

@@ -1,5 +1,4 @@
-"""Search-R2 (He et al. 2026, arXiv 2602.03647): draft a chain, review it, cut at the first flawed step,
-regenerate.
+"""Search-R2 (He et al. 2026, arXiv 2602.03647): draft, review, cut at the first flawed step, regenerate.
 
 Actor and Meta-Refiner (refiner.py) are one model with two prompts. The review follows the draft, a revision
 follows the kept prefix, and both reuse its cache. In the tree the cut-off steps and the review hang beside
@@ -116,8 +115,7 @@ def mean_process(trees: Sequence[Tree]) -> float:
 
 def credit(groups: Sequence[Sequence[Tree]], context: Context, *, joint: bool = True,
            process_unsearched: float = 0.0, normalize_std: bool = True, singleton: str = 'raw') -> None:
-  """Credits the kept chain and the reviews with the trace's reward relative to the others of its question
-  (GRPO).
+  """Credits the kept chain and the reviews with the trace's reward relative to its group (GRPO).
 
   A trace whose judge gave no number (counted in `judge_unreadable`) gets the mean process reward of the
   others of its group.

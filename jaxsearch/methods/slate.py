@@ -1,5 +1,4 @@
-"""SLATE (Samarinas et al. 2026, arXiv 2602.23440): k alternatives for every step, judged; one of them goes
-on.
+"""SLATE (Samarinas et al. 2026, arXiv 2602.23440): k alternatives for every step are judged, one goes on.
 
 `grow` is the paper's algorithm 1. All alternatives of a step share one cached prefix. Each is compared with
 the others of its step; the loss averages over its own tokens (`train.aggregate='step-mean'`). The group is
@@ -88,8 +87,7 @@ def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: fl
 
 def judged(candidates: Sequence[Action], tree: Tree, step: int, budget: int,
            early_bonus: float) -> Growth[np.ndarray]:
-  """Returns the rewards [k] of eqs. 5 and 6; -1 is the score of an action that neither searches nor
-  answers."""
+  """Returns the rewards [k] of eqs. 5 and 6; an action that neither searches nor answers scores -1."""
   before = ''.join(span.text for span in candidates[0].node.parent.path()[2:])  # after the prompt
   items = {}
   for i, one in enumerate(candidates):

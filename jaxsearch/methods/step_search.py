@@ -75,8 +75,7 @@ def search_keys(queries: Sequence[str], steps: Sequence[dict]) -> float:
 
 
 def golden_documents(question: Question) -> tuple[str, list[str]]:
-  """Returns (field of a document, its values in the golden documents); no values if the question names
-  none."""
+  """Returns (field of a document, its values in the golden ones); no values if the question names none."""
   if 'gold_passages' in question.metadata:
     return 'id', list(dict.fromkeys(question.metadata['gold_passages']))
   facts = question.metadata.get('supporting_facts', ())
@@ -86,8 +85,7 @@ def golden_documents(question: Question) -> tuple[str, list[str]]:
 
 def step_rewards(retrieved: Sequence[Sequence[Document]], field: str,
                  golden: Sequence[str]) -> tuple[list[float], list[float]]:
-  """Returns information gain (eqs. 8 to 11) and redundancy (eqs. 12, 13) of every round; 0 without golden
-  documents.
+  """Returns information gain (eqs. 8 to 11) and redundancy (eqs. 12, 13) of every round.
 
   Args:
     retrieved: the documents of the rounds, in order.

@@ -12,8 +12,7 @@ from jaxsearch.trees import grammar
 
 
 def only_box(spans: Sequence[str], name: str) -> str | None:
-  """Returns the stripped content of `<name>…</name>` if the policy wrote both tags exactly once, else
-  None."""
+  """Returns the content of `<name>…</name>` if the policy wrote both tags exactly once, else None."""
   if any(sum(span.count(tag) for span in spans) != 1 for tag in (f'<{name}>', f'</{name}>')):
     return None
   matches = (re.search(f'<{re.escape(name)}>(.*?)</{re.escape(name)}>', span, re.DOTALL) for span in spans)
@@ -21,8 +20,7 @@ def only_box(spans: Sequence[str], name: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-  r"""Returns the `unwrapped` content of the last balanced `\boxed{…}` (CARL, appendix C); None without, or if
-  empty.
+  r"""Returns the `unwrapped` content of the last balanced `\boxed{…}` (CARL, appendix C); None if empty.
 
   `\{` and `\}` are text.
   """
@@ -36,8 +34,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def unwrapped(text: str) -> str:
-  r"""Strips a text and LaTeX's wrappers around plain words, nested ones too: `\text{…}`, `\mathrm{…}`,
-  `\boxed{…}`."""
+  r"""Strips a text and LaTeX's wrappers around words, nested too: `\text{…}`, `\mathrm{…}`, `\boxed{…}`."""
   wrapper = r'\\(?:boxed|text|math)(?:rm|bf|it|sf|tt|up|normal)?\s*\{([^{}]*)\}'
   while (shorter := re.sub(wrapper, r'\1', text)) != text:
     text = shorter
@@ -76,8 +73,7 @@ def r_search_format(spans: Sequence[str], searched: bool, *, gamma_evidence: flo
 
 
 def research_format(spans: Sequence[str], *, boxed: bool = True) -> float:
-  r"""Returns 1.0 if a chain follows ReSearch's template (section 2.3, and `validate_format` of its code),
-  else 0.0.
+  r"""Returns 1.0 if a chain follows ReSearch's template (section 2.3, `validate_format` of its code).
 
   Thoughts open and close equally often, at least once; every search is closed in the span that opens it;
   there is exactly one answer, which with `boxed` holds a non-empty `\boxed{…}`; the policy wrote no result
@@ -92,16 +88,14 @@ def research_format(spans: Sequence[str], *, boxed: bool = True) -> float:
 
 
 def judge_score(reply: str) -> int | None:
-  """Reads the score -1, 0 or +1 of SLATE's judge: the last `<score>…</score>`, or a reply that is only the
-  number."""
+  """Reads the score -1, 0 or +1 of SLATE's judge: the last `<score>…</score>`, or the whole reply."""
   tagged = re.findall('<score>(.*?)</score>', reply, re.DOTALL)
   score = (tagged[-1] if tagged else reply).strip().replace('\N{MINUS SIGN}', '-')
   return int(score) if re.fullmatch(r'[+-]?1|[+-]?0', score) else None
 
 
 def useful_collections(reply: str, collections: int) -> int | None:
-  r"""Reads how many of `collections` Search-R2's judge found useful: the number after the last `Final
-  Answer`.
+  r"""Reads how many collections Search-R2's judge found useful: the number after the last `Final Answer`.
 
   It may stand in a `\boxed{…}`, between signs such as `$2$`, `` `2` `` and `**2**`, and before words. None
   without it.

@@ -1,5 +1,4 @@
-"""Does a predicted answer match one of the gold answers: exact match, substring match, token F1, and as a
-number.
+"""Matching of answers with golds: exact match, substring match, token F1, and as a number.
 
 Pure functions of strings, used as rewards and as metrics. The normalisation is SQuAD's (evaluate-v1.1.py),
 also that of Search-R1 (`qa_em.py`), HotpotQA (`hotpot_evaluate_v1.py`) and FlashRAG: lower case, no ASCII
@@ -35,24 +34,22 @@ _LONGEST_NUMBER, _LONGEST_EXPONENT = 100, 4
 
 
 def normalize_answer(text: str) -> str:
-  """`text` in lower case, without ASCII punctuation and a/an/the, with single spaces; other Unicode
-  characters stay."""
+  """Returns lower case without ASCII punctuation and a/an/the, with single spaces."""
   return ' '.join(_ARTICLES.sub(' ', text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str | None, golds: str | Iterable[str]) -> float:
-  """1.0 where the normalised prediction equals a normalised gold, else 0.0."""
+  """Returns 1.0 where the normalised prediction equals a normalised gold, else 0.0."""
   return _best(prediction, golds, lambda answer, gold: float(answer == gold))
 
 
 def substring_match(prediction: str | None, golds: str | Iterable[str]) -> float:
-  """1.0 where the normalised prediction contains a normalised gold (Search-R1's `subem_check`), else 0.0."""
+  """Returns 1.0 where the normalised prediction contains a normalised gold (Search-R1's `subem_check`)."""
   return _best(prediction, golds, lambda answer, gold: float(gold in answer if gold else not answer))
 
 
 def entity_match(prediction: str | None, golds: str | Iterable[str]) -> float:
-  """CARL's rule for evaluation (section 4): an exact match, or a gold of several words that the prediction
-  contains.
+  """Applies CARL's rule for evaluation (section 4): an exact match, or contains a gold of several words.
 
   Never a reward: an answer that lists every candidate earns 1.
   """
@@ -61,8 +58,7 @@ def entity_match(prediction: str | None, golds: str | Iterable[str]) -> float:
 
 
 def f1(prediction: str | None, golds: str | Iterable[str]) -> float:
-  """`token_f1`, but an answer yes, no or noanswer (on either side) scores 1.0 if both are equal and 0.0
-  otherwise."""
+  """Returns `token_f1`, but yes, no and noanswer (on either side) score 1.0 if both are equal, else 0.0."""
   def score(answer, gold):
     return float(answer == gold) if {answer, gold} & _CLOSED_ANSWERS else _overlap(answer, gold)
 
@@ -70,7 +66,7 @@ def f1(prediction: str | None, golds: str | Iterable[str]) -> float:
 
 
 def token_f1(prediction: str | None, golds: str | Iterable[str]) -> float:
-  """The F1 of the normalised tokens as a bag, against the best gold; the reward of CuSearch and R-Search.
+  """Returns the F1 of normalised tokens as a bag, against the best gold: reward of CuSearch and R-Search.
 
   Two answers that both normalise to nothing score 1.0 (SQuAD v2's rule), one of them alone 0.0.
   """
@@ -86,8 +82,7 @@ def _overlap(answer: str, gold: str) -> float:
 
 
 def numeric_match(prediction: str | None, golds: str | Iterable[str], *, tolerance: float = 0.0) -> float:
-  """1.0 where the number in the prediction is the number in a gold, else 0.0; 0.0 for a prediction without a
-  number.
+  """Returns 1.0 where the number in the prediction is the number in a gold, else 0.0.
 
   The rule:
     * the *last* number of a text counts (`read_number`): 'about 72 dollars', '$72.00' and '12 * 6 = 72' all
@@ -116,8 +111,7 @@ def numeric_match(prediction: str | None, golds: str | Iterable[str], *, toleran
 
 
 def read_number(text: str) -> tuple[Fraction, bool] | None:
-  """The last number in a text, and whether a per cent sign follows it; None without one, or for an absurdly
-  long one or x/0.
+  """Reads the last number in a text, and whether a per cent sign follows it; None without one.
 
   Reads signs, decimals, thousands separated by commas, powers of ten (1.5e6) and fractions of whole numbers
   (3/4), all in ASCII digits, with a currency sign before them and with or without LaTeX's backslash before
@@ -138,8 +132,7 @@ def read_number(text: str) -> tuple[Fraction, bool] | None:
 
 def matches(prediction: str | None, golds: str | Iterable[str], how: str = 'exact',
             tolerance: float = 0.0) -> float:
-  """1.0 or 0.0 by the rule `how`: 'exact' or 'numeric', which has a `tolerance`. ValueError for another
-  rule."""
+  """Returns 1.0 or 0.0 by the rule `how`: 'exact', or 'numeric', which has a `tolerance`."""
   rules = {'exact': exact_match, 'numeric': functools.partial(numeric_match, tolerance=tolerance)}
   if how not in rules:
     raise ValueError(f'no way to match answers is called {how!r}; known: {", ".join(rules)}')
@@ -147,13 +140,13 @@ def matches(prediction: str | None, golds: str | Iterable[str], how: str = 'exac
 
 
 def answer_found(golds: Iterable[str], text: str) -> bool:
-  """Whether a text holds a gold answer as whole words, both normalised as for exact match."""
+  """Tells whether a text holds a gold answer as whole words, both normalised as for exact match."""
   text = f' {normalize_answer(text)} '
   return any(gold and f' {gold} ' in text for gold in map(normalize_answer, golds))
 
 
 def _best(prediction, golds, score) -> float:
-  """The largest `score(normalised prediction, normalised gold)`, 0.0 without prediction or golds."""
+  """Returns the largest score(normalised prediction, normalised gold), 0.0 without prediction or golds."""
   if prediction is None:
     return 0.0
   answer = normalize_answer(prediction)

@@ -1,5 +1,4 @@
-"""Pairwise judging: a language model compares two trajectories for one question (Search-R2, section 5.6,
-appendix I).
+"""Pairwise judging of two trajectories for one question (Search-R2, section 5.6, appendix I).
 
 Each trajectory gets 0, 1 or 2 on six rubrics of how the answer was found, not whether it is right. Then the
 judge names the winner (table 10): by the outcome first, by the process where the outcomes are alike, and a
@@ -49,8 +48,7 @@ class TrajectoryPair:
 
 
 def prompts(pair: TrajectoryPair, template: str = '') -> tuple[str, str]:
-  """Writes the judge's prompts for a pair: `a` first, and `b` first. `template` is the user's text in place
-  of ours."""
+  """Writes the judge's prompts for a pair, `a` first and `b` first; `template` takes the place of ours."""
   rubrics = ''.join(f'- {name}: {text}\n' for name, text in RUBRICS.items())
 
   def ordered(*both: Spans) -> str:
@@ -68,8 +66,7 @@ def prompts(pair: TrajectoryPair, template: str = '') -> tuple[str, str]:
 
 
 def read(reply: str) -> tuple[Scores, Scores, str] | None:
-  """Reads the scores of the first and the second trajectory, and the winner, from the object that ends the
-  reply.
+  """Reads the scores of both trajectories, and the winner, from the object that ends the reply.
 
   A code fence around it is fine. None for a missing, unknown or repeated rubric, a score other than 0, 1 and
   2, or a winner other than 'first', 'second' and 'tie'.

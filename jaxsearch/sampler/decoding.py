@@ -137,8 +137,7 @@ class Decoding:
   # The device.
 
   def place(self) -> list[tuple[Pending, list]]:
-    """Gives waiting requests rows of the cache, as many as there are idle slots, and prefills what is
-    missing.
+    """Gives waiting requests as many rows of the cache as slots are idle, and prefills what is missing.
 
     Returns the finished scores.
     """
@@ -180,8 +179,7 @@ class Decoding:
     return placed
 
   def _score(self, scored: Sequence[Pending]) -> list[tuple[Pending, list]]:
-    """Scores the first continuation of each request together, then the second behind the same context, and so
-    on."""
+    """Scores the first continuation of each request together, then the second, and so on."""
     replies = [[None] * len(pending.request.continuations) for pending in scored]
     for turn in range(max(map(len, replies), default=0)):
       chunks = []

@@ -1,5 +1,4 @@
-"""The one rollout driver: questions in, grown trees out. Training, evaluation, critic warm-up, readers,
-judges call it.
+"""The one rollout driver: questions in, grown trees out.
 
 `rollout` hands its trees to a `Schedule`, which drives their generators; the engine of the agent, or a chat
 server in its place, serves what they generate.
@@ -73,8 +72,7 @@ def rollout(agent: Agent, questions: Sequence[Question], key: jax.Array, *, samp
 
 
 def first_requests(grow: Grow, question: Question, tokenizer: Any) -> list[Generate | Score]:
-  """Returns what `grow` first asks of the policy, if searches find nothing and other tools fail; [] if
-  nothing."""
+  """Returns what `grow` first asks of the policy, if searches find nothing and other tools fail."""
   tree = Tree(tokenizer, question, np.random.default_rng(0))
   growth, reply = grow(question, tree), None
   while True:
@@ -130,8 +128,7 @@ class Assistant:
 
 @dataclasses.dataclass(frozen=True)
 class Scorer:
-  """A frozen model with the policy's tokenizer that serves `Score`, a service for `Ask`: Search-R2's frozen
-  refiner.
+  """A frozen model with the policy's tokenizer that serves `Score` by `Ask`: Search-R2's frozen refiner.
 
   It has a cache of its own, so it prefills the whole path of every request.
   """

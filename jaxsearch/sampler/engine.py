@@ -1,5 +1,4 @@
-"""The device side of the sampler: parameters, KV cache, tables over the vocabulary, and the calls of the
-compiled programs with what they need: buckets, padding, explicit transfers.
+"""The device side of the sampler: parameters, KV cache, tables over the vocabulary, calls of programs.
 
 decoding.py decides which request gets which row of the cache, and when; everybody else calls
 `driver.rollout`. Order of use: `Engine(...)`, `load(params)` after every update of the policy,
@@ -286,8 +285,7 @@ class Engine:
     return arrays
 
   def prefill(self, chunks: Sequence[Chunk]) -> None:
-    """Caches the tokens of all chunks, those of one row in order, and scores their targets: all have them or
-    none."""
+    """Caches the tokens of all chunks, those of one row in order, and scores their targets, if any."""
     parts = {n: [] for n in self._counts}
     for chunk in chunks:
       done = 0

@@ -59,8 +59,7 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 
 class Prefixes:
-  """Paths by their beginnings: a trie whose edges are blocks of FORK_MIN tokens; a path is at every node it
-  passes."""
+  """Paths by their beginnings: a trie whose edges are blocks of FORK_MIN tokens."""
 
   def __init__(self):
     self.root = ({}, {})  # a node: (next nodes by block, the paths that pass it by name)
@@ -80,8 +79,7 @@ class Prefixes:
 
   def longest(self, path: np.ndarray,
               allowed: Callable[[int], bool] = lambda name: True) -> tuple[int, list[int]]:
-    """Returns (length, names) of the allowed paths that share most of a path's beginning; (0, []) below
-    FORK_MIN."""
+    """Returns (length, names) of the allowed paths that share most of a path's beginning; (0, []) if none."""
     for number, (_, passing) in reversed(list(enumerate(self._walk(path), 1))):
       if names := [name for name in passing if allowed(name)]:
         done = number * FORK_MIN
@@ -133,8 +131,7 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-  """Row `row` serves path `item` and has `shared` of its leading tokens, once copied from `source` if that is
-  given."""
+  """Row `row` serves path `item` and has `shared` of its leading tokens, copied from `source` if given."""
   item: int
   row: CacheRow
   shared: int
@@ -226,8 +223,7 @@ class CacheRows:
     return placements
 
   def _least_missed(self, lane: int, owner: int, kept: set) -> CacheRow | None:
-    """Returns a row that is not busy nor `kept`: nobody's first, then the episode's own, then the longest
-    unused."""
+    """Returns a row to evict, not busy nor `kept`: a free one, else the episode's, else the oldest used."""
     rows = self.rows[lane * self.count:(lane + 1) * self.count]
     spare = [row for row in rows if not row.busy and row.index not in kept]
     return min(spare, key=lambda row: (row.owner != NOBODY, row.owner != owner, row.used), default=None)

@@ -45,8 +45,7 @@ class NoLogprobs(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """Says how tokens are sampled where a request does not. Temperature 0 is greedy; top_p=1 and top_k=0 are
-  off."""
+  """Says how tokens are sampled where a request does not; temperature 0, top_p=1 and top_k=0 are off."""
   temperature: float = 1.0
   top_p: float = 1.0
   top_k: int = 0
@@ -167,8 +166,7 @@ class Ask(Request):
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-  """Names the metrics of one kind of requests: how many there were and failed, the last reason; and what
-  people call them."""
+  """Names the metrics of one kind of requests (asked, failed, the last reason), and what people call it."""
   asked: str
   failed: str
   last: str
@@ -186,8 +184,7 @@ def mostly_failed(metrics: Mapping[str, Any], names: Names = SEARCHES) -> bool:
 
 
 def failing(metrics: Mapping[str, Any], before: Mapping[str, Any] = types.MappingProxyType({})) -> str | None:
-  """Returns a message about a rollout whose searches, tool calls or calls of services mostly failed; else
-  None.
+  """Returns a message about a rollout whose searches, tool calls or services mostly failed; else None.
 
   Args:
     metrics: see `Schedule.metrics`; or a row that has them.

@@ -334,8 +334,7 @@ class Schedule:
       self._apply_service(waiting, replies)
 
   def _apply_service(self, waiting: Sequence[Pending], replies: Sequence[Any]) -> None:
-    """Hands on a service's replies: an exception where it failed for an item, None where a reply is
-    unclear."""
+    """Hands on a service's replies: an exception where it failed, None where a reply is unclear."""
     name, finished = waiting[0].request.service, []
     for pending, reply in zip(waiting, replies):
       if reply is None:

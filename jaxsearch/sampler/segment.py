@@ -29,8 +29,7 @@ LANES = 'data'
 
 
 class Slots(NamedTuple):
-  """What a segment knows of its slots, each [S], or of one slot, each a scalar. The defaults are an idle
-  slot's."""
+  """What a segment knows of its slots, each [S], or of one slot, each a scalar; by default an idle one."""
   rows: jax.Array  # int32, row of the cache; the scratch row if idle
   tokens: jax.Array = 0  # int32, the last token of the path; its keys and values are not in the cache yet
   lengths: jax.Array = 0  # int32, tokens before it, all cached
@@ -45,8 +44,7 @@ class Slots(NamedTuple):
 
 
 class Tables(NamedTuple):
-  """Tables over the vocabulary, a row for each state of an automaton and for each set of forbidden tokens in
-  use."""
+  """Tables over the vocabulary: a row for each state of an automaton and each set of forbidden tokens."""
   following: jax.Array  # [states, V] int16
   forbidden: jax.Array  # [sets, V] bool
 
@@ -57,8 +55,7 @@ def has_lanes(mesh: Mesh | None) -> bool:
 
 
 def in_lanes(mesh: Mesh | None, program, shared: tuple, split: tuple):
-  """Runs program(*shared, *split) in every lane; `split` and results are split along their first
-  dimensions."""
+  """Runs program(*shared, *split) in every lane; `split` and results are split along their first axes."""
   if not has_lanes(mesh):
     return program(*shared, *split)
   specs = (PartitionSpec(),) * len(shared) + (PartitionSpec(LANES),) * len(split)
@@ -86,8 +83,7 @@ def prefill(config: DecoderConfig, params, cache, tokens, starts, rows, targets=
 
 @functools.partial(jax.jit, static_argnames=('window', 'mesh'), donate_argnames='cache')
 def fork(cache, sources, targets, count, *, window: int, mesh: Mesh | None = None):
-  """Copies the first `window` entries of row sources[i] to row targets[i] for i < count, [1] a lane; returns
-  the cache.
+  """Copies the first `window` entries of row sources[i] to row targets[i] for i < count, [1] in each lane.
 
   One after the other: a row that is a target may not be the source of a later copy.
   """
@@ -99,8 +95,7 @@ def fork(cache, sources, targets, count, *, window: int, mesh: Mesh | None = Non
 
 @functools.partial(jax.jit, static_argnames=('window', 'mesh'), donate_argnames='front')
 def load(front, cache, sources, targets, starts, count, *, window: int, mesh: Mesh | None = None):
-  """Copies `window` entries from starts[i] on of row sources[i] to seat targets[i] of the front for i <
-  count.
+  """Copies `window` entries from starts[i] on of row sources[i] to seat targets[i] of the front, i < count.
 
   `count` is [1] in each lane. Returns the front. Needs starts + window <= length of the front.
   """
@@ -230,8 +225,7 @@ def sample(scores, uniform, slots: Slots, forbidden):
 
 
 def _first_above(sums, masses, level):
-  """Finds the first index with mass where the running sums [S,N] of masses [S,N] exceed level [S], else the
-  last.
+  """Finds the first index with mass where running sums [S,N] of masses [S,N] exceed level [S], or the last.
 
   A running sum is added up in another order at every index, so it may grow where nothing is added, and its
   end may be below the level. No token of probability 0 is ever drawn.
@@ -242,8 +236,7 @@ def _first_above(sums, masses, level):
 
 
 def truncate(scores, top_k, top_p, rows):
-  """Sets -inf for what top_k (0 is off), and then top_p of the rest (1 is off), leave out; only in `rows`
-  [S].
+  """Sets -inf for what top_k (0 is off), then top_p of the rest (1 is off), leave out, in `rows` [S] alone.
 
   Tokens that tie with the last one kept are kept too.
   """

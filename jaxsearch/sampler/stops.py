@@ -1,5 +1,4 @@
-"""Stop strings over tokens: an automaton that reads one token a step and ends where a stop string has really
-ended.
+"""Stop strings over tokens: an automaton that reads a token a step and ends where one has really ended.
 
 Aho–Corasick over bytes, carried from bytes to tokens: `automaton` runs the bytes of every piece of the
 vocabulary from every state and keeps where they lead. So the device needs one lookup a token, and a stop
@@ -42,8 +41,7 @@ def automaton(pieces: Sequence[bytes], stops: Sequence[str], ends: Iterable[int]
 
 
 def _bytewise(stops: Sequence[bytes]) -> np.ndarray:
-  """Returns [states + len(stops), 256] int16, the state after a byte; the last states, of ended stop strings,
-  stay."""
+  """Returns [states + len(stops), 256] int16, the state after a byte; the last ones, ended strings, stay."""
   # Of the nodes of a trie: next nodes by byte, and the first listed stop string that ends here.
   children, ended = [{}], [None]
   for number, stop in enumerate(stops):

@@ -65,8 +65,7 @@ def elements(text: str, tags: Tags = SEARCH_R1) -> list[Element]:
 
 
 def search_query(text: str, tags: Tags = SEARCH_R1) -> str | None:
-  """Returns the query that a policy span ends with; None if its last element is no search, empty or not at
-  the end.
+  """Returns the query that a policy span ends with; None without one, or if it is empty.
 
   The token that completes `</search>` may carry a little more (`>.` or `>\\n` are single tokens of large
   vocabularies), so trailing characters that are neither part of a word nor `<` are allowed.
@@ -83,8 +82,7 @@ def answer(text: str, tags: Tags = SEARCH_R1) -> str | None:
 
 
 def python_block(text: str) -> str | None:
-  """Returns the last closed block of Python between fences; None without one, if empty, or if words follow
-  it."""
+  """Returns the last closed block of Python; None without one, if it is empty, or if words follow it."""
   blocks = list(re.finditer(r'(?:^|\n)```python[ \t]*\n(.*?)\n```[ \t]*(?=\n|$)', text, re.DOTALL))
   if not blocks or re.search(r'\w', text[blocks[-1].end():]):
     return None

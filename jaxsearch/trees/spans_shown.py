@@ -8,10 +8,10 @@ from jaxsearch.trees.tree import Node, Role, Tree
 def spans(tree: Tree) -> list[dict]:
   """Returns what is shown of a tree: its spans depth first, each with role and text.
 
-  Where present also `found`, how many documents its search found; `segment`, its kind, and then `tokens`, how many;
-  `value`, the critic's value of the state before the span; `advantage`, if all its tokens share one; `parent`, the
-  index of the span that it follows, if that is not the one before it; `dropped`: true in branches that the rollout
-  did not continue from.
+  Where present also `found`, how many documents its search found; `segment`, its kind, and then `tokens`, how
+  many; `value`, the critic's value of the state before the span; `advantage`, if all its tokens share one;
+  `parent`, the index of the span that it follows, if that is not the one before it; `dropped`: true in
+  branches that the rollout did not continue from.
   """
   shown, dropped = [], dropped_nodes(tree)
   last = {None: -1}  # node -> index of the last span on its path
@@ -41,9 +41,9 @@ def spans(tree: Tree) -> list[dict]:
 def dropped_nodes(tree: Tree) -> set[Node]:
   """Returns the nodes in branches that the rollout did not continue from.
 
-  Of several children one is kept: a trained one before one taken out of training, then one that leads to the answer,
-  then one with spans below it; none, if nothing tells them apart and none was answered or continued. Children beside
-  a copied context are no alternatives: they were read and forgotten.
+  Of several children one is kept: a trained one before one taken out of training, then one that leads to the
+  answer, then one with spans below it; none, if nothing tells them apart and none was answered or continued.
+  Children beside a copied context are no alternatives: they were read and forgotten.
   """
   def rank(child: Node) -> tuple[bool, bool, bool]:
     written = (node.text for node in child.walk() if node.role is Role.POLICY)

@@ -1,18 +1,20 @@
-r"""Prompt templates: ours in prompts/ (the papers' instructions and tags, our words), the world's, and files of the user's.
+r"""Prompt templates: ours in prompts/ (the papers' tags, our words), the world's, and files of the user's.
 
-A template is a name or the path of a UTF-8 text file; a run saves the text of that file. `{field}` is filled in; all other braces
-stay as they are (`\boxed{}`, JSON). A line `=== user ===` splits the prompt of a policy: with chat=True the text above it is the
-system turn and the text below it the user turn; otherwise that line is dropped. A file without it is one user turn. Files are
-used as they stand, the last newline included, so that a published checkpoint gets exactly the prompt that it was trained with.
+A template is a name or the path of a UTF-8 text file; a run saves the text of that file. `{field}` is filled
+in; all other braces stay as they are (`\boxed{}`, JSON). A line `=== user ===` splits the prompt of a policy:
+with chat=True the text above it is the system turn and the text below it the user turn; otherwise that line
+is dropped. A file without it is one user turn. Files are used as they stand, the last newline included, so
+that a published checkpoint gets exactly the prompt that it was trained with.
 
   kind      config field            fields
   policy    grow.template           {question}
   reader    grow.evidence_template  {question} {evidence}
   reviewer  grow.review             {steps}, behind the transcript, so that its cache is kept
 
-`judge.templates` is a folder with any of thinking.txt, query.txt, answer.txt, collections.txt and pair.txt, each in place of
-ours; `search.writer_templates` one with useful.txt, noisy.txt or false.txt, `grow.prompts` one with any files of
-prompts/prompted; see `FIELDS`. What the agent wrote cannot imitate the tags in our files, but it can imitate tags of your own.
+`judge.templates` is a folder with any of thinking.txt, query.txt, answer.txt, collections.txt and pair.txt,
+each in place of ours; `search.writer_templates` one with useful.txt, noisy.txt or false.txt, `grow.prompts`
+one with any files of prompts/prompted; see `FIELDS`. What the agent wrote cannot imitate the tags in our
+files, but it can imitate tags of your own.
 """
 
 import difflib
@@ -37,31 +39,30 @@ FIELDS = {  # kind -> (fields that a template must have, further fields that it 
   'answer': (('question', 'answer'), ('golds', 'context', 'thinking')),
   'collections': (('question', 'collections'), ('golds', 'number')),
   'pair': (('question', 'trajectories'), ('rubrics', 'form')),
-  'useful': (('query',), ('topk', 'question', 'answer')),
-  'noisy': (('query',), ('topk', 'question', 'answer')),
-  'false': (('query',), ('topk', 'question', 'answer')),
+  **dict.fromkeys(('useful', 'noisy', 'false'), (('query',), ('topk', 'question', 'answer'))),
   # The calls of methods/prompted.
-  **{kind: (('question',), ()) for kind in ('direct', 'cot', 'complexity', 'react', 'tools', 'tools_forced')},
-  **{kind: (('question', 'documents'), ()) for kind in ('documents', 'reasoned', 'candidates')},
+  **dict.fromkeys(('direct', 'cot', 'complexity', 'react', 'tools', 'tools_forced'), (('question',), ())),
+  **dict.fromkeys(('documents', 'reasoned', 'candidates'), (('question', 'documents'), ())),
   'summary': (('question', 'documents', 'candidate'), ()),
   'validity': (('question', 'candidate', 'summary'), ()),
   'ranking': (('question', 'first', 'second'), ()),
   'search_o1': (('question',), ('limit',)),
   'extract': (('query', 'documents'), ('question', 'reasoning')),
 }
-SETTINGS = {'template': 'policy', 'evidence_template': 'reader', 'review': 'reviewer'}  # field of config.grow -> kind
+SETTINGS = {'template': 'policy', 'evidence_template': 'reader', 'review': 'reviewer'}  # of config.grow
 
 
 def prompt(question: str, template: str = 'search_r1', tokenizer: Any = None) -> str:
-  """The prompt of a question, in the chat template of `tokenizer` (a `models.tokenizer.Tokenizer`) if one is given.
+  """Writes the prompt of a question, in the chat template of a `models.tokenizer.Tokenizer` if one is given.
 
-  A chat template that refuses or drops the system turn gets the instructions in the user turn. Raises ValueError, see `find`.
+  A chat template that refuses or drops the system turn gets the instructions in the user turn. Raises
+  ValueError, see `find`.
   """
   return fill(turns(find(template, 'policy'), tokenizer), question=question.strip())
 
 
 def turns(text: str, tokenizer: Any = None) -> str:
-  """The text of a template as the policy sees it: without the line between the turns, or in the chat template of a tokenizer."""
+  """Returns a template as the policy sees it: without the line between the turns, or in a chat template."""
   parts = _USER.split(text, maxsplit=1)
   if tokenizer is None:
     return ''.join(parts)
@@ -77,45 +78,50 @@ def turns(text: str, tokenizer: Any = None) -> str:
 
 
 def reader_prompt(question: str, evidence: str, template: str = 'r_search') -> str:
-  """The prompt of R-Search's frozen reader, its texts neutralised.
+  """Writes the prompt of R-Search's frozen reader, its texts neutralised.
 
   Without evidence the reader is asked alone, in our words if `template` is a file.
   """
   kind = 'reader' if evidence.strip() else 'reader_alone'
-  named = kind == 'reader' or template in registry.ENTRIES['reader_template']
-  safe = functools.partial(grammar.neutralise, special_tokens=grammar.CONTROL, tags=grammar.R_SEARCH)
-  return fill(find(template if named else 'r_search', kind), question=safe(question.strip()), evidence=safe(evidence.strip()))
+  if kind == 'reader_alone' and template not in registry.ENTRIES['reader_template']:
+    template = 'r_search'
+  safe = lambda text: grammar.neutralise(text.strip(), grammar.CONTROL, grammar.R_SEARCH)
+  return fill(find(template, kind), question=safe(question), evidence=safe(evidence))
 
 
 def passage(template: str) -> str:
-  """How the reader is shown a passage of vanilla RAG: a template of {number}, {title} and {text}."""
-  shipped = template in registry.ENTRIES['passage_template']
-  return registry.find('passage_template', template) if shipped else 'Doc {number}(Title: {title}) {text}\n'
+  """Returns how the reader is shown a passage of vanilla RAG: a template of {number}, {title} and {text}."""
+  if template in registry.ENTRIES['passage_template']:
+    return registry.find('passage_template', template)
+  return 'Doc {number}(Title: {title}) {text}\n'
 
 
 def review_prompt(steps: int, template: str = 'search_r2') -> str:
-  """The prompt of Search-R2's refiner, behind a draft of `steps` steps."""
+  """Writes the prompt of Search-R2's refiner, behind a draft of `steps` steps."""
   return fill(find(template, 'reviewer'), steps=steps)
 
 
 def fill(text: str, /, **fields: object) -> str:
-  """`text` with every `{name}` of `fields` replaced, once: braces in what is filled in, and all others, stay as they are."""
-  return re.sub(r'\{(' + '|'.join(fields) + r')\}', lambda found: str(fields[found[1]]), text)
+  """Replaces every `{name}` of `fields` in a text, once: all other braces stay."""
+  return re.sub(r'\{(' + '|'.join(fields) + r')\}', lambda match: str(fields[match[1]]), text)
 
 
 @functools.lru_cache
 def find(template: str, kind: str) -> str:
-  """The text of a template, which is a name, a file or such a text; a file is read once.
+  """Returns the text of a template, which is a name, a file or such a text; a file is read once.
 
   Raises ValueError for what is neither, and for one that is not UTF-8, misses a field or misspells one.
   """
   if template in registry.ENTRIES.get(f'{kind}_template', {}):
     return registry.find(f'{kind}_template', template)
-  if template not in _names(kind) and not is_file(template, kind):
+  known = _names(kind)
+  if template in known:
+    return _read(_PROMPTS / kind / f'{template}.txt', kind)
+  if not is_file(template, kind):
     return _checked(template, kind, 'the template of the checkpoint')
-  file = _PROMPTS / kind / f'{template}.txt' if template in _names(kind) else pathlib.Path(template).expanduser()
+  file = pathlib.Path(template).expanduser()
   if not file.is_file():
-    raise ValueError(f'unknown {kind} template {template!r}: no such file, and none of {", ".join(_names(kind))}')
+    raise ValueError(f'unknown {kind} template {template!r}: no such file, and none of {", ".join(known)}')
   return _read(file, kind)
 
 
@@ -131,34 +137,37 @@ def texts(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _names(kind: str) -> list[str]:
-  return sorted([*(file.stem for file in (_PROMPTS / kind).iterdir()), *registry.ENTRIES.get(f'{kind}_template', {})])
+  ours = (file.stem for file in (_PROMPTS / kind).iterdir())
+  return sorted([*ours, *registry.ENTRIES.get(f'{kind}_template', {})])
 
 
 def judge_files(folder: str = '') -> dict[str, str]:
-  """The judge's templates by kind: ours, or the user's where `folder` has some. Raises ValueError, see `find`."""
+  """Reads the judge's templates by kind: ours, or the user's in `folder`. Raises ValueError, see `find`."""
   return _files('judge', folder, 'judge.templates')
 
 
 def writer_files(folder: str = '') -> dict[str, str]:
-  """As `judge_files`, the templates 'useful', 'noisy' and 'false' of the writer of simulated searches (tools/simulated.py)."""
+  """Reads 'useful', 'noisy' and 'false', the templates of the writer of simulated searches."""
   return _files('writer', folder, 'search.writer_templates')
 
 
 @functools.lru_cache
 def prompted_files(name: str = '') -> Mapping[str, str]:
-  """As `judge_files`, the prompts of methods/prompted; 'world' has the formats of the shipped policies where they know one."""
+  """Reads the prompts of methods/prompted; 'world' has the formats of the shipped policies."""
   if name in registry.ENTRIES['prompted']:
     return prompted_files() | registry.find('prompted', name)
   return _files('prompted', name, 'grow.prompts')
 
 
 def _files(group: str, folder: str, field: str) -> dict[str, str]:
-  own = {file.stem: file for file in pathlib.Path(folder).expanduser().glob('*.txt')} if folder else {}
-  ours = {file.stem: file for file in (_PROMPTS / group).iterdir()}
-  if (folder and not own) or own.keys() - ours.keys():
-    found, known = (', '.join(f'{name}.txt' for name in sorted(names)) for names in (own, ours))
-    raise ValueError(f'{field}={folder!r}: expected a folder with any of {known}, found {found or "none"}')
-  return {kind: _read(file, kind) for kind, file in (ours | own).items()}
+  theirs = list(pathlib.Path(folder).expanduser().glob('*.txt')) if folder else []
+  files = {file.stem: file for file in [*(_PROMPTS / group).iterdir(), *theirs]}
+  known = sorted(file.name for file in (_PROMPTS / group).iterdir())
+  names = sorted(file.name for file in theirs)
+  if (folder and not names) or set(names) - set(known):
+    raise ValueError(f'{field}={folder!r}: expected a folder with any of {", ".join(known)}, '
+                     f'found {", ".join(names) or "none"}')
+  return {kind: _read(file, kind) for kind, file in files.items()}
 
 
 def check(settings: Mapping[str, object]) -> None:
@@ -178,10 +187,10 @@ def _read(file: pathlib.Path, kind: str) -> str:
 
 
 def _checked(text: str, kind: str, where: object) -> str:
-  """A template; ValueError, which names `where` it is from, if it misses a field or misspells one."""
+  """Returns a template; ValueError, which names `where` it is from, if it misses a field or misspells one."""
   needed, more = FIELDS[kind]
   written = set(re.findall(r'\{(\w+)\}', text))
-  for name in sorted(written.difference(needed, more)):  # other words in braces may well be meant, as in \boxed{answer}
+  for name in sorted(written.difference(needed, more)):  # others may be meant, as in \boxed{answer}
     if close := difflib.get_close_matches(name, needed + more, 1, 0.8):
       raise ValueError(f'{where}: unknown field {{{name}}}, did you mean {{{close[0]}}}?')
   if missing := [name for name in needed if name not in written]:

@@ -87,12 +87,12 @@ class Node:
 
   @property
   def text(self) -> str:
-    """The text of this span alone, with the end token if the policy chose one."""
+    """Returns the text of this span alone, with the end token if the policy chose one."""
     return self.tree.tokenizer.decode(self.tokens)
 
   @property
   def text_without_end(self) -> str:
-    """The text of this span without its end token."""
+    """Returns the text of this span without its end token."""
     tokenizer = self.tree.tokenizer
     return tokenizer.decode([token for token in self.tokens if token not in tokenizer.eos_ids])
 
@@ -109,7 +109,7 @@ class Node:
 
   @property
   def length(self) -> int:
-    """How many tokens `path_tokens` has."""
+    """Counts the tokens of `path_tokens`."""
     return len(self.path_tokens())
 
   def walk(self) -> Iterator[Node]:
@@ -197,8 +197,7 @@ class Tree:
     return [node for node in self.walk() if node.role is role]
 
   def prune(self) -> None:
-    """Drops what bears no loss and leads to none, such as an observation after which there was no room to go
-    on."""
+    """Drops what bears no loss and leads to none, such as an observation that left no room to go on."""
     for node in reversed(list(self.walk())):  # children before their parents
       node.children = [child for child in node.children
                        if child.children or (child.trained and child.tokens)]

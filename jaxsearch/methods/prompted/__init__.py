@@ -1,5 +1,4 @@
-"""Baselines that only prompt, one file each: a `grow` for any model, without `credit`, so for evaluation
-only.
+"""Baselines that only prompt, one file each: a `grow` for any model, without `credit`.
 
 Every call of the policy is a branch below the root: a prompt, the documents that it shows, what the policy
 said so far (a CONTEXT span), and what it says now. The sampler prefills what two prompts begin with in common
@@ -105,8 +104,7 @@ def plain(text: str) -> str:
 
 
 def marked_answer(text: str) -> str | None:
-  """Returns the answer in tags, or the rest of the line after the last 'the answer is'; None without
-  either."""
+  """Returns the answer in tags, or the rest of the line after the last 'the answer is'."""
   if '</answer>' in text:  # the opening tag may stand in the prompt
     return text.split('</answer>')[0].split('<answer>')[-1].strip() or None
   *before, rest = _ANSWER_IS.split(text)
@@ -124,8 +122,7 @@ def _bare(text: str) -> str | None:
 
 
 def finish(tree: Tree, node: Node, answer: str | None, *, spent: bool = False) -> None:
-  """Ends the episode with the answer read from the last span, or says why there is none; `spent`: the turns
-  are."""
+  """Ends the episode with the answer of the last span, or says why not; `spent`: no turns are left."""
   tree.answer = answer
   if answer is not None:
     tree.stop = Stop.ANSWERED

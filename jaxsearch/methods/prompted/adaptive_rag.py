@@ -1,5 +1,4 @@
-"""Adaptive-RAG (Jeong et al. 2024, arXiv 2403.14403): a classifier sends a question to direct inference, RAG
-or IRCoT.
+"""Adaptive-RAG (Jeong et al. 2024, arXiv 2403.14403): a classifier chooses direct inference, RAG or IRCoT.
 
 The paper's classifier is a T5 that was trained on which of the three answers a question; here it is a small
 decoder of yours that writes A, B or C (`config.classifier`), or the policy itself, by the log-probabilities

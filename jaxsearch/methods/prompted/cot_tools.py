@@ -16,8 +16,7 @@ REFUSED = '\nNo program has run yet. I first write a block of Python.\n'
 
 def grow(question: Question, tree: Tree, *, always: bool = False, max_turns: int = 7, max_tokens: int = 512,
          forget: bool = False, prompts: str = '', chat: bool = False) -> Growth[None]:
-  r"""Grows one chain; the answer stands in `\boxed{}`. tree.metrics counts programs (`searches`) and
-  `refused` answers.
+  r"""Grows one chain to a `\boxed{}` answer. tree.metrics counts `searches` (programs) and `refused`.
 
   Args:
     always: False lets the model answer without a program.

@@ -1,5 +1,4 @@
-"""FLARE, direct (Jiang et al. 2023, arXiv 2305.06983): look one sentence ahead, search where the policy is
-unsure of it.
+"""FLARE, direct (Jiang et al. 2023, arXiv 2305.06983): look a sentence ahead, search where it is unsure.
 
 The next sentence is written without documents. If a token of it is less probable than `search_below`, the
 sentence without the tokens below `mask_below` is the query, and the sentence is written anew with the
@@ -44,8 +43,7 @@ def grow(question: Question, tree: Tree, *, search_below: float = 0.8, mask_belo
 
 
 def unsure_query(node: Node, sentence: str, search_below: float, mask_below: float) -> str:
-  """Returns the query for a sentence at the start of a span; '' if the policy is sure of it, or of none of
-  its tokens.
+  """Returns the query for a sentence at the start of a span; '' if the policy is sure of it.
 
   Raises NoLogprobs for a span without log-probabilities.
   """

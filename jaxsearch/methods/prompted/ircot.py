@@ -1,5 +1,4 @@
-"""IRCoT (Trivedi et al. 2023, arXiv 2212.10509): every sentence of a chain of thought is the query of the
-next search.
+"""IRCoT (Trivedi et al. 2023, arXiv 2212.10509): each sentence of a chain of thought is the next query.
 
 The documents accumulate up to a cap. The chain ends with 'the answer is', or after `max_thoughts`; then a
 separate reader answers from the documents alone (section 3.2). FlashRAG reads the answer in the chain and has

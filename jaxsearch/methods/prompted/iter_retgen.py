@@ -1,5 +1,4 @@
-"""Iter-RetGen (Shao et al. 2023, arXiv 2305.15294): every round searches for question and last answer, and
-answers."""
+"""Iter-RetGen (Shao et al. 2023, arXiv 2305.15294): search for question and last answer, answer, repeat."""
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods.prompted import ENDS, find, finish, marked_answer, plain, short_answer, write

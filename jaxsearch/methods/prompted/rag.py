@@ -1,5 +1,4 @@
-"""Retrieval-augmented generation (Lewis et al. 2020, arXiv 2005.11401): one search for the question, one
-answer."""
+"""Retrieval-augmented generation (Lewis et al. 2020, arXiv 2005.11401): one search, one answer."""
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods.prompted import find, say_answer, write
@@ -9,7 +8,6 @@ from jaxsearch.trees.tree import Tree
 
 def grow(question: Question, tree: Tree, *, max_tokens: int = 64, prompts: str = '',
          chat: bool = False) -> Growth[None]:
-  """Grows one answer after the documents. `max_tokens` are of the answer; `prompts` and `chat`: see
-  `write`."""
+  """Grows one answer after the documents, of `max_tokens`; `prompts` and `chat`: see `write`."""
   documents = yield from find(tree, question.question)
   yield from say_answer(tree, write(tree, 'documents', prompts, chat, documents=documents), max_tokens)

@@ -1,5 +1,4 @@
-"""Search-o1 (Li et al. 2025, arXiv 2501.05366): search while reasoning; a call of its own reads the
-documents.
+"""Search-o1 (Li et al. 2025, arXiv 2501.05366): search while reasoning; another call reads the documents.
 
 That call, reason-in-documents, reads the documents together with the reasoning so far and the query, and what
 it writes takes the place of the documents (section 3.3). A query that was asked before is refused, and so is
