@@ -135,7 +135,10 @@ class Lists:
   """
 
   def __init__(self, folder: pathlib.Path, probes: int = 1):
-    self._index = faiss.read_index(str(folder / 'lists.faiss'), faiss.IO_FLAG_ONDISK_SAME_DIR)
+    self._index = faiss.read_index(str(folder / 'lists.faiss'), faiss.IO_FLAG_SKIP_IVF_DATA)
+    lists = faiss.downcast_InvertedLists(self._index.invlists)
+    lists.filename, lists.read_only = str(folder / 'lists.ivfdata'), True  # the folder may have moved
+    lists.do_mmap()
     self._probes, self.number = probes, self._index.nlist
 
   def search(self, queries: np.ndarray, topk: int, probes: int = 0) -> tuple[np.ndarray, np.ndarray]:
