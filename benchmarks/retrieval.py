@@ -54,7 +54,7 @@ from jaxsearch.data.corpus import read_corpus
 from jaxsearch.data.questions import read_questions
 from jaxsearch.models.encoder import LENGTHS, TextEncoder, pooled
 from jaxsearch.rewards.match import normalize_answer
-from jaxsearch.tools import dense, index
+from jaxsearch.tools import dense, index, index_build, sparse
 from jaxsearch.tools.bm25 import BM25, words
 from jaxsearch.tools.search_http import HttpSearch
 
@@ -158,7 +158,7 @@ def main():
   with tempfile.TemporaryDirectory() as temporary:
     folder, start, cpu = flags.index or pathlib.Path(temporary) / 'index', time.perf_counter(), time.process_time()
     corpus = flags.folder / 'wiki_corpus.jsonl'
-    build = functools.partial(index.build, corpus, folder, 'hybrid', encoder=encoder,
+    build = functools.partial(index_build.build, corpus, folder, 'hybrid', encoder=encoder,
                               report=lambda stage, done: print(f'{stage} {done}', flush=True))
     build()
     whole, manifest = index.Index(folder, encoder=encoder), build(approximate=True)
@@ -171,7 +171,7 @@ def main():
 def measure(flags, whole, lists, encoder, figures):
   """Adds the figures of an index, and of the lists for approximate search."""
   documents = read_corpus(flags.folder / 'wiki_corpus.jsonl')
-  searched = [index.indexed(document) for document in documents]
+  searched = [sparse.indexed(document) for document in documents]
   texts = [f' {normalize_answer(text)} ' for text in searched]
   questions = {name: read_questions(flags.folder / 'qa' / f'{name}.jsonl') for name in SETS}
   every = [question for own in questions.values() for question in own]
@@ -220,7 +220,7 @@ def encoding(flags, model, encoder):
   import torch
   import transformers
   documents = read_corpus(flags.folder / 'wiki_corpus.jsonl')
-  texts = [index.indexed(document) for document in documents[::max(1, len(documents) // flags.encode)]][:flags.encode]
+  texts = [sparse.indexed(document) for document in documents[::max(1, len(documents) // flags.encode)]][:flags.encode]
   peer, cutter = transformers.AutoModel.from_pretrained(model).eval(), transformers.AutoTokenizer.from_pretrained(model)
   half = TextEncoder(model, 'minilm', 'bfloat16')
 
@@ -308,7 +308,7 @@ def write_synthetic(path, number):
 
 
 def build_synthetic(corpus, folder, steps):
-  index.build(corpus, folder, 'hybrid', encoder=StandIn(), report=lambda *step: steps.put(step))
+  index_build.build(corpus, folder, 'hybrid', encoder=StandIn(), report=lambda *step: steps.put(step))
   steps.put(('done', psutil.Process().memory_info().rss))
 
 

@@ -26,11 +26,11 @@ def index(config, flags) -> None:
   if flags.kind == 'bm25':
     refuse(flags, ('encoder', 'recipe', 'precision', 'approximate'), 'with --kind bm25')
   precision = flags.precision or 'float16'
-  from jaxsearch.tools import index
+  from jaxsearch.tools import index_build
   if flags.approximate:
     from jaxsearch.tools import approximate  # noqa: F401  # a missing package is found now, not when all is encoded
   encoder = None if flags.kind == 'bm25' else _load_encoder(config, flags)
-  expected = index.estimate(flags.corpus, flags.kind, encoder, precision, flags.approximate)
+  expected = index_build.estimate(flags.corpus, flags.kind, encoder, precision, flags.approximate)
   if flags.estimate:
     print_figures(expected)
     return
@@ -43,7 +43,7 @@ def index(config, flags) -> None:
       say(f'{stage}: {done:,} of about {expected["passages"]:,} passages; '
            f'{said - start:.0f} s of about {expected["seconds"]:.0f} s')
 
-  manifest = index.build(flags.corpus, flags.out, flags.kind, encoder=encoder, precision=precision,
+  manifest = index_build.build(flags.corpus, flags.out, flags.kind, encoder=encoder, precision=precision,
                          approximate=flags.approximate, report=report)
   if lists := manifest.get('approximate'):
     say(f'approximate search: {lists["probes"]} of {lists["lists"]} lists a query; finds {100 * lists["recall3"]:.1f} % of the '

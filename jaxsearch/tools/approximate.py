@@ -1,8 +1,8 @@
-"""Approximate nearest vectors with FAISS: inverted lists on disk, built from the vectors of an index in bounded memory.
+"""Approximate nearest vectors with FAISS: inverted lists on disk, built in bounded memory.
 
-k-means parts the vectors into lists. A search looks into the `probes` lists whose centres are nearest to the query; the others
-are not read. Not a graph (HNSW): it answers more queries a second, but has to be in memory as a whole while it is built.
-Needs the extra `retrieval`.
+k-means parts the vectors into lists. A search looks into the `probes` lists whose centres are nearest to the
+query; the others are not read. Not a graph (HNSW): it answers more queries a second, but has to be in memory
+as a whole while it is built. Needs the extra `retrieval`.
 """
 
 import errno
@@ -22,30 +22,32 @@ try:
   from faiss.contrib.exhaustive_search import knn_ground_truth
   from faiss.contrib.ondisk import merge_ondisk
 except ImportError as error:
-  raise ImportError("approximate search needs the package faiss-cpu: pip install 'jaxsearch[retrieval]'") from error
+  message = "approximate search needs the package faiss-cpu: pip install 'jaxsearch[retrieval]'"
+  raise ImportError(message) from error
 
 BLOCK = 2**12        # vectors read at a time
 SHARD = 2**18        # vectors encoded at a time
 MOST_LISTS = 2**14
 TRAINED_ON = 40      # vectors of a list, by which k-means finds its centre; FAISS wants 39 or more
 SAMPLE = 512         # passages by which recall is measured
-RECALL = 0.99        # of the three nearest that is enough,
-PLATEAU, LITTLE = 0.9, 0.002  # or above PLATEAU, if twice as many lists bring less than LITTLE: the codes round
+# Recall of the three nearest that is enough; or one above PLATEAU, if twice as many lists bring less than
+# LITTLE: the codes round.
+RECALL, PLATEAU, LITTLE = 0.99, 0.9, 0.002
 Report = Callable[[str, int], None]  # called with (stage, passages done)
 
 
 def lists_of(size: int) -> int:
-  """Returns how many lists so many vectors get: 4 √size balances the centres against the vectors that a search looks at."""
+  """Returns how many lists so many vectors get; 4 √size balances centres against vectors in a search."""
   return max(1, min(round(4 * size**0.5), size // TRAINED_ON, MOST_LISTS))
 
 
 def cost(size: int, width: int, precision: str) -> dict[str, float]:
-  """Estimates bytes of the lists, bytes of memory for a search, and seconds to build by a measurement of this machine."""
+  """Estimates bytes of the lists, bytes of memory for a search, and seconds to build them here."""
   lists, block = lists_of(size), np.ones((2048, width), np.float32)
   start = time.perf_counter()
   block @ block.T
   rate = 2 * len(block)**2 * width / (time.perf_counter() - start)
-  # k-means goes ten times over its sample; every vector meets every centre; the sample is searched for exactly
+  # k-means goes ten times over its sample, every vector meets every centre, and the sample every vector.
   pairs = 10 * TRAINED_ON * lists**2 + size * lists + SAMPLE * size
   return {'bytes': size * (width * (2 if precision == 'float16' else 1) + 8) + 4 * lists * width,
           'bytes_in_memory': 4 * lists * width, 'seconds': 2 * width * pairs / rate}
@@ -55,9 +57,9 @@ def build(folder: pathlib.Path, vectors: Vectors, precision: str, report: Report
   """Writes lists.faiss and lists.ivfdata into `folder`, or what is missing of them after a kill.
 
   Returns:
-    {'lists', 'probes', 'recall3', 'sample'}: recall3 is the share of the three nearest by exact search that are found, with a
-    sample of the vectors as queries (each without itself). `probes` is the least power of two at which it is RECALL, or does not
-    grow any more, or all lists.
+    {'lists', 'probes', 'recall3', 'sample'}: recall3 is the share of the three nearest by exact search that
+    are found, with a sample of the vectors as queries (each without itself). `probes` is the least power of
+    two at which it is RECALL, or does not grow any more, or all lists.
 
   Raises OSError if the disk is full.
   """
@@ -87,8 +89,10 @@ def build(folder: pathlib.Path, vectors: Vectors, precision: str, report: Report
 
 def _others(rows: np.ndarray, numbers: np.ndarray) -> list[set[int]]:
   """Returns the first three of each row but the query's own number and -1, which stands for none."""
-  rows = [[number for number in row if number not in (query, -1)] for row, query in zip(rows.tolist(), numbers.tolist())]
-  return [set(row[:3]) for row in rows]
+  others = []
+  for row, query in zip(rows.tolist(), numbers.tolist()):
+    others.append(set([number for number in row if number not in (query, -1)][:3]))
+  return others
 
 
 def _write_lists(folder: pathlib.Path, vectors: Vectors, precision: str, report: Report) -> None:
@@ -106,7 +110,8 @@ def _write_lists(folder: pathlib.Path, vectors: Vectors, precision: str, report:
       write_whole(shard, faiss.serialize_index(index).tobytes())
   (folder / 'lists.ivfdata').unlink(missing_ok=True)
   if shutil.disk_usage(folder).free < 1.5 * sum(shard.stat().st_size for shard in shards):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / 'lists.ivfdata'))  # FAISS would die of SIGBUS
+    # FAISS would die of SIGBUS.
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / 'lists.ivfdata'))
   index = faiss.read_index(str(trained))
   merge_ondisk(index, list(map(str, shards)), str(folder / 'lists.ivfdata'))
   write_whole(folder / 'lists.faiss', faiss.serialize_index(index).tobytes())
@@ -142,7 +147,7 @@ class Lists:
     self._probes, self.number = probes, self._index.nlist
 
   def search(self, queries: np.ndarray, topk: int, probes: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (numbers [B,k] int64, scores [B,k] float32) of vectors near to queries [B,D], best first; -1 for none."""
+    """Returns (numbers [B,k] int64, -1 for none; scores [B,k] float32) of vectors near to queries [B,D]."""
     settings = faiss.SearchParametersIVF(nprobe=probes or self._probes)
     scores, numbers = self._index.search(queries, min(topk, self._index.ntotal), params=settings)
     return numbers, scores

@@ -1,12 +1,12 @@
 """BM25 over passages in memory, the search back end of small and middle-sized corpora.
 
-A passage is indexed as its title and text together. Scores are Lucene's BM25, which Search-R1 used through Pyserini
-(k1 = 0.9, b = 0.4), a sum over the distinct words w of the query:
+A passage is indexed as its title and text together. Scores are Lucene's BM25, which Search-R1 used through
+Pyserini (k1 = 0.9, b = 0.4), a sum over the distinct words w of the query:
 
   log(1 + (N - n_w + 0.5) / (n_w + 0.5)) * f_w (k1 + 1) / (f_w + k1 (1 - b + b |d| / avg|d|))
 
-Two engines compute them, with the same ranking: the library `rank_bm25`, and the files of an index (tools/sparse.py), which
-suit a million passages better.
+Two engines compute them, with the same ranking: the library `rank_bm25`, and the files of an index
+(tools/sparse.py), which suit a million passages better.
 """
 
 import dataclasses
@@ -63,12 +63,13 @@ def _rank_bm25(texts: list[str]) -> Callable[[str, int], Ranking]:
   for number, frequencies in enumerate(index.doc_freqs):
     for word in frequencies:
       holders.setdefault(word, []).append(number)
-  # Okapi's own weight is zero or less for a word in half of the passages, and is then lifted above that of rarer words:
-  # in a corpus of two nothing would be found, in a large one 'of' would outweigh real words.
-  index.idf = {word: math.log1p((len(documents) - len(held) + 0.5) / (len(held) + 0.5)) for word, held in holders.items()}
+  # Okapi's own weight is zero or less for a word in half of the passages, and is then lifted above that of
+  # rarer words: in a corpus of two nothing would be found, in a large one 'of' would outweigh real words.
+  count = {word: len(held) for word, held in holders.items()}
+  index.idf = {word: math.log1p((len(documents) - n + 0.5) / (n + 0.5)) for word, n in count.items()}
 
-  # rank_bm25's own `get_scores` visits every passage for every word, milliseconds each with the interpreter held.
-  # Called once a word, for the passages that hold it, the library gives the same sums.
+  # rank_bm25's own `get_scores` visits every passage for every word, milliseconds each with the interpreter
+  # held. Called once a word, for the passages that hold it, the library gives the same sums.
   @functools.cache
   def weights(word: str) -> tuple[np.ndarray, np.ndarray]:
     return np.array(holders[word]), np.array(index.get_batch_scores([word], holders[word]))
@@ -99,5 +100,5 @@ def _sparse(texts: list[str]) -> Callable[[str, int], Ranking]:
 
 
 ENGINES = {'rank_bm25': _rank_bm25, 'sparse': _sparse, 'bm25s': _sparse}  # bm25s: in older configs
-BACKEND = Backend(lambda settings, corpus, **_: BM25(corpus, engine=settings.engine), corpus=lambda settings: True,
-                  by_source=True, identity=lambda settings: {'engine': settings.engine})
+BACKEND = Backend(lambda settings, corpus, **_: BM25(corpus, engine=settings.engine), by_source=True,
+                  corpus=lambda settings: True, identity=lambda settings: {'engine': settings.engine})

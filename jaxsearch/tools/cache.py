@@ -1,7 +1,7 @@
 """Responses of paid or slow servers, kept on disk by request: JSON in an SQLite file.
 
-Threads and processes may share a file. Not `diskcache` or `sqlitedict`: both unpickle what they read, and neither is
-maintained.
+Threads and processes may share a file. Not `diskcache` or `sqlitedict`: both unpickle what they read, and
+neither is maintained.
 """
 
 import hashlib
@@ -23,9 +23,11 @@ class NotRecorded(LookupError):
 
 
 class Cache:
-  """A file of responses, made with its folder if it is not there; without a path (None or '') nothing is kept.
+  """A file of responses, made with its folder if it is not there; without a path (None or '') nothing is
+  kept.
 
-  With `replay` nothing is fetched: what is not in the file raises NotRecorded. Raises ValueError if the file is something
+  With `replay` nothing is fetched: what is not in the file raises NotRecorded. Raises ValueError if the file
+    is something
   else; names it.
   """
 
@@ -34,11 +36,14 @@ class Cache:
     if not path:
       return
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-    self._lock, self._fetching = threading.Lock(), {}  # key -> Future of the response that a thread is fetching
-    self._db = sqlite3.connect(path, timeout=5.0, check_same_thread=False)  # seconds for another process to finish writing
+    self._lock = threading.Lock()
+    self._fetching: dict[bytes, Future] = {}  # the responses that threads are fetching
+    # The timeout is for another process to finish writing.
+    self._db = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
+    columns = 'key BLOB PRIMARY KEY, answer TEXT'
     try:
       with self._db:
-        self._db.execute('CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer TEXT) WITHOUT ROWID')
+        self._db.execute(f'CREATE TABLE IF NOT EXISTS answers ({columns}) WITHOUT ROWID')
     except sqlite3.DatabaseError as error:
       raise ValueError(f'{path} is no file of cached responses: {error}') from error
 
@@ -48,9 +53,10 @@ class Cache:
   def get(self, request: object, fetch: Callable[[], Any]) -> Any:
     """Returns the response kept for `request`, else that of `fetch()`, which is kept unless it raises.
 
-    Threads that want the same response at the same time, as the trees of a group do, fetch it once; if that fails, it
-    fails for all of them, who would else try a dead server one after the other. Both are JSON; `request` holds all that
-    the response depends on. A file that cannot be read or written any more only warns.
+    Threads that want the same response at the same time, as the trees of a group do, fetch it once; if that
+    fails, it fails for all of them, who would else try a dead server one after the other. Both are JSON;
+    `request` holds all that the response depends on. A file that cannot be read or written any more only
+    warns.
     """
     if self._db is None:
       return fetch()

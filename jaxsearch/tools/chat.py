@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from jaxsearch.tools.cache import Cache
 from jaxsearch.tools.http_client import JsonClient, RequestError, parse_url, secret_from_env
 
-KEY = 'OPENAI_API_KEY'  # the environment variable of the key, sent if it is not empty: many local servers want none
-MAX_TOKEN = 64  # characters of a reply for each of `max_tokens`; who reads replies need not be quick with megabytes
+KEY = 'OPENAI_API_KEY'  # the environment variable of the key; many local servers want none
+MAX_TOKEN = 64  # characters of a reply for each of `max_tokens`; more are a fault
 Prompt = str | Sequence[Mapping[str, str]]  # of the user, or messages {'role', 'content'}
 
 
@@ -28,16 +28,17 @@ class Chat(JsonClient):
     url: the address that '/chat/completions' is appended to, such as 'http://127.0.0.1:8000/v1'.
     model: its name at the server.
     temperature, max_tokens: of every reply.
-    concurrency: requests in flight; further ones wait for their turn, which does not count towards the timeout.
-    cache: file that keeps replies by prompt, model and sampling parameters; above temperature 0 too, so that a repeated
-      run gets the same. None keeps nothing.
+    concurrency: requests in flight; further ones wait for their turn, which does not count towards the
+      timeout.
+    cache: file that keeps replies by prompt, model and sampling parameters; above temperature 0 too, so that
+      a repeated run gets the same. None keeps nothing.
     options: of `JsonClient`; the timeout is that of one `reply`.
   """
 
   error = ChatError
 
-  def __init__(self, url: str, model: str, *, temperature: float = 0.0, max_tokens: int = 512, concurrency: int = 8,
-               cache: str | os.PathLike | None = None, **options):
+  def __init__(self, url: str, model: str, *, temperature: float = 0.0, max_tokens: int = 512,
+               concurrency: int = 8, cache: str | os.PathLike | None = None, **options):
     if not model:
       raise ValueError('a chat needs the name of a model')
     if concurrency < 1:
@@ -46,7 +47,8 @@ class Chat(JsonClient):
     super().__init__(address.copy_with(path=address.path.rstrip('/') + '/chat/completions'), token=key,
                      **{'timeout': 60.0, 'attempts': 5, 'backoff': 0.5} | options)
     self._settings = {'model': model, 'temperature': temperature, 'max_tokens': max_tokens}
-    self._cache, self._concurrency, self._in_flight = Cache(cache), concurrency, threading.Semaphore(concurrency)
+    self._concurrency, self._in_flight = concurrency, threading.Semaphore(concurrency)
+    self._cache = Cache(cache)
     self._hint = '' if key else f' ({KEY} holds no key)'
 
   def reply(self, prompt: Prompt, seed: int | None = None) -> str:
@@ -68,11 +70,12 @@ class Chat(JsonClient):
 
     return self._cache.get(body, complete)
 
-  def replies(self, prompts: Sequence[Prompt], seeds: Sequence[int | None] | None = None) -> list[str | ChatError]:
+  def replies(self, prompts: Sequence[Prompt],
+              seeds: Sequence[int | None] | None = None) -> list[str | ChatError]:
     """Returns the replies to all prompts, `concurrency` at a time; a `ChatError` stands where one failed.
 
-    Once `concurrency` requests in a row found a server that is gone or at its end, the rest are not asked: they would take
-    the timeout each.
+    Once `concurrency` requests in a row found a server that is gone or at its end, the rest are not asked:
+    they would take the timeout each.
     """
     lost = 0
 

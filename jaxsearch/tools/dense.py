@@ -1,7 +1,8 @@
-"""Exact nearest vectors: float16 or int8 on disk, split over the devices of a process, searched chunk by chunk.
+"""Exact nearest vectors: float16 or int8 on disk, split over the devices of a process, searched chunk by
+chunk.
 
-No score of more than one chunk exists at a time: each device keeps the best so far (`best_of`). Every process searches on its
-own devices, so that a host's searches never wait for another host.
+No score of more than one chunk exists at a time: each device keeps the best so far (`best_of`). Every process
+searches on its own devices, so that a host's searches never wait for another host.
 
 Letters: N passages, D width, B queries, k results, C passages of a chunk.
 """
@@ -28,7 +29,10 @@ def quantized(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write_vectors(folder: pathlib.Path, first: int, vectors: np.ndarray, precision: str) -> None:
-  """Writes float32 vectors [n,D] behind the `first` ones in the files of a folder. Raises OSError if the disk is full."""
+  """Writes float32 vectors [n,D] behind the `first` ones in the files of a folder.
+
+  Raises OSError if the disk is full.
+  """
   scales = np.ones(len(vectors), np.float32)
   if precision == 'int8':
     vectors, scales = quantized(vectors)
@@ -49,9 +53,10 @@ class Vectors:
     return len(self._vectors)
 
   def read(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (vectors [n,D] as they are stored, scales [n] float32) of passages `first` to `last`, zeros past N."""
+    """Returns (vectors [n,D] as they are stored, scales [n] float32) from `first` to `last`, zeros past N."""
     missing = last - max(first, min(last, len(self._vectors)))
-    return (np.pad(self._vectors[first:last], ((0, missing), (0, 0))), np.pad(self._scales[first:last], (0, missing)))
+    vectors, scales = self._vectors[first:last], self._scales[first:last]
+    return np.pad(vectors, ((0, missing), (0, 0))), np.pad(scales, (0, missing))
 
   def __getitem__(self, numbers: slice | np.ndarray) -> np.ndarray:
     """Returns the vectors of some passages, float32."""
@@ -84,7 +89,8 @@ class Dense:
     self._vectors, self._scales = placed(0, chunk, width), placed(1, chunk)
 
   def search(self, queries: np.ndarray, topk: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (numbers [B,k] int64, scores [B,k] float32) of the k = min(topk, N) vectors nearest to queries [B,D].
+    """Returns (numbers [B,k] int64, scores [B,k] float32) of the k = min(topk, N) vectors nearest to queries
+    [B,D].
 
     The best come first, ties go to the lower number.
     """

@@ -7,14 +7,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class DynamicBatcher:
-  """Calls `generate` with one batch at a time; prompts that arrive meanwhile, from any thread, form the next batch.
+  """Calls `generate` with one batch at a time; prompts that arrive meanwhile, from any thread, form the next
+  batch.
 
-  For a model on our own sampler; what counts as a prompt is up to `generate`. Which prompts share a batch depends on timing; a
-  model that is greedy, or seeded by prompt, replies the same in any, but for rounding.
+  For a model on our own sampler; what counts as a prompt is up to `generate`. Which prompts share a batch
+  depends on timing; a model that is greedy, or seeded by prompt, replies the same in any, but for rounding.
   """
 
   def __init__(self, generate: Callable[[list[str]], Sequence]):
-    self._generate, self._waiting, self._lock, self._worker = generate, [], threading.Lock(), ThreadPoolExecutor(1)
+    self._generate, self._waiting = generate, []
+    self._lock, self._worker = threading.Lock(), ThreadPoolExecutor(1)
 
   def __call__(self, prompts: list[str]) -> list:
     """The replies to `prompts`. An error of the batch is raised for all who had prompts in it."""

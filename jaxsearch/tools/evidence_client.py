@@ -1,8 +1,9 @@
-"""R-Search as a tool (RSTool, arXiv 2506.04185): its protocol, and the client through which other models use it.
+"""R-Search as a tool (RSTool, arXiv 2506.04185): its protocol, and the client through which other models use
+it.
 
-`POST /evidence {"question": "…"}` returns `{"evidence": "…", "answer": "…", "searches": n, "forfeited": false}`; for a list
-of questions, a list of these. `SCHEMA` describes it to a model that calls functions: the arguments of the call are the body
-of the request. The server is `jaxsearch.tools.http_server.evidence_app`.
+`POST /evidence {"question": "…"}` returns `{"evidence": "…", "answer": "…", "searches": n, "forfeited":
+false}`; for a list of questions, a list of these. `SCHEMA` describes it to a model that calls functions: the
+arguments of the call are the body of the request. The server is `jaxsearch.tools.http_server.evidence_app`.
 """
 
 from collections.abc import Sequence
@@ -15,11 +16,13 @@ from jaxsearch.tools.http_client import JsonClient, RequestError
 
 SCHEMA = {'type': 'function', 'function': {
   'name': 'search_evidence',
-  'description': 'Searches a corpus in as many steps as a question needs, and returns the passages that answer it, in '
-                 'their own words. Ask it the whole question, not keywords.',
+  'description': (
+    'Searches a corpus in as many steps as a question needs, and returns the passages that answer it, in '
+    'their own words. Ask it the whole question, not keywords.'),
   'parameters': {
     'type': 'object',
-    'properties': {'question': {'type': 'string', 'description': 'The question, complete and in plain words.'}},
+    'properties': {
+      'question': {'type': 'string', 'description': 'The question, complete and in plain words.'}},
     'required': ['question'],
     'additionalProperties': False}}}
 

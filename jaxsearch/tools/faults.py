@@ -13,35 +13,39 @@ LETTERS = [chr(code) for code in (*range(0x21, 0x7f), *range(0xa1, 0x180))]
 
 
 def check(kind: str, question: Question) -> None:
-  """Raises ValueError for a fault that is none of KINDS, and for 'irrelevant' without another question to search for."""
+  """Raises ValueError for a fault that is none of KINDS, and for 'irrelevant' without another question."""
   if kind not in KINDS:
     raise ValueError(f'fault={kind!r} is none of {", ".join(KINDS)}')
   if kind == 'irrelevant' and 'other' not in question.metadata:
-    raise ValueError("fault='irrelevant' shows what is found for another question, so it needs several of a source")
+    raise ValueError("fault='irrelevant' shows what another question finds, so it needs several of a source")
 
 
 def with_others(questions: Sequence[Question]) -> list[Question]:
-  """The questions, each with the text of another of its source as `metadata['other']`, if there is one.
+  """Returns the questions, `metadata['other']` of each the text of another of its source, if there is one.
 
   It is half of the list away, since neighbours may be about the same.
   """
   of_source = collections.defaultdict(list)
   for question in questions:
     of_source[question.metadata.get('source')].append(question)
-  others = {question: own[(place + len(own) // 2) % len(own)].question
-            for own in of_source.values() if len(own) > 1 for place, question in enumerate(own)}
-  return [dataclasses.replace(question, metadata=question.metadata | {'other': others[question]})
-          if question in others else question for question in questions]
+  others = {}
+  for group in of_source.values():
+    for place, question in enumerate(group):
+      others[question] = group[(place + len(group) // 2) % len(group)]
+  return [dataclasses.replace(question, metadata=question.metadata | {'other': others[question].question})
+          if others[question] is not question else question for question in questions]
 
 
 def program(kind: str, code: str, question: Question) -> str:
-  """What is run instead of `code`: for 'irrelevant' a search for the other question."""
+  """Returns what is run instead of `code`: for 'irrelevant' a search for the other question."""
   return f'print(search({question.metadata["other"]!r}))' if kind == 'irrelevant' else code
 
 
 def apply(kind: str, output: str, rng: np.random.Generator) -> str:
-  """What the model sees instead of `output`: for 'empty' nothing, for 'garbage' random characters, as many as the output had,
-  but 40 to 200: each may be a token; for the others the output."""
+  """Returns what the model sees instead of `output`: nothing for 'empty', the output for the other kinds.
+
+  For 'garbage' random characters, as many as the output had, but 40 to 200: each may be a token.
+  """
   if kind == 'garbage':
     return ''.join(rng.choice(LETTERS, min(max(len(output), 40), 200)))
   return '' if kind == 'empty' else output

@@ -1,11 +1,13 @@
 """The HTTP client of every tool behind a server: posts JSON and reads JSON back, within bounds.
 
-Failures that may pass (a broken connection, a timeout, 408, 425, 429, 5xx) are retried with jittered exponential backoff,
-not before the server's `Retry-After`, all attempts within one deadline. Everything else, and a response of an unexpected
-shape, is an error at once. Errors name the URL, say what kind of fault it was, and show no key.
+Failures that may pass (a broken connection, a timeout, 408, 425, 429, 5xx) are retried with jittered
+exponential backoff, not before the server's `Retry-After`, all attempts within one deadline. Everything else,
+and a response of an unexpected shape, is an error at once. Errors name the URL, say what kind of fault it
+was, and show no key.
 
-Requests run on one event loop, in a thread of its own: only there can a deadline hold for a whole response. A blocking
-client limits the wait for each read alone, and a server that sends a byte of its headers now and then holds a thread.
+Requests run on one event loop, in a thread of its own: only there can a deadline hold for a whole response. A
+blocking client limits the wait for each read alone, and a server that sends a byte of its headers now and
+then holds a thread.
 """
 
 import asyncio
@@ -14,6 +16,7 @@ import functools
 import http.cookiejar
 import json
 import os
+import random
 import re
 import threading
 import time
@@ -25,31 +28,33 @@ import pydantic
 import tenacity
 
 MAX_RESPONSE_BYTES = 8 * 2**20  # ten passages have some 10 kB, ten long pages of an encyclopedia 5 MB
-# In Python a value takes up to 27 times its bytes in JSON (lists of nothing). Text has a comma or bracket in some fifty
-# bytes; replies with many log-probabilities or vectors have more, and nothing here asks for them.
+# In Python a value takes up to 27 times its bytes in JSON (lists of nothing). Text has a comma or bracket in
+# some fifty bytes; replies with many log-probabilities or vectors have more, and nothing here asks for them.
 FEW_VALUES, BYTES_PER_VALUE = 2**18, 16
 MAX_REASON = 300  # characters of an error: it goes into observations and onto the terminal
 T = TypeVar('T')
 _STARTING = threading.Lock()
-_PARSING = threading.Lock()  # one at a time: it is work for the interpreter's one thread anyway, and takes memory
+_PARSING = threading.Lock()  # one reply at a time: it is work for one thread anyway, and takes memory
 
 
 class RequestError(RuntimeError):
   """A request without a usable response; `url`, `reason` and `status` (None without one) say where and why.
 
-  `fault` is its kind, one of `tools.calls.FAULTS`. `delay` is set on an attempt that may be retried: the seconds that the
-  server asks for, else 0.
+  `fault` is its kind, one of `tools.calls.FAULTS`. `delay` is set on an attempt that may be retried: the
+  seconds that the server asks for, else 0.
   """
 
   kind = 'request'
 
-  def __init__(self, url: str, reason: str, fault: str = 'error', status: int | None = None, delay: float | None = None):
+  def __init__(self, url: str, reason: str, fault: str = 'error', status: int | None = None,
+               delay: float | None = None):
     super().__init__(f'{self.kind} at {url} failed: {reason}')
     self.url, self.reason, self.fault, self.status, self.delay = url, reason, fault, status, delay
 
 
 class JsonClient:
-  """Posts to one address; may be called from several threads. A subclass names its `error` and a `default_path`.
+  """Posts to one address; may be called from several threads. A subclass names its `error` and a
+  `default_path`.
 
   Args:
     url: the whole address; without a path, `default_path` is meant.
@@ -58,10 +63,11 @@ class JsonClient:
     backoff: seconds before the second attempt, doubled for each further one (up to 5), plus jitter.
     token: a token or key sent with every request, and cut out of errors that quote the server.
     token_header: 'authorization' sends it as a bearer token, any other header as it is.
-    rate: requests started per second, by all threads and retries included; None is any number. Waiting for the first
-      turn does not count towards the timeout.
+    rate: requests started per second, by all threads and retries included; None is any number. Waiting for
+      the first turn does not count towards the timeout.
 
-  Raises ValueError for another address than HTTP's, numbers out of range, and a token that cannot stand in a header.
+  Raises ValueError for another address than HTTP's, numbers out of range, and a token that cannot stand in a
+  header.
   """
 
   error: type[RequestError] = RequestError
@@ -72,7 +78,7 @@ class JsonClient:
                token: str | None = None, token_header: str = 'authorization', rate: float | None = None):
     address = parse_url(url)
     if timeout <= 0 or attempts < 1 or (rate is not None and rate <= 0):
-      raise ValueError(f'timeout={timeout} and rate={rate} must be positive and attempts={attempts} at least 1')
+      raise ValueError(f'timeout={timeout} and rate={rate} must be positive, attempts={attempts} at least 1')
     if self.default_path and address.path in ('', '/'):
       address = address.copy_with(path=self.default_path)
     # Errors end up in logs and observations: no password, no query string in them.
@@ -94,15 +100,18 @@ class JsonClient:
 
     `timeout` and `attempts` take the place of the client's.
 
-    Raises the client's `error`: no response in time, a refusal, a response of another shape, or one of more bytes than
+    Raises the client's `error`: no response in time, a refusal, a response of another shape, or one of more
+      bytes than
     `times` MAX_RESPONSE_BYTES.
     """
     timeout = timeout or self._timeout
-    backoff, jitter = tenacity.wait_exponential(self._backoff, max=5.0), tenacity.wait_random(0, self._backoff)
+    backoff = tenacity.wait_exponential(self._backoff, max=5.0)
+    jitter = lambda: random.uniform(0, self._backoff)
+    wait = lambda state: max(backoff(state), state.outcome.exception().delay) + jitter()
     retrying = tenacity.Retrying(
       stop=tenacity.stop_after_attempt(attempts or self._attempts) | tenacity.stop_before_delay(timeout),
-      wait=lambda state: max(backoff(state), state.outcome.exception().delay) + jitter(state), sleep=self._pause,
-      retry=tenacity.retry_if_exception(lambda error: getattr(error, 'delay', None) is not None), reraise=True)
+      retry=tenacity.retry_if_exception(lambda error: getattr(error, 'delay', None) is not None),
+      wait=wait, sleep=self._pause, reraise=True)
     self._pause()
     deadline = time.monotonic() + timeout
     try:
@@ -118,7 +127,8 @@ class JsonClient:
   def get(self, path: str, timeout: float) -> Any:
     """Returns the JSON at another path of the server, asked for once, within the bounds of `post`."""
     address, deadline = self._address.copy_with(path=path, query=None), time.monotonic() + timeout
-    return self._parsed(self._attempt('GET', address, b'', deadline, MAX_RESPONSE_BYTES), lambda response: response)
+    received = self._attempt('GET', address, b'', deadline, MAX_RESPONSE_BYTES)
+    return self._parsed(received, lambda response: response)
 
   def _parsed(self, content: bytes, parse: Callable[[Any], T]) -> T:
     try:
@@ -131,7 +141,8 @@ class JsonClient:
       reason = str(error)
     raise self._failed(f'not a valid response: {reason}', 'malformed')
 
-  def _failed(self, reason: str, fault: str, status: int | None = None, delay: float | None = None) -> RequestError:
+  def _failed(self, reason: str, fault: str, status: int | None = None,
+              delay: float | None = None) -> RequestError:
     """Returns the error with this reason, on one line and without the key: servers quote what they refuse."""
     reason = reason.replace(self._token, '[key]') if self._token else reason
     reason = ''.join(character if character.isprintable() else ' ' for character in reason[:MAX_REASON])
@@ -231,7 +242,10 @@ def check_secret(secret: str | None, name: str) -> str | None:
 
 
 def _retry_after(value: str) -> float:
-  """Returns the seconds of a `Retry-After` header, which holds a number of them or a date; 0 for anything else."""
+  """Returns the seconds of a `Retry-After` header, which holds a number of them or a date.
+
+  0 for anything else.
+  """
   if value.strip().isdecimal():
     return float(value)
   try:

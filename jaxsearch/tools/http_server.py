@@ -1,7 +1,9 @@
-"""HTTP servers: a search back end that many trainers share, and a policy that finds evidence for other models (RSTool).
+"""HTTP servers: a search back end that many trainers share, and a policy that finds evidence for other models
+(RSTool).
 
   jaxsearch serve --index DIR --port 8000          (or --corpus corpus.jsonl)
-    POST /retrieve   {"queries": [...], "topk": 3, "return_scores": true}; for the response see `tools.search_http`
+    POST /retrieve   {"queries": [...], "topk": 3, "return_scores": true}; for the response see
+    `tools.search_http`
   jaxsearch serve --as-tool --config configs/r_search.py --checkpoint runs/r_search
     POST /evidence   {"question": "…"} or a list of questions; for the response see `tools.evidence_client`
     GET /tool        the tool's function schema in OpenAI's format
@@ -9,12 +11,14 @@
     GET /health      requests in flight, and the hash of an index's corpus; needs no token
     GET /metrics     counts, times and memory for Prometheus
 
-`search_app` and `evidence_app` are these two protocols, `make_app` the checks around them, `bind` and `run` serve them.
-Refusals are `{"error": …}` with 400 for what is not of the protocol, 401 for a missing token, 408 and 413 for what takes
-too long or is too large, 415 for what is not sent as JSON, 429 and 503 for what may be retried. Needs the extra `serve`.
+`search_app` and `evidence_app` are these two protocols, `make_app` the checks around them, `bind` and `run`
+serve them. Refusals are `{"error": …}` with 400 for what is not of the protocol, 401 for a missing token, 408
+and 413 for what takes too long or is too large, 415 for what is not sent as JSON, 429 and 503 for what may be
+retried. Needs the extra `serve`.
 
-Web pages in a browser on this machine can send requests here, too. One that reaches this machine under a name of its own
-is refused by its `Host`, all others by the content type: a browser asks before it sends JSON elsewhere.
+Web pages in a browser on this machine can send requests here, too. One that reaches this machine under a name
+of its own is refused by its `Host`, all others by the content type: a browser asks before it sends JSON
+elsewhere.
 """
 
 import asyncio
@@ -30,8 +34,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import anyio.to_thread
+import prometheus_client
 import uvicorn
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, Histogram, ProcessCollector, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -60,7 +64,7 @@ class Limits:
   topk: int = 100              # of a search
   threads: int = 4             # that search; more of BM25 would only take the processor from each other
   seconds: float = 60.0        # of a search, waiting for a thread included; then 503
-  questions: int = 256         # in flight, of all requests for evidence; further ones get 429 and may be retried
+  questions: int = 256         # in flight, of all requests for evidence; further ones get 429
 
 
 def search_app(backend: SearchBackend, *, token: str | None = None, limits: Limits = Limits()) -> Starlette:
@@ -88,16 +92,19 @@ def search_app(backend: SearchBackend, *, token: str | None = None, limits: Limi
     scored = lambda document: {'document': entry(document), 'score': document.score}
     return {'result': [list(map(scored if return_scores else entry, documents)) for documents in results]}
 
-  known = {'corpus': backend.corpus_hash} if hasattr(backend, 'corpus_hash') else {}  # clients keep results under it
+  # Clients keep results under it.
+  known = {'corpus': backend.corpus_hash} if hasattr(backend, 'corpus_hash') else {}
   return make_app('/retrieve', retrieve, 'search', token, limits, health=lambda: known)
 
 
-def evidence_app(find: Callable[[list[str]], Sequence[Evidence]], *, check: Callable[[str], None] = lambda question: None,
-                 token: str | None = None, limits: Limits = Limits(requests=64, texts=64)) -> Starlette:
+def evidence_app(find: Callable[[list[str]], Sequence[Evidence]], *,
+                 check: Callable[[str], None] = lambda question: None, token: str | None = None,
+                 limits: Limits = Limits(requests=64, texts=64)) -> Starlette:
   """Returns the application around a function that finds evidence; with a `token`, requests must bring it.
 
   Args:
-    find: evidence for questions; called for one batch at a time, with the questions of all requests that wait for it.
+    find: evidence for questions; called for one batch at a time, with the questions of all requests that wait
+      for it.
     check: raises ValueError for a question that is too long for the policy.
   """
   batched, in_flight = DynamicBatcher(find), 0
@@ -129,22 +136,27 @@ def evidence_app(find: Callable[[list[str]], Sequence[Evidence]], *, check: Call
                   lambda: {'questions': in_flight})
 
 
-def make_app(path: str, handle: Callable[[dict], Awaitable[object]], name: str, token: str | None, limits: Limits,
-             pages: Mapping[str, object] = {}, health: Callable[[], Mapping[str, object]] = dict) -> Starlette:
-  """Returns an application that answers POST requests to `path` with what `handle` makes of their JSON object.
+def make_app(path: str, handle: Callable[[dict], Awaitable[object]], name: str, token: str | None,
+             limits: Limits, pages: Mapping[str, object] = {},
+             health: Callable[[], Mapping[str, object]] = dict) -> Starlette:
+  """Returns an application that answers POST requests to `path` with what `handle` makes of their JSON
+  object.
 
   Args:
-    handle: raises HTTPException to refuse a request; anything else it raises is logged, and answered with 500.
+    handle: raises HTTPException to refuse a request; anything else it raises is logged, and answered with
+      500.
     name: of what it does, for that answer.
     pages: JSON for GET requests, by path.
     health: what GET /health says besides the number of requests in flight.
   """
-  in_flight, registry = anyio.CapacityLimiter(limits.requests), CollectorRegistry()
-  ProcessCollector(registry=registry)
-  seconds = Histogram('jaxsearch_request_seconds', 'Time of a request, by status', ['status'], registry=registry,
-                      buckets=[0.001 * 2**n for n in range(17)])
-  Gauge('jaxsearch_requests_in_flight', 'Requests that have no response yet', registry=registry).set_function(
-    lambda: in_flight.borrowed_tokens)
+  in_flight, registry = anyio.CapacityLimiter(limits.requests), prometheus_client.CollectorRegistry()
+  prometheus_client.ProcessCollector(registry=registry)
+  seconds = prometheus_client.Histogram(
+    'jaxsearch_request_seconds', 'Time of a request, by status', ['status'], registry=registry,
+    buckets=[0.001 * 2**n for n in range(17)])
+  waiting = prometheus_client.Gauge(
+    'jaxsearch_requests_in_flight', 'Requests that have no response yet', registry=registry)
+  waiting.set_function(lambda: in_flight.borrowed_tokens)
 
   def check(request: Request, needs_token: bool = True) -> None:
     given = request.headers.get('authorization', '').encode()
@@ -185,18 +197,22 @@ def make_app(path: str, handle: Callable[[dict], Awaitable[object]], name: str, 
 
   async def show_metrics(request: Request) -> Response:
     check(request)
-    return Response(generate_latest(registry), headers={'content-type': CONTENT_TYPE_LATEST})
+    text = prometheus_client.generate_latest(registry)
+    return Response(text, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
   async def refuse(request: Request, error: HTTPException) -> JSONResponse:
     return JSONResponse({'error': error.detail}, error.status_code, error.headers)
 
-  routes = [Route(path, respond, methods=['POST']), Route('/health', show_health), Route('/metrics', show_metrics),
-            *(Route(page, show_page) for page in pages)]
+  routes = [Route(path, respond, methods=['POST']), Route('/health', show_health),
+            Route('/metrics', show_metrics), *(Route(page, show_page) for page in pages)]
   return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
 
 
 def _is_known(host: str, beyond: bool) -> bool:
-  """Tells whether a `Host` is localhost or its address; if others are served too (`beyond`), any address or our name."""
+  """Tells whether a `Host` is localhost or its address.
+
+  If others are served too (`beyond`), any address or our name.
+  """
   name = re.sub(r':\d*$', '', host).strip('[]').lower()
   try:
     return ipaddress.ip_address(name).is_loopback or beyond
@@ -229,7 +245,8 @@ async def _read_body(request: Request, limits: Limits) -> dict:
 
 
 def bind(host: str, port: int, token: str | None = None) -> socket.socket:
-  """Returns a bound socket that does not listen yet, so that no client waits while a model is loaded. Port 0 takes a free one.
+  """Returns a bound socket that does not listen yet, so that no client waits while a model is loaded. Port 0
+  takes a free one.
 
   Raises ValueError for an address that cannot be had, or that others reach without a `token`; says why.
   """
@@ -250,7 +267,10 @@ def bind(host: str, port: int, token: str | None = None) -> socket.socket:
 
 
 def run(app: Starlette, listener: socket.socket, name: str) -> None:
-  """Prints `name` with its address, and serves the app until a signal; requests in flight are answered first."""
+  """Prints `name` with its address, and serves the app until a signal.
+
+  Requests in flight are answered first.
+  """
   listener.listen()
   host, port = listener.getsockname()[:2]
   print(f'{name}: http://{f"[{host}]" if ":" in host else host}:{port}', flush=True)
@@ -259,7 +279,10 @@ def run(app: Starlette, listener: socket.socket, name: str) -> None:
 
 
 class Protocol(H11Protocol):
-  """Adds limits that uvicorn's lacks: of connections of one address, and of the time until the next request."""
+  """Adds limits that uvicorn's lacks:
+
+  Of connections of one address, and of the time until the next request.
+  """
 
   def connection_made(self, transport: asyncio.Transport) -> None:
     super().connection_made(transport)
@@ -279,10 +302,11 @@ class Protocol(H11Protocol):
 
 
 def make_server_config(app: Starlette) -> uvicorn.Config:
-  """Configures uvicorn without its configuration of `logging`, which would close the handlers of every other library.
+  """Configures uvicorn without its configuration of `logging`, which would close the handlers of every other
+  library.
 
-  Its own limit, of open connections, is a backstop behind `Limits.requests`. On SIGTERM it accepts no more, and requests in
-  flight have a minute left.
+  Its own limit, of open connections, is a backstop behind `Limits.requests`. On SIGTERM it accepts no more,
+  and requests in flight have a minute left.
   """
   return uvicorn.Config(app, http=Protocol, ws='none', log_config=None, log_level='warning', lifespan='off',
                         limit_concurrency=2 * CONNECTIONS, timeout_graceful_shutdown=60)

@@ -1,8 +1,9 @@
 """The search back end over retrieval servers that speak Search-R1's protocol.
 
-`POST /retrieve {"queries", "topk", "return_scores"}`. The response is `{"result": [[{"document": {"id", "contents"}, "score"},
-...], ...]}`, a list for each query, or with `return_scores` false the documents themselves. It is checked here, so that
-nothing further in has to. `HttpSearch` asks one server, `SearchServers` several; tools/http_server.py is a server.
+`POST /retrieve {"queries", "topk", "return_scores"}`. The response is `{"result": [[{"document": {"id",
+"contents"}, "score"}, ...], ...]}`, a list for each query, or with `return_scores` false the documents
+themselves. It is checked here, so that nothing further in has to. `HttpSearch` asks one server,
+`SearchServers` several; tools/http_server.py is a server.
 """
 
 import itertools
@@ -60,7 +61,10 @@ class HttpSearch(JsonClient):
   error, default_path = SearchError, '/retrieve'
 
   def search(self, queries: Sequence[str], topk: int = 3, **limits) -> list[list[Document]]:
-    """Returns at most `topk` documents for each query, in the server's order; `limits` as of `post`. Raises SearchError."""
+    """Returns at most `topk` documents for each query, in the server's order.
+
+    `limits` as of `post`. Raises SearchError.
+    """
     check_search(queries, topk)
     if not queries:
       return []
@@ -75,7 +79,10 @@ class HttpSearch(JsonClient):
     return self.post(body, parse, min(len(queries), MAX_TOGETHER), **limits)
 
   def corpus_hash(self) -> str:
-    """Returns the corpus that the server says it serves; '' if it does not say, as Search-R1's own. Raises SearchError."""
+    """Returns the corpus that the server says it serves.
+
+    '' if it does not say, as Search-R1's own. Raises SearchError.
+    """
     try:
       told = self.get('/health', min(self._timeout, 5.0))
     except SearchError as error:
@@ -92,7 +99,8 @@ class SearchServers:
     urls: of the servers. Requests go round; one that fails is sent to the next.
     timeout: seconds for a search, all servers and attempts together.
     attempts: of the last server that is left; the others have one each.
-    cache: file that keeps the results, by corpus (its hash, where the server tells it, else the url), query and topk.
+    cache: file that keeps the results, by corpus (its hash, where the server tells it, else the url), query
+      and topk.
     replay: take results from the cache alone: a query that is not in it fails, and no server is asked.
     options: of `JsonClient`.
   """
@@ -151,7 +159,8 @@ def _open(settings: Any, **_) -> SearchServers:
 
 def _mistakes(settings: Any) -> Iterator[str]:
   if settings.replay and not (settings.backend == 'http' and pathlib.Path(settings.cache).is_file()):
-    yield f"search.replay=True needs search.backend='http' and a recording in search.cache (now {settings.cache!r})"
+    yield ("search.replay=True needs search.backend='http' and a recording in search.cache "
+           f'(now {settings.cache!r})')
 
 
 BACKEND = Backend(_open, needs=lambda settings: {'url': 'url'}, mistakes=_mistakes, by_source=True,

@@ -1,8 +1,8 @@
 """The search back end over Google, by way of SERPER (https://serper.dev).
 
-`POST https://google.serper.dev/search {"q", "num"}` with the header `X-API-KEY`. The documents of a query are its answer box
-and its knowledge graph where there are any, then the `organic` results: title and snippet. Searches cost money, so they are
-rate-limited, counted, and kept in a file if one is named.
+`POST https://google.serper.dev/search {"q", "num"}` with the header `X-API-KEY`. The documents of a query are
+its answer box and its knowledge graph where there are any, then the `organic` results: title and snippet.
+Searches cost money, so they are rate-limited, counted, and kept in a file if one is named.
 """
 
 import os
@@ -56,14 +56,16 @@ class WebSearch(JsonClient):
     options: of `JsonClient`; the timeout is that of one query.
 
   Attributes:
-    paid: credits so far. SERPER takes them for successful responses alone; what comes out of the cache costs none.
+    paid: credits so far. SERPER takes them for successful responses alone; what comes out of the cache costs
+      none.
 
   Raises ValueError if the environment variable SERPER_API_KEY holds no key.
   """
 
   error = SearchError
 
-  def __init__(self, url: str = SERPER, *, cache: str | os.PathLike | None = None, price: float = 0.0, **options):
+  def __init__(self, url: str = SERPER, *, cache: str | os.PathLike | None = None, price: float = 0.0,
+               **options):
     key = secret_from_env('SERPER_API_KEY')
     if key is None:
       raise ValueError('searching the web needs an API key in the environment variable SERPER_API_KEY')
@@ -71,7 +73,10 @@ class WebSearch(JsonClient):
     self._cache, self.price, self.paid, self._paying = Cache(cache), price, 0, threading.Lock()
 
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
-    """Returns at most `topk` documents for each query, one query after the other; none for a blank one. Raises SearchError."""
+    """Returns at most `topk` documents for each query, one query after the other.
+
+    None for a blank one. Raises SearchError.
+    """
     check_search(queries, topk)
     return [self._find(query, topk) if query.strip() else [] for query in queries]
 
@@ -99,7 +104,8 @@ def parse_response(response: object, topk: int) -> list[tuple[str, str, str]]:
 
 
 def _open(settings: Any, **_) -> WebSearch:
-  return WebSearch(settings.url or SERPER, timeout=settings.timeout, cache=settings.cache, price=settings.price)
+  options = {name: settings[name] for name in ('timeout', 'cache', 'price')}
+  return WebSearch(settings.url or SERPER, **options)
 
 
 def _mistakes(settings: Any) -> Iterator[str]:

@@ -1,12 +1,15 @@
-"""Retrieval by simulation (ZeroSearch, arXiv 2505.04588): a writer makes up the documents, useful or noisy on request.
+"""Retrieval by simulation (ZeroSearch, arXiv 2505.04588): a writer makes up the documents, useful or noisy on
+request.
 
-`SimulatedSearch` is the back end. It draws for every call whether its documents are noisy, with a probability that rises
-with the training step, and has a writer write them. `ModelWriter` prompts a language model: a local one on its own
-sampler, or one behind a server (`tools.chat`). `world/writer.py` stands in for one in the embedded world.
+`SimulatedSearch` is the back end. It draws for every call whether its documents are noisy, with a probability
+that rises with the training step, and has a writer write them. `ModelWriter` prompts a language model: a
+local one on its own sampler, or one behind a server (`tools.chat`). `world/writer.py` stands in for one in
+the embedded world.
 
-The draws depend on the seed, the step, the call (which tree, its how many-th call; see `for_call`) and the query, and on
-nothing else. So a query that is sent again may find something new, as in CuSearch's condition C2, and yet a resumed run
-gets what the uninterrupted one would have got. A model repeats itself as far as its server honours seeds.
+The draws depend on the seed, the step, the call (which tree, its how many-th call; see `for_call`) and the
+query, and on nothing else. So a query that is sent again may find something new, as in CuSearch's condition
+C2, and yet a resumed run gets what the uninterrupted one would have got. A model repeats itself as far as its
+server honours seeds.
 """
 
 import functools
@@ -34,7 +37,8 @@ class Writer(Protocol):
             question: Question | None = None) -> list[list[Document]]:
     """Returns at most `topk` documents for each query, all useful, or all noisy where `noisy` is true.
 
-    All that is random about them follows from the query's seed (31 bits). `question`: what they are searched for, if known.
+    All that is random about them follows from the query's seed (31 bits). `question`: what they are searched
+    for, if known.
     """
 
 
@@ -44,7 +48,8 @@ class WriterError(RuntimeError):
 
 
 def noise_probability(step: int, total_steps: int, start: float, end: float) -> float:
-  """Computes ZeroSearch's curriculum: p_i = p_s + (b^(i/m) - 1) / (b - 1) * (p_e - p_s) at step i of m = `total_steps`.
+  """Computes ZeroSearch's curriculum: p_i = p_s + (b^(i/m) - 1) / (b - 1) * (p_e - p_s) at step i of m =
+  `total_steps`.
 
   `start` and `end` are p_s and p_e, the probabilities of noise at step 0 and at step m.
   """
@@ -72,7 +77,10 @@ class SimulatedSearch:
     self.noise = noise_probability(step, total_steps, *self._curriculum) if step else self._noise_eval
 
   def for_call(self, question: Question | None, *call: int) -> SearchBackend:
-    """Returns this back end for one tool call, which the numbers `call` name: draws of its own, and a known question."""
+    """Returns this back end for one tool call, which the numbers `call` name:
+
+    Draws of its own, and a known question.
+    """
     return types.SimpleNamespace(search=functools.partial(self.search, question=question, call=call))
 
   def search(self, queries: Sequence[str], topk: int = 3, *, question: Question | None = None,
@@ -82,7 +90,8 @@ class SimulatedSearch:
     if not queries:
       return []
     # Not `hash`, which differs from process to process.
-    draws = [hashlib.sha256(json.dumps([self._seed, self._step, *call, query]).encode()).digest() for query in queries]
+    drawn_from = [json.dumps([self._seed, self._step, *call, query]).encode() for query in queries]
+    draws = [hashlib.sha256(content).digest() for content in drawn_from]
     noisy = [int.from_bytes(draw[:6]) / 2**48 < self.noise for draw in draws]
     seeds = [int.from_bytes(draw[6:10]) >> 1 for draw in draws]
     return self._writer.write(queries, topk, noisy, seeds, question)
@@ -94,21 +103,23 @@ _UNTITLED = re.compile(r'^Doc \d+:', re.MULTILINE)  # the form of ZeroSearch's p
 
 
 class ModelWriter:
-  """Has a language model write the documents; as in ZeroSearch it is told the question and its first gold answer.
+  """Has a language model write the documents; as in ZeroSearch it is told the question and its first gold
+  answer.
 
-  `generate` takes prompts and their seeds and returns replies, an exception where one failed: `Chat.replies`, or a
-  `DynamicBatcher` around a local model. It is called from several threads. `files`: see `templates.writer_files`.
-  Noisy documents are true but of no help; with `false_facts` they state what is false.
+  `generate` takes prompts and their seeds and returns replies, an exception where one failed: `Chat.replies`,
+  or a `DynamicBatcher` around a local model. It is called from several threads. `files`: see
+  `templates.writer_files`. Noisy documents are true but of no help; with `false_facts` they state what is
+  false.
   """
 
-  def __init__(self, generate: Callable[[list[str], Sequence[int]], Sequence[str | Exception]], files: str = '',
-               false_facts: bool = False):
+  def __init__(self, generate: Callable[[list[str], Sequence[int]], Sequence[str | Exception]],
+               files: str = '', false_facts: bool = False):
     self._generate, self._templates = generate, templates.writer_files(files)
     self._noisy = 'false' if false_facts else 'noisy'
 
   def write(self, queries: Sequence[str], topk: int, noisy: Sequence[bool], seeds: Sequence[int],
             question: Question | None = None) -> list[list[Document]]:
-    """See `Writer`. Raises WriterError for a reply in none of the two forms, and what `generate` raises or returns."""
+    """Writes as `Writer` says. Raises WriterError for a reply of another form, and what `generate` raises."""
     prompts = [writing_prompt(query, topk, self._templates[self._noisy if noise else 'useful'], question)
                for query, noise in zip(queries, noisy, strict=True)]
     replies = self._generate(prompts, seeds)
@@ -119,7 +130,10 @@ class ModelWriter:
 
 
 def writing_prompt(query: str, topk: int, template: str, question: Question | None = None) -> str:
-  """Returns the prompt for `topk` documents, with the query on one line; it stands for an unknown question, too."""
+  """Returns the prompt for `topk` documents, with the query on one line.
+
+  It stands for an unknown question, too.
+  """
   query = ' '.join(query.split())
   asked = question.question if question else query
   answer = [*(question.golden_answers if question else ()), 'not known'][0]
@@ -140,10 +154,12 @@ def parse_documents(reply: str, topk: int) -> list[Document]:
   for i, document in enumerate(documents, start=1):
     if document is None or not document[1].strip():
       raise WriterError(f'document {i} of the simulator has no title or no text')
-  return [Document(f'written-{i}', title, ' '.join(text.split())) for i, (title, text) in enumerate(documents, start=1)]
+  return [Document(f'written-{i}', title, ' '.join(text.split()))
+          for i, (title, text) in enumerate(documents, start=1)]
 
 
-def _open(settings: Any, *, corpus: Sequence[Document] | None, seed: int, generator: Callable) -> SimulatedSearch:
+def _open(settings: Any, *, corpus: Sequence[Document] | None, seed: int,
+          generator: Callable) -> SimulatedSearch:
   model, temperature = settings.writer_model, settings.writer_temperature
   if settings.writer in registry.ENTRIES['writers']:
     writer = registry.find('writers', settings.writer)(corpus, false_facts=settings.noise_false)
@@ -157,8 +173,8 @@ def _open(settings: Any, *, corpus: Sequence[Document] | None, seed: int, genera
 
 
 NEEDS = {'chat': {'url': 'url', 'writer_model': 'name'}, 'model': {'writer_model': 'model'}}
-IDENTITY = ('url', 'writer', 'writer_model', 'writer_temperature', 'writer_templates', 'noise_start', 'noise_end',
-            'noise_eval', 'noise_false')
+IDENTITY = ('url', 'writer', 'writer_model', 'writer_temperature', 'writer_templates',
+            'noise_start', 'noise_end', 'noise_eval', 'noise_false')
 BACKEND = Backend(_open, corpus=lambda settings: settings.writer in registry.ENTRIES['writers'],
                   needs=lambda settings: NEEDS.get(settings.writer, {}),
                   identity=lambda settings: {name: settings[name] for name in IDENTITY})

@@ -1,9 +1,11 @@
-"""BM25 over any number of passages: postings in files that are mapped into memory, built in bounded memory, searched exactly.
+"""BM25 over any number of passages: postings in files that are mapped into memory, built in bounded memory,
+searched exactly.
 
-Scores are those of tools/bm25.py, ties included. A posting is a word of a passage: the passage's number and how often it has
-the word. Words are 64-bit hashes, so that no vocabulary has to fit in memory. Building: `write_block` for every block of
-passages, then `merge`, which sorts a range of hashes at a time. Searching reads the postings of a query's rare words; of the
-common ones only what decides between the passages that are still in question (MaxScore, Turtle and Flood 1995).
+Scores are those of tools/bm25.py, ties included. A posting is a word of a passage: the passage's number and
+how often it has the word. Words are 64-bit hashes, so that no vocabulary has to fit in memory. Building:
+`write_block` for every block of passages, then `merge`, which sorts a range of hashes at a time. Searching
+reads the postings of a query's rare words; of the common ones only what decides between the passages that are
+still in question (MaxScore, Turtle and Flood 1995).
 """
 
 import contextlib
@@ -20,7 +22,7 @@ import numpy as np
 from jaxsearch.data.corpus import Document
 from jaxsearch.files import no_link
 
-K1, B = 0.9, 0.4  # how soon more occurrences of a word stop counting; how much a long passage is marked down: Pyserini's
+K1, B = 0.9, 0.4  # how soon more occurrences stop counting, how much a long passage is marked down
 POSTING = np.dtype([('word', 'u8'), ('passage', 'u4'), ('count', 'u2')])
 FILES = ('words.uint64', 'sizes.uint64', 'most.uint16', 'passages.uint32', 'counts.uint16')
 BLOCK = 2**14          # passages of a block
@@ -47,10 +49,11 @@ def hashed(word: str) -> int:
 
 
 def write_block(folder: pathlib.Path, number: int, first: int, texts: Sequence[str]) -> None:
-  """Writes the postings of passages `first`, `first` + 1, …, sorted by word, then passage, and their lengths."""
+  """Writes the postings of passages from `first` on, sorted by word, then passage, and their lengths."""
   documents = [words(text) for text in texts]
   lengths = np.array([len(document) for document in documents], np.uint32)
-  vocabulary = {word: number for number, word in enumerate(dict.fromkeys(itertools.chain.from_iterable(documents)))}
+  distinct = dict.fromkeys(itertools.chain.from_iterable(documents))
+  vocabulary = {word: number for number, word in enumerate(distinct)}
   hashes = np.fromiter(map(hashed, vocabulary), np.uint64, len(vocabulary))
   order = np.argsort(hashes)
   rank = np.empty_like(order)
@@ -69,7 +72,8 @@ def merge(folder: pathlib.Path) -> None:
   """Turns all blocks in `folder` into the files that `Sparse` reads. It may be repeated after a kill."""
   blocks = [np.load(block, mmap_mode='r') for block in sorted(folder.glob('block-*.npy'))]
   ranges = -(-max(sum(map(len, blocks)), 1) // MERGED)
-  bounds = np.array([2**64 * number // ranges for number in range(1, ranges)], np.uint64)  # hashes are uniform
+  # Hashes are uniform.
+  bounds = np.array([2**64 * number // ranges for number in range(1, ranges)], np.uint64)
   cuts = [[0, *np.searchsorted(block['word'], bounds), None] for block in blocks]
   with contextlib.ExitStack() as stack:
     files = [stack.enter_context(open(folder / name, 'wb', opener=no_link)) for name in FILES]
@@ -79,8 +83,9 @@ def merge(folder: pathlib.Path) -> None:
       postings = postings[np.argsort(postings['word'], kind='stable')]  # passages stay in order
       found, starts, sizes = np.unique(postings['word'], return_index=True, return_counts=True)
       most = np.maximum.reduceat(postings['count'], starts) if len(starts) else np.empty(0, np.uint16)
-      for file, values in zip(files, (found, sizes.astype(np.uint64), most, postings['passage'], postings['count'])):
-        file.write(values.tobytes())
+      values = found, sizes.astype(np.uint64), most, postings['passage'], postings['count']
+      for file, part in zip(files, values):
+        file.write(part.tobytes())
   lengths = [np.load(part).tobytes() for part in sorted(folder.glob('lengths-*.npy'))]
   (folder / 'lengths.uint32').write_bytes(b''.join(lengths))
 
@@ -92,7 +97,8 @@ def delete_blocks(folder: pathlib.Path) -> None:
 
 def mapped(path: pathlib.Path) -> np.ndarray:
   """Maps a file of numbers, whose kind is its suffix, into memory."""
-  return np.asarray(np.memmap(path, path.suffix[1:], 'r')) if path.stat().st_size else np.empty(0, path.suffix[1:])
+  kind = path.suffix[1:]
+  return np.asarray(np.memmap(path, kind, 'r')) if path.stat().st_size else np.empty(0, kind)
 
 
 class Sparse:
@@ -103,11 +109,14 @@ class Sparse:
     self._words, self._sizes, self._most = np.array(found), np.array(sizes, np.int64), np.array(most)
     self._starts = np.concatenate([[0], np.cumsum(self._sizes)])
     lengths = np.array(mapped(folder / 'lengths.uint32'), np.float64)
-    self._norms = K1 * (1 - B + B * lengths / lengths.mean())  # [N]: of the formula in tools/bm25.py, beside f_w
+    self._norms = K1 * (1 - B + B * lengths / lengths.mean())  # [N]: see tools/bm25.py
     self._least_norm, self.size = self._norms.min(), len(lengths)
 
   def _look_up(self, word: str) -> tuple[float, int, float] | None:
-    """Returns (what it may add to a score at most, its number, its weight) of a word; None if no passage has it."""
+    """Returns (what it may add to a score at most, its number, its weight) of a word.
+
+    None if no passage has it.
+    """
     key = np.uint64(hashed(word))
     number = int(np.searchsorted(self._words, key))
     if number == len(self._words) or self._words[number] != key:
@@ -125,7 +134,7 @@ class Sparse:
     # What the words from i on may add to a score.
     rest = list(itertools.accumulate([most for most, *_ in reversed(found)], initial=0.0))[::-1]
     scores, met, least, i = np.zeros(self.size), [], 0.0, 0
-    while i < len(found) and rest[i] >= least:  # passages with none of the words so far may still be among the best
+    while i < len(found) and rest[i] >= least:  # passages without the words so far may be among the best
       _, number, weight = found[i]
       passages, counts = self._postings(number)
       scores[passages] += self._added(weight, passages, counts)
@@ -147,7 +156,7 @@ class Sparse:
       least = self._least_of(totals, topk, least)
       stays = totals >= least - rest[j + 1]
       candidates, totals = candidates[stays], totals[stays]
-    totals = np.round(totals, 9)  # sums that are equal on paper are equal here, whatever the order of additions
+    totals = np.round(totals, 9)  # sums that are equal on paper are equal here
     best = np.lexsort((candidates, -totals))[:topk]
     return candidates[best].astype(np.int64), totals[best]
 

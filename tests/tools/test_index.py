@@ -12,7 +12,7 @@ import pytest
 
 from jaxsearch.data.corpus import join_contents
 from jaxsearch.data.jsonl import DataError
-from jaxsearch.tools import index, sparse
+from jaxsearch.tools import index, index_build, sparse
 from jaxsearch.tools.bm25 import BM25
 from tests.tools.test_bm25 import random_corpus
 
@@ -38,7 +38,7 @@ class StandIn:
 @pytest.fixture
 def corpus(tmp_path, monkeypatch):
   monkeypatch.setattr(sparse, 'BLOCK', 16)
-  monkeypatch.setattr(index, 'ENCODED', 8)
+  monkeypatch.setattr(index_build, 'ENCODED', 8)
   passages = random_corpus(60)[0]
   path = tmp_path / 'corpus.jsonl'
   records = [{'id': one.id, 'contents': join_contents(one.title, one.text)} for one in passages]
@@ -53,7 +53,7 @@ def content(folder):
 
 def test_bm25_ranks_as_in_memory(corpus, tmp_path):
   path, passages = corpus
-  index.build(path, tmp_path / 'out', 'bm25')
+  index_build.build(path, tmp_path / 'out', 'bm25')
   found, judge = index.Index(tmp_path / 'out'), BM25(passages)
   for query in ('w0', 'w3 w17 w120', 'w1 w2 w200', 'none'):
     ours, theirs = found.search([query], 7)[0], judge.search([query], 7)[0]
@@ -66,9 +66,9 @@ def test_a_hybrid_index_adds_scores(corpus, tmp_path, monkeypatch, depth):
   """BM25 + 12 * cosine over the first `depth` of both; the cosine is exact where only BM25 found a passage."""
   monkeypatch.setattr(index, 'DEPTH', depth)
   path, passages = corpus
-  index.build(path, tmp_path / 'out', 'hybrid', encoder=StandIn())
+  index_build.build(path, tmp_path / 'out', 'hybrid', encoder=StandIn())
   both = index.Index(tmp_path / 'out', encoder=StandIn())
-  vectors = StandIn().passages([index.indexed(one) for one in passages]).astype(np.float16).astype(np.float32)
+  vectors = StandIn().passages([sparse.indexed(one) for one in passages]).astype(np.float16).astype(np.float32)
   for queries in (['w3 w17 w45', 'w250', 'w1 w2'], ['xylophone w9 w9 w9']):
     for query, (numbers, scores) in zip(queries, both.rank(queries, 2)):
       cosine = vectors @ StandIn().queries([query])[0]
@@ -83,16 +83,16 @@ def test_a_hybrid_index_adds_scores(corpus, tmp_path, monkeypatch, depth):
 def test_lists_for_approximate_search_are_added_and_searched(corpus, tmp_path):
   """All passages are in one list, which is searched whole: the same as exact search."""
   path, _ = corpus
-  index.build(path, tmp_path / 'out', 'hybrid', encoder=StandIn())
+  index_build.build(path, tmp_path / 'out', 'hybrid', encoder=StandIn())
   queries = ['w3 w17 w45', 'w250', 'xylophone']
   exact = index.Index(tmp_path / 'out', encoder=StandIn()).rank(queries, 5)
-  expected, encoder = index.estimate(path, 'hybrid', StandIn(), approximate=True), StandIn()
-  manifest = index.build(path, tmp_path / 'out', 'hybrid', encoder=encoder, approximate=True)
+  expected, encoder = index_build.estimate(path, 'hybrid', StandIn(), approximate=True), StandIn()
+  manifest = index_build.build(path, tmp_path / 'out', 'hybrid', encoder=encoder, approximate=True)
   assert encoder.calls == 0 and manifest['approximate'] == {'lists': 1, 'probes': 1, 'recall3': 1.0, 'sample': 61}
   assert expected['bytes_on_devices'] == 0 and expected['bytes_cached'] > manifest['files']['lists.ivfdata']
   before = content(tmp_path / 'out')
   for again in (True, False):
-    assert index.build(path, tmp_path / 'out', 'hybrid', encoder=encoder, approximate=again) == manifest
+    assert index_build.build(path, tmp_path / 'out', 'hybrid', encoder=encoder, approximate=again) == manifest
   assert content(tmp_path / 'out') == before
   for (numbers, scores), (_, judge) in zip(index.Index(tmp_path / 'out', encoder=StandIn()).rank(queries, 5), exact):
     assert scores[:5] == pytest.approx(judge[:5], abs=2e-2) and len(set(numbers[:5])) == 5  # ties may be in another order
@@ -110,7 +110,7 @@ def test_killed_anywhere_and_resumed_it_is_the_same_index(corpus, tmp_path, stop
   path, _ = corpus
   whole = tmp_path / 'whole'
   steps = []
-  index.build(path, whole, 'hybrid', encoder=StandIn(), report=lambda *at: steps.append(at))
+  index_build.build(path, whole, 'hybrid', encoder=StandIn(), report=lambda *at: steps.append(at))
   assert len(steps) == 4 + 1 + 8
 
   def killed(*at, counted=[]):  # noqa: B006
@@ -119,7 +119,7 @@ def test_killed_anywhere_and_resumed_it_is_the_same_index(corpus, tmp_path, stop
     counted.append(at)
 
   with pytest.raises(Killed):
-    index.build(path, tmp_path / 'out', 'hybrid', encoder=StandIn(), report=killed)
+    index_build.build(path, tmp_path / 'out', 'hybrid', encoder=StandIn(), report=killed)
   with pytest.raises(DataError, match=r'out: the index is half-built: rerun `jaxsearch index`'):
     index.Index(tmp_path / 'out', encoder=StandIn())
   (tmp_path / 'out' / 'manifest.json.part').write_text('half of a manif')
@@ -127,7 +127,7 @@ def test_killed_anywhere_and_resumed_it_is_the_same_index(corpus, tmp_path, stop
     with open(tmp_path / 'out' / 'passages.jsonl', 'ab') as file:
       file.write(b'half of a blo')
   encoder, resumed = StandIn(), []
-  index.build(path, tmp_path / 'out', 'hybrid', encoder=encoder, report=lambda *at: resumed.append(at))
+  index_build.build(path, tmp_path / 'out', 'hybrid', encoder=encoder, report=lambda *at: resumed.append(at))
   assert resumed == steps[stop:] and encoder.calls <= 8
   assert content(tmp_path / 'out') == content(whole)
   index.Index(tmp_path / 'out', encoder=StandIn())
@@ -137,10 +137,10 @@ def test_gzipped_it_is_the_same_corpus_and_a_whole_index_is_not_built_again(corp
   path, _ = corpus
   packed = tmp_path / 'corpus.jsonl.gz'
   packed.write_bytes(gzip.compress(path.read_bytes()))
-  one, other = (index.build(name, tmp_path / name.suffix, 'bm25') for name in (path, packed))
+  one, other = (index_build.build(name, tmp_path / name.suffix, 'bm25') for name in (path, packed))
   assert one['corpus_hash'] == other['corpus_hash'] and one['passages'] == 61
   before = content(tmp_path / '.gz')
-  assert index.build(packed, tmp_path / '.gz', 'bm25', report=lambda *at: pytest.fail('built again')) == other
+  assert index_build.build(packed, tmp_path / '.gz', 'bm25', report=lambda *at: pytest.fail('built again')) == other
   assert content(tmp_path / '.gz') == before
 
 
@@ -155,11 +155,11 @@ def test_a_bad_corpus_is_named_and_mended_is_built(corpus, tmp_path, text, reaso
   path, _ = corpus
   path.write_text(text)
   with pytest.raises(DataError, match=reason):
-    index.build(path, tmp_path / 'out', 'bm25')
+    index_build.build(path, tmp_path / 'out', 'bm25')
   with pytest.raises(DataError, match='half-built'):
     index.Index(tmp_path / 'out')
   path.write_text(LINE % 1 + LINE % 2 + LINE % 3)
-  assert index.build(path, tmp_path / 'out', 'bm25')['passages'] == 3
+  assert index_build.build(path, tmp_path / 'out', 'bm25')['passages'] == 3
 
 
 def test_folders_that_hold_something_else(corpus, tmp_path):
@@ -167,11 +167,11 @@ def test_folders_that_hold_something_else(corpus, tmp_path):
   out = tmp_path / 'out'
   with pytest.raises(DataError, match='no index here'):
     index.Index(out)
-  index.build(path, out, 'dense', encoder=StandIn())
+  index_build.build(path, out, 'dense', encoder=StandIn())
   for build in (dict(kind='bm25'), dict(kind='dense', encoder=StandIn('other')),
                 dict(kind='dense', encoder=StandIn(), precision='int8')):
     with pytest.raises(DataError, match='out: holds an index of another corpus or with other settings'):
-      index.build(path, out, **build)
+      index_build.build(path, out, **build)
   with pytest.raises(DataError, match='another encoder'):
     index.Index(out, encoder=StandIn('other'))
   with pytest.raises(DataError, match=r'its encoder is not at nowhere.*search\.encoder'):
@@ -185,9 +185,9 @@ def test_folders_that_hold_something_else(corpus, tmp_path):
   with pytest.raises(DataError, match=r'passages\.jsonl: 100 bytes, but manifest\.json says'):
     index.Index(out, encoder=StandIn())
   with pytest.raises(DataError, match=r"holds 'corpus.jsonl' and is no index"):
-    index.build(path, tmp_path, 'bm25')
+    index_build.build(path, tmp_path, 'bm25')
   with filelock.FileLock(out / 'lock'), pytest.raises(DataError, match='another process is building'):
-    index.build(path, out, 'dense', encoder=StandIn())
+    index_build.build(path, out, 'dense', encoder=StandIn())
 
 
 def test_vectors_that_were_paid_for_are_not_thrown_away(corpus, tmp_path):
@@ -198,15 +198,15 @@ def test_vectors_that_were_paid_for_are_not_thrown_away(corpus, tmp_path):
       raise Killed
 
   with pytest.raises(Killed):
-    index.build(path, tmp_path / 'out', 'dense', encoder=StandIn(), report=killed)
+    index_build.build(path, tmp_path / 'out', 'dense', encoder=StandIn(), report=killed)
   with pytest.raises(DataError, match='half-built index of another corpus or with other settings; delete it'):
-    index.build(path, tmp_path / 'out', 'dense', encoder=StandIn('other'))
+    index_build.build(path, tmp_path / 'out', 'dense', encoder=StandIn('other'))
 
 
 def test_the_estimate_is_near_what_is_built(corpus, tmp_path):
   path, _ = corpus
-  expected = index.estimate(path, 'hybrid', StandIn(), 'int8')
-  manifest = index.build(path, tmp_path / 'out', 'hybrid', encoder=StandIn(), precision='int8')
+  expected = index_build.estimate(path, 'hybrid', StandIn(), 'int8')
+  manifest = index_build.build(path, tmp_path / 'out', 'hybrid', encoder=StandIn(), precision='int8')
   assert expected['passages'] == 61 and expected['bytes_on_devices'] == 61 * 68
   assert expected['bytes_on_disk'] == pytest.approx(sum(manifest['files'].values()), rel=0.25)
 
@@ -224,15 +224,15 @@ def disk_that_fills_up():
 def test_vectors_that_the_disk_has_no_room_for_are_named_and_the_build_resumes(corpus, tmp_path):
   path, out = corpus[0], tmp_path / 'out'
   with disk_that_fills_up() as fill, pytest.raises(OSError, match='File too large') as error:
-    index.build(path, out, 'dense', encoder=StandIn(),
+    index_build.build(path, out, 'dense', encoder=StandIn(),
                 report=lambda stage, done: fill(5000) if (stage, done) == ('dense', 32) else None)
   assert error.value.filename == str(out)
   with pytest.raises(DataError, match='half-built'):
     index.Index(out, encoder=StandIn())
   encoder, resumed = StandIn(), []
-  index.build(path, out, 'dense', encoder=encoder, report=lambda *at: resumed.append(at))
+  index_build.build(path, out, 'dense', encoder=encoder, report=lambda *at: resumed.append(at))
   assert resumed == [('dense', 32), ('dense', 40), ('dense', 48), ('dense', 56)] and encoder.calls == 4
-  index.build(path, tmp_path / 'whole', 'dense', encoder=StandIn())
+  index_build.build(path, tmp_path / 'whole', 'dense', encoder=StandIn())
   assert content(out) == content(tmp_path / 'whole')
 
 
@@ -244,7 +244,7 @@ def test_a_full_disk_is_named(corpus, tmp_path, monkeypatch):
 
   monkeypatch.setattr(sparse, 'write_block', full)
   with pytest.raises(OSError, match='No space left') as error:
-    index.build(path, tmp_path / 'out', 'bm25')
+    index_build.build(path, tmp_path / 'out', 'bm25')
   assert error.value.filename == str(tmp_path / 'out')
   with pytest.raises(DataError, match='half-built|no index here'):
     index.Index(tmp_path / 'out')
