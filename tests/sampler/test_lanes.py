@@ -52,16 +52,6 @@ def test_siblings_compute_their_prefix_once(engine):
   assert metrics['tokens_prefilled'] < 2 * (prefix - 1)
 
 
-def test_every_device_holds_its_part_of_the_cache_alone(engine, config):
-  keys, values = engine._cache[0]
-  rows = engine.lanes * (engine.rows.count + 1)
-  assert engine.lanes == 4 and engine.rows.count == 4 and engine.slots == 8 and keys.shape[0] == rows
-  for part in (keys, values):
-    assert {shard.data.shape[:2] for shard in part.addressable_shards} == {(rows // 4, 1)}
-  weights = engine._params['layers'][0]['gate']
-  assert {shard.data.shape[1] for shard in weights.addressable_shards} == {config.intermediate_size // 2}
-
-
 def test_slots_are_rounded_up_to_the_lanes(make_engine, split):
   mesh, params = split
   engine = make_engine(mesh=mesh, params=params, slots=3, spare=1)

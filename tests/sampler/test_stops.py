@@ -102,16 +102,6 @@ def test_the_automaton_of_a_real_tokenizer_stops_where_the_rule_does(real, texts
   assert_same_stops(table, pieces, stops, [token for token in tokenizer.encode(''.join(texts)) if token not in tokenizer.eos_ids])
 
 
-def test_tables_grow_with_the_stop_strings_in_use_and_are_shared(make_engine):
-  engine = make_engine()
-  first = [engine.first_state(stop) for stop in (STOPS, (), STOPS)]
-  assert first[0] == first[2] == 0 < first[1] and len(engine._tables.following) == 64
-  long = engine.first_state(('x' * 60,))
-  assert long == first[1] + 1 and len(engine._tables.following) == 128
-  x = engine.tokenizer.encode('x')[0]
-  assert engine._tables.following[long, x] == long + 1 and engine._tables.following[long + 59, x] == ENDED - 1
-
-
 WORDS = ['go', '</s', 'ear', 'ch>', 'ch>x', '</search>', 'a>', '>', 'arch', 'q</search>y</answer>', '</an', 'swer', ' and']
 
 

@@ -84,14 +84,6 @@ def test_a_chat_template_without_system_turns_gets_one_turn(tokenizer):
   assert templates.prompt('Who?', 'r1', tokenizer) == f'<user>{templates.prompt("Who?", "r1").strip()}<assistant>'
 
 
-def test_a_tokenizer_without_chat_template_is_an_error():
-  class Plain:
-    def chat(self, messages):
-      raise ValueError('this model has no chat template')
-  with pytest.raises(ValueError, match='no chat template'):
-    templates.prompt('Who?', tokenizer=Plain())
-
-
 def test_a_file_is_used_as_it_stands(tmp_path):
   file = write(tmp_path, 'Reply as {"answer": "…"} or \\boxed{answer}, {0} {{x}}.\nUser: {question}\n\n')
   assert templates.prompt('Who is {question}?', file) == (
