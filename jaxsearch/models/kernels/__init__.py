@@ -1,1 +1,1 @@
-"""Pallas kernels for attention, for TPUs and GPUs; the dense functions of models/decoder.py are their reference, and for CPUs."""
+"""Pallas kernels for attention, for TPUs and GPUs; models/attention.py is their reference."""

@@ -1,13 +1,15 @@
 """Attention over rows in the tree layout that visits only blocks of scores in which something is visible.
 
-Token i sees token j iff j <= i < visible_until[j]: causality plus one integer per key (trees/layout.py). The scores of a row are
-cut into blocks of `Sizes.q` queries by `Sizes.k` keys. A block is visited iff it lies on the diagonal, or a `visible_until` of
-its keys is above its first query, which is so exactly where something is visible: a row of six trees costs six trees, not a
-square. The list of visited blocks is made once for all layers (`visits`); `attend` walks it, forward once and backward twice, by
-query blocks for dQ and by key blocks for dK and dV. Softmax in float32; only its logarithmic normaliser is kept.
+Token i sees token j iff j <= i < visible_until[j]: causality plus one integer per key (trees/layout.py). The
+scores of a row are cut into blocks of `Sizes.q` queries by `Sizes.k` keys. A block is visited iff it lies on
+the diagonal, or a `visible_until` of its keys is above its first query, which is so exactly where something
+is visible: a row of six trees costs six trees, not a square. The list of visited blocks is made once for all
+layers (`visits`); `attend` walks it, forward once and backward twice, by query blocks for dQ and by key
+blocks for dK and dV. Softmax in float32; only its logarithmic normaliser is kept.
 
-tree_attention_tpu.py and tree_attention_gpu.py hold the kernels; `models.decoder.dense_attention` is the reference. Letters: B
-rows, T tokens of a row, H query heads, K key/value heads, G = H / K, h head width, n and m blocks, C most blocks of a row.
+tree_attention_tpu.py and tree_attention_gpu.py hold the kernels; `models.decoder.dense_attention` is the
+reference. Letters: B rows, T tokens of a row, H query heads, K key/value heads, G = H / K, h head width, n
+and m blocks, C most blocks of a row.
 """
 
 import dataclasses
@@ -46,38 +48,37 @@ class Sizes:
 class Visits:
   """The visited blocks of rows that are padded to whole blocks.
 
-  A pair is 2^16 times the number of a block of queries (keys), which the list is sorted by, plus that of a block of keys
-  (queries). Behind the last pair of a row it is repeated.
+  A pair is 2^16 times the number of a block of queries (keys), which the list is sorted by, plus that of a
+  block of keys (queries). Behind the last pair of a row it is repeated.
   """
-  visible_until: jax.Array    # [B, padded T] int32
-  pairs_by_query: jax.Array   # [B, C] int32
-  starts_by_query: jax.Array  # [B, n + 1] int32: where in the list every block of queries begins; the last is how many there are
-  pairs_by_key: jax.Array     # [B, C]
-  starts_by_key: jax.Array    # [B, m + 1]
+  visible_until: jax.Array                # [B, padded T] int32
+  by_query: tuple[jax.Array, jax.Array]   # pairs [B, C]; starts [B, n + 1], the last is their number
+  by_key: tuple[jax.Array, jax.Array]     # pairs [B, C]; starts [B, m + 1]
 
 
 def visible_blocks(visible_until, sizes: Sizes):
-  """[B,T] int, whole blocks -> [B,n,m] bool: whether any query of a block sees any of its keys, or it is on the diagonal."""
+  """Tells which blocks [B,n,m] of whole rows [B,T] have a query that sees a key, or are on the diagonal."""
   B, T = visible_until.shape
   first = {size: jnp.arange(0, T, size) for size in (sizes.q, sizes.k)}
   query, key = first[sizes.q][:, None], first[sizes.k]
   until = jnp.max(visible_until.reshape(B, 1, -1, sizes.k), axis=-1)
-  # A token that sees itself is on the diagonal. There a block is visited in any case, or nobody would write its results.
+  # A token that sees itself is on the diagonal. There a block is visited in any case, or nobody would write
+  # its results.
   return (key < query + sizes.q) & ((query < until) | (query < key + sizes.k))
 
 
 def visits(visible_until, sizes: Sizes) -> Visits:
-  """What `attend` visits in rows `visible_until` [B,T] int."""
+  """Lists what `attend` visits in rows `visible_until` [B,T] int."""
   T = visible_until.shape[1]
   length, most = sizes.padded(T), sizes.most(T)
   own = jnp.broadcast_to(jnp.arange(T, length) + 1, (len(visible_until), length - T))
   visible_until = jnp.concatenate([visible_until, own], axis=1).astype(jnp.int32)
   visible = visible_blocks(visible_until, sizes)
-  return Visits(visible_until, *_listed(visible, most), *_listed(jnp.swapaxes(visible, 1, 2), most))
+  return Visits(visible_until, _listed(visible, most), _listed(jnp.swapaxes(visible, 1, 2), most))
 
 
 def _listed(visible, most: int):
-  """[B,n,m] bool -> (the pairs [B,most] that are visible, starts [B,n+1])."""
+  """Lists what is visible in [B,n,m] bool: (pairs [B,most], starts [B,n+1])."""
   B, n, m = visible.shape
   within = jnp.cumsum(visible, axis=2, dtype=jnp.int32)
   starts = jnp.pad(jnp.cumsum(within[:, :, -1], axis=1), ((0, 0), (1, 0)))
@@ -89,7 +90,7 @@ def _listed(visible, most: int):
 
 
 def block_sizes(platform: str, length: int, group: int, width: int) -> Sizes:
-  """The sizes for rows of `length` tokens, `group` query heads to a key/value head, and heads of `width` bytes."""
+  """Returns sizes for rows of `length` tokens, `group` query heads to a key, and heads of `width` bytes."""
   q, k = KERNELS[platform].block_sizes(group, width)
   shortest = max(128, 1 << (length - 1).bit_length())
   return Sizes(min(q, shortest), min(k, shortest))
@@ -108,8 +109,9 @@ def over_rows(visible_until, group: int, width: int, platform: str, interpret: b
 def on_devices(function, q, k, v, found: Visits):
   """Runs `function(q, k, v, visits)` on every device of the ambient mesh, each with its rows and its heads.
 
-  The compiler does not split kernels by itself. Key/value heads that the devices of `tensor` do not divide are given to all that
-  need them, as often as it takes for every device to have the same number of query heads to each.
+  The compiler does not split kernels by itself. Key/value heads that the devices of `tensor` do not divide
+  are given to all that need them, as often as it takes for every device to have the same number of query
+  heads to each.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or AxisType.Manual in mesh.axis_types:
@@ -121,8 +123,8 @@ def on_devices(function, q, k, v, found: Visits):
     shared = math.gcd(H // K, H // tensor)  # query heads
     k, v = (x[:, :, np.arange(0, H, shared) // (H // K)] for x in (k, v))
   split = PartitionSpec(rows, None, heads)
-  return jax.shard_map(function, in_specs=(split, split, split, PartitionSpec(rows)), out_specs=split, check_vma=False)(
-    q, k, v, found)
+  inputs = split, split, split, PartitionSpec(rows)
+  return jax.shard_map(function, in_specs=inputs, out_specs=split, check_vma=False)(q, k, v, found)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -143,7 +145,8 @@ def attend(platform: str, sizes: Sizes, interpret: bool, q, k, v, found: Visits)
 
 def _forward(platform, sizes, interpret, q, k, v, found):
   T = q.shape[1]
-  out, normaliser = KERNELS[platform].forward(*(_padded(x, sizes) for x in (q, k, v)), found, sizes, interpret)
+  padded = (_padded(x, sizes) for x in (q, k, v))
+  out, normaliser = KERNELS[platform].forward(*padded, found, sizes, interpret)
   return out[:, :T], (q, k, v, found, out[:, :T], normaliser)
 
 

@@ -1,8 +1,8 @@
 """The kernels of tree_attention.py for GPUs, through Triton.
 
-A program has one block of queries of one head (forward, dQ), or one block of keys of one key/value head (dK, dV), and walks its
-part of the list of visited blocks; for dK and dV once for every query head that shares the key/value head. There the scores
-are transposed.
+A program has one block of queries of one head (forward, dQ), or one block of keys of one key/value head (dK,
+dV), and walks its part of the list of visited blocks; for dK and dV once for every query head that shares the
+key/value head. There the scores are transposed.
 """
 
 import functools
@@ -26,8 +26,8 @@ def forward(q, k, v, found, sizes, interpret):
   q, k, v = map(_wide, (q, k, v))
   own, whole, numbers = _specs(q, k, sizes)
   out, normaliser = _call(
-    _forward_kernel, 'tree_attention_forward', found, sizes, h, interpret, by_query=True, grid=(T // sizes.q, H, B), products=2,
-    inputs=(own, whole, whole), outputs=(own, numbers),
+    _forward_kernel, 'tree_attention_forward', found, sizes, h, interpret, by_query=True,
+    grid=(T // sizes.q, H, B), products=2, inputs=(own, whole, whole), outputs=(own, numbers),
     shapes=(jax.ShapeDtypeStruct(q.shape, v.dtype), jax.ShapeDtypeStruct((B, H, T), jnp.float32)))(q, k, v)
   return out[..., :h], normaliser
 
@@ -40,15 +40,16 @@ def backward(q, k, v, gradient, subtracted, normaliser, found, sizes, interpret)
   given = (q, k, v, gradient, normaliser, jnp.swapaxes(subtracted, 1, 2))
   own, whole, numbers = _specs(q, k, sizes)
   by_q = _call(
-    _by_query_kernel, 'tree_attention_by_query', found, sizes, h, interpret, by_query=True, grid=(T // sizes.q, H, B), products=3,
-    inputs=(own, whole, whole, own, numbers, numbers), outputs=(own,),
+    _by_query_kernel, 'tree_attention_by_query', found, sizes, h, interpret, by_query=True,
+    grid=(T // sizes.q, H, B), products=3, inputs=(own, whole, whole, own, numbers, numbers), outputs=(own,),
     shapes=(jax.ShapeDtypeStruct(q.shape, q.dtype),))(*given)[0]
   own = pl.BlockSpec((None, sizes.k, None, q.shape[-1]), lambda j, n, b: (b, j, n, 0))
   whole = pl.BlockSpec((None, T, group, q.shape[-1]), lambda j, n, b: (b, 0, n, 0))
   numbers = pl.BlockSpec((None, group, T), lambda j, n, b: (b, n, 0))
   by_k, by_v = _call(
-    _by_key_kernel, 'tree_attention_by_key', found, sizes, h, interpret, by_query=False, grid=(T // sizes.k, K, B), products=4,
-    inputs=(whole, own, own, whole, numbers, numbers), outputs=(own, own),
+    _by_key_kernel, 'tree_attention_by_key', found, sizes, h, interpret, by_query=False,
+    grid=(T // sizes.k, K, B), products=4, inputs=(whole, own, own, whole, numbers, numbers),
+    outputs=(own, own),
     shapes=(jax.ShapeDtypeStruct(k.shape, k.dtype), jax.ShapeDtypeStruct(v.shape, v.dtype)))(*given)
   return tuple(x[..., :h] for x in (by_q, by_k, by_v))
 
@@ -60,16 +61,16 @@ def _wide(x):
 
 
 def _specs(q, k, sizes):
-  """Of a program of block i, head n and row b: its queries, the keys of its key/value head, its numbers per query."""
-  group = q.shape[2] // k.shape[2]
-  return (pl.BlockSpec((None, sizes.q, None, q.shape[-1]), lambda i, n, b: (b, i, n, 0)),
-          pl.BlockSpec((None, k.shape[1], None, k.shape[-1]), lambda i, n, b: (b, 0, jax.lax.div(n, group), 0)),
+  """Returns a program's queries, the keys of its head, its numbers per query: block i, head n, row b."""
+  group, width = q.shape[2] // k.shape[2], q.shape[-1]
+  return (pl.BlockSpec((None, sizes.q, None, width), lambda i, n, b: (b, i, n, 0)),
+          pl.BlockSpec((None, k.shape[1], None, width), lambda i, n, b: (b, 0, jax.lax.div(n, group), 0)),
           pl.BlockSpec((None, None, sizes.q), lambda i, n, b: (b, n, i)))
 
 
 def _call(kernel, name, found, sizes, h, interpret, *, by_query, grid, inputs, outputs, products, shapes):
-  """The call of a kernel as a function of its arrays; `products`: how many of matrices it takes for a block of scores."""
-  pairs, starts = (found.pairs_by_query, found.starts_by_query) if by_query else (found.pairs_by_key, found.starts_by_key)
+  """Returns the call of a kernel, a function of its arrays; it takes `products` for a block of scores."""
+  pairs, starts = found.by_query if by_query else found.by_key
   listed = (starts, pairs, found.visible_until)
 
   def run(*arrays):
@@ -77,10 +78,12 @@ def _call(kernel, name, found, sizes, h, interpret, *, by_query, grid, inputs, o
     scores = B * H * pairs.shape[1] * sizes.q * sizes.k
     # Every array once: what a head and its neighbours fetch again is still in the cache on the chip.
     moved = sum(x.size * x.dtype.itemsize for x in (*listed, *arrays, *shapes))
+    flops = 2 * width * products * scores
+    estimate = pl.CostEstimate(flops=flops, transcendentals=scores, bytes_accessed=moved)
+    of_row = [pl.BlockSpec((None, x.shape[1]), lambda i, n, b: (b, 0)) for x in listed]
     return pl.pallas_call(
       functools.partial(kernel, sizes, h**-0.5), out_shape=shapes, name=name, interpret=interpret, grid=grid,
-      in_specs=[*(pl.BlockSpec((None, x.shape[1]), lambda i, n, b: (b, 0)) for x in listed), *inputs], out_specs=outputs,
-      cost_estimate=pl.CostEstimate(flops=2 * width * products * scores, transcendentals=scores, bytes_accessed=moved),
+      in_specs=[*of_row, *inputs], out_specs=outputs, cost_estimate=estimate,
       compiler_params=triton.CompilerParams(num_warps=8 if width > 64 else 4, num_stages=2),
     )(*listed, *arrays)
 
@@ -88,11 +91,10 @@ def _call(kernel, name, found, sizes, h, interpret, *, by_query, grid, inputs, o
 
 
 def _walk(starts, visit, carry, times: int = 1):
-  """`visit(place in the list, turn, carry)` for the blocks of this program's part of the list, each `times` times."""
+  """Calls `visit(place in the list, turn, carry)` for this program's part of the list, each `times` times."""
   own = pl.program_id(0)
-  return jax.lax.fori_loop(
-    starts[own] * times, starts[own + 1] * times, lambda n, carry: visit(jax.lax.div(n, times), jax.lax.rem(n, times), carry),
-    carry)
+  step = lambda n, carry: visit(jax.lax.div(n, times), jax.lax.rem(n, times), carry)
+  return jax.lax.fori_loop(starts[own] * times, starts[own + 1] * times, step, carry)
 
 
 def _numbers(block, size):
@@ -150,7 +152,8 @@ def _by_key_kernel(sizes, scale, starts, pairs, until, q, k, v, gradient, normal
     i = pairs[place] & 0xFFFF
     here = pl.ds(i * sizes.q, sizes.q)
     queries, from_above = q[here, head, :], gradient[here, head, :]
-    scores = _weights(scale * triton.dot(own_k, queries.T), _numbers(i, sizes.q), keys, own_until, transposed=True)
+    scores = scale * triton.dot(own_k, queries.T)
+    scores = _weights(scores, _numbers(i, sizes.q), keys, own_until, transposed=True)
     weights = jnp.exp(scores - normaliser[head, here][None, :])
     v_sums += triton.dot(weights.astype(from_above.dtype), from_above)
     by_score = weights * (triton.dot(own_v, from_above.T) - subtracted[head, here][None, :])

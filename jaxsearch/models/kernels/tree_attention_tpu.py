@@ -1,12 +1,13 @@
 """The kernels of tree_attention.py for TPUs.
 
-The last dimension of the grid walks the list of visited blocks of a row, which the scalar core has before it starts: it fetches
-what the next block needs and no other, and there are as many steps as the longest list of the device's rows is long. The G query
-heads of a key/value head are one matrix of G * bq queries, so that keys and values are fetched once for all of them.
+The last dimension of the grid walks the list of visited blocks of a row, which the scalar core has before it
+starts: it fetches what the next block needs and no other, and there are as many steps as the longest list of
+the device's rows is long. The G query heads of a key/value head are one matrix of G * bq queries, so that
+keys and values are fetched once for all of them.
 
-Numbers per query lie along the lanes in memory, [1, G * bq] for a block; where a kernel needs them as a column it turns them once
-for a block of queries. For dK and dV the scores are transposed, and it is `visible_until` that is turned, once for a block of
-keys. q, bk: queries and keys of a block.
+Numbers per query lie along the lanes in memory, [1, G * bq] for a block; where a kernel needs them as a
+column it turns them once for a block of queries. For dK and dV the scores are transposed, and it is
+`visible_until` that is turned, once for a block of keys. q, bk: queries and keys of a block.
 """
 
 import functools
@@ -21,7 +22,7 @@ LANES = 128
 
 
 def block_sizes(group: int, width: int) -> tuple[int, int]:
-  """(queries, keys): about 1,024 queries of all heads by 256 keys, 1 MiB of float32 scores; fewer keys would skip more."""
+  """Returns (queries, keys): about 1,024 queries of all heads by 256 keys, 1 MiB of float32 scores."""
   return min(512, max(128, 1 << (1024 // group).bit_length() - 1)), 256
 
 
@@ -32,8 +33,8 @@ def forward(q, k, v, found, sizes, interpret):
   queries, keys, until, numbers = _specs(sizes, group, h, by_query=True)
   rows = group * sizes.q
   out, normaliser = _call(
-    functools.partial(_forward_kernel, scale=h**-0.5), 'tree_attention_forward', found, sizes, (B, K), interpret, by_query=True,
-    inputs=(queries, keys, keys, until), outputs=(queries, numbers), products=2,
+    _forward_kernel, 'tree_attention_forward', found, sizes, (B, K), interpret, by_query=True, products=2,
+    inputs=(queries, keys, keys, until), outputs=(queries, numbers),
     shapes=(jax.ShapeDtypeStruct((B, K, group, T, h), v.dtype),
             jax.ShapeDtypeStruct((B, K, T // sizes.q, 1, rows), jnp.float32)),
     scratch=[(rows, 1), (rows, 1), (rows, h)],
@@ -46,18 +47,18 @@ def backward(q, k, v, gradient, subtracted, normaliser, found, sizes, interpret)
   B, T, H, h = q.shape
   K, group = k.shape[2], H // k.shape[2]
   rows = group * sizes.q
-  given = (_by_head(q, K), _by_head(k), _by_head(v), found.visible_until[:, None], _by_head(gradient, K), normaliser,
-           _per_query(subtracted, K, sizes))
+  given = (_by_head(q, K), _by_head(k), _by_head(v), found.visible_until[:, None], _by_head(gradient, K),
+           normaliser, _per_query(subtracted, K, sizes))
   queries, keys, until, numbers = _specs(sizes, group, h, by_query=True)
   by_q = _call(
-    functools.partial(_by_query_kernel, scale=h**-0.5), 'tree_attention_by_query', found, sizes, (B, K), interpret, by_query=True,
-    inputs=(queries, keys, keys, until, queries, numbers, numbers), outputs=(queries,), products=3,
+    _by_query_kernel, 'tree_attention_by_query', found, sizes, (B, K), interpret, by_query=True, products=3,
+    inputs=(queries, keys, keys, until, queries, numbers, numbers), outputs=(queries,),
     shapes=(jax.ShapeDtypeStruct((B, K, group, T, h), q.dtype),), scratch=[(rows, 1), (rows, 1), (rows, h)],
   )(*given)[0]
   queries, keys, until, numbers = _specs(sizes, group, h, by_query=False)
   by_k, by_v = _call(
-    functools.partial(_by_key_kernel, scale=h**-0.5), 'tree_attention_by_key', found, sizes, (B, K), interpret, by_query=False,
-    inputs=(queries, keys, keys, until, queries, numbers, numbers), outputs=(keys, keys), products=4,
+    _by_key_kernel, 'tree_attention_by_key', found, sizes, (B, K), interpret, by_query=False, products=4,
+    inputs=(queries, keys, keys, until, queries, numbers, numbers), outputs=(keys, keys),
     shapes=(jax.ShapeDtypeStruct((B, K, T, h), k.dtype), jax.ShapeDtypeStruct((B, K, T, h), v.dtype)),
     scratch=[(sizes.k, 1), (sizes.k, h), (sizes.k, h)],
   )(*given)
@@ -76,13 +77,14 @@ def _by_token(x):
 
 
 def _per_query(x, K, sizes):
-  """[B,T,H] -> [B,K,n,1,G*bq]: the numbers of a block of queries along the lanes."""
+  """Turns [B,T,H] into [B,K,n,1,G*bq]: the numbers of a block of queries along the lanes."""
   B, T, H = x.shape
-  return jnp.transpose(x.reshape(B, T // sizes.q, sizes.q, K, H // K), (0, 3, 1, 4, 2)).reshape(B, K, T // sizes.q, 1, -1)
+  blocks = x.reshape(B, T // sizes.q, sizes.q, K, H // K)
+  return jnp.transpose(blocks, (0, 3, 1, 4, 2)).reshape(B, K, T // sizes.q, 1, -1)
 
 
 def _specs(sizes, group, h, *, by_query: bool):
-  """Blocks of queries, of keys, of `visible_until` and of numbers per query, at the pair that the list has for a step."""
+  """Returns blocks of queries, keys, `visible_until` and numbers per query, at the pair that a step has."""
   def at(b, step, pairs, counts):
     pair = pairs[b * (pairs.shape[0] // counts.shape[0]) + step]
     high, low = pair >> 16, pair & 0xFFFF
@@ -96,9 +98,10 @@ def _specs(sizes, group, h, *, by_query: bool):
   )
 
 
-def _call(kernel, name, found, sizes, grid, interpret, *, by_query, inputs, outputs, products, shapes, scratch):
-  """The call of a kernel as a function of its arrays; `products`: how many of matrices it takes for a block of scores."""
-  pairs, starts = (found.pairs_by_query, found.starts_by_query) if by_query else (found.pairs_by_key, found.starts_by_key)
+def _call(kernel, name, found, sizes, grid, interpret, *, by_query, inputs, outputs, products, shapes,
+          scratch):
+  """Returns the call of a kernel, a function of its arrays; it takes `products` for a block of scores."""
+  pairs, starts = found.by_query if by_query else found.by_key
   counts = starts[:, -1]
 
   def run(*arrays):
@@ -107,11 +110,13 @@ def _call(kernel, name, found, sizes, grid, interpret, *, by_query, inputs, outp
     size = lambda x: x.size * x.dtype.itemsize
     # What the list is not sorted by is fetched for every block of it.
     often = pairs.shape[1] * (sizes.k if by_query else sizes.q) / arrays[1].shape[2]
-    fetched = sum(size(x) * (often if ((spec is inputs[1]) == by_query) else 1) for spec, x in zip(inputs, arrays))
+    fetched = sum(size(x) * (often if (spec is inputs[1]) == by_query else 1)
+                  for spec, x in zip(inputs, arrays))
     estimate = pl.CostEstimate(flops=2 * h * products * scores, transcendentals=scores,
                                bytes_accessed=int(fetched) + sum(map(size, shapes)))
     return pl.pallas_call(
-      functools.partial(kernel, sizes), out_shape=shapes, name=name, interpret=interpret, cost_estimate=estimate,
+      functools.partial(kernel, sizes, scale=h**-0.5), out_shape=shapes, name=name, interpret=interpret,
+      cost_estimate=estimate,
       grid_spec=pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=2, grid=(*grid, jnp.max(counts)), in_specs=inputs, out_specs=outputs,
         scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch]),
@@ -122,7 +127,7 @@ def _call(kernel, name, found, sizes, grid, interpret, *, by_query, inputs, outp
 
 
 def _step(pairs, counts):
-  """(high and low number of the pair, whether the step is one, whether it is the first and the last of its high number)."""
+  """Returns high and low number of the pair; if it is visited; if it is first, last of its high number."""
   b, step = pl.program_id(0), pl.program_id(2)
   size = pairs.shape[0]
   place = b * (size // counts.shape[0]) + step
@@ -188,8 +193,8 @@ def _forward_kernel(sizes, pairs, counts, q, k, v, until, out, normaliser, highe
     normaliser[...] = _row(highest[...] + jnp.log(total[...]))
 
 
-def _by_query_kernel(sizes, pairs, counts, q, k, v, until, gradient, normaliser, subtracted, by_q, own_normaliser, own_subtracted,
-                     sums, *, scale):
+def _by_query_kernel(sizes, pairs, counts, q, k, v, until, gradient, normaliser, subtracted, by_q,
+                     own_normaliser, own_subtracted, sums, *, scale):
   i, j, visited, first, last = _step(pairs, counts)
   group, _, h = q.shape
 
@@ -212,8 +217,8 @@ def _by_query_kernel(sizes, pairs, counts, q, k, v, until, gradient, normaliser,
     by_q[...] = (scale * sums[...]).reshape(by_q.shape).astype(by_q.dtype)
 
 
-def _by_key_kernel(sizes, pairs, counts, q, k, v, until, gradient, normaliser, subtracted, by_k, by_v, own_until, k_sums, v_sums,
-                   *, scale):
+def _by_key_kernel(sizes, pairs, counts, q, k, v, until, gradient, normaliser, subtracted, by_k, by_v,
+                   own_until, k_sums, v_sums, *, scale):
   j, i, visited, first, last = _step(pairs, counts)
   group, _, h = q.shape
 
@@ -227,7 +232,8 @@ def _by_key_kernel(sizes, pairs, counts, q, k, v, until, gradient, normaliser, s
   def _():
     own_q, own_gradient = q[...].reshape(-1, h), gradient[...].reshape(-1, h)
     scores = scale * _product(k[...], own_q, over=(1, 1))
-    scores += _hidden(own_until[...].astype(jnp.int32), i * sizes.q, j * sizes.k, (sizes.k, sizes.q), 1, group)
+    until_here = own_until[...].astype(jnp.int32)
+    scores += _hidden(until_here, i * sizes.q, j * sizes.k, (sizes.k, sizes.q), 1, group)
     weights = jnp.exp(scores - normaliser[...])
     v_sums[...] += _product(weights.astype(gradient.dtype), own_gradient)
     by_weight = _product(v[...], own_gradient, over=(1, 1))

@@ -134,8 +134,8 @@ def test_the_blocks_visited_are_those_needed(sizes, T):
     found = jax.device_get(listed(rows, sizes))
     for row, until in enumerate(rows):
       blocks = needed_blocks(until, sizes)
-      check_list(found.pairs_by_query[row], found.starts_by_query[row], blocks)
-      check_list(found.pairs_by_key[row], found.starts_by_key[row], blocks.T)
+      check_list(*(x[row] for x in found.by_query), blocks)
+      check_list(*(x[row] for x in found.by_key), blocks.T)
 
   needed()
 
