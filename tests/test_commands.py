@@ -22,7 +22,7 @@ from jaxsearch.models.decoder import initial_params
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.training import checkpoint, row_files
-from jaxsearch.training.step import TrainState
+from jaxsearch.training.state import TrainState
 from jaxsearch.trees.tree import Stop
 from tests.tools.serving import server
 from tests.training import child

@@ -111,7 +111,7 @@ def make_checkpoints(made):
   from jaxsearch.flags import parse
   from jaxsearch.parallel.mesh import make_mesh
   from jaxsearch.training import checkpoint
-  from jaxsearch.training.step import TrainState
+  from jaxsearch.training.state import TrainState
   config = parse('train', [], 'quickstart').config
   model_config, params = setup.load_policy(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
   zero = jnp.zeros((), jnp.int32)

@@ -2,11 +2,12 @@
 
 import json
 import shutil
+import types
 
 import pytest
 
 from configs import base, slate, zerosearch
-from jaxsearch import cli, registry
+from jaxsearch import cli, registry, setup
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.models.decoder import DecoderConfig
@@ -20,7 +21,7 @@ from jaxsearch.tools.search_http import SearchServers
 from jaxsearch.tools.search_web import WebSearch
 from jaxsearch.tools.simulated import SimulatedSearch, WriterError
 from jaxsearch.trees import grammar
-from jaxsearch.trees.tree import Tree
+from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
 from tests.tools.serving import server
 
@@ -150,6 +151,47 @@ def test_the_sampler_is_what_the_config_says_and_otherwise_what_suits_the_platfo
   assert opened(**own) == (5, 3, {16: [1, 4]}, 9.0)
   assert opened() == (32, 4, {32: [1, 4, 16], 128: [1, 4]}, float('inf'))
   assert defaults(64, 'gpu') == dict(segment_steps=32, enough=8, prefill_lengths=(64, 512), prefill_tokens=4096)
+
+
+def test_prompts_that_leave_no_room_are_counted_or_refused():
+  config, said = base.get_config().unlock(), []
+  tokenizer = setup.load_tokenizer(config)
+  questions = [Question(str(words), 'Who ' * words + '?', ()) for words in (1, 2, 3, *[1] * 200, 40)]
+  lengths = [len(tokenizer.encode(f'Question: {question.question}\n')) for question in questions]
+  least, most = min(lengths), max(lengths)
+
+  def check(length):
+    said.clear()
+    config.sampler.length = length
+    setup.check_room(config, tokenizer, questions, said.append)
+
+  check(most + config.grow.max_tokens)
+  assert not said
+  check(most + config.grow.max_tokens - 1)
+  less = f'leaves less than grow.max_tokens=64 after the prompts of {{}} of 204 questions (up to {most} tokens)'
+  assert said == [f'sampler.length={most + 63} ' + less.format(1)]
+  check(most)
+  no_room = f'leaves no room to write after the prompts of 1 of 204 questions (up to {most} tokens)'
+  short = sum(length + 64 > most for length in lengths)
+  assert said == [f'sampler.length={most} {no_room}', f'sampler.length={most} ' + less.format(short)]
+  check(least + 16)
+  with pytest.raises(ValueError, match=f'any prompt: they have {least} to {most} tokens, and a short span has 16'):
+    check(least + 15)
+  config.grow.max_tokens = 3
+  check(least + 3)
+  with pytest.raises(ValueError, match='and a short span has 3'):
+    check(least + 2)
+
+
+@pytest.mark.parametrize('first', [lambda node: [Search(node, 'Who?')], lambda node: 1 / 0])
+def test_a_method_that_does_not_begin_with_the_policy_has_room(first, monkeypatch):
+  def grow(question, tree):
+    yield first(tree.root.append('word ' * 99, Role.PROMPT))
+
+  monkeypatch.setattr(setup.methods, 'find_method', lambda _: types.SimpleNamespace(grow=grow))
+  config = base.get_config().unlock()
+  config.sampler.length, config.grow = 4, {}
+  setup.check_room(config, setup.load_tokenizer(config), [Question('1', 'Who?', ())], pytest.fail)
 
 
 @pytest.mark.parametrize('most', [40, 600])

@@ -107,16 +107,16 @@ def tiers(config, flags) -> None:
     raise UsageError('this config does not say how to answer closed-book (config.critic_warmup.closed_book), see configs/carl.py')
   check_inputs(config, flags)
   from jaxsearch.data.questions import write_questions
-  from jaxsearch.training import critic_warmup
+  from jaxsearch.training import curation
   if flags.mixed and pathlib.Path(flags.mixed).absolute() == pathlib.Path(flags.out).absolute():
     raise UsageError(f'--mixed and --out are the same file, {flags.out}')
   limit = (config.eval.number or None) if flags.limit is None else flags.limit
   questions = load_questions(config, flags.questions or config.eval.questions, limit)
   agent, key = open_agent(config, flags, questions, **config.critic_warmup.closed_book)
-  found = critic_warmup.tiers_of(agent, questions, config.critic_warmup.tier_rollouts, key)
+  found = curation.tiers_of(agent, questions, config.critic_warmup.tier_rollouts, key)
   write_result(flags.out, ''.join(json.dumps({'id': name, 'tier': tier}) + '\n' for name, tier in found.items()))
   if flags.mixed:
-    write_questions(critic_warmup.mixed(questions, found), flags.mixed)
+    write_questions(curation.mixed(questions, found), flags.mixed)
   shares = {f'tier_1_{source}': sum(own) / len(own) for source in dict.fromkeys(
     question.metadata.get('source') for question in questions) if source and (
       own := [found[question.id] == 1 for question in questions if question.metadata.get('source') == source])}

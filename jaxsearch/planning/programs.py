@@ -19,6 +19,7 @@ from jaxsearch.sampler.engine import Engine
 from jaxsearch.training import batch as batches
 from jaxsearch.training import critic as critics
 from jaxsearch.training import learner as learners
+from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
 
 # Any tokenizer will do: no size depends on it.
@@ -146,11 +147,11 @@ def structs(shardings: dict, shapes: dict, dtype: str) -> dict:
   return jax.tree.map(struct, shapes, shardings, is_leaf=lambda x: isinstance(x, tuple))
 
 
-def state_structs(trained: dict, optimizer: Any, mesh: jax.sharding.Mesh) -> steps.TrainState:
+def state_structs(trained: dict, optimizer: Any, mesh: jax.sharding.Mesh) -> states.TrainState:
   """Returns the training state around parameters that are structs."""
-  state = jax.eval_shape(lambda params: steps.initial_state(params, optimizer), trained)
+  state = jax.eval_shape(lambda params: states.initial_state(params, optimizer), trained)
   return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state,
-                      steps.state_shardings(trained, optimizer, mesh))
+                      states.state_shardings(trained, optimizer, mesh))
 
 
 def batch_structs(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> batches.Batch:

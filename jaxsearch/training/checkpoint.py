@@ -1,18 +1,20 @@
 """Checkpoints of everything that resumes a run to the bit, and the reading of their parameters alone.
 
-A checkpoint `DIR/checkpoints/STEP` has three items. Orbax writes them into a temporary folder that is renamed at the end, so
-that a killed save leaves nothing behind that looks like a checkpoint (in a bucket a mark is written at the end):
+A checkpoint `DIR/checkpoints/STEP` has three items. Orbax writes them into a temporary folder that is renamed
+at the end, so that a killed save leaves nothing behind that looks like a checkpoint (in a bucket a mark is
+written at the end):
 
-  params     the parameters that are trained, restored onto any mesh: the policy's, or those of its adapter (config.lora)
-  rest       optimizer state and counters (`step.TrainState` without the parameters)
-  host       JSON: step, random key, data position, method state, identity of the reference policy, config, decoder
+  params     the parameters that are trained, restored onto any mesh: the policy's, or those of its adapter
+  rest       optimizer state and counters (`state.TrainState` without the parameters)
+  host       JSON: step, random key, data position, method state, identity of the reference, config, decoder
 
-Saving is synchronous on CPU, where a host array may share memory with a buffer that the next step is given to overwrite;
+Saving is synchronous on CPU, where a host array may share memory with a buffer that the next step overwrites;
 elsewhere the copy to the host is made first and files are written in the background.
 
-A checkpoint that cannot be read (a disk was full, a copy was cut short) is passed over for the one before it, see `newest`.
-What is not finite is neither saved nor read. `host` has checksums of all three, since Orbax's own are of its indices alone: it
-would hand on an array with a flipped bit. They are taken of the arrays, not of the files: on the devices, whatever the mesh.
+A checkpoint that cannot be read (a disk was full, a copy was cut short) is passed over for the one before it,
+see `newest`. What is not finite is neither saved nor read. `host` has checksums of all three, since Orbax's
+own are of its indices alone: it would hand on an array with a flipped bit. They are taken of the arrays, not
+of the files: on the devices, whatever the mesh.
 """
 
 import contextlib
@@ -37,36 +39,42 @@ from orbax.checkpoint import checkpoint_managers as policies
 from jaxsearch import __version__, registry, setup
 from jaxsearch.config_check import fields, from_saved, to_saved, without_secrets
 from jaxsearch.models import adapter_files, config_files, hub
+from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.models.hub import check_finite
-from jaxsearch.parallel.mesh import gather_objects, make_mesh
+from jaxsearch.parallel.mesh import gather_objects, make_mesh, of_first
 from jaxsearch.training import critic
 from jaxsearch.training.remote import is_remote, place
-from jaxsearch.training.step import TrainState, without_head
+from jaxsearch.training.state import TrainState, without_head
 
-# What may differ between a run and its resumption: where things are, how often and how far, and how the same numbers are
-# computed.
-FREE_FIELDS = ('steps', 'out', 'progress', 'log', 'rollouts', 'checkpoint_every', 'keep_checkpoints', 'eval', 'mesh',
-               'distributed', 'sampler.slots', 'train.micro_rows', 'train.chunk', 'remat', 'attention', 'search.url',
-               'search.timeout', 'search.max_failed_steps', 'optim.max_skipped', 'python.workers', 'sampler.release', 'monitor',
-               'critic_warmup.gate', 'critic_warmup.min_updates', 'critic_warmup.max_updates')
+# What may differ between a run and its resumption: where things are, how often and how far, and how the same
+# numbers are computed.
+FREE_FIELDS = (
+  'steps', 'out', 'progress', 'log', 'rollouts', 'checkpoint_every', 'keep_checkpoints', 'eval', 'mesh',
+  'distributed', 'sampler.slots', 'train.micro_rows', 'train.chunk', 'remat', 'attention', 'search.url',
+  'search.timeout', 'search.max_failed_steps', 'optim.max_skipped', 'python.workers', 'sampler.release',
+  'monitor', 'critic_warmup.gate', 'critic_warmup.min_updates', 'critic_warmup.max_updates')
 
 ITEMS = ('params', 'rest', 'host')
-Found = TypeVar('Found')
+Loaded = TypeVar('Loaded')
 
 
 class BrokenCheckpoint(ValueError):
   """A checkpoint that cannot be read; the message names it."""
 
 
+class Corrupt(ValueError):
+  """Restored data differs from saved data."""
+
+
 def say(message: str) -> None:
-  """Prints a line for the person who watches, above the progress bar where there is one; the first process alone."""
+  """Prints a line for the person who watches, above any progress bar; the first process alone."""
   if jax.process_index() == 0:
     print(f'jaxsearch: {message}', file=sys.stderr, flush=True)
 
 
 def open_checkpoints(run: str | pathlib.Path, keep: int | None = None) -> ocp.CheckpointManager:
-  """Opens the checkpoints of the run folder `run`; the `keep` newest survive a save. Without `keep` they are only read."""
-  for name in ('absl', 'asyncio'):  # Orbax tells of every file, and of every fault with tracebacks beside the one it raises
+  """Opens the checkpoints of a run folder; a save keeps the `keep` newest, None means to read only."""
+  for name in ('absl', 'asyncio'):  # Orbax logs every file, and every fault that it also raises
     logging.getLogger(name).setLevel(logging.CRITICAL)
   sys.unraisablehook = _without_echoes
   return ocp.CheckpointManager(place(run) / 'checkpoints', options=ocp.CheckpointManagerOptions(
@@ -76,7 +84,8 @@ def open_checkpoints(run: str | pathlib.Path, keep: int | None = None) -> ocp.Ch
 
 def _without_echoes(unraisable) -> None:
   """Leaves out what the threads of Orbax still print of a fault that it has raised."""
-  if not re.search('tensorstore|os_error_code|Event loop is closed', str(unraisable.exc_value), re.IGNORECASE):
+  said = str(unraisable.exc_value)
+  if not re.search('tensorstore|os_error_code|Event loop is closed', said, re.IGNORECASE):
     sys.__unraisablehook__(unraisable)
 
 
@@ -87,14 +96,15 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
     NotFinite: a parameter or a moment of the optimizer has a value that is not finite; nothing was written.
     OSError: the disk is full, or the like, now or in the save before; the message names the folder.
   """
-  params, rest = split(state)
-  path = manager.directory / str(step)
-  check_finite({'params': params} | rest, path)
-  host = host | {'param_dtype': jax.tree.leaves(params)[0].dtype.name, 'checksums': checksums({'params': params} | rest)}
+  arrays, path = dict(vars(state)), manager.directory / str(step)
+  check_finite(arrays, path)
+  dtype = jax.tree.leaves(state.params)[0].dtype.name
+  host = host | {'param_dtype': dtype, 'checksums': checksums(arrays)}
   host |= {'checksum': _checksum_of_text(host)}
+  params = arrays.pop('params')
   with writing(path):
     manager.save(step, args=ocp.args.Composite(
-      params=ocp.args.StandardSave(params), rest=ocp.args.StandardSave(rest), host=ocp.args.JsonSave(host)))
+      params=ocp.args.StandardSave(params), rest=ocp.args.StandardSave(arrays), host=ocp.args.JsonSave(host)))
 
 
 @contextlib.contextmanager
@@ -109,18 +119,20 @@ def writing(path: epath.Path) -> Iterator[None]:
 
 
 def restore(manager: ocp.CheckpointManager, step: int, like: TrainState) -> TrainState:
-  """The state of a checkpoint, or BrokenCheckpoint; shapes, dtypes and shardings as in `like` (arrays or ShapeDtypeStructs)."""
-  params, rest = split(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like))
+  """Reads the state of a checkpoint, with the shapes, dtypes and shardings of `like`; or BrokenCheckpoint."""
+  rest = dict(vars(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)))
+  params = rest.pop('params')
   host = restore_host(manager, step)
   with _reading(manager, step):
-    found = manager.restore(step, args=ocp.args.Composite(
+    items = manager.restore(step, args=ocp.args.Composite(
       params=ocp.args.StandardRestore(params), rest=ocp.args.StandardRestore(rest)))
-    _compare({'params': found.params} | found.rest, host)
-  return TrainState(params=found.params, **found.rest)
+    arrays = {'params': items.params} | items.rest
+    _compare(arrays, host)
+  return TrainState(**arrays)
 
 
 def restore_host(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
-  """What `save` was given as `host`, or BrokenCheckpoint."""
+  """Reads what `save` was given as `host`; or BrokenCheckpoint."""
   with _reading(manager, step) as path:
     for item in ITEMS:
       if not (path / item).is_dir():
@@ -133,18 +145,22 @@ def restore_host(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
   return host
 
 
-class Corrupt(ValueError):
-  """Restored data differs from saved data."""
-
-
 def checksums(arrays: Any) -> dict[str, list]:
-  """Path -> [dtype, sum of the bits of an array's elements modulo 2**32] of nested arrays: one flipped bit changes it."""
-  return {jax.tree_util.keystr(path, simple=True, separator='/'): [array.dtype.name, int(found)] for (path, array), found in zip(
-    jax.tree.leaves_with_path(arrays), jax.tree.leaves(jax.device_get(_sums(arrays))), strict=True)}
+  """Returns {path: [dtype, sum of the bits of all elements modulo 2**32]} of nested arrays.
+
+  One flipped bit changes it.
+  """
+  sums = jax.tree.leaves(jax.device_get(_sums(arrays)))
+  return {jax.tree_util.keystr(path, simple=True, separator='/'): [array.dtype.name, int(total)]
+          for (path, array), total in zip(jax.tree.leaves_with_path(arrays), sums, strict=True)}
 
 
-_sums = jax.jit(lambda arrays: jax.tree.map(lambda x: jnp.sum(
-  (x if x.dtype == bool else jax.lax.bitcast_convert_type(x, f'uint{8 * x.dtype.itemsize}')), dtype=jnp.uint32), arrays))
+@jax.jit
+def _sums(arrays):
+  def total(x):
+    bits = x if x.dtype == bool else jax.lax.bitcast_convert_type(x, f'uint{8 * x.dtype.itemsize}')
+    return jnp.sum(bits, dtype=jnp.uint32)
+  return jax.tree.map(total, arrays)
 
 
 def _checksum_of_text(host: Mapping[str, Any]) -> int:
@@ -153,16 +169,16 @@ def _checksum_of_text(host: Mapping[str, Any]) -> int:
 
 
 def _compare(arrays: Any, host: Mapping[str, Any]) -> None:
-  """Raises Corrupt for an array that is not what was saved; what was saved in another dtype, or by an older version, passes."""
+  """Raises Corrupt for an array that is not what was saved; one saved in another dtype passes."""
   saved = host.get('checksums', {})
-  for name, (dtype, found) in checksums(arrays).items():
-    if saved.get(name, [''])[0] == dtype and saved[name][1] != found:
+  for name, (dtype, total) in checksums(arrays).items():
+    if saved.get(name, [''])[0] == dtype and saved[name][1] != total:
       raise Corrupt(f'{name} differs from its checksum')
 
 
 @contextlib.contextmanager
 def _reading(manager: ocp.CheckpointManager, step: int) -> Iterator[epath.Path]:
-  """Turns what Orbax raises for files that are cut short, empty or gone, each in its own way, into BrokenCheckpoint."""
+  """Turns what Orbax raises for files that are cut short, empty or gone into BrokenCheckpoint."""
   path = manager.directory / str(step)
   try:
     yield path
@@ -182,28 +198,28 @@ def _reason(error: Exception) -> str:
 
 
 def all_steps(manager: ocp.CheckpointManager) -> list[int]:
-  """The steps of all checkpoints, newest first, those that cannot be read included."""
+  """Returns the steps of all checkpoints, newest first, those that cannot be read included."""
   steps = [path for path in manager.directory.glob('*') if path.name.isdecimal()]
   if is_remote(manager.directory):  # elsewhere a folder gets its name when it is whole
     steps = filter(ocp.utils.is_checkpoint_finalized, steps)
   return sorted((int(path.name) for path in steps), reverse=True)
 
 
-def newest(manager: ocp.CheckpointManager, read: Callable[[int], Found], warn: bool = True) -> Found | None:
-  """`read(step)` of the newest checkpoint that can be read; None if there is none at all. With `warn` it names those that cannot.
+def newest(manager: ocp.CheckpointManager, read: Callable[[int], Loaded], warn: bool = True) -> Loaded | None:
+  """Returns `read(step)` of the newest checkpoint that all processes can read, None if there is none at all.
 
-  With several processes it is one that all of them can read. Raises BrokenCheckpoint if there are some, none of which can be.
+  With `warn` it names those that cannot be read. Raises BrokenCheckpoint if that is all of them.
   """
   faults = []
   for step in all_steps(manager):
     try:
-      found, fault = read(step), ''
+      loaded, fault = read(step), ''
     except BrokenCheckpoint as error:
-      found, fault = None, str(error)
+      loaded, fault = None, str(error)
     if not any(everywhere := gather_objects(fault)):
       for fault in faults if warn else ():
         say(f'{fault}; using that of step {step}')
-      return found
+      return loaded
     faults.append(next(filter(None, everywhere)))
   if faults:
     raise BrokenCheckpoint(f'{"; ".join(faults)}; there is no other checkpoint')
@@ -211,39 +227,42 @@ def newest(manager: ocp.CheckpointManager, read: Callable[[int], Found], warn: b
 
 
 def set_aside(manager: ocp.CheckpointManager, last_step: int) -> None:
-  """Moves the checkpoints after `last_step`, which `newest` could not read, to DIR/broken: their steps will be saved again."""
-  broken = [step for step in all_steps(manager) if step > last_step]
-  if not gather_objects(broken)[0]:
-    return
-  if jax.process_index() == 0:
-    checkpoints = manager.directory
-    for step in map(str, broken):
-      target = checkpoints.parent / 'broken' / step
-      target.parent.mkdir(exist_ok=True)
-      if not target.parent.exists():  # a bucket has no empty folders
-        (target.parent / 'README').write_text('Checkpoints that could not be read.\n')
-      if target.is_dir():
-        target.rmtree()
-      target.unlink(missing_ok=True)
-      (checkpoints / step).rename(target)
-      say(f'moved {checkpoints / step} to {target}')
-  gather_objects(None)  # the others wait for it
-  manager.reload()
+  """Moves the checkpoints after `last_step`, which `newest` could not read, to DIR/broken.
 
-
-def split(state: TrainState) -> tuple[dict, dict]:
-  """(parameters, everything else) of a state."""
-  rest = dict(vars(state))
-  return rest.pop('params'), rest
+  Their steps will be saved again.
+  """
+  broken, folder = of_first([step for step in all_steps(manager) if step > last_step]), manager.directory
+  for step in map(str, broken if jax.process_index() == 0 else ()):
+    target = folder.parent / 'broken' / step
+    target.parent.mkdir(exist_ok=True)
+    # A bucket has no empty folders.
+    (target.parent / 'README').write_text('Checkpoints that could not be read.\n')
+    if target.is_dir():
+      target.rmtree()
+    target.unlink(missing_ok=True)
+    (folder / step).rename(target)
+    say(f'moved {folder / step} to {target}')
+  if broken:
+    of_first(None)  # the others wait for it
+    manager.reload()
 
 
 def is_run(path: str | pathlib.Path) -> bool:
-  """Whether `load_params` finds a checkpoint here, and not a Hugging Face folder or a file."""
+  """Tells whether `load_params` finds a checkpoint here, and not a Hugging Face folder or a file."""
   return (_run_folder(path)[0] / 'checkpoints').is_dir()
 
 
-def save_adapter(path: str | pathlib.Path, folder: str | pathlib.Path, dtype: str | None = None) -> dict[str, Any]:
-  """Writes the adapter of a checkpoint, without its base: adapter.safetensors and jaxsearch.json; returns `host`.
+def _run_folder(path: str | os.PathLike) -> tuple[epath.Path, int | None]:
+  """Returns (run folder, step or None for the newest) of a run folder, its `checkpoints`, or one of these."""
+  path = place(path)
+  if path.name.isdecimal() and path.parent.name == 'checkpoints':
+    return path.parent.parent, int(path.name)
+  return (path.parent if path.name == 'checkpoints' else path), None
+
+
+def save_adapter(path: str | pathlib.Path, folder: str | pathlib.Path,
+                 dtype: str | None = None) -> dict[str, Any]:
+  """Writes adapter.safetensors and jaxsearch.json of a checkpoint, without its base; returns `host`.
 
   Args:
     path: as for `load_params`.
@@ -256,97 +275,107 @@ def save_adapter(path: str | pathlib.Path, folder: str | pathlib.Path, dtype: st
   if pathlib.Path(registry.policy_path(host['config']['model'])).resolve() == pathlib.Path(folder).resolve():
     raise ValueError(f'{folder} holds the base of this adapter: choose another folder')
   adapter = params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
-  kept = {name: host[name] for name in ('step', 'config', 'decoder', 'reference')}
-  adapter_files.save(adapter, folder, {'jaxsearch': __version__, 'jax': jax.__version__} | without_secrets(kept))
+  kept = without_secrets({name: host[name] for name in ('step', 'config', 'decoder', 'reference')})
+  adapter_files.save(adapter, folder, {'jaxsearch': __version__, 'jax': jax.__version__} | kept)
   return host
 
 
-def _run_folder(path: str | os.PathLike) -> tuple[epath.Path, int | None]:
-  """(run folder, step or None for the newest) of a run folder, its `checkpoints`, or one checkpoint in that."""
-  path = place(path)
-  if path.name.isdecimal() and path.parent.name == 'checkpoints':
-    return path.parent.parent, int(path.name)
-  return (path.parent if path.name == 'checkpoints' else path), None
-
-
-def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None, base: str | None = None):
-  """(model_config, parameters, host) of a checkpoint, for evaluation and export.
+def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None,
+                base: str | None = None) -> tuple[DecoderConfig, dict, dict[str, Any]]:
+  """Returns (decoder, parameters, host) of a checkpoint, for evaluation and export.
 
   An adapter is merged into its base; the head of a critic is left out.
 
   Args:
-    path: a run folder or its `checkpoints` (the newest is taken), one checkpoint in it, or a folder that `save_adapter` wrote.
+    path: a run folder or its `checkpoints` (the newest is taken), one checkpoint in it, or a folder that
+      `save_adapter` wrote.
     mesh: where the parameters go; the first device if not given.
-    base: the model that it began with, where that is none of ours, see `setup.base_of`; None for a run of your own.
+    base: the model that it began with, where that is none of ours, see `setup.base_of`; None for a run of
+      your own.
   Raises:
     FileNotFoundError: there is no checkpoint, or not this one, or no base.
-    ValueError: the base is not the one that the run began with, or the checkpoint is that of a critic, or it has values that
-      are not finite, or it cannot be read (nor can those before it, unless one was named).
+    ValueError: the base is not the one that the run began with, or the checkpoint is that of a critic, or it
+      has values that are not finite, or it cannot be read (nor can those before it, unless one was named).
   """
   mesh = mesh or make_mesh(1, 1, 1, devices=jax.devices()[:1])
   if adapter_files.is_adapter(path):
     return setup.load_adapted(path, mesh, base)
-  model_config, params, host = load_trained(path, mesh)
+  decoder, params, host = load_trained(path, mesh)
   if host.get('critic'):
     raise ValueError(f'{path}: this is a critic, not a policy')
   if from_saved(host['config']).lora.rank:
     params = setup.merge_with_base(params, host, setup.base_of(host, base, path), mesh)
-  return model_config, without_head(params), host
+  return decoder, without_head(params), host
 
 
-def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh, warn: bool = True):
-  """(model_config, parameters as they were trained, host) of a checkpoint.
+def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh,
+                 warn: bool = True) -> tuple[DecoderConfig, dict, dict[str, Any]]:
+  """Returns (decoder, parameters as they were trained, host) of a checkpoint.
 
-  They are those of a policy, with the head of its critic if they share a backbone, of an adapter, or of a critic of its own.
-  `warn` names newer checkpoints that cannot be read.
-  Raises FileNotFoundError if there is no checkpoint, or not this one, and ValueError as `load_params` does.
+  They are those of a policy, with the head of its critic if they share a backbone, of an adapter, or of a
+  critic of its own. `warn` names newer checkpoints that cannot be read. Raises FileNotFoundError and
+  ValueError as `load_params` does.
   """
   def read(manager: ocp.CheckpointManager, step: int):
     host = restore_host(manager, step)
-    model_config = config_files.decoder_from_json(host['decoder'])
-    shardings, shapes = (critic.layout(model_config, mesh) if host.get('critic')
-                         else critic.trained_layout(from_saved(host['config']), model_config, mesh))
+    decoder = config_files.decoder_from_json(host['decoder'])
+    layout = (critic.layout(decoder, mesh) if host.get('critic')
+              else critic.trained_layout(from_saved(host['config']), decoder, mesh))
     like = jax.tree.map(
-      lambda sharding, shape: jax.ShapeDtypeStruct(shape, host['param_dtype'], sharding=sharding), shardings, shapes)
+      lambda sharding, shape: jax.ShapeDtypeStruct(shape, host['param_dtype'], sharding=sharding), *layout)
     with _reading(manager, step) as place:
       params = manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(like))).params
       _compare({'params': params}, host)
     check_finite(params, place)
-    return model_config, params, host
+    return decoder, params, host
 
   return _read(path, read, warn)
 
 
-def _read(path: str | os.PathLike, read: Callable[[ocp.CheckpointManager, int], Found], warn: bool = True) -> Found:
-  """`read(manager, step)` of the checkpoint that a path names, or of the newest in it; FileNotFoundError if there is none."""
+def _read(path: str | os.PathLike, read: Callable[[ocp.CheckpointManager, int], Loaded],
+          warn: bool) -> Loaded:
+  """Returns `read(manager, step)` of the checkpoint that a path names, or of the newest in it.
+
+  Raises FileNotFoundError if there is none.
+  """
   run, step = _run_folder(path)
   if not (run / 'checkpoints').is_dir():
     raise FileNotFoundError(f'{path}: no checkpoints here')
   with contextlib.closing(open_checkpoints(run)) as manager:
     if step is None:
-      found = newest(manager, functools.partial(read, manager), warn)
+      loaded = newest(manager, functools.partial(read, manager), warn)
     else:
-      found = read(manager, step) if step in all_steps(manager) else None
-  if found is None:
+      loaded = read(manager, step) if step in all_steps(manager) else None
+  if loaded is None:
     raise FileNotFoundError(f'{run}/checkpoints: no checkpoint {"at all" if step is None else step}')
-  return found
+  return loaded
 
 
 def read_saved(path: str | pathlib.Path) -> dict[str, Any] | None:
-  """What a run knows of itself, at least `config` and `step`: of a checkpoint the `host` item, of a folder that `export` wrote
-  its jaxsearch.json; None for any other folder or file. Raises FileNotFoundError for a run without this checkpoint."""
+  """Returns what a run knows of itself, at least `config` and `step`; None for any other folder or file.
+
+  That is the `host` of a checkpoint, or the jaxsearch.json that `export` wrote. Raises FileNotFoundError for
+  a run without this checkpoint.
+  """
   if not is_run(path):
     return hub.read_run(path)
   return _read(path, restore_host, warn=False)  # `load_params` warns, which follows
 
 
-def check_same_run(saved: dict, config: ml_collections.ConfigDict) -> None:
-  """Raises ValueError, naming every field that differs and both values, if a config is not the saved one up to `FREE_FIELDS`."""
-  then, now = ({name: list(value) if isinstance(value, tuple) else value for name, value in fields(values)
-                if not isinstance(value, dict)} for values in map(to_saved, (saved, config)))  # JSON has lists for tuples
-  free = FREE_FIELDS if config.optim.schedule == 'constant' else FREE_FIELDS[1:]  # a cosine ends at the last step
+def check_same_run(saved: Mapping[str, Any], config: ml_collections.ConfigDict) -> None:
+  """Raises ValueError, naming each field that differs, if a config is not the saved one up to
+  `FREE_FIELDS`."""
+  def values(config):  # as JSON has them
+    leaves = ((name, value) for name, value in fields(to_saved(config)) if not isinstance(value, dict))
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in leaves}
+
+  then, now = values(saved), values(config)
+  # A cosine ends at the last step.
+  free = FREE_FIELDS if config.optim.schedule == 'constant' else FREE_FIELDS[1:]
+  is_free = lambda name: any(name == field or name.startswith(f'{field}.') for field in free)
   differing = [name for name in sorted(then.keys() | now.keys())
-               if then.get(name) != now.get(name) and not any(name == f or name.startswith(f + '.') for f in free)]
+               if then.get(name) != now.get(name) and not is_free(name)]
   if differing:
     shown = '; '.join(f'{name} was {then.get(name)!r}, now it is {now.get(name)!r}' for name in differing)
-    raise ValueError(f'{config.out} holds a run with another config: {shown}. Use another out folder, or set it back.')
+    raise ValueError(
+      f'{config.out} holds a run with another config: {shown}. Use another out folder, or set it back.')

@@ -1,8 +1,9 @@
-"""Critics: on the backbone of the policy (CARL), or a decoder of its own, started as a copy of the policy (verl, Search-R1).
+"""Critics: on the backbone of the policy (CARL), or a decoder of its own that starts as a copy of the policy.
 
-Both have an optimizer and a step of their own. The former's head is among the parameters of the policy. Its gradient into the
-backbone is not added to the policy's: AdamW divides a gradient by its size, so that no factor in front of it would be a rate. It
-costs a second pair of moments (8 bytes a parameter) and a second forward and backward pass, not a second decoder.
+Both have an optimizer and a step of their own. The head of the former is among the parameters of the policy.
+Its gradient into the backbone is not added to the policy's: AdamW divides a gradient by its size, so that no
+factor in front of it would be a rate. It costs a second pair of moments (8 bytes a parameter) and a second
+forward and backward pass, not a second decoder.
 """
 
 import functools
@@ -11,92 +12,104 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import ml_collections
+import optax
+from jax.sharding import Mesh
 
 from jaxsearch import setup
 from jaxsearch.models import value_head
 from jaxsearch.models.decoder import DecoderConfig, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import step as steps
+from jaxsearch.training.state import HEAD, TrainState, cast, create_state
 
 FROZEN = ('embedding', 'unembedding')  # of the policy, for the critic on its backbone
 
 
-def open_critic(config: ml_collections.ConfigDict, model_config: DecoderConfig, params: dict, mesh: jax.sharding.Mesh,
+def open_critic(config: ml_collections.ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh,
                 total_updates: int, *, optim: dict, warm: dict | None = None, coef: float = 1.0,
-                backbone_rate: float | None = None) -> tuple[steps.TrainState, Callable]:
-  """(state, compiled step) of a critic: {'decoder', 'head'}, or the policy with its head.
+                backbone_rate: float | None = None) -> tuple[TrainState, Callable]:
+  """Returns (state, compiled step) of a critic: {'decoder', 'head'}, or the policy with its head.
 
   Args:
     params: of the policy (or of the base of its adapter), on `mesh`; they are copied.
-    optim: changes of `config.optim`; the learning rate is that of the head.
     warm: the parameters of a critic that was warmed up, to start from in place of `params`.
-    coef: of the loss of a critic on the policy's backbone.
+    optim, coef, backbone_rate: as of `make_update`.
+  """
+  if warm:
+    params = warm
+  elif is_shared(config):
+    params = params | {HEAD: _new_head(config, model_config, mesh)}
+  else:
+    if config.optim.master_weights:
+      params = cast(params, jnp.float32)  # what is frozen under an adapter is in the compute dtype
+    head = value_head.initial_head(model_config.hidden_size, params['embedding'].dtype)
+    params = {'decoder': params, 'head': jax.device_put(head, layout(model_config, mesh)[0]['head'])}
+  optimizer, train_step = make_update(
+    config, model_config, params, mesh, total_updates, optim=optim, coef=coef, backbone_rate=backbone_rate)
+  return create_state(params, optimizer, mesh), train_step
+
+
+def make_update(config: ml_collections.ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh,
+                total_updates: int, *, optim: dict, coef: float = 1.0,
+                backbone_rate: float | None = None) -> tuple[optax.GradientTransformation, Callable]:
+  """Returns (optimizer, compiled step) of a critic.
+
+  Args:
+    params: of the critic: arrays, or ShapeDtypeStructs with shardings.
+    optim: changes of `config.optim`; the learning rate is that of the head.
+    coef: of the squared error of a critic on the policy's backbone (CARL, 3.4).
     backbone_rate: the learning rate of all but the head; None is the head's, 0 freezes it.
   """
-  if is_shared(config):
-    params = warm or params | {steps.HEAD: new_head(config, model_config, mesh)}
-  else:
-    if config.optim.master_weights and warm is None:
-      params = steps.cast(params, jnp.float32)  # what is frozen under an adapter is in the compute dtype
-    head = value_head.initial_head(model_config.hidden_size, params['embedding'].dtype)
-    params = warm or {'decoder': params, 'head': jax.device_put(head, layout(model_config, mesh)[0]['head'])}
-  optimizer, train_step = make_update(config, model_config, params, mesh, total_updates, optim=optim, coef=coef,
-                                      backbone_rate=backbone_rate)
-  return steps.create_state(params, optimizer, mesh), train_step
-
-
-def make_update(config: ml_collections.ConfigDict, model_config: DecoderConfig, params: dict, mesh: jax.sharding.Mesh,
-                total_updates: int, *, optim: dict, coef: float = 1.0, backbone_rate: float | None = None):
-  """(optimizer, compiled step) of the critic with these `params`: arrays, or ShapeDtypeStructs with shardings."""
   backbone_factor = 1.0 if backbone_rate is None else backbone_rate / optim['learning_rate']
-  if is_shared(config):
-    loss_fn = functools.partial(steps.shared_critic_loss, config=model_config, coef=coef)
-  else:
-    loss_fn = functools.partial(steps.critic_loss, config=model_config, value_clip=config.critic.value_clip,
-                                frozen=not backbone_factor)
-  factors = {steps.HEAD: 1.0, 'head': 1.0} | dict.fromkeys(FROZEN, 0.0)
+  kind = dict(shared=True, coef=2 * coef) if is_shared(config) else dict(
+    shared=False, value_clip=config.critic.value_clip)
+  loss_fn = functools.partial(steps.critic_loss, config=model_config, frozen=not backbone_factor, **kind)
+  factors = {HEAD: 1.0, 'head': 1.0} | dict.fromkeys(FROZEN, 0.0)
   return steps.make_update(
-    loss_fn, params, ml_collections.ConfigDict(dict(config.optim) | optim), total_updates, mesh=mesh, dtype=model_config.dtype,
-    factor=lambda name: factors.get(name, backbone_factor), seed=(config.seed, 3))
+    loss_fn, params, ml_collections.ConfigDict(dict(config.optim) | optim), total_updates, mesh=mesh,
+    dtype=model_config.dtype, factor=lambda name: factors.get(name, backbone_factor), seed=(config.seed, 3))
 
 
 def settings_of(config: ml_collections.ConfigDict) -> dict:
-  """Of the critic of a training run, as `open_critic` and `make_update` take them."""
+  """Returns the settings of `make_update` for the critic of a training run."""
+  names = 'learning_rate', 'lr_warmup_updates', 'weight_decay'
   return dict(coef=config.critic.coef, backbone_rate=config.critic.backbone_rate,
-              optim={name: config.critic[name] for name in ('learning_rate', 'lr_warmup_updates', 'weight_decay')})
+              optim={name: config.critic[name] for name in names})
 
 
 def is_shared(config: ml_collections.ConfigDict) -> bool:
-  """Whether the critic is on the backbone of the policy."""
+  """Tells whether the critic is on the backbone of the policy."""
   return config.critic.enabled and config.critic.shared
 
 
-def new_head(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> dict:
-  """The head of a critic on the backbone of the policy, before its first update."""
+def _new_head(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: Mesh) -> dict:
   dtype = jnp.dtype('float32' if config.optim.master_weights else config.dtype)
   create = lambda key: value_head.initial_mlp(model_config.hidden_size, key, dtype)
-  placed, _ = head_layout(model_config, mesh)
+  placed, _ = _head_layout(model_config, mesh)
   return jax.jit(create, out_shardings=placed)(jax.random.fold_in(jax.random.key(config.seed), 1))
 
 
-def head_layout(model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
-  """(shardings, shapes) of that head."""
+def _head_layout(model_config: DecoderConfig, mesh: Mesh) -> tuple[dict, dict]:
   shapes = value_head.mlp_shapes(model_config.hidden_size)
   return meshes.shardings(value_head.MLP_AXES, shapes, mesh), shapes
 
 
-def layout(model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
-  """(shardings, shapes) of the parameters of a critic of its own."""
-  shapes = {'decoder': parameter_shapes(model_config), 'head': {'kernel': (model_config.hidden_size,), 'bias': ()}}
-  return meshes.shardings({'decoder': parameter_axes(model_config), 'head': value_head.AXES}, shapes, mesh), shapes
+def layout(model_config: DecoderConfig, mesh: Mesh) -> tuple[dict, dict]:
+  """Returns (shardings, shapes) of the parameters of a critic of its own."""
+  axes = {'decoder': parameter_axes(model_config), 'head': value_head.AXES}
+  shapes = {'decoder': parameter_shapes(model_config),
+            'head': {'kernel': (model_config.hidden_size,), 'bias': ()}}
+  return meshes.shardings(axes, shapes, mesh), shapes
 
 
-def trained_layout(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
-  """(shardings, shapes) of what a run of `config` trains: the policy, with the head of a critic on it, or an adapter."""
+def trained_layout(config: ml_collections.ConfigDict, model_config: DecoderConfig,
+                   mesh: Mesh) -> tuple[dict, dict]:
+  """Returns (shardings, shapes) of what a run trains: the policy, with the head of a critic on it, or an
+  adapter."""
   if config.lora.rank:
     return setup.adapter_layout(config, model_config, mesh)
   shardings, shapes = setup.param_shardings(model_config, mesh), parameter_shapes(model_config)
   if is_shared(config):
-    placed, sizes = head_layout(model_config, mesh)
-    shardings, shapes = shardings | {steps.HEAD: placed}, shapes | {steps.HEAD: sizes}
+    placed, sizes = _head_layout(model_config, mesh)
+    shardings, shapes = shardings | {HEAD: placed}, shapes | {HEAD: sizes}
   return shardings, shapes

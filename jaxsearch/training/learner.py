@@ -25,6 +25,7 @@ from jaxsearch.sampler.driver import Agent
 from jaxsearch.training import batch as batches
 from jaxsearch.training import checkpoint, metrics_log, progress
 from jaxsearch.training import critic as critics
+from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
 from jaxsearch.training.growing import Groups
 from jaxsearch.trees.layout import TrainingRows, take_back
@@ -38,7 +39,7 @@ class Learner:
   model_config: DecoderConfig
   mesh: jax.sharding.Mesh
   agent: Agent              # the policy as it samples; `prepare` it before a rollout
-  state: steps.TrainState   # of the policy, or of its adapter; with that of its critic
+  state: states.TrainState   # of the policy, or of its adapter; with that of its critic
   base: dict | None         # the frozen parameters under the adapter; None without one
   merge: Callable           # (base, adapter) -> parameters
   reference: dict | None    # of the frozen initial policy, in the compute dtype; None if there is no KL
@@ -57,7 +58,7 @@ class Learner:
     with meshes.issuing():
       if self.base is not None:
         return self.merge(self.base, self.state.params)
-      return steps.without_head(self.state.params)
+      return states.without_head(self.state.params)
 
 
 @memory.named('setting up training', memory.STATE)
@@ -87,7 +88,7 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
   if config.lora.rank:
     trained = setup.new_adapter(config, model_config, mesh)
   optimizer, train_step = make_update(config, model_config, mesh, trained)
-  state = dataclasses.replace(steps.create_state(trained, optimizer, mesh),
+  state = dataclasses.replace(states.create_state(trained, optimizer, mesh),
                               critic=dataclasses.replace(critic, params={}) if shared else critic)
   local = meshes.local_mesh(mesh)
   engine = setup.open_engine(config, model_config, setup.load_tokenizer(config), local)
@@ -95,7 +96,7 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
   return Learner(
     config=config, model_config=model_config, mesh=mesh, agent=setup.make_agent(config, engine, tools),
     state=state, base=params if config.lora.rank else None, merge=setup.merger(config, model_config, mesh),
-    reference=steps.cast(params, model_config.dtype) if config.loss.kl_coef else None,
+    reference=states.cast(params, model_config.dtype) if config.loss.kl_coef else None,
     fingerprint=hub.fingerprint(params), train_step=train_step, key=jax.random.key(config.seed),
     critic_step=critic_step, score=steps.make_score_step(
       model_config, mesh=mesh, temperature=config.sampler.temperature, chunk=config.train.chunk),
@@ -112,7 +113,7 @@ def make_update(config: ml_collections.ConfigDict, model_config: DecoderConfig, 
   loss = functools.partial(steps.policy_loss, config=model_config, **weights)
   return steps.make_update(loss, trained, config.optim, total_updates(config), mesh=mesh,
                            dtype=model_config.dtype, alpha=config.lora.alpha,
-                           factor=lambda name: float(name != steps.HEAD), seed=(config.seed, 2))
+                           factor=lambda name: float(name != states.HEAD), seed=(config.seed, 2))
 
 
 def importance_cap(config: ml_collections.ConfigDict) -> float:
@@ -144,7 +145,7 @@ def prepare(learner: Learner, step: int) -> Agent:
   """The agent with the newest parameters; a simulated search hears how far training is."""
   agent = learner.agent
   agent.engine.unload()  # the old ones go before the new ones come
-  params = steps.cast(learner.params, learner.model_config.dtype)  # what moves is small
+  params = states.cast(learner.params, learner.model_config.dtype)  # what moves is small
   if learner.config.train.async_steps:
     params = jax.tree.map(jnp.copy, params)  # the update overwrites its own while these sample
   agent.engine.load(meshes.local(params))

@@ -48,7 +48,7 @@ from jaxsearch.training import RunStopped, checkpoint, remote, rollouts, tracker
 from jaxsearch.training.metrics_log import metrics_log
 from jaxsearch.training.progress import plain_lines, progress_bar
 from jaxsearch.training.row_files import read
-from jaxsearch.training.step import TrainState
+from jaxsearch.training.state import TrainState
 from jaxsearch.trees.tree import Tree
 
 

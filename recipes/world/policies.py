@@ -31,9 +31,11 @@ from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder, DecoderConfig, initial_params
 from jaxsearch.models.presets import preset
 from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.driver import rollout
 from jaxsearch.sampler.requests import GREEDY
 from jaxsearch.training import sft
+from jaxsearch.training import state as states
 from jaxsearch.training.runs import RunStopped
 from jaxsearch.trees.layout import pack
 from jaxsearch.trees.tree import Tree
@@ -132,19 +134,21 @@ def train_stage(config: ml_collections.ConfigDict, tokenizer, model_config: Deco
     return hub.load(folder).params
   optim = config.optim.copy_and_resolve_references()
   optim.update(learning_rate=stage.learning_rate, schedule=stage.schedule)
-  start = time.perf_counter()
-
-  def report(update, row, params):
-    if update % 20 == 0 or update == stage.updates:
-      print(f'{name} {update}/{stage.updates} loss {row["loss"]:.3f} {time.perf_counter() - start:.0f} s', flush=True)
-    if update % 200 == 0:
-      hub.save(Decoder(model_config, params=params), folder.with_name(f'{name}_{update}'), tokenizer)
-
+  mesh, start = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1]), time.perf_counter()
+  params = states.place_params(params, setup.param_shardings(model_config, mesh))
+  state, learn = sft.open_imitation(
+    model_config, params, optim, stage.updates, mesh=mesh, row_length=stage.row_length, micro_rows=stage.rows,
+    pad_id=tokenizer.pad_id)
   forests = filled(examples_of(config, name, tokenizer), stage.rows, stage.row_length)
-  params = sft.fit(model_config, params, forests, optim=optim, total_updates=stage.updates, report=report,
-                   row_length=stage.row_length, micro_rows=stage.rows, pad_id=tokenizer.pad_id)
-  hub.save(Decoder(model_config, params=params), folder, tokenizer)
-  return params
+  for update, forest in zip(range(1, stage.updates + 1), forests):
+    state, row = learn(state, forest)
+    if update % 20 == 0 or update == stage.updates:
+      seconds = time.perf_counter() - start
+      print(f'{name} {update}/{stage.updates} loss {row["loss"]:.3f} {seconds:.0f} s', flush=True)
+    if update % 200 == 0:
+      hub.save(Decoder(model_config, params=state.params), folder.with_name(f'{name}_{update}'), tokenizer)
+  hub.save(Decoder(model_config, params=state.params), folder, tokenizer)
+  return state.params
 
 
 def filled(examples: Iterator[Example | Tree], rows: int, length: int) -> Iterator[list[Tree]]:

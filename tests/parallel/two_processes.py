@@ -14,7 +14,7 @@ import numpy as np
 from jaxsearch.models.decoder import DecoderConfig, initial_params, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import sft
-from jaxsearch.training import step as steps
+from jaxsearch.training import state as states
 
 NUMBERS = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=2,
                         head_dim=8, tie_embeddings=True)
@@ -28,7 +28,7 @@ def figures(devices=None) -> list[float]:
   rng = np.random.default_rng(0)
   forest = [sft.demonstration(rng.integers(1, 32, 12), rng.integers(0, 2, 12).astype(bool)) for _ in range(12)]
   placed = meshes.shardings(parameter_axes(NUMBERS), parameter_shapes(NUMBERS), mesh)
-  params = steps.place_params(jax.tree.map(np.asarray, initial_params(NUMBERS, jax.random.key(0))), placed)
+  params = states.place_params(jax.tree.map(np.asarray, initial_params(NUMBERS, jax.random.key(0))), placed)
   state, learn = sft.open_imitation(NUMBERS, params, ml_collections.ConfigDict(OPTIM), 2, row_length=24, micro_rows=4, pad_id=0,
                                     mesh=mesh)
   losses = []

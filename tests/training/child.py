@@ -1,22 +1,19 @@
 """A run small enough to be killed often: tiny random policy, tiny questions, real sampler and search.
 
-usage: child.py COMMAND FOLDER OUT [--marks] [field=value ...]
+usage: child.py COMMAND FOLDER OUT [field=value ...]
 
-COMMAND is train, sft or critic-warmup; FOLDER is made by `make_inputs`. With --marks the process says in OUT.marks what it does,
-for tests that kill it: a line `PHASE NUMBER NANOSECONDS` (of the monotonic clock) whenever a phase begins.
+COMMAND is train, sft or critic-warmup; FOLDER is made by `make_inputs`.
 
-Or `configs FOLDER OUT '["NAME", "field=value", …]' … [field=value ...]`: trains shipped configs one after the other, the first in
-OUT/0, see `shipped_config`. A search server at CHILD_SEARCH, an environment variable, takes the place of the embedded search.
+Or `configs FOLDER OUT '["NAME", "field=value", …]' … [field=value ...]`: trains shipped configs one after the
+other, the first in OUT/0, see `shipped_config`. A search server at CHILD_SEARCH, an environment variable, takes
+the place of the embedded search.
 """
 
-import atexit
-import functools
 import importlib
 import json
 import os
 import pathlib
 import sys
-import time
 import types
 import zlib
 from collections.abc import Sequence
@@ -27,14 +24,13 @@ import numpy as np
 from configs import base
 from configs.carl import critic_warmup as warmup_settings
 from jaxsearch.commands import COMMANDS
-from jaxsearch.evaluation import calibration, report
 from jaxsearch.methods import search_r1
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder, DecoderConfig, initial_params
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.requests import Generate, Search
-from jaxsearch.training import checkpoint, critic_warmup, loop, row_files, runs
+from jaxsearch.training import critic_warmup
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role
 from jaxsearch.world import files as world
@@ -69,8 +65,8 @@ def toy_method() -> types.ModuleType:
     node = yield Generate(node, max_tokens=max_tokens)
     documents = yield Search(node, question.question)
     shown, special = isinstance(documents, list), tree.tokenizer.special_tokens
-    node = node.append(
-      grammar.information(documents, special) if shown else grammar.failure(documents.reason, special), Role.OBSERVATION)
+    text = grammar.information(documents, special) if shown else grammar.failure(documents.reason, special)
+    node = node.append(text, Role.OBSERVATION)
     node = yield Generate(node, max_tokens=max_tokens)
     tree.answer = node.text
     tree.metrics.update(searches=1, drawn=tree.rng.random())
@@ -93,7 +89,7 @@ def toy_method() -> types.ModuleType:
 
 
 def halves_method() -> types.ModuleType:
-  """A policy is right closed-book on every second question, and with tools on two of three: there is something to tell apart."""
+  """A policy is right closed-book on every second question, and with tools on two of three."""
   method = types.ModuleType('jaxsearch.methods.halves')
 
   def grow(question, tree, *, max_tokens, tools=True):
@@ -144,8 +140,9 @@ def warmup_config(config):
   config.critic.shared = True
   config.critic_warmup = warmup_settings(
     closed_book={'tools': False}, tool_required={}, second_search={'topk': 1})
-  config.critic_warmup.update(questions=12, tier_rollouts=2, trajectories=12, tier_2_share=0.5, clusters=3, trees=8,
-                              min_updates=4, max_updates=8, check_every=4, held_out=0.9, head_rate=3e-2, backbone_rate=3e-3)
+  config.critic_warmup.update(
+    questions=12, tier_rollouts=2, trajectories=12, tier_2_share=0.5, clusters=3, trees=8, min_updates=4,
+    max_updates=8, check_every=4, held_out=0.9, head_rate=3e-2, backbone_rate=3e-3)
   config.critic_warmup.gate.update(auc=0.0, sign=0.0, explained=-100.0)
   return config
 
@@ -157,55 +154,12 @@ def shipped_config(name: str, out: str):
   config.out, config.progress, config.steps, config.checkpoint_every, config.eval.every = out, False, 2, 2, 0
   config.questions_per_step, config.group_size, config.data.number = 3, min(config.group_size, 3), 3
   config.sampler.slots = 8
-  config.train.update(micro_rows=4, epochs=min(config.train.epochs, 2), mini_batch=5 if config.train.mini_batch else 0)
-  config.optim.eps = 1e-4  # a gradient that is next to nothing gives no step of full size with the sign of a rounding error
+  config.train.update(
+    micro_rows=4, epochs=min(config.train.epochs, 2), mini_batch=5 if config.train.mini_batch else 0)
+  config.optim.eps = 1e-4  # next to no gradient gives no step of full size with the sign of a rounding error
   if config.method == 'cusearch':
     config.credit.keep = 5
   return config
-
-
-def mark_phases(out: pathlib.Path) -> None:
-  """Wraps the functions that begin a phase, so that they write a line to `OUT.marks` first. The number is that of the step, in
-  the warm-up's rollouts how many are written."""
-  file, number = os.open(f'{out}.marks', os.O_WRONLY | os.O_CREAT | os.O_APPEND), 0
-
-  def mark(phase):
-    os.write(file, f'{phase} {number} {time.monotonic_ns()}\n'.encode())
-
-  def wrap(owner, name, phase, find_number=lambda: number):
-    function = getattr(owner, name)
-
-    @functools.wraps(function)
-    def marked(*arguments, **options):
-      nonlocal number
-      number = find_number()
-      mark(phase)
-      return function(*arguments, **options)
-    setattr(owner, name, marked)
-
-  remaining = runs.RunFolder.steps
-
-  def steps(run):
-    nonlocal number
-    number = run.last_step
-    for step in remaining(run):
-      number = step
-      yield step
-
-  runs.RunFolder.steps = steps
-  mark('start')
-  wrap(loop, 'begin', 'generation')
-  wrap(loop, 'update', 'update')
-  wrap(loop, 'examine', 'evaluation')
-  wrap(runs.RunFolder, 'finish_step', 'row')
-  wrap(checkpoint, 'save', 'save')
-  wrap(report, 'write_report', 'report', lambda: 0)
-  wrap(critic_warmup, 'rollout', 'rollouts', lambda: sum(
-    len(row_files.read(out / f'{name}.jsonl')) for name in ('closed_book', 'rollouts')))
-  wrap(critic_warmup.Student, 'learn', 'update')
-  wrap(critic_warmup.Student, 'assess', 'evaluation')
-  wrap(calibration, 'plot', 'report', lambda: 0)
-  atexit.register(mark, 'exit')
 
 
 def change_fields(config, changes: Sequence[str]) -> None:
@@ -231,10 +185,7 @@ def main(command: str, folder: str, out: str, *changes: str) -> None:
     return
   if command == 'critic-warmup':
     config, critic_warmup.CHUNK = warmup_config(config), 8
-  for change in changes:
-    if change == '--marks':
-      mark_phases(pathlib.Path(out))
-  change_fields(config, [change for change in changes if change != '--marks'])
+  change_fields(config, changes)
   COMMANDS[command].get_default('run')(config, None)
 
 

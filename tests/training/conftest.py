@@ -1,6 +1,7 @@
-"""A random decoder, random forests and an optimizer small enough for every test of a training step."""
+"""A random decoder, random forests and an optimizer small enough for every test of a step; and a tiny run."""
 
 import functools
+import sys
 import types
 
 import jax
@@ -10,14 +11,15 @@ import pytest
 
 from jaxsearch.models.decoder import DecoderConfig, initial_params, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
 from jaxsearch.trees.tree import Role, Tree
+from tests.training import child
 
 VOCAB = 64
 
-HYPER = dict(temperature=1.0, chunk=16, clip_low=0.2, clip_high=0.2, dual_clip=None, kl_coef=0.0, entropy_coef=0.0)
-
-
+HYPER = dict(temperature=1.0, chunk=16, clip_low=0.2, clip_high=0.2, dual_clip=None, kl_coef=0.0,
+             entropy_coef=0.0)
 # Sizes that eight devices divide in some dimensions and not in others (2 key/value heads, width 24).
 DECODER = DecoderConfig(vocab_size=VOCAB, hidden_size=24, intermediate_size=32, num_layers=2, num_heads=4,
                         num_kv_heads=2, head_dim=8, qkv_bias=True, tie_embeddings=True)
@@ -63,17 +65,22 @@ def setup(*, decoder=DECODER, mesh=None, hyper=HYPER, loss_fn=None, seed=0, **op
   optim = optim_config(**optim)
   if loss_fn is None:
     loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=decoder, **hyper)
-  placed = steps.place_params(params, shardings)
+  placed = states.place_params(params, shardings)
   optimizer, train_step = steps.make_update(loss_fn, placed, optim, 100, mesh=mesh, dtype=decoder.dtype)
-  state = steps.create_state(placed, optimizer, mesh)
-  return types.SimpleNamespace(state=state, train_step=train_step, params=params, mesh=mesh, optimizer=optimizer)
+  state = states.create_state(placed, optimizer, mesh)
+  return types.SimpleNamespace(
+    state=state, train_step=train_step, params=params, mesh=mesh, optimizer=optimizer)
 
 
 @pytest.fixture
-def child():
-  """tests/training/child.py: a run small enough to be started often."""
-  from tests.training import child
-  return child
+def config(tmp_path, monkeypatch):
+  """A run of child.py in tmp_path/run with one update a step, on all devices."""
+  child.make_inputs(tmp_path)
+  monkeypatch.setitem(sys.modules, 'jaxsearch.methods.toy', child.toy_method())
+  config = child.get_config(tmp_path, str(tmp_path / 'run'))
+  config.mesh.fsdp = 8
+  config.train.update(micro_rows=8, mini_batch=0, epochs=1)
+  return config
 
 
 @pytest.fixture(autouse=True)
@@ -87,5 +94,5 @@ def quick_compilation():
 @pytest.fixture
 def tiny():
   """The functions and sizes of this file."""
-  return types.SimpleNamespace(decoder=DECODER, hyper=HYPER, vocab=VOCAB, random_forest=random_forest, setup=setup,
-                               random_params=random_params, optim_config=optim_config)
+  return types.SimpleNamespace(decoder=DECODER, hyper=HYPER, vocab=VOCAB, random_forest=random_forest,
+                               setup=setup, random_params=random_params, optim_config=optim_config)

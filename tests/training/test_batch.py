@@ -26,8 +26,9 @@ def test_trained_tokens_are_packed_in_order_with_their_values(tiny):
     found = batch.targets[i, r]
     np.testing.assert_array_equal(found[:len(expected)], expected)
     assert np.all(found[len(expected):] == -1)
-    for name, values in (('weights', rows.loss_weights), ('gains', rows.gains), ('losses', rows.losses), ('spans', rows.spans),
-                         ('old_logprobs', rows.sampler_logprobs), ('kl_weights', rows.kl_weights)):
+    for name, values in (('weights', rows.loss_weights), ('gains', rows.gains), ('losses', rows.losses),
+                         ('spans', rows.spans), ('old_logprobs', rows.sampler_logprobs),
+                         ('kl_weights', rows.kl_weights)):
       packed = getattr(batch, name)[i, r]
       np.testing.assert_array_equal(packed[:len(expected)], values[index, expected] if len(expected) else [])
       assert np.all(packed[len(expected):] == 0)
@@ -36,7 +37,7 @@ def test_trained_tokens_are_packed_in_order_with_their_values(tiny):
       np.testing.assert_array_equal(batch.previous[i, r], np.arange(T))
 
 
-@pytest.mark.parametrize(('trees', 'micro_rows'), [(0, 1), (1, 1), (2, 2), (5, 1), (9, 2), (30, 4), (30, 7)])
+@pytest.mark.parametrize(('trees', 'micro_rows'), [(0, 1), (2, 2), (9, 2), (30, 7)])
 def test_steps_of_few_rows_have_the_shape_of_others(tiny, trees, micro_rows):
   rows = lay_out(tiny.random_forest(0, trees=3), 48, pad_id=0)
   plain, batch = batches.make_batch(rows, micro_rows), batches.make_batch(rows, micro_rows, trees=trees)
@@ -48,15 +49,9 @@ def test_steps_of_few_rows_have_the_shape_of_others(tiny, trees, micro_rows):
   assert np.all(batch.targets[n:] == -1) and not batch.weights[n:].any()
 
 
-def test_what_was_packed_goes_back_into_rows(tiny):
-  rows = lay_out(tiny.random_forest(1, trees=7), 48, pad_id=0)
-  batch = batches.make_batch(rows, 2)
-  np.testing.assert_array_equal(batches.to_rows(batch.weights, batch, rows, 2), rows.loss_weights)
-
-
-@pytest.mark.parametrize('trees', [(9, 1, 2, 4), (3, 3, 3, 3), (1, 1, 1, 20)])
+@pytest.mark.parametrize('trees', [(9, 1, 2, 4), (3, 3, 3, 3), (7,)])
 def test_rows_are_spread_evenly_over_processes_and_their_values_come_home(tiny, monkeypatch, trees):
-  micro_rows = 8  # two of each process
+  micro_rows = 2 * len(trees)
   forests = [tiny.random_forest(number, trees=number) for number in trees]
 
   def run():
@@ -78,16 +73,16 @@ def test_rows_are_spread_evenly_over_processes_and_their_values_come_home(tiny, 
 @hypothesis.given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(1, 4))
 def test_rows_move_only_where_that_saves_a_micro_batch(sizes, each):
   moves = batches.row_moves(sizes, each * len(sizes))
-  after = np.array(sizes) - np.bincount([a for a, _ in moves], minlength=len(sizes)) + np.bincount(
-    [b for _, b in moves], minlength=len(sizes))
+  sent, come = (np.bincount([move[i] for move in moves], minlength=len(sizes)) for i in (0, 1))
+  after = np.array(sizes) - sent + come
   count = -(-sum(sizes) // (each * len(sizes)))
   assert max(-(-after // each)) == count and after.min() >= 1
   assert bool(moves) == (-(-max(sizes) // each) > count)
 
 
-@pytest.mark.parametrize('largest, bucket', [(0, 8), (8, 8), (9, 16), (17, 24), (25, 32), (33, 48), (49, 64), (64, 64)])
-def test_few_buckets_of_targets(largest, bucket):
-  assert batches.target_bucket(largest, 64) == bucket
+def test_few_buckets_of_targets():
+  buckets = [batches.target_bucket(largest, 64) for largest in (0, 8, 9, 17, 25, 33, 49, 64)]
+  assert buckets == [8, 8, 16, 24, 32, 48, 64, 64]
 
 
 def test_micro_rows_must_split_over_the_mesh():
@@ -98,9 +93,7 @@ def test_micro_rows_must_split_over_the_mesh():
 
 
 @pytest.mark.parametrize(('questions', 'of_each', 'size', 'sizes'), [
-  (64, 3, 32, [32] * 6), (96, 1, 32, [32] * 3),  # CuSearch: GRPO-Full makes 6 updates a step, K = 96 chains make 3
-  (512, 5, 0, [2560]), (512, 5, 1280, [1280] * 2), (256, 5, 256, [256] * 5), (5, 2, 4, [3, 3, 4]), (2, 1, 5, [2]),
-  (0, 1, 5, [0])])
+  (64, 3, 32, [32] * 6), (512, 5, 0, [2560]), (5, 2, 4, [3, 3, 4]), (2, 1, 5, [2]), (0, 1, 5, [0])])
 def test_a_mini_batch_counts_trees(questions, of_each, size, sizes):
   groups = [of_each] * questions + [0] * 3
   parts = batches.mini_batches(groups, size, np.random.default_rng(3))

@@ -13,7 +13,7 @@ import pytest
 from configs import base
 from jaxsearch import cli
 from jaxsearch.models import config_files, hub
-from jaxsearch.models.decoder import Decoder, DecoderConfig, RopeScaling, initial_params
+from jaxsearch.models.decoder import Decoder, initial_params
 from jaxsearch.models.presets import PRESETS
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
@@ -21,8 +21,7 @@ from jaxsearch.training import checkpoint, runs
 from jaxsearch.training.batch import make_batch, place
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.world import files as world
-from tests.training import child as own_child
-from tests.training import conftest
+from tests.training import child, conftest
 
 
 def host_of(step):
@@ -69,45 +68,33 @@ def test_what_is_no_checkpoint_is_named(tiny, tmp_path):
     checkpoint.load_params(tmp_path / 'checkpoints' / '7')
 
 
-def test_decoder_numbers_survive_json():
-  for model_config in (PRESETS['llama3.2-1b'], PRESETS['qwen2.5-0.5b'],
-                  dataclasses.replace(PRESETS['qwen3-0.6b'], dtype='bfloat16', remat='full')):
-    found = config_files.decoder_from_json(json.loads(json.dumps(dataclasses.asdict(model_config))))
-    assert found == model_config and isinstance(found, DecoderConfig)
-    assert found.rope_scaling is None or isinstance(found.rope_scaling, RopeScaling)
+def test_a_decoder_survives_json():
+  for decoder in (PRESETS['llama3.2-1b'], dataclasses.replace(PRESETS['qwen3-0.6b'], dtype='bfloat16', remat='full')):
+    assert config_files.decoder_from_json(json.loads(json.dumps(dataclasses.asdict(decoder)))) == decoder
 
 
 def changed(**changes):
-  config = base.get_config()
-  config.unlock()
+  config = base.get_config().unlock()
   for name, value in changes.items():
     group, _, field = name.replace('__', '.').rpartition('.')
     (config[group] if group else config)[field] = value
   return config
 
 
-@pytest.mark.parametrize('changes', [dict(steps=7), dict(out='elsewhere'), dict(checkpoint_every=3),
-                                     dict(mesh__fsdp=4), dict(train__micro_rows=2), dict(eval__every=5)])
-def test_what_may_change_between_start_and_resume(changes):
-  saved = base.get_config().to_dict()
-  assert checkpoint.check_same_run(saved, changed(**changes)) is None
+def test_what_may_change_between_start_and_resume():
+  config = changed(steps=7, out='elsewhere', checkpoint_every=3, mesh__fsdp=4, train__micro_rows=2, eval__every=5)
+  assert checkpoint.check_same_run(base.get_config().to_dict(), config) is None
 
 
 @pytest.mark.parametrize('changes, words', [
-  (dict(seed=3), 'seed was 0, now it is 3'),
   (dict(loss__clip_high=0.4), 'loss.clip_high was 0.2, now it is 0.4'),
-  (dict(optim__schedule='cosine'), "optim.schedule was 'constant', now it is 'cosine'"),
   (dict(train__row_length=1024, group_size=4), 'group_size was 8, now it is 4; train.row_length was 768'),
+  (dict(optim__schedule='cosine', steps=7), 'steps was'),  # where a cosine ends
 ])
 def test_what_may_not_is_named(changes, words):
+  saved = changed(optim__schedule=changes.get('optim__schedule', 'constant')).to_dict()
   with pytest.raises(ValueError, match=words):
-    checkpoint.check_same_run(base.get_config().to_dict(), changed(**changes))
-
-
-def test_the_end_of_a_cosine_may_not_change():
-  saved = changed(optim__schedule='cosine').to_dict()
-  with pytest.raises(ValueError, match='steps was'):
-    checkpoint.check_same_run(saved, changed(optim__schedule='cosine', steps=7))
+    checkpoint.check_same_run(saved, changed(**changes))
 
 
 def cut(path, share=0.5):
@@ -127,16 +114,14 @@ def largest(path):
 
 
 DAMAGE = {
-  'all files half': cut, 'all files empty': lambda path: cut(path, 0), 'all files zeros': zero,
-  'an empty folder': lambda path: (shutil.rmtree(path), path.mkdir()), 'a file': lambda path: (shutil.rmtree(path), path.touch()),
-  'no params': lambda path: shutil.rmtree(path / 'params'), 'no rest': lambda path: shutil.rmtree(path / 'rest'),
-  'no host': lambda path: shutil.rmtree(path / 'host'), 'no text in host': lambda path: (path / 'host/metadata').unlink(),
-  'half of host': lambda path: cut(path / 'host'), 'other JSON': lambda path: (path / 'host/metadata').write_text('[]'),
+  'all files half': cut, 'all files zeros': zero,
+  'an empty folder': lambda path: (shutil.rmtree(path), path.mkdir()),
+  'a file': lambda path: (shutil.rmtree(path), path.touch()),
+  'no host': lambda path: shutil.rmtree(path / 'host'), 'half of host': lambda path: cut(path / 'host'),
   'half an object': lambda path: (path / 'host/metadata').write_text('{"step": 2}'),
-  'half of params': lambda path: cut(path / 'params'), 'no arrays': lambda path: shutil.rmtree(path / 'params/ocdbt.process_0'),
-  'no index': lambda path: (path / 'params/manifest.ocdbt').unlink(), 'no names': lambda path: cut(path / 'params/_METADATA', 0),
-  'half of the largest file': lambda path: cut(largest(path)), 'the largest file gone': lambda path: largest(path).unlink(),
-  'half of rest': lambda path: cut(path / 'rest'), 'rest empty': lambda path: cut(path / 'rest', 0),
+  'no params': lambda path: shutil.rmtree(path / 'params'),
+  'no index': lambda path: (path / 'params/manifest.ocdbt').unlink(),
+  'half of the largest file': lambda path: cut(largest(path)), 'half of rest': lambda path: cut(path / 'rest'),
 }  # fmt: skip
 
 
@@ -152,49 +137,44 @@ def two_checkpoints(tmp_path_factory):
 
 @pytest.mark.parametrize('damage', DAMAGE)
 def test_a_newest_checkpoint_that_is_damaged_is_passed_over_and_made_again(two_checkpoints, tmp_path, capsys, damage):
-  run, broken = tmp_path / 'run', tmp_path / 'run' / 'checkpoints' / '2'
-  shutil.copytree(two_checkpoints[0], run)
+  run, broken, (saved, (first, second)) = tmp_path / 'run', tmp_path / 'run' / 'checkpoints' / '2', two_checkpoints
+  shutil.copytree(saved, run)
   DAMAGE[damage](broken)
-  if damage not in ('half of rest', 'rest empty'):  # the parameters can still be read
+  if damage != 'half of rest':  # the parameters can still be read
     _, params, host = checkpoint.load_params(run)
     warning, = capsys.readouterr().err.splitlines()
     assert host['step'] == 1 and warning.startswith(f'jaxsearch: {broken} cannot be read (')
     assert warning.endswith('); using that of step 1')
-    jax.tree.map(np.testing.assert_array_equal, params, two_checkpoints[1][0].params)
+    jax.tree.map(np.testing.assert_array_equal, params, first.params)
     with pytest.raises(ValueError, match='checkpoints/2 cannot be read'):
       checkpoint.load_params(broken)
   assert broken.exists()  # reading leaves it where it is
 
-  config = base.get_config().unlock()
-  config.out, config.checkpoint_every, config.progress = str(run), 1, False
-  with runs.RunFolder(config, shown=()) as folder:
-    state, host = folder.restore(two_checkpoints[1][1])
-    jax.tree.map(np.testing.assert_array_equal, state, two_checkpoints[1][0])
+  with runs.RunFolder(changed(out=str(run), checkpoint_every=1, progress=False), shown=()) as folder:
+    state, host = folder.restore(second)
+    jax.tree.map(np.testing.assert_array_equal, state, first)
     folder.start()
-    folder.finish_step(2, {'skipped_in_a_row': 0}, two_checkpoints[1][1], lambda: {'decoder': host['decoder']})
+    folder.finish_step(2, {'skipped_in_a_row': 0}, second, lambda: {'decoder': host['decoder']})
   *_, resuming = errors = capsys.readouterr().err.splitlines()
   assert resuming == 'jaxsearch: resuming at step 2' and len(errors) == 3 and 'cannot be read' in errors[0]
   assert (run / 'broken' / '2').exists()
   assert checkpoint.load_params(run)[2]['step'] == 2 and not capsys.readouterr().err
 
 
-@pytest.mark.parametrize('seed', range(8))
+@pytest.mark.parametrize('seed', range(3))
 def test_a_flipped_bit_is_never_silent(two_checkpoints, tmp_path, capsys, seed):
   run, rng = tmp_path / 'run', np.random.default_rng(seed)
   shutil.copytree(two_checkpoints[0], run)
   files = [file for item in ('params', 'rest') for file in (run / 'checkpoints/2' / item).glob('**/d/*')]
-  file = largest(run / 'checkpoints/2/params') if seed < 5 else files[rng.integers(len(files))]
+  file = files[rng.integers(len(files))] if seed else largest(run / 'checkpoints/2/params')
   data = bytearray(file.read_bytes())
   data[rng.integers(len(data))] ^= 1 << rng.integers(8)
   file.write_bytes(data)
-  like, config = two_checkpoints[1][1], base.get_config().unlock()
-  config.out = str(run)
-  with runs.RunFolder(config, shown=()) as folder:
-    state, host = folder.restore(like)
+  with runs.RunFolder(changed(out=str(run)), shown=()) as folder:
+    state, host = folder.restore(two_checkpoints[1][1])
   jax.tree.map(np.testing.assert_array_equal, state, two_checkpoints[1][host['step'] - 1])
-  warning = capsys.readouterr().err
-  assert ('using that of step 1' in warning) == (host['step'] == 1)
-  if seed < 5:
+  assert ('using that of step 1' in capsys.readouterr().err) == (host['step'] == 1)
+  if seed == 0:
     _, params, host = checkpoint.load_params(run)
     jax.tree.map(np.testing.assert_array_equal, params, two_checkpoints[1][host['step'] - 1].params)
 
@@ -214,16 +194,17 @@ def test_a_host_with_tuples_and_numbers_as_keys_is_what_was_saved(tiny, tmp_path
   host = host_of(1) | {'memory': {10: (1, 2), 9: [0.1, -0.0, 1e-300], 'é': None}}
   with checkpoint.open_checkpoints(tmp_path, keep=1) as manager:
     checkpoint.save(manager, 1, tiny.setup().state, host)
-    assert checkpoint.restore_host(manager, 1)['memory'] == {'10': [1, 2], '9': [0.1, -0.0, 1e-300], 'é': None}
+    read = checkpoint.restore_host(manager, 1)['memory']
+  assert read == {'10': [1, 2], '9': [0.1, -0.0, 1e-300], 'é': None}
 
 
 def test_a_checksum_changes_with_every_bit():
   values = {'a': jnp.arange(6, dtype=jnp.float32),
             'b': [jnp.arange(3, dtype=jnp.bfloat16), jnp.asarray([True, False]), jnp.int32(-1)]}
   then = checkpoint.checksums(values)
-  assert list(then) == ['a', 'b/0', 'b/1', 'b/2'] and then['a'] == ['float32', int(
-    np.arange(6, dtype=np.float32).view(np.uint32).sum(dtype=np.uint32))]
-  for bit in range(32):
+  total = np.arange(6, dtype=np.float32).view(np.uint32).sum(dtype=np.uint32)
+  assert list(then) == ['a', 'b/0', 'b/1', 'b/2'] and then['a'] == ['float32', int(total)]
+  for bit in range(0, 32, 5):
     flipped = np.arange(6, dtype=np.float32)
     flipped.view(np.uint32)[3] ^= np.uint32(1 << bit)
     assert checkpoint.checksums(values | {'a': flipped})['a'] != then['a']
@@ -233,16 +214,15 @@ def test_with_no_checkpoint_left_there_is_one_line(two_checkpoints, tmp_path, ca
   run = tmp_path / 'run'
   shutil.copytree(two_checkpoints[0], run)
   cut(run)
-  config = base.get_config().unlock()
-  config.out = str(run)
   named = r'checkpoints/2 cannot be read .*checkpoints/1 cannot be read .*; there is no other checkpoint$'
-  with pytest.raises(ValueError, match=named), runs.RunFolder(config, shown=()) as folder:
+  with pytest.raises(ValueError, match=named), runs.RunFolder(changed(out=str(run)), shown=()) as folder:
     folder.restore(two_checkpoints[1][0])
-  for command in (['export', '--out', str(tmp_path / 'out')], ['ask', 'Who?'], ['eval', '--limit=1']):
+  for command in (['export', '--out', str(tmp_path / 'out')], ['eval', '--limit=1']):
     assert cli.main([*command, f'--checkpoint={run}']) == 2
     line, = capsys.readouterr().err.splitlines()
     assert line.startswith('jaxsearch: ') and 'cannot be read' in line
-  assert sorted(path.name for path in (run / 'checkpoints').iterdir()) == ['1', '2'] and not (tmp_path / 'out').exists()
+  assert sorted(path.name for path in (run / 'checkpoints').iterdir()) == ['1', '2']
+  assert not (tmp_path / 'out').exists()
 
 
 def test_another_config_or_model_is_no_damage(two_checkpoints):
@@ -258,7 +238,8 @@ def test_another_config_or_model_is_no_damage(two_checkpoints):
 
 def test_parameters_that_are_not_finite_are_not_loaded(tiny, tmp_path, monkeypatch, capsys):
   state = tiny.setup().state
-  state = dataclasses.replace(state, params=state.params | {'final_norm': state.params['final_norm'].at[1].set(jnp.nan)})
+  norm = state.params['final_norm'].at[1].set(jnp.nan)
+  state = dataclasses.replace(state, params=state.params | {'final_norm': norm})
   with checkpoint.open_checkpoints(tmp_path, keep=2) as manager:
     with pytest.raises(ValueError, match='1: params/final_norm has values that are not finite'):
       checkpoint.save(manager, 1, state, host_of(1))
@@ -266,21 +247,18 @@ def test_parameters_that_are_not_finite_are_not_loaded(tiny, tmp_path, monkeypat
     monkeypatch.setattr(checkpoint, 'check_finite', lambda *_: None)
     checkpoint.save(manager, 1, state, host_of(1))  # by a version that did not look
     monkeypatch.undo()
-  for command in (['export', '--out', str(tmp_path / 'out')], ['ask', 'Who?']):
-    assert cli.main([*command, f'--checkpoint={tmp_path}']) == 2
-    assert capsys.readouterr().err == f'jaxsearch: {tmp_path}/checkpoints/1: final_norm has values that are not finite\n'
-  assert not (tmp_path / 'out').exists()
+  assert cli.main(['export', f'--out={tmp_path / "out"}', f'--checkpoint={tmp_path}']) == 2
+  named = f'{tmp_path}/checkpoints/1: final_norm has values that are not finite'
+  assert capsys.readouterr().err == f'jaxsearch: {named}\n' and not (tmp_path / 'out').exists()
 
 
 def test_a_hugging_face_folder_with_values_that_are_not_finite_is_not_used(tmp_path, monkeypatch, capsys):
-  params = initial_params(own_child.NUMBERS, jax.random.key(0))
-  model = Decoder(own_child.NUMBERS, params=params | {'final_norm': params['final_norm'].at[0].set(jnp.inf)})
+  params = initial_params(child.NUMBERS, jax.random.key(0))
+  model = Decoder(child.NUMBERS, params=params | {'final_norm': params['final_norm'].at[0].set(jnp.inf)})
   monkeypatch.setattr(hub, 'check_finite', lambda *_: None)
   hub.save(model, tmp_path, Tokenizer.load(world.folder()))  # as another program would
   monkeypatch.undo()
   reader = ['--as-tool', '--config=r_search', '--limit=1', f'--config.reader.model={tmp_path}']
-  served = ['serve', '--as-tool', '--port=0', f'--checkpoint={tmp_path}']
-  for command in (['ask', 'Who?', f'--checkpoint={tmp_path}'], ['ask', 'Who?', f'--config.model={tmp_path}'], ['eval', *reader],
-                  served):
+  for command in (['ask', 'Who?', f'--config.model={tmp_path}'], ['eval', *reader]):
     assert cli.main(command) == 2
     assert capsys.readouterr().err == f'jaxsearch: {tmp_path}: final_norm has values that are not finite\n'

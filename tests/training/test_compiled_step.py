@@ -17,7 +17,7 @@ from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel.compiled import collectives
 from jaxsearch.training import critic
 from jaxsearch.training import learner as learners
-from jaxsearch.training import step as steps
+from jaxsearch.training import state as states
 from jaxsearch.training.batch import Batch
 
 # The proportions of Qwen2.5-3B at 1/32 of its width, with a number of layers that no other loop has.
@@ -45,8 +45,8 @@ def compiled(config, model_config, mesh):
   trained = structs(*critic.trained_layout(config, model_config, mesh), 'float32')
   optimizer, train_step = learners.make_update(config, model_config, mesh, trained)
   state = jax.tree.map(lambda x, sharding: struct(x.shape, x.dtype, sharding),
-                       jax.eval_shape(lambda params: steps.initial_state(params, optimizer), trained),
-                       steps.state_shardings(trained, optimizer, mesh))
+                       jax.eval_shape(lambda params: states.initial_state(params, optimizer), trained),
+                       states.state_shardings(trained, optimizer, mesh))
   ints = ('tokens', 'positions', 'previous', 'visible_until', 'targets')
   whole, rows = meshes.replicated(mesh), meshes.split_over_batch(mesh, 1)
   shape = 4, config.train.micro_rows, config.train.row_length

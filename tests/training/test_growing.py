@@ -1,34 +1,23 @@
-"""Trees that are grown a step ahead: which, by which parameters, and how a run resumes with them."""
+"""Trees that are grown a step ahead: by which parameters, and how a run resumes with them."""
 
 import dataclasses
 import functools
-import json
 import pathlib
 import sys
 import threading
 
-import jax
-import ml_collections
-import numpy as np
 import pytest
 
 from jaxsearch import setup
 from jaxsearch.data.questions import Question
-from jaxsearch.methods import Context, cusearch
-from jaxsearch.training import growing, loop, row_files, runs
-from jaxsearch.trees.tree import Role, Tree
-from tests.methods.driving import Letters
+from jaxsearch.training import growing, loop, row_files
+from tests.processes import as_processes
 
 
 @pytest.fixture
-def config(child, tmp_path, monkeypatch):
-  """A run of three steps with one update each."""
-  child.make_inputs(tmp_path)
-  monkeypatch.setitem(sys.modules, 'jaxsearch.methods.toy', child.toy_method())
-  config = child.get_config(tmp_path, str(tmp_path / 'run'))
+def config(config):
   config.steps, config.checkpoint_every, config.critic.enabled, config.rollouts = 4, 1, False, 0
-  config.train.update(epochs=1, mini_batch=0, micro_rows=4)
-  config.mesh.update(data=2, fsdp=2, tensor=2)
+  config.train.async_steps = 1
   return config
 
 
@@ -50,74 +39,42 @@ def killing(function, after: int):
   return call
 
 
-def killed(config, monkeypatch, owner, name: str, after: int) -> None:
-  """Trains until a function is called once too often."""
-  with monkeypatch.context() as patch:
-    patch.setattr(owner, name, killing(getattr(owner, name), after))
-    with pytest.raises(Killed):
-      loop.train(config)
+def test_numbers_of_trees_depend_on_no_process(monkeypatch):
+  """A tree draws from its number: of three for each question, those of larger groups come last."""
+  questions, sizes = [Question(str(place), '?', ('a',)) for place in range(6)], [2, 2, 3, 3, 4, 4]
+  alone = growing.local_trees(questions, sizes, 3)
+  assert list(alone) == [0, 1, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 30, 15, 16, 17, 33]
+  assert [question.id for question in alone.values()] == list('001122233344445555')
+  parts = as_processes(3, monkeypatch, lambda: growing.local_trees(questions, sizes, 3))
+  assert alone == {number: question for part in parts for number, question in part.items()}
+  assert {question.id for question in parts[1].values()} == {'1', '4'}
 
 
 def outcome(config) -> list[tuple]:
-  return [tuple(row[name] for name in ('step', 'loss', 'reward', 'logprob', 'grad_norm', 'tokens_generated', 'searches_asked',
-                                       'tool_calls', 'drawn_per_tree', 'memory')) for row in row_files.read(
-    pathlib.Path(config.out) / 'metrics.jsonl')]
+  names = ('step', 'loss', 'reward', 'logprob', 'grad_norm', 'tokens_generated', 'searches_asked', 'tool_calls',
+           'drawn_per_tree', 'memory')
+  rows = row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')
+  return [tuple(row[name] for name in names) for row in rows]
 
 
-def test_a_checkpoint_holds_the_trees_of_the_next_step(monkeypatch):
-  """With their sizes and the method's random numbers, whatever it learnt since."""
-  questions = [Question(str(place), '?', ('a',)) for place in range(6)]
-  config = ml_collections.ConfigDict(dict(group_size=3, sizes=dict(adaptive=True)))
-
-  def grown(agent, questions, key, *, numbers, **_):
-    trees = [Tree(Letters(), question, np.random.default_rng(number)) for question, number in zip(questions, numbers)]
-    for tree, number in zip(trees, numbers):
-      tree.root.append([number], Role.POLICY, logprobs=[-1 / 3])
-    return trees, {'tokens_decoded': len(trees), 'last_failure': 'down'}
-
-  monkeypatch.setattr(growing, 'rollout', grown)
-  context = lambda rates: Context(7, np.random.default_rng(3), {'pass_rates': rates})
-  first = growing.begin(config, cusearch, None, jax.random.key(4), questions,
-                        context({str(place): [place / 5] for place in range(6)}))
-  saved = json.loads(json.dumps(first.state()))
-  later = growing.restore(saved, config, Letters(), questions, context({}))
-  assert later.state() == saved == first.state() and len(set(later.sizes)) > 1
-  assert later.context.rng.random() == first.context.rng.random()
-  (trees, row), (others, _) = later.wait(), first.wait()
-  assert row == {'tokens_decoded': 18, 'last_failure': 'down'}
-  assert [(tree.question, tree.to_json()) for tree in trees] == [(tree.question, tree.to_json()) for tree in others]
-
-
-@pytest.mark.parametrize(('owner', 'name', 'after', 'again'), [
-  (loop, 'update', 2, [10]),  # step 3, whose trees the checkpoint of step 2 has
-  pytest.param(runs.RunFolder, 'finish_step', 1, [10, 10], marks=pytest.mark.slow)])
-def test_one_step_ahead_trees_are_of_the_parameters_before_the_last_update(config, monkeypatch, owner, name, after, again):
-  """Killed at any point the run resumes to the same bits."""
-  config.train.async_steps, prepare, sampled_by = 1, loop.prepare, []
-
-  def prepared(learner, step):
-    sampled_by.append((step, int(learner.state.updates)))
-    return prepare(learner, step)
-
-  monkeypatch.setattr(loop, 'prepare', prepared)
-  grown, rollout = [], growing.rollout
-  monkeypatch.setattr(growing, 'rollout', lambda *given, numbers, **options: grown.append(tuple(numbers)) or rollout(
-    *given, numbers=numbers, **options))
+def test_one_step_ahead_trees_are_of_older_parameters_and_a_killed_run_resumes_to_the_bit(config, monkeypatch):
   loop.train(config)
-  assert sampled_by == [(1, 0), (2, 0), (3, 1), (4, 2)] and grown == [tuple(range(10))] * 4
   gaps = [row['logprob_gap'] for row in row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')]
   assert gaps[0] < 1e-5 and min(gaps[1:]) > 1e-3  # by parameters that are a step old
   expected, config.out = outcome(config), f'{config.out}-killed'
-  killed(config, monkeypatch, owner, name, after)
-  grown.clear()
+  with monkeypatch.context() as patch, pytest.raises(Killed):
+    patch.setattr(loop, 'update', killing(loop.update, 2))  # step 3; the checkpoint of step 2 has its trees
+    loop.train(config)
+  grown, rollout = [], growing.rollout
+  monkeypatch.setattr(growing, 'rollout', lambda *given, numbers, **options: grown.append(len(numbers)) or rollout(
+    *given, numbers=numbers, **options))
   loop.train(config)
-  assert outcome(config) == expected and [len(one) for one in grown] == again
+  assert outcome(config) == expected and grown == [10]  # of step 4
 
 
 def test_the_rollout_of_a_step_runs_while_the_step_before_is_trained(config, monkeypatch):
   """An update waits for the first search of the next rollout, and that search for the end of the update."""
-  config.steps, config.train.async_steps = 3, 1
-  open_tools, update, waited = setup.open_tools, loop.update, []
+  config.steps, open_tools, update, waited = 3, setup.open_tools, loop.update, []
   searched, updated = ({step: threading.Event() for step in range(5)} for _ in range(2))
   updated[0].set()
 
@@ -148,10 +105,9 @@ def test_the_rollout_of_a_step_runs_while_the_step_before_is_trained(config, mon
 
 def test_what_fails_on_either_side_ends_the_other(config, monkeypatch):
   """The error of a rollout ahead is that of the run; an update that is killed leaves no thread behind."""
-  config.train.async_steps, toy = 1, sys.modules['jaxsearch.methods.toy']
-  with monkeypatch.context() as patch:
-    patch.setattr(toy, 'grow', killing(toy.grow, 15))  # of step 2, at the sixth tree
-    with pytest.raises(Killed):
+  toy = sys.modules['jaxsearch.methods.toy']
+  for owner, name, after in ((toy, 'grow', 15), (loop, 'update', 1)):  # the sixth tree of step 2; step 2
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+      patch.setattr(owner, name, killing(getattr(owner, name), after))
       loop.train(config)
-  killed(config, monkeypatch, loop, 'update', 1)
-  assert not [thread for thread in threading.enumerate() if '_run' in thread.name]
+  assert not [thread for thread in threading.enumerate() if thread.name == 'growing']

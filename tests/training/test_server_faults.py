@@ -1,4 +1,4 @@
-"""`train` and `eval` on a retrieval server with every fault of tests/tools/server_faults.py: runs go on, each fault is known."""
+"""`train` and `eval` on a retrieval server with every fault of tests/tools/server_faults.py: each is known."""
 
 import collections
 import json
@@ -59,8 +59,8 @@ def seen(monkeypatch):
 def test_a_run_and_an_evaluation_go_on_and_tell_faults_apart(seen, tmp_path):
   child.make_inputs(tmp_path)
   questions, config, out = tmp_path / 'faults.jsonl', tmp_path / 'faults.py', tmp_path / 'run'
-  questions.write_text(''.join(json.dumps({'id': name, 'question': asking(name), 'golden_answers': ['x']}) + '\n'
-                               for name in FAULTS))
+  asked = [{'id': name, 'question': asking(name), 'golden_answers': ['x']} for name in FAULTS]
+  questions.write_text(''.join(json.dumps(question) + '\n' for question in asked))
   with server_with_faults() as url:
     config.write_text(CONFIG.format(folder=str(tmp_path), out=str(out), url=url, names=list(FAULTS)))
     assert cli.main(['train', f'--config={config}', f'--config.data.questions={questions}']) == 0

@@ -22,6 +22,7 @@ from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role
 from jaxsearch.world import files as world
+from tests.training import child
 
 
 def test_only_policy_spans_are_learned(tmp_path):
@@ -68,41 +69,24 @@ def test_every_epoch_has_each_example_once_in_its_own_order():
   assert sft.shuffled(7, 5, 4, seed=4) != line[20:25]
 
 
-def test_fit_learns_and_leaves_its_input_alone(tiny):
-  params = initial_params(tiny.decoder, jax.random.key(0))
-  before = jax.device_get(params)
-  example = sft.demonstration([1, 2, 3, 4, 5, 6], [False, False, True, True, True, True])
-  losses = []
-  trained = sft.fit(tiny.decoder, params, iter(lambda: [example], None), optim=tiny.optim_config(learning_rate=3e-2),
-                       total_updates=25, row_length=16, micro_rows=1, pad_id=0,
-                       report=lambda update, row, _: losses.append(row['loss']))
-  assert len(losses) == 25 and losses[-1] < 0.1 * losses[0]
-  jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), before)
-  assert not np.array_equal(trained['embedding'], before['embedding'])
-
-
 def test_gold_chains_of_the_world_search_every_step_and_answer_right():
   config = sft_gold.get_config()
   config.data.update(hops=(2,), arithmetic=False)
   tokenizer = Tokenizer.load(world.folder())
   number, demonstration = sft.open_demonstrations(config, tokenizer)
-  questions = load_questions('world:rl', hops=(2,), arithmetic=False)
+  questions, searched = load_questions('world:rl', hops=(2,), arithmetic=False), BM25(world.corpus())
   assert number == len(questions)
   for question, tree in zip(questions[:5], map(demonstration, range(5))):
     learned = [node.text for node in tree.nodes(Role.POLICY)]
     assert formats.chain_format(learned) == 1.0
-    assert [grammar.search_query(span) for span in learned[:-1]] == [step['query'] for step in question.metadata['steps']]
+    queries = [step['query'] for step in question.metadata['steps']]
+    assert [grammar.search_query(span) for span in learned[:-1]] == queries
     assert grammar.answer(learned[-1]) == question.golden_answers[0]
-    assert ''.join(node.text for node in tree.nodes(Role.OBSERVATION)).startswith(templates.prompt(question.question, 'world'))
-    found = BM25(world.corpus()).search([question.metadata['steps'][0]['query']], config.search.topk)[0]
-    assert grammar.information(found, tokenizer.special_tokens) in tokenizer.decode(tree.leaves()[0].path_tokens())
-
-
-def test_every_gold_chain_fits_a_row():
-  config = sft_gold.get_config()
-  number, demonstration = sft.open_demonstrations(config, Tokenizer.load(world.folder()))
-  longest = sorted(range(number), key=lambda i: -len(world.questions('rl')[i].metadata['steps']))[:40]
-  assert max(demonstration(index).count() for index in longest) <= config.train.row_length
+    shown = ''.join(node.text for node in tree.nodes(Role.OBSERVATION))
+    assert shown.startswith(templates.prompt(question.question, 'world'))
+    found = searched.search(queries[:1], config.search.topk)[0]
+    assert grammar.information(found, tokenizer.special_tokens) in shown
+    assert tree.count() <= config.train.row_length
 
 
 def test_demonstrations_of_a_file_or_of_a_split_that_is_not_there(tmp_path):
@@ -119,69 +103,56 @@ def test_demonstrations_of_a_file_or_of_a_split_that_is_not_there(tmp_path):
 
 
 @pytest.fixture
-def adapter_config(child, tmp_path):
-  child.make_inputs(tmp_path)
-  config = child.get_config(tmp_path, str(tmp_path / 'run'))
-  config.steps, config.checkpoint_every, config.critic.enabled, config.method = 4, 1, False, 'search_r1'
+def adapter_config(config):
+  config.checkpoint_every, config.critic.enabled, config.optim.lr_warmup_updates = 1, False, 0
+  config.method = 'search_r1'
   config.lora.update(rank=2, alpha=8.0)
-  config.optim.lr_warmup_updates = 0
-  config.mesh.fsdp, config.train.micro_rows = -1, 8
   return config
 
 
-def test_an_adapter_learns_what_its_frozen_base_does_not_know(adapter_config):
-  config = adapter_config
-  sft.train(config)
-  rows = row_files.read(f'{config.out}/metrics.jsonl')
-  assert rows[-1]['loss'] < rows[0]['loss']
-  base = hub.load(config.model).params
-  decoder, merged, host = checkpoint.load_params(config.out)
-  assert host['step'] == 4 and not np.array_equal(merged['layers']['q'], base['layers']['q'])
-  np.testing.assert_array_equal(merged['embedding'], base['embedding'])
-  # the loss of the last step's demonstrations, with the parameters that the step before left
-  _, before, _ = checkpoint.load_params(f'{config.out}/checkpoints/3')
-  number, demonstration = sft.open_demonstrations(config, Tokenizer.load(config.model))
-  trees = [demonstration(index) for index in sft.shuffled(number, config.sft.per_step, 3, config.seed)]
-  logprobs = []
-  for tree in trees:
-    (prompt, written) = (node.tokens for node in tree.walk() if node.tokens)
-    logits = jax.nn.log_softmax(Decoder(decoder, params=before)(np.array([prompt + written]))[0])
-    logprobs += [logits[len(prompt) + place - 1, token] for place, token in enumerate(written)]
-  assert rows[-1]['loss'] == pytest.approx(-np.mean(logprobs), rel=1e-4)
+def same(params, others, atol=0.0):
+  for array, other in zip(jax.tree.leaves(params), jax.tree.leaves(others), strict=True):
+    np.testing.assert_allclose(array, other, rtol=0, atol=atol)
 
 
-def test_an_adapter_resumes_to_the_bit_on_its_own_base_alone(adapter_config, child, tmp_path):
-  config = adapter_config
-  config.steps = 1
-  sft.train(config)
-  config.steps = 2
-  sft.train(config)
+def test_an_adapter_learns_resumes_to_the_bit_and_is_exported_without_its_base(adapter_config, tmp_path):
+  config, folder = adapter_config, tmp_path / 'adapter'
+  for config.steps in (1, 3):
+    sft.train(config)
   resumed, config.out = config.out, str(tmp_path / 'whole')
   sft.train(config)
-  own, other = (checkpoint.load_params(run)[1] for run in (resumed, config.out))
-  jax.tree.map(np.testing.assert_array_equal, jax.device_get(own), jax.device_get(other))
-  hub.save(Decoder(child.NUMBERS, params=initial_params(child.NUMBERS, jax.random.key(7))), config.model)
-  config.steps = 3
-  with pytest.raises(ValueError, match='has changed since this run began'):
-    sft.train(config)
+  rows, base = row_files.read(f'{config.out}/metrics.jsonl'), hub.load(config.model).params
+  decoder, merged, host = checkpoint.load_params(config.out)
+  same(merged, checkpoint.load_params(resumed)[1])
+  assert host['step'] == 3 and not np.array_equal(merged['layers']['q'], base['layers']['q'])
+  np.testing.assert_array_equal(merged['embedding'], base['embedding'])
 
+  # The loss of the last step's demonstrations, with the parameters that the step before left.
+  _, before, _ = checkpoint.load_params(f'{config.out}/checkpoints/2')
+  number, demonstration = sft.open_demonstrations(config, Tokenizer.load(config.model))
+  logprobs = []
+  for index in sft.shuffled(number, config.sft.per_step, 2, config.seed):
+    prompt, written = (node.tokens for node in demonstration(index).walk() if node.tokens)
+    logits = jax.nn.log_softmax(Decoder(decoder, params=before)(np.array([prompt + written]))[0])
+    logprobs += [logits[len(prompt) + place - 1, token] for place, token in enumerate(written)]
+  assert rows[-1]['loss'] == pytest.approx(-np.mean(logprobs), rel=1e-4) and rows[-1]['loss'] < rows[0]['loss']
 
-def test_an_exported_adapter_is_the_policy_without_its_base(adapter_config, tmp_path, capsys):
-  config, folder = adapter_config, tmp_path / 'adapter'
-  config.steps = 1
-  sft.train(config)
-  _, whole, _ = checkpoint.load_params(config.out)
-  for dtype, most, atol in (('float32', 20_000, 0), ('bfloat16', 10_000, 1e-3)):
-    assert cli.main(['export', f'--checkpoint={config.out}', f'--out={folder}', '--adapter', f'--dtype={dtype}']) == 0
+  export = ['export', f'--checkpoint={config.out}', f'--out={folder}', '--adapter']
+  for dtype, most, atol in (('float32', 20_000, 0.0), ('bfloat16', 10_000, 1e-3)):
+    assert cli.main([*export, f'--dtype={dtype}']) == 0
     assert sorted(path.name for path in folder.iterdir()) == ['adapter.safetensors', 'jaxsearch.json']
     assert (folder / 'adapter.safetensors').stat().st_size < most
     policy = run.load_policy(config, str(folder))
-    assert policy.step == 1 and policy.tokenizer.vocab_size == Tokenizer.load(config.model).vocab_size
-    for own, other in zip(jax.tree.leaves(policy.params), jax.tree.leaves(whole), strict=True):
-      np.testing.assert_allclose(own, other, rtol=0, atol=atol)
+    assert policy.step == 3 and policy.tokenizer.vocab_size == Tokenizer.load(config.model).vocab_size
+    same(policy.params, merged, atol)
   (folder / 'adapter.safetensors').write_bytes((folder / 'adapter.safetensors').read_bytes()[:-40])
   with pytest.raises(ValueError, match='adapter.safetensors cannot be read'):
     run.load_policy(config, str(folder))
+
+  hub.save(Decoder(child.NUMBERS, params=initial_params(child.NUMBERS, jax.random.key(7))), config.model)
+  config.steps = 4
+  with pytest.raises(ValueError, match='has changed since this run began'):
+    sft.train(config)
 
 
 def test_an_adapter_is_a_model_to_train_on(adapter_config, tmp_path, capsys, monkeypatch):
@@ -192,27 +163,26 @@ def test_an_adapter_is_a_model_to_train_on(adapter_config, tmp_path, capsys, mon
   _, first, _ = checkpoint.load_params(config.out)
   assert cli.main(['export', f'--checkpoint={config.out}', f'--out={folders[0]}', '--adapter']) == 0
   monkeypatch.setitem(registry.POLICIES, 'a-policy', folders[0])
-  for name in ('a-policy', str(folders[0])):
-    config.model, config.out = name, str(tmp_path / f'from_{len(name)}')
-    for own, other in zip(jax.tree.leaves(run.load_policy(config).params), jax.tree.leaves(first), strict=True):
-      np.testing.assert_array_equal(own, other)
-    assert setup.architecture(config) == run.load_policy(config).config
-    sft.train(config)
-    assert checkpoint.load_params(config.out)[2]['reference'] == pytest.approx(hub.fingerprint(first), rel=1e-5)
+  for config.model in ('a-policy', str(folders[0])):
+    policy = run.load_policy(config)
+    same(policy.params, first)
+    assert setup.architecture(config) == policy.config
+  config.out = str(tmp_path / 'again')
+  sft.train(config)
+  _, second, host = checkpoint.load_params(config.out)
+  assert host['reference'] == pytest.approx(hub.fingerprint(first), rel=1e-5)
   assert cli.main(['export', f'--checkpoint={config.out}', f'--out={folders[0]}', '--adapter']) == 2
   assert f'{folders[0]} holds the base of this adapter: choose another folder' in capsys.readouterr().err
   # an adapter on an adapter on a base
   assert cli.main(['export', f'--checkpoint={config.out}', f'--out={folders[1]}', '--adapter']) == 0
   policy = run.load_policy(config, str(folders[1]))
-  for own, other in zip(jax.tree.leaves(policy.params), jax.tree.leaves(checkpoint.load_params(config.out)[1]), strict=True):
-    np.testing.assert_array_equal(own, other)
+  same(policy.params, second)
   assert policy.tokenizer.vocab_size == Tokenizer.load(base).vocab_size
   # what an adapter names as its base is not opened, be it itself
-  for theirs in (base, str(folders[1])):
-    about = json.loads((folders[1] / 'jaxsearch.json').read_text())
-    about['config']['model'] = theirs
+  about = json.loads((folders[1] / 'jaxsearch.json').read_text())
+  config.model = str(folders[1])
+  for about['config']['model'] in (base, str(folders[1])):
     (folders[1] / 'jaxsearch.json').write_text(json.dumps(about))
-    config.model = str(folders[1])
     for load in (run.load_policy, setup.load_tokenizer):
       with pytest.raises(ValueError, match='a checkpoint does not say what is opened here'):
         load(config)
@@ -222,20 +192,8 @@ def test_an_adapter_is_a_model_to_train_on(adapter_config, tmp_path, capsys, mon
     run.load_policy(config, str(folders[1]))
 
 
-def test_only_a_run_with_an_adapter_has_one_to_export(adapter_config, tmp_path, capsys):
-  config = adapter_config
-  config.steps = 1
-  config.lora.rank = 0
-  sft.train(config)
-  assert cli.main(['export', f'--checkpoint={config.out}', f'--out={tmp_path / "adapter"}', '--adapter']) == 2
-  assert 'this run has no adapter (lora.rank=0)' in capsys.readouterr().err
-
-
-def test_a_run_out_of_memory_stops_and_resumes_with_less(child, tmp_path, monkeypatch, capfd):
-  child.make_inputs(tmp_path)
-  config = child.get_config(tmp_path, str(tmp_path / 'run'))
+def test_a_run_out_of_memory_stops_and_resumes_with_less(config, tmp_path, monkeypatch, capfd):
   config.steps, config.checkpoint_every, place, placed = 2, 1, batches.place, []
-  config.mesh.fsdp, config.train.micro_rows = -1, 8
 
   def place_once(*args):
     placed.append(args)
@@ -247,9 +205,12 @@ def test_a_run_out_of_memory_stops_and_resumes_with_less(child, tmp_path, monkey
   with pytest.raises(RunStopped) as error:
     sft.train(config)
   assert str(error.value) == (
-    'out of memory while updating the policy (16.00GiB asked for): lower train.micro_rows, train.chunk or train.row_length, or '
-    'set remat=full; the last checkpoint is that of step 1; rerun the same command with less to resume')
+    'out of memory while updating the policy (16.00GiB asked for): lower train.micro_rows, train.chunk or '
+    'train.row_length, or set remat=full; the last checkpoint is that of step 1; rerun the same command with less '
+    'to resume')
   config.train.chunk, config.sampler.slots = config.train.chunk // 2, config.sampler.slots // 2
   sft.train(config)
   assert 'resuming at step 2' in capfd.readouterr().err
-  assert [row['step'] for row in row_files.read(tmp_path / 'run' / 'metrics.jsonl')] == [1, 2]
+  assert [row['step'] for row in row_files.read(f'{config.out}/metrics.jsonl')] == [1, 2]
+  assert cli.main(['export', f'--checkpoint={config.out}', f'--out={tmp_path / "adapter"}', '--adapter']) == 2
+  assert 'this run has no adapter (lora.rank=0)' in capfd.readouterr().err

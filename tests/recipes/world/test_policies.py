@@ -48,7 +48,7 @@ def test_stages_are_saved_and_not_trained_twice(config, monkeypatch):
   monkeypatch.setattr(policies, 'share_right', lambda *_: 1.0)
   folder = policies.make(config)
   first = hub.load(folder).params['embedding']
-  monkeypatch.setattr(policies.sft, 'fit', lambda *_, **__: pytest.fail('trained again'))
+  monkeypatch.setattr(policies.sft, 'open_imitation', lambda *_, **__: pytest.fail('trained again'))
   np.testing.assert_array_equal(hub.load(policies.make(config)).params['embedding'], first)
   assert Tokenizer.load(folder).encode('<search>') == Tokenizer.load(world.folder()).encode('<search>')
 
