@@ -62,7 +62,7 @@ from configs import slate as slate_config
 from jaxsearch import registry
 from jaxsearch.data.questions import Question
 from jaxsearch.data.sources import load_questions
-from jaxsearch.evaluation.run import load_policy, open_agent
+from jaxsearch.evaluation.agents import load_policy, open_agent
 from jaxsearch.methods import actions, slate
 from jaxsearch.methods.search_r1 import start
 from jaxsearch.models.decoder import DecoderConfig

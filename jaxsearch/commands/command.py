@@ -104,15 +104,27 @@ def check_inputs(config, flags, policy: bool = True) -> None:
   check_files(config, ('data.corpus', 'search', 'classifier', *own), corpus)
 
 
+def check_room(config, tokenizer, questions: Sequence, **changes) -> None:
+  """Says which prompts leave little room to answer; ValueError if all do. `changes` are of the arguments of `grow`."""
+  from jaxsearch import setup
+  setup.check_room(config, tokenizer, questions, say, **dict(config.eval.grow) | changes)
+
+
+def searched_corpus(config, flags) -> str:
+  """Returns the passages that are searched; '' if they are none of ours."""
+  from jaxsearch.setup import reads_corpus
+  return (flags.corpus or config.data.corpus) if reads_corpus(config) else ''
+
+
 def open_agent(config, flags, questions: Sequence, **changes) -> tuple:
-  """(agent, random key) of a config and a checkpoint, to ask these questions; `changes` replace arguments of `grow`."""
+  """Returns (agent, random key) to ask these questions; `changes` replace arguments of `grow`."""
   import jax
 
-  from jaxsearch import setup
-  from jaxsearch.evaluation import run
-  policy = run.load_policy(config, flags.checkpoint)
-  setup.check_room(config, policy.tokenizer, questions, say, **dict(config.eval.grow) | changes)
-  return run.open_agent(config, corpus=getattr(flags, 'corpus', ''), policy=policy, **changes), jax.random.key(config.seed)
+  from jaxsearch.evaluation import agents
+  policy = agents.load_policy(config, flags.checkpoint)
+  check_room(config, policy.tokenizer, questions, **changes)
+  corpus = getattr(flags, 'corpus', '')
+  return agents.open_agent(config, corpus=corpus, policy=policy, **changes), jax.random.key(config.seed)
 
 
 def load_questions(config, name: str, limit: int | None) -> Sequence:

@@ -1,5 +1,6 @@
 """Answers: one question or benchmarks, results side by side, rollouts as a page."""
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -15,9 +16,9 @@ from jaxsearch.commands.command import (
   LIMIT,
   QUESTIONS,
   check_inputs,
+  check_room,
   command,
   flag,
-  load_questions,
   open_agent,
   print_figures,
   progress_of,
@@ -25,6 +26,7 @@ from jaxsearch.commands.command import (
   sampling_of,
   saved_config,
   say,
+  searched_corpus,
   write_result,
 )
 from jaxsearch.config_check import SHIPPED, check_files, load_file, without_secrets
@@ -33,16 +35,18 @@ from jaxsearch.parallel import memory
 
 
 @command(
-  'quickstart', CHECKPOINT, QUESTIONS, CORPUS, flag('--out', 'JSON file to write; none if not given', place()), GREEDY, LIMIT,
-  flag('--tiers', 'file of `jaxsearch tiers`: also say where tools were needed and used, and what a critic in --checkpoint knew; '
-       'none if not given'),
+  'quickstart', CHECKPOINT, QUESTIONS, CORPUS, flag('--out', 'JSON file to write; none if not given', place()),
+  GREEDY, LIMIT,
+  flag('--tiers', 'file of `jaxsearch tiers`: also say where tools were needed and used, and what a critic in '
+       '--checkpoint knew; none if not given'),
   flag('--plots', 'folder for plots: with --tiers of that critic, with --as-tool of F1 by data set; none if not given',
        place(folder=True)),
-  flag('--as-tool', 'score a second model, config.reader: alone, with one search, with the evidence that the policy finds', bool),
-  flag('--tool-url', 'with --as-tool: a server of evidence (serve --as-tool), token in JAXSEARCH_TOKEN; the policy if not given',
-       address),
-  flag('--reader-url', 'with --as-tool: a chat server such as http://HOST/v1, key in OPENAI_API_KEY; config.reader if not given',
-       address),
+  flag('--as-tool', 'score a second model, config.reader: alone, with one search, with the evidence that the policy '
+       'finds', bool),
+  flag('--tool-url', 'with --as-tool: a server of evidence (serve --as-tool), token in JAXSEARCH_TOKEN; the policy if '
+       'not given', address),
+  flag('--reader-url', 'with --as-tool: a chat server such as http://HOST/v1, key in OPENAI_API_KEY; config.reader if '
+       'not given', address),
   flag('--reader-model', 'name of the model at --reader-url; config.reader.model if not given'), examples=(
     '--checkpoint runs/quickstart --limit 100 --out scores.json',
     '--config search_r1_grpo --checkpoint DIR_OR_HF_FOLDER --questions F.jsonl --corpus F.jsonl --out F.json'))
@@ -62,47 +66,55 @@ def eval(config, flags) -> None:
   if flags.tool_url:
     refuse(flags, ('checkpoint', 'temperature'), 'with --tool-url: the policy is that of the server')
   check_inputs(config, flags, policy=not flags.tool_url)
-  sampling = sampling_of(flags)
-  from jaxsearch.evaluation import rstool, run
-  from jaxsearch.setup import check_room, reads_corpus
-  name, corpus = flags.questions or config.eval.questions, (flags.corpus or config.data.corpus) * reads_corpus(config)
-  questions, ignored = load_questions(config, name, None), _ignored(flags, name)
-  if left := questions[flags.limit:] if flags.limit else ():
-    questions = questions[:flags.limit]
-    ignored.append(f'{len(left)} questions after the first {len(questions)}')
-  tiers = run.read_tiers(flags.tiers) if flags.tiers else {}
-  manifest = run.manifest(config, checkpoint=flags.checkpoint, questions=name, corpus=corpus, tiers=flags.tiers)
-  manifest |= {'temperature': sampling.temperature}
+  from jaxsearch.evaluation import agents, answers, competence, figures, plots, question_sets, rstool
+  from jaxsearch.evaluation.manifest import manifest
+  name, sampling = flags.questions or config.eval.questions, sampling_of(flags)
+  every, ignored = question_sets.load(config, name), _ignored(flags, name)
+  asked = question_sets.QuestionSet(name, name, every.questions[:flags.limit])
+  if left := len(every.questions) - len(asked.questions):
+    ignored.append(f'{left} questions after the first {flags.limit}')
+  tiers = question_sets.read_tiers(flags.tiers) if flags.tiers else {}
+  about, agent, policy = {}, None, {}
   if flags.as_tool:
     rstool.reader_template(config)  # a mistake in it is found before the policy is loaded
-    manifest |= {'tool': without_secrets(flags.tool_url) or flags.checkpoint or config.model,
-                 'reader_url': without_secrets(flags.reader_url),
-                 'reader': flags.reader_model or config.reader.model}
-  policy = None if flags.tool_url else run.load_policy(config, flags.checkpoint)
-  if policy:
-    check_room(config, policy.tokenizer, questions, lambda _: None, **config.eval.grow)  # those without are named at the end
-    manifest['weights'] = run.weights(flags.checkpoint or config.model) | {'step': policy.step}
-  identity = json.loads(json.dumps(manifest), object_hook=lambda group: {
-    name: value for name, value in group.items() if name != 'slots'})  # with fewer an evaluation resumes in less memory
-  answer = (_answerer_with_tool if flags.as_tool else _answerer)(config, flags, policy)
-  records = _answer(answer, questions, config.seed, sampling, identity, flags.out)
+    about = {'tool': without_secrets(flags.tool_url) or flags.checkpoint or config.model,
+             'reader_url': without_secrets(flags.reader_url),
+             'reader': flags.reader_model or config.reader.model}
+  if not flags.tool_url:
+    agent, policy = _open_policy(config, flags)
+    check_room(config, agent.engine.tokenizer, asked.questions)
+  made = about | manifest(config, [asked], agent, corpus=searched_corpus(config, flags), sampling=sampling,
+                          policy=policy, tiers=flags.tiers)
   if flags.as_tool:
-    scores, predictions = rstool.scores(questions, records), rstool.predictions(questions, records)
-    if flags.plots:
-      rstool.plot({pathlib.Path(manifest['reader']).name: predictions}, pathlib.Path(flags.plots, 'rstool.png'))
+    answer = _ask_reader(config, flags, agent)
   else:
-    scores, predictions = run.scores(records) | run.tables(records, tiers, flags.plots, config.eval.right), records
-  if policy:
-    stops = run.stops(records)
-    if no_room := stops.pop('no_room'):
-      ignored.append(f'questions without room for an answer in sampler.length={config.sampler.length}: {no_room}, all wrong')
-    scores |= run.failures(records) | stops
-  for line in [*run.summary(scores), *(f'ignored: {line}' for line in ignored)]:
-    say(line)
-  write_result(flags.out, scores | {'manifest': manifest | {'ignored': ignored}, 'predictions': predictions})
+    assess = agents.open_critic(config, flags.checkpoint) if flags.tiers else None
+    answer = functools.partial(answers.answer, agent, assess=assess)
+  records, outcomes = _answer(answer, asked.questions, config, flags, made, sampling)
+  if flags.as_tool:
+    scores, predictions = rstool.scores(records), rstool.predictions(records)
+    if flags.plots:
+      plots.readers({pathlib.Path(about['reader']).name: predictions}, pathlib.Path(flags.plots, 'rstool.png'))
+  else:
+    scores = figures.means(records) | competence.tables(records, tiers, config.eval.right)
+    predictions = records
+    if flags.plots:
+      plots.critic(competence.starts(records), tiers, flags.plots)
+  _say(outcomes, ignored)
+  scores |= outcomes
+  write_result(flags.out, scores | {'manifest': made | {'ignored': ignored}, 'predictions': predictions})
   if flags.out:
     _part(flags.out).unlink()
   print_figures(scores)
+
+
+def _open_policy(config, flags) -> tuple:
+  """Opens the agent of a config with the policy in --checkpoint; returns it and what identifies the weights."""
+  from jaxsearch.evaluation import agents
+  from jaxsearch.evaluation.manifest import weights
+  policy = agents.load_policy(config, flags.checkpoint)
+  about = weights(flags.checkpoint or config.model) | {'step': policy.step}
+  return agents.open_agent(config, corpus=flags.corpus, policy=policy), about
 
 
 def _part(out: str) -> pathlib.Path:
@@ -110,9 +122,17 @@ def _part(out: str) -> pathlib.Path:
   return pathlib.Path(f'{out}.part.jsonl')
 
 
-def _answer(answer: Callable, questions: Sequence, seed: int, sampling, identity: dict, out: str) -> list[dict]:
-  """The records of questions by `answer`: `run.answer` or `rstool.answer` with their first arguments. SystemExit after SIGTERM
-  and SIGINT, with a line that says what is saved."""
+def _answer(answer: Callable, questions: Sequence, config, flags, manifest: dict, sampling) -> tuple[list, dict]:
+  """Returns the records of questions by `answer`, and `answers.outcomes`; those that --out kept are not asked again.
+
+  `answer` is `answers.answer` or `rstool.answer` with the first arguments bound. SystemExit after SIGTERM and SIGINT,
+  with a line that says what is saved.
+  """
+  import jax
+
+  from jaxsearch.evaluation import answers
+  identity = json.loads(json.dumps(manifest), object_hook=lambda group: {
+    name: value for name, value in group.items() if name != 'slots'})  # with fewer it resumes in less memory
   answered = 0
 
   def report(done: int, total: int, counts: dict) -> None:
@@ -127,33 +147,40 @@ def _answer(answer: Callable, questions: Sequence, seed: int, sampling, identity
             if threading.current_thread() is threading.main_thread()}
   try:
     with progress_of(len(questions)) as show:
-      import jax
-      return answer(questions, jax.random.key(seed), sampling=sampling, identity=identity, part=_part(out) if out else None,
-                    on_progress=report)
+      kept = answers.Kept(_part(flags.out) if flags.out else None, identity, len(questions))
+      answer(questions, jax.random.key(config.seed), kept, sampling=sampling, on_progress=report)
+    return kept.all(), answers.outcomes(kept.all())
   except memory.OutOfMemory as error:
-    if not out:
+    if not flags.out:
       raise
-    raise memory.OutOfMemory(f'{error}. {answered} of {len(questions)} questions are saved; rerun the same command with less '
-                             'to resume') from error
+    raise memory.OutOfMemory(f'{error}; {answered} of {len(questions)} questions are saved; rerun the same command '
+                             'with less to resume') from error
   except KeyboardInterrupt as error:
-    say(f'stopped after {answered} of {len(questions)} questions; '
-         f'{"rerun the same command to resume" if out else "nothing is saved: there is no --out"}')
+    saved = 'rerun the same command to resume' if flags.out else 'nothing is saved: there is no --out'
+    say(f'stopped after {answered} of {len(questions)} questions; {saved}')
     raise SystemExit(128 + error.args[0]) from error
   finally:
     for number, handler in before.items():
       signal.signal(number, handler)
 
 
-# Fields of the config that decide what an evaluation finds; --config.FIELD=VALUE has no effect on it with any other, nor with
-# the second list, which says what to set instead.
-ANSWERING = ('method', 'tokenizer', 'dtype', 'seed', 'grow', 'eval.grow', 'eval.questions', 'eval.right', 'data', 'search',
-             'python', 'sampler', 'reader', 'classifier', 'model', 'optim.master_weights')
+def _say(outcomes: dict, ignored: Sequence[str]) -> None:
+  """Says how rollouts ended, what failed, and what was ignored."""
+  from jaxsearch.evaluation import answers
+  for line in [*answers.summary(outcomes), *(f'ignored: {line}' for line in ignored)]:
+    say(line)
+
+
+# Fields of the config that decide what an evaluation finds; --config.FIELD=VALUE has no effect on it with any other,
+# nor with the second list, which says what to set instead.
+ANSWERING = ('method', 'tokenizer', 'dtype', 'seed', 'grow', 'eval.grow', 'eval.questions', 'eval.right', 'data',
+             'search', 'python', 'sampler', 'reader', 'classifier', 'model', 'optim.master_weights')
 INSTEAD = {'eval.number': '--limit', 'eval.temperatures': '--temperature', 'sampler.temperature': '--temperature',
            'sampler.top_p': '', 'sampler.top_k': '', 'data.questions': '--questions'}
 
 
 def _ignored(flags, name: str) -> list[str]:
-  """What was asked of an evaluation on the questions `name` and has no effect, a line for each."""
+  """Returns what was asked of an evaluation on the questions `name` and has no effect, a line for each."""
   useless = dict(INSTEAD)
   if not any(part.startswith('world:') for part in name.split('+')):
     useless |= dict.fromkeys(('data.hops', 'data.arithmetic'), 'questions of the world')
@@ -167,40 +194,35 @@ def _ignored(flags, name: str) -> list[str]:
   for field in sorted(field for field in flags.changed if field.split('.')[0] in shared):
     if field in useless or not any(field == one or field.startswith(f'{one}.') for one in ANSWERING):
       instead = useless.get(field)
-      lines.append(f'--config.{field}' + (f', what counts is {instead}' if instead else ' has no effect on an evaluation'))
+      lines.append(f'--config.{field}' + (f', what counts is {instead}' if instead else
+                                          ' has no effect on an evaluation'))
   return lines
 
 
-def _answerer(config, flags, policy) -> Callable:
-  """`run.answer` of the policy."""
-  from jaxsearch.evaluation import run
-  assess = run.open_critic(config, flags.checkpoint) if flags.tiers else None
-  return functools.partial(run.answer, run.open_agent(config, corpus=flags.corpus, policy=policy), assess=assess)
-
-
-def _answerer_with_tool(config, flags, policy) -> Callable:
-  """`rstool.answer` of a second model with the policy, or with the server at --tool-url."""
+def _ask_reader(config, flags, agent) -> Callable:
+  """Returns `rstool.answer` of a second model with the policy, or with the server at --tool-url."""
   from jaxsearch.evaluation import rstool
   from jaxsearch.setup import open_backend
   from jaxsearch.tools.evidence_client import EvidenceClient
   from jaxsearch.tools.http_client import secret_from_env
   reader = rstool.open_reader(config, flags.reader_url, flags.reader_model)
-  if flags.tool_url:
-    tool, search = EvidenceClient(flags.tool_url, token=secret_from_env('JAXSEARCH_TOKEN')), open_backend(config, flags.corpus)
+  if agent:
+    tool, search = agent, agent.tools.search
   else:
-    tool = rstool.open_tool(config, corpus=flags.corpus, policy=policy)
-    search = tool.tools.search
+    tool = EvidenceClient(flags.tool_url, token=secret_from_env('JAXSEARCH_TOKEN'))
+    search = open_backend(config, flags.corpus)
   return functools.partial(rstool.answer, tool, reader, search=search, topk=config.search.topk)
 
 
 @command(
-  'quickstart', CHECKPOINT, flag('--benchmarks', 'such as hotpotqa,nq or world:test; all of --folder if not given'),
-  flag('--folder', 'benchmarks and, beside them, a corpus: in the layout of FlashRAG, Search-R1 or their authors; none if not '
-       'given'), CORPUS,
-  flag('--out', 'JSON file to write', place(), required=True), GREEDY,
+  'quickstart', CHECKPOINT,
+  flag('--benchmarks', 'such as hotpotqa,nq or world:test; all of --folder if not given'),
+  flag('--folder', 'benchmarks and, beside them, a corpus: in the layout of FlashRAG, Search-R1 or their authors; none '
+       'if not given'), CORPUS, flag('--out', 'JSON file to write', place(), required=True), GREEDY,
   flag('--limit', 'take only this many questions of each benchmark, the first; all if not given', int, '>= 1'),
   flag('--samples', 'answers to each question, for pass@k and maj@k; 1 if not given', int, '>= 1', default=1),
-  flag('--closed-book', 'result of bench without a search, to count needless and missing searches; not counted if not given'),
+  flag('--closed-book', 'result of bench without a search, to count needless and missing searches; not counted if not '
+       'given'),
   flag('--url', 'a chat server such as http://HOST/v1, key in OPENAI_API_KEY; the policy if not given', address),
   flag('--model', 'name of the model at --url; none if not given'), examples=(
     '--checkpoint runs/quickstart --benchmarks world:test --limit 100 --out mine.json',
@@ -210,51 +232,57 @@ def bench(config, flags) -> None:
 
   Every answer is saved as it is found; rerun the same command to resume. `jaxsearch table` compares results.
   """
-  refuse(flags, *((['checkpoint'], 'with --url: the policy is that of the server') if flags.url else
-                   (['model'], 'without --url; set --checkpoint or --config.model')))
+  if flags.url:
+    refuse(flags, ('checkpoint',), 'with --url: the policy is that of the server')
+  else:
+    refuse(flags, ('model',), 'without --url; set --checkpoint or --config.model')
   if flags.url and not flags.model:
     raise UsageError('--url needs --model, the name of the model at the server')
   if flags.samples > 1 and not flags.temperature:
     raise UsageError(f'--samples={flags.samples} needs --temperature above 0: greedy answers are all the same')
-  from jaxsearch.evaluation import bench, run
-  from jaxsearch.setup import check_room, open_chat_agent, reads_corpus
-  names = dict.fromkeys(flags.benchmarks.split(',')) if flags.benchmarks else bench.present(flags.folder) if flags.folder else []
+  from jaxsearch.evaluation import answers, figures, question_sets, results
+  from jaxsearch.evaluation.manifest import manifest
+  from jaxsearch.setup import open_chat_agent, reads_corpus
+  names = list(dict.fromkeys(flags.benchmarks.split(','))) if flags.benchmarks else []
+  if not flags.benchmarks and flags.folder:
+    names = question_sets.present(flags.folder)
   if not names:
     raise UsageError('which benchmarks? set --benchmarks, or --folder to a folder that has some')
   if missing := [name for name in names if ':' not in name and not flags.folder]:
     raise UsageError(f'--benchmarks={flags.benchmarks}: where is {missing[0]}? set --folder')
-  loaded, sampling = [bench.load(config, name, flags.folder, flags.limit) for name in names], sampling_of(flags)
+  sets = [question_sets.load(config, name, flags.folder, flags.limit) for name in names]
+  sampling = sampling_of(flags)
   if reads_corpus(config) and not flags.corpus:
-    flags.corpus = bench.corpus_beside(config, loaded, flags.folder)
+    flags.corpus = question_sets.corpus_beside(config, sets, flags.folder)
   check_inputs(config, flags, policy=not flags.url)
-  corpus = (flags.corpus or config.data.corpus) * reads_corpus(config)
-  closed_book = bench.read_closed_book(flags.closed_book) if flags.closed_book else None
-  policy = {'url': flags.url, 'model': flags.model} if flags.url else run.weights(flags.checkpoint or config.model)
+  corpus = searched_corpus(config, flags)
+  closed_book = results.read_closed_book(flags.closed_book) if flags.closed_book else None
   if flags.url:
-    agent = open_chat_agent(config, flags.url, flags.model, corpus=flags.corpus)
+    agent, policy = open_chat_agent(config, flags.url, flags.model, corpus=flags.corpus), {
+      'url': flags.url, 'model': flags.model}
     prompted = {'chat': False} if 'chat' in config.grow else {}  # the server adds its chat template
   else:
-    opened = run.load_policy(config, flags.checkpoint)
-    agent, prompted = run.open_agent(config, corpus=flags.corpus, policy=opened), {}
-    policy |= {'step': opened.step}
-  check_room(config, agent.engine.tokenizer, [question for one in loaded for question in one.questions], say,
-             **dict(config.eval.grow) | prompted)
-  manifest = bench.manifest(config, loaded, agent, corpus=corpus, sampling=sampling, samples=flags.samples, policy=policy)
-  say(f'{", ".join(f"{len(one.questions)} of {one.name}" for one in loaded)}; corpus: {corpus or "none of ours"}')
+    (agent, policy), prompted = _open_policy(config, flags), {}
+  check_room(config, agent.engine.tokenizer, [question for one in sets for question in one.questions], **prompted)
+  made = manifest(config, sets, agent, corpus=corpus, sampling=sampling, samples=flags.samples, policy=policy)
+  say(f'{", ".join(f"{len(one.questions)} of {one.name}" for one in sets)}; corpus: {corpus or "none of ours"}')
   if corpus in registry.ENTRIES['corpora'] and flags.folder:
     say(f'no corpus in {flags.folder}: set --corpus, or searches find passages of the embedded world')
-  answer, questions = functools.partial(run.answer, agent, timed=True), bench.asked(loaded, flags.samples)
-  records = [bench.label(record) for record in _answer(answer, questions, config.seed, sampling, manifest, flags.out)]
-  failures = run.failures(records) | run.stops(records)
-  ignored = _ignored(flags, '+'.join(one.source for one in loaded))
-  for line in [*run.summary(failures), *(f'ignored: {line}' for line in ignored)]:
-    say(line)
-  result = bench.figures(records, bench.golds_in(corpus, records), closed_book)
-  manifest |= {'searched': any(record['searches'] for record in records), 'ignored': ignored}
-  write_result(flags.out, result | {'manifest': manifest, 'failures': failures, 'predictions': records})
+  samples = [(one.name, question, sample) for one in sets for question in one.questions
+             for sample in range(flags.samples)]
+  questions = [dataclasses.replace(question) for _, question, _ in samples]
+  answer = functools.partial(answers.answer, agent, timed=True)
+  records, outcomes = _answer(answer, questions, config, flags, made, sampling)
+  records = [record | {'benchmark': name, 'sample': sample} for record, (name, _, sample) in zip(records, samples)]
+  ignored = _ignored(flags, '+'.join(one.source for one in sets))
+  _say(outcomes, ignored)
+  scores = figures.scores(records, question_sets.golds_in(corpus, records), closed_book)
+  made |= {'searched': any(record['searches'] for record in records), 'ignored': ignored}
+  write_result(flags.out, scores | {'manifest': made, 'failures': outcomes, 'predictions': records})
   _part(flags.out).unlink()
-  print_figures({name: {figure: of[figure] for figure in ('em', 'f1', 'n', 'ci95')} for name, of in
-          (result['benchmarks'] | result['hops'] | {'macro': result['macro']}).items()} | {'out': flags.out})
+  shown = scores['benchmarks'] | scores['hops'] | {'macro': scores['macro']}
+  print_figures({name: {figure: of[figure] for figure in ('em', 'f1', 'n', 'ci95')} for name, of in shown.items()}
+                | {'out': flags.out})
 
 
 @command('quickstart', flag('--metric', 'figure of bench to show; em if not given', default='em'),
@@ -324,15 +352,16 @@ def judge(config, flags) -> None:
     raise UsageError("config.judge.kind='world' knows gold chains but has no opinion on style: take 'local' with "
                      "config.judge.model, or 'chat' with config.judge.url and config.judge.model")
   check_files(config, ('judge',))
-  from jaxsearch.evaluation import judge_pairs, run
+  from jaxsearch.evaluation import judge_pairs, results
+  from jaxsearch.evaluation.manifest import made_with
   from jaxsearch.setup import load_judge
-  a, b = judge_pairs.read_result(flags.a), judge_pairs.read_result(flags.b)
+  a, b = results.read_predictions(flags.a), results.read_predictions(flags.b)
   pairs = judge_pairs.pair_up(a, b)
   opened = load_judge(config.judge, config.dtype)
   with progress_of(len(pairs), 'pairs') as report:
     figures, records = judge_pairs.judge(opened.replies, pairs, report, opened.files['pair'])
   figures |= {'only_a': len(a) - len(pairs), 'only_b': len(b) - len(pairs)}
-  write_result(flags.out, figures | {'manifest': run.manifest(config, a=flags.a, b=flags.b), 'comparisons': records})
+  write_result(flags.out, figures | {'manifest': made_with(config, a=flags.a, b=flags.b), 'comparisons': records})
   print_figures(figures)
 
 

@@ -56,7 +56,7 @@ def export(config, flags) -> None:
   import jax
 
   from jaxsearch import __version__
-  from jaxsearch.evaluation.run import tokenizer_of
+  from jaxsearch.evaluation.agents import tokenizer_of
   from jaxsearch.models import hub
   from jaxsearch.models.decoder import Decoder
   from jaxsearch.training.checkpoint import load_params, save_adapter

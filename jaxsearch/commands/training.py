@@ -37,12 +37,12 @@ def train(config, _) -> None:
   import jax
 
   check_files(config, ('data', 'model', 'tokenizer', 'search', 'reader', 'judge', 'critic', *['eval'] * bool(config.eval.every)))
-  from jaxsearch.evaluation import report, run
+  from jaxsearch.evaluation import answers, question_sets, report
   from jaxsearch.training import loop, remote, row_files, runs
   if config.eval.every:
-    run.read_held_out(config)  # a mistake in them is found now, not after the first step
+    question_sets.read_held_out(config)  # a mistake in them is found now, not after the first step
   try:
-    loop.train(config, run.held_out)
+    loop.train(config, answers.held_out)
   except runs.RunStopped:
     with contextlib.suppress(OSError):  # of a full disk
       if jax.process_index() == 0:
@@ -90,9 +90,9 @@ def critic_warmup(config, _) -> None:
   check_files(config, ('data', 'model', 'tokenizer', 'search', 'critic_warmup'))
   import jax
 
-  from jaxsearch.evaluation import calibration, competence
+  from jaxsearch.evaluation import competence, plots
   from jaxsearch.training import critic_warmup
-  figures = critic_warmup.warm_up(config, competence.gate_figures, calibration.plot)
+  figures = critic_warmup.warm_up(config, competence.gate_figures, plots.reliability)
   if jax.process_index() == 0:
     print_figures({'run': config.out} | figures)
 

@@ -1,57 +1,41 @@
 """`jaxsearch judge`: a language model compares two result files of `jaxsearch eval --out`, question by question.
 
-`rewards/trajectory_judge.py` has the rubrics and prompts and reads the replies. The judge sees all spans of a prediction but its
-prompts; for a method that branches (Search-R2 with its refiner on) these are all branches, the discarded ones included.
+`rewards/trajectory_judge.py` has the rubrics and prompts and reads the replies. The judge sees all spans of a
+prediction but its prompts; for a method that branches (Search-R2 with its refiner on) these are all branches, the
+discarded ones included.
 """
 
-import json
-import os
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from jaxsearch.data.jsonl import DataError, shortened, text_field
+from jaxsearch.data.jsonl import DataError, shortened
 from jaxsearch.rewards import trajectory_judge
-from jaxsearch.rewards.trajectory_judge import NEUTRAL, RUBRICS, TIE, Scores, Spans, TrajectoryPair
+from jaxsearch.rewards.trajectory_judge import NEUTRAL, RUBRICS, TIE, Scores, TrajectoryPair
 
 BATCH = 16  # pairs, of two prompts each, between two updates of the progress bar
-COUNTS = {'win': 1, 'tie': 0, 'loss': -1}  # of `a`: the sign of its lead
+SIGNS = {'win': 1, 'tie': 0, 'loss': -1}  # of the lead of `a`
 
-Trajectories = dict[str, tuple[str, Spans, str]]  # question id -> (question, trajectory, data set)
-
-
-def read_result(path: str | os.PathLike) -> Trajectories:
-  """The trajectories of a result file of `jaxsearch eval`, in file order. DataError names file and prediction if it is none."""
-  try:
-    found = json.loads(pathlib.Path(path).read_text(encoding='utf-8'))
-  except (ValueError, RecursionError) as error:
-    raise DataError(f'{path}: not JSON: {error}') from error
-  predictions = found.get('predictions') if isinstance(found, dict) else None
-  if not isinstance(predictions, list) or not predictions:
-    raise DataError(f"{path}: no 'predictions' in it: not a result of jaxsearch eval --out")
-  result = {}
-  for number, record in enumerate(predictions, start=1):
-    place = f'{path}: prediction {number}'
-    if not isinstance(record, dict):
-      raise DataError(f'{place}: expected a JSON object, not {shortened(record)}')
-    name, question, spans = text_field(record, 'id', place), text_field(record, 'question', place), record.get('spans')
-    if name in result:
-      raise DataError(f'{place}: id {name!r} was already used')
-    if not isinstance(spans, list) or not all(
-        isinstance(span, dict) and all(isinstance(span.get(key), str) for key in ('role', 'text')) for span in spans):
-      raise DataError(f"{place}: 'spans' must be a list of {{'role', 'text'}}; results of eval --as-tool have none")
-    result[name] = question, tuple((span['role'], span['text']) for span in spans), str(record.get('source', ''))
-  return result
+Verdict = tuple[Scores, Scores, str]
 
 
-def pair_up(a: Trajectories, b: Trajectories) -> dict[str, TrajectoryPair]:
-  """Question id -> pair, for every question in both results, in the order of `a`; DataError for results that do not fit."""
-  pairs = {name: TrajectoryPair(question, first, b[name][1], dataset)
-           for name, (question, first, dataset) in a.items() if name in b}
-  for name, pair in pairs.items():
-    if pair.question != (other := b[name][0]):
-      raise DataError(f'the results are of different questions: {name!r} is {shortened(pair.question)} and {shortened(other)}')
+def pair_up(first: Sequence[Mapping], second: Sequence[Mapping]) -> dict[str, TrajectoryPair]:
+  """Returns question id -> pair, for every question in both results, in the order of the first.
+
+  Raises DataError for results that do not fit: of several answers to a question, or of other questions.
+  """
+  a, b = ({record['id']: record for record in records} for records in (first, second))
+  if len(a) < len(first) or len(b) < len(second):
+    raise DataError('a result has several predictions with one id: take results of eval')
+  pairs = {}
+  for name, record in a.items():
+    if name in b:
+      question, other = record['question'], b[name]['question']
+      if question != other:
+        raise DataError(f'the results are of different questions: {name!r} is {shortened(question)} and '
+                        f'{shortened(other)}')
+      spans = [tuple((span['role'], span['text']) for span in one['spans']) for one in (record, b[name])]
+      pairs[name] = TrajectoryPair(question, *spans, str(record.get('source', '')))
   if not pairs:
     raise DataError('the results have no question in common')
   return pairs
@@ -68,42 +52,46 @@ def judge(replies_to: Callable[[Sequence[str]], Sequence[object]], pairs: Mappin
     on_progress: called with the number of pairs done.
     template: the user's text of the prompt, see `trajectory_judge.prompts`.
   Returns:
-    (figures, a record for each pair). Figures: the `tally` of all pairs; `datasets`, that of each data set; `average`, the mean
-    counts over the data sets (table 9), both only where the results name some; n pairs, `neutral` of them; `unreadable` and
-    `failed` of the 2 n replies.
+    (figures, a record for each pair). Figures: the `tally` of all pairs; `datasets`, that of each data set;
+    `average`, the mean counts over the data sets (table 9), both only where the results name some; n pairs,
+    `neutral` of them; `unreadable` and `failed` of the 2 n replies.
   """
   queue, replies = list(pairs.values()), []
   for start in range(0, len(queue), BATCH):
-    replies += replies_to([prompt for pair in queue[start:start + BATCH] for prompt in trajectory_judge.prompts(pair, template)])
+    prompts = [trajectory_judge.prompts(pair, template) for pair in queue[start:start + BATCH]]
+    replies += replies_to([prompt for both in prompts for prompt in both])
     if start == 0 and all(isinstance(reply, Exception) for reply in replies):
       raise replies[0]
     on_progress(len(replies) // 2)
   orders = list(zip(replies[::2], replies[1::2], strict=True))
-  verdicts = [trajectory_judge.averaged(both) for both in orders]
-  found = [verdict or (NEUTRAL, NEUTRAL, TIE) for verdict in verdicts]
-  texts = [reply for reply in replies if isinstance(reply, str)]
-  figures = tally(found)
+  read = list(map(trajectory_judge.averaged, orders))
+  verdicts = [verdict or (NEUTRAL, NEUTRAL, TIE) for verdict in read]
+  figures = tally(verdicts)
   if names := sorted({pair.dataset for pair in queue} - {''}):
-    own = {name: tally([one for one, pair in zip(found, queue) if pair.dataset == name]) for name in names}
-    figures['datasets'] = own
-    figures['average'] = {rubric: {count: float(np.mean([of[rubric][count] for of in own.values()])) for count in COUNTS}
+    of = {name: tally([one for one, pair in zip(verdicts, queue) if pair.dataset == name]) for name in names}
+    average = lambda rubric, count: float(np.mean([tallies[rubric][count] for tallies in of.values()]))
+    figures['datasets'] = of
+    figures['average'] = {rubric: {count: average(rubric, count) for count in SIGNS}
                           for rubric in (*RUBRICS, 'overall')}
-  figures |= {'unreadable': sum(trajectory_judge.read(text) is None for text in texts), 'failed': len(replies) - len(texts),
-              'neutral': verdicts.count(None), 'n': len(pairs)}
+  texts = [reply for reply in replies if isinstance(reply, str)]
+  figures |= {'unreadable': sum(trajectory_judge.read(text) is None for text in texts),
+              'failed': len(replies) - len(texts), 'neutral': read.count(None), 'n': len(pairs)}
   return figures, [
     {'id': name, 'question': pair.question, 'a': a, 'b': b, 'winner': winner, 'neutral': verdict is None,
      'replies': [reply if isinstance(reply, str) else None for reply in both]}
-    for (name, pair), (a, b, winner), verdict, both in zip(pairs.items(), found, verdicts, orders)]
+    for (name, pair), (a, b, winner), verdict, both in zip(pairs.items(), verdicts, read, orders)]
 
 
-def tally(found: Sequence[tuple[Scores, Scores, str]]) -> dict[str, dict[str, float]]:
-  """For each rubric and for `overall`, the mean scores of `a` and `b` (0 to 2) and how many pairs `a` wins, ties and loses.
+def tally(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float]]:
+  """Returns for each rubric and `overall` the mean scores of `a` and `b` (0 to 2) and the counts of `SIGNS`.
 
-  A rubric goes to the higher score. `overall` has the mean over the rubrics, but its wins are those that the judge names.
+  A rubric goes to the higher score. `overall` has the mean over the rubrics, but its wins are those that the judge
+  names.
   """
-  a, b = (np.array([[own[side][name] for name in RUBRICS] for own in found]) for side in (0, 1))
-  named = np.array([{'a': 1, TIE: 0, 'b': -1}[winner] for *_, winner in found])
-  columns = {'overall': (a.mean(axis=1), b.mean(axis=1), named)} | {
-    name: (a[:, i], b[:, i], np.sign(a[:, i] - b[:, i])) for i, name in enumerate(RUBRICS)}
-  return {name: {'a': float(a.mean()), 'b': float(b.mean())} | {count: int((signs == of).sum()) for count, of in COUNTS.items()}
-          for name, (a, b, signs) in columns.items()}
+  a, b = (np.array([[verdict[side][name] for name in RUBRICS] for verdict in verdicts]) for side in (0, 1))
+  named = np.array([{'a': 1, TIE: 0, 'b': -1}[winner] for *_, winner in verdicts])
+  columns = {'overall': (a.mean(axis=1), b.mean(axis=1), named)}
+  columns |= {name: (a[:, i], b[:, i], np.sign(a[:, i] - b[:, i])) for i, name in enumerate(RUBRICS)}
+  return {name: {'a': float(of_a.mean()), 'b': float(of_b.mean())}
+          | {count: int((leads == sign).sum()) for count, sign in SIGNS.items()}
+          for name, (of_a, of_b, leads) in columns.items()}

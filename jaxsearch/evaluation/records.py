@@ -1,26 +1,24 @@
-"""What is kept of an answered question, as JSON can hold it: all figures of an evaluation are computed from such records."""
+"""The record that is kept of an answered question: all figures of an evaluation are computed from such records."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from jaxsearch.rewards.match import entity_match, f1
+from jaxsearch.evaluation.figures import FIGURES
 from jaxsearch.trees.spans_shown import spans
 from jaxsearch.trees.tree import Role, Tree
 
 
-def predictions(trees: Sequence[Tree]) -> list[dict]:
-  """A record for each tree: the question, what was answered and how it was found; `reward` where the tree has one."""
-  return [
-    {'id': tree.question.id, 'source': tree.question.metadata.get('source', ''), 'question': tree.question.question,
-     'golden_answers': list(tree.question.golden_answers), 'prediction': tree.answer, 'em': tree.question.score(tree.answer),
-     'f1': f1(tree.answer, tree.question.golden_answers), 'em_entity': max(
-       tree.question.score(tree.answer), entity_match(tree.answer, tree.question.golden_answers)),
-     'searches': tree.metrics['searches'], 'tokens': tree.count(Role.POLICY), 'stop': tree.stop, 'spans': spans(tree)}
-    | ({} if tree.reward is None else {'reward': float(tree.reward)})
-    | ({'hops': tree.question.metadata['hops']} if 'hops' in tree.question.metadata else {})
-    for tree in trees]
+def record_of(tree: Tree) -> dict[str, Any]:
+  """Returns a finished tree as JSON can hold it: what was asked and answered, how, and its `FIGURES`."""
+  question = tree.question
+  kept = {'id': question.id, 'source': question.metadata.get('source', ''), 'question': question.question,
+          'golden_answers': list(question.golden_answers), 'prediction': tree.answer, 'stop': tree.stop,
+          'tokens': tree.count(Role.POLICY), 'spans': spans(tree)}
+  kept |= {name: figure.of(tree) for name, figure in FIGURES.items() if figure.of}
+  kept |= {} if tree.reward is None else {'reward': float(tree.reward)}
+  return kept | ({'hops': question.metadata['hops']} if 'hops' in question.metadata else {})
 
 
 def policy_spans(record: Mapping[str, Any]) -> list[dict]:
-  """The spans that the policy wrote, in order; of CARL its segments."""
+  """Returns the spans that the policy wrote, in order; of CARL its segments."""
   return [span for span in record['spans'] if span['role'] == Role.POLICY.value]

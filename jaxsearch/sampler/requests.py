@@ -14,7 +14,7 @@ of a tool by a `ToolFailure`.
 
 import dataclasses
 import types
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -183,23 +183,33 @@ def mostly_failed(metrics: Mapping[str, Any], names: Names = SEARCHES) -> bool:
   return 2 * metrics.get(names.failed, 0) > metrics.get(names.asked, 0)
 
 
-def failing(metrics: Mapping[str, Any], before: Mapping[str, Any] = types.MappingProxyType({})) -> str | None:
-  """Returns a message about a rollout whose searches, tool calls or services mostly failed; else None.
+def failing(metrics: Mapping[str, Any], before: Mapping[str, Any] = types.MappingProxyType({}), *,
+            most: bool = True) -> str | None:
+  """Returns a message about searches, tool calls and calls of services that failed; None for none.
 
   Args:
-    metrics: see `Schedule.metrics`; or a row that has them.
+    metrics: see `Schedule.metrics`; a row that has them, or what `add_failures` returns.
     before: the metrics of the last message: its reason is not repeated.
+    most: leaves out those of which no more than half failed.
   """
+  failed = lambda names: mostly_failed(metrics, names) if most else metrics.get(names.failed, 0) > 0
+  others = metrics.get(TOOLS.failed, 0) > metrics.get(SEARCHES.failed, 0)  # searches are tool calls
+  kinds = [SEARCHES, SERVICES] if failed(SEARCHES) and (most or not others) else [SEARCHES, TOOLS, SERVICES]
   messages = []
-  for names in (SEARCHES if mostly_failed(metrics) else TOOLS, SERVICES):  # searches are tool calls
-    if mostly_failed(metrics, names):
-      again = mostly_failed(before, names) and before[names.last] == metrics[names.last]
-      reason = ', as before' if again else f'; the last: {metrics[names.last]}'
-      messages.append(f'{metrics[names.failed]} of {metrics[names.asked]} {names.what} failed{reason}')
+  for names in filter(failed, kinds):
+    again = mostly_failed(before, names) and before[names.last] == metrics[names.last]
+    reason = ', as before' if again else f'; the last: {metrics[names.last]}'
+    messages.append(f'{metrics[names.failed]} of {metrics[names.asked]} {names.what} failed{reason}')
   return '; '.join(messages) or None
 
 
-def failure_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns those of a rollout's metrics that say what failed."""
-  begin = ('tool_calls', 'searches_', 'service_calls', 'last_')
-  return {name: value for name, value in metrics.items() if name.startswith(begin)}
+def add_failures(several: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+  """Adds up what failed in several rollouts, rows or records: counts, and the last of the reasons."""
+  total = dict.fromkeys((SEARCHES.asked, SEARCHES.failed, TOOLS.asked, TOOLS.failed), 0)
+  for metrics in several:
+    for name, value in metrics.items():
+      if isinstance(value, str) and name.startswith('last_'):
+        total[name] = value
+      elif name.startswith(('tool_calls', 'searches_', 'service_calls')):
+        total[name] = total.get(name, 0) + value
+  return total | {'searches_failed_share': total[SEARCHES.failed] / max(total[SEARCHES.asked], 1)}

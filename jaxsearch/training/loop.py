@@ -41,7 +41,7 @@ def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -
   """Trains until `config.steps`, or resumes the run in `config.out`; returns the last row of metrics.
 
   Args:
-    evaluate: answers held-out questions, needed if `config.eval.every` is set; see `evaluation.run.held_out`.
+    evaluate: answers held-out questions, needed if `config.eval.every` is set; see `evaluation.answers.held_out`.
   """
   meshes.start_distributed(**config.distributed)
   config_check.check(config)

@@ -63,12 +63,8 @@ def check_searches(metrics: Mapping[str, Any], what: str, *, stop: bool = True) 
 
 
 def failures_of_all(metrics: Mapping[str, Any]) -> dict[str, Any]:
-  """Sums failure counts over processes, recomputes shares, keeps the first message."""
-  total = {}
-  for figures in meshes.gather_objects(requests.failure_figures(metrics)):
-    for name, value in figures.items():
-      total[name] = total.get(name, 0) + value if isinstance(value, (int, float)) else total.get(name) or value
-  return total | {'searches_failed_share': total['searches_failed'] / max(total['searches_asked'], 1)}
+  """Adds up what failed in the rollouts of all processes."""
+  return requests.add_failures(meshes.gather_objects(requests.add_failures([metrics])))
 
 
 class RunFolder(contextlib.ExitStack):

@@ -1,19 +1,19 @@
 """Figures of CARL's section 4.4 on trees made by hand, against plain loops; the plot of them."""
 
-import jax
 import numpy as np
 import pytest
 
 from jaxsearch.data.questions import Question
-from jaxsearch.evaluation import calibration, competence, run
-from jaxsearch.evaluation.records import predictions
+from jaxsearch.evaluation import competence, plots
+from jaxsearch.evaluation.records import record_of
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 # As if they took trees.
-critic_figures, use_figures = (lambda trees, tiers, of=of: of(predictions(trees), tiers) for of in (
+records_of = lambda trees: list(map(record_of, trees))
+critic_figures, use_figures = (lambda trees, tiers, of=of: of(records_of(trees), tiers) for of in (
   competence.critic_figures, competence.use_figures))
-sign_figures = lambda trees: competence.sign_figures(predictions(trees))
-tool_calls = lambda tree: competence.tool_calls(predictions([tree])[0])
+sign_figures = lambda trees: competence.sign_figures(records_of(trees))
+tool_calls = lambda tree: competence.tool_calls(record_of(tree))
 
 GOLDS = ('The Oviedo', '7')
 TIERS = {'easy': 2, 'hard': 1}
@@ -88,15 +88,6 @@ def test_critic_figures_of_trees_without_a_critic_are_undefined():
   assert np.isnan(one['auc']) and np.isnan(one['explained_variance']) and one['brier'] == pytest.approx(0.75**2)
 
 
-def test_trees_of_other_sizes_compile_nothing_again(caplog):
-  trees = [grown([], [0.1 * (i % 9)], i % 2, name=('easy', 'hard')[i % 2]) for i in range(30)]
-  with jax.log_compiles():
-    critic_figures(trees[:26], TIERS)
-    caplog.clear()
-    critic_figures(trees, TIERS)
-  assert not [text for text in caplog.messages if 'Compiling' in text]
-
-
 RIGHT, LOST, WRONG = ('He died in OVIEDO, Spain.', 'Died in Oviedo.'), ('It is (7).', 'It is 17.'), ('Nothing.', 'Oviedo?')
 
 
@@ -158,7 +149,7 @@ def test_errors_by_hops_follow_table_7():
   trees = [
     of_hops(2, [RIGHT]), of_hops(2, [], answer='Gijon'), of_hops(2, [RIGHT], answer=None), of_hops(3, [WRONG], answer='Gijon'),
     of_hops(3, [LOST], answer='Gijon'), of_hops(3, [LOST, RIGHT], answer='Gijon'), grown([RIGHT], answer='Gijon')]
-  records = predictions(trees)
+  records = records_of(trees)
   none = dict.fromkeys(competence.ERRORS, 0)
   assert competence.errors(records) == {
     'all': dict.fromkeys(competence.ERRORS, 1) | {'wrong_commit': 2},
@@ -170,7 +161,7 @@ def test_tables_by_the_entity_rule_accept_an_answer_that_contains_a_name_of_seve
   trees = [of_hops(hops, [RIGHT], golds=golds, answer=answer, name=name) for hops, golds, answer, name in (
     (2, ('Old Oviedo',), 'in Old Oviedo, Spain', 'easy'), (2, ('Oviedo',), 'in Oviedo, Spain', 'hard'),
     (3, ('Old Oviedo',), 'the old Oviedo!', 'hard'), (3, ('Old Oviedo',), 'Old', 'easy'))]
-  strict, loose = (run.tables(predictions(trees), TIERS, **by) for by in ({}, {'right': 'em_entity'}))
+  strict, loose = (competence.tables(records_of(trees), TIERS, right) for right in ('em', 'em_entity'))
   figures = ('em_tier_1', 'em_tier_2', 'confident_wrong', 'em_hops_2', 'em_hops_3')
   assert [strict[name] for name in figures] == [1 / 2, 0, 1 / 2, 0, 1 / 2]
   assert [loose[name] for name in figures] == [1 / 2, 1 / 2, 1 / 2, 1 / 2, 1 / 2]  # a name of one word has to be all
@@ -178,8 +169,9 @@ def test_tables_by_the_entity_rule_accept_an_answer_that_contains_a_name_of_seve
 
 
 def test_tables_of_an_evaluation(tmp_path):
-  records = predictions(scattered())
-  found = run.tables(records, TIERS, str(tmp_path / 'plots'))
+  records = records_of(scattered())
+  found = competence.tables(records, TIERS)
+  plots.critic(competence.starts(records), TIERS, str(tmp_path / 'plots'))
   values, outcomes, _ = competence.starts(records)
   assert sum(row['n'] for row in found['reliability']) == len(values) == 37
   for row in found['reliability']:
@@ -187,28 +179,11 @@ def test_tables_of_an_evaluation(tmp_path):
     assert row['right'] == pytest.approx(outcomes[inside].mean()) and row['value'] == pytest.approx(values[inside].mean())
   assert {'tool_rate_tier_2', 'auc', 'ece', 'brier', 'confident_wrong', 'extracted_rate', 'errors'} <= set(found)
   assert {file.name for file in (tmp_path / 'plots').iterdir()} == {'calibration.png', 'values.png'}
-  assert not {'auc', 'reliability', 'tool_rate_tier_1'} & set(run.tables(predictions([grown([])]), {}))
-
-
-def test_the_calibration_curve_has_the_bins_of_the_error():
-  rng = np.random.default_rng(1)
-  p = np.append(rng.beta(2, 3, size=200) * 0.9, [0.1, 0.3, 0.7])  # borders; nothing above 0.9
-  outcome = rng.random(203) < p
-  predicted, right, counts = calibration.curve(p, outcome)
-  borders = [np.float32(b / 10) for b in range(11)]
-  for b in range(10):
-    inside = (borders[b] <= p.astype(np.float32)) & (p.astype(np.float32) < borders[b + 1])
-    assert counts[b] == inside.sum()
-    if inside.any():
-      assert (predicted[b], right[b]) == pytest.approx((p[inside].mean(), outcome[inside].mean()))
-  assert counts[9] == 0 and np.isnan(predicted[9]) and np.isnan(right[9])
-  total = np.nansum(counts * abs(right - predicted)) / counts.sum()
-  assert total == pytest.approx(float(calibration.ece(p, outcome)), abs=1e-6)
-  assert calibration.curve([1.0], [1.0], 4)[2].tolist() == [0, 0, 0, 1]
+  assert not {'auc', 'reliability', 'tool_rate_tier_1'} & set(competence.tables(records_of([grown([])]), {}))
 
 
 def test_the_plot_is_written_whatever_is_missing(tmp_path):
   values, rewards = np.array([(tree.nodes(Role.POLICY)[0].values[0], tree.reward) for tree in scattered()]).T
   none = np.array([])
-  calibration.plot({'warm': (values, rewards), 'nobody': (none, none)}, tmp_path / 'a.png')
+  plots.reliability({'warm': (values, rewards), 'nobody': (none, none)}, tmp_path / 'a.png')
   assert (tmp_path / 'a.png').read_bytes().startswith(b'\x89PNG')

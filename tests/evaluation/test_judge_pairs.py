@@ -7,6 +7,7 @@ import pytest
 from jaxsearch import cli
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.evaluation import judge_pairs
+from jaxsearch.evaluation.results import read_predictions
 from jaxsearch.rewards.trajectory_judge import NEUTRAL, RUBRICS, TrajectoryPair
 from jaxsearch.tools.chat import ChatError
 from tests.rewards.test_trajectory_judge import shown, verdict
@@ -39,7 +40,7 @@ def files(tmp_path):
 
 
 def pairs(files):
-  return judge_pairs.pair_up(*map(judge_pairs.read_result, files))
+  return judge_pairs.pair_up(*map(read_predictions, files))
 
 
 def test_predictions_are_paired_by_the_id_of_their_question(files):
@@ -116,26 +117,12 @@ def test_a_judge_that_is_not_there_is_told_at_once(files):
   assert done == [16, 32, 48, 60] and figures['failed'] == 2 * 44 and figures['neutral'] == 44
 
 
-@pytest.mark.parametrize(('content', 'message'), [
-  ('{"predictions": [', 'a.json: not JSON'), ('[' * 100000, 'a.json: not JSON'), ('[]', "no 'predictions'"),
-  ('{"predictions": []}', "no 'predictions'"), ('{"predictions": [3]}', 'prediction 1: expected a JSON object'),
-  (json.dumps({'predictions': [{'question': 'x', 'spans': []}]}), "prediction 1: no key 'id'"),
-  (json.dumps({'predictions': [prediction('1'), prediction('1')]}), "prediction 2: id '1' was already used"),
-  (json.dumps({'predictions': [{'id': '1', 'question': 'x', 'evidence': ''}]}), 'eval --as-tool have none'),
-  (json.dumps({'predictions': [{'id': '1', 'question': 'x', 'spans': [{'role': 'policy'}]}]}), "'spans' must be"),
-])  # fmt: skip
-def test_other_files_are_refused(tmp_path, content, message):
-  (tmp_path / 'a.json').write_text(content)
-  with pytest.raises(DataError, match=message):
-    judge_pairs.read_result(tmp_path / 'a.json')
-
-
-def test_results_of_other_questions_are_refused(tmp_path):
-  a = judge_pairs.read_result(write(tmp_path / 'a.json', prediction('1')))
-  with pytest.raises(DataError, match='no question in common'):
-    judge_pairs.pair_up(a, judge_pairs.read_result(write(tmp_path / 'b.json', prediction('2'))))
-  with pytest.raises(DataError, match="different questions: '1' is 'Question 1\\?' and 'Other"):
-    judge_pairs.pair_up(a, judge_pairs.read_result(write(tmp_path / 'b.json', prediction('1', question='Other?'))))
+def test_results_that_do_not_fit_are_refused():
+  one = [prediction('1')]
+  for other, message in (([prediction('2')], 'no question in common'), ([*one, *one], 'several predictions with one id'),
+                         ([prediction('1', question='Other?')], "different questions: '1' is 'Question 1\\?' and 'Ot")):
+    with pytest.raises(DataError, match=message):
+      judge_pairs.pair_up(one, other)
 
 
 # The command.
@@ -177,18 +164,3 @@ def test_judge_with_a_model_of_ours(files, tmp_path, capsys):
   assert printed['overall']['tie'] == 3
   records = json.loads((tmp_path / 'f.json').read_text())['comparisons']
   assert all(isinstance(reply, str) for record in records for reply in record['replies'])
-
-
-@pytest.mark.parametrize(('arguments', 'message'), [
-  ([], 'judge needs --a'),
-  (['--a=a.json'], 'judge needs --b'),
-  (['--a=a.json', '--b=b.json'], 'no opinion on style'),
-  (['--a=a.json', '--b=b.json', '--config=configs/quickstart.py'], 'has no judge'),
-  (['--a=a.json', '--b=b.json', '--config.judge.kind=local'], 'judge.model is not set'),
-  (['--a=missing.json', '--b=b.json', '--config.judge.kind=local', '--config.judge.model=world-tiny'], 'missing.json'),
-  (['--a=a.json', '--b=b.json', 'x'], "judge does not know what to do with 'x'"),
-])  # fmt: skip
-def test_mistakes_end_in_one_line_and_status_2(arguments, message, capsys):
-  assert cli.main(['judge', *arguments]) == 2
-  error = capsys.readouterr().err
-  assert message in error and error.count('\n') == 1

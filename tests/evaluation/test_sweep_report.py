@@ -263,6 +263,6 @@ def test_a_run_with_probes_has_no_costs(config, runs):
 
 def test_a_table_too_wide_for_a_page_is_turned():
   wide = [['variant', *(f'figure {i}' for i in range(20))], ['A', *map(str, range(20))], ['B', *map(str, range(20, 40))]]
-  lines = sweep_report.markdown(wide)
-  assert lines[:3] == ['| variant | A | B |', '|:--|--:|--:|', '| figure 0 | 0 | 20 |'] and len(lines) == 22
-  assert sweep_report.markdown([row[:3] for row in wide])[2:] == ['| A | 0 | 1 |', '| B | 20 | 21 |']
+  lines = sweep_report.markdown(wide).splitlines()
+  assert lines[:3] == ['| variant | A | B |', '| --- | --: | --: |', '| figure 0 | 0 | 20 |'] and len(lines) == 22
+  assert sweep_report.markdown([row[:3] for row in wide]).splitlines()[2:] == ['| A | 0 | 1 |', '| B | 20 | 21 |']

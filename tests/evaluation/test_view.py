@@ -17,7 +17,7 @@ from jaxsearch import cli
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import view
-from jaxsearch.evaluation.records import predictions
+from jaxsearch.evaluation.records import record_of
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.training import rollouts
 from jaxsearch.trees.tree import Role, Stop, Tree
@@ -62,7 +62,7 @@ def fill(folder, *steps, **changes):
 
 
 def held_out(folder, *steps):
-  rows = [{'step': step, 'temperature': 0.0, 'samples': predictions([tree('Held out?')])} for step in steps]
+  rows = [{'step': step, 'temperature': 0.0, 'samples': [record_of(tree('Held out?'))]} for step in steps]
   (folder / 'evaluations.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
 
 
@@ -108,7 +108,7 @@ def test_a_small_file_of_rollouts_cannot_fill_the_memory(tmp_path):
 @pytest.mark.parametrize('name', ['result.json', 'mine.json.part.jsonl'])
 def test_results_of_eval_and_bench_are_read_finished_or_not(tmp_path, name):
   records = [record | {'benchmark': benchmark, 'sample': sample} for benchmark in ('nq', 'popqa')
-             for sample in range(2) for record in predictions([tree('Who?')])]
+             for sample in range(2) for record in [record_of(tree('Who?'))]]
   (tmp_path / name).write_text(json.dumps({'em': 1, 'predictions': records}) if name == 'result.json' else ''.join(
     json.dumps(row) + '\n' for row in [{'identity': {}}, *({'number': i, 'record': record} for i, record in enumerate(records))]))
   index, blocks = unpacked(view.page([view.Source(str(tmp_path / name))]))
@@ -133,7 +133,7 @@ def test_a_page_that_is_too_large_is_refused(tmp_path, monkeypatch):
 def test_many_results_are_packed_into_few_blocks(tmp_path, monkeypatch):
   monkeypatch.setattr(view, 'BLOCK', 600)
   (tmp_path / 'r.json').write_text(json.dumps({'predictions': [
-    record for i in range(30) for record in predictions([tree(f'{i}?')])]}))
+    record_of(tree(f'{i}?')) for i in range(30)]}))
   index, blocks = unpacked(view.page([view.Source(str(tmp_path / 'r.json'))]))
   assert 3 < len(blocks) < 25
   assert [blocks[f'block-0-{block}'][line]['id'] for block, line, _ in (entry['at'] for entry in index['entries'])] == [
@@ -181,7 +181,7 @@ def test_the_server_gives_what_is_new_and_only_to_this_machine(tmp_path):
   (['view', 'RUN', '--out=x.html', '--steps=1-3'], '--steps=1-3: a step such as 7 or a range such as 5:20 is needed'),
   (['view', 'nowhere', '--out=x.html'], 'nowhere: No such file'),
   (['view', 'RUN', '--with=EMPTY', '--out=x.html'], 'no rollouts in it'),
-  (['view', 'RUN/config.json', '--out=x.html'], 'neither a run folder nor a result of jaxsearch eval or bench'),
+  (['view', 'RUN/config.json', '--out=x.html'], 'config.json: not a result of jaxsearch eval or bench'),
 ])
 def test_mistakes_are_named(tmp_path, monkeypatch, capsys, arguments, message):
   monkeypatch.chdir(tmp_path)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxsearch.sampler.requests import Generate, Score, ToolFailure, failing, failure_figures, failure_of, one_line
+from jaxsearch.sampler.requests import Generate, Score, ToolFailure, add_failures, failing, failure_of, one_line
 from jaxsearch.trees.tree import Tree
 
 
@@ -58,9 +58,18 @@ def test_a_reason_is_said_once():
   assert failing(figures(0, 4), before=figures(3, 3)) is None
 
 
-def test_failure_figures_are_those_of_what_failed():
-  metrics = figures(3, 3)
-  assert set(failure_figures(metrics)) == set(metrics) - {'seconds'}
+def test_all_that_failed_is_said_where_it_is_asked_for():
+  assert failing(figures(1, 4, 1, 4), most=False) == (
+    '1 of 4 searches failed; the last: down; 1 of 4 calls of judge or reader failed; the last: judge: off')
+  assert failing(figures(1, 4, calls_failed=2), most=False) == (
+    '1 of 4 searches failed; the last: down; 2 of 4 tool calls failed; the last: down')
+  assert failing(figures(0, 4), most=False) is None
+
+
+def test_failures_are_added_up():
+  total = add_failures([figures(1, 4), figures(2, 2, 1, 2, reason='refused') | {'tool_calls_failed_timeout': 2}])
+  assert total.pop('searches_failed_share') == 3 / 6
+  assert total | {'seconds': 1.0} == figures(3, 6, 1, 2, reason='refused') | {'tool_calls_failed_timeout': 2}
 
 
 def test_a_reason_takes_one_line_and_cannot_steer_a_terminal():

@@ -11,8 +11,8 @@ import pytest
 
 from configs.carl import critic_warmup as warmup_settings
 from jaxsearch.data.questions import Question
-from jaxsearch.evaluation import calibration, competence
-from jaxsearch.evaluation.run import open_critic
+from jaxsearch.evaluation import competence, plots
+from jaxsearch.evaluation.agents import open_critic
 from jaxsearch.models import hub
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.driver import rollout
@@ -25,7 +25,7 @@ from tests.tools.serving import server
 from tests.training import child
 
 warm_up = functools.partial(
-  critic_warmup.warm_up, gate_figures=competence.gate_figures, plot=calibration.plot)
+  critic_warmup.warm_up, gate_figures=competence.gate_figures, plot=plots.reliability)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_run_with_a_shared_critic_resumes_to_the_bit_and_becomes_a_plain_polic
 
 def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypatch):
   seen = []
-  figures = critic_warmup.warm_up(config, plot=calibration.plot, gate_figures=lambda trees, tiers: seen.append(
+  figures = critic_warmup.warm_up(config, plot=plots.reliability, gate_figures=lambda trees, tiers: seen.append(
     trees) or competence.gate_figures(trees, tiers))
   kinds = collections.Counter((tree.question.id, tree.root.data['kind']) for tree in seen[0])
   ids = {name for name, _ in kinds}  # of held-out questions, under the prompt of training

@@ -15,7 +15,8 @@ from configs import slate
 from jaxsearch import cli
 from jaxsearch.data.questions import Question
 from jaxsearch.data.sources import load_questions
-from jaxsearch.evaluation.run import held_out, open_agent
+from jaxsearch.evaluation.agents import open_agent
+from jaxsearch.evaluation.answers import held_out
 from jaxsearch.methods import Context, carl, cusearch, search_r1, search_r1_ppo
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder, initial_params

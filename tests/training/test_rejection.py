@@ -10,7 +10,7 @@ from configs import quickstart
 from jaxsearch import cli
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.data.questions import write_questions
-from jaxsearch.evaluation.run import open_agent
+from jaxsearch.evaluation.agents import open_agent
 from jaxsearch.methods import carl
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import exact_match

@@ -10,7 +10,7 @@ from configs import sft_gold
 from jaxsearch import cli, registry, setup
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.data.sources import load_questions
-from jaxsearch.evaluation import run
+from jaxsearch.evaluation import agents
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder, initial_params
 from jaxsearch.models.tokenizer import Tokenizer
@@ -142,12 +142,12 @@ def test_an_adapter_learns_resumes_to_the_bit_and_is_exported_without_its_base(a
     assert cli.main([*export, f'--dtype={dtype}']) == 0
     assert sorted(path.name for path in folder.iterdir()) == ['adapter.safetensors', 'jaxsearch.json']
     assert (folder / 'adapter.safetensors').stat().st_size < most
-    policy = run.load_policy(config, str(folder))
+    policy = agents.load_policy(config, str(folder))
     assert policy.step == 3 and policy.tokenizer.vocab_size == Tokenizer.load(config.model).vocab_size
     same(policy.params, merged, atol)
   (folder / 'adapter.safetensors').write_bytes((folder / 'adapter.safetensors').read_bytes()[:-40])
   with pytest.raises(ValueError, match='adapter.safetensors cannot be read'):
-    run.load_policy(config, str(folder))
+    agents.load_policy(config, str(folder))
 
   hub.save(Decoder(child.NUMBERS, params=initial_params(child.NUMBERS, jax.random.key(7))), config.model)
   config.steps = 4
@@ -164,7 +164,7 @@ def test_an_adapter_is_a_model_to_train_on(adapter_config, tmp_path, capsys, mon
   assert cli.main(['export', f'--checkpoint={config.out}', f'--out={folders[0]}', '--adapter']) == 0
   monkeypatch.setitem(registry.POLICIES, 'a-policy', folders[0])
   for config.model in ('a-policy', str(folders[0])):
-    policy = run.load_policy(config)
+    policy = agents.load_policy(config)
     same(policy.params, first)
     assert setup.architecture(config) == policy.config
   config.out = str(tmp_path / 'again')
@@ -175,7 +175,7 @@ def test_an_adapter_is_a_model_to_train_on(adapter_config, tmp_path, capsys, mon
   assert f'{folders[0]} holds the base of this adapter: choose another folder' in capsys.readouterr().err
   # an adapter on an adapter on a base
   assert cli.main(['export', f'--checkpoint={config.out}', f'--out={folders[1]}', '--adapter']) == 0
-  policy = run.load_policy(config, str(folders[1]))
+  policy = agents.load_policy(config, str(folders[1]))
   same(policy.params, second)
   assert policy.tokenizer.vocab_size == Tokenizer.load(base).vocab_size
   # what an adapter names as its base is not opened, be it itself
@@ -183,13 +183,13 @@ def test_an_adapter_is_a_model_to_train_on(adapter_config, tmp_path, capsys, mon
   config.model = str(folders[1])
   for about['config']['model'] in (base, str(folders[1])):
     (folders[1] / 'jaxsearch.json').write_text(json.dumps(about))
-    for load in (run.load_policy, setup.load_tokenizer):
+    for load in (agents.load_policy, setup.load_tokenizer):
       with pytest.raises(ValueError, match='a checkpoint does not say what is opened here'):
         load(config)
   config.model = str(folders[0])
   (folders[0] / 'jaxsearch.json').unlink()
   with pytest.raises(FileNotFoundError, match='adapter.safetensors without jaxsearch.json'):
-    run.load_policy(config, str(folders[1]))
+    agents.load_policy(config, str(folders[1]))
 
 
 def test_a_run_out_of_memory_stops_and_resumes_with_less(config, tmp_path, monkeypatch, capfd):

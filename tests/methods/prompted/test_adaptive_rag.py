@@ -5,7 +5,7 @@ import importlib
 import pytest
 
 from jaxsearch import cli
-from jaxsearch.evaluation import run
+from jaxsearch.evaluation import agents
 from jaxsearch.methods.prompted import adaptive_rag
 from jaxsearch.sampler.requests import Ask, Score, ToolFailure
 from jaxsearch.world import files
@@ -50,8 +50,8 @@ def test_settings_reach_ircot(tmp_path):
 
 def test_an_evaluation_opens_the_classifier_but_no_judge():
   config = importlib.import_module('configs.prompted.adaptive_rag').get_config()
-  assert list(run.open_agent(config).tools.services) == ['classifier']
-  assert not run.open_agent(importlib.import_module('configs.search_r2').get_config()).tools.services
+  assert list(agents.open_agent(config).tools.services) == ['classifier']
+  assert not agents.open_agent(importlib.import_module('configs.search_r2').get_config()).tools.services
 
 
 @pytest.mark.slow

@@ -1,0 +1,105 @@
+"""Policies and the agents that answer questions with them."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import ml_collections
+
+from jaxsearch import setup
+from jaxsearch.methods import find_method
+from jaxsearch.models import adapter_files, hub
+from jaxsearch.models.decoder import DecoderConfig
+from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.parallel import memory
+from jaxsearch.parallel import mesh as meshes
+from jaxsearch.sampler.driver import Agent
+from jaxsearch.training import batch as batches
+from jaxsearch.training import step as steps
+from jaxsearch.training.checkpoint import is_run, load_params, load_trained
+from jaxsearch.trees.layout import lay_out, take_back
+from jaxsearch.trees.tree import Role, Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+  """A decoder with its tokenizer, and the step of its run; None where that is not known."""
+  config: DecoderConfig
+  params: dict
+  tokenizer: Tokenizer
+  step: int | None
+
+
+@memory.named('loading the policy', 'set dtype=bfloat16')
+def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Policy:
+  """Loads the policy of a run folder, checkpoint, adapter, Hugging Face folder or GGUF file; '' is `config.model`.
+
+  It brings its tokenizer, unless `config.tokenizer` names one. What a run or an adapter began with is
+  `config.model`, unless it is a model that we ship. Raises FileNotFoundError if there is none.
+  """
+  if checkpoint and (is_run(checkpoint) or adapter_files.is_adapter(checkpoint)):
+    model_config, params, host = load_params(checkpoint, base=config.model)
+    model_config = dataclasses.replace(model_config, dtype=config.dtype)
+    return Policy(model_config, params, tokenizer_of(config, host, checkpoint), host['step'])
+  if checkpoint:
+    decoder, run = hub.load(checkpoint, config.dtype), hub.read_run(checkpoint) or {}
+    hub.check_finite(decoder.params, checkpoint)
+    tokenizer = Tokenizer.load(config.tokenizer or checkpoint)
+    return Policy(decoder.config, decoder.params, tokenizer, run.get('step'))
+  model_config, params = setup.load_policy(config, _one_device())
+  return Policy(model_config, params, setup.load_tokenizer(config), None)
+
+
+def tokenizer_of(config: ml_collections.ConfigDict, host: Mapping[str, Any], checkpoint: str) -> Tokenizer:
+  """Loads the tokenizer that `config.tokenizer` names, else that in a checkpoint, else of what it began with."""
+  if host.get('tokenizer') and not config.tokenizer:
+    return Tokenizer.from_json(host['tokenizer'])
+  base = setup.base_of(host, config.model, checkpoint)
+  return Tokenizer.load(config.tokenizer or setup.tokenizer_of(host, base, checkpoint))
+
+
+def open_agent(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: str = '',
+               policy: Policy | None = None, **changes) -> Agent:
+  """Opens the agent of a config as it answers questions.
+
+  Args:
+    checkpoint: see `load_policy`; unless there is a `policy`.
+    corpus: passages to search; '' is `config.data.corpus`.
+    changes: of the arguments of `grow`, beside those of `config.eval.grow`.
+  """
+  policy = policy or load_policy(config, checkpoint)
+  engine = setup.open_engine(config, policy.config, policy.tokenizer)
+  engine.load(policy.params)
+  method = find_method(config.method)
+  # The judges and readers of methods with `credit` serve training.
+  services = () if hasattr(method, 'credit') else getattr(method, 'SERVICES', ())
+  tools = setup.open_tools(config, corpus, services=services)
+  return setup.make_agent(config, engine, tools, **dict(config.eval.grow) | changes)
+
+
+def open_critic(config: ml_collections.ConfigDict,
+                checkpoint: str) -> Callable[[Sequence[Tree]], None] | None:
+  """Returns what writes the values of a checkpoint's critic onto finished trees.
+
+  None unless the critic shares the backbone of the policy.
+  """
+  if not (checkpoint and is_run(checkpoint)):
+    return None
+  mesh = _one_device()
+  model_config, params, _ = load_trained(checkpoint, mesh, warn=False)  # `load_policy` warned
+  if steps.HEAD not in params:
+    return None
+  model_config = dataclasses.replace(model_config, dtype=config.dtype)
+  value_step = steps.make_value_step(model_config, mesh=mesh, shared=True)
+
+  def assess(trees: Sequence[Tree]) -> None:
+    if trees := [tree for tree in trees if any(node.tokens for node in tree.nodes(Role.POLICY))]:
+      rows = lay_out(trees, config.train.row_length, pad_id=0)
+      take_back(rows, trees, batches.compute_on_rows(value_step, params, rows, 1, mesh), 'values')
+
+  return assess
+
+
+def _one_device() -> jax.sharding.Mesh:
+  return meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])

@@ -1,0 +1,201 @@
+"""Answering questions with an agent, and the record that is kept of each answer.
+
+All figures of an evaluation are computed from records, JSON objects that say what was asked, answered and
+retrieved, what that took and what failed. `Kept` is the file from which an evaluation that was stopped resumes.
+"""
+
+import collections
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import ml_collections
+
+from jaxsearch import tools
+from jaxsearch.config_check import fields
+from jaxsearch.data.jsonl import shortened
+from jaxsearch.data.questions import Question
+from jaxsearch.evaluation import competence
+from jaxsearch.evaluation.figures import means
+from jaxsearch.evaluation.question_sets import read_held_out
+from jaxsearch.evaluation.records import record_of
+from jaxsearch.files import naming, no_link
+from jaxsearch.parallel import mesh as meshes
+from jaxsearch.rewards.match import answer_found
+from jaxsearch.sampler.driver import Agent, rollout
+from jaxsearch.sampler.requests import Request, Sampling, add_failures, failing
+from jaxsearch.tools.calls import texts_of
+from jaxsearch.training import row_files
+from jaxsearch.trees.tree import Tree
+
+CALLS = ('tool_calls', 'searches_', 'calls_', 'service_calls', 'last_')  # how counts of calls begin
+SAMPLES = 24  # records kept of an evaluation during training
+
+
+class Watch:
+  """The observer of a rollout that answers questions: it knows the record of every tree that has ended."""
+
+  def __init__(self):
+    self.ended: list[Tree] = []
+    self._counts, self._retrieved = {}, set()
+
+  def __call__(self, tree: Tree, request: Request | None, reply: Any) -> None:
+    if request is None:
+      self.ended.append(tree)
+      self._counts[tree] = reply
+    elif any(answer_found(tree.question.golden_answers, text) for text in texts_of(reply)):
+      self._retrieved.add(tree)
+
+  def record(self, tree: Tree, timed: bool = False) -> dict[str, Any]:
+    """Returns `record_of` with the counts of its calls, and what they took.
+
+    answer_recall: 1 if a tool returned a gold answer; model_calls: spans, scores, replies of other models; tokens:
+    generated, those of dropped branches included; with `timed` the seconds from the start to the end, without
+    which a record is the same whenever it is made.
+    """
+    counts = self._counts[tree]
+    calls = {name: count for name, count in counts.items() if name.startswith(CALLS)}
+    return record_of(tree) | calls | {
+      'answer_recall': float(tree in self._retrieved), 'tokens': counts.get('tokens_decoded', 0),
+      'model_calls': counts['requests'] + counts.get('service_calls', 0),
+    } | ({'seconds': counts['seconds']} if timed else {})  # fmt: skip
+
+
+class Kept:
+  """The records of an evaluation by the number of their question, in a file from which it resumes.
+
+  The file has JSON lines, first the identity: all that the records depend on. With another identity it is begun
+  anew. Raises OSError, which names the file and says what is saved, if it cannot be written.
+  """
+
+  def __init__(self, path: pathlib.Path | None, identity: Mapping[str, Any], total: int):
+    """Reads the file, or begins it; None keeps nothing. `total` is the number of questions."""
+    self.path, self.total, self.records = path, total, collections.defaultdict(dict)
+    if path is None:
+      return
+    rows, identity = row_files.read(path), json.loads(json.dumps(identity))
+    if rows and rows[0] == {'identity': identity}:
+      with naming(path), open(path, 'rb+', opener=no_link) as file:
+        file.truncate(file.read().rfind(b'\n') + 1)  # a line that a kill cut short
+      for row in rows[1:]:
+        self.records[row['number']].update(row['record'])
+      print(f'jaxsearch: resuming: {path} has {len(self.records)} answers', file=sys.stderr)
+      return
+    if rows:
+      differing = _differing(rows[0].get('identity', {}), identity)
+      print(f'jaxsearch: {path} is of another evaluation ({differing}); starting again', file=sys.stderr)
+    try:
+      row_files.write(path, [{'identity': identity}])
+    except OSError as error:
+      reason = f'{error.strerror}; answers are saved there as they are found, so nothing was answered'
+      raise OSError(error.errno, reason, str(path)) from error
+
+  def add(self, records: Mapping[int, Mapping]) -> None:
+    """Keeps records by number, or more of what belongs to them."""
+    try:
+      if self.path is not None:
+        row_files.append(self.path, [{'number': number, 'record': own} for number, own in records.items()])
+    except OSError as error:
+      saved = f'{len(self.records)} of {self.total} answers are saved'
+      raise OSError(error.errno, f'{error.strerror}; {saved}, rerun the same command to resume',
+                    str(self.path)) from error
+    for number, own in records.items():
+      self.records[number].update(own)
+
+  def missing(self, field: str = 'id') -> list[int]:
+    """Returns the numbers of the questions whose record has no such field yet."""
+    return [number for number in range(self.total) if field not in self.records.get(number, ())]
+
+  def all(self) -> list[dict]:
+    """Returns the records in the order of the questions."""
+    return [self.records[number] for number in range(self.total)]
+
+
+def _differing(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+  """Names the first fields in which two identities differ, with their values."""
+  then, now = dict(fields(then)), dict(fields(now))
+  names = [name for name in sorted(then.keys() | now.keys())
+           if then.get(name) != now.get(name) and not isinstance(now.get(name, then.get(name)), dict)]
+  return ', '.join(f'{name} was {shortened(then.get(name))}, now {shortened(now.get(name))}'
+                   for name in names[:5])
+
+
+def answer(agent: Agent, questions: Sequence[Question], key, kept: Kept, *, sampling: Sampling,
+           on_progress: Callable[[int, int, dict], object],
+           assess: Callable[[Sequence[Tree]], object] | None = None, timed: bool = False) -> None:
+  """Answers the questions of which there is no record yet, and keeps the record of each as it is found.
+
+  The records are those of an evaluation that was never stopped. Where searches cost money, each also says what was
+  paid since the one before it: the total is exact, the split per question is not.
+
+  Args:
+    on_progress: called with (questions answered, questions, what failed so far) at the start and at every end.
+    assess: writes a critic's values onto finished trees, see `agents.open_critic`.
+    timed: see `Watch.record`.
+  """
+  missing, watch, search = kept.missing(), Watch(), agent.tools.search
+  numbers = {id(questions[number]): number for number in missing}
+  paid, failed = getattr(search, 'paid', 0), add_failures(kept.records.values())
+  on_progress(len(questions) - len(missing), len(questions), failed)
+
+  def save(*_) -> None:
+    """Keeps what has ended. Not in the observer: an error in there would be the method's."""
+    nonlocal paid, failed
+    while watch.ended:
+      tree = watch.ended.pop(0)
+      if assess:
+        assess([tree])
+      costs = tools.paid(search, paid)  # read once: other threads go on searching
+      paid += costs.get('searches_paid', 0)
+      found = watch.record(tree, timed) | costs
+      kept.add({numbers[id(tree.question)]: found})
+      failed = add_failures([failed, found])
+    on_progress(len(kept.records), len(questions), failed)
+
+  rollout(agent, [questions[number] for number in missing], key, sampling=sampling, numbers=missing,
+          on_progress=save, observer=watch)
+
+
+def outcomes(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """Returns how rollouts ended, stop_X for every reason X (`Stop`), and what failed (`add_failures`)."""
+  stops = collections.Counter(f'stop_{record["stop"]}' for record in records if record['stop'])
+  return add_failures(records) | dict(stops.most_common())
+
+
+def summary(outcomes: Mapping[str, Any]) -> Iterator[str]:
+  """Yields lines for a person of what `outcomes` returns."""
+  stops = [f'{count} {name.removeprefix("stop_").replace("_", " ")}' for name, count in outcomes.items()
+           if name.startswith('stop_')]
+  if stops:
+    yield f'stops: {", ".join(stops)}'
+  if 'searches_paid' in outcomes:
+    yield f'paid for {outcomes["searches_paid"]} searches: {outcomes["searches_cost"]:g}'
+  if said := failing(outcomes, most=False):
+    yield said
+
+
+def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
+             assess: Callable[[Sequence[Tree]], None] | None = None) -> Iterator[dict]:
+  """Evaluates on `config.eval` at each of its temperatures; yields the rows of evaluations.jsonl.
+
+  The questions and the random key are the same at every step, so that runs and steps can be compared. A row has the
+  means over all questions, the figures of competence.py, what failed, and `samples`: the first records.
+
+  Args:
+    assess: writes a critic's values onto the trees; all processes call it at once.
+  """
+  questions, tiers = read_held_out(config)
+  for temperature in config.eval.temperatures:
+    watch, part = Watch(), meshes.own_part()  # every process answers some of them
+    trees, _ = rollout(agent, questions[part], jax.random.key(config.seed), sampling=Sampling(temperature),
+                       numbers=range(len(questions))[part], observer=watch)
+    if assess is not None:
+      assess(trees)
+    records, _ = meshes.gather_items([watch.record(tree) for tree in trees])
+    tables = competence.tables(records, tiers, config.eval.right)
+    numbers = {name: value for name, value in tables.items() if isinstance(value, (int, float))}
+    yield {'step': step, 'temperature': temperature} | means(records) | numbers | add_failures(records) | {
+      'samples': records[:SAMPLES]}

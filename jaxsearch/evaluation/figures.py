@@ -1,0 +1,148 @@
+"""Figures of answers: one table says how each is computed and how people see it.
+
+A new metric is an entry of `FIGURES`: `eval`, evaluations during training and `bench` compute it, and reports,
+sweeps and `jaxsearch table` show it. Records are those of records.py. A figure of several answers is a mean over
+questions: a question that was answered n times counts as one, with the mean of its n values.
+"""
+
+import collections
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxsearch.evaluation import metrics
+from jaxsearch.rewards.match import entity_match, f1, substring_match
+from jaxsearch.trees.tree import Tree
+
+OF_SOURCE = 'em_of_'  # begins the names of EM of single data sets
+
+
+class Figure(NamedTuple):
+  """A figure: how it is computed, and how people see its mean.
+
+  Attributes:
+    heading: of a column.
+    of: computes it from the tree of an answer; None where the rollout counts it, or competence.py computes it.
+    scale, digits: of what is shown; shares are shown in %.
+    main: reports and sweeps show it, where they have it.
+  """
+  heading: str
+  of: Callable[[Tree], float] | None = None
+  scale: float = 100
+  digits: str = '.1f'
+  main: bool = False
+
+
+def _em(tree: Tree) -> float:
+  return tree.question.score(tree.answer)
+
+
+def _f1(tree: Tree) -> float:
+  return f1(tree.answer, tree.question.golden_answers)
+
+
+FIGURES = {
+  'em': Figure('EM', _em, main=True),
+  'f1': Figure('F1', _f1, main=True),
+  'em_f1': Figure('mean of EM and F1', lambda tree: (_em(tree) + _f1(tree)) / 2),  # R-Search's averages
+  'em_entity': Figure('EM, entities',  # CARL's looser rule
+                      lambda tree: max(_em(tree), entity_match(tree.answer, tree.question.golden_answers))),
+  'em_substring': Figure('contains a gold answer',
+                         lambda tree: substring_match(tree.answer, tree.question.golden_answers)),
+  'answer_recall': Figure('gold answer retrieved'),
+  'searches': Figure('searches', lambda tree: tree.metrics['searches'], 1, '.2f', main=True),
+  'model_calls': Figure('model calls', None, 1, '.2f'),
+  'tokens': Figure('tokens generated', None, 1, '.2f'),
+  'seconds': Figure('seconds', None, 1, '.2f'),
+}
+# Of many answers, where `config.eval.tiers` or a critic gives them: see competence.py.
+OF_TIERS = {
+  'em_tier_1': Figure('EM tier 1'), 'em_tier_2': Figure('EM tier 2'),
+  'tool_rate_tier_1': Figure('tool use tier 1'), 'tool_rate_tier_2': Figure('tool use tier 2'),
+  'confident_wrong': Figure('confident and wrong'),
+  'tokens_per_answer': Figure('tokens an answer', None, 1, '.0f'), 'auc': Figure('AUC', None, 1, '.2f'),
+  'ece': Figure('ECE', None, 1, '.2f'), 'explained_variance': Figure('explained variance', None, 1, '.2f'),
+}
+MAIN = {name: figure for name, figure in FIGURES.items() if figure.main} | OF_TIERS
+# Averages that `bench` and tables have beside that of all benchmarks.
+HOPS = {'single-hop': ('nq', 'triviaqa', 'popqa'),
+        'multi-hop': ('hotpotqa', '2wikimultihopqa', 'musique', 'bamboogle')}
+
+
+def look_up(name: str) -> Figure:
+  """Returns the figure of a name, such as that of EM for the EM of a data set; shares for pass@k and the like."""
+  if name.startswith(OF_SOURCE):
+    return FIGURES['em']._replace(heading=f'EM {name.removeprefix(OF_SOURCE)}')
+  return (FIGURES | OF_TIERS).get(name, Figure(name))
+
+
+def means(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+  """Returns the mean of every figure over records of different questions, and their number n."""
+  known = [name for name in FIGURES if records and name in records[0]]
+  return {name: float(np.mean([record[name] for record in records])) for name in known} | {'n': len(records)}
+
+
+def scores(records: Sequence[Mapping], in_corpus: set[str] | None = None,
+           closed_book: Mapping[tuple[str, str], float] | None = None) -> dict[str, Any]:
+  """Returns {'benchmarks': {name: figures}, 'macro': figures, 'hops': {kind of `HOPS`: figures}} of records.
+
+  Records also have a `benchmark` and a `sample`, the number of the answer to the question. Figures are those of
+  `FIGURES`, `n` questions, `ci95` (the interval of em) and `intervals` of all; with several samples pass@k and
+  maj@k for k = 1, 2, 4, … . A figure that no question has is left out.
+
+  Args:
+    in_corpus: golds that the corpus holds. Adds share_in_corpus, and em_in_corpus over those questions.
+    closed_book: (benchmark, id) -> whether the question is answered right without a search (0 to 1, right from
+      one half). Adds needless_searches, the share that searched of the questions so answered, missing_searches,
+      the share that did not of the others, and em_closed_book.
+  """
+  samples = collections.defaultdict(list)
+  for record in records:
+    samples[record['benchmark'], record['id']].append(record)
+  rows = collections.defaultdict(list)
+  for (benchmark, _), answers in samples.items():
+    rows[benchmark].append(_of_question(answers, in_corpus, closed_book))
+  names = list(dict.fromkeys(itertools.chain(*itertools.chain(*rows.values()))))
+  mean, draws = {}, {}
+  for number, (benchmark, questions) in enumerate(rows.items()):
+    values = np.array([[row.get(name, np.nan) for name in names] for row in questions])
+    mean[benchmark], draws[benchmark] = metrics.mean(values), metrics.resampled(values, seed=number)
+
+  def average(benchmarks: Sequence[str]) -> dict[str, Any]:
+    """Averages over benchmarks."""
+    middle, drawn = (np.mean([of[benchmark] for benchmark in benchmarks], axis=0) for of in (mean, draws))
+    return _named(names, middle, drawn, sum(len(rows[benchmark]) for benchmark in benchmarks))
+
+  hops = {kind: [name for name in rows if name in listed] for kind, listed in HOPS.items()}
+  return {'benchmarks': {name: average([name]) for name in rows},
+          'macro': average(list(rows)) | {'benchmarks': len(rows)},
+          'hops': {kind: average(of) | {'benchmarks': len(of)} for kind, of in hops.items() if of}}
+
+
+def _of_question(samples: Sequence[Mapping], in_corpus: set[str] | None, closed_book: Mapping | None) -> dict:
+  """Returns the figures of one question."""
+  first, n, right = samples[0], len(samples), [record['em'] for record in samples]
+  row = {name: float(np.mean([record[name] for record in samples])) for name in FIGURES if name in first}
+  for k in (2 ** power for power in range(n.bit_length())) if n > 1 else ():
+    row[f'pass@{k}'] = metrics.pass_at_k(n, int(sum(right)), k)
+    row[f'maj@{k}'] = metrics.maj_at_k([record['prediction'] for record in samples], right, k)
+  if in_corpus is not None:
+    row['share_in_corpus'] = float(any(gold in in_corpus for gold in first['golden_answers']))
+    row |= {'em_in_corpus': row['em']} if row['share_in_corpus'] else {}
+  known = (closed_book or {}).get((first['benchmark'], first['id']))
+  if known is not None:
+    searched = float(np.mean([record['searches'] > 0 for record in samples]))
+    row['em_closed_book'] = known
+    row |= {'needless_searches': searched} if known >= 0.5 else {'missing_searches': 1.0 - searched}
+  return row
+
+
+def _named(names: Sequence[str], means: np.ndarray, draws: np.ndarray, n: int) -> dict[str, Any]:
+  """Returns means [names] by name with their intervals, of draws [draws, names]; those that are NaN left out."""
+  known = [number for number in range(len(names)) if not np.isnan(means[number])]
+  low, high = metrics.interval(draws[:, known])
+  intervals = {names[number]: [float(low[at]), float(high[at])] for at, number in enumerate(known)}
+  found = {names[number]: float(means[number]) for number in known}
+  return found | {'n': n, 'ci95': intervals['em'], 'intervals': intervals}

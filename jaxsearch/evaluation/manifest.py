@@ -1,0 +1,111 @@
+"""The manifest of a result: what its scores depend on, as JSON can hold it.
+
+`table.py` compares manifests before it puts scores into one column, and an evaluation resumes only under the same.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import ml_collections
+
+import jaxsearch
+from jaxsearch.config_check import to_saved, without_secrets
+from jaxsearch.data import benchmarks, sources
+from jaxsearch.data.questions import Question
+from jaxsearch.evaluation.question_sets import QuestionSet
+from jaxsearch.sampler.driver import Agent, first_requests
+from jaxsearch.sampler.requests import Sampling
+from jaxsearch.tools import find_backend
+from jaxsearch.trees import templates
+
+# Raise the number when a score may change.
+METRIC = 'SQuAD 1.1 normalisation, strict EM, numbers for GSM8K and FinQA; 1'
+# What methods call the limit of their turns.
+TURNS = ('max_turns', 'budget', 'max_segments', 'rounds', 'max_searches', 'max_thoughts', 'max_sentences')
+
+
+def made_with(config: ml_collections.ConfigDict, **files: str) -> dict[str, Any]:
+  """Returns what a result was made with: versions, device, config, and the SHA-256 of the files that were read."""
+  return {'jaxsearch': jaxsearch.__version__, 'jax': jax.__version__, 'device': jax.devices()[0].device_kind,
+          'config': json.loads(json.dumps(to_saved(config))),
+          'files': {name: {'path': without_secrets(path), 'sha256': hash_of(path)} for name, path in files.items() if path}}
+
+
+def manifest(config: ml_collections.ConfigDict, sets: Sequence[QuestionSet], agent: Agent | None, *,
+             corpus: str, sampling: Sampling, policy: Mapping[str, Any], samples: int = 1,
+             tiers: str = '') -> dict[str, Any]:
+  """Returns the manifest of an evaluation.
+
+  Args:
+    agent: None for one behind a server of evidence.
+    corpus: the passages that are searched; '' for none of ours.
+    policy: names the weights or the server.
+  """
+  grow = dict(config.grow) | dict(config.eval.grow)
+  search = {name: config.search[name] for name in ('backend', 'by_source')}
+  search |= {'words': config.search.words} if config.search.words else {}
+  search |= find_backend(config.search.backend).identity(config.search)
+  source, corpus_hash = '+'.join(one.source for one in sets), search.pop('corpus_hash', None)
+  found = made_with(config, questions=source, corpus=corpus, tiers=tiers) | {
+    'method': config.method, 'policy': dict(policy), 'metric': METRIC, 'index': search, 'k': config.search.topk,
+    'questions': {one.name: _about(one) for one in sets},
+    'turns': next((grow[name] for name in TURNS if name in grow), None),
+    'decoding': {'temperature': sampling.temperature, 'top_p': sampling.top_p, 'top_k': sampling.top_k,
+                 'samples': samples},
+    'limits': {'context': config.sampler.length, 'max_tokens': grow.get('max_tokens')},
+  }  # fmt: skip
+  if agent:
+    tokenizer = agent.engine.tokenizer
+    found['prompt'] = prompt_hash(agent, grow)
+    found['tokenizer'] = {'size': tokenizer.vocab_size, 'sha256': _digest([tokenizer.backend.to_str()])}
+  by_file = found['files'].get('corpus', {}).get('sha256') or corpus_hash
+  if corpus and not by_file:  # the world's
+    by_file = _digest(f'{document.title}\n{document.text}' for document in sources.load_corpus(corpus))
+  return json.loads(json.dumps(without_secrets(found | {'corpus': {'name': corpus, 'sha256': by_file}})))
+
+
+def _about(one: QuestionSet) -> dict[str, Any]:
+  golds = (f'{question.question}\n{question.golden_answers}' for question in one.questions)
+  return {'source': one.source, 'split': benchmarks.split_of(one.source), 'n': len(one.questions),
+          'ids': _digest(question.id for question in one.questions), 'golds': _digest(golds)}
+
+
+def prompt_hash(agent: Agent, grow: Mapping[str, Any]) -> str:
+  """Returns the hash of the first prompt of a made-up question, and of all templates that `grow` names."""
+  tokenizer = agent.engine.tokenizer
+  first = first_requests(agent.grow, Question('probe', 'QUESTION', ('ANSWER',)), tokenizer)
+  prompt = tokenizer.decode(first[0].node.path_tokens()) if first else ''
+  named = [templates.find(grow[field], kind) for field, kind in templates.SETTINGS.items() if field in grow]
+  folders = [value for value in grow.values() if isinstance(value, str) and os.path.isdir(value)]
+  files = [file for folder in folders for file in sorted(pathlib.Path(folder).glob('*.txt'))]
+  return _digest([prompt, *named, *(file.read_text(encoding='utf-8') for file in files)])
+
+
+def weights(path: str) -> dict[str, Any]:
+  """Identifies weights by path, size and time of their last change (not those of a run folder)."""
+  folder = pathlib.Path(path)
+  files = [file.stat() for file in ([folder] if folder.is_file() else folder.glob('*.safetensors'))]
+  return {'path': str(path), 'bytes': sum(file.st_size for file in files),
+          'modified': max((file.st_mtime for file in files), default=None)}
+
+
+def hash_of(name: str) -> str | None:
+  """Returns the SHA-256 of a file, or of all files in a name such as 'hotpotqa:A.json+B.jsonl'; None without one."""
+  paths = [name] if pathlib.Path(name).is_file() else [part.rpartition(':')[2] for part in name.split('+')]
+  digest, files = hashlib.sha256(), [path for path in paths if pathlib.Path(path).is_file()]
+  for path in files:
+    with open(path, 'rb') as stream:
+      hashlib.file_digest(stream, lambda: digest)
+  return digest.hexdigest() if files else None
+
+
+def _digest(texts: Iterable[str]) -> str:
+  digest = hashlib.sha256()
+  for text in texts:
+    digest.update(f'{len(text)}\n{text}'.encode())
+  return digest.hexdigest()

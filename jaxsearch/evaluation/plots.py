@@ -1,0 +1,123 @@
+"""Plots of evaluations as PNGs. Drawn without pyplot: nothing global, no display.
+
+Lines differ by style and marker as well as colour, which is distinct for the colour-blind (Okabe and Ito).
+"""
+
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxsearch.evaluation import calibration, metrics
+from jaxsearch.rewards.match import f1
+
+COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#7b3f00')
+STYLES, MARKERS, HATCHES = ('--', '-.', ':', (0, (5, 1, 1, 1, 1, 1))), 'sv^Dx*P<>', ('', '//', '..', 'xx')
+PREDICTED = 'predicted: V(s₀)'
+
+
+def new_figure(width: float, height: float):
+  """Returns an empty figure of this size, in inches."""
+  from matplotlib.figure import Figure  # slow to import
+  return Figure(figsize=(width, height), layout='constrained')
+
+
+def finish(figure, size: float = 8) -> None:
+  """Gives all axes of a figure one look."""
+  for axes in figure.axes:
+    axes.tick_params(labelsize=size)
+    axes.spines[['top', 'right']].set_visible(False)
+
+
+def whole_steps(axes, size: float = 9) -> None:
+  """Makes the x axis one of training steps."""
+  from matplotlib.ticker import MaxNLocator
+  axes.set_xlabel('step', fontsize=size)
+  axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], nbins=7))
+
+
+def smoothed(values: Iterable[float], keep: float = 0.8) -> list[float]:
+  """Returns the exponential moving average, corrected for its start; NaN, a missing value, leaves it as it was."""
+  total, weight, averages = 0.0, 0.0, []
+  for value in values:
+    if not np.isnan(value):
+      total, weight = keep * total + value, keep * weight + 1
+    averages.append(total / weight if weight else np.nan)
+  return averages
+
+
+def reliability(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], path: str | os.PathLike) -> None:
+  """Draws the reliability diagram of each name -> (probabilities [N], outcomes [N]), with bin counts below."""
+  figure, bins = new_figure(5.2, 6), calibration.BINS
+  upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[5, 1])
+  upper.plot([0, 1], [0, 1], color='#b0b8c1', linewidth=1, linestyle='--', zorder=1)
+  width = 1 / bins / (len(curves) + 0.5)
+  for number, (name, (probabilities, outcomes)) in enumerate(curves.items()):
+    colour = COLOURS[number % len(COLOURS)]
+    predicted, actual, counts = calibration.curve(probabilities, outcomes)
+    filled = counts > 0
+    label = f'{name}: ECE {calibration.ece(probabilities, outcomes):.3f}, n {len(probabilities)}'
+    upper.plot(predicted[filled], actual[filled], color=colour, linewidth=1.2, alpha=0.6, label=label, zorder=2)
+    # A dot is as large as its bin is full, since a bin of a few rollouts says little.
+    sizes = 6 + 250 * counts[filled] / max(len(probabilities), 1)
+    upper.scatter(predicted[filled], actual[filled], sizes, color=colour, zorder=3, clip_on=False)
+    centres = (np.arange(bins) + 0.5) / bins + (number - (len(curves) - 1) / 2) * width
+    lower.bar(centres, counts, width, color=colour, alpha=0.55, linewidth=0)
+  upper.set(xlim=(0, 1), ylim=(0, 1), ylabel='share right')
+  upper.grid(alpha=0.25)
+  lower.set(xlabel=PREDICTED, ylabel='count', xticks=np.arange(0, 1.01, 0.2))
+  figure.legend(fontsize=8, frameon=False, loc='outside upper left')
+  finish(figure)
+  figure.savefig(path, dpi=110)
+
+
+def critic(starts: tuple[np.ndarray, np.ndarray, Sequence[str]], tiers: Mapping[str, int], folder: str) -> None:
+  """Draws CARL's figures 2a (calibration.png) and 4 (values.png) of `competence.starts` into a folder."""
+  values, outcomes, names = starts
+  if not len(values):
+    return
+  place = pathlib.Path(folder)
+  place.mkdir(parents=True, exist_ok=True)
+  reliability({'held out': (values, outcomes)}, place / 'calibration.png')
+  figure, tier_of = new_figure(5.2, 3.4), np.array([tiers.get(name, 0) for name in names])
+  axes = figure.subplots()
+  for tier, colour, hatch in ((1, COLOURS[1], '//'), (2, COLOURS[0], '')):
+    inside = values[tier_of == tier]
+    mean = f', mean {inside.mean():.2f}' if len(inside) else ''
+    axes.hist(inside, bins=2 * calibration.BINS, range=(0, 1), density=len(inside) > 0, alpha=0.5, color=colour,
+              hatch=hatch, label=f'tier {tier}: n {len(inside)}{mean}')
+  axes.set(xlim=(0, 1), xlabel=PREDICTED, ylabel='density')
+  axes.legend(fontsize=8, frameon=False)
+  finish(figure)
+  figure.savefig(place / 'values.png', dpi=110)
+
+
+def readers(results: Mapping[str, Sequence[Mapping[str, Any]]], path: pathlib.Path) -> None:
+  """Draws F1 by data set (RSTool, figure 2): of the policy, and of readers with its evidence, one search, neither.
+
+  Args:
+    results: reader -> `rstool.predictions`. Whiskers are 95 % intervals, bootstrapped over questions.
+  """
+  ways = {'rstool': 'with evidence', 'rag': 'with one search', 'alone': 'alone'}
+  bars = {'the policy': ('policy', next(iter(results.values())))}
+  bars |= {f'{reader}, {shown}': (way, records) for way, shown in ways.items()
+           for reader, records in results.items()}
+  sources = list(dict.fromkeys(record['source'] for records in results.values() for record in records))
+  places, width = np.arange(len(sources)), 0.8 / len(bars)
+  figure = new_figure(max(5.2, 0.5 * len(bars) * len(sources) + 1.5), 4)
+  axes = figure.subplots()
+  for number, (label, (way, records)) in enumerate(bars.items()):
+    scores = [(record['source'], 100 * f1(record[way], record['golden_answers'])) for record in records]
+    values = [np.array([[score] for of, score in scores if of == source]) for source in sources]
+    means = np.array([metrics.mean(own)[0] for own in values])
+    ends = np.array([metrics.interval(metrics.resampled(own)) for own in values])[..., 0].T  # [2, sources]
+    axes.bar(places + (number - (len(bars) - 1) / 2) * width, means, width, label=label, edgecolor='white',
+             color=COLOURS[number % len(COLOURS)], hatch=HATCHES[number % len(HATCHES)],
+             yerr=np.abs(ends - means), error_kw={'linewidth': 0.8, 'ecolor': '#444444'})
+  axes.set(ylabel='F1 (%)', ylim=(0, 100), xticks=places, xticklabels=[name or 'questions' for name in sources])
+  figure.legend(fontsize=8, frameon=False, loc='outside upper left', ncols=2)
+  finish(figure)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  figure.savefig(path, dpi=110)

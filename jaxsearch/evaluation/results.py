@@ -1,0 +1,136 @@
+"""Files of results that others wrote: what is read of them, and what is said of a file that is none."""
+
+import collections
+import json
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pydantic
+from typing_extensions import TypedDict
+
+from jaxsearch.data.jsonl import DataError
+from jaxsearch.training import row_files
+
+
+class _Figures(pydantic.BaseModel, extra='allow'):
+  intervals: dict[str, tuple[float, float]]
+
+  @pydantic.model_validator(mode='after')
+  def _has_them(self):
+    for name in self.intervals:
+      if not isinstance(self.model_extra.get(name), int | float):
+        raise ValueError(f'no {name}')
+    return self
+
+
+class _Questions(TypedDict):
+  ids: str
+  golds: str
+  n: int
+  split: str | None
+
+
+class _Corpus(TypedDict):
+  name: str | None
+  sha256: str | None
+
+
+class _Index(TypedDict):
+  backend: str
+
+
+class _Manifest(TypedDict):
+  method: str
+  questions: dict[str, _Questions]
+  corpus: _Corpus
+  searched: bool
+  index: _Index
+  k: int
+  turns: int | None
+  metric: str
+  decoding: dict
+
+
+class _Record(TypedDict):
+  benchmark: str
+  id: str
+  em: float
+
+
+class _Result(pydantic.BaseModel):
+  """What a table reads of a result of bench."""
+  benchmarks: dict[str, _Figures]
+  macro: _Figures
+  hops: dict[str, _Figures] = {}
+  manifest: _Manifest
+  predictions: list[_Record]
+
+  @pydantic.model_validator(mode='after')
+  def _agree(self):
+    if missing := self.benchmarks.keys() - self.manifest['questions'].keys():
+      raise ValueError(f'manifest.questions has no {min(missing)}')
+    return self
+
+
+class _Span(TypedDict):
+  role: str
+  text: str
+
+
+class _Prediction(TypedDict):
+  id: str
+  question: str
+  golden_answers: list[str]
+  spans: list[_Span]
+
+
+class _Predictions(pydantic.BaseModel):
+  """What the viewer and a judge read of a result of eval or bench."""
+  predictions: list[_Prediction]
+
+
+def read_result(path: str) -> dict[str, Any]:
+  """Reads what `jaxsearch bench --out` wrote. Raises DataError for anything else, OSError."""
+  return _checked(path, 'bench', _Result, lambda: json.loads(pathlib.Path(path).read_bytes()))
+
+
+def read_predictions(path: str | os.PathLike) -> list[dict[str, Any]]:
+  """Reads the records of a result of eval or bench, finished or not. Raises DataError for anything else, OSError."""
+  path = pathlib.Path(path)
+  if path.name.endswith('.jsonl'):
+    read = lambda: {'predictions': [row['record'] for row in row_files.read(path) if 'record' in row]}
+  else:
+    read = lambda: json.loads(path.read_bytes())
+  return _checked(path, 'eval or bench', _Predictions, read)['predictions']
+
+
+def _checked(path: str | os.PathLike, command: str, model: type[pydantic.BaseModel],
+             read: Callable[[], Any]) -> Any:
+  """Returns what is read; DataError, which names the first fault, if it does not fit the model."""
+  fault = f'{path}: not a result of jaxsearch {command}'
+  try:
+    result = read()
+    model.model_validate(result)
+  except pydantic.ValidationError as error:
+    first = error.errors(include_url=False, include_input=False)[0]
+    raise DataError(f'{fault} ({".".join(map(str, first["loc"]))}: {first["msg"]})') from error
+  except (ValueError, TypeError, RecursionError) as error:
+    raise DataError(f'{fault}: not JSON') from error
+  return result
+
+
+def read_closed_book(path: str) -> dict[tuple[str, str], float]:
+  """Returns (benchmark, id) -> EM of a result of bench by an agent that never searched.
+
+  Raises DataError for another.
+  """
+  result = read_result(path)
+  if result['manifest']['searched']:
+    raise DataError(f'{path}: this agent searched, so its answers are not closed-book')
+  right = collections.defaultdict(list)
+  for record in result['predictions']:
+    right[record['benchmark'], record['id']].append(record['em'])
+  return {question: float(np.mean(samples)) for question, samples in right.items()}

@@ -1,0 +1,38 @@
+"""Figures against what the records say."""
+
+import pytest
+
+from jaxsearch.evaluation import figures
+
+
+def record(benchmark, name, em, searches=1, sample=0, golds=('a',)):
+  return {'benchmark': benchmark, 'id': name, 'sample': sample, 'em': em, 'f1': em, 'em_f1': em, 'em_substring': em,
+          'answer_recall': 0, 'searches': searches, 'model_calls': 1, 'tokens': 5, 'prediction': 'a' if em else 'b',
+          'golden_answers': list(golds)}
+
+
+def test_means_are_over_questions_then_over_benchmarks():
+  records = [record('nq', '1', 1.0), record('nq', '1', 0.0, sample=1), record('nq', '2', 1.0),
+             record('nq', '2', 1.0, sample=1), *(record('popqa', str(i), 0.0) for i in range(20))]
+  scores = figures.scores(records)
+  nq, macro = scores['benchmarks']['nq'], scores['macro']
+  assert (nq['em'], nq['n'], macro['em'], nq['pass@2']) == (0.75, 2, 0.375, 1.0) and 'seconds' not in macro
+  assert scores['hops'] == {'single-hop': macro}
+  scores = figures.scores([*records, record('musique', '1', 1.0), record('gsm8k', '1', 0.0)])
+  assert {kind: (of['em'], of['n'], of['benchmarks']) for kind, of in scores['hops'].items()} == {
+    'single-hop': (0.375, 22, 2), 'multi-hop': (1.0, 1, 1)} and scores['macro']['em'] == (0.75 + 0 + 1 + 0) / 4
+
+
+def test_needless_and_missing_searches():
+  searches = {'1': (1.0, 2), '2': (1.0, 0), '3': (0.0, 0), '4': (1.0, 1), '5': (1.0, 1), '6': (1.0, 0)}
+  records = [record('nq', name, em, searches=number) for name, (em, number) in searches.items()]
+  known = {('nq', name): float(name in '12') for name in '12345'}
+  nq = figures.scores(records, closed_book=known)['benchmarks']['nq']
+  assert nq['needless_searches'] == 1 / 2 and nq['missing_searches'] == pytest.approx(1 / 3)
+  assert nq['em_closed_book'] == 2 / 5
+
+
+def test_answers_in_the_corpus_are_counted_apart():
+  records = [record('nq', '1', 1.0, golds=('x', 'y')), record('nq', '2', 0.0, golds=('y',)), record('nq', '3', 0.0)]
+  nq = figures.scores(records, in_corpus={'y'})['benchmarks']['nq']
+  assert nq['share_in_corpus'] == pytest.approx(2 / 3) and nq['em_in_corpus'] == 1 / 2

@@ -1,0 +1,34 @@
+"""Hashes of files and of prompts."""
+
+from configs import quickstart
+from jaxsearch import setup
+from jaxsearch.evaluation import manifest
+from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.sampler.driver import Agent
+from jaxsearch.world import files as world
+
+
+def test_the_hash_of_a_name_is_that_of_all_its_files(tmp_path):
+  first, second = tmp_path / 'a.json', tmp_path / 'b.json'
+  first.write_text('1')
+  second.write_text('2')
+  joined = manifest.hash_of(f'hotpotqa:{first}+{second}')
+  assert len(joined) == 64 and manifest.hash_of('world:test') is None
+  assert manifest.hash_of(str(first)) == manifest.hash_of(f'gsm8k:{first}') != joined
+  second.write_text('3')
+  assert manifest.hash_of(f'hotpotqa:{first}+{second}') != joined
+
+
+def test_prompts_are_told_apart(tmp_path):
+  class Engine:
+    tokenizer = Tokenizer.load(world.folder())
+
+  def found(**grow):
+    config = quickstart.get_config()
+    config.grow.update(template=grow.pop('template', 'world'), max_turns=grow.pop('max_turns', 3))
+    agent: Agent = setup.make_agent(config, Engine, None)
+    return manifest.prompt_hash(agent, dict(config.grow) | grow)
+
+  assert found() == found(max_turns=2) != found(template='search_r1')
+  (tmp_path / 'thought.txt').write_text('One thought about {question}:')
+  assert found(prompts=str(tmp_path)) != found()

@@ -1,0 +1,47 @@
+"""Results of bench as other commands read them."""
+
+import json
+
+import pytest
+
+from jaxsearch.data.jsonl import DataError
+from jaxsearch.evaluation import figures, results
+from tests.evaluation.test_figures import record
+from tests.evaluation.test_table import MANIFEST
+
+
+def test_a_closed_book_result_never_searched(tmp_path):
+  records = [record('nq', '1', 1.0), record('nq', '1', 0.0, sample=1), record('hotpotqa', '1', 1.0)]
+  result = figures.scores(records) | {'manifest': MANIFEST, 'predictions': records}
+  path = tmp_path / 'r.json'
+  path.write_text(json.dumps(result))
+  with pytest.raises(DataError, match='this agent searched'):
+    results.read_closed_book(path)
+  path.write_text(json.dumps(result | {'manifest': MANIFEST | {'searched': False}}))
+  assert results.read_closed_book(path) == {('nq', '1'): 0.5, ('hotpotqa', '1'): 1.0}
+  path.write_text('[]')
+  with pytest.raises(DataError, match='not a result of jaxsearch bench'):
+    results.read_closed_book(path)
+
+
+GOOD = {'id': '1', 'question': 'Who?', 'golden_answers': ['a'], 'spans': [{'role': 'policy', 'text': 'A'}]}
+
+
+def test_predictions_are_read_of_results_finished_or_not(tmp_path):
+  done, part = tmp_path / 'r.json', tmp_path / 'r.json.part.jsonl'
+  done.write_text(json.dumps({'em': 1.0, 'predictions': [GOOD]}))
+  part.write_text(json.dumps({'identity': {}}) + '\n' + json.dumps({'number': 0, 'record': GOOD}) + '\n')
+  assert results.read_predictions(done) == results.read_predictions(part) == [GOOD]
+
+
+@pytest.mark.parametrize(('content', 'message'), [
+  ('{"predictions": [', 'a.json: not a result of jaxsearch eval or bench: not JSON'), ('[' * 100000, 'not JSON'),
+  ('[]', 'not a result of jaxsearch eval or bench'), ('{"em": 1}', 'predictions: Field required'),
+  ('{"predictions": [3]}', 'predictions.0: '),
+  (json.dumps({'predictions': [GOOD, GOOD | {'spans': [{'role': 'policy'}]}]}), 'predictions.1.spans.0.text: '),
+  (json.dumps({'predictions': [{name: GOOD[name] for name in ('id', 'question')}]}), 'predictions.0.golden_answers: '),
+])  # fmt: skip
+def test_other_files_are_refused(tmp_path, content, message):
+  (tmp_path / 'a.json').write_text(content)
+  with pytest.raises(DataError, match=message):
+    results.read_predictions(tmp_path / 'a.json')
