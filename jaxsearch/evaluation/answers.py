@@ -29,6 +29,7 @@ from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import Request, Sampling, add_failures, failing
 from jaxsearch.tools.calls import texts_of
 from jaxsearch.training import row_files
+from jaxsearch.training.runs import failures_of_all
 from jaxsearch.trees.tree import Tree
 
 CALLS = ('tool_calls', 'searches_', 'calls_', 'service_calls', 'last_')  # how counts of calls begin
@@ -190,12 +191,12 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
   questions, tiers = read_held_out(config)
   for temperature in config.eval.temperatures:
     watch, part = Watch(), meshes.own_part()  # every process answers some of them
-    trees, _ = rollout(agent, questions[part], jax.random.key(config.seed), sampling=Sampling(temperature),
-                       numbers=range(len(questions))[part], observer=watch)
+    trees, counts = rollout(agent, questions[part], jax.random.key(config.seed), observer=watch,
+                            sampling=Sampling(temperature), numbers=range(len(questions))[part])
     if assess is not None:
       assess(trees)
     records, _ = meshes.gather_items([watch.record(tree) for tree in trees])
     tables = competence.tables(records, tiers, config.eval.right)
     numbers = {name: value for name, value in tables.items() if isinstance(value, (int, float))}
-    yield {'step': step, 'temperature': temperature} | means(records) | numbers | add_failures(records) | {
-      'samples': records[:SAMPLES]}
+    row = {'step': step, 'temperature': temperature} | means(records) | numbers | failures_of_all(counts)
+    yield row | {'samples': records[:SAMPLES]}
