@@ -41,7 +41,8 @@ def open_demonstrations(config: ml_collections.ConfigDict, tokenizer) -> tuple[i
   source = name.partition(':')[0]
   if source not in registry.ENTRIES['demonstrations']:
     forest = read_demonstrations(name, tokenizer)
-    return len(forest), forest.__getitem__
+    # A new tree each time: a batch at the end of an epoch may have the same demonstration twice.
+    return len(forest), lambda index: Tree.from_json(forest[index].to_json(), tokenizer, None)
   gold_example = registry.find('demonstrations', source)
   questions = setup.load_questions(config, name)
 

@@ -112,4 +112,4 @@ def test_a_reader_behind_a_server_answers_or_does_not(url):
   questions = [Question(name, asking(name), ('x',)) for name in names]
   records = rstool.ask_reader(reader, questions, ['A city.'] * len(names), Nothing(), 1)
   failed = [kind(name, 'chat') is not None for name in names]
-  assert [record['rag'] is None for record in records] == ['last_reader_failure' in record for record in records] == failed
+  assert [record['rag'] is None for record in records] == ['last_service_failure' in record for record in records] == failed
