@@ -68,8 +68,9 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, wanted: Sequ
   load = {'temporary': run.load, 'total': run.resident('load') + run.load}
   highest = max(load['total'], *(program['memory']['total'] for program in figures.values()))
   limit = FULL * target.device.memory
-  times = step.calls(work, config, hosts=run.hosts, slots=run.engine.slots, segment=run.engine.segment_steps,
-                     prefill=math.prod(run.programs['prefill'].args[3].shape))
+  prefill = math.prod(run.programs['prefill'].args[3].shape)
+  times = step.calls(work, config, scored=programs.score_passes(config), hosts=run.hosts,
+                     slots=run.engine.slots, segment=run.engine.segment_steps, prefill=prefill)
   phases = step.step_seconds(seconds, times)
   complete = not wanted and all(found.collectives is not None for found in compiled_programs.values())
   derived = ('decoded', 'prefilled', 'trained', 'mean_length')

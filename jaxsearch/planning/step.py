@@ -68,11 +68,12 @@ def work(config: ml_collections.ConfigDict, turns: int | None = None, tokens: in
   return Work(config.questions_per_step, trees, grow.get('k', 1), turns, prompt, tokens, observation)
 
 
-def calls(work: Work, config: ml_collections.ConfigDict, *, hosts: int, slots: int, segment: int,
+def calls(work: Work, config: ml_collections.ConfigDict, *, scored: int, hosts: int, slots: int, segment: int,
           prefill: int) -> dict[str, tuple[float, float]]:
   """Returns program -> (calls in a step, turns of its loop in a step), each on all devices at once.
 
   Args:
+    scored: passes over a batch, see `programs.score_passes`.
     slots: paths that a host decodes at a time, full until the last are left.
     segment: tokens of a decode segment.
     prefill: tokens that a host prefills in a call.
@@ -84,7 +85,6 @@ def calls(work: Work, config: ml_collections.ConfigDict, *, hosts: int, slots: i
   updates = math.ceil(kept / (config.train.mini_batch or kept))
   rows = math.ceil(work.trained * kept / work.trees / config.train.row_length)
   micro = updates * math.ceil(rows / updates / config.train.micro_rows)
-  scored = bool(config.loss.kl_coef) + (config.train.old_logprobs == 'recompute')
   trained = config.train.epochs * updates, config.train.epochs * micro
   return {'decode': (steps / segment, steps), 'prefill': (work.prefilled / (hosts * prefill), 0),
           'score': (scored * updates, scored * micro), 'values': (1, micro),

@@ -112,6 +112,16 @@ def test_a_host_that_is_too_small_for_the_samplers_weights_is_named(config, targ
   assert said.startswith("hosts of more devices: the sampler's weights take 0.0 GiB of each device")
 
 
+@pytest.mark.parametrize('changes, passes', [
+  ({}, 1), ({'loss.kl_coef': 0.0}, 0), ({'train.mini_batch': 4, 'dtype': 'bfloat16'}, 2),
+  ({'train.mini_batch': 4}, 1), ({'train.epochs': 2, 'train.old_logprobs': 'recompute', 'loss.kl_coef': 0.0}, 1)])
+def test_what_is_scored_before_updates(config, changes, passes):
+  """The reference, and the policy where its own log-probabilities are the old ones of more than one update."""
+  with config.unlocked():
+    config.update_from_flattened_dict(changes)
+  assert programs.score_passes(config) == passes
+
+
 @pytest.mark.parametrize('master, dtype', [(True, 'bfloat16'), (False, 'float32')])
 def test_new_weights_are_a_cast_copy(config, target, master, dtype):
   with config.unlocked():

@@ -47,14 +47,15 @@ def test_calls_of_a_step():
   """2560 chains on 2 hosts of 256 slots: five rounds; 2560 rows in two updates of 80 micro-batches each."""
   config = load('search_r1_grpo_qwen2_5_3b')
   work = dataclasses.replace(step.work(config), prompt=0, observation=0, tokens=512, turns=7)  # 4096 tokens a chain
-  calls = step.calls(work, config, hosts=2, slots=256, segment=32, prefill=2048)
+  sizes = dict(hosts=2, slots=256, segment=32, prefill=2048)
+  calls = step.calls(work, config, scored=1, **sizes)
   assert calls['decode'] == (5 * 4096 / 32, 5 * 4096) and calls['prefill'] == (0, 0)
   assert calls['update'] == (2, 160) and calls['score'] == (2, 160)
-  few = step.calls(dataclasses.replace(work, trees=10), config, hosts=2, slots=256, segment=32, prefill=2048)
+  few = step.calls(dataclasses.replace(work, trees=10), config, scored=1, **sizes)
   assert few['decode'][1] == 4096  # slots that stay empty do not make it faster
   with config.unlocked():
-    config.train.update(epochs=3, old_logprobs='recompute')
-  more = step.calls(work, config, hosts=2, slots=256, segment=32, prefill=2048)
+    config.train.epochs = 3
+  more = step.calls(work, config, scored=2, **sizes)
   assert more['update'] == (6, 480) and more['score'] == (4, 320)
 
 
@@ -62,7 +63,7 @@ def test_cusearch_trains_on_what_it_keeps():
   config = load('cusearch_qwen2_5_3b')
   work = step.work(config)
   rows = math.ceil(work.trained * 96 / 192 / 4096)
-  updates, micro = step.calls(work, config, hosts=2, slots=96, segment=32, prefill=2048)['update']
+  updates, micro = step.calls(work, config, scored=1, hosts=2, slots=96, segment=32, prefill=2048)['update']
   assert updates == 3 and micro * 16 >= rows > (micro - updates) * 16
 
 
