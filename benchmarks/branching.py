@@ -2,12 +2,13 @@
 
     python benchmarks/branching.py [--threshold 0] [--steps 4] [--repeats 4]
 
-The embedded world's policy and questions. Reviews are scored and written by the policy, and the world's judge is asked about what
-right traces found; nothing is probed. Search-R1 is the same method without revisions and without a judge. The two take turns on
-the same questions. The learning rate is 0, so each repeat does the same work. The first one compiles and does not count; the
-fastest of the others does. The last line is one JSON object: seconds a step and their ratio, the share of drafts that were
-revised (a higher threshold revises fewer), what was decoded and prefilled against Search-R1, the judge's calls and seconds a
-step, and the share of all context that was in the cache. The world's judge is a function: a model behind a server adds its time.
+The embedded world's policy and questions. Reviews are scored and written by the policy, and the world's judge
+is asked about what right traces found; nothing is probed. Search-R1 is the same method without revisions and
+without a judge. The two take turns on the same questions. The learning rate is 0, so each repeat does the
+same work. The first one compiles and does not count; the fastest of the others does. The last line is one
+JSON object: seconds a step and their ratio, the share of drafts that were revised (a higher threshold revises
+fewer), what was decoded and prefilled against Search-R1, the judge's calls and seconds a step, and the share
+of all context that was in the cache. The world's judge is a function: a model behind a server adds its time.
 """
 
 import argparse
@@ -22,29 +23,28 @@ from configs import search_r2
 from jaxsearch import methods, setup
 from jaxsearch.data.questions import QuestionBatches
 from jaxsearch.methods import Context
+from jaxsearch.training import growing, loop, progress
 from jaxsearch.training import learner as learners
-from jaxsearch.training import loop, progress
 
 
-def learner_of(method: str, threshold: float, out: str):
-  config = search_r2.get_config()
-  config.unlock()
-  config.out = out
-  config.optim.learning_rate = 0.0
-  revises = method == 'search_r2'
+def learner_of(revises: bool, threshold: float, out: str) -> learners.Learner:
+  config = search_r2.get_config().unlock()
+  config.out, config.optim.learning_rate = out, 0.0
   config.grow.update(threshold=threshold, max_revisions=int(revises), process=revises)
   return learners.make_learner(config)
 
 
-def step(learner, method, questions, number: int) -> tuple[float, dict]:
-  """Seconds of one training step, and its metrics."""
+def step(learner: learners.Learner, method, questions, number: int) -> tuple[float, dict]:
+  """Makes one training step; returns its seconds and metrics."""
   start, clock = time.perf_counter(), progress.Clock()
   context = Context(number, np.random.default_rng(number), learner.memory)
-  groups, row = loop.grow(learner, loop.begin(learner, method, questions, context))
+  agent = learners.prepare(learner, number)
+  current = growing.begin(learner.config, method, agent, learner.key, questions, context)
+  groups, row = loop.grow(learner, current)
   method.credit(groups, context, **learner.config.credit)
   trained = loop.credited(groups)
   row |= loop.summary(groups, trained)
-  row |= loop.update(learner, trained, number, clock)
+  row |= learners.update(learner, trained, number, clock)
   jax.block_until_ready(learner.state.params)
   return time.perf_counter() - start, row
 
@@ -57,31 +57,34 @@ def main():
   args = parser.parse_args()
   method = methods.find_method('search_r2')
   with tempfile.TemporaryDirectory() as folder:
-    learners = {name: learner_of(name, args.threshold, folder) for name in ('search_r1', 'search_r2')}
-    config = learners['search_r1'].config
-    batches = QuestionBatches(setup.load_questions(config, config.data.questions), config.questions_per_step, seed=config.seed)
-    seconds, rows = {name: [] for name in learners}, {name: [] for name in learners}
+    pair = {'search_r1': learner_of(False, args.threshold, folder),
+            'search_r2': learner_of(True, args.threshold, folder)}
+    config = pair['search_r1'].config
+    questions = setup.load_questions(config, config.data.questions)
+    batches = QuestionBatches(questions, config.questions_per_step, seed=config.seed)
+    seconds, rows = {name: [] for name in pair}, {name: [] for name in pair}
     for number in range(1, args.steps + 1):
-      questions = next(batches)
-      times = {name: [] for name in learners}
+      asked, times = next(batches), {name: [] for name in pair}
       for _ in range(1 + args.repeats):
-        for name, learner in learners.items():
-          elapsed, row = step(learner, method, questions, number)
+        for name, learner in pair.items():
+          elapsed, row = step(learner, method, asked, number)
           times[name].append(elapsed)
           rows[name].append(row)
-      for name in learners:
+      for name in pair:
         seconds[name].append(min(times[name][1:]))
-  mean = {name: float(np.mean(values)) for name, values in seconds.items()}
-  ratios = sorted(b / a for a, b in zip(*seconds.values()))
+  one, two = (float(np.mean(values)) for values in seconds.values())
+  steps = sorted(b / a for a, b in zip(*seconds.values()))
   of = lambda name, figure: float(np.mean([row[figure] for row in rows[name]]))
-  times = lambda figure: round(of('search_r2', figure) / of('search_r1', figure), 3)
+  ratio = lambda figure: round(of('search_r2', figure) / of('search_r1', figure), 3)
   reused, prefilled = of('search_r2', 'tokens_reused'), of('search_r2', 'tokens_prefilled')
   print(json.dumps({
-    'device': jax.devices()[0].device_kind, 'search_r1_seconds': round(mean['search_r1'], 2),
-    'search_r2_seconds': round(mean['search_r2'], 2), 'times_search_r1': round(mean['search_r2'] / mean['search_r1'], 3),
-    'steps': [round(ratio, 2) for ratio in ratios], 'revised': round(of('search_r2', 'revised_per_tree'), 3),
-    'tokens_decoded_times': times('tokens_decoded'), 'tokens_prefilled_times': times('tokens_prefilled'),
-    'judge_calls': round(of('search_r2', 'service_calls'), 1), 'judge_seconds': round(of('search_r2', 'seconds_services'), 3),
+    'device': jax.devices()[0].device_kind,
+    'search_r1_seconds': round(one, 2), 'search_r2_seconds': round(two, 2),
+    'times_search_r1': round(two / one, 3), 'steps': [round(value, 2) for value in steps],
+    'revised': round(of('search_r2', 'revised_per_tree'), 3),
+    'tokens_decoded_times': ratio('tokens_decoded'), 'tokens_prefilled_times': ratio('tokens_prefilled'),
+    'judge_calls': round(of('search_r2', 'service_calls'), 1),
+    'judge_seconds': round(of('search_r2', 'seconds_services'), 3),
     'reused_share': round(reused / (reused + prefilled), 3)}))
 
 
