@@ -53,6 +53,9 @@ def test_the_simulator_of_the_config_follows_its_curriculum():
   assert isinstance(backend, SimulatedSearch) and backend.noise == 0.0
   assert backend.search(['Wuxi'], 2) == open_backend(settings(), 'world').search(['Wuxi'], 2)
   assert open_backend(settings(backend='simulated', noise_eval=0.3), 'world').noise == 0.3
+  noisy = [open_backend(settings(backend='simulated', noise_eval=1.0, noise_false=false), 'world').search(['capital of Peru'])
+           for false in (False, True)]
+  assert noisy[0] != noisy[1]  # true facts of no help, or false ones
   backend.set_step(config.steps, config.steps)
   assert backend.noise == pytest.approx(0.5)
   queries = [question.question for question in world.questions('rl')[:300]]
