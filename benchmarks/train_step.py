@@ -87,7 +87,7 @@ def ours(data, steps: int) -> dict:
   rng = np.random.default_rng(1)
   for tree in forest:
     for node in tree.nodes(Role.POLICY):
-      node.logprobs, node.advantages = rng.normal(-9, 0.1, len(node.tokens)).tolist(), float(rng.normal())
+      node.sampler_logprobs, node.advantages = rng.normal(-9, 0.1, len(node.tokens)).tolist(), float(rng.normal())
   longest = max(tree.count() for tree in forest)
   rows = lay_out(forest, longest, pad_id=0)
   mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])

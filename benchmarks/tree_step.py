@@ -44,7 +44,7 @@ def grown(rng: np.random.Generator) -> Tree:
     siblings = []
     for _ in range(SIBLINGS):
       siblings.append(node.append(rng.integers(CONFIG.vocab_size, size=CANDIDATE), Role.POLICY,
-                                  logprobs=rng.normal(-9.0, 0.1, CANDIDATE)))
+                                  sampler_logprobs=rng.normal(-9.0, 0.1, CANDIDATE)))
       siblings[-1].advantages = float(rng.normal())
     if step < STEPS - 1:
       chosen = siblings[rng.integers(SIBLINGS)]
@@ -58,7 +58,7 @@ def separate(tree: Tree) -> list[Tree]:
   for node in tree.nodes(Role.POLICY):
     alone = Tree(None)
     prefix = alone.root.append(node.parent.path_tokens(), Role.PROMPT)
-    own = prefix.append(node.tokens, Role.POLICY, logprobs=node.logprobs)
+    own = prefix.append(node.tokens, Role.POLICY, sampler_logprobs=node.sampler_logprobs)
     own.advantages = node.advantages
     found.append(alone)
   return found
@@ -71,7 +71,7 @@ def group(rng: np.random.Generator, question: Question) -> list[Tree]:
   for chain in chains:
     size = rng.integers(SHORTEST, LONGEST + 1)
     node = chain.root.append(prompt, Role.PROMPT).append(
-      rng.integers(CONFIG.vocab_size, size=size), Role.POLICY, logprobs=rng.normal(-9.0, 0.1, size))
+      rng.integers(CONFIG.vocab_size, size=size), Role.POLICY, sampler_logprobs=rng.normal(-9.0, 0.1, size))
     node.advantages = float(rng.normal())
   return chains
 

@@ -28,9 +28,9 @@ const SIGNALS = {
   role: {value: () => null, colour: (span) => tint(ROLES[span.role][1], ROLES[span.role][0]), scale: () => ''},
   advantage: {value: (s, i) => s.trained === false ? null : at(s.advantages ?? s.advantage, i), full: (values) => Math.max(...values.map(Math.abs), 1e-6), scale: (full) => [`−${number(full)}`, RED, BLUE, `+${number(full)}`]},
   value: {value: (s, i) => at(s.values ?? s.value, i), full: (values) => Math.max(1, ...values), colour: (s, v, full) => v === null ? null : tint(.75 * Math.max(0, Math.min(1, v / full)), GREEN), scale: (full) => ['0', null, GREEN, number(full)]},
-  'log-probability': {value: (s, i) => at(s.logprobs, i), full: () => 4, colour: (s, v, full) => v === null ? null : tint(.8 * Math.min(1, -v / full), ORANGE), scale: () => ['0 (sure)', null, ORANGE, '−4']},
-  ratio: {value: (s, i) => { const a = at(s.old_logprobs, i), b = at(s.logprobs, i); return a === null || b === null ? null : Math.exp(a - b) }, full: () => .2, colour: (s, v, full) => v === null ? null : diverging(Math.log(v), full), scale: () => ['0.8', RED, BLUE, '1.2'], why: 'trainer / sampler'},
-  'drift from reference': {value: (s, i) => { const a = at(s.logprobs, i), b = at(s.ref_logprobs, i); return a === null || b === null ? null : a - b }, full: (values) => Math.max(.05, Math.min(2, ...[Math.max(0, ...values.map(Math.abs))])), scale: (full) => [`−${number(full)} nats`, RED, BLUE, `+${number(full)}`], why: 'log-probability minus that of the reference'},
+  'log-probability': {value: (s, i) => at(s.sampler_logprobs, i), full: () => 4, colour: (s, v, full) => v === null ? null : tint(.8 * Math.min(1, -v / full), ORANGE), scale: () => ['0 (sure)', null, ORANGE, '−4']},
+  ratio: {value: (s, i) => { const a = at(s.old_logprobs, i), b = at(s.sampler_logprobs, i); return a === null || b === null ? null : Math.exp(a - b) }, full: () => .2, colour: (s, v, full) => v === null ? null : diverging(Math.log(v), full), scale: () => ['0.8', RED, BLUE, '1.2'], why: 'trainer / sampler'},
+  'drift from reference': {value: (s, i) => { const a = at(s.sampler_logprobs, i), b = at(s.ref_logprobs, i); return a === null || b === null ? null : a - b }, full: (values) => Math.max(.05, Math.min(2, ...[Math.max(0, ...values.map(Math.abs))])), scale: (full) => [`−${number(full)} nats`, RED, BLUE, `+${number(full)}`], why: 'log-probability minus that of the reference'},
   mask: {value: (s) => s.trained === undefined ? null : +s.trained, full: () => 1, colour: (s, v) => v === null ? null : v ? tint(.4, BLUE) : tint(.22, GREY), scale: () => ['not trained', GREY, BLUE, 'trained']}}
 let signal = 'role', wanted = 'role'  // the colour that is shown, and the one to show where there is any
 const length = (span) => span.ids ? span.ids.length : typeof span.tokens === 'number' ? span.tokens : Math.max(1, Math.round(span.text.length / 4))
@@ -183,7 +183,7 @@ function blockOf(node, record, found, full) {
   if (span.stop) bits.push(`stop ${span.stop}`)
   if (span.trained === false && span.role === 'policy') bits.push('not trained')
   for (const [name, value] of Object.entries(span.notes || {})) bits.push(`${name.replaceAll('_', ' ')} ${number(value)}`)
-  if (span.logprobs && span.logprobs.length) bits.push(`mean log-probability ${number(mean(span.logprobs))}`)
+  if (span.sampler_logprobs && span.sampler_logprobs.length) bits.push(`mean log-probability ${number(mean(span.sampler_logprobs))}`)
   const value = at(span.values ?? span.value, 0)
   const label = make('div', {class: 'label'}, bits.join(' · '), value !== null ? ` · V ${number(value)}` : '', ...(credit !== null && span.trained !== false ? [' · advantage ', make('b', {}, many ? `${signed(Math.min(...span.advantages))} to ${signed(Math.max(...span.advantages))}` : signed(credit))] : []))
   const box = make('div', {class: `block ${span.role}${node.dropped || node.forgotten ? ' gone' : ''}`, 'data-span': node.i}, label)

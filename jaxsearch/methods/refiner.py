@@ -48,7 +48,7 @@ def review(tree: Tree, leaf: Node, *, threshold: float, refiner: str, random_sha
   cuts /= cuts.sum()
   margin = np.logaddexp.reduce(totals[1:]) - totals[0]
   flawed = int(tree.rng.choice(steps, p=cuts)) + 1 if margin >= threshold else 0
-  written = asked.append(replies[flawed], Role.POLICY, logprobs=logprobs[flawed])
+  written = asked.append(replies[flawed], Role.POLICY, sampler_logprobs=logprobs[flawed])
   written.data['meta'], written.trained = True, refiner == 'policy'
   return flawed, cuts
 

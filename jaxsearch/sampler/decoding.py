@@ -49,7 +49,7 @@ class Decoding:
     self.numbers = list(range(engine.slots))[::-1]  # that are not taken
     self.slots = Slots(*(np.zeros(engine.slots, np.asarray(value).dtype) for value in Slots(0)))
     self.tokens = np.zeros((engine.slots, engine.length + engine.segment_steps), np.int32)  # generated so far
-    self.logprobs = np.zeros(self.tokens.shape, np.float32)
+    self.sampler_logprobs = np.zeros(self.tokens.shape, np.float32)
     self.generated = np.zeros(engine.slots, int)
     # In each lane: slots that decode; requests in `ready`.
     self.decoding, self.claimed = np.zeros((2, engine.lanes), int)
@@ -225,7 +225,7 @@ class Decoding:
     schedule.counts['tokens_decoded'] += int(counts.sum())
     # Behind what a slot has is overwritten later.
     where = numbers[:, None], self.generated[numbers][:, None] + np.arange(steps)
-    self.tokens[where], self.logprobs[where] = tokens[:, :steps], logprobs[:, :steps]
+    self.tokens[where], self.sampler_logprobs[where] = tokens[:, :steps], logprobs[:, :steps]
     self.generated[numbers] += counts
     last = tokens[np.arange(len(numbers)), counts - 1]
     for array, new in zip((self.slots.tokens, self.slots.lengths, self.slots.remaining, self.slots.states),
@@ -243,7 +243,7 @@ class Decoding:
     self.numbers.append(number)
     self.decoding[row.lane] -= 1
     pending.episode.counts['tokens_decoded'] += int(size)
-    tokens, logprobs = self.tokens[number, :size], self.logprobs[number, :size]
+    tokens, logprobs = self.tokens[number, :size], self.sampler_logprobs[number, :size]
     self.engine.rows.hold(row, np.concatenate([pending.path.tokens, tokens[:-1]]))
     row.busy = False
     return pending, _span(pending, self._stop(number, pending.request), tokens.tolist(), logprobs.tolist())
@@ -266,6 +266,6 @@ def _path(pending: Pending, cue: Sequence[int] = ()) -> np.ndarray:
 
 
 def _span(pending: Pending, stop: str, tokens: Sequence[int], logprobs: Sequence[float]) -> Any:
-  node = pending.request.node.append(tokens, Role.POLICY, logprobs=logprobs)
+  node = pending.request.node.append(tokens, Role.POLICY, sampler_logprobs=logprobs)
   node.stop = stop
   return node

@@ -211,7 +211,7 @@ def summary(groups: Groups, trained: Groups) -> dict[str, float]:
     'groups_alike_wrong': [len({tree.reward for tree in group}) == 1 and not any(scores)
                            for group, scores in zip(groups, right) if len(group) > 1],
     'em': [score for scores in right for score in scores],
-    'logprob': [logprob for node in written for logprob in node.logprobs or ()],
+    'logprob': [logprob for node in written for logprob in node.sampler_logprobs or ()],
     'tokens_per_tree': [tree.count() for tree in trees],
   }  # fmt: skip
   values |= {f'stop_{reason}_share': [tree.stop == reason for tree in trees] for reason in Stop}

@@ -27,7 +27,7 @@ from jaxsearch.trees.tree import Node, Role, Tree
 
 FILE = 'rollouts.jsonl.gz'
 # Of a node, per token.
-SIGNALS = ('logprobs', 'old_logprobs', 'ref_logprobs', 'advantages', 'values', 'returns')
+SIGNALS = ('sampler_logprobs', 'old_logprobs', 'ref_logprobs', 'advantages', 'values', 'returns')
 _GZIP = 31  # zlib's name of the format
 
 
@@ -90,7 +90,7 @@ def record(tree: Tree, step: int) -> dict[str, Any]:
           'question': question.question, 'golden_answers': list(question.golden_answers),
           'prediction': tree.answer, 'em': question.score(tree.answer),
           'reward': None if tree.reward is None else _rounded(tree.reward), 'searches': tree.metrics['searches'],
-          'tokens': sum(len(node.tokens) for node in nodes if node.logprobs), 'stop': tree.stop,
+          'tokens': sum(len(node.tokens) for node in nodes if node.sampler_logprobs), 'stop': tree.stop,
           'metrics': {name: _rounded(value) for name, value in tree.metrics.items()}, 'spans': shown}
 
 

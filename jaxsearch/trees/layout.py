@@ -29,7 +29,7 @@ import numpy as np
 from jaxsearch import losses
 from jaxsearch.trees.tree import Node, Tree
 
-CREDIT = ('advantages', 'logprobs', 'values', 'returns')  # of a trained span, each one number or one per token
+CREDIT = ('advantages', 'sampler_logprobs', 'values', 'returns')  # of a trained span, each one number or one per token
 AGGREGATIONS = ('token-mean', 'span-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean')  # see `loss_weights`
 
 
@@ -270,6 +270,6 @@ def _credit(rows: TrainingRows, row: int, columns: np.ndarray, node: Node, weigh
       ('spans', bears_loss), ('loss_weights', penalty_weights), ('value_weights', value_weights),
       ('kl_weights', penalty_weights * kl),
       ('gains', weights * np.maximum(found['advantages'], 0)), ('losses', weights * np.maximum(-found['advantages'], 0)),
-      ('sampler_logprobs', bears_loss * found['logprobs']),
+      ('sampler_logprobs', bears_loss * found['sampler_logprobs']),
       ('values', value_weights * found['values']), ('returns', value_weights * found['returns'])):
     getattr(rows, name)[row, columns] += values

@@ -47,7 +47,7 @@ class Node:
   parent: Node | None = field(repr=False)
   role: Role
   tokens: list[int]  # ids of this span only, with the end token where the policy chose to end
-  logprobs: list[float] | None = field(default=None, repr=False)  # per token; None: not sampled
+  sampler_logprobs: list[float] | None = field(default=None, repr=False)  # per token; None: not sampled
   trained: bool = False  # whether its tokens bear a loss; `layout` builds the loss mask from this alone
   stop: str | None = None  # why it ended: the stop string that was found, or a reason of the sampler
   advantages: float | np.ndarray | None = None  # credit of the span, one number or one per token
@@ -57,23 +57,22 @@ class Node:
   children: list[Node] = field(default_factory=list, repr=False)  # alternatives to each other
 
   def append(self, text_or_ids: str | Sequence[int], role: Role, *,
-             logprobs: Sequence[float] | None = None) -> Node:
+             sampler_logprobs: Sequence[float] | None = None) -> Node:
     """Adds a span after this one and returns it.
 
     Args:
       text_or_ids: token ids, or text that is tokenised here, once.
-      logprobs: one per token; only sampled (POLICY) spans have them, a demonstration has none.
+      sampler_logprobs: one per token; only sampled (POLICY) spans have them, a demonstration has none.
     Raises:
       ValueError: log-probabilities for a span that was not sampled, or not one per token.
     """
     tokens = self.tree.tokenizer.encode(text_or_ids) if isinstance(text_or_ids, str) else text_or_ids
     tokens = [int(token) for token in tokens]
-    if logprobs is not None:
-      if role is not Role.POLICY:
-        raise ValueError(f'log-probabilities for a {role.value} span, which was not sampled from the policy')
-      logprobs = [float(logprob) for logprob in logprobs]
-      if len(logprobs) != len(tokens):
-        raise ValueError(f'{len(logprobs)} log-probabilities for a span of {len(tokens)} tokens')
+    logprobs = None if sampler_logprobs is None else [float(logprob) for logprob in sampler_logprobs]
+    if logprobs is not None and role is not Role.POLICY:
+      raise ValueError(f'log-probabilities for a {role.value} span, which was not sampled from the policy')
+    if logprobs is not None and len(logprobs) != len(tokens):
+      raise ValueError(f'{len(logprobs)} log-probabilities for a span of {len(tokens)} tokens')
     child = Node(self.tree, self, role, tokens, logprobs, trained=role is Role.POLICY)
     self.children.append(child)
     return child
@@ -82,7 +81,8 @@ class Node:
     """Makes its only child, a span that was sampled after it, a part of this one."""
     child, = self.children
     self.tokens += child.tokens
-    self.logprobs = None if self.logprobs is None else self.logprobs + child.logprobs
+    if self.sampler_logprobs is not None:
+      self.sampler_logprobs += child.sampler_logprobs
     self.stop, self.children = child.stop, child.children
 
   @property
@@ -207,7 +207,7 @@ class Tree:
     return sum(len(node.tokens) for node in self.walk() if role is None or node.role is role)
 
 
-_GROWN = ('tokens', 'logprobs', 'trained', 'stop', 'advantages', 'data')  # of a node before `credit`
+_GROWN = ('tokens', 'sampler_logprobs', 'trained', 'stop', 'advantages', 'data')  # of a node before `credit`
 
 
 def _plain(value: Any) -> Any:

@@ -36,7 +36,7 @@ def tree(name='Who wrote it?', reward=1.0, stop=Stop.ANSWERED, searched='Ada', d
 
   def write(parent, text, advantage):
     ids = own.tokenizer.encode(text)
-    node = parent.append(ids, Role.POLICY, logprobs=[-1.5] * len(ids))
+    node = parent.append(ids, Role.POLICY, sampler_logprobs=[-1.5] * len(ids))
     node.advantages, node.stop = advantage, '</search>'
     return node
 

@@ -53,7 +53,7 @@ def drive(said, found=FOUND, stops=None, question=QUESTION, grow=search_r1.grow,
     match request:
       case Generate():
         node = request.node.append(spans.pop(0), Role.POLICY)
-        node.logprobs = [chances.pop(0)] * len(node.tokens) if chances else None
+        node.sampler_logprobs = [chances.pop(0)] * len(node.tokens) if chances else None
         node.stop = reasons.pop(0) if reasons else next((end for end in request.stop if node.text.endswith(end)), LENGTH)
         return node
       case Call():

@@ -67,7 +67,7 @@ def test_only_a_closed_block_of_python_ends_an_invoke(block):
   assert kinds(tree) == ['invoke', 'assimilate', 'commit'] and tree.metrics['searches'] == 1 and tree.answer == 'Lovelace'
   invoke = segments(tree)[0]
   assert invoke.text == block + INVOKE and requests[1].max_tokens == 100 - len(block) and requests[1].node is invoke
-  assert invoke.logprobs == [-1.0] * len(block) + [-2.0] * len(INVOKE) and [node.text for node in invoke.children] == [
+  assert invoke.sampler_logprobs == [-1.0] * len(block) + [-2.0] * len(INVOKE) and [node.text for node in invoke.children] == [
     '<output>Doc 1(Title: T) Lovelace wrote it.</output>\n', '<context>Lovelace wrote it.</context>\n']
 
 
@@ -206,7 +206,7 @@ def test_the_loss_is_the_papers():
   for tree in trees:
     tree.prune()
     for node in segments(tree):
-      node.logprobs = [0.0] * len(node.tokens)
+      node.sampler_logprobs = [0.0] * len(node.tokens)
   rows = lay_out(trees, 1024, pad_id=0, how=config.aggregate, penalties=config.penalties)
   losses = np.random.default_rng(0).random((2, *rows.tokens.shape))
   policy, critic, every = 0.0, 0.0, []

@@ -61,7 +61,7 @@ def test_an_accepted_draft_is_the_chain_with_its_review():
   assert score.continuations == (' 0', ' 1', ' 2') and score.node.text == '\nFlawed step, 0 to 2:'
   assert path_texts(score.node) == [ONE, RIGHT]
   review = score.node.children[0]
-  assert review.text == ' 0' and review.trained and review.logprobs == [ACCEPT, 0.0] and review.data['meta']
+  assert review.text == ' 0' and review.trained and review.sampler_logprobs == [ACCEPT, 0.0] and review.data['meta']
   assert tree.answer == 'Lovelace' and tree.metrics['revised'] == 0
   assert search_r2.reward(tree) == 2.0     # one collection, useful
 
@@ -93,7 +93,7 @@ def test_after_a_rejection_the_trimmer_draws_from_the_steps_alone():
       review.send([[chance, 0.0] for chance in chances])
     flawed, cuts = stopped.value.value
     written = leaf.children[0].children[0]
-    assert written.text == f' {flawed}' and written.logprobs == [chances[flawed], 0.0] and written.trained
+    assert written.text == f' {flawed}' and written.sampler_logprobs == [chances[flawed], 0.0] and written.trained
     drawn.append(flawed)
   odds = np.exp(chances[1:]) / np.exp(chances[1:]).sum()
   np.testing.assert_allclose(cuts, odds)

@@ -48,7 +48,7 @@ def chains(prompts, **settings):
 
 
 def spans(trees):
-  return [[(node.tokens, node.logprobs, node.stop) for node in tree.nodes(Role.POLICY)] for tree in trees]
+  return [[(node.tokens, node.sampler_logprobs, node.stop) for node in tree.nodes(Role.POLICY)] for tree in trees]
 
 
 def tokens_of(trees):
@@ -58,7 +58,7 @@ def tokens_of(trees):
 def assert_greedy(node, next_logprobs, eos):
   """The span is what a loop that computes everything anew for each token chooses, and carries its log-probabilities."""
   path = node.parent.path_tokens()
-  for token, logprob in zip(node.tokens, node.logprobs, strict=True):
+  for token, logprob in zip(node.tokens, node.sampler_logprobs, strict=True):
     expected = next_logprobs(path)
     assert token == int(expected.argmax())
     assert logprob == pytest.approx(expected.max(), abs=1e-4)
@@ -130,7 +130,7 @@ def test_captured_logprobs_are_those_of_the_trainer(make_engine, config, params)
   def grow(tree):
     node = tree.root.append(PROMPTS[0], Role.PROMPT)
     _, scored = yield Score(node, ('yes', ' no'))
-    node.append(' no', Role.POLICY, logprobs=scored)
+    node.append(' no', Role.POLICY, sampler_logprobs=scored)
     first, second = yield [Generate(node, max_tokens=9), Generate(node, max_tokens=14)]
     yield Generate(first.append(PROMPTS[2], Role.OBSERVATION), max_tokens=11)
     yield Generate(second.append(PROMPTS[1], Role.OBSERVATION), max_tokens=11)
@@ -156,7 +156,7 @@ def test_truncated_logprobs_are_of_the_truncated_distribution(make_engine, next_
   trees, _ = run(make_engine(temperature=0.8, top_k=5, top_p=0.9), chains(PROMPTS))
   for node in (node for tree in trees for node in tree.nodes(Role.POLICY)):
     path = node.parent.path_tokens()
-    for token, logprob in zip(node.tokens, node.logprobs):
+    for token, logprob in zip(node.tokens, node.sampler_logprobs):
       scores = next_logprobs(path, temperature=0.8)
       best = np.argsort(-scores)[:5]
       kept = np.exp(scores[best]) / np.exp(scores[best]).sum()
@@ -172,7 +172,7 @@ def test_forbidden_tokens_are_not_sampled(make_engine, config):
   forbid = tuple(set(range(config.vocab_size)) - set(allowed))
   trees, _ = run(make_engine(), chains(PROMPTS[:1], forbid=forbid))
   assert {token for span in tokens_of(trees)[0] for token in span} <= set(allowed)
-  assert all(logprob <= 0 for node in trees[0].nodes(Role.POLICY) for logprob in node.logprobs)
+  assert all(logprob <= 0 for node in trees[0].nodes(Role.POLICY) for logprob in node.sampler_logprobs)
 
 
 def test_fork_and_rewind_continue_as_a_fresh_prefill(make_engine, next_logprobs, tokenizer):

@@ -43,7 +43,7 @@ def random_forest(seed, trees=6, *, advantages=None, branch=False):
       tokens = ids(rng.integers(2, 7))
       parent = node
       for _ in range(2 if branch and turn else 1):
-        node = parent.append(tokens, Role.POLICY, logprobs=rng.normal(-3, 0.3, len(tokens)))
+        node = parent.append(tokens, Role.POLICY, sampler_logprobs=rng.normal(-3, 0.3, len(tokens)))
         node.advantages = float(rng.normal()) if advantages is None else advantages[index]
         tokens = ids(len(tokens))
       if turn == 0:

@@ -112,7 +112,7 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   for assess in (functools.partial(learners.assess, learner), open_critic(config, str(out))):
     tree = Tree.from_json(record, tokenizer, Question(record['id'], '?', ('x',)))
     for node in tree.nodes(Role.POLICY):
-      node.logprobs, node.advantages, node.returns = [0.0] * len(node.tokens), 0.0, np.zeros(len(node.tokens))
+      node.sampler_logprobs, node.advantages, node.returns = [0.0] * len(node.tokens), 0.0, np.zeros(len(node.tokens))
     assess([tree])
     values.append(np.concatenate([node.values for node in tree.nodes(Role.POLICY)]))
   np.testing.assert_allclose(values[1], values[0], rtol=1e-5)

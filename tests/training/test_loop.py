@@ -98,7 +98,7 @@ def test_what_a_row_says_of_the_trees():
   def group(answers, rewards):
     trees = [Tree(None, question) for _ in answers]
     for tree, tree.answer, tree.reward in zip(trees, answers, rewards):
-      tree.root.append([1], Role.PROMPT).append([2, 3], Role.POLICY, logprobs=[-1.0, -2.0 - tree.reward])
+      tree.root.append([1], Role.PROMPT).append([2, 3], Role.POLICY, sampler_logprobs=[-1.0, -2.0 - tree.reward])
       tree.metrics.update(searches=4 * tree.reward, revised=2)
     return trees
 
@@ -142,7 +142,7 @@ def grown_groups(questions: int = 48, size: int = 4) -> list[list[Tree]]:
         tokens = rng.integers(1, 99, int(rng.integers(20, 60))).tolist()
         logprobs = rng.normal(-1, 0.3, len(tokens)).tolist()
         node = node.append(tokens, Role.OBSERVATION) if turn % 2 else node.append(
-          tokens, Role.POLICY, logprobs=logprobs)
+          tokens, Role.POLICY, sampler_logprobs=logprobs)
         node.values, node.data['segment'] = rng.random(len(tokens)).astype(np.float32), 'invoke'
   return groups
 

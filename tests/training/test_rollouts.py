@@ -22,11 +22,11 @@ def grown(question='Which?', reward=1.0, tokenizer=None, text='so 🙂 é'):
   tree = Tree(tokenizer or Tokenizer.load(world.folder()), Question(question, question, ('é',)))
   prompt = tree.root.append(question, Role.PROMPT)
   ids = tree.tokenizer.encode(text)
-  node = prompt.append(ids, Role.POLICY, logprobs=[-0.123456] * len(ids))
+  node = prompt.append(ids, Role.POLICY, sampler_logprobs=[-0.123456] * len(ids))
   node.advantages, node.stop, node.values = 0.5, 'end', np.linspace(0, 1, len(ids), dtype=np.float32)
   node.data.update(reward=np.float32(0.25), meta=True, code='text')
   node.data['calls'] = [{'tool': 'search', 'query': 'q', 'failure': 'down', 'fault': 'server'}]
-  last = node.append('reply', Role.OBSERVATION).append(ids, Role.POLICY, logprobs=[0.0] * len(ids))
+  last = node.append('reply', Role.OBSERVATION).append(ids, Role.POLICY, sampler_logprobs=[0.0] * len(ids))
   last.advantages = np.ones(len(ids))
   prompt.append(ids, Role.POLICY).advantages = float('nan')
   tree.answer, tree.stop, tree.reward = 'é', Stop.ANSWERED, reward
@@ -40,11 +40,11 @@ def test_a_record_has_tokens_credit_and_calls_as_plain_json():
   prompt, first, reply, second, other = record['spans']
   nodes = [node for node in tree.walk() if node.tokens]
   assert [span['ids'] for span in record['spans']] == [node.tokens for node in nodes]
-  assert first['logprobs'] == [-0.1235] * len(nodes[1].tokens) and first['advantages'] == 0.5 and first['trained']
+  assert first['sampler_logprobs'] == [-0.1235] * len(nodes[1].tokens) and first['advantages'] == 0.5 and first['trained']
   assert first['values'][0] == 0 and first['values'][-1] == 1
   assert first['notes'] == {'reward': 0.25, 'meta': 1} and 'notes' not in second
   assert first['stop'] == 'end' and first['calls'][0]['fault'] == 'server'
-  assert second['advantages'] == [1] * len(second['ids']) and not reply['trained'] and 'logprobs' not in reply
+  assert second['advantages'] == [1] * len(second['ids']) and not reply['trained'] and 'sampler_logprobs' not in reply
   assert other['advantages'] is None and other['parent'] == 0 and record['tokens'] == 2 * len(first['ids'])
 
 
@@ -87,7 +87,7 @@ def test_what_tools_and_services_reply_is_noted_at_the_span_it_is_about():
     yield Score(second, (' 0', ' 1'))
 
   def write(request):
-    return [each.node.append(text, Role.POLICY, logprobs=[0.0] * len(text))
+    return [each.node.append(text, Role.POLICY, sampler_logprobs=[0.0] * len(text))
             for each, text in zip(request, ('one', 'two'))]
 
   replies = [[list(FOUND), ToolFailure('down', 'server')], [judge.Reasoned(-1, 'It guesses. Score: -1'), 'Ada'],
@@ -160,9 +160,9 @@ def test_a_run_keeps_its_rollouts(config):
   records = [record for _, _, records in members for record in records]
   assert [record['step'] for record in records] == [step for step in (1, 2) for _ in range(5 * 2)]
   span = next(span for span in records[-1]['spans'] if span['role'] == 'policy')
-  for name in ('logprobs', 'old_logprobs', 'ref_logprobs', 'values', 'returns'):
+  for name in ('sampler_logprobs', 'old_logprobs', 'ref_logprobs', 'values', 'returns'):
     assert len(span[name]) == len(span['ids'])
-  np.testing.assert_allclose(span['old_logprobs'], span['logprobs'], atol=1e-3)
+  np.testing.assert_allclose(span['old_logprobs'], span['sampler_logprobs'], atol=1e-3)
   calls = [call for record in records for span in record['spans'] for call in span.get('calls', ())]
   assert any(call['documents'] for call in calls)
   rows = row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')

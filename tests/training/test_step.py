@@ -64,7 +64,7 @@ def test_loss_is_the_sum_a_loop_over_plain_paths_gives(tiny):
         trained = node.role is Role.POLICY and node not in seen
         for offset, token in enumerate(node.tokens if trained else ()):
           predicted = logp[start + offset - 1]
-          new, old, advantage = predicted[token], node.logprobs[offset], node.advantages
+          new, old, advantage = predicted[token], node.sampler_logprobs[offset], node.advantages
           ratio = np.exp(new - old)
           surrogate = max(-ratio * advantage, -np.clip(ratio, 0.9, 1.3) * advantage)
           if advantage < 0:
@@ -112,7 +112,7 @@ def sharing_forest(seed):
           tokens = rng.integers(1, 3, 3).tolist()  # two tokens: many paths begin alike
           path = parent.path_tokens() + tokens
           of_path = [np.random.default_rng(path[:end]).normal() for end in range(len(path) - 2, len(path) + 1)]
-          node = parent.append(tokens, Role.POLICY, logprobs=[value / 2 - 4 for value in of_path])
+          node = parent.append(tokens, Role.POLICY, sampler_logprobs=[value / 2 - 4 for value in of_path])
           node.advantages = rng.normal(size=3) if sibling else float(rng.normal())
           node.values, node.returns = np.array(of_path), rng.normal(size=3)
         parent = node.append([7, 8], Role.OBSERVATION)
@@ -184,7 +184,7 @@ def expected_gradient(tiny, params, sampler, advantages, **changes):
   drawn = jax.jit(lambda p: jax.nn.log_softmax(Decoder(tiny.decoder, params=p)(jnp.array([prompt]))[0, -1]))(sampler)
   for token, logprob in enumerate(drawn.tolist()):
     tree = Tree(None, Question('1', '?', ('a',)))
-    node = tree.root.append(prompt, Role.PROMPT).append([token], Role.POLICY, logprobs=[logprob])
+    node = tree.root.append(prompt, Role.PROMPT).append([token], Role.POLICY, sampler_logprobs=[logprob])
     node.advantages = float(advantages[token] * np.exp(logprob) * tiny.vocab)
     forest.append(tree)
   batch = dataclasses.replace(make_batch(lay_out(forest, 96, pad_id=0), 1), old_logprobs=None)

@@ -36,7 +36,7 @@ def trees(draw, max_nodes=9, max_span=4, vocab=3):
     parent = draw(st.sampled_from(nodes))
     path = parent.path_tokens() + tokens
     logprobs = [-0.1 * sum(path[:end]) for end in range(len(path) - size + 1, len(path) + 1)] if role is Role.POLICY else None
-    node = parent.append(tokens, role, logprobs=logprobs)
+    node = parent.append(tokens, role, sampler_logprobs=logprobs)
     if role is Role.POLICY:
       per_token = np.arange(size) - 1.5
       node.advantages = per_token if draw(st.booleans()) else float(draw(st.integers(-3, 3)))
@@ -124,7 +124,7 @@ def test_credit_adds_up_over_the_spans_that_share_a_token(forest, how, length):
       if weight:
         advantage = np.broadcast_to(node.advantages, len(node.tokens))[index]
         said = dict(spans=1, loss_weights=weight, kl_weights=weight * (node.tree in held), gains=weight * max(advantage, 0),
-                    losses=weight * max(-advantage, 0), sampler_logprobs=node.logprobs[index], value_weights=value_weight,
+                    losses=weight * max(-advantage, 0), sampler_logprobs=node.sampler_logprobs[index], value_weights=value_weight,
                     values=value_weight * node.values[index], returns=value_weight * node.returns[index])
         for name, value in said.items():
           at[name] += value
@@ -226,7 +226,7 @@ def test_exactness_would_notice_a_wrong_mask_or_position():
 def test_a_trie_larger_than_a_row_is_split_at_a_branch():
   tree = chain(10)
   for sibling in range(4):
-    tree.root.children[0].append([sibling] * 8, Role.POLICY, logprobs=[-1.0] * 8).advantages = 1.0
+    tree.root.children[0].append([sibling] * 8, Role.POLICY, sampler_logprobs=[-1.0] * 8).advantages = 1.0
   whole, split = (lay_out([tree], length, pad_id=PAD) for length in (LENGTH + 2, 28))
   assert whole.real.sum() == 42 and split.tokens.shape == (2, 28) and split.real.sum() == 52  # the prompt twice
   for rows in (whole, split):
@@ -364,7 +364,7 @@ def test_an_unknown_average_is_named():
     lay_out([chain(2, 2)], 8, pad_id=PAD, how='mean')
 
 
-@pytest.mark.parametrize('field', ['advantages', 'logprobs'])
+@pytest.mark.parametrize('field', ['advantages', 'sampler_logprobs'])
 def test_credit_that_only_some_spans_have_is_refused(field):
   tree = chain(2, 2, 2, 2)
   policy = tree.nodes(Role.POLICY)
@@ -377,7 +377,7 @@ def test_credit_that_only_some_spans_have_is_refused(field):
   np.testing.assert_array_equal(values[0], [0, 0, *[0.25 if field == 'advantages' else 0.5] * 2, 0, 0, 0, 0])
 
 
-@pytest.mark.parametrize('field', ['advantages', 'logprobs'])
+@pytest.mark.parametrize('field', ['advantages', 'sampler_logprobs'])
 def test_per_token_values_must_match_their_span(field):
   tree = chain(2, 3)
   setattr(tree.nodes(Role.POLICY)[0], field, [0.5])     # NumPy alone would spread it over the span

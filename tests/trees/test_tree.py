@@ -32,10 +32,10 @@ def tree():
 
 def test_text_is_tokenised_once_and_ids_are_kept_as_they_are(tree):
   prompt = tree.root.append('ab', Role.PROMPT)
-  policy = prompt.append([7, 8, 9], Role.POLICY, logprobs=[-1, -2, -3])
+  policy = prompt.append([7, 8, 9], Role.POLICY, sampler_logprobs=[-1, -2, -3])
   assert tree.tokenizer.encoded == 1
   assert prompt.tokens == [97, 98] and prompt.text == 'ab'
-  assert policy.tokens == [7, 8, 9] and policy.logprobs == [-1.0, -2.0, -3.0]
+  assert policy.tokens == [7, 8, 9] and policy.sampler_logprobs == [-1.0, -2.0, -3.0]
   assert policy.path_tokens() == [97, 98, 7, 8, 9]
   assert tree.tokenizer.encoded == 1
 
@@ -87,9 +87,9 @@ def test_only_policy_spans_are_trained_unless_a_method_says_so(tree):
 
 def test_logprobs_that_do_not_fit_are_refused(tree):
   with pytest.raises(ValueError, match='2 log-probabilities for a span of 3 tokens'):
-    tree.root.append('abc', Role.POLICY, logprobs=[-1, -1])
+    tree.root.append('abc', Role.POLICY, sampler_logprobs=[-1, -1])
   with pytest.raises(ValueError, match='observation span'):
-    tree.root.append('a', Role.OBSERVATION, logprobs=[-1])
+    tree.root.append('a', Role.OBSERVATION, sampler_logprobs=[-1])
   assert tree.root.children == []
 
 
@@ -132,9 +132,9 @@ def test_a_chain_of_5000_spans_with_branches_survives_json():
   node = tree.root
   for number in range(5000):
     if number % 500 == 0:
-      node.append([9000], Role.POLICY, logprobs=[-1.0])
-    node = node.append([number, 1], Role.POLICY, logprobs=[-1.0, -2.0])
-  node.append([7], Role.POLICY, logprobs=[-1.0])
+      node.append([9000], Role.POLICY, sampler_logprobs=[-1.0])
+    node = node.append([number, 1], Role.POLICY, sampler_logprobs=[-1.0, -2.0])
+  node.append([7], Role.POLICY, sampler_logprobs=[-1.0])
   copy = Tree.from_json(json.loads(json.dumps(tree.to_json())), Letters(), tree.question)
   for one in (tree, copy):
     one.prune()
@@ -156,7 +156,7 @@ def test_a_tree_comes_back_from_json_to_the_bit(grown, notes, score):
   nodes = [tree.root]
   for parent, role, logprobs, trained, advantage in grown:
     policy = role is Role.POLICY
-    node = nodes[parent % len(nodes)].append(range(len(logprobs)), role, logprobs=logprobs if policy else None)
+    node = nodes[parent % len(nodes)].append(range(len(logprobs)), role, sampler_logprobs=logprobs if policy else None)
     node.trained, node.stop, node.advantages = policy and trained, '</search>' if policy else None, advantage
     node.data.update(notes, documents=[Document('1', 'Titel', 'é\U0001f600', np.float32(score))])
     nodes.append(node)
@@ -165,7 +165,7 @@ def test_a_tree_comes_back_from_json_to_the_bit(grown, notes, score):
   tree.rng.random(3)
   record = tree.to_json()
   back = Tree.from_json(json.loads(json.dumps(record)), Letters(), question)
-  fields = ('role', 'tokens', 'logprobs', 'trained', 'stop', 'advantages', 'data', 'length')
+  fields = ('role', 'tokens', 'sampler_logprobs', 'trained', 'stop', 'advantages', 'data', 'length')
   assert [[getattr(node, name) for name in fields] for node in back.walk()] == [
     [getattr(node, name) for name in fields] for node in tree.walk()]
   assert (back.answer, back.stop, back.reward, back.metrics) == (tree.answer, tree.stop, None, tree.metrics)

@@ -47,10 +47,10 @@ def unsure_query(node: Node, sentence: str, search_below: float, mask_below: flo
 
   Raises NoLogprobs for a span without log-probabilities.
   """
-  if node.logprobs is None:
+  if node.sampler_logprobs is None:
     raise NoLogprobs
   ids = of_sentence(node, sentence)
-  probabilities = np.exp(node.logprobs[:len(ids)])
+  probabilities = np.exp(node.sampler_logprobs[:len(ids)])
   if not len(ids) or probabilities.min() >= search_below:
     return ''
   return plain(node.tree.tokenizer.decode([token for token, p in zip(ids, probabilities) if p >= mask_below]))

@@ -31,7 +31,7 @@ def test_only_an_unsure_sentence_is_searched_for_and_written_anew(tmp_path):
 
 def span(text, probabilities):
   node = Tree(Letters()).root.append(text, Role.POLICY)
-  node.logprobs = [math.log(p) for p in probabilities]
+  node.sampler_logprobs = [math.log(p) for p in probabilities]
   return node
 
 
