@@ -1,4 +1,5 @@
-"""Writing files so that a kill or a full disk leaves no half of one, and a link that somebody planted is not followed."""
+"""Writing files so that a kill or a full disk leaves no half of one, and a link that somebody planted is not
+followed."""
 
 import contextlib
 import os
@@ -8,7 +9,8 @@ from typing import IO
 
 
 def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
-  """Writes a file as a whole or not at all, its folder too if there is none. A device such as /dev/stdout is written to."""
+  """Writes a file as a whole or not at all, its folder too if there is none. A device such as /dev/stdout is
+  written to."""
   path, content = pathlib.Path(path), content.encode() if isinstance(content, str) else content
   if path.exists() and (path.parts[1:2] == ('dev',) or not path.is_file()):
     path.write_bytes(content)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from jaxsearch import cli
-from jaxsearch.flags import UsageError, parse
+from jaxsearch.flags import parse
 
 
 def test_help_lists_the_commands_without_importing_jax():
@@ -69,7 +69,7 @@ def test_every_command_has_help_with_its_flags(capsys):
 
 
 def test_traceback_shows_where_a_mistake_arose():
-  with pytest.raises(UsageError, match='steps=0'):
+  with pytest.raises(ValueError, match='steps=0'):
     cli.main(['train', '--config.steps=0', '--traceback'])
 
 

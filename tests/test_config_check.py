@@ -186,7 +186,7 @@ def test_a_saved_config_is_read_as_it_was(name):
 def test_an_older_config_is_read_with_the_fields_of_today():
   older, today = saved('r_search'), importlib.import_module('configs.r_search').get_config()
   del older['lora'], older['sampler']['tool_workers'], older['eval']['grow'], older['loss']['dual_clip']
-  older['search']['proxy'], older['grow']['sieve'], older['warmup'] = 'none', 3, {'by_heart': [1, 2]}
+  older['search']['proxy'], older['warmup'] = 'none', {'by_heart': [1, 2]}
   config = from_saved(older)
   check(config)
   assert config.warmup.by_heart == (1, 2)  # a group that base.py does not have is that of some method

@@ -5,13 +5,13 @@ import pytest
 
 from configs import quickstart
 from jaxsearch.config_check import to_saved
-from jaxsearch.flags import UsageError, check_place, find, parse
+from jaxsearch.flags import check_place, find, parse
 
 BASE = 'configs/base.py'
 
 
 def test_overrides_and_words():
-  config, words, _ = parse('eval', ['--config.steps=3', '--config', BASE, '--config.search.topk', '7', 'a', 'b',
+  config, words, _ = parse('eval', ['--config.steps=3', '--config', BASE, '--config.search.topk=7', 'a', 'b',
                                  '--noconfig.progress', '--config.data.hops=(1, 2)'], 'carl')
   assert (config.method, config.steps, config.search.topk, config.progress) == ('search_r1', 3, 7, False)
   assert config.data.hops == (1, 2) and words == ['a', 'b'] and config.is_locked
@@ -37,6 +37,7 @@ def test_without_config_the_default_is_taken():
   ('--bogus=1', 'train has no flag --bogus'),
   ('--steps=1', "train has no flag --steps; did you mean '--config.steps'?"),
   ('--config.optim=1', 'config.optim=1: it is a group, set one of its fields'),
+  ('--config.steps', 'Missing value for flag --config.steps: write --config.steps=VALUE'),
   ('--config=claims/carl', 'claims/carl is not the config of a run'),
   ('--config.steps=-3', 'steps=-3 must be >= 1'),
   ('--config.optim.b1=2', 'optim.b1=2.0 must be >= 0 and < 1'),
@@ -45,15 +46,15 @@ def test_without_config_the_default_is_taken():
   ('--config.sampler.length=4096', 'sampler.length=4096 is more than train.row_length=768'),
 ])  # fmt: skip
 def test_mistakes_are_named_in_one_line(argument, message):
-  with pytest.raises(UsageError) as caught:
+  with pytest.raises(ValueError) as caught:
     parse('train', [argument], BASE)
   assert message in str(caught.value) and '\n' not in str(caught.value)
 
 
 def test_all_unknown_fields_and_all_wrong_values_are_named():
-  with pytest.raises(UsageError, match="'stepz'; did you mean 'steps'.*'search.top'; did you mean 'search.topk'"):
+  with pytest.raises(ValueError, match="'stepz'; did you mean 'steps'.*'search.top'; did you mean 'search.topk'"):
     parse('train', ['--config.stepz=3', '--config.search.top=3'], BASE)
-  with pytest.raises(UsageError, match=r'^search.topk=0 must be >= 1; steps=0 must be >= 1$'):
+  with pytest.raises(ValueError, match=r'^search.topk=0 must be >= 1; steps=0 must be >= 1$'):
     parse('train', ['--config.steps=0', '--config.search.topk=0'], BASE)
 
 
@@ -65,10 +66,10 @@ def test_only_training_needs_rows_for_the_longest_path():
 def test_a_config_that_raises_says_so(tmp_path):
   path = tmp_path / 'broken.py'
   path.write_text('def get_config():\n  raise ValueError("no such preset")\n')
-  with pytest.raises(UsageError, match='no such preset'):
+  with pytest.raises(ValueError, match='no such preset'):
     parse('train', [f'--config={path}'], BASE)
   path.write_text('def get_config():\n  return 3\n')
-  with pytest.raises(UsageError, match='returns no ConfigDict'):
+  with pytest.raises(ValueError, match='returns no ConfigDict'):
     parse('train', [f'--config={path}'], BASE)
 
 
@@ -108,7 +109,7 @@ def test_a_place_is_checked_and_nothing_is_made(tmp_path):
       (tmp_path, False, 'it is a folder, not a file'), (tmp_path / 'file', True, 'file is a file, not a folder'),
       (tmp_path / 'file' / 'x', False, 'file is a file, not a folder'), ('/proc/x/y', False, 'nothing can be written in /proc'),
       ('', True, 'a path is needed'), ('x' * 300, False, 'File name too long')):
-    with pytest.raises(UsageError, match=f'^--out={path}: .*{message}'):
+    with pytest.raises(ValueError, match=f'^--out={path}: .*{message}'):
       check_place('--out', str(path), folder)
 
 
@@ -118,9 +119,9 @@ def test_the_line_of_a_config_that_fails_is_named(tmp_path):
                         ('def get_config():\n  x = 1\n  return 1 / 0\n', 'own.py:3: ZeroDivisionError: division by zero'),
                         ('x = 1\n', 'own.py: not a config, it defines no get_config')):
     path.write_text(text)
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(ValueError, match=message):
       parse('train', [f'--config={path}'], BASE)
-  with pytest.raises(UsageError, match="carl:fast: get_config\\(\\) of .*carl.py takes no 'fast'"):
+  with pytest.raises(ValueError, match="carl.py: carl:fast: get_config\\(\\) of this file takes no 'fast'"):
     parse('train', ['--config=carl:fast'], BASE)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import inspect
 import json
@@ -44,7 +45,8 @@ def flag(name: str, help: str, type: Callable = str, rule: str = '', **options) 
     type: str, bool, int, float, or one of flags.py such as `place()`.
     rule: of a number, as in configs/checks.py.
   """
-  options |= dict(action='store_true') if type is bool else dict(type=number(type, rule) if rule else type, metavar='VALUE')
+  kind = functools.partial(number, type, rule) if rule else type
+  options |= {'action': 'store_true'} if type is bool else {'type': kind, 'metavar': 'VALUE'}
   return name, dict(help=help, default={str: '', bool: False}.get(type)) | options
 
 

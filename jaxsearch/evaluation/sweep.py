@@ -68,7 +68,7 @@ class SweepRun:
 def plan(config: ml_collections.ConfigDict) -> list[SweepRun]:
   """Returns the runs of a sweep, all variants of the first seed first.
 
-  Raises ValueError or UsageError, which names a wrong field or override.
+  Raises ValueError, which names a wrong field or override.
   """
   check(config)
   runs = []
@@ -82,7 +82,7 @@ def plan(config: ml_collections.ConfigDict) -> list[SweepRun]:
     arguments = (f'--config={file}', *changed)
     try:
       run_config, *_ = flags.parse('train', arguments, file)
-    except flags.UsageError as error:
+    except ValueError as error:
       raise flags.UsageError(f'{name}: {error}') from error
     if not run_config.eval.every:
       raise ValueError(f'{name}: eval.every=0; a sweep compares scores on held-out questions')
