@@ -33,4 +33,4 @@ class Equipped(Engine):
     return Schedule(functools.partial(self.decoding, key, self.sampling), numbered, self.tools, on_progress, observer)
 
   def run_python(self, code, table=()):
-    return RunPython(None, code, table).run(self.tools, [])
+    return RunPython(None, code, table).run(self.tools)

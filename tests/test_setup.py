@@ -1,5 +1,6 @@
 """Search back ends and samplers as configs describe them."""
 
+import dataclasses
 import json
 import shutil
 import types
@@ -94,11 +95,11 @@ def test_a_question_is_searched_for_in_the_corpus_of_its_source(tmp_path):
   def asked(source):
     return Tree(None, Question('q', '?', ('x',), {'source': source})).root
 
-  assert [tools.find(asked(name), 'river', 3)[0][0].title for name in ('hotpotqa', '2wiki')] == [
+  assert [tools.find(asked(name), 'river', 3)[0].title for name in ('hotpotqa', '2wiki')] == [
     'River of hotpotqa', 'River of 2wiki']
-  assert 'River of 2wiki' in RunPython(asked('2wiki'), 'search("river")').run(tools, [])
+  assert 'River of 2wiki' in RunPython(asked('2wiki'), 'search("river")').run(tools)
   with pytest.raises(ValueError, match='nothing to search for questions of gsm8k'):
-    RunPython(asked('gsm8k'), 'search("river")').run(tools, [])
+    RunPython(asked('gsm8k'), 'search("river")').run(dataclasses.replace(tools, searches=[]))
   tools.python.close()
   http = open_backend(settings(backend='http', url='http://127.0.0.1:9/{source}', by_source=True))
   assert http.of('2wiki').url == 'http://127.0.0.1:9/2wiki' and http.of('2wiki') is http.of('2wiki')
@@ -203,5 +204,5 @@ def test_an_observation_is_as_long_as_the_config_says(most):
   config.sampler.max_observation = most
   tokenizer = Tokenizer.load(world.folder())
   found = [Document(str(i), 'Oviedo', 'Oviedo lies on the Nalon. ' * 100) for i in range(3)]
-  shown = Search(None, 'Oviedo').read([found], open_tools(config), 4096, tokenizer)
+  shown = Search(None, 'Oviedo').cut(found, open_tools(config), 4096, tokenizer)
   assert most - 5 < len(tokenizer.encode(grammar.information(shown, tokenizer.special_tokens))) <= most

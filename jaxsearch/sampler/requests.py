@@ -7,7 +7,7 @@ of a tool by a `ToolFailure`.
   Generate   -> the new POLICY node below `node`; its `stop` says why it ends (see `Generate`)
   Score      -> a list of log-probabilities for each continuation
   Ask        -> the reply of another model
-  Search     -> list of documents, best first (tools/search.py)
+  Search     -> list of documents, best first (tools/calls.py)
   RunPython  -> what the program printed (tools/run_python.py)
   Call       -> what any other function on the host returned (tools/calls.py)
 """
@@ -19,9 +19,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jaxsearch.tools.calls import FAULTS, Call, Request, ToolFailure, Tools, failure_of, one_line, shorten
+from jaxsearch.tools.calls import (
+  FAULTS,
+  Call,
+  Request,
+  Search,
+  ToolFailure,
+  Tools,
+  failure_of,
+  one_line,
+  shorten,
+)
 from jaxsearch.tools.run_python import RunPython
-from jaxsearch.tools.search import Search
 from jaxsearch.trees.tree import Node
 
 __all__ = [

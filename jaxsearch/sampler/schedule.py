@@ -73,7 +73,7 @@ class Pending:
   place: int  # of the reply among the replies of its episode
   request: Request
   call: 'RunningCall | None' = None  # of a tool or service
-  searches: list[Exception | None] = field(default_factory=list)  # of a program: errors, or None
+  searches: list[Exception | None] = field(default_factory=list)  # in the call: errors, or None
   path: Any = None  # the policy's own note
 
 
@@ -225,12 +225,10 @@ class Schedule:
   def call(self, pending: Pending) -> None:
     """Starts the call of a tool."""
     episode, request = pending.episode, pending.request
-    request.check(self.tools)
     episode.calls += 1
-    tools = self.tools.for_call(episode.tree.question, episode.number, episode.calls)
+    tools = self.tools.for_call(episode.tree.question, episode.number, episode.calls, pending.searches)
     seconds = min(self.tools.deadline, self.seconds_left(episode))
-    run = functools.partial(request.run, tools, pending.searches)
-    pending.call = self.caller.start(run, self.steps, seconds)
+    pending.call = self.caller.start(functools.partial(request.run, tools), self.steps, seconds)
     self.calls.append(pending)
 
   def ask(self, pending: Pending) -> None:
@@ -271,13 +269,14 @@ class Schedule:
     return True
 
   def _apply_call(self, pending: Pending, result: Any) -> None:
-    """Reads what a tool returned; calls of one list that stand behind the same span share the room there."""
+    """Cuts what a tool returned; calls of one list that stand behind the same span share the room there."""
     request, episode = pending.request, pending.episode
     if not isinstance(result, ToolFailure) and request.node is not None:
       sharing = sum(other.node is request.node for other in episode.asked if isinstance(other, ToolCall))
       room = (self.policy.length - request.node.length) // sharing
-      result = request.read(result, self.tools, room, episode.tree.tokenizer)
-    self._count(requests.SEARCHES, episode, request.searched(result, pending.searches))
+      result = request.cut(result, self.tools, room, episode.tree.tokenizer)
+    failures = [error and requests.failure_of(error) for error in pending.searches]
+    self._count(requests.SEARCHES, episode, failures)
     self._count(requests.TOOLS, episode, [result])
     self.add(episode, **{f'calls_{request.tool}': 1})
     self.reply([(pending, result)])

@@ -1,17 +1,18 @@
 """Calls of tools: what a growing tree may ask of the host, and the tools that serve it.
 
 A tool is a file of this room: a function for `Call`, or a subclass of `ToolCall` where it takes more
-(`Search`, `RunPython`). A call says how it is served, read and described; whatever runs, counts and shows
+(`Search`, `RunPython`). A call says how it is served, cut and described; whatever runs, counts and shows
 calls knows no tool by name.
 """
 
 import bisect
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxsearch.data.corpus import Document
+from jaxsearch.data.corpus import Document, first_words
 from jaxsearch.data.questions import Question
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node
@@ -39,6 +40,11 @@ def failure_of(error: BaseException, tool: str = '') -> ToolFailure:
   return ToolFailure(f'{tool + ": " if tool else ""}{type(error).__name__}: {error}', fault)
 
 
+class MalformedReply(RuntimeError):
+  """A search back end that returned something else than documents."""
+  fault = 'malformed'
+
+
 @dataclasses.dataclass(frozen=True)
 class Tools:
   """The tools of a rollout.
@@ -54,6 +60,7 @@ class Tools:
     max_observation: tokens of one observation at most.
     answer_reserve: tokens that an observation leaves free for an answer.
     words: of a passage that a search shows, the first; 0 is all.
+    searches: of one call: the error of each search in it, or None.
   """
   search: Any = None
   topk: int = 3
@@ -64,21 +71,33 @@ class Tools:
   max_observation: int = 512
   answer_reserve: int = 32
   words: int = 0
+  searches: list[Exception | None] = dataclasses.field(default_factory=list)
 
-  def for_call(self, question: Question | None, number: int, call: int) -> 'Tools':
+  def for_call(self, question: Question | None, number: int, call: int,
+               searches: list[Exception | None]) -> 'Tools':
     """Returns the tools for call `call` of tree `number`: a simulated search draws anew for each, and hears
     the question."""
-    if not hasattr(self.search, 'for_call'):
-      return self
-    return dataclasses.replace(self, search=self.search.for_call(question, number, call))
-
-  def find(self, node: Node, query: str, topk: int) -> list[list[Document]]:
-    """Searches, in the passages of the question's own source where the back end has them apart; a list for
-    the one query."""
     search = self.search
-    if hasattr(search, 'of'):
-      search = search.of(node.tree.question.metadata.get('source'))
-    return search.search([query], topk)
+    if hasattr(search, 'for_call'):
+      search = search.for_call(question, number, call)
+    return dataclasses.replace(self, search=search, searches=searches)
+
+  def find(self, node: Node, query: str, topk: int | None = None) -> list[Document]:
+    """Searches, in the passages of the question's own source where the back end has them apart; counts it."""
+    self.searches.append(TimeoutError('no reply to a search'))  # until there is one
+    try:
+      if self.search is None:
+        raise RuntimeError('there is no search')
+      of_source = getattr(self.search, 'of', None)
+      search = of_source(node.tree.question.metadata.get('source')) if of_source else self.search
+      results = search.search([query], self.topk if topk is None else topk)
+      if not (isinstance(results, list) and len(results) == 1 and is_documents(results[0])):
+        raise MalformedReply('malformed reply of the search back end')
+    except Exception as error:
+      self.searches[-1] = error
+      raise
+    self.searches[-1] = None
+    return results[0]
 
 
 class Request:
@@ -117,36 +136,37 @@ class Request:
 
 
 class ToolCall(Request):
-  """A request that runs on the tools' threads while other slots decode."""
+  """A request that runs on the tools' threads while other slots decode.
+
+  Attributes:
+    show: the text that the method will write for a reply, by which it is measured; None is `written`.
+  """
   show: Callable[[Any], str] | None = None
 
   def submit(self, schedule, pending):
     schedule.call(pending)
 
-  def check(self, tools: Tools) -> None:
-    """Raises ValueError if the rollout lacks what the call needs: a mistake, not a failure of a tool."""
-
-  def run(self, tools: Tools, searches: list[Exception | None]) -> Any:
-    """Runs the tool. `searches` gets an entry for each search of a back end in it: its error, or None."""
+  def run(self, tools: Tools) -> Any:
+    """Runs the tool and returns the reply, before it is cut."""
     raise NotImplementedError
 
-  def searched(self, reply: Any, searches: Sequence[Exception | None]) -> list[Any]:
-    """Returns an entry for each search that it made: a ToolFailure, or anything else where one succeeded."""
-    return [error and failure_of(error) for error in searches]
+  def written(self, reply: str | list[Document], special_tokens: Sequence[str]) -> str:
+    """Returns the text that methods usually write for a reply."""
+    return reply if isinstance(reply, str) else grammar.listed(reply)
 
-  def read(self, result: Any, tools: Tools, room: int, tokenizer: Any) -> Any:
-    """Returns the reply from what the tool returned: text or documents cut so that what `show` writes of them
-    fits.
+  def cut(self, reply: Any, tools: Tools, room: int, tokenizer: Any) -> Any:
+    """Cuts text or documents so that what the method writes of them fits; other replies stay.
 
     Args:
       room: tokens that are left behind `node`; `tools.answer_reserve` of them stay free.
     """
     room = min(tools.max_observation, room - tools.answer_reserve)
-    if isinstance(result, str):
-      return shorten_text(result, room, self.show or str, tokenizer)
-    if is_documents(result):
-      return shorten(result, room, self.show or grammar.listed, tokenizer)
-    return result
+    show = self.show or functools.partial(self.written, special_tokens=tokenizer.special_tokens)
+    if isinstance(reply, str):
+      joined = lambda documents: ''.join(document.text for document in documents)
+      show_text = lambda documents: show(joined(documents))
+      return joined(shorten([Document('', '', reply)], room, show_text, tokenizer))
+    return shorten(reply, room, show, tokenizer) if is_documents(reply) else reply
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +178,7 @@ class Call(ToolCall):
     node: the span that asks. Text or documents are cut to the room behind it.
     tool: its name in counts (`calls_NAME`), records and viewers.
     query: what it was asked, for people.
-    show: the text that the method will write for a reply, by which the reply is measured.
+    show: see `ToolCall`.
   """
   function: Callable[[Tools], Any]
   node: Node | None = None
@@ -166,8 +186,31 @@ class Call(ToolCall):
   query: str = ''
   show: Callable[[Any], str] | None = None
 
-  def run(self, tools, searches):
+  def run(self, tools):
     return self.function(tools)
+
+
+@dataclasses.dataclass(frozen=True)
+class Search(ToolCall):
+  """Asks the search back end; the reply is a list of documents, best first, cut to the room after `node`.
+
+  Attributes:
+    node: the span with the query.
+    topk: how many documents; None takes the rollout's.
+    show: see `ToolCall`; by default Search-R1's observation.
+  """
+  node: Node
+  query: str
+  topk: int | None = None
+  show: Callable[[list[Document]], str] | None = None
+  tool = 'search'
+
+  def run(self, tools):
+    return [dataclasses.replace(document, text=first_words(document.text, tools.words))
+            for document in tools.find(self.node, self.query, self.topk)]
+
+  def written(self, reply, special_tokens):
+    return grammar.information(reply, special_tokens)
 
 
 def is_documents(reply: Any) -> bool:
@@ -182,14 +225,8 @@ def texts_of(reply: Any) -> list[str]:
   return [f'{document.title}\n{document.text}' for document in reply] if is_documents(reply) else []
 
 
-def shorten_text(text: str, budget: int, show: Callable[[str], str], tokenizer: Any) -> str:
-  """Cuts a text so that what `show` writes of it has at most `budget` tokens; '' where nothing fits."""
-  shown = lambda documents: show(''.join(document.text for document in documents))
-  return ''.join(document.text for document in shorten([Document('', '', text)], budget, shown, tokenizer))
-
-
 def shorten(documents: Sequence[Document], budget: int, show: Callable[[Sequence[Document]], str],
-            tokenizer) -> list[Document]:
+            tokenizer: Any) -> list[Document]:
   """Cuts the texts of documents so that all of them together, as `show` writes them, have at most `budget`
   tokens.
 
@@ -197,13 +234,11 @@ def shorten(documents: Sequence[Document], budget: int, show: Callable[[Sequence
   may have fewer tokens, there may be further such numbers.) If titles alone are too long, documents are left
   out from the end, down to none.
 
-  What is tokenised does not grow with the texts: what is longer than `budget` of the longest tokens is cut
-  off first, then the rest is tokenised once as a whole, which tells about where to cut, and cuts around there
-  are tried.
+  What is longer than `budget` of the longest tokens is cut off first. The rest is tokenised once as a whole,
+  which tells about where to cut, and cuts around there are tried.
 
   Args:
     documents: best first.
-    budget: tokens that the text may have.
     show: the text that shows documents, tags or prompt included.
     tokenizer: with `encode`, `starts` and `longest_token`, see models/tokenizer.py.
   """
@@ -212,25 +247,22 @@ def shorten(documents: Sequence[Document], budget: int, show: Callable[[Sequence
     documents.pop()
   cut = lambda size: [dataclasses.replace(document, text=document.text[:size]) for document in documents]
   measure = lambda documents: len(tokenizer.encode(show(documents)))
-  held = lambda size: sum(min(size, len(document.text)) for document in documents) <= characters
+  total = lambda size: sum(min(size, len(document.text)) for document in documents)
   longest = max((len(document.text) for document in documents), default=0)
-  high = bisect.bisect_right(range(1, longest + 1), False, key=lambda size: not held(size))
+  high = bisect.bisect_right(range(1, longest + 1), characters, key=total)
   whole = show(cut(high))
   starts = tokenizer.starts(whole)
   if len(starts) <= budget:
     return cut(high)
-  titles = cut(0)
-  too_long = lambda count: measure(titles[:count]) > budget
-  kept = bisect.bisect_right(range(1, len(titles) + 1), False, key=too_long)
-  if kept < len(documents):
-    return shorten(documents[:kept], budget, show, tokenizer)
+  if documents and measure(cut(0)) > budget:
+    return shorten(documents[:-1], budget, show, tokenizer)
   regions, end = [], 0  # of texts in `whole`, about: a beginning that was neutralised there is not found
   for document in cut(high):
     start = max(end, whole.find(document.text[:50].strip(), end))
     regions.append((start, end := start + len(document.text)))
   before = lambda place: bisect.bisect_left(starts, place)
   tokens = lambda size: sum(before(min(start + size, end)) - before(start) for start, end in regions)  # about
-  low, beside = 0, measure(titles)  # fits; tokens that are not of texts
+  low, beside = 0, measure(cut(0))  # fits; tokens that are not of texts
   for probe in itertools.count():
     if high - low <= 1:
       return cut(low)

@@ -173,5 +173,6 @@ def test_a_chain_shows_what_a_rollout_would_see(written):
   for before, span in zip(record['spans'], record['spans'][1:]):
     if span['role'] == 'observation':
       query, node = grammar.search_query(before['text']), Tree(tokenizer).root
-      documents = Search(node, query).read(tools.find(node, query, tools.topk), tools, 10**6, tokenizer)
+      search = Search(node, query)
+      documents = search.cut(search.run(tools), tools, 10**6, tokenizer)
       assert span['text'] == grammar.information(documents, tokenizer.special_tokens)

@@ -627,14 +627,3 @@ def test_a_search_that_hangs_in_a_program_has_failed(make_engine, sandbox):
   engine.search = SlowSearch(engine.search, lambda: 3600)
   _, metrics = run(engine, [grow])
   assert metrics['searches_failed'] == metrics['tool_calls_failed_timeout'] == 1
-
-
-def test_programs_need_a_sandbox(make_engine):
-  engine = make_engine()
-  tree = Tree(engine.tokenizer)
-
-  def grow():
-    yield RunPython(tree.root.append('Question: ', Role.PROMPT), 'print(1)')
-
-  with pytest.raises(GrowthError, match='no sandbox'):
-    engine.run([(grow(), tree)], jax.random.key(0))
