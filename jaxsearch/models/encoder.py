@@ -21,7 +21,7 @@ from jaxsearch.models.config_files import parse_config
 from jaxsearch.models.decoder import Parameters
 from jaxsearch.models.products import matrix_product, product
 from jaxsearch.models.tokenizer import Tokenizer, without_panic
-from jaxsearch.parallel.mesh import ambient
+from jaxsearch.parallel.mesh import ambient, issuing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +204,7 @@ class TextEncoder:
         tokens[row, :len(ids[number])], mask[row, :len(ids[number])] = ids[number], True
       mask[len(batch):, 0] = True
       placed = jax.device_put((tokens, mask), self._split)
-      with ambient(self._split.mesh):
+      with issuing(), ambient(self._split.mesh):
         vectors = pooled(self._encoder.config, self.recipe.pooling, self._params, *placed)
       batches.append((batch, vectors))
       start += len(batch)

@@ -63,8 +63,12 @@ def notices_preemption() -> bool:
   return jax.distributed.is_initialized() and jax.config.jax_enable_preemption_service
 
 
-def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """A mesh over all devices (or `devices`); one size may be -1 and takes what the others leave; ValueError if they do not fit."""
+def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, *,
+              devices: Sequence[jax.Device] | None = None) -> Mesh:
+  """Makes a mesh over all devices (or `devices`); one size may be -1 and takes what the others leave.
+
+  Raises ValueError where sizes do not fit the devices.
+  """
   devices = jax.devices() if devices is None else devices
   sizes = dict(data=data, fsdp=fsdp, tensor=tensor)
   shown = ', '.join(f'{name}={size}' for name, size in sizes.items())
@@ -76,17 +80,29 @@ def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, *, devices: Sequen
     raise ValueError(f'a mesh of {shown} does not fit {len(devices)} devices')
   if free:
     sizes[free[0]] = len(devices) // fixed
-  slices = {getattr(device, 'slice_index', 0) for device in devices}
-  if len(slices) == 1:
-    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
-  if sizes['data'] % len(slices):
-    raise ValueError(f'mesh.data={sizes["data"]} must be a multiple of the {len(slices)} slices: only `data` goes across them')
-  return Mesh(across_slices(devices, len(slices), *sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+  return Mesh(arranged(devices, *sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
-def across_slices(devices: Sequence[jax.Device], slices: int, data: int, fsdp: int, tensor: int) -> np.ndarray:
-  """[data, fsdp, tensor] devices of several slices: `fsdp` and `tensor`, which talk in every layer, stay inside one."""
-  return mesh_utils.create_hybrid_device_mesh((data // slices, fsdp, tensor), (slices, 1, 1), devices)
+def arranged(devices: Sequence[jax.Device], data: int, fsdp: int, tensor: int) -> np.ndarray:
+  """Returns the devices [data, fsdp, tensor] so that those that talk most are nearest to each other.
+
+  GPUs go by host: XLA numbers their hosts as slices, but `fsdp` may go across them. Between slices of TPUs
+  only `data` is split; within one JAX follows the links. Raises ValueError where `data` is not as many.
+  """
+  if devices[0].platform != 'tpu':
+    return by_host(devices).reshape(data, fsdp, tensor)
+  slices = len({getattr(device, 'slice_index', 0) for device in devices})
+  if data % slices:
+    raise ValueError(f'mesh.data={data} must be a multiple of the {slices} slices: only `data` goes across them')
+  options = dict(allow_split_physical_axes=devices[0].device_kind in ('TPU v5 lite', 'TPU v5e'))  # as JAX does
+  if slices == 1:
+    return mesh_utils.create_device_mesh((data, fsdp, tensor), devices, **options)
+  return mesh_utils.create_hybrid_device_mesh((data // slices, fsdp, tensor), (slices, 1, 1), devices, **options)
+
+
+def by_host(devices: Iterable[jax.Device]) -> np.ndarray:
+  """Returns [number] devices in the order of their hosts, and of their numbers in each."""
+  return np.array(sorted(devices, key=lambda device: (device.process_index, device.id)))
 
 
 def _split_where_divided(axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
@@ -199,10 +215,9 @@ def copy_shardings(params: dict, devices: np.ndarray) -> dict:
 
 
 def _by_process(mesh: Mesh) -> np.ndarray:
-  """[processes, fsdp, tensor] devices, as many along `tensor` as in `mesh` if they are in one process; the same everywhere."""
-  devices = np.array(sorted(mesh.devices.flat, key=lambda device: (device.process_index, device.id)))
-  tensor = math.gcd(devices.size // jax.process_count(), mesh.shape['tensor'])
-  return devices.reshape(jax.process_count(), -1, tensor)
+  """Returns [processes, fsdp, tensor] devices, as many along `tensor` as in `mesh` if a process has them."""
+  tensor = math.gcd(mesh.size // jax.process_count(), mesh.shape['tensor'])
+  return by_host(mesh.devices.flat).reshape(jax.process_count(), -1, tensor)
 
 
 _issuing = threading.RLock()

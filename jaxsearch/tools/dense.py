@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxsearch.files import appended
+from jaxsearch.parallel.mesh import issuing
 
 CHUNK = 2**12     # passages that a device scores at a time; larger ones leave the cache of a CPU
 MOST_QUERIES = 64  # of a batch
@@ -100,7 +101,8 @@ class Dense:
       part = queries[start:start + MOST_QUERIES]
       batch = np.zeros((2 ** (len(part) - 1).bit_length(), queries.shape[1]), np.float32)
       batch[:len(part)] = part
-      result = best_of(self._mesh, padded, self.size, self._vectors, self._scales, batch)
+      with issuing():
+        result = best_of(self._mesh, padded, self.size, self._vectors, self._scales, batch)
       found.append([np.asarray(values)[:len(part), :topk] for values in result])
     scores, numbers = map(np.concatenate, zip(*found))
     return numbers.astype(np.int64), scores

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import pathlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from jaxsearch import models
 from jaxsearch.models import encoder as encoders
 from jaxsearch.models.encoder import RECIPES, TextEncoder, recipe_of
+from jaxsearch.parallel.mesh import issuing
 
 RAGGED = np.arange(12) < np.array([[12], [7], [1]])
 TOKENS = np.random.default_rng(0).integers(1, 60, (3, 12)) * RAGGED
@@ -135,6 +137,16 @@ def test_texts_become_vectors_as_the_model_card_says(
     np.testing.assert_allclose(ours.queries(TEXTS), vectors_by_hand(random_bert.bert, query_prefix, pooling), atol=1e-5)
   assert RECIPES['bge'].query_prefix.startswith('Represent this sentence') and ours.identity['hash'] == TextEncoder(
     text_folder, recipe).identity['hash']
+
+
+def test_encoding_waits_for_the_thread_that_hands_programs_to_the_devices(text_folder):
+  ours = TextEncoder(text_folder, 'e5')
+  with ThreadPoolExecutor(1) as pool:
+    with issuing():
+      vectors = pool.submit(ours.queries, ['w1'])
+      with pytest.raises(TimeoutError):
+        vectors.result(timeout=1)
+    assert vectors.result().shape == (1, ours.width)
 
 
 def test_the_recipe_is_in_the_name(text_folder, tmp_path):

@@ -1,5 +1,6 @@
 """Mesh sizes, layouts of parameters, and two real processes that train as one."""
 
+import dataclasses
 import importlib.util
 import json
 import math
@@ -10,7 +11,6 @@ import re
 import socket
 import subprocess
 import sys
-import types
 import zlib
 
 import jax
@@ -159,16 +159,40 @@ def test_a_dimension_that_is_not_divided_is_an_error_with_the_nearest_sizes():
   assert placed['k'].spec == P('fsdp', None, None) and placed['up'].spec == P('fsdp', 'tensor')
 
 
-def test_between_slices_only_data_is_split():
-  device = lambda number: types.SimpleNamespace(id=number, slice_index=number // 8, process_index=number // 4, platform='cpu',
-                                                device_kind='cpu')
-  devices = [device(number) for number in range(16)]
-  grid = meshes.across_slices(devices, 2, 4, 2, 2)
+@dataclasses.dataclass(frozen=True)
+class Device:
+  """What a device reports of itself."""
+  id: int
+  process_index: int
+  slice_index: int
+  platform: str
+  device_kind: str
+  coords: tuple[int, ...] = ()
+  core_on_chip: int = 0
+
+
+@pytest.mark.parametrize(('hosts', 'sizes'), [(2, (1, -1, 1)), (8, (1, -1, 1)), (8, (2, -1, 8)), (2, (2, 4, 2))])
+def test_hosts_of_gpus_are_no_slices(hosts, sizes):
+  """XLA numbers the hosts of GPUs as slices, and may list the devices in any order."""
+  kind = 'gpu', 'NVIDIA H100 80GB HBM3'
+  devices = [Device(8 * host + i, host, host, *kind) for host in range(hosts) for i in range(8)]
+  mesh = meshes.make_mesh(*sizes, devices=devices[::-1])
+  assert list(mesh.devices.flat) == devices
+  assert tuple(mesh.shape.values()) == tuple(len(devices) // (sizes[0] * sizes[2]) if size < 0 else size
+                                             for size in sizes)
+
+
+def test_between_slices_of_tpus_only_data_is_split():
+  """Two slices v6e-8 of 2 x 4 chips, four chips a host."""
+  devices = [Device(8 * part + 4 * y + 2 * z + x, 2 * part + y, part, 'tpu', 'TPU v6 lite', (x, 2 * y + z, 0))
+             for part in range(2) for y in range(2) for z in range(2) for x in range(2)]
+  grid = meshes.make_mesh(4, 2, -1, devices=devices).devices
   assert grid.shape == (4, 2, 2)
-  for index, own in enumerate(grid):
-    assert {one.slice_index for one in own.flat} == {index // 2}
+  for i, copy in enumerate(grid):
+    assert {device.slice_index for device in copy.flat} == {i // 2}
   with pytest.raises(ValueError, match='mesh.data=1 must be a multiple of the 2 slices'):
     meshes.make_mesh(1, 8, 2, devices=devices)
+  assert meshes.make_mesh(1, 8, 1, devices=devices[:8]).devices.shape == (1, 8, 1)
 
 
 def test_moments_are_those_of_all_values(monkeypatch):
