@@ -190,7 +190,7 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
   """
   questions, tiers = read_held_out(config)
   for temperature in config.eval.temperatures:
-    watch, part = Watch(), meshes.own_part()  # every process answers some of them
+    watch, part = Watch(), meshes.local_part()  # every process answers some of them
     trees, counts = rollout(agent, questions[part], jax.random.key(config.seed), observer=watch,
                             sampling=Sampling(temperature), numbers=range(len(questions))[part])
     if assess is not None:

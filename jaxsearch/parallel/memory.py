@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 SAMPLER = "lower sampler.slots or sampler.length (of a reader, judge or refiner: its `slots` and `length`)"
 UPDATE = 'lower train.micro_rows, train.chunk or train.row_length, or set remat=full'
-STATE = ('set dtype=bfloat16 with optim.master_weights=False, loss.kl_coef=0 (no copy of the initial policy) or lora.rank, '
-         'or take more devices (mesh.fsdp)')
+STATE = ('set dtype=bfloat16 with optim.master_weights=False, loss.kl_coef=0 (no copy of the initial policy) '
+         'or lora.rank, or take more devices (mesh.fsdp)')
 
 
 class OutOfMemory(MemoryError):
@@ -18,20 +18,22 @@ class OutOfMemory(MemoryError):
 
 
 def ran_out(error: BaseException) -> bool:
-  """Whether an error is an allocation that failed, on the host or on a device."""
+  """Tells whether an error is an allocation that failed, on the host or on a device."""
+  of_jax = type(error).__name__ == 'JaxRuntimeError'
   return isinstance(error, MemoryError) or (
-    type(error).__name__ == 'JaxRuntimeError' and bool(re.search('RESOURCE_EXHAUSTED|out.of.memory', str(error), re.IGNORECASE)))
+    of_jax and bool(re.search('RESOURCE_EXHAUSTED|out.of.memory', str(error), re.IGNORECASE)))
 
 
 def explained(error: BaseException, doing: str = '', less: str = f'{SAMPLER}; {UPDATE}') -> OutOfMemory:
-  """The error for the person: what ran out while `doing` what, and how it takes `less`."""
+  """Returns the error for the user: what ran out while `doing` what, and how it takes `less`."""
   size = re.search(r'allocat\w+ ([\d.,]+ ?\w*)', str(error))
-  return OutOfMemory(f'out of memory{" while " if doing else ""}{doing}{f" ({size[1]} asked for)" if size else ""}: {less}')
+  asked = f' ({size[1]} asked for)' if size else ''
+  return OutOfMemory(f'out of memory{f" while {doing}" if doing else ""}{asked}: {less}')
 
 
 @contextlib.contextmanager
 def named(doing: str, less: str) -> Iterator[None]:
-  """A context or decorator: an allocation that fails in there raises OutOfMemory; what is nearest to it names it."""
+  """Opens a context or decorates: an allocation that fails inside raises OutOfMemory of the innermost."""
   try:
     yield
   except OutOfMemory:

@@ -191,7 +191,7 @@ def to_rows(values: jax.Array, batch: Batch, rows: TrainingRows, micro_rows: int
 
   All processes must call it: rows that were passed on come home.
   """
-  targets, values = meshes.own_rows(batch.targets), meshes.own_rows(values)
+  targets, values = meshes.local_rows(batch.targets), meshes.local_rows(values)
   spread = np.zeros((targets.shape[0] * targets.shape[1], rows.tokens.shape[1]), np.float32)
   targets = targets.reshape(len(spread), -1)
   row, column = np.nonzero(targets >= 0)
@@ -206,4 +206,4 @@ def to_rows(values: jax.Array, batch: Batch, rows: TrainingRows, micro_rows: int
 def place(batch: Batch, mesh) -> Batch:
   """The batch on the mesh, rows split over `data` and `fsdp`; every process passes its own."""
   whole, rows = meshes.replicated(mesh), meshes.split_over_batch(mesh, 1)
-  return jax.tree.map(lambda x: meshes.place_own(x, rows) if np.ndim(x) else meshes.place(x, whole), batch)
+  return jax.tree.map(lambda x: meshes.place_local(x, rows) if np.ndim(x) else meshes.place(x, whole), batch)

@@ -41,7 +41,7 @@ from jaxsearch.config_check import fields, from_saved, to_saved, without_secrets
 from jaxsearch.models import adapter_files, config_files, hub
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.models.hub import check_finite
-from jaxsearch.parallel.mesh import gather_objects, make_mesh, of_first
+from jaxsearch.parallel.mesh import broadcast, gather_objects, make_mesh
 from jaxsearch.training import critic
 from jaxsearch.training.remote import is_remote, place
 from jaxsearch.training.state import TrainState, without_head
@@ -231,7 +231,7 @@ def set_aside(manager: ocp.CheckpointManager, last_step: int) -> None:
 
   Their steps will be saved again.
   """
-  broken, folder = of_first([step for step in all_steps(manager) if step > last_step]), manager.directory
+  broken, folder = broadcast([step for step in all_steps(manager) if step > last_step]), manager.directory
   for step in map(str, broken if jax.process_index() == 0 else ()):
     target = folder.parent / 'broken' / step
     target.parent.mkdir(exist_ok=True)
@@ -243,7 +243,7 @@ def set_aside(manager: ocp.CheckpointManager, last_step: int) -> None:
     (folder / step).rename(target)
     say(f'moved {folder / step} to {target}')
   if broken:
-    of_first(None)  # the others wait for it
+    broadcast(None)  # the others wait for it
     manager.reload()
 
 

@@ -78,7 +78,7 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
   first = jax.process_index() == 0
   with runs.RunFolder(config, shown=('loss', 'gate_auc', 'gate_explained')) as run:
     folder = run.out
-    for made_with in meshes.of_first(row_files.read(folder / 'rollouts_config.json')):
+    for made_with in meshes.broadcast(row_files.read(folder / 'rollouts_config.json')):
       checkpoint.check_same_run(made_with, config)
     if first:
       row_files.write(folder / 'rollouts_config.json', [config_check.to_saved(config)])
@@ -162,7 +162,7 @@ def collect(config: ml_collections.ConfigDict, grow_all: Callable, tokenizer, pa
     points = TextEncoder(settings.encoder, recipe_of(settings.encoder)).passages(texts)
   else:
     points = curation.embedded(texts, tokenizer, params)
-  clusters = meshes.of_first(curation.clusters_by_source(points, questions, settings, config.seed))
+  clusters = meshes.broadcast(curation.clusters_by_source(points, questions, settings, config.seed))
   chosen, held_out = curation.choose(questions, tiers, list(map(tuple, clusters)), settings, config.seed)
   rng, wanted = np.random.default_rng([config.seed, 1]), []
   for question in chosen:
@@ -200,15 +200,15 @@ def roll_out(config: ml_collections.ConfigDict, method: types.ModuleType, engine
   agent = Agent(engine, grow, Tools(), setup.make_agent(config, engine, Tools()).sampling)
   first = jax.process_index() == 0
   written, done = row_files.read(path) if first else [], []
-  kept = meshes.of_first(len(written) if len(written) == len(wanted) else len(written) // CHUNK * CHUNK)
+  kept = meshes.broadcast(len(written) if len(written) == len(wanted) else len(written) // CHUNK * CHUNK)
   if first and kept < len(written):
     row_files.write(path, written[:kept])
   for start in range(0, kept, CHUNK):
-    done += meshes.of_first(written[start:start + CHUNK])
+    done += meshes.broadcast(written[start:start + CHUNK])
   key = jax.random.fold_in(jax.random.key(config.seed), len(wanted))
   for start in range(kept, len(wanted), CHUNK):
     part, trees = wanted[start:start + CHUNK], {}
-    local = range(len(part))[meshes.own_part()]
+    local = range(len(part))[meshes.local_part()]
     for second in sorted({second for *_, second in part}):
       places = [place for place in local if part[place][2] == second]
       questions = [dataclasses.replace(question, metadata=question.metadata | {'kind': kind})
@@ -254,7 +254,7 @@ class Student:
   def learn(self, trees: Sequence[Tree]) -> dict[str, float]:
     """Makes one update on the rewards of trees, of which each process lays out a part; returns its
     metrics."""
-    rows = rows_of(self.config, trees[meshes.own_part()])
+    rows = rows_of(self.config, trees[meshes.local_part()])
     batch = batches.make_batch(rows, self.config.train.micro_rows, trees=len(trees), critic=True)
     self.state, result = self.train_step(self.state, batches.place(batch, self.mesh))
     return metrics_log.to_row(result)
@@ -265,7 +265,7 @@ class Student:
 
     Returns (V(s_0) [N], outcomes [N]), predicted and actual success of those under the prompt of training.
     """
-    local = trees[meshes.own_part()]
+    local = trees[meshes.local_part()]
     rows = rows_of(self.config, local)
     values = batches.compute_on_rows(
       self.values, self.state.params, rows, self.config.train.micro_rows, self.mesh, len(trees))

@@ -113,7 +113,7 @@ def _merged(metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def local_trees(questions: Sequence[Question], sizes: Sequence[int], group_size: int) -> dict[int, Question]:
   """Returns {number: question} of the trees that this process grows."""
-  local = meshes.own_part()
+  local = meshes.local_part()
   numbered = zip(questions[local], tree_numbers(sizes, group_size)[local])
   return {number: question for question, numbers in numbered for number in numbers}
 
@@ -133,4 +133,4 @@ def tree_numbers(sizes: Sequence[int], group_size: int) -> list[list[int]]:
 def groups_of(growing: Growing, trees: Sequence[Tree]) -> Groups:
   """Returns the trees of this process, grouped by their questions."""
   rest = iter(trees)
-  return [list(itertools.islice(rest, size)) for size in growing.sizes[meshes.own_part()]]
+  return [list(itertools.islice(rest, size)) for size in growing.sizes[meshes.local_part()]]

@@ -112,7 +112,7 @@ class RunFolder(contextlib.ExitStack):
 
   def rows(self) -> list[dict]:
     """The rows of metrics so far, the same in every process; call it after `start`."""
-    return meshes.of_first(read(self.out / 'metrics.jsonl') if jax.process_index() == 0 else None)
+    return meshes.broadcast(read(self.out / 'metrics.jsonl') if jax.process_index() == 0 else None)
 
   def start(self) -> None:
     """Starts to log; call it once the run is restored and nothing can be wrong with it any more."""
@@ -262,7 +262,7 @@ def locked(out: pathlib.Path) -> Iterator[None]:
     except filelock.Timeout:
       name = holder.read_text(encoding='utf-8').strip() if holder.exists() else 'another process'
       refusal = f'{out}: {name} trains here; wait for it, stop it, or use another out folder'
-  if refusal := meshes.of_first(refusal):
+  if refusal := meshes.broadcast(refusal):
     raise ValueError(refusal)
   try:
     yield

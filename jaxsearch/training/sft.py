@@ -110,7 +110,7 @@ def open_imitation(model_config: DecoderConfig, params: dict, optim: ml_collecti
 
   @memory.named('updating the policy', memory.UPDATE)
   def learn(state: states.TrainState, forest: Sequence[Tree]) -> tuple[states.TrainState, dict[str, float]]:
-    rows = batches.lay_out_own(forest[meshes.own_part()], row_length, pad_id=pad_id, how=aggregate)
+    rows = batches.lay_out_own(forest[meshes.local_part()], row_length, pad_id=pad_id, how=aggregate)
     batch = batches.make_batch(rows, micro_rows, trees=len(forest))
     state, result = train_step(state, batches.place(batch, mesh), base)
     return state, metrics_log.to_row(result) | {'padded_share': 1 - rows.fill}

@@ -154,7 +154,7 @@ def grown_groups(questions: int = 48, size: int = 4) -> list[list[Tree]]:
 def test_trees_stay_where_they_grew_and_are_credited_as_one_batch(monkeypatch, method, settings, how):
   """Advantages and loss weights of four processes are those of one, and next to nothing is exchanged."""
   def run():
-    groups = grown_groups()[meshes.own_part()]
+    groups = grown_groups()[meshes.local_part()]
     context = Context(3, np.random.default_rng(3), {})
     method.credit(groups, context, **settings)
     trained = loop.credited(groups)
