@@ -1,7 +1,7 @@
 """Documents to search in: the Search-R1 corpus format, read whole into memory or one by one.
 
-One JSON object a line, `{"id": "7", "contents": "\\"Title\\"\\ntext"}`; files that end in `.gz` are unpacked on the way.
-Indexing them is the business of `jaxsearch.tools`.
+One JSON object a line, `{"id": "7", "contents": "\\"Title\\"\\ntext"}`; files that end in `.gz` are unpacked
+on the way. Indexing them is the business of `jaxsearch.tools`.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from jaxsearch.data.jsonl import read_records, text_field, unique
 
 @dataclass(frozen=True, slots=True)
 class Document:
-  """A text of a corpus; in search results with the score of the back end (higher is better, 0 without one)."""
+  """A text of a corpus; in search results with a score (higher is better, 0 without one)."""
   id: str
   title: str
   text: str
@@ -23,7 +23,7 @@ class Document:
 
 
 def split_contents(contents: str) -> tuple[str, str]:
-  """Title and text of `'"Title"\\ntext'`; the quotes may be missing."""
+  """Returns title and text of `'"Title"\\ntext'`; the quotes may be missing."""
   title, _, text = contents.strip().partition('\n')
   title = title.strip()
   if len(title) >= 2 and title[0] == title[-1] == '"':
@@ -32,27 +32,26 @@ def split_contents(contents: str) -> tuple[str, str]:
 
 
 def join_contents(title: str, text: str) -> str:
-  """The `contents` of a document; the inverse of `split_contents`."""
+  """Returns the `contents` of a document; the inverse of `split_contents`."""
   return f'"{title}"\n{text}'
 
 
 def first_words(text: str, number: int) -> str:
-  """The first `number` words of a text; all of it for 0."""
+  """Returns the first `number` words of a text; all of it for 0."""
   following = next(itertools.islice(re.finditer(r'\S+', text), number, None), None) if number else None
   return text if following is None else text[:following.start()].rstrip()
 
 
 def stream_corpus(path: str | os.PathLike, after: int = 0) -> Iterator[tuple[str, Document]]:
-  """Yields ('file:line', document) of a corpus in the Search-R1 format, in file order, past the first `after` lines.
+  """Yields ('file:line', document) of a corpus in the Search-R1 format, past the first `after` lines.
 
-  Raises:
-    DataError: bad JSON, a missing or blank `id` or `contents`; names file and line.
-    OSError: the file cannot be opened.
+  Raises DataError for bad JSON or a missing or blank `id` or `contents`, naming file and line; OSError.
   """
   for place, record in read_records(path, after):
-    yield place, Document(text_field(record, 'id', place), *split_contents(text_field(record, 'contents', place)))
+    title, text = split_contents(text_field(record, 'contents', place))
+    yield place, Document(text_field(record, 'id', place), title, text)
 
 
 def read_corpus(path: str | os.PathLike) -> list[Document]:
-  """All documents of a corpus. Raises as `stream_corpus`, and DataError for an id given twice or no document at all."""
+  """Reads all documents of a corpus; DataError also for an id given twice and for no document at all."""
   return unique(path, stream_corpus(path), 'documents')

@@ -1,12 +1,10 @@
-"""Reading files of JSON records, plain or gzipped, so that every fault names its file, its place and its key.
+"""Reads files of JSON records, plain or gzipped, so that every fault names its file, its place and its key.
 
-Corpora, question files and benchmarks are all read through here; what a record must hold is theirs to say. Files may come from
-strangers: a line and what is unpacked are bounded.
+Corpora, question files and benchmarks are read through here; what a record must hold is theirs to say.
 """
 
 import contextlib
 import gzip
-import io
 import json
 import os
 import re
@@ -17,7 +15,7 @@ from typing import IO, Any, TypeVar
 Item = TypeVar('Item')
 LINE = 1 << 24  # bytes of a line at most: a rollout of 100,000 tokens has about half of that
 RATIO = 200  # that a file may unpack to at most, above LINE; JSON and text have below 30
-_KINDS = {list: 'a list', dict: 'an object', str: 'a string', bool: 'true or false', int: 'a number', float: 'a number'}
+_KINDS = {list: 'a list', dict: 'an object', str: 'a string', int: 'a number', float: 'a number'}
 _ESCAPE = re.compile(rb'\\u[dD][89a-fA-F]')  # only where this stands can half a surrogate pair be
 _SURROGATE = re.compile('[\ud800-\udfff]')
 
@@ -27,28 +25,29 @@ class DataError(ValueError):
 
 
 def read_records(path: str | os.PathLike, after: int = 0) -> Iterator[tuple[str, dict]]:
-  """Yields (place, record) of every line past the first `after` that is not blank; `place` is 'file:line', for messages.
+  """Yields (place, record) of every line that is not blank, past the first `after`; `place` is 'file:line'.
 
   Raises:
-    DataError: bytes that are not UTF-8, bad JSON, a line that is not an object or too long, half a surrogate pair, broken gzip.
+    DataError: bytes that are not UTF-8, bad JSON, a line that is not an object or too long, half a surrogate
+      pair, broken gzip.
     OSError: the file cannot be opened.
   """
   with opened(path) as file:
     for number, line in enumerate(iter(lambda: file.readline(LINE + 1), b''), start=1):
       if len(line) > LINE:
         raise DataError(f'{path}:{number}: a line of more than {LINE >> 20} MiB')
-      if number <= after:
-        continue
       line = line.removeprefix(b'\xef\xbb\xbf') if number == 1 else line
-      if line.strip():
+      if number > after and line.strip():
         place = f'{path}:{number}'
         yield place, _record(_parsed(line, place), place, _ESCAPE.search(line))
 
 
 def read_array(path: str | os.PathLike, key: str = '') -> Iterator[tuple[str, dict]]:
-  """`read_records` for a file that is one JSON array of objects, or has one under `key`; places are 'file: record 3'."""
+  """Yields ('file: record 3', record) of a JSON array of objects, or of the array under `key`."""
+  most = LINE + RATIO * os.path.getsize(path)
   with opened(path) as file:
-    data = file.read().removeprefix(b'\xef\xbb\xbf')
+    data = file.read(most + 1).removeprefix(b'\xef\xbb\xbf')
+  check_unpacked(path, os.path.getsize(path), len(data))
   records, escaped = _parsed(data.strip() or b'[]', str(path)), _ESCAPE.search(data)
   if key and isinstance(records, dict):
     records = field(records, key, list, str(path))
@@ -59,10 +58,10 @@ def read_array(path: str | os.PathLike, key: str = '') -> Iterator[tuple[str, di
     yield place, _record(record, place, escaped)
 
 
-def unique(path: str | os.PathLike, found: Iterable[tuple[str, Item]], what: str) -> list[Item]:
-  """The items of (place, item) pairs; DataError if there are none or two have the same `id`."""
+def unique(path: str | os.PathLike, pairs: Iterable[tuple[str, Item]], what: str) -> list[Item]:
+  """Returns the items of (place, item) pairs; DataError if there are none or two have the same `id`."""
   items, places = [], {}
-  for place, item in found:
+  for place, item in pairs:
     if item.id in places:
       raise DataError(f'{place}: id {item.id!r} was already used at {places[item.id]}')
     places[item.id] = place
@@ -72,22 +71,19 @@ def unique(path: str | os.PathLike, found: Iterable[tuple[str, Item]], what: str
   return items
 
 
-def field(record: dict, key: str, kind: type | tuple[type, ...], place: str, items: type | None = None) -> Any:
-  """The value under a key, of one of these kinds (true and false are no numbers); `items` is the kind of a list's items."""
+def field(record: dict, key: str, kind: type | tuple[type, ...], place: str) -> Any:
+  """Returns the value under a key, of one of these kinds; true and false are no numbers."""
   if key not in record:
     raise DataError(f'{place}: no key {key!r} (found: {", ".join(map(repr, record)) or "none"})')
   value, kinds = record[key], kind if isinstance(kind, tuple) else (kind,)
-  if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+  if not isinstance(value, kinds) or isinstance(value, bool):
     expected = ' or '.join(dict.fromkeys(_KINDS[each] for each in kinds))
     raise DataError(f'{place}: {key!r} must be {expected}, not {shortened(value)}')
-  for item in value if items else ():
-    if not isinstance(item, items):
-      raise DataError(f'{place}: {key!r} must hold {"strings" if items is str else "objects"}, not {shortened(item)}')
   return value
 
 
 def text_field(record: dict, key: str, place: str) -> str:
-  """The text under a key, which may not be blank; whole numbers are taken as text only for ids, where files disagree."""
+  """Returns the text under a key, which may not be blank; a number only for ids, where files disagree."""
   value = field(record, key, (str, int) if key == 'id' else str, place)
   if isinstance(value, str) and not value.strip():
     raise DataError(f'{place}: {key!r} must be a string that is not blank, not {shortened(value)}')
@@ -95,36 +91,19 @@ def text_field(record: dict, key: str, place: str) -> str:
 
 
 def shortened(value: object) -> str:
-  """The value as an error message shows it."""
+  """Returns the value as an error message shows it."""
   shown = repr(value)
   return shown if len(shown) <= 60 else shown[:57] + '...'
 
 
 @contextlib.contextmanager
 def opened(path: str | os.PathLike) -> Iterator[IO[bytes]]:
-  """The bytes of a file, unpacked where its name ends in '.gz'. Raises DataError for gzip that is broken or too dense."""
+  """Opens a file, unpacked where its name ends in '.gz'; DataError for gzip that is broken."""
   try:
-    with open(path, 'rb') as file:
-      yield io.BufferedReader(_Unpacked(path, file), LINE >> 8) if str(path).endswith('.gz') else file
+    with gzip.open(path) if str(path).endswith('.gz') else open(path, 'rb') as file:
+      yield file
   except (gzip.BadGzipFile, zlib.error, EOFError) as error:
     raise DataError(f'{path}: not a whole gzip file: {error}') from error
-
-
-class _Unpacked(io.RawIOBase):
-  """What a gzip file holds, as far as `check_unpacked` allows."""
-
-  def __init__(self, path: str | os.PathLike, file: IO[bytes]):
-    self._path, self._file, self._size = path, gzip.GzipFile(fileobj=file), 0
-    self._packed = os.fstat(file.fileno()).st_size
-
-  def readable(self) -> bool:
-    return True
-
-  def readinto(self, buffer) -> int:
-    count = self._file.readinto(buffer)
-    self._size += count
-    check_unpacked(self._path, self._packed, self._size)
-    return count
 
 
 def check_unpacked(path: str | os.PathLike, packed: int, size: int) -> None:

@@ -1,7 +1,7 @@
 """Questions and documents by name: the embedded world, public benchmarks, or files of one's own.
 
-Several names joined by '+' are one set: 'hotpotqa:A.json+2wiki:B.json+gsm8k:C.jsonl'. A file whose own name has a '+' in it
-can be read alone, not as a part of a set.
+Several names joined by '+' are one set: 'hotpotqa:A.json+2wiki:B.json+gsm8k:C.jsonl'. A file whose own name
+has a '+' in it can be read alone, not as a part of a set.
 """
 
 import collections
@@ -17,15 +17,14 @@ from jaxsearch.data.questions import Question, read_questions
 
 
 def load_questions(name: str, *, hops: tuple[int, ...] = (), arithmetic: bool = True) -> list[Question]:
-  """The questions that `name` stands for.
+  """Reads the questions that `name` stands for.
 
   Args:
-    name: 'world:SPLIT', a file in the FlashRAG format, a parquet file or folder of `datasets` (tables.py), or 'nq:', 'triviaqa:',
-      'popqa:', 'bamboogle:', 'gsm8k:', 'hotpotqa:', '2wiki:', 'musique:', 'finqa:' (reports in the questions) or 'finqa_search:'
-      (tables alone) and a file as its authors publish it; or several of them joined by '+', whose ids get their source in front
-      where two are the same.
-    hops: of the world's questions only those with one of these numbers of hops; () is all.
-    arithmetic: whether the world's questions that want a sum or a difference are among them.
+    name: 'world:SPLIT', a file in the FlashRAG format, a table (tables.py), or one of `benchmarks.SOURCES`
+      and a file as its authors publish it ('nq:FILE'); or several of them joined by '+', whose ids get their
+      source in front where two are the same.
+    hops: takes only the world's questions with one of these numbers of hops; () is all.
+    arithmetic: takes the world's questions that want a sum or a difference, too.
   Raises:
     ValueError: no such split, or no question is left.
     DataError: a file that is not in the format; names file and line.
@@ -41,23 +40,24 @@ def load_questions(name: str, *, hops: tuple[int, ...] = (), arithmetic: bool = 
 
 
 def load_corpus(name: str) -> list[Document]:
-  """The documents that `name` stands for.
+  """Reads the documents that `name` stands for.
 
   Args:
-    name: 'world', a file in the Search-R1 format, or 'hotpotqa:', '2wiki:', 'musique:' or 'finqa:' and a file as its authors
-      publish it, for the documents that come with its questions; or several of them joined by '+', where the same title and text
-      is kept once.
-  Raises:
-    ValueError: a benchmark that comes without documents.
-    DataError: a file that is not in the format; names file and line.
+    name: 'world', a file in the Search-R1 format, or 'hotpotqa:', '2wiki:', 'musique:' or 'finqa:' and a file
+      as its authors publish it, for the documents that come with its questions; or several of them joined by
+      '+', where the same title and text is kept once.
+  Raises as `load_questions`, and ValueError for a benchmark that comes without documents.
   """
   return _merged(name, [(source, _documents(source, path)) for source, path in _parts(name)])
 
 
 def load_corpora(name: str) -> dict[str, list[Document]]:
-  """Source -> its documents in `name`, as `load_corpus` has them: 'hotpotqa:A+2wiki:B' is two corpora."""
+  """Returns source -> its documents in `name`: 'hotpotqa:A+2wiki:B' is two corpora."""
   parts = _parts(name)
-  return {source: _merged(name, [(own, _documents(own, path)) for own, path in parts if own == source]) for source, _ in parts}
+  corpora = {source: [] for source, _ in parts}
+  for source, path in parts:
+    corpora[source].append((source, _documents(source, path)))
+  return {source: _merged(name, documents) for source, documents in corpora.items()}
 
 
 def _documents(source: str, path: str) -> list[Document]:
@@ -71,17 +71,19 @@ def _documents(source: str, path: str) -> list[Document]:
 def _merged(name: str, parts: list[tuple[str, list[Document]]]) -> list[Document]:
   if len(parts) > 1:
     first = {}  # (title, text) -> the document that has them first
-    parts = [(source, [d for d in documents if first.setdefault((d.title, d.text), d) is d]) for source, documents in parts]
+    is_first = lambda document: first.setdefault((document.title, document.text), document) is document
+    parts = [(source, list(filter(is_first, documents))) for source, documents in parts]
   return _joined(name, parts)
 
 
 def missing_files(name: str) -> list[str]:
-  """The files that a name of questions or of a corpus needs and that are not there. Raises ValueError as the loaders do."""
-  return [path for source, path in _parts(name) if source not in registry.ENTRIES['questions'] and not os.path.exists(path)]
+  """Returns the files that a name needs and that are not there. Raises ValueError as the loaders do."""
+  paths = [path for source, path in _parts(name) if source not in registry.ENTRIES['questions']]
+  return [path for path in paths if not os.path.exists(path)]
 
 
 def _parts(name: str) -> list[tuple[str, str]]:
-  """(source, path) of every part of a name; the source of a file in our own formats is 'file'."""
+  """Returns (source, path) of every part of a name; the source of a file in our own formats is 'file'."""
   source, path = _split(name)
   if '+' not in path or os.path.exists(path):
     return [(source, path)]
@@ -101,14 +103,16 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _joined(name: str, parts: Sequence[tuple[str, list]]) -> list:
-  """The items of all parts; an id that occurs twice becomes 'gsm8k:ID', or 'gsm8k.2:ID' where a source comes again."""
+  """Returns the items of all parts; an id that occurs twice becomes 'gsm8k:ID', later 'gsm8k.2:ID'."""
   if len(parts) == 1:
     return parts[0][1]
-  used, met, found = collections.Counter(item.id for _, items in parts for item in items), collections.Counter(), []
+  used = collections.Counter(item.id for _, items in parts for item in items)
+  times, joined = collections.Counter(), []
   for source, items in parts:
-    met[source] += 1
-    label = source if met[source] == 1 else f'{source}.{met[source]}'
-    found += [dataclasses.replace(item, id=f'{label}:{item.id}') if used[item.id] > 1 else item for item in items]
-  if len({item.id for item in found}) < len(found):
+    times[source] += 1
+    label = source if times[source] == 1 else f'{source}.{times[source]}'
+    joined += [dataclasses.replace(item, id=f'{label}:{item.id}') if used[item.id] > 1 else item
+               for item in items]
+  if len({item.id for item in joined}) < len(joined):
     raise DataError(f'{name}: ids that are the same in two parts, and again with the source in front')
-  return found
+  return joined

@@ -1,48 +1,53 @@
-"""Questions in tables: parquet as Search-R1 and verl write it, and folders of `datasets.save_to_disk`. Both need pyarrow.
+"""Rows of public data sets as questions, and tables of them, which need pyarrow.
 
-Of each row is taken what is there first:
+Tables are parquet as Search-R1 and verl write it, and folders of `datasets.save_to_disk`. Of each row is
+taken what is there first:
 
   question  `question`, `extra_info.question`, or the last turn of `prompt`, behind its last 'Question:'
-  golds     `golden_answers`, `reward_model.ground_truth` (or its `target`), `answers`, `answer`, `possible_answers`: a text, a
-            list, or an object with `text`, or with `aliases` and `value`. Of 'steps #### 72' the number counts
+  golds     `golden_answers`, `reward_model.ground_truth` (or its `target`), `answers`, `answer`,
+            `possible_answers` (a list or JSON): see `questions.texts`. Of 'steps #### 72' the number counts
   id        `id`, else `extra_info`'s split and index ('test_7', as FlashRAG has it), else 'row_7'
-  source    `data_source`: 'nq'; 'searchR1_nq' is 'nq', 'openai/gsm8k' is 'gsm8k'. Ids that occur twice get it in front
+  source    `data_source`: 'nq'; 'searchR1_nq' is 'nq', 'openai/gsm8k' is 'gsm8k'. Ids that occur twice get it
+            in front
 """
 
 import collections
+import dataclasses
 import json
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Any
 
 from jaxsearch.data.jsonl import DataError, shortened, unique
-from jaxsearch.data.questions import Question, question_of
+from jaxsearch.data.questions import Question, texts
+from jaxsearch.rewards.match import read_number
 
 GOLDS = ('golden_answers', 'answers', 'answer', 'possible_answers')
-STATE, SPLITS = 'state.json', 'dataset_dict.json'  # of save_to_disk: in the folder of a split, and in that of several splits
+STATE = 'state.json'  # in the folder of a split that `save_to_disk` wrote
 
 
 def is_table(path: str | os.PathLike) -> bool:
-  """Whether this is a parquet file or a folder."""
+  """Tells whether this is a parquet file or a folder."""
   return pathlib.Path(path).suffix == '.parquet' or os.path.isdir(path)
 
 
 def read_questions(path: str | os.PathLike) -> list[Question]:
-  """The questions of a parquet file or a folder of `save_to_disk`, in the order of its rows.
+  """Reads the questions of a parquet file or a folder of `save_to_disk`, in the order of its rows.
 
   Raises:
     DataError: not such a file, or a row without question or gold; names file, row and column.
     ImportError: pyarrow is not installed.
     OSError: a file cannot be opened.
   """
-  found = [(f'{path}: row {number}', row) for number, row in enumerate(_rows(pathlib.Path(path)), start=1)]
-  records = [(place, _record(row, number, place)) for number, (place, row) in enumerate(found)]
-  used = collections.Counter(record['id'] for _, record in records)
-  for _, record in records:
-    if used[record['id']] > 1 and record['metadata'].get('source'):
-      record['id'] = f'{record["metadata"]["source"]}:{record["id"]}'
-  return unique(path, ((place, question_of(record, place)) for place, record in records), 'questions')
+  pairs = []
+  for number, row in enumerate(_rows(pathlib.Path(path))):
+    place = f'{path}: row {number + 1}'
+    pairs.append((place, question_of_row(row, place, f'row_{number}')))
+  used = collections.Counter(question.id for _, question in pairs)
+  for index, (place, question) in enumerate(pairs):
+    if used[question.id] > 1 and (source := question.metadata.get('source')):
+      pairs[index] = place, dataclasses.replace(question, id=f'{source}:{question.id}')
+  return unique(path, pairs, 'questions')
 
 
 def _rows(path: pathlib.Path) -> Iterator[dict]:
@@ -50,54 +55,52 @@ def _rows(path: pathlib.Path) -> Iterator[dict]:
     import pyarrow
     import pyarrow.parquet
   except ImportError as error:
-    raise ImportError(f"{path}: reading tables needs the package 'pyarrow': pip install 'jaxsearch[tables]'") from error
+    message = f"{path}: reading tables needs the package 'pyarrow': pip install 'jaxsearch[tables]'"
+    raise ImportError(message) from error
   try:
     if path.is_file():
       for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
         yield from batch.to_pylist()
       return
-    for name in _arrow_files(path):
-      with pyarrow.memory_map(str(path / name)) as file:
+    files = sorted(path.glob('data*.arrow'))
+    if not files:
+      raise DataError(f'{path}: no data*.arrow in it: take the folder of one split, as save_to_disk of '
+                      'datasets writes it')
+    for name in files:
+      with pyarrow.memory_map(str(name)) as file:
         for batch in pyarrow.ipc.open_stream(file):
           yield from batch.to_pylist()
   except pyarrow.ArrowInvalid as error:
     raise DataError(f'{path}: not a table: {error}') from error
 
 
-def _arrow_files(folder: pathlib.Path) -> list[str]:
-  """The files of a folder of `save_to_disk`."""
-  if (folder / SPLITS).is_file():
-    splits = ', '.join(str(state.parent) for state in sorted(folder.glob(f'*/{STATE}')))
-    raise DataError(f'{folder}: a folder of several splits; name one of them: {splits}')
-  if not (folder / STATE).is_file():
-    raise DataError(f'{folder}: no {STATE} in it, so it was not written by save_to_disk of datasets')
-  try:
-    return [file['filename'] for file in json.loads((folder / STATE).read_text(encoding='utf-8'))['_data_files']]
-  except (ValueError, KeyError, TypeError) as error:
-    raise DataError(f'{folder / STATE}: not as save_to_disk writes it') from error
-
-
-def _record(row: dict, number: int, place: str) -> dict:
-  """A row as a record in the FlashRAG format."""
-  extra = row.get('extra_info') if isinstance(row.get('extra_info'), dict) else {}
+def question_of_row(row: dict, place: str, name: str) -> Question:
+  """Returns the question of a row; `name` is its id if it has none. Raises DataError, naming `place`."""
+  extra = row['extra_info'] if isinstance(row.get('extra_info'), dict) else {}
+  split_and_index = f'{extra["split"]}_{extra["index"]}' if {'split', 'index'} <= extra.keys() else None
+  ids = [str(each) for each in (row.get('id'), split_and_index, name) if each is not None]
   source = str(row.get('data_source') or '').removeprefix('searchR1_').removeprefix('openai/')
-  ids = (row.get('id'), f'{extra["split"]}_{extra["index"]}' if {'split', 'index'} <= extra.keys() else None, f'row_{number}')
   golds = _golds(row, place)
-  metadata = row['metadata'] if isinstance(row.get('metadata'), dict) else {}
-  metadata |= {'source': source} if source else {}
-  metadata |= {'match': 'numeric'} if source == 'gsm8k' or any('####' in gold for gold in golds) else {}
-  return {'id': next(str(one) for one in ids if one is not None), 'question': _question(row, extra, place),
-          'golden_answers': [gold.rpartition('####')[2].strip() for gold in golds], 'metadata': metadata}
+  solved = any('####' in gold for gold in golds)
+  metadata = {'source': source} if source else {}
+  metadata |= {'match': 'numeric'} if source == 'gsm8k' or solved else {}
+  metadata |= row['metadata'] if isinstance(row.get('metadata'), dict) else {}
+  if solved:
+    golds = [gold.rpartition('####')[2].strip().replace(',', '') for gold in golds]
+    if None in map(read_number, golds):
+      raise DataError(f"{place}: no number behind '####'")
+  return Question(ids[0], _question(row, extra, place), tuple(golds), metadata)
 
 
 def _question(row: dict, extra: dict, place: str) -> str:
-  for own in (row.get('question'), extra.get('question')):
-    if isinstance(own, str) and own.strip():
-      return own
+  for text in (row.get('question'), extra.get('question')):
+    if isinstance(text, str) and text.strip():
+      return text
   match row.get('prompt'):
     case [*_, {'content': str(text)}]:
       return text.rpartition('Question:')[2].strip()
-  raise DataError(f"{place}: no 'question', no 'extra_info.question' and no 'prompt' (found: {', '.join(map(repr, row))})")
+  columns = ', '.join(map(repr, row))
+  raise DataError(f"{place}: no 'question', no 'extra_info.question' and no 'prompt' (found: {columns})")
 
 
 def _golds(row: dict, place: str) -> list[str]:
@@ -105,24 +108,12 @@ def _golds(row: dict, place: str) -> list[str]:
   if row.get('golden_answers') is None and isinstance(reward, dict):
     row = {'golden_answers': reward.get('ground_truth')}
   column, value = next(((name, row[name]) for name in GOLDS if row.get(name) is not None), ('', None))
-  if column == 'possible_answers' and isinstance(value, str):  # PopQA's, a list written as JSON
-    value = json.loads(value)
-  golds = texts(value)
-  if not golds or not all(gold.strip() for gold in golds):
+  if column == 'possible_answers' and isinstance(value, str):  # PopQA's
+    try:
+      value = json.loads(value)
+    except ValueError as error:
+      raise DataError(f"{place}: 'possible_answers' is no JSON: {shortened(value)}") from error
+  golds = [gold for gold in texts(value) if gold.strip()]
+  if not golds:
     raise DataError(f'{place}: no gold answer in {column or " or ".join(GOLDS)!r}: {shortened(value)}')
   return golds
-
-
-def texts(value: Any) -> list[str]:
-  """The golds in a cell, see above."""
-  match value:
-    case {'target': own} | {'text': own}:
-      return texts(own)
-    case {'value': str(own)}:
-      return list(dict.fromkeys([own, *texts(value.get('aliases') or [])]))
-    case list():
-      return [str(one) for one in value if one is not None]
-    case None:
-      return []
-  return [str(value)]
-

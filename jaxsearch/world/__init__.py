@@ -1,1 +1,2 @@
-"""The embedded world: real facts as an encyclopedia, questions on them, and small policies that ship with the package."""
+"""The embedded world: real facts as an encyclopedia, questions on them, and small policies that are shipped.
+"""

@@ -1,8 +1,8 @@
 """Gold chains: for a question of the embedded world every search that it needs, then the right answer.
 
-A chain is a list of spans `(role, text)`, role `'policy'` or `'observation'`. An observation holds the query, as an agent would
-send it, until `encode_chain` puts in what the search returns. The grammar is Search-R1's, the spans are short: a thought states
-what was found, in the words of the document, then what is sought next.
+A chain is a list of spans `(role, text)`, role `'policy'` or `'observation'`. An observation holds the query,
+as an agent would send it, until `encode_chain` puts in what the search returns. The grammar is Search-R1's,
+the spans are short: a thought states what was found, in the words of the document, then what is sought next.
 """
 
 import functools
@@ -23,26 +23,31 @@ Example = tuple[list[int], list[bool]]  # token ids, and which of them are learn
 
 
 def gold_example(question: Question, tokenizer, template: str = 'world') -> Example:
-  """The gold chain of a question of the world as token ids; its observations show what search returns."""
+  """Returns the gold chain of a question as token ids; its observations show what search returns."""
   return encode_chain(tokenizer, question, full_chain(question), template=template)
 
 
 def full_chain(question: Question) -> Spans:
-  """The whole strategy: every step searched, then the gold answer."""
+  """Returns the whole strategy: every step searched, then the gold answer."""
   spans, thought = [], ''
   for step in question.metadata['steps']:
-    spans += [('policy', act(thought + sought(step), 'search', step['query'])), ('observation', step['query'])]
+    query = step['query']
+    spans += [('policy', act(thought + sought(step), 'search', query)), ('observation', query)]
     thought = found(step) + ' '
-  return [*spans, ('policy', act(thought.strip() + conclusion(question), 'answer', question.golden_answers[0]))]
+  answer = act(thought.strip() + conclusion(question), 'answer', question.golden_answers[0])
+  return [*spans, ('policy', answer)]
 
 
 def act(thought: str, tag: str, content: str) -> str:
-  # No space before a closing tag or between tags: a small policy pays for every token. One before words, as inside a text.
+  # No space before a closing tag or between tags: a small policy pays for every token. One before words, as
+  # inside a text.
   return f'<think> {thought}</think><{tag}> {content}</{tag}>'
 
 
 def found(step: dict) -> str:
-  """The sentence of the document with 'It' for its title: the same words stand before the value that is to be copied."""
+  """Returns the sentence of the document with 'It' for its title, so that the same words precede what is to
+  be copied.
+  """
   return sentence(step['attribute'], 'It', step['finding'])
 
 
@@ -51,7 +56,9 @@ def sought(step: dict) -> str:
 
 
 def conclusion(question: Question) -> str:
-  """What the last thought adds to the last finding: nothing on a path, else the comparison or the sum."""
+  """Returns what the last thought adds to the last finding: nothing on a path, else the comparison or the
+  sum.
+  """
   operation = question.metadata.get('operation')
   if operation is None:
     return ''
@@ -65,14 +72,14 @@ def conclusion(question: Question) -> str:
 
 
 def operands(question: Question) -> tuple[str, str]:
-  """The two findings that a comparison or a sum is about."""
+  """Returns the two findings that a comparison or a sum is about."""
   steps = question.metadata['steps']
   return steps[len(steps) // 2 - 1]['finding'], steps[-1]['finding']
 
 
 @functools.cache  # questions share entities
 def search(query: str) -> list[Document]:
-  """What the world's search returns; shared, so not to be changed."""
+  """Returns what the world's search returns; shared, so not to be changed."""
   return _index().search([query], TOPK)[0]
 
 
@@ -80,20 +87,28 @@ _index = functools.cache(lambda: BM25(world.corpus()))
 
 
 def results_of(question: Question) -> dict[str, list[Document]]:
-  """Query -> what search returns, for each step of the gold chain."""
+  """Returns query -> what search returns, for each step of the gold chain."""
   return {step['query']: search(step['query']) for step in question.metadata['steps']}
 
 
-def encode_chain(tokenizer, question: Question, spans: Spans, results: dict[str, list[Document]] | None = None, *,
-                 template: str = 'world', tags: grammar.Tags = grammar.SEARCH_R1) -> Example:
-  """A chain behind its prompt, policy spans learned; observations show `results` (query -> documents) or search itself."""
-  shown = lambda query: grammar.information(results[query] if results else search(query), tokenizer.special_tokens, tags)
-  return encode(tokenizer, [(templates.prompt(question.question, template), False),
-                            *((text, True) if role == 'policy' else (shown(text), False) for role, text in spans)])
+def encode_chain(tokenizer, question: Question, spans: Spans,
+                 results: dict[str, list[Document]] | None = None, *, template: str = 'world',
+                 tags: grammar.Tags = grammar.SEARCH_R1) -> Example:
+  """Tokenises a chain behind its prompt, policy spans learned.
+
+  Observations show `results` (query -> documents) or search itself.
+  """
+  texts = [(templates.prompt(question.question, template), False)]
+  for role, text in spans:
+    if role != 'policy':  # it holds the query
+      found = results[text] if results else search(text)
+      text = grammar.information(found, tokenizer.special_tokens, tags)
+    texts.append((text, role == 'policy'))
+  return encode(tokenizer, texts)
 
 
 def encode(tokenizer, spans: Sequence[tuple[str, bool]]) -> Example:
-  """Tokenises (text, whether it is learned) span by span, as the sampler does, so that the ids are those of a rollout."""
+  """Tokenises (text, whether it is learned) span by span, so that the ids are those of a rollout."""
   ids, learned = [], []
   for text, trained in spans:
     tokens = tokenizer.encode(text)

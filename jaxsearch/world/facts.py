@@ -13,11 +13,12 @@ from jaxsearch.data.corpus import Document
 
 WORDS = tomllib.loads((Path(__file__).parent / 'words.toml').read_text(encoding='utf-8'))
 ATTRIBUTES = WORDS['attributes']  # by name
-TARGETS = {name: row['names'] for name, row in ATTRIBUTES.items() if 'names' in row}  # the type of the entity that a value names
+# Attribute -> the type of the entity that its value names.
+TARGETS = {name: row['names'] for name, row in ATTRIBUTES.items() if 'names' in row}
 
 
 def sentence(attribute: str, title: str, value: str) -> str:
-  """The sentence that states a fact."""
+  """Returns the sentence that states a fact."""
   return ATTRIBUTES[attribute]['sentence'].format(title=title, value=value)
 
 
@@ -25,9 +26,9 @@ def sentence(attribute: str, title: str, value: str) -> str:
 class Entity:
   """A thing of the world.
 
-  `values` maps an attribute to its text, `links` an attribute to the id of the entity that it names; `multiple` holds the
-  attributes with several values (in the text only, never in a question); `mention` is how a question names the entity and
-  `query` what finds it.
+  `values` maps an attribute to its text, `links` an attribute to the id of the entity that it names;
+  `multiple` holds the attributes with several values (in the text only, never in a question); `mention` is
+  how a question names the entity and `query` what finds it.
   """
   id: str
   type: str
@@ -64,14 +65,15 @@ def name_all(entities: Sequence[Entity]) -> list[Entity]:
 
 
 def read_back(documents: Sequence[Document]) -> list[Entity]:
-  """The entities that the world's documents are about; the inverse of writing `Entity.text`.
+  """Restores the entities that the world's documents are about; the inverse of writing `Entity.text`.
 
   Raises:
     ValueError: a sentence that states no known attribute.
     KeyError: a country whose capital has no document.
   """
   ids = {(document.id.split('-')[0], document.title): document.id for document in documents}
-  homes = {}  # (title, country) -> id of a city: titles of cities repeat, so a capital is looked up with its country
+  # (title, country) -> id of a city: titles of cities repeat, so a capital is looked up with its country
+  homes = {}
   entities = []
   for document in documents:
     sentences = document.text.removesuffix('.').split(f'. {document.title} ')
@@ -84,7 +86,7 @@ def read_back(documents: Sequence[Document]) -> list[Entity]:
       homes[document.title, values['country']] = document.id
 
   def links(entity):
-    found = {name: ids.get((TARGETS[name], value)) for name, value in entity.values.items() if name in TARGETS}
+    found = {name: ids.get((kind, entity.values.get(name))) for name, kind in TARGETS.items()}
     if entity.type == 'country':
       found['capital'] = homes[entity.values['capital'], entity.title]
     return {name: key for name, key in found.items() if key}
@@ -93,7 +95,7 @@ def read_back(documents: Sequence[Document]) -> list[Entity]:
 
 
 def _fact(text: str, document: Document) -> tuple[str, str]:
-  """(attribute, value) of a sentence without its title and full stop."""
+  """Returns (attribute, value) of a sentence without its title and full stop."""
   for attribute, row in ATTRIBUTES.items():
     opening = row['sentence'].removeprefix('{title} ').removesuffix('{value}.')
     if text.startswith(opening):

@@ -1,4 +1,7 @@
-"""The embedded world as shipped: an encyclopedia of real facts in short documents, questions on them, models."""
+"""The embedded world as shipped:
+
+An encyclopedia of real facts in short documents, questions on them, models.
+"""
 
 import functools
 from pathlib import Path
@@ -10,11 +13,11 @@ from jaxsearch.world.facts import read_back
 from jaxsearch.world.questions import restore
 
 SPLITS = ('warm', 'rl', 'dev', 'test')
-ARITHMETIC = ('sum', 'difference')  # operations whose answer has to be worked out, which a small policy cannot do
+ARITHMETIC = ('sum', 'difference')  # operations that want an answer worked out: too hard for a small policy
 
 
 def folder() -> Path:
-  """Where the files of the world lie; also a tokenizer folder in the Hugging Face sense."""
+  """Returns where the files of the world lie; also a tokenizer folder in the Hugging Face sense."""
   return Path(__file__).parent / 'shipped'
 
 
@@ -23,7 +26,7 @@ POLICY, REVIEWER, CODER, READER = (folder() / name for name in ('', 'review', 'c
 
 @functools.cache
 def corpus() -> list[Document]:
-  """All documents, one an entity. They are read once and shared: do not change the list."""
+  """Returns all documents, one an entity. They are read once and shared: do not change the list."""
   return read_corpus(folder() / 'corpus.jsonl.gz')
 
 
@@ -32,20 +35,21 @@ def _questions(split: str) -> list[Question]:
   path = folder() / f'questions_{split}.jsonl.gz'
   if split != 'warm':
     return read_questions(path)
-  entities = {entity.id: entity for entity in read_back(corpus())}  # these questions are kept as id and text only
+  # These questions are kept as id and text only.
+  entities = {entity.id: entity for entity in read_back(corpus())}
   return [restore(entities, record['id'], record['question'], split) for _, record in read_records(path)]
 
 
 def questions(split: str, hops: tuple[int, ...] = (), arithmetic: bool = True) -> list[Question]:
-  """The questions of a split ('warm', 'rl', 'dev' or 'test'), in a fixed shuffled order.
+  """Returns the questions of a split ('warm', 'rl', 'dev' or 'test'), in a fixed shuffled order.
 
   They are read once and shared: do not write to their metadata.
 
   Args:
-    hops: only questions with one of these numbers of hops; () is all.
-    arithmetic: whether questions that want a sum or a difference are among them.
-  Raises:
-    ValueError: no such split, or no question is left.
+    hops: takes only questions with one of these numbers of hops; () is all.
+    arithmetic: takes questions that want a sum or a difference, too.
+
+  Raises ValueError: no such split, or no question is left.
   """
   if split not in SPLITS:
     raise ValueError(f'the world has no split {split!r}; it has {", ".join(SPLITS)}')

@@ -10,15 +10,16 @@ from jaxsearch.world.facts import ATTRIBUTES
 def judge(items: Sequence[Item]) -> list[Score]:
   """Scores items as a judge of `rewards/judge.py` does.
 
-  A thought is good if it names what the next step of the gold chain looks for, or states its last finding; a query if it
-  is the next step's and finds its document; an answer if it matches exactly. A search for another step's document, and an
-  answer that is right in part, count 0. A collection is useful if it shows the document of a step for the first time.
+  A thought is good if it names what the next step of the gold chain looks for, or states its last finding; a
+  query if it is the next step's and finds its document; an answer if it matches exactly. A search for another
+  step's document, and an answer that is right in part, count 0. A collection is useful if it shows the
+  document of a step for the first time.
   """
   return [_score(item) for item in items]
 
 
 def _shown(text: str, step: dict) -> bool:
-  """Whether a text shows the document that a step needs."""
+  """Tells whether a text shows the document that a step needs."""
   return f'(Title: {step["query"]})' in text
 
 
@@ -33,7 +34,8 @@ def _score(item: Item) -> int:
       useful += any(_shown(text, step) and not _shown(before, step) for step in steps)
       before += text
     return useful
-  coming = next((step for step in steps if not _shown(item.context, step)), None)  # whose document was not found yet
+  # The step whose document was not found yet.
+  coming = next((step for step in steps if not _shown(item.context, step)), None)
   if isinstance(item, Thinking):
     if coming is None:
       return int(steps[-1]['finding'] in item.thinking)

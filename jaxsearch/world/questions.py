@@ -1,8 +1,8 @@
-"""What a question about the embedded world is made of: paths of one to four hops, comparisons, arithmetic.
+"""How a question about the embedded world is made: paths of one to four hops, comparisons, arithmetic.
 
-A question is built from legs. A leg is a start entity and a path of attributes; following it gives one step an attribute: the
-query, the document that answers it, and what is found there. One leg makes a path question, two legs with the same path make
-a comparison or a sum. Which questions there are: recipes/world/choose.py.
+A question is built from legs. A leg is a start entity and a path of attributes; following it gives one step
+an attribute: the query, the document that answers it, and what is found there. One leg makes a path question,
+two legs with the same path make a comparison or a sum. Which questions there are: recipes/world/choose.py.
 """
 
 import dataclasses
@@ -35,7 +35,8 @@ def follow(world: World, start: Entity, path: Sequence[str]) -> Leg | None:
       return None
     # A later entity is searched by the name that was found, the first by what the question says.
     query = here.title if steps else here.query
-    steps.append({'query': query, 'passage_id': here.id, 'finding': here.values[attribute], 'attribute': attribute})
+    finding = here.values[attribute]
+    steps.append({'query': query, 'passage_id': here.id, 'finding': finding, 'attribute': attribute})
     if attribute in here.links:
       here = world[here.links[attribute]]
       entities.append(here.id)
@@ -52,8 +53,9 @@ def combine(operation: str, a: str, b: str) -> str:
   return 'a' if (x > y if operation == 'more' else x < y) else 'b'
 
 
-def path_question(world: World, start: Entity, path: Sequence[str], split: str, text: str = '') -> Question | None:
-  """A question that follows one path; None when the path breaks or naming the start gives the answer away."""
+def path_question(world: World, start: Entity, path: Sequence[str], split: str,
+                  text: str = '') -> Question | None:
+  """Makes a question that follows one path; None when it breaks or naming the start gives the answer away."""
   leg = follow(world, start, path)
   if leg is None or (path[0] == 'country' and (leg.value in start.mention or start.mention != start.title)):
     return None  # "X in Y" already says the country
@@ -65,8 +67,9 @@ def path_question(world: World, start: Entity, path: Sequence[str], split: str, 
   return _question('.'.join([start.type, *path]), text, answers, [leg], split, answer_type=path[-1])
 
 
-def pair_question(world: World, a: Entity, b: Entity, pair: Pair, split: str, text: str = '') -> Question | None:
-  """A comparison or a sum over two starts; None when a fact is missing or the answer is not decided."""
+def pair_question(world: World, a: Entity, b: Entity, pair: Pair, split: str,
+                  text: str = '') -> Question | None:
+  """Makes a comparison or a sum over two starts; None when a fact is missing or the answer is not decided."""
   operation, _, path = pair
   legs = [follow(world, start, path) for start in (a, b)]
   if a.id == b.id or a.title == b.title or None in legs:
@@ -86,18 +89,20 @@ def pair_question(world: World, a: Entity, b: Entity, pair: Pair, split: str, te
                    operation=operation, choices=[a.title, b.title])
 
 
-def _question(kind: str, text: str, answers: Sequence[str], legs: Sequence[Leg], split: str, **more) -> Question:
+def _question(kind: str, text: str, answers: Sequence[str], legs: Sequence[Leg], split: str,
+              **more) -> Question:
   steps = [step for leg in legs for step in leg.steps]
   metadata = {
     'kind': kind, 'hops': len(steps), 'split': split, 'starts': [leg.start.id for leg in legs],
     'gold_passages': list(dict.fromkeys(step['passage_id'] for step in steps)),
-    'entities': list(dict.fromkeys(entity for leg in legs for entity in leg.entities)), 'steps': steps, **more,
+    'entities': list(dict.fromkeys(entity for leg in legs for entity in leg.entities)),
+    'steps': steps, **more,
   }  # fmt: skip
   return Question('-'.join([kind, *metadata['starts']]), text, tuple(answers), metadata)
 
 
 def restore(world: World, name: str, text: str, split: str) -> Question:
-  """The question again from its id and text; all else follows from the world, or it is a ValueError."""
+  """Makes a question again from its id and text; all else follows from the world. Raises ValueError."""
   kind, *keys = name.split('-')
   starts = [world.get('-'.join(pair)) for pair in zip(keys[::2], keys[1::2], strict=False)]
   first, *path = kind.split('.')

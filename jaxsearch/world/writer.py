@@ -1,4 +1,4 @@
-"""Writes simulated search results about the embedded world (`tools/simulated.py`) without a language model."""
+"""A writer of simulated search results (tools/simulated.py) about the embedded world, without a model."""
 
 import dataclasses
 import random
@@ -13,47 +13,54 @@ from jaxsearch.world.facts import Entity, read_back
 class WorldWriter:
   """A `tools.simulated.Writer` that needs no model; the same seed gives the same documents.
 
-  Useful documents are those that BM25 finds. Noisy ones are true documents about something else of the same type. With
-  `false_facts` they are those that were found with every fact replaced by one of another entity, in the same words: wrong, and
-  only another source can show it.
+  Useful documents are those that BM25 finds. Noisy ones are true documents about something else of the same
+  type. With `false_facts` they are those that were found with every fact replaced by one of another entity,
+  in the same words: wrong, and only another source can show it.
+
+  Raises ValueError if `corpus` is not of the world.
   """
 
-  def __init__(self, corpus: Sequence[Document], *, engine: str = 'rank_bm25', false_facts: bool = False):
-    """Args: `corpus`, documents of the world; `engine`, see `BM25`. Raises ValueError for documents of another kind."""
-    self._index, self._false_facts = BM25(corpus, engine=engine), false_facts
+  def __init__(self, corpus: Sequence[Document], *, false_facts: bool = False):
+    self._index, self._false_facts = BM25(corpus), false_facts
     try:
       self._entities = {entity.id: entity for entity in read_back(corpus)}
     except (KeyError, ValueError) as error:
-      raise ValueError(f'the simulator without a model writes about the embedded world only: {error}') from error
-    values: dict[tuple[str, str], set[str]] = {}  # (type, attribute) -> what is stated of entities of that type
+      message = f'the simulator without a model writes about the embedded world only: {error}'
+      raise ValueError(message) from error
+    stated: dict[tuple[str, str], set[str]] = {}  # (type, attribute) -> values
     for entity in self._entities.values():
       for attribute, value in entity.facts:
-        values.setdefault((entity.type, attribute), set()).add(value)
-    self._values = {key: sorted(found) for key, found in values.items()}
+        stated.setdefault((entity.type, attribute), set()).add(value)
+    self._stated = {key: sorted(values) for key, values in stated.items()}
 
   def write(self, queries: Sequence[str], topk: int, noisy: Sequence[bool], seeds: Sequence[int],
             question: Question | None = None) -> list[list[Document]]:
-    """See `Writer`. A useful search finds nothing where the world knows no word of the query."""
+    """Writes as `Writer` says. A useful search finds nothing where the world knows no word of the query."""
     results = self._index.search(queries, topk)
     return [self._noise(found, topk, random.Random(seed)) if noise else found
             for found, noise, seed in zip(results, noisy, seeds, strict=True)]
 
   def _noise(self, found: Sequence[Document], topk: int, rng: random.Random) -> list[Document]:
-    subjects, entities, documents = [self._entities[document.id] for document in found], list(self._entities.values()), []
+    subjects, entities = [self._entities[document.id] for document in found], list(self._entities.values())
+    documents = []
     for place in range(topk):
       subject = subjects[place] if place < len(subjects) else rng.choice(subjects or entities)
       if place < len(subjects) and self._false_facts:
         documents.append(Document(f'false-{subject.id}', subject.title, self._falsified(subject, rng).text))
       else:
         used = {entity.title for entity in subjects} | {document.title for document in documents}
-        others = [e for e in entities if e.type == subject.type and e.title not in used]
-        other = rng.choice(others or [e for e in entities if e.title not in used] or entities)
+        others = [entity for entity in entities if entity.title not in used]
+        alike = [entity for entity in others if entity.type == subject.type]
+        other = rng.choice(alike or others or entities)
         documents.append(Document(other.id, other.title, other.text))
     return documents
 
   def _falsified(self, entity: Entity, rng: random.Random) -> Entity:
-    others = lambda attribute, true: [value for value in self._values[entity.type, attribute] if value not in true]
-    values = {name: rng.choice(others(name, [value]) or [value]) for name, value in entity.values.items()}
+    def others(attribute: str, true: set[str]) -> list[str]:
+      return [value for value in self._stated[entity.type, attribute] if value not in true]
+
+    values = {name: rng.choice(others(name, {value}) or [value]) for name, value in entity.values.items()}
     true = {value for _, value in entity.multiple}
     pools = [(name, others(name, true)) for name, _ in entity.multiple]
-    return dataclasses.replace(entity, values=values, multiple=tuple((name, rng.choice(pool)) for name, pool in pools if pool))
+    multiple = tuple((name, rng.choice(pool)) for name, pool in pools if pool)
+    return dataclasses.replace(entity, values=values, multiple=multiple)

@@ -1,10 +1,7 @@
 import collections
 import json
-import os
-import signal
 import subprocess
 import sys
-import textwrap
 
 import pytest
 
@@ -55,8 +52,7 @@ def test_questions_are_hashable_and_share_no_metadata():
 
 
 @pytest.mark.parametrize(('change', 'reason'), [
-    ({'golden_answers': []}, "'golden_answers' is empty"),
-    *[({'golden_answers': value}, "'golden_answers'") for value in (['A', ' '], [['A']], True, None, '')],
+    *[({'golden_answers': value}, "'golden_answers'") for value in ([], ['A', ' '], True, None, '')],
     ({'question': ''}, "'question'"), ({'question': 3}, "'question'"),
     ({'metadata': []}, "'metadata'"), ({'id': '1'}, "id '1' was already used at .*q.jsonl:1")])
 def test_faults_name_file_line_and_key(tmp_path, change, reason):
@@ -123,37 +119,3 @@ def test_restored_mid_epoch_the_same_batches_follow():
 def test_a_state_of_another_stream_is_refused(other, named):
   with pytest.raises(ValueError, match=f'{named} was'):
     other().set_state(stream(some(1000), 400).get_state())
-
-
-@pytest.mark.parametrize('settings', [
-    dict(batch_size=0), dict(batch_size=2, seed=-1), dict(batch_size=2, seed=2**32)])
-def test_impossible_settings(settings):
-  with pytest.raises(ValueError, match='batch_size|seed'):
-    stream(some(4), **settings)
-
-
-def test_killed_mid_epoch_a_new_process_goes_on(tmp_path):
-  """A process that saves its state before every batch is killed; the next draws only the lost batch again."""
-  code = textwrap.dedent("""
-      import json, os, pathlib, signal, sys
-      from jaxsearch.data.questions import Question, QuestionBatches
-      folder, kill_at = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-      questions = [Question(str(i), f'question {i}', (f'answer {i}',)) for i in range(1000)]
-      batches = QuestionBatches(questions, 400, seed=5)
-      if (folder / 'state.json').exists():
-        batches.set_state(json.loads((folder / 'state.json').read_text()))
-      while True:
-        (folder / 'state.json').write_text(json.dumps(batches.get_state()))
-        batch = next(batches)
-        if batches.get_state()['position']['next_index'] > kill_at:
-          os.kill(os.getpid(), signal.SIGKILL)  # the batch was drawn, its step never done
-        with open(folder / 'log', 'a') as log:
-          print(*(q.id for q in batch), file=log)
-      """)
-  for kill_at in (2, 5):
-    done = subprocess.run([sys.executable, '-c', code, str(tmp_path), str(kill_at)],
-                          env=os.environ | {'JAX_PLATFORMS': 'cpu'}, capture_output=True, timeout=300)
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
-  batches = stream(some(1000), 400, seed=5)
-  expected = [' '.join(ids(next(batches))) for _ in range(5)]
-  assert (tmp_path / 'log').read_text().splitlines() == expected
