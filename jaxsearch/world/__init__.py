@@ -1,2 +1,1 @@
-"""The embedded world: real facts as an encyclopedia, questions on them, and small policies that are shipped.
-"""
+"""The embedded world: real facts as an encyclopedia, questions on them, and small policies."""

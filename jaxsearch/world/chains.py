@@ -14,7 +14,6 @@ from jaxsearch.tools.bm25 import BM25
 from jaxsearch.trees import grammar, templates
 from jaxsearch.world import files as world
 from jaxsearch.world.facts import ATTRIBUTES, sentence
-from jaxsearch.world.questions import combine
 
 TOPK = 2  # documents per search, as in configs/base.py
 
@@ -39,15 +38,12 @@ def full_chain(question: Question) -> Spans:
 
 
 def act(thought: str, tag: str, content: str) -> str:
-  # No space before a closing tag or between tags: a small policy pays for every token. One before words, as
-  # inside a text.
+  # A space before words only, as inside a text: a small policy pays for every token.
   return f'<think> {thought}</think><{tag}> {content}</{tag}>'
 
 
 def found(step: dict) -> str:
-  """Returns the sentence of the document with 'It' for its title, so that the same words precede what is to
-  be copied.
-  """
+  """Returns the sentence of the document, 'It' for its title: the same words precede what is to be copied."""
   return sentence(step['attribute'], 'It', step['finding'])
 
 
@@ -56,9 +52,7 @@ def sought(step: dict) -> str:
 
 
 def conclusion(question: Question) -> str:
-  """Returns what the last thought adds to the last finding: nothing on a path, else the comparison or the
-  sum.
-  """
+  """Returns what the last thought adds to the last finding: on a path nothing, else a comparison or a sum."""
   operation = question.metadata.get('operation')
   if operation is None:
     return ''
@@ -69,6 +63,16 @@ def conclusion(question: Question) -> str:
     return f' {a} {">" if combine("more", a, b) == "a" else "<"} {b}.'
   high, low = (a, b) if operation == 'sum' or int(a) >= int(b) else (b, a)
   return f' {high} {"+" if operation == "sum" else "-"} {low} = {question.golden_answers[0]}.'
+
+
+def combine(operation: str, a: str, b: str) -> str:
+  """Combines two findings into 'yes' or 'no', a number, or which of the two it is, 'a' or 'b'."""
+  if operation == 'same':
+    return 'yes' if a == b else 'no'
+  x, y = int(a), int(b)
+  if operation in ('sum', 'difference'):
+    return str(x + y if operation == 'sum' else abs(x - y))
+  return 'a' if (x > y if operation == 'more' else x < y) else 'b'
 
 
 def operands(question: Question) -> tuple[str, str]:
@@ -84,11 +88,6 @@ def search(query: str) -> list[Document]:
 
 
 _index = functools.cache(lambda: BM25(world.corpus()))
-
-
-def results_of(question: Question) -> dict[str, list[Document]]:
-  """Returns query -> what search returns, for each step of the gold chain."""
-  return {step['query']: search(step['query']) for step in question.metadata['steps']}
 
 
 def encode_chain(tokenizer, question: Question, spans: Spans,

@@ -1,8 +1,4 @@
-"""Prompts of the embedded world. The shipped weights were trained with these strings, so every byte must stay
-as it is.
-
-They are short, as every rollout pays for every token of a prompt.
-"""
+"""Prompts of the embedded world. The shipped weights were trained with them: do not change a byte."""
 
 POLICY = 'Question: {question}\n'
 POLICY_DIRECT = 'Question, without search: {question}\n'

@@ -38,7 +38,7 @@ def build(out: str | os.PathLike, seed: int = 0, *, cities: int = 4000, sizes: d
   out.mkdir(parents=True, exist_ok=True)
   _write_lines(out / 'corpus.jsonl.gz', ({'id': d.id, 'contents': join_contents(d.title, d.text)} for d in documents))
   for split, items in questions.items():
-    # Of the many for the warm start only what `world.questions.restore` needs.
+    # Of the many for the warm start only what `questions.restore` needs.
     records = ({'id': q.id, 'question': q.question} for q in items) if split == 'warm' else map(vars, items)
     _write_lines(out / f'questions_{split}.jsonl.gz', records)
   save_tokenizer(train_tokenizer(_tokenizer_texts(documents, questions['warm'], seed)), out)

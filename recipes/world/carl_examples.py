@@ -17,7 +17,7 @@ from jaxsearch.data.questions import Question
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Node, Role, Tree
 from jaxsearch.world import files as world
-from jaxsearch.world.chains import Example, act, conclusion, encode, encode_chain, found, full_chain, results_of, sought
+from jaxsearch.world.chains import Example, act, conclusion, encode, encode_chain, found, full_chain, sought
 from jaxsearch.world.facts import ATTRIBUTES, read_back, sentence
 from recipes.world import examples
 from recipes.world.rename import rename
@@ -64,7 +64,7 @@ def episode(tokenizer, rng: random.Random, *, closed_book: float, one_call: floa
   u = rng.random()
   if u < closed_book:
     return _commit(_prompted(tokenizer, question, template), *recalled(question, rng))
-  results = results_of(question)
+  results = examples.results_of(question)
   if rng.random() < renamed:
     question, results = rename(question, results, rng, numbers=rng.random() < 0.7)
   steps = question.metadata['steps']

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from jaxsearch.data.questions import Question
 from jaxsearch.world.facts import ATTRIBUTES, WORDS, Entity
-from jaxsearch.world.questions import Pair, World, follow, pair_question, path_question
+from recipes.world.questions import Pair, World, follow, pair_question, path_question
 
 SIZES = {'warm': 14000, 'rl': 4000, 'test': 1000, 'dev': 300}
 HOP_SHARES = {1: 0.25, 2: 0.4, 3: 0.2, 4: 0.15}

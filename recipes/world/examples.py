@@ -15,8 +15,20 @@ from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.trees import grammar, templates
 from jaxsearch.world import files as world
-from jaxsearch.world.chains import TOPK, Example, Spans, act, encode, encode_chain, found, full_chain, results_of, sought
+from jaxsearch.world.chains import (
+  TOPK,  # fmt: skip
+  Example,
+  Spans,
+  act,
+  encode,
+  encode_chain,
+  found,
+  full_chain,
+  search,
+  sought,
+)
 from jaxsearch.world.facts import ATTRIBUTES, sentence
+from recipes.world.questions import warm
 from recipes.world.rename import rename
 
 
@@ -27,15 +39,14 @@ def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, list]:
   return groups
 
 
-_warm = functools.cache(lambda: world.questions('warm'))
-_answers = functools.cache(lambda: _grouped((q.metadata['answer_type'], q.golden_answers[0]) for q in _warm()))  # by their type
+_answers = functools.cache(lambda: _grouped((q.metadata['answer_type'], q.golden_answers[0]) for q in warm()))  # by their type
 _documents = functools.cache(lambda: _grouped((d.id.split('-')[0], d) for d in world.corpus()))  # by type
 
 
 def draw(rng: random.Random) -> Question:
   """A warm question; three of four that need arithmetic are skipped."""
   while True:
-    question = rng.choice(_warm())
+    question = rng.choice(warm())
     if question.metadata.get('operation') not in world.ARITHMETIC or rng.random() < 0.25:
       return question
 
@@ -57,6 +68,11 @@ def one_search_chain(question: Question, rng: random.Random) -> Spans:
     return full_chain(question)
   first = question.metadata['steps'][0]
   return [*full_chain(question)[:2], ('policy', act(f'{found(first)} I guess.', 'answer', guess(question, rng)))]
+
+
+def results_of(question: Question) -> dict[str, list[Document]]:
+  """Returns query -> what search returns, for each step of the gold chain."""
+  return {step['query']: search(step['query']) for step in question.metadata['steps']}
 
 
 def stated(steps: Sequence[dict]) -> str:

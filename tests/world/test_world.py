@@ -8,28 +8,30 @@ import pytest
 
 from jaxsearch.world import files as world
 from jaxsearch.world.facts import ATTRIBUTES, read_back
+from recipes.world.questions import warm
 
+QUESTIONS = {'warm': warm()} | {split: world.questions(split) for split in world.SPLITS}
 PASSAGES = {p.id: p for p in world.corpus()}
 ENTITIES = {e.id: e for e in read_back(world.corpus())}
 SHARED = ('currency', 'language')  # values that many countries share
 
 
 def starts(split):
-  return {start for q in world.questions(split) for start in q.metadata['starts']}
+  return {start for q in QUESTIONS[split] for start in q.metadata['starts']}
 
 
 def met(split):
-  return {e for q in world.questions(split) for e in q.metadata['entities'] if not e.startswith(SHARED)}
+  return {e for q in QUESTIONS[split] for e in q.metadata['entities'] if not e.startswith(SHARED)}
 
 
 def test_sizes_and_hops():
-  count = {split: len(world.questions(split)) for split in world.SPLITS}
+  count = {split: len(QUESTIONS[split]) for split in QUESTIONS}
   assert len(PASSAGES) > 4000
   assert count['warm'] >= 10000 and count['rl'] >= 2000 and count['test'] == 1000 and count['dev'] == 300
-  for split in world.SPLITS:
-    assert {q.metadata['hops'] for q in world.questions(split)} == {1, 2, 3, 4}
-    assert len({q.id for q in world.questions(split)}) == count[split]
-    for q in world.questions(split):
+  for split in QUESTIONS:
+    assert {q.metadata['hops'] for q in QUESTIONS[split]} == {1, 2, 3, 4}
+    assert len({q.id for q in QUESTIONS[split]}) == count[split]
+    for q in QUESTIONS[split]:
       assert q.metadata['hops'] == len(q.metadata['steps']) and q.metadata['split'] == split
 
 
@@ -49,13 +51,13 @@ def test_warm_and_rl_share_no_start():
 
 
 def test_no_question_stands_in_two_splits():
-  texts = [q.question for split in world.SPLITS for q in world.questions(split)]
+  texts = [q.question for questions in QUESTIONS.values() for q in questions]
   assert [text for text, n in collections.Counter(texts).items() if n > 1] == []
 
 
-@pytest.mark.parametrize('split', world.SPLITS)
+@pytest.mark.parametrize('split', QUESTIONS)
 def test_every_answer_follows_from_the_gold_passages(split):
-  for q in world.questions(split):
+  for q in QUESTIONS[split]:
     steps = q.metadata['steps']
     for step in steps:
       passage = PASSAGES[step['passage_id']]
@@ -71,17 +73,13 @@ def test_every_answer_follows_from_the_gold_passages(split):
       expected = 'yes' if first == last else 'no'
     else:
       x, y = int(first), int(last)
-      expected = {
-        'sum': str(x + y),
-        'difference': str(abs(x - y)),
-        'more': a if x > y else b,
-        'less': a if x < y else b,
-      }[operation]
+      expected = {'sum': str(x + y), 'difference': str(abs(x - y)), 'more': a if x > y else b,
+                  'less': a if x < y else b}[operation]
     assert q.golden_answers[0] == expected, q.id
 
 
 def test_yes_and_no_are_both_common():
-  answers = [q.golden_answers[0] for q in world.questions('warm') if q.metadata['answer_type'] == 'yes_no']
+  answers = [q.golden_answers[0] for q in warm() if q.metadata['answer_type'] == 'yes_no']
   assert 0.25 < answers.count('yes') / len(answers) < 0.7
 
 
@@ -104,12 +102,8 @@ def test_colliding_names_are_told_apart():
   assert len(same) > 200
   assert len({e.mention for e in ENTITIES.values()}) == len(ENTITIES)
   colliding = {e.id for e in same}
-  asked = [
-    (q, ENTITIES[start])
-    for q in world.questions('rl')
-    for start in q.metadata['starts']
-    if start in colliding
-  ]
+  starts_of = [(q, start) for q in world.questions('rl') for start in q.metadata['starts']]
+  asked = [(q, ENTITIES[start]) for q, start in starts_of if start in colliding]
   assert len(asked) > 50
   for q, e in asked:
     assert e.mention != e.title and e.mention in q.question
@@ -123,15 +117,10 @@ def test_gold_passages_are_found():
 
   ids = list(PASSAGES)
   index = rank_bm25.BM25Okapi([words(f'{p.title} {p.text}') for p in PASSAGES.values()])
-  queries = [
-    (s['query'], s['passage_id'])
-    for q in random.Random(0).sample(world.questions('test'), 200)
-    for s in q.metadata['steps']
-  ]
-  best = {
-    query: [ids[i] for i in (-index.get_scores(words(query))).argsort(kind='stable')[:2]]
-    for query, _ in queries
-  }
+  sample = random.Random(0).sample(world.questions('test'), 200)
+  queries = [(step['query'], step['passage_id']) for q in sample for step in q.metadata['steps']]
+  best = {query: [ids[i] for i in (-index.get_scores(words(query))).argsort(kind='stable')[:2]]
+          for query, _ in queries}
   assert sum(gold in best[query] for query, gold in queries) / len(queries) >= 0.97
 
 

@@ -10,6 +10,7 @@ from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role
 from jaxsearch.world import files as world
 from recipes.world import carl_examples
+from recipes.world.questions import warm
 from tests.methods.driving import segments
 
 ALWAYS = dict(closed_book=0.0, one_call=0.0, lost=0.0, renamed=0.0)
@@ -63,7 +64,7 @@ def test_what_is_known_does_not_hang_on_the_format(tokenizer):
     answer = grammar.answer(said)
     assert answer and '<search>' not in said
     question = tokenizer.decode([token for token, own in zip(ids, learned) if not own]).strip().removeprefix('Question: ')
-    (asked,) = [q for q in world.questions('warm') if q.question == question][:1]
+    (asked,) = [q for q in warm() if q.question == question][:1]
     if carl_examples.is_known(asked):
       known += 1
       assert answer.strip() == asked.golden_answers[0] and answer in said.split('</think>')[0]

@@ -4,8 +4,8 @@ import random
 
 from jaxsearch.world import files as world
 from jaxsearch.world.facts import read_back
-from jaxsearch.world.questions import restore
 from recipes.world import choose
+from recipes.world.questions import restore
 
 ENTITIES = read_back(world.corpus())
 

@@ -2,14 +2,21 @@
 
 A question is built from legs. A leg is a start entity and a path of attributes; following it gives one step
 an attribute: the query, the document that answers it, and what is found there. One leg makes a path question,
-two legs with the same path make a comparison or a sum. Which questions there are: recipes/world/choose.py.
+two legs with the same path make a comparison or a sum. choose.py says which questions there are.
+
+The questions of the warm start, the split 'warm', are needed here alone: `warm` reads them.
 """
 
 import dataclasses
+import functools
+import pathlib
 from collections.abc import Sequence
 
+from jaxsearch.data.jsonl import read_records
 from jaxsearch.data.questions import Question
-from jaxsearch.world.facts import Entity
+from jaxsearch.world import files as world_files
+from jaxsearch.world.chains import combine
+from jaxsearch.world.facts import Entity, read_back
 
 World = dict[str, Entity]  # by id
 Pair = tuple[str, str, tuple[str, ...]]  # operation, type of both starts, path
@@ -41,16 +48,6 @@ def follow(world: World, start: Entity, path: Sequence[str]) -> Leg | None:
       here = world[here.links[attribute]]
       entities.append(here.id)
   return Leg(start, tuple(steps), tuple(entities))
-
-
-def combine(operation: str, a: str, b: str) -> str:
-  """Combines two findings into 'yes' or 'no', a number, or which of the two it is, 'a' or 'b'."""
-  if operation == 'same':
-    return 'yes' if a == b else 'no'
-  x, y = int(a), int(b)
-  if operation in ('sum', 'difference'):
-    return str(x + y if operation == 'sum' else abs(x - y))
-  return 'a' if (x > y if operation == 'more' else x < y) else 'b'
 
 
 def path_question(world: World, start: Entity, path: Sequence[str], split: str,
@@ -114,3 +111,11 @@ def restore(world: World, name: str, text: str, split: str) -> Question:
   if question is None:
     raise ValueError(f'no question {name!r} about this world')
   return question
+
+
+@functools.cache
+def warm() -> list[Question]:
+  """Returns the questions of the warm start; they are kept as id and text only."""
+  entities = {entity.id: entity for entity in read_back(world_files.corpus())}
+  records = read_records(pathlib.Path(__file__).with_name('questions_warm.jsonl.gz'))
+  return [restore(entities, record['id'], record['question'], 'warm') for _, record in records]
