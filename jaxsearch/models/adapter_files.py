@@ -10,8 +10,8 @@ import safetensors
 import safetensors.numpy
 
 from jaxsearch.files import write_whole
-from jaxsearch.models import config_files, hub, lora
-from jaxsearch.models.decoder import DecoderConfig
+from jaxsearch.models import hub, lora
+from jaxsearch.models.decoder import DecoderConfig, config_from_json
 from jaxsearch.models.tensor_files import write_json
 
 ADAPTER = 'adapter.safetensors'
@@ -45,7 +45,7 @@ def load(folder: str | pathlib.Path) -> tuple[DecoderConfig, dict, dict[str, Any
   folder = pathlib.Path(folder)
   run = read_run(folder)
   try:
-    config = config_files.decoder_from_json(run['decoder'])
+    config = config_from_json(run['decoder'])
     rank, targets = (run['config']['lora'][name] for name in ('rank', 'targets'))
     shapes = lora.adapter_shapes(config, rank, targets)
   except (ArithmeticError, KeyError, TypeError) as error:

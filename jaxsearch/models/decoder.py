@@ -62,6 +62,12 @@ class DecoderConfig:
       raise ValueError(f"attention={self.attention!r} is none of ['auto', 'dense']")
 
 
+def config_from_json(values: dict) -> DecoderConfig:
+  """Inverts `dataclasses.asdict`, by way of JSON."""
+  scaling = values['rope_scaling']
+  return DecoderConfig(**values | {'rope_scaling': scaling and RopeScaling(**scaling)})
+
+
 _REMAT = {'none': None, 'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
           'full': jax.checkpoint_policies.nothing_saveable}
 

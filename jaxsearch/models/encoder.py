@@ -17,10 +17,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxsearch.models import tensor_files
 from jaxsearch.models.attention import NEGATIVE
-from jaxsearch.models.config_files import parse_config
 from jaxsearch.models.decoder import Parameters
+from jaxsearch.models.families import parse_config
+from jaxsearch.models.hub import read_params
 from jaxsearch.models.products import matrix_product, product
-from jaxsearch.models.tokenizer import Tokenizer, without_panic
+from jaxsearch.models.tensor_files import InFile
+from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel.mesh import ambient, issuing
 
 
@@ -84,6 +86,18 @@ _HARMLESS = [r'(bert\.)?embeddings\.position_ids', r'(bert\.)?pooler\..*', r'cls
 _KEYS = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads',
          'max_position_embeddings', 'type_vocab_size')  # in the order of `EncoderConfig`
 _ONLY = {'hidden_act': 'gelu', 'position_embedding_type': 'absolute', 'is_decoder': False}
+_MATRICES = {'q': 'attention.self.query', 'k': 'attention.self.key', 'v': 'attention.self.value',
+             'o': 'attention.output.dense', 'up': 'intermediate.dense', 'down': 'output.dense'}
+_NORMS = {'norm': 'embeddings', 'attn_norm': 'encoder.layer.{}.attention.output',
+          'mlp_norm': 'encoder.layer.{}.output'}
+_TENSORS = {
+  'embedding': 'embeddings.word_embeddings.weight', 'position': 'embeddings.position_embeddings.weight',
+  'type': 'embeddings.token_type_embeddings.weight',
+  **{f'{key}_scale': f'{module}.LayerNorm.weight' for key, module in _NORMS.items()},
+  **{f'{key}_bias': f'{module}.LayerNorm.bias' for key, module in _NORMS.items()},
+  **{key: f'encoder.layer.{{}}.{module}.weight' for key, module in _MATRICES.items()},
+  **{f'{key}_bias': f'encoder.layer.{{}}.{module}.bias' for key, module in _MATRICES.items()},
+}  # fmt: skip
 
 
 def load_encoder(folder: str | pathlib.Path, dtype: str = 'float32') -> Encoder:
@@ -101,38 +115,19 @@ def load_encoder(folder: str | pathlib.Path, dtype: str = 'float32') -> Encoder:
   config = EncoderConfig(*sizes, norm_eps=theirs.layer_norm_eps, dtype=dtype)
   tensors = tensor_files.open_folder(folder)
   prefix = 'bert.' if any(name.startswith('bert.') for name in tensors.shapes) else ''
-  wanted = _tensors(config, prefix)
-  expected = {name.format(i): shape for name, shape in wanted.values() for i in range(config.num_layers)}
-  tensor_files.check(tensors, expected, _HARMLESS)
-  read = lambda name: tensors.read(name, (slice(None),)).astype(dtype)
-  params = {'layers': {}}
-  for key, (name, _) in wanted.items():
-    if '{}' in name:
-      values = np.stack([read(name.format(i)).T for i in range(config.num_layers)])  # files hold [out, in]
-      params['layers'][key] = jnp.asarray(values)
-    else:
-      params[key] = jnp.asarray(read(name))
-  return Encoder(config, params)
+  files = {key: InFile(prefix + name, (1, 0) if key in _MATRICES else None)
+           for key, name in _TENSORS.items()}
+  return Encoder(config, read_params(tensors, files, _shapes(config), jnp.dtype(dtype), _HARMLESS))
 
 
-def _tensors(config: EncoderConfig, prefix: str) -> dict[str, tuple[str, tuple[int, ...]]]:
-  """Maps parameters to (tensor, shape in the file); {} stands for the layer."""
-  D, F = config.hidden_size, config.intermediate_size
-  result = {
-    'embedding': ('embeddings.word_embeddings.weight', (config.vocab_size, D)),
-    'position': ('embeddings.position_embeddings.weight', (config.max_position, D)),
-    'type': ('embeddings.token_type_embeddings.weight', (config.num_types, D)),
-    'norm_scale': ('embeddings.LayerNorm.weight', (D,)), 'norm_bias': ('embeddings.LayerNorm.bias', (D,)),
-  }  # fmt: skip
-  for key, module, shape in [
-    ('q', 'attention.self.query', (D, D)), ('k', 'attention.self.key', (D, D)),
-    ('v', 'attention.self.value', (D, D)), ('o', 'attention.output.dense', (D, D)),
-    ('attn_norm', 'attention.output.LayerNorm', (D,)), ('up', 'intermediate.dense', (F, D)),
-    ('down', 'output.dense', (D, F)), ('mlp_norm', 'output.LayerNorm', (D,)),
-  ]:
-    result[f'{key}_scale' if 'norm' in key else key] = f'encoder.layer.{{}}.{module}.weight', shape
-    result[f'{key}_bias'] = f'encoder.layer.{{}}.{module}.bias', shape[:1]
-  return {key: (prefix + name, shape) for key, (name, shape) in result.items()}
+def _shapes(config: EncoderConfig) -> dict:
+  L, D, F = config.num_layers, config.hidden_size, config.intermediate_size
+  layers = dict.fromkeys('qkvo', (L, D, D)) | {'up': (L, D, F), 'down': (L, F, D)}
+  layers |= {f'{key}_bias': (L, layers[key][-1]) for key in _MATRICES}
+  norms = ('attn_norm_scale', 'attn_norm_bias', 'mlp_norm_scale', 'mlp_norm_bias')
+  return {'embedding': (config.vocab_size, D), 'position': (config.max_position, D),
+          'type': (config.num_types, D), 'norm_scale': (D,), 'norm_bias': (D,),
+          'layers': layers | dict.fromkeys(norms, (L, D))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,27 +184,25 @@ class TextEncoder:
     return self._vectors([self.recipe.passage_prefix + text for text in texts])
 
   def _vectors(self, texts: list[str]) -> np.ndarray:
-    ids = [encoding.ids for encoding in without_panic(self._tokenizer.backend.encode_batch, texts)]
-    order, batches, start = sorted(range(len(ids)), key=lambda number: len(ids[number])), [], 0
-    devices = self._split.mesh.size
-    while start < len(order):
-      # A batch ends where longer texts would cost the short ones padding.
-      length = next((length for length in LENGTHS if length >= len(ids[order[start]])), self._max_length)
+    ids = [encoding.ids for encoding in self._tokenizer.backend.encode_batch(texts)]
+    lengths = [next((n for n in LENGTHS if n >= len(one)), self._max_length) for one in ids]
+    devices, result = self._split.mesh.size, np.zeros((len(texts), self.width), np.float32)
+    waiting = []  # the host packs the next batch meanwhile
+    for length in sorted(set(lengths)):
+      group = [number for number in range(len(ids)) if lengths[number] == length]
       most = max(self._batch_tokens // length, 1) * devices
-      batch = [number for number in order[start:start + most] if len(ids[number]) <= length]
-      per_device = 2 ** max(0, -(-len(batch) // devices) - 1).bit_length()  # few numbers: few programs
-      rows = min(most, devices * per_device)
-      tokens, mask = np.zeros((rows, length), np.int32), np.zeros((rows, length), bool)
-      for row, number in enumerate(batch):
-        tokens[row, :len(ids[number])], mask[row, :len(ids[number])] = ids[number], True
-      mask[len(batch):, 0] = True
-      placed = jax.device_put((tokens, mask), self._split)
-      with issuing(), ambient(self._split.mesh):
-        vectors = pooled(self._encoder.config, self.recipe.pooling, self._params, *placed)
-      batches.append((batch, vectors))
-      start += len(batch)
-    result = np.zeros((len(texts), self.width), np.float32)
-    for batch, vectors in batches:
+      for start in range(0, len(group), most):
+        batch = group[start:start + most]
+        per_device = 2 ** max(0, -(-len(batch) // devices) - 1).bit_length()  # few numbers: few programs
+        rows = min(most, devices * per_device)
+        tokens, mask = np.zeros((rows, length), np.int32), np.zeros((rows, length), bool)
+        for row, number in enumerate(batch):
+          tokens[row, :len(ids[number])], mask[row, :len(ids[number])] = ids[number], True
+        mask[len(batch):, 0] = True
+        placed = jax.device_put((tokens, mask), self._split)
+        with issuing(), ambient(self._split.mesh):
+          waiting.append((batch, pooled(self._encoder.config, self.recipe.pooling, self._params, *placed)))
+    for batch, vectors in waiting:
       result[batch] = np.asarray(vectors)[:len(batch)]
     return result
 

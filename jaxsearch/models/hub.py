@@ -1,19 +1,16 @@
 """Decoders in and out of files: Hugging Face folders and GGUF files in, Hugging Face folders out.
 
-`load` reads the config (config_files.py), checks that the checkpoint holds exactly the tensors of that
-decoder (tensor_files.py), and fills one parameter at a time: the stacked [layers, …] parameters are read
-layer by layer, and of each layer only the part that a device holds, so that a host never has the whole model
-beside its devices.
-
-All families share one table of names. A second table says how a parameter's axes lie in the files, whose
-matrices are [out, in] with heads and head width folded into one axis. Letters as in decoder.py.
+`load` reads the config (families.py), checks that the checkpoint holds exactly the tensors of that decoder
+(tensor_files.py), and fills one parameter at a time: the stacked [layers, …] parameters are read layer by
+layer, and of each layer only the part that a device holds, so that a host never has the whole model beside
+its devices. Letters as in decoder.py.
 """
 
 import dataclasses
 import functools
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,30 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsearch.models import gguf_files, tensor_files
-from jaxsearch.models.config_files import from_gguf, from_hugging_face, to_hugging_face
 from jaxsearch.models.decoder import Decoder, DecoderConfig, parameter_axes, parameter_shapes
-from jaxsearch.models.tensor_files import Tensors, read_json, reading, write_json
+from jaxsearch.models.families import HARMLESS, TENSORS, from_gguf, from_hugging_face, to_hugging_face
+from jaxsearch.models.tensor_files import InFile, Tensors, read_json, reading, write_json
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel.mesh import shardings, whole
-
-_NAMES = {
-  'embedding': 'model.embed_tokens.weight', 'unembedding': 'lm_head.weight',
-  'final_norm': 'model.norm.weight',
-  'attn_norm': 'model.layers.{}.input_layernorm.weight',
-  'mlp_norm': 'model.layers.{}.post_attention_layernorm.weight',
-  **{name: f'model.layers.{{}}.self_attn.{name}_proj.weight' for name in 'qkvo'},
-  **{f'{name}_bias': f'model.layers.{{}}.self_attn.{name}_proj.bias' for name in 'qkv'},
-  **{f'{name}_norm': f'model.layers.{{}}.self_attn.{name}_norm.weight' for name in 'qk'},
-  **{name: f'model.layers.{{}}.mlp.{name}_proj.weight' for name in ('gate', 'up', 'down')},
-}  # fmt: skip
-# The axes of a parameter (without `layers`) in the order in which they lie in a file; identity where not
-# listed.
-_ORDER = {'q': (1, 2, 0), 'k': (1, 2, 0), 'v': (1, 2, 0), 'o': (2, 0, 1),
-          'gate': (1, 0), 'up': (1, 0), 'down': (1, 0)}
-# The axis of a file that is heads and head width folded into one.
-_FOLDED = {'q': 0, 'k': 0, 'v': 0, 'q_bias': 0, 'k_bias': 0, 'v_bias': 0, 'o': 1}
-# RoPE tables are computed here; tied checkpoints may repeat their embedding as lm_head.
-_HARMLESS = [r'.*rotary_emb\.inv_freq', r'rope_freqs\.weight']
 
 
 def load(path: str | pathlib.Path, dtype: str = 'float32', *, param_dtype: str | None = None,
@@ -61,24 +39,13 @@ def load(path: str | pathlib.Path, dtype: str = 'float32', *, param_dtype: str |
     FileNotFoundError, ValueError: naming the file and the key or tensor that is missing, unexpected or
       mis-shaped.
   """
-  config, names, tensors = _open(pathlib.Path(path))
+  config, files, tensors = _open(pathlib.Path(path))
   config = dataclasses.replace(config, dtype=jnp.dtype(dtype).name)
-  expected = {tensor: shape for tensor, (_, _, shape) in _layout(config, names).items()}
-  tensor_files.check(tensors, expected, _HARMLESS + [r'lm_head\.weight'] * config.tie_embeddings)
-  dtype = jnp.dtype(param_dtype or dtype)
   shapes = parameter_shapes(config)
-  placed = {'layers': {}} if mesh is None else shardings(parameter_axes(config), shapes, mesh)
-
-  def fill(name: str, shape: tuple[int, ...], sharding: jax.sharding.Sharding | None) -> jax.Array:
-    read = _reader(name, names[name], shape, tensors, dtype)
-    if sharding is None:
-      return jnp.asarray(read((slice(None),) * len(shape)))
-    return jax.make_array_from_callback(shape, sharding, read)
-
-  of_layers = shapes.pop('layers')
-  layers = {name: fill(name, shape, placed['layers'].get(name)) for name, shape in of_layers.items()}
-  params = {name: fill(name, shape, placed.get(name)) for name, shape in shapes.items()}
-  return Decoder(config, params=params | {'layers': layers})
+  harmless = HARMLESS + [r'lm_head\.weight'] * config.tie_embeddings
+  placed = None if mesh is None else shardings(parameter_axes(config), shapes, mesh)
+  dtype = jnp.dtype(param_dtype or dtype)
+  return Decoder(config, params=read_params(tensors, files, shapes, dtype, harmless, placed))
 
 
 def architecture(path: str | pathlib.Path) -> DecoderConfig:
@@ -86,18 +53,18 @@ def architecture(path: str | pathlib.Path) -> DecoderConfig:
   return _open(pathlib.Path(path))[0]
 
 
-def _open(path: pathlib.Path) -> tuple[DecoderConfig, Mapping[str, str], Tensors]:
-  """Opens a checkpoint: the config, the names that parameters have in this kind of file, and the tensors."""
+def _open(path: pathlib.Path) -> tuple[DecoderConfig, Mapping[str, InFile], Tensors]:
+  """Opens a checkpoint: the config, the tensors of parameters in this kind of file, and their contents."""
   if (path / 'config.json').is_file():
     with reading(path / 'config.json'):
       config = from_hugging_face(path / 'config.json')
-    with reading(path):
-      return config, _NAMES, tensor_files.open_folder(path)
+    return config, TENSORS, tensor_files.open_folder(path)
   file = gguf_files.open_file(path)
   if file is None:
     raise FileNotFoundError(f'{path}: neither a folder with config.json or one .gguf file nor a .gguf file')
   with reading(file.path):
     config = from_gguf(file)
+    names = file.names({key: tensor.name for key, tensor in TENSORS.items()})
 
   def read(name: str, index: tuple[slice, ...]) -> np.ndarray:
     values = file.read(name)
@@ -107,53 +74,53 @@ def _open(path: pathlib.Path) -> tuple[DecoderConfig, Mapping[str, str], Tensors
       values = pairs.swapaxes(1, 2).reshape(values.shape)
     return values[index]
 
-  files = dict.fromkeys(file.tensors, file.path)
-  return config, file.names(_NAMES), Tensors(file.path, file.tensors, files, read)
+  files = {key: TENSORS[key]._replace(name=name) for key, name in names.items()}
+  return config, files, Tensors(file.path, file.tensors, read)
 
 
-def _layout(config: DecoderConfig,
-            names: Mapping[str, str]) -> dict[str, tuple[str, int | None, tuple[int, ...]]]:
-  """Maps the tensors of a checkpoint, as they are written, to (parameter, layer or None, shape in a file)."""
-  shapes = parameter_shapes(config)
-  layers = shapes.pop('layers')
-  every = [(name, None, shape) for name, shape in shapes.items()]
-  every += [(name, i, shape[1:]) for i in range(config.num_layers) for name, shape in layers.items()]
-  result = {}
-  for name, layer, shape in every:
-    shape = tuple(shape[axis] for axis in _ORDER.get(name, range(len(shape))))
-    if (at := _FOLDED.get(name)) is not None:
-      shape = (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2:])
-    result[names[name].format(layer)] = name, layer, shape
-  return result
+def read_params(tensors: Tensors, files: Mapping[str, InFile], shapes: dict, dtype: np.dtype,
+                harmless: Sequence[str], placed: dict | None = None) -> dict:
+  """Reads parameters of the given (nested) shapes, one after the other; `files` says where each of them lies.
+
+  Args:
+    harmless: patterns of tensors that the checkpoint may have besides.
+    placed: shardings, nested as `shapes`; the default device if not given.
+  Raises ValueError, naming the tensor that is missing, unexpected or mis-shaped.
+  """
+  expected = tensor_files.layout(files, shapes)
+  tensor_files.check(tensors, {tensor: shape for tensor, (_, _, shape) in expected.items()}, harmless)
+
+  def read(path, shape, sharding=None):
+    part = functools.cache(functools.partial(_read, tensors, files[path[-1].key], shape, dtype))
+    bounds = lambda index: (tuple(piece.indices(size)[:2]) for piece, size in zip(index, shape, strict=True))
+    if sharding is None:
+      return jnp.asarray(part(*((0, size) for size in shape)))
+    # devices that hold the same part share it
+    return jax.make_array_from_callback(shape, sharding, lambda index: part(*bounds(index)))
+
+  is_shape = lambda x: isinstance(x, tuple)
+  return jax.tree.map_with_path(read, shapes, *([] if placed is None else [placed]), is_leaf=is_shape)
 
 
-def _reader(name: str, template: str, shape: tuple[int, ...], tensors: Tensors,
-            dtype: np.dtype) -> Callable[[tuple[slice, ...]], np.ndarray]:
-  """Returns the callback that reads the part of parameter `name` under an index: a slice for each axis."""
-  @functools.cache  # devices that hold the same part share it
-  def read(*bounds: tuple[int, int]) -> np.ndarray:
-    if '{}' not in template:
-      return _read_part(name, template, shape, bounds, tensors).astype(dtype)
-    part = np.empty([stop - start for start, stop in bounds], dtype)
-    for i, layer in enumerate(range(*bounds[0])):
-      part[i] = _read_part(name, template.format(layer), shape[1:], bounds[1:], tensors)
-    return part
-
-  return lambda index: read(*(part.indices(size)[:2] for part, size in zip(index, shape, strict=True)))
+def _read(tensors: Tensors, file: InFile, shape: tuple[int, ...], dtype: np.dtype,
+          *bounds: tuple[int, int]) -> np.ndarray:
+  """Reads the part of a parameter between `bounds`, (start, stop) for each axis."""
+  if '{}' not in file.name:
+    return _read_tensor(tensors, file, shape, bounds).astype(dtype)
+  part = np.empty([stop - start for start, stop in bounds], dtype)
+  for i, layer in enumerate(range(*bounds[0])):
+    part[i] = _read_tensor(tensors, file._replace(name=file.name.format(layer)), shape[1:], bounds[1:])
+  return part
 
 
-def _read_part(name: str, tensor: str, shape: tuple[int, ...], bounds: tuple[tuple[int, int], ...],
-               tensors: Tensors) -> np.ndarray:
-  """Reads the part `bounds` of one layer's parameter, or of an unstacked one, with its axes in our order."""
-  order, at = _ORDER.get(name, range(len(shape))), _FOLDED.get(name)
-  parts = [slice(*bounds[axis]) for axis in order]
-  if at is None:
-    return tensors.read(tensor, tuple(parts)).transpose(np.argsort(order))
-  width = shape[order[at + 1]]  # of a head, which no layout splits
-  parts[at:at + 2] = [slice(parts[at].start * width, parts[at].stop * width)]
-  values = tensors.read(tensor, tuple(parts))
-  values = values.reshape(*values.shape[:at], -1, width, *values.shape[at + 1:])
-  return values.transpose(np.argsort(order))
+def _read_tensor(tensors: Tensors, file: InFile, shape: tuple[int, ...],
+                 bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
+  order, at = file.axes(len(shape)), file.folded
+  index, sizes = [slice(*bounds[axis]) for axis in order], [bounds[axis][1] - bounds[axis][0] for axis in order]
+  if at is not None:
+    width = shape[order[at + 1]]  # of a head, which no layout splits
+    index[at:at + 2] = [slice(index[at].start * width, index[at].stop * width)]
+  return tensors.read(file.name, tuple(index)).reshape(sizes).transpose(np.argsort(order))
 
 
 RUN = 'jaxsearch.json'  # of an exported folder: what `save` was given as `run`
@@ -215,12 +182,12 @@ def save(model: Decoder, folder: str | pathlib.Path, tokenizer: Tokenizer | None
   check_finite(params, folder)
   dtype = jnp.dtype(dtype or params['embedding'].dtype)
   config = to_hugging_face(model.config, dtype.name)
-  layout = _layout(model.config, _NAMES)
+  layout = tensor_files.layout(TENSORS, parameter_shapes(model.config))
 
   def read(tensor: str) -> np.ndarray:
     name, layer, shape = layout[tensor]
     value = params[name] if layer is None else params['layers'][name][layer]
-    return whole(value).transpose(_ORDER.get(name, range(value.ndim))).reshape(shape)
+    return whole(value).transpose(TENSORS[name].axes(value.ndim)).reshape(shape)
 
   if jax.process_index():
     for tensor in layout:  # every process takes part in gathering what is spread over them

@@ -7,14 +7,12 @@ stop strings. transformers reads the files beside tokenizer.json and renders cha
 reads GGUF metadata.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
 import pathlib
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import tokenizers
 from tokenizers import pre_tokenizers
@@ -23,10 +21,8 @@ from jaxsearch.files import write_whole
 from jaxsearch.models import gguf_files
 from jaxsearch.models.tensor_files import read_json, reading, write_json
 
-T = TypeVar('T')
 # Unsets transformers' clock: templates that show today's date fall back to a fixed one.
 _NO_CLOCK = '{% set strftime_now = no_clock %}\n'
-MAX_STEPS = 2_000_000  # lines and calls of Python to render a chat template: half a second
 # The byte behind each character of GPT-2's alphabet: a printable one is itself, others are those from 256 on.
 _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 _BYTES = dict(zip(_ALPHABET, sorted(range(256), key=lambda byte: chr(byte) not in _ALPHABET), strict=True))
@@ -89,11 +85,11 @@ class Tokenizer:
 
     `specials` adds what the tokenizer puts around a text: [CLS] and [SEP] of an encoder, Llama's begin token.
     """
-    return without_panic(self.backend.encode, text, add_special_tokens=specials).ids
+    return self.backend.encode(text, add_special_tokens=specials).ids
 
   def starts(self, text: str) -> list[int]:
     """Returns the index of the first character of each token of `text`, never falling."""
-    return [start for start, _ in without_panic(self.backend.encode, text, add_special_tokens=False).offsets]
+    return [start for start, _ in self.backend.encode(text, add_special_tokens=False).offsets]
 
   @functools.cached_property
   def longest_token(self) -> int:
@@ -128,7 +124,7 @@ class Tokenizer:
     The template sees `variables` (`tools=…`) but no clock: the same call gives the same prompt every day.
 
     Raises:
-      ValueError: there is no template, or it rejects the messages, fails, or takes more than MAX_STEPS.
+      ValueError: there is no template, or it rejects the messages.
     """
     if self.chat_template is None:
       raise ValueError('this model has no chat template')
@@ -137,11 +133,9 @@ class Tokenizer:
                  eos_token=token(self.eos_ids[0]) if self.eos_ids else '', pad_token=token(self.pad_id))
     theirs = _without_vocabulary()
     try:
-      _check_template(self.chat_template)
-      with _few_steps():
-        return theirs.apply_chat_template(
-          list(messages), chat_template=_NO_CLOCK + self.chat_template, tokenize=False,
-          add_generation_prompt=add_generation_prompt, **names | variables)
+      return theirs.apply_chat_template(
+        list(messages), chat_template=_NO_CLOCK + self.chat_template, tokenize=False,
+        add_generation_prompt=add_generation_prompt, **names | variables)
     except Exception as error:  # a template is code, and fails as code does
       raise ValueError(f'the chat template rejects these messages: {error}') from error
 
@@ -219,43 +213,6 @@ def _from_folder(folder: pathlib.Path) -> Tokenizer:
   if isinstance(template, dict):
     template = template.get('default')
   return Tokenizer(backend, eos_ids, pad_id, bos, template)
-
-
-@functools.lru_cache
-def _check_template(source: str) -> None:
-  """Raises ValueError for a power, which no template needs: 9**9**9 is a single step."""
-  import jinja2
-  if any(token[1:] == ('operator', '**') for token in jinja2.Environment().lex(source)):
-    raise ValueError('it has **')
-
-
-@contextlib.contextmanager
-def _few_steps() -> Iterator[None]:
-  """Raises ValueError after MAX_STEPS of the code inside, in this thread; a clock would not do so alike."""
-  left, before = MAX_STEPS, sys.gettrace()
-
-  def count(*_):
-    nonlocal left
-    left -= 1
-    if left < 0:
-      raise ValueError(f'it takes more than {MAX_STEPS:,} steps')
-    return count
-
-  sys.settrace(count)
-  try:
-    yield
-  finally:
-    sys.settrace(before)
-
-
-def without_panic(encode: Callable[..., T], *text: Any, **options: Any) -> T:
-  """Calls `encode(…)` of the library; its panics, where an expression gives up, become ValueError."""
-  try:
-    return encode(*text, **options)
-  except BaseException as error:
-    if type(error).__name__ != 'PanicException':
-      raise
-    raise ValueError(f'the tokenizer fails on this text: {error}') from None
 
 
 def _without_vocabulary(folder: pathlib.Path | None = None):

@@ -38,8 +38,8 @@ from orbax.checkpoint import checkpoint_managers as policies
 
 from jaxsearch import __version__, registry, setup
 from jaxsearch.config_check import fields, from_saved, to_saved, without_secrets
-from jaxsearch.models import adapter_files, config_files, hub
-from jaxsearch.models.decoder import DecoderConfig
+from jaxsearch.models import adapter_files, hub
+from jaxsearch.models.decoder import DecoderConfig, config_from_json
 from jaxsearch.models.hub import check_finite
 from jaxsearch.parallel.mesh import broadcast, gather_objects, make_mesh
 from jaxsearch.training import critic
@@ -318,7 +318,7 @@ def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh,
   """
   def read(manager: ocp.CheckpointManager, step: int):
     host = restore_host(manager, step)
-    decoder = config_files.decoder_from_json(host['decoder'])
+    decoder = config_from_json(host['decoder'])
     layout = (critic.layout(decoder, mesh) if host.get('critic')
               else critic.trained_layout(from_saved(host['config']), decoder, mesh))
     like = jax.tree.map(

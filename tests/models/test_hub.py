@@ -137,7 +137,7 @@ def test_reads_each_weight_once_and_only_a_devices_part_at_a_time(make_checkpoin
       reads.append((name, part.size, int(np.prod(tensors.shapes[name]))))
       return part
 
-    return hub.tensor_files.Tensors(tensors.where, tensors.shapes, tensors.files, read)
+    return hub.tensor_files.Tensors(tensors.where, tensors.shapes, read)
 
   monkeypatch.setattr(hub.tensor_files, 'open_folder', spy)
   model = models.load(folder, mesh=make_mesh(data=2, fsdp=2, tensor=2))
@@ -250,7 +250,7 @@ def test_a_full_disk_is_named(make_checkpoint, tmp_path):
   model, limits = models.load(make_checkpoint('qwen3')[0]), resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # bytes a file: a larger one is refused by the system
   try:
-    with pytest.raises(OSError, match=r'model.safetensors could not be written: .*File too large'):
+    with pytest.raises(OSError, match=r'File too large.*model.safetensors'):
       models.save(model, tmp_path)
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)

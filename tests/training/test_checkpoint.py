@@ -12,8 +12,8 @@ import pytest
 
 from configs import base
 from jaxsearch import cli
-from jaxsearch.models import config_files, hub
-from jaxsearch.models.decoder import Decoder, initial_params
+from jaxsearch.models import hub
+from jaxsearch.models.decoder import Decoder, config_from_json, initial_params
 from jaxsearch.models.presets import PRESETS
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
@@ -70,7 +70,7 @@ def test_what_is_no_checkpoint_is_named(tiny, tmp_path):
 
 def test_a_decoder_survives_json():
   for decoder in (PRESETS['llama3.2-1b'], dataclasses.replace(PRESETS['qwen3-0.6b'], dtype='bfloat16', remat='full')):
-    assert config_files.decoder_from_json(json.loads(json.dumps(dataclasses.asdict(decoder)))) == decoder
+    assert config_from_json(json.loads(json.dumps(dataclasses.asdict(decoder)))) == decoder
 
 
 def changed(**changes):

@@ -1,30 +1,48 @@
-"""Configs of decoders in and out of files: config.json of Hugging Face, and the metadata of GGUF files.
+"""Model families in files: config.json of Hugging Face, the metadata of GGUF files, and the names of tensors.
 
-They go through transformers, which knows every family's defaults and its older and newer keys. Two checks
-stay ours. Its config classes fill a missing number with that of some other model, and they accept what is not
-computed here: either would be a wrong model without a word.
+A family that computes what another one does is an entry of FAMILIES; one with a switch of its own adds it to
+`DecoderConfig` too. Configs go through transformers, which knows every family's defaults and its older and
+newer keys. Two checks stay ours. Its config classes fill a missing number with that of some other model, and
+they accept what is not computed here: either would be a wrong model without a word.
 """
 
 import dataclasses
 import numbers
 import pathlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxsearch.models import gguf_files
 from jaxsearch.models.decoder import DecoderConfig, RopeScaling, rope_angles
-from jaxsearch.models.tensor_files import read_json
+from jaxsearch.models.tensor_files import InFile, read_json
 
 
-def decoder_from_json(values: dict) -> DecoderConfig:
-  """Inverts `dataclasses.asdict`, by way of JSON."""
-  scaling = values['rope_scaling']
-  return DecoderConfig(**values | {'rope_scaling': scaling and RopeScaling(**scaling)})
+class Family(NamedTuple):
+  architecture: str  # its class in transformers
+  qkv_bias: bool = False
+  qk_norm: bool = False
 
 
-_FAMILIES = {'qwen2': 'Qwen2ForCausalLM', 'qwen3': 'Qwen3ForCausalLM', 'llama': 'LlamaForCausalLM'}
+FAMILIES = {  # model_type -> Family
+  'qwen2': Family('Qwen2ForCausalLM', qkv_bias=True), 'qwen3': Family('Qwen3ForCausalLM', qk_norm=True),
+  'llama': Family('LlamaForCausalLM'),
+}  # fmt: skip
+# The tensor of each parameter; all families share the names.
+TENSORS = {
+  'embedding': InFile('model.embed_tokens.weight'), 'unembedding': InFile('lm_head.weight'),
+  'final_norm': InFile('model.norm.weight'),
+  'attn_norm': InFile('model.layers.{}.input_layernorm.weight'),
+  'mlp_norm': InFile('model.layers.{}.post_attention_layernorm.weight'),
+  **{name: InFile(f'model.layers.{{}}.self_attn.{name}_proj.weight', (1, 2, 0), folded=0) for name in 'qkv'},
+  'o': InFile('model.layers.{}.self_attn.o_proj.weight', (2, 0, 1), folded=1),
+  **{f'{name}_bias': InFile(f'model.layers.{{}}.self_attn.{name}_proj.bias', folded=0) for name in 'qkv'},
+  **{f'{name}_norm': InFile(f'model.layers.{{}}.self_attn.{name}_norm.weight') for name in 'qk'},
+  **{name: InFile(f'model.layers.{{}}.mlp.{name}_proj.weight', (1, 0)) for name in ('gate', 'up', 'down')},
+}  # fmt: skip
+# RoPE tables are computed here; tied checkpoints may repeat their embedding as lm_head.
+HARMLESS = [r'.*rotary_emb\.inv_freq', r'rope_freqs\.weight']
 # Hugging Face key -> ours
 _FIELDS = {
   'vocab_size': 'vocab_size', 'hidden_size': 'hidden_size', 'intermediate_size': 'intermediate_size',
@@ -46,21 +64,19 @@ def parse_config(values: Mapping[str, Any], path: pathlib.Path, families: Iterab
                  required: Iterable[str], only: Mapping[str, Any]) -> Any:
   """Returns transformers' config of the `values` of a config.json.
 
-  Raises ValueError, naming `path` and the key, where a `required` one is missing, the family is none of
+  Raises ValueError, naming `path` and the key, where a `required` number is missing, the family is none of
   `families`, or a key of `only` has another value.
   """
   from transformers import AutoConfig  # imports PyTorch where that is installed
   values = {key: value for key, value in values.items() if value is not None}
-  for key in ('model_type', *required):
+  if (family := values.get('model_type')) not in families:
+    raise ValueError(f'{path}: model_type {family!r} is not supported; supported are {", ".join(families)}')
+  for key in required:
+    most = MAX_LAYERS if key == 'num_hidden_layers' else MAX_SIZE
     if key not in values:
       raise ValueError(f'{path}: the key {key} is missing')
-    most = MAX_LAYERS if key == 'num_hidden_layers' else MAX_SIZE
-    number = isinstance(values[key], numbers.Integral) and 1 <= values[key] <= most
-    if key != 'model_type' and not number:
+    if not isinstance(values[key], numbers.Integral) or not 1 <= values[key] <= most:
       raise ValueError(f'{path}: {key}={values[key]!r:.60} must be a whole number from 1 to {most}')
-  if values['model_type'] not in families:
-    raise ValueError(f'{path}: model_type {values["model_type"]!r} is not supported; supported are '
-                     f'{", ".join(families)}')
   for key, supported in only.items():
     if values.get(key, supported) != supported:
       raise ValueError(f'{path}: {key}={values[key]!r} is not supported, only {supported!r} is')
@@ -71,40 +87,27 @@ def parse_config(values: Mapping[str, Any], path: pathlib.Path, families: Iterab
 
 
 def from_hugging_face(path: pathlib.Path, values: Mapping[str, Any] | None = None) -> DecoderConfig:
-  """Reads config.json of Qwen2, Qwen2.5, Qwen3, Llama 3.x, SmolLM2; or takes its `values` from another file,
-  `path`.
+  """Reads the config.json of a decoder; or takes its `values` from another file, `path`.
 
   Raises ValueError, naming the key, for a family, attention, activation or RoPE that the decoder does not
   compute.
   """
   values = read_json(path) if values is None else values
-  if values.get('quantization_config'):
-    raise ValueError(f'{path}: quantization_config is not supported: for quantised weights use a GGUF file')
   key = 'rope_parameters' if values.get('rope_parameters') else 'rope_scaling'
   rope = values.get(key) or {}
   kind = rope.get('rope_type', rope.get('type', 'default'))
   if kind not in ('default', 'llama3'):
     raise ValueError(f'{path}: {key}.rope_type {kind!r} is not supported; supported are default and llama3')
-  if kind == 'llama3' and (missing := [name for name in _LLAMA3 if rope.get(name) is None]):
-    raise ValueError(f'{path}: the key {key}.{missing[0]} is missing')
-  family = values.get('model_type')
-  only = {'hidden_act': 'silu'}
-  if family != 'qwen2':  # its biases are part of the family, whatever its keys say
-    only |= {'attention_bias': False, 'mlp_bias': False}
-  config = parse_config(values, path, _FAMILIES, ['vocab_size', *_REQUIRED], only)
-  if any(layer != 'full_attention' for layer in getattr(config, 'layer_types', None) or []):
+  config = parse_config(values, path, FAMILIES, ['vocab_size', *_REQUIRED], {'hidden_act': 'silu'})
+  if set(getattr(config, 'layer_types', None) or ()) - {'full_attention'}:
     raise ValueError(f'{path}: layers that see a window only (layer_types, use_sliding_window) are not '
                      'supported')
-  rope = config.rope_parameters
-  if rope.get('partial_rotary_factor', 1.0) != 1.0:
-    factor = rope['partial_rotary_factor']
-    raise ValueError(f'{path}: rope_parameters.partial_rotary_factor={factor} is not supported')
-  *factors, original = (rope.get(name) for name in _LLAMA3)
+  rope, (_, qkv_bias, qk_norm) = config.rope_parameters, FAMILIES[values['model_type']]
   return DecoderConfig(
     **{ours: getattr(config, theirs) for theirs, ours in _FIELDS.items()},
     head_dim=getattr(config, 'head_dim', None) or config.hidden_size // config.num_attention_heads,
-    rope_theta=float(rope['rope_theta']), qkv_bias=family == 'qwen2', qk_norm=family == 'qwen3',
-    rope_scaling=RopeScaling(*map(float, factors), int(original)) if kind == 'llama3' else None)
+    rope_theta=float(rope['rope_theta']), qkv_bias=qkv_bias, qk_norm=qk_norm,
+    rope_scaling=RopeScaling(*(rope[name] for name in _LLAMA3)) if kind == 'llama3' else None)
 
 
 def to_hugging_face(config: DecoderConfig, dtype: str) -> dict[str, Any]:
@@ -112,18 +115,13 @@ def to_hugging_face(config: DecoderConfig, dtype: str) -> dict[str, Any]:
 
   Raises ValueError for a combination that no family has (biases and QK norms at once).
   """
-  if config.qkv_bias and config.qk_norm:
-    raise ValueError('qkv_bias and qk_norm at once: neither Qwen2 nor Qwen3 nor Llama has both')
-  family = 'qwen2' if config.qkv_bias else 'qwen3' if config.qk_norm else 'llama'
-  if family == 'qwen2' and config.head_dim * config.num_heads != config.hidden_size:
-    raise ValueError(f'head_dim={config.head_dim}: Qwen2 has hidden_size / num_heads and no key for another')
+  switches = config.qkv_bias, config.qk_norm
+  family = next((name for name, (_, *own) in FAMILIES.items() if switches == tuple(own)), None)
+  if family is None:
+    raise ValueError('qkv_bias and qk_norm at once: no family has both')
   result = {theirs: getattr(config, ours) for theirs, ours in _FIELDS.items()} | {
-    'architectures': [_FAMILIES[family]], 'model_type': family, 'hidden_act': 'silu',
-    'rope_theta': config.rope_theta, 'torch_dtype': dtype}
-  if family != 'qwen2':
-    result |= {'head_dim': config.head_dim, 'attention_bias': False}
-  if family != 'llama':
-    result |= {'use_sliding_window': False}
+    'architectures': [FAMILIES[family].architecture], 'model_type': family, 'hidden_act': 'silu',
+    'head_dim': config.head_dim, 'rope_theta': config.rope_theta, 'torch_dtype': dtype}
   if config.rope_scaling is not None:
     scaling = dict(zip(_LLAMA3, dataclasses.astuple(config.rope_scaling)))
     result['rope_scaling'] = {'rope_type': 'llama3'} | scaling
@@ -133,20 +131,14 @@ def to_hugging_face(config: DecoderConfig, dtype: str) -> dict[str, Any]:
 def from_gguf(file: gguf_files.File) -> DecoderConfig:
   """Reads the config in a GGUF file's metadata; `AutoConfig.from_pretrained(gguf_file=…)` needs PyTorch."""
   family = file.require('general.architecture')
-  if family not in _FAMILIES:
-    raise ValueError(f'{file.path}: general.architecture {family!r} is not supported; supported are '
-                     f'{", ".join(_FAMILIES)}')
   get = lambda key, default: file.get(f'{family}.{key}', default)
-  if get('rope.scaling.type', 'none') != 'none':
-    scaling = get('rope.scaling.type', '')
+  if (scaling := get('rope.scaling.type', 'none')) != 'none':
     raise ValueError(f'{file.path}: {family}.rope.scaling.type {scaling!r} is not supported')
   values = {ours: file.require(f'{family}.{key}') for ours, key in _REQUIRED.items()}
   heads = values['num_attention_heads']
   head_dim = get('attention.key_length', values['hidden_size'] // heads)
   if get('rope.dimension_count', head_dim) != head_dim:
     raise ValueError(f'{file.path}: {family}.rope.dimension_count is not the width of a head ({head_dim})')
-  if 'token_embd.weight' not in file.tensors:
-    raise ValueError(f'{file.path}: missing tensor token_embd.weight')
   norm_eps = np.float32(file.require(f'{family}.attention.layer_norm_rms_epsilon'))
   config = from_hugging_face(file.path, values | {
     'model_type': family, 'vocab_size': file.tensors['token_embd.weight'][0], 'head_dim': head_dim,
