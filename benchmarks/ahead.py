@@ -1,11 +1,12 @@
-"""What rollouts one step ahead save: training steps with `train.async_steps=1` beside those one after the other.
+"""What rollouts one step ahead save: steps with `train.async_steps=1` beside those one after the other.
 
     python benchmarks/ahead.py [--search-ms 1000] [--steps 6] [--repeats 2]
 
-The embedded world's policy and questions, on one device that both share; every search takes `--search-ms` longer than it does.
-The two run in turn, `--repeats` times each; the first two steps of a run compile or have nothing ahead and do not count. The last
-line is one JSON object: the median seconds of a step either way and their ratio, that of every repeat, and of a step ahead how
-long its rollout took and for how much of the next one it waited.
+The embedded world's policy and questions, on one device that both share; every search takes `--search-ms`
+longer than it does. The two run in turn, `--repeats` times each; the first two steps of a run compile or have
+nothing ahead and do not count. The last line is one JSON object: the median seconds of a step either way and
+their ratio, that of every repeat, and of a step ahead how long its rollout took and for how much of the next
+one it waited.
 """
 
 import argparse
@@ -36,8 +37,7 @@ class SlowSearch:
 
 def steps_of(ahead: int, steps: int, out: str) -> list[dict]:
   """The rows of a run, without its first two."""
-  config = base.get_config()
-  config.unlock()
+  config = base.get_config().unlock()
   config.out, config.steps, config.progress, config.rollouts = out, steps + 2, False, 0
   config.train.async_steps, config.checkpoint_every = ahead, steps + 2
   loop.train(config)
@@ -58,11 +58,12 @@ def main():
       for ahead in rows:
         rows[ahead].append(steps_of(ahead, args.steps, f'{folder}/{repeat}-{ahead}'))
   median = lambda repeats, name: float(np.median([row[name] for repeat in repeats for row in repeat]))
-  times = lambda one, other: round(median(one, 'seconds') / median(other, 'seconds'), 3)
+  in_turn, ahead = (median(rows[kind], 'seconds') for kind in (0, 1))
+  repeats = [median([one], 'seconds') / median([other], 'seconds') for one, other in zip(rows[0], rows[1])]
   print(json.dumps({
-    'device': jax.devices()[0].device_kind, 'search_ms': args.search_ms, 'seconds_in_turn': round(median(rows[0], 'seconds'), 2),
-    'seconds_ahead': round(median(rows[1], 'seconds'), 2), 'times_faster': times(rows[0], rows[1]),
-    'repeats': [times([one], [other]) for one, other in zip(rows[0], rows[1])],
+    'device': jax.devices()[0].device_kind, 'search_ms': args.search_ms, 'seconds_in_turn': round(in_turn, 2),
+    'seconds_ahead': round(ahead, 2), 'times_faster': round(in_turn / ahead, 3),
+    'repeats': [round(value, 3) for value in repeats],
     'seconds_rollout': round(median(rows[1], 'seconds_rollout'), 2),
     'seconds_waited': round(median(rows[1], 'seconds_generate'), 2)}))
 

@@ -1,4 +1,4 @@
-"""From a config to what it names: policy, tokenizer, questions, tools, services, sampler. The one place where this happens."""
+"""Opens what a config names: policy, tokenizer, questions, tools, services, sampler."""
 
 import dataclasses
 import functools
@@ -10,8 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from jaxsearch import methods, registry
 from jaxsearch.config_check import from_saved
@@ -37,11 +38,11 @@ LONGEST = 100  # questions whose prompts are measured; all are where one of thes
 
 
 @memory.named('loading the policy', memory.STATE)
-def load_policy(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> tuple[DecoderConfig, dict]:
-  """(model_config, parameters laid out on `mesh`) of `config.model`.
+def load_policy(config: ConfigDict, mesh: Mesh) -> tuple[DecoderConfig, dict]:
+  """Returns (model_config, parameters laid out on `mesh`) of `config.model`.
 
-  Parameters are float32 master weights, or in the compute dtype if `config.optim.master_weights` is off or they are frozen
-  under an adapter. Raises NotFinite if one has a value that is not.
+  Parameters are float32 master weights, or in the compute dtype if `config.optim.master_weights` is off or
+  they are frozen under an adapter. Raises NotFinite if one has a value that is not.
   """
   param_dtype = 'float32' if config.optim.master_weights and not config.lora.rank else config.dtype
   if config.model.startswith(RANDOM):
@@ -53,45 +54,55 @@ def load_policy(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> t
   return _as_run(config, model_config), params
 
 
-def _load_weights(name: str, dtype: str, param_dtype: str, mesh: jax.sharding.Mesh | None) -> tuple[DecoderConfig, dict]:
-  """(decoder that computes in `dtype`, parameters) of a model in files or of an adapter on its base; `mesh` as of `hub.load`."""
+def _load_weights(name: str, dtype: str, param_dtype: str, mesh: Mesh | None) -> tuple[DecoderConfig, dict]:
+  """Returns (decoder that computes in `dtype`, parameters) of a model in files, or of an adapter on its base.
+
+  `mesh` as of `hub.load`.
+  """
   path = model_path(name)
   if adapter_files.is_adapter(path):
-    model_config, params, _ = load_adapted(path, mesh or meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1]))
-    return dataclasses.replace(model_config, dtype=dtype), jax.tree.map(lambda x: x.astype(param_dtype), params)
+    mesh = mesh or meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+    model_config, params, _ = load_adapted(path, mesh)
+    params = jax.tree.map(lambda x: x.astype(param_dtype), params)
+    return dataclasses.replace(model_config, dtype=dtype), params
   decoder = hub.load(path, dtype, param_dtype=param_dtype, mesh=mesh)
   hub.check_finite(decoder.params, name)
   return decoder.config, decoder.params
 
 
-def load_adapted(folder: str | pathlib.Path, mesh: jax.sharding.Mesh,
+def load_adapted(folder: str | pathlib.Path, mesh: Mesh,
                  base: str | None = '') -> tuple[DecoderConfig, dict, dict[str, Any]]:
-  """(decoder, parameters on `mesh`, what is known of the run) of a folder with an adapter, merged into the base of `base_of`."""
+  """Returns (decoder, parameters on `mesh`, `adapter_files.read_run`) of an adapter, merged into its
+  `base_of`."""
   model_config, adapter, run = adapter_files.load(folder)
   base = base_of(run, base, folder)
   placed, _ = adapter_layout(from_saved(run['config']), model_config, mesh)
-  return model_config, merge_with_base(jax.tree.map(meshes.place, adapter, placed), run, base, mesh), run
+  adapter = jax.tree.map(meshes.place, adapter, placed)
+  return model_config, merge_with_base(adapter, run, base, mesh), run
 
 
 def base_of(run: Mapping[str, Any], named: str | None, folder: str | pathlib.Path) -> str:
   """Returns the base model of a run or adapter in `folder`: its config's if it ships with us, else `named`.
 
-  `named` is what the user's config says: the folder may come from anyone, and does not say what is opened on this machine. None
-  trusts it. Raises ValueError where the user's config names nothing of its own.
+  `named` is what the user's config says: the folder may come from anyone, and does not say what is opened on
+  this machine. None trusts it. Raises ValueError where the user's config names nothing of its own.
   """
   theirs = run['config'].get('model', '')
   if named is None or registry.is_shipped(theirs) or pathlib.Path(folder) in registry.POLICIES.values():
     return theirs
   if not named or registry.is_shipped(named):
-    raise ValueError(f'{folder} began with model={theirs!r}, and a checkpoint does not say what is opened here: set '
-                     '--config.model to it, or `jaxsearch export` an adapter with its base')
+    raise ValueError(
+      f'{folder} began with model={theirs!r}, and a checkpoint does not say what is opened here: set '
+      '--config.model to it, or `jaxsearch export` an adapter with its base')
   return named
 
 
-def merge_with_base(adapter: dict, run: Mapping[str, Any], base: str, mesh: jax.sharding.Mesh) -> dict:
-  """The parameters of a policy from its adapter on `mesh` and the model that its run began with, `base`.
+def merge_with_base(adapter: dict, run: Mapping[str, Any], base: str, mesh: Mesh) -> dict:
+  """Returns the parameters of a policy from its adapter on `mesh` and the model that its run began with,
+  `base`.
 
-  Raises ValueError if the base is not the one that the run began with, NotFinite if the policy has values that are not.
+  Raises ValueError if the base is not the one that the run began with, NotFinite for values that are not
+  finite.
   """
   config = from_saved(run['config'] | {'model': base})
   model_config, base = load_policy(config, mesh)
@@ -101,39 +112,45 @@ def merge_with_base(adapter: dict, run: Mapping[str, Any], base: str, mesh: jax.
   return params
 
 
-def architecture(config: ml_collections.ConfigDict) -> DecoderConfig:
-  """The decoder of `config.model`, without its weights; of a folder that is not here by its name, 'Qwen2.5-7B-Instruct'."""
+def architecture(config: ConfigDict) -> DecoderConfig:
+  """Returns the decoder of `config.model`, without its weights.
+
+  A folder that is not here is known by its name, such as 'Qwen2.5-7B-Instruct'.
+  """
   name, path = config.model.removeprefix(RANDOM), model_path(config.model)
   if name == config.model and pathlib.Path(path).exists():
-    found = (adapter_files.load(path) if adapter_files.is_adapter(path) else [hub.architecture(path)])[0]
-  else:
-    plain = lambda text: re.sub('[^a-z0-9.]', '', pathlib.Path(text).name.lower())
-    known = [one for one in PRESETS if plain(name).startswith(plain(one))]
-    if not known:
-      raise ValueError(f'model={config.model!r}: no such folder, and its name is none of {", ".join(PRESETS)}')
-    found = preset(max(known, key=len))
-  return _as_run(config, found)
+    is_adapter = adapter_files.is_adapter(path)
+    return _as_run(config, adapter_files.load(path)[0] if is_adapter else hub.architecture(path))
+  plain = lambda text: re.sub('[^a-z0-9.]', '', pathlib.Path(text).name.lower())
+  known = [model for model in PRESETS if plain(name).startswith(plain(model))]
+  if not known:
+    raise ValueError(f'model={config.model!r}: no such folder, and its name is none of {", ".join(PRESETS)}')
+  return _as_run(config, preset(max(known, key=len)))
 
 
-def _as_run(config: ml_collections.ConfigDict, model_config: DecoderConfig) -> DecoderConfig:
+def _as_run(config: ConfigDict, model_config: DecoderConfig) -> DecoderConfig:
   return dataclasses.replace(model_config, dtype=config.dtype, remat=config.remat, attention=config.attention)
 
 
-def param_shardings(model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> dict:
-  """The layout of a decoder's parameters on `mesh`."""
+def param_shardings(model_config: DecoderConfig, mesh: Mesh) -> dict:
+  """Returns the layout of a decoder's parameters on `mesh`."""
   return meshes.shardings(parameter_axes(model_config), parameter_shapes(model_config), mesh)
 
 
 def model_path(name: str) -> str | pathlib.Path:
-  """Where the weights of a model lie: those that are shipped have a name, others a package; all others are a path themselves."""
+  """Returns where the weights of a model lie: some have a name, some a package, all others are a path
+  themselves."""
   if name.startswith(gguf_files.PACKAGE):
     return gguf_files.in_package(name)
   return registry.find('models', name) if name in registry.ENTRIES['models'] else registry.policy_path(name)
 
 
 def tokenizer_path(name: str) -> str | pathlib.Path:
-  """Where the tokenizer of a model lies: the models of the world and random parameters share one, an adapter has that of its
-  base, all others have their own."""
+  """Returns where the tokenizer of a model lies.
+
+  The models of the world and random parameters share one, an adapter has that of its base, all others their
+  own.
+  """
   if name in registry.ENTRIES['models'] or name.startswith(RANDOM):
     return registry.find('tokenizers', 'world')
   path = model_path(name)
@@ -146,60 +163,63 @@ def tokenizer_path(name: str) -> str | pathlib.Path:
 def tokenizer_of(run: Mapping[str, Any], base: str, folder: str | pathlib.Path) -> str | pathlib.Path:
   """Returns the tokenizer path of a run whose base model is `base`; ValueError if it named another."""
   if theirs := run['config'].get('tokenizer', ''):
-    raise ValueError(f'{folder} was trained with tokenizer={theirs!r}, and a checkpoint does not say what is opened here: '
-                     'set --config.tokenizer')
+    raise ValueError(f'{folder} was trained with tokenizer={theirs!r}, and a checkpoint does not say what is '
+                     'opened here: set --config.tokenizer')
   return tokenizer_path(base)
 
 
-def load_tokenizer(config: ml_collections.ConfigDict) -> Tokenizer:
-  """The tokenizer that `config.tokenizer` names, else the model's own."""
+def load_tokenizer(config: ConfigDict) -> Tokenizer:
+  """Loads the tokenizer that `config.tokenizer` names, else the model's own."""
   return Tokenizer.load(config.tokenizer or tokenizer_path(config.model))
 
 
-def new_adapter(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> dict:
-  """The adapter that `config.lora` describes before its first update; float32 unless `config.optim.master_weights` is off."""
+def new_adapter(config: ConfigDict, model_config: DecoderConfig, mesh: Mesh) -> dict:
+  """Creates the adapter that `config.lora` describes; float32 unless `config.optim.master_weights` is off."""
   dtype = jnp.dtype('float32' if config.optim.master_weights else config.dtype)
   create = lambda key: lora.initial_adapter(model_config, config.lora.rank, config.lora.targets, key, dtype)
   placed, _ = adapter_layout(config, model_config, mesh)
   return jax.jit(create, out_shardings=placed)(jax.random.fold_in(jax.random.key(config.seed), 0))
 
 
-def adapter_layout(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
-  """(shardings, shapes) of the adapter that `config.lora` describes."""
+def adapter_layout(config: ConfigDict, model_config: DecoderConfig, mesh: Mesh) -> tuple[dict, dict]:
+  """Returns (shardings, shapes) of the adapter that `config.lora` describes."""
   shapes = lora.adapter_shapes(model_config, config.lora.rank, config.lora.targets)
   return meshes.shardings(lora.adapter_axes(model_config, config.lora.targets), shapes, mesh), shapes
 
 
-def merger(config: ml_collections.ConfigDict, model_config: DecoderConfig,
-           mesh: jax.sharding.Mesh) -> Callable[[dict, dict], dict]:
-  """The compiled (base, adapter) -> parameters of the policy, in the layout of the base."""
-  return jax.jit(functools.partial(lora.merge, alpha=config.lora.alpha), out_shardings=param_shardings(model_config, mesh))
+def merger(config: ConfigDict, model_config: DecoderConfig, mesh: Mesh) -> Callable[[dict, dict], dict]:
+  """Returns the compiled (base, adapter) -> parameters of the policy, in the layout of the base."""
+  merge = functools.partial(lora.merge, alpha=config.lora.alpha)
+  return jax.jit(merge, out_shardings=param_shardings(model_config, mesh))
 
 
-def load_questions(config: ml_collections.ConfigDict, name: str) -> list[Question]:
-  """The questions of `name`, see data/sources.py; `config.data` selects among those of the world."""
+def load_questions(config: ConfigDict, name: str) -> list[Question]:
+  """Loads the questions of `name`, see data/sources.py; `config.data` selects among those of the world."""
   questions = sources.load_questions(name, hops=config.data.hops, arithmetic=config.data.arithmetic)
   faulty = 'irrelevant' in (config.grow.get('fault'), config.eval.grow.get('fault'))
   return faults.with_others(questions) if faulty else questions
 
 
-def reads_corpus(config: ml_collections.ConfigDict) -> bool:
+def reads_corpus(config: ConfigDict) -> bool:
   """Tells whether the search back end of a config searches passages of ours, `config.data.corpus`."""
   return find_backend(config.search.backend).corpus(config.search)
 
 
-@memory.named('reading and indexing the passages', 'take fewer passages (data.corpus), or set search.engine=sparse')
-def open_backend(config: ml_collections.ConfigDict, corpus: str = '',
-                 mesh: jax.sharding.Mesh | None = None) -> SearchBackend:
-  """Opens the search back end that `config.search` names; `corpus` takes the place of `config.data.corpus`."""
+@memory.named('reading and indexing the passages',
+              'take fewer passages (data.corpus), or set search.engine=sparse')
+def open_backend(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None) -> SearchBackend:
+  """Opens the search back end that `config.search` names; `corpus` takes the place of
+  `config.data.corpus`."""
   search, corpus = config.search, corpus or config.data.corpus
   backend, reads = find_backend(search.backend), reads_corpus(config)
-  opened = functools.partial(backend.open, seed=config.seed, generator=functools.partial(_generator, config.dtype, mesh))
+  generator = functools.partial(_generator, config.dtype, mesh)
+  opened = functools.partial(backend.open, seed=config.seed, generator=generator)
   if not search.by_source:
     return opened(search, corpus=sources.load_corpus(corpus) if reads else None)
   if not reads:
     return SearchBySource(lambda source: opened(_of_source(search, str(source)), corpus=None))
-  parts = {source: opened(search, corpus=documents) for source, documents in sources.load_corpora(corpus).items()}
+  corpora = sources.load_corpora(corpus)
+  parts = {source: opened(search, corpus=documents) for source, documents in corpora.items()}
 
   def find_part(source: str | None) -> SearchBackend:
     if source not in parts:
@@ -209,29 +229,32 @@ def open_backend(config: ml_collections.ConfigDict, corpus: str = '',
   return SearchBySource(find_part)
 
 
-def _of_source(search: ml_collections.ConfigDict, source: str) -> ml_collections.ConfigDict:
+def _of_source(search: ConfigDict, source: str) -> ConfigDict:
   """Returns the fields with `source` in place of '{source}'."""
-  return ml_collections.ConfigDict({name: value.replace('{source}', source) if isinstance(value, str) else value
+  return ConfigDict({name: value.replace('{source}', source) if isinstance(value, str) else value
                                     for name, value in search.items()})
 
 
-def _generator(dtype: str, mesh: jax.sharding.Mesh | None, model: str, temperature: float) -> Callable:
-  """Returns (prompts, seeds) -> replies of a language model on a sampler of its own, for search.writer 'model'."""
-  assistant = load_assistant(ml_collections.ConfigDict(dict(
+def _generator(dtype: str, mesh: Mesh | None, model: str, temperature: float) -> Callable:
+  """Returns (prompts, seeds) -> replies of a language model on a sampler of its own, for search.writer
+  'model'."""
+  assistant = load_assistant(ConfigDict(dict(
     model=model, slots=16, length=1024, max_tokens=512, stop=(), chat=True)), dtype, mesh)
   if assistant.engine.tokenizer.chat_template is None:
-    raise ValueError(f"{model} cannot be search.writer 'model': without a chat template it follows no instruction")
+    raise ValueError(f"{model} cannot be search.writer 'model': without a chat template it follows no "
+                     'instruction')
   assistant = dataclasses.replace(assistant, temperature=temperature)
   batched = DynamicBatcher(lambda items: assistant(*zip(*items)))
   return lambda prompts, seeds: batched(list(zip(prompts, seeds)))
 
 
-def load_assistant(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None = None) -> Assistant:
-  """The frozen model of a config group such as `reader`, greedy, on its own sampler; `mesh` as for the policy's sampler."""
-  return Assistant(_frozen_engine(settings, dtype, mesh), settings.max_tokens, tuple(settings.stop), settings.chat)
+def load_assistant(settings: ConfigDict, dtype: str, mesh: Mesh | None = None) -> Assistant:
+  """Loads the frozen model of a config group such as `reader`, greedy, on a sampler of its own."""
+  engine = _frozen_engine(settings, dtype, mesh)
+  return Assistant(engine, settings.max_tokens, tuple(settings.stop), settings.chat)
 
 
-def _frozen_engine(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None) -> Engine:
+def _frozen_engine(settings: ConfigDict, dtype: str, mesh: Mesh | None) -> Engine:
   model_config, params = _load_weights(settings.model, dtype, dtype, mesh)
   tokenizer = Tokenizer.load(tokenizer_path(settings.model))
   engine = Engine(model_config, tokenizer, slots=settings.slots, length=settings.length, mesh=mesh)
@@ -239,20 +262,13 @@ def _frozen_engine(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sh
   return engine
 
 
-def load_refiner(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None = None) -> Callable:
-  """The frozen refiner of a config group `refiner`; loaded when it is first asked, since most runs never do."""
-  opened = functools.cache(lambda: Scorer(_frozen_engine(settings, dtype, mesh)))
-  return lambda scores: opened()(scores)
+def load_refiner(settings: ConfigDict, dtype: str, mesh: Mesh | None = None) -> Scorer:
+  """Loads the frozen refiner of a config group `refiner`."""
+  return Scorer(_frozen_engine(settings, dtype, mesh))
 
 
-def load_classifier(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None = None) -> Callable:
-  """Adaptive-RAG's classifier of a config group `classifier`; loaded when it is first asked."""
-  opened = functools.cache(lambda: load_assistant(settings, dtype, mesh))
-  return lambda prompts: opened()(prompts)
-
-
-def load_judge(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.sharding.Mesh | None = None) -> Callable:
-  """The judge of a config group `judge`, see rewards/judge.py."""
+def load_judge(settings: ConfigDict, dtype: str, mesh: Mesh | None = None) -> Callable:
+  """Loads the judge of a config group `judge`, see rewards/judge.py."""
   if settings.kind in registry.ENTRIES['judges']:
     return registry.find('judges', settings.kind)
   if settings.kind == 'local':
@@ -263,31 +279,43 @@ def load_judge(settings: ml_collections.ConfigDict, dtype: str, mesh: jax.shardi
   return judge.LanguageJudge(chat.replies, settings.templates, settings.concurrency)
 
 
+def _when_asked(load: Callable) -> Callable:
+  """Returns `load` with what it loads put off until that is first called, since most runs never do."""
+  def put_off(*args):
+    opened = functools.cache(lambda: load(*args))
+    return lambda items: opened()(items)
+  return put_off
+
+
 # What a method may name in its SERVICES, and how it is opened.
-SERVICES = {'reader': load_assistant, 'judge': load_judge, 'refiner': load_refiner, 'classifier': load_classifier}
+SERVICES = {'reader': load_assistant, 'judge': load_judge, 'refiner': _when_asked(load_refiner),
+            'classifier': _when_asked(load_assistant)}
 
 
-def open_tools(config: ml_collections.ConfigDict, corpus: str = '', mesh: jax.sharding.Mesh | None = None,
+def open_tools(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None,
                services: Sequence[str] = ()) -> Tools:
-  """Search back end, sandbox, and the `services` by name, each from the config group of that name."""
-  return Tools(search=open_backend(config, corpus, mesh), topk=config.search.topk, python=PythonSandbox(**config.python),
-               services={name: SERVICES[name](config[name], config.dtype, mesh) for name in services},
-               workers=config.sampler.tool_workers, max_observation=config.sampler.max_observation, words=config.search.words)
+  """Opens search back end, sandbox, and the `services` by name, each from the config group of that name."""
+  return Tools(
+    search=open_backend(config, corpus, mesh), topk=config.search.topk, python=PythonSandbox(**config.python),
+    services={name: SERVICES[name](config[name], config.dtype, mesh) for name in services},
+    workers=config.sampler.tool_workers, max_observation=config.sampler.max_observation,
+    words=config.search.words)
 
 
-def open_engine(config: ml_collections.ConfigDict, model_config: DecoderConfig, tokenizer: Tokenizer,
-                mesh: jax.sharding.Mesh | None = None) -> Engine:
-  """The engine of `config.sampler`, without parameters yet."""
-  own = ('temperature', 'max_observation', 'tool_workers', 'release')  # of sampling, tools and the training loop
-  return Engine(model_config, tokenizer, mesh=mesh, **{name: value for name, value in config.sampler.items() if name not in own})
+def open_engine(config: ConfigDict, model_config: DecoderConfig, tokenizer: Tokenizer,
+                mesh: Mesh | None = None) -> Engine:
+  """Opens the engine of `config.sampler`, without parameters yet."""
+  others = ('temperature', 'max_observation', 'tool_workers', 'release')  # of sampling, tools and the loop
+  settings = {name: value for name, value in config.sampler.items() if name not in others}
+  return Engine(model_config, tokenizer, mesh=mesh, **settings)
 
 
-def make_agent(config: ml_collections.ConfigDict, engine: Engine, tools: Tools, /, **changes) -> Agent:
-  """The agent that `config.method`, `config.grow` and `config.sampler` describe; `changes` are of the arguments of `grow`."""
+def make_agent(config: ConfigDict, engine: Engine, tools: Tools, /, **changes) -> Agent:
+  """Returns the agent of a config; `changes` are of the arguments of `grow`."""
   return Agent(engine, _grow(config, changes), tools, Sampling(config.sampler.temperature))
 
 
-def open_chat_agent(config: ml_collections.ConfigDict, url: str, model: str, corpus: str = '') -> Agent:
+def open_chat_agent(config: ConfigDict, url: str, model: str, corpus: str = '') -> Agent:
   """Opens the agent of a config with the model `model` of the chat server at `url` for its policy."""
   from jaxsearch.sampler.chat_policy import ChatServer
   from jaxsearch.tools.chat import Chat
@@ -297,16 +325,20 @@ def open_chat_agent(config: ml_collections.ConfigDict, url: str, model: str, cor
   return make_agent(config, server, open_tools(config, corpus), **dict(config.eval.grow) | raw)
 
 
-def _grow(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> Grow:
+def _grow(config: ConfigDict, changes: Mapping[str, Any]) -> Grow:
   return functools.partial(methods.find_method(config.method).grow, **dict(config.grow) | dict(changes))
 
 
-def check_room(config: ml_collections.ConfigDict, tokenizer: Tokenizer, questions: Sequence[Question],
+def check_room(config: ConfigDict, tokenizer: Tokenizer, questions: Sequence[Question],
                say: Callable[[str], None], /, **changes) -> None:
-  """Says after how many prompts the policy cannot write a token, and a whole span; ValueError if it can write a short one after
-  none, or if `grow.chat` is set and there is no chat template. `changes` are of the arguments of `grow`."""
+  """Says after how many prompts the policy cannot write a token, and a whole span.
+
+  `changes` are of the arguments of `grow`. Raises ValueError if it can write a short span after none, or if
+  `grow.chat` is set and there is no chat template.
+  """
   if (dict(config.grow) | changes).get('chat') and tokenizer.chat_template is None:
-    raise ValueError(f'grow.chat=True: the tokenizer of {config.tokenizer or config.model} has no chat template')
+    name = config.tokenizer or config.model
+    raise ValueError(f'grow.chat=True: the tokenizer of {name} has no chat template')
   length, grow = config.sampler.length, _grow(config, changes)
   first = functools.partial(_first_span, grow, tokenizer)
   longest = heapq.nlargest(LONGEST, questions, lambda question: len(question.question))
@@ -315,18 +347,21 @@ def check_room(config: ml_collections.ConfigDict, tokenizer: Tokenizer, question
   prompts, spans = np.array([first(question) for question in questions]).T
   room, leaves = length - prompts, f'sampler.length={length} leaves'
   if np.all(room < np.minimum(spans, SHORT)):
-    raise ValueError(f'{leaves} no room to write after any prompt: they have {prompts.min()} to {prompts.max()} tokens, and a '
-                     f'short span has {min(spans.max(), SHORT)}')
-  for what, few in (('no room to write', room <= 0), (f'less than grow.max_tokens={spans.max()}', room < spans)):
+    raise ValueError(f'{leaves} no room to write after any prompt: they have {prompts.min()} to '
+                     f'{prompts.max()} tokens, and a short span has {min(spans.max(), SHORT)}')
+  for what, few in (('no room to write', room <= 0),
+                    (f'less than grow.max_tokens={spans.max()}', room < spans)):
     if few.any():
-      say(f'{leaves} {what} after the prompts of {few.sum()} of {len(questions)} questions (up to {prompts.max()} tokens)')
+      say(f'{leaves} {what} after the prompts of {few.sum()} of {len(questions)} questions '
+          f'(up to {prompts.max()} tokens)')
 
 
 def _first_span(grow: Grow, tokenizer: Tokenizer, question: Question) -> tuple[int, int]:
-  """Returns the tokens before the first that the policy writes, and at most in its first span; 0, 0 where it writes none."""
+  """Returns the tokens before the first that the policy writes, and at most in its first span; 0, 0 where it
+  writes none."""
   try:
     first = first_requests(grow, question, tokenizer)
   except Exception:  # the rollout names it
     return 0, 0
-  return max(((request.node.length, request.max_tokens) for request in first if isinstance(request, Generate)),
-             default=(0, 0))
+  generate = (request for request in first if isinstance(request, Generate))
+  return max(((request.node.length, request.max_tokens) for request in generate), default=(0, 0))

@@ -1,5 +1,5 @@
-"""From rollouts to new parameters: state, step, loop, checkpoints, and the supervised warm-up."""
+"""Training: the loop, the step, checkpoints, supervised training, the warm-up of critics."""
 
 
 class RunStopped(RuntimeError):
-  """The run cannot usefully go on; the message says why. Here, so that the command line can name it without importing JAX."""
+  """The run cannot usefully go on; the message says why. The command line names it without importing JAX."""

@@ -1,5 +1,4 @@
-"""From the rows of the tree layout to the batch of a training step: micro-batches, trained tokens, shape
-buckets.
+"""Makes the batch of a training step from rows: micro-batches, trained tokens, shape buckets.
 
 Rows hold a loss weight for every token, most of them 0: prompts, observations, padding. A step projects onto
 the vocabulary only where there is a loss, so a batch carries the row indices of the trained tokens and their
@@ -48,10 +47,9 @@ class Batch:
 
 
 def lay_out_own(trees: Sequence[Tree], length: int, *, how: str = 'token-mean', **options) -> TrainingRows:
-  """`lay_out` for trees of which every process has its own: the averages of the loss are over those of
-  all."""
-  own = count_trained([list(tree.walk()) for tree in trees])
-  return lay_out(trees, length, how=how, totals=sum(meshes.gather_objects(own)), **options)
+  """Lays out trees of which every process has its own; the averages of the loss are over those of all."""
+  counts = count_trained([list(tree.walk()) for tree in trees])
+  return lay_out(trees, length, how=how, totals=sum(meshes.gather_objects(counts)), **options)
 
 
 def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, ref: bool = False,
@@ -114,8 +112,8 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, ref: bool
 
 
 def row_moves(sizes: Sequence[int], micro_rows: int) -> list[tuple[int, int]]:
-  """(source, target) of rows that go to other processes, so that all together need no more micro-batches than
-  their rows fill.
+  """Returns (source, target) of rows to move, so that all processes need no more micro-batches than they
+  fill.
 
   Args:
     sizes: rows that each process has. Those that go are its last, the least full.
@@ -126,8 +124,8 @@ def row_moves(sizes: Sequence[int], micro_rows: int) -> list[tuple[int, int]]:
 
 
 def pass_rows_on(rows: dict[str, np.ndarray], moves: Sequence[tuple[int, int]]) -> dict[str, np.ndarray]:
-  """The rows, each array [B, T], that this process trains: without those that go elsewhere, and then those
-  that come."""
+  """Returns the rows, each array [B, T], that this process trains: its own but for those that go, then
+  others'."""
   if not moves:
     return rows
   keep = len(rows['tokens']) - _sent(moves)
@@ -152,15 +150,14 @@ def check_rows(micro_rows: int, mesh) -> None:
 
 
 def target_bucket(largest: int, length: int) -> int:
-  """The smallest of T/8, T/4, 3T/8, T/2, 3T/4, T that holds `largest`."""
+  """Returns the smallest of T/8, T/4, 3T/8, T/2, 3T/4, T that holds `largest`."""
   return next(bucket for eighths in (1, 2, 3, 4, 6, 8) if largest <= (bucket := -(-length * eighths // 8)))
 
 
 def mini_batches(sizes: Sequence[int], size: int, rng: np.random.Generator) -> list[list[tuple[int, int]]]:
-  """The parts for one update each: at most `size` trees (0: all), as many in each up to one, their groups in
-  random order.
+  """Cuts a batch into parts for one update each: of at most `size` trees (0: all), as many in each up to one.
 
-  The trees of a group stay together as far as they can: they have their prompt in common.
+  Groups come in random order. The trees of a group stay together as far as they can: they share their prompt.
 
   Args:
     sizes: trees of each group of the whole batch.
@@ -204,6 +201,6 @@ def to_rows(values: jax.Array, batch: Batch, rows: TrainingRows, micro_rows: int
 
 
 def place(batch: Batch, mesh) -> Batch:
-  """The batch on the mesh, rows split over `data` and `fsdp`; every process passes its own."""
+  """Places a batch on the mesh, rows split over `data` and `fsdp`; every process passes its own."""
   whole, rows = meshes.replicated(mesh), meshes.split_over_batch(mesh, 1)
   return jax.tree.map(lambda x: meshes.place_local(x, rows) if np.ndim(x) else meshes.place(x, whole), batch)

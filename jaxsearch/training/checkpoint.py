@@ -31,9 +31,10 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import orbax.checkpoint as ocp
 from etils import epath
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
 from orbax.checkpoint import checkpoint_managers as policies
 
 from jaxsearch import __version__, registry, setup
@@ -280,7 +281,7 @@ def save_adapter(path: str | pathlib.Path, folder: str | pathlib.Path,
   return host
 
 
-def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None,
+def load_params(path: str | pathlib.Path, mesh: Mesh | None = None,
                 base: str | None = None) -> tuple[DecoderConfig, dict, dict[str, Any]]:
   """Returns (decoder, parameters, host) of a checkpoint, for evaluation and export.
 
@@ -308,7 +309,7 @@ def load_params(path: str | pathlib.Path, mesh: jax.sharding.Mesh | None = None,
   return decoder, without_head(params), host
 
 
-def load_trained(path: str | pathlib.Path, mesh: jax.sharding.Mesh,
+def load_trained(path: str | pathlib.Path, mesh: Mesh,
                  warn: bool = True) -> tuple[DecoderConfig, dict, dict[str, Any]]:
   """Returns (decoder, parameters as they were trained, host) of a checkpoint.
 
@@ -362,7 +363,7 @@ def read_saved(path: str | pathlib.Path) -> dict[str, Any] | None:
   return _read(path, restore_host, warn=False)  # `load_params` warns, which follows
 
 
-def check_same_run(saved: Mapping[str, Any], config: ml_collections.ConfigDict) -> None:
+def check_same_run(saved: Mapping[str, Any], config: ConfigDict) -> None:
   """Raises ValueError, naming each field that differs, if a config is not the saved one up to
   `FREE_FIELDS`."""
   def values(config):  # as JSON has them

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import ml_collections
-import optax
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
+from optax import GradientTransformation
 
 from jaxsearch import setup
 from jaxsearch.models import value_head
@@ -25,7 +25,7 @@ from jaxsearch.training.state import HEAD, TrainState, cast, create_state
 FROZEN = ('embedding', 'unembedding')  # of the policy, for the critic on its backbone
 
 
-def open_critic(config: ml_collections.ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh,
+def open_critic(config: ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh,
                 total_updates: int, *, optim: dict, warm: dict | None = None, coef: float = 1.0,
                 backbone_rate: float | None = None) -> tuple[TrainState, Callable]:
   """Returns (state, compiled step) of a critic: {'decoder', 'head'}, or the policy with its head.
@@ -49,9 +49,9 @@ def open_critic(config: ml_collections.ConfigDict, model_config: DecoderConfig, 
   return create_state(params, optimizer, mesh), train_step
 
 
-def make_update(config: ml_collections.ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh,
+def make_update(config: ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh,
                 total_updates: int, *, optim: dict, coef: float = 1.0,
-                backbone_rate: float | None = None) -> tuple[optax.GradientTransformation, Callable]:
+                backbone_rate: float | None = None) -> tuple[GradientTransformation, Callable]:
   """Returns (optimizer, compiled step) of a critic.
 
   Args:
@@ -66,23 +66,23 @@ def make_update(config: ml_collections.ConfigDict, model_config: DecoderConfig, 
   loss_fn = functools.partial(steps.critic_loss, config=model_config, frozen=not backbone_factor, **kind)
   factors = {HEAD: 1.0, 'head': 1.0} | dict.fromkeys(FROZEN, 0.0)
   return steps.make_update(
-    loss_fn, params, ml_collections.ConfigDict(dict(config.optim) | optim), total_updates, mesh=mesh,
+    loss_fn, params, ConfigDict(dict(config.optim) | optim), total_updates, mesh=mesh,
     dtype=model_config.dtype, factor=lambda name: factors.get(name, backbone_factor), seed=(config.seed, 3))
 
 
-def settings_of(config: ml_collections.ConfigDict) -> dict:
+def settings_of(config: ConfigDict) -> dict:
   """Returns the settings of `make_update` for the critic of a training run."""
   names = 'learning_rate', 'lr_warmup_updates', 'weight_decay'
   return dict(coef=config.critic.coef, backbone_rate=config.critic.backbone_rate,
               optim={name: config.critic[name] for name in names})
 
 
-def is_shared(config: ml_collections.ConfigDict) -> bool:
+def is_shared(config: ConfigDict) -> bool:
   """Tells whether the critic is on the backbone of the policy."""
   return config.critic.enabled and config.critic.shared
 
 
-def _new_head(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: Mesh) -> dict:
+def _new_head(config: ConfigDict, model_config: DecoderConfig, mesh: Mesh) -> dict:
   dtype = jnp.dtype('float32' if config.optim.master_weights else config.dtype)
   create = lambda key: value_head.initial_mlp(model_config.hidden_size, key, dtype)
   placed, _ = _head_layout(model_config, mesh)
@@ -102,8 +102,7 @@ def layout(model_config: DecoderConfig, mesh: Mesh) -> tuple[dict, dict]:
   return meshes.shardings(axes, shapes, mesh), shapes
 
 
-def trained_layout(config: ml_collections.ConfigDict, model_config: DecoderConfig,
-                   mesh: Mesh) -> tuple[dict, dict]:
+def trained_layout(config: ConfigDict, model_config: DecoderConfig, mesh: Mesh) -> tuple[dict, dict]:
   """Returns (shardings, shapes) of what a run trains: the policy, with the head of a critic on it, or an
   adapter."""
   if config.lora.rank:

@@ -29,8 +29,9 @@ import types
 from collections.abc import Callable, Sequence
 
 import jax
-import ml_collections
 import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from jaxsearch import config_check, setup
 from jaxsearch.data.questions import Question
@@ -60,7 +61,7 @@ class GateFailed(runs.RunStopped):
   """The critic is not good enough after `max_updates`; the message says by how much."""
 
 
-def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Callable) -> dict[str, float]:
+def warm_up(config: ConfigDict, gate_figures: Figures, plot: Callable) -> dict[str, float]:
   """Rolls out, trains the critic, and returns the figures that passed the gate, or raises `GateFailed`.
 
   Args:
@@ -139,7 +140,7 @@ def warm_up(config: ml_collections.ConfigDict, gate_figures: Figures, plot: Call
   return figures
 
 
-def collect(config: ml_collections.ConfigDict, grow_all: Callable, tokenizer, params: dict,
+def collect(config: ConfigDict, grow_all: Callable, tokenizer, params: dict,
             folder: pathlib.Path, say: Callable[[str], None]) -> tuple[list[Tree], dict[str, int]]:
   """Returns the rollouts to learn from and the held-out ones, with their rewards, and the tier of each
   question."""
@@ -180,12 +181,12 @@ def collect(config: ml_collections.ConfigDict, grow_all: Callable, tokenizer, pa
   return trees, tiers
 
 
-def _changes(settings: ml_collections.ConfigDict, kind: str) -> dict:
+def _changes(settings: ConfigDict, kind: str) -> dict:
   """Returns the arguments of `grow` that differ in rollouts of a kind."""
   return dict(settings.get(kind.replace('-', '_'), {}))
 
 
-def roll_out(config: ml_collections.ConfigDict, method: types.ModuleType, engine: Engine,
+def roll_out(config: ConfigDict, method: types.ModuleType, engine: Engine,
              tools: Callable[[bool], Tools], publish: Callable[[], None], wanted: Wanted, path: pathlib.Path,
              record: Callable[[Tree], dict]) -> list[dict]:
   """Returns a `record` for each rollout, read from `path` or new.
@@ -229,7 +230,7 @@ def roll_out(config: ml_collections.ConfigDict, method: types.ModuleType, engine
   return done
 
 
-def open_tools(config: ml_collections.ConfigDict, second: bool, mesh: jax.sharding.Mesh) -> Tools:
+def open_tools(config: ConfigDict, second: bool, mesh: Mesh) -> Tools:
   """Opens the tools of a config, or with the search of `critic_warmup.second_search`."""
   config = config.copy_and_resolve_references()
   with config.unlocked():
@@ -241,7 +242,7 @@ class Student:
   """The critic that is warmed up: its state, its compiled step, and its values of (parameters, batch)."""
 
   @memory.named('setting up training', memory.STATE)
-  def __init__(self, config: ml_collections.ConfigDict, model_config, params: dict, mesh: jax.sharding.Mesh):
+  def __init__(self, config: ConfigDict, model_config, params: dict, mesh: Mesh):
     self.config, self.mesh, settings = config, mesh, config.critic_warmup
     optim = dict(learning_rate=settings.head_rate, lr_warmup_updates=settings.lr_warmup_updates,
                  weight_decay=config.critic.weight_decay, schedule='constant')
@@ -281,7 +282,7 @@ class Student:
     return tuple(np.array(starts, np.float64).reshape(-1, 2).T)
 
 
-def rows_of(config: ml_collections.ConfigDict, trees: Sequence[Tree]) -> TrainingRows:
+def rows_of(config: ConfigDict, trees: Sequence[Tree]) -> TrainingRows:
   """Lays out this process's trees; the target of every trained token is the reward of its tree."""
   for tree in trees:
     for node in tree.nodes(Role.POLICY):
@@ -290,7 +291,7 @@ def rows_of(config: ml_collections.ConfigDict, trees: Sequence[Tree]) -> Trainin
   return batches.lay_out_own(trees, config.train.row_length, pad_id=0, how=config.train.aggregate)
 
 
-def passes(figures: dict[str, float], gate: ml_collections.ConfigDict) -> bool:
+def passes(figures: dict[str, float], gate: ConfigDict) -> bool:
   """Tells whether every figure reaches its threshold; 0 or less asks nothing, and NaN (undefined) reaches
   none."""
   return all(least <= 0 or figures[name] >= least for name, least in gate.items())

@@ -9,8 +9,8 @@ import collections
 import itertools
 from collections.abc import Sequence
 
-import ml_collections
 import numpy as np
+from ml_collections import ConfigDict
 
 from jaxsearch.data.questions import Question
 from jaxsearch.parallel import mesh as meshes
@@ -45,14 +45,13 @@ def mixed(questions: Sequence[Question], tiers: dict[str, int]) -> list[Question
   return [question for pair in zip(*by_tier) for question in pair]
 
 
-def tool_kind(question: Question, tier: int, settings: ml_collections.ConfigDict,
-              rng: np.random.Generator) -> str:
+def tool_kind(question: Question, tier: int, settings: ConfigDict, rng: np.random.Generator) -> str:
   """Draws the kind of a question's rollout with tools: of `tool_optional_tiers` a share is tool-optional."""
   optional = rng.random() < settings.tool_optional_share * (tier in settings.tool_optional_tiers)
   return 'tool-optional' if optional else required(question, settings)
 
 
-def required(question: Question, settings: ml_collections.ConfigDict) -> str:
+def required(question: Question, settings: ConfigDict) -> str:
   """Returns the kind of a rollout that has to use tools: 'multi-hop' for questions from
   `multi_hop_sources`."""
   return 'multi-hop' if question.metadata.get('source') in settings.multi_hop_sources else 'tool-required'
@@ -67,7 +66,7 @@ def embedded(texts: Sequence[str], tokenizer, params: dict) -> np.ndarray:
   return points / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-8)
 
 
-def clusters_by_source(points: np.ndarray, questions: Sequence[Question], settings: ml_collections.ConfigDict,
+def clusters_by_source(points: np.ndarray, questions: Sequence[Question], settings: ConfigDict,
                        seed: int) -> list[tuple[str, int]]:
   """Returns (source, cluster in it by k-means) of each question.
 
@@ -88,7 +87,7 @@ def clusters_by_source(points: np.ndarray, questions: Sequence[Question], settin
 
 
 def choose(questions: Sequence[Question], tiers: dict[str, int], clusters: Sequence,
-           settings: ml_collections.ConfigDict, seed: int) -> tuple[list[Question], set[str]]:
+           settings: ConfigDict, seed: int) -> tuple[list[Question], set[str]]:
   """Returns the questions to roll out, and the ids of those among them that are held out for the gate.
 
   `trajectories` / 2 are to learn from: `tier_2_share` of tier 2 as far as there are such, each tier even over
@@ -119,7 +118,7 @@ def choose(questions: Sequence[Question], tiers: dict[str, int], clusters: Seque
 
 
 def split(trees: Sequence[Tree], tiers: dict[str, int],
-          settings: ml_collections.ConfigDict) -> tuple[list[Tree], list[list[Tree]]]:
+          settings: ConfigDict) -> tuple[list[Tree], list[list[Tree]]]:
   """Returns the trees of held-out questions, and the others in four buckets: of a tier, closed-book or with
   tools.
 

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import jax
-import ml_collections
+from ml_collections import ConfigDict
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context
@@ -61,7 +61,7 @@ class Growing:
     grown = meshes.gather_objects((records, metrics))
     return {'step': context.step, 'sizes': list(self.sizes), 'rng': context.rng.bit_generator.state,
             'metrics': dict(context.metrics), 'trees': [pair for pairs, _ in grown for pair in pairs],
-            'sampled': [own for _, own in grown]}
+            'sampled': [metrics for _, metrics in grown]}
 
   def _run(self) -> None:
     try:
@@ -70,7 +70,7 @@ class Growing:
       self.outcome.set_exception(error)
 
 
-def begin(config: ml_collections.ConfigDict, method: types.ModuleType, agent: Agent, key: jax.Array,
+def begin(config: ConfigDict, method: types.ModuleType, agent: Agent, key: jax.Array,
           questions: Sequence[Question], context: Context) -> Growing:
   """Prepares the rollout of a step.
 
@@ -92,7 +92,7 @@ def begin(config: ml_collections.ConfigDict, method: types.ModuleType, agent: Ag
   return Growing(context, sizes, list(trees), grow, abandoned)
 
 
-def restore(saved: dict[str, Any], config: ml_collections.ConfigDict, tokenizer,
+def restore(saved: dict[str, Any], config: ConfigDict, tokenizer,
             questions: Sequence[Question], context: Context) -> Growing:
   """Returns the finished rollout that `Growing.state` described, on any number of processes."""
   context.rng.bit_generator.state = saved['rng']
@@ -105,9 +105,9 @@ def restore(saved: dict[str, Any], config: ml_collections.ConfigDict, tokenizer,
 
 
 def _merged(metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
-  """The metrics of the processes whose place this process takes: sums of numbers, the first of texts."""
-  own = metrics[jax.process_index()::jax.process_count()]
-  return {name: sum(row.get(name, 0) for row in own) if isinstance(value, (int, float)) else value
+  """Merges metrics of the processes whose place this process takes: sums of numbers, the first of texts."""
+  taken = metrics[meshes.local_part()]
+  return {name: sum(row.get(name, 0) for row in taken) if isinstance(value, (int, float)) else value
           for name, value in metrics[0].items()}
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
-import optax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+from optax import GradientTransformation
 
 from jaxsearch import setup
 from jaxsearch.methods import find_method
@@ -35,9 +36,9 @@ from jaxsearch.trees.tree import Tree
 @dataclasses.dataclass
 class Learner:
   """The policy, its sampler, and the compiled programs that train it."""
-  config: ml_collections.ConfigDict
+  config: ConfigDict
   model_config: DecoderConfig
-  mesh: jax.sharding.Mesh
+  mesh: Mesh
   agent: Agent              # the policy as it samples; `prepare` it before a rollout
   state: states.TrainState   # of the policy, or of its adapter; with that of its critic
   base: dict | None         # the frozen parameters under the adapter; None without one
@@ -54,7 +55,7 @@ class Learner:
 
   @property
   def params(self) -> dict:
-    """The parameters of the policy as it is now; with an adapter they are computed anew at every call."""
+    """Returns the parameters of the policy as it is now; those of an adapter are merged at every call."""
     with meshes.issuing():
       if self.base is not None:
         return self.merge(self.base, self.state.params)
@@ -62,24 +63,15 @@ class Learner:
 
 
 @memory.named('setting up training', memory.STATE)
-def make_learner(config: ml_collections.ConfigDict) -> Learner:
-  """All that training needs before its first step."""
+def make_learner(config: ConfigDict) -> Learner:
+  """Builds all that training needs before its first step."""
   mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
   model_config, params = setup.load_policy(config, mesh)
   shared, warm = critics.is_shared(config), None
   if config.critic.enabled and config.critic.warm_start:
     _, warm, host = checkpoint.load_trained(config.critic.warm_start, mesh)
-    if host['config']['model'] != config.model or host.get('critic', False) == shared:
-      raise ValueError(
-        f'critic.warm_start={config.critic.warm_start!r} was warmed up for the model '
-        f'{host["config"]["model"]!r}, critic.shared={not host.get("critic", False)}; here they are {config.model!r}, {shared}')
-    learned = host['config']['train']['aggregate']
-    if 'step-mean' in (learned, config.train.aggregate) and learned != config.train.aggregate:
-      raise ValueError(
-        f'critic.warm_start={config.critic.warm_start!r} was warmed up with train.aggregate={learned!r}, here it '
-        f"is {config.train.aggregate!r}: with 'step-mean' a critic learns starts of spans alone, else every "
-        'token')
+    check_warm_start(config, host)
   critic, critic_step = None, None
   if config.critic.enabled:
     critic, critic_step = critics.open_critic(config, model_config, params, mesh, total_updates(config),
@@ -104,9 +96,23 @@ def make_learner(config: ml_collections.ConfigDict) -> Learner:
   )  # fmt: skip
 
 
-def make_update(config: ml_collections.ConfigDict, model_config: DecoderConfig, mesh: jax.sharding.Mesh,
-                trained: dict) -> tuple[optax.GradientTransformation, Callable]:
-  """(optimizer, compiled training step) for the parameters `trained`: arrays, or ShapeDtypeStructs with
+def check_warm_start(config: ConfigDict, host: dict[str, Any]) -> None:
+  """Raises ValueError unless the critic of a checkpoint with this `host` was warmed up for such a run."""
+  name, saved, was_shared = config.critic.warm_start, host['config'], not host.get('critic', False)
+  if saved['model'] != config.model or was_shared != critics.is_shared(config):
+    raise ValueError(
+      f'critic.warm_start={name!r} was warmed up for the model {saved["model"]!r}, '
+      f'critic.shared={was_shared}; here they are {config.model!r}, {critics.is_shared(config)}')
+  learned, aggregate = saved['train']['aggregate'], config.train.aggregate
+  if 'step-mean' in (learned, aggregate) and learned != aggregate:
+    raise ValueError(
+      f'critic.warm_start={name!r} was warmed up with train.aggregate={learned!r}, here it is {aggregate!r}: '
+      "with 'step-mean' a critic learns starts of spans alone, else every token")
+
+
+def make_update(config: ConfigDict, model_config: DecoderConfig, mesh: Mesh,
+                trained: dict) -> tuple[GradientTransformation, Callable]:
+  """Returns (optimizer, compiled training step) for parameters: arrays, or ShapeDtypeStructs with
   shardings."""
   weights = dict(config.loss, temperature=config.sampler.temperature, chunk=config.train.chunk,
                  importance_cap=importance_cap(config))
@@ -116,33 +122,32 @@ def make_update(config: ml_collections.ConfigDict, model_config: DecoderConfig, 
                            factor=lambda name: float(name != states.HEAD), seed=(config.seed, 2))
 
 
-def importance_cap(config: ml_collections.ConfigDict) -> float:
-  """The cap of the importance weights between sampler and trainer; 0 is off: see
-  `losses.importance_weights`."""
+def importance_cap(config: ConfigDict) -> float:
+  """Returns the cap of `losses.importance_weights` between sampler and trainer; 0 is off."""
   if config.loss.importance_cap is not None:
     return config.loss.importance_cap
   apart = config.dtype == 'bfloat16' or config.train.async_steps
   return 2.0 if apart and config.train.old_logprobs != 'sampler' else 0.0
 
 
-def recomputes(config: ml_collections.ConfigDict) -> bool:
+def recomputes(config: ConfigDict) -> bool:
   """Tells whether the ratio is to the trainer's own log-probabilities, and not to the sampler's."""
   return config.train.old_logprobs == 'recompute' or bool(importance_cap(config))
 
 
-def total_updates(config: ml_collections.ConfigDict) -> int:
-  """How many updates a whole run makes if every tree is trained on; fewer where a method leaves some out."""
+def total_updates(config: ConfigDict) -> int:
+  """Counts the updates of a whole run in which every tree is trained on."""
   trees = config.questions_per_step * config.group_size
   return config.steps * config.train.epochs * -(-trees // trees_of_update(config))
 
 
-def trees_of_update(config: ml_collections.ConfigDict) -> int:
-  """How many trees an update is on, at most."""
+def trees_of_update(config: ConfigDict) -> int:
+  """Returns how many trees an update is on, at most."""
   return config.train.mini_batch or config.questions_per_step * config.group_size
 
 
 def prepare(learner: Learner, step: int) -> Agent:
-  """The agent with the newest parameters; a simulated search hears how far training is."""
+  """Returns the agent with the newest parameters; a simulated search hears how far training is."""
   agent = learner.agent
   agent.engine.unload()  # the old ones go before the new ones come
   params = states.cast(learner.params, learner.model_config.dtype)  # what moves is small
@@ -154,14 +159,14 @@ def prepare(learner: Learner, step: int) -> Agent:
   return agent
 
 
-def releases(config: ml_collections.ConfigDict, platform: str) -> bool:
-  """Whether the sampler's weights and cache are freed while the step trains."""
+def releases(config: ConfigDict, platform: str) -> bool:
+  """Tells whether the sampler's weights and cache are freed while the step trains."""
   release = config.sampler.release
   return not config.train.async_steps and (platform != 'cpu' if release is None else release)
 
 
 def into_rows(learner: Learner, trees: Sequence[Tree], share_trained: bool = True) -> TrainingRows:
-  """The training rows of this process's trees."""
+  """Lays out this process's trees."""
   settings = learner.config.train
   kl_on = lambda tree: settings.kl_on == 'all' or not tree.question.score(tree.answer)
   return batches.lay_out_own(trees, settings.row_length, pad_id=learner.agent.engine.tokenizer.pad_id,
@@ -183,17 +188,18 @@ def assess(learner: Learner, trees: Sequence[Tree]) -> None:
 
 @memory.named('updating the policy', memory.UPDATE)
 def update(learner: Learner, groups: Groups, step: int, clock: progress.Clock) -> dict[str, float]:
-  """All updates of a step: `epochs` passes over the trees, each with an update for every part of about
-  `mini_batch` trees. A part has trees of all processes, each of which lays out its own.
+  """Makes all updates of a step; returns its metrics.
 
-  The parts stay the same in all passes, their order does not. The loss of a part is averaged over the part.
+  They are `epochs` passes over the trees, each with an update for every part of about `mini_batch` trees. The
+  parts stay the same in all passes, their order does not. A part has trees of all processes, each of which
+  lays out its own; its loss is averaged over the part.
   """
   settings, rng = learner.config.train, np.random.default_rng([learner.config.seed, step])
   critic = learner.config.critic
   clipped = critic.enabled and not critic.shared and critic.value_clip is not None  # then every return counts
   sizes, places = meshes.gather_items([len(group) for group in groups])
-  own = dict(zip(places, groups))
-  forests = [[own[group][member] for group, member in part if group in own]
+  local = dict(zip(places, groups))
+  forests = [[local[group][member] for group, member in part if group in local]
              for part in batches.mini_batches(sizes, settings.mini_batch, rng)]
   parts = [into_rows(learner, forest, share_trained=not clipped) for forest in forests]
   with clock('score'):
@@ -245,15 +251,15 @@ def note_logprobs(learner: Learner, forests: Sequence[Sequence[Tree]], parts: Se
 
 
 def learn(learner: Learner, batch: batches.Batch) -> dict[str, jax.Array]:
-  """One update of the policy, then one of the critic, which may move the same backbone; their metrics."""
+  """Updates the policy, then the critic, which may move the same backbone; returns their metrics."""
   critic, shared = learner.state.critic, critics.is_shared(learner.config)
   with meshes.issuing():
     state, result = learner.train_step(dataclasses.replace(learner.state, critic=None), batch, learner.base)
   if critic is not None:
     with meshes.issuing():
       critic = dataclasses.replace(critic, params=state.params) if shared else critic
-      critic, found = learner.critic_step(critic, batch)
-    result |= {f'critic_{name}': found[name] for name in ('loss', 'grad_norm', 'value')}
+      critic, figures = learner.critic_step(critic, batch)
+    result |= {f'critic_{name}': figures[name] for name in ('loss', 'grad_norm', 'value')}
     if shared:
       state, critic = dataclasses.replace(state, params=critic.params), dataclasses.replace(critic, params={})
   learner.state = dataclasses.replace(state, critic=critic)

@@ -16,8 +16,8 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
-import ml_collections
 import numpy as np
+from ml_collections import ConfigDict
 
 from jaxsearch import config_check, setup
 from jaxsearch.data.questions import QuestionBatches
@@ -34,10 +34,10 @@ from jaxsearch.trees.tree import Role, Stop, Tree
 # (agent, config, step, assess) -> rows of evaluations.jsonl; `assess` writes a critic's values onto trees,
 # None without one
 Assess = Callable[[Sequence[Tree]], None]
-Evaluate = Callable[[Agent, ml_collections.ConfigDict, int, Assess | None], Iterable[dict]]
+Evaluate = Callable[[Agent, ConfigDict, int, Assess | None], Iterable[dict]]
 
 
-def train(config: ml_collections.ConfigDict, evaluate: Evaluate | None = None) -> dict[str, float]:
+def train(config: ConfigDict, evaluate: Evaluate | None = None) -> dict[str, float]:
   """Trains until `config.steps`, or resumes the run in `config.out`; returns the last row of metrics.
 
   Args:

@@ -15,8 +15,8 @@ GROUPS = {  # of tags in TensorBoard: a metric is in the first whose pattern its
   'gate': '^gate_',
   'reward': '^reward|^em$|^f1$|groups_alike',
   'loss': 'loss|^kl|entropy|ratio|clip|logprob|grad_norm|learning_rate|skipped|critic|value',
-  'sampler': 'token|stop_|tool|calls_|search|service|failure|malformed|tree|rows|padded|segments|steps|episodes|'
-             'idle',
+  'sampler': 'token|stop_|tool|calls_|search|service|failure|malformed|tree|rows|padded|segments|steps|'
+             'episodes|idle',
   'method': '',
 }
 
@@ -25,13 +25,11 @@ GROUPS = {  # of tags in TensorBoard: a metric is in the first whose pattern its
 def metrics_log(out: str | pathlib.Path, last_step: int,
                 loggers: Sequence[Callable[[dict[str, float], int], None]] = (),
                 ) -> Iterator[Callable[[str, Iterable[Mapping]], None]]:
-  """Yields `write(name, rows)`, which appends rows to the file DIR/name, and their numbers to those of
-  TensorBoard.
+  """Yields `write(name, rows)`, which appends rows to the file DIR/name and their numbers to TensorBoard's.
 
-  Each of `loggers` is called with the same numbers by tag, and the step.
-
-  The lines are on disk when `write` returns. Numbers that are not finite become null, as JSON has none. Rows
-  of steps after `last_step` (0: a new run) are dropped first, and so is a line that was left unfinished.
+  Each of `loggers` is called with the same numbers by tag, and the step. The lines are on disk when `write`
+  returns. Numbers that are not finite become null, as JSON has none. Rows of steps after `last_step` (0: a
+  new run) are dropped first, and so is a line that was left unfinished.
   """
   from tensorboardX.event_file_writer import EventsWriter  # slow to import
   from tensorboardX.proto.event_pb2 import Event, SessionLog
@@ -67,23 +65,21 @@ def metrics_log(out: str | pathlib.Path, last_step: int,
 
 
 def tag(name: str, row: Mapping) -> str:
-  """The tag of a number in TensorBoard: held_out/em_greedy or held_out/em_at_0.5 of an evaluation, else
-  GROUP/NAME."""
+  """Returns the tag of a number in TensorBoard: held_out/em_greedy or held_out/em_at_0.5, else GROUP/NAME."""
   if 'temperature' in row:
     return f'held_out/{name}_' + (f'at_{row["temperature"]:g}' if row['temperature'] else 'greedy')
   return next(group for group, pattern in GROUPS.items() if re.search(pattern, name)) + f'/{name}'
 
 
 def to_row(metrics: Mapping) -> dict[str, float]:
-  """Numbers of any kind (device scalars included) as int or float."""
+  """Turns numbers of any kind (device scalars included) into int or float."""
   return {name: value if isinstance(value, (int, float)) else value.item() for name, value in metrics.items()}
 
 
 def mean_of(metrics: list[Mapping[str, float]]) -> dict[str, float]:
-  """The metrics of a step from those of its updates: sums of counts, largest maxima, last states, means of
-  the rest.
+  """Merges the metrics of a step's updates: sums of counts, largest maxima, last states, means of the rest.
 
-  The gap to the sampler's log-probabilities is that of the first update: later ones are of a policy that has
+  The gap to the sampler's log-probabilities is that of the first update: later ones are of a policy that
   moved on.
   """
   def merged(name: str, values: list[float]) -> float:

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import ml_collections
+from ml_collections import ConfigDict
 
 FIGURES = ('logprob', 'logprob_gap', 'entropy', 'kl', 'length', 'cut', 'malformed', 'groups_alike_wrong',
            'grad_norm')
@@ -22,7 +22,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def remember(row: Mapping[str, Any]) -> dict[str, Any]:
-  """What the history holds of a row of metrics, without figures that are missing or not finite."""
+  """Returns what the history holds of a row of metrics, without figures that are missing or not finite."""
   get = lambda name: row.get(name, math.nan)
   derived = {'length': get('tokens_generated') / get('trees'), 'malformed': get('stop_malformed_share'),
              'cut': get('stop_budget_share') + get('stop_context_full_share')}
@@ -31,7 +31,7 @@ def remember(row: Mapping[str, Any]) -> dict[str, Any]:
           if isinstance(value, str) or (value is not None and math.isfinite(value))}
 
 
-def find_alarms(history: Rows, limits: ml_collections.ConfigDict) -> dict[str, str]:
+def find_alarms(history: Rows, limits: ConfigDict) -> dict[str, str]:
   """Returns {alarm: its value and threshold, in words}; none until `limits.window` steps have passed."""
   recent = history[-limits.window:]
   if len(recent) < limits.window:
@@ -50,15 +50,14 @@ def find_alarms(history: Rows, limits: ml_collections.ConfigDict) -> dict[str, s
 
 
 def mean(rows: Rows, name: str) -> float:
-  """The mean of a figure over the rows that have it; NaN, which is beyond no threshold, if none does."""
+  """Averages a figure over the rows that have it; NaN, which is beyond no threshold, if none does."""
   values = [row[name] for row in rows if name in row]
   return statistics.fmean(values) if values else math.nan
 
 
-def watch(history: list[dict[str, Any]], row: dict[str, Any], config: ml_collections.ConfigDict,
+def watch(history: list[dict[str, Any]], row: dict[str, Any], config: ConfigDict,
           say: Callable[[str], None]) -> str | None:
-  """Writes `alarms` (names), if there are any, into a step's row, and appends it to the history; says when
-  one begins and ends.
+  """Writes any `alarms` (names) into a step's row, appends it to the history, says when one begins and ends.
 
   Returns why the run has to stop, or None.
   """

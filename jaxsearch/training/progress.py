@@ -19,8 +19,7 @@ jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: _ev
 
 
 class Clock:
-  """Times one step: `with clock('generate'): …` adds to the seconds of that phase; counts programs
-  compiled."""
+  """Times one step: `with clock('generate'): …` adds to the seconds of that phase; counts compilations."""
 
   def __init__(self):
     self.seconds: dict[str, float] = collections.defaultdict(float)
@@ -34,8 +33,8 @@ class Clock:
     self.seconds[phase] += time.perf_counter() - start
 
   def row(self, tokens: int) -> dict[str, float]:
-    """`seconds_…` of each phase, and of the step so far: its seconds, programs compiled, and `tokens` a
-    second; and the resident size of this process, in MiB."""
+    """Returns `seconds_…` of each phase, and of the step so far: its seconds, programs compiled, and `tokens`
+    a second; and the resident size of this process, in MiB."""
     seconds = time.perf_counter() - self._started
     return {f'seconds_{phase}': value for phase, value in self.seconds.items()} | {
       'seconds': seconds, 'tokens_per_second': tokens / seconds,
@@ -45,8 +44,8 @@ class Clock:
 
 
 def time_left(total: int, window: int | None = None) -> Callable[[int], float | None]:
-  """`left(done)`: seconds until all are done at the pace of the last `window` of them; None before there is a
-  pace.
+  """Returns `left(done)`: seconds until all are done at the pace of the last `window`; None before there is
+  one.
 
   What is done by the first call is left out: until then programs are compiled, and slots are filled. So is,
   unless there is nothing else, what was done while programs were compiled.
@@ -69,8 +68,7 @@ def time_left(total: int, window: int | None = None) -> Callable[[int], float | 
 @contextlib.contextmanager
 def progress_bar(total: int, done: int, shown: tuple[str, ...],
                  console: Console) -> Iterator[Callable[[Mapping], None]]:
-  """Yields `show(row)`, which advances the bar by a step and shows the fields `shown` of the row, and tokens
-  a second."""
+  """Yields `show(row)`, which advances the bar by a step and shows fields of the row, and tokens a second."""
   columns = [progress.TextColumn('step'), progress.MofNCompleteColumn(), progress.BarColumn(bar_width=24),
              progress.TextColumn('{task.fields[figures]}'), progress.TimeElapsedColumn(),
              progress.TextColumn('left'), progress.TimeRemainingColumn()]
@@ -81,8 +79,7 @@ def progress_bar(total: int, done: int, shown: tuple[str, ...],
 
 
 def plain_lines(total: int, shown: tuple[str, ...], say: Callable[[str], None]) -> Callable[[Mapping], None]:
-  """`show(row)` where there is no terminal: a line a step, with the time that is left at the pace of the last
-  ten."""
+  """Returns `show(row)` for no terminal: a line a step, with the time left at the pace of the last ten."""
   left = time_left(total, window=10)
 
   def show(row: Mapping) -> None:
@@ -95,5 +92,5 @@ def plain_lines(total: int, shown: tuple[str, ...], say: Callable[[str], None]) 
 
 
 def figures(row: Mapping, shown: tuple[str, ...]) -> list[str]:
-  """The fields `shown` of a row in words, as far as it has them."""
+  """Returns the fields `shown` of a row in words, as far as it has them."""
   return [f'{name} {row[name]:.3g}' for name in shown if row.get(name) is not None]

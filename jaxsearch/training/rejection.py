@@ -1,8 +1,8 @@
 """Rejection sampling: rollouts of the policy that are right become demonstrations.
 
-`jaxsearch sample` writes them, `jaxsearch sft` imitates them: the baseline 'Rejection Sampling' of Search-R1 (arXiv
-2503.09516, section 4.2), which takes five candidates for each question. What is learned is what was sampled: a chain goes
-into the file as text, and only if that text is tokenised back to the same ids.
+`jaxsearch sample` writes them, `jaxsearch sft` imitates them: the baseline 'Rejection Sampling' of Search-R1
+(arXiv 2503.09516, section 4.2), with five candidates for each question. What is learned is what was sampled:
+a chain goes into the file as text, and only if that text is tokenised back to the same ids.
 """
 
 import os
@@ -21,15 +21,16 @@ from jaxsearch.trees.tree import Role, Stop, Tree
 
 def sample(agent: Agent, questions: Sequence[Question], number: int, key, *, temperature: float,
            on_progress: Callable | None = None) -> Groups:
-  """`number` chains for each question, from the policy as it answers. Raises RunStopped if most of their searches failed."""
-  trees, metrics = rollout(agent, [question for question in questions for _ in range(number)], key,
-                           sampling=Sampling(temperature), on_progress=on_progress)
+  """Returns `number` chains for each question. Raises RunStopped if most of their searches failed."""
+  asked = [question for question in questions for _ in range(number)]
+  trees, metrics = rollout(agent, asked, key, sampling=Sampling(temperature), on_progress=on_progress)
   runs.check_searches(metrics, 'nothing was written')
   return [trees[start:start + number] for start in range(0, len(trees), number)]
 
 
 def select(groups: Groups, most: int | None = None) -> Groups:
-  """Of each question the chains to imitate: right, well-formed, no two alike, the first `most` of them (None is all)."""
+  """Returns of each question the first `most` (None: all) chains that are right, well-formed and not
+  alike."""
   selected = []
   for group in groups:
     different = {}
@@ -45,12 +46,14 @@ def is_right(tree: Tree) -> bool:
 
 
 def is_well_formed(tree: Tree) -> bool:
-  """Served searches alone and an answer, whose text stands for its tokens; ValueError if the policy wrote alternatives.
+  """Tells whether a chain has served searches alone, an answer, and text that stands for its tokens.
 
+  Raises ValueError if the policy wrote alternatives.
   A branch beside the path, as CARL's raw output with the context below it, is learned as it was sampled.
   """
   if any(sum(child.role is Role.POLICY for child in node.children) > 1 for node in tree.walk()):
-    raise ValueError('a demonstration has no alternatives, but this method samples several spans after the same path')
+    raise ValueError('a demonstration has no alternatives, but this method samples several spans after the '
+                     'same path')
   bad_turns = sum(tree.metrics.get(name, 0) for name in ('malformed', 'tool_failures'))
   return tree.stop == Stop.ANSWERED and not bad_turns and all(
     tree.tokenizer.encode(node.text) == node.tokens for node in tree.walk())
@@ -63,18 +66,20 @@ def write(path: str | os.PathLike, trees: Sequence[Tree]) -> None:
 
 
 def _spans(tree: Tree) -> list[dict]:
-  """Role and text of the spans, depth first; `parent`, the index of the span that it follows, where that is not the last one."""
+  """Returns role and text of the spans, depth first, and where it is not the span before it, the `parent`."""
   nodes = [node for node in tree.walk() if node.tokens]
   places, spans = {node: place for place, node in enumerate(nodes)}, []
   for place, node in enumerate(nodes):
     parent = next((places[above] for above in reversed(node.path()[:-1]) if above in places), -1)
-    spans.append({'role': node.role.value, 'text': node.text} | ({'parent': parent} if parent != place - 1 else {}))
+    spans.append({'role': node.role.value, 'text': node.text})
+    if parent != place - 1:
+      spans[-1]['parent'] = parent
   return spans
 
 
 def figures(groups: Groups, selected: Groups) -> dict[str, float]:
   """Returns shares: of the sampled chains `right` and `kept`, of the questions `covered` by a kept one."""
-  trees, kept = [tree for group in groups for tree in group], [tree for group in selected for tree in group]
+  trees, kept = ([tree for group in part for tree in group] for part in (groups, selected))
   return {
     'questions': len(groups), 'sampled': len(trees), 'demonstrations': len(kept),
     'right': float(np.mean([is_right(tree) for tree in trees])), 'kept': len(kept) / len(trees),

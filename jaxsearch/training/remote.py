@@ -21,7 +21,7 @@ STAYS = ('lock', 'locked_by')  # mean something on this machine alone
 
 
 def is_remote(out: str | os.PathLike) -> bool:
-  """Whether a path is a URL."""
+  """Tells whether a path is a URL."""
   return '://' in str(out)
 
 
@@ -32,8 +32,8 @@ def place(path: str | os.PathLike) -> epath.Path:
 
 
 def local(out: str | os.PathLike) -> pathlib.Path:
-  """Where this machine writes the small files of a run: `out` itself, or for a URL a folder of this user's
-  alone, made here.
+  """Returns where this machine writes the small files of a run: `out`, or for a URL a folder of this user's
+  alone.
 
   Raises ValueError if somebody else made that folder or its parent.
   """
@@ -43,8 +43,8 @@ def local(out: str | os.PathLike) -> pathlib.Path:
   folder = cache / hashlib.sha256(str(out).encode()).hexdigest()[:32]
   for path in (cache, folder):
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
       raise ValueError(f'{path}: a link, or the folder of another user; remove it, or set XDG_CACHE_HOME')
     path.chmod(0o700)
   return folder
@@ -64,8 +64,8 @@ def fetch(out: str) -> None:
 
 
 def publish(out: str, since: float = 0.0) -> None:
-  """Copies the local files written at or after `since` (seconds since 1970) to the bucket; nothing to do
-  without one."""
+  """Copies the local files written at or after `since` (seconds since 1970) to the bucket, if there is
+  one."""
   for folder in FOLDERS if is_remote(out) else ():
     for path in sorted((local(out) / folder).glob('*')):
       if path.is_file() and path.name not in STAYS and path.stat().st_mtime >= since:

@@ -55,15 +55,13 @@ def _about(request: Any, call: Mapping[str, Any], written: Sequence[Node]) -> No
 
 
 def sample(groups: Sequence[Sequence[Tree]], number: int) -> list[Sequence[Tree]]:
-  """The groups of `number` questions (-1: all), those with the lowest hash: where questions come again, the
-  same are kept."""
+  """Selects the groups of `number` questions (-1: all), by hash: where questions come again, the same."""
   by_hash = lambda group: zlib.crc32(group[0].question.id.encode())
-  order = sorted((group for group in groups if group), key=by_hash)
-  return order if number < 0 else order[:number]
+  return sorted(filter(None, groups), key=by_hash)[:None if number < 0 else number]
 
 
 def record(tree: Tree, step: int) -> dict[str, Any]:
-  """A tree with its question, outcome and spans, see `trees.spans_shown.spans`.
+  """Describes a tree: its question, outcome and spans, see `trees.spans_shown.spans`.
 
   Spans also have `ids`; `lengths`, how many UTF-16 units of `text` each token stands for (not with a
   tokenizer whose tokens are no bytes); `trained`, whether they bear a loss; `stop`; `calls`; `notes`, the
@@ -82,15 +80,16 @@ def record(tree: Tree, step: int) -> dict[str, Any]:
     span |= {'lengths': _lengths(node.tokens, pieces)} if pieces else {}
     span |= {'stop': node.stop} if node.stop else {}
     span |= {'calls': node.data['calls']} if 'calls' in node.data else {}
-    numbers_of = {name: _rounded(value) for name, value in node.data.items() if isinstance(value, numbers.Real)}
-    span |= {'notes': numbers_of} if numbers_of else {}
+    notes = {name: _rounded(note) for name, note in node.data.items() if isinstance(note, numbers.Real)}
+    span |= {'notes': notes} if notes else {}
     span |= {name: _rounded(value) for name in SIGNALS if (value := getattr(node, name, None)) is not None}
   question = tree.question
   return {'step': step, 'id': question.id, 'source': question.metadata.get('source', ''),
           'question': question.question, 'golden_answers': list(question.golden_answers),
           'prediction': tree.answer, 'em': question.score(tree.answer),
-          'reward': None if tree.reward is None else _rounded(tree.reward), 'searches': tree.metrics['searches'],
-          'tokens': sum(len(node.tokens) for node in nodes if node.sampler_logprobs), 'stop': tree.stop,
+          'reward': None if tree.reward is None else _rounded(tree.reward), 'stop': tree.stop,
+          'searches': tree.metrics['searches'],
+          'tokens': sum(len(node.tokens) for node in nodes if node.sampler_logprobs),
           'metrics': {name: _rounded(value) for name, value in tree.metrics.items()}, 'spans': shown}
 
 
@@ -102,9 +101,9 @@ def _lengths(ids: Sequence[int], pieces: Sequence[bytes]) -> list[int]:
 
 
 def _rounded(value: Any) -> Any:
-  """Numbers with four digits after the point; None for what is not finite, as JSON has none."""
+  """Rounds numbers to four digits after the point; None for what is not finite, as JSON has none."""
   if isinstance(value, (list, tuple, np.ndarray)) and np.ndim(value):
-    return [_rounded(one) for one in np.asarray(value).tolist()]
+    return [_rounded(number) for number in np.asarray(value).tolist()]
   if isinstance(value, str):
     return value
   value = float(value)
@@ -112,8 +111,8 @@ def _rounded(value: Any) -> Any:
 
 
 def pack(records: Sequence[Mapping[str, Any]], level: int = 6) -> bytes:
-  """A gzip member with a line for each record; the same bytes whenever it is made."""
-  text = ''.join(json.dumps(one, ensure_ascii=False, separators=(',', ':')) + '\n' for one in records)
+  """Packs records into a gzip member, a line for each; the same bytes whenever it is made."""
+  text = ''.join(json.dumps(record, ensure_ascii=False, separators=(',', ':')) + '\n' for record in records)
   packer = zlib.compressobj(level, wbits=_GZIP)
   return packer.compress(text.encode(errors='replace')) + packer.flush()
 
@@ -126,7 +125,7 @@ def append(folder: str | os.PathLike, step: int, groups: Sequence[Sequence[Tree]
 
 
 def members(path: str | os.PathLike, start: int = 0) -> Iterator[tuple[int, int, list[dict]]]:
-  """(first byte, end, records) of every whole member from byte `start` on; nothing if there is no such file.
+  """Yields (first byte, end, records) of every whole member from byte `start` on, if there is such a file.
 
   Stops where bytes are no member: an end that was cut short, or damage. Raises DataError as `check_unpacked`
     does.
@@ -156,8 +155,7 @@ def members(path: str | os.PathLike, start: int = 0) -> Iterator[tuple[int, int,
 
 
 def keep_steps(folder: str | os.PathLike, last_step: int) -> None:
-  """Drops the rollouts of steps after `last_step`, or all of them if that is 0, and an end that was cut
-  short."""
+  """Drops rollouts of steps after `last_step`, all of them if that is 0, and an end that was cut short."""
   path, kept = pathlib.Path(folder) / FILE, 0
   for _, end, records in members(path) if last_step else ():
     if records and records[0]['step'] > last_step:

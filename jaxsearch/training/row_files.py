@@ -24,13 +24,15 @@ def append(path: str | pathlib.Path, rows: Iterable[Mapping]) -> None:
 
 
 def line(row: Mapping) -> str:
-  """A row as a line of JSON."""
+  """Returns a row as a line of JSON."""
   return json.dumps(row, ensure_ascii=False) + '\n'
 
 
 def read(path: str | pathlib.Path) -> list[dict]:
-  """The rows of such a file, [] if there is none; an unfinished last line is left out; ValueError if another
-  is no JSON."""
+  """Reads the rows of such a file, [] if there is none; an unfinished last line is left out.
+
+  Raises ValueError if another line is no JSON.
+  """
   path, rows = pathlib.Path(path), []
   lines = path.read_text(encoding='utf-8').split('\n') if path.exists() else ['']
   for number, line in enumerate(lines[:-1], start=1):  # what follows the last line end was never finished

@@ -32,9 +32,9 @@ from typing import Any
 
 import filelock
 import jax
-import ml_collections
 import psutil
 from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
 from rich.console import Console
 
 from jaxsearch import registry, setup
@@ -53,8 +53,7 @@ from jaxsearch.trees.tree import Tree
 
 
 def check_searches(metrics: Mapping[str, Any], what: str, *, stop: bool = True) -> None:
-  """Says what mostly failed in a rollout, which `what` names; if that is its searches and `stop` is set,
-  raises RunStopped."""
+  """Says what mostly failed in the rollout `what`; RunStopped if that is its searches and `stop` is set."""
   message = requests.failing(metrics)
   if message and stop and requests.mostly_failed(metrics):
     raise RunStopped(f'{what}: {message}')
@@ -68,14 +67,13 @@ def failures_of_all(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class RunFolder(contextlib.ExitStack):
-  """The run in `config.out`, new or to be resumed; a context that locks the folder and closes what it writes
-  to.
+  """The run in `config.out`, new or to be resumed: a context that locks the folder and closes its files.
 
-  `shown` are the metrics of a step for the person who watches. Raises ValueError if another process trains in
-  this folder.
+  `shown` are the metrics of a step for the person who watches. Raises ValueError if another process trains
+  here.
   """
 
-  def __init__(self, config: ml_collections.ConfigDict, shown: tuple[str, ...]):
+  def __init__(self, config: ConfigDict, shown: tuple[str, ...]):
     super().__init__()
     self.config, self.out, self._shown = config, remote.local(config.out), shown
     self.out.mkdir(parents=True, exist_ok=True)
@@ -91,7 +89,7 @@ class RunFolder(contextlib.ExitStack):
 
   def restore(self, state: TrainState,
               check: Callable[[dict], None] = lambda host: None) -> tuple[TrainState, dict | None]:
-    """(state, host) of the newest checkpoint that can be read, or (`state`, None) in a new run.
+    """Reads (state, host) of the newest checkpoint that can be read; (`state`, None) in a new run.
 
     Raises ValueError if the run has another config, if `check(host)` does, or if no checkpoint can be read.
     """
@@ -111,7 +109,7 @@ class RunFolder(contextlib.ExitStack):
       remote.publish(self.config.out, since)
 
   def rows(self) -> list[dict]:
-    """The rows of metrics so far, the same in every process; call it after `start`."""
+    """Reads the rows of metrics so far, the same in every process; call it after `start`."""
     return meshes.broadcast(read(self.out / 'metrics.jsonl') if jax.process_index() == 0 else None)
 
   def start(self) -> None:
@@ -131,22 +129,20 @@ class RunFolder(contextlib.ExitStack):
           self._show = self.enter_context(progress_bar(total, last, self._shown, console))
         else:
           self._show = plain_lines(total, self._shown, self.say)
-    own = (signal.SIGTERM, signal.SIGINT)
+    signals = [signal.SIGTERM, signal.SIGINT]
     if meshes.notices_preemption():
-      own = (signal.SIGINT,)
+      signals.remove(signal.SIGTERM)  # JAX takes it
       # Where JAX would stop for a notice that came before this line.
       if multihost_utils.reached_preemption_sync_point(1):
         self._signal = signal.SIGTERM
-      multihost_utils.reached_preemption_sync_point(last)  # from here on it counts from the step before the next
-    for number in own if threading.current_thread() is threading.main_thread() else ():
+      multihost_utils.reached_preemption_sync_point(last)  # from here on it counts from the last step
+    for number in signals if threading.current_thread() is threading.main_thread() else ():
       self.callback(signal.signal, number, signal.signal(number, self._stop_soon))
 
-  def say(self, message: str) -> None:
-    """Prints a line for the person who watches, above the bar where there is one; the first process alone."""
-    checkpoint.say(message)
+  say = staticmethod(checkpoint.say)
 
   def steps(self) -> range:
-    """The steps that are left, counted from 1."""
+    """Returns the steps that are left, counted from 1."""
     return range(self.last_step + 1, self.config.steps + 1)
 
   def _stop_soon(self, number, _):
@@ -155,13 +151,12 @@ class RunFolder(contextlib.ExitStack):
     self._signal = number
 
   def wants_evaluation(self, step: int) -> bool:
-    """Whether held-out questions are to be answered after `step` (0: before the first)."""
+    """Tells whether held-out questions are to be answered after `step` (0: before the first)."""
     every = self.config.eval.every
     return bool(every) and (step % every == 0 or step == self.config.steps)
 
   def write_evaluation(self, rows: Iterable[dict]) -> None:
-    """Appends to evaluations.jsonl; call it before `finish_step`, so that a run that is resumed evaluates no
-    step twice."""
+    """Appends to evaluations.jsonl; call it before `finish_step`, so that no step is evaluated twice."""
     rows = list(rows)
     if jax.process_index() == 0:
       with self._resumable():
@@ -190,15 +185,7 @@ class RunFolder(contextlib.ExitStack):
       if jax.process_index() == 0:
         self._log('metrics.jsonl', [row])
       self._show(row)
-      limit = self.config.optim.max_skipped
-      if row['skipped_in_a_row'] >= limit:
-        raise RunStopped(f'step {step}: the loss or its gradient was not finite in {row["skipped_in_a_row"]} '
-                         f'updates in a row (optim.max_skipped={limit}); {self._saved()}')
-      failed, most = row.get('failed_steps_in_a_row', 0), self.config.search.max_failed_steps
-      if 0 < most <= failed:
-        raise RunStopped(f'step {step}: most searches failed in {failed} steps in a row '
-                         f'(search.max_failed_steps={most}). {requests.failing(row)}; {self._saved()}; once searches work, '
-                         'rerun the same command to resume')
+      self._check_limits(step, row)
       stop = max(meshes.gather_objects(self._signal))  # of any process: all must exit after the same step
       if meshes.notices_preemption() and multihost_utils.reached_preemption_sync_point(step):
         stop = signal.SIGTERM
@@ -207,7 +194,8 @@ class RunFolder(contextlib.ExitStack):
         self.publish()
         gc.collect()  # what steps leave behind in cycles; Python itself looks for it once in a hundred steps
         psutil.heap_trim()  # to the system what malloc holds and does not use, or holes add up over hours
-        checkpoint.save(self._manager, step, state, host() | self._tokenizer | {'step': step, 'config': to_saved(self.config)})
+        about = self._tokenizer | {'step': step, 'config': to_saved(self.config)}
+        checkpoint.save(self._manager, step, state, host() | about)
       if last:
         with checkpoint.writing(self._manager.directory):
           self._manager.wait_until_finished()
@@ -216,15 +204,29 @@ class RunFolder(contextlib.ExitStack):
       self.say(f'stopped after step {step}; rerun the same command to resume')
       raise SystemExit(128 + stop)
 
+  def _check_limits(self, step: int, row: dict[str, float]) -> None:
+    """Raises RunStopped after too many steps in a row in which an update was not finite, or most searches
+    failed."""
+    skipped, limit = row['skipped_in_a_row'], self.config.optim.max_skipped
+    if skipped >= limit:
+      raise RunStopped(f'step {step}: the loss or its gradient was not finite in {skipped} updates in a row '
+                       f'(optim.max_skipped={limit}); {self._saved()}')
+    failed, most = row.get('failed_steps_in_a_row', 0), self.config.search.max_failed_steps
+    if 0 < most <= failed:
+      raise RunStopped(
+        f'step {step}: most searches failed in {failed} steps in a row (search.max_failed_steps={most}). '
+        f'{requests.failing(row)}; {self._saved()}; once searches work, rerun the same command to resume')
+
   @functools.cached_property
   def _tokenizer(self) -> dict[str, dict]:
-    """Returns the tokenizer as JSON for checkpoints, whose loading opens no path of their config; {} for ours."""
+    """Returns the tokenizer as JSON for checkpoints, whose loading opens no path of their config; {} for
+    ours."""
     ours = registry.is_shipped(self.config.model) and not self.config.tokenizer
     return {} if ours else {'tokenizer': setup.load_tokenizer(self.config).to_json()}
 
   def _stop_out_of_memory(self, _, error: BaseException | None, __) -> None:
-    """Turns an allocation that failed into RunStopped; of what a context of memory.py named, it says what
-    for."""
+    """Turns an allocation that failed into RunStopped, which says what for if a context of memory.py named
+    it."""
     if error is not None and memory.ran_out(error):
       named = error if isinstance(error, memory.OutOfMemory) else memory.explained(error)
       raise RunStopped(f'{named}; {self._saved()}; rerun the same command with less to resume') from error
@@ -248,8 +250,7 @@ class RunFolder(contextlib.ExitStack):
 
 @contextlib.contextmanager
 def locked(out: pathlib.Path) -> Iterator[None]:
-  """Keeps a run folder for this run; ValueError, with the name of the process that holds it, if that is
-  another.
+  """Keeps a run folder for this run; ValueError if another process holds it, with its name.
 
   The lock ends with its process, however that ends. The first process of a multi-host run holds it for all.
   """

@@ -10,9 +10,9 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 
-import jax
-import ml_collections
 import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from jaxsearch import registry, setup
 from jaxsearch.data.jsonl import DataError, read_records
@@ -29,7 +29,7 @@ from jaxsearch.trees.tree import Role, Tree
 ROLES = {role.value: role for role in Role if role is not Role.ROOT}
 
 
-def open_demonstrations(config: ml_collections.ConfigDict, tokenizer) -> tuple[int, Callable[[int], Tree]]:
+def open_demonstrations(config: ConfigDict, tokenizer) -> tuple[int, Callable[[int], Tree]]:
   """Returns how many demonstrations `config.sft.demonstrations` has, and a function of an index that gives
   one.
 
@@ -94,8 +94,8 @@ def demonstration(ids: Sequence[int], learned: Sequence[bool], tokenizer=None) -
 
 
 @memory.named('setting up training', memory.STATE)
-def open_imitation(model_config: DecoderConfig, params: dict, optim: ml_collections.ConfigDict,
-                   total_updates: int, *, mesh: jax.sharding.Mesh, row_length: int, micro_rows: int, pad_id: int,
+def open_imitation(model_config: DecoderConfig, params: dict, optim: ConfigDict,
+                   total_updates: int, *, mesh: Mesh, row_length: int, micro_rows: int, pad_id: int,
                    chunk: int = 1024, aggregate: str = 'token-mean', seed: int = 0, base: dict | None = None,
                    alpha: float | None = None) -> tuple[states.TrainState, Callable]:
   """Returns (state, `learn(state, forest) -> (state, metrics)`), which makes one supervised update on a
@@ -118,7 +118,7 @@ def open_imitation(model_config: DecoderConfig, params: dict, optim: ml_collecti
   return states.create_state(params, optimizer, mesh), learn
 
 
-def train(config: ml_collections.ConfigDict) -> dict[str, float]:
+def train(config: ConfigDict) -> dict[str, float]:
   """Imitates the demonstrations of `config.sft.demonstrations`; returns the last row of metrics.
 
   A step is one update on `config.sft.per_step` demonstrations; their order is a function of the seed and the

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import optax
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
+from optax import GradientTransformation
 
 from jaxsearch.parallel import mesh as meshes
 
@@ -34,7 +35,7 @@ class TrainState:
   critic: 'TrainState | None' = None  # of a critic, without parameters if it shares the policy's
 
 
-def learning_rate_schedule(optim: ml_collections.ConfigDict, total_updates: int) -> optax.Schedule:
+def learning_rate_schedule(optim: ConfigDict, total_updates: int) -> optax.Schedule:
   """Returns a linear warm-up over `lr_warmup_updates`, then a constant or a cosine that ends at
   `total_updates`.
 
@@ -50,8 +51,8 @@ def learning_rate_schedule(optim: ml_collections.ConfigDict, total_updates: int)
     count < warmup, peak * (count + 1) / warmup, after(jnp.maximum(count - warmup, 0)))
 
 
-def make_optimizer(optim: ml_collections.ConfigDict, schedule: optax.Schedule,
-                   factor: Callable[[str], float] = lambda _: 1.0) -> optax.GradientTransformation:
+def make_optimizer(optim: ConfigDict, schedule: optax.Schedule,
+                   factor: Callable[[str], float] = lambda _: 1.0) -> GradientTransformation:
   """Returns AdamW behind a clip of the global gradient norm; it decays what `decays` says.
 
   Args:
@@ -81,7 +82,7 @@ def decays(params: dict) -> dict:
   return jax.tree.map_with_path(decay, params)
 
 
-def update(state: TrainState, grads: dict, loss, optimizer: optax.GradientTransformation,
+def update(state: TrainState, grads: dict, loss, optimizer: GradientTransformation,
            seed: Sequence[int] = (0,)) -> tuple[TrainState, jax.Array]:
   """Returns the state after one optimizer step in float32, and the norm of the gradient.
 
@@ -134,7 +135,7 @@ def round_to_bfloat16(x: jax.Array, bits: jax.Array) -> jax.Array:
   return jnp.where(jnp.isfinite(x), rounded, x.astype(jnp.bfloat16))
 
 
-def create_state(params: dict, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def create_state(params: dict, optimizer: GradientTransformation, mesh: Mesh) -> TrainState:
   """Returns the state before the first update, around a copy of `params`, which are on the mesh already.
 
   Steps overwrite the buffers of the copy.
@@ -143,13 +144,13 @@ def create_state(params: dict, optimizer: optax.GradientTransformation, mesh: Me
   return jax.jit(create, out_shardings=state_shardings(params, optimizer, mesh))(params)
 
 
-def initial_state(params: dict, optimizer: optax.GradientTransformation) -> TrainState:
+def initial_state(params: dict, optimizer: GradientTransformation) -> TrainState:
   """Returns the state of `create_state`, as a pure function."""
   counts = {name: jnp.zeros((), jnp.int32) for name in ('updates', 'skipped', 'skipped_in_a_row')}
   return TrainState(params, optimizer.init(cast(params, jnp.float32)), **counts)
 
 
-def state_shardings(params: dict, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def state_shardings(params: dict, optimizer: GradientTransformation, mesh: Mesh) -> TrainState:
   """Returns shardings nested as the state: those of the parameters, also for their moments; counters whole.
 
   Args:

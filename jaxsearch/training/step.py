@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-import ml_collections
-import optax
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
+from optax import GradientTransformation
 
 from jaxsearch import losses
 from jaxsearch.models import lora, value_head
@@ -144,14 +144,14 @@ def _report(batch: Batch, **values: jax.Array) -> Report:
   return {'sum': {}, 'mean': {name: _sum(batch, batch.spans * x) for name, x in values.items()}, 'max': {}}
 
 
-def make_update(loss_fn: Loss, params: dict, optim: ml_collections.ConfigDict, total_updates: int, *,
+def make_update(loss_fn: Loss, params: dict, optim: ConfigDict, total_updates: int, *,
                 mesh: Mesh, dtype: str, alpha: float | None = None,
                 factor: Callable[[str], float] = lambda _: 1.0,
-                seed: Sequence[int] = (0,)) -> tuple[optax.GradientTransformation, Callable]:
+                seed: Sequence[int] = (0,)) -> tuple[GradientTransformation, Callable]:
   """Returns (optimizer, jitted `train_step(state, batch, base=None) -> (state, metrics)`).
 
-  `state` is donated. With a `base`, frozen parameters in the compute dtype, it is that of an adapter, and so is
-  the gradient.
+  `state` is donated. With a `base`, frozen parameters in the compute dtype, it is that of an adapter, and so
+  is the gradient.
 
   Args:
     loss_fn: (params in the compute dtype, micro-batch) -> (loss, report).

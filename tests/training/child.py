@@ -5,8 +5,7 @@ usage: child.py COMMAND FOLDER OUT [field=value ...]
 COMMAND is train, sft or critic-warmup; FOLDER is made by `make_inputs`.
 
 Or `configs FOLDER OUT '["NAME", "field=value", …]' … [field=value ...]`: trains shipped configs one after the
-other, the first in OUT/0, see `shipped_config`. A search server at CHILD_SEARCH, an environment variable, takes
-the place of the embedded search.
+other, the first in OUT/0, see `shipped_config`.
 """
 
 import importlib
@@ -127,8 +126,6 @@ def get_config(folder: pathlib.Path, out: str):
   config.checkpoint_every = 2
   config.critic.update(enabled=True, learning_rate=1e-2)
   config.mesh.update(data=1, fsdp=1, tensor=1)
-  if url := os.environ.get('CHILD_SEARCH'):
-    config.search.update(backend='http', url=url, timeout=1.0)
   return config
 
 

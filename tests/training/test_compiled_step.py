@@ -75,10 +75,9 @@ def check_traffic(text, model_config):
   return rest
 
 
-@pytest.mark.parametrize('sizes', [(1, 8, 1), (2, 2, 2)])
-def test_the_vocabulary_sends_less_than_four_layers_and_nothing_large_in_a_loop(sizes):
+def test_the_vocabulary_sends_less_than_four_layers_and_nothing_large_in_a_loop():
   config = pod_config(micro_rows=8, row_length=128, chunk=32)
-  check_traffic(compiled(config, SMALL, meshes.make_mesh(*sizes)).as_text(), SMALL)
+  check_traffic(compiled(config, SMALL, meshes.make_mesh(2, 2, 2)).as_text(), SMALL)
 
 
 @pytest.mark.slow
@@ -91,16 +90,15 @@ def test_search_r1_on_16_h100():
   assert program.memory_analysis().temp_size_in_bytes < 5 * 2**30
 
 
-def flops_of_a_micro_batch(remat, rank):
+def flops_of_a_micro_batch(rank):
   """Operations of loss and gradient: of all parameters, or of an adapter with this rank (0: none)."""
   config = pod_config(micro_rows=1, row_length=256, chunk=256)
-  config.dtype, config.remat, config.optim.master_weights = 'float32', remat, True
+  config.dtype, config.remat, config.optim.master_weights = 'float32', 'none', True
   config.lora.rank = rank
   model_config = dataclasses.replace(SMALL, hidden_size=512, intermediate_size=1376, head_dim=128, num_layers=2)
   return compiled(config, model_config, meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])).cost_analysis()['flops']
 
 
-@pytest.mark.parametrize('remat, share', [('none', 0.72), ('full', 0.78)])
-def test_an_adapter_costs_no_gradient_of_a_matrix(remat, share):
-  full, adapter = (flops_of_a_micro_batch(remat, rank) for rank in (0, 4))
-  assert 0.6 * full < adapter < share * full
+def test_an_adapter_costs_no_gradient_of_a_matrix():
+  full, adapter = (flops_of_a_micro_batch(rank) for rank in (0, 4))
+  assert 0.6 * full < adapter < 0.72 * full

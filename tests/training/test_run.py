@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 import jax
@@ -23,7 +22,6 @@ import pytest
 from jaxsearch.methods import find_method, known_methods
 from jaxsearch.methods.cusearch import STRATEGIES
 from jaxsearch.training import row_files
-from tests.tools.serving import server
 from tests.training import child
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -261,22 +259,3 @@ def test_sigterm_for_one_process_stops_all_after_the_same_step(start, tmp_path):
   changes = [f'steps={stopped + 1}', 'mesh.fsdp=2']
   finish_all([start('train', out, *changes, devices=2)])  # in one process
   assert [row['step'] for row in row_files.read(out / 'metrics.jsonl')] == list(range(1, stopped + 2))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_search_server_of_one_machine_that_never_answers_holds_up_that_machine_alone(start, tmp_path):
-  """Until `search.timeout`; the run says it, counts it and goes on, as most searches work."""
-  released, hit = threading.Event(), {'document': {'id': '1', 'contents': '"red"\nThe red.'}, 'score': 1.0}
-  answer = (200, {'result': [[hit]]})
-  with server(answer) as (works, _), server(lambda handler: released.wait(60)) as (hangs, asked):
-    first, second = start_processes(start, 2, 'train', tmp_path / 'run', 'mesh.fsdp=2', 'steps=3',
-                                    machines=[{'CHILD_SEARCH': works}, {'CHILD_SEARCH': hangs}])
-    (code, errors), (other_code, other_errors) = finish(first), finish(second)
-    released.set()
-  assert (code, other_code) == (0, 0), errors[-2000:] + other_errors[-2000:]
-  rows = row_files.read(tmp_path / 'run' / 'metrics.jsonl')
-  failed = [(row['searches_asked'], row['searches_failed'], row['failed_steps_in_a_row']) for row in rows]
-  assert failed == [(10, 4, 0)] * 3
-  assert asked and 'step 1: 4 of 4 searches failed; the last: SearchError' in errors
-  assert all(row['seconds_rollout'] < 10 for row in rows[1:])

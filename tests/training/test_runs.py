@@ -20,12 +20,10 @@ import numpy as np
 import pytest
 from etils import epath
 from etils.epath import register
-from jax.experimental import multihost_utils
 from tensorboardX.proto import event_pb2
 
 from configs import base
 from jaxsearch import cli
-from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import RunStopped, checkpoint, critic_warmup, loop, progress, row_files, runs
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -122,22 +120,6 @@ def test_ctrl_c_stops_after_the_step_and_says_how_to_resume(config, state, capfd
   last = capfd.readouterr().err.splitlines()[-1]
   assert last == 'jaxsearch: stopped after step 1; rerun the same command to resume'
   assert take_steps(config, state, 2)[1] == 1
-
-
-def test_a_preempted_run_stops_after_the_step_that_jax_names(config, state, monkeypatch, capfd):
-  """What the coordination service says is played; real processes are in test_run.py."""
-  config.checkpoint_every, handlers = 100, [signal.getsignal(signal.SIGTERM)]
-  note = lambda run: handlers.append(signal.getsignal(signal.SIGTERM))
-  monkeypatch.setattr(meshes, 'notices_preemption', lambda: True)
-  # JAX names step 1 for a notice that came before the run went on.
-  for due, stops, steps in ((2, 2, (1, 2, 3)), (1, 3, (3, 4))):
-    monkeypatch.setattr(multihost_utils, 'reached_preemption_sync_point', lambda step, due=due: step == due)
-    with pytest.raises(SystemExit) as stopped:
-      take_steps(config, state, *steps, before=note)
-    assert stopped.value.code == 143 and handlers[0] is handlers[-1]  # that of JAX is left alone
-    assert f'jaxsearch: stopped after step {stops}; ' in capfd.readouterr().err.splitlines()[-1]
-  monkeypatch.setattr(meshes, 'notices_preemption', lambda: False)
-  assert take_steps(config, state, 4)[1] == 3
 
 
 def test_a_run_in_a_bucket_goes_on_from_another_machine(config, state, monkeypatch, tmp_path):

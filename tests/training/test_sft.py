@@ -127,11 +127,13 @@ def test_an_adapter_learns_resumes_to_the_bit_and_is_exported_without_its_base(a
   assert host['step'] == 3 and not np.array_equal(merged['layers']['q'], base['layers']['q'])
   np.testing.assert_array_equal(merged['embedding'], base['embedding'])
 
-  # The loss of the last step's demonstrations, with the parameters that the step before left.
+  # The loss of the last step's demonstrations, one of which comes twice, with the parameters of the step before.
   _, before, _ = checkpoint.load_params(f'{config.out}/checkpoints/2')
   number, demonstration = sft.open_demonstrations(config, Tokenizer.load(config.model))
   logprobs = []
-  for index in sft.shuffled(number, config.sft.per_step, 2, config.seed):
+  indices = sft.shuffled(number, config.sft.per_step, 2, config.seed)
+  assert len(set(indices)) < len(indices)
+  for index in indices:
     prompt, written = (node.tokens for node in demonstration(index).walk() if node.tokens)
     logits = jax.nn.log_softmax(Decoder(decoder, params=before)(np.array([prompt + written]))[0])
     logprobs += [logits[len(prompt) + place - 1, token] for place, token in enumerate(written)]

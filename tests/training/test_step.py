@@ -217,7 +217,7 @@ def test_importance_weights_turn_the_gradient_of_a_wrong_sampler_into_the_policy
 def test_chunk_size_and_remat_change_nothing(tiny):
   rows = lay_out(tiny.random_forest(3), 64, pad_id=0)
   reference = grads_of(tiny, rows, 2)
-  for chunk, remat in ((7, 'none'), (1024, 'dots'), (16, 'full')):
+  for chunk, remat in ((7, 'dots'), (1024, 'full')):
     grads, loss, _ = grads_of(tiny, rows, 2, tiny.hyper | dict(chunk=chunk),
                               decoder=dataclasses.replace(tiny.decoder, remat=remat))
     np.testing.assert_allclose(loss, reference[1], rtol=1e-5)
@@ -239,10 +239,9 @@ def test_in_bfloat16_the_gradient_of_the_vocabulary_is_float32_and_no_chunk_roun
   assert np.median(np.abs(rounded - gradient) / np.abs(gradient)) > 2.0**-11  # it was not rounded on its way
 
 
-@pytest.mark.parametrize('sizes', [(2, 2, 2), (1, 2, 4)])
-def test_a_mesh_of_eight_gives_the_losses_of_one_device(tiny, sizes):
+def test_a_mesh_of_eight_gives_the_losses_of_one_device(tiny):
   rows = lay_out(tiny.random_forest(4, trees=16), 40, pad_id=0)
-  alone, spread = tiny.setup(), tiny.setup(mesh=meshes.make_mesh(*sizes))
+  alone, spread = tiny.setup(), tiny.setup(mesh=meshes.make_mesh(2, 2, 2))
   for _ in range(2):  # the second loss depends on the first update
     alone.state, expected = alone.train_step(alone.state, place(make_batch(rows, 8), alone.mesh))
     spread.state, metrics = spread.train_step(spread.state, place(make_batch(rows, 8), spread.mesh))
@@ -250,27 +249,6 @@ def test_a_mesh_of_eight_gives_the_losses_of_one_device(tiny, sizes):
     for name, value in expected.items():
       np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
   assert_trees_close(jax.device_get(spread.state.params), jax.device_get(alone.state.params), rtol=1e-3, atol=2e-4)
-
-
-def test_observations_and_prompts_get_exactly_zero_gradient(tiny, monkeypatch):
-  """Final hidden states serve to predict and for nothing else: only those that predict a policy token may matter."""
-  forest = tiny.random_forest(5, branch=True)
-  rows = lay_out(forest, 64, pad_id=0)
-  expected = np.zeros(rows.tokens.shape, bool)
-  for node, (row, columns) in rows.places.items():
-    if node.role is Role.POLICY:
-      expected[row, rows.previous[row, columns]] = True
-  batch = jax.tree.map(lambda x: jnp.asarray(x)[0] if np.ndim(x) else x, make_batch(rows, len(rows.tokens)))
-  params = tiny.random_params(tiny.decoder, 0)
-  hyper = tiny.hyper | dict(entropy_coef=0.01)
-  hidden_states = steps.hidden_states
-
-  def loss(extra):
-    monkeypatch.setattr(steps, 'hidden_states', lambda *args: hidden_states(*args) + extra)
-    return steps.policy_loss(params, batch, config=tiny.decoder, **hyper)[0]
-
-  gradient = jax.grad(loss)(jnp.zeros((*rows.tokens.shape, tiny.decoder.hidden_size)))
-  np.testing.assert_array_equal(np.any(np.asarray(gradient) != 0, axis=-1), expected)
 
 
 def span_logprobs(tiny, params, forest):
@@ -344,9 +322,9 @@ def test_one_program_serves_every_number_of_rows_of_a_bucket(tiny):
   assert metrics['tokens_trained'] > 0
 
 
-def adapted(tiny, mesh, base):
-  """(state, train_step, base) on `mesh`: an adapter of rank 4 on all matrices of the decoder."""
-  targets = 'q', 'k', 'v', 'o', 'gate', 'up', 'down'
+def test_an_adapter_learns_and_its_base_stays(tiny):
+  rows, mesh = lay_out(tiny.random_forest(12, trees=16), 40, pad_id=0), meshes.make_mesh(2, 2, 2)
+  batch, targets = make_batch(rows, 8), ('q', 'k', 'v', 'o', 'gate', 'up', 'down')
   config = ml_collections.ConfigDict(dict(
     lora=dict(rank=4, alpha=8.0, targets=targets), seed=0, dtype='float32',
     optim=tiny.optim_config(master_weights=True, weight_decay=0.1)))
@@ -354,29 +332,19 @@ def adapted(tiny, mesh, base):
   loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=tiny.decoder, **tiny.hyper)
   optimizer, train_step = steps.make_update(
     loss_fn, adapter, config.optim, 10, mesh=mesh, dtype='float32', alpha=8.0)
-  base = states.place_params(base, setup.param_shardings(tiny.decoder, mesh))
-  return states.create_state(adapter, optimizer, mesh), train_step, base
-
-
-def test_an_adapter_learns_alike_on_one_device_and_on_eight_and_its_base_stays(tiny):
-  rows = lay_out(tiny.random_forest(12, trees=16), 40, pad_id=0)
   params = jax.device_get(tiny.random_params(tiny.decoder, 0))
-  alone, many = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1]), meshes.make_mesh(2, 2, 2)
-  state, step, base = adapted(tiny, alone, params)
-  spread, spread_step, spread_base = adapted(tiny, many, params)
-  assert_trees_close(jax.device_get(spread.params), before := jax.device_get(state.params), rtol=1e-6)
+  base = states.place_params(params, setup.param_shardings(tiny.decoder, mesh))
+  state, before = states.create_state(adapter, optimizer, mesh), jax.device_get(adapter)
   plain = tiny.setup()
-  _, unadapted = plain.train_step(plain.state, place(make_batch(rows, 8), plain.mesh))
-  for update in range(3):  # the factor that begins as 0 hides the other one from the first gradient
-    state, expected = step(state, place(make_batch(rows, 8), alone), base)
-    spread, found = spread_step(spread, place(make_batch(rows, 8), many), spread_base)
-    for name, value in expected.items():
-      np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
-    if update == 0:
-      np.testing.assert_array_equal(expected['loss'], unadapted['loss'])
-  assert_trees_close(jax.device_get(spread.params), after := jax.device_get(state.params), rtol=1e-3, atol=2e-4)
+  _, unadapted = plain.train_step(plain.state, place(batch, plain.mesh))
+  losses = []
+  for _ in range(3):  # the factor that begins as 0 hides the other one from the first gradient
+    state, metrics = train_step(state, place(batch, mesh), base)
+    losses.append(metrics['loss'])
+  np.testing.assert_allclose(losses[0], unadapted['loss'], rtol=1e-4, atol=1e-5)
+  assert losses[2] < losses[1] < losses[0]
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(base), params)
-  for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+  for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(state.params), strict=True):
     assert not np.array_equal(old, new)
 
 
@@ -443,16 +411,3 @@ def test_the_critics_error_is_over_boundary_states_alone(tiny):
   error, _ = steps.critic_loss(params, part, config=tiny.decoder, shared=True, coef=2.0)
   assert float(error) == pytest.approx(0.25, rel=1e-5)  # 0.5 in every state, against 0 and 1; the mean of means
   assert int((np.asarray(part.value_weights) > 0).sum()) == 12  # two segments of each of six trees
-
-
-def test_parameters_learn_at_their_own_rates(tiny):
-  optim = tiny.optim_config(weight_decay=0.1)
-  factors = {'value_head': 5.0, 'embedding': 0.0}
-  optimizer = states.make_optimizer(optim, lambda _: 1e-2, lambda name: factors.get(name, 1.0))
-  params = {name: {'kernel': jnp.ones(3)} for name in ('layers', 'embedding', 'value_head')}
-  grads = jax.tree.map(lambda x: 1e-3 * jnp.ones_like(x), params)
-  changes, _ = optimizer.update(grads, optimizer.init(params), params)
-  rate = lambda name: -float(changes[name]['kernel'][0])
-  assert rate('embedding') == 0.0
-  assert rate('layers') == pytest.approx(1e-2 * (1 + 0.1), rel=1e-3)  # Adam's first step, and decay
-  assert rate('value_head') == pytest.approx(5e-2, rel=1e-3)          # no decay

@@ -64,12 +64,3 @@ def test_neither_services_nor_run_folders_are_told_secrets(told, tmp_path):
   for written in [str(told).encode(), *(file.read_bytes() for file in tmp_path.rglob('*') if file.is_file())]:
     assert b'p4ss' not in written and b'k3y' not in written
   assert os.environ['WANDB__DISABLE_META'] == 'true'  # else wandb keeps the command line
-
-
-def test_without_the_package_the_config_is_refused(monkeypatch):
-  config = base.get_config().unlock()
-  config.log = ('trackio',)
-  monkeypatch.delitem(sys.modules, 'trackio', raising=False)
-  monkeypatch.setattr(config_check.importlib.util, 'find_spec', lambda name: None)
-  with pytest.raises(ValueError, match=r"log=\('trackio',\) needs the package 'trackio': pip install 'jaxsearch\[trackio\]'"):
-    config_check.check(config)
