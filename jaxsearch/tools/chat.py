@@ -5,7 +5,6 @@
 """
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,7 +12,6 @@ from jaxsearch.tools.cache import Cache
 from jaxsearch.tools.http_client import JsonClient, RequestError, parse_url, secret_from_env
 
 KEY = 'OPENAI_API_KEY'  # the environment variable of the key; many local servers want none
-MAX_TOKEN = 64  # characters of a reply for each of `max_tokens`; more are a fault
 Prompt = str | Sequence[Mapping[str, str]]  # of the user, or messages {'role', 'content'}
 
 
@@ -28,8 +26,7 @@ class Chat(JsonClient):
     url: the address that '/chat/completions' is appended to, such as 'http://127.0.0.1:8000/v1'.
     model: its name at the server.
     temperature, max_tokens: of every reply.
-    concurrency: requests in flight; further ones wait for their turn, which does not count towards the
-      timeout.
+    concurrency: prompts of one `replies` in flight.
     cache: file that keeps replies by prompt, model and sampling parameters; above temperature 0 too, so that
       a repeated run gets the same. None keeps nothing.
     options: of `JsonClient`; the timeout is that of one `reply`.
@@ -39,57 +36,32 @@ class Chat(JsonClient):
 
   def __init__(self, url: str, model: str, *, temperature: float = 0.0, max_tokens: int = 512,
                concurrency: int = 8, cache: str | os.PathLike | None = None, **options):
-    if not model:
-      raise ValueError('a chat needs the name of a model')
-    if concurrency < 1:
-      raise ValueError(f'concurrency={concurrency} must be at least 1')
     key, address = secret_from_env(KEY), parse_url(url)
-    super().__init__(address.copy_with(path=address.path.rstrip('/') + '/chat/completions'), token=key,
+    super().__init__([address.copy_with(path=address.path.rstrip('/') + '/chat/completions')], token=key,
                      **{'timeout': 60.0, 'attempts': 5, 'backoff': 0.5} | options)
     self._settings = {'model': model, 'temperature': temperature, 'max_tokens': max_tokens}
-    self._concurrency, self._in_flight = concurrency, threading.Semaphore(concurrency)
-    self._cache = Cache(cache)
+    self._concurrency, self._cache = concurrency, Cache(cache)
     self._hint = '' if key else f' ({KEY} holds no key)'
 
   def reply(self, prompt: Prompt, seed: int | None = None) -> str:
     """Returns the model's reply, which may be empty. `seed` goes to the server, above temperature 0.
 
-    Raises ChatError, for a reply far longer than `max_tokens` too.
+    Raises ChatError.
     """
-    messages = [{'role': 'user', 'content': prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+    messages = [{'role': 'user', 'content': prompt}] if isinstance(prompt, str) else list(map(dict, prompt))
     body = {**self._settings, 'messages': messages}
     if seed is not None and self._settings['temperature'] > 0:
       body['seed'] = seed
-
-    def complete() -> str:
-      with self._in_flight:
-        text = self.post(body, _text)
-      if len(text) > (most := self._settings['max_tokens']) * MAX_TOKEN:
-        raise self._failed(f'a reply of {len(text)} characters for max_tokens={most}', 'too_long')
-      return text
-
-    return self._cache.get(body, complete)
+    return self._cache.get(body, lambda: self.post(body, _text))
 
   def replies(self, prompts: Sequence[Prompt],
               seeds: Sequence[int | None] | None = None) -> list[str | ChatError]:
-    """Returns the replies to all prompts, `concurrency` at a time; a `ChatError` stands where one failed.
-
-    Once `concurrency` requests in a row found a server that is gone or at its end, the rest are not asked:
-    they would take the timeout each.
-    """
-    lost = 0
-
+    """Returns the replies to all prompts, `concurrency` at a time; a `ChatError` stands where one failed."""
     def reply(prompt, seed):
-      nonlocal lost
       try:
-        if lost >= self._concurrency:
-          raise self._failed(f'not asked, since {lost} requests in a row got no reply', 'connection')
-        text = self.reply(prompt, seed)
+        return self.reply(prompt, seed)
       except ChatError as error:
-        lost = lost + 1 if error.fault in ('timeout', 'connection', 'server') else 0
         return error
-      lost = 0
-      return text
 
     with ThreadPoolExecutor(self._concurrency) as pool:
       return list(pool.map(reply, prompts, seeds or [None] * len(prompts)))

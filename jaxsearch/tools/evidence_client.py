@@ -46,7 +46,7 @@ class EvidenceClient(JsonClient):
   error, default_path = EvidenceError, '/evidence'
 
   def __init__(self, url: str, **options):
-    super().__init__(url, **{'timeout': 300.0, 'backoff': 0.5} | options)
+    super().__init__([url], **{'timeout': 300.0, 'backoff': 0.5} | options)
 
   def find(self, questions: Sequence[str]) -> list[Evidence]:
     """Returns the evidence for each question, asked for in one request. Raises EvidenceError."""

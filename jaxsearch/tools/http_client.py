@@ -11,16 +11,14 @@ then holds a thread.
 """
 
 import asyncio
-import email.utils
 import functools
-import http.cookiejar
+import itertools
 import json
 import os
-import random
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import httpx
@@ -28,13 +26,8 @@ import pydantic
 import tenacity
 
 MAX_RESPONSE_BYTES = 8 * 2**20  # ten passages have some 10 kB, ten long pages of an encyclopedia 5 MB
-# In Python a value takes up to 27 times its bytes in JSON (lists of nothing). Text has a comma or bracket in
-# some fifty bytes; replies with many log-probabilities or vectors have more, and nothing here asks for them.
-FEW_VALUES, BYTES_PER_VALUE = 2**18, 16
 MAX_REASON = 300  # characters of an error: it goes into observations and onto the terminal
 T = TypeVar('T')
-_STARTING = threading.Lock()
-_PARSING = threading.Lock()  # one reply at a time: it is work for one thread anyway, and takes memory
 
 
 class RequestError(RuntimeError):
@@ -53,93 +46,90 @@ class RequestError(RuntimeError):
 
 
 class JsonClient:
-  """Posts to one address; may be called from several threads. A subclass names its `error` and a
-  `default_path`.
+  """Posts to a server, or to several alike; may be called from several threads. A subclass names its `error`
+  and a `default_path`.
 
   Args:
-    url: the whole address; without a path, `default_path` is meant.
+    urls: whole addresses; without a path, `default_path` is meant. Requests go round, and a retry goes to the
+      next server.
     timeout: seconds for one `post`, all attempts together.
     attempts: at most, the first one included.
     backoff: seconds before the second attempt, doubled for each further one (up to 5), plus jitter.
     token: a token or key sent with every request, and cut out of errors that quote the server.
     token_header: 'authorization' sends it as a bearer token, any other header as it is.
-    rate: requests started per second, by all threads and retries included; None is any number. Waiting for
-      the first turn does not count towards the timeout.
 
-  Raises ValueError for another address than HTTP's, numbers out of range, and a token that cannot stand in a
-  header.
+  Raises ValueError for another address than HTTP's, and a token that cannot stand in a header.
   """
 
   error: type[RequestError] = RequestError
   default_path = ''
   _hint = ''  # why a request may be unauthorised
 
-  def __init__(self, url: str | httpx.URL, *, timeout: float = 30.0, attempts: int = 4, backoff: float = 0.2,
-               token: str | None = None, token_header: str = 'authorization', rate: float | None = None):
-    address = parse_url(url)
-    if timeout <= 0 or attempts < 1 or (rate is not None and rate <= 0):
-      raise ValueError(f'timeout={timeout} and rate={rate} must be positive, attempts={attempts} at least 1')
-    if self.default_path and address.path in ('', '/'):
-      address = address.copy_with(path=self.default_path)
+  def __init__(self, urls: Sequence[str | httpx.URL], *, timeout: float = 30.0, attempts: int = 4,
+               backoff: float = 0.2, token: str | None = None, token_header: str = 'authorization'):
+    addresses = map(parse_url, urls)
+    self._addresses = [address if address.path.strip('/') else address.copy_with(path=self.default_path or '/')
+                       for address in addresses]
     # Errors end up in logs and observations: no password, no query string in them.
-    self.url = f'{address.scheme}://{address.netloc.decode()}{address.path}'
-    self._address, self._timeout, self._attempts, self._backoff = address, timeout, attempts, backoff
-    self._token = check_secret(token, 'a token')
-    self._gap, self._last_turn, self._lock = 1 / rate if rate else 0.0, float('-inf'), threading.Lock()
+    shown = (f'{address.scheme}://{address.netloc.decode()}{address.path}' for address in self._addresses)
+    self.url = ','.join(shown)
+    self._timeout, self._attempts, self._backoff = timeout, attempts, backoff
+    self._token, self._turn = check_secret(token, 'a token'), itertools.count()
     headers = {'content-type': 'application/json', 'accept-encoding': 'identity'}
     if token:
       headers[token_header] = f'Bearer {token}' if token_header == 'authorization' else token
-    # A proxy cannot reach this machine's own server. Cookies would pile up.
-    trust_env = not re.fullmatch(r'localhost|127(\.\d+){3}|::1', address.host)
-    cookies = http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=()))
-    self._http = httpx.AsyncClient(headers=headers, timeout=None, cookies=cookies, trust_env=trust_env)
+    # A proxy cannot reach this machine's own server.
+    local = any(re.fullmatch(r'localhost|127(\.\d+){3}|::1', address.host) for address in self._addresses)
+    self._http, self._loop = httpx.AsyncClient(headers=headers, timeout=None, trust_env=not local), _event_loop()
 
-  def post(self, body: object, parse: Callable[[Any], T], times: int = 1, timeout: float | None = None,
-           attempts: int | None = None) -> T:
+  def post(self, body: object, parse: Callable[[Any], T]) -> T:
     """Returns what `parse` makes of the JSON of the response; it raises ValueError for another shape.
 
-    `timeout` and `attempts` take the place of the client's.
-
     Raises the client's `error`: no response in time, a refusal, a response of another shape, or one of more
-      bytes than
-    `times` MAX_RESPONSE_BYTES.
+    than MAX_RESPONSE_BYTES.
     """
-    timeout = timeout or self._timeout
-    backoff = tenacity.wait_exponential(self._backoff, max=5.0)
-    jitter = lambda: random.uniform(0, self._backoff)
-    wait = lambda state: max(backoff(state), state.outcome.exception().delay) + jitter()
+    content, deadline, turn = json.dumps(body).encode(), time.monotonic() + self._timeout, next(self._turn)
     retrying = tenacity.Retrying(
-      stop=tenacity.stop_after_attempt(attempts or self._attempts) | tenacity.stop_before_delay(timeout),
+      stop=tenacity.stop_after_attempt(self._attempts) | tenacity.stop_before_delay(self._timeout),
       retry=tenacity.retry_if_exception(lambda error: getattr(error, 'delay', None) is not None),
-      wait=wait, sleep=self._pause, reraise=True)
-    self._pause()
-    deadline = time.monotonic() + timeout
+      wait=tenacity.wait_exponential(self._backoff, max=5.0) + tenacity.wait_random(0, self._backoff)
+      + tenacity.wait_exception(lambda error: error.delay), reraise=True)
     try:
-      received = retrying(self._attempt, 'POST', self._address, json.dumps(body).encode(), deadline,
-                          MAX_RESPONSE_BYTES * times)
+      for attempt in retrying:
+        with attempt:
+          number, servers = attempt.retry_state.attempt_number - 1, len(self._addresses)
+          # The servers that are left want time, too.
+          seconds = (deadline - time.monotonic()) / max(servers - number, 1)
+          received = self._request('POST', self._addresses[(turn + number) % servers], seconds, content)
     except self.error as failure:
       if failure.delay is None:
         raise
       reason = f'{failure.reason} (attempts: {retrying.statistics["attempt_number"]})'
       raise self._failed(reason, failure.fault, failure.status) from failure
-    return self._parsed(received, parse)
-
-  def get(self, path: str, timeout: float) -> Any:
-    """Returns the JSON at another path of the server, asked for once, within the bounds of `post`."""
-    address, deadline = self._address.copy_with(path=path, query=None), time.monotonic() + timeout
-    received = self._attempt('GET', address, b'', deadline, MAX_RESPONSE_BYTES)
-    return self._parsed(received, lambda response: response)
-
-  def _parsed(self, content: bytes, parse: Callable[[Any], T]) -> T:
     try:
-      with _PARSING:
-        return parse(parse_json(content))
+      return parse(parse_json(received))
     except pydantic.ValidationError as error:
       first = error.errors(include_url=False, include_input=False)[0]
       reason = f'{".".join(map(str, first["loc"])) or "all of it"}: {first["msg"]}'
     except (ValueError, RecursionError, OverflowError) as error:
       reason = str(error)
     raise self._failed(f'not a valid response: {reason}', 'malformed')
+
+  def get(self, path: str) -> list[Any]:
+    """Returns the JSON at another path of each server, asked for once; None of one without such a page.
+
+    Raises the client's `error` for a server that is not there.
+    """
+    pages = []
+    for address in self._addresses:
+      try:
+        received = self._request('GET', address.copy_with(path=path, query=None), min(self._timeout, 5.0))
+        pages.append(parse_json(received))
+      except (self.error, ValueError, RecursionError) as failure:
+        if getattr(failure, 'fault', '') in ('connection', 'timeout'):
+          raise
+        pages.append(None)
+    return pages
 
   def _failed(self, reason: str, fault: str, status: int | None = None,
               delay: float | None = None) -> RequestError:
@@ -148,61 +138,41 @@ class JsonClient:
     reason = ''.join(character if character.isprintable() else ' ' for character in reason[:MAX_REASON])
     return self.error(self.url, ' '.join(reason.split()), fault, status, delay)
 
-  def _pause(self, seconds: float = 0.0) -> None:
-    """Sleeps before a retry, then until the rate allows another request."""
-    if seconds:
-      time.sleep(seconds)
-    with self._lock:
-      now = time.monotonic()
-      self._last_turn = max(now, self._last_turn + self._gap)
-      wait = self._last_turn - now
-    if wait:
-      time.sleep(wait)
-
-  def _attempt(self, method: str, address: httpx.URL, content: bytes, deadline: float, limit: int) -> bytes:
+  def _request(self, method: str, address: httpx.URL, seconds: float, content: bytes = b'') -> bytes:
     """Returns the body of a successful response."""
-    seconds = max(deadline - time.monotonic(), 0.01)
+    receiving = self._receive(method, address, content, max(seconds, 0.01))
     try:
-      receiving = self._receive(method, address, content, seconds, limit)
-      response, body = asyncio.run_coroutine_threadsafe(receiving, _event_loop()).result()
+      response, body = asyncio.run_coroutine_threadsafe(receiving, self._loop).result()
     except TimeoutError as error:
       raise self._failed(f'no complete response within {self._timeout:g} s', 'timeout', delay=0.0) from error
     except httpx.TransportError as error:
       raise self._failed(f'{type(error).__name__}: {error}', 'connection', delay=0.0) from error
-    except httpx.HTTPError as error:
-      raise self._failed(f'{type(error).__name__}: {error}', 'malformed') from error
-    if len(body) > limit:
-      raise self._failed(f'the response is longer than {limit} bytes', 'too_long')
-    if (encoding := response.headers.get('content-encoding', 'identity')) != 'identity':
-      raise self._failed(f'not a valid response: {encoding!r}, which was not asked for', 'malformed')
+    if len(body) > MAX_RESPONSE_BYTES:
+      raise self._failed(f'the response is longer than {MAX_RESPONSE_BYTES} bytes', 'too_long')
     if response.is_success:
       return body
     status, text = response.status_code, body.decode(errors='replace')
     reason = f'status {status}: {text}' + (self._hint if status == 401 else '')
     if response.is_server_error or status in (408, 425, 429):
-      raise self._failed(reason, 'server', status, _retry_after(response.headers.get('retry-after', '')))
+      after = response.headers.get('retry-after', '').strip()
+      raise self._failed(reason, 'server', status, float(after) if after.isdecimal() else 0.0)
     raise self._failed(reason, 'refused', status)
 
-  async def _receive(self, method: str, address: httpx.URL, content: bytes, seconds: float,
-                     limit: int) -> tuple[httpx.Response, bytes]:
-    """Returns the response and its body as it was sent, no more than `limit` bytes and one chunk."""
+  async def _receive(self, method: str, address: httpx.URL, content: bytes,
+                     seconds: float) -> tuple[httpx.Response, bytes]:
+    """Returns the response and its body as it was sent, no more than the limit and one chunk."""
     body = bytearray()
     async with asyncio.timeout(seconds), self._http.stream(method, address, content=content) as response:
       async for chunk in response.aiter_raw():
         body += chunk
-        if len(body) > limit:
+        if len(body) > MAX_RESPONSE_BYTES:
           break
     return response, bytes(body)
 
 
+@functools.cache
 def _event_loop() -> asyncio.AbstractEventLoop:
   """Returns the running event loop of all clients."""
-  with _STARTING:
-    return _start_loop()
-
-
-@functools.cache
-def _start_loop() -> asyncio.AbstractEventLoop:
   loop = asyncio.new_event_loop()
   threading.Thread(target=loop.run_forever, daemon=True, name='http').start()
   return loop
@@ -222,10 +192,8 @@ def parse_url(url: str | httpx.URL) -> httpx.URL:
 def parse_json(content: bytes) -> Any:
   """Decodes JSON, with '?' for half a surrogate pair, which passes JSON and would break a tokenizer.
 
-  Raises ValueError, also for so many values in so few bytes that they would take many times the memory.
+  Raises ValueError.
   """
-  if sum(map(content.count, (b'[', b'{', b','))) > max(FEW_VALUES, len(content) // BYTES_PER_VALUE):
-    raise ValueError('it holds more values than text')
   return json.loads(json.dumps(json.loads(content), ensure_ascii=False).encode('utf-8', 'replace'))
 
 
@@ -239,16 +207,3 @@ def check_secret(secret: str | None, name: str) -> str | None:
   if secret and not (secret.isascii() and secret.isprintable() and ' ' not in secret):
     raise ValueError(f'{name} must be printable ASCII without blanks or line ends')
   return secret
-
-
-def _retry_after(value: str) -> float:
-  """Returns the seconds of a `Retry-After` header, which holds a number of them or a date.
-
-  0 for anything else.
-  """
-  if value.strip().isdecimal():
-    return float(value)
-  try:
-    return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-  except (ValueError, OverflowError):
-    return 0.0

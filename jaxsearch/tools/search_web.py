@@ -2,7 +2,7 @@
 
 `POST https://google.serper.dev/search {"q", "num"}` with the header `X-API-KEY`. The documents of a query are
 its answer box and its knowledge graph where there are any, then the `organic` results: title and snippet.
-Searches cost money, so they are rate-limited, counted, and kept in a file if one is named.
+Searches cost money, so they are counted, and kept in a file if one is named.
 """
 
 import os
@@ -16,7 +16,7 @@ from jaxsearch.data.corpus import Document
 from jaxsearch.tools import Backend, check_search
 from jaxsearch.tools.cache import Cache
 from jaxsearch.tools.http_client import JsonClient, secret_from_env
-from jaxsearch.tools.search_http import FIRST, SearchError
+from jaxsearch.tools.search_http import SearchError
 
 SERPER = 'https://google.serper.dev/search'
 
@@ -43,7 +43,7 @@ class WebResult(BaseModel):
 class WebResponse(BaseModel):
   answerBox: WebResult | None = None
   knowledgeGraph: WebResult | None = None
-  organic: Annotated[list[WebResult], FailFast(), FIRST]
+  organic: Annotated[list[WebResult], FailFast()]
 
 
 class WebSearch(JsonClient):
@@ -69,7 +69,7 @@ class WebSearch(JsonClient):
     key = secret_from_env('SERPER_API_KEY')
     if key is None:
       raise ValueError('searching the web needs an API key in the environment variable SERPER_API_KEY')
-    super().__init__(url, token=key, token_header='x-api-key', **{'backoff': 0.5, 'rate': 20.0} | options)
+    super().__init__([url], token=key, token_header='x-api-key', **{'backoff': 0.5} | options)
     self._cache, self.price, self.paid, self._paying = Cache(cache), price, 0, threading.Lock()
 
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
@@ -97,9 +97,8 @@ def parse_response(response: object, topk: int) -> list[tuple[str, str, str]]:
 
   Raises ValueError for a response of another shape.
   """
-  found = WebResponse.model_validate(response)
-  results = filter(None, (found.answerBox, found.knowledgeGraph, *found.organic[:topk]))
-  results = [result for result in results if result.text]
+  told = WebResponse.model_validate(response)
+  results = [result for result in (told.answerBox, told.knowledgeGraph, *told.organic) if result and result.text]
   return [(result.link or result.descriptionLink, result.title, result.text) for result in results[:topk]]
 
 

@@ -6,6 +6,16 @@ import json
 import threading
 
 
+def send(handler, content, status=200, headers=(), length=None):
+  """Sends a whole response; `length` is the number of bytes that it claims."""
+  handler.send_response(status)
+  for name, value in dict(headers).items():
+    handler.send_header(name, value)
+  handler.send_header('content-length', str(len(content) if length is None else length))
+  handler.end_headers()
+  handler.wfile.write(content)
+
+
 class Service(http.server.ThreadingHTTPServer):
   """With room for as many callers at once as the tests have: a full queue would look like a connection that fails."""
   request_queue_size, daemon_threads = 128, True
@@ -28,12 +38,7 @@ def server(*answers):
       if callable(answer):
         return answer(self)
       status, body, headers = (*answer, {})[:3]
-      body = body if isinstance(body, bytes) else json.dumps(body).encode()
-      self.send_response(status)
-      for name, value in {**headers, 'content-length': str(len(body))}.items():
-        self.send_header(name, value)
-      self.end_headers()
-      self.wfile.write(body)
+      send(self, body if isinstance(body, bytes) else json.dumps(body).encode(), status, headers)
 
     do_GET = do_POST
 
