@@ -1,11 +1,8 @@
 """Answers: one question or benchmarks, results side by side, rollouts as a page."""
 
-import dataclasses
 import functools
 import json
 import pathlib
-import signal
-import threading
 from collections.abc import Callable, Sequence
 
 from jaxsearch import registry
@@ -31,202 +28,177 @@ from jaxsearch.commands.command import (
 )
 from jaxsearch.config_check import SHIPPED, check_files, load_file, without_secrets
 from jaxsearch.flags import UsageError, address, place, steps
-from jaxsearch.parallel import memory
 
 
 @command(
-  'quickstart', CHECKPOINT, QUESTIONS, CORPUS, flag('--out', 'JSON file to write; none if not given', place()),
-  GREEDY, LIMIT,
-  flag('--tiers', 'file of `jaxsearch tiers`: also say where tools were needed and used, and what a critic in '
-       '--checkpoint knew; none if not given'),
-  flag('--plots', 'folder for plots: with --tiers of that critic, with --as-tool of F1 by data set; none if not given',
-       place(folder=True)),
-  flag('--as-tool', 'score a second model, config.reader: alone, with one search, with the evidence that the policy '
-       'finds', bool),
-  flag('--tool-url', 'with --as-tool: a server of evidence (serve --as-tool), token in JAXSEARCH_TOKEN; the policy if '
-       'not given', address),
-  flag('--reader-url', 'with --as-tool: a chat server such as http://HOST/v1, key in OPENAI_API_KEY; config.reader if '
-       'not given', address),
-  flag('--reader-model', 'name of the model at --reader-url; config.reader.model if not given'), examples=(
-    '--checkpoint runs/quickstart --limit 100 --out scores.json',
-    '--config search_r1_grpo --checkpoint DIR_OR_HF_FOLDER --questions F.jsonl --corpus F.jsonl --out F.json'))
+  'quickstart', CHECKPOINT, QUESTIONS, CORPUS, GREEDY, LIMIT,
+  flag('--out', 'JSON file to write; none if not given', place()),
+  flag('--tiers', 'file of `jaxsearch tiers`: also figures of each tier and of a critic; none if not given'),
+  flag('--plots', 'folder for plots, with --tiers or --as-tool; none if not given', place(folder=True)),
+  flag('--as-tool', 'score config.reader alone, with one search, and with the evidence that the policy finds', bool),
+  flag('--tool-url', 'a server of evidence (serve --as-tool), token in JAXSEARCH_TOKEN; the policy if not given',
+       address),
+  flag('--reader-url', 'a chat server such as http://HOST/v1, key in OPENAI_API_KEY; config.reader if not given',
+       address),
+  flag('--reader-model', 'name of the model at --reader-url; config.reader.model if not given'),
+  examples=('--checkpoint runs/quickstart --limit 100 --out scores.json',
+            '--config search_r1_grpo --checkpoint DIR_OR_HF_FOLDER --questions F.jsonl --corpus F.jsonl --out F.json'))
 def eval(config, flags) -> None:
   """Answer a file of questions; write scores, predictions and a manifest.
 
   With --out every answer is saved as it is found; rerun the same command to resume.
   """
-  if not flags.as_tool:
-    refuse(flags, ('tool-url', 'reader-url', 'reader-model'), 'without --as-tool')
   if flags.as_tool:
     refuse(flags, ('tiers',), 'with --as-tool')
-  elif not flags.tiers:
-    refuse(flags, ('plots',), 'without --tiers or --as-tool')
+  else:
+    refuse(flags, ('tool-url', 'reader-url', 'reader-model'), 'without --as-tool')
+    if not flags.tiers:
+      refuse(flags, ('plots',), 'without --tiers or --as-tool')
   if not flags.reader_url:
     refuse(flags, ('reader-model',), 'without --reader-url; set config.reader.model')
   if flags.tool_url:
     refuse(flags, ('checkpoint', 'temperature'), 'with --tool-url: the policy is that of the server')
   check_inputs(config, flags, policy=not flags.tool_url)
   from jaxsearch.evaluation import agents, answers, competence, figures, plots, question_sets, rstool
-  from jaxsearch.evaluation.manifest import manifest
-  name, sampling = flags.questions or config.eval.questions, sampling_of(flags)
-  every, ignored = question_sets.load(config, name), _ignored(flags, name)
-  asked = question_sets.QuestionSet(name, name, every.questions[:flags.limit])
-  if left := len(every.questions) - len(asked.questions):
-    ignored.append(f'{left} questions after the first {flags.limit}')
+  sets = [question_sets.load(config, flags.questions or config.eval.questions, limit=flags.limit)]
   tiers = question_sets.read_tiers(flags.tiers) if flags.tiers else {}
-  about, agent, policy = {}, None, {}
   if flags.as_tool:
     rstool.reader_template(config)  # a mistake in it is found before the policy is loaded
-    about = {'tool': without_secrets(flags.tool_url) or flags.checkpoint or config.model,
-             'reader_url': without_secrets(flags.reader_url),
-             'reader': flags.reader_model or config.reader.model}
-  if not flags.tool_url:
-    agent, policy = _open_policy(config, flags)
-    check_room(config, agent.engine.tokenizer, asked.questions)
-  made = about | manifest(config, [asked], agent, corpus=searched_corpus(config, flags), sampling=sampling,
-                          policy=policy, tiers=flags.tiers)
+  agent, policy = (None, {}) if flags.tool_url else _open_policy(config, flags, sets)
   if flags.as_tool:
-    answer = _ask_reader(config, flags, agent)
+    answer, about = _ask_reader(config, flags, agent)
   else:
     assess = agents.open_critic(config, flags.checkpoint) if flags.tiers else None
-    answer = functools.partial(answers.answer, agent, assess=assess)
-  records, outcomes = _answer(answer, asked.questions, config, flags, made, sampling)
+    answer, about = functools.partial(answers.answer, agent, assess=assess), {}
+  records, outcomes, made = _answer(answer, config, flags, sets, agent, policy, tiers=flags.tiers, **about)
   if flags.as_tool:
     scores, predictions = rstool.scores(records), rstool.predictions(records)
     if flags.plots:
-      plots.readers({pathlib.Path(about['reader']).name: predictions}, pathlib.Path(flags.plots, 'rstool.png'))
+      plots.readers({pathlib.Path(made['reader']).name: predictions}, pathlib.Path(flags.plots, 'rstool.png'))
   else:
     scores = figures.means(records) | competence.tables(records, tiers, config.eval.right)
     predictions = records
     if flags.plots:
       plots.critic(competence.starts(records), tiers, flags.plots)
-  _say(outcomes, ignored)
   scores |= outcomes
-  write_result(flags.out, scores | {'manifest': made | {'ignored': ignored}, 'predictions': predictions})
-  if flags.out:
-    _part(flags.out).unlink()
-  print_figures(scores)
+  _finish(flags, scores | {'manifest': made, 'predictions': predictions}, scores)
 
 
-def _open_policy(config, flags) -> tuple:
+def _open_policy(config, flags, sets: Sequence) -> tuple:
   """Opens the agent of a config with the policy in --checkpoint; returns it and what identifies the weights."""
   from jaxsearch.evaluation import agents
   from jaxsearch.evaluation.manifest import weights
   policy = agents.load_policy(config, flags.checkpoint)
+  check_room(config, policy.tokenizer, _questions(sets))
   about = weights(flags.checkpoint or config.model) | {'step': policy.step}
   return agents.open_agent(config, corpus=flags.corpus, policy=policy), about
 
 
-def _part(out: str) -> pathlib.Path:
-  """Where eval and bench save as they go."""
-  return pathlib.Path(f'{out}.part.jsonl')
+def _questions(sets: Sequence, samples: int = 1) -> list:
+  return [question for one in sets for question in one.questions for _ in range(samples)]
 
 
-def _answer(answer: Callable, questions: Sequence, config, flags, manifest: dict, sampling) -> tuple[list, dict]:
-  """Returns the records of questions by `answer`, and `answers.outcomes`; those that --out kept are not asked again.
-
-  `answer` is `answers.answer` or `rstool.answer` with the first arguments bound. SystemExit after SIGTERM and SIGINT,
-  with a line that says what is saved.
-  """
-  import jax
-
-  from jaxsearch.evaluation import answers
-  identity = json.loads(json.dumps(manifest), object_hook=lambda group: {
-    name: value for name, value in group.items() if name != 'slots'})  # with fewer it resumes in less memory
-  answered = 0
-
-  def report(done: int, total: int, counts: dict) -> None:
-    nonlocal answered
-    answered = done
-    show(done, total, counts)
-
-  def stop(number, _):
-    raise KeyboardInterrupt(number)
-
-  before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)
-            if threading.current_thread() is threading.main_thread()}
-  try:
-    with progress_of(len(questions)) as show:
-      kept = answers.Kept(_part(flags.out) if flags.out else None, identity, len(questions))
-      answer(questions, jax.random.key(config.seed), kept, sampling=sampling, on_progress=report)
-    return kept.all(), answers.outcomes(kept.all())
-  except memory.OutOfMemory as error:
-    if not flags.out:
-      raise
-    raise memory.OutOfMemory(f'{error}; {answered} of {len(questions)} questions are saved; rerun the same command '
-                             'with less to resume') from error
-  except KeyboardInterrupt as error:
-    saved = 'rerun the same command to resume' if flags.out else 'nothing is saved: there is no --out'
-    say(f'stopped after {answered} of {len(questions)} questions; {saved}')
-    raise SystemExit(128 + error.args[0]) from error
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
-
-
-def _say(outcomes: dict, ignored: Sequence[str]) -> None:
-  """Says how rollouts ended, what failed, and what was ignored."""
-  from jaxsearch.evaluation import answers
-  for line in [*answers.summary(outcomes), *(f'ignored: {line}' for line in ignored)]:
-    say(line)
-
-
-# Fields of the config that decide what an evaluation finds; --config.FIELD=VALUE has no effect on it with any other,
-# nor with the second list, which says what to set instead.
-ANSWERING = ('method', 'tokenizer', 'dtype', 'seed', 'grow', 'eval.grow', 'eval.questions', 'eval.right', 'data',
-             'search', 'python', 'sampler', 'reader', 'classifier', 'model', 'optim.master_weights')
-INSTEAD = {'eval.number': '--limit', 'eval.temperatures': '--temperature', 'sampler.temperature': '--temperature',
-           'sampler.top_p': '', 'sampler.top_k': '', 'data.questions': '--questions'}
-
-
-def _ignored(flags, name: str) -> list[str]:
-  """Returns what was asked of an evaluation on the questions `name` and has no effect, a line for each."""
-  useless = dict(INSTEAD)
-  if not any(part.startswith('world:') for part in name.split('+')):
-    useless |= dict.fromkeys(('data.hops', 'data.arithmetic'), 'questions of the world')
-  began_with = (saved_config(flags) or {}).get('model', '')  # where that is none of ours, config.model says where it is
-  given = {'data.corpus': 'corpus', 'eval.questions': 'questions'}
-  if not began_with or registry.is_shipped(began_with):
-    given['model'] = 'checkpoint'
-  useless |= {field: f'--{name}' for field, name in given.items() if getattr(flags, name, '')}
-  # Other fields may take their values from one that only this config has.
-  shared, lines = load_file(SHIPPED / 'base.py').get_config(), []
-  for field in sorted(field for field in flags.changed if field.split('.')[0] in shared):
-    if field in useless or not any(field == one or field.startswith(f'{one}.') for one in ANSWERING):
-      instead = useless.get(field)
-      lines.append(f'--config.{field}' + (f', what counts is {instead}' if instead else
-                                          ' has no effect on an evaluation'))
-  return lines
-
-
-def _ask_reader(config, flags, agent) -> Callable:
-  """Returns `rstool.answer` of a second model with the policy, or with the server at --tool-url."""
+def _ask_reader(config, flags, agent) -> tuple[Callable, dict]:
+  """Returns `rstool.answer` of a second model with the policy, or the server at --tool-url, and their names."""
   from jaxsearch.evaluation import rstool
   from jaxsearch.setup import open_backend
   from jaxsearch.tools.evidence_client import EvidenceClient
   from jaxsearch.tools.http_client import secret_from_env
   reader = rstool.open_reader(config, flags.reader_url, flags.reader_model)
-  if agent:
-    tool, search = agent, agent.tools.search
-  else:
-    tool = EvidenceClient(flags.tool_url, token=secret_from_env('JAXSEARCH_TOKEN'))
-    search = open_backend(config, flags.corpus)
-  return functools.partial(rstool.answer, tool, reader, search=search, topk=config.search.topk)
+  tool = agent or EvidenceClient(flags.tool_url, token=secret_from_env('JAXSEARCH_TOKEN'))
+  search = agent.tools.search if agent else open_backend(config, flags.corpus)
+  about = {'tool': without_secrets(flags.tool_url) or flags.checkpoint or config.model,
+           'reader_url': without_secrets(flags.reader_url), 'reader': flags.reader_model or config.reader.model}
+  return functools.partial(rstool.answer, tool, reader, search=search, topk=config.search.topk), about
+
+
+def _answer(answer: Callable, config, flags, sets: Sequence, agent, policy: dict, *, samples: int = 1,
+            tiers: str = '', **about: str) -> tuple[list, dict, dict]:
+  """Answers the questions of `sets` that --out has not kept; says how that went.
+
+  Args:
+    answer: `answers.answer` or `rstool.answer` with the first arguments bound.
+    about: more for the manifest.
+  Returns:
+    (records, `answers.outcomes`, manifest).
+  """
+  import jax
+
+  from jaxsearch.evaluation import answers
+  from jaxsearch.evaluation.manifest import manifest
+  sampling, questions = sampling_of(flags), _questions(sets, samples)
+  made = about | manifest(config, sets, agent, corpus=searched_corpus(config, flags), sampling=sampling,
+                          policy=policy, samples=samples, tiers=tiers)
+  identity = json.loads(json.dumps(made), object_hook=lambda group: {
+    name: value for name, value in group.items() if name != 'slots'})  # with fewer it resumes in less memory
+  kept = answers.Kept(_part(flags.out) if flags.out else None, identity, len(questions))
+  try:
+    with progress_of(len(questions)) as report:
+      answer(questions, jax.random.key(config.seed), kept, sampling=sampling, on_progress=report)
+  except BaseException:
+    if flags.out:
+      say(f'{len(kept.records)} of {len(questions)} answers are saved; rerun the same command to resume')
+    raise
+  records = kept.all()
+  outcomes, ignored = answers.outcomes(records), _ignored(flags, '+'.join(one.source for one in sets))
+  for line in [*answers.summary(outcomes), *(f'ignored: {line}' for line in ignored)]:
+    say(line)
+  searched = any(record['searches'] for record in records)
+  return records, outcomes, made | {'searched': searched, 'ignored': ignored}
+
+
+def _part(out: str) -> pathlib.Path:
+  """Returns the file in which eval and bench save as they go."""
+  return pathlib.Path(f'{out}.part.jsonl')
+
+
+def _finish(flags, result: dict, shown: dict) -> None:
+  """Writes a result, removes what was saved on the way, and prints figures."""
+  write_result(flags.out, result)
+  if flags.out:
+    _part(flags.out).unlink()
+  print_figures(shown)
+
+
+# Fields that decide what an evaluation finds, and among them those that a flag or a list of temperatures decides.
+ANSWERING = ('method', 'tokenizer', 'dtype', 'seed', 'grow', 'eval.grow', 'eval.questions', 'eval.right', 'data',
+             'search', 'python', 'sampler', 'reader', 'classifier', 'model', 'optim.master_weights')
+INSTEAD = {'eval.number': '--limit', 'eval.temperatures': '--temperature', 'data.questions': '--questions',
+           'sampler.temperature': '--temperature', 'sampler.top_p': '', 'sampler.top_k': ''}
+
+
+def _ignored(flags, source: str) -> list[str]:
+  """Returns a line for each field of the command line that has no effect on an evaluation of this source."""
+  useless = dict(INSTEAD)
+  if not any(part.startswith('world:') for part in source.split('+')):
+    useless |= dict.fromkeys(('data.hops', 'data.arithmetic'), 'questions of the world')
+  given = {'data.corpus': 'corpus', 'eval.questions': 'questions', 'model': 'checkpoint'}
+  began_with = (saved_config(flags) or {}).get('model', '')
+  if began_with and not registry.is_shipped(began_with):
+    del given['model']  # it says where that model is
+  useless |= {field: f'--{name}' for field, name in given.items() if getattr(flags, name, '')}
+  # Other fields may take their values from one that only this config has.
+  shared, lines = load_file(SHIPPED / 'base.py').get_config(), []
+  for field in sorted(field for field in flags.changed if field.split('.')[0] in shared):
+    if instead := useless.get(field):
+      lines.append(f'--config.{field}, what counts is {instead}')
+    elif field in useless or not any(f'{field}.'.startswith(f'{name}.') for name in ANSWERING):
+      lines.append(f'--config.{field} has no effect on an evaluation')
+  return lines
 
 
 @command(
-  'quickstart', CHECKPOINT,
+  'quickstart', CHECKPOINT, CORPUS, GREEDY,
   flag('--benchmarks', 'such as hotpotqa,nq or world:test; all of --folder if not given'),
-  flag('--folder', 'benchmarks and, beside them, a corpus: in the layout of FlashRAG, Search-R1 or their authors; none '
-       'if not given'), CORPUS, flag('--out', 'JSON file to write', place(), required=True), GREEDY,
-  flag('--limit', 'take only this many questions of each benchmark, the first; all if not given', int, '>= 1'),
+  flag('--folder', 'benchmarks, and a corpus beside them: docs/evaluation.md lists layouts; none if not given'),
+  flag('--out', 'JSON file to write', place(), required=True),
+  flag('--limit', 'take only this many questions of each benchmark; all if not given', int, '>= 1'),
   flag('--samples', 'answers to each question, for pass@k and maj@k; 1 if not given', int, '>= 1', default=1),
-  flag('--closed-book', 'result of bench without a search, to count needless and missing searches; not counted if not '
-       'given'),
+  flag('--closed-book', 'result of bench without a search, to count needless and missing searches; none if not given'),
   flag('--url', 'a chat server such as http://HOST/v1, key in OPENAI_API_KEY; the policy if not given', address),
-  flag('--model', 'name of the model at --url; none if not given'), examples=(
-    '--checkpoint runs/quickstart --benchmarks world:test --limit 100 --out mine.json',
-    '--config search_r1_grpo --checkpoint DIR_OR_HF_FOLDER --benchmarks hotpotqa,nq --folder DATA --out mine.json'))
+  flag('--model', 'name of the model at --url; none if not given'),
+  examples=('--checkpoint runs/quickstart --benchmarks world:test --limit 100 --out mine.json',
+            '--config search_r1_grpo --checkpoint FOLDER --benchmarks hotpotqa,nq --folder DATA --out mine.json'))
 def bench(config, flags) -> None:
   """Score an agent on several benchmarks; write figures with intervals, a manifest and every answer.
 
@@ -234,67 +206,62 @@ def bench(config, flags) -> None:
   """
   if flags.url:
     refuse(flags, ('checkpoint',), 'with --url: the policy is that of the server')
+    if not flags.model:
+      raise UsageError('--url needs --model, the name of the model at the server')
   else:
     refuse(flags, ('model',), 'without --url; set --checkpoint or --config.model')
-  if flags.url and not flags.model:
-    raise UsageError('--url needs --model, the name of the model at the server')
   if flags.samples > 1 and not flags.temperature:
     raise UsageError(f'--samples={flags.samples} needs --temperature above 0: greedy answers are all the same')
   from jaxsearch.evaluation import answers, figures, question_sets, results
-  from jaxsearch.evaluation.manifest import manifest
   from jaxsearch.setup import open_chat_agent, reads_corpus
-  names = list(dict.fromkeys(flags.benchmarks.split(','))) if flags.benchmarks else []
-  if not flags.benchmarks and flags.folder:
-    names = question_sets.present(flags.folder)
+  names = list(dict.fromkeys(filter(None, flags.benchmarks.split(','))))
+  names = names or (question_sets.present(flags.folder) if flags.folder else [])
   if not names:
     raise UsageError('which benchmarks? set --benchmarks, or --folder to a folder that has some')
   if missing := [name for name in names if ':' not in name and not flags.folder]:
     raise UsageError(f'--benchmarks={flags.benchmarks}: where is {missing[0]}? set --folder')
   sets = [question_sets.load(config, name, flags.folder, flags.limit) for name in names]
-  sampling = sampling_of(flags)
   if reads_corpus(config) and not flags.corpus:
     flags.corpus = question_sets.corpus_beside(config, sets, flags.folder)
   check_inputs(config, flags, policy=not flags.url)
   corpus = searched_corpus(config, flags)
   closed_book = results.read_closed_book(flags.closed_book) if flags.closed_book else None
   if flags.url:
-    agent, policy = open_chat_agent(config, flags.url, flags.model, corpus=flags.corpus), {
-      'url': flags.url, 'model': flags.model}
+    agent = open_chat_agent(config, flags.url, flags.model, corpus=flags.corpus)
+    policy = {'url': flags.url, 'model': flags.model}
     prompted = {'chat': False} if 'chat' in config.grow else {}  # the server adds its chat template
+    check_room(config, agent.engine.tokenizer, _questions(sets), **prompted)
   else:
-    (agent, policy), prompted = _open_policy(config, flags), {}
-  check_room(config, agent.engine.tokenizer, [question for one in sets for question in one.questions], **prompted)
-  made = manifest(config, sets, agent, corpus=corpus, sampling=sampling, samples=flags.samples, policy=policy)
-  say(f'{", ".join(f"{len(one.questions)} of {one.name}" for one in sets)}; corpus: {corpus or "none of ours"}')
+    agent, policy = _open_policy(config, flags, sets)
+  numbers = ', '.join(f'{len(one.questions)} of {one.name}' for one in sets)
+  say(f'{numbers}; corpus: {corpus or "none of ours"}')
   if corpus in registry.ENTRIES['corpora'] and flags.folder:
     say(f'no corpus in {flags.folder}: set --corpus, or searches find passages of the embedded world')
-  samples = [(one.name, question, sample) for one in sets for question in one.questions
-             for sample in range(flags.samples)]
-  questions = [dataclasses.replace(question) for _, question, _ in samples]
   answer = functools.partial(answers.answer, agent, timed=True)
-  records, outcomes = _answer(answer, questions, config, flags, made, sampling)
-  records = [record | {'benchmark': name, 'sample': sample} for record, (name, _, sample) in zip(records, samples)]
-  ignored = _ignored(flags, '+'.join(one.source for one in sets))
-  _say(outcomes, ignored)
+  records, outcomes, made = _answer(answer, config, flags, sets, agent, policy, samples=flags.samples)
+  names = [one.name for one in sets for _ in one.questions for _ in range(flags.samples)]
+  records = [record | {'benchmark': name, 'sample': number % flags.samples}
+             for number, (name, record) in enumerate(zip(names, records))]
   scores = figures.scores(records, question_sets.golds_in(corpus, records), closed_book)
-  made |= {'searched': any(record['searches'] for record in records), 'ignored': ignored}
-  write_result(flags.out, scores | {'manifest': made, 'failures': outcomes, 'predictions': records})
-  _part(flags.out).unlink()
   shown = scores['benchmarks'] | scores['hops'] | {'macro': scores['macro']}
-  print_figures({name: {figure: of[figure] for figure in ('em', 'f1', 'n', 'ci95')} for name, of in shown.items()}
-                | {'out': flags.out})
+  printed = {name: {figure: of[figure] for figure in ('em', 'f1', 'n', 'ci95')} for name, of in shown.items()}
+  result = scores | {'manifest': made, 'failures': outcomes, 'predictions': records}
+  _finish(flags, result, printed | {'out': flags.out})
 
 
-@command('quickstart', flag('--metric', 'figure of bench to show; em if not given', default='em'),
-         flag('--format', 'text if not given', choices=('text', 'markdown', 'latex', 'csv'), default='text'),
-         flag('--allow', 'settings that may differ within a column, with commas, such as k,corpus; or all; none if not given'),
-         flag('--published', 'also rows of papers: all, or methods with commas, such as Search-R1,CARL; none if not given'),
-         flag('--out', 'file to write; the terminal if not given', place()), takes_words=True, examples=(
-           'a.json b.json', 'a.json b.json --format markdown --allow k --published Search-R1'))
+@command(
+  'quickstart',
+  flag('--metric', 'figure of bench to show; em if not given', default='em'),
+  flag('--format', 'text if not given', choices=('text', 'markdown', 'latex', 'csv'), default='text'),
+  flag('--allow', 'settings that may differ within a column, such as k,corpus; or all; none if not given'),
+  flag('--published', 'also rows of papers: all, or methods such as Search-R1,CARL; none if not given'),
+  flag('--out', 'file to write; the terminal if not given', place()), takes_words=True,
+  examples=('a.json b.json', 'a.json b.json --format markdown --allow k --published Search-R1'))
 def table(_, flags) -> None:
   """Put results of bench side by side, with intervals and tests paired by question.
 
-  Scores with other settings (corpus, index, k, turns, questions, split, metric, decoding) enter a column only if --allow says so.
+  Scores with other settings (corpus, index, k, turns, questions, split, metric, decoding) enter a column only if
+  --allow says so.
   """
   from jaxsearch.evaluation import table
   if not flags.parts:
@@ -306,51 +273,54 @@ def table(_, flags) -> None:
     print(text, end='')
 
 
-@command('quickstart', flag('--out', 'HTML file to write; none if not given, with --serve', place()),
-         flag('--with', 'another run or result, beside the first where both have a question; none if not given'),
-         flag('--serve', 'serve the page to this machine instead, and follow a run that trains', bool),
-         flag('--port', 'with --serve: 0 takes a free one; 8002 if not given', int, '>= 0 and <= 65535'),
-         flag('--steps', 'put only the rollouts of these steps into the page, such as 10:20; all if not given', steps),
-         flag('--most', 'put only this many questions of each step into the page; all if not given', int, '>= 1'),
-         takes_words=True, examples=('runs/quickstart --out view.html', 'runs/mine --with runs/other --serve'))
+@command(
+  'quickstart',
+  flag('--out', 'HTML file to write; none if not given, with --serve', place()),
+  flag('--with', 'another run or result, beside the first where both have a question; none if not given'),
+  flag('--serve', 'serve the page to this machine instead, and follow a run that trains', bool),
+  flag('--port', 'with --serve: 0 takes a free one; 8002 if not given', int, '>= 0 and <= 65535'),
+  flag('--steps', 'put only the rollouts of these steps into the page, such as 10:20; all if not given', steps),
+  flag('--most', 'put only this many questions of each step into the page; all if not given', int, '>= 1'),
+  takes_words=True, examples=('runs/quickstart --out view.html', 'runs/mine --with runs/other --serve'))
 def view(_, flags) -> None:
-  """Show the rollouts of a run, or of a result of eval or bench, as one page: a table, trees, tokens coloured by their credit."""
+  """Show the rollouts of a run, or of a result of eval or bench, as one page: a table, trees, tokens by credit."""
   if len(flags.parts) != 1:
     raise UsageError('which run? usage: jaxsearch view RUN --out F.html')
   if flags.serve:
     refuse(flags, ('out', 'steps', 'most'), 'with --serve')
-  else:
-    refuse(flags, ('port',), 'without --serve')
-    if not flags.out:
-      raise UsageError('view needs --out F.html, or --serve')
-  if flags.serve:
     try:
       from jaxsearch.tools import http_server
     except ImportError as error:
       raise UsageError(f"serving needs the package {error.name!r}: pip install 'jaxsearch[serve]'") from error
+  else:
+    refuse(flags, ('port',), 'without --serve')
+    if not flags.out:
+      raise UsageError('view needs --out F.html, or --serve')
   from jaxsearch.evaluation import view
+  from jaxsearch.files import write_whole
   sources = [view.Source(path) for path in (*flags.parts, getattr(flags, 'with')) if path]
   if flags.serve:
     with http_server.bind('127.0.0.1', 8002 if flags.port is None else flags.port) as listener:
       http_server.run(view.app(sources), listener, 'rollouts')
-    return
-  from jaxsearch.files import write_whole
-  write_whole(flags.out, view.page(sources, flags.steps, flags.most))
-  print(f'page: {flags.out}')
+  else:
+    write_whole(flags.out, view.page(sources, flags.steps, flags.most))
+    print(f'page: {flags.out}')
 
 
-@command('search_r2', flag('--a', 'result file of eval --out', required=True),
-         flag('--b', 'result file to compare it with', required=True),
-         flag('--out', 'JSON file to write; none if not given', place()), examples=(
-           '--a A.json --b B.json --out F.json --config.judge.kind=local --config.judge.model=HF_FOLDER',
-           '--a A.json --b B.json --config.judge.kind=chat --config.judge.url=http://HOST/v1 --config.judge.model=NAME'))
+@command(
+  'search_r2',
+  flag('--a', 'result file of eval --out', required=True),
+  flag('--b', 'result file to compare it with', required=True),
+  flag('--out', 'JSON file to write; none if not given', place()),
+  examples=('--a A.json --b B.json --out F.json --config.judge.kind=local --config.judge.model=HF_FOLDER',
+            '--a A.json --b B.json --config.judge.kind=chat --config.judge.url=http://HOST/v1 '
+            '--config.judge.model=NAME'))
 def judge(config, flags) -> None:
   """Compare two results of eval question by question: a language model scores six rubrics."""
   if 'judge' not in config:
     raise UsageError('the config has no judge: take --config search_r2')
   if config.judge.kind == 'world':
-    raise UsageError("config.judge.kind='world' knows gold chains but has no opinion on style: take 'local' with "
-                     "config.judge.model, or 'chat' with config.judge.url and config.judge.model")
+    raise UsageError("config.judge.kind='world' knows gold chains but has no opinion on style: take 'local' or 'chat'")
   check_files(config, ('judge',))
   from jaxsearch.evaluation import judge_pairs, results
   from jaxsearch.evaluation.manifest import made_with
@@ -361,7 +331,8 @@ def judge(config, flags) -> None:
   with progress_of(len(pairs), 'pairs') as report:
     figures, records = judge_pairs.judge(opened.replies, pairs, report, opened.files['pair'])
   figures |= {'only_a': len(a) - len(pairs), 'only_b': len(b) - len(pairs)}
-  write_result(flags.out, figures | {'manifest': made_with(config, a=flags.a, b=flags.b), 'comparisons': records})
+  made = made_with(config, a=flags.a, b=flags.b)
+  write_result(flags.out, figures | {'manifest': made, 'comparisons': records})
   print_figures(figures)
 
 

@@ -5,7 +5,7 @@ retrieved, what that took and what failed. `Kept` is the file from which an eval
 """
 
 import collections
-import json
+import dataclasses
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,9 +19,8 @@ from jaxsearch.config_check import fields
 from jaxsearch.data.jsonl import shortened
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import competence
-from jaxsearch.evaluation.figures import means
+from jaxsearch.evaluation.figures import means, record_of
 from jaxsearch.evaluation.question_sets import read_held_out
-from jaxsearch.evaluation.records import record_of
 from jaxsearch.files import naming, no_link
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards.match import answer_found
@@ -69,7 +68,7 @@ class Kept:
   """The records of an evaluation by the number of their question, in a file from which it resumes.
 
   The file has JSON lines, first the identity: all that the records depend on. With another identity it is begun
-  anew. Raises OSError, which names the file and says what is saved, if it cannot be written.
+  anew. Raises OSError, which names the file, if it cannot be written.
   """
 
   def __init__(self, path: pathlib.Path | None, identity: Mapping[str, Any], total: int):
@@ -77,7 +76,7 @@ class Kept:
     self.path, self.total, self.records = path, total, collections.defaultdict(dict)
     if path is None:
       return
-    rows, identity = row_files.read(path), json.loads(json.dumps(identity))
+    rows = row_files.read(path)
     if rows and rows[0] == {'identity': identity}:
       with naming(path), open(path, 'rb+', opener=no_link) as file:
         file.truncate(file.read().rfind(b'\n') + 1)  # a line that a kill cut short
@@ -88,21 +87,12 @@ class Kept:
     if rows:
       differing = _differing(rows[0].get('identity', {}), identity)
       print(f'jaxsearch: {path} is of another evaluation ({differing}); starting again', file=sys.stderr)
-    try:
-      row_files.write(path, [{'identity': identity}])
-    except OSError as error:
-      reason = f'{error.strerror}; answers are saved there as they are found, so nothing was answered'
-      raise OSError(error.errno, reason, str(path)) from error
+    row_files.write(path, [{'identity': identity}])
 
   def add(self, records: Mapping[int, Mapping]) -> None:
     """Keeps records by number, or more of what belongs to them."""
-    try:
-      if self.path is not None:
-        row_files.append(self.path, [{'number': number, 'record': own} for number, own in records.items()])
-    except OSError as error:
-      saved = f'{len(self.records)} of {self.total} answers are saved'
-      raise OSError(error.errno, f'{error.strerror}; {saved}, rerun the same command to resume',
-                    str(self.path)) from error
+    if self.path is not None:
+      row_files.append(self.path, [{'number': number, 'record': own} for number, own in records.items()])
     for number, own in records.items():
       self.records[number].update(own)
 
@@ -137,10 +127,11 @@ def answer(agent: Agent, questions: Sequence[Question], key, kept: Kept, *, samp
     assess: writes a critic's values onto finished trees, see `agents.open_critic`.
     timed: see `Watch.record`.
   """
-  missing, watch, search = kept.missing(), Watch(), agent.tools.search
-  numbers = {id(questions[number]): number for number in missing}
+  asked = {number: dataclasses.replace(questions[number]) for number in kept.missing()}  # samples are alike
+  numbers = {id(question): number for number, question in asked.items()}
+  watch, search = Watch(), agent.tools.search
   paid, failed = getattr(search, 'paid', 0), add_failures(kept.records.values())
-  on_progress(len(questions) - len(missing), len(questions), failed)
+  on_progress(len(kept.records), kept.total, failed)
 
   def save(*_) -> None:
     """Keeps what has ended. Not in the observer: an error in there would be the method's."""
@@ -151,13 +142,12 @@ def answer(agent: Agent, questions: Sequence[Question], key, kept: Kept, *, samp
         assess([tree])
       costs = tools.paid(search, paid)  # read once: other threads go on searching
       paid += costs.get('searches_paid', 0)
-      found = watch.record(tree, timed) | costs
-      kept.add({numbers[id(tree.question)]: found})
-      failed = add_failures([failed, found])
-    on_progress(len(kept.records), len(questions), failed)
+      record = watch.record(tree, timed) | costs
+      kept.add({numbers[id(tree.question)]: record})
+      failed = add_failures([failed, record])
+    on_progress(len(kept.records), kept.total, failed)
 
-  rollout(agent, [questions[number] for number in missing], key, sampling=sampling, numbers=missing,
-          on_progress=save, observer=watch)
+  rollout(agent, list(asked.values()), key, sampling=sampling, numbers=list(asked), on_progress=save, observer=watch)
 
 
 def outcomes(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

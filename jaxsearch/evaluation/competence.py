@@ -15,12 +15,11 @@ import numpy as np
 
 from jaxsearch.evaluation import calibration
 from jaxsearch.evaluation.calibration import mean
-from jaxsearch.evaluation.figures import OF_SOURCE
-from jaxsearch.evaluation.records import policy_spans, record_of
+from jaxsearch.evaluation.figures import OF_SOURCE, policy_spans, record_of
 from jaxsearch.rewards.match import answer_found, normalize_answer
 from jaxsearch.trees.tree import Role, Tree
 
-Record = Mapping[str, Any]  # see records.py
+Record = Mapping[str, Any]  # see figures.record_of
 Records = Sequence[Record]
 ERRORS = ('no_answer', 'no_call', 'not_retrieved', 'lost', 'wrong_commit')
 

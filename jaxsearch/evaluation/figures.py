@@ -1,20 +1,22 @@
 """Figures of answers: one table says how each is computed and how people see it.
 
 A new metric is an entry of `FIGURES`: `eval`, evaluations during training and `bench` compute it, and reports,
-sweeps and `jaxsearch table` show it. Records are those of records.py. A figure of several answers is a mean over
-questions: a question that was answered n times counts as one, with the mean of its n values.
+sweeps and `jaxsearch table` show it. They are computed from records, the JSON that is kept of each answer. A figure
+of several answers is a mean over questions: one that was answered n times counts as one, with the mean of n values.
 """
 
 import collections
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import metrics
 from jaxsearch.rewards.match import entity_match, f1, substring_match
-from jaxsearch.trees.tree import Tree
+from jaxsearch.trees.spans_shown import spans
+from jaxsearch.trees.tree import Role, Tree
 
 OF_SOURCE = 'em_of_'  # begins the names of EM of single data sets
 
@@ -65,17 +67,49 @@ OF_TIERS = {
   'tokens_per_answer': Figure('tokens an answer', None, 1, '.0f'), 'auc': Figure('AUC', None, 1, '.2f'),
   'ece': Figure('ECE', None, 1, '.2f'), 'explained_variance': Figure('explained variance', None, 1, '.2f'),
 }
+# Of training with Search-R2: its drafts, and the terms of what revising them gains.
+OF_REFINEMENT = {
+  'em_draft_per_tree': Figure('EM of drafts'), 'em_kept_per_tree': Figure('EM of kept traces'),
+  'a_prec': Figure('A_prec', None, 1, '.3f'), 'v_inter': Figure('V_inter', None, 1, '.3f'),
+  's_trim': Figure('S_trim', None, 1, '.3f'), 'gain_predicted': Figure('gain, predicted', None, 1, '.3f'),
+  'gain_measured': Figure('gain, measured', None, 1, '.3f'),
+}
 MAIN = {name: figure for name, figure in FIGURES.items() if figure.main} | OF_TIERS
 # Averages that `bench` and tables have beside that of all benchmarks.
 HOPS = {'single-hop': ('nq', 'triviaqa', 'popqa'),
         'multi-hop': ('hotpotqa', '2wikimultihopqa', 'musique', 'bamboogle')}
 
 
+def asked_of(question: Question) -> dict[str, Any]:
+  """Returns the part of a record that says what was asked."""
+  return {'id': question.id, 'source': question.metadata.get('source', ''), 'question': question.question,
+          'golden_answers': list(question.golden_answers)}
+
+
+def record_of(tree: Tree) -> dict[str, Any]:
+  """Returns a finished tree as JSON can hold it: what was asked and answered, how, and its `FIGURES`."""
+  record = asked_of(tree.question) | {'prediction': tree.answer, 'stop': tree.stop,
+                                      'tokens': tree.count(Role.POLICY), 'spans': spans(tree)}
+  record |= {name: figure.of(tree) for name, figure in FIGURES.items() if figure.of}
+  record |= {} if tree.reward is None else {'reward': float(tree.reward)}
+  return record | {name: tree.question.metadata[name] for name in ('hops',) if name in tree.question.metadata}
+
+
+def policy_spans(record: Mapping[str, Any]) -> list[dict]:
+  """Returns the spans that the policy wrote, in order; of CARL its segments."""
+  return [span for span in record['spans'] if span['role'] == Role.POLICY.value]
+
+
+def sources_in(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+  """Returns the names of the EM of single data sets in rows of figures."""
+  return sorted({name for row in rows for name in row if name.startswith(OF_SOURCE)})
+
+
 def look_up(name: str) -> Figure:
   """Returns the figure of a name, such as that of EM for the EM of a data set; shares for pass@k and the like."""
   if name.startswith(OF_SOURCE):
     return FIGURES['em']._replace(heading=f'EM {name.removeprefix(OF_SOURCE)}')
-  return (FIGURES | OF_TIERS).get(name, Figure(name))
+  return (FIGURES | OF_TIERS | OF_REFINEMENT).get(name, Figure(name))
 
 
 def means(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -7,7 +7,7 @@ the question itself (vanilla RAG), and with the tool's evidence.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,9 +18,8 @@ from jaxsearch import setup
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import agents, answers
-from jaxsearch.evaluation.records import policy_spans
+from jaxsearch.evaluation.figures import asked_of, policy_spans
 from jaxsearch.methods import r_search
-from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import exact_match, f1
 from jaxsearch.sampler.driver import Agent, Assistant, first_requests, rollout
@@ -47,11 +46,11 @@ def find(agent: Agent, questions: Sequence[str]) -> list[Evidence]:
   """
   asked = [Question(str(number), text, ()) for number, text in enumerate(questions)]
   trees, _ = rollout(agent, asked, jax.random.key(0), sampling=GREEDY)
-  return [Evidence(answer=tree.answer, searches=tree.metrics['searches'], **_evidence({'spans': spans(tree)}))
+  return [Evidence(answer=tree.answer, searches=tree.metrics['searches'], **evidence_of({'spans': spans(tree)}))
           for tree in trees]
 
 
-def _evidence(record: Mapping[str, Any]) -> dict[str, Any]:
+def evidence_of(record: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the only `evidence` box, '' without exactly one or where it is `forfeited`, as in training."""
   written = policy_spans(record)
   texts = [span['text'] for span in written]
@@ -71,31 +70,34 @@ def check_room(agent: Agent, question: str) -> None:
 class Reader:
   """A frozen model that answers questions with or without passages."""
   ask: Callable[[list[str]], Sequence[str | Exception]]  # prompts in, replies out; an exception where one failed
-  template: str                          # a name or a file, see trees/templates.py
-  special_tokens: tuple[str, ...] = ()   # its tokenizer's, as text; () where they are not known
-  wrapped: Callable[[str], str] = str    # a prompt as it is tokenised
-  room: int | None = None                # how many tokens that may have; None is any number
-  tokenizer: Tokenizer | None = None     # with a room
+  template: str                     # a name or a file, see trees/templates.py
+  assistant: Assistant | None = None  # that its prompts have to fit; a chat server knows its own room
 
   def prompt(self, question: str, documents: Sequence[Document]) -> str:
     """Returns the prompt of a question with documents, neutralised and shortened to the room.
 
     A document without a title is bare text.
     """
-    safe = lambda text: grammar.neutralise(text.strip(), self.special_tokens, grammar.R_SEARCH)
+    tokenizer = self.assistant and self.assistant.engine.tokenizer
+    special = tokenizer.special_tokens if tokenizer else ()
+    safe = lambda text: grammar.neutralise(text.strip(), special, grammar.R_SEARCH)
     passage = templates.passage(self.template)
 
     def shown(number: int, document: Document) -> str:
-      text = safe(document.text)
-      title = document.title and safe(document.title)
+      title, text = safe(document.title), safe(document.text)
       return templates.fill(passage, number=number, title=title, text=text) if title else text
 
     def written(documents: Sequence[Document]) -> str:
       context = ''.join(itertools.starmap(shown, enumerate(documents, start=1)))
       return templates.reader_prompt(question, context, self.template)
 
-    if self.room is not None:
-      documents = shorten(documents, self.room, lambda own: self.wrapped(written(own)), self.tokenizer)
+    def tokenised(documents: Sequence[Document]) -> str:
+      prompt = written(documents)
+      return tokenizer.chat([{'role': 'user', 'content': prompt}]) if self.assistant.chat else prompt
+
+    if tokenizer:
+      room = self.assistant.engine.length - self.assistant.max_tokens
+      documents = shorten(documents, room, tokenised, tokenizer)
     return written(documents)
 
 
@@ -104,69 +106,51 @@ def open_reader(config: ml_collections.ConfigDict, url: str = '', model: str = '
   template = reader_template(config)
   if url:
     from jaxsearch.tools.chat import Chat
-    return Reader(Chat(url, model, max_tokens=config.reader.max_tokens).replies, template)
-  return local_reader(setup.load_assistant(config.reader, config.dtype), template)
-
-
-def local_reader(assistant: Assistant, template: str) -> Reader:
-  """Returns a reader on our own sampler."""
-  tokenizer, room = assistant.engine.tokenizer, assistant.engine.length - assistant.max_tokens
-  in_chat = lambda prompt: tokenizer.chat([{'role': 'user', 'content': prompt}])
-  wrapped = in_chat if assistant.chat else str
-  return Reader(assistant, template, tokenizer.special_tokens, wrapped, room, tokenizer)
+    return Reader(Chat(url, model or config.reader.model, max_tokens=config.reader.max_tokens).replies, template)
+  assistant = setup.load_assistant(config.reader, config.dtype)
+  return Reader(assistant, template, assistant)
 
 
 def answer(tool: Agent | EvidenceClient, reader: Reader, questions: Sequence[Question], key, kept: answers.Kept, *,
-           sampling: Sampling, search: SearchBackend, topk: int, on_progress: Callable[[int, int, dict], object]) -> None:
+           sampling: Sampling, search: SearchBackend, topk: int,
+           on_progress: Callable[[int, int, dict], object]) -> None:
   """Keeps a record of each question: what the tool found, and what `ask_reader` returns.
 
-  Of the tool `evidence`, `forfeited`, `prediction` (its own answer) and `searches`, of an agent the whole record. The
-  questions are counted once for the tool, once for the reader. Raises RequestError if a server failed.
+  Of the tool `evidence`, `forfeited`, `prediction` (its own answer) and `searches`, of an agent the whole record.
+  The questions are counted once for the tool, once for the reader. Raises RequestError if a server failed.
   """
+  def parts(field: str) -> Iterator[Sequence[int]]:
+    """Yields the numbers of the questions without such a field."""
+    missing = kept.missing(field)
+    for start in range(0, len(missing), PER_REQUEST):
+      on_progress(len(questions) - len(missing) + start, len(questions), {})
+      yield missing[start:start + PER_REQUEST]
+    on_progress(len(questions), len(questions), {})
+
   if isinstance(tool, EvidenceClient):
-    _ask_server(tool, questions, kept, on_progress)
+    for numbers in parts('id'):
+      asked = [questions[number] for number in numbers]
+      replies = tool.find([question.question for question in asked])
+      kept.add({number: asked_of(question) | {
+        'prediction': found.answer, 'searches': found.searches, 'evidence': found.evidence,
+        'forfeited': found.forfeited, 'stop': None} for number, question, found in zip(numbers, asked, replies)})
   else:
     answers.answer(tool, questions, key, kept, sampling=sampling, on_progress=on_progress)
-  missing = kept.missing('rstool')
-  for done, numbers in _parts(missing):
-    evidence = [_found(kept.records[number])['evidence'] for number in numbers]
+  for numbers in parts('rstool'):
+    records = [kept.records[number] for number in numbers]
+    found = [record if 'evidence' in record else evidence_of(record) for record in records]
+    evidence = [record['evidence'] for record in found]
     replies = ask_reader(reader, [questions[number] for number in numbers], evidence, search, topk)
-    kept.add(dict(zip(numbers, replies)))
-    on_progress(len(questions) - len(missing) + done, len(questions), {})
-
-
-def _found(record: Mapping[str, Any]) -> Mapping[str, Any]:
-  """Returns the record of a tool with its evidence."""
-  return record if 'evidence' in record else {**record, **_evidence(record)}
-
-
-def _parts(numbers: Sequence[int]) -> list[tuple[int, Sequence[int]]]:
-  """Returns numbers in parts, each with the count of numbers up to its end."""
-  starts = range(0, len(numbers), PER_REQUEST)
-  return [(min(start + PER_REQUEST, len(numbers)), numbers[start:start + PER_REQUEST]) for start in starts]
-
-
-def _ask_server(tool: EvidenceClient, questions: Sequence[Question], kept: answers.Kept,
-                on_progress: Callable[[int, int, dict], object]) -> None:
-  """Keeps what a tool behind a server finds."""
-  on_progress(len(kept.records), len(questions), {})
-  for _, numbers in _parts(kept.missing()):
-    asked = [questions[number] for number in numbers]
-    evidence = tool.find([question.question for question in asked])
-    kept.add({number: {
-      'id': question.id, 'source': question.metadata.get('source', ''), 'question': question.question,
-      'golden_answers': list(question.golden_answers), 'prediction': found.answer, 'searches': found.searches,
-      'evidence': found.evidence, 'forfeited': found.forfeited, 'stop': None,
-    } for number, question, found in zip(numbers, asked, evidence)})  # fmt: skip
-    on_progress(len(kept.records), len(questions), {})
+    kept.add({number: {'evidence': of['evidence'], 'forfeited': of['forfeited']} | reply
+              for number, of, reply in zip(numbers, found, replies)})
 
 
 def ask_reader(reader: Reader, questions: Sequence[Question], evidence: Sequence[str], search: SearchBackend,
                topk: int) -> list[dict]:
   """Returns for each question the reader's answers, None where a reply failed; raises the first if all failed.
 
-  `alone`, with the `passages` of one search (`rag`), and with the `evidence` (`rstool`; closed-book if it is ''). The
-  replies are counted as calls of a service.
+  `alone`, with the `passages` of one search (`rag`), and with the `evidence` (`rstool`; closed-book if it is '').
+  The replies are counted as calls of a service.
   """
   passages = search.search([question.question for question in questions], topk)
   contexts = {'alone': [[] for _ in questions], 'rag': passages,
@@ -176,13 +160,13 @@ def ask_reader(reader: Reader, questions: Sequence[Question], evidence: Sequence
              for way, context in contexts.items()}
   records = []
   for number, documents in enumerate(passages):
-    of_question = {way: all_replies[number] for way, all_replies in replies.items()}
-    failures = [reply for reply in of_question.values() if isinstance(reply, Exception)]
-    record = {way: None if isinstance(reply, Exception) else reply.strip() for way, reply in of_question.items()}
-    record |= {'passages': [document.text for document in documents]}
-    record |= {SERVICES.asked: len(contexts), SERVICES.failed: len(failures)}
-    records.append(record | ({SERVICES.last: one_line(str(failures[-1]))} if failures else {}))
-  if all(record[SERVICES.failed] == len(contexts) for record in records):
+    said = {way: None if isinstance(reply := replies[way][number], Exception) else reply.strip() for way in READER}
+    failures = [replies[way][number] for way in READER if said[way] is None]
+    records.append(said | {'passages': [document.text for document in documents],
+                           SERVICES.asked: len(READER), SERVICES.failed: len(failures)})
+    if failures:
+      records[-1][SERVICES.last] = one_line(str(failures[-1]))
+  if all(record[SERVICES.failed] == len(READER) for record in records):
     raise replies['alone'][0]
   return records
 
@@ -190,24 +174,22 @@ def ask_reader(reader: Reader, questions: Sequence[Question], evidence: Sequence
 def scores(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   """Returns em_X and f1_X for X in alone (closed-book), rag, rstool, and policy: the policy's own answers.
 
-  with_evidence: the share of questions with evidence; forfeited: how many wrote it before any documents were found;
-  searches a question; n. Replies that failed count as wrong.
+  with_evidence: the share of questions with evidence; forfeited: how many wrote it before any documents were
+  found; searches a question; n. Replies that failed count as wrong.
   """
-  found, figures = list(map(_found, records)), {}
-  for way in (*READER, 'policy'):
-    given = [record['prediction' if way == 'policy' else way] for record in found]
-    for metric, rule in (('em', exact_match), ('f1', f1)):
-      right = [rule(text, record['golden_answers']) for text, record in zip(given, found)]
-      figures[f'{metric}_{way}'] = float(np.mean(right))
-  return figures | {'with_evidence': float(np.mean([bool(record['evidence']) for record in found])),
-                    'forfeited': sum(record['forfeited'] for record in found),
-                    'searches': float(np.mean([record['searches'] for record in found])), 'n': len(found)}
+  mean = lambda values: float(np.mean(list(values)))
+  figures = {f'{metric}_{way}': mean(rule(record[field], record['golden_answers']) for record in records)
+             for way, field in (*zip(READER, READER), ('policy', 'prediction'))
+             for metric, rule in (('em', exact_match), ('f1', f1))}
+  return figures | {'with_evidence': mean(bool(record['evidence']) for record in records),
+                    'forfeited': sum(record['forfeited'] for record in records),
+                    'searches': mean(record['searches'] for record in records), 'n': len(records)}
 
 
 def predictions(records: Sequence[Mapping[str, Any]]) -> list[dict]:
   """Returns what an evaluation writes of the records: the same whether the tool is an agent or a server."""
   fields = ('id', 'source', 'question', 'golden_answers', 'evidence', 'searches', 'passages', *READER)
-  return [{'policy': record['prediction']} | {name: _found(record)[name] for name in fields} for record in records]
+  return [{'policy': record['prediction']} | {name: record[name] for name in fields} for record in records]
 
 
 def reader_template(config: ml_collections.ConfigDict) -> str:

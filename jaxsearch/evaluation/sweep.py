@@ -17,7 +17,6 @@ resume. sweep_report.py writes the tables.
 """
 
 import collections
-import contextlib
 import dataclasses
 import fcntl
 import itertools
@@ -29,7 +28,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import ml_collections
 from rich import progress
@@ -145,46 +144,49 @@ def check_finished(run: SweepRun) -> None:
 def train_all(runs: Sequence[SweepRun], parallel: int) -> list[SweepRun]:
   """Trains the unfinished runs, `parallel` at a time; says on stderr which fail, and returns those.
 
-  Raises:
-    ValueError: a finished run has another config; nothing is started.
-    SystemExit: after SIGTERM or SIGINT, once every run has saved; status 128 + signal.
+  On SIGTERM and Ctrl-C every run finishes its step and saves; a second signal kills them.
+
+  Raises ValueError if a finished run has another config; nothing is started.
   """
   waiting = [run for run in runs if not finished(run)]
   for run in set(runs).difference(waiting):
     check_finished(run)
   free, running, failed = environments(parallel), {}, []
-  signals, forwarded = [], 0  # received, and passed on to the processes
   console = Console(stderr=True, highlight=False)
   report = lambda text: console.print(text, markup=False, soft_wrap=True)
-  with _progress_bar(runs, console) as show, contextlib.ExitStack() as stack:
-    for number in (signal.SIGTERM, signal.SIGINT):
-      stack.callback(signal.signal, number, signal.signal(number, lambda number, _: signals.append(number)))
-    stack.callback(lambda: [process.kill() for process in running])  # of none, unless this function failed
-    while running or (waiting and not signals):
-      while waiting and free and not signals:
-        run, environment = waiting.pop(0), free.pop()
-        try:
-          running[start(run, environment)] = run, environment
-        except BlockingIOError:
+  columns = [progress.BarColumn(), progress.MofNCompleteColumn(), 'runs', progress.TimeElapsedColumn()]
+  handler = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+  try:
+    with progress.Progress(*columns, console=console, disable=not console.is_interactive) as bar:
+      task = bar.add_task('', total=len(runs))
+      while running or waiting:
+        while waiting and free:
+          run, environment = waiting.pop(0), free.pop()
+          try:
+            running[start(run, environment)] = run, environment
+          except BlockingIOError:
+            free.append(environment)
+            failed.append(run)
+            report(f'{run}: another process is training this run')
+        for process in [process for process in running if process.poll() is not None]:
+          run, environment = running.pop(process)
           free.append(environment)
-          failed.append(run)
-          report(f'{run}: another process is training this run')
-      for process in [process for process in running if process.poll() is not None]:
-        run, environment = running.pop(process)
-        free.append(environment)
-        if not signals and not (process.returncode == 0 and finished(run)):
-          failed.append(run)
-          report(_end_of(run, process.returncode))
-      if len(signals) > forwarded:
-        for process in running:
-          process.kill() if forwarded else process.terminate()  # the second signal does not wait for the step
-        forwarded = len(signals)
-      show(len(running), len(failed))
-      time.sleep(POLL_SECONDS if running else 0)
-  if signals:
-    report(f'stopped with {sum(map(finished, runs))} of {len(runs)} runs finished; '
-           'rerun the same command to resume')
-    raise SystemExit(128 + signals[0])
+          if process.returncode or not finished(run):
+            failed.append(run)
+            report(_end_of(run, process.returncode))
+        bar.update(task, completed=len(runs) - len(waiting) - len(running))
+        time.sleep(POLL_SECONDS if running else 0)
+  except BaseException:
+    for process in running:
+      process.terminate()
+    for process in running:
+      process.wait()
+    report(f'stopped with {sum(map(finished, runs))} of {len(runs)} runs finished; rerun the same command to resume')
+    raise
+  finally:
+    signal.signal(signal.SIGTERM, handler)
+    for process in running:
+      process.kill()
   return failed
 
 
@@ -222,21 +224,3 @@ def _end_of(run: SweepRun, status: int) -> str:
     how = f'it ended, but step {run.config.steps} is not logged, evaluated and saved'
   lines = (run.out / 'log.txt').read_text(encoding='utf-8', errors='replace').splitlines()[-LOG_LINES:]
   return printable('\n  '.join([f'{run}: {how}; the end of {run.out / "log.txt"}:', *lines]))
-
-
-@contextlib.contextmanager
-def _progress_bar(runs: Sequence[SweepRun], console: Console) -> Iterator[Callable]:
-  """Yields `show(running, failed)`, which updates a bar over the steps of all runs."""
-  columns = [progress.BarColumn(), progress.MofNCompleteColumn(), 'steps, {task.fields[note]}',
-             progress.TimeElapsedColumn(), 'left', progress.TimeRemainingColumn()]
-  with progress.Progress(*columns, console=console, disable=not console.is_interactive,
-                         speed_estimate_period=1800) as bar:
-    steps = {run: last_step(run) for run in runs}
-    task = bar.add_task('', total=sum(run.config.steps for run in runs), note='')
-
-    def show(running: int, failed: int) -> None:
-      if console.is_interactive:
-        steps.update((run, last_step(run)) for run in runs if steps[run] < run.config.steps)
-        bar.update(task, completed=sum(steps.values()), note=f'{running} runs at a time, {failed} failed')
-
-    yield show

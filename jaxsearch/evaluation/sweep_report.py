@@ -8,15 +8,14 @@ in EM to time. Unfinished runs are left out and listed.
 
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import ml_collections
 import numpy as np
 from scipy.special import stdtrit
 
 from jaxsearch.evaluation import plots
-from jaxsearch.evaluation.figures import MAIN, OF_SOURCE, Figure, look_up
-from jaxsearch.evaluation.plots import smoothed
+from jaxsearch.evaluation.figures import MAIN, OF_REFINEMENT, Figure, look_up, sources_in
 from jaxsearch.evaluation.report import column
 from jaxsearch.evaluation.sweep import SweepRun, finished
 from jaxsearch.evaluation.text_tables import escaped, layout
@@ -25,30 +24,35 @@ from jaxsearch.training.row_files import read as read_rows
 
 COSTS = {'tokens_generated': Figure('tokens generated (k)', None, 1e-3, ',.0f'),
          'tokens_prefilled': Figure('prefilled (k)', None, 1e-3, ',.0f'),
-         'tokens_trained': Figure('trained (k)', None, 1e-3, ',.0f'), 'seconds': Figure('seconds', None, 1, ',.0f')}
-# Means over all steps, where a method has them: Search-R2's drafts, and the terms of what revising them gains.
-TRAINING = {'em_draft_per_tree': Figure('EM of drafts'), 'em_kept_per_tree': Figure('EM of kept traces')} | {
-  name: Figure(heading, None, 1, '.3f') for name, heading in {
-    'a_prec': 'A_prec', 'v_inter': 'V_inter', 's_trim': 'S_trim', 'gain_predicted': 'gain, predicted',
-    'gain_measured': 'gain, measured'}.items()}
+         'tokens_trained': Figure('trained (k)', None, 1e-3, ',.0f'),
+         'seconds': Figure('seconds', None, 1, ',.0f')}
 MAX_COLUMNS = 15  # that fit on a page
 FOOTNOTE = (
   "After {steps} steps; EM and F1 in % on {questions} held-out questions. ± and [ ] are 95 % intervals over seeds "
   "(Student's t). Bold: significant, the interval excludes 0; elsewhere there is no significant difference. Nothing "
   'is corrected for multiple comparisons. Seconds are those of the training steps, without evaluation, saving and '
   'compilation.')
+# Axes of the plots.
+STEP, TOKENS, MINUTES = 'step', 'tokens trained', 'minutes of training steps'
+REWARD, SEARCHES = 'mean reward, smoothed', 'searches of a rollout, smoothed'
+TRAINING_EM = 'EM in training, smoothed (%)'
 
 
 def write(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> pathlib.Path:
   """Writes the four files and returns the path of the table. ValueError if no run is finished."""
-  out, found = pathlib.Path(config.out), summary(config, runs)
-  if not found['variants']:
+  out, of_sweep = pathlib.Path(config.out), summary(config, runs)
+  if not of_sweep['variants']:
     raise ValueError(f'{config.out}: no run of this sweep is finished')
-  write_whole(out / 'table.json', json.dumps(found, indent=1, ensure_ascii=False) + '\n')
-  done = {name: [run for run in runs if run.variant == name and finished(run)] for name in found['variants']}
-  plot(done, config, out / 'curves.png')
-  plot_steps(done, config, out / 'steps.png')
-  write_whole(out / 'table.md', table(found))
+  write_whole(out / 'table.json', json.dumps(of_sweep, indent=1, ensure_ascii=False) + '\n')
+  write_whole(out / 'table.md', table(of_sweep))
+  lines = {name: [curves(run) for run in runs if run.variant == name and finished(run)]
+           for name in of_sweep['variants']}
+  every = [of_run for of in lines.values() for of_run in of]
+  held_out = [name for name in every[0] if name.startswith('held-out')]
+  if min(len(of_run[name]) for of_run in every for name in held_out) < 3:
+    held_out = [TRAINING_EM]
+  plot(lines, config, [(x, em) for em in held_out for x in (TOKENS, MINUTES)], 2, out / 'curves.png')
+  plot(lines, config, [(STEP, y) for y in (held_out[0], REWARD, SEARCHES)], 3, out / 'steps.png')
   return out / 'table.md'
 
 
@@ -73,7 +77,7 @@ def summary(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> dict
     'questions': sorted({row['n'] for run in done for row in evaluations(run)}),
     'before': {key: of['mean'] for key, of in before.items()},
     'not_finished': [str(run) for run in runs if run not in done],
-  }  # fmt: skip
+  }
 
 
 def figures(run: SweepRun) -> dict[str, float]:
@@ -82,24 +86,25 @@ def figures(run: SweepRun) -> dict[str, float]:
   Search-R2's probes cost rollouts that the method does not need: a run with any has no costs but the trained tokens.
   """
   rows = read_rows(run.out / 'metrics.jsonl')
-  costs = ['tokens_trained'] if any(row.get('probed') for row in rows) else COSTS
-  totals = {name: float((seconds(rows) if name == 'seconds' else column(rows, name)).sum()) for name in costs}
-  means = {name: float(np.nanmean(values)) for name in TRAINING
-           if not np.isnan(values := column(rows, name)).all()}
-  known = {name: total for name, total in totals.items() if not np.isnan(total)}
+  columns = {name: column(rows, name) for name in (*OF_REFINEMENT, *COSTS)} | {'seconds': seconds(rows)}
+  probed = any(row.get('probed') for row in rows)
+  costs = {name: float(columns[name].sum()) for name in COSTS if not probed or name == 'tokens_trained'}
+  noted = [name for name in OF_REFINEMENT if not np.isnan(columns[name]).all()]
+  means = {name: float(np.nanmean(columns[name])) for name in noted}
+  known = {name: total for name, total in costs.items() if not np.isnan(total)}
   return scores(run, run.config.steps) | means | known
 
 
 def relative(figures: Mapping[str, Mapping], baseline: Mapping[str, Mapping]) -> dict[str, float]:
   """Returns changes of the mean EM and seconds as shares of the baseline's, and their ratio where the time grows.
 
-  How much EM an added share of time buys: Search-R2, table 5.
+  The ratio is how much EM an added share of time buys: Search-R2, table 5.
   """
   changes = {name: figures[name]['mean'] / of['mean'] - 1 for name, of in baseline.items()
              if name in figures and of['mean'] and (name == 'seconds' or name.startswith('em@'))}
   time = changes.get('seconds', 0.0)
-  bought = {f'{name}/seconds': change / time for name, change in changes.items() if name != 'seconds' and time > 0}
-  return changes | bought
+  gains = {name: change for name, change in changes.items() if name != 'seconds' and time > 0}
+  return changes | {f'{name}/seconds': change / time for name, change in gains.items()}
 
 
 def evaluations(run: SweepRun) -> list[dict]:
@@ -109,7 +114,7 @@ def evaluations(run: SweepRun) -> list[dict]:
 def scores(run: SweepRun, step: int) -> dict[str, float]:
   """Returns the main figures in the evaluations after `step`; {} if there are none."""
   return {f'{name}@{row["temperature"]}': row[name] for row in evaluations(run) if row['step'] == step
-          for name in (*MAIN, *(name for name in row if name.startswith(OF_SOURCE))) if row.get(name) is not None}
+          for name in (*MAIN, *sources_in([row])) if row.get(name) is not None}
 
 
 def seconds(rows: Sequence[Mapping]) -> np.ndarray:
@@ -141,40 +146,43 @@ def estimate(values: Sequence[float]) -> dict:
   return {'mean': float(mean), 'low': low, 'high': high, 'values': list(values)}
 
 
-def table(found: Mapping) -> str:
+def table(of_sweep: Mapping) -> str:
   """Returns table.md of a summary."""
-  variants, shown = found['variants'], lambda text: escaped(text, 'markdown')
+  variants, shown = of_sweep['variants'], lambda text: escaped(text, 'markdown')
   names = list(dict.fromkeys(name for of in variants.values() for name in of['figures']))
   names.sort(key=lambda name: name in COSTS)  # costs last
+  headings = [heading(name) for name in names]
   cells = lambda show, of: [show(name, of[name]) if name in of else '' for name in names]
-  rows = [['variant (seeds)', *map(heading, names)]]
-  rows += [['before training', *cells(number, found['before'])]] if found['before'] else []
-  rows += [[f'{variant} ({len(of["seeds"])})', *cells(interval, of['figures'])] for variant, of in variants.items()]
-  parts = [f'# {shown(found["title"])}', markdown(rows)]
-  rows = [[variant, *cells(difference, of['differences'])] for variant, of in variants.items() if of['differences']]
-  if rows:
-    parts.append(f'Differences to {shown(found["baseline"])}, paired by seed:')
-    parts.append(markdown([['variant', *map(heading, names)], *rows]))
-  parts += relative_table(found)
-  parts.append(shown(FOOTNOTE.format(**{key: ' or '.join(map(str, found[key])) for key in ('steps', 'questions')})))
-  if found['not_finished']:
-    parts.append(shown(f'Not finished: {"; ".join(found["not_finished"])}.'))
+  rows = [['variant (seeds)', *headings]]
+  rows += [['before training', *cells(number, of_sweep['before'])]] if of_sweep['before'] else []
+  rows += [[f'{name} ({len(of["seeds"])})', *cells(interval, of['figures'])] for name, of in variants.items()]
+  parts = [f'# {shown(of_sweep["title"])}', markdown(rows)]
+  compared = {name: of['differences'] for name, of in variants.items() if of['differences']}
+  if rows := [[name, *cells(difference, of)] for name, of in compared.items()]:
+    parts += [f'Differences to {shown(of_sweep["baseline"])}, paired by seed:',
+              markdown([['variant', *headings], *rows])]
+  parts += relative_table(of_sweep)
+  numbers = {key: ' or '.join(map(str, of_sweep[key])) for key in ('steps', 'questions')}
+  parts.append(shown(FOOTNOTE.format(**numbers)))
+  if of_sweep['not_finished']:
+    parts.append(shown(f'Not finished: {"; ".join(of_sweep["not_finished"])}.'))
   parts += ['![EM against trained tokens and against time](curves.png)',
             '![EM, reward and searches over the steps](steps.png)']
   return '\n\n'.join(parts) + '\n'
 
 
-def relative_table(found: Mapping) -> list[str]:
-  """Returns the table of `relative` changes, in %, and what stands above; none before the baseline is finished."""
-  changes = {variant: of['relative'] for variant, of in found['variants'].items() if of.get('relative')}
-  columns = sorted(dict.fromkeys(name for of in changes.values() for name in of), key=lambda name: '/' in name)
+def relative_table(of_sweep: Mapping) -> list[str]:
+  """Returns the table of `relative` changes, and what stands above; [] before the baseline is finished."""
+  changes = {name: of['relative'] for name, of in of_sweep['variants'].items() if of.get('relative')}
+  columns = sorted({name: None for of in changes.values() for name in of}, key=lambda name: '/' in name)
   if not columns:
     return []
-  heads = [name.replace('em@', 'EM, T=').replace('/seconds', ' / seconds') for name in columns]
-  cell = lambda name, of: '' if name not in of else f'{of[name]:.2f}' if '/' in name else f'{100 * of[name]:+.1f}'
-  rows = [[variant, *(cell(name, of) for name in columns)] for variant, of in changes.items()]
-  above = f'Changes against {found["baseline"]} in %, and that of EM over that of time where a variant takes more:'
-  return [escaped(above, 'markdown'), markdown([['variant', *heads], *rows])]
+  rows = [['variant', *(name.replace('em@', 'EM, T=').replace('/', ' / ') for name in columns)]]
+  for variant, of in changes.items():
+    shown = {name: f'{value:.2f}' if '/' in name else f'{100 * value:+.1f}' for name, value in of.items()}
+    rows.append([variant, *(shown.get(name, '') for name in columns)])
+  above = 'Changes against {} in %, and that of EM over that of time where a variant takes more:'
+  return [escaped(above.format(of_sweep['baseline']), 'markdown'), markdown(rows)]
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -185,7 +193,7 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 def figure_of(name: str) -> Figure:
   """Returns how a figure of a summary is shown."""
   score = name.partition('@')[0]
-  return (TRAINING | COSTS).get(score) or look_up(score)
+  return COSTS.get(score) or look_up(score)
 
 
 def heading(name: str) -> str:
@@ -205,7 +213,8 @@ def number(name: str, value: float, sign: str = '') -> str:
 
 def interval(name: str, of: Mapping) -> str:
   """Returns '45.2 ± 3.1', or the mean alone for a single seed."""
-  return number(name, of['mean']) + ('' if of['low'] is None else f' ± {number(name, of["high"] - of["mean"])}')
+  half = '' if of['low'] is None else f' ± {number(name, of["high"] - of["mean"])}'
+  return number(name, of['mean']) + half
 
 
 def difference(name: str, of: Mapping) -> str:
@@ -217,102 +226,57 @@ def difference(name: str, of: Mapping) -> str:
   return f'{mark}{mean} [{low}, {high}]{mark}'
 
 
-def curve(run: SweepRun, temperature: float | None) -> dict[int, tuple[float, float, float]]:
-  """Returns {step: (tokens trained until then, minutes, EM)}; without a temperature, the smoothed EM in training."""
-  rows = read_rows(run.out / 'metrics.jsonl')
-  steps = [row['step'] for row in rows]
-  so_far = lambda values: dict(zip([0, *steps], np.cumsum([0, *values])))
-  tokens, minutes = so_far(column(rows, 'tokens_trained')), so_far(seconds(rows) / 60)
-  if temperature is None:
-    em = dict(zip(steps, smoothed(column(rows, 'em'))))
-  else:
-    em = {row['step']: row['em'] for row in evaluations(run) if row['temperature'] == temperature}
-  return {step: (tokens[step], minutes[step], value) for step, value in em.items() if step in tokens}
+def curves(run: SweepRun) -> dict[str, dict[int, float]]:
+  """Returns what is plotted of a run: axis -> step -> value, NaN where rows do not tell it.
 
-
-def plot(runs: Mapping[str, Sequence[SweepRun]], config: ml_collections.ConfigDict, path: pathlib.Path) -> None:
-  """Draws EM against trained tokens and against minutes, a row of plots for each temperature."""
-  from matplotlib.ticker import EngFormatter
-  temperatures = temperatures_of(runs)
-  figure = plots.new_figure(10, 1 + 3.4 * len(temperatures))
-  grid = figure.subplots(len(temperatures), 2, squeeze=False, sharey='row')
-  draw = drawer(runs, config.baseline)
-  for temperature, row in zip(temperatures, grid):
-    for name, of in runs.items():
-      steps, points = common([curve(run, temperature) for run in of])
-      for axes, x in zip(row, np.moveaxis(points[..., :2].mean(axis=0), 1, 0)):
-        draw(axes, name, x, 100 * points[..., 2])
-    row[0].set_ylabel(em_label(temperature), fontsize=9)
-    row[0].xaxis.set_major_formatter(EngFormatter(sep=' '))
-  for axes, text in zip(grid[-1], ('tokens trained', 'minutes of training steps')):
-    axes.set_xlabel(text, fontsize=9)
-  save(figure, config.title, path)
-
-
-def plot_steps(runs: Mapping[str, Sequence[SweepRun]], config: ml_collections.ConfigDict, path: pathlib.Path) -> None:
-  """Draws EM, mean reward and searches of a rollout over the steps (CuSearch's figure 3; its depth is capped)."""
-  temperature, draw = temperatures_of(runs)[0], drawer(runs, config.baseline)
-  rows = {name: [read_rows(run.out / 'metrics.jsonl') for run in of] for name, of in runs.items()}
-  capped = all(row.get('depth_mean') is not None for of in rows.values() for of_run in of for row in of_run)
-  figure = plots.new_figure(12, 4.2)
-  panels = figure.subplots(1, 3)
-  for name, of in runs.items():
-    steps, points = common([curve(run, temperature) for run in of])
-    draw(panels[0], name, steps, 100 * points[..., 2])
-    last = min(map(len, rows[name]))
-    for axes, key in zip(panels[1:], ('reward', 'depth_mean' if capped else 'searches')):
-      values = np.array([smoothed(column(of_run, key))[:last] for of_run in rows[name]])
-      if not np.isnan(values).all():
-        draw(axes, name, [row['step'] for row in rows[name][0][:last]], values)
-  labels = em_label(temperature), 'mean reward, smoothed', 'searches of a rollout, smoothed'
-  for axes, label in zip(panels, labels):
-    axes.set_ylabel(label, fontsize=9)
-    plots.whole_steps(axes)
-  save(figure, config.title, path)
-
-
-def common(curves: Sequence[Mapping[int, tuple]]) -> tuple[list[int], np.ndarray]:
-  """Returns the steps that all curves have, and their points [seeds, steps, 3]."""
-  steps = sorted(set.intersection(*map(set, curves)))
-  return steps, np.array([[points[step] for step in steps] for points in curves])
-
-
-def temperatures_of(runs: Mapping[str, Sequence[SweepRun]]) -> tuple[float | None, ...]:
-  """Returns the temperatures of the held-out evaluations.
-
-  (None,), for EM in training, where there are fewer than three of them.
+  CuSearch caps the depth of searches; where all rows have it, it stands for their number.
   """
-  every = [run for of in runs.values() for run in of]
-  often = min(len({row['step'] for row in evaluations(run)}) for run in every) >= 3
-  return every[0].config.eval.temperatures if often else (None,)
+  rows, tests = read_rows(run.out / 'metrics.jsonl'), evaluations(run)
+  steps = [0, *(row['step'] for row in rows)]
+  so_far = lambda values: dict(zip(steps, np.cumsum([0, *values])))
+  averaged = lambda name: dict(zip(steps[1:], plots.smoothed(column(rows, name))))
+  capped = all(row.get('depth_mean') is not None for row in rows)
+  lines = {STEP: dict(zip(steps, steps)), TOKENS: so_far(column(rows, 'tokens_trained')),
+           MINUTES: so_far(seconds(rows) / 60), REWARD: averaged('reward'),
+           SEARCHES: averaged('depth_mean' if capped else 'searches'),
+           TRAINING_EM: {step: 100 * em for step, em in averaged('em').items()}}
+  return lines | {f'held-out EM, {decoding(temperature)} (%)': {
+    row['step']: 100 * row['em'] for row in tests if row['temperature'] == temperature}
+    for temperature in run.config.eval.temperatures}
 
 
-def em_label(temperature: float | None) -> str:
-  return 'EM in training, smoothed (%)' if temperature is None else f'held-out EM, {decoding(temperature)} (%)'
+def plot(lines: Mapping[str, Sequence[Mapping]], config: ml_collections.ConfigDict,
+         panels: Sequence[tuple[str, str]], columns: int, path: pathlib.Path) -> None:
+  """Draws panels (axis x, axis y) with a line for each variant, the mean over seeds in a band of all values.
 
-
-def drawer(runs: Mapping[str, Sequence[SweepRun]], baseline: str) -> Callable:
-  """Returns draw(axes, variant, x [n], values [seeds, n]): a line, the mean over seeds, in a band of all values."""
-  others = [name for name in runs if name != baseline]
-
-  def draw(axes, name: str, x: Sequence[float], values: np.ndarray) -> None:
-    colour, style, marker = '#222222', '-', 'o'
-    if name != baseline:
-      looks = plots.COLOURS, plots.STYLES, plots.MARKERS
-      colour, style, marker = (kinds[others.index(name) % len(kinds)] for kinds in looks)
-    axes.plot(x, values.mean(axis=0), linestyle=style, color=colour, linewidth=2, marker=marker, markersize=5,
-              markevery=max(1, len(x) // 8), label=f'{name} ({len(runs[name])})')
-    axes.fill_between(x, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.13, linewidth=0)
-
-  return draw
-
-
-def save(figure, title: str, path: pathlib.Path) -> None:
-  """Writes a figure of such lines, with its legend."""
-  for axes in figure.axes:
+  Args:
+    lines: variant -> the `curves` of its runs.
+  """
+  from matplotlib.ticker import EngFormatter
+  rows, others = len(panels) // columns, [name for name in lines if name != config.baseline]
+  figure = plots.new_figure(4.5 * columns, 1 + 3.3 * rows)
+  for axes, (x, y) in zip(figure.subplots(rows, columns, squeeze=False).flat, panels):
+    for name, of in lines.items():
+      steps = sorted(set.intersection(*(of_run[x].keys() & of_run[y].keys() for of_run in of)))
+      place = np.mean([[of_run[x][step] for step in steps] for of_run in of], axis=0)
+      values = np.array([[of_run[y][step] for step in steps] for of_run in of])
+      colour, style, marker = '#222222', '-', 'o'
+      if name != config.baseline:
+        looks = plots.COLOURS, plots.STYLES, plots.MARKERS
+        colour, style, marker = (kinds[others.index(name) % len(kinds)] for kinds in looks)
+      axes.plot(place, values.mean(axis=0), linestyle=style, color=colour, linewidth=2, marker=marker,
+                markersize=5, markevery=max(1, len(place) // 8), label=f'{name} ({len(of)})')
+      axes.fill_between(place, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.13, linewidth=0)
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel(y, fontsize=9)
     axes.grid(alpha=0.25)
+    if x == TOKENS:
+      axes.xaxis.set_major_formatter(EngFormatter(sep=' '))
+    elif x == STEP:
+      plots.whole_steps(axes)
   plots.finish(figure)
-  figure.suptitle(title, fontsize=11)
+  figure.suptitle(config.title, fontsize=11)
   figure.legend(*figure.axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=5, fontsize=8,
-                frameon=False, handlelength=4, title='mean over (seeds); band: lowest to highest', title_fontsize=8)
+                frameon=False, handlelength=4, title='mean over (seeds); band: lowest to highest',
+                title_fontsize=8)
   figure.savefig(path, dpi=110)

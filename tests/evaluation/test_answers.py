@@ -14,7 +14,7 @@ from jaxsearch.commands import command
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import agents, answers, figures
-from jaxsearch.evaluation.records import record_of
+from jaxsearch.evaluation.figures import record_of
 from jaxsearch.rewards.match import answer_found, exact_match
 from jaxsearch.sampler.driver import rollout
 from jaxsearch.sampler.requests import GREEDY, Search

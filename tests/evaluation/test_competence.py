@@ -5,7 +5,7 @@ import pytest
 
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import competence, plots
-from jaxsearch.evaluation.records import record_of
+from jaxsearch.evaluation.figures import record_of
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 # As if they took trees.

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import plots, report
-from jaxsearch.evaluation.records import record_of
+from jaxsearch.evaluation.figures import record_of
 from jaxsearch.training.row_files import read as read_rows
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.evaluation.browser import CHROMIUM, run_in

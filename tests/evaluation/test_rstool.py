@@ -4,11 +4,11 @@ import functools
 import json
 import re
 import signal
+import types
 
 import matplotlib.figure
 import pytest
 
-from configs import r_search as r_search_config
 from jaxsearch import cli
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
@@ -16,14 +16,15 @@ from jaxsearch.evaluation import answers, plots, rstool
 from jaxsearch.methods import r_search
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import exact_match, f1
-from jaxsearch.sampler.driver import Agent, Assistant, rollout
+from jaxsearch.sampler.driver import Agent, Assistant
 from jaxsearch.sampler.requests import Sampling, ToolFailure, Tools
 from jaxsearch.tools.chat import ChatError
-from jaxsearch.tools.evidence_client import Evidence, EvidenceClient, EvidenceError
+from jaxsearch.tools.evidence_client import EvidenceClient, EvidenceError
 from jaxsearch.training import row_files
 from jaxsearch.trees import templates
-from jaxsearch.trees.tree import Role, Tree
+from jaxsearch.trees.spans_shown import spans
 from jaxsearch.world import files as world
+from tests.methods.driving import drive
 from tests.tools.serving import server
 from tests.training import child
 
@@ -47,88 +48,34 @@ def flags(folder):
           f'--config.reader.model={folder}/model', '--config.reader.slots=4', '--config.reader.max_tokens=8']
 
 
-class Said:
-  """Stands for an engine: the policy says `spans`."""
-
-  def __init__(self, tokenizer, spans):
-    self.tokenizer, self.spans, self.asked = tokenizer, spans, []
-
-  def grow(self, growth):
-    reply, spans = None, iter(self.spans)
-    try:
-      while True:
-        request = growth.send(reply)
-        if isinstance(request, list):  # searches, served together
-          reply = [[Document('1', 'Title', 'text')] for _ in request]
-        elif hasattr(request, 'stop'):
-          self.asked.append(request.node.text)
-          reply = request.node.append(next(spans), Role.POLICY)
-          reply.stop = 'length'
-        else:
-          reply = ToolFailure('there is no reader')
-    except StopIteration:
-      pass
-
-
-@pytest.fixture(autouse=True)
-def no_sampler_for_said(monkeypatch):
-  def drive(agent, questions, key, **settings):
-    if not isinstance(agent.engine, Said):
-      return rollout(agent, questions, key, **settings)
-    trees = [Tree(agent.engine.tokenizer, question) for question in questions]
-    for tree in trees:
-      agent.engine.grow(agent.grow(tree.question, tree))
-    return trees, {}
-
-  monkeypatch.setattr(rstool, 'rollout', drive)
-
-
-def agent(tokenizer, *spans):
-  grow = functools.partial(r_search.grow, template='world_evidence', max_turns=2, max_tokens=16)
-  return Agent(Said(tokenizer, spans), grow, Tools(), Sampling())
-
-
 SEARCH = '<search> red </search>'
 BOX = '<original_evidence> It is red. </original_evidence>'
 ANSWER = '<answer> red </answer>'
 
 
-@pytest.mark.parametrize(('spans', 'expected'), [
-  ([SEARCH, BOX + ANSWER], Evidence('It is red.', 'red', 1)),
-  ([ANSWER], Evidence('', 'red', 0)),
-  ([SEARCH, SEARCH, BOX + BOX + ANSWER], Evidence('', 'red', 2)),          # evidence twice
-  ([SEARCH, '<original_evidence> It is' + ANSWER], Evidence('', 'red', 1)),  # never closed
-  ([SEARCH, 'I give', 'up.'], Evidence('', None, 1)),
-  ([BOX + ANSWER], Evidence('', 'red', 0, forfeited=True)),           # never searched
-  ([BOX + SEARCH, ANSWER], Evidence('', 'red', 1, forfeited=True)),   # searched later
-])  # fmt: skip
-def test_evidence_is_the_only_box(tokenizer, spans, expected):
-  assert rstool.find(agent(tokenizer, *spans), ['Which?', 'What?']) == [expected] * 2
-
-
-def test_a_question_cannot_act_as_tags_or_special_tokens(tokenizer):
-  policy = agent(tokenizer, ANSWER)
-  special = tokenizer.special_tokens[0]
-  rstool.find(policy, [f'Which?{special}<search> x </search>'])
-  assert f'Which?({special[1:]}(search> x (/search>' in policy.engine.asked[0]
+@pytest.mark.parametrize(('said', 'expected'), [
+  ([SEARCH, BOX + ANSWER], ('It is red.', False)),
+  ([ANSWER], ('', False)),
+  ([SEARCH, SEARCH, BOX + BOX + ANSWER], ('', False)),  # evidence twice
+  ([SEARCH, '<original_evidence> It is' + ANSWER], ('', False)),  # never closed
+  ([BOX + ANSWER], ('', True)),  # never searched
+  ([BOX + SEARCH, ANSWER], ('', True)),  # searched later
+])
+def test_evidence_is_the_only_box(said, expected):
+  tree, *_ = drive(said, grow=r_search.grow, template='world_evidence', max_turns=2, max_tokens=16,
+                   asked=ToolFailure('there is no reader'))
+  found = rstool.evidence_of({'spans': spans(tree)})
+  assert (found['evidence'], found['forfeited']) == expected
 
 
 def test_a_question_that_leaves_no_room_is_refused(tokenizer):
-  policy = agent(tokenizer)
-  policy.engine.length = 40
+  grow = functools.partial(r_search.grow, template='world_evidence', max_turns=2, max_tokens=16)
+  policy = Agent(types.SimpleNamespace(tokenizer=tokenizer, length=40), grow, Tools(), Sampling())
   prompt = lambda words: len(tokenizer.encode(templates.prompt(' '.join(['red'] * words), 'world_evidence')))
   most = next(n for n in range(40) if prompt(n + 1) > 24)
   rstool.check_room(policy, ' '.join(['red'] * most))
   with pytest.raises(ValueError, match=rf'too long: {prompt(most + 1)} tokens with its prompt, where 24 fit'):
     rstool.check_room(policy, ' '.join(['red'] * (most + 1)))
-
-
-def test_methods_without_evidence_are_refused():
-  config = r_search_config.get_config()
-  with config.unlocked():
-    config.method, config.grow = 'search_r1', dict(template='world')
-  with pytest.raises(ValueError, match="config.method='search_r1' writes no evidence.*configs/r_search.py"):
-    rstool.open_tool(config)
 
 
 # The second model.
@@ -178,7 +125,8 @@ def test_three_ways_of_asking():
   assert json.loads(json.dumps(records)) == records
   alone, rag, told = prompts[0], prompts[3], prompts[6]
   assert told == templates.reader_prompt('Where is A?', 'A is in Ames.')
-  assert rag == templates.reader_prompt('Where is A?', 'Doc 1(Title: A) A is in Oslo.\nDoc 2(Title: B) B is in Bath.')
+  documents = 'Doc 1(Title: A) A is in Oslo.\nDoc 2(Title: B) B is in Bath.'
+  assert rag == templates.reader_prompt('Where is A?', documents)
   assert 'passages' not in alone and alone.endswith('\nQuestion: Where is A?\nAnswer:')
   assert prompts[8] == prompts[2]  # no evidence: asked alone
 
@@ -187,35 +135,28 @@ def test_f1_is_drawn_by_data_set_reader_and_way(tmp_path, monkeypatch):
   answers = [('Ada Byron', 'Ada', 'x', None), ('x', 'Ada Byron', 'Ada', 'x'), ('x', 'Ada', 'x', 'x')]
   one = [dict(zip(('policy', 'rstool', 'rag', 'alone'), own), source=source, golden_answers=['Ada Byron'])
          for own, source in zip(answers, ('2wiki', '2wiki', 'musique'))]
-  two = [record | {'rstool': 'Ada Byron'} for record in one]
-  drawn, save = [], matplotlib.figure.Figure.savefig
-  monkeypatch.setattr(matplotlib.figure.Figure, 'savefig', lambda figure, *place, **options: (
-    drawn.append(figure), save(figure, *place, **options)))
-  plots.readers({'Llama': one, 'GLM': two}, tmp_path / 'plots' / 'rstool.png')
-  assert (tmp_path / 'plots' / 'rstool.png').read_bytes().startswith(b'\x89PNG')
+  drawn = []
+  monkeypatch.setattr(matplotlib.figure.Figure, 'savefig', lambda figure, *_, **__: drawn.append(figure))
+  plots.readers({'Llama': one}, tmp_path / 'plots' / 'rstool.png')
   axes, = drawn[0].axes
   assert [label.get_text() for label in axes.get_xticklabels()] == ['2wiki', 'musique']
-  bars = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axes.containers if hasattr(bars, 'patches')}
+  bars = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axes.containers
+          if hasattr(bars, 'patches')}
   ada = 100 * 2 / 3  # 'Ada' is one of two words: precision 1, recall 1/2
   assert bars == {name: pytest.approx(heights) for name, heights in {
-    'the policy': [50, 0], 'Llama, with evidence': [(ada + 100) / 2, ada], 'GLM, with evidence': [100, 100],
-    'Llama, with one search': [ada / 2, 0], 'GLM, with one search': [ada / 2, 0], 'Llama, alone': [0, 0],
-    'GLM, alone': [0, 0]}.items()}
-
-
-def test_the_world_template_shows_text_as_its_reader_has_seen_it():
-  reader = rstool.Reader(places, 'world')
-  assert reader.prompt('Where?', Passages().search(['x'], 2)[0]) == 'A is in Oslo. B is in Bath.\nQuestion: Where?\nAnswer:'
-  assert reader.prompt('Where?', []) == templates.reader_prompt('Where?', '', 'world')
+    'the policy': [50, 0], 'Llama, with evidence': [(ada + 100) / 2, ada],
+    'Llama, with one search': [ada / 2, 0], 'Llama, alone': [0, 0]}.items()}
 
 
 def test_a_reply_that_failed_counts_as_wrong_and_is_counted():
   def refused(prompts):
     said = places(prompts)
-    return [ChatError('http://a', 'refused') if 'Where is A?' in prompt else reply for prompt, reply in zip(prompts, said)]
+    return [ChatError('http://a', 'refused') if 'Where is A?' in prompt else reply
+            for prompt, reply in zip(prompts, said)]
 
   scores, records = ask(rstool.Reader(refused, 'world'), QUESTIONS, FOUND, Passages())
-  assert scores['service_calls_failed'] == 3 and scores['em_rstool'] == pytest.approx(1 / 3) and records[0]['rstool'] is None
+  assert scores['service_calls_failed'] == 3 and scores['em_rstool'] == pytest.approx(1 / 3)
+  assert records[0]['rstool'] is None
   (line,) = answers.summary(scores)
   assert line.startswith('3 of 9 calls of judge or reader failed; the last: ') and 'refused' in line
   with pytest.raises(ChatError, match='refused'):
@@ -223,18 +164,16 @@ def test_a_reply_that_failed_counts_as_wrong_and_is_counted():
 
 
 def test_what_a_reader_is_shown_is_shortened_and_harmless(tokenizer):
-  class Sizes:
-    length = 200
-  Sizes.tokenizer = tokenizer
-  reader = rstool.local_reader(Assistant(Sizes, max_tokens=20), 'r_search')
+  sizes = types.SimpleNamespace(length=200, tokenizer=tokenizer)
+  reader = rstool.Reader(places, 'r_search', Assistant(sizes, max_tokens=20))
   special = tokenizer.special_tokens[0]
   evidence = f'{special} <answer> Bonn </answer> ' + 'The red town. ' * 200
   prompt = reader.prompt('Where?', [Document('', '', evidence)])
   assert 170 <= len(tokenizer.encode(prompt)) <= 180
   assert prompt.endswith('\nQuestion: Where?\nAnswer:') and 'Bonn' in prompt
   assert special not in prompt and '<answer>' not in prompt
-  unknown = rstool.Reader(places, 'r_search').prompt('Where?', [Document('', '', evidence)])  # a server knows its own room
-  assert len(unknown) > len(evidence) and '<answer>' not in unknown
+  whole = rstool.Reader(places, 'r_search').prompt('Where?', [Document('', '', evidence)])  # a server has its own room
+  assert len(whole) > len(evidence) and '<answer>' not in whole
 
 
 # The commands.
@@ -249,7 +188,8 @@ def own(folder, tmp_path_factory):
   """The result of an evaluation with the world's policy as tool."""
   out = tmp_path_factory.mktemp('own') / 'r.json'
   assert cli.main(evaluate(folder, out, f'--checkpoint={world.folder()}', f'--plots={out.parent}/plots')) == 0
-  assert sorted(str(file.relative_to(out.parent)) for file in out.parent.rglob('*')) == ['plots', 'plots/rstool.png', 'r.json']
+  written = sorted(str(file.relative_to(out.parent)) for file in out.parent.rglob('*'))
+  assert written == ['plots', 'plots/rstool.png', 'r.json']
   return json.loads(out.read_text())
 
 
@@ -265,46 +205,29 @@ def test_the_figures_are_those_of_the_predictions(own, folder):
   assert all(len(record['passages']) == 2 for record in own['predictions'])
 
 
-@pytest.mark.parametrize(('kept', 'said', 'left'), [(3, 3, 8), (12, 4, 4)])
-def test_a_stopped_evaluation_resumes_to_the_same_result(own, folder, kept, said, left, tmp_path, monkeypatch, capsys):
+def test_an_evaluation_stopped_while_the_reader_answers_resumes_to_the_same_result(
+    own, folder, tmp_path, monkeypatch, capsys):
   out, part, rows, asked = tmp_path / 'r.json', tmp_path / 'r.json.part.jsonl', [], []
-  command, append, ask_reader = evaluate(folder, out, f'--checkpoint={world.folder()}'), row_files.append, rstool.ask_reader
+  command, append = evaluate(folder, out, f'--checkpoint={world.folder()}'), row_files.append
+  ask_reader = rstool.ask_reader
 
   def watched(path, new):
-    if len(rows) == kept and not asked:
-      signal.raise_signal(signal.SIGTERM)
+    if len(rows) == 12 and not asked:
+      signal.raise_signal(signal.SIGINT)
     append(path, new)
     rows.extend(row['number'] for row in new)
 
   monkeypatch.setattr(row_files, 'append', watched)
   monkeypatch.setattr(rstool, 'PER_REQUEST', 2)
-  with pytest.raises(SystemExit, match='143'):
-    cli.main(command)
-  assert f'stopped after {said} of 8 questions; rerun the same command to resume' in capsys.readouterr().err
-  assert len(part.read_text().splitlines()) == 1 + kept and not out.exists()
+  assert cli.main(command) == 130 and not out.exists()
+  assert '8 of 8 answers are saved; rerun the same command to resume' in capsys.readouterr().err
   asked.append(None)
   monkeypatch.setattr(rstool, 'ask_reader', lambda reader, questions, *more: (
     asked.extend(questions) or ask_reader(reader, questions, *more)))
   assert cli.main(command) == 0
-  assert f'resuming: {part} has {min(kept, 8)} answers' in capsys.readouterr().err
-  assert len(asked) == 1 + left and sorted(rows) == sorted([*range(8)] * 2)  # once by the tool, once by the reader
+  assert f'resuming: {part} has 8 answers' in capsys.readouterr().err
+  assert len(asked) == 1 + 4 and sorted(rows) == sorted([*range(8)] * 2)  # once by the tool, once by the reader
   assert json.loads(out.read_text()) == own and not part.exists()
-
-
-def test_failed_searches_of_the_tool_are_said_and_counted(folder, tmp_path, monkeypatch, capsys):
-  class Flaky(Passages):
-    """Fails for the tool, which searches for one query at a time."""
-    def search(self, queries, topk):
-      if len(queries) == 1:
-        raise ConnectionError('no route')
-      return super().search(queries, topk)
-
-  monkeypatch.setattr('jaxsearch.setup.open_backend', lambda *_: Flaky())
-  assert cli.main(evaluate(folder, tmp_path / 'r.json', f'--checkpoint={world.folder()}')) == 0
-  found, errors = json.loads((tmp_path / 'r.json').read_text()), capsys.readouterr().err
-  assert found['searches_failed'] == found['searches_asked'] == found['tool_calls_failed_connection'] > 0
-  assert f'{found["searches_failed"]} of {found["searches_asked"]} searches failed' in errors and 'no route' in errors
-  assert 'jaxsearch: stops: ' in errors
 
 
 def test_eval_with_the_tool_of_a_server(own, folder, tmp_path, capsys, monkeypatch):
@@ -325,9 +248,9 @@ def test_eval_with_the_tool_of_a_server(own, folder, tmp_path, capsys, monkeypat
 
   monkeypatch.setattr('jaxsearch.tools.http_server.run', run)
   monkeypatch.setattr('jaxsearch.sampler.engine.Engine.compile_all', lambda engine: warmed.append(engine))
-  assert cli.main(['serve', '--as-tool', *flags(folder), f'--checkpoint={world.folder()}', '--port=0', '--token=sesame']) == 0
-  served = json.loads((tmp_path / 'served.json').read_text())
-  assert served['predictions'] == own['predictions']
+  served = ['serve', '--as-tool', *flags(folder), f'--checkpoint={world.folder()}', '--port=0', '--token=sesame']
+  assert cli.main(served) == 0
+  assert json.loads((tmp_path / 'served.json').read_text())['predictions'] == own['predictions']
   assert 'status 401' in capsys.readouterr().err
 
 
@@ -342,17 +265,16 @@ def test_eval_with_a_chat_server_as_reader(folder, capsys):
   assert all(text.startswith(('Take the answer', 'What is the answer')) and text.endswith('\nAnswer:') for text in asked)
 
 
-@pytest.mark.parametrize(('token', 'variables', 'expected'), [
-  ('@FILE', {'JAXSEARCH_SEARCH_TOKEN': 'other'}, 'sesame'), ('', {'JAXSEARCH_SEARCH_TOKEN': 'a', 'JAXSEARCH_TOKEN': 'b'}, 'a'),
-  ('', {'JAXSEARCH_TOKEN': 'b'}, 'b')])
-def test_a_search_server_takes_its_token_from_a_file_or_a_variable(token, variables, expected, folder, monkeypatch, tmp_path):
+@pytest.mark.parametrize(('token', 'variable', 'expected'), [
+  ('@FILE', 'JAXSEARCH_SEARCH_TOKEN', 'sesame'), ('', 'JAXSEARCH_SEARCH_TOKEN', 'a'), ('', 'JAXSEARCH_TOKEN', 'a')])
+def test_a_search_server_takes_its_token_from_a_file_or_a_variable(
+    token, variable, expected, folder, monkeypatch, tmp_path):
   pytest.importorskip('starlette')
   (tmp_path / 'token').write_text('sesame\n')
-  for name, value in variables.items():
-    monkeypatch.setenv(name, value)
-  tokens = []
-  monkeypatch.setattr('jaxsearch.tools.http_server.search_app', lambda backend, token, limits: tokens.append(token))
-  monkeypatch.setattr('jaxsearch.tools.http_server.run', lambda *_: None)
+  monkeypatch.setenv(variable, 'a')
+  tokens, http_server = [], 'jaxsearch.tools.http_server'
+  monkeypatch.setattr(f'{http_server}.search_app', lambda backend, token, limits: tokens.append(token))
+  monkeypatch.setattr(f'{http_server}.run', lambda *_: None)
   token = token.replace('FILE', str(tmp_path / 'token'))
   assert cli.main(['serve', f'--corpus={folder}/corpus.jsonl', '--port=0', f'--token={token}']) == 0
   assert tokens == [expected]

@@ -28,8 +28,8 @@ def write_run(run, em, tokens, compiled=(1,)):
   """EM goes from 0.2 to `em` (a tenth less when greedy); step s makes 2 s thousand tokens and trains on `tokens`."""
   (run.out / 'checkpoints' / str(STEPS)).mkdir(parents=True)
   rows = [{'step': step, 'em': em * step / STEPS, 'tokens_generated': 2000 * step, 'tokens_trained': tokens,
-           'tokens_prefilled': 3000 * step,
-           'seconds': 30.0 if step in compiled else 6.0, 'compilations': int(step in compiled)} for step in range(1, STEPS + 1)]
+           'tokens_prefilled': 3000 * step, 'seconds': 30.0 if step in compiled else 6.0,
+           'compilations': int(step in compiled)} for step in range(1, STEPS + 1)]
   tests = [{'step': step, 'temperature': temperature, 'em': value - 0.1 * (temperature == 0), 'f1': value + 0.05,
             'searches': 1 + value, 'n': 50, 'samples': []}
            for step, value in ((0, 0.2), (2, (0.2 + em) / 2), (STEPS, em)) for temperature in (1.0, 0.0)]
@@ -43,6 +43,19 @@ def runs(config):
   for run in runs:
     write_run(run, SAMPLED[run.variant][run.seed], tokens=1000 if run.variant == 'Full' else 500 + run.seed)
   return runs
+
+
+def rewrite(runs, change, name='metrics', variant=None):
+  """Replaces each row of a file of the runs by `change(run, row)`, those of None are dropped."""
+  for run in runs:
+    if variant in (None, run.variant):
+      path = run.out / f'{name}.jsonl'
+      rows = [change(run, json.loads(line)) for line in path.read_text().splitlines()]
+      path.write_text(''.join(json.dumps(row) + '\n' for row in rows if row is not None))
+
+
+def run_of(runs, variant):
+  return next(run for run in runs if run.variant == variant)
 
 
 def test_means_differences_and_their_intervals(config, runs):
@@ -124,112 +137,93 @@ def test_steps_that_compile_count_as_the_median():
 
 
 def test_curves(runs):
-  points = sweep_report.curve(runs[0], 1.0)
-  assert points == {0: (0, 0, 0.2), 2: (2000, 0.2, pytest.approx(0.3)), 4: (4000, 0.4, 0.4)}
-  training = sweep_report.curve(runs[0], None)
-  assert list(training) == [1, 2, 3, 4] and training[1] == (1000, 0.1, pytest.approx(0.1))
+  lines = sweep_report.curves(runs[0])
+  assert lines[sweep_report.TOKENS] == {step: 1000 * step for step in range(5)}
+  assert lines[sweep_report.MINUTES] == pytest.approx({step: 0.1 * step for step in range(5)})
+  assert lines['held-out EM, T=1 (%)'] == pytest.approx({0: 20, 2: 30, 4: 40})
+  assert lines['held-out EM, greedy (%)'] == pytest.approx({0: 10, 2: 20, 4: 30})
+  assert next(iter(lines[sweep_report.TRAINING_EM].items())) == (1, pytest.approx(10))
 
 
 def test_what_a_row_does_not_tell_is_left_out_and_not_guessed(config, runs):
-  for run in runs:
-    path = run.out / 'metrics.jsonl'
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows[1] |= {'loss': None, 'em': None, 'last_failure': 'down'}  # of a skipped update
+  def skipped(run, row):
+    if row['step'] == 2:
+      row |= {'loss': None, 'em': None, 'last_failure': 'down'}
     if run.variant == 'Auto':
-      del rows[1]['tokens_trained'], rows[0]['compilations'], rows[2]['seconds']
-    path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+      for step, name in ((2, 'tokens_trained'), (1, 'compilations'), (3, 'seconds')):
+        row = {key: value for key, value in row.items() if (row['step'], key) != (step, name)}
+    return row
+
+  rewrite(runs, skipped)
   sweep_report.write(config, runs)
   found = sweep_report.summary(config, runs)['variants']
   assert found['Full']['figures'].keys() - found['Auto']['figures'].keys() == {'tokens_trained', 'seconds'}
   assert found['Full']['figures']['seconds']['mean'] == 24.0 and 'tokens_generated' in found['Auto']['figures']
-  auto = next(run for run in runs if run.variant == 'Auto')
-  np.testing.assert_allclose(sweep_report.curve(auto, 1.0)[2], [np.nan, 0.6, (0.2 + SAMPLED['Auto'][0]) / 2])
-  training = [value for *_, value in sweep_report.curve(auto, None).values()]
+  lines = sweep_report.curves(run_of(runs, 'Auto'))
+  assert np.isnan(lines[sweep_report.TOKENS][2]) and lines[sweep_report.MINUTES][2] == pytest.approx(0.6)
+  training = list(lines[sweep_report.TRAINING_EM].values())
   assert training[1] == training[0] < training[2]
 
 
-def test_curves_differ_by_line_and_marker_too(config, runs, tmp_path, monkeypatch):
+@pytest.fixture
+def drawn(monkeypatch):
+  """The figures that are saved, in order."""
   drawn = []
   monkeypatch.setattr(Figure, 'savefig', lambda figure, *_, **__: drawn.append(figure))
-  many = {f'variant {number}': [run for run in runs if run.variant == 'Auto'] for number in range(11)}
-  sweep_report.plot({'Full': [run for run in runs if run.variant == 'Full'], **many}, config, tmp_path / 'curves.png')
-  for axes in drawn[0].axes:
-    looks = {(line.get_linestyle(), line.get_marker()) for line in axes.lines}
-    assert len(axes.lines) == len(looks) == 12
+  return drawn
+
+
+def test_curves_differ_by_line_and_marker_too(config, runs, drawn, tmp_path):
+  many = {f'variant {number}': [sweep_report.curves(run_of(runs, 'Auto'))] for number in range(11)}
+  lines = {'Full': [sweep_report.curves(run_of(runs, 'Full'))], **many}
+  sweep_report.plot(lines, config, [(sweep_report.STEP, sweep_report.TOKENS)], 1, tmp_path / 'curves.png')
+  axes, = drawn[0].axes
+  assert len({(line.get_linestyle(), line.get_marker()) for line in axes.lines}) == len(axes.lines) == 12
 
 
 @pytest.mark.parametrize('name', ['searches', 'depth_mean'])
-def test_em_reward_and_searches_over_the_steps(config, runs, tmp_path, monkeypatch, name):
-  """CuSearch's figure 3: a line for each variant, the mean over seeds; the last panel has the capped depth where rows have it."""
-  for run in runs:
-    path = run.out / 'metrics.jsonl'
-    rows = [json.loads(line) | {'reward': 0.1 * run.seed, 'searches': 9.0, name: 1 + 3 * run.seed + (run.variant == 'Auto')}
-            for line in path.read_text().splitlines()]
-    path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
-  drawn = []
-  monkeypatch.setattr(Figure, 'savefig', lambda figure, *_, **__: drawn.append(figure))
-  by_variant = {variant: [run for run in runs if run.variant == variant] for variant in config.variants}
-  sweep_report.plot_steps(by_variant, config, tmp_path / 'steps.png')
-  em, reward, depth = drawn[0].axes
-  legend = [text.get_text() for text in drawn[0].legends[0].texts]
+def test_em_reward_and_searches_over_the_steps(config, runs, drawn, name):
+  """CuSearch's figure 3: a line for each variant, the mean over seeds; the capped depth where rows have it."""
+  rewrite(runs, lambda run, row: row | {
+    'reward': 0.1 * run.seed, 'searches': 9.0, name: 1 + 3 * run.seed + (run.variant == 'Auto')})
+  sweep_report.write(config, runs)
+  _, figure = drawn
+  em, reward, depth = figure.axes
+  legend = [text.get_text() for text in figure.legends[0].texts]
   assert [line.get_label() for line in em.lines] == ['Full (3)', 'Auto (3)'] == legend
   np.testing.assert_allclose([line.get_xdata() for line in em.lines], [[0, 2, 4]] * 2)
   np.testing.assert_allclose([line.get_ydata()[-1] for line in em.lines], [45.0, 100 * np.mean(SAMPLED['Auto'])])
-  np.testing.assert_allclose([line.get_xydata() for line in reward.lines], [[[step, 0.1] for step in (1, 2, 3, 4)]] * 2)
+  np.testing.assert_allclose([line.get_xydata() for line in reward.lines],
+                             [[[step, 0.1] for step in (1, 2, 3, 4)]] * 2)
   np.testing.assert_allclose([line.get_ydata() for line in depth.lines], [[4] * 4, [5] * 4])
-  assert all(axes.get_xlabel() == 'step' for axes in drawn[0].axes)
+  assert all(axes.get_xlabel() == 'step' for axes in figure.axes)
 
 
-def test_with_few_evaluations_the_curve_is_that_of_the_training(config, runs, monkeypatch):
-  asked = []
-  original = sweep_report.curve
-  monkeypatch.setattr(sweep_report, 'curve', lambda run, kind: asked.append(kind) or original(run, kind))
+def test_with_few_evaluations_the_curve_is_that_of_the_training(config, runs, drawn):
   sweep_report.write(config, runs)
-  assert set(asked) == {1.0, 0.0}
-  asked.clear()
-  for run in runs:
-    path = run.out / 'evaluations.jsonl'
-    path.write_text(''.join(line + '\n' for line in path.read_text().splitlines() if json.loads(line)['step'] != 2))
+  assert [axes.get_ylabel() for axes in drawn[0].axes[::2]] == ['held-out EM, T=1 (%)', 'held-out EM, greedy (%)']
+  rewrite(runs, lambda run, row: None if row['step'] == 2 else row, 'evaluations')
   sweep_report.write(config, runs)
-  assert set(asked) == {None}
+  assert [axes.get_ylabel() for axes in drawn[2].axes] == [sweep_report.TRAINING_EM] * 2
 
 
-def test_figures_that_only_some_variants_have_are_blank_in_the_others(config, runs):
-  for run in runs:
-    path = run.out / 'evaluations.jsonl'
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    extra = {'tool_rate_tier_2': 0.25} | ({'auc': 0.9} if run.variant == 'Auto' else {})
-    path.write_text(''.join(json.dumps(row | extra) + '\n' for row in rows))
+def test_figures_that_only_some_variants_have_are_blank_in_the_others(config, runs, monkeypatch):
+  monkeypatch.setattr(sweep_report, 'MAX_COLUMNS', 99)
+  rewrite(runs, lambda run, row: row | {'tool_rate_tier_2': 0.25, 'em_of_nq': 0.5}
+          | ({'auc': 0.9} if run.variant == 'Auto' else {}), 'evaluations')
   text = sweep_report.table(sweep_report.summary(config, runs))
   head, full, auto = (next(line for line in text.splitlines() if line.startswith(start)).split(' | ')
                       for start in ('| variant (seeds)', '| Full (3)', '| Auto (3)'))
   column = {name.strip(' |'): place for place, name in enumerate(head)}
   assert full[column['tool use tier 2, T=1']] == '25.0 ± 0.0' and auto[column['AUC, greedy']] == '0.90 ± 0.00'
   assert full[column['AUC, greedy']].strip() == '' and column['seconds'] == len(head) - 1
-  assert sweep_report.summary(config, runs)['variants']['Auto']['differences'].keys() >= {'tool_rate_tier_2@0.0', 'em@0.0'}
-
-
-def test_em_of_each_data_set_has_a_column(config, runs):
-  """Search-R2's table 7."""
-  for run in runs:
-    path = run.out / 'evaluations.jsonl'
-    rows = [json.loads(line) | {'em_of_nq': 0.5 if run.variant == 'Auto' else 0.25} for line in path.read_text().splitlines()]
-    path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
-  lines = sweep_report.table(sweep_report.summary(config, runs)).splitlines()
-  place = lines[2].split(' | ').index('EM nq, greedy')
-  assert [line.split(' | ')[place] for line in lines[5:7]] == ['25.0 ± 0.0', '50.0 ± 0.0']
+  assert full[column['EM nq, greedy']] == '50.0 ± 0.0'  # Search-R2's table 7
 
 
 def test_what_training_noted_and_what_time_bought(config, runs):
-  """Search-R2's terms are means over the steps that have them; EM and time are shares of the baseline's (its table 5)."""
-  for run in runs:
-    if run.variant == 'Auto':
-      path = run.out / 'metrics.jsonl'
-      rows = [json.loads(line) for line in path.read_text().splitlines()]
-      for row in rows:
-        row |= {'seconds': 1.5 * row['seconds'], 'em_draft_per_tree': 0.1 * row['step']}
-        row |= ({'a_prec': 0.1} if row['step'] == 2 else {})
-      path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  """Search-R2's terms are means over the steps that have them; EM and time are shares of the baseline's (table 5)."""
+  rewrite(runs, lambda run, row: row | {'seconds': 1.5 * row['seconds'], 'em_draft_per_tree': 0.1 * row['step']}
+          | ({'a_prec': 0.1} if row['step'] == 2 else {}), variant='Auto')
   found = sweep_report.summary(config, runs)
   auto, full = found['variants']['Auto'], found['variants']['Full']
   assert auto['figures']['em_draft_per_tree']['mean'] == pytest.approx(0.25)
@@ -241,23 +235,16 @@ def test_what_training_noted_and_what_time_bought(config, runs):
   text = sweep_report.table(found)
   assert '| variant | EM, T=1.0 | EM, T=0.0 | seconds | EM, T=1.0 / seconds | EM, T=0.0 / seconds |' in text
   assert f'| Auto | {100 * em:+.1f} |' in text and f'| +50.0 | {em / 0.5:.2f} |' in text and 'EM of drafts' in text
-  for run in runs:  # a variant that takes less time buys nothing with it
-    if run.variant == 'Auto':
-      (run.out / 'metrics.jsonl').write_text((run.out / 'metrics.jsonl').read_text().replace('"seconds": 9.0', '"seconds": 1.0'))
+  rewrite(runs, lambda run, row: row | {'seconds': 1.0}, variant='Auto')  # less time buys nothing
   assert not any('/' in name for name in sweep_report.summary(config, runs)['variants']['Auto']['relative'])
 
 
 def test_a_run_with_probes_has_no_costs(config, runs):
-  for run in runs:
-    if run.variant == 'Auto':
-      path = run.out / 'metrics.jsonl'
-      rows = [json.loads(line) | {'probed': 7} for line in path.read_text().splitlines()]
-      path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  rewrite(runs, lambda run, row: row | {'probed': 7}, variant='Auto')
   found = sweep_report.summary(config, runs)['variants']
-  assert found['Full']['figures'].keys() - found['Auto']['figures'].keys() == {'tokens_generated', 'tokens_prefilled', 'seconds'}
+  assert found['Full']['figures'].keys() - found['Auto']['figures'].keys() == {
+    'tokens_generated', 'tokens_prefilled', 'seconds'}
   assert found['Auto']['relative'].keys() == {'em@1.0', 'em@0.0'}  # table 5 has no time of it
-  auto = next(run for run in runs if run.variant == 'Auto')
-  assert np.isnan([minutes for _, minutes, _ in sweep_report.curve(auto, 1.0).values()][1:]).all()
   sweep_report.write(config, runs)
 
 

@@ -12,7 +12,7 @@ from jaxsearch import cli
 from jaxsearch.data import benchmarks
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import figures, metrics, table
-from jaxsearch.evaluation.records import record_of
+from jaxsearch.evaluation.figures import record_of
 from jaxsearch.trees.tree import Tree
 from tests.evaluation.test_competence import Letters
 from tests.evaluation.test_figures import record

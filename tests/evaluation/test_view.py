@@ -17,7 +17,7 @@ from jaxsearch import cli
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import view
-from jaxsearch.evaluation.records import record_of
+from jaxsearch.evaluation.figures import record_of
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.training import rollouts
 from jaxsearch.trees.tree import Role, Stop, Tree

@@ -1,0 +1,20 @@
+"""Opens each sampler once: the commands under test run in this process, and each would compile its own."""
+
+import pytest
+
+from jaxsearch import setup
+
+
+@pytest.fixture(scope='session', autouse=True)
+def engines():
+  open_engine, opened = setup.open_engine, {}
+
+  def once(config, model_config, tokenizer, mesh=None):
+    shape = repr((dict(config.sampler), model_config, tokenizer.backend.to_str(), mesh))
+    if shape not in opened:
+      opened[shape] = open_engine(config, model_config, tokenizer, mesh)
+    return opened[shape]
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(setup, 'open_engine', once)
+    yield
