@@ -17,26 +17,24 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from jaxsearch.evaluation import plots
-from jaxsearch.evaluation.figures import FIGURES, MAIN, OF_SOURCE, look_up
+from jaxsearch.evaluation.figures import FIGURES, MAIN, OF_REFINEMENT, look_up, sources_in
 from jaxsearch.files import write_whole
 from jaxsearch.sampler.requests import add_failures, failing
 from jaxsearch.training.row_files import read as read_rows
 
 FOLDER = pathlib.Path(__file__).parent
-# Curves: key of rows -> (label, scale). Those of evaluations have the headings of figures.py.
-OF_EVALUATIONS = (*(name for name, figure in FIGURES.items() if figure.main), 'tool_rate_tier_2')
-OF_TRAINING = {'reward': ('reward (mean of rollouts)', 1), 'entropy': ('entropy (nats per token)', 1)}
-MEMORY = ('resident_mib', 'resident memory (MiB)', 1)
+OF_TRAINING = {'reward': ('reward (mean of rollouts)', 1), 'entropy': ('entropy (nats per token)', 1)}  # label, scale
 METRICS = ('reward', 'em', 'searches', 'loss', 'kl', 'entropy', 'logprob_gap', 'tokens_generated', 'tokens_trained',
-           # and of Search-R2:
-           'em_draft_per_tree', 'em_kept_per_tree', 'revised_per_tree', 'a_prec', 'v_inter', 's_trim', 'g_bar',
-           'gain_predicted', 'gain_measured')
+           'revised_per_tree', 'g_bar', *OF_REFINEMENT)
 SECONDS = {'seconds': 'a step', 'seconds_generate': 'to generate', 'seconds_tools': 'in tools',
            'seconds_train': 'to train'}
-GROWN = 1.1  # memory of the last quarter of the steps over that of the second; less is taken for caches that fill
 CHANGES = {(False, True): 'wrong before, right after', (True, False): 'right before, wrong after',
            (True, True): 'right both times', (False, False): 'wrong both times',
            (True,): 'right', (False,): 'wrong'}  # in the order of the page; with one evaluation there is no before
+LOOKS = {  # of the lines of evaluations: greedy or not
+  False: dict(label='held out, sampled', color='#d55e00', marker='o', linestyle='--', markersize=5),
+  True: dict(label='held out, greedy', color='#222222', marker='s', linestyle=':', markerfacecolor='none',
+             markersize=9)}
 
 
 def write_report(run: str | pathlib.Path) -> pathlib.Path:
@@ -45,35 +43,31 @@ def write_report(run: str | pathlib.Path) -> pathlib.Path:
   page, config = run / 'report.html', run / 'config.json'
   rows, evaluations = read_rows(run / 'metrics.jsonl'), read_rows(run / 'evaluations.jsonl')
   settings = json.loads(config.read_text(encoding='utf-8')) if config.exists() else {}
-  wide, narrow = plot_curves(rows, evaluations, columns=2), plot_curves(rows, evaluations, columns=1)
-  write_whole(run / 'learning_curve.png', wide)
-  write_whole(page, render(rows, evaluations, settings, wide, narrow))
+  curves = plot_curves(rows, evaluations)
+  write_whole(run / 'learning_curve.png', curves)
+  write_whole(page, render(rows, evaluations, settings, curves))
   return page
 
 
-def plot_curves(rows: Sequence[Mapping], evaluations: Sequence[Mapping], columns: int) -> bytes:
-  """Returns a PNG of small plots over the steps, with markers for evaluations; one column is for phones."""
+def plot_curves(rows: Sequence[Mapping], evaluations: Sequence[Mapping]) -> bytes:
+  """Returns a PNG of small plots over the steps, with markers for evaluations."""
   curves, depths = curves_of(rows, evaluations), [row for row in rows if row.get('chains_depth_0') is not None]
-  lines = -(-(len(curves) + bool(depths)) // columns)
-  size = (5 * columns, 2.8 * lines + 0.4) if columns > 1 else (3.6, 2.4 * lines + 0.6)
-  figure = plots.new_figure(*size)
-  grid = figure.subplots(lines, columns, squeeze=False).flat
-  looks = {False: dict(label='held out, sampled', color='#d55e00', marker='o', linestyle='--', markersize=5),
-           True: dict(label='held out, greedy', color='#222222', marker='s', linestyle=':', markerfacecolor='none',
-                      markersize=9)}
+  lines = -(-(len(curves) + bool(depths)) // 2)
+  figure = plots.new_figure(10, 2.8 * lines + 0.4)
+  grid = figure.subplots(lines, 2, squeeze=False).flat
   for (key, label, scale), axes in zip(curves, grid):
     steps, values = [row['step'] for row in rows], scale * column(rows, key)
     axes.plot(steps, values, '.-', color='#8aa7c0', linewidth=1, markersize=3 if len(rows) > 20 else 6,
               label='training, each step')
     axes.plot(steps, plots.smoothed(values), color='#1f5a8a', linewidth=2.2, label='training, smoothed')
-    for greedy, look in looks.items():
+    for greedy, look in LOOKS.items():
       points = [(row['step'], scale * row[key]) for row in evaluations
                 if row.get(key) is not None and (row['temperature'] == 0) == greedy]
       if points:
         axes.plot(*zip(*points), linewidth=1.2, **look)
     axes.set_ylabel(label, fontsize=10)
     axes.grid(alpha=0.25)
-    if key == 'em' or key.startswith(OF_SOURCE):
+    if label.startswith('EM'):
       axes.set_ylim(-6, 106)
   if depths:
     plot_depths(depths, next(grid))
@@ -81,24 +75,24 @@ def plot_curves(rows: Sequence[Mapping], evaluations: Sequence[Mapping], columns
     plots.whole_steps(axes, 10)
   for axes in grid:  # those left over
     axes.set_visible(False)
-  figure.legend(*figure.axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=2 * columns,
-                fontsize=9, frameon=False)
+  figure.legend(*figure.axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=4, fontsize=9,
+                frameon=False)
   plots.finish(figure, 9)
   file = io.BytesIO()
-  figure.savefig(file, format='png', dpi=110 if columns > 1 else 200)
+  figure.savefig(file, format='png', dpi=110)
   return file.getvalue()
 
 
 def curves_of(rows: Sequence[Mapping], evaluations: Sequence[Mapping]) -> list[tuple[str, str, float]]:
-  """Returns (key, label, scale) of what is plotted: what a row has, and memory where it grew."""
-  named = [(name, look_up(name)) for name in OF_EVALUATIONS]
-  curves = [(name, figure.heading + ' (%)' * (figure.scale == 100), figure.scale) for name, figure in named]
-  curves[-1:-1] = [(key, *shown) for key, shown in OF_TRAINING.items()]
-  there = [curve for curve in curves if any(row.get(curve[0]) is not None for row in (*rows, *evaluations))]
-  sources = sorted({name for row in evaluations for name in row if name.startswith(OF_SOURCE)})
-  if len(sources) > 1:
-    there += [(name, f'{look_up(name).heading} (%)', 100) for name in sources]
-  return (there or curves[:1]) + ([MEMORY] if grew(rows) else [])
+  """Returns (key, label, scale) of what is plotted: those of which any row has a value, else the first."""
+  sources = sources_in(evaluations)
+  shown = lambda names: [(name, figure.heading + ' (%)' * (figure.scale == 100), figure.scale)
+                         for name in names for figure in [look_up(name)]]
+  curves = shown(name for name, figure in FIGURES.items() if figure.main)
+  curves += [(key, *of) for key, of in OF_TRAINING.items()]
+  curves += shown(['tool_rate_tier_2', *(sources if len(sources) > 1 else ())])
+  known = {name for row in (*rows, *evaluations) for name, value in row.items() if value is not None}
+  return [curve for curve in curves if curve[0] in known] or curves[:1]
 
 
 def plot_depths(rows: Sequence[Mapping], axes) -> None:
@@ -120,8 +114,7 @@ def column(rows: Sequence[Mapping], name: str) -> np.ndarray:
   return np.array([row.get(name) for row in rows], float)
 
 
-def render(rows: Sequence[Mapping], evaluations: Sequence[Mapping], config: Mapping, wide: bytes,
-           narrow: bytes) -> str:
+def render(rows: Sequence[Mapping], evaluations: Sequence[Mapping], config: Mapping, curves: bytes) -> str:
   """Returns the page as HTML; everything that a model or a tool wrote is escaped."""
   import jinja2
   environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -134,12 +127,13 @@ def render(rows: Sequence[Mapping], evaluations: Sequence[Mapping], config: Mapp
   for pair in zip(*(row['samples'] for row in compared)):
     examples[CHANGES[tuple(bool(sample['em']) for sample in pair)]].append(pair)
   means = {key: np.nanmean(values) for key in METRICS if not np.isnan(values := column(rows, key)).all()}
-  figures = {name: figure for name, figure in MAIN.items() if any(row.get(name) is not None for row in evaluations)}
+  known = {name for row in evaluations for name, value in row.items() if value is not None}
   return environment.from_string(text('report.html')).render(
-    rows=[*rows[:1], *rows[1:][-1:]], evaluations=evaluations, figures=figures, number=number, config=config,
-    examples=[(change, examples[change]) for change in CHANGES.values() if change in examples], compared=compared,
-    wide=base64.b64encode(wide).decode(), narrow=base64.b64encode(narrow).decode(), metrics=means,
-    warnings=warnings(rows, evaluations), costs=costs(rows), style=text('rollout.css'), script=text('rollout.js'))
+    rows=[*rows[:1], *rows[1:][-1:]], evaluations=evaluations, number=number, config=config, compared=compared,
+    figures={name: figure for name, figure in MAIN.items() if name in known},
+    examples=[(change, examples[change]) for change in CHANGES.values() if change in examples],
+    curves=base64.b64encode(curves).decode(), metrics=means, warnings=warnings(rows, evaluations),
+    costs=costs(rows), style=text('rollout.css'), script=text('rollout.js'))
 
 
 def warnings(rows: Sequence[Mapping], evaluations: Sequence[Mapping]) -> list[str]:
@@ -160,29 +154,14 @@ def warnings(rows: Sequence[Mapping], evaluations: Sequence[Mapping]) -> list[st
 
 
 def costs(rows: Sequence[Mapping]) -> list[tuple[str, str]]:
-  """Returns (name, figure) of what the run cost, and of its updates and memory; without what no row tells."""
-  found = [(f'Seconds {what}, median', f'{np.nanmedian(values):.3g}') for name, what in SECONDS.items()
+  """Returns (name, figure) of what the run cost and of its updates, without what no row tells."""
+  lines = [(f'Seconds {what}, median', f'{np.nanmedian(values):.3g}') for name, what in SECONDS.items()
            if not np.isnan(values := column(rows, name)).all()]
-  if found:
-    found.append(('Minutes of all steps', f'{np.nansum(column(rows, "seconds")) / 60:.3g}'))
+  if lines:
+    lines.append(('Minutes of all steps', f'{np.nansum(column(rows, "seconds")) / 60:.3g}'))
   if any('skipped' in row for row in rows):
-    found.append(('Steps with skipped updates', f'{len(_skipped(rows))}'))
-  if len(sizes := resident(rows)):
-    found.append(('Resident memory', f'{sizes[-1]:,.0f} MiB' + '; it grew, see the last curve' * grew(rows)))
-  return found
-
-
-def resident(rows: Sequence[Mapping]) -> np.ndarray:
-  """Returns resident MiB at the steps that tell it."""
-  sizes = column(rows, MEMORY[0])
-  return sizes[~np.isnan(sizes)]
-
-
-def grew(rows: Sequence[Mapping]) -> bool:
-  """Tells whether resident memory grew from the second to the last quarter of the steps (medians)."""
-  sizes = resident(rows)
-  quarter = len(sizes) // 4
-  return quarter > 1 and bool(np.median(sizes[-quarter:]) > GROWN * np.median(sizes[quarter:2 * quarter]))
+    lines.append(('Steps with skipped updates', f'{len(_skipped(rows))}'))
+  return lines
 
 
 def ranges(steps: Iterable[int], limit: int = 8) -> str:

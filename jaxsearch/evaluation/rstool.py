@@ -106,7 +106,7 @@ def open_reader(config: ml_collections.ConfigDict, url: str = '', model: str = '
   template = reader_template(config)
   if url:
     from jaxsearch.tools.chat import Chat
-    return Reader(Chat(url, model or config.reader.model, max_tokens=config.reader.max_tokens).replies, template)
+    return Reader(Chat(url, model, max_tokens=config.reader.max_tokens).replies, template)
   assistant = setup.load_assistant(config.reader, config.dtype)
   return Reader(assistant, template, assistant)
 

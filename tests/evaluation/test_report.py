@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import plots, report
 from jaxsearch.evaluation.figures import record_of
-from jaxsearch.training.row_files import read as read_rows
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.evaluation.browser import CHROMIUM, run_in
 from tests.evaluation.test_competence import Letters, grown
@@ -39,7 +38,7 @@ def metrics_row(step, **changes):
 
 def page_of(rows=(), evaluations=()):
   """The page without its curves, which take long to draw."""
-  return report.render(rows, evaluations, {}, b'', b'')
+  return report.render(rows, evaluations, {}, b'')
 
 
 def written(folder, rows=(), evaluations=()):
@@ -76,7 +75,8 @@ def texts(page, tag):
 
 
 def test_the_page_stands_alone_and_escapes_what_models_wrote(tmp_path):
-  rows = [evaluation(0, sample('Who <b>?', 0.0, '</script><script>alert(1)')), evaluation(3, sample('Who <b>?', 1.0))]
+  rows = [evaluation(0, sample('Who <b>?', 0.0, '</script><script>alert(1)')),
+          evaluation(3, sample('Who <b>?', 1.0))]
   page = written(tmp_path, [metrics_row(step) for step in (1, 2, 3)], rows)
   assert page.count('<script>') == page.count('</script>') == 1 and 'Who &lt;b&gt;?' in page
   assert '\\u003cscript\\u003ealert(1)' in page and 'data:image/png;base64,' in page
@@ -85,15 +85,11 @@ def test_the_page_stands_alone_and_escapes_what_models_wrote(tmp_path):
   assert Balance(page).around == ['scroll'] * 3  # a table scrolls in its own box
 
 
-def test_a_run_without_evaluations_has_a_page_too():
-  page = page_of([metrics_row(1)])
-  assert 'Learning curve' in page and 'data-pair=' not in page and 'Warning' not in page
-
-
 def test_the_first_example_is_one_that_training_changed_for_the_better():
-  outcomes = {'both wrong': (0, 0), 'got worse': (1, 0), 'both right': (1, 1), 'got better': (0, 1), 'better too': (0, 1)}
-  rows = [evaluation(step, *(sample(name, float(own[place])) for name, own in outcomes.items()), temperature=temperature)
-          for place, step in enumerate((0, 9)) for temperature in (1.0, 0.0)]
+  outcomes = {'both wrong': (0, 0), 'got worse': (1, 0), 'both right': (1, 1), 'got better': (0, 1),
+              'better too': (0, 1)}
+  rows = [evaluation(step, *(sample(name, float(own[place])) for name, own in outcomes.items()),
+                     temperature=temperature) for place, step in enumerate((0, 9)) for temperature in (1.0, 0.0)]
   rows.insert(2, evaluation(5, sample('half way', 1.0)))
   page = page_of([metrics_row(9)], rows)
   questions = re.findall('<details data-pair="(.)"( open)?><summary><span class="question">(.*?)</span>', page)
@@ -143,41 +139,39 @@ def test_what_went_wrong_stands_at_the_top():
   assert page.index('Warning') < page.index('<h2>') and 'Steps with skipped updates 2' in texts(page, 'tr')
 
 
-def test_costs_and_memory():
-  page = page_of([metrics_row(step, seconds_generate=1.25, resident_mib=1000.0) for step in range(1, 31)])
-  assert texts(page, 'tr')[-5:] == ['Seconds a step, median 2', 'Seconds to generate, median 1.25',
-                                    'Minutes of all steps 1', 'Steps with skipped updates 0',
-                                    'Resident memory 1,000 MiB']
-  growing = [metrics_row(step, resident_mib=1000.0 + 20 * step) for step in range(1, 31)]
-  assert report.grew(growing) and not report.grew(growing[:7])  # too few to tell
-  begins = [metrics_row(step, resident_mib=1000.0 if step > 5 else 10.0) for step in range(1, 31)]
-  assert not report.grew(begins)
-  assert 'Resident memory 1,600 MiB; it grew, see the last curve' in texts(page_of(growing), 'tr')
+def test_costs():
+  page = page_of([metrics_row(step, seconds_generate=1.25) for step in range(1, 31)])
+  assert texts(page, 'tr')[-4:] == ['Seconds a step, median 2', 'Seconds to generate, median 1.25',
+                                    'Minutes of all steps 1', 'Steps with skipped updates 0']
 
 
-def test_curves_differ_by_more_than_colour(monkeypatch):
+@pytest.fixture
+def drawn(monkeypatch):
+  """The figures that are saved, in order."""
   drawn = []
   monkeypatch.setattr(Figure, 'savefig', lambda figure, *_, **__: drawn.append(figure))
-  rows = [metrics_row(step, resident_mib=100.0 * step, entropy=None) for step in range(1, 20)]
-  evaluations = [evaluation(step, sample('Who?', 1.0), temperature=temperature) | {'em_of_nq': 0.5, 'em_of_2wiki': 0.25}
-                 for step in (0, 19) for temperature in (0.0, 1.0)]
-  report.plot_curves(rows, evaluations, columns=2)
+  return drawn
+
+
+def test_curves_differ_by_more_than_colour(drawn):
+  rows = [metrics_row(step, entropy=None) for step in range(1, 20)]
+  evaluations = [evaluation(step, sample('Who?', 1.0), temperature=temperature)
+                 | {'em_of_nq': 0.5, 'em_of_2wiki': 0.25} for step in (0, 19) for temperature in (0.0, 1.0)]
+  report.plot_curves(rows, evaluations)
   shown = [axes for axes in drawn[0].axes if axes.get_visible()]
   assert [axes.get_ylabel() for axes in shown] == [  # of entropy there is none
-    'EM (%)', 'F1 (%)', 'searches', 'reward (mean of rollouts)', 'EM 2wiki (%)', 'EM nq (%)', 'resident memory (MiB)']
+    'EM (%)', 'F1 (%)', 'searches', 'reward (mean of rollouts)', 'EM 2wiki (%)', 'EM nq (%)']
   assert [line.get_ydata()[-1] for line in shown[5].lines[-2:]] == [50, 50]
   assert all(axes.get_xlabel() == 'step' for axes in shown)
   looks = {(line.get_linestyle(), line.get_marker(), line.get_linewidth()) for line in shown[0].lines}
   assert len(shown[0].lines) == len(looks) == 4 and len(drawn[0].legends) == 1 and not shown[0].get_legend()
 
 
-def test_the_depths_of_rollouts_are_stacked_where_a_run_tells_them(monkeypatch):
-  drawn = []
-  monkeypatch.setattr(Figure, 'savefig', lambda figure, *_, **__: drawn.append(figure))
+def test_the_depths_of_rollouts_are_stacked_where_a_run_tells_them(drawn):
   counts = [(6, 2, 0), (3, 3, 2), None, (0, 2, 6)]
   rows = [metrics_row(step) | {f'chains_depth_{d}': n for d, n in enumerate(of or [None] * 3)}
           for step, of in enumerate(counts, start=1)]
-  report.plot_curves(rows, [], 2)
+  report.plot_curves(rows, [])
   depths = [axes for axes in drawn[0].axes if axes.get_visible()][4]
   assert depths.get_ylabel() == 'rollouts by searches (%)'
   assert [text.get_text() for text in depths.get_legend().get_texts()] == ['0', '1', '≥ 2']
@@ -187,7 +181,7 @@ def test_the_depths_of_rollouts_are_stacked_where_a_run_tells_them(monkeypatch):
 
 def test_figures_that_not_every_step_has_are_there_with_their_mean():
   """Search-R2's: a step without a probed draft has no estimate of the gain."""
-  rows = [metrics_row(1), metrics_row(2) | {'gain_predicted': 0.25, 'a_prec': None}, metrics_row(3) | {'gain_predicted': 0.5}]
+  rows = [metrics_row(1), metrics_row(2, gain_predicted=0.25, a_prec=None), metrics_row(3, gain_predicted=0.5)]
   page = page_of(rows)
   assert [own.split() for own in texts(page, 'tr') if 'gain' in own] == [['gain_predicted', '–', '0.5', '0.375']]
   assert 'a_prec' not in page
@@ -204,10 +198,6 @@ def test_smoothing_starts_at_the_first_value_follows_and_leaves_out_what_is_miss
 def test_ranges_of_steps():
   assert report.ranges([3]) == 'step 3' and report.ranges([9, 4, 5, 6, 9]) == 'steps 4–6, 9'
   assert report.ranges(range(0, 30, 2)) == 'steps 0, 2, 4, 6, 8, 10, 12, 14 and 7 more'
-
-
-def test_rows_of_a_missing_file_are_none(tmp_path):
-  assert read_rows(tmp_path / 'nothing.jsonl') == []
 
 
 # Rollouts, as rollout.js draws them.
