@@ -3,9 +3,9 @@
     python benchmarks/plans.py --folder runs/plans           # hours on two cores; rerun the same command to resume
     python benchmarks/plans.py --write                       # only writes the pages
 
-Each plan is one call of `jaxsearch plan`, one after the other; its output goes to the folder, with what was found of each program
-in FOLDER/cache. What the pages need of it is a line of benchmarks/plans.jsonl; a plan that has one is not made again, so take
-out the lines of what has changed. `--only TEXT` takes the plans whose name contains TEXT.
+Each plan is one call of `jaxsearch plan`, one after the other; its output goes to the folder. What the pages need of it is a line
+of benchmarks/plans.jsonl; a plan that has one is not made again, so take out the lines of what has changed. `--only TEXT` takes
+the plans whose name contains TEXT.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def make(folder, name, arguments):
   """Makes a plan, and its line of PLANS."""
   print(name, flush=True)
   out = folder / f'{name.replace(":", "_")}.json'
-  command = [sys.executable, '-m', 'jaxsearch.cli', 'plan', *arguments, '--cache', str(folder / 'cache'), '--out', str(out)]
+  command = [sys.executable, '-m', 'jaxsearch.cli', 'plan', *arguments, '--out', str(out)]
   with open(out.with_suffix('.txt'), 'w') as log:
     if subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT).returncode:
       print(f'failed: {out.with_suffix(".txt").read_text().splitlines()[-1]}', flush=True)

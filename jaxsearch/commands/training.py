@@ -141,13 +141,11 @@ def sweep(config, flags) -> None:
   'search_r1_grpo_qwen2_5_3b',
   flag('--target', 'devices: tpu:v5e:4x4, tpu:v5p:4x4x4, tpu:v6e:4x4 (shape of the slice), cuda:h100:2x8 (hosts x devices)',
        required=True),
-  flag('--program', 'compile only these: update, score, critic, values, prefill, decode, joined by commas; all if not given'),
   flag('--turns', 'observations of a chain; as many as the config allows if not given', int, '>= 0'),
   flag('--tokens', 'of a policy span; as many as the config allows if not given', int, '>= 1'),
   flag('--prompt', 'its tokens; 256, or a quarter of a short path, if not given', int, '>= 1'),
   flag('--observation', 'its tokens; 512, or what half of the path allows, if not given', int, '>= 1'),
   flag('--search', 'also find the largest sampler.slots and train.micro_rows that fit; compiles each several times', bool),
-  flag('--cache', 'folder that keeps what was found of each program for the next time; none if not given', place(folder=True)),
   flag('--out', 'JSON file to write, with every collective; none if not given', place()), examples=(
     '--config configs/carl_qwen2_5_7b.py --target tpu:v5p:4x4x4',
     '--config configs/search_r1_grpo_qwen2_5_3b.py --target cuda:h100:2x8 --turns 2 --tokens 200 --search'))
@@ -160,15 +158,13 @@ def plan(config, flags) -> None:
   jax.config.update('jax_platforms', 'cpu')
   jax.config.update('jax_enable_compilation_cache', False)  # what is compiled for devices that are not here cannot be read back
   from jaxsearch.parallel import targets
-  from jaxsearch.planning import plan, report
+  from jaxsearch.planning import plan
   target, workload = targets.parse(flags.target), dict(
     turns=flags.turns, tokens=flags.tokens, prompt=flags.prompt, observation=flags.observation)
-  wanted = [name for name in flags.program.split(',') if name]
-  found = plan.plan(config, target, wanted, flags.cache or '', say, **workload)
-  for line in report.lines(found, target):
+  made = plan.plan(config, target, say, **workload) | {'target': flags.target}
+  for line in plan.lines(made, target):
     print(line)
   if flags.search:
-    found['largest'] = plan.search(config, target, flags.cache or '', say)
-  found['target'] = flags.target
-  write_result(flags.out, found)
-  print(json.dumps(report.short(found)))
+    made['largest'] = plan.search(config, target, say)
+  write_result(flags.out, made)
+  print(json.dumps(plan.short(made)))

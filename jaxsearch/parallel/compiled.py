@@ -25,7 +25,6 @@ class Collective:
   kind: str      # one of KINDS
   bytes: int     # of its operands or results on one device, the larger: the whole array that is gathered
   times: int     # product of the lengths of the loops around it, of those whose length is known
-  in_loop: bool  # inside a loop of known length, such as that over layers
   in_turn: bool  # inside a loop whose length is data, such as that over micro-batches; `times` is per turn
 
 
@@ -45,25 +44,22 @@ def collectives(text: str) -> list[Collective]:
   entry, computations = _computations(text)
   listed = []
 
-  def walk(computation, times, in_loop, in_turn):
+  def walk(computation, times, in_turn):
     sizes = {instruction.name: instruction.bytes for instruction in computations[computation]}
     for _, size, opcode, operands, line in computations[computation]:
       kind = opcode.removesuffix('-start')
       if kind in KINDS:
+        given = sum(sizes.get(operand, 0) for operand in operands)
+        # What an asynchronous start returns holds its operands beside its results.
+        result = size - given if opcode != kind and size > given else size
         if not _ALONE.search(line):
-          given = sum(sizes.get(operand, 0) for operand in operands)
-          # What an asynchronous start returns holds its operands beside its results.
-          result = size - given if opcode != kind and size > given else size
-          listed.append(Collective(kind, max(given, result), times, in_loop, in_turn))
+          listed.append(Collective(kind, max(given, result), times, in_turn))
         continue
-      length = _length(line, computations) if opcode == 'while' else None
-      turns = opcode == 'while' and length is None
-      inside = times * (length or 1), in_loop or length is not None, in_turn or turns
-      for called in _CALLED.findall(line):
-        for other in re.findall(r'%([\w.-]+)', called):
-          walk(other, *inside)
+      length = _length(line, computations) if opcode == 'while' else 1
+      for name in re.findall(r'%([\w.-]+)', ' '.join(_CALLED.findall(line))):
+        walk(name, times * (length or 1), in_turn or length is None)
 
-  walk(entry, 1, False, False)
+  walk(entry, 1, False)
   return listed
 
 
@@ -82,9 +78,7 @@ def _length(line: str, computations: dict) -> int | None:
   condition = computations[re.search(r'condition=%?([\w.-]+)', line)[1]]
   constants = {name: int(match[1]) for name, *_, line in condition
                if (match := re.search(r'= s32\[\]\S* constant\((\d+)\)', line))}
-  root = next((each for each in condition if each.line.lstrip().startswith('ROOT')), None)
-  if root is None:
-    return None
+  root = next(each for each in condition if each.line.lstrip().startswith('ROOT'))
   called = re.search(r'calls=%?([\w.-]+)', root.line)
   compared = ''.join(each.line for each in computations[called[1]]) if called else root.line
   bounds = [constants[operand] for operand in root.operands if operand in constants]
@@ -93,17 +87,16 @@ def _length(line: str, computations: dict) -> int | None:
 
 def _computations(text: str) -> tuple[str, dict[str, list[_Instruction]]]:
   """Returns the name of the entry, and the instructions of every computation."""
-  entry, name, computations = None, None, collections.defaultdict(list)
+  entry, name, computations = '', '', collections.defaultdict(list)
   for line in text.splitlines():
     if match := _COMPUTATION.match(line):
       name = match[2]
       entry = name if match[1] else entry
     elif match := _INSTRUCTION.match(line):
-      own, shape, opcode, operands = match.groups()
+      result, shape, opcode, operands = match.groups()
       bits = sum(math.prod(int(n) for n in dims.split(',') if n) * _BITS.get(dtype, 8)
                  for dtype, dims in _ARRAY.findall(shape))
       operands = re.findall(r'%?([\w.-]+)', re.sub(r'/\*.*?\*/', '', operands))
-      computations[name].append(_Instruction(own, bits // 8, opcode, operands, line))
-  if entry is None:
-    raise ValueError('this text has no ENTRY computation: it is no compiled HLO program')
+      computations[name].append(_Instruction(result, bits // 8, opcode, operands, line))
+  assert entry, 'this text is no compiled HLO program'
   return entry, computations

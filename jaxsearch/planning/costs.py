@@ -6,13 +6,14 @@ matrices, reductions, slices and kernels count. All else is taken to be fused in
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxsearch.models.kernels import decode_attention
-from jaxsearch.parallel.targets import Device
+from jaxsearch.parallel.compiled import Collective, traffic
+from jaxsearch.planning import programs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +28,20 @@ class Cost:
     """Returns the cost where slots are full by this share."""
     return dataclasses.replace(self, bytes=self.bytes - (1 - share) * self.cache, cache=share * self.cache)
 
-  def seconds(self, device: Device, network: Callable[[float], float]) -> dict[str, float]:
-    """Returns the time of each resource; the largest is the least time. `network` maps bytes to seconds."""
-    return {'arithmetic': self.flops / device.flops, 'memory': self.bytes / device.bandwidth,
-            'network': network(self.received)}
+
+def of_program(program: programs.Program, alone: programs.Program, split: int,
+               collectives: Sequence[Collective]) -> list[Cost]:
+  """Returns what a device does in a call, and in a turn of the loop whose length is data.
+
+  Args:
+    alone: the program with the rows and slots of one device; `split` devices share its matrices.
+  """
+  once, each = (counted / split for counted in count(alone.trace().jaxpr.jaxpr))
+  if program.gradients:  # a device's part, read and written in every turn, and again with its training state
+    each[1] += 2 * program.gradients
+    once[1] = 2 * (program.gradients + programs.on_device(program.args[0]))
+  received = (traffic(sent for sent in collectives if sent.in_turn == in_turn) for in_turn in (False, True))
+  return [Cost(flops, size, sent, cache) for (flops, size, cache), sent in zip((once, each), received)]
 
 
 def count(jaxpr) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -24,9 +23,9 @@ def test_a_loop_over_layers_gathers_each_of_them_and_reduces_its_gradient():
   program = jax.jit(jax.grad(loss), out_shardings=weights.sharding).lower(weights, struct((32, 64), P('fsdp'))).compile()
   found = collectives(program.as_text())
   whole = 64 * 64 * 4
-  assert [one for one in found if one.kind == 'all-gather'] == [Collective('all-gather', whole, 5, True, False)] * 2
+  assert [one for one in found if one.kind == 'all-gather'] == [Collective('all-gather', whole, 5, False)] * 2
   reduced, = (one for one in found if one.kind in ('all-reduce', 'reduce-scatter'))
-  assert (reduced.bytes, reduced.times, reduced.in_loop) == (whole, 5, True)
+  assert (reduced.bytes, reduced.times) == (whole, 5)
   assert traffic(found) == 5 * whole * (2 + (2 if reduced.kind == 'all-reduce' else 1))
 
 
@@ -71,14 +70,9 @@ ENTRY %main (p0: bf16[64,8]) -> bf16[64,8] {
 
 def test_asynchronous_collectives_count_once_loops_multiply_and_one_device_sends_nothing():
   assert sorted(collectives(GPU), key=lambda one: one.kind) == [
-    Collective('all-gather', 64 * 128 * 2, 7, True, True),
-    Collective('all-reduce', 32 * 4, 1, False, True),  # in a loop whose length is data
-    Collective('reduce-scatter', 64 * 8 * 4 + 16 * 4, 7, True, True)]
-
-
-def test_a_text_that_is_no_program_is_refused():
-  with pytest.raises(ValueError, match='no ENTRY'):
-    collectives('%add = f32[] add(%x, %y)')
+    Collective('all-gather', 64 * 128 * 2, 7, True),
+    Collective('all-reduce', 32 * 4, 1, True),  # in a loop whose length is data
+    Collective('reduce-scatter', 64 * 8 * 4 + 16 * 4, 7, True)]
 
 
 TPU = '''HloModule m
@@ -126,5 +120,5 @@ ENTRY %main (p: (f32[64], s32[])) -> (f32[64], s32[]) {
 
 def test_loops_that_count_to_a_constant_get_their_length():
   """As the compiler of TPUs writes them; a loop whose bound is data has none."""
-  found = [(one.times, one.in_loop, one.in_turn) for one in collectives(TPU)]
-  assert found == [(6, True, False), (7, True, False), (1, False, True)]
+  found = [(one.times, one.in_turn) for one in collectives(TPU)]
+  assert found == [(6, False), (7, False), (1, True)]

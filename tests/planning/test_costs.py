@@ -8,7 +8,6 @@ import pytest
 from jax.experimental import pallas as pl
 
 from jaxsearch.models.kernels import decode_attention
-from jaxsearch.parallel.targets import DEVICES
 from jaxsearch.planning import costs
 
 DOT = 2 * 8 * 8 * 8  # FLOPs of the product of two 8 x 8 matrices
@@ -82,9 +81,3 @@ def test_a_backward_pass_counts_what_it_recomputes():
   loss = lambda x, a, b: jnp.sum(jnp.tanh(x @ a) @ b)
   plain, remat = (count(jax.grad(f, argnums=(0, 1, 2)), *[SQUARE] * 3)[0][0] for f in (loss, jax.checkpoint(loss)))
   assert (plain, remat) == (6 * DOT, 7 * DOT)
-
-
-def test_the_slowest_resource_is_the_least_time():
-  cost = costs.Cost(flops=989e12, bytes=3352e9 / 2, received=9e9)
-  seconds = cost.seconds(DEVICES['cuda:h100'], lambda sent: sent / 36e9)
-  assert seconds == {'arithmetic': 1.0, 'memory': 0.5, 'network': 0.25}
