@@ -25,7 +25,8 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards import judge
-from jaxsearch.sampler.driver import Agent, Assistant, Grow, Scorer, first_requests
+from jaxsearch.sampler.assistants import Assistant, Scorer, first_requests
+from jaxsearch.sampler.driver import Agent, Grow
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Generate, Sampling, Tools
 from jaxsearch.tools import SearchBackend, SearchBySource, faults, find_backend

@@ -2,9 +2,9 @@
 
 import functools
 
+from jaxsearch.sampler.driver import Schedule
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import RunPython, Sampling, Tools
-from jaxsearch.sampler.schedule import Schedule
 
 TOOLS = ('search', 'topk', 'python', 'services', 'deadline', 'workers', 'max_observation', 'answer_reserve')
 SAMPLING = ('temperature', 'top_p', 'top_k')

@@ -18,7 +18,8 @@ from jaxsearch.config_check import to_saved, without_secrets
 from jaxsearch.data import benchmarks, sources
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation.question_sets import QuestionSet
-from jaxsearch.sampler.driver import Agent, first_requests
+from jaxsearch.sampler.assistants import first_requests
+from jaxsearch.sampler.driver import Agent
 from jaxsearch.sampler.requests import Sampling
 from jaxsearch.tools import find_backend
 from jaxsearch.trees import templates

@@ -22,7 +22,8 @@ from jaxsearch.evaluation.figures import asked_of, policy_spans
 from jaxsearch.methods import r_search
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import exact_match, f1
-from jaxsearch.sampler.driver import Agent, Assistant, first_requests, rollout
+from jaxsearch.sampler.assistants import Assistant, first_requests
+from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import GREEDY, SERVICES, Sampling, one_line, shorten
 from jaxsearch.tools import SearchBackend
 from jaxsearch.tools.evidence_client import Evidence, EvidenceClient

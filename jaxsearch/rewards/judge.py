@@ -5,7 +5,7 @@ A judge is a function from items to scores, so that many are judged at a time. T
   Thinking, Query, Answer   scored -1, 0 or 1 (SLATE, section 3.3)
   Collections               how many of the retrieved collections were useful (Search-R2, appendix K)
 
-A `LanguageJudge` wraps anything that replies to prompts: a local model (`sampler.driver.Assistant`), a server
+A `LanguageJudge` wraps anything that replies to prompts: a local model (`sampler.assistants.Assistant`), a server
 (`tools.chat.Chat.replies`). It reasons first and scores then. A reply without a readable score is None, an
 error stands for itself; whoever asked takes both as neutral and counts them. Texts of the trajectory,
 questions and golds can neither close nor imitate the tags of the prompt. rewards/trajectory_judge.py compares

@@ -5,21 +5,21 @@ assistant's, prompts and observations are the user's. A tokenizer of ours counts
 context and observations hold; the server counts by its own.
 """
 
+import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 import jax
 
 from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.sampler.driver import Episode, Pending, Schedule
 from jaxsearch.sampler.requests import END, LENGTH, Generate, NoLogprobs, Sampling
-from jaxsearch.sampler.schedule import Episode, Pending, Schedule
 from jaxsearch.tools.chat import Chat
 from jaxsearch.trees.tree import Node, Role, Stop
 
 MAX_STOPS = 4  # stop strings of a request; OpenAI takes no more
-POLL = 0.02  # seconds until replies of tools are looked for again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,30 +54,17 @@ class ChatServer:
     return node
 
 
-class ChatDecoding:
-  """One rollout by a server, as a `Schedule` drives it; a thread for each span in flight."""
-  deterministic, tool_patience, episode_deadline = False, 0, math.inf
-  evicted, seconds_waited, waits = 0, 0.0, False
+class ChatDecoding(contextlib.nullcontext):
+  """One rollout by a server, as a `Schedule` drives it: spans are calls on threads, like those of tools."""
+  deterministic, episode_deadline = False, math.inf
+  room = True  # replies wait for nothing
+  busy = decodes = False
+  evicted = seconds_waited = 0
 
   def __init__(self, server: ChatServer, sampling: Sampling, schedule: Schedule):
+    super().__init__()
     self.server, self.sampling, self.schedule, self.length = server, sampling, schedule, server.length
-    self.pool = ThreadPoolExecutor(server.concurrency)
-    self.running: dict[Future, Pending] = {}
     self.active = 0  # episodes under way
-
-  def __enter__(self):
-    return self
-
-  def __exit__(self, *_):
-    self.pool.shutdown(cancel_futures=True)
-
-  @property
-  def decodes(self) -> bool:
-    return bool(self.running)
-
-  @property
-  def room(self) -> bool:
-    return True  # replies of tools wait for nothing
 
   def claim(self, episode: Episode) -> bool:
     """Starts an episode unless enough are under way."""
@@ -91,11 +78,11 @@ class ChatDecoding:
   def generate(self, pending: Pending) -> None:
     """Asks the server, with a seed for each request: samples of one question differ, and a repeated run does
     not."""
-    episode = pending.episode
+    episode, request = pending.episode, pending.request
     episode.requests += 1
     seed = (episode.number * 1000 + episode.requests + episode.calls) % 2**31
-    sampling = pending.request.sampling(self.sampling)
-    self.running[self.pool.submit(self.server.generate, pending.request, sampling, seed)] = pending
+    span = functools.partial(self.server.generate, request, request.sampling(self.sampling), seed)
+    self.schedule.start(pending, span, 'spans', self.server.concurrency)
 
   def score(self, pending: Pending) -> None:
     """Refuses: a chat server gives no log-probabilities."""
@@ -104,14 +91,6 @@ class ChatDecoding:
   def place(self) -> list:
     """Does nothing: a server has no cache of ours."""
     return []
-
-  def decode(self) -> list[tuple[Pending, Node]]:
-    """Waits for spans; returns those that are there. Raises ChatError if the server failed."""
-    wait(self.running, timeout=POLL if self.schedule.calls else None, return_when=FIRST_COMPLETED)
-    finished = [(self.running.pop(future), future.result()) for future in list(self.running) if future.done()]
-    for pending, node in finished:
-      self.schedule.add(pending.episode, tokens_decoded=len(node.tokens))
-    return finished
 
 
 def messages(node: Node) -> list[dict[str, str]]:

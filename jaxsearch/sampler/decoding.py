@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxsearch.sampler.driver import Episode, Pending, Schedule
 from jaxsearch.sampler.kv_cache import CacheRow, Chunk
 from jaxsearch.sampler.requests import END, LENGTH, Generate, Sampling
-from jaxsearch.sampler.schedule import Episode, Pending, Schedule
 from jaxsearch.sampler.segment import Slots
 from jaxsearch.sampler.stops import ENDED
 from jaxsearch.trees.tree import Node, Role, Stop
@@ -34,7 +34,8 @@ class Path:
 class Decoding:
   """One rollout on an `engine.Engine` with parameters; a context that leaves the engine ready for the next.
 
-  `waits` and `decodes`: whether any request waits for a row, or is decoded. `room`: whether a slot is idle.
+  `busy`: whether any request waits for a row or is decoded, `decodes`: is decoded. `room`: whether a slot is
+  idle.
   `key` is a JAX random key on the device.
   """
 
@@ -66,8 +67,8 @@ class Decoding:
     self.engine.clear_front()
 
   @property
-  def waits(self) -> bool:
-    return bool(self.ready)
+  def busy(self) -> bool:
+    return bool(self.ready or self.running)
 
   @property
   def decodes(self) -> bool:
@@ -212,7 +213,7 @@ class Decoding:
     """Decodes a segment; returns the spans that ended."""
     engine, schedule, limit = self.engine, self.schedule, self.engine.segment_steps
     if schedule.calls and self.room:
-      due = schedule.calls[0].call.step + self.tool_patience - schedule.steps
+      due = schedule.calls[0].step + self.tool_patience - schedule.steps
       limit = min(limit, max(1, due if self.deterministic else POLL_STEPS))
     numbers = np.array(list(self.running))
     slots = Slots(*(array[numbers] for array in self.slots))

@@ -1,12 +1,29 @@
 """The one rollout driver: questions in, grown trees out.
 
-`rollout` hands its trees to a `Schedule`, which drives their generators; the engine of the agent, or a chat
-server in its place, serves what they generate.
+`rollout` hands its trees to a `Schedule`, which repeats until nothing is left: start episodes and apply
+replies of calls while the policy has room (`_fill`), let the policy place and decode what waits for it, and
+hand finished replies to their generators, which then yield new requests. A request serves and counts itself
+(`tools.calls.Request`); the schedule knows none by name.
+
+The policy is what serves `Generate` and `Score`: `decoding.Decoding` on our engine,
+`chat_policy.ChatDecoding` behind a server. It has `room`; `claim` and `release` of episodes; `generate` and
+`score`, after which a request waits; `busy` and `decodes`; and `place` and `decode`, which return the
+(pending, reply) that are finished.
+
+In the deterministic mode every decision is a function of tokens and decode steps: replies of calls are
+applied in the order of their requests, and only where a slot is idle, no new episode can be started, and the
+call is `tool_patience` decode steps old or nothing is left to decode; if the reply is not there by then, the
+host waits for it. Otherwise replies are applied as they arrive.
 """
 
-import dataclasses
+import collections
 import functools
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -14,27 +31,39 @@ import numpy as np
 
 from jaxsearch.data.questions import Question
 from jaxsearch.parallel import memory
-from jaxsearch.sampler.engine import Engine
-from jaxsearch.sampler.requests import GREEDY, Generate, Growth, Sampling, Score, Search, ToolFailure, Tools
-from jaxsearch.sampler.schedule import Cancelled, GrowthError, Observer, Progress, Schedule
-from jaxsearch.trees.tree import Role, Tree
+from jaxsearch.sampler.requests import Growth, NoLogprobs, Request, Sampling, ToolFailure, Tools, one_line
+from jaxsearch.tools import paid
+from jaxsearch.tools.calls import Kind
+from jaxsearch.trees.tree import Stop, Tree
 
-__all__ = ['Agent', 'Assistant', 'Cancelled', 'GrowthError', 'Scorer', 'rollout']
-
+COUNTS = ('tokens_decoded', 'tokens_prefilled', 'tokens_reused', 'tokens_forked', 'episodes', 'segments',
+          'tool_calls', 'tool_calls_failed', 'searches_asked', 'searches_failed', 'seconds_tools',
+          'seconds_waiting', 'service_calls', 'service_calls_failed', 'seconds_services',
+          *(f'stop_{stop}' for stop in Stop))
 Grow = Callable[[Question, Tree], Growth[None]]
+Observer = Callable[[Tree, Request | None, Any], None]
+Progress = Callable[[int, int, dict], None]
 
 
-@dataclasses.dataclass(frozen=True)
+class Cancelled(Exception):
+  """Ends a rollout whose trees nobody wants any more."""
+
+
+class GrowthError(RuntimeError):
+  """A generator raised; the cause is chained, the message names the question."""
+
+
+@dataclass(frozen=True)
 class Agent:
   """A policy with its method and tools.
 
   Attributes:
-    engine: the policy, with its parameters loaded.
+    engine: the policy: an `engine.Engine` with its parameters loaded, or a `chat_policy.ChatServer`.
     grow: a method's `grow` with its settings bound, see jaxsearch/methods.
     tools: search, sandbox, other models.
     sampling: temperature, top-p and top-k where a request names none.
   """
-  engine: Engine
+  engine: Any
   grow: Grow
   tools: Tools
   sampling: Sampling
@@ -71,75 +100,269 @@ def rollout(agent: Agent, questions: Sequence[Question], key: jax.Array, *, samp
   return trees, Schedule(policy, growths, tools or agent.tools, on_progress, observer, cancelled).run()
 
 
-def first_requests(grow: Grow, question: Question, tokenizer: Any) -> list[Generate | Score]:
-  """Returns what `grow` first asks of the policy, if searches find nothing and other tools fail."""
-  tree = Tree(tokenizer, question, np.random.default_rng(0))
-  growth, reply = grow(question, tree), None
-  while True:
+@dataclass(eq=False)
+class Episode:
+  """A generator that grows a tree, and the replies it waits for."""
+  number: int  # with the key it decides what is sampled
+  growth: Iterator
+  tree: Tree
+  lane: int = 0  # of the sampler; its rows of the cache are all there
+  asked: Sequence[Request] = ()
+  replies: list | None = None
+  several: bool = False  # whether it yielded a list
+  waiting: int = 0  # replies that are missing
+  requests: int = 0  # spans and scores it has requested so far
+  calls: int = 0  # of tools so far
+  started: float = 0.0
+  counts: collections.Counter = field(default_factory=collections.Counter)  # its part of the schedule's
+  failures: dict[str, str] = field(default_factory=dict)  # the last reasons, by name of the metric
+
+
+@dataclass(eq=False)
+class Pending:
+  """A request that has no reply yet."""
+  episode: Episode
+  place: int  # of the reply among the replies of its episode
+  request: Request
+  searches: list[Exception | None] = field(default_factory=list)  # in a call: errors, or None
+  path: Any = None  # the policy's own note
+  # Of one that is served on a thread:
+  future: Future | None = None  # will hold (seconds it took, result or error)
+  step: int = 0  # decode steps of the rollout when it was started
+  started: float = 0.0
+  deadline: float = 0.0  # seconds
+
+  def seconds_left(self) -> float:
+    """Returns the seconds until the deadline, 0 once it has passed."""
+    return max(0.0, self.started + self.deadline - time.monotonic())
+
+  def outcome(self) -> tuple[float, Any]:
+    """Returns (seconds, result or error); waits for it, no longer than the deadline."""
     try:
-      yielded = growth.send(reply)
-    except StopIteration:
-      return []
-    asked = yielded if isinstance(yielded, (list, tuple)) else [yielded]
-    if of_policy := [request for request in asked if isinstance(request, (Generate, Score))]:
-      growth.close()
-      return of_policy
-    replies = [[] if isinstance(request, Search) else ToolFailure('a probe') for request in asked]
-    reply = replies if asked is yielded else replies[0]
+      return self.future.result(timeout=self.seconds_left())
+    except FutureTimeout:
+      failure = ToolFailure(f'no reply within {self.deadline:g} seconds', 'timeout')
+      return time.monotonic() - self.started, failure
 
 
-@dataclasses.dataclass(frozen=True)
-class Assistant:
-  """A frozen model that replies to prompts, a service for `Ask`: a reader, a judge. On a sampler of its own.
+class Schedule:
+  """Runs episodes to their ends.
 
-  Attributes:
-    engine: with parameters loaded.
-    max_tokens: of a reply.
-    stop: stop strings; a reply ends before the first of them.
-    chat: whether a prompt is wrapped into the chat template of the tokenizer.
-    temperature: of the replies; 0 is greedy.
+  Args:
+    policy: called with this schedule; returns what serves `Generate` and `Score`, see above.
+    growths: (number, generator, its tree) of each episode. The tokens of an episode depend on its number, on
+      the policy's key, and on nothing else.
+    on_progress: called with (episodes done, episodes, metrics so far) whenever one ends.
+    observer: called with (tree, request, reply) for every reply that a generator gets, and with (tree, None,
+      counts) when its episode ends: its own part of `metrics` (tokens decoded, what was asked and failed),
+      `requests` (spans and scores) and its `seconds`.
+    cancelled: asked in every round; once true, the rollout raises Cancelled.
   """
-  engine: Engine
-  max_tokens: int = 64
-  stop: tuple[str, ...] = ()
-  chat: bool = False
-  temperature: float = 0.0
 
-  def __call__(self, prompts: Sequence[str], seeds: Sequence[int] | None = None) -> list[str]:
-    """Returns the replies, stripped; a prompt that leaves no room for one gets an empty reply.
+  def __init__(self, policy: Callable[['Schedule'], Any], growths: Sequence[tuple[int, Iterator, Tree]],
+               tools: Tools, on_progress: Progress | None = None, observer: Observer | None = None,
+               cancelled: Callable[[], bool] = lambda: False):
+    self.tools, self.on_progress = tools, on_progress
+    self.observer, self.cancelled = observer or (lambda *_: None), cancelled
+    self.total, self.queue = len(growths), collections.deque(Episode(*growth) for growth in growths)
+    self.steps = 0  # decode steps so far, the clock of the deterministic mode
+    self.capacity = 0  # tokens that they could have decoded
+    self.counts = collections.Counter(dict.fromkeys(COUNTS, 0))
+    self.last_failures: dict[str, str] = {}
+    self.calls: list[Pending] = []  # on threads
+    self.places: dict[str, threading.Semaphore] = {}  # for those that run at a time
+    self.together: dict[str, tuple[Callable, list[Pending]]] = {}  # functions, and what waits for each
+    self.paid_before = getattr(tools.search, 'paid', 0)
+    self.started, self.seconds_together = time.monotonic(), 0.0
+    self.policy = policy(self)
 
-    Above temperature 0 a reply depends on its prompt and on its seed (0 to 2**31 - 1), by default its place.
+  def run(self) -> dict[str, float]:
+    """Runs all episodes to their ends, in order; returns `metrics`. Raises GrowthError and Cancelled."""
+    with self.policy:
+      while True:
+        if self.cancelled():
+          raise Cancelled
+        self._fill()
+        while finished := self.policy.place():
+          self.reply(finished)
+        if self.policy.decodes:
+          self.reply(self.policy.decode())
+        elif self.together:
+          self._serve_together()
+        elif not (self.queue or self.policy.busy or self.calls):
+          return self.metrics()
+
+  def metrics(self) -> dict[str, float | str]:
+    """Returns the counts of this run so far.
+
+    tokens_decoded, tokens_prefilled (computed as context), tokens_reused (context that was cached),
+    tokens_forked (those of it that were copied); episodes, stop_X (those that ended with stop X); segments,
+    steps, idle_share (of what the segments could have decoded); seconds_tools (inside tools, added up),
+    seconds_waiting (for replies), seconds_services, seconds_host (neither in services nor waiting for the
+    device or a reply); seconds, tokens_per_second (in all); rows_evicted (from episodes that still ran).
+
+    Where searches cost money, searches_paid and searches_cost: see `tools.paid`.
+
+    Of replies: tool_calls, calls_NAME of each tool, and service_calls (of other models); tool_calls_failed,
+    service_calls_failed, and of these …_failed_KIND for the KINDs of `calls.FAULTS` that occurred;
+    searches_asked, searches_failed, searches_failed_share (of trees and of programs). last_failure (of a
+    tool) and last_service_failure are the reasons of the last ones, if there are any.
     """
-    agent = Agent(self.engine, self._grow, Tools(), Sampling(self.temperature))
-    questions = [Question(str(i), prompt, ()) for i, prompt in enumerate(prompts)]
-    trees, _ = rollout(agent, questions, jax.random.key(0), numbers=seeds)
-    return [tree.answer for tree in trees]
+    seconds, decoded = time.monotonic() - self.started, self.counts['tokens_decoded']
+    waited = self.counts['seconds_waiting'] + self.policy.seconds_waited + self.seconds_together
+    return dict(self.counts) | {
+      'steps': self.steps, 'seconds': seconds, 'tokens_per_second': decoded / seconds if seconds else 0.0,
+      'idle_share': 1 - decoded / self.capacity if self.steps else 0.0,
+      'seconds_host': seconds - waited, 'rows_evicted': self.policy.evicted,
+      'searches_failed_share': self.counts['searches_failed'] / max(self.counts['searches_asked'], 1),
+    } | paid(self.tools.search, self.paid_before) | self.last_failures  # fmt: skip
 
-  def _grow(self, question: Question, tree: Tree) -> Growth[None]:
-    prompt = question.question
-    if self.chat:
-      prompt = tree.tokenizer.chat([{'role': 'user', 'content': prompt}])
-    asked = tree.root.append(prompt, Role.PROMPT)
-    node = yield Generate(asked, stop=self.stop, max_tokens=self.max_tokens)
-    text = node.text_without_end
-    ends = [at for stop in self.stop if (at := text.find(stop)) >= 0]
-    tree.answer = text[:min(ends, default=None)].strip()
+  # Episodes.
 
+  def _fill(self) -> None:
+    while self.policy.room:
+      if self.queue and self.policy.claim(self.queue[0]):
+        episode = self.queue.popleft()
+        episode.started = time.monotonic()
+        self._advance([episode])
+      elif not self._apply_reply():
+        return
 
-@dataclasses.dataclass(frozen=True)
-class Scorer:
-  """A frozen model with the policy's tokenizer that serves `Score` by `Ask`: Search-R2's frozen refiner.
+  def _advance(self, episodes: Iterable[Episode]) -> None:
+    """Hands replies to the generators and takes their requests, until each has to wait or ends."""
+    for episode in dict.fromkeys(episodes):
+      try:
+        while not episode.waiting:
+          self._take(episode)
+      except StopIteration:
+        self._finish_episode(episode)
+      except NoLogprobs:
+        raise
+      except Exception as error:
+        name = episode.tree.question.id if episode.tree.question else episode.number
+        raise GrowthError(f'question {name}: {type(error).__name__}: {error}') from error
 
-  It has a cache of its own, so it prefills the whole path of every request.
-  """
-  engine: Engine
+  def _take(self, episode: Episode) -> None:
+    """Sends an episode its replies; serves what it requests next."""
+    for request, reply in zip(episode.asked, episode.replies or ()):
+      self.observer(episode.tree, request, reply)
+    reply = episode.replies if episode.several else episode.replies and episode.replies[0]
+    yielded = episode.growth.send(reply)
+    episode.several = isinstance(yielded, (list, tuple))
+    episode.asked = yielded if episode.several else [yielded]
+    episode.replies, episode.waiting = [None] * len(episode.asked), len(episode.asked)
+    for place, request in enumerate(episode.asked):
+      if not isinstance(request, Request):
+        raise TypeError(f'{request!r} is no request')
+      request.submit(self, Pending(episode, place, request))
 
-  def __call__(self, scores: Sequence[Score]) -> list[list[list[float] | None]]:
-    def grow(question: Question, tree: Tree) -> Growth[None]:
-      score = scores[int(question.id)]
-      path = tree.root.append(score.node.path_tokens(), Role.PROMPT)
-      tree.answer = yield dataclasses.replace(score, node=path)
+  def _finish_episode(self, episode: Episode) -> None:
+    self.policy.release(episode)
+    self.add(episode, episodes=1)
+    if episode.tree.stop is not None:
+      self.add(episode, **{f'stop_{episode.tree.stop}': 1})
+    self.observer(episode.tree, None, dict(episode.counts) | episode.failures | {
+      'requests': episode.requests, 'seconds': time.monotonic() - episode.started})
+    if self.on_progress:
+      self.on_progress(self.counts['episodes'], self.total, self.metrics())
 
-    questions = [Question(str(i), '', ()) for i in range(len(scores))]
-    trees, _ = rollout(Agent(self.engine, grow, Tools(), GREEDY), questions, jax.random.key(0))
-    return [tree.answer for tree in trees]
+  def seconds_left(self, episode: Episode) -> float:
+    """Returns the seconds until the deadline of the episode."""
+    return max(0.0, episode.started + self.policy.episode_deadline - time.monotonic())
+
+  # What requests call.
+
+  def set_reply(self, pending: Pending, value: Any) -> None:
+    """Notes a reply; its generator gets it once it has all it waits for."""
+    pending.episode.replies[pending.place] = value
+    pending.episode.waiting -= 1
+
+  def reply(self, finished: Sequence[tuple[Pending, Any]]) -> None:
+    """Hands replies to their generators."""
+    for pending, value in finished:
+      self.set_reply(pending, value)
+    self._advance(pending.episode for pending, _ in finished)
+
+  def start(self, pending: Pending, function: Callable[[], Any], kind: str, most: int,
+            deadline: float = threading.TIMEOUT_MAX) -> None:
+    """Serves a request on a thread: `request.finish` gets what the function returned or raised.
+
+    Not a `ThreadPoolExecutor`, since a call that hangs must not keep the process from ending.
+
+    Args:
+      most: calls of this kind that run at a time.
+      deadline: seconds, the wait for a place included; that of the episode holds too.
+    """
+    places = self.places.setdefault(kind, threading.Semaphore(most))
+    pending.future, pending.step, pending.started = Future(), self.steps, time.monotonic()
+    pending.deadline = min(deadline, self.seconds_left(pending.episode))
+
+    def serve():
+      with places:
+        start = time.monotonic()
+        try:
+          result = function()
+        except BaseException as error:  # whatever a tool does, the run goes on
+          result = error
+        pending.future.set_result((time.monotonic() - start, result))
+
+    threading.Thread(target=serve, daemon=True).start()
+    self.calls.append(pending)
+
+  def join(self, pending: Pending, kind: str, function: Callable[[list], Sequence[Any]]) -> None:
+    """Serves a request with all others of its kind, once nothing is left to decode: `function` gets their
+    items."""
+    self.together.setdefault(kind, (function, []))[1].append(pending)
+
+  def add(self, episode: Episode, **counts: int) -> None:
+    """Adds to the counts of an episode and of the schedule."""
+    episode.counts.update(counts)
+    self.counts.update(counts)
+
+  def count(self, kind: Kind, episode: Episode, replies: Sequence[Any]) -> None:
+    """Counts replies and the failures among them, if `kind.faults` each fault of these too."""
+    failures = [reply for reply in replies if isinstance(reply, ToolFailure)]
+    self.add(episode, **{kind.asked: len(replies), kind.failed: len(failures)})
+    if kind.faults:
+      self.add(episode, **collections.Counter(f'{kind.failed}_{failure.fault}' for failure in failures))
+    if failures:
+      episode.failures[kind.last] = self.last_failures[kind.last] = one_line(failures[-1].reason)
+
+  # Replies that come from elsewhere.
+
+  def _apply_reply(self) -> bool:
+    """Applies the reply of a call that is due, waiting for it if that is the rule; False if none is due."""
+    start, calls, alone = time.monotonic(), self.calls, not self.policy.busy
+    if self.policy.deterministic:
+      due = [call for call in calls[:1] if alone or self.steps - call.step >= self.policy.tool_patience]
+    else:
+      if alone and calls:
+        timeout = min(call.seconds_left() for call in calls)
+        wait([call.future for call in calls], timeout=timeout, return_when=FIRST_COMPLETED)
+      due = [call for call in calls if call.future.done() or call.seconds_left() == 0]
+    if not due:
+      return False
+    pending = due[0]
+    calls.remove(pending)
+    seconds, result = pending.outcome()
+    self.counts['seconds_waiting'] += time.monotonic() - start
+    self.reply([(pending, pending.request.finish(self, pending, result, seconds))])
+    return True
+
+  def _serve_together(self) -> None:
+    """Gives every function the items of all that waits for it; one that raises has failed for each."""
+    waiting, self.together = self.together, {}
+    for function, several in waiting.values():
+      start = time.monotonic()
+      try:
+        results = list(function([pending.request.item for pending in several]))
+        if len(results) != len(several):
+          raise ValueError(f'{len(results)} replies to {len(several)} items')
+      except Exception as error:
+        if memory.ran_out(error):
+          raise
+        results = [error] * len(several)
+      seconds = time.monotonic() - start
+      self.seconds_together += seconds
+      self.reply([(pending, pending.request.finish(self, pending, result, seconds / len(several)))
+                  for pending, result in zip(several, results)])

@@ -22,10 +22,10 @@ from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import kv_cache, segment, stops
 from jaxsearch.sampler.decoding import Decoding
+from jaxsearch.sampler.driver import Schedule
 from jaxsearch.sampler.front import Front
 from jaxsearch.sampler.kv_cache import CacheRow, Chunk, by_lane
 from jaxsearch.sampler.requests import Sampling
-from jaxsearch.sampler.schedule import Schedule
 
 FORBIDDEN = 16  # different sets of forbidden tokens that may be in use at a time
 STATES = 64  # of all stop strings in use; with more, the tables double and programs compile again

@@ -21,7 +21,10 @@ import numpy as np
 
 from jaxsearch.tools.calls import (
   FAULTS,
+  SEARCHES,
+  TOOLS,
   Call,
+  Kind,
   Request,
   Search,
   ToolFailure,
@@ -111,6 +114,13 @@ class Generate(Request):
   def submit(self, schedule, pending):
     schedule.policy.generate(pending)
 
+  def finish(self, schedule, pending, result, seconds):
+    """Raises what a server raised: without spans the rollout cannot go on."""
+    if isinstance(result, BaseException):
+      raise result
+    schedule.add(pending.episode, tokens_decoded=len(result.tokens))
+    return result
+
 
 @dataclasses.dataclass(frozen=True)
 class Score(Request):
@@ -147,8 +157,8 @@ class Ask(Request):
 
   A model on a sampler of its own gets the items of many episodes at a time, once nothing is left to decode. A
   service with a `concurrency` above 0, such as a judge behind a server, gets each item at once, on threads
-  while other slots decode, that many at a time; once as many in a row found no server, the others of the
-  rollout are not asked. It has a timeout of its own; the deadline of tools does not apply.
+  while other slots decode, that many at a time. It has a timeout of its own; the deadline of tools does not
+  apply. An exception in place of a reply is a failure, None a reply that cannot be read.
   """
   service: str
   item: Any
@@ -170,24 +180,28 @@ class Ask(Request):
     return '\n'.join(text for name, text in fields if isinstance(text, str) and name != 'context')
 
   def submit(self, schedule, pending):
-    schedule.ask(pending)
+    service = schedule.tools.services.get(self.service)
+    if service is None:  # an agent that only answers goes without
+      schedule.set_reply(pending, ToolFailure(f'there is no {self.service}'))
+    elif concurrency := getattr(service, 'concurrency', 0):
+      schedule.start(pending, lambda: service([self.item])[0], self.service, concurrency)
+    else:
+      schedule.join(pending, self.service, service)
+
+  def finish(self, schedule, pending, result, seconds):
+    if result is None:
+      result = ToolFailure(f'{self.service}: a reply that cannot be read', 'malformed')
+    elif isinstance(result, BaseException):
+      result = failure_of(result, self.service)
+    schedule.counts['seconds_services'] += seconds
+    schedule.count(SERVICES, pending.episode, [result])
+    return result
 
 
-@dataclasses.dataclass(frozen=True)
-class Names:
-  """Names the metrics of one kind of requests (asked, failed, the last reason), and what people call it."""
-  asked: str
-  failed: str
-  last: str
-  what: str
+SERVICES = Kind('service_calls', 'service_calls_failed', 'last_service_failure', 'calls of judge or reader')
 
 
-SEARCHES = Names('searches_asked', 'searches_failed', 'last_failure', 'searches')
-TOOLS = Names('tool_calls', 'tool_calls_failed', 'last_failure', 'tool calls')
-SERVICES = Names('service_calls', 'service_calls_failed', 'last_service_failure', 'calls of judge or reader')
-
-
-def mostly_failed(metrics: Mapping[str, Any], names: Names = SEARCHES) -> bool:
+def mostly_failed(metrics: Mapping[str, Any], names: Kind = SEARCHES) -> bool:
   """Tells whether more than half of the searches of a rollout failed, or of its other requests."""
   return 2 * metrics.get(names.failed, 0) > metrics.get(names.asked, 0)
 

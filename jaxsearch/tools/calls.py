@@ -46,6 +46,20 @@ class MalformedReply(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
+class Kind:
+  """Names the metrics of one kind of requests (asked, failed, the last reason), and what people call it."""
+  asked: str
+  failed: str
+  last: str
+  what: str
+  faults: bool = True  # whether failures are counted by their faults too
+
+
+SEARCHES = Kind('searches_asked', 'searches_failed', 'last_failure', 'searches', faults=False)  # tool calls
+TOOLS = Kind('tool_calls', 'tool_calls_failed', 'last_failure', 'tool calls')
+
+
+@dataclasses.dataclass(frozen=True)
 class Tools:
   """The tools of a rollout.
 
@@ -114,7 +128,12 @@ class Request:
   about = ''
 
   def submit(self, schedule: Any, pending: Any) -> None:
-    """Has the schedule serve it."""
+    """Has a `sampler.driver.Schedule` serve it: by its policy, by `start`, `join` or `set_reply`."""
+    raise NotImplementedError
+
+  def finish(self, schedule: Any, pending: Any, result: Any, seconds: float) -> Any:
+    """Returns the reply, and counts it, where `start` or `join` served it in `seconds`: `result` is what the
+    function returned or raised."""
     raise NotImplementedError
 
   def summary(self, reply: Any) -> Any:
@@ -144,7 +163,25 @@ class ToolCall(Request):
   show: Callable[[Any], str] | None = None
 
   def submit(self, schedule, pending):
-    schedule.call(pending)
+    tools, episode = schedule.tools, pending.episode
+    episode.calls += 1
+    own = tools.for_call(episode.tree.question, episode.number, episode.calls, pending.searches)
+    schedule.start(pending, functools.partial(self.run, own), 'tools', tools.workers, tools.deadline)
+
+  def finish(self, schedule, pending, result, seconds):
+    """Calls of one list that stand behind the same span share the room there."""
+    episode = pending.episode
+    if isinstance(result, BaseException):
+      result = failure_of(result)
+    elif self.node is not None:
+      sharing = sum(other.node is self.node for other in episode.asked if isinstance(other, ToolCall))
+      room = (schedule.policy.length - self.node.length) // sharing
+      result = self.cut(result, schedule.tools, room, episode.tree.tokenizer)
+    schedule.counts['seconds_tools'] += seconds
+    schedule.count(SEARCHES, episode, [error and failure_of(error) for error in pending.searches])
+    schedule.count(TOOLS, episode, [result])
+    schedule.add(episode, **{f'calls_{self.tool}': 1})
+    return result
 
   def run(self, tools: Tools) -> Any:
     """Runs the tool and returns the reply, before it is cut."""

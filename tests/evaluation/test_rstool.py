@@ -16,7 +16,8 @@ from jaxsearch.evaluation import answers, plots, rstool
 from jaxsearch.methods import r_search
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import exact_match, f1
-from jaxsearch.sampler.driver import Agent, Assistant
+from jaxsearch.sampler.assistants import Assistant
+from jaxsearch.sampler.driver import Agent
 from jaxsearch.sampler.requests import Sampling, ToolFailure, Tools
 from jaxsearch.tools.chat import ChatError
 from jaxsearch.tools.evidence_client import EvidenceClient, EvidenceError

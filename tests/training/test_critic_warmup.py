@@ -88,7 +88,7 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
 
   def never(*_, **__):
     raise AssertionError('rolled out again')
-  monkeypatch.setattr('jaxsearch.sampler.schedule.Schedule.run', never)
+  monkeypatch.setattr('jaxsearch.sampler.driver.Schedule.run', never)
   assert warm_up(config) == pytest.approx(figures, nan_ok=True)  # done is done
   assert len(row_files.read(out / 'metrics.jsonl')) == 4
   config.seed = 1

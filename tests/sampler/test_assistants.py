@@ -1,4 +1,4 @@
-from jaxsearch.sampler.driver import Assistant
+from jaxsearch.sampler.assistants import Assistant
 
 
 def test_replies_are_those_of_a_prompt_alone(make_engine, tokenizer):
