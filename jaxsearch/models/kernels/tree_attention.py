@@ -74,10 +74,10 @@ def visits(visible_until, sizes: Sizes) -> Visits:
   own = jnp.broadcast_to(jnp.arange(T, length) + 1, (len(visible_until), length - T))
   visible_until = jnp.concatenate([visible_until, own], axis=1).astype(jnp.int32)
   visible = visible_blocks(visible_until, sizes)
-  return Visits(visible_until, _listed(visible, most), _listed(jnp.swapaxes(visible, 1, 2), most))
+  return Visits(visible_until, listed(visible, most), listed(jnp.swapaxes(visible, 1, 2), most))
 
 
-def _listed(visible, most: int):
+def listed(visible, most: int):
   """Lists what is visible in [B,n,m] bool: (pairs [B,most], starts [B,n+1])."""
   B, n, m = visible.shape
   within = jnp.cumsum(visible, axis=2, dtype=jnp.int32)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-NEGATIVE = -1e30  # not -inf, whose differences are not numbers
+from jaxsearch.models.kernels import NEGATIVE, visit
 
 
 def block_sizes(group: int, width: int) -> tuple[int, int]:
@@ -90,10 +90,10 @@ def _call(kernel, name, found, sizes, h, interpret, *, by_query, grid, inputs, o
   return run
 
 
-def _walk(starts, visit, carry, times: int = 1):
-  """Calls `visit(place in the list, turn, carry)` for this program's part of the list, each `times` times."""
+def _walk(starts, add, carry, times: int = 1):
+  """Calls `add(place in the list, turn, carry)` for this program's part of the list, each `times` times."""
   own = pl.program_id(0)
-  step = lambda n, carry: visit(jax.lax.div(n, times), jax.lax.rem(n, times), carry)
+  step = lambda n, carry: add(jax.lax.div(n, times), jax.lax.rem(n, times), carry)
   return jax.lax.fori_loop(starts[own] * times, starts[own + 1] * times, step, carry)
 
 
@@ -112,27 +112,23 @@ def _weights(scores, queries, keys, until, transposed: bool = False):
 def _forward_kernel(sizes, scale, starts, pairs, until, q, k, v, out, normaliser):
   queries, own = _numbers(pl.program_id(0), sizes.q), q[...]
 
-  def visit(place, _, carry):
-    highest, total, sums = carry
+  def attend(place, _, carry):
     j = pairs[place] & 0xFFFF
     here = pl.ds(j * sizes.k, sizes.k)
     scores = _weights(scale * triton.dot(own, k[here, :].T), queries, _numbers(j, sizes.k), until[here])
-    new = jnp.maximum(highest, jnp.max(scores, axis=1))
-    weights, faded = jnp.exp(scores - new[:, None]), jnp.exp(highest - new)
-    sums = faded[:, None] * sums + triton.dot(weights.astype(v.dtype), v[here, :])
-    return new, faded * total + jnp.sum(weights, axis=1), sums
+    return visit(carry, scores, v[here, :], triton.dot)
 
-  start = jnp.full(sizes.q, NEGATIVE), jnp.zeros(sizes.q), jnp.zeros((sizes.q, q.shape[-1]))
-  highest, total, sums = _walk(starts, visit, start)
-  out[...] = (sums / total[:, None]).astype(out.dtype)
-  normaliser[...] = highest + jnp.log(total)
+  start = jnp.full((sizes.q, 1), NEGATIVE), jnp.zeros((sizes.q, 1)), jnp.zeros((sizes.q, q.shape[-1]))
+  highest, total, sums = _walk(starts, attend, start)
+  out[...] = (sums / total).astype(out.dtype)
+  normaliser[...] = (highest + jnp.log(total)).reshape(sizes.q)
 
 
 def _by_query_kernel(sizes, scale, starts, pairs, until, q, k, v, gradient, normaliser, subtracted, by_q):
   queries, own, own_gradient = _numbers(pl.program_id(0), sizes.q), q[...], gradient[...]
   own_normaliser, own_subtracted = normaliser[...][:, None], subtracted[...][:, None]
 
-  def visit(place, _, sums):
+  def add(place, _, sums):
     j = pairs[place] & 0xFFFF
     here = pl.ds(j * sizes.k, sizes.k)
     keys = k[here, :]
@@ -140,14 +136,14 @@ def _by_query_kernel(sizes, scale, starts, pairs, until, q, k, v, gradient, norm
     by_score = jnp.exp(scores - own_normaliser) * (triton.dot(own_gradient, v[here, :].T) - own_subtracted)
     return sums + triton.dot(by_score.astype(keys.dtype), keys)
 
-  by_q[...] = (scale * _walk(starts, visit, jnp.zeros(q.shape))).astype(by_q.dtype)
+  by_q[...] = (scale * _walk(starts, add, jnp.zeros(q.shape))).astype(by_q.dtype)
 
 
 def _by_key_kernel(sizes, scale, starts, pairs, until, q, k, v, gradient, normaliser, subtracted, by_k, by_v):
   keys, own_k, own_v = _numbers(pl.program_id(0), sizes.k), k[...], v[...]
   own_until = until[pl.ds(pl.program_id(0) * sizes.k, sizes.k)]
 
-  def visit(place, head, carry):
+  def add(place, head, carry):
     k_sums, v_sums = carry
     i = pairs[place] & 0xFFFF
     here = pl.ds(i * sizes.q, sizes.q)
@@ -159,6 +155,6 @@ def _by_key_kernel(sizes, scale, starts, pairs, until, q, k, v, gradient, normal
     by_score = weights * (triton.dot(own_v, from_above.T) - subtracted[head, here][None, :])
     return k_sums + triton.dot(by_score.astype(queries.dtype), queries), v_sums
 
-  k_sums, v_sums = _walk(starts, visit, (jnp.zeros(k.shape), jnp.zeros(v.shape)), times=q.shape[1])
+  k_sums, v_sums = _walk(starts, add, (jnp.zeros(k.shape), jnp.zeros(v.shape)), times=q.shape[1])
   by_k[...] = (scale * k_sums).astype(by_k.dtype)
   by_v[...] = v_sums.astype(by_v.dtype)

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-NEGATIVE = -1e30  # not -inf, whose differences are not numbers
+from jaxsearch.models.kernels import NEGATIVE, visit
+
 LANES = 128
 
 
@@ -85,10 +86,7 @@ def _per_query(x, K, sizes):
 
 def _specs(sizes, group, h, *, by_query: bool):
   """Returns blocks of queries, keys, `visible_until` and numbers per query, at the pair that a step has."""
-  def at(b, step, pairs, counts):
-    pair = pairs[b * (pairs.shape[0] // counts.shape[0]) + step]
-    high, low = pair >> 16, pair & 0xFFFF
-    return (high, low) if by_query else (low, high)
+  at = lambda *step: pair_at(*step) if by_query else pair_at(*step)[::-1]
 
   return (
     pl.BlockSpec((None, None, group, sizes.q, h), lambda b, n, *step: (b, n, 0, at(b, *step)[0], 0)),
@@ -126,16 +124,21 @@ def _call(kernel, name, found, sizes, grid, interpret, *, by_query, inputs, outp
   return run
 
 
-def _step(pairs, counts):
+def pair_at(b, step, pairs, counts):
+  """Returns high and low number of the pair of a row's step."""
+  pair = pairs[b * (pairs.shape[0] // counts.shape[0]) + step]
+  return pair >> 16, pair & 0xFFFF
+
+
+def step(pairs, counts):
   """Returns high and low number of the pair; if it is visited; if it is first, last of its high number."""
-  b, step = pl.program_id(0), pl.program_id(2)
-  size = pairs.shape[0]
-  place = b * (size // counts.shape[0]) + step
-  high = pairs[place] >> 16
-  visited = step < counts[b]
-  first = (step == 0) | (pairs[jnp.maximum(place - 1, 0)] >> 16 != high)
-  last = (step + 1 == counts[b]) | (pairs[jnp.minimum(place + 1, size - 1)] >> 16 != high)
-  return high, pairs[place] & 0xFFFF, visited, visited & first, visited & last
+  b, number, most = pl.program_id(0), pl.program_id(2), pairs.shape[0] // counts.shape[0]
+  at = lambda step: pair_at(b, jnp.clip(step, 0, most - 1), pairs, counts)
+  high, low = at(number)
+  visited = number < counts[b]
+  first = (number == 0) | (at(number - 1)[0] != high)
+  last = (number + 1 == counts[b]) | (at(number + 1)[0] != high)
+  return high, low, visited, visited & first, visited & last
 
 
 def _column(row):
@@ -167,35 +170,32 @@ def _hidden(until, query, key, shape, queries_in, group):
   return jnp.concatenate([hidden] * group, axis=queries_in)
 
 
-def _forward_kernel(sizes, pairs, counts, q, k, v, until, out, normaliser, highest, total, sums, *, scale):
-  i, j, visited, first, last = _step(pairs, counts)
+def _forward_kernel(sizes, pairs, counts, q, k, v, until, out, normaliser, *carry, scale):
+  i, j, visited, first, last = step(pairs, counts)
   group, _, h = q.shape
 
   @pl.when(first)
   def _():
-    highest[...] = jnp.full_like(highest, NEGATIVE)
-    total[...] = jnp.zeros_like(total)
-    sums[...] = jnp.zeros_like(sums)
+    for x, value in zip(carry, (NEGATIVE, 0, 0)):
+      x[...] = jnp.full_like(x, value)
 
   @pl.when(visited)
   def _():
     scores = scale * _product(q[...].reshape(-1, h), k[...], over=(1, 1))
     scores += _hidden(until[...], i * sizes.q, j * sizes.k, (sizes.q, sizes.k), 0, group)
-    new = jnp.maximum(highest[...], jnp.max(scores, axis=1, keepdims=True))
-    weights, faded = jnp.exp(scores - new), jnp.exp(highest[...] - new)
-    highest[...] = new
-    total[...] = faded * total[...] + jnp.sum(weights, axis=1, keepdims=True)
-    sums[...] = faded * sums[...] + _product(weights.astype(v.dtype), v[...])
+    for x, value in zip(carry, visit([x[...] for x in carry], scores, v[...], _product)):
+      x[...] = value
 
   @pl.when(last)
   def _():
+    highest, total, sums = carry
     out[...] = (sums[...] / total[...]).reshape(out.shape).astype(out.dtype)
     normaliser[...] = _row(highest[...] + jnp.log(total[...]))
 
 
 def _by_query_kernel(sizes, pairs, counts, q, k, v, until, gradient, normaliser, subtracted, by_q,
                      own_normaliser, own_subtracted, sums, *, scale):
-  i, j, visited, first, last = _step(pairs, counts)
+  i, j, visited, first, last = step(pairs, counts)
   group, _, h = q.shape
 
   @pl.when(first)
@@ -219,7 +219,7 @@ def _by_query_kernel(sizes, pairs, counts, q, k, v, until, gradient, normaliser,
 
 def _by_key_kernel(sizes, pairs, counts, q, k, v, until, gradient, normaliser, subtracted, by_k, by_v,
                    own_until, k_sums, v_sums, *, scale):
-  j, i, visited, first, last = _step(pairs, counts)
+  j, i, visited, first, last = step(pairs, counts)
   group, _, h = q.shape
 
   @pl.when(first)
