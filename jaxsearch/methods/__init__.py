@@ -19,6 +19,9 @@ from typing import Any
 import numpy as np
 
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.trees.tree import Tree
+
+Groups = Sequence[Sequence[Tree]]  # the trees of each question
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +31,9 @@ class Context:
   Attributes:
     step: number of the training step, from 1; 0 in an evaluation.
     rng: random numbers, a function of the seed and the step.
-    memory: what the method keeps from step to step; part of the checkpoint, so it holds only what JSON can.
-    metrics: figures for the step's row of metrics.jsonl. Over several processes a whole number is a count and
-      is summed; any other is a mean, weighted by their numbers of trees.
+    memory: kept from step to step and in checkpoints, so it holds only what JSON can.
+    metrics: figures for the step's row of metrics.jsonl. Over several processes a whole number is summed, any
+      other is a mean, weighted by their numbers of trees.
   """
   step: int
   rng: np.random.Generator

@@ -1,12 +1,14 @@
-"""Reads policy spans as actions, runs their searches, asks a judge."""
+"""Policy spans as actions: grown, read, served and judged; and how an episode ends."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxsearch.rewards import judge
-from jaxsearch.sampler.requests import Ask, Growth, Search, ToolFailure
+from jaxsearch.sampler.requests import Ask, Generate, Growth, Search, ToolFailure
 from jaxsearch.trees import grammar
-from jaxsearch.trees.tree import Node, Tree
+from jaxsearch.trees.tree import Node, Stop, Tree
+
+NO_ROOM = (Stop.CONTEXT_FULL, Stop.DEADLINE)
 
 
 @dataclasses.dataclass
@@ -51,6 +53,29 @@ def search(actions: Sequence[Action], tree: Tree, tags: grammar.Tags = grammar.S
     if not action.is_valid:
       tree.metrics['malformed'] += 1
       action.observation = grammar.invalid_action(tags)
+
+
+def write_until(node: Node, stop: tuple[str, ...], max_tokens: int,
+                ends: Callable[[Node], bool]) -> Growth[Node]:
+  """Grows one span to the first of the stop strings at which `ends` holds, past the others."""
+  span = yield Generate(node, stop=stop, max_tokens=max_tokens)
+  while span.stop in stop and not ends(span) and len(span.tokens) < max_tokens:
+    yield Generate(span, stop=stop, max_tokens=max_tokens - len(span.tokens))
+    span.absorb()
+  return span
+
+
+def finish(tree: Tree, last: Node, answer: str | None, *, spent: bool = False) -> None:
+  """Ends the episode with the answer of its last span, or says why not; `spent`: its budget is."""
+  tree.answer = answer
+  if answer is not None:
+    tree.stop = Stop.ANSWERED
+  elif last.stop in NO_ROOM:
+    tree.stop = Stop(last.stop)
+  elif tree.metrics['tool_failures']:
+    tree.stop = Stop.TOOL_FAILED
+  else:
+    tree.stop = Stop.BUDGET if spent else Stop.MALFORMED
 
 
 def ask_judge(tree: Tree, items: Sequence[judge.Item],

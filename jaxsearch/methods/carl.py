@@ -10,14 +10,13 @@ The critic's states s_0, s~_1, s_2, … (appendix B) are those in which the firs
 chosen; the training layout holds them all. `train.aggregate='step-mean'` is the objective of section 3.4.
 """
 
-from collections.abc import Sequence
-
 import jax
 import numpy as np
 
 from jaxsearch.advantages import smdp_td
 from jaxsearch.data.questions import Question
-from jaxsearch.methods import Context, figures
+from jaxsearch.methods import Context, Groups, figures
+from jaxsearch.methods.actions import finish, write_until
 from jaxsearch.methods.credit import credit_relative, credit_with_critic, padded, valued_spans
 from jaxsearch.methods.search_r1 import reward, start
 from jaxsearch.rewards import formats
@@ -35,14 +34,12 @@ def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: 
          fault: str = 'working') -> Growth[None]:
   """Grows invokes and assimilates until the policy commits to an answer; figure 1 of the paper.
 
-  tree.metrics counts calls (`searches`), commits without an answer, failed calls, and contexts missing or
-  cut.
+  tree.metrics counts calls (`searches`) and contexts missing or cut.
 
   Args:
     max_segments: of an episode; a program in the last one is not run.
     max_tokens: of an invoke or commit segment.
     context_tokens: of an assimilate segment (T_assimilate).
-    template, chat: see methods/search_r1.py.
     tools: False runs no block, for closed-book rollouts.
     fault: replaces a program's output, see tools/faults.py.
   """
@@ -61,14 +58,8 @@ def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: 
 
 def think(node: Node, tools: bool, max_tokens: int) -> Growth[Node]:
   """Grows an invoke or commit segment, past fences that close no block of Python (```json, a bare one)."""
-  stop = (grammar.FENCE,) if tools else ()
-  span = yield Generate(node, stop=stop, max_tokens=max_tokens)
-  while span.stop == grammar.FENCE and grammar.python_block(span.text_without_end) is None:
-    if len(span.tokens) >= max_tokens:
-      break
-    yield Generate(span, stop=stop, max_tokens=max_tokens - len(span.tokens))
-    span.absorb()
-  return span
+  is_call = lambda span: grammar.python_block(span.text_without_end) is not None
+  return write_until(node, (grammar.FENCE,) if tools else (), max_tokens, is_call)
 
 
 def invoke(tree: Tree, node: Node, code: str, fault: str) -> Growth[Node]:
@@ -97,17 +88,11 @@ def assimilate(tree: Tree, node: Node, written: Node) -> Node:
 def commit(tree: Tree, node: Node, code: str | None) -> None:
   """Ends the episode with the answer of the segment, if it has one."""
   node.data['segment'] = 'commit'
-  tree.answer = formats.last_boxed(node.text_without_end)
-  if tree.answer is not None:
-    tree.stop = Stop.ANSWERED
-  elif node.stop in (Stop.CONTEXT_FULL, Stop.DEADLINE):
-    tree.stop = Stop(node.stop)
-  else:
-    tree.stop = Stop.MALFORMED if code is None else Stop.BUDGET
-    tree.metrics['malformed'] += code is None
+  finish(tree, node, formats.last_boxed(node.text_without_end), spent=code is not None)
+  tree.metrics['malformed'] += tree.stop is Stop.MALFORMED
 
 
-def credit(groups: Sequence[Sequence[Tree]], context: Context, *, gamma: float = 1.0, lam: float = 0.0,
+def credit(groups: Groups, context: Context, *, gamma: float = 1.0, lam: float = 0.0,
            level: str = 'segment') -> None:
   """Sets `A = V(s_{k+1}) - V(s_k)`, of the last segment `R - V(s_N)` (eq. 1); returns are R in every state.
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jaxsearch.advantages import gae, group_relative, whiten
-from jaxsearch.methods import figures
+from jaxsearch.methods import Groups, figures
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.trees.tree import Node, Role, Tree
 
@@ -23,9 +23,10 @@ def credit_groups(groups: Sequence[Sequence[tuple[Sequence[Node], float]]], *, n
                   singleton: str = 'zero') -> None:
   """Compares the members of each group: every span of a member gets the member's value relative to its group.
 
-  Args: groups: the (spans, value) of each member: one span, a chain or a whole tree. A span is in one member
-    only. normalize_std: False gives `value - mean`. singleton: what the only member of a group gets: 'zero',
-    or 'raw' for its value as it is.
+  Args:
+    groups: the (spans, value) of each member, which is a span, a chain or a whole tree.
+    normalize_std: False gives `value - mean`.
+    singleton: what the only member of a group gets: 'zero', or 'raw' for its value as it is.
   """
   members = [member for group in groups for member in group]
   sizes = [len(group) for group in groups if len(group)]
@@ -39,8 +40,7 @@ def credit_groups(groups: Sequence[Sequence[tuple[Sequence[Node], float]]], *, n
       node.advantages = float(advantage)
 
 
-def credit_relative(groups: Sequence[Sequence[Tree]], *, normalize_std: bool = True,
-                    singleton: str = 'raw') -> None:
+def credit_relative(groups: Groups, *, normalize_std: bool = True, singleton: str = 'raw') -> None:
   """Gives policy spans their tree's `reward` relative to the other trees of its group (GRPO)."""
   credit_groups([[(tree.nodes(Role.POLICY), tree.reward) for tree in group] for group in groups],
                 normalize_std=normalize_std, singleton=singleton)

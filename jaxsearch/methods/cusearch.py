@@ -1,7 +1,7 @@
 """CuSearch (Shen et al. 2026, arXiv 2605.11611): train on the chains that searched most.
 
 Rollouts are Search-R1's. `credit` is phases 2 and 3 of the paper's algorithm 2: count the searches of every
-chain, select K chains by depth (SDGA), and compare these. Only 'topk_reward' selects by reward:
+chain, select K chains, and compare these. Strategies:
 
   full           GRPO on all chains; with half the questions a step it is GRPO-Half
   random         K chains at random
@@ -10,8 +10,7 @@ chain, select K chains by depth (SDGA), and compare these. Only 'topk_reward' se
   phase          SDGA-Phase, a depth that advances with the policy (C.3); the phase is in `context.memory`
   anti           SDGA-Anti, the shallowest first (C.4)
 
-The prompt-level methods of appendix D.6 can be combined with any of them: `drop_alike` (DAPO's dynamic
-sampling) and `sizes` (AR3PO's adaptive rollouts).
+Any of them combines with those of appendix D.6: `drop_alike` (DAPO) and `sizes` (AR3PO).
 """
 
 import itertools
@@ -22,7 +21,7 @@ import numpy as np
 
 from jaxsearch.advantages import advance_phase, depth_greedy, depth_plan, select_by_depth
 from jaxsearch.data.questions import Question
-from jaxsearch.methods import Context, figures
+from jaxsearch.methods import Context, Groups, figures
 from jaxsearch.methods.credit import credit_relative
 from jaxsearch.methods.search_r1 import grow
 from jaxsearch.rewards import formats
@@ -30,7 +29,6 @@ from jaxsearch.rewards.match import token_f1
 from jaxsearch.trees.tree import Role, Tree
 
 __all__ = ['credit', 'grow', 'sizes']
-STRATEGIES = ('full', 'random', 'topk_reward', 'auto', 'phase', 'anti')
 
 
 def reward(tree: Tree, weight: float = 0.2) -> float:
@@ -44,17 +42,16 @@ def depth(tree: Tree, max_depth: int) -> int:
   return min(int(tree.metrics['found']), max_depth)
 
 
-def credit(groups: Sequence[Sequence[Tree]], context: Context, *, strategy: str = 'auto', keep: int = 96,
+def credit(groups: Groups, context: Context, *, strategy: str = 'auto', keep: int = 96,
            max_depth: int = 5, format_weight: float = 0.2, drop_alike: bool = False,
            normalize_std: bool = True, singleton: str = 'raw', window: int = 4) -> None:
   """Rewards all chains, selects `keep` of them (K), and compares each with the selected ones of its question.
 
   Args:
-    strategy: one of STRATEGIES.
     max_depth: S; deeper chains count as this deep.
     format_weight: w of the reward.
     drop_alike: leave out groups in which all selected chains have the same reward (DAPO).
-    normalize_std, singleton: see `credit_groups`. Selection often leaves one chain of a question: the metric
+    singleton: see `credit_groups`. Selection often leaves one chain of a question: the metric
       `singleton_share` is the share of the selected ones that are alone, so are not compared with anything.
     window: how many of the last pass rates of a question `sizes` averages.
   """
@@ -76,20 +73,14 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, strategy: str 
 
 def select(depths: np.ndarray, rewards: np.ndarray, context: Context, strategy: str, keep: int,
            max_depth: int) -> np.ndarray:
-  """Selects among the chains of all processes: a mask [N] with `keep` ones, or all ones for 'full'.
-
-  Args:
-    depths, rewards: [N].
-  """
-  if strategy not in STRATEGIES:
-    raise ValueError(f'credit.strategy={strategy!r} is none of {", ".join(STRATEGIES)}')
-  everyone = np.arange(len(depths))
-  if strategy == 'full' or not len(depths):
-    return np.ones(len(depths), bool)
+  """Selects by depths [N] and rewards [N]: a mask [N] with `keep` ones, or all ones for 'full'."""
+  number = len(depths)
+  if strategy == 'full' or not number:
+    return np.ones(number, bool)
   if strategy == 'random':
-    return np.isin(everyone, context.rng.choice(len(depths), keep, replace=False))
+    return np.isin(np.arange(number), context.rng.choice(number, keep, replace=False))
   if strategy == 'topk_reward':
-    return np.isin(everyone, np.lexsort((context.rng.random(len(depths)), -rewards))[:keep])
+    return np.isin(np.arange(number), np.lexsort((context.rng.random(number), -rewards))[:keep])
   capacities = np.bincount(depths, minlength=max_depth + 1)
   phase = context.memory.get('phase', 0)
   if strategy == 'phase':
@@ -101,7 +92,7 @@ def select(depths: np.ndarray, rewards: np.ndarray, context: Context, strategy: 
   return np.asarray(select_by_depth(jax.random.key(int(context.rng.integers(2**31))), depths, allocation)) > 0
 
 
-def remember_pass_rates(groups: Sequence[Sequence[Tree]], context: Context, window: int) -> None:
+def remember_pass_rates(groups: Groups, context: Context, window: int) -> None:
   """Keeps each question's last `window` shares of answers with F1 > 0 (AR3PO, appendix D.6)."""
   # The paper says "positive reward", but with the format term every well-formed chain would have one.
   shares = []
@@ -120,8 +111,7 @@ def sizes(questions: Sequence[Question], group_size: int, context: Context, *, a
 
   They sum to len(questions) * group_size: from `smallest` to `largest` for each question, and what is above
   `smallest` in proportion to `rate (1 - rate)`, where `rate` is the mean over the window, or 1/2 for an
-  unseen question. So it acts only once questions come back (`data.number`); the metric `largest_group` says
-  whether.
+  unseen question. The metric `largest_group` stays at `group_size` until questions come back.
   """
   if not adaptive:
     return [group_size] * len(questions)

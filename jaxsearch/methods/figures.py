@@ -29,10 +29,9 @@ def of_critic(values: np.ndarray, returns: np.ndarray) -> dict[str, float]:
 def of_segments(chains: Sequence[Sequence[Node]]) -> dict[str, float]:
   """Describes CARL's segments under the critic; each chain holds the segments of one tree.
 
-  value_start: mean of V(s_0). value_explained: see `explained`, over all states. advantage_KIND: mean
-  advantage of a kind of segment. opposed_pairs_share: share of assimilates whose advantage has the opposite
-  sign of their invoke's. gained_then_lost_pairs: how many have a negative one behind a positive invoke
-  (appendix I.1).
+  value_start: mean of V(s_0). advantage_KIND: mean advantage of a kind of segment. opposed_pairs_share: of
+  assimilates whose advantage has the opposite sign of their invoke's. gained_then_lost_pairs: number of those
+  with a negative one behind a positive invoke (appendix I.1).
   """
   nodes = [node for chain in chains for node in chain]
   returns = np.array([node.tree.reward for node in nodes])
@@ -54,10 +53,9 @@ def of_segments(chains: Sequence[Sequence[Node]]) -> dict[str, float]:
 def of_depths(depths: Mapping[Tree, int], selected: Sequence[Tree], max_depth: int) -> dict[str, float]:
   """Describes CuSearch's selection by depth.
 
-  chains_depth_D, selected_depth_D: how many chains have depth D, of all and of the selected ones; depth_mean,
-  selected_depth_mean. selected: how many chains. retrieval_coverage: C_r (appendix G.2), the tokens of spans
-  whose search found documents, as depth counts them, in the selected chains. retrieval_share: their share of
-  all trained tokens.
+  chains_depth_D, selected_depth_D: how many chains have depth D, of all and of the selected ones.
+  retrieval_coverage: C_r (appendix G.2), the tokens of spans whose search found documents in the selected
+  chains. retrieval_share: their share of all trained tokens.
   """
   of_all = np.array(list(depths.values()), int)
   of_selected = np.array([depths[tree] for tree in selected], int)
@@ -77,9 +75,8 @@ def of_depths(depths: Mapping[Tree, int], selected: Sequence[Tree], max_depth: i
 def of_refinement(probes: Sequence[dict[str, Any]]) -> dict[str, float]:
   """Describes Search-R2's gain over its drafts (appendix D) on the probed ones; {} without any.
 
-  `a_prec`, `v_inter`, `s_trim`, the baseline gain `g_bar`, their sum `gain_predicted = a_prec + v_inter
-  (s_trim + g_bar)`, and `gain_measured`, the mean reward of the kept traces minus that of the drafts. With
-  N_max = 1 both have the same expectation.
+  See `refinement_gain`; `gain_predicted = a_prec + v_inter (s_trim + g_bar)` and `gain_measured`, the mean
+  reward of the kept traces minus that of the drafts, have the same expectation with N_max = 1.
 
   A draft's probe: 'accept' (0 or 1); 'reward', R of the draft; 'cuts' [steps], the trimmer's probabilities;
   'gains' [steps], R after regenerating from before each step, minus the draft's; 'kept', R of the kept trace.

@@ -5,16 +5,13 @@ answer that a frozen model of another family (the 'reader') gives from question 
 format (eqs. 3 to 8). Documents carry no loss; evidence does, because the policy wrote it. Credited by GRPO,
 or PPO with a critic.
 
-By eq. 5 a chain that never searched gets the evidence part of the format reward, and by eq. 4 a reader's
-reward for evidence that it made up. The authors' code gives it neither if it wrote a box of evidence, and so
-do we (`evidence_needs_search`; False is the equations alone). Here a box written before the first documents
-forfeits both too, whatever is found later.
+By eqs. 4 and 5 alone (`evidence_needs_search=False`) evidence that the policy made up is rewarded too. Here a
+box of evidence that was opened before the first documents forfeits the reader's reward and its part of the
+format's; in the authors' code it does so in chains that never search.
 """
 
-from collections.abc import Sequence
-
 from jaxsearch.data.questions import Question
-from jaxsearch.methods import Context, search_r1
+from jaxsearch.methods import Context, Groups, search_r1
 from jaxsearch.methods.credit import credit_relative, credit_with_critic
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import token_f1
@@ -22,7 +19,7 @@ from jaxsearch.sampler.requests import Ask, Growth, ToolFailure
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Role, Tree
 
-SERVICES = ('reader',)  # what training has to open: config.reader
+SERVICES = ('reader',)
 
 
 def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500,
@@ -30,14 +27,16 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
   """Grows one chain as Search-R1 does, in R-Search's tags, and asks the reader to answer from the evidence.
 
   Sets tree.metrics['evidence_f1'], the F1 of the reader's answer, 0 unless there is exactly one well-formed
-  box of evidence; and 'evidence_unfounded', see `unfounded`.
+  box of evidence; and 'evidence_unfounded' to 1 where the policy opened such a box before it saw documents.
   """
   yield from search_r1.grow(question, tree, max_turns=max_turns, max_tokens=max_tokens, template=template,
                             chat=chat, tags=grammar.R_SEARCH)
   tree.answer = tree.answer and formats.unwrapped(tree.answer)
   nodes = tree.nodes(Role.POLICY)
   written, found = [node.text for node in nodes], [bool(node.data.get('documents')) for node in nodes]
-  tree.metrics.update(evidence_f1=0.0, evidence_unfounded=int(unfounded(written, found)))
+  unseen = written[:found.index(True) + 1] if True in found else written  # spans before any documents
+  unfounded = any(f'<{grammar.EVIDENCE}>' in text for text in unseen)
+  tree.metrics.update(evidence_f1=0.0, evidence_unfounded=int(unfounded))
   evidence = formats.only_box(written, grammar.EVIDENCE)
   if evidence:
     answer = yield Ask('reader', templates.reader_prompt(question.question, evidence, evidence_template))
@@ -45,23 +44,9 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
       tree.metrics['evidence_f1'] = token_f1(answer, question.golden_answers)
 
 
-def unfounded(written: Sequence[str], found: Sequence[bool]) -> bool:
-  """Tells whether the policy opened a box of evidence before it saw any documents.
-
-  Args:
-    written: its spans, in order.
-    found: for each, whether its search found documents; the spans after it see them.
-  """
-  unseen = found.index(True) + 1 if True in found else len(found)
-  return any(f'<{grammar.EVIDENCE}>' in text for text in written[:unseen])
-
-
 def reward(tree: Tree, *, evidence_weight: float = 1.0, gamma_evidence: float = 0.2,
            gamma_answer: float = 0.2, evidence_needs_search: bool = True) -> float:
-  """Returns `r_a + r_e + r_f` (eq. 6) and notes the parts in tree.metrics.
-
-  An answer counts in the only box of answers, without LaTeX's wrappers.
-  """
+  """Returns `r_a + r_e + r_f` (eq. 6) and notes the parts in tree.metrics."""
   written = [node.text for node in tree.nodes(Role.POLICY)]
   box = formats.only_box(written, 'answer')
   answer = token_f1(box and formats.unwrapped(box), tree.question.golden_answers)
@@ -74,7 +59,7 @@ def reward(tree: Tree, *, evidence_weight: float = 1.0, gamma_evidence: float = 
   return answer + evidence_weight * evidence + form
 
 
-def credit(groups: Sequence[Sequence[Tree]], context: Context, *, estimator: str = 'grpo',
+def credit(groups: Groups, context: Context, *, estimator: str = 'grpo',
            evidence_weight: float = 1.0, gamma_evidence: float = 0.2, gamma_answer: float = 0.2,
            evidence_needs_search: bool = True, normalize_std: bool = True, singleton: str = 'raw',
            gamma: float = 1.0, lam: float = 1.0) -> None:
@@ -85,18 +70,14 @@ def credit(groups: Sequence[Sequence[Tree]], context: Context, *, estimator: str
     evidence_weight: of the evidence reward. The ablation without evidence (tables 3 and 6) sets it and
       `gamma_evidence` to 0, and takes a prompt that asks for none: configs/r_search_without_evidence.py.
     gamma_evidence, gamma_answer: the format reward's (eq. 5).
-    evidence_needs_search: whether evidence that is written before any documents forfeits both its rewards;
-      False is eqs. 4 and 5 alone.
-    normalize_std, singleton: for GRPO, see `credit_groups`.
-    gamma, lam: for PPO.
+    evidence_needs_search: False is eqs. 4 and 5 alone, see above.
+    normalize_std, singleton: of GRPO; gamma, lam: of PPO.
   """
   trees = [tree for group in groups for tree in group]
   for tree in trees:
     tree.reward = reward(tree, evidence_weight=evidence_weight, gamma_evidence=gamma_evidence,
                          gamma_answer=gamma_answer, evidence_needs_search=evidence_needs_search)
-  if estimator == 'grpo':
-    credit_relative(groups, normalize_std=normalize_std, singleton=singleton)
-  elif estimator == 'ppo':
+  if estimator == 'ppo':
     context.metrics.update(credit_with_critic(trees, gamma=gamma, lam=lam))
   else:
-    raise ValueError(f"credit.estimator={estimator!r} is none of 'grpo', 'ppo'")
+    credit_relative(groups, normalize_std=normalize_std, singleton=singleton)

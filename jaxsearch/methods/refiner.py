@@ -1,10 +1,9 @@
 """Search-R2's Meta-Refiner: reviews a draft, and probes what cutting it would gain.
 
-The review is a number (table 12): 0 for no flawed step, f if step f is the earliest flawed one. The steps
-before it are kept, so the paper's cut-point is k = f - 1. The discriminator compares log-probabilities
-(appendix E): a draft is revised if `log P(any f >= 1) - log P(0)` reaches the threshold. It then has to be
-cut: the trimmer draws f from the probabilities of the steps alone. A review is trained on with the policy's
-own log-probability of it.
+The review is a number (table 12): 0 for no flawed step, f if step f is the earliest flawed one, which is the
+paper's cut-point k = f - 1. The discriminator compares log-probabilities (appendix E): a draft is revised if
+`log P(any f >= 1) - log P(0)` reaches the threshold. The trimmer then draws f from the probabilities of the
+steps alone. A review is trained on with the policy's own log-probability of it.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,9 +26,8 @@ def review(tree: Tree, leaf: Node, *, threshold: float, refiner: str, random_sha
            template: str) -> Growth[tuple[int, np.ndarray | None]]:
   """Reviews the draft that ends with `leaf`: discriminator and trimmer. Arguments as of `search_r2.grow`.
 
-  Returns: The first flawed step (0: the draft is accepted) and the trimmer's probabilities [steps], whatever
-    the discriminator says; (0, None) if there is no room. Raises RuntimeError if the frozen refiner does not
-    reply.
+  Returns the first flawed step (0: the draft is accepted) and the trimmer's probabilities [steps], whatever
+  the discriminator says; (0, None) if there is no room. Raises RuntimeError if a frozen refiner fails.
   """
   steps = len(steps_of(leaf))
   if refiner == 'random':
@@ -58,14 +56,13 @@ def probe(tree: Tree, leaf: Node, cuts: np.ndarray, accepted: bool,
           judged: Callable[[Chains], Growth[list]]) -> Growth[None]:
   """Regenerates the draft that ends with `leaf` once from before each of its n steps, and removes what grew.
 
-  Notes in the root's `data['probe']`: 'accept' and 'cuts', for `figures.of_refinement`; 'judged', what is
-  said of the draft and of the n chains.
+  Notes in the root's `data['probe']`: 'accept' and 'cuts', for `figures.of_refinement`; and 'judged', of the
+  draft and of the n chains.
 
   Args:
-    cuts: [n], the trimmer's probabilities of the steps.
-    accepted: whether the discriminator accepts the draft.
+    cuts: [n], the trimmer's probabilities of the steps; accepted: the discriminator's verdict.
     regenerate: (steps, how many of them to keep) -> the last node of the new chain.
-    judged: what a reward needs to know of finished chains.
+    judged: returns the notes that a reward is worked out from.
   """
   answer, stop, counts, chains = tree.answer, tree.stop, dict(tree.metrics), [(tree.answer, leaf)]
   steps = steps_of(leaf)

@@ -5,10 +5,8 @@ Here, as in the paper (eq. 2), a chain in the wrong format keeps the F1 of its a
 it 0.
 """
 
-from collections.abc import Sequence
-
 from jaxsearch.data.questions import Question
-from jaxsearch.methods import Context, search_r1
+from jaxsearch.methods import Context, Groups, search_r1
 from jaxsearch.methods.credit import credit_relative
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import f1
@@ -39,9 +37,8 @@ def reward(tree: Tree) -> float:
   return f1(tree.answer, tree.question.golden_answers) or FORMAT_REWARD * tree.metrics['format']
 
 
-def credit(groups: Sequence[Sequence[Tree]], context: Context, *, normalize_std: bool = True,
-           singleton: str = 'raw') -> None:
-  """Credits chains by GRPO, as `search_r1.credit` does."""
+def credit(groups: Groups, context: Context, *, normalize_std: bool = True, singleton: str = 'raw') -> None:
+  """Credits chains as `search_r1.credit` does."""
   for tree in (tree for group in groups for tree in group):
     tree.reward = reward(tree)
   credit_relative(groups, normalize_std=normalize_std, singleton=singleton)

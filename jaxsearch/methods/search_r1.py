@@ -2,20 +2,19 @@
 
 `grow` is the rollout of the paper's algorithm 1, as its code runs it (`llm_agent/generation.py`): up to
 `max_turns` actions, then one last span in which a search is no longer served. An action that is neither a
-search nor an answer costs a turn and gets an observation that says so. Other methods use `start` and `act`
-too.
+search nor an answer costs a turn and gets an observation that says so.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from jaxsearch.data.questions import Question
-from jaxsearch.methods import Context
-from jaxsearch.methods.actions import Action, read, search
+from jaxsearch.methods import Context, Groups
+from jaxsearch.methods.actions import NO_ROOM, Action, finish, read, search
 from jaxsearch.methods.credit import credit_relative
 from jaxsearch.sampler.requests import Generate, Growth
 from jaxsearch.trees import grammar, templates
-from jaxsearch.trees.tree import Node, Role, Stop, Tree
+from jaxsearch.trees.tree import Node, Role, Tree
 
 
 def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500,
@@ -23,9 +22,8 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
          tags: grammar.Tags = grammar.SEARCH_R1) -> Growth[None]:
   """Grows one chain below the root: prompt, policy span, observation, policy span, …
 
-  Sets tree.answer, tree.stop, and the counts in tree.metrics: `searches`, `found` (those that returned
-  documents), `malformed` and `tool_failures`. A span that searched has its documents in
-  node.data['documents'].
+  tree.metrics counts `searches`, `found` (those that returned documents), `malformed` and `tool_failures`. A
+  span that searched has its documents in node.data['documents'].
 
   Args:
     max_turns: actions that get an observation; one more span follows.
@@ -54,21 +52,11 @@ def act(tree: Tree, node: Node, *, turns: int, max_tokens: int, max_response: fl
     max_response: tokens of all policy spans on the path, those before `node` included.
     each_turn: requests more once an action has its observation, such as a score that becomes its reward.
   """
-  tree.stop = None
   for turn in range(turns + 1):
     left = max_response - sum(len(span.tokens) for span in node.path() if span.role is Role.POLICY)
     node = yield Generate(node, stop=tags.stops, max_tokens=min(max_tokens, left))
-    action = read(node, tags)
-    tree.answer = action.answer
-    if action.answer is not None:
-      tree.stop = Stop.ANSWERED
-    elif node.stop in (Stop.CONTEXT_FULL, Stop.DEADLINE):
-      tree.stop = Stop(node.stop)
-    elif len(node.tokens) >= left:
-      tree.stop = Stop.BUDGET
-    elif turn == turns:
-      tree.stop = Stop.BUDGET if action.query else Stop.MALFORMED
-    if tree.stop is not None:
+    action, spent = read(node, tags), len(node.tokens) >= left
+    if action.answer is not None or node.stop in NO_ROOM or spent or turn == turns:
       break
     yield from search([action], tree, tags)
     tree.metrics['searches'] += action.query is not None
@@ -76,8 +64,7 @@ def act(tree: Tree, node: Node, *, turns: int, max_tokens: int, max_response: fl
     node = node.append(action.observation, Role.OBSERVATION)
     if each_turn:
       yield from each_turn(action)
-  if tree.stop in (Stop.BUDGET, Stop.MALFORMED) and tree.metrics['tool_failures']:
-    tree.stop = Stop.TOOL_FAILED
+  finish(tree, node, action.answer, spent=spent or action.query is not None)
   return node
 
 
@@ -86,12 +73,8 @@ def reward(tree: Tree) -> float:
   return tree.question.score(tree.answer)
 
 
-def credit(groups: Sequence[Sequence[Tree]], context: Context, *, normalize_std: bool = True,
-           singleton: str = 'raw') -> None:
-  """Credits all policy spans of a chain with its reward relative to the others of its question (GRPO).
-
-  `normalize_std` and `singleton`: see `credit_groups`.
-  """
+def credit(groups: Groups, context: Context, *, normalize_std: bool = True, singleton: str = 'raw') -> None:
+  """Credits the policy spans of a chain with its reward relative to the others of its question (GRPO)."""
   for tree in (tree for group in groups for tree in group):
     tree.reward = reward(tree)
   credit_relative(groups, normalize_std=normalize_std, singleton=singleton)

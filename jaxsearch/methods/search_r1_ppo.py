@@ -4,18 +4,14 @@ Needs `config.critic.enabled`. The KL to the initial policy is a term of the los
 PPO script subtracts it from the rewards instead.
 """
 
-from collections.abc import Sequence
-
-from jaxsearch.methods import Context
+from jaxsearch.methods import Context, Groups
 from jaxsearch.methods.credit import credit_with_critic
 from jaxsearch.methods.search_r1 import grow, reward
-from jaxsearch.trees.tree import Tree
 
 __all__ = ['credit', 'grow', 'reward']
 
 
-def credit(groups: Sequence[Sequence[Tree]], context: Context, *, gamma: float = 1.0,
-           lam: float = 1.0) -> None:
+def credit(groups: Groups, context: Context, *, gamma: float = 1.0, lam: float = 1.0) -> None:
   """Credits tokens by GAE of the outcome reward, which is earned at the last token of the chain."""
   trees = [tree for group in groups for tree in group]
   for tree in trees:

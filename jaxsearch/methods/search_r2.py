@@ -2,13 +2,10 @@
 
 Actor and Meta-Refiner (refiner.py) are one model with two prompts. The review follows the draft, a revision
 follows the kept prefix, and both reuse its cache. In the tree the cut-off steps and the review hang beside
-the kept chain; credit goes to the kept chain and to what the refiner wrote, by GRPO over whole traces
-(section 3.4).
+the kept chain; credit goes to the kept chain and to the reviews, by GRPO over whole traces (section 3.4).
 
-A trace earns `R = EM (1 + useful / M)` (eqs. 1, 16, 17), where M counts its searches that did not fail. The
-paper leaves open what M = 0 earns. Here a right answer without a search earns 1, and one whose searches were
-all useful 2, so that searching pays; `credit.process_unsearched=1` is the other reading, in which nothing
-useless was retrieved and both earn 2.
+A trace earns `R = EM (1 + useful / M)` (eqs. 1, 16, 17), where M counts its searches that did not fail. For
+M = 0, which the paper leaves open, a right answer earns `1 + credit.process_unsearched`.
 """
 
 import functools
@@ -18,7 +15,7 @@ import numpy as np
 
 from jaxsearch.advantages import hybrid_reward
 from jaxsearch.data.questions import Question
-from jaxsearch.methods import Context, figures
+from jaxsearch.methods import Context, Groups, figures
 from jaxsearch.methods import refiner as refiners
 from jaxsearch.methods.actions import ask_judge
 from jaxsearch.methods.credit import credit_relative
@@ -38,16 +35,15 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
          chat: bool = False, review: str = 'search_r2') -> Growth[None]:
   """Grows a draft and at most `max_revisions` revisions (N_max); algorithm 1 with the rollout of algorithm 2.
 
-  Args: max_turns: B, the actor's spans in a chain; Search-R1 counts one less. A revision gets those that are
-    left. max_tokens, max_response: of each of the actor's spans, and of all in a chain. max_revisions: 0 is
-    the actor alone, as the paper deploys it. threshold: a draft is revised if its log-probability margin
-    reaches this. refiner: 'policy'; 'frozen', the service `refiner`, whose reviews are not trained on; or
-    'random', a
+  Args:
+    max_turns: B, the actor's spans in a chain; Search-R1 counts one less.
+    max_tokens, max_response: of each of the actor's spans, and of all in a chain.
+    max_revisions: 0 is the actor alone, as the paper deploys it.
+    threshold: log-probability margin at which a draft is revised.
+    refiner: 'policy'; 'frozen', the service `refiner`, whose reviews are not trained on; or 'random', a
       baseline that revises `random_share` of the drafts at a random step.
-    probe: share of drafts on which `refiner.probe` estimates the gain of a cut; its rollouts are not trained
-      on, and sweeps give no costs of such a run.
-    process: whether to ask the judge for the process reward.
-    template, chat, review: see methods/search_r1.py and trees/templates.py.
+    probe: share of drafts that `refiner.probe` regenerates to estimate the gain of a cut.
+    process: False asks no judge for the process reward.
   """
   if max_turns < 1:
     raise ValueError(f'grow.max_turns={max_turns}: it counts the spans of the actor, so at least 1')
@@ -75,11 +71,10 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
 
 
 def judged(tree: Tree, chains: refiners.Chains, *, process: bool) -> Growth[list[list]]:
-  """Returns [EM, useful / M] of each chain; all are judged at a time.
+  """Returns [EM, useful / M] of each chain; all are judged at a time, where the answer is right and M > 0.
 
-  M collections are what its searches found. The judge is asked where the process can count: the answer is
-  right, M > 0. In place of useful / M stands UNSEARCHED where M = 0, UNREAD where the judge gave no number,
-  and 0 without `process` or with a wrong answer.
+  In place of useful / M stands UNSEARCHED where M = 0, UNREAD where the judge gave no number, and 0 without
+  `process` or with a wrong answer.
   """
   notes, asked = [], []
   for answer, leaf in chains:
@@ -95,13 +90,13 @@ def judged(tree: Tree, chains: refiners.Chains, *, process: bool) -> Growth[list
   return notes
 
 
-def reward(tree: Tree, *, unread: float = 0.0, process_unsearched: float = 0.0) -> float:
-  """Returns R of the kept trace; `unread` is the process reward where the judge gave no number."""
-  return hybrid(tree.root.data['judged'], unread, process_unsearched)
+def reward(tree: Tree) -> float:
+  """Returns R of the kept trace."""
+  return hybrid(tree.root.data['judged'])
 
 
-def hybrid(note: Sequence, unread: float, unsearched: float) -> float:
-  """Returns R of a chain from its note by `judged`."""
+def hybrid(note: Sequence, unread: float = 0.0, unsearched: float = 0.0) -> float:
+  """Returns R of a chain from its note by `judged`, and what stands for a process reward that is none."""
   outcome, process = note
   return float(hybrid_reward(outcome, {UNREAD: unread, UNSEARCHED: unsearched}.get(process, process)))
 
@@ -113,27 +108,23 @@ def mean_process(trees: Sequence[Tree]) -> float:
   return float(np.mean(known)) if known else 0.0
 
 
-def credit(groups: Sequence[Sequence[Tree]], context: Context, *, joint: bool = True,
+def credit(groups: Groups, context: Context, *, joint: bool = True,
            process_unsearched: float = 0.0, normalize_std: bool = True, singleton: str = 'raw') -> None:
   """Credits the kept chain and the reviews with the trace's reward relative to its group (GRPO).
 
   A trace whose judge gave no number (counted in `judge_unreadable`) gets the mean process reward of the
-  others of its group.
-
-  Args:
-    joint: False leaves the reviews out of the loss (table 3, without joint optimization).
-    process_unsearched: the process reward of a trace without a search, see above.
-    normalize_std, singleton: see `credit_groups`.
+  others of its group. `joint=False` leaves the reviews out of the loss (table 3).
   """
   probes = []
   for group in groups:
     for tree in group:
       unread = mean_process([other for other in group if other is not tree])
-      tree.reward = reward(tree, unread=unread, process_unsearched=process_unsearched)
+      earned = functools.partial(hybrid, unread=unread, unsearched=process_unsearched)
+      tree.reward = earned(tree.root.data['judged'])
       for node in tree.nodes(Role.POLICY):
         node.trained = node.trained and (joint or not node.data.get('meta', False))
       if probe := tree.root.data.get('probe'):
-        draft, *others = (hybrid(note, unread, process_unsearched) for note in probe['judged'])
+        draft, *others = map(earned, probe['judged'])
         probes.append(probe | {'reward': draft, 'gains': np.array(others) - draft, 'kept': tree.reward})
   credit_relative(groups, normalize_std=normalize_std, singleton=singleton)
   context.metrics.update(figures.of_refinement(probes))

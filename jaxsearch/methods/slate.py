@@ -3,10 +3,6 @@
 `grow` is the paper's algorithm 1. All alternatives of a step share one cached prefix. Each is compared with
 the others of its step; the loss averages over its own tokens (`train.aggregate='step-mean'`). The group is
 the step, so a question needs only one tree. With k = 1 a step is credited with its reward (appendix A.9).
-
-The released code differs from the paper, which we follow: there the judge scores a query before its documents
-are there, the bonus counts steps from 0, the sum over steps is divided by their number, and a chain at the
-end of its budget is made to answer.
 """
 
 from collections.abc import Sequence
@@ -15,19 +11,18 @@ import numpy as np
 
 from jaxsearch.advantages import step_reward, truncated_step
 from jaxsearch.data.questions import Question
-from jaxsearch.methods import Context
-from jaxsearch.methods.actions import Action, ask_judge, read, search
+from jaxsearch.methods import Context, Groups
+from jaxsearch.methods.actions import NO_ROOM, Action, ask_judge, finish, read, search
 from jaxsearch.methods.credit import credit_relative
 from jaxsearch.methods.search_r1 import act, start
 from jaxsearch.rewards import judge
 from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import Generate, Growth
 from jaxsearch.trees import grammar
-from jaxsearch.trees.tree import Role, Stop, Tree
+from jaxsearch.trees.tree import Role, Tree
 
 SERVICES = ('judge',)
 ONE_TREE = True
-REWARDS = ('judge', 'outcome', 'final', 'none')
 
 
 def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: float = 0.7, best: bool = False,
@@ -37,17 +32,14 @@ def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: fl
 
   Args:
     eta: temperature of the choice `j* ~ softmax(advantages / eta)`.
-    best: choose the one with the highest reward instead.
+    best: chooses the one with the highest reward instead.
     early_bonus: lambda, the largest bonus for an answer before the last step.
     rewards: 'judge'; in 'outcome' an answer earns its exact match and everything else 0 (table 2, b); in
       'final' so does only the last step of the path, the others earn 0 and the choice among them is even (c:
       the paper says no more than "only at the final step"). 'none' evaluates a policy: one chain of Search-R1
       with `max_turns=budget`, as all methods are evaluated.
     max_tokens: of a step.
-    template, chat: see methods/search_r1.py.
   """
-  if rewards not in REWARDS:
-    raise ValueError(f'grow.rewards={rewards!r} is none of {", ".join(REWARDS)}')
   tree.metrics['found'] = 0
   node = start(tree, question, template, chat)
   if rewards == 'none':
@@ -62,44 +54,39 @@ def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: fl
     if rewards == 'judge':
       earned = yield from judged(candidates, tree, step, budget, early_bonus)
     else:
-      earned = np.array([exact_match(one.answer, question.golden_answers) for one in candidates])
+      earned = np.array([exact_match(each.answer, question.golden_answers) for each in candidates])
     advantages = np.asarray(truncated_step(earned))
-    if rewards == 'final':
-      chosen = choose(candidates, 0 * advantages, eta, False, tree.rng)
-      goes_on = chosen is not None and chosen.answer is None and step < budget
-      earned, advantages = earned * (not goes_on), advantages * (not goes_on)
-    else:
-      chosen = choose(candidates, advantages, eta, best, tree.rng)
+    final = rewards == 'final'
+    chosen = choose(candidates, advantages * (not final), eta, best and not final, tree.rng)
+    if final and chosen and chosen.answer is None and step < budget:
+      earned, advantages = 0 * earned, 0 * advantages
     for candidate, reward, advantage in zip(candidates, earned, advantages):
       candidate.node.data['reward'], candidate.node.advantages = float(reward), float(advantage)
     if chosen is None:
-      no_room = {Stop.CONTEXT_FULL, Stop.DEADLINE}.intersection(one.node.stop for one in candidates)
-      tree.stop = Stop(min(no_room, default=Stop.MALFORMED))
-      return
+      return finish(tree, min(siblings, key=lambda sibling: sibling.stop not in NO_ROOM), None)
     if chosen.answer is not None:
-      tree.answer, tree.stop = chosen.answer, Stop.ANSWERED
-      return
+      return finish(tree, chosen.node, chosen.answer)
     tree.metrics['searches'] += 1
     tree.metrics['found'] += chosen.found
     node = chosen.node.append(chosen.observation, Role.OBSERVATION)
-  tree.stop = Stop.TOOL_FAILED if tree.metrics['tool_failures'] else Stop.BUDGET
+  finish(tree, node, None, spent=True)
 
 
 def judged(candidates: Sequence[Action], tree: Tree, step: int, budget: int,
            early_bonus: float) -> Growth[np.ndarray]:
   """Returns the rewards [k] of eqs. 5 and 6; an action that neither searches nor answers scores -1."""
   before = ''.join(span.text for span in candidates[0].node.parent.path()[2:])  # after the prompt
-  items = {}
-  for i, one in enumerate(candidates):
-    items['think', i] = judge.Thinking(tree.question, before, one.thinking)
-    if one.answer is not None:
-      items['act', i] = judge.Answer(tree.question, one.answer, before, one.thinking)
-    elif one.query is not None:
-      items['act', i] = judge.Query(tree.question, before, one.thinking, one.query, one.observation)
+  question, items = tree.question, {}
+  for i, each in enumerate(candidates):
+    items['think', i] = judge.Thinking(question, before, each.thinking)
+    if each.answer is not None:
+      items['act', i] = judge.Answer(question, each.answer, before, each.thinking)
+    elif each.query is not None:
+      items['act', i] = judge.Query(question, before, each.thinking, each.query, each.observation)
   scores = dict(zip(items, (yield from ask_judge(tree, list(items.values())))))
   think = np.array([scores['think', i] for i in range(len(candidates))])
   action = np.array([scores.get(('act', i), -1) for i in range(len(candidates))])
-  answers = np.array([one.answer is not None for one in candidates])
+  answers = np.array([each.answer is not None for each in candidates])
   return np.asarray(step_reward(think, action, action, answers, step, budget, early_bonus=early_bonus))
 
 
@@ -116,12 +103,11 @@ def choose(candidates: Sequence[Action], advantages: np.ndarray, eta: float, bes
   return candidates[rng.choice(len(candidates), p=weights / weights.sum())]
 
 
-def credit(groups: Sequence[Sequence[Tree]], context: Context, *, whole: bool = False) -> None:
+def credit(groups: Groups, context: Context, *, whole: bool = False) -> None:
   """Logs the mean reward of a tree's steps as its reward; the steps were credited as they grew.
 
   `whole` is SLATE without truncated sampling (table 2, a; eq. 10): with `grow.k=1` every tree is a chain, and
-  all its steps are credited with the sum of its rewards, relative to the other chains of its question
-  (`group_size`). Raises ValueError for k > 1.
+  its steps are credited with the sum of its rewards relative to the others of its question.
   """
   trees = [tree for group in groups for tree in group]
   for tree in trees:

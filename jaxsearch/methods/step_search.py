@@ -4,15 +4,12 @@ The last token of a round of search gets its information gain minus its redundan
 the chain the F1 of the answer plus how well the queries cover the golden ones (eq. 6). Needs
 `config.critic.enabled`. Differs from the paper:
 
-  * a document is a golden one or it is not, by id or title, where the paper takes the cosine of their TF-IDF
-    vectors (eq. 8): here the golden documents lie in the corpus that is searched, and are found whole or not
-    at all;
+  * a document is a golden one or not, by id or title; the paper takes the cosine of TF-IDF vectors (eq. 8);
   * golden documents are `metadata['gold_passages']` of the embedded world, or the titles in the
     `supporting_facts` of HotpotQA and 2WikiMultiHopQA; golden queries are those of the world's `steps`. The
-    paper makes both for MuSiQue. A question without golden documents has no step rewards; one without golden
-    queries is rewarded only for its answer;
-  * 0.618 is the weight of the queries in the authors' code, which also gives -1 to chains without an answer
-    at their end; here as in the paper (eq. 3) these get nothing for the answer.
+    paper makes both for MuSiQue. What a question lacks earns nothing;
+  * 0.618 is the weight of the queries in the authors' code, which also gives -1 to chains without an answer;
+    here as in the paper (eq. 3) these get nothing for it.
 """
 
 from collections.abc import Sequence
@@ -21,7 +18,7 @@ import numpy as np
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.methods import Context
+from jaxsearch.methods import Context, Groups
 from jaxsearch.methods.credit import credit_with_critic
 from jaxsearch.methods.search_r1 import grow
 from jaxsearch.rewards import formats
@@ -32,14 +29,9 @@ from jaxsearch.trees.tree import Node, Role, Tree
 __all__ = ['credit', 'grow']
 
 
-def credit(groups: Sequence[Sequence[Tree]], context: Context, *, key_weight: float = 0.618,
+def credit(groups: Groups, context: Context, *, key_weight: float = 0.618,
            gamma: float = 1.0, lam: float = 1.0) -> None:
-  """Credits tokens by GAE of the rewards of the rounds and of the chain.
-
-  Args:
-    key_weight: gamma_key, of the queries in the reward of the chain (eq. 6).
-    gamma, lam: of the GAE.
-  """
+  """Credits tokens by GAE of the rewards of rounds and chain; `key_weight` is gamma_key of eq. 6."""
   trees = [tree for group in groups for tree in group]
   for tree in trees:
     tree.reward = reward(tree, key_weight)
@@ -85,11 +77,9 @@ def golden_documents(question: Question) -> tuple[str, list[str]]:
 
 def step_rewards(retrieved: Sequence[Sequence[Document]], field: str,
                  golden: Sequence[str]) -> tuple[list[float], list[float]]:
-  """Returns information gain (eqs. 8 to 11) and redundancy (eqs. 12, 13) of every round.
+  """Returns information gain (eqs. 8 to 11) and redundancy (eqs. 12, 13) of every round, from its documents.
 
-  Args:
-    retrieved: the documents of the rounds, in order.
-    field, golden: the document field that identifies golden documents, and its values in them.
+  `field` and `golden` are what `golden_documents` returns.
   """
   if not golden:
     return [0.0] * len(retrieved), [0.0] * len(retrieved)

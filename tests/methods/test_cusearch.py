@@ -200,8 +200,3 @@ def test_ar3po_acts_where_its_claim_is_tested():
     cusearch.credit([[chain(0, right=member < int(question.id) % 4, question=question) for member in range(size)]
                      for question, size in zip(questions, sizes)], seen, strategy='full')
   assert [len(rates) for rates in seen.memory['pass_rates'].values()] == [4] * 96
-
-
-def test_an_unknown_strategy_is_named():
-  with pytest.raises(ValueError, match=r"credit.strategy='deepest' is none of full, random"):
-    cusearch.credit(groups_of([0]), context(), strategy='deepest', keep=1)

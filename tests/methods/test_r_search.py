@@ -140,7 +140,5 @@ def test_evidence_is_trained_and_observations_are_not():
     for node in tree.walk():
       assert node.trained == (node.role is Role.POLICY)
       assert node.advantages == (pytest.approx(expected, abs=1e-5) if node.trained else None)
-  with pytest.raises(ValueError, match="credit.estimator='dpo'"):
-    r_search.credit(groups, context(), estimator='dpo')
   with pytest.raises(ValueError, match='critic.enabled'):
     r_search.credit(groups, context(), estimator='ppo')

@@ -2,17 +2,20 @@
 
 Every call of the policy is a branch below the root: a prompt, the documents that it shows, what the policy
 said so far (a CONTEXT span), and what it says now. The sampler prefills what two prompts begin with in common
-only once. `grow.prompts` names the prompts: '' for ours, which suit instruct models; 'world' for the shipped
-policies; or a folder, see trees/templates.py.
+only once. This file holds what they share: prompts, searches, sentences, answers. docs/prompted.md lists the
+settings of the papers; those of all:
 
-This file holds what they share: prompts, searches, sentences, answers. docs/prompted.md lists the settings of
-the papers.
+  prompts      '' for ours, which suit instruct models; 'world' for the shipped policies; or a folder, see
+               trees/templates.py
+  chat         puts prompts into the tokenizer's chat template
+  max_tokens   of an answer, or of a span of the chain
 """
 
 import re
 from collections.abc import Callable, Sequence
 
 from jaxsearch.data.corpus import Document
+from jaxsearch.methods import actions
 from jaxsearch.sampler.requests import Generate, Growth, Search, ToolFailure, shorten
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Node, Role, Stop, Tree
@@ -30,7 +33,6 @@ def write(tree: Tree, call: str, prompts: str, chat: bool, *, documents: Sequenc
 
   Args:
     call: a file of trees/prompts/prompted.
-    prompts, chat: settings of `grow`: which prompts, and whether they go into the tokenizer's chat template.
     documents: an OBSERVATION span, in the place of {documents}.
     said: what the policy goes on from, a CONTEXT span.
     fields: fill in others than {question}; texts are neutralised.
@@ -68,16 +70,9 @@ def fit(tree: Tree, documents: Sequence[Document], tokens: int) -> list[Document
 
 def say_sentence(node: Node, max_tokens: int) -> Growth[tuple[Node, str]]:
   """Grows one sentence after `node`: (the span, the sentence). The span may hold a little more."""
-  span = yield Generate(node, stop=SENTENCE_ENDS, max_tokens=max_tokens)
-  while span.stop in SENTENCE_ENDS and not ended(span) and len(span.tokens) < max_tokens:
-    yield Generate(span, stop=SENTENCE_ENDS, max_tokens=max_tokens - len(span.tokens))
-    span.absorb()
+  ended = lambda span: bool(_SENTENCE.search(span.text_without_end))
+  span = yield from actions.write_until(node, SENTENCE_ENDS, max_tokens, ended)
   return span, first_sentence(span.text_without_end)
-
-
-def ended(span: Node) -> bool:
-  """Tells whether a sentence ends in this span."""
-  return bool(_SENTENCE.search(span.text_without_end))
 
 
 def say_answer(tree: Tree, node: Node, max_tokens: int,
@@ -122,13 +117,6 @@ def _bare(text: str) -> str | None:
 
 
 def finish(tree: Tree, node: Node, answer: str | None, *, spent: bool = False) -> None:
-  """Ends the episode with the answer of the last span, or says why not; `spent`: no turns are left."""
-  tree.answer = answer
-  if answer is not None:
-    tree.stop = Stop.ANSWERED
-  elif node.stop in (Stop.CONTEXT_FULL, Stop.DEADLINE):
-    tree.stop = Stop(node.stop)
-  else:
-    reason = Stop.BUDGET if spent else Stop.MALFORMED
-    tree.stop = Stop.TOOL_FAILED if tree.metrics['tool_failures'] else reason
-    tree.metrics['malformed'] += not spent
+  """Ends the episode as `actions.finish` does, and counts a span without an answer as malformed."""
+  actions.finish(tree, node, answer, spent=spent)
+  tree.metrics['malformed'] += tree.stop is Stop.MALFORMED

@@ -26,8 +26,6 @@ def grow(question: Question, tree: Tree, *, classifier: str = 'policy', max_thou
     classifier: 'policy', or 'model': the service `classifier`. If neither can be read, the route is RAG
       (`unclassified`).
     max_thoughts, max_documents, reader, document_tokens: of IRCoT.
-    max_tokens: of an answer or a sentence.
-    prompts, chat: see `write`.
   """
   if classifier == 'model':
     asked = grammar.neutralise(question.question, grammar.CONTROL)

@@ -8,5 +8,5 @@ from jaxsearch.trees.tree import Tree
 
 def grow(question: Question, tree: Tree, *, max_tokens: int = 512, prompts: str = '',
          chat: bool = False) -> Growth[None]:
-  """Grows one chain of thought with 'the answer is' at its end. `prompts` and `chat`: see `write`."""
+  """Grows one chain of thought with 'the answer is' at its end."""
   yield from say_answer(tree, write(tree, 'cot', prompts, chat), max_tokens, marked_answer)

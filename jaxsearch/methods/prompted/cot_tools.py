@@ -21,9 +21,7 @@ def grow(question: Question, tree: Tree, *, always: bool = False, max_turns: int
   Args:
     always: False lets the model answer without a program.
     max_turns: programs, and refusals; one more span follows.
-    max_tokens: of a span.
     forget: drops raw output for a context, as methods/carl.py does; the shipped policies know no other way.
-    prompts, chat: see `write`.
   """
   tree.metrics['refused'] = 0
   node = write(tree, 'tools_forced' if always else 'tools', prompts, chat)

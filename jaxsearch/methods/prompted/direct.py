@@ -8,5 +8,5 @@ from jaxsearch.trees.tree import Tree
 
 def grow(question: Question, tree: Tree, *, max_tokens: int = 64, prompts: str = '',
          chat: bool = False) -> Growth[None]:
-  """Grows one answer. `max_tokens` are of the answer; `prompts` and `chat`: see `write`."""
+  """Grows one answer."""
   yield from say_answer(tree, write(tree, 'direct', prompts, chat), max_tokens)

@@ -21,11 +21,9 @@ def grow(question: Question, tree: Tree, *, search_below: float = 0.8, mask_belo
   """Grows one or two calls for each sentence, until one has the answer.
 
   Args:
-    search_below: theta, a probability; 0 never searches, 1 nearly always.
-    mask_below: beta, a probability; tokens below it are left out of the query.
+    search_below, mask_below: theta and beta, probabilities.
     look_ahead: tokens of a sentence at most.
     max_sentences, max_tokens: of the whole answer.
-    prompts, chat: see `write`.
   """
   text, tokens = '', 0
   for _ in range(max_sentences):
@@ -43,10 +41,7 @@ def grow(question: Question, tree: Tree, *, search_below: float = 0.8, mask_belo
 
 
 def unsure_query(node: Node, sentence: str, search_below: float, mask_below: float) -> str:
-  """Returns the query for a sentence at the start of a span; '' if the policy is sure of it.
-
-  Raises NoLogprobs for a span without log-probabilities.
-  """
+  """Returns the query for a sentence at the start of a span, '' if the policy is sure; raises NoLogprobs."""
   if node.sampler_logprobs is None:
     raise NoLogprobs
   ids = of_sentence(node, sentence)

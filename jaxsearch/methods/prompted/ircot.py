@@ -6,17 +6,8 @@ no cap.
 """
 
 from jaxsearch.data.questions import Question
-from jaxsearch.methods.prompted import (
-  find,
-  finish,
-  fit,
-  joined,
-  marked_answer,
-  plain,
-  say_answer,
-  say_sentence,
-  write,
-)
+from jaxsearch.methods import prompted
+from jaxsearch.methods.prompted import find, joined, marked_answer, plain, write
 from jaxsearch.sampler.requests import Growth
 from jaxsearch.trees.tree import Tree
 
@@ -30,24 +21,22 @@ def grow(question: Question, tree: Tree, *, max_thoughts: int = 8, max_documents
     max_thoughts: sentences of the chain.
     max_documents: in a prompt; with so many there is no further search.
     reader: False reads the answer in the chain.
-    max_tokens: of a sentence, and of the reader's answer.
     document_tokens: of all documents in a prompt; longer texts are cut.
-    prompts, chat: see `write`.
   """
   documents, chain = (yield from find(tree, question.question))[:max_documents], ''
   for _ in range(max_thoughts):
-    shown = fit(tree, documents, document_tokens)
+    shown = prompted.fit(tree, documents, document_tokens)
     asked = write(tree, 'reasoned', prompts, chat, documents=shown, said=chain)
-    node, thought = yield from say_sentence(asked, max_tokens)
+    node, thought = yield from prompted.say_sentence(asked, max_tokens)
     chain = joined(chain, thought)
     if not thought.strip() or marked_answer(chain) is not None:
       break
     query = plain(thought)
     if query and len(documents) < max_documents:
       known = {document.id for document in documents}
-      found = yield from find(tree, query)
-      documents = [*documents, *(document for document in found if document.id not in known)][:max_documents]
+      new = [document for document in (yield from find(tree, query)) if document.id not in known]
+      documents = [*documents, *new][:max_documents]
   if not reader:
-    return finish(tree, node, marked_answer(chain))
-  shown = fit(tree, documents, document_tokens)
-  yield from say_answer(tree, write(tree, 'documents', prompts, chat, documents=shown), max_tokens)
+    return prompted.finish(tree, node, marked_answer(chain))
+  shown = prompted.fit(tree, documents, document_tokens)
+  yield from prompted.say_answer(tree, write(tree, 'documents', prompts, chat, documents=shown), max_tokens)

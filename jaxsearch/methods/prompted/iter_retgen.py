@@ -12,10 +12,8 @@ def grow(question: Question, tree: Tree, *, rounds: int = 3, reason: bool = True
 
   Args:
     rounds: searches, and answers.
-    reason: whether an answer is a chain of thought, as in the paper, or a few words, as in FlashRAG. All of
-      it enters the query.
-    max_tokens: of an answer.
-    prompts, chat: see `write`.
+    reason: answers are chains of thought, as in the paper; else a few words, as in FlashRAG. All of an answer
+      enters the next query.
   """
   call, read = ('reasoned', marked_answer) if reason else ('documents', short_answer)
   query = question.question

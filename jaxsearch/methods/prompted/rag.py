@@ -8,6 +8,6 @@ from jaxsearch.trees.tree import Tree
 
 def grow(question: Question, tree: Tree, *, max_tokens: int = 64, prompts: str = '',
          chat: bool = False) -> Growth[None]:
-  """Grows one answer after the documents, of `max_tokens`; `prompts` and `chat`: see `write`."""
+  """Grows one answer after the documents."""
   documents = yield from find(tree, question.question)
   yield from say_answer(tree, write(tree, 'documents', prompts, chat, documents=documents), max_tokens)

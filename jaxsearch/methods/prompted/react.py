@@ -26,9 +26,7 @@ def grow(question: Question, tree: Tree, *, max_steps: int = 7, max_tokens: int 
 
   Args:
     max_steps: thoughts with their actions.
-    max_tokens: of a thought and its action.
     tagged: the actions are `<search>` and `<answer>`, as the shipped policies write them.
-    prompts, chat: see `write`.
   """
   node = write(tree, 'react', prompts, chat)
   if tagged:
@@ -49,7 +47,7 @@ def grow(question: Question, tree: Tree, *, max_steps: int = 7, max_tokens: int 
       shown = grammar.listed(documents).strip() or 'Nothing was found.'
     elif action == 'lookup' and words:
       if words != looked_up:  # the same words again go on to the next sentence
-        hits, looked_up = [one for one in sentences if words.lower() in one.lower()], words
+        hits, looked_up = [text for text in sentences if words.lower() in text.lower()], words
       shown = hits.pop(0) if hits else 'No more results.'
     else:
       tree.metrics['malformed'] += 1

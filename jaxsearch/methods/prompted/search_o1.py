@@ -24,9 +24,8 @@ def grow(question: Question, tree: Tree, *, max_searches: int = 10, max_turns: i
     max_searches: of a chain.
     max_turns: spans of the chain.
     extract: False shows the documents as they are.
-    max_tokens, extract_tokens: of a span of the chain, and of what is written about documents.
-    reasoning_tokens: how much of the chain's end that call is shown.
-    prompts, chat: see `write`.
+    extract_tokens: of what is written about documents.
+    reasoning_tokens: length of the chain's end that this call is shown.
   """
   tree.metrics['refused'] = 0
   node, asked = write(tree, 'search_o1', prompts, chat, limit=max_searches), set()

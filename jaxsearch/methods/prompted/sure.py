@@ -19,8 +19,7 @@ def grow(question: Question, tree: Tree, *, max_tokens: int = 64, summary_tokens
          prompts: str = '', chat: bool = False) -> Growth[None]:
   """Grows the candidates, then summaries together, then judgements together.
 
-  Without two candidates the first one is the answer. `max_tokens` are of the candidates, `summary_tokens` of
-  a summary; `prompts` and `chat`: see `write`.
+  Without two candidates the first one is the answer. `max_tokens` are of the candidates.
   """
   ask = lambda call, **fields: write(tree, call, prompts, chat, **fields)
   documents = yield from find(tree, question.question)

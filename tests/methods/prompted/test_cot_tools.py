@@ -32,11 +32,13 @@ def test_always_refuses_an_answer_before_the_first_program(tmp_path):
   assert tree.answer == '7' and tree.metrics['refused'] == 1  # it has to end
 
 
-@pytest.mark.parametrize('last, stop, malformed', [(PROGRAM, Stop.BUDGET, 0), ('Hm.', Stop.MALFORMED, 1)])
-def test_turns_are_limited(last, stop, malformed, tmp_path):
-  tree, requests, observations = ask(cot_tools, tmp_path, [PROGRAM, last], printed=ToolFailure('down'), max_turns=1)
-  assert (tree.answer, tree.stop, tree.metrics['malformed']) == (None, stop, malformed)
-  assert 'The tool failed: down' in observations[0] and tree.metrics['tool_failures'] == 1
+@pytest.mark.parametrize('last, printed, stop', [
+  (PROGRAM, '7', Stop.BUDGET), ('Hm.', '7', Stop.MALFORMED), (PROGRAM, ToolFailure('down'), Stop.TOOL_FAILED)])
+def test_turns_are_limited(last, printed, stop, tmp_path):
+  tree, requests, observations = ask(cot_tools, tmp_path, [PROGRAM, last], printed=printed, max_turns=1)
+  assert (tree.answer, tree.stop, tree.metrics['malformed']) == (None, stop, stop is Stop.MALFORMED)
+  failed = stop is Stop.TOOL_FAILED
+  assert ('The tool failed: down' in observations[0]) == failed == tree.metrics['tool_failures']
 
 
 def test_a_context_without_room_ends_it(tmp_path):
