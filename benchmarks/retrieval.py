@@ -333,7 +333,7 @@ def synthetic(flags):
 
 
 def kill_and_resume(flags, folder, context):
-  """What it takes to build the index, with a SIGKILL in the middle of its scan."""
+  """What it takes to build the index, with a SIGKILL while it is encoded."""
   folder.parent.mkdir(parents=True, exist_ok=True)
   corpus, steps, peak = folder.with_suffix('.jsonl'), context.Queue(), 0
   if not corpus.exists():
@@ -341,7 +341,7 @@ def kill_and_resume(flags, folder, context):
   start = time.perf_counter()
   child = context.Process(target=build_synthetic, args=(corpus, folder, steps))
   child.start()
-  while (killed := steps.get())[0] == 'scan' and killed[1] <= flags.synthetic / 2:
+  while (killed := steps.get())[0] != 'dense' or killed[1] <= flags.synthetic / 2:
     pass
   os.kill(child.pid, signal.SIGKILL)
   child.join()

@@ -12,24 +12,28 @@ from collections.abc import Callable, Sequence
 
 from jaxsearch import registry
 from jaxsearch.config_check import check_files
+from jaxsearch.files import write_whole
 from jaxsearch.flags import Parser, UsageError, check_place, number, policy
 
 COMMANDS: dict[str, Parser] = {}
 
 
-def command(default_config: str, *flags: tuple[str, dict], examples: Sequence[str], takes_words: bool = False) -> Callable:
+def command(default_config: str, *flags: tuple[str, dict], examples: Sequence[str],
+            takes_words: bool = False) -> Callable:
   """Makes a function `run(config, flags)` the command of its name; `flags.words` are what is no flag.
 
   `examples` are shown below its `--help`, as they follow 'jaxsearch COMMAND'.
   """
   def register(run: Callable) -> Callable:
-    name = run.__name__.replace('_', '-')
+    name, words = run.__name__.replace('_', '-'), ' WORDS' if takes_words else ''
+    lines = [f'  jaxsearch {name} {example}' for example in examples]
     COMMANDS[name] = parser = Parser(
-      prog=name, description=inspect.getdoc(run), allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-      usage=f'jaxsearch {name} [--config NAME] [--config.FIELD=VALUE ...] [FLAGS]{" WORDS" if takes_words else ""}',
-      epilog=f'--config is a shipped config or a Python file; {default_config} if not given. --config.FIELD=VALUE sets a field\n'
-             'of it; configs/base.py explains the fields. --traceback shows where an error arose.\n\nexamples:\n'
-             + '\n'.join(f'  jaxsearch {name} {example}' for example in examples))
+      prog=name, description=inspect.getdoc(run), allow_abbrev=False,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+      usage=f'jaxsearch {name} [--config NAME] [--config.FIELD=VALUE ...] [FLAGS]{words}',
+      epilog=f'--config is a shipped config or a Python file; {default_config} if not given. --config.FIELD=VALUE '
+             'sets a field\nof it; configs/base.py explains the fields. --traceback shows where an error arose.\n\n'
+             + '\n'.join(['examples:', *lines]))
     for flag, options in flags:
       parser.add_argument(flag, **options)
     parser.set_defaults(run=run, default_config=default_config, takes_words=takes_words,
@@ -39,7 +43,7 @@ def command(default_config: str, *flags: tuple[str, dict], examples: Sequence[st
 
 
 def flag(name: str, help: str, type: Callable = str, rule: str = '', **options) -> tuple[str, dict]:
-  """A flag of a command; one that is not given is '', False for a bool, None for a number, a place or an address.
+  """Declares a flag; one that is not given is '', False for a bool, None for a number, a place or an address.
 
   Args:
     type: str, bool, int, float, or one of flags.py such as `place()`.
@@ -50,8 +54,8 @@ def flag(name: str, help: str, type: Callable = str, rule: str = '', **options) 
   return name, dict(help=help, default={str: '', bool: False}.get(type)) | options
 
 
-CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, adapter or Hugging Face folder, or a shipped policy: '
-                  f'{", ".join(registry.POLICIES)}; config.model if not given', policy, default='')
+CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, adapter or Hugging Face folder, or a shipped '
+                  f'policy: {", ".join(registry.POLICIES)}; config.model if not given', policy, default='')
 CORPUS = flag('--corpus', 'passages: Search-R1 JSONL file, or world; config.data.corpus if not given')
 QUESTIONS = flag('--questions', 'FlashRAG JSONL file, or world:SPLIT; those of the config if not given')
 GREEDY = flag('--temperature', 'of sampling; greedy if not given', float, '>= 0')
@@ -59,7 +63,7 @@ LIMIT = flag('--limit', 'take only this many questions, the first; all if not gi
 
 
 def saved_config(flags) -> dict | None:
-  """The config of the run that `--checkpoint` names, or that the folder there was exported from; None if there is none."""
+  """Returns the config of the run that `--checkpoint` names, or was exported from; None if there is none."""
   if not getattr(flags, 'checkpoint', ''):
     return None
   from jaxsearch.training.checkpoint import read_saved
@@ -68,13 +72,13 @@ def saved_config(flags) -> dict | None:
 
 
 def replaced_fields(flags) -> list[str]:
-  """The fields of the config that flags of a command take the place of, and those that it does not read."""
+  """Returns the fields of the config that flags of a command replace, and those that it does not read."""
   places = {'corpus': ['data.corpus'], 'questions': ['data.questions', 'eval.questions']}
   return [field for name, replaced in places.items() if getattr(flags, name, True) for field in replaced]
 
 
 def sampling_of(flags, temperature: float = 0.0):
-  """How answers are sampled: at --temperature, or at this one."""
+  """Returns how answers are sampled: at --temperature, or at this one."""
   from jaxsearch.sampler.requests import Sampling
   return Sampling(temperature if flags.temperature is None else flags.temperature)
 
@@ -82,40 +86,43 @@ def sampling_of(flags, temperature: float = 0.0):
 def check_out(config) -> None:
   """Raises UsageError unless a run can be written to config.out; of a bucket only the URL is looked at."""
   from jaxsearch.training import remote
+  scheme = config.out.partition('://')[0]
   if not remote.is_remote(config.out):
     check_place('config.out', config.out, folder=True)
-  elif (scheme := config.out.partition('://')[0]) not in remote.PACKAGES:
-    raise UsageError(f'config.out={config.out}: checkpoints go to a folder or a bucket, gs://; other storage must be '
-                     'mounted as a file system')
+  elif scheme not in remote.PACKAGES:
+    raise UsageError(f'config.out={config.out}: checkpoints go to a folder or a bucket, gs://; other storage must '
+                     'be mounted as a file system')
   elif importlib.util.find_spec(package := remote.PACKAGES[scheme]) is None:
     raise UsageError(f"config.out={config.out} needs the package {package!r}: pip install 'jaxsearch[{scheme}]'")
 
 
 def check_inputs(config, flags, policy: bool = True) -> None:
-  """Raises for files that answering questions needs and that are not there, and for a --corpus that would not be read.
+  """Raises ValueError for files that answering needs and that are not there, and for a --corpus of no use.
 
-  `policy` says whether there is one to load, from --checkpoint or from the config.
+  `policy` tells whether there is one to load, from --checkpoint or from the config.
   """
   corpus = getattr(flags, 'corpus', '')
-  if corpus:
-    from jaxsearch.setup import reads_corpus
-    if not reads_corpus(config):
-      raise UsageError(f'--corpus means nothing with config.search.backend={config.search.backend!r}, which searches elsewhere: '
-                       'leave it out, or set --config.search.backend=bm25')
-  own = ('model', 'tokenizer') if policy and not flags.checkpoint else ()
-  check_files(config, ('data.corpus', 'search', 'classifier', *own), corpus)
+  if corpus and not _reads_corpus(config):
+    raise UsageError(f'--corpus means nothing with config.search.backend={config.search.backend!r}, which searches '
+                     'elsewhere: leave it out, or set --config.search.backend=bm25')
+  models = ('model', 'tokenizer') if policy and not flags.checkpoint else ()
+  check_files(config, ('data.corpus', 'search', 'classifier', *models), corpus)
+
+
+def _reads_corpus(config) -> bool:
+  from jaxsearch.setup import reads_corpus
+  return reads_corpus(config)
 
 
 def check_room(config, tokenizer, questions: Sequence, **changes) -> None:
-  """Says which prompts leave little room to answer; ValueError if all do. `changes` are of the arguments of `grow`."""
+  """Says which prompts leave little room to answer; ValueError if all do. `changes` are of `grow`."""
   from jaxsearch import setup
   setup.check_room(config, tokenizer, questions, say, **dict(config.eval.grow) | changes)
 
 
 def searched_corpus(config, flags) -> str:
   """Returns the passages that are searched; '' if they are none of ours."""
-  from jaxsearch.setup import reads_corpus
-  return (flags.corpus or config.data.corpus) if reads_corpus(config) else ''
+  return (flags.corpus or config.data.corpus) if _reads_corpus(config) else ''
 
 
 def open_agent(config, flags, questions: Sequence, **changes) -> tuple:
@@ -137,12 +144,12 @@ def load_questions(config, name: str, limit: int | None) -> Sequence:
 def write_result(path: str, result: str | dict) -> None:
   """Writes a text, or a dict as JSON, if there is a path."""
   if path:
-    from jaxsearch.files import write_whole
-    write_whole(path, result if isinstance(result, str) else json.dumps(result, indent=1, ensure_ascii=False) + '\n')
+    text = result if isinstance(result, str) else json.dumps(result, indent=1, ensure_ascii=False) + '\n'
+    write_whole(path, text)
 
 
 def refuse(flags, names: Sequence[str], where: str) -> None:
-  """UsageError for flags that are set where they have no effect."""
+  """Raises UsageError for flags that are set where they have no effect."""
   for name in names:
     value = getattr(flags, name.replace('-', '_'))
     if value not in ('', None) and value is not False:  # 0 is set
@@ -154,9 +161,9 @@ def say(message: str) -> None:
 
 
 def print_figures(figures: dict) -> None:
-  """Prints figures as one line of JSON with four decimals; what is not a number is null."""
-  rounded = json.loads(json.dumps(figures), parse_float=lambda value: round(float(value), 4), parse_constant=lambda _: None)
-  print(json.dumps(rounded))
+  """Prints figures as one line of JSON with four decimals; null for what is not a number."""
+  four = lambda value: round(float(value), 4)
+  print(json.dumps(json.loads(json.dumps(figures), parse_float=four, parse_constant=lambda _: None)))
 
 
 LINE_SECONDS = 60.0  # between lines about the progress where there is no terminal
@@ -164,29 +171,31 @@ LINE_SECONDS = 60.0  # between lines about the progress where there is no termin
 
 @contextlib.contextmanager
 def progress_of(total: int, what: str = 'questions'):
-  """A progress bar, a line now and then without a terminal: a context that gives the callback of a rollout, and says once when
-  most searches fail. A server that does not answer is a UsageError."""
+  """Shows a progress bar, or a line now and then without a terminal: a context that gives the callback of a rollout.
+
+  Says once when most searches fail. A server that does not answer is a UsageError.
+  """
   from rich import progress
 
   from jaxsearch.sampler.requests import failing
   from jaxsearch.tools.http_client import RequestError
   from jaxsearch.training.progress import time_left
-  columns = progress.MofNCompleteColumn(), progress.BarColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
+  columns = (progress.MofNCompleteColumn(), progress.BarColumn(), progress.TimeElapsedColumn(),
+             progress.TimeRemainingColumn())
   with progress.Progress(what, *columns, disable=not sys.stderr.isatty()) as bar:
-    task, said, last, shown, left = bar.add_task('', total=total), [], None, time.monotonic(), time_left(total)
+    task, left, warned, last, shown = bar.add_task('', total=total), time_left(total), False, None, time.monotonic()
 
     def report(done: int, _: int = 0, metrics: dict | None = None) -> None:
-      nonlocal last, shown
+      nonlocal warned, last, shown
       bar.update(task, completed=done)
       if last is not None and done > last:
         seconds = left(done)
         if bar.disable and time.monotonic() - shown >= LINE_SECONDS:
           shown = time.monotonic()
-          say(f'{done} of {total} {what}' + (f', {seconds / 60:.0f} minutes left' if seconds is not None else ''))
+          say(f'{done} of {total} {what}' + ('' if seconds is None else f', {seconds / 60:.0f} minutes left'))
       last = done
-      if not said and metrics and (line := failing(metrics)):
-        said.append(line)
-        say(line)
+      if not warned and metrics and (warned := failing(metrics)):
+        say(warned)
 
     try:
       yield report

@@ -69,14 +69,17 @@ def build(folder: pathlib.Path, vectors: Vectors, precision: str, report: Report
     leftover.unlink(missing_ok=True)
   report('recall', 0)
   numbers = np.linspace(0, len(vectors) - 1, min(SAMPLE, len(vectors))).astype(np.int64)
-  queries = vectors[numbers]
+  queries, lists = vectors[numbers], Lists(folder)
   blocks = (vectors[first:first + BLOCK] for first in range(0, len(vectors), BLOCK))
   exact = knn_ground_truth(queries, blocks, 4, faiss.METRIC_INNER_PRODUCT, ngpu=0)[1]
-  lists = Lists(folder)
+
+  def others(rows: np.ndarray) -> list[set[int]]:
+    """Returns the first three of each row but the query's own number and -1, which stands for none."""
+    return [set(row[(row != number) & (row >= 0)][:3].tolist()) for row, number in zip(rows, numbers)]
 
   def recall(probes: int) -> float:
-    pairs = zip(_others(lists.search(queries, 4, probes)[0], numbers), _others(exact, numbers))
-    return float(np.mean([len(found & nearest) / max(len(nearest), 1) for found, nearest in pairs]))
+    pairs = zip(others(lists.search(queries, 4, probes)[0]), others(exact))
+    return float(np.mean([len(ours & nearest) / max(len(nearest), 1) for ours, nearest in pairs]))
 
   probes, reached = 1, recall(1)
   while reached < RECALL and probes < lists.number:
@@ -87,33 +90,25 @@ def build(folder: pathlib.Path, vectors: Vectors, precision: str, report: Report
   return {'lists': lists.number, 'probes': probes, 'recall3': round(reached, 4), 'sample': len(numbers)}
 
 
-def _others(rows: np.ndarray, numbers: np.ndarray) -> list[set[int]]:
-  """Returns the first three of each row but the query's own number and -1, which stands for none."""
-  others = []
-  for row, query in zip(rows.tolist(), numbers.tolist()):
-    others.append(set([number for number in row if number not in (query, -1)][:3]))
-  return others
-
-
 def _write_lists(folder: pathlib.Path, vectors: Vectors, precision: str, report: Report) -> None:
   trained, size = folder / 'trained.faiss', len(vectors)
   if not trained.exists():
     report('centres of lists', 0)
     write_whole(trained, faiss.serialize_index(_trained(vectors, precision)).tobytes())
-  shards = [folder / f'shard-{number:06}.faiss' for number in range(-(-size // SHARD))]
-  for number, shard in enumerate(shards):
+  shards = {first: folder / f'shard-{first:010}.faiss' for first in range(0, size, SHARD)}
+  for first, shard in shards.items():
     if not shard.exists():
-      first, last = number * SHARD, min((number + 1) * SHARD, size)
+      last = min(first + SHARD, size)
       report('lists', first)
       index = faiss.read_index(str(trained))
       index.add_with_ids(vectors[first:last], np.arange(first, last))
       write_whole(shard, faiss.serialize_index(index).tobytes())
-  (folder / 'lists.ivfdata').unlink(missing_ok=True)
-  if shutil.disk_usage(folder).free < 1.5 * sum(shard.stat().st_size for shard in shards):
-    # FAISS would die of SIGBUS.
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / 'lists.ivfdata'))
+  data = folder / 'lists.ivfdata'
+  data.unlink(missing_ok=True)
+  if shutil.disk_usage(folder).free < 1.5 * sum(shard.stat().st_size for shard in shards.values()):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(data))  # FAISS would die of SIGBUS
   index = faiss.read_index(str(trained))
-  merge_ondisk(index, list(map(str, shards)), str(folder / 'lists.ivfdata'))
+  merge_ondisk(index, list(map(str, shards.values())), str(data))
   write_whole(folder / 'lists.faiss', faiss.serialize_index(index).tobytes())
 
 

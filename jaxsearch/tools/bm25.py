@@ -22,8 +22,6 @@ from jaxsearch.data.corpus import Document
 from jaxsearch.tools import Backend, check_search, sparse
 from jaxsearch.tools.sparse import K1, B, Ranking, indexed, words
 
-KEPT = 4096  # of the latest queries, whose results are kept
-
 
 class BM25:
   """Ranks passages by BM25; `search` may be called from several threads.
@@ -40,7 +38,7 @@ class BM25:
     texts = list(map(indexed, self._passages))
     if not any(map(words, texts)):
       raise ValueError(f'cannot index a corpus of {len(texts)} passages without a word in them')
-    self._ranked = functools.lru_cache(KEPT)(ENGINES[engine](texts))
+    self._rank = ENGINES[engine](texts)
 
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
     """Returns the best `topk` passages for each query, best first, equal scores in corpus order.
@@ -49,7 +47,7 @@ class BM25:
     """
     check_search(queries, topk)
     return [[dataclasses.replace(self._passages[number], score=float(score))
-             for number, score in zip(*self._ranked(query, topk))] for query in queries]
+             for number, score in zip(*self._rank(query, topk))] for query in queries]
 
 
 def _rank_bm25(texts: list[str]) -> Callable[[str, int], Ranking]:
@@ -65,7 +63,7 @@ def _rank_bm25(texts: list[str]) -> Callable[[str, int], Ranking]:
       holders.setdefault(word, []).append(number)
   # Okapi's own weight is zero or less for a word in half of the passages, and is then lifted above that of
   # rarer words: in a corpus of two nothing would be found, in a large one 'of' would outweigh real words.
-  count = {word: len(held) for word, held in holders.items()}
+  count = {word: len(numbers) for word, numbers in holders.items()}
   index.idf = {word: math.log1p((len(documents) - n + 0.5) / (n + 0.5)) for word, n in count.items()}
 
   # rank_bm25's own `get_scores` visits every passage for every word, milliseconds each with the interpreter
@@ -74,19 +72,17 @@ def _rank_bm25(texts: list[str]) -> Callable[[str, int], Ranking]:
   def weights(word: str) -> tuple[np.ndarray, np.ndarray]:
     return np.array(holders[word]), np.array(index.get_batch_scores([word], holders[word]))
 
-  def search(query: str, topk: int) -> Ranking:
+  def rank(query: str, topk: int) -> Ranking:
     scores = np.zeros(len(documents))
     for word in dict.fromkeys(words(query)):
       if word in holders:
         numbers, added = weights(word)
         scores[numbers] += added
     scores = np.round(scores, 9)  # sums equal on paper are equal here
-    count = min(topk, np.count_nonzero(scores))
-    best = np.flatnonzero(scores >= np.partition(scores, -count)[-count]) if count else np.empty(0, np.int64)
-    best = best[np.argsort(-scores[best], kind='stable')][:count]
+    best = np.argsort(-scores, kind='stable')[:min(topk, np.count_nonzero(scores))]
     return best, scores[best]
 
-  return search
+  return rank
 
 
 def _sparse(texts: list[str]) -> Callable[[str, int], Ranking]:

@@ -1,8 +1,8 @@
 """Exact nearest vectors: float16 or int8 on disk, split over the devices of a process, searched chunk by
 chunk.
 
-No score of more than one chunk exists at a time: each device keeps the best so far (`best_of`). Every process
-searches on its own devices, so that a host's searches never wait for another host.
+No score of more than one chunk exists at a time: each device keeps the best so far. Every process searches on
+its own devices, and no program runs on more than one, so that a search never waits for another program.
 
 Letters: N passages, D width, B queries, k results, C passages of a chunk.
 """
@@ -13,10 +13,8 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxsearch.files import appended
-from jaxsearch.parallel.mesh import issuing
 
 CHUNK = 2**12     # passages that a device scores at a time; larger ones leave the cache of a CPU
 MOST_QUERIES = 64  # of a batch
@@ -30,7 +28,7 @@ def quantized(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write_vectors(folder: pathlib.Path, first: int, vectors: np.ndarray, precision: str) -> None:
-  """Writes float32 vectors [n,D] behind the `first` ones in the files of a folder.
+  """Writes float32 vectors [n,D] behind the `first` ones in the files of a folder, the scales last.
 
   Raises OSError if the disk is full.
   """
@@ -75,19 +73,15 @@ class Dense:
 
   def __init__(self, vectors: Vectors, devices=None, chunk: int = CHUNK):
     devices = jax.local_devices() if devices is None else devices
-    self._mesh, (self.size, width) = Mesh(np.array(devices), ('passages',)), vectors.shape
+    self.size = len(vectors)
     each = -(-self.size // len(devices))  # passages of a device
     chunk = min(chunk, each)
-    chunks = -(-each // chunk) * len(devices)
-    split = NamedSharding(self._mesh, PartitionSpec('passages'))
-
-    def placed(part: int, *shape: int) -> jax.Array:
-      def read(index):
-        first, last, _ = index[0].indices(chunks)
-        return vectors.read(first * chunk, last * chunk)[part].reshape(-1, *shape)
-      return jax.make_array_from_callback((chunks, *shape), split, read)
-
-    self._vectors, self._scales = placed(0, chunk, width), placed(1, chunk)
+    chunks = -(-each // chunk)
+    self._shares = []  # (the first passage, vectors [chunks,C,D], scales [chunks,C]) of each device
+    for first, device in zip(range(0, self.size, chunks * chunk), devices):
+      rows, scales = vectors.read(first, first + chunks * chunk)
+      share = rows.reshape(chunks, chunk, -1), scales.reshape(chunks, chunk)
+      self._shares.append((first, *jax.device_put(share, device)))
 
   def search(self, queries: np.ndarray, topk: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns (numbers [B,k] int64, scores [B,k] float32) of the k = min(topk, N) vectors nearest to queries
@@ -95,54 +89,43 @@ class Dense:
 
     The best come first, ties go to the lower number.
     """
-    topk, found = min(topk, self.size), []
+    topk, results = min(topk, self.size), []
     padded = 2 ** (topk - 1).bit_length()  # few programs, whatever is asked for
     for start in range(0, len(queries), MOST_QUERIES):
       part = queries[start:start + MOST_QUERIES]
       batch = np.zeros((2 ** (len(part) - 1).bit_length(), queries.shape[1]), np.float32)
       batch[:len(part)] = part
-      with issuing():
-        result = best_of(self._mesh, padded, self.size, self._vectors, self._scales, batch)
-      found.append([np.asarray(values)[:len(part), :topk] for values in result])
-    scores, numbers = map(np.concatenate, zip(*found))
-    return numbers.astype(np.int64), scores
+      nearest = [nearest_of(padded, self.size - first, *share, batch) for first, *share in self._shares]
+      scores = np.concatenate([np.asarray(scores) for scores, _ in nearest], axis=1)[:len(part)]
+      numbers = np.concatenate([np.asarray(numbers, np.int64) + first for (_, numbers), (first, *_)
+                                in zip(nearest, self._shares)], axis=1)[:len(part)]
+      best = np.argsort(-scores, axis=1, kind='stable')[:, :topk]
+      results.append((np.take_along_axis(numbers, best, 1), np.take_along_axis(scores, best, 1)))
+    numbers, scores = map(np.concatenate, zip(*results))
+    return numbers, scores
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def best_of(mesh: Mesh, topk: int, size: int, vectors, scales, queries):
-  """Returns (scores, numbers), each [B,topk], of the nearest of `size` vectors; -inf where there are fewer.
+@functools.partial(jax.jit, static_argnums=0)
+def nearest_of(topk: int, size: int, vectors: jax.Array, scales: jax.Array, queries: jax.Array):
+  """Returns (scores, numbers), each [B,topk], of the nearest of a device's vectors; -inf where there are
+  fewer.
 
   Args:
-    vectors: [chunks,C,D], split over `mesh`; past the `size`-th there is padding.
-    scales: [chunks,C], split likewise.
+    size: vectors; those past it are padding.
+    vectors: [chunks,C,D].
+    scales: [chunks,C].
     queries: [B,D].
   """
-  def merged(scores, numbers):  # the best of several lists: ties go to the earlier
+  chunk = scales.shape[1]
+
+  def step(best, part):
+    number, rows, scale = part
+    scores = jnp.dot(queries, rows.astype(jnp.float32).T, precision=jax.lax.Precision.HIGHEST) * scale
+    numbers = number * chunk + jnp.arange(chunk)
+    scores = jnp.concatenate([best[0], jnp.where(numbers < size, scores, -jnp.inf)], axis=1)
+    numbers = jnp.concatenate([best[1], jnp.broadcast_to(numbers, (len(queries), chunk))], axis=1)
     scores, at = jax.lax.top_k(scores, topk)
-    return scores, jnp.take_along_axis(numbers, at, axis=1)
+    return (scores, jnp.take_along_axis(numbers, at, axis=1)), None
 
-  def local(vectors, scales, queries):
-    chunks, chunk = scales.shape
-    first = jax.lax.axis_index('passages') * chunks * chunk
-
-    def step(best, part):
-      number, rows, scale = part
-      numbers = first + number * chunk + jnp.arange(chunk)
-      found = jnp.dot(queries, rows.astype(jnp.float32).T, precision=jax.lax.Precision.HIGHEST) * scale
-      found = jnp.where(numbers < size, found, -jnp.inf)
-      if chunk > topk:
-        found, at = jax.lax.top_k(found, topk)
-        numbers = numbers[at]
-      else:
-        numbers = jnp.broadcast_to(numbers, found.shape)
-      return merged(jnp.concatenate([best[0], found], 1), jnp.concatenate([best[1], numbers], 1)), None
-
-    empty = jnp.full((len(queries), topk), -jnp.inf), jnp.full((len(queries), topk), size)
-    empty = jax.lax.pcast(empty, 'passages', to='varying')
-    best, _ = jax.lax.scan(step, empty, (jnp.arange(chunks), vectors, scales))
-    return jax.tree.map(lambda x: x[:, None], best)  # [B, 1, topk]: joined over devices below
-
-  split = PartitionSpec('passages')
-  found = jax.shard_map(local, mesh=mesh, in_specs=(split, split, PartitionSpec()),
-                        out_specs=PartitionSpec(None, 'passages'))(vectors, scales, queries)
-  return merged(*(values.reshape(len(queries), -1) for values in found))
+  empty = jnp.full((len(queries), topk), -jnp.inf), jnp.zeros((len(queries), topk), jnp.int32)
+  return jax.lax.scan(step, empty, (jnp.arange(len(scales)), vectors, scales))[0]

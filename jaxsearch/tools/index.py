@@ -18,7 +18,7 @@ from jaxsearch.tools import Backend, check_search, sparse
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 from jaxsearch.tools.sparse import Ranking
 
-FORMAT = 2       # of the files
+FORMAT = 3       # of the files
 DEPTH = 100      # of the rankings of a hybrid index
 # The cosine beside BM25: the best for all-MiniLM-L6-v2 on training questions of HotpotQA and 2WikiMultiHopQA
 # (benchmarks/RESULTS.md).
@@ -45,20 +45,20 @@ def read_manifest(folder: str | os.PathLike) -> dict:
   folder = pathlib.Path(folder)
   try:
     manifest = json.loads((folder / 'manifest.json').read_text())
-    recorded, found = manifest['files'], sizes(folder)
   except FileNotFoundError:
     half_built = (folder / 'progress.json').exists()
     reason = 'the index is half-built: rerun `jaxsearch index` to finish it' if half_built else (
       'no index here (no manifest.json); `jaxsearch index` makes one')
     raise DataError(f'{folder}: {reason}') from None
-  except (ValueError, KeyError, TypeError) as error:
+  except ValueError as error:
     raise DataError(f'{folder / "manifest.json"}: not the manifest of an index ({error!r})') from error
-  if manifest.get('format') != FORMAT:
+  if not isinstance(manifest, dict) or manifest.get('format') != FORMAT:
     raise DataError(f'{folder}: an index of another version of jaxsearch; build it again')
-  for name, size in recorded.items():
-    if (bytes_ := found.get(name, 0)) != size:
-      message = f'{folder / name}: {bytes_} bytes, but manifest.json says {size}; build the index again'
-      raise DataError(message)
+  there = sizes(folder)
+  for name, size in manifest['files'].items():
+    if there.get(name, 0) != size:
+      raise DataError(f'{folder / name}: {there.get(name, 0)} bytes, but manifest.json says {size}; '
+                      'build the index again')
   return manifest
 
 
@@ -154,10 +154,10 @@ class Index:
 
   def _nearest(self, asked: list[tuple[str, int, np.ndarray]]) -> list[Ranking]:
     """Ranks for each (query, depth, further passages) the nearest passages, then the further ones."""
-    vectors = self._encoder.queries([query for query, _, _ in asked])
-    found = zip(asked, vectors, *self.dense.search(vectors, max(depth for _, depth, _ in asked)))
-    rankings = []
-    for (_, depth, further), vector, numbers, scores in found:
+    queries, depths, _ = zip(*asked)
+    vectors, rankings = self._encoder.queries(queries), []
+    nearest = self.dense.search(vectors, max(depths))
+    for (_, depth, further), vector, numbers, scores in zip(asked, vectors, *nearest):
       size = min(depth, np.count_nonzero(numbers >= 0))  # lists may hold fewer
       rankings.append((np.concatenate([numbers[:size], further]),
                        np.concatenate([scores[:size], self._vectors[further] @ vector])))
@@ -189,4 +189,5 @@ def _identity(settings: Any) -> dict[str, Any]:
 
 BACKEND = Backend(
   lambda settings, **_: Index(settings.index, encoder=settings.encoder or None), by_source=True,
-  identity=_identity, needs=lambda settings: {'index': 'path'} | ({'encoder': 'path'} if settings.encoder else {}))
+  identity=_identity, needs=lambda settings: {name: 'path' for name in ('index', 'encoder')
+                                              if name == 'index' or settings[name]})

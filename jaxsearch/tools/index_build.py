@@ -1,13 +1,15 @@
 """Builds indexes in folders from a corpus of any size, in bounded memory; tools/index.py searches them.
 
-`build` runs in three stages, and resumes in any of them after a kill:
+`build` runs in two stages:
 
-  scan    reads the corpus in blocks: passages.jsonl, where each ends (ends.int64), a hash of its id, postings
-  sparse  merges the postings (tools/sparse.py)
-  dense   encodes the passages (models/encoder.py) and writes their vectors (tools/dense.py)
+  scan    reads the corpus in blocks: passages.jsonl, where each ends (ends.int64), and their postings, which
+          are then merged (tools/sparse.py)
+  dense   encodes the passages (models/encoder.py) and writes their vectors (tools/dense.py); goes on after a
+          kill where it was
 
-progress.json says how far it is; manifest.json is written last, and a folder without it is no index. A whole
-index can get lists for approximate search (tools/approximate.py), which its manifest then names.
+progress.json says what is built and whether it is scanned; manifest.json is written last, and a folder
+without it is no index. A whole index can get lists for approximate search (tools/approximate.py), which its
+manifest then names.
 """
 
 import gzip
@@ -25,14 +27,13 @@ import numpy as np
 
 from jaxsearch.data.corpus import stream_corpus
 from jaxsearch.data.jsonl import DataError, opened
-from jaxsearch.files import appended, naming, write_whole
+from jaxsearch.files import naming, no_link, write_whole
 from jaxsearch.tools import sparse
 from jaxsearch.tools.index import FORMAT, Encoder, Passages, open_vectors, read_manifest, sizes
 from jaxsearch.tools.sparse import indexed
 
 ENCODED = 2**12  # passages that are encoded at a time
 SAMPLE = 2048    # passages by which `estimate` judges all
-UNFIT = 'of another corpus or with other settings; delete it or name another folder'
 Report = Callable[[str, int], None]  # called with (stage, passages done)
 
 
@@ -59,7 +60,16 @@ def build(corpus: str | os.PathLike, out: str | os.PathLike, kind: str, *, encod
   out.mkdir(parents=True, exist_ok=True)
   try:
     with filelock.FileLock(out / 'lock', timeout=0), naming(out):
-      manifest = _built(out, settings) or _build(corpus, out, settings, encoder, report)
+      manifest = _started(out, settings)
+      if 'passages' not in manifest:
+        write_whole(out / 'progress.json', json.dumps(manifest))
+        manifest |= _scan(corpus, out, kind, report)
+        write_whole(out / 'progress.json', json.dumps(manifest))
+      if 'files' not in manifest:
+        if kind != 'bm25':
+          _encode(out, encoder, precision, report)
+        _write_manifest(out, manifest)
+        (out / 'progress.json').unlink()
       if approximate and 'approximate' not in manifest:
         from jaxsearch.tools import approximate as lists
         manifest['approximate'] = lists.build(out, open_vectors(out, settings['dense']), precision, report)
@@ -69,112 +79,84 @@ def build(corpus: str | os.PathLike, out: str | os.PathLike, kind: str, *, encod
     raise DataError(f'{out}: another process is building an index here') from error
 
 
-def _built(out: pathlib.Path, settings: dict) -> dict | None:
-  """Returns the manifest of an index that is whole. Raises DataError for one with other settings."""
-  if not (out / 'manifest.json').exists():
-    return None
-  manifest = read_manifest(out)
-  if any(manifest.get(name) != value for name, value in settings.items()):
-    raise DataError(f'{out}: holds an index {UNFIT}')
-  return manifest
+def _started(out: pathlib.Path, settings: dict) -> dict:
+  """Returns the manifest of a folder as far as it is built: with 'passages' once it is scanned, with 'files'
+  once it is whole.
 
-
-def _build(corpus, out: pathlib.Path, settings: dict, encoder: Encoder | None, report: Report) -> dict:
-  state = _resumed(out, settings)
-
-  def save(**changes) -> None:
-    state.update(changes)
-    write_whole(out / 'progress.json', json.dumps(state))
-
-  save()  # from now on the folder says that it is half-built
-  if state['stage'] == 'scan':
-    _scan(corpus, out, state, save, report)
-    _check_ids(corpus, out)
-    save(stage='sparse')
-  if state['stage'] == 'sparse':
-    report('sparse', 0)
-    if settings['kind'] != 'dense':
-      sparse.merge(out)
-    save(stage='dense')
-    sparse.delete_blocks(out)
-  if encoder and settings['kind'] != 'bm25':
-    _encode(out, state, encoder, save, report)
-  (out / 'ids.uint64').unlink(missing_ok=True)
-  manifest = settings | {name: state[name] for name in ('passages', 'corpus_hash')}
-  _write_manifest(out, manifest)
-  (out / 'progress.json').unlink()
-  return manifest
-
-
-def _resumed(out: pathlib.Path, settings: dict) -> dict:
-  """Returns how far the build in a folder is.
-
-  Raises DataError for one with other settings that has cost more than reading the corpus.
+  Raises DataError for another index that is at least scanned, or anything else in the folder.
   """
-  start = {'settings': settings, 'stage': 'scan', 'corpus_hash': ''}
-  start |= dict.fromkeys(('passages', 'lines', 'bytes', 'encoded'), 0)
-  try:
-    state = json.loads((out / 'progress.json').read_text())
-  except FileNotFoundError:
-    if others := sorted(file.name for file in out.iterdir() if file.name != 'lock'):
-      message = f'{out}: holds {others[0]!r} and is no index; name an empty folder or a new one'
-      raise DataError(message) from None
-    return start
-  if state['settings'] == settings:
-    return state
-  if state['encoded']:
-    raise DataError(f'{out}: holds a half-built index {UNFIT}')
-  sparse.delete_blocks(out)
-  return start
+  if (out / 'manifest.json').exists():
+    started = read_manifest(out)
+  elif (out / 'progress.json').exists():
+    started = json.loads((out / 'progress.json').read_text())
+  elif others := sorted(file.name for file in out.iterdir() if file.name != 'lock'):
+    raise DataError(f'{out}: holds {others[0]!r} and is no index; name an empty folder or a new one')
+  else:
+    return settings
+  if all(started.get(name) == value for name, value in settings.items()):
+    return started
+  if 'passages' not in started:
+    return settings
+  kind = 'an' if 'files' in started else 'a half-built'
+  raise DataError(f'{out}: holds {kind} index of another corpus or with other settings; delete it or name '
+                  'another folder')
 
 
-def _scan(corpus, out: pathlib.Path, state: dict, save: Callable, report: Report) -> None:
-  """Reads the rest of the corpus; after every block the files and `state` agree."""
-  stream = stream_corpus(corpus, state['lines'])
-  while block := list(itertools.islice(stream, sparse.BLOCK)):
-    report('scan', state['passages'])
-    documents = [document for _, document in block]
-    fields = ([one.id, one.title, one.text] for one in documents)
-    lines = [json.dumps(own, ensure_ascii=False).encode() + b'\n' for own in fields]
-    ends = state['bytes'] + np.cumsum([len(line) for line in lines], dtype=np.int64)
-    ids = np.array([sparse.hashed(document.id) for document in documents], np.uint64)
-    for name, before, content in (('passages.jsonl', state['bytes'], b''.join(lines)),
-                                  ('ends.int64', 8 * state['passages'], ends.tobytes()),
-                                  ('ids.uint64', 8 * state['passages'], ids.tobytes())):
-      with appended(out / name, before) as file:
-        file.write(content)
-    if state['settings']['kind'] != 'dense':
-      number = state['passages'] // sparse.BLOCK
-      sparse.write_block(out, number, state['passages'], list(map(indexed, documents)))
-    # A chain, since a hash that is half-way cannot be saved.
-    chained = hashlib.sha256(state['corpus_hash'].encode() + b''.join(lines)).hexdigest()
-    save(passages=state['passages'] + len(block), bytes=int(ends[-1]), corpus_hash=chained,
-         lines=int(block[-1][0].rpartition(':')[2]))
-  if not state['passages']:
+def _scan(corpus, out: pathlib.Path, kind: str, report: Report) -> dict:
+  """Writes passages and postings; returns how many passages there are, and the hash of all.
+
+  Raises DataError for an id that stands twice.
+  """
+  sparse.delete_blocks(out)  # of a build that was killed
+  stream, corpus_hash, ids, end = stream_corpus(corpus), hashlib.sha256(), [], 0
+  with (open(out / 'passages.jsonl', 'wb', opener=no_link) as passages,
+        open(out / 'ends.int64', 'wb', opener=no_link) as ends):
+    for number in itertools.count():
+      documents = [document for _, document in itertools.islice(stream, sparse.BLOCK)]
+      if not documents:
+        break
+      first = number * sparse.BLOCK
+      report('scan', first)
+      fields = ([document.id, document.title, document.text] for document in documents)
+      lines = [json.dumps(values, ensure_ascii=False).encode() + b'\n' for values in fields]
+      ends.write((end + np.cumsum([len(line) for line in lines], dtype=np.int64)).tobytes())
+      content = b''.join(lines)
+      passages.write(content)
+      corpus_hash.update(content)
+      end += len(content)
+      ids.append(np.array([sparse.hashed(document.id) for document in documents], np.uint64))
+      if kind != 'dense':
+        sparse.write_block(out, number, first, list(map(indexed, documents)))
+  if not ids:
     raise DataError(f'{corpus}: no documents in it')
+  ids = np.sort(np.concatenate(ids))
+  if len(twice := ids[1:][ids[1:] == ids[:-1]]):
+    _name_twin(corpus, set(twice.tolist()))
+  if kind != 'dense':
+    report('sparse', 0)
+    sparse.merge(out)
+  return {'passages': len(ids), 'corpus_hash': corpus_hash.hexdigest()}
 
 
-def _check_ids(corpus, out: pathlib.Path) -> None:
-  """Raises DataError for an id that stands twice in the corpus."""
-  ids = np.sort(sparse.mapped(out / 'ids.uint64'))
-  if twice := set(ids[1:][ids[1:] == ids[:-1]].tolist()):
-    places = {}
-    for place, document in stream_corpus(corpus):
-      if sparse.hashed(document.id) in twice and document.id in places:
+def _name_twin(corpus, hashes: set[int]) -> None:
+  """Raises DataError for the first id of these hashes that stands twice."""
+  places = {}
+  for place, document in stream_corpus(corpus):
+    if sparse.hashed(document.id) in hashes:
+      if document.id in places:
         raise DataError(f'{place}: id {document.id!r} was already used at {places[document.id]}')
-      places |= {document.id: place} if sparse.hashed(document.id) in twice else {}
+      places[document.id] = place
 
 
-def _encode(out: pathlib.Path, state: dict, encoder: Encoder, save: Callable, report: Report) -> None:
-  """Encodes the rest of the passages."""
+def _encode(out: pathlib.Path, encoder: Encoder, precision: str, report: Report) -> None:
+  """Encodes the passages that have no vectors yet, in whole blocks."""
   from jaxsearch.tools.dense import write_vectors
-  passages = Passages(out)
-  for first in range(state['encoded'], len(passages), ENCODED):
+  passages, scales = Passages(out), out / 'scales.float32'
+  blocks = scales.stat().st_size // 4 // ENCODED if scales.exists() else 0
+  for first in range(blocks * ENCODED, len(passages), ENCODED):
     report('dense', first)
     documents = passages.read(range(first, min(first + ENCODED, len(passages))))
-    vectors = encoder.passages(list(map(indexed, documents)))
-    write_vectors(out, first, vectors, state['settings']['dense']['precision'])
-    save(encoded=first + len(documents))
+    write_vectors(out, first, encoder.passages(list(map(indexed, documents))), precision)
 
 
 def _write_manifest(out: pathlib.Path, manifest: dict) -> None:
@@ -201,8 +183,8 @@ def estimate(corpus: str | os.PathLike, kind: str, encoder: Encoder | None = Non
   if kind != 'dense':
     with tempfile.TemporaryDirectory() as folder:
       sparse.write_block(pathlib.Path(folder), 0, 0, texts)
-      found = np.load(pathlib.Path(folder) / 'block-000000.npy')
-    postings, word_bytes = len(found) * scale, 34 * len(np.unique(found['word'])) * scale**0.6  # Heaps' law
+      block = np.load(pathlib.Path(folder) / 'block-000000.npy')
+    postings, word_bytes = len(block) * scale, 34 * len(np.unique(block['word'])) * scale**0.6  # Heaps' law
   seconds, each = (time.perf_counter() - start) * scale * 1.3, 0
   if kind != 'bm25':
     some = texts[::max(1, len(texts) // 128)]
@@ -220,7 +202,7 @@ def estimate(corpus: str | os.PathLike, kind: str, encoder: Encoder | None = Non
   building = max(20 * postings, 6 * postings + 2 * lists['bytes'])
   return {'passages': total,
           'bytes_on_disk': round(stored + 6 * postings + word_bytes + total * each + lists['bytes']),
-          'bytes_on_disk_while_building': round(stored + building + total * (each + 8)),
+          'bytes_on_disk_while_building': round(stored + building + total * each),
           'bytes_in_memory': round(memory), 'bytes_cached': round(6 * postings + lists['bytes']),
           'bytes_on_devices': 0 if approximate else round(total * each),
           'seconds': round(seconds + lists['seconds'], 1)}

@@ -9,6 +9,7 @@ still in question (MaxScore, Turtle and Flood 1995).
 """
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import math
@@ -44,6 +45,7 @@ def words(text: str) -> list[str]:
   return re.findall(r'\w+', text)
 
 
+@functools.lru_cache(2**17)
 def hashed(word: str) -> int:
   return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), 'little')
 
@@ -52,24 +54,21 @@ def write_block(folder: pathlib.Path, number: int, first: int, texts: Sequence[s
   """Writes the postings of passages from `first` on, sorted by word, then passage, and their lengths."""
   documents = [words(text) for text in texts]
   lengths = np.array([len(document) for document in documents], np.uint32)
-  distinct = dict.fromkeys(itertools.chain.from_iterable(documents))
-  vocabulary = {word: number for number, word in enumerate(distinct)}
-  hashes = np.fromiter(map(hashed, vocabulary), np.uint64, len(vocabulary))
-  order = np.argsort(hashes)
-  rank = np.empty_like(order)
-  rank[order] = np.arange(len(order))
-  occurring = map(vocabulary.__getitem__, itertools.chain.from_iterable(documents))
-  ranks = rank[np.fromiter(occurring, np.int64, int(lengths.sum()))]
-  keys, counts = np.unique(ranks * len(texts) + np.repeat(np.arange(len(texts)), lengths), return_counts=True)
-  postings = np.empty(len(keys), POSTING)
-  postings['word'], postings['passage'] = hashes[order][keys // len(texts)], first + keys % len(texts)
-  postings['count'] = np.minimum(counts, 2**16 - 1)
+  occurring = np.fromiter(map(hashed, itertools.chain.from_iterable(documents)), np.uint64, lengths.sum())
+  passages, order = np.repeat(np.arange(first, first + len(texts)), lengths), np.argsort(occurring, kind='stable')
+  occurring, passages = occurring[order], passages[order]
+  begins = np.ones(len(order), bool)
+  begins[1:] = (occurring[1:] != occurring[:-1]) | (passages[1:] != passages[:-1])
+  starts = np.flatnonzero(begins)
+  postings = np.empty(len(starts), POSTING)
+  postings['word'], postings['passage'] = occurring[starts], passages[starts]
+  postings['count'] = np.minimum(np.diff(starts, append=len(order)), 2**16 - 1)
   np.save(folder / f'block-{number:06}.npy', postings)
   np.save(folder / f'lengths-{number:06}.npy', lengths)
 
 
 def merge(folder: pathlib.Path) -> None:
-  """Turns all blocks in `folder` into the files that `Sparse` reads. It may be repeated after a kill."""
+  """Turns all blocks in `folder` into the files that `Sparse` reads, and deletes them."""
   blocks = [np.load(block, mmap_mode='r') for block in sorted(folder.glob('block-*.npy'))]
   ranges = -(-max(sum(map(len, blocks)), 1) // MERGED)
   # Hashes are uniform.
@@ -81,13 +80,14 @@ def merge(folder: pathlib.Path) -> None:
       parts = [block[cut[number]:cut[number + 1]] for block, cut in zip(blocks, cuts)]
       postings = np.concatenate([np.empty(0, POSTING), *parts])
       postings = postings[np.argsort(postings['word'], kind='stable')]  # passages stay in order
-      found, starts, sizes = np.unique(postings['word'], return_index=True, return_counts=True)
+      distinct, starts, sizes = np.unique(postings['word'], return_index=True, return_counts=True)
       most = np.maximum.reduceat(postings['count'], starts) if len(starts) else np.empty(0, np.uint16)
-      values = found, sizes.astype(np.uint64), most, postings['passage'], postings['count']
+      values = distinct, sizes.astype(np.uint64), most, postings['passage'], postings['count']
       for file, part in zip(files, values):
         file.write(part.tobytes())
   lengths = [np.load(part).tobytes() for part in sorted(folder.glob('lengths-*.npy'))]
   (folder / 'lengths.uint32').write_bytes(b''.join(lengths))
+  delete_blocks(folder)
 
 
 def delete_blocks(folder: pathlib.Path) -> None:
@@ -105,12 +105,37 @@ class Sparse:
   """Ranks passages by BM25 over the files of `merge`; `search` may be called from several threads."""
 
   def __init__(self, folder: pathlib.Path):
-    found, sizes, most, self._passages, self._counts = (mapped(folder / name) for name in FILES)
-    self._words, self._sizes, self._most = np.array(found), np.array(sizes, np.int64), np.array(most)
+    distinct, sizes, most, self._passages, self._counts = (mapped(folder / name) for name in FILES)
+    self._words, self._sizes, self._most = np.array(distinct), np.array(sizes, np.int64), np.array(most)
     self._starts = np.concatenate([[0], np.cumsum(self._sizes)])
     lengths = np.array(mapped(folder / 'lengths.uint32'), np.float64)
     self._norms = K1 * (1 - B + B * lengths / lengths.mean())  # [N]: see tools/bm25.py
     self._least_norm, self.size = self._norms.min(), len(lengths)
+
+  def search(self, query: str, topk: int) -> Ranking:
+    """Returns the best `topk` passages with a word of the query, ties by number; scores are float64."""
+    # Those first that may add most to a score.
+    known = sorted(filter(None, map(self._look_up, dict.fromkeys(words(query)))), reverse=True)
+    # What the words from i on may add.
+    rest = list(itertools.accumulate([most for most, *_ in reversed(known)], initial=0.0))[::-1]
+    scores, met, least, i = np.zeros(self.size), [np.empty(0, np.uint32)], 0.0, 0
+    while i < len(known) and rest[i] >= least:  # passages without the words so far may be among the best
+      passages, counts = self._postings(known[i])
+      scores[passages] += self._added(known[i], passages, counts)
+      met.append(passages)
+      least = self._least_of(scores[passages], topk, least)
+      i += 1
+    candidates = np.unique(np.concatenate([passages[scores[passages] >= least - rest[i]] for passages in met]))
+    for j in range(i, len(known)):  # common words, looked up for the candidates alone
+      passages, counts = self._postings(known[j])
+      at = np.minimum(np.searchsorted(passages, candidates), len(passages) - 1)
+      has = passages[at] == candidates
+      scores[candidates[has]] += self._added(known[j], candidates[has], counts[at[has]])
+      least = self._least_of(scores[candidates], topk, least)
+      candidates = candidates[scores[candidates] >= least - rest[j + 1]]
+    totals = np.round(scores[candidates], 9)  # sums that are equal on paper are equal here
+    best = np.argsort(-totals, kind='stable')[:topk]
+    return candidates[best].astype(np.int64), totals[best]
 
   def _look_up(self, word: str) -> tuple[float, int, float] | None:
     """Returns (what it may add to a score at most, its number, its weight) of a word.
@@ -125,44 +150,12 @@ class Sparse:
     weight = math.log1p((self.size - holders + 0.5) / (holders + 0.5)) * (K1 + 1)
     return weight * most / (most + self._least_norm), number, weight
 
-  def _added(self, weight: float, passages: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    return weight * counts / (counts + self._norms[passages])
+  def _added(self, word: tuple[float, int, float], passages: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    return word[2] * counts / (counts + self._norms[passages])
 
-  def search(self, query: str, topk: int) -> Ranking:
-    """Returns the best `topk` passages with a word of the query, ties by number; scores are float64."""
-    found = sorted(filter(None, map(self._look_up, dict.fromkeys(words(query)))), reverse=True)
-    # What the words from i on may add to a score.
-    rest = list(itertools.accumulate([most for most, *_ in reversed(found)], initial=0.0))[::-1]
-    scores, met, least, i = np.zeros(self.size), [], 0.0, 0
-    while i < len(found) and rest[i] >= least:  # passages without the words so far may be among the best
-      _, number, weight = found[i]
-      passages, counts = self._postings(number)
-      scores[passages] += self._added(weight, passages, counts)
-      met.append(passages)
-      least = self._least_of(scores[passages], topk, least)
-      i += 1
-    bound, parts = least - rest[i], [(np.empty(0, np.int64), np.empty(0))]
-    for passages in met:
-      passages = passages[scores[passages] >= bound]
-      parts.append((passages, scores[passages]))
-      scores[passages] = -np.inf  # each is taken once
-    candidates, totals = map(np.concatenate, zip(*parts))
-    for j in range(i, len(found)):  # common words, looked up for the candidates alone
-      _, number, weight = found[j]
-      passages, counts = self._postings(number)
-      at = np.minimum(np.searchsorted(passages, candidates.astype(np.uint32)), len(passages) - 1)
-      has = passages[at] == candidates
-      totals[has] += self._added(weight, candidates[has], counts[at[has]])
-      least = self._least_of(totals, topk, least)
-      stays = totals >= least - rest[j + 1]
-      candidates, totals = candidates[stays], totals[stays]
-    totals = np.round(totals, 9)  # sums that are equal on paper are equal here
-    best = np.lexsort((candidates, -totals))[:topk]
-    return candidates[best].astype(np.int64), totals[best]
-
-  def _postings(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+  def _postings(self, word: tuple[float, int, float]) -> tuple[np.ndarray, np.ndarray]:
     """Returns (passages [n], how often each has the word) of a word, mapped."""
-    part = slice(self._starts[number], self._starts[number + 1])
+    part = slice(self._starts[word[1]], self._starts[word[1] + 1])
     return self._passages[part], self._counts[part]
 
   @staticmethod

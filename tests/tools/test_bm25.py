@@ -109,15 +109,6 @@ def test_a_repeated_word_counts_once():
   assert backend.search(['capital Berlin'], 4) == backend.search(['capital berlin capital CAPITAL'], 4)
 
 
-def test_answers_from_the_cache_cannot_be_spoilt():
-  backend = BM25(PASSAGES)
-  first = backend.search(['capital'], 2)[0]
-  kept = list(first)
-  first.clear()
-  assert backend.search(['capital'], 2)[0] == kept
-  assert len(backend.search(['capital'], 1)[0]) == 1
-
-
 def test_bad_arguments_are_named():
   backend = BM25(PASSAGES)
   with pytest.raises(ValueError, match='topk=0'):

@@ -1,12 +1,9 @@
 """Exact nearest vectors against NumPy, on one and on eight simulated devices."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import jax
 import numpy as np
 import pytest
 
-from jaxsearch.parallel.mesh import issuing
 from jaxsearch.tools import dense
 
 
@@ -17,9 +14,9 @@ def unit(rng, *shape):
 
 @pytest.fixture
 def vectors():
-  found = unit(np.random.default_rng(0), 1000, 24)
-  found[3] = found[700] = found[999]  # ties over devices and chunks
-  return found
+  vectors = unit(np.random.default_rng(0), 1000, 24)
+  vectors[3] = vectors[700] = vectors[999]  # ties over devices and chunks
+  return vectors
 
 
 @pytest.mark.parametrize('precision', dense.PRECISIONS)
@@ -43,18 +40,6 @@ def test_fewer_passages_than_asked_for(tmp_path, vectors):
   dense.write_vectors(tmp_path, 0, vectors[:5], 'float16')
   numbers, scores = dense.Dense(dense.Vectors(tmp_path, 24, 'float16')).search(vectors[:2], 50)
   assert numbers.shape == (2, 5) and np.isfinite(scores).all() and sorted(numbers[0]) == list(range(5))
-
-
-def test_a_search_waits_for_the_thread_that_hands_programs_to_the_devices(tmp_path, vectors):
-  """Or one device would begin with the search, another with the update, and each wait for the other."""
-  dense.write_vectors(tmp_path, 0, vectors, 'float16')
-  engine = dense.Dense(dense.Vectors(tmp_path, 24, 'float16'))
-  with ThreadPoolExecutor(1) as pool:
-    with issuing():
-      search = pool.submit(engine.search, vectors[5:6], 1)
-      with pytest.raises(TimeoutError):
-        search.result(timeout=1)
-    assert search.result()[0] == [[5]]
 
 
 def test_int8_keeps_nearly_all_neighbours():

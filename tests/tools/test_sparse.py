@@ -12,7 +12,6 @@ def built(folder, passages, block):
   for number, first in enumerate(range(0, len(passages), block)):
     sparse.write_block(folder, number, first, [sparse.indexed(one) for one in passages[first:first + block]])
   sparse.merge(folder)
-  sparse.delete_blocks(folder)
   return folder
 
 
@@ -34,8 +33,9 @@ def test_common_words_are_looked_up_for_the_candidates_alone(tmp_path, monkeypat
   """Else a query with 'the' would read the postings of 'the', in a large corpus all passages."""
   passages, _, _ = random_corpus(300)
   ours, read = sparse.Sparse(built(tmp_path, passages, 100)), []
-  monkeypatch.setattr(ours, '_added', lambda weight, passages, counts, added=ours._added: (
-    read.append(len(passages)) or added(weight, passages, counts)))
+  added = ours._added
+  monkeypatch.setattr(ours, '_added', lambda word, passages, counts: (
+    read.append(len(passages)) or added(word, passages, counts)))
   assert len(ours.search('w250 w0', 1)[0]) == 1 and max(read) < 20
 
 
