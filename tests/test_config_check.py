@@ -9,7 +9,6 @@ import pytest
 
 from configs import base, checks
 from jaxsearch.config_check import SHIPPED, check, fields, from_saved, to_saved, without_secrets
-from jaxsearch.methods import cusearch, slate
 from jaxsearch.tools import BACKENDS, faults
 from jaxsearch.trees.layout import AGGREGATIONS
 
@@ -151,8 +150,6 @@ def test_every_rule_is_about_a_field():
 
 def test_choices_are_those_of_the_code():
   assert checks.FIELDS['*.backend'] == tuple(BACKENDS)
-  assert checks.FIELDS['credit.strategy'] == cusearch.STRATEGIES
-  assert checks.FIELDS['*.rewards'] == slate.REWARDS
   assert checks.FIELDS['*.fault'] == faults.KINDS
   assert set(checks.FIELDS['train.aggregate']) >= set(AGGREGATIONS)
 

@@ -10,6 +10,8 @@ box of evidence that was opened before the first documents forfeits the reader's
 format's; in the authors' code it does so in chains that never search.
 """
 
+from collections.abc import Sequence
+
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, Groups, search_r1
 from jaxsearch.methods.credit import credit_relative, credit_with_critic
@@ -27,21 +29,25 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
   """Grows one chain as Search-R1 does, in R-Search's tags, and asks the reader to answer from the evidence.
 
   Sets tree.metrics['evidence_f1'], the F1 of the reader's answer, 0 unless there is exactly one well-formed
-  box of evidence; and 'evidence_unfounded' to 1 where the policy opened such a box before it saw documents.
+  box of evidence; and 'evidence_unfounded', see `unfounded`.
   """
   yield from search_r1.grow(question, tree, max_turns=max_turns, max_tokens=max_tokens, template=template,
                             chat=chat, tags=grammar.R_SEARCH)
   tree.answer = tree.answer and formats.unwrapped(tree.answer)
   nodes = tree.nodes(Role.POLICY)
   written, found = [node.text for node in nodes], [bool(node.data.get('documents')) for node in nodes]
-  unseen = written[:found.index(True) + 1] if True in found else written  # spans before any documents
-  unfounded = any(f'<{grammar.EVIDENCE}>' in text for text in unseen)
-  tree.metrics.update(evidence_f1=0.0, evidence_unfounded=int(unfounded))
+  tree.metrics.update(evidence_f1=0.0, evidence_unfounded=int(unfounded(written, found)))
   evidence = formats.only_box(written, grammar.EVIDENCE)
   if evidence:
     answer = yield Ask('reader', templates.reader_prompt(question.question, evidence, evidence_template))
     if not isinstance(answer, ToolFailure):  # the sampler counts failures
       tree.metrics['evidence_f1'] = token_f1(answer, question.golden_answers)
+
+
+def unfounded(written: Sequence[str], found: Sequence[bool]) -> bool:
+  """Tells whether a span opened a box of evidence before a search of an earlier one found documents."""
+  unseen = written[:found.index(True) + 1] if True in found else written
+  return any(f'<{grammar.EVIDENCE}>' in text for text in unseen)
 
 
 def reward(tree: Tree, *, evidence_weight: float = 1.0, gamma_evidence: float = 0.2,

@@ -19,8 +19,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from configs import checks
 from jaxsearch.methods import find_method, known_methods
-from jaxsearch.methods.cusearch import STRATEGIES
 from jaxsearch.training import row_files
 from tests.training import child
 
@@ -206,7 +206,7 @@ METHODS = (
   ('cusearch', 'credit.strategy="auto"', 'sizes.adaptive=true'), ('search_r1_ppo',), ('carl',), ('slate',),
   ('search_r2',), ('r_search_ppo',), ('r_search',), ('search_r1_grpo',), ('step_search',), ('research',), ('r1',),
   ('zerosearch',), ('cusearch', 'credit.drop_alike=true'),
-  *(('cusearch', f'credit.strategy="{strategy}"') for strategy in STRATEGIES),
+  *(('cusearch', f'credit.strategy="{strategy}"') for strategy in checks.FIELDS['credit.strategy']),
 )
 
 
