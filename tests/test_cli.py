@@ -19,28 +19,6 @@ def test_help_lists_the_commands_without_importing_jax():
   assert printed.splitlines()[-1] == '0 False False'
 
 
-@pytest.mark.parametrize(('arguments', 'message'), [
-  (['trian'], "no command 'trian'; did you mean 'train'?"),
-  (['zzz'], "no command 'zzz'; there are eval, bench"),
-  (['train', '--config.stepz=3'], "no field 'stepz'"),
-  (['train', '--config.steps=0', '--config.search.topk=0'], 'search.topk=0 must be >= 1; steps=0 must be >= 1'),
-  (['train', '--config'], 'argument --config: expected one argument'),
-  (['eval', '--check=x'], 'eval has no flag --check'),
-  (['train', 'word'], "train does not know what to do with 'word'"),
-  (['ask'], 'ask what?'),
-  (['export'], 'export needs --checkpoint, --out'),
-  (['eval', '--temperature=warm'], '--temperature=warm: a number is needed'),
-  (['eval', '--questions=missing.jsonl'], 'jaxsearch: missing.jsonl: No such file or directory'),
-  (['eval', '--limit=0'], '--limit=0 must be >= 1'),
-  (['eval', '--temperature=nan'], '--temperature=nan must be >= 0'),
-  (['export', '--checkpoint=x', '--out=y', '--dtype=int8'], '--dtype=int8 must be one of float32, bfloat16'),
-])  # fmt: skip
-def test_mistakes_end_in_one_line_and_status_2(arguments, message, capsys):
-  assert cli.main(arguments) == 2
-  error = capsys.readouterr().err
-  assert message in error and error.count('\n') == 1 and error.startswith('jaxsearch: ')
-
-
 @pytest.mark.skipif(sys.platform != 'linux' or any(any(pathlib.Path('/dev').glob(name)) for name in cli.ACCELERATORS),
                     reason='there is an accelerator')
 def test_without_an_accelerator_jax_is_not_to_look_for_one():

@@ -144,8 +144,7 @@ def test_an_exported_folder_is_as_its_run(folder, command, tmp_path):
 @pytest.mark.parametrize('planted', [
   {'backend': 'web', 'url': 'URL'},
   {'backend': 'simulated', 'writer': 'chat', 'url': 'URL', 'writer_model': 'm'},
-  {'backend': 'http', 'url': 'URL'},
-])  # fmt: skip
+])
 def test_a_downloaded_checkpoint_gets_no_keys_and_writes_no_file(planted, folder, command, tmp_path, monkeypatch):
   for key in ('SERPER_API_KEY', 'OPENAI_API_KEY', 'JAXSEARCH_SEARCH_TOKEN'):
     monkeypatch.setenv(key, 'secret')
@@ -179,18 +178,16 @@ def test_what_a_run_began_with_is_named_by_the_user(folder, command, tmp_path):
   assert command(*ask)[0] == 0
 
 
-@pytest.mark.parametrize('size, name', [(4096, 'model.safetensors'), (200_000, 'tokenizer.json')])
-def test_an_export_to_a_full_disk_is_one_line(folder, command, tmp_path, size, name):
-  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+def test_an_export_to_a_full_disk_is_one_line(folder, command, tmp_path):
+  limits, file = resource.getrlimit(resource.RLIMIT_FSIZE), tmp_path / 'out/model.safetensors'
   export = ['export', '--checkpoint', folder / 'run', '--dtype=bfloat16', '--out', tmp_path / 'out']
-  resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))  # bytes a file: a larger one is refused by the system
+  resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # bytes a file: the system refuses a larger one
   try:
     status, _, errors = command(*export)
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-  assert status == 2 and errors.count('\n') == 1 and str(tmp_path / 'out' / name) in errors and 'File too large' in errors
-  assert not (tmp_path / 'out' / name).exists()
-  assert command(*export)[0] == 0 and command('eval', '--checkpoint', tmp_path / 'out', *files(folder), '--limit=1')[0] == 0
+  assert status == 2 and errors.count('\n') == 1 and str(file) in errors and 'File too large' in errors
+  assert not file.exists() and command(*export)[0] == 0 and file.exists()
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_with_one_line(folder, command, tmp_path):
@@ -199,19 +196,12 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_one_line(folder, comman
   shutil.copytree(run / 'checkpoints/1', run / 'checkpoints/2')
   for path in filter(pathlib.Path.is_file, (run / 'checkpoints/2').rglob('*')):
     path.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
-  (tmp_path / 'tiers.jsonl').write_text(''.join(f'{{"id": "{i}", "tier": {i % 2 + 1}}}\n' for i in range(len(child.WORDS))))
-  for name, *arguments in (['eval', '--limit=1', *files(folder)], ['eval', f'--tiers={tmp_path / "tiers.jsonl"}', *files(folder)],
-                           ['ask', 'Who?', files(folder)[1]],
-                           ['export', '--out', tmp_path / 'out']):
+  tiers = tmp_path / 'tiers.jsonl'
+  tiers.write_text(''.join(f'{{"id": "{i}", "tier": {i % 2 + 1}}}\n' for i in range(len(child.WORDS))))
+  for name, *arguments in (['eval', f'--tiers={tiers}', *files(folder)], ['export', '--out', tmp_path / 'out']):
     status, _, errors = command(name, *arguments, '--checkpoint', run)
     warnings = [line for line in errors.splitlines() if 'cannot be read' in line]
     assert status == 0 and len(warnings) == 1 and warnings[0].endswith('using that of step 1'), errors
-
-
-def test_a_broken_note_of_an_export_is_named(folder, command, tmp_path):
-  (tmp_path / 'jaxsearch.json').write_text('{"step": 1}')
-  status, _, errors = command('eval', '--checkpoint', tmp_path)
-  assert status == 2 and errors == f'jaxsearch: {tmp_path}/jaxsearch.json: no config in it\n'
 
 
 def test_a_foreign_folder_takes_the_given_config(folder, command, tmp_path):
@@ -227,28 +217,6 @@ def test_no_secret_of_a_url_is_written(folder, command, tmp_path):
   assert command('eval', '--checkpoint', folder / 'run', *search)[0] == 0
   assert 'http://***@127.0.0.1:9/?api_key=***&topic=all' in (tmp_path / 'r.json').read_text()
   assert not [file for file in tmp_path.rglob('*') if b'p4ss' in file.read_bytes() or b'k3y' in file.read_bytes()]
-
-
-# Flags without effect.
-
-
-@pytest.mark.parametrize(('arguments', 'message'), [
-  (['eval', '--corpus=c.jsonl', *DEAD], "--corpus means nothing with config.search.backend='http'"),
-  (['ask', 'Who?', '--corpus=c.jsonl', *DEAD], 'set --config.search.backend=bm25'),
-  (['serve', '--corpus=c.jsonl', '--config.search.backend=web'], "--corpus means nothing with config.search.backend='web'"),
-  (['sample', '--out=x', '--corpus=c.jsonl', '--config.search.backend=simulated', '--config.search.writer=chat'],
-   "--corpus means nothing with config.search.backend='simulated'"),
-  (['eval', '--tool-url=http://a'], '--tool-url means nothing without --as-tool'),
-  (['eval', '--as-tool', '--tool-url=http://a', '--checkpoint=x'], '--checkpoint means nothing with --tool-url'),
-  (['eval', '--as-tool', '--tool-url=http://a', '--temperature=0'], '--temperature means nothing with --tool-url'),
-  (['eval', '--as-tool', '--reader-model=m'], '--reader-model means nothing without --reader-url'),
-  (['serve', '--checkpoint=x'], '--checkpoint means nothing without --as-tool'),
-  (['sample', '--out=x', '--n=2', '--keep=3'], '--keep=3 means nothing with --n=2'),
-  (['tiers', '--out=x', '--mixed=./x'], '--mixed and --out are the same file'),
-])  # fmt: skip
-def test_a_flag_without_effect_is_an_error(arguments, message, command):
-  status, _, errors = command(*arguments)
-  assert status == 2 and message in errors and errors.count('\n') == 1
 
 
 # Stopping and resuming.
@@ -420,12 +388,9 @@ def ran_out(*_, **__):
 
 
 @pytest.mark.parametrize('arguments', [
-  ['eval', '--questions=world:test', '--limit=1'], ['ask', 'Who?'], ['serve', '--as-tool', '--port=0'],
-  ['train', '--config.train.row_length=1000000000', '--config.train.micro_rows=8', '--config.out=OUT'],
-  ['critic-warmup', '--config.train.row_length=1000000000', '--config.train.micro_rows=8', '--config.out=OUT']])
+  ['eval', '--questions=world:test', '--limit=1'],
+  ['train', '--config.train.row_length=1000000000', '--config.train.micro_rows=8', '--config.out=OUT']])
 def test_a_cache_that_does_not_fit_is_one_line(arguments, command, tmp_path):
-  if arguments[0] == 'serve':
-    pytest.importorskip('jaxsearch.tools.http_server')
   status, _, errors = command(*(one.replace('OUT', str(tmp_path)) for one in arguments), HUGE)
   assert status == 1 and errors.count('\n') == 1
   where = 'opening the sampler', 'sampling'  # devices may allocate later than asked to
@@ -436,19 +401,18 @@ def test_a_cache_that_does_not_fit_is_one_line(arguments, command, tmp_path):
 
 def test_sft_that_does_not_fit_is_one_line(folder, command, monkeypatch, tmp_path):
   monkeypatch.setattr('jaxsearch.training.batch.place', ran_out)
-  status, _, errors = command('sft', f'--config.sft.demonstrations={folder}/demonstrations.jsonl', f'--config.out={tmp_path}/run',
-                              '--config.train.micro_rows=8', '--config.progress=False', f'--config.model={folder}/model')
+  status, _, errors = command(
+    'sft', f'--config.sft.demonstrations={folder}/demonstrations.jsonl', f'--config.out={tmp_path}/run',
+    '--config.train.micro_rows=8', '--config.progress=False', f'--config.model={folder}/model')
   assert status == 1 and errors.count('\n') == 1
-  assert 'while updating the policy (17179869184 bytes asked for): lower train.micro_rows, train.chunk or train.row_len' in errors
+  assert 'while updating the policy (17179869184 bytes asked for): lower train.micro_rows, train.chunk' in errors
 
 
-@pytest.mark.parametrize(('place', 'message'), [
-  ('jaxsearch.training.checkpoint.check_finite', 'out of memory: lower sampler.slots'),  # a place that no context names
-  ('jaxsearch.models.hub.save', 'out of memory while writing the weights (17179869184 bytes asked for): set --dtype bfloat16')])
-def test_export_that_does_not_fit_is_one_line(place, message, folder, command, monkeypatch, tmp_path):
-  monkeypatch.setattr(place, ran_out)
+def test_export_that_does_not_fit_is_one_line(folder, command, monkeypatch, tmp_path):
+  monkeypatch.setattr('jaxsearch.models.hub.save', ran_out)
   status, _, errors = command('export', '--checkpoint', folder / 'run', '--out', tmp_path / 'policy')
-  assert status == 1 and errors.count('\n') == 1 and message.partition(':')[0] in errors
+  assert status == 1 and errors == ('jaxsearch: out of memory while writing the weights (17179869184 bytes asked '
+                                    'for): set --dtype bfloat16\n')
 
 
 def test_an_evaluation_out_of_memory_resumes_with_fewer_slots(folder, whole, command, after, monkeypatch, tmp_path):

