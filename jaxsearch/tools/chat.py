@@ -36,6 +36,8 @@ class Chat(JsonClient):
 
   def __init__(self, url: str, model: str, *, temperature: float = 0.0, max_tokens: int = 512,
                concurrency: int = 8, cache: str | os.PathLike | None = None, **options):
+    if not model:
+      raise ValueError('a chat needs the name of a model')
     key, address = secret_from_env(KEY), parse_url(url)
     super().__init__([address.copy_with(path=address.path.rstrip('/') + '/chat/completions')], token=key,
                      **{'timeout': 60.0, 'attempts': 5, 'backoff': 0.5} | options)
