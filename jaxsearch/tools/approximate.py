@@ -1,32 +1,26 @@
-"""Approximate nearest vectors with FAISS: inverted lists on disk, built in bounded memory.
+"""Approximate nearest vectors with FAISS: inverted lists in a file of FAISS, searched from disk.
 
 k-means parts the vectors into lists. A search looks into the `probes` lists whose centres are nearest to the
 query; the others are not read. Not a graph (HNSW): it answers more queries a second, but has to be in memory
-as a whole while it is built. Needs the extra `retrieval`.
+as a whole. Needs the extra `retrieval`.
 """
 
-import errno
-import os
 import pathlib
-import shutil
 import time
 from collections.abc import Callable
 
 import numpy as np
 
-from jaxsearch.files import write_whole
 from jaxsearch.tools.dense import Vectors
 
 try:
   import faiss
   from faiss.contrib.exhaustive_search import knn_ground_truth
-  from faiss.contrib.ondisk import merge_ondisk
 except ImportError as error:
   message = "approximate search needs the package faiss-cpu: pip install 'jaxsearch[retrieval]'"
   raise ImportError(message) from error
 
 BLOCK = 2**12        # vectors read at a time
-SHARD = 2**18        # vectors encoded at a time
 MOST_LISTS = 2**14
 TRAINED_ON = 40      # vectors of a list, by which k-means finds its centre; FAISS wants 39 or more
 SAMPLE = 512         # passages by which recall is measured
@@ -54,23 +48,30 @@ def cost(size: int, width: int, precision: str) -> dict[str, float]:
 
 
 def build(folder: pathlib.Path, vectors: Vectors, precision: str, report: Report) -> dict:
-  """Writes lists.faiss and lists.ivfdata into `folder`, or what is missing of them after a kill.
+  """Writes lists.faiss into `folder`; takes as much memory as the lists have.
 
   Returns:
     {'lists', 'probes', 'recall3', 'sample'}: recall3 is the share of the three nearest by exact search that
     are found, with a sample of the vectors as queries (each without itself). `probes` is the least power of
     two at which it is RECALL, or does not grow any more, or all lists.
 
-  Raises OSError if the disk is full.
+  Raises OSError if the lists cannot be written.
   """
-  if not (folder / 'lists.faiss').exists():
-    _write_lists(folder, vectors, precision, report)
-  for leftover in [*folder.glob('shard-*.faiss'), folder / 'trained.faiss']:
-    leftover.unlink(missing_ok=True)
+  size = len(vectors)
+  report('centres of lists', 0)
+  index = _trained(vectors, precision)
+  for first in range(0, size, BLOCK):
+    report('lists', first)
+    index.add(vectors[first:first + BLOCK])
+  try:
+    faiss.write_index(index, str(folder / 'lists.part'))
+  except RuntimeError as error:
+    raise OSError(str(error)) from error
+  (folder / 'lists.part').replace(folder / 'lists.faiss')
   report('recall', 0)
-  numbers = np.linspace(0, len(vectors) - 1, min(SAMPLE, len(vectors))).astype(np.int64)
+  numbers = np.linspace(0, size - 1, min(SAMPLE, size)).astype(np.int64)
   queries, lists = vectors[numbers], Lists(folder)
-  blocks = (vectors[first:first + BLOCK] for first in range(0, len(vectors), BLOCK))
+  blocks = (vectors[first:first + BLOCK] for first in range(0, size, BLOCK))
   exact = knn_ground_truth(queries, blocks, 4, faiss.METRIC_INNER_PRODUCT, ngpu=0)[1]
 
   def others(rows: np.ndarray) -> list[set[int]]:
@@ -88,28 +89,6 @@ def build(folder: pathlib.Path, vectors: Vectors, precision: str, report: Report
       break
     probes, reached = min(2 * probes, lists.number), more
   return {'lists': lists.number, 'probes': probes, 'recall3': round(reached, 4), 'sample': len(numbers)}
-
-
-def _write_lists(folder: pathlib.Path, vectors: Vectors, precision: str, report: Report) -> None:
-  trained, size = folder / 'trained.faiss', len(vectors)
-  if not trained.exists():
-    report('centres of lists', 0)
-    write_whole(trained, faiss.serialize_index(_trained(vectors, precision)).tobytes())
-  shards = {first: folder / f'shard-{first:010}.faiss' for first in range(0, size, SHARD)}
-  for first, shard in shards.items():
-    if not shard.exists():
-      last = min(first + SHARD, size)
-      report('lists', first)
-      index = faiss.read_index(str(trained))
-      index.add_with_ids(vectors[first:last], np.arange(first, last))
-      write_whole(shard, faiss.serialize_index(index).tobytes())
-  data = folder / 'lists.ivfdata'
-  data.unlink(missing_ok=True)
-  if shutil.disk_usage(folder).free < 1.5 * sum(shard.stat().st_size for shard in shards.values()):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(data))  # FAISS would die of SIGBUS
-  index = faiss.read_index(str(trained))
-  merge_ondisk(index, list(map(str, shards.values())), str(data))
-  write_whole(folder / 'lists.faiss', faiss.serialize_index(index).tobytes())
 
 
 def _trained(vectors: Vectors, precision: str) -> 'faiss.Index':
@@ -135,10 +114,7 @@ class Lists:
   """
 
   def __init__(self, folder: pathlib.Path, probes: int = 1):
-    self._index = faiss.read_index(str(folder / 'lists.faiss'), faiss.IO_FLAG_SKIP_IVF_DATA)
-    lists = faiss.downcast_InvertedLists(self._index.invlists)
-    lists.filename, lists.read_only = str(folder / 'lists.ivfdata'), True  # the folder may have moved
-    lists.do_mmap()
+    self._index = faiss.read_index(str(folder / 'lists.faiss'), faiss.IO_FLAG_MMAP)
     self._probes, self.number = probes, self._index.nlist
 
   def search(self, queries: np.ndarray, topk: int, probes: int = 0) -> tuple[np.ndarray, np.ndarray]:

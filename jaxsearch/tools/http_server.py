@@ -32,10 +32,12 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated
 
 import anyio.to_thread
 import prometheus_client
 import uvicorn
+from pydantic import BaseModel, Field, StrictBool, StrictInt, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -70,27 +72,25 @@ class Limits:
 def search_app(backend: SearchBackend, *, token: str | None = None, limits: Limits = Limits()) -> Starlette:
   """Returns the application around any search back end; with a `token`, requests must bring it."""
   threads = ThreadPoolExecutor(limits.threads)  # a search that is given up keeps its thread until it ends
+  query = Annotated[str, Field(max_length=limits.text_chars)]
 
-  async def retrieve(request: dict) -> dict:
-    queries, return_scores = request.get('queries'), request.get('return_scores', False)
-    topk = 3 if request.get('topk') is None else request['topk']
-    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
-      raise HTTPException(400, "'queries' must be a list of strings")
-    _check_size(queries, 'queries', limits)
-    if isinstance(topk, bool) or not isinstance(topk, int) or not 1 <= topk <= limits.topk:
-      raise HTTPException(400, f"'topk' must be a whole number from 1 to {limits.topk}")
-    if not isinstance(return_scores, bool):
-      raise HTTPException(400, "'return_scores' must be true or false")
+  class Retrieve(BaseModel):
+    queries: Annotated[list[query], Field(max_length=limits.texts)]
+    topk: Annotated[StrictInt, Field(ge=1, le=limits.topk)] | None = 3
+    return_scores: StrictBool = False
+
+  async def retrieve(request: object) -> dict:
+    asked = Retrieve.model_validate(request)
+    search = threads.submit(backend.search, asked.queries, asked.topk or 3)
     try:
-      async with asyncio.timeout(limits.seconds):
-        results = await asyncio.get_running_loop().run_in_executor(threads, backend.search, queries, topk)
+      results = await asyncio.wait_for(asyncio.wrap_future(search), limits.seconds)
     except TimeoutError as error:
       raise HTTPException(503, f'the search took longer than {limits.seconds:g} s', RETRY) from error
-    if len(results) != len(queries):
-      raise ValueError(f'{len(results)} lists of documents for {len(queries)} queries')
+    if len(results) != len(asked.queries):
+      raise ValueError(f'{len(results)} lists of documents for {len(asked.queries)} queries')
     entry = lambda document: {'id': document.id, 'contents': join_contents(document.title, document.text)}
     scored = lambda document: {'document': entry(document), 'score': document.score}
-    return {'result': [list(map(scored if return_scores else entry, documents)) for documents in results]}
+    return {'result': [list(map(scored if asked.return_scores else entry, documents)) for documents in results]}
 
   # Clients keep results under it.
   known = {'corpus': backend.corpus_hash} if hasattr(backend, 'corpus_hash') else {}
@@ -109,42 +109,42 @@ def evidence_app(find: Callable[[list[str]], Sequence[Evidence]], *,
   """
   batched, in_flight = DynamicBatcher(find), 0
   threads = anyio.CapacityLimiter(limits.requests)  # each waits for its batch
+  text = Annotated[str, Field(pattern=r'\S', max_length=limits.text_chars)]
 
-  async def evidence(request: dict) -> object:
+  class Ask(BaseModel):
+    question: text | Annotated[list[text], Field(min_length=1, max_length=limits.texts)]
+
+  async def evidence(request: object) -> object:
     nonlocal in_flight
-    question = request.get('question')
+    question = Ask.model_validate(request).question
     questions = question if isinstance(question, list) else [question]
-    if not questions or not all(isinstance(question, str) and question.strip() for question in questions):
-      raise HTTPException(400, "'question' must be text that is not blank, or a list of such texts")
-    _check_size(questions, 'questions', limits)
     try:
-      for text in questions:
-        check(text)
+      for asked in questions:
+        check(asked)
     except ValueError as error:
       raise HTTPException(413, str(error)) from error
     if in_flight + len(questions) > limits.questions:
       raise HTTPException(429, f'{in_flight} questions are in flight, of {limits.questions} at most', RETRY)
     in_flight += len(questions)
     try:
-      found = await anyio.to_thread.run_sync(batched, questions, limiter=threads)
+      answers = await anyio.to_thread.run_sync(batched, questions, limiter=threads)
     finally:
       in_flight -= len(questions)
-    found = list(map(dataclasses.asdict, found))
-    return found if isinstance(question, list) else found[0]
+    answers = list(map(dataclasses.asdict, answers))
+    return answers if isinstance(question, list) else answers[0]
 
   return make_app('/evidence', evidence, 'search for evidence', token, limits, {'/tool': SCHEMA},
                   lambda: {'questions': in_flight})
 
 
-def make_app(path: str, handle: Callable[[dict], Awaitable[object]], name: str, token: str | None,
+def make_app(path: str, handle: Callable[[object], Awaitable[object]], name: str, token: str | None,
              limits: Limits, pages: Mapping[str, object] = {},
              health: Callable[[], Mapping[str, object]] = dict) -> Starlette:
-  """Returns an application that answers POST requests to `path` with what `handle` makes of their JSON
-  object.
+  """Returns an application that answers POST requests to `path` with what `handle` makes of their JSON.
 
   Args:
-    handle: raises HTTPException to refuse a request; anything else it raises is logged, and answered with
-      500.
+    handle: raises HTTPException or pydantic's ValidationError to refuse a request; anything else it raises is
+      logged, and answered with 500.
     name: of what it does, for that answer.
     pages: JSON for GET requests, by path.
     health: what GET /health says besides the number of requests in flight.
@@ -180,6 +180,10 @@ def make_app(path: str, handle: Callable[[dict], Awaitable[object]], name: str, 
     except HTTPException as error:
       status = error.status_code
       raise
+    except ValidationError as error:
+      first = error.errors(include_url=False, include_input=False)[0]
+      status = 413 if 'too_long' in first['type'] else 400
+      raise HTTPException(status, f'{".".join(map(str, first["loc"])) or "the body"}: {first["msg"]}') from error
     except Exception as error:  # the client gets an answer and the log the cause
       status = 500
       logging.getLogger(__name__).exception('the %s failed', name)
@@ -209,10 +213,7 @@ def make_app(path: str, handle: Callable[[dict], Awaitable[object]], name: str, 
 
 
 def _is_known(host: str, beyond: bool) -> bool:
-  """Tells whether a `Host` is localhost or its address.
-
-  If others are served too (`beyond`), any address or our name.
-  """
+  """Tells whether a `Host` is localhost or its address; `beyond` allows any address, and our name."""
   name = re.sub(r':\d*$', '', host).strip('[]').lower()
   try:
     return ipaddress.ip_address(name).is_loopback or beyond
@@ -220,12 +221,7 @@ def _is_known(host: str, beyond: bool) -> bool:
     return name == 'localhost' or (beyond and name == socket.gethostname().lower())
 
 
-def _check_size(texts: Sequence[str], name: str, limits: Limits) -> None:
-  if len(texts) > limits.texts or any(len(text) > limits.text_chars for text in texts):
-    raise HTTPException(413, f'at most {limits.texts} {name} of {limits.text_chars} characters')
-
-
-async def _read_body(request: Request, limits: Limits) -> dict:
+async def _read_body(request: Request, limits: Limits) -> object:
   body = bytearray()
   try:
     async with asyncio.timeout(limits.body_seconds):
@@ -236,33 +232,24 @@ async def _read_body(request: Request, limits: Limits) -> dict:
   except TimeoutError as error:
     raise HTTPException(408, f'the request took longer than {limits.body_seconds:g} s to arrive') from error
   try:
-    parsed = parse_json(bytes(body))
+    return parse_json(bytes(body))
   except (ValueError, RecursionError) as error:
     raise HTTPException(400, f'bad JSON: {error}') from error
-  if not isinstance(parsed, dict):
-    raise HTTPException(400, 'expected a JSON object')
-  return parsed
 
 
 def bind(host: str, port: int, token: str | None = None) -> socket.socket:
-  """Returns a bound socket that does not listen yet, so that no client waits while a model is loaded. Port 0
-  takes a free one.
+  """Returns a listening socket. Port 0 takes a free one.
 
   Raises ValueError for an address that cannot be had, or that others reach without a `token`; says why.
   """
-  if not 0 <= port < 2**16:  # getaddrinfo would take it modulo 2**16
-    raise ValueError(f'cannot listen on {host}:{port}: a port is a number from 0 to 65535')
-  with contextlib.ExitStack() as stack:
-    try:
-      family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-      if not (token or ipaddress.ip_address(address[0]).is_loopback):
-        raise ValueError(f'--host {host} is reached from other machines: that needs a token (--token)')
-      listener = stack.enter_context(socket.socket(family, kind, protocol))
-      listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-      listener.bind(address)
-    except OSError as error:
-      raise ValueError(f'cannot listen on {host}:{port}: {error.strerror or error}') from error
-    stack.pop_all()
+  try:
+    family = socket.AF_INET6 if ':' in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family)
+  except (OSError, OverflowError) as error:
+    raise ValueError(f'cannot listen on {host}:{port}: {getattr(error, "strerror", None) or error}') from error
+  if not (token or ipaddress.ip_address(listener.getsockname()[0]).is_loopback):
+    listener.close()
+    raise ValueError(f'--host {host} is reached from other machines: that needs a token (--token)')
   return listener
 
 
@@ -271,7 +258,6 @@ def run(app: Starlette, listener: socket.socket, name: str) -> None:
 
   Requests in flight are answered first.
   """
-  listener.listen()
   host, port = listener.getsockname()[:2]
   print(f'{name}: http://{f"[{host}]" if ":" in host else host}:{port}', flush=True)
   with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has stopped
@@ -279,10 +265,7 @@ def run(app: Starlette, listener: socket.socket, name: str) -> None:
 
 
 class Protocol(H11Protocol):
-  """Adds limits that uvicorn's lacks:
-
-  Of connections of one address, and of the time until the next request.
-  """
+  """Limits the connections of one address, and the time until the next request, as uvicorn's does not."""
 
   def connection_made(self, transport: asyncio.Transport) -> None:
     super().connection_made(transport)

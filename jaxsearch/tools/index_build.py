@@ -199,7 +199,7 @@ def estimate(corpus: str | os.PathLike, kind: str, encoder: Encoder | None = Non
     lists = cost(total, encoder.width, precision)
   stored = total * (len(read) / len(texts) + 8)
   memory = 0.5e9 + word_bytes + 8 * total * (postings > 0) + lists['bytes_in_memory']
-  building = max(20 * postings, 6 * postings + 2 * lists['bytes'])
+  building = max(20 * postings, 6 * postings + lists['bytes'])
   return {'passages': total,
           'bytes_on_disk': round(stored + 6 * postings + word_bytes + total * each + lists['bytes']),
           'bytes_on_disk_while_building': round(stored + building + total * each),

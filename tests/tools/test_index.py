@@ -92,7 +92,7 @@ def test_lists_for_approximate_search_are_added_and_searched(corpus, tmp_path):
   manifest = index_build.build(path, out, 'hybrid', encoder=encoder, approximate=True)
   assert encoder.calls == 0
   assert manifest['approximate'] == {'lists': 1, 'probes': 1, 'recall3': 1.0, 'sample': 61}
-  assert expected['bytes_on_devices'] == 0 and expected['bytes_cached'] > manifest['files']['lists.ivfdata']
+  assert expected['bytes_on_devices'] == 0 and expected['bytes_cached'] > manifest['files']['lists.faiss']
   before = content(out)
   for again in (True, False):
     assert index_build.build(path, out, 'hybrid', encoder=encoder, approximate=again) == manifest
@@ -100,9 +100,9 @@ def test_lists_for_approximate_search_are_added_and_searched(corpus, tmp_path):
   for (numbers, scores), (_, judge) in zip(index.Index(out, encoder=StandIn()).rank(queries, 5), exact):
     # Ties may be in another order.
     assert scores[:5] == pytest.approx(judge[:5], abs=2e-2) and len(set(numbers[:5])) == 5
-  (out / 'lists.ivfdata').unlink()  # not cut short: the indexes above still have it mapped
-  (out / 'lists.ivfdata').write_bytes(b'short')
-  with pytest.raises(DataError, match=r'lists\.ivfdata: 5 bytes, but manifest\.json says'):
+  (out / 'lists.faiss').unlink()  # not cut short: the indexes above still have it mapped
+  (out / 'lists.faiss').write_bytes(b'short')
+  with pytest.raises(DataError, match=r'lists\.faiss: 5 bytes, but manifest\.json says'):
     index.Index(out, encoder=StandIn())
 
 
