@@ -11,8 +11,8 @@ Letters: R rows, M positions of a row, D width, V vocabulary; on one device n po
 devices in a group, N = g * c positions of a group's chunk, v entries of the vocabulary.
 """
 
-import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,22 +20,14 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jaxsearch.parallel import mesh as meshes
 
+ROWS, WHOLE = PartitionSpec(('data', 'groups', 'fsdp')), PartitionSpec()
 
-@dataclasses.dataclass(frozen=True)
-class Split:
+
+class Split(NamedTuple):
   """How positions and vocabulary lie on a mesh, its axis `fsdp` cut in groups that share the vocabulary."""
   mesh: AbstractMesh  # with the axes data, groups, fsdp, tensor
-  tensor: str | None  # 'tensor' where it divides the vocabulary
-
-  @property
-  def shares(self) -> tuple[str, ...]:
-    """The axes over which the vocabulary is split, those over `tensor` in larger parts."""
-    return ('fsdp',) if self.tensor is None else ('tensor', 'fsdp')
-
-  @property
-  def table(self) -> PartitionSpec:
-    """How the table [V,D] lies among the parameters, see `parallel.mesh.AXIS_TO_MESH`."""
-    return PartitionSpec(self.tensor, ('groups', 'fsdp'))
+  shares: tuple[str, ...]  # the axes over which the vocabulary is split, those over `tensor` in larger parts
+  table: PartitionSpec  # of the table [V,D] among the parameters, see `parallel.mesh.AXIS_TO_MESH`
 
 
 def best_split(rows: int, positions: int, width: int, vocabulary: int) -> Split | None:
@@ -49,21 +41,22 @@ def best_split(rows: int, positions: int, width: int, vocabulary: int) -> Split 
   fsdp, parts = mesh.shape['fsdp'], meshes.batch_size(mesh)
   if rows % parts or width % fsdp:
     return None
-  tensor = 'tensor' if vocabulary % mesh.shape['tensor'] == 0 else None
-  part = vocabulary // (mesh.shape['tensor'] if tensor else 1)
+  by_tensor = vocabulary % mesh.shape['tensor'] == 0
+  part = vocabulary // (mesh.shape['tensor'] if by_tensor else 1)
   sizes = [g for g in range(1, fsdp + 1) if fsdp % g == 0 and part % g == 0]
   # What a device receives: the states of its group, and (as long as there are several groups) its part of the
   # table.
   group = min(sizes, key=lambda g: g * rows // parts * positions + part // g)
-  return Split(meshes.in_groups(mesh, group), tensor)
+  shares = ('tensor', 'fsdp') if by_tensor else ('fsdp',)
+  table = PartitionSpec('tensor' if by_tensor else None, ('groups', 'fsdp'))
+  return Split(meshes.in_groups(mesh, group), shares, table)
 
 
 def token_logprobs(states, ids, table, *, temperature=1.0, chunk: int, with_entropy: bool):
   """Computes log-probabilities of `ids` under softmax(states @ table.T / temperature), and the entropies.
 
   The products are those of the dtype of `states`, all else is float32. The gradient of a float32 `table` is
-  float32. Nothing is differentiated with respect to the temperature. What no gradient is asked of, the
-  entropies or a frozen table, costs none.
+  float32. Nothing is differentiated with respect to the temperature.
 
   Args:
     states: [R,M,D]; ids: [R,M] int; table: [V,D].
@@ -72,60 +65,26 @@ def token_logprobs(states, ids, table, *, temperature=1.0, chunk: int, with_entr
     ([R,M] float32 log-probabilities, [R,M] float32 entropies or zeros if not `with_entropy`).
   """
   split = best_split(*states.shape, table.shape[0])
-  return _token_logprobs(chunk, with_entropy, split, states, ids, table, temperature)
+  return _token_logprobs(chunk, with_entropy, split, states, ids, table, jnp.float32(temperature))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _token_logprobs(chunk, with_entropy, split, states, ids, table, temperature):
-  return _forward(chunk, with_entropy, split, states, ids, table, temperature)[0]
+def _token_logprobs(*args):
+  return _forward(*args)[0]
 
 
-def _forward_rule(chunk, with_entropy, split, *arrays):
-  states, ids, table, temperature = (array.value for array in arrays)
-  results, own, normaliser = _forward(chunk, with_entropy, split, states, ids, table, temperature)
-  like = jnp.zeros(0, table.dtype) if arrays[2].perturbed else None  # a gradient of the table is asked for
-  return results, (states, ids, own, like, temperature, normaliser, results[1])
-
-
-def _backward_rule(chunk, with_entropy, split, saved, cotangents):
-  states, ids, own, like, temperature, normaliser, entropies = saved
-  by_logprob, by_entropy = cotangents
-  if isinstance(by_logprob, jax.custom_derivatives.SymbolicZero):
-    by_logprob = jnp.zeros(ids.shape)
-  if isinstance(by_entropy, jax.custom_derivatives.SymbolicZero) or not with_entropy:
-    by_entropy = None
-  vectors = ids, normaliser, by_logprob, *(() if by_entropy is None else (entropies, by_entropy))
-  by_states, by_table = _backward(chunk, split, states, vectors, own, like, temperature)
-  return by_states, None, by_table, None
-
-
-_token_logprobs.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
-
-
-def _on_devices(split: Split | None, inputs: tuple, outputs: tuple):
-  """Decorates a function of local arrays to run on every device; `inputs` and `outputs` are their layouts."""
-  def decorate(function):
-    def run(*args):
-      with jax.sharding.use_abstract_mesh(split.mesh):
-        return jax.shard_map(function, mesh=split.mesh, in_specs=inputs, out_specs=outputs,
-                             check_vma=False)(*args)
-    return function if split is None else run
-  return decorate
-
-
-def _layouts(split: Split | None):
-  """Returns the layouts of rows, of the table among the parameters, and as its group shares it."""
+def _on_devices(split: Split | None, function, inputs: tuple, outputs: tuple, *arrays):
+  """Runs a function of local arrays on every device; `inputs` and `outputs` are their layouts."""
   if split is None:
-    return (None,) * 3
-  return PartitionSpec(('data', 'groups', 'fsdp')), split.table, PartitionSpec(split.shares)
+    return function(*arrays)
+  with jax.sharding.use_abstract_mesh(split.mesh):
+    return jax.shard_map(function, mesh=split.mesh, in_specs=inputs, out_specs=outputs,
+                         check_vma=False)(*arrays)
 
 
 def _forward(chunk, with_entropy, split, states, ids, table, temperature):
-  """Returns ((log-probabilities, entropies), the table as its group shares it, log normalisers [R,M])."""
-  rows, whole, shared = _layouts(split)
-
-  @_on_devices(split, (rows, rows, whole, PartitionSpec()), ((rows, rows), shared, rows))
-  def run(states, ids, table, temperature):
+  """Returns ((log-probabilities, entropies), what `_backward` needs)."""
+  def local(states, ids, table, temperature):
     own = _share(table.astype(states.dtype), split)
     first = _first(own, split)
 
@@ -135,58 +94,67 @@ def _forward(chunk, with_entropy, split, states, ids, table, temperature):
       peak = jnp.max(scores, axis=-1)
       mass = jnp.exp(scores - peak[:, None])
       place = jnp.clip(wanted - first, 0, len(own) - 1)
-      found = jnp.take_along_axis(scores, place[:, None], axis=1)[:, 0]
-      found = jnp.where(place == wanted - first, found, 0)
+      score = jnp.take_along_axis(scores, place[:, None], axis=1)[:, 0]
+      score = jnp.where(place == wanted - first, score, 0)
       weighted = jnp.sum(mass * scores, axis=-1) if with_entropy else jnp.zeros_like(peak)
-      return None, (peak, jnp.sum(mass, axis=-1), found, weighted)
+      return None, (peak, jnp.sum(mass, axis=-1), score, weighted)
 
     parts = _chunks(states, chunk), _gather(_chunks(ids, chunk), split, 1)
-    _, (peak, mass, found, weighted) = jax.lax.scan(project, None, parts)
+    _, (peak, mass, score, weighted) = jax.lax.scan(project, None, parts)
     if split is not None:
       highest = jax.lax.pmax(peak, split.shares)
       peak, scale = highest, jnp.exp(peak - highest)
-      mass, found, weighted = jax.lax.psum((mass * scale, found, weighted * scale), split.shares)
+      mass, score, weighted = jax.lax.psum((mass * scale, score, weighted * scale), split.shares)
     normaliser = peak + jnp.log(mass)
     entropies = normaliser - weighted / mass if with_entropy else jnp.zeros_like(mass)
     restore = lambda x: _take_own(x, split).reshape(-1)[:ids.size].reshape(ids.shape)
-    return (restore(found - normaliser), restore(entropies)), own, restore(normaliser)
+    return (restore(score - normaliser), restore(entropies)), own, restore(normaliser)
 
-  return run(states, ids, table, jnp.float32(temperature))
+  shared = split and PartitionSpec(split.shares)
+  results, own, normaliser = _on_devices(
+    split, local, (ROWS, ROWS, split and split.table, WHOLE), ((ROWS, ROWS), shared, ROWS),
+    states, ids, table, temperature)
+  return results, (states, (ids, normaliser, results[1]), own, jnp.zeros(0, table.dtype), temperature)
 
 
-def _backward(chunk, split, states, vectors, own, like, temperature):
-  """Computes the gradients of states, and of the table if `like` has its dtype; `vectors`: [R,M] each."""
-  rows, whole, shared = _layouts(split)
+def _backward(chunk, with_entropy, split, saved, cotangents):
+  """Computes the gradients of states and table; what nobody asks for, the compiler leaves out."""
+  states, vectors, own, like, temperature = saved
 
-  @_on_devices(split, (rows, rows, shared, PartitionSpec(), PartitionSpec()), (rows, whole))
-  def run(states, vectors, own, like, temperature):
+  def local(states, vectors, own, like, temperature):
     columns = _first(own, split) + jnp.arange(len(own))
 
     def project(total, part):
-      x, (wanted, normaliser, by_logprob, *of_entropy) = part
+      x, vectors = part
+      wanted, normaliser, entropy, by_logprob, by_entropy = (y[:, None] for y in vectors)
       x = _gather(x, split)
-      logprobs = _scores(x, own, temperature) - normaliser[:, None]
-      by_logprob = by_logprob[:, None]
+      logprobs = _scores(x, own, temperature) - normaliser
       probabilities = jnp.exp(logprobs)
-      by_scores = jnp.where(columns == wanted[:, None], by_logprob, 0) - by_logprob * probabilities
-      if of_entropy:  # dH/ds = -p (log p + H)
-        entropy, by_entropy = of_entropy
-        by_scores -= by_entropy[:, None] * probabilities * (logprobs + entropy[:, None])
+      by_scores = jnp.where(columns == wanted, by_logprob, 0) - by_logprob * probabilities
+      if with_entropy:  # dH/ds = -p (log p + H)
+        by_scores -= by_entropy * probabilities * (logprobs + entropy)
       by_scores /= temperature
-      if total is not None:  # float32 operands too: rounded gradients of logits would show in long sums
-        total += jnp.einsum('nv,nd->vd', by_scores, x.astype(jnp.float32))
+      # float32 operands too: rounded gradients of logits would show in long sums
+      total += jnp.einsum('nv,nd->vd', by_scores, x.astype(jnp.float32))
       by_x = jnp.einsum('nv,vd->nd', by_scores.astype(x.dtype), own.astype(x.dtype),
                         preferred_element_type=jnp.float32)
       return total, _scatter(by_x, split).astype(x.dtype)
 
-    total = None if like is None else jnp.zeros(own.shape)
     vectors = jax.tree.map(lambda y: _chunks(y, chunk), vectors)
-    total, by_states = jax.lax.scan(project, total, (_chunks(states, chunk), _gather(vectors, split, 1)))
+    parts = _chunks(states, chunk), _gather(vectors, split, 1)
+    total, by_states = jax.lax.scan(project, jnp.zeros(own.shape), parts)
     D = states.shape[-1]
     by_states = by_states.reshape(-1, D)[:states.size // D].reshape(states.shape)
-    return by_states, None if total is None else _return(total, split).astype(like.dtype)
+    return by_states, _return(total, split).astype(like.dtype)
 
-  return run(states, vectors, own, like, jnp.float32(temperature))
+  shared = split and PartitionSpec(split.shares)
+  by_states, by_table = _on_devices(
+    split, local, (ROWS, ROWS, shared, WHOLE, WHOLE), (ROWS, split and split.table),
+    states, (*vectors, *cotangents), own, like, temperature)
+  return by_states, None, by_table, None
+
+
+_token_logprobs.defvjp(_forward, _backward)
 
 
 def _scores(states, table, temperature):
@@ -214,9 +182,8 @@ def _take_own(x, split: Split | None):
   """Takes a device's own [count, c] of [count, N]."""
   if split is None:
     return x
-  size = split.mesh.shape['fsdp']
-  parts = x.reshape(len(x), size, -1)
-  return jax.lax.dynamic_index_in_dim(parts, jax.lax.axis_index('fsdp'), axis=1, keepdims=False)
+  size = x.shape[1] // split.mesh.shape['fsdp']
+  return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index('fsdp') * size, size, axis=1)
 
 
 def _scatter(x, split: Split | None):
@@ -224,7 +191,7 @@ def _scatter(x, split: Split | None):
   if split is None:
     return x
   x = jax.lax.psum_scatter(x, 'fsdp', scatter_dimension=0, tiled=True)
-  return x if split.tensor is None else jax.lax.psum(x, split.tensor)
+  return jax.lax.psum(x, split.shares[:-1])
 
 
 def _first(own, split: Split | None):

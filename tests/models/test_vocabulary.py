@@ -99,17 +99,13 @@ def test_the_gradient_of_the_table_is_exact_over_1024_chunks_in_bfloat16():
   assert np.linalg.norm(found - wanted) < 1e-5 * np.linalg.norm(wanted)
 
 
-def test_what_is_not_learned_costs_no_gradient():
+def test_a_table_that_is_not_learned_costs_no_gradient():
   states, ids, table, weights = problem(16)
 
-  def flops(inputs, by_entropy):
+  def flops(inputs):
     def loss(inputs):
-      results = target_logprobs({'embedding': inputs.get('table', table)}, inputs['states'], ids, chunk=64, with_entropy=True)
-      return weighted(results[:1 + by_entropy], weights)
+      return weighted(target_logprobs({'embedding': inputs.get('table', table)}, inputs['states'], ids, chunk=64), weights)
     return jax.jit(jax.grad(loss)).lower(inputs).compile().cost_analysis()['flops']
 
   product = 2 * 64 * V * D  # one chunk; loops count once
-  everything, plain = flops({'states': states, 'table': table}, 1), flops({'states': states, 'table': table}, 0)
-  frozen = flops({'states': states}, 0)
-  assert 64 * V < everything - plain < product
-  assert plain - frozen == pytest.approx(product, rel=0.1)
+  assert flops({'states': states, 'table': table}) - flops({'states': states}) == pytest.approx(product, rel=0.1)
