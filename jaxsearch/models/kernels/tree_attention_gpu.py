@@ -38,20 +38,23 @@ def backward(q, k, v, gradient, subtracted, normaliser, found, sizes, interpret)
   K, group = k.shape[2], H // k.shape[2]
   q, k, v, gradient = map(_wide, (q, k, v, gradient))
   given = (q, k, v, gradient, normaliser, jnp.swapaxes(subtracted, 1, 2))
+
+  def part(name, grid, inputs, own, *results):
+    by_query = len(results) == 1
+    return _call(
+      functools.partial(_backward_kernel, by_query), name, found, sizes, h, interpret, by_query=by_query,
+      grid=grid, products=2 + len(results), inputs=inputs, outputs=(own,) * len(results),
+      shapes=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results])(*given)
+
   own, whole, numbers = _specs(q, k, sizes)
-  by_q = _call(
-    _by_query_kernel, 'tree_attention_by_query', found, sizes, h, interpret, by_query=True,
-    grid=(T // sizes.q, H, B), products=3, inputs=(own, whole, whole, own, numbers, numbers), outputs=(own,),
-    shapes=(jax.ShapeDtypeStruct(q.shape, q.dtype),))(*given)[0]
+  inputs = own, whole, whole, own, numbers, numbers
+  by_query = part('tree_attention_by_query', (T // sizes.q, H, B), inputs, own, q)
   own = pl.BlockSpec((None, sizes.k, None, q.shape[-1]), lambda j, n, b: (b, j, n, 0))
   whole = pl.BlockSpec((None, T, group, q.shape[-1]), lambda j, n, b: (b, 0, n, 0))
   numbers = pl.BlockSpec((None, group, T), lambda j, n, b: (b, n, 0))
-  by_k, by_v = _call(
-    _by_key_kernel, 'tree_attention_by_key', found, sizes, h, interpret, by_query=False,
-    grid=(T // sizes.k, K, B), products=4, inputs=(whole, own, own, whole, numbers, numbers),
-    outputs=(own, own),
-    shapes=(jax.ShapeDtypeStruct(k.shape, k.dtype), jax.ShapeDtypeStruct(v.shape, v.dtype)))(*given)
-  return tuple(x[..., :h] for x in (by_q, by_k, by_v))
+  inputs = whole, own, own, whole, numbers, numbers
+  by_key = part('tree_attention_by_key', (T // sizes.k, K, B), inputs, own, k, v)
+  return tuple(x[..., :h] for x in (*by_query, *by_key))
 
 
 def _wide(x):
@@ -124,37 +127,36 @@ def _forward_kernel(sizes, scale, starts, pairs, until, q, k, v, out, normaliser
   normaliser[...] = (highest + jnp.log(total)).reshape(sizes.q)
 
 
-def _by_query_kernel(sizes, scale, starts, pairs, until, q, k, v, gradient, normaliser, subtracted, by_q):
-  queries, own, own_gradient = _numbers(pl.program_id(0), sizes.q), q[...], gradient[...]
-  own_normaliser, own_subtracted = normaliser[...][:, None], subtracted[...][:, None]
+def _backward_kernel(by_query, sizes, scale, starts, pairs, until, q, k, v, gradient, normaliser, subtracted,
+                     *results):
+  """Adds up dQ of a block of queries, or dK and dV of a block of keys, whose scores are transposed."""
+  own_x, own_y, *other = (q[...], gradient[...], k, v) if by_query else (k[...], v[...], q, gradient)
+  own_size, size = (sizes.q, sizes.k) if by_query else (sizes.k, sizes.q)
+  own = pl.program_id(0)
+  if by_query:
+    columns = normaliser[...][:, None], subtracted[...][:, None]
+  else:
+    own_until = until[pl.ds(own * own_size, own_size)]
 
-  def add(place, _, sums):
-    j = pairs[place] & 0xFFFF
-    here = pl.ds(j * sizes.k, sizes.k)
-    keys = k[here, :]
-    scores = _weights(scale * triton.dot(own, keys.T), queries, _numbers(j, sizes.k), until[here])
-    by_score = jnp.exp(scores - own_normaliser) * (triton.dot(own_gradient, v[here, :].T) - own_subtracted)
-    return sums + triton.dot(by_score.astype(keys.dtype), keys)
+  def add(place, head, sums):
+    block = pairs[place] & 0xFFFF
+    here = pl.ds(block * size, size)
+    x, y = (ref[here, :] if by_query else ref[here, head, :] for ref in other)
+    scores = scale * triton.dot(own_x, x.T)
+    if by_query:
+      scores = _weights(scores, _numbers(own, own_size), _numbers(block, size), until[here])
+      normalisers, subtract = columns
+    else:
+      scores = _weights(scores, _numbers(block, size), _numbers(own, own_size), own_until, transposed=True)
+      normalisers, subtract = normaliser[head, here][None, :], subtracted[head, here][None, :]
+    weights = jnp.exp(scores - normalisers)
+    by_score = weights * (triton.dot(own_y, y.T) - subtract)
+    added = [triton.dot(by_score.astype(x.dtype), x)]
+    if not by_query:
+      added.append(triton.dot(weights.astype(y.dtype), y))
+    return tuple(map(jnp.add, sums, added))
 
-  by_q[...] = (scale * _walk(starts, add, jnp.zeros(q.shape))).astype(by_q.dtype)
-
-
-def _by_key_kernel(sizes, scale, starts, pairs, until, q, k, v, gradient, normaliser, subtracted, by_k, by_v):
-  keys, own_k, own_v = _numbers(pl.program_id(0), sizes.k), k[...], v[...]
-  own_until = until[pl.ds(pl.program_id(0) * sizes.k, sizes.k)]
-
-  def add(place, head, carry):
-    k_sums, v_sums = carry
-    i = pairs[place] & 0xFFFF
-    here = pl.ds(i * sizes.q, sizes.q)
-    queries, from_above = q[here, head, :], gradient[here, head, :]
-    scores = scale * triton.dot(own_k, queries.T)
-    scores = _weights(scores, _numbers(i, sizes.q), keys, own_until, transposed=True)
-    weights = jnp.exp(scores - normaliser[head, here][None, :])
-    v_sums += triton.dot(weights.astype(from_above.dtype), from_above)
-    by_score = weights * (triton.dot(own_v, from_above.T) - subtracted[head, here][None, :])
-    return k_sums + triton.dot(by_score.astype(queries.dtype), queries), v_sums
-
-  k_sums, v_sums = _walk(starts, add, (jnp.zeros(k.shape), jnp.zeros(v.shape)), times=q.shape[1])
-  by_k[...] = (scale * k_sums).astype(by_k.dtype)
-  by_v[...] = v_sums.astype(by_v.dtype)
+  sums = tuple(jnp.zeros(own_x.shape) for _ in results)
+  sums = _walk(starts, add, sums, times=1 if by_query else q.shape[1])
+  for result, total, factor in zip(results, sums, (scale, 1)):
+    result[...] = (factor * total).astype(result.dtype)

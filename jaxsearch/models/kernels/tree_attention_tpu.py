@@ -47,23 +47,21 @@ def backward(q, k, v, gradient, subtracted, normaliser, found, sizes, interpret)
   """Gradients of q, k and v from that of the result [B,T,H,h], and its products with the result [B,T,H]."""
   B, T, H, h = q.shape
   K, group = k.shape[2], H // k.shape[2]
-  rows = group * sizes.q
-  given = (_by_head(q, K), _by_head(k), _by_head(v), found.visible_until[:, None], _by_head(gradient, K),
-           normaliser, _per_query(subtracted, K, sizes))
-  queries, keys, until, numbers = _specs(sizes, group, h, by_query=True)
-  by_q = _call(
-    _by_query_kernel, 'tree_attention_by_query', found, sizes, (B, K), interpret, by_query=True, products=3,
-    inputs=(queries, keys, keys, until, queries, numbers, numbers), outputs=(queries,),
-    shapes=(jax.ShapeDtypeStruct((B, K, group, T, h), q.dtype),), scratch=[(rows, 1), (rows, 1), (rows, h)],
-  )(*given)[0]
-  queries, keys, until, numbers = _specs(sizes, group, h, by_query=False)
-  by_k, by_v = _call(
-    _by_key_kernel, 'tree_attention_by_key', found, sizes, (B, K), interpret, by_query=False, products=4,
-    inputs=(queries, keys, keys, until, queries, numbers, numbers), outputs=(keys, keys),
-    shapes=(jax.ShapeDtypeStruct((B, K, T, h), k.dtype), jax.ShapeDtypeStruct((B, K, T, h), v.dtype)),
-    scratch=[(sizes.k, 1), (sizes.k, h), (sizes.k, h)],
-  )(*given)
-  return _by_token(by_q), _by_token(by_k), _by_token(by_v)
+  q, k, v, gradient = _by_head(q, K), _by_head(k), _by_head(v), _by_head(gradient, K)
+  given = q, k, v, found.visible_until[:, None], gradient, normaliser, _per_query(subtracted, K, sizes)
+
+  def part(name, by_query, *results):
+    queries, keys, until, numbers = _specs(sizes, group, h, by_query=by_query)
+    own, own_size = (queries, group * sizes.q) if by_query else (keys, sizes.k)
+    number = len(results)
+    return _call(
+      functools.partial(_backward_kernel, by_query), name, found, sizes, (B, K), interpret, by_query=by_query,
+      products=2 + number, inputs=(queries, keys, keys, until, queries, numbers, numbers),
+      outputs=(own,) * number, shapes=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
+      scratch=[(own_size, 1)] * (3 - number) + [(own_size, h)] * number)(*given)
+
+  results = *part('tree_attention_by_query', True, q), *part('tree_attention_by_key', False, k, v)
+  return tuple(map(_by_token, results))
 
 
 def _by_head(x, K=None):
@@ -156,16 +154,17 @@ def _product(x, y, *, over=(1, 0)):
   return jax.lax.dot_general(x, y, (((over[0],), (over[1],)), ((), ())), preferred_element_type=jnp.float32)
 
 
-def _hidden(until, query, key, shape, queries_in, group):
-  """What is added to scores: NEGATIVE where a query does not see a key, else 0.
+def _hidden(until, i, j, sizes, group, *, queries_in):
+  """Returns what is added to scores: NEGATIVE where a query does not see a key, else 0.
 
   Args:
     until: `visible_until` of the keys, along their dimension.
-    query, key: numbers of the first ones.
-    shape: of the scores of one head; those of all are `group` times as long in dimension `queries_in`.
+    i, j: the blocks of queries and keys.
+    queries_in: their dimension; the scores of all heads lie along it, one head after the other.
   """
-  queries = query + jax.lax.broadcasted_iota(jnp.int32, shape, queries_in)
-  keys = key + jax.lax.broadcasted_iota(jnp.int32, shape, 1 - queries_in)
+  shape = (sizes.q, sizes.k) if queries_in == 0 else (sizes.k, sizes.q)
+  queries = i * sizes.q + jax.lax.broadcasted_iota(jnp.int32, shape, queries_in)
+  keys = j * sizes.k + jax.lax.broadcasted_iota(jnp.int32, shape, 1 - queries_in)
   hidden = jnp.where((keys <= queries) & (queries < until), 0.0, NEGATIVE)
   return jnp.concatenate([hidden] * group, axis=queries_in)
 
@@ -182,7 +181,7 @@ def _forward_kernel(sizes, pairs, counts, q, k, v, until, out, normaliser, *carr
   @pl.when(visited)
   def _():
     scores = scale * _product(q[...].reshape(-1, h), k[...], over=(1, 1))
-    scores += _hidden(until[...], i * sizes.q, j * sizes.k, (sizes.q, sizes.k), 0, group)
+    scores += _hidden(until[...], i, j, sizes, group, queries_in=0)
     for x, value in zip(carry, visit([x[...] for x in carry], scores, v[...], _product)):
       x[...] = value
 
@@ -193,54 +192,43 @@ def _forward_kernel(sizes, pairs, counts, q, k, v, until, out, normaliser, *carr
     normaliser[...] = _row(highest[...] + jnp.log(total[...]))
 
 
-def _by_query_kernel(sizes, pairs, counts, q, k, v, until, gradient, normaliser, subtracted, by_q,
-                     own_normaliser, own_subtracted, sums, *, scale):
-  i, j, visited, first, last = step(pairs, counts)
+def _backward_kernel(by_query, sizes, pairs, counts, q, k, v, until, gradient, normaliser, subtracted, *refs,
+                     scale):
+  """Adds up dQ of a block of queries, or dK and dV of a block of keys, whose scores are transposed.
+
+  refs: the results; as columns what there is to each of the block's queries (normaliser, subtracted) or keys
+  (until); the sums.
+  """
+  high, low, visited, first, last = step(pairs, counts)
+  i, j = (high, low) if by_query else (low, high)
   group, _, h = q.shape
+  number = 1 if by_query else 2
+  results, columns, sums = refs[:number], refs[number:3], refs[3:]
 
   @pl.when(first)
   def _():
-    own_normaliser[...], own_subtracted[...] = _column(normaliser[...]), _column(subtracted[...])
-    sums[...] = jnp.zeros_like(sums)
+    for column, row in zip(columns, (normaliser, subtracted) if by_query else (until,)):
+      column[...] = _column(row[...].astype(jnp.float32))  # exact below 2^24
+    for total in sums:
+      total[...] = jnp.zeros_like(total)
 
   @pl.when(visited)
   def _():
-    scores = scale * _product(q[...].reshape(-1, h), k[...], over=(1, 1))
-    scores += _hidden(until[...], i * sizes.q, j * sizes.k, (sizes.q, sizes.k), 0, group)
-    weights = jnp.exp(scores - own_normaliser[...])
-    by_weight = _product(gradient[...].reshape(-1, h), v[...], over=(1, 1))
-    by_score = weights * (by_weight - own_subtracted[...])
-    sums[...] += _product(by_score.astype(k.dtype), k[...])
+    refs = (q, gradient, k, v) if by_query else (k, v, q, gradient)
+    own_x, own_y, x, y = (ref[...].reshape(-1, h) for ref in refs)
+    if by_query:
+      hidden = _hidden(until[...], i, j, sizes, group, queries_in=0)
+      normalisers, subtract = columns
+    else:
+      hidden = _hidden(columns[0][...].astype(jnp.int32), i, j, sizes, group, queries_in=1)
+      normalisers, subtract = normaliser, subtracted
+    weights = jnp.exp(scale * _product(own_x, x, over=(1, 1)) + hidden - normalisers[...])
+    by_score = weights * (_product(own_y, y, over=(1, 1)) - subtract[...])
+    sums[0][...] += _product(by_score.astype(x.dtype), x)
+    if not by_query:
+      sums[1][...] += _product(weights.astype(y.dtype), y)
 
   @pl.when(last)
   def _():
-    by_q[...] = (scale * sums[...]).reshape(by_q.shape).astype(by_q.dtype)
-
-
-def _by_key_kernel(sizes, pairs, counts, q, k, v, until, gradient, normaliser, subtracted, by_k, by_v,
-                   own_until, k_sums, v_sums, *, scale):
-  j, i, visited, first, last = step(pairs, counts)
-  group, _, h = q.shape
-
-  @pl.when(first)
-  def _():
-    own_until[...] = _column(until[...].astype(jnp.float32))  # exact below 2^24
-    k_sums[...] = jnp.zeros_like(k_sums)
-    v_sums[...] = jnp.zeros_like(v_sums)
-
-  @pl.when(visited)
-  def _():
-    own_q, own_gradient = q[...].reshape(-1, h), gradient[...].reshape(-1, h)
-    scores = scale * _product(k[...], own_q, over=(1, 1))
-    until_here = own_until[...].astype(jnp.int32)
-    scores += _hidden(until_here, i * sizes.q, j * sizes.k, (sizes.k, sizes.q), 1, group)
-    weights = jnp.exp(scores - normaliser[...])
-    v_sums[...] += _product(weights.astype(gradient.dtype), own_gradient)
-    by_weight = _product(v[...], own_gradient, over=(1, 1))
-    by_score = weights * (by_weight - subtracted[...])
-    k_sums[...] += _product(by_score.astype(q.dtype), own_q)
-
-  @pl.when(last)
-  def _():
-    by_k[...] = (scale * k_sums[...]).astype(by_k.dtype)
-    by_v[...] = v_sums[...].astype(by_v.dtype)
+    for result, total, factor in zip(results, sums, (scale, 1)):
+      result[...] = (factor * total[...]).reshape(result.shape).astype(result.dtype)
