@@ -45,12 +45,13 @@ def start(tree: Tree, question: Question, template: str, chat: bool,
 
 def act(tree: Tree, node: Node, *, turns: int, max_tokens: int, max_response: float = math.inf,
         tags: grammar.Tags = grammar.SEARCH_R1,
-        each_turn: Callable[[Action], Growth[None]] | None = None) -> Growth[Node]:
+        each_turn: Callable[[Action, Node], Growth[Node]] | None = None) -> Growth[Node]:
   """Acts and observes to an answer or the end of the budget; sets what `grow` sets; returns the last span.
 
   Args:
     max_response: tokens of all policy spans on the path, those before `node` included.
-    each_turn: requests more once an action has its observation, such as a score that becomes its reward.
+    each_turn: requests more once an action has its observation, a node, such as a score that becomes its
+      reward; returns the node to go on from, so that it may forget.
   """
   for turn in range(turns + 1):
     left = max_response - sum(len(span.tokens) for span in node.path() if span.role is Role.POLICY)
@@ -63,7 +64,7 @@ def act(tree: Tree, node: Node, *, turns: int, max_tokens: int, max_response: fl
     tree.metrics['found'] += action.found
     node = node.append(action.observation, Role.OBSERVATION)
     if each_turn:
-      yield from each_turn(action)
+      node = yield from each_turn(action, node)
   finish(tree, node, action.answer, spent=spent or action.query is not None)
   return node
 

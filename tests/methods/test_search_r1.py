@@ -49,9 +49,10 @@ def test_what_stops_the_sampler_stops_the_episode(stop):
 
 def test_each_turn_may_ask_more_such_as_what_its_reward_depends_on():
   def grow(question, tree, template):
-    def reward(action):
-      (logprobs,) = yield Score(action.node.children[0], (question.golden_answers[0],), cue='<answer> ')
+    def reward(action, seen):
+      (logprobs,) = yield Score(seen, (question.golden_answers[0],), cue='<answer> ')
       action.node.data['reward'] = sum(logprobs) / len(logprobs)
+      return seen
 
     node = search_r1.start(tree, question, template, False)
     yield from search_r1.act(tree, node, turns=2, max_tokens=9, each_turn=reward)
@@ -60,6 +61,20 @@ def test_each_turn_may_ask_more_such_as_what_its_reward_depends_on():
   assert [type(request) for request in requests] == [Generate, Search, Score, Generate, Score, Generate]
   assert [node.data.get('reward') for node in tree.nodes(Role.POLICY)] == [-2.5, -3.5, None]
   assert [request.node.role for request in requests if isinstance(request, Score)] == [Role.OBSERVATION] * 2
+
+
+def test_a_turn_may_forget_what_came_before_it():
+  def grow(question, tree, template):
+    def summarise(action, seen):
+      written = yield Generate(seen, stop=('</context>',), max_tokens=30)
+      return asked.append(written.text, Role.CONTEXT)
+
+    asked = search_r1.start(tree, question, template, False)
+    yield from search_r1.act(tree, asked, turns=2, max_tokens=30, each_turn=summarise)
+
+  tree, requests, _ = drive([SEARCH, '<context>it says text</context>', ANSWER], grow=grow)
+  assert [node.text for node in requests[-1].node.path()[2:]] == ['<context>it says text</context>']
+  assert tree.answer == 'Ada' and len(tree.leaves()) == 2
 
 
 def test_an_instruct_model_gets_its_chat_template(monkeypatch):
