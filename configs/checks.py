@@ -30,7 +30,7 @@ FIELDS = {
 
   '*.backend': tuple(BACKENDS),
   **{f'search.{name}': rule for backend in BACKENDS.values() for name, rule in backend.checks.items()},
-  'search.engine': ('rank_bm25', 'sparse', 'bm25s'),  # bm25s: older configs have it for sparse
+  'search.engine': ('rank_bm25', 'sparse'),
   'search.max_failed_steps': '>= 0',
   'search.words': '>= 0',
   'search.writer': ('world', 'chat', 'model'),

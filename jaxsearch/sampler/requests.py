@@ -8,7 +8,7 @@ of a tool by a `ToolFailure`.
   Score      -> a list of log-probabilities for each continuation
   Ask        -> the reply of another model
   Search     -> list of documents, best first (tools/calls.py)
-  RunPython  -> what the program printed (tools/run_python.py)
+  RunPython  -> what the program printed (tools/python_sandbox.py)
   Call       -> what any other function on the host returned (tools/calls.py)
 """
 
@@ -33,7 +33,7 @@ from jaxsearch.tools.calls import (
   one_line,
   shorten,
 )
-from jaxsearch.tools.run_python import RunPython
+from jaxsearch.tools.python_sandbox import RunPython
 from jaxsearch.trees.tree import Node
 
 __all__ = [

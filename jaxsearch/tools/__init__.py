@@ -90,11 +90,3 @@ def paid(search: SearchBackend | None, before: int = 0) -> dict[str, float]:
     return {}
   credits = search.paid - before
   return {'searches_paid': credits, 'searches_cost': credits * search.price}
-
-
-def check_search(queries: Sequence[str], topk: int) -> None:
-  """Raises TypeError for one string in place of a list of queries, ValueError for a `topk` below 1."""
-  if isinstance(queries, str):
-    raise TypeError('queries must be a list of strings, not one string')
-  if topk < 1:
-    raise ValueError(f'topk={topk} must be at least 1')

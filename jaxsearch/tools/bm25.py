@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.tools import Backend, check_search, sparse
+from jaxsearch.tools import Backend, sparse
 from jaxsearch.tools.sparse import K1, B, Ranking, indexed, words
 
 
@@ -45,7 +45,6 @@ class BM25:
 
     Only passages with a word of the query are returned, so there may be fewer. A repeated word counts once.
     """
-    check_search(queries, topk)
     return [[dataclasses.replace(self._passages[number], score=float(score))
              for number, score in zip(*self._rank(query, topk))] for query in queries]
 
@@ -95,6 +94,6 @@ def _sparse(texts: list[str]) -> Callable[[str, int], Ranking]:
     return sparse.Sparse(folder).search
 
 
-ENGINES = {'rank_bm25': _rank_bm25, 'sparse': _sparse, 'bm25s': _sparse}  # bm25s: in older configs
+ENGINES = {'rank_bm25': _rank_bm25, 'sparse': _sparse}
 BACKEND = Backend(lambda settings, corpus, **_: BM25(corpus, engine=settings.engine), by_source=True,
                   corpus=lambda settings: True, identity=lambda settings: {'engine': settings.engine})

@@ -10,16 +10,16 @@ class DynamicBatcher:
   """Calls `generate` with one batch at a time; prompts that arrive meanwhile, from any thread, form the next
   batch.
 
-  For a model on our own sampler; what counts as a prompt is up to `generate`. Which prompts share a batch
-  depends on timing; a model that is greedy, or seeded by prompt, replies the same in any, but for rounding.
+  Which prompts share a batch depends on timing; a model that is greedy, or seeded by prompt, replies the same
+  in any, but for rounding.
   """
 
-  def __init__(self, generate: Callable[[list[str]], Sequence]):
+  def __init__(self, generate: Callable[[list], Sequence]):
     self._generate, self._waiting = generate, []
     self._lock, self._worker = threading.Lock(), ThreadPoolExecutor(1)
 
-  def __call__(self, prompts: list[str]) -> list:
-    """The replies to `prompts`. An error of the batch is raised for all who had prompts in it."""
+  def __call__(self, prompts: list) -> list:
+    """Returns the replies to `prompts`. An error of the batch is raised for all who had prompts in it."""
     replies = Future()
     with self._lock:
       self._waiting.append((prompts, replies))
@@ -30,15 +30,10 @@ class DynamicBatcher:
     """Runs all that waits; nothing, if it has gone with an earlier batch."""
     with self._lock:
       batch, self._waiting = self._waiting, []
-    prompts = [prompt for some, _ in batch for prompt in some]
     try:
-      replies = self._generate(prompts) if batch else []
-      if len(replies) != len(prompts):
-        raise ValueError(f'{len(replies)} replies to {len(prompts)} prompts')
+      replies = iter(self._generate([prompt for prompts, _ in batch for prompt in prompts]) if batch else ())
+      for prompts, future in batch:
+        future.set_result(list(itertools.islice(replies, len(prompts))))
     except Exception as error:
       for _, future in batch:
         future.set_exception(error)
-    else:
-      left = iter(replies)
-      for some, future in batch:
-        future.set_result(list(itertools.islice(left, len(some))))

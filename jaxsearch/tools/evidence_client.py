@@ -50,8 +50,6 @@ class EvidenceClient(JsonClient):
 
   def find(self, questions: Sequence[str]) -> list[Evidence]:
     """Returns the evidence for each question, asked for in one request. Raises EvidenceError."""
-    if isinstance(questions, str):
-      raise TypeError('questions must be a list of strings, not one string')
     if not questions:
       return []
     lists = Annotated[list[Evidence], Field(min_length=len(questions), max_length=len(questions)), FailFast()]

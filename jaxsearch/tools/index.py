@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.jsonl import DataError
-from jaxsearch.tools import Backend, check_search, sparse
+from jaxsearch.tools import Backend, sparse
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 from jaxsearch.tools.sparse import Ranking
 
@@ -23,6 +23,7 @@ DEPTH = 100      # of the rankings of a hybrid index
 # The cosine beside BM25: the best for all-MiniLM-L6-v2 on training questions of HotpotQA and 2WikiMultiHopQA
 # (benchmarks/RESULTS.md).
 DENSE_WEIGHT = 12.0
+NOTHING = np.empty(0, np.int64), np.empty(0)
 
 
 class Encoder(Protocol):
@@ -60,11 +61,6 @@ def read_manifest(folder: str | os.PathLike) -> dict:
       raise DataError(f'{folder / name}: {there.get(name, 0)} bytes, but manifest.json says {size}; '
                       'build the index again')
   return manifest
-
-
-def open_vectors(folder: pathlib.Path, settings: dict) -> 'dense.Vectors':  # noqa: F821
-  from jaxsearch.tools import dense
-  return dense.Vectors(folder, settings['width'], settings['precision'])
 
 
 class Passages:
@@ -116,18 +112,18 @@ class Index:
   """
 
   def __init__(self, folder: str | os.PathLike, *, encoder: Encoder | str | None = None):
-    folder = pathlib.Path(folder)
-    self.manifest = read_manifest(folder)
-    kind, self._passages, self.dense = self.manifest['kind'], Passages(folder), None
-    self.corpus_hash = self.manifest['corpus_hash']
-    self.sparse = None if kind == 'dense' else sparse.Sparse(folder)
-    if kind != 'bm25':
+    folder, self.dense = pathlib.Path(folder), None
+    manifest = read_manifest(folder)
+    self.corpus_hash, self._passages = manifest['corpus_hash'], Passages(folder)
+    self.sparse = None if manifest['kind'] == 'dense' else sparse.Sparse(folder)
+    if manifest['kind'] != 'bm25':
       from jaxsearch.tools import dense
-      settings = self.manifest['dense']
-      self._encoder, self._vectors = _open_encoder(folder, settings, encoder), open_vectors(folder, settings)
-      if 'approximate' in self.manifest:
+      settings = manifest['dense']
+      self._encoder = _open_encoder(folder, settings, encoder)
+      self._vectors = dense.Vectors(folder, settings['width'], settings['precision'])
+      if 'approximate' in manifest:
         from jaxsearch.tools import approximate
-        self.dense = approximate.Lists(folder, self.manifest['approximate']['probes'])
+        self.dense = approximate.Lists(folder, manifest['approximate']['probes'])
       else:
         self.dense = dense.Dense(self._vectors)
       self._batched = DynamicBatcher(self._nearest)
@@ -135,22 +131,17 @@ class Index:
 
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
     """Returns the best `topk` passages for each query or fewer, best first, with their scores."""
-    check_search(queries, topk)
     rankings = self.rank(queries, topk)
     return [self._passages.read(numbers[:topk], scores[:topk]) for numbers, scores in rankings]
 
   def rank(self, queries: Sequence[str], topk: int) -> list[Ranking]:
     """Returns the numbers of the best passages for each query, and their scores."""
-    if not queries:
-      return []
-    if self.dense is None:
-      return [self.sparse.search(query, topk) for query in queries]
-    if self.sparse is None:
-      return self._batched([(query, topk, np.empty(0, np.int64)) for query in queries])
-    depth = max(topk, DEPTH)
-    by_words = [self.sparse.search(query, depth) for query in queries]
+    depth = max(topk, DEPTH) if self.sparse and self.dense else topk
+    by_words = [self.sparse.search(query, depth) if self.sparse else NOTHING for query in queries]
+    if not self.dense or not queries:
+      return by_words
     nearest = self._batched([(query, depth, numbers) for query, (numbers, _) in zip(queries, by_words)])
-    return list(map(fuse, by_words, nearest))
+    return list(map(fuse, by_words, nearest)) if self.sparse else nearest
 
   def _nearest(self, asked: list[tuple[str, int, np.ndarray]]) -> list[Ranking]:
     """Ranks for each (query, depth, further passages) the nearest passages, then the further ones."""
@@ -165,10 +156,7 @@ class Index:
 
 
 def _open_encoder(folder: pathlib.Path, settings: dict, encoder: Encoder | str | None) -> Encoder:
-  """Returns the encoder of a manifest's `dense`, from where it names or from the folder `encoder`.
-
-  Or `encoder` itself.
-  """
+  """Returns `encoder`, or that of a manifest's `dense`, from where it names or from the folder `encoder`."""
   if encoder is None or isinstance(encoder, str):
     from jaxsearch.models.encoder import TextEncoder
     place = encoder or settings['folder']
@@ -187,7 +175,9 @@ def _identity(settings: Any) -> dict[str, Any]:
   return {name: value for name, value in manifest.items() if name not in ('files', 'passages')}
 
 
-BACKEND = Backend(
-  lambda settings, **_: Index(settings.index, encoder=settings.encoder or None), by_source=True,
-  identity=_identity, needs=lambda settings: {name: 'path' for name in ('index', 'encoder')
-                                              if name == 'index' or settings[name]})
+def _needs(settings: Any) -> dict[str, str]:
+  return {'index': 'path'} | ({'encoder': 'path'} if settings.encoder else {})
+
+
+BACKEND = Backend(lambda settings, **_: Index(settings.index, encoder=settings.encoder or None), by_source=True,
+                  identity=_identity, needs=_needs)

@@ -29,7 +29,7 @@ from jaxsearch.data.corpus import stream_corpus
 from jaxsearch.data.jsonl import DataError, opened
 from jaxsearch.files import naming, no_link, write_whole
 from jaxsearch.tools import sparse
-from jaxsearch.tools.index import FORMAT, Encoder, Passages, open_vectors, read_manifest, sizes
+from jaxsearch.tools.index import FORMAT, Encoder, Passages, read_manifest, sizes
 from jaxsearch.tools.sparse import indexed
 
 ENCODED = 2**12  # passages that are encoded at a time
@@ -72,7 +72,8 @@ def build(corpus: str | os.PathLike, out: str | os.PathLike, kind: str, *, encod
         (out / 'progress.json').unlink()
       if approximate and 'approximate' not in manifest:
         from jaxsearch.tools import approximate as lists
-        manifest['approximate'] = lists.build(out, open_vectors(out, settings['dense']), precision, report)
+        from jaxsearch.tools.dense import Vectors
+        manifest['approximate'] = lists.build(out, Vectors(out, encoder.width, precision), precision, report)
         _write_manifest(out, manifest)
       return manifest
   except filelock.Timeout as error:

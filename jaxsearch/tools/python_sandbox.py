@@ -1,4 +1,4 @@
-"""A sandbox for Python that a model wrote: CARL's tool.
+"""The tool of CARL: Python that the policy wrote, and the sandbox that runs it.
 
 The interpreter is `pydantic-monty`, a subset of Python in subprocesses of its own: no files, no network, no
 imports but a few of the standard library (`MODULES`), limits on time, memory, recursion and calls of host
@@ -12,52 +12,82 @@ kept is ended.
 """
 
 import ast
-import contextlib
+import dataclasses
 import datetime
 import os
 import re
 import signal
 import statistics
-import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pydantic_monty
 
+from jaxsearch.tools.calls import ToolCall
+from jaxsearch.trees import grammar
+from jaxsearch.trees.tree import Node
+
+# Characters, documents, and their characters, of a search in a program.
+MAX_QUERY, MAX_TOPK, MAX_FOUND = 1000, 10, 100_000
 CALLS = 32  # of host functions and look-ups of their names, in one program
 # A program's output depends on its text alone: the clock stands, nothing sleeps, random numbers are seeded.
 MODULES = ('math', 're', 'json', 'datetime', 'decimal', 'statistics', 'itertools', 'collections', 'functools',
            'random')
+POLICY = {'datetime': datetime.datetime(2026, 1, 1), 'sleep': 'zero', 'random_start': {'seed': 0}}
 # What a host function takes. Thirty calls of the slowest one, a deviation of floats of all sizes, take 0.1 s.
 ARGUMENTS, ITEMS, BITS, CHARACTERS = 8, 1000, 256, 1000
-POLICY = {'datetime': datetime.datetime(2026, 1, 1), 'sleep': 'zero', 'random_start': {'seed': 0}}
+warnings.filterwarnings('ignore', module='<program>')  # of odd escapes
 
 
-_starting = threading.Lock()
+@dataclasses.dataclass(frozen=True)
+class RunPython(ToolCall):
+  """Runs a program; the reply is what it printed, cut to the room after `node`.
 
+  The program may call `search(query, k)`, which returns documents of the search back end as text, and
+  `table()`, which returns the rows of `table`.
 
-@contextlib.contextmanager
-def _quiet_start() -> Iterator[None]:
-  """A context in which a new process does not get our stderr. A worker opens /dev/null in its place, and what
-  it says when it crashes does not end up on the terminal."""
-  with _starting:
-    try:
-      before = os.get_inheritable(2)
-      os.set_inheritable(2, False)
-    except OSError:  # we have none either
-      before = None
-    try:
-      yield
-    finally:
-      if before is not None:
-        os.set_inheritable(2, before)
+  Attributes:
+    node: the span with the program.
+    show: see `ToolCall`; by default CARL's observation.
+  """
+  node: Node
+  code: str
+  table: Sequence[Sequence[str]] = ()
+  show: Callable[[str], str] | None = None
+  tool = 'python'
+
+  @property
+  def query(self) -> str:
+    return self.code
+
+  def run(self, tools):
+    """Raises the last search's error if all searches of the program failed: then the tool failed."""
+    end = time.monotonic() + tools.deadline
+
+    def search(query: str, k: int = tools.topk) -> str:
+      if not isinstance(query, str) or len(query) > MAX_QUERY:  # an error of the program's
+        raise ValueError(f'a query is a text of at most {MAX_QUERY} characters')
+      if time.monotonic() > end:
+        raise TimeoutError('no time left for a search')
+      listed = grammar.listed(tools.find(self.node, query, min(max(int(k), 1), MAX_TOPK)))
+      return listed[:MAX_FOUND] or 'No documents were found.\n'
+
+    table = lambda: [list(row) for row in self.table]
+    printed = tools.python.run(self.code, {'search': search, 'table': table})
+    if tools.searches and None not in tools.searches:
+      raise tools.searches[-1]
+    return printed
+
+  def written(self, reply, special_tokens):
+    return grammar.output(reply, special_tokens)
 
 
 def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
-  """The function, for numbers, texts and lists of these within the limits above.
+  """Returns the function for numbers, texts and lists of these within the limits above.
 
-  Raises ValueError for anything else.
+  It raises ValueError for anything else.
   """
   def short(value: Any) -> bool:
     if isinstance(value, int):
@@ -107,9 +137,6 @@ class PythonSandbox:
   """
 
   def __init__(self, *, seconds: float = 2.0, memory: int = 64, output: int = 4000, workers: int = 4):
-    if seconds <= 0 or memory < 1 or output < 1 or workers < 1:
-      raise ValueError(f'a sandbox of {seconds} s, {memory} MiB, {output} characters, {workers} workers: '
-                       'all more than 0')
     self._limits = {'max_feed_duration_secs': float(seconds), 'max_memory': memory << 20,
                     'max_recursion_depth': 101, 'max_suspensions': CALLS}  # RUN is one call of these
     self._output = output
@@ -117,7 +144,7 @@ class PythonSandbox:
     self._pool.__enter__()
 
   def run(self, code: str, functions: Mapping[str, Callable[..., Any]] | None = None) -> str:
-    """What a program printed, and its error if it failed (`ZeroDivisionError: division by zero`).
+    """Returns what a program printed, and its error if it failed (`ZeroDivisionError: division by zero`).
 
     As at a prompt, the value of a last line that is an expression is shown if nothing was printed. May be
     called from several threads. The program may call the `functions` by name; they run on the caller's
@@ -133,16 +160,14 @@ class PythonSandbox:
       if len(printed) > self._output:
         os.kill(worker, signal.SIGKILL)  # nothing else stops it at once; the pool starts another
 
+    names = ', '.join(f'{name!r}: {name}' for name in functions)
+    bounded = {name: _bounded(function) for name, function in functions.items()}
     try:
-      with contextlib.ExitStack() as stack:
-        with _quiet_start():
-          session = stack.enter_context(self._pool.checkout(limits=self._limits, os_policy=POLICY,
-                                                            external_modules={'statistics': STATISTICS}))
+      with self._pool.checkout(limits=self._limits, os_policy=POLICY,
+                               external_modules={'statistics': STATISTICS}) as session:
         worker = session.worker_pid
-        names = ', '.join(f'{name!r}: {name}' for name in functions)
-        error = session.feed_run(
-          RUN % names, inputs={'code': _value_kept(code), 'most': self._output}, print_callback=show,
-          external_lookup={name: _bounded(function) for name, function in functions.items()})
+        error = session.feed_run(RUN % names, inputs={'code': _value_kept(code), 'most': self._output},
+                                 print_callback=show, external_lookup=bounded)
         if not printed and not error:
           error = session.feed_run(SHOW_VALUE, print_callback=show)
     except pydantic_monty.MontyRuntimeError as failure:
@@ -159,25 +184,19 @@ class PythonSandbox:
     self._pool.__exit__(None, None, None)
 
 
-_PARSING = threading.Lock()  # filters of warnings are of the whole process
-
-
 def _value_kept(code: str) -> str:
-  """The program with the value of its last line, if that is an expression, as `value__`, to be printed in the
-  sandbox.
+  """Returns the program with the value of its last line, if that is an expression, as `value__`, to be
+  printed in the sandbox.
 
   A value that leaves the sandbox is written out whole: a list that holds a text a million times would be
   gigabytes here.
   """
   try:
-    with _PARSING, warnings.catch_warnings(action='ignore'):
-      last = ast.parse(code).body[-1]
-  except (SyntaxError, ValueError, IndexError, RecursionError, MemoryError, SystemError):
-    return code  # it is broken, or of a newer syntax
-  if not isinstance(last, ast.Expr):
-    return code
-  lines = code.encode().splitlines(keepends=True)
-  at = lambda line, column: sum(map(len, lines[:line - 1])) + column
-  start, end = at(last.lineno, last.col_offset), at(last.end_lineno, last.end_col_offset)
-  content = code.encode()
-  return (content[:start] + b'value__ = (' + content[start:end] + b')' + content[end:]).decode()
+    program = ast.parse(code, '<program>')
+    if program.body and isinstance(last := program.body[-1], ast.Expr):
+      target = ast.Name('value__', ast.Store())
+      program.body[-1] = ast.copy_location(ast.Assign([target], last.value), last)
+      return ast.unparse(ast.fix_missing_locations(program))
+  except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
+    pass  # it is broken, or of a newer syntax
+  return code

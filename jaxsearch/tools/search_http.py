@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, FailFast, Field, model_validator
 
 from jaxsearch.data.corpus import Document, split_contents
-from jaxsearch.tools import Backend, check_search
+from jaxsearch.tools import Backend
 from jaxsearch.tools.cache import Cache, NotRecorded
 from jaxsearch.tools.http_client import JsonClient, RequestError, secret_from_env
 
@@ -63,7 +63,6 @@ class HttpSearch(JsonClient):
 
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
     """Returns at most `topk` documents for each query, in the server's order. Raises SearchError."""
-    check_search(queries, topk)
     if not self._cache:
       parts = (queries[start:start + MAX_QUERIES] for start in range(0, len(queries), MAX_QUERIES))
       return [documents for part in parts for documents in self._ask(part, topk)]

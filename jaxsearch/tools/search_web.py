@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, FailFast
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.tools import Backend, check_search
+from jaxsearch.tools import Backend
 from jaxsearch.tools.cache import Cache
 from jaxsearch.tools.http_client import JsonClient, secret_from_env
 from jaxsearch.tools.search_http import SearchError
@@ -77,7 +77,6 @@ class WebSearch(JsonClient):
 
     None for a blank one. Raises SearchError.
     """
-    check_search(queries, topk)
     return [self._find(query, topk) if query.strip() else [] for query in queries]
 
   def _find(self, query: str, topk: int) -> list[Document]:

@@ -2,9 +2,8 @@
 request.
 
 `SimulatedSearch` is the back end. It draws for every call whether its documents are noisy, with a probability
-that rises with the training step, and has a writer write them. `ModelWriter` prompts a language model: a
-local one on its own sampler, or one behind a server (`tools.chat`). `world/writer.py` stands in for one in
-the embedded world.
+that rises with the training step, and has a writer write them: `ModelWriter` prompts a language model,
+`world/writer.py` stands in for one in the embedded world.
 
 The draws depend on the seed, the step, the call (which tree, its how many-th call; see `for_call`) and the
 query, and on nothing else. So a query that is sent again may find something new, as in CuSearch's condition
@@ -23,7 +22,7 @@ from typing import Any, Protocol
 from jaxsearch import registry
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.tools import Backend, SearchBackend, check_search
+from jaxsearch.tools import Backend, SearchBackend
 from jaxsearch.tools.chat import Chat
 from jaxsearch.trees import grammar, templates
 
@@ -49,10 +48,7 @@ class WriterError(RuntimeError):
 
 def noise_probability(step: int, total_steps: int, start: float, end: float) -> float:
   """Computes ZeroSearch's curriculum: p_i = p_s + (b^(i/m) - 1) / (b - 1) * (p_e - p_s) at step i of m =
-  `total_steps`.
-
-  `start` and `end` are p_s and p_e, the probabilities of noise at step 0 and at step m.
-  """
+  `total_steps`; `start` and `end` are p_s and p_e."""
   return start + (BASE ** (step / total_steps) - 1) / (BASE - 1) * (end - start)
 
 
@@ -77,18 +73,12 @@ class SimulatedSearch:
     self.noise = noise_probability(step, total_steps, *self._curriculum) if step else self._noise_eval
 
   def for_call(self, question: Question | None, *call: int) -> SearchBackend:
-    """Returns this back end for one tool call, which the numbers `call` name:
-
-    Draws of its own, and a known question.
-    """
+    """Returns this back end for one tool call, which the numbers `call` name, about a known question."""
     return types.SimpleNamespace(search=functools.partial(self.search, question=question, call=call))
 
   def search(self, queries: Sequence[str], topk: int = 3, *, question: Question | None = None,
              call: Sequence[int] = ()) -> list[list[Document]]:
     """Returns at most `topk` documents for each query. Raises what the writer raises."""
-    check_search(queries, topk)
-    if not queries:
-      return []
     # Not `hash`, which differs from process to process.
     drawn_from = [json.dumps([self._seed, self._step, *call, query]).encode() for query in queries]
     draws = [hashlib.sha256(content).digest() for content in drawn_from]
@@ -106,10 +96,11 @@ class ModelWriter:
   """Has a language model write the documents; as in ZeroSearch it is told the question and its first gold
   answer.
 
-  `generate` takes prompts and their seeds and returns replies, an exception where one failed: `Chat.replies`,
-  or a `DynamicBatcher` around a local model. It is called from several threads. `files`: see
-  `templates.writer_files`. Noisy documents are true but of no help; with `false_facts` they state what is
-  false.
+  Args:
+    generate: prompts and their seeds -> replies, an exception where one failed: `Chat.replies`, or a
+      `DynamicBatcher` around a local model. Called from several threads.
+    files: see `templates.writer_files`.
+    false_facts: noisy documents state what is false; else they are true but of no help.
   """
 
   def __init__(self, generate: Callable[[list[str], Sequence[int]], Sequence[str | Exception]],
@@ -130,10 +121,8 @@ class ModelWriter:
 
 
 def writing_prompt(query: str, topk: int, template: str, question: Question | None = None) -> str:
-  """Returns the prompt for `topk` documents, with the query on one line.
-
-  It stands for an unknown question, too.
-  """
+  """Returns the prompt for `topk` documents, with the query on one line; it stands for an unknown question,
+  too."""
   query = ' '.join(query.split())
   asked = question.question if question else query
   answer = [*(question.golden_answers if question else ()), 'not known'][0]
@@ -148,26 +137,26 @@ def parse_documents(reply: str, topk: int) -> list[Document]:
   """
   bodies = [_BODY.fullmatch(part) for part in _HEADING.split(reply)[1:topk + 1]]
   untitled = [('', part) for part in _UNTITLED.split(reply)[1:topk + 1]]
-  documents = [body and (body[1].strip(), body[2]) for body in bodies] or untitled
+  documents = [(body[1].strip(), body[2]) if body else ('', '') for body in bodies] or untitled
   if not documents:
     raise WriterError(f'the simulator wrote no documents: {reply[:80]!r}')
-  for i, document in enumerate(documents, start=1):
-    if document is None or not document[1].strip():
-      raise WriterError(f'document {i} of the simulator has no title or no text')
-  return [Document(f'written-{i}', title, ' '.join(text.split()))
-          for i, (title, text) in enumerate(documents, start=1)]
+  for number, (_, text) in enumerate(documents, start=1):
+    if not text.strip():
+      raise WriterError(f'document {number} of the simulator has no title or no text')
+  return [Document(f'written-{number}', title, ' '.join(text.split()))
+          for number, (title, text) in enumerate(documents, start=1)]
 
 
 def _open(settings: Any, *, corpus: Sequence[Document] | None, seed: int,
           generator: Callable) -> SimulatedSearch:
-  model, temperature = settings.writer_model, settings.writer_temperature
+  model, temperature, false = settings.writer_model, settings.writer_temperature, settings.noise_false
   if settings.writer in registry.ENTRIES['writers']:
-    writer = registry.find('writers', settings.writer)(corpus, false_facts=settings.noise_false)
+    writer = registry.find('writers', settings.writer)(corpus, false_facts=false)
   elif settings.writer == 'chat':
     chat = Chat(settings.url, model, temperature=temperature, timeout=settings.timeout, cache=settings.cache)
-    writer = ModelWriter(chat.replies, settings.writer_templates, settings.noise_false)
+    writer = ModelWriter(chat.replies, settings.writer_templates, false)
   else:
-    writer = ModelWriter(generator(model, temperature), settings.writer_templates, settings.noise_false)
+    writer = ModelWriter(generator(model, temperature), settings.writer_templates, false)
   noise = {name: settings[name] for name in ('noise_start', 'noise_end', 'noise_eval')}
   return SimulatedSearch(writer, seed=seed, **noise)
 

@@ -18,7 +18,7 @@ from tests.evaluation.test_competence import Letters
 from tests.evaluation.test_figures import record
 
 MANIFEST = {
-  'corpus': {'name': 'data/wiki-18.jsonl', 'sha256': 'c1'}, 'index': {'backend': 'bm25', 'engine': 'bm25s'}, 'k': 3, 'turns': 4,
+  'corpus': {'name': 'data/wiki-18.jsonl', 'sha256': 'c1'}, 'index': {'backend': 'bm25', 'engine': 'sparse'}, 'k': 3, 'turns': 4,
   'metric': 'em', 'method': 'search_r1', 'decoding': {'temperature': 0.0, 'samples': 1}, 'prompt': 'p1', 'searched': True,
   'questions': {name: {'ids': 'i', 'golds': 'g', 'n': 8, 'split': 'test'} for name in ('nq', 'hotpotqa')}}  # fmt: skip
 
@@ -54,7 +54,7 @@ def test_rows_columns_intervals_and_the_average(write):
 @pytest.mark.parametrize(('changes', 'named'), [
   ({'corpus': {'name': 'own.jsonl', 'sha256': 'c2'}}, "corpus ('own.jsonl', not 'data/wiki-18.jsonl')"),
   ({'k': 5}, 'k (5, not 3)'), ({'turns': 2}, 'turns (2, not 4)'),
-  ({'index': {'backend': 'bm25', 'engine': 'rank_bm25'}}, 'index (engine=rank_bm25, not engine=bm25s)'),
+  ({'index': {'backend': 'bm25', 'engine': 'rank_bm25'}}, 'index (engine=rank_bm25, not engine=sparse)'),
   ({'metric': 'entity'}, "metric ('entity', not 'em')"), (of(MANIFEST['questions'], split='dev'), "split ('dev', not 'test')"),
   (of(MANIFEST['questions'], ids='j', n=9), 'questions (9, not 8)'),
   (of(MANIFEST['questions'], golds='h'), 'questions (other ones of that number'),

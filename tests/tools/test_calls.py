@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from jaxsearch.data.corpus import Document
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler.requests import Call, RunPython, Search, Tools, shorten
-from jaxsearch.tools.python_sandbox import PythonSandbox
-from jaxsearch.tools.run_python import MAX_FOUND
+from jaxsearch.tools.python_sandbox import MAX_FOUND, PythonSandbox
 from jaxsearch.trees import grammar
 from jaxsearch.world import files as world
 

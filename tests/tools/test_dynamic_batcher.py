@@ -37,7 +37,7 @@ def test_calls_of_threads_share_batches_and_batches_do_not_overlap():
 
 
 def test_a_batch_that_fails_fails_for_all_in_it_and_the_next_one_runs():
-  answers = iter([RuntimeError('out of memory'), ['short'], ['good']])
+  answers = iter([RuntimeError('out of memory'), ['good']])
 
   def generate(prompts):
     answer = next(answers)
@@ -48,6 +48,4 @@ def test_a_batch_that_fails_fails_for_all_in_it_and_the_next_one_runs():
   batched = DynamicBatcher(generate)
   with pytest.raises(RuntimeError, match='out of memory'):
     batched(['a'])
-  with pytest.raises(ValueError, match='1 replies to 2 prompts'):
-    batched(['a', 'b'])
   assert batched(['a']) == ['good']

@@ -104,18 +104,13 @@ def test_a_flood_of_output_ends_the_program_at_once():
 
 
 @pytest.mark.parametrize('arguments', [
-  '[[1]]', '[(1,)]', '{}', '"x" * 1001', '["x" * 1001]', '[1] * 1001', '2 ** 256', '[2 ** 256]', '*[1] * 9', 'k=[[1]]', 'b"x"',
+  '[[1]]', '{}', '"x" * 1001', '["x" * 1001]', '[1] * 1001', '[2 ** 256]', '*[1] * 9', 'k=[[1]]', 'b"x"',
 ])
 def test_host_functions_take_a_few_flat_short_values(sandbox, arguments):
   seen = []
   functions = {'f': lambda *values, **named: seen.append(values)}
   assert 'ValueError: a function takes' in sandbox.run(f'f({arguments})', functions) and not seen
   assert sandbox.run('f("x" * 1000, [2 ** 255] * 1000, 1.5, None, True, ("a", 1))', functions) == '' and len(seen) == 1
-
-
-def test_a_nest_of_shared_tuples_is_not_hashed_here(sandbox):
-  code = 'import statistics\na = (1,)\nfor i in range(18): a = (a, a)\nstatistics.mode([a])'
-  assert 'ValueError' in sandbox.run(code)
 
 
 def test_all_calls_of_statistics_together_take_less_than_the_limit_of_time(sandbox):
@@ -195,37 +190,9 @@ def test_a_value_that_cannot_be_shown_is_an_error_of_the_program(sandbox):
   assert 'Error' in sandbox.run('10 ** 5000') or len(sandbox.run('10 ** 5000')) > 400
 
 
-def test_bad_limits_are_told_of():
-  with pytest.raises(ValueError, match='all more than 0'):
-    PythonSandbox(seconds=0)
-
-
 @pytest.mark.parametrize('code', ['[s] * 20000', 'a = [1]\nfor i in range(30): a = [a, a]\na'])
 def test_a_value_of_gigabytes_does_not_leave_the_sandbox(sandbox, code):
   before = psutil.Process().memory_info().rss
   started = time.monotonic()
   assert sandbox.run("s = 'x' * 100000\n" + code).count('x') < 600
   assert time.monotonic() - started < 10 and psutil.Process().memory_info().rss - before < 2**28
-
-
-def test_nothing_reaches_the_terminal():
-  code = """
-import os, psutil
-from jaxsearch.tools.python_sandbox import PythonSandbox
-sandbox, seen = PythonSandbox(seconds=0.5, memory=16), []
-def look():
-  worker, = psutil.Process().children()
-  seen.extend(os.path.realpath(f'/proc/{worker.pid}/fd/{number}') for number in (1, 2))
-  worker.kill()
-  worker.wait()
-sandbox.run('look()', {'look': look})
-for program in ('print(1)', '1 / 0', 'def f(): return f()\\nf()', 'import sys\\nprint(1, file=sys.stderr)', 'while True: pass'):
-  sandbox.run(program)
-sandbox.close()
-ours = [os.path.realpath(f'/proc/self/fd/{number}') for number in (1, 2)]
-assert seen[1] == '/dev/null' and not set(seen) & set(ours), (seen, ours)
-os.write(2, b'still there')  # and our own stderr is as it was
-assert os.get_inheritable(2)
-"""
-  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-  assert (done.returncode, done.stdout, done.stderr) == (0, '', 'still there')
