@@ -212,7 +212,10 @@ def get_config():
     grad_norm=config_dict.placeholder(float),  # of the gradient before it is clipped; its scale depends on the model
   )
 
-  config.mesh = config_dict.create(data=1, fsdp=-1, tensor=1)  # devices along each axis; one may be -1, for all that are left
+  config.mesh = config_dict.create(
+    data=1, fsdp=-1, tensor=1,       # devices along each axis; one may be -1, for all that are left
+    accelerator=False,               # True: a run ends at once where JAX finds neither a GPU nor a TPU
+  )
   config.distributed = config_dict.create(
     enabled=False,                   # True for several processes; on TPU pods and SLURM leave the rest to JAX ('' and -1)
     coordinator='', num_processes=-1, process_id=-1,

@@ -24,10 +24,10 @@ def get_config():
   config.data.questions = 'train.jsonl'
   config.search.update(backend='http', url='http://127.0.0.1:8000/retrieve', topk=3)
   config.grow.update(template='search_r1', max_turns=4, max_tokens=500)
-  config.sampler.update(slots=256, length=4096, max_observation=500, deterministic=False)
+  config.sampler.update(slots=256, length=4096, max_observation=500, tool_workers=128, deterministic=False)
   config.train.update(row_length=4096, micro_rows=16, mini_batch=1280)  # 256 prompts: two updates a step
   config.loss.kl_coef = 0.001
   config.optim.update(learning_rate=1e-6, lr_warmup_updates=285)
   config.distributed.enabled = True
-  config.checkpoint_every = 1  # saved beside the next step, so that a host that is taken away costs no more than the step in hand
+  config.mesh.accelerator = True
   return config.lock()

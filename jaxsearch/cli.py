@@ -31,6 +31,8 @@ def main(argv: list[str] | None = None) -> int:
   arguments = sys.argv[1:] if argv is None else argv
   if sys.platform == 'linux' and not any(any(pathlib.Path('/dev').glob(name)) for name in ACCELERATORS):
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # JAX would look for the devices of the compilers of `plan`
+  if not {'XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION'} & os.environ.keys():
+    os.environ['XLA_CLIENT_MEM_FRACTION'] = str(memory.POOL)  # of a GPU; JAX would take less than plans allow
   try:
     run([argument for argument in arguments if argument != '--traceback'] or ['--help'])
     return 0

@@ -7,6 +7,9 @@ if [ -z "${JAX_PLATFORMS:-}" ] && ! compgen -G '/dev/nvidia[0-9]*' > /dev/null &
     && ! compgen -G '/dev/vfio/[0-9]*' > /dev/null; then
   export JAX_PLATFORMS=cpu
 fi
+if [ -d /usr/local/nvidia/lib64 ]; then  # where GKE puts the driver; a slim image does not look there
+  export LD_LIBRARY_PATH=/usr/local/nvidia/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+fi
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}
 
 # glibc gives large buffers back to the system as soon as they are freed; a training step on CPU then spends a third of
@@ -32,7 +35,7 @@ step() {
 }
 
 install() {  # install SPEC: this repository, editable, with the pinned versions; nothing is done when nothing has changed
-  local wanted=".venv/installed-${1//[^a-z]/_}"
+  local wanted=".venv/installed-${1//[^a-z0-9]/_}"
   [ -x ".venv/bin/${PYTHON##*/}" ] || step "$PYTHON" -m venv --clear .venv  # none yet, or of another Python
   if [ ! -e "$wanted" ] || [ pyproject.toml -nt "$wanted" ] || [ launch/constraints.txt -nt "$wanted" ]; then
     step .venv/bin/python -m pip install --quiet --disable-pip-version-check -c launch/constraints.txt -e "$1"

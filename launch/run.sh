@@ -7,8 +7,11 @@
 # is finished and saved), and starts a process that died again. The same command resumes the run in OUT.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+cache=${JAX_COMPILATION_CACHE_DIR:-}
 source launch/environment.sh
 source launch/job.env
+# All hosts find what one has compiled, and so do they after a restart.
+[ "$HOSTS" = 1 ] || export JAX_COMPILATION_CACHE_DIR=${cache:-$(dirname "$OUT")/.jax_cache}
 
 if [ -x .venv/bin/jaxsearch ]; then
   jaxsearch=.venv/bin/jaxsearch
@@ -52,8 +55,10 @@ trap stop TERM INT
 
 retriever=
 if [ -n "$RETRIEVER" ]; then
+  on=(JAX_PLATFORMS=cpu)  # on devices it would take their memory from training, and lock a TPU
+  [ -z "$RETRIEVER_GPUS" ] || on=(JAX_PLATFORMS=cuda CUDA_VISIBLE_DEVICES="$RETRIEVER_GPUS")
   # shellcheck disable=SC2206  # several words
-  serve=("$jaxsearch" serve $RETRIEVER --port "$PORT")
+  serve=(env "${on[@]}" "$jaxsearch" serve $RETRIEVER --port "$PORT")
   if [ -n "$DRY_RUN" ]; then
     step "${serve[@]}"
   else

@@ -9,6 +9,7 @@ import pytest
 
 from jaxsearch import cli
 from jaxsearch.flags import parse
+from jaxsearch.parallel import memory
 
 
 def test_help_lists_the_commands_without_importing_jax():
@@ -29,6 +30,16 @@ def test_without_an_accelerator_jax_is_not_to_look_for_one():
     environment |= {} if given is None else {'JAX_PLATFORMS': given}
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.splitlines()[-1] == expected
+
+
+@pytest.mark.parametrize(('given', 'expected'), [
+  ({}, memory.POOL), ({'XLA_CLIENT_MEM_FRACTION': '0.5'}, 0.5), ({'XLA_PYTHON_CLIENT_MEM_FRACTION': '0.6'}, 0.6)])
+def test_the_pool_of_a_gpu_is_the_share_that_plans_allow(given, expected):
+  code = ("from jaxsearch.cli import main; main(['--version']); from jaxlib import xla_client; "
+          "print(xla_client.generate_pjrt_gpu_plugin_options()['memory_fraction'])")
+  environment = {name: value for name, value in os.environ.items() if 'MEM_FRACTION' not in name} | given
+  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, env=environment)
+  assert float(done.stdout.splitlines()[-1]) == expected
 
 
 def test_every_command_has_help_with_its_flags(capsys):

@@ -18,6 +18,14 @@ NAMES = sorted(path.stem for path in (pathlib.Path(__file__).parent.parent / 'co
 METHODS = [name for name in NAMES if name not in ('world_policy', 'sft', 'sft_gold', 'smollm2', 'smollm2_wiki')]
 
 
+@pytest.mark.parametrize('name', [name for name in NAMES if name.endswith(('3b', '7b'))])
+def test_a_pod_config_says_what_a_pod_needs(name):
+  """A GPU or TPU, many searches at a time, and no checkpoint of tens of gigabytes in every step."""
+  config = importlib.import_module(f'configs.{name}').get_config()
+  assert config.mesh.accelerator and config.checkpoint_every == 10
+  assert config.search.backend != 'http' or config.sampler.tool_workers >= 128
+
+
 @pytest.mark.parametrize('name', METHODS)
 @pytest.mark.parametrize('real', [False, True])
 def test_a_config_fits_its_method(name, real):

@@ -26,6 +26,8 @@ SCRIPTS = sorted(path.name for path in (*LAUNCH.glob('*.sh'), LAUNCH / 'slurm.sb
 TINY = ['--config.steps=4', '--config.questions_per_step=2', '--config.group_size=2', '--config.eval.every=0',
         '--config.checkpoint_every=1', '--config.data.number=6', '--config.sampler.slots=4', '--config.train.micro_rows=2',
         '--config.progress=False']
+on_path = pytest.mark.skipif((ROOT / '.venv/bin/jaxsearch').exists(),
+                             reason='the repository has a virtual environment, which comes before PATH')
 JOB = {'CONFIG': 'quickstart', 'NAME': 'night', 'IMAGE': 'registry/jaxsearch:1', 'CLUSTER': 'pod', 'ZONE': 'here'}
 
 
@@ -88,12 +90,30 @@ def test_the_job_becomes_one_command(tmp_path):
   found = run('run.sh', '--dry-run', '--config.steps=7', MODEL='/data/a model', QUESTIONS='q.jsonl', OUT='/data/run',
               RETRIEVER='--index /data/wiki18', PORT='8123', HOSTS='4', COORDINATOR='first:1234', PROCESS_ID='3')
   serve, train = map(shlex.split, found.stdout.splitlines()[-2:])
-  assert serve[1:] == ['serve', '--index', '/data/wiki18', '--port', '8123']
+  assert serve[:2] == ['env', 'JAX_PLATFORMS=cpu']
+  assert serve[3:] == ['serve', '--index', '/data/wiki18', '--port', '8123']
   assert train[1:] == [
     'train', '--config', 'quickstart', '--config.out=/data/run', '--config.model=/data/a model',
     '--config.data.questions=q.jsonl', '--config.search.backend=http', '--config.search.url=http://127.0.0.1:8123/retrieve',
     '--config.distributed.enabled=True', '--config.distributed.coordinator=first:1234', '--config.distributed.num_processes=4',
     '--config.distributed.process_id=3', '--config.steps=7']
+
+
+def test_a_search_server_gets_the_gpus_that_are_named_for_it(tmp_path):
+  found = run('run.sh', '--dry-run', OUT=str(tmp_path), RETRIEVER='--index /data/wiki18', RETRIEVER_GPUS='6,7')
+  serve = shlex.split(found.stdout.splitlines()[-2])
+  assert serve[:3] == ['env', 'JAX_PLATFORMS=cuda', 'CUDA_VISIBLE_DEVICES=6,7']
+
+
+@on_path
+@pytest.mark.parametrize(('hosts', 'given', 'expected'), [
+  ('1', '', f'{ROOT}/.jax_cache'), ('2', '', '/shared/runs/.jax_cache'), ('auto', '', '/shared/runs/.jax_cache'),
+  ('2', '/my/cache', '/my/cache')])
+def test_hosts_share_what_they_have_compiled(programs, hosts, given, expected):
+  stand_in(programs, 'jaxsearch', 'echo $JAX_COMPILATION_CACHE_DIR')
+  found = run('run.sh', PATH=f'{programs}:{os.environ["PATH"]}', OUT='/shared/runs/first', HOSTS=hosts,
+              JAX_COMPILATION_CACHE_DIR=given)
+  assert found.stdout.splitlines() == [expected]
 
 
 @pytest.mark.parametrize('rented', [
@@ -131,13 +151,12 @@ def test_skypilot_and_the_notebook_have_the_scripts_names():
   assert 'launch/quickstart.sh' in code and all(not cell.get('outputs') for cell in notebook['cells'])
 
 
+@on_path
 def test_a_process_that_dies_is_started_again_and_a_mistake_is_not(programs, tmp_path):
   stand_in(programs, 'jaxsearch', f'''
 echo run >> {tmp_path / "runs"}
 [ "$(wc -l < {tmp_path / "runs"})" -ge 3 ] || kill -KILL $$
 exit ${{FINAL:-0}}''')
-  if (ROOT / '.venv/bin/jaxsearch').exists():
-    pytest.skip('the repository has a virtual environment, which comes first')
   path = f'{programs}:{os.environ["PATH"]}'
   found = run('run.sh', PATH=path, RESTARTS='3')
   assert found.returncode == 0 and 'status 137, 3 restarts left' in found.stderr and '2 restarts left' in found.stderr

@@ -7,6 +7,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 
+POOL = 0.9  # of a device's memory, for arrays: the rest is for programs and buffers of collectives
 SAMPLER = "lower sampler.slots or sampler.length (of a reader, judge or refiner: its `slots` and `length`)"
 UPDATE = 'lower train.micro_rows, train.chunk or train.row_length, or set remat=full'
 STATE = ('set dtype=bfloat16 with optim.master_weights=False, loss.kl_coef=0 (no copy of the initial policy) '

@@ -13,17 +13,19 @@ takes part, so others may use them meanwhile.
 import base64
 import collections
 import contextlib
+import functools
 import json
 import math
 import os
 import threading
+import time
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax._src import distributed  # its client has no public name
+from jax._src import compilation_cache, compiler, distributed  # no public names
 from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -62,6 +64,22 @@ def start_distributed(enabled: bool, coordinator: str = '', num_processes: int =
     shown = ', '.join(f'{name}={"" if value is None else value}' for name, value in known.items())
     raise ValueError(f'distributed.enabled=True: multi-host start-up with {shown} failed; process 0 listens '
                      f'there alone, or on JAX_COORDINATOR_BIND_ADDRESS: {error}') from error
+  compiler._compile_and_write_cache = functools.partial(_compile_and_write, compiler._compile_and_write_cache)
+
+
+def _compile_and_write(compile_program, backend, computation, devices, options, callbacks, name, key):
+  """Writes what no other process has to the compilation cache; JAX leaves writing to process 0.
+
+  A key names the devices, except on GPUs; on CPUs also the process. Without this, others than process 0 would
+  compile the sampler again whenever the job starts.
+  """
+  start = time.monotonic()
+  executable = compile_program(backend, computation, devices, options, callbacks, name, key)
+  seconds = time.monotonic() - start
+  unique = {'gpu': False, 'cpu': True}.get(backend.platform, devices.is_fully_addressable)
+  if jax.process_index() and unique and seconds >= jax.config.jax_persistent_cache_min_compile_time_secs:
+    compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
+  return executable
 
 
 def notices_preemption() -> bool:
@@ -69,13 +87,16 @@ def notices_preemption() -> bool:
   return jax.distributed.is_initialized() and jax.config.jax_enable_preemption_service
 
 
-def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, *,
+def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, accelerator: bool = False, *,
               devices: Sequence[jax.Device] | None = None) -> Mesh:
   """Makes a mesh over all devices (or `devices`); one size may be -1 and takes what the others leave.
 
-  Raises ValueError where sizes do not fit the devices.
+  Raises ValueError where sizes do not fit the devices, or there is no `accelerator` but there should be.
   """
   devices = jax.devices() if devices is None else devices
+  if accelerator and devices[0].platform == 'cpu':
+    raise ValueError('mesh.accelerator=True, but JAX finds no GPU or TPU here. What it needs is installed by '
+                     'the extras tpu, cuda13 (driver 580 or newer) and cuda12; see docs/pods.md')
   sizes = dict(data=data, fsdp=fsdp, tensor=tensor)
   shown = ', '.join(f'{name}={size}' for name, size in sizes.items())
   free = [name for name, size in sizes.items() if size == -1]

@@ -12,10 +12,10 @@ import ml_collections
 
 from jaxsearch.parallel import compiled, targets
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel.memory import POOL
 from jaxsearch.planning import costs, programs, step
 
 GIB = 2**30
-FULL = 0.9  # of a device's memory: the rest is for programs, buffers of collectives and what fragments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, say: Callabl
                      'collectives': list(map(dataclasses.astuple, made.collectives or ()))}
   load = {'temporary': run.load, 'total': run.resident('load') + run.load}
   highest = max(load['total'], *(program['memory']['total'] for program in figures.values()))
-  fits = highest <= FULL * target.device.memory
+  fits = highest <= POOL * target.device.memory
   phases = step.step_seconds(seconds, step.calls(
     work, config, scored=programs.score_passes(config), hosts=run.hosts, slots=run.engine.slots,
     segment=run.engine.segment_steps, prefill=math.prod(run.programs['prefill'].args[3].shape)))
@@ -73,7 +73,7 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, say: Callabl
     'phases': phases, 'step_seconds': sum(phases.values()) if complete else None,
     'decode_traffic': figures['decode']['each']['bytes'] / live,
     'fits': fits, 'bytes_per_device': highest, 'share': highest / target.device.memory,
-    'advice': '' if fits else advice(config, run, needs, FULL * target.device.memory)}
+    'advice': '' if fits else advice(config, run, needs, POOL * target.device.memory)}
 
 
 def compile_program(program: programs.Program, target: targets.Target) -> Compiled:
@@ -125,7 +125,7 @@ def search(config: ml_collections.ConfigDict, target: targets.Target,
 
   Compiles programs several times.
   """
-  devices, limit = target.devices(), FULL * target.device.memory
+  devices, limit = target.devices(), POOL * target.device.memory
   run = programs.of_config(config, devices)
 
   def largest(group, field, names, multiple, most):
@@ -177,7 +177,7 @@ def lines(plan: dict, target: targets.Target) -> Iterator[str]:
     phases = ', '.join(f'{name} {seconds:.1f}' for name, seconds in plan['phases'].items())
     yield f'at least {plan["step_seconds"]:.1f} s ({phases}), without tools, judges and the host'
   yield (f'fits: {plan["share"]:.0%} of a device at most' if plan['fits'] else
-         f'does not fit: {plan["share"]:.0%} of a device, {FULL:.0%} are allowed; set {plan["advice"]}')
+         f'does not fit: {plan["share"]:.0%} of a device, {POOL:.0%} are allowed; set {plan["advice"]}')
 
 
 def short(plan: dict) -> dict:

@@ -105,24 +105,39 @@ CHILD = pathlib.Path(__file__).with_name('two_processes.py')
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def test_two_processes_train_as_one():
-  """Two processes with two devices each, over gloo, reach the losses and parameters of one process with four."""
+def two_processes(*arguments: str, **variables: str) -> list[str]:
+  """Returns what two processes of two devices each print, which talk over gloo."""
   with socket.socket() as probe:
     probe.bind(('localhost', 0))
-    port = probe.getsockname()[1]
-  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
-  children = [subprocess.Popen([sys.executable, str(CHILD), str(port), str(process), '2'], text=True, env=environment,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) for process in range(2)]
+    port = str(probe.getsockname()[1])
+  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)} | variables
+  children = [subprocess.Popen([sys.executable, str(CHILD), port, str(process), '2', *arguments], text=True,
+                               env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+              for process in range(2)]
+  printed = []
+  for child in children:
+    output, errors = child.communicate(timeout=240)
+    assert child.returncode == 0, errors[-3000:]
+    printed.append(output.splitlines()[-1])
+  return printed
+
+
+def test_two_processes_train_as_one():
+  """They reach the losses and parameters of one process with four devices."""
   spec = importlib.util.spec_from_file_location('two_processes', CHILD)
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
   expected = module.figures(jax.devices()[:4])
   assert expected[0] != expected[1]
-  for child in children:
-    output, errors = child.communicate(timeout=240)
-    assert child.returncode == 0, errors[-3000:]
-    found = next(line for line in output.splitlines() if line.startswith('figures'))
-    np.testing.assert_allclose([float(word) for word in found.split()[1:]], expected, rtol=1e-5)
+  for line in two_processes():
+    np.testing.assert_allclose([float(word) for word in line.split()[1:]], expected, rtol=1e-5)
+
+
+def test_a_job_that_starts_again_compiles_nothing(tmp_path):
+  variables = {'JAX_COMPILATION_CACHE_DIR': str(tmp_path), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
+  first, again = (two_processes('compile', **variables) for _ in range(2))
+  assert all(int(line.split()[1]) >= 2 for line in first)
+  assert again == ['compiled 0', 'compiled 0']
 
 
 def test_processes_that_do_not_find_each_other_say_so():

@@ -1,8 +1,9 @@
 """Two training steps on a mesh of four devices. test_mesh.py calls `figures` and starts this file once a process.
 
-usage: two_processes.py PORT PROCESS PROCESSES
+usage: two_processes.py PORT PROCESS PROCESSES [compile]
 """
 
+import collections
 import socket
 import sys
 import threading
@@ -43,13 +44,27 @@ def figures(devices=None) -> list[float]:
   return losses + [sum(float(np.abs(np.asarray(x, np.float64)).sum()) for x in jax.tree.leaves(jax.device_get(own)))]
 
 
-def main(port: int, process: int, processes: int) -> None:
+def main(port: str, process: str, processes: str, what: str = '') -> None:
+  port, process, processes = int(port), int(process), int(processes)
   jax.config.update('jax_num_cpu_devices', 4 // processes)
   meshes.start_distributed(True, f'localhost:{port}', processes, process)
   with socket.socket() as stranger:
     assert stranger.connect_ex(('127.0.0.2', port)), 'the coordinator listens beyond the address that it was given'
+  if what == 'compile':
+    return count_compilations()
   check_gathering(process, processes)
   print('figures', *figures())
+
+
+def count_compilations() -> None:
+  """Prints how many programs are not in the compilation cache: of all processes, and of this one alone."""
+  events = collections.Counter()
+  jax.monitoring.register_event_listener(lambda name, **_: events.update([name.split('/')[-1]]))
+  mesh = meshes.make_mesh()
+  for devices in (mesh, meshes.local_mesh(mesh)):
+    placed = meshes.place(np.ones(8), meshes.split_over_batch(devices, 0))
+    jax.jit(lambda x: x - x.sum())(placed).block_until_ready()
+  print('compiled', events['compile_requests_use_cache'] - events['cache_hits'])
 
 
 def check_gathering(process: int, processes: int) -> None:
@@ -71,4 +86,4 @@ def check_gathering(process: int, processes: int) -> None:
 
 
 if __name__ == '__main__':
-  main(*map(int, sys.argv[1:]))
+  main(*sys.argv[1:])

@@ -168,7 +168,7 @@ def test_the_search_finds_the_largest_values(config, target, monkeypatch):
   monkeypatch.setattr(plan, 'compile_program', compile_program)
   run = programs.of_config(config, target.devices())
   monkeypatch.setitem(targets.DEVICES, 'cuda:h100', dataclasses.replace(
-    target.device, memory=int((run.resident('decode') + 41.5e6) / plan.FULL)))
+    target.device, memory=int((run.resident('decode') + 41.5e6) / plan.POOL)))
   found = plan.search(config, target, say=lambda _: None)
   assert found['train.micro_rows'] == 40
   a_row = run.cache / (3 * 8 + 2)  # a slot has one in the cache, a spare one, and one as it is decoded
