@@ -93,10 +93,10 @@ def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, accelerator: bool 
 
   Raises ValueError where sizes do not fit the devices, or there is no `accelerator` but there should be.
   """
-  devices = jax.devices() if devices is None else devices
-  if accelerator and devices[0].platform == 'cpu':
+  if accelerator and devices is None and jax.default_backend() == 'cpu':
     raise ValueError('mesh.accelerator=True, but JAX finds no GPU or TPU here. What it needs is installed by '
                      'the extras tpu, cuda13 (driver 580 or newer) and cuda12; see docs/pods.md')
+  devices = jax.devices() if devices is None else devices
   sizes = dict(data=data, fsdp=fsdp, tensor=tensor)
   shown = ', '.join(f'{name}={size}' for name, size in sizes.items())
   free = [name for name, size in sizes.items() if size == -1]
