@@ -22,9 +22,10 @@ import numpy as np
 from configs import search_r2
 from jaxsearch import methods, setup
 from jaxsearch.data.questions import QuestionBatches
-from jaxsearch.methods import Context
-from jaxsearch.training import growing, loop, progress
+from jaxsearch.training import growing, loop, metrics
 from jaxsearch.training import learner as learners
+from jaxsearch.training.summary import credited, summary
+from jaxsearch.training.update import update
 
 
 def learner_of(revises: bool, threshold: float, out: str) -> learners.Learner:
@@ -36,15 +37,12 @@ def learner_of(revises: bool, threshold: float, out: str) -> learners.Learner:
 
 def step(learner: learners.Learner, method, questions, number: int) -> tuple[float, dict]:
   """Makes one training step; returns its seconds and metrics."""
-  start, clock = time.perf_counter(), progress.Clock()
-  context = Context(number, np.random.default_rng(number), learner.memory)
-  agent = learners.prepare(learner, number)
-  current = growing.begin(learner.config, method, agent, learner.key, questions, context)
-  groups, row = loop.grow(learner, current)
-  method.credit(groups, context, **learner.config.credit)
-  trained = loop.credited(groups)
-  row |= loop.summary(groups, trained)
-  row |= learners.update(learner, trained, number, clock)
+  start, clock = time.perf_counter(), metrics.Clock()
+  current = growing.begin(learner, method, questions, number)
+  groups = loop.grown(learner, current)
+  method.credit(groups, current.context, **learner.config.credit)
+  trained = credited(groups)
+  row = summary(groups, trained, current.sampled) | update(learner, trained, number, clock)
   jax.block_until_ready(learner.state.params)
   return time.perf_counter() - start, row
 

@@ -23,7 +23,7 @@ def get_config():
   config.seed = 0                    # of everything random
   config.out = 'runs/base'           # run folder: metrics.jsonl, checkpoints/, report.html, TensorBoard files; or
                                      # 'gs://BUCKET/RUN' (docs/pods.md)
-  config.progress = True             # a progress bar, if there is a terminal
+  config.progress = True             # a line after each step
   config.log = ()                    # services that get what TensorBoard gets: 'wandb', 'trackio' (extras of these names)
   config.rollouts = 2                # questions of each step whose rollouts are kept for `jaxsearch view`, with tokens and
                                      # credit; -1 is all, 0 none

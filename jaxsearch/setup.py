@@ -56,10 +56,7 @@ def load_policy(config: ConfigDict, mesh: Mesh) -> tuple[DecoderConfig, dict]:
 
 
 def _load_weights(name: str, dtype: str, param_dtype: str, mesh: Mesh | None) -> tuple[DecoderConfig, dict]:
-  """Returns (decoder that computes in `dtype`, parameters) of a model in files, or of an adapter on its base.
-
-  `mesh` as of `hub.load`.
-  """
+  """Returns (decoder that computes in `dtype`, parameters) of a model in files, or an adapter on its base."""
   path = model_path(name)
   if adapter_files.is_adapter(path):
     mesh = mesh or meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
@@ -73,8 +70,7 @@ def _load_weights(name: str, dtype: str, param_dtype: str, mesh: Mesh | None) ->
 
 def load_adapted(folder: str | pathlib.Path, mesh: Mesh,
                  base: str | None = '') -> tuple[DecoderConfig, dict, dict[str, Any]]:
-  """Returns (decoder, parameters on `mesh`, `adapter_files.read_run`) of an adapter, merged into its
-  `base_of`."""
+  """Returns (decoder, parameters on `mesh`, `adapter_files.read_run`) of an adapter, merged into its base."""
   model_config, adapter, run = adapter_files.load(folder)
   base = base_of(run, base, folder)
   placed, _ = adapter_layout(from_saved(run['config']), model_config, mesh)
@@ -86,7 +82,7 @@ def base_of(run: Mapping[str, Any], named: str | None, folder: str | pathlib.Pat
   """Returns the base model of a run or adapter in `folder`: its config's if it ships with us, else `named`.
 
   `named` is what the user's config says: the folder may come from anyone, and does not say what is opened on
-  this machine. None trusts it. Raises ValueError where the user's config names nothing of its own.
+  this machine. None trusts it. Raises ValueError if `named` is no model of the user's.
   """
   theirs = run['config'].get('model', '')
   if named is None or registry.is_shipped(theirs) or pathlib.Path(folder) in registry.POLICIES.values():
@@ -99,11 +95,9 @@ def base_of(run: Mapping[str, Any], named: str | None, folder: str | pathlib.Pat
 
 
 def merge_with_base(adapter: dict, run: Mapping[str, Any], base: str, mesh: Mesh) -> dict:
-  """Returns the parameters of a policy from its adapter on `mesh` and the model that its run began with,
-  `base`.
+  """Returns a policy's parameters from its adapter on `mesh` and the model `base` that its run began with.
 
-  Raises ValueError if the base is not the one that the run began with, NotFinite for values that are not
-  finite.
+  Raises ValueError if the base is another now, NotFinite for values that are not finite.
   """
   config = from_saved(run['config'] | {'model': base})
   model_config, base = load_policy(config, mesh)
@@ -114,10 +108,7 @@ def merge_with_base(adapter: dict, run: Mapping[str, Any], base: str, mesh: Mesh
 
 
 def architecture(config: ConfigDict) -> DecoderConfig:
-  """Returns the decoder of `config.model`, without its weights.
-
-  A folder that is not here is known by its name, such as 'Qwen2.5-7B-Instruct'.
-  """
+  """Returns the decoder of `config.model`, of a folder that is not here by its name."""
   name, path = config.model.removeprefix(RANDOM), model_path(config.model)
   if name == config.model and pathlib.Path(path).exists():
     is_adapter = adapter_files.is_adapter(path)
@@ -139,19 +130,14 @@ def param_shardings(model_config: DecoderConfig, mesh: Mesh) -> dict:
 
 
 def model_path(name: str) -> str | pathlib.Path:
-  """Returns where the weights of a model lie: some have a name, some a package, all others are a path
-  themselves."""
+  """Returns the path of a model's weights; models of the world and shipped policies have names."""
   if name.startswith(gguf_files.PACKAGE):
     return gguf_files.in_package(name)
   return registry.find('models', name) if name in registry.ENTRIES['models'] else registry.policy_path(name)
 
 
 def tokenizer_path(name: str) -> str | pathlib.Path:
-  """Returns where the tokenizer of a model lies.
-
-  The models of the world and random parameters share one, an adapter has that of its base, all others their
-  own.
-  """
+  """Returns the path of a model's tokenizer: the world's, that of an adapter's base, or its own."""
   if name in registry.ENTRIES['models'] or name.startswith(RANDOM):
     return registry.find('tokenizers', 'world')
   path = model_path(name)
@@ -209,36 +195,32 @@ def reads_corpus(config: ConfigDict) -> bool:
 @memory.named('reading and indexing the passages',
               'take fewer passages (data.corpus), or set search.engine=sparse')
 def open_backend(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None) -> SearchBackend:
-  """Opens the search back end that `config.search` names; `corpus` takes the place of
-  `config.data.corpus`."""
+  """Opens the search back end of `config.search`; `corpus` takes the place of `config.data.corpus`."""
   search, corpus = config.search, corpus or config.data.corpus
   backend, reads = find_backend(search.backend), reads_corpus(config)
   generator = functools.partial(_generator, config.dtype, mesh)
   opened = functools.partial(backend.open, seed=config.seed, generator=generator)
   if not search.by_source:
     return opened(search, corpus=sources.load_corpus(corpus) if reads else None)
-  if not reads:
-    return SearchBySource(lambda source: opened(_of_source(search, str(source)), corpus=None))
-  corpora = sources.load_corpora(corpus)
+  corpora = sources.load_corpora(corpus) if reads else {}
   parts = {source: opened(search, corpus=documents) for source, documents in corpora.items()}
 
   def find_part(source: str | None) -> SearchBackend:
-    if source not in parts:
+    if reads and source not in parts:
       raise ValueError(f'there is nothing to search for questions of {source or "no source"}')
-    return parts[source]
+    return parts[source] if reads else opened(_of_source(search, str(source)), corpus=None)
 
   return SearchBySource(find_part)
 
 
 def _of_source(search: ConfigDict, source: str) -> ConfigDict:
   """Returns the fields with `source` in place of '{source}'."""
-  return ConfigDict({name: value.replace('{source}', source) if isinstance(value, str) else value
-                                    for name, value in search.items()})
+  filled = lambda value: value.replace('{source}', source) if isinstance(value, str) else value
+  return ConfigDict({name: filled(value) for name, value in search.items()})
 
 
 def _generator(dtype: str, mesh: Mesh | None, model: str, temperature: float) -> Callable:
-  """Returns (prompts, seeds) -> replies of a language model on a sampler of its own, for search.writer
-  'model'."""
+  """Returns (prompts, seeds) -> replies of a model on a sampler of its own, for search.writer 'model'."""
   assistant = load_assistant(ConfigDict(dict(
     model=model, slots=16, length=1024, max_tokens=512, stop=(), chat=True)), dtype, mesh)
   if assistant.engine.tokenizer.chat_template is None:
@@ -332,7 +314,7 @@ def _grow(config: ConfigDict, changes: Mapping[str, Any]) -> Grow:
 
 def check_room(config: ConfigDict, tokenizer: Tokenizer, questions: Sequence[Question],
                say: Callable[[str], None], /, **changes) -> None:
-  """Says after how many prompts the policy cannot write a token, and a whole span.
+  """Says after how many prompts the policy cannot write a token, or not a whole span.
 
   `changes` are of the arguments of `grow`. Raises ValueError if it can write a short span after none, or if
   `grow.chat` is set and there is no chat template.
@@ -340,26 +322,25 @@ def check_room(config: ConfigDict, tokenizer: Tokenizer, questions: Sequence[Que
   if (dict(config.grow) | changes).get('chat') and tokenizer.chat_template is None:
     name = config.tokenizer or config.model
     raise ValueError(f'grow.chat=True: the tokenizer of {name} has no chat template')
-  length, grow = config.sampler.length, _grow(config, changes)
-  first = functools.partial(_first_span, grow, tokenizer)
+  length = config.sampler.length
+  measured = functools.partial(_first_span, _grow(config, changes), tokenizer)
   longest = heapq.nlargest(LONGEST, questions, lambda question: len(question.question))
-  if all(sum(first(question)) <= length for question in longest):
+  if all(sum(measured(question)) <= length for question in longest):
     return
-  prompts, spans = np.array([first(question) for question in questions]).T
+  prompts, spans = np.array([measured(question) for question in questions]).T
   room, leaves = length - prompts, f'sampler.length={length} leaves'
   if np.all(room < np.minimum(spans, SHORT)):
     raise ValueError(f'{leaves} no room to write after any prompt: they have {prompts.min()} to '
                      f'{prompts.max()} tokens, and a short span has {min(spans.max(), SHORT)}')
-  for what, few in (('no room to write', room <= 0),
-                    (f'less than grow.max_tokens={spans.max()}', room < spans)):
+  short = {'no room to write': room <= 0, f'less than grow.max_tokens={spans.max()}': room < spans}
+  for what, few in short.items():
     if few.any():
       say(f'{leaves} {what} after the prompts of {few.sum()} of {len(questions)} questions '
           f'(up to {prompts.max()} tokens)')
 
 
 def _first_span(grow: Grow, tokenizer: Tokenizer, question: Question) -> tuple[int, int]:
-  """Returns the tokens before the first that the policy writes, and at most in its first span; 0, 0 where it
-  writes none."""
+  """Returns the tokens before the policy's first span, and at most in it; 0, 0 where it writes none."""
   try:
     first = first_requests(grow, question, tokenizer)
   except Exception:  # the rollout names it

@@ -4,7 +4,7 @@ import pathlib
 import pytest
 
 from jaxsearch.files import write_whole
-from jaxsearch.training import rollouts, row_files
+from jaxsearch.training import rollout_file, row_files
 
 
 def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path):
@@ -23,12 +23,12 @@ def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path):
 def test_links_beside_a_file_are_not_followed(tmp_path):
   victim = tmp_path / 'victim'
   victim.write_text('precious')
-  for name in ('result.json.part', 'metrics.jsonl', rollouts.FILE):
+  for name in ('result.json.part', 'metrics.jsonl', rollout_file.FILE):
     (tmp_path / name).symlink_to(victim)
   write_whole(tmp_path / 'result.json', 'new')
   assert (tmp_path / 'result.json').read_text() == 'new' and not os.path.lexists(tmp_path / 'result.json.part')
-  for attack in (lambda: row_files.append(tmp_path / 'metrics.jsonl', [{}]), lambda: rollouts.append(tmp_path, 1, []),
-                 lambda: rollouts.keep_steps(tmp_path, 0)):
+  for attack in (lambda: row_files.append(tmp_path / 'metrics.jsonl', [{}]), lambda: rollout_file.append(tmp_path, 1, []),
+                 lambda: rollout_file.keep_steps(tmp_path, 0)):
     with pytest.raises(OSError, match='link'):
       attack()
   assert victim.read_text() == 'precious'

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.training import checkpoint, row_files
+from jaxsearch.training import row_files, saved_policies
 
 ROOT = pathlib.Path(__file__).parent.parent
 LAUNCH = ROOT / 'launch'
@@ -201,6 +201,6 @@ def test_two_processes_by_slurm_are_stopped_and_killed_and_resume_to_the_same_pa
   assert not first.is_running(), 'the process that was left did not notice within a minute'
   assert killed.wait(900) == 0, killed.stdout.read()[-3000:]
   mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
-  found, again, expected = (checkpoint.load_trained(str(tmp_path / name), mesh)[1] for name in ('run', 'killed', 'whole'))
+  found, again, expected = (saved_policies.load_trained(str(tmp_path / name), mesh)[1] for name in ('run', 'killed', 'whole'))
   jax.tree.map(np.testing.assert_array_equal, found, expected)
   jax.tree.map(np.testing.assert_array_equal, again, expected)

@@ -66,7 +66,7 @@ def saved_config(flags) -> dict | None:
   """Returns the config of the run that `--checkpoint` names, or was exported from; None if there is none."""
   if not getattr(flags, 'checkpoint', ''):
     return None
-  from jaxsearch.training.checkpoint import read_saved
+  from jaxsearch.training.saved_policies import read_saved
   saved = read_saved(flags.checkpoint)
   return saved and saved['config']
 
@@ -85,14 +85,14 @@ def sampling_of(flags, temperature: float = 0.0):
 
 def check_out(config) -> None:
   """Raises UsageError unless a run can be written to config.out; of a bucket only the URL is looked at."""
-  from jaxsearch.training import remote
+  from jaxsearch.training import bucket
   scheme = config.out.partition('://')[0]
-  if not remote.is_remote(config.out):
+  if not bucket.is_remote(config.out):
     check_place('config.out', config.out, folder=True)
-  elif scheme not in remote.PACKAGES:
+  elif scheme not in bucket.PACKAGES:
     raise UsageError(f'config.out={config.out}: checkpoints go to a folder or a bucket, gs://; other storage '
                      'must be mounted as a file system')
-  elif importlib.util.find_spec(package := remote.PACKAGES[scheme]) is None:
+  elif importlib.util.find_spec(package := bucket.PACKAGES[scheme]) is None:
     raise UsageError(f'config.out={config.out} needs the package {package!r}: '
                      f"pip install 'jaxsearch[{scheme}]'")
 
@@ -180,7 +180,7 @@ def progress_of(total: int, what: str = 'questions'):
 
   from jaxsearch.sampler.requests import failing
   from jaxsearch.tools.http_client import RequestError
-  from jaxsearch.training.progress import time_left
+  from jaxsearch.training.metrics import time_left
   columns = (progress.MofNCompleteColumn(), progress.BarColumn(), progress.TimeElapsedColumn(),
              progress.TimeRemainingColumn())
   with progress.Progress(what, *columns, disable=not sys.stderr.isatty()) as bar:

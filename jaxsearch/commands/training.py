@@ -44,21 +44,21 @@ def train(config, _) -> None:
   held_out = ['eval'] * bool(config.eval.every)
   check_files(config, ('data', 'model', 'tokenizer', 'search', 'reader', 'judge', 'critic', *held_out))
   from jaxsearch.evaluation import answers, question_sets, report
-  from jaxsearch.training import loop, remote, row_files, runs
+  from jaxsearch.training import bucket, loop, row_files, run_folder
   if held_out:
     question_sets.read_held_out(config)  # a mistake in them is found now, not after the first step
-  folder, first = remote.local(config.out), jax.process_index() == 0
+  folder, first = bucket.local(config.out), jax.process_index() == 0
   try:
     loop.train(config, answers.held_out)
-  except runs.RunStopped:
+  except run_folder.RunStopped:
     with contextlib.suppress(OSError):  # of a full disk
       if first:
         report.write_report(folder)  # what went wrong stands at its top
-        remote.publish(config.out)
+        bucket.publish(config.out)
     raise
   if first:
     page = report.write_report(folder)
-    remote.publish(config.out)
+    bucket.publish(config.out)
     given = without_secrets(shlex.join(sys.argv[2:]))  # where to search is not taken from a checkpoint
     say(f'ask the policy: {sys.argv[0]} ask "QUESTION" {given} --checkpoint {config.out}')
     evaluations = row_files.read(page.with_name('evaluations.jsonl'))
@@ -177,7 +177,7 @@ def export(config, flags) -> None:
   from jaxsearch.evaluation.agents import tokenizer_of
   from jaxsearch.models import hub
   from jaxsearch.models.decoder import Decoder
-  from jaxsearch.training.checkpoint import load_params, save_adapter
+  from jaxsearch.training.saved_policies import load_params, save_adapter
   if flags.adapter:
     host = save_adapter(flags.checkpoint, flags.out, flags.dtype or None)
   else:

@@ -17,8 +17,7 @@ from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.driver import Agent
 from jaxsearch.training import batch as batches
 from jaxsearch.training import step as steps
-from jaxsearch.training.checkpoint import is_run, load_params, load_trained
-from jaxsearch.trees.layout import lay_out, take_back
+from jaxsearch.training.saved_policies import is_run, load_params, load_trained
 from jaxsearch.trees.tree import Role, Tree
 
 
@@ -95,8 +94,8 @@ def open_critic(config: ml_collections.ConfigDict,
 
   def assess(trees: Sequence[Tree]) -> None:
     if trees := [tree for tree in trees if any(node.tokens for node in tree.nodes(Role.POLICY))]:
-      rows = lay_out(trees, config.train.row_length, pad_id=0)
-      take_back(rows, trees, batches.compute_on_rows(value_step, params, rows, 1, mesh), 'values')
+      packed = batches.pack(trees, mesh, config.train.row_length, micro_rows=1, pad_id=0)
+      batches.note(packed, value_step(params, packed.batch), 'values')
 
   return assess
 

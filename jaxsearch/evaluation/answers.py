@@ -28,7 +28,7 @@ from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import Request, Sampling, add_failures, failing
 from jaxsearch.tools.calls import texts_of
 from jaxsearch.training import row_files
-from jaxsearch.training.runs import failures_of_all
+from jaxsearch.training.run_folder import failures_of_all
 from jaxsearch.trees.tree import Tree
 
 CALLS = ('tool_calls', 'searches_', 'calls_', 'service_calls', 'last_')  # how counts of calls begin

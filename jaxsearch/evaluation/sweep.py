@@ -38,7 +38,7 @@ from jaxsearch import flags
 from jaxsearch.config_check import fields, from_saved, to_saved
 from jaxsearch.evaluation.terminal import printable
 from jaxsearch.files import no_link
-from jaxsearch.training import checkpoint
+from jaxsearch.training import run_folder
 from jaxsearch.training.row_files import read as read_rows
 
 FIELDS = dict(title=str, base=str, common=dict, variants=dict, baseline=str, seeds=tuple, out=str,
@@ -135,7 +135,7 @@ def last_step(run: SweepRun) -> int:
 def check_finished(run: SweepRun) -> None:
   """Raises ValueError if a finished run was trained or evaluated with another config than the sweep's."""
   saved = json.loads((run.out / 'config.json').read_text(encoding='utf-8'))
-  checkpoint.check_same_run(saved, run.config)
+  run_folder.check_same_run(saved, run.config)
   if (then := from_saved(saved).eval.to_dict()) != from_saved(to_saved(run.config)).eval.to_dict():
     raise ValueError(f'{run.out} was evaluated with other settings: {then}. '
                      'Use another out folder, or set them back.')

@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.evaluation.results import read_predictions
-from jaxsearch.training import rollouts, row_files
+from jaxsearch.training import rollout_file, row_files
 
 FOLDER = pathlib.Path(__file__).parent
 BLOCK = 1 << 18  # characters of records, about, in a block made here
@@ -38,7 +38,7 @@ class Source:
   def __init__(self, path: str):
     self.path, self.generation, self._about, self._seen = pathlib.Path(path), 0, {}, None
     if self.path.is_dir():
-      if not any((self.path / name).exists() for name in (rollouts.FILE, 'evaluations.jsonl')):
+      if not any((self.path / name).exists() for name in (rollout_file.FILE, 'evaluations.jsonl')):
         raise DataError(f'{path}: no rollouts in it: not a run folder, or one of a run with config.rollouts=0')
       config = self.path / 'config.json'
       settings = json.loads(config.read_text(encoding='utf-8')) if config.exists() else {}
@@ -47,7 +47,7 @@ class Source:
 
   def refresh(self) -> None:
     """Reads the files again if one has changed."""
-    names = ('evaluations.jsonl', rollouts.FILE) if self.path.is_dir() else ('',)
+    names = ('evaluations.jsonl', rollout_file.FILE) if self.path.is_dir() else ('',)
     seen = [(file.stat().st_mtime_ns, file.stat().st_size) if file.exists() else None
             for file in map(self.path.joinpath, names)]
     if seen == self._seen and any(seen):
@@ -60,9 +60,9 @@ class Source:
         groups[record.get('benchmark', record.get('source', '')), record['id']].append(record)
       self._pack('answered', [(None, None, group) for group in groups.values()])
       return
-    file = self.path / rollouts.FILE
+    file = self.path / rollout_file.FILE
     packed = file.read_bytes() if file.exists() else b''
-    for start, end, records in rollouts.members(file):
+    for start, end, records in rollout_file.members(file):
       if records:
         self._enter('training', records[0]['step'], None, records, 0)
         self.blocks.append(packed[start:end])
@@ -78,7 +78,7 @@ class Source:
       waiting += records
       size += sum(len(span['text']) for record in records for span in record['spans'])
       if size > BLOCK or number == len(groups):
-        self.blocks.append(rollouts.pack(waiting))
+        self.blocks.append(rollout_file.pack(waiting))
         waiting, size = [], 0
 
   def _enter(self, kind: str, step: int | None, temperature: float | None, records: Sequence[Mapping],

@@ -1,4 +1,7 @@
-"""Makes the batch of a training step from rows: micro-batches, trained tokens, shape buckets.
+"""Makes the batch of an update from trees: rows, micro-batches, trained tokens, shape buckets.
+
+`pack` does all of it; `split` says which trees an update is on, `note` writes what a program says of tokens
+back onto spans. All that processes exchange about an update is exchanged here.
 
 Rows hold a loss weight for every token, most of them 0: prompts, observations, padding. A step projects onto
 the vocabulary only where there is a loss, so a batch carries the row indices of the trained tokens and their
@@ -11,16 +14,18 @@ Letters: n micro-batches, R rows of each, T tokens of a row, M trained tokens of
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.trees.layout import TrainingRows, count_trained, lay_out
+from jaxsearch.trees.layout import TrainingRows, count_trained, lay_out, take_back
 from jaxsearch.trees.tree import Tree
 
-CRITIC = {'value_weights', 'values', 'returns'}  # what only it needs
+Groups = list[list[Tree]]  # the trees of each question
 
 
 @jax.tree_util.register_dataclass
@@ -33,23 +38,59 @@ class Batch:
   visible_until: jax.Array  # [n, R, T] int32
   targets: jax.Array        # [n, R, M] int32, row indices of the trained tokens; -1 is padding
   weights: jax.Array        # [n, R, M] float32, 0 on padding: the loss is the sum of weight * per-token loss
-  kl_weights: jax.Array | None  # [n, R, M] float32, the weights of the KL to the reference; None without one
   gains: jax.Array          # [n, R, M] float32, weighted advantages above 0 of all spans that share it
   losses: jax.Array         # [n, R, M] float32, those below 0, as a positive number
   spans: jax.Array          # [n, R, M] float32, how many trained spans share the token
-  old_logprobs: jax.Array | None  # [n, R, M] float32, what the ratio refers to; None: the policy itself
   sampler_logprobs: jax.Array  # [n, R, M] float32, as captured while sampling
-  ref_logprobs: jax.Array | None  # [n, R, M] float32, of the reference policy; None without one
-  value_weights: jax.Array | None  # [n, R, M] float32, those of the critic's loss; None without a critic
-  values: jax.Array | None  # [n, R, M] float32, of the critic that the rollouts met; None without one
-  returns: jax.Array | None  # [n, R, M] float32, what the critic is to learn; None without one
+  old_logprobs: jax.Array | None  # [n, R, M] float32, what the ratio refers to; None: the policy itself
   count: jax.Array          # int32, micro-batches that hold more than padding
+  ref_logprobs: jax.Array | None = None  # [n, R, M] float32, of the reference policy; None without one
+  kl_weights: jax.Array | None = None  # [n, R, M] float32, weights of the KL to it
+  value_weights: jax.Array | None = None  # [n, R, M] float32, of the critic's loss; None without a critic
+  values: jax.Array | None = None  # [n, R, M] float32, of the critic that the rollouts met
+  returns: jax.Array | None = None  # [n, R, M] float32, what the critic is to learn
 
 
-def lay_out_own(trees: Sequence[Tree], length: int, *, how: str = 'token-mean', **options) -> TrainingRows:
-  """Lays out trees of which every process has its own; the averages of the loss are over those of all."""
-  counts = count_trained([list(tree.walk()) for tree in trees])
-  return lay_out(trees, length, how=how, totals=sum(meshes.gather_objects(counts)), **options)
+@dataclasses.dataclass(frozen=True)
+class Packed:
+  """The trees of this process that an update is on, their rows, and the batch of all processes."""
+  trees: Sequence[Tree]
+  rows: TrainingRows
+  batch: Batch        # on the mesh
+  micro_rows: int
+  rows_of_all: int    # of all processes
+  tokens_of_all: int  # without padding
+
+
+def pack(trees: Sequence[Tree], mesh: Mesh, row_length: int, micro_rows: int, *, at_most: int = 0,
+         ref: bool = False, critic: bool = False, **layout) -> Packed:
+  """Lays out the trees that this process has, and packs those of all processes into one batch.
+
+  Averages of the loss are over the trees of all. The score programs return the layout of the batch, so that
+  their values are put into it as they are.
+
+  Args:
+    at_most, ref, critic: see `make_batch`.
+    layout: see `lay_out`.
+  """
+  counts = meshes.gather_objects(count_trained([list(tree.walk()) for tree in trees]))
+  rows = lay_out(trees, row_length, totals=sum(counts), **layout)
+  sizes = meshes.gather_objects((len(rows.tokens), int(rows.real.sum())))
+  batch = make_batch(rows, micro_rows, trees=at_most, ref=ref, critic=critic)
+  return Packed(trees, rows, place(batch, mesh), micro_rows, *map(sum, zip(*sizes)))
+
+
+def note(packed: Packed, values: jax.Array, field: str) -> None:
+  """Writes values [n, R, M] of the batch onto `field` of the trained spans; all processes must call it."""
+  take_back(packed.rows, packed.trees, to_rows(values, packed.batch, packed.rows, packed.micro_rows), field)
+
+
+def split(groups: Groups, size: int, rng: np.random.Generator) -> list[list[Tree]]:
+  """Cuts the groups of all processes into `mini_batches`; returns the trees of each that this process has."""
+  sizes, places = meshes.gather_items([len(group) for group in groups])
+  local = dict(zip(places, groups))
+  return [[local[group][member] for group, member in part if group in local]
+          for part in mini_batches(sizes, size, rng)]
 
 
 def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, ref: bool = False,
@@ -75,40 +116,32 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, ref: bool
     scores of the batch have the layout that both want.
   """
   T = rows.tokens.shape[1]
-  unused = {'places', 'real'} | (set() if ref else {'kl_weights'}) | (set() if critic else CRITIC)
-  names = [field.name for field in dataclasses.fields(rows) if field.name not in unused]
+  index = np.arange(T)  # in rows of padding every token sees and follows itself
+  per_token = {'tokens': 0, 'positions': 0, 'previous': index, 'visible_until': index + 1}
+  per_target = ['spans', 'loss_weights', 'gains', 'losses', 'sampler_logprobs']
+  per_target += ['kl_weights'] * ref + ['value_weights', 'values', 'returns'] * critic
   most_trained = int((rows.spans != 0).sum(axis=1).max(initial=1))
   sizes, largest = zip(*meshes.gather_objects((len(rows.tokens), most_trained)))
-  given = pass_rows_on({name: getattr(rows, name) for name in names}, row_moves(sizes, micro_rows))
   count = max(-(-sum(sizes) // micro_rows), 1)
-  n = 1 << (max(count, -(-trees // micro_rows)) - 1).bit_length()
-  B, micro_rows = len(given['tokens']), micro_rows // len(sizes)
-  trained = given['spans'] != 0
+  n, R = 1 << (max(count, -(-trees // micro_rows)) - 1).bit_length(), micro_rows // len(sizes)
+  rows_here = [{name: getattr(rows, name)[row] for name in (*per_token, *per_target)}
+               for row in range(len(rows.tokens))]
+  rows_here = exchange(rows_here, row_moves(sizes, micro_rows))
+  columns = {name: np.stack([row[name] for row in rows_here]) for name in rows_here[0]}
+  trained = columns['spans'] != 0
   M = target_bucket(max(largest), T)
   order = np.argsort(~trained, axis=1, kind='stable')[:, :M]  # trained tokens first, in row order
   real = np.take_along_axis(trained, order, axis=1)
 
-  def split(values, padding=0):
-    padding = np.broadcast_to(np.asarray(padding, values.dtype), (n * micro_rows - B, values.shape[1]))
-    return np.concatenate([values, padding]).reshape(n, micro_rows, -1)
+  def cut(values, padding=0):
+    padding = np.broadcast_to(np.asarray(padding, values.dtype), (n * R - len(values), values.shape[1]))
+    return np.concatenate([values, padding]).reshape(n, R, -1)
 
-  def packed(name):
-    if name in given:
-      values = given[name]
-      return split(np.where(real, np.take_along_axis(values, order, axis=1), 0).astype(values.dtype))
-
-  index = np.arange(T)  # in rows of padding every token sees and follows itself
-  sampler_logprobs = packed('sampler_logprobs')
-  return Batch(
-    tokens=split(given['tokens']), positions=split(given['positions']),
-    previous=split(given['previous'], index), visible_until=split(given['visible_until'], index + 1),
-    targets=split(np.where(real, order, -1).astype(np.int32), -1),
-    weights=packed('loss_weights'), kl_weights=packed('kl_weights'),
-    gains=packed('gains'), losses=packed('losses'), spans=packed('spans'),
-    old_logprobs=sampler_logprobs, sampler_logprobs=sampler_logprobs, ref_logprobs=None,
-    value_weights=packed('value_weights'), values=packed('values'), returns=packed('returns'),
-    count=np.int32(count),
-  )  # fmt: skip
+  packed = {name: cut(np.where(real, np.take_along_axis(columns[name], order, axis=1), np.float32(0)))
+            for name in per_target}
+  return Batch(**{name: cut(columns[name], padding) for name, padding in per_token.items()},
+               targets=cut(np.where(real, order, -1).astype(np.int32), -1), count=np.int32(count),
+               weights=packed.pop('loss_weights'), old_logprobs=packed['sampler_logprobs'], **packed)
 
 
 def row_moves(sizes: Sequence[int], micro_rows: int) -> list[tuple[int, int]]:
@@ -123,19 +156,10 @@ def row_moves(sizes: Sequence[int], micro_rows: int) -> list[tuple[int, int]]:
   return list(zip(sources, (process for process, size in enumerate(sizes) for _ in range(most - size))))
 
 
-def pass_rows_on(rows: dict[str, np.ndarray], moves: Sequence[tuple[int, int]]) -> dict[str, np.ndarray]:
-  """Returns the rows, each array [B, T], that this process trains: its own but for those that go, then
-  others'."""
-  if not moves:
-    return rows
-  keep = len(rows['tokens']) - _sent(moves)
-  sent = [{name: values[row] for name, values in rows.items()} for row in range(keep, len(rows['tokens']))]
-  come = meshes.pass_on(sent, moves)
-  return {name: np.stack([*values[:keep], *(row[name] for row in come)]) for name, values in rows.items()}
-
-
-def _sent(moves: Sequence[tuple[int, int]]) -> int:
-  return sum(source == jax.process_index() for source, _ in moves)
+def exchange(rows: Sequence[Any], moves: Sequence[tuple[int, int]]) -> list[Any]:
+  """Returns the rows that stay in this process, then those that come; its last ones go."""
+  keep = len(rows) - sum(source == jax.process_index() for source, _ in moves)
+  return [*rows[:keep], *meshes.pass_on(rows[keep:], moves)]
 
 
 def check_rows(micro_rows: int, mesh) -> None:
@@ -173,16 +197,6 @@ def mini_batches(sizes: Sequence[int], size: int, rng: np.random.Generator) -> l
   return [ordered[start:end] for start, end in itertools.pairwise(ends)]
 
 
-def compute_on_rows(program: Callable, params: dict, rows: TrainingRows, micro_rows: int, mesh,
-                    trees: int = 0) -> np.ndarray:
-  """Returns what a compiled score or value step says of the trained tokens, see `to_rows`; `trees`: see
-  `make_batch`."""
-  batch = place(make_batch(rows, micro_rows, trees=trees), mesh)
-  with meshes.issuing():
-    values = program(params, batch)
-  return to_rows(values, batch, rows, micro_rows)
-
-
 def to_rows(values: jax.Array, batch: Batch, rows: TrainingRows, micro_rows: int) -> np.ndarray:
   """Returns values [n, R, M] of a batch's trained tokens as [B, T] of the rows it was made of, 0 elsewhere.
 
@@ -193,11 +207,10 @@ def to_rows(values: jax.Array, batch: Batch, rows: TrainingRows, micro_rows: int
   targets = targets.reshape(len(spread), -1)
   row, column = np.nonzero(targets >= 0)
   spread[row, targets[row, column]] = values.reshape(targets.shape)[row, column]
-  B = len(rows.tokens)
-  moves = row_moves(meshes.gather_objects(B), micro_rows)
-  keep, back = B - _sent(moves), [(target, source) for source, target in moves]
-  come = meshes.pass_on(spread[keep:keep + _sent(back)], back) if moves else []
-  return np.stack([*spread[:keep], *come])
+  moves = row_moves(meshes.gather_objects(len(rows.tokens)), micro_rows)
+  held = len(rows.tokens) + sum(
+    (target == jax.process_index()) - (source == jax.process_index()) for source, target in moves)
+  return np.stack(exchange(spread[:held], [(target, source) for source, target in moves]))
 
 
 def place(batch: Batch, mesh) -> Batch:

@@ -23,9 +23,7 @@ it is), since the critic will be asked about these; for the signs at tool-requir
 import dataclasses
 import functools
 import io
-import pathlib
 import sys
-import types
 from collections.abc import Callable, Sequence
 
 import jax
@@ -37,17 +35,17 @@ from jaxsearch import config_check, setup
 from jaxsearch.data.questions import Question
 from jaxsearch.files import write_whole
 from jaxsearch.methods import find_method
+from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.models.encoder import TextEncoder, recipe_of
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.driver import Agent, rollout
-from jaxsearch.sampler.engine import Engine
-from jaxsearch.sampler.requests import Tools
+from jaxsearch.sampler.requests import Sampling, Tools
 from jaxsearch.training import batch as batches
-from jaxsearch.training import checkpoint, critic, curation, metrics_log, progress, row_files, runs
+from jaxsearch.training import critic, curation, metrics, row_files
+from jaxsearch.training import run_folder as runs
 from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
-from jaxsearch.trees.layout import TrainingRows, take_back
 from jaxsearch.trees.tree import Role, Tree
 
 CHUNK = 256  # rollouts between two saves
@@ -76,31 +74,17 @@ def warm_up(config: ConfigDict, gate_figures: Figures, plot: Callable) -> dict[s
   config_check.check(config)
   mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
-  first = jax.process_index() == 0
   with runs.RunFolder(config, shown=('loss', 'gate_auc', 'gate_explained')) as run:
-    folder = run.out
-    for made_with in meshes.broadcast(row_files.read(folder / 'rollouts_config.json')):
-      checkpoint.check_same_run(made_with, config)
-    if first:
-      row_files.write(folder / 'rollouts_config.json', [config_check.to_saved(config)])
+    for made_with in meshes.broadcast(row_files.read(run.out / 'rollouts_config.json')):
+      runs.check_same_run(made_with, config)
+    if jax.process_index() == 0:
+      row_files.write(run.out / 'rollouts_config.json', [config_check.to_saved(config)])
     model_config, params = setup.load_policy(config, mesh)
-    local = meshes.local_mesh(mesh)
-    engine = setup.open_engine(config, model_config, setup.load_tokenizer(config), local)
-    engine.load(meshes.local(states.cast(params, config.dtype)))
-    tools = functools.cache(lambda second: open_tools(config, second, local))
-    grow_all = functools.partial(roll_out, config, find_method(config.method), engine, tools, run.publish)
-    trees, tiers = collect(config, grow_all, engine.tokenizer, params, folder, run.say)
+    policy = Policy(config, model_config, params, mesh, run)
+    trees, tiers = collect(policy, params)
     held_out, buckets = curation.split(trees, tiers, settings)
-    unique = {tree.question.id: tree.question for tree in held_out}
-    asked = [(question, 'tool-optional', False) for question in unique.values()]
-
-    def em(step: int) -> float:
-      """Answers the held-out questions with the policy that the engine has."""
-      rows = grow_all(asked, folder / f'answers_{step}.jsonl', curation.outcome)
-      return float(np.mean([row['right'] for row in rows]))
-
-    em_before = em(0) if critic.is_shared(config) and settings.backbone_rate else None
-    engine.unload(cache=True)
+    em_before = policy.em(held_out, 0) if critic.is_shared(config) and settings.backbone_rate else None
+    policy.engine.unload(cache=True)
     student = Student(config, model_config, params, mesh)
     curves = {'before': student.assess(held_out)}
     student.state, _ = run.restore(student.state)
@@ -110,41 +94,53 @@ def warm_up(config: ConfigDict, gate_figures: Figures, plot: Callable) -> dict[s
       curves['warmed up'] = student.assess(held_out)
       return gate_figures(held_out, tiers)
 
-    figures, step = look(), run.last_step
-    is_done = lambda: step >= settings.min_updates and passes(figures, settings.gate)
-    for step in () if is_done() else run.steps():
-      clock = progress.Clock()
-      with clock('train'):
-        rng = np.random.default_rng([config.seed, step])
-        row = student.learn(curation.draw(buckets, settings.trees, rng))
-      check = step % settings.check_every == 0 or step == settings.max_updates
-      if check:
-        figures = look()
-        row |= {f'gate_{name}': value for name, value in figures.items()}
-      run.finish_step(step, row | clock.row(row['tokens_trained']), student.state, lambda: {
-        'decoder': dataclasses.asdict(model_config), 'critic': not critic.is_shared(config)})
-      if check and is_done():
-        break
-    if first:
+    step, figures = train(run, student, buckets, look)
+    if jax.process_index() == 0:
       plot(curves, shown := io.BytesIO())
-      write_whole(folder / 'calibration.png', shown.getvalue())
-  if settings.min_updates < settings.max_updates and not passes(figures, settings.gate):
-    reached, gate = (', '.join(f'{name} {value:.2f}' for name, value in values.items())
-                     for values in (figures, settings.gate))
-    raise GateFailed(
-      f'{config.out}: after {settings.max_updates} updates the critic has {reached}; the gate is {gate}. '
-      'More questions, more updates (critic_warmup.max_updates) or a higher rate may help.')
-  if em_before is not None:  # the policy's backbone has moved
-    engine.load(meshes.local(states.cast(states.without_head(student.state.params), config.dtype)))
-    figures |= {'em_before': em_before, 'em_after': em(step)}
+      write_whole(run.out / 'calibration.png', shown.getvalue())
+    if settings.min_updates < settings.max_updates and not passes(figures, settings.gate):
+      reached, gate = (', '.join(f'{name} {value:.2f}' for name, value in values.items())
+                       for values in (figures, settings.gate))
+      raise GateFailed(
+        f'{config.out}: after {settings.max_updates} updates the critic has {reached}; the gate is {gate}. '
+        'More questions, more updates (critic_warmup.max_updates) or a higher rate may help.')
+    if em_before is not None:  # the policy's backbone has moved
+      policy.load(states.without_head(student.state.params))
+      figures |= {'em_before': em_before, 'em_after': policy.em(held_out, step)}
   return figures
 
 
-def collect(config: ConfigDict, grow_all: Callable, tokenizer, params: dict,
-            folder: pathlib.Path, say: Callable[[str], None]) -> tuple[list[Tree], dict[str, int]]:
+def train(run: runs.RunFolder, student: 'Student', buckets: Sequence[Sequence[Tree]],
+          look: Callable[[], dict[str, float]]) -> tuple[int, dict[str, float]]:
+  """Updates the critic until the figures of `look` pass the gate, or to the last step; returns both."""
+  config, settings = student.config, student.config.critic_warmup
+  host = {'decoder': dataclasses.asdict(student.model_config), 'critic': not critic.is_shared(config)}
+  figures, step = look(), run.last_step
+  is_done = lambda: step >= settings.min_updates and passes(figures, settings.gate)
+  for step in () if is_done() else run.steps():
+    clock = metrics.Clock()
+    with clock('train'):
+      row = student.learn(curation.draw(buckets, settings.trees, np.random.default_rng([config.seed, step])))
+    check = step % settings.check_every == 0 or step == settings.max_updates
+    if check:
+      figures = look()
+      row |= {f'gate_{name}': value for name, value in figures.items()}
+    run.finish_step(step, row | clock.row(row['tokens_trained']), student.state, lambda: host)
+    if check and is_done():
+      break
+  return step, figures
+
+
+def passes(figures: dict[str, float], gate: ConfigDict) -> bool:
+  """Tells whether every figure reaches its threshold; 0 or less asks nothing, and NaN (undefined) reaches
+  none."""
+  return all(least <= 0 or figures[name] >= least for name, least in gate.items())
+
+
+def collect(policy: 'Policy', params: dict) -> tuple[list[Tree], dict[str, int]]:
   """Returns the rollouts to learn from and the held-out ones, with their rewards, and the tier of each
   question."""
-  settings = config.critic_warmup
+  config, settings, tokenizer = policy.config, policy.config.critic_warmup, policy.engine.tokenizer
   names = '+'.join(filter(None, (config.data.questions, settings.extra_questions)))
   questions = setup.load_questions(config, names)
   order = np.random.default_rng(config.seed).permutation(len(questions))[:settings.questions]
@@ -152,12 +148,13 @@ def collect(config: ConfigDict, grow_all: Callable, tokenizer, params: dict,
   for kind in curation.KINDS:
     always = kind in ('closed-book', 'tool-optional')
     asked = [question for question in questions if always or kind == curation.required(question, settings)]
-    setup.check_room(config, tokenizer, asked, say, **_changes(settings, kind))
+    setup.check_room(config, tokenizer, asked, policy.run.say, **_changes(settings, kind))
   closed_book = [(question, 'closed-book', False)
                  for question in questions for _ in range(settings.tier_rollouts)]
-  tiers = curation.tiers_by(grow_all(closed_book, folder / 'closed_book.jsonl', curation.outcome))
+  tiers = curation.tiers_by(policy.answer(closed_book, 'closed_book.jsonl', curation.outcome))
   if jax.process_index() == 0:
-    row_files.write(folder / 'tiers.jsonl', [{'id': key, 'tier': tier} for key, tier in tiers.items()])
+    tier_rows = [{'id': key, 'tier': tier} for key, tier in tiers.items()]
+    row_files.write(policy.run.out / 'tiers.jsonl', tier_rows)
   texts = [question.question for question in questions]
   if settings.encoder:  # a sentence encoder (all-MiniLM-L6-v2, say)
     points = TextEncoder(settings.encoder, recipe_of(settings.encoder)).passages(texts)
@@ -173,7 +170,7 @@ def collect(config: ConfigDict, grow_all: Callable, tokenizer, params: dict,
       for kind in ('closed-book', curation.tool_kind(question, tiers[question.id], settings, rng)):
         wanted.append((question, kind, bool(rng.random() < settings.second_share)))
   trees = []
-  for record, (question, kind, _) in zip(grow_all(wanted, folder / 'rollouts.jsonl', Tree.to_json), wanted):
+  for record, (question, kind, _) in zip(policy.answer(wanted, 'rollouts.jsonl', Tree.to_json), wanted):
     tree = Tree.from_json(record, tokenizer, question)
     tree.root.data.update(kind=kind, held_out=question.id in held_out)
     if tree.count():
@@ -186,64 +183,86 @@ def _changes(settings: ConfigDict, kind: str) -> dict:
   return dict(settings.get(kind.replace('-', '_'), {}))
 
 
-def roll_out(config: ConfigDict, method: types.ModuleType, engine: Engine,
-             tools: Callable[[bool], Tools], publish: Callable[[], None], wanted: Wanted, path: pathlib.Path,
-             record: Callable[[Tree], dict]) -> list[dict]:
-  """Returns a `record` for each rollout, read from `path` or new.
+class Policy:
+  """The policy on its sampler, whose rollouts are kept in the run folder."""
 
-  They are grown and appended in chunks; a chunk that was not written whole is grown again, to the same trees.
-  What a tree draws depends on its place in `wanted`, not on the chunks, nor on the processes, each of which
-  grows a part of every chunk. Raises RunStopped if most searches of a chunk failed.
-  """
-  settings = config.critic_warmup
-  changes = {kind: dict(config.grow) | _changes(settings, kind) for kind in curation.KINDS}
-  grow = lambda question, tree: method.grow(question, tree, **changes[question.metadata['kind']])
-  agent = Agent(engine, grow, Tools(), setup.make_agent(config, engine, Tools()).sampling)
-  first = jax.process_index() == 0
-  written, done = row_files.read(path) if first else [], []
-  kept = meshes.broadcast(len(written) if len(written) == len(wanted) else len(written) // CHUNK * CHUNK)
-  if first and kept < len(written):
-    row_files.write(path, written[:kept])
-  for start in range(0, kept, CHUNK):
-    done += meshes.broadcast(written[start:start + CHUNK])
-  key = jax.random.fold_in(jax.random.key(config.seed), len(wanted))
-  for start in range(kept, len(wanted), CHUNK):
-    part, trees = wanted[start:start + CHUNK], {}
-    local = range(len(part))[meshes.local_part()]
-    for second in sorted({second for *_, second in part}):
-      places = [place for place in local if part[place][2] == second]
-      questions = [dataclasses.replace(question, metadata=question.metadata | {'kind': kind})
-                   for question, kind, _ in (part[place] for place in places)]
-      grown, metrics = rollout(
-        agent, questions, key, tools=tools(second), numbers=[start + place for place in places])
-      runs.check_searches(runs.failures_of_all(metrics), path.name, stop=config.search.max_failed_steps > 0)
-      trees |= dict(zip(places, grown))
+  def __init__(self, config: ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh,
+               run: runs.RunFolder):
+    self.config, self.run, self._mesh = config, run, meshes.local_mesh(mesh)
+    self.engine = setup.open_engine(config, model_config, setup.load_tokenizer(config), self._mesh)
+    self._method = find_method(config.method)
+    self._tools = functools.cache(self._open_tools)
+    self.load(params)
+
+  def load(self, params: dict) -> None:
+    self.engine.load(meshes.local(states.cast(params, self.config.dtype)))
+
+  def _open_tools(self, second: bool) -> Tools:
+    """Opens the tools of the config, or with the search of `critic_warmup.second_search`."""
+    config = self.config.copy_and_resolve_references()
+    with config.unlocked():
+      config.search.update(config.critic_warmup.second_search if second else {})
+    return setup.open_tools(config, mesh=self._mesh)
+
+  def em(self, held_out: Sequence[Tree], step: int) -> float:
+    """Returns the share of right answers to the questions of these trees, under the prompt of training."""
+    questions = {tree.question.id: tree.question for tree in held_out}.values()
+    asked = [(question, 'tool-optional', False) for question in questions]
+    rows = self.answer(asked, f'answers_{step}.jsonl', curation.outcome)
+    return float(np.mean([row['right'] for row in rows]))
+
+  def answer(self, wanted: Wanted, name: str, record: Callable[[Tree], dict]) -> list[dict]:
+    """Returns a `record` for each rollout, read from the file `name` or new.
+
+    They are grown and appended in chunks, of which each process grows a part; a chunk that was not written
+    whole is grown again. What a tree draws depends on its place in `wanted` alone. Raises RunStopped if most
+    searches of a chunk failed.
+    """
+    path, first = self.run.out / name, jax.process_index() == 0
+    done = meshes.broadcast(row_files.read(path) if first else None)
+    if len(done) < len(wanted):
+      done = done[:len(done) // CHUNK * CHUNK]
+      if first:
+        row_files.write(path, done)
+    for start in range(len(done), len(wanted), CHUNK):
+      part = list(enumerate(wanted))[start:start + CHUNK][meshes.local_part()]
+      grown = self._grow(part, len(wanted), name)
+      new, _ = meshes.gather_items([record(grown[place]) for place, _ in part])
+      done += new
+      if first:
+        row_files.append(path, new)
+        self.run.publish()
+        print(f'{name}: {len(done)} of {len(wanted)} rollouts', file=sys.stderr, flush=True)
+    return done
+
+  def _grow(self, part: Sequence[tuple[int, tuple]], seed: int, name: str) -> dict[int, Tree]:
+    """Returns {place: tree} of rollouts, pruned and with their rewards."""
+    config, method, trees = self.config, self._method, {}
+    changes = {kind: dict(config.grow) | _changes(config.critic_warmup, kind) for kind in curation.KINDS}
+    grow = lambda question, tree: method.grow(question, tree, **changes[question.metadata['kind']])
+    agent = Agent(self.engine, grow, Tools(), Sampling(config.sampler.temperature))
+    key = jax.random.fold_in(jax.random.key(config.seed), seed)
+    for with_second in (False, True):
+      asked = {place: dataclasses.replace(question, metadata=question.metadata | {'kind': kind})
+               for place, (question, kind, second) in part if second == with_second}
+      grown, figures = [], {}
+      if asked:
+        grown, figures = rollout(
+          agent, list(asked.values()), key, tools=self._tools(with_second), numbers=list(asked))
+      runs.check_searches(runs.failures_of_all(figures), name, stop=config.search.max_failed_steps > 0)
+      trees |= dict(zip(asked, grown))
     for tree in trees.values():
       tree.prune()
       tree.reward = method.reward(tree)
-    new, _ = meshes.gather_items([record(trees[place]) for place in local])
-    done += new
-    if first:
-      row_files.append(path, new)
-      publish()
-      print(f'{path.name}: {len(done)} of {len(wanted)} rollouts', file=sys.stderr, flush=True)
-  return done
-
-
-def open_tools(config: ConfigDict, second: bool, mesh: Mesh) -> Tools:
-  """Opens the tools of a config, or with the search of `critic_warmup.second_search`."""
-  config = config.copy_and_resolve_references()
-  with config.unlocked():
-    config.search.update(config.critic_warmup.second_search if second else {})
-  return setup.open_tools(config, mesh=mesh)
+    return trees
 
 
 class Student:
   """The critic that is warmed up: its state, its compiled step, and its values of (parameters, batch)."""
 
   @memory.named('setting up training', memory.STATE)
-  def __init__(self, config: ConfigDict, model_config, params: dict, mesh: Mesh):
-    self.config, self.mesh, settings = config, mesh, config.critic_warmup
+  def __init__(self, config: ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh):
+    self.config, self.model_config, self.mesh, settings = config, model_config, mesh, config.critic_warmup
     optim = dict(learning_rate=settings.head_rate, lr_warmup_updates=settings.lr_warmup_updates,
                  weight_decay=config.critic.weight_decay, schedule='constant')
     self.state, self.train_step = critic.open_critic(
@@ -251,14 +270,21 @@ class Student:
       backbone_rate=settings.backbone_rate)
     self.values = steps.make_value_step(model_config, mesh=mesh, shared=critic.is_shared(config))
 
+  def _pack(self, trees: Sequence[Tree], **options) -> batches.Packed:
+    """Packs trees, of which each process lays out a part; the target of every token is its tree's reward."""
+    local, settings = trees[meshes.local_part()], self.config.train
+    for tree in local:
+      for node in tree.nodes(Role.POLICY):
+        # `values` at the target, so that no value is clipped.
+        node.returns = node.values = np.full(len(node.tokens), tree.reward, np.float32)
+    return batches.pack(local, self.mesh, settings.row_length, settings.micro_rows, at_most=len(trees),
+                        pad_id=0, how=settings.aggregate, **options)
+
   @memory.named('updating the critic', memory.UPDATE)
   def learn(self, trees: Sequence[Tree]) -> dict[str, float]:
-    """Makes one update on the rewards of trees, of which each process lays out a part; returns its
-    metrics."""
-    rows = rows_of(self.config, trees[meshes.local_part()])
-    batch = batches.make_batch(rows, self.config.train.micro_rows, trees=len(trees), critic=True)
-    self.state, result = self.train_step(self.state, batches.place(batch, self.mesh))
-    return metrics_log.to_row(result)
+    """Makes one update on the rewards of trees; returns its metrics."""
+    self.state, result = self.train_step(self.state, self._pack(trees, critic=True).batch)
+    return metrics.to_row(result)
 
   @memory.named('computing values', memory.UPDATE)
   def assess(self, trees: Sequence[Tree]) -> tuple[np.ndarray, np.ndarray]:
@@ -266,32 +292,15 @@ class Student:
 
     Returns (V(s_0) [N], outcomes [N]), predicted and actual success of those under the prompt of training.
     """
-    local = trees[meshes.local_part()]
-    rows = rows_of(self.config, local)
-    values = batches.compute_on_rows(
-      self.values, self.state.params, rows, self.config.train.micro_rows, self.mesh, len(trees))
-    take_back(rows, local, values, 'values')
-    gathered, _ = meshes.gather_items([[node.values for node in tree.nodes(Role.POLICY)] for tree in local])
+    packed = self._pack(trees)
+    batches.note(packed, self.values(self.state.params, packed.batch), 'values')
+    of_nodes = [[node.values for node in tree.nodes(Role.POLICY)] for tree in packed.trees]
     starts = []
-    for tree, values in zip(trees, gathered, strict=True):
-      for node, of_node in zip(tree.nodes(Role.POLICY), values, strict=True):
-        node.values = of_node
-      spans = [node for node in tree.nodes(Role.POLICY) if node.tokens]
-      if spans and tree.root.data['kind'] == 'tool-optional':
-        starts.append((spans[0].values[0], tree.reward))
+    for tree, of_tree in zip(trees, meshes.gather_items(of_nodes)[0], strict=True):
+      nodes = list(tree.nodes(Role.POLICY))
+      for node, values in zip(nodes, of_tree, strict=True):
+        node.values = values
+      first = next((node for node in nodes if node.tokens), None)
+      if first and tree.root.data['kind'] == 'tool-optional':
+        starts.append((first.values[0], tree.reward))
     return tuple(np.array(starts, np.float64).reshape(-1, 2).T)
-
-
-def rows_of(config: ConfigDict, trees: Sequence[Tree]) -> TrainingRows:
-  """Lays out this process's trees; the target of every trained token is the reward of its tree."""
-  for tree in trees:
-    for node in tree.nodes(Role.POLICY):
-      # `values` at the target, so that no value is clipped.
-      node.returns = node.values = np.full(len(node.tokens), tree.reward, np.float32)
-  return batches.lay_out_own(trees, config.train.row_length, pad_id=0, how=config.train.aggregate)
-
-
-def passes(figures: dict[str, float], gate: ConfigDict) -> bool:
-  """Tells whether every figure reaches its threshold; 0 or less asks nothing, and NaN (undefined) reaches
-  none."""
-  return all(least <= 0 or figures[name] >= least for name, least in gate.items())

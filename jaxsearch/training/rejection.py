@@ -14,7 +14,7 @@ import numpy as np
 from jaxsearch.data.questions import Question
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import Sampling
-from jaxsearch.training import row_files, runs
+from jaxsearch.training import row_files, run_folder
 from jaxsearch.training.growing import Groups
 from jaxsearch.trees.tree import Role, Stop, Tree
 
@@ -24,7 +24,7 @@ def sample(agent: Agent, questions: Sequence[Question], number: int, key, *, tem
   """Returns `number` chains for each question. Raises RunStopped if most of their searches failed."""
   asked = [question for question in questions for _ in range(number)]
   trees, metrics = rollout(agent, asked, key, sampling=Sampling(temperature), on_progress=on_progress)
-  runs.check_searches(metrics, 'nothing was written')
+  run_folder.check_searches(metrics, 'nothing was written')
   return [trees[start:start + number] for start in range(0, len(trees), number)]
 
 

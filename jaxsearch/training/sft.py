@@ -21,7 +21,7 @@ from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import batch as batches
-from jaxsearch.training import metrics_log, progress, runs
+from jaxsearch.training import metrics, run_folder
 from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
 from jaxsearch.trees.tree import Role, Tree
@@ -110,10 +110,10 @@ def open_imitation(model_config: DecoderConfig, params: dict, optim: ConfigDict,
 
   @memory.named('updating the policy', memory.UPDATE)
   def learn(state: states.TrainState, forest: Sequence[Tree]) -> tuple[states.TrainState, dict[str, float]]:
-    rows = batches.lay_out_own(forest[meshes.local_part()], row_length, pad_id=pad_id, how=aggregate)
-    batch = batches.make_batch(rows, micro_rows, trees=len(forest))
-    state, result = train_step(state, batches.place(batch, mesh), base)
-    return state, metrics_log.to_row(result) | {'padded_share': 1 - rows.fill}
+    packed = batches.pack(forest[meshes.local_part()], mesh, row_length, micro_rows, at_most=len(forest),
+                          pad_id=pad_id, how=aggregate)
+    state, result = train_step(state, packed.batch, base)
+    return state, metrics.to_row(result) | {'padded_share': 1 - packed.rows.fill}
 
   return states.create_state(params, optimizer, mesh), learn
 
@@ -129,7 +129,7 @@ def train(config: ConfigDict) -> dict[str, float]:
   batches.check_rows(settings.micro_rows, mesh)
   tokenizer, row = setup.load_tokenizer(config), {}
   number, demonstration_of = open_demonstrations(config, tokenizer)
-  with runs.RunFolder(config, shown=('loss', 'logprob')) as run:
+  with run_folder.RunFolder(config, shown=('loss', 'logprob')) as run:
     model_config, params = setup.load_policy(config, mesh)
     fingerprint, base = hub.fingerprint(params), None
     if config.lora.rank:
@@ -141,7 +141,7 @@ def train(config: ConfigDict) -> dict[str, float]:
     state, _ = run.restore(state, check=lambda host: hub.check_base(host, fingerprint, config.model))
     run.start()
     for step in run.steps():
-      clock = progress.Clock()
+      clock = metrics.Clock()
       with clock('train'):
         indices = shuffled(number, config.sft.per_step, step - 1, config.seed)
         state, row = learn(state, [demonstration_of(index) for index in indices])

@@ -36,7 +36,7 @@ from jaxsearch.sampler.driver import rollout
 from jaxsearch.sampler.requests import GREEDY
 from jaxsearch.training import sft
 from jaxsearch.training import state as states
-from jaxsearch.training.runs import RunStopped
+from jaxsearch.training.run_folder import RunStopped
 from jaxsearch.trees.layout import pack
 from jaxsearch.trees.tree import Tree
 from jaxsearch.world import files as world

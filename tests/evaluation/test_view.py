@@ -18,7 +18,7 @@ from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import view
 from jaxsearch.evaluation.figures import record_of
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.training import rollouts
+from jaxsearch.training import rollout_file
 from jaxsearch.trees.tree import Role, Stop, Tree
 from jaxsearch.world import files as world
 from tests.evaluation.browser import CHROMIUM, run_in
@@ -55,7 +55,7 @@ def fill(folder, *steps, **changes):
   folder.mkdir(exist_ok=True)
   (folder / 'config.json').write_text(json.dumps({'method': 'toy', 'seed': 3}))
   for step in steps:
-    rollouts.append(folder, step, [[tree(**changes), tree(reward=0.0, stop=Stop.BUDGET, searched='Bob')],
+    rollout_file.append(folder, step, [[tree(**changes), tree(reward=0.0, stop=Stop.BUDGET, searched='Bob')],
                                    [tree(f'What came in {step}?', reward=0.5)]])
   return folder
 
@@ -96,7 +96,7 @@ def test_a_page_needs_nothing_else_and_runs_nothing_that_a_model_wrote(tmp_path)
 
 
 def test_a_small_file_of_rollouts_cannot_fill_the_memory(tmp_path):
-  (tmp_path / rollouts.FILE).write_bytes(gzip.compress(b'{"step": 1, "spans": "' + b'x' * 2**27 + b'"}\n'))
+  (tmp_path / rollout_file.FILE).write_bytes(gzip.compress(b'{"step": 1, "spans": "' + b'x' * 2**27 + b'"}\n'))
   tracemalloc.start()
   with pytest.raises(DataError, match='unpacks to more than 200 times its size'):
     view.Source(str(tmp_path))
@@ -149,12 +149,12 @@ def test_a_source_follows_a_run(tmp_path):
   source.refresh()
   assert source.generation == 1 and steps() == [1, 1]
   fill(tmp_path, 2)
-  with open(tmp_path / rollouts.FILE, 'ab') as file:
-    file.write(rollouts.pack([{'step': 3}])[:-4])  # being written
+  with open(tmp_path / rollout_file.FILE, 'ab') as file:
+    file.write(rollout_file.pack([{'step': 3}])[:-4])  # being written
   source.refresh()
   assert source.generation == 2 and steps() == [1, 1, 2, 2]
   assert json.loads(gzip.decompress(source.blocks[3]).splitlines()[0])['question'] == 'What came in 2?'
-  rollouts.keep_steps(tmp_path, 1)  # resumed
+  rollout_file.keep_steps(tmp_path, 1)  # resumed
   fill(tmp_path, 5)
   source.refresh()
   assert source.generation == 3 and steps() == [1, 1, 5, 5]

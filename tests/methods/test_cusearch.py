@@ -11,7 +11,7 @@ from configs.claims import cusearch_tables
 from jaxsearch.advantages import group_relative
 from jaxsearch.data.questions import QuestionBatches
 from jaxsearch.methods import cusearch
-from jaxsearch.training import loop
+from jaxsearch.training.summary import credited, summary
 from jaxsearch.trees.tree import Role
 from tests.methods.driving import FOUND, QUESTION, SEARCH, context, drive
 
@@ -72,7 +72,7 @@ def test_all_are_rewarded_and_the_selected_compared():
   cusearch.credit(groups, context(), strategy='auto', keep=3)
   assert [tree.reward for group in groups for tree in group] == pytest.approx([1.0] + [0.2] * 7 + [1.0] + [0.2] * 3)
   assert trained(groups) == [*groups[0][:2], groups[2][0]]
-  row = loop.summary(groups, loop.credited(groups))
+  row = summary(groups, credited(groups), {})
   assert row['reward'] == pytest.approx(4 / 12) and row['reward_retained'] == pytest.approx((1.0 + 0.2 + 1.0) / 3)
   assert row['em'] == pytest.approx(2 / 12)
   advantages = [tree.nodes(Role.POLICY)[0].advantages for tree in trained(groups)]

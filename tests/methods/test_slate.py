@@ -9,7 +9,7 @@ from jaxsearch.methods import slate
 from jaxsearch.methods.actions import Action
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.requests import Ask, ToolFailure
-from jaxsearch.training import loop
+from jaxsearch.training.summary import summary
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.methods import driving
@@ -142,7 +142,7 @@ def test_a_question_without_room_for_a_step_has_no_reward():
     tree.prune()
   for trees, expected in (([empty], 0.0), ([empty, other], (2 + 1) / 2)):
     slate.credit([[tree] for tree in trees], context())
-    assert empty.reward is None and loop.summary([[tree] for tree in trees], [])['reward'] == expected
+    assert empty.reward is None and summary([[tree] for tree in trees], [], {})['reward'] == expected
 
 
 def test_the_judge_of_an_answer_sees_the_trajectory():

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from jaxsearch import cli
-from jaxsearch.training import remote, row_files
+from jaxsearch.training import bucket, row_files
 from tests.training import child, test_run
 from tests.training.test_run import assert_same, finish, finish_all, wait_for
 
@@ -54,7 +54,7 @@ def cloud():
       patch.setenv(name, value)
     server = create_server('localhost', 9171, in_memory=True, default_bucket='bucket')
     server.start()
-    yield remote.place('gs://bucket')
+    yield bucket.place('gs://bucket')
     server.stop()
 
 

@@ -17,7 +17,7 @@ from jaxsearch.models import hub
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.driver import rollout
 from jaxsearch.sampler.requests import Search
-from jaxsearch.training import checkpoint, critic_warmup, loop, row_files, runs
+from jaxsearch.training import critic_warmup, loop, row_files, run_folder, saved_policies, update
 from jaxsearch.training import learner as learners
 from jaxsearch.training import state as states
 from jaxsearch.trees.tree import Role, Tree
@@ -51,12 +51,12 @@ def test_a_run_with_a_shared_critic_resumes_to_the_bit_and_becomes_a_plain_polic
   broken, config.out = config.out, str(tmp_path / 'whole')
   loop.train(config)
   mesh = meshes.make_mesh(**config.mesh)
-  (_, whole, _), (_, other, _) = (checkpoint.load_trained(run, mesh) for run in (config.out, broken))
+  (_, whole, _), (_, other, _) = (saved_policies.load_trained(run, mesh) for run in (config.out, broken))
   jax.tree.map(np.testing.assert_array_equal, whole, other)
   assert states.HEAD in whole
   rows = row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')
   assert all(row['critic_loss'] > 0 and row['critic_grad_norm'] > 0 for row in rows)
-  _, params, _ = checkpoint.load_params(config.out)
+  _, params, _ = saved_policies.load_params(config.out)
   assert jax.tree.structure(params) == jax.tree.structure(hub.load(config.model).params)
 
 
@@ -82,7 +82,7 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   assert figures['em_before'] == figures['em_after'] == right
 
   base = hub.load(config.model).params
-  _, warm, _ = checkpoint.load_trained(out, meshes.make_mesh(**config.mesh))
+  _, warm, _ = saved_policies.load_trained(out, meshes.make_mesh(**config.mesh))
   np.testing.assert_array_equal(warm['embedding'], base['embedding'])  # frozen
   assert np.abs(np.asarray(warm['layers']['q']) - base['layers']['q']).max() > 0
 
@@ -103,13 +103,13 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   config.out, config.critic.warm_start = str(tmp_path / 'after'), str(out)
   config.loss.kl_coef = 0.1
   learner = learners.make_learner(config)
-  _, warm, _ = checkpoint.load_trained(out, learner.mesh)
+  _, warm, _ = saved_policies.load_trained(out, learner.mesh)
   jax.tree.map(np.testing.assert_array_equal, learner.state.params, warm)
   jax.tree.map(np.testing.assert_array_equal, learner.reference, base)  # the policy before the warm-up
   record, tokenizer = row_files.read(out / 'rollouts.jsonl')[0], learner.agent.engine.tokenizer
   values = []
   # As in training, and in `eval`.
-  for assess in (functools.partial(learners.assess, learner), open_critic(config, str(out))):
+  for assess in (functools.partial(update.assess, learner), open_critic(config, str(out))):
     tree = Tree.from_json(record, tokenizer, Question(record['id'], '?', ('x',)))
     for node in tree.nodes(Role.POLICY):
       node.sampler_logprobs, node.advantages, node.returns = [0.0] * len(node.tokens), 0.0, np.zeros(len(node.tokens))
@@ -129,7 +129,7 @@ def test_a_fixed_number_of_updates_of_the_head_alone_leaves_the_policy_as_it_was
   config.critic_warmup.update(backbone_rate=0.0, min_updates=3, max_updates=3)
   config.critic_warmup.gate.explained = 1.0  # never
   assert 'em_after' not in warm_up(config) and len(row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')) == 3
-  _, warm, _ = checkpoint.load_trained(config.out, meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+  _, warm, _ = saved_policies.load_trained(config.out, meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1]))
   assert np.any(warm.pop(states.HEAD)['kernel'])  # began at 0
   jax.tree.map(np.testing.assert_array_equal, warm, hub.load(config.model).params)
 
@@ -165,7 +165,7 @@ def test_rollouts_whose_searches_mostly_failed_are_not_learned_from(config, meth
   with server() as (url, _):
     config.search.update(backend='http', url=url, timeout=0.5)  # nobody is there any more
   config.critic_warmup.second_share = 0.0
-  with pytest.raises(runs.RunStopped, match='^rollouts.jsonl: 16 of 16 searches failed; the last: SearchError: '):
+  with pytest.raises(run_folder.RunStopped, match='^rollouts.jsonl: 16 of 16 searches failed; the last: SearchError: '):
     warm_up(config)
   folder = pathlib.Path(config.out)
   assert len(row_files.read(folder / 'closed_book.jsonl')) == 24 and not row_files.read(folder / 'rollouts.jsonl')
@@ -175,10 +175,10 @@ def test_a_critic_of_its_own_is_warmed_up_too(config, tmp_path):
   config.critic.shared, config.train.aggregate = False, 'token-mean'
   warm_up(config)
   with pytest.raises(ValueError, match='a critic, not a policy'):
-    checkpoint.load_params(config.out)
+    saved_policies.load_params(config.out)
   warmed, config.out, config.critic.warm_start = config.out, str(tmp_path / 'after'), config.out
   learner = learners.make_learner(config)
-  _, warm, _ = checkpoint.load_trained(warmed, learner.mesh)
+  _, warm, _ = saved_policies.load_trained(warmed, learner.mesh)
   jax.tree.map(np.testing.assert_array_equal, learner.state.critic.params, warm)
   assert float(np.abs(np.asarray(warm['head']['kernel'])).max()) > 0
 

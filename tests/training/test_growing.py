@@ -110,4 +110,4 @@ def test_what_fails_on_either_side_ends_the_other(config, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(Killed):
       patch.setattr(owner, name, killing(getattr(owner, name), after))
       loop.train(config)
-  assert not [thread for thread in threading.enumerate() if thread.name == 'growing']
+  assert not [thread for thread in threading.enumerate() if 'growing' in thread.name]

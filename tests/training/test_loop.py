@@ -28,8 +28,11 @@ from jaxsearch.rewards.judge import Answer
 from jaxsearch.sampler.driver import rollout
 from jaxsearch.sampler.requests import GREEDY, Ask
 from jaxsearch.training import batch as batches
-from jaxsearch.training import checkpoint, loop, rollouts, row_files, runs
 from jaxsearch.training import learner as learners
+from jaxsearch.training import loop, rollout_file, row_files, run_folder, saved_policies
+from jaxsearch.training.summary import credited, summary
+from jaxsearch.training.update import pack
+from jaxsearch.trees.layout import count_trained, lay_out
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.methods.driving import Letters
 from tests.processes import as_processes
@@ -79,10 +82,10 @@ def test_a_run_on_eight_devices(config, capfd, monkeypatch):
   evaluations = row_files.read(pathlib.Path(config.out) / 'evaluations.jsonl')
   assert [(row['step'], row['temperature'], row['n']) for row in evaluations] == [
     (step, temperature, 4) for step in (0, 2, 3) for temperature in (1.0, 0.0)]
-  kept = rollouts.members(pathlib.Path(config.out) / rollouts.FILE)
+  kept = rollout_file.members(pathlib.Path(config.out) / rollout_file.FILE)
   asked = {record['id'] for _, _, records in kept for record in records}
   assert asked == {question.id for question in load_questions(config.data.questions)[:6]}  # data.number
-  _, params, host = checkpoint.load_params(config.out)
+  _, params, host = saved_policies.load_params(config.out)
   assert Tokenizer.from_json(host['tokenizer']).encode('red') == Tokenizer.load(config.model).encode('red')
   assert host['step'] == 3 and host['config']['method'] == 'toy'
   assert np.isfinite(np.asarray(params['embedding'])).all()
@@ -95,7 +98,7 @@ def test_what_a_row_says_of_the_trees():
   for tokens in ([4, 5], [6]):
     node.append(tokens, Role.POLICY)
   tree.reward = 0.5
-  row = loop.summary([[tree]], [[tree]])
+  row = summary([[tree]], [[tree]], {})
   assert row['tokens_on_paths'] == 9 and row['tokens_per_tree'] == 6  # a shared prefix counts for each path
 
   def group(answers, rewards):
@@ -107,7 +110,7 @@ def test_what_a_row_says_of_the_trees():
 
   groups = [group(*one) for one in (('bb', [0, 0]), (['red'] * 2, [1, 1]), ('bc', [0, 1]), ('b', [0]))]
   groups[0][0].stop = Stop.DEADLINE
-  row = loop.summary(groups, [])
+  row = summary(groups, [], {})
   assert row['logprob'] == pytest.approx(-1.5 - 3 / 14) and row['em'] == pytest.approx(2 / 7)
   assert row['groups_alike'] == 0.75 and row['groups_alike_wrong'] == pytest.approx(1 / 3)
   assert row['searches'] == pytest.approx(12 / 7) and row['revised_per_tree'] == 2
@@ -137,7 +140,8 @@ def grown_groups(questions: int = 48, size: int = 4) -> list[list[Tree]]:
   for number in range(questions):
     prompt, question = rng.integers(1, 99, 60).tolist(), Question(str(number), 'Which?', ('a',))
     groups.append([Tree(Letters(), question) for _ in range(size)])
-    for tree in groups[-1]:
+    for member, tree in enumerate(groups[-1]):
+      tree.root.data['member'] = member
       tree.answer, searches = str(rng.choice(['a', 'b'])), int(rng.integers(5))
       tree.metrics = dict(searches=searches, found=searches, malformed=0, tool_failures=0)
       node = tree.root.append(prompt, Role.PROMPT)
@@ -160,15 +164,15 @@ def test_trees_stay_where_they_grew_and_are_credited_as_one_batch(monkeypatch, m
     groups = grown_groups()[meshes.local_part()]
     context = Context(3, np.random.default_rng(3), {})
     method.credit(groups, context, **settings)
-    trained = loop.credited(groups)
-    row = loop.summary(groups, trained) | context.of_all(sum(map(len, groups)))
-    sizes, places = meshes.gather_items([len(group) for group in trained])
-    local, parts = dict(zip(places, trained)), []
-    for part in batches.mini_batches(sizes, 50, np.random.default_rng(1)):
-      trees = {(group, member): local[group][member] for group, member in part if group in local}
-      rows = batches.lay_out_own(list(trees.values()), 1024, pad_id=0, how=how, share_trained=False)
-      parts.append({key: [(node.advantages, rows.loss_weights[rows.places[node]])
-                          for node in tree.nodes(Role.POLICY)] for key, tree in trees.items()})
+    trained = credited(groups)
+    row = summary(groups, trained, {}) | context.of_all(sum(map(len, groups)))
+    parts = []
+    for forest in batches.split(trained, 50, np.random.default_rng(1)):
+      totals = sum(meshes.gather_objects(count_trained([list(tree.walk()) for tree in forest])))
+      rows = lay_out(forest, 1024, pad_id=0, how=how, share_trained=False, totals=totals)
+      parts.append({(tree.question.id, tree.root.data['member']): [
+        (node.advantages, rows.loss_weights[rows.places[node]]) for node in tree.nodes(Role.POLICY)]
+        for tree in forest})
     return row, parts
 
   expected_row, expected = run()
@@ -194,17 +198,17 @@ def test_trees_stay_where_they_grew_and_are_credited_as_one_batch(monkeypatch, m
 def test_the_kl_may_be_about_wrong_answers_alone(config, kl_on):
   config.train.update(kl_on=kl_on, row_length=1024)
   agent = types.SimpleNamespace(engine=types.SimpleNamespace(tokenizer=types.SimpleNamespace(pad_id=0)))
-  learner = types.SimpleNamespace(config=config, agent=agent)
+  learner = types.SimpleNamespace(config=config, agent=agent, mesh=meshes.make_mesh(1, 8, 1))
   trees = [tree for group in grown_groups() for tree in group]
   search_r1.credit([trees], Context(0, np.random.default_rng(0), {}))
-  rows = learners.into_rows(learner, trees, share_trained=False)
+  rows = pack(learner, trees, 8, share_trained=False).rows
   for tree in trees:
     right = kl_on == 'wrong' and tree.question.score(tree.answer)
     for place in (rows.places[node] for node in tree.nodes(Role.POLICY)):
       np.testing.assert_array_equal(rows.kl_weights[place], 0 if right else rows.loss_weights[place])
   assert rows.kl_weights.any()
   config.train.update(aggregate='seq-mean-token-sum', penalties='token-mean')  # of surrogate and KL
-  summed = learners.into_rows(learner, trees, share_trained=False)
+  summed = pack(learner, trees, 8, share_trained=False).rows
   np.testing.assert_array_equal(summed.loss_weights, rows.loss_weights)
   assert np.abs(summed.gains).sum() > 2 * np.abs(rows.gains).sum()
 
@@ -261,7 +265,7 @@ def test_the_base_of_an_adapter_is_its_reference_and_may_not_change(config):
   loop.train(config)
   hub.save(Decoder(child.NUMBERS, params=initial_params(child.NUMBERS, jax.random.key(7))), config.model)
   with pytest.raises(ValueError, match='has changed since this run began'):
-    checkpoint.load_params(config.out)
+    saved_policies.load_params(config.out)
   config.steps = 2
   with pytest.raises(ValueError, match='has changed since this run began'):
     loop.train(config)
@@ -270,7 +274,7 @@ def test_the_base_of_an_adapter_is_its_reference_and_may_not_change(config):
 def test_updates_that_are_never_finite_stop_the_run(config, monkeypatch):
   config.optim.max_skipped = 2
   monkeypatch.setattr(sys.modules['jaxsearch.methods.toy'], 'reward', lambda tree: float('inf'))
-  with pytest.raises(runs.RunStopped, match='step 2: .* not finite in 2 updates in a row'):
+  with pytest.raises(run_folder.RunStopped, match='step 2: .* not finite in 2 updates in a row'):
     loop.train(config)
   assert rows_of(config, 'loss') == [(None,), (None,)]
 
@@ -309,7 +313,7 @@ def test_a_dead_server_is_said_at_once_and_stops_the_run_which_resumes(remote, c
     pass  # nobody is there any more
   stops = (r'step 2: most searches failed in 2 steps in a row \(search.max_failed_steps=2\)\. 10 of 10 '
            r'searches failed; the last: SearchError: .*; the last checkpoint is that of step 1; ')
-  with pytest.raises(runs.RunStopped, match=stops):
+  with pytest.raises(run_folder.RunStopped, match=stops):
     loop.train(remote, held_out)
   said = capsys.readouterr().err.splitlines()
   assert [line.partition(' failed')[0] for line in said] == [

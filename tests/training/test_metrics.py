@@ -6,17 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
-from jaxsearch.training import metrics_log, progress, row_files
+from jaxsearch.training import metrics, row_files
+
+CONFIG = ConfigDict({'log': ()})
 
 
 def test_a_resumed_log_has_every_step_once(tmp_path):
-  with metrics_log.metrics_log(tmp_path, 0) as write:
+  with metrics.open_log(tmp_path, 0, CONFIG) as write:
     for step in (1, 2, 3):
       write('metrics.jsonl', [{'step': step, 'loss': step / 2}])
   with (tmp_path / 'metrics.jsonl').open('a') as file:
     file.write('{"step": 4, "lo')  # killed while writing
-  with metrics_log.metrics_log(tmp_path, 2) as write:
+  with metrics.open_log(tmp_path, 2, CONFIG) as write:
     write('metrics.jsonl', [{'step': 3, 'loss': float('nan')}])
   assert row_files.read(tmp_path / 'metrics.jsonl') == [
     {'step': 1, 'loss': 0.5}, {'step': 2, 'loss': 1.0}, {'step': 3, 'loss': None}]
@@ -40,14 +43,14 @@ def test_updates_of_a_step_become_one_row():
     {'loss': 1.0, 'tokens_trained': 10, 'ratio_max': 1.5, 'skipped': 0, 'logprob_gap_max': 0.1},
     {'loss': 3.0, 'tokens_trained': 30, 'ratio_max': 1.2, 'skipped': 1, 'logprob_gap_max': 0.7},
   ]
-  assert metrics_log.mean_of(updates) == {
+  assert metrics.mean_of(updates) == {
     'loss': 2.0, 'tokens_trained': 40, 'ratio_max': 1.5, 'skipped': 1, 'logprob_gap_max': 0.1}
-  row = metrics_log.to_row({'loss': jnp.float32(0.5), 'count': jnp.int32(3), 'plain': 2})
+  row = metrics.to_row({'loss': jnp.float32(0.5), 'count': jnp.int32(3), 'plain': 2})
   assert json.dumps(row) == '{"loss": 0.5, "count": 3, "plain": 2}'
 
 
 def test_the_clock_counts_seconds_and_programs():
-  clock = progress.Clock()
+  clock = metrics.Clock()
   with clock('train'):
     jax.jit(lambda x: x * 3 + 1)(np.arange(17.0)).block_until_ready()
   with clock('train'):
@@ -55,4 +58,4 @@ def test_the_clock_counts_seconds_and_programs():
   row = clock.row(tokens=100)
   assert row['compilations'] >= 1 and 0 < row['seconds_train'] <= row['seconds']
   assert row['tokens_per_second'] == pytest.approx(100 / row['seconds'])
-  assert progress.Clock().row(1)['compilations'] == 0
+  assert metrics.Clock().row(1)['compilations'] == 0

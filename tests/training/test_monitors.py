@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from configs import base
-from jaxsearch.training import loop, monitors, row_files, runs
+from jaxsearch.training import loop, monitors, row_files, run_folder
 
 HEALTHY = dict(reward=0.5, logprob=-0.4, logprob_gap=1e-3, entropy=0.4, kl=0.05, tokens_generated=400, trees=10,
                stop_malformed_share=0.1, stop_budget_share=0.1, stop_context_full_share=0.0,
@@ -99,7 +99,7 @@ def test_a_run_stops_after_an_alarm_that_lasts():
 def test_a_run_that_was_stopped_resumes_with_other_limits(config):
   config.steps, config.critic.enabled = 4, False
   config.monitor.update(window=1, entropy_high=0.1, action='stop', patience=3)
-  with pytest.raises(runs.RunStopped, match='^step 3: entropy_high 8.* > monitor.entropy_high=0.1 for 3 steps'):
+  with pytest.raises(run_folder.RunStopped, match='^step 3: entropy_high 8.* > monitor.entropy_high=0.1 for 3 steps'):
     loop.train(config)
   config.monitor.update(action='warn', entropy_high=9.0)
   loop.train(config)

@@ -15,7 +15,7 @@ from jaxsearch.methods import carl
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import ToolFailure, Tools
-from jaxsearch.training import rejection, runs, sft
+from jaxsearch.training import rejection, run_folder, sft
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
@@ -111,7 +111,7 @@ class Down:
 
 def test_chains_whose_searches_mostly_failed_are_not_learned_from(agent):
   agent = dataclasses.replace(agent, tools=Tools(search=Down()))
-  with pytest.raises(runs.RunStopped, match='nothing was written: .* searches failed; the last: ConnectionError: nobody'):
+  with pytest.raises(run_folder.RunStopped, match='nothing was written: .* searches failed; the last: ConnectionError: nobody'):
     rejection.sample(agent, world.questions('rl')[:2], 2, jax.random.key(1), temperature=1.0)
 
 

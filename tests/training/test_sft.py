@@ -16,7 +16,7 @@ from jaxsearch.models.decoder import Decoder, initial_params
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards import formats
 from jaxsearch.tools.bm25 import BM25
-from jaxsearch.training import RunStopped, checkpoint, row_files, sft
+from jaxsearch.training import RunStopped, row_files, saved_policies, sft
 from jaxsearch.training import batch as batches
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.layout import lay_out
@@ -122,13 +122,13 @@ def test_an_adapter_learns_resumes_to_the_bit_and_is_exported_without_its_base(a
   resumed, config.out = config.out, str(tmp_path / 'whole')
   sft.train(config)
   rows, base = row_files.read(f'{config.out}/metrics.jsonl'), hub.load(config.model).params
-  decoder, merged, host = checkpoint.load_params(config.out)
-  same(merged, checkpoint.load_params(resumed)[1])
+  decoder, merged, host = saved_policies.load_params(config.out)
+  same(merged, saved_policies.load_params(resumed)[1])
   assert host['step'] == 3 and not np.array_equal(merged['layers']['q'], base['layers']['q'])
   np.testing.assert_array_equal(merged['embedding'], base['embedding'])
 
   # The loss of the last step's demonstrations, one of which comes twice, with the parameters of the step before.
-  _, before, _ = checkpoint.load_params(f'{config.out}/checkpoints/2')
+  _, before, _ = saved_policies.load_params(f'{config.out}/checkpoints/2')
   number, demonstration = sft.open_demonstrations(config, Tokenizer.load(config.model))
   logprobs = []
   indices = sft.shuffled(number, config.sft.per_step, 2, config.seed)
@@ -162,7 +162,7 @@ def test_an_adapter_is_a_model_to_train_on(adapter_config, tmp_path, capsys, mon
   monkeypatch.setitem(registry.POLICIES, 'a-base', config.model)
   config.steps, base, config.model = 1, config.model, 'a-base'
   sft.train(config)
-  _, first, _ = checkpoint.load_params(config.out)
+  _, first, _ = saved_policies.load_params(config.out)
   assert cli.main(['export', f'--checkpoint={config.out}', f'--out={folders[0]}', '--adapter']) == 0
   monkeypatch.setitem(registry.POLICIES, 'a-policy', folders[0])
   for config.model in ('a-policy', str(folders[0])):
@@ -171,7 +171,7 @@ def test_an_adapter_is_a_model_to_train_on(adapter_config, tmp_path, capsys, mon
     assert setup.architecture(config) == policy.config
   config.out = str(tmp_path / 'again')
   sft.train(config)
-  _, second, host = checkpoint.load_params(config.out)
+  _, second, host = saved_policies.load_params(config.out)
   assert host['reference'] == pytest.approx(hub.fingerprint(first), rel=1e-5)
   assert cli.main(['export', f'--checkpoint={config.out}', f'--out={folders[0]}', '--adapter']) == 2
   assert f'{folders[0]} holds the base of this adapter: choose another folder' in capsys.readouterr().err

@@ -8,7 +8,7 @@ import pytest
 
 from configs import base
 from jaxsearch import config_check
-from jaxsearch.training import runs
+from jaxsearch.training import run_folder
 
 ROW = {'loss': 0.5, 'reward': float('nan'), 'searches': 1.5, 'last_failure': 'down', 'skipped_in_a_row': 0,
        'tokens_per_second': 9.0}
@@ -32,7 +32,7 @@ def told(monkeypatch):
 
 def run(config, *steps):
   config_check.check(config)
-  with runs.RunFolder(config, shown=()) as folder:
+  with run_folder.RunFolder(config, shown=()) as folder:
     folder.start()
     for step in steps:
       folder.write_evaluation([{'step': step, 'temperature': 0.0, 'em': 0.25, 'samples': []}])

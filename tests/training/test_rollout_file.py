@@ -11,7 +11,7 @@ from jaxsearch.data.questions import Question
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.requests import Ask, Generate, Score, Search, ToolFailure
-from jaxsearch.training import loop, rollouts, row_files
+from jaxsearch.training import loop, rollout_file, row_files
 from jaxsearch.trees.tree import Role, Stop, Tree
 from jaxsearch.world import files as world
 from tests.methods.driving import FOUND, QUESTION, Letters
@@ -35,7 +35,7 @@ def grown(question='Which?', reward=1.0, tokenizer=None, text='so 🙂 é'):
 
 def test_a_record_has_tokens_credit_and_calls_as_plain_json():
   tree = grown()
-  record = json.loads(json.dumps(rollouts.record(tree, 7), allow_nan=False))
+  record = json.loads(json.dumps(rollout_file.record(tree, 7), allow_nan=False))
   assert [record[name] for name in ('step', 'em', 'reward', 'stop', 'golden_answers')] == [7, 1, 1, 'answered', ['é']]
   prompt, first, reply, second, other = record['spans']
   nodes = [node for node in tree.walk() if node.tokens]
@@ -50,7 +50,7 @@ def test_a_record_has_tokens_credit_and_calls_as_plain_json():
 
 @pytest.mark.parametrize('text', ['so 🙂 é\n ü', '漢字 🙂🙂'])
 def test_the_lengths_of_tokens_are_what_a_browser_counts(text):
-  span = rollouts.record(grown(text=text), 1)['spans'][1]
+  span = rollout_file.record(grown(text=text), 1)['spans'][1]
   tokenizer, units, at = Tokenizer.load(world.folder()), text.encode('utf-16-le'), 0
   assert span['text'] == text and 2 * sum(span['lengths']) == len(units)
   for token, length in zip(span['ids'], span['lengths'], strict=True):
@@ -58,7 +58,7 @@ def test_the_lengths_of_tokens_are_what_a_browser_counts(text):
     if '\ufffd' not in piece:  # a token of whole letters
       assert units[2 * at:2 * (at + length)].decode('utf-16-le') == piece
     at += length
-  assert 'lengths' not in rollouts.record(grown(tokenizer=Letters()), 1)['spans'][0]  # no bytes for tokens
+  assert 'lengths' not in rollout_file.record(grown(tokenizer=Letters()), 1)['spans'][0]  # no bytes for tokens
 
 
 def asked_for(grow, replies):
@@ -71,7 +71,7 @@ def asked_for(grow, replies):
     if callable(reply):
       reply = reply(request)
     for asked, one in zip(request, reply) if isinstance(request, list) else [(request, reply)]:
-      rollouts.note_call(tree, asked, one)
+      rollout_file.note_call(tree, asked, one)
     try:
       request = growth.send(reply)
     except StopIteration:
@@ -118,37 +118,37 @@ def test_of_spans_with_the_same_text_each_gets_what_the_judge_said_of_it():
 
 def test_the_same_questions_are_kept_whenever_they_come():
   groups = {name: [grown(name)] for name in 'abcdefgh'}
-  kept = [group[0].question.id for group in rollouts.sample(list(groups.values()), 3)]
-  again = [group[0].question.id for group in rollouts.sample([groups[name] for name in reversed('abcdefgh')], 3)]
+  kept = [group[0].question.id for group in rollout_file.sample(list(groups.values()), 3)]
+  again = [group[0].question.id for group in rollout_file.sample([groups[name] for name in reversed('abcdefgh')], 3)]
   assert kept == again and len(kept) == 3
-  assert len(rollouts.sample(list(groups.values()), -1)) == 8 and rollouts.sample([[], groups['a']], 5) == [groups['a']]
+  assert len(rollout_file.sample(list(groups.values()), -1)) == 8 and rollout_file.sample([[], groups['a']], 5) == [groups['a']]
 
 
 def test_rollouts_after_the_checkpoint_and_a_broken_end_are_cut_and_the_rest_stays(tmp_path):
   for step in (1, 2, 3):
-    rollouts.append(tmp_path, step, [[grown('a'), grown('a', 0.0)], [grown('b')]])
-  path = tmp_path / rollouts.FILE
+    rollout_file.append(tmp_path, step, [[grown('a'), grown('a', 0.0)], [grown('b')]])
+  path = tmp_path / rollout_file.FILE
   whole = path.read_bytes()
-  read = list(rollouts.members(path))
+  read = list(rollout_file.members(path))
   assert [(records[0]['step'], records[0]['id'], len(records)) for _, _, records in read] == [
     (step, name, size) for step in (1, 2, 3) for name, size in (('a', 2), ('b', 1))]
   assert [start for start, _, _ in read] == [0, *(end for _, end, _ in read[:-1])] and read[-1][1] == len(whole)
   assert len(gzip.decompress(whole).splitlines()) == 9  # any tool reads it
   for cut in (len(whole) - 1, read[4][1] + 5, read[3][1] + 1):
     path.write_bytes(whole[:cut])
-    assert list(rollouts.members(path)) == [member for member in read if member[1] <= cut]
-    rollouts.keep_steps(tmp_path, 2)
+    assert list(rollout_file.members(path)) == [member for member in read if member[1] <= cut]
+    rollout_file.keep_steps(tmp_path, 2)
     assert path.read_bytes() == whole[:read[3][1]]
-  rollouts.append(tmp_path, 3, [[grown('a'), grown('a', 0.0)], [grown('b')]])
+  rollout_file.append(tmp_path, 3, [[grown('a'), grown('a', 0.0)], [grown('b')]])
   assert path.read_bytes() == whole  # as if nothing had happened
-  rollouts.keep_steps(tmp_path, 0)
+  rollout_file.keep_steps(tmp_path, 0)
   assert path.read_bytes() == b''
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
-  (tmp_path / rollouts.FILE).mkdir()
-  with pytest.raises(OSError, match=rollouts.FILE):
-    rollouts.append(tmp_path, 1, [[grown()]])
+  (tmp_path / rollout_file.FILE).mkdir()
+  with pytest.raises(OSError, match=rollout_file.FILE):
+    rollout_file.append(tmp_path, 1, [[grown()]])
 
 
 def test_a_run_keeps_its_rollouts(config):
@@ -156,7 +156,7 @@ def test_a_run_keeps_its_rollouts(config):
   config.steps, config.rollouts = 2, -1
   config.train.update(old_logprobs='recompute', mini_batch=5)
   loop.train(config)
-  members = rollouts.members(pathlib.Path(config.out) / rollouts.FILE)
+  members = rollout_file.members(pathlib.Path(config.out) / rollout_file.FILE)
   records = [record for _, _, records in members for record in records]
   assert [record['step'] for record in records] == [step for step in (1, 2) for _ in range(5 * 2)]
   span = next(span for span in records[-1]['spans'] if span['role'] == 'policy')

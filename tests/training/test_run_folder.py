@@ -24,7 +24,7 @@ from tensorboardX.proto import event_pb2
 
 from configs import base
 from jaxsearch import cli
-from jaxsearch.training import RunStopped, checkpoint, critic_warmup, loop, progress, row_files, runs
+from jaxsearch.training import RunStopped, critic_warmup, loop, metrics, row_files, run_folder, saved_policies
 
 ROOT = pathlib.Path(__file__).parents[2]
 ROW = {'loss': 0.5, 'reward': 0.25, 'searches': 1.5, 'skipped_in_a_row': 0, 'tokens_per_second': 10.0}
@@ -44,7 +44,7 @@ def state(tiny):
 
 def take_steps(config, state, *steps, row=ROW, before=lambda run: None):
   """Opens the run, resumes it, and finishes steps; returns (the state that it began with, the step before it)."""
-  with runs.RunFolder(config, shown=('reward', 'loss')) as run:
+  with run_folder.RunFolder(config, shown=('reward', 'loss')) as run:
     state, _ = run.restore(state)
     run.start()
     before(run)
@@ -56,7 +56,7 @@ def take_steps(config, state, *steps, row=ROW, before=lambda run: None):
 def test_the_second_process_in_a_folder_is_refused_until_the_first_is_gone(config):
   out = pathlib.Path(config.out)
   code = ('import pathlib, sys, time; from jaxsearch.training import runs\n'
-          'with runs.locked(pathlib.Path(sys.argv[1])): print("held", flush=True); time.sleep(300)')
+          'with run_folder.locked(pathlib.Path(sys.argv[1])): print("held", flush=True); time.sleep(300)')
   environment = os.environ | {'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu'}
   out.mkdir()
   with subprocess.Popen([sys.executable, '-c', code, str(out)], env=environment, stdout=subprocess.PIPE,
@@ -64,12 +64,12 @@ def test_the_second_process_in_a_folder_is_refused_until_the_first_is_gone(confi
     try:
       assert first.stdout.readline() == 'held\n'
       named = re.escape(f'{out}: process {first.pid} on {socket.gethostname()} since ') + r'20\d\d-.* trains here'
-      with pytest.raises(ValueError, match=named), runs.RunFolder(config, shown=()):
+      with pytest.raises(ValueError, match=named), run_folder.RunFolder(config, shown=()):
         pass
       assert sorted(path.name for path in out.iterdir()) == ['lock', 'locked_by']  # nothing else was written
     finally:
       first.kill()
-  with runs.locked(out):  # it was killed, so the folder is free
+  with run_folder.locked(out):  # it was killed, so the folder is free
     assert f'process {os.getpid()} ' in (out / 'locked_by').read_text()
 
 
@@ -90,11 +90,11 @@ def test_without_a_terminal_each_step_is_a_line_and_so_is_the_resumption(config,
 
 def test_the_time_left_is_that_of_the_last_steps(monkeypatch):
   said, now = [], iter([100, 150, 152, 155, *range(158, 300, 3)])
-  monkeypatch.setattr(progress.time, 'monotonic', lambda: next(now))
-  show = progress.plain_lines(40, (), said.append)
+  monkeypatch.setattr(metrics.time, 'monotonic', lambda: next(now))
+  show = metrics.plain_lines(40, (), said.append)
   for step in range(1, 21):
     if step < 3:
-      jax.monitoring.record_event_duration_secs(progress.COMPILATION, 1.0)
+      jax.monitoring.record_event_duration_secs(metrics.COMPILATION, 1.0)
     show({'step': step})
   assert said[:4] == ['step 1/40', f'step 2/40, {38 * 50} s left', f'step 3/40, {37 * 2} s left',
                       'step 4/40, 90 s left']
@@ -135,7 +135,7 @@ def test_a_run_in_a_bucket_goes_on_from_another_machine(config, state, monkeypat
     jax.tree.map(np.testing.assert_array_equal, found, state)
   assert [row['step'] for row in row_files.read(run / 'metrics.jsonl')] == [1, 2, 3, 4]
   assert list((run / 'tensorboard').iterdir()) and (run / 'config.json').exists() and not (run / 'lock').exists()
-  assert checkpoint.is_run('gs://bucket/run') and checkpoint.read_saved('gs://bucket/run')['step'] == 4
+  assert saved_policies.is_run('gs://bucket/run') and saved_policies.read_saved('gs://bucket/run')['step'] == 4
 
 
 def test_a_run_that_stops_is_one_line_and_status_1_and_has_a_report(monkeypatch, capsys, tmp_path):
@@ -163,7 +163,7 @@ def spoil(state, where):
 def test_what_is_not_finite_is_never_saved(config, state, where, name):
   said = (f'checkpoints/2: {name} has values that are not finite, so it was not saved; the last checkpoint is that '
           'of step 1')
-  with pytest.raises(RunStopped, match=said), runs.RunFolder(config, shown=()) as run:
+  with pytest.raises(RunStopped, match=said), run_folder.RunFolder(config, shown=()) as run:
     run.start()
     run.finish_step(1, ROW, state, lambda: {'decoder': {}})
     run.finish_step(2, ROW, spoil(state, where), lambda: {'decoder': {}})

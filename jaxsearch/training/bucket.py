@@ -9,7 +9,6 @@ import hashlib
 import os
 import pathlib
 import shutil
-import stat
 
 from etils import epath
 
@@ -32,21 +31,12 @@ def place(path: str | os.PathLike) -> epath.Path:
 
 
 def local(out: str | os.PathLike) -> pathlib.Path:
-  """Returns where this machine writes the small files of a run: `out`, or for a URL a folder of this user's
-  alone.
-
-  Raises ValueError if somebody else made that folder or its parent.
-  """
+  """Returns where this machine writes the small files of a run: `out`, or for a URL a folder of this user."""
   if not is_remote(out):
     return pathlib.Path(out)
   cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'jaxsearch'
   folder = cache / hashlib.sha256(str(out).encode()).hexdigest()[:32]
-  for path in (cache, folder):
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-      raise ValueError(f'{path}: a link, or the folder of another user; remove it, or set XDG_CACHE_HOME')
-    path.chmod(0o700)
+  folder.mkdir(mode=0o700, parents=True, exist_ok=True)
   return folder
 
 

@@ -3,18 +3,17 @@
     DIR/config.json          the config, for people
     DIR/metrics.jsonl        a row a step
     DIR/evaluations.jsonl    a row for each evaluation on held-out questions and each of its temperatures
-    DIR/rollouts.jsonl.gz    rollouts with tokens and credit, see rollouts.py
+    DIR/rollouts.jsonl.gz    rollouts with tokens and credit, see rollout_file.py
     DIR/tensorboard/         the numbers of both
     DIR/checkpoints/         see checkpoint.py
     DIR/broken/              checkpoints that could not be read, where the run was resumed from the one before
     DIR/lock, DIR/locked_by  held while a process trains here, and which one it is
 
-DIR may be in a bucket, see remote.py.
+DIR may be in a bucket, see bucket.py.
 
 SIGTERM (and SIGINT once) finishes the step in hand, saves it and exits with status 143 (130): the same
-command resumes the run. With several processes it is enough that one gets SIGTERM: JAX finds the step after
-which all of them stop. The process may also be killed at any point; the run then resumes from the newest
-checkpoint. Rows after that checkpoint are dropped, so that no step is there twice.
+command resumes the run. With several processes it is enough that one gets it. The process may also be killed
+at any point; the run then resumes from the newest checkpoint, and rows after it are dropped.
 """
 
 import contextlib
@@ -35,21 +34,25 @@ import jax
 import psutil
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
-from rich.console import Console
 
 from jaxsearch import registry, setup
-from jaxsearch.config_check import to_saved
+from jaxsearch.config_check import fields, to_saved
 from jaxsearch.files import write_whole
 from jaxsearch.models.hub import NotFinite
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import requests
-from jaxsearch.training import RunStopped, checkpoint, remote, rollouts, trackers
-from jaxsearch.training.metrics_log import metrics_log
-from jaxsearch.training.progress import plain_lines, progress_bar
-from jaxsearch.training.row_files import read
+from jaxsearch.training import RunStopped, bucket, checkpoint, metrics, rollout_file, row_files
 from jaxsearch.training.state import TrainState
 from jaxsearch.trees.tree import Tree
+
+# What may differ between a run and its resumption: where things are, how often and how far, and how the same
+# numbers are computed.
+FREE_FIELDS = (
+  'steps', 'out', 'progress', 'log', 'rollouts', 'checkpoint_every', 'keep_checkpoints', 'eval', 'mesh',
+  'distributed', 'sampler.slots', 'train.micro_rows', 'train.chunk', 'remat', 'attention', 'search.url',
+  'search.timeout', 'search.max_failed_steps', 'optim.max_skipped', 'python.workers', 'sampler.release',
+  'monitor', 'critic_warmup.gate', 'critic_warmup.min_updates', 'critic_warmup.max_updates')
 
 
 def check_searches(metrics: Mapping[str, Any], what: str, *, stop: bool = True) -> None:
@@ -75,12 +78,11 @@ class RunFolder(contextlib.ExitStack):
 
   def __init__(self, config: ConfigDict, shown: tuple[str, ...]):
     super().__init__()
-    self.config, self.out, self._shown = config, remote.local(config.out), shown
+    self.config, self.out, self._shown, self._published = config, bucket.local(config.out), shown, 0.0
     self.out.mkdir(parents=True, exist_ok=True)
     self.enter_context(locked(self.out))
-    self._published = 0.0
     if jax.process_index() == 0:
-      remote.fetch(config.out)
+      bucket.fetch(config.out)
     self.callback(self.publish)
     self._manager = self.enter_context(contextlib.closing(
       checkpoint.open_checkpoints(config.out, config.keep_checkpoints)))
@@ -95,7 +97,7 @@ class RunFolder(contextlib.ExitStack):
     """
     def read(step: int) -> tuple[int, TrainState, dict]:
       host = checkpoint.restore_host(self._manager, step)
-      checkpoint.check_same_run(host['config'], self.config)
+      check_same_run(host['config'], self.config)
       check(host)
       return step, checkpoint.restore(self._manager, step, state), host
 
@@ -106,11 +108,11 @@ class RunFolder(contextlib.ExitStack):
     """Copies what has changed in the run folder to its bucket, if it is in one."""
     since, self._published = self._published, time.time()
     if jax.process_index() == 0:
-      remote.publish(self.config.out, since)
+      bucket.publish(self.config.out, since)
 
   def rows(self) -> list[dict]:
     """Reads the rows of metrics so far, the same in every process; call it after `start`."""
-    return meshes.broadcast(read(self.out / 'metrics.jsonl') if jax.process_index() == 0 else None)
+    return meshes.broadcast(row_files.read(self.out / 'metrics.jsonl') if jax.process_index() == 0 else None)
 
   def start(self) -> None:
     """Starts to log; call it once the run is restored and nothing can be wrong with it any more."""
@@ -118,17 +120,11 @@ class RunFolder(contextlib.ExitStack):
     total, last, self._show = self.config.steps, self.last_step, lambda row: None
     if jax.process_index() == 0:
       write_whole(self.out / 'config.json', json.dumps(to_saved(self.config), indent=2) + '\n')
-      loggers = [self.enter_context(trackers.open_tracker(name, self.out, self.config))
-                 for name in self.config.log]
-      self._log = self.enter_context(metrics_log(self.out, last, loggers))
+      self._log = self.enter_context(metrics.open_log(self.out, last, self.config))
       if last:
         self.say(f'resuming at step {last + 1}' if last < total else f'step {last} of {total} is done')
       if self.config.progress:
-        console = Console(stderr=True)
-        if console.is_interactive:
-          self._show = self.enter_context(progress_bar(total, last, self._shown, console))
-        else:
-          self._show = plain_lines(total, self._shown, self.say)
+        self._show = metrics.step_lines(total, self._shown, self.say)
     signals = [signal.SIGTERM, signal.SIGINT]
     if meshes.notices_preemption():
       signals.remove(signal.SIGTERM)  # JAX takes it
@@ -166,19 +162,15 @@ class RunFolder(contextlib.ExitStack):
     """Keeps the trees of `config.rollouts` questions of a step; call it before `finish_step`."""
     if jax.process_index() == 0 and self.config.rollouts:
       with self._resumable():
-        rollouts.append(self.out, step, rollouts.sample(groups, self.config.rollouts))
+        rollout_file.append(self.out, step, rollout_file.sample(groups, self.config.rollouts))
 
   def finish_step(self, step: int, row: dict[str, float], state: TrainState,
                   host: Callable[[], dict]) -> None:
-    """Logs the step, saves if it is time to, and exits if a signal asked for it.
+    """Logs the step, saves if it is time to, and exits if a signal asked for it (SystemExit).
 
     The row is written before the checkpoint, so that none is ever missing; its `seconds_save` is that of the
-    step before.
-
-    Raises:
-      RunStopped: too many updates in a row were not finite, too many steps in a row had most of their
-        searches fail, the state is not finite, or the disk is full.
-      SystemExit: after SIGTERM or SIGINT.
+    step before. Raises RunStopped after too many updates in a row that were not finite, or steps whose
+    searches mostly failed, and where the state is not finite or the disk is full.
     """
     row = {'step': step} | row | {'seconds_save': self._seconds_save}
     with self._resumable():
@@ -205,8 +197,7 @@ class RunFolder(contextlib.ExitStack):
       raise SystemExit(128 + stop)
 
   def _check_limits(self, step: int, row: dict[str, float]) -> None:
-    """Raises RunStopped after too many steps in a row in which an update was not finite, or most searches
-    failed."""
+    """Raises RunStopped after too many bad steps in a row, see `finish_step`."""
     skipped, limit = row['skipped_in_a_row'], self.config.optim.max_skipped
     if skipped >= limit:
       raise RunStopped(f'step {step}: the loss or its gradient was not finite in {skipped} updates in a row '
@@ -219,19 +210,18 @@ class RunFolder(contextlib.ExitStack):
 
   @functools.cached_property
   def _tokenizer(self) -> dict[str, dict]:
-    """Returns the tokenizer as JSON for checkpoints, whose loading opens no path of their config; {} for
-    ours."""
+    """Returns the tokenizer as JSON, since loading a checkpoint opens no path of its config; {} for ours."""
     ours = registry.is_shipped(self.config.model) and not self.config.tokenizer
     return {} if ours else {'tokenizer': setup.load_tokenizer(self.config).to_json()}
 
   def _stop_out_of_memory(self, _, error: BaseException | None, __) -> None:
-    """Turns an allocation that failed into RunStopped, which says what for if a context of memory.py named
-    it."""
+    """Turns an allocation that failed into RunStopped."""
     if error is not None and memory.ran_out(error):
       named = error if isinstance(error, memory.OutOfMemory) else memory.explained(error)
       raise RunStopped(f'{named}; {self._saved()}; rerun the same command with less to resume') from error
 
   def _saved(self) -> str:
+    """Says from where the run resumes."""
     steps = checkpoint.all_steps(self._manager)
     return f'the last checkpoint is that of step {steps[0]}' if steps else 'there is no checkpoint yet'
 
@@ -246,6 +236,24 @@ class RunFolder(contextlib.ExitStack):
       what = f'{error.filename}: {error.strerror}' if error.filename else error
       advice = 'once that is mended, rerun the same command to resume'
       raise RunStopped(f'{what}; {self._saved()}; {advice}') from error
+
+
+def check_same_run(saved: Mapping[str, Any], config: ConfigDict) -> None:
+  """Raises ValueError that names each field which differs from the saved config, but for `FREE_FIELDS`."""
+  def values(config):  # as JSON has them
+    leaves = ((name, value) for name, value in fields(to_saved(config)) if not isinstance(value, dict))
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in leaves}
+
+  then, now = values(saved), values(config)
+  # A cosine ends at the last step.
+  free = FREE_FIELDS if config.optim.schedule == 'constant' else FREE_FIELDS[1:]
+  is_free = lambda name: any(name == field or name.startswith(f'{field}.') for field in free)
+  differing = [name for name in sorted(then.keys() | now.keys())
+               if then.get(name) != now.get(name) and not is_free(name)]
+  if differing:
+    shown = '; '.join(f'{name} was {then.get(name)!r}, now it is {now.get(name)!r}' for name in differing)
+    raise ValueError(
+      f'{config.out} holds a run with another config: {shown}. Use another out folder, or set it back.')
 
 
 @contextlib.contextmanager

@@ -1,0 +1,183 @@
+"""Rows of metrics: timed and merged, written to JSON lines, TensorBoard and trackers, and shown as lines.
+
+A tracker (`config.log`: Weights & Biases as `wandb`, Trackio) is an installed module with `init`, whose
+result has `log` and `finish`. It gets what TensorBoard gets, under the same tags.
+"""
+
+import collections
+import contextlib
+import hashlib
+import importlib
+import math
+import os
+import pathlib
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import jax
+import psutil
+from ml_collections import ConfigDict
+
+from jaxsearch.config_check import to_saved
+from jaxsearch.parallel import mesh as meshes
+from jaxsearch.training import rollout_file, row_files
+
+GROUPS = {  # of tags in TensorBoard: a metric is in the first whose pattern its name has
+  'time': 'second|compilations|resident',
+  'gate': '^gate_',
+  'reward': '^reward|^em$|^f1$|groups_alike',
+  'loss': 'loss|^kl|entropy|ratio|clip|logprob|grad_norm|learning_rate|skipped|critic|value',
+  'sampler': 'token|stop_|tool|calls_|search|service|failure|malformed|tree|rows|padded|segments|steps|'
+             'episodes|idle',
+  'method': '',
+}
+
+# Of a program, or its read from the compilation cache.
+COMPILATION = '/jax/core/compile/backend_compile_duration'
+_events = collections.Counter()  # of this process since this module was imported
+jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: _events.update([event]))
+
+
+class Clock:
+  """Times one step: `with clock('generate'): …` adds to the seconds of that phase; counts compilations."""
+
+  def __init__(self):
+    self.seconds: dict[str, float] = collections.defaultdict(float)
+    self._started, self._compiled = time.perf_counter(), _events[COMPILATION]
+    self._exchanged = meshes.exchanged['bytes']
+
+  @contextlib.contextmanager
+  def __call__(self, phase: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    self.seconds[phase] += time.perf_counter() - start
+
+  def row(self, tokens: int) -> dict[str, float]:
+    """Returns `seconds_…` of each phase, and of the step so far: seconds, programs compiled, `tokens` a second,
+    bytes exchanged; and the resident size of this process, in MiB."""
+    seconds = time.perf_counter() - self._started
+    return {f'seconds_{phase}': value for phase, value in self.seconds.items()} | {
+      'seconds': seconds, 'tokens_per_second': tokens / seconds,
+      'compilations': _events[COMPILATION] - self._compiled,
+      'bytes_exchanged': meshes.exchanged['bytes'] - self._exchanged,
+      'resident_mib': round(psutil.Process().memory_info().rss / 2**20, 1)}
+
+
+def to_row(metrics: Mapping) -> dict[str, float]:
+  """Turns numbers of any kind (device scalars included) into int or float."""
+  return {name: value if isinstance(value, (int, float)) else value.item() for name, value in metrics.items()}
+
+
+def mean_of(metrics: list[Mapping[str, float]]) -> dict[str, float]:
+  """Merges the metrics of a step's updates: sums of counts, largest maxima, last states, means of the rest.
+
+  The gap to the sampler's log-probabilities is that of the first update: later ones are of a policy that
+  moved on.
+  """
+  def merged(name: str, values: list[float]) -> float:
+    if name.startswith('logprob_gap'):
+      return values[0]
+    if name.endswith('_max'):
+      return max(values)
+    if name in ('skipped', 'skipped_in_a_row', 'learning_rate'):
+      return values[-1]
+    return sum(values) if name == 'tokens_trained' else sum(values) / len(values)
+
+  return {name: merged(name, [row[name] for row in metrics]) for name in metrics[0]}
+
+
+@contextlib.contextmanager
+def open_log(out: pathlib.Path, last_step: int,
+             config: ConfigDict) -> Iterator[Callable[[str, Iterable[Mapping]], None]]:
+  """Yields `write(name, rows)`, which appends rows to the file DIR/name and their numbers to TensorBoard's.
+
+  The trackers of `config.log` get the same numbers by tag. The lines are on disk when `write` returns.
+  Numbers that are not finite become null. Rows of steps after `last_step` (0: a new run) are dropped first,
+  and so is a line that was left unfinished.
+  """
+  from tensorboardX.event_file_writer import EventsWriter  # slow to import
+  from tensorboardX.proto.event_pb2 import Event, SessionLog
+  from tensorboardX.proto.summary_pb2 import Summary
+  for name in ('metrics.jsonl', 'evaluations.jsonl'):
+    row_files.keep_steps(out / name, last_step)
+  rollout_file.keep_steps(out, last_step)
+  (out / 'tensorboard').mkdir(exist_ok=True)
+  trackers = [_open_tracker(name, out.resolve(), config) for name in config.log]
+  # Not SummaryWriter, whose thread dies of a full disk unseen.
+  board = EventsWriter(str(out / 'tensorboard' / 'events'))
+
+  def write(name: str, rows: Iterable[Mapping]) -> None:
+    finite = lambda value: None if isinstance(value, float) and not math.isfinite(value) else value
+    rows = [{key: finite(value) for key, value in row.items()} for row in rows]
+    row_files.append(out / name, rows)
+    for row in rows:
+      values = {tag(key, row): value for key, value in row.items()
+                if isinstance(value, (int, float)) and key not in ('step', 'temperature')}
+      board.write_event(Event(step=row['step'], wall_time=time.time(), summary=Summary(
+        value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])))
+      for tracker in trackers:
+        tracker.log(values, step=row['step'])
+    board.flush()
+
+  try:
+    restart = SessionLog(status=SessionLog.START)  # hides what is done again
+    board.write_event(Event(step=last_step + 1, session_log=restart))
+    yield write
+  finally:
+    with contextlib.suppress(OSError):  # what could not be written has raised in `write`
+      board.close()
+    for tracker in trackers:
+      tracker.finish()
+
+
+def _open_tracker(name: str, out: pathlib.Path, config: ConfigDict):
+  """Opens the run of a service; a run that is resumed in the folder `out` is resumed there too."""
+  label = f'{out.name}-{hashlib.sha256(str(out).encode()).hexdigest()[:8]}'  # trackio knows it
+  identity = {'id': label} if name == 'wandb' else {}
+  os.environ.setdefault('WANDB__DISABLE_META', 'true')  # else it keeps the command line, with its secrets
+  return importlib.import_module(name).init(
+    project='jaxsearch', name=label, config=to_saved(config), resume='allow', **identity)
+
+
+def tag(name: str, row: Mapping) -> str:
+  """Returns the tag of a number in TensorBoard: held_out/em_greedy or held_out/em_at_0.5, else GROUP/NAME."""
+  if 'temperature' in row:
+    return f'held_out/{name}_' + (f'at_{row["temperature"]:g}' if row['temperature'] else 'greedy')
+  return next(group for group, pattern in GROUPS.items() if re.search(pattern, name)) + f'/{name}'
+
+
+def time_left(total: int, window: int | None = None) -> Callable[[int], float | None]:
+  """Returns `left(done)`: seconds until all are done at the pace of the last `window`; None before there is
+  one.
+
+  What is done by the first call is left out: until then programs are compiled, and slots are filled. So is,
+  unless there is nothing else, what was done while programs were compiled.
+  """
+  before, paces = None, {False: collections.deque(maxlen=window), True: collections.deque(maxlen=window)}
+
+  def left(done: int) -> float | None:
+    nonlocal before
+    now = done, time.monotonic(), _events[COMPILATION]
+    if before:
+      more, seconds, compiled = (new - old for new, old in zip(now, before))
+      paces[compiled > 0].append((more, seconds))
+    before = now
+    more, seconds = map(sum, zip(*(paces[False] or paces[True] or [(0, 0.0)])))
+    return seconds / more * (total - done) if more else None
+
+  return left
+
+
+def step_lines(total: int, shown: tuple[str, ...], say: Callable[[str], None]) -> Callable[[Mapping], None]:
+  """Returns `show(row)`: a line a step, with the time left at the pace of the last ten."""
+  left = time_left(total, window=10)
+
+  def show(row: Mapping) -> None:
+    seconds = left(row['step'])
+    figures = [] if seconds is None else [f'{seconds:.0f} s left']
+    figures += [f'{name} {row[name]:.3g}' for name in shown if row.get(name) is not None]
+    figures += [f'{row["searches_failed"]} searches failed'] if row.get('searches_failed') else []
+    say(', '.join([f'step {row["step"]}/{total}', *figures]))
+
+  return show

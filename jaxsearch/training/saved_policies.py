@@ -1,0 +1,131 @@
+"""Policies and critics out of the checkpoints of runs, for evaluation, export and warm starts."""
+
+import contextlib
+import functools
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+from jax.sharding import Mesh
+
+from jaxsearch import __version__, registry, setup
+from jaxsearch.config_check import from_saved, without_secrets
+from jaxsearch.models import adapter_files, hub
+from jaxsearch.models.decoder import DecoderConfig, config_from_json
+from jaxsearch.parallel.mesh import make_mesh
+from jaxsearch.training import checkpoint, critic
+from jaxsearch.training.bucket import place
+from jaxsearch.training.state import without_head
+
+
+def is_run(path: str | pathlib.Path) -> bool:
+  """Tells whether `load_params` finds a checkpoint here, and not a Hugging Face folder or a file."""
+  return (_run_folder(path)[0] / 'checkpoints').is_dir()
+
+
+def _run_folder(path: str | os.PathLike) -> tuple[epath.Path, int | None]:
+  """Returns (run folder, step or None for the newest) of a run folder, its `checkpoints`, or one of these."""
+  path = place(path)
+  if path.name.isdecimal() and path.parent.name == 'checkpoints':
+    return path.parent.parent, int(path.name)
+  return (path.parent if path.name == 'checkpoints' else path), None
+
+
+def load_params(path: str | pathlib.Path, mesh: Mesh | None = None,
+                base: str | None = None) -> tuple[DecoderConfig, dict, dict[str, Any]]:
+  """Returns (decoder, parameters, host) of a checkpoint, for evaluation and export.
+
+  An adapter is merged into its base; the head of a critic is left out.
+
+  Args:
+    path: a run folder or its `checkpoints` (the newest is taken), one checkpoint in it, or a folder that
+      `save_adapter` wrote.
+    mesh: where the parameters go; the first device if not given.
+    base: the model that it began with, where that is none of ours, see `setup.base_of`; None for a run of
+      your own.
+  Raises:
+    FileNotFoundError: there is no checkpoint, or not this one, or no base.
+    ValueError: the base is not the one that the run began with, or the checkpoint is that of a critic, or it
+      has values that are not finite, or it cannot be read (nor can those before it, unless one was named).
+  """
+  mesh = mesh or make_mesh(1, 1, 1, devices=jax.devices()[:1])
+  if adapter_files.is_adapter(path):
+    return setup.load_adapted(path, mesh, base)
+  decoder, params, host = load_trained(path, mesh)
+  if host.get('critic'):
+    raise ValueError(f'{path}: this is a critic, not a policy')
+  if from_saved(host['config']).lora.rank:
+    params = setup.merge_with_base(params, host, setup.base_of(host, base, path), mesh)
+  return decoder, without_head(params), host
+
+
+def load_trained(path: str | pathlib.Path, mesh: Mesh,
+                 warn: bool = True) -> tuple[DecoderConfig, dict, dict[str, Any]]:
+  """Returns (decoder, parameters as they were trained, host) of a checkpoint.
+
+  They are those of a policy, with the head of its critic if they share a backbone, of an adapter, or of a
+  critic of its own. `warn` names newer checkpoints that cannot be read. Raises FileNotFoundError and
+  ValueError as `load_params` does.
+  """
+  def read(manager: ocp.CheckpointManager, step: int):
+    host = checkpoint.restore_host(manager, step)
+    decoder = config_from_json(host['decoder'])
+    layout = (critic.layout(decoder, mesh) if host.get('critic')
+              else critic.trained_layout(from_saved(host['config']), decoder, mesh))
+    struct = lambda sharding, shape: jax.ShapeDtypeStruct(shape, host['param_dtype'], sharding=sharding)
+    return decoder, checkpoint.restore_params(manager, step, jax.tree.map(struct, *layout)), host
+
+  return _read(path, read, warn)
+
+
+def _read(path: str | os.PathLike, read: Callable, warn: bool) -> Any:
+  """Returns `read(manager, step)` of the checkpoint that a path names, or of the newest in it.
+
+  Raises FileNotFoundError if there is none.
+  """
+  run, step = _run_folder(path)
+  if not (run / 'checkpoints').is_dir():
+    raise FileNotFoundError(f'{path}: no checkpoints here')
+  with contextlib.closing(checkpoint.open_checkpoints(run)) as manager:
+    if step is None:
+      loaded = checkpoint.newest(manager, functools.partial(read, manager), warn)
+    else:
+      loaded = read(manager, step) if step in checkpoint.all_steps(manager) else None
+  if loaded is None:
+    raise FileNotFoundError(f'{run}/checkpoints: no checkpoint {"at all" if step is None else step}')
+  return loaded
+
+
+def read_saved(path: str | pathlib.Path) -> dict[str, Any] | None:
+  """Returns what a run knows of itself, at least `config` and `step`; None for any other folder or file.
+
+  That is the `host` of a checkpoint, or the jaxsearch.json that `export` wrote. Raises FileNotFoundError for
+  a run without this checkpoint.
+  """
+  if not is_run(path):
+    return hub.read_run(path)
+  return _read(path, checkpoint.restore_host, warn=False)  # `load_params` warns, which follows
+
+
+def save_adapter(path: str | pathlib.Path, folder: str | pathlib.Path,
+                 dtype: str | None = None) -> dict[str, Any]:
+  """Writes adapter.safetensors and jaxsearch.json of a checkpoint, without its base; returns `host`.
+
+  Args:
+    path: as for `load_params`.
+    dtype: 'float32' or 'bfloat16'; as it is if not given.
+  Raises ValueError for a run without an adapter, and for the folder of its base.
+  """
+  _, params, host = load_trained(path, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+  if host.get('critic') or not host['config']['lora']['rank']:
+    raise ValueError(f'{path}: this run has no adapter (lora.rank=0): leave out --adapter')
+  if pathlib.Path(registry.policy_path(host['config']['model'])).resolve() == pathlib.Path(folder).resolve():
+    raise ValueError(f'{folder} holds the base of this adapter: choose another folder')
+  adapter = params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
+  kept = without_secrets({name: host[name] for name in ('step', 'config', 'decoder', 'reference')})
+  adapter_files.save(adapter, folder, {'jaxsearch': __version__, 'jax': jax.__version__} | kept)
+  return host

@@ -1,0 +1,124 @@
+"""What a step does with the policy on the devices: readies its sampler, asks its critic, makes its updates.
+
+`prepare` loads the newest parameters into the sampler; `assess` writes a critic's values onto the trees;
+`update` makes all updates of a step. learner.py opens what they work on.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsearch.parallel import memory
+from jaxsearch.parallel import mesh as meshes
+from jaxsearch.sampler.driver import Agent
+from jaxsearch.training import batch as batches
+from jaxsearch.training import metrics, state
+from jaxsearch.training.batch import Groups
+from jaxsearch.training.learner import Learner, recomputes, trees_of_update
+from jaxsearch.trees.tree import Tree
+
+
+def prepare(learner: Learner, step: int) -> Agent:
+  """Returns the agent with the newest parameters; a simulated search hears how far training is."""
+  agent = learner.agent
+  agent.engine.unload()  # the old ones go before the new ones come
+  params = state.cast(learner.params, learner.model_config.dtype)  # what moves is small
+  if learner.config.train.async_steps:
+    params = jax.tree.map(jnp.copy, params)  # the update overwrites its own while these sample
+  agent.engine.load(meshes.local(params))
+  if hasattr(agent.tools.search, 'set_step'):
+    agent.tools.search.set_step(step, learner.config.steps)
+  return agent
+
+
+def pack(learner: Learner, trees: Sequence[Tree], at_most: int, **options) -> batches.Packed:
+  """Packs this process's trees into a batch of at most so many trees, as the config says."""
+  settings = learner.config.train
+  kl_on = lambda tree: settings.kl_on == 'all' or not tree.question.score(tree.answer)
+  return batches.pack(
+    trees, learner.mesh, settings.row_length, settings.micro_rows, at_most=at_most, kl_on=kl_on,
+    how=settings.aggregate, penalties=settings.penalties, pad_id=learner.agent.engine.tokenizer.pad_id,
+    **options)
+
+
+@memory.named('computing values', memory.UPDATE)
+def assess(learner: Learner, trees: Sequence[Tree]) -> None:
+  """Writes the critic's values onto the trained spans, if there is a critic."""
+  if learner.values is not None:
+    config = learner.config
+    packed = pack(learner, trees, config.questions_per_step * config.group_size)
+    params = learner.state.params if config.critic.shared else learner.state.critic.params
+    with meshes.issuing():
+      values = learner.values(params, packed.batch)
+    batches.note(packed, values, 'values')
+
+
+@memory.named('updating the policy', memory.UPDATE)
+def update(learner: Learner, groups: Groups, step: int, clock: metrics.Clock) -> dict[str, float]:
+  """Makes all updates of a step; returns its metrics.
+
+  They are `epochs` passes over the trees, each with an update for every part of about `mini_batch` trees. The
+  parts stay the same in all passes, their order does not. A part has trees of all processes, each of which
+  lays out its own; its loss is averaged over the part.
+  """
+  config, rng = learner.config, np.random.default_rng([learner.config.seed, step])
+  critic, settings = config.critic, config.train
+  clipped = critic.enabled and not critic.shared and critic.value_clip is not None  # then every return counts
+  options = dict(share_trained=not clipped, ref=learner.reference is not None, critic=critic.enabled)
+  forests = batches.split(groups, settings.mini_batch, rng)
+  parts = [pack(learner, forest, trees_of_update(config), **options) for forest in forests]
+  with clock('score'):
+    parts = score(learner, parts)
+  with clock('train'):
+    results = [learn(learner, parts[i].batch)
+               for _ in range(settings.epochs) for i in rng.permutation(len(parts))]
+    row = metrics.mean_of([metrics.to_row(result) for result in results])
+  rows, tokens = sum(part.rows_of_all for part in parts), sum(part.tokens_of_all for part in parts)
+  return row | {'tokens_in_rows': tokens, 'rows': rows, 'updates': len(results),
+                'padded_share': 1 - tokens / (rows * settings.row_length)}
+
+
+def score(learner: Learner, parts: Sequence[batches.Packed]) -> list[batches.Packed]:
+  """Puts log-probabilities into the batches: of the policy before all updates, and of the reference.
+
+  Writes them onto the spans too, where rollouts are kept for viewers.
+  """
+  config, reference = learner.config, learner.reference
+  recompute = recomputes(config)
+  one_update = config.train.epochs == 1 and not config.train.mini_batch  # its own are the old ones
+  policy = learner.params if recompute and not one_update else None
+
+  def scored(part: batches.Packed) -> batches.Packed:
+    of = lambda params: None if params is None else learner.score(params, part.batch)
+    with meshes.issuing():
+      old = of(policy) if recompute else part.batch.old_logprobs
+      batch = dataclasses.replace(part.batch, old_logprobs=old, ref_logprobs=of(reference))
+    return dataclasses.replace(part, batch=batch)
+
+  parts = [scored(part) for part in parts]
+  for part in parts if config.rollouts else ():
+    if policy is not None:
+      batches.note(part, part.batch.old_logprobs, 'old_logprobs')
+    if reference is not None:
+      batches.note(part, part.batch.ref_logprobs, 'ref_logprobs')
+  return parts
+
+
+def learn(learner: Learner, batch: batches.Batch) -> dict[str, jax.Array]:
+  """Updates the policy, then the critic, which may move the same backbone; returns their metrics."""
+  critic, shared = learner.state.critic, learner.config.critic.shared
+  with meshes.issuing():
+    policy, result = learner.train_step(dataclasses.replace(learner.state, critic=None), batch, learner.base)
+  if critic is not None:
+    with meshes.issuing():
+      critic = dataclasses.replace(critic, params=policy.params) if shared else critic
+      critic, figures = learner.critic_step(critic, batch)
+    result |= {f'critic_{name}': figures[name] for name in ('loss', 'grad_norm', 'value')}
+    if shared:
+      policy = dataclasses.replace(policy, params=critic.params)
+      critic = dataclasses.replace(critic, params={})
+  learner.state = dataclasses.replace(policy, critic=critic)
+  return result
