@@ -1,7 +1,5 @@
 """The loop itself, in this process, on a mesh of eight devices."""
 
-import collections
-import json
 import pathlib
 import pickle
 import re
@@ -36,7 +34,6 @@ from jaxsearch.trees.layout import count_trained, lay_out
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.methods.driving import Letters
 from tests.processes import as_processes
-from tests.tools.server_faults import FAULTS, asking, kind, server_with_faults
 from tests.tools.serving import server
 from tests.training import child
 
@@ -335,20 +332,6 @@ def test_a_dead_server_is_said_at_once_and_stops_the_run_which_resumes(remote, c
     loop.train(remote, held_out)
   assert rows_of(remote, *names) == [(1, 10, 10), (2, 10, 10), (0, 10, 0), (0, 10, 0)]  # step 1 still counts
   assert 'step 2: 10 of 10 searches failed; the last: SearchError' in capsys.readouterr().err  # said anew
-
-
-def test_a_run_on_a_server_with_every_fault_goes_on_and_tells_them_apart(remote):
-  asked = [{'id': name, 'question': asking(name), 'golden_answers': ['x']} for name in FAULTS]
-  pathlib.Path(remote.data.questions).write_text(''.join(json.dumps(question) + '\n' for question in asked))
-  remote.steps, remote.questions_per_step, remote.sampler.slots = 1, len(FAULTS), 32
-  remote.sampler.tool_workers = len(FAULTS)
-  with server_with_faults() as remote.search.url:
-    remote.search.timeout = 9.0
-    row = loop.train(remote)
-  expected = collections.Counter(fault for name in FAULTS if (fault := kind(name, 'search')))
-  assert {name: row.get(f'tool_calls_failed_{name}') for name in expected} == {
-    name: 2 * number for name, number in expected.items()}
-  assert row['tool_calls_failed'] == row['searches_failed'] == 2 * expected.total()
 
 
 def test_a_judge_that_is_down_is_said_and_stops_nothing(remote, monkeypatch, capsys):

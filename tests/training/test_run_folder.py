@@ -55,7 +55,7 @@ def take_steps(config, state, *steps, row=ROW, before=lambda run: None):
 
 def test_the_second_process_in_a_folder_is_refused_until_the_first_is_gone(config):
   out = pathlib.Path(config.out)
-  code = ('import pathlib, sys, time; from jaxsearch.training import runs\n'
+  code = ('import pathlib, sys, time; from jaxsearch.training import run_folder\n'
           'with run_folder.locked(pathlib.Path(sys.argv[1])): print("held", flush=True); time.sleep(300)')
   environment = os.environ | {'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu'}
   out.mkdir()
@@ -73,7 +73,7 @@ def test_the_second_process_in_a_folder_is_refused_until_the_first_is_gone(confi
     assert f'process {os.getpid()} ' in (out / 'locked_by').read_text()
 
 
-def test_without_a_terminal_each_step_is_a_line_and_so_is_the_resumption(config, state, capfd):
+def test_each_step_is_a_line_and_so_is_the_resumption(config, state, capfd):
   take_steps(config, state, 1, 2, row=ROW | {'loss': None, 'searches_failed': 3})
   first, second = capfd.readouterr().err.splitlines()
   assert first == 'jaxsearch: step 1/5, reward 0.25, 3 searches failed'
@@ -91,7 +91,7 @@ def test_without_a_terminal_each_step_is_a_line_and_so_is_the_resumption(config,
 def test_the_time_left_is_that_of_the_last_steps(monkeypatch):
   said, now = [], iter([100, 150, 152, 155, *range(158, 300, 3)])
   monkeypatch.setattr(metrics.time, 'monotonic', lambda: next(now))
-  show = metrics.plain_lines(40, (), said.append)
+  show = metrics.step_lines(40, (), said.append)
   for step in range(1, 21):
     if step < 3:
       jax.monitoring.record_event_duration_secs(metrics.COMPILATION, 1.0)
@@ -99,17 +99,6 @@ def test_the_time_left_is_that_of_the_last_steps(monkeypatch):
   assert said[:4] == ['step 1/40', f'step 2/40, {38 * 50} s left', f'step 3/40, {37 * 2} s left',
                       'step 4/40, 90 s left']
   assert said[-1] == 'step 20/40, 60 s left'
-
-
-def test_with_a_terminal_there_is_a_bar_and_no_line_a_step(config, state, monkeypatch, capfd):
-  monkeypatch.setenv('TTY_COMPATIBLE', '1')
-  monkeypatch.setenv('TERM', 'xterm')
-  take_steps(config, state, 1)
-  capfd.readouterr()
-  take_steps(config, state, 2, before=lambda run: run.say('searches fail'))
-  shown = capfd.readouterr().err
-  assert 'resuming at step 2' in shown and 'searches fail' in shown and 'reward 0.25' in shown and '2/5' in shown
-  assert 'step 2/5' not in shown
 
 
 def test_ctrl_c_stops_after_the_step_and_says_how_to_resume(config, state, capfd):
@@ -201,22 +190,6 @@ def test_a_checkpoint_that_the_disk_has_no_room_for_stops_the_run_which_resumes(
   assert [row['step'] for row in row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')] == [1, 2, 3]
   steps = sorted(path.name for path in pathlib.Path(config.out, 'checkpoints').iterdir())
   assert steps == ['1', '2', '3']  # nothing half done
-
-
-def test_a_row_that_the_disk_has_no_room_for_stops_the_run_which_resumes(config, state):
-  take_steps(config, state, 1)
-  path, evaluation = pathlib.Path(config.out, 'evaluations.jsonl'), {'step': 2, 'temperature': 0.0, 'em': 0.5}
-
-  def fill(run):
-    stack.enter_context(small_files())
-    path.write_text('x' * 4096)
-    run.write_evaluation([evaluation])
-  said = 'evaluations.jsonl: File too large; the last checkpoint is that of step 1'
-  with pytest.raises(RunStopped, match=said), contextlib.ExitStack() as stack:
-    take_steps(config, state, 2, before=fill)
-  path.write_text('{"step": 1, "em": 0.5}\n{"step": 2, "e')  # what there was room for
-  take_steps(config, state, 2, before=lambda run: run.write_evaluation([evaluation]))
-  assert [row['step'] for row in row_files.read(path)] == [1, 2]
 
 
 def events_of(folder):
