@@ -24,9 +24,7 @@ def ece(probabilities, outcomes, bins: int = BINS) -> float:
   Probabilities and outcomes are in [0, 1]; bins are equally wide (Guo et al. 2017).
   """
   predicted, actual, counts = curve(probabilities, outcomes, bins)
-  filled = counts > 0
-  gaps = counts[filled] * np.abs(actual[filled] - predicted[filled])
-  return float(gaps.sum() / counts.sum()) if counts.sum() else float('nan')
+  return float(np.nansum(counts * np.abs(actual - predicted)) / counts.sum()) if counts.sum() else float('nan')
 
 
 def brier(probabilities, outcomes) -> float:

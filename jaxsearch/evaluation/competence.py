@@ -44,28 +44,28 @@ def tables(records: Records, tiers: Mapping[str, int], right: str = 'em') -> dic
       held against its reward.
   """
   by_rule = [{**record, 'em': record[right]} for record in records]
-  sources = sorted({record['source'] for record in records} - {''})
-  found = {OF_SOURCE + source: mean([record['em'] for record in by_rule if record['source'] == source])
-           for source in sources}
-  found |= hop_figures(by_rule)
+  figures = {OF_SOURCE + source: mean([record['em'] for record in by_rule if record['source'] == source])
+             for source in sorted({record['source'] for record in records} - {''})}
+  figures |= hop_figures(by_rule)
   if tiers or any('hops' in record for record in records):
-    found['errors'] = errors(by_rule)
+    figures['errors'] = errors(by_rule)
   if tiers:
-    found |= use_figures(by_rule, tiers)
+    figures |= use_figures(by_rule, tiers)
   values, outcomes, _ = starts(records)
   if len(values):
-    found |= critic_figures(records, tiers) | sign_figures(records)
-    found['reliability'] = reliability(values, outcomes)
-  return {name: value for name, value in found.items() if not isinstance(value, float) or math.isfinite(value)}
+    bins = enumerate(zip(*calibration.curve(values, outcomes)))
+    figures |= critic_figures(records, tiers) | sign_figures(records) | {'reliability': [  # of each tenth of V(s_0)
+      {'from': number / calibration.BINS, 'value': float(value), 'right': float(share), 'n': int(n)}
+      for number, (value, share, n) in bins if n]}
+  return {name: value for name, value in figures.items() if not isinstance(value, float) or math.isfinite(value)}
 
 
 def critic_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, float]:
-  """Says how good the critic is (tables 11, 13 and 14).
+  """Returns how good the critic is (tables 11, 13 and 14).
 
-  Returns:
-    auc: of V(s_0), tier 2 against tier 1; ece, brier: of V(s_0) as the probability of the reward;
-    explained_variance: of the reward by the value of every boundary state; value_tier_1, value_tier_2: mean V(s_0);
-    rollouts and boundary_states: how many have a value.
+  auc: of V(s_0), tier 2 against tier 1; ece, brier: of V(s_0) as the probability of the reward; explained_variance:
+  of the reward by the value of every boundary state; value_tier_1, value_tier_2: mean V(s_0); rollouts and
+  boundary_states: how many have a value.
   """
   states = [(span['value'], _outcome(record), tiers.get(record['id'], 0), number == 0)
             for record in records for number, span in enumerate(policy_spans(record)) if 'value' in span]
@@ -77,7 +77,7 @@ def critic_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, floa
     'explained_variance': calibration.explained_variance(values, outcomes),
     'value_tier_1': mean(start[tier == 1]), 'value_tier_2': mean(start[tier == 2]),
     'rollouts': float(len(start)), 'boundary_states': float(len(states)),
-  }  # fmt: skip
+  }
 
 
 def gate_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str, float]:
@@ -87,13 +87,13 @@ def gate_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str, f
   prompt of training.
   """
   optional = [record_of(tree) for tree in trees if tree.root.data['kind'] == 'tool-optional']
-  figures, signs = critic_figures(optional, tiers), sign_figures(list(map(record_of, trees)))
+  figures, signs = critic_figures(optional, tiers), sign_figures([record_of(tree) for tree in trees])
   return {'auc': figures['auc'], 'sign': signs['sign_accuracy'], 'explained': figures['explained_variance'],
           'ece': figures['ece'], 'brier': figures['brier']}
 
 
 def sign_figures(records: Records) -> dict[str, float]:
-  """Says how often the critic's value moves in the right direction (table 12).
+  """Returns how often the critic's value moves in the right direction (table 12).
 
   V should rise over an assimilate that keeps the gold answer from the raw output and drop over one that loses it;
   after a failed retrieval nothing is expected. It should rise over an invoke whose output holds the gold answer.
@@ -110,10 +110,9 @@ def sign_figures(records: Records) -> dict[str, float]:
   expected = np.where(retrieved > 0, np.where(extracted > 0, 1.0, -1.0), 0.0)  # of V over the assimilate
   read, invoked = after - between, between - before
   known, figures = np.isfinite(read), {}
-  for name, chosen, right in (
-    ('extracted', known & (expected > 0), read > 0), ('lost', known & (expected < 0), read < 0),
-    ('invoke', (retrieved > 0) & np.isfinite(invoked), invoked > 0),
-  ):  # fmt: skip
+  moves = {'extracted': (known & (expected > 0), read > 0), 'lost': (known & (expected < 0), read < 0),
+           'invoke': ((retrieved > 0) & np.isfinite(invoked), invoked > 0)}
+  for name, (chosen, right) in moves.items():
     figures |= {f'{name}_pairs': float(chosen.sum()), f'{name}_right': float(right[chosen].sum()),
                 f'{name}_rate': mean(right[chosen])}
   return figures | {'failed_pairs': float(np.sum(known & (expected == 0))),
@@ -135,29 +134,28 @@ def tool_calls(record: Record) -> list[ToolCall]:
 
 
 def use_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, float]:
-  """Says how the policy uses its tools (tables 3, 6, 14 and 19).
+  """Returns how the policy uses its tools (tables 3, 6, 14 and 19).
 
-  Returns:
-    For each tier: tool_rate_tier_N, the share of rollouts with a call; calls_tier_N, calls a rollout; em_tier_N.
-    needless_calls: calls a rollout on tier 2. The paper's '53 % fewer unnecessary tool calls' is table 3's
-    tool_rate_tier_2 (82.6 to 38.6 %), so compare that as well. confident_wrong: share of tier 1 rollouts with a
-    wrong answer; tokens_per_answer: tokens a rollout, answered or not; assimilate_tokens: mean length of the
-    assimilate segments; assimilate_precision: see `_precisions`.
+  For each tier: tool_rate_tier_N, the share of rollouts with a call; calls_tier_N, calls a rollout; em_tier_N.
+  needless_calls: calls a rollout on tier 2. The paper's '53 % fewer unnecessary tool calls' is table 3's
+  tool_rate_tier_2 (82.6 to 38.6 %), so compare that as well. confident_wrong: share of tier 1 rollouts with a wrong
+  answer; tokens_per_answer: tokens a rollout, answered or not; assimilate_tokens: mean length of the assimilate
+  segments; assimilate_precision: see `_precisions`.
   """
   calls, right = (np.array([record[name] for record in records], np.float64) for name in ('searches', 'em'))
   answered = np.array([bool((record['prediction'] or '').strip()) for record in records], bool)
   tier = np.array([tiers.get(record['id'], 0) for record in records], int)
-  read = [span['tokens'] for record in records for span in record['spans'] if span.get('segment') == 'assimilate']
-  figures = {}
+  spans, figures = [span for record in records for span in record['spans']], {}
   for number in (1, 2):
     inside = tier == number
     figures |= {f'tool_rate_tier_{number}': mean(calls[inside] > 0), f'calls_tier_{number}': mean(calls[inside]),
                 f'em_tier_{number}': mean(right[inside])}
   return figures | {
     'needless_calls': figures['calls_tier_2'], 'confident_wrong': mean((answered & (right == 0))[tier == 1]),
-    'tokens_per_answer': mean([record['tokens'] for record in records]), 'assimilate_tokens': mean(read),
+    'tokens_per_answer': mean([record['tokens'] for record in records]),
+    'assimilate_tokens': mean([span['tokens'] for span in spans if span.get('segment') == 'assimilate']),
     'assimilate_precision': mean([share for record in records for share in _precisions(record)]),
-  }  # fmt: skip
+  }
 
 
 def _precisions(record: Record) -> list[float]:
@@ -168,21 +166,18 @@ def _precisions(record: Record) -> list[float]:
   shares = []
   for span in record['spans']:
     if span['role'] == Role.CONTEXT.value and record['em']:
-      words = [(len(sentence.split()), answer_found(record['golden_answers'], sentence))
-               for sentence in re.split(r'(?<=[.!?])\s+', _bare(span))]
-      relevant = sum(size for size, answers in words if answers)
-      shares.append(relevant / max(sum(size for size, _ in words), 1))
+      sentences = re.split(r'(?<=[.!?])\s+', _bare(span))
+      sizes = np.array([len(sentence.split()) for sentence in sentences])
+      relevant = np.array([answer_found(record['golden_answers'], sentence) for sentence in sentences])
+      shares.append(sizes[relevant].sum() / max(sizes.sum(), 1))
   return shares
 
 
 def hop_figures(records: Records) -> dict[str, float]:
   """Returns em_hops_N and n_hops_N by the number of hops, for questions that tell it (table 18)."""
-  by_hops = collections.defaultdict(list)
-  for record in records:
-    if record.get('hops', 0) > 0:
-      by_hops[record['hops']].append(record['em'])
   figures = {}
-  for hops, right in sorted(by_hops.items()):
+  for hops in sorted({record.get('hops', 0) for record in records} - {0}):
+    right = [record['em'] for record in records if record.get('hops') == hops]
     figures |= {f'em_hops_{hops}': mean(right), f'n_hops_{hops}': len(right)}
   return figures
 
@@ -204,30 +199,23 @@ def errors(records: Records) -> dict[str, dict[str, int]]:
 
 def _error(record: Record) -> str:
   """Returns which of `ERRORS` a wrong rollout is."""
-  outputs, contexts = ([_bare(span) for span in record['spans'] if span['role'] == role.value]
-                       for role in (Role.OBSERVATION, Role.CONTEXT))
-  holds = lambda texts: any(answer_found(record['golden_answers'], text) for text in texts)
   if not record['prediction']:
     return 'no_answer'
   if not record['searches']:
     return 'no_call'
-  if not holds(outputs):
+  holds = {role: [answer_found(record['golden_answers'], _bare(span)) for span in record['spans']
+                  if span['role'] == role.value] for role in (Role.OBSERVATION, Role.CONTEXT)}
+  if not any(holds[Role.OBSERVATION]):
     return 'not_retrieved'
-  return 'lost' if contexts and not holds(contexts) else 'wrong_commit'
+  return 'lost' if holds[Role.CONTEXT] and not any(holds[Role.CONTEXT]) else 'wrong_commit'
 
 
 def starts(records: Records) -> tuple[np.ndarray, np.ndarray, list[str]]:
   """Returns (V(s_0) [N], outcomes [N], question ids) of the records with a value (table 11, figures 2a and 4)."""
-  valued = [(spans[0]['value'], _outcome(record), record['id']) for record in records
-            if (spans := policy_spans(record)) and 'value' in spans[0]]
+  firsts = [(spans[0].get('value'), record) for record in records if (spans := policy_spans(record))]
+  valued = [(value, _outcome(record), record['id']) for value, record in firsts if value is not None]
   values, outcomes, names = zip(*valued) if valued else ((), (), ())
   return np.array(values), np.array(outcomes), list(names)
-
-
-def reliability(values: np.ndarray, outcomes: np.ndarray) -> list[dict[str, float]]:
-  """Returns of each tenth of V(s_0) with rollouts: its lower border, mean value, share right, how many (table 11)."""
-  return [{'from': number / calibration.BINS, 'value': float(value), 'right': float(right), 'n': int(n)}
-          for number, (value, right, n) in enumerate(zip(*calibration.curve(values, outcomes))) if n]
 
 
 def _bare(span: Mapping[str, Any]) -> str:

@@ -32,9 +32,9 @@ TURNS = ('max_turns', 'budget', 'max_segments', 'rounds', 'max_searches', 'max_t
 
 def made_with(config: ml_collections.ConfigDict, **files: str) -> dict[str, Any]:
   """Returns what a result was made with: versions, device, config, and the SHA-256 of the files that were read."""
+  read = {name: {'path': without_secrets(path), 'sha256': hash_of(path)} for name, path in files.items() if path}
   return {'jaxsearch': jaxsearch.__version__, 'jax': jax.__version__, 'device': jax.devices()[0].device_kind,
-          'config': json.loads(json.dumps(to_saved(config))),
-          'files': {name: {'path': without_secrets(path), 'sha256': hash_of(path)} for name, path in files.items() if path}}
+          'config': json.loads(json.dumps(to_saved(config))), 'files': read}
 
 
 def manifest(config: ml_collections.ConfigDict, sets: Sequence[QuestionSet], agent: Agent | None, *,
@@ -51,23 +51,23 @@ def manifest(config: ml_collections.ConfigDict, sets: Sequence[QuestionSet], age
   search = {name: config.search[name] for name in ('backend', 'by_source')}
   search |= {'words': config.search.words} if config.search.words else {}
   search |= find_backend(config.search.backend).identity(config.search)
-  source, corpus_hash = '+'.join(one.source for one in sets), search.pop('corpus_hash', None)
-  found = made_with(config, questions=source, corpus=corpus, tiers=tiers) | {
+  corpus_hash = search.pop('corpus_hash', None)
+  made = made_with(config, questions='+'.join(one.source for one in sets), corpus=corpus, tiers=tiers) | {
     'method': config.method, 'policy': dict(policy), 'metric': METRIC, 'index': search, 'k': config.search.topk,
     'questions': {one.name: _about(one) for one in sets},
     'turns': next((grow[name] for name in TURNS if name in grow), None),
     'decoding': {'temperature': sampling.temperature, 'top_p': sampling.top_p, 'top_k': sampling.top_k,
                  'samples': samples},
     'limits': {'context': config.sampler.length, 'max_tokens': grow.get('max_tokens')},
-  }  # fmt: skip
+  }
   if agent:
     tokenizer = agent.engine.tokenizer
-    found['prompt'] = prompt_hash(agent, grow)
-    found['tokenizer'] = {'size': tokenizer.vocab_size, 'sha256': _digest([tokenizer.backend.to_str()])}
-  by_file = found['files'].get('corpus', {}).get('sha256') or corpus_hash
+    made['prompt'] = prompt_hash(agent, grow)
+    made['tokenizer'] = {'size': tokenizer.vocab_size, 'sha256': _digest([tokenizer.backend.to_str()])}
+  by_file = made['files'].get('corpus', {}).get('sha256') or corpus_hash
   if corpus and not by_file:  # the world's
     by_file = _digest(f'{document.title}\n{document.text}' for document in sources.load_corpus(corpus))
-  return json.loads(json.dumps(without_secrets(found | {'corpus': {'name': corpus, 'sha256': by_file}})))
+  return json.loads(json.dumps(without_secrets(made | {'corpus': {'name': corpus, 'sha256': by_file}})))
 
 
 def _about(one: QuestionSet) -> dict[str, Any]:
@@ -82,9 +82,9 @@ def prompt_hash(agent: Agent, grow: Mapping[str, Any]) -> str:
   first = first_requests(agent.grow, Question('probe', 'QUESTION', ('ANSWER',)), tokenizer)
   prompt = tokenizer.decode(first[0].node.path_tokens()) if first else ''
   named = [templates.find(grow[field], kind) for field, kind in templates.SETTINGS.items() if field in grow]
-  folders = [value for value in grow.values() if isinstance(value, str) and os.path.isdir(value)]
-  files = [file for folder in folders for file in sorted(pathlib.Path(folder).glob('*.txt'))]
-  return _digest([prompt, *named, *(file.read_text(encoding='utf-8') for file in files)])
+  folders = [pathlib.Path(value) for value in grow.values() if isinstance(value, str) and os.path.isdir(value)]
+  files = [file.read_text(encoding='utf-8') for folder in folders for file in sorted(folder.glob('*.txt'))]
+  return _digest([prompt, *named, *files])
 
 
 def weights(path: str) -> dict[str, Any]:

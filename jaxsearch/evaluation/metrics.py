@@ -1,6 +1,6 @@
-"""Figures over the answers to questions: pass@k, maj@k, bootstrap intervals, tests paired by question. Pure functions.
+"""Figures over the answers to questions: pass@k, maj@k, bootstrap intervals, paired tests. Pure functions.
 
-All of them average over questions: a question that was answered n times counts as one, with the mean of its n values.
+All of them average over questions: one that was answered n times counts as one, with the mean of its n values.
 """
 
 import collections
@@ -15,80 +15,79 @@ DRAWS, LEVEL = 1000, 0.95  # of the bootstrap
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
-  """The chance that k of n answers, drawn without replacement, hold a right one: 1 - C(n - right, k) / C(n, k).
+  """Returns the chance that k of n answers, drawn without replacement, hold a right one.
 
-  The unbiased estimate of the chance for k new answers (Chen et al. 2021, arXiv 2107.03374, eq. 1).
+  `1 - C(n - right, k) / C(n, k)` is the unbiased estimate of the chance for k new answers (Chen et al. 2021,
+  arXiv 2107.03374, eq. 1).
   """
   return 1.0 - math.comb(n - right, k) / math.comb(n, k)
 
 
 def maj_at_k(answers: Sequence[str | None], right: Sequence[float], k: int) -> float:
-  """The chance that the most frequent of k answers, drawn without replacement from all n, is right (self-consistency, Wang et al.
-  2022, arXiv 2203.11171); the unbiased estimate of the chance for k new answers.
+  """Returns the chance that the most frequent of k answers, drawn from all n without replacement, is right.
 
-  Answers are alike where their normal forms are. Ties are broken at random. None has no vote; without any vote the question
-  counts as wrong. Exact: subsets are counted, not sampled.
+  The unbiased estimate of the chance for k new answers (self-consistency, Wang et al. 2022, arXiv 2203.11171).
+  Answers are alike where their normal forms are. Ties are broken at random. None has no vote; without any vote the
+  question counts as wrong. Exact: subsets are counted, not sampled.
 
   Args:
-    answers: n answers.
     right: n numbers, 1 where the answer is right.
   """
   scored = collections.defaultdict(list)
   for answer, value in zip(answers, right, strict=True):
     if answer is not None:
       scored[normalize_answer(answer)].append(value)
-  votes, share = ({one: count(values) for one, values in scored.items()} for count in (len, np.mean))
-  silent, total = len(answers) - sum(votes.values()), 0.0
-  for winner, own in votes.items():
-    if not share[winner]:
-      continue
-    for most in range(1, min(own, k) + 1):
+  silent, total = len(answers) - sum(map(len, scored.values())), 0.0
+  for winner, values in scored.items():
+    others = [(len(of), True) for answer, of in scored.items() if answer != winner] + [(silent, False)]
+    for most in range(1, min(len(values), k) + 1):
       # ways[drawn][ties]: of the other answers, at most `most` of each, `ties` of them exactly `most` times.
       ways = {(0, 0): 1}
-      for size, may_tie in [*((count, True) for other, count in votes.items() if other != winner), (silent, False)]:
+      for size, may_tie in others:
         wider = collections.Counter()
         for (drawn, ties), number in ways.items():
           for taken in range(min(size, k - most - drawn, most if may_tie else size) + 1):
             wider[drawn + taken, ties + (may_tie and taken == most)] += number * math.comb(size, taken)
         ways = wider
-      total += share[winner] * math.comb(own, most) * sum(
-        number / (1 + ties) for (drawn, ties), number in ways.items() if drawn == k - most)
+      wins = sum(number / (1 + ties) for (drawn, ties), number in ways.items() if drawn == k - most)
+      total += np.mean(values) * math.comb(len(values), most) * wins
   return float(total / math.comb(len(answers), k))
 
 
 def resampled(values: np.ndarray, *, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
-  """[draws, figures] bootstrapped means of [questions, figures], for `interval`; of several sets, average them first."""
+  """Returns [draws, figures] bootstrapped means of [questions, figures]; of several sets, average them first."""
   rng = np.random.default_rng(seed)
   return np.array([mean(values[rng.integers(len(values), size=len(values))]) for _ in range(draws)])
 
 
 def interval(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """(low, high), [figures] each: the 95 % percentile interval of bootstrapped means. A draw in which a figure is NaN (none of its
-  questions has it) does not count for that figure."""
+  """Returns (low, high), [figures] each: the 95 % percentile interval of bootstrapped means.
+
+  A draw in which a figure is NaN (none of its questions has it) does not count for that figure.
+  """
   low, high = np.nanquantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
   return low, high
 
 
 def mean(values: np.ndarray) -> np.ndarray:
-  """[figures] means of [questions, figures] over the questions that have the figure; NaN for a figure that none has."""
+  """Returns [figures] means of [questions, figures] over the questions that have them; NaN where none has."""
   known = ~np.isnan(values)
   with np.errstate(invalid='ignore'):
     return np.where(known, values, 0.0).sum(axis=0) / known.sum(axis=0)
 
 
 def paired(a: np.ndarray, b: np.ndarray, *, draws: int = 9999, seed: int = 0) -> dict[str, float]:
-  """How much larger a figure is in `a` than in `b`, both [questions], question by question.
+  """Returns how much larger a figure is in `a` than in `b`, both [questions], question by question.
 
-  Returns:
-    difference: the mean of a - b; low, high: its 95 % bootstrap interval; p: two-sided, of the sign-flip permutation test
-    (Fisher 1935), exact where few questions differ.
+  difference: the mean of a - b; low, high: its 95 % bootstrap interval; p: two-sided, of the sign-flip permutation
+  test (Fisher 1935), exact where few questions differ.
   """
   from scipy.stats import permutation_test
-  gap = np.asarray(a, np.float64) - np.asarray(b, np.float64)
+  gap, p = np.asarray(a, np.float64) - np.asarray(b, np.float64), 1.0
   low, high = interval(resampled(gap[:, None], seed=seed))
-  p = 1.0
   differing = gap[gap != 0.0]  # flipping a zero changes nothing, and a single one nothing of the absolute difference
   if len(differing) > 1:
-    p = permutation_test((differing, np.zeros(len(differing))), lambda x, y, axis: np.sum(x - y, axis=axis), vectorized=True,
-                         permutation_type='samples', n_resamples=draws, rng=np.random.default_rng(seed)).pvalue
+    difference = lambda x, y, axis: np.sum(x - y, axis=axis)
+    p = permutation_test((differing, np.zeros(len(differing))), difference, vectorized=True, n_resamples=draws,
+                         permutation_type='samples', rng=np.random.default_rng(seed)).pvalue
   return {'difference': float(gap.mean()), 'low': float(low[0]), 'high': float(high[0]), 'p': float(p)}

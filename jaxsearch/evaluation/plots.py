@@ -6,7 +6,7 @@ Lines differ by style and marker as well as colour, which is distinct for the co
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -48,7 +48,7 @@ def smoothed(values: Iterable[float], keep: float = 0.8) -> list[float]:
   return averages
 
 
-def reliability(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], path: str | os.PathLike) -> None:
+def reliability(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], file: str | os.PathLike | IO[bytes]) -> None:
   """Draws the reliability diagram of each name -> (probabilities [N], outcomes [N]), with bin counts below."""
   figure, bins = new_figure(5.2, 6), calibration.BINS
   upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[5, 1])
@@ -57,20 +57,18 @@ def reliability(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], path: str |
   for number, (name, (probabilities, outcomes)) in enumerate(curves.items()):
     colour = COLOURS[number % len(COLOURS)]
     predicted, actual, counts = calibration.curve(probabilities, outcomes)
-    filled = counts > 0
     label = f'{name}: ECE {calibration.ece(probabilities, outcomes):.3f}, n {len(probabilities)}'
+    filled = counts > 0
     upper.plot(predicted[filled], actual[filled], color=colour, linewidth=1.2, alpha=0.6, label=label, zorder=2)
     # A dot is as large as its bin is full, since a bin of a few rollouts says little.
-    sizes = 6 + 250 * counts[filled] / max(len(probabilities), 1)
-    upper.scatter(predicted[filled], actual[filled], sizes, color=colour, zorder=3, clip_on=False)
+    sizes = 6 + 250 * counts / max(len(probabilities), 1)
+    upper.scatter(predicted, actual, sizes, color=colour, zorder=3, clip_on=False)
     centres = (np.arange(bins) + 0.5) / bins + (number - (len(curves) - 1) / 2) * width
     lower.bar(centres, counts, width, color=colour, alpha=0.55, linewidth=0)
   upper.set(xlim=(0, 1), ylim=(0, 1), ylabel='share right')
   upper.grid(alpha=0.25)
   lower.set(xlabel=PREDICTED, ylabel='count', xticks=np.arange(0, 1.01, 0.2))
-  figure.legend(fontsize=8, frameon=False, loc='outside upper left')
-  finish(figure)
-  figure.savefig(path, dpi=110)
+  save(figure, file)
 
 
 def critic(starts: tuple[np.ndarray, np.ndarray, Sequence[str]], tiers: Mapping[str, int], folder: str) -> None:
@@ -78,20 +76,16 @@ def critic(starts: tuple[np.ndarray, np.ndarray, Sequence[str]], tiers: Mapping[
   values, outcomes, names = starts
   if not len(values):
     return
-  place = pathlib.Path(folder)
-  place.mkdir(parents=True, exist_ok=True)
-  reliability({'held out': (values, outcomes)}, place / 'calibration.png')
+  pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+  reliability({'held out': (values, outcomes)}, pathlib.Path(folder, 'calibration.png'))
   figure, tier_of = new_figure(5.2, 3.4), np.array([tiers.get(name, 0) for name in names])
   axes = figure.subplots()
   for tier, colour, hatch in ((1, COLOURS[1], '//'), (2, COLOURS[0], '')):
     inside = values[tier_of == tier]
-    mean = f', mean {inside.mean():.2f}' if len(inside) else ''
     axes.hist(inside, bins=2 * calibration.BINS, range=(0, 1), density=len(inside) > 0, alpha=0.5, color=colour,
-              hatch=hatch, label=f'tier {tier}: n {len(inside)}{mean}')
+              hatch=hatch, label=f'tier {tier}: n {len(inside)}, mean {calibration.mean(inside):.2f}')
   axes.set(xlim=(0, 1), xlabel=PREDICTED, ylabel='density')
-  axes.legend(fontsize=8, frameon=False)
-  finish(figure)
-  figure.savefig(place / 'values.png', dpi=110)
+  save(figure, pathlib.Path(folder, 'values.png'))
 
 
 def readers(results: Mapping[str, Sequence[Mapping[str, Any]]], path: pathlib.Path) -> None:
@@ -111,13 +105,18 @@ def readers(results: Mapping[str, Sequence[Mapping[str, Any]]], path: pathlib.Pa
   for number, (label, (way, records)) in enumerate(bars.items()):
     scores = [(record['source'], 100 * f1(record[way], record['golden_answers'])) for record in records]
     values = [np.array([[score] for of, score in scores if of == source]) for source in sources]
-    means = np.array([metrics.mean(own)[0] for own in values])
-    ends = np.array([metrics.interval(metrics.resampled(own)) for own in values])[..., 0].T  # [2, sources]
+    means = np.array([metrics.mean(of_source)[0] for of_source in values])
+    ends = np.array([metrics.interval(metrics.resampled(of_source)) for of_source in values])[..., 0].T
     axes.bar(places + (number - (len(bars) - 1) / 2) * width, means, width, label=label, edgecolor='white',
              color=COLOURS[number % len(COLOURS)], hatch=HATCHES[number % len(HATCHES)],
              yerr=np.abs(ends - means), error_kw={'linewidth': 0.8, 'ecolor': '#444444'})
   axes.set(ylabel='F1 (%)', ylim=(0, 100), xticks=places, xticklabels=[name or 'questions' for name in sources])
-  figure.legend(fontsize=8, frameon=False, loc='outside upper left', ncols=2)
-  finish(figure)
   path.parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=110)
+  save(figure, path)
+
+
+def save(figure, file: str | os.PathLike | IO[bytes]) -> None:
+  """Writes a figure with its legend above."""
+  figure.legend(fontsize=8, frameon=False, loc='outside upper left')
+  finish(figure)
+  figure.savefig(file, dpi=110)

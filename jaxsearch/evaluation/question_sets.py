@@ -44,10 +44,8 @@ def load(config: ml_collections.ConfigDict, name: str, folder: str = '', limit: 
     questions = [question for question in questions if question.metadata.get('source') in known]
     if not questions:
       raise DataError(f'{source}: no question of {name} in it, but of {", ".join(sorted(others))}')
-  found = {'source': label}
-  if name in NUMERIC:
-    found |= {'match': 'numeric', 'tolerance': NUMERIC[name]}
-  return QuestionSet(name, source, [dataclasses.replace(question, metadata=found | question.metadata)
+  about = {'source': label} | ({'match': 'numeric', 'tolerance': NUMERIC[name]} if name in NUMERIC else {})
+  return QuestionSet(name, source, [dataclasses.replace(question, metadata=about | question.metadata)
                                     for question in questions[:limit]])
 
 
@@ -66,11 +64,11 @@ def corpus_beside(config: ml_collections.ConfigDict, sets: Sequence[QuestionSet]
 
   '' if there is none, or the config's is to be used.
   """
-  inside = [path for above in ('', '..') for name in CORPORA if (path := pathlib.Path(folder, above, name)).is_file()]
-  published = [':' not in one.name for one in sets]
+  paths = [pathlib.Path(folder, above, name) for above in ('', '..') for name in CORPORA]
+  inside, published = [str(path) for path in paths if path.is_file()], [':' not in one.name for one in sets]
   if config.data.corpus not in registry.ENTRIES['corpora'] or not any(published) or not inside:
     return ''
-  return '+'.join([*[config.data.corpus] * (not all(published)), str(inside[0])])
+  return inside[0] if all(published) else f'{config.data.corpus}+{inside[0]}'
 
 
 def read_held_out(config: ml_collections.ConfigDict) -> tuple[list[Question], dict[str, int]]:
@@ -95,8 +93,9 @@ def read_tiers(path: str) -> dict[str, int]:
 
 def golds_in(corpus: str, records: Iterable[Mapping]) -> set[str] | None:
   """Returns those golds of the records that a corpus holds; None without a corpus."""
-  golds = {gold for record in records for gold in record['golden_answers']}
-  return find_golds(golds, sources.load_corpus(corpus)) if corpus else None
+  if not corpus:
+    return None
+  return find_golds({gold for record in records for gold in record['golden_answers']}, sources.load_corpus(corpus))
 
 
 def find_golds(golds: Iterable[str], documents: Iterable[Document]) -> set[str]:

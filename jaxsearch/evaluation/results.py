@@ -26,38 +26,9 @@ class _Figures(pydantic.BaseModel, extra='allow'):
     return self
 
 
-class _Questions(TypedDict):
-  ids: str
-  golds: str
-  n: int
-  split: str | None
-
-
-class _Corpus(TypedDict):
-  name: str | None
-  sha256: str | None
-
-
-class _Index(TypedDict):
-  backend: str
-
-
-class _Manifest(TypedDict):
-  method: str
-  questions: dict[str, _Questions]
-  corpus: _Corpus
-  searched: bool
-  index: _Index
-  k: int
-  turns: int | None
-  metric: str
-  decoding: dict
-
-
-class _Record(TypedDict):
-  benchmark: str
-  id: str
-  em: float
+def _object(**fields):
+  """Returns the type of a JSON object with at least these fields."""
+  return TypedDict('_Object', fields)
 
 
 class _Result(pydantic.BaseModel):
@@ -65,8 +36,11 @@ class _Result(pydantic.BaseModel):
   benchmarks: dict[str, _Figures]
   macro: _Figures
   hops: dict[str, _Figures] = {}
-  manifest: _Manifest
-  predictions: list[_Record]
+  manifest: _object(
+    method=str, questions=dict[str, _object(ids=str, golds=str, n=int, split=str | None)],
+    corpus=_object(name=str | None, sha256=str | None), searched=bool, index=_object(backend=str), k=int,
+    turns=int | None, metric=str, decoding=dict)
+  predictions: list[_object(benchmark=str, id=str, em=float)]
 
   @pydantic.model_validator(mode='after')
   def _agree(self):
@@ -75,21 +49,9 @@ class _Result(pydantic.BaseModel):
     return self
 
 
-class _Span(TypedDict):
-  role: str
-  text: str
-
-
-class _Prediction(TypedDict):
-  id: str
-  question: str
-  golden_answers: list[str]
-  spans: list[_Span]
-
-
 class _Predictions(pydantic.BaseModel):
   """What the viewer and a judge read of a result of eval or bench."""
-  predictions: list[_Prediction]
+  predictions: list[_object(id=str, question=str, golden_answers=list[str], spans=list[_object(role=str, text=str)])]
 
 
 def read_result(path: str) -> dict[str, Any]:
@@ -101,7 +63,7 @@ def read_predictions(path: str | os.PathLike) -> list[dict[str, Any]]:
   """Reads the records of a result of eval or bench, finished or not. Raises DataError for anything else, OSError."""
   path = pathlib.Path(path)
   if path.name.endswith('.jsonl'):
-    read = lambda: {'predictions': [row['record'] for row in row_files.read(path) if 'record' in row]}
+    read = lambda: {'predictions': [row['record'] for row in row_files.read(path)[1:]]}
   else:
     read = lambda: json.loads(path.read_bytes())
   return _checked(path, 'eval or bench', _Predictions, read)['predictions']

@@ -1,9 +1,9 @@
 """`jaxsearch table`: results of bench side by side, as far as they compare.
 
-A row is a result, a column a benchmark. Results enter one column only if their manifests agree in what scores depend
-on (`SETTINGS`). An agent that never searched has no corpus, index, k or turns to agree in, and turns count within a
-method only. Prompt, method, policy, tokenizer and limits are the agent's own and may differ. Rows of papers come from
-published.csv; what differs is written below them.
+A row is a result, a column a benchmark. Results enter one column only if their manifests agree in what scores
+depend on (`SETTINGS`). An agent that never searched has no corpus, index, k or turns to agree in, and turns count
+within a method only. Prompt, method, policy, tokenizer and limits are the agent's own and may differ. Rows of papers
+come from published.csv; what differs is written below them.
 """
 
 import collections
@@ -31,15 +31,12 @@ SIZES = {'nq': 3610, 'triviaqa': 11313, 'popqa': 14267, 'hotpotqa': 7405, '2wiki
 LISTED = {'em': ('',), 'f1': ('_f1',), 'em_f1': ('', '_f1')}  # figure -> endings of the columns of published.csv
 MACRO, POOLED, MISSING = 'average', 'all questions', '–'
 
-
-class Unlike(ValueError):
-  """Results that must not stand in one column."""
+Cell = tuple[float, float | None, float | None]  # a figure, the ends of its interval
 
 
 class Row(NamedTuple):
-  """A row: column -> (figure, lower and upper end of its interval, None without one)."""
   name: str
-  cells: Mapping[str, tuple[float, float | None, float | None]]
+  cells: Mapping[str, Cell]  # by column
   note: str = ''
 
 
@@ -53,34 +50,35 @@ def render(paths: Sequence[str], *, metric: str = 'em', form: str = 'text', publ
     published: methods of published.csv with commas, or 'all'; '' shows none.
     allow: settings that may differ within a column, or 'all'.
   Raises:
-    Unlike: settings differ that are not allowed to; names them.
-    ValueError: no such setting, figure or published method. DataError, OSError: a file that bench did not write.
+    ValueError: settings differ that are not allowed to; no such setting, figure or published method.
+    DataError, OSError: a file that bench did not write.
   """
   if unknown := set(allow) - {*SETTINGS, 'all'}:
     raise ValueError(f'--allow={",".join(sorted(unknown))}: settings are {", ".join(SETTINGS)}')
   results = dict(zip(_labels(paths), map(read_result, paths)))
   there = list(dict.fromkeys(name for result in results.values() for name in result['benchmarks']))
   columns = sorted(there, key=lambda name: [*benchmarks.BENCHMARKS, *there].index(name))
-  differing = {column: _differing(results, column) for column in columns}
-  _refuse(differing, allow)
+  unlike = [(column, *difference) for column in columns for difference in _differing(results, column)]
+  if refused := [f'{column}: {text}' for column, _, name, text in unlike if not {name, 'all'} & set(allow)]:
+    raise ValueError(f'{"; ".join(refused)}. Settings named by --allow may differ')
   if metric not in (known := {name for result in results.values() for name in result['macro']['intervals']}):
     raise ValueError(f'--metric={metric}: no such figure in these results; there are {", ".join(sorted(known))}')
   averages = _averages(columns)
   shown = [*columns, *averages]
-  rows = [Row(label, {column: (of[metric], *of['intervals'][metric]) for column in shown
-                      if (of := _figures(result, column, averages)) and metric in of['intervals']})
+  rows = [Row(label, {column: (of[metric], *of['intervals'][metric])
+                      for column, of in _figures(result, averages).items() if metric in of['intervals']})
           for label, result in results.items()]
   papers = list(_published(published, next(iter(results.values())), columns, averages, metric))
   if form == 'csv':
     return _csv([*rows, *papers], shown)
-  marks = {(label, column): ' †' for column, unlike in differing.items() for label, _ in unlike}
-  cells = [['', *shown]] + [[row.name, *(_cell(row.cells.get(column), metric) + marks.get((row.name, column), '')
-                                         for column in shown)] for row in rows]
-  cells += [[f'{row.name} *', *(_cell(row.cells.get(column), metric) for column in shown)] for row in papers]
+  cells = [['', *shown]]
+  for row in [*rows, *papers]:
+    marked = {column for column, label, *_ in unlike if label == row.name}
+    cells.append([row.name + ' *' * bool(row.note),
+                  *(_cell(row.cells.get(column), metric) + ' †' * (column in marked) for column in shown)])
   unit = '%, ' if look_up(metric).scale == 100 else ''
   notes = [f'{metric}, {unit}with 95 % intervals (bootstrap over questions)']
-  notes += [f'† {label} differs from {first} on {column} in {", ".join(named.values())}'
-            for column, unlike in differing.items() for (label, first), named in unlike.items()]
+  notes += [f'† {column}: {text}' for column, _, _, text in unlike]
   notes += [f'* {row.name}: {row.note}' for row in papers]
   tables = [layout(cells, form)]
   if tests := _tests(results, columns, metric):
@@ -89,17 +87,6 @@ def render(paths: Sequence[str], *, metric: str = 'em', form: str = 'text', publ
                  'permutation test, not corrected for their number')
   comment = {'latex': '% ', 'markdown': '- ', 'text': ''}[form]
   return '\n\n'.join([*tables, '\n'.join(comment + escaped(note, form) for note in notes)]) + '\n'
-
-
-def _refuse(differing: Mapping[str, Mapping], allow: Sequence[str]) -> None:
-  """Raises Unlike for what `_differing` found in a column and is not allowed."""
-  refused = []
-  for column, unlike in differing.items():
-    for (label, first), named in unlike.items():
-      if texts := [text for name, text in named.items() if not {name, 'all'} & set(allow)]:
-        refused.append(f'{column}: {label} differs from {first} in {", ".join(texts)}')
-  if refused:
-    raise Unlike(f'{"; ".join(refused)}. Settings named by --allow may differ')
 
 
 def _labels(paths: Sequence[str]) -> list[str]:
@@ -111,30 +98,31 @@ def _labels(paths: Sequence[str]) -> list[str]:
   return labels
 
 
-def _settings(result: Mapping, column: str) -> dict[str, Any]:
-  """Returns setting -> (what has to agree, how it is shown)."""
-  manifest = result['manifest']
-  asked, corpus = manifest['questions'][column], manifest['corpus']
-  found = {name: (manifest[name], manifest[name]) for name in ('index', 'k', 'turns', 'metric', 'decoding')} | {
-    'split': (asked['split'], asked['split']), 'corpus': (corpus['sha256'], corpus['name']),
-    'questions': ([asked['ids'], asked['golds']], asked['n'])}
-  return {name: found[name] for name in SETTINGS if manifest['searched'] or name not in SEARCHING}
-
-
-def _differing(results: Mapping[str, Mapping], column: str) -> dict[tuple[str, str], dict[str, str]]:
-  """Returns (label, the first that has the setting) -> setting -> how the two differ on a benchmark."""
-  of = {label: _settings(result, column) for label, result in results.items() if column in result['benchmarks']}
-  unlike, methods = {}, {label: result['manifest']['method'] for label, result in results.items()}
+def _differing(results: Mapping[str, Mapping], column: str) -> Iterator[tuple[str, str, str]]:
+  """Yields (label, setting, sentence) of every result that differs on a benchmark from the first with the setting."""
   for name in SETTINGS:
-    having = {label: settings[name] for label, settings in of.items() if name in settings}
-    for label, (value, shown) in having.items():
-      # How many turns there may be is a setting of a method: what another method calls a turn does not matter.
-      first = next(other for other in having if name != 'turns' or methods[other] == methods[label])
-      wanted, other = having[first]
-      if value != wanted:
-        text = f'{name} ({_apart(shown, other)}, not {_apart(other, shown)})'
-        unlike.setdefault((label, first), {})[name] = text
-  return unlike
+    firsts = {}
+    for label, result in results.items():
+      manifest = result['manifest']
+      if column in result['benchmarks'] and (manifest['searched'] or name not in SEARCHING):
+        # How many turns there may be is a setting of a method: what another method calls a turn does not matter.
+        kind = manifest['method'] if name == 'turns' else ''
+        value, shown = _setting(manifest, column, name)
+        first, wanted, other = firsts.setdefault(kind, (label, value, shown))
+        if value != wanted:
+          text = f'{_apart(shown, other)}, not {_apart(other, shown)}'
+          yield label, name, f'{label} differs from {first} in {name} ({text})'
+
+
+def _setting(manifest: Mapping, column: str, name: str) -> tuple[Any, Any]:
+  """Returns what has to agree, and how it is shown."""
+  if name == 'corpus':
+    return manifest['corpus']['sha256'], manifest['corpus']['name']
+  asked = manifest['questions'][column]
+  if name == 'questions':
+    return (asked['ids'], asked['golds']), asked['n']
+  value = asked['split'] if name == 'split' else manifest[name]
+  return value, value
 
 
 def _apart(value: Any, other: Any) -> str:
@@ -152,17 +140,15 @@ def _averages(columns: Sequence[str]) -> dict[str, Sequence[str]]:
           if len(over) > 1 and (kind == MACRO or over != columns)}
 
 
-def _figures(result: Mapping, column: str, averages: Mapping[str, Sequence[str]]) -> Mapping | None:
-  """Returns the figures of a result in a column; None without, or for an average over other benchmarks."""
-  if column not in averages:
-    return result['benchmarks'].get(column)
-  over = {name for name in result['benchmarks'] if column == MACRO or name in HOPS[column]}
-  if over != set(averages[column]):
-    return None
-  return result['macro'] if column == MACRO else result.get('hops', {}).get(column)
+def _figures(result: Mapping, averages: Mapping[str, Sequence[str]]) -> dict[str, Mapping]:
+  """Returns column -> figures of a result; of the averages those that are over the same benchmarks."""
+  of_all = result.get('hops', {}) | {MACRO: result['macro']}
+  over = lambda kind: {name for name in result['benchmarks'] if kind == MACRO or name in HOPS[kind]}
+  return result['benchmarks'] | {kind: of_all[kind] for kind, names in averages.items()
+                                 if kind in of_all and over(kind) == set(names)}
 
 
-def _cell(cell: tuple | None, metric: str) -> str:
+def _cell(cell: Cell | None, metric: str) -> str:
   if cell is None:
     return MISSING
   value, low, high = (None if number is None else _shown(number, metric) for number in cell)
@@ -192,7 +178,7 @@ def _tests(results: Mapping[str, Mapping], columns: Sequence[str], metric: str) 
 
 
 def _test(a: Mapping[tuple, list], b: Mapping[tuple, list], metric: str) -> str:
-  """Returns the mean of a - b over common questions, interval and p; both are (benchmark, id) -> samples' values."""
+  """Returns the mean of a - b over common questions, interval and p; both are (benchmark, id) -> values."""
   common = sorted(a.keys() & b.keys())
   if not common:
     return MISSING
@@ -223,18 +209,13 @@ def _published(wanted: str, result: Mapping, columns: Sequence[str], averages: M
     methods = ', '.join(sorted({row['method'] for row in rows}))
     raise ValueError(f'--published={wanted}: no such method; there are {methods}')
   for row in chosen:
-    scores = {column: score for column in columns if (score := _score(row, column, metric)) is not None}
-    means = {name: float(np.mean([scores[column] for column in over])) for name, over in averages.items()
+    printed = {column: [row.get(column + ending) for ending in LISTED[metric]] for column in columns}
+    scores = {column: np.mean(list(map(float, of))) / 100 for column, of in printed.items() if all(of)}
+    means = {name: np.mean([scores[column] for column in over]) for name, over in averages.items()
              if scores.keys() >= set(over)}
     if scores:
-      cells = {column: (score / 100, None, None) for column, score in (scores | means).items()}
+      cells = {column: (float(score), None, None) for column, score in (scores | means).items()}
       yield Row(f'{row["method"]}, {row["model"]}', cells, _note(row, result, list(scores), metric))
-
-
-def _score(row: Mapping[str, str], column: str, metric: str) -> float | None:
-  """Returns a published score in per cent, None where the paper has none; `em_f1` is the mean of two."""
-  scores = [row.get(column + ending) for ending in LISTED[metric]]
-  return float(np.mean(list(map(float, scores)))) if all(scores) else None
 
 
 def _note(row: Mapping[str, str], result: Mapping, columns: Sequence[str], metric: str = 'em') -> str:
@@ -262,15 +243,11 @@ def _note(row: Mapping[str, str], result: Mapping, columns: Sequence[str], metri
 
 def _csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
   """Returns a line for each row, with three numbers for each column, shares from 0 to 1."""
-  file = io.StringIO()
+  file, safe = io.StringIO(), lambda text: escaped(text, 'csv')
   writer = csv.writer(file, lineterminator='\n')
-  heading = ['row']
-  for name in columns:
-    shown = escaped(name, 'csv')
-    heading += [shown, f'{shown}_low', f'{shown}_high']
-  writer.writerow([*heading, 'note'])
+  writer.writerow(['row', *(safe(name) + end for name in columns for end in ('', '_low', '_high')), 'note'])
   for row in rows:
     numbers = [number for column in columns for number in row.cells.get(column, (None, None, None))]
     shown = ['' if number is None else round(number, 6) for number in numbers]
-    writer.writerow([escaped(row.name, 'csv'), *shown, escaped(row.note, 'csv')])
+    writer.writerow([safe(row.name), *shown, safe(row.note)])
   return file.getvalue()

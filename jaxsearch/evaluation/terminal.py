@@ -1,4 +1,4 @@
-"""A rollout on the terminal as it grows: thoughts, queries, documents and the answer, each behind a word that says what it is."""
+"""A rollout on the terminal as it grows: thoughts, queries, documents and the answer, each behind its name."""
 
 import re
 from typing import Any
@@ -15,10 +15,15 @@ STYLES = {'think': 'dim', 'search': 'bold cyan', 'answer': 'bold green'}
 
 
 def show(console: Console, reply: Any) -> None:
-  """Prints a reply that a growing tree gets."""
+  """Prints a reply that a growing tree gets; the elements of policy text behind their names."""
   match reply:
     case Node():
-      say_policy(console, reply.text)
+      # name, content and the text behind each element
+      before, *parts = re.split(r'<(\w+)>(.*?)</\1>', reply.text, flags=re.DOTALL)
+      say(console, '', before)
+      for label, content, after in zip(*[iter(parts)] * 3):
+        say(console, label, content, STYLES.get(label, ''))
+        say(console, '', after)
     case ToolFailure():
       say(console, 'failed', reply.reason, 'bold red')
     case str():  # what a program printed
@@ -35,30 +40,21 @@ def close(console: Console, tree: Tree) -> None:
   if tree.answer is None:
     console.print(Text(f'no answer: {tree.stop.value.replace("_", " ")}', 'bold red'))
     return
-  verdict, style = '', 'bold green'
-  if tree.question.golden_answers:
-    verdict, style = ('  right', style) if tree.question.score(tree.answer) else ('  wrong', 'bold red')
-  console.print(Text(printable(tree.answer) + verdict, style))
-
-
-def say_policy(console: Console, text: str) -> None:
-  """Prints policy text: its elements behind their names, the text around them as it is."""
-  before, *parts = re.split(r'<(\w+)>(.*?)</\1>', text, flags=re.DOTALL)  # name, content and the text behind each element
-  for name, content, after in [('', before, ''), *zip(*[iter(parts)] * 3)]:
-    for label, part in ((name, content), ('', after)):
-      if part.strip():
-        say(console, label, part, STYLES.get(label, ''))
+  right = tree.question.score(tree.answer) if tree.question.golden_answers else None
+  verdict = '' if right is None else '  right' if right else '  wrong'
+  console.print(Text(printable(tree.answer) + verdict, 'bold red' if verdict == '  wrong' else 'bold green'))
 
 
 def say(console: Console, label: str, text: str, style: str = '') -> None:
-  """Prints a text behind its label; the lines that it is wrapped into are indented."""
-  grid = Table.grid(padding=(0, 2))
-  grid.add_column(justify='right', min_width=8, no_wrap=True)
-  grid.add_column(overflow='fold')
-  grid.add_row(Text(label, 'dim'), Text(printable(text.strip()), style))
-  console.print(grid)
+  """Prints a text, unless it is blank, behind its label; the lines that it is wrapped into are indented."""
+  if text.strip():
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(justify='right', min_width=8, no_wrap=True)
+    grid.add_column(overflow='fold')
+    grid.add_row(Text(label, 'dim'), Text(printable(text.strip()), style))
+    console.print(grid)
 
 
 def printable(text: str) -> str:
-  """The text without characters that would steer a terminal: models and tools wrote it."""
+  """Returns the text without characters that would steer a terminal: models and tools wrote it."""
   return ''.join(letter if letter.isprintable() or letter == '\n' else ' ' for letter in text)

@@ -28,4 +28,5 @@ def layout(rows: Sequence[Sequence[str]], form: str) -> str:
     rows.insert(1, ['---', *['--:'] * (len(rows[0]) - 1)])
     return '\n'.join(f'| {" | ".join(row)} |' for row in rows)
   widths = [max(map(len, column)) for column in zip(*rows)]
-  return '\n'.join('  '.join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows)
+  lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
+  return '\n'.join('  '.join(line).rstrip() for line in lines)

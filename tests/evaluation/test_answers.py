@@ -20,7 +20,7 @@ from jaxsearch.sampler.driver import rollout
 from jaxsearch.sampler.requests import GREEDY, Search
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
-from tests.evaluation.test_competence import Letters
+from tests.methods.driving import Letters
 
 SETTINGS = ['--config=quickstart', '--config.sampler.slots=8']
 

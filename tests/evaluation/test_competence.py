@@ -7,22 +7,17 @@ from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import competence, plots
 from jaxsearch.evaluation.figures import record_of
 from jaxsearch.trees.tree import Role, Stop, Tree
+from tests.methods.driving import Letters
 
 # As if they took trees.
 records_of = lambda trees: list(map(record_of, trees))
-critic_figures, use_figures = (lambda trees, tiers, of=of: of(records_of(trees), tiers) for of in (
-  competence.critic_figures, competence.use_figures))
+critic_figures = lambda trees, tiers: competence.critic_figures(records_of(trees), tiers)
+use_figures = lambda trees, tiers: competence.use_figures(records_of(trees), tiers)
 sign_figures = lambda trees: competence.sign_figures(records_of(trees))
 tool_calls = lambda tree: competence.tool_calls(record_of(tree))
 
 GOLDS = ('The Oviedo', '7')
 TIERS = {'easy': 2, 'hard': 1}
-
-
-class Letters:
-  """A tokenizer of bytes."""
-  encode = staticmethod(lambda text: list(text.encode()))
-  decode = staticmethod(lambda ids: bytes(ids).decode())
 
 
 def grown(calls, values=None, reward=1.0, answer='oviedo', name='hard', golds=GOLDS, commit=True):
@@ -88,7 +83,8 @@ def test_critic_figures_of_trees_without_a_critic_are_undefined():
   assert np.isnan(one['auc']) and np.isnan(one['explained_variance']) and one['brier'] == pytest.approx(0.75**2)
 
 
-RIGHT, LOST, WRONG = ('He died in OVIEDO, Spain.', 'Died in Oviedo.'), ('It is (7).', 'It is 17.'), ('Nothing.', 'Oviedo?')
+RIGHT, LOST = ('He died in OVIEDO, Spain.', 'Died in Oviedo.'), ('It is (7).', 'It is 17.')
+WRONG = ('Nothing.', 'Oviedo?')
 
 
 def test_tool_calls_know_what_was_found_and_what_was_kept():
@@ -147,8 +143,9 @@ def of_hops(number, *arguments, **named):
 
 def test_errors_by_hops_follow_table_7():
   trees = [
-    of_hops(2, [RIGHT]), of_hops(2, [], answer='Gijon'), of_hops(2, [RIGHT], answer=None), of_hops(3, [WRONG], answer='Gijon'),
-    of_hops(3, [LOST], answer='Gijon'), of_hops(3, [LOST, RIGHT], answer='Gijon'), grown([RIGHT], answer='Gijon')]
+    of_hops(2, [RIGHT]), of_hops(2, [], answer='Gijon'), of_hops(2, [RIGHT], answer=None),
+    of_hops(3, [WRONG], answer='Gijon'), of_hops(3, [LOST], answer='Gijon'),
+    of_hops(3, [LOST, RIGHT], answer='Gijon'), grown([RIGHT], answer='Gijon')]
   records = records_of(trees)
   none = dict.fromkeys(competence.ERRORS, 0)
   assert competence.errors(records) == {
@@ -176,7 +173,7 @@ def test_tables_of_an_evaluation(tmp_path):
   assert sum(row['n'] for row in found['reliability']) == len(values) == 37
   for row in found['reliability']:
     inside = np.minimum(values, 0.99) // 0.1 == round(10 * row['from'])
-    assert row['right'] == pytest.approx(outcomes[inside].mean()) and row['value'] == pytest.approx(values[inside].mean())
+    assert (row['right'], row['value']) == pytest.approx((outcomes[inside].mean(), values[inside].mean()))
   assert {'tool_rate_tier_2', 'auc', 'ece', 'brier', 'confident_wrong', 'extracted_rate', 'errors'} <= set(found)
   assert {file.name for file in (tmp_path / 'plots').iterdir()} == {'calibration.png', 'values.png'}
   assert not {'auc', 'reliability', 'tool_rate_tier_1'} & set(competence.tables(records_of([grown([])]), {}))

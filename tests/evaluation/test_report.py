@@ -14,7 +14,8 @@ from jaxsearch.evaluation import plots, report
 from jaxsearch.evaluation.figures import record_of
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.evaluation.browser import CHROMIUM, run_in
-from tests.evaluation.test_competence import Letters, grown
+from tests.evaluation.test_competence import grown
+from tests.methods.driving import Letters
 
 chromium = pytest.mark.skipif(not CHROMIUM, reason='no Chromium')
 

@@ -14,8 +14,8 @@ from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import figures, metrics, table
 from jaxsearch.evaluation.figures import record_of
 from jaxsearch.trees.tree import Tree
-from tests.evaluation.test_competence import Letters
 from tests.evaluation.test_figures import record
+from tests.methods.driving import Letters
 
 MANIFEST = {
   'corpus': {'name': 'data/wiki-18.jsonl', 'sha256': 'c1'}, 'index': {'backend': 'bm25', 'engine': 'sparse'}, 'k': 3, 'turns': 4,
@@ -68,13 +68,13 @@ def test_unlike_settings_are_refused_and_named(write, capsys, changes, named):
   assert cli.main(['table', *paths, f'--allow={name}']) == 0
   shown = capsys.readouterr().out
   a, b = shown.splitlines()[1:3]
-  assert f'† b differs from a on nq in {named}' in shown and b.count('] †') == 2 and '†' not in a
+  assert f'† nq: b differs from a in {named}' in shown and b.count('] †') == 2 and '†' not in a
   assert cli.main(['table', *paths, f'--allow={"k" if name != "k" else "turns"}']) == 2
 
 
 def test_every_setting_but_the_allowed_ones_counts(write):
   paths = [write('a.json'), write('b.json', k=5, turns=1)]
-  with pytest.raises(table.Unlike, match='in turns'):
+  with pytest.raises(ValueError, match='in turns'):
     table.render(paths, allow=['k'])
   assert table.render(paths, allow=['k', 'turns']) == table.render(paths, allow=['all'])
   with pytest.raises(ValueError, match='--allow=kk: settings are corpus, index, k'):
@@ -85,14 +85,14 @@ def test_who_never_searched_has_no_corpus(write):
   paths = [write('a.json', searched=False, k=1, turns=None, corpus={'name': 'world', 'sha256': 'c9'}), write('b.json'),
            write('c.json', k=5)]
   assert 'differs' not in table.render(paths[:2])
-  with pytest.raises(table.Unlike, match=r'nq: c differs from b in k \(5, not 3\)'):
+  with pytest.raises(ValueError, match=r'nq: c differs from b in k \(5, not 3\)'):
     table.render(paths)
 
 
 def test_turns_are_compared_within_a_method(write):
   paths = [write('a.json'), write('b.json', method='ircot', turns=8), write('c.json', method='ircot', turns=5)]
   assert 'differs' not in table.render(paths[:2])
-  with pytest.raises(table.Unlike, match=r'nq: c differs from b in turns \(5, not 8\); hotpotqa'):
+  with pytest.raises(ValueError, match=r'nq: c differs from b in turns \(5, not 8\); hotpotqa'):
     table.render(paths)
 
 
