@@ -160,31 +160,27 @@ def _finish(flags, result: dict, shown: dict) -> None:
   print_figures(shown)
 
 
-# Fields that decide what an evaluation finds, and among them those that a flag or a list of temperatures decides.
+# Fields that decide what an evaluation finds, and those among them that flags take the place of.
 ANSWERING = ('method', 'tokenizer', 'dtype', 'seed', 'grow', 'eval.grow', 'eval.questions', 'eval.right', 'data',
              'search', 'python', 'sampler', 'reader', 'classifier', 'model', 'optim.master_weights')
-INSTEAD = {'eval.number': '--limit', 'eval.temperatures': '--temperature', 'data.questions': '--questions',
-           'sampler.temperature': '--temperature', 'sampler.top_p': '', 'sampler.top_k': ''}
+REPLACED = {'eval.number', 'eval.temperatures', 'data.questions', 'sampler.temperature', 'sampler.top_p',
+            'sampler.top_k'}
 
 
 def _ignored(flags, source: str) -> list[str]:
   """Returns a line for each field of the command line that has no effect on an evaluation of this source."""
-  useless = dict(INSTEAD)
-  if not any(part.startswith('world:') for part in source.split('+')):
-    useless |= dict.fromkeys(('data.hops', 'data.arithmetic'), 'questions of the world')
-  given = {'data.corpus': 'corpus', 'eval.questions': 'questions', 'model': 'checkpoint'}
+  replaced = {'data.corpus': 'corpus', 'eval.questions': 'questions', 'model': 'checkpoint'}
   began_with = (saved_config(flags) or {}).get('model', '')
   if began_with and not registry.is_shipped(began_with):
-    del given['model']  # it says where that model is
-  useless |= {field: f'--{name}' for field, name in given.items() if getattr(flags, name, '')}
+    del replaced['model']  # it says where that model is
+  useless = REPLACED | {field for field, name in replaced.items() if getattr(flags, name, '')}
+  if not any(part.startswith('world:') for part in source.split('+')):
+    useless |= {'data.hops', 'data.arithmetic'}
+  decides = lambda field: field not in useless and any(f'{field}.'.startswith(f'{name}.') for name in ANSWERING)
   # Other fields may take their values from one that only this config has.
-  shared, lines = load_file(SHIPPED / 'base.py').get_config(), []
-  for field in sorted(field for field in flags.changed if field.split('.')[0] in shared):
-    if instead := useless.get(field):
-      lines.append(f'--config.{field}, what counts is {instead}')
-    elif field in useless or not any(f'{field}.'.startswith(f'{name}.') for name in ANSWERING):
-      lines.append(f'--config.{field} has no effect on an evaluation')
-  return lines
+  shared = load_file(SHIPPED / 'base.py').get_config()
+  return [f'--config.{field} has no effect on an evaluation' for field in sorted(flags.changed)
+          if field.split('.')[0] in shared and not decides(field)]
 
 
 @command(

@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import plots, report
 from jaxsearch.evaluation.figures import record_of
-from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.evaluation.browser import CHROMIUM, run_in
 from tests.evaluation.test_competence import grown
-from tests.methods.driving import Letters
 
 chromium = pytest.mark.skipif(not CHROMIUM, reason='no Chromium')
 
@@ -105,12 +102,10 @@ def test_the_first_example_is_one_that_training_changed_for_the_better():
 
 
 @pytest.mark.parametrize('rows', [
-  [],
-  [{'step': 1}],
-  [{'step': 1, 'em': None, 'skipped': 1}],
+  [], [{'step': 1, 'em': None, 'skipped': 1}],
   [metrics_row(1), metrics_row(2, loss=None, reward=None, entropy=None, skipped=1), metrics_row(3, skipped=1)],
   [metrics_row(1, loss=None), {'step': 2, 'last_failure': 'text', 'alarms': ''}],
-], ids=['no row', 'a row with nothing', 'nothing but null', 'a skipped update', 'texts and an older version'])
+], ids=['no row', 'nothing but null', 'a skipped update', 'texts and an older version'])
 def test_what_a_row_does_not_tell_is_left_out(tmp_path, rows):
   evaluations = [{'step': 0, 'temperature': 0.0, 'em': 0.5, 'n': 2}] if len(rows) == 2 else []
   page = written(tmp_path, rows, evaluations)
@@ -196,71 +191,7 @@ def test_smoothing_starts_at_the_first_value_follows_and_leaves_out_what_is_miss
                              [np.nan, 1.0, 1.0, *plots.smoothed([1.0, 3.0])[1:]])
 
 
-def test_ranges_of_steps():
-  assert report.ranges([3]) == 'step 3' and report.ranges([9, 4, 5, 6, 9]) == 'steps 4–6, 9'
-  assert report.ranges(range(0, 30, 2)) == 'steps 0, 2, 4, 6, 8, 10, 12, 14 and 7 more'
-
-
 # Rollouts, as rollout.js draws them.
-
-
-def siblings(steps, answer=None):
-  """A tree of SLATE: at each step as many siblings as letters, of which the capital one is continued."""
-  tree = Tree(Letters(), Question('q', 'Who?', ('x',)))
-  node = tree.root.append('Who?', Role.PROMPT)
-  for letters in steps:
-    found = {letter: node.append(f'<search> {letter} </search>', Role.POLICY) for letter in letters}
-    chosen = next((own for letter, own in found.items() if letter.isupper()), None)
-    node = chosen and chosen.append(f'found {chosen.text}', Role.OBSERVATION)
-  if node and answer:
-    node.append('<answer> y </answer>', Role.POLICY)
-    node.append(f'<answer> {answer} </answer>', Role.POLICY)
-  tree.answer, tree.stop, tree.metrics = answer, Stop.ANSWERED, {'searches': len(steps)}
-  return tree
-
-
-def shown(*trees):
-  """Of each tree, drawn in the page of a run: (text, in how many branches, whether it was cut off) of its spans."""
-  rows = [evaluation(0, *(record_of(tree) for tree in trees))]
-  blocks = run_in(page_of([], rows), '''
-    for (const one of document.querySelectorAll('[data-pair]')) one.open = true
-    await until(() => document.querySelectorAll('.column').length === PAIRS.length)
-    const places = [...document.querySelectorAll('[data-pair]')].map((one) => [PAIRS[one.dataset.pair][0].id, [
-      ...one.querySelectorAll('.block')].map((block) => {
-        let depth = 0
-        for (let up = block; up; up = up.parentElement) depth += up.className === 'branches'
-        return [block.querySelector('.tokens').textContent, depth, block.className.includes('gone')]
-      })])
-    return places''')
-  return [next(own for name, own in blocks if name == tree.question.id) for tree in trees]
-
-
-@chromium
-def test_branches_stand_below_what_was_kept():
-  kept, dead, drafts, search = siblings(['aB'], 'x'), siblings(['aB', 'cd']), siblings(['A', 'B']), siblings(['A'])
-  first, cut = drafts.nodes(Role.POLICY)  # a draft whose second step is cut off by a review
-  review = drafts.leaves()[0].append('Which step?', Role.PROMPT).append(' 2', Role.POLICY)
-  for node in cut.walk():
-    node.trained = node is review
-  first.children[0].append('<answer> x </answer>', Role.POLICY)
-  wrong = search.nodes(Role.OBSERVATION)[0].append('<search> w </search>', Role.POLICY)  # a tree search
-  wrong.append('deeper', Role.POLICY).append('and deeper', Role.POLICY)
-  other = search.root.children[0].append('<search> o </search>', Role.POLICY).append('found o', Role.OBSERVATION)
-  other.append('nothing', Role.POLICY)
-  other.append('<answer> x </answer>', Role.POLICY)
-  drafts.answer = search.answer = 'x'
-  trees = [kept, dead, drafts, search]
-  for number, tree in enumerate(trees):
-    tree.question = Question(str(number), f'{number}?', ('x',))
-  of = [{text: (depth, gone) for text, depth, gone in blocks} for blocks in shown(*trees)]
-  assert of[0] == {'Who?': (0, False), '<search> B </search>': (0, False), '<search> a </search>': (1, True),
-                   'found <search> B </search>': (0, False), '<answer> x </answer>': (0, False),
-                   '<answer> y </answer>': (1, True)}
-  assert of[1]['<search> B </search>'] == (0, False) and of[1]['<search> d </search>'] == (1, True)
-  assert of[2]['<search> A </search>'] == of[2]['<answer> x </answer>'] == (0, False)
-  assert of[2]['<search> B </search>'] == of[2][' 2'] == (1, True)
-  assert of[3]['<search> o </search>'] == of[3]['<answer> x </answer>'] == (0, False)
-  assert of[3]['<search> A </search>'] == of[3]['and deeper'] == of[3]['nothing'] == (1, True)
 
 
 @chromium

@@ -12,7 +12,7 @@ import time
 import ml_collections
 import pytest
 
-from jaxsearch import cli, flags
+from jaxsearch import cli
 from jaxsearch.evaluation import sweep
 from jaxsearch.training import row_files
 
@@ -78,20 +78,6 @@ def test_the_grid(tmp_path):
   assert (auto.steps, auto.eval.every, auto.loss.kl_coef, auto.seed, auto.data.hops) == (7, 3, 0.5, 1, (1,))
   assert auto.data.arithmetic is False and plain.data.arithmetic is True  # each from its own file
   assert runs[3].out == tmp_path / 'sdga-auto' / '1'
-
-
-def test_overrides_of_a_sweep(tmp_path):
-  path = tmp_path / 'claim.py'
-  path.write_text(textwrap.dedent("""
-    import ml_collections
-    def get_config():
-      config = ml_collections.ConfigDict(convert_dict=False)
-      config.common = {'steps': 3, 'eval': {'every': 3}}
-      config.seeds = (0, 1, 2)
-      return config.lock()"""))
-  arguments = [f'--config={path}', '--config.seeds=5', '--config.common.steps=9', '--config.common.eval.every=4']
-  config, *_ = flags.parse('sweep', arguments, '')
-  assert config.seeds == (5,) and sweep.flat(config.common) == {'steps': 9, 'eval.every': 4}
 
 
 def starts(runs):

@@ -107,13 +107,6 @@ def test_unfinished_runs_are_left_out_and_named(config, runs):
   assert '| Full (2) |' in text and '| Auto | +12.0 |' in text and 'Not finished: Full, seed 1; Auto, seed 2.' in text
 
 
-def test_names_and_texts_of_runs_are_no_markup(config, runs):
-  found = sweep_report.summary(config, runs)
-  found |= {'title': 'T\n![x](e.org)', 'questions': ['8|<b>\x1b[2J'], 'variants': {'A|<i>': found['variants']['Full']}}
-  text = sweep_report.table(found)
-  assert text.startswith('# T ![x]\\(e.org)\n') and '| A\\|\\<i> (3) |' in text and 'on 8\\|\\<b> [2J held-out' in text
-
-
 def test_a_sweep_without_a_baseline_yet_and_without_anything(config, runs):
   for run in runs:
     if run.variant == 'Full':
@@ -122,18 +115,6 @@ def test_a_sweep_without_a_baseline_yet_and_without_anything(config, runs):
   assert '| Auto (3) |' in text and 'Differences' not in text
   with pytest.raises(ValueError, match='no run of this sweep is finished'):
     sweep_report.write(config, [run for run in runs if run.variant == 'Full'])
-
-
-def test_differences_of_the_same_values_are_not_bold():
-  of = sweep_report.estimate([0.0, 0.0, 0.0])
-  assert sweep_report.difference('em@1.0', of) == '+0.0 [+0.0, +0.0]'
-  assert sweep_report.difference('tokens_trained', sweep_report.estimate([-4000, -4000])) == '**-4 [-4, -4]**'
-
-
-def test_steps_that_compile_count_as_the_median():
-  row = lambda seconds, compilations: {'seconds': seconds, 'compilations': compilations}
-  assert sweep_report.seconds([row(90, 5), row(4, 0), row(6, 0), row(70, 1)]).tolist() == [5, 4, 6, 5]
-  assert sweep_report.seconds([row(90, 5), row(4, 1)]).tolist() == [90, 4]
 
 
 def test_curves(runs):
