@@ -35,14 +35,12 @@ from jaxsearch.flags import UsageError, address, place, steps
   flag('--out', 'JSON file to write; none if not given', place()),
   flag('--tiers', 'file of `jaxsearch tiers`: also figures of each tier and of a critic; none if not given'),
   flag('--plots', 'folder for plots, with --tiers or --as-tool; none if not given', place(folder=True)),
-  flag('--as-tool', 'score config.reader alone, with one search, and with the evidence that the policy finds', bool),
-  flag('--tool-url', 'a server of evidence (serve --as-tool), token in JAXSEARCH_TOKEN; the policy if not given',
-       address),
-  flag('--reader-url', 'a chat server such as http://HOST/v1, key in OPENAI_API_KEY; config.reader if not given',
-       address),
+  flag('--as-tool', 'score config.reader alone, with one search, with evidence that the policy finds', bool),
+  flag('--tool-url', 'a server of evidence, token in JAXSEARCH_TOKEN; the policy if not given', address),
+  flag('--reader-url', 'a chat server, key in OPENAI_API_KEY; config.reader if not given', address),
   flag('--reader-model', 'name of the model at --reader-url; config.reader.model if not given'),
   examples=('--checkpoint runs/quickstart --limit 100 --out scores.json',
-            '--config search_r1_grpo --checkpoint DIR_OR_HF_FOLDER --questions F.jsonl --corpus F.jsonl --out F.json'))
+            '--config search_r1_grpo --checkpoint FOLDER --questions F.jsonl --corpus F.jsonl --out F.json'))
 def eval(config, flags) -> None:
   """Answer a file of questions; write scores, predictions and a manifest.
 
@@ -85,7 +83,8 @@ def eval(config, flags) -> None:
 
 
 def _open_policy(config, flags, sets: Sequence) -> tuple:
-  """Opens the agent of a config with the policy in --checkpoint; returns it and what identifies the weights."""
+  """Opens the agent of a config with the policy in --checkpoint; returns it and what identifies the
+  weights."""
   from jaxsearch.evaluation import agents
   from jaxsearch.evaluation.manifest import weights
   policy = agents.load_policy(config, flags.checkpoint)
@@ -99,7 +98,8 @@ def _questions(sets: Sequence, samples: int = 1) -> list:
 
 
 def _ask_reader(config, flags, agent) -> tuple[Callable, dict]:
-  """Returns `rstool.answer` of a second model with the policy, or the server at --tool-url, and their names."""
+  """Returns `rstool.answer` of a second model with the policy, or the server at --tool-url, and their
+  names."""
   from jaxsearch.evaluation import rstool
   from jaxsearch.setup import open_backend
   from jaxsearch.tools.evidence_client import EvidenceClient
@@ -108,7 +108,8 @@ def _ask_reader(config, flags, agent) -> tuple[Callable, dict]:
   tool = agent or EvidenceClient(flags.tool_url, token=secret_from_env('JAXSEARCH_TOKEN'))
   search = agent.tools.search if agent else open_backend(config, flags.corpus)
   about = {'tool': without_secrets(flags.tool_url) or flags.checkpoint or config.model,
-           'reader_url': without_secrets(flags.reader_url), 'reader': flags.reader_model or config.reader.model}
+           'reader_url': without_secrets(flags.reader_url),
+           'reader': flags.reader_model or config.reader.model}
   return functools.partial(rstool.answer, tool, reader, search=search, topk=config.search.topk), about
 
 
@@ -161,8 +162,8 @@ def _finish(flags, result: dict, shown: dict) -> None:
 
 
 # Fields that decide what an evaluation finds, and those among them that flags take the place of.
-ANSWERING = ('method', 'tokenizer', 'dtype', 'seed', 'grow', 'eval.grow', 'eval.questions', 'eval.right', 'data',
-             'search', 'python', 'sampler', 'reader', 'classifier', 'model', 'optim.master_weights')
+ANSWERING = ('method', 'tokenizer', 'dtype', 'seed', 'grow', 'eval.grow', 'eval.questions', 'eval.right',
+             'data', 'search', 'python', 'sampler', 'reader', 'classifier', 'model', 'optim.master_weights')
 REPLACED = {'eval.number', 'eval.temperatures', 'data.questions', 'sampler.temperature', 'sampler.top_p',
             'sampler.top_k'}
 
@@ -176,25 +177,25 @@ def _ignored(flags, source: str) -> list[str]:
   useless = REPLACED | {field for field, name in replaced.items() if getattr(flags, name, '')}
   if not any(part.startswith('world:') for part in source.split('+')):
     useless |= {'data.hops', 'data.arithmetic'}
-  decides = lambda field: field not in useless and any(f'{field}.'.startswith(f'{name}.') for name in ANSWERING)
+  answering = tuple(f'{name}.' for name in ANSWERING)
   # Other fields may take their values from one that only this config has.
   shared = load_file(SHIPPED / 'base.py').get_config()
   return [f'--config.{field} has no effect on an evaluation' for field in sorted(flags.changed)
-          if field.split('.')[0] in shared and not decides(field)]
+          if field.split('.')[0] in shared and (field in useless or not f'{field}.'.startswith(answering))]
 
 
 @command(
   'quickstart', CHECKPOINT, CORPUS, GREEDY,
   flag('--benchmarks', 'such as hotpotqa,nq or world:test; all of --folder if not given'),
-  flag('--folder', 'benchmarks, and a corpus beside them: docs/evaluation.md lists layouts; none if not given'),
+  flag('--folder', 'benchmarks and a corpus, in a layout of docs/evaluation.md; none if not given'),
   flag('--out', 'JSON file to write', place(), required=True),
   flag('--limit', 'take only this many questions of each benchmark; all if not given', int, '>= 1'),
   flag('--samples', 'answers to each question, for pass@k and maj@k; 1 if not given', int, '>= 1', default=1),
-  flag('--closed-book', 'result of bench without a search, to count needless and missing searches; none if not given'),
-  flag('--url', 'a chat server such as http://HOST/v1, key in OPENAI_API_KEY; the policy if not given', address),
+  flag('--closed-book', 'result without searches, to count needless and missing ones; none if not given'),
+  flag('--url', 'a chat server, key in OPENAI_API_KEY; the policy if not given', address),
   flag('--model', 'name of the model at --url; none if not given'),
   examples=('--checkpoint runs/quickstart --benchmarks world:test --limit 100 --out mine.json',
-            '--config search_r1_grpo --checkpoint FOLDER --benchmarks hotpotqa,nq --folder DATA --out mine.json'))
+            '--config search_r1_grpo --checkpoint FOLDER --benchmarks nq,popqa --folder DATA --out F.json'))
 def bench(config, flags) -> None:
   """Score an agent on several benchmarks; write figures with intervals, a manifest and every answer.
 
@@ -207,7 +208,7 @@ def bench(config, flags) -> None:
   else:
     refuse(flags, ('model',), 'without --url; set --checkpoint or --config.model')
   if flags.samples > 1 and not flags.temperature:
-    raise UsageError(f'--samples={flags.samples} needs --temperature above 0: greedy answers are all the same')
+    raise UsageError(f'--samples={flags.samples} needs --temperature above 0: greedy answers are alike')
   from jaxsearch.evaluation import answers, figures, question_sets, results
   from jaxsearch.setup import open_chat_agent, reads_corpus
   names = list(dict.fromkeys(filter(None, flags.benchmarks.split(','))))
@@ -256,8 +257,8 @@ def bench(config, flags) -> None:
 def table(_, flags) -> None:
   """Put results of bench side by side, with intervals and tests paired by question.
 
-  Scores with other settings (corpus, index, k, turns, questions, split, metric, decoding) enter a column only if
-  --allow says so.
+  Scores with other settings (corpus, index, k, turns, questions, split, metric, decoding) enter a column only
+  if --allow says so.
   """
   from jaxsearch.evaluation import table
   if not flags.parts:
@@ -275,11 +276,12 @@ def table(_, flags) -> None:
   flag('--with', 'another run or result, beside the first where both have a question; none if not given'),
   flag('--serve', 'serve the page to this machine instead, and follow a run that trains', bool),
   flag('--port', 'with --serve: 0 takes a free one; 8002 if not given', int, '>= 0 and <= 65535'),
-  flag('--steps', 'put only the rollouts of these steps into the page, such as 10:20; all if not given', steps),
-  flag('--most', 'put only this many questions of each step into the page; all if not given', int, '>= 1'),
+  flag('--steps', 'only the rollouts of these steps, such as 10:20; all if not given', steps),
+  flag('--most', 'only this many questions of each step; all if not given', int, '>= 1'),
   takes_words=True, examples=('runs/quickstart --out view.html', 'runs/mine --with runs/other --serve'))
 def view(_, flags) -> None:
-  """Show the rollouts of a run, or of a result of eval or bench, as one page: a table, trees, tokens by credit."""
+  """Show the rollouts of a run, or of a result of eval or bench, as one page: a table, trees, tokens by
+  credit."""
   if len(flags.parts) != 1:
     raise UsageError('which run? usage: jaxsearch view RUN --out F.html')
   if flags.serve:
@@ -316,7 +318,7 @@ def judge(config, flags) -> None:
   if 'judge' not in config:
     raise UsageError('the config has no judge: take --config search_r2')
   if config.judge.kind == 'world':
-    raise UsageError("config.judge.kind='world' knows gold chains but has no opinion on style: take 'local' or 'chat'")
+    raise UsageError("config.judge.kind='world' knows gold chains, not style: take 'local' or 'chat'")
   check_files(config, ('judge',))
   from jaxsearch.evaluation import judge_pairs, results
   from jaxsearch.evaluation.manifest import made_with

@@ -32,7 +32,8 @@ class Policy:
 
 @memory.named('loading the policy', 'set dtype=bfloat16')
 def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Policy:
-  """Loads the policy of a run folder, checkpoint, adapter, Hugging Face folder or GGUF file; '' is `config.model`.
+  """Loads the policy of a run folder, checkpoint, adapter, Hugging Face folder or GGUF file; '' is
+  `config.model`.
 
   It brings its tokenizer, unless `config.tokenizer` names one. What a run or an adapter began with is
   `config.model`, unless it is a model that we ship. Raises FileNotFoundError if there is none.
@@ -51,7 +52,8 @@ def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Poli
 
 
 def tokenizer_of(config: ml_collections.ConfigDict, host: Mapping[str, Any], checkpoint: str) -> Tokenizer:
-  """Loads the tokenizer that `config.tokenizer` names, else that in a checkpoint, else of what it began with."""
+  """Loads the tokenizer that `config.tokenizer` names, else that in a checkpoint, else of what it began
+  with."""
   if host.get('tokenizer') and not config.tokenizer:
     return Tokenizer.from_json(host['tokenizer'])
   base = setup.base_of(host, config.model, checkpoint)

@@ -1,7 +1,8 @@
 """Answering questions with an agent, and the record that is kept of each answer.
 
 All figures of an evaluation are computed from records, JSON objects that say what was asked, answered and
-retrieved, what that took and what failed. `Kept` is the file from which an evaluation that was stopped resumes.
+retrieved, what that took and what failed. `Kept` is the file from which an evaluation that was stopped
+resumes.
 """
 
 import collections
@@ -52,9 +53,9 @@ class Watch:
   def record(self, tree: Tree, timed: bool = False) -> dict[str, Any]:
     """Returns `record_of` with the counts of its calls, and what they took.
 
-    answer_recall: 1 if a tool returned a gold answer; model_calls: spans, scores, replies of other models; tokens:
-    generated, those of dropped branches included; with `timed` the seconds from the start to the end, without
-    which a record is the same whenever it is made.
+    answer_recall: 1 if a tool returned a gold answer; model_calls: spans, scores, replies of other models;
+    tokens: generated, those of dropped branches included; with `timed` the seconds from the start to the end,
+    without which a record is the same whenever it is made.
     """
     counts = self._counts[tree]
     calls = {name: count for name, count in counts.items() if name.startswith(CALLS)}
@@ -67,8 +68,8 @@ class Watch:
 class Kept:
   """The records of an evaluation by the number of their question, in a file from which it resumes.
 
-  The file has JSON lines, first the identity: all that the records depend on. With another identity it is begun
-  anew. Raises OSError, which names the file, if it cannot be written.
+  The file has JSON lines, first the identity: all that the records depend on. With another identity it is
+  begun anew. Raises OSError, which names the file, if it cannot be written.
   """
 
   def __init__(self, path: pathlib.Path | None, identity: Mapping[str, Any], total: int):
@@ -119,11 +120,12 @@ def answer(agent: Agent, questions: Sequence[Question], key, kept: Kept, *, samp
            assess: Callable[[Sequence[Tree]], object] | None = None, timed: bool = False) -> None:
   """Answers the questions of which there is no record yet, and keeps the record of each as it is found.
 
-  The records are those of an evaluation that was never stopped. Where searches cost money, each also says what was
-  paid since the one before it: the total is exact, the split per question is not.
+  The records are those of an evaluation that was never stopped. Where searches cost money, each also says
+  what was paid since the one before it: the total is exact, the split per question is not.
 
   Args:
-    on_progress: called with (questions answered, questions, what failed so far) at the start and at every end.
+    on_progress: called with (questions answered, questions, what failed so far) at the start and at every
+      end.
     assess: writes a critic's values onto finished trees, see `agents.open_critic`.
     timed: see `Watch.record`.
   """
@@ -147,7 +149,8 @@ def answer(agent: Agent, questions: Sequence[Question], key, kept: Kept, *, samp
       failed = add_failures([failed, record])
     on_progress(len(kept.records), kept.total, failed)
 
-  rollout(agent, list(asked.values()), key, sampling=sampling, numbers=list(asked), on_progress=save, observer=watch)
+  rollout(agent, list(asked.values()), key, sampling=sampling, numbers=list(asked), on_progress=save,
+          observer=watch)
 
 
 def outcomes(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -172,8 +175,9 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
              assess: Callable[[Sequence[Tree]], None] | None = None) -> Iterator[dict]:
   """Evaluates on `config.eval` at each of its temperatures; yields the rows of evaluations.jsonl.
 
-  The questions and the random key are the same at every step, so that runs and steps can be compared. A row has the
-  means over all questions, the figures of competence.py, what failed, and `samples`: the first records.
+  The questions and the random key are the same at every step, so that runs and steps can be compared. A row
+  has the means over all questions, the figures of competence.py, what failed, and `samples`: the first
+  records.
 
   Args:
     assess: writes a critic's values onto the trees; all processes call it at once.

@@ -1,8 +1,8 @@
 """How good a critic is: does it rank, is it calibrated, does it explain outcomes, are its signs right.
 
-Pure functions of NumPy arrays, importing nothing of the project: the figures of CARL's warm-up gate and of its
-appendix I. All arrays are [N], one entry for each prediction. A figure that is undefined (no positives, no
-variance, nothing to average) is NaN, which passes no threshold.
+Pure functions of NumPy arrays, importing nothing of the project: the figures of CARL's warm-up gate and of
+its appendix I. All arrays are [N], one entry for each prediction. A figure that is undefined (no positives,
+no variance, nothing to average) is NaN, which passes no threshold.
 """
 
 import numpy as np
@@ -24,7 +24,8 @@ def ece(probabilities, outcomes, bins: int = BINS) -> float:
   Probabilities and outcomes are in [0, 1]; bins are equally wide (Guo et al. 2017).
   """
   predicted, actual, counts = curve(probabilities, outcomes, bins)
-  return float(np.nansum(counts * np.abs(actual - predicted)) / counts.sum()) if counts.sum() else float('nan')
+  gaps = counts * np.abs(actual - predicted)
+  return float(np.nansum(gaps) / counts.sum()) if counts.sum() else float('nan')
 
 
 def brier(probabilities, outcomes) -> float:
@@ -33,7 +34,8 @@ def brier(probabilities, outcomes) -> float:
 
 
 def explained_variance(predictions, targets) -> float:
-  """Returns `1 - Var(targets - predictions) / Var(targets)` (CARL, appendix I.2); a constant offset is free."""
+  """Returns `1 - Var(targets - predictions) / Var(targets)` (CARL, appendix I.2); a constant offset is
+  free."""
   targets = np.asarray(targets, np.float64)
   if not len(targets) or not targets.var():
     return float('nan')
@@ -41,7 +43,8 @@ def explained_variance(predictions, targets) -> float:
 
 
 def sign_accuracy(changes, expected) -> float:
-  """Returns the share of value changes V(after) - V(before) whose sign is that of `expected` (CARL, appendix I.1).
+  """Returns the share of value changes V(after) - V(before) whose sign is that of `expected` (CARL, appendix
+  I.1).
 
   A change of 0 goes in no direction and is wrong; an expected direction of 0 does not count.
   """

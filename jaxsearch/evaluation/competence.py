@@ -1,8 +1,10 @@
-"""Does the critic know what the policy knows, and does the policy use tools where it needs them? CARL, section 4.4.
+"""Does the critic know what the policy knows, and does the policy use tools where it needs them? CARL,
+section 4.4.
 
-Figures are of the records of answered questions (appendices C, E, F, I, J, M and N of the paper); without a critic
-or without CARL's segments they are NaN. A question is tier 2 if the policy can answer it closed-book, else tier 1;
-`tiers` maps question ids to tiers, and records of other questions count only where tiers do not matter.
+Figures are of the records of answered questions (appendices C, E, F, I, J, M and N of the paper); without a
+critic or without CARL's segments they are NaN. A question is tier 2 if the policy can answer it closed-book,
+else tier 1; `tiers` maps question ids to tiers, and records of other questions count only where tiers do not
+matter.
 """
 
 import collections
@@ -25,7 +27,8 @@ ERRORS = ('no_answer', 'no_call', 'not_retrieved', 'lost', 'wrong_commit')
 
 
 class ToolCall(NamedTuple):
-  """An invoke segment and the assimilate segment that reads its output. Values are NaN where there is none."""
+  """An invoke segment and the assimilate segment that reads its output. Values are NaN where there is
+  none."""
   retrieved: bool  # the raw output holds a gold answer
   extracted: bool  # the context written from it holds a gold answer
   before: float    # V before the invoke
@@ -36,12 +39,12 @@ class ToolCall(NamedTuple):
 def tables(records: Records, tiers: Mapping[str, int], right: str = 'em') -> dict[str, Any]:
   """Returns em_of_SOURCE of each data set, and the figures of CARL's tables as far as the records have them.
 
-  Tables 7 and 18 where questions tell their hops; with `tiers` also 3, 6, 14, 16 and 19; with a critic's values 11
-  and 12. Figures that are undefined are left out.
+  Tables 7 and 18 where questions tell their hops; with `tiers` also 3, 6, 14, 16 and 19; with a critic's
+  values 11 and 12. Figures that are undefined are left out.
 
   Args:
-    right: which figure says what is right: 'em', or 'em_entity', the looser rule of CARL's section 4.1. A critic is
-      held against its reward.
+    right: which figure says what is right: 'em', or 'em_entity', the looser rule of CARL's section 4.1. A
+      critic is held against its reward.
   """
   by_rule = [{**record, 'em': record[right]} for record in records]
   figures = {OF_SOURCE + source: mean([record['em'] for record in by_rule if record['source'] == source])
@@ -53,18 +56,21 @@ def tables(records: Records, tiers: Mapping[str, int], right: str = 'em') -> dic
     figures |= use_figures(by_rule, tiers)
   values, outcomes, _ = starts(records)
   if len(values):
-    bins = enumerate(zip(*calibration.curve(values, outcomes)))
-    figures |= critic_figures(records, tiers) | sign_figures(records) | {'reliability': [  # of each tenth of V(s_0)
+    figures |= critic_figures(records, tiers) | sign_figures(records)
+    bins = enumerate(zip(*calibration.curve(values, outcomes)))  # tenths of V(s_0)
+    figures['reliability'] = [
       {'from': number / calibration.BINS, 'value': float(value), 'right': float(share), 'n': int(n)}
-      for number, (value, share, n) in bins if n]}
-  return {name: value for name, value in figures.items() if not isinstance(value, float) or math.isfinite(value)}
+      for number, (value, share, n) in bins if n]
+  known = lambda value: not isinstance(value, float) or math.isfinite(value)
+  return {name: value for name, value in figures.items() if known(value)}
 
 
 def critic_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, float]:
   """Returns how good the critic is (tables 11, 13 and 14).
 
-  auc: of V(s_0), tier 2 against tier 1; ece, brier: of V(s_0) as the probability of the reward; explained_variance:
-  of the reward by the value of every boundary state; value_tier_1, value_tier_2: mean V(s_0); rollouts and
+  auc: of V(s_0), tier 2 against tier 1; ece, brier: of V(s_0) as the probability of the reward;
+  explained_variance: of the reward by the value of every boundary state; value_tier_1, value_tier_2: mean
+  V(s_0); rollouts and
   boundary_states: how many have a value.
   """
   states = [(span['value'], _outcome(record), tiers.get(record['id'], 0), number == 0)
@@ -81,7 +87,8 @@ def critic_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, floa
 
 
 def gate_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str, float]:
-  """Returns what the gate looks at (auc, sign, explained) and the calibration (ece, brier) of held-out rollouts.
+  """Returns what the gate looks at (auc, sign, explained) and the calibration (ece, brier) of held-out
+  rollouts.
 
   Signs are those of all calls (appendix C asks for tool-required rollouts), the rest is of rollouts under the
   prompt of training.
@@ -95,15 +102,15 @@ def gate_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str, f
 def sign_figures(records: Records) -> dict[str, float]:
   """Returns how often the critic's value moves in the right direction (table 12).
 
-  V should rise over an assimilate that keeps the gold answer from the raw output and drop over one that loses it;
-  after a failed retrieval nothing is expected. It should rise over an invoke whose output holds the gold answer.
-  All calls of a rollout count, so long rollouts weigh more; the paper draws at most one call a trajectory and has
-  people judge what was found. Calls without a value on both sides are left out, such as the last one of a rollout
-  that ran out of segments.
+  V should rise over an assimilate that keeps the gold answer from the raw output and drop over one that loses
+  it; after a failed retrieval nothing is expected. It should rise over an invoke whose output holds the gold
+  answer. All calls of a rollout count, so long rollouts weigh more; the paper draws at most one call a
+  trajectory and has people judge what was found. Calls without a value on both sides are left out, such as
+  the last one of a rollout that ran out of segments.
 
   Returns:
-    For X in extracted, lost and invoke: X_pairs (how many), X_right (moved in the right direction) and X_rate;
-    failed_pairs; sign_accuracy over extracted and lost. Rates of nothing are NaN.
+    For X in extracted, lost and invoke: X_pairs (how many), X_right (moved in the right direction) and
+    X_rate; failed_pairs; sign_accuracy over extracted and lost. Rates of nothing are NaN.
   """
   calls = np.array([call for record in records for call in tool_calls(record)], np.float64)
   retrieved, extracted, before, between, after = calls.reshape(-1, len(ToolCall._fields)).T
@@ -128,19 +135,21 @@ def tool_calls(record: Record) -> list[ToolCall]:
     number += span['role'] == Role.POLICY.value
     reads = any(later.get('segment') == 'assimilate' for later in spans[place + 2:place + 3])
     if golds and span.get('segment') == 'invoke' and reads:
-      output, context = _bare(spans[place + 1]), ''.join(map(_bare, spans[place + 3:place + 4]))
-      calls.append(ToolCall(answer_found(golds, output), answer_found(golds, context), *values[number:number + 3]))
+      context = ''.join(map(_bare, spans[place + 3:place + 4]))
+      calls.append(ToolCall(answer_found(golds, _bare(spans[place + 1])), answer_found(golds, context),
+                            *values[number:number + 3]))
   return calls
 
 
 def use_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, float]:
   """Returns how the policy uses its tools (tables 3, 6, 14 and 19).
 
-  For each tier: tool_rate_tier_N, the share of rollouts with a call; calls_tier_N, calls a rollout; em_tier_N.
+  For each tier: tool_rate_tier_N, the share of rollouts with a call; calls_tier_N, calls a rollout;
+    em_tier_N.
   needless_calls: calls a rollout on tier 2. The paper's '53 % fewer unnecessary tool calls' is table 3's
-  tool_rate_tier_2 (82.6 to 38.6 %), so compare that as well. confident_wrong: share of tier 1 rollouts with a wrong
-  answer; tokens_per_answer: tokens a rollout, answered or not; assimilate_tokens: mean length of the assimilate
-  segments; assimilate_precision: see `_precisions`.
+  tool_rate_tier_2 (82.6 to 38.6 %), so compare that as well. confident_wrong: share of tier 1 rollouts with a
+  wrong answer; tokens_per_answer: tokens a rollout, answered or not; assimilate_tokens: mean length of the
+  assimilate segments; assimilate_precision: see `_precisions`.
   """
   calls, right = (np.array([record[name] for record in records], np.float64) for name in ('searches', 'em'))
   answered = np.array([bool((record['prediction'] or '').strip()) for record in records], bool)
@@ -148,8 +157,8 @@ def use_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, float]:
   spans, figures = [span for record in records for span in record['spans']], {}
   for number in (1, 2):
     inside = tier == number
-    figures |= {f'tool_rate_tier_{number}': mean(calls[inside] > 0), f'calls_tier_{number}': mean(calls[inside]),
-                f'em_tier_{number}': mean(right[inside])}
+    figures |= {f'tool_rate_tier_{number}': mean(calls[inside] > 0),
+                f'calls_tier_{number}': mean(calls[inside]), f'em_tier_{number}': mean(right[inside])}
   return figures | {
     'needless_calls': figures['calls_tier_2'], 'confident_wrong': mean((answered & (right == 0))[tier == 1]),
     'tokens_per_answer': mean([record['tokens'] for record in records]),
@@ -159,7 +168,8 @@ def use_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, float]:
 
 
 def _precisions(record: Record) -> list[float]:
-  """Returns of each context of a right rollout the share of its words in sentences with a gold answer (table 14).
+  """Returns of each context of a right rollout the share of its words in sentences with a gold answer (table
+  14).
 
   The paper says no more than 'the fraction of tokens that are answer-relevant'.
   """
@@ -183,11 +193,12 @@ def hop_figures(records: Records) -> dict[str, float]:
 
 
 def errors(records: Records) -> dict[str, dict[str, int]]:
-  """Returns hops ('all', '2', …) -> how many wrong rollouts fell into each of `ERRORS`, the first that fits (table 7).
+  """Returns hops ('all', '2', …) -> how many wrong rollouts fell into each of `ERRORS`, the first that fits
+  (table 7).
 
-  not_retrieved: no output of a tool holds a gold answer; lost: no context does; wrong_commit: one does. The paper's
-  annotators also tell a poor query from a poor retriever, and poor reasoning from a poor commit, which takes a
-  person.
+  not_retrieved: no output of a tool holds a gold answer; lost: no context does; wrong_commit: one does. The
+  paper's annotators also tell a poor query from a poor retriever, and poor reasoning from a poor commit,
+  which takes a person.
   """
   counts = collections.defaultdict(lambda: dict.fromkeys(ERRORS, 0))
   for record in records:
@@ -211,7 +222,8 @@ def _error(record: Record) -> str:
 
 
 def starts(records: Records) -> tuple[np.ndarray, np.ndarray, list[str]]:
-  """Returns (V(s_0) [N], outcomes [N], question ids) of the records with a value (table 11, figures 2a and 4)."""
+  """Returns (V(s_0) [N], outcomes [N], question ids) of the records with a value (table 11, figures 2a and
+  4)."""
   firsts = [(spans[0].get('value'), record) for record in records if (spans := policy_spans(record))]
   valued = [(value, _outcome(record), record['id']) for value, record in firsts if value is not None]
   values, outcomes, names = zip(*valued) if valued else ((), (), ())

@@ -1,8 +1,10 @@
 """Figures of answers: one table says how each is computed and how people see it.
 
-A new metric is an entry of `FIGURES`: `eval`, evaluations during training and `bench` compute it, and reports,
-sweeps and `jaxsearch table` show it. They are computed from records, the JSON that is kept of each answer. A figure
-of several answers is a mean over questions: one that was answered n times counts as one, with the mean of n values.
+A new metric is an entry of `FIGURES`: `eval`, evaluations during training and `bench` compute it, and
+reports, sweeps and `jaxsearch table` show it. They are computed from records, the JSON that is kept of each
+answer. A figure
+of several answers is a mean over questions: one that was answered n times counts as one, with the mean of n
+  values.
 """
 
 import collections
@@ -26,7 +28,8 @@ class Figure(NamedTuple):
 
   Attributes:
     heading: of a column.
-    of: computes it from the tree of an answer; None where the rollout counts it, or competence.py computes it.
+    of: computes it from the tree of an answer; None where the rollout counts it, or competence.py computes
+      it.
     scale, digits: of what is shown; shares are shown in %.
     main: reports and sweeps show it, where they have it.
   """
@@ -106,7 +109,8 @@ def sources_in(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def look_up(name: str) -> Figure:
-  """Returns the figure of a name, such as that of EM for the EM of a data set; shares for pass@k and the like."""
+  """Returns the figure of a name, such as that of EM for the EM of a data set; shares for pass@k and the
+  like."""
   if name.startswith(OF_SOURCE):
     return FIGURES['em']._replace(heading=f'EM {name.removeprefix(OF_SOURCE)}')
   return (FIGURES | OF_TIERS | OF_REFINEMENT).get(name, Figure(name))
@@ -122,15 +126,15 @@ def scores(records: Sequence[Mapping], in_corpus: set[str] | None = None,
            closed_book: Mapping[tuple[str, str], float] | None = None) -> dict[str, Any]:
   """Returns {'benchmarks': {name: figures}, 'macro': figures, 'hops': {kind of `HOPS`: figures}} of records.
 
-  Records also have a `benchmark` and a `sample`, the number of the answer to the question. Figures are those of
-  `FIGURES`, `n` questions, `ci95` (the interval of em) and `intervals` of all; with several samples pass@k and
-  maj@k for k = 1, 2, 4, … . A figure that no question has is left out.
+  Records also have a `benchmark` and a `sample`, the number of the answer to the question. Figures are those
+  of `FIGURES`, `n` questions, `ci95` (the interval of em) and `intervals` of all; with several samples pass@k
+  and maj@k for k = 1, 2, 4, … . A figure that no question has is left out.
 
   Args:
     in_corpus: golds that the corpus holds. Adds share_in_corpus, and em_in_corpus over those questions.
-    closed_book: (benchmark, id) -> whether the question is answered right without a search (0 to 1, right from
-      one half). Adds needless_searches, the share that searched of the questions so answered, missing_searches,
-      the share that did not of the others, and em_closed_book.
+    closed_book: (benchmark, id) -> whether the question is answered right without a search (0 to 1, right
+      from one half). Adds needless_searches, the share that searched of the questions so answered,
+      missing_searches, the share that did not of the others, and em_closed_book.
   """
   samples = collections.defaultdict(list)
   for record in records:
@@ -174,7 +178,8 @@ def _of_question(samples: Sequence[Mapping], in_corpus: set[str] | None, closed_
 
 
 def _named(names: Sequence[str], means: np.ndarray, draws: np.ndarray, n: int) -> dict[str, Any]:
-  """Returns means [names] by name with their intervals, of draws [draws, names]; those that are NaN left out."""
+  """Returns means [names] by name with their intervals, of draws [draws, names]; those that are NaN left
+  out."""
   known = [number for number in range(len(names)) if not np.isnan(means[number])]
   low, high = metrics.interval(draws[:, known])
   intervals = {names[number]: [float(low[at]), float(high[at])] for at, number in enumerate(known)}

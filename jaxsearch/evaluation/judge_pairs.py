@@ -1,8 +1,9 @@
-"""`jaxsearch judge`: a language model compares two result files of `jaxsearch eval --out`, question by question.
+"""`jaxsearch judge`: a language model compares two result files of `jaxsearch eval --out`, question by
+question.
 
 `rewards/trajectory_judge.py` has the rubrics and prompts and reads the replies. The judge sees all spans of a
-prediction but its prompts; for a method that branches (Search-R2 with its refiner on) these are all branches, the
-discarded ones included.
+prediction but its prompts; for a method that branches (Search-R2 with its refiner on) these are all branches,
+the discarded ones included.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -85,8 +86,8 @@ def judge(replies_to: Callable[[Sequence[str]], Sequence[object]], pairs: Mappin
 def tally(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float]]:
   """Returns for each rubric and `overall` the mean scores of `a` and `b` (0 to 2) and the counts of `SIGNS`.
 
-  A rubric goes to the higher score. `overall` has the mean over the rubrics, but its wins are those that the judge
-  names.
+  A rubric goes to the higher score. `overall` has the mean over the rubrics, but its wins are those that the
+  judge names.
   """
   a, b = (np.array([[verdict[side][name] for name in RUBRICS] for verdict in verdicts]) for side in (0, 1))
   named = np.array([{'a': 1, TIE: 0, 'b': -1}[winner] for *_, winner in verdicts])

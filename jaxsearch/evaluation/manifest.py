@@ -1,6 +1,7 @@
 """The manifest of a result: what its scores depend on, as JSON can hold it.
 
-`table.py` compares manifests before it puts scores into one column, and an evaluation resumes only under the same.
+`table.py` compares manifests before it puts scores into one column, and an evaluation resumes only under the
+same.
 """
 
 import hashlib
@@ -31,8 +32,10 @@ TURNS = ('max_turns', 'budget', 'max_segments', 'rounds', 'max_searches', 'max_t
 
 
 def made_with(config: ml_collections.ConfigDict, **files: str) -> dict[str, Any]:
-  """Returns what a result was made with: versions, device, config, and the SHA-256 of the files that were read."""
-  read = {name: {'path': without_secrets(path), 'sha256': hash_of(path)} for name, path in files.items() if path}
+  """Returns what a result was made with: versions, device, config, and the SHA-256 of the files that were
+  read."""
+  read = {name: {'path': without_secrets(path), 'sha256': hash_of(path)}
+          for name, path in files.items() if path}
   return {'jaxsearch': jaxsearch.__version__, 'jax': jax.__version__, 'device': jax.devices()[0].device_kind,
           'config': json.loads(json.dumps(to_saved(config))), 'files': read}
 
@@ -53,8 +56,8 @@ def manifest(config: ml_collections.ConfigDict, sets: Sequence[QuestionSet], age
   search |= find_backend(config.search.backend).identity(config.search)
   corpus_hash = search.pop('corpus_hash', None)
   made = made_with(config, questions='+'.join(one.source for one in sets), corpus=corpus, tiers=tiers) | {
-    'method': config.method, 'policy': dict(policy), 'metric': METRIC, 'index': search, 'k': config.search.topk,
-    'questions': {one.name: _about(one) for one in sets},
+    'method': config.method, 'policy': dict(policy), 'metric': METRIC, 'index': search,
+    'k': config.search.topk, 'questions': {one.name: _about(one) for one in sets},
     'turns': next((grow[name] for name in TURNS if name in grow), None),
     'decoding': {'temperature': sampling.temperature, 'top_p': sampling.top_p, 'top_k': sampling.top_k,
                  'samples': samples},
@@ -82,9 +85,9 @@ def prompt_hash(agent: Agent, grow: Mapping[str, Any]) -> str:
   first = first_requests(agent.grow, Question('probe', 'QUESTION', ('ANSWER',)), tokenizer)
   prompt = tokenizer.decode(first[0].node.path_tokens()) if first else ''
   named = [templates.find(grow[field], kind) for field, kind in templates.SETTINGS.items() if field in grow]
-  folders = [pathlib.Path(value) for value in grow.values() if isinstance(value, str) and os.path.isdir(value)]
-  files = [file.read_text(encoding='utf-8') for folder in folders for file in sorted(folder.glob('*.txt'))]
-  return _digest([prompt, *named, *files])
+  folders = [value for value in grow.values() if isinstance(value, str) and os.path.isdir(value)]
+  files = [file for folder in folders for file in sorted(pathlib.Path(folder).glob('*.txt'))]
+  return _digest([prompt, *named, *(file.read_text(encoding='utf-8') for file in files)])
 
 
 def weights(path: str) -> dict[str, Any]:
@@ -96,7 +99,8 @@ def weights(path: str) -> dict[str, Any]:
 
 
 def hash_of(name: str) -> str | None:
-  """Returns the SHA-256 of a file, or of all files in a name such as 'hotpotqa:A.json+B.jsonl'; None without one."""
+  """Returns the SHA-256 of a file, or of all files in a name such as 'hotpotqa:A.json+B.jsonl'; None without
+  one."""
   paths = [name] if pathlib.Path(name).is_file() else [part.rpartition(':')[2] for part in name.split('+')]
   digest, files = hashlib.sha256(), [path for path in paths if pathlib.Path(path).is_file()]
   for path in files:

@@ -1,6 +1,7 @@
 """Figures over the answers to questions: pass@k, maj@k, bootstrap intervals, paired tests. Pure functions.
 
-All of them average over questions: one that was answered n times counts as one, with the mean of its n values.
+All of them average over questions: one that was answered n times counts as one, with the mean of its n
+  values.
 """
 
 import collections
@@ -26,9 +27,9 @@ def pass_at_k(n: int, right: int, k: int) -> float:
 def maj_at_k(answers: Sequence[str | None], right: Sequence[float], k: int) -> float:
   """Returns the chance that the most frequent of k answers, drawn from all n without replacement, is right.
 
-  The unbiased estimate of the chance for k new answers (self-consistency, Wang et al. 2022, arXiv 2203.11171).
-  Answers are alike where their normal forms are. Ties are broken at random. None has no vote; without any vote the
-  question counts as wrong. Exact: subsets are counted, not sampled.
+  The unbiased estimate of the chance for k new answers (self-consistency, Wang et al. 2022, arXiv
+  2203.11171). Answers are alike where their normal forms are. Ties are broken at random. None has no vote;
+  without any vote the question counts as wrong. Exact: subsets are counted, not sampled.
 
   Args:
     right: n numbers, 1 where the answer is right.
@@ -55,7 +56,8 @@ def maj_at_k(answers: Sequence[str | None], right: Sequence[float], k: int) -> f
 
 
 def resampled(values: np.ndarray, *, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
-  """Returns [draws, figures] bootstrapped means of [questions, figures]; of several sets, average them first."""
+  """Returns [draws, figures] bootstrapped means of [questions, figures]; of several sets, average them
+  first."""
   rng = np.random.default_rng(seed)
   return np.array([mean(values[rng.integers(len(values), size=len(values))]) for _ in range(draws)])
 
@@ -79,15 +81,15 @@ def mean(values: np.ndarray) -> np.ndarray:
 def paired(a: np.ndarray, b: np.ndarray, *, draws: int = 9999, seed: int = 0) -> dict[str, float]:
   """Returns how much larger a figure is in `a` than in `b`, both [questions], question by question.
 
-  difference: the mean of a - b; low, high: its 95 % bootstrap interval; p: two-sided, of the sign-flip permutation
-  test (Fisher 1935), exact where few questions differ.
+  difference: the mean of a - b; low, high: its 95 % bootstrap interval; p: two-sided, of the sign-flip
+  permutation test (Fisher 1935), exact where few questions differ.
   """
   from scipy.stats import permutation_test
   gap, p = np.asarray(a, np.float64) - np.asarray(b, np.float64), 1.0
   low, high = interval(resampled(gap[:, None], seed=seed))
-  differing = gap[gap != 0.0]  # flipping a zero changes nothing, and a single one nothing of the absolute difference
+  differing = gap[gap != 0.0]  # flipping a zero changes nothing, and flipping the only one not the size
   if len(differing) > 1:
     difference = lambda x, y, axis: np.sum(x - y, axis=axis)
-    p = permutation_test((differing, np.zeros(len(differing))), difference, vectorized=True, n_resamples=draws,
-                         permutation_type='samples', rng=np.random.default_rng(seed)).pvalue
+    p = permutation_test((differing, np.zeros(len(differing))), difference, permutation_type='samples',
+                         vectorized=True, n_resamples=draws, rng=np.random.default_rng(seed)).pvalue
   return {'difference': float(gap.mean()), 'low': float(low[0]), 'high': float(high[0]), 'p': float(p)}

@@ -17,6 +17,8 @@ COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#7
 STYLES, MARKERS, HATCHES = ('--', '-.', ':', (0, (5, 1, 1, 1, 1, 1))), 'sv^Dx*P<>', ('', '//', '..', 'xx')
 PREDICTED = 'predicted: V(s₀)'
 
+File = str | os.PathLike | IO[bytes]
+
 
 def new_figure(width: float, height: float):
   """Returns an empty figure of this size, in inches."""
@@ -39,7 +41,8 @@ def whole_steps(axes, size: float = 9) -> None:
 
 
 def smoothed(values: Iterable[float], keep: float = 0.8) -> list[float]:
-  """Returns the exponential moving average, corrected for its start; NaN, a missing value, leaves it as it was."""
+  """Returns the exponential moving average, corrected for its start; NaN, a missing value, leaves it as it
+  was."""
   total, weight, averages = 0.0, 0.0, []
   for value in values:
     if not np.isnan(value):
@@ -48,8 +51,9 @@ def smoothed(values: Iterable[float], keep: float = 0.8) -> list[float]:
   return averages
 
 
-def reliability(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], file: str | os.PathLike | IO[bytes]) -> None:
-  """Draws the reliability diagram of each name -> (probabilities [N], outcomes [N]), with bin counts below."""
+def reliability(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], file: File) -> None:
+  """Draws the reliability diagram of each name -> (probabilities [N], outcomes [N]), with bin counts
+  below."""
   figure, bins = new_figure(5.2, 6), calibration.BINS
   upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[5, 1])
   upper.plot([0, 1], [0, 1], color='#b0b8c1', linewidth=1, linestyle='--', zorder=1)
@@ -59,7 +63,8 @@ def reliability(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], file: str |
     predicted, actual, counts = calibration.curve(probabilities, outcomes)
     label = f'{name}: ECE {calibration.ece(probabilities, outcomes):.3f}, n {len(probabilities)}'
     filled = counts > 0
-    upper.plot(predicted[filled], actual[filled], color=colour, linewidth=1.2, alpha=0.6, label=label, zorder=2)
+    upper.plot(predicted[filled], actual[filled], color=colour, linewidth=1.2, alpha=0.6, label=label,
+               zorder=2)
     # A dot is as large as its bin is full, since a bin of a few rollouts says little.
     sizes = 6 + 250 * counts / max(len(probabilities), 1)
     upper.scatter(predicted, actual, sizes, color=colour, zorder=3, clip_on=False)
@@ -71,7 +76,8 @@ def reliability(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], file: str |
   save(figure, file)
 
 
-def critic(starts: tuple[np.ndarray, np.ndarray, Sequence[str]], tiers: Mapping[str, int], folder: str) -> None:
+def critic(starts: tuple[np.ndarray, np.ndarray, Sequence[str]], tiers: Mapping[str, int],
+           folder: str) -> None:
   """Draws CARL's figures 2a (calibration.png) and 4 (values.png) of `competence.starts` into a folder."""
   values, outcomes, names = starts
   if not len(values):
@@ -82,14 +88,16 @@ def critic(starts: tuple[np.ndarray, np.ndarray, Sequence[str]], tiers: Mapping[
   axes = figure.subplots()
   for tier, colour, hatch in ((1, COLOURS[1], '//'), (2, COLOURS[0], '')):
     inside = values[tier_of == tier]
-    axes.hist(inside, bins=2 * calibration.BINS, range=(0, 1), density=len(inside) > 0, alpha=0.5, color=colour,
-              hatch=hatch, label=f'tier {tier}: n {len(inside)}, mean {calibration.mean(inside):.2f}')
+    axes.hist(inside, bins=2 * calibration.BINS, range=(0, 1), density=len(inside) > 0, alpha=0.5,
+              color=colour, hatch=hatch,
+              label=f'tier {tier}: n {len(inside)}, mean {calibration.mean(inside):.2f}')
   axes.set(xlim=(0, 1), xlabel=PREDICTED, ylabel='density')
   save(figure, pathlib.Path(folder, 'values.png'))
 
 
 def readers(results: Mapping[str, Sequence[Mapping[str, Any]]], path: pathlib.Path) -> None:
-  """Draws F1 by data set (RSTool, figure 2): of the policy, and of readers with its evidence, one search, neither.
+  """Draws F1 by data set (RSTool, figure 2): of the policy, and of readers with its evidence, one search,
+  neither.
 
   Args:
     results: reader -> `rstool.predictions`. Whiskers are 95 % intervals, bootstrapped over questions.
@@ -110,12 +118,13 @@ def readers(results: Mapping[str, Sequence[Mapping[str, Any]]], path: pathlib.Pa
     axes.bar(places + (number - (len(bars) - 1) / 2) * width, means, width, label=label, edgecolor='white',
              color=COLOURS[number % len(COLOURS)], hatch=HATCHES[number % len(HATCHES)],
              yerr=np.abs(ends - means), error_kw={'linewidth': 0.8, 'ecolor': '#444444'})
-  axes.set(ylabel='F1 (%)', ylim=(0, 100), xticks=places, xticklabels=[name or 'questions' for name in sources])
+  axes.set(ylabel='F1 (%)', ylim=(0, 100), xticks=places,
+           xticklabels=[name or 'questions' for name in sources])
   path.parent.mkdir(parents=True, exist_ok=True)
   save(figure, path)
 
 
-def save(figure, file: str | os.PathLike | IO[bytes]) -> None:
+def save(figure, file: File) -> None:
   """Writes a figure with its legend above."""
   figure.legend(fontsize=8, frameon=False, loc='outside upper left')
   finish(figure)

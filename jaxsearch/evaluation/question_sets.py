@@ -1,4 +1,5 @@
-"""The questions of an evaluation, and what else it reads beside them: benchmarks, held-out questions, tiers."""
+"""The questions of an evaluation, and what else it reads beside them: benchmarks, held-out questions,
+tiers."""
 
 import collections
 import contextlib
@@ -29,7 +30,8 @@ class QuestionSet:
   questions: Sequence[Question]
 
 
-def load(config: ml_collections.ConfigDict, name: str, folder: str = '', limit: int | None = None) -> QuestionSet:
+def load(config: ml_collections.ConfigDict, name: str, folder: str = '',
+         limit: int | None = None) -> QuestionSet:
   """Loads the first `limit` questions of a benchmark in a folder, or of a source such as 'world:test'.
 
   Raises ValueError, FileNotFoundError, DataError: no such benchmark, not in the folder, not readable.
@@ -95,11 +97,13 @@ def golds_in(corpus: str, records: Iterable[Mapping]) -> set[str] | None:
   """Returns those golds of the records that a corpus holds; None without a corpus."""
   if not corpus:
     return None
-  return find_golds({gold for record in records for gold in record['golden_answers']}, sources.load_corpus(corpus))
+  golds = {gold for record in records for gold in record['golden_answers']}
+  return find_golds(golds, sources.load_corpus(corpus))
 
 
 def find_golds(golds: Iterable[str], documents: Iterable[Document]) -> set[str]:
-  """Returns the golds that are in a document as whole words, both normalised: `match.answer_found`, for many."""
+  """Returns the golds that are in a document as whole words, both normalised: `match.answer_found`, for
+  many."""
   words_of = {gold: tuple(normalize_answer(gold).split()) for gold in golds}
   by_first, met = collections.defaultdict(set), set()  # first word -> golds that were not met yet
   for gold in filter(None, words_of.values()):

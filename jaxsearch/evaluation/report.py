@@ -1,9 +1,9 @@
 """The report at the end of a run: what went wrong, the learning curve, questions before and after, the costs.
 
-One self-contained HTML file, made from `metrics.jsonl` and `evaluations.jsonl` alone, so it can be made again at any
-time. Any value may be missing: null in the row of a skipped update, no such key in a row of another version.
-rollout.js draws the rollouts, as in `jaxsearch view`. Colour never stands alone: words, signs, line styles and
-markers say the same.
+One self-contained HTML file, made from `metrics.jsonl` and `evaluations.jsonl` alone, so it can be made again
+at any time. Any value may be missing: null in the row of a skipped update, no such key in a row of another
+version. rollout.js draws the rollouts, as in `jaxsearch view`. Colour never stands alone: words, signs, line
+styles and markers say the same.
 """
 
 import base64
@@ -23,14 +23,15 @@ from jaxsearch.sampler.requests import add_failures, failing
 from jaxsearch.training.row_files import read as read_rows
 
 FOLDER = pathlib.Path(__file__).parent
-OF_TRAINING = {'reward': ('reward (mean of rollouts)', 1), 'entropy': ('entropy (nats per token)', 1)}  # label, scale
-METRICS = ('reward', 'em', 'searches', 'loss', 'kl', 'entropy', 'logprob_gap', 'tokens_generated', 'tokens_trained',
-           'revised_per_tree', 'g_bar', *OF_REFINEMENT)
+OF_TRAINING = {'reward': 'reward (mean of rollouts)', 'entropy': 'entropy (nats per token)'}  # labels
+METRICS = ('reward', 'em', 'searches', 'loss', 'kl', 'entropy', 'logprob_gap', 'tokens_generated',
+           'tokens_trained', 'revised_per_tree', 'g_bar', *OF_REFINEMENT)
 SECONDS = {'seconds': 'a step', 'seconds_generate': 'to generate', 'seconds_tools': 'in tools',
            'seconds_train': 'to train'}
+# In the order of the page; with one evaluation there is no before.
 CHANGES = {(False, True): 'wrong before, right after', (True, False): 'right before, wrong after',
-           (True, True): 'right both times', (False, False): 'wrong both times',
-           (True,): 'right', (False,): 'wrong'}  # in the order of the page; with one evaluation there is no before
+           (True, True): 'right both times', (False, False): 'wrong both times', (True,): 'right',
+           (False,): 'wrong'}
 LOOKS = {  # of the lines of evaluations: greedy or not
   False: dict(label='held out, sampled', color='#d55e00', marker='o', linestyle='--', markersize=5),
   True: dict(label='held out, greedy', color='#222222', marker='s', linestyle=':', markerfacecolor='none',
@@ -51,7 +52,8 @@ def write_report(run: str | pathlib.Path) -> pathlib.Path:
 
 def plot_curves(rows: Sequence[Mapping], evaluations: Sequence[Mapping]) -> bytes:
   """Returns a PNG of small plots over the steps, with markers for evaluations."""
-  curves, depths = curves_of(rows, evaluations), [row for row in rows if row.get('chains_depth_0') is not None]
+  curves = curves_of(rows, evaluations)
+  depths = [row for row in rows if row.get('chains_depth_0') is not None]
   lines = -(-(len(curves) + bool(depths)) // 2)
   figure = plots.new_figure(10, 2.8 * lines + 0.4)
   grid = figure.subplots(lines, 2, squeeze=False).flat
@@ -89,14 +91,15 @@ def curves_of(rows: Sequence[Mapping], evaluations: Sequence[Mapping]) -> list[t
   shown = lambda names: [(name, figure.heading + ' (%)' * (figure.scale == 100), figure.scale)
                          for name in names for figure in [look_up(name)]]
   curves = shown(name for name, figure in FIGURES.items() if figure.main)
-  curves += [(key, *of) for key, of in OF_TRAINING.items()]
+  curves += [(key, label, 1) for key, label in OF_TRAINING.items()]
   curves += shown(['tool_rate_tier_2', *(sources if len(sources) > 1 else ())])
   known = {name for row in (*rows, *evaluations) for name, value in row.items() if value is not None}
   return [curve for curve in curves if curve[0] in known] or curves[:1]
 
 
 def plot_depths(rows: Sequence[Mapping], axes) -> None:
-  """Draws how deep the rollouts of each step searched, as shares (CuSearch's figure 1b): the deeper the darker."""
+  """Draws how deep the rollouts of each step searched, as shares (CuSearch's figure 1b): the deeper the
+  darker."""
   depth = lambda name: int(name.removeprefix('chains_depth_'))
   names = sorted((name for name in rows[0] if name.startswith('chains_depth_')), key=depth)
   counts = np.array([column(rows, name) for name in names])
@@ -121,7 +124,7 @@ def render(rows: Sequence[Mapping], evaluations: Sequence[Mapping], config: Mapp
   text = lambda name: (FOLDER / name).read_text(encoding='utf-8')
   number = lambda value, scale, form: f'{scale * value:{form}}' if isinstance(value, (int, float)) else '–'
   sampled = [row for row in evaluations if row.get('samples')]
-  alike = [row for row in sampled if row['temperature'] == sampled[-1]['temperature']]  # greedy if the last is
+  alike = [row for row in sampled if row['temperature'] == sampled[-1]['temperature']]
   compared = [alike[0], *alike[1:][-1:]] if alike else []
   examples = collections.defaultdict(list)
   for pair in zip(*(row['samples'] for row in compared)):
@@ -129,15 +132,16 @@ def render(rows: Sequence[Mapping], evaluations: Sequence[Mapping], config: Mapp
   means = {key: np.nanmean(values) for key in METRICS if not np.isnan(values := column(rows, key)).all()}
   known = {name for row in evaluations for name, value in row.items() if value is not None}
   return environment.from_string(text('report.html')).render(
-    rows=[*rows[:1], *rows[1:][-1:]], evaluations=evaluations, number=number, config=config, compared=compared,
+    rows=[*rows[:1], *rows[1:][-1:]], evaluations=evaluations, number=number, config=config,
     figures={name: figure for name, figure in MAIN.items() if name in known},
     examples=[(change, examples[change]) for change in CHANGES.values() if change in examples],
     curves=base64.b64encode(curves).decode(), metrics=means, warnings=warnings(rows, evaluations),
-    costs=costs(rows), style=text('rollout.css'), script=text('rollout.js'))
+    costs=costs(rows), compared=compared, style=text('rollout.css'), script=text('rollout.js'))
 
 
 def warnings(rows: Sequence[Mapping], evaluations: Sequence[Mapping]) -> list[str]:
-  """Says what went wrong, a sentence each: skipped updates, alarms of the monitor, failed searches and calls."""
+  """Says what went wrong, a sentence each: skipped updates, alarms of the monitor, failed searches and
+  calls."""
   found = []
   if skipped := _skipped(rows):
     found.append(f'Updates were skipped at {ranges(skipped)}: the loss or its gradient was not finite.')
@@ -145,7 +149,8 @@ def warnings(rows: Sequence[Mapping], evaluations: Sequence[Mapping]) -> list[st
   for row in rows:
     for name in row['alarms'].split(', ') if row.get('alarms') else ():
       alarms[name].append(row['step'])
-  found += [f'The monitor of collapse raised the alarm {name} at {ranges(steps)}.' for name, steps in alarms.items()]
+  found += [f'The monitor of collapse raised the alarm {name} at {ranges(steps)}.'
+            for name, steps in alarms.items()]
   for where, several in (('At', rows), ('In the evaluations after', evaluations)):
     failed = [row['step'] for row in several if failing(add_failures([row]), most=False)]
     if failed:

@@ -51,7 +51,8 @@ class _Result(pydantic.BaseModel):
 
 class _Predictions(pydantic.BaseModel):
   """What the viewer and a judge read of a result of eval or bench."""
-  predictions: list[_object(id=str, question=str, golden_answers=list[str], spans=list[_object(role=str, text=str)])]
+  predictions: list[_object(id=str, question=str, golden_answers=list[str],
+                            spans=list[_object(role=str, text=str)])]
 
 
 def read_result(path: str) -> dict[str, Any]:
@@ -60,7 +61,8 @@ def read_result(path: str) -> dict[str, Any]:
 
 
 def read_predictions(path: str | os.PathLike) -> list[dict[str, Any]]:
-  """Reads the records of a result of eval or bench, finished or not. Raises DataError for anything else, OSError."""
+  """Reads the records of a result of eval or bench, finished or not. Raises DataError for anything else,
+  OSError."""
   path = pathlib.Path(path)
   if path.name.endswith('.jsonl'):
     read = lambda: {'predictions': [row['record'] for row in row_files.read(path)[1:]]}

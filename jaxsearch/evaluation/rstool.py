@@ -1,8 +1,9 @@
-"""R-Search as a tool (RSTool, arXiv 2506.04185, figure 2): a policy searches for evidence, a second model answers.
+"""R-Search as a tool (RSTool, arXiv 2506.04185, figure 2): a policy searches for evidence, a second model
+answers.
 
-`find` runs the policy on questions; `jaxsearch serve --as-tool` serves it over HTTP. `answer` is `jaxsearch eval
---as-tool`: it asks the second model, the reader, the same questions closed-book, with the passages of one search for
-the question itself (vanilla RAG), and with the tool's evidence.
+`find` runs the policy on questions; `jaxsearch serve --as-tool` serves it over HTTP. `answer` is `jaxsearch
+eval --as-tool`: it asks the second model, the reader, the same questions closed-book, with the passages of
+one search for the question itself (vanilla RAG), and with the tool's evidence.
 """
 
 import dataclasses
@@ -47,8 +48,8 @@ def find(agent: Agent, questions: Sequence[str]) -> list[Evidence]:
   """
   asked = [Question(str(number), text, ()) for number, text in enumerate(questions)]
   trees, _ = rollout(agent, asked, jax.random.key(0), sampling=GREEDY)
-  return [Evidence(answer=tree.answer, searches=tree.metrics['searches'], **evidence_of({'spans': spans(tree)}))
-          for tree in trees]
+  return [Evidence(answer=tree.answer, searches=tree.metrics['searches'],
+                   **evidence_of({'spans': spans(tree)})) for tree in trees]
 
 
 def evidence_of(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,13 +65,14 @@ def check_room(agent: Agent, question: str) -> None:
   """Raises ValueError for a question whose prompt leaves no room for a whole policy span."""
   first, = first_requests(agent.grow, Question('', question, ()), agent.engine.tokenizer)
   if first.node.length > (room := agent.engine.length - first.max_tokens):
-    raise ValueError(f'the question is too long: {first.node.length} tokens with its prompt, where {room} fit')
+    raise ValueError(f'the question is too long: {first.node.length} tokens with its prompt, '
+                     f'where {room} fit')
 
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
   """A frozen model that answers questions with or without passages."""
-  ask: Callable[[list[str]], Sequence[str | Exception]]  # prompts in, replies out; an exception where one failed
+  ask: Callable[[list[str]], Sequence[str | Exception]]  # prompts in, replies or exceptions out
   template: str                     # a name or a file, see trees/templates.py
   assistant: Assistant | None = None  # that its prompts have to fit; a chat server knows its own room
 
@@ -112,13 +114,14 @@ def open_reader(config: ml_collections.ConfigDict, url: str = '', model: str = '
   return Reader(assistant, template, assistant)
 
 
-def answer(tool: Agent | EvidenceClient, reader: Reader, questions: Sequence[Question], key, kept: answers.Kept, *,
-           sampling: Sampling, search: SearchBackend, topk: int,
+def answer(tool: Agent | EvidenceClient, reader: Reader, questions: Sequence[Question], key,
+           kept: answers.Kept, *, sampling: Sampling, search: SearchBackend, topk: int,
            on_progress: Callable[[int, int, dict], object]) -> None:
   """Keeps a record of each question: what the tool found, and what `ask_reader` returns.
 
-  Of the tool `evidence`, `forfeited`, `prediction` (its own answer) and `searches`, of an agent the whole record.
-  The questions are counted once for the tool, once for the reader. Raises RequestError if a server failed.
+  Of the tool `evidence`, `forfeited`, `prediction` (its own answer) and `searches`, of an agent the whole
+  record. The questions are counted once for the tool, once for the reader. Raises RequestError if a server
+  failed.
   """
   def parts(field: str) -> Iterator[Sequence[int]]:
     """Yields the numbers of the questions without such a field."""
@@ -134,7 +137,8 @@ def answer(tool: Agent | EvidenceClient, reader: Reader, questions: Sequence[Que
       replies = tool.find([question.question for question in asked])
       kept.add({number: asked_of(question) | {
         'prediction': found.answer, 'searches': found.searches, 'evidence': found.evidence,
-        'forfeited': found.forfeited, 'stop': None} for number, question, found in zip(numbers, asked, replies)})
+        'forfeited': found.forfeited, 'stop': None}
+        for number, question, found in zip(numbers, asked, replies)})
   else:
     answers.answer(tool, questions, key, kept, sampling=sampling, on_progress=on_progress)
   for numbers in parts('rstool'):
@@ -148,10 +152,11 @@ def answer(tool: Agent | EvidenceClient, reader: Reader, questions: Sequence[Que
 
 def ask_reader(reader: Reader, questions: Sequence[Question], evidence: Sequence[str], search: SearchBackend,
                topk: int) -> list[dict]:
-  """Returns for each question the reader's answers, None where a reply failed; raises the first if all failed.
+  """Returns for each question the reader's answers, None where a reply failed; raises the first if all
+  failed.
 
-  `alone`, with the `passages` of one search (`rag`), and with the `evidence` (`rstool`; closed-book if it is '').
-  The replies are counted as calls of a service.
+  `alone`, with the `passages` of one search (`rag`), and with the `evidence` (`rstool`; closed-book if it is
+  ''). The replies are counted as calls of a service.
   """
   passages = search.search([question.question for question in questions], topk)
   contexts = {'alone': [[] for _ in questions], 'rag': passages,
@@ -161,8 +166,9 @@ def ask_reader(reader: Reader, questions: Sequence[Question], evidence: Sequence
              for way, context in contexts.items()}
   records = []
   for number, documents in enumerate(passages):
-    said = {way: None if isinstance(reply := replies[way][number], Exception) else reply.strip() for way in READER}
-    failures = [replies[way][number] for way in READER if said[way] is None]
+    given = {way: replies[way][number] for way in READER}
+    failures = [reply for reply in given.values() if isinstance(reply, Exception)]
+    said = {way: None if reply in failures else reply.strip() for way, reply in given.items()}
     records.append(said | {'passages': [document.text for document in documents],
                            SERVICES.asked: len(READER), SERVICES.failed: len(failures)})
     if failures:
@@ -194,7 +200,8 @@ def predictions(records: Sequence[Mapping[str, Any]]) -> list[dict]:
 
 
 def reader_template(config: ml_collections.ConfigDict) -> str:
-  """Returns how the reader is asked; ValueError for a method that writes no evidence, or no group `reader`."""
+  """Returns how the reader is asked; ValueError for a method that writes no evidence, or no group
+  `reader`."""
   settings = dict(config.grow) | dict(config.eval.grow)
   if 'evidence_template' not in settings:
     raise ValueError(f'config.method={config.method!r} writes no evidence for other models: '

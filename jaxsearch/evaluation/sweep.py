@@ -181,7 +181,8 @@ def train_all(runs: Sequence[SweepRun], parallel: int) -> list[SweepRun]:
       process.terminate()
     for process in running:
       process.wait()
-    report(f'stopped with {sum(map(finished, runs))} of {len(runs)} runs finished; rerun the same command to resume')
+    report(f'stopped with {sum(map(finished, runs))} of {len(runs)} runs finished; '
+           'rerun the same command to resume')
     raise
   finally:
     signal.signal(signal.SIGTERM, handler)

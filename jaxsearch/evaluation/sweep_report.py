@@ -1,9 +1,10 @@
-"""The report of a sweep, from its run folders alone: OUT/table.md, OUT/table.json, OUT/curves.png, OUT/steps.png.
+"""The report of a sweep, from its run folders alone: OUT/table.md, OUT/table.json, OUT/curves.png,
+OUT/steps.png.
 
-Figures are the scores after the last step (held-out questions, at each temperature of the evaluation), means over
-the training where a method has some, and the costs of the whole training. The tables show means over seeds, and
-mean differences to the baseline, paired by seed, with their 95 % intervals (Student's t); a last one relates gains
-in EM to time. Unfinished runs are left out and listed.
+Figures are the scores after the last step (held-out questions, at each temperature of the evaluation), means
+over the training where a method has some, and the costs of the whole training. The tables show means over
+seeds, and mean differences to the baseline, paired by seed, with their 95 % intervals (Student's t); a last
+one relates gains in EM to time. Unfinished runs are left out and listed.
 """
 
 import json
@@ -28,10 +29,10 @@ COSTS = {'tokens_generated': Figure('tokens generated (k)', None, 1e-3, ',.0f'),
          'seconds': Figure('seconds', None, 1, ',.0f')}
 MAX_COLUMNS = 15  # that fit on a page
 FOOTNOTE = (
-  "After {steps} steps; EM and F1 in % on {questions} held-out questions. ± and [ ] are 95 % intervals over seeds "
-  "(Student's t). Bold: significant, the interval excludes 0; elsewhere there is no significant difference. Nothing "
-  'is corrected for multiple comparisons. Seconds are those of the training steps, without evaluation, saving and '
-  'compilation.')
+  'After {steps} steps; EM and F1 in % on {questions} held-out questions. ± and [ ] are 95 % intervals over '
+  "seeds (Student's t). Bold: significant, the interval excludes 0; elsewhere there is no significant difference. "
+  'Nothing is corrected for multiple comparisons. Seconds are those of the training steps, without evaluation, '
+  'saving and compilation.')
 # Axes of the plots.
 STEP, TOKENS, MINUTES = 'step', 'tokens trained', 'minutes of training steps'
 REWARD, SEARCHES = 'mean reward, smoothed', 'searches of a rollout, smoothed'
@@ -81,9 +82,11 @@ def summary(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> dict
 
 
 def figures(run: SweepRun) -> dict[str, float]:
-  """Returns the scores of a finished run after its last step, means over all steps, and costs that every step tells.
+  """Returns the scores of a finished run after its last step, means over all steps, and costs that every step
+  tells.
 
-  Search-R2's probes cost rollouts that the method does not need: a run with any has no costs but the trained tokens.
+  Search-R2's probes cost rollouts that the method does not need: a run with any has no costs but the trained
+  tokens.
   """
   rows = read_rows(run.out / 'metrics.jsonl')
   columns = {name: column(rows, name) for name in (*OF_REFINEMENT, *COSTS)} | {'seconds': seconds(rows)}
@@ -96,7 +99,8 @@ def figures(run: SweepRun) -> dict[str, float]:
 
 
 def relative(figures: Mapping[str, Mapping], baseline: Mapping[str, Mapping]) -> dict[str, float]:
-  """Returns changes of the mean EM and seconds as shares of the baseline's, and their ratio where the time grows.
+  """Returns changes of the mean EM and seconds as shares of the baseline's, and their ratio where the time
+  grows.
 
   The ratio is how much EM an added share of time buys: Search-R2, table 5.
   """
@@ -120,8 +124,8 @@ def scores(run: SweepRun, step: int) -> dict[str, float]:
 def seconds(rows: Sequence[Mapping]) -> np.ndarray:
   """Returns [rows] seconds of each step, without evaluations and saving.
 
-  A step that compiled programs counts as the median of the others; NaN where a row does not tell, and where drafts
-  were probed.
+  A step that compiled programs counts as the median of the others; NaN where a row does not tell, and where
+  drafts were probed.
   """
   # Which run of a sweep compiles a program and which finds it in the cache says nothing about its variant.
   times, compiled = column(rows, 'seconds'), column(rows, 'compilations') > 0

@@ -1,9 +1,9 @@
 """`jaxsearch table`: results of bench side by side, as far as they compare.
 
 A row is a result, a column a benchmark. Results enter one column only if their manifests agree in what scores
-depend on (`SETTINGS`). An agent that never searched has no corpus, index, k or turns to agree in, and turns count
-within a method only. Prompt, method, policy, tokenizer and limits are the agent's own and may differ. Rows of papers
-come from published.csv; what differs is written below them.
+depend on (`SETTINGS`). An agent that never searched has no corpus, index, k or turns to agree in, and turns
+count within a method only. Prompt, method, policy, tokenizer and limits are the agent's own and may differ.
+Rows of papers come from published.csv; what differs is written below them.
 """
 
 import collections
@@ -26,9 +26,9 @@ PUBLISHED = pathlib.Path(__file__).with_name('published.csv')
 SETTINGS = ('corpus', 'index', 'k', 'turns', 'questions', 'split', 'metric', 'decoding')
 SEARCHING = ('corpus', 'index', 'k', 'turns')  # of agents that search
 # Questions of a published row on 'all' of them.
-SIZES = {'nq': 3610, 'triviaqa': 11313, 'popqa': 14267, 'hotpotqa': 7405, '2wikimultihopqa': 12576, 'musique': 2417,
-         'bamboogle': 125, 'gsm8k': 1319, 'finqa': 1147}
-LISTED = {'em': ('',), 'f1': ('_f1',), 'em_f1': ('', '_f1')}  # figure -> endings of the columns of published.csv
+SIZES = {'nq': 3610, 'triviaqa': 11313, 'popqa': 14267, 'hotpotqa': 7405, '2wikimultihopqa': 12576,
+         'musique': 2417, 'bamboogle': 125, 'gsm8k': 1319, 'finqa': 1147}
+LISTED = {'em': ('',), 'f1': ('_f1',), 'em_f1': ('', '_f1')}  # figure -> endings of columns of published.csv
 MACRO, POOLED, MISSING = 'average', 'all questions', '–'
 
 Cell = tuple[float, float | None, float | None]  # a figure, the ends of its interval
@@ -62,7 +62,8 @@ def render(paths: Sequence[str], *, metric: str = 'em', form: str = 'text', publ
   if refused := [f'{column}: {text}' for column, _, name, text in unlike if not {name, 'all'} & set(allow)]:
     raise ValueError(f'{"; ".join(refused)}. Settings named by --allow may differ')
   if metric not in (known := {name for result in results.values() for name in result['macro']['intervals']}):
-    raise ValueError(f'--metric={metric}: no such figure in these results; there are {", ".join(sorted(known))}')
+    raise ValueError(f'--metric={metric}: no such figure in these results; '
+                     f'there are {", ".join(sorted(known))}')
   averages = _averages(columns)
   shown = [*columns, *averages]
   rows = [Row(label, {column: (of[metric], *of['intervals'][metric])
@@ -83,8 +84,8 @@ def render(paths: Sequence[str], *, metric: str = 'em', form: str = 'text', publ
   tables = [layout(cells, form)]
   if tests := _tests(results, columns, metric):
     tables.append(layout(tests, form))
-    notes.append(f'second table: {metric} minus that of {next(iter(results))}, paired by question; p of a sign-flip '
-                 'permutation test, not corrected for their number')
+    notes.append(f'second table: {metric} minus that of {next(iter(results))}, paired by question; p of a '
+                 'sign-flip permutation test, not corrected for their number')
   comment = {'latex': '% ', 'markdown': '- ', 'text': ''}[form]
   return '\n\n'.join([*tables, '\n'.join(comment + escaped(note, form) for note in notes)]) + '\n'
 
@@ -99,13 +100,15 @@ def _labels(paths: Sequence[str]) -> list[str]:
 
 
 def _differing(results: Mapping[str, Mapping], column: str) -> Iterator[tuple[str, str, str]]:
-  """Yields (label, setting, sentence) of every result that differs on a benchmark from the first with the setting."""
+  """Yields (label, setting, sentence) of every result that differs on a benchmark from the first with the
+  setting."""
   for name in SETTINGS:
     firsts = {}
     for label, result in results.items():
       manifest = result['manifest']
       if column in result['benchmarks'] and (manifest['searched'] or name not in SEARCHING):
-        # How many turns there may be is a setting of a method: what another method calls a turn does not matter.
+        # How many turns there may be is a setting of a method: what another method calls a turn does not
+        # matter.
         kind = manifest['method'] if name == 'turns' else ''
         value, shown = _setting(manifest, column, name)
         first, wanted, other = firsts.setdefault(kind, (label, value, shown))
@@ -161,7 +164,8 @@ def _shown(value: float, metric: str, sign: str = '') -> str:
 
 
 def _tests(results: Mapping[str, Mapping], columns: Sequence[str], metric: str) -> list[list[str]]:
-  """Returns a heading and a row for each result but the first: the difference to the first, question by question.
+  """Returns a heading and a row for each result but the first: the difference to the first, question by
+  question.
 
   With several columns also over the questions of all of them.
   """
@@ -171,9 +175,9 @@ def _tests(results: Mapping[str, Mapping], columns: Sequence[str], metric: str) 
       for column in (record['benchmark'], POOLED) if metric in record else ():
         values[label, column][record['benchmark'], record['id']].append(record[metric])
   shown = [*columns, *[POOLED] * (len(columns) > 1)]
-  rows = [[f'{label} - {first}', *(_test(values[label, column], values[first, column], metric) for column in shown)]
-          for label in others]
-  rows = [row for row in rows if set(row[1:]) != {MISSING}]
+  tests = {label: [_test(values[label, column], values[first, column], metric) for column in shown]
+           for label in others}
+  rows = [[f'{label} - {first}', *of] for label, of in tests.items() if set(of) != {MISSING}]
   return [['', *shown], *rows] if rows else []
 
 
@@ -221,7 +225,7 @@ def _published(wanted: str, result: Mapping, columns: Sequence[str], averages: M
 def _note(row: Mapping[str, str], result: Mapping, columns: Sequence[str], metric: str = 'em') -> str:
   """Returns the source of a published row, and where its setting differs from that of a result."""
   manifest, differs = result['manifest'], []
-  asked = {column: manifest['questions'][column]['n'] for column in columns if column in manifest['questions']}
+  asked = {column: of['n'] for column, of in manifest['questions'].items() if column in columns}
   if row['questions'] != 'all' or any(asked[column] != SIZES[column] for column in asked):
     numbers = ', '.join(map(str, dict.fromkeys(asked.values())))
     differs.append(f'questions: {row["questions"]} of a benchmark, not {numbers}')

@@ -1,4 +1,5 @@
-"""A rollout on the terminal as it grows: thoughts, queries, documents and the answer, each behind its name."""
+"""A rollout on the terminal as it grows: thoughts, queries, documents and the answer, each behind its
+name."""
 
 import re
 from typing import Any

@@ -1,4 +1,5 @@
-"""Tables as text, Markdown and LaTeX. Names and texts in them may come from strangers, so they are escaped."""
+"""Tables as text, Markdown and LaTeX. Names and texts in them may come from strangers, so they are
+escaped."""
 
 import re
 from collections.abc import Sequence

@@ -1,8 +1,9 @@
-"""`jaxsearch view`: the rollouts of runs, and of results of eval and bench, as one page that needs nothing else.
+"""`jaxsearch view`: the rollouts of runs, and of results of eval and bench, as one page that needs nothing
+else.
 
-The page (view.html) holds an index of all questions and the rollouts themselves in blocks of gzipped JSON lines; it
-unpacks a block when it is looked at or searched, so that a hundred megabytes open at once. Served (`app`), it
-fetches the index anew while a run trains, and each block when it is wanted.
+The page (view.html) holds an index of all questions and the rollouts themselves in blocks of gzipped JSON
+lines; it unpacks a block when it is looked at or searched, so that a hundred megabytes open at once. Served
+(`app`), it fetches the index anew while a run trains, and each block when it is wanted.
 """
 
 import base64
@@ -29,8 +30,8 @@ class Source:
   Raises DataError for what is neither, OSError.
 
   Attributes:
-    entries: the index: for each question at a step what is shown in the table, and `at`, the block, first line and
-      number of its records.
+    entries: the index: for each question at a step what is shown in the table, and `at`, the block, first
+      line and number of its records.
     blocks: gzipped JSON lines.
     generation: rises with every change of these.
   """
@@ -39,10 +40,11 @@ class Source:
     self.path, self.generation, self._about, self._seen = pathlib.Path(path), 0, {}, None
     if self.path.is_dir():
       if not any((self.path / name).exists() for name in (rollout_file.FILE, 'evaluations.jsonl')):
-        raise DataError(f'{path}: no rollouts in it: not a run folder, or one of a run with config.rollouts=0')
+        raise DataError(f'{path}: no rollouts in it: not a run folder, or a run with config.rollouts=0')
       config = self.path / 'config.json'
       settings = json.loads(config.read_text(encoding='utf-8')) if config.exists() else {}
-      self._about = {name: settings[name] for name in ('method', 'model', 'seed', 'steps') if name in settings}
+      self._about = {name: settings[name] for name in ('method', 'model', 'seed', 'steps')
+                     if name in settings}
     self.refresh()
 
   def refresh(self) -> None:
@@ -89,14 +91,16 @@ class Source:
       calls = [call for span in record['spans'] for call in span.get('calls', ())]
       shown.append([record.get(name) for name in SHOWN] + [sum('failure' in call for call in calls)])
     self.entries.append({
-      'kind': kind, 'step': step, 'temperature': temperature, 'id': first['id'], 'question': first['question'],
-      'golds': first['golden_answers'], 'source': first.get('benchmark', first.get('source', '')),
+      'kind': kind, 'step': step, 'temperature': temperature, 'id': first['id'],
+      'question': first['question'], 'golds': first['golden_answers'],
+      'source': first.get('benchmark', first.get('source', '')),
       'rollouts': shown, 'at': [len(self.blocks), line, len(records)]})
 
   def index(self, steps: tuple[int, int] | None = None, most: int | None = None) -> dict[str, Any]:
     """Returns what the page knows of all questions.
 
-    Only of these steps (first, last), and of at most so many questions of each, it says where their records are.
+    Only of these steps (first, last), and of at most so many questions of each, it says where their records
+    are.
     """
     counts, entries = collections.Counter(), []
     for entry in self.entries:
@@ -110,7 +114,8 @@ class Source:
 
 
 def page(sources: Sequence[Source], steps: tuple[int, int] | None = None, most: int | None = None) -> bytes:
-  """Returns the page with the rollouts that `Source.index` chooses. ValueError if it is too large for a browser."""
+  """Returns the page with the rollouts that `Source.index` chooses. ValueError if it is too large for a
+  browser."""
   parts = []
   for number, source in enumerate(sources):
     index = source.index(steps, most)
