@@ -8,7 +8,6 @@ of several answers is a mean over questions: one that was answered n times count
 """
 
 import collections
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -38,6 +37,10 @@ class Figure(NamedTuple):
   scale: float = 100
   digits: str = '.1f'
   main: bool = False
+
+  def shown(self, value: float, sign: str = '') -> str:
+    """Returns a value as people see it."""
+    return f'{self.scale * value:{sign}{self.digits}}'
 
 
 def _em(tree: Tree) -> float:
@@ -142,16 +145,19 @@ def scores(records: Sequence[Mapping], in_corpus: set[str] | None = None,
   rows = collections.defaultdict(list)
   for (benchmark, _), answers in samples.items():
     rows[benchmark].append(_of_question(answers, in_corpus, closed_book))
-  names = list(dict.fromkeys(itertools.chain(*itertools.chain(*rows.values()))))
+  names = np.array(list(dict.fromkeys(name for questions in rows.values() for row in questions for name in row)))
   mean, draws = {}, {}
   for number, (benchmark, questions) in enumerate(rows.items()):
     values = np.array([[row.get(name, np.nan) for name in names] for row in questions])
     mean[benchmark], draws[benchmark] = metrics.mean(values), metrics.resampled(values, seed=number)
 
   def average(benchmarks: Sequence[str]) -> dict[str, Any]:
-    """Averages over benchmarks."""
-    middle, drawn = (np.mean([of[benchmark] for benchmark in benchmarks], axis=0) for of in (mean, draws))
-    return _named(names, middle, drawn, sum(len(rows[benchmark]) for benchmark in benchmarks))
+    """Averages over benchmarks; leaves out what one of them has not."""
+    means, drawn = (np.mean([of[benchmark] for benchmark in benchmarks], axis=0) for of in (mean, draws))
+    known = ~np.isnan(means)
+    intervals = dict(zip(names[known].tolist(), np.stack(metrics.interval(drawn[:, known]), axis=-1).tolist()))
+    return dict(zip(intervals, means[known].tolist())) | {
+      'n': sum(len(rows[benchmark]) for benchmark in benchmarks), 'ci95': intervals['em'], 'intervals': intervals}
 
   hops = {kind: [name for name in rows if name in listed] for kind, listed in HOPS.items()}
   return {'benchmarks': {name: average([name]) for name in rows},
@@ -175,13 +181,3 @@ def _of_question(samples: Sequence[Mapping], in_corpus: set[str] | None, closed_
     row['em_closed_book'] = known
     row |= {'needless_searches': searched} if known >= 0.5 else {'missing_searches': 1.0 - searched}
   return row
-
-
-def _named(names: Sequence[str], means: np.ndarray, draws: np.ndarray, n: int) -> dict[str, Any]:
-  """Returns means [names] by name with their intervals, of draws [draws, names]; those that are NaN left
-  out."""
-  known = [number for number in range(len(names)) if not np.isnan(means[number])]
-  low, high = metrics.interval(draws[:, known])
-  intervals = {names[number]: [float(low[at]), float(high[at])] for at, number in enumerate(known)}
-  found = {names[number]: float(means[number]) for number in known}
-  return found | {'n': n, 'ci95': intervals['em'], 'intervals': intervals}

@@ -26,11 +26,14 @@ def new_figure(width: float, height: float):
   return Figure(figsize=(width, height), layout='constrained')
 
 
-def finish(figure, size: float = 8) -> None:
-  """Gives all axes of a figure one look."""
+def save(figure, file: File, **legend) -> None:
+  """Writes a figure with the labels of its first axes as legend, and one look for all axes."""
+  legend = {'loc': 'outside upper left', 'fontsize': 8, 'frameon': False} | legend
+  figure.legend(*figure.axes[0].get_legend_handles_labels(), **legend)
   for axes in figure.axes:
-    axes.tick_params(labelsize=size)
+    axes.tick_params(labelsize=legend['fontsize'])
     axes.spines[['top', 'right']].set_visible(False)
+  figure.savefig(file, dpi=110)
 
 
 def whole_steps(axes, size: float = 9) -> None:
@@ -122,10 +125,3 @@ def readers(results: Mapping[str, Sequence[Mapping[str, Any]]], path: pathlib.Pa
            xticklabels=[name or 'questions' for name in sources])
   path.parent.mkdir(parents=True, exist_ok=True)
   save(figure, path)
-
-
-def save(figure, file: File) -> None:
-  """Writes a figure with its legend above."""
-  figure.legend(fontsize=8, frameon=False, loc='outside upper left')
-  finish(figure)
-  figure.savefig(file, dpi=110)

@@ -9,7 +9,6 @@ styles and markers say the same.
 import base64
 import collections
 import io
-import itertools
 import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -77,11 +76,8 @@ def plot_curves(rows: Sequence[Mapping], evaluations: Sequence[Mapping]) -> byte
     plots.whole_steps(axes, 10)
   for axes in grid:  # those left over
     axes.set_visible(False)
-  figure.legend(*figure.axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=4, fontsize=9,
-                frameon=False)
-  plots.finish(figure, 9)
   file = io.BytesIO()
-  figure.savefig(file, format='png', dpi=110)
+  plots.save(figure, file, loc='outside lower center', ncols=4, fontsize=9)
   return file.getvalue()
 
 
@@ -144,17 +140,17 @@ def warnings(rows: Sequence[Mapping], evaluations: Sequence[Mapping]) -> list[st
   calls."""
   found = []
   if skipped := _skipped(rows):
-    found.append(f'Updates were skipped at {ranges(skipped)}: the loss or its gradient was not finite.')
+    found.append(f'Updates were skipped at {named(skipped)}: the loss or its gradient was not finite.')
   alarms = collections.defaultdict(list)
   for row in rows:
     for name in row['alarms'].split(', ') if row.get('alarms') else ():
       alarms[name].append(row['step'])
-  found += [f'The monitor of collapse raised the alarm {name} at {ranges(steps)}.'
+  found += [f'The monitor of collapse raised the alarm {name} at {named(steps)}.'
             for name, steps in alarms.items()]
   for where, several in (('At', rows), ('In the evaluations after', evaluations)):
     failed = [row['step'] for row in several if failing(add_failures([row]), most=False)]
     if failed:
-      found.append(f'{where} {ranges(failed)}: {failing(add_failures(several), most=False)}.')
+      found.append(f'{where} {named(failed)}: {failing(add_failures(several), most=False)}.')
   return found
 
 
@@ -169,14 +165,11 @@ def costs(rows: Sequence[Mapping]) -> list[tuple[str, str]]:
   return lines
 
 
-def ranges(steps: Iterable[int], limit: int = 8) -> str:
-  """Returns 'step 3' or 'steps 1, 4–7'; of many ranges only the first."""
-  steps = sorted(set(steps))
-  gaps = itertools.groupby(enumerate(steps), lambda place: place[1] - place[0])
-  runs = [[step for _, step in run] for _, run in gaps]
-  texts = [f'{run[0]}–{run[-1]}' if len(run) > 1 else f'{run[0]}' for run in runs]
-  more = f' and {sum(map(len, runs[limit:]))} more' if len(runs) > limit else ''
-  return f'step{"s" if len(steps) > 1 else ""} {", ".join(texts[:limit])}{more}'
+def named(steps: Iterable[int], limit: int = 8) -> str:
+  """Returns 'step 3' or 'steps 1, 4'; of many only the first."""
+  numbers = [str(step) for step in sorted(set(steps))]
+  more = f' and {len(numbers) - limit} more' if len(numbers) > limit else ''
+  return f'step{"s" * (len(numbers) > 1)} {", ".join(numbers[:limit])}{more}'
 
 
 def _skipped(rows: Sequence[Mapping]) -> list[int]:

@@ -7,7 +7,6 @@ one search for the question itself (vanilla RAG), and with the tool's evidence.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -86,21 +85,18 @@ class Reader:
     safe = lambda text: grammar.neutralise(text.strip(), special, grammar.R_SEARCH)
     passage = templates.passage(self.template)
 
-    def shown(number: int, document: Document) -> str:
-      title, text = safe(document.title), safe(document.text)
-      return templates.fill(passage, number=number, title=title, text=text) if title else text
-
     def written(documents: Sequence[Document]) -> str:
-      context = ''.join(itertools.starmap(shown, enumerate(documents, start=1)))
+      context = ''
+      for number, document in enumerate(documents, start=1):
+        title, text = safe(document.title), safe(document.text)
+        context += templates.fill(passage, number=number, title=title, text=text) if title else text
       return templates.reader_prompt(question, context, self.template)
 
-    def tokenised(documents: Sequence[Document]) -> str:
-      prompt = written(documents)
-      return tokenizer.chat([{'role': 'user', 'content': prompt}]) if self.assistant.chat else prompt
-
     if tokenizer:
+      chat = lambda prompt: tokenizer.chat([{'role': 'user', 'content': prompt}])
+      wrapped = chat if self.assistant.chat else str
       room = self.assistant.engine.length - self.assistant.max_tokens
-      documents = shorten(documents, room, tokenised, tokenizer)
+      documents = shorten(documents, room, lambda some: wrapped(written(some)), tokenizer)
     return written(documents)
 
 

@@ -152,7 +152,7 @@ def estimate(values: Sequence[float]) -> dict:
 
 def table(of_sweep: Mapping) -> str:
   """Returns table.md of a summary."""
-  variants, shown = of_sweep['variants'], lambda text: escaped(text, 'markdown')
+  variants, safe = of_sweep['variants'], lambda text: escaped(text, 'markdown')
   names = list(dict.fromkeys(name for of in variants.values() for name in of['figures']))
   names.sort(key=lambda name: name in COSTS)  # costs last
   headings = [heading(name) for name in names]
@@ -160,33 +160,26 @@ def table(of_sweep: Mapping) -> str:
   rows = [['variant (seeds)', *headings]]
   rows += [['before training', *cells(number, of_sweep['before'])]] if of_sweep['before'] else []
   rows += [[f'{name} ({len(of["seeds"])})', *cells(interval, of['figures'])] for name, of in variants.items()]
-  parts = [f'# {shown(of_sweep["title"])}', markdown(rows)]
+  parts = [f'# {safe(of_sweep["title"])}', markdown(rows)]
   compared = {name: of['differences'] for name, of in variants.items() if of['differences']}
   if rows := [[name, *cells(difference, of)] for name, of in compared.items()]:
-    parts += [f'Differences to {shown(of_sweep["baseline"])}, paired by seed:',
+    parts += [f'Differences to {safe(of_sweep["baseline"])}, paired by seed:',
               markdown([['variant', *headings], *rows])]
-  parts += relative_table(of_sweep)
+  relative = {name: of['relative'] for name, of in variants.items() if of.get('relative')}
+  if columns := sorted({name: None for of in relative.values() for name in of}, key=lambda name: '/' in name):
+    rows = [['variant', *(name.replace('em@', 'EM, T=').replace('/', ' / ') for name in columns)]]
+    for variant, of in relative.items():
+      shown = {name: f'{value:.2f}' if '/' in name else f'{100 * value:+.1f}' for name, value in of.items()}
+      rows.append([variant, *(shown.get(name, '') for name in columns)])
+    parts += [f'Changes against {safe(of_sweep["baseline"])} in %, and that of EM over that of time where a '
+              'variant takes more:', markdown(rows)]
   numbers = {key: ' or '.join(map(str, of_sweep[key])) for key in ('steps', 'questions')}
-  parts.append(shown(FOOTNOTE.format(**numbers)))
+  parts.append(safe(FOOTNOTE.format(**numbers)))
   if of_sweep['not_finished']:
-    parts.append(shown(f'Not finished: {"; ".join(of_sweep["not_finished"])}.'))
+    parts.append(safe(f'Not finished: {"; ".join(of_sweep["not_finished"])}.'))
   parts += ['![EM against trained tokens and against time](curves.png)',
             '![EM, reward and searches over the steps](steps.png)']
   return '\n\n'.join(parts) + '\n'
-
-
-def relative_table(of_sweep: Mapping) -> list[str]:
-  """Returns the table of `relative` changes, and what stands above; [] before the baseline is finished."""
-  changes = {name: of['relative'] for name, of in of_sweep['variants'].items() if of.get('relative')}
-  columns = sorted({name: None for of in changes.values() for name in of}, key=lambda name: '/' in name)
-  if not columns:
-    return []
-  rows = [['variant', *(name.replace('em@', 'EM, T=').replace('/', ' / ') for name in columns)]]
-  for variant, of in changes.items():
-    shown = {name: f'{value:.2f}' if '/' in name else f'{100 * value:+.1f}' for name, value in of.items()}
-    rows.append([variant, *(shown.get(name, '') for name in columns)])
-  above = 'Changes against {} in %, and that of EM over that of time where a variant takes more:'
-  return [escaped(above.format(of_sweep['baseline']), 'markdown'), markdown(rows)]
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -211,8 +204,7 @@ def decoding(temperature: float) -> str:
 
 def number(name: str, value: float, sign: str = '') -> str:
   """Returns a figure as printed: shares in percent, tokens in thousands."""
-  figure = figure_of(name)
-  return f'{figure.scale * value:{sign}{figure.digits}}'
+  return figure_of(name).shown(value, sign)
 
 
 def interval(name: str, of: Mapping) -> str:
@@ -278,9 +270,6 @@ def plot(lines: Mapping[str, Sequence[Mapping]], config: ml_collections.ConfigDi
       axes.xaxis.set_major_formatter(EngFormatter(sep=' '))
     elif x == STEP:
       plots.whole_steps(axes)
-  plots.finish(figure)
   figure.suptitle(config.title, fontsize=11)
-  figure.legend(*figure.axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=5, fontsize=8,
-                frameon=False, handlelength=4, title='mean over (seeds); band: lowest to highest',
-                title_fontsize=8)
-  figure.savefig(path, dpi=110)
+  plots.save(figure, path, loc='outside lower center', ncols=5, handlelength=4, title_fontsize=8,
+             title='mean over (seeds); band: lowest to highest')

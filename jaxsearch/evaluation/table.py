@@ -154,13 +154,8 @@ def _figures(result: Mapping, averages: Mapping[str, Sequence[str]]) -> dict[str
 def _cell(cell: Cell | None, metric: str) -> str:
   if cell is None:
     return MISSING
-  value, low, high = (None if number is None else _shown(number, metric) for number in cell)
-  return value if low is None else f'{value} [{low}, {high}]'
-
-
-def _shown(value: float, metric: str, sign: str = '') -> str:
-  figure = look_up(metric)
-  return f'{figure.scale * value:{sign}{figure.digits}}'
+  value, *ends = (look_up(metric).shown(number) for number in cell if number is not None)
+  return f'{value} [{ends[0]}, {ends[1]}]' if ends else value
 
 
 def _tests(results: Mapping[str, Mapping], columns: Sequence[str], metric: str) -> list[list[str]]:
@@ -187,7 +182,7 @@ def _test(a: Mapping[tuple, list], b: Mapping[tuple, list], metric: str) -> str:
   if not common:
     return MISSING
   test = metrics.paired(*(np.array([np.mean(values[name]) for name in common]) for values in (a, b)))
-  difference, low, high = (_shown(test[name], metric, '+') for name in ('difference', 'low', 'high'))
+  difference, low, high = (look_up(metric).shown(test[name], '+') for name in ('difference', 'low', 'high'))
   return f'{difference} [{low}, {high}] ' + (f'p={test["p"]:.3f}' if test['p'] >= 0.001 else 'p<0.001')
 
 

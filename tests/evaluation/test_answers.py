@@ -17,9 +17,9 @@ from jaxsearch.evaluation import agents, answers, figures
 from jaxsearch.evaluation.figures import record_of
 from jaxsearch.rewards.match import answer_found, exact_match
 from jaxsearch.sampler.driver import rollout
-from jaxsearch.sampler.requests import GREEDY, Search
+from jaxsearch.sampler.requests import Search
 from jaxsearch.training import row_files
-from jaxsearch.trees.tree import Role, Tree
+from jaxsearch.trees.tree import Tree
 from jaxsearch.world import files as world
 from tests.methods.driving import Letters
 
@@ -79,17 +79,6 @@ def test_random_numbers_are_a_function_of_the_key_and_the_number_of_a_tree(agent
   drawn = [tree.rng.random() for tree in trees]
   assert len(set(drawn)) == 3 and alone[0].rng.random() == drawn[2]
   assert record_of(alone[0]) == record_of(trees[2])
-
-
-def test_sampling_is_that_of_the_call_and_watching_changes_nothing(agent):
-  questions, seen = world.questions('test')[:4], []
-  greedy = [rollout(agent, questions, jax.random.key(seed), sampling=GREEDY, observer=observer)[0]
-            for seed, observer in ((0, None), (1, lambda tree, request, reply: seen.append(request)))]
-  assert [list(map(record_of, trees)) for trees in greedy[:1]] == [list(map(record_of, greedy[1]))]
-  assert seen.count(None) == 4  # the ends
-  assert len(seen) - 4 == sum(len(tree.nodes(Role.POLICY)) + tree.metrics['searches'] for tree in greedy[1])
-  sampled, _ = rollout(agent, questions, jax.random.key(0))
-  assert list(map(record_of, sampled)) != list(map(record_of, greedy[0]))
 
 
 def test_held_out_rows_are_the_same_whenever_they_are_made(agent, config, monkeypatch):

@@ -177,10 +177,3 @@ def test_tables_of_an_evaluation(tmp_path):
   assert {'tool_rate_tier_2', 'auc', 'ece', 'brier', 'confident_wrong', 'extracted_rate', 'errors'} <= set(found)
   assert {file.name for file in (tmp_path / 'plots').iterdir()} == {'calibration.png', 'values.png'}
   assert not {'auc', 'reliability', 'tool_rate_tier_1'} & set(competence.tables(records_of([grown([])]), {}))
-
-
-def test_the_plot_is_written_whatever_is_missing(tmp_path):
-  values, rewards = np.array([(tree.nodes(Role.POLICY)[0].values[0], tree.reward) for tree in scattered()]).T
-  none = np.array([])
-  plots.reliability({'warm': (values, rewards), 'nobody': (none, none)}, tmp_path / 'a.png')
-  assert (tmp_path / 'a.png').read_bytes().startswith(b'\x89PNG')

@@ -15,7 +15,6 @@ from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import answers, plots, rstool
 from jaxsearch.methods import r_search
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.rewards.match import exact_match, f1
 from jaxsearch.sampler.assistants import Assistant
 from jaxsearch.sampler.driver import Agent
 from jaxsearch.sampler.requests import Sampling, ToolFailure, Tools
@@ -191,19 +190,12 @@ def own(folder, tmp_path_factory):
   assert cli.main(evaluate(folder, out, f'--checkpoint={world.folder()}', f'--plots={out.parent}/plots')) == 0
   written = sorted(str(file.relative_to(out.parent)) for file in out.parent.rglob('*'))
   assert written == ['plots', 'plots/rstool.png', 'r.json']
-  return json.loads(out.read_text())
-
-
-def test_the_figures_are_those_of_the_predictions(own, folder):
-  assert own['n'] == 8 and own['with_evidence'] > 0 and own['service_calls_failed'] == own['searches_failed'] == 0
-  assert sum(count for name, count in own.items() if name.startswith('stop_')) == 8
-  assert own['searches_asked'] == sum(record['searches'] for record in own['predictions']) > 0
-  assert own['manifest']['reader'] == f'{folder}/model' and own['manifest']['tool'] == str(world.folder())
-  for way in ('alone', 'rag', 'rstool', 'policy'):
-    for name, rule in (('em', exact_match), ('f1', f1)):
-      scored = [rule(record[way], record['golden_answers']) for record in own['predictions']]
-      assert own[f'{name}_{way}'] == pytest.approx(sum(scored) / 8)
-  assert all(len(record['passages']) == 2 for record in own['predictions'])
+  result = json.loads(out.read_text())
+  assert result['n'] == 8 and result['with_evidence'] > 0 and result['service_calls_failed'] == 0
+  assert sum(count for name, count in result.items() if name.startswith('stop_')) == 8
+  assert result['searches_asked'] == sum(record['searches'] for record in result['predictions']) > 0
+  assert result['manifest']['reader'] == f'{folder}/model' and result['manifest']['tool'] == str(world.folder())
+  return result
 
 
 def test_an_evaluation_stopped_while_the_reader_answers_resumes_to_the_same_result(
@@ -266,21 +258,19 @@ def test_eval_with_a_chat_server_as_reader(folder, capsys):
   assert all(text.startswith(('Take the answer', 'What is the answer')) and text.endswith('\nAnswer:') for text in asked)
 
 
-@pytest.mark.parametrize(('token', 'variable', 'expected'), [
-  ('@FILE', 'JAXSEARCH_SEARCH_TOKEN', 'sesame'), ('', 'JAXSEARCH_SEARCH_TOKEN', 'a'), ('', 'JAXSEARCH_TOKEN', 'a')])
-def test_a_search_server_takes_its_token_from_a_file_or_a_variable(
-    token, variable, expected, folder, monkeypatch, tmp_path):
+def test_a_search_server_takes_its_token_from_a_file_or_a_variable(folder, monkeypatch, tmp_path):
   pytest.importorskip('starlette')
-  (tmp_path / 'token').write_text('sesame\n')
-  monkeypatch.setenv(variable, 'a')
-  tokens, http_server = [], 'jaxsearch.tools.http_server'
+  tokens, http_server, file = [], 'jaxsearch.tools.http_server', tmp_path / 'token'
   monkeypatch.setattr(f'{http_server}.search_app', lambda backend, token, limits: tokens.append(token))
   monkeypatch.setattr(f'{http_server}.run', lambda *_: None)
-  token = token.replace('FILE', str(tmp_path / 'token'))
-  assert cli.main(['serve', f'--corpus={folder}/corpus.jsonl', '--port=0', f'--token={token}']) == 0
-  assert tokens == [expected]
-  (tmp_path / 'token').write_text('\n')  # no open server by mistake
-  assert not token or cli.main(['serve', f'--corpus={folder}/corpus.jsonl', '--port=0', f'--token={token}']) == 2
+  start = lambda token: cli.main(['serve', f'--corpus={folder}/corpus.jsonl', '--port=0', f'--token={token}'])
+  for variable in ('JAXSEARCH_TOKEN', 'JAXSEARCH_SEARCH_TOKEN'):
+    monkeypatch.setenv(variable, variable)
+    assert start('') == 0
+  file.write_text('sesame\n')
+  assert start(f'@{file}') == 0 and tokens == ['JAXSEARCH_TOKEN', 'JAXSEARCH_SEARCH_TOKEN', 'sesame']
+  file.write_text('\n')  # no open server by mistake
+  assert start(f'@{file}') == 2
 
 
 def test_serve_without_a_tool_serves_retrieval(folder, monkeypatch):

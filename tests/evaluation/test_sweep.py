@@ -18,8 +18,8 @@ from jaxsearch.training import row_files
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-# Takes the flags of `jaxsearch train`, writes what a run writes, and resumes from the rows that it finds. Slow ones wait for
-# SIGTERM after their first step; others fail after it.
+# Takes the flags of `jaxsearch train`, writes what a run writes, and resumes from the rows that it finds. Slow ones
+# wait for SIGTERM after their first step; others fail after it.
 TRAIN = """
 import json, os, pathlib, signal, sys, time
 flag = dict(argument.removeprefix('--config.').split('=', 1) for argument in sys.argv[2:])
@@ -81,7 +81,8 @@ def test_the_grid(tmp_path):
 
 
 def starts(runs):
-  return [len((run.out / 'starts').read_text().splitlines()) if (run.out / 'starts').exists() else 0 for run in runs]
+  files = [run.out / 'starts' for run in runs]
+  return [len(file.read_text().splitlines()) if file.exists() else 0 for file in files]
 
 
 def test_finished_runs_are_kept_and_others_resume(tmp_path, stand_in, capfd):
@@ -90,8 +91,13 @@ def test_finished_runs_are_kept_and_others_resume(tmp_path, stand_in, capfd):
   (runs[1].out / 'checkpoints' / '3').rmdir()  # killed before its last checkpoint, with its rows there
   assert sweep.train_all(runs, 2) == [] and starts(runs) == [1, 2, 1, 1]
   assert all(map(sweep.finished, runs))
-  assert (runs[0].out / 'log.txt').read_text().startswith('$ jaxsearch train --config=configs/base.py --config.steps=3')
+  assert (runs[0].out / 'log.txt').read_text().startswith('$ jaxsearch train --config=configs/base.py')
   assert capfd.readouterr() == ('', '')  # no terminal: nothing to tell
+  with (runs[0].out / 'log.txt').open('a') as log:
+    fcntl.flock(log, fcntl.LOCK_EX)  # another process trains it
+    (runs[0].out / 'checkpoints' / '3').rmdir()
+    assert sweep.train_all(runs, 2) == runs[:1] and starts(runs) == [1, 2, 1, 1]
+  assert 'another process is training this run' in capfd.readouterr().err
 
 
 def test_a_failed_run_is_reported_and_others_go_on(tmp_path, stand_in, capfd):
@@ -125,15 +131,6 @@ def test_a_signal_stops_the_runs_and_the_same_command_resumes(tmp_path, stand_in
       fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free: no process is left
   assert capfd.readouterr().err == 'stopped with 0 of 4 runs finished; rerun the same command to resume\n'
   assert sweep.train_all(runs[:2], 2) == [] and starts(runs) == [2, 2, 0, 0]
-
-
-def test_a_run_that_another_process_trains_is_left_alone(tmp_path, stand_in, capfd):
-  runs = sweep.plan(sweep_config(tmp_path / 'out', seeds=(0,)))
-  runs[0].out.mkdir(parents=True)
-  with (runs[0].out / 'log.txt').open('a') as log:
-    fcntl.flock(log, fcntl.LOCK_EX)
-    assert sweep.train_all(runs, 2) == runs[:1]
-  assert starts(runs) == [0, 1] and 'another process is training this run' in capfd.readouterr().err
 
 
 def test_finished_runs_of_another_config_are_refused(tmp_path):
