@@ -83,8 +83,7 @@ def eval(config, flags) -> None:
 
 
 def _open_policy(config, flags, sets: Sequence) -> tuple:
-  """Opens the agent of a config with the policy in --checkpoint; returns it and what identifies the
-  weights."""
+  """Opens the agent of a config with the policy in --checkpoint; returns it and the name of the weights."""
   from jaxsearch.evaluation import agents
   from jaxsearch.evaluation.manifest import weights
   policy = agents.load_policy(config, flags.checkpoint)
@@ -98,8 +97,7 @@ def _questions(sets: Sequence, samples: int = 1) -> list:
 
 
 def _ask_reader(config, flags, agent) -> tuple[Callable, dict]:
-  """Returns `rstool.answer` of a second model with the policy, or the server at --tool-url, and their
-  names."""
+  """Returns `rstool.answer` of a second model with the policy or the server of evidence, and their names."""
   from jaxsearch.evaluation import rstool
   from jaxsearch.setup import open_backend
   from jaxsearch.tools.evidence_client import EvidenceClient
@@ -280,8 +278,7 @@ def table(_, flags) -> None:
   flag('--most', 'only this many questions of each step; all if not given', int, '>= 1'),
   takes_words=True, examples=('runs/quickstart --out view.html', 'runs/mine --with runs/other --serve'))
 def view(_, flags) -> None:
-  """Show the rollouts of a run, or of a result of eval or bench, as one page: a table, trees, tokens by
-  credit."""
+  """Show the rollouts of a run, or of a result, as one page: a table, trees, tokens by credit."""
   if len(flags.parts) != 1:
     raise UsageError('which run? usage: jaxsearch view RUN --out F.html')
   if flags.serve:

@@ -32,11 +32,10 @@ class Policy:
 
 @memory.named('loading the policy', 'set dtype=bfloat16')
 def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Policy:
-  """Loads the policy of a run folder, checkpoint, adapter, Hugging Face folder or GGUF file; '' is
-  `config.model`.
+  """Loads the policy of a run folder, checkpoint, adapter, Hugging Face folder or GGUF file.
 
-  It brings its tokenizer, unless `config.tokenizer` names one. What a run or an adapter began with is
-  `config.model`, unless it is a model that we ship. Raises FileNotFoundError if there is none.
+  '' is `config.model`. It brings its tokenizer, unless `config.tokenizer` names one. What a run or an adapter
+  began with is `config.model`, unless it is a model that we ship. FileNotFoundError if there is none.
   """
   if checkpoint and (is_run(checkpoint) or adapter_files.is_adapter(checkpoint)):
     model_config, params, host = load_params(checkpoint, base=config.model)
@@ -52,8 +51,7 @@ def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Poli
 
 
 def tokenizer_of(config: ml_collections.ConfigDict, host: Mapping[str, Any], checkpoint: str) -> Tokenizer:
-  """Loads the tokenizer that `config.tokenizer` names, else that in a checkpoint, else of what it began
-  with."""
+  """Loads the tokenizer that `config.tokenizer` names, else a checkpoint's, else of what it began with."""
   if host.get('tokenizer') and not config.tokenizer:
     return Tokenizer.from_json(host['tokenizer'])
   base = setup.base_of(host, config.model, checkpoint)

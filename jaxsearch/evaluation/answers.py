@@ -68,8 +68,7 @@ class Watch:
 class Kept:
   """The records of an evaluation by the number of their question, in a file from which it resumes.
 
-  The file has JSON lines, first the identity: all that the records depend on. With another identity it is
-  begun anew. Raises OSError, which names the file, if it cannot be written.
+  The file has JSON lines, first the identity: all that the records depend on. With another it is begun anew.
   """
 
   def __init__(self, path: pathlib.Path | None, identity: Mapping[str, Any], total: int):
@@ -124,30 +123,27 @@ def answer(agent: Agent, questions: Sequence[Question], key, kept: Kept, *, samp
   what was paid since the one before it: the total is exact, the split per question is not.
 
   Args:
-    on_progress: called with (questions answered, questions, what failed so far) at the start and at every
-      end.
+    on_progress: called with (questions answered, questions, metrics so far) at the start and every end.
     assess: writes a critic's values onto finished trees, see `agents.open_critic`.
     timed: see `Watch.record`.
   """
   asked = {number: dataclasses.replace(questions[number]) for number in kept.missing()}  # samples are alike
   numbers = {id(question): number for number, question in asked.items()}
   watch, search = Watch(), agent.tools.search
-  paid, failed = getattr(search, 'paid', 0), add_failures(kept.records.values())
-  on_progress(len(kept.records), kept.total, failed)
+  paid = getattr(search, 'paid', 0)
+  on_progress(len(kept.records), kept.total, {})
 
-  def save(*_) -> None:
+  def save(_done: int, _total: int, metrics: dict) -> None:
     """Keeps what has ended. Not in the observer: an error in there would be the method's."""
-    nonlocal paid, failed
+    nonlocal paid
     while watch.ended:
       tree = watch.ended.pop(0)
       if assess:
         assess([tree])
       costs = tools.paid(search, paid)  # read once: other threads go on searching
       paid += costs.get('searches_paid', 0)
-      record = watch.record(tree, timed) | costs
-      kept.add({numbers[id(tree.question)]: record})
-      failed = add_failures([failed, record])
-    on_progress(len(kept.records), kept.total, failed)
+      kept.add({numbers[id(tree.question)]: watch.record(tree, timed) | costs})
+    on_progress(len(kept.records), kept.total, metrics)
 
   rollout(agent, list(asked.values()), key, sampling=sampling, numbers=list(asked), on_progress=save,
           observer=watch)
@@ -177,10 +173,7 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
 
   The questions and the random key are the same at every step, so that runs and steps can be compared. A row
   has the means over all questions, the figures of competence.py, what failed, and `samples`: the first
-  records.
-
-  Args:
-    assess: writes a critic's values onto the trees; all processes call it at once.
+  records. `assess` writes a critic's values onto the trees; all processes call it at once.
   """
   questions, tiers = read_held_out(config)
   for temperature in config.eval.temperatures:

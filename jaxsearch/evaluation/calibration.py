@@ -34,8 +34,7 @@ def brier(probabilities, outcomes) -> float:
 
 
 def explained_variance(predictions, targets) -> float:
-  """Returns `1 - Var(targets - predictions) / Var(targets)` (CARL, appendix I.2); a constant offset is
-  free."""
+  """Returns `1 - Var(targets - predictions) / Var(targets)` (CARL, appendix I.2): an offset is free."""
   targets = np.asarray(targets, np.float64)
   if not len(targets) or not targets.var():
     return float('nan')
@@ -43,10 +42,9 @@ def explained_variance(predictions, targets) -> float:
 
 
 def sign_accuracy(changes, expected) -> float:
-  """Returns the share of value changes V(after) - V(before) whose sign is that of `expected` (CARL, appendix
-  I.1).
+  """Returns the share of value changes V(after) - V(before) whose sign is that of `expected`.
 
-  A change of 0 goes in no direction and is wrong; an expected direction of 0 does not count.
+  CARL, appendix I.1. A change of 0 is wrong; an expected direction of 0 does not count.
   """
   changes, expected = np.asarray(changes, np.float64), np.sign(expected)
   return mean((changes * expected > 0)[expected != 0])

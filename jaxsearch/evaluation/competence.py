@@ -1,10 +1,9 @@
-"""Does the critic know what the policy knows, and does the policy use tools where it needs them? CARL,
-section 4.4.
+"""Does the critic know what the policy knows, and does the policy use tools where it needs them?
 
-Figures are of the records of answered questions (appendices C, E, F, I, J, M and N of the paper); without a
-critic or without CARL's segments they are NaN. A question is tier 2 if the policy can answer it closed-book,
-else tier 1; `tiers` maps question ids to tiers, and records of other questions count only where tiers do not
-matter.
+CARL, section 4.4. Figures are of the records of answered questions (appendices C, E, F, I, J, M and N of the
+paper); without a critic or without CARL's segments they are NaN. A question is tier 2 if the policy can
+answer it closed-book, else tier 1; `tiers` maps question ids to tiers, and records of other questions count
+only where tiers do not matter.
 """
 
 import collections
@@ -27,8 +26,7 @@ ERRORS = ('no_answer', 'no_call', 'not_retrieved', 'lost', 'wrong_commit')
 
 
 class ToolCall(NamedTuple):
-  """An invoke segment and the assimilate segment that reads its output. Values are NaN where there is
-  none."""
+  """An invoke segment and the assimilate segment that reads its output. Missing values are NaN."""
   retrieved: bool  # the raw output holds a gold answer
   extracted: bool  # the context written from it holds a gold answer
   before: float    # V before the invoke
@@ -87,8 +85,7 @@ def critic_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, floa
 
 
 def gate_figures(trees: Sequence[Tree], tiers: Mapping[str, int]) -> dict[str, float]:
-  """Returns what the gate looks at (auc, sign, explained) and the calibration (ece, brier) of held-out
-  rollouts.
+  """Returns what the gate looks at (auc, sign, explained) and the calibration (ece, brier).
 
   Signs are those of all calls (appendix C asks for tool-required rollouts), the rest is of rollouts under the
   prompt of training.
@@ -103,10 +100,9 @@ def sign_figures(records: Records) -> dict[str, float]:
   """Returns how often the critic's value moves in the right direction (table 12).
 
   V should rise over an assimilate that keeps the gold answer from the raw output and drop over one that loses
-  it; after a failed retrieval nothing is expected. It should rise over an invoke whose output holds the gold
-  answer. All calls of a rollout count, so long rollouts weigh more; the paper draws at most one call a
-  trajectory and has people judge what was found. Calls without a value on both sides are left out, such as
-  the last one of a rollout that ran out of segments.
+  it; after a failed retrieval nothing is expected. It should rise over an invoke whose output holds the gold.
+  All calls of a rollout with a value on both sides count; the paper draws at most one call a trajectory and
+  has people judge what was found.
 
   Returns:
     For X in extracted, lost and invoke: X_pairs (how many), X_right (moved in the right direction) and
@@ -146,10 +142,9 @@ def use_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, float]:
 
   For each tier: tool_rate_tier_N, the share of rollouts with a call; calls_tier_N, calls a rollout;
     em_tier_N.
-  needless_calls: calls a rollout on tier 2. The paper's '53 % fewer unnecessary tool calls' is table 3's
-  tool_rate_tier_2 (82.6 to 38.6 %), so compare that as well. confident_wrong: share of tier 1 rollouts with a
-  wrong answer; tokens_per_answer: tokens a rollout, answered or not; assimilate_tokens: mean length of the
-  assimilate segments; assimilate_precision: see `_precisions`.
+  needless_calls: calls a rollout on tier 2; the paper's '53 % fewer unnecessary tool calls' is table 3's
+  tool_rate_tier_2. confident_wrong: share of tier 1 rollouts with a wrong answer; tokens_per_answer: tokens a
+  rollout, answered or not; assimilate_tokens: mean length of these segments; assimilate_precision: see below.
   """
   calls, right = (np.array([record[name] for record in records], np.float64) for name in ('searches', 'em'))
   answered = np.array([bool((record['prediction'] or '').strip()) for record in records], bool)
@@ -168,8 +163,7 @@ def use_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, float]:
 
 
 def _precisions(record: Record) -> list[float]:
-  """Returns of each context of a right rollout the share of its words in sentences with a gold answer (table
-  14).
+  """Returns the shares of words in sentences with a gold answer, for contexts of right rollouts (table 14).
 
   The paper says no more than 'the fraction of tokens that are answer-relevant'.
   """
@@ -193,12 +187,10 @@ def hop_figures(records: Records) -> dict[str, float]:
 
 
 def errors(records: Records) -> dict[str, dict[str, int]]:
-  """Returns hops ('all', '2', …) -> how many wrong rollouts fell into each of `ERRORS`, the first that fits
-  (table 7).
+  """Returns hops ('all', '2', …) -> how many wrong rollouts fell into each of `ERRORS`, the first that fits.
 
-  not_retrieved: no output of a tool holds a gold answer; lost: no context does; wrong_commit: one does. The
-  paper's annotators also tell a poor query from a poor retriever, and poor reasoning from a poor commit,
-  which takes a person.
+  Table 7. not_retrieved: no output of a tool holds a gold answer; lost: no context does; wrong_commit: one
+  does. What the paper's annotators also tell apart takes a person.
   """
   counts = collections.defaultdict(lambda: dict.fromkeys(ERRORS, 0))
   for record in records:
@@ -222,8 +214,7 @@ def _error(record: Record) -> str:
 
 
 def starts(records: Records) -> tuple[np.ndarray, np.ndarray, list[str]]:
-  """Returns (V(s_0) [N], outcomes [N], question ids) of the records with a value (table 11, figures 2a and
-  4)."""
+  """Returns (V(s_0) [N], outcomes [N], question ids) of the records with a value (table 11)."""
   firsts = [(spans[0].get('value'), record) for record in records if (spans := policy_spans(record))]
   valued = [(value, _outcome(record), record['id']) for value, record in firsts if value is not None]
   values, outcomes, names = zip(*valued) if valued else ((), (), ())

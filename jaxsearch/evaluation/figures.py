@@ -2,9 +2,8 @@
 
 A new metric is an entry of `FIGURES`: `eval`, evaluations during training and `bench` compute it, and
 reports, sweeps and `jaxsearch table` show it. They are computed from records, the JSON that is kept of each
-answer. A figure
-of several answers is a mean over questions: one that was answered n times counts as one, with the mean of n
-  values.
+answer. A figure of several answers is a mean over questions: one that was answered n times counts as one,
+with the mean of its n values.
 """
 
 import collections
@@ -27,8 +26,7 @@ class Figure(NamedTuple):
 
   Attributes:
     heading: of a column.
-    of: computes it from the tree of an answer; None where the rollout counts it, or competence.py computes
-      it.
+    of: computes it from the tree of an answer; None where the rollout or competence.py does.
     scale, digits: of what is shown; shares are shown in %.
     main: reports and sweeps show it, where they have it.
   """
@@ -112,8 +110,7 @@ def sources_in(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def look_up(name: str) -> Figure:
-  """Returns the figure of a name, such as that of EM for the EM of a data set; shares for pass@k and the
-  like."""
+  """Returns the figure of a name: that of EM for EM of a data set, shares for pass@k and the like."""
   if name.startswith(OF_SOURCE):
     return FIGURES['em']._replace(heading=f'EM {name.removeprefix(OF_SOURCE)}')
   return (FIGURES | OF_TIERS | OF_REFINEMENT).get(name, Figure(name))
@@ -145,7 +142,8 @@ def scores(records: Sequence[Mapping], in_corpus: set[str] | None = None,
   rows = collections.defaultdict(list)
   for (benchmark, _), answers in samples.items():
     rows[benchmark].append(_of_question(answers, in_corpus, closed_book))
-  names = np.array(list(dict.fromkeys(name for questions in rows.values() for row in questions for name in row)))
+  named = (name for questions in rows.values() for row in questions for name in row)
+  names = np.array(list(dict.fromkeys(named)))
   mean, draws = {}, {}
   for number, (benchmark, questions) in enumerate(rows.items()):
     values = np.array([[row.get(name, np.nan) for name in names] for row in questions])
@@ -155,9 +153,11 @@ def scores(records: Sequence[Mapping], in_corpus: set[str] | None = None,
     """Averages over benchmarks; leaves out what one of them has not."""
     means, drawn = (np.mean([of[benchmark] for benchmark in benchmarks], axis=0) for of in (mean, draws))
     known = ~np.isnan(means)
-    intervals = dict(zip(names[known].tolist(), np.stack(metrics.interval(drawn[:, known]), axis=-1).tolist()))
+    ends = np.stack(metrics.interval(drawn[:, known]), axis=-1)  # [figures, 2]
+    intervals = dict(zip(names[known].tolist(), ends.tolist()))
+    number = sum(len(rows[benchmark]) for benchmark in benchmarks)
     return dict(zip(intervals, means[known].tolist())) | {
-      'n': sum(len(rows[benchmark]) for benchmark in benchmarks), 'ci95': intervals['em'], 'intervals': intervals}
+      'n': number, 'ci95': intervals['em'], 'intervals': intervals}
 
   hops = {kind: [name for name in rows if name in listed] for kind, listed in HOPS.items()}
   return {'benchmarks': {name: average([name]) for name in rows},

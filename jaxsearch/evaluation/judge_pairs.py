@@ -1,5 +1,4 @@
-"""`jaxsearch judge`: a language model compares two result files of `jaxsearch eval --out`, question by
-question.
+"""`jaxsearch judge`: a language model compares two results of `jaxsearch eval`, question by question.
 
 `rewards/trajectory_judge.py` has the rubrics and prompts and reads the replies. The judge sees all spans of a
 prediction but its prompts; for a method that branches (Search-R2 with its refiner on) these are all branches,

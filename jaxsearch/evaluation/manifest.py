@@ -32,8 +32,7 @@ TURNS = ('max_turns', 'budget', 'max_segments', 'rounds', 'max_searches', 'max_t
 
 
 def made_with(config: ml_collections.ConfigDict, **files: str) -> dict[str, Any]:
-  """Returns what a result was made with: versions, device, config, and the SHA-256 of the files that were
-  read."""
+  """Returns what a result was made with: versions, device, config, and the SHA-256 of files."""
   read = {name: {'path': without_secrets(path), 'sha256': hash_of(path)}
           for name, path in files.items() if path}
   return {'jaxsearch': jaxsearch.__version__, 'jax': jax.__version__, 'device': jax.devices()[0].device_kind,
@@ -99,8 +98,7 @@ def weights(path: str) -> dict[str, Any]:
 
 
 def hash_of(name: str) -> str | None:
-  """Returns the SHA-256 of a file, or of all files in a name such as 'hotpotqa:A.json+B.jsonl'; None without
-  one."""
+  """Returns the SHA-256 of the file or files in a name such as 'hotpotqa:A.json+B.jsonl'; None without."""
   paths = [name] if pathlib.Path(name).is_file() else [part.rpartition(':')[2] for part in name.split('+')]
   digest, files = hashlib.sha256(), [path for path in paths if pathlib.Path(path).is_file()]
   for path in files:

@@ -56,8 +56,7 @@ def maj_at_k(answers: Sequence[str | None], right: Sequence[float], k: int) -> f
 
 
 def resampled(values: np.ndarray, *, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
-  """Returns [draws, figures] bootstrapped means of [questions, figures]; of several sets, average them
-  first."""
+  """Returns [draws, figures] bootstrapped means of [questions, figures]."""
   rng = np.random.default_rng(seed)
   return np.array([mean(values[rng.integers(len(values), size=len(values))]) for _ in range(draws)])
 

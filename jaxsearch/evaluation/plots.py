@@ -44,8 +44,7 @@ def whole_steps(axes, size: float = 9) -> None:
 
 
 def smoothed(values: Iterable[float], keep: float = 0.8) -> list[float]:
-  """Returns the exponential moving average, corrected for its start; NaN, a missing value, leaves it as it
-  was."""
+  """Returns the exponential moving average, corrected for its start; NaN leaves it as it was."""
   total, weight, averages = 0.0, 0.0, []
   for value in values:
     if not np.isnan(value):
@@ -55,8 +54,7 @@ def smoothed(values: Iterable[float], keep: float = 0.8) -> list[float]:
 
 
 def reliability(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], file: File) -> None:
-  """Draws the reliability diagram of each name -> (probabilities [N], outcomes [N]), with bin counts
-  below."""
+  """Draws the reliability diagram of each name -> (probabilities [N], outcomes [N])."""
   figure, bins = new_figure(5.2, 6), calibration.BINS
   upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[5, 1])
   upper.plot([0, 1], [0, 1], color='#b0b8c1', linewidth=1, linestyle='--', zorder=1)
@@ -99,8 +97,7 @@ def critic(starts: tuple[np.ndarray, np.ndarray, Sequence[str]], tiers: Mapping[
 
 
 def readers(results: Mapping[str, Sequence[Mapping[str, Any]]], path: pathlib.Path) -> None:
-  """Draws F1 by data set (RSTool, figure 2): of the policy, and of readers with its evidence, one search,
-  neither.
+  """Draws F1 by data set (RSTool, figure 2): of the policy, and of readers in three ways.
 
   Args:
     results: reader -> `rstool.predictions`. Whiskers are 95 % intervals, bootstrapped over questions.

@@ -1,5 +1,4 @@
-"""The questions of an evaluation, and what else it reads beside them: benchmarks, held-out questions,
-tiers."""
+"""The questions of an evaluation, and what it reads beside them: benchmarks, tiers, corpora."""
 
 import collections
 import contextlib
@@ -102,8 +101,7 @@ def golds_in(corpus: str, records: Iterable[Mapping]) -> set[str] | None:
 
 
 def find_golds(golds: Iterable[str], documents: Iterable[Document]) -> set[str]:
-  """Returns the golds that are in a document as whole words, both normalised: `match.answer_found`, for
-  many."""
+  """Returns the golds that are in a document as whole words: `match.answer_found`, for many."""
   words_of = {gold: tuple(normalize_answer(gold).split()) for gold in golds}
   by_first, met = collections.defaultdict(set), set()  # first word -> golds that were not met yet
   for gold in filter(None, words_of.values()):

@@ -94,8 +94,7 @@ def curves_of(rows: Sequence[Mapping], evaluations: Sequence[Mapping]) -> list[t
 
 
 def plot_depths(rows: Sequence[Mapping], axes) -> None:
-  """Draws how deep the rollouts of each step searched, as shares (CuSearch's figure 1b): the deeper the
-  darker."""
+  """Draws how deep the rollouts of each step searched, as shares: CuSearch's figure 1b."""
   depth = lambda name: int(name.removeprefix('chains_depth_'))
   names = sorted((name for name in rows[0] if name.startswith('chains_depth_')), key=depth)
   counts = np.array([column(rows, name) for name in names])
@@ -136,8 +135,7 @@ def render(rows: Sequence[Mapping], evaluations: Sequence[Mapping], config: Mapp
 
 
 def warnings(rows: Sequence[Mapping], evaluations: Sequence[Mapping]) -> list[str]:
-  """Says what went wrong, a sentence each: skipped updates, alarms of the monitor, failed searches and
-  calls."""
+  """Says what went wrong, a sentence each: skipped updates, alarms of the monitor, failed calls."""
   found = []
   if skipped := _skipped(rows):
     found.append(f'Updates were skipped at {named(skipped)}: the loss or its gradient was not finite.')

@@ -61,8 +61,7 @@ def read_result(path: str) -> dict[str, Any]:
 
 
 def read_predictions(path: str | os.PathLike) -> list[dict[str, Any]]:
-  """Reads the records of a result of eval or bench, finished or not. Raises DataError for anything else,
-  OSError."""
+  """Reads the records of a result of eval or bench, finished or not. Raises DataError, OSError."""
   path = pathlib.Path(path)
   if path.name.endswith('.jsonl'):
     read = lambda: {'predictions': [row['record'] for row in row_files.read(path)[1:]]}

@@ -1,5 +1,4 @@
-"""R-Search as a tool (RSTool, arXiv 2506.04185, figure 2): a policy searches for evidence, a second model
-answers.
+"""R-Search as a tool (arXiv 2506.04185, figure 2): a policy searches for evidence, a second model answers.
 
 `find` runs the policy on questions; `jaxsearch serve --as-tool` serves it over HTTP. `answer` is `jaxsearch
 eval --as-tool`: it asks the second model, the reader, the same questions closed-book, with the passages of
@@ -116,8 +115,7 @@ def answer(tool: Agent | EvidenceClient, reader: Reader, questions: Sequence[Que
   """Keeps a record of each question: what the tool found, and what `ask_reader` returns.
 
   Of the tool `evidence`, `forfeited`, `prediction` (its own answer) and `searches`, of an agent the whole
-  record. The questions are counted once for the tool, once for the reader. Raises RequestError if a server
-  failed.
+  record. Questions are counted once for the tool, once for the reader. RequestError if a server failed.
   """
   def parts(field: str) -> Iterator[Sequence[int]]:
     """Yields the numbers of the questions without such a field."""
@@ -148,8 +146,7 @@ def answer(tool: Agent | EvidenceClient, reader: Reader, questions: Sequence[Que
 
 def ask_reader(reader: Reader, questions: Sequence[Question], evidence: Sequence[str], search: SearchBackend,
                topk: int) -> list[dict]:
-  """Returns for each question the reader's answers, None where a reply failed; raises the first if all
-  failed.
+  """Returns for each question the reader's answers, None where a reply failed; raises the first if all did.
 
   `alone`, with the `passages` of one search (`rag`), and with the `evidence` (`rstool`; closed-book if it is
   ''). The replies are counted as calls of a service.
@@ -196,8 +193,7 @@ def predictions(records: Sequence[Mapping[str, Any]]) -> list[dict]:
 
 
 def reader_template(config: ml_collections.ConfigDict) -> str:
-  """Returns how the reader is asked; ValueError for a method that writes no evidence, or no group
-  `reader`."""
+  """Returns how the reader is asked; ValueError if nothing writes evidence or none is to read it."""
   settings = dict(config.grow) | dict(config.eval.grow)
   if 'evidence_template' not in settings:
     raise ValueError(f'config.method={config.method!r} writes no evidence for other models: '

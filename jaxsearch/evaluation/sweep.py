@@ -144,9 +144,8 @@ def check_finished(run: SweepRun) -> None:
 def train_all(runs: Sequence[SweepRun], parallel: int) -> list[SweepRun]:
   """Trains the unfinished runs, `parallel` at a time; says on stderr which fail, and returns those.
 
-  On SIGTERM and Ctrl-C every run finishes its step and saves; a second signal kills them.
-
-  Raises ValueError if a finished run has another config; nothing is started.
+  On SIGTERM and Ctrl-C every run finishes its step and saves; a second signal kills them. Raises ValueError
+  if a finished run has another config; nothing is started.
   """
   waiting = [run for run in runs if not finished(run)]
   for run in set(runs).difference(waiting):

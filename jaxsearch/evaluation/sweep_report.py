@@ -1,5 +1,4 @@
-"""The report of a sweep, from its run folders alone: OUT/table.md, OUT/table.json, OUT/curves.png,
-OUT/steps.png.
+"""The report of a sweep, from its run folders alone: table.md, table.json, curves.png and steps.png.
 
 Figures are the scores after the last step (held-out questions, at each temperature of the evaluation), means
 over the training where a method has some, and the costs of the whole training. The tables show means over
@@ -19,7 +18,7 @@ from jaxsearch.evaluation import plots
 from jaxsearch.evaluation.figures import MAIN, OF_REFINEMENT, Figure, look_up, sources_in
 from jaxsearch.evaluation.report import column
 from jaxsearch.evaluation.sweep import SweepRun, finished
-from jaxsearch.evaluation.text_tables import escaped, layout
+from jaxsearch.evaluation.table import escaped, layout
 from jaxsearch.files import write_whole
 from jaxsearch.training.row_files import read as read_rows
 
@@ -30,9 +29,9 @@ COSTS = {'tokens_generated': Figure('tokens generated (k)', None, 1e-3, ',.0f'),
 MAX_COLUMNS = 15  # that fit on a page
 FOOTNOTE = (
   'After {steps} steps; EM and F1 in % on {questions} held-out questions. ± and [ ] are 95 % intervals over '
-  "seeds (Student's t). Bold: significant, the interval excludes 0; elsewhere there is no significant difference. "
-  'Nothing is corrected for multiple comparisons. Seconds are those of the training steps, without evaluation, '
-  'saving and compilation.')
+  "seeds (Student's t). Bold: significant, the interval excludes 0; elsewhere there is no significant "
+  'difference. Nothing is corrected for multiple comparisons. Seconds are those of the training steps, without '
+  'evaluation, saving and compilation.')
 # Axes of the plots.
 STEP, TOKENS, MINUTES = 'step', 'tokens trained', 'minutes of training steps'
 REWARD, SEARCHES = 'mean reward, smoothed', 'searches of a rollout, smoothed'
@@ -82,10 +81,9 @@ def summary(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> dict
 
 
 def figures(run: SweepRun) -> dict[str, float]:
-  """Returns the scores of a finished run after its last step, means over all steps, and costs that every step
-  tells.
+  """Returns the scores of a finished run after its last step, means over its steps, and its costs.
 
-  Search-R2's probes cost rollouts that the method does not need: a run with any has no costs but the trained
+  Search-R2's probes cost rollouts that the method does not need: such a run has no costs but the trained
   tokens.
   """
   rows = read_rows(run.out / 'metrics.jsonl')
@@ -99,10 +97,9 @@ def figures(run: SweepRun) -> dict[str, float]:
 
 
 def relative(figures: Mapping[str, Mapping], baseline: Mapping[str, Mapping]) -> dict[str, float]:
-  """Returns changes of the mean EM and seconds as shares of the baseline's, and their ratio where the time
-  grows.
+  """Returns changes of the mean EM and seconds as shares of the baseline's.
 
-  The ratio is how much EM an added share of time buys: Search-R2, table 5.
+  And their ratio where the time grows: how much EM an added share of time buys (Search-R2, table 5).
   """
   changes = {name: figures[name]['mean'] / of['mean'] - 1 for name, of in baseline.items()
              if name in figures and of['mean'] and (name == 'seconds' or name.startswith('em@'))}

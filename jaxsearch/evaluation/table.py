@@ -10,6 +10,7 @@ import collections
 import csv
 import io
 import pathlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,6 @@ from jaxsearch.data.jsonl import shortened
 from jaxsearch.evaluation import metrics
 from jaxsearch.evaluation.figures import HOPS, look_up
 from jaxsearch.evaluation.results import read_result
-from jaxsearch.evaluation.text_tables import escaped, layout
 
 PUBLISHED = pathlib.Path(__file__).with_name('published.csv')
 SETTINGS = ('corpus', 'index', 'k', 'turns', 'questions', 'split', 'metric', 'decoding')
@@ -30,6 +30,8 @@ SIZES = {'nq': 3610, 'triviaqa': 11313, 'popqa': 14267, 'hotpotqa': 7405, '2wiki
          'musique': 2417, 'bamboogle': 125, 'gsm8k': 1319, 'finqa': 1147}
 LISTED = {'em': ('',), 'f1': ('_f1',), 'em_f1': ('', '_f1')}  # figure -> endings of columns of published.csv
 MACRO, POOLED, MISSING = 'average', 'all questions', '–'
+_LATEX = str.maketrans({'\\': r'\textbackslash{}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}',
+                        **{character: f'\\{character}' for character in '{}$&#_%'}})
 
 Cell = tuple[float, float | None, float | None]  # a figure, the ends of its interval
 
@@ -100,8 +102,7 @@ def _labels(paths: Sequence[str]) -> list[str]:
 
 
 def _differing(results: Mapping[str, Mapping], column: str) -> Iterator[tuple[str, str, str]]:
-  """Yields (label, setting, sentence) of every result that differs on a benchmark from the first with the
-  setting."""
+  """Yields (label, setting, sentence) of every result that differs from the first with the setting."""
   for name in SETTINGS:
     firsts = {}
     for label, result in results.items():
@@ -159,8 +160,7 @@ def _cell(cell: Cell | None, metric: str) -> str:
 
 
 def _tests(results: Mapping[str, Mapping], columns: Sequence[str], metric: str) -> list[list[str]]:
-  """Returns a heading and a row for each result but the first: the difference to the first, question by
-  question.
+  """Returns a heading, and for each result but the first a row of differences to the first, by question.
 
   With several columns also over the questions of all of them.
   """
@@ -187,10 +187,7 @@ def _test(a: Mapping[tuple, list], b: Mapping[tuple, list], metric: str) -> str:
 
 
 def read_published() -> list[dict[str, str]]:
-  """Returns the rows of published.csv: scores in per cent, under NAME by `metric`, under NAME_f1 F1.
-
-  `checked` says against what ('yes': the paper itself).
-  """
+  """Returns the rows of published.csv: scores in per cent, under NAME by `metric`, under NAME_f1 F1."""
   with open(PUBLISHED, encoding='utf-8', newline='') as file:
     return list(csv.DictReader(file))
 
@@ -250,3 +247,31 @@ def _csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
     shown = ['' if number is None else round(number, 6) for number in numbers]
     writer.writerow([safe(row.name), *shown, safe(row.note)])
   return file.getvalue()
+
+
+def escaped(text: str, form: str) -> str:
+  """Returns a text on one line, without what would be a command, a formula, markup or an escape sequence.
+
+  Names and texts in tables may come from strangers.
+  """
+  text = ''.join(character if character.isprintable() else ' ' for character in text)
+  if form == 'latex':
+    return text.translate(_LATEX).replace(' †', r'$^\dagger$')
+  if form == 'markdown':
+    return re.sub(r'[\\`|]|<(?=[A-Za-z/!?])|(?<=\])\(', r'\\\g<0>', text)
+  return f"'{text}" if form == 'csv' and text.lstrip().startswith(tuple('=+-@＝＋－＠')) else text
+
+
+def layout(rows: Sequence[Sequence[str]], form: str) -> str:
+  """Returns a table in 'text', 'markdown' or 'latex', its heading row first."""
+  rows = [[escaped(cell, form) for cell in row] for row in rows]
+  if form == 'latex':
+    heading, *body = [f'{" & ".join(row)} \\\\' for row in rows]
+    begin = f'\\begin{{tabular}}{{l{"r" * (len(rows[0]) - 1)}}}'
+    return '\n'.join([begin, '\\hline', heading, '\\hline', *body, '\\hline', '\\end{tabular}'])
+  if form == 'markdown':
+    rows.insert(1, ['---', *['--:'] * (len(rows[0]) - 1)])
+    return '\n'.join(f'| {" | ".join(row)} |' for row in rows)
+  widths = [max(map(len, column)) for column in zip(*rows)]
+  lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
+  return '\n'.join('  '.join(line).rstrip() for line in lines)

@@ -1,5 +1,4 @@
-"""A rollout on the terminal as it grows: thoughts, queries, documents and the answer, each behind its
-name."""
+"""A rollout on the terminal as it grows: thoughts, queries, documents and answer, each behind its name."""
 
 import re
 from typing import Any

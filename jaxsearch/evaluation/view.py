@@ -1,5 +1,4 @@
-"""`jaxsearch view`: the rollouts of runs, and of results of eval and bench, as one page that needs nothing
-else.
+"""`jaxsearch view`: the rollouts of runs and of results as one page that needs nothing else.
 
 The page (view.html) holds an index of all questions and the rollouts themselves in blocks of gzipped JSON
 lines; it unpacks a block when it is looked at or searched, so that a hundred megabytes open at once. Served
@@ -99,8 +98,8 @@ class Source:
   def index(self, steps: tuple[int, int] | None = None, most: int | None = None) -> dict[str, Any]:
     """Returns what the page knows of all questions.
 
-    Only of these steps (first, last), and of at most so many questions of each, it says where their records
-    are.
+    It says where the records are of these steps (first, last) alone, and of at most so many questions of
+    each.
     """
     counts, entries = collections.Counter(), []
     for entry in self.entries:
@@ -114,8 +113,7 @@ class Source:
 
 
 def page(sources: Sequence[Source], steps: tuple[int, int] | None = None, most: int | None = None) -> bytes:
-  """Returns the page with the rollouts that `Source.index` chooses. ValueError if it is too large for a
-  browser."""
+  """Returns the page with the rollouts that `Source.index` chooses; ValueError if it is too large."""
   parts = []
   for number, source in enumerate(sources):
     index = source.index(steps, most)
