@@ -119,10 +119,8 @@ cache) while it samples (`sampler.release`). `update` and `critic` are what upda
 all other programs add less. `share` is the largest sum as a share of the device.
 
 Decoding is planned with slots as long as they are on average: its kernel
-(jaxsearch/models/kernels/decode_attention.py) reads each slot's own length. Where the heads do not suit it
-(`platform_of` there), decoding is dense, over the window of the longest slot. Memory traffic is that of
-matrix products, reductions, slices and kernels; plans made before 2026-11-24 counted it in the compiled text, where it is
-more.
+(jaxsearch/models/kernels/decode_attention.py) reads each slot's own length. Memory traffic is that of
+matrix products, reductions, slices and kernels; plans made before 2026-11-24 counted more, in the compiled text.
 
 """ + made(plans)
   missing = []

@@ -4,6 +4,7 @@ import contextlib
 import json
 import pathlib
 import shlex
+import statistics
 import sys
 import time
 
@@ -154,8 +155,11 @@ def tiers(config, flags) -> None:
   write_result(flags.out, ''.join(rows))
   if flags.mixed:
     write_questions(curation.mixed(questions, tiers), flags.mixed)
-  share = sum(tier == 2 for tier in tiers.values()) / len(tiers)
-  print_figures({'questions': len(tiers), 'tier_2': share, 'out': flags.out})
+  figures, by_source = {'questions': len(tiers), 'tier_2': statistics.mean(tiers.values()) - 1}, {}
+  for question in questions:
+    if source := question.metadata.get('source'):
+      by_source.setdefault(f'tier_1_{source}', []).append(2 - tiers[question.id])
+  print_figures(figures | {name: statistics.mean(ones) for name, ones in by_source.items()} | {'out': flags.out})
 
 
 @command('quickstart',
