@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.tools import Backend, sparse
-from jaxsearch.tools.sparse import K1, B, Ranking, indexed, words
+from jaxsearch.tools.sparse import K1, NOTHING, B, Ranking, indexed, words
 
 
 class BM25:
@@ -53,30 +53,26 @@ def _rank_bm25(texts: list[str]) -> Callable[[str, int], Ranking]:
   """Indexes texts; returns a function (query, topk) -> ranking."""
   import rank_bm25
 
-  documents = list(map(words, texts))
-  index = rank_bm25.BM25Okapi(documents, k1=K1, b=B)
-  index.doc_len = np.array(index.doc_len)  # else converted again for every word
-  holders: dict[str, list[int]] = {}
-  for number, frequencies in enumerate(index.doc_freqs):
-    for word in frequencies:
-      holders.setdefault(word, []).append(number)
-  # Okapi's own weight is zero or less for a word in half of the passages, and is then lifted above that of
-  # rarer words: in a corpus of two nothing would be found, in a large one 'of' would outweigh real words.
-  count = {word: len(numbers) for word, numbers in holders.items()}
-  index.idf = {word: math.log1p((len(documents) - n + 0.5) / (n + 0.5)) for word, n in count.items()}
+  class Lucene(rank_bm25.BM25Okapi):
+    def _calc_idf(self, holders: dict[str, int]) -> None:
+      # Okapi's own weight is zero or less for a word in half of the passages, and is then lifted above that
+      # of rarer words: in a corpus of two nothing would be found, in a large one 'of' would outweigh real
+      # words.
+      self.idf = {word: math.log1p((self.corpus_size - n + 0.5) / (n + 0.5)) for word, n in holders.items()}
 
-  # rank_bm25's own `get_scores` visits every passage for every word, milliseconds each with the interpreter
-  # held. Called once a word, for the passages that hold it, the library gives the same sums.
+  index = Lucene(list(map(words, texts)), k1=K1, b=B)
+
+  # The library visits every passage for every word, milliseconds each with the interpreter held: once a word.
   @functools.cache
-  def weights(word: str) -> tuple[np.ndarray, np.ndarray]:
-    return np.array(holders[word]), np.array(index.get_batch_scores([word], holders[word]))
+  def weights(word: str) -> Ranking:
+    scores = index.get_scores([word])
+    return (numbers := np.flatnonzero(scores)), scores[numbers]
 
   def rank(query: str, topk: int) -> Ranking:
-    scores = np.zeros(len(documents))
+    scores = np.zeros(len(texts))
     for word in dict.fromkeys(words(query)):
-      if word in holders:
-        numbers, added = weights(word)
-        scores[numbers] += added
+      numbers, added = weights(word) if word in index.idf else NOTHING
+      scores[numbers] += added
     scores = np.round(scores, 9)  # sums equal on paper are equal here
     best = np.argsort(-scores, kind='stable')[:min(topk, np.count_nonzero(scores))]
     return best, scores[best]

@@ -100,8 +100,6 @@ class Tools:
     """Searches, in the passages of the question's own source where the back end has them apart; counts it."""
     self.searches.append(TimeoutError('no reply to a search'))  # until there is one
     try:
-      if self.search is None:
-        raise RuntimeError('there is no search')
       of_source = getattr(self.search, 'of', None)
       search = of_source(node.tree.question.metadata.get('source')) if of_source else self.search
       results = search.search([query], self.topk if topk is None else topk)

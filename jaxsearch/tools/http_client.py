@@ -25,22 +25,21 @@ import httpx
 import pydantic
 import tenacity
 
+from jaxsearch.tools.calls import one_line
+
 MAX_RESPONSE_BYTES = 8 * 2**20  # ten passages have some 10 kB, ten long pages of an encyclopedia 5 MB
 MAX_REASON = 300  # characters of an error: it goes into observations and onto the terminal
+MAY_PASS = ('timeout', 'connection', 'server')  # faults that are retried
 T = TypeVar('T')
 
 
 class RequestError(RuntimeError):
-  """A request without a usable response; `url`, `reason` and `status` (None without one) say where and why.
-
-  `fault` is its kind, one of `tools.calls.FAULTS`. `delay` is set on an attempt that may be retried: the
-  seconds that the server asks for, else 0.
-  """
-
+  """A request without a usable response: `url`, `reason`, `status` (None without one), and `fault`, one of
+  `tools.calls.FAULTS`; `delay` is what the server asks for before a retry, in seconds."""
   kind = 'request'
 
   def __init__(self, url: str, reason: str, fault: str = 'error', status: int | None = None,
-               delay: float | None = None):
+               delay: float = 0.0):
     super().__init__(f'{self.kind} at {url} failed: {reason}')
     self.url, self.reason, self.fault, self.status, self.delay = url, reason, fault, status, delay
 
@@ -60,15 +59,14 @@ class JsonClient:
 
   Raises ValueError for another address than HTTP's, and a token that cannot stand in a header.
   """
-
   error: type[RequestError] = RequestError
-  default_path = ''
+  default_path = '/'
   _hint = ''  # why a request may be unauthorised
 
   def __init__(self, urls: Sequence[str | httpx.URL], *, timeout: float = 30.0, attempts: int = 4,
                backoff: float = 0.2, token: str | None = None, token_header: str = 'authorization'):
     addresses = map(parse_url, urls)
-    self._addresses = [address if address.path.strip('/') else address.copy_with(path=self.default_path or '/')
+    self._addresses = [address if address.path.strip('/') else address.copy_with(path=self.default_path)
                        for address in addresses]
     # Errors end up in logs and observations: no password, no query string in them.
     shown = (f'{address.scheme}://{address.netloc.decode()}{address.path}' for address in self._addresses)
@@ -80,7 +78,8 @@ class JsonClient:
       headers[token_header] = f'Bearer {token}' if token_header == 'authorization' else token
     # A proxy cannot reach this machine's own server.
     local = any(re.fullmatch(r'localhost|127(\.\d+){3}|::1', address.host) for address in self._addresses)
-    self._http, self._loop = httpx.AsyncClient(headers=headers, timeout=None, trust_env=not local), _event_loop()
+    self._http = httpx.AsyncClient(headers=headers, timeout=None, trust_env=not local)
+    self._loop = _event_loop()
 
   def post(self, body: object, parse: Callable[[Any], T]) -> T:
     """Returns what `parse` makes of the JSON of the response; it raises ValueError for another shape.
@@ -89,22 +88,22 @@ class JsonClient:
     than MAX_RESPONSE_BYTES.
     """
     content, deadline, turn = json.dumps(body).encode(), time.monotonic() + self._timeout, next(self._turn)
+    servers = len(self._addresses)
     retrying = tenacity.Retrying(
       stop=tenacity.stop_after_attempt(self._attempts) | tenacity.stop_before_delay(self._timeout),
-      retry=tenacity.retry_if_exception(lambda error: getattr(error, 'delay', None) is not None),
+      retry=tenacity.retry_if_exception(lambda error: getattr(error, 'fault', '') in MAY_PASS),
       wait=tenacity.wait_exponential(self._backoff, max=5.0) + tenacity.wait_random(0, self._backoff)
       + tenacity.wait_exception(lambda error: error.delay), reraise=True)
     try:
       for attempt in retrying:
         with attempt:
-          number, servers = attempt.retry_state.attempt_number - 1, len(self._addresses)
-          # The servers that are left want time, too.
-          seconds = (deadline - time.monotonic()) / max(servers - number, 1)
+          number = attempt.retry_state.attempt_number - 1
+          seconds = (deadline - time.monotonic()) / max(servers - number, 1)  # the others want time, too
           received = self._request('POST', self._addresses[(turn + number) % servers], seconds, content)
     except self.error as failure:
-      if failure.delay is None:
+      if failure.fault not in MAY_PASS:
         raise
-      reason = f'{failure.reason} (attempts: {retrying.statistics["attempt_number"]})'
+      reason = f'{failure.reason} (attempts: {number + 1})'
       raise self._failed(reason, failure.fault, failure.status) from failure
     try:
       return parse(parse_json(received))
@@ -131,43 +130,38 @@ class JsonClient:
         pages.append(None)
     return pages
 
-  def _failed(self, reason: str, fault: str, status: int | None = None,
-              delay: float | None = None) -> RequestError:
+  def _failed(self, reason: str, fault: str, status: int | None = None, delay: float = 0.0) -> RequestError:
     """Returns the error with this reason, on one line and without the key: servers quote what they refuse."""
     reason = reason.replace(self._token, '[key]') if self._token else reason
-    reason = ''.join(character if character.isprintable() else ' ' for character in reason[:MAX_REASON])
-    return self.error(self.url, ' '.join(reason.split()), fault, status, delay)
+    return self.error(self.url, one_line(reason, MAX_REASON), fault, status, delay)
 
   def _request(self, method: str, address: httpx.URL, seconds: float, content: bytes = b'') -> bytes:
-    """Returns the body of a successful response."""
-    receiving = self._receive(method, address, content, max(seconds, 0.01))
+    """Returns the body of a successful response, as it was sent."""
+    body = bytearray()
+
+    async def receive() -> httpx.Response:
+      timeout = asyncio.timeout(max(seconds, 0.01))
+      async with timeout, self._http.stream(method, address, content=content) as response:
+        async for chunk in response.aiter_raw():
+          body.extend(chunk)
+          if len(body) > MAX_RESPONSE_BYTES:
+            raise self._failed(f'the response is longer than {MAX_RESPONSE_BYTES} bytes', 'too_long')
+      return response
+
     try:
-      response, body = asyncio.run_coroutine_threadsafe(receiving, self._loop).result()
+      response = asyncio.run_coroutine_threadsafe(receive(), self._loop).result()
     except TimeoutError as error:
-      raise self._failed(f'no complete response within {self._timeout:g} s', 'timeout', delay=0.0) from error
+      raise self._failed(f'no complete response within {self._timeout:g} s', 'timeout') from error
     except httpx.TransportError as error:
-      raise self._failed(f'{type(error).__name__}: {error}', 'connection', delay=0.0) from error
-    if len(body) > MAX_RESPONSE_BYTES:
-      raise self._failed(f'the response is longer than {MAX_RESPONSE_BYTES} bytes', 'too_long')
+      raise self._failed(f'{type(error).__name__}: {error}', 'connection') from error
     if response.is_success:
-      return body
+      return bytes(body)
     status, text = response.status_code, body.decode(errors='replace')
     reason = f'status {status}: {text}' + (self._hint if status == 401 else '')
     if response.is_server_error or status in (408, 425, 429):
       after = response.headers.get('retry-after', '').strip()
       raise self._failed(reason, 'server', status, float(after) if after.isdecimal() else 0.0)
     raise self._failed(reason, 'refused', status)
-
-  async def _receive(self, method: str, address: httpx.URL, content: bytes,
-                     seconds: float) -> tuple[httpx.Response, bytes]:
-    """Returns the response and its body as it was sent, no more than the limit and one chunk."""
-    body = bytearray()
-    async with asyncio.timeout(seconds), self._http.stream(method, address, content=content) as response:
-      async for chunk in response.aiter_raw():
-        body += chunk
-        if len(body) > MAX_RESPONSE_BYTES:
-          break
-    return response, bytes(body)
 
 
 @functools.cache

@@ -12,8 +12,8 @@
     GET /metrics     counts, times and memory for Prometheus
 
 `search_app` and `evidence_app` are these two protocols, `make_app` the checks around them, `bind` and `run`
-serve them. Refusals are `{"error": …}` with 400 for what is not of the protocol, 401 for a missing token, 408
-and 413 for what takes too long or is too large, 415 for what is not sent as JSON, 429 and 503 for what may be
+serve them. Refusals are `{"error": …}` with 400 for what is not of the protocol, 401 for a missing token,
+408 and 413 for what takes too long or is too large, 415 for what is not sent as JSON, 503 for what may be
 retried. Needs the extra `serve`.
 
 Web pages in a browser on this machine can send requests here, too. One that reaches this machine under a name
@@ -53,6 +53,7 @@ from jaxsearch.tools.http_client import parse_json
 
 CONNECTIONS = 256    # open ones of one address
 HEAD_SECONDS = 10.0  # from a connection or a response to the next request
+OURS = re.compile(r'(localhost|127(\.\d+){3}|\[::1\])(:\d+)?', re.IGNORECASE)  # a `Host` of this machine
 RETRY = {'retry-after': '1'}
 
 
@@ -66,7 +67,6 @@ class Limits:
   topk: int = 100              # of a search
   threads: int = 4             # that search; more of BM25 would only take the processor from each other
   seconds: float = 60.0        # of a search, waiting for a thread included; then 503
-  questions: int = 256         # in flight, of all requests for evidence; further ones get 429
 
 
 def search_app(backend: SearchBackend, *, token: str | None = None, limits: Limits = Limits()) -> Starlette:
@@ -90,11 +90,12 @@ def search_app(backend: SearchBackend, *, token: str | None = None, limits: Limi
       raise ValueError(f'{len(results)} lists of documents for {len(asked.queries)} queries')
     entry = lambda document: {'id': document.id, 'contents': join_contents(document.title, document.text)}
     scored = lambda document: {'document': entry(document), 'score': document.score}
-    return {'result': [list(map(scored if asked.return_scores else entry, documents)) for documents in results]}
+    shown = scored if asked.return_scores else entry
+    return {'result': [list(map(shown, documents)) for documents in results]}
 
   # Clients keep results under it.
   known = {'corpus': backend.corpus_hash} if hasattr(backend, 'corpus_hash') else {}
-  return make_app('/retrieve', retrieve, 'search', token, limits, health=lambda: known)
+  return make_app('/retrieve', retrieve, 'search', token, limits, health=known)
 
 
 def evidence_app(find: Callable[[list[str]], Sequence[Evidence]], *,
@@ -107,15 +108,13 @@ def evidence_app(find: Callable[[list[str]], Sequence[Evidence]], *,
       for it.
     check: raises ValueError for a question that is too long for the policy.
   """
-  batched, in_flight = DynamicBatcher(find), 0
-  threads = anyio.CapacityLimiter(limits.requests)  # each waits for its batch
+  batched, threads = DynamicBatcher(find), anyio.CapacityLimiter(limits.requests)  # each waits for its batch
   text = Annotated[str, Field(pattern=r'\S', max_length=limits.text_chars)]
 
   class Ask(BaseModel):
     question: text | Annotated[list[text], Field(min_length=1, max_length=limits.texts)]
 
   async def evidence(request: object) -> object:
-    nonlocal in_flight
     question = Ask.model_validate(request).question
     questions = question if isinstance(question, list) else [question]
     try:
@@ -123,23 +122,16 @@ def evidence_app(find: Callable[[list[str]], Sequence[Evidence]], *,
         check(asked)
     except ValueError as error:
       raise HTTPException(413, str(error)) from error
-    if in_flight + len(questions) > limits.questions:
-      raise HTTPException(429, f'{in_flight} questions are in flight, of {limits.questions} at most', RETRY)
-    in_flight += len(questions)
-    try:
-      answers = await anyio.to_thread.run_sync(batched, questions, limiter=threads)
-    finally:
-      in_flight -= len(questions)
-    answers = list(map(dataclasses.asdict, answers))
+    found = await anyio.to_thread.run_sync(batched, questions, limiter=threads)
+    answers = list(map(dataclasses.asdict, found))
     return answers if isinstance(question, list) else answers[0]
 
-  return make_app('/evidence', evidence, 'search for evidence', token, limits, {'/tool': SCHEMA},
-                  lambda: {'questions': in_flight})
+  return make_app('/evidence', evidence, 'search for evidence', token, limits, pages={'/tool': SCHEMA})
 
 
 def make_app(path: str, handle: Callable[[object], Awaitable[object]], name: str, token: str | None,
-             limits: Limits, pages: Mapping[str, object] = {},
-             health: Callable[[], Mapping[str, object]] = dict) -> Starlette:
+             limits: Limits, *, pages: Mapping[str, object] = {},
+             health: Mapping[str, object] = {}) -> Starlette:
   """Returns an application that answers POST requests to `path` with what `handle` makes of their JSON.
 
   Args:
@@ -158,14 +150,12 @@ def make_app(path: str, handle: Callable[[object], Awaitable[object]], name: str
     'jaxsearch_requests_in_flight', 'Requests that have no response yet', registry=registry)
   waiting.set_function(lambda: in_flight.borrowed_tokens)
 
-  def check(request: Request, needs_token: bool = True) -> None:
+  def check(request: Request) -> None:
     given = request.headers.get('authorization', '').encode()
-    if token and hmac.compare_digest(given, f'Bearer {token}'.encode()):
-      return
-    if not _is_known(request.headers.get('host', ''), beyond=token is not None):
-      raise HTTPException(400, 'the header Host names none of the names of this server')
-    if token and needs_token:
+    if token and not hmac.compare_digest(given, f'Bearer {token}'.encode()):
       raise HTTPException(401, 'a bearer token is needed', {'www-authenticate': 'Bearer'})
+    if not token and not OURS.fullmatch(request.headers.get('host', '')):
+      raise HTTPException(400, 'the header Host names none of the names of this machine')
 
   async def respond(request: Request) -> JSONResponse:
     start, status = time.perf_counter(), 200
@@ -183,7 +173,8 @@ def make_app(path: str, handle: Callable[[object], Awaitable[object]], name: str
     except ValidationError as error:
       first = error.errors(include_url=False, include_input=False)[0]
       status = 413 if 'too_long' in first['type'] else 400
-      raise HTTPException(status, f'{".".join(map(str, first["loc"])) or "the body"}: {first["msg"]}') from error
+      place = '.'.join(map(str, first['loc'])) or 'the body'
+      raise HTTPException(status, f'{place}: {first["msg"]}') from error
     except Exception as error:  # the client gets an answer and the log the cause
       status = 500
       logging.getLogger(__name__).exception('the %s failed', name)
@@ -196,8 +187,9 @@ def make_app(path: str, handle: Callable[[object], Awaitable[object]], name: str
     return JSONResponse(pages[request.url.path])
 
   async def show_health(request: Request) -> JSONResponse:
-    check(request, needs_token=False)
-    return JSONResponse({'status': 'ok', 'requests': in_flight.borrowed_tokens, **health()})
+    if not token:  # with one, a probe needs none
+      check(request)
+    return JSONResponse({'status': 'ok', 'requests': in_flight.borrowed_tokens, **health})
 
   async def show_metrics(request: Request) -> Response:
     check(request)
@@ -210,15 +202,6 @@ def make_app(path: str, handle: Callable[[object], Awaitable[object]], name: str
   routes = [Route(path, respond, methods=['POST']), Route('/health', show_health),
             Route('/metrics', show_metrics), *(Route(page, show_page) for page in pages)]
   return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
-
-
-def _is_known(host: str, beyond: bool) -> bool:
-  """Tells whether a `Host` is localhost or its address; `beyond` allows any address, and our name."""
-  name = re.sub(r':\d*$', '', host).strip('[]').lower()
-  try:
-    return ipaddress.ip_address(name).is_loopback or beyond
-  except ValueError:  # it is a name
-    return name == 'localhost' or (beyond and name == socket.gethostname().lower())
 
 
 async def _read_body(request: Request, limits: Limits) -> object:
@@ -246,7 +229,8 @@ def bind(host: str, port: int, token: str | None = None) -> socket.socket:
     family = socket.AF_INET6 if ':' in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family)
   except (OSError, OverflowError) as error:
-    raise ValueError(f'cannot listen on {host}:{port}: {getattr(error, "strerror", None) or error}') from error
+    reason = getattr(error, 'strerror', None) or error
+    raise ValueError(f'cannot listen on {host}:{port}: {reason}') from error
   if not (token or ipaddress.ip_address(listener.getsockname()[0]).is_loopback):
     listener.close()
     raise ValueError(f'--host {host} is reached from other machines: that needs a token (--token)')

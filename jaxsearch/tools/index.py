@@ -16,14 +16,13 @@ from jaxsearch.data.corpus import Document
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.tools import Backend, sparse
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
-from jaxsearch.tools.sparse import Ranking
+from jaxsearch.tools.sparse import NOTHING, Ranking
 
 FORMAT = 3       # of the files
 DEPTH = 100      # of the rankings of a hybrid index
 # The cosine beside BM25: the best for all-MiniLM-L6-v2 on training questions of HotpotQA and 2WikiMultiHopQA
 # (benchmarks/RESULTS.md).
 DENSE_WEIGHT = 12.0
-NOTHING = np.empty(0, np.int64), np.empty(0)
 
 
 class Encoder(Protocol):
@@ -179,5 +178,5 @@ def _needs(settings: Any) -> dict[str, str]:
   return {'index': 'path'} | ({'encoder': 'path'} if settings.encoder else {})
 
 
-BACKEND = Backend(lambda settings, **_: Index(settings.index, encoder=settings.encoder or None), by_source=True,
-                  identity=_identity, needs=_needs)
+BACKEND = Backend(lambda settings, **_: Index(settings.index, encoder=settings.encoder or None),
+                  by_source=True, identity=_identity, needs=_needs)

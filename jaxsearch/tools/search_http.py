@@ -79,7 +79,8 @@ class HttpSearch(JsonClient):
     return self._cache.get(['search', self._corpus, query, topk], fetch)
 
   def _tell_corpus(self) -> str:
-    """Returns the corpus that the servers say they serve; their address if they do not, as Search-R1's own."""
+    """Returns the corpus that the servers say they serve; their address if they do not, as Search-R1's
+    own."""
     hashes = {str(page.get('corpus', '')) if isinstance(page, dict) else '' for page in self.get('/health')}
     if len(hashes) > 1:
       raise self._failed('the servers serve different corpora', 'malformed')

@@ -97,8 +97,10 @@ def parse_response(response: object, topk: int) -> list[tuple[str, str, str]]:
   Raises ValueError for a response of another shape.
   """
   told = WebResponse.model_validate(response)
-  results = [result for result in (told.answerBox, told.knowledgeGraph, *told.organic) if result and result.text]
-  return [(result.link or result.descriptionLink, result.title, result.text) for result in results[:topk]]
+  results = [told.answerBox, told.knowledgeGraph, *told.organic]
+  texts = [(result.link or result.descriptionLink, result.title, result.text)
+           for result in results if result and result.text]
+  return texts[:topk]
 
 
 def _open(settings: Any, **_) -> WebSearch:

@@ -30,6 +30,7 @@ BLOCK = 2**14          # passages of a block
 MERGED = 10_000_000    # postings sorted at a time: about half a GB
 ROUNDING = 1e-6        # of sums of weights, far above it
 Ranking = tuple[np.ndarray, np.ndarray]  # (numbers [n], scores [n]) of passages, best first
+NOTHING = np.empty(0, np.int64), np.empty(0)
 
 
 def indexed(document: Document) -> str:
@@ -55,7 +56,8 @@ def write_block(folder: pathlib.Path, number: int, first: int, texts: Sequence[s
   documents = [words(text) for text in texts]
   lengths = np.array([len(document) for document in documents], np.uint32)
   occurring = np.fromiter(map(hashed, itertools.chain.from_iterable(documents)), np.uint64, lengths.sum())
-  passages, order = np.repeat(np.arange(first, first + len(texts)), lengths), np.argsort(occurring, kind='stable')
+  passages = np.repeat(np.arange(first, first + len(texts)), lengths)
+  order = np.argsort(occurring, kind='stable')
   occurring, passages = occurring[order], passages[order]
   begins = np.ones(len(order), bool)
   begins[1:] = (occurring[1:] != occurring[:-1]) | (passages[1:] != passages[:-1])
@@ -125,7 +127,8 @@ class Sparse:
       met.append(passages)
       least = self._least_of(scores[passages], topk, least)
       i += 1
-    candidates = np.unique(np.concatenate([passages[scores[passages] >= least - rest[i]] for passages in met]))
+    stay = [passages[scores[passages] >= least - rest[i]] for passages in met]
+    candidates = np.unique(np.concatenate(stay))
     for j in range(i, len(known)):  # common words, looked up for the candidates alone
       passages, counts = self._postings(known[j])
       at = np.minimum(np.searchsorted(passages, candidates), len(passages) - 1)
