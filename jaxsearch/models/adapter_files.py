@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import safetensors
 import safetensors.numpy
+from flax import traverse_util
 
 from jaxsearch.files import write_whole
 from jaxsearch.models import hub, lora
@@ -31,7 +32,7 @@ def save(adapter: dict, folder: str | pathlib.Path, run: Mapping[str, Any]) -> N
   """
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  named = {_name(path): np.asarray(value) for path, value in jax.tree.leaves_with_path(adapter)}
+  named = traverse_util.flatten_dict(jax.tree.map(np.asarray, adapter), sep='/')
   write_whole(folder / ADAPTER, safetensors.numpy.save(named))
   write_json(folder / hub.RUN, run)
 
@@ -48,13 +49,11 @@ def load(folder: str | pathlib.Path) -> tuple[DecoderConfig, dict, dict[str, Any
     config = config_from_json(run['decoder'])
     rank, targets = (run['config']['lora'][name] for name in ('rank', 'targets'))
     shapes = lora.adapter_shapes(config, rank, targets)
-  except (ArithmeticError, KeyError, TypeError) as error:
+  except (KeyError, TypeError) as error:
     raise ValueError(f'{folder / hub.RUN} does not say what {ADAPTER} is an adapter of') from error
   try:
-    named = safetensors.numpy.load_file(folder / ADAPTER)
-    adapter = jax.tree.map_with_path(lambda path, _: named[_name(path)], shapes,
-                                     is_leaf=lambda shape: isinstance(shape, tuple))
-  except (KeyError, safetensors.SafetensorError) as error:
+    adapter = traverse_util.unflatten_dict(safetensors.numpy.load_file(folder / ADAPTER), sep='/')
+  except safetensors.SafetensorError as error:
     raise ValueError(f'{folder / ADAPTER} cannot be read ({error})') from error
   if jax.tree.map(np.shape, adapter) != shapes:
     raise ValueError(f'{folder / ADAPTER}: its shapes are not those of lora.rank={rank}')
@@ -68,7 +67,3 @@ def read_run(folder: str | pathlib.Path) -> dict[str, Any]:
   if run is None:
     raise FileNotFoundError(f'{folder}: {ADAPTER} without {hub.RUN}, which says what it is an adapter of')
   return run
-
-
-def _name(path) -> str:
-  return jax.tree_util.keystr(path, simple=True, separator='/')

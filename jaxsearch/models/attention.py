@@ -1,16 +1,55 @@
-"""Dense attention, over rows in the tree layout and over a KV cache, and the windows of that cache.
+"""Matrix products, and dense attention over rows in the tree layout and over a KV cache.
 
-It serves CPUs, and is the reference of the kernels. Letters as in decoder.py.
+The attention serves CPUs, and is the reference of the kernels. Products have the dtype of their operands.
+XLA's compiler for CPUs has kernels for bfloat16 operands, twice as fast as those for float32 where the
+processor has AVX512-BF16, but uses them only where the result is float32. So in a program that is traced for
+CPUs (`parallel.mesh.ambient`) results are rounded after the product, in both gradients too. TPUs and GPUs
+round inside it. Letters as in decoder.py.
 """
+
+import functools
+import re
 
 import jax
 import jax.numpy as jnp
 
-from jaxsearch.models.products import product
+from jaxsearch.parallel.mesh import ambient_platform
 
 NEGATIVE = -1e30  # not -inf: a row of padding sees nothing and must stay finite
 BLOCK = 128       # queries at a time, whose scores stay in a CPU's cache: 3x faster than all of 512 at once
 MAX_BLOCKS = 16   # blocks are unrolled, so longer rows get longer blocks
+
+
+def product(spec: str, x, y):
+  """Computes `jnp.einsum(spec, x, y)` of one dtype; an index of an operand is in the other or the result."""
+  return _rounded(spec, x, y) if _rounds_after(x) else jnp.einsum(spec, x, y)
+
+
+def matmul(x, w):
+  """Multiplies x [..., n] by a matrix whose leading axes have n entries -> [..., m], its others as one."""
+  n = x.shape[-1]
+  w = w.reshape(n, -1)  # two axes: XLA would transpose `o` for every token
+  if not _rounds_after(x):
+    return x @ w
+  return _rounded('xn,nm->xm', x.reshape(-1, n), w).reshape(*x.shape[:-1], -1)
+
+
+def _rounds_after(x) -> bool:
+  return x.dtype == jnp.bfloat16 and ambient_platform() == 'cpu'
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _rounded(spec, x, y):
+  return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32).astype(x.dtype)
+
+
+def _gradients(spec, operands, gradient):
+  x, y = operands
+  a, b, result = re.split(',|->', spec)
+  return _rounded(f'{result},{b}->{a}', gradient, y), _rounded(f'{a},{result}->{b}', x, gradient)
+
+
+_rounded.defvjp(lambda spec, x, y: (_rounded(spec, x, y), (x, y)), _gradients)
 
 
 def tree_mask(visible_until, first: int = 0):
@@ -65,8 +104,7 @@ _TIME = {1: (2,), 2: (3, 2)}  # the axis of time in the array, or the two arrays
 
 
 def put_windows(cache, windows, starts, rows):
-  """Writes windows of n entries, in the layout of the cache, at starts..starts+n of `rows`; starts, rows:
-  [S].
+  """Writes windows of n entries at starts..starts+n of `rows`; starts, rows: [S].
 
   The cache is (keys [R,K,h,length], values [R,K,length,h]): with keys transposed both products of attention
   read rows. Or it is one array [R,K,length,2h] for kernels. One block per sequence, not one index per token:

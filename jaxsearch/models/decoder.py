@@ -16,10 +16,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxsearch.models.attention import cached_attention, dense_attention, get_windows, put_windows
+from jaxsearch.models.attention import cached_attention, dense_attention, get_windows, matmul, put_windows
 from jaxsearch.models.kernels import tree_attention
-from jaxsearch.models.products import matrix_product
-from jaxsearch.models.vocabulary import token_logprobs
+from jaxsearch.models.vocabulary import best_split, token_logprobs
 from jaxsearch.parallel.mesh import ambient_platform, keep_batch_split
 
 
@@ -117,11 +116,11 @@ _with_gradient_of.defvjp(lambda value, low: (value, None), lambda _, gradient: (
 
 
 def _product(x, w):
-  """Multiplies as `matrix_product`, with an adapted matrix too."""
+  """Multiplies as `matmul`, with an adapted matrix too."""
   if not isinstance(w, Adapted):
-    return matrix_product(x, w)
-  low = matrix_product(matrix_product(jax.lax.stop_gradient(x), w.a), w.b)
-  return _with_gradient_of(matrix_product(x, w.merged), low)
+    return matmul(x, w)
+  low = matmul(matmul(jax.lax.stop_gradient(x), w.a), w.b)
+  return _with_gradient_of(matmul(x, w.merged), low)
 
 
 class Parameters(nnx.Module):
@@ -149,11 +148,7 @@ class Decoder(Parameters):
 
 def initial_params(config: DecoderConfig, key, dtype=jnp.float32) -> dict:
   """Initialises as GPT-2: normal(0.02), divided by sqrt(2L) for what is added to the residual stream."""
-  shapes = parameter_shapes(config)
-  leaves, treedef = jax.tree.flatten_with_path(shapes, is_leaf=lambda shape: isinstance(shape, tuple))
-
-  def create(path, shape, key):
-    name = path[-1].key
+  def create(name, shape, key):
     if 'norm' in name:
       return jnp.ones(shape, dtype)
     if 'bias' in name:
@@ -161,8 +156,15 @@ def initial_params(config: DecoderConfig, key, dtype=jnp.float32) -> dict:
     scale = 0.02 / (2 * config.num_layers) ** 0.5 if name in ('o', 'down') else 0.02
     return (scale * jax.random.normal(key, shape)).astype(dtype)
 
+  return create_each(create, parameter_shapes(config), key)
+
+
+def create_each(create, shapes: dict, key) -> dict:
+  """Returns `create(name, shape, key of its own)` of every shape, nested as they are."""
+  leaves, treedef = jax.tree.flatten_with_path(shapes, is_leaf=lambda shape: isinstance(shape, tuple))
   keys = jax.random.split(key, len(leaves))
-  return jax.tree.unflatten(treedef, [create(path, shape, k) for (path, shape), k in zip(leaves, keys)])
+  values = [create(path[-1].key, shape, key) for (path, shape), key in zip(leaves, keys)]
+  return jax.tree.unflatten(treedef, values)
 
 
 def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, visible_until=None):
@@ -270,7 +272,7 @@ def _block(config, weights, x, angles, attend):
 
   y = rms_norm(x, weights['attn_norm'], config.norm_eps)
   if 'qkv' in w:
-    together = matrix_product(y, w['qkv']).reshape(B, T, config.num_kv_heads, -1, h) + w.get('qkv_bias', 0)
+    together = matmul(y, w['qkv']).reshape(B, T, config.num_kv_heads, -1, h) + w.get('qkv_bias', 0)
     q, k, v = together[..., :-2, :].reshape(B, T, -1, h), together[..., -2, :], together[..., -1, :]
   else:
     q, k, v = (_product(y, w[name]).reshape(B, T, -1, h) for name in 'qkv')
@@ -285,7 +287,7 @@ def _block(config, weights, x, angles, attend):
 
   y = rms_norm(x, weights['mlp_norm'], config.norm_eps)
   if 'gate_up' in w:
-    gate, up = jnp.split(matrix_product(y, w['gate_up']), 2, axis=-1)
+    gate, up = jnp.split(matmul(y, w['gate_up']), 2, axis=-1)
   else:
     gate, up = _product(y, w['gate']), _product(y, w['up'])
   return x + _product(jax.nn.silu(gate) * up, w['down']), cache
@@ -348,9 +350,8 @@ def target_logprobs(params: dict, hidden, targets, *, temperature=1.0, chunk: in
   Returns:
     ([...] float32 log-probabilities, [...] float32 entropies or zeros if not `with_entropy`).
   """
-  rows = (*targets.shape, 1)[0]
+  rows, table = (*targets.shape, 1)[0], params.get('unembedding', params['embedding'])
   states, ids = hidden.reshape(rows, -1, hidden.shape[-1]), targets.reshape(rows, -1)
-  table = params.get('unembedding', params['embedding'])
-  results = token_logprobs(
-    states, ids, table, temperature=temperature, chunk=chunk, with_entropy=with_entropy)
+  split = best_split(*states.shape, table.shape[0])
+  results = token_logprobs(chunk, with_entropy, split, states, ids, table, jnp.float32(temperature))
   return tuple(x.reshape(targets.shape) for x in results)

@@ -16,11 +16,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxsearch.models import tensor_files
-from jaxsearch.models.attention import NEGATIVE
+from jaxsearch.models.attention import matmul
 from jaxsearch.models.decoder import Parameters
 from jaxsearch.models.families import parse_config
 from jaxsearch.models.hub import read_params
-from jaxsearch.models.products import matrix_product, product
 from jaxsearch.models.tensor_files import InFile
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel.mesh import ambient, issuing
@@ -52,22 +51,18 @@ class Encoder(Parameters):
 @functools.partial(jax.jit, static_argnums=0)
 def encode(config: EncoderConfig, params: dict, tokens, mask):
   """Runs the encoder (Devlin et al. 2018, post-norm). tokens: [B,T] int; mask: [B,T] bool -> [B,T,D]."""
-  h = config.hidden_size // config.num_heads
-  bias = jnp.where(mask, 0.0, NEGATIVE)[:, None, None, :]
   x = params['embedding'][tokens] + params['position'][: tokens.shape[1]] + params['type'][0]
   x = layer_norm(x.astype(config.dtype), params['norm_scale'], params['norm_bias'], config.norm_eps)
 
   def layer(x, w):
     w = {name: value if 'norm' in name else value.astype(x.dtype) for name, value in w.items()}
-    heads = (*x.shape[:2], config.num_heads, h)
-    q, k, v = ((matrix_product(x, w[name]) + w[f'{name}_bias']).reshape(heads) for name in 'qkv')
-    scores = jnp.einsum('bthd,bshd->bhts', q, k, preferred_element_type=jnp.float32) * h**-0.5 + bias
-    weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
-    attended = product('bhts,bshd->bthd', weights, v).reshape(x.shape)
-    x = x + matrix_product(attended, w['o']) + w['o_bias']
+    heads = (*x.shape[:2], config.num_heads, -1)
+    q, k, v = ((matmul(x, w[name]) + w[f'{name}_bias']).reshape(heads) for name in 'qkv')
+    attended = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None, None]).reshape(x.shape)
+    x = x + matmul(attended, w['o']) + w['o_bias']
     x = layer_norm(x, w['attn_norm_scale'], w['attn_norm_bias'], config.norm_eps)
-    y = jax.nn.gelu(matrix_product(x, w['up']) + w['up_bias'], approximate=False)
-    x = x + matrix_product(y, w['down']) + w['down_bias']
+    y = jax.nn.gelu(matmul(x, w['up']) + w['up_bias'], approximate=False)
+    x = x + matmul(y, w['down']) + w['down_bias']
     return layer_norm(x, w['mlp_norm_scale'], w['mlp_norm_bias'], config.norm_eps), None
 
   return jax.lax.scan(layer, x, params['layers'])[0]

@@ -137,8 +137,6 @@ def from_gguf(file: gguf_files.File) -> DecoderConfig:
   values = {ours: file.require(f'{family}.{key}') for ours, key in _REQUIRED.items()}
   heads = values['num_attention_heads']
   head_dim = get('attention.key_length', values['hidden_size'] // heads)
-  if get('rope.dimension_count', head_dim) != head_dim:
-    raise ValueError(f'{file.path}: {family}.rope.dimension_count is not the width of a head ({head_dim})')
   norm_eps = np.float32(file.require(f'{family}.attention.layer_norm_rms_epsilon'))
   config = from_hugging_face(file.path, values | {
     'model_type': family, 'vocab_size': file.tensors['token_embd.weight'][0], 'head_dim': head_dim,

@@ -116,7 +116,8 @@ def _read(tensors: Tensors, file: InFile, shape: tuple[int, ...], dtype: np.dtyp
 def _read_tensor(tensors: Tensors, file: InFile, shape: tuple[int, ...],
                  bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
   order, at = file.axes(len(shape)), file.folded
-  index, sizes = [slice(*bounds[axis]) for axis in order], [bounds[axis][1] - bounds[axis][0] for axis in order]
+  index = [slice(*bounds[axis]) for axis in order]
+  sizes = [part.stop - part.start for part in index]
   if at is not None:
     width = shape[order[at + 1]]  # of a head, which no layout splits
     index[at:at + 2] = [slice(index[at].start * width, index[at].stop * width)]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jaxsearch.models.decoder import Adapted, DecoderConfig, parameter_axes, parameter_shapes
+from jaxsearch.models.decoder import Adapted, DecoderConfig, create_each, parameter_axes, parameter_shapes
 
 # How many axes of a matrix, as the decoder stores it and without `layers`, go to its factor `a`.
 LEADING = {'q': 1, 'k': 1, 'v': 1, 'o': 2, 'gate': 1, 'up': 1, 'down': 1}
@@ -46,16 +46,12 @@ def _factors(values: dict, rank, targets: Sequence[str]) -> dict:
 
 def initial_adapter(config: DecoderConfig, rank: int, targets: Sequence[str], key, dtype=jnp.float32) -> dict:
   """Returns an adapter that changes nothing: `b` 0, `a` normal with variance 1 / (3 * inputs), as PEFT's."""
-  shapes = adapter_shapes(config, rank, targets)
-  leaves, treedef = jax.tree.flatten_with_path(shapes, is_leaf=lambda shape: isinstance(shape, tuple))
-
-  def create(path, shape, key):
-    if path[-1].key == 'b':
+  def create(name, shape, key):
+    if name == 'b':
       return jnp.zeros(shape, dtype)
     return (jax.random.normal(key, shape) / (3 * math.prod(shape[1:-1])) ** 0.5).astype(dtype)
 
-  keys = jax.random.split(key, len(leaves))
-  return jax.tree.unflatten(treedef, [create(path, shape, k) for (path, shape), k in zip(leaves, keys)])
+  return create_each(create, adapter_shapes(config, rank, targets), key)
 
 
 def merge(params: dict, adapter: dict, alpha: float) -> dict:

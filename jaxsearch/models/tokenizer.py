@@ -3,8 +3,7 @@
 `Tokenizer` wraps a `tokenizers.Tokenizer` from a Hugging Face folder or a GGUF file and adds what a tree of
 spans needs: encoding that never adds a token of its own, decoding that can be cut anywhere (`decode(a + b)`
 is `decode(a) + decode(b)` up to a character split between them), and `pieces()`, from which the sampler finds
-stop strings. transformers reads the files beside tokenizer.json and renders chat templates; gguf_files.py
-reads GGUF metadata.
+stop strings. transformers renders chat templates; tokenizer_files.py reads files.
 """
 
 import dataclasses
@@ -18,8 +17,8 @@ import tokenizers
 from tokenizers import pre_tokenizers
 
 from jaxsearch.files import write_whole
-from jaxsearch.models import gguf_files
-from jaxsearch.models.tensor_files import read_json, reading, write_json
+from jaxsearch.models import gguf_files, tokenizer_files
+from jaxsearch.models.tensor_files import reading, write_json
 
 # Unsets transformers' clock: templates that show today's date fall back to a fixed one.
 _NO_CLOCK = '{% set strftime_now = no_clock %}\n'
@@ -51,12 +50,12 @@ class Tokenizer:
     path = pathlib.Path(path)
     if (path / 'tokenizer.json').is_file():
       with reading(path):
-        return _from_folder(path)
+        return cls(**tokenizer_files.from_folder(path))
     file = gguf_files.open_file(path)
     if file is None:
       raise FileNotFoundError(f'{path}: no tokenizer.json and no single .gguf file here')
     with reading(file.path):
-      return cls(**gguf_files.tokenizer_fields(file))
+      return cls(**tokenizer_files.from_gguf(file))
 
   def to_json(self) -> dict[str, Any]:
     """All of it, as JSON can hold it, for `from_json`."""
@@ -98,8 +97,6 @@ class Tokenizer:
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of `ids`, special tokens too; bytes that are not UTF-8 become U+FFFD."""
-    if self._spell is None:
-      return self.backend.decode(list(map(int, ids)), skip_special_tokens=False)
     pieces = self._pieces
     return b''.join(pieces[i] for i in ids if i < len(pieces)).decode('utf-8', errors='replace')
 
@@ -110,12 +107,10 @@ class Tokenizer:
     Raises ValueError if texts are no concatenations (WordPiece), or the tokenizer has more than `size`
     tokens.
     """
-    if self._spell is None:
-      raise ValueError('a WordPiece tokenizer drops spaces: its tokens do not stand for bytes')
-    size = self.vocab_size if size is None else size
-    if size < self.vocab_size:
+    missing = 0 if size is None else size - self.vocab_size
+    if missing < 0:
       raise ValueError(f'{size} pieces asked for, but the tokenizer has {self.vocab_size} tokens')
-    return self._pieces + [b''] * (size - self.vocab_size)
+    return self._pieces + [b''] * missing
 
   def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True,
            **variables: Any) -> str:
@@ -131,7 +126,7 @@ class Tokenizer:
     token = self.backend.id_to_token
     names = dict(bos_token='' if self.bos_id is None else token(self.bos_id),
                  eos_token=token(self.eos_ids[0]) if self.eos_ids else '', pad_token=token(self.pad_id))
-    theirs = _without_vocabulary()
+    theirs = tokenizer_files.without_vocabulary()
     try:
       return theirs.apply_chat_template(
         list(messages), chat_template=_NO_CLOCK + self.chat_template, tokenize=False,
@@ -153,15 +148,17 @@ class Tokenizer:
       write_whole(folder / 'chat_template.jinja', self.chat_template)
 
   @functools.cached_property
-  def _spell(self) -> Callable[[str], bytes] | None:
-    """Returns token -> bytes: as GPT-2, SentencePiece, or plain; None if tokens lose spaces (WordPiece)."""
+  def _spell(self) -> Callable[[str], bytes]:
+    """Returns token -> bytes: as GPT-2, SentencePiece, or plain."""
     decoder = {} if self.backend.decoder is None else json.loads(self.backend.decoder.__getstate__())
     kinds = {part.get('type', 'Fuse') for part in decoder.get('decoders', [decoder])}
     if 'ByteLevel' in kinds:
       return _spell_bytes
     if kinds & {'Metaspace', 'ByteFallback', 'Replace'}:
       return _spell_spaces
-    return str.encode if kinds <= {'Fuse'} else None
+    if kinds <= {'Fuse'}:
+      return str.encode
+    raise ValueError('a WordPiece tokenizer drops spaces: its tokens do not stand for bytes')
 
   @functools.cached_property
   def _pieces(self) -> list[bytes]:
@@ -182,47 +179,3 @@ def _spell_spaces(token: str) -> bytes:
   if len(token) == 6 and token.startswith('<0x') and token.endswith('>'):
     return bytes([int(token[3:5], 16)])
   return token.replace('▁', ' ').encode()
-
-
-def _from_folder(folder: pathlib.Path) -> Tokenizer:
-  """Reads tokenizer.json, and from the files beside it end, padding and begin tokens and the chat template.
-
-  Only the files beside it go through transformers. `AutoTokenizer` would rebuild the tokenizer itself from
-  its model_type and change what tokenizer.json says: a Qwen2 folder gets Unicode normalisation, and the
-  embedded world's text other ids.
-  """
-  try:
-    backend = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
-  except Exception as error:  # the library raises nothing more precise
-    raise ValueError(f'{folder / "tokenizer.json"}: not a tokenizer that can be read') from error
-  backend.no_truncation()  # encoders' folders switch both on; a silently shortened text is a wrong result
-  backend.no_padding()
-  beside = ('tokenizer_config.json', 'special_tokens_map.json', 'config.json', 'generation_config.json')
-  # Read here first, so that an error names the file.
-  files = {name: read_json(folder / name) for name in beside if (folder / name).is_file()}
-  named = _without_vocabulary(folder)
-  tokens = named.eos_token, named.pad_token, named.bos_token
-  eos, pad, bos = (token and backend.token_to_id(token) for token in tokens)
-  # transformers' tokenizers have one end token; the configs of the model list all of them
-  model = files.get('config.json', {}) | files.get('generation_config.json', {})
-  listed = model.get('eos_token_id')
-  listed = listed if isinstance(listed, list) else [listed]
-  eos_ids = tuple(dict.fromkeys(i for i in [eos, *listed] if i is not None))
-  pad_id = next((i for i in (pad, model.get('pad_token_id'), *eos_ids) if i is not None and i >= 0), 0)
-  template = named.chat_template
-  if isinstance(template, dict):
-    template = template.get('default')
-  return Tokenizer(backend, eos_ids, pad_id, bos, template)
-
-
-def _without_vocabulary(folder: pathlib.Path | None = None):
-  """Opens transformers' tokenizer class over an empty vocabulary, for names of tokens and chat templates."""
-  from transformers import PreTrainedTokenizerFast
-  empty = tokenizers.Tokenizer(tokenizers.models.BPE())
-  if folder is None:
-    return PreTrainedTokenizerFast(tokenizer_object=empty)
-  try:
-    return PreTrainedTokenizerFast.from_pretrained(folder, tokenizer_object=empty, local_files_only=True)
-  except (TypeError, ValueError) as error:
-    raise ValueError(f'{folder}: transformers rejects tokenizer_config.json or a file beside it '
-                     f'({error})') from error

@@ -52,25 +52,21 @@ def best_split(rows: int, positions: int, width: int, vocabulary: int) -> Split 
   return Split(meshes.in_groups(mesh, group), shares, table)
 
 
-def token_logprobs(states, ids, table, *, temperature=1.0, chunk: int, with_entropy: bool):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def token_logprobs(chunk: int, with_entropy: bool, split: Split | None, states, ids, table, temperature):
   """Computes log-probabilities of `ids` under softmax(states @ table.T / temperature), and the entropies.
 
   The products are those of the dtype of `states`, all else is float32. The gradient of a float32 `table` is
   float32. Nothing is differentiated with respect to the temperature.
 
   Args:
-    states: [R,M,D]; ids: [R,M] int; table: [V,D].
     chunk: positions of one device that are projected at a time.
+    split: `best_split` of the shapes.
+    states: [R,M,D]; ids: [R,M] int; table: [V,D]; temperature: [] float32.
   Returns:
     ([R,M] float32 log-probabilities, [R,M] float32 entropies or zeros if not `with_entropy`).
   """
-  split = best_split(*states.shape, table.shape[0])
-  return _token_logprobs(chunk, with_entropy, split, states, ids, table, jnp.float32(temperature))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _token_logprobs(*args):
-  return _forward(*args)[0]
+  return _forward(chunk, with_entropy, split, states, ids, table, temperature)[0]
 
 
 def _on_devices(split: Split | None, function, inputs: tuple, outputs: tuple, *arrays):
@@ -154,7 +150,7 @@ def _backward(chunk, with_entropy, split, saved, cotangents):
   return by_states, None, by_table, None
 
 
-_token_logprobs.defvjp(_forward, _backward)
+token_logprobs.defvjp(_forward, _backward)
 
 
 def _scores(states, table, temperature):

@@ -6,10 +6,8 @@ from jaxsearch import registry
 from jaxsearch.models import adapter_files
 
 
-@pytest.mark.parametrize(('group', 'field', 'value'), [
-  ('lora', 'rank', 'x'), ('lora', 'targets', 3), ('decoder', 'num_kv_heads', 0),
-  ('decoder', 'rope_scaling', 3)])
-def test_a_hostile_note_of_an_adapter_is_one_line(group, field, value, tmp_path):
+@pytest.mark.parametrize(('group', 'field', 'value'), [('lora', 'rank', 'x'), ('decoder', 'rope_scaling', 3)])
+def test_a_note_that_is_not_of_an_adapter_is_one_line(group, field, value, tmp_path):
   run = json.loads((registry.POLICIES['smollm2-wiki'] / 'jaxsearch.json').read_text())
   (run if group == 'decoder' else run['config'])[group][field] = value
   (tmp_path / 'jaxsearch.json').write_text(json.dumps(run))

@@ -129,7 +129,6 @@ def test_wordpiece_has_no_pieces():
   backend.decoder = decoders.WordPiece()
   tokenizer = Tokenizer(backend)
   assert tokenizer.encode('playing now') == [1, 2, 3]
-  assert tokenizer.decode([1, 2, 3]) == 'playing now'
   with pytest.raises(ValueError, match='WordPiece'):
     tokenizer.pieces()
 

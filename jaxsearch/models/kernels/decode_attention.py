@@ -6,8 +6,7 @@ last two axes fill the tiles of a TPU. New keys and values are attended to as th
 cache by the kernel, in place.
 
 TPU: the grid walks a list of the blocks that hold tokens, as in tree_attention_tpu.py, so that a short slot
-costs its own blocks alone. GPU (Triton): one program a slot and key/value head, or a few that share its
-blocks where there would be too few of them to keep the device busy.
+costs its own blocks alone. GPU (Triton): one program a slot and key/value head.
 
 Letters: S slots, R rows of the cache, K key/value heads, G query heads that share one, h head width, T tokens
   of a row.
@@ -28,7 +27,6 @@ from jaxsearch.models.kernels import NEGATIVE, tree_attention, tree_attention_tp
 NAME = 'decode_attention'
 PAGE = 128            # the length of a row is a multiple of it, for the blocks of TPUs
 GPU_BLOCK = 64        # GPU: tokens attended to at once; those beyond the length are not read
-GPU_PROGRAMS = 264    # GPU: two for each multiprocessor of an H100, about
 
 
 def _tpu_block(kv_heads: int, head_dim: int, itemsize: int) -> int:
@@ -167,32 +165,24 @@ def _tpu_kernel(pairs, counts, rows, lengths, q, new, block, out, written, *carr
 def _on_gpu(q, new, cache, rows, lengths, interpret):
   S, K, G, h = q.shape
   block = math.gcd(GPU_BLOCK, cache.shape[2])
-  parts = 2 ** max(0, min(4, round(math.log2(GPU_PROGRAMS / (S * K)))))
   padded = max(16, pl.next_power_of_2(G))  # the least that a product of matrices takes
   wide = jnp.pad(q, ((0, 0), (0, 0), (0, padded - G), (0, 0)))
   whole = lambda x: pl.BlockSpec(x.shape, lambda *_: (0,) * x.ndim)
-  carry = [(padded, 1), (padded, 1), (padded, h)]
-  partial = [jax.ShapeDtypeStruct((S, K, parts, *shape), jnp.float32) for shape in carry]
-  of_part = [pl.BlockSpec((None, None, None, *shape), lambda s, k, i: (s, k, i, 0, 0)) for shape in carry]
-  cache, peak, total, values = pl.pallas_call(
-    functools.partial(_gpu_kernel, block=block), name=NAME, grid=(S, K, parts), interpret=interpret,
-    in_specs=[whole(rows), whole(lengths),
-              pl.BlockSpec((None, None, padded, h), lambda s, k, i: (s, k, 0, 0)),
-              pl.BlockSpec((None, None, 2 * h), lambda s, k, i: (s, k, 0)), whole(cache)],
-    out_specs=[whole(cache), *of_part], out_shape=[jax.ShapeDtypeStruct(cache.shape, cache.dtype), *partial],
-    input_output_aliases={4: 0}, cost_estimate=_cost(q, cache, 'gpu', wide, new, *partial),
+  queries = pl.BlockSpec((None, None, padded, h), lambda s, k: (s, k, 0, 0))
+  out, cache = pl.pallas_call(
+    functools.partial(_gpu_kernel, block=block), name=NAME, grid=(S, K), interpret=interpret,
+    in_specs=[whole(rows), whole(lengths), queries,
+              pl.BlockSpec((None, None, 2 * h), lambda s, k: (s, k, 0)), whole(cache)],
+    out_specs=[queries, whole(cache)],
+    out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (wide, cache)],
+    input_output_aliases={4: 1}, cost_estimate=_cost(q, cache, 'gpu', wide, wide, new),
     compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=3))(rows, lengths, wide, new, cache)
-  share = jnp.exp(peak - jnp.max(peak, axis=2, keepdims=True))
-  values = jnp.sum(values * share, axis=2) / jnp.sum(total * share, axis=2)
-  return values[:, :, :G].astype(q.dtype), cache
+  return out[:, :, :G], cache
 
 
-def _gpu_kernel(rows, lengths, q_ref, new_ref, cache, written, *carry_refs, block):
-  """Attends to a part of the blocks of a slot's key/value head; the first part has the new token too.
-
-  `cache` and `written` are one array.
-  """
-  slot, head, part, parts = *(pl.program_id(axis) for axis in range(3)), pl.num_programs(2)
+def _gpu_kernel(rows, lengths, q_ref, new_ref, cache, out, written, *, block):
+  """Attends to a slot's key/value head; `cache` and `written` are one array."""
+  slot, head = pl.program_id(0), pl.program_id(1)
   row, length = rows[slot], lengths[slot]
   q, h = q_ref[...], q_ref.shape[1]
   scale = h**-0.5
@@ -207,15 +197,7 @@ def _gpu_kernel(rows, lengths, q_ref, new_ref, cache, written, *carry_refs, bloc
 
   key, value = (new_ref[pl.ds(first, h)].astype(jnp.float32) for first in (0, h))
   score = jnp.sum(q.astype(jnp.float32) * key[None], axis=-1, keepdims=True) * scale
-  mine = (part == 0).astype(jnp.float32)  # Triton broadcasts no condition
-  carry = (score * mine + NEGATIVE * (1 - mine), jnp.zeros_like(score) + mine,
-           jnp.zeros(q.shape, jnp.float32) + value[None] * mine)
-  count = pl.cdiv(length, block)
-  each = pl.cdiv(count, parts)
-  carry = jax.lax.fori_loop(part * each, jnp.minimum((part + 1) * each, count), attend, carry)
-  for ref, x in zip(carry_refs, carry):
-    ref[...] = x
-
-  @pl.when(part == 0)
-  def _():
-    written[row, head, length, :] = new_ref[...]
+  carry = score, jnp.ones_like(score), jnp.zeros(q.shape, jnp.float32) + value[None]
+  _, total, sums = jax.lax.fori_loop(0, pl.cdiv(length, block), attend, carry)
+  out[...] = (sums / total).astype(out.dtype)
+  written[row, head, length, :] = new_ref[...]

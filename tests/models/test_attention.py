@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxsearch.models.products import matrix_product, product
+from jaxsearch.models.attention import matmul, product
 from jaxsearch.parallel import mesh as meshes
 
 CPU = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
@@ -45,12 +45,12 @@ def test_products_and_gradients_are_those_of_float64(spec, dtype):
 def test_matrices_of_three_axes():
   x, w = values((2, 5, 12), 0, 'bfloat16'), values((3, 4, 6), 1, 'bfloat16')
   with meshes.ambient(CPU):
-    inside = jax.jit(matrix_product)(x, w)
+    inside = jax.jit(matmul)(x, w)
   assert inside.shape == (2, 5, 6) and inside.dtype == jnp.bfloat16
-  np.testing.assert_array_equal(inside, matrix_product(x, w))
+  np.testing.assert_array_equal(inside, matmul(x, w))
   by_result = values((2, 5, 6), 2, 'bfloat16')
   with meshes.ambient(CPU):
-    gradients = jax.jit(lambda *of: jax.vjp(matrix_product, *of[:2])[1](of[2]))(x, w, by_result)
+    gradients = jax.jit(lambda *of: jax.vjp(matmul, *of[:2])[1](of[2]))(x, w, by_result)
   wide = [np.asarray(one, np.float64) for one in (x, w.reshape(12, 6), by_result)]
   for one, expected in zip(gradients, (wide[2] @ wide[1].T, np.einsum('btn,btm->nm', wide[0], wide[2]).reshape(w.shape))):
     assert one.dtype == jnp.bfloat16
@@ -62,7 +62,7 @@ def test_cpus_get_products_of_bfloat16_operands():
   x, w = values((64, 96), 0, 'bfloat16'), values((96, 64), 1, 'bfloat16')
 
   def operands():
-    by_first = jax.grad(lambda x, w: jnp.sum(jax.nn.silu(matrix_product(x, w))))
+    by_first = jax.grad(lambda x, w: jnp.sum(jax.nn.silu(matmul(x, w))))
     program = jax.jit(lambda x, w: by_first(x, w)).lower(x, w).compile().as_text()
     types = dict(re.findall(r'%([\w.-]+) = (\w+)\[', program))
     dots = re.findall(r' dot\(%([\w.-]+), %([\w.-]+)\)', program)
