@@ -57,12 +57,6 @@ def test_the_plans_of_the_paper(strategy, phase, targets, priorities):
   assert all(x.dtype == jnp.int32 for x in got)
 
 
-def test_the_order_that_the_paper_spells_out():
-  # Equation 18: at phase 1, 2 -> 3 -> 4 -> 5 -> 1 -> 0.
-  _, priorities = depth_plan('phase', K, S, 1)
-  assert np.argsort(priorities).tolist() == [2, 3, 4, 5, 1, 0]
-
-
 @pytest.mark.parametrize('strategy, phase, expected', [
     ('auto', 0, [0, 0, 0, 6, 50, 40]),     # 40 + 50 deep ones, the rest from the next shallower bucket
     ('phase', 0, [0, 60, 36, 0, 0, 0]),    # the target, then deeper
@@ -81,36 +75,10 @@ def test_a_batch_worked_out_by_hand(strategy, phase, expected):
 
 
 @QUICK
-@hypothesis.given(counts, counts, orders)
-def test_repair_equals_the_printed_algorithm_for_any_targets(capacities, targets, priorities):
-  got = np.asarray(repair(capacities, targets, priorities))
-  assert got.dtype == np.int32
-  assert got.tolist() == by_hand(capacities, targets, priorities)
-
-
-@QUICK
-@hypothesis.given(huge, huge, orders)
-def test_repair_is_exact_for_all_int32(capacities, targets, priorities):
+@hypothesis.given(counts | huge, counts | huge, orders)
+def test_repair_equals_the_printed_algorithm_for_all_int32(capacities, targets, priorities):
   got = np.asarray(repair(capacities, targets, priorities))
   assert got.tolist() == by_hand(capacities, targets, priorities)
-
-
-@QUICK
-@hypothesis.given(counts, counts, orders)
-def test_repair_never_exceeds_capacity_and_keeps_the_sum_when_it_can(capacities, targets, priorities):
-  got = np.asarray(repair(capacities, targets, priorities))
-  assert (got >= 0).all() and (got <= capacities).all()
-  assert got.sum() == min(targets.sum(), capacities.sum())
-  feasible = np.minimum(capacities, targets)
-  np.testing.assert_array_equal(repair(capacities, feasible, priorities), feasible)
-
-
-@QUICK
-@hypothesis.given(counts, counts, orders, st.permutations(range(S + 1)))
-def test_names_of_buckets_do_not_matter(capacities, targets, priorities, order):
-  order = np.array(order)
-  got = repair(capacities[order], targets[order], priorities[order])
-  np.testing.assert_array_equal(got, np.asarray(repair(capacities, targets, priorities))[order])
 
 
 def test_equal_priorities_go_by_index():
@@ -172,16 +140,3 @@ def test_selection_is_uniform_and_without_replacement():
 def test_deeper_than_the_deepest_bucket_counts_as_that_and_negative_is_padding():
   chosen = select(jax.random.key(0), np.array([9, 5, -1, -7, 0]), np.array([9, 9, 9, 9, 9, 9]))
   np.testing.assert_array_equal(chosen, [True, True, False, False, True])
-
-
-def test_the_whole_selection_is_one_program():
-  @jax.jit
-  def step(key, depths, phase):
-    capacities = jnp.bincount(depths, length=S + 1)
-    phase = advance_phase(phase, capacities, 8)
-    allocation = depth_greedy(capacities, *depth_plan('phase', 8, S, phase))
-    return select_by_depth(key, depths, allocation), phase
-  depths = np.repeat(np.arange(6), 3)
-  chosen, phase = step(jax.random.key(0), depths, 0)
-  assert chosen.sum() == 8 and phase == 1
-  assert np.bincount(depths[chosen], minlength=6).tolist() == [0, 0, 3, 3, 2, 0]

@@ -46,30 +46,3 @@ def test_terms_equal_a_numpy_loop():
   np.testing.assert_allclose(terms['v_inter'], 1 - accept.mean(), atol=1e-6)
   skill = sum(cov(cut_probs[:, k], gain[:, k]) for k in range(4))
   np.testing.assert_allclose(terms['s_trim'], skill, atol=1e-6)
-
-
-def test_without_skill_the_terms_are_zero():
-  _, _, value, reward = problem(1)
-  blind = np.full(value.shape, 1 / value.shape[1])      # accepts and cuts without looking
-  terms = refinement_gain(np.full(64, 0.3), blind, value - reward[:, None], reward, value.mean(axis=1))
-  np.testing.assert_allclose([terms['a_prec'], terms['v_inter'], terms['s_trim']], [0, 0.7, 0], atol=1e-6)
-
-
-def test_a_discriminator_that_knows_and_a_trimmer_that_knows_gain():
-  _, _, value, reward = problem(2)
-  oracle = np.eye(value.shape[1])[value.argmax(axis=1)]
-  trimmed = value.max(axis=1)
-  terms = refinement_gain(reward > trimmed, oracle, value - reward[:, None], reward, trimmed)
-  assert terms['a_prec'] > 0.05 and terms['s_trim'] > 0.05
-
-
-def test_order_of_drafts_does_not_matter_and_extremes_are_finite():
-  inputs = problem(3)
-  accept, cut_probs, value, reward = inputs
-  trimmed = (cut_probs * value).sum(axis=1)
-  one = refinement_gain(accept, cut_probs, value, reward, trimmed)
-  two = refinement_gain(accept[::-1], cut_probs[::-1], value[::-1], reward[::-1], trimmed[::-1])
-  for name, value in one.items():
-    np.testing.assert_allclose(value, two[name], atol=1e-6)
-  single = refinement_gain(np.ones(1), np.ones((1, 1)), np.zeros((1, 1)), np.ones(1), np.ones(1))
-  assert [float(x) for x in single.values()] == [0, 0, 0]

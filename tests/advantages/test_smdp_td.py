@@ -44,15 +44,6 @@ def test_telescopes(values, reward, num_segments):
   np.testing.assert_allclose(got.sum(axis=1), expected, atol=1e-5)
 
 
-@QUICK
-@hypothesis.given(values_of, rewards_of, lengths_of)
-def test_with_lambda_one_every_segment_sees_the_outcome(values, reward, num_segments):
-  # CARL, eq. 7: why the paper has lambda 0.
-  got = compute(values, reward, num_segments, lam=1.0)
-  inside = np.arange(K) < num_segments[:, None]
-  np.testing.assert_allclose(got, np.where(inside, reward[:, None] - values, 0), atol=1e-5)
-
-
 def test_the_example_of_the_figure():
   # A good search and a bad extraction get opposite signs although the outcome is one number.
   got = compute(np.float32([[0.32, 0.71, 0.45]]), np.float32([0.0]), np.array([3]))
@@ -65,14 +56,3 @@ def test_entries_past_the_end_are_neither_read_nor_written():
   np.testing.assert_allclose(got, [[0.3, 0.5, 0], [0, 0, 0]], atol=1e-6)
   gradient = jax.jit(jax.grad(lambda v: (smdp_td(v, jnp.ones(2), lengths) ** 2).sum()))(values)
   assert np.isfinite(gradient).all() and np.array_equal(gradient != 0, [[True, True, False], [False] * 3])
-
-
-def test_more_segments_than_columns_end_at_the_last():
-  got = compute(np.float32([[0.2, 0.5]]), np.float32([1.0]), np.array([9]))
-  np.testing.assert_allclose(got, [[0.3, 0.5]], atol=1e-6)
-
-
-def test_float32_inside():
-  got = smdp_td(jnp.array([[0.25, 0.5]], jnp.bfloat16), jnp.array([1]), jnp.array([2]))
-  assert got.dtype == jnp.float32
-  np.testing.assert_array_equal(got, [[0.25, 0.5]])

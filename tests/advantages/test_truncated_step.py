@@ -30,14 +30,6 @@ def test_equals_a_numpy_loop(rewards, options):
   np.testing.assert_allclose(compute(rewards, **options), by_hand(rewards, **options), atol=1e-4)
 
 
-@QUICK
-@hypothesis.given(scores, st.permutations(range(5)))
-def test_shift_scale_and_order(rewards, order):
-  before = np.asarray(compute(rewards))
-  np.testing.assert_allclose(compute(rewards[:, order]), before[:, order], atol=1e-5)
-  np.testing.assert_allclose(compute(rewards * 4 + 2, eps=0.0), compute(rewards, eps=0.0), atol=1e-5)
-
-
 def test_is_the_group_relative_advantage_of_siblings():
   rewards = np.random.default_rng(0).normal(size=(3, 2, 5)).astype(np.float32)
   flat = group_relative(rewards.ravel(), np.repeat(np.arange(6), 5), 6)
@@ -57,13 +49,6 @@ def test_extremes_are_finite(rewards):
 def test_gradient_is_zero_where_all_scored_the_same():
   gradient = jax.jit(jax.grad(lambda r: (truncated_step(r) * jnp.arange(3.0)).sum()))(jnp.ones(3))
   assert np.array_equal(gradient, np.zeros(3))
-
-
-def test_gradient_is_that_of_the_formula():
-  x, weigh = np.array([1.0, 2.0, 4.0]), np.arange(3.0)
-  got = jax.jit(jax.grad(lambda r: (truncated_step(r) * weigh).sum()))(jnp.float32(x))
-  expected = [((by_hand(x + h) - by_hand(x - h)) @ weigh) / 2e-6 for h in 1e-6 * np.eye(3)]
-  np.testing.assert_allclose(got, expected, atol=1e-4)
 
 
 def test_step_reward_adds_the_bonus_to_answers_only():

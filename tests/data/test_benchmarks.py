@@ -7,7 +7,7 @@ import json
 import pytest
 
 from jaxsearch.data import benchmarks
-from jaxsearch.data.corpus import Document, join_contents, split_contents
+from jaxsearch.data.corpus import Document
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.data.sources import load_questions
 
@@ -193,13 +193,6 @@ def test_faults_name_file_record_and_key(tmp_path, source, key, value, reason):
   assert str(error.value).startswith(f'{path}:{last}: ' if source in LINES else f'{path}: record {last}: ')
 
 
-@pytest.mark.parametrize('source', ['2wiki', 'musique'])
-def test_an_id_given_twice(read, source):
-  record = ALL[source][0]
-  with pytest.raises(DataError, match='was already used at .*file: ?(record )?1'):
-    read(source, [record, record])
-
-
 @pytest.mark.parametrize('source', ['musique', 'finqa'])  # lines, an array
 @pytest.mark.parametrize(('data', 'reason'), [
   (b'', 'no questions'), (b'{', 'bad JSON'), (b'["\xff"]', 'not UTF-8'), (b'[1]', 'expected a JSON object'),
@@ -210,12 +203,6 @@ def test_files_that_are_not_in_the_format(tmp_path, source, data, reason):
   with pytest.raises(DataError, match=reason) as error:
     benchmarks.read_questions(source, path)
   assert str(error.value).startswith(f'{path}:')
-
-
-@pytest.mark.parametrize('source', ['gsm8k', 'hotpotqa'])
-def test_packed_files_are_read_alike(tmp_path, source):
-  plain, packed = (write(tmp_path / name, source, ALL[source]) for name in ('file', 'file.gz'))
-  assert benchmarks.read_questions(source, plain) == benchmarks.read_questions(source, packed)
 
 
 def test_passages_once_and_in_order(tmp_path):
@@ -239,14 +226,6 @@ def test_the_reports_of_finqa_can_be_searched_for(read, tmp_path):
   assert {passage.title for passage in found} == {'TIDE/2009/page_49.pdf'}
   assert [passage.text for passage in found][1:] == ['interest rate risk . sales are in millions .', 'see note 5 .']
   assert 'net sales | $ 1,234.50' in found[0].text
-
-
-def test_titles_are_kept_but_for_their_spaces(tmp_path):
-  context = [['"Heroes" (song)', ['By Bowie.']], ['"Tide"', ['Ångström\nunit']], [' A\nB ', ['x']]]
-  records = [changed(HOTPOTQA[0], 'context', context)]
-  documents = benchmarks.read_documents('hotpotqa', write(tmp_path / 'file', 'hotpotqa', records))
-  assert [document.title for document in documents] == ['"Heroes" (song)', '"Tide"', 'A B']
-  assert [split_contents(join_contents(d.title, d.text)) for d in documents] == [(d.title, d.text) for d in documents]
 
 
 def test_passages_that_are_not_there(tmp_path):

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 
 from configs import zerosearch
-from configs.claims import cusearch_tables
 from jaxsearch.advantages import group_relative
-from jaxsearch.data.questions import QuestionBatches
 from jaxsearch.methods import cusearch
 from jaxsearch.training.summary import credited, summary
 from jaxsearch.trees.tree import Role
-from tests.methods.driving import FOUND, QUESTION, SEARCH, context, drive
+from tests.methods.driving import FOUND, QUESTION, context, drive
 
 THINK = '<think>hm</think>'
 RIGHT, WRONG = f'{THINK}<answer> Lovelace </answer>', f'{THINK}<answer> Byron </answer>'
@@ -128,21 +126,6 @@ def test_figures_of_a_step():
   assert seen.metrics['depth_mean'] == pytest.approx(4 / 3) and seen.metrics['selected_depth_mean'] == 2
 
 
-@pytest.mark.parametrize('said, found, coverage', [
-  ([SEARCH] * 6, FOUND, 5 * len(SEARCH)),       # the sixth is not served: nobody would read its documents
-  ([SEARCH, RIGHT], (), 0), ([SEARCH, RIGHT], FOUND, len(SEARCH))])
-def test_coverage_counts_the_searches_that_depth_counts(said, found, coverage):
-  tree, seen = drive(said, found=found, max_turns=5)[0], context()
-  cusearch.credit([[tree]], seen, strategy='full')
-  assert seen.metrics['retrieval_coverage'] == coverage == seen.metrics['depth_mean'] * len(SEARCH)
-
-
-def test_the_share_of_selected_chains_that_are_alone():
-  seen = context()
-  cusearch.credit(groups_of([2, 2, 0], [2, 0, 0], [1, 0, 0]), seen, strategy='auto', keep=4)
-  assert seen.metrics['singleton_share'] == 0.5  # two of the first question, one of each other
-
-
 @pytest.mark.parametrize('strategy, towards', [('auto', -1), ('phase', -1), ('anti', 1), ('random', 0)])
 def test_lone_chains_move_the_policy_along_depth_whatever_the_reward(strategy, towards):
   """Chains of two depths, equally likely, with a reward that does not depend on depth: how far the depth-0 logit moves."""
@@ -177,26 +160,3 @@ def test_ar3po_moves_chains_to_questions_in_the_middle():
   for _ in range(3):
     cusearch.credit(groups, seen, strategy='random', keep=1, window=2)
   assert seen.memory['pass_rates']['1'] == [0.5, 0.5]  # of all rollouts, not of the one that is trained on
-
-
-def test_ar3po_gives_no_question_most_of_the_batch():
-  """One question is right half of the time and 23 never: with three chains each there are 24 to move."""
-  questions = [dataclasses.replace(QUESTION, id=str(i)) for i in range(24)]
-  seen = dataclasses.replace(context(), memory={'pass_rates': {str(i): [0.0 if i else 0.5] for i in range(24)}})
-  found = cusearch.sizes(questions, 3, seen, adaptive=True)
-  assert found[0] == 8 and sorted(found[1:]) == [2] * 5 + [3] * 18  # 6 of the 24 go to the first, which has 2 already
-
-
-def test_ar3po_acts_where_its_claim_is_tested():
-  """Over the run of the config, with questions that are right never, sometimes or always."""
-  variants, common = cusearch_tables.get_config('7').variants, cusearch_tables.get_config().common
-  batches = QuestionBatches([dataclasses.replace(QUESTION, id=str(i)) for i in range(variants['AR3PO']['data.number'])],
-                            common['questions_per_step'])
-  seen = context()
-  for step in range(common['steps']):
-    questions = next(batches)
-    sizes = cusearch.sizes(questions, 3, seen, adaptive=True)
-    assert sum(sizes) == 72 and (step > 4) <= (len(set(sizes)) > 1)
-    cusearch.credit([[chain(0, right=member < int(question.id) % 4, question=question) for member in range(size)]
-                     for question, size in zip(questions, sizes)], seen, strategy='full')
-  assert [len(rates) for rates in seen.memory['pass_rates'].values()] == [4] * 96

@@ -5,12 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from configs import r_search_ppo, r_search_ppo_qwen2_5_3b, r_search_qwen2_5_3b, r_search_without_evidence, smollm2
-from configs.claims import r_search as claims
-from jaxsearch.evaluation import sweep
+from configs import r_search_without_evidence
 from jaxsearch.methods import r_search
 from jaxsearch.sampler.requests import Ask, Search, ToolFailure
-from jaxsearch.training.learner import total_updates
 from jaxsearch.trees import templates
 from jaxsearch.trees.tree import Role
 from tests.methods.driving import FOUND, QUESTION, context, drive
@@ -65,11 +62,6 @@ def test_both_f1_are_plain_token_f1():
   assert r_search.reward(tree) == pytest.approx(1 + 0.5 + 0.4)
 
 
-def test_a_search_that_found_nothing_asks_for_no_evidence():
-  tree, *_ = chain(SEARCH, RIGHT, found=())
-  assert r_search.reward(tree) == pytest.approx(1.4)
-
-
 @pytest.mark.parametrize('said, settings', [([EVIDENCE + RIGHT], {}), ([SEARCH, EVIDENCE + RIGHT], {'found': ()})])
 def test_evidence_that_nothing_was_retrieved_for(said, settings):
   tree, *_ = chain(*said, **settings)
@@ -106,25 +98,6 @@ def test_without_evidence_no_box_counts(said):
   assert tree.reward == pytest.approx(1 + 0.2)
   for template in (config.grow.template, 'r_search_without_evidence'):
     assert 'evidence' not in templates.prompt('Who wrote it?', template)
-
-
-def test_pod_configs_are_as_published():
-  grpo, ppo = r_search_qwen2_5_3b.get_config(), r_search_ppo_qwen2_5_3b.get_config()
-  for config in (grpo, ppo):
-    updates = total_updates(config)
-    assert updates == 195 * 5 and config.optim.lr_warmup_updates == int(0.95 * updates)
-    assert config.train.row_length == config.sampler.length == 8192 and config.optim.learning_rate == 1e-6
-  assert ppo.critic.enabled and ppo.critic.learning_rate == 1e-5 and ppo.critic.lr_warmup_updates == int(0.05 * updates)
-  assert (grpo.credit.estimator, ppo.credit.estimator) == ('grpo', 'ppo') and not grpo.critic.enabled
-
-
-def test_the_critic_of_ppo_has_ten_times_the_rate_and_a_twentieth_of_the_updates_to_warm_up():
-  row, *_ = (run.config for run in sweep.plan(claims.get_config()) if run.variant == 'R-Search (PPO)')
-  for config in (r_search_ppo.get_config(), r_search_ppo_qwen2_5_3b.get_config(), row):
-    assert config.critic.learning_rate == pytest.approx(10 * config.optim.learning_rate)
-    assert config.critic.lr_warmup_updates == int(0.05 * total_updates(config))
-  small = smollm2.get_config('r_search_ppo')
-  assert small.critic.learning_rate == pytest.approx(10 * small.optim.learning_rate)
 
 
 def test_a_reader_that_fails_gives_no_evidence_reward():

@@ -3,16 +3,12 @@
 import numpy as np
 import pytest
 
-from configs import search_r2 as search_r2_config
-from configs import search_r2_qwen2_5_7b
-from configs.claims import search_r2_tables
 from jaxsearch.data.corpus import Document
-from jaxsearch.methods import figures, refiner, search_r2
+from jaxsearch.methods import refiner, search_r2
 from jaxsearch.sampler.requests import Ask, Generate, Score, ToolFailure
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.methods import driving
 from tests.methods.driving import QUESTION, Letters, context
-from tests.rewards import faults
 
 ONE, TWO = '<think>a</think><search> one </search>', '<think>b</think><search> two </search>'
 RIGHT, WRONG = '<answer> Lovelace </answer>', '<answer> Byron </answer>'
@@ -118,13 +114,6 @@ def test_a_response_has_so_many_tokens_in_all():
   assert [r.max_tokens for r in requests if isinstance(r, Generate)] == [room + 100, 110, 110]
 
 
-def test_the_threshold_moves_the_margin():
-  margin = -2.0 + 3.0  # log P(2) = -2, log P(0) = -3
-  for threshold, revised in ((margin - 0.01, 1), (margin + 0.01, 0)):
-    tree, _ = drive([ONE, WRONG] + [RIGHT] * revised, [(-3.0, 2)], threshold=threshold)
-    assert tree.metrics['revised'] == revised
-
-
 def test_revisions_are_limited():
   tree, _ = drive([WRONG, ONE, WRONG, RIGHT], [REVISE, (REVISE, 2)], max_revisions=2)
   assert tree.metrics['revised'] == 2 and tree.answer == 'Lovelace'
@@ -134,11 +123,6 @@ def test_revisions_are_limited():
   assert not any(isinstance(request, (Score, Ask)) for request in requests)
   tree, _ = drive([ONE, RIGHT], [None])        # no room for the review
   assert tree.answer == 'Lovelace' and tree.metrics['revised'] == 0
-
-
-def test_a_revision_has_the_turns_that_are_left():
-  tree, _ = drive([ONE, TWO, TWO], [(REVISE, 2)], max_turns=2)
-  assert tree.stop is Stop.BUDGET and tree.metrics['revised'] == 1
 
 
 def test_the_process_reward_is_gated_by_the_answer():
@@ -174,17 +158,6 @@ def test_what_a_right_answer_without_a_search_earns_is_a_setting():
       ([RIGHT], {}), ([WRONG], {}), ([ONE, TWO, RIGHT], {}), ([RIGHT], {'process': False}))]
     search_r2.credit([trees], context(), process_unsearched=earned)
     assert [tree.reward for tree in trees] == [1 + earned, 0, 1.5, 1]
-
-
-@pytest.mark.parametrize('fault', ['', *faults.FAULTS])
-def test_a_judge_at_fault_is_neutral_and_counted(fault):
-  """The answer counts as without a process reward; the documents, which repeat their query, try to steer the judge."""
-  search = f'<search> {faults.STEERING} </search>'
-  with faults.judge_at_fault(fault) as judge:
-    tree, requests = drive([search, RIGHT], [ACCEPT], useful=lambda item: judge([item])[0])
-  assert 'Final Answer' in next(request for request in requests if isinstance(request, Ask)).item.collections[0]
-  assert tree.metrics['judge_unreadable'] == bool(fault)
-  assert search_r2.reward(tree) == (1.0 if fault else 2.0)
 
 
 def test_tokens_beside_the_kept_chain_are_counted():
@@ -229,40 +202,6 @@ def test_a_frozen_refiner_is_asked_and_not_trained():
     driving.drive([ONE, WRONG], grow=search_r2.grow, review='world', refiner='frozen', asked=ToolFailure('there is no refiner'))
 
 
-def test_the_frozen_refiner_keeps_the_initial_weights(monkeypatch):
-  """It scores a draft as the weights of `config.model` do; nothing is loaded before it is asked."""
-  import jax
-
-  from jaxsearch import setup
-  from jaxsearch.sampler.driver import Agent, rollout
-  from jaxsearch.sampler.requests import GREEDY, Tools
-  config = search_r2_config.get_config()
-  assert config.refiner.model == 'world-review' and config.refiner.length == config.sampler.length
-  engine, opened = setup._frozen_engine, []
-  monkeypatch.setattr(setup, '_frozen_engine', lambda *settings: opened.append(engine(*settings)) or opened[0])
-  services = setup.open_tools(config, services=['refiner']).services
-  assert not opened
-
-  def grow(question, tree):
-    """The same review by the frozen refiner and by a policy that has moved on."""
-    draft = tree.root.append('Question: which one?\n', Role.PROMPT).append(ONE, Role.POLICY)
-    score = Score(draft.append('\nFlawed step, 0 to 1:', Role.PROMPT), (' 0', ' 1'))
-    frozen = yield Ask('refiner', score)
-    found.append((frozen, (yield score)))
-
-  found = []
-  _, params = setup.load_policy(config, jax.make_mesh((1, 1, 1), ('data', 'fsdp', 'tensor')))
-  for shift in (0.0, 0.05):
-    policy = engine(config.refiner, 'float32', None)
-    policy.load(jax.tree.map(lambda leaf: leaf * (1 + shift), params))
-    rollout(Agent(policy, grow, Tools(services=services), GREEDY), [QUESTION, QUESTION], jax.random.key(0))
-  assert len(opened) == 1
-  initial, _, later, _ = found
-  for frozen, policy in (initial, (later[0], initial[1])):
-    np.testing.assert_allclose(np.concatenate(frozen), np.concatenate(policy), atol=1e-4)
-  assert np.abs(np.concatenate(later[1]) - np.concatenate(later[0])).max() > 1e-2
-
-
 def test_what_probing_estimates():
   """Regenerated from the first step the chain fails again, from the second it is right; the tree stays as it was."""
   tree, requests = drive([ONE, WRONG, WRONG, RIGHT, RIGHT], [REVISE], probe=1.1, seed=3)
@@ -276,88 +215,9 @@ def test_what_probing_estimates():
   assert tree.root.data['probe']['judged'] == [[0, 0], [0, 0], [1, 0]]
 
 
-def test_the_terms_of_the_gain_and_the_gain_itself():
-  one = {'accept': 0.0, 'cuts': np.array([0.5, 0.5]), 'gains': np.array([0.0, 2.0]), 'reward': 0.0, 'kept': 2.0}
-  other = {'accept': 1.0, 'cuts': np.array([1.0]), 'gains': np.array([-1.0]), 'reward': 1.0, 'kept': 1.0}
-  gain = figures.of_refinement([one, other])
-  rewards, trimmed = np.array([0.0, 1.0]), np.array([1.0, 0.0])
-  assert gain['v_inter'] == 0.5 and gain['probed'] == 2
-  assert gain['a_prec'] == pytest.approx(np.cov([0.0, 1.0], rewards - trimmed, ddof=0)[0, 1])
-  cuts, gains = np.array([[0.5, 0.5], [1.0, 0.0]]), np.array([[0.0, 2.0], [-1.0, 0.0]])
-  assert gain['s_trim'] == pytest.approx(sum(np.cov(cuts[:, k], gains[:, k], ddof=0)[0, 1] for k in range(2)))
-  assert gain['gain_predicted'] == pytest.approx(0.5)  # half of the drafts are cut; those gain 1 by the trimmer's odds
-  assert gain['gain_measured'] == 1.0
-  assert figures.of_refinement([]) == {}
-
-
 def test_the_gain_of_a_step_is_logged():
   trees = [drive([ONE, WRONG, WRONG, RIGHT, RIGHT], [(REVISE, 2)], probe=1.1)[0], drive([WRONG, RIGHT], [ACCEPT], probe=1.1)[0]]
   own = context()
   search_r2.credit([trees], own)
   assert own.metrics['gain_measured'] == 1.0 and own.metrics['v_inter'] == 0.5 and own.metrics['probed'] == 2
   assert own.metrics['gain_predicted'] == pytest.approx(1.0)
-
-
-def test_the_pod_config_is_as_published():
-  config = search_r2_qwen2_5_7b.get_config()
-  assert config.eval.grow.max_revisions == 0 and config.eval.temperatures == (0.0,)
-  assert (config.eval.every, config.eval.questions) == (50, 'test.parquet')  # figure 5
-  assert config.sampler.length == 15000 <= config.train.row_length
-  assert (config.grow.max_turns, config.grow.max_response, config.grow.max_tokens, config.grow.chat) == (4, 3000, 3000, True)
-  assert config.train.mini_batch == 0 and config.questions_per_step * config.group_size == 2560  # one update of 512 x 5
-  assert (config.steps, config.optim.lr_warmup_updates) == (300, int(0.285 * 300))
-
-
-def test_the_rows_of_the_tables():
-  """What each row of tables 3, 4, 7 and 8 turns off, and nothing else."""
-  rows = {name: dict(changes) for name, changes in search_r2_tables.get_config().variants.items()}
-  base = search_r2_config.get_config()
-  assert (base.grow.process, base.credit.joint, base.grow.max_revisions, base.grow.refiner) == (True, True, 1, 'policy')
-  assert base.grow.probe == 0 and rows.pop('Search-R2, probed') == {'grow.probe': 0.1}  # costs are those of runs without probes
-  raw = {'grow.process': False, 'credit.joint': False}
-  assert rows['+ Meta-Refiner'] == raw and rows['+ process reward'] == {'credit.joint': False} and rows['Search-R2'] == {}
-  assert rows['without process reward'] == {'grow.process': False} and rows['frozen refiner'] == {'grow.refiner': 'frozen'}
-  assert [rows[f'N_max {n}'] for n in (2, 3, 4)] == [raw | {'grow.max_revisions': n} for n in (2, 3, 4)]
-  assert rows['Search-R1, n=10'] == rows['Search-R1'] | {'group_size': 10}
-
-
-def test_nothing_of_the_kept_prefix_is_computed_again():
-  """Through the real sampler: what is extended is the prompt, the observations, the review, and the last token of a span."""
-  import jax
-
-  from jaxsearch.models.decoder import DecoderConfig, initial_params
-  from tests.engines import Equipped
-
-  class Bytes(Letters):
-    eos_ids, pad_id = (), 0
-    pieces = staticmethod(lambda size: [bytes([i]) for i in range(size)])
-    decode = staticmethod(lambda ids: bytes(ids).decode('latin-1'))
-
-  class Always:
-    def search(self, queries, topk):
-      return [[Document('1', 'Title', 'text')] for _ in queries]
-
-  def grow(question, tree):
-    """A draft of two searches as a policy would write it, then the method's own cut."""
-    start = tree.root.append('Question: who wrote the first program for a machine?\n', Role.PROMPT)
-    first = yield Generate(start, max_tokens=20)
-    seen = first.append('\n<information>Doc 1(Title: Title) text\n</information>\n', Role.OBSERVATION)
-    second = yield Generate(seen, max_tokens=20)
-    asked = second.append('\nFlawed step, 0 to 2:', Role.PROMPT)
-    yield Score(asked, (' 0', ' 1', ' 2'))
-    yield Generate(asked, max_tokens=4)
-    before = dict(counts())
-    yield Generate(seen, max_tokens=20)
-    revision.append(counts()['tokens_prefilled'] - before['tokens_prefilled'])
-
-  revision, runs = [], []
-  counts = lambda: runs[0].counts
-  config = DecoderConfig(vocab_size=256, hidden_size=32, intermediate_size=64, num_layers=1, num_heads=4, num_kv_heads=2,
-                         head_dim=8, tie_embeddings=True)
-  engine = Equipped(config, Bytes(), slots=2, length=256, prefill_lengths=(32, 64), prefill_tokens=64, search=Always())
-  engine.load(initial_params(config, jax.random.key(0)))
-  tree = Tree(Bytes(), QUESTION)
-  run = engine.schedule([(grow(QUESTION, tree), tree)], jax.random.key(1))
-  runs.append(run)
-  run.run()
-  assert revision == [0]

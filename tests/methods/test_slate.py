@@ -3,18 +3,15 @@
 import numpy as np
 import pytest
 
-from jaxsearch.data.corpus import Document
-from jaxsearch.data.questions import Question
 from jaxsearch.methods import slate
 from jaxsearch.methods.actions import Action
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.requests import Ask, ToolFailure
 from jaxsearch.training.summary import summary
 from jaxsearch.trees.layout import lay_out
-from jaxsearch.trees.tree import Role, Stop, Tree
+from jaxsearch.trees.tree import Role, Stop
 from tests.methods import driving
-from tests.methods.driving import Letters, context
-from tests.rewards import faults
+from tests.methods.driving import context
 
 SEARCH = '<think>hm</think><search> author </search>'
 RIGHT, WRONG, BROKEN = '<think>so</think><answer> Lovelace </answer>', '<think>so</think><answer> Byron </answer>', '<think>hm'
@@ -89,18 +86,6 @@ def test_an_unreadable_judge_is_neutral_and_counted():
   assert [node.data['reward'] for node in tree.nodes(Role.POLICY)] == [0, 0] and tree.metrics['judge_unreadable'] == 4
 
 
-@pytest.mark.parametrize('fault', ['', *faults.FAULTS])
-def test_a_judge_at_fault_is_neutral_and_counted(fault):
-  """Thought, query, documents and answer try to steer it."""
-  think = f'<think>{faults.STEERING}</think>'
-  said = [f'{think}<answer> {faults.STEERING} </answer>', f'{think}<search> {faults.STEERING} </search>']
-  with faults.judge_at_fault(fault) as asked:
-    tree, _ = drive(said, budget=1, early_bonus=0.0, found=(Document('1', 'Title', faults.STEERING),),
-                    verdict=lambda item: asked([item])[0])
-  assert tree.metrics['judge_unreadable'] == (4 if fault else 0) and tree.metrics['malformed'] == 0
-  assert [node.data['reward'] for node in tree.nodes(Role.POLICY)] == ([0, 0] if fault else [2, 2])
-
-
 def test_a_search_that_fails_is_told_and_counted():
   tree, _ = drive([SEARCH], [SEARCH], found=ToolFailure('down'), budget=2)
   assert tree.stop is Stop.TOOL_FAILED and 'The search failed: down' in tree.nodes(Role.OBSERVATION)[0].text
@@ -145,13 +130,6 @@ def test_a_question_without_room_for_a_step_has_no_reward():
     assert empty.reward is None and summary([[tree] for tree in trees], [], {})['reward'] == expected
 
 
-def test_the_judge_of_an_answer_sees_the_trajectory():
-  tree, requests = drive([SEARCH], [RIGHT], budget=2)
-  item = judged(requests)[-1]
-  before = tree.nodes(Role.POLICY)[0].text + tree.nodes(Role.OBSERVATION)[0].text
-  assert item == judge.Answer(tree.question, 'Lovelace', before, 'so')
-
-
 def test_the_ablation_rewards_right_answers_alone():
   tree, requests = drive([SEARCH, RIGHT, WRONG], rewards='outcome', budget=1)
   assert [node.data['reward'] for node in tree.nodes(Role.POLICY)] == [0, 1, 0]
@@ -185,27 +163,3 @@ def test_the_loss_is_the_papers_average():
     row, columns = rows.places[node]
     expected += loss[row, columns].mean() / 2 / len(trees)
   np.testing.assert_allclose((rows.loss_weights * loss).sum(), expected, rtol=1e-5)
-
-
-def test_siblings_share_their_prefix_in_the_cache():
-  """Through the real sampler: however many siblings, the prefix is extended once."""
-  import jax
-
-  from jaxsearch.models.decoder import DecoderConfig, initial_params
-  from tests.engines import Equipped
-
-  class Bytes(Letters):
-    eos_ids, pad_id = (), 0
-    pieces = staticmethod(lambda size: [bytes([i]) for i in range(size)])
-    decode = staticmethod(lambda ids: bytes(ids).decode('latin-1'))
-
-  config = DecoderConfig(vocab_size=256, hidden_size=32, intermediate_size=64, num_layers=1, num_heads=4, num_kv_heads=2,
-                         head_dim=8, tie_embeddings=True)
-  engine = Equipped(config, Bytes(), slots=5, length=128, prefill_lengths=(32,), prefill_tokens=64,
-                  services={'judge': lambda items: [0] * len(items)})
-  engine.load(initial_params(config, jax.random.key(0)))
-  tree = Tree(Bytes(), Question('q', 'Who wrote the first program for a machine?', ('x',)))
-  counts = engine.run([(slate.grow(tree.question, tree, k=5, budget=2, max_tokens=6, template='world'), tree)], jax.random.key(1))
-  prompt = tree.nodes(Role.PROMPT)[0]
-  assert counts['tokens_prefilled'] == len(prompt.tokens) - 1 and counts['tokens_decoded'] == 30
-  assert counts['tokens_reused'] >= 4 * (len(prompt.tokens) - 1)

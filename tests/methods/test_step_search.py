@@ -44,20 +44,6 @@ def paper(found, golden):
   return steps
 
 
-@pytest.mark.parametrize('found, expected', [
-  ([('p1', 'x'), ('p2', 'y')], [0.5, 0.5]),
-  ([('p1', 'x'), ('p1', 'x')], [0.5, -1.0]),               # the same search again
-  ([('p1', 'x'), ('p1', 'p2')], [0.5, 0.5 - 0.5]),         # half of it new
-  ([('x', 'y'), (), ('p2', 'p1')], [0.0, 0.0, 1.0]),       # nothing found is nothing gained
-  ([('x', 'y'), ('y', 'p1')], [0.0, 0.5 - 0.5]),           # useless documents repeat, too
-])
-def test_a_round_earns_what_is_new_minus_what_is_not(found, expected):
-  found = [documents(*names) for names in found]
-  gains, repeated = step_search.step_rewards(found, 'id', ['p1', 'p2'])
-  assert np.subtract(gains, repeated) == pytest.approx(expected)
-  assert paper(found, ['p1', 'p2']) == pytest.approx(expected)
-
-
 def test_steps_equal_the_paper_on_random_rounds():
   rng = np.random.default_rng(0)
   for _ in range(50):
@@ -128,9 +114,3 @@ def test_the_gold_chain_of_a_world_question_earns_all_there_is():
     node.values = np.zeros(len(node.tokens), np.float32)
   step_search.credit([[tree]], context(), **config.credit)
   assert tree.reward == pytest.approx(1 + config.credit.key_weight) and tree.metrics['information_gain'] == pytest.approx(1)
-
-
-def test_the_prompt_shows_the_loop():
-  tree = chain([RIGHT], [], template='step_search')
-  prompt = tree.nodes(Role.PROMPT)[0].text
-  assert prompt.startswith('You are a research assistant.') and prompt.endswith('\nQuestion: Who wrote it?\n')

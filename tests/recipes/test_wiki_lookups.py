@@ -1,7 +1,6 @@
 """Questions from passages by rules, and names that are exchanged."""
 
 import collections
-import dataclasses
 import random
 import re
 
@@ -170,35 +169,6 @@ def test_no_question_has_two_answers():
   texts = collections.Counter(one.question.question for one in made)
   assert max(texts.values()) == 1 and not any('Bergen' in text for text in texts)
   assert any('Bergen' in one.question.question for one in lookups.make(documents[:-1], 0, 64))
-
-
-def test_a_director_gets_a_name_that_can_be_read():
-  odd = ['Ali Ray, 3rd Duke of Oslo', 'Bo Ray III of the Isles', "'night, Bo Ray"]
-  documents = [*DOCUMENTS, *(Document(name, name, f'{name} (1 May 1950) is a cook.') for name in odd)]
-  changed = lookups.exchange(documents, 0, 64)
-  assert [one.title for one in changed[-3:]] == [odd[1], odd[0], odd[2]]  # quotes are neither exchanged nor asked about
-  assert not any('Ray' in one.text for one in changed[:-3])
-  alone = lookups.exchange([*DOCUMENTS, documents[-3]], 0, 64)
-  assert alone[-1].title != odd[0] and sum(odd[0] in one.title for one in alone) == 1  # not with itself
-
-
-def test_a_part_of_a_country_is_neither_the_same_nor_different():
-  documents = [dataclasses.replace(one, text=one.text.replace('Danish', 'Scottish').replace('French', 'British'))
-               for one in DOCUMENTS]
-  answers = {one.question.golden_answers[0] for one in lookups.make(documents, 0, 64) if 'same' in one.question.question}
-  assert answers == {'yes'}
-
-
-def test_all_is_a_function_of_passages_and_seed():
-  assert lookups.exchange(DOCUMENTS, 3, 64) == lookups.exchange(DOCUMENTS, 3, 64) != lookups.exchange(DOCUMENTS, 4, 64)
-  assert lookups.make(DOCUMENTS, 3, 64) == lookups.make(DOCUMENTS, 3, 64) != lookups.make(DOCUMENTS, 4, 64)
-
-
-@given(st.text(alphabet='ab \n\t', max_size=40), st.integers(0, 8))
-def test_the_first_words_are_those_of_split(text, number):
-  found = first_words(text, number)
-  assert text.startswith(found)
-  assert found == text if not number or len(text.split()) <= number else found.split() == text.split()[:number]
 
 
 def test_a_mixture_has_its_shares_from_the_beginning_on():

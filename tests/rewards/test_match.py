@@ -2,7 +2,6 @@
 
 import collections
 import decimal
-import re
 import string
 from fractions import Fraction
 
@@ -37,15 +36,6 @@ texts = st.lists(words, max_size=6).map(' '.join)
     ('a\u00a0b', 'b'), ('', '')])
 def test_normalisation(text, expected):
   assert normalize_answer(text) == expected
-
-
-@QUICK
-@hypothesis.given(texts)
-def test_normalisation_leaves_no_punctuation_articles_or_double_spaces(text):
-  got = normalize_answer(text)
-  assert not set(got) & set(string.punctuation)
-  assert not re.search(r'\b(a|an|the)\b|  |^ | $', got)
-  assert got == got.lower() == normalize_answer(got)
 
 
 @pytest.mark.parametrize('prediction, golds, expected', [
@@ -119,15 +109,6 @@ def test_scores_agree_with_the_public_scorers_except_for_empty_golds(prediction,
     assert substring_match(prediction, golds) == float(any(gold in answer for gold in gold_answers))
 
 
-@QUICK
-@hypothesis.given(texts, st.lists(texts, max_size=3))
-def test_an_order_between_the_scores(prediction, golds):
-  exact = exact_match(prediction, golds)
-  assert exact <= entity_match(prediction, golds) <= substring_match(prediction, golds) <= 1.0
-  assert exact <= f1(prediction, golds) <= 1.0
-  assert f1(prediction, golds) == f1(prediction, golds[::-1])
-
-
 @pytest.mark.parametrize('text, value', [
     ('72', 72), ('72.0', 72), ('72.', 72), ('$1,234.50', '1234.5'), ('-3/4', '-3/4'), ('3 / 4', '3/4'), ('about 72 dollars', 72),
     ('12 * 6 = 72.', 72), ('-$5', -5), ('$-5', -5),
@@ -176,15 +157,6 @@ STYLES = (
 def test_a_number_is_matched_however_it_is_written_and_another_is_not(number, other, style, gold_style):
   assert numeric_match(style.format(number), [gold_style.format(number)]) == 1.0
   assert numeric_match(style.format(number), [gold_style.format(other)]) == float(number == other)
-
-
-@QUICK
-@hypothesis.given(numbers, st.sampled_from(['{:f}%', '{:,.4f} %', 'up by {:f}\\%.', '{:f} percent']))
-def test_a_percentage_is_itself_and_its_hundredth(number, style):
-  prediction = style.format(number)
-  assert [numeric_match(prediction, [gold]) for gold in (prediction, f'{number}', f'{number / 100:f}')] == [1, 1, 1]
-  for other in (f'{number * 100:f}', f'{number / 100:f}%'):
-    assert numeric_match(prediction, [other]) == float(not number)
 
 
 @QUICK

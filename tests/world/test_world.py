@@ -46,10 +46,6 @@ def test_train_and_test_share_no_entity():
   assert len(held_out) > 500
 
 
-def test_warm_and_rl_share_no_start():
-  assert not starts('warm') & starts('rl')
-
-
 def test_no_question_stands_in_two_splits():
   texts = [q.question for questions in QUESTIONS.values() for q in questions]
   assert [text for text, n in collections.Counter(texts).items() if n > 1] == []
@@ -122,7 +118,3 @@ def test_gold_passages_are_found():
   best = {query: [ids[i] for i in (-index.get_scores(words(query))).argsort(kind='stable')[:2]]
           for query, _ in queries}
   assert sum(gold in best[query] for query, gold in queries) / len(queries) >= 0.97
-
-
-def test_files_are_small():
-  assert sum(f.stat().st_size for f in world.folder().iterdir() if f.suffix != '.safetensors') < 1.5e6

@@ -4,11 +4,9 @@ import importlib
 
 import pytest
 
-from jaxsearch import cli
 from jaxsearch.evaluation import agents
 from jaxsearch.methods.prompted import adaptive_rag
 from jaxsearch.sampler.requests import Ask, Score, ToolFailure
-from jaxsearch.world import files
 from tests.methods.prompted.asking import Q, ask, shown
 
 ROUTES = [('A', 'direct', ['Ada'], 'direct'), ('B', 'rag', ['Ada'], 'read'), ('C', 'ircot', ['answer is: a', 'Ada'], 'reason')]
@@ -42,19 +40,7 @@ def test_a_classifier_that_fails_is_an_error(tmp_path):
     ask(adaptive_rag, tmp_path, [], classifier='model', asked=ToolFailure('gone'))
 
 
-def test_settings_reach_ircot(tmp_path):
-  scores = [[-2.0], [-2.0], [-1.0]]
-  tree, *_ = ask(adaptive_rag, tmp_path, ['Hm, hm.'] * 2, scored=lambda _: scores, max_thoughts=2, reader=False)
-  assert tree.answer is None and tree.metrics['searches'] == 3
-
-
 def test_an_evaluation_opens_the_classifier_but_no_judge():
   config = importlib.import_module('configs.prompted.adaptive_rag').get_config()
   assert list(agents.open_agent(config).tools.services) == ['classifier']
   assert not agents.open_agent(importlib.import_module('configs.search_r2').get_config()).tools.services
-
-
-@pytest.mark.slow
-def test_eval_asks_the_classifier():
-  command = ['eval', '--config=prompted/adaptive_rag', '--limit=1', '--config.sampler.slots=4', '--config.grow.classifier=model']
-  assert cli.main([*command, f'--config.classifier.model={files.POLICY}', '--config.classifier.slots=2']) == 0

@@ -20,11 +20,6 @@ def test_the_output_stays(always, call, tmp_path):
   assert (tree.answer, tree.stop, tree.metrics['searches']) == ('7', Stop.ANSWERED, 2)
 
 
-def test_optional_lets_the_model_answer_at_once(tmp_path):
-  tree, requests, _ = ask(cot_tools, tmp_path, [ANSWER])
-  assert tree.answer == '7' and tree.metrics['searches'] == tree.metrics['refused'] == 0
-
-
 def test_always_refuses_an_answer_before_the_first_program(tmp_path):
   tree, requests, observations = ask(cot_tools, tmp_path, [ANSWER, PROGRAM, ANSWER], printed='7', always=True)
   assert observations[0] == cot_tools.REFUSED and (tree.answer, tree.metrics['refused'], tree.metrics['searches']) == ('7', 1, 1)
@@ -39,11 +34,6 @@ def test_turns_are_limited(last, printed, stop, tmp_path):
   assert (tree.answer, tree.stop, tree.metrics['malformed']) == (None, stop, stop is Stop.MALFORMED)
   failed = stop is Stop.TOOL_FAILED
   assert ('The tool failed: down' in observations[0]) == failed == tree.metrics['tool_failures']
-
-
-def test_a_context_without_room_ends_it(tmp_path):
-  tree, *_ = ask(cot_tools, tmp_path, [''], stops=[Stop.CONTEXT_FULL], always=True)
-  assert tree.stop is Stop.CONTEXT_FULL
 
 
 def test_output_can_be_forgotten(tmp_path):

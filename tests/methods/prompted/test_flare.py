@@ -46,11 +46,6 @@ def test_the_query(probabilities, query):
   assert flare.unsure_query(span('Ada B. x', probabilities), 'Ada B.', 0.8, 0.4) == query
 
 
-def test_a_threshold_of_0_never_searches(tmp_path):
-  tree, requests, _ = ask(flare, tmp_path, ['So the answer is: Ada.'], logprobs=chances(1e-6), search_below=0.0)
-  assert tree.metrics['searches'] == 0 and tree.answer == 'Ada'
-
-
 @pytest.mark.parametrize('settings', [dict(max_sentences=2), dict(max_tokens=10)])
 def test_the_answer_has_a_length(settings, tmp_path):
   tree, requests, _ = ask(flare, tmp_path, ['Hm, hm.'] * 2, logprobs=chances(.9, .9), **settings)

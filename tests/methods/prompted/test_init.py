@@ -26,12 +26,6 @@ def get_config(name, *preset):
   return importlib.import_module(f'configs.prompted.{name}').get_config(*preset)
 
 
-def test_all_of_them_are_known():
-  assert NAMES == sorted('direct cot rag ircot iter_retgen sure flare adaptive_rag search_o1 react cot_tools'.split())
-  assert {f'prompted.{name}' for name in NAMES} <= set(methods.known_methods())
-  assert 'prompted' not in methods.known_methods() and {'slate', 'carl'} <= set(methods.known_methods())
-
-
 @pytest.mark.parametrize('name', NAMES)
 def test_a_baseline_keeps_the_contract_and_has_presets(name):
   method = methods.find_method(f'prompted.{name}')
@@ -55,13 +49,6 @@ def test_they_cannot_be_trained(capsys):
   assert cli.main(['train', '--config=prompted/ircot']) == 2
   error = capsys.readouterr().err.strip().splitlines()
   assert len(error) == 1 and "method='prompted.ircot' cannot be trained, it has no credit: take `jaxsearch eval`" in error[0]
-
-
-def test_what_is_no_baseline_is_named():
-  with pytest.raises(ValueError, match="method='prompted.zero': there is no jaxsearch/methods/prompted/zero.py"):
-    methods.find_method('prompted.zero')
-  with pytest.raises(ValueError, match="method='prompted': jaxsearch/methods/prompted.py is no method, it has no grow"):
-    methods.find_method('prompted')
 
 
 def test_a_folder_of_prompts_replaces_some_of_ours(tmp_path):
@@ -99,11 +86,6 @@ def test_answers(text, marked, short):
   assert prompted.marked_answer(text) == marked and prompted.short_answer(text) == short
 
 
-def test_a_thought_as_a_query():
-  assert prompted.plain('<think> Find it.</think><search> Tambov </search>') == 'Tambov'
-  assert prompted.plain('<think> It is  <b in Russia.') == 'It is <b in Russia.'
-
-
 def test_documents_are_inert_and_observations():
   from jaxsearch.trees.tree import Tree
   tree = Tree(Letters(), Question('', '{documents}?', ()))
@@ -130,12 +112,6 @@ def test_one_call(name, tmp_path):
   assert shown(requests) == {'direct': [f'direct {Q}:'], 'cot': [f'cot {Q}:'], 'rag': [(Q, None), f'read {documents}{Q}:']}[name]
   assert requests[-1].max_tokens == 7 and (tree.answer, tree.stop) == ('Ada', Stop.ANSWERED)
   assert tree.metrics == {'searches': int(name == 'rag'), 'malformed': 0, 'tool_failures': 0}
-
-
-def test_a_chain_of_thought_without_an_answer_is_malformed(tmp_path):
-  from jaxsearch.methods.prompted import cot
-  tree, *_ = ask(cot, tmp_path, ['I do not know.'])
-  assert (tree.answer, tree.stop, tree.metrics['malformed']) == (None, Stop.MALFORMED, 1)
 
 
 @pytest.mark.parametrize('stop, wanted', [(LENGTH, Stop.TOOL_FAILED), (Stop.CONTEXT_FULL, Stop.CONTEXT_FULL)])

@@ -41,20 +41,3 @@ def test_without_a_reader_the_chain_answers(tmp_path):
   assert tree.answer == 'Bob' and len(requests) == 2
   tree, requests, _ = ask(ircot, tmp_path, ['Hm, hm.'] * 2, reader=False, max_thoughts=2)
   assert tree.answer is None and tree.stop is Stop.MALFORMED
-
-
-def test_an_empty_thought_ends_the_chain(tmp_path):
-  tree, requests, _ = ask(ircot, tmp_path, ['', 'Ada'])
-  assert tree.answer == 'Ada' and tree.metrics['searches'] == 1
-
-
-def test_a_thought_without_words_is_no_query(tmp_path):
-  tree, requests, _ = ask(ircot, tmp_path, ['<think>', 'Ada'], max_thoughts=1)
-  assert tree.answer == 'Ada' and tree.metrics['searches'] == 1
-
-
-def test_an_initial_ends_no_thought(tmp_path):
-  tree, requests, _ = ask(ircot, tmp_path, ['It is by J. ', 'Doe. And', 'So the answer is: a', 'Ada'], found=by_query,
-                          stops=['. ', '. ', 'end', 'end'], max_tokens=30)
-  assert [one.query for one in requests if hasattr(one, 'query')] == [Q, 'It is by J. Doe.']
-  assert requests[2].max_tokens == 30 - len('It is by J. ')

@@ -14,7 +14,3 @@ def test_each_round_searches_for_the_question_and_the_last_answer(reason, call, 
   assert shown(requests) == [one for query in queries
                              for one in ((query, None), f'{call} Doc 1(Title: {query}) text\n{Q}:')]
   assert tree.answer == 'Eve' and tree.metrics['searches'] == 3
-
-
-def test_rounds_are_a_setting(tmp_path):
-  assert len(ask(iter_retgen, tmp_path, ['a'] * 2, rounds=2, reason=False)[1]) == 4

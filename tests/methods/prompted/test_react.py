@@ -4,7 +4,6 @@ import pytest
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.methods.prompted import react
-from jaxsearch.trees import templates
 from jaxsearch.trees.tree import Stop
 from tests.methods.driving import ANSWER, SEARCH
 from tests.methods.prompted.asking import Q, ask, by_query, document, shown
@@ -45,13 +44,3 @@ def test_steps_are_limited(tmp_path):
 def test_a_policy_may_write_tags(tmp_path):
   tree, requests, observations = ask(react, tmp_path, [SEARCH, ANSWER], tagged=True, max_steps=2)
   assert tree.answer == 'Ada' and observations == ['\n<information>Doc 1(Title: Title) text\n</information>\n']
-
-
-def test_the_examples_are_rounds_that_the_reader_understands():
-  """Our prompt: every action in it is one, and every example ends with an answer."""
-  examples = templates.prompted_files()['react'].split('\n\n')[1:-1]
-  assert len(examples) == 3
-  for example in examples:
-    actions = [line for line in example.splitlines() if line.startswith('Action')]
-    assert all(react._ACTION.search(action) for action in actions) and 'Finish[' in actions[-1]
-    assert example.count('Thought') == len(actions) == example.count('Observation') + 1

@@ -27,19 +27,9 @@ def test_documents_are_read_before_they_enter_the_chain(tmp_path):
   assert (tree.answer, tree.stop) == ('Ada', Stop.ANSWERED)
 
 
-def test_only_the_end_of_a_long_reasoning_is_shown(tmp_path):
-  tree, requests, _ = ask(search_o1, tmp_path, [search('it'), 'x', ANSWER], found=by_query, reasoning_tokens=8)
-  assert shown(requests)[2].startswith('/search> | it')
-
-
 def test_without_extraction_documents_enter_as_they_are(tmp_path):
   tree, requests, observations = ask(search_o1, tmp_path, [search('it'), ANSWER], found=by_query, extract=False)
   assert observations == ['\n<information>Doc 1(Title: it) text\n</information>\n'] and tree.answer == 'Ada'
-
-
-def test_a_search_without_documents_is_not_read(tmp_path):
-  tree, requests, observations = ask(search_o1, tmp_path, [search('it'), ANSWER], found=[])
-  assert observations == ['\n<information>No documents were found.\n</information>\n'] and len(requests) == 3
 
 
 def test_a_repeated_query_is_refused(tmp_path):

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxsearch.world import files as world
-from jaxsearch.world.chains import full_chain
 from recipes.world.build import SPECIAL, TAGS, build
 
 
@@ -25,13 +24,6 @@ def encode(tokenizer, text):
 def test_tokenizer_is_lossless(text):
   tokenizer = pytest.importorskip('tokenizers').Tokenizer.from_file(str(world.folder() / 'tokenizer.json'))
   assert tokenizer.decode(encode(tokenizer, text), skip_special_tokens=False) == text
-
-
-def test_tokenizer_is_lossless_on_the_world(tokenizer):
-  texts = [p.text for p in world.corpus()[::10]] + [q.question for q in world.questions('test')]
-  texts += [''.join(part for _, part in full_chain(q)) for q in world.questions('dev')]
-  for text, encoded in zip(texts, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True):
-    assert tokenizer.decode(encoded.ids, skip_special_tokens=False) == text
 
 
 def test_tags_and_digits_are_single_tokens(tokenizer):

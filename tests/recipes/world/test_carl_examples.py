@@ -10,7 +10,6 @@ from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role
 from jaxsearch.world import files as world
 from recipes.world import carl_examples
-from recipes.world.questions import warm
 from tests.methods.driving import segments
 
 ALWAYS = dict(closed_book=0.0, one_call=0.0, lost=0.0, renamed=0.0)
@@ -41,12 +40,6 @@ def test_a_full_episode_is_what_the_method_reads(tokenizer):
     assert 'Doc 1' not in ''.join(node.text for node in spans[-1].path()[1:])  # forgotten
 
 
-def test_lost_contexts_do_not_hold_what_was_found(tokenizer):
-  lost = [(step['finding'], grammar.context_block(assimilate.text)[0]) for tree in episodes(tokenizer, lost=1.0)
-          for assimilate, step in zip(segments(tree)[1:-1:2], tree.question.metadata['steps'])]
-  assert not any(finding in context for finding, context in lost)
-
-
 def test_closed_book_answers_are_right_where_it_is_known(tokenizer):
   right = {True: [], False: []}
   for tree in episodes(tokenizer, 60, closed_book=1.0):
@@ -54,32 +47,6 @@ def test_closed_book_answers_are_right_where_it_is_known(tokenizer):
     assert grammar.python_block(span.text) is None
     right[carl_examples.is_known(tree.question)].append(formats.last_boxed(span.text) == tree.question.golden_answers[0])
   assert all(right[True]) and len(right[True]) > 15 and sum(right[False]) < 0.6 * len(right[False])
-
-
-def test_what_is_known_does_not_hang_on_the_format(tokenizer):
-  rng, known = random.Random(0), 0
-  for _ in range(30):
-    ids, learned = carl_examples.searched(tokenizer, rng, closed_book=1.0, one_search=0.0)
-    said = tokenizer.decode([token for token, own in zip(ids, learned) if own])
-    answer = grammar.answer(said)
-    assert answer and '<search>' not in said
-    question = tokenizer.decode([token for token, own in zip(ids, learned) if not own]).strip().removeprefix('Question: ')
-    (asked,) = [q for q in warm() if q.question == question][:1]
-    if carl_examples.is_known(asked):
-      known += 1
-      assert answer.strip() == asked.golden_answers[0] and answer in said.split('</think>')[0]
-  assert known > 8
-
-
-def test_one_call_is_not_enough_for_two_hops(tokenizer):
-  for tree in episodes(tokenizer, one_call=1.0):
-    assert len(segments(tree)) == 3
-
-
-def test_names_can_be_made_up(tokenizer):
-  titles = {passage.title for passage in world.corpus()}
-  trees = episodes(tokenizer, renamed=1.0)
-  assert not any(step['query'] in titles for tree in trees for step in tree.question.metadata['steps'][:1])
 
 
 def test_statements_are_of_countries_and_their_names_are_given(tokenizer):
@@ -90,21 +57,6 @@ def test_statements_are_of_countries_and_their_names_are_given(tokenizer):
     assert text.count('\n') == len(carl_examples.KNOWN) and not learned[0] and learned[-1]
     first = text.split('\n')[0]
     assert any(first.strip(' .') in passage.text for passage in world.corpus() if passage.id.startswith('country-'))
-
-
-def test_drills_hold_a_call_or_a_context(tokenizer):
-  rng, kinds = random.Random(0), []
-  for _ in range(20):
-    ids, learned = carl_examples.drill(tokenizer, rng)
-    said = tokenizer.decode([token for token, own in zip(ids, learned) if own])
-    shown = tokenizer.decode([token for token, own in zip(ids, learned) if not own])
-    code, (context, closed) = grammar.python_block(said), grammar.context_block(said)
-    kinds.append(code is None)
-    if code is None:
-      assert closed and context.removeprefix('It').rstrip('.') in shown
-    else:
-      assert code.removeprefix('print(search(" ').removesuffix('"))') in shown
-  assert 3 < sum(kinds) < 17
 
 
 def test_only_warm_questions_are_asked():

@@ -22,12 +22,6 @@ def test_examples_under_made_up_names_still_copy_from_what_is_given():
       assert query.split()[0] in given  # every query is in the question or in a document
 
 
-def test_arithmetic_is_rare():
-  rng = random.Random(0)
-  drawn = [examples.draw(rng).metadata.get('operation') in ('sum', 'difference') for _ in range(2000)]
-  assert 0 < sum(drawn) / len(drawn) < 0.06
-
-
 def test_the_mix_searches_too_little():
   rng = random.Random(0)
   searches = []
@@ -37,13 +31,6 @@ def test_the_mix_searches_too_little():
     searches.append(learned.count('</search>'))
   assert 0.3 < searches.count(0) / 300 < 0.5
   assert 0.3 < searches.count(1) / 300
-
-
-def test_passages_are_learned_but_for_their_title():
-  example = examples.passage(TOKENIZER, random.Random(3))
-  given = text_of(example, False)
-  title = given.removeprefix('Doc 1(Title: ').removesuffix(')')
-  assert text_of(example, True).startswith(f' {title}')
 
 
 def test_drills_copy_from_what_is_given_and_retellings_tell_of_an_entry_shown():

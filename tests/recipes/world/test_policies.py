@@ -27,13 +27,6 @@ def test_forests_fill_their_rows_and_pass_over_what_is_too_long():
     assert len(pack([*counts, following[0].count()], 64)) > 4  # the next example had no room
 
 
-def test_no_example_is_lost_between_forests():
-  sizes = [10, 20, 30, 40, 50, 60] * 4
-  forests = list(policies.filled(examples(sizes), rows=2, length=64))
-  seen = [tree.count() for forest in forests for tree in forest]
-  assert seen == sizes[:len(seen)] and len(seen) > 12
-
-
 @pytest.fixture
 def config(tmp_path):
   config = recipe.get_config()
