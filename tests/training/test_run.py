@@ -4,7 +4,6 @@ All with real processes and real signals. Other instants of kills: set JAXSEARCH
 """
 
 import contextlib
-import dataclasses
 import importlib
 import json
 import os
@@ -20,12 +19,11 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from safetensors.numpy import save_file
 
 from configs import checks
 from jaxsearch import registry
 from jaxsearch.methods import find_method, known_methods
-from jaxsearch.models import encoder as encoders
+from jaxsearch.models.encoder import TextEncoder
 from jaxsearch.tools import index_build
 from jaxsearch.training import row_files
 from tests.training import child
@@ -212,17 +210,15 @@ def test_two_processes_train_as_one(start, tmp_path, ahead):
 @pytest.mark.timeout(600)
 def test_a_dense_index_is_searched_on_the_devices_that_train(start, tmp_path):
   """By the rollouts one step ahead, in two processes of two devices each."""
-  sizes, rng = encoders.EncoderConfig(2000, 16, 16, 1, 2, 64), np.random.default_rng(0)
+  transformers = pytest.importorskip('transformers')
   folder, corpus = tmp_path / 'e5', tmp_path / 'corpus.jsonl'
-  folder.mkdir()
-  (folder / 'config.json').write_text(json.dumps(dict(zip(encoders._KEYS, dataclasses.astuple(sizes)))))
-  tensors = encoders._tensors(sizes, '').values()
-  save_file({name.format(0): rng.normal(size=shape).astype(np.float32) for name, shape in tensors},
-            folder / 'model.safetensors')
+  transformers.BertModel(transformers.BertConfig(
+    vocab_size=2000, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+    max_position_embeddings=64)).save_pretrained(folder)
   shutil.copy(registry.find('tokenizers', 'world') / 'tokenizer.json', folder)
   corpus.write_text(''.join(json.dumps({'id': word, 'contents': f'"{word}"\nThe {word}.'}) + '\n'
                             for word in child.WORDS))
-  index_build.build(corpus, tmp_path / 'index', 'dense', encoder=encoders.TextEncoder(folder, 'e5'))
+  index_build.build(corpus, tmp_path / 'index', 'dense', encoder=TextEncoder(folder, 'e5'))
   changes = ['steps=2', 'mesh.fsdp=4', 'train.micro_rows=4', 'train.async_steps=1',
              'search.backend="index"', f'search.index="{tmp_path / "index"}"']
   two = start_processes(start, 2, 'train', tmp_path / 'two', *changes, machines=[{'CHILD_DEVICES': '2'}] * 2)
