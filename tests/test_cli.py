@@ -42,6 +42,19 @@ def test_the_pool_of_a_gpu_is_the_share_that_plans_allow(given, expected):
   assert float(done.stdout.splitlines()[-1]) == expected
 
 
+@pytest.mark.parametrize(('command', 'more'), [
+  ('train', []), ('critic-warmup', []), ('sft', ['--config.sft.demonstrations=world:rl'])])
+def test_processes_join_before_anything_touches_a_device(command, more, tmp_path):
+  code = f"""
+import sys
+from jax._src import xla_bridge
+from jaxsearch import cli
+from jaxsearch.parallel import mesh
+mesh.start_distributed = lambda **_: sys.exit(2 if xla_bridge.backends_are_initialized() else 7)
+cli.main(['{command}', '--config.out={tmp_path / "run"}', *{more}])"""
+  assert subprocess.run([sys.executable, '-c', code]).returncode == 7
+
+
 def test_every_command_has_help_with_its_flags(capsys):
   for command in cli.COMMANDS:
     assert cli.main([command, '--help']) == 0

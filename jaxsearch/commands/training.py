@@ -48,16 +48,16 @@ def train(config, _) -> None:
   from jaxsearch.training import bucket, loop, row_files, run_folder
   if held_out:
     question_sets.read_held_out(config)  # a mistake in them is found now, not after the first step
-  folder, first = bucket.local(config.out), jax.process_index() == 0
+  folder = bucket.local(config.out)
   try:
     loop.train(config, answers.held_out)
   except run_folder.RunStopped:
     with contextlib.suppress(OSError):  # of a full disk
-      if first:
+      if jax.process_index() == 0:
         report.write_report(folder)  # what went wrong stands at its top
         bucket.publish(config.out)
     raise
-  if first:
+  if jax.process_index() == 0:
     page = report.write_report(folder)
     bucket.publish(config.out)
     given = without_secrets(shlex.join(sys.argv[2:]))  # where to search is not taken from a checkpoint
