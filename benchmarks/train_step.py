@@ -90,7 +90,7 @@ def ours(data, steps: int) -> dict:
       node.sampler_logprobs, node.advantages = rng.normal(-9, 0.1, len(node.tokens)).tolist(), float(rng.normal())
   longest = max(tree.count() for tree in forest)
   rows = lay_out(forest, longest, pad_id=0)
-  mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+  mesh = meshes.make_mesh(devices=jax.devices()[:1])
   params = jax.jit(lambda key: initial_params(model_config, key), out_shardings=setup.param_shardings(model_config, mesh))(
     jax.random.key(0))
   optim = ml_collections.ConfigDict(dict(learning_rate=1e-6, schedule='constant', lr_warmup_updates=0, b1=0.9, b2=0.99,

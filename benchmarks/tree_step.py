@@ -98,7 +98,7 @@ def main():
       tree.question = None  # so that it is laid out alone
     as_rows = lay_out(forest, -(-longest // 64) * 64, pad_id=0)
   params = initial_params(CONFIG, jax.random.key(0))
-  mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+  mesh = meshes.make_mesh(devices=jax.devices()[:1])
   shardings = jax.tree.map(lambda _: meshes.replicated(mesh), params)
 
   @jax.jit

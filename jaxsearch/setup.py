@@ -59,7 +59,7 @@ def _load_weights(name: str, dtype: str, param_dtype: str, mesh: Mesh | None) ->
   """Returns (decoder that computes in `dtype`, parameters) of a model in files, or an adapter on its base."""
   path = model_path(name)
   if adapter_files.is_adapter(path):
-    mesh = mesh or meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+    mesh = mesh or meshes.make_mesh(devices=jax.devices()[:1])
     model_config, params, _ = load_adapted(path, mesh)
     params = jax.tree.map(lambda x: x.astype(param_dtype), params)
     return dataclasses.replace(model_config, dtype=dtype), params

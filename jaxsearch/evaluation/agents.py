@@ -101,4 +101,4 @@ def open_critic(config: ml_collections.ConfigDict,
 
 
 def _one_device() -> jax.sharding.Mesh:
-  return meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+  return meshes.make_mesh(devices=jax.devices()[:1])

@@ -107,10 +107,9 @@ def of_config(config: ml_collections.ConfigDict, devices: Sequence[jax.Device]) 
     parameters += 0 if shared else on_device(assessed)
     moments += on_device(critic.opt_state)
   first = mesh.devices.flat[0].process_index
-  host = np.array([device for device in mesh.devices.flat if device.process_index == first])
+  host = [device for device in devices if device.process_index == first]
   hosts = len(devices) // len(host)
-  host_mesh = jax.sharding.Mesh(host.reshape(1, -1, 1), meshes.MESH_AXES)
-  engine = setup.open_engine(config, model, TOKENIZER, host_mesh)
+  engine = setup.open_engine(config, model, TOKENIZER, meshes.make_mesh(devices=host))
   sampler, weights, cache = engine.largest_programs()
   rows, _, row_length, _ = cache[0][0][-1].shape
   programs |= {name: Program(*program) for name, program in sampler.items()}

@@ -52,7 +52,7 @@ def load_params(path: str | pathlib.Path, mesh: Mesh | None = None,
     ValueError: the base is not the one that the run began with, or the checkpoint is that of a critic, or it
       has values that are not finite, or it cannot be read (nor can those before it, unless one was named).
   """
-  mesh = mesh or make_mesh(1, 1, 1, devices=jax.devices()[:1])
+  mesh = mesh or make_mesh(devices=jax.devices()[:1])
   if adapter_files.is_adapter(path):
     return setup.load_adapted(path, mesh, base)
   decoder, params, host = load_trained(path, mesh)
@@ -120,7 +120,7 @@ def save_adapter(path: str | pathlib.Path, folder: str | pathlib.Path,
     dtype: 'float32' or 'bfloat16'; as it is if not given.
   Raises ValueError for a run without an adapter, and for the folder of its base.
   """
-  _, params, host = load_trained(path, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+  _, params, host = load_trained(path, make_mesh(devices=jax.devices()[:1]))
   if host.get('critic') or not host['config']['lora']['rank']:
     raise ValueError(f'{path}: this run has no adapter (lora.rank=0): leave out --adapter')
   if pathlib.Path(registry.policy_path(host['config']['model'])).resolve() == pathlib.Path(folder).resolve():

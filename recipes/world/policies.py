@@ -134,7 +134,7 @@ def train_stage(config: ml_collections.ConfigDict, tokenizer, model_config: Deco
     return hub.load(folder).params
   optim = config.optim.copy_and_resolve_references()
   optim.update(learning_rate=stage.learning_rate, schedule=stage.schedule)
-  mesh, start = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1]), time.perf_counter()
+  mesh, start = meshes.make_mesh(devices=jax.devices()[:1]), time.perf_counter()
   params = states.place_params(params, setup.param_shardings(model_config, mesh))
   state, learn = sft.open_imitation(
     model_config, params, optim, stage.updates, mesh=mesh, row_length=stage.row_length, micro_rows=stage.rows,
