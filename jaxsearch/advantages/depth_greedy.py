@@ -19,13 +19,9 @@ def depth_plan(strategy: str, budget: jax.Array, max_depth: int,
     'phase'  (eqs. 9-11)   target k+1; then deeper ones, k+2, …, S; then shallower ones, k, …, 0.
     'anti'   (eqs. 19-21)  target 0; then 1, …, S. The ablation that should hurt.
 
-  `budget` is K, `max_depth` is S (a Python int) and `phase` is k, which 'phase' alone reads, see
-  `advance_phase`.
-
-  Returns:
-    (targets [S+1], priorities [S+1]), int32. A smaller priority goes first.
-  Raises:
-    ValueError: `strategy` is none of the three.
+  `budget` is K, `max_depth` is S (a Python int) and `phase` is k, which 'phase' alone reads.
+  Returns (targets [S+1], priorities [S+1]), int32; a smaller priority goes first. Raises ValueError for
+  another strategy.
   """
   depth = jnp.arange(max_depth + 1, dtype=jnp.int32)
   if strategy == 'auto':
@@ -44,8 +40,7 @@ def depth_greedy(capacities: jax.Array, targets: jax.Array, priorities: jax.Arra
   """Repairs `targets` until no bucket holds more than its capacity (CuSearch, algorithm 3), for any targets.
 
   Buckets are visited by rising priority value (equal ones by index). The overflow of a bucket goes to the
-  buckets after it in that order as far as they have room, then to those before it, nearest first. Integers
-  throughout, each step within int32, so counts are exact up to 2^31 - 1.
+  buckets after it in that order as far as they have room, then to those before it, nearest first.
 
   Args:
     capacities: [S+1] integers >= 0, how many trajectories each bucket has.
@@ -83,9 +78,8 @@ def depth_greedy(capacities: jax.Array, targets: jax.Array, priorities: jax.Arra
 def advance_phase(phase: jax.Array, capacities: jax.Array, budget: jax.Array) -> jax.Array:
   """Advances the phase by one if the buckets deeper than the target, k+1, hold the budget.
 
-  CuSearch, eq. 12, strictly deeper. It never goes back and never passes S-1; it belongs in the checkpoint.
-  `capacities` [S+1] are the trajectories of each depth in this batch, `budget` is K; the phase is an int32
-  scalar.
+  CuSearch, eq. 12, strictly deeper. It never goes back and never passes S-1. `capacities` [S+1] are the
+  trajectories of each depth in this batch, `budget` is K; the phase is an int32 scalar.
   """
   phase, capacities = jnp.asarray(phase, jnp.int32), jnp.asarray(capacities).astype(jnp.int32)
   buckets = capacities.shape[0]

@@ -13,10 +13,9 @@ def gae(rewards: jax.Array, values: jax.Array, mask: jax.Array, *, gamma: float,
         lam: float) -> tuple[jax.Array, jax.Array]:
   """`A_t = delta_t + gamma lam A_next`, `delta_t = r_t + gamma V_next - V_t` (Schulman et al. 2016, eq. 16).
 
-  "next" is the next token that is not masked, after the last one both V and A are 0: a masked token (an
-  observation, padding) is no step of the decision process, so the value and the running sum carry over it
-  undiscounted. This is verl's `compute_gae_advantage_return` before it whitens; older trainers, TRL among
-  them, do not skip.
+  "next" is the next token that is not masked, after the last one both V and A are 0: the value and the
+  running sum carry over a masked token (an observation, padding) undiscounted. This is verl's
+  `compute_gae_advantage_return` before it whitens.
 
   Args:
     rewards: [B, T]. A reward on a masked token is not seen: put the outcome on the last token that is not
@@ -48,10 +47,9 @@ def gae(rewards: jax.Array, values: jax.Array, mask: jax.Array, *, gamma: float,
 def whiten(x: jax.Array, mask: jax.Array) -> jax.Array:
   """`(x - mean) / sqrt(var + 1e-8)` with one mean and one sample variance of everything that is not masked.
 
-  verl's and TRL's `masked_whiten`: Bessel's correction, epsilon under the root. One token alone gives 0
-  (there: an error), and so do equal values, exactly: differences are taken to the smallest value, which
-  leaves no rounding noise. `x` and `mask` (1 where x counts) have the same shape, which the result has too,
-  in float32, 0 where masked.
+  verl's and TRL's `masked_whiten`: Bessel's correction, epsilon under the root. One token alone gives 0, and
+  so do equal values, exactly. `x` and `mask` (1 where x counts) have the same shape, which the result has
+  too, in float32, 0 where masked.
   """
   counted = jnp.asarray(mask) != 0
   x = jnp.asarray(x).astype(jnp.float32)

@@ -1,11 +1,10 @@
 """GRPO's advantage, and the one way in which rewards are compared inside a group, whatever a group is.
 
-`group_relative` (groups named by ids) and `truncated_step` (groups along the last axis) differ only in how a
-sum, a minimum and a maximum over a member's group are taken, so they hand these to `standardize`; `whiten`
-has one group. Equal rewards give exactly 0: the mean of eight times 1.4 is not 1.4 in float32, and the
-remainder divided by `eps` would be credit out of nothing, but the differences to the group's smallest member
-are 0. Nothing overflows or underflows: differences are measured in units of the group's range before they are
-squared.
+`group_relative` (groups named by ids) and `truncated_step` (groups along the last axis) hand a sum, a minimum
+and a maximum over a member's group to `standardize`; `whiten` has one group. Equal rewards give exactly 0:
+the mean of eight times 1.4 is not 1.4 in float32, and the remainder divided by `eps` would be credit out of
+nothing, but the differences to the group's smallest member are 0. Nothing overflows or underflows:
+differences are measured in units of the group's range before they are squared.
 
 N: trajectories, in any order; G: groups (questions).
 """
@@ -28,8 +27,7 @@ def group_relative(rewards: jax.Array, group_ids: jax.Array, num_groups: int, *,
   """`A_i = (r_i - mean) / (std + eps)` over the retained members of i's group (GRPO; CuSearch section 3.1).
 
   The defaults are those of verl's `compute_grpo_outcome_advantage`, which Search-R1, Search-R2 and CuSearch
-  run on: sample standard deviation, and a group with a single member treated as if it had mean 0 and standard
-  deviation 1.
+  run on: sample standard deviation, and a single member's reward as it is.
 
   Args:
     rewards: [N], any float or integer type.
@@ -43,8 +41,6 @@ def group_relative(rewards: jax.Array, group_ids: jax.Array, num_groups: int, *,
     singleton: the advantage of the only retained member of a group: 'raw' its reward as it is, 'zero' 0.
   Returns:
     [N] float32. A group whose retained rewards are all equal gets exactly 0.
-  Raises:
-    ValueError: `singleton` is neither 'raw' nor 'zero'.
   """
   if singleton not in ('raw', 'zero'):
     raise ValueError(f"group_relative: singleton {singleton!r} is neither 'raw' nor 'zero'")
@@ -92,9 +88,8 @@ def in_units(x: jax.Array, retained: jax.Array, *, lowest: OverGroup,
              highest: OverGroup) -> tuple[jax.Array, ...]:
   """Measures x [...] float32 in units of its group's range, from its smallest member; see `standardize`.
 
-  What is computed from these offsets must depend neither on the unit nor on the smallest member, as a mean
-  removed and a standard deviation do; then `stop_gradient` on both is exact, and keeps the ties of min and
-  max out of gradients.
+  The result must depend neither on the unit nor on the smallest member; then `stop_gradient` on both is
+  exact, and keeps the ties of min and max out of gradients.
 
   Returns:
     [...] offsets in [0, 1], 0 where not retained; [...] SCALE times the unit, positive and finite; [...]

@@ -28,9 +28,8 @@ def refinement_gain(accept: jax.Array, cut_probs: jax.Array, regeneration_gain: 
     s_trim  = sum over k of Cov(cut_probs_k, gain_k)     the trimmer cuts where regenerating gains most
 
   The gain is then exactly `a_prec + v_inter (s_trim + g)` with `g = sum over k of E[cut_probs_k] E[gain_k]`,
-  the baseline gain of cutting without looking (about 0 in the paper, which leaves it out of eq. 3; `v_inter
-  s_trim` alone is what the trimmer's choice adds), if each draft's `trimmed_reward - reward` is its `sum over
-  k of cut_probs_k gain_k`.
+  the baseline gain of cutting without looking (about 0 in the paper, which leaves it out of eq. 3), if each
+  draft's `trimmed_reward - reward` is its `sum over k of cut_probs_k gain_k`.
 
   Args:
     accept: [N], probability (or 0/1) that the discriminator keeps the draft.

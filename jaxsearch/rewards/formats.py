@@ -1,8 +1,7 @@
 """Reading a model's text by the rules of each paper: boxes, well-formed chains, the scores of judges.
 
-`spans` are the texts that the policy wrote, in order, cut wherever an observation was inserted (the POLICY
-nodes of a tree). So a tag in a template or in a passage never counts, and no element reaches across an
-observation.
+`spans` are the texts of the POLICY nodes, in order: a tag in a template or in a passage never counts, and no
+element reaches across an observation.
 """
 
 import re
@@ -34,7 +33,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def unwrapped(text: str) -> str:
-  r"""Strips a text and LaTeX's wrappers around words, nested too: `\text{…}`, `\mathrm{…}`, `\boxed{…}`."""
+  r"""Strips a text and LaTeX's wrappers around words, nested too: `\text{…}`, `\boxed{…}`."""
   wrapper = r'\\(?:boxed|text|math)(?:rm|bf|it|sf|tt|up|normal)?\s*\{([^{}]*)\}'
   while (shorter := re.sub(wrapper, r'\1', text)) != text:
     text = shorter

@@ -5,11 +5,10 @@ A judge is a function from items to scores, so that many are judged at a time. T
   Thinking, Query, Answer   scored -1, 0 or 1 (SLATE, section 3.3)
   Collections               how many of the retrieved collections were useful (Search-R2, appendix K)
 
-A `LanguageJudge` wraps anything that replies to prompts: a local model (`sampler.assistants.Assistant`), a server
-(`tools.chat.Chat.replies`). It reasons first and scores then. A reply without a readable score is None, an
-error stands for itself; whoever asked takes both as neutral and counts them. Texts of the trajectory,
-questions and golds can neither close nor imitate the tags of the prompt. rewards/trajectory_judge.py compares
-whole trajectories.
+A `LanguageJudge` wraps anything that replies to prompts: a local model (`sampler.assistants.Assistant`), a
+server (`tools.chat.Chat.replies`). It reasons first and scores then. A reply without a readable score is
+None, an error stands for itself; whoever asked takes both as neutral and counts them. Texts of the
+trajectory, questions and golds can neither close nor imitate the tags of the prompt.
 """
 
 import dataclasses
@@ -70,15 +69,13 @@ class Reasoned(int):
 
 
 def prompt(item: Item, files: Mapping[str, str] | None = None) -> str:
-  """Writes the prompt about an item; `files` are templates by kind, see `templates.judge_files`."""
+  """Writes the prompt about an item; `files` are those of `templates.judge_files`."""
   golds = ' or '.join(map(_quoted, item.question.golden_answers))
   fields = {'question': _quoted(item.question.question), 'golds': golds}
   fields |= {name: _quoted(value) for name, value in vars(item).items() if isinstance(value, str)}
   if isinstance(item, Collections):
-    shown = ''
-    for i, text in enumerate(item.collections, start=1):
-      shown += f'<collection_{i}>{_quoted(text)}</collection_{i}>\n'
-    fields |= {'number': len(item.collections), 'collections': shown}
+    shown = [f'<collection_{i}>{_quoted(text)}</collection_{i}>\n' for i, text in enumerate(item.collections, 1)]
+    fields |= {'number': len(shown), 'collections': ''.join(shown)}
   return templates.fill((files or templates.judge_files())[type(item).__name__.lower()], **fields)
 
 

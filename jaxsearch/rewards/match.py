@@ -11,7 +11,6 @@ Rules that every function here shares:
 """
 
 import collections
-import functools
 import re
 import string
 from collections.abc import Iterable
@@ -82,30 +81,22 @@ def _overlap(answer: str, gold: str) -> float:
 
 
 def numeric_match(prediction: str | None, golds: str | Iterable[str], *, tolerance: float = 0.0) -> float:
-  """Returns 1.0 where the number in the prediction is the number in a gold, else 0.0.
+  """Returns 1.0 where the last number of the prediction is that of a gold, else 0.0.
 
-  The rule:
-    * the *last* number of a text counts (`read_number`): 'about 72 dollars', '$72.00' and '12 * 6 = 72' all
-      are 72;
-    * p is g if |p - g| <= tolerance * |g|, in exact arithmetic: nothing is lost with tolerance 0, and to 0
-      only 0 is equal;
+    * p is g if |p - g| <= tolerance * |g|, in exact arithmetic;
     * a per cent sign on one side only may be read or ignored: '12.5%' is 12.5 and 0.125, whichever the other
       side says. With a sign on both sides or on neither, 12.5 is not 0.125;
     * a gold without a number ('yes', 'no') needs an exact match.
   """
-  if prediction is None:
-    return 0.0
-  found, allowed = read_number(prediction), Fraction(str(tolerance))
+  number, allowed = read_number(prediction or ''), Fraction(str(tolerance))
 
-  def right(gold):
+  def right(gold: str) -> bool:
     wanted = read_number(gold)
-    if wanted is None:
-      return exact_match(prediction, gold) == 1.0
-    if found is None:
-      return False
-    (value, percent), (target, target_percent) = found, wanted
+    if wanted is None or number is None:
+      return wanted is None and exact_match(prediction, gold) == 1.0
+    (value, percent), (target, target_percent) = number, wanted
     readings = [value] if percent == target_percent else [value, value / 100 if percent else value * 100]
-    return any(abs(one - target) <= allowed * abs(target) for one in readings)
+    return any(abs(reading - target) <= allowed * abs(target) for reading in readings)
 
   return float(any(map(right, _listed(golds))))
 
@@ -114,8 +105,8 @@ def read_number(text: str) -> tuple[Fraction, bool] | None:
   """Reads the last number in a text, and whether a per cent sign follows it; None without one.
 
   Reads signs, decimals, thousands separated by commas, powers of ten (1.5e6) and fractions of whole numbers
-  (3/4), all in ASCII digits, with a currency sign before them and with or without LaTeX's backslash before
-  `$` and `%`. Units are ignored ('1.5 million' is 1.5), and so are digits inside a word ('km2').
+  (3/4), all in ASCII digits. Units are ignored ('1.5 million' is 1.5), and so are digits inside a word
+  ('km2').
   """
   text = _CURRENCY.sub(r' \1', text.replace('\N{MINUS SIGN}', '-'))
   last = collections.deque(_NUMBER.finditer(text), maxlen=1)
@@ -133,10 +124,11 @@ def read_number(text: str) -> tuple[Fraction, bool] | None:
 def matches(prediction: str | None, golds: str | Iterable[str], how: str = 'exact',
             tolerance: float = 0.0) -> float:
   """Returns 1.0 or 0.0 by the rule `how`: 'exact', or 'numeric', which has a `tolerance`."""
-  rules = {'exact': exact_match, 'numeric': functools.partial(numeric_match, tolerance=tolerance)}
-  if how not in rules:
-    raise ValueError(f'no way to match answers is called {how!r}; known: {", ".join(rules)}')
-  return rules[how](prediction, golds)
+  if how not in ('exact', 'numeric'):
+    raise ValueError(f'no way to match answers is called {how!r}; known: exact, numeric')
+  if how == 'exact':
+    return exact_match(prediction, golds)
+  return numeric_match(prediction, golds, tolerance=tolerance)
 
 
 def answer_found(golds: Iterable[str], text: str) -> bool:

@@ -1,10 +1,10 @@
 """Pairwise judging of two trajectories for one question (Search-R2, section 5.6, appendix I).
 
-Each trajectory gets 0, 1 or 2 on six rubrics of how the answer was found, not whether it is right. Then the
-judge names the winner (table 10): by the outcome first, by the process where the outcomes are alike, and a
-tie only where nothing tells them apart. The paper shows a pair once; here the judge sees it twice, in either
-order, so that a bias for one position cancels: scores are averaged, and a winner has to win in both.
-Trajectory text stands between tags that it cannot close or imitate, and holds no JSON.
+Each trajectory gets 0, 1 or 2 on six rubrics of how the answer was found. Then the judge names the winner
+(table 10): by the outcome first, by the process where the outcomes are alike, and a tie only where nothing
+tells them apart. The paper shows a pair once; here the judge sees it in either order, so that a bias for one
+position cancels: scores are averaged, and a winner has to win in both. Trajectory text stands between tags
+that it cannot close or imitate, and holds no JSON.
 """
 
 import dataclasses
@@ -54,11 +54,9 @@ def prompts(pair: TrajectoryPair, template: str = '') -> tuple[str, str]:
   def ordered(*both: Spans) -> str:
     shown = ''
     for position, spans in zip(POSITIONS, both):
-      shown += f'<{position}_trajectory>\n'
-      for role, text in spans:
-        if tag := WRITERS.get(role):
-          shown += f'<{tag}>{_quoted(text)}</{tag}>\n'
-      shown += f'</{position}_trajectory>\n'
+      written = [(WRITERS[role], text) for role, text in spans if role in WRITERS]
+      inside = ''.join(f'<{tag}>{_quoted(text)}</{tag}>\n' for tag, text in written)
+      shown += f'<{position}_trajectory>\n{inside}</{position}_trajectory>\n'
     return templates.fill(template or templates.judge_files()['pair'], rubrics=rubrics, form=_FORM,
                           question=_quoted(pair.question), trajectories=shown)
 
@@ -81,23 +79,19 @@ def read(reply: str) -> tuple[Scores, Scores, str] | None:
   winner = verdict.pop('winner', None)
   if winner not in (*POSITIONS, TIE) or verdict.keys() != set(POSITIONS):
     return None
-  if not all(map(_valid, verdict.values())):
-    return None
-  first, second = ({name: float(verdict[position][name]) for name in RUBRICS} for position in POSITIONS)
+  first, second = both = [verdict[position] for position in POSITIONS]
+  for scores in both:
+    if not isinstance(scores, dict) or scores.keys() != RUBRICS.keys():
+      return None
+    if not all(type(score) is int and 0 <= score <= 2 for score in scores.values()):  # bool is an int, too
+      return None
   return first, second, winner
 
 
-def _valid(scores: object) -> bool:
-  if not isinstance(scores, dict) or scores.keys() != RUBRICS.keys():
-    return False
-  return all(type(score) is int and 0 <= score <= 2 for score in scores.values())  # bool is an int, too
-
-
 def averaged(replies: Sequence[object]) -> tuple[Scores, Scores, str] | None:
-  """Averages the replies to both `prompts` of a pair; None if either is unreadable.
+  """Averages the replies to both `prompts` of a pair: (scores of `a`, of `b`, the winner of both or 'tie').
 
-  Returns:
-    (scores of `a`, scores of `b`, winner 'a', 'b' or 'tie'); a winner has won both times.
+  None if either is unreadable.
   """
   verdicts = [read(reply) if isinstance(reply, str) else None for reply in replies]
   if None in verdicts:
