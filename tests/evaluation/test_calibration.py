@@ -5,7 +5,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from jaxsearch.evaluation.calibration import auc, brier, curve, ece, explained_variance, sign_accuracy
+from jaxsearch.evaluation.calibration import auc, brier, ece, explained_variance, sign_accuracy
 
 QUICK = hypothesis.settings(max_examples=30, deadline=None)
 # Up to twelve probabilities that are multiples of 1/20, with their outcomes.
@@ -65,18 +65,3 @@ def test_brier_and_explained_variance_equal_numpy(drawn):
 def test_sign_accuracy_equals_a_loop(pairs):
   hits = [np.sign(change) == expected for change, expected in pairs if expected]
   np.testing.assert_allclose(sign_accuracy(*np.array(pairs).reshape(-1, 2).T), np.mean(hits) if hits else np.nan)
-
-
-def test_the_curve_has_the_bins_of_the_error():
-  rng = np.random.default_rng(1)
-  p = np.append(rng.beta(2, 3, size=200) * 0.9, [0.1, 0.3, 0.7])  # borders; nothing above 0.9
-  outcome = rng.random(203) < p
-  predicted, right, counts = curve(p, outcome)
-  borders = [np.float32(b / 10) for b in range(11)]
-  for b in range(10):
-    inside = (borders[b] <= p.astype(np.float32)) & (p.astype(np.float32) < borders[b + 1])
-    assert counts[b] == inside.sum()
-    if inside.any():
-      assert (predicted[b], right[b]) == pytest.approx((p[inside].mean(), outcome[inside].mean()))
-  assert counts[9] == 0 and np.isnan(predicted[9]) and np.isnan(right[9])
-  assert curve([1.0], [1.0], 4)[2].tolist() == [0, 0, 0, 1]

@@ -154,14 +154,6 @@ def test_the_depths_of_rollouts_are_stacked_where_a_run_tells_them(drawn):
   assert {(1, 75), (2, 37.5), (4, 0)} <= tops[0] and {(1, 100), (2, 75), (4, 25)} <= tops[1]
 
 
-def test_figures_that_not_every_step_has_are_there_with_their_mean():
-  """Search-R2's: a step without a probed draft has no estimate of the gain."""
-  rows = [metrics_row(1), metrics_row(2, gain_predicted=0.25, a_prec=None), metrics_row(3, gain_predicted=0.5)]
-  page = page_of(rows)
-  assert [own.split() for own in texts(page, 'tr') if 'gain' in own] == [['gain_predicted', '–', '0.5', '0.375']]
-  assert 'a_prec' not in page
-
-
 def test_smoothing_starts_at_the_first_value_follows_and_leaves_out_what_is_missing():
   assert plots.smoothed([2.0, 2.0, 2.0]) == pytest.approx([2.0, 2.0, 2.0])
   values = plots.smoothed([0.0] + [1.0] * 50)
@@ -188,19 +180,3 @@ def test_credit_is_shown_with_its_sign_and_right_and_wrong_in_words(tmp_path):
   assert all(number in text for number in ('+0.42', '−0.27', '−0.45', 'V 0.3 ', 'V 0.72', 'V 0.45'))
   assert text.count('forgotten') == 1  # the clean copy stays
   assert len(set(colours)) == 3  # a colour for each advantage
-
-
-@chromium
-def test_on_a_phone_nothing_is_wider_than_the_screen_or_tiny(tmp_path):
-  long = sample('Why' + 'y' * 200 + '?', 0.0, 'x' * 300) | {'prediction': 'z' * 200}
-  long['spans'] += [{'role': 'policy', 'text': 'branch', 'parent': 0, 'advantage': -0.5, 'segment': 'invoke'}] * 2
-  rows = [metrics_row(10**6, searches_failed=10**6, searches_asked=10**6, last_failure='v' * 300)]
-  page = written(tmp_path, rows, [evaluation(step, long, sample('Who?', 1.0)) for step in (0, 10**6)])
-  frame = f'<html><head></head><body><iframe style="width:360px;height:800px" srcdoc="{html.escape(page)}"></iframe>'
-  width, size = run_in(frame + '<script>document.body.dataset.ready = 1</script></body></html>', '''
-    const inner = document.querySelector('iframe')
-    await until(() => inner.contentDocument.body && inner.contentDocument.body.dataset.ready)
-    const sizes = [...inner.contentDocument.body.querySelectorAll('*')].map(
-      (one) => parseFloat(inner.contentWindow.getComputedStyle(one).fontSize))
-    return [inner.contentDocument.documentElement.scrollWidth, Math.min(...sizes)]''')
-  assert width <= 360 and size >= 12

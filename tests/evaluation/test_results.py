@@ -32,16 +32,3 @@ def test_predictions_are_read_of_results_finished_or_not(tmp_path):
   done.write_text(json.dumps({'em': 1.0, 'predictions': [GOOD]}))
   part.write_text(json.dumps({'identity': {}}) + '\n' + json.dumps({'number': 0, 'record': GOOD}) + '\n')
   assert results.read_predictions(done) == results.read_predictions(part) == [GOOD]
-
-
-@pytest.mark.parametrize(('content', 'message'), [
-  ('{"predictions": [', 'a.json: not a result of jaxsearch eval or bench: not JSON'), ('[' * 100000, 'not JSON'),
-  ('[]', 'not a result of jaxsearch eval or bench'), ('{"em": 1}', 'predictions: Field required'),
-  ('{"predictions": [3]}', 'predictions.0: '),
-  (json.dumps({'predictions': [GOOD, GOOD | {'spans': [{'role': 'policy'}]}]}), 'predictions.1.spans.0.text: '),
-  (json.dumps({'predictions': [{name: GOOD[name] for name in ('id', 'question')}]}), 'predictions.0.golden_answers: '),
-])  # fmt: skip
-def test_other_files_are_refused(tmp_path, content, message):
-  (tmp_path / 'a.json').write_text(content)
-  with pytest.raises(DataError, match=message):
-    results.read_predictions(tmp_path / 'a.json')
