@@ -18,7 +18,6 @@ from jaxsearch.evaluation.results import read_predictions
 from jaxsearch.training import rollout_file, row_files
 
 FOLDER = pathlib.Path(__file__).parent
-BLOCK = 1 << 18  # characters of records, about, in a block made here
 LARGEST = 400 << 20  # bytes of a page: browsers refuse strings above half a gigabyte
 SHOWN = ('reward', 'em', 'f1', 'searches', 'tokens', 'stop', 'prediction')  # of a rollout, in the index
 
@@ -29,9 +28,8 @@ class Source:
   Raises DataError for what is neither, OSError.
 
   Attributes:
-    entries: the index: for each question at a step what is shown in the table, and `at`, the block, first
-      line and number of its records.
-    blocks: gzipped JSON lines.
+    entries: the index: for each question at a step what is shown in the table, and `at`, the number of its block.
+    blocks: gzipped JSON lines, a record each.
     generation: rises with every change of these.
   """
 
@@ -59,32 +57,21 @@ class Source:
       groups = collections.defaultdict(list)
       for record in read_predictions(self.path):
         groups[record.get('benchmark', record.get('source', '')), record['id']].append(record)
-      self._pack('answered', [(None, None, group) for group in groups.values()])
+      for group in groups.values():
+        self._enter('answered', None, None, group, rollout_file.pack(group))
       return
     file = self.path / rollout_file.FILE
     packed = file.read_bytes() if file.exists() else b''
     for start, end, records in rollout_file.members(file):
       if records:
-        self._enter('training', records[0]['step'], None, records, 0)
-        self.blocks.append(packed[start:end])
-    rows = row_files.read(self.path / 'evaluations.jsonl')
-    self._pack('held out', [(row['step'], row['temperature'], [sample])
-                            for row in rows for sample in row.get('samples', ())])
-
-  def _pack(self, kind: str, groups: Sequence[tuple[int | None, float | None, list[dict]]]) -> None:
-    """Enters (step, temperature, records of a question), and packs the records of several into a block."""
-    waiting, size = [], 0
-    for number, (step, temperature, records) in enumerate(groups, start=1):
-      self._enter(kind, step, temperature, records, len(waiting))
-      waiting += records
-      size += sum(len(span['text']) for record in records for span in record['spans'])
-      if size > BLOCK or number == len(groups):
-        self.blocks.append(rollout_file.pack(waiting))
-        waiting, size = [], 0
+        self._enter('training', records[0]['step'], None, records, packed[start:end])
+    for row in row_files.read(self.path / 'evaluations.jsonl'):
+      for sample in row.get('samples', ()):
+        self._enter('held out', row['step'], row['temperature'], [sample], rollout_file.pack([sample]))
 
   def _enter(self, kind: str, step: int | None, temperature: float | None, records: Sequence[Mapping],
-             line: int) -> None:
-    """Adds an entry, of records that the next block will have from a line on."""
+             block: bytes) -> None:
+    """Adds an entry and its block."""
     first, shown = records[0], []
     for record in records:
       calls = [call for span in record['spans'] for call in span.get('calls', ())]
@@ -92,8 +79,8 @@ class Source:
     self.entries.append({
       'kind': kind, 'step': step, 'temperature': temperature, 'id': first['id'],
       'question': first['question'], 'golds': first['golden_answers'],
-      'source': first.get('benchmark', first.get('source', '')),
-      'rollouts': shown, 'at': [len(self.blocks), line, len(records)]})
+      'source': first.get('benchmark', first.get('source', '')), 'rollouts': shown, 'at': len(self.blocks)})
+    self.blocks.append(block)
 
   def index(self, steps: tuple[int, int] | None = None, most: int | None = None) -> dict[str, Any]:
     """Returns what the page knows of all questions.
@@ -118,9 +105,9 @@ def page(sources: Sequence[Source], steps: tuple[int, int] | None = None, most: 
   for number, source in enumerate(sources):
     index = source.index(steps, most)
     text = json.dumps(index, ensure_ascii=False).encode(errors='replace')
-    blocks = sorted({entry['at'][0] for entry in index['entries'] if entry['at']})
     packed = {f'index-{number}': zlib.compress(text, wbits=31)}
-    packed |= {f'block-{number}-{block}': source.blocks[block] for block in blocks}
+    packed |= {f'block-{number}-{entry["at"]}': source.blocks[entry['at']] for entry in index['entries']
+               if entry['at'] is not None}
     parts += [f'<script type="text/plain" id="{name}">{base64.b64encode(data).decode()}</script>\n'
               for name, data in packed.items()]
     if sum(map(len, parts)) > LARGEST:

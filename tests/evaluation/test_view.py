@@ -82,8 +82,7 @@ def test_the_page_holds_every_rollout_of_training_and_of_evaluations(tmp_path):
     ('training', 2, 'What came in 2?', 1), ('held out', 0, 'Held out?', 1), ('held out', 2, 'Held out?', 1)]
   assert index['about'] == {'method': 'toy', 'seed': 3}
   for entry in index['entries']:
-    block, line, count = entry['at']
-    records = blocks[f'block-0-{block}'][line:line + count]
+    records = blocks[f'block-0-{entry["at"]}']
     assert len(records) == len(entry['rollouts']) and all(record['question'] == entry['question'] for record in records)
     assert [row[:3] for row in entry['rollouts']] == [
       [record.get(name) for name in ('reward', 'em', 'f1')] for record in records]
@@ -112,8 +111,8 @@ def test_results_of_eval_and_bench_are_read_finished_or_not(tmp_path, name):
   (tmp_path / name).write_text(json.dumps({'em': 1, 'predictions': records}) if name == 'result.json'
                                else ''.join(json.dumps(row) + '\n' for row in rows))
   index, blocks = unpacked(view.page([view.Source(str(tmp_path / name))]))
-  assert [(entry['source'], len(entry['rollouts']), entry['at'][1:]) for entry in index['entries']] == [
-    ('nq', 2, [0, 2]), ('popqa', 2, [2, 2])]
+  assert [(entry['source'], len(entry['rollouts']), entry['at']) for entry in index['entries']] == [
+    ('nq', 2, 0), ('popqa', 2, 1)]
   assert [span['role'] for span in blocks['block-0-0'][0]['spans']] == [
     'prompt', 'policy', 'policy', 'observation', 'policy']
 
