@@ -5,7 +5,8 @@ import numpy as np
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, search_r1
-from jaxsearch.sampler.requests import LENGTH, Ask, Call, Generate, RunPython, Score, Search, ToolFailure, Tools
+from jaxsearch.sampler.requests import LENGTH, Ask, Generate, RunPython, Score, Search, ToolFailure, Tools
+from jaxsearch.tools.calls import ToolCall
 from jaxsearch.trees.tree import Role, Tree
 
 QUESTION = Question('q1', 'Who wrote it?', ('Ada Lovelace', 'Lovelace'))
@@ -56,8 +57,8 @@ def drive(said, found=FOUND, stops=None, question=QUESTION, grow=search_r1.grow,
         node.sampler_logprobs = [chances.pop(0)] * len(node.tokens) if chances else None
         node.stop = reasons.pop(0) if reasons else next((end for end in request.stop if node.text.endswith(end)), LENGTH)
         return node
-      case Call():
-        return request.function(Tools())
+      case ToolCall() if not isinstance(request, Search | RunPython):
+        return request.run(Tools())
       case _ if callable(reply):
         return reply(request)
       case Search() if not isinstance(reply, ToolFailure):
