@@ -106,8 +106,7 @@ def of_config(config: ml_collections.ConfigDict, devices: Sequence[jax.Device]) 
     programs['values'] = Program(steps.make_value_step(model, mesh=mesh, shared=shared), (assessed, batch))
     parameters += 0 if shared else on_device(assessed)
     moments += on_device(critic.opt_state)
-  first = mesh.devices.flat[0].process_index
-  host = [device for device in devices if device.process_index == first]
+  host = [device for device in devices if device.process_index == devices[0].process_index]
   hosts = len(devices) // len(host)
   engine = setup.open_engine(config, model, TOKENIZER, meshes.make_mesh(devices=host))
   sampler, weights, cache = engine.largest_programs()
