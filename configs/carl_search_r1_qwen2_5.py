@@ -1,4 +1,4 @@
-"""What CARL is compared with, for a pod: Search-R1 with PPO or GRPO on CARL's data, search and updates (table 5, right column).
+"""Compares CARL on a pod with Search-R1, with PPO or GRPO on CARL's data, search and updates (table 5, right column).
 
     jaxsearch critic-warmup --config configs/carl_search_r1_qwen2_5.py:ppo_7b … --config.out=W
     jaxsearch train --config configs/carl_search_r1_qwen2_5.py:ppo_7b --config.critic.warm_start=W --config.out=/shared/run

@@ -1,4 +1,4 @@
-"""What the fields of a config may hold. Every command checks its config against this table before it loads anything.
+"""Lists what the fields of a config may hold. Every command checks its config against this table before it loads anything.
 
 The rule of a number is a text: comparisons joined by ' and ', alternatives by ' or '. The rule of a name is the tuple of known
 names. The rule of a tuple is that of its elements. None is fine where a field may be None. The key is the full name of a field,

@@ -1,4 +1,4 @@
-"""The command line: `jaxsearch COMMAND --config NAME --config.key=value`.
+"""Runs the command line, `jaxsearch COMMAND --config NAME --config.key=value`.
 
 A mistake that the user can mend, in a flag, a file or a value, ends in one line and exit status 2; a run that
 cannot go on, and one that is out of memory, in one line and 1, Ctrl-C in one line and 130. `--traceback`

@@ -29,7 +29,7 @@ def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
 
 
 def no_link(path: str, flags: int) -> int:
-  """The `opener` of files that jaxsearch itself names: a link in such a place is an OSError."""
+  """Opens a file that jaxsearch itself names, as an `opener`: a link in such a place is an OSError."""
   return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 

@@ -1,4 +1,4 @@
-"""The commands. Each stands below its default config and its flags; its docstring is its help.
+"""Lists the commands. Each stands below its default config and its flags; its docstring is its help.
 
 JAX and the rest are imported where they are used, so that `--help` and usage errors come at once.
 """

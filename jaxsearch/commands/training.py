@@ -159,7 +159,8 @@ def tiers(config, flags) -> None:
   for question in questions:
     if source := question.metadata.get('source'):
       by_source.setdefault(f'tier_1_{source}', []).append(2 - tiers[question.id])
-  print_figures(figures | {name: statistics.mean(ones) for name, ones in by_source.items()} | {'out': flags.out})
+  figures |= {name: statistics.mean(ones) for name, ones in by_source.items()}
+  print_figures(figures | {'out': flags.out})
 
 
 @command('quickstart',

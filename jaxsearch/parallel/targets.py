@@ -17,7 +17,7 @@ from jax.experimental import topologies
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-  """What a device has, as its maker publishes it. Rates are per second and device."""
+  """Describes a device as its maker publishes it. Rates are per second and device."""
   memory: int       # bytes that a program may use, as the compiler says it
   bandwidth: float  # bytes from and to that memory
   flops: float      # dense bfloat16

@@ -93,7 +93,8 @@ def compile_program(program: programs.Program, target: targets.Target) -> Compil
   return Compiled(memory.temp_size_in_bytes + results + padding, compiled.collectives(executable.as_text()))
 
 
-def advice(config: ml_collections.ConfigDict, run: programs.Run, needs: dict[str, float], limit: float) -> str:
+def advice(config: ml_collections.ConfigDict, run: programs.Run, needs: dict[str, float],
+           limit: float) -> str:
   """Names a field to change for each of the programs that do not fit; `search` finds its value."""
   said = {}
   for name, need in needs.items():
@@ -103,10 +104,11 @@ def advice(config: ml_collections.ConfigDict, run: programs.Run, needs: dict[str
       continue
     if sampling or resident > limit or name == 'load':
       if resident + (0 if sampling else need) - cached < limit and cached:
-        change = f'a smaller sampler.slots: the cache of {config.sampler.slots} takes {run.cache / GIB:.1f} GiB'
+        change = (f'a smaller sampler.slots: the cache of {config.sampler.slots} takes '
+                  f'{run.cache / GIB:.1f} GiB')
       elif run.hosts > 1 and run.weights + run.load > run.parameters + run.moments:
-        change = (f"hosts of more devices: the sampler's weights take {run.weights / GIB:.1f} GiB of each device, "
-                  f'and {run.load / GIB:.1f} more while new ones come')
+        change = (f"hosts of more devices: the sampler's weights take {run.weights / GIB:.1f} GiB of each "
+                  f'device, and {run.load / GIB:.1f} more while new ones come')
       else:
         change = 'more devices along mesh.fsdp, or optim.master_weights=False: parameters leave no room'
     elif config.train.micro_rows > meshes.batch_size(run.mesh):
@@ -183,7 +185,7 @@ def lines(plan: dict, target: targets.Target) -> Iterator[str]:
 def short(plan: dict) -> dict:
   """Returns the line of JSON; what did not compile for want of memory has null bytes."""
   programs = {name: program['memory']['total'] for name, program in plan['programs'].items()}
-  kept = ('fits', 'bytes_per_device', 'share', 'step_seconds', 'phases', 'advice', 'resident', 'target', 'devices',
-          'largest')
+  kept = ('fits', 'bytes_per_device', 'share', 'step_seconds', 'phases', 'advice', 'resident', 'target',
+          'devices', 'largest')
   result = {name: plan[name] for name in kept if name in plan} | {'programs': programs}
   return json.loads(json.dumps(result), parse_constant=lambda _: None)

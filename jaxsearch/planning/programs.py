@@ -1,4 +1,4 @@
-"""The programs of a training run, with shapes in place of arrays: no device need be there."""
+"""Builds the programs of a training run, with shapes in place of arrays: no device need be there."""
 
 import contextlib
 import dataclasses
@@ -50,7 +50,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """What lies on a device, by kind in bytes, the programs that run beside it, and the sampler."""
+  """Holds what lies on a device, by kind in bytes, the programs that run beside it, and the sampler."""
   mesh: jax.sharding.Mesh
   parameters: int  # of training: policy, reference, critic
   moments: int

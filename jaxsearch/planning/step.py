@@ -17,7 +17,7 @@ PHASES = {'rollout': ('prefill', 'decode'), 'score': ('score', 'values'), 'updat
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """What a step grows: trees of a prompt, `turns` observations, and policy spans around and between them."""
+  """Describes a step: trees of a prompt, `turns` observations, and policy spans around and between them."""
   questions: int
   trees: int        # of all questions
   branches: int     # alternatives for every policy span (SLATE), of which one goes on
