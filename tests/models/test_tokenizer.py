@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -70,14 +69,6 @@ def test_tokens_begin_somewhere_and_none_is_longer_than_the_longest(tokenizer, t
   starts = tokenizer.starts(text)
   assert len(starts) == len(tokenizer.encode(text)) and starts == sorted(starts)
   assert len(text) <= len(starts) * tokenizer.longest_token
-
-
-def test_special_tokens_are_found_in_text_and_shown(tokenizer):
-  ids = tokenizer.encode('Paris<|end|>')
-  assert ids[-1] == 0 and tokenizer.eos_ids == (0,)
-  assert tokenizer.decode(np.array(ids)) == 'Paris<|end|>'
-  assert tokenizer.special_tokens == tuple(SPECIAL)
-  assert tokenizer.pad_id == 1 and tokenizer.bos_id is None
 
 
 def test_a_character_cut_in_two_is_replaced_not_lost(tokenizer):
@@ -203,9 +194,3 @@ def test_chat_that_the_template_rejects(tokenizer):
     tokenizer.chat([{'role': 'system', 'content': ''}])
   with pytest.raises(ValueError, match='no chat template'):
     Tokenizer(byte_level()).chat(MESSAGES)
-
-
-def test_templates_run_in_a_sandbox():
-  tokenizer = Tokenizer(byte_level(), chat_template='{{ messages.__class__.__mro__ }}')
-  with pytest.raises(ValueError, match='unsafe'):
-    tokenizer.chat(MESSAGES)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import SingleDeviceSharding
 
-from jaxsearch.models import attention, decoder
+from jaxsearch.models import decoder
 from jaxsearch.models.attention import dense_attention
 from jaxsearch.models.decoder import DecoderConfig, hidden_states, initial_params, parameter_shapes
 from jaxsearch.models.kernels import tree_attention
@@ -225,19 +225,6 @@ def test_the_kernel_is_for_devices_that_have_one(calls, monkeypatch):
     dataclasses.replace(SMALL, attention='fast')
 
 
-@pytest.mark.slow  # a minute
-@pytest.mark.parametrize('platform, sizes, remat', [('tpu', (2, 2, 2), 'full'), ('gpu', (1, 2, 4), 'none')])
-def test_the_decoder_computes_the_same_on_a_mesh(platform, sizes, remat, calls, monkeypatch):
-  config, mesh, given = dataclasses.replace(SMALL, remat=remat), meshes.make_mesh(*sizes), decoder_inputs()
-  expected = loss_and_gradient(config)(*given)
-  monkeypatch.setattr(decoder, 'ambient_platform', lambda: platform)
-  placed = [jax.device_put(given[0], meshes.replicated(mesh)),
-            *(jax.device_put(x, meshes.split_over_batch(mesh, 0)) for x in given[1:])]
-  found = loss_and_gradient(config, mesh)(*placed)
-  assert calls == [platform]
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-4 * float(jnp.max(jnp.abs(y)))), found, expected)
-
-
 @pytest.mark.parametrize('platform', ['tpu', 'gpu'])
 def test_plans_count_the_kernels(platform):
   """A causal row in whole blocks: 2 products forward, 3 for dQ and 4 for dK and dV."""
@@ -270,26 +257,6 @@ def compiled(attention, device, B, T, H, K, h, dtype=jnp.bfloat16):
   until = jax.ShapeDtypeStruct((B, T), jnp.int32, sharding=place)
   with meshes.ambient(meshes.make_mesh(1, 1, 1, devices=[device])):  # which says what kind of GPU it is
     return jax.jit(lambda until, *given: with_gradients(attention(until), *given)).lower(until, *shapes).compile()
-
-
-@pytest.mark.slow  # minutes: the dense path is what takes long
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize('name', TARGETS)
-def test_16k_tokens_a_row_take_a_seventh_of_the_memory(name):
-  """The attention of Qwen2.5-3B, forward and backward. The dense path, which takes TPUs' compiler too long, is compiled for GPUs.
-
-  On TPUs the kernel is held to the least that the dense path has to keep: the weights of every block of queries, in bfloat16.
-  """
-  device, (T, H, K, h) = devices_of(name)[0], (16384, 16, 2, 128)
-  platform = 'tpu' if name.startswith('tpu') else 'gpu'
-  temporary = lambda attention: compiled(attention, device, 1, T, H, K, h).memory_analysis().temp_size_in_bytes
-  size = T // attention.MAX_BLOCKS
-  dense = H * size * sum(range(size, T + 1, size)) * 2
-  if platform == 'gpu':
-    dense = temporary(lambda until: functools.partial(dense_attention, visible_until=until))
-  found = temporary(lambda until: tree_attention.over_rows(until, H // K, 2 * h, platform))
-  print(f'{name}: {found / 2**20:.1f} MiB, dense {dense / 2**20:.0f}')
-  assert 0 < found < dense / 7
 
 
 @pytest.mark.slow
