@@ -127,7 +127,7 @@ def _shapes(config: EncoderConfig) -> dict:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-  """How an encoder was trained to turn texts into vectors; all of them are scaled to length 1."""
+  """The way an encoder was trained to turn texts into vectors; all of them are scaled to length 1."""
   query_prefix: str = ''
   passage_prefix: str = ''
   pooling: str = 'mean'   # 'mean' of the hidden states, or 'cls': that of the first token

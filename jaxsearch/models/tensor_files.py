@@ -31,7 +31,7 @@ class Tensors:
 
 
 class InFile(NamedTuple):
-  """How a parameter lies in a file: {} in the name is the layer, of which each has a tensor of its own."""
+  """The tensor of a parameter in a file; {} in its name is the layer: each has a tensor of its own."""
   name: str
   order: tuple[int, ...] | None = None  # of our axes (without the layers'); None: as they are
   folded: int | None = None  # the axis of the file that is two of ours: heads and head width

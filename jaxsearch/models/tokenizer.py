@@ -58,13 +58,13 @@ class Tokenizer:
       return cls(**tokenizer_files.from_gguf(file))
 
   def to_json(self) -> dict[str, Any]:
-    """All of it, as JSON can hold it, for `from_json`."""
+    """Returns all of it, as JSON can hold it, for `from_json`."""
     fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
     return fields | {'backend': self.backend.to_str()}
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> 'Tokenizer':
-    """The inverse of `to_json`, by way of JSON. Raises ValueError for other values."""
+    """Inverts `to_json`, by way of JSON. Raises ValueError for other values."""
     with reading('the tokenizer of the checkpoint'):
       backend = tokenizers.Tokenizer.from_str(values['backend'])
       return cls(**dict(values) | {'backend': backend, 'eos_ids': tuple(values['eos_ids'])})

@@ -24,7 +24,7 @@ ROWS, WHOLE = PartitionSpec(('data', 'groups', 'fsdp')), PartitionSpec()
 
 
 class Split(NamedTuple):
-  """How positions and vocabulary lie on a mesh, its axis `fsdp` cut in groups that share the vocabulary."""
+  """The layout of positions and vocabulary on a mesh, its axis `fsdp` cut in groups that share the latter."""
   mesh: AbstractMesh  # with the axes data, groups, fsdp, tensor
   shares: tuple[str, ...]  # the axes over which the vocabulary is split, those over `tensor` in larger parts
   table: PartitionSpec  # of the table [V,D] among the parameters, see `parallel.mesh.AXIS_TO_MESH`

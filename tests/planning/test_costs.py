@@ -69,7 +69,7 @@ def test_a_decode_step_moves_what_its_kernel_says(platform):
   attend = functools.partial(decode_attention.decode_attention, platform=platform)
   new, slots = struct(S, K, h), struct(S, dtype=jnp.int32)
   once, each = count(attend, struct(S, K * G, h), new, new, struct(R, K, T, 2 * h), slots, slots)
-  cache = decode_attention.cache_traffic([T] * S, K, h, 2, platform)
+  cache = S * K * T * 2 * h * 2
   assert once[0] == 4 * S * K * G * T * h and not any(each)
   assert cache < once[2] <= once[1] < 1.05 * cache
   half = costs.Cost(*once[:2], cache=once[2]).filled(0.5)

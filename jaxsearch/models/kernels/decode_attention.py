@@ -29,25 +29,12 @@ PAGE = 128            # the length of a row is a multiple of it, for the blocks 
 GPU_BLOCK = 64        # GPU: tokens attended to at once; those beyond the length are not read
 
 
-def _tpu_block(kv_heads: int, head_dim: int, itemsize: int) -> int:
-  """Returns the tokens of a block: 256 KiB or more, as fetching them has to take longer than a step."""
-  tokens = 2**18 // (kv_heads * 2 * head_dim * itemsize)
-  return min(4 * PAGE, max(PAGE, 1 << tokens.bit_length() - 1))
-
-
 def platform_of(platform: str, head_dim: int) -> str | None:
   """Returns 'tpu' or 'gpu' if there is a kernel for this platform and heads of this width, else None."""
   if platform == 'tpu':  # keys and values together fill the 128 lanes of a tile
     return 'tpu' if head_dim == 64 or head_dim % 128 == 0 else None
   fits_triton = head_dim >= 16 and head_dim.bit_count() == 1
   return 'gpu' if platform == 'gpu' and fits_triton else None
-
-
-def cache_traffic(lengths, kv_heads: int, head_dim: int, itemsize: int, platform: str) -> int:
-  """Returns bytes that the kernel moves from and to a layer's cache whose slots hold `lengths` tokens."""
-  block, tile = (_tpu_block(kv_heads, head_dim, itemsize), 32 // itemsize) if platform == 'tpu' else (1, 1)
-  tokens = sum(-(-int(n) // block) * block + tile for n in lengths)
-  return tokens * kv_heads * 2 * head_dim * itemsize
 
 
 def decode_attention(q, keys, values, cache, rows, lengths, *, platform: str, mesh: Mesh | None = None,
@@ -85,20 +72,20 @@ def decode_attention(q, keys, values, cache, rows, lengths, *, platform: str, me
   return out.reshape(S, H, h), cache
 
 
-def _cost(q, cache, platform, *others):
+def _cost(q, new, cache, tile: int):
   """Estimates slots whose rows are full; plans take off what is not (`NAME` in planning/costs.py)."""
   S, K, G, h = q.shape
-  T = cache.shape[2]
-  return pl.CostEstimate(
-    flops=4 * S * K * G * h * T, transcendentals=S * K * G * T,
-    bytes_accessed=cache_traffic([T] * S, K, h, cache.dtype.itemsize, platform)
-    + sum(math.prod(x.shape) * x.dtype.itemsize for x in others))
+  T, itemsize = cache.shape[2], cache.dtype.itemsize
+  moved = 2 * q.size * q.dtype.itemsize + new.size * itemsize + S * K * (T + tile) * 2 * h * itemsize
+  return pl.CostEstimate(flops=4 * S * K * G * h * T, transcendentals=S * K * G * T, bytes_accessed=moved)
 
 
 def _on_tpu(q, new, cache, rows, lengths, interpret):
   S, K, G, h = q.shape
   T, itemsize = cache.shape[2], cache.dtype.itemsize
-  size, tile = math.gcd(_tpu_block(K, h, itemsize), T), 32 // itemsize
+  tile = 32 // itemsize
+  tokens = 2**18 // (K * 2 * h * itemsize)  # 256 KiB, as fetching has to take longer than a step
+  size = math.gcd(T, min(4 * PAGE, max(PAGE, 1 << tokens.bit_length() - 1)))
   cores = 2 if S % 2 == 0 else 1  # a v5p has two, which take a half of the slots each
   # The blocks to visit; a slot without tokens has one too, or nobody would write its results.
   visited = jnp.arange(0, T, size) < jnp.maximum(lengths, 1).reshape(cores, -1, 1)
@@ -121,7 +108,7 @@ def _on_tpu(q, new, cache, rows, lengths, interpret):
     scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in (numbers, numbers, (K, G, h))])
   return pl.pallas_call(
     _tpu_kernel, name=NAME, grid_spec=spec, interpret=interpret, input_output_aliases={6: 1},
-    cost_estimate=_cost(q, cache, 'tpu', q, q, new),
+    cost_estimate=_cost(q, new, cache, tile),
     out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(cache.shape, cache.dtype)],
     compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary', 'arbitrary')))(
       pairs.reshape(-1), starts[:, -1], rows, lengths, q, new[:, :, None], cache)
@@ -175,7 +162,7 @@ def _on_gpu(q, new, cache, rows, lengths, interpret):
               pl.BlockSpec((None, None, 2 * h), lambda s, k: (s, k, 0)), whole(cache)],
     out_specs=[queries, whole(cache)],
     out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (wide, cache)],
-    input_output_aliases={4: 1}, cost_estimate=_cost(q, cache, 'gpu', wide, wide, new),
+    input_output_aliases={4: 1}, cost_estimate=_cost(q, new, cache, 1),
     compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=3))(rows, lengths, wide, new, cache)
   return out[:, :, :G], cache
 

@@ -34,11 +34,11 @@ class Sizes:
   k: int
 
   def padded(self, length: int) -> int:
-    """The length of a row that whole blocks cover."""
+    """Returns the length of a row that whole blocks cover."""
     return -(-length // max(self.q, self.k)) * max(self.q, self.k)
 
   def most(self, length: int) -> int:
-    """C: the blocks of a row that is one causal chain."""
+    """Returns C: the blocks of a row that is one causal chain."""
     first = np.arange(0, self.padded(length), self.q)
     return int(np.sum(-(-(first + self.q) // self.k)))
 
@@ -97,16 +97,16 @@ def block_sizes(platform: str, length: int, group: int, width: int) -> Sizes:
 
 
 def over_rows(visible_until, group: int, width: int, platform: str, interpret: bool = False):
-  """Attention over rows `visible_until` [B,T] as a function of q, k, v, see `attend` and `block_sizes`.
+  """Returns attention over rows `visible_until` [B,T]: a function of q, k, v, see `attend`.
 
   To be traced for devices of `platform`; the visits are the same for all layers.
   """
   sizes = block_sizes(platform, visible_until.shape[1], group, width)
-  found = visits(visible_until, sizes)
-  return lambda q, k, v: on_devices(functools.partial(attend, platform, sizes, interpret), q, k, v, found)
+  blocks = visits(visible_until, sizes)
+  return lambda q, k, v: on_devices(functools.partial(attend, platform, sizes, interpret), q, k, v, blocks)
 
 
-def on_devices(function, q, k, v, found: Visits):
+def on_devices(function, q, k, v, blocks: Visits):
   """Runs `function(q, k, v, visits)` on every device of the ambient mesh, each with its rows and its heads.
 
   The compiler does not split kernels by itself. Key/value heads that the devices of `tensor` do not divide
@@ -115,7 +115,7 @@ def on_devices(function, q, k, v, found: Visits):
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or AxisType.Manual in mesh.axis_types:
-    return function(q, k, v, found)
+    return function(q, k, v, blocks)
   H, K, tensor = q.shape[2], k.shape[2], mesh.shape['tensor']
   rows = meshes.BATCH_AXES if q.shape[0] % meshes.batch_size(mesh) == 0 else None
   heads = 'tensor' if H % tensor == 0 else None
@@ -124,45 +124,45 @@ def on_devices(function, q, k, v, found: Visits):
     k, v = (x[:, :, np.arange(0, H, shared) // (H // K)] for x in (k, v))
   split = PartitionSpec(rows, None, heads)
   inputs = split, split, split, PartitionSpec(rows)
-  return jax.shard_map(function, in_specs=inputs, out_specs=split, check_vma=False)(q, k, v, found)
+  return jax.shard_map(function, in_specs=inputs, out_specs=split, check_vma=False)(q, k, v, blocks)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def attend(platform: str, sizes: Sizes, interpret: bool, q, k, v, found: Visits):
-  """softmax(q k^T / sqrt(h)) v over what each query sees.
+def attend(platform: str, sizes: Sizes, interpret: bool, q, k, v, blocks: Visits):
+  """Computes softmax(q k^T / sqrt(h)) v over what each query sees.
 
   Args:
     platform: 'tpu' or 'gpu', whose kernel it is.
-    sizes: those that `found` was made with.
+    sizes: those that `blocks` was made with.
     interpret: runs the kernel as ordinary operations, on any device.
     q: [B,T,H,h]; k, v: [B,T,K,h], all of one dtype.
-    found: the `visits` of the rows.
+    blocks: the `visits` of the rows.
   Returns:
     [B,T,H,h] in the dtype of v.
   """
-  return _forward(platform, sizes, interpret, q, k, v, found)[0]
+  return _forward(platform, sizes, interpret, q, k, v, blocks)[0]
 
 
-def _forward(platform, sizes, interpret, q, k, v, found):
+def _forward(platform, sizes, interpret, q, k, v, blocks):
   T = q.shape[1]
   padded = (_padded(x, sizes) for x in (q, k, v))
-  out, normaliser = KERNELS[platform].forward(*padded, found, sizes, interpret)
-  return out[:, :T], (q, k, v, found, out[:, :T], normaliser)
+  out, normaliser = KERNELS[platform].forward(*padded, blocks, sizes, interpret)
+  return out[:, :T], (q, k, v, blocks, out[:, :T], normaliser)
 
 
 def _backward(platform, sizes, interpret, saved, gradient):
-  q, k, v, found, out, normaliser = saved
+  q, k, v, blocks, out, normaliser = saved
   T = q.shape[1]
   # What the softmax subtracts: sum over keys of weight * gradient of the weight.
   subtracted = jnp.sum(out.astype(jnp.float32) * gradient.astype(jnp.float32), axis=-1)
   given = (_padded(x, sizes) for x in (q, k, v, gradient.astype(v.dtype), subtracted))
-  found = KERNELS[platform].backward(*given, normaliser, found, sizes, interpret)
-  return *(x[:, :T] for x in found), None
+  gradients = KERNELS[platform].backward(*given, normaliser, blocks, sizes, interpret)
+  return *(x[:, :T] for x in gradients), None
 
 
 attend.defvjp(_forward, _backward)
 
 
 def _padded(x, sizes: Sizes):
-  """[B,T,...] with zeros behind T, so that whole blocks cover it: tokens that see themselves alone."""
+  """Appends zeros to [B,T,...], so that whole blocks cover it: tokens that see themselves alone."""
   return jnp.pad(x, ((0, 0), (0, sizes.padded(x.shape[1]) - x.shape[1]), *((0, 0),) * (x.ndim - 2)))

@@ -16,24 +16,24 @@ from jaxsearch.models.kernels import NEGATIVE, visit
 
 
 def block_sizes(group: int, width: int) -> tuple[int, int]:
-  """(queries, keys) of one head, twice of which have to fit into the 227 KiB of a multiprocessor."""
+  """Returns (queries, keys) of one head, twice of which have to fit into the 227 KiB of a multiprocessor."""
   return (128, 64) if width <= 256 else (64, 32)
 
 
-def forward(q, k, v, found, sizes, interpret):
-  """(attended [B,T,H,h], logarithms of the normalisers [B,H,T]) for whole blocks."""
+def forward(q, k, v, blocks, sizes, interpret):
+  """Returns (attended [B,T,H,h], logarithms of the normalisers [B,H,T]) for whole blocks."""
   B, T, H, h = q.shape
   q, k, v = map(_wide, (q, k, v))
   own, whole, numbers = _specs(q, k, sizes)
   out, normaliser = _call(
-    _forward_kernel, 'tree_attention_forward', found, sizes, h, interpret, by_query=True,
+    _forward_kernel, 'tree_attention_forward', blocks, sizes, h, interpret, by_query=True,
     grid=(T // sizes.q, H, B), products=2, inputs=(own, whole, whole), outputs=(own, numbers),
     shapes=(jax.ShapeDtypeStruct(q.shape, v.dtype), jax.ShapeDtypeStruct((B, H, T), jnp.float32)))(q, k, v)
   return out[..., :h], normaliser
 
 
-def backward(q, k, v, gradient, subtracted, normaliser, found, sizes, interpret):
-  """Gradients of q, k and v from that of the result [B,T,H,h], and its products with the result [B,T,H]."""
+def backward(q, k, v, gradient, subtracted, normaliser, blocks, sizes, interpret):
+  """Returns the gradients of q, k and v from that of the result [B,T,H,h], `subtracted` [B,T,H] in each."""
   B, T, H, h = q.shape
   K, group = k.shape[2], H // k.shape[2]
   q, k, v, gradient = map(_wide, (q, k, v, gradient))
@@ -42,7 +42,7 @@ def backward(q, k, v, gradient, subtracted, normaliser, found, sizes, interpret)
   def part(name, grid, inputs, own, *results):
     by_query = len(results) == 1
     return _call(
-      functools.partial(_backward_kernel, by_query), name, found, sizes, h, interpret, by_query=by_query,
+      functools.partial(_backward_kernel, by_query), name, blocks, sizes, h, interpret, by_query=by_query,
       grid=grid, products=2 + len(results), inputs=inputs, outputs=(own,) * len(results),
       shapes=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results])(*given)
 
@@ -71,10 +71,10 @@ def _specs(q, k, sizes):
           pl.BlockSpec((None, None, sizes.q), lambda i, n, b: (b, n, i)))
 
 
-def _call(kernel, name, found, sizes, h, interpret, *, by_query, grid, inputs, outputs, products, shapes):
+def _call(kernel, name, blocks, sizes, h, interpret, *, by_query, grid, inputs, outputs, products, shapes):
   """Returns the call of a kernel, a function of its arrays; it takes `products` for a block of scores."""
-  pairs, starts = found.by_query if by_query else found.by_key
-  listed = (starts, pairs, found.visible_until)
+  pairs, starts = blocks.by_query if by_query else blocks.by_key
+  listed = (starts, pairs, blocks.visible_until)
 
   def run(*arrays):
     B, _, H, width = arrays[0].shape
@@ -101,12 +101,12 @@ def _walk(starts, add, carry, times: int = 1):
 
 
 def _numbers(block, size):
-  """Numbers of the tokens of a block."""
+  """Numbers the tokens of a block."""
   return block * size + jnp.arange(size)
 
 
 def _weights(scores, queries, keys, until, transposed: bool = False):
-  """Scores, NEGATIVE where a query does not see a key."""
+  """Returns scores, NEGATIVE where a query does not see a key."""
   across = (lambda x: x[None, :], lambda x: x[:, None])
   query, key = across if transposed else across[::-1]
   return jnp.where((key(keys) <= query(queries)) & (query(queries) < key(until)), scores, NEGATIVE)

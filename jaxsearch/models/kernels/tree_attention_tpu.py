@@ -27,36 +27,36 @@ def block_sizes(group: int, width: int) -> tuple[int, int]:
   return min(512, max(128, 1 << (1024 // group).bit_length() - 1)), 256
 
 
-def forward(q, k, v, found, sizes, interpret):
-  """(attended [B,T,H,h], logarithms of the normalisers as `_per_query` has them) for whole blocks."""
+def forward(q, k, v, blocks, sizes, interpret):
+  """Returns (attended [B,T,H,h], logarithms of the normalisers as of `_per_query`) for whole blocks."""
   B, T, H, h = q.shape
   K, group = k.shape[2], H // k.shape[2]
   queries, keys, until, numbers = _specs(sizes, group, h, by_query=True)
   rows = group * sizes.q
   out, normaliser = _call(
-    _forward_kernel, 'tree_attention_forward', found, sizes, (B, K), interpret, by_query=True, products=2,
+    _forward_kernel, 'tree_attention_forward', blocks, sizes, (B, K), interpret, by_query=True, products=2,
     inputs=(queries, keys, keys, until), outputs=(queries, numbers),
     shapes=(jax.ShapeDtypeStruct((B, K, group, T, h), v.dtype),
             jax.ShapeDtypeStruct((B, K, T // sizes.q, 1, rows), jnp.float32)),
     scratch=[(rows, 1), (rows, 1), (rows, h)],
-  )(_by_head(q, K), _by_head(k), _by_head(v), found.visible_until[:, None])
+  )(_by_head(q, K), _by_head(k), _by_head(v), blocks.visible_until[:, None])
   return _by_token(out), normaliser
 
 
-def backward(q, k, v, gradient, subtracted, normaliser, found, sizes, interpret):
-  """Gradients of q, k and v from that of the result [B,T,H,h], and its products with the result [B,T,H]."""
+def backward(q, k, v, gradient, subtracted, normaliser, blocks, sizes, interpret):
+  """Returns the gradients of q, k and v from that of the result [B,T,H,h], `subtracted` [B,T,H] in each."""
   B, T, H, h = q.shape
   K, group = k.shape[2], H // k.shape[2]
   q, k, v, gradient = _by_head(q, K), _by_head(k), _by_head(v), _by_head(gradient, K)
-  given = q, k, v, found.visible_until[:, None], gradient, normaliser, _per_query(subtracted, K, sizes)
+  given = q, k, v, blocks.visible_until[:, None], gradient, normaliser, _per_query(subtracted, K, sizes)
 
   def part(name, by_query, *results):
     queries, keys, until, numbers = _specs(sizes, group, h, by_query=by_query)
     own, own_size = (queries, group * sizes.q) if by_query else (keys, sizes.k)
     number = len(results)
     return _call(
-      functools.partial(_backward_kernel, by_query), name, found, sizes, (B, K), interpret, by_query=by_query,
-      products=2 + number, inputs=(queries, keys, keys, until, queries, numbers, numbers),
+      functools.partial(_backward_kernel, by_query), name, blocks, sizes, (B, K), interpret,
+      by_query=by_query, products=2 + number, inputs=(queries, keys, keys, until, queries, numbers, numbers),
       outputs=(own,) * number, shapes=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
       scratch=[(own_size, 1)] * (3 - number) + [(own_size, h)] * number)(*given)
 
@@ -65,13 +65,13 @@ def backward(q, k, v, gradient, subtracted, normaliser, found, sizes, interpret)
 
 
 def _by_head(x, K=None):
-  """[B,T,N,h] -> [B,N,T,h], or of queries [B,K,G,T,h]."""
+  """Turns [B,T,N,h] into [B,N,T,h], queries into [B,K,G,T,h]."""
   x = jnp.swapaxes(x, 1, 2)
   return x if K is None else x.reshape(x.shape[0], K, -1, *x.shape[2:])
 
 
 def _by_token(x):
-  """The inverse of `_by_head`."""
+  """Inverts `_by_head`."""
   return jnp.swapaxes(x.reshape(x.shape[0], -1, *x.shape[-2:]), 1, 2)
 
 
@@ -94,10 +94,10 @@ def _specs(sizes, group, h, *, by_query: bool):
   )
 
 
-def _call(kernel, name, found, sizes, grid, interpret, *, by_query, inputs, outputs, products, shapes,
+def _call(kernel, name, blocks, sizes, grid, interpret, *, by_query, inputs, outputs, products, shapes,
           scratch):
   """Returns the call of a kernel, a function of its arrays; it takes `products` for a block of scores."""
-  pairs, starts = found.by_query if by_query else found.by_key
+  pairs, starts = blocks.by_query if by_query else blocks.by_key
   counts = starts[:, -1]
 
   def run(*arrays):
@@ -140,17 +140,17 @@ def step(pairs, counts):
 
 
 def _column(row):
-  """[1,n] -> [n,1]"""
+  """Turns [1,n] into [n,1]."""
   return jnp.broadcast_to(row, (LANES, row.shape[1])).T[:, :1]
 
 
 def _row(column):
-  """[n,1] -> [1,n]"""
+  """Turns [n,1] into [1,n]."""
   return jnp.broadcast_to(column, (column.shape[0], LANES)).T[:1]
 
 
 def _product(x, y, *, over=(1, 0)):
-  """The product of two matrices over the given dimensions, summed in float32."""
+  """Multiplies two matrices over the given dimensions, summed in float32."""
   return jax.lax.dot_general(x, y, (((over[0],), (over[1],)), ((), ())), preferred_element_type=jnp.float32)
 
 
