@@ -125,7 +125,6 @@ class Pending:
   place: int  # of the reply among the replies of its episode
   request: Request
   searches: list[Exception | None] = field(default_factory=list)  # in a call: errors, or None
-  path: Any = None  # the policy's own note
   # Of one that is served on a thread:
   future: Future | None = None  # will hold (seconds it took, result or error)
   step: int = 0  # decode steps of the rollout when it was started

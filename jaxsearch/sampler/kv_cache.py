@@ -7,16 +7,17 @@ row while another is decoded. The last row is scratch: what a program must write
 With lanes, each has as many rows of its own, a scratch row among them, and an episode's rows are all in one
 lane.
 
-To append is to write behind the length, to fork is to copy a row (`segment.fork`), to rewind is to lower the
-length, which only the host knows: `CacheRows` holds the valid tokens of each row and decides which row serves
-a path. `Prefixes` finds the rows that share the beginning of a path without a look at the others.
+To append is to write behind the length, to fork is to copy a row, to rewind is to lower the length, which
+only the host knows: `CacheRows` holds the valid tokens of each row and decides which row serves a path.
+`Prefixes` finds the rows that share the beginning of a path without a look at the others.
 """
 
 import dataclasses
 import functools
 import heapq
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +25,13 @@ import numpy as np
 from jax.sharding import Sharding
 
 from jaxsearch.models.decoder import DecoderConfig
+from jaxsearch.trees.layout import common_prefix
 
 FORK_MIN = 16  # a shorter common prefix is computed again rather than copied or found
 NOBODY = -1
-NONE = np.zeros(0, np.int32)
-T = TypeVar('T')
 
 
-def allocate(config: DecoderConfig, rows: int, length: int, sharding: Sharding,
+def allocate(config: DecoderConfig, rows: int, length: int, sharding: Sharding | None,
              together: bool = False) -> list:
   """Returns zeros in the compute dtype: a list over layers of (keys, values), or of (both,) if `together`."""
   return _zeros(config, rows, length, sharding, together)()
@@ -46,72 +46,76 @@ def _zeros(config, rows, length, sharding, together):
   return jax.jit(lambda: [layer() for _ in range(config.num_layers)], out_shardings=sharding)
 
 
-def by_lane(items: Sequence[T], lanes: int, lane_of: Callable[[T], int]) -> list[list[T]]:
-  """Returns the items of each lane, in order."""
-  return [[item for item in items if lane_of(item) == lane] for lane in range(lanes)]
-
-
-def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-  """Returns how many leading tokens two paths share."""
-  size = min(len(a), len(b))
-  differ = np.flatnonzero(a[:size] != b[:size])
-  return int(differ[0]) if len(differ) else size
-
-
 class Prefixes:
-  """Paths by their beginnings: a trie whose edges are blocks of FORK_MIN tokens."""
+  """Paths by their beginnings: under each whole number of blocks of FORK_MIN tokens those that begin so."""
 
   def __init__(self):
-    self.root = ({}, {})  # a node: (next nodes by block, the paths that pass it by name)
+    self.beginning: dict[int, dict[int, np.ndarray]] = {}  # hash of the blocks -> paths by name
 
   def add(self, name: int, path: np.ndarray) -> None:
     """Adds a path, also in place of one that it begins with."""
-    for _, passing in self._walk(path, create=True):
-      passing[name] = path
+    for key in _beginnings(path):
+      self.beginning.setdefault(key, {})[name] = path
 
   def remove(self, name: int, path: np.ndarray, start: int = 0) -> None:
     """Removes a path, but for its first `start` tokens."""
-    nodes = [self.root, *self._walk(path)]
-    for number in range(len(nodes) - 1, start // FORK_MIN, -1):
-      del nodes[number][1][name]
-      if not nodes[number][1]:
-        del nodes[number - 1][0][_block(path, number - 1)]
+    for key in itertools.islice(_beginnings(path), start // FORK_MIN, None):
+      del self.beginning[key][name]
+      if not self.beginning[key]:
+        del self.beginning[key]
 
   def longest(self, path: np.ndarray,
               allowed: Callable[[int], bool] = lambda name: True) -> tuple[int, list[int]]:
     """Returns (length, names) of the allowed paths that share most of a path's beginning; (0, []) if none."""
-    for number, (_, passing) in reversed(list(enumerate(self._walk(path), 1))):
-      if names := [name for name in passing if allowed(name)]:
-        done = number * FORK_MIN
-        block = slice(done, done + FORK_MIN)
-        sizes = [common_prefix(path[block], passing[name][block]) for name in names]
-        return done + max(sizes), [name for name, size in zip(names, sizes) if size == max(sizes)]
+    for key in reversed(list(itertools.takewhile(self.beginning.__contains__, _beginnings(path)))):
+      sizes = {name: common_prefix(path, other) for name, other in self.beginning[key].items() if allowed(name)}
+      if sizes:
+        most = max(sizes.values())
+        return most, [name for name, size in sizes.items() if size == most]
     return 0, []
 
-  def _walk(self, path: np.ndarray, create: bool = False):
-    node = self.root
-    for number in range(len(path) // FORK_MIN):
-      block = _block(path, number)
-      node = node[0].setdefault(block, ({}, {})) if create else node[0].get(block)
-      if node is None:
-        return
-      yield node
+
+def _beginnings(path: np.ndarray) -> Iterator[int]:
+  key = 0
+  for end in range(FORK_MIN, len(path) + 1, FORK_MIN):
+    key = hash((key, path[end - FORK_MIN:end].tobytes()))
+    yield key
 
 
-def _block(path: np.ndarray, number: int) -> bytes:
-  return path[number * FORK_MIN:(number + 1) * FORK_MIN].tobytes()
-
-
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class CacheRow:
   """One row: the tokens whose keys and values it holds, who uses it and who may come back to it."""
   index: int  # among the rows of all lanes
   lane: int = 0
   place: int = 0  # in the cache of its lane
-  tokens: np.ndarray = dataclasses.field(default_factory=lambda: NONE)  # set by CacheRows.hold alone
+  tokens: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))  # see CacheRows.hold
   busy: bool = False
   owner: int = NOBODY  # the episode whose path it holds, until that episode has ended
   used: int = 0  # when it was last given out
+  seat: int = -1  # in the front, see device.py; -1 without one
+  copied: int = 0  # how many of its entries are there
+
+
+@dataclasses.dataclass(eq=False)
+class Path:
+  """A path that wants a row, which is to hold all of its tokens but the last: that is a program's next input.
+
+  `CacheRows.place` gives it its `row`, which holds `shared` of its leading tokens already, or will once they
+  are copied from `source`.
+  """
+  tokens: np.ndarray
+  owner: int  # its episode
+  lane: int = 0
+  pending: Any = None  # the request
+  slot: Any = None  # of a span: what its first segment knows of it
+  row: CacheRow | None = None
+  shared: int = 0
+  source: CacheRow | None = None
+
+  @property
+  def context(self) -> np.ndarray:
+    """Returns the tokens that are to be cached."""
+    return self.tokens[:-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,15 +131,6 @@ class Chunk:
   targets: np.ndarray | None = None
   temperature: float = 1.0
   logprobs: list[float] = dataclasses.field(default_factory=list)  # of the targets, once prefilled
-
-
-@dataclasses.dataclass(frozen=True)
-class Placement:
-  """Row `row` serves path `item` and has `shared` of its leading tokens, copied from `source` if given."""
-  item: int
-  row: CacheRow
-  shared: int
-  source: CacheRow | None
 
 
 class CacheRows:
@@ -162,34 +157,28 @@ class CacheRows:
 
   def hold(self, row: CacheRow, tokens: np.ndarray) -> None:
     """Notes what a row holds now."""
-    shared, prefixes = common_prefix(row.tokens, tokens), self.prefixes[row.lane]
-    prefixes.remove(row.index, row.tokens, shared)
+    prefixes = self.prefixes[row.lane]
+    prefixes.remove(row.index, row.tokens, common_prefix(row.tokens, tokens))
     prefixes.add(row.index, tokens)
     row.tokens = tokens
 
-  def place(self, paths: Sequence[np.ndarray], owners: Sequence[int],
-            lanes: Sequence[int] | None = None) -> list[Placement]:
+  def place(self, paths: Sequence[Path]) -> list[Path]:
     """Gives rows to paths, those with the longest cached prefix first; marks the rows busy.
 
-    A path whose prefix another path of this call is about to compute is left out: place it again afterwards,
-    and it gets a copy. Make the copies before anything is written.
-
-    Args:
-      paths: tokens to be cached for each, at most as many as its lane has rows that are not busy.
-      owners: the episode of each.
-      lanes: the lane of each; the first by default.
+    Returns those that got one. A path whose prefix another one of this call is about to compute is left out:
+    place it again afterwards, and it gets a copy. Make the copies before anything is written. At most as many
+    paths as their lane has rows that are not busy.
     """
-    lanes = [0] * len(paths) if lanes is None else lanes
-    given, sources, placements = set(), set(), []
-    placed = [Prefixes() for _ in range(self.lanes)]  # of this call
+    given, sources, placed = set(), set(), []
+    to_compute = [Prefixes() for _ in range(self.lanes)]
 
-    def best(item):
+    def best(path: Path) -> tuple[int, CacheRow | None, CacheRow | None]:
       """Returns (length, row to go on in or None, row to copy from or None) of what serves a path."""
-      path, owner, prefixes = paths[item], owners[item], self.prefixes[lanes[item]]
-      size, names = prefixes.longest(path, lambda name: name not in given)
+      prefixes = self.prefixes[path.lane]
+      size, names = prefixes.longest(path.context, lambda name: name not in given)
       free = lambda name: (name not in given and not self.rows[name].busy
-                           and self.rows[name].owner in (NOBODY, owner))
-      in_place, names_in_place = prefixes.longest(path, free) if size else (0, [])
+                           and self.rows[name].owner in (NOBODY, path.owner))
+      in_place, names_in_place = prefixes.longest(path.context, free) if size else (0, [])
       if size - in_place >= FORK_MIN:
         return size, None, self.rows[min(names)]
       rows = (self.rows[name] for name in names_in_place)
@@ -197,33 +186,34 @@ class CacheRows:
 
     # Rows that are given away can only shorten what is left for others, so the first of the heap that is
     # still up to date is the longest.
-    heap = [(-best(item)[0], item) for item in range(len(paths))]
+    heap = [(-best(path)[0], item) for item, path in enumerate(paths)]
     heapq.heapify(heap)
     while heap:
       before, item = heapq.heappop(heap)
-      size, row, source = best(item)
+      path = paths[item]
+      size, row, source = best(path)
       if -size != before:
         heapq.heappush(heap, (-size, item))
         continue
-      path, owner, lane = paths[item], owners[item], lanes[item]
-      if placed[lane].longest(path)[0] - size >= FORK_MIN:
+      if to_compute[path.lane].longest(path.context)[0] - size >= FORK_MIN:
         continue
-      row = row or self._least_missed(lane, owner, sources | {source and source.index})
+      row = row or self._least_missed(path, sources | {source and source.index})
       if row is None:
         continue  # every other row is being copied from
       if source is not None:
         sources.add(source.index)
       given.add(row.index)
-      placed[lane].add(item, path)
+      to_compute[path.lane].add(item, path.context)
       self._clock += 1
-      self.evicted += row.owner not in (NOBODY, owner)
-      self.hold(row, path[:size])
-      row.busy, row.owner, row.used = True, owner, self._clock
-      placements.append(Placement(item, row, size, source))
-    return placements
+      self.evicted += row.owner not in (NOBODY, path.owner)
+      self.hold(row, path.context[:size])
+      row.busy, row.owner, row.used = True, path.owner, self._clock
+      path.row, path.shared, path.source = row, size, source
+      placed.append(path)
+    return placed
 
-  def _least_missed(self, lane: int, owner: int, kept: set) -> CacheRow | None:
+  def _least_missed(self, path: Path, kept: set) -> CacheRow | None:
     """Returns a row to evict, not busy nor `kept`: a free one, else the episode's, else the oldest used."""
-    rows = self.rows[lane * self.count:(lane + 1) * self.count]
+    rows = self.rows[path.lane * self.count:(path.lane + 1) * self.count]
     spare = [row for row in rows if not row.busy and row.index not in kept]
-    return min(spare, key=lambda row: (row.owner != NOBODY, row.owner != owner, row.used), default=None)
+    return min(spare, key=lambda row: (row.owner != NOBODY, row.owner != path.owner, row.used), default=None)

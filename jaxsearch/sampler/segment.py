@@ -1,8 +1,8 @@
-"""The compiled programs of the sampler: prefill, fork, load, decode a segment.
+"""The compiled programs of the sampler: prefill, copy (a fork, or to the front), decode a segment.
 
 Each takes the whole cache as a donated argument and returns it, so that it is updated in place. On
 accelerators a kernel decodes in the cache itself and reads what each path has. Elsewhere decoding attends to
-a `front` (front.py). Sizes that vary come in buckets (the window of the front, `window`, the shape of
+a front (device.py). Sizes that vary come in buckets (the window of the front, `window`, the shape of
 `tokens`, `steps`), everything else is data. Nothing here talks to the host: a segment ends where the host
 must decide.
 
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxsearch.models.attention import get_windows, put_windows
@@ -41,6 +42,12 @@ class Slots(NamedTuple):
   top_k: jax.Array = 0  # int32, 0 is off
   states: jax.Array = 0  # int32, of the automaton of its stop strings; negative once one of them has ended
   forbidden: jax.Array = 0  # int32, row of the table of forbidden tokens
+
+
+def idle_slots(count: int, scratch: int) -> Slots:
+  """Returns idle slots [count] on the host."""
+  return Slots(*(np.full(count, value, np.float32 if isinstance(value, float) else np.int32)
+                 for value in Slots(scratch)))
 
 
 class Tables(NamedTuple):
@@ -81,38 +88,22 @@ def prefill(config: DecoderConfig, params, cache, tokens, starts, rows, targets=
   return in_lanes(mesh, program, (params, temperature), (cache, tokens, starts, rows, targets))
 
 
-@functools.partial(jax.jit, static_argnames=('window', 'mesh'), donate_argnames='cache')
-def fork(cache, sources, targets, count, *, window: int, mesh: Mesh | None = None):
-  """Copies the first `window` entries of row sources[i] to row targets[i] for i < count, [1] in each lane.
+@functools.partial(jax.jit, static_argnames=('window', 'mesh'), donate_argnames='to')
+def copy(to, given, sources, targets, starts, count, *, window: int, mesh: Mesh | None = None):
+  """Copies `window` entries from starts[i] on of row sources[i] of `given` to row targets[i] of `to`, i < count.
 
-  One after the other: a row that is a target may not be the source of a later copy.
+  One after the other. `given` None is `to` itself: a fork. `count` is [1] in each lane. Returns `to`. Needs
+  starts + window <= length of both.
   """
-  def program(cache, sources, targets, count):
-    return _copy(cache, None, sources, targets, jnp.zeros_like(sources), count, window)
+  def program(to, given, sources, targets, starts, count):
+    def copy_one(i, to):
+      source, target, start = sources[i][None], targets[i][None], starts[i][None]
+      return [put_windows(layer, get_windows(rows, start, source, window), start, target)
+              for layer, rows in zip(to, given or to, strict=True)]
 
-  return in_lanes(mesh, program, (), (cache, sources, targets, count))
+    return jax.lax.fori_loop(0, count[0], copy_one, to)
 
-
-@functools.partial(jax.jit, static_argnames=('window', 'mesh'), donate_argnames='front')
-def load(front, cache, sources, targets, starts, count, *, window: int, mesh: Mesh | None = None):
-  """Copies `window` entries from starts[i] on of row sources[i] to seat targets[i] of the front, i < count.
-
-  `count` is [1] in each lane. Returns the front. Needs starts + window <= length of the front.
-  """
-  def program(front, cache, sources, targets, starts, count):
-    return _copy(front, cache, sources, targets, starts, count, window)
-
-  return in_lanes(mesh, program, (), (front, cache, sources, targets, starts, count))
-
-
-def _copy(to, given, sources, targets, starts, count, window):
-  """Copies windows of `given`, or of `to` itself where that is None."""
-  def copy_one(i, to):
-    source, target, start = sources[i][None], targets[i][None], starts[i][None]
-    return [put_windows(layer, get_windows(rows, start, source, window), start, target)
-            for layer, rows in zip(to, given or to, strict=True)]
-
-  return jax.lax.fori_loop(0, count[0], copy_one, to)
+  return in_lanes(mesh, program, (), (to, given, sources, targets, starts, count))
 
 
 @functools.partial(jax.jit, static_argnames='steps')

@@ -211,9 +211,7 @@ def _tries(trees: Sequence[Tree], length: int, share_trained: bool) -> Iterator[
   for key, path in sorted(paths, key=lambda item: item[0].astype('>i8').tobytes()):  # big-endian bytes sort as the numbers do
     if len(key) > length:
       raise ValueError(f'a path has {len(key)} tokens, more than the {length} of a training row')
-    common = min(len(key), len(last))
-    differing = np.flatnonzero(key[:common] != last[:common])
-    shared = int(differing[0]) if len(differing) else common
+    shared = common_prefix(key, last)
     if trie.size + len(key) - shared > length:
       yield trie
       trie, shared = _Trie(), 0
@@ -222,6 +220,13 @@ def _tries(trees: Sequence[Tree], length: int, share_trained: bool) -> Iterator[
     last = key
   if trie.paths:
     yield trie
+
+
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+  """Returns how many leading elements two arrays share."""
+  size = min(len(a), len(b))
+  differ = np.flatnonzero(a[:size] != b[:size])
+  return int(differ[0]) if len(differ) else size
 
 
 def _padding(num_rows: int, length: int, pad_id: int) -> TrainingRows:
