@@ -1,4 +1,5 @@
-"""Frozen models that serve `Ask`, each on an engine of its own, and what a method first asks of its policy."""
+"""Frozen models that serve `Ask`, each on an engine of its own. `first_requests` asks a method before a
+rollout."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -121,8 +121,8 @@ class Decoding:
 
     Returns the finished scores.
     """
-    room = self.idle + np.bincount([path.lane for path in self.ready], minlength=self.engine.lanes).astype(int)
-    left, waiting, finished = [], [], []
+    room, left, waiting, finished = self.idle.copy(), [], [], []
+    np.add.at(room, [path.lane for path in self.ready], 1)
     for path in self.ready:
       (left if room[path.lane] > 0 else waiting).append(path)
       room[path.lane] -= 1

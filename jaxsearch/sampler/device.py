@@ -158,7 +158,7 @@ class Device:
     return tokens, logprobs, counts, states, width * self.lanes
 
   def _seat(self, rows: Sequence[CacheRow], sizes: np.ndarray, width: int) -> None:
-    """Gives rows seats of their lanes, and copies to the front what it lacks of their first `sizes` entries."""
+    """Gives rows seats of their lanes; copies to the front what it lacks of their first `sizes` entries."""
     window = bucket(sizes.max() + 1 + self.segment_steps, self._windows)
     if width != self._width or not window <= self._window <= 2 * window:  # shorter only where much shorter
       self.clear_front()  # frees the old one first

@@ -78,7 +78,8 @@ class Engine(Device):
     # stand for.
     if devices.size == 1 and platform == 'cpu':
       config = dataclasses.replace(config, dtype='float32')
-    self.config, self.length, self.deterministic, self.tool_patience = config, length, deterministic, tool_patience
+    self.config, self.length = config, length
+    self.deterministic, self.tool_patience = deterministic, tool_patience
     self.episode_deadline = math.inf if episode_deadline is None else episode_deadline
     split = math.gcd(devices.size, config.num_kv_heads)
     self.lanes = devices.size // split
@@ -130,8 +131,8 @@ class Engine(Device):
     n, counts = list(self._counts.items())[-1]
     chunk = np.zeros(self.lanes * counts[-1], np.int32)
     tokens = np.zeros((len(chunk), n), np.int32)
-    slots, uniforms = segment.idle_slots(self.slots, 0), np.zeros((self.slots, self.segment_steps), np.float32)
-    numbers = whole(slots, self._tables, uniforms, np.int32(1), np.int32(1))
+    uniforms = np.zeros((self.slots, self.segment_steps), np.float32)
+    numbers = whole(segment.idle_slots(self.slots, 0), self._tables, uniforms, np.int32(1), np.int32(1))
     return {
       'prefill': (segment.prefill, (self.config, params, cache, *whole(tokens, chunk, chunk)),
                   dict(window=window, mesh=self._mesh)),

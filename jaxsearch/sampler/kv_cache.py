@@ -68,7 +68,8 @@ class Prefixes:
               allowed: Callable[[int], bool] = lambda name: True) -> tuple[int, list[int]]:
     """Returns (length, names) of the allowed paths that share most of a path's beginning; (0, []) if none."""
     for key in reversed(list(itertools.takewhile(self.beginning.__contains__, _beginnings(path)))):
-      sizes = {name: common_prefix(path, other) for name, other in self.beginning[key].items() if allowed(name)}
+      sizes = {name: common_prefix(path, other) for name, other in self.beginning[key].items()
+               if allowed(name)}
       if sizes:
         most = max(sizes.values())
         return most, [name for name, size in sizes.items() if size == most]

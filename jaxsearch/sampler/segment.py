@@ -90,9 +90,9 @@ def prefill(config: DecoderConfig, params, cache, tokens, starts, rows, targets=
 
 @functools.partial(jax.jit, static_argnames=('window', 'mesh'), donate_argnames='to')
 def copy(to, given, sources, targets, starts, count, *, window: int, mesh: Mesh | None = None):
-  """Copies `window` entries from starts[i] on of row sources[i] of `given` to row targets[i] of `to`, i < count.
+  """Copies `window` entries from starts[i] on of rows sources[i] of `given` to rows targets[i] of `to`.
 
-  One after the other. `given` None is `to` itself: a fork. `count` is [1] in each lane. Returns `to`. Needs
+  One i < count after the other. `given` None is `to` itself: a fork. `count` is [1] in each lane. Returns `to`. Needs
   starts + window <= length of both.
   """
   def program(to, given, sources, targets, starts, count):
