@@ -88,8 +88,8 @@ def get_config():
     workers=4,                       # programs at a time
   )
 
-  # Arguments of the method's functions; its file explains them. `template` is a name or a file of yours with {question} in it,
-  # see trees/templates.py; `chat` is for instruct models.
+  # Arguments of the method's functions, which its file and its config explain. `template` is a name or a file of yours with
+  # {question} in it, see trees/templates.py; `chat` is for instruct models.
   config.grow = config_dict.create(template='world', chat=False, max_turns=6, max_tokens=64)
   config.credit = config_dict.create(normalize_std=True)
   config.sizes = config_dict.create()  # for methods that decide how many trees a question gets (CuSearch's AR3PO)

@@ -36,12 +36,8 @@ def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: 
 
   tree.metrics counts calls (`searches`) and contexts missing or cut.
 
-  Args:
-    max_segments: of an episode; a program in the last one is not run.
-    max_tokens: of an invoke or commit segment.
-    context_tokens: of an assimilate segment (T_assimilate).
-    tools: False runs no block, for closed-book rollouts.
-    fault: replaces a program's output, see tools/faults.py.
+  `tools=False` runs no block, for closed-book rollouts; `fault` replaces a program's output, see
+  tools/faults.py. configs/carl.py explains the other settings.
   """
   faults.check(fault, question)
   tree.metrics.update(no_context=0, context_cut=0)

@@ -47,13 +47,8 @@ def credit(groups: Groups, context: Context, *, strategy: str = 'auto', keep: in
            normalize_std: bool = True, singleton: str = 'raw', window: int = 4) -> None:
   """Rewards all chains, selects `keep` of them (K), and compares each with the selected ones of its question.
 
-  Args:
-    max_depth: S; deeper chains count as this deep.
-    format_weight: w of the reward.
-    drop_alike: leave out groups in which all selected chains have the same reward (DAPO).
-    singleton: see `credit_groups`. Selection often leaves one chain of a question: the metric
-      `singleton_share` is the share of the selected ones that are alone, so are not compared with anything.
-    window: how many of the last pass rates of a question `sizes` averages.
+  Selection often leaves one chain of a question: the metric `singleton_share` is the share of the selected
+  ones that are alone, so are not compared with anything. configs/cusearch.py explains the settings.
   """
   depths = {tree: depth(tree, max_depth) for group in groups for tree in group}
   for tree in depths:

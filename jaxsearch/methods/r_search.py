@@ -71,13 +71,8 @@ def credit(groups: Groups, context: Context, *, estimator: str = 'grpo',
            gamma: float = 1.0, lam: float = 1.0) -> None:
   """Rewards every chain, then GRPO against the others of its question, or GAE with the critic.
 
-  Args:
-    estimator: 'grpo' or 'ppo'.
-    evidence_weight: of the evidence reward. The ablation without evidence (tables 3 and 6) sets it and
-      `gamma_evidence` to 0, and takes a prompt that asks for none: configs/r_search_without_evidence.py.
-    gamma_evidence, gamma_answer: the format reward's (eq. 5).
-    evidence_needs_search: False is eqs. 4 and 5 alone, see above.
-    normalize_std, singleton: of GRPO; gamma, lam: of PPO.
+  The ablation without evidence (tables 3 and 6) sets `evidence_weight` and `gamma_evidence` to 0, and takes a
+  prompt that asks for none: configs/r_search_without_evidence.py.
   """
   trees = [tree for group in groups for tree in group]
   for tree in trees:

@@ -35,15 +35,8 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
          chat: bool = False, review: str = 'search_r2') -> Growth[None]:
   """Grows a draft and at most `max_revisions` revisions (N_max); algorithm 1 with the rollout of algorithm 2.
 
-  Args:
-    max_turns: B, the actor's spans in a chain; Search-R1 counts one less.
-    max_tokens, max_response: of each of the actor's spans, and of all in a chain.
-    max_revisions: 0 is the actor alone, as the paper deploys it.
-    threshold: log-probability margin at which a draft is revised.
-    refiner: 'policy'; 'frozen', the service `refiner`, whose reviews are not trained on; or 'random', a
-      baseline that revises `random_share` of the drafts at a random step.
-    probe: share of drafts that `refiner.probe` regenerates to estimate the gain of a cut.
-    process: False asks no judge for the process reward.
+  `max_turns` is B, the actor's spans in a chain: Search-R1 counts one less. `max_revisions=0` is the actor
+  alone, as the paper deploys it. configs/search_r2.py explains the other settings.
   """
   if max_turns < 1:
     raise ValueError(f'grow.max_turns={max_turns}: it counts the spans of the actor, so at least 1')

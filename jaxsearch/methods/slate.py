@@ -30,15 +30,10 @@ def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: fl
          template: str = 'search_r1', chat: bool = False) -> Growth[None]:
   """Grows `k` siblings per step, each time from the one chosen before, for at most `budget` steps (B).
 
-  Args:
-    eta: temperature of the choice `j* ~ softmax(advantages / eta)`.
-    best: chooses the one with the highest reward instead.
-    early_bonus: lambda, the largest bonus for an answer before the last step.
-    rewards: 'judge'; in 'outcome' an answer earns its exact match and everything else 0 (table 2, b); in
-      'final' so does only the last step of the path, the others earn 0 and the choice among them is even (c:
-      the paper says no more than "only at the final step"). 'none' evaluates a policy: one chain of Search-R1
-      with `max_turns=budget`, as all methods are evaluated.
-    max_tokens: of a step.
+  `rewards` is 'judge'; in 'outcome' an answer earns its exact match and everything else 0 (table 2, b); in
+  'final' so does only the last step of the path, the others earn 0 and the choice among them is even (c: the
+  paper says no more than "only at the final step"). 'none' evaluates a policy: one chain of Search-R1 with
+  `max_turns=budget`, as all methods are evaluated. configs/slate.py explains the other settings.
   """
   tree.metrics['found'] = 0
   node = start(tree, question, template, chat)
