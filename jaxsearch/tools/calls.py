@@ -31,12 +31,11 @@ class ToolFailure:
 
 
 def failure_of(error: BaseException, tool: str = '') -> ToolFailure:
-  """Returns the reply for a tool that raised; its name, if given, begins the reason. Gives an error its kind,
-  here alone."""
+  """Returns the reply for a tool that raised; its name, if given, begins the reason."""
   fault = getattr(error, 'fault', None)
   if fault not in FAULTS:
     kinds = {TimeoutError: 'timeout', ConnectionError: 'connection', BaseException: 'error'}
-    fault = next(name for kind, name in kinds.items() if isinstance(error, kind))
+    fault = next(kinds[kind] for kind in kinds if isinstance(error, kind))
   return ToolFailure(f'{tool + ": " if tool else ""}{type(error).__name__}: {error}', fault)
 
 

@@ -1,9 +1,8 @@
-"""R-Search as a tool (RSTool, arXiv 2506.04185): its protocol, and the client through which other models use
-it.
+"""R-Search as a tool (RSTool, arXiv 2506.04185): its protocol, and the client of other models.
 
 `POST /evidence {"question": "…"}` returns `{"evidence": "…", "answer": "…", "searches": n, "forfeited":
-false}`; for a list of questions, a list of these. `SCHEMA` describes it to a model that calls functions: the
-arguments of the call are the body of the request. The server is `jaxsearch.tools.http_server.evidence_app`.
+false}`; for a list of questions, a list of these. `SCHEMA` describes it to a model that calls functions. The
+server is `tools.http_server.evidence_app`.
 """
 
 from collections.abc import Sequence

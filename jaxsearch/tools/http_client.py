@@ -1,13 +1,10 @@
 """The HTTP client of every tool behind a server: posts JSON and reads JSON back, within bounds.
 
-Failures that may pass (a broken connection, a timeout, 408, 425, 429, 5xx) are retried with jittered
-exponential backoff, not before the server's `Retry-After`, all attempts within one deadline. Everything else,
-and a response of an unexpected shape, is an error at once. Errors name the URL, say what kind of fault it
-was, and show no key.
+Failures that may pass (a broken connection, a timeout, 408, 425, 429, 5xx) are retried with jittered backoff,
+not before the server's `Retry-After`, all attempts within one deadline. Everything else, and a response of
+another shape, is an error at once. Errors name the URL, say what kind of fault it was, and show no key.
 
-Requests run on one event loop, in a thread of its own: only there can a deadline hold for a whole response. A
-blocking client limits the wait for each read alone, and a server that sends a byte of its headers now and
-then holds a thread.
+Requests run on one event loop, in a thread of its own: only there can a deadline hold for a whole response.
 """
 
 import asyncio

@@ -1,24 +1,19 @@
 """HTTP servers: a search back end that many trainers share, and a policy that finds evidence for other models
 (RSTool).
 
-  jaxsearch serve --index DIR --port 8000          (or --corpus corpus.jsonl)
-    POST /retrieve   {"queries": [...], "topk": 3, "return_scores": true}; for the response see
-    `tools.search_http`
-  jaxsearch serve --as-tool --config configs/r_search.py --checkpoint runs/r_search
-    POST /evidence   {"question": "…"} or a list of questions; for the response see `tools.evidence_client`
-    GET /tool        the tool's function schema in OpenAI's format
-  both
-    GET /health      requests in flight, and the hash of an index's corpus; needs no token
-    GET /metrics     counts, times and memory for Prometheus
+  search_app    POST /retrieve   {"queries": [...], "topk": 3, "return_scores": true}, see
+                tools/search_http.py
+  evidence_app  POST /evidence   {"question": "…"} or a list of questions, see tools/evidence_client.py
+                GET /tool        the tool's function schema in OpenAI's format
+  both          GET /health      requests in flight, and the hash of an index's corpus; needs no token
+                GET /metrics     counts, times and memory for Prometheus
 
-`search_app` and `evidence_app` are these two protocols, `make_app` the checks around them, `bind` and `run`
-serve them. Refusals are `{"error": …}` with 400 for what is not of the protocol, 401 for a missing token,
-408 and 413 for what takes too long or is too large, 415 for what is not sent as JSON, 503 for what may be
-retried. Needs the extra `serve`.
+`make_app` has the checks around these, `bind` and `run` serve them. Refusals are `{"error": …}` with 400 for
+what is not of the protocol, 401 for a missing token, 408 and 413 for what takes too long or is too large, 415
+for what is not sent as JSON, 503 for what may be retried. Needs the extra `serve`.
 
-Web pages in a browser on this machine can send requests here, too. One that reaches this machine under a name
-of its own is refused by its `Host`, all others by the content type: a browser asks before it sends JSON
-elsewhere.
+Web pages in a browser on this machine can send requests, too. One that reaches it under a name of its own is
+refused by its `Host`, all others by the content type: a browser asks before it sends JSON elsewhere.
 """
 
 import asyncio
@@ -238,10 +233,7 @@ def bind(host: str, port: int, token: str | None = None) -> socket.socket:
 
 
 def run(app: Starlette, listener: socket.socket, name: str) -> None:
-  """Prints `name` with its address, and serves the app until a signal.
-
-  Requests in flight are answered first.
-  """
+  """Prints `name` with its address, and serves the app until a signal; requests in flight are answered."""
   host, port = listener.getsockname()[:2]
   print(f'{name}: http://{f"[{host}]" if ":" in host else host}:{port}', flush=True)
   with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has stopped

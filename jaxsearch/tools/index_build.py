@@ -1,15 +1,9 @@
 """Builds indexes in folders from a corpus of any size, in bounded memory; tools/index.py searches them.
 
-`build` runs in two stages:
-
-  scan    reads the corpus in blocks: passages.jsonl, where each ends (ends.int64), and their postings, which
-          are then merged (tools/sparse.py)
-  dense   encodes the passages (models/encoder.py) and writes their vectors (tools/dense.py); goes on after a
-          kill where it was
-
-progress.json says what is built and whether it is scanned; manifest.json is written last, and a folder
-without it is no index. A whole index can get lists for approximate search (tools/approximate.py), which its
-manifest then names.
+`build` reads the corpus in blocks and writes passages.jsonl, where each ends (ends.int64), and their postings
+(tools/sparse.py). Then it encodes the passages (models/encoder.py, tools/dense.py), and goes on there after a
+kill. progress.json says what is built; manifest.json is written last, and a folder without it is no index. A
+whole index can get lists for approximate search (tools/approximate.py).
 """
 
 import gzip

@@ -2,13 +2,9 @@
 
 The interpreter is `pydantic-monty`, a subset of Python in subprocesses of its own: no files, no network, no
 imports but a few of the standard library (`MODULES`), limits on time, memory, recursion and calls of host
-functions. A program can call only the host functions that `run` is given, and those of `statistics`, which
-monty does not have. `fractions` it cannot have: objects with operators do not cross. Whatever a program does
-ends as text, never as an exception of ours.
-
-Host functions run without the sandbox's limits, so they take only a few flat, short values: whatever a
-program passes, their work is small. Errors are cut inside the sandbox, and a program that prints more than is
-kept is ended.
+functions: those that `run` is given, and those of `statistics`, which monty does not have. They run without
+these limits, so they take only a few flat, short values. Whatever a program does ends as text, never as an
+exception of ours.
 """
 
 import ast

@@ -1,11 +1,10 @@
 """BM25 over any number of passages: postings in files that are mapped into memory, built in bounded memory,
 searched exactly.
 
-Scores are those of tools/bm25.py, ties included. A posting is a word of a passage: the passage's number and
-how often it has the word. Words are 64-bit hashes, so that no vocabulary has to fit in memory. Building:
-`write_block` for every block of passages, then `merge`, which sorts a range of hashes at a time. Searching
-reads the postings of a query's rare words; of the common ones only what decides between the passages that are
-still in question (MaxScore, Turtle and Flood 1995).
+Scores are those of tools/bm25.py, ties included. A posting is a passage's number and how often it has a word.
+Words are 64-bit hashes, so that no vocabulary has to fit in memory. Searching reads the postings of a query's
+rare words; of the common ones only what decides between the passages that are still in question (MaxScore,
+Turtle and Flood 1995).
 """
 
 import contextlib

@@ -3,7 +3,6 @@ import math
 import random
 
 import pytest
-import rank_bm25
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.tools.bm25 import BM25, words
@@ -56,19 +55,6 @@ def test_ranking_and_scores_equal_the_formula(engine):
     found = backend.search([query], 10)[0]
     assert [d.id for d in found] == [passages[i].id for i in order]
     assert [d.score for d in found] == pytest.approx([expected[i] for i in order], abs=1e-8)
-
-
-def test_the_sums_are_those_of_rank_bm25():
-  """Against the library's own `get_scores`, given the weights of words that the module names."""
-  passages, rng, vocabulary = random_corpus(200)
-  backend, judge = BM25(passages), rank_bm25.BM25Okapi([words(p.text) for p in passages], k1=0.9, b=0.4)
-  judge.idf = {word: math.log1p((judge.corpus_size - n + 0.5) / (n + 0.5)) for word in judge.idf
-               for n in [sum(word in frequencies for frequencies in judge.doc_freqs)]}
-  for _ in range(20):
-    query = rng.sample(vocabulary, 6)
-    scores = judge.get_scores(query)
-    for document in backend.search([' '.join(query)], 300)[0]:
-      assert document.score == pytest.approx(scores[[p.id for p in passages].index(document.id)], abs=1e-8)
 
 
 @engines

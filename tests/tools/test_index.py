@@ -1,10 +1,8 @@
 """Indexes in folders: built, killed and resumed, refused, searched."""
 
-import contextlib
 import gzip
 import json
 import os
-import resource
 
 import filelock
 import numpy as np
@@ -211,26 +209,3 @@ def test_the_estimate_is_near_what_is_built(corpus, tmp_path):
   manifest = index_build.build(path, tmp_path / 'out', 'hybrid', encoder=StandIn(), precision='int8')
   assert expected['passages'] == 61 and expected['bytes_on_devices'] == 61 * 68
   assert expected['bytes_on_disk'] == pytest.approx(sum(manifest['files'].values()), rel=0.25)
-
-
-@contextlib.contextmanager
-def disk_that_fills_up():
-  """Yields a function after which no file may grow beyond some bytes, as where a disk is full."""
-  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-  try:
-    yield lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_vectors_that_the_disk_has_no_room_for_are_named_and_the_build_resumes(corpus, tmp_path):
-  path, out = corpus[0], tmp_path / 'out'
-  with disk_that_fills_up() as fill, pytest.raises(OSError, match='File too large') as error:
-    index_build.build(path, out, 'dense', encoder=StandIn(),
-                      report=lambda *at: fill(5000) if at == ('dense', 32) else None)
-  assert error.value.filename == str(out)
-  encoder, resumed = StandIn(), []
-  index_build.build(path, out, 'dense', encoder=encoder, report=lambda *at: resumed.append(at))
-  assert resumed == [('dense', 32), ('dense', 40), ('dense', 48), ('dense', 56)] and encoder.calls == 4
-  index_build.build(path, tmp_path / 'whole', 'dense', encoder=StandIn())
-  assert content(out) == content(tmp_path / 'whole')

@@ -46,10 +46,8 @@ def test_it_computes_searches_and_reads_tables(sandbox, code, printed):
   ('[0] * 10**8', 'MemoryError'),
   ('10 ** 10 ** 8', 'MemoryError'),
   ('def f(n): return f(n + 1)\nf(0)', 'RecursionError'),
-  ('import os\nos.fork()', 'Error'),
   ('import os\nprint(os.listdir("/"))', 'PermissionError'),
   ('open("/etc/passwd").read()', 'PermissionError'),
-  ('import socket', 'ModuleNotFoundError'),
   ('import importlib\nimportlib.import_module("os")', 'ModuleNotFoundError'),
   ('__import__("os").system("ls")', 'NameError'),
   ('().__class__.__bases__[0].__subclasses__()', 'AttributeError'),
@@ -88,15 +86,11 @@ def test_every_prompt_names_every_function_and_module(sandbox):
     assert all(word in text for word in ('search(query, k)', 'table()', 'print', *MODULES)), name
 
 
-def test_a_flood_of_output_is_cut(sandbox):
-  text = sandbox.run('while True: print("a" * 100)')
-  assert text.startswith('aaaa') and '… (output cut)' in text and len(text) < 1000
-
-
 def test_a_flood_of_output_ends_the_program_at_once():
   flooded, started = PythonSandbox(seconds=6, output=500), time.monotonic()
-  assert flooded.run('while True: print("a" * 100)').endswith('… (output cut)\n')
-  assert time.monotonic() - started < 3
+  text = flooded.run('while True: print("a" * 100)')
+  assert time.monotonic() - started < 3 and len(text) < 1000
+  assert text.startswith('aaaa') and text.endswith('… (output cut)\n')
   assert flooded.run('print("still here")') == 'still here\n'
   flooded.close()
 

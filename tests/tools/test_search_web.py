@@ -47,23 +47,13 @@ def test_pages_without_text_and_searches_without_pages():
 
 
 @pytest.mark.parametrize(('body', 'reason'), [
-  (b'<html>', 'Expecting value'), ([], 'valid dictionary'), ({}, 'organic: Field required'),
-  ({'organic': {}}, 'organic: .* valid list'), ({'organic': ['x']}, r'organic\.0: .* valid dictionary'),
+  ([], 'valid dictionary'), ({}, 'organic: Field required'), ({'organic': {}}, 'organic: .* valid list'),
   ({'organic': [{'title': True}]}, r'organic\.0\.title: .* valid string'),
-  ({'organic': [], 'answerBox': 'Paris'}, 'answerBox: .* valid dictionary'),
-  ({'organic': [], 'knowledgeGraph': {'attributes': ['x']}}, r'knowledgeGraph\.attributes: .* valid dictionary')])
+  ({'organic': [], 'answerBox': 'Paris'}, 'answerBox: .* valid dictionary')])
 def test_a_reply_of_another_shape_is_refused_at_once(body, reason):
   with server((200, body)) as (url, seen), pytest.raises(RequestError, match=reason) as error:
     WebSearch(url).search(['x'])
   assert len(seen) == 1 and url in str(error.value)
-
-
-def test_faults_of_the_server():
-  with server((429, b'slow down', {'retry-after': '0'}), (500, b'oops'), (200, GOOD)) as (url, seen):
-    assert WebSearch(url, backoff=0.01).search(['x'], 1) == [PAGES[:1]] and len(seen) == 3
-  with server((403, b'not with sesame')) as (url, seen), pytest.raises(RequestError, match='status 403') as error:
-    WebSearch(url).search(['x'])
-  assert len(seen) == 1 and 'sesame' not in str(error.value)
 
 
 @pytest.mark.parametrize('value', [None, ''])

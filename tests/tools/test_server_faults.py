@@ -6,11 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jaxsearch.data.questions import Question
-from jaxsearch.evaluation import rstool
-from jaxsearch.rewards.judge import Answer, LanguageJudge
 from jaxsearch.sampler.requests import FAULTS as KINDS
-from jaxsearch.tools.chat import Chat, ChatError
+from jaxsearch.tools.chat import Chat
 from jaxsearch.tools.evidence_client import EvidenceClient
 from jaxsearch.tools.http_client import RequestError
 from jaxsearch.tools.search_http import HttpSearch
@@ -27,13 +24,6 @@ def url():
 @pytest.fixture(autouse=True)
 def key(monkeypatch):
   monkeypatch.setenv('OPENAI_API_KEY', KEY)
-
-
-class Nothing:
-  """A search back end that finds nothing."""
-
-  def search(self, queries, topk=3):
-    return [[] for _ in queries]
 
 
 def clients(url, **settings):
@@ -96,20 +86,3 @@ def test_nobody_listens_and_nobody_accepts():
       one.close()
   for ask in clients(address).values():
     assert outcome(ask, 'x')[1].fault == 'connection'
-
-
-def test_a_judge_behind_a_server_scores_or_does_not(url):
-  """All faults in one batch, which ends, with a score wherever the server replied with one."""
-  judge = LanguageJudge(Chat(url, 'm', timeout=5.0, attempts=2, backoff=0.01, concurrency=len(FAULTS)).replies)
-  scores = judge([Answer(Question(name, asking(name), ('x',)), 'x') for name in FAULTS])
-  found = {name: score.fault if isinstance(score, ChatError) else score for name, score in zip(FAULTS, scores)}
-  assert found == {name: kind(name, 'chat') or (None if name == 'hostile text' else 1) for name in FAULTS}
-
-
-def test_a_reader_behind_a_server_answers_or_does_not(url):
-  names = [name for name in FAULTS if kind(name, 'chat') != 'timeout']
-  reader = rstool.Reader(Chat(url, 'm', attempts=2, backoff=0.01, concurrency=len(names)).replies, 'world')
-  questions = [Question(name, asking(name), ('x',)) for name in names]
-  records = rstool.ask_reader(reader, questions, ['A city.'] * len(names), Nothing(), 1)
-  failed = [kind(name, 'chat') is not None for name in names]
-  assert [record['rag'] is None for record in records] == ['last_service_failure' in record for record in records] == failed
