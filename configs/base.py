@@ -100,6 +100,8 @@ def get_config():
     length=768,                      # tokens of a slot, so of the longest path
     temperature=1.0,                 # of rollouts in training
     max_observation=512,             # tokens of an observation, documents or output of a program: more is cut off
+    tensor=0,                        # devices that share a copy of the sampler's weights: the most that divide it and the
+                                     # key/value heads. 1 spares collectives in every token where the weights fit; 0 is any
     tool_workers=16,                 # tool calls at a time
     deterministic=True,              # the schedule never depends on the clock; needed to resume to the same bits
     release=config_dict.placeholder(bool),  # frees the KV cache and the sampler's weights while the step trains; None: on

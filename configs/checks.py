@@ -50,6 +50,7 @@ FIELDS = {
   'sampler.max_observation': COUNT,
   'sampler.tool_workers': COUNT,
   'sampler.episode_deadline': '> 0',
+  'sampler.tensor': '>= 0',
   'sampler.segment_steps': '>= 0',
   'sampler.enough': '>= 0',
   'sampler.prefill_lengths': COUNT,

@@ -56,16 +56,16 @@ class Engine(Device):
     prefill_lengths, prefill_tokens: context is prefilled in chunks of these lengths, at most `prefill_tokens`
       a call and lane. These four are those of the platform (`defaults`) where they are 0 or ().
     mesh: where the parameters given to `load` lie. Sampling has a layout of its own: as many devices as
-      divide the key/value heads share a copy of the parameters, split by heads, feed-forward and vocabulary;
-      each such group is a lane, with its part of the slots and of the cache. So `slots` and `spare` are
-      rounded up to a multiple of the lanes.
+      divide the key/value heads and `tensor` (0: any number) share a copy of the parameters, split by heads,
+      feed-forward and vocabulary; each such group is a lane, with its part of the slots and of the cache. So
+      `slots` and `spare` are rounded up to a multiple of the lanes.
   """
 
   @memory.named('opening the sampler', memory.SAMPLER)
   def __init__(self, config: DecoderConfig, tokenizer, *, slots: int, length: int, spare: int | None = None,
                deterministic: bool = True, tool_patience: int = 0, episode_deadline: float | None = None,
                segment_steps: int = 0, enough: int = 0, prefill_lengths: Sequence[int] = (),
-               prefill_tokens: int = 0, mesh: Mesh | None = None):
+               prefill_tokens: int = 0, mesh: Mesh | None = None, tensor: int = 0):
     super().__init__(tokenizer)
     if slots < 1 or length < 2 or (spare is not None and spare < 1):
       raise ValueError(f'slots={slots}, length={length}, spare={spare}: need at least 1, 2 and 1')
@@ -81,7 +81,7 @@ class Engine(Device):
     self.config, self.length = config, length
     self.deterministic, self.tool_patience = deterministic, tool_patience
     self.episode_deadline = math.inf if episode_deadline is None else episode_deadline
-    split = math.gcd(devices.size, config.num_kv_heads)
+    split = math.gcd(devices.size, config.num_kv_heads, tensor)
     self.lanes = devices.size // split
     per_lane = -(-slots // self.lanes)
     self.slots = per_lane * self.lanes

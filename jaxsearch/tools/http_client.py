@@ -75,7 +75,8 @@ class JsonClient:
       headers[token_header] = f'Bearer {token}' if token_header == 'authorization' else token
     # A proxy cannot reach this machine's own server.
     local = any(re.fullmatch(r'localhost|127(\.\d+){3}|::1', address.host) for address in self._addresses)
-    self._http = httpx.AsyncClient(headers=headers, timeout=None, trust_env=not local)
+    limits = httpx.Limits()  # none: threads are; httpx would keep all but a hundred waiting
+    self._http = httpx.AsyncClient(headers=headers, timeout=None, trust_env=not local, limits=limits)
     self._loop = _event_loop()
 
   def post(self, body: object, parse: Callable[[Any], T]) -> T:

@@ -1,11 +1,15 @@
 """The sampler over eight devices: two share the two key/value heads, so that there are four lanes."""
 
+import dataclasses
+import types
+
 import jax
 import numpy as np
 import pytest
 
 from jaxsearch.models.decoder import parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Generate, Score
 from jaxsearch.trees.tree import Role, Tree
 from tests.sampler.test_engine import PROMPTS, chains, run, tokens_of
@@ -50,6 +54,13 @@ def test_siblings_compute_their_prefix_once(engine):
   prefix = len(tree.nodes(Role.PROMPT)[0].tokens)
   assert metrics['tokens_forked'] >= prefix - 1 and metrics['tokens_reused'] >= 3 * (prefix - 1)
   assert metrics['tokens_prefilled'] < 2 * (prefix - 1)
+
+
+@pytest.mark.parametrize(('heads', 'tensor', 'lanes'), [(2, 0, 4), (2, 1, 8), (8, 0, 1), (8, 2, 4), (8, 4, 2), (2, 4, 4)])
+def test_a_lane_has_the_devices_that_it_is_given(config, split, heads, tensor, lanes):
+  config = dataclasses.replace(config, num_heads=8, num_kv_heads=heads)
+  tokenizer = types.SimpleNamespace(pieces=lambda size: [b''] * size, eos_ids=(), pad_id=0)
+  assert Engine(config, tokenizer, slots=8, length=64, mesh=split[0], tensor=tensor).lanes == lanes
 
 
 def test_slots_are_rounded_up_to_the_lanes(make_engine, split):

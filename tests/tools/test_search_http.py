@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -30,6 +32,19 @@ def test_request_and_answer():
   assert path == '/retrieve' and headers['authorization'] == 'Bearer secret'
   assert body == {'queries': ['capital of France'], 'topk': 5, 'return_scores': True}
   assert [path for path, _, _ in seen[1:]] == ['/v2/find', '/retrieve']
+
+
+def test_as_many_ask_at_once_as_there_are_threads():
+  """The server answers once all 128 requests of pod configs have come."""
+  everybody = threading.Barrier(128, timeout=20)
+
+  def answer(handler):
+    everybody.wait()
+    send(handler, json.dumps({'result': [[]]}).encode())
+
+  with server(answer) as (url, _), ThreadPoolExecutor(128) as pool:
+    search = HttpSearch(url, attempts=1)
+    assert list(pool.map(lambda i: search.search([f'q{i}']), range(128))) == [[[]]] * 128
 
 
 def test_no_queries_ask_nobody():
