@@ -73,7 +73,7 @@ def pack(trees: Sequence[Tree], mesh: Mesh, row_length: int, micro_rows: int, *,
     at_most, ref, critic: see `make_batch`.
     layout: see `lay_out`.
   """
-  counts = meshes.gather_objects(count_trained([list(tree.walk()) for tree in trees]))
+  counts = meshes.gather_objects(count_trained(trees))
   rows = lay_out(trees, row_length, totals=sum(counts), **layout)
   sizes = meshes.gather_objects((len(rows.tokens), int(rows.real.sum())))
   batch = make_batch(rows, micro_rows, trees=at_most, ref=ref, critic=critic)

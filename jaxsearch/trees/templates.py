@@ -67,13 +67,15 @@ def turns(text: str, tokenizer: Any = None) -> str:
   if tokenizer is None:
     return ''.join(parts)
   *system, user = map(str.strip, parts)
-  if system:
-    try:
-      text = tokenizer.chat([{'role': 'system', 'content': system[0]}, {'role': 'user', 'content': user}])
-      if system[0] in text and user in text:
-        return text
-    except ValueError:
-      pass  # it refuses a system turn
+  try:
+    text = tokenizer.chat([*({'role': 'system', 'content': text} for text in system),
+                           {'role': 'user', 'content': user}])
+  except ValueError:
+    if not system:
+      raise
+    text = ''  # it refuses a system turn; one that refuses the user's too raises below
+  if all(part in text for part in (*system, user)):
+    return text
   return tokenizer.chat([{'role': 'user', 'content': '\n'.join([*system, user])}])
 
 
