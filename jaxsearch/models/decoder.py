@@ -55,10 +55,6 @@ class DecoderConfig:
   def __post_init__(self):
     if self.num_heads % self.num_kv_heads:
       raise ValueError(f'num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}')
-    if self.remat not in _REMAT:
-      raise ValueError(f'remat={self.remat!r} is none of {sorted(_REMAT)}')
-    if self.attention not in ('auto', 'dense'):
-      raise ValueError(f"attention={self.attention!r} is none of ['auto', 'dense']")
 
 
 def config_from_json(values: dict) -> DecoderConfig:
