@@ -1,4 +1,5 @@
-"""Settings every test needs: CPU with eight simulated devices, and the compilation cache that the environment names."""
+"""Settings every test needs: CPU with eight simulated devices, and the compilation cache that the environment
+names."""
 
 import os
 
@@ -6,8 +7,8 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
 import jax
 
-# Tests spend most of their time compiling small programs; the older code generator of loops takes a third of the time.
-# JAX 0.11 is without it, and there a flag that XLA does not know ends the process.
+# Tests spend most of their time compiling small programs; the older code generator of loops takes a third of
+# the time. JAX 0.11 is without it, and there a flag that XLA does not know ends the process.
 if jax.__version_info__ < (0, 11):
   os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_cpu_use_fusion_emitters=false'
 jax.config.update('jax_num_cpu_devices', 8)

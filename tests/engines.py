@@ -11,7 +11,8 @@ SAMPLING = ('temperature', 'top_p', 'top_k')
 
 
 class Equipped(Engine):
-  """Takes the fields of `Tools` and `Sampling` as arguments; those of the tools can be changed as attributes."""
+  """Takes the fields of `Tools` and `Sampling` as arguments; those of the tools can be changed as
+  attributes."""
 
   def __init__(self, config, tokenizer, **settings):
     self.sampling = Sampling(**{name: settings.pop(name) for name in SAMPLING if name in settings})
@@ -30,7 +31,8 @@ class Equipped(Engine):
   def schedule(self, growths, key, on_progress=None, observer=None):
     """A `Schedule` of (generator, tree) pairs, to be run."""
     numbered = [(number, *growth) for number, growth in enumerate(growths)]
-    return Schedule(functools.partial(self.decoding, key, self.sampling), numbered, self.tools, on_progress, observer)
+    return Schedule(functools.partial(self.decoding, key, self.sampling), numbered, self.tools, on_progress,
+                    observer)
 
   def run_python(self, code, table=()):
     return RunPython(None, code, table).run(self.tools)

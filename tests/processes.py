@@ -33,7 +33,8 @@ class Store:
 
 
 def as_processes(count: int, monkeypatch, run: Callable[[], Any]) -> list[Any]:
-  """What `run` returns in each of `count` processes, which exchange by `meshes.gather_objects` and `meshes.pass_on` alone."""
+  """What `run` returns in each of `count` processes, which exchange by `meshes.gather_objects` and
+  `meshes.pass_on` alone."""
   local, exchange, barrier, kept = threading.local(), {}, threading.Barrier(count, timeout=60), Store()
 
   def gather(own):

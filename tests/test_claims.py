@@ -1,4 +1,5 @@
-"""Every row of every table in configs/claims is a config that runs: two small steps of each, and an evaluation."""
+"""Every row of every table in configs/claims is a config that runs: two small steps of each, and an
+evaluation."""
 
 import importlib
 import json
@@ -15,16 +16,20 @@ from jaxsearch.evaluation import sweep
 from jaxsearch.training import row_files
 
 FOLDER = pathlib.Path(__file__).parents[1] / 'configs' / 'claims'
-SWEEPS = {file.stem: importlib.import_module(f'configs.claims.{file.stem}').get_config() for file in sorted(FOLDER.glob('*.py'))}
-SMALL = {'steps': 2, 'questions_per_step': 2, 'eval.every': 2, 'eval.number': 2, 'checkpoint_every': 2, 'progress': False,
+SWEEPS = {file.stem: importlib.import_module(f'configs.claims.{file.stem}').get_config()
+          for file in sorted(FOLDER.glob('*.py'))}
+SMALL = {'steps': 2, 'questions_per_step': 2, 'eval.every': 2, 'eval.number': 2, 'checkpoint_every': 2,
+         'progress': False,
          'train.micro_rows': 8}  # as many as the tests have devices
 # What other commands make for these sweeps: here the run takes what the embedded world has.
-MADE_BEFORE = {'data.questions': 'world:rl', 'eval.questions': 'world:test', 'eval.tiers': '', 'critic.warm_start': ''}
+MADE_BEFORE = {'data.questions': 'world:rl', 'eval.questions': 'world:test', 'eval.tiers': '',
+               'critic.warm_start': ''}
 
 
 def changed(run, out):
   """The overrides that make a run small."""
-  made = {name: value for name, value in MADE_BEFORE.items() if str(dict(fields(run.config))[name]).startswith('runs/')}
+  made = {name: value for name, value in MADE_BEFORE.items()
+          if str(dict(fields(run.config))[name]).startswith('runs/')}
   return [f'--config.{name}={value}' for name, value in (SMALL | made | {'out': str(out)}).items()]
 
 
@@ -42,18 +47,21 @@ def test_two_rows_of_a_table_differ():
 
 def commands(name):
   """The arguments of the `jaxsearch` commands in the docstring of a sweep, as a shell expands them."""
-  block = '\n'.join(re.findall('^    (.*)', importlib.import_module(f'configs.claims.{name}').__doc__, re.MULTILINE))
-  shell = subprocess.run(['bash', '-uc', f'jaxsearch() {{ echo "$@"; }}\n{block}'], capture_output=True, text=True, check=True)
+  text = importlib.import_module(f'configs.claims.{name}').__doc__
+  script = '\n'.join(['jaxsearch() { echo "$@"; }', *re.findall('^    (.*)', text, re.MULTILINE)])
+  shell = subprocess.run(['bash', '-uc', script], capture_output=True, text=True, check=True)
   return [line.split() for line in shell.stdout.splitlines()]
 
 
 def test_critics_were_warmed_up_alike_where_they_are_read_and_left_the_policy_as_it_was():
-  """Appendix H of CARL compares critics after equal training; the rows of a grid start from one set of weights."""
+  """Appendix H of CARL compares critics after equal training; the rows of a grid start from one set of
+  weights."""
   made = {config.out: config for name in ('carl', 'carl_formats') for command, *arguments in commands(name)
           if command == 'critic-warmup' for config in [flags.parse(command, arguments, 'carl').config]}
   rows = [run.config for name in ('carl', 'carl_lambda', 'carl_formats') for run in sweep.plan(SWEEPS[name])]
   assert {row.critic.warm_start for row in rows} == {'', *made} and len({row.model for row in rows}) == 1
-  assert len({(warm.critic_warmup.min_updates, warm.critic_warmup.max_updates) for warm in made.values()}) == 1
+  assert len({(warm.critic_warmup.min_updates, warm.critic_warmup.max_updates)
+              for warm in made.values()}) == 1
   for warm in made.values():
     assert warm.critic_warmup.min_updates == warm.critic_warmup.max_updates and warm.critic_warmup.backbone_rate == 0
   for row in rows:
@@ -80,7 +88,8 @@ def no_programs_left():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures('no_programs_left')
-@pytest.mark.parametrize(('name', 'variant'), [(name, variant) for name, config in SWEEPS.items() for variant in config.variants])
+@pytest.mark.parametrize(('name', 'variant'),
+                         [(name, variant) for name, config in SWEEPS.items() for variant in config.variants])
 def test_every_row_trains(name, variant, tmp_path):
   run = next(run for run in sweep.plan(SWEEPS[name]) if run.variant == variant)
   assert cli.main(['train', *run.arguments, *changed(run, tmp_path)]) == 0

@@ -20,25 +20,30 @@ def test_help_lists_the_commands_without_importing_jax():
   assert printed.splitlines()[-1] == '0 False False'
 
 
-@pytest.mark.skipif(sys.platform != 'linux' or any(any(pathlib.Path('/dev').glob(name)) for name in cli.ACCELERATORS),
+@pytest.mark.skipif(sys.platform != 'linux'
+                    or any(any(pathlib.Path('/dev').glob(name)) for name in cli.ACCELERATORS),
                     reason='there is an accelerator')
 def test_without_an_accelerator_jax_is_not_to_look_for_one():
-  """The compilers that `plan` needs are plugins of JAX, which would try their devices and say at length that there are none."""
+  """The compilers that `plan` needs are plugins of JAX, which would try their devices and say at length that
+  there are none."""
   code = "import os; from jaxsearch.cli import main; main(['--version']); print(os.environ['JAX_PLATFORMS'])"
   for given, expected in ((None, 'cpu'), ('tpu,cpu', 'tpu,cpu')):
     environment = {name: value for name, value in os.environ.items() if name != 'JAX_PLATFORMS'}
     environment |= {} if given is None else {'JAX_PLATFORMS': given}
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True,
+                          env=environment)
     assert done.stdout.splitlines()[-1] == expected
 
 
 @pytest.mark.parametrize(('given', 'expected'), [
-  ({}, memory.POOL), ({'XLA_CLIENT_MEM_FRACTION': '0.5'}, 0.5), ({'XLA_PYTHON_CLIENT_MEM_FRACTION': '0.6'}, 0.6)])
+  ({}, memory.POOL), ({'XLA_CLIENT_MEM_FRACTION': '0.5'}, 0.5),
+  ({'XLA_PYTHON_CLIENT_MEM_FRACTION': '0.6'}, 0.6)])
 def test_the_pool_of_a_gpu_is_the_share_that_plans_allow(given, expected):
   code = ("from jaxsearch.cli import main; main(['--version']); from jaxlib import xla_client; "
           "print(xla_client.generate_pjrt_gpu_plugin_options()['memory_fraction'])")
   environment = {name: value for name, value in os.environ.items() if 'MEM_FRACTION' not in name} | given
-  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, env=environment)
+  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True,
+                        env=environment)
   assert float(done.stdout.splitlines()[-1]) == expected
 
 
@@ -66,7 +71,8 @@ def test_every_command_has_help_with_its_flags(capsys):
         assert flag.required or flag.nargs == 0 or 'if not given' in flag.help, f'{command} {flag.option_strings}: no default'
   assert cli.main(['eval', '--checkpoint=x', '-h']) == 0
   printed = capsys.readouterr().out
-  for flag in ('checkpoint', 'questions', 'corpus', 'out', 'temperature', 'limit', 'as-tool', 'tool-url', 'reader-url'):
+  for flag in ('checkpoint', 'questions', 'corpus', 'out', 'temperature', 'limit', 'as-tool', 'tool-url',
+               'reader-url'):
     assert f'\n  --{flag} ' in printed
 
 

@@ -66,10 +66,13 @@ def test_all_mistakes_are_named_at_once():
   ({'sampler.length': 4096}, 'base', 'sampler.length=4096 is more than train.row_length=768'),
   ({'group_size': 1}, 'base', 'group_size=1: with one tree a question'),
   ({'eval.every': 5, 'eval.temperatures': ()}, 'base', 'eval.temperatures=() must hold at least one'),
-  ({'sizes.adaptive': True, 'sizes.smallest': 4}, 'cusearch', 'sizes.smallest=4 <= group_size=3 <= sizes.largest=8'),
-  ({'sizes.adaptive': True, 'sizes.smallest': 1}, 'cusearch', 'and sizes.smallest >= 2: one chain has nothing'),
+  ({'sizes.adaptive': True, 'sizes.smallest': 4}, 'cusearch',
+   'sizes.smallest=4 <= group_size=3 <= sizes.largest=8'),
+  ({'sizes.adaptive': True, 'sizes.smallest': 1}, 'cusearch',
+   'and sizes.smallest >= 2: one chain has nothing'),
   ({'lora.rank': 2}, 'carl', 'lora.rank=2: an adapter cannot share'),
-  ({'critic.learning_rate': 0.0}, 'carl', 'critic.learning_rate=0.0 must be > 0 where critic.backbone_rate is set'),
+  ({'critic.learning_rate': 0.0}, 'carl',
+   'critic.learning_rate=0.0 must be > 0 where critic.backbone_rate is set'),
 ])
 def test_fields_that_do_not_fit_together_stop_a_training_run_alone(changes, name, message):
   with pytest.raises(ValueError, match=re.escape(message)):
@@ -177,6 +180,7 @@ def test_a_prompt_in_a_file_is_saved_as_its_text(tmp_path):
 
 
 def test_a_saved_config_of_other_types_is_one_line():
-  for values in ({'search': {'topk': 'many'}}, {'lora': {'rank': {}}}, {'method': 3}, {'data': {'hops': {'a': 1}}}):
+  for values in ({'search': {'topk': 'many'}}, {'lora': {'rank': {}}}, {'method': 3},
+                 {'data': {'hops': {'a': 1}}}):
     with pytest.raises(ValueError):
       from_saved(values)

@@ -12,8 +12,10 @@ from jaxsearch.config_check import check
 from jaxsearch.evaluation import sweep
 from jaxsearch.tools.python_sandbox import PythonSandbox
 
-NAMES = sorted(path.stem for path in (pathlib.Path(__file__).parent.parent / 'configs').glob('*.py') if path.stem != 'checks')
-METHODS = [name for name in NAMES if name not in ('world_policy', 'sft', 'sft_gold', 'smollm2', 'smollm2_wiki')]
+NAMES = sorted(path.stem for path in (pathlib.Path(__file__).parent.parent / 'configs').glob('*.py')
+               if path.stem != 'checks')
+METHODS = [name for name in NAMES if name not in ('world_policy', 'sft', 'sft_gold', 'smollm2',
+                                                  'smollm2_wiki')]
 
 
 @pytest.mark.parametrize('name', [name for name in NAMES if name.endswith(('3b', '7b'))])
@@ -36,26 +38,31 @@ def test_a_config_fits_its_method(name, real):
 
 
 def test_the_rows_of_cusearchs_tables():
-  """S caps the turns as well as the depth; K chains make three updates a step, GRPO-Full six, GRPO-Half three."""
+  """S caps the turns as well as the depth; K chains make three updates a step, GRPO-Full six, GRPO-Half
+  three."""
   numbers = {table: len(sweep.plan(cusearch_tables.get_config(table))) / 3 for table in cusearch_tables.ROWS}
   assert numbers == {'': 29, '3': 6, '4': 12, '5': 3, '7': 6, '8': 4, 'average': 9}
   for run in sweep.plan(cusearch_tables.get_config()):
     credit, chains = run.config.credit, run.config.questions_per_step * run.config.group_size
     chains = chains if credit.strategy == 'full' else credit.keep
-    assert chains / run.config.train.mini_batch == (6 if credit.strategy == 'full' and 'Half' not in run.variant else 3)
-    assert credit.max_depth == run.config.grow.max_turns == (int(run.variant[-1]) if 'S=' in run.variant else 5)
+    assert chains / run.config.train.mini_batch == (6 if credit.strategy == 'full'
+                                                    and 'Half' not in run.variant else 3)
+    assert credit.max_depth == run.config.grow.max_turns == (int(run.variant[-1])
+                                                             if 'S=' in run.variant else 5)
     assert run.config.search.backend == ('bm25' if 'corpus' in run.variant else 'simulated')
     assert run.config.search.noise_eval == run.config.search.noise_end == 0.5
 
 
 def test_the_averages_of_cusearchs_chains_differ_in_nothing_else():
-  runs = {run.variant: run.config.to_dict() for run in sweep.plan(cusearch_tables.get_config('average')) if run.config.seed == 0}
+  runs = {run.variant: run.config.to_dict() for run in sweep.plan(cusearch_tables.get_config('average'))
+          if run.config.seed == 0}
   for name in ('Random', 'SDGA-Auto', 'SDGA-Phase'):
     for how in ('token-mean', 'seq-mean-token-sum'):
       run = runs[f'{name}, {how}']
       assert run['train'].pop('aggregate') == how
       assert run | {'out': ''} == runs[name] | {'out': '', 'train': run['train']}
-      assert run['train'] == {field: value for field, value in runs[name]['train'].items() if field != 'aggregate'}
+      assert run['train'] == {field: value for field, value in runs[name]['train'].items()
+                              if field != 'aggregate'}
 
 
 @pytest.mark.parametrize('name, model', [
@@ -89,20 +96,23 @@ def test_the_stages_of_smollm2_wiki_show_the_policy_the_same():
   with stages['sft'].unlocked(), stages['rl'].unlocked():
     stages['sft'].made = stages['rl'].made = '/made'
   assert stages['sft'].sft.demonstrations == '/made/chains.jsonl'
-  assert (stages['rl'].data.questions, stages['rl'].data.corpus) == ('/made/hard_questions.jsonl', '/made/corpus.jsonl')
+  assert (stages['rl'].data.questions, stages['rl'].data.corpus) == ('/made/hard_questions.jsonl',
+                                                                     '/made/corpus.jsonl')
   with pytest.raises(ValueError, match="the stages are 'chains', 'sft' and 'rl'"):
     smollm2_wiki.get_config('reinforcement')
 
 
 @pytest.mark.parametrize(('name', 'tokens'), [
-  ('search_r1_grpo_qwen2_5_3b', 500), ('cusearch_qwen2_5_3b', 2048), ('cusearch_llama3_2_3b', 2048), ('slate_qwen2_5_7b', 500),
+  ('search_r1_grpo_qwen2_5_3b', 500), ('cusearch_qwen2_5_3b', 2048), ('cusearch_llama3_2_3b', 2048),
+  ('slate_qwen2_5_7b', 500),
   ('r_search_qwen2_5_3b', 1800), ('r_search_ppo_qwen2_5_3b', 1800), ('search_r2_qwen2_5_7b', 15000)])
 def test_observations_are_as_long_as_in_the_authors_scripts(name, tokens):
   assert importlib.import_module(f'configs.{name}').get_config().sampler.max_observation == tokens
 
 
 def test_carl_is_measured_by_the_rule_for_names_of_several_words():
-  for config in (carl.get_config(), carl_qwen2_5_7b.get_config(), carl_search_r1_qwen2_5.get_config('grpo_3b'),
+  for config in (carl.get_config(), carl_qwen2_5_7b.get_config(),
+                 carl_search_r1_qwen2_5.get_config('grpo_3b'),
                  cot_tools.get_config(), sweep.plan(carl_formats.get_config())[-1].config):
     assert config.eval.right == 'em_entity'
 

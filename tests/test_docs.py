@@ -27,13 +27,15 @@ def lines():
 LINES = list(lines())
 
 
-@pytest.mark.parametrize('page, line, whole', LINES, ids=[f'{page}-{i}' for i, (page, *_) in enumerate(LINES)])
+@pytest.mark.parametrize('page, line, whole', LINES,
+                         ids=[f'{page}-{i}' for i, (page, *_) in enumerate(LINES)])
 def test_a_command_of_the_docs_can_be_given(page, line, whole):
   name, *arguments = shlex.split(line.split(' > ')[0].split(' | ')[0], comments=True)
   if name == 'COMMAND':
     return
   assert name in cli.COMMANDS, f'{page}: jaxsearch {line}'
-  known = {'--config', '--help', *(flag for action in cli.COMMANDS[name]._actions for flag in action.option_strings)}
+  known = {'--config', '--help', *(flag for action in cli.COMMANDS[name]._actions
+                                   for flag in action.option_strings)}
   for argument in arguments:
     assert not argument.startswith('--') or argument.startswith('--config.') or argument.split('=')[0] in known, argument
   if whole and not PLACEHOLDER.search(line):

@@ -53,7 +53,8 @@ def test_shipped_configs_are_found_by_name_from_any_folder(tmp_path, monkeypatch
   config, *_ = parse('train', ['--config=smollm2:cusearch'], '')
   assert config.method == 'cusearch' and config.grow.chat
   (tmp_path / 'carl.py').touch()
-  assert find('carl')[0] != find('carl.py')[0].resolve() == tmp_path / 'carl.py'  # a name is shipped, a path is a file
+  # a name is shipped, a path is a file
+  assert find('carl')[0] != find('carl.py')[0].resolve() == tmp_path / 'carl.py'
 
 
 @pytest.mark.parametrize('folder', ['.', 'configs', 'configs/deep'])
@@ -66,20 +67,25 @@ def test_a_file_outside_takes_the_shipped_configs_and_its_neighbours(tmp_path, f
   (folder / 'own.py').write_text(f'from configs import base\n{neighbour}def get_config():\n  config = base.get_config()\n'
                                  f'  config.steps = {"neighbour.STEPS" if neighbour else 7}\n  return config\n')
   code = f"from jaxsearch.flags import parse; print(parse('train', ['--config={folder}/own.py'], '')[0].steps)"
-  printed = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+  printed = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True,
+                           cwd=tmp_path).stdout
   assert printed.split()[-1] == '7'
 
 
 def test_a_place_is_checked_and_nothing_is_made(tmp_path):
   (tmp_path / 'file').write_text('old')
   (tmp_path / 'link').symlink_to(tmp_path / 'file')
-  for path, folder in (('new/deep.json', False), ('new/deep', True), ('file', False), ('link', False), ('', True)):
+  for path, folder in (('new/deep.json', False), ('new/deep', True), ('file', False), ('link', False),
+                       ('', True)):
     check_place('--out', str(tmp_path / path), folder)
   check_place('--out', '/dev/stdout')
-  assert sorted(file.name for file in tmp_path.iterdir()) == ['file', 'link'] and (tmp_path / 'file').read_text() == 'old'
+  assert sorted(file.name for file in tmp_path.iterdir()) == ['file', 'link']
+  assert (tmp_path / 'file').read_text() == 'old'
   for path, folder, message in (
-      (tmp_path, False, 'it is a folder, not a file'), (tmp_path / 'file', True, 'file is a file, not a folder'),
-      (tmp_path / 'file' / 'x', False, 'file is a file, not a folder'), ('/proc/x/y', False, 'nothing can be written in /proc'),
+      (tmp_path, False, 'it is a folder, not a file'),
+      (tmp_path / 'file', True, 'file is a file, not a folder'),
+      (tmp_path / 'file' / 'x', False, 'file is a file, not a folder'),
+      ('/proc/x/y', False, 'nothing can be written in /proc'),
       ('', True, 'a path is needed'), ('x' * 300, False, 'File name too long')):
     with pytest.raises(ValueError, match=f'^--out={path}: .*{message}'):
       check_place('--out', str(path), folder)
@@ -92,12 +98,15 @@ def saved(**changes):
 
 
 def test_a_checkpoint_says_what_its_policy_saw_and_nothing_to_open(tmp_path, capsys):
-  theirs = saved(**{'grow.max_turns': 2, 'sampler.slots': 7, 'python.output': 99, 'model': 'world-carl', 'dtype': 'bfloat16',
-                    'search.cache': 'c', 'search.backend': 'index', 'search.index': 'i', 'data.corpus': 'd', 'out': 'o'})
+  theirs = saved(**{'grow.max_turns': 2, 'sampler.slots': 7, 'python.output': 99, 'model': 'world-carl',
+                    'dtype': 'bfloat16',
+                    'search.cache': 'c', 'search.backend': 'index', 'search.index': 'i', 'data.corpus': 'd',
+                    'out': 'o'})
   theirs['grow']['template'], theirs['reader'] = str(tmp_path / 'prompt.txt'), {'model': 'm', 'slots': 4}
   config, *_ = parse('ask', [], 'quickstart', saved=theirs, replaced=['data.corpus'])
   assert (config.grow.max_turns, config.sampler.slots, config.python.output, config.dtype) == (2, 7, 99, 'bfloat16')
-  assert (config.search, config.data, config.out) == tuple(quickstart.get_config()[name] for name in ('search', 'data', 'out'))
+  assert (config.search, config.data, config.out) == tuple(quickstart.get_config()[name]
+                                                           for name in ('search', 'data', 'out'))
   assert config.grow.template == 'world' and config.model == 'world-carl' and 'reader' not in config
   assert capsys.readouterr().err == (
     f"jaxsearch: not taken from the checkpoint: grow.template='{tmp_path}/prompt.txt', reader.model='m', search.backend='index', "

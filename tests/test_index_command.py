@@ -24,7 +24,8 @@ def folder(tmp_path, capsys):
 
 
 def config(*overrides):
-  return flags.parse('train', [f'--config.search.{override}' for override in ('backend=index', *overrides)], 'base').config
+  return flags.parse('train', [f'--config.search.{override}' for override in ('backend=index', *overrides)],
+                     'base').config
 
 
 def test_an_estimate_builds_nothing(folder, capsys):
@@ -55,14 +56,16 @@ def test_a_run_searches_an_index(folder):
 
 def test_a_question_is_searched_for_in_the_index_of_its_source(folder):
   backend = open_backend(config(f'index={folder}/indexes/{{source}}', 'by_source=True'))
-  assert [backend.of(source).search(['number 3'], 1)[0][0].title for source in ('nq', 'hotpotqa')] == ['Lyon 3', 'Paris 3']
+  assert [backend.of(source).search(['number 3'], 1)[0][0].title
+          for source in ('nq', 'hotpotqa')] == ['Lyon 3', 'Paris 3']
   with pytest.raises(ValueError, match='no index here'):
     backend.of('musique')
 
 
 def test_serve_serves_an_index(folder, monkeypatch):
   served = {}
-  monkeypatch.setattr(http_server, 'search_app', lambda backend, **rest: served.update(backend=backend, **rest))
+  monkeypatch.setattr(http_server, 'search_app', lambda backend,
+                      **rest: served.update(backend=backend, **rest))
   monkeypatch.setattr(http_server, 'run', lambda *given: served.update(ran=True))
   assert cli.main(['serve', f'--index={folder}/indexes/nq', '--port=0']) == 0
   assert served['ran'] and served['backend'].search(['number 2'], 1)[0][0].title == 'Lyon 2'

@@ -1,4 +1,5 @@
-"""A mistake is named in one line, with an exit status that is not 0, before anything slow: the table mistakes.toml."""
+"""A mistake is named in one line, with an exit status that is not 0, before anything slow: the table
+mistakes.toml."""
 
 import gzip
 import json
@@ -19,8 +20,10 @@ from jaxsearch import cli
 TABLE = tomllib.loads((pathlib.Path(__file__).parent / 'mistakes.toml').read_text(encoding='utf-8'))
 MISTAKES = [(f'{group}-{number}', *mistake) for group, mistakes in TABLE['mistakes'].items()
             for number, mistake in enumerate(mistakes)]
-# What a message never says: names of exceptions and of libraries' parts, objects, and where in the code it arose.
-INSIDES = ('Traceback', 'Error:', 'Error(', 'Exception', 'pydantic', 'orbax', 'safetensors_rust', ' object at 0x', '<class',
+# What a message never says: names of exceptions and of libraries' parts, objects, and where in the code it
+# arose.
+INSIDES = ('Traceback', 'Error:', 'Error(', 'Exception', 'pydantic', 'orbax', 'safetensors_rust',
+           ' object at 0x', '<class',
            'positional argument', 'NoneType', 'Errno')
 SECONDS = 20
 
@@ -47,7 +50,8 @@ def make_models(made):
   from safetensors.numpy import load_file, save_file
 
   from jaxsearch.world.files import folder as shipped
-  names = ('config.json', 'model.safetensors', 'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json')
+  names = ('config.json', 'model.safetensors', 'tokenizer.json', 'tokenizer_config.json',
+           'special_tokens_map.json')
   config = json.loads((shipped() / 'config.json').read_text())
   tensors = load_file(shipped() / 'model.safetensors')
   norm = tensors['model.norm.weight']
@@ -70,7 +74,8 @@ def make_models(made):
   copy('hf_group', 'jaxsearch.json', b'{"config": {"grow": 3}, "step": 1}')
   copy('adapter', 'jaxsearch.json', b'{"config": {}, "step": 1}')
   (made / 'adapter/adapter.safetensors').touch()
-  for name, changes in {'family': {'model_type': 'gpt2'}, 'no_key': {'hidden_size': None}, 'text': {'hidden_size': 'wide'},
+  for name, changes in {'family': {'model_type': 'gpt2'}, 'no_key': {'hidden_size': None},
+                        'text': {'hidden_size': 'wide'},
                         'negative': {'num_hidden_layers': -4}, 'layers': {'num_hidden_layers': 10**9},
                         'rope': {'rope_scaling': [3]}}.items():
     copy(f'hf_{name}', 'config.json', json.dumps(config | changes).encode())
@@ -119,7 +124,8 @@ def make_checkpoints(made):
       'kernel': jnp.zeros(model_config.hidden_size), 'bias': jnp.zeros(())}}}.items():
     manager = checkpoint.open_checkpoints(made / name, 1)
     checkpoint.save(manager, 3, TrainState(parameters, {}, zero, zero, zero), {
-      'step': 3, 'config': config.to_dict(), 'decoder': dataclasses.asdict(model_config), 'critic': name == 'critic'})
+      'step': 3, 'config': config.to_dict(), 'decoder': dataclasses.asdict(model_config),
+      'critic': name == 'critic'})
     manager.close()
 
 
@@ -131,7 +137,8 @@ def port():
     yield str(listener.getsockname()[1])
 
 
-@pytest.mark.parametrize(('line', 'said'), [(line, said) for _, line, *said in MISTAKES], ids=[name for name, *_ in MISTAKES])
+@pytest.mark.parametrize(('line', 'said'), [(line, said) for _, line, *said in MISTAKES],
+                         ids=[name for name, *_ in MISTAKES])
 def test_a_mistake_is_named_in_one_line(line, said, folder, port, monkeypatch, capfd):
   monkeypatch.setattr('jax.devices', lambda devices=jax.devices()[:2]: devices)
   monkeypatch.chdir(folder)
@@ -144,15 +151,19 @@ def test_a_mistake_is_named_in_one_line(line, said, folder, port, monkeypatch, c
   assert message.startswith('jaxsearch: ') and message.count('\n') == 1, message
   for text in said:
     assert (text.removeprefix('!').replace('PORT', port) in message) != text.startswith('!'), message
-  assert not [inside for inside in INSIDES if inside in message and not any(inside in text for text in said)], message
+  assert not [inside for inside in INSIDES if inside in message
+              and not any(inside in text for text in said)], message
   assert not printed.out and seconds < SECONDS
-  assert set(os.listdir(folder)) <= before | {'runs', 'run'}  # a run folder is made before what is in its files is read
+  # a run folder is made before what is in its files is read
+  assert set(os.listdir(folder)) <= before | {'runs', 'run'}
 
 
 @pytest.mark.parametrize('line', ['eval --questions=questions.jsonl --checkpoint=hf_truncated --config.steps=3',
-                                  'train --config.optim.learning_rate=nan', 'export --checkpoint=folder --out=hf_out'])
+                                  'train --config.optim.learning_rate=nan',
+                                  'export --checkpoint=folder --out=hf_out'])
 def test_a_process_of_its_own_prints_the_line_alone(line, folder):
-  done = subprocess.run([sys.executable, '-m', 'jaxsearch.cli', *shlex.split(line)], cwd=folder, capture_output=True, text=True,
+  done = subprocess.run([sys.executable, '-m', 'jaxsearch.cli', *shlex.split(line)], cwd=folder,
+                        capture_output=True, text=True,
                         env=os.environ | {'PYTHONPATH': str(pathlib.Path(cli.__file__).parents[1])})
   assert done.returncode == 2 and not done.stdout
   assert done.stderr.startswith('jaxsearch: ') and done.stderr.count('\n') == 1, done.stderr

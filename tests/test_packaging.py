@@ -21,7 +21,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 @pytest.fixture(scope='module')
 def installed(tmp_path_factory):
-  """An environment with the wheel and this one's packages: its site-packages, and its Python in an empty folder."""
+  """An environment with the wheel and this one's packages: its site-packages, and its Python in an empty
+  folder."""
   folder, empty = tmp_path_factory.mktemp('wheel'), tmp_path_factory.mktemp('empty')
 
   def run(*words, cwd=empty, check=False):
@@ -112,5 +113,6 @@ def test_what_the_workflow_and_the_image_are_made_of_is_pinned_by_hash():
   assert used and all(re.fullmatch(r'[\w/-]+@[0-9a-f]{40}', one) for one in used)
   assert workflow['permissions'] == {'contents': 'read'}
   image = [line.split() for line in (ROOT / 'launch/Dockerfile').read_text().splitlines()]
-  assert re.fullmatch(r'python:3[\w.-]+@sha256:[0-9a-f]{64}', *[words[1] for words in image if words[:1] == ['FROM']])
+  assert re.fullmatch(r'python:3[\w.-]+@sha256:[0-9a-f]{64}',
+                      *[words[1] for words in image if words[:1] == ['FROM']])
   assert [words[1] for words in image if words[:1] == ['USER']][-1:] == ['jaxsearch']

@@ -6,7 +6,8 @@ from jaxsearch import registry
 from jaxsearch.world import files as world
 
 
-@pytest.mark.parametrize('what, name', [(what, name) for what, names in registry.ENTRIES.items() for name in names])
+@pytest.mark.parametrize('what, name', [(what, name) for what, names in registry.ENTRIES.items()
+                                        for name in names])
 def test_every_entry_is_there(what, name):
   assert registry.find(what, name) is not None
 

@@ -1,4 +1,5 @@
-"""The collectives of compiled programs: a real one on simulated devices, and lines as the compilers of GPU and TPU write them."""
+"""The collectives of compiled programs: a real one on simulated devices, and lines as the compilers of GPU
+and TPU write them."""
 
 import jax
 import jax.numpy as jnp

@@ -25,7 +25,8 @@ def test_products_count_in_loops_and_branches():
   batch = jax.ShapeDtypeStruct((3, 8, 5), jnp.float32), jax.ShapeDtypeStruct((3, 5, 7), jnp.bfloat16)
   product = functools.partial(jnp.einsum, 'bij,bjk->bik', preferred_element_type=jnp.float32)
   moved = 3 * 4 * (8 * 5 + 8 * 7) + 3 * 2 * 5 * 7
-  assert count(lambda x, y: product(x.astype(jnp.bfloat16), y), *batch)[0][:2] == [2 * 3 * 8 * 5 * 7, moved - 2 * 3 * 8 * 5]
+  counted = count(lambda x, y: product(x.astype(jnp.bfloat16), y), *batch)
+  assert counted[0][:2] == [2 * 3 * 8 * 5 * 7, moved - 2 * 3 * 8 * 5]
   scanned = count(lambda x: jax.lax.scan(lambda c, _: (c @ c, None), x, None, length=6)[0], SQUARE)
   assert scanned == ([6 * DOT, 6 * MOVED, 0], [0, 0, 0])
   branches = count(lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: x @ x @ x, lambda x: x @ x, x), SQUARE)
@@ -77,7 +78,9 @@ def test_a_decode_step_moves_what_its_kernel_says(platform):
 
 
 def test_a_backward_pass_counts_what_it_recomputes():
-  """Forward 2, backward 2 for each of them; rematerialised the first product once more (the last is not needed)."""
+  """Forward 2, backward 2 for each of them; rematerialised the first product once more (the last is not
+  needed)."""
   loss = lambda x, a, b: jnp.sum(jnp.tanh(x @ a) @ b)
-  plain, remat = (count(jax.grad(f, argnums=(0, 1, 2)), *[SQUARE] * 3)[0][0] for f in (loss, jax.checkpoint(loss)))
+  plain, remat = (count(jax.grad(f, argnums=(0, 1, 2)), *[SQUARE] * 3)[0][0]
+                  for f in (loss, jax.checkpoint(loss)))
   assert (plain, remat) == (6 * DOT, 7 * DOT)

@@ -38,8 +38,9 @@ def target(monkeypatch):
   return targets.parse('cuda:h100:1x4')
 
 
-def parameters():
-  return sum(map(math.prod, jax.tree.leaves(parameter_shapes(preset('world-reader')), is_leaf=lambda x: isinstance(x, tuple))))
+def parameters(model=None):
+  shapes = parameter_shapes(model or preset('world-reader'))
+  return sum(map(math.prod, jax.tree.leaves(shapes, is_leaf=lambda x: isinstance(x, tuple))))
 
 
 def test_a_small_plan(config, target):
@@ -51,7 +52,8 @@ def test_a_small_plan(config, target):
   assert said[0] == 'train.micro_rows=6 does not split over 4 devices, planned with 8' and len(said) == 5
   resident, update, decode = made['resident'], made['programs']['update'], made['programs']['decode']
   assert list(made['programs']) == ['update', 'score', 'prefill', 'decode'] and not made['released']
-  # Policy and reference over 4 devices, the sampler's weights in 2 lanes over the 2 key/value heads, in float32.
+  # Policy and reference over 4 devices, the sampler's weights in 2 lanes over the 2 key/value heads, in
+  # float32.
   assert resident['parameters'] == pytest.approx(parameters() * 4 * (1 / 4 + 1 / 4), rel=0.02)
   assert resident['weights'] == pytest.approx(parameters() * 4 / 2, rel=0.02)
   assert resident['moments'] == pytest.approx(parameters() * 8 / 4, rel=0.02)
@@ -108,14 +110,17 @@ def test_what_the_sampler_holds_is_counted_where_it_is_released(config, target):
   run = programs.of_config(config, target.devices())
   held = run.parameters + run.moments
   assert run.released and run.resident('score') == held
-  assert run.resident('prefill') == held + run.weights + run.cache and run.resident('load') == held + run.weights
+  assert run.resident('prefill') == held + run.weights + run.cache
+  assert run.resident('load') == held + run.weights
 
 
 @pytest.mark.parametrize('changes, passes', [
   ({}, 1), ({'loss.kl_coef': 0.0}, 0), ({'train.mini_batch': 4, 'dtype': 'bfloat16'}, 2),
-  ({'train.mini_batch': 4}, 1), ({'train.epochs': 2, 'train.old_logprobs': 'recompute', 'loss.kl_coef': 0.0}, 1)])
+  ({'train.mini_batch': 4}, 1),
+  ({'train.epochs': 2, 'train.old_logprobs': 'recompute', 'loss.kl_coef': 0.0}, 1)])
 def test_what_is_scored_before_updates(config, changes, passes):
-  """The reference, and the policy where its own log-probabilities are the old ones of more than one update."""
+  """The reference, and the policy where its own log-probabilities are the old ones of more than one
+  update."""
   with config.unlocked():
     config.update_from_flattened_dict(changes)
   assert programs.score_passes(config) == passes
@@ -139,7 +144,8 @@ def test_arguments_of_a_refused_program_are_not_counted_twice(target, monkeypatc
     raise jax.errors.JaxRuntimeError(REFUSED)
 
   monkeypatch.setattr(jax.stages.Lowered, 'compile', refuse)
-  x = jax.ShapeDtypeStruct((9 * 2**15, 2**14), np.float32, sharding=jax.sharding.SingleDeviceSharding(target.devices()[0]))
+  x = jax.ShapeDtypeStruct((9 * 2**15, 2**14), np.float32,
+                           sharding=jax.sharding.SingleDeviceSharding(target.devices()[0]))
   refused = plan.compile_program(programs.Program(jax.jit(lambda x: x + 1), (x,)), target)
   assert refused == plan.Compiled(18 * 2**30, None)
 
@@ -160,10 +166,12 @@ print(plan.compile_program(programs.Program(jax.jit(lambda x: x.sum()), (x,)), t
 
 
 def test_the_search_finds_the_largest_values(config, target, monkeypatch):
-  """Without a compiler: a program needs a number of bytes for every row, as wide as its batch or its slots."""
+  """Without a compiler: a program needs a number of bytes for every row, as wide as its batch or its
+  slots."""
   def compile_program(program, target):
     training = hasattr(program.args[1], 'tokens')
-    return plan.Compiled(1e6 * (program.args[1].tokens.shape[1] if training else program.args[4].tokens.shape[0]), [])
+    rows = program.args[1].tokens.shape[1] if training else program.args[4].tokens.shape[0]
+    return plan.Compiled(1e6 * rows, [])
 
   monkeypatch.setattr(plan, 'compile_program', compile_program)
   run = programs.of_config(config, target.devices())
@@ -187,16 +195,20 @@ def test_every_kind_of_run_can_be_planned(name, kinds):
   run = programs.of_config(config, jax.devices()[:8])
   assert set(run.programs) == kinds
   model = preset('qwen2.5-3b' if '3b' in name else 'qwen2.5-7b')
-  count = sum(map(math.prod, jax.tree.leaves(parameter_shapes(model), is_leaf=lambda x: isinstance(x, tuple))))
+  count = parameters(model)
   sampled = 2 / math.gcd(8, model.num_kv_heads)
-  # Master weights, reference, the critic's own decoder; moments of policy and critic (without embeddings), of an adapter.
+  # Master weights, reference, the critic's own decoder; moments of policy and critic (without embeddings), of
+  # an adapter.
   masters = {'carl': 4 + 2, 'slat': 2 + 0.135, 'r_se': 4 + 2 + 4}[name[:4]] / 8
-  assert run.parameters == pytest.approx(count * masters, rel=0.03) and run.weights == pytest.approx(count * sampled, rel=0.03)
-  assert run.moments == pytest.approx(count * {'carl': 8 + 7, 'slat': 0.27, 'r_se': 16}[name[:4]] / 8, rel=0.1)
+  assert run.parameters == pytest.approx(count * masters, rel=0.03)
+  assert run.weights == pytest.approx(count * sampled, rel=0.03)
+  assert run.moments == pytest.approx(count * {'carl': 8 + 7, 'slat': 0.27, 'r_se': 16}[name[:4]] / 8,
+                                      rel=0.1)
   for program in ('update', 'score', 'critic', 'values'):
     if program in kinds:
       _, (flops, *_) = costs.count(programs.share(config, run)[program][0].trace().jaxpr.jaxpr)
-      each = flops / config.train.row_length / count  # FLOPs a token and parameter: 2 forward, with remat 8; attention too
+      # FLOPs a token and parameter: 2 forward, with remat 8; attention too
+      each = flops / config.train.row_length / count
       assert 1.8 < each < 4 if program in ('score', 'values') else 5 < each < 16, (program, each)
 
 
@@ -205,8 +217,8 @@ def test_every_kind_of_run_can_be_planned(name, kinds):
 def test_a_real_target(name, tmp_path):
   if not targets.installed(name.split(':')[0]):
     pytest.skip("its compiler is not installed: pip install '.[plan]'")
-  command = [sys.executable, '-m', 'jaxsearch.cli', 'plan', '--config=search_r1_grpo', f'--target={name}', *FEW, '--out',
-             str(tmp_path / 'plan.json'), '--config.train.micro_rows=4']
+  command = [sys.executable, '-m', 'jaxsearch.cli', 'plan', '--config=search_r1_grpo', f'--target={name}',
+             *FEW, '--out', str(tmp_path / 'plan.json'), '--config.train.micro_rows=4']
   done = subprocess.run(command, capture_output=True, text=True, check=True)
   found = json.loads(done.stdout.splitlines()[-1])
   assert found['fits'] and found['bytes_per_device'] >= sum(found['resident'].values()) and found['step_seconds'] > 0
@@ -219,7 +231,8 @@ def test_a_real_target(name, tmp_path):
 @pytest.mark.slow  # a minute or two each, where the compilers are installed
 @pytest.mark.parametrize('name', ['tpu:v5p:2x2x1', 'cuda:h100:1x4'])
 def test_a_decode_step_moves_the_weights_and_what_is_live_in_the_cache(name, monkeypatch):
-  """By the kernel, in place: in lanes with split heads, beside a conditional and in a loop whose length is data."""
+  """By the kernel, in place: in lanes with split heads, beside a conditional and in a loop whose length is
+  data."""
   if not targets.installed(name.split(':')[0]):
     pytest.skip("its compiler is not installed: pip install '.[plan]'")
   model = dataclasses.replace(preset('qwen2.5-3b'), num_layers=6, vocab_size=16384)
@@ -238,11 +251,11 @@ def test_a_decode_step_moves_the_weights_and_what_is_live_in_the_cache(name, mon
   monkeypatch.setattr(programs, 'of_config', sampling)
   found = plan.plan(config, targets.parse(name), say=lambda _: None)
   decode, run = found['programs']['decode'], programs.of_config(config, targets.parse(name).devices())
-  # Two lanes of two devices: bfloat16 weights, and of 64 slots as many tokens as a path has on average in front of a new one.
+  # Two lanes of two devices: bfloat16 weights, and of 64 slots as many tokens as a path has on average in
+  # front of a new one.
   token = 6 * 1 * 2 * 128 * 2
   live = 64 * found['work']['mean_length'] * token
-  parameters = sum(map(math.prod, jax.tree.leaves(parameter_shapes(model), is_leaf=lambda x: isinstance(x, tuple))))
-  assert run.token == token and run.weights == pytest.approx(parameters * 2 / 2, rel=0.02)
+  assert run.token == token and run.weights == pytest.approx(parameters(model), rel=0.02)
   assert found['decode_traffic'] == pytest.approx(decode['each']['bytes'] / (run.weights + live))
   assert 1 < found['decode_traffic'] <= 1.2
   for one, share in ((decode, 0.1), (found['programs']['prefill'], 0.5)):  # scores, but no copy of the cache
@@ -254,7 +267,9 @@ def test_compilers_of_other_devices_change_nothing_for_other_commands():
   if not (targets.installed('tpu') and targets.installed('cuda')):
     pytest.skip("the compilers are not installed: pip install '.[plan]'")
   environment = {name: value for name, value in os.environ.items() if name != 'JAX_PLATFORMS'}
-  done = subprocess.run([sys.executable, '-m', 'jaxsearch.cli', 'eval', '--config=search_r1_grpo', '--limit=1',
-                         '--config.sampler.slots=1'], env=environment, capture_output=True, text=True, timeout=500)
+  command = [sys.executable, '-m', 'jaxsearch.cli', 'eval', '--config=search_r1_grpo', '--limit=1',
+             '--config.sampler.slots=1']
+  done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
   assert done.returncode == 0
-  assert all(line.startswith('jaxsearch: ') for line in done.stderr.splitlines())  # no warning of JAX or libtpu
+  # no warning of JAX or libtpu
+  assert all(line.startswith('jaxsearch: ') for line in done.stderr.splitlines())

@@ -14,7 +14,8 @@ def load(name):
 
 
 def test_chains_fill_their_paths():
-  work = step.work(load('search_r1_grpo_qwen2_5_3b'))  # 4096 tokens: 256 of the prompt, 4 observations of at most half the rest
+  # 4096 tokens: 256 of the prompt, 4 observations of at most half the rest
+  work = step.work(load('search_r1_grpo_qwen2_5_3b'))
   assert (work.questions, work.trees, work.turns, work.observation) == (512, 2560, 4, 480)
   assert work.tokens == (4096 - 256 - 4 * 480) // 5 == 384
   assert work.decoded == 2560 * 5 * 384
@@ -26,7 +27,8 @@ def test_limits_of_the_methods_count():
   slate = step.work(load('slate_qwen2_5_7b'))  # 4 steps of 5 alternatives
   assert (slate.branches, slate.turns, slate.decoded) == (5, 3, 32 * 5 * 4 * 500)
   assert slate.trained == 32 * (256 + 5 * 4 * 500 + 3 * 512)
-  refined = step.work(load('search_r2_qwen2_5_7b'))  # 3,000 tokens of its own in a chain, each revised at most once
+  # 3,000 tokens of its own in a chain, each revised at most once
+  refined = step.work(load('search_r2_qwen2_5_7b'))
   assert (refined.trees, refined.tokens) == (512 * 5 * 2, 600)
   assert step.work(load('carl_qwen2_5_7b')).turns == 7
   given = step.work(load('carl_qwen2_5_7b'), turns=2, tokens=10, prompt=20, observation=30)
@@ -46,7 +48,8 @@ def test_a_short_path_has_room_for_every_kind_of_token():
 def test_calls_of_a_step():
   """2560 chains on 2 hosts of 256 slots: five rounds; 2560 rows in two updates of 80 micro-batches each."""
   config = load('search_r1_grpo_qwen2_5_3b')
-  work = dataclasses.replace(step.work(config), prompt=0, observation=0, tokens=512, turns=7)  # 4096 tokens a chain
+  # 4096 tokens a chain
+  work = dataclasses.replace(step.work(config), prompt=0, observation=0, tokens=512, turns=7)
   sizes = dict(hosts=2, slots=256, segment=32, prefill=2048)
   calls = step.calls(work, config, scored=1, **sizes)
   assert calls['decode'] == (5 * 4096 / 32, 5 * 4096) and calls['prefill'] == (0, 0)
@@ -69,17 +72,21 @@ def test_cusearch_trains_on_what_it_keeps():
 
 def test_seconds_of_phases_add_up():
   seconds = {'decode': (1.0, 0.01), 'prefill': (0.1, 0.0), 'score': (0.5, 2.0), 'update': (1.0, 6.0)}
-  times = {'decode': (3, 96), 'prefill': (5, 0), 'score': (2, 4), 'update': (2, 4), 'critic': (9, 9), 'values': (9, 9)}
-  assert step.step_seconds(seconds, times) == pytest.approx({'rollout': 3 + 0.96 + 0.5, 'score': 1 + 8, 'update': 2 + 24})
+  times = {'decode': (3, 96), 'prefill': (5, 0), 'score': (2, 4), 'update': (2, 4), 'critic': (9, 9),
+           'values': (9, 9)}
+  assert step.step_seconds(seconds, times) == pytest.approx({'rollout': 3 + 0.96 + 0.5, 'score': 1 + 8,
+                                                             'update': 2 + 24})
 
 
-@pytest.mark.parametrize('fixed, slope, start', [(0, 1, 4), (50, 3, 64), (7, 0.5, 4), (99, 1, 256), (200, 1, 8), (0, 0.001, 8)])
+@pytest.mark.parametrize('fixed, slope, start',
+                         [(0, 1, 4), (50, 3, 64), (7, 0.5, 4), (99, 1, 256), (200, 1, 8), (0, 0.001, 8)])
 def test_the_largest_that_fits(fixed, slope, start):
   asked = []
 
   def measure(n):
     asked.append(n)
-    return fixed + slope * n + (n / 100)**2 if fixed + slope * n < 400 else math.inf  # what is far too large does not compile
+    # what is far too large does not compile
+    return fixed + slope * n + (n / 100)**2 if fixed + slope * n < 400 else math.inf
 
   found = step.largest(measure, start, 4, 100, 512)
   fitting = [n for n in range(4, 513, 4) if fixed + slope * n + (n / 100)**2 <= 100]
