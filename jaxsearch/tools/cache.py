@@ -15,15 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 
-class NotRecorded(LookupError):
-  """A response that is not in a cache which is replayed."""
-
-
 class Cache:
   """A file of responses, made with its folder if it is not there; without a path (None or '') nothing is
   kept.
 
-  With `replay` nothing is fetched: what is not in the file raises NotRecorded. Raises ValueError if the file
+  With `replay` nothing is fetched: what is not in the file raises LookupError. Raises ValueError if the file
   is something else; names it.
   """
 
@@ -59,7 +55,7 @@ class Cache:
       if row := self._run('SELECT answer FROM answers WHERE key = ?', key):
         return json.loads(row[0])
       if self._replay:
-        raise NotRecorded(f'not in the recording {self._path}: {str(request)[:200]}')
+        raise LookupError(f'not in the recording {self._path}: {str(request)[:200]}')
       response = fetch()
       self._run('INSERT OR REPLACE INTO answers VALUES (?, ?)', key, json.dumps(response))
       return response

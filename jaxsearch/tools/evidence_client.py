@@ -31,7 +31,7 @@ class Evidence:
   """The evidence for a question."""
   evidence: str       # '' if nothing was found, or no well-formed box of evidence was written
   answer: str | None  # that of the policy which searched; None without one
-  searches: Annotated[int, Field(strict=True, ge=0, le=10**6)]
+  searches: Annotated[int, Field(strict=True, ge=0)]
   forfeited: bool = False  # evidence was written before any documents were found, and so withheld
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, FailFast, Field, model_validator
 
 from jaxsearch.data.corpus import Document, split_contents
 from jaxsearch.tools import Backend
-from jaxsearch.tools.cache import Cache, NotRecorded
+from jaxsearch.tools.cache import Cache
 from jaxsearch.tools.http_client import JsonClient, RequestError, secret_from_env
 
 MAX_QUERIES = 64  # of one request
@@ -62,21 +62,21 @@ class HttpSearch(JsonClient):
     self._cache, self._corpus = Cache(cache, replay), ''  # what results are kept under
 
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
-    """Returns at most `topk` documents for each query, in the server's order. Raises SearchError."""
+    """Returns at most `topk` documents for each query, in the server's order.
+
+    Raises SearchError, and LookupError for a query that is not in a cache which is replayed.
+    """
     if not self._cache:
       parts = (queries[start:start + MAX_QUERIES] for start in range(0, len(queries), MAX_QUERIES))
       return [documents for part in parts for documents in self._ask(part, topk)]
-    try:
-      self._corpus = self._corpus or self._cache.get(['corpus', self.url], self._tell_corpus)
-      return [[Document(*fields) for fields in self._kept(query, topk)] for query in queries]
-    except NotRecorded as error:
-      raise SearchError(self.url, str(error)) from None
+    self._corpus = self._corpus or self._cache.get(['corpus', self.url], self._tell_corpus)
+    return [self._kept(query, topk) for query in queries]
 
-  def _kept(self, query: str, topk: int) -> list[list]:
-    """Returns the fields of the documents of a query, from the cache if they are there."""
+  def _kept(self, query: str, topk: int) -> list[Document]:
+    """Returns the documents of a query, from the cache if they are there."""
     fields = lambda document: [document.id, document.title, document.text, document.score]
     fetch = lambda: list(map(fields, self._ask([query], topk)[0]))
-    return self._cache.get(['search', self._corpus, query, topk], fetch)
+    return [Document(*kept) for kept in self._cache.get(['search', self._corpus, query, topk], fetch)]
 
   def _tell_corpus(self) -> str:
     """Returns the corpus that the servers say they serve; their address if they do not, as Search-R1's

@@ -88,7 +88,7 @@ def test_each_search_of_a_call_is_counted_with_its_error(reply):
   lied_to = Tools(search=Lying(), searches=tools.searches)
   with pytest.raises(RuntimeError) as error:
     Search(None, 'x').run(lied_to)
-  assert tools.searches == [None, error.value] and (reply is not None or error.value.fault == 'malformed')
+  assert tools.searches == [None, error.value] and (isinstance(reply, Exception) or error.value.fault == 'malformed')
 
 
 def test_an_observation_leaves_room_for_an_answer_and_has_a_limit():

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
-from jaxsearch.tools.simulated import ModelWriter, SimulatedSearch
 
 
 def test_calls_of_threads_share_batches_and_batches_do_not_overlap():
@@ -19,20 +18,18 @@ def test_calls_of_threads_share_batches_and_batches_do_not_overlap():
     entered.set()
     assert resumed.wait(20)
     running.release()
-    return [f'Document 1\nTitle: Paris\nText: A city.\n\nDocument 2\nTitle: {prompt[-3:-1]}\nText: x' for prompt in prompts]
+    return [prompt.upper() for prompt in prompts]
 
   batched = DynamicBatcher(generate)
-  backend = SimulatedSearch(ModelWriter(lambda prompts, seeds: batched(prompts)))
   with ThreadPoolExecutor(8) as pool:
-    first = pool.submit(backend.search, ['aa', 'bb'], 2)
+    first = pool.submit(batched, ['a', 'b'])
     assert entered.wait(20)
-    others = [pool.submit(backend.search, [f'{i}{i}'] * i, 2) for i in range(1, 7)]
+    others = [pool.submit(batched, [f'x{i}'] * i) for i in range(1, 7)]
     while len(batched._waiting) < 6:
       time.sleep(0.001)
     resumed.set()
-    found = [future.result(20) for future in others]
-  assert [documents[1].title for documents in first.result()] == ['aa', 'bb']
-  assert [[documents[1].title for documents in one] for one in found] == [[f'{i}{i}'] * i for i in range(1, 7)]
+    replies = [future.result(20) for future in others]
+  assert first.result() == ['A', 'B'] and replies == [[f'X{i}'] * i for i in range(1, 7)]
   assert batches == [2, 21]
 
 

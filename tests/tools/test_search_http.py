@@ -160,7 +160,7 @@ def test_results_are_kept_by_corpus_and_replayed_without_a_server(tmp_path):
       HttpSearch(f'{other},{third}', cache=file, **FAST).search(['x'])
   replay = HttpSearch(url, cache=file, replay=True, **FAST)  # nobody listens there any more
   assert replay.search(['b', 'a'], 2) == [first[1], first[0]]
-  with pytest.raises(SearchError, match='not in the recording'):
+  with pytest.raises(LookupError, match='not in the recording'):
     replay.search(['c'], 2)
 
 
