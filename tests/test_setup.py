@@ -33,6 +33,7 @@ def settings(**fields):
   return config
 
 
+@pytest.mark.slow
 @pytest.mark.needs_weights
 def test_a_shipped_policy_answers_by_its_name(tmp_path, capsys):
   passages = {

@@ -35,6 +35,7 @@ from jaxsearch.training.bucket import place
 from jaxsearch.training.state import TrainState
 
 Loaded = TypeVar('Loaded')
+Store = ocp.CheckpointManager  # opaque to others, but for `close`
 
 
 class BrokenCheckpoint(ValueError):
@@ -47,7 +48,7 @@ def say(message: str) -> None:
     print(f'jaxsearch: {message}', file=sys.stderr, flush=True)
 
 
-def open_checkpoints(run: str | pathlib.Path, keep: int | None = None) -> ocp.CheckpointManager:
+def open_checkpoints(run: str | pathlib.Path, keep: int | None = None) -> Store:
   """Opens the checkpoints of a run folder; a save keeps the `keep` newest, None means to read only."""
   for name in ('absl', 'asyncio'):  # Orbax logs every file, and every fault that it also raises
     logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -64,12 +65,12 @@ def _without_echoes(unraisable) -> None:
     sys.__unraisablehook__(unraisable)
 
 
-def all_steps(manager: ocp.CheckpointManager) -> list[int]:
+def all_steps(manager: Store) -> list[int]:
   """Returns the steps of all checkpoints, newest first, those that cannot be read included."""
   return sorted(manager.all_steps(read=True), reverse=True)
 
 
-def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dict[str, Any]) -> None:
+def save(manager: Store, step: int, state: TrainState, host: dict[str, Any]) -> None:
   """Writes a checkpoint; `host` is what JSON can hold.
 
   Raises:
@@ -80,13 +81,19 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
   check_finite(arrays, path)
   dtype = jax.tree.leaves(state.params)[0].dtype.name
   params = arrays.pop('params')
-  with writing(path):
+  with _writing(path):
     manager.save(step, args=ocp.args.Composite(
       params=ocp.args.StandardSave(params), rest=ocp.args.StandardSave(arrays),
       host=ocp.args.JsonSave(host | {'param_dtype': dtype})))
 
 
-def restore(manager: ocp.CheckpointManager, step: int, like: TrainState) -> TrainState:
+def wait(manager: Store) -> None:
+  """Waits until what was saved is on disk; raises OSError as `save` does."""
+  with _writing(manager.directory):
+    manager.wait_until_finished()
+
+
+def restore(manager: Store, step: int, like: TrainState) -> TrainState:
   """Reads the state of a checkpoint, with the shapes, dtypes and shardings of `like`; or BrokenCheckpoint."""
   rest = dict(vars(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)))
   params = rest.pop('params')
@@ -95,19 +102,19 @@ def restore(manager: ocp.CheckpointManager, step: int, like: TrainState) -> Trai
   return TrainState(params=items.params, **items.rest)
 
 
-def restore_params(manager: ocp.CheckpointManager, step: int, like: dict) -> dict:
+def restore_params(manager: Store, step: int, like: dict) -> dict:
   """Reads the parameters alone, like these ShapeDtypeStructs; NotFinite if one has a value that is not."""
   params = _restore(manager, step, params=ocp.args.StandardRestore(like)).params
   check_finite(params, manager.directory / str(step))
   return params
 
 
-def restore_host(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
+def restore_host(manager: Store, step: int) -> dict[str, Any]:
   """Reads what `save` was given as `host`; or BrokenCheckpoint."""
   return _restore(manager, step, host=ocp.args.JsonRestore()).host
 
 
-def _restore(manager: ocp.CheckpointManager, step: int, **items) -> ocp.args.Composite:
+def _restore(manager: Store, step: int, **items) -> ocp.args.Composite:
   """Reads items; files that are cut short, empty or gone are a BrokenCheckpoint."""
   try:
     return manager.restore(step, args=ocp.args.Composite(**items))
@@ -118,7 +125,7 @@ def _restore(manager: ocp.CheckpointManager, step: int, **items) -> ocp.args.Com
 
 
 @contextlib.contextmanager
-def writing(path: epath.Path) -> Iterator[None]:
+def _writing(path: epath.Path) -> Iterator[None]:
   """Turns what Orbax raises while it writes into an OSError that names `path`."""
   try:
     yield
@@ -135,7 +142,7 @@ def _reason(error: Exception) -> str:
   return said or f'{type(error).__name__}: {re.split("[:(]", str(error))[0].strip()}'
 
 
-def newest(manager: ocp.CheckpointManager, read: Callable[[int], Loaded], warn: bool = True) -> Loaded | None:
+def newest(manager: Store, read: Callable[[int], Loaded], warn: bool = True) -> Loaded | None:
   """Returns `read(step)` of the newest checkpoint that all processes can read, None if there is none at all.
 
   With `warn` it names those that cannot be read. Raises BrokenCheckpoint if that is all of them.
@@ -156,7 +163,7 @@ def newest(manager: ocp.CheckpointManager, read: Callable[[int], Loaded], warn: 
   return None
 
 
-def set_aside(manager: ocp.CheckpointManager, last_step: int) -> None:
+def set_aside(manager: Store, last_step: int) -> None:
   """Moves the checkpoints after `last_step`, which `newest` could not read, to DIR/broken.
 
   Their steps will be saved again.

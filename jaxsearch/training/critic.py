@@ -25,15 +25,13 @@ from jaxsearch.training.state import HEAD, TrainState, cast, create_state
 FROZEN = ('embedding', 'unembedding')  # of the policy, for the critic on its backbone
 
 
-def open_critic(config: ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh,
-                total_updates: int, *, optim: dict, warm: dict | None = None, coef: float = 1.0,
-                backbone_rate: float | None = None) -> tuple[TrainState, Callable]:
+def open_critic(config: ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh, total_updates: int,
+                warm: dict | None = None) -> tuple[TrainState, Callable]:
   """Returns (state, compiled step) of a critic: {'decoder', 'head'}, or the policy with its head.
 
   Args:
     params: of the policy (or of the base of its adapter), on `mesh`; they are copied.
     warm: the parameters of a critic that was warmed up, to start from in place of `params`.
-    optim, coef, backbone_rate: as of `make_update`.
   """
   if warm:
     params = warm
@@ -44,37 +42,23 @@ def open_critic(config: ConfigDict, model_config: DecoderConfig, params: dict, m
       params = cast(params, jnp.float32)  # what is frozen under an adapter is in the compute dtype
     head = value_head.initial_head(model_config.hidden_size, params['embedding'].dtype)
     params = {'decoder': params, 'head': jax.device_put(head, layout(model_config, mesh)[0]['head'])}
-  optimizer, train_step = make_update(
-    config, model_config, params, mesh, total_updates, optim=optim, coef=coef, backbone_rate=backbone_rate)
+  optimizer, train_step = make_update(config, model_config, params, mesh, total_updates)
   return create_state(params, optimizer, mesh), train_step
 
 
 def make_update(config: ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh,
-                total_updates: int, *, optim: dict, coef: float = 1.0,
-                backbone_rate: float | None = None) -> tuple[GradientTransformation, Callable]:
-  """Returns (optimizer, compiled step) of a critic.
-
-  Args:
-    params: of the critic: arrays, or ShapeDtypeStructs with shardings.
-    optim: changes of `config.optim`; the learning rate is that of the head.
-    coef: of the squared error of a critic on the policy's backbone (CARL, 3.4).
-    backbone_rate: the learning rate of all but the head; None is the head's, 0 freezes it.
-  """
-  backbone_factor = 1.0 if backbone_rate is None else backbone_rate / optim['learning_rate']
-  kind = dict(shared=True, coef=2 * coef) if is_shared(config) else dict(
-    shared=False, value_clip=config.critic.value_clip)
-  loss_fn = functools.partial(steps.critic_loss, config=model_config, frozen=not backbone_factor, **kind)
+                total_updates: int) -> tuple[GradientTransformation, Callable]:
+  """Returns (optimizer, compiled step) of a critic with these parameters, arrays or ShapeDtypeStructs."""
+  settings = config.critic
+  rates = {name: settings[name] for name in ('learning_rate', 'lr_warmup_updates', 'weight_decay')}
+  backbone = 1.0 if settings.backbone_rate is None else settings.backbone_rate / settings.learning_rate
+  kind = dict(coef=2 * settings.coef) if settings.shared else dict(value_clip=settings.value_clip)
+  loss_fn = functools.partial(
+    steps.critic_loss, config=model_config, frozen=not backbone, shared=settings.shared, **kind)
   factors = {HEAD: 1.0, 'head': 1.0} | dict.fromkeys(FROZEN, 0.0)
   return steps.make_update(
-    loss_fn, params, ConfigDict(dict(config.optim) | optim), total_updates, mesh=mesh,
-    dtype=model_config.dtype, factor=lambda name: factors.get(name, backbone_factor), seed=(config.seed, 3))
-
-
-def settings_of(config: ConfigDict) -> dict:
-  """Returns the settings of `make_update` for the critic of a training run."""
-  names = 'learning_rate', 'lr_warmup_updates', 'weight_decay'
-  return dict(coef=config.critic.coef, backbone_rate=config.critic.backbone_rate,
-              optim={name: config.critic[name] for name in names})
+    loss_fn, params, ConfigDict(dict(config.optim) | rates), total_updates, mesh=mesh,
+    dtype=model_config.dtype, factor=lambda name: factors.get(name, backbone), seed=(config.seed, 3))
 
 
 def is_shared(config: ConfigDict) -> bool:

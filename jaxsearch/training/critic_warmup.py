@@ -263,11 +263,12 @@ class Student:
   @memory.named('setting up training', memory.STATE)
   def __init__(self, config: ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh):
     self.config, self.model_config, self.mesh, settings = config, model_config, mesh, config.critic_warmup
-    optim = dict(learning_rate=settings.head_rate, lr_warmup_updates=settings.lr_warmup_updates,
-                 weight_decay=config.critic.weight_decay, schedule='constant')
-    self.state, self.train_step = critic.open_critic(
-      config, model_config, params, mesh, settings.max_updates, optim=optim,
-      backbone_rate=settings.backbone_rate)
+    rates = config.copy_and_resolve_references()
+    with rates.unlocked():
+      rates.critic.update(learning_rate=settings.head_rate, backbone_rate=settings.backbone_rate, coef=1.0,
+                          lr_warmup_updates=settings.lr_warmup_updates)
+      rates.optim.schedule = 'constant'
+    self.state, self.train_step = critic.open_critic(rates, model_config, params, mesh, settings.max_updates)
     self.values = steps.make_value_step(model_config, mesh=mesh, shared=critic.is_shared(config))
 
   def _pack(self, trees: Sequence[Tree], **options) -> batches.Packed:

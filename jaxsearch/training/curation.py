@@ -22,8 +22,7 @@ KINDS = ('closed-book', 'tool-required', 'multi-hop', 'tool-optional')
 
 
 def tiers_of(agent: Agent, questions: Sequence[Question], number: int, key) -> dict[str, int]:
-  """Returns the tier of each question for an agent that answers closed-book, from `number` rollouts of
-  each."""
+  """Returns the tiers of questions, from `number` rollouts of each by an agent that answers closed-book."""
   trees, _ = rollout(agent, [question for question in questions for _ in range(number)], key)
   return tiers_by([outcome(tree) for tree in trees])
 
@@ -52,14 +51,12 @@ def tool_kind(question: Question, tier: int, settings: ConfigDict, rng: np.rando
 
 
 def required(question: Question, settings: ConfigDict) -> str:
-  """Returns the kind of a rollout that has to use tools: 'multi-hop' for questions from
-  `multi_hop_sources`."""
+  """Returns the kind of a rollout that has to use tools: 'multi-hop' for those of `multi_hop_sources`."""
   return 'multi-hop' if question.metadata.get('source') in settings.multi_hop_sources else 'tool-required'
 
 
 def embedded(texts: Sequence[str], tokenizer, params: dict) -> np.ndarray:
-  """Returns the mean token embedding of each text in the policy, less that of all texts: [number, D], length
-  1."""
+  """Returns the policy's mean token embedding of each text, less that of all: [number, D], of length 1."""
   table = meshes.whole(params['embedding']).astype(np.float32)
   means = np.stack([table[tokenizer.encode(text)].mean(axis=0) for text in texts])
   points = means - means.mean(axis=0)
@@ -68,13 +65,7 @@ def embedded(texts: Sequence[str], tokenizer, params: dict) -> np.ndarray:
 
 def clusters_by_source(points: np.ndarray, questions: Sequence[Question], settings: ConfigDict,
                        seed: int) -> list[tuple[str, int]]:
-  """Returns (source, cluster in it by k-means) of each question.
-
-  The questions of a source have `clusters` of their own, or `source_clusters`.
-
-  Args:
-    points: [number of questions, D].
-  """
+  """Returns (source, cluster in it by k-means of `points` [number, D]) of each question."""
   from scipy.cluster.vq import kmeans2
   sources = [question.metadata.get('source', '') for question in questions]
   clusters = {}
@@ -119,10 +110,9 @@ def choose(questions: Sequence[Question], tiers: dict[str, int], clusters: Seque
 
 def split(trees: Sequence[Tree], tiers: dict[str, int],
           settings: ConfigDict) -> tuple[list[Tree], list[list[Tree]]]:
-  """Returns the trees of held-out questions, and the others in four buckets: of a tier, closed-book or with
-  tools.
+  """Returns the trees of held-out questions, and buckets of the others: of a tier, closed-book or with tools.
 
-  If nothing is curated it is one bucket. Raises ValueError where one has no tree.
+  One bucket if nothing is curated. Raises ValueError where one has no tree.
   """
   buckets = {f'tier {tier} {kind}': [] for tier in (1, 2) for kind in KINDS[:2]}
   for tree in trees:

@@ -65,8 +65,7 @@ def make_learner(config: ConfigDict) -> Learner:
     check_warm_start(config, host)
   critic, critic_step = None, None
   if config.critic.enabled:
-    critic, critic_step = critics.open_critic(config, model_config, params, mesh, total_updates(config),
-                                              warm=warm, **critics.settings_of(config))
+    critic, critic_step = critics.open_critic(config, model_config, params, mesh, total_updates(config), warm)
   trained = critic.params if shared else params
   if config.lora.rank:
     trained = setup.new_adapter(config, model_config, mesh)

@@ -54,8 +54,8 @@ class Clock:
     self.seconds[phase] += time.perf_counter() - start
 
   def row(self, tokens: int) -> dict[str, float]:
-    """Returns `seconds_…` of each phase, and of the step so far: seconds, compilations, `tokens` a second, bytes
-    exchanged; and the resident size of this process, in MiB."""
+    """Returns the seconds of each phase and of the step so far, `tokens` a second, compilations, bytes
+    exchanged, and the resident size of this process in MiB."""
     seconds = time.perf_counter() - self._started
     return {f'seconds_{phase}': value for phase, value in self.seconds.items()} | {
       'seconds': seconds, 'tokens_per_second': tokens / seconds,

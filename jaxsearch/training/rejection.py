@@ -29,8 +29,7 @@ def sample(agent: Agent, questions: Sequence[Question], number: int, key, *, tem
 
 
 def select(groups: Groups, most: int | None = None) -> Groups:
-  """Returns of each question the first `most` (None: all) chains that are right, well-formed and not
-  alike."""
+  """Returns of each question the first `most` chains that are right, well-formed and not alike; None: all."""
   selected = []
   for group in groups:
     different = {}
@@ -48,8 +47,8 @@ def is_right(tree: Tree) -> bool:
 def is_well_formed(tree: Tree) -> bool:
   """Tells whether a chain has served searches alone, an answer, and text that stands for its tokens.
 
-  Raises ValueError if the policy wrote alternatives.
-  A branch beside the path, as CARL's raw output with the context below it, is learned as it was sampled.
+  A branch beside the path, as CARL's raw output, is learned as it was sampled. Raises ValueError where the
+  policy wrote alternatives.
   """
   if any(sum(child.role is Role.POLICY for child in node.children) > 1 for node in tree.walk()):
     raise ValueError('a demonstration has no alternatives, but this method samples several spans after the '

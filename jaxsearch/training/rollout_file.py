@@ -1,10 +1,7 @@
-"""The rollouts of a run, kept: DIR/rollouts.jsonl.gz, which `jaxsearch view` shows.
+"""The rollouts of a run: DIR/rollouts.jsonl.gz, which `jaxsearch view` shows.
 
-A JSON line for each tree, see `record`; a gzip member for each question of a step. A step is appended with
-one write, and a member that is cut short is ignored, so the file may be read while the run writes it and
-after the run was killed. `zcat` reads it.
-
-`note_call` notes what tools, judges and readers were asked and replied, while a tree grows.
+A JSON line for each tree, see `record`; a gzip member for each question of a step. A member that is cut short
+is ignored, so the file may be read while the run writes it and after the run was killed. `zcat` reads it.
 """
 
 import codecs
@@ -41,8 +38,7 @@ def note_call(tree: Tree, request: Request | None, reply: Any) -> None:
 
 
 def _about(request: Any, call: Mapping[str, Any], written: Sequence[Node]) -> Node | None:
-  """Finds the span that a request is about: that with the judged text in it (of alike spans each in turn),
-  else the last."""
+  """Finds the span that a request is about: that with the judged text (alike ones in turn), else the last."""
   if request.node is not None or not written:
     return request.node
   item = getattr(request, 'item', None)
@@ -124,17 +120,15 @@ def append(folder: str | os.PathLike, step: int, groups: Sequence[Sequence[Tree]
     file.write(b''.join(pack([record(tree, step) for tree in group]) for group in groups))
 
 
-def members(path: str | os.PathLike, start: int = 0) -> Iterator[tuple[int, int, list[dict]]]:
-  """Yields (first byte, end, records) of every whole member from byte `start` on, if there is such a file.
+def members(path: str | os.PathLike) -> Iterator[tuple[int, int, list[dict]]]:
+  """Yields (first byte, end, records) of every whole member, if there is such a file; stops at what is none.
 
-  Stops where bytes are no member: an end that was cut short, or damage. Raises DataError as `check_unpacked`
-    does.
+  Raises DataError as `check_unpacked` does.
   """
   if not os.path.exists(path):
     return
   with open(path, 'rb') as file:
-    file.seek(start)
-    size, packed = 0, os.fstat(file.fileno()).st_size
+    start, size, packed = 0, 0, os.fstat(file.fileno()).st_size
     while True:
       unpacker, lines = zlib.decompressobj(wbits=_GZIP), []
       try:

@@ -189,8 +189,7 @@ class RunFolder(contextlib.ExitStack):
         about = self._tokenizer | {'step': step, 'config': to_saved(self.config)}
         checkpoint.save(self._manager, step, state, host() | about)
       if last:
-        with checkpoint.writing(self._manager.directory):
-          self._manager.wait_until_finished()
+        checkpoint.wait(self._manager)
       self._seconds_save = time.perf_counter() - start
     if stop and step < self.config.steps:
       self.say(f'stopped after step {step}; rerun the same command to resume')

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 from etils import epath
 from jax.sharding import Mesh
 
@@ -45,12 +44,11 @@ def load_params(path: str | pathlib.Path, mesh: Mesh | None = None,
     path: a run folder or its `checkpoints` (the newest is taken), one checkpoint in it, or a folder that
       `save_adapter` wrote.
     mesh: where the parameters go; the first device if not given.
-    base: the model that it began with, where that is none of ours, see `setup.base_of`; None for a run of
-      your own.
+    base: the model that it began with, where that is none of ours, see `setup.base_of`.
   Raises:
     FileNotFoundError: there is no checkpoint, or not this one, or no base.
-    ValueError: the base is not the one that the run began with, or the checkpoint is that of a critic, or it
-      has values that are not finite, or it cannot be read (nor can those before it, unless one was named).
+    ValueError: the base is another now, or it is the checkpoint of a critic, or cannot be read, or has values
+      that are not finite.
   """
   mesh = mesh or make_mesh(devices=jax.devices()[:1])
   if adapter_files.is_adapter(path):
@@ -68,10 +66,9 @@ def load_trained(path: str | pathlib.Path, mesh: Mesh,
   """Returns (decoder, parameters as they were trained, host) of a checkpoint.
 
   They are those of a policy, with the head of its critic if they share a backbone, of an adapter, or of a
-  critic of its own. `warn` names newer checkpoints that cannot be read. Raises FileNotFoundError and
-  ValueError as `load_params` does.
+  critic of its own. `warn` names newer checkpoints that cannot be read. Raises as `load_params` does.
   """
-  def read(manager: ocp.CheckpointManager, step: int):
+  def read(manager: checkpoint.Store, step: int):
     host = checkpoint.restore_host(manager, step)
     decoder = config_from_json(host['decoder'])
     layout = (critic.layout(decoder, mesh) if host.get('critic')
@@ -83,10 +80,7 @@ def load_trained(path: str | pathlib.Path, mesh: Mesh,
 
 
 def _read(path: str | os.PathLike, read: Callable, warn: bool) -> Any:
-  """Returns `read(manager, step)` of the checkpoint that a path names, or of the newest in it.
-
-  Raises FileNotFoundError if there is none.
-  """
+  """Returns `read(manager, step)` of the checkpoint of a path, or the newest; FileNotFoundError for none."""
   run, step = _run_folder(path)
   if not (run / 'checkpoints').is_dir():
     raise FileNotFoundError(f'{path}: no checkpoints here')

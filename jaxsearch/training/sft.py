@@ -1,5 +1,4 @@
-"""Supervised training: demonstrations in, a policy that imitates them out. The warm start of reinforcement
-learning.
+"""Supervised training: demonstrations in, a policy that imitates them out.
 
 A demonstration is a tree whose POLICY spans carry the loss. It goes through the same layout and the same step
 as a rollout, with the negative log-likelihood in place of the surrogate. `train` is `jaxsearch sft`.
@@ -30,12 +29,10 @@ ROLES = {role.value: role for role in Role if role is not Role.ROOT}
 
 
 def open_demonstrations(config: ConfigDict, tokenizer) -> tuple[int, Callable[[int], Tree]]:
-  """Returns how many demonstrations `config.sft.demonstrations` has, and a function of an index that gives
-  one.
+  """Returns the number of demonstrations in `config.sft.demonstrations`, and a function of an index for one.
 
-  'world:SPLIT' is the gold chain of every question of that split, made when it is asked for: `data.hops` and
-  `data.arithmetic` choose among them, and `grow.template` is their prompt. Anything else is a file, see
-  `read_demonstrations`.
+  'world:SPLIT' is the gold chain of every question of that split: `data.hops` and `data.arithmetic` choose
+  among them, and `grow.template` is their prompt. Anything else is a file, see `read_demonstrations`.
   """
   name = config.sft.demonstrations
   source = name.partition(':')[0]
@@ -98,11 +95,9 @@ def open_imitation(model_config: DecoderConfig, params: dict, optim: ConfigDict,
                    total_updates: int, *, mesh: Mesh, row_length: int, micro_rows: int, pad_id: int,
                    chunk: int = 1024, aggregate: str = 'token-mean', seed: int = 0, base: dict | None = None,
                    alpha: float | None = None) -> tuple[states.TrainState, Callable]:
-  """Returns (state, `learn(state, forest) -> (state, metrics)`), which makes one supervised update on a
-  forest.
+  """Returns (state, `learn(state, forest) -> (state, metrics)`), which makes one update on a forest.
 
-  With a `base`, its frozen parameters in the compute dtype, `params` are an adapter of it, scaled by `alpha`
-  (models/lora.py).
+  With a `base`, frozen parameters in the compute dtype, `params` are an adapter of it, scaled by `alpha`.
   """
   loss = functools.partial(steps.imitation_loss, config=model_config, chunk=chunk)
   optimizer, train_step = steps.make_update(
@@ -151,8 +146,7 @@ def train(config: ConfigDict) -> dict[str, float]:
 
 
 def shuffled(number: int, per_step: int, step: int, seed: int) -> list[int]:
-  """Returns the indices of a step's examples, cut from a line of epochs of all `number`, each in its own
-  order."""
+  """Returns the indices of a step's examples, cut from a line of epochs, each in an order of its own."""
   places = range(step * per_step, (step + 1) * per_step)
   epochs = {place // number for place in places}
   orders = {epoch: np.random.default_rng([seed, epoch]).permutation(number) for epoch in epochs}

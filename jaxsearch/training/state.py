@@ -1,10 +1,9 @@
 """What changes on the devices from update to update, and the update itself.
 
-`make_optimizer` and `learning_rate_schedule` are AdamW and its rate from the `optim` group of a config.
-`update` applies gradients, or skips and counts when something is not finite. Parameters are held in float32
-(the master weights) unless the config asks for the compute dtype; an update to bfloat16 is rounded up or down
-at random, since to the nearest most would be lost. `create_state` and `state_shardings` lay a state out on a
-mesh.
+`make_optimizer` is AdamW from the `optim` group of a config; no other file knows the optimizer. `update`
+applies gradients, or skips and counts when something is not finite. Parameters are held in float32 (master
+weights) unless the config asks for the compute dtype; an update to bfloat16 is rounded up or down at random,
+since to the nearest most would be lost.
 """
 
 import dataclasses
@@ -36,8 +35,7 @@ class TrainState:
 
 
 def learning_rate_schedule(optim: ConfigDict, total_updates: int) -> optax.Schedule:
-  """Returns a linear warm-up over `lr_warmup_updates`, then a constant or a cosine that ends at
-  `total_updates`.
+  """Returns a linear warm-up over `lr_warmup_updates`, then a constant, or a cosine to 0 at `total_updates`.
 
   Update number i of the warm-up, from 0, has (i + 1) / lr_warmup_updates of the peak.
   """
@@ -103,10 +101,7 @@ def update(state: TrainState, grads: dict, loss, optimizer: GradientTransformati
 
 
 def stored(params: dict, like: dict, key) -> dict:
-  """Returns float32 parameters in the dtypes of `like`, to bfloat16 with bits from the random `key`.
-
-  They are the same on any mesh.
-  """
+  """Returns float32 parameters in the dtypes of `like`, bfloat16 rounded by `key`, alike on any mesh."""
   def store(number, x, dtype):
     if dtype != jnp.bfloat16:
       return x.astype(dtype)
@@ -136,10 +131,7 @@ def round_to_bfloat16(x: jax.Array, bits: jax.Array) -> jax.Array:
 
 
 def create_state(params: dict, optimizer: GradientTransformation, mesh: Mesh) -> TrainState:
-  """Returns the state before the first update, around a copy of `params`, which are on the mesh already.
-
-  Steps overwrite the buffers of the copy.
-  """
+  """Returns the state before the first update, around a copy of `params`, which are on the mesh already."""
   create = lambda params: initial_state(jax.tree.map(jnp.copy, params), optimizer)
   return jax.jit(create, out_shardings=state_shardings(params, optimizer, mesh))(params)
 
@@ -151,11 +143,7 @@ def initial_state(params: dict, optimizer: GradientTransformation) -> TrainState
 
 
 def state_shardings(params: dict, optimizer: GradientTransformation, mesh: Mesh) -> TrainState:
-  """Returns shardings nested as the state: those of the parameters, also for their moments; counters whole.
-
-  Args:
-    params: arrays or ShapeDtypeStructs with shardings.
-  """
+  """Returns shardings nested as the state: those of `params` (arrays or structs), also for their moments."""
   state = jax.eval_shape(functools.partial(initial_state, optimizer=optimizer), params)
   placed, whole = jax.tree.map(lambda x: x.sharding, params), meshes.replicated(mesh)
   is_frozen = lambda x: isinstance(x, optax.MaskedNode)

@@ -4,10 +4,12 @@ import pytest
 
 from jaxsearch import setup
 
+opened = {}
 
-@pytest.fixture(scope='session', autouse=True)
+
+@pytest.fixture(scope='module', autouse=True)  # tests of other folders get engines of their own
 def engines():
-  open_engine, opened = setup.open_engine, {}
+  open_engine = setup.open_engine
 
   def once(config, model_config, tokenizer, mesh=None):
     shape = repr((dict(config.sampler), model_config, tokenizer.backend.to_str(), mesh))

@@ -1,6 +1,5 @@
 """Which questions a critic is warmed up on: tiers, kinds, clusters, buckets."""
 
-import collections
 import importlib
 import importlib.util
 import json
@@ -48,14 +47,6 @@ def test_questions_are_chosen_by_tier_and_evenly_over_clusters(settings):
   settings.curated = False
   chosen, held_out = curation.choose(asked, tiers, clusters, settings, 0)
   assert chosen == asked[:30] and len(held_out) == 5
-
-
-def test_the_questions_of_the_gate_are_beside_those_of_table_4():
-  settings = importlib.import_module('configs.carl_qwen2_5_7b').get_config().critic_warmup
-  asked, tiers = questions(30_000), {str(i): 1 + i % 2 for i in range(30_000)}
-  chosen, held_out = curation.choose(asked, tiers, np.arange(30_000) % 50, settings, 0)
-  assert collections.Counter(tiers[one.id] for one in chosen if one.id not in held_out) == {2: 7200, 1: 8800}
-  assert len(held_out) == 3200
 
 
 def test_kinds_of_rollouts_with_tools(settings):

@@ -1,5 +1,6 @@
 """The loop itself, in this process, on a mesh of eight devices."""
 
+import operator
 import pathlib
 import pickle
 import re
@@ -15,16 +16,13 @@ from configs import slate
 from jaxsearch import cli
 from jaxsearch.data.questions import Question
 from jaxsearch.data.sources import load_questions
-from jaxsearch.evaluation.agents import open_agent
 from jaxsearch.evaluation.answers import held_out
 from jaxsearch.methods import Context, carl, cusearch, search_r1, search_r1_ppo
 from jaxsearch.models import hub
-from jaxsearch.models.decoder import Decoder, initial_params
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards.judge import Answer
-from jaxsearch.sampler.driver import rollout
-from jaxsearch.sampler.requests import GREEDY, Ask
+from jaxsearch.sampler.requests import Ask
 from jaxsearch.training import batch as batches
 from jaxsearch.training import learner as learners
 from jaxsearch.training import loop, rollout_file, row_files, run_folder, saved_policies
@@ -35,7 +33,6 @@ from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.methods.driving import Letters
 from tests.processes import as_processes
 from tests.tools.serving import server
-from tests.training import child
 
 REQUIRED = ('step reward em searches loss kl entropy tokens_generated tokens_trained seconds_generate '
             'seconds_tools seconds_train seconds_score seconds_save idle_share clip_fraction ratio ratio_max '
@@ -216,25 +213,18 @@ def saved(run, step):
   return {path: np.asarray(value) for path, value in ocp.tree.to_flat_dict(found, sep='/').items()}
 
 
-def test_a_run_of_an_adapter_resumes_to_the_bit_and_becomes_a_plain_model(config, tmp_path):
-  config.checkpoint_every, whole = 1, str(tmp_path / 'whole')
+def test_an_adapter_learns_on_its_base_which_is_the_reference_and_becomes_a_plain_model(config, tmp_path):
   config.lora.update(rank=4, alpha=8.0)
-  for config.steps in (1, 2):
-    loop.train(config)
-  broken, config.out = config.out, whole
+  config.steps, config.critic.enabled, plain = 2, False, str(tmp_path / 'plain')
+  learner = learners.make_learner(config)
+  assert all(map(operator.is_, jax.tree.leaves(learner.base), jax.tree.leaves(learner.reference)))
   loop.train(config)
-  adapter = saved(whole, 2)
+  adapter = saved(config.out, 2)
   assert set(adapter) == {f'layers/{name}/{factor}' for name in config.lora.targets for factor in 'ab'}
-  for path, value in saved(broken, 2).items():
-    np.testing.assert_array_equal(value, adapter[path], err_msg=path)
-  figures = rows_of(config, 'loss', 'grad_norm', 'critic_loss', 'kl')
-  assert figures[0][-1] == 0 < figures[1][-1]
+  (first,), (second,) = rows_of(config, 'kl')
+  assert first == 0 < second
   assert max(rows_of(config, 'logprob_gap_max')) < (1e-4,)  # the sampler has the merged parameters too
-  config.out = broken
-  assert rows_of(config, 'loss', 'grad_norm', 'critic_loss', 'kl') == figures
-
-  plain = str(tmp_path / 'plain')
-  assert cli.main(['export', f'--checkpoint={whole}', f'--out={plain}', f'--config.model={config.model}']) == 0
+  assert cli.main(['export', f'--checkpoint={config.out}', f'--out={plain}', f'--config.model={config.model}']) == 0
   base, exported = (hub.load(folder).params for folder in (config.model, plain))
   sums = {'q': 'ldr,lrnh->ldnh', 'k': 'ldr,lrnh->ldnh', 'v': 'ldr,lrnh->ldnh', 'o': 'lnhr,lrd->lnhd'}
   for name, value in base['layers'].items():
@@ -244,28 +234,6 @@ def test_a_run_of_an_adapter_resumes_to_the_bit_and_becomes_a_plain_model(config
       assert np.abs(value - base['layers'][name]).max() > 1e-4
     np.testing.assert_allclose(exported['layers'][name], value, rtol=1e-5, atol=1e-7, err_msg=name)
   np.testing.assert_array_equal(exported['embedding'], base['embedding'])
-
-  questions, answers = load_questions(config.data.questions)[:2], []
-  for source in (whole, plain):
-    trees, _ = rollout(open_agent(config, source), questions, jax.random.key(0), sampling=GREEDY)
-    answers.append([tree.leaves()[0].path_tokens() for tree in trees])
-  assert answers[0] == answers[1]
-
-
-def test_the_base_of_an_adapter_is_its_reference_and_may_not_change(config):
-  config.lora.update(rank=4, alpha=8.0)
-  config.dtype, config.critic.enabled, config.steps = 'bfloat16', False, 1
-  learner = learners.make_learner(config)
-  for base, reference in zip(jax.tree.leaves(learner.base), jax.tree.leaves(learner.reference), strict=True):
-    assert base is reference and base.dtype == 'bfloat16'
-  assert {x.dtype.name for x in jax.tree.leaves(learner.state.params)} == {'float32'}
-  loop.train(config)
-  hub.save(Decoder(child.NUMBERS, params=initial_params(child.NUMBERS, jax.random.key(7))), config.model)
-  with pytest.raises(ValueError, match='has changed since this run began'):
-    saved_policies.load_params(config.out)
-  config.steps = 2
-  with pytest.raises(ValueError, match='has changed since this run began'):
-    loop.train(config)
 
 
 def test_updates_that_are_never_finite_stop_the_run(config, monkeypatch):

@@ -8,7 +8,6 @@ import pytest
 
 from configs import quickstart
 from jaxsearch import cli
-from jaxsearch.data.jsonl import DataError
 from jaxsearch.data.questions import write_questions
 from jaxsearch.evaluation.agents import open_agent
 from jaxsearch.methods import carl
@@ -65,14 +64,6 @@ def test_what_carl_sampled_is_learned_with_its_raw_output_beside_the_path(tmp_pa
   rejection.write(tmp_path / 'd.jsonl', kept)
   for tree, read in zip(kept, sft.read_demonstrations(tmp_path / 'd.jsonl', one.tokenizer), strict=True):
     assert shape(read) == shape(tree) and len(read.leaves()) == len(tree.nodes(Role.OBSERVATION)) + 1
-
-
-@pytest.mark.parametrize('parent', [1, -2, True])
-def test_a_span_without_a_place_is_named(parent, tmp_path):
-  spans = [{'role': 'prompt', 'text': 'Who?'}, {'role': 'policy', 'text': 'Ada', 'parent': parent}]
-  (tmp_path / 'd.jsonl').write_text(json.dumps({'spans': spans}) + '\n')
-  with pytest.raises(DataError, match="span 1 has the 'parent'"):
-    sft.read_demonstrations(tmp_path / 'd.jsonl', chain(RIGHT).tokenizer)
 
 
 @pytest.fixture(scope='module')

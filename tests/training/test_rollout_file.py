@@ -103,19 +103,6 @@ def test_what_tools_and_services_reply_is_noted_at_the_span_it_is_about():
     {'tool': 'score', 'query': ' 0 |  1', 'reply': [-0.75, None]}]
 
 
-def test_of_spans_with_the_same_text_each_gets_what_the_judge_said_of_it():
-  def grow(question, tree):
-    prompt = tree.root.append('Q', Role.PROMPT)
-    yield [Generate(prompt)] * 3
-    yield [Ask('judge', judge.Thinking(question, '', 'one'))] * 2 + [Ask('judge', judge.Answer(question, 'two'))]
-
-  def write(request):
-    return [each.node.append(text, Role.POLICY) for each, text in zip(request, ('one', 'two', 'one'))]
-
-  _, *calls = asked_for(grow, [write, [1, -1, ToolFailure('down')]])
-  assert [[call.get('reply', call.get('failure')) for call in own] for own in calls] == [[1], ['down'], [-1]]
-
-
 def test_the_same_questions_are_kept_whenever_they_come():
   groups = {name: [grown(name)] for name in 'abcdefgh'}
   kept = [group[0].question.id for group in rollout_file.sample(list(groups.values()), 3)]
@@ -143,12 +130,6 @@ def test_rollouts_after_the_checkpoint_and_a_broken_end_are_cut_and_the_rest_sta
   assert path.read_bytes() == whole  # as if nothing had happened
   rollout_file.keep_steps(tmp_path, 0)
   assert path.read_bytes() == b''
-
-
-def test_a_file_that_cannot_be_written_is_named(tmp_path):
-  (tmp_path / rollout_file.FILE).mkdir()
-  with pytest.raises(OSError, match=rollout_file.FILE):
-    rollout_file.append(tmp_path, 1, [[grown()]])
 
 
 def test_a_run_keeps_its_rollouts(config):

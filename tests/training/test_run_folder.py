@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -140,22 +141,15 @@ def test_a_run_that_stops_is_one_line_and_status_1_and_has_a_report(monkeypatch,
   assert issubclass(critic_warmup.GateFailed, RunStopped)
 
 
-def spoil(state, where):
-  """The state with one value that is not finite: in its parameters, or in the moments of its optimizer."""
-  def spoiled(path, x):
-    return x.at[0].set(jnp.inf) if path[-1] == jax.tree_util.DictKey('final_norm') else x
-  return dataclasses.replace(state, **{where: jax.tree.map_with_path(spoiled, getattr(state, where))})
-
-
-@pytest.mark.parametrize('where, name', [
-  ('params', 'params/final_norm'), ('opt_state', r'opt_state/.*/mu/final_norm')])
-def test_what_is_not_finite_is_never_saved(config, state, where, name):
-  said = (f'checkpoints/2: {name} has values that are not finite, so it was not saved; the last checkpoint is that '
-          'of step 1')
+def test_what_is_not_finite_is_never_saved(config, state):
+  said = (r'checkpoints/2: opt_state/.*/mu/final_norm has values that are not finite, so it was not saved; '
+          'the last checkpoint is that of step 1')
   with pytest.raises(RunStopped, match=said), run_folder.RunFolder(config, shown=()) as run:
     run.start()
     run.finish_step(1, ROW, state, lambda: {'decoder': {}})
-    run.finish_step(2, ROW, spoil(state, where), lambda: {'decoder': {}})
+    spoiled = jax.tree.map_with_path(
+      lambda path, x: x.at[0].set(jnp.inf) if 'final_norm' in str(path[-1]) else x, state.opt_state)
+    run.finish_step(2, ROW, dataclasses.replace(state, opt_state=spoiled), lambda: {'decoder': {}})
   assert take_steps(config, state)[1] == 1
 
 
@@ -217,3 +211,43 @@ def test_tensorboard_has_groups_and_held_out_evaluations(config, state):
   take_steps(config, state, 2)
   starts = [event.step for event in events_of(board) if event.HasField('session_log')]
   assert starts[-1] == 2  # TensorBoard hides what came after step 1
+
+
+@pytest.fixture
+def told(monkeypatch):
+  """What was told to the stand-ins, in order."""
+  told = []
+
+  def init(**settings):
+    told.append(('init', settings))
+    return types.SimpleNamespace(log=lambda figures, step: told.append((step, figures)), finish=lambda: told.append('finish'))
+
+  for name in ('wandb', 'trackio'):
+    module = types.ModuleType(name)
+    module.init = init
+    monkeypatch.setitem(sys.modules, name, module)
+  return told
+
+
+@pytest.mark.parametrize('name', ['wandb', 'trackio'])
+def test_a_service_is_told_what_tensorboard_is_told_but_no_secrets(told, config, tmp_path, name):
+  config.checkpoint_every, config.log, config.search.url = 100, (name,), 'http://me:p4ss@host/?api_key=k3y'
+  row = ROW | {'reward': float('nan'), 'last_failure': 'down'}
+  for steps in ((1, 2), ()):
+    with run_folder.RunFolder(config, shown=()) as run:
+      run.start()
+      for step in steps:
+        run.write_evaluation([{'step': step, 'temperature': 0.0, 'em': 0.25, 'samples': []}])
+        run.finish_step(step, row, None, dict)
+  (_, settings), *figures, last, (_, again), _ = told
+  label = settings['name']
+  assert label.startswith('run-') and again['name'] == label  # the same run for the service
+  assert settings['config']['method'] == 'search_r1' and last == 'finish'
+  assert settings.get('id') == (label if name == 'wandb' else None) and settings['resume'] == 'allow'
+  assert figures[0] == (1, {'held_out/em_greedy': 0.25}) and [step for step, _ in figures] == [1, 1, 2, 2]
+  assert figures[1][1]['loss/loss'] == 0.5 and figures[1][1]['sampler/searches'] == 1.5
+  assert not {'reward/reward', 'method/last_failure', 'method/step'} & set(figures[1][1])  # neither NaN nor text
+  assert 'http://***@host/?api_key=***' in str(told)
+  files = [file.read_bytes() for file in tmp_path.rglob('*') if file.is_file()]
+  assert not any(secret in written for written in [str(told).encode(), *files] for secret in (b'p4ss', b'k3y'))
+  assert os.environ['WANDB__DISABLE_META'] == 'true'  # else wandb keeps the command line

@@ -39,25 +39,15 @@ def test_only_policy_spans_are_learned(tmp_path):
 
 @pytest.mark.parametrize('line, words', [
   ('{"spans": []}', "'spans' must be a list"),
-  ('{"text": "x"}', "'spans' must be a list"),
-  ('{"spans": [{"role": "user", "text": "x"}]}', "span 0 needs a 'role'"),
   ('{"spans": [{"role": "prompt", "text": "x"}, {"role": "policy"}]}', "span 1 needs a 'role'"),
   ('{"spans": [{"role": "prompt", "text": "x"}]}', 'nothing to learn'),
+  ('{"spans": [{"role": "policy", "text": "x", "parent": 0}]}', "span 0 has the 'parent'"),
 ])
 def test_a_bad_line_is_named(tmp_path, line, words):
   good = '{"spans": [{"role": "prompt", "text": "a"}, {"role": "policy", "text": "b"}]}\n'
   (tmp_path / 'd.jsonl').write_text(good + line + '\n')
   with pytest.raises(DataError, match=f'd.jsonl:2.*{words}'):
     sft.read_demonstrations(tmp_path / 'd.jsonl', Tokenizer.load(world.folder()))
-
-
-def test_a_demonstration_keeps_every_token_and_mark():
-  ids, learned = [5, 6, 7, 8, 9, 10], [False, True, True, False, False, True]
-  tree = sft.demonstration(ids, learned)
-  assert tree.leaves()[0].path_tokens() == ids
-  marks = [node.trained for node in tree.walk() for _ in node.tokens]
-  assert marks == learned
-  assert [node.role for node in tree.walk()][1:] == [Role.OBSERVATION, Role.POLICY, Role.OBSERVATION, Role.POLICY]
 
 
 def test_every_epoch_has_each_example_once_in_its_own_order():

@@ -129,14 +129,6 @@ def test_the_bits_of_rounding_are_made_where_the_parameters_lie(tiny):
   assert not np.array_equal(alone['layers']['gate'][0, :, :24], alone['layers']['gate'][1, :, :24])
 
 
-def test_the_state_owns_its_parameters(tiny):
-  lab = tiny.setup()
-  params = lab.state.params
-  state = states.create_state(params, lab.optimizer, lab.mesh)
-  jax.tree.map(lambda x: x.delete(), state)
-  assert float(jnp.abs(params['embedding']).sum()) > 0
-
-
 def test_the_fingerprint_knows_parameters_on_any_mesh(tiny):
   params = initial_params(tiny.decoder, jax.random.key(0))
   other = initial_params(tiny.decoder, jax.random.key(1))
