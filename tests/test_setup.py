@@ -53,21 +53,11 @@ def test_the_simulator_of_the_config_follows_its_curriculum():
   backend = open_backend(config, 'world')
   assert isinstance(backend, SimulatedSearch) and backend.noise == 0.0
   assert backend.search(['Wuxi'], 2) == open_backend(settings(), 'world').search(['Wuxi'], 2)
-  assert open_backend(settings(backend='simulated', noise_eval=0.3), 'world').noise == 0.3
-  noisy = [open_backend(settings(backend='simulated', noise_eval=1.0, noise_false=false), 'world').search(['capital of Peru'])
+  noisy = [open_backend(settings(backend='simulated', noise_eval=1.0, noise_false=false), 'world')
            for false in (False, True)]
-  assert noisy[0] != noisy[1]  # true facts of no help, or false ones
+  assert noisy[0].search(['capital of Peru']) != noisy[1].search(['capital of Peru'])  # of no help, or false
   backend.set_step(config.steps, config.steps)
   assert backend.noise == pytest.approx(0.5)
-  queries = [question.question for question in world.questions('rl')[:300]]
-  found = backend.search(queries, 2)
-  again = open_backend(config, 'world')
-  again.set_step(config.steps, config.steps)
-  assert again.search(queries, 2) == found
-  config.seed = 1
-  other = open_backend(config, 'world')
-  other.set_step(config.steps, config.steps)
-  assert other.search(queries, 2) != found
 
 
 def test_back_ends_without_a_corpus_read_none(monkeypatch, tmp_path):

@@ -78,11 +78,11 @@ def finish(tree: Tree, last: Node, answer: str | None, *, spent: bool = False) -
     tree.stop = Stop.BUDGET if spent else Stop.MALFORMED
 
 
-def ask_judge(tree: Tree, items: Sequence[judge.Item],
+def ask_judge(tree: Tree, items: Sequence[tuple[judge.Item, Node]],
               unreadable: int | None = 0) -> Growth[list[int | None]]:
-  """Returns the judge's scores; `unreadable`, counted in `judge_unreadable`, for one without a score."""
+  """Returns the judge's scores of items, each about a span; `unreadable`, which is counted, for none."""
   scores = []
-  for reply in (yield [Ask('judge', item) for item in items]):
+  for reply in (yield [Ask('judge', item, node) for item, node in items]):
     failed = reply is None or isinstance(reply, ToolFailure | Exception)
     tree.metrics['judge_unreadable'] += failed
     scores.append(unreadable if failed else reply)

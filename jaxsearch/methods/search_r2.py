@@ -76,9 +76,9 @@ def judged(tree: Tree, chains: refiners.Chains, *, process: bool) -> Growth[list
     outcome = exact_match(answer, tree.question.golden_answers)
     notes.append([outcome, UNSEARCHED if process and not retrieved else 0.0])
     if process and retrieved and outcome:
-      asked.append((notes[-1], judge.Collections(tree.question, retrieved)))
-  useful = (yield from ask_judge(tree, [item for _, item in asked], unreadable=None)) if asked else []
-  for (note, item), count in zip(asked, useful):
+      asked.append((notes[-1], judge.Collections(tree.question, retrieved), leaf))
+  useful = (yield from ask_judge(tree, [about for _, *about in asked], unreadable=None)) if asked else []
+  for (note, item, _), count in zip(asked, useful):
     note[1] = UNREAD if count is None else count / len(item.collections)
   return notes
 

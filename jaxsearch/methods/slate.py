@@ -73,11 +73,12 @@ def judged(candidates: Sequence[Action], tree: Tree, step: int, budget: int,
   before = ''.join(span.text for span in candidates[0].node.parent.path()[2:])  # after the prompt
   question, items = tree.question, {}
   for i, each in enumerate(candidates):
-    items['think', i] = judge.Thinking(question, before, each.thinking)
+    items['think', i] = judge.Thinking(question, before, each.thinking), each.node
     if each.answer is not None:
-      items['act', i] = judge.Answer(question, each.answer, before, each.thinking)
+      items['act', i] = judge.Answer(question, each.answer, before, each.thinking), each.node
     elif each.query is not None:
-      items['act', i] = judge.Query(question, before, each.thinking, each.query, each.observation)
+      query = judge.Query(question, before, each.thinking, each.query, each.observation)
+      items['act', i] = query, each.node
   scores = dict(zip(items, (yield from ask_judge(tree, list(items.values())))))
   think = np.array([scores['think', i] for i in range(len(candidates))])
   action = np.array([scores.get(('act', i), -1) for i in range(len(candidates))])

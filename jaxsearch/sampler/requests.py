@@ -162,7 +162,7 @@ class Ask(Request):
   """
   service: str
   item: Any
-  node = None
+  node: Node | None = None  # the span that it is about, for the record
 
   @property
   def tool(self) -> str:

@@ -29,25 +29,11 @@ _GZIP = 31  # zlib's name of the format
 
 
 def note_call(tree: Tree, request: Request | None, reply: Any) -> None:
-  """Adds what was asked to the `data['calls']` of the span that it is about: the observer of a rollout."""
+  """Adds what was asked to `data['calls']` of its span, by default the last: the observer of a rollout."""
   if request is not None and not isinstance(reply, Node):
-    call = request.describe(reply)
     written = [node for node in tree.nodes(Role.POLICY) if node.tokens]
-    if node := _about(request, call, written):
-      node.data.setdefault('calls', []).append(call)
-
-
-def _about(request: Any, call: Mapping[str, Any], written: Sequence[Node]) -> Node | None:
-  """Finds the span that a request is about: that with the judged text (alike ones in turn), else the last."""
-  if request.node is not None or not written:
-    return request.node
-  item = getattr(request, 'item', None)
-  judged = (getattr(item, name, '') for name in ('thinking', 'query', 'answer'))
-  wanted = [text for text in judged if text]
-  alike = [node for node in written if wanted and all(text in node.text for text in wanted)] or written[-1:]
-  asked = lambda node: [(one['tool'], one.get('about'), one['query']) for one in node.data.get('calls', ())]
-  this = call['tool'], call.get('about'), call['query']
-  return next((node for node in alike if this not in asked(node)), alike[-1])
+    if node := request.node or (written[-1] if written else None):
+      node.data.setdefault('calls', []).append(request.describe(reply))
 
 
 def sample(groups: Sequence[Sequence[Tree]], number: int) -> list[Sequence[Tree]]:

@@ -83,7 +83,7 @@ def test_what_tools_and_services_reply_is_noted_at_the_span_it_is_about():
     prompt = tree.root.append('Q', Role.PROMPT)
     first, second = yield [Generate(prompt), Generate(prompt)]
     yield [Search(first, 'who'), Search(second, 'what')]
-    yield [Ask('judge', judge.Thinking(question, 'context', 'one')), Ask('reader', 'the prompt')]
+    yield [Ask('judge', judge.Thinking(question, 'context', 'one'), first), Ask('reader', 'the prompt')]
     yield Score(second, (' 0', ' 1'))
 
   def write(request):
