@@ -145,7 +145,7 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, ref: bool
 
 
 def row_moves(sizes: Sequence[int], micro_rows: int) -> list[tuple[int, int]]:
-  """Returns (source, target) of rows to move, so that processes with `sizes` rows fill equal micro-batches."""
+  """Returns (source, target) of rows to move, so that processes with `sizes` rows share micro-batches."""
   most = max(-(-sum(sizes) // micro_rows), 1) * (micro_rows // len(sizes))
   sources = [process for process, size in enumerate(sizes) for _ in range(size - most)]
   return list(zip(sources, (process for process, size in enumerate(sizes) for _ in range(most - size))))

@@ -39,18 +39,12 @@ class Learner:
   train_step: Callable
   score: Callable
   key: jax.Array
+  recomputes: bool          # see `recomputes`
+  releases: bool            # see `releases`
   critic_step: Callable | None = None
   values: Callable | None = None       # (parameters of the critic, batch) -> values; None without a critic
   memory: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the method, see methods.Context
   failed_steps: int = 0  # in a row up to now: steps whose searches mostly failed
-
-  @property
-  def params(self) -> dict:
-    """Returns the parameters of the policy as it is now; those of an adapter are merged at every call."""
-    with meshes.issuing():
-      if self.base is not None:
-        return self.merge(self.base, self.state.params)
-      return states.without_head(self.state.params)
 
 
 @memory.named('setting up training', memory.STATE)
@@ -75,15 +69,16 @@ def make_learner(config: ConfigDict) -> Learner:
   local = meshes.local_mesh(mesh)
   engine = setup.open_engine(config, model_config, setup.load_tokenizer(config), local)
   tools = setup.open_tools(config, mesh=local, services=getattr(find_method(config.method), 'SERVICES', ()))
+  score = steps.make_score_step(
+    model_config, mesh=mesh, temperature=config.sampler.temperature, chunk=config.train.chunk)
   return Learner(
     config=config, model_config=model_config, mesh=mesh, agent=setup.make_agent(config, engine, tools),
     state=state, base=params if config.lora.rank else None, merge=setup.merger(config, model_config, mesh),
     reference=states.cast(params, model_config.dtype) if config.loss.kl_coef else None,
-    fingerprint=hub.fingerprint(params), train_step=train_step, key=jax.random.key(config.seed),
-    critic_step=critic_step, score=steps.make_score_step(
-      model_config, mesh=mesh, temperature=config.sampler.temperature, chunk=config.train.chunk),
-    values=steps.make_value_step(model_config, mesh=mesh, shared=shared) if config.critic.enabled else None,
-  )  # fmt: skip
+    fingerprint=hub.fingerprint(params), key=jax.random.key(config.seed), recomputes=recomputes(config),
+    releases=releases(config, jax.default_backend()), train_step=train_step, score=score,
+    critic_step=critic_step,
+    values=steps.make_value_step(model_config, mesh=mesh, shared=shared) if config.critic.enabled else None)
 
 
 def check_warm_start(config: ConfigDict, host: dict[str, Any]) -> None:
@@ -102,8 +97,7 @@ def check_warm_start(config: ConfigDict, host: dict[str, Any]) -> None:
 
 def make_update(config: ConfigDict, model_config: DecoderConfig, mesh: Mesh,
                 trained: dict) -> tuple[GradientTransformation, Callable]:
-  """Returns (optimizer, compiled training step) for parameters: arrays, or ShapeDtypeStructs with
-  shardings."""
+  """Returns (optimizer, compiled training step) for parameters: arrays, or structs with shardings."""
   weights = dict(config.loss, temperature=config.sampler.temperature, chunk=config.train.chunk,
                  importance_cap=importance_cap(config))
   loss = functools.partial(steps.policy_loss, config=model_config, **weights)
@@ -128,12 +122,7 @@ def recomputes(config: ConfigDict) -> bool:
 def total_updates(config: ConfigDict) -> int:
   """Counts the updates of a whole run in which every tree is trained on."""
   trees = config.questions_per_step * config.group_size
-  return config.steps * config.train.epochs * -(-trees // trees_of_update(config))
-
-
-def trees_of_update(config: ConfigDict) -> int:
-  """Returns how many trees an update is on, at most."""
-  return config.train.mini_batch or config.questions_per_step * config.group_size
+  return config.steps * config.train.epochs * -(-trees // (config.train.mini_batch or trees))
 
 
 def releases(config: ConfigDict, platform: str) -> bool:

@@ -28,7 +28,7 @@ from jaxsearch.sampler import requests
 from jaxsearch.sampler.driver import Agent
 from jaxsearch.training import growing, metrics, monitors
 from jaxsearch.training.batch import Groups
-from jaxsearch.training.learner import Learner, make_learner, releases
+from jaxsearch.training.learner import Learner, make_learner
 from jaxsearch.training.run_folder import RunFolder, RunStopped
 from jaxsearch.training.summary import credited, summary
 from jaxsearch.training.update import assess, prepare, update
@@ -119,7 +119,7 @@ def grown(learner: Learner, current: growing.Growing) -> Groups:
   for group in groups:
     for tree in group:
       tree.prune()
-  if releases(learner.config, jax.default_backend()):
+  if learner.releases:
     learner.agent.engine.unload(cache=True)
   return groups
 

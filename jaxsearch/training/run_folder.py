@@ -17,7 +17,6 @@ at any point; the run then resumes from the newest checkpoint, and rows after it
 """
 
 import contextlib
-import functools
 import gc
 import json
 import os
@@ -118,8 +117,12 @@ class RunFolder(contextlib.ExitStack):
     """Starts to log; call it once the run is restored and nothing can be wrong with it any more."""
     checkpoint.set_aside(self._manager, self.last_step)
     total, last, self._show = self.config.steps, self.last_step, lambda row: None
+    self._about = {'config': to_saved(self.config)}
+    if self.config.tokenizer or not registry.is_shipped(self.config.model):
+      # Loading a checkpoint opens no path of its config.
+      self._about['tokenizer'] = setup.load_tokenizer(self.config).to_json()
     if jax.process_index() == 0:
-      write_whole(self.out / 'config.json', json.dumps(to_saved(self.config), indent=2) + '\n')
+      write_whole(self.out / 'config.json', json.dumps(self._about['config'], indent=2) + '\n')
       self._log = self.enter_context(metrics.open_log(self.out, last, self.config))
       if last:
         self.say(f'resuming at step {last + 1}' if last < total else f'step {last} of {total} is done')
@@ -186,8 +189,7 @@ class RunFolder(contextlib.ExitStack):
         self.publish()
         gc.collect()  # what steps leave behind in cycles; Python itself looks for it once in a hundred steps
         psutil.heap_trim()  # to the system what malloc holds and does not use, or holes add up over hours
-        about = self._tokenizer | {'step': step, 'config': to_saved(self.config)}
-        checkpoint.save(self._manager, step, state, host() | about)
+        checkpoint.save(self._manager, step, state, host() | self._about | {'step': step})
       if last:
         checkpoint.wait(self._manager)
       self._seconds_save = time.perf_counter() - start
@@ -206,12 +208,6 @@ class RunFolder(contextlib.ExitStack):
       raise RunStopped(
         f'step {step}: most searches failed in {failed} steps in a row (search.max_failed_steps={most}). '
         f'{requests.failing(row)}; {self._saved()}; once searches work, rerun the same command to resume')
-
-  @functools.cached_property
-  def _tokenizer(self) -> dict[str, dict]:
-    """Returns the tokenizer as JSON, since loading a checkpoint opens no path of its config; {} for ours."""
-    ours = registry.is_shipped(self.config.model) and not self.config.tokenizer
-    return {} if ours else {'tokenizer': setup.load_tokenizer(self.config).to_json()}
 
   def _stop_out_of_memory(self, _, error: BaseException | None, __) -> None:
     """Turns an allocation that failed into RunStopped."""

@@ -17,15 +17,23 @@ from jaxsearch.sampler.driver import Agent
 from jaxsearch.training import batch as batches
 from jaxsearch.training import metrics, state
 from jaxsearch.training.batch import Groups
-from jaxsearch.training.learner import Learner, recomputes, trees_of_update
+from jaxsearch.training.learner import Learner
 from jaxsearch.trees.tree import Tree
+
+
+def policy_params(learner: Learner) -> dict:
+  """Returns the parameters of the policy as it is now; those of an adapter are merged at every call."""
+  with meshes.issuing():
+    if learner.base is not None:
+      return learner.merge(learner.base, learner.state.params)
+    return state.without_head(learner.state.params)
 
 
 def prepare(learner: Learner, step: int) -> Agent:
   """Returns the agent with the newest parameters; a simulated search hears how far training is."""
   agent = learner.agent
   agent.engine.unload()  # the old ones go before the new ones come
-  params = state.cast(learner.params, learner.model_config.dtype)  # what moves is small
+  params = state.cast(policy_params(learner), learner.model_config.dtype)  # what moves is small
   if learner.config.train.async_steps:
     params = jax.tree.map(jnp.copy, params)  # the update overwrites its own while these sample
   agent.engine.load(meshes.local(params))
@@ -34,9 +42,10 @@ def prepare(learner: Learner, step: int) -> Agent:
   return agent
 
 
-def pack(learner: Learner, trees: Sequence[Tree], at_most: int, **options) -> batches.Packed:
-  """Packs this process's trees into a batch of at most so many trees, as the config says."""
-  settings = learner.config.train
+def pack(learner: Learner, trees: Sequence[Tree], mini_batch: int = 0, **options) -> batches.Packed:
+  """Packs this process's trees into a batch, as the config says: of a `mini_batch` of trees, or all (0)."""
+  config, settings = learner.config, learner.config.train
+  at_most = mini_batch or config.questions_per_step * config.group_size
   kl_on = lambda tree: settings.kl_on == 'all' or not tree.question.score(tree.answer)
   return batches.pack(
     trees, learner.mesh, settings.row_length, settings.micro_rows, at_most=at_most, kl_on=kl_on,
@@ -49,7 +58,7 @@ def assess(learner: Learner, trees: Sequence[Tree]) -> None:
   """Writes the critic's values onto the trained spans, if there is a critic."""
   if learner.values is not None:
     config = learner.config
-    packed = pack(learner, trees, config.questions_per_step * config.group_size)
+    packed = pack(learner, trees)
     params = learner.state.params if config.critic.shared else learner.state.critic.params
     with meshes.issuing():
       values = learner.values(params, packed.batch)
@@ -69,7 +78,7 @@ def update(learner: Learner, groups: Groups, step: int, clock: metrics.Clock) ->
   clipped = critic.enabled and not critic.shared and critic.value_clip is not None  # then every return counts
   options = dict(share_trained=not clipped, ref=learner.reference is not None, critic=critic.enabled)
   forests = batches.split(groups, settings.mini_batch, rng)
-  parts = [pack(learner, forest, trees_of_update(config), **options) for forest in forests]
+  parts = [pack(learner, forest, settings.mini_batch, **options) for forest in forests]
   with clock('score'):
     parts = score(learner, parts)
   with clock('train'):
@@ -87,14 +96,13 @@ def score(learner: Learner, parts: Sequence[batches.Packed]) -> list[batches.Pac
   Writes them onto the spans too, where rollouts are kept for viewers.
   """
   config, reference = learner.config, learner.reference
-  recompute = recomputes(config)
   one_update = config.train.epochs == 1 and not config.train.mini_batch  # its own are the old ones
-  policy = learner.params if recompute and not one_update else None
+  policy = policy_params(learner) if learner.recomputes and not one_update else None
 
   def scored(part: batches.Packed) -> batches.Packed:
     of = lambda params: None if params is None else learner.score(params, part.batch)
     with meshes.issuing():
-      old = of(policy) if recompute else part.batch.old_logprobs
+      old = of(policy) if learner.recomputes else part.batch.old_logprobs
       batch = dataclasses.replace(part.batch, old_logprobs=old, ref_logprobs=of(reference))
     return dataclasses.replace(part, batch=batch)
 

@@ -195,14 +195,14 @@ def test_the_kl_may_be_about_wrong_answers_alone(config, kl_on):
   learner = types.SimpleNamespace(config=config, agent=agent, mesh=meshes.make_mesh(1, 8, 1))
   trees = [tree for group in grown_groups() for tree in group]
   search_r1.credit([trees], Context(0, np.random.default_rng(0), {}))
-  rows = pack(learner, trees, 8, share_trained=False).rows
+  rows = pack(learner, trees, share_trained=False).rows
   for tree in trees:
     right = kl_on == 'wrong' and tree.question.score(tree.answer)
     for place in (rows.places[node] for node in tree.nodes(Role.POLICY)):
       np.testing.assert_array_equal(rows.kl_weights[place], 0 if right else rows.loss_weights[place])
   assert rows.kl_weights.any()
   config.train.update(aggregate='seq-mean-token-sum', penalties='token-mean')  # of surrogate and KL
-  summed = pack(learner, trees, 8, share_trained=False).rows
+  summed = pack(learner, trees, share_trained=False).rows
   np.testing.assert_array_equal(summed.loss_weights, rows.loss_weights)
   assert np.abs(summed.gains).sum() > 2 * np.abs(rows.gains).sum()
 
