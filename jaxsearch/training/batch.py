@@ -3,11 +3,9 @@
 `pack` does all of it; `split` says which trees an update is on, `note` writes what a program says of tokens
 back onto spans. All that processes exchange about an update is exchanged here.
 
-Rows hold a loss weight for every token, most of them 0: prompts, observations, padding. A step projects onto
-the vocabulary only where there is a loss, so a batch carries the row indices of the trained tokens and their
-values packed to the front. Shapes come from few buckets, so that programs compile in the first steps of a run
-and hardly ever after; padding weighs 0, and micro-batches of nothing but padding are not run at all
-(`count`).
+A step projects onto the vocabulary only where there is a loss, so a batch carries the row indices of the
+trained tokens and their values packed to the front. Shapes come from few buckets, so that programs compile in
+the first steps of a run and hardly ever after; micro-batches of nothing but padding are not run (`count`).
 
 Letters: n micro-batches, R rows of each, T tokens of a row, M trained tokens of a row.
 """
@@ -98,14 +96,11 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, ref: bool
   """Cuts rows into micro-batches and packs the trained tokens of each row.
 
   Every process brings its own rows, and has an equal part of each micro-batch: with `micro_rows` rows in all,
-  R of them are trained here. A process that has more than fill its parts passes the last ones on to others,
-  see `row_moves`. M is that of the row that needs most.
+  R of them are trained here. A process that has too many passes the last ones on, see `row_moves`.
 
-  There are as many micro-batches as rows with one tree each would fill, or more where these do not do,
-  rounded up to a power of two. In most runs their number never changes; padding costs no compute, see
-  `count`. M is rounded up to a multiple of T/8, or of T/4 from T/2 on: a program is compiled late only where
-  a row is fuller than all before. Both depend on the arguments alone, never on earlier batches: a resumed run
-  computes the same.
+  n is that of rows with one tree each, or more where these do not do, rounded up to a power of two: in most
+  runs it never changes. M is that of the fullest row, see `target_bucket`. Both depend on the arguments
+  alone, never on earlier batches: a resumed run computes the same.
 
   Args:
     trees: how many the rows of all processes may hold.

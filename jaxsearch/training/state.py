@@ -116,8 +116,7 @@ def round_to_bfloat16(x: jax.Array, bits: jax.Array) -> jax.Array:
   """Rounds stochastically: to one of the two neighbours of each x, whose mean over uniform bits is x.
 
   A bfloat16 is the upper half of a float32. Random bits added to the lower half carry into the upper one with
-  the probability that the lower half stands for. Learning rates far below the spacing of bfloat16 (1/128 to
-  1/256 of a weight) still count.
+  the probability that the lower half stands for.
 
   Args:
     x: [...] float32; what is not finite is cast.

@@ -1,9 +1,9 @@
 """The training step: hidden states of whole rows, log-probabilities where there is a loss, one update.
 
 `policy_loss` (reinforcement learning), `imitation_loss` (supervised) and `critic_loss` are pure functions of
-parameters and one micro-batch. `make_update` turns one of them into an optimizer and the jitted, donated,
-sharded step, which accumulates gradients over micro-batches in float32 and updates the state (state.py).
-`make_score_step` and `make_value_step` compute log-probabilities and values over the same batch.
+parameters and one micro-batch. `make_update` turns one of them into an optimizer and the jitted step, which
+accumulates gradients over micro-batches in float32. `make_score_step` and `make_value_step` compute
+log-probabilities and values over the same batch.
 
 Every loss is a plain sum of weight * per-token loss: the weights hold the denominators, decided once over the
 whole batch on the host, so neither micro-batches nor packing can change a gradient.
@@ -30,8 +30,7 @@ from jaxsearch.training.batch import Batch
 from jaxsearch.training.state import HEAD, TrainState, cast
 
 # What a loss reports besides its value. 'sum': added up over micro-batches; 'mean': sums over trained tokens,
-# divided by their number at the end, where a token counts once for each span that shares it; 'max': the
-# largest.
+# divided by their number at the end (a token counts once for each span that shares it); 'max': the largest.
 Report = dict[str, dict[str, jax.Array]]
 Loss = Callable[[dict, Batch], tuple[jax.Array, Report]]
 
@@ -39,8 +38,7 @@ Loss = Callable[[dict, Batch], tuple[jax.Array, Report]]
 def predicting_states(config: DecoderConfig, params: dict, batch: Batch) -> jax.Array:
   """Returns the hidden states [R, M, D] that predict the trained tokens; anything on padding.
 
-  A token is predicted by the one before it on its path, which in a row of trees is not always the one before
-  it in the row.
+  Each is that of the token before it on its path, which may stand elsewhere in a row of trees.
   """
   hidden = hidden_states(config, params, batch.tokens, batch.positions, batch.visible_until)
   predicting = jnp.take_along_axis(batch.previous, jnp.maximum(batch.targets, 0), axis=1)
@@ -59,14 +57,10 @@ def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperatur
                 entropy_coef: float, importance_cap: float = 0.0) -> tuple[jax.Array, Report]:
   """Adds up surrogate + kl_weights * kl_coef * k3 KL to the reference - weights * entropy_coef * entropy.
 
-  The surrogates are weighted already (`batch.gains`, `batch.losses`); `batch.weights` are those of their
-  average, or of that of `train.penalties`.
-
-  `temperature` is that of the sampler: the ratio compares log-probabilities of the same distribution. Without
-  a reference (`batch.ref_logprobs` is None) there is no KL term; it is reported as 0. With an
+  The surrogates are weighted already (`batch.gains`, `batch.losses`). `temperature` is that of the sampler:
+  the ratio compares log-probabilities of the same distribution. Without a reference the KL is 0. With an
   `importance_cap` above 0 the surrogate of each token is multiplied by `losses.importance_weights`;
-  `batch.old_logprobs` are then the trainer's own. All chains that share a token have one weight, since their
-  token and context are the same.
+  `batch.old_logprobs` are then the trainer's own.
   """
   mask = batch.targets >= 0
   states = predicting_states(config, params, batch)
@@ -148,19 +142,15 @@ def make_update(loss_fn: Loss, params: dict, optim: ConfigDict, total_updates: i
                 mesh: Mesh, dtype: str, alpha: float | None = None,
                 factor: Callable[[str], float] = lambda _: 1.0,
                 seed: Sequence[int] = (0,)) -> tuple[GradientTransformation, Callable]:
-  """Returns (optimizer, jitted `train_step(state, batch, base=None) -> (state, metrics)`).
-
-  `state` is donated. With a `base`, frozen parameters in the compute dtype, it is that of an adapter, and so
-  is the gradient.
+  """Returns (optimizer, jitted `train_step(state, batch, base=None) -> (state, metrics)`); donates the state.
 
   Args:
     loss_fn: (params in the compute dtype, micro-batch) -> (loss, report).
-    params: what is trained: arrays on the mesh, or ShapeDtypeStructs with shardings.
-    optim: the `optim` group of a config.
+    params: what is trained, arrays on the mesh or ShapeDtypeStructs with shardings: the policy, or an
+      adapter, scaled by `alpha`, of the `base`, frozen parameters in the compute dtype.
     dtype: the compute dtype.
-    alpha: of the adapter, see models/lora.py.
     factor: of the learning rate, see `make_optimizer`.
-    seed: of the rounding of parameters that are not float32; with the number of updates it decides every bit.
+    seed: of the rounding of parameters that are not float32.
   """
   schedule = states.learning_rate_schedule(optim, total_updates)
   optimizer = states.make_optimizer(optim, schedule, factor)
@@ -191,9 +181,8 @@ def make_update(loss_fn: Loss, params: dict, optim: ConfigDict, total_updates: i
 def accumulate(loss_fn: Loss, params: dict, batch: Batch, shardings: dict) -> tuple[dict, jax.Array, Report]:
   """Returns (gradients in float32, loss, report), each summed over the micro-batches of `batch`.
 
-  A loop whose length is data, not a scan, so that one program serves any number of micro-batches and those
-  that are padding cost nothing; the gradient is taken inside, so nothing differentiates through the loop. The
-  sums lie where the parameters lie (`shardings`).
+  A loop whose length is data, not a scan: one program serves any number of micro-batches, and those that are
+  padding cost nothing. The sums lie where the parameters lie (`shardings`).
   """
   combine = {'sum': jnp.add, 'mean': jnp.add, 'max': jnp.maximum}
 
@@ -230,10 +219,7 @@ def make_value_step(config: DecoderConfig, *, mesh: Mesh, shared: bool = False) 
 
 
 def _over_micro_batches(per_token: Callable[[dict, Batch], jax.Array], dtype: str, mesh: Mesh) -> Callable:
-  """Returns the jitted `(params, batch) -> [n, R, M]` of a function of one micro-batch; 0 on padding.
-
-  The result is split as the batch: every process packs that of its own rows into the training batch.
-  """
+  """Returns the jitted `(params, batch) -> [n, R, M]` of a function of one micro-batch; 0 on padding."""
   @functools.partial(jax.jit, out_shardings=meshes.split_over_batch(mesh, 1))
   def score(params: dict, batch: Batch):
     params = cast(params, dtype)
