@@ -225,5 +225,6 @@ def get_config():
 
   config.checkpoint_every = 10       # steps; the last is always saved. On accelerators the next step goes on meanwhile
   config.keep_checkpoints = 2        # the newest; older ones are deleted
+  config.profile = ()                # steps whose trace goes to OUT/profile: `xprof OUT/profile` shows it (pip install xprof)
 
   return config.lock()

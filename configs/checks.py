@@ -24,6 +24,7 @@ FIELDS = {
   'keep_checkpoints': COUNT,
   'log': ('wandb', 'trackio'),
   'rollouts': '= -1 or >= 0',
+  'profile': COUNT,
 
   'data.hops': COUNT,
   'data.number': '>= 0',

@@ -81,6 +81,8 @@ def train(config: ConfigDict, evaluate: Evaluate | None = None) -> dict[str, flo
         with clock('generate'):
           ahead.groups()
       row |= {'step': step} | clock.row(row['tokens_generated'])
+      size = sum(x.size for x in jax.tree.leaves(learner.base or learner.state.params))
+      row |= metrics.device_figures(row, row['tokens_in_rows'] * config.train.epochs, size)
       if run.wants_evaluation(step):
         evaluate_policy(run, learner, method, step, evaluate)
       stop = monitors.watch(history, row, config, run.say)

@@ -21,10 +21,11 @@ from ml_collections import ConfigDict
 
 from jaxsearch.config_check import to_saved
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import targets
 from jaxsearch.training import rollout_file, row_files
 
 GROUPS = {  # of tags in TensorBoard: a metric is in the first whose pattern its name has
-  'time': 'second|compilations|resident',
+  'time': 'second|compilations|resident|goodput|^mfu|device_peak',
   'gate': '^gate_',
   'reward': '^reward|^em$|^f1$|groups_alike',
   'loss': 'loss|^kl|entropy|ratio|clip|logprob|grad_norm|learning_rate|skipped|critic|value',
@@ -41,6 +42,7 @@ jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: _ev
 
 class Clock:
   """Times one step: `with clock('generate'): …` adds to the seconds of that phase; counts compilations."""
+  _row_before = None  # when it was made
 
   def __init__(self):
     self.seconds: dict[str, float] = collections.defaultdict(float)
@@ -55,13 +57,37 @@ class Clock:
 
   def row(self, tokens: int) -> dict[str, float]:
     """Returns the seconds of each phase and of the step so far, `tokens` a second, compilations, bytes
-    exchanged, and the resident size of this process in MiB."""
-    seconds = time.perf_counter() - self._started
+    exchanged, and the resident size of this process in MiB.
+
+    `goodput` is the share of the time since the row before, saves and evaluations included, in those phases.
+    """
+    seconds, since = time.perf_counter() - self._started, Clock._row_before or self._started
+    Clock._row_before = time.perf_counter()
     return {f'seconds_{phase}': value for phase, value in self.seconds.items()} | {
       'seconds': seconds, 'tokens_per_second': tokens / seconds,
+      'goodput': sum(self.seconds.values()) / (Clock._row_before - since),
       'compilations': _events[COMPILATION] - self._compiled,
       'bytes_exchanged': meshes.exchanged['bytes'] - self._exchanged,
       'resident_mib': round(psutil.Process().memory_info().rss / 2**20, 1)}
+
+
+def device_figures(row: Mapping, tokens: int, parameters: int) -> dict[str, float]:
+  """Returns tokens a second of rollout and update; on accelerators also peak memory and the update's MFU.
+
+  MFU counts 6 FLOPs a parameter and token (Kaplan et al. 2020): no attention, nothing that is recomputed.
+
+  Args:
+    tokens: that the updates of the step computed on.
+    parameters: of the policy.
+  """
+  rate, device = tokens / row['seconds_train'], jax.local_devices()[0]
+  figures = {'tokens_per_second_rollout': row['tokens_generated'] / row['seconds_rollout'],
+             'tokens_per_second_update': rate}
+  if kind := targets.KINDS.get(device.device_kind):
+    figures['mfu'] = 6 * parameters * rate / (jax.device_count() * targets.DEVICES[kind].flops)
+  if stats := device.memory_stats():
+    figures['device_peak_gib'] = round(stats['peak_bytes_in_use'] / 2**30, 2)
+  return figures
 
 
 def to_row(metrics: Mapping) -> dict[str, float]:

@@ -48,10 +48,11 @@ from jaxsearch.trees.tree import Tree
 # What may differ between a run and its resumption: where things are, how often and how far, and how the same
 # numbers are computed.
 FREE_FIELDS = (
-  'steps', 'out', 'progress', 'log', 'rollouts', 'checkpoint_every', 'keep_checkpoints', 'eval', 'mesh',
-  'distributed', 'sampler.slots', 'train.micro_rows', 'train.chunk', 'remat', 'attention', 'search.url',
-  'search.timeout', 'search.max_failed_steps', 'optim.max_skipped', 'python.workers', 'sampler.release',
-  'monitor', 'critic_warmup.gate', 'critic_warmup.min_updates', 'critic_warmup.max_updates')
+  'steps', 'out', 'progress', 'log', 'rollouts', 'profile', 'checkpoint_every', 'keep_checkpoints', 'eval',
+  'mesh', 'distributed', 'sampler.slots', 'sampler.tensor', 'train.micro_rows', 'train.chunk', 'remat',
+  'attention', 'search.url', 'search.timeout', 'search.max_failed_steps', 'optim.max_skipped',
+  'python.workers', 'sampler.release', 'monitor', 'critic_warmup.gate', 'critic_warmup.min_updates',
+  'critic_warmup.max_updates')
 
 
 def check_searches(metrics: Mapping[str, Any], what: str, *, stop: bool = True) -> None:
@@ -140,9 +141,12 @@ class RunFolder(contextlib.ExitStack):
 
   say = staticmethod(checkpoint.say)
 
-  def steps(self) -> range:
-    """Returns the steps that are left, counted from 1."""
-    return range(self.last_step + 1, self.config.steps + 1)
+  def steps(self) -> Iterator[int]:
+    """Yields the steps that are left, counted from 1, and traces those of `config.profile`."""
+    for step in range(self.last_step + 1, self.config.steps + 1):
+      traced = step in self.config.profile
+      with jax.profiler.trace(self.out / 'profile') if traced else contextlib.nullcontext():
+        yield step
 
   def _stop_soon(self, number, _):
     if self._signal and number == signal.SIGINT:

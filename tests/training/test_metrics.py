@@ -1,6 +1,8 @@
 """Rows of metrics on disk, and how the updates of a step become one row."""
 
 import json
+import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -59,3 +61,28 @@ def test_the_clock_counts_seconds_and_programs():
   assert row['compilations'] >= 1 and 0 < row['seconds_train'] <= row['seconds']
   assert row['tokens_per_second'] == pytest.approx(100 / row['seconds'])
   assert metrics.Clock().row(1)['compilations'] == 0
+
+
+def test_goodput_is_the_share_of_all_time_since_the_row_before():
+  metrics.Clock().row(1)
+  start = time.perf_counter()
+  time.sleep(0.1)  # as in a save
+  clock = metrics.Clock()
+  with clock('train'):
+    time.sleep(0.1)
+  row = clock.row(1)
+  assert row['goodput'] == pytest.approx(row['seconds_train'] / (time.perf_counter() - start), rel=0.2)
+  assert row['goodput'] < 0.8 < row['seconds_train'] / row['seconds']
+
+
+def test_figures_of_a_device(monkeypatch):
+  """300 TFLOP of an update a second on eight of 197."""
+  device = types.SimpleNamespace(device_kind='TPU v5 lite', memory_stats=lambda: {'peak_bytes_in_use': 3 * 2**29})
+  monkeypatch.setattr(jax, 'local_devices', lambda: [device])
+  row = {'seconds_train': 2.0, 'seconds_rollout': 5.0, 'tokens_generated': 100}
+  assert metrics.device_figures(row, 10**6, 10**8) == {
+    'tokens_per_second_rollout': 20.0, 'tokens_per_second_update': 5e5, 'device_peak_gib': 1.5,
+    'mfu': pytest.approx(300 / (8 * 197))}
+  device.device_kind, device.memory_stats = 'cpu', lambda: None
+  assert set(metrics.device_figures(row, 1000, 10**8)) == {
+    'tokens_per_second_rollout', 'tokens_per_second_update'}

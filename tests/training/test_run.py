@@ -30,7 +30,8 @@ from tests.training import child
 
 ROOT = pathlib.Path(__file__).parents[2]
 SEED = int(os.environ.get('JAXSEARCH_KILL_SEED', '0'))
-TIMES = ('seconds', 'tokens_per_second', 'compilations', 'resident_mib')  # what may differ between runs
+TIMES = ('seconds', 'tokens_per_second', 'compilations', 'resident_mib', 'goodput',
+         'tokens_per_second_rollout', 'tokens_per_second_update')  # what may differ between runs
 # What it took to grow the trees of a step.
 COSTS = ('segments', 'steps', 'idle_share', 'tokens_prefilled', 'tokens_reused', 'tokens_forked', 'rows_evicted')
 

@@ -186,6 +186,17 @@ def test_a_checkpoint_that_the_disk_has_no_room_for_stops_the_run_which_resumes(
   assert steps == ['1', '2', '3']  # nothing half done
 
 
+def test_a_trace_is_kept_of_the_steps_that_are_asked_for(config, state):
+  config.profile, config.steps = (2,), 2
+  with run_folder.RunFolder(config, shown=()) as run:
+    run.start()
+    traced = []
+    for _ in run.steps():
+      jax.block_until_ready(jnp.ones(3) + 1)
+      traced.append(list(run.out.glob('profile/**/*.xplane.pb')))
+  assert traced == [[], []] and list(run.out.glob('profile/**/*.xplane.pb'))
+
+
 def events_of(folder):
   """The events of TensorBoard files: records of length, checksum, data, checksum."""
   for path in sorted(pathlib.Path(folder).iterdir()):
