@@ -11,7 +11,8 @@ COMMANDS.clear()
 GROUPS.clear()
 
 
-@command('world_policy', flag('--out', 'folder for the files of the world; none if not given', place(folder=True)),
+@command('world_policy',
+         flag('--out', 'folder for the files of the world; none if not given', place(folder=True)),
          flag('--policy', 'train the policy into config.out', bool),
          examples=('--out world', '--policy --config.out=runs/world_policy'))
 def world(config, flags) -> None:

@@ -1,11 +1,12 @@
 """Writes chains of searches for the cold start of a policy, from questions and passages, without a model.
 
-Every chain searches, first for the question itself. Before each further action it says what it has found, or that a passage is
-not there; then it searches for the name of the next passage that it needs, and answers when it has seen all. What the searches
-return is what the policy's own would: the same back end, the same number of passages, cut to the same length.
+Every chain searches, first for the question itself. Before each further action it says what it has found, or
+that a passage is not there; then it searches for the name of the next passage that it needs, and answers when
+it has seen all. What the searches return is what the policy's own would: the same back end, the same number
+of passages, cut to the same length.
 
-The questions are those of wiki_lookups.py, whose steps are known, and those of a file whose gold answer stands in a passage that
-is about the question. All is a function of the files and the seed.
+The questions are those of wiki_lookups.py, whose steps are known, and those of a file whose gold answer
+stands in a passage that is about the question. All is a function of the files and the seed.
 """
 
 import collections
@@ -35,7 +36,8 @@ from jaxsearch.trees import grammar, templates
 from recipes import wiki_lookups as lookups
 
 Search = Callable[[str], list[Document]]
-# Of the kinds of questions to reinforce: those with more than one passage are what a policy gets wrong after the cold start.
+# Of the kinds of questions to reinforce: those with more than one passage are what a policy gets wrong after
+# the cold start.
 HARD = {'bridge comparison': 0.3, 'comparison': 0.3, 'bridge': 0.2, 'described': 0.1, 'one passage': 0.1}
 ABOUT = 0.5  # of the weight of a question's words, what a passage about it has
 
@@ -55,12 +57,14 @@ class Chain:
     return [len(tokenizer.encode(span['text'])) for span in self.spans if role in ('', span['role'])]
 
   def fits(self, tokenizer: Tokenizer, most: int, room: int) -> bool:
-    """Whether a policy could write it: at most `most` tokens a span, and `room` in all."""
+    """Tells whether a policy could write it: at most `most` tokens a span, and `room` in all."""
     return max(self.lengths(tokenizer, 'policy')) <= most and sum(self.lengths(tokenizer)) <= room
 
 
-def write_chain(lookup: lookups.Lookup, search: Search, prompt: str, special: Sequence[str], most: int) -> Chain | None:
-  """The chain of a question by its steps; None if it would take more than `most` searches or does not find a passage."""
+def write_chain(lookup: lookups.Lookup, search: Search, prompt: str, special: Sequence[str],
+                most: int) -> Chain | None:
+  """The chain of a question by its steps; None if it would take more than `most` searches or does not find a
+  passage."""
   question, missing = lookup.question, list(lookup.steps)
   chain, seen, thought = Chain(question, [{'role': 'prompt', 'text': prompt}]), set(), []
   query, safe = question.question, functools.partial(grammar.neutralise, special_tokens=special)
@@ -78,7 +82,8 @@ def write_chain(lookup: lookups.Lookup, search: Search, prompt: str, special: Se
       thought.append(missing.pop(0).finding)
     if not missing:
       think = ' '.join([*thought, *filter(None, [lookup.conclusion])])
-      chain.add('policy', f'<think> {safe(think)} </think>\n<answer> {safe(question.golden_answers[0])} </answer>')
+      answer = safe(question.golden_answers[0])
+      chain.add('policy', f'<think> {safe(think)} </think>\n<answer> {answer} </answer>')
       return chain
     query = missing[0].query
     if not thought:
@@ -86,8 +91,10 @@ def write_chain(lookup: lookups.Lookup, search: Search, prompt: str, special: Se
   return None
 
 
-def supported(question: Question, documents: Sequence[Document], weight: Callable[[str], float]) -> lookups.Step | None:
-  """The first document that is about a question and has its answer, with the sentence that has it; None if there is none."""
+def supported(question: Question, documents: Sequence[Document],
+              weight: Callable[[str], float]) -> lookups.Step | None:
+  """The first document that is about a question and has its answer, with the sentence that has it; None if
+  there is none."""
   golds = [gold for gold in map(normalize_answer, question.golden_answers) if gold not in ('', 'yes', 'no')]
   asked, own = set(words_of(question.question)), f' {normalize_answer(question.question)} '
   if any(f' {gold} ' in own for gold in golds):
@@ -116,10 +123,12 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
 
   corpus.jsonl      the passages of `config.data.corpus` under exchanged names
   questions.jsonl   questions about them to train on, and held_out.jsonl those that are held out
-  hard_questions.jsonl, hard_held_out.jsonl  of both a part that chains can be written of, with the shares of HARD, for
-                    reinforcement learning: without the passages a comparison can only be guessed. Of a kind with more than
-                    chains.jsonl has, others come first; yes is as often right as no
-  own_held_out.jsonl  the questions of `config.data.questions` that are held out; chains are made of the others alone
+  hard_questions.jsonl, hard_held_out.jsonl  of both a part that chains can be written of, with the shares of
+  HARD, for
+                    reinforcement learning: without the passages a comparison can only be guessed. Of a kind
+                    with more than chains.jsonl has, others come first; yes is as often right as no
+  own_held_out.jsonl  the questions of `config.data.questions` that are held out; chains are made of the
+                      others alone
   chains.jsonl      the chains, of each kind one in turn
 
   Args:
@@ -127,21 +136,24 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
     out: the folder of the files.
     number: of chains, at most.
   Returns:
-    `figures` of the chains; `questions`, `held_out`, `own`, `hard_questions` and `hard_held_out`, how many questions there are of
-    which; for every kind `tried_KIND`, the questions that a chain was looked for, and `chains_KIND`, those that gave one.
+    `figures` of the chains; `questions`, `held_out`, `own`, `hard_questions` and `hard_held_out`, how many
+    questions there are of which; for every kind `tried_KIND`, the questions that a chain was looked for, and
+    `chains_KIND`, those that gave one.
   Raises DataError where there is not one chain.
   """
   out, settings = pathlib.Path(out), config.search
   documents = load_corpus(config.data.corpus)
   tokenizer = setup.load_tokenizer(config)
   exchanged = lookups.exchange(documents, config.seed, settings.words)
-  write_whole(out / 'corpus.jsonl', ''.join(json.dumps(
-    {'id': one.id, 'contents': join_contents(one.title, one.text)}, ensure_ascii=False) + '\n' for one in exchanged))
+  passages = [{'id': one.id, 'contents': join_contents(one.title, one.text)} for one in exchanged]
+  lines = [json.dumps(passage, ensure_ascii=False) + '\n' for passage in passages]
+  write_whole(out / 'corpus.jsonl', ''.join(lines))
   made = lookups.make(exchanged, config.seed, settings.words)
   own = setup.load_questions(config, config.data.questions)
   for name, held in (('questions', False), ('held_out', True)):
     write_questions([one.question for one in made if one.held_out == held], out / f'{name}.jsonl')
-  write_questions([question for question in own if lookups.held_out(question.question)], out / 'own_held_out.jsonl')
+  held_out = [question for question in own if lookups.held_out(question.question)]
+  write_questions(held_out, out / 'own_held_out.jsonl')
 
   def searching(corpus: str) -> Search:
     backend = setup.open_backend(config, corpus)
@@ -161,8 +173,9 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
         yield chain
 
   search, weight = searching(config.data.corpus), weights(documents)
-  in_passages = (lookups.Lookup(question, (step,)) for question in own if not lookups.held_out(question.question)
-                 and (step := supported(question, search(question.question), weight)))
+  trained = [question for question in own if not lookups.held_out(question.question)]
+  in_passages = (lookups.Lookup(question, (step,)) for question in trained
+                 if (step := supported(question, search(question.question), weight)))
   search_exchanged = searching(str(out / 'corpus.jsonl'))
 
   def sources(held: bool) -> list[Iterator[Chain]]:
@@ -177,13 +190,15 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   if not chains:
     raise DataError(f'{config.data.corpus}: no question about these passages that searches can answer')
   row_files.write(out / 'chains.jsonl', ({'id': chain.question.id, 'spans': chain.spans} for chain in chains))
-  result = figures(chains, tokenizer) | {
-    'questions': sum(not one.held_out for one in made), 'held_out': sum(one.held_out for one in made), 'own': len(own)}
+  held = sum(one.held_out for one in made)
+  counts = {'questions': len(made) - held, 'held_out': held, 'own': len(own)}
+  result = figures(chains, tokenizer) | counts
   for kind in tried:
     name = kind.replace(' ', '_')
     result |= {f'tried_{name}': tried[kind], f'chains_{name}': found[kind]}
   others = itertools.islice(stream, number)
-  for name, answerable in (('hard_questions', [*others, *chains]), ('hard_held_out', in_turn(sources(held=True)))):
+  hard_ones = {'hard_questions': [*others, *chains], 'hard_held_out': in_turn(sources(held=True))}
+  for name, answerable in hard_ones.items():
     answered = lookups.balanced(chain.question for chain in answerable if 'kind' in chain.question.metadata)
     hard = lookups.mixed(answered, HARD)
     write_questions(hard, out / f'{name}.jsonl')
@@ -198,8 +213,9 @@ def in_turn(sources: Iterable[Iterator[Chain]]) -> Iterator[Chain]:
 
 
 def figures(chains: Sequence[Chain], tokenizer: Tokenizer) -> dict[str, float]:
-  """Means over chains: searches, tokens of the policy's spans and of all, and the share of each number of searches."""
-  lengths = np.array([[sum(chain.lengths(tokenizer, 'policy')), sum(chain.lengths(tokenizer))] for chain in chains])
+  """Means over chains: searches, tokens of the policy's spans and of all, and the share of each number of
+  searches."""
+  lengths = np.array([[sum(chain.lengths(tokenizer, role)) for role in ('policy', '')] for chain in chains])
   searches = collections.Counter(chain.searches for chain in chains)
   return {'chains': len(chains), 'searches': float(np.mean([chain.searches for chain in chains])),
           'tokens_trained': float(lengths[:, 0].mean()), 'tokens': float(lengths[:, 1].mean()),

@@ -1,12 +1,13 @@
 """Questions made from encyclopedia passages by rules, without a model, and passages under exchanged names.
 
-`entities` reads what the first sentences of a passage say of a film or a person; `make` asks for these facts: about one passage,
-over a bridge from a film to the passage of its director, in a comparison of two, or of the directors of two. Every question has
-the steps that lead to its answer, so that chains of searches can be written from it (wiki_chains.py).
+`entities` reads what the first sentences of a passage say of a film or a person; `make` asks for these facts:
+about one passage, over a bridge from a film to the passage of its director, in a comparison of two, or of the
+directors of two. Every question has the steps that lead to its answer, so that chains of searches can be
+written from it (wiki_chains.py).
 
-Passages that were collected for a benchmark are those that its questions are about. `exchange` gives the films and the people in
-them each other's names, everywhere at once: what is then asked is asked by no benchmark, and is not true, so that a policy learns
-to read the answer and not to remember it.
+Passages that were collected for a benchmark are those that its questions are about. `exchange` gives the
+films and the people in them each other's names, everywhere at once: what is then asked is asked by no
+benchmark, and is not true, so that a policy learns to read the answer and not to remember it.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from jaxsearch.data.corpus import Document, first_words
 from jaxsearch.data.questions import Question
@@ -28,17 +30,19 @@ FILM = re.compile(r"^.{1,90}?\bis an? (?P<year>\d{4}) (?P<adjective>[A-Z]\w+)?[^
 DIRECTOR = re.compile(rf'\bdirected by (?P<director>{NAME})(?=[,.;]|$| (?!and [A-Z]|[A-Z&]))')
 BORN = re.compile(rf'^.{{2,80}}?\(\s*(?:[^()]{{0,60}}?\bborn (?:[^()0-9]{{0,40}})?)?(?P<born>{DATE})'
                   rf'(?:[^()]{{0,60}}?(?P<died>{DATE}))?')
-PLACE = re.compile(r"\bborn(?: on [^.]{5,20},?| \d{4},?)? in (?P<place>[A-Z][\w’'-]+(?: [A-Z][\w’'-]+){0,2})(?=[,.; ])")
+PLACE = re.compile(r"\bborn(?: on [^.]{5,20},?| \d{4},?)? in "
+                   r"(?P<place>[A-Z][\w’'-]+(?: [A-Z][\w’'-]+){0,2})(?=[,.; ])")
 NATIONALITY = re.compile(r'\b(?:is|was) an? (?P<adjective>[A-Z][a-z]+) [a-z]')
-DESCRIBED = re.compile(r'^[^.]{0,140}?\b(?P<verb>is|was) (?:an?|the) (?P<description>[^()"]{35,150}?)\.(?: |$)')
+DESCRIBED = re.compile(r'^[^.]{0,140}?\b(?P<verb>is|was) (?:an?|the) '
+                       r'(?P<description>[^()"]{35,150}?)\.(?: |$)')
 COMMON = 12  # people in the corpus that an adjective is said of, for it to be taken for a nationality
 HELD_OUT = 10  # one name in so many is held out of training
 BRITISH = {'British', 'English', 'Scottish', 'Welsh'}  # neither the same nor different
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
-  """A passage that a question needs: its id, its name (the query that finds it), and what it says, as a sentence."""
+class Step(NamedTuple):
+  """A passage that a question needs: its id, its name (the query that finds it), and what it says, as a
+  sentence."""
   passage: str
   query: str
   finding: str
@@ -46,7 +50,8 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:
-  """A question, the steps to its answer, and what follows from them; `held_out` if its names are held out of training."""
+  """A question, the steps to its answer, and what follows from them; `held_out` if its names are held out of
+  training."""
   question: Question
   steps: tuple[Step, ...]
   conclusion: str = ''
@@ -63,7 +68,7 @@ class Entity:
 
   @property
   def held_out(self) -> bool:
-    """Whether questions about it are held out of training: a film's with its director's, to whom bridges lead."""
+    """Tells whether questions about it are held out: a film's with its director's, to whom bridges lead."""
     return held_out(self.facts.get('director', self.name))
 
 
@@ -73,7 +78,8 @@ def plain(title: str) -> str:
 
 
 def entities(documents: Sequence[Document], words: int) -> list[Entity]:
-  """Films and people by what the first `words` words of their passages say; no name twice, none of a single word or in quotes."""
+  """Films and people by what the first `words` words of their passages say; no name twice, none of a single
+  word or in quotes."""
   found, adjectives = {}, Counter()
   for document in documents:
     name, text = plain(document.title), first_words(document.text, words)
@@ -82,7 +88,8 @@ def entities(documents: Sequence[Document], words: int) -> list[Entity]:
       continue
     if film and text.startswith(name):
       director = DIRECTOR.search(text)
-      facts = {'year': film['year'], 'nationality': film['adjective'], 'director': director and director['director']}
+      facts = {'year': film['year'], 'nationality': film['adjective'],
+               'director': director and director['director']}
       entity = Entity(document.id, name, 'film', facts)
     elif born and _is_person(name, text):
       place, adjective = PLACE.search(text), NATIONALITY.search(text)
@@ -97,26 +104,28 @@ def entities(documents: Sequence[Document], words: int) -> list[Entity]:
       entity.facts['described'] = f'{described["verb"]} the {described["description"]}'
     found[name] = None if name in found else entity
   known = {adjective for adjective, number in adjectives.items() if adjective and number >= COMMON}
-  return [dataclasses.replace(entity, facts={
-    attribute: value for attribute, value in entity.facts.items() if value and (attribute != 'nationality' or value in known)})
-    for entity in found.values() if entity]
+  usable = lambda fact: fact[1] and (fact[0] != 'nationality' or fact[1] in known)
+  return [dataclasses.replace(entity, facts=dict(filter(usable, entity.facts.items())))
+          for entity in found.values() if entity]
 
 
 def _is_person(name: str, text: str) -> bool:
-  """Whether a passage begins with the first word of a name, as it does with the name or a longer form of it."""
+  """Tells whether a passage begins with the first word of a name, as a longer form of the name does."""
   own = name.split()
   return own[0][0].isupper() and own[-1][0].isupper() and text.startswith(own[0])
 
 
 def exchange(documents: Sequence[Document], seed: int, words: int) -> list[Document]:
-  """The passages with the names of films exchanged among films, those of people among people, in titles and texts.
+  """The passages with the names of films exchanged among films, those of people among people, in titles and
+  texts.
 
   In a person's own passage the longer form at its beginning and the last name alone are replaced too.
   """
   rng, new, found = random.Random(seed), {}, entities(documents, words)
   groups = defaultdict(list)
   for entity in found:  # a director gets a name that can be read as one
-    groups[entity.kind, entity.kind == 'person' and re.fullmatch(NAME, entity.name) is None].append(entity.name)
+    odd = entity.kind == 'person' and re.fullmatch(NAME, entity.name) is None
+    groups[entity.kind, odd].append(entity.name)
   if len(groups['person', True]) == 1:  # a name alone would be exchanged with itself
     groups['person', False] += groups.pop(('person', True))
   for _, names in sorted(groups.items()):
@@ -178,15 +187,19 @@ def _about(entity: Entity, director: Entity | None, rng: random.Random) -> Itera
       continue
     if not (attribute == 'nationality' and entity.kind == 'film'):
       form = rng.choice(ASKED[entity.kind, attribute][0])
-      yield _lookup('one passage', form.format(name=entity.name), entity, (value, ''), [_step(entity, attribute)])
+      text = form.format(name=entity.name)
+      yield _lookup('one passage', text, entity, (value, ''), [_step(entity, attribute)])
     for asked, answer in director.facts.items() if director and attribute == 'director' else ():
       if asked != 'described':
         form, name = rng.choice(ASKED['person', asked][0]), rng.choice(DIRECTORS).format(name=entity.name)
-        yield _lookup('bridge', form.format(name=name), entity, (answer, ''), [_step(entity, attribute), _step(director, asked)])
+        steps = [_step(entity, attribute), _step(director, asked)]
+        yield _lookup('bridge', form.format(name=name), entity, (answer, ''), steps)
 
 
-def _comparisons(found: Sequence[Entity], directors: Mapping[str, Entity], rng: random.Random) -> Iterator[Lookup]:
-  """Each film and person with one other in each comparison that it has the fact for, and each film by its director."""
+def _comparisons(found: Sequence[Entity], directors: Mapping[str, Entity],
+                 rng: random.Random) -> Iterator[Lookup]:
+  """Each film and person with one other in each comparison that it has the fact for, and each film by its
+  director."""
   for compared, attribute, forms, compare in COMPARED:
     bridge = compared == 'director'
     of = directors if bridge else {one.name: one for one in found if one.kind == compared}
@@ -196,10 +209,13 @@ def _comparisons(found: Sequence[Entity], directors: Mapping[str, Entity], rng: 
       own = [one for one in able if one.held_out == held]
       for two in zip(own[::2], own[1::2]):
         names, whose = [one.name for one in two], [of[one.name] for one in two]
-        said = [f'{director.name} directed {name}' for director, name in zip(whose, names)] if bridge else names
+        said = names
+        if bridge:
+          said = [f'{director.name} directed {name}' for director, name in zip(whose, names)]
         if whose[0] != whose[1] and (result := compare([one.facts[attribute] for one in whose], names, said)):
           steps = [_step(one, 'director') for one in two if bridge] + [_step(one, attribute) for one in whose]
-          yield _lookup('bridge comparison' if bridge else 'comparison', rng.choice(forms).format(*names), two[0], result, steps)
+          kind = 'bridge comparison' if bridge else 'comparison'
+          yield _lookup(kind, rng.choice(forms).format(*names), two[0], result, steps)
 
 
 def _step(entity: Entity, attribute: str) -> Step:
@@ -207,13 +223,15 @@ def _step(entity: Entity, attribute: str) -> Step:
   return Step(entity.passage, entity.name, finding.format(name=entity.name, value=entity.facts[attribute]))
 
 
-def _lookup(kind: str, question: str, about: Entity, result: tuple[str, str], steps: Sequence[Step]) -> Lookup:
+def _lookup(kind: str, question: str, about: Entity, result: tuple[str, str],
+            steps: Sequence[Step]) -> Lookup:
   answer, conclusion = result
   return Lookup(Question('', question, (answer,), {'kind': kind}), tuple(steps), conclusion, about.held_out)
 
 
 def balanced(questions: Iterable[Question]) -> list[Question]:
-  """Without the yes or no that is ahead: of each kind every beginning has as many of one answer as of the other, or one more.
+  """Without the yes or no that is ahead: of each kind every beginning has as many of one answer as of the
+  other, or one more.
 
   A policy that is paid for a guess would learn the commoner of the two.
   """
@@ -239,20 +257,24 @@ def mixed(questions: Sequence[Question], shares: Mapping[str, float]) -> list[Qu
     kind = question.metadata['kind']
     places.append((seen[kind] + 0.5) / shares[kind])
     seen[kind] += 1
-  return [question for place, question in sorted(zip(places, questions), key=lambda one: one[0]) if place <= most]
+  ordered = sorted(zip(places, questions), key=lambda pair: pair[0])
+  return [question for place, question in ordered if place <= most]
 
 
 def held_out(name: str) -> bool:
-  """Whether a name, or the text of a question, is one of those held out of training, for choices."""
+  """Tells whether a name, or the text of a question, is one of those held out of training, for choices."""
   return zlib.crc32(name.encode()) % HELD_OUT == 0
 
 
-# Comparisons: two values, the names to choose from, what to say of each -> (answer, conclusion); None if neither is the answer.
+# Comparisons: two values, the names to choose from, what to say of each -> (answer, conclusion); None if
+# neither is the answer.
 def _ordered(values: Sequence[str], names: Sequence[str], said: Sequence[str], best: Callable,
              word: str) -> tuple[str, str] | None:
   years = [int(re.search(r'\d{3,4}', value)[0]) for value in values]
   place = years.index(best(years))
-  return (names[place], f'{years[place]} is {word} than {years[1 - place]}: {said[place]}.') if years[0] != years[1] else None
+  if years[0] == years[1]:
+    return None
+  return names[place], f'{years[place]} is {word} than {years[1 - place]}: {said[place]}.'
 
 
 _earlier = functools.partial(_ordered, best=min, word='earlier')
@@ -268,7 +290,8 @@ def _same(values: Sequence[str], names: Sequence[str], said: Sequence[str]) -> t
 
 
 DESCRIPTION = {'film': 'Which film {}?', 'person': 'Who {}?'}
-DIRECTORS = ('the director of film {name}', 'the director of the film {name}', 'the person who directed {name}')
+DIRECTORS = ('the director of film {name}', 'the director of the film {name}',
+             'the person who directed {name}')
 # (kind, attribute) -> (ways to ask, what was found as a sentence)
 ASKED: dict[tuple[str, str], tuple[Sequence[str], str]] = {
   ('film', 'director'): (('Who directed the film {name}?', 'Who is the director of {name}?'),
@@ -276,21 +299,29 @@ ASKED: dict[tuple[str, str], tuple[Sequence[str], str]] = {
   ('film', 'year'): (('In what year did the film {name} come out?', 'When was the film {name} released?'),
                      '{name} came out in {value}.'),
   ('film', 'nationality'): ((), '{name} is {value}.'),
-  ('person', 'born'): (('When was {name} born?', 'What is the date of birth of {name}?'), '{name} was born on {value}.'),
-  ('person', 'died'): (('When did {name} die?', 'What is the date of death of {name}?'), '{name} died on {value}.'),
-  ('person', 'place'): (('Where was {name} born?', 'What is the place of birth of {name}?'), '{name} was born in {value}.'),
-  ('person', 'nationality'): (('What nationality is {name}?', 'What is the nationality of {name}?'), '{name} is {value}.'),
+  ('person', 'born'): (('When was {name} born?', 'What is the date of birth of {name}?'),
+                       '{name} was born on {value}.'),
+  ('person', 'died'): (('When did {name} die?', 'What is the date of death of {name}?'),
+                       '{name} died on {value}.'),
+  ('person', 'place'): (('Where was {name} born?', 'What is the place of birth of {name}?'),
+                        '{name} was born in {value}.'),
+  ('person', 'nationality'): (('What nationality is {name}?', 'What is the nationality of {name}?'),
+                              '{name} is {value}.'),
 }
 Compare = Callable[[Sequence[str], Sequence[str], Sequence[str]], tuple[str, str] | None]
-COMPARED: Sequence[tuple[str, str, Sequence[str], Compare]] = (  # {} are two films where it is their directors
-  ('film', 'year', ('Which film came out first, {} or {}?', 'Which film was released earlier, {} or {}?'), _earlier),
-  ('film', 'year', ('Which film came out later, {} or {}?', 'Which film was released more recently, {} or {}?'), _later),
+# {} are two films where it is their directors.
+COMPARED: Sequence[tuple[str, str, Sequence[str], Compare]] = (
+  ('film', 'year', ('Which film came out first, {} or {}?', 'Which film was released earlier, {} or {}?'),
+   _earlier),
+  ('film', 'year', ('Which film came out later, {} or {}?',
+                    'Which film was released more recently, {} or {}?'), _later),
   ('film', 'nationality', ('Are both films, {} and {}, from the same country?',), _same),
   ('person', 'born', ('Who was born first, {} or {}?', 'Who is older, {} or {}?'), _earlier),
   ('person', 'born', ('Who was born later, {} or {}?', 'Who is younger, {} or {}?'), _later),
   ('person', 'died', ('Who died first, {} or {}?', 'Who died earlier, {} or {}?'), _earlier),
   ('person', 'died', ('Who died later, {} or {}?',), _later),
-  ('person', 'nationality', ('Are {} and {} of the same nationality?', 'Do {} and {} have the same nationality?'), _same),
+  ('person', 'nationality', ('Are {} and {} of the same nationality?',
+                             'Do {} and {} have the same nationality?'), _same),
   ('director', 'born', ('Which film has the director who was born earlier, {} or {}?',
                         'Which film has the older director, {} or {}?'), _earlier),
   ('director', 'born', ('Which film has the director who was born later, {} or {}?',

@@ -23,10 +23,12 @@ SPECIAL = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
 NAMES = ('think', 'search', 'information', 'answer', 'observation', 'original_evidence', 'context', 'python')
 TAGS = tuple(f'<{slash}{name}>' for name in NAMES for slash in ('', '/'))
 # Qwen2.5's pattern: a word takes the space before it, every digit stands alone
-PATTERN = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+PATTERN = (r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"""
+           r""" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""")
 
 
-def build(out: str | os.PathLike, seed: int = 0, *, cities: int = 4000, sizes: dict[str, int] | None = None) -> None:
+def build(out: str | os.PathLike, seed: int = 0, *, cities: int = 4000,
+          sizes: dict[str, int] | None = None) -> None:
   """Writes all files of the world to the folder `out`, the same bytes for the same seed and package versions.
 
   Raises ImportError, naming the extra to install, if the packages with the facts are absent.
@@ -36,7 +38,8 @@ def build(out: str | os.PathLike, seed: int = 0, *, cities: int = 4000, sizes: d
   documents = [Document(entity.id, entity.title, entity.text) for entity in entities if entity.text]
   questions = choose.questions(entities, seed, sizes)
   out.mkdir(parents=True, exist_ok=True)
-  _write_lines(out / 'corpus.jsonl.gz', ({'id': d.id, 'contents': join_contents(d.title, d.text)} for d in documents))
+  passages = ({'id': d.id, 'contents': join_contents(d.title, d.text)} for d in documents)
+  _write_lines(out / 'corpus.jsonl.gz', passages)
   for split, items in questions.items():
     # Of the many for the warm start only what `questions.restore` needs.
     records = ({'id': q.id, 'question': q.question} for q in items) if split == 'warm' else map(vars, items)
@@ -58,11 +61,13 @@ def train_tokenizer(texts: Sequence[str]):
   from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
   tokenizer = Tokenizer(models.BPE())
-  tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-    pre_tokenizers.Split(Regex(PATTERN), 'isolated'), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+  to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  words = pre_tokenizers.Split(Regex(PATTERN), 'isolated')
+  tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, to_bytes])
   tokenizer.decoder = decoders.ByteLevel()
   alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-  trainer = trainers.BpeTrainer(vocab_size=VOCABULARY - len(SPECIAL) - len(TAGS), initial_alphabet=alphabet, show_progress=False)
+  size = VOCABULARY - len(SPECIAL) - len(TAGS)
+  trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
   tokenizer.train_from_iterator(texts, trainer)
   tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
   tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
@@ -70,12 +75,13 @@ def train_tokenizer(texts: Sequence[str]):
 
 
 def _tokenizer_texts(documents: Sequence[Document], questions: Sequence[Question], seed: int) -> list[str]:
-  """What the tokenizer learns from: the corpus and chains without observations, tags left out."""
+  """Returns what the tokenizer learns from: the corpus and chains without observations, tags left out."""
   texts = [f'(Title: {document.title}) {document.text}' for document in documents]
   tags = re.compile('|'.join(map(re.escape, TAGS)))
   for question in random.Random(f'tokenizer {seed}').sample(questions, min(4000, len(questions))):
-    own = [part for role, text in chains.full_chain(question) if role == 'policy' for part in tags.split(text)]
-    texts += ['Question: ' + question.question, *filter(str.strip, own)]
+    texts.append('Question: ' + question.question)
+    for role, text in chains.full_chain(question):
+      texts += filter(str.strip, tags.split(text)) if role == 'policy' else ()
   return texts
 
 
@@ -84,8 +90,8 @@ def save_tokenizer(tokenizer, folder: Path) -> None:
   write_whole(folder / 'tokenizer.json', tokenizer.to_str(pretty=False))
   end, others = SPECIAL[0], SPECIAL[1:]
   special = {'eos_token': end, 'pad_token': end, 'additional_special_tokens': others}
-  settings = {'tokenizer_class': 'PreTrainedTokenizerFast', 'bos_token': None, 'eos_token': end, 'pad_token': end,
-              'unk_token': None, 'additional_special_tokens': others, 'clean_up_tokenization_spaces': False,
-              'add_prefix_space': False, 'model_max_length': 32768}
+  settings = {'tokenizer_class': 'PreTrainedTokenizerFast', 'bos_token': None, 'eos_token': end,
+              'pad_token': end, 'unk_token': None, 'additional_special_tokens': others,
+              'clean_up_tokenization_spaces': False, 'add_prefix_space': False, 'model_max_length': 32768}
   for name, content in (('tokenizer_config.json', settings), ('special_tokens_map.json', special)):
     write_whole(folder / name, json.dumps(content, indent=2) + '\n')

@@ -1,11 +1,13 @@
-"""Training examples for CARL in the embedded world: code that searches, contexts in place of raw output, facts known closed-book.
+"""Training examples for CARL in the embedded world: code that searches, contexts in place of raw output,
+facts known closed-book.
 
-What the policy knows without search (its tier 2) are three facts on every country, learned from statements, as in an
-encyclopedia; closed-book questions are about entities of the warm split only. Everything else has to be searched (tier 1) or
-guessed. Habits are bad on purpose, as in the mix that other methods begin with: calls where none is needed,
-closed-book answers where nothing is known, contexts that lost what mattered.
+What the policy knows without search (its tier 2) are three facts on every country, learned from statements,
+as in an encyclopedia; closed-book questions are about entities of the warm split only. Everything else has to
+be searched (tier 1) or guessed. Habits are bad on purpose, as in the mix that other methods begin with: calls
+where none is needed, closed-book answers where nothing is known, contexts that lost what mattered.
 
-Names and values stand behind a space wherever they are written, as they do where they are read: so they are the same tokens.
+Names and values stand behind a space wherever they are written, as they do where they are read: so they are
+the same tokens.
 """
 
 import functools
@@ -23,11 +25,11 @@ from recipes.world import examples
 from recipes.world.rename import rename
 
 KNOWN = ('continent', 'currency', 'language')  # of countries
-_countries = functools.cache(lambda: [entity for entity in read_back(world.corpus()) if entity.type == 'country'])
+_countries = functools.cache(lambda: [e for e in read_back(world.corpus()) if e.type == 'country'])
 
 
 def is_known(question: Question) -> bool:
-  """Whether the question asks for one fact that the policy knows without search."""
+  """Tells whether the question asks for one fact that the policy knows without search."""
   steps = question.metadata['steps']
   return len(steps) == 1 and steps[0]['passage_id'].startswith('country-') and steps[0]['attribute'] in KNOWN
 
@@ -50,8 +52,8 @@ def statement(tokenizer, rng: random.Random) -> Example:
                             for span in ((f' {country.title}', False), (f'{text}\n', True))])
 
 
-def episode(tokenizer, rng: random.Random, *, closed_book: float, one_call: float, lost: float, renamed: float,
-            template: str = 'world_carl') -> Tree:
+def episode(tokenizer, rng: random.Random, *, closed_book: float, one_call: float, lost: float,
+            renamed: float, template: str = 'world_carl') -> Tree:
   """A finished episode as a tree, its policy spans to be learned.
 
   Args:
@@ -88,13 +90,15 @@ def closed_book(tokenizer, rng: random.Random, template: str) -> Tree:
 
 
 def recalled(question: Question, rng: random.Random) -> tuple[str, str]:
-  """(thought, answer) without search: the fact as it was stated, if it is known, else a guess in the same words."""
+  """(thought, answer) without search: the fact as it was stated, if it is known, else a guess in the same
+  words."""
   answer = question.golden_answers[0] if is_known(question) else examples.guess(question, rng)
   first, *more = question.metadata['steps']
   return 'I guess.' if more else ' ' + sentence(first['attribute'], first['query'], answer), answer
 
 
-def searched(tokenizer, rng: random.Random, *, closed_book: float, one_search: float, template: str = 'world') -> Example:
+def searched(tokenizer, rng: random.Random, *, closed_book: float, one_search: float,
+             template: str = 'world') -> Example:
   """An episode in the format of Search-R1, so that what is known does not depend on the format."""
   question = draw(rng)
   u = rng.random()
@@ -112,11 +116,13 @@ def drill(tokenizer, rng: random.Random) -> Example:
   """The call of a first step, or a context, about a name of random tokens: see `examples.drill`."""
   step = examples.invented(tokenizer, rng)
   if rng.random() < 0.5:
-    prompt = templates.prompt(rng.choice(ATTRIBUTES[step['attribute']]['questions']).format(step['query']), 'world_carl_forced')
+    asked = rng.choice(ATTRIBUTES[step['attribute']]['questions']).format(step['query'])
+    prompt = templates.prompt(asked, 'world_carl_forced')
     return encode(tokenizer, [(prompt, False), (f'{sought(step)}\n{program(step["query"])}', True)])
   shown = grammar.listed([Document('', step['query'], examples.stated([step]))])
   special = tokenizer.special_tokens
-  return encode(tokenizer, [(grammar.output(shown, special), False), (f'<context> {found(step)}</context>', True),
+  context = f'<context> {found(step)}</context>'
+  return encode(tokenizer, [(grammar.output(shown, special), False), (context, True),
                             (grammar.context(found(step), special), False)])
 
 
@@ -138,6 +144,9 @@ def _commit(node: Node, thought: str, answer: str) -> Tree:
 
 def _another(step: dict, documents: Sequence[Document], rng: random.Random) -> str:
   """Another sentence of the first document found, with 'It' for its title."""
-  sentences = [f'It{rest}.' for d in documents[:1] for rest in f' {d.text}'.removesuffix('.').split(f'. {d.title}')]
+  sentences = []
+  for document in documents[:1]:
+    rests = f' {document.text}'.removesuffix('.').split(f'. {document.title}')
+    sentences += [f'It{rest}.' for rest in rests]
   others = [s.replace(f'It {documents[0].title}', 'It') for s in sentences if step['finding'] not in s]
   return rng.choice(others) if others else 'It is not there.'

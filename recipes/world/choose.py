@@ -1,4 +1,4 @@
-"""Which questions about the embedded world there are, and which split they are in; their wordings are in words.toml.
+"""Chooses the questions about the embedded world and their splits; their wordings are in words.toml.
 
 Pure Python: entities in, questions out, the same for the same seed.
 """
@@ -17,20 +17,23 @@ HOP_SHARES = {1: 0.25, 2: 0.4, 3: 0.2, 4: 0.15}
 TEST_SHARES = {'country': 0.2, 'city': 0.15, 'chemistry': 0.2}
 RL_SHARE = 0.3  # of the train entities, as start of a question
 
-OF_COUNTRY = ['continent', 'population', 'currency', 'language', 'calling_code', 'domain', 'capital', 'capital.population',
-              'capital.timezone', 'currency.currency_code', 'language.language_code']
-OF_ELEMENT = ['symbol', 'number', 'year', 'discoverer', 'found_in', *(f'found_in.{path}' for path in OF_COUNTRY[:-1])]
+OF_COUNTRY = ['continent', 'population', 'currency', 'language', 'calling_code', 'domain', 'capital',
+              'capital.population', 'capital.timezone', 'currency.currency_code', 'language.language_code']
+OF_ELEMENT = ['symbol', 'number', 'year', 'discoverer', 'found_in',
+              *(f'found_in.{path}' for path in OF_COUNTRY[:-1])]
 PATHS = {  # type of the start -> the paths of its questions
   'city': ['country', 'population', 'timezone', *(f'country.{path}' for path in OF_COUNTRY)],
   'country': OF_COUNTRY,
   'element': OF_ELEMENT,
   'person': ['element', *(f'element.{path}' for path in OF_ELEMENT if path != 'discoverer')],
 }
-PAIRS: dict[Pair, list[str]] = {(row['operation'], row['type'], tuple(row['path'])): row['questions'] for row in WORDS['pairs']}
+PAIRS: dict[Pair, list[str]] = {
+  (row['operation'], row['type'], tuple(row['path'])): row['questions'] for row in WORDS['pairs']}
 
 
-def questions(entities: Sequence[Entity], seed: int = 0, sizes: dict[str, int] | None = None) -> dict[str, list[Question]]:
-  """All questions by split: 'warm' and 'rl' about train entities, 'dev' and 'test' starting at test entities.
+def questions(entities: Sequence[Entity], seed: int = 0,
+              sizes: dict[str, int] | None = None) -> dict[str, list[Question]]:
+  """Returns the questions by split: 'warm' and 'rl' about train entities, 'dev' and 'test' start at others.
 
   No train question meets a test entity; 'warm' and 'rl' share no start; 'dev' and 'test' share no question.
   """
@@ -41,12 +44,13 @@ def questions(entities: Sequence[Entity], seed: int = 0, sizes: dict[str, int] |
   for split, size in (('warm', sizes['warm']), ('rl', sizes['rl']), ('test', sizes['test'] + sizes['dev'])):
     starts = [entity for entity in entities if split_of.get(entity.id) == split]
     result[split] = _chosen(world, starts, split, set() if split == 'test' else test, size, seed)
-  result['dev'] = [dataclasses.replace(q, metadata=q.metadata | {'split': 'dev'}) for q in result['test'][sizes['test']:]]
+  rest = result['test'][sizes['test']:]
+  result['dev'] = [dataclasses.replace(q, metadata=q.metadata | {'split': 'dev'}) for q in rest]
   return result | {'test': result['test'][:sizes['test']]}
 
 
 def divide(entities: Sequence[Entity], seed: int) -> dict[str, str]:
-  """Entity id -> the split that may start there: 'test', or of the train entities 'warm' or 'rl'."""
+  """Returns entity id -> the split that may start there: 'test', or of the train entities 'warm' or 'rl'."""
   rng = random.Random(f'divide {seed}')
   countries = sorted(e.id for e in entities if e.type == 'country')
   test = set(rng.sample(countries, round(TEST_SHARES['country'] * len(countries))))
@@ -67,15 +71,18 @@ def divide(entities: Sequence[Entity], seed: int) -> dict[str, str]:
   return dict.fromkeys(test, 'test') | {key: 'rl' if rng.random() < RL_SHARE else 'warm' for key in train}
 
 
-def _chosen(world: World, starts: Sequence[Entity], split: str, avoided: set[str], size: int, seed: int) -> list[Question]:
-  """`size` questions that meet no avoided entity, with the wanted shares of hops; inside a hop count the kinds take turns."""
+def _chosen(world: World, starts: Sequence[Entity], split: str, avoided: set[str], size: int,
+            seed: int) -> list[Question]:
+  """Returns `size` questions that meet no avoided entity, by HOP_SHARES; in a hop count kinds take turns."""
   rng, kinds = random.Random(f'{split} {seed}'), []  # the candidates of each kind, shuffled
   for kind, paths in PATHS.items():
     of_type = [e for e in starts if e.type == kind]
     for path in paths:
       made = (_worded_path(world, e, path.split('.'), split, rng) for e in rng.sample(of_type, len(of_type)))
-      kinds.append([question for question in made if question and avoided.isdisjoint(question.metadata['entities'])][:size])
-  kinds += [_pairs(world, [e for e in starts if e.type == pair[1]], pair, split, avoided, size, rng) for pair in PAIRS]
+      kinds.append([q for q in made if q and avoided.isdisjoint(q.metadata['entities'])][:size])
+  for pair in PAIRS:
+    of_type = [e for e in starts if e.type == pair[1]]
+    kinds.append(_pairs(world, of_type, pair, split, avoided, size, rng))
   chosen = []
   for hops, share in HOP_SHARES.items():
     pools = [reversed(pool) for pool in kinds if pool and pool[0].metadata['hops'] == hops]
@@ -85,7 +92,8 @@ def _chosen(world: World, starts: Sequence[Entity], split: str, avoided: set[str
   return chosen
 
 
-def _worded_path(world: World, start: Entity, path: Sequence[str], split: str, rng: random.Random) -> Question | None:
+def _worded_path(world: World, start: Entity, path: Sequence[str], split: str,
+                 rng: random.Random) -> Question | None:
   question, name = path_question(world, start, path, split), start.mention
   if question is None:
     return None
@@ -96,7 +104,7 @@ def _worded_path(world: World, start: Entity, path: Sequence[str], split: str, r
 
 def _pairs(world: World, starts: Sequence[Entity], pair: Pair, split: str, avoided: set[str], count: int,
            rng: random.Random) -> list[Question]:
-  """Up to `count` questions on two starts; half of the yes-no ones are about starts that agree."""
+  """Returns up to `count` questions on two starts; half of the yes-no ones are about starts that agree."""
   operation, _, path = pair
   legs, by_value = {}, {}
   for e in starts:
@@ -105,7 +113,8 @@ def _pairs(world: World, starts: Sequence[Entity], pair: Pair, split: str, avoid
       by_value.setdefault(leg.value, []).append(e.id)
 
   def partners(a):  # that agree with `a`; on a longer path not from the same first stop: see pair_question
-    return [b for b in by_value[legs[a].value] if b != a and (len(path) == 1 or legs[b].entities[1] != legs[a].entities[1])]
+    stop = legs[a].entities[1:2] if len(path) > 1 else None
+    return [b for b in by_value[legs[a].value] if b != a and legs[b].entities[1:2] != stop]
 
   found, keys = {}, list(legs)
   agreeing = [key for key in keys if operation == 'same' and partners(key)]

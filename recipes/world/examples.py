@@ -1,9 +1,10 @@
 """Training examples for the policy of the embedded world: token ids, and which of them are learned.
 
-Three kinds, for the three stages of its warm start: documents of the encyclopedia (so that names are familiar), worked chains
-that search as often as the question needs (the skill), and a mix of strategies most of which search too little (what
-reinforcement learning then repairs). Many examples are under made-up names: what is learned is to copy a name, not to know
-it. Only `warm` questions are used; documents may be about any entity, as a corpus is.
+Three kinds, for the three stages of its warm start: documents of the encyclopedia (so that names are
+familiar), worked chains that search as often as the question needs (the skill), and a mix of strategies most
+of which search too little (what reinforcement learning then repairs). Many examples are under made-up names:
+what is learned is to copy a name, not to know it. Only `warm` questions are used; documents may be about any
+entity, as a corpus is.
 """
 
 import functools
@@ -39,7 +40,8 @@ def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, list]:
   return groups
 
 
-_answers = functools.cache(lambda: _grouped((q.metadata['answer_type'], q.golden_answers[0]) for q in warm()))  # by their type
+# By their types.
+_answers = functools.cache(lambda: _grouped((q.metadata['answer_type'], q.golden_answers[0]) for q in warm()))
 _documents = functools.cache(lambda: _grouped((d.id.split('-')[0], d) for d in world.corpus()))  # by type
 
 
@@ -67,7 +69,8 @@ def one_search_chain(question: Question, rng: random.Random) -> Spans:
   if question.metadata['hops'] == 1:
     return full_chain(question)
   first = question.metadata['steps'][0]
-  return [*full_chain(question)[:2], ('policy', act(f'{found(first)} I guess.', 'answer', guess(question, rng)))]
+  answer = act(f'{found(first)} I guess.', 'answer', guess(question, rng))
+  return [*full_chain(question)[:2], ('policy', answer)]
 
 
 def results_of(question: Question) -> dict[str, list[Document]]:
@@ -76,7 +79,7 @@ def results_of(question: Question) -> dict[str, list[Document]]:
 
 
 def stated(steps: Sequence[dict]) -> str:
-  """What the documents say about some steps of a question, a sentence each, in their words."""
+  """States what the documents say about some steps of a question, a sentence each, in their words."""
   return ' '.join(sentence(step['attribute'], step['query'], step['finding']) for step in steps)
 
 
@@ -87,7 +90,8 @@ def passage(tokenizer, rng: random.Random) -> Example:
 
 
 def retelling(tokenizer, rng: random.Random) -> Example:
-  """Two documents as a search shows them, then the title and some sentences of one: copying from a document, without a question.
+  """Two documents as a search shows them, then the title and some sentences of one: copying from a document,
+  without a question.
 
   Documents are drawn by type first: there are few countries, and every path leads through one.
   """
@@ -98,14 +102,17 @@ def retelling(tokenizer, rng: random.Random) -> Example:
   sentences = [f'It{rest}.' for rest in text.split(f'. {copied.title}')]
   block = grammar.information(shown, special_tokens=tokenizer.special_tokens)
   retold = ' '.join(rng.sample(sentences, min(3, len(sentences))))
-  return encode(tokenizer, [(block, False), (f'<search> {copied.title}</search><think> {retold}</think>', True)])
+  told = f'<search> {copied.title}</search><think> {retold}</think>'
+  return encode(tokenizer, [(block, False), (told, True)])
 
 
 def drill(tokenizer, rng: random.Random) -> Example:
-  """The first step of a chain, or a fact repeated, about a name of random tokens: any token can be searched for and copied."""
+  """The first step of a chain, or a fact repeated, about a name of random tokens: any token can be searched
+  for and copied."""
   step = invented(tokenizer, rng)
   if rng.random() < 0.5:
-    prompt = templates.prompt(rng.choice(ATTRIBUTES[step['attribute']]['questions']).format(step['query']), 'world')
+    asked = rng.choice(ATTRIBUTES[step['attribute']]['questions']).format(step['query'])
+    prompt = templates.prompt(asked, 'world')
     return encode(tokenizer, [(prompt, False), (act(sought(step), 'search', step['query']), True)])
   block = grammar.information([Document('', step['query'], stated([step]))], tokenizer.special_tokens)
   return encode(tokenizer, [(block, False), (f'<think> {found(step)}', True)])
@@ -113,7 +120,8 @@ def drill(tokenizer, rng: random.Random) -> Example:
 
 def invented(tokenizer, rng: random.Random) -> dict:
   """A step about a made-up fact: name and value are one to three random tokens that hold letters."""
-  name, value = (''.join(rng.choices(_letter_tokens(tokenizer), k=rng.choice((1, 1, 2, 2, 3)))).strip() for _ in range(2))
+  tokens = _letter_tokens(tokenizer)
+  name, value = (''.join(rng.choices(tokens, k=rng.choice((1, 1, 2, 2, 3)))).strip() for _ in range(2))
   return {'attribute': rng.choice(draw(rng).metadata['steps'])['attribute'], 'query': name, 'finding': value}
 
 
@@ -124,7 +132,8 @@ def _letter_tokens(tokenizer) -> list[str]:
 
 
 def skilled(tokenizer, rng: random.Random, *, renamed: float) -> Example:
-  """A chain of the full strategy on a warm question, with probability `renamed` under made-up names and numbers."""
+  """A chain of the full strategy on a warm question, with probability `renamed` under made-up names and
+  numbers."""
   question, results = draw(rng), None
   if rng.random() < renamed:
     question, results = rename(question, results_of(question), rng, numbers=rng.random() < 0.7)
@@ -134,7 +143,8 @@ def skilled(tokenizer, rng: random.Random, *, renamed: float) -> Example:
 def undecided(tokenizer, rng: random.Random, *, shares: tuple[float, float], evidence: float) -> Example:
   """A chain of the mix: `shares` are of answers at once and of single searches; the rest searches as needed.
 
-  With probability `evidence` in the format of R-Search, whose box then holds all the evidence, or what one step found.
+  With probability `evidence` in the format of R-Search, whose box then holds all the evidence, or what one
+  step found.
   """
   question = draw(rng)
   steps = question.metadata['steps']
@@ -154,9 +164,11 @@ def undecided(tokenizer, rng: random.Random, *, shares: tuple[float, float], evi
 
 
 def reviewed(tokenizer, rng: random.Random, *, shares: tuple[float, float], noise: float) -> Example:
-  """A chain of the mix and the review behind it: the first flawed step, 0 if there is none. Only the review is learned.
+  """A chain of the mix and the review behind it: the first flawed step, 0 if there is none. Only the review
+  is learned.
 
-  A guess is flawed, and so is a search for another document than the gold chain's; `noise` of the reviews name a random step.
+  A guess is flawed, and so is a search for another document than the gold chain's; `noise` of the reviews
+  name a random step.
   """
   question = draw(rng)
   steps = question.metadata['steps']
@@ -171,12 +183,13 @@ def reviewed(tokenizer, rng: random.Random, *, shares: tuple[float, float], nois
       flawed = rng.randrange(len(steps)) + 1
       at, title = 2 * (flawed - 1), rng.choice(world.corpus()).title
       thought = spans[at][1].split('<search>')[0]
-      spans = [*spans[:at], ('policy', f'{thought}<search> {title}</search>'), ('observation', title), *spans[at + 2:]]
+      spans[at:at + 2] = [('policy', f'{thought}<search> {title}</search>'), ('observation', title)]
   turns = sum(role == 'policy' for role, _ in spans)
   if rng.random() < noise:
     flawed = rng.randint(0, turns)
   draft, _ = encode_chain(tokenizer, question, spans)
-  review, learned = encode(tokenizer, [(templates.review_prompt(turns, 'world'), False), (f' {flawed}\n', True)])
+  prompt = templates.review_prompt(turns, 'world')
+  review, learned = encode(tokenizer, [(prompt, False), (f' {flawed}\n', True)])
   return draft + review, [False] * len(draft) + learned
 
 

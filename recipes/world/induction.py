@@ -1,18 +1,20 @@
 """Plants induction heads into a random decoder, so that a small one learns to copy names in minutes.
 
-Search agents copy: a name from the question into the query, a fact from a document into the answer. The circuit for it,
-a previous-token head followed by an induction head (Olsson et al. 2022, arXiv 2209.11895), appears in training only
-after many more tokens than a laptop recipe has. Here it stands at the start, roughly, and training sharpens it:
+Search agents copy: a name from the question into the query, a fact from a document into the answer. The
+circuit for it, a previous-token head followed by an induction head (Olsson et al. 2022, arXiv 2209.11895),
+appears in training only after many more tokens than a laptop recipe has. Here it stands at the start,
+roughly, and training sharpens it:
 
-  layer 0   one query head of each key/value head looks one token back, whatever is there: with RoPE, constant key and
-            query biases b and R(-1) b give a score that depends on the distance alone and peaks at 1. It writes a
-            projection A of that token to a place of its own in the residual stream.
-  layer 1   one query head of each compares A of the current token with what layer 0 wrote at every earlier one, using
-            only the slowly rotating RoPE dimensions, and adds a projection of the token it finds to the stream.
+  layer 0   one query head of each key/value head looks one token back, whatever is there: with RoPE, constant
+            key and query biases b and R(-1) b give a score that depends on the distance alone and peaks at 1.
+            It writes a projection A of that token to a place of its own in the residual stream.
+  layer 1   one query head of each compares A of the current token with what layer 0 wrote at every earlier
+            one, using only the slowly rotating RoPE dimensions, and adds a projection of the token it finds
+            to the stream.
 
-Needs two layers and tied embeddings to turn what is found into a logit. Where the architecture has no query and key biases
-(Llama), every embedding gets the same component along one direction, which the matrices of layer 0 turn into the biases;
-it adds the same to all logits, so it changes no distribution.
+Needs two layers and tied embeddings to turn what is found into a logit. Where the architecture has no query
+and key biases (Llama), every embedding gets the same component along one direction, which the matrices of
+layer 0 turn into the biases; it adds the same to all logits, so it changes no distribution.
 """
 
 import jax.numpy as jnp
@@ -29,9 +31,11 @@ WRITTEN = 3.0      # size of what layer 0 writes, in units of an embedding
 
 
 def plant_induction(config: DecoderConfig, params: dict, seed: int = 0) -> dict:
-  """`params` with the heads planted into layers 0 and 1; ValueError if the architecture lacks what they need."""
+  """`params` with the heads planted into layers 0 and 1; ValueError if the architecture lacks what they
+  need."""
   if config.qk_norm or not config.tie_embeddings or config.num_layers < 2:
-    raise ValueError('induction heads are planted into decoders with tied embeddings, two layers or more and no QK norm')
+    raise ValueError('induction heads are planted into decoders with tied embeddings, two layers or more and '
+                     'no QK norm')
   D, h = config.hidden_size, config.head_dim
   frequency = config.rope_theta ** (-np.arange(0, h, 2) / h)
   slow = np.flatnonzero(frequency < SLOW)
@@ -72,7 +76,8 @@ def plant_induction(config: DecoderConfig, params: dict, seed: int = 0) -> dict:
   if not config.qkv_bias:
     embedding = np.asarray(params['embedding']) @ content + CONSTANT * unit * np.sqrt(D) * common
     params = params | {'embedding': jnp.asarray(embedding, params['embedding'].dtype)}
-  return params | {'layers': {name: jnp.asarray(value, params['layers'][name].dtype) for name, value in layers.items()}}
+  layers = {name: jnp.asarray(value, params['layers'][name].dtype) for name, value in layers.items()}
+  return params | {'layers': layers}
 
 
 def _turned(x, angles):

@@ -1,19 +1,23 @@
 """Makes the warm-started policies of the embedded world: first the skill of searching, then the wrong habits.
 
-  short    documents of the encyclopedia and worked chains, most under made-up names, into a decoder with planted induction
-           heads; only what fits into short rows, one or two hops
+  short    documents of the encyclopedia and worked chains, most under made-up names, into a decoder with
+           planted induction heads; only what fits into short rows, one or two hops
   skill    the same with long chains
-  names    the same with many retellings of documents, so that names and values of the encyclopedia are familiar
-  drill    the same with many single steps about names of random tokens, so that every token can be copied; ends at a gate:
-           in greedy rollouts on held-out entities enough answers must be right
-  mix      chains of which most answer at once or after one search; the skill stays, the strategy is now a bad one
+  names    the same with many retellings of documents, so that names and values of the encyclopedia are
+           familiar
+  drill    the same with many single steps about names of random tokens, so that every token can be copied;
+           ends at a gate: in greedy rollouts on held-out entities enough answers must be right
+  mix      chains of which most answer at once or after one search; the skill stays, the strategy is now a bad
+           one
   review   from the mix, for Search-R2: it has also seen reviews of drafts
   carl     from the mix, for CARL: it writes code and contexts, see carl_examples.py
   recall   the same with more of what CARL's policy knows closed-book
-  reader   a smaller model of another family (Llama) that answers from evidence alone; R-Search's evidence reward asks it
+  reader   a smaller model of another family (Llama) that answers from evidence alone; R-Search's evidence
+           reward asks it
 
-What ships is `policy`, `reviewer` and `coder` (mix, review and recall with all logits scaled up) and `reader`. Each stage ends
-with a Hugging Face folder under `config.out`; a stage whose folder exists is not trained again.
+What ships is `policy`, `reviewer` and `coder` (mix, review and recall with all logits scaled up) and
+`reader`. Each stage ends with a Hugging Face folder under `config.out`; a stage whose folder exists is not
+trained again.
 """
 
 import functools
@@ -48,7 +52,8 @@ EMBEDDING_GAIN = 2.5  # on the usual 0.02: a tied embedding that small gives fla
 
 
 def make(config: ml_collections.ConfigDict) -> pathlib.Path:
-  """Runs the stages whose folders are missing, returns that of the shipped policy; RunStopped if the drill was too short."""
+  """Runs the stages whose folders are missing, returns that of the shipped policy; RunStopped if the drill
+  was too short."""
   out, tokenizer = pathlib.Path(config.out), Tokenizer.load(world.folder())
   model_config, params = planted(config.model, config.seed)
   train = functools.partial(train_stage, config, tokenizer, model_config)
@@ -57,8 +62,9 @@ def make(config: ml_collections.ConfigDict) -> pathlib.Path:
   share = share_right(config, model_config, params, tokenizer)
   print(f'{share:.1%} of held-out questions answered correctly', flush=True)
   if share < config.gate.em:
-    raise RunStopped(f'{out}/drill answers {share:.1%} of held-out questions, the gate is {config.gate.em:.0%}: '
-                     'train longer (--config.drill.updates) into another folder')
+    raise RunStopped(
+      f'{out}/drill answers {share:.1%} of held-out questions, the gate is {config.gate.em:.0%}: '
+      'train longer (--config.drill.updates) into another folder')
   mixed = train('mix', params)
   reviewer = train('review', mixed)
   coder = train('recall', train('carl', mixed))
@@ -74,12 +80,15 @@ def planted(model: str, seed: int) -> tuple[DecoderConfig, dict]:
   """(model_config, parameters) of a 'random:PRESET' with induction heads in it."""
   model_config = preset(model.removeprefix('random:'))
   params = initial_params(model_config, jax.random.key(seed))
-  return model_config, plant_induction(model_config, params | {'embedding': EMBEDDING_GAIN * params['embedding']}, seed)
+  params = params | {'embedding': EMBEDDING_GAIN * params['embedding']}
+  return model_config, plant_induction(model_config, params, seed)
 
 
-def share_right(config: ml_collections.ConfigDict, model_config: DecoderConfig, params: dict, tokenizer) -> float:
+def share_right(config: ml_collections.ConfigDict, model_config: DecoderConfig, params: dict,
+                tokenizer) -> float:
   """Share of held-out questions, arithmetic aside, that the policy answers correctly in greedy rollouts."""
-  questions = load_questions(config.gate.questions, hops=config.gate.hops, arithmetic=False)[:config.gate.number]
+  gate = config.gate
+  questions = load_questions(gate.questions, hops=gate.hops, arithmetic=False)[:gate.number]
   engine = setup.open_engine(config, model_config, tokenizer)
   engine.load(params)
   agent = setup.make_agent(config, engine, setup.open_tools(config))
@@ -95,7 +104,8 @@ def examples_of(config: ml_collections.ConfigDict, name: str, tokenizer) -> Iter
     yield kinds[0]() if len(kinds) == 1 else rng.choices(kinds, shares)[0]()
 
 
-def _kinds(config: ml_collections.ConfigDict, name: str, tokenizer, rng: random.Random) -> list[tuple[float, Callable]]:
+def _kinds(config: ml_collections.ConfigDict, name: str, tokenizer,
+           rng: random.Random) -> list[tuple[float, Callable]]:
   """(share, function that makes one) of every kind of example of a stage."""
   stage = config[name]
   match name:
@@ -107,7 +117,8 @@ def _kinds(config: ml_collections.ConfigDict, name: str, tokenizer, rng: random.
       return [(stage.reviews, lambda: examples.reviewed(tokenizer, rng, shares=shares, noise=stage.noise)),
               (1 - stage.reviews, lambda: next(mix))]
     case 'carl' | 'recall':
-      episode = functools.partial(carl_examples.episode, tokenizer, rng, lost=stage.lost, renamed=stage.renamed)
+      episode = functools.partial(carl_examples.episode, tokenizer, rng, lost=stage.lost,
+                                  renamed=stage.renamed)
       searched = functools.partial(carl_examples.searched, tokenizer, rng)
       return [
         (stage.statements, lambda: carl_examples.statement(tokenizer, rng)),
@@ -127,8 +138,10 @@ def _kinds(config: ml_collections.ConfigDict, name: str, tokenizer, rng: random.
            lambda: examples.skilled(tokenizer, rng, renamed=stage.renamed))]
 
 
-def train_stage(config: ml_collections.ConfigDict, tokenizer, model_config: DecoderConfig, name: str, params: dict) -> dict:
-  """Trains a stage from `params`, logs to the terminal and saves it; loads it instead if its folder exists."""
+def train_stage(config: ml_collections.ConfigDict, tokenizer, model_config: DecoderConfig, name: str,
+                params: dict) -> dict:
+  """Trains a stage from `params`, logs to the terminal and saves it; loads it instead if its folder
+  exists."""
   folder, stage = pathlib.Path(config.out) / name, config[name]
   if folder.exists():
     return hub.load(folder).params

@@ -1,7 +1,8 @@
 """Made-up names for questions and documents, so that copying a name never seen before can be learned.
 
-Every word of every name is replaced by the same made-up word everywhere: in the question, its steps and answers, and the
-documents. Chains are then written from the renamed question, so they are consistent by construction.
+Every word of every name is replaced by the same made-up word everywhere: in the question, its steps and
+answers, and the documents. Chains are then written from the renamed question, so they are consistent by
+construction.
 """
 
 import dataclasses
@@ -19,19 +20,22 @@ from jaxsearch.world.facts import ATTRIBUTES, TARGETS, WORDS
 WORD = re.compile(r'[^\W\d_]+')
 NUMBER = re.compile(r'(?<!\d)\d{4,}(?!\d)')
 SYLLABLE = re.compile(r'[^aeiouyà-ÿ]*[aeiouyà-ÿ]+(?:[^aeiouyà-ÿ]+$)?', re.IGNORECASE)
-_OPENINGS = '|'.join(ATTRIBUTES[name]['sentence'].split('{title} ')[1].split('{value}')[0] for name in TARGETS)
+_SENTENCES = [ATTRIBUTES[name]['sentence'] for name in TARGETS]
+_OPENINGS = '|'.join(sentence.split('{title} ')[1].split('{value}')[0] for sentence in _SENTENCES)
 STATED = re.compile(rf'(?:{_OPENINGS})(.+?)\.(?= |$)')  # the names that a document gives as values
 YEARS = range(1600, 2030)
 
 
 def rename(question: Question, results: dict[str, Sequence[Document]], rng: random.Random,
            numbers: bool = False) -> tuple[Question, dict[str, list[Document]]]:
-  """The question and its search results (query -> documents) under made-up names; with `numbers`, new figures.
+  """The question and its search results (query -> documents) under made-up names; with `numbers`, new
+  figures.
 
   Answers, comparisons and sums are worked out again. Ids of documents, and with them the gold passages, stay.
   """
   steps = question.metadata['steps']
-  names = [step['query'] for step in steps] + [step['finding'] for step in steps if step['attribute'] in TARGETS]
+  names = [step['query'] for step in steps]
+  names += [step['finding'] for step in steps if step['attribute'] in TARGETS]
   names += [name for found in results.values() for d in found for name in (d.title, *STATED.findall(d.text))]
   known = {word for name in names for word in WORD.findall(name) if word[0].isupper()} - _reserved()
   words = _once_each(lambda _: _made_up(rng, 2 if rng.random() < 0.15 else 1))
@@ -41,8 +45,8 @@ def rename(question: Question, results: dict[str, Sequence[Document]], rng: rand
     text = WORD.sub(lambda m: words(m[0]) if m[0] in known else m[0], text)
     return NUMBER.sub(lambda m: figures(m[0]), text) if numbers else text
 
-  data = question.metadata | {
-    'steps': [{**step, 'query': changed(step['query']), 'finding': changed(step['finding'])} for step in steps]}
+  change = lambda step: step | {name: changed(step[name]) for name in ('query', 'finding')}
+  data = question.metadata | {'steps': list(map(change, steps))}
   if 'choices' in data:
     data['choices'] = [changed(choice) for choice in data['choices']]
   renamed = dataclasses.replace(question, question=changed(question.question), metadata=data)
@@ -62,7 +66,9 @@ def rename(question: Question, results: dict[str, Sequence[Document]], rng: rand
 def _reserved() -> frozenset[str]:
   """The words of the templates: a name may hold them too, but they are left as they are."""
   rows = [*ATTRIBUTES.values(), *WORDS['pairs']]
-  texts = [text for row in rows for text in (*row['questions'], *row.get('phrases', ()), row.get('sentence', ''))]
+  texts = []
+  for row in rows:
+    texts += [*row['questions'], *row.get('phrases', ()), row.get('sentence', '')]
   return frozenset(word for text in texts for word in WORD.findall(text)) | {'It', 'Doc', 'Title', 'Find'}
 
 
