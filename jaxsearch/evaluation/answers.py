@@ -92,9 +92,10 @@ class Kept:
   def add(self, records: Mapping[int, Mapping]) -> None:
     """Keeps records by number, or more of what belongs to them."""
     if self.path is not None:
-      row_files.append(self.path, [{'number': number, 'record': own} for number, own in records.items()])
-    for number, own in records.items():
-      self.records[number].update(own)
+      rows = [{'number': number, 'record': record} for number, record in records.items()]
+      row_files.append(self.path, rows)
+    for number, record in records.items():
+      self.records[number].update(record)
 
   def missing(self, field: str = 'id') -> list[int]:
     """Returns the numbers of the questions whose record has no such field yet."""

@@ -5,6 +5,7 @@ prediction but its prompts; for a method that branches (Search-R2 with its refin
 the discarded ones included.
 """
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -34,7 +35,7 @@ def pair_up(first: Sequence[Mapping], second: Sequence[Mapping]) -> dict[str, Tr
       if question != other:
         raise DataError(f'the results are of different questions: {name!r} is {shortened(question)} and '
                         f'{shortened(other)}')
-      spans = [tuple((span['role'], span['text']) for span in one['spans']) for one in (record, b[name])]
+      spans = [tuple((span['role'], span['text']) for span in of['spans']) for of in (record, b[name])]
       pairs[name] = TrajectoryPair(question, *spans, str(record.get('source', '')))
   if not pairs:
     raise DataError('the results have no question in common')
@@ -67,12 +68,13 @@ def judge(replies_to: Callable[[Sequence[str]], Sequence[object]], pairs: Mappin
   read = list(map(trajectory_judge.averaged, orders))
   verdicts = [verdict or (NEUTRAL, NEUTRAL, TIE) for verdict in read]
   figures = tally(verdicts)
-  if names := sorted({pair.dataset for pair in queue} - {''}):
-    of = {name: tally([one for one, pair in zip(verdicts, queue) if pair.dataset == name]) for name in names}
-    average = lambda rubric, count: float(np.mean([tallies[rubric][count] for tallies in of.values()]))
-    figures['datasets'] = of
-    figures['average'] = {rubric: {count: average(rubric, count) for count in SIGNS}
-                          for rubric in (*RUBRICS, 'overall')}
+  by_set = collections.defaultdict(list)
+  for pair, verdict in zip(queue, verdicts):
+    by_set[pair.dataset].append(verdict)
+  if datasets := {name: tally(of) for name, of in sorted(by_set.items()) if name}:
+    average = lambda rubric, count: float(np.mean([of[rubric][count] for of in datasets.values()]))
+    figures |= {'datasets': datasets, 'average': {
+      rubric: {count: average(rubric, count) for count in SIGNS} for rubric in (*RUBRICS, 'overall')}}
   texts = [reply for reply in replies if isinstance(reply, str)]
   figures |= {'unreadable': sum(trajectory_judge.read(text) is None for text in texts),
               'failed': len(replies) - len(texts), 'neutral': read.count(None), 'n': len(pairs)}

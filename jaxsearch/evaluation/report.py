@@ -136,20 +136,20 @@ def render(rows: Sequence[Mapping], evaluations: Sequence[Mapping], config: Mapp
 
 def warnings(rows: Sequence[Mapping], evaluations: Sequence[Mapping]) -> list[str]:
   """Says what went wrong, a sentence each: skipped updates, alarms of the monitor, failed calls."""
-  found = []
+  lines = []
   if skipped := _skipped(rows):
-    found.append(f'Updates were skipped at {named(skipped)}: the loss or its gradient was not finite.')
+    lines.append(f'Updates were skipped at {named(skipped)}: the loss or its gradient was not finite.')
   alarms = collections.defaultdict(list)
   for row in rows:
     for name in row['alarms'].split(', ') if row.get('alarms') else ():
       alarms[name].append(row['step'])
-  found += [f'The monitor of collapse raised the alarm {name} at {named(steps)}.'
+  lines += [f'The monitor of collapse raised the alarm {name} at {named(steps)}.'
             for name, steps in alarms.items()]
   for where, several in (('At', rows), ('In the evaluations after', evaluations)):
     failed = [row['step'] for row in several if failing(add_failures([row]), most=False)]
     if failed:
-      found.append(f'{where} {named(failed)}: {failing(add_failures(several), most=False)}.')
-  return found
+      lines.append(f'{where} {named(failed)}: {failing(add_failures(several), most=False)}.')
+  return lines
 
 
 def costs(rows: Sequence[Mapping]) -> list[tuple[str, str]]:

@@ -32,7 +32,7 @@ def _object(**fields):
 
 
 class _Result(pydantic.BaseModel):
-  """What a table reads of a result of bench."""
+  """Names what a table reads of a result of bench."""
   benchmarks: dict[str, _Figures]
   macro: _Figures
   hops: dict[str, _Figures] = {}
@@ -50,7 +50,7 @@ class _Result(pydantic.BaseModel):
 
 
 class _Predictions(pydantic.BaseModel):
-  """What the viewer and a judge read of a result of eval or bench."""
+  """Names what the viewer and a judge read of a result of eval or bench."""
   predictions: list[_object(id=str, question=str, golden_answers=list[str],
                             spans=list[_object(role=str, text=str)])]
 

@@ -30,8 +30,8 @@ MAX_COLUMNS = 15  # that fit on a page
 FOOTNOTE = (
   'After {steps} steps; EM and F1 in % on {questions} held-out questions. ± and [ ] are 95 % intervals over '
   "seeds (Student's t). Bold: significant, the interval excludes 0; elsewhere there is no significant "
-  'difference. Nothing is corrected for multiple comparisons. Seconds are those of the training steps, without '
-  'evaluation, saving and compilation.')
+  'difference. Nothing is corrected for multiple comparisons. Seconds are those of the training steps, '
+  'without evaluation, saving and compilation.')
 # Axes of the plots.
 STEP, TOKENS, MINUTES = 'step', 'tokens trained', 'minutes of training steps'
 REWARD, SEARCHES = 'mean reward, smoothed', 'searches of a rollout, smoothed'

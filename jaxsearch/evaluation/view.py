@@ -28,7 +28,7 @@ class Source:
   Raises DataError for what is neither, OSError.
 
   Attributes:
-    entries: the index: for each question at a step what is shown in the table, and `at`, the number of its block.
+    entries: the index: of each question at a step what the table shows, and `at`, the number of its block.
     blocks: gzipped JSON lines, a record each.
     generation: rises with every change of these.
   """

@@ -14,10 +14,10 @@ CHROMIUM = shutil.which('chromium') or shutil.which('google-chrome')
 
 
 def run_in(page: str, script: str, address: str = '', seconds: float = 120):
-  """What `script`, the body of an async function, returns in a page (HTML), as JSON; it may `await until(test)`.
+  """Returns what `script`, the body of an async function, returns in a page (HTML); it may `await until(test)`.
 
-  It begins once the page is ready. Asserts that nothing was thrown. The page is opened as a file; with `address`, it comes from a
-  server that fetches there whatever else the page asks for.
+  It begins once the page is ready. Asserts that nothing was thrown. The page is opened as a file; with `address`,
+  it comes from a server that fetches there whatever else the page asks for.
   """
   got, done = [], threading.Event()
   body = ('const until = async (test) => { for (let i = 0; !test(); i++) { if (i > 1000) throw Error(`never: ${test}`);'

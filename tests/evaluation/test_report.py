@@ -45,7 +45,7 @@ def written(folder, rows=(), evaluations=()):
 
 
 def texts(page, tag):
-  """What stands in the elements of one kind."""
+  """Returns what stands in the elements of one kind."""
   page = re.sub('(?s)<script>.*?</script>', '', page)
   found = re.findall(f'(?s)<{tag}[ >].*?</{tag}>', page)
   return [' '.join(html.unescape(re.sub('<[^>]*>', ' ', text)).split()) for text in found]

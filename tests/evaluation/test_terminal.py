@@ -1,4 +1,4 @@
-"""What `ask` prints of a growing tree."""
+"""Lines that `ask` prints of a growing tree."""
 
 import io
 

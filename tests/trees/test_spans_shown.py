@@ -1,4 +1,4 @@
-"""Which branches of a tree are shown as dropped."""
+"""Branches of a tree that are shown as dropped."""
 
 from jaxsearch.data.questions import Question
 from jaxsearch.trees.spans_shown import spans
