@@ -152,22 +152,18 @@ def ask_reader(reader: Reader, questions: Sequence[Question], evidence: Sequence
   ''). The replies are counted as calls of a service.
   """
   passages = search.search([question.question for question in questions], topk)
-  contexts = {'alone': [[] for _ in questions], 'rag': passages,
-              'rstool': [[Document('', '', text)] for text in evidence]}
-  replies = {way: reader.ask([reader.prompt(question.question, documents)
-                              for question, documents in zip(questions, context)])
-             for way, context in contexts.items()}
+  contexts = [[] for _ in questions], passages, [[Document('', '', text)] for text in evidence]  # as in READER
+  replies = [reader.ask([reader.prompt(question.question, documents)
+                         for question, documents in zip(questions, context)]) for context in contexts]
   records = []
-  for number, documents in enumerate(passages):
-    given = {way: replies[way][number] for way in READER}
-    failures = [reply for reply in given.values() if isinstance(reply, Exception)]
-    said = {way: None if reply in failures else reply.strip() for way, reply in given.items()}
-    records.append(said | {'passages': [document.text for document in documents],
-                           SERVICES.asked: len(READER), SERVICES.failed: len(failures)})
-    if failures:
-      records[-1][SERVICES.last] = one_line(str(failures[-1]))
+  for given, documents in zip(zip(*replies), passages):
+    failures = [reply for reply in given if isinstance(reply, Exception)]
+    record = {way: None if reply in failures else reply.strip() for way, reply in zip(READER, given)}
+    record |= {'passages': [document.text for document in documents],
+               SERVICES.asked: len(READER), SERVICES.failed: len(failures)}
+    records.append(record | ({SERVICES.last: one_line(str(failures[-1]))} if failures else {}))
   if all(record[SERVICES.failed] == len(READER) for record in records):
-    raise replies['alone'][0]
+    raise replies[0][0]
   return records
 
 

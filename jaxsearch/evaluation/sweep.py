@@ -31,8 +31,6 @@ import time
 from collections.abc import Mapping, Sequence
 
 import ml_collections
-from rich import progress
-from rich.console import Console
 
 from jaxsearch import flags
 from jaxsearch.config_check import fields, from_saved, to_saved
@@ -142,46 +140,43 @@ def check_finished(run: SweepRun) -> None:
 
 
 def train_all(runs: Sequence[SweepRun], parallel: int) -> list[SweepRun]:
-  """Trains the unfinished runs, `parallel` at a time; says on stderr which fail, and returns those.
+  """Trains the unfinished runs, `parallel` at a time; says on stderr how each ends, and returns those that failed.
 
-  On SIGTERM and Ctrl-C every run finishes its step and saves; a second signal kills them. Raises ValueError
-  if a finished run has another config; nothing is started.
+  On SIGTERM and Ctrl-C every run finishes its step and saves; a second signal kills them. ValueError, before
+  anything is started, if a finished run has another config.
   """
   waiting = [run for run in runs if not finished(run)]
   for run in set(runs).difference(waiting):
     check_finished(run)
   free, running, failed = environments(parallel), {}, []
-  console = Console(stderr=True, highlight=False)
-  report = lambda text: console.print(text, markup=False, soft_wrap=True)
-  columns = [progress.BarColumn(), progress.MofNCompleteColumn(), 'runs', progress.TimeElapsedColumn()]
+  report = lambda text: print(printable(text), file=sys.stderr, flush=True)
   handler = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
   try:
-    with progress.Progress(*columns, console=console, disable=not console.is_interactive) as bar:
-      task = bar.add_task('', total=len(runs))
-      while running or waiting:
-        while waiting and free:
-          run, environment = waiting.pop(0), free.pop()
-          try:
-            running[start(run, environment)] = run, environment
-          except BlockingIOError:
-            free.append(environment)
-            failed.append(run)
-            report(f'{run}: another process is training this run')
-        for process in [process for process in running if process.poll() is not None]:
-          run, environment = running.pop(process)
+    while running or waiting:
+      while waiting and free:
+        run, environment = waiting.pop(0), free.pop()
+        try:
+          running[start(run, environment)] = run, environment
+        except BlockingIOError:
           free.append(environment)
-          if process.returncode or not finished(run):
-            failed.append(run)
-            report(_end_of(run, process.returncode))
-        bar.update(task, completed=len(runs) - len(waiting) - len(running))
-        time.sleep(POLL_SECONDS if running else 0)
+          failed.append(run)
+          report(f'{run}: another process is training this run')
+      for process in [process for process in running if process.poll() is not None]:
+        run, environment = running.pop(process)
+        free.append(environment)
+        if process.returncode or not finished(run):
+          failed.append(run)
+          report(_end_of(run, process.returncode))
+        else:
+          report(f'{run}: finished; {len(waiting) + len(running)} runs left')
+      time.sleep(POLL_SECONDS if running else 0)
   except BaseException:
     for process in running:
       process.terminate()
     for process in running:
       process.wait()
-    report(f'stopped with {sum(map(finished, runs))} of {len(runs)} runs finished; '
-           'rerun the same command to resume')
+    done = sum(map(finished, runs))
+    report(f'stopped with {done} of {len(runs)} runs finished; rerun the same command to resume')
     raise
   finally:
     signal.signal(signal.SIGTERM, handler)
@@ -223,4 +218,4 @@ def _end_of(run: SweepRun, status: int) -> str:
   if not status:
     how = f'it ended, but step {run.config.steps} is not logged, evaluated and saved'
   lines = (run.out / 'log.txt').read_text(encoding='utf-8', errors='replace').splitlines()[-LOG_LINES:]
-  return printable('\n  '.join([f'{run}: {how}; the end of {run.out / "log.txt"}:', *lines]))
+  return '\n  '.join([f'{run}: {how}; the end of {run.out / "log.txt"}:', *lines])

@@ -14,20 +14,23 @@ CHROMIUM = shutil.which('chromium') or shutil.which('google-chrome')
 
 
 def run_in(page: str, script: str, address: str = '', seconds: float = 120):
-  """Returns what `script`, the body of an async function, returns in a page (HTML); it may `await until(test)`.
+  """Returns what `script`, the body of an async function, returns in a page (HTML); it may `await
+  until(test)`.
 
-  It begins once the page is ready. Asserts that nothing was thrown. The page is opened as a file; with `address`,
-  it comes from a server that fetches there whatever else the page asks for.
+  It begins once the page is ready. Asserts that nothing was thrown. The page is opened as a file; with
+  `address`, it comes from a server that fetches there whatever else the page asks for.
   """
   got, done = [], threading.Event()
-  body = ('const until = async (test) => { for (let i = 0; !test(); i++) { if (i > 1000) throw Error(`never: ${test}`);'
+  body = ('const until = async (test) => { for (let i = 0; !test(); i++) {'
+          'if (i > 1000) throw Error(`never: ${test}`);'
           'await new Promise((next) => setTimeout(next, 20)) } };'
           'const errors = []; window.onerror = (message) => errors.push(message);'
           'window.onunhandledrejection = (event) => errors.push(String(event.reason));'
           "(async () => { try { await until(() => document.body && document.body.dataset.ready);"
           f'const result = await (async () => {{ {script} }})(); return {{result, errors}} }}'
           'catch (error) { return {errors: [error.stack]} } })()'
-          ".then((found) => fetch('http://127.0.0.1:PORT/', {method: 'POST', mode: 'no-cors', body: JSON.stringify(found)}))")
+          ".then((found) => fetch('http://127.0.0.1:PORT/', {method: 'POST', mode: 'no-cors', "
+          'body: JSON.stringify(found)}))')
 
   class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
@@ -55,11 +58,12 @@ def run_in(page: str, script: str, address: str = '', seconds: float = 120):
   threading.Thread(target=server.serve_forever, daemon=True).start()
   with tempfile.TemporaryDirectory() as folder:
     file = pathlib.Path(folder) / 'page.html'
-    file.write_text(page.replace('</head>', f'<script>{body.replace("PORT", str(server.server_port))}</script></head>', 1))
-    process = subprocess.Popen([CHROMIUM, '--headless', '--no-sandbox', '--disable-gpu', '--remote-debugging-port=0',
-                                '--window-size=1500,950', f'--user-data-dir={folder}/user',
-                                f'http://127.0.0.1:{server.server_port}/' if address else file.as_uri()],
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    script = body.replace('PORT', str(server.server_port))
+    file.write_text(page.replace('</head>', f'<script>{script}</script></head>', 1))
+    command = [CHROMIUM, '--headless', '--no-sandbox', '--disable-gpu', '--remote-debugging-port=0',
+               '--window-size=1500,950', f'--user-data-dir={folder}/user',
+               f'http://127.0.0.1:{server.server_port}/' if address else file.as_uri()]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
       assert done.wait(seconds), 'the page said nothing'
     finally:

@@ -154,7 +154,8 @@ def test_eval_is_bench_with_one_set(folder, result, tmp_path, capsys):
   records = [record for record in result['predictions'] if record['benchmark'] == 'hotpotqa']
   timed = ('seconds', 'benchmark', 'sample')
   assert single['predictions'] == [
-    {name: value for name, value in record.items() if name not in timed} | {'source': ''} for record in records]
+    {name: value for name, value in record.items() if name not in timed} | {'source': ''}
+    for record in records]
   assert [record['id'] for record in records] == [f'test_{i}' for i in range(6)]
   spans = [sum(span['role'] == 'policy' for span in record['spans']) for record in records]
   assert bench['model_calls'] == pytest.approx(np.mean(spans)) and bench['answer_recall'] > 0
@@ -168,9 +169,11 @@ def test_eval_is_bench_with_one_set(folder, result, tmp_path, capsys):
 
 def test_the_manifest_says_what_scores_depend_on(folder, result):
   manifest = result['manifest']
-  assert manifest['corpus']['name'] == f'{folder}/wiki_corpus.jsonl' and len(manifest['corpus']['sha256']) == 64
+  corpus = manifest['corpus']
+  assert corpus['name'] == f'{folder}/wiki_corpus.jsonl' and len(corpus['sha256']) == 64
   assert manifest['index']['engine'] == 'rank_bm25'
-  assert (manifest['k'], manifest['turns'], manifest['searched']) == (quickstart.get_config().search.topk, 3, True)
+  topk = quickstart.get_config().search.topk
+  assert (manifest['k'], manifest['turns'], manifest['searched']) == (topk, 3, True)
   assert manifest['decoding'] == {'temperature': 0.0, 'top_p': 1.0, 'top_k': 0, 'samples': 1}
   questions = manifest['questions']
   assert {name: (own['split'], own['n']) for name, own in questions.items()} == {

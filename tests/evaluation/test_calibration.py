@@ -64,4 +64,5 @@ def test_brier_and_explained_variance_equal_numpy(drawn):
 @hypothesis.given(st.lists(st.tuples(st.integers(-4, 4), st.integers(-1, 1)), max_size=12))
 def test_sign_accuracy_equals_a_loop(pairs):
   hits = [np.sign(change) == expected for change, expected in pairs if expected]
-  np.testing.assert_allclose(sign_accuracy(*np.array(pairs).reshape(-1, 2).T), np.mean(hits) if hits else np.nan)
+  expected = np.mean(hits) if hits else np.nan
+  np.testing.assert_allclose(sign_accuracy(*np.array(pairs).reshape(-1, 2).T), expected)

@@ -36,7 +36,7 @@ def grown(calls, values=None, reward=1.0, answer='oviedo', name='hard', golds=GO
     segments.append(node.append(f'So \\boxed{{{answer}}}', Role.POLICY))
     segments[-1].data['segment'] = 'commit'
   for i, segment in enumerate(segments if values is not None else ()):
-    segment.values = np.linspace(values[i], -9.0, len(segment.tokens))  # only the first of them is of the boundary
+    segment.values = np.linspace(values[i], -9.0, len(segment.tokens))  # the first is of the boundary
     segment.advantages = (values[i + 1] if i + 1 < len(values) else reward) - values[i]
   tree.reward, tree.answer, tree.metrics = reward, answer, {'searches': len(calls)}
   tree.stop = Stop.ANSWERED if commit else Stop.BUDGET
@@ -80,7 +80,7 @@ def test_critic_figures_of_trees_without_a_critic_are_undefined():
     assert figures.pop('rollouts') == figures.pop('boundary_states') == 0
     assert all(np.isnan(value) for value in figures.values())
   one = critic_figures([*trees, grown([], [0.25], name='easy')], TIERS)
-  assert np.isnan(one['auc']) and np.isnan(one['explained_variance']) and one['brier'] == pytest.approx(0.75**2)
+  assert np.isnan([one['auc'], one['explained_variance']]).all() and one['brier'] == pytest.approx(0.75**2)
 
 
 RIGHT, LOST = ('He died in OVIEDO, Spain.', 'Died in Oviedo.'), ('It is (7).', 'It is 17.')
@@ -91,13 +91,14 @@ def test_tool_calls_know_what_was_found_and_what_was_kept():
   tree = grown([RIGHT, LOST, WRONG], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
   found = tool_calls(tree)
   assert [call[:2] for call in found] == [(True, True), (True, False), (False, True)]
-  np.testing.assert_allclose([call[2:] for call in found], [(0.1, 0.2, 0.3), (0.3, 0.4, 0.5), (0.5, 0.6, 0.7)])
+  values = [(0.1, 0.2, 0.3), (0.3, 0.4, 0.5), (0.5, 0.6, 0.7)]
+  np.testing.assert_allclose([call[2:] for call in found], values)
   assert not tool_calls(grown([('yes, it is', 'yes')], golds=('Yes',)))  # stands in any text
 
 
 def test_sign_figures_follow_table_12():
   trees = [
-    grown([RIGHT, LOST, WRONG], [0.3, 0.5, 0.8, 0.9, 0.6, 0.7, 0.2]),  # right up, lost down, failed counts nowhere
+    grown([RIGHT, LOST, WRONG], [0.3, 0.5, 0.8, 0.9, 0.6, 0.7, 0.2]),  # right up, lost down, failed: not
     grown([RIGHT, LOST], [0.3, 0.2, 0.1, 0.2, 0.4], 0.0),              # both wrong; first invoke wrong too
     grown([RIGHT], [0.3, 0.3, 0.3]),                                   # no change is in no direction
     grown([RIGHT, LOST], [0.3, 0.4, 0.6, 0.8], 0.0, commit=False),     # nothing follows the last assimilate
@@ -108,7 +109,8 @@ def test_sign_figures_follow_table_12():
     'lost_pairs': 2, 'lost_right': 1, 'lost_rate': 1 / 2, 'failed_pairs': 1, 'sign_accuracy': 3 / 6,
     'invoke_pairs': 7, 'invoke_right': 5, 'invoke_rate': 5 / 7})
   nothing = sign_figures([grown([])])
-  assert nothing['extracted_pairs'] == 0 and np.isnan(nothing['sign_accuracy']) and np.isnan(nothing['invoke_rate'])
+  assert nothing['extracted_pairs'] == 0
+  assert np.isnan([nothing['sign_accuracy'], nothing['invoke_rate']]).all()
 
 
 def test_use_figures_by_hand():
@@ -126,7 +128,7 @@ def test_use_figures_by_hand():
     'confident_wrong': 2 / 5, 'tokens_per_answer': sum(len(n.tokens) for n in policy) / 9,
     'assimilate_tokens': np.mean(written), 'assimilate_precision': 1.0})
   plain = use_figures([grown([], name='easy')], TIERS)
-  assert np.isnan(plain['confident_wrong']) and np.isnan(plain['assimilate_tokens']) and plain['em_tier_2'] == 1
+  assert np.isnan([plain['confident_wrong'], plain['assimilate_tokens']]).all() and plain['em_tier_2'] == 1
 
 
 def test_the_precision_of_contexts_is_the_share_of_sentences_with_an_answer():
@@ -150,8 +152,10 @@ def test_errors_by_hops_follow_table_7():
   none = dict.fromkeys(competence.ERRORS, 0)
   assert competence.errors(records) == {
     'all': dict.fromkeys(competence.ERRORS, 1) | {'wrong_commit': 2},
-    '2': none | {'no_call': 1, 'no_answer': 1}, '3': none | {'not_retrieved': 1, 'lost': 1, 'wrong_commit': 1}}
-  assert competence.hop_figures(records) == {'em_hops_2': 1 / 3, 'n_hops_2': 3, 'em_hops_3': 0.0, 'n_hops_3': 3}
+    '2': none | {'no_call': 1, 'no_answer': 1},
+    '3': none | {'not_retrieved': 1, 'lost': 1, 'wrong_commit': 1}}
+  assert competence.hop_figures(records) == {
+    'em_hops_2': 1 / 3, 'n_hops_2': 3, 'em_hops_3': 0.0, 'n_hops_3': 3}
 
 
 def test_tables_by_the_entity_rule_accept_an_answer_that_contains_a_name_of_several_words():
@@ -161,7 +165,7 @@ def test_tables_by_the_entity_rule_accept_an_answer_that_contains_a_name_of_seve
   strict, loose = (competence.tables(records_of(trees), TIERS, right) for right in ('em', 'em_entity'))
   figures = ('em_tier_1', 'em_tier_2', 'confident_wrong', 'em_hops_2', 'em_hops_3')
   assert [strict[name] for name in figures] == [1 / 2, 0, 1 / 2, 0, 1 / 2]
-  assert [loose[name] for name in figures] == [1 / 2, 1 / 2, 1 / 2, 1 / 2, 1 / 2]  # a name of one word has to be all
+  assert [loose[name] for name in figures] == [1 / 2] * 5  # a name of one word has to be all
   assert [sum(found['errors']['all'].values()) for found in (strict, loose)] == [3, 2]
 
 
@@ -174,6 +178,6 @@ def test_tables_of_an_evaluation(tmp_path):
   for row in found['reliability']:
     inside = np.minimum(values, 0.99) // 0.1 == round(10 * row['from'])
     assert (row['right'], row['value']) == pytest.approx((outcomes[inside].mean(), values[inside].mean()))
-  assert {'tool_rate_tier_2', 'auc', 'ece', 'brier', 'confident_wrong', 'extracted_rate', 'errors'} <= set(found)
+  assert {'tool_rate_tier_2', 'auc', 'ece', 'confident_wrong', 'extracted_rate', 'errors'} <= found.keys()
   assert {file.name for file in (tmp_path / 'plots').iterdir()} == {'calibration.png', 'values.png'}
   assert not {'auc', 'reliability', 'tool_rate_tier_1'} & set(competence.tables(records_of([grown([])]), {}))

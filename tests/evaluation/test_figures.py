@@ -6,9 +6,9 @@ from jaxsearch.evaluation import figures
 
 
 def record(benchmark, name, em, searches=1, sample=0, golds=('a',)):
-  return {'benchmark': benchmark, 'id': name, 'sample': sample, 'em': em, 'f1': em, 'em_f1': em, 'em_substring': em,
-          'answer_recall': 0, 'searches': searches, 'model_calls': 1, 'tokens': 5, 'prediction': 'a' if em else 'b',
-          'golden_answers': list(golds)}
+  return {'benchmark': benchmark, 'id': name, 'sample': sample, 'em': em, 'f1': em, 'em_f1': em,
+          'em_substring': em, 'answer_recall': 0, 'searches': searches, 'model_calls': 1, 'tokens': 5,
+          'prediction': 'a' if em else 'b', 'golden_answers': list(golds)}
 
 
 def test_means_are_over_questions_then_over_benchmarks():
@@ -20,7 +20,8 @@ def test_means_are_over_questions_then_over_benchmarks():
   assert scores['hops'] == {'single-hop': macro}
   scores = figures.scores([*records, record('musique', '1', 1.0), record('gsm8k', '1', 0.0)])
   assert {kind: (of['em'], of['n'], of['benchmarks']) for kind, of in scores['hops'].items()} == {
-    'single-hop': (0.375, 22, 2), 'multi-hop': (1.0, 1, 1)} and scores['macro']['em'] == (0.75 + 0 + 1 + 0) / 4
+    'single-hop': (0.375, 22, 2), 'multi-hop': (1.0, 1, 1)}
+  assert scores['macro']['em'] == (0.75 + 0 + 1 + 0) / 4
 
 
 def test_needless_and_missing_searches():
@@ -33,6 +34,7 @@ def test_needless_and_missing_searches():
 
 
 def test_answers_in_the_corpus_are_counted_apart():
-  records = [record('nq', '1', 1.0, golds=('x', 'y')), record('nq', '2', 0.0, golds=('y',)), record('nq', '3', 0.0)]
+  records = [record('nq', '1', 1.0, golds=('x', 'y')), record('nq', '2', 0.0, golds=('y',)),
+             record('nq', '3', 0.0)]
   nq = figures.scores(records, in_corpus={'y'})['benchmarks']['nq']
   assert nq['share_in_corpus'] == pytest.approx(2 / 3) and nq['em_in_corpus'] == 1 / 2

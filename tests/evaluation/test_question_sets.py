@@ -12,7 +12,8 @@ from tests.data.test_tables import parquet, search_r1
 
 def test_golds_are_found_as_whole_words():
   golds = ['New York', 'York', 'the Moor', 'Ada', '1,234', 'a', 'Ada Moor lives', 'in Yor']
-  documents = [Document('1', 'Ada Moor', 'lives in New-York.'), Document('2', 'x', 'the moor; 1,234 of them in New York')]
+  documents = [Document('1', 'Ada Moor', 'lives in New-York.'),
+               Document('2', 'x', 'the moor; 1,234 of them in New York')]
   expected = {gold for gold in golds if any(answer_found([gold], f'{d.title}\n{d.text}') for d in documents)}
   assert question_sets.find_golds(golds, documents) == expected == {
     'New York', 'York', 'the Moor', 'Ada', '1,234', 'Ada Moor lives'}
@@ -20,7 +21,8 @@ def test_golds_are_found_as_whole_words():
 
 def test_numbers_are_matched_as_numbers(tmp_path):
   (tmp_path / 'gsm8k').mkdir()
-  (tmp_path / 'gsm8k/test.jsonl').write_text('{"id": "test_0", "question": "6 times 12?", "golden_answers": ["72"]}')
+  (tmp_path / 'gsm8k/test.jsonl').write_text(
+    '{"id": "test_0", "question": "6 times 12?", "golden_answers": ["72"]}')
   question, = question_sets.load(quickstart.get_config(), 'gsm8k', str(tmp_path)).questions
   assert question.score('It is $72.00') == 1.0 and question.metadata['source'] == 'gsm8k'
   assert question_sets.present(str(tmp_path)) == ['gsm8k']

@@ -18,8 +18,8 @@ chromium = pytest.mark.skipif(not CHROMIUM, reason='no Chromium')
 
 def sample(question, em, text='text'):
   return {'question': question, 'golden_answers': ['A'], 'em': em, 'prediction': 'an answer' if em else None,
-          'stop': 'budget', 'searches': 1, 'spans': [{'role': 'policy', 'text': text},
-                                                     {'role': 'observation', 'text': '<information>D</information>'}]}
+          'stop': 'budget', 'searches': 1, 'spans': [
+            {'role': 'policy', 'text': text}, {'role': 'observation', 'text': '<information>D'}]}
 
 
 def evaluation(step, *samples, temperature=1.0):
@@ -66,10 +66,12 @@ def test_the_first_example_is_one_that_training_changed_for_the_better():
   outcomes = {'both wrong': (0, 0), 'got worse': (1, 0), 'both right': (1, 1), 'got better': (0, 1),
               'better too': (0, 1)}
   rows = [evaluation(step, *(sample(name, float(own[place])) for name, own in outcomes.items()),
-                     temperature=temperature) for place, step in enumerate((0, 9)) for temperature in (1.0, 0.0)]
+                     temperature=temperature)
+          for place, step in enumerate((0, 9)) for temperature in (1.0, 0.0)]
   rows.insert(2, evaluation(5, sample('half way', 1.0)))
   page = page_of([metrics_row(9)], rows)
-  questions = re.findall('<details data-pair="(.)"( open)?><summary><span class="question">(.*?)</span>', page)
+  summary = '<details data-pair="(.)"( open)?><summary><span class="question">(.*?)</span>'
+  questions = re.findall(summary, page)
   assert questions == [('0', ' open', 'got better'), ('1', '', 'better too'), ('2', ' open', 'got worse'),
                        ('3', ' open', 'both right'), ('4', ' open', 'both wrong')]
   assert texts(page, 'h3') == ['Wrong before, right after: 2 of 5', 'Right before, wrong after: 1 of 5',
@@ -82,7 +84,7 @@ def test_the_first_example_is_one_that_training_changed_for_the_better():
 
 @pytest.mark.parametrize('rows', [
   [], [{'step': 1, 'em': None, 'skipped': 1}],
-  [metrics_row(1), metrics_row(2, loss=None, reward=None, entropy=None, skipped=1), metrics_row(3, skipped=1)],
+  [metrics_row(1), metrics_row(2, loss=None, reward=None, skipped=1), metrics_row(3, skipped=1)],
   [metrics_row(1, loss=None), {'step': 2, 'last_failure': 'text', 'alarms': ''}],
 ], ids=['no row', 'nothing but null', 'a skipped update', 'texts and an older version'])
 def test_what_a_row_does_not_tell_is_left_out(tmp_path, rows):
@@ -97,7 +99,8 @@ def test_what_a_row_does_not_tell_is_left_out(tmp_path, rows):
 
 
 def test_what_went_wrong_stands_at_the_top():
-  failing = {'searches_asked': 4, 'searches_failed': 3, 'tool_calls': 4, 'tool_calls_failed': 3, 'last_failure': '<i>'}
+  failing = {'searches_asked': 4, 'searches_failed': 3, 'tool_calls': 4, 'tool_calls_failed': 3,
+             'last_failure': '<i>'}
   fine = failing | {'searches_failed': 0, 'tool_calls_failed': 0}
   fine.pop('last_failure')
   rows = [metrics_row(1, **fine), metrics_row(2, **failing),
@@ -168,7 +171,7 @@ def test_smoothing_starts_at_the_first_value_follows_and_leaves_out_what_is_miss
 @chromium
 def test_credit_is_shown_with_its_sign_and_right_and_wrong_in_words(tmp_path):
   credited = record_of(grown([('<script>x</script>', '<b>kept</b>')], [0.3, 0.72, 0.45], 0.0, answer='x'))
-  plain = {'id': '1', 'question': '?', 'golden_answers': [], 'em': 1.0, 'prediction': 'A', 'searches': 0, 'spans': []}
+  plain = sample('?', 1.0) | {'id': '1', 'prediction': 'A', 'spans': []}
   page = page_of([], [evaluation(0, plain), evaluation(5, credited)])
   said, labels, colours = run_in(page, '''
     const all = (selector) => [...document.querySelectorAll(selector)]

@@ -1,4 +1,5 @@
-"""The policy as a tool: its evidence, a reader asked with and without it, and both behind the command line."""
+"""The policy as a tool: its evidence, a reader asked with and without it, and both behind the command
+line."""
 
 import functools
 import json
@@ -90,7 +91,8 @@ FOUND = [{'evidence': 'A is in Ames.', 'prediction': 'Ames', 'searches': 2, 'for
 class Passages:
   def search(self, queries, topk):
     self.asked = list(queries), topk
-    return [[Document('1', 'A', 'A is in Oslo.'), Document('2', 'B', 'B is in Bath.')][:topk] for _ in queries]
+    found = [Document('1', 'A', 'A is in Oslo.'), Document('2', 'B', 'B is in Bath.')]
+    return [found[:topk] for _ in queries]
 
 
 def places(prompts):
@@ -172,7 +174,8 @@ def test_what_a_reader_is_shown_is_shortened_and_harmless(tokenizer):
   assert 170 <= len(tokenizer.encode(prompt)) <= 180
   assert prompt.endswith('\nQuestion: Where?\nAnswer:') and 'Bonn' in prompt
   assert special not in prompt and '<answer>' not in prompt
-  whole = rstool.Reader(places, 'r_search').prompt('Where?', [Document('', '', evidence)])  # a server has its own room
+  server = rstool.Reader(places, 'r_search')  # which knows its own room
+  whole = server.prompt('Where?', [Document('', '', evidence)])
   assert len(whole) > len(evidence) and '<answer>' not in whole
 
 
@@ -194,7 +197,8 @@ def own(folder, tmp_path_factory):
   assert result['n'] == 8 and result['with_evidence'] > 0 and result['service_calls_failed'] == 0
   assert sum(count for name, count in result.items() if name.startswith('stop_')) == 8
   assert result['searches_asked'] == sum(record['searches'] for record in result['predictions']) > 0
-  assert result['manifest']['reader'] == f'{folder}/model' and result['manifest']['tool'] == str(world.folder())
+  made = result['manifest']
+  assert made['reader'] == f'{folder}/model' and made['tool'] == str(world.folder())
   return result
 
 
@@ -219,7 +223,7 @@ def test_an_evaluation_stopped_while_the_reader_answers_resumes_to_the_same_resu
     asked.extend(questions) or ask_reader(reader, questions, *more)))
   assert cli.main(command) == 0
   assert f'resuming: {part} has 8 answers' in capsys.readouterr().err
-  assert len(asked) == 1 + 4 and sorted(rows) == sorted([*range(8)] * 2)  # once by the tool, once by the reader
+  assert len(asked) == 1 + 4 and sorted(rows) == sorted([*range(8)] * 2)  # by the tool, by the reader
   assert json.loads(out.read_text()) == own and not part.exists()
 
 
@@ -241,8 +245,8 @@ def test_eval_with_the_tool_of_a_server(own, folder, tmp_path, capsys, monkeypat
 
   monkeypatch.setattr('jaxsearch.tools.http_server.run', run)
   monkeypatch.setattr('jaxsearch.sampler.engine.Engine.compile_all', lambda engine: warmed.append(engine))
-  served = ['serve', '--as-tool', *flags(folder), f'--checkpoint={world.folder()}', '--port=0', '--token=sesame']
-  assert cli.main(served) == 0
+  assert cli.main(['serve', '--as-tool', *flags(folder), f'--checkpoint={world.folder()}', '--port=0',
+                   '--token=sesame']) == 0
   assert json.loads((tmp_path / 'served.json').read_text())['predictions'] == own['predictions']
   assert 'status 401' in capsys.readouterr().err
 
@@ -250,12 +254,13 @@ def test_eval_with_the_tool_of_a_server(own, folder, tmp_path, capsys, monkeypat
 def test_eval_with_a_chat_server_as_reader(folder, capsys):
   reply = {'choices': [{'message': {'content': 'red'}}]}
   with server((200, reply)) as (url, seen):
-    assert cli.main(['eval', '--as-tool', *flags(folder), f'--questions={folder}/questions.jsonl', '--limit=2',
-                     f'--reader-url={url}/v1', '--reader-model=m', '--config.grow.evidence_template=r_search']) == 0
+    assert cli.main(['eval', '--as-tool', *flags(folder), f'--questions={folder}/questions.jsonl',
+                     '--limit=2', f'--reader-url={url}/v1', '--reader-model=m',
+                     '--config.grow.evidence_template=r_search']) == 0
   assert json.loads(capsys.readouterr().out)['em_alone'] == 0.5
   assert len(seen) == 6 and seen[0][0] == '/v1/chat/completions' and seen[0][2]['model'] == 'm'
   asked = [body['messages'][0]['content'] for _, _, body in seen]
-  assert all(text.startswith(('Take the answer', 'What is the answer')) and text.endswith('\nAnswer:') for text in asked)
+  assert all(text.startswith(('Take the answer', 'What is the answer')) for text in asked)
 
 
 def test_a_search_server_takes_its_token_from_a_file_or_a_variable(folder, monkeypatch, tmp_path):

@@ -18,8 +18,8 @@ from jaxsearch.training import row_files
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-# Takes the flags of `jaxsearch train`, writes what a run writes, and resumes from the rows that it finds. Slow ones
-# wait for SIGTERM after their first step; others fail after it.
+# Takes the flags of `jaxsearch train`, writes what a run writes, and resumes from the rows that it finds.
+# Slow ones wait for SIGTERM after their first step; others fail after it.
 TRAIN = """
 import json, os, pathlib, signal, sys, time
 flag = dict(argument.removeprefix('--config.').split('=', 1) for argument in sys.argv[2:])
@@ -59,7 +59,7 @@ def sweep_config(out, **changes):
 def stand_in(tmp_path, monkeypatch):
   """Runs are made by TRAIN, which passes for `python -m jaxsearch.cli`, and looked at often."""
   (tmp_path / 'jaxsearch').mkdir()
-  (tmp_path / 'jaxsearch' / '__init__.py').touch()  # a package proper, so that it comes before the installed one
+  (tmp_path / 'jaxsearch' / '__init__.py').touch()  # a package proper, before the installed one
   (tmp_path / 'jaxsearch' / 'cli.py').write_text(TRAIN)
   monkeypatch.setenv('PYTHONPATH', str(tmp_path))
   monkeypatch.chdir(tmp_path)
@@ -70,11 +70,12 @@ def stand_in(tmp_path, monkeypatch):
 def test_the_grid(tmp_path):
   runs = sweep.plan(sweep_config(tmp_path, variants={
     'Plain (one)': {},
-    'SDGA-Auto': {'loss.kl_coef': 0.5, 'steps': 7, 'config': 'configs/quickstart.py', 'data': {'hops': (1,)}}}))
+    'SDGA-Auto': {'loss.kl_coef': 0.5, 'steps': 7, 'config': 'configs/quickstart.py',
+                  'data': {'hops': (1,)}}}))
   assert [(run.variant, run.seed) for run in runs] == [
     ('Plain (one)', 0), ('SDGA-Auto', 0), ('Plain (one)', 1), ('SDGA-Auto', 1)]
   plain, auto = runs[0].config, runs[3].config
-  assert (plain.steps, plain.eval.every, plain.loss.kl_coef, plain.seed, plain.progress) == (3, 3, 0.001, 0, False)
+  assert (plain.steps, plain.eval.every, plain.loss.kl_coef, plain.seed) == (3, 3, 0.001, 0)
   assert (auto.steps, auto.eval.every, auto.loss.kl_coef, auto.seed, auto.data.hops) == (7, 3, 0.5, 1, (1,))
   assert auto.data.arithmetic is False and plain.data.arithmetic is True  # each from its own file
   assert runs[3].out == tmp_path / 'sdga-auto' / '1'
@@ -92,7 +93,8 @@ def test_finished_runs_are_kept_and_others_resume(tmp_path, stand_in, capfd):
   assert sweep.train_all(runs, 2) == [] and starts(runs) == [1, 2, 1, 1]
   assert all(map(sweep.finished, runs))
   assert (runs[0].out / 'log.txt').read_text().startswith('$ jaxsearch train --config=configs/base.py')
-  assert capfd.readouterr() == ('', '')  # no terminal: nothing to tell
+  said = capfd.readouterr().err.splitlines()
+  assert len(said) == 5 and said[-1].endswith(': finished; 0 runs left')
   with (runs[0].out / 'log.txt').open('a') as log:
     fcntl.flock(log, fcntl.LOCK_EX)  # another process trains it
     (runs[0].out / 'checkpoints' / '3').rmdir()
@@ -192,5 +194,5 @@ def test_a_real_sweep(tmp_path, monkeypatch, capfd):
   assert json.loads((out / 'table.json').read_text())['variants']['Without KL']['seeds'] == [0]
   log = (run / 'log.txt').read_text()
   (out / 'table.md').unlink()
-  assert cli.main(command) == 0 and (out / 'table.md').exists()  # nothing left to train: the report is made again
+  assert cli.main(command) == 0 and (out / 'table.md').exists()  # nothing left to train
   assert log == (run / 'log.txt').read_text()

@@ -18,10 +18,10 @@ from tests.evaluation.test_figures import record
 from tests.methods.driving import Letters
 
 MANIFEST = {
-  'corpus': {'name': 'data/wiki-18.jsonl', 'sha256': 'c1'}, 'index': {'backend': 'bm25', 'engine': 'sparse'}, 'k': 3,
-  'turns': 4, 'metric': 'em', 'method': 'search_r1', 'decoding': {'temperature': 0.0, 'samples': 1}, 'prompt': 'p1',
-  'searched': True,
-  'questions': {name: {'ids': 'i', 'golds': 'g', 'n': 8, 'split': 'test'} for name in ('nq', 'hotpotqa')}}  # fmt: skip
+  'corpus': {'name': 'data/wiki-18.jsonl', 'sha256': 'c1'}, 'index': {'backend': 'bm25', 'engine': 'sparse'},
+  'k': 3, 'turns': 4, 'metric': 'em', 'method': 'search_r1', 'decoding': {'temperature': 0.0, 'samples': 1},
+  'prompt': 'p1', 'searched': True,
+  'questions': {name: {'ids': 'i', 'golds': 'g', 'n': 8, 'split': 'test'} for name in ('nq', 'hotpotqa')}}
 
 
 @pytest.fixture
@@ -57,7 +57,8 @@ def test_rows_columns_intervals_and_the_average(write):
   ({'corpus': {'name': 'own.jsonl', 'sha256': 'c2'}}, "corpus ('own.jsonl', not 'data/wiki-18.jsonl')"),
   ({'k': 5}, 'k (5, not 3)'), ({'turns': 2}, 'turns (2, not 4)'),
   ({'index': {'backend': 'bm25', 'engine': 'rank_bm25'}}, 'index (engine=rank_bm25, not engine=sparse)'),
-  ({'metric': 'entity'}, "metric ('entity', not 'em')"), (of(MANIFEST['questions'], split='dev'), "split ('dev', not 'test')"),
+  ({'metric': 'entity'}, "metric ('entity', not 'em')"),
+  (of(MANIFEST['questions'], split='dev'), "split ('dev', not 'test')"),
   (of(MANIFEST['questions'], ids='j', n=9), 'questions (9, not 8)'),
   (of(MANIFEST['questions'], golds='h'), 'questions (other ones of that number'),
   ({'decoding': {'temperature': 0.7, 'samples': 1}}, 'decoding (temperature=0.7, not temperature=0.0)')])
@@ -83,7 +84,8 @@ def test_who_never_searched_has_no_corpus(write):
 
 
 def test_turns_are_compared_within_a_method(write):
-  paths = [write('a.json'), write('b.json', method='ircot', turns=8), write('c.json', method='ircot', turns=5)]
+  paths = [write('a.json'), write('b.json', method='ircot', turns=8),
+           write('c.json', method='ircot', turns=5)]
   assert 'differs' not in table.render(paths[:2])
   with pytest.raises(ValueError, match=r'nq: c differs from b in turns \(5, not 8\); hotpotqa'):
     table.render(paths)
@@ -137,12 +139,14 @@ def test_published_rows_say_where_their_setting_differs(write):
   for part in ('questions: 500 of a benchmark, not 8', 'retriever: E5, not bm25', 'k: 5, not 3'):
     assert part in note
   own = MANIFEST | {'index': {'backend': 'e5'}} | of({'nq': MANIFEST['questions']['nq']}, n=table.SIZES['nq'])
-  row = next(row for row in table.read_published() if row['method'] == 'Search-R2' and row['model'] == 'qwen2.5-7b')
-  assert table._note(row, {'manifest': own}, ['nq']) == 'arXiv 2602.03647 table 2; same setting as far as named'
-  assert table._note(row, {'manifest': own | {'k': 5}}, ['nq']).endswith('differs in k: 3, not 5')
-  assert table._note(row, {'manifest': own | {'searched': False}}, ['nq']).endswith('differs in searches')
+  row = next(row for row in table.read_published()
+             if (row['method'], row['model']) == ('Search-R2', 'qwen2.5-7b'))
+  note = lambda row, **changes: table._note(row, {'manifest': own | changes}, ['nq'])
+  assert note(row) == 'arXiv 2602.03647 table 2; same setting as far as named'
+  assert note(row, k=5).endswith('differs in k: 3, not 5')
+  assert note(row, searched=False).endswith('differs in searches')
   quoted = next(row for row in table.read_published() if row['method'] == 'Search-R1 PPO')
-  assert '; not checked against the paper, as transcribed in ' in table._note(quoted, {'manifest': own}, ['nq'])
+  assert '; not checked against the paper, as transcribed in ' in note(quoted)
   with pytest.raises(ValueError, match='no such method; there are Adaptive-RAG, CARL'):
     table.render(['a.json'], published='none')
   with pytest.raises(ValueError, match='papers are listed with em, f1, em_f1, not searches'):
@@ -157,13 +161,15 @@ PRINTED = {
   'SuRe': [20.3, 48.8, 32.5, 25.3, 52.9, 37.1], 'Iter-RetGen': [25.5, 51.1, 36.5, 32.6, 50.4, 40.2],
   'IRCoT': [31.8, 39.0, 34.9, 31.6, 42.2, 36.1], 'FLARE': [13.2, 20.6, 16.4, 17.4, 26.9, 21.5],
   'Adaptive-RAG': [35.5, 47.2, 40.5, 31.6, 48.2, 38.8],  # 38.0 in print; 40.5 is what its scores say
-  'Search-R1 (retrained)': [48.0, 46.5, 47.3, 52.4, 52.1, 52.3], 'R-Search': [47.9, 47.2, 47.6, 54.6, 52.1, 53.6]}
+  'Search-R1 (retrained)': [48.0, 46.5, 47.3, 52.4, 52.1, 52.3],
+  'R-Search': [47.9, 47.2, 47.6, 54.6, 52.1, 53.6]}
 
 
 def test_averages_of_em_and_f1_by_hops_are_those_of_r_search_s_table_2(write):
   names = ('nq', 'triviaqa', 'popqa', 'hotpotqa', '2wikimultihopqa', 'musique', 'bamboogle')
   result = json.loads((pathlib.Path(write('a.json', names=names))).read_text())
-  header, own, *rows = csv.reader(io.StringIO(table.render(['a.json'], form='csv', published='all', metric='em_f1')))
+  text = table.render(['a.json'], form='csv', published='all', metric='em_f1')
+  header, own, *rows = csv.reader(io.StringIO(text))
   places = [header.index(name) for name in ('multi-hop', 'single-hop', 'average')]
   found = {tuple(row[0].split(', ')): [100 * float(row[place]) for place in places] for row in rows}
   assert found.keys() == {(name, f'qwen2.5-{size}b-instruct') for name in PRINTED for size in (3, 7)}

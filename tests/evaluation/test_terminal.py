@@ -20,10 +20,10 @@ def shown(act, *arguments):
 
 
 def test_elements_stand_on_lines_of_their_own_behind_their_names_and_nothing_is_lost():
-  text = 'so <think> Find it.</think><search> [bold]Oviedo</search> end <original_evidence>e</original_evidence>'
+  text = 'so <think> Find it.</think><search> [bold]Oviedo</search> end <answer>e</answer>'
   node = Tree(Letters(), Question('1', 'Who?', ())).root.append(text, Role.POLICY)
   assert [line.split() for line in shown(terminal.show, node)] == [
-    ['so'], ['think', 'Find', 'it.'], ['search', '[bold]Oviedo'], ['end'], ['original_evidence', 'e']]
+    ['so'], ['think', 'Find', 'it.'], ['search', '[bold]Oviedo'], ['end'], ['answer', 'e']]
 
 
 @pytest.mark.parametrize(('reply', 'lines'), [

@@ -43,7 +43,8 @@ def tree(name='Who wrote it?', reward=1.0, stop=Stop.ANSWERED, searched='Ada', d
     {'tool': 'judge', 'about': 'thinking', 'query': 'No.', 'reply': -1, 'reason': 'It gives up.'}]
   node = write(prompt, POLICY.format(searched), 0.75)
   node.data['reward'] = 0.25
-  node.data['calls'] = [{'tool': 'open', 'query': searched, 'documents': [{'id': '1', 'title': 'T', 'text': documents}]}]
+  document = {'id': '1', 'title': 'T', 'text': documents}
+  node.data['calls'] = [{'tool': 'open', 'query': searched, 'documents': [document]}]
   write(node.append(documents, Role.OBSERVATION), '<answer> Ada Lovelace</answer>', 0.75)
   own.answer, own.reward, own.stop = ('Ada Lovelace' if reward else None), reward, stop
   own.metrics['searches'] = 1 + len(searched) % 2
@@ -77,25 +78,30 @@ def test_the_page_holds_every_rollout_of_training_and_of_evaluations(tmp_path):
   fill(tmp_path, 1, 2)
   held_out(tmp_path, 0, 2)
   index, blocks = unpacked(view.page([view.Source(str(tmp_path))]))
-  assert [(entry['kind'], entry['step'], entry['question'], len(entry['rollouts'])) for entry in index['entries']] == [
-    ('training', 1, 'Who wrote it?', 2), ('training', 1, 'What came in 1?', 1), ('training', 2, 'Who wrote it?', 2),
-    ('training', 2, 'What came in 2?', 1), ('held out', 0, 'Held out?', 1), ('held out', 2, 'Held out?', 1)]
+  entries = [(entry['kind'], entry['step'], entry['question'], len(entry['rollouts']))
+             for entry in index['entries']]
+  assert entries == [
+    ('training', 1, 'Who wrote it?', 2), ('training', 1, 'What came in 1?', 1),
+    ('training', 2, 'Who wrote it?', 2), ('training', 2, 'What came in 2?', 1),
+    ('held out', 0, 'Held out?', 1), ('held out', 2, 'Held out?', 1)]
   assert index['about'] == {'method': 'toy', 'seed': 3}
   for entry in index['entries']:
     records = blocks[f'block-0-{entry["at"]}']
-    assert len(records) == len(entry['rollouts']) and all(record['question'] == entry['question'] for record in records)
+    assert [record['question'] for record in records] == [entry['question']] * len(entry['rollouts'])
     assert [row[:3] for row in entry['rollouts']] == [
       [record.get(name) for name in ('reward', 'em', 'f1')] for record in records]
 
 
 def test_a_page_needs_nothing_else_and_runs_nothing_that_a_model_wrote(tmp_path):
-  page = view.page([view.Source(str(fill(tmp_path, 1, documents='</script><script>alert(1)</script>')))]).decode()
+  fill(tmp_path, 1, documents='</script><script>alert(1)</script>')
+  page = view.page([view.Source(str(tmp_path))]).decode()
   assert '<b>nobody' not in page and 'alert' not in page  # it is packed
-  assert not re.search('(?:src|href)=|@import|https?://(?!www.w3.org)', page.replace('http://www.w3.org/2000/svg', ''))
+  assert not re.search('(?:src|href)=|@import|https?://(?!www.w3.org)', page)
 
 
 def test_a_small_file_of_rollouts_cannot_fill_the_memory(tmp_path):
-  (tmp_path / rollout_file.FILE).write_bytes(gzip.compress(b'{"step": 1, "spans": "' + b'x' * 2**27 + b'"}\n'))
+  packed = gzip.compress(b'{"step": 1, "spans": "' + b'x' * 2**27 + b'"}\n')
+  (tmp_path / rollout_file.FILE).write_bytes(packed)
   tracemalloc.start()
   with pytest.raises(DataError, match='unpacks to more than 200 times its size'):
     view.Source(str(tmp_path))
@@ -178,7 +184,8 @@ def test_table_filters_tree_colours_and_another_step_in_a_browser(tmp_path):
   other = fill(tmp_path / 'two', 2, documents='By Ada, the Lovelace.')
   page = view.page([view.Source(str(tmp_path / 'one')), view.Source(str(other))]).decode()
   seen = run_in(page, '''
-    const found = {}, all = (selector) => [...document.querySelectorAll(selector)], rows = () => all('.row').length
+    const found = {}, all = (selector) => [...document.querySelectorAll(selector)]
+    const rows = () => all('.row').length
     const pause = () => new Promise((next) => setTimeout(next, 150))
     const set = async (name, value) => {
       $(name).value = value
@@ -209,7 +216,7 @@ def test_table_filters_tree_colours_and_another_step_in_a_browser(tmp_path):
     }).sort((a, b) => a[0] - b[0])
     found.lengths = (await recordsOf(chosen))[0].spans.map((span) => span.ids.length)
     found.hatched = spans.filter((one) => one.innerHTML.includes('url(#cut)')).map((one) => one.dataset.span)
-    found.marks = [all('.big')[0].querySelectorAll('.tool').length, all('.big')[0].querySelectorAll('.judge').length]
+    found.marks = ['.tool', '.judge'].map((mark) => all('.big')[0].querySelectorAll(mark).length)
     found.gold = all('.block.observation').map(
       (one) => [...one.querySelectorAll('.gold')].map((mark) => mark.textContent).join(''))
     found.notes = all('.block .label').filter((one) => one.textContent.includes('reward 0.25')).length
@@ -275,7 +282,8 @@ def test_the_served_page_shows_what_a_run_writes(tmp_path):
         const before = entries.length
         await until(() => entries.length === 4 && document.querySelectorAll('.row').length === 4)
         choose(entries[3])
-        await until(() => $('right').innerText.includes('What came in 2?') && document.querySelector('.big svg'))
+        await until(() => $('right').innerText.includes('What came in 2?'))
+        await until(() => document.querySelector('.big svg'))
         return [before, entries.length, $('status').innerText.includes('live')]''', address)
     finally:
       server.should_exit = True
