@@ -1,9 +1,9 @@
-"""Every field of a config, with the values that train Search-R1 with GRPO in the embedded world on two CPU cores.
+"""Lists every field of a config; its values train Search-R1 with GRPO in the embedded world on two CPU cores.
 
     jaxsearch train --config base --config.out=runs/base
 
-This file is the reference of the fields. The other configs start from it and change a handful of lines. Any field is set on
-the command line with --config.FIELD=VALUE; configs/checks.py holds the range of each.
+This file is the reference of the fields. The other configs start from it and change a handful of lines. Any
+field is set on the command line with --config.FIELD=VALUE; configs/checks.py holds the range of each.
 """
 
 import ml_collections
@@ -15,69 +15,87 @@ from jaxsearch import tools
 def get_config():
   config = ml_collections.ConfigDict()
 
-  config.method = 'search_r1'        # a file of jaxsearch/methods, without '.py': how trees grow, and how they are credited
-  config.steps = 60                  # a step: rollouts for `questions_per_step` questions, then updates on them
+  config.method = 'search_r1'        # a file of jaxsearch/methods, without '.py': how trees grow, and how
+                                     # they are credited
+  config.steps = 60                  # a step: rollouts for `questions_per_step` questions, then updates on
+                                     # them
   config.questions_per_step = 16
-  config.group_size = 8              # trees per question (a method's `sizes` may share them out differently); 1 only with
-                                     # a critic or with a method such as SLATE that compares inside a tree
+  config.group_size = 8              # trees per question (a method's `sizes` may share them out differently);
+                                     # 1 only with a critic or with a method such as SLATE that compares
+                                     # inside a tree
   config.seed = 0                    # of everything random
-  config.out = 'runs/base'           # run folder: metrics.jsonl, checkpoints/, report.html, TensorBoard files; or
-                                     # 'gs://BUCKET/RUN' (docs/pods.md)
+  config.out = 'runs/base'           # run folder: metrics.jsonl, checkpoints/, report.html, TensorBoard
+                                     # files; or 'gs://BUCKET/RUN' (docs/pods.md)
   config.progress = True             # a line after each step
-  config.log = ()                    # services that get what TensorBoard gets: 'wandb', 'trackio' (extras of these names)
-  config.rollouts = 2                # questions of each step whose rollouts are kept for `jaxsearch view`, with tokens and
-                                     # credit; -1 is all, 0 none
+  config.log = ()                    # services that get what TensorBoard gets: 'wandb', 'trackio' (extras of
+                                     # these names)
+  config.rollouts = 2                # questions of each step whose rollouts are kept for `jaxsearch view`,
+                                     # with tokens and credit; -1 is all, 0 none
 
-  # The policy: 'world-tiny' (shipped with its tokenizer), a Hugging Face folder, a GGUF file, or 'random:PRESET' for
-  # random weights of a preset, drawn from `seed`.
+  # The policy: 'world-tiny' (shipped with its tokenizer), a Hugging Face folder, a GGUF file, or
+  # 'random:PRESET' for random weights of a preset, drawn from `seed`.
   config.model = 'world-tiny'
-  config.tokenizer = ''              # folder or GGUF file; '' takes the model's own (the world's for random:PRESET)
-  config.dtype = 'float32'           # of activations, and of the sampler's weights; 'bfloat16' on accelerators
-                                     # (a single CPU device samples in float32, with the weights rounded)
-  config.remat = 'none'              # what the backward pass recomputes to save memory: 'none', 'dots' (all but matrix
-                                     # products) or 'full' (all but the inputs of layers)
-  config.attention = 'auto'          # over training rows: 'auto' (on TPUs and GPUs a kernel that visits only blocks in which
-                                     # something is visible) or 'dense'
+  config.tokenizer = ''              # folder or GGUF file; '' takes the model's own (the world's for
+                                     # random:PRESET)
+  config.dtype = 'float32'           # of activations, and of the sampler's weights; 'bfloat16' on
+                                     # accelerators (a single CPU device samples in float32, with the weights
+                                     # rounded)
+  config.remat = 'none'              # what the backward pass recomputes to save memory: 'none', 'dots' (all
+                                     # but matrix products) or 'full' (all but the inputs of layers)
+  config.attention = 'auto'          # over training rows: 'auto' (on TPUs and GPUs a kernel that visits only
+                                     # blocks in which something is visible) or 'dense'
 
   config.data = config_dict.create(
-    questions='world:rl',            # 'world:SPLIT', a FlashRAG JSONL file, parquet of Search-R1 or verl, a folder of
-                                     # `datasets` (both need jaxsearch[tables]), or a file as published: 'hotpotqa:FILE',
-                                     # '2wiki:FILE', 'musique:FILE', 'nq:FILE', 'triviaqa:FILE', 'popqa:FILE',
-                                     # 'bamboogle:FILE', 'gsm8k:FILE', 'finqa:FILE' (reports in the questions) or
-                                     # 'finqa_search:FILE' (reports in the corpus); '+' joins several
-    corpus='world',                  # 'world', a Search-R1 JSONL file, or the passages of 'hotpotqa:FILE', '2wiki:FILE',
-                                     # 'musique:FILE', 'finqa:FILE'; '+' joins several
-    hops=(),                         # of the world's questions take those with these numbers of hops; () takes all
+    questions='world:rl',            # 'world:SPLIT', a FlashRAG JSONL file, parquet of Search-R1 or verl, a
+                                     # folder of `datasets` (both need jaxsearch[tables]), or a file as
+                                     # published: 'hotpotqa:FILE', '2wiki:FILE', 'musique:FILE', 'nq:FILE',
+                                     # 'triviaqa:FILE', 'popqa:FILE', 'bamboogle:FILE', 'gsm8k:FILE',
+                                     # 'finqa:FILE' (reports in the questions) or 'finqa_search:FILE' (reports
+                                     # in the corpus); '+' joins several
+    corpus='world',                  # 'world', a Search-R1 JSONL file, or the passages of 'hotpotqa:FILE',
+                                     # '2wiki:FILE', 'musique:FILE', 'finqa:FILE'; '+' joins several
+    hops=(),                         # of the world's questions take those with these numbers of hops; ()
+                                     # takes all
     arithmetic=True,                 # whether to take the world's questions about sums and differences
-    number=0,                        # `train` takes the first of them, so that a run sees them again; 0 is all
+    number=0,                        # `train` takes the first of them, so that a run sees them again; 0 is
+                                     # all
   )
   config.search = config_dict.create(
-    backend='bm25',                  # 'bm25' over `data.corpus`, 'index' (a folder of `jaxsearch index`), 'http' (Search-R1
-                                     # retrieval servers), 'web' (Google by way of SERPER, key in SERPER_API_KEY), 'simulated'
-                                     # (a writer makes documents up)
+    backend='bm25',                  # 'bm25' over `data.corpus`, 'index' (a folder of `jaxsearch index`),
+                                     # 'http' (Search-R1 retrieval servers), 'web' (Google by way of SERPER,
+                                     # key in SERPER_API_KEY), 'simulated' (a writer makes documents up)
     engine='rank_bm25',              # for 'bm25'; 'sparse' is faster above some ten thousand passages
     index='',                        # for 'index': its folder
-    encoder='',                      # for 'index': folder of its encoder; '' is where it was when the index was built
-    url='',                          # of the server of 'http' (a comma between several of the same corpus), or of the chat
-                                     # server of the writer, such as http://HOST/v1
-    cache='',                        # file that keeps the replies of 'http', 'web' and the writer 'chat'; '' keeps none
-    replay=False,                    # for 'http': take all results from the cache of an earlier run; no server is asked
-    writer='world',                  # for 'simulated': 'world' (writes about the embedded world without a model), 'chat' (a
-                                     # model behind `url`, key in OPENAI_API_KEY) or 'model' (one on a sampler of our own)
+    encoder='',                      # for 'index': folder of its encoder; '' is where it was when the index
+                                     # was built
+    url='',                          # of the server of 'http' (a comma between several of the same corpus),
+                                     # or of the chat server of the writer, such as http://HOST/v1
+    cache='',                        # file that keeps the replies of 'http', 'web' and the writer 'chat'; ''
+                                     # keeps none
+    replay=False,                    # for 'http': take all results from the cache of an earlier run; no
+                                     # server is asked
+    writer='world',                  # for 'simulated': 'world' (writes about the embedded world without a
+                                     # model), 'chat' (a model behind `url`, key in OPENAI_API_KEY) or 'model'
+                                     # (one on a sampler of our own)
     writer_model='',                 # its name at the chat server, or its Hugging Face folder or GGUF file
-    writer_temperature=0.8,          # of 'chat' and 'model'; above 0 a query that is sent again finds other documents
-    writer_templates='',             # for 'chat' and 'model': a folder with prompts of yours, see trees/templates.py
+    writer_temperature=0.8,          # of 'chat' and 'model'; above 0 a query that is sent again finds other
+                                     # documents
+    writer_templates='',             # for 'chat' and 'model': a folder with prompts of yours, see
+                                     # trees/templates.py
     noise_start=0.0, noise_end=0.5,  # for 'simulated': probability of noise at the first step and at the last
     noise_eval=config_dict.placeholder(float),  # the same in evaluations; None takes that of the first step
-    noise_false=False,               # whether noisy documents state false facts; False: they are true, but of no help
-    price=0.001,                     # for 'web': of a credit (a search), as in SERPER's smallest package, in dollars; counted in
-                                     # searches_cost, beside searches_paid
-    by_source=False,                 # for 'bm25': a question is searched for in the parts of `data.corpus` of its own source
-                                     # ('hotpotqa:…'); {source} in `url` ('http') and in `index` is that source
+    noise_false=False,               # whether noisy documents state false facts; False: they are true, but of
+                                     # no help
+    price=0.001,                     # for 'web': of a credit (a search), as in SERPER's smallest package, in
+                                     # dollars; counted in searches_cost, beside searches_paid
+    by_source=False,                 # for 'bm25': a question is searched for in the parts of `data.corpus` of
+                                     # its own source ('hotpotqa:…'); {source} in `url` ('http') and in
+                                     # `index` is that source
     topk=2,                          # passages per search
     words=0,                         # of a passage the policy sees the first `words`; 0 is all
     timeout=30.0,                    # seconds until a search counts as failed, retries included
-    max_failed_steps=3,              # training stops after this many steps in a row in which most searches failed; 0 is never
+    max_failed_steps=3,              # training stops after this many steps in a row in which most searches
+                                     # failed; 0 is never
   )
   for backend in tools.declared().values():
     config.search.update(backend.fields)  # of back ends that are not shipped
@@ -88,60 +106,72 @@ def get_config():
     workers=4,                       # programs at a time
   )
 
-  # Arguments of the method's functions, which its file and its config explain. `template` is a name or a file of yours with
-  # {question} in it, see trees/templates.py; `chat` is for instruct models.
+  # Arguments of the method's functions, which its file and its config explain. `template` is a name or a file
+  # of yours with {question} in it, see trees/templates.py; `chat` is for instruct models.
   config.grow = config_dict.create(template='world', chat=False, max_turns=6, max_tokens=64)
   config.credit = config_dict.create(normalize_std=True)
-  config.sizes = config_dict.create()  # for methods that decide how many trees a question gets (CuSearch's AR3PO)
+  config.sizes = config_dict.create()  # for methods that decide how many trees a question gets (CuSearch's
+                                       # AR3PO)
 
   config.sampler = config_dict.create(
-    slots=32,                        # rows of the KV cache: paths that are decoded at the same time. A tree with branches
-                                     # takes several; trees that find no free slot wait
+    slots=32,                        # rows of the KV cache: paths that are decoded at the same time. A tree
+                                     # with branches takes several; trees that find no free slot wait
     length=768,                      # tokens of a slot, so of the longest path
     temperature=1.0,                 # of rollouts in training
-    max_observation=512,             # tokens of an observation, documents or output of a program: more is cut off
-    tensor=0,                        # devices that share a copy of the sampler's weights: the most that divide it and the
-                                     # key/value heads. 1 spares collectives in every token where the weights fit; 0 is any
+    max_observation=512,             # tokens of an observation, documents or output of a program: more is cut
+                                     # off
+    tensor=0,                        # devices that share a copy of the sampler's weights: the most that
+                                     # divide it and the key/value heads. 1 spares collectives in every token
+                                     # where the weights fit; 0 is any
     tool_workers=16,                 # tool calls at a time
-    deterministic=True,              # the schedule never depends on the clock; needed to resume to the same bits
-    release=config_dict.placeholder(bool),  # frees the KV cache and the sampler's weights while the step trains; None: on
-                                     # accelerators, not on CPU, and not with train.async_steps=1
-    episode_deadline=config_dict.placeholder(float),  # seconds until a tree has to end; None is off, and only with
-                                     # deterministic=False there is any other
-    # Slots are decoded in segments, and the host looks at them in between. 0 and () take what suits the platform.
+    deterministic=True,              # the schedule never depends on the clock; needed to resume to the same
+                                     # bits
+    release=config_dict.placeholder(bool),  # frees the KV cache and the sampler's weights while the step
+                                     # trains; None: on accelerators, not on CPU, and not with
+                                     # train.async_steps=1
+    episode_deadline=config_dict.placeholder(float),  # seconds until a tree has to end; None is off, another
+                                     # needs deterministic=False
+    # Slots are decoded in segments, and the host looks at them in between. 0 and () take what suits the
+    # platform.
     segment_steps=0,                 # tokens of a segment at most; 32
-    enough=0,                        # a segment ends once so many slots have finished: few leave slots idle for a shorter time,
-                                     # many save changes between device and host; slots / 16 on a CPU, slots / 8 elsewhere
-    prefill_lengths=(),              # context is computed in chunks of these numbers of tokens; (32, 128) on a CPU, (64, 512)
-                                     # elsewhere
+    enough=0,                        # a segment ends once so many slots have finished: few leave slots idle
+                                     # for a shorter time, many save changes between device and host; slots /
+                                     # 16 on a CPU, slots / 8 elsewhere
+    prefill_lengths=(),              # context is computed in chunks of these numbers of tokens; (32, 128) on
+                                     # a CPU, (64, 512) elsewhere
     prefill_tokens=0,                # tokens of all chunks of a call at most; 512 on a CPU, 4096 elsewhere
   )
 
   config.train = config_dict.create(
-    row_length=768,                  # tokens of a training row, at least sampler.length. What the trees of a question have in
-                                     # common is there once; where they branch, they may go on in another row
+    row_length=768,                  # tokens of a training row, at least sampler.length. What the trees of a
+                                     # question have in common is there once; where they branch, they may go
+                                     # on in another row
     micro_rows=4,                    # rows per forward and backward pass; a multiple of mesh.data * mesh.fsdp
     epochs=1,                        # passes over the rollouts of a step
-    mini_batch=0,                    # trees of an update; a pass over a step's trees makes as many updates as this asks for, on
-                                     # parts of even size. 0 makes one, on all of them
-    async_steps=0,                   # 1: the rollouts of a step run while the step before is trained, with the parameters from
-                                     # before it; importance weights correct for their age. 0: one after the other
-    old_logprobs=config_dict.placeholder(str),  # denominator of the ratio: 'sampler' (captured while sampling) or 'recompute'
-                                     # (by the trainer; costs a forward pass where a step makes several updates); None:
-                                     # 'recompute' with importance weights (loss.importance_cap), else 'sampler'
-    chunk=1024,                      # tokens of a device that are projected onto the vocabulary at a time; less saves memory
-    aggregate='token-mean',          # how the loss is averaged: 'token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum',
-                                     # 'span-mean' or 'step-mean', see trees/layout.py
+    mini_batch=0,                    # trees of an update; a pass over a step's trees makes as many updates as
+                                     # this asks for, on parts of even size. 0 makes one, on all of them
+    async_steps=0,                   # 1: the rollouts of a step run while the step before is trained, with
+                                     # the parameters from before it; importance weights correct for their
+                                     # age. 0: one after the other
+    old_logprobs=config_dict.placeholder(str),  # denominator of the ratio: 'sampler' (captured while
+                                     # sampling) or 'recompute' (by the trainer; costs a forward pass where a
+                                     # step makes several updates); None: 'recompute' with importance weights
+                                     # (loss.importance_cap), else 'sampler'
+    chunk=1024,                      # tokens of a device that are projected onto the vocabulary at a time;
+                                     # less saves memory
+    aggregate='token-mean',          # how the loss is averaged: 'token-mean', 'seq-mean-token-mean',
+                                     # 'seq-mean-token-sum', 'span-mean' or 'step-mean', see trees/layout.py
     penalties='',                    # how KL and entropy are averaged: one of the same; '' as the loss
-    kl_on='all',                     # the trees that the KL to the initial policy is about: 'all', or 'wrong', those whose
-                                     # answer is not right
+    kl_on='all',                     # the trees that the KL to the initial policy is about: 'all', or
+                                     # 'wrong', those whose answer is not right
   )
   config.loss = config_dict.create(
     clip_low=0.2, clip_high=0.2,     # the ratio is clipped to 1 - clip_low … 1 + clip_high
-    dual_clip=config_dict.placeholder(float),  # c > 1 bounds the loss of negative advantages at c times them; None is off
-    importance_cap=config_dict.placeholder(float),  # the largest importance weight of a token between sampler and trainer, see
-                                     # docs/credit.md; 0 is off; None: 2 in bfloat16 or with train.async_steps=1 (unless
-                                     # train.old_logprobs='sampler'), else off
+    dual_clip=config_dict.placeholder(float),  # c > 1 bounds the loss of negative advantages at c times them;
+                                     # None is off
+    importance_cap=config_dict.placeholder(float),  # the largest importance weight of a token between sampler
+                                     # and trainer, see docs/credit.md; 0 is off; None: 2 in bfloat16 or with
+                                     # train.async_steps=1 (unless train.old_logprobs='sampler'), else off
     kl_coef=0.001,                   # of the KL (k3) to the initial policy; 0 keeps no copy of it in memory
     entropy_coef=0.0,
   )
@@ -152,12 +182,14 @@ def get_config():
     lr_warmup_updates=0,             # linear warm-up; in updates, see train.mini_batch
     b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.0,
     clip_norm=1.0,                   # of the global gradient norm
-    master_weights=True,             # keep parameters in float32 and compute with a copy in `dtype`; False keeps `dtype` only,
-                                     # and rounds updates up or down at random, right on average
+    master_weights=True,             # keep parameters in float32 and compute with a copy in `dtype`; False
+                                     # keeps `dtype` only, and rounds updates up or down at random, right on
+                                     # average
     max_skipped=10,                  # the run stops after this many updates in a row that were not finite
   )
 
-  # A low-rank adapter (models/lora.py), trained on the frozen policy in place of its parameters; `optim` is then about it.
+  # A low-rank adapter (models/lora.py), trained on the frozen policy in place of its parameters; `optim` is
+  # then about it.
   config.lora = config_dict.create(
     rank=0,                          # 0 is off
     alpha=64.0,                      # the adapter is scaled by alpha / rank
@@ -166,52 +198,68 @@ def get_config():
 
   config.critic = config_dict.create(  # for PPO and CARL
     enabled=False,
-    shared=False,                    # False: a decoder of its own with a value head, started as a copy of the policy; True: a
-                                     # head of two layers on the policy (CARL)
-    learning_rate=1e-4,              # of the head; the optimizer is the critic's own, its other settings those of `optim`
-    backbone_rate=config_dict.placeholder(float),  # of its decoder, or of its share in the policy's backbone; None is the
-                                     # head's. 0 freezes it: shared=False is then a linear head on the initial model
+    shared=False,                    # False: a decoder of its own with a value head, started as a copy of the
+                                     # policy; True: a head of two layers on the policy (CARL)
+    learning_rate=1e-4,              # of the head; the optimizer is the critic's own, its other settings
+                                     # those of `optim`
+    backbone_rate=config_dict.placeholder(float),  # of its decoder, or of its share in the policy's backbone;
+                                     # None is the head's. 0 freezes it: shared=False is then a linear head on
+                                     # the initial model
     lr_warmup_updates=0,             # of both rates
     weight_decay=0.0,                # of all but the head
-    value_clip=0.5,                  # shared=False: how far a value may move in the updates of a step; None is off
-    coef=0.5,                        # shared=True: factor of the squared error; it counts where clip_norm clips, no more
-    warm_start='',                   # run folder of `jaxsearch critic-warmup` to start the critic (and shared backbone) from
+    value_clip=0.5,                  # shared=False: how far a value may move in the updates of a step; None
+                                     # is off
+    coef=0.5,                        # shared=True: factor of the squared error; it counts where clip_norm
+                                     # clips, no more
+    warm_start='',                   # run folder of `jaxsearch critic-warmup` to start the critic (and shared
+                                     # backbone) from
   )
 
   config.sft = config_dict.create(   # for `jaxsearch sft` alone
-    demonstrations='',               # JSONL file, see training/sft.py, or 'world:SPLIT' for the gold chains of its questions
+    demonstrations='',               # JSONL file, see training/sft.py, or 'world:SPLIT' for the gold chains
+                                     # of its questions
     per_step=32,                     # demonstrations
   )
 
-  # Evaluation on held-out questions before the first step, every few steps and after the last: evaluations.jsonl.
+  # Evaluation on held-out questions before the first step, every few steps and after the last:
+  # evaluations.jsonl.
   config.eval = config_dict.create(
     every=0,                         # steps between evaluations; 0 is never
     questions='world:test',          # as `data.questions`; `data.hops` and `data.arithmetic` apply here too
-    number=200,                      # the first of them, of every source ('hotpotqa:…+2wiki:…' has two); 0 is all
+    number=200,                      # the first of every source ('hotpotqa:…+2wiki:…' has two); 0 is all
     temperatures=(1.0, 0.0),         # evaluate at each of them; em_before and em_after are those of the first
     grow=config_dict.create(),       # arguments of the method's grow that differ from training
-    tiers='',                        # file of `jaxsearch tiers`; evaluations then also say where tools were needed
-    right='em',                      # the EM by tier, hops or data set and in `errors`: 'em', or 'em_entity', CARL's rule
+    tiers='',                        # file of `jaxsearch tiers`; evaluations then also say where tools were
+                                     # needed
+    right='em',                      # the EM by tier, hops or data set and in `errors`: 'em', or 'em_entity',
+                                     # CARL's rule
   )
 
-  # Monitors of collapse, see docs/methods.md. An alarm is a mean over the newest `window` steps that is beyond its threshold. The
-  # group may change when a run is resumed.
+  # Monitors of collapse, see docs/methods.md. An alarm is a mean over the newest `window` steps that is
+  # beyond its threshold. The group may change when a run is resumed.
   config.monitor = config_dict.create(
-    action='warn',                   # 'warn': prints a line when an alarm begins and ends; 'stop': also ends the run if one
-                                     # lasts
+    action='warn',                   # 'warn': prints a line when an alarm begins and ends; 'stop': also ends
+                                     # the run if one lasts
     window=5,                        # steps
     patience=5,                      # steps that an alarm lasts before 'stop'
-    logprob_fall=1.0,                # fall of the mean log-probability of a sampled token since the first steps, in nats
-    logprob_gap=0.1,                 # mean difference between the trainer's log-probabilities and the sampler's, in nats
-    entropy_low=config_dict.placeholder(float),  # nats per token; a policy that has learnt its task may be very sure of it
-    entropy_high=3.0,                # nats per token; an untrained policy has the logarithm of the vocabulary size
+    logprob_fall=1.0,                # fall of the mean log-probability of a sampled token since the first
+                                     # steps, in nats
+    logprob_gap=0.1,                 # mean difference between the trainer's log-probabilities and the
+                                     # sampler's, in nats
+    entropy_low=config_dict.placeholder(float),  # nats per token; a policy that has learnt its task may be
+                                                 # very sure of it
+    entropy_high=3.0,                # nats per token; an untrained policy has the logarithm of the vocabulary
+                                     # size
     kl=1.0,                          # KL (k3) per token to the initial policy
-    length_fall=5.0,                 # factor by which trees hold fewer tokens of the policy than in the first steps
+    length_fall=5.0,                 # factor by which trees hold fewer tokens of the policy than in the first
+                                     # steps
     length_growth=5.0,               # factor by which they hold more
     cut=0.5,                         # share of trees that ran out of turns, tokens or context
     malformed=0.5,                   # share of trees that ended with neither a search nor an answer
-    groups_alike_wrong=0.95,         # share of groups with equal rewards and no right answer: nothing is learnt from them
-    grad_norm=config_dict.placeholder(float),  # of the gradient before it is clipped; its scale depends on the model
+    groups_alike_wrong=0.95,         # share of groups with equal rewards and no right answer: nothing is
+                                     # learnt from them
+    grad_norm=config_dict.placeholder(float),  # of the gradient before it is clipped; its scale depends on
+                                               # the model
   )
 
   config.mesh = config_dict.create(
@@ -219,11 +267,13 @@ def get_config():
     accelerator=False,               # True: a run ends at once where JAX finds neither a GPU nor a TPU
   )
   config.distributed = config_dict.create(
-    enabled=False,                   # True for several processes; on TPU pods and SLURM leave the rest to JAX ('' and -1)
+    enabled=False,                   # True for several processes; on TPU pods and SLURM leave the rest to JAX
+                                     # ('' and -1)
     coordinator='', num_processes=-1, process_id=-1,
   )
 
-  config.checkpoint_every = 10       # steps; the last is always saved. On accelerators the next step goes on meanwhile
+  config.checkpoint_every = 10       # steps; the last is always saved. On accelerators the next step goes on
+                                     # meanwhile
   config.keep_checkpoints = 2        # the newest; older ones are deleted
   config.profile = ()                # steps whose trace goes to OUT/profile: `xprof OUT/profile` shows it (pip install xprof)
 

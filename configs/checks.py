@@ -1,8 +1,9 @@
-"""Lists what the fields of a config may hold. Every command checks its config against this table before it loads anything.
+"""Lists what the fields of a config may hold. Every command checks its config before it loads anything.
 
-The rule of a number is a text: comparisons joined by ' and ', alternatives by ' or '. The rule of a name is the tuple of known
-names. The rule of a tuple is that of its elements. None is fine where a field may be None. The key is the full name of a field,
-or '*.NAME' for all fields of that name without a rule of their own. Floats have to be finite, with a rule or without.
+A number's rule is a text: comparisons joined by ' and ', alternatives by ' or '. The rule of a name is the
+tuple of known names. The rule of a tuple is that of its elements. None is fine where a field may be None. The
+key is the full name of a field, or '*.NAME' for all fields of that name without their own rule. Floats have
+to be finite, with a rule or without.
 """
 
 from jaxsearch import tools
@@ -65,7 +66,8 @@ FIELDS = {
   'train.chunk': COUNT,
   'train.kl_on': ('all', 'wrong'),
   'train.aggregate': ('token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean', 'span-mean'),
-  'train.penalties': ('', 'token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean', 'span-mean'),
+  'train.penalties': (
+    '', 'token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean', 'span-mean'),
 
   'loss.clip_low': '>= 0 and < 1',
   'loss.clip_high': WEIGHT,
@@ -129,7 +131,7 @@ FIELDS = {
   'judge.kind': ('world', 'local', 'chat'),
   'judge.concurrency': COUNT,
 
-  # Arguments of `grow`, `credit` and `sizes`. Those of your own method need a rule only where finite is not enough.
+  # Arguments of `grow`, `credit` and `sizes`. Your method's need a rule where finite is not enough.
   '*.max_turns': '>= 0',
   '*.max_tokens': COUNT,
   '*.max_segments': COUNT,
@@ -165,8 +167,8 @@ FIELDS = {
 
   # configs/prompted.
   **{f'*.{name}': COUNT for name in (
-    'rounds', 'max_thoughts', 'max_documents', 'document_tokens', 'summary_tokens', 'look_ahead', 'max_sentences', 'max_searches',
-    'extract_tokens', 'reasoning_tokens', 'max_steps')},
+    'rounds', 'max_thoughts', 'max_documents', 'document_tokens', 'summary_tokens', 'look_ahead',
+    'max_sentences', 'max_searches', 'extract_tokens', 'reasoning_tokens', 'max_steps')},
   '*.search_below': SHARE,
   '*.mask_below': SHARE,
   '*.classifier': ('policy', 'model'),
@@ -200,6 +202,6 @@ FIELDS = {
   'gate.number': COUNT,
   'mix.sharpen': '> 0',
   **{f'*.{share}': SHARE for share in (
-    'passages', 'retellings', 'drills', 'renamed', 'at_once', 'one_search', 'evidence', 'noise', 'reviews', 'statements',
-    'closed_book', 'forced', 'episodes', 'searches', 'answers', 'one_call', 'lost')},
+    'passages', 'retellings', 'drills', 'renamed', 'at_once', 'one_search', 'evidence', 'noise', 'reviews',
+    'statements', 'closed_book', 'forced', 'episodes', 'searches', 'answers', 'one_call', 'lost')},
 }  # fmt: skip
