@@ -74,7 +74,8 @@ def prompt(item: Item, files: Mapping[str, str] | None = None) -> str:
   fields = {'question': _quoted(item.question.question), 'golds': golds}
   fields |= {name: _quoted(value) for name, value in vars(item).items() if isinstance(value, str)}
   if isinstance(item, Collections):
-    shown = [f'<collection_{i}>{_quoted(text)}</collection_{i}>\n' for i, text in enumerate(item.collections, 1)]
+    numbered = enumerate(map(_quoted, item.collections), start=1)
+    shown = [f'<collection_{i}>{text}</collection_{i}>\n' for i, text in numbered]
     fields |= {'number': len(shown), 'collections': ''.join(shown)}
   return templates.fill((files or templates.judge_files())[type(item).__name__.lower()], **fields)
 

@@ -57,23 +57,6 @@ def test_the_plans_of_the_paper(strategy, phase, targets, priorities):
   assert all(x.dtype == jnp.int32 for x in got)
 
 
-@pytest.mark.parametrize('strategy, phase, expected', [
-    ('auto', 0, [0, 0, 0, 6, 50, 40]),     # 40 + 50 deep ones, the rest from the next shallower bucket
-    ('phase', 0, [0, 60, 36, 0, 0, 0]),    # the target, then deeper
-    ('phase', 1, [0, 0, 30, 12, 50, 4]),
-    ('phase', 2, [0, 0, 0, 12, 50, 34]),
-    ('phase', 3, [0, 0, 0, 6, 50, 40]),    # nothing deeper is left: the nearest shallower one
-    ('phase', 4, [0, 0, 0, 6, 50, 40]),
-    ('anti', 0, [0, 60, 36, 0, 0, 0]),
-])
-def test_a_batch_worked_out_by_hand(strategy, phase, expected):
-  capacities = np.array([0, 60, 40, 12, 50, 40])
-  if (strategy, phase) == ('phase', 1):
-    capacities[2] = 30
-  got = repair(capacities, *depth_plan(strategy, K, S, phase))
-  np.testing.assert_array_equal(got, expected)
-
-
 @QUICK
 @hypothesis.given(counts | huge, counts | huge, orders)
 def test_repair_equals_the_printed_algorithm_for_all_int32(capacities, targets, priorities):

@@ -288,11 +288,6 @@ def test_a_benchmark_is_found_under_the_names_it_is_published_by(tmp_path, files
   assert benchmarks.find(name, tmp_path).replace(f'{tmp_path}/', '') == found
 
 
-def test_two_formats_have_one_name(tmp_path):
-  write(tmp_path / 'gsm8k_test.jsonl', 'gsm8k', GSM8K)
-  assert benchmarks.find('gsm8k', tmp_path) == f'gsm8k:{tmp_path}/gsm8k_test.jsonl'
-
-
 def test_a_benchmark_that_is_not_there(tmp_path):
   with pytest.raises(ValueError, match="no benchmark is called 'squad'; there are nq, triviaqa"):
     benchmarks.find('squad', tmp_path)

@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 
-import configs.carl
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import carl
 from jaxsearch.sampler.requests import Generate, RunPython, ToolFailure
-from jaxsearch.trees.layout import lay_out
-from jaxsearch.trees.tree import Role, Stop, Tree
+from jaxsearch.trees.tree import Role, Stop
 from tests.methods import driving
-from tests.methods.driving import QUESTION, Letters, context, segments
+from tests.methods.driving import context, segments
 
 INVOKE = 'I look it up.\n```python\nprint(search("the author"))\n```\n'
 CONTEXT = 'Well.\n<context> Lovelace wrote it. </context>'
@@ -166,75 +164,3 @@ def test_the_same_rollouts_credited_by_token_and_by_trajectory():
   carl.credit([group], context(), level='trajectory')  # needs no critic
   right, wrong = ({node.advantages for node in segments(tree)} for tree in group)
   assert len(right) == len(wrong) == 1 and right.pop() == pytest.approx(-wrong.pop()) and group[0].reward == 1.0
-
-
-def test_the_loss_is_the_papers():
-  """Mean over a segment's tokens, summed over segments, mean over trajectories; the critic's over boundary states; KL and
-  entropy over all tokens."""
-  trees, _ = credited([[INVOKE, CONTEXT, COMMIT], [WRONG]], [[0.2, 0.7, 0.5], [0.4]])
-  config = configs.carl.get_config().train
-  for tree in trees:
-    tree.prune()
-    for node in segments(tree):
-      node.sampler_logprobs = [0.0] * len(node.tokens)
-  rows = lay_out(trees, 1024, pad_id=0, how=config.aggregate, penalties=config.penalties)
-  losses = np.random.default_rng(0).random((2, *rows.tokens.shape))
-  policy, critic, every = 0.0, 0.0, []
-  for tree in trees:
-    chain, states = segments(tree), []
-    for node in tree.walk():
-      if node.trained:
-        policy += node.advantages * losses[0][rows.places[node]].mean() / len(trees)
-        every += losses[0][rows.places[node]].tolist()
-        states.append(losses[1][rows.places[node]][0])
-    assert len(states) == len(chain)
-    critic += np.mean(states) / len(trees)
-  np.testing.assert_allclose(((rows.gains - rows.losses) * losses[0]).sum(), policy, rtol=1e-5)
-  for weights in (rows.loss_weights, rows.kl_weights):
-    np.testing.assert_allclose((weights * losses[0]).sum(), np.mean(every), rtol=1e-5)
-  np.testing.assert_allclose((rows.value_weights * losses[1]).sum(), critic, rtol=1e-5)
-
-
-@pytest.mark.parametrize('history', [20, 120])
-def test_forgetting_costs_the_length_of_the_context(history):
-  """Through the real sampler and sandbox: behind the cut only the copy is extended, however much came before."""
-  import jax
-
-  from jaxsearch.models.decoder import DecoderConfig, initial_params
-  from jaxsearch.tools.python_sandbox import PythonSandbox
-  from tests.engines import Equipped
-
-  class Bytes(Letters):
-    eos_ids, pad_id, longest_token = (), 0, 1
-    starts = staticmethod(lambda text: list(range(len(text))))
-    pieces = staticmethod(lambda size: [bytes([i]) for i in range(size)])
-    decode = staticmethod(lambda ids: bytes(ids).decode('latin-1'))
-
-  sampled, counts = [], []
-
-  def grow(tree):
-    """A policy with random weights writes no code: what it should have written is said for it."""
-    start = tree.root.append('?' * history, Role.PROMPT)
-    invoke = yield Generate(start, max_tokens=8)
-    raw = yield from carl.invoke(tree, invoke, 'print("a" * 30)', 'working')
-    written = yield Generate(raw, max_tokens=8)
-    written.tokens[:] = list(b'<context> aaa')  # not what is in the cache; only its copy is
-    node = carl.assimilate(tree, invoke, written)
-    counts.append(run.counts['tokens_prefilled'])
-    sampled.append((yield Generate(node, max_tokens=4)))
-    counts.append(run.counts['tokens_prefilled'])
-
-  config = DecoderConfig(vocab_size=256, hidden_size=32, intermediate_size=64, num_layers=1, num_heads=4, num_kv_heads=2,
-                         head_dim=8, tie_embeddings=True)
-  sandbox = PythonSandbox()
-  engine = Equipped(config, Bytes(), slots=2, length=256, prefill_lengths=(32, 64), prefill_tokens=64, python=sandbox)
-  engine.load(initial_params(config, jax.random.key(0)))
-  tree = Tree(Bytes(), QUESTION)
-  run = engine.schedule([(grow(tree), tree)], jax.random.key(1))
-  run.run()
-  sandbox.close()
-  copy = tree.nodes(Role.CONTEXT)[0]
-  assert copy.text == '<context>aaa</context>\n' and 'aaa' in tree.nodes(Role.OBSERVATION)[0].text
-  # The copy and nothing else: its first byte, '<', is that of the raw output too, and its last one is decoded from.
-  assert counts[1] - counts[0] == len(copy.tokens) - 2
-  assert len(sampled[0].tokens) == 4

@@ -8,7 +8,6 @@ from jaxsearch.methods.actions import Action
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.requests import Ask, ToolFailure
 from jaxsearch.training.summary import summary
-from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role, Stop
 from tests.methods import driving
 from tests.methods.driving import context
@@ -149,17 +148,3 @@ def test_the_last_step_alone_is_rewarded():
   assert [node.data['reward'] for node in tree.nodes(Role.PROMPT)[0].children] == [0, 0]
   assert [node.data['reward'] for node in tree.nodes(Role.OBSERVATION)[0].children] == [1, 0]
   assert [node.advantages for node in tree.nodes(Role.PROMPT)[0].children] == [0, 0]
-
-
-def test_the_loss_is_the_papers_average():
-  """Mean over a candidate's tokens, over siblings, summed over steps, averaged over questions."""
-  likes_queries = lambda item: int(isinstance(item, judge.Query))
-  trees = [drive([SEARCH, WRONG], [RIGHT, SEARCH], best=True, budget=2, verdict=likes_queries)[0], drive([RIGHT, RIGHT])[0]]
-  slate.credit([[tree] for tree in trees], context())
-  rows = lay_out(trees, 512, pad_id=0, how='step-mean')
-  loss = np.random.default_rng(0).random(rows.tokens.shape)
-  expected = 0.0
-  for node in (node for tree in trees for node in tree.walk() if node.trained):
-    row, columns = rows.places[node]
-    expected += loss[row, columns].mean() / 2 / len(trees)
-  np.testing.assert_allclose((rows.loss_weights * loss).sum(), expected, rtol=1e-5)

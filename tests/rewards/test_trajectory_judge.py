@@ -76,13 +76,6 @@ def test_a_winner_wins_in_both_orders_whatever_the_scores_are(one, other, winner
   assert trajectory_judge.averaged([verdict(0, 2, winner=one), verdict(2, 0, winner=other)])[2] == winner
 
 
-def test_the_prompt_asks_for_scores_first_and_then_for_the_winner_by_outcome():
-  prompt = trajectory_judge.prompts(PAIR)[0]
-  places = [prompt.index(words) for words in ('on every rubric', 'Then name the winner. The better outcome wins',
-                                              'the better way to it', 'Say "tie" only', '"winner": "first" | "second" | "tie"}')]
-  assert places == sorted(places)
-
-
 @pytest.mark.parametrize('missing', ['no idea', None, RuntimeError('down')])
 def test_one_order_alone_decides_nothing(missing):
   assert trajectory_judge.averaged([verdict(2, 0), missing]) is None
