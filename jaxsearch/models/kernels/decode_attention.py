@@ -18,7 +18,6 @@ import math
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
 from jax.sharding import Mesh, PartitionSpec
 
@@ -100,18 +99,13 @@ def _on_tpu(q, new, cache, rows, lengths, interpret):
   of_slot = lambda *at: (place(*at)[0], 0, 0, 0)
   of_row = lambda which: lambda *at: (place(*at)[1], 0, place(*at)[which], 0)
   queries, numbers = (None, K, G, h), (K, G, 1)
-  spec = pltpu.PrefetchScalarGridSpec(
-    num_scalar_prefetch=4, grid=(cores, 1, jnp.max(starts[:, -1])),
-    in_specs=[pl.BlockSpec(queries, of_slot), pl.BlockSpec((None, K, 1, 2 * h), of_slot),
-              pl.BlockSpec((None, K, size, 2 * h), of_row(2))],
-    out_specs=[pl.BlockSpec(queries, of_slot), pl.BlockSpec((None, K, tile, 2 * h), of_row(3))],
-    scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in (numbers, numbers, (K, G, h))])
-  return pl.pallas_call(
-    _tpu_kernel, name=NAME, grid_spec=spec, interpret=interpret, input_output_aliases={6: 1},
-    cost_estimate=_cost(q, new, cache, tile),
-    out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(cache.shape, cache.dtype)],
-    compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary', 'arbitrary')))(
-      pairs.reshape(-1), starts[:, -1], rows, lengths, q, new[:, :, None], cache)
+  inputs = [pl.BlockSpec(queries, of_slot), pl.BlockSpec((None, K, 1, 2 * h), of_slot),
+            pl.BlockSpec((None, K, size, 2 * h), of_row(2))]
+  outputs = [pl.BlockSpec(queries, of_slot), pl.BlockSpec((None, K, tile, 2 * h), of_row(3))]
+  return tree_attention_tpu.walk(
+    _tpu_kernel, NAME, pairs, starts, (cores, 1), inputs, outputs, (q, cache), [numbers, numbers, (K, G, h)],
+    _cost(q, new, cache, tile), interpret, (rows, lengths), input_output_aliases={6: 1})(
+      q, new[:, :, None], cache)
 
 
 def _tpu_kernel(pairs, counts, rows, lengths, q, new, block, out, written, *carry):

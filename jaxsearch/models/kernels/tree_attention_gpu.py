@@ -6,6 +6,7 @@ key/value head. There the scores are transposed.
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -24,37 +25,24 @@ def forward(q, k, v, blocks, sizes, interpret):
   """Returns (attended [B,T,H,h], logarithms of the normalisers [B,H,T]) for whole blocks."""
   B, T, H, h = q.shape
   q, k, v = map(_wide, (q, k, v))
-  own, whole, numbers = _specs(q, k, sizes)
-  out, normaliser = _call(
-    _forward_kernel, 'tree_attention_forward', blocks, sizes, h, interpret, by_query=True,
-    grid=(T // sizes.q, H, B), products=2, inputs=(own, whole, whole), outputs=(own, numbers),
-    shapes=(jax.ShapeDtypeStruct(q.shape, v.dtype), jax.ShapeDtypeStruct((B, H, T), jnp.float32)))(q, k, v)
+  results = jax.ShapeDtypeStruct(q.shape, v.dtype), jax.ShapeDtypeStruct((B, H, T), jnp.float32)
+  out, normaliser = _call(_forward_kernel, 'tree_attention_forward', blocks, sizes, h, interpret, (q, k, v),
+                          results, by_query=True, products=2)
   return out[..., :h], normaliser
 
 
 def backward(q, k, v, gradient, subtracted, normaliser, blocks, sizes, interpret):
   """Returns the gradients of q, k and v from that of the result [B,T,H,h], `subtracted` [B,T,H] in each."""
-  B, T, H, h = q.shape
-  K, group = k.shape[2], H // k.shape[2]
+  h = q.shape[-1]
   q, k, v, gradient = map(_wide, (q, k, v, gradient))
-  given = (q, k, v, gradient, normaliser, jnp.swapaxes(subtracted, 1, 2))
+  given = q, k, v, gradient, normaliser, jnp.swapaxes(subtracted, 1, 2)
 
-  def part(name, grid, inputs, own, *results):
-    by_query = len(results) == 1
-    return _call(
-      functools.partial(_backward_kernel, by_query), name, blocks, sizes, h, interpret, by_query=by_query,
-      grid=grid, products=2 + len(results), inputs=inputs, outputs=(own,) * len(results),
-      shapes=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results])(*given)
+  def part(name, by_query, *results):
+    return _call(functools.partial(_backward_kernel, by_query), name, blocks, sizes, h, interpret, given,
+                 results, by_query=by_query, products=2 + len(results))
 
-  own, whole, numbers = _specs(q, k, sizes)
-  inputs = own, whole, whole, own, numbers, numbers
-  by_query = part('tree_attention_by_query', (T // sizes.q, H, B), inputs, own, q)
-  own = pl.BlockSpec((None, sizes.k, None, q.shape[-1]), lambda j, n, b: (b, j, n, 0))
-  whole = pl.BlockSpec((None, T, group, q.shape[-1]), lambda j, n, b: (b, 0, n, 0))
-  numbers = pl.BlockSpec((None, group, T), lambda j, n, b: (b, n, 0))
-  inputs = whole, own, own, whole, numbers, numbers
-  by_key = part('tree_attention_by_key', (T // sizes.k, K, B), inputs, own, k, v)
-  return tuple(x[..., :h] for x in (*by_query, *by_key))
+  results = *part('tree_attention_by_query', True, q), *part('tree_attention_by_key', False, k, v)
+  return tuple(x[..., :h] for x in results)
 
 
 def _wide(x):
@@ -63,34 +51,35 @@ def _wide(x):
   return jnp.pad(x, ((0, 0),) * 3 + ((0, width - x.shape[-1]),))
 
 
-def _specs(q, k, sizes):
-  """Returns a program's queries, the keys of its head, its numbers per query: block i, head n, row b."""
-  group, width = q.shape[2] // k.shape[2], q.shape[-1]
-  return (pl.BlockSpec((None, sizes.q, None, width), lambda i, n, b: (b, i, n, 0)),
-          pl.BlockSpec((None, k.shape[1], None, width), lambda i, n, b: (b, 0, jax.lax.div(n, group), 0)),
-          pl.BlockSpec((None, None, sizes.q), lambda i, n, b: (b, n, i)))
+def _call(kernel, name, blocks, sizes, h, interpret, given, results, *, by_query, products):
+  """Calls a kernel that takes `products` for a block of scores; its results are like `results`.
 
-
-def _call(kernel, name, blocks, sizes, h, interpret, *, by_query, grid, inputs, outputs, products, shapes):
-  """Returns the call of a kernel, a function of its arrays; it takes `products` for a block of scores."""
+  A program has block i of head n of row b, and all of what it meets there.
+  """
+  (B, T, H, width), K = given[0].shape, given[1].shape[2]
   pairs, starts = blocks.by_query if by_query else blocks.by_key
-  listed = (starts, pairs, blocks.visible_until)
-
-  def run(*arrays):
-    B, _, H, width = arrays[0].shape
-    scores = B * H * pairs.shape[1] * sizes.q * sizes.k
-    # Every array once: what a head and its neighbours fetch again is still in the cache on the chip.
-    moved = sum(x.size * x.dtype.itemsize for x in (*listed, *arrays, *shapes))
-    flops = 2 * width * products * scores
-    estimate = pl.CostEstimate(flops=flops, transcendentals=scores, bytes_accessed=moved)
-    of_row = [pl.BlockSpec((None, x.shape[1]), lambda i, n, b: (b, 0)) for x in listed]
-    return pl.pallas_call(
-      functools.partial(kernel, sizes, h**-0.5), out_shape=shapes, name=name, interpret=interpret, grid=grid,
-      in_specs=[*of_row, *inputs], out_specs=outputs, cost_estimate=estimate,
-      compiler_params=triton.CompilerParams(num_warps=8 if width > 64 else 4, num_stages=2),
-    )(*listed, *arrays)
-
-  return run
+  own_size, heads, group = (sizes.q, H, H // K) if by_query else (sizes.k, K, H // K)
+  own = pl.BlockSpec((None, own_size, None, width), lambda i, n, b: (b, i, n, 0))
+  if by_query:
+    keys = pl.BlockSpec((None, T, None, width), lambda i, n, b: (b, 0, jax.lax.div(n, group), 0))
+    numbers = pl.BlockSpec((None, None, sizes.q), lambda i, n, b: (b, n, i))
+    inputs, outputs = (own, keys, keys, own, numbers, numbers), (own, numbers)
+  else:
+    queries = pl.BlockSpec((None, T, group, width), lambda i, n, b: (b, 0, n, 0))
+    numbers = pl.BlockSpec((None, group, T), lambda i, n, b: (b, n, 0))
+    inputs, outputs = (queries, own, own, queries, numbers, numbers), (own, own)
+  given = starts, pairs, blocks.visible_until, *given
+  of_row = [pl.BlockSpec((None, x.shape[1]), lambda i, n, b: (b, 0)) for x in given[:3]]
+  scores = B * H * pairs.shape[1] * sizes.q * sizes.k
+  # Every array once: what a head and its neighbours fetch again is still in the cache on the chip.
+  moved = sum(math.prod(x.shape) * x.dtype.itemsize for x in (*given, *results))
+  cost = pl.CostEstimate(flops=2 * width * products * scores, transcendentals=scores, bytes_accessed=moved)
+  return pl.pallas_call(
+    functools.partial(kernel, sizes, h**-0.5), name=name, interpret=interpret, cost_estimate=cost,
+    grid=(T // own_size, heads, B), in_specs=[*of_row, *inputs[:len(given) - 3]],
+    out_specs=outputs[:len(results)],
+    out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
+    compiler_params=triton.CompilerParams(num_warps=8 if width > 64 else 4, num_stages=2))(*given)
 
 
 def _walk(starts, add, carry, times: int = 1):

@@ -11,6 +11,7 @@ column it turns them once for a block of queries. For dK and dV the scores are t
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -30,35 +31,29 @@ def block_sizes(group: int, width: int) -> tuple[int, int]:
 def forward(q, k, v, blocks, sizes, interpret):
   """Returns (attended [B,T,H,h], logarithms of the normalisers as of `_per_query`) for whole blocks."""
   B, T, H, h = q.shape
-  K, group = k.shape[2], H // k.shape[2]
-  queries, keys, until, numbers = _specs(sizes, group, h, by_query=True)
-  rows = group * sizes.q
+  K = k.shape[2]
+  rows = H // K * sizes.q
+  q, k, v = _by_head(q, K), _by_head(k), _by_head(v)
+  results = (jax.ShapeDtypeStruct(q.shape, v.dtype),
+             jax.ShapeDtypeStruct((B, K, T // sizes.q, 1, rows), jnp.float32))
   out, normaliser = _call(
-    _forward_kernel, 'tree_attention_forward', blocks, sizes, (B, K), interpret, by_query=True, products=2,
-    inputs=(queries, keys, keys, until), outputs=(queries, numbers),
-    shapes=(jax.ShapeDtypeStruct((B, K, group, T, h), v.dtype),
-            jax.ShapeDtypeStruct((B, K, T // sizes.q, 1, rows), jnp.float32)),
-    scratch=[(rows, 1), (rows, 1), (rows, h)],
-  )(_by_head(q, K), _by_head(k), _by_head(v), blocks.visible_until[:, None])
+    _forward_kernel, 'tree_attention_forward', blocks, sizes, interpret,
+    (q, k, v, blocks.visible_until[:, None]), results, by_query=True, products=2,
+    scratch=[(rows, 1), (rows, 1), (rows, h)])
   return _by_token(out), normaliser
 
 
 def backward(q, k, v, gradient, subtracted, normaliser, blocks, sizes, interpret):
   """Returns the gradients of q, k and v from that of the result [B,T,H,h], `subtracted` [B,T,H] in each."""
-  B, T, H, h = q.shape
-  K, group = k.shape[2], H // k.shape[2]
+  H, h, K = *q.shape[2:], k.shape[2]
   q, k, v, gradient = _by_head(q, K), _by_head(k), _by_head(v), _by_head(gradient, K)
   given = q, k, v, blocks.visible_until[:, None], gradient, normaliser, _per_query(subtracted, K, sizes)
 
   def part(name, by_query, *results):
-    queries, keys, until, numbers = _specs(sizes, group, h, by_query=by_query)
-    own, own_size = (queries, group * sizes.q) if by_query else (keys, sizes.k)
-    number = len(results)
+    own, number = H // K * sizes.q if by_query else sizes.k, len(results)
     return _call(
-      functools.partial(_backward_kernel, by_query), name, blocks, sizes, (B, K), interpret,
-      by_query=by_query, products=2 + number, inputs=(queries, keys, keys, until, queries, numbers, numbers),
-      outputs=(own,) * number, shapes=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
-      scratch=[(own_size, 1)] * (3 - number) + [(own_size, h)] * number)(*given)
+      functools.partial(_backward_kernel, by_query), name, blocks, sizes, interpret, given, results,
+      by_query=by_query, products=2 + number, scratch=[(own, 1)] * (3 - number) + [(own, h)] * number)
 
   results = *part('tree_attention_by_query', True, q), *part('tree_attention_by_key', False, k, v)
   return tuple(map(_by_token, results))
@@ -94,32 +89,43 @@ def _specs(sizes, group, h, *, by_query: bool):
   )
 
 
-def _call(kernel, name, blocks, sizes, grid, interpret, *, by_query, inputs, outputs, products, shapes,
-          scratch):
-  """Returns the call of a kernel, a function of its arrays; it takes `products` for a block of scores."""
+def _call(kernel, name, blocks, sizes, interpret, given, results, *, by_query, products, scratch):
+  """Calls a kernel that takes `products` for a block of scores; its results are like `results`."""
   pairs, starts = blocks.by_query if by_query else blocks.by_key
-  counts = starts[:, -1]
+  B, K, group, _, h = given[0].shape
+  queries, keys, until, numbers = _specs(sizes, group, h, by_query=by_query)
+  inputs = (queries, keys, keys, until, queries, numbers, numbers)[:len(given)]
+  outputs = (queries, numbers)[:len(results)] if by_query else (keys, keys)
+  scores = B * K * group * pairs.shape[1] * sizes.q * sizes.k
+  size = lambda x: math.prod(x.shape) * x.dtype.itemsize
+  # What the list is not sorted by is fetched for every block of it.
+  often = pairs.shape[1] * (sizes.k if by_query else sizes.q) / given[1].shape[2]
+  fetched = sum(size(x) * (often if (spec is keys) == by_query else 1) for spec, x in zip(inputs, given))
+  cost = pl.CostEstimate(flops=2 * h * products * scores, transcendentals=scores,
+                         bytes_accessed=int(fetched) + sum(map(size, results)))
+  kernel = functools.partial(kernel, sizes, scale=h**-0.5)
+  return walk(kernel, name, pairs, starts, (B, K), inputs, outputs, results, scratch, cost, interpret)(*given)
 
-  def run(*arrays):
-    B, K, group, _, h = arrays[0].shape
-    scores = B * K * group * pairs.shape[1] * sizes.q * sizes.k
-    size = lambda x: x.size * x.dtype.itemsize
-    # What the list is not sorted by is fetched for every block of it.
-    often = pairs.shape[1] * (sizes.k if by_query else sizes.q) / arrays[1].shape[2]
-    fetched = sum(size(x) * (often if (spec is inputs[1]) == by_query else 1)
-                  for spec, x in zip(inputs, arrays))
-    estimate = pl.CostEstimate(flops=2 * h * products * scores, transcendentals=scores,
-                               bytes_accessed=int(fetched) + sum(map(size, shapes)))
-    return pl.pallas_call(
-      functools.partial(kernel, sizes, scale=h**-0.5), out_shape=shapes, name=name, interpret=interpret,
-      cost_estimate=estimate,
-      grid_spec=pltpu.PrefetchScalarGridSpec(
-        num_scalar_prefetch=2, grid=(*grid, jnp.max(counts)), in_specs=inputs, out_specs=outputs,
-        scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch]),
-      compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'arbitrary')),
-    )(pairs.reshape(-1), counts, *arrays)
 
-  return run
+def walk(kernel, name, pairs, starts, grid, inputs, outputs, results, scratch, cost, interpret, scalars=(),
+         **options):
+  """Returns a call of `kernel`, a function of its arrays, whose last dimension of the grid walks `pairs`.
+
+  Args:
+    pairs, starts: of `tree_attention.listed`, a list for each index of the grid's first dimension.
+    grid: the other two dimensions.
+    inputs, outputs: blocks of the arrays and of the results, which are like `results`.
+    scalars: what kernel and blocks get besides the pairs and their counts.
+  """
+  spec = pltpu.PrefetchScalarGridSpec(
+    num_scalar_prefetch=2 + len(scalars), grid=(*grid, jnp.max(starts[:, -1])), in_specs=inputs,
+    out_specs=outputs, scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch])
+  call = pl.pallas_call(
+    kernel, name=name, grid_spec=spec, cost_estimate=cost, interpret=interpret,
+    out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
+    compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'arbitrary')),
+    **options)
+  return functools.partial(call, pairs.reshape(-1), starts[:, -1], *scalars)
 
 
 def pair_at(b, step, pairs, counts):
