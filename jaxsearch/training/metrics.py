@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 from jaxsearch.config_check import to_saved
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel import targets
-from jaxsearch.training import rollout_file, row_files
+from jaxsearch.training import checkpoint, rollout_file, row_files
 
 GROUPS = {  # of tags in TensorBoard: a metric is in the first whose pattern its name has
   'time': 'second|compilations|resident|goodput|^mfu|device_peak',
@@ -36,8 +36,18 @@ GROUPS = {  # of tags in TensorBoard: a metric is in the first whose pattern its
 
 # Of a program, or its read from the compilation cache.
 COMPILATION = '/jax/core/compile/backend_compile_duration'
+SLOW = 10  # seconds of a compilation that is told
 _events = collections.Counter()  # of this process since this module was imported
-jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: _events.update([event]))
+
+
+def _count(event: str, seconds: float, fun_name: str = '', **_) -> None:
+  """Counts the events of JAX; the person who waits is told of slow compilations."""
+  _events.update([event])
+  if event == COMPILATION and seconds >= SLOW:
+    checkpoint.say(f'compiled {fun_name} in {seconds:.0f} s, program {_events[event]}')
+
+
+jax.monitoring.register_event_duration_secs_listener(_count)
 
 
 class Clock:

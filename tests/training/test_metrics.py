@@ -1,6 +1,7 @@
 """Rows of metrics on disk, and how the updates of a step become one row."""
 
 import json
+import re
 import time
 import types
 
@@ -61,6 +62,13 @@ def test_the_clock_counts_seconds_and_programs():
   assert row['compilations'] >= 1 and 0 < row['seconds_train'] <= row['seconds']
   assert row['tokens_per_second'] == pytest.approx(100 / row['seconds'])
   assert metrics.Clock().row(1)['compilations'] == 0
+
+
+def test_a_slow_compilation_is_told(capsys):
+  for seconds in (3.0, 31.4):
+    jax.monitoring.record_event_duration_secs(metrics.COMPILATION, seconds, fun_name='decode')
+  said = capsys.readouterr().err
+  assert re.fullmatch(r'jaxsearch: compiled decode in 31 s, program \d+\n', said)
 
 
 def test_goodput_is_the_share_of_all_time_since_the_row_before():
