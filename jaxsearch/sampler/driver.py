@@ -211,7 +211,7 @@ class Schedule:
     waited = self.counts['seconds_waiting'] + self.policy.seconds_waited + self.seconds_together
     return dict(self.counts) | {
       'steps': self.steps, 'seconds': seconds, 'tokens_per_second': decoded / seconds if seconds else 0.0,
-      'idle_share': 1 - decoded / self.capacity if self.steps else 0.0,
+      'idle_share': 1 - decoded / self.capacity if self.capacity else 0.0,
       'seconds_host': seconds - waited, 'rows_evicted': self.policy.evicted,
       'searches_failed_share': self.counts['searches_failed'] / max(self.counts['searches_asked'], 1),
     } | paid(self.tools.search, self.paid_before) | self.last_failures  # fmt: skip

@@ -18,7 +18,7 @@ from jaxsearch.methods.prompted import flare
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler import chat_policy, requests
 from jaxsearch.sampler.driver import Agent, rollout
-from jaxsearch.sampler.requests import END, GREEDY, LENGTH, Ask, Sampling, Score, ToolFailure, Tools
+from jaxsearch.sampler.requests import END, GREEDY, LENGTH, Sampling, Score, Tools
 from jaxsearch.tools.chat import Chat, ChatError
 from jaxsearch.trees.tree import Role, Stop, Tree
 from jaxsearch.world import files as world
@@ -109,19 +109,6 @@ def test_a_server_that_fails_ends_the_run_and_log_probabilities_are_refused():
     grow_with(reply(''), grow=scoring)
   with pytest.raises(ValueError, match='needs log-probabilities, which a chat server does not give'):
     grow_with(reply('Ada Moor wrote it.'), grow=flare.grow)
-
-
-def test_other_models_and_broken_tools_are_failures():
-  def grow(question, tree: Tree):
-    node = tree.root.append('Q', Role.PROMPT)
-    replies = yield [
-      Ask('judge', 'x'), requests.Search(node, 'q', topk=1), requests.Call(lambda _: 1 / 0), requests.Call(lambda _: 7)]
-    tree.answer = replies
-
-  (tree,), _ = grow_with(reply(''), grow=grow)
-  judge, documents, failed, called = tree.answer
-  assert judge == ToolFailure('there is no judge') and documents[0].title == 'Tide' and called == 7
-  assert failed == ToolFailure('ZeroDivisionError: division by zero')
 
 
 def test_bench_with_a_chat_server(tmp_path, capsys):

@@ -1,10 +1,7 @@
 """The sampler against a naive loop, against the trainer, and against itself under other schedules."""
 
-import collections
 import dataclasses
-import functools
 import random
-import threading
 import time
 
 import jax
@@ -15,8 +12,7 @@ from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.models.decoder import hidden_states, target_logprobs
 from jaxsearch.sampler.driver import GrowthError
-from jaxsearch.sampler.requests import LENGTH, Ask, Call, Generate, RunPython, Score, Search, ToolFailure, failing
-from jaxsearch.tools.python_sandbox import PythonSandbox
+from jaxsearch.sampler.requests import LENGTH, Generate, RunPython, Score, Search, ToolFailure
 from jaxsearch.tools.simulated import SimulatedSearch
 from jaxsearch.trees import grammar
 from jaxsearch.trees.layout import lay_out
@@ -227,15 +223,13 @@ def test_nothing_compiles_after_compile_all_and_nothing_is_copied_unasked(make_e
 
 
 class SlowSearch:
-  """Replies after `seconds()`, and fails for queries that `fails` says."""
+  """Replies after `seconds()`."""
 
-  def __init__(self, backend, seconds, fails=lambda query: False):
-    self.backend, self.seconds, self.fails = backend, seconds, fails
+  def __init__(self, backend, seconds):
+    self.backend, self.seconds = backend, seconds
 
   def search(self, queries, topk=3):
     time.sleep(self.seconds())
-    if self.fails(queries[0]):
-      raise ConnectionError('connection refused')
     return self.backend.search(queries, topk)
 
 
@@ -272,41 +266,6 @@ def test_tools_work_while_other_slots_decode(make_engine):
       seconds[deterministic, delay] = metrics['seconds']
       assert metrics['tool_calls'] == 16
     assert seconds[deterministic, 0.2] < 1.25 * seconds[deterministic, 0.0]
-
-
-def test_failing_tools_are_told_counted_and_survived(make_engine):
-  engine = make_engine()
-  engine.search = SlowSearch(engine.search, lambda: 0.0, fails=lambda query: query.endswith('1'))
-  trees, metrics = run(engine, chains(PROMPTS, turns=3))
-  assert metrics['tool_calls_failed'] == 3 and metrics['tool_calls'] == 6 and metrics['episodes'] == 3
-  assert [name for name in metrics if name.startswith('tool_calls_failed_')] == ['tool_calls_failed_connection']
-  assert (metrics['searches_asked'], metrics['searches_failed'], metrics['searches_failed_share']) == (6, 3, 0.5)
-  assert metrics['last_failure'] == 'ConnectionError: connection refused' and failing(metrics) is None  # not more than half
-  for tree in trees:
-    shown = [node.text for node in tree.nodes(Role.OBSERVATION)]
-    assert 'Doc 1(Title: Title 0)' in shown[0]
-    assert 'connection refused' in shown[1] and 'ConnectionError' in shown[1]
-
-
-@pytest.mark.parametrize('reply', [None, [], [[1]], [None], [[], []], 'text'])
-def test_a_lying_backend_is_a_failure(make_engine, reply):
-  engine = make_engine()
-  engine.search = type('Liar', (), {'search': lambda self, queries, topk: reply})()
-  trees, metrics = run(engine, chains(PROMPTS[:1]))
-  assert metrics['tool_calls_failed_malformed'] == metrics['searches_failed'] == 1
-  assert 'malformed reply' in trees[0].nodes(Role.OBSERVATION)[0].text
-
-
-@pytest.mark.parametrize('deterministic', [True, False])
-def test_a_tool_that_hangs_is_given_up_at_its_deadline(make_engine, deterministic):
-  engine = make_engine(deadline=0.3, deterministic=deterministic)
-  engine.search = SlowSearch(engine.search, lambda: 3600)
-  start = time.monotonic()
-  trees, metrics = run(engine, chains(PROMPTS))
-  assert time.monotonic() - start < 60
-  assert metrics['tool_calls_failed_timeout'] == metrics['searches_failed'] == 3
-  assert failing(metrics) == '3 of 3 searches failed; the last: no reply within 0.3 seconds'
-  assert all('no reply within 0.3 seconds' in tree.nodes(Role.OBSERVATION)[0].text for tree in trees)
 
 
 def test_an_episode_ends_at_its_deadline(make_engine):
@@ -380,138 +339,21 @@ def test_scores_are_log_probabilities_of_the_continuations(make_engine, next_log
     assert_greedy(more, next_logprobs, tokenizer.eos_ids)
 
 
-def test_calls_and_lists_are_served_together_in_order(make_engine):
-  def grow(tree):
-    node = tree.root.append(PROMPTS[0], Role.PROMPT)
-    replies = yield [Call(lambda _: 6 * 7), Generate(node, max_tokens=3), Call(lambda _: 1 / 0), Search(node, 'x')]
-    tree.root.data['replies'] = replies
-    assert (yield []) == []
-
-  trees, metrics = run(make_engine(), [grow])
-  product, node, failure, found = trees[0].root.data['replies']
-  assert product == 42 and node.role is Role.POLICY and found[0].title == 'Title 0'
-  assert failure == ToolFailure('ZeroDivisionError: division by zero')
-  assert metrics['tool_calls'] == 3 and metrics['tool_calls_failed'] == 1
-
-
-def test_calls_behind_one_span_share_its_room_and_are_counted_by_name(make_engine):
-  engine, show = make_engine(max_observation=500), lambda text: f'[{text}]'
-
-  def grow(tree):
-    node = tree.root.append(PROMPTS[2], Role.PROMPT)
-    opened = yield [Call(lambda tools: f'{tools.topk} pages ' * 99, node, 'open', name, show) for name in 'ab']
-    assert opened[0] == opened[1] and opened[0].startswith('1 pages 1')
-    for text in opened:
-      node = node.append(show(text), Role.OBSERVATION)
-    assert engine.length - 2 * (engine.answer_reserve + 2) <= node.length <= engine.length - 2 * engine.answer_reserve
-
-  _, metrics = run(engine, [grow])
-  assert metrics['calls_open'] == metrics['tool_calls'] == 2
-
-
-def test_a_service_is_asked_for_many_at_a_time(make_engine):
-  def grow(tree, number):
-    node = yield Generate(tree.root.append(PROMPTS[0], Role.PROMPT), max_tokens=2 + number)
-    tree.answer = yield Ask('double', number)
-    yield Generate(node, max_tokens=2)
-    failed, missing = yield [Ask('broken', number), Ask('nobody', number)]
-    assert isinstance(failed, ToolFailure) and 'ZeroDivisionError' in failed.reason
-    assert isinstance(missing, ToolFailure) and missing.reason == 'there is no nobody'
-
-  calls = []
-  engine = make_engine()
-  engine.services = {'double': lambda items: calls.append(items) or [2 * item for item in items],
-                     'broken': lambda items: [1 / 0 for _ in items]}
-  trees, metrics = run(engine, [functools.partial(grow, number=number) for number in range(8)])
-  assert [tree.answer for tree in trees] == [0, 2, 4, 6, 8, 10, 12, 14]
-  assert sorted(item for items in calls for item in items) == list(range(8))
-  assert len(calls) == 2 and len(calls[0]) == 6   # as many episodes as the cache has rows
-  assert metrics['service_calls'] == 16 and metrics['service_calls_failed_error'] == metrics['service_calls_failed'] == 8
-  assert metrics['tool_calls'] == 0 and metrics['last_service_failure'] == 'broken: ZeroDivisionError: division by zero'
-
-
-def test_a_service_may_fail_for_some_items_or_give_what_cannot_be_read(make_engine):
-  def grow(tree):
-    node = tree.root.append(PROMPTS[0], Role.PROMPT)
-    tree.root.data['replies'] = yield [Ask('judge', reply) for reply in (1, TimeoutError('slow'), None)]
-    yield Generate(node, max_tokens=2)
-
-  engine = make_engine(services={'judge': lambda items: items})
-  trees, metrics = run(engine, [grow])
-  assert trees[0].root.data['replies'] == [1, ToolFailure('judge: TimeoutError: slow', 'timeout'),
-                                           ToolFailure('judge: a reply that cannot be read', 'malformed')]
-  assert {name: value for name, value in metrics.items() if name.startswith('service_calls')} == {
-    'service_calls': 3, 'service_calls_failed': 2, 'service_calls_failed_timeout': 1, 'service_calls_failed_malformed': 1}
-  assert failing(metrics) == '2 of 3 calls of judge or reader failed; the last: judge: a reply that cannot be read'
-
-
-class Server:
-  """A service that takes single items on threads."""
-
-  def __init__(self, concurrency, reply):
-    self.concurrency, self.reply, self.asked, self.items = concurrency, reply, threading.Event(), []
-
-  def __call__(self, items):
-    self.items += items
-    self.asked.set()
-    return [self.reply(item) for item in items]
-
-
-def test_a_service_behind_a_server_is_asked_while_others_decode(make_engine):
-  def asks(tree):
-    node = yield Generate(tree.root.append(PROMPTS[0], Role.PROMPT), max_tokens=2)
-    tree.answer = yield [Ask('judge', number) for number in range(4)]
-    yield Generate(node, max_tokens=2)
-
-  def decodes(tree):
-    node = yield Generate(tree.root.append(PROMPTS[1], Role.PROMPT), max_tokens=40)
-    tree.answer = service.asked.wait(20)  # there is more to decode, and it is asked all the same
-    yield Generate(node, max_tokens=2)
-
-  together = threading.Barrier(2, timeout=20)
-  service = Server(2, lambda item: together.wait() * 0 + 10 * item)
-  engine = make_engine(services={'judge': service}, deterministic=False, deadline=1e-9)  # that of tools does not count
-  trees, metrics = run(engine, [asks, decodes])
-  assert [tree.answer for tree in trees] == [[0, 10, 20, 30], True] and len(service.items) == 4
-  assert metrics['service_calls'] == 4 and metrics['tool_calls'] == metrics['service_calls_failed'] == 0
-  service = Server(1, lambda item: 10 * item)
-  trees, _ = run(make_engine(services={'judge': service}), [asks])
-  assert trees[0].answer == [0, 10, 20, 30] and service.items == [0, 1, 2, 3]  # one at a time, in the deterministic mode too
-
-
-def test_a_service_behind_a_server_that_fails(make_engine):
-  """Errors of items keep nobody from being asked."""
-  def asks(tree):
-    tree.answer = yield [Ask('judge', number) for number in range(20)]
-
-  service = Server(2, lambda item: 1 / 0 if item % 2 else None)
-  trees, metrics = run(make_engine(services={'judge': service}, deterministic=False), [asks])
-  assert [reply.fault for reply in trees[0].answer] == ['malformed', 'error'] * 10 and len(service.items) == 20
-  assert trees[0].answer[1].reason == 'judge: ZeroDivisionError: division by zero'
-  assert metrics['service_calls'] == metrics['service_calls_failed'] == 20
-
-
-def test_an_error_in_a_generator_names_the_question_and_leaves_the_engine_usable(make_engine):
-  engine = make_engine()
-
-  def grow(tree):
+def test_an_error_in_a_generator_leaves_the_engine_usable(make_engine):
+  def raises(tree):
     yield Generate(tree.root.append(PROMPTS[0], Role.PROMPT), max_tokens=4)
     raise KeyError('gold')
 
-  tree = Tree(engine.tokenizer, Question('train_17', 'who?', ('me',)))
-  with pytest.raises(GrowthError, match="train_17.*KeyError.*'gold'"):
-    engine.run([(grow(tree), tree)], jax.random.key(0))
-  with pytest.raises(GrowthError, match='is no request'):
-    run(engine, [lambda tree: iter_of('nonsense')])
-  with pytest.raises(GrowthError, match='path without a token'):
-    run(engine, [lambda tree: iter_of(Generate(tree.root))])
+  def asks_behind_nothing(tree):
+    yield Generate(tree.root)
+
+  engine = make_engine()
+  for grow, message in ((raises, "KeyError.*'gold'"), (asks_behind_nothing, 'path without a token')):
+    with pytest.raises(GrowthError, match=message):
+      run(engine, [grow])
   again, _ = run(engine, chains(PROMPTS))
   fresh, _ = run(make_engine(), chains(PROMPTS))
   assert spans(again) == spans(fresh)
-
-
-def iter_of(request):
-  yield request
 
 
 def test_the_clock_mode_grows_the_same_tokens(make_engine):
@@ -522,102 +364,3 @@ def test_the_clock_mode_grows_the_same_tokens(make_engine):
   other, metrics = run(engine, chains(PROMPTS * 2, turns=3))
   assert tokens_of(one) == tokens_of(other)
   assert metrics['seconds_tools'] >= 12 * 0.01
-
-
-def test_what_is_counted_belongs_to_its_episode(make_engine):
-  """Tokens, calls and failures of all episodes, told as each ends, are those of the rollout."""
-  engine, ended = make_engine(), []
-  engine.search = SometimesDown(engine.search)
-  observer = lambda tree, request, counts: ended.append((tree, counts)) if request is None else None
-  trees, metrics = run(engine, chains(PROMPTS * 2, turns=3), observer=observer)
-  whole = lambda counts: collections.Counter({name: count for name, count in counts.items() if isinstance(count, int)})
-  counts = sum((whole(own) for _, own in ended), collections.Counter())
-  assert counts.pop('requests') == 6 * 3 and counts['calls_search'] == 12
-  assert len(ended) == 6 and {tree for tree, _ in ended} == set(trees)
-  assert counts['tool_calls'] == 12 and 0 < counts['searches_failed'] == counts['tool_calls_failed_error'] < 12
-  for name, count in counts.items():
-    assert metrics[name] == count, name
-  for tree, own in ended:
-    assert own['tokens_decoded'] == sum(len(node.tokens) for node in tree.nodes(Role.POLICY)) and own['stop_budget'] == 1
-
-
-class SometimesDown:
-  """A search that fails for every second prompt."""
-
-  def __init__(self, search):
-    self.inner = search
-
-  def search(self, queries, topk):
-    if queries[0].startswith(PROMPTS[1]):
-      raise ValueError('down')
-    return self.inner.search(queries, topk)
-
-
-class Shelf:
-  """A search that notes what it is asked, or is down."""
-
-  def __init__(self, error=None):
-    self.asked, self.error = [], error
-
-  def search(self, queries, topk):
-    self.asked.append((queries, topk))
-    if self.error:
-      raise self.error
-    return [[Document('1', 'Title', 'text')] for _ in queries]
-
-
-@pytest.fixture(scope='module')
-def sandbox():
-  found = PythonSandbox(workers=1)
-  yield found
-  found.close()
-
-
-def test_programs_search_within_bounds(make_engine, sandbox):
-  shelf = Shelf()
-  engine = make_engine(search=shelf, python=sandbox)
-  program = 'print(search("x" * 1000, 10**9))\nprint(search("y"))\nsearch("z", -3)'
-  assert engine.run_python(program) == 'Doc 1(Title: Title) text\n\n' * 2
-  assert [(len(queries[0]), topk) for queries, topk in shelf.asked] == [(1000, 10), (1, engine.topk), (1, 1)]
-  assert engine.run_python('print(table()[1][0])', [['a'], ['b']]) == 'b\n'
-
-
-def test_a_search_that_is_down_is_a_failed_tool_unless_another_worked(make_engine, sandbox):
-  engine = make_engine(search=Shelf(ConnectionError('down')), python=sandbox)
-  with pytest.raises(ConnectionError, match='down'):
-    engine.run_python('print(search("x"))')
-  assert 'no' in engine.run_python('print("no search")')
-  tree = Tree(engine.tokenizer)
-
-  def grow():
-    node = yield Generate(tree.root.append('Question: ', Role.PROMPT), max_tokens=4)
-    replies.append((yield RunPython(node, 'print(search("x"))')))
-
-  replies = []
-  counts = engine.run([(grow(), tree)], jax.random.key(0))
-  assert replies == [ToolFailure('ConnectionError: down', 'connection')] and counts['tool_calls_failed_connection'] == 1
-  assert counts['searches_asked'] == counts['searches_failed'] == 1
-
-
-def test_the_searches_of_programs_are_counted(make_engine, sandbox):
-  def grow(tree, code):
-    yield RunPython((yield Generate(tree.root.append('Question: ', Role.PROMPT), max_tokens=4)), code)
-
-  codes = ['print(search("a"))\ntry:\n  search("down")\nexcept Exception:\n  pass', 'print(1)', 'search("a", "many")',
-           'search("down")']
-  engine = make_engine(python=sandbox)
-  engine.search = SlowSearch(engine.search, lambda: 0.0, fails=lambda query: query == 'down')
-  _, metrics = run(engine, [functools.partial(grow, code=code) for code in codes])
-  assert (metrics['searches_asked'], metrics['searches_failed']) == (3, 2)  # the third program's mistake is its own
-  assert (metrics['tool_calls'], metrics['tool_calls_failed']) == (4, 1)
-  assert failing(metrics) == '2 of 3 searches failed; the last: ConnectionError: connection refused'
-
-
-def test_a_search_that_hangs_in_a_program_has_failed(make_engine, sandbox):
-  def grow(tree):
-    yield RunPython((yield Generate(tree.root.append('Question: ', Role.PROMPT), max_tokens=4)), 'search("a")')
-
-  engine = make_engine(python=sandbox, deadline=0.3)
-  engine.search = SlowSearch(engine.search, lambda: 3600)
-  _, metrics = run(engine, [grow])
-  assert metrics['searches_failed'] == metrics['tool_calls_failed_timeout'] == 1

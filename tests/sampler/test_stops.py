@@ -43,16 +43,6 @@ def assert_same_stops(table, pieces, stops, tokens):
       return
 
 
-def test_the_rule_wants_the_stop_string_in_the_last_token_and_inside_the_span():
-  pieces = [b'</se', b'arch', b'>', b' x', b'h>', b'</search></answer>']
-  assert found_stop(pieces, [0, 1, 2], STOPS) == '</search>'
-  assert found_stop(pieces, [0, 1, 2, 3], STOPS) is None     # it was complete before the last token
-  assert found_stop(pieces, [1, 2], STOPS) is None     # its beginning is in the prompt
-  assert found_stop(pieces, [3, 5], STOPS) == '</search>'     # the one that ends first
-  assert found_stop(pieces, [], STOPS) is None
-  assert found_stop(pieces, [0, 1, 2], ()) is None
-
-
 letters = st.text('ab<é', min_size=1, max_size=4)
 
 
