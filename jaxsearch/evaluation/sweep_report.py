@@ -35,6 +35,7 @@ FOOTNOTE = (
 # Axes of the plots.
 STEP, TOKENS, MINUTES = 'step', 'tokens trained', 'minutes of training steps'
 REWARD, SEARCHES = 'mean reward, smoothed', 'searches of a rollout, smoothed'
+DEPTH = 'searches of a rollout, capped, smoothed'  # as CuSearch counts them
 TRAINING_EM = 'EM in training, smoothed (%)'
 
 
@@ -52,7 +53,9 @@ def write(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> pathli
   if min(len(of_run[name]) for of_run in every for name in held_out) < 3:
     held_out = [TRAINING_EM]
   plot(lines, config, [(x, em) for em in held_out for x in (TOKENS, MINUTES)], 2, out / 'curves.png')
-  plot(lines, config, [(STEP, y) for y in (held_out[0], REWARD, SEARCHES)], 3, out / 'steps.png')
+  capped = not np.isnan([depth for of_run in every for depth in of_run[DEPTH].values()]).any()
+  searches = DEPTH if capped else SEARCHES
+  plot(lines, config, [(STEP, y) for y in (held_out[0], REWARD, searches)], 3, out / 'steps.png')
   return out / 'table.md'
 
 
@@ -220,18 +223,14 @@ def difference(name: str, of: Mapping) -> str:
 
 
 def curves(run: SweepRun) -> dict[str, dict[int, float]]:
-  """Returns what is plotted of a run: axis -> step -> value, NaN where rows do not tell it.
-
-  CuSearch caps the depth of searches; where all rows have it, it stands for their number.
-  """
+  """Returns what is plotted of a run: axis -> step -> value, NaN where rows do not tell it."""
   rows, tests = read_rows(run.out / 'metrics.jsonl'), evaluations(run)
   steps = [0, *(row['step'] for row in rows)]
   so_far = lambda values: dict(zip(steps, np.cumsum([0, *values])))
   averaged = lambda name: dict(zip(steps[1:], plots.smoothed(column(rows, name))))
-  capped = all(row.get('depth_mean') is not None for row in rows)
   lines = {STEP: dict(zip(steps, steps)), TOKENS: so_far(column(rows, 'tokens_trained')),
            MINUTES: so_far(seconds(rows) / 60), REWARD: averaged('reward'),
-           SEARCHES: averaged('depth_mean' if capped else 'searches'),
+           SEARCHES: averaged('searches'), DEPTH: averaged('depth_mean'),
            TRAINING_EM: {step: 100 * em for step, em in averaged('em').items()}}
   return lines | {f'held-out EM, {decoding(temperature)} (%)': {
     row['step']: 100 * row['em'] for row in tests if row['temperature'] == temperature}

@@ -60,11 +60,12 @@ class Source:
       for group in groups.values():
         self._enter('answered', None, None, group, rollout_file.pack(group))
       return
-    file = self.path / rollout_file.FILE
-    packed = file.read_bytes() if file.exists() else b''
-    for start, end, records in rollout_file.members(file):
-      if records:
-        self._enter('training', records[0]['step'], None, records, packed[start:end])
+    if (file := self.path / rollout_file.FILE).exists():
+      with open(file, 'rb') as packed:
+        for start, end, records in rollout_file.members(file):
+          packed.seek(start)
+          if records:
+            self._enter('training', records[0]['step'], None, records, packed.read(end - start))
     for row in row_files.read(self.path / 'evaluations.jsonl'):
       for sample in row.get('samples', ()):
         self._enter('held out', row['step'], row['temperature'], [sample], rollout_file.pack([sample]))
