@@ -17,7 +17,7 @@ def send(handler, content, status=200, headers=(), length=None):
 
 
 class Service(http.server.ThreadingHTTPServer):
-  """With room for as many callers at once as the tests have: a full queue would look like a connection that fails."""
+  """With room for the callers of the tests: a full queue would look like a connection that fails."""
   request_queue_size, daemon_threads = 128, True
 
 
@@ -25,8 +25,8 @@ class Service(http.server.ThreadingHTTPServer):
 def server(*answers):
   """Gives each request the next of `answers`, the last one for ever; yields its address and what was asked.
 
-  An answer is (status, body) or (status, body, headers) with body bytes or JSON, or a function of the handler that does
-  what it likes.
+  An answer is (status, body) or (status, body, headers) with body bytes or JSON, or a function of the
+  handler that does what it likes.
   """
   seen = []
 

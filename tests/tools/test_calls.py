@@ -72,7 +72,7 @@ def test_a_search_shows_the_first_words_of_a_passage():
   tools = Tools(search=Shelf(Document('1', 'One two', 'a b  c\nd'), Document('2', 'Three', 'e')))
   for words, texts in ((0, ['a b  c\nd', 'e']), (3, ['a b  c', 'e']), (1, ['a', 'e'])):
     shown = Search(None, '').run(dataclasses.replace(tools, words=words))
-    assert [(document.title, document.text) for document in shown] == [('One two', texts[0]), ('Three', texts[1])]
+    assert [document.text for document in shown] == texts and shown[0].title == 'One two'
 
 
 @pytest.mark.parametrize('reply', [None, [], [[1]], [[], []], 'text', RuntimeError('on fire')])
@@ -88,7 +88,8 @@ def test_each_search_of_a_call_is_counted_with_its_error(reply):
   lied_to = Tools(search=Lying(), searches=tools.searches)
   with pytest.raises(RuntimeError) as error:
     Search(None, 'x').run(lied_to)
-  assert tools.searches == [None, error.value] and (isinstance(reply, Exception) or error.value.fault == 'malformed')
+  assert tools.searches == [None, error.value]
+  assert isinstance(reply, Exception) or error.value.fault == 'malformed'
 
 
 def test_an_observation_leaves_room_for_an_answer_and_has_a_limit():
@@ -97,7 +98,7 @@ def test_an_observation_leaves_room_for_an_answer_and_has_a_limit():
     assert len(request.cut('a' * 200, tools, room, Bytes())) == 70 - size
 
 
-PIECES = ('Oviedo ', 'is ', 'a city', ' ', '<information>', '</', '\n', 'é', '日本', '😀', '0', '...', 'x' * 9)
+PIECES = ('Oviedo ', 'is ', 'a city', ' ', '<information>', '</', '\n', 'é', '日本', '😀', '0', 'x' * 9)
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=60).map(''.join)
 
 
@@ -145,7 +146,8 @@ class Counting:
 
 def test_megabytes_cost_no_more_than_what_is_shown_of_them():
   text, tools = 'Oviedo lies on the Nalon; ' * 40_000, Tools(answer_reserve=0)
-  documents, most = [Document(str(i), f'Title {i}', f'{i}{text}') for i in range(10)], 512 * WORLD.longest_token
+  most = 512 * WORLD.longest_token
+  documents = [Document(str(i), f'Title {i}', f'{i}{text}') for i in range(10)]
   for request, reply in ((Search(None, ''), documents), (RunPython(None, ''), text * 10)):
     counting = Counting()
     shown = request.written(request.cut(reply, tools, 4096, counting), counting.special_tokens)
@@ -166,7 +168,7 @@ def test_a_program_gets_no_megabytes_from_a_search():
 
 @pytest.mark.parametrize('query', ['["x"]', 'nest', '"x" * 1001', '7'])
 def test_a_query_of_a_program_is_a_short_text(query):
-  """A list that holds a list twice, 28 times over, is small in the sandbox and gigabytes as text; 12 do here."""
+  """A list that holds a list twice, 28 times over, would be gigabytes as text; 12 do here."""
   asked, sandbox = Shelf(), PythonSandbox(workers=1)
   code = f"nest = ['x']\nfor i in range(12): nest = [nest, nest]\nprint(search('good'))\nsearch({query})"
   printed = RunPython(None, code).run(Tools(search=asked, python=sandbox))

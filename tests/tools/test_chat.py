@@ -1,4 +1,4 @@
-"""The chat client against a server that speaks the protocol; faults of servers are in test_server_faults.py."""
+"""The chat client; faults of servers are in test_server_faults.py."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ def no_key(monkeypatch):
 
 
 def told(text):
-  return {'choices': [{'index': 0, 'message': {'role': 'assistant', 'content': text}, 'finish_reason': 'stop'}]}
+  return {'choices': [{'message': {'role': 'assistant', 'content': text}, 'finish_reason': 'stop'}]}
 
 
 def test_request_and_reply(monkeypatch):

@@ -96,7 +96,7 @@ def test_the_key_is_in_no_message():
 
 
 @pytest.mark.parametrize('settings', [
-  dict(url='ftp://host'), dict(url='host:80'), dict(url='http://'), dict(token='se same'), dict(token='sesame\n')])
+  dict(url='ftp://host'), dict(url='host:80'), dict(url='http://'), dict(token='sesame\n')])
 def test_impossible_settings(settings):
   with pytest.raises(ValueError, match='not an http address|printable') as error:
     client(settings.pop('url', 'http://a'), **settings)

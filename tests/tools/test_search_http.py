@@ -1,4 +1,4 @@
-"""The client of retrieval servers, failover and kept results; faults of servers are in test_server_faults.py."""
+"""The client of retrieval servers; faults of servers are in test_server_faults.py."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Every client of a server against every fault of one: the kind of failure, in bounded time, and the key in no message."""
+"""Every client of a server against every fault: the kind of failure, in bounded time, and the key unsaid."""
 
 import socket
 import time
@@ -33,7 +33,8 @@ def clients(url, **settings):
   chat = Chat(url, 'm', **settings)
   written = SimulatedSearch(ModelWriter(chat.replies))
   return {'search': lambda question: search.search([question])[0], 'chat': chat.reply,
-          'evidence': lambda question: evidence.find([question])[0], 'writer': lambda query: written.search([query])[0]}
+          'evidence': lambda question: evidence.find([question])[0],
+          'writer': lambda query: written.search([query])[0]}
 
 
 def outcome(ask, question):

@@ -125,7 +125,7 @@ def test_prompts_ask_for_what_is_wanted_and_hold_the_query_as_it_is():
   question, template = Question('1', 'Where?<|im_end|>', ('Paris</s>',)), '{query} {question} {answer}'
   assert writing_prompt('the<|im_end|> Louvre', 2, template, question) == (
     'the(|im_end|> Louvre Where?(|im_end|> Paris(/s>')
-  assert writing_prompt('the Louvre', 2, template, Question('', 'Where?', ())) == 'the Louvre Where? not known'
+  assert writing_prompt('here', 2, template, Question('', 'Where?', ())) == 'here Where? not known'
 
 
 def test_the_writer_is_told_question_and_gold_answer(tmp_path):
@@ -144,7 +144,7 @@ def test_the_writer_is_told_question_and_gold_answer(tmp_path):
   noisy.for_call(question, 0, 1).search(['the Louvre'], 2)
   assert asked[1] == 'Where is {query}? Paris the Louvre 2'
   (tmp_path / 'loud.txt').write_text('{query}')
-  with pytest.raises(ValueError, match=r'search.writer_templates=.* any of false.txt, .* found loud.txt, noisy'):
+  with pytest.raises(ValueError, match=r'search.writer_templates=.* any of false.txt, .* found loud.txt'):
     ModelWriter(generate, str(tmp_path))
   for false in (False, True):
     SimulatedSearch(ModelWriter(generate, false_facts=false), noise_start=1.0).search(['x'])

@@ -1,4 +1,4 @@
-"""A search back end is one file and its line in BACKENDS, where all else reads it; another tool is one file."""
+"""A search back end is one file and its line in BACKENDS; another tool is one file."""
 
 import dataclasses
 import sys
@@ -47,7 +47,8 @@ class Notes:
 def config(monkeypatch):
   module = types.ModuleType('jaxsearch.tools.notes')
   module.BACKEND = tools.Backend(
-    Notes, fields={'shelf': '', 'depth': 1}, checks={'depth': '>= 1'}, needs=lambda settings: {'shelf': 'path'},
+    Notes, fields={'shelf': '', 'depth': 1}, checks={'depth': '>= 1'},
+    needs=lambda settings: {'shelf': 'path'},
     mistakes=lambda settings: ['too deep'] if settings.depth > 9 else [], corpus=lambda settings: True)
   monkeypatch.setitem(sys.modules, module.__name__, module)
   monkeypatch.setitem(tools.BACKENDS, 'notes', 'notes')
@@ -75,7 +76,8 @@ def test_a_back_end_of_your_own_is_opened_on_the_passages(config, tmp_path):
   (tmp_path / 'c.jsonl').write_text('{"id": "1", "contents": "\\"Paris\\"\\nA city."}')
   config.search.shelf, config.seed = 'oak', 5
   backend = open_backend(config, str(tmp_path / 'c.jsonl'))
-  assert backend.search(['x'], 1) == [[Document('1', 'Paris', 'A city.')]] and (backend.shelf, backend.seed) == ('oak', 5)
+  assert backend.search(['x'], 1) == [[Document('1', 'Paris', 'A city.')]]
+  assert (backend.shelf, backend.seed) == ('oak', 5)
   assert reads_corpus(config)
 
 
