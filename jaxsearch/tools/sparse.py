@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.files import no_link
+from jaxsearch.files import appended, no_link
 
 K1, B = 0.9, 0.4  # how soon more occurrences stop counting, how much a long passage is marked down
 POSTING = np.dtype([('word', 'u8'), ('passage', 'u4'), ('count', 'u2')])
@@ -51,7 +51,7 @@ def hashed(word: str) -> int:
 
 
 def write_block(folder: pathlib.Path, number: int, first: int, texts: Sequence[str]) -> None:
-  """Writes the postings of passages from `first` on, sorted by word, then passage, and their lengths."""
+  """Writes the postings of passages from `first` on, sorted by word, then passage; appends their lengths."""
   documents = [words(text) for text in texts]
   lengths = np.array([len(document) for document in documents], np.uint32)
   occurring = np.fromiter(map(hashed, itertools.chain.from_iterable(documents)), np.uint64, lengths.sum())
@@ -65,7 +65,8 @@ def write_block(folder: pathlib.Path, number: int, first: int, texts: Sequence[s
   postings['word'], postings['passage'] = occurring[starts], passages[starts]
   postings['count'] = np.minimum(np.diff(starts, append=len(order)), 2**16 - 1)
   np.save(folder / f'block-{number:06}.npy', postings)
-  np.save(folder / f'lengths-{number:06}.npy', lengths)
+  with appended(folder / 'lengths.uint32', 4 * first) as file:
+    file.write(lengths.tobytes())
 
 
 def merge(folder: pathlib.Path) -> None:
@@ -86,14 +87,12 @@ def merge(folder: pathlib.Path) -> None:
       values = distinct, sizes.astype(np.uint64), most, postings['passage'], postings['count']
       for file, part in zip(files, values):
         file.write(part.tobytes())
-  lengths = [np.load(part).tobytes() for part in sorted(folder.glob('lengths-*.npy'))]
-  (folder / 'lengths.uint32').write_bytes(b''.join(lengths))
   delete_blocks(folder)
 
 
 def delete_blocks(folder: pathlib.Path) -> None:
-  for file in [*folder.glob('block-*.npy'), *folder.glob('lengths-*.npy')]:
-    file.unlink()
+  for block in folder.glob('block-*.npy'):
+    block.unlink()
 
 
 def mapped(path: pathlib.Path) -> np.ndarray:

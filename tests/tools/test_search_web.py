@@ -30,7 +30,7 @@ def test_request_and_documents():
 def test_boxes_come_first_and_count():
   box = {'title': 'France / Capital', 'answer': 'Paris', 'snippet': 'Paris is the capital.',
          'link': 'https://a.org'}
-  graph = {'title': 'Paris', 'type': 'Capital of France', 'description': 'A city.', 'imageUrl': 'https://c.org',
+  graph = {'title': 'Paris', 'type': 'Capital of France', 'description': 'A city.', 'imageUrl': 'c',
            'descriptionLink': 'https://b.org', 'attributes': {'Population': '2.1 million', 'Elevation': 35}}
   found = parse_response({**GOOD, 'answerBox': box, 'knowledgeGraph': graph}, 3)
   assert found == [
