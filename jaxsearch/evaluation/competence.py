@@ -105,8 +105,8 @@ def sign_figures(records: Records) -> dict[str, float]:
   has people judge what was found.
 
   Returns:
-    For X in extracted, lost and invoke: X_pairs (how many), X_right (moved in the right direction) and
-    X_rate; failed_pairs; sign_accuracy over extracted and lost. Rates of nothing are NaN.
+    For X in extracted, lost and invoke: X_pairs (how many) and X_rate (the share that moved in the right
+    direction, NaN of nothing); sign_accuracy over extracted and lost.
   """
   calls = np.array([call for record in records for call in tool_calls(record)], np.float64)
   retrieved, extracted, before, between, after = calls.reshape(-1, len(ToolCall._fields)).T
@@ -116,10 +116,8 @@ def sign_figures(records: Records) -> dict[str, float]:
   moves = {'extracted': (known & (expected > 0), read > 0), 'lost': (known & (expected < 0), read < 0),
            'invoke': ((retrieved > 0) & np.isfinite(invoked), invoked > 0)}
   for name, (chosen, right) in moves.items():
-    figures |= {f'{name}_pairs': float(chosen.sum()), f'{name}_right': float(right[chosen].sum()),
-                f'{name}_rate': mean(right[chosen])}
-  return figures | {'failed_pairs': float(np.sum(known & (expected == 0))),
-                    'sign_accuracy': calibration.sign_accuracy(read[known], expected[known])}
+    figures |= {f'{name}_pairs': float(chosen.sum()), f'{name}_rate': mean(right[chosen])}
+  return figures | {'sign_accuracy': calibration.sign_accuracy(read[known], expected[known])}
 
 
 def tool_calls(record: Record) -> list[ToolCall]:
@@ -140,11 +138,10 @@ def tool_calls(record: Record) -> list[ToolCall]:
 def use_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, float]:
   """Returns how the policy uses its tools (tables 3, 6, 14 and 19).
 
-  For each tier: tool_rate_tier_N, the share of rollouts with a call; calls_tier_N, calls a rollout;
-    em_tier_N.
-  needless_calls: calls a rollout on tier 2; the paper's '53 % fewer unnecessary tool calls' is table 3's
-  tool_rate_tier_2. confident_wrong: share of tier 1 rollouts with a wrong answer; tokens_per_answer: tokens a
-  rollout, answered or not; assimilate_tokens: mean length of these segments; assimilate_precision: see below.
+  For each tier tool_rate_tier_N, the share of rollouts with a call ('unnecessary' on tier 2), calls_tier_N,
+  calls a rollout, and em_tier_N. confident_wrong: share of tier 1 rollouts with a wrong answer;
+  tokens_per_answer: tokens a rollout, answered or not; assimilate_tokens: mean length of these segments;
+  assimilate_precision: see below.
   """
   calls, right = (np.array([record[name] for record in records], np.float64) for name in ('searches', 'em'))
   answered = np.array([bool((record['prediction'] or '').strip()) for record in records], bool)
@@ -155,7 +152,7 @@ def use_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, float]:
     figures |= {f'tool_rate_tier_{number}': mean(calls[inside] > 0),
                 f'calls_tier_{number}': mean(calls[inside]), f'em_tier_{number}': mean(right[inside])}
   return figures | {
-    'needless_calls': figures['calls_tier_2'], 'confident_wrong': mean((answered & (right == 0))[tier == 1]),
+    'confident_wrong': mean((answered & (right == 0))[tier == 1]),
     'tokens_per_answer': mean([record['tokens'] for record in records]),
     'assimilate_tokens': mean([span['tokens'] for span in spans if span.get('segment') == 'assimilate']),
     'assimilate_precision': mean([share for record in records for share in _precisions(record)]),

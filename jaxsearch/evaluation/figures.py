@@ -49,6 +49,10 @@ def _f1(tree: Tree) -> float:
   return f1(tree.answer, tree.question.golden_answers)
 
 
+def _number(heading: str, digits: str = '.2f') -> Figure:
+  return Figure(heading, None, 1, digits)
+
+
 FIGURES = {
   'em': Figure('EM', _em, main=True),
   'f1': Figure('F1', _f1, main=True),
@@ -59,24 +63,20 @@ FIGURES = {
                          lambda tree: substring_match(tree.answer, tree.question.golden_answers)),
   'answer_recall': Figure('gold answer retrieved'),
   'searches': Figure('searches', lambda tree: tree.metrics['searches'], 1, '.2f', main=True),
-  'model_calls': Figure('model calls', None, 1, '.2f'),
-  'tokens': Figure('tokens generated', None, 1, '.2f'),
-  'seconds': Figure('seconds', None, 1, '.2f'),
+  'model_calls': _number('model calls'), 'tokens': _number('tokens generated'), 'seconds': _number('seconds'),
 }
 # Of many answers, where `config.eval.tiers` or a critic gives them: see competence.py.
 OF_TIERS = {
   'em_tier_1': Figure('EM tier 1'), 'em_tier_2': Figure('EM tier 2'),
   'tool_rate_tier_1': Figure('tool use tier 1'), 'tool_rate_tier_2': Figure('tool use tier 2'),
-  'confident_wrong': Figure('confident and wrong'),
-  'tokens_per_answer': Figure('tokens an answer', None, 1, '.0f'), 'auc': Figure('AUC', None, 1, '.2f'),
-  'ece': Figure('ECE', None, 1, '.2f'), 'explained_variance': Figure('explained variance', None, 1, '.2f'),
+  'confident_wrong': Figure('confident and wrong'), 'tokens_per_answer': _number('tokens an answer', '.0f'),
+  'auc': _number('AUC'), 'ece': _number('ECE'), 'explained_variance': _number('explained variance'),
 }
 # Of training with Search-R2: its drafts, and the terms of what revising them gains.
 OF_REFINEMENT = {
   'em_draft_per_tree': Figure('EM of drafts'), 'em_kept_per_tree': Figure('EM of kept traces'),
-  'a_prec': Figure('A_prec', None, 1, '.3f'), 'v_inter': Figure('V_inter', None, 1, '.3f'),
-  's_trim': Figure('S_trim', None, 1, '.3f'), 'gain_predicted': Figure('gain, predicted', None, 1, '.3f'),
-  'gain_measured': Figure('gain, measured', None, 1, '.3f'),
+  'a_prec': _number('A_prec', '.3f'), 'v_inter': _number('V_inter', '.3f'), 's_trim': _number('S_trim', '.3f'),
+  'gain_predicted': _number('gain, predicted', '.3f'), 'gain_measured': _number('gain, measured', '.3f'),
 }
 MAIN = {name: figure for name, figure in FIGURES.items() if figure.main} | OF_TIERS
 # Averages that `bench` and tables have beside that of all benchmarks.

@@ -105,9 +105,8 @@ def test_sign_figures_follow_table_12():
     grown([RIGHT]),                                                    # no critic
   ]  # fmt: skip
   assert sign_figures(trees) == pytest.approx({
-    'extracted_pairs': 4, 'extracted_right': 2, 'extracted_rate': 2 / 4,
-    'lost_pairs': 2, 'lost_right': 1, 'lost_rate': 1 / 2, 'failed_pairs': 1, 'sign_accuracy': 3 / 6,
-    'invoke_pairs': 7, 'invoke_right': 5, 'invoke_rate': 5 / 7})
+    'extracted_pairs': 4, 'extracted_rate': 2 / 4, 'lost_pairs': 2, 'lost_rate': 1 / 2,
+    'sign_accuracy': 3 / 6, 'invoke_pairs': 7, 'invoke_rate': 5 / 7})
   nothing = sign_figures([grown([])])
   assert nothing['extracted_pairs'] == 0
   assert np.isnan([nothing['sign_accuracy'], nothing['invoke_rate']]).all()
@@ -124,7 +123,7 @@ def test_use_figures_by_hand():
   written = [len(n.tokens) for n in policy if n.data['segment'] == 'assimilate']
   assert figures == pytest.approx({
     'tool_rate_tier_1': 4 / 5, 'calls_tier_1': 6 / 5, 'em_tier_1': 1 / 5,
-    'tool_rate_tier_2': 2 / 3, 'calls_tier_2': 1.0, 'em_tier_2': 2 / 3, 'needless_calls': 1.0,
+    'tool_rate_tier_2': 2 / 3, 'calls_tier_2': 1.0, 'em_tier_2': 2 / 3,
     'confident_wrong': 2 / 5, 'tokens_per_answer': sum(len(n.tokens) for n in policy) / 9,
     'assimilate_tokens': np.mean(written), 'assimilate_precision': 1.0})
   plain = use_figures([grown([], name='easy')], TIERS)
