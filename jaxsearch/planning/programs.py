@@ -17,8 +17,8 @@ from jaxsearch.models.decoder import parameter_shapes
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.training import batch as batches
-from jaxsearch.training import critic as critics
 from jaxsearch.training import learner as learners
+from jaxsearch.training import saved_policies
 from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
 
@@ -83,7 +83,7 @@ def of_config(config: ml_collections.ConfigDict, devices: Sequence[jax.Device]) 
   model = setup.architecture(config)
   master = 'float32' if config.optim.master_weights else config.dtype
   policy = structs(setup.param_shardings(model, mesh), parameter_shapes(model), config.dtype)
-  trained = structs(*critics.trained_layout(config, model, mesh), master)
+  trained = structs(*saved_policies.trained_layout(config, model, mesh), master)
   optimizer, train_step = learners.make_update(config, model, mesh, trained)
   state, batch = state_structs(trained, optimizer, mesh), batch_structs(config, mesh)
   base = [policy] if config.lora.rank else []
@@ -97,9 +97,9 @@ def of_config(config: ml_collections.ConfigDict, devices: Sequence[jax.Device]) 
       model, mesh=mesh, temperature=config.sampler.temperature, chunk=config.train.chunk)
     programs['score'] = Program(score, (policy, batch))
   if config.critic.enabled:
-    shared = critics.is_shared(config)
-    assessed = trained if shared else structs(*critics.layout(model, mesh), master)
-    optimizer, critic_step = critics.make_update(config, model, assessed, mesh, 1)
+    shared = learners.is_shared(config)
+    assessed = trained if shared else structs(*saved_policies.critic_layout(model, mesh), master)
+    optimizer, critic_step = learners.make_critic_update(config, model, assessed, mesh, 1)
     critic = state_structs(assessed, optimizer, mesh)
     programs['critic'] = Program(critic_step, (critic, batch), gradients=on_device(assessed, 4))
     programs['values'] = Program(steps.make_value_step(model, mesh=mesh, shared=shared), (assessed, batch))

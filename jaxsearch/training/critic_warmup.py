@@ -42,7 +42,8 @@ from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import Sampling, Tools
 from jaxsearch.training import batch as batches
-from jaxsearch.training import critic, curation, metrics, row_files
+from jaxsearch.training import curation, metrics, row_files
+from jaxsearch.training import learner as learners
 from jaxsearch.training import run_folder as runs
 from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
@@ -83,7 +84,7 @@ def warm_up(config: ConfigDict, gate_figures: Figures, plot: Callable) -> dict[s
     policy = Policy(config, model_config, params, mesh, run)
     trees, tiers = collect(policy, params)
     held_out, buckets = curation.split(trees, tiers, settings)
-    em_before = policy.em(held_out, 0) if critic.is_shared(config) and settings.backbone_rate else None
+    em_before = policy.em(held_out, 0) if learners.is_shared(config) and settings.backbone_rate else None
     policy.engine.unload(cache=True)
     student = Student(config, model_config, params, mesh)
     curves = {'before': student.assess(held_out)}
@@ -114,7 +115,7 @@ def train(run: runs.RunFolder, student: 'Student', buckets: Sequence[Sequence[Tr
           look: Callable[[], dict[str, float]]) -> tuple[int, dict[str, float]]:
   """Updates the critic until the figures of `look` pass the gate, or to the last step; returns both."""
   config, settings = student.config, student.config.critic_warmup
-  host = {'decoder': dataclasses.asdict(student.model_config), 'critic': not critic.is_shared(config)}
+  host = {'decoder': dataclasses.asdict(student.model_config), 'critic': not learners.is_shared(config)}
   figures, step = look(), run.last_step
   is_done = lambda: step >= settings.min_updates and passes(figures, settings.gate)
   for step in () if is_done() else run.steps():
@@ -268,8 +269,9 @@ class Student:
       rates.critic.update(learning_rate=settings.head_rate, backbone_rate=settings.backbone_rate, coef=1.0,
                           lr_warmup_updates=settings.lr_warmup_updates)
       rates.optim.schedule = 'constant'
-    self.state, self.train_step = critic.open_critic(rates, model_config, params, mesh, settings.max_updates)
-    self.values = steps.make_value_step(model_config, mesh=mesh, shared=critic.is_shared(config))
+    self.state, self.train_step = learners.open_critic(
+      rates, model_config, params, mesh, settings.max_updates)
+    self.values = steps.make_value_step(model_config, mesh=mesh, shared=learners.is_shared(config))
 
   def _pack(self, trees: Sequence[Tree], **options) -> batches.Packed:
     """Packs trees, of which each process lays out a part; the target of every token is its tree's reward."""

@@ -1,4 +1,10 @@
-"""Opens what training works on: the policy, its sampler, its critic and the compiled programs."""
+"""Opens what training works on: the policy, its sampler, its critic and the compiled programs.
+
+A critic is on the backbone of the policy, its head among the policy's parameters (CARL), or a decoder of its
+own that starts as a copy. Either has an optimizer and a step of its own. A shared critic's gradient into the
+backbone is not added to the policy's: AdamW divides a gradient by its size, so that no factor in front of it
+would be a rate. It costs a second pair of moments, forward and backward pass, not a second decoder.
+"""
 
 import dataclasses
 import functools
@@ -6,22 +12,24 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from optax import GradientTransformation
 
 from jaxsearch import setup
 from jaxsearch.methods import find_method
-from jaxsearch.models import hub
+from jaxsearch.models import hub, value_head
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.driver import Agent
 from jaxsearch.training import batch as batches
-from jaxsearch.training import critic as critics
 from jaxsearch.training import saved_policies
 from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
+
+FROZEN = ('embedding', 'unembedding')  # of the policy, for the critic on its backbone
 
 
 @dataclasses.dataclass
@@ -53,13 +61,13 @@ def make_learner(config: ConfigDict) -> Learner:
   mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
   model_config, params = setup.load_policy(config, mesh)
-  shared, warm = critics.is_shared(config), None
+  shared, warm = is_shared(config), None
   if config.critic.enabled and config.critic.warm_start:
     _, warm, host = saved_policies.load_trained(config.critic.warm_start, mesh)
     check_warm_start(config, host)
   critic, critic_step = None, None
   if config.critic.enabled:
-    critic, critic_step = critics.open_critic(config, model_config, params, mesh, total_updates(config), warm)
+    critic, critic_step = open_critic(config, model_config, params, mesh, total_updates(config), warm)
   trained = critic.params if shared else params
   if config.lora.rank:
     trained = setup.new_adapter(config, model_config, mesh)
@@ -84,10 +92,10 @@ def make_learner(config: ConfigDict) -> Learner:
 def check_warm_start(config: ConfigDict, host: dict[str, Any]) -> None:
   """Raises ValueError unless the critic of a checkpoint with this `host` was warmed up for such a run."""
   name, saved, was_shared = config.critic.warm_start, host['config'], not host.get('critic', False)
-  if saved['model'] != config.model or was_shared != critics.is_shared(config):
+  if saved['model'] != config.model or was_shared != is_shared(config):
     raise ValueError(
       f'critic.warm_start={name!r} was warmed up for the model {saved["model"]!r}, '
-      f'critic.shared={was_shared}; here they are {config.model!r}, {critics.is_shared(config)}')
+      f'critic.shared={was_shared}; here they are {config.model!r}, {is_shared(config)}')
   learned, aggregate = saved['train']['aggregate'], config.train.aggregate
   if 'step-mean' in (learned, aggregate) and learned != aggregate:
     raise ValueError(
@@ -104,6 +112,55 @@ def make_update(config: ConfigDict, model_config: DecoderConfig, mesh: Mesh,
   return steps.make_update(loss, trained, config.optim, total_updates(config), mesh=mesh,
                            dtype=model_config.dtype, alpha=config.lora.alpha,
                            factor=lambda name: float(name != states.HEAD), seed=(config.seed, 2))
+
+
+def open_critic(config: ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh, total_updates: int,
+                warm: dict | None = None) -> tuple[states.TrainState, Callable]:
+  """Returns (state, compiled step) of a critic: {'decoder', 'head'}, or the policy with its head.
+
+  Args:
+    params: of the policy (or of the base of its adapter), on `mesh`; they are copied.
+    warm: the parameters of a critic that was warmed up, to start from in place of `params`.
+  """
+  if warm:
+    params = warm
+  elif is_shared(config):
+    params = params | {states.HEAD: _new_head(config, model_config, mesh)}
+  else:
+    if config.optim.master_weights:
+      params = states.cast(params, jnp.float32)  # what is frozen under an adapter is in the compute dtype
+    head = value_head.initial_head(model_config.hidden_size, params['embedding'].dtype)
+    placed, _ = saved_policies.critic_layout(model_config, mesh)
+    params = {'decoder': params, 'head': jax.device_put(head, placed['head'])}
+  optimizer, train_step = make_critic_update(config, model_config, params, mesh, total_updates)
+  return states.create_state(params, optimizer, mesh), train_step
+
+
+def make_critic_update(config: ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh,
+                       total_updates: int) -> tuple[GradientTransformation, Callable]:
+  """Returns (optimizer, compiled step) of a critic with these parameters, arrays or ShapeDtypeStructs."""
+  settings = config.critic
+  rates = {name: settings[name] for name in ('learning_rate', 'lr_warmup_updates', 'weight_decay')}
+  backbone = 1.0 if settings.backbone_rate is None else settings.backbone_rate / settings.learning_rate
+  kind = dict(coef=2 * settings.coef) if settings.shared else dict(value_clip=settings.value_clip)
+  loss_fn = functools.partial(
+    steps.critic_loss, config=model_config, frozen=not backbone, shared=settings.shared, **kind)
+  factors = {states.HEAD: 1.0, 'head': 1.0} | dict.fromkeys(FROZEN, 0.0)
+  return steps.make_update(
+    loss_fn, params, ConfigDict(dict(config.optim) | rates), total_updates, mesh=mesh,
+    dtype=model_config.dtype, factor=lambda name: factors.get(name, backbone), seed=(config.seed, 3))
+
+
+def _new_head(config: ConfigDict, model_config: DecoderConfig, mesh: Mesh) -> dict:
+  dtype = jnp.dtype('float32' if config.optim.master_weights else config.dtype)
+  create = lambda key: value_head.initial_mlp(model_config.hidden_size, key, dtype)
+  placed, _ = saved_policies.head_layout(model_config, mesh)
+  return jax.jit(create, out_shardings=placed)(jax.random.fold_in(jax.random.key(config.seed), 1))
+
+
+def is_shared(config: ConfigDict) -> bool:
+  """Tells whether the critic is on the backbone of the policy."""
+  return config.critic.enabled and config.critic.shared
 
 
 def importance_cap(config: ConfigDict) -> float:

@@ -10,15 +10,16 @@ from typing import Any
 import jax
 from etils import epath
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from jaxsearch import __version__, registry, setup
 from jaxsearch.config_check import from_saved, without_secrets
-from jaxsearch.models import adapter_files, hub
-from jaxsearch.models.decoder import DecoderConfig, config_from_json
-from jaxsearch.parallel.mesh import make_mesh
-from jaxsearch.training import checkpoint, critic
+from jaxsearch.models import adapter_files, hub, value_head
+from jaxsearch.models.decoder import DecoderConfig, config_from_json, parameter_axes, parameter_shapes
+from jaxsearch.parallel.mesh import make_mesh, shardings
+from jaxsearch.training import checkpoint
 from jaxsearch.training.bucket import place
-from jaxsearch.training.state import without_head
+from jaxsearch.training.state import HEAD, without_head
 
 
 def is_run(path: str | pathlib.Path) -> bool:
@@ -71,8 +72,8 @@ def load_trained(path: str | pathlib.Path, mesh: Mesh,
   def read(manager: checkpoint.Store, step: int):
     host = checkpoint.restore_host(manager, step)
     decoder = config_from_json(host['decoder'])
-    layout = (critic.layout(decoder, mesh) if host.get('critic')
-              else critic.trained_layout(from_saved(host['config']), decoder, mesh))
+    layout = (critic_layout(decoder, mesh) if host.get('critic')
+              else trained_layout(from_saved(host['config']), decoder, mesh))
     struct = lambda sharding, shape: jax.ShapeDtypeStruct(shape, host['param_dtype'], sharding=sharding)
     return decoder, checkpoint.restore_params(manager, step, jax.tree.map(struct, *layout)), host
 
@@ -123,3 +124,28 @@ def save_adapter(path: str | pathlib.Path, folder: str | pathlib.Path,
   kept = without_secrets({name: host[name] for name in ('step', 'config', 'decoder', 'reference')})
   adapter_files.save(adapter, folder, {'jaxsearch': __version__, 'jax': jax.__version__} | kept)
   return host
+
+
+def head_layout(model_config: DecoderConfig, mesh: Mesh) -> tuple[dict, dict]:
+  """Returns (shardings, shapes) of the head of a critic on the policy's backbone."""
+  shapes = value_head.mlp_shapes(model_config.hidden_size)
+  return shardings(value_head.MLP_AXES, shapes, mesh), shapes
+
+
+def critic_layout(model_config: DecoderConfig, mesh: Mesh) -> tuple[dict, dict]:
+  """Returns (shardings, shapes) of the parameters of a critic of its own."""
+  axes = {'decoder': parameter_axes(model_config), 'head': value_head.AXES}
+  shapes = {'decoder': parameter_shapes(model_config),
+            'head': {'kernel': (model_config.hidden_size,), 'bias': ()}}
+  return shardings(axes, shapes, mesh), shapes
+
+
+def trained_layout(config: ConfigDict, model_config: DecoderConfig, mesh: Mesh) -> tuple[dict, dict]:
+  """Returns (shardings, shapes) of what a run trains: the policy, with its critic's head, or an adapter."""
+  if config.lora.rank:
+    return setup.adapter_layout(config, model_config, mesh)
+  placed, shapes = setup.param_shardings(model_config, mesh), parameter_shapes(model_config)
+  if config.critic.enabled and config.critic.shared:
+    of_head, sizes = head_layout(model_config, mesh)
+    placed, shapes = placed | {HEAD: of_head}, shapes | {HEAD: sizes}
+  return placed, shapes

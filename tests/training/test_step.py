@@ -15,9 +15,9 @@ from jaxsearch.data.questions import Question
 from jaxsearch.models import value_head
 from jaxsearch.models.decoder import Decoder
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.training import critic
 from jaxsearch.training import step as steps
 from jaxsearch.training.batch import make_batch, place, to_rows
+from jaxsearch.training.learner import open_critic
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role, Tree
 
@@ -327,7 +327,7 @@ def test_a_critic_moves_the_policys_backbone_at_its_own_rate(tiny):
   def moved(coef):
     params = jax.device_put(tiny.random_params(tiny.decoder, 0), meshes.replicated(mesh))
     config.critic.coef = coef
-    state, step = critic.open_critic(config, tiny.decoder, params, mesh, 10)
+    state, step = open_critic(config, tiny.decoder, params, mesh, 10)
     state = dataclasses.replace(state, params=state.params | {
       'value_head': jax.tree.map(lambda x: x + 0.05, state.params['value_head'])})
     before = jax.device_get(state.params)
@@ -351,7 +351,7 @@ def test_a_frozen_decoder_keeps_its_weights_and_has_no_moments(tiny):
   config = base.get_config().unlock()
   config.critic.update(enabled=True, learning_rate=1e-2, backbone_rate=0.0)
   params = jax.device_put(tiny.random_params(tiny.decoder, 0), meshes.replicated(mesh))
-  state, step = critic.open_critic(config, tiny.decoder, params, mesh, 10)
+  state, step = open_critic(config, tiny.decoder, params, mesh, 10)
   assert sum(m.size for m in jax.tree.leaves(state.opt_state)) < 3 * tiny.decoder.hidden_size
   state, row = step(state, batch)
   jax.tree.map(np.testing.assert_array_equal, state.params['decoder'], params)
