@@ -25,7 +25,7 @@ FAULTS = ('timeout', 'connection', 'refused', 'server', 'malformed', 'too_long',
 
 @dataclasses.dataclass(frozen=True)
 class ToolFailure:
-  """The reply to a request that failed; `fault` is its kind: one of `FAULTS`, for counting."""
+  """Replies to a request that failed; `fault` is its kind, one of `FAULTS`, for counting."""
   reason: str
   fault: str = 'error'
 
@@ -112,7 +112,7 @@ class Tools:
 
 
 class Request:
-  """What a growing tree may yield.
+  """Asks for a reply: a growing tree yields it.
 
   Attributes:
     node: the span that it follows, or None.
@@ -308,6 +308,6 @@ def shorten(documents: Sequence[Document], budget: int, show: Callable[[Sequence
 
 
 def one_line(text: str, most: int = 200) -> str:
-  """The text on one line of at most `most` characters, without what would steer a terminal."""
+  """Returns the text on one line of at most `most` characters, without what would steer a terminal."""
   text = ' '.join(''.join(letter if letter.isprintable() else ' ' for letter in text).split())
   return text if len(text) <= most else text[:most - 1] + '…'

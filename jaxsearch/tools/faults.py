@@ -1,4 +1,4 @@
-"""What a broken tool returns instead of its output: CARL's test of resilience (appendix K, table 16)."""
+"""Breaks the output of tools: CARL's test of resilience (appendix K, table 16)."""
 
 import collections
 import dataclasses

@@ -112,22 +112,6 @@ class JsonClient:
       reason = str(error)
     raise self._failed(f'not a valid response: {reason}', 'malformed')
 
-  def get(self, path: str) -> list[Any]:
-    """Returns the JSON at another path of each server, asked for once; None of one without such a page.
-
-    Raises the client's `error` for a server that is not there.
-    """
-    pages = []
-    for address in self._addresses:
-      try:
-        received = self._request('GET', address.copy_with(path=path, query=None), min(self._timeout, 5.0))
-        pages.append(parse_json(received))
-      except (self.error, ValueError, RecursionError) as failure:
-        if getattr(failure, 'fault', '') in ('connection', 'timeout'):
-          raise
-        pages.append(None)
-    return pages
-
   def _failed(self, reason: str, fault: str, status: int | None = None, delay: float = 0.0) -> RequestError:
     """Returns the error with this reason, on one line and without the key: servers quote what they refuse."""
     reason = reason.replace(self._token, '[key]') if self._token else reason

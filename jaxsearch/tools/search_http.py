@@ -10,12 +10,13 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
+import httpx
 from pydantic import BaseModel, FailFast, Field, model_validator
 
 from jaxsearch.data.corpus import Document, split_contents
 from jaxsearch.tools import Backend
 from jaxsearch.tools.cache import Cache
-from jaxsearch.tools.http_client import JsonClient, RequestError, secret_from_env
+from jaxsearch.tools.http_client import JsonClient, RequestError, parse_json, secret_from_env
 
 MAX_QUERIES = 64  # of one request
 
@@ -81,7 +82,18 @@ class HttpSearch(JsonClient):
   def _tell_corpus(self) -> str:
     """Returns the corpus that the servers say they serve; their address if they do not, as Search-R1's
     own."""
-    hashes = {str(page.get('corpus', '')) if isinstance(page, dict) else '' for page in self.get('/health')}
+    def corpus(address: httpx.URL) -> str:
+      try:
+        page = self._request('GET', address.copy_with(path='/health', query=None), min(self._timeout, 5.0))
+        return str(parse_json(page)['corpus'])
+      except SearchError as error:
+        if error.fault != 'refused':
+          raise
+      except (ValueError, LookupError, TypeError):
+        pass
+      return ''
+
+    hashes = set(map(corpus, self._addresses))
     if len(hashes) > 1:
       raise self._failed('the servers serve different corpora', 'malformed')
     return hashes.pop() or self.url
