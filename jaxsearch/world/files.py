@@ -7,7 +7,7 @@ from jaxsearch.data import questions as question_files
 from jaxsearch.data.corpus import Document, read_corpus
 from jaxsearch.data.questions import Question
 
-SPLITS = ('rl', 'dev', 'test')
+SPLITS = ('warm', 'rl', 'dev', 'test')
 ARITHMETIC = ('sum', 'difference')  # operations that want an answer worked out: too hard for a small policy
 
 

@@ -41,9 +41,7 @@ def build(out: str | os.PathLike, seed: int = 0, *, cities: int = 4000,
   passages = ({'id': d.id, 'contents': join_contents(d.title, d.text)} for d in documents)
   _write_lines(out / 'corpus.jsonl.gz', passages)
   for split, items in questions.items():
-    # Of the many for the warm start only what `questions.restore` needs.
-    records = ({'id': q.id, 'question': q.question} for q in items) if split == 'warm' else map(vars, items)
-    _write_lines(out / f'questions_{split}.jsonl.gz', records)
+    _write_lines(out / f'questions_{split}.jsonl.gz', map(vars, items))
   save_tokenizer(train_tokenizer(_tokenizer_texts(documents, questions['warm'], seed)), out)
   shutil.copyfile(world.folder() / 'NOTICE', out / 'NOTICE')  # whose facts they are
 

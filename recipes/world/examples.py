@@ -29,7 +29,6 @@ from jaxsearch.world.chains import (
   sought,
 )
 from jaxsearch.world.facts import ATTRIBUTES, sentence
-from recipes.world.questions import warm
 from recipes.world.rename import rename
 
 
@@ -40,15 +39,17 @@ def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, list]:
   return groups
 
 
+_warm = functools.cache(lambda: world.questions('warm'))
 # By their types.
-_answers = functools.cache(lambda: _grouped((q.metadata['answer_type'], q.golden_answers[0]) for q in warm()))
+_answers = functools.cache(
+  lambda: _grouped((question.metadata['answer_type'], question.golden_answers[0]) for question in _warm()))
 _documents = functools.cache(lambda: _grouped((d.id.split('-')[0], d) for d in world.corpus()))  # by type
 
 
 def draw(rng: random.Random) -> Question:
   """A warm question; three of four that need arithmetic are skipped."""
   while True:
-    question = rng.choice(warm())
+    question = rng.choice(_warm())
     if question.metadata.get('operation') not in world.ARITHMETIC or rng.random() < 0.25:
       return question
 

@@ -3,20 +3,14 @@
 A question is built from legs. A leg is a start entity and a path of attributes; following it gives one step
 an attribute: the query, the document that answers it, and what is found there. One leg makes a path question,
 two legs with the same path make a comparison or a sum. choose.py says which questions there are.
-
-The questions of the warm start, the split 'warm', are needed here alone: `warm` reads them.
 """
 
 import dataclasses
-import functools
-import pathlib
 from collections.abc import Sequence
 
-from jaxsearch.data.jsonl import read_records
 from jaxsearch.data.questions import Question
-from jaxsearch.world import files as world_files
 from jaxsearch.world.chains import combine
-from jaxsearch.world.facts import Entity, read_back
+from jaxsearch.world.facts import Entity
 
 World = dict[str, Entity]  # by id
 Pair = tuple[str, str, tuple[str, ...]]  # operation, type of both starts, path
@@ -50,9 +44,11 @@ def follow(world: World, start: Entity, path: Sequence[str]) -> Leg | None:
   return Leg(start, tuple(steps), tuple(entities))
 
 
-def path_question(world: World, start: Entity, path: Sequence[str], split: str,
-                  text: str = '') -> Question | None:
-  """Makes a question that follows one path; None when it breaks or naming the start gives the answer away."""
+def path_question(world: World, start: Entity, path: Sequence[str], split: str) -> Question | None:
+  """Makes a question that follows one path, without words yet.
+
+  None when the path breaks or naming the start gives the answer away.
+  """
   leg = follow(world, start, path)
   if leg is None or (path[0] == 'country' and (leg.value in start.mention or start.mention != start.title)):
     return None  # "X in Y" already says the country
@@ -61,11 +57,10 @@ def path_question(world: World, start: Entity, path: Sequence[str], split: str,
     answers.append(f'{int(leg.value):,}')
   if path[-1] == 'currency':
     answers.append(world[leg.entities[-1]].values['currency_code'])
-  return _question('.'.join([start.type, *path]), text, answers, [leg], split, answer_type=path[-1])
+  return _question('.'.join([start.type, *path]), answers, [leg], split, answer_type=path[-1])
 
 
-def pair_question(world: World, a: Entity, b: Entity, pair: Pair, split: str,
-                  text: str = '') -> Question | None:
+def pair_question(world: World, a: Entity, b: Entity, pair: Pair, split: str) -> Question | None:
   """Makes a comparison or a sum over two starts; None when a fact is missing or the answer is not decided."""
   operation, _, path = pair
   legs = [follow(world, start, path) for start in (a, b)]
@@ -82,12 +77,11 @@ def pair_question(world: World, a: Entity, b: Entity, pair: Pair, split: str,
   if operation in ('more', 'less'):
     winner = a if answers == ['a'] else b
     answers, answer_type = list(dict.fromkeys([winner.title, winner.mention])), 'choice'
-  return _question('.'.join([operation, a.type, *path]), text, answers, legs, split, answer_type=answer_type,
+  return _question('.'.join([operation, a.type, *path]), answers, legs, split, answer_type=answer_type,
                    operation=operation, choices=[a.title, b.title])
 
 
-def _question(kind: str, text: str, answers: Sequence[str], legs: Sequence[Leg], split: str,
-              **more) -> Question:
+def _question(kind: str, answers: Sequence[str], legs: Sequence[Leg], split: str, **more) -> Question:
   steps = [step for leg in legs for step in leg.steps]
   metadata = {
     'kind': kind, 'hops': len(steps), 'split': split, 'starts': [leg.start.id for leg in legs],
@@ -95,27 +89,4 @@ def _question(kind: str, text: str, answers: Sequence[str], legs: Sequence[Leg],
     'entities': list(dict.fromkeys(entity for leg in legs for entity in leg.entities)),
     'steps': steps, **more,
   }  # fmt: skip
-  return Question('-'.join([kind, *metadata['starts']]), text, tuple(answers), metadata)
-
-
-def restore(world: World, name: str, text: str, split: str) -> Question:
-  """Makes a question again from its id and text; all else follows from the world. Raises ValueError."""
-  kind, *keys = name.split('-')
-  starts = [world.get('-'.join(pair)) for pair in zip(keys[::2], keys[1::2], strict=False)]
-  first, *path = kind.split('.')
-  question = None
-  if None not in starts and len(starts) == 1:
-    question = path_question(world, *starts, path, split, text)
-  elif None not in starts and len(starts) == 2:
-    question = pair_question(world, *starts, (first, path[0], tuple(path[1:])), split, text)
-  if question is None:
-    raise ValueError(f'no question {name!r} about this world')
-  return question
-
-
-@functools.cache
-def warm() -> list[Question]:
-  """Returns the questions of the warm start; they are kept as id and text only."""
-  entities = {entity.id: entity for entity in read_back(world_files.corpus())}
-  records = read_records(pathlib.Path(__file__).with_name('questions_warm.jsonl.gz'))
-  return [restore(entities, record['id'], record['question'], 'warm') for _, record in records]
+  return Question('-'.join([kind, *metadata['starts']]), '', tuple(answers), metadata)

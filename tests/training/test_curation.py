@@ -13,7 +13,6 @@ from jaxsearch.training import curation, row_files
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
 from recipes.world import carl_examples
-from recipes.world.questions import warm
 from tests.methods.driving import Letters
 
 
@@ -107,7 +106,7 @@ def test_questions_are_told_apart_by_the_policys_embeddings():
 
 
 def test_the_command_tells_what_the_shipped_policy_knows_and_mixes_questions(tmp_path, capsys):
-  known = [question for question in warm() if carl_examples.is_known(question)][:6]
+  known = [question for question in world.questions('warm') if carl_examples.is_known(question)][:6]
   other = [question for question in world.questions('test') if question.metadata.get('operation') == 'sum'][:6]
   write_questions([*known, *other], tmp_path / 'asked.jsonl')
   assert cli.main(['tiers', '--config=configs/carl.py', '--config.sampler.slots=16',

@@ -7,7 +7,6 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.trees import grammar, templates
 from jaxsearch.world import chains
 from jaxsearch.world import files as world
-from recipes.world.questions import warm
 
 TOKENIZER = Tokenizer.load(world.folder())
 
@@ -27,7 +26,7 @@ def test_chains_speak_the_grammar():
 
 
 def test_a_chain_is_learned_where_the_policy_speaks_and_nowhere_else():
-  question = next(q for q in warm() if q.metadata['kind'] == 'city.country.capital')
+  question = next(q for q in world.questions('warm') if q.metadata['kind'] == 'city.country.capital')
   ids, own = chains.gold_example(question, TOKENIZER)
   learned, given = (TOKENIZER.decode([token for token, mark in zip(ids, own) if mark == wanted]) for wanted in (True, False))
   assert grammar.answer(learned) == question.golden_answers[0]

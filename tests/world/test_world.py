@@ -8,9 +8,8 @@ import pytest
 
 from jaxsearch.world import files as world
 from jaxsearch.world.facts import ATTRIBUTES, read_back
-from recipes.world.questions import warm
 
-QUESTIONS = {'warm': warm()} | {split: world.questions(split) for split in world.SPLITS}
+QUESTIONS = {split: world.questions(split) for split in world.SPLITS}
 PASSAGES = {p.id: p for p in world.corpus()}
 ENTITIES = {e.id: e for e in read_back(world.corpus())}
 SHARED = ('currency', 'language')  # values that many countries share
@@ -75,7 +74,7 @@ def test_every_answer_follows_from_the_gold_passages(split):
 
 
 def test_yes_and_no_are_both_common():
-  answers = [q.golden_answers[0] for q in warm() if q.metadata['answer_type'] == 'yes_no']
+  answers = [q.golden_answers[0] for q in world.questions('warm') if q.metadata['answer_type'] == 'yes_no']
   assert 0.25 < answers.count('yes') / len(answers) < 0.7
 
 

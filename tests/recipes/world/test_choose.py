@@ -5,7 +5,6 @@ import random
 from jaxsearch.world import files as world
 from jaxsearch.world.facts import read_back
 from recipes.world import choose
-from recipes.world.questions import restore
 
 ENTITIES = read_back(world.corpus())
 
@@ -18,5 +17,3 @@ def test_questions_follow_from_the_entities_and_the_seed():
   first, again = (choose.questions(small, seed=3, sizes=sizes) for _ in range(2))
   assert first == again
   assert first['warm'] != choose.questions(small, seed=4, sizes=sizes)['warm']
-  for q in first['warm']:
-    assert restore({e.id: e for e in small}, q.id, q.question, 'warm') == q
