@@ -1,4 +1,4 @@
-"""Which questions a critic is warmed up on (CARL's appendix C): tiers, kinds of rollouts, clusters, buckets.
+"""Chooses the questions that a critic is warmed up on (CARL's appendix C): tiers, kinds, clusters, buckets.
 
 A question is in tier 2 if any of a few closed-book rollouts was right, else in tier 1. Of the questions that
 `choose` takes, evenly over clusters of alike ones, each is rolled out closed-book and with tools; `split`

@@ -64,15 +64,15 @@ def watch(history: list[dict[str, Any]], row: dict[str, Any], config: ConfigDict
   limits, step = config.monitor, row['step']
   before = alarms_of(history[-1]) if history else set()
   history.append(remember(row))
-  found = find_alarms(history, limits)
-  for name in sorted(found.keys() - before):
-    say(f'step {step}: {found[name]}, the mean of {limits.window} steps')
-  for name in sorted(before - found.keys()):
+  raised = find_alarms(history, limits)
+  for name in sorted(raised.keys() - before):
+    say(f'step {step}: {raised[name]}, the mean of {limits.window} steps')
+  for name in sorted(before - raised.keys()):
     say(f'step {step}: {name} no longer alarms')
-  if found:
-    history[-1]['alarms'] = row['alarms'] = ', '.join(found)
+  if raised:
+    history[-1]['alarms'] = row['alarms'] = ', '.join(raised)
   newest = history[-limits.patience:]
-  lasting = [text for name, text in found.items()
+  lasting = [text for name, text in raised.items()
              if len(newest) == limits.patience and all(name in alarms_of(row) for row in newest)]
   if not lasting or limits.action == 'warn':
     return None

@@ -1,4 +1,4 @@
-"""What changes on the devices from update to update, and the update itself.
+"""Holds what changes on the devices from update to update, and updates it.
 
 `make_optimizer` is AdamW from the `optim` group of a config; no other file knows the optimizer. `update`
 applies gradients, or skips and counts when something is not finite. Parameters are held in float32 (master

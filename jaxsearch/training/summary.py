@@ -1,4 +1,4 @@
-"""What a step's row says of its trees, over all processes, in one exchange between them."""
+"""Sums up the trees of a step for its row, over all processes, in one exchange between them."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a step does with the policy on the devices: readies its sampler, asks its critic, makes its updates.
+"""Does the work of a step on the devices: readies the sampler, asks the critic, makes the updates.
 
 `prepare` loads the newest parameters into the sampler; `assess` writes a critic's values onto the trees;
 `update` makes all updates of a step. learner.py opens what they work on.

@@ -1,4 +1,4 @@
-"""What the compiled training step computes and sends: read from its text, for simulated devices or by the compiler of GPUs."""
+"""Reads off the compiled training step what it computes and sends, on simulated devices or for GPUs."""
 
 import dataclasses
 import importlib

@@ -1,4 +1,4 @@
-"""Which questions a critic is warmed up on: tiers, kinds, clusters, buckets."""
+"""The questions of a critic's warm-up: tiers, kinds, clusters, buckets."""
 
 import json
 

@@ -226,7 +226,7 @@ def test_tensorboard_has_groups_and_held_out_evaluations(config, state):
 
 @pytest.fixture
 def told(monkeypatch):
-  """What was told to the stand-ins, in order."""
+  """The calls of the stand-ins, in order."""
   told = []
 
   def init(**settings):
