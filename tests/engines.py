@@ -4,7 +4,7 @@ import functools
 
 from jaxsearch.sampler.driver import Schedule
 from jaxsearch.sampler.engine import Engine
-from jaxsearch.sampler.requests import RunPython, Sampling, Tools
+from jaxsearch.sampler.requests import Sampling, Tools
 
 TOOLS = ('search', 'topk', 'python', 'services', 'deadline', 'workers', 'max_observation', 'answer_reserve')
 SAMPLING = ('temperature', 'top_p', 'top_k')
@@ -33,6 +33,3 @@ class Equipped(Engine):
     numbered = [(number, *growth) for number, growth in enumerate(growths)]
     return Schedule(functools.partial(self.decoding, key, self.sampling), numbered, self.tools, on_progress,
                     observer)
-
-  def run_python(self, code, table=()):
-    return RunPython(None, code, table).run(self.tools)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxsearch.sampler import segment
 from jaxsearch.sampler.driver import Episode, Pending, Schedule
-from jaxsearch.sampler.kv_cache import Chunk, Path
+from jaxsearch.sampler.kv_cache import Chunk, Path, idle_slots
 from jaxsearch.sampler.requests import END, LENGTH, Sampling
+from jaxsearch.sampler.segment import Slots
 from jaxsearch.sampler.stops import ENDED
 from jaxsearch.trees.tree import Node, Role, Stop
 
@@ -35,7 +35,7 @@ class Decoding:
     # numbers, so that the host has nothing to do for those that go on.
     self.running: dict[int, Path] = {}
     self.numbers = list(range(engine.slots))[::-1]  # that are not taken
-    self.slots = segment.idle_slots(engine.slots, 0)
+    self.slots = idle_slots(engine.slots, 0)
     self.tokens = np.zeros((engine.slots, engine.length + engine.segment_steps), np.int32)  # generated so far
     self.logprobs = np.zeros(self.tokens.shape, np.float32)
     self.generated = np.zeros(engine.slots, int)
@@ -97,7 +97,7 @@ class Decoding:
       stop = Stop.CONTEXT_FULL if room <= 0 else Stop.DEADLINE
       return self.schedule.set_reply(pending, _span(path, stop, [], []))
     self._queue(path)
-    path.slot = segment.Slots(
+    path.slot = Slots(
       rows=-1, tokens=path.tokens[-1], lengths=len(path.context), remaining=min(request.max_tokens, room),
       episodes=path.owner, requests=pending.episode.requests, states=engine.first_state(request.stop),
       forbidden=engine.forbidden_row(request.forbid), **vars(request.sampling(self.sampling)))
@@ -187,7 +187,7 @@ class Decoding:
       due = schedule.calls[0].step + self.tool_patience - schedule.steps
       limit = min(limit, max(1, due if self.deterministic else POLL_STEPS))
     numbers = np.array(list(self.running))
-    slots = segment.Slots(*(array[numbers] for array in self.slots))
+    slots = Slots(*(array[numbers] for array in self.slots))
     rows, enough = [path.row for path in self.running.values()], min(engine.enough, len(numbers))
     tokens, logprobs, counts, states, capacity = engine.decode(rows, slots, self.key, enough, limit)
     steps = int(counts.max())

@@ -6,6 +6,7 @@ written to it since is copied, and the decode program writes new entries to both
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import segment, stops
 from jaxsearch.sampler.decoding import Decoding
 from jaxsearch.sampler.driver import Schedule
-from jaxsearch.sampler.kv_cache import CacheRow, CacheRows, Chunk, allocate
+from jaxsearch.sampler.kv_cache import CacheRow, CacheRows, Chunk, allocate, idle_slots
 from jaxsearch.sampler.requests import Sampling
 
 FORBIDDEN = 16  # different sets of forbidden tokens that may be in use at a time
@@ -48,7 +49,7 @@ class Device:
     self._params = self._cache = self._device_tables = None
     self.seconds_on_device = 0.0  # of a rollout, in which the host waited for results
     self._forbidden: dict[tuple, int] = {}
-    self._stops: dict[tuple, int] = {}  # the first state of the automaton of each set
+    self._stops: dict[tuple, int] = {}  # the first state of the automaton of each rule
     self._states = 0  # in use
     self._seated: dict[int, CacheRow] = {}  # by lane * width + seat
     self.clear_front()
@@ -105,16 +106,18 @@ class Device:
 
   def first_state(self, stop: tuple[str, ...]) -> int:
     """Returns where a span begins in the table of stop strings, with these among them."""
-    if stop not in self._stops:
-      table = stops.automaton(self.tokenizer.pieces(self.config.vocab_size), stop, self.tokenizer.eos_ids)
+    key = type(stop), stop
+    if key not in self._stops:
+      automaton = getattr(stop, 'automaton', functools.partial(stops.automaton, stops=stop))
+      table = automaton(self.tokenizer.pieces(self.config.vocab_size), ends=self.tokenizer.eos_ids)
       first, self._states = self._states, self._states + len(table)
       following = self._tables.following
       while len(following) < self._states:
         following = np.concatenate([following, np.zeros_like(following)])
       following[first:self._states] = np.where(table < 0, table, table + first)
       self._tables, self._device_tables = self._tables._replace(following=following), None
-      self._stops[stop] = first
-    return self._stops[stop]
+      self._stops[key] = first
+    return self._stops[key]
 
   def forbidden_row(self, tokens: tuple[int, ...]) -> int:
     """Returns the row of the table of forbidden tokens that has these."""
@@ -137,7 +140,7 @@ class Device:
       four in the order given.
     """
     width = bucket(np.bincount([row.lane for row in rows]).max(), self._widths)
-    batch = segment.idle_slots(width * self.lanes, self._scratch)
+    batch = idle_slots(width * self.lanes, self._scratch)
     self._seat(rows, slots.lengths, width)
     if self._front:  # a path that is not decoded now stays as it is: what is written goes behind it
       batch.lengths[list(self._seated)] = [row.copied for row in self._seated.values()]

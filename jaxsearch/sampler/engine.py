@@ -132,7 +132,7 @@ class Engine(Device):
     chunk = np.zeros(self.lanes * counts[-1], np.int32)
     tokens = np.zeros((len(chunk), n), np.int32)
     uniforms = np.zeros((self.slots, self.segment_steps), np.float32)
-    numbers = whole(segment.idle_slots(self.slots, 0), self._tables, uniforms, np.int32(1), np.int32(1))
+    numbers = whole(kv_cache.idle_slots(self.slots, 0), self._tables, uniforms, np.int32(1), np.int32(1))
     return {
       'prefill': (segment.prefill, (self.config, params, cache, *whole(tokens, chunk, chunk)),
                   dict(window=window, mesh=self._mesh)),
@@ -145,7 +145,7 @@ class Engine(Device):
     for width in self._widths:
       rows = [row for row in self.rows.rows if row.place < width]
       for window in self._windows[:1 if self._kernel else None]:
-        slots = segment.idle_slots(len(rows), self._scratch)
+        slots = kv_cache.idle_slots(len(rows), self._scratch)
         slots.lengths[:] = max(window - 1 - self.segment_steps, 0)
         self.decode(rows, slots, self.put(jax.random.key(0)), 0, 1)
     row, token = self.rows.rows[0], np.zeros(1, np.int32)

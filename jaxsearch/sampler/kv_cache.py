@@ -25,6 +25,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from jaxsearch.models.decoder import DecoderConfig
+from jaxsearch.sampler.segment import Slots
 from jaxsearch.trees.layout import common_prefix
 
 FORK_MIN = 16  # a shorter common prefix is computed again rather than copied or found
@@ -44,6 +45,12 @@ def _zeros(config, rows, length, sharding, together):
   shapes = ((rows, K, length, 2 * h),) if together else ((rows, K, h, length), (rows, K, length, h))
   layer = lambda: tuple(jnp.zeros(shape, config.dtype) for shape in shapes)
   return jax.jit(lambda: [layer() for _ in range(config.num_layers)], out_shardings=sharding)
+
+
+def idle_slots(count: int, scratch: int) -> Slots:
+  """Returns idle slots [count] on the host."""
+  return Slots(*(np.full(count, value, np.float32 if isinstance(value, float) else np.int32)
+                 for value in Slots(scratch)))
 
 
 class Prefixes:
@@ -108,7 +115,7 @@ class Path:
   owner: int  # its episode
   lane: int = 0
   pending: Any = None  # the request
-  slot: Any = None  # of a span: what its first segment knows of it
+  slot: Slots | None = None  # of a span: what its first segment knows of it
   row: CacheRow | None = None
   shared: int = 0
   source: CacheRow | None = None

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxsearch.models.attention import get_windows, put_windows
@@ -42,12 +41,6 @@ class Slots(NamedTuple):
   top_k: jax.Array = 0  # int32, 0 is off
   states: jax.Array = 0  # int32, of the automaton of its stop strings; negative once one of them has ended
   forbidden: jax.Array = 0  # int32, row of the table of forbidden tokens
-
-
-def idle_slots(count: int, scratch: int) -> Slots:
-  """Returns idle slots [count] on the host."""
-  return Slots(*(np.full(count, value, np.float32 if isinstance(value, float) else np.int32)
-                 for value in Slots(scratch)))
 
 
 class Tables(NamedTuple):
@@ -92,8 +85,8 @@ def prefill(config: DecoderConfig, params, cache, tokens, starts, rows, targets=
 def copy(to, given, sources, targets, starts, count, *, window: int, mesh: Mesh | None = None):
   """Copies `window` entries from starts[i] on of rows sources[i] of `given` to rows targets[i] of `to`.
 
-  One i < count after the other. `given` None is `to` itself: a fork. `count` is [1] in each lane. Returns `to`. Needs
-  starts + window <= length of both.
+  One i < count after the other. `given` None is `to` itself: a fork. `count` is [1] in each lane. Returns
+  `to`. Needs starts + window <= length of both.
   """
   def program(to, given, sources, targets, starts, count):
     def copy_one(i, to):

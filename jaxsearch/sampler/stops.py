@@ -4,6 +4,9 @@ Aho–Corasick over bytes, carried from bytes to tokens: `automaton` runs the by
 vocabulary from every state and keeps where they lead. So the device needs one lookup a token, and a stop
 string may lie across tokens or end in the middle of one. A span starts in the first state, so that what stood
 before it does not count.
+
+A stop rule of another kind is a tuple of names with a method `automaton(pieces, ends)` that returns such a
+table: give it to `Generate` as `stop`, and `node.stop` is the name that it ended by. Only our engine has it.
 """
 
 import collections
