@@ -140,12 +140,6 @@ def test_what_was_printed_before_a_failure_is_kept(sandbox):
   assert sandbox.run('print("so far")\n1 / 0') == 'so far\nZeroDivisionError: division by zero\n'
 
 
-def test_a_search_that_fails_is_an_error_of_the_program(sandbox):
-  def down(query):
-    raise RuntimeError('the search is down')
-  assert 'RuntimeError: the search is down' in sandbox.run('print(search("x"))', {'search': down})
-
-
 def test_programs_share_nothing_and_are_functions_of_their_text(sandbox):
   sandbox.run('x = 5')
   assert 'NameError' in sandbox.run('print(x)')
@@ -171,10 +165,6 @@ def test_several_programs_run_at_once(sandbox):
 def test_what_is_told_of_a_limit_does_not_depend_on_the_clock(sandbox, code):
   told = {sandbox.run(code) for _ in range(2)}
   assert len(told) == 1 and 'limit exceeded\n' in told.pop()
-
-
-def test_a_value_that_cannot_be_shown_is_an_error_of_the_program(sandbox):
-  assert 'Error' in sandbox.run('10 ** 5000') or len(sandbox.run('10 ** 5000')) > 400
 
 
 @pytest.mark.parametrize('code', ['[s] * 20000', 'a = [1]\nfor i in range(30): a = [a, a]\na'])
