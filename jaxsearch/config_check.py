@@ -4,6 +4,7 @@ The table configs/checks.py has the ranges and choices of single fields; here is
 needs more than one field: values that exclude each other, and the arguments of the method's functions.
 """
 
+import contextlib
 import difflib
 import functools
 import importlib.util
@@ -203,13 +204,10 @@ def _missing(field: str, kind: str, value: str) -> Iterator[str]:
   from jaxsearch.data import sources
   from jaxsearch.models import gguf_files
   from jaxsearch.models.presets import preset
-  from jaxsearch.tools.http_client import parse_url
   if not value:
     yield f'{field} is not set'
   elif kind == 'url':
-    try:
-      list(map(parse_url, value.split(',')))
-    except ValueError:
+    if not all(map(is_address, value.split(','))):
       yield f'{field}={value!r}: not an http address'
   elif kind == 'policy' and value.startswith('random:'):
     preset(value.removeprefix('random:'))
@@ -226,6 +224,14 @@ def _missing(field: str, kind: str, value: str) -> Iterator[str]:
     known = [*registry.ENTRIES['models'], *registry.POLICIES] if kind in ('model', 'policy') else []
     if value not in known and not pathlib.Path(value.partition('{source}')[0]).exists():
       yield f'{field}={value!r}: no such file or folder{suggestion(value, known)}'
+
+
+def is_address(text: str) -> bool:
+  """Tells whether a text is the address of an HTTP server."""
+  from jaxsearch.tools.http_client import parse_url  # with httpx, which `--help` does not wait for
+  with contextlib.suppress(ValueError):
+    return bool(parse_url(text))
+  return False
 
 
 _PASSWORD = re.compile(r'(?<=://)[^/?#\s]*@')

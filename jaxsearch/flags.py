@@ -23,7 +23,17 @@ from absl import flags
 from ml_collections import config_flags
 
 from jaxsearch import registry
-from jaxsearch.config_check import CHECKS, SHIPPED, allowed, check, fields, from_saved, load_file, suggestion
+from jaxsearch.config_check import (
+  CHECKS,
+  SHIPPED,
+  allowed,
+  check,
+  fields,
+  from_saved,
+  is_address,
+  load_file,
+  suggestion,
+)
 from jaxsearch.data.jsonl import shortened
 from jaxsearch.trees import templates
 
@@ -93,11 +103,8 @@ def steps(text: str) -> tuple[int, int]:
 
 def address(text: str) -> str:
   """Reads the address of a server."""
-  from jaxsearch.tools.http_client import parse_url  # with httpx, which `--help` does not wait for
-  try:
-    parse_url(text)
-  except ValueError as error:
-    raise UsageError(f'={text}: not an http address') from error
+  if not is_address(text):
+    raise UsageError(f'={text}: not an http address')
   return text
 
 
