@@ -125,8 +125,8 @@ def arranged(devices: Sequence[jax.Device], data: int, fsdp: int, tensor: int) -
   make, of_slices = mesh_utils.create_device_mesh, ()
   if slices > 1:
     make, of_slices = mesh_utils.create_hybrid_device_mesh, ((slices, 1, 1),)
-  as_jax_does = devices[0].device_kind in ('TPU v5 lite', 'TPU v5e')
-  return make((data // slices, fsdp, tensor), *of_slices, devices, allow_split_physical_axes=as_jax_does)
+  # An axis may take half of a dimension of the torus where none fits as it is.
+  return make((data // slices, fsdp, tensor), *of_slices, devices, allow_split_physical_axes=True)
 
 
 def by_host(devices: Iterable[jax.Device]) -> np.ndarray:

@@ -197,6 +197,13 @@ def test_hosts_of_gpus_are_no_slices(hosts, sizes):
                                              for size in sizes)
 
 
+def test_an_axis_may_take_half_of_a_dimension_of_a_slice():
+  devices = [Device(4 * y + x, y // 2 * 2 + x // 2, 0, 'tpu', 'TPU v6 lite', (x, y, 0))
+             for y in range(4) for x in range(4)]
+  grid = meshes.make_mesh(1, 8, 2, devices=devices).devices
+  assert grid.shape == (1, 8, 2) and set(grid.flat) == set(devices)
+
+
 def test_between_slices_of_tpus_only_data_is_split():
   """Two slices v6e-8 of 2 x 4 chips, four chips a host."""
   devices = [Device(8 * part + 4 * y + 2 * z + x, 2 * part + y, part, 'tpu', 'TPU v6 lite', (x, 2 * y + z, 0))
