@@ -58,7 +58,7 @@ def test_matrices_of_three_axes():
 
 
 def test_cpus_get_products_of_bfloat16_operands():
-  """What makes it fast: no operand of the product, nor of the gradient of its first operand, was turned into float32."""
+  """No operand of the product, nor of the gradient of its first operand, was turned into float32."""
   x, w = values((64, 96), 0, 'bfloat16'), values((96, 64), 1, 'bfloat16')
 
   def operands():

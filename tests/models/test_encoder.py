@@ -80,11 +80,6 @@ def test_what_does_not_fit_is_named(changes, words, folder):
     models.load_encoder(folder)
 
 
-def test_too_long(folder):
-  with pytest.raises(ValueError, match='17 tokens, but the encoder has 16 positions'):
-    models.load_encoder(folder)(np.zeros((1, 17), int))
-
-
 WORDS = ['[PAD]', '[CLS]', '[SEP]', '[UNK]', 'query', 'passage', ':', 'represent', *(f'w{i}' for i in range(50))]
 TEXTS = ['w1', 'w2 w3 w4', 'w5 ' * 30, 'w7 w8', 'w1 w9 w10 w11 w12 w13', '']
 

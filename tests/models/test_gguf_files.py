@@ -103,30 +103,6 @@ def test_unsupported_tokenizers_are_refused_by_name(tmp_path):
     Tokenizer.load(tmp_path / 'b.gguf')
 
 
-def test_metadata_that_is_missing_or_of_another_kind_is_one_line(tmp_path):
-  finish(gguf.GGUFWriter(tmp_path / 'empty.gguf', 'llama'))
-  with pytest.raises(ValueError, match=r'empty\.gguf: metadata has no tokenizer\.ggml\.model'):
-    Tokenizer.load(tmp_path / 'empty.gguf')
-  writer = gguf.GGUFWriter(tmp_path / 'model.gguf', 'llama')
-  writer.add_tokenizer_model('gpt2')
-  writer.add_tokenizer_pre('gpt-2')
-  writer.add_token_list(['a', 'b'])
-  writer.add_token_types([1])
-  finish(writer)
-  with pytest.raises(ValueError, match=r'model\.gguf: cannot be read'):
-    Tokenizer.load(tmp_path / 'model.gguf')
-
-
-def test_a_file_is_read_again_when_it_has_changed(tmp_path):
-  path = tmp_path / 'model.gguf'
-  write(path, original('gpt-2'), 'gpt-2', eos=5)
-  assert gguf_files.open_file(path) is gguf_files.open_file(path)
-  assert Tokenizer.load(path).eos_ids == (5,)
-  path.unlink()
-  write(path, original('gpt-2'), 'gpt-2', eos=6, eot=7)
-  assert Tokenizer.load(path).eos_ids == (6, 7)
-
-
 def test_a_model_of_a_package_is_found_without_importing_it(tmp_path, monkeypatch):
   (tmp_path / 'a_model').mkdir()
   (tmp_path / 'a_model' / '__init__.py').write_text('raise ImportError')

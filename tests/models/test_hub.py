@@ -89,12 +89,6 @@ def test_logits_equal_transformers(family, make_checkpoint, torch_logits):
   assert relative_error(models.load(folder)(TOKENS), torch_logits(theirs)) < 1e-5
 
 
-def test_sharded_files_with_an_index(make_checkpoint, torch_logits):
-  folder, theirs = make_checkpoint('qwen2', max_shard_size='20KB')
-  assert len(list(folder.glob('*.safetensors'))) > 3
-  assert relative_error(models.load(folder)(TOKENS), torch_logits(theirs)) < 1e-5
-
-
 def test_bfloat16_on_disk_is_read_exactly(make_checkpoint, torch_logits):
   from transformers import AutoModelForCausalLM
   folder, _ = make_checkpoint('qwen3', dtype='bfloat16')

@@ -70,7 +70,7 @@ def loss_of(params):
 
 
 def test_the_gradient_is_that_of_the_matrix_through_both_factors(params):
-  """dL/da = alpha / r * G b^T and dL/db = alpha / r * a^T G, with G the gradient of the whole matrix at the merged model."""
+  """dL/da = alpha / r * G b^T and dL/db = alpha / r * a^T G, with G the gradient of the merged matrix."""
   adapter = random_adapter(TARGETS)
 
   def adapted_loss(adapter):

@@ -1,4 +1,4 @@
-"""The kernels by interpretation against the dense path of the decoder; by their real compilers in slow tests. None was run."""
+"""The kernels by interpretation against the dense path; by their real compilers in slow tests. None was run."""
 
 import functools
 
@@ -97,7 +97,7 @@ def test_any_slots(platform, data):
 
 
 def test_memory_that_was_never_written_and_copies_under_way_change_nothing():
-  """The interpreter of TPU kernels: scratch memory begins as NaN, copies land when they are waited for, races are found."""
+  """Memory begins as NaN, copies land when they are waited for, races are found."""
   for on_wait in ('on_wait', 'eager'):
     params = pltpu.InterpretParams(uninitialized_memory='nan', detect_races=True, dma_execution_mode=on_wait)
     check(case(4, 2, 2, 16, 384, (130, 0, 383, 7)), 'tpu', interpret=params)
@@ -126,7 +126,7 @@ def test_kernels_are_for_the_heads_that_their_tiles_take():
 
 @pytest.mark.parametrize('platform', PLATFORMS)
 def test_what_is_not_counted_is_not_read(platform):
-  """NaN in all rows of others and behind a slot's last page (GPU: token) changes nothing: it would pass through a weight of 0."""
+  """NaN in rows of others and behind a slot's last block (GPU: token) changes nothing, even at a weight of 0."""
   arguments = q, keys, values, cache, rows, lengths = case(8, 2, 3, 32, 384, EDGES)
   page = 128 if platform == 'tpu' else 1
   poisoned = np.full(cache.shape, np.nan, np.float32)
@@ -137,7 +137,8 @@ def test_what_is_not_counted_is_not_read(platform):
   np.testing.assert_array_equal(found, jitted(platform)(*arguments)[0])
 
 
-SIZES = [(64, 2, 8, 128, 4096), (64, 8, 5, 128, 4096), (9, 4, 7, 128, 9600), (8, 3, 3, 64, 2048)]  # Qwen 3B, 32B, 7B, SmolLM2
+# Qwen 3B, 32B, 7B, SmolLM2
+SIZES = [(64, 2, 8, 128, 4096), (64, 8, 5, 128, 4096), (9, 4, 7, 128, 9600), (8, 3, 3, 64, 2048)]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The kernels by interpretation against the dense path, what they visit against the mask, and their compilation for devices."""
+"""The kernels by interpretation against the dense path, what they visit, and their compilation for devices."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ from jaxsearch.planning import costs
 
 
 def random_row(rng, length, leave, padding):
-  """`visible_until` [length] of random trees in depth-first order: a token leaves each open subtree with chance `leave`."""
+  """`visible_until` [length] of random trees: a token leaves each open subtree with chance `leave`."""
   until, path = np.arange(length) + 1, []
   for token in range(length - padding):
     while path and rng.random() < leave:
@@ -73,7 +73,7 @@ def check(found, expected, forward=1e-5, backward=1e-4):
     np.testing.assert_allclose(x, y, rtol=0, atol=limit, err_msg=name)
 
 
-# Query blocks larger and smaller than those of keys, lengths that blocks divide and that none does, heads alone and in groups.
+# Query blocks larger and smaller than those of keys, lengths that blocks divide or not, heads in groups or not.
 @pytest.mark.parametrize('platform, sizes, T, H, K, h', [
   ('tpu', Sizes(8, 16), 75, 4, 2, 8), ('tpu', Sizes(16, 16), 64, 2, 1, 8),
   ('gpu', Sizes(32, 16), 75, 4, 2, 24), ('gpu', Sizes(16, 16), 64, 2, 1, 8), ('gpu', Sizes(16, 32), 41, 2, 2, 16)])
@@ -98,17 +98,6 @@ def test_what_is_not_visible_is_not_read(platform):
     np.testing.assert_array_equal(x[:, 32:], y[:, 32:])
   nothing = by_kernel(platform, Sizes(16, 16), np.zeros_like(until), q, k, v, gradient)  # no token sees even itself
   assert all(np.isfinite(x).all() for x in nothing)
-
-
-@pytest.mark.parametrize('platform', ['tpu', 'gpu'])
-def test_bfloat16_is_as_near_as_the_dense_path(platform):
-  until, exact = random_rows(1, 2, 96, leave=0.1), arrays(1, 2, 96, 4, 2, 16)
-  rounded = [x.astype(jnp.bfloat16) for x in exact]
-  expected = by_dense(until, *[x.astype(jnp.float32) for x in rounded])
-  errors = [[float(jnp.max(jnp.abs(x.astype(jnp.float32) - y))) for x, y in zip(found, expected)]
-            for found in (by_kernel(platform, Sizes(32, 16), until, *rounded), by_dense(until, *rounded))]
-  assert {x.dtype for x in by_kernel(platform, Sizes(32, 16), until, *rounded)} == {jnp.dtype('bfloat16')}
-  assert all(kernel <= 2 * dense for kernel, dense in zip(*errors)), errors
 
 
 # --- what is visited ---
@@ -167,7 +156,7 @@ SMALL = DecoderConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_l
 
 @pytest.mark.parametrize('platform, sizes', [('tpu', (2, 2, 2)), ('gpu', (1, 2, 4))])
 def test_devices_share_rows_and_heads(platform, sizes, monkeypatch):
-  """Rows over data and fsdp, query heads over tensor; with tensor=4 two devices share one of the 2 key/value heads."""
+  """Rows over data and fsdp, query heads over tensor; with tensor=4 two devices share a key/value head."""
   monkeypatch.setattr(tree_attention, 'block_sizes', lambda *_: Sizes(32, 16))
   mesh, until, given = meshes.make_mesh(*sizes), random_rows(0, 8, 70), arrays(0, 8, 70, 8, 2, 8)
 
@@ -274,7 +263,7 @@ def test_every_shape_of_heads_compiles(name, B, T, H, K, h, dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['tpu:v5p:2x2x1', 'cuda:h100:1x4'])
 def test_a_split_decoder_has_the_kernels(name):
-  """Rows over two devices, heads over two: every device has its own part of both, and sends nothing for attention."""
+  """Rows over two devices, heads over two: every device has its own part of both."""
   mesh = meshes.make_mesh(1, 2, 2, devices=devices_of(name))
   config = DecoderConfig(vocab_size=512, hidden_size=256, intermediate_size=512, num_layers=2, num_heads=8, num_kv_heads=2,
                          head_dim=64, dtype='bfloat16', remat='full')
