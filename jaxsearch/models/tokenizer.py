@@ -79,12 +79,9 @@ class Tokenizer:
     """Lists every string that `encode` turns into one id wherever it stands, special or merely added."""
     return tuple(token.content for token in self.backend.get_added_tokens_decoder().values())
 
-  def encode(self, text: str, *, specials: bool = False) -> list[int]:
-    """Returns the ids of `text`; special tokens in it become their ids.
-
-    `specials` adds what the tokenizer puts around a text: [CLS] and [SEP] of an encoder, Llama's begin token.
-    """
-    return self.backend.encode(text, add_special_tokens=specials).ids
+  def encode(self, text: str) -> list[int]:
+    """Returns the ids of `text`; special tokens in it become their ids, none is added."""
+    return self.backend.encode(text, add_special_tokens=False).ids
 
   def starts(self, text: str) -> list[int]:
     """Returns the index of the first character of each token of `text`, never falling."""

@@ -77,14 +77,12 @@ def test_a_character_cut_in_two_is_replaced_not_lost(tokenizer):
   assert tokenizer.decode(ids[:1]) == '\ufffd'
 
 
-def test_encode_adds_nothing_unless_asked():
+def test_encode_adds_nothing():
   backend = byte_level()
   backend.post_processor = processors.TemplateProcessing(
     single='<|user|> $A <|end|>', special_tokens=[('<|user|>', 2), ('<|end|>', 0)])
   tokenizer = Tokenizer(backend)
-  plain = tokenizer.encode('Paris')
-  assert tokenizer.decode(plain) == 'Paris'
-  assert tokenizer.encode('Paris', specials=True) == [2, *plain, 0]
+  assert tokenizer.decode(tokenizer.encode('Paris')) == 'Paris'
 
 
 def test_pieces_of_a_model_with_a_larger_vocabulary(tokenizer):
