@@ -65,12 +65,12 @@ class Decoding:
 
   @property
   def evicted(self) -> int:
-    """Rows taken from episodes that still ran."""
+    """Counts the rows taken from episodes that still ran."""
     return self.engine.rows.evicted
 
   @property
   def seconds_waited(self) -> float:
-    """Seconds in which the host waited for the device."""
+    """Returns the seconds in which the host waited for the device."""
     return self.engine.seconds_on_device
 
   def claim(self, episode: Episode) -> bool:

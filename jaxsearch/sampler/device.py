@@ -28,7 +28,7 @@ STATES = 64  # of all stop strings in use; with more, the tables double and prog
 
 
 class Device:
-  """What an `engine.Engine`, which sets it up, does in every rollout.
+  """Does what every rollout needs of the device; an `engine.Engine` sets it up.
 
   Sizes: `lanes`; `slots` of all lanes; `segment_steps`; and buckets of all that varies: `_widths`, slots of a
   lane; `_windows`, tokens of a row; `_counts`, by length n of a chunk in tokens, the chunks P of a call.

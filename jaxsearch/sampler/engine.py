@@ -1,4 +1,4 @@
-"""How a sampler is set up: sizes, layout and parameters of the policy, and what may be compiled beforehand.
+"""The set-up of a sampler: sizes, layout and parameters of the policy, what may be compiled beforehand.
 
 device.py holds what every rollout runs, decoding.py decides which request gets which row of the cache, and
 when; everybody else calls `driver.rollout`. Order of use: `Engine(...)`, `load(params)` after every update of

@@ -29,7 +29,7 @@ LANES = 'data'
 
 
 class Slots(NamedTuple):
-  """What a segment knows of its slots, each [S], or of one slot, each a scalar; by default an idle one."""
+  """Describes slots to a segment, each [S], or one slot, each a scalar; by default an idle one."""
   rows: jax.Array  # int32, row of the cache; the scratch row if idle
   tokens: jax.Array = 0  # int32, the last token of the path; its keys and values are not in the cache yet
   lengths: jax.Array = 0  # int32, tokens before it, all cached

@@ -31,7 +31,7 @@ class Tags(NamedTuple):
 
   @property
   def stops(self) -> tuple[str, str]:
-    """Stop strings: the ends of the two actions."""
+    """Returns the stop strings: the ends of the two actions."""
     return f'</{self.search}>', f'</{self.answer}>'
 
 

@@ -125,7 +125,9 @@ def take_back(rows: TrainingRows, forest: Sequence[Tree], values: np.ndarray, fi
 
 
 def pack(sizes: Sequence[int], length: int) -> list[list[int]]:
-  """First-fit decreasing: indices of the items in each row. Equals keep their order, empty items drop out.
+  """Packs items first-fit decreasing; returns the indices of those in each row.
+
+  Equals keep their order, empty items drop out.
 
   Raises ValueError for an item larger than `length`.
   """

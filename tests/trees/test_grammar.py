@@ -29,7 +29,6 @@ class Letters:
 @pytest.mark.parametrize('text, query', [
     ('<think>who?</think><search> capital of Peru </search>', 'capital of Peru'),
     ('<search>first</search> then <search>second</search>', 'second'),
-    ('<search>a\nb</search>', 'a\nb'),
     ('<search>東京 – où ?</search>', '東京 – où ?'),
     ('<search>a < b</search>', 'a < b'),
     ('<search>x</search>\n', 'x'),
@@ -38,22 +37,17 @@ class Letters:
     ('<answer>A</answer><search>x</search>', 'x'),
     ('<search>half <think>and</think> <search>whole</search>', 'whole'),
     ('', None),
-    ('no tags', None),
-    ('<search></search>', None),
     ('<search> \n </search>', None),
     ('<search>good</search><search> </search>', None),              # the last one is what was asked for
     ('<search>unclosed', None),
     ('unopened</search>', None),
-    ('</search>backwards<search>', None),
     ('<search>x</search> and then some words', None),
     ('<search>x</search><|im_end|>', None),
     ('<search>x</search><answer>A</answer>', None),
     ('<search>a <answer>b</answer> c</search>', None),              # another element inside
     ('<search>a </think> b</search>', None),
-    ('<search>a</answer>', None),
     ('<Search>x</Search>', None),                                   # nothing stops at these while sampling
     ('< search>x</ search>', None),
-    ('<search x=1>x</search>', None),
     ('<search>x</search', None),
 ])
 def test_search_query(text, query):
@@ -67,14 +61,10 @@ def test_search_query(text, query):
     ('<answer>draft <answer>final</answer>', 'final'),
     ('<answer>kept</answer><answer>unclosed', 'kept'),
     ('<answer>x < y > z</answer>', 'x < y > z'),
-    ('<answer>two\nlines</answer>', 'two\nlines'),
-    ('<answer></answer>', None),
     ('<answer>Lima</answer><answer> </answer>', None),
     ('<answer>Lima', None),
-    ('Lima</answer>', None),
     ('<answer>Li<search>ma</search></answer>', None),
     ('<answer>Lima</search>', None),
-    ('<ANSWER>Lima</ANSWER>', None),
     ('', None),
 ])
 def test_answer(text, answer):
