@@ -75,8 +75,9 @@ OF_TIERS = {
 # Of training with Search-R2: its drafts, and the terms of what revising them gains.
 OF_REFINEMENT = {
   'em_draft_per_tree': Figure('EM of drafts'), 'em_kept_per_tree': Figure('EM of kept traces'),
-  'a_prec': _number('A_prec', '.3f'), 'v_inter': _number('V_inter', '.3f'), 's_trim': _number('S_trim', '.3f'),
-  'gain_predicted': _number('gain, predicted', '.3f'), 'gain_measured': _number('gain, measured', '.3f'),
+  'a_prec': _number('A_prec', '.3f'), 'v_inter': _number('V_inter', '.3f'),
+  's_trim': _number('S_trim', '.3f'), 'gain_predicted': _number('gain, predicted', '.3f'),
+  'gain_measured': _number('gain, measured', '.3f'),
 }
 MAIN = {name: figure for name, figure in FIGURES.items() if figure.main} | OF_TIERS
 # Averages that `bench` and tables have beside that of all benchmarks.

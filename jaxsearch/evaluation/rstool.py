@@ -152,7 +152,8 @@ def ask_reader(reader: Reader, questions: Sequence[Question], evidence: Sequence
   ''). The replies are counted as calls of a service.
   """
   passages = search.search([question.question for question in questions], topk)
-  contexts = [[] for _ in questions], passages, [[Document('', '', text)] for text in evidence]  # as in READER
+  # in the order of READER
+  contexts = [[] for _ in questions], passages, [[Document('', '', text)] for text in evidence]
   replies = [reader.ask([reader.prompt(question.question, documents)
                          for question, documents in zip(questions, context)]) for context in contexts]
   records = []

@@ -140,7 +140,7 @@ def check_finished(run: SweepRun) -> None:
 
 
 def train_all(runs: Sequence[SweepRun], parallel: int) -> list[SweepRun]:
-  """Trains the unfinished runs, `parallel` at a time; says on stderr how each ends, and returns those that failed.
+  """Trains the unfinished runs, `parallel` at a time; says how each ends, and returns those that failed.
 
   On SIGTERM and Ctrl-C every run finishes its step and saves; a second signal kills them. ValueError, before
   anything is started, if a finished run has another config.
