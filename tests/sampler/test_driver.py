@@ -25,6 +25,7 @@ from jaxsearch.sampler.requests import (
   failing,
 )
 from jaxsearch.tools.python_sandbox import PythonSandbox
+from jaxsearch.tools.simulated import SimulatedSearch
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 
@@ -228,7 +229,8 @@ def test_a_service_behind_a_server_is_asked_while_others_decode():
 
   together = threading.Barrier(2, timeout=20)
   service = Server(2, lambda item: together.wait() * 0 + 10 * item)
-  trees, metrics = run([asks, decodes], ByTheClock, services={'judge': service}, deadline=1e-9)  # of tools alone
+  services = {'judge': service}
+  trees, metrics = run([asks, decodes], ByTheClock, services=services, deadline=1e-9)  # that is of tools alone
   assert [tree.answer for tree in trees] == [[0, 10, 20, 30], True] and len(service.items) == 4
   assert metrics['service_calls'] == 4 and metrics['tool_calls'] == metrics['service_calls_failed'] == 0
   service = Server(1, lambda item: 10 * item)
@@ -254,13 +256,42 @@ def test_the_searches_of_programs_are_counted():
   def grow(tree, code):
     yield RunPython((yield Generate(prompt(tree), max_tokens=4)), code)
 
-  codes = ['search("a")\ntry:\n  search("down!")\nexcept Exception:\n  pass', 'print(1)', 'search("a", "many")',
-           'search("down!")']
+  codes = ['search("a")\ntry:\n  search("down!")\nexcept Exception:\n  pass', 'print(1)',
+           'search("a", "many")', 'search("down!")']
   with contextlib.closing(PythonSandbox(workers=1)) as sandbox:
     _, metrics = run([functools.partial(grow, code=code) for code in codes], python=sandbox)
   assert (metrics['searches_asked'], metrics['searches_failed']) == (3, 2)  # one mistake is the program's own
   assert (metrics['tool_calls'], metrics['tool_calls_failed']) == (4, 1)
   assert failing(metrics) == '2 of 3 searches failed; the last: ConnectionError: connection refused'
+
+
+class TwoSlots(Counting):
+  room = property(lambda self: len(self.running) < 2)
+
+
+class Told:
+  """A writer of simulated searches that writes the seed."""
+
+  def write(self, queries, topk, noisy, seeds, question=None):
+    return [[Document('', '', f'{seed} {noise}')] for seed, noise in zip(seeds, noisy)]
+
+
+def test_a_simulated_search_draws_for_each_call_of_each_tree_whatever_the_schedule():
+  def grow(tree):
+    node, tree.answer = prompt(tree), []
+    for _ in range(4):
+      node = yield Generate(node, max_tokens=1 + ord(tree.question.id[1]) % 3)
+      documents = yield Search(node, 'again')
+      tree.answer.append(documents[0].text)
+
+  def told(policy):
+    trees, _ = run([grow] * 6, policy, search=SimulatedSearch(Told(), noise_start=0.5))
+    return [tree.answer for tree in trees]
+
+  texts = told(Counting)
+  assert texts == told(TwoSlots) == told(ByTheClock)
+  drawn = [text.split() for of_tree in texts for text in of_tree]
+  assert len({seed for seed, _ in drawn}) == 24 and {noise for _, noise in drawn} == {'True', 'False'}
 
 
 @dataclasses.dataclass(frozen=True)

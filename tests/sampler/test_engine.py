@@ -8,12 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxsearch.data.corpus import Document
-from jaxsearch.data.questions import Question
 from jaxsearch.models.decoder import hidden_states, target_logprobs
 from jaxsearch.sampler.driver import GrowthError
-from jaxsearch.sampler.requests import LENGTH, Generate, RunPython, Score, Search, ToolFailure
-from jaxsearch.tools.simulated import SimulatedSearch
+from jaxsearch.sampler.requests import LENGTH, Generate, Score, Search, ToolFailure
 from jaxsearch.trees import grammar
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role, Stop, Tree
@@ -80,45 +77,6 @@ def test_rows_depend_neither_on_batch_mates_nor_on_refill_order(make_engine):
   assert tokens_of(other_key) != tokens_of(few)
   same_prompt = [tokens for prompt, tokens in zip(prompts, tokens_of(few)) if prompt == PROMPTS[0]]
   assert same_prompt[0] != same_prompt[1]  # two rollouts of one question are different
-
-
-class Told:
-  """A writer of simulated searches that notes what it was asked; it writes the seed."""
-
-  def __init__(self):
-    self.asked = []
-
-  def write(self, queries, topk, noisy, seeds, question=None):
-    self.asked.append((question, *queries))
-    return [[Document('', '', f'{seed} {noise}')] for seed, noise in zip(seeds, noisy)]
-
-
-def test_a_simulated_search_draws_for_each_call_of_each_tree_whatever_the_schedule(make_engine):
-  class Fixed:
-    def run(self, code, functions):
-      return functions['search']('again')
-
-  def grow(tree):
-    node = yield Generate(tree.root.append(PROMPTS[0], Role.PROMPT), max_tokens=4)
-    for _ in range(3):
-      tree.question.metadata['found'].append((yield Search(node, 'again'))[0].text)
-      node = yield Generate(node.append('.', Role.OBSERVATION), max_tokens=4)
-    tree.question.metadata['found'].append((yield RunPython(node, '')))
-
-  def found(**settings):
-    writer = Told()
-    search = SimulatedSearch(writer, noise_start=0.5)
-    engine = make_engine(search=search, python=Fixed(), **settings)
-    questions = [Question(str(i), f'{i}?', ('x',), {'found': []}) for i in range(6)]
-    trees = [Tree(engine.tokenizer, question) for question in questions]
-    engine.run([(grow(tree), tree) for tree in trees], jax.random.key(0))
-    assert sorted(question.id for question, _ in writer.asked) == sorted([q.id for q in questions] * 4)
-    return [question.metadata['found'] for question in questions]
-
-  few = found(slots=2, spare=4)
-  assert few == found(slots=5, spare=1, enough=1) == found(deterministic=False)
-  texts = [text for tree in few for text in tree]
-  assert len(set(texts)) == len(texts) == 24 and {text.split()[-1] for tree in few for text in tree[:3]} == {'True', 'False'}
 
 
 def test_captured_logprobs_are_those_of_the_trainer(make_engine, config, params):
