@@ -139,12 +139,12 @@ def _together(config: ml_collections.ConfigDict) -> Iterator[str]:
     yield ('sampler.release=True with train.async_steps=1 would free what samples while the step trains; '
            'set it to None')
   if train.async_steps and train.old_logprobs == 'recompute' and loss.importance_cap == 0:
-    yield ("loss.importance_cap=0 with train.async_steps=1 and train.old_logprobs='recompute' corrects nothing "
-           "for the older parameters that sampled; leave the cap at None")
+    yield ("loss.importance_cap=0 with train.async_steps=1 and train.old_logprobs='recompute' corrects "
+           "nothing for the older parameters that sampled; leave the cap at None")
   adaptive, smallest, largest = (config.sizes.get(name) for name in ('adaptive', 'smallest', 'largest'))
   if adaptive and smallest and largest and not 2 <= smallest <= config.group_size <= largest:
     yield (f'sizes.smallest={smallest} <= group_size={config.group_size} <= sizes.largest={largest} must '
-           'hold where sizes.adaptive=True, and sizes.smallest >= 2: one chain has nothing to be compared with')
+           'hold where sizes.adaptive=True, and sizes.smallest >= 2: one chain has nothing to compare with')
   able = [name for name, backend in tools.declared().items() if backend.by_source]
   if search.by_source and search.backend not in able:
     yield f'search.by_source=True is for the backends {", ".join(map(repr, able))}, not {search.backend!r}'

@@ -35,7 +35,8 @@ DEVICES = {
                       'https://www.nvidia.com/en-us/data-center/h100/'),
 }
 KINDS = {  # what JAX calls these devices
-  'TPU v5 lite': 'tpu:v5e', 'TPU v5': 'tpu:v5p', 'TPU v6 lite': 'tpu:v6e', 'NVIDIA H100 80GB HBM3': 'cuda:h100'}
+  'TPU v5 lite': 'tpu:v5e', 'TPU v5': 'tpu:v5p', 'TPU v6 lite': 'tpu:v6e',
+  'NVIDIA H100 80GB HBM3': 'cuda:h100'}
 EXAMPLES = 'such as tpu:v5p:4x4x4, tpu:v6e:4x4 (the shape of the slice) or cuda:h100:2x8 (hosts x devices)'
 # Read when a compiler is loaded: libtpu shall neither look for a TPU here nor lock others out.
 _ENVIRONMENT = {
