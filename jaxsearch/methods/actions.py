@@ -83,7 +83,7 @@ def ask_judge(tree: Tree, items: Sequence[tuple[judge.Item, Node]],
   """Returns the judge's scores of items, each about a span; `unreadable`, which is counted, for none."""
   scores = []
   for reply in (yield [Ask('judge', item, node) for item, node in items]):
-    failed = reply is None or isinstance(reply, ToolFailure | Exception)
+    failed = not isinstance(reply, int)
     tree.metrics['judge_unreadable'] += failed
     scores.append(unreadable if failed else reply)
   return scores
