@@ -98,7 +98,10 @@ def from_hugging_face(path: pathlib.Path, values: Mapping[str, Any] | None = Non
   kind = rope.get('rope_type', rope.get('type', 'default'))
   if kind not in ('default', 'llama3'):
     raise ValueError(f'{path}: {key}.rope_type {kind!r} is not supported; supported are default and llama3')
-  config = parse_config(values, path, FAMILIES, ['vocab_size', *_REQUIRED], {'hidden_act': 'silu'})
+  only = {'hidden_act': 'silu', 'partial_rotary_factor': 1}
+  factor = rope.get('partial_rotary_factor', 1)
+  config = parse_config({'partial_rotary_factor': factor} | values, path, FAMILIES,
+                        ['vocab_size', *_REQUIRED], only)
   if set(getattr(config, 'layer_types', None) or ()) - {'full_attention'}:
     raise ValueError(f'{path}: layers that see a window only (layer_types, use_sliding_window) are not '
                      'supported')
@@ -142,6 +145,7 @@ def from_gguf(file: gguf_files.File) -> DecoderConfig:
     'model_type': family, 'vocab_size': file.tensors['token_embd.weight'][0], 'head_dim': head_dim,
     'num_key_value_heads': get('attention.head_count_kv', heads),
     'rope_theta': float(get('rope.freq_base', 1e4)),
+    'partial_rotary_factor': get('rope.dimension_count', head_dim) / head_dim,
     'tie_word_embeddings': 'output.weight' not in file.tensors,
     'rms_norm_eps': float(str(norm_eps)),  # 1e-5 for the float32 9.999999747e-06: the number that was meant
   })

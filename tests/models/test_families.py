@@ -55,6 +55,8 @@ def test_older_and_newer_rope_keys(rope, read):
 @pytest.mark.parametrize('changes, words', [
   (dict(model_type='mistral'), "model_type 'mistral' is not supported"),
   (dict(model_type=None), 'model_type None is not supported'),
+  (dict(partial_rotary_factor=0.5), r'partial_rotary_factor=0\.5'),
+  (dict(rope_parameters=dict(partial_rotary_factor=0.5)), r'partial_rotary_factor=0\.5'),
   (dict(hidden_size=None), 'the key hidden_size is missing'),
   (dict(max_position_embeddings=None), 'the key max_position_embeddings is missing'),
   (dict(hidden_act='gelu'), "hidden_act='gelu'"),
