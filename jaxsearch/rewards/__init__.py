@@ -1,1 +1,1 @@
-"""What a rollout earns: matching answers, formats, evidence and judges."""
+"""Scores what a rollout earns: matching answers, formats, evidence and judges."""

@@ -48,7 +48,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Collections:
-  """What each search of a trajectory found, in order."""
+  """Holds the reply to each search of a trajectory, in order."""
   question: Question
   collections: tuple[str, ...]
 
