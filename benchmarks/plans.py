@@ -20,7 +20,7 @@ from jaxsearch.parallel.targets import DEVICES
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PLANS = ROOT / 'benchmarks' / 'plans.jsonl'
-FIELDS = ('resident', 'load', 'share', 'fits', 'phases', 'step_seconds', 'advice', 'decode_traffic')  # of a plan, for the pages
+FIELDS = ('resident', 'load', 'share', 'fits', 'workloads', 'step_seconds', 'advice', 'decode_traffic')  # for the pages
 CONFIGS = (
   'search_r1_grpo_qwen2_5_3b', 'cusearch_qwen2_5_3b', 'cusearch_llama3_2_3b', 'cusearch_qwen2_5_7b', 'r_search_qwen2_5_3b',
   'r_search_ppo_qwen2_5_3b', 'slate_qwen2_5_3b', 'slate_qwen2_5_7b', 'search_r2_qwen2_5_7b', 'carl_qwen2_5_3b', 'carl_qwen2_5_7b',
@@ -91,10 +91,17 @@ def table(head, rows):
 
 def bound(plan):
   """What the longest phase waits for most."""
-  phase = max(plan['phases'], key=plan['phases'].get)
+  least = plan['workloads']['limits']['roofline_seconds']
+  phase = max(least, key=least.get)
   name = {'rollout': 'decode', 'score': 'score', 'update': 'update'}[phase]
   each = plan['programs'][name]['each']
   return f'{phase}: {max(("arithmetic", "memory", "network"), key=each.get)}'
+
+
+def total(plan, workload):
+  """Expected seconds of a step, '' in plans made before there were any."""
+  phases = plan['workloads'].get(workload, {}).get('expected_seconds')
+  return f'{sum(phases.values()):.0f}' if phases and plan['step_seconds'] is not None else ''
 
 
 def made(plans):
@@ -109,10 +116,15 @@ def plans_page(plans):
     python benchmarks/plans.py --folder runs/plans
 
 Every program was compiled by the compiler of its target, at full size, from shapes alone. **Nothing was
-run**. Memory is what the compiler planned, in GiB a device. Seconds are least times: what arithmetic, memory
-or network must take at their published rates, each program bound by the slowest of the three, every chain as
-long as its config allows, without tools, judges and the host. Real steps take a multiple. One plan in full,
-with every program: `jaxsearch plan --config configs/NAME.py --target TARGET`.
+run**. Memory is what the compiler planned, in GiB a device. One plan in full, with every program:
+`jaxsearch plan --config configs/NAME.py --target TARGET`.
+
+Seconds of phases are least times (the roofline): what arithmetic, memory or network must take at their
+published rates, every chain as long as its config allows. `expected` is a forecast of the same step:
+products at half of the peak, a floor a token for launches, collectives and syncs, the host's time a span and
+searches; `published` forecasts Search-R1's 2,560 chains of 250 generated tokens and 1.5 searches. Their
+constants (`CALIBRATION` in jaxsearch/planning/step.py) come from an audit and from assumptions, not from a
+device; judges take no time.
 
 `state` (parameters of policy, reference and critic, moments) always lies on a device, `sampler` (its weights and
 cache) while it samples (`sampler.release`). `update` and `critic` are what updating the policy and the critic adds;
@@ -120,7 +132,8 @@ all other programs add less. `share` is the largest sum as a share of the device
 
 Decoding is planned with slots as long as they are on average: its kernel
 (jaxsearch/models/kernels/decode_attention.py) reads each slot's own length. Memory traffic is that of
-matrix products, reductions, slices and kernels; plans made before 2026-11-24 counted more, in the compiled text.
+matrix products, reductions, slices and kernels; rows made before 2026-11-24 counted more, in the compiled
+text, and have no forecasts.
 
 """ + made(plans)
   missing = []
@@ -137,11 +150,13 @@ matrix products, reductions, slices and kernels; plans made before 2026-11-24 co
       rows.append([f'`{config}`', f'{held["parameters"] + held["moments"]:.1f}',
                    f'{held["weights"] + held["cache"]:.1f}', beside('update'), beside('critic'),
                    f'{plan["share"]:.0%}' + ('' if plan['fits'] else ' **too much**'),
-                   *(f'{seconds:.0f}' for seconds in plan['phases'].values()), bound(plan)])
+                   *(f'{seconds:.0f}' for seconds in plan['workloads']['limits']['roofline_seconds'].values()), bound(plan),
+                   total(plan, 'limits'), total(plan, 'published'), plan['date']])
       moved.append(plan['decode_traffic'])
     if rows:
       text += f'## {target}\n\n' + table(
-        ['config', 'state', 'sampler', 'update', 'critic', 'share', 'rollout s', 'score s', 'update s', 'bound by'],
+        ['config', 'state', 'sampler', 'update', 'critic', 'share', 'rollout s', 'score s', 'update s', 'bound by',
+         'expected s', 'published s', 'made'],
         rows)
       text += (f'\nDecoding a token moves {min(moved):.2f} to {max(moved):.2f} times the weights and what is live in '
                'the cache.\n\n')

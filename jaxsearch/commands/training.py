@@ -213,7 +213,7 @@ def sweep(config, flags) -> None:
 @command(
   'search_r1_grpo_qwen2_5_3b',
   flag('--target', 'devices: tpu:v5e:4x4, tpu:v5p:4x4x4, tpu:v6e:4x4 (shape of the slice) or cuda:h100:2x8 '
-       '(hosts x devices)', required=True),
+       '(hosts x devices), also a100, h200 and b200', required=True),
   flag('--turns', 'observations of a chain; as many as the config allows if not given', int, '>= 0'),
   flag('--tokens', 'of a policy span; as many as the config allows if not given', int, '>= 1'),
   flag('--prompt', 'its tokens; 256, or a quarter of a short path, if not given', int, '>= 1'),
@@ -223,7 +223,7 @@ def sweep(config, flags) -> None:
     '--config configs/carl_qwen2_5_7b.py --target tpu:v5p:4x4x4',
     '--config configs/search_r1_grpo_qwen2_5_3b.py --target cuda:h100:2x8 --turns 2 --tokens 200 --search'))
 def plan(config, flags) -> None:
-  """Plan a run on a TPU or GPU pod without one: memory of each device, traffic, least time of a step.
+  """Plan a run on a TPU or GPU pod without one: memory of each device, traffic, time of a step.
 
   Compiles the real programs with the target's own compiler, from shapes alone; minutes each. Needs the extra
   `plan`.

@@ -33,29 +33,30 @@ DEVICES = {
   'tpu:v6e': Device(int(31.25 * 2**30), 1600e9, 918e12, 400e9, 0.0, 'https://cloud.google.com/tpu/docs/v6e'),
   'cuda:h100': Device(84942979072, 3352e9, 989e12, 450e9, 50e9,
                       'https://www.nvidia.com/en-us/data-center/h100/'),
+  'cuda:a100': Device(85100068864, 2039e9, 312e12, 300e9, 25e9,
+                      'https://www.nvidia.com/en-us/data-center/a100/'),
+  'cuda:h200': Device(151397597184, 4800e9, 989e12, 450e9, 50e9,
+                      'https://www.nvidia.com/en-us/data-center/h200/'),
+  'cuda:b200': Device(191514411008, 8000e9, 2250e12, 900e9, 50e9,
+                      'https://www.nvidia.com/en-us/data-center/dgx-b200/'),
+}
+# Multiprocessors, FPUs of one, its shared memory, L2 cache, GHz, compute capability, what JAX calls it; as in
+# the descriptions of these devices that come with XLA.
+GPUS = {
+  'cuda:h100': (132, 128, 233472, 52428800, 1.98, 9, 'NVIDIA H100 80GB HBM3'),
+  'cuda:a100': (108, 64, 167936, 41943040, 1.41, 8, 'NVIDIA A100-SXM4-80GB'),
+  'cuda:h200': (132, 128, 233472, 52428800, 1.98, 9, 'NVIDIA H200'),
+  'cuda:b200': (148, 128, 233472, 132644864, 1.965, 10, 'NVIDIA B200'),
 }
 KINDS = {  # what JAX calls these devices
-  'TPU v5 lite': 'tpu:v5e', 'TPU v5': 'tpu:v5p', 'TPU v6 lite': 'tpu:v6e',
-  'NVIDIA H100 80GB HBM3': 'cuda:h100'}
+  'TPU v5 lite': 'tpu:v5e', 'TPU v5': 'tpu:v5p', 'TPU v6 lite': 'tpu:v6e'} | {
+  name: kind for kind, (*_, name) in GPUS.items()}
 EXAMPLES = 'such as tpu:v5p:4x4x4, tpu:v6e:4x4 (the shape of the slice) or cuda:h100:2x8 (hosts x devices)'
 # Read when a compiler is loaded: libtpu shall neither look for a TPU here nor lock others out.
 _ENVIRONMENT = {
   'TPU_SKIP_MDS_QUERY': '1', 'TPU_ACCELERATOR_TYPE': 'v5p-8', 'TPU_WORKER_HOSTNAMES': 'localhost',
   'ALLOW_MULTIPLE_LIBTPU_LOAD': 'true', 'TPU_STDERR_LOG_LEVEL': '3', 'TPU_MIN_LOG_LEVEL': '3',
   'TF_CPP_MIN_LOG_LEVEL': '3'}
-_H100 = """
-gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
-  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth:
-  3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 84942979072
-  shared_memory_per_block_optin: 232448 cuda_compute_capability { major: 9 minor: 0 }
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536 }
-platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 8 }
-device_description_str: "NVIDIA H100 80GB HBM3"
-"""
-
-
 @dataclasses.dataclass(frozen=True)
 class Target:
   """A slice or cluster of one kind of device."""
@@ -80,8 +81,8 @@ class Target:
     try:
       if platform == 'tpu':
         return list(topologies.get_topology_desc(platform='tpu', topology_name=f'{name}:{shape}').devices)
-      return list(topologies.get_topology_desc(
-        platform='cuda', topology_name='any', topology=f'1x{shape}', target_config=_H100).devices)
+      return list(topologies.get_topology_desc(platform='cuda', topology_name='any', topology=f'1x{shape}',
+                                               target_config=gpu_config(self.kind)).devices)
     except (RuntimeError, ValueError, NotImplementedError) as error:
       raise ValueError(f'--target={self.kind}:{shape}: {str(error).splitlines()[0]}') from error
 
@@ -96,6 +97,23 @@ def parse(text: str) -> Target:
   if len(numbers) != wanted or not all(re.fullmatch(r'[1-9]\d*', number) for number in numbers):
     raise ValueError(f'--target={text}: {shape!r} is no shape of {kind}; {EXAMPLES}')
   return Target(kind, tuple(map(int, numbers)))
+
+
+def gpu_config(kind: str) -> str:
+  """Returns the description of a GPU by which XLA compiles for it, a text proto."""
+  cores, units, shared, cache, clock, capability, name = GPUS[kind]
+  device = DEVICES[kind]
+  return f"""
+gpu_device_info {{ threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_core: {shared} threads_per_core_limit: 2048 core_count: {cores} fpus_per_core: {units}
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth:
+  {device.bandwidth:.0f} l2_cache_size: {cache} clock_rate_ghz: {clock} device_memory_size: {device.memory}
+  shared_memory_per_block_optin: {shared - 1024} cuda_compute_capability {{ major: {capability} minor: 0 }}
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536 }}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 8 }}
+device_description_str: "{name}"
+"""
 
 
 def installed(platform: str) -> bool:

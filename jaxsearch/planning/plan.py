@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import jax
 import ml_collections
 
+from jaxsearch import setup
 from jaxsearch.parallel import compiled, targets
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel.memory import POOL
@@ -39,30 +40,56 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, say: Callabl
         f'planned with {config.train.micro_rows}')
   run = programs.of_config(config, devices)
   shares, work = programs.share(config, run), step.work(config, **workload)
-  needs, seconds, figures, complete = {'load': run.load}, {}, {}, True
+  needs, moved, collectives, figures = {'load': run.load}, {}, {}, {}
   for name, program in run.programs.items():
     say(f'compiling {name} …')
     made = compile_program(program, target)
-    needs[name], complete = made.needs, complete and made.collectives is not None
-    moved = costs.of_program(program, *shares[name], made.collectives or ())
-    if name == 'decode':
-      moved = [cost.filled(work.mean_length / run.row_length) for cost in moved]
-    hosts = 1 if name in programs.SAMPLING else run.hosts  # a host samples by itself
-    times = [{'arithmetic': cost.flops / target.device.flops, 'memory': cost.bytes / target.device.bandwidth,
-              'network': targets.network_seconds(target, hosts, cost.received)} for cost in moved]
-    seconds[name] = [max(spent.values()) for spent in times]
-    once, each = (dataclasses.asdict(cost) | spent for cost, spent in zip(moved, times))
+    needs[name], collectives[name] = made.needs, made.collectives
+    moved[name] = costs.of_program(program, *shares[name], made.collectives or ())
     resident = run.resident(name)
-    memory = {'resident': resident, 'gradients': program.gradients,
-              'temporary': made.needs - program.gradients, 'total': resident + made.needs}
-    figures[name] = {'memory': memory, 'once': once, 'each': each,
-                     'collectives': list(map(dataclasses.astuple, made.collectives or ()))}
+    figures[name] = {
+      'memory': {'resident': resident, 'gradients': program.gradients,
+                 'temporary': made.needs - program.gradients, 'total': resident + made.needs},
+      'collectives': list(map(dataclasses.astuple, made.collectives or ()))}
   load = {'temporary': run.load, 'total': run.resident('load') + run.load}
   highest = max(load['total'], *(program['memory']['total'] for program in figures.values()))
   fits = highest <= POOL * target.device.memory
-  phases = step.step_seconds(seconds, step.calls(
-    work, config, scored=programs.score_passes(config), hosts=run.hosts, slots=run.engine.slots,
-    segment=run.engine.segment_steps, prefill=math.prod(run.programs['prefill'].args[3].shape)))
+  device, on_gpus = target.device, target.kind.startswith('cuda')
+  layers = setup.architecture(config).num_layers if on_gpus else 0
+
+  def forecast(work):
+    """Returns what programs need in this workload, and least and expected seconds of phases."""
+    needed, least, expected = {}, {}, {}
+    for name, parts in moved.items():
+      hosts = 1 if name in programs.SAMPLING else run.hosts  # a host samples by itself
+      if name == 'decode':
+        parts = [cost.filled(work.mean_length / run.row_length) for cost in parts]
+      times = [{'arithmetic': cost.flops / device.flops, 'memory': cost.bytes / device.bandwidth,
+                'network': targets.network_seconds(target, hosts, cost.received)} for cost in parts]
+      least[name] = [max(spent.values()) for spent in times]
+      # A sampler's layers are unrolled; its loops of known length are those of truncation, which few ask for.
+      sent = [sum(1 if name == 'decode' else each.times for each in collectives[name] or ()
+                  if each.in_turn == in_turn) for in_turn in (False, True)]
+      launched = 0, layers if name == 'decode' else 0
+      expected[name] = [step.expected(**spent, collectives=count, layers=own)
+                        for spent, count, own in zip(times, sent, launched)]
+      needed[name] = [dataclasses.asdict(cost) | spent for cost, spent in zip(parts, times)]
+    calls = step.calls(
+      work, config, scored=programs.score_passes(config), hosts=run.hosts, slots=run.engine.slots,
+      segment=run.engine.segment_steps, prefill=math.prod(run.programs['prefill'].args[3].shape))
+    phases = {'roofline_seconds': step.step_seconds(least, calls),
+              'expected_seconds': step.step_seconds(expected, calls)}
+    phases['expected_seconds']['rollout'] += step.waits(
+      work, hosts=run.hosts, workers=config.sampler.tool_workers)
+    return needed, phases
+
+  needed, limits = forecast(work)
+  for name, (once, each) in needed.items():
+    figures[name] |= {'once': once, 'each': each}
+  workloads = {'limits': limits, 'published': forecast(step.published(work))[1]}
+  complete = None not in collectives.values()
+  step_seconds, expected_step_seconds = (
+    sum(phases.values()) if complete else None for phases in limits.values())
   live = run.weights + work.mean_length * run.engine.slots / run.engine.lanes * run.token
   derived = ('decoded', 'prefilled', 'trained', 'mean_length')
   return {
@@ -70,7 +97,7 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, say: Callabl
     'resident': {name: getattr(run, name) for name in ('parameters', 'moments', 'weights', 'cache')},
     'released': run.released, 'load': load, 'programs': figures,
     'work': dataclasses.asdict(work) | {name: getattr(work, name) for name in derived},
-    'phases': phases, 'step_seconds': sum(phases.values()) if complete else None,
+    'workloads': workloads, 'step_seconds': step_seconds, 'expected_step_seconds': expected_step_seconds,
     'decode_traffic': figures['decode']['each']['bytes'] / live,
     'fits': fits, 'bytes_per_device': highest, 'share': highest / target.device.memory,
     'advice': '' if fits else advice(config, run, needs, POOL * target.device.memory)}
@@ -176,8 +203,12 @@ def lines(plan: dict, target: targets.Target) -> Iterator[str]:
   yield (f'a step: {work["trees"]} trees, {work["decoded"] / 1e6:.2f} M tokens decoded, '
          f'{work["prefilled"] / 1e6:.2f} M prefilled, {work["trained"] / 1e6:.2f} M in training rows')
   if plan['step_seconds'] is not None:
-    phases = ', '.join(f'{name} {seconds:.1f}' for name, seconds in plan['phases'].items())
-    yield f'at least {plan["step_seconds"]:.1f} s ({phases}), without tools, judges and the host'
+    names = {'limits': 'chains at their limits, or as given', 'published': "Search-R1's published workload"}
+    for name, kinds in plan['workloads'].items():
+      least, expected = (f'{sum(phases.values()):.1f} s ('
+                         + ', '.join(f'{phase} {seconds:.1f}' for phase, seconds in phases.items()) + ')'
+                         for phases in kinds.values())
+      yield f'{names[name]}: at least {least}, expected {expected}'
   yield (f'fits: {plan["share"]:.0%} of a device at most' if plan['fits'] else
          f'does not fit: {plan["share"]:.0%} of a device, {POOL:.0%} are allowed; set {plan["advice"]}')
 
@@ -185,7 +216,7 @@ def lines(plan: dict, target: targets.Target) -> Iterator[str]:
 def short(plan: dict) -> dict:
   """Returns the line of JSON; what did not compile for want of memory has null bytes."""
   programs = {name: program['memory']['total'] for name, program in plan['programs'].items()}
-  kept = ('fits', 'bytes_per_device', 'share', 'step_seconds', 'phases', 'advice', 'resident', 'target',
-          'devices', 'largest')
+  kept = ('fits', 'bytes_per_device', 'share', 'step_seconds', 'expected_step_seconds', 'workloads', 'advice',
+          'resident', 'target', 'devices', 'largest')
   result = {name: plan[name] for name in kept if name in plan} | {'programs': programs}
   return json.loads(json.dumps(result), parse_constant=lambda _: None)

@@ -1,9 +1,9 @@
-"""Computes the least time of a step from what its programs need: pure arithmetic.
+"""Computes the least and the expected time of a step from what its programs need: pure arithmetic.
 
 A program takes at least as long as the slowest of three: its arithmetic, its traffic with the memory, what it
-receives from other devices, each at the published rate. A step runs programs a number of times that follows
-from its questions, chains, turns and tokens. Tools, judges and the host take no time here, and no program
-reaches its bound: expect a multiple.
+receives from other devices, each at the published rate (the roofline). `CALIBRATION` has what real ones take
+beside. A step runs programs a number of times that follows from its questions, chains, turns and tokens.
+Judges take no time here.
 """
 
 import dataclasses
@@ -14,6 +14,16 @@ import ml_collections
 
 PHASES = {'rollout': ('prefill', 'decode'), 'score': ('score', 'values'), 'update': ('update', 'critic')}
 
+# No device has run this code. 'audit': of the programs of Qwen2.5-3B (36 layers) compiled for 8 H100; a
+# decoded token takes some 5 ms, 1.8 of them by the roofline, and waits for 77 collectives.
+CALIBRATION = {
+  'products': 0.5,      # of the peak; assumed
+  'collective': 10e-6,  # seconds at least; assumed
+  'layer': (5e-3 - 1.8e-3 - 77 * 10e-6) / 36,  # seconds a token on GPUs, launches and host syncs; audit
+  'span': 3.5e-3,       # seconds of a host, one policy span after the other; 2.9 to 4 ms on two CPU cores
+  'search': 0.1,        # seconds, sampler.tool_workers at a time; assumed, configs do not say it
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Work:
@@ -21,7 +31,7 @@ class Work:
   questions: int
   trees: int        # of all questions
   branches: int     # alternatives for every policy span (SLATE), of which one goes on
-  turns: int
+  turns: float      # on average
   prompt: int       # tokens
   tokens: int       # of a policy span
   observation: int  # tokens
@@ -68,6 +78,11 @@ def work(config: ml_collections.ConfigDict, turns: int | None = None, tokens: in
   return Work(config.questions_per_step, trees, grow.get('k', 1), turns, prompt, tokens, observation)
 
 
+def published(work: Work) -> Work:
+  """Returns Search-R1's step as published: 2,560 chains, on average 250 generated tokens, 1.5 searches."""
+  return dataclasses.replace(work, questions=512, trees=2560, branches=1, turns=1.5, tokens=100)
+
+
 def calls(work: Work, config: ml_collections.ConfigDict, *, scored: int, hosts: int, slots: int, segment: int,
           prefill: int) -> dict[str, tuple[float, float]]:
   """Returns program -> (calls in a step, turns of its loop in a step), each on all devices at once.
@@ -91,9 +106,31 @@ def calls(work: Work, config: ml_collections.ConfigDict, *, scored: int, hosts: 
           'update': trained, 'critic': trained}
 
 
+def expected(arithmetic: float, memory: float, network: float, collectives: int = 0,
+             layers: int = 0) -> float:
+  """Returns the expected seconds of a call or turn from its least ones, with a floor that no rate shortens.
+
+  Args:
+    collectives: that it waits for.
+    layers: whose kernels a host launches while the device waits.
+  """
+  floor = collectives * CALIBRATION['collective'] + layers * CALIBRATION['layer']
+  return max(arithmetic / CALIBRATION['products'], memory, network) + floor
+
+
+def waits(work: Work, *, hosts: int, workers: int) -> float:
+  """Returns the expected seconds of a rollout beside its programs: policy spans on the host, and searches.
+
+  Args:
+    workers: searches at a time, of a host.
+  """
+  spans, searches = work.trees * work.branches * (work.turns + 1), work.trees * work.turns
+  return (spans * CALIBRATION['span'] + searches / workers * CALIBRATION['search']) / hosts
+
+
 def step_seconds(seconds: Mapping[str, tuple[float, float]],
                  times: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-  """Returns phase -> seconds, from the least time of every program: (of a call, of a turn of its loop)."""
+  """Returns phase -> seconds, from the time of every program: (of a call, of a turn of its loop)."""
   spent = {name: sum(each * count for each, count in zip(seconds[name], times[name])) for name in seconds}
   return {phase: sum(spent.get(name, 0.0) for name in names) for phase, names in PHASES.items()}
 

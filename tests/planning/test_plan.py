@@ -78,11 +78,22 @@ def test_a_small_plan(config, target):
   assert update['each']['memory'] == update['each']['bytes'] / 3352e9
   assert update['each']['network'] == update['each']['received'] * 3 / 4 / 450e9
   assert made['fits'] and made['advice'] == ''
-  assert made['step_seconds'] == pytest.approx(sum(made['phases'].values()))
+  limits, published = made['workloads']['limits'], made['workloads']['published']
+  assert made['step_seconds'] == pytest.approx(sum(limits['roofline_seconds'].values()))
+  assert made['expected_step_seconds'] == pytest.approx(sum(limits['expected_seconds'].values()))
+  # One update; products at half of the peak, every collective 10 us.
+  spent = [max(2 * update[part]['arithmetic'], update[part]['memory'], update[part]['network'])
+           + 1e-5 * sum(times for _, _, times, in_turn in update['collectives'] if in_turn == (part == 'each'))
+           for part in ('once', 'each')]
+  micro_batches = math.ceil(math.ceil(made['work']['trained'] / 128) / 8)
+  assert limits['expected_seconds']['update'] == pytest.approx(spent[0] + micro_batches * spent[1])
+  # A host, one after the other; 2,560 chains of 2.5 spans.
+  assert published['expected_seconds']['rollout'] - published['roofline_seconds']['rollout'] > 6400 * 3.5e-3
   assert made['bytes_per_device'] == max(each['memory']['total'] for each in made['programs'].values())
   assert any('fits' in line for line in plan.lines(made, target))
   short = plan.short(made | {'target': 'x'})
-  assert {'fits', 'bytes_per_device', 'step_seconds'} <= short.keys() and json.dumps(short)
+  kept = {'fits', 'bytes_per_device', 'step_seconds', 'expected_step_seconds', 'workloads'}
+  assert kept <= short.keys() and json.dumps(short)
 
 
 def test_the_advice_names_the_field_that_makes_room(config, target):

@@ -78,6 +78,24 @@ def test_seconds_of_phases_add_up():
                                                              'update': 2 + 24})
 
 
+def test_expected_times_have_floors():
+  assert step.expected(1.0, 1.5, 0.2) == 2.0 and step.expected(0.1, 1.5, 0.2) == 1.5
+  # The audited token: 1.8 ms of memory, 77 collectives of 10 us, launches and syncs of 36 layers
+  assert step.expected(1e-4, 1.8e-3, 0.0, collectives=77, layers=36) == pytest.approx(5e-3)
+  assert step.expected(1e-4, 1.8e-3, 0.0, collectives=77) == pytest.approx(1.8e-3 + 0.77e-3)
+
+
+def test_the_published_workload():
+  """2,560 chains of 2.5 spans: 6,400 spans of 3.5 ms on hosts, 3,840 searches of 0.1 s, 128 at a time."""
+  config = load('search_r1_grpo_qwen2_5_3b')
+  work = step.published(step.work(config))
+  assert (work.decoded, work.prefilled) == (2560 * 250, 512 * 256 + 3840 * 480)
+  assert step.waits(work, hosts=1, workers=128) == pytest.approx(22.4 + 3.0)
+  assert step.waits(work, hosts=2, workers=64) == pytest.approx(11.2 + 3.0)
+  calls = step.calls(work, config, scored=1, hosts=1, slots=256, segment=32, prefill=2048)
+  assert calls['decode'] == (2500 / 32, 2500)  # ten rounds
+
+
 @pytest.mark.parametrize('fixed, slope, start',
                          [(0, 1, 4), (50, 3, 64), (7, 0.5, 4), (99, 1, 256), (200, 1, 8), (0, 0.001, 8)])
 def test_the_largest_that_fits(fixed, slope, start):

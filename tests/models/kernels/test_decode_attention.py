@@ -142,7 +142,8 @@ SIZES = [(64, 2, 8, 128, 4096), (64, 8, 5, 128, 4096), (9, 4, 7, 128, 9600), (8,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('target', ['tpu:v5e:2x2', 'tpu:v5p:2x2x1', 'tpu:v6e:2x2', 'cuda:h100:1x4'])
+@pytest.mark.parametrize('target', ['tpu:v5e:2x2', 'tpu:v5p:2x2x1', 'tpu:v6e:2x2', 'cuda:h100:1x4', 'cuda:a100:1x4',
+                                    'cuda:b200:1x4'])
 def test_compiles_in_place(target):
   """For real targets: the cache is aliased and never copied, temporaries are small."""
   if not targets.installed(target.split(':')[0]):

@@ -228,7 +228,7 @@ def test_plans_count_the_kernels(platform):
 
 # --- compiled for devices that are not here ---
 
-TARGETS = ('tpu:v5e:2x2', 'tpu:v5p:2x2x1', 'tpu:v6e:2x2', 'cuda:h100:1x4')
+TARGETS = ('tpu:v5e:2x2', 'tpu:v5p:2x2x1', 'tpu:v6e:2x2', 'cuda:h100:1x4', 'cuda:a100:1x4', 'cuda:b200:1x4')
 
 
 def devices_of(name):
