@@ -163,7 +163,7 @@ def test_trees_stay_where_they_grew_and_are_credited_as_one_batch(monkeypatch, m
     row = summary(groups, trained, {}) | context.of_all(sum(map(len, groups)))
     parts = []
     for forest in batches.split(trained, 50, np.random.default_rng(1)):
-      totals = sum(meshes.gather_objects(count_trained([list(tree.walk()) for tree in forest])))
+      totals = sum(meshes.gather_objects(count_trained(forest)))
       rows = lay_out(forest, 1024, pad_id=0, how=how, share_trained=False, totals=totals)
       parts.append({(tree.question.id, tree.root.data['member']): [
         (node.advantages, rows.loss_weights[rows.places[node]]) for node in tree.nodes(Role.POLICY)]

@@ -37,6 +37,7 @@ def config(tmp_path):
   return config
 
 
+@pytest.mark.slow
 def test_stages_are_saved_and_not_trained_twice(config, monkeypatch):
   monkeypatch.setattr(policies, 'share_right', lambda *_: 1.0)
   folder = policies.make(config)
