@@ -52,6 +52,7 @@ CONFIG = DecoderConfig(vocab_size=8192, hidden_size=512, intermediate_size=1408,
 SLOTS, PROMPT, GENERATED, OBSERVED = 16, 64, 32, 96
 END = 0  # forbidden, so that every span gets its full length
 STOP = ('</search>', '</answer>')
+IDS = 4096  # of the random tokens, which every vocabulary has
 NEVER = ('</research>', '</answers>')  # no text has these, and most of their tokens are those of STOP
 
 
@@ -85,13 +86,13 @@ class Sleeper:
 
 def chain(tree, rng, lengths, search):
   """Spans of the given lengths with observations of random tokens between them."""
-  node = tree.root.append(rng.integers(1, CONFIG.vocab_size, PROMPT).tolist(), Role.PROMPT)
+  node = tree.root.append(rng.integers(1, IDS, PROMPT).tolist(), Role.PROMPT)
   for turn, length in enumerate(lengths):
     node = yield Generate(node, stop=STOP, max_tokens=int(length), forbid=(END,))
     if turn + 1 < len(lengths):
       if search:
         yield Search(node, 'query')
-      node = node.append(rng.integers(1, CONFIG.vocab_size, OBSERVED).tolist(), Role.OBSERVATION)
+      node = node.append(rng.integers(1, IDS, OBSERVED).tolist(), Role.OBSERVATION)
 
 
 def grow(engine, lengths, search_seconds=None, seed=0):

@@ -26,25 +26,25 @@ SIZES = dict(vocab_size=8192, hidden_size=512, intermediate_size=1408, num_layer
              head_dim=64, qkv_bias=True, tie_embeddings=True)
 
 
-def rollouts(number: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def rollouts(number: int, vocab_size: int = SIZES['vocab_size']) -> list[tuple[np.ndarray, np.ndarray]]:
   """(token ids, which of them were generated) of each rollout; the same in every process."""
   rng = np.random.default_rng(0)
   found = []
   for turns in rng.permutation(np.arange(number) % TURNS + 1):
     generated = np.concatenate([np.zeros(PROMPT, bool)] + [np.arange(GENERATED + RETRIEVED) < GENERATED] * int(turns))
-    found.append((rng.integers(1, SIZES['vocab_size'], len(generated)), generated))
+    found.append((rng.integers(1, vocab_size, len(generated)), generated))
   return found
 
 
-def needed_flops(data) -> float:
+def needed_flops(data, sizes=SIZES) -> float:
   """Multiplications and additions of forward (1) and backward (2) passes: weights, causal attention, logits with a loss."""
-  D, L, heads = SIZES['hidden_size'], SIZES['num_layers'], SIZES['num_heads'] * SIZES['head_dim']
-  kv = SIZES['num_kv_heads'] * SIZES['head_dim']
-  layer = D * (2 * heads + 2 * kv) + 3 * D * SIZES['intermediate_size']
+  D, L, heads = sizes['hidden_size'], sizes['num_layers'], sizes['num_heads'] * sizes['head_dim']
+  kv = sizes['num_kv_heads'] * sizes['head_dim']
+  layer = D * (2 * heads + 2 * kv) + 3 * D * sizes['intermediate_size']
   forward = 0
   for tokens, generated in data:
     T = len(tokens)
-    forward += 2 * L * layer * T + 2 * L * heads * T * T + 2 * D * SIZES['vocab_size'] * int(generated.sum())
+    forward += 2 * L * layer * T + 2 * L * heads * T * T + 2 * D * sizes['vocab_size'] * int(generated.sum())
   return 3.0 * forward
 
 
@@ -69,46 +69,54 @@ def machine_flops() -> float:
   return best
 
 
-def ours(data, steps: int) -> dict:
-  """Seconds of an update, and the share of padding in its rows."""
+def open_update(data, config, row_length: int = 0, micro_rows: int = 1):
+  """(jitted update, its state, the rollouts as a batch, share of padding) of a decoder with random float32 weights.
+
+  Rows have `row_length` tokens, or as many as the longest rollout.
+  """
   import ml_collections
 
   from jaxsearch import setup
-  from jaxsearch.models.decoder import DecoderConfig, initial_params
+  from jaxsearch.models.decoder import initial_params
   from jaxsearch.parallel import mesh as meshes
   from jaxsearch.training import batch as batches
   from jaxsearch.training import sft
+  from jaxsearch.training import state as states
   from jaxsearch.training import step as training
   from jaxsearch.trees.layout import lay_out
   from jaxsearch.trees.tree import Role
 
-  model_config = DecoderConfig(**SIZES)
   forest = [sft.demonstration(tokens, generated) for tokens, generated in data]
   rng = np.random.default_rng(1)
   for tree in forest:
     for node in tree.nodes(Role.POLICY):
       node.sampler_logprobs, node.advantages = rng.normal(-9, 0.1, len(node.tokens)).tolist(), float(rng.normal())
-  longest = max(tree.count() for tree in forest)
-  rows = lay_out(forest, longest, pad_id=0)
+  rows = lay_out(forest, row_length or max(tree.count() for tree in forest), pad_id=0)
   mesh = meshes.make_mesh(devices=jax.devices()[:1])
-  params = jax.jit(lambda key: initial_params(model_config, key), out_shardings=setup.param_shardings(model_config, mesh))(
+  params = jax.jit(lambda key: initial_params(config, key), out_shardings=setup.param_shardings(config, mesh))(
     jax.random.key(0))
   optim = ml_collections.ConfigDict(dict(learning_rate=1e-6, schedule='constant', lr_warmup_updates=0, b1=0.9, b2=0.99,
                                          eps=1e-8, weight_decay=0.0, clip_norm=1.0))
   loss_fn = lambda params, batch: training.policy_loss(
-    params, batch, config=model_config, temperature=1.0, chunk=1024, clip_low=0.2, clip_high=0.2, dual_clip=None,
+    params, batch, config=config, temperature=1.0, chunk=1024, clip_low=0.2, clip_high=0.2, dual_clip=None,
     kl_coef=0.04, entropy_coef=0.0)
-  optimizer, update = training.make_update(loss_fn, params, optim, 1, mesh=mesh, dtype='float32')
-  batch = batches.place(batches.make_batch(rows, 1, ref=True), mesh)
+  optimizer, update = training.make_update(loss_fn, params, optim, 1, mesh=mesh, dtype=config.dtype)
+  batch = batches.place(batches.make_batch(rows, micro_rows, ref=True), mesh)
   batch = dataclasses.replace(batch, ref_logprobs=batch.sampler_logprobs)
-  state = training.create_state(params, optimizer, mesh)
+  return update, states.create_state(params, optimizer, mesh), batch, 1 - rows.fill
+
+
+def ours(data, steps: int) -> dict:
+  """Seconds of an update, and the share of padding in its rows."""
+  from jaxsearch.models.decoder import DecoderConfig
+  update, state, batch, padded = open_update(data, DecoderConfig(**SIZES))
 
   def step():
     nonlocal state
     state, metrics = update(state, batch)
     metrics['loss'].block_until_ready()
 
-  return {'seconds': best_seconds(step, steps), 'padded_share': 1 - rows.fill}
+  return {'seconds': best_seconds(step, steps), 'padded_share': padded}
 
 
 def tunix(data, steps: int) -> dict:

@@ -114,10 +114,15 @@ def compile_program(program: programs.Program, target: targets.Target) -> Compil
     sizes = re.findall(r'([\d.]+)([KMGT])\b', str(error))
     asked = max((float(size) * 1024.0**' KMGT'.index(unit) for size, unit in sizes), default=math.inf)
     return Compiled(asked - arguments, None)
+  return Compiled(needs(executable, arguments), compiled.collectives(executable.as_text()))
+
+
+def needs(executable: jax.stages.Compiled, arguments: int) -> int:
+  """Returns bytes that a program needs on a device beside `arguments`, the bytes of its arguments."""
   memory = executable.memory_analysis()
   results = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
   padding = max(memory.argument_size_in_bytes - arguments, 0)
-  return Compiled(memory.temp_size_in_bytes + results + padding, compiled.collectives(executable.as_text()))
+  return memory.temp_size_in_bytes + results + padding
 
 
 def advice(config: ml_collections.ConfigDict, run: programs.Run, needs: dict[str, float],

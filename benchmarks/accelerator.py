@@ -1,0 +1,391 @@
+"""Where a device stands: its kernels are right, and how near decoding and updates come to its limits.
+
+    python benchmarks/accelerator.py check
+    python benchmarks/accelerator.py decode --preset qwen2.5-3b --slots 128 --lengths 512 2048 4096
+    python benchmarks/accelerator.py update --preset qwen2.5-1.5b
+
+For one device; each is meant to take less than ten minutes on an H100. What is measured is printed as soon as
+it is known, the last line is one JSON object of all of it. What fails is in `failed`, the rest goes on, and
+the exit status is 1. Weights are random. Times are in milliseconds, the median and the least of several calls
+that each wait for their results; shares are of the limits that the same call measured.
+
+  check   rates of a copy and of a bfloat16 product; every kernel of attention against the dense path in
+          float32, as the largest difference over the largest value, beside the difference of the dense path
+          in bfloat16; an update with attention=auto beside one with attention=dense
+  decode  a token of all slots at each length, a prefill, a copy of rows, the host's share of a span
+  update  MFU (operations that are needed, over the rate of a product), peak memory beside that of the plan;
+          then three steps of configs/search_r1_grpo_qwen2_5_3b.py with random weights on the embedded world
+
+A bare machine with Python 3.12 and JAX 0.11 needs a checkout in PYTHONPATH, and wheels of what is imported:
+absl-py, etils, filelock, flax, grain, httpx, jinja2, ml_collections, numpy, optax, orbax-checkpoint, psutil,
+pydantic, pydantic-monty, rank_bm25, rich, safetensors, scipy, tenacity, tensorboardX, tokenizers,
+transformers, and what these need.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import re
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import sampler, train_step
+from configs import search_r1_grpo_qwen2_5_3b
+from jaxsearch.models import decoder
+from jaxsearch.models.attention import cached_attention, dense_attention
+from jaxsearch.models.kernels import decode_attention, tree_attention
+from jaxsearch.models.presets import preset
+from jaxsearch.parallel import compiled, memory
+from jaxsearch.parallel import mesh as meshes
+from jaxsearch.planning import plan, programs
+from jaxsearch.sampler import kv_cache
+from jaxsearch.sampler.engine import Engine
+from jaxsearch.training import loop, metrics, row_files
+from jaxsearch.training import step as training
+
+LIMIT = 0.02     # of a kernel's difference: five roundings to bfloat16
+REPEATS = 5
+STEPS = 20       # of decode attention in one program, which is too short to be timed alone
+SIBLINGS = 5
+FREE = {'parameter', 'tuple', 'get-tuple-element', 'bitcast', 'constant', 'after-all', 'partition-id'}
+DEFAULTS = {
+  'check': {'presets': ['qwen2.5-0.5b', 'qwen2.5-3b', 'llama3.1-8b'], 'slots': 128, 'length': 2048},
+  'decode': {'preset': 'qwen2.5-3b', 'slots': 128, 'lengths': [512, 2048, 4096]},
+  'update': {'preset': 'qwen2.5-1.5b', 'length': 4096, 'rows': 4, 'rollouts': 96,
+             'run': 'qwen2.5-0.5b', 'questions': 32, 'tokens': 500}}  # the last three of the run
+COMPILED: list[float] = []  # seconds of every program
+
+jax.monitoring.register_event_duration_secs_listener(
+  lambda event, seconds, **_: COMPILED.append(seconds) if event == metrics.COMPILATION else None)
+
+
+class Results(dict):
+  """What was measured, told at once; what fails is noted in `failed`."""
+
+  def measure(self, name: str, function, *args) -> None:
+    try:
+      self[name] = function(*args)
+      print(f'{name}: {line(self[name])}', file=sys.stderr, flush=True)
+    except Exception as error:  # the next may still work
+      self.fail(name, error)
+
+  def fail(self, name: str, error: Exception) -> None:
+    traceback.print_exception(error)
+    self.setdefault('failed', {})[name] = f'{type(error).__name__}: {error}'.splitlines()[0][:300]
+
+
+def line(results) -> str:
+  """Returns JSON with four digits of every float."""
+  return json.dumps(json.loads(json.dumps(results), parse_float=lambda text: float(f'{float(text):.4g}')))
+
+
+def timed(function, repeats: int = REPEATS, per: int = 1) -> dict[str, float]:
+  """Returns median and least milliseconds of calls, after one that compiles, each divided by `per`."""
+  jax.block_until_ready(function())
+  seconds = []
+  for _ in range(repeats):
+    start = time.perf_counter()
+    jax.block_until_ready(function())
+    seconds.append(time.perf_counter() - start)
+  return {'ms': 1e3 * statistics.median(seconds) / per, 'ms_least': 1e3 * min(seconds) / per}
+
+
+def normal(seed: int, *shape, dtype=jnp.bfloat16):
+  return jax.random.normal(jax.random.key(seed), shape, dtype)
+
+
+def device() -> dict:
+  """Returns what JAX finds."""
+  found = jax.devices()[0]
+  return {'platform': found.platform, 'kind': found.device_kind, 'devices': jax.device_count(),
+          'pool_gib': (found.memory_stats() or {}).get('bytes_limit', 0) / 2**30 or None,
+          'jax': jax.__version__, 'backend': found.client.platform_version.replace('\n', ' ')}
+
+
+def limits(size: int) -> dict[str, float]:
+  """Returns the rates of a pass over `size` bytes in place, and of the fastest of a few bfloat16 products."""
+  held = jnp.zeros(size // 2, jnp.bfloat16)
+  add = jax.jit(lambda x: x + 1, donate_argnums=0)
+
+  def copy():
+    nonlocal held
+    held = add(held)
+    return held
+
+  bytes_per_second = 2e3 * size / timed(copy)['ms_least']
+  held, flops = None, 0.0
+  for n in (1024, 4096, 8192) if size >= 2**30 else (256, 512):
+    a, product = normal(0, n, n), jax.jit(jnp.dot)  # random: of equal numbers products are faster on GPUs
+    flops = max(flops, 2e3 * n**3 / timed(lambda: product(a, a))['ms_least'])
+  return {'gbytes_per_second': bytes_per_second / 1e9, 'tflops': flops / 1e12}
+
+
+def differences(**pairs) -> dict[str, float]:
+  """Returns for each (found, expected) the largest difference over the largest value."""
+  arrays = {name: [np.asarray(x, np.float32) for x in pair] for name, pair in pairs.items()}
+  return {name: float(np.abs(x - y).max() / np.abs(y).max()) for name, (x, y) in arrays.items()}
+
+
+def within(errors: dict[str, float]) -> dict[str, float]:
+  """Returns errors; ArithmeticError where one is above LIMIT or no number."""
+  if not all(error <= LIMIT for error in errors.values()):
+    raise ArithmeticError(f'differs from the dense path by {errors}, {LIMIT} are allowed')
+  return errors
+
+
+def rows_kernel(config, length: int, tflops: float) -> dict:
+  """Attention over a chain and over siblings that share a prompt: results, gradients, times."""
+  platform, H, K, h = jax.default_backend(), config.num_heads, config.num_kv_heads, config.head_dim
+  interpret = platform not in tree_attention.KERNELS
+  platform = 'gpu' if interpret else platform
+  shared = length // 4
+  rest = length - shared
+  ends = shared + (np.arange(rest) * SIBLINGS // rest + 1) * rest // SIBLINGS
+  until = np.stack([np.full(length, length), np.r_[np.full(shared, length), ends]]).astype(np.int32)
+  until[1] = np.maximum(until[1], np.arange(length) + 1)
+  q, k, v, gradient = (normal(i, 2, length, heads, h) for i, heads in enumerate((H, K, K, H)))
+
+  def by_kernel(q, k, v):
+    return tree_attention.over_rows(until, H // K, 2 * h, platform, interpret)(q, k, v)
+
+  dense = functools.partial(dense_attention, visible_until=jnp.asarray(until))
+
+  def both(attention):
+    def run(q, k, v, gradient):
+      result, backward = jax.vjp(attention, q, k, v)
+      return result, *backward(gradient)
+    return jax.jit(run)
+
+  with jax.default_matmul_precision('highest'):
+    expected = both(dense)(*(x.astype(jnp.float32) for x in (q, k, v, gradient)))
+  names, kernel, plain = ('result', 'q', 'k', 'v'), both(by_kernel), both(dense)
+  error = lambda found: differences(**{name: pair for name, *pair in zip(names, found, expected)})
+  forward = jax.jit(by_kernel)
+  times = {'forward': timed(lambda: forward(q, k, v)), 'both': timed(lambda: kernel(q, k, v, gradient))}
+  needed = 4 * H * h * float(np.sum(until - np.arange(length)))
+  return {'errors': within(error(kernel(q, k, v, gradient))), 'errors_dense': error(plain(q, k, v, gradient)),
+          **times, 'dense_both': timed(lambda: plain(q, k, v, gradient)),
+          'forward_share': needed / times['forward']['ms_least'] / 1e9 / tflops,
+          'both_share': 3.5 * needed / times['both']['ms_least'] / 1e9 / tflops}
+
+
+def decode_kernel(config, slots: int, length: int, gbytes: float) -> dict:
+  """Attention of one token a slot over slots of all lengths, and the token that it writes."""
+  H, K, h = config.num_heads, config.num_kv_heads, config.head_dim
+  kernel = decode_attention.platform_of(jax.default_backend(), h)
+  attend = functools.partial(
+    decode_attention.decode_attention, platform=kernel or 'gpu', interpret=not kernel)
+  q, keys, values = normal(0, slots, H, h), normal(1, slots, K, h), normal(2, slots, K, h)
+  cache = normal(3, slots + 1, K, length, 2 * h)
+  rows = np.random.default_rng(0).permutation(slots + 1)[:slots].astype(np.int32)
+  lengths = np.linspace(0, length - 1, slots).astype(np.int32)
+
+  @jax.jit
+  def dense(q, keys, values, cache):
+    new = jnp.concatenate([keys, values], axis=-1)
+    seen = cache.at[rows, :, lengths].set(new)[rows].astype(jnp.float32)
+    with jax.default_matmul_precision('highest'):
+      return cached_attention(q[:, None].astype(jnp.float32), (seen,), lengths[:, None])[:, 0], new
+
+  expected, new = dense(q, keys, values, cache)
+  found, after = jax.jit(attend)(q, keys, values, cache, rows, lengths)
+  errors = within(differences(result=(found, expected), written=(after[rows, :, lengths], new)))
+
+  @functools.partial(jax.jit, donate_argnums=0)
+  def steps(cache):
+    turn = lambda _, carry: attend(carry[0], keys, values, carry[1], rows, lengths)
+    return jax.lax.fori_loop(0, STEPS, turn, (q, cache))
+
+  def run():
+    nonlocal cache
+    result, cache = steps(cache)
+    return result
+
+  moved, times = float(lengths.sum()) * K * 2 * h * 2, timed(run, per=STEPS)
+  return {'errors': errors, **times, 'bandwidth_share': moved / times['ms_least'] / 1e6 / gbytes}
+
+
+def auto_and_dense(config, length: int) -> dict:
+  """Loss, gradient norm and log-probabilities of one update by the kernels and by the dense path."""
+  number = min(6, (length - 64) // 128)  # the last has as many turns of 128 tokens
+  data, found = train_step.rollouts(number, config.vocab_size), {}
+  for attention in ('auto', 'dense'):
+    model = dataclasses.replace(config, attention=attention)
+    update, state, batch, _ = train_step.open_update(data, model, length)
+    score = training.make_score_step(
+      model, mesh=meshes.make_mesh(devices=jax.devices()[:1]), temperature=1.0, chunk=1024)
+    logprobs = np.asarray(score(state.params, batch))
+    figures = update(state, batch)[1]
+    found[attention] = [float(figures[name]) for name in ('loss', 'grad_norm')], logprobs
+  ((loss, norm), logprobs), ((loss_dense, norm_dense), dense) = found.values()
+  gap = np.abs(logprobs - dense)[np.asarray(batch.targets) >= 0]
+  return {'loss': loss, 'loss_dense': loss_dense, 'grad_norm': norm, 'grad_norm_dense': norm_dense,
+          'logprob_gap': float(gap.mean()), 'logprob_gap_max': float(gap.max())}
+
+
+def check(args, results: Results) -> None:
+  best = results['limits']
+  for name in args.presets:
+    config = preset(name)
+    results.measure(f'rows_{name}', rows_kernel, config, args.length, best['tflops'])
+    results.measure(
+      f'decode_{name}', decode_kernel, config, args.slots, args.length, best['gbytes_per_second'])
+  config = dataclasses.replace(preset(args.presets[0]), dtype=args.dtype, remat='full')
+  results.measure('auto_and_dense', auto_and_dense, config, args.length)
+
+
+def launches(text: str) -> int:
+  """Counts what a turn of a compiled program's largest loop launches: fusions, products, kernels, copies."""
+  _, computations = compiled._computations(text)
+  called = lambda line: re.search(r'to_apply=%?([\w.-]+)', line)[1]
+  count = lambda name: sum(count(called(each.line)) if each.opcode == 'call' else each.opcode not in FREE
+                           for each in computations[name])
+  return max(map(count, re.findall(r'body=%?([\w.-]+)', text)))
+
+
+def decode(args, results: Results) -> None:
+  config, best = dataclasses.replace(preset(args.preset), dtype=args.dtype), results['limits']
+  spans = [sampler.GENERATED] * 2  # of a rollout
+  least = sampler.PROMPT + len(spans) * (sampler.GENERATED + sampler.OBSERVED)
+  engine = Engine(config, sampler.Words(), slots=args.slots, length=max(least, *args.lengths))
+  engine.load(jax.jit(lambda key: decoder.initial_params(config, key, args.dtype))(jax.random.key(0)))
+  rows, size = engine.rows.rows[:engine.slots], lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree))
+  weights = size(engine._params) - ('unembedding' in engine._params and engine._params['embedding'].nbytes)
+  entry = size(engine._cache) / (engine._cache[0][-1].shape[0] * engine._cache[0][-1].shape[2])
+  share = lambda moved, times: moved / times['ms_least'] / 1e6 / best['gbytes_per_second']
+  results |= {'weights_gb': weights / 1e9, 'cache_gb': size(engine._cache) / 1e9, 'kernel': engine._kernel}
+
+  def token(length):
+    slots = kv_cache.idle_slots(engine.slots, engine._scratch)
+    slots.rows[:], slots.lengths[:] = [row.place for row in rows], length
+    slots.temperature[:], slots.remaining[:] = 1.0, 2 * engine.segment_steps
+    engine.forget()
+    key, steps = engine.put(jax.random.key(0)), engine.segment_steps
+    segment = lambda: engine.decode(rows, slots, key, engine.slots, steps)
+    assert (segment()[2] == engine.segment_steps).all()
+    times = timed(segment, per=engine.segment_steps)
+    moved = weights + engine.slots * (length + engine.segment_steps / 2) * entry
+    return times | {'bandwidth_share': share(moved, times)}
+
+  def prefill():
+    n, counts = list(engine._counts.items())[-1]
+    at_once = min(counts[-1], len(rows))
+    chunks = lambda: [kv_cache.Chunk(row, 0, np.ones(n, np.int32)) for row in rows[:at_once]]
+    times = timed(lambda: (engine.prefill(chunks()), engine._cache)[1])
+    layers = sum(x.size for x in jax.tree.leaves(engine._params['layers']))
+    flops = 2 * layers * at_once * n
+    return times | {'tokens': at_once * n,
+                    'products_share': flops / times['ms_least'] / 1e9 / best['tflops']}
+
+  def copy():
+    length = max(args.lengths)
+    parts = [(rows[0], row, length) for row in rows[1:]]
+    times = timed(lambda: (engine.fork(parts), engine._cache)[1])
+    moved = 2 * len(parts) * length * entry
+    return times | {'rows': len(parts), 'bandwidth_share': share(moved, times)}
+
+  def host():
+    lengths = [spans] * engine.slots
+    sampler.grow(engine, lengths)  # compiles
+    seconds, row = min((sampler.grow(engine, lengths) for _ in range(3)), key=lambda run: run[0])
+    return {'ms_a_span': 1e3 * row['seconds_host'] / (len(spans) * engine.slots),
+            'host_share': row['seconds_host'] / row['seconds'],
+            'tokens_per_second': sum(map(sum, lengths)) / seconds}
+
+  for length in args.lengths:
+    results.measure(f'token_at_{length}', token, length)
+  results.measure('prefill', prefill)
+  results.measure('copy', copy)
+  results.measure('host', host)
+  program = programs.Program(*engine.largest_programs()[0]['decode'])
+  results.measure('launches_a_token', lambda: launches(program.lower().compile().as_text()))
+
+
+def policy_update(args, results: Results) -> dict:
+  """MFU and memory of an update on rows of whole rollouts."""
+  config = dataclasses.replace(preset(args.preset), dtype=args.dtype, remat='full')
+  data = train_step.rollouts(args.rollouts, config.vocab_size)
+  update, state, batch, padded = train_step.open_update(data, config, args.length, args.rows)
+  update, arguments = programs.Program(update, (state, batch)).lower().compile(), programs.on_device(
+    (state, batch))
+  planned = arguments + plan.needs(update, arguments)
+
+  def step():
+    nonlocal state
+    state, figures = update(state, batch)
+    return figures
+
+  times, peak = timed(step), jax.devices()[0].memory_stats()
+  needed = train_step.needed_flops(data, dataclasses.asdict(config)) / times['ms_least'] / 1e9
+  return times | {
+    'tokens': sum(len(ids) for ids, _ in data), 'padded_share': padded,
+    'mfu': needed / results['limits']['tflops'],
+    'planned_gib': planned / 2**30, 'peak_gib': peak['peak_bytes_in_use'] / 2**30 if peak else None}
+
+
+def real_run(args) -> dict:
+  """Three steps of a pod's config on this device: the rows of metrics, and what must hold of them."""
+  config = search_r1_grpo_qwen2_5_3b.get_config().unlock()
+  config.model, config.dtype, config.steps, config.rollouts = f'random:{args.run}', args.dtype, 3, 0
+  config.questions_per_step = args.questions
+  config.data.questions, config.search.backend = 'world:rl', 'bm25'
+  config.distributed.enabled = False
+  config.mesh.accelerator = jax.default_backend() != 'cpu'
+  config.grow.max_tokens = config.sampler.max_observation = args.tokens
+  chains = args.questions * config.group_size
+  config.sampler.update(slots=min(config.sampler.slots, chains), length=args.length)
+  config.train.update(row_length=args.length, micro_rows=args.rows, mini_batch=0)
+  with tempfile.TemporaryDirectory() as folder:
+    config.out = f'{folder}/run'
+    loop.train(config)
+    rows = row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')
+  last = rows[-1]
+  kept = ('logprob_gap', 'logprob_gap_max', 'goodput', 'mfu', 'device_peak_gib', 'tokens_generated',
+          'tokens_per_second_rollout', 'tokens_per_second_update')
+  return {name: value for name, value in last.items() if name in kept or name.startswith('seconds')} | {
+    'compilations_of_steps': [row['compilations'] for row in rows],
+    'step_3_compiles_nothing': last['compilations'] == 0,
+    'logprob_gap_below_0.05': last['logprob_gap'] < 0.05}
+
+
+def update(args, results: Results) -> None:
+  results.measure('update', policy_update, args, results)
+  results.measure('run', real_run, args)
+
+
+def main(argv: list[str] | None = None) -> int:
+  os.environ.setdefault('XLA_CLIENT_MEM_FRACTION', str(memory.POOL))  # as `jaxsearch train`
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parts = parser.add_subparsers(required=True)
+  for part, fields in DEFAULTS.items():
+    own = parts.add_parser(part, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    own.set_defaults(function=globals()[part])
+    for name, value in (fields | {'dtype': 'bfloat16', 'gib': 4.0}).items():  # of the models; that are copied
+      several = isinstance(value, list)
+      own.add_argument(f'--{name}', type=type(value[0] if several else value), default=value,
+                       nargs='+' if several else None, help=' ')
+  args, results = parser.parse_args(argv), Results()
+  COMPILED.clear()
+  results.measure('device', device)
+  results.measure('limits', limits, int(args.gib * 2**30))
+  try:
+    args.function(args, results)
+  except Exception as error:
+    results.fail('preparation', error)
+  results |= {'programs': len(COMPILED), 'compile_seconds': sum(COMPILED)}
+  print(line(results))
+  return int('failed' in results)
+
+
+if __name__ == '__main__':
+  sys.exit(main())

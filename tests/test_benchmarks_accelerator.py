@@ -1,0 +1,70 @@
+"""The three parts of benchmarks/accelerator.py in a tiny form: all but the speed of a device."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks import accelerator
+
+ROOT = pathlib.Path(__file__).parent.parent
+SMALL = '--presets=world-reader', '--length=192', '--slots=3'
+TINY = '--gib=0.001', '--dtype=float32'
+
+
+def results(*arguments):
+  """The last line of a part that fails nowhere, on one device; nothing in it is infinite or no number."""
+  command = [sys.executable, ROOT / 'benchmarks' / 'accelerator.py', *arguments, *TINY]
+  settings = os.environ | {'PYTHONPATH': str(ROOT), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1'}
+  out = subprocess.run(command, cwd=ROOT, env=settings, check=True, stdout=subprocess.PIPE, text=True).stdout
+  found = json.loads(out.splitlines()[-1], parse_constant=pytest.fail)
+  assert found['device']['platform'] == 'cpu' and found['limits']['tflops'] > 0 and 'failed' not in found
+  return found
+
+
+def test_check():
+  found = results('check', *SMALL)
+  rows, auto = found['rows_world-reader'], found['auto_and_dense']
+  assert 0 < max(rows['errors'].values()) < 0.02  # by interpretation
+  assert found['decode_world-reader']['errors']['written'] == 0
+  assert auto['loss'] == auto['loss_dense'] and auto['logprob_gap'] == 0  # on CPUs both are dense
+
+
+def test_a_wrong_kernel_fails(capsys, monkeypatch):
+  attend = accelerator.decode_attention.decode_attention
+  wrong = lambda q, *given, **options: attend(q * 1.1, *given, **options)
+  monkeypatch.setattr(accelerator.decode_attention, 'decode_attention', wrong)
+  monkeypatch.setattr(accelerator, 'rows_kernel', lambda *_: {})
+  monkeypatch.setattr(accelerator, 'auto_and_dense', lambda *_: {})
+  assert accelerator.main(['check', *SMALL, *TINY]) == 1
+  failed = json.loads(capsys.readouterr().out.splitlines()[-1])['failed']
+  assert list(failed) == ['decode_world-reader']
+  assert 'differs from the dense path' in failed['decode_world-reader']
+
+
+def test_decode():
+  found = results('decode', '--preset=world-reader', '--slots=2', '--lengths', '64')
+  assert found['token_at_64']['ms'] >= found['token_at_64']['ms_least'] > 0
+  assert found['launches_a_token'] > 3  # layers of the model
+  assert found['copy']['rows'] == 1 and 0 < found['host']['host_share'] < 1
+
+
+def test_update():
+  found = results('update', '--preset=world-reader', '--length=320', '--rollouts=2', '--rows=1',
+                  '--run=world-reader', '--questions=2', '--tokens=24')
+  assert found['update']['planned_gib'] > 0 and found['update']['peak_gib'] is None  # CPUs do not tell
+  assert found['update']['tokens'] == 2 * 64 + (1 + 2) * 128
+  run = found['run']
+  assert run['step_3_compiles_nothing'] == (run['compilations_of_steps'][2] == 0)
+  assert run['logprob_gap_below_0.05'] and run['seconds_train'] > 0 and run['seconds_rollout'] > 0
+
+
+def test_counts_what_the_largest_loop_launches():
+  loop = lambda x: jax.lax.fori_loop(0, x[0, 0].astype(jnp.int32), lambda _, y: jnp.sin(y @ y), x)
+  text = jax.jit(loop).lower(jnp.ones((256, 256))).compile().as_text()
+  assert 2 <= accelerator.launches(text) <= 6
