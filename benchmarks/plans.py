@@ -104,8 +104,9 @@ def total(plan, workload):
   return f'{sum(phases.values()):.0f}' if phases and plan['step_seconds'] is not None else ''
 
 
-def made(plans):
-  """When, and with what."""
+def made(plans, scaling=False):
+  """When the plans of a page were made, and with what."""
+  plans = {name: plan for name, plan in plans.items() if name.startswith('scaling_') == scaling}
   days, versions = (sorted({plan[name] for plan in plans.values()}) for name in ('date', 'jax'))
   return f'Made {" to ".join(dict.fromkeys((days[0], days[-1])))} with JAX {", ".join(versions)}.\n\n' if plans else ''
 
@@ -179,7 +180,7 @@ seconds are least times, as in [plans.md](plans.md). `next limit`: the longest p
 or what does not fit. A TPU's compiler refuses a program that is larger than its memory: then there are no
 seconds.
 
-""" + made(plans)
+""" + made(plans, scaling=True)
   rows = []
   for size in SIZES:
     for devices, slices in SLICES.items():
