@@ -96,7 +96,15 @@ def test_the_gradient_of_the_table_is_exact_over_1024_chunks_in_bfloat16():
   scores = x @ w.T
   probabilities = np.exp(scores - np.log(np.exp(scores).sum(-1, keepdims=True)))
   wanted = ((np.eye(V)[ids.reshape(-1)] - probabilities) * weights.reshape(-1, 1)).T @ x
-  assert np.linalg.norm(found - wanted) < 1e-5 * np.linalg.norm(wanted)
+  limit = 1e-3 if jax.default_backend() == 'gpu' else 1e-5  # TF32 has 11 bits, three passes of bfloat16 16
+  assert np.linalg.norm(found - wanted) < limit * np.linalg.norm(wanted)
+
+
+def test_every_product_names_its_precision():
+  states, ids, table, _ = problem(4)
+  loss = lambda states, table: jnp.sum(target_logprobs({'embedding': table}, states, ids)[0])
+  text = jax.jit(jax.grad(loss, (0, 1))).lower(states, table).as_text()
+  assert text.count('stablehlo.dot_general') == text.count('precision = [HIGH, HIGH]') >= 4
 
 
 def test_a_table_that_is_not_learned_costs_no_gradient():
