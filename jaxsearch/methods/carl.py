@@ -10,14 +10,17 @@ The critic's states s_0, s~_1, s_2, … (appendix B) are those in which the firs
 chosen; the training layout holds them all. `train.aggregate='step-mean'` is the objective of section 3.4.
 """
 
+import itertools
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 
 from jaxsearch.advantages import smdp_td
 from jaxsearch.data.questions import Question
-from jaxsearch.methods import Context, Groups, figures
+from jaxsearch.methods import Context, Groups
 from jaxsearch.methods.actions import finish, write_until
-from jaxsearch.methods.credit import credit_relative, credit_with_critic, padded, valued_spans
+from jaxsearch.methods.credit import credit_relative, credit_with_critic, explained, padded, rewarded, valued_spans
 from jaxsearch.methods.search_r1 import reward, start
 from jaxsearch.rewards import formats
 from jaxsearch.sampler.requests import Generate, Growth, RunPython, ToolFailure
@@ -95,9 +98,7 @@ def credit(groups: Groups, context: Context, *, gamma: float = 1.0, lam: float =
   Args:
     level: 'segment', or what the paper compares it with: 'token' (PPO: GAE over tokens), 'trajectory' (GRPO).
   """
-  trees = [tree for group in groups for tree in group]
-  for tree in trees:
-    tree.reward = reward(tree)  # exact match only, no format reward (section 3.1)
+  trees = rewarded(groups, reward)  # exact match only, no format reward (section 3.1)
   if level == 'trajectory':
     return credit_relative(groups)
   if level == 'token':
@@ -114,4 +115,28 @@ def credit(groups: Groups, context: Context, *, gamma: float = 1.0, lam: float =
     for node, advantage in zip(chain, of_chain):
       node.advantages = float(advantage)
       node.returns = np.full(len(node.tokens), node.tree.reward, np.float32)
-  context.metrics.update(figures.of_segments(chains))
+  context.metrics.update(of_segments(chains))
+
+
+def of_segments(chains: Sequence[Sequence[Node]]) -> dict[str, float]:
+  """Describes CARL's segments under the critic; each chain holds the segments of one tree.
+
+  value_start: mean of V(s_0). advantage_KIND: mean advantage of a kind of segment. opposed_pairs_share: of
+  assimilates whose advantage has the opposite sign of their invoke's. gained_then_lost_pairs: number of those
+  with a negative one behind a positive invoke (appendix I.1).
+  """
+  nodes = [node for chain in chains for node in chain]
+  returns = np.array([node.tree.reward for node in nodes])
+  figures = explained(np.array([node.values[0] for node in nodes]), returns)
+  if chains:
+    figures['value_start'] = float(np.mean([chain[0].values[0] for chain in chains]))
+  for kind in ('invoke', 'assimilate', 'commit'):
+    advantages = [node.advantages for node in nodes if node.data['segment'] == kind]
+    if advantages:
+      figures[f'advantage_{kind}'] = float(np.mean(advantages))
+  pairs = [(a.advantages, b.advantages) for chain in chains for a, b in itertools.pairwise(chain)
+           if (a.data['segment'], b.data['segment']) == ('invoke', 'assimilate')]
+  if pairs:
+    figures['opposed_pairs_share'] = float(np.mean([a * b < 0 for a, b in pairs]))
+    figures['gained_then_lost_pairs'] = sum(a > 0 > b for a, b in pairs)
+  return figures

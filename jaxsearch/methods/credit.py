@@ -1,17 +1,25 @@
 """Credit that methods share: by comparison (of groups, trees, siblings), or by a critic for each token."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
 
 from jaxsearch.advantages import gae, group_relative, whiten
-from jaxsearch.methods import Groups, figures
+from jaxsearch.methods import Groups
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.trees.tree import Node, Role, Tree
 
 _gae = jax.jit(gae, static_argnames=('gamma', 'lam'))
 _whiten = jax.jit(whiten)
+
+
+def rewarded(groups: Groups, reward: Callable[[Tree], float]) -> list[Tree]:
+  """Sets `tree.reward` of all trees, and returns them."""
+  trees = [tree for group in groups for tree in group]
+  for tree in trees:
+    tree.reward = reward(tree)
+  return trees
 
 
 def padded(size: int) -> int:
@@ -80,7 +88,9 @@ def credit_with_critic(trees: Sequence[Tree], *, gamma: float, lam: float) -> di
     for node in spans:
       columns = slice(start, start := start + len(node.tokens))
       node.advantages, node.returns = advantages[row, columns], returns[row, columns]
-  return figures.of_critic(values[mask], returns[mask])
+  values, returns = values[mask], returns[mask]
+  error = {'value_error': float(np.abs(returns - values).mean())} if len(values) else {}
+  return explained(values, returns) | error
 
 
 def valued_spans(tree: Tree) -> list[Node]:
@@ -98,3 +108,12 @@ def whiten_over_processes(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
   count, mean, variance = meshes.moments(x[mask])
   deviation = np.sqrt(variance * count / max(count - 1, 1) + 1e-8)
   return np.where(mask, (x - mean) / deviation, 0).astype(np.float32)
+
+
+def explained(values: np.ndarray, returns: np.ndarray) -> dict[str, float]:
+  """Returns `value_explained`, the share of the variance of returns [N] that a critic's values [N] explain.
+
+  Over all processes, each of which must call it; {} where returns are all the same.
+  """
+  (_, _, left), (_, _, outcomes) = meshes.moments(returns - values), meshes.moments(returns)
+  return {'value_explained': 1 - left / outcomes} if outcomes > 1e-12 else {}  # not rounding

@@ -14,14 +14,14 @@ Any of them combines with those of appendix D.6: `drop_alike` (DAPO) and `sizes`
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
 
 from jaxsearch.advantages import advance_phase, depth_greedy, depth_plan, select_by_depth
 from jaxsearch.data.questions import Question
-from jaxsearch.methods import Context, Groups, figures
+from jaxsearch.methods import Context, Groups
 from jaxsearch.methods.credit import credit_relative
 from jaxsearch.methods.search_r1 import grow
 from jaxsearch.rewards import formats
@@ -63,7 +63,7 @@ def credit(groups: Groups, context: Context, *, strategy: str = 'auto', keep: in
   if drop_alike:
     groups = [group for group in groups if len({tree.reward for tree in group}) > 1]
   credit_relative(groups, normalize_std=normalize_std, singleton=singleton)
-  context.metrics.update(figures.of_depths(depths, [tree for group in groups for tree in group], max_depth))
+  context.metrics.update(of_depths(depths, [tree for group in groups for tree in group], max_depth))
 
 
 def select(depths: np.ndarray, rewards: np.ndarray, context: Context, strategy: str, keep: int,
@@ -118,3 +118,25 @@ def sizes(questions: Sequence[Question], group_size: int, context: Context, *, a
     numbers[np.argmax(np.where(numbers < largest, weights / (numbers - smallest + 0.5), -1.0))] += 1
   context.metrics['largest_group'] = float(numbers.max())
   return numbers.tolist()
+
+
+def of_depths(depths: Mapping[Tree, int], selected: Sequence[Tree], max_depth: int) -> dict[str, float]:
+  """Describes CuSearch's selection by depth.
+
+  chains_depth_D, selected_depth_D: how many chains have depth D, of all and of the selected ones.
+  retrieval_coverage: C_r (appendix G.2), the tokens of spans whose search found documents in the selected
+  chains. retrieval_share: their share of all trained tokens.
+  """
+  of_all = np.array(list(depths.values()), int)
+  of_selected = np.array([depths[tree] for tree in selected], int)
+  searching = [node for tree in selected for node in tree.nodes(Role.POLICY) if node.data.get('documents')]
+  coverage = sum(len(node.tokens) for node in searching)
+  trained = sum(tree.count(Role.POLICY) for tree in selected)
+  counts = {}
+  for name, values in (('chains', of_all), ('selected', of_selected)):
+    for value, count in enumerate(np.bincount(values, minlength=max_depth + 1)):
+      counts[f'{name}_depth_{value}'] = int(count)
+  return counts | {
+    'depth_mean': float(of_all.mean()) if len(of_all) else 0.0,
+    'selected_depth_mean': float(of_selected.mean()) if len(selected) else 0.0,
+    'selected': len(selected), 'retrieval_coverage': coverage, 'retrieval_share': coverage / max(trained, 1)}

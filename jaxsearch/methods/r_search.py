@@ -10,11 +10,12 @@ box of evidence that was opened before the first documents forfeits the reader's
 format's; in the authors' code it does so in chains that never search.
 """
 
+import functools
 from collections.abc import Sequence
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, Groups, search_r1
-from jaxsearch.methods.credit import credit_relative, credit_with_critic
+from jaxsearch.methods.credit import credit_relative, credit_with_critic, rewarded
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import token_f1
 from jaxsearch.sampler.requests import Ask, Growth, ToolFailure
@@ -74,10 +75,9 @@ def credit(groups: Groups, context: Context, *, estimator: str = 'grpo',
   The ablation without evidence (tables 3 and 6) sets `evidence_weight` and `gamma_evidence` to 0, and takes a
   prompt that asks for none: configs/r_search_without_evidence.py.
   """
-  trees = [tree for group in groups for tree in group]
-  for tree in trees:
-    tree.reward = reward(tree, evidence_weight=evidence_weight, gamma_evidence=gamma_evidence,
-                         gamma_answer=gamma_answer, evidence_needs_search=evidence_needs_search)
+  trees = rewarded(groups, functools.partial(
+    reward, evidence_weight=evidence_weight, gamma_evidence=gamma_evidence, gamma_answer=gamma_answer,
+    evidence_needs_search=evidence_needs_search))
   if estimator == 'ppo':
     context.metrics.update(credit_with_critic(trees, gamma=gamma, lam=lam))
   else:

@@ -7,9 +7,11 @@ steps alone. A review is trained on with the policy's own log-probability of it.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from jaxsearch.advantages import refinement_gain
 from jaxsearch.sampler.requests import Ask, Growth, Score, ToolFailure
 from jaxsearch.trees import templates
 from jaxsearch.trees.tree import Node, Role, Tree
@@ -56,7 +58,7 @@ def probe(tree: Tree, leaf: Node, cuts: np.ndarray, accepted: bool,
           judged: Callable[[Chains], Growth[list]]) -> Growth[None]:
   """Regenerates the draft that ends with `leaf` once from before each of its n steps, and removes what grew.
 
-  Notes in the root's `data['probe']`: 'accept' and 'cuts', for `figures.of_refinement`; and 'judged', of the
+  Notes in the root's `data['probe']`: 'accept' and 'cuts', for `of_refinement`; and 'judged', of the
   draft and of the n chains.
 
   Args:
@@ -75,3 +77,27 @@ def probe(tree: Tree, leaf: Node, cuts: np.ndarray, accepted: bool,
   tree.answer, tree.stop = answer, stop
   tree.metrics.update(counts)
   tree.root.data['probe'] = {'accept': float(accepted), 'cuts': cuts.tolist(), 'judged': notes}
+
+
+def of_refinement(probes: Sequence[dict[str, Any]]) -> dict[str, float]:
+  """Describes Search-R2's gain over its drafts (appendix D) on the probed ones; {} without any.
+
+  See `refinement_gain`; `gain_predicted = a_prec + v_inter (s_trim + g_bar)` and `gain_measured`, the mean
+  reward of the kept traces minus that of the drafts, have the same expectation with N_max = 1.
+
+  A draft's probe: 'accept' (0 or 1); 'reward', R of the draft; 'cuts' [steps], the trimmer's probabilities;
+  'gains' [steps], R after regenerating from before each step, minus the draft's; 'kept', R of the kept trace.
+  """
+  if not probes:
+    return {}
+  width = max(len(probe['cuts']) for probe in probes)
+  stacked = lambda name: np.stack([np.pad(probe[name], (0, width - len(probe[name]))) for probe in probes])
+  cuts, gains = stacked('cuts'), stacked('gains')
+  column = lambda name: np.array([probe[name] for probe in probes])
+  accept, rewards, kept = map(column, ('accept', 'reward', 'kept'))
+  terms = refinement_gain(accept, cuts, gains, rewards, rewards + np.sum(cuts * gains, axis=1))
+  figures = {name: float(value) for name, value in terms.items()}
+  figures['g_bar'] = float(cuts.mean(axis=0) @ gains.mean(axis=0))
+  predicted = figures['a_prec'] + figures['v_inter'] * (figures['s_trim'] + figures['g_bar'])
+  return figures | {'gain_predicted': predicted, 'gain_measured': float(np.mean(kept - rewards)),
+                    'probed': len(probes)}

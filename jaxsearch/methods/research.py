@@ -7,7 +7,7 @@ it 0.
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, Groups, search_r1
-from jaxsearch.methods.credit import credit_relative
+from jaxsearch.methods.credit import credit_relative, rewarded
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import f1
 from jaxsearch.sampler.requests import Growth
@@ -39,6 +39,5 @@ def reward(tree: Tree) -> float:
 
 def credit(groups: Groups, context: Context, *, normalize_std: bool = True, singleton: str = 'raw') -> None:
   """Credits chains as `search_r1.credit` does."""
-  for tree in (tree for group in groups for tree in group):
-    tree.reward = reward(tree)
+  rewarded(groups, reward)
   credit_relative(groups, normalize_std=normalize_std, singleton=singleton)

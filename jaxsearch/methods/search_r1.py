@@ -11,7 +11,7 @@ from collections.abc import Callable
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, Groups
 from jaxsearch.methods.actions import NO_ROOM, Action, finish, read, search
-from jaxsearch.methods.credit import credit_relative
+from jaxsearch.methods.credit import credit_relative, rewarded
 from jaxsearch.sampler.requests import Generate, Growth
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Node, Role, Tree
@@ -76,6 +76,5 @@ def reward(tree: Tree) -> float:
 
 def credit(groups: Groups, context: Context, *, normalize_std: bool = True, singleton: str = 'raw') -> None:
   """Credits the policy spans of a chain with its reward relative to the others of its question (GRPO)."""
-  for tree in (tree for group in groups for tree in group):
-    tree.reward = reward(tree)
+  rewarded(groups, reward)
   credit_relative(groups, normalize_std=normalize_std, singleton=singleton)

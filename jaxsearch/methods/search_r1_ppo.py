@@ -5,7 +5,7 @@ PPO script subtracts it from the rewards instead.
 """
 
 from jaxsearch.methods import Context, Groups
-from jaxsearch.methods.credit import credit_with_critic
+from jaxsearch.methods.credit import credit_with_critic, rewarded
 from jaxsearch.methods.search_r1 import grow, reward
 
 __all__ = ['credit', 'grow', 'reward']
@@ -13,7 +13,4 @@ __all__ = ['credit', 'grow', 'reward']
 
 def credit(groups: Groups, context: Context, *, gamma: float = 1.0, lam: float = 1.0) -> None:
   """Credits tokens by GAE of the outcome reward, which is earned at the last token of the chain."""
-  trees = [tree for group in groups for tree in group]
-  for tree in trees:
-    tree.reward = reward(tree)
-  context.metrics.update(credit_with_critic(trees, gamma=gamma, lam=lam))
+  context.metrics.update(credit_with_critic(rewarded(groups, reward), gamma=gamma, lam=lam))

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxsearch.advantages import hybrid_reward
 from jaxsearch.data.questions import Question
-from jaxsearch.methods import Context, Groups, figures
+from jaxsearch.methods import Context, Groups
 from jaxsearch.methods import refiner as refiners
 from jaxsearch.methods.actions import ask_judge
 from jaxsearch.methods.credit import credit_relative
@@ -26,7 +26,6 @@ from jaxsearch.sampler.requests import Growth
 from jaxsearch.trees.tree import Role, Tree
 
 SERVICES = ('judge', 'refiner')
-UNSEARCHED, UNREAD = 'unsearched', 'unread'  # in place of a process reward: M = 0; the judge gave no number
 
 
 def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500,
@@ -64,22 +63,22 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
 
 
 def judged(tree: Tree, chains: refiners.Chains, *, process: bool) -> Growth[list[list]]:
-  """Returns [EM, useful / M] of each chain; all are judged at a time, where the answer is right and M > 0.
+  """Returns [EM, useful, M] of each chain; all are judged at a time, where the answer is right and M > 0.
 
-  In place of useful / M stands UNSEARCHED where M = 0, UNREAD where the judge gave no number, and 0 without
-  `process` or with a wrong answer.
+  `useful` is None where the judge gave no number, and 0 where it was not asked; without `process` M is 1, so
+  that R is the EM.
   """
   notes, asked = [], []
   for answer, leaf in chains:
     retrieved = tuple(node.children[0].text for node in refiners.steps_of(leaf)
                       if 'documents' in node.data and node.children)
     outcome = exact_match(answer, tree.question.golden_answers)
-    notes.append([outcome, UNSEARCHED if process and not retrieved else 0.0])
+    notes.append([outcome, 0, len(retrieved) if process else 1])
     if process and retrieved and outcome:
       asked.append((notes[-1], judge.Collections(tree.question, retrieved), leaf))
   useful = (yield from ask_judge(tree, [about for _, *about in asked], unreadable=None)) if asked else []
-  for (note, item, _), count in zip(asked, useful):
-    note[1] = UNREAD if count is None else count / len(item.collections)
+  for (note, *_), count in zip(asked, useful):
+    note[1] = count
   return notes
 
 
@@ -90,14 +89,16 @@ def reward(tree: Tree) -> float:
 
 def hybrid(note: Sequence, unread: float = 0.0, unsearched: float = 0.0) -> float:
   """Returns R of a chain from its note by `judged`, and what stands for a process reward that is none."""
-  outcome, process = note
-  return float(hybrid_reward(outcome, {UNREAD: unread, UNSEARCHED: unsearched}.get(process, process)))
+  outcome, useful, searches = note
+  process = unsearched if not searches else unread if useful is None else useful / searches
+  return float(hybrid_reward(outcome, process))
 
 
 def mean_process(trees: Sequence[Tree]) -> float:
   """Returns the mean of useful / M over the trees for which the judge gave a number; 0 without any."""
   notes = [tree.root.data['judged'] for tree in trees]
-  known = [process for outcome, process in notes if outcome and not isinstance(process, str)]
+  known = [useful / searches for outcome, useful, searches in notes
+           if outcome and searches and useful is not None]
   return float(np.mean(known)) if known else 0.0
 
 
@@ -120,4 +121,4 @@ def credit(groups: Groups, context: Context, *, joint: bool = True,
         draft, *others = map(earned, probe['judged'])
         probes.append(probe | {'reward': draft, 'gains': np.array(others) - draft, 'kept': tree.reward})
   credit_relative(groups, normalize_std=normalize_std, singleton=singleton)
-  context.metrics.update(figures.of_refinement(probes))
+  context.metrics.update(refiners.of_refinement(probes))

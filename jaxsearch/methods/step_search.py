@@ -19,7 +19,7 @@ import numpy as np
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, Groups
-from jaxsearch.methods.credit import credit_with_critic
+from jaxsearch.methods.credit import credit_with_critic, rewarded
 from jaxsearch.methods.search_r1 import grow
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import f1
@@ -32,9 +32,8 @@ __all__ = ['credit', 'grow']
 def credit(groups: Groups, context: Context, *, key_weight: float = 0.618,
            gamma: float = 1.0, lam: float = 1.0) -> None:
   """Credits tokens by GAE of the rewards of rounds and chain; `key_weight` is gamma_key of eq. 6."""
-  trees = [tree for group in groups for tree in group]
+  trees = rewarded(groups, lambda tree: reward(tree, key_weight))
   for tree in trees:
-    tree.reward = reward(tree, key_weight)
     retrieved = [node.data['documents'] for node in rounds(tree)]
     gains, repeated = step_rewards(retrieved, *golden_documents(tree.question))
     for node, gain, penalty in zip(rounds(tree), gains, repeated):

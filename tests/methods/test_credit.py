@@ -58,7 +58,7 @@ def test_groups_of_any_spans_are_compared(singleton):
 def test_every_method_with_groups_says_what_an_only_member_gets(monkeypatch, method, singleton, advantage):
   monkeypatch.setattr(method, 'reward', lambda tree, *_, **__: 1.0)
   tree = drive([ANSWER])[0]
-  tree.root.data['judged'] = [1.0, 0.0]  # read by search_r2
+  tree.root.data['judged'] = [1.0, 0, 1]  # read by search_r2
   method.credit([[tree]], context(), singleton=singleton)
   assert tree.nodes(Role.POLICY)[0].advantages == advantage
 

@@ -206,13 +206,13 @@ def test_what_probing_estimates():
   """Regenerated from the first step the chain fails again, from the second it is right; the tree stays as it was."""
   tree, requests = drive([ONE, WRONG, WRONG, RIGHT, RIGHT], [REVISE], probe=1.1, seed=3)
   found = tree.root.data['probe']
-  assert found['judged'] == [[0, 0], [0, 'unsearched'], [1, 1]]  # of the draft, and of the two chains
+  assert found['judged'] == [[0, 0, 1], [0, 0, 0], [1, 1, 1]]  # of the draft, and of the two chains
   assert found['accept'] == 0.0
   np.testing.assert_allclose(found['cuts'], [0.5, 0.5])
   assert tree.metrics['revised'] == 1 and len(tree.leaves()) == 2 and tree.answer == 'Lovelace'
   assert sum(isinstance(request, Ask) for request in requests) == 1 + (search_r2.reward(tree) == 2)
   tree, _ = drive([ONE, WRONG, WRONG, RIGHT, RIGHT], [(REVISE, 2)], probe=1.1, process=False)
-  assert tree.root.data['probe']['judged'] == [[0, 0], [0, 0], [1, 0]]
+  assert tree.root.data['probe']['judged'] == [[0, 0, 1], [0, 0, 1], [1, 0, 1]]
 
 
 def test_the_gain_of_a_step_is_logged():
