@@ -17,10 +17,11 @@ import functools
 import json
 import math
 import os
+import re
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -326,8 +327,22 @@ def gather_objects(value: Any) -> list[Any]:
   _turns[thread] ^= 1  # all have read what was written two turns ago
   place, data = f'jaxsearch/{thread}/{_turns[thread]}/', _packed(value, jax.process_count() - 1)
   store().key_value_set_bytes(f'{place}{jax.process_index():08}', data, allow_overwrite=True)
-  store().wait_at_barrier(f'jaxsearch/{thread}', PATIENCE * 1000)
+  with _waiting():
+    store().wait_at_barrier(f'jaxsearch/{thread}', PATIENCE * 1000)
   return [_unpacked(data) for _, data in sorted(store().key_value_dir_get_bytes(place))]
+
+
+@contextlib.contextmanager
+def _waiting(source: int | str = '') -> Iterator[None]:
+  """Turns JAX's error where others take too long into a TimeoutError that names them, or the `source`."""
+  try:
+    yield
+  except jax.errors.JaxRuntimeError as error:
+    if 'DEADLINE_EXCEEDED' not in str(error):
+      raise
+    missing = ', '.join(sorted(re.findall(r'^\d+$', str(error), re.MULTILINE), key=int)) or source
+    raise TimeoutError(f'nothing came from process {missing} within {PATIENCE} seconds; its log may tell why'
+                       ) from error
 
 
 _ARRAY = 'jaxsearch.array'
@@ -390,9 +405,10 @@ def pass_on(items: Iterable[Any], moves: Sequence[tuple[int, int]]) -> list[Any]
     if source == process:
       store().key_value_set_bytes(f'jaxsearch/moved/{place}', _packed(next(items), 1))
   arrived = []
-  for place, (_, target) in enumerate(moves):
+  for place, (source, target) in enumerate(moves):
     if target == process:
       name = f'jaxsearch/moved/{place}'
-      arrived.append(_unpacked(store().blocking_key_value_get_bytes(name, PATIENCE * 1000)))
+      with _waiting(source):
+        arrived.append(_unpacked(store().blocking_key_value_get_bytes(name, PATIENCE * 1000)))
       store().key_value_delete(name)
   return arrived

@@ -140,6 +140,10 @@ def test_a_job_that_starts_again_compiles_nothing(tmp_path):
   assert again == ['compiled 0', 'compiled 0']
 
 
+def test_a_process_that_others_wait_for_in_vain_is_named():
+  assert two_processes('wait') == [', '.join(['nothing came from process 1 within 1 seconds'] * 2), '']
+
+
 def test_processes_that_do_not_find_each_other_say_so():
   """In a process of its own, since JAX can be initialised once."""
   code = ("from jaxsearch.parallel.mesh import start_distributed\n"

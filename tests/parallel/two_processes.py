@@ -1,6 +1,6 @@
 """Two training steps on a mesh of four devices. test_mesh.py calls `figures` and starts this file once a process.
 
-usage: two_processes.py PORT PROCESS PROCESSES [compile]
+usage: two_processes.py PORT PROCESS PROCESSES [compile | wait]
 """
 
 import collections
@@ -52,6 +52,8 @@ def main(port: str, process: str, processes: str, what: str = '') -> None:
     assert stranger.connect_ex(('127.0.0.2', port)), 'the coordinator listens beyond the address that it was given'
   if what == 'compile':
     return count_compilations()
+  if what == 'wait':
+    return wait_in_vain()
   check_gathering(process, processes)
   print('figures', *figures())
 
@@ -65,6 +67,18 @@ def count_compilations() -> None:
     placed = meshes.place(np.ones(8), meshes.split_over_batch(devices, 0))
     jax.jit(lambda x: x - x.sum())(placed).block_until_ready()
   print('compiled', events['compile_requests_use_cache'] - events['cache_hits'])
+
+
+def wait_in_vain() -> None:
+  """Prints what the first process says of the second, which sends nothing."""
+  meshes.PATIENCE, waits = 1, (lambda: meshes.gather_objects(0), lambda: meshes.pass_on([], [(1, 0)]))
+  found = []
+  for wait in () if jax.process_index() else waits:
+    try:
+      wait()
+    except TimeoutError as error:
+      found.append(str(error).split(';')[0])
+  print(*found, sep=', ')
 
 
 def check_gathering(process: int, processes: int) -> None:
