@@ -18,7 +18,7 @@ that each wait for their results; shares are of the limits that the same call me
 
 A bare machine with Python 3.12 and JAX 0.11 needs a checkout in PYTHONPATH, and wheels of what is imported:
 absl-py, etils, filelock, flax, grain, httpx, jinja2, ml_collections, numpy, optax, orbax-checkpoint, psutil,
-pydantic, pydantic-monty, rank_bm25, rich, safetensors, scipy, tenacity, tensorboardX, tokenizers,
+pydantic, pydantic-monty, rank_bm25, rich, safetensors, scipy, tensorboardX, tokenizers,
 transformers, and what these need.
 """
 

@@ -1,39 +1,44 @@
-"""Dynamic batching: threads share a function that is slow for few prompts and runs one batch at a time."""
+"""Dynamic batching: threads share a function that serves many prompts about as fast as one."""
 
-import itertools
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class DynamicBatcher:
-  """Calls `generate` with one batch at a time; prompts that arrive meanwhile, from any thread, form the next
-  batch.
+  """Calls `generate` with all that waits, from any thread, whenever a worker is free.
 
   Which prompts share a batch depends on timing; a model that is greedy, or seeded by prompt, replies the same
   in any, but for rounding.
+
+  Args:
+    generate: prompts -> as many replies.
+    workers: batches at a time.
+    most: prompts of a batch.
   """
 
-  def __init__(self, generate: Callable[[list], Sequence]):
-    self._generate, self._waiting = generate, []
-    self._lock, self._worker = threading.Lock(), ThreadPoolExecutor(1)
+  def __init__(self, generate: Callable[[list], Sequence], workers: int = 1, most: int = sys.maxsize):
+    self._generate, self._most, self._waiting = generate, most, []  # (prompt, future of its reply)
+    self._lock, self._workers = threading.Lock(), ThreadPoolExecutor(workers)
 
-  def __call__(self, prompts: list) -> list:
-    """Returns the replies to `prompts`. An error of the batch is raised for all who had prompts in it."""
-    replies = Future()
+  def __call__(self, prompts: Sequence) -> list:
+    """Returns the replies to `prompts`. An error of a batch is raised for all who had prompts in it."""
+    futures = [Future() for _ in prompts]
     with self._lock:
-      self._waiting.append((prompts, replies))
-    self._worker.submit(self._run_batch)
-    return replies.result()
+      self._waiting += zip(prompts, futures)
+    for _ in range(0, len(prompts), self._most):
+      self._workers.submit(self._run_batch)
+    return [future.result() for future in futures]
 
   def _run_batch(self) -> None:
-    """Runs all that waits; nothing, if it has gone with an earlier batch."""
     with self._lock:
-      batch, self._waiting = self._waiting, []
+      batch, self._waiting = self._waiting[:self._most], self._waiting[self._most:]
     try:
-      replies = iter(self._generate([prompt for prompts, _ in batch for prompt in prompts]) if batch else ())
-      for prompts, future in batch:
-        future.set_result(list(itertools.islice(replies, len(prompts))))
+      replies = self._generate([prompt for prompt, _ in batch]) if batch else []
+      for (_, future), reply in zip(batch, replies, strict=True):
+        future.set_result(reply)
     except Exception as error:
       for _, future in batch:
-        future.set_exception(error)
+        if not future.done():
+          future.set_exception(error)

@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 import os
+import random
 import re
 import threading
 import time
@@ -20,7 +21,6 @@ from typing import Any, TypeVar
 
 import httpx
 import pydantic
-import tenacity
 
 from jaxsearch.tools.calls import one_line
 
@@ -86,23 +86,20 @@ class JsonClient:
     than MAX_RESPONSE_BYTES.
     """
     content, deadline, turn = json.dumps(body).encode(), time.monotonic() + self._timeout, next(self._turn)
-    servers = len(self._addresses)
-    retrying = tenacity.Retrying(
-      stop=tenacity.stop_after_attempt(self._attempts) | tenacity.stop_before_delay(self._timeout),
-      retry=tenacity.retry_if_exception(lambda error: getattr(error, 'fault', '') in MAY_PASS),
-      wait=tenacity.wait_exponential(self._backoff, max=5.0) + tenacity.wait_random(0, self._backoff)
-      + tenacity.wait_exception(lambda error: error.delay), reraise=True)
-    try:
-      for attempt in retrying:
-        with attempt:
-          number = attempt.retry_state.attempt_number - 1
-          seconds = (deadline - time.monotonic()) / max(servers - number, 1)  # the others want time, too
-          received = self._request('POST', self._addresses[(turn + number) % servers], seconds, content)
-    except self.error as failure:
-      if failure.fault not in MAY_PASS:
-        raise
-      reason = f'{failure.reason} (attempts: {number + 1})'
-      raise self._failed(reason, failure.fault, failure.status) from failure
+    for attempt in itertools.count(1):
+      others = max(len(self._addresses) - attempt, 0)  # they want time, too
+      address = self._addresses[(turn + attempt - 1) % len(self._addresses)]
+      try:
+        received = self._request('POST', address, (deadline - time.monotonic()) / (1 + others), content)
+        break
+      except self.error as failure:
+        if failure.fault not in MAY_PASS:
+          raise
+        wait = min(self._backoff * 2 ** (attempt - 1), 5.0) + random.uniform(0, self._backoff) + failure.delay
+        if attempt >= self._attempts or time.monotonic() + wait > deadline:
+          reason = f'{failure.reason} (attempts: {attempt})'
+          raise self._failed(reason, failure.fault, failure.status) from failure
+      time.sleep(wait)
     try:
       return parse(parse_json(received))
     except pydantic.ValidationError as error:

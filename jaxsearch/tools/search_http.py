@@ -5,6 +5,7 @@
 themselves. It is checked here, so that nothing further in has to. tools/http_server.py is a server.
 """
 
+import functools
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -16,9 +17,11 @@ from pydantic import BaseModel, FailFast, Field, model_validator
 from jaxsearch.data.corpus import Document, split_contents
 from jaxsearch.tools import Backend
 from jaxsearch.tools.cache import Cache
+from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 from jaxsearch.tools.http_client import JsonClient, RequestError, parse_json, secret_from_env
 
-MAX_QUERIES = 64  # of one request
+MAX_QUERIES = 32  # of one request
+REQUESTS = 8      # at a time, to each server
 
 
 class SearchError(RequestError):
@@ -61,23 +64,42 @@ class HttpSearch(JsonClient):
   def __init__(self, url: str, *, cache: str | os.PathLike | None = None, replay: bool = False, **options):
     super().__init__(url.split(','), **options)
     self._cache, self._corpus = Cache(cache, replay), ''  # what results are kept under
+    together = lambda topk: functools.partial(self._ask_together, topk=topk)
+    workers = REQUESTS * len(self._addresses)
+    self._batched = functools.cache(lambda topk: DynamicBatcher(together(topk), workers, MAX_QUERIES))
 
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
     """Returns at most `topk` documents for each query, in the server's order.
 
-    Raises SearchError, and LookupError for a query that is not in a cache which is replayed.
+    Queries of all threads that wait at the same time go in one request. Raises SearchError, and LookupError
+    for a query that is not in a cache which is replayed.
     """
     if not self._cache:
-      parts = (queries[start:start + MAX_QUERIES] for start in range(0, len(queries), MAX_QUERIES))
-      return [documents for part in parts for documents in self._ask(part, topk)]
+      return self._find(queries, topk)
     self._corpus = self._corpus or self._cache.get(['corpus', self.url], self._tell_corpus)
     return [self._kept(query, topk) for query in queries]
 
   def _kept(self, query: str, topk: int) -> list[Document]:
     """Returns the documents of a query, from the cache if they are there."""
     fields = lambda document: [document.id, document.title, document.text, document.score]
-    fetch = lambda: list(map(fields, self._ask([query], topk)[0]))
+    fetch = lambda: list(map(fields, self._find([query], topk)[0]))
     return [Document(*kept) for kept in self._cache.get(['search', self._corpus, query, topk], fetch)]
+
+  def _find(self, queries: Sequence[str], topk: int) -> list[list[Document]]:
+    results = self._batched(topk)(queries)
+    for result in results:
+      if isinstance(result, SearchError):
+        raise result
+    return results
+
+  def _ask_together(self, queries: Sequence[str], topk: int) -> list[list[Document] | SearchError]:
+    """Returns the documents of each query, or its error; one that the server refuses fails no other."""
+    try:
+      return self._ask(queries, topk)
+    except SearchError as error:
+      if len(queries) == 1 or error.fault != 'refused':
+        return [error] * len(queries)
+    return [result for query in queries for result in self._ask_together([query], topk)]
 
   def _tell_corpus(self) -> str:
     """Returns the corpus that the servers say they serve; their address if they do not, as Search-R1's

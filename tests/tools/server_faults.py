@@ -6,7 +6,6 @@ a prompt.
 
 import collections
 import contextlib
-import gzip
 import json
 import socket
 import struct
@@ -48,15 +47,13 @@ def resized(reply, size):
   return {name: resized(value, size) for name, value in reply.items()}
 
 
-def status(code, content=b'no', **headers):
-  named = {name.replace('_', '-'): value for name, value in headers.items()}
-  return lambda handler, reply: send(handler, content, code, named)
+def status(code, content=b'no', headers=()):
+  return lambda handler, reply: send(handler, content, code, headers)
 
 
-def body(change, **headers):
+def body(change):
   """Replies with what `change` makes of the bytes of the reply."""
-  named = {name.replace('_', '-'): value for name, value in headers.items()}
-  return lambda handler, reply: send(handler, change(json.dumps(reply).encode()), 200, named)
+  return lambda handler, reply: send(handler, change(json.dumps(reply).encode()))
 
 
 def shape(change):
@@ -90,53 +87,39 @@ def reset(start):
   return serve
 
 
-def other_types(value):
-  return {'x': [value]} if isinstance(value, str) else [[], {}, 'seven', True]
-
-
 def hostile(value):
   return HOSTILE if isinstance(value, str) else value
 
 
 HEAD = b'HTTP/1.1 200 OK\r\n'
 CHUNKED = HEAD + b'transfer-encoding: chunked\r\n\r\n'
-BOMB = gzip.compress(b' ' * 2**26)  # 64 KiB
 FAULTS = {
   # Slow.
   'hangs before a byte': Fault(drip(b'', b''), 'timeout'),
-  'drips its headers': Fault(drip(HEAD + b'x-a: ', b'a'), 'timeout'),
   'drips its body': Fault(drip(HEAD + b'content-length: 100000\r\n\r\n', b' '), 'timeout'),
   # Broken connections.
   'closes without a word': Fault(lambda handler, reply: None, 'connection'),
   'resets before the headers': Fault(reset(b''), 'connection'),
-  'resets in the body': Fault(reset(HEAD + b'content-length: 100\r\n\r\n{"result": ['), 'connection'),
   'resets once': Fault(at_first(reset(b'')), None),
   'promises more than it sends': Fault(
     lambda handler, reply: send(handler, json.dumps(reply).encode(), length=10**6), 'connection'),
-  'is no web server': Fault(reset(b'SSH-2.0-OpenSSH_9.6 ' + KEY.encode() + b'\r\n'), 'connection'),
   # Overloaded, and how long to wait.
   '429 at first': Fault(at_first(status(429)), None),
-  '429, one second': Fault(at_first(status(429, retry_after='1')), None),
-  '429': Fault(status(429), 'server'),
-  '429, a year': Fault(status(429, retry_after='31536000'), 'server'),
+  '429, one second': Fault(at_first(status(429, headers={'retry-after': '1'})), None),
+  '429, a year': Fault(status(429, headers={'retry-after': '31536000'}), 'server'),
   '500': Fault(status(500, b'Traceback (most recent call last):\n  File "/srv/index.py"'), 'server'),
-  '502 without a body': Fault(status(502, b''), 'server'),
   # Refusals.
-  '400': Fault(status(400, HOSTILE.encode()), 'refused'),
   '401 that quotes the key': Fault(status(401, f'unknown key {KEY}, {"x" * 190}{KEY}'.encode()), 'refused'),
   '404 as a page': Fault(status(404, b'<html>' + b'not here ' * 10**5), 'refused'),
-  'redirects elsewhere': Fault(status(307, location='http://192.0.2.1/retrieve'), 'refused'),
+  'redirects elsewhere': Fault(status(307, headers={'location': 'http://192.0.2.1/'}), 'refused'),
   # No JSON.
-  'an empty body': Fault(body(lambda content: b''), 'malformed'),
-  'a page': Fault(body(lambda content: b'<html>It works!</html>', content_type='text/html'), 'malformed'),
+  'a page': Fault(body(lambda content: b'<html>It works!</html>'), 'malformed'),
   'JSON that ends early': Fault(body(lambda content: content[:-3]), 'malformed'),
-  'deep nesting': Fault(body(lambda content: b'[' * 10**5), 'malformed'),
   # Another shape.
   'nulls': Fault(shape(lambda reply: changed(reply, lambda value: None)), 'malformed'),
   'nothing in its list': Fault(shape(lambda reply: resized(reply, 0)), 'malformed'),
   'more than was asked': Fault(shape(lambda reply: resized(reply, 100)),
                                {'search': 'malformed', 'chat': None, 'evidence': 'malformed'}),
-  'other types': Fault(shape(lambda reply: changed(reply, other_types)), 'malformed'),
   'numbers for texts': Fault(shape(lambda reply: changed(reply, lambda value: 7)), 'malformed'),
   'numbers too large': Fault(body(lambda content: content.replace(b'2', b'1e400').replace(b'0,', b'1e400,')),
                              {'search': 'malformed', 'chat': None, 'evidence': 'malformed'}),
@@ -145,9 +128,7 @@ FAULTS = {
   'hostile text': Fault(shape(lambda reply: changed(reply, hostile)),
                         {'search': None, 'chat': None, 'evidence': None, 'writer': 'malformed'}),
   'half a surrogate pair': Fault(body(lambda content: content.replace(b'city', b'cit\\ud83d')), None),
-  # Compressed, which no client asks for, and too long.
-  'a bomb': Fault(body(lambda content: BOMB, content_encoding='gzip'), 'malformed'),
-  'nine megabytes': Fault(body(lambda content: content + b' ' * 9 * 2**20), 'too_long'),
+  # Too long.
   'chunks without end': Fault(drip(CHUNKED, b'80000\r\n' + b' ' * 2**19 + b'\r\n', 0.0), 'too_long'),
 }  # fmt: skip
 

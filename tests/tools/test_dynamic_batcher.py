@@ -25,7 +25,7 @@ def test_calls_of_threads_share_batches_and_batches_do_not_overlap():
     first = pool.submit(batched, ['a', 'b'])
     assert entered.wait(20)
     others = [pool.submit(batched, [f'x{i}'] * i) for i in range(1, 7)]
-    while len(batched._waiting) < 6:
+    while len(batched._waiting) < 21:
       time.sleep(0.001)
     resumed.set()
     replies = [future.result(20) for future in others]

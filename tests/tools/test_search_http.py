@@ -34,17 +34,38 @@ def test_request_and_answer():
   assert [path for path, _, _ in seen[1:]] == ['/v2/find', '/retrieve']
 
 
-def test_as_many_ask_at_once_as_there_are_threads():
-  """The server answers once all 128 requests of pod configs have come."""
-  everybody = threading.Barrier(128, timeout=20)
+def test_queries_that_wait_together_go_in_few_requests():
+  """The first requests are answered once all 128 workers of pod configs have asked."""
+  asked, everybody = [], threading.Event()
 
   def answer(handler):
-    everybody.wait()
-    send(handler, json.dumps({'result': [[]]}).encode())
+    queries = json.loads(handler.body)['queries']
+    asked.append(len(queries))
+    assert everybody.wait(20)
+    send(handler, json.dumps({'result': [[{'contents': query}] for query in queries]}).encode())
 
   with server(answer) as (url, _), ThreadPoolExecutor(128) as pool:
     search = HttpSearch(url, attempts=1)
-    assert list(pool.map(lambda i: search.search([f'q{i}']), range(128))) == [[[]]] * 128
+    replies = [pool.submit(search.search, [f'q{i}'], 1) for i in range(128)]
+    while len(asked) < search_http.REQUESTS or len(search._batched(1)._waiting) < 128 - sum(asked):
+      time.sleep(0.001)
+    everybody.set()
+    assert [reply.result()[0][0].title for reply in replies] == [f'q{i}' for i in range(128)]
+  assert sum(asked) == 128 and len(asked) <= 2 * search_http.REQUESTS
+
+
+def test_a_query_that_is_refused_fails_no_other():
+  def answer(handler):
+    queries = json.loads(handler.body)['queries']
+    if 'bad' in queries:
+      return handler.send_error(422)
+    send(handler, json.dumps({'result': [[{'contents': query}] for query in queries]}).encode())
+
+  with server(answer) as (url, seen):
+    search = HttpSearch(url, **FAST)
+    results = search._batched(1)(['a', 'bad', 'b'])
+  assert [results[i][0].title for i in (0, 2)] == ['a', 'b'] and results[1].status == 422
+  assert len(seen) == 4
 
 
 def test_no_queries_ask_nobody():
@@ -120,7 +141,7 @@ def test_more_than_one_request_may_hold_is_split(monkeypatch):
   monkeypatch.setattr(search_http, 'MAX_QUERIES', 3)
   with server(respond) as (url, seen):
     assert ids(HttpSearch(url, **FAST).search([*'abcdefgh'], 1)) == [[name] for name in 'abcdefgh']
-  assert [len(body['queries']) for _, _, body in seen] == [3, 3, 2]
+  assert sorted(len(body['queries']) for _, _, body in seen) == [2, 3, 3]
 
 
 def test_a_dead_and_a_slow_server_are_passed_over():
