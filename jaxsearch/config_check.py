@@ -174,7 +174,7 @@ def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: 
   if mistakes:
     raise ValueError('; '.join(mistakes))
   if 'judge' in used and 'judge.model' in needs:
-    templates.judge_files(config.judge.templates)
+    templates.files('judge', config.judge.templates)
 
 
 def _needs(config: ml_collections.ConfigDict) -> dict[str, str]:

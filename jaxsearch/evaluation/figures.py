@@ -15,8 +15,7 @@ import numpy as np
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import metrics
 from jaxsearch.rewards.match import entity_match, f1, substring_match
-from jaxsearch.trees.spans_shown import spans
-from jaxsearch.trees.tree import Role, Tree
+from jaxsearch.trees.tree import Role, Tree, spans
 
 OF_SOURCE = 'em_of_'  # begins the names of EM of single data sets
 

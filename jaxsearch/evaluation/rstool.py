@@ -27,7 +27,7 @@ from jaxsearch.sampler.requests import GREEDY, SERVICES, Sampling, one_line, sho
 from jaxsearch.tools import SearchBackend
 from jaxsearch.tools.evidence_client import Evidence, EvidenceClient
 from jaxsearch.trees import grammar, templates
-from jaxsearch.trees.spans_shown import spans
+from jaxsearch.trees.tree import spans
 
 PER_REQUEST = 32  # questions asked of a server, and of the reader, at a time
 READER = ('alone', 'rag', 'rstool')  # how the reader is asked

@@ -69,7 +69,7 @@ class Reasoned(int):
 
 
 def prompt(item: Item, files: Mapping[str, str] | None = None) -> str:
-  """Writes the prompt about an item; `files` are those of `templates.judge_files`."""
+  """Writes the prompt about an item; `files` are those of `templates.files('judge')`."""
   golds = ' or '.join(map(_quoted, item.question.golden_answers))
   fields = {'question': _quoted(item.question.question), 'golds': golds}
   fields |= {name: _quoted(value) for name, value in vars(item).items() if isinstance(value, str)}
@@ -77,7 +77,7 @@ def prompt(item: Item, files: Mapping[str, str] | None = None) -> str:
     numbered = enumerate(map(_quoted, item.collections), start=1)
     shown = [f'<collection_{i}>{text}</collection_{i}>\n' for i, text in numbered]
     fields |= {'number': len(shown), 'collections': ''.join(shown)}
-  return templates.fill((files or templates.judge_files())[type(item).__name__.lower()], **fields)
+  return templates.fill((files or templates.files('judge'))[type(item).__name__.lower()], **fields)
 
 
 def _quoted(text: str) -> str:
@@ -96,14 +96,14 @@ class LanguageJudge:
   """A judge by `replies(prompts)`, a text for each or an exception where it failed.
 
   Args:
-    folder: of `templates.judge_files`.
+    folder: of `templates.files`.
     concurrency: above 0 the sampler asks for every item as soon as it comes, this many at a time; see
       `requests.Ask`.
   """
 
   def __init__(self, replies: Callable[[Sequence[str]], Sequence[object]], folder: str = '',
                concurrency: int = 0):
-    self.replies, self.files, self.concurrency = replies, templates.judge_files(folder), concurrency
+    self.replies, self.files, self.concurrency = replies, templates.files('judge', folder), concurrency
 
   def __call__(self, items: Sequence[Item]) -> list[Score]:
     scores = []

@@ -57,7 +57,7 @@ def prompts(pair: TrajectoryPair, template: str = '') -> tuple[str, str]:
       written = [(WRITERS[role], text) for role, text in spans if role in WRITERS]
       inside = ''.join(f'<{tag}>{_quoted(text)}</{tag}>\n' for tag, text in written)
       shown += f'<{position}_trajectory>\n{inside}</{position}_trajectory>\n'
-    return templates.fill(template or templates.judge_files()['pair'], rubrics=rubrics, form=_FORM,
+    return templates.fill(template or templates.files('judge')['pair'], rubrics=rubrics, form=_FORM,
                           question=_quoted(pair.question), trajectories=shown)
 
   return ordered(pair.a, pair.b), ordered(pair.b, pair.a)

@@ -99,13 +99,13 @@ class ModelWriter:
   Args:
     generate: prompts and their seeds -> replies, an exception where one failed: `Chat.replies`, or a
       `DynamicBatcher` around a local model. Called from several threads.
-    files: see `templates.writer_files`.
+    files: see `templates.files`.
     false_facts: noisy documents state what is false; else they are true but of no help.
   """
 
   def __init__(self, generate: Callable[[list[str], Sequence[int]], Sequence[str | Exception]],
                files: str = '', false_facts: bool = False):
-    self._generate, self._templates = generate, templates.writer_files(files)
+    self._generate, self._templates = generate, templates.files('writer', files)
     self._noisy = 'false' if false_facts else 'noisy'
 
   def write(self, queries: Sequence[str], topk: int, noisy: Sequence[bool], seeds: Sequence[int],

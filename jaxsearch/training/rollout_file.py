@@ -19,8 +19,7 @@ import numpy as np
 from jaxsearch.data.jsonl import DataError, check_unpacked
 from jaxsearch.files import naming, no_link
 from jaxsearch.sampler.requests import Request
-from jaxsearch.trees.spans_shown import spans
-from jaxsearch.trees.tree import Node, Role, Tree
+from jaxsearch.trees.tree import Node, Role, Tree, spans
 
 FILE = 'rollouts.jsonl.gz'
 # Of a node, per token.
@@ -43,7 +42,7 @@ def sample(groups: Sequence[Sequence[Tree]], number: int) -> list[Sequence[Tree]
 
 
 def record(tree: Tree, step: int) -> dict[str, Any]:
-  """Describes a tree: its question, outcome and spans, see `trees.spans_shown.spans`.
+  """Describes a tree: its question, outcome and spans, see `trees.tree.spans`.
 
   Spans also have `ids`; `lengths`, how many UTF-16 units of `text` each token stands for (not with a
   tokenizer whose tokens are no bytes); `trained`, whether they bear a loss; `stop`; `calls`; `notes`, the

@@ -11,10 +11,9 @@ that a published checkpoint gets exactly the prompt that it was trained with.
   reader    grow.evidence_template  {question} {evidence}
   reviewer  grow.review             {steps}, behind the transcript, so that its cache is kept
 
-`judge.templates` is a folder with any of thinking.txt, query.txt, answer.txt, collections.txt and pair.txt,
-each in place of ours; `search.writer_templates` one with useful.txt, noisy.txt or false.txt, `grow.prompts`
-one with any files of prompts/prompted; see `FIELDS`. What the agent wrote cannot imitate the tags in our
-files, but it can imitate tags of your own.
+The fields `FOLDERS` name folders with any files of prompts/judge, prompts/writer or prompts/prompted, each in
+place of ours; see `FIELDS`. What the agent wrote cannot imitate the tags in our files, but it can imitate tags
+of your own.
 """
 
 import difflib
@@ -49,6 +48,7 @@ FIELDS = {  # kind -> (fields that a template must have, further fields that it 
   'search_o1': (('question',), ('limit',)),
   'extract': (('query', 'documents'), ('question', 'reasoning')),
 }
+FOLDERS = {'judge': 'judge.templates', 'writer': 'search.writer_templates', 'prompted': 'grow.prompts'}
 SETTINGS = {'template': 'policy', 'evidence_template': 'reader', 'review': 'reviewer'}  # of config.grow
 
 
@@ -98,11 +98,6 @@ def passage(template: str) -> str:
   return 'Doc {number}(Title: {title}) {text}\n'
 
 
-def review_prompt(steps: int, template: str = 'search_r2') -> str:
-  """Writes the prompt of Search-R2's refiner, behind a draft of `steps` steps."""
-  return fill(find(template, 'reviewer'), steps=steps)
-
-
 def fill(text: str, /, **fields: object) -> str:
   """Replaces every `{name}` of `fields` in a text, once: all other braces stay."""
   return re.sub(r'\{(' + '|'.join(fields) + r')\}', lambda match: str(fields[match[1]]), text)
@@ -143,33 +138,20 @@ def _names(kind: str) -> list[str]:
   return sorted([*ours, *registry.ENTRIES.get(f'{kind}_template', {})])
 
 
-def judge_files(folder: str = '') -> dict[str, str]:
-  """Reads the judge's templates by kind: ours, or the user's in `folder`. Raises ValueError, see `find`."""
-  return _files('judge', folder, 'judge.templates')
+def files(group: str, folder: str = '') -> Mapping[str, str]:
+  """Reads the templates of a group of `FOLDERS` by kind: ours, those in a folder of the user's in their place.
 
-
-def writer_files(folder: str = '') -> dict[str, str]:
-  """Reads 'useful', 'noisy' and 'false', the templates of the writer of simulated searches."""
-  return _files('writer', folder, 'search.writer_templates')
-
-
-@functools.lru_cache
-def prompted_files(name: str = '') -> Mapping[str, str]:
-  """Reads the prompts of methods/prompted; 'world' has the formats of the shipped policies."""
-  if name in registry.ENTRIES['prompted']:
-    return prompted_files() | registry.find('prompted', name)
-  return _files('prompted', name, 'grow.prompts')
-
-
-def _files(group: str, folder: str, field: str) -> dict[str, str]:
-  theirs = list(pathlib.Path(folder).expanduser().glob('*.txt')) if folder else []
-  files = {file.stem: file for file in [*(_PROMPTS / group).iterdir(), *theirs]}
-  known = sorted(file.name for file in (_PROMPTS / group).iterdir())
-  names = sorted(file.name for file in theirs)
-  if (folder and not names) or set(names) - set(known):
-    raise ValueError(f'{field}={folder!r}: expected a folder with any of {", ".join(known)}, '
-                     f'found {", ".join(names) or "none"}')
-  return {kind: _read(file, kind) for kind, file in files.items()}
+  'world' for 'prompted' has the formats of the shipped policies. Raises ValueError, see `find`.
+  """
+  if folder in registry.ENTRIES.get(group, {}):
+    return files(group) | registry.find(group, folder)
+  ours = {file.stem: file for file in (_PROMPTS / group).iterdir()}
+  theirs = {file.stem: file for file in pathlib.Path(folder).expanduser().glob('*.txt')} if folder else {}
+  if (folder and not theirs) or theirs.keys() - ours.keys():
+    known, names = (', '.join(sorted(f'{name}.txt' for name in each)) for each in (ours, theirs))
+    raise ValueError(f'{FOLDERS[group]}={folder!r}: expected a folder with any of {known}, '
+                     f'found {names or "none"}')
+  return {kind: _read(file, kind) for kind, file in (ours | theirs).items()}
 
 
 def check(settings: Mapping[str, object]) -> None:
@@ -177,9 +159,10 @@ def check(settings: Mapping[str, object]) -> None:
   for field, kind in SETTINGS.items():
     if field in settings:
       find(settings[field], kind)
-  prompted_files(settings.get('prompts', ''))
+  files('prompted', settings.get('prompts', ''))
 
 
+@functools.lru_cache
 def _read(file: pathlib.Path, kind: str) -> str:
   try:
     text = file.read_text(encoding='utf-8-sig')

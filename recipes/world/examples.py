@@ -189,7 +189,7 @@ def reviewed(tokenizer, rng: random.Random, *, shares: tuple[float, float], nois
   if rng.random() < noise:
     flawed = rng.randint(0, turns)
   draft, _ = encode_chain(tokenizer, question, spans)
-  prompt = templates.review_prompt(turns, 'world')
+  prompt = templates.fill(templates.find('world', 'reviewer'), steps=turns)
   review, learned = encode(tokenizer, [(prompt, False), (f' {flawed}\n', True)])
   return draft + review, [False] * len(draft) + learned
 

@@ -23,7 +23,7 @@ from jaxsearch.tools.chat import ChatError
 from jaxsearch.tools.evidence_client import EvidenceClient, EvidenceError
 from jaxsearch.training import row_files
 from jaxsearch.trees import templates
-from jaxsearch.trees.spans_shown import spans
+from jaxsearch.trees.tree import spans
 from jaxsearch.world import files as world
 from tests.methods.driving import drive
 from tests.tools.serving import server

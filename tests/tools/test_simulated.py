@@ -87,7 +87,7 @@ GOOD = ('Sure!\nDocument 1\nTitle: Paris (city)\nText: Paris is the capital\nof 
         'Document 2:\nTitle: Lyon\nText: A city.\n')
 PARIS = Document('written-1', 'Paris (city)', 'Paris is the capital of France.')
 LYON = Document('written-2', 'Lyon', 'A city.')
-USEFUL, NOISY = (templates.writer_files()[kind] for kind in ('useful', 'noisy'))
+USEFUL, NOISY = (templates.files('writer')[kind] for kind in ('useful', 'noisy'))
 
 
 def test_documents_are_read_from_a_reply():

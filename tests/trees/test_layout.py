@@ -308,27 +308,12 @@ def test_weights_are_the_average_they_name(forest, how):
       np.testing.assert_allclose(rows.loss_weights.sum(), 1, rtol=1e-5)
 
 
-def test_the_critic_has_weights_of_its_own_for_step_mean_alone():
-  for how in AGGREGATIONS:
-    rows = lay_out([chain(3, 2, 4, 3), chain(2, 2)], 16, pad_id=PAD, how=how)
-    assert np.array_equal(rows.loss_weights, rows.value_weights) == (how != 'step-mean')
-  np.testing.assert_allclose(lay_out([chain(3, 2, 4, 3)], 12, pad_id=PAD, how='span-mean').loss_weights[0],
-                             [0] * 3 + [1 / 4] * 2 + [0] * 4 + [1 / 6] * 3)
-
-
 def test_the_mask_comes_from_what_is_trained_not_from_the_role():
   tree = chain(3, 2, 2, 2)
   prompt, first, observation, second = list(tree.walk())[1:]
   first.trained, observation.trained = False, True
   rows = lay_out([tree], 12, pad_id=PAD)
   np.testing.assert_allclose(rows.loss_weights[0], [0] * 5 + [1 / 4] * 4 + [0] * 3)
-
-
-def test_the_first_token_of_a_tree_bears_no_loss():
-  tree = Tree(tokenizer=None)
-  tree.root.append([], Role.PROMPT).append([5, 6, 7], Role.POLICY).append([8], Role.POLICY)
-  rows = lay_out([tree], 6, pad_id=PAD)
-  np.testing.assert_allclose(rows.loss_weights[0], [0, 1 / 3, 1 / 3, 1 / 3, 0, 0], rtol=1e-6)
 
 
 def test_an_unknown_average_is_named():

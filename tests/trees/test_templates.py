@@ -4,7 +4,6 @@ import hashlib
 
 import pytest
 
-from configs import base
 from jaxsearch.trees import templates
 
 OURS = {
@@ -69,7 +68,7 @@ def test_the_strings_of_the_shipped_weights_are_as_they_were():
   assert templates.prompt(' who {is} it? ', 'world') == 'Question: who {is} it?\n'
   assert templates.reader_prompt(' Where? ', ' A is in Oslo. ', 'world') == 'A is in Oslo.\nQuestion: Where?\nAnswer:'
   assert templates.reader_prompt('Where?', '', 'world') == '\nQuestion: Where?\nAnswer:'
-  assert templates.review_prompt(3, 'world') == '\nFlawed step, 0 to 3:'
+  assert templates.find('world', 'reviewer') == '\nFlawed step, 0 to {steps}:'
 
 
 def test_chat_has_the_instructions_as_system_turn():
@@ -77,6 +76,9 @@ def test_chat_has_the_instructions_as_system_turn():
   assert question == 'Question: Who?'
   assert templates.prompt('Who?', tokenizer=Chat()) == f'<system>{instructions}<user>Question: Who?<assistant>'
   assert templates.prompt('Who?', 'world', Chat()) == '<user>Question: Who?<assistant>'
+  mine = 'Be brief.\n---\nTwo lines.\n=== user ===\n{question}'
+  assert templates.prompt('Who?', mine) == 'Be brief.\n---\nTwo lines.\nWho?'
+  assert templates.prompt('Who?', mine, Chat()) == '<system>Be brief.\n---\nTwo lines.<user>Who?<assistant>'
 
 
 @pytest.mark.parametrize('tokenizer', [NoSystem(), DropsSystem()])
@@ -91,20 +93,6 @@ def test_a_file_is_used_as_it_stands(tmp_path):
   assert templates.prompt('Who?', file, Chat()).startswith('<user>Reply as {"answer"')
   write(tmp_path, 'another {question}')
   assert 'another' not in templates.prompt('Who?', file)  # a file that changes does not change the prompts of a run
-
-
-def test_a_file_with_a_user_part(tmp_path):
-  file = write(tmp_path, 'Be brief.\n---\nTwo lines.\n=== user ===\n{question}')
-  assert templates.prompt('Who?', file) == 'Be brief.\n---\nTwo lines.\nWho?'
-  assert templates.prompt('Who?', file, Chat()) == '<system>Be brief.\n---\nTwo lines.<user>Who?<assistant>'
-
-
-def test_files_of_reader_and_reviewer(tmp_path):
-  reader = write(tmp_path, '{evidence} | {question}', 'reader.txt')
-  assert templates.reader_prompt(' q ', ' the {question} ', reader) == 'the {question} | q'
-  assert templates.reader_prompt('q', '', reader) == templates.reader_prompt('q', '')
-  assert templates.passage(reader) == templates.passage('r_search') == 'Doc {number}(Title: {title}) {text}\n'
-  assert templates.review_prompt(4, write(tmp_path, '1 to {steps}?', 'review.txt')) == '1 to 4?'
 
 
 @pytest.mark.parametrize('text, kind, words', [
@@ -131,27 +119,27 @@ def test_what_is_neither_name_nor_file(tmp_path):
     templates.find(str(tmp_path / 'latin.txt'), 'policy')
 
 
-def test_settings_are_checked():
-  templates.check(base.get_config().grow)
-  templates.check({'template': 'r_search', 'evidence_template': 'world', 'review': 'search_r2', 'max_turns': 3})
-  for settings in ({'template': 'no'}, {'evidence_template': 'carl'}, {'template': 'world', 'review': 'world_carl'}):
-    with pytest.raises(ValueError, match=r'unknown (policy|reader|reviewer) template'):
-      templates.check(settings)
-
-
 def test_files_of_the_judge(tmp_path):
-  ours = templates.judge_files()
+  ours = templates.files('judge')
   assert set(ours) == {'thinking', 'query', 'answer', 'collections', 'pair'}
-  with pytest.raises(ValueError, match='expected a folder with any of answer.txt, .*thinking.txt, found none'):
-    templates.judge_files(str(tmp_path))
-  write(tmp_path, 'Rate {thinking} for {question}, {"score": 1}', 'thinking.txt')
-  assert templates.judge_files(str(tmp_path)) == ours | {'thinking': 'Rate {thinking} for {question}, {"score": 1}'}
-  write(tmp_path, '{question} {anwser}', 'answer.txt')
-  with pytest.raises(ValueError, match=r'answer.txt: unknown field \{anwser\}, did you mean \{answer\}'):
-    templates.judge_files(str(tmp_path))
-  write(tmp_path, '{question}', 'thougt.txt')
-  with pytest.raises(ValueError, match=r'found answer.txt, thinking.txt, thougt.txt'):
-    templates.judge_files(str(tmp_path))
+  for text, name, message in (
+      ('', 'x.md', 'expected a folder with any of answer.txt, .*thinking.txt, found none'),
+      ('{question} {anwser}', 'answer.txt', r'answer.txt: unknown field \{anwser\}, did you mean \{answer\}'),
+      ('{question}', 'thougt.txt', 'found answer.txt, thougt.txt')):
+    write(tmp_path, text, name)
+    with pytest.raises(ValueError, match=message):
+      templates.files('judge', str(tmp_path))
+  (tmp_path / 'mine').mkdir()
+  write(tmp_path / 'mine', 'Rate {thinking} for {question}, {"score": 1}', 'thinking.txt')
+  mine = templates.files('judge', str(tmp_path / 'mine'))
+  assert mine == ours | {'thinking': 'Rate {thinking} for {question}, {"score": 1}'}
+
+
+def test_a_reader_without_evidence_is_asked_in_our_words(tmp_path):
+  reader = write(tmp_path, '{evidence} | {question}', 'reader.txt')
+  assert templates.reader_prompt(' q ', ' the {question} ', reader) == 'the {question} | q'
+  assert templates.reader_prompt('q', '', reader) == templates.reader_prompt('q', '')
+  assert templates.passage(reader) == templates.passage('r_search') == 'Doc {number}(Title: {title}) {text}\n'
 
 
 def test_texts_for_a_reader_hold_no_control_tokens():

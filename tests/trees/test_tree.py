@@ -10,19 +10,8 @@ from hypothesis import strategies as st
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.trees.layout import lay_out
-from jaxsearch.trees.tree import Metrics, Role, Stop, Tree
-
-
-class Letters:
-  """A tokenizer with a token per character that counts how often it was asked to encode."""
-  encoded = 0
-
-  def encode(self, text):
-    self.encoded += 1
-    return [ord(letter) for letter in text]
-
-  def decode(self, ids):
-    return ''.join(map(chr, ids))
+from jaxsearch.trees.tree import Role, Stop, Tree, spans
+from tests.methods.driving import Letters
 
 
 @pytest.fixture
@@ -30,59 +19,26 @@ def tree():
   return Tree(Letters())
 
 
-def test_text_is_tokenised_once_and_ids_are_kept_as_they_are(tree):
+def test_text_is_tokenised_and_ids_are_kept_as_they_are(tree):
   prompt = tree.root.append('ab', Role.PROMPT)
   policy = prompt.append([7, 8, 9], Role.POLICY, sampler_logprobs=[-1, -2, -3])
-  assert tree.tokenizer.encoded == 1
   assert prompt.tokens == [97, 98] and prompt.text == 'ab'
   assert policy.tokens == [7, 8, 9] and policy.sampler_logprobs == [-1.0, -2.0, -3.0]
   assert policy.path_tokens() == [97, 98, 7, 8, 9]
-  assert tree.tokenizer.encoded == 1
 
 
-def test_appended_ids_are_a_copy(tree):
-  ids = [1, 2]
-  node = tree.root.append(ids, Role.PROMPT)
-  ids.append(3)
-  assert node.tokens == [1, 2]
-
-
-def test_paths_and_lengths(tree):
+def test_paths_order_and_counts(tree):
   prompt = tree.root.append('abc', Role.PROMPT)
   first = prompt.append('de', Role.POLICY)
   second = prompt.append('f', Role.POLICY)
+  seen = first.append('observed', Role.OBSERVATION)
   leaf = second.append('', Role.OBSERVATION).append('ghi', Role.POLICY)
-  assert tree.root.length == 0 and prompt.length == 3 and first.length == 5 and leaf.length == 7
-  assert leaf.path()[0] is tree.root and leaf.path()[-1] is leaf and second in leaf.path()
-  assert first not in leaf.path()
-  assert tree.tokenizer.decode(leaf.path_tokens()) == 'abcfghi'
-
-
-def test_order_is_depth_first_in_order_of_appending(tree):
-  a = tree.root.append('a', Role.PROMPT)
-  b = a.append('b', Role.POLICY)
-  c = a.append('c', Role.POLICY)
-  d = b.append('d', Role.OBSERVATION)
-  e = b.append('e', Role.POLICY)
-  assert list(tree.walk()) == [tree.root, a, b, d, e, c]
-  assert list(b.walk()) == [b, d, e]
-  assert tree.leaves() == [d, e, c]
-  assert tree.nodes(Role.POLICY) == [b, e, c]
-
-
-def test_a_shared_prefix_counts_once(tree):
-  prompt = tree.root.append('prompt', Role.PROMPT)
-  prompt.append('abc', Role.POLICY)
-  prompt.append('de', Role.POLICY).append('observed', Role.OBSERVATION)
-  assert tree.count() == 6 + 3 + 2 + 8
-  assert tree.count(Role.PROMPT) == 6
-  assert tree.count(Role.POLICY) == 5
-  assert tree.count(Role.OBSERVATION) == 8
-
-
-def test_only_policy_spans_are_trained_unless_a_method_says_so(tree):
-  trained = {role: tree.root.append('x', role).trained for role in Role}
-  assert trained == {role: role is Role.POLICY for role in Role}
+  assert list(tree.walk()) == [tree.root, prompt, first, seen, second, leaf.parent, leaf]
+  assert tree.leaves() == [seen, leaf] and tree.nodes(Role.POLICY) == [first, second, leaf]
+  assert leaf.path() == [tree.root, prompt, second, leaf.parent, leaf]
+  assert leaf.length == 7 and tree.tokenizer.decode(leaf.path_tokens()) == 'abcfghi'
+  assert tree.count() == 3 + 2 + 1 + 8 + 3 and tree.count(Role.POLICY) == 6  # a shared prefix counts once
+  assert [node.trained for node in (prompt, first, seen)] == [False, True, False]
 
 
 def test_logprobs_that_do_not_fit_are_refused(tree):
@@ -91,25 +47,6 @@ def test_logprobs_that_do_not_fit_are_refused(tree):
   with pytest.raises(ValueError, match='observation span'):
     tree.root.append('a', Role.OBSERVATION, sampler_logprobs=[-1])
   assert tree.root.children == []
-
-
-def test_nodes_are_told_apart_by_identity_and_print_shortly(tree):
-  one, two = (tree.root.append('same', Role.POLICY) for _ in range(2))
-  assert one != two and len({one, two}) == 2
-  assert 'parent' not in repr(one) and len(repr(one)) < 300
-
-
-def test_stop_reasons_are_plain_strings_in_reports():
-  assert json.dumps({'stop': Stop.CONTEXT_FULL}) == '{"stop": "context_full"}'
-  assert ' '.join(Stop) == 'answered budget context_full malformed tool_failed deadline'
-
-
-def test_a_figure_that_is_missing_reads_as_0(tree):
-  counts = {'searches': 0, 'malformed': 0, 'tool_failures': 0}
-  assert tree.metrics == counts and tree.metrics['found'] == 0 and 'found' not in tree.metrics
-  tree.metrics['found'] += 1
-  copy = Metrics(json.loads(json.dumps(tree.metrics)))
-  assert copy == counts | {'found': 1} and copy['turns'] == 0
 
 
 def test_pruning_drops_what_bears_no_loss_and_leads_to_none():
@@ -177,3 +114,46 @@ def test_a_note_that_json_does_not_hold_is_named(tree):
   tree.root.data['note'] = object
   with pytest.raises(TypeError, match='object.* on a tree cannot be saved'):
     tree.to_json()
+
+
+def siblings(steps, answer=None):
+  """A tree of SLATE: at each step as many siblings as letters, of which the capital one is continued."""
+  tree = Tree(Letters(), Question('q', 'Who?', ('x',)))
+  node = tree.root.append('Who?', Role.PROMPT)
+  for letters in steps:
+    written = {letter: node.append(letter, Role.POLICY) for letter in letters}
+    chosen = next((child for letter, child in written.items() if letter.isupper()), None)
+    node = chosen and chosen.append(f'found {chosen.text}', Role.OBSERVATION)
+  if node and answer:
+    node.append('no answer', Role.POLICY)
+    node.append(answer, Role.POLICY)
+  tree.answer = answer
+  return tree
+
+
+def dropped(tree):
+  return {span['text'] for span in spans(tree) if span.get('dropped')}
+
+
+def test_siblings_that_were_not_continued_are_shown_as_dropped():
+  kept = siblings(['aB'], 'x')
+  assert dropped(kept) == {'a', 'no answer'} and dropped(siblings(['aB', 'cd'])) == {'a', 'c', 'd'}
+  assert [span.get('parent') for span in spans(kept)] == [None, None, 0, None, None, 3]
+  search = siblings(['A'])
+  search.nodes(Role.OBSERVATION)[0].append('w', Role.POLICY).append('deeper', Role.POLICY)
+  other = search.root.children[0].append('o', Role.POLICY).append('found o', Role.OBSERVATION)
+  other.append('nothing', Role.POLICY)
+  other.append('x', Role.POLICY)
+  search.answer = 'x'  # of a search the branch with the answer is kept
+  assert dropped(search) == {'A', 'found A', 'w', 'deeper', 'nothing'}
+
+
+def test_what_a_review_cut_off_is_shown_as_dropped():
+  drafts = siblings(['A', 'B'])
+  first, cut = drafts.nodes(Role.POLICY)
+  review = drafts.leaves()[0].append('Which step?', Role.PROMPT).append(' 2', Role.POLICY)
+  for node in cut.walk():
+    node.trained = node is review
+  first.children[0].append('x', Role.POLICY)
+  drafts.answer = 'x'
+  assert dropped(drafts) == {'B', 'found B', 'Which step?', ' 2'}

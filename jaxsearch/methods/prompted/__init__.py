@@ -39,7 +39,7 @@ def write(tree: Tree, call: str, prompts: str, chat: bool, *, documents: Sequenc
   """
   fields = {'question': tree.question.question} | fields
   fields = {name: inert(tree, value) if isinstance(value, str) else value for name, value in fields.items()}
-  text = templates.turns(templates.prompted_files(prompts)[call], tree.tokenizer if chat else None)
+  text = templates.turns(templates.files('prompted', prompts)[call], tree.tokenizer if chat else None)
   head, shown, tail = text.partition('{documents}')
   node = tree.root.append(templates.fill(head, **fields), Role.PROMPT)
   if shown:

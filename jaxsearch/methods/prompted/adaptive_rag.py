@@ -29,7 +29,7 @@ def grow(question: Question, tree: Tree, *, classifier: str = 'policy', max_thou
   """
   if classifier == 'model':
     asked = grammar.neutralise(question.question, grammar.CONTROL)
-    template = templates.prompted_files(prompts)['complexity']
+    template = templates.files('prompted', prompts)['complexity']
     reply = yield Ask('classifier', templates.fill(template, question=asked))
     if isinstance(reply, ToolFailure):
       raise RuntimeError(f"grow.classifier='model': {reply.reason}")

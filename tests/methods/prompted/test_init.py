@@ -53,17 +53,15 @@ def test_they_cannot_be_trained(capsys):
 
 def test_a_folder_of_prompts_replaces_some_of_ours(tmp_path):
   (tmp_path / 'cot.txt').write_text('Think about {question}')
-  mine, ours = templates.prompted_files(str(tmp_path)), templates.prompted_files()
+  mine, ours = templates.files('prompted', str(tmp_path)), templates.files('prompted')
   assert mine['cot'] == 'Think about {question}' and mine['direct'] == ours['direct']
-  world = templates.prompted_files('world')
+  world = templates.files('prompted', 'world')
   assert world['direct'] != ours['direct'] and world['summary'] == ours['summary']
   (tmp_path / 'rag.txt').write_text('{question}')
-  templates.prompted_files.cache_clear()
   with pytest.raises(ValueError, match='grow.prompts=.*expected a folder with any of candidates.txt, .* found cot.txt, rag.txt'):
     templates.check({'prompts': str(tmp_path)})
   shutil.copy(tmp_path / 'cot.txt', tmp_path / 'documents.txt')
   (tmp_path / 'rag.txt').unlink()
-  templates.prompted_files.cache_clear()
   with pytest.raises(ValueError, match='documents.txt: a documents template needs {documents}'):
     templates.check({'prompts': str(tmp_path)})
 
