@@ -1,10 +1,15 @@
-"""Lists what the fields of a config may hold. Every command checks its config before it loads anything.
+"""Lists what the fields of a config may hold, alone and together, and which have to be set.
+
+Every command checks its config before it loads anything.
 
 A number's rule is a text: comparisons joined by ' and ', alternatives by ' or '. The rule of a name is the
 tuple of known names. The rule of a tuple is that of its elements. None is fine where a field may be None. The
 key is the full name of a field, or '*.NAME' for all fields of that name without their own rule. Floats have
 to be finite, with a rule or without.
 """
+
+import importlib.util
+import sys
 
 from jaxsearch import tools
 
@@ -205,3 +210,66 @@ FIELDS = {
     'passages', 'retellings', 'drills', 'renamed', 'at_once', 'one_search', 'evidence', 'noise', 'reviews',
     'statements', 'closed_book', 'forced', 'episodes', 'searches', 'answers', 'one_call', 'lost')},
 }  # fmt: skip
+
+
+def together(config, training):
+  """Yields values that do not fit together; most of them matter to a training run alone."""
+  if config.sampler.episode_deadline is not None and config.sampler.deterministic:
+    yield (f'sampler.episode_deadline={config.sampler.episode_deadline} needs sampler.deterministic=False: '
+           'the clock would decide what is sampled')
+  if not training:
+    return
+  critic, train, loss, search = config.critic, config.train, config.loss, config.search
+  if config.lora.rank > 0 and critic.enabled and critic.shared:
+    yield (f'lora.rank={config.lora.rank}: an adapter cannot share its frozen backbone with a critic; '
+           'set critic.shared=False')
+  if critic.enabled and critic.learning_rate == 0 and critic.backbone_rate is not None:
+    yield 'critic.learning_rate=0.0 must be > 0 where critic.backbone_rate is set'
+  if critic.warm_start and not critic.enabled:
+    yield f'critic.warm_start={critic.warm_start!r} means nothing where critic.enabled=False'
+  if config.sampler.length > train.row_length:
+    yield (f'sampler.length={config.sampler.length} is more than train.row_length={train.row_length}: '
+           'the longest path would not fit into a training row')
+  if loss.importance_cap and train.old_logprobs == 'sampler':
+    yield (f"loss.importance_cap={loss.importance_cap} with train.old_logprobs='sampler' would count the gap "
+           "between sampler and trainer twice; set train.old_logprobs='recompute'")
+  if train.async_steps and config.sampler.release:
+    yield ('sampler.release=True with train.async_steps=1 would free what samples while the step trains; '
+           'set it to None')
+  if train.async_steps and train.old_logprobs == 'recompute' and loss.importance_cap == 0:
+    yield ("loss.importance_cap=0 with train.async_steps=1 and train.old_logprobs='recompute' corrects "
+           "nothing for the older parameters that sampled; leave the cap at None")
+  adaptive, smallest, largest = (config.sizes.get(name) for name in ('adaptive', 'smallest', 'largest'))
+  if adaptive and smallest and largest and not 2 <= smallest <= config.group_size <= largest:
+    yield (f'sizes.smallest={smallest} <= group_size={config.group_size} <= sizes.largest={largest} must '
+           'hold where sizes.adaptive=True, and sizes.smallest >= 2: one chain has nothing to compare with')
+  able = [name for name, backend in BACKENDS.items() if backend.by_source]
+  if search.by_source and search.backend not in able:
+    yield f'search.by_source=True is for the backends {", ".join(map(repr, able))}, not {search.backend!r}'
+  for name in set(config.log) & set(FIELDS['log']) - set(sys.modules):
+    if importlib.util.find_spec(name) is None:
+      yield f"log={config.log!r} needs the package {name!r}: pip install 'jaxsearch[{name}]'"
+  if config.eval.every and not config.eval.temperatures:
+    yield 'eval.temperatures=() must hold at least one temperature where eval.every is set'
+
+
+def needs(config, services):
+  """Returns the fields that have to be set, by kind as in `tools.Backend` ('source': questions, documents).
+
+  `services` are those of the method, as it names them in SERVICES.
+  """
+  backend, search = BACKENDS[config.search.backend], config.search
+  needed = {'data.questions': 'source', 'eval.questions': 'source', 'model': 'policy'}
+  needed |= {'data.corpus': 'source'} if backend.corpus(search) else {}
+  needed |= {f'search.{name}': kind for name, kind in backend.needs(search).items()}
+  if 'reader' in services:
+    needed['reader.model'] = 'model'
+  if 'judge' in services and 'judge' in config:
+    chat = {'judge.url': 'url', 'judge.model': 'name'}
+    needed |= {'chat': chat, 'local': {'judge.model': 'model'}}.get(config.judge.kind, {})
+  if config.grow.get('classifier') == 'model':
+    needed['classifier.model'] = 'model'
+  optional = {'eval.tiers': config.eval.tiers, 'tokenizer': config.tokenizer,
+              'critic.warm_start': config.critic.warm_start,
+              'critic_warmup.encoder': 'critic_warmup' in config and config.critic_warmup.encoder}
+  return needed | {field: 'path' for field, value in optional.items() if value}

@@ -1,20 +1,18 @@
 """Checks a config before anything is loaded, and names all its mistakes at once.
 
-The table configs/checks.py has the ranges and choices of single fields; here is how it is read, and what
-needs more than one field: values that exclude each other, and the arguments of the method's functions.
+configs/checks.py says what fields may hold, alone and together, and which name files that have to be there;
+here is how it is read, and what depends on the method: the arguments of its functions.
 """
 
 import contextlib
 import difflib
 import functools
-import importlib.util
 import inspect
 import math
 import operator
 import pathlib
 import re
 import runpy
-import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -37,17 +35,14 @@ def check(config: ml_collections.ConfigDict, *, training: bool = True) -> None:
   with its field, its value and what is allowed.
   """
   if 'method' in config:
-    mistakes = [*_values(config), *_method(config, training), *(_together(config) if training else ())]
+    table = load_file(CHECKS)
+    mistakes = [*_values(config, table.FIELDS), *_method(config, training), *table.together(config, training)]
     if mistakes:
       raise ValueError('; '.join(mistakes))
 
 
-def _values(config: ml_collections.ConfigDict) -> Iterator[str]:
+def _values(config: ml_collections.ConfigDict, table: Mapping[str, str | tuple[str, ...]]) -> Iterator[str]:
   """Yields mistakes of single fields, by the table."""
-  if config.sampler.episode_deadline is not None and config.sampler.deterministic:
-    yield (f'sampler.episode_deadline={config.sampler.episode_deadline} needs sampler.deterministic=False: '
-           'the clock would decide what is sampled')
-  table = load_file(CHECKS).FIELDS
   for name, value in fields(config):
     if isinstance(value, ml_collections.ConfigDict):
       continue
@@ -119,42 +114,6 @@ def _unknown(name: str, values: Mapping[str, Any], known: Sequence[str] | None) 
     yield f'{name}.{unknown} is no argument{near}'
 
 
-def _together(config: ml_collections.ConfigDict) -> Iterator[str]:
-  """Yields values that do not fit together in a training run."""
-  critic, train, loss, search = config.critic, config.train, config.loss, config.search
-  if config.lora.rank > 0 and critic.enabled and critic.shared:
-    yield (f'lora.rank={config.lora.rank}: an adapter cannot share its frozen backbone with a critic; '
-           'set critic.shared=False')
-  if critic.enabled and critic.learning_rate == 0 and critic.backbone_rate is not None:
-    yield 'critic.learning_rate=0.0 must be > 0 where critic.backbone_rate is set'
-  if critic.warm_start and not critic.enabled:
-    yield f'critic.warm_start={critic.warm_start!r} means nothing where critic.enabled=False'
-  if config.sampler.length > train.row_length:
-    yield (f'sampler.length={config.sampler.length} is more than train.row_length={train.row_length}: '
-           'the longest path would not fit into a training row')
-  if loss.importance_cap and train.old_logprobs == 'sampler':
-    yield (f"loss.importance_cap={loss.importance_cap} with train.old_logprobs='sampler' would count the gap "
-           "between sampler and trainer twice; set train.old_logprobs='recompute'")
-  if train.async_steps and config.sampler.release:
-    yield ('sampler.release=True with train.async_steps=1 would free what samples while the step trains; '
-           'set it to None')
-  if train.async_steps and train.old_logprobs == 'recompute' and loss.importance_cap == 0:
-    yield ("loss.importance_cap=0 with train.async_steps=1 and train.old_logprobs='recompute' corrects "
-           "nothing for the older parameters that sampled; leave the cap at None")
-  adaptive, smallest, largest = (config.sizes.get(name) for name in ('adaptive', 'smallest', 'largest'))
-  if adaptive and smallest and largest and not 2 <= smallest <= config.group_size <= largest:
-    yield (f'sizes.smallest={smallest} <= group_size={config.group_size} <= sizes.largest={largest} must '
-           'hold where sizes.adaptive=True, and sizes.smallest >= 2: one chain has nothing to compare with')
-  able = [name for name, backend in tools.declared().items() if backend.by_source]
-  if search.by_source and search.backend not in able:
-    yield f'search.by_source=True is for the backends {", ".join(map(repr, able))}, not {search.backend!r}'
-  for name in set(config.log) & set(load_file(CHECKS).FIELDS['log']) - set(sys.modules):
-    if importlib.util.find_spec(name) is None:
-      yield f"log={config.log!r} needs the package {name!r}: pip install 'jaxsearch[{name}]'"
-  if config.eval.every and not config.eval.temperatures:
-    yield 'eval.temperatures=() must hold at least one temperature where eval.every is set'
-
-
 def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: str = '') -> None:
   """Raises ValueError that lists the files and folders that a config names and that are not there.
 
@@ -162,10 +121,12 @@ def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: 
     used: the fields and groups that the command reads.
     corpus: what takes the place of `data.corpus`.
   """
+  from jaxsearch import methods
   from jaxsearch.trees import templates
-  needs, mistakes = _needs(config), []
+  services, mistakes = getattr(methods.find_method(config.method), 'SERVICES', ()), []
   for backend in tools.declared().values() if 'search' in used else ():
     mistakes += backend.mistakes(config.search)
+  needs = load_file(CHECKS).needs(config, services)
   for field, kind in needs.items():
     if f'{field}.'.startswith(tuple(f'{name}.' for name in used)):
       value = functools.reduce(getattr, field.split('.'), config)
@@ -175,28 +136,6 @@ def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: 
     raise ValueError('; '.join(mistakes))
   if 'judge' in used and 'judge.model' in needs:
     templates.files('judge', config.judge.templates)
-
-
-def _needs(config: ml_collections.ConfigDict) -> dict[str, str]:
-  """Returns the fields that have to be set, with kinds as in `tools.Backend` ('source': questions,
-  documents)."""
-  from jaxsearch import methods
-  search, services = config.search, getattr(methods.find_method(config.method), 'SERVICES', ())
-  backend = tools.find_backend(search.backend)
-  needs = {'data.questions': 'source', 'eval.questions': 'source', 'model': 'policy'}
-  needs |= {'data.corpus': 'source'} if backend.corpus(search) else {}
-  needs |= {f'search.{name}': kind for name, kind in backend.needs(search).items()}
-  if 'reader' in services:
-    needs['reader.model'] = 'model'
-  if 'judge' in services and 'judge' in config:
-    chat = {'judge.url': 'url', 'judge.model': 'name'}
-    needs |= {'chat': chat, 'local': {'judge.model': 'model'}}.get(config.judge.kind, {})
-  if config.grow.get('classifier') == 'model':
-    needs['classifier.model'] = 'model'
-  optional = {'eval.tiers': config.eval.tiers, 'tokenizer': config.tokenizer,
-              'critic.warm_start': config.critic.warm_start,
-              'critic_warmup.encoder': 'critic_warmup' in config and config.critic_warmup.encoder}
-  return needs | {field: 'path' for field, value in optional.items() if value}
 
 
 def _missing(field: str, kind: str, value: str) -> Iterator[str]:
