@@ -50,12 +50,12 @@ import numpy as np
 import psutil
 import rank_bm25
 
-from jaxsearch.data.corpus import read_corpus
+from jaxsearch.data.corpus import indexed, read_corpus, words
 from jaxsearch.data.questions import read_questions
 from jaxsearch.models.encoder import LENGTHS, TextEncoder, pooled
 from jaxsearch.rewards.match import normalize_answer
-from jaxsearch.tools import dense, index, index_build, sparse
-from jaxsearch.tools.bm25 import BM25, words
+from jaxsearch.tools import dense, index, index_build
+from jaxsearch.tools.bm25 import BM25
 from jaxsearch.tools.search_http import HttpSearch
 
 SETS = ('hotpotqa', '2wikimultihopqa', 'bamboogle')
@@ -171,7 +171,7 @@ def main():
 def measure(flags, whole, lists, encoder, figures):
   """Adds the figures of an index, and of the lists for approximate search."""
   documents = read_corpus(flags.folder / 'wiki_corpus.jsonl')
-  searched = [sparse.indexed(document) for document in documents]
+  searched = [indexed(document) for document in documents]
   texts = [f' {normalize_answer(text)} ' for text in searched]
   questions = {name: read_questions(flags.folder / 'qa' / f'{name}.jsonl') for name in SETS}
   every = [question for own in questions.values() for question in own]
@@ -220,7 +220,7 @@ def encoding(flags, model, encoder):
   import torch
   import transformers
   documents = read_corpus(flags.folder / 'wiki_corpus.jsonl')
-  texts = [sparse.indexed(document) for document in documents[::max(1, len(documents) // flags.encode)]][:flags.encode]
+  texts = [indexed(document) for document in documents[::max(1, len(documents) // flags.encode)]][:flags.encode]
   peer, cutter = transformers.AutoModel.from_pretrained(model).eval(), transformers.AutoTokenizer.from_pretrained(model)
   half = TextEncoder(model, 'minilm', 'bfloat16')
 

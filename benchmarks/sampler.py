@@ -58,16 +58,13 @@ NEVER = ('</research>', '</answers>')  # no text has these, and most of their to
 
 class Words:
   """The least tokenizer that the sampler accepts."""
-  eos_ids, pad_id, special_tokens, vocab_size, longest_token = (END,), END, (), CONFIG.vocab_size, 1
+  eos_ids, pad_id, special_tokens, vocab_size = (END,), END, (), CONFIG.vocab_size
 
   def pieces(self, size):
     return [b'>' if i % 64 == 63 else b' word%d' % i for i in range(size)]
 
   def encode(self, text):
     return list(text.encode())
-
-  def starts(self, text):
-    return list(range(len(self.encode(text))))
 
   def decode(self, ids):
     return ''.join(f' word{i}' for i in ids)

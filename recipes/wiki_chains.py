@@ -24,13 +24,13 @@ import numpy as np
 
 from jaxsearch import setup
 from jaxsearch.data.corpus import Document, first_words, join_contents
+from jaxsearch.data.corpus import words as words_of
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.data.questions import Question, write_questions
 from jaxsearch.data.sources import load_corpus
 from jaxsearch.files import write_whole
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import normalize_answer
-from jaxsearch.tools.bm25 import words as words_of
 from jaxsearch.training import row_files
 from jaxsearch.trees import grammar, templates
 from recipes import wiki_lookups as lookups

@@ -7,6 +7,7 @@ on the way. Indexing them is the business of `jaxsearch.tools`.
 import itertools
 import os
 import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -40,6 +41,19 @@ def first_words(text: str, number: int) -> str:
   """Returns the first `number` words of a text; all of it for 0."""
   following = next(itertools.islice(re.finditer(r'\S+', text), number, None), None) if number else None
   return text if following is None else text[:following.start()].rstrip()
+
+
+def indexed(document: Document) -> str:
+  """Returns what of a document is searched."""
+  return f'{document.title}\n{document.text}'
+
+
+def words(text: str) -> list[str]:
+  """Returns the words of a text as they are indexed: case folded, without accents or punctuation."""
+  text = text.casefold()
+  if not text.isascii():
+    text = ''.join(c for c in unicodedata.normalize('NFKD', text) if not unicodedata.combining(c))
+  return re.findall(r'\w+', text)
 
 
 def stream_corpus(path: str | os.PathLike, after: int = 0) -> Iterator[tuple[str, Document]]:

@@ -83,15 +83,6 @@ class Tokenizer:
     """Returns the ids of `text`; special tokens in it become their ids, none is added."""
     return self.backend.encode(text, add_special_tokens=False).ids
 
-  def starts(self, text: str) -> list[int]:
-    """Returns the index of the first character of each token of `text`, never falling."""
-    return [start for start, _ in self.backend.encode(text, add_special_tokens=False).offsets]
-
-  @functools.cached_property
-  def longest_token(self) -> int:
-    """Returns how many characters a token stands for at most."""
-    return max(map(len, self.backend.get_vocab(with_added_tokens=True)))
-
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of `ids`, special tokens too; bytes that are not UTF-8 become U+FFFD."""
     pieces = self._pieces

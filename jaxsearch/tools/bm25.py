@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxsearch.data.corpus import Document
+from jaxsearch.data.corpus import Document, indexed, words
 from jaxsearch.tools import Backend, sparse
-from jaxsearch.tools.sparse import K1, NOTHING, B, Ranking, indexed, words
+from jaxsearch.tools.sparse import K1, NOTHING, B, Ranking
 
 
 class BM25:
@@ -84,8 +84,8 @@ def _sparse(texts: list[str]) -> Callable[[str, int], Ranking]:
   """Does the same by the files of an index, which stay mapped when the folder is gone."""
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
-    for number, first in enumerate(range(0, len(texts), sparse.BLOCK)):
-      sparse.write_block(folder, number, first, texts[first:first + sparse.BLOCK])
+    for first in range(0, len(texts), sparse.BLOCK):
+      sparse.write_block(folder, first, texts[first:first + sparse.BLOCK])
     sparse.merge(folder)
     return sparse.Sparse(folder).search
 

@@ -8,11 +8,10 @@ calls knows no tool by name.
 import bisect
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxsearch.data.corpus import Document, first_words
+from jaxsearch.data.corpus import Document, first_words, indexed
 from jaxsearch.data.questions import Question
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node
@@ -256,7 +255,7 @@ def texts_of(reply: Any) -> list[str]:
   """Returns the texts that a tool found: that of a reply, or those of its documents with their titles."""
   if isinstance(reply, str):
     return [reply]
-  return [f'{document.title}\n{document.text}' for document in reply] if is_documents(reply) else []
+  return list(map(indexed, reply)) if is_documents(reply) else []
 
 
 def shorten(documents: Sequence[Document], budget: int, show: Callable[[Sequence[Document]], str],
@@ -268,43 +267,23 @@ def shorten(documents: Sequence[Document], budget: int, show: Callable[[Sequence
   may have fewer tokens, there may be further such numbers.) If titles alone are too long, documents are left
   out from the end, down to none.
 
-  What is longer than `budget` of the longest tokens is cut off first. The rest is tokenised once as a whole,
-  which tells about where to cut, and cuts around there are tried.
-
   Args:
     documents: best first.
     show: the text that shows documents, tags or prompt included.
-    tokenizer: with `encode`, `starts` and `longest_token`, see models/tokenizer.py.
   """
-  documents, characters = list(documents), max(budget, 0) * tokenizer.longest_token
-  while documents and sum(len(document.title) for document in documents) > characters:
-    documents.pop()
   cut = lambda size: [dataclasses.replace(document, text=document.text[:size]) for document in documents]
-  measure = lambda documents: len(tokenizer.encode(show(documents)))
-  total = lambda size: sum(min(size, len(document.text)) for document in documents)
-  longest = max((len(document.text) for document in documents), default=0)
-  high = bisect.bisect_right(range(1, longest + 1), characters, key=total)
-  whole = show(cut(high))
-  starts = tokenizer.starts(whole)
-  if len(starts) <= budget:
-    return cut(high)
-  if documents and measure(cut(0)) > budget:
+  tokens = lambda size: len(tokenizer.encode(show(cut(size))))
+  if not documents:
+    return []
+  longest = max(len(document.text) for document in documents)
+  fits, size = 0, min(4 * max(budget, 1), longest)  # a first guess: megabytes are never tokenised
+  while tokens(size) <= budget:
+    if size == longest:
+      return list(documents)
+    fits, size = size, min(2 * size, longest)
+  if not fits and tokens(0) > budget:
     return shorten(documents[:-1], budget, show, tokenizer)
-  regions, end = [], 0  # of texts in `whole`, about: a beginning that was neutralised there is not found
-  for document in cut(high):
-    start = max(end, whole.find(document.text[:50].strip(), end))
-    regions.append((start, end := start + len(document.text)))
-  before = lambda place: bisect.bisect_left(starts, place)
-  tokens = lambda size: sum(before(min(start + size, end)) - before(start) for start, end in regions)  # about
-  low, beside = 0, measure(cut(0))  # fits; tokens that are not of texts
-  for probe in itertools.count():
-    if high - low <= 1:
-      return cut(low)
-    size = low + max(1, bisect.bisect_right(range(low + 1, high), budget - beside, key=tokens))
-    size = size if probe < 8 else (low + high) // 2  # the estimate is no help here
-    measured = measure(cut(size))
-    beside = measured - tokens(size)
-    low, high = (size, high) if measured <= budget else (low, size)
+  return cut(fits + bisect.bisect_right(range(fits + 1, size), budget, key=tokens))
 
 
 def one_line(text: str, most: int = 200) -> str:

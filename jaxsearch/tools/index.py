@@ -37,25 +37,28 @@ class Encoder(Protocol):
 def sizes(out: pathlib.Path) -> dict[str, int]:
   """Returns file -> bytes of those that an index consists of; a kill may leave a '.part'."""
   return {path.name: path.stat().st_size for path in sorted(out.iterdir())
-          if path.name not in ('lock', 'manifest.json', 'progress.json') and path.suffix != '.part'}
+          if path.name not in ('lock', 'manifest.json') and path.suffix != '.part'}
 
 
-def read_manifest(folder: str | os.PathLike) -> dict:
-  """Returns the manifest of a whole index, its files checked against it. Raises DataError."""
+def read_manifest(folder: str | os.PathLike, half_built: bool = False) -> dict:
+  """Returns the manifest of an index, its files checked against it. Raises DataError.
+
+  It has 'passages' once they are written, and 'files' once the index is whole, which it has to be unless
+  `half_built`.
+  """
   folder = pathlib.Path(folder)
   try:
     manifest = json.loads((folder / 'manifest.json').read_text())
   except FileNotFoundError:
-    half_built = (folder / 'progress.json').exists()
-    reason = 'the index is half-built: rerun `jaxsearch index` to finish it' if half_built else (
-      'no index here (no manifest.json); `jaxsearch index` makes one')
-    raise DataError(f'{folder}: {reason}') from None
+    raise DataError(f'{folder}: no index here (no manifest.json); `jaxsearch index` makes one') from None
   except ValueError as error:
     raise DataError(f'{folder / "manifest.json"}: not the manifest of an index ({error!r})') from error
   if not isinstance(manifest, dict) or manifest.get('format') != FORMAT:
     raise DataError(f'{folder}: an index of another version of jaxsearch; build it again')
+  if 'files' not in manifest and not half_built:
+    raise DataError(f'{folder}: the index is half-built: rerun `jaxsearch index` to finish it')
   there = sizes(folder)
-  for name, size in manifest['files'].items():
+  for name, size in manifest.get('files', {}).items():
     if there.get(name, 0) != size:
       raise DataError(f'{folder / name}: {there.get(name, 0)} bytes, but manifest.json says {size}; '
                       'build the index again')

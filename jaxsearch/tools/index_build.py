@@ -2,8 +2,8 @@
 
 `build` reads the corpus in blocks and writes passages.jsonl, where each ends (ends.int64), and their postings
 (tools/sparse.py). Then it encodes the passages (models/encoder.py, tools/dense.py), and goes on there after a
-kill. progress.json says what is built; manifest.json is written last, and a folder without it is no index. A
-whole index can get lists for approximate search (tools/approximate.py).
+kill. manifest.json says what is built, see `index.read_manifest`. A whole index can get lists for approximate
+search (tools/approximate.py).
 """
 
 import gzip
@@ -19,12 +19,11 @@ from collections.abc import Callable
 import filelock
 import numpy as np
 
-from jaxsearch.data.corpus import stream_corpus
+from jaxsearch.data.corpus import indexed, stream_corpus
 from jaxsearch.data.jsonl import DataError, opened
 from jaxsearch.files import naming, no_link, write_whole
 from jaxsearch.tools import sparse
 from jaxsearch.tools.index import FORMAT, Encoder, Passages, read_manifest, sizes
-from jaxsearch.tools.sparse import indexed
 
 ENCODED = 2**12  # passages that are encoded at a time
 SAMPLE = 2048    # passages by which `estimate` judges all
@@ -43,7 +42,7 @@ def build(corpus: str | os.PathLike, out: str | os.PathLike, kind: str, *, encod
     precision: of the vectors, one of `dense.PRECISIONS`.
     approximate: makes lists of the vectors for approximate search; an index that has none gets them.
   Raises:
-    DataError: a line that is no passage, an id given twice, or a folder with something else in it.
+    DataError: a line that is no passage, or a folder with something else in it.
     OSError: the corpus cannot be read or the index not written; names the file.
   """
   out, file = pathlib.Path(out), os.stat(corpus)
@@ -55,39 +54,37 @@ def build(corpus: str | os.PathLike, out: str | os.PathLike, kind: str, *, encod
   try:
     with filelock.FileLock(out / 'lock', timeout=0), naming(out):
       manifest = _started(out, settings)
+      save = lambda: write_whole(out / 'manifest.json', json.dumps(manifest, indent=1))
       if 'passages' not in manifest:
-        write_whole(out / 'progress.json', json.dumps(manifest))
+        save()
         manifest |= _scan(corpus, out, kind, report)
-        write_whole(out / 'progress.json', json.dumps(manifest))
+        save()
       if 'files' not in manifest:
         if kind != 'bm25':
           _encode(out, encoder, precision, report)
-        _write_manifest(out, manifest)
-        (out / 'progress.json').unlink()
+        manifest['files'] = sizes(out)
+        save()
       if approximate and 'approximate' not in manifest:
         from jaxsearch.tools import approximate as lists
         from jaxsearch.tools.dense import Vectors
         manifest['approximate'] = lists.build(out, Vectors(out, encoder.width, precision), precision, report)
-        _write_manifest(out, manifest)
+        manifest['files'] = sizes(out)
+        save()
       return manifest
   except filelock.Timeout as error:
     raise DataError(f'{out}: another process is building an index here') from error
 
 
 def _started(out: pathlib.Path, settings: dict) -> dict:
-  """Returns the manifest of a folder as far as it is built: with 'passages' once it is scanned, with 'files'
-  once it is whole.
+  """Returns the manifest of a folder as far as it is built, `settings` where nothing is.
 
-  Raises DataError for another index that is at least scanned, or anything else in the folder.
+  Raises DataError for another index whose passages are written, or anything else in the folder.
   """
-  if (out / 'manifest.json').exists():
-    started = read_manifest(out)
-  elif (out / 'progress.json').exists():
-    started = json.loads((out / 'progress.json').read_text())
-  elif others := sorted(file.name for file in out.iterdir() if file.name != 'lock'):
-    raise DataError(f'{out}: holds {others[0]!r} and is no index; name an empty folder or a new one')
-  else:
+  if not (out / 'manifest.json').exists():
+    if others := sorted(file.name for file in out.iterdir() if file.name != 'lock'):
+      raise DataError(f'{out}: holds {others[0]!r} and is no index; name an empty folder or a new one')
     return settings
+  started = read_manifest(out, half_built=True)
   if all(started.get(name) == value for name, value in settings.items()):
     return started
   if 'passages' not in started:
@@ -98,20 +95,13 @@ def _started(out: pathlib.Path, settings: dict) -> dict:
 
 
 def _scan(corpus, out: pathlib.Path, kind: str, report: Report) -> dict:
-  """Writes passages and postings; returns how many passages there are, and the hash of all.
-
-  Raises DataError for an id that stands twice.
-  """
+  """Writes passages and postings; returns how many passages there are, and the hash of all."""
   sparse.delete_blocks(out)  # of a build that was killed
-  stream, corpus_hash, ids, end = stream_corpus(corpus), hashlib.sha256(), [], 0
+  stream, corpus_hash, size, end = stream_corpus(corpus), hashlib.sha256(), 0, 0
   with (open(out / 'passages.jsonl', 'wb', opener=no_link) as passages,
         open(out / 'ends.int64', 'wb', opener=no_link) as ends):
-    for number in itertools.count():
-      documents = [document for _, document in itertools.islice(stream, sparse.BLOCK)]
-      if not documents:
-        break
-      first = number * sparse.BLOCK
-      report('scan', first)
+    while documents := [document for _, document in itertools.islice(stream, sparse.BLOCK)]:
+      report('scan', size)
       fields = ([document.id, document.title, document.text] for document in documents)
       lines = [json.dumps(values, ensure_ascii=False).encode() + b'\n' for values in fields]
       ends.write((end + np.cumsum([len(line) for line in lines], dtype=np.int64)).tobytes())
@@ -119,28 +109,15 @@ def _scan(corpus, out: pathlib.Path, kind: str, report: Report) -> dict:
       passages.write(content)
       corpus_hash.update(content)
       end += len(content)
-      ids.append(np.array([sparse.hashed(document.id) for document in documents], np.uint64))
       if kind != 'dense':
-        sparse.write_block(out, number, first, list(map(indexed, documents)))
-  if not ids:
+        sparse.write_block(out, size, list(map(indexed, documents)))
+      size += len(documents)
+  if not size:
     raise DataError(f'{corpus}: no documents in it')
-  ids = np.sort(np.concatenate(ids))
-  if len(twice := ids[1:][ids[1:] == ids[:-1]]):
-    _name_twin(corpus, set(twice.tolist()))
   if kind != 'dense':
     report('sparse', 0)
     sparse.merge(out)
-  return {'passages': len(ids), 'corpus_hash': corpus_hash.hexdigest()}
-
-
-def _name_twin(corpus, hashes: set[int]) -> None:
-  """Raises DataError for the first id of these hashes that stands twice."""
-  places = {}
-  for place, document in stream_corpus(corpus):
-    if sparse.hashed(document.id) in hashes:
-      if document.id in places:
-        raise DataError(f'{place}: id {document.id!r} was already used at {places[document.id]}')
-      places[document.id] = place
+  return {'passages': size, 'corpus_hash': corpus_hash.hexdigest()}
 
 
 def _encode(out: pathlib.Path, encoder: Encoder, precision: str, report: Report) -> None:
@@ -152,11 +129,6 @@ def _encode(out: pathlib.Path, encoder: Encoder, precision: str, report: Report)
     report('dense', first)
     documents = passages.read(range(first, min(first + ENCODED, len(passages))))
     write_vectors(out, first, encoder.passages(list(map(indexed, documents))), precision)
-
-
-def _write_manifest(out: pathlib.Path, manifest: dict) -> None:
-  manifest['files'] = sizes(out)
-  write_whole(out / 'manifest.json', json.dumps(manifest, indent=1))
 
 
 def estimate(corpus: str | os.PathLike, kind: str, encoder: Encoder | None = None, precision: str = 'float16',
@@ -177,8 +149,7 @@ def estimate(corpus: str | os.PathLike, kind: str, encoder: Encoder | None = Non
   scale, postings, word_bytes, start = total / len(texts), 0, 0, time.perf_counter()
   if kind != 'dense':
     with tempfile.TemporaryDirectory() as folder:
-      sparse.write_block(pathlib.Path(folder), 0, 0, texts)
-      block = np.load(pathlib.Path(folder) / 'block-000000.npy')
+      block = np.load(sparse.write_block(pathlib.Path(folder), 0, texts))
     postings, word_bytes = len(block) * scale, 34 * len(np.unique(block['word'])) * scale**0.6  # Heaps' law
   seconds, each = (time.perf_counter() - start) * scale * 1.3, 0
   if kind != 'bm25':

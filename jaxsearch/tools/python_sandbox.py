@@ -107,19 +107,7 @@ STATISTICS = pydantic_monty.ExternalModule({name: _bounded(getattr(statistics, n
   'pvariance')})
 
 
-# Runs a program among names of its own, from which it reaches neither `run` nor the host. What it raises is
-# cut here: 30 MB of a message would be 85 MiB on the host.
-RUN = """
-def run(code, names, most):
-  try:
-    exec(code, names)
-  except BaseException as error:
-    text = str(error)[:most]
-    return type(error).__name__ + (': ' if text else '') + text
-names = {'value__': None, %s}
-run(code, names, most)
-"""
-SHOW_VALUE = "run('if value__ is not None: print(value__, end=\"\")', names, most)"
+SHOW_VALUE = 'if value__ is not None: print(value__, end="")'
 
 
 class PythonSandbox:
@@ -134,7 +122,7 @@ class PythonSandbox:
 
   def __init__(self, *, seconds: float = 2.0, memory: int = 64, output: int = 4000, workers: int = 4):
     self._limits = {'max_feed_duration_secs': float(seconds), 'max_memory': memory << 20,
-                    'max_recursion_depth': 101, 'max_suspensions': CALLS}  # RUN is one call of these
+                    'max_recursion_depth': 100, 'max_suspensions': CALLS}
     self._output = output
     self._pool = pydantic_monty.Monty(min_processes=0, max_processes=workers)  # they start when needed
     self._pool.__enter__()
@@ -146,7 +134,7 @@ class PythonSandbox:
     called from several threads. The program may call the `functions` by name; they run on the caller's
     thread.
     """
-    functions, printed, error = functions or {}, '', None
+    printed, error = '', ''
 
     def show(_: str, text: str) -> None:
       nonlocal printed
@@ -156,17 +144,16 @@ class PythonSandbox:
       if len(printed) > self._output:
         os.kill(worker, signal.SIGKILL)  # nothing else stops it at once; the pool starts another
 
-    names = ', '.join(f'{name!r}: {name}' for name in functions)
-    bounded = {name: _bounded(function) for name, function in functions.items()}
+    bounded = {name: _bounded(function) for name, function in (functions or {}).items()}
     try:
       with self._pool.checkout(limits=self._limits, os_policy=POLICY,
                                external_modules={'statistics': STATISTICS}) as session:
         worker = session.worker_pid
-        error = session.feed_run(RUN % names, inputs={'code': _value_kept(code), 'most': self._output},
-                                 print_callback=show, external_lookup=bounded)
-        if not printed and not error:
-          error = session.feed_run(SHOW_VALUE, print_callback=show)
-    except pydantic_monty.MontyRuntimeError as failure:
+        session.feed_run(_value_kept(code), inputs={'value__': None}, print_callback=show,
+                         external_lookup=bounded)
+        if not printed:
+          session.feed_run(SHOW_VALUE, print_callback=show)
+    except (pydantic_monty.MontyRuntimeError, pydantic_monty.MontySyntaxError) as failure:
       # The time or memory that it took differs from run to run.
       error = re.sub(r'(limit exceeded): .*', r'\1', failure.display('type-msg'))
     except pydantic_monty.MontyError:  # its worker died; the pool has another
@@ -182,11 +169,7 @@ class PythonSandbox:
 
 def _value_kept(code: str) -> str:
   """Returns the program with the value of its last line, if that is an expression, as `value__`, to be
-  printed in the sandbox.
-
-  A value that leaves the sandbox is written out whole: a list that holds a text a million times would be
-  gigabytes here.
-  """
+  printed in the sandbox: a list that holds a text a million times would be gigabytes here."""
   try:
     program = ast.parse(code, '<program>')
     if program.body and isinstance(last := program.body[-1], ast.Expr):

@@ -13,13 +13,11 @@ import hashlib
 import itertools
 import math
 import pathlib
-import re
-import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
 
-from jaxsearch.data.corpus import Document
+from jaxsearch.data.corpus import words
 from jaxsearch.files import appended, no_link
 
 K1, B = 0.9, 0.4  # how soon more occurrences stop counting, how much a long passage is marked down
@@ -32,26 +30,16 @@ Ranking = tuple[np.ndarray, np.ndarray]  # (numbers [n], scores [n]) of passages
 NOTHING = np.empty(0, np.int64), np.empty(0)
 
 
-def indexed(document: Document) -> str:
-  """Returns what of a document is searched."""
-  return f'{document.title}\n{document.text}'
-
-
-def words(text: str) -> list[str]:
-  """Returns the words of a text as they are indexed: case folded, without accents or punctuation."""
-  text = text.casefold()
-  if not text.isascii():
-    text = ''.join(c for c in unicodedata.normalize('NFKD', text) if not unicodedata.combining(c))
-  return re.findall(r'\w+', text)
-
-
 @functools.lru_cache(2**17)
 def hashed(word: str) -> int:
   return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), 'little')
 
 
-def write_block(folder: pathlib.Path, number: int, first: int, texts: Sequence[str]) -> None:
-  """Writes the postings of passages from `first` on, sorted by word, then passage; appends their lengths."""
+def write_block(folder: pathlib.Path, first: int, texts: Sequence[str]) -> pathlib.Path:
+  """Writes the postings of passages from `first` on, sorted by word, then passage; appends their lengths.
+
+  Returns the file of the postings.
+  """
   documents = [words(text) for text in texts]
   lengths = np.array([len(document) for document in documents], np.uint32)
   occurring = np.fromiter(map(hashed, itertools.chain.from_iterable(documents)), np.uint64, lengths.sum())
@@ -64,9 +52,11 @@ def write_block(folder: pathlib.Path, number: int, first: int, texts: Sequence[s
   postings = np.empty(len(starts), POSTING)
   postings['word'], postings['passage'] = occurring[starts], passages[starts]
   postings['count'] = np.minimum(np.diff(starts, append=len(order)), 2**16 - 1)
-  np.save(folder / f'block-{number:06}.npy', postings)
   with appended(folder / 'lengths.uint32', 4 * first) as file:
     file.write(lengths.tobytes())
+  block = folder / f'block-{first:010}.npy'
+  np.save(block, postings)
+  return block
 
 
 def merge(folder: pathlib.Path) -> None:

@@ -17,9 +17,8 @@ FOUND = (Document('1', 'Title', 'text'),)
 
 class Letters:
   """A tokenizer of bytes."""
-  special_tokens, longest_token = ('<|end|>',), 1
+  special_tokens = ('<|end|>',)
   eos_ids = ()
-  starts = staticmethod(lambda text: list(range(len(text))))
   encode = staticmethod(lambda text: list(text.encode()))
   decode = staticmethod(lambda ids: bytes(ids).decode())
 

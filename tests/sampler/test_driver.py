@@ -30,16 +30,13 @@ from jaxsearch.trees.tree import Role, Stop, Tree
 
 
 class Letters:
-  special_tokens, longest_token = (), 1
+  special_tokens = ()
 
   def encode(self, text):
     return [ord(letter) for letter in text]
 
   def decode(self, ids):
     return ''.join(map(chr, ids))
-
-  def starts(self, text):
-    return range(len(text))
 
 
 class Counting(contextlib.nullcontext):

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from jaxsearch.data.corpus import Document
-from jaxsearch.tools.bm25 import BM25, words
+from jaxsearch.data.corpus import Document, words
+from jaxsearch.tools.bm25 import BM25
 
 PASSAGES = [
     Document('a', 'Paris', 'Paris is the capital of France.'),

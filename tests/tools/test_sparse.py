@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 
+from jaxsearch.data.corpus import indexed
 from jaxsearch.tools import sparse
 from jaxsearch.tools.bm25 import BM25
 from tests.tools.test_bm25 import random_corpus
 
 
 def built(folder, passages, block):
-  for number, first in enumerate(range(0, len(passages), block)):
-    sparse.write_block(folder, number, first, [sparse.indexed(one) for one in passages[first:first + block]])
+  for first in range(0, len(passages), block):
+    sparse.write_block(folder, first, [indexed(one) for one in passages[first:first + block]])
   sparse.merge(folder)
   return folder
 
