@@ -23,6 +23,7 @@ import numpy as np
 from jaxsearch.data.questions import Question
 from jaxsearch.models.decoder import DecoderConfig, initial_params
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import transfer
 from jaxsearch.training import batch as batches
 from jaxsearch.training import step as steps
 from jaxsearch.trees.layout import TrainingRows, lay_out
@@ -99,7 +100,7 @@ def main():
     as_rows = lay_out(forest, -(-longest // 64) * 64, pad_id=0)
   params = initial_params(CONFIG, jax.random.key(0))
   mesh = meshes.make_mesh(devices=jax.devices()[:1])
-  shardings = jax.tree.map(lambda _: meshes.replicated(mesh), params)
+  shardings = jax.tree.map(lambda _: transfer.replicated(mesh), params)
 
   @jax.jit
   def gradients(params, batch):

@@ -22,7 +22,7 @@ from jaxsearch.models import adapter_files, gguf_files, hub, lora
 from jaxsearch.models.decoder import DecoderConfig, initial_params, parameter_axes, parameter_shapes
 from jaxsearch.models.presets import PRESETS, preset
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.parallel import memory
+from jaxsearch.parallel import memory, transfer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.assistants import Assistant, Scorer, first_requests
@@ -74,7 +74,7 @@ def load_adapted(folder: str | pathlib.Path, mesh: Mesh,
   model_config, adapter, run = adapter_files.load(folder)
   base = base_of(run, base, folder)
   placed, _ = adapter_layout(from_saved(run['config']), model_config, mesh)
-  adapter = jax.tree.map(meshes.place, adapter, placed)
+  adapter = jax.tree.map(transfer.place, adapter, placed)
   return model_config, merge_with_base(adapter, run, base, mesh), run
 
 

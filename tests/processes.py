@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import transfer
 
 
 class Store:
@@ -33,14 +33,14 @@ class Store:
 
 
 def as_processes(count: int, monkeypatch, run: Callable[[], Any]) -> list[Any]:
-  """What `run` returns in each of `count` processes, which exchange by `meshes.gather_objects` and
-  `meshes.pass_on` alone."""
+  """What `run` returns in each of `count` processes, which exchange by `transfer.gather_objects` and
+  `transfer.pass_on` alone."""
   local, exchange, barrier, kept = threading.local(), {}, threading.Barrier(count, timeout=60), Store()
 
   def gather(own):
-    exchange[local.process] = meshes._packed(own, count - 1)
+    exchange[local.process] = transfer._packed(own, count - 1)
     barrier.wait()
-    found = [meshes._unpacked(exchange[process]) for process in range(count)]
+    found = [transfer._unpacked(exchange[process]) for process in range(count)]
     barrier.wait()
     return found
 
@@ -51,7 +51,7 @@ def as_processes(count: int, monkeypatch, run: Callable[[], Any]) -> list[Any]:
   with monkeypatch.context() as patch:
     patch.setattr(jax, 'process_count', lambda: count)
     patch.setattr(jax, 'process_index', lambda: local.process)
-    patch.setattr(meshes, 'gather_objects', gather)
-    patch.setattr(meshes, 'store', lambda: kept)
+    patch.setattr(transfer, 'gather_objects', gather)
+    patch.setattr(transfer, 'store', lambda: kept)
     with ThreadPoolExecutor(count) as pool:
       return list(pool.map(begin, range(count)))

@@ -23,7 +23,7 @@ from jaxsearch.evaluation import competence
 from jaxsearch.evaluation.figures import means, record_of
 from jaxsearch.evaluation.question_sets import read_held_out
 from jaxsearch.files import naming, no_link
-from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import transfer
 from jaxsearch.rewards.match import answer_found
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import Request, Sampling, add_failures, failing
@@ -178,12 +178,12 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
   """
   questions, tiers = read_held_out(config)
   for temperature in config.eval.temperatures:
-    watch, part = Watch(), meshes.local_part()  # every process answers some of them
+    watch, part = Watch(), transfer.local_part()  # every process answers some of them
     trees, counts = rollout(agent, questions[part], jax.random.key(config.seed), observer=watch,
                             sampling=Sampling(temperature), numbers=range(len(questions))[part])
     if assess is not None:
       assess(trees)
-    records, _ = meshes.gather_items([watch.record(tree) for tree in trees])
+    records, _ = transfer.gather_items([watch.record(tree) for tree in trees])
     tables = competence.tables(records, tiers, config.eval.right)
     numbers = {name: value for name, value in tables.items() if isinstance(value, (int, float))}
     row = {'step': step, 'temperature': temperature} | means(records) | numbers | failures_of_all(counts)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import transfer
 from jaxsearch.trees.tree import Tree
 
 Groups = Sequence[Sequence[Tree]]  # the trees of each question
@@ -46,12 +46,12 @@ class Context:
     For methods that compare across questions. An item should be a few numbers: it goes to every process. All
     processes must call it equally often, those without groups too.
     """
-    return meshes.gather_items(of_groups)
+    return transfer.gather_items(of_groups)
 
   def of_all(self, trees: int) -> dict[str, float]:
     """Returns `metrics` of all processes; `trees` is how many this one has."""
     gathered = collections.defaultdict(list)
-    for metrics, number in meshes.gather_objects((self.metrics, trees)):
+    for metrics, number in transfer.gather_objects((self.metrics, trees)):
       for name, value in metrics.items():
         gathered[name].append((value, number))
     return {name: _joined(*zip(*pairs)) for name, pairs in gathered.items()}

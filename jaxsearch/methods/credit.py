@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxsearch.advantages import gae, group_relative, whiten
 from jaxsearch.methods import Groups
-from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import transfer
 from jaxsearch.trees.tree import Node, Role, Tree
 
 _gae = jax.jit(gae, static_argnames=('gamma', 'lam'))
@@ -105,7 +105,7 @@ def whiten_over_processes(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
   """Whitens as `advantages.whiten` does, by the mean and variance of what all processes pass."""
   if jax.process_count() == 1:
     return np.asarray(_whiten(x, mask))
-  count, mean, variance = meshes.moments(x[mask])
+  count, mean, variance = transfer.moments(x[mask])
   deviation = np.sqrt(variance * count / max(count - 1, 1) + 1e-8)
   return np.where(mask, (x - mean) / deviation, 0).astype(np.float32)
 
@@ -115,5 +115,5 @@ def explained(values: np.ndarray, returns: np.ndarray) -> dict[str, float]:
 
   Over all processes, each of which must call it; {} where returns are all the same.
   """
-  (_, _, left), (_, _, outcomes) = meshes.moments(returns - values), meshes.moments(returns)
+  (_, _, left), (_, _, outcomes) = transfer.moments(returns - values), transfer.moments(returns)
   return {'value_explained': 1 - left / outcomes} if outcomes > 1e-12 else {}  # not rounding

@@ -22,7 +22,8 @@ from jaxsearch.models.families import parse_config
 from jaxsearch.models.hub import read_params
 from jaxsearch.models.tensor_files import InFile
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.parallel.mesh import ambient, issuing
+from jaxsearch.parallel.mesh import ambient
+from jaxsearch.parallel.transfer import issuing
 
 
 @dataclasses.dataclass(frozen=True)

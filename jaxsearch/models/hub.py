@@ -22,7 +22,8 @@ from jaxsearch.models.decoder import Decoder, DecoderConfig, parameter_axes, par
 from jaxsearch.models.families import HARMLESS, TENSORS, from_gguf, from_hugging_face, to_hugging_face
 from jaxsearch.models.tensor_files import InFile, Tensors, read_json, reading, write_json
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.parallel.mesh import shardings, whole
+from jaxsearch.parallel.mesh import shardings
+from jaxsearch.parallel.transfer import whole
 
 
 def load(path: str | pathlib.Path, dtype: str = 'float32', *, param_dtype: str | None = None,

@@ -52,7 +52,9 @@ def best_split(rows: int, positions: int, width: int, vocabulary: int) -> Split 
   group = min(sizes, key=lambda g: g * rows // parts * positions + part // g)
   shares = ('tensor', 'fsdp') if by_tensor else ('fsdp',)
   table = PartitionSpec('tensor' if by_tensor else None, ('groups', 'fsdp'))
-  return Split(meshes.in_groups(mesh, group), shares, table)
+  sizes = mesh.shape['data'], fsdp // group, group, mesh.shape['tensor']
+  grouped = AbstractMesh(sizes, ('data', 'groups', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 4)
+  return Split(grouped, shares, table)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

@@ -15,6 +15,7 @@ import numpy as np
 from jaxsearch import setup
 from jaxsearch.models.decoder import parameter_shapes
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import transfer
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.training import batch as batches
 from jaxsearch.training import learner as learners
@@ -164,10 +165,10 @@ def batch_structs(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) ->
   absent += () if config.critic.enabled else ('value_weights', 'values', 'returns')
   integers = ('tokens', 'positions', 'previous', 'visible_until', 'targets')
   kind = lambda name: np.int32 if name in integers else np.float32
-  rows = meshes.split_over_batch(mesh, 1)
+  rows = transfer.split_over_batch(mesh, 1)
   fields = {field.name: jax.ShapeDtypeStruct(shape, kind(field.name), sharding=rows)
             for field in dataclasses.fields(batches.Batch)}
-  count = jax.ShapeDtypeStruct((), np.int32, sharding=meshes.replicated(mesh))
+  count = jax.ShapeDtypeStruct((), np.int32, sharding=transfer.replicated(mesh))
   return batches.Batch(**fields | dict.fromkeys(absent) | {'count': count})
 
 

@@ -15,8 +15,7 @@ import jax
 import numpy as np
 
 from jaxsearch.models.decoder import DecoderConfig
-from jaxsearch.parallel import memory
-from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import memory, transfer
 from jaxsearch.sampler import segment, stops
 from jaxsearch.sampler.decoding import Decoding
 from jaxsearch.sampler.driver import Schedule
@@ -151,7 +150,7 @@ class Device:
       self._device_tables = self.put(self._tables)
     batch, enough, limit = self.put((batch, np.int32(enough), np.int32(limit)))
     uniforms = segment.draws(key, batch.episodes, batch.requests, batch.lengths, steps=self.segment_steps)
-    with meshes.issuing():
+    with transfer.issuing():
       self._cache, self._front, *results = segment.decode(
         self.config, self._params, self._cache, self._front, batch, self._device_tables, uniforms, enough,
         limit, mesh=self._mesh, kernel=self._kernel)
@@ -210,7 +209,7 @@ class Device:
         pieces[:, row.lane, counts[row.lane]] = row.place, place, min(first, length - size)
         counts[row.lane] += 1
     arrays = self.put((*pieces.reshape(3, -1), np.full(self.lanes, max(counts), np.int32)))
-    with meshes.issuing():
+    with transfer.issuing():
       return segment.copy(to, given, *arrays, window=size, mesh=self._mesh)
 
   def prefill(self, chunks: Sequence[Chunk]) -> None:
@@ -249,7 +248,7 @@ class Device:
     first = placed[0][1]
     scored = (None, None) if first.targets is None else (targets, np.float32(first.temperature))
     arrays = self.put((tokens, starts, rows, *scored))
-    with meshes.issuing():
+    with transfer.issuing():
       self._cache, logprobs = segment.prefill(self.config, self._params, self._cache, *arrays, window=window,
                                               mesh=self._mesh)
     if logprobs is not None:

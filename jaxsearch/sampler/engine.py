@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from jaxsearch.models.decoder import DecoderConfig, fuse, parameter_axes, parameter_shapes, unstack
 from jaxsearch.models.kernels import decode_attention
-from jaxsearch.parallel import memory
+from jaxsearch.parallel import memory, transfer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import kv_cache, segment
 from jaxsearch.sampler.device import FORBIDDEN, STATES, Device
@@ -100,7 +100,7 @@ class Engine(Device):
     self._windows = *(size for size in sizes if size < row_length), row_length
     shape = self.lanes, 1, split
     self._mesh = Mesh(devices.reshape(shape), meshes.MESH_AXES) if devices.size > 1 else None
-    self._whole = meshes.replicated(self._mesh) if self._mesh else SingleDeviceSharding(devices.item())
+    self._whole = transfer.replicated(self._mesh) if self._mesh else SingleDeviceSharding(devices.item())
     by_heads = PartitionSpec(segment.LANES, 'tensor')
     self._split = NamedSharding(self._mesh, by_heads) if self._mesh else self._whole
     self._allocate = functools.partial(kv_cache.allocate, config, self.lanes * (self._scratch + 1),

@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import transfer
 from jaxsearch.trees.layout import TrainingRows, count_trained, lay_out, take_back
 from jaxsearch.trees.tree import Tree
 
@@ -71,9 +72,9 @@ def pack(trees: Sequence[Tree], mesh: Mesh, row_length: int, micro_rows: int, *,
     at_most, ref, critic: see `make_batch`.
     layout: see `lay_out`.
   """
-  counts = meshes.gather_objects(count_trained(trees))
+  counts = transfer.gather_objects(count_trained(trees))
   rows = lay_out(trees, row_length, totals=sum(counts), **layout)
-  sizes = meshes.gather_objects((len(rows.tokens), int(rows.real.sum())))
+  sizes = transfer.gather_objects((len(rows.tokens), int(rows.real.sum())))
   batch = make_batch(rows, micro_rows, trees=at_most, ref=ref, critic=critic)
   return Packed(trees, rows, place(batch, mesh), micro_rows, *map(sum, zip(*sizes)))
 
@@ -85,7 +86,7 @@ def note(packed: Packed, values: jax.Array, field: str) -> None:
 
 def split(groups: Groups, size: int, rng: np.random.Generator) -> list[list[Tree]]:
   """Cuts the groups of all processes into `mini_batches`; returns the trees of each that this process has."""
-  sizes, places = meshes.gather_items([len(group) for group in groups])
+  sizes, places = transfer.gather_items([len(group) for group in groups])
   local = dict(zip(places, groups))
   return [[local[group][member] for group, member in part if group in local]
           for part in mini_batches(sizes, size, rng)]
@@ -116,7 +117,7 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, ref: bool
   per_target = ['spans', 'loss_weights', 'gains', 'losses', 'sampler_logprobs']
   per_target += ['kl_weights'] * ref + ['value_weights', 'values', 'returns'] * critic
   most_trained = int((rows.spans != 0).sum(axis=1).max(initial=1))
-  sizes, largest = zip(*meshes.gather_objects((len(rows.tokens), most_trained)))
+  sizes, largest = zip(*transfer.gather_objects((len(rows.tokens), most_trained)))
   count = max(-(-sum(sizes) // micro_rows), 1)
   n, R = 1 << (max(count, -(-trees // micro_rows)) - 1).bit_length(), micro_rows // len(sizes)
   rows_here = [{name: getattr(rows, name)[row] for name in (*per_token, *per_target)}
@@ -149,7 +150,7 @@ def row_moves(sizes: Sequence[int], micro_rows: int) -> list[tuple[int, int]]:
 def exchange(rows: Sequence[Any], moves: Sequence[tuple[int, int]]) -> list[Any]:
   """Returns the rows that stay in this process, then those that come; its last ones go."""
   keep = len(rows) - sum(source == jax.process_index() for source, _ in moves)
-  return [*rows[:keep], *meshes.pass_on(rows[keep:], moves)]
+  return [*rows[:keep], *transfer.pass_on(rows[keep:], moves)]
 
 
 def check_rows(micro_rows: int, mesh) -> None:
@@ -192,12 +193,12 @@ def to_rows(values: jax.Array, batch: Batch, rows: TrainingRows, micro_rows: int
 
   All processes must call it: rows that were passed on come home.
   """
-  targets, values = meshes.local_rows(batch.targets), meshes.local_rows(values)
+  targets, values = transfer.local_rows(batch.targets), transfer.local_rows(values)
   spread = np.zeros((targets.shape[0] * targets.shape[1], rows.tokens.shape[1]), np.float32)
   targets = targets.reshape(len(spread), -1)
   row, column = np.nonzero(targets >= 0)
   spread[row, targets[row, column]] = values.reshape(targets.shape)[row, column]
-  moves = row_moves(meshes.gather_objects(len(rows.tokens)), micro_rows)
+  moves = row_moves(transfer.gather_objects(len(rows.tokens)), micro_rows)
   held = len(rows.tokens) + sum(
     (target == jax.process_index()) - (source == jax.process_index()) for source, target in moves)
   return np.stack(exchange(spread[:held], [(target, source) for source, target in moves]))
@@ -205,5 +206,5 @@ def to_rows(values: jax.Array, batch: Batch, rows: TrainingRows, micro_rows: int
 
 def place(batch: Batch, mesh) -> Batch:
   """Places a batch on the mesh, rows split over `data` and `fsdp`; every process passes its own."""
-  whole, rows = meshes.replicated(mesh), meshes.split_over_batch(mesh, 1)
-  return jax.tree.map(lambda x: meshes.place_local(x, rows) if np.ndim(x) else meshes.place(x, whole), batch)
+  whole, rows = transfer.replicated(mesh), transfer.split_over_batch(mesh, 1)
+  return jax.tree.map(lambda x: transfer.place_local(x, rows) if np.ndim(x) else transfer.place(x, whole), batch)

@@ -30,7 +30,7 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
 from jaxsearch.models.hub import check_finite
-from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import transfer
 from jaxsearch.training.bucket import place
 from jaxsearch.training.state import TrainState
 
@@ -153,7 +153,7 @@ def newest(manager: Store, read: Callable[[int], Loaded], warn: bool = True) -> 
       loaded, fault = read(step), ''
     except BrokenCheckpoint as error:
       loaded, fault = None, str(error)
-    if not any(everywhere := meshes.gather_objects(fault)):
+    if not any(everywhere := transfer.gather_objects(fault)):
       for fault in faults if warn else ():
         say(f'{fault}; using that of step {step}')
       return loaded
@@ -168,7 +168,7 @@ def set_aside(manager: Store, last_step: int) -> None:
 
   Their steps will be saved again.
   """
-  broken = meshes.broadcast([step for step in all_steps(manager) if step > last_step])
+  broken = transfer.broadcast([step for step in all_steps(manager) if step > last_step])
   for step in map(str, broken if jax.process_index() == 0 else ()):
     path, target = manager.directory / step, manager.directory.parent / 'broken' / step
     target.parent.mkdir(exist_ok=True)
@@ -177,5 +177,5 @@ def set_aside(manager: Store, last_step: int) -> None:
     path.rename(target)
     say(f'moved {path} to {target}')
   if broken:
-    meshes.broadcast(None)  # the others wait for it
+    transfer.broadcast(None)  # the others wait for it
     manager.reload()

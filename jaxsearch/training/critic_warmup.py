@@ -37,7 +37,7 @@ from jaxsearch.files import write_whole
 from jaxsearch.methods import find_method
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.models.encoder import TextEncoder, recipe_of
-from jaxsearch.parallel import memory
+from jaxsearch.parallel import memory, transfer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import Sampling, Tools
@@ -76,7 +76,7 @@ def warm_up(config: ConfigDict, gate_figures: Figures, plot: Callable) -> dict[s
   mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
   with runs.RunFolder(config, shown=('loss', 'gate_auc', 'gate_explained')) as run:
-    for made_with in meshes.broadcast(row_files.read(run.out / 'rollouts_config.json')):
+    for made_with in transfer.broadcast(row_files.read(run.out / 'rollouts_config.json')):
       runs.check_same_run(made_with, config)
     if jax.process_index() == 0:
       row_files.write(run.out / 'rollouts_config.json', [config_check.to_saved(config)])
@@ -161,7 +161,7 @@ def collect(policy: 'Policy', params: dict) -> tuple[list[Tree], dict[str, int]]
     points = TextEncoder(settings.encoder, recipe_of(settings.encoder)).passages(texts)
   else:
     points = curation.embedded(texts, tokenizer, params)
-  clusters = meshes.broadcast(curation.clusters_by_source(points, questions, settings, config.seed))
+  clusters = transfer.broadcast(curation.clusters_by_source(points, questions, settings, config.seed))
   chosen, held_out = curation.choose(questions, tiers, list(map(tuple, clusters)), settings, config.seed)
   rng, wanted = np.random.default_rng([config.seed, 1]), []
   for question in chosen:
@@ -196,7 +196,7 @@ class Policy:
     self.load(params)
 
   def load(self, params: dict) -> None:
-    self.engine.load(meshes.local(states.cast(params, self.config.dtype)))
+    self.engine.load(transfer.local(states.cast(params, self.config.dtype)))
 
   def _open_tools(self, second: bool) -> Tools:
     """Opens the tools of the config, or with the search of `critic_warmup.second_search`."""
@@ -220,15 +220,15 @@ class Policy:
     searches of a chunk failed.
     """
     path, first = self.run.out / name, jax.process_index() == 0
-    done = meshes.broadcast(row_files.read(path) if first else None)
+    done = transfer.broadcast(row_files.read(path) if first else None)
     if len(done) < len(wanted):
       done = done[:len(done) // CHUNK * CHUNK]
       if first:
         row_files.write(path, done)
     for start in range(len(done), len(wanted), CHUNK):
-      part = list(enumerate(wanted))[start:start + CHUNK][meshes.local_part()]
+      part = list(enumerate(wanted))[start:start + CHUNK][transfer.local_part()]
       grown = self._grow(part, len(wanted), name)
-      new, _ = meshes.gather_items([record(grown[place]) for place, _ in part])
+      new, _ = transfer.gather_items([record(grown[place]) for place, _ in part])
       done += new
       if first:
         row_files.append(path, new)
@@ -275,7 +275,7 @@ class Student:
 
   def _pack(self, trees: Sequence[Tree], **options) -> batches.Packed:
     """Packs trees, of which each process lays out a part; the target of every token is its tree's reward."""
-    local, settings = trees[meshes.local_part()], self.config.train
+    local, settings = trees[transfer.local_part()], self.config.train
     for tree in local:
       for node in tree.nodes(Role.POLICY):
         # `values` at the target, so that no value is clipped.
@@ -299,7 +299,7 @@ class Student:
     batches.note(packed, self.values(self.state.params, packed.batch), 'values')
     of_nodes = [[node.values for node in tree.nodes(Role.POLICY)] for tree in packed.trees]
     starts = []
-    for tree, of_tree in zip(trees, meshes.gather_items(of_nodes)[0], strict=True):
+    for tree, of_tree in zip(trees, transfer.gather_items(of_nodes)[0], strict=True):
       nodes = list(tree.nodes(Role.POLICY))
       for node, values in zip(nodes, of_tree, strict=True):
         node.values = values

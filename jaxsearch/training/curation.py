@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxsearch.data.questions import Question
-from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import transfer
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.trees.tree import Role, Tree
 
@@ -57,7 +57,7 @@ def required(question: Question, settings: ConfigDict) -> str:
 
 def embedded(texts: Sequence[str], tokenizer, params: dict) -> np.ndarray:
   """Returns the policy's mean token embedding of each text, less that of all: [number, D], of length 1."""
-  table = meshes.whole(params['embedding']).astype(np.float32)
+  table = transfer.whole(params['embedding']).astype(np.float32)
   means = np.stack([table[tokenizer.encode(text)].mean(axis=0) for text in texts])
   points = means - means.mean(axis=0)
   return points / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-8)

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context
-from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import transfer
 from jaxsearch.sampler.driver import rollout
 from jaxsearch.training.batch import Groups
 from jaxsearch.training.learner import Learner
@@ -43,7 +43,7 @@ class Growing:
   def groups(self) -> Groups:
     """Waits for the trees of this process, grouped by their questions."""
     trees = iter(self.outcome.result()[0])
-    return [list(itertools.islice(trees, size)) for size in self.sizes[meshes.local_part()]]
+    return [list(itertools.islice(trees, size)) for size in self.sizes[transfer.local_part()]]
 
   @property
   def sampled(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class Growing:
     """Returns, as JSON, what `restore` needs, of all processes; each must call it. Waits for the end."""
     trees, metrics = self.outcome.result()
     records = [[number, tree.to_json()] for number, tree in zip(self.numbers, trees)]
-    grown = meshes.gather_objects((records, metrics))
+    grown = transfer.gather_objects((records, metrics))
     return {'step': self.context.step, 'sizes': list(self.sizes), 'metrics': dict(self.context.metrics),
             'rng': self.context.rng.bit_generator.state, 'sampled': [metrics for _, metrics in grown],
             'trees': [pair for pairs, _ in grown for pair in pairs]}
@@ -94,7 +94,7 @@ def restore(saved: dict[str, Any], group_size: int, tokenizer, questions: Sequen
   context.metrics.update(saved['metrics'])
   asked, grown = local_trees(questions, saved['sizes'], group_size), dict(saved['trees'])
   trees = [Tree.from_json(grown[number], tokenizer, question) for number, question in asked.items()]
-  taken, metrics = saved['sampled'][meshes.local_part()], dict(saved['sampled'][0])
+  taken, metrics = saved['sampled'][transfer.local_part()], dict(saved['sampled'][0])
   for name, value in metrics.items():  # counts of the processes whose place this one takes
     if isinstance(value, (int, float)):
       metrics[name] = sum(row.get(name, 0) for row in taken)
@@ -110,7 +110,7 @@ def local_trees(questions: Sequence[Question], sizes: Sequence[int], group_size:
   group alone: the first `group_size` trees of all questions come first, then the next of those with more.
   """
   batch, asked = len(sizes) * group_size, {}
-  for place in range(len(questions))[meshes.local_part()]:
+  for place in range(len(questions))[transfer.local_part()]:
     for member in range(sizes[place]):
       number = member // group_size * batch + place * group_size + member % group_size
       asked[number] = questions[place]

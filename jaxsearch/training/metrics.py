@@ -20,8 +20,7 @@ import psutil
 from ml_collections import ConfigDict
 
 from jaxsearch.config_check import to_saved
-from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import targets
+from jaxsearch.parallel import targets, transfer
 from jaxsearch.training import checkpoint, rollout_file, row_files
 
 GROUPS = {  # of tags in TensorBoard: a metric is in the first whose pattern its name has
@@ -57,7 +56,7 @@ class Clock:
   def __init__(self):
     self.seconds: dict[str, float] = collections.defaultdict(float)
     self._started, self._compiled = time.perf_counter(), _events[COMPILATION]
-    self._exchanged = meshes.exchanged['bytes']
+    self._exchanged = transfer.exchanged['bytes']
 
   @contextlib.contextmanager
   def __call__(self, phase: str) -> Iterator[None]:
@@ -77,7 +76,7 @@ class Clock:
       'seconds': seconds, 'tokens_per_second': tokens / seconds,
       'goodput': sum(self.seconds.values()) / (Clock._row_before - since),
       'compilations': _events[COMPILATION] - self._compiled,
-      'bytes_exchanged': meshes.exchanged['bytes'] - self._exchanged,
+      'bytes_exchanged': transfer.exchanged['bytes'] - self._exchanged,
       'resident_mib': round(psutil.Process().memory_info().rss / 2**20, 1)}
 
 

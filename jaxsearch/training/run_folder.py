@@ -38,7 +38,7 @@ from jaxsearch import registry, setup
 from jaxsearch.config_check import fields, to_saved
 from jaxsearch.files import write_whole
 from jaxsearch.models.hub import NotFinite
-from jaxsearch.parallel import memory
+from jaxsearch.parallel import memory, transfer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import requests
 from jaxsearch.training import RunStopped, bucket, checkpoint, metrics, rollout_file, row_files
@@ -66,7 +66,7 @@ def check_searches(metrics: Mapping[str, Any], what: str, *, stop: bool = True) 
 
 def failures_of_all(metrics: Mapping[str, Any]) -> dict[str, Any]:
   """Adds up what failed in the rollouts of all processes."""
-  return requests.add_failures(meshes.gather_objects(requests.add_failures([metrics])))
+  return requests.add_failures(transfer.gather_objects(requests.add_failures([metrics])))
 
 
 class RunFolder(contextlib.ExitStack):
@@ -112,7 +112,7 @@ class RunFolder(contextlib.ExitStack):
 
   def rows(self) -> list[dict]:
     """Reads the rows of metrics so far, the same in every process; call it after `start`."""
-    return meshes.broadcast(row_files.read(self.out / 'metrics.jsonl') if jax.process_index() == 0 else None)
+    return transfer.broadcast(row_files.read(self.out / 'metrics.jsonl') if jax.process_index() == 0 else None)
 
   def start(self) -> None:
     """Starts to log; call it once the run is restored and nothing can be wrong with it any more."""
@@ -185,7 +185,7 @@ class RunFolder(contextlib.ExitStack):
         self._log('metrics.jsonl', [row])
       self._show(row)
       self._check_limits(step, row)
-      stop = max(meshes.gather_objects(self._signal))  # of any process: all must exit after the same step
+      stop = max(transfer.gather_objects(self._signal))  # of any process: all must exit after the same step
       if meshes.notices_preemption() and multihost_utils.reached_preemption_sync_point(step):
         stop = signal.SIGTERM
       start, last = time.perf_counter(), bool(stop) or step == self.config.steps
@@ -270,7 +270,7 @@ def locked(out: pathlib.Path) -> Iterator[None]:
     except filelock.Timeout:
       name = holder.read_text(encoding='utf-8').strip() if holder.exists() else 'another process'
       refusal = f'{out}: {name} trains here; wait for it, stop it, or use another out folder'
-  if refusal := meshes.broadcast(refusal):
+  if refusal := transfer.broadcast(refusal):
     raise ValueError(refusal)
   try:
     yield

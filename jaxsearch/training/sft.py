@@ -17,7 +17,7 @@ from jaxsearch import registry, setup
 from jaxsearch.data.jsonl import DataError, read_records
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import DecoderConfig
-from jaxsearch.parallel import memory
+from jaxsearch.parallel import memory, transfer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import batch as batches
 from jaxsearch.training import metrics, run_folder
@@ -105,7 +105,7 @@ def open_imitation(model_config: DecoderConfig, params: dict, optim: ConfigDict,
 
   @memory.named('updating the policy', memory.UPDATE)
   def learn(state: states.TrainState, forest: Sequence[Tree]) -> tuple[states.TrainState, dict[str, float]]:
-    packed = batches.pack(forest[meshes.local_part()], mesh, row_length, micro_rows, at_most=len(forest),
+    packed = batches.pack(forest[transfer.local_part()], mesh, row_length, micro_rows, at_most=len(forest),
                           pad_id=pad_id, how=aggregate)
     state, result = train_step(state, packed.batch, base)
     return state, metrics.to_row(result) | {'padded_share': 1 - packed.rows.fill}

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from optax import GradientTransformation
 
-from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import transfer
 
 HEAD = 'value_head'  # key of a critic's head among the parameters of a policy that shares its backbone
 
@@ -144,7 +144,7 @@ def initial_state(params: dict, optimizer: GradientTransformation) -> TrainState
 def state_shardings(params: dict, optimizer: GradientTransformation, mesh: Mesh) -> TrainState:
   """Returns shardings nested as the state: those of `params` (arrays or structs), also for their moments."""
   state = jax.eval_shape(functools.partial(initial_state, optimizer=optimizer), params)
-  placed, whole = jax.tree.map(lambda x: x.sharding, params), meshes.replicated(mesh)
+  placed, whole = jax.tree.map(lambda x: x.sharding, params), transfer.replicated(mesh)
   is_frozen = lambda x: isinstance(x, optax.MaskedNode)
   opt_state = optax.tree.map_params(
     optimizer, lambda moment, sharding: moment if is_frozen(moment) else sharding, state.opt_state, placed,
@@ -154,7 +154,7 @@ def state_shardings(params: dict, optimizer: GradientTransformation, mesh: Mesh)
 
 def place_params(params: dict, shardings: dict, dtype=jnp.float32) -> dict:
   """Lays out parameters that every process holds whole, in `dtype`."""
-  return jax.tree.map(lambda x, sharding: meshes.place(x, sharding).astype(dtype), params, shardings)
+  return jax.tree.map(lambda x, sharding: transfer.place(x, sharding).astype(dtype), params, shardings)
 
 
 def without_head(params: dict) -> dict:

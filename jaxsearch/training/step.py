@@ -25,6 +25,7 @@ from jaxsearch import losses
 from jaxsearch.models import lora, value_head
 from jaxsearch.models.decoder import DecoderConfig, hidden_states, target_logprobs
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import transfer
 from jaxsearch.training import state as states
 from jaxsearch.training.batch import Batch
 from jaxsearch.training.state import HEAD, TrainState, cast
@@ -156,7 +157,7 @@ def make_update(loss_fn: Loss, params: dict, optim: ConfigDict, total_updates: i
   optimizer = states.make_optimizer(optim, schedule, factor)
   placed = states.state_shardings(params, optimizer, mesh)
 
-  @functools.partial(jax.jit, donate_argnums=0, out_shardings=(placed, meshes.replicated(mesh)))
+  @functools.partial(jax.jit, donate_argnums=0, out_shardings=(placed, transfer.replicated(mesh)))
   def train_step(state: TrainState, batch: Batch, base: dict | None = None):
     with meshes.ambient(mesh):
       # Cast once, before the micro-batches, so that gathers over `fsdp` move the smaller type. Tables of the
@@ -220,7 +221,7 @@ def make_value_step(config: DecoderConfig, *, mesh: Mesh, shared: bool = False) 
 
 def _over_micro_batches(per_token: Callable[[dict, Batch], jax.Array], dtype: str, mesh: Mesh) -> Callable:
   """Returns the jitted `(params, batch) -> [n, R, M]` of a function of one micro-batch; 0 on padding."""
-  @functools.partial(jax.jit, out_shardings=meshes.split_over_batch(mesh, 1))
+  @functools.partial(jax.jit, out_shardings=transfer.split_over_batch(mesh, 1))
   def score(params: dict, batch: Batch):
     params = cast(params, dtype)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import transfer
 from jaxsearch.sampler import requests
 from jaxsearch.training.batch import Groups
 from jaxsearch.trees.tree import Role, Stop
@@ -53,7 +53,7 @@ def summary(groups: Groups, trained: Groups, sampled: Mapping[str, Any]) -> dict
   on_paths = sum(leaf.length for tree in kept for leaf in tree.leaves())
   counts = {'trees': len(trees), 'tokens_on_paths': on_paths}
   counts |= {name: sampled[name] for name in COSTS if name in sampled}
-  everywhere = meshes.gather_objects((means, counts, requests.add_failures([sampled])))
+  everywhere = transfer.gather_objects((means, counts, requests.add_failures([sampled])))
   row = dict(sampled) | requests.add_failures(failures for *_, failures in everywhere)
   row |= {name: sum(part[name] for _, part, _ in everywhere) for name in counts}
   empty = {'groups_alike': 1.0, 'logprob': math.nan}  # where there are no values

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsearch.parallel import memory
-from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import memory, transfer
 from jaxsearch.sampler.driver import Agent
 from jaxsearch.training import batch as batches
 from jaxsearch.training import metrics, state
@@ -23,7 +22,7 @@ from jaxsearch.trees.tree import Tree
 
 def policy_params(learner: Learner) -> dict:
   """Returns the parameters of the policy as it is now; those of an adapter are merged at every call."""
-  with meshes.issuing():
+  with transfer.issuing():
     if learner.base is not None:
       return learner.merge(learner.base, learner.state.params)
     return state.without_head(learner.state.params)
@@ -36,7 +35,7 @@ def prepare(learner: Learner, step: int) -> Agent:
   params = state.cast(policy_params(learner), learner.model_config.dtype)  # what moves is small
   if learner.config.train.async_steps:
     params = jax.tree.map(jnp.copy, params)  # the update overwrites its own while these sample
-  agent.engine.load(meshes.local(params))
+  agent.engine.load(transfer.local(params))
   if hasattr(agent.tools.search, 'set_step'):
     agent.tools.search.set_step(step, learner.config.steps)
   return agent
@@ -60,7 +59,7 @@ def assess(learner: Learner, trees: Sequence[Tree]) -> None:
     config = learner.config
     packed = pack(learner, trees)
     params = learner.state.params if config.critic.shared else learner.state.critic.params
-    with meshes.issuing():
+    with transfer.issuing():
       values = learner.values(params, packed.batch)
     batches.note(packed, values, 'values')
 
@@ -101,7 +100,7 @@ def score(learner: Learner, parts: Sequence[batches.Packed]) -> list[batches.Pac
 
   def scored(part: batches.Packed) -> batches.Packed:
     of = lambda params: None if params is None else learner.score(params, part.batch)
-    with meshes.issuing():
+    with transfer.issuing():
       old = of(policy) if learner.recomputes else part.batch.old_logprobs
       batch = dataclasses.replace(part.batch, old_logprobs=old, ref_logprobs=of(reference))
     return dataclasses.replace(part, batch=batch)
@@ -118,10 +117,10 @@ def score(learner: Learner, parts: Sequence[batches.Packed]) -> list[batches.Pac
 def learn(learner: Learner, batch: batches.Batch) -> dict[str, jax.Array]:
   """Updates the policy, then the critic, which may move the same backbone; returns their metrics."""
   critic, shared = learner.state.critic, learner.config.critic.shared
-  with meshes.issuing():
+  with transfer.issuing():
     policy, result = learner.train_step(dataclasses.replace(learner.state, critic=None), batch, learner.base)
   if critic is not None:
-    with meshes.issuing():
+    with transfer.issuing():
       critic = dataclasses.replace(critic, params=policy.params) if shared else critic
       critic, figures = learner.critic_step(critic, batch)
     result |= {f'critic_{name}': figures[name] for name in ('loss', 'grad_norm', 'value')}

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from jaxsearch import models
 from jaxsearch.models import encoder as encoders
 from jaxsearch.models.encoder import RECIPES, TextEncoder, recipe_of
-from jaxsearch.parallel.mesh import issuing
+from jaxsearch.parallel.transfer import issuing
 
 RAGGED = np.arange(12) < np.array([[12], [7], [1]])
 TOKENS = np.random.default_rng(0).integers(1, 60, (3, 12)) * RAGGED

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxsearch.models.decoder import DecoderConfig, initial_params, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import transfer
 from jaxsearch.training import sft
 from jaxsearch.training import state as states
 
@@ -36,7 +37,7 @@ def figures(devices=None) -> list[float]:
   for _ in range(2):
     state, row = learn(state, forest)
     losses.append(row['loss'])
-  own = meshes.local(state.params)
+  own = transfer.local(state.params)
   for name, x in own['layers'].items():
     assert set(x.sharding.mesh.devices.flat) <= set(jax.local_devices())
     if jax.process_count() > 1 and x.ndim > 2:
@@ -64,14 +65,14 @@ def count_compilations() -> None:
   jax.monitoring.register_event_listener(lambda name, **_: events.update([name.split('/')[-1]]))
   mesh = meshes.make_mesh()
   for devices in (mesh, meshes.local_mesh(mesh)):
-    placed = meshes.place(np.ones(8), meshes.split_over_batch(devices, 0))
+    placed = transfer.place(np.ones(8), transfer.split_over_batch(devices, 0))
     jax.jit(lambda x: x - x.sum())(placed).block_until_ready()
   print('compiled', events['compile_requests_use_cache'] - events['cache_hits'])
 
 
 def wait_in_vain() -> None:
   """Prints what the first process says of the second, which sends nothing."""
-  meshes.PATIENCE, waits = 1, (lambda: meshes.gather_objects(0), lambda: meshes.pass_on([], [(1, 0)]))
+  transfer.PATIENCE, waits = 1, (lambda: transfer.gather_objects(0), lambda: transfer.pass_on([], [(1, 0)]))
   found = []
   for wait in () if jax.process_index() else waits:
     try:
@@ -88,7 +89,7 @@ def check_gathering(process: int, processes: int) -> None:
   def gather():
     name = threading.current_thread().name
     for number in range(20):
-      assert meshes.gather_objects([name, process, number]) == [[name, other, number] for other in range(processes)]
+      assert transfer.gather_objects([name, process, number]) == [[name, other, number] for other in range(processes)]
     done.append(name)
 
   threads = [threading.Thread(target=gather, name=name) for name in names[::(-1) ** process]]

@@ -21,6 +21,7 @@ from jaxsearch.methods import Context, carl, cusearch, search_r1, search_r1_ppo
 from jaxsearch.models import hub
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import transfer
 from jaxsearch.rewards.judge import Answer
 from jaxsearch.sampler.requests import Ask
 from jaxsearch.training import batch as batches
@@ -156,14 +157,14 @@ def grown_groups(questions: int = 48, size: int = 4) -> list[list[Tree]]:
 def test_trees_stay_where_they_grew_and_are_credited_as_one_batch(monkeypatch, method, settings, how):
   """Advantages and loss weights of four processes are those of one, and next to nothing is exchanged."""
   def run():
-    groups = grown_groups()[meshes.local_part()]
+    groups = grown_groups()[transfer.local_part()]
     context = Context(3, np.random.default_rng(3), {})
     method.credit(groups, context, **settings)
     trained = credited(groups)
     row = summary(groups, trained, {}) | context.of_all(sum(map(len, groups)))
     parts = []
     for forest in batches.split(trained, 50, np.random.default_rng(1)):
-      totals = sum(meshes.gather_objects(count_trained(forest)))
+      totals = sum(transfer.gather_objects(count_trained(forest)))
       rows = lay_out(forest, 1024, pad_id=0, how=how, share_trained=False, totals=totals)
       parts.append({(tree.question.id, tree.root.data['member']): [
         (node.advantages, rows.loss_weights[rows.places[node]]) for node in tree.nodes(Role.POLICY)]
@@ -171,9 +172,9 @@ def test_trees_stay_where_they_grew_and_are_credited_as_one_batch(monkeypatch, m
     return row, parts
 
   expected_row, expected = run()
-  before = meshes.exchanged['bytes']
+  before = transfer.exchanged['bytes']
   found = as_processes(4, monkeypatch, run)
-  assert 0 < meshes.exchanged['bytes'] - before < 0.02 * 3 * len(pickle.dumps(grown_groups()))
+  assert 0 < transfer.exchanged['bytes'] - before < 0.02 * 3 * len(pickle.dumps(grown_groups()))
   of_one_process = {
     'selected_depth_mean', 'retrieval_share', 'value_error', 'opposed_pairs_share', 'advantage_invoke'}
   for row, _ in found:

@@ -15,6 +15,7 @@ from jaxsearch.data.questions import Question
 from jaxsearch.models import value_head
 from jaxsearch.models.decoder import Decoder
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import transfer
 from jaxsearch.training import step as steps
 from jaxsearch.training.batch import make_batch, place, to_rows
 from jaxsearch.training.learner import open_critic
@@ -32,7 +33,7 @@ def grads_of(tiny, rows, micro_rows, hyper=None, params=None, decoder=None, ref=
   mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
   loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=decoder, **(hyper or tiny.hyper))
   accumulate = jax.jit(lambda params, batch: steps.accumulate(
-    loss_fn, params, batch, jax.tree.map(lambda _: meshes.replicated(mesh), params)))
+    loss_fn, params, batch, jax.tree.map(lambda _: transfer.replicated(mesh), params)))
   return accumulate(params, jax.tree.map(jnp.asarray, batch))
 
 
@@ -149,7 +150,7 @@ def test_merged_trees_have_the_loss_and_the_gradients_of_separate_ones(tiny, met
       batch = dataclasses.replace(batch, old_logprobs=batch.old_logprobs * 0.9 + 0.4)
     mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
     accumulate = jax.jit(lambda params, batch: steps.accumulate(
-      loss_fn, params, batch, jax.tree.map(lambda _: meshes.replicated(mesh), params)))
+      loss_fn, params, batch, jax.tree.map(lambda _: transfer.replicated(mesh), params)))
     results.append((jax.device_get(accumulate(params, jax.tree.map(jnp.asarray, batch))), float(batch.spans.sum())))
     sizes.append(int(rows.real.sum()))
   ((grads, loss, report), spans), ((merged_grads, merged_loss, merged_report), merged_spans) = results
@@ -325,7 +326,7 @@ def test_a_critic_moves_the_policys_backbone_at_its_own_rate(tiny):
   config.dtype = 'float32'
 
   def moved(coef):
-    params = jax.device_put(tiny.random_params(tiny.decoder, 0), meshes.replicated(mesh))
+    params = jax.device_put(tiny.random_params(tiny.decoder, 0), transfer.replicated(mesh))
     config.critic.coef = coef
     state, step = open_critic(config, tiny.decoder, params, mesh, 10)
     state = dataclasses.replace(state, params=state.params | {
@@ -350,7 +351,7 @@ def test_a_frozen_decoder_keeps_its_weights_and_has_no_moments(tiny):
   mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
   config = base.get_config().unlock()
   config.critic.update(enabled=True, learning_rate=1e-2, backbone_rate=0.0)
-  params = jax.device_put(tiny.random_params(tiny.decoder, 0), meshes.replicated(mesh))
+  params = jax.device_put(tiny.random_params(tiny.decoder, 0), transfer.replicated(mesh))
   state, step = open_critic(config, tiny.decoder, params, mesh, 10)
   assert sum(m.size for m in jax.tree.leaves(state.opt_state)) < 3 * tiny.decoder.hidden_size
   state, row = step(state, batch)

@@ -18,7 +18,7 @@ from jaxsearch.models.decoder import DecoderConfig, hidden_states, initial_param
 from jaxsearch.models.kernels import tree_attention
 from jaxsearch.models.kernels.tree_attention import Sizes, attend, visible_blocks, visits
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import targets
+from jaxsearch.parallel import targets, transfer
 from jaxsearch.planning import costs
 
 
@@ -165,7 +165,7 @@ def test_devices_share_rows_and_heads(platform, sizes, monkeypatch):
     with meshes.ambient(mesh):
       return with_gradients(tree_attention.over_rows(until, 4, 32, platform, interpret=True), *given)
 
-  placed = jax.device_put((until, *given), meshes.split_over_batch(mesh, 0))
+  placed = jax.device_put((until, *given), transfer.split_over_batch(mesh, 0))
   check(run(*placed), by_dense(until, *given))
 
 
@@ -267,9 +267,9 @@ def test_a_split_decoder_has_the_kernels(name):
   mesh = meshes.make_mesh(1, 2, 2, devices=devices_of(name))
   config = DecoderConfig(vocab_size=512, hidden_size=256, intermediate_size=512, num_layers=2, num_heads=8, num_kv_heads=2,
                          head_dim=64, dtype='bfloat16', remat='full')
-  params = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=meshes.replicated(mesh)),
+  params = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=transfer.replicated(mesh)),
                         parameter_shapes(config), is_leaf=lambda x: isinstance(x, tuple))
-  rows = jax.ShapeDtypeStruct((2, 1024), jnp.int32, sharding=meshes.split_over_batch(mesh, 0))
+  rows = jax.ShapeDtypeStruct((2, 1024), jnp.int32, sharding=transfer.split_over_batch(mesh, 0))
   text = loss_and_gradient(config, mesh).lower(params, rows, rows).compile().as_text()
   assert all(f'tree_attention_{part}' in text for part in ('forward', 'by_query', 'by_key'))
   calls = [line for line in text.splitlines() if 'custom-call(' in line and 'tree_attention_by_query' in line]
