@@ -2,10 +2,8 @@
 
 `SOURCES` says how each is published; `tables.question_of_row` reads what all have in common. In `metadata`,
 `source` is where a question is from; `match` and `tolerance` say how an answer to it is matched
-(`rewards.match.matches`). HotpotQA, 2WikiMultiHopQA and MuSiQue print the passages that they were written
-from next to each question, FinQA the report: `read_documents` makes one corpus of them. `find` looks for a
-benchmark in a folder, under the names that FlashRAG, Search-R1, verl and the authors publish it by. Files
-that end in `.gz` are unpacked on the way.
+(`rewards.match.matches`). `read_documents` makes a corpus of the passages that HotpotQA, 2WikiMultiHopQA,
+MuSiQue and FinQA print next to their questions. `find` looks for a benchmark in a folder.
 """
 
 import csv
@@ -41,10 +39,14 @@ class Source:
     rows: yields (place, row) of a file.
     record: changes a row to what `tables.question_of_row` reads; None leaves it out.
     passages: yields those that a row prints.
+    names: of its folder or of the beginning of its files; the first names the benchmark.
+    files: of its authors.
   """
   rows: Callable[[Path], Iterator[tuple[str, dict]]]
   record: Callable[[dict], dict | None] = dict
   passages: Callable[[dict], Passages] | None = None
+  names: tuple[str, ...] = ()
+  files: tuple[str, ...] = ()
 
 
 def _csv(path: Path, delimiter: str = ',') -> Iterator[tuple[str, dict]]:
@@ -60,10 +62,9 @@ def _triviaqa(row: dict) -> dict:
 
 
 def _hotpotqa(row: dict) -> dict:
-  """Reads HotpotQA's and 2WikiMultiHopQA's rows; what the second has besides is not used.
+  """Reads HotpotQA's and 2WikiMultiHopQA's rows, and Hugging Face's export (`id`, columns in place of pairs).
 
-  Hugging Face's export (`id`, and columns in place of pairs) is read as well. `metadata` holds the
-  `supporting_facts` and their titles, `gold_titles`, each once.
+  `metadata` holds the `supporting_facts` and their titles, `gold_titles`, each once.
   """
   facts = _pairs(row['supporting_facts'])
   metadata = {'type': row['type'], 'gold_titles': _once(title for title, _ in facts),
@@ -89,12 +90,8 @@ def _pairs(value: Any) -> list[list]:
 
 
 def _musique(row: dict) -> dict | None:
-  """Reads MuSiQue's rows; `metadata` holds `hops` and the titles of the paragraphs that support the answer.
-
-  Questions that are not `answerable` are left out: they have no gold, and share their ids with the answerable
-  ones.
-  """
-  if not row['answerable']:
+  """Reads MuSiQue's rows; `metadata` holds `hops` and the titles of the paragraphs that support the answer."""
+  if not row['answerable']:  # no gold, and the id of an answerable one
     return None
   titles = _once(paragraph['title'] for paragraph in row['paragraphs'] if paragraph['is_supporting'])
   metadata = {'hops': len(row['question_decomposition']), 'gold_titles': titles}
@@ -112,15 +109,8 @@ def _finqa(row: dict, search: bool = False) -> dict:
   The model sees the text before the table, the table (a row a line, cells joined by ' | '), the text after
   it, and the question, with empty lines between. With `search` ('finqa_search') it sees the name of the
   report in place of the text, which is to be searched for (the corpus 'finqa'). `metadata` holds the `table`,
-  the `program` of the annotators, and how to match.
-
-  Gold is `exe_ans`, what the program gives ('yes' and 'no' for comparisons). FinQA's own evaluation runs a
-  predicted program and wants the same number to five decimals; answers in words are rounded, so 1 % of the
-  gold is tolerated here. Percentages are fractions in `exe_ans` (0.12346) and rounded by hand in `answer`
-  ('12.3%', sometimes '12.3'). The rule: where `answer` is `exe_ans`, or a hundred times `exe_ans`, as far as
-  its digits go, it is a gold of its own; where it is a percentage by its sign or by the hundred, the gold is
-  '12.346%', which `numeric_match` finds in '12.346%', '12.346' and '0.12346' alike. Without such an answer
-  (some are blank or wrong) 0.12346 stays: '0.12346' and '12.346%' are right, '12.346' is not.
+  the `program` of the annotators, and how to match: FinQA wants the number to five decimals of a program;
+  answers in words are rounded, so 1 % of the gold is tolerated here.
   """
   qa, table = row['qa'], _shown(row['table'])
   before, after = ' '.join(row['pre_text']), ' '.join(row['post_text'])
@@ -155,7 +145,14 @@ def _finqa_passages(row: dict) -> Passages:
 
 
 def _finqa_golds(result: float | str, answer: str) -> list[str]:
-  """Returns the golds of a question by the rule of `_finqa`, from its `exe_ans` and its `answer`."""
+  """Returns the golds of a question: its `exe_ans` ('yes' and 'no' for comparisons), and its `answer`.
+
+  Percentages are fractions in `exe_ans` (0.12346) and rounded by hand in `answer` ('12.3%', sometimes
+  '12.3'). Where `answer` is `exe_ans`, or a hundred times that, as far as its digits go, it is a gold of its
+  own; where it is a percentage by its sign or by the hundred, the other gold is '12.346%', which
+  `numeric_match` finds in '12.346%', '12.346' and '0.12346' alike. Without such an answer (some are blank or
+  wrong) 0.12346 stays: '0.12346' and '12.346%' are right, '12.346' is not.
+  """
   if result in ('yes', 'no'):
     return [result]
   if not math.isfinite(float(result)):
@@ -174,17 +171,25 @@ def _finqa_golds(result: float | str, answer: str) -> list[str]:
 
 
 SOURCES = {
-  'nq': Source(read_records),
-  'triviaqa': Source(functools.partial(read_array, key='Data'), _triviaqa),
-  'popqa': Source(functools.partial(_csv, delimiter='\t')),
-  'bamboogle': Source(_csv, lambda row: {'question': row['Question'], 'answer': row['Answer']}),
-  'gsm8k': Source(read_records),
-  'hotpotqa': Source(read_array, _hotpotqa, _hotpotqa_passages),
-  '2wiki': Source(read_array, _hotpotqa, _hotpotqa_passages),
-  'musique': Source(read_records, _musique, _musique_passages),
-  'finqa': Source(read_array, _finqa, _finqa_passages),
+  'nq': Source(read_records, names=('nq', 'nq_open'),
+               files=('NQ-open.dev.jsonl', 'NQ-open.efficientqa.test.1.1.jsonl')),
+  'triviaqa': Source(functools.partial(read_array, key='Data'), _triviaqa, names=('triviaqa',),
+                     files=('unfiltered-web-dev.json', 'triviaqa-unfiltered/unfiltered-web-dev.json')),
+  'popqa': Source(functools.partial(_csv, delimiter='\t'), names=('popqa',), files=('popQA.tsv',)),
+  'hotpotqa': Source(read_array, _hotpotqa, _hotpotqa_passages, names=('hotpotqa',),
+                     files=('hotpot_dev_distractor_v1.json', 'hotpot_dev_fullwiki_v1.json')),
+  '2wiki': Source(read_array, _hotpotqa, _hotpotqa_passages, names=('2wikimultihopqa', '2wiki'),
+                  files=('2wikimultihop/dev.json', 'data_ids_april7/dev.json')),
+  'musique': Source(read_records, _musique, _musique_passages, names=('musique',),
+                    files=('musique_ans_v1.0_dev.jsonl', 'data/musique_ans_v1.0_dev.jsonl')),
+  'bamboogle': Source(_csv, lambda row: {'question': row['Question'], 'answer': row['Answer']},
+                      names=('bamboogle',), files=('Bamboogle Prerelease - Sheet1.csv',)),
+  'gsm8k': Source(read_records, names=('gsm8k',), files=('grade_school_math/data/test.jsonl',)),
+  'finqa': Source(read_array, _finqa, _finqa_passages, names=('finqa',), files=('dataset/test.json',)),
   'finqa_search': Source(read_array, functools.partial(_finqa, search=True)),
-}  # fmt: skip
+}
+BENCHMARKS = {source.names[0]: name for name, source in SOURCES.items() if source.names}  # -> source
+SPLITS = ('test', 'dev', 'validation')  # the first that is there, as Search-R1 evaluates
 
 
 def read_questions(source: str, path: Path) -> list[Question]:
@@ -233,24 +238,6 @@ def _parsed(source: str, path: Path, parse: Callable[[dict], Any]) -> Iterator[t
     yield place, parsed
 
 
-# name -> (source, names of its folder or of the beginning of its files, names of its authors' files)
-BENCHMARKS = {
-  'nq': ('nq', ('nq', 'nq_open'), ('NQ-open.dev.jsonl', 'NQ-open.efficientqa.test.1.1.jsonl')),
-  'triviaqa': ('triviaqa', ('triviaqa',),
-               ('unfiltered-web-dev.json', 'triviaqa-unfiltered/unfiltered-web-dev.json')),
-  'popqa': ('popqa', ('popqa',), ('popQA.tsv',)),
-  'hotpotqa': ('hotpotqa', ('hotpotqa',), ('hotpot_dev_distractor_v1.json', 'hotpot_dev_fullwiki_v1.json')),
-  '2wikimultihopqa': ('2wiki', ('2wikimultihopqa', '2wiki'),
-                      ('2wikimultihop/dev.json', 'data_ids_april7/dev.json')),
-  'musique': ('musique', ('musique',), ('musique_ans_v1.0_dev.jsonl', 'data/musique_ans_v1.0_dev.jsonl')),
-  'bamboogle': ('bamboogle', ('bamboogle',), ('Bamboogle Prerelease - Sheet1.csv',)),
-  'gsm8k': ('gsm8k', ('gsm8k',), ('grade_school_math/data/test.jsonl',)),
-  'finqa': ('finqa', ('finqa',), ('dataset/test.json',)),
-}  # fmt: skip
-ALIASES = {'2wiki': '2wikimultihopqa'}
-SPLITS = ('test', 'dev', 'validation')  # the first that is there, as Search-R1 evaluates
-
-
 def find(name: str, folder: Path) -> str:
   """Returns what `sources.load_questions` takes for a benchmark in a folder, or in `qa` or `data` in it.
 
@@ -259,10 +246,10 @@ def find(name: str, folder: Path) -> str:
   benchmarks, as Search-R1 has it. Raises ValueError for an unknown name, FileNotFoundError if it is not
   there.
   """
-  name = ALIASES.get(name, name)
-  if name not in BENCHMARKS:
+  source = BENCHMARKS.get(name, name)
+  if source not in BENCHMARKS.values():
     raise ValueError(f'no benchmark is called {name!r}; there are {", ".join(BENCHMARKS)}')
-  source, stems, files = BENCHMARKS[name]
+  stems, files = SOURCES[source].names, SOURCES[source].files
   endings = ('.jsonl', '.jsonl.gz', '.json', '.parquet', '')
   places = [''.join(parts) for parts in itertools.product(stems, '/_', SPLITS, endings)]
   places += [stem + ending for stem in stems for ending in endings]
@@ -273,7 +260,7 @@ def find(name: str, folder: Path) -> str:
     if path.is_file() or (path / STATE).is_file():
       flashrag = path.is_dir() or path.suffix == '.parquet' or _is_flashrag(path)
       return str(path) if flashrag else f'{source}:{path}'
-  raise FileNotFoundError(f'{folder}: no {name} in it, such as {name}/{SPLITS[0]}.jsonl or {name}.jsonl')
+  raise FileNotFoundError(f'{folder}: no {name} in it, such as {stems[0]}/{SPLITS[0]}.jsonl or {stems[0]}.jsonl')
 
 
 def _is_flashrag(path: pathlib.Path) -> bool:

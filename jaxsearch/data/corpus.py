@@ -56,12 +56,12 @@ def words(text: str) -> list[str]:
   return re.findall(r'\w+', text)
 
 
-def stream_corpus(path: str | os.PathLike, after: int = 0) -> Iterator[tuple[str, Document]]:
-  """Yields ('file:line', document) of a corpus in the Search-R1 format, past the first `after` lines.
+def stream_corpus(path: str | os.PathLike) -> Iterator[tuple[str, Document]]:
+  """Yields ('file:line', document) of a corpus in the Search-R1 format.
 
   Raises DataError for bad JSON or a missing or blank `id` or `contents`, naming file and line; OSError.
   """
-  for place, record in read_records(path, after):
+  for place, record in read_records(path):
     title, text = split_contents(text_field(record, 'contents', place))
     yield place, Document(text_field(record, 'id', place), title, text)
 

@@ -24,8 +24,8 @@ class DataError(ValueError):
   """A file of the user's that cannot be used; the message says where and why."""
 
 
-def read_records(path: str | os.PathLike, after: int = 0) -> Iterator[tuple[str, dict]]:
-  """Yields (place, record) of every line that is not blank, past the first `after`; `place` is 'file:line'.
+def read_records(path: str | os.PathLike) -> Iterator[tuple[str, dict]]:
+  """Yields (place, record) of every line that is not blank; `place` is 'file:line'.
 
   Raises:
     DataError: bytes that are not UTF-8, bad JSON, a line that is not an object or too long, half a surrogate
@@ -37,7 +37,7 @@ def read_records(path: str | os.PathLike, after: int = 0) -> Iterator[tuple[str,
       if len(line) > LINE:
         raise DataError(f'{path}:{number}: a line of more than {LINE >> 20} MiB')
       line = line.removeprefix(b'\xef\xbb\xbf') if number == 1 else line
-      if number > after and line.strip():
+      if line.strip():
         place = f'{path}:{number}'
         yield place, _record(_parsed(line, place), place, _ESCAPE.search(line))
 

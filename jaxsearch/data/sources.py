@@ -53,11 +53,10 @@ def load_corpus(name: str) -> list[Document]:
 
 def load_corpora(name: str) -> dict[str, list[Document]]:
   """Returns source -> its documents in `name`: 'hotpotqa:A+2wiki:B' is two corpora."""
-  parts = _parts(name)
-  corpora = {source: [] for source, _ in parts}
-  for source, path in parts:
+  corpora = collections.defaultdict(list)
+  for source, path in _parts(name):
     corpora[source].append((source, _documents(source, path)))
-  return {source: _merged(name, documents) for source, documents in corpora.items()}
+  return {source: _merged(name, parts) for source, parts in corpora.items()}
 
 
 def _documents(source: str, path: str) -> list[Document]:
@@ -69,6 +68,7 @@ def _documents(source: str, path: str) -> list[Document]:
 
 
 def _merged(name: str, parts: list[tuple[str, list[Document]]]) -> list[Document]:
+  """Returns the documents of all parts, the same title and text once."""
   if len(parts) > 1:
     first = {}  # (title, text) -> the document that has them first
     is_first = lambda document: first.setdefault((document.title, document.text), document) is document

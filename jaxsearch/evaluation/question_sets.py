@@ -37,9 +37,9 @@ def load(config: ml_collections.ConfigDict, name: str, folder: str = '',
   """
   if not folder or ':' in name:
     return QuestionSet(name, name, setup.load_questions(config, name)[:limit])
-  name = benchmarks.ALIASES.get(name, name)
-  source = benchmarks.find(name, folder)
-  questions, (label, known, *_) = sources.load_questions(source), benchmarks.BENCHMARKS[name]
+  source, label = benchmarks.find(name, folder), benchmarks.BENCHMARKS.get(name, name)
+  questions, known = sources.load_questions(source), benchmarks.SOURCES[label].names
+  name = known[0]
   others = {question.metadata.get('source') for question in questions} - {None, *known}
   if others and is_table(source):  # of several benchmarks
     questions = [question for question in questions if question.metadata.get('source') in known]
