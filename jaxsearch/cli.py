@@ -28,15 +28,19 @@ ACCELERATORS = ('nvidia*', 'nvhost*', 'dxg', 'kfd', 'accel*', 'vfio/[0-9]*')  # 
 
 def main(argv: list[str] | None = None) -> int:
   """Runs a command and returns the exit status."""
-  arguments = sys.argv[1:] if argv is None else argv
+  arguments = (sys.argv[1:] if argv is None else argv) or ['--help']
   if sys.platform == 'linux' and not any(any(pathlib.Path('/dev').glob(name)) for name in ACCELERATORS):
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # JAX would look for the devices of the compilers of `plan`
   if not {'XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION'} & os.environ.keys():
     os.environ['XLA_CLIENT_MEM_FRACTION'] = str(memory.POOL)  # of a GPU; JAX would take less than plans allow
   try:
-    run([argument for argument in arguments if argument != '--traceback'] or ['--help'])
+    run([argument for argument in arguments if argument != '--traceback'])
+    sys.stdout.flush()
     return 0
   except (Exception, KeyboardInterrupt) as error:
+    if isinstance(error, BrokenPipeError) and {'-h', '--help', 'help'} & set(arguments):  # `| head`
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+      return 0
     status, line = explain(error)
     if '--traceback' in arguments or not status:
       raise
@@ -46,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(given: list[str]) -> None:
   """Runs the command that is the first argument with the others."""
-  name, *arguments = given
+  name, *arguments = given or ['--help']
   if name in ('-h', '--help', 'help'):
     print(USAGE.format(commands=''.join(map(summary, GROUPS))))
   elif name == '--version':

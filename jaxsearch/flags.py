@@ -5,7 +5,6 @@ nearest right one.
 """
 
 import argparse
-import contextlib
 import functools
 import inspect
 import operator
@@ -15,7 +14,7 @@ import sys
 import tempfile
 import traceback
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_collections
@@ -115,12 +114,12 @@ def check_place(name: str, path: str, folder: bool = False) -> str:
   reason = '' if path else 'a path is needed'
   try:
     above = next(each for each in (wanted, *wanted.parents) if each.exists())
-    if above == wanted and above.is_dir() and not folder:
+    if above.is_file():
+      reason = f'{above} is a file, not a folder' if folder or above != wanted else ''
+      above = above.parent
+    elif above == wanted and above.is_dir() and not folder:
       reason = reason or 'it is a folder, not a file'
-    elif above.is_file() and (folder or above != wanted):
-      reason = f'{above} is a file, not a folder'
-    elif above.is_file() or above.is_dir():  # neither a device nor a pipe
-      above = above if above.is_dir() else above.parent
+    if not reason and above.is_dir():  # neither a device nor a pipe
       tempfile.TemporaryFile(dir=above).close()
   except OSError as error:
     reason = f'nothing can be written in {above} ({error.strerror})'
@@ -130,10 +129,10 @@ def check_place(name: str, path: str, folder: bool = False) -> str:
 
 
 class Given(NamedTuple):
-  """Holds what a command line says beside the flags of its command."""
+  """Holds what a command line says beside the flags of its command; `changed` are the fields that it sets."""
   config: ml_collections.ConfigDict
   words: list[str]
-  changed: frozenset[str]  # fields of the config that it sets
+  changed: frozenset[str]
 
 
 def parse(command: str, arguments: Sequence[str], default: str, own: Sequence[str] = (), *,
@@ -141,13 +140,10 @@ def parse(command: str, arguments: Sequence[str], default: str, own: Sequence[st
   """Reads and checks `--config NAME --config.key=value … words`.
 
   Args:
-    command: for messages; `train` also checks what only training needs.
+    command: its name; `train` also checks what only training needs.
     default: the config taken when none is named.
     own: the command's own flags, for messages.
-    saved: the config of the checkpoint that the command reads. What the policy was trained to see (`TRAINED`)
-      is taken from it, without `--config NAME` `ALONE` too. Fields set by `--config.key=value` win over it.
-      Each difference to a config that is named is a line on stderr, and so are its places, which are not
-      taken.
+    saved: the config of the checkpoint that the command reads, see `_take_trained`; `--config.key=value` wins.
     replaced: fields that the command's own flags take the place of.
   Raises:
     ValueError: an unknown flag, field or config, or values that fields cannot have; names them.
@@ -156,23 +152,17 @@ def parse(command: str, arguments: Sequence[str], default: str, own: Sequence[st
   parser.add_argument('--config', default='')
   given, overrides = parser.parse_known_args(arguments)
   names = [name for name in map(_field, overrides) if name]
-  try:
-    trained = None if saved is None else from_saved(saved)
-  except ValueError as error:
-    raise UsageError(f'the config in the checkpoint: {error}') from error
   config = _load(given.config or default)
   if command != 'sweep' and 'method' not in config:
     raise UsageError(f'{given.config} is not the config of a run: it has no `method`. '
                      'Those in claims/ are for jaxsearch sweep')
-  then = {}
-  if trained is not None:
-    then = _take_trained(config, trained, [*names, *replaced], bool(given.config))
+  then = {} if saved is None else _take_trained(config, saved, [*names, *replaced], bool(given.config))
   words = _set_fields(config, overrides, command, own)
   check(config, training=command == 'train')
   now = _within(config, TRAINED)
   for name in names if then else ():
     if now.get(name) != then.get(name):
-      _say(f'{name}={now.get(name)!r} as you set it; the policy was trained with {_shown(then, name)}')
+      say(f'{name}={now.get(name)!r} as you set it; the policy was trained with {_shown(then, name)}')
   return Given(config, words, frozenset(names))
 
 
@@ -209,13 +199,17 @@ def _field(argument: str) -> str | None:
   return match and match[1]
 
 
-def _take_trained(config: ml_collections.ConfigDict, trained: ml_collections.ConfigDict,
-                  changed: Collection[str], given: bool) -> dict[str, Any]:
-  """Sets what a config takes from that of a checkpoint, and returns those fields that are `TRAINED`.
+def _take_trained(config: ml_collections.ConfigDict, saved: Mapping[str, Any], changed: Collection[str],
+                  given: bool) -> dict[str, Any]:
+  """Sets what a config takes from that of a checkpoint, and returns its fields that are `TRAINED`.
 
-  Says what differed in a `given` config, and which places the checkpoint names, but for fields that are
-  `changed`.
+  These are always taken, `ALONE` where no config is `given`, `PLACES` never. Says what differed in a given
+  config, and which places the checkpoint names, but for fields that are `changed`.
   """
+  try:
+    trained = from_saved(saved)
+  except ValueError as error:
+    raise UsageError(f'the config in the checkpoint: {error}') from error
   places = {name: value for name, value in fields(trained) if _is_place(name, value)}
   prompts = {name: value for name, value in places.items() if name.startswith(('grow.', 'eval.grow.'))}
   with trained.unlocked():
@@ -227,16 +221,16 @@ def _take_trained(config: ml_collections.ConfigDict, trained: ml_collections.Con
   ours, theirs = _within(config, TRAINED), _within(trained, TRAINED)
   for name in sorted(ours.keys() | theirs.keys()) if given else ():
     if ours.get(name) != theirs.get(name) and name not in changed:
-      _say(f'{name}: the config has {_shown(ours, name)}, the checkpoint {_shown(theirs, name)}; '
-           'that of the checkpoint is used')
+      say(f'{name}: the config has {_shown(ours, name)}, the checkpoint {_shown(theirs, name)}; '
+          'that of the checkpoint is used')
   shipped = not given and 'model' not in changed and registry.is_shipped(trained.model)
   copy_fields((*TRAINED, *(() if given else ALONE), *['model'] * shipped), trained, config)
   now = dict(fields(config))
   left = [f'{name}={value!r:.200}' for name, value in places.items()
           if value != now.get(name) and name not in changed]
   if left:
-    _say(f'not taken from the checkpoint: {", ".join(left)}; what to open and to ask is yours to say, with '
-         '--config or flags')
+    say(f'not taken from the checkpoint: {", ".join(left)}; what to open and to ask is yours to say, with '
+        '--config or flags')
   return theirs | prompts
 
 
@@ -275,14 +269,14 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
   return shortened(values[name]) if name in values else 'none'
 
 
-def _say(message: str) -> None:
-  print(f'jaxsearch: {message}', file=sys.stderr)
+def say(message: str) -> None:
+  print(f'jaxsearch: {message}', file=sys.stderr, flush=True)
 
 
 def _load(name: str) -> ml_collections.ConfigDict:
   """Loads the config that a name stands for, see `find`; UsageError names the line of the file that fails."""
   file, argument = find(name)
-  with _naming_lines(file):
+  try:
     get_config = getattr(load_file(file), 'get_config', None)
     if get_config is None:
       raise ValueError('not a config, it defines no get_config()')
@@ -291,14 +285,7 @@ def _load(name: str) -> ml_collections.ConfigDict:
     config = get_config(*argument)
     if not isinstance(config, ml_collections.ConfigDict):
       raise ValueError('get_config() returns no ConfigDict')
-  return config
-
-
-@contextlib.contextmanager
-def _naming_lines(file: pathlib.Path) -> Iterator[None]:
-  """Turns whatever the user's code in there raises into a UsageError with the line of `file`."""
-  try:
-    yield
+    return config
   except SyntaxError as error:
     raise UsageError(f'{error.filename}:{error.lineno}: {error.msg}') from error
   except Exception as error:

@@ -20,6 +20,13 @@ def test_help_lists_the_commands_without_importing_jax():
   assert printed.splitlines()[-1] == '0 False False'
 
 
+def test_help_ends_quietly_where_nobody_reads_it():
+  process = subprocess.Popen([sys.executable, '-m', 'jaxsearch.cli', '--help'], stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE)
+  process.stdout.close()
+  assert (process.stderr.read(), process.wait()) == (b'', 0)
+
+
 @pytest.mark.skipif(sys.platform != 'linux'
                     or any(any(pathlib.Path('/dev').glob(name)) for name in cli.ACCELERATORS),
                     reason='there is an accelerator')

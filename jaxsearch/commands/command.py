@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from jaxsearch import registry
 from jaxsearch.config_check import check_files
 from jaxsearch.files import write_whole
-from jaxsearch.flags import Parser, UsageError, check_place, number, policy
+from jaxsearch.flags import Parser, UsageError, check_place, number, policy, say
 
 COMMANDS: dict[str, Parser] = {}
 
@@ -155,10 +155,6 @@ def refuse(flags, names: Sequence[str], where: str) -> None:
     value = getattr(flags, name.replace('-', '_'))
     if value not in ('', None) and value is not False:  # 0 is set
       raise UsageError(f'--{name} means nothing {where}')
-
-
-def say(message: str) -> None:
-  print(f'jaxsearch: {message}', file=sys.stderr, flush=True)
 
 
 def print_figures(figures: dict) -> None:
