@@ -106,24 +106,25 @@ class Sparse:
     """Returns the best `topk` passages with a word of the query, ties by number; scores are float64."""
     # Those first that may add most to a score.
     known = sorted(filter(None, map(self._look_up, dict.fromkeys(words(query)))), reverse=True)
-    # What the words from i on may add.
+    # What the words from each on may add.
     rest = list(itertools.accumulate([most for most, *_ in reversed(known)], initial=0.0))[::-1]
-    scores, met, least, i = np.zeros(self.size), [np.empty(0, np.uint32)], 0.0, 0
-    while i < len(known) and rest[i] >= least:  # passages without the words so far may be among the best
-      passages, counts = self._postings(known[i])
-      scores[passages] += self._added(known[i], passages, counts)
-      met.append(passages)
-      least = self._least_of(scores[passages], topk, least)
-      i += 1
-    stay = [passages[scores[passages] >= least - rest[i]] for passages in met]
-    candidates = np.unique(np.concatenate(stay))
-    for j in range(i, len(known)):  # common words, looked up for the candidates alone
-      passages, counts = self._postings(known[j])
-      at = np.minimum(np.searchsorted(passages, candidates), len(passages) - 1)
-      has = passages[at] == candidates
-      scores[candidates[has]] += self._added(known[j], candidates[has], counts[at[has]])
-      least = self._least_of(scores[candidates], topk, least)
-      candidates = candidates[scores[candidates] >= least - rest[j + 1]]
+    scores, met, least = np.zeros(self.size), [np.empty(0, np.uint32)], 0.0
+    among_best = lambda coming: np.unique(
+      np.concatenate([passages[scores[passages] >= least - coming] for passages in met]))
+    for word, coming in zip(known, rest):
+      passages, counts = self._postings(word)
+      if coming >= least:  # passages without the words so far may be among the best
+        scores[passages] += self._added(word, passages, counts)
+        met.append(passages)
+      else:  # common words, looked up for the candidates alone
+        met = [candidates := among_best(coming)]
+        at = np.minimum(np.searchsorted(passages, candidates), len(passages) - 1)
+        has = passages[at] == candidates
+        scores[candidates[has]] += self._added(word, candidates[has], counts[at[has]])
+      best = scores[met[-1]]  # one of the best has at least the lowest of as many
+      if len(best) >= topk:
+        least = max(least, float(np.partition(best, -topk)[-topk]) - ROUNDING)
+    candidates = among_best(0.0)
     totals = np.round(scores[candidates], 9)  # sums that are equal on paper are equal here
     best = np.argsort(-totals, kind='stable')[:topk]
     return candidates[best].astype(np.int64), totals[best]
@@ -148,8 +149,3 @@ class Sparse:
     """Returns (passages [n], how often each has the word) of a word, mapped."""
     part = slice(self._starts[word[1]], self._starts[word[1] + 1])
     return self._passages[part], self._counts[part]
-
-  @staticmethod
-  def _least_of(scores: np.ndarray, topk: int, least: float) -> float:
-    """Returns the score that one of the best has at least, from scores so far."""
-    return max(least, float(np.partition(scores, -topk)[-topk]) - ROUNDING) if len(scores) >= topk else least

@@ -60,19 +60,9 @@ def conclusion(question: Question) -> str:
   if operation == 'same':
     return f' {a} {"=" if a == b else "!="} {b}.'
   if operation in ('more', 'less'):
-    return f' {a} {">" if combine("more", a, b) == "a" else "<"} {b}.'
+    return f' {a} {">" if int(a) > int(b) else "<"} {b}.'
   high, low = (a, b) if operation == 'sum' or int(a) >= int(b) else (b, a)
   return f' {high} {"+" if operation == "sum" else "-"} {low} = {question.golden_answers[0]}.'
-
-
-def combine(operation: str, a: str, b: str) -> str:
-  """Combines two findings into 'yes' or 'no', a number, or which of the two it is, 'a' or 'b'."""
-  if operation == 'same':
-    return 'yes' if a == b else 'no'
-  x, y = int(a), int(b)
-  if operation in ('sum', 'difference'):
-    return str(x + y if operation == 'sum' else abs(x - y))
-  return 'a' if (x > y if operation == 'more' else x < y) else 'b'
 
 
 def operands(question: Question) -> tuple[str, str]:

@@ -24,7 +24,7 @@ class WorldWriter:
     self._index, self._false_facts = BM25(corpus), false_facts
     try:
       self._entities = {entity.id: entity for entity in read_back(corpus)}
-    except (KeyError, ValueError) as error:
+    except ValueError as error:
       message = f'the simulator without a model writes about the embedded world only: {error}'
       raise ValueError(message) from error
     stated: dict[tuple[str, str], set[str]] = {}  # (type, attribute) -> values

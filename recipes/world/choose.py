@@ -9,7 +9,8 @@ import random
 from collections.abc import Sequence
 
 from jaxsearch.data.questions import Question
-from jaxsearch.world.facts import ATTRIBUTES, WORDS, Entity
+from jaxsearch.world.facts import ATTRIBUTES, WORDS
+from recipes.world.entities import Entity
 from recipes.world.questions import Pair, World, follow, pair_question, path_question
 
 SIZES = {'warm': 14000, 'rl': 4000, 'test': 1000, 'dev': 300}

@@ -10,7 +10,7 @@ import unicodedata
 from collections import Counter
 from pathlib import Path
 
-from jaxsearch.world.facts import Entity, name_all
+from recipes.world.entities import Entity, name_all
 
 CORRECTIONS = tomllib.loads((Path(__file__).parent / 'corrections.toml').read_text(encoding='utf-8'))
 NOT_ONE_PERSON = re.compile(r'ancients| and |Institut|Laborator|RIKEN|GSI|et al')
@@ -65,15 +65,15 @@ def _geography(english, cache, size: int) -> list[Entity]:
     city = capitals[iso]['geonameid']
     links = {'capital': f'city-{city}', 'currency': f'currency-{currency}',
              'language': f'language-{language}'}
-    entities.append(Entity(f'country-{iso}', 'country', title[iso], values, links))
+    entities.append(Entity(f'country-{iso}', 'country', title[iso], values, links=links))
   for city in _choose_cities(countries, capitals, [c for iso in countries for c in by_country[iso]], size):
     iso = city['countrycode']
     values = {'country': title[iso], 'population': str(city['population']), 'timezone': city['timezone']}
     links = {'country': f'country-{iso}'}
-    entities.append(Entity(f'city-{city["geonameid"]}', 'city', city['name'], values, links))
+    entities.append(Entity(f'city-{city["geonameid"]}', 'city', city['name'], values, links=links))
   for kind, names in (('currency', currencies), ('language', languages)):
     for code, name in sorted(names.items()):
-      entities.append(Entity(f'{kind}-{code}', kind, name, {f'{kind}_code': code}, {}))
+      entities.append(Entity(f'{kind}-{code}', kind, name, {f'{kind}_code': code}))
   return entities
 
 
@@ -145,11 +145,10 @@ def _chemistry(elements, countries: dict[str, str]) -> list[Entity]:
     place = f'country-{corrected}' if place in CORRECTIONS['places'] else countries.get(place)
     if place in titles:
       values['found_in'], links['found_in'] = titles[place], place
-    entities.append(Entity(key, 'element', element.name, values, links))
+    entities.append(Entity(key, 'element', element.name, values, links=links))
   for person, found in found_by.items():
-    if len(found) == 1:
-      facts = {'element': found[0][0]}, {'element': found[0][1]}
-    else:
-      facts = {}, {}, tuple(('element', name) for name, _ in found)
-    entities.append(Entity('person-' + _fold(person), 'person', person, *facts))
+    (name, key), *more = found
+    values, links = ({}, {}) if more else ({'element': name}, {'element': key})
+    multiple = tuple(('element', name) for name, _ in found) if more else ()
+    entities.append(Entity('person-' + _fold(person), 'person', person, values, multiple, links))
   return entities

@@ -9,8 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from jaxsearch.data.questions import Question
-from jaxsearch.world.chains import combine
-from jaxsearch.world.facts import Entity
+from recipes.world.entities import Entity
 
 World = dict[str, Entity]  # by id
 Pair = tuple[str, str, tuple[str, ...]]  # operation, type of both starts, path
@@ -26,6 +25,16 @@ class Leg:
   @property
   def value(self) -> str:
     return self.steps[-1]['finding']
+
+
+def combine(operation: str, a: str, b: str) -> str:
+  """Combines two findings into 'yes' or 'no', a number, or which of the two it is, 'a' or 'b'."""
+  if operation == 'same':
+    return 'yes' if a == b else 'no'
+  x, y = int(a), int(b)
+  if operation in ('sum', 'difference'):
+    return str(x + y if operation == 'sum' else abs(x - y))
+  return 'a' if (x > y if operation == 'more' else x < y) else 'b'
 
 
 def follow(world: World, start: Entity, path: Sequence[str]) -> Leg | None:

@@ -14,8 +14,10 @@ from collections.abc import Callable, Sequence
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.world import files as world
-from jaxsearch.world.chains import combine, operands
-from jaxsearch.world.facts import ATTRIBUTES, TARGETS, WORDS
+from jaxsearch.world.chains import operands
+from jaxsearch.world.facts import ATTRIBUTES, WORDS
+from recipes.world.entities import TARGETS
+from recipes.world.questions import combine
 
 WORD = re.compile(r'[^\W\d_]+')
 NUMBER = re.compile(r'(?<!\d)\d{4,}(?!\d)')

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from jaxsearch.world import files as world
-from jaxsearch.world.facts import ATTRIBUTES, read_back
+from jaxsearch.world.facts import ATTRIBUTES
+from recipes.world.entities import read_back
 
 QUESTIONS = {split: world.questions(split) for split in world.SPLITS}
 PASSAGES = {p.id: p for p in world.corpus()}

@@ -3,8 +3,8 @@
 import random
 
 from jaxsearch.world import files as world
-from jaxsearch.world.facts import read_back
 from recipes.world import choose
+from recipes.world.entities import read_back
 
 ENTITIES = read_back(world.corpus())
 
