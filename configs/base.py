@@ -271,6 +271,8 @@ def get_config():
                                      # ('' and -1)
     coordinator='', num_processes=-1, process_id=-1,
   )
+  config.xla_deterministic = False   # True: programs of GPUs add in one order, which is slower, so that runs repeat
+                                     # to the bit (docs/pods.md)
 
   config.checkpoint_every = 10       # steps; the last is always saved. On accelerators the next step goes on
                                      # meanwhile

@@ -54,6 +54,25 @@ def test_the_pool_of_a_gpu_is_the_share_that_plans_allow(given, expected):
   assert float(done.stdout.splitlines()[-1]) == expected
 
 
+def test_gpus_are_asked_for_programs_that_repeat_to_the_bit_and_what_is_tuned_is_kept(tmp_path):
+  code = """
+import os, jax
+from jaxsearch import cli
+def run(config, own):
+  jax.jit(lambda x: x + 1)(1)  # a flag that XLA does not know ends the process
+  print(os.environ['XLA_FLAGS'].split()[-1], jax.config.jax_compilation_cache_dir)
+  print(jax.config.jax_persistent_cache_enable_xla_caches)
+cli.COMMANDS['train'].set_defaults(run=run)
+cli.main(['train', '--config.xla_deterministic=True'])"""
+  for cache in ({}, {'JAX_COMPILATION_CACHE_DIR': str(tmp_path)}):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith('JAX_COMPILATION')}
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=tmp_path,
+                          env=environment | cache)
+    assert done.stdout.splitlines() == [
+      f'--xla_gpu_exclude_nondeterministic_ops=true {cache.get("JAX_COMPILATION_CACHE_DIR", ".jax_cache")}',
+      'xla_gpu_per_fusion_autotune_cache_dir']
+
+
 @pytest.mark.parametrize(('command', 'more'), [
   ('train', []), ('critic-warmup', []), ('sft', ['--config.sft.demonstrations=world:rl'])])
 def test_processes_join_before_anything_touches_a_device(command, more, tmp_path):

@@ -51,7 +51,7 @@ FREE_FIELDS = (
   'steps', 'out', 'progress', 'log', 'rollouts', 'profile', 'checkpoint_every', 'keep_checkpoints', 'eval',
   'mesh', 'distributed', 'sampler.slots', 'sampler.tensor', 'train.micro_rows', 'train.chunk', 'remat',
   'attention', 'search.url', 'search.timeout', 'search.max_failed_steps', 'optim.max_skipped',
-  'python.workers', 'sampler.release', 'monitor', 'critic_warmup.gate', 'critic_warmup.min_updates',
+  'python.workers', 'xla_deterministic', 'sampler.release', 'monitor', 'critic_warmup.gate', 'critic_warmup.min_updates',
   'critic_warmup.max_updates')
 
 
