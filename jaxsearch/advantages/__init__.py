@@ -9,11 +9,9 @@ docs/credit.md.
 # it: the attributes of this package are the functions, since Python binds a submodule's name only when it is
 # loaded.
 from jaxsearch.advantages.depth_greedy import advance_phase, depth_greedy, depth_plan, select_by_depth
-from jaxsearch.advantages.gae import gae, whiten
-from jaxsearch.advantages.group_relative import group_relative
+from jaxsearch.advantages.gae import gae, smdp_td, whiten
+from jaxsearch.advantages.group_relative import group_relative, step_reward, truncated_step
 from jaxsearch.advantages.refinement import hybrid_reward, refinement_gain
-from jaxsearch.advantages.smdp_td import smdp_td
-from jaxsearch.advantages.truncated_step import step_reward, truncated_step
 
 __all__ = ['advance_phase', 'depth_greedy', 'depth_plan', 'gae', 'group_relative', 'hybrid_reward',
            'refinement_gain', 'select_by_depth', 'smdp_td', 'step_reward', 'truncated_step', 'whiten']

@@ -1,6 +1,7 @@
-"""Generalised advantage estimation over tokens, and whitening (PPO).
+"""Generalised advantage estimation over tokens (PPO) and over segments (CARL), and whitening.
 
-B: trajectories; T: tokens of a trajectory, observations among them.
+B: trajectories; T: tokens of a trajectory, observations among them; K: segments of the longest, each with a
+decision state before it.
 """
 
 import jax
@@ -47,9 +48,8 @@ def gae(rewards: jax.Array, values: jax.Array, mask: jax.Array, *, gamma: float,
 def whiten(x: jax.Array, mask: jax.Array) -> jax.Array:
   """`(x - mean) / sqrt(var + 1e-8)` with one mean and one sample variance of everything that is not masked.
 
-  verl's and TRL's `masked_whiten`: Bessel's correction, epsilon under the root. One token alone gives 0, and
-  so do equal values, exactly. `x` and `mask` (1 where x counts) have the same shape, which the result has
-  too, in float32, 0 where masked.
+  verl's and TRL's `masked_whiten`: Bessel's correction, epsilon under the root. One token alone and equal
+  values give exactly 0. `x` and `mask` (1 where x counts) have the shape of the float32 result, 0 where masked.
   """
   counted = jnp.asarray(mask) != 0
   x = jnp.asarray(x).astype(jnp.float32)
@@ -59,3 +59,30 @@ def whiten(x: jax.Array, mask: jax.Array) -> jax.Array:
   variance = jnp.sum(jnp.square(centred)) / jnp.maximum(count - 1.0, 1.0)
   # For a tiny range the quotient is infinite and the result 0, as it should be.
   return centred * jax.lax.rsqrt(variance + jnp.square(SCALE * 1e-4 / unit))
+
+
+def smdp_td(values: jax.Array, reward: jax.Array, num_segments: jax.Array, *, gamma: float = 1.0,
+            lam: float = 0.0) -> jax.Array:
+  """Semi-Markov temporal differences over segments (CARL, eqs. 1, 4 and 6).
+
+    delta_k = gamma V(s_{k+1}) - V(s_k), for the last segment R - V(s_k)
+    A_k     = delta_k + gamma lam A_{k+1}             which is `gae` with a segment for a token
+
+  With gamma = 1 and lam = 0 they telescope: their sum is `R - V(s_0)`. With lam = 1 each is `R - V(s_k)`, so
+  that all segments of a trajectory share the sign of its outcome, which is why CARL has lam = 0.
+
+  Args:
+    values: [B, K], `values[:, k]` = V(state before segment k). Those past `num_segments` are not read (may be
+      NaN).
+    reward: [B], the outcome R, received at the end of the last segment.
+    num_segments: [B] integers from 0 to K; a larger one is taken for K.
+    gamma: discount per segment, not per token: the paper has gamma = 1, where the two agree.
+    lam: lambda over segments.
+  Returns:
+    [B, K] float32, 0 past `num_segments`.
+  """
+  values = jnp.asarray(values)
+  segments = jnp.arange(values.shape[1])
+  last = jnp.minimum(jnp.asarray(num_segments), values.shape[1])[:, None] - 1
+  rewards = jnp.where(segments == last, jnp.asarray(reward)[:, None], 0.0)
+  return gae(rewards, values, segments <= last, gamma=gamma, lam=lam)[0]

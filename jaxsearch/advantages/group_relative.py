@@ -1,7 +1,8 @@
-"""GRPO's advantage, and the one way in which rewards are compared inside a group, whatever a group is.
+"""The one way in which rewards are compared inside a group: the trajectories of a question (GRPO) or the
+alternatives of a step (SLATE).
 
 `group_relative` (groups named by ids) and `truncated_step` (groups along the last axis) hand a sum, a minimum
-and a maximum over a member's group to `standardize`; `whiten` has one group. Equal rewards give exactly 0:
+and a maximum over a member's group to `standardize`; `gae.whiten` has one group. Equal rewards give exactly 0:
 the mean of eight times 1.4 is not 1.4 in float32, and the remainder divided by `eps` would be credit out of
 nothing, but the differences to the group's smallest member are 0. Nothing overflows or underflows:
 differences are measured in units of the group's range before they are squared.
@@ -102,3 +103,52 @@ def in_units(x: jax.Array, retained: jax.Array, *, lowest: OverGroup,
   varied = unit != 0  # NaN counts as varied, so that a reward of NaN is seen and not taken for "all equal"
   unit = jnp.where(varied, unit, 1.0)
   return offsets / unit, unit, varied
+
+
+def truncated_step(rewards: jax.Array, *, normalize_std: bool = True, ddof: int = 1,
+                   eps: float = 1e-6) -> jax.Array:
+  """Credits each of k alternatives for a step against the others: `(r - mean) / (std + eps)` (SLATE, eq. 4).
+
+  With k = 1 there is nothing to compare with: the advantage is the reward itself, as in REINFORCE (appendix
+  A.9).
+
+  Args:
+    rewards: [..., k], the judged score of every alternative grown from the same prefix.
+    normalize_std, ddof, eps: as in `group_relative`.
+  Returns:
+    [..., k] float32; exactly 0 where all of several alternatives scored the same.
+  """
+  rewards = jnp.asarray(rewards).astype(jnp.float32)
+  if rewards.shape[-1] == 1:
+    return rewards
+
+  def over_group(reduce):
+    return lambda x: jnp.broadcast_to(reduce(x, axis=-1, keepdims=True), x.shape)
+
+  return standardize(
+    rewards, jnp.ones(rewards.shape, bool), total=over_group(jnp.sum), lowest=over_group(jnp.min),
+    highest=over_group(jnp.max), normalize_std=normalize_std, ddof=ddof, eps=eps)[0]
+
+
+def step_reward(think: jax.Array, query: jax.Array, answer: jax.Array, is_answer: jax.Array, step: jax.Array,
+                budget: jax.Array, *, early_bonus: float) -> jax.Array:
+  """Returns the reward of one step from scores of a judge, each in {-1, 0, 1} (SLATE, eqs. 5 and 6).
+
+    a search:   think + query
+    an answer:  think + answer + early_bonus (budget - step) / budget
+
+  Args:
+    think: [...], score of the reasoning.
+    query: [...], score of the query with its documents; not read (may be NaN) where the step answers.
+    answer: [...], score of the answer; not read (may be NaN) where the step searches.
+    is_answer: [...], 1 where the step answers, 0 where it searches.
+    step: [...], counted from 1.
+    budget: B, the most steps there may be; 4 in the paper.
+    early_bonus: lambda, 0.1 in the paper.
+  Returns:
+    Same shape, float32.
+  """
+  given = think, query, answer, step, budget
+  think, query, answer, step, budget = (jnp.asarray(x).astype(jnp.float32) for x in given)
+  answer += early_bonus * (budget - step) / budget
+  return think + jnp.where(jnp.asarray(is_answer) != 0, answer, query)

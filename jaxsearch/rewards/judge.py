@@ -21,25 +21,22 @@ from jaxsearch.trees import grammar, templates
 
 @dataclasses.dataclass(frozen=True)
 class Thinking:
-  """A thought, with the trajectory before it."""
   question: Question
-  context: str
+  context: str  # the trajectory before it
   thinking: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Query:
-  """A search, with the trajectory before it, its own thought, and what it found."""
   question: Question
   context: str
   thinking: str
   query: str
-  documents: str
+  documents: str  # what it found
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """A final answer to hold against the golds, with the trajectory before it and its own thought."""
   question: Question
   answer: str
   context: str = ''
@@ -48,9 +45,8 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Collections:
-  """Holds the reply to each search of a trajectory, in order."""
   question: Question
-  collections: tuple[str, ...]
+  collections: tuple[str, ...]  # the reply to each search of a trajectory
 
 
 Item = Thinking | Query | Answer | Collections

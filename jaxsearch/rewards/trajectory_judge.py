@@ -66,25 +66,19 @@ def prompts(pair: TrajectoryPair, template: str = '') -> tuple[str, str]:
 def read(reply: str) -> tuple[Scores, Scores, str] | None:
   """Reads the scores of both trajectories, and the winner, from the object that ends the reply.
 
-  A code fence around it is fine. None for a missing, unknown or repeated rubric, a score other than 0, 1 and
-  2, or a winner other than 'first', 'second' and 'tie'.
+  A code fence around it is fine. None for a missing or unknown rubric, a score other than 0, 1 and 2, or a
+  winner other than 'first', 'second' and 'tie'.
   """
   parts = reply.strip().removesuffix('```').rsplit('{', 3)  # the object has three opening braces
-  if len(parts) < 4:
-    return None
   try:
-    verdict = json.loads('{' + '{'.join(parts[1:]), object_pairs_hook=_object)
-  except (ValueError, RecursionError):
+    verdict = json.loads('{' + '{'.join(parts[1:]))
+    first, second, winner = (verdict.pop(name) for name in (*POSITIONS, 'winner'))
+    scores = [*first.values(), *second.values()]
+  except (ValueError, KeyError, AttributeError, RecursionError):
     return None
-  winner = verdict.pop('winner', None)
-  if winner not in (*POSITIONS, TIE) or verdict.keys() != set(POSITIONS):
+  known = first.keys() == second.keys() == RUBRICS.keys() and winner in (*POSITIONS, TIE)
+  if verdict or not known or not all(type(score) is int and 0 <= score <= 2 for score in scores):
     return None
-  first, second = both = [verdict[position] for position in POSITIONS]
-  for scores in both:
-    if not isinstance(scores, dict) or scores.keys() != RUBRICS.keys():
-      return None
-    if not all(type(score) is int and 0 <= score <= 2 for score in scores.values()):  # bool is an int, too
-      return None
   return first, second, winner
 
 
@@ -94,8 +88,8 @@ def averaged(replies: Sequence[object]) -> tuple[Scores, Scores, str] | None:
   None if either is unreadable.
   """
   verdicts = [read(reply) if isinstance(reply, str) else None for reply in replies]
-  if None in verdicts:
-    return None  # a single order would let the judge's position bias decide
+  if None in verdicts:  # a single order would let the judge's position bias decide
+    return None
   (a, b, winner), (swapped_b, swapped_a, swapped_winner) = verdicts
   mean = lambda scores, swapped: {name: (scores[name] + swapped[name]) / 2 for name in RUBRICS}
   names = {POSITIONS: 'a', POSITIONS[::-1]: 'b'}
@@ -105,9 +99,3 @@ def averaged(replies: Sequence[object]) -> tuple[Scores, Scores, str] | None:
 def _quoted(text: str) -> str:
   """Returns text that can neither close the tags around it nor hold a JSON object."""
   return grammar.neutralise(text.strip(), (*grammar.CONTROL, '{'), _TAGS)
-
-
-def _object(pairs: list[tuple[str, object]]) -> dict:
-  if len(dict(pairs)) < len(pairs):
-    raise ValueError('a repeated key')
-  return dict(pairs)

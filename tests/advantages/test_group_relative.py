@@ -1,4 +1,5 @@
-"""Group-relative advantages: against a NumPy loop, figures of verl, the properties that a comparison has."""
+"""Advantages in a group, of trajectories and of the alternatives of a step: against NumPy loops, figures of verl,
+and SLATE's variance theorem as a measurement."""
 
 import functools
 
@@ -7,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxsearch.advantages import group_relative
+from jaxsearch.advantages import group_relative, step_reward, truncated_step
 
 N, G = 10, 4
 compute = jax.jit(group_relative, static_argnames=('num_groups', 'normalize_std', 'ddof', 'eps', 'singleton'))
-
 
 
 def by_hand(rewards, group_ids, mask, normalize_std=True, ddof=1, eps=1e-6, singleton='raw'):
@@ -85,26 +85,6 @@ def test_ids_outside_the_groups_are_padding():
   np.testing.assert_array_equal(compute(rewards, group_ids, 1), expected)
 
 
-@pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16, jnp.int32, bool])
-def test_float32_inside_whatever_comes_in(dtype):
-  rewards = jnp.array([1, 0, 0, 1, 1]).astype(dtype)
-  got = compute(rewards, jnp.zeros(5, int), 1)
-  assert got.dtype == jnp.float32
-  expected = by_hand(np.array([1, 0, 0, 1, 1]), np.zeros(5), np.ones(5, bool))
-  np.testing.assert_allclose(got, expected, rtol=1e-5)
-
-
-def test_gradient_is_that_of_the_formula():
-  group_ids, weigh = np.array([0, 0, 0, 1, 1, 1]), np.arange(6.0)
-  rewards = np.array([0.3, 1.0, -0.4, 2.0, 1.0, 0.0])
-  got = jax.jit(jax.grad(lambda r: (group_relative(r, group_ids, 2) * weigh).sum()))(jnp.float32(rewards))
-
-  def value(r):
-    return by_hand(r, group_ids, np.ones(6, bool)) @ weigh
-  expected = [(value(rewards + h) - value(rewards - h)) / 2e-6 for h in 1e-6 * np.eye(6)]
-  np.testing.assert_allclose(got, expected, atol=1e-4)
-
-
 @pytest.mark.parametrize('rewards', [
     [3.4e38, -3.4e38, 0], [1e30, 1e30 + 1e24, 1e30], [1e-38, 0, 1e-38], [1e-44, 0, 0]])
 def test_extreme_rewards_give_finite_advantages(rewards):
@@ -118,3 +98,44 @@ def test_vmap_over_batches():
   group_ids = np.random.default_rng(2).integers(0, G, (3, N))
   got = jax.jit(jax.vmap(functools.partial(group_relative, num_groups=G)))(rewards, group_ids)
   np.testing.assert_allclose(got, [compute(r, g, G) for r, g in zip(rewards, group_ids)], rtol=1e-6)
+
+
+compute_steps = jax.jit(truncated_step, static_argnames=('normalize_std', 'ddof', 'eps'))
+
+
+@pytest.mark.parametrize('options', [{}, {'normalize_std': False}, {'ddof': 0}, {'eps': 0.1}], ids=str)
+def test_the_alternatives_of_a_step_are_a_group(options):
+  """SLATE, eq. 4."""
+  rewards = np.random.default_rng(0).integers(-1, 2, (3, 2, 5)).astype(np.float32)
+  flat = by_hand(rewards.ravel(), np.repeat(np.arange(6), 5), np.ones(30, bool), **options)
+  np.testing.assert_allclose(compute_steps(rewards, **options).ravel(), flat, atol=1e-4)
+
+
+def test_equal_scores_are_exactly_zero_and_a_single_alternative_gets_its_reward():
+  assert np.array_equal(compute_steps(np.full((2, 8), 1.4, np.float32)), np.zeros((2, 8)))
+  assert np.array_equal(compute_steps(np.float32([[1.0], [0.3]])), np.float32([[1.0], [0.3]]))  # REINFORCE, appendix A.9
+
+
+def test_gradient_is_zero_where_all_scored_the_same():
+  gradient = jax.jit(jax.grad(lambda r: (truncated_step(r) * jnp.arange(3.0)).sum()))(jnp.ones(3))
+  assert np.array_equal(gradient, np.zeros(3))
+
+
+def test_step_reward_adds_the_bonus_to_answers_only():
+  think = np.array([1, 1, 0, -1])
+  query, answer = np.array([1, -1, np.nan, np.nan]), np.array([np.nan, np.nan, 1, -1])
+  is_answer, step = np.array([0, 0, 1, 1]), np.array([1, 2, 1, 4])
+  got = step_reward(think, query, answer, is_answer, step, 4, early_bonus=0.1)
+  # SLATE, eqs. 5 and 6: an answer at step 1 of 4 earns 0.1 * 3/4 on top, at the last step nothing.
+  np.testing.assert_allclose(got, [2, 0, 1.075, -2], rtol=1e-6)
+  assert got.dtype == jnp.float32
+
+
+def test_variance_theorem_as_a_measurement():
+  # T independent steps with the same variance: comparing siblings of one prefix leaves 1/T of the variance
+  # that comparing whole trajectories has (SLATE, theorem 1).
+  steps, k = 4, 5
+  rewards = jax.random.randint(jax.random.key(0), (20_000, k, steps), -1, 2).astype(jnp.float32)
+  full = compute_steps(rewards.sum(axis=-1), normalize_std=False)
+  truncated = compute_steps(rewards[:, :, 0], normalize_std=False)
+  assert abs(truncated.var() / full.var() * steps - 1) < 0.05

@@ -57,12 +57,6 @@ def test_r_search_format(spans, searched, expected):
   assert formats.r_search_format(spans, searched) == pytest.approx(expected)
 
 
-def test_r_search_format_weighs_evidence_and_answer_apart():
-  weights = dict(gamma_evidence=0.3, gamma_answer=0.1)
-  assert formats.r_search_format([ANSWER], True, **weights) == pytest.approx(0.1)
-  assert formats.r_search_format([EVIDENCE], True, **weights) == pytest.approx(0.3)
-
-
 @pytest.mark.parametrize('reply, expected', [
     ('+1', 1), ('1', 1), ('-1', -1), ('\u22121', -1), (' 0\n', 0),
     ('The plan has 3 steps. <score>+1</score>', 1), ('<score>1</score> no: <score> -1 </score>', -1),
@@ -109,9 +103,3 @@ BOXED = r'<think>so</think><answer> It is \boxed{Ada}. </answer>'
 ])
 def test_the_format_of_research(spans, form):
   assert formats.research_format(spans) == form
-
-
-def test_the_format_of_research_without_boxes():
-  assert formats.research_format(CHAIN, boxed=False) == 1
-  assert formats.research_format([CHAIN[0], '<think>so</think>'], boxed=False) == 0
-  assert formats.research_format([CHAIN[0] + '<information>', CHAIN[1]], boxed=False) == 1  # no tag of ReSearch's
