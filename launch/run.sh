@@ -34,6 +34,14 @@ case $HOSTS in
              --config.distributed.num_processes="$HOSTS" --config.distributed.process_id="$PROCESS_ID") ;;
 esac
 train+=("$@")
+if [ -n "$TRAIN_GPUS" ]; then  # on SLURM JAX takes them from JAX_LOCAL_DEVICE_IDS
+  gpus=CUDA_VISIBLE_DEVICES
+  [ -z "${JAX_LOCAL_DEVICE_IDS:-}" ] || gpus=JAX_LOCAL_DEVICE_IDS
+  export "$gpus=$TRAIN_GPUS"
+elif [ -n "$RETRIEVER_GPUS" ]; then
+  echo 'run.sh: RETRIEVER_GPUS needs TRAIN_GPUS, those that are left for training' >&2
+  exit 2
+fi
 
 running=()
 # shellcheck disable=SC2329  # the trap calls it

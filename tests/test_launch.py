@@ -100,9 +100,28 @@ def test_the_job_becomes_one_command(tmp_path):
 
 
 def test_a_search_server_gets_the_gpus_that_are_named_for_it(tmp_path):
-  found = run('run.sh', '--dry-run', OUT=str(tmp_path), RETRIEVER='--index /data/wiki18', RETRIEVER_GPUS='6,7')
+  job = dict(OUT=str(tmp_path), RETRIEVER='--index /data/wiki18', RETRIEVER_GPUS='6,7')
+  found = run('run.sh', '--dry-run', **job, TRAIN_GPUS='0,1,2,3,4,5')
   serve = shlex.split(found.stdout.splitlines()[-2])
   assert serve[:3] == ['env', 'JAX_PLATFORMS=cuda', 'CUDA_VISIBLE_DEVICES=6,7']
+  refused = run('run.sh', '--dry-run', **job)
+  assert refused.returncode == 2 and 'RETRIEVER_GPUS needs TRAIN_GPUS' in refused.stderr
+
+
+@on_path
+@pytest.mark.parametrize(('given', 'expected'), [('', '0,1,'), ('0,1,2', ',0,1')])
+def test_training_stays_off_the_gpus_of_the_search_server(programs, given, expected):
+  stand_in(programs, 'jaxsearch', 'echo ${CUDA_VISIBLE_DEVICES:-},${JAX_LOCAL_DEVICE_IDS:-}')
+  found = run('run.sh', PATH=f'{programs}:{os.environ["PATH"]}', TRAIN_GPUS='0,1', JAX_LOCAL_DEVICE_IDS=given)
+  assert found.stdout.splitlines() == [expected]
+
+
+@pytest.mark.parametrize(('script', 'gpus'), [('gke.sh', True), ('xpk.sh', False), ('tpu-vm.sh', False)])
+def test_the_search_server_of_a_job_is_passed_on(script, gpus):
+  given = {'RETRIEVER': '--index=/data/wiki18', 'PORT': '8123', 'RETRIEVER_GPUS': '7', 'TRAIN_GPUS': '0-6'}
+  text = run(script, '--dry-run', **given).stdout.replace('\\', '')
+  for name, value in list(given.items())[:None if gpus else 2]:  # the others rent TPUs
+    assert f'name: {name}, value: "{value}"' in text or f' {name}={value} ' in text
 
 
 @on_path
