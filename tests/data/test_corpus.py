@@ -40,10 +40,3 @@ def test_faults_name_file_line_and_key(tmp_path, line, reason):
   with pytest.raises(DataError, match=reason) as error:
     read_corpus(path)
   assert f'{path}:2: ' in str(error.value)
-
-
-def test_an_empty_corpus(tmp_path):
-  path = tmp_path / 'c.jsonl'
-  path.write_text('\n')
-  with pytest.raises(DataError, match=r'c\.jsonl: no documents'):
-    read_corpus(path)

@@ -17,20 +17,21 @@ def parquet(path, rows):
 
 
 def saved(folder, rows):
-  """As `Dataset.save_to_disk` does (datasets 5.2)."""
-  pyarrow = pytest.importorskip('pyarrow')
+  """Writes as `Dataset.save_to_disk` does (datasets 5.2)."""
+  pyarrow, name = pytest.importorskip('pyarrow'), 'data-00000-of-00001.arrow'
   folder.mkdir(parents=True)
   table = pyarrow.Table.from_pylist(rows)
-  with pyarrow.OSFile(str(folder / 'data-00000-of-00001.arrow'), 'wb') as file, pyarrow.ipc.new_stream(file, table.schema) as out:
+  with pyarrow.OSFile(str(folder / name), 'wb') as file, pyarrow.ipc.new_stream(file, table.schema) as out:
     out.write_table(table)
-  (folder / 'dataset_info.json').write_text('{}')
-  (folder / 'state.json').write_text(json.dumps({'_data_files': [{'filename': 'data-00000-of-00001.arrow'}], '_split': None}))
+  (folder / 'state.json').write_text(json.dumps({'_data_files': [{'filename': name}], '_split': None}))
   return folder
 
 
 def search_r1(source, number, asked, golds, **more):
-  return {'data_source': source, 'prompt': [{'role': 'user', 'content': f'Use <search>. Question: {asked}\n'}],
-          'ability': 'fact-reasoning', 'reward_model': {'style': 'rule', 'ground_truth': {'target': golds}},
+  prompt = [{'role': 'system', 'content': 'You search.'},
+            {'role': 'user', 'content': f'Use <search>. Question: {asked}\n'}]
+  return {'data_source': source, 'prompt': prompt,
+          'reward_model': {'style': 'rule', 'ground_truth': {'target': golds}},
           'extra_info': {'split': 'test', 'index': number}, **more}
 
 
@@ -42,28 +43,22 @@ def test_search_r1(tmp_path):
   assert (second.id, second.metadata) == ('triviaqa:test_0', {'source': 'triviaqa'})
 
 
-def test_verl_search(tmp_path):
-  row = search_r1('searchR1_hotpotqa', 3, 'who?', ['A'])
-  row['prompt'] = [{'role': 'system', 'content': 'You search.'}, {'role': 'user', 'content': 'Think. Question: in the prompt'}]
+def test_verl(tmp_path):
+  row = search_r1('searchR1_hotpotqa', 3, 'in the prompt', ['A'])
   question, = tables.read_questions(parquet(tmp_path / 'a.parquet', [row]))
-  assert (question.id, question.question, question.metadata['source']) == ('test_3', 'in the prompt', 'hotpotqa')
-  row['extra_info']['question'] = 'of its own'
-  question, = tables.read_questions(parquet(tmp_path / 'b.parquet', [row]))
-  assert question.question == 'of its own'
-
-
-def test_verl_gsm8k(tmp_path):
-  row = {'data_source': 'openai/gsm8k', 'prompt': [{'role': 'user', 'content': '6 times 12? Think, then answer after "####".'}],
-         'reward_model': {'style': 'rule', 'ground_truth': '72'},
-         'extra_info': {'split': 'test', 'index': 5, 'answer': 'steps #### 72', 'question': '6 times 12?'}}
+  assert (question.id, question.question) == ('test_3', 'in the prompt')
+  assert question.metadata['source'] == 'hotpotqa'
+  row = search_r1('openai/gsm8k', 5, 'in the prompt', '72') | {
+    'extra_info': {'split': 'test', 'index': 5, 'answer': 'steps #### 72', 'question': '6 times 12?'}}
   question, = tables.read_questions(parquet(tmp_path / 'test.parquet', [row]))
   assert (question.id, question.question, question.golden_answers) == ('test_5', '6 times 12?', ('72',))
   assert question.score('$72.00') == 1.0  # numeric
 
 
 @pytest.mark.parametrize(('cell', 'golds'), [
-  ({'golden_answers': ['A', 'B']}, ('A', 'B')), ({'answer': 'A'}, ('A',)), ({'answer': ['A', 'B']}, ('A', 'B')),
-  ({'answers': {'text': ['A'], 'answer_start': [3]}}, ('A',)), ({'possible_answers': '["A", "B"]'}, ('A', 'B')),
+  ({'answer': 'A'}, ('A',)), ({'answer': ['A', 'B']}, ('A', 'B')),
+  ({'answers': {'text': ['A'], 'answer_start': [3]}}, ('A',)),
+  ({'possible_answers': '["A", "B"]'}, ('A', 'B')),
   ({'answer': {'value': 'A', 'aliases': ['a', 'A']}}, ('A', 'a')), ({'answer': '2 + 2 #### 4'}, ('4',))])
 def test_golds_of_public_data_sets(tmp_path, cell, golds):
   question, = load_questions(str(saved(tmp_path / 'd', [{'question': 'Who?', **cell}])))
@@ -78,8 +73,9 @@ def test_a_folder_of_splits_is_read_by_split(tmp_path):
 
 
 @pytest.mark.parametrize(('row', 'message'), [
-  ({'question': 'Who?'}, "row 1: no gold answer in 'golden_answers or answers"), ({'question': 'Who?', 'answer': ' '}, 'no gold'),
-  ({'answer': 'A'}, "row 1: no 'question'"), ({'question': ' ', 'answer': 'A'}, "row 1: no 'question'")])
+  ({'question': 'Who?'}, "row 1: no gold answer in 'golden_answers or answers"),
+  ({'question': 'Who?', 'answer': ' '}, 'no gold'),
+  ({'question': ' ', 'answer': 'A'}, "row 1: no 'question'")])
 def test_a_row_that_lacks_something_is_named(tmp_path, row, message):
   with pytest.raises(DataError, match=message):
     tables.read_questions(parquet(tmp_path / 'x.parquet', [row]))

@@ -1,11 +1,10 @@
 """The client of all servers; faults of servers are in test_server_faults.py."""
 
-import threading
 import time
 
 import pytest
 
-from jaxsearch.tools.http_client import JsonClient, RequestError, parse_json, secret_from_env
+from jaxsearch.tools.http_client import JsonClient, RequestError, secret_from_env
 from tests.tools.serving import server
 
 
@@ -50,7 +49,7 @@ def test_what_the_parser_refuses_is_an_error_and_not_asked_again():
 
 @pytest.mark.parametrize('status', [408, 429, 503])
 def test_faults_that_may_pass_are_tried_again_with_growing_jittered_waits(status, slept):
-  failed = pytest.raises(Failure, match=rf'{status}: no \(attempts: 4\)')
+  failed = pytest.raises(Failure, match=rf'^errand at http://.*failed: status {status}: no \(attempts: 4\)')
   with server((status, b'no')) as (url, seen), failed as error:
     client(url, backoff=0.4).post({'n': 1}, dict)
   assert [body for _, _, body in seen] == [{'n': 1}] * 4 and error.value.status == status
@@ -67,16 +66,6 @@ def test_a_server_says_when_to_come_again_and_past_the_deadline_it_is_given_up(s
   with server((429, b'busy', {'retry-after': '600'})) as (url, seen), given_up:
     client(url, timeout=5.0).post({}, dict)
   assert len(seen) == 1 and len(slept) == 2
-
-
-def test_a_slow_server_runs_into_the_deadline_of_all_attempts():
-  released = threading.Event()
-  with server(lambda handler: released.wait(20)) as (url, _):
-    start = time.monotonic()
-    with pytest.raises(Failure, match=r'no complete response within 0\.3 s'):
-      client(url, timeout=0.3).post({}, dict)
-    assert time.monotonic() - start < 6
-    released.set()
 
 
 def test_requests_go_round_and_a_retry_goes_to_the_next_server():
@@ -118,8 +107,3 @@ def test_keys_from_the_environment(monkeypatch):
   with pytest.raises(ValueError, match='ODD_KEY') as error:
     secret_from_env('ODD_KEY')
   assert 'sesame' not in str(error.value)
-
-
-def test_half_a_surrogate_pair_does_not_reach_a_tokenizer():
-  content = b'{"a": ["\\ud83d", {"\\ude00b": 1.5}], "c": "\\ud83d\\ude00"}'
-  assert parse_json(content) == {'a': ['?', {'?b': 1.5}], 'c': '😀'}
