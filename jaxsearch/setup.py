@@ -18,7 +18,7 @@ from jaxsearch import methods, registry
 from jaxsearch.config_check import from_saved
 from jaxsearch.data import sources
 from jaxsearch.data.questions import Question
-from jaxsearch.models import adapter_files, gguf_files, hub, lora
+from jaxsearch.models import gguf_files, hub, lora
 from jaxsearch.models.decoder import DecoderConfig, initial_params, parameter_axes, parameter_shapes
 from jaxsearch.models.presets import PRESETS, preset
 from jaxsearch.models.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ def load_policy(config: ConfigDict, mesh: Mesh) -> tuple[DecoderConfig, dict]:
 def _load_weights(name: str, dtype: str, param_dtype: str, mesh: Mesh | None) -> tuple[DecoderConfig, dict]:
   """Returns (decoder that computes in `dtype`, parameters) of a model in files, or an adapter on its base."""
   path = model_path(name)
-  if adapter_files.is_adapter(path):
+  if hub.is_adapter(path):
     mesh = mesh or meshes.make_mesh(devices=jax.devices()[:1])
     model_config, params, _ = load_adapted(path, mesh)
     params = jax.tree.map(lambda x: x.astype(param_dtype), params)
@@ -70,8 +70,8 @@ def _load_weights(name: str, dtype: str, param_dtype: str, mesh: Mesh | None) ->
 
 def load_adapted(folder: str | pathlib.Path, mesh: Mesh,
                  base: str | None = '') -> tuple[DecoderConfig, dict, dict[str, Any]]:
-  """Returns (decoder, parameters on `mesh`, `adapter_files.read_run`) of an adapter, merged into its base."""
-  model_config, adapter, run = adapter_files.load(folder)
+  """Returns (decoder, parameters on `mesh`, `hub.read_run`) of an adapter, merged into its base."""
+  model_config, adapter, run = hub.load_adapter(folder)
   base = base_of(run, base, folder)
   placed, _ = adapter_layout(from_saved(run['config']), model_config, mesh)
   adapter = jax.tree.map(transfer.place, adapter, placed)
@@ -111,8 +111,8 @@ def architecture(config: ConfigDict) -> DecoderConfig:
   """Returns the decoder of `config.model`, of a folder that is not here by its name."""
   name, path = config.model.removeprefix(RANDOM), model_path(config.model)
   if name == config.model and pathlib.Path(path).exists():
-    is_adapter = adapter_files.is_adapter(path)
-    return _as_run(config, adapter_files.load(path)[0] if is_adapter else hub.architecture(path))
+    is_adapter = hub.is_adapter(path)
+    return _as_run(config, hub.load_adapter(path)[0] if is_adapter else hub.architecture(path))
   plain = lambda text: re.sub('[^a-z0-9.]', '', pathlib.Path(text).name.lower())
   known = [model for model in PRESETS if plain(name).startswith(plain(model))]
   if not known:
@@ -141,8 +141,8 @@ def tokenizer_path(name: str) -> str | pathlib.Path:
   if name in registry.ENTRIES['models'] or name.startswith(RANDOM):
     return registry.find('tokenizers', 'world')
   path = model_path(name)
-  if adapter_files.is_adapter(path):
-    run = adapter_files.read_run(path)
+  if hub.is_adapter(path):
+    run = hub.read_run(path)
     return tokenizer_of(run, base_of(run, '', path), path)
   return path
 

@@ -9,7 +9,7 @@ import ml_collections
 
 from jaxsearch import setup
 from jaxsearch.methods import find_method
-from jaxsearch.models import adapter_files, hub
+from jaxsearch.models import hub
 from jaxsearch.models.decoder import DecoderConfig
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import memory
@@ -37,7 +37,7 @@ def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Poli
   '' is `config.model`. It brings its tokenizer, unless `config.tokenizer` names one. What a run or an adapter
   began with is `config.model`, unless it is a model that we ship. FileNotFoundError if there is none.
   """
-  if checkpoint and (is_run(checkpoint) or adapter_files.is_adapter(checkpoint)):
+  if checkpoint and (is_run(checkpoint) or hub.is_adapter(checkpoint)):
     model_config, params, host = load_params(checkpoint, base=config.model)
     model_config = dataclasses.replace(model_config, dtype=config.dtype)
     return Policy(model_config, params, tokenizer_of(config, host, checkpoint), host['step'])

@@ -73,6 +73,7 @@ _LAYER_AXES = {
   'q_norm': 'head_dim', 'k_norm': 'head_dim', 'o': 'heads head_dim embed',
   'mlp_norm': 'norm', 'gate': 'embed mlp', 'up': 'embed mlp', 'down': 'mlp embed',
 }  # fmt: skip
+INPUTS = {'q': 1, 'k': 1, 'v': 1, 'o': 2, 'gate': 1, 'up': 1, 'down': 1}  # leading axes of a layer's matrices
 
 
 def parameter_axes(config: DecoderConfig) -> dict:

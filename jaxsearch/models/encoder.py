@@ -111,7 +111,7 @@ def load_encoder(folder: str | pathlib.Path, dtype: str = 'float32') -> Encoder:
   config = EncoderConfig(*sizes, norm_eps=theirs.layer_norm_eps, dtype=dtype)
   tensors = tensor_files.open_folder(folder)
   prefix = 'bert.' if any(name.startswith('bert.') for name in tensors.shapes) else ''
-  files = {key: InFile(prefix + name, (1, 0) if key in _MATRICES else None)
+  files = {key: InFile(prefix + name, 1 if key in _MATRICES else None)
            for key, name in _TENSORS.items()}
   return Encoder(config, read_params(tensors, files, _shapes(config), jnp.dtype(dtype), _HARMLESS))
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxsearch.models import gguf_files
-from jaxsearch.models.decoder import DecoderConfig, RopeScaling, rope_angles
+from jaxsearch.models.decoder import INPUTS, DecoderConfig, RopeScaling, rope_angles
 from jaxsearch.models.tensor_files import InFile, read_json
 
 
@@ -35,11 +35,10 @@ TENSORS = {
   'final_norm': InFile('model.norm.weight'),
   'attn_norm': InFile('model.layers.{}.input_layernorm.weight'),
   'mlp_norm': InFile('model.layers.{}.post_attention_layernorm.weight'),
-  **{name: InFile(f'model.layers.{{}}.self_attn.{name}_proj.weight', (1, 2, 0), folded=0) for name in 'qkv'},
-  'o': InFile('model.layers.{}.self_attn.o_proj.weight', (2, 0, 1), folded=1),
-  **{f'{name}_bias': InFile(f'model.layers.{{}}.self_attn.{name}_proj.bias', folded=0) for name in 'qkv'},
+  **{name: InFile(f'model.layers.{{}}.self_attn.{name}_proj.weight', INPUTS[name]) for name in 'qkvo'},
+  **{f'{name}_bias': InFile(f'model.layers.{{}}.self_attn.{name}_proj.bias', 0) for name in 'qkv'},
   **{f'{name}_norm': InFile(f'model.layers.{{}}.self_attn.{name}_norm.weight') for name in 'qk'},
-  **{name: InFile(f'model.layers.{{}}.mlp.{name}_proj.weight', (1, 0)) for name in ('gate', 'up', 'down')},
+  **{name: InFile(f'model.layers.{{}}.mlp.{name}_proj.weight', 1) for name in ('gate', 'up', 'down')},
 }  # fmt: skip
 # RoPE tables are computed here; tied checkpoints may repeat their embedding as lm_head.
 HARMLESS = [r'.*rotary_emb\.inv_freq', r'rope_freqs\.weight']

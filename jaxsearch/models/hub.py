@@ -1,4 +1,4 @@
-"""Decoders in and out of files: Hugging Face folders and GGUF files in, Hugging Face folders out.
+"""Decoders in and out of files: Hugging Face folders and GGUF files in, Hugging Face folders out; and adapters.
 
 `load` reads the config (families.py), checks that the checkpoint holds exactly the tensors of that decoder
 (tensor_files.py), and fills one parameter at a time: the stacked [layers, …] parameters are read layer by
@@ -16,14 +16,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import safetensors
+import safetensors.numpy
+from flax import traverse_util
 
+from jaxsearch.files import write_whole
 from jaxsearch.models import gguf_files, tensor_files
-from jaxsearch.models.decoder import Decoder, DecoderConfig, parameter_axes, parameter_shapes
+from jaxsearch.models.decoder import Decoder, DecoderConfig, config_from_json, parameter_axes, parameter_shapes
 from jaxsearch.models.families import HARMLESS, TENSORS, from_gguf, from_hugging_face, to_hugging_face
+from jaxsearch.models.lora import adapter_shapes
 from jaxsearch.models.tensor_files import InFile, Tensors, read_json, reading, write_json
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel.mesh import shardings
 from jaxsearch.parallel.transfer import whole
+
+RUN = 'jaxsearch.json'  # what `save` and `save_adapter` were given as `run`
+ADAPTER = 'adapter.safetensors'
 
 
 def load(path: str | pathlib.Path, dtype: str = 'float32', *, param_dtype: str | None = None,
@@ -92,40 +100,24 @@ def read_params(tensors: Tensors, files: Mapping[str, InFile], shapes: dict, dty
   tensor_files.check(tensors, {tensor: shape for tensor, (_, _, shape) in expected.items()}, harmless)
 
   def read(path, shape, sharding=None):
-    part = functools.cache(functools.partial(_read, tensors, files[path[-1].key], shape, dtype))
-    bounds = lambda index: (tuple(piece.indices(size)[:2]) for piece, size in zip(index, shape, strict=True))
+    file = files[path[-1].key]
+
+    @functools.cache  # devices that hold the same part share it
+    def part(*bounds):
+      if '{}' not in file.name:
+        return file.read(tensors, shape, bounds).astype(dtype)
+      values = np.empty([stop - start for start, stop in bounds], dtype)
+      for i, layer in enumerate(range(*bounds[0])):
+        values[i] = file._replace(name=file.name.format(layer)).read(tensors, shape[1:], bounds[1:])
+      return values
+
     if sharding is None:
       return jnp.asarray(part(*((0, size) for size in shape)))
-    # devices that hold the same part share it
+    bounds = lambda index: (cut.indices(size)[:2] for cut, size in zip(index, shape, strict=True))
     return jax.make_array_from_callback(shape, sharding, lambda index: part(*bounds(index)))
 
   is_shape = lambda x: isinstance(x, tuple)
   return jax.tree.map_with_path(read, shapes, *([] if placed is None else [placed]), is_leaf=is_shape)
-
-
-def _read(tensors: Tensors, file: InFile, shape: tuple[int, ...], dtype: np.dtype,
-          *bounds: tuple[int, int]) -> np.ndarray:
-  """Reads the part of a parameter between `bounds`, (start, stop) for each axis."""
-  if '{}' not in file.name:
-    return _read_tensor(tensors, file, shape, bounds).astype(dtype)
-  part = np.empty([stop - start for start, stop in bounds], dtype)
-  for i, layer in enumerate(range(*bounds[0])):
-    part[i] = _read_tensor(tensors, file._replace(name=file.name.format(layer)), shape[1:], bounds[1:])
-  return part
-
-
-def _read_tensor(tensors: Tensors, file: InFile, shape: tuple[int, ...],
-                 bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
-  order, at = file.axes(len(shape)), file.folded
-  index = [slice(*bounds[axis]) for axis in order]
-  sizes = [part.stop - part.start for part in index]
-  if at is not None:
-    width = shape[order[at + 1]]  # of a head, which no layout splits
-    index[at:at + 2] = [slice(index[at].start * width, index[at].stop * width)]
-  return tensors.read(file.name, tuple(index)).reshape(sizes).transpose(np.argsort(order))
-
-
-RUN = 'jaxsearch.json'  # of an exported folder: what `save` was given as `run`
 
 
 class NotFinite(ValueError):
@@ -187,9 +179,8 @@ def save(model: Decoder, folder: str | pathlib.Path, tokenizer: Tokenizer | None
   layout = tensor_files.layout(TENSORS, parameter_shapes(model.config))
 
   def read(tensor: str) -> np.ndarray:
-    name, layer, shape = layout[tensor]
-    value = params[name] if layer is None else params['layers'][name][layer]
-    return whole(value).transpose(TENSORS[name].axes(value.ndim)).reshape(shape)
+    name, layer, _ = layout[tensor]
+    return TENSORS[name].write(whole(params[name] if layer is None else params['layers'][name][layer]))
 
   if jax.process_index():
     for tensor in layout:  # every process takes part in gathering what is spread over them
@@ -212,13 +203,58 @@ def save(model: Decoder, folder: str | pathlib.Path, tokenizer: Tokenizer | None
     write_json(folder / RUN, run)
 
 
-def read_run(path: str | pathlib.Path) -> dict[str, Any] | None:
-  """Reads what `save` was given as `run`: None for a folder without it, and for a file.
+def is_adapter(path: str | pathlib.Path) -> bool:
+  """Tells whether `save_adapter` wrote this folder."""
+  return (pathlib.Path(path) / ADAPTER).is_file()
 
-  Raises ValueError if it has no `config`.
+
+def save_adapter(adapter: dict, folder: str | pathlib.Path, run: Mapping[str, Any]) -> None:
+  """Writes an adapter in its dtype, and what `load_adapter` needs to know of its run.
+
+  Args:
+    run: at least `config`, `step`, `decoder` (by `dataclasses.asdict`) and `reference` (the base's
+      `fingerprint`).
+  """
+  folder = pathlib.Path(folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  named = traverse_util.flatten_dict(jax.tree.map(np.asarray, adapter), sep='/')
+  write_whole(folder / ADAPTER, safetensors.numpy.save(named))
+  write_json(folder / RUN, run)
+
+
+def load_adapter(folder: str | pathlib.Path) -> tuple[DecoderConfig, dict, dict[str, Any]]:
+  """Reads (the decoder, the adapter as host arrays, `run`) from a folder that `save_adapter` wrote.
+
+  Raises FileNotFoundError without jaxsearch.json, ValueError if a file cannot be read or they do not belong
+  together, NotFinite if the adapter has values that are not finite.
+  """
+  folder = pathlib.Path(folder)
+  run = read_run(folder)
+  try:
+    config = config_from_json(run['decoder'])
+    rank, targets = (run['config']['lora'][name] for name in ('rank', 'targets'))
+    shapes = adapter_shapes(config, rank, targets)
+  except (KeyError, TypeError) as error:
+    raise ValueError(f'{folder / RUN} does not say what {ADAPTER} is an adapter of') from error
+  try:
+    adapter = traverse_util.unflatten_dict(safetensors.numpy.load_file(folder / ADAPTER), sep='/')
+  except safetensors.SafetensorError as error:
+    raise ValueError(f'{folder / ADAPTER} cannot be read ({error})') from error
+  if jax.tree.map(np.shape, adapter) != shapes:
+    raise ValueError(f'{folder / ADAPTER}: its shapes are not those of lora.rank={rank}')
+  check_finite(adapter, folder)
+  return config, adapter, run
+
+
+def read_run(path: str | pathlib.Path) -> dict[str, Any] | None:
+  """Reads what a folder was saved with as `run`: None for a model's without it, and for a file.
+
+  Raises FileNotFoundError for an adapter without it, ValueError if it has no `config`.
   """
   file = pathlib.Path(path) / RUN
-  run = read_json(file) if file.is_file() else None
-  if run is not None and not isinstance(run.get('config'), dict):
+  if not file.is_file() and not is_adapter(path):
+    return None
+  run = read_json(file)
+  if not isinstance(run.get('config'), dict):
     raise ValueError(f'{file}: no config in it')
   return run

@@ -12,10 +12,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jaxsearch.models.decoder import Adapted, DecoderConfig, create_each, parameter_axes, parameter_shapes
-
-# How many axes of a matrix, as the decoder stores it and without `layers`, go to its factor `a`.
-LEADING = {'q': 1, 'k': 1, 'v': 1, 'o': 2, 'gate': 1, 'up': 1, 'down': 1}
+from jaxsearch.models.decoder import INPUTS, Adapted, DecoderConfig, create_each, parameter_axes, parameter_shapes
 
 
 def adapter_axes(config: DecoderConfig, targets: Sequence[str]) -> dict:
@@ -35,13 +32,13 @@ def adapter_shapes(config: DecoderConfig, rank: int, targets: Sequence[str]) -> 
 
 def _factors(values: dict, rank, targets: Sequence[str]) -> dict:
   """Cuts what each target has for its axes (names or sizes) in two, with `rank` at the cut."""
-  if not targets or not set(targets) <= set(LEADING):
-    raise ValueError(f'targets of an adapter are some of {list(LEADING)}: got {list(targets)}')
+  if not targets or not set(targets) <= set(INPUTS):
+    raise ValueError(f'targets of an adapter are some of {list(INPUTS)}: got {list(targets)}')
 
   def cut(axes, leading):
     return {'a': (*axes[:1 + leading], rank), 'b': (axes[0], rank, *axes[1 + leading:])}
 
-  return {'layers': {name: cut(values['layers'][name], LEADING[name]) for name in targets}}
+  return {'layers': {name: cut(values['layers'][name], INPUTS[name]) for name in targets}}
 
 
 def initial_adapter(config: DecoderConfig, rank: int, targets: Sequence[str], key, dtype=jnp.float32) -> dict:

@@ -7,9 +7,10 @@ Reading is by slice: of a memory-mapped file only the part that a device needs i
 import contextlib
 import dataclasses
 import json
+import math
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,13 +32,38 @@ class Tensors:
 
 
 class InFile(NamedTuple):
-  """The tensor of a parameter in a file; {} in its name is the layer: each has a tensor of its own."""
-  name: str
-  order: tuple[int, ...] | None = None  # of our axes (without the layers'); None: as they are
-  folded: int | None = None  # the axis of the file that is two of ours: heads and head width
+  """The tensor of a parameter in a file; {} in its name is the layer: each has a tensor of its own.
 
-  def axes(self, number: int) -> tuple[int, ...]:
-    return self.order or tuple(range(number))
+  Of a matrix our leading axes are its inputs, the others its outputs; files have [outputs, inputs].
+  """
+  name: str
+  inputs: int | None = None  # how many axes; 0: outputs alone; None: the axes of the file are ours
+
+  def axes(self, values: Sequence) -> list[Sequence]:
+    """Cuts what there is for each of our axes (without the layers') into what is one axis in the file."""
+    if self.inputs is None:
+      return [values[i:i + 1] for i in range(len(values))]
+    return [part for part in (values[self.inputs:], values[:self.inputs]) if part]
+
+  def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(math.prod, self.axes(ours)))
+
+  def read(self, tensors: Tensors, shape: tuple[int, ...], bounds: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Reads the part of a parameter of this `shape` between `bounds`, (start, stop) for each axis.
+
+    Of axes that are one in the file only the first may be cut: no layout splits a head.
+    """
+    cuts = []
+    for sizes, (first, *_) in zip(self.axes(shape), self.axes(bounds)):
+      width = math.prod(sizes[1:])
+      cuts.append(slice(first[0] * width, first[1] * width))
+    values = tensors.read(self.name, tuple(cuts))
+    return (values.T if self.inputs else values).reshape([stop - start for start, stop in bounds])
+
+  def write(self, value: np.ndarray) -> np.ndarray:
+    """Returns a parameter as it stands in the file."""
+    shape = self.shape(value.shape)
+    return value.reshape(shape[::-1]).T if self.inputs else value.reshape(shape)
 
 
 def layout(files: Mapping[str, InFile],
@@ -46,15 +72,11 @@ def layout(files: Mapping[str, InFile],
 
   `shapes` are those of the parameters; those in 'layers' begin with the number of layers.
   """
-  parts = [(name, None, shape) for name, shape in shapes.items() if name != 'layers']
-  parts += [(name, i, shape[1:]) for name, shape in shapes['layers'].items() for i in range(shape[0])]
-  result = {}
-  for name, layer, shape in parts:
-    tensor = files[name]
-    shape = tuple(shape[axis] for axis in tensor.axes(len(shape)))
-    if (at := tensor.folded) is not None:
-      shape = (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2:])
-    result[tensor.name.format(layer)] = name, layer, shape
+  result = {files[name].name: (name, None, files[name].shape(shape))
+            for name, shape in shapes.items() if name != 'layers'}
+  for name, (number, *shape) in shapes['layers'].items():
+    for layer in range(number):
+      result[files[name].name.format(layer)] = name, layer, files[name].shape(shape)
   return result
 
 

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from jaxsearch import __version__, registry, setup
 from jaxsearch.config_check import from_saved, without_secrets
-from jaxsearch.models import adapter_files, hub, value_head
+from jaxsearch.models import hub, value_head
 from jaxsearch.models.decoder import DecoderConfig, config_from_json, parameter_axes, parameter_shapes
 from jaxsearch.parallel.mesh import make_mesh, shardings
 from jaxsearch.training import checkpoint
@@ -52,7 +52,7 @@ def load_params(path: str | pathlib.Path, mesh: Mesh | None = None,
       that are not finite.
   """
   mesh = mesh or make_mesh(devices=jax.devices()[:1])
-  if adapter_files.is_adapter(path):
+  if hub.is_adapter(path):
     return setup.load_adapted(path, mesh, base)
   decoder, params, host = load_trained(path, mesh)
   if host.get('critic'):
@@ -122,7 +122,7 @@ def save_adapter(path: str | pathlib.Path, folder: str | pathlib.Path,
     raise ValueError(f'{folder} holds the base of this adapter: choose another folder')
   adapter = params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
   kept = without_secrets({name: host[name] for name in ('step', 'config', 'decoder', 'reference')})
-  adapter_files.save(adapter, folder, {'jaxsearch': __version__, 'jax': jax.__version__} | kept)
+  hub.save_adapter(adapter, folder, {'jaxsearch': __version__, 'jax': jax.__version__} | kept)
   return host
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxsearch import models
+from jaxsearch import models, registry
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder, hidden_states, parameter_axes, parameter_shapes
 from jaxsearch.parallel.mesh import make_mesh, shardings
@@ -228,6 +228,16 @@ def test_what_is_not_finite_is_not_saved(make_checkpoint, tmp_path):
   with pytest.raises(hub.NotFinite, match=r'out: layers/gate has values that are not finite$'):
     models.save(model, tmp_path / 'out')
   assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.parametrize(('group', 'field', 'value'), [('lora', 'rank', 'x'), ('decoder', 'rope_scaling', 3)])
+def test_a_note_that_is_not_of_an_adapter_is_one_line(group, field, value, tmp_path):
+  run = json.loads((registry.POLICIES['smollm2-wiki'] / 'jaxsearch.json').read_text())
+  (run if group == 'decoder' else run['config'])[group][field] = value
+  (tmp_path / 'jaxsearch.json').write_text(json.dumps(run))
+  (tmp_path / 'adapter.safetensors').symlink_to(registry.POLICIES['smollm2-wiki'] / 'adapter.safetensors')
+  with pytest.raises(ValueError, match='jaxsearch.json does not say what adapter.safetensors is an adapter of'):
+    hub.load_adapter(tmp_path)
 
 
 # --- GGUF ---
