@@ -41,10 +41,9 @@ import numpy as np
 
 from benchmarks import sampler, train_step
 from configs import search_r1_grpo_qwen2_5_3b
-from jaxsearch.models import decoder
+from jaxsearch.models.architecture import initial_params, preset
 from jaxsearch.models.attention import cached_attention, dense_attention
 from jaxsearch.models.kernels import decode_attention, tree_attention
-from jaxsearch.models.presets import preset
 from jaxsearch.parallel import compiled, memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.planning import plan, programs
@@ -258,7 +257,7 @@ def decode(args, results: Results) -> None:
   spans = [sampler.GENERATED] * 2  # of a rollout
   least = sampler.PROMPT + len(spans) * (sampler.GENERATED + sampler.OBSERVED)
   engine = Engine(config, sampler.Words(), slots=args.slots, length=max(least, *args.lengths))
-  engine.load(jax.jit(lambda key: decoder.initial_params(config, key, args.dtype))(jax.random.key(0)))
+  engine.load(jax.jit(lambda key: initial_params(config, key, args.dtype))(jax.random.key(0)))
   rows, size = engine.rows.rows[:engine.slots], lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree))
   weights = size(engine._params) - ('unembedding' in engine._params and engine._params['embedding'].nbytes)
   entry = size(engine._cache) / (engine._cache[0][-1].shape[0] * engine._cache[0][-1].shape[2])

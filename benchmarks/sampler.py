@@ -40,7 +40,7 @@ from scipy.linalg import hadamard
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.data.sources import load_corpus, load_questions
-from jaxsearch.models.decoder import DecoderConfig, initial_params
+from jaxsearch.models.architecture import DecoderConfig, initial_params
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.engine import Engine

@@ -52,7 +52,8 @@ def with_loop(turns, rows, prompt, generated, observed):
   import jax.numpy as jnp
 
   from benchmarks.sampler import CONFIG
-  from jaxsearch.models.decoder import forward_cached, initial_params, logits, unstack
+  from jaxsearch.models.architecture import initial_params
+  from jaxsearch.models.decoder import forward_cached, logits, unstack
   from jaxsearch.sampler.kv_cache import allocate
 
   params = unstack(initial_params(CONFIG, jax.random.key(0)), LAYERS)

@@ -77,7 +77,7 @@ def open_update(data, config, row_length: int = 0, micro_rows: int = 1):
   import ml_collections
 
   from jaxsearch import setup
-  from jaxsearch.models.decoder import initial_params
+  from jaxsearch.models.architecture import initial_params
   from jaxsearch.parallel import mesh as meshes
   from jaxsearch.training import batch as batches
   from jaxsearch.training import sft
@@ -108,7 +108,7 @@ def open_update(data, config, row_length: int = 0, micro_rows: int = 1):
 
 def ours(data, steps: int) -> dict:
   """Seconds of an update, and the share of padding in its rows."""
-  from jaxsearch.models.decoder import DecoderConfig
+  from jaxsearch.models.architecture import DecoderConfig
   update, state, batch, padded = open_update(data, DecoderConfig(**SIZES))
 
   def step():

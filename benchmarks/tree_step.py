@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsearch.data.questions import Question
-from jaxsearch.models.decoder import DecoderConfig, initial_params
+from jaxsearch.models.architecture import DecoderConfig, initial_params
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel import transfer
 from jaxsearch.training import batch as batches

@@ -65,7 +65,7 @@ from jaxsearch.data.sources import load_questions
 from jaxsearch.evaluation.agents import load_policy, open_agent
 from jaxsearch.methods import actions, slate
 from jaxsearch.methods.search_r1 import start
-from jaxsearch.models.decoder import DecoderConfig
+from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.sampler.driver import rollout
 from jaxsearch.sampler.requests import Generate, Request
 from jaxsearch.training.batch import Batch, make_batch

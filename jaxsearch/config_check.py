@@ -142,7 +142,7 @@ def _missing(field: str, kind: str, value: str) -> Iterator[str]:
   """Yields what is missing of a field that has to be set."""
   from jaxsearch.data import sources
   from jaxsearch.models import gguf_files
-  from jaxsearch.models.presets import preset
+  from jaxsearch.models.architecture import preset
   if not value:
     yield f'{field} is not set'
   elif kind == 'url':

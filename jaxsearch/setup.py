@@ -19,8 +19,14 @@ from jaxsearch.config_check import from_saved
 from jaxsearch.data import sources
 from jaxsearch.data.questions import Question
 from jaxsearch.models import gguf_files, hub, lora
-from jaxsearch.models.decoder import DecoderConfig, initial_params, parameter_axes, parameter_shapes
-from jaxsearch.models.presets import PRESETS, preset
+from jaxsearch.models.architecture import (
+  PRESETS,
+  DecoderConfig,
+  initial_params,
+  parameter_axes,
+  parameter_shapes,
+  preset,
+)
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import memory, transfer
 from jaxsearch.parallel import mesh as meshes

@@ -19,7 +19,7 @@ import transformers
 from jaxsearch import cli, registry
 from jaxsearch.commands import evaluation
 from jaxsearch.evaluation import rstool
-from jaxsearch.models.decoder import initial_params
+from jaxsearch.models.architecture import initial_params
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.training import checkpoint, row_files

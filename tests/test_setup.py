@@ -11,7 +11,7 @@ from configs import base, slate, zerosearch
 from jaxsearch import cli, setup
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.models.decoder import DecoderConfig
+from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler.engine import defaults
 from jaxsearch.sampler.requests import RunPython, Search, Tools

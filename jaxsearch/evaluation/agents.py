@@ -10,7 +10,7 @@ import ml_collections
 from jaxsearch import setup
 from jaxsearch.methods import find_method
 from jaxsearch.models import hub
-from jaxsearch.models.decoder import DecoderConfig
+from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes

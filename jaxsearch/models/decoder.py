@@ -2,8 +2,8 @@
 
 The forward pass is written as pure functions of (config, params); `Decoder` is the Flax container of the
 parameters. Training and cached decoding share `_block` and pass it different attention (attention.py): over
-rows in the tree layout, or over a KV cache. In order: sizes and parameters, two forward passes, one layer,
-logits.
+rows in the tree layout, or over a KV cache. In order: the container, two forward passes, one layer, logits.
+Sizes and parameters: architecture.py.
 
 Letters: B rows, S slots, T tokens of a row, n new tokens, D embed, H query heads, K key/value heads, G = H/K
 query heads that share one, h head width, F feed-forward width, V vocabulary, L layers, R rows of the cache.
@@ -16,82 +16,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.models.attention import cached_attention, dense_attention, get_windows, matmul, put_windows
 from jaxsearch.models.kernels import tree_attention
-from jaxsearch.models.vocabulary import best_split, token_logprobs
 from jaxsearch.parallel.mesh import ambient_platform, keep_batch_split
-
-
-@dataclasses.dataclass(frozen=True)
-class RopeScaling:
-  """Llama 3.1's stretch of the low RoPE frequencies (`rope_type: llama3` in a Hugging Face config)."""
-  factor: float
-  low_freq_factor: float
-  high_freq_factor: float
-  original_max_position: int
-
-
-@dataclasses.dataclass(frozen=True)
-class DecoderConfig:
-  """The sizes and switches of a decoder; those from `dtype` on change how it runs, not what it computes."""
-  vocab_size: int
-  hidden_size: int
-  intermediate_size: int
-  num_layers: int
-  num_heads: int
-  num_kv_heads: int
-  head_dim: int
-  rope_theta: float = 1e6
-  rope_scaling: RopeScaling | None = None
-  qkv_bias: bool = False  # Qwen2.5
-  qk_norm: bool = False  # Qwen3
-  tie_embeddings: bool = False
-  norm_eps: float = 1e-6
-  max_position: int = 32768
-  dtype: str = 'float32'  # of activations
-  remat: str = 'none'  # 'none' | 'dots' (keep matrix products) | 'full' (keep layer inputs only)
-  attention: str = 'auto'  # over rows: 'auto' (on TPUs and GPUs the kernel that skips) | 'dense'
-
-  def __post_init__(self):
-    if self.num_heads % self.num_kv_heads:
-      raise ValueError(f'num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}')
-
-
-def config_from_json(values: dict) -> DecoderConfig:
-  """Inverts `dataclasses.asdict`, by way of JSON."""
-  scaling = values['rope_scaling']
-  return DecoderConfig(**values | {'rope_scaling': scaling and RopeScaling(**scaling)})
-
 
 _REMAT = {'none': None, 'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
           'full': jax.checkpoint_policies.nothing_saveable}
-
-_LAYER_AXES = {
-  'attn_norm': 'norm',
-  'q': 'embed heads head_dim', 'k': 'embed kv_heads head_dim', 'v': 'embed kv_heads head_dim',
-  'q_bias': 'heads head_dim', 'k_bias': 'kv_heads head_dim', 'v_bias': 'kv_heads head_dim',
-  'q_norm': 'head_dim', 'k_norm': 'head_dim', 'o': 'heads head_dim embed',
-  'mlp_norm': 'norm', 'gate': 'embed mlp', 'up': 'embed mlp', 'down': 'mlp embed',
-}  # fmt: skip
-INPUTS = {'q': 1, 'k': 1, 'v': 1, 'o': 2, 'gate': 1, 'up': 1, 'down': 1}  # leading axes of a layer's matrices
-
-
-def parameter_axes(config: DecoderConfig) -> dict:
-  """Returns the axis names of every parameter, nested as they are; parallel/mesh.py maps them to a mesh."""
-  absent = set() if config.qkv_bias else {'q_bias', 'k_bias', 'v_bias'}
-  absent |= set() if config.qk_norm else {'q_norm', 'k_norm'}
-  layers = {name: ('layers', *axes.split()) for name, axes in _LAYER_AXES.items() if name not in absent}
-  axes = {'embedding': ('vocab', 'embed'), 'layers': layers, 'final_norm': ('norm',)}
-  return axes if config.tie_embeddings else axes | {'unembedding': ('vocab', 'embed')}
-
-
-def parameter_shapes(config: DecoderConfig) -> dict:
-  """Returns the shapes of every parameter, nested as they are."""
-  size = dict(layers=config.num_layers, embed=config.hidden_size, norm=config.hidden_size,
-              mlp=config.intermediate_size, heads=config.num_heads, kv_heads=config.num_kv_heads,
-              head_dim=config.head_dim, vocab=config.vocab_size)
-  return jax.tree.map(lambda axes: tuple(size[axis] for axis in axes), parameter_axes(config),
-                      is_leaf=lambda axes: isinstance(axes, tuple))
 
 
 @jax.tree_util.register_dataclass
@@ -141,27 +72,6 @@ class Decoder(Parameters):
 
   def __call__(self, tokens, positions=None, visible_until=None):
     return logits(self.params, hidden_states(self.config, self.params, tokens, positions, visible_until))
-
-
-def initial_params(config: DecoderConfig, key, dtype=jnp.float32) -> dict:
-  """Initialises as GPT-2: normal(0.02), divided by sqrt(2L) for what is added to the residual stream."""
-  def create(name, shape, key):
-    if 'norm' in name:
-      return jnp.ones(shape, dtype)
-    if 'bias' in name:
-      return jnp.zeros(shape, dtype)
-    scale = 0.02 / (2 * config.num_layers) ** 0.5 if name in ('o', 'down') else 0.02
-    return (scale * jax.random.normal(key, shape)).astype(dtype)
-
-  return create_each(create, parameter_shapes(config), key)
-
-
-def create_each(create, shapes: dict, key) -> dict:
-  """Returns `create(name, shape, key of its own)` of every shape, nested as they are."""
-  leaves, treedef = jax.tree.flatten_with_path(shapes, is_leaf=lambda shape: isinstance(shape, tuple))
-  keys = jax.random.split(key, len(leaves))
-  values = [create(path[-1].key, shape, key) for (path, shape), key in zip(leaves, keys)]
-  return jax.tree.unflatten(treedef, values)
 
 
 def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, visible_until=None):
@@ -334,21 +244,3 @@ def logits(params: dict, hidden):
   """Returns [..., V] float32 logits of hidden states [..., D]."""
   table = params.get('unembedding', params['embedding'])
   return jnp.einsum('...d,vd->...v', hidden, table.astype(hidden.dtype), preferred_element_type=jnp.float32)
-
-
-@functools.partial(jax.jit, static_argnames=('chunk', 'with_entropy'))
-def target_logprobs(params: dict, hidden, targets, *, temperature=1.0, chunk: int = 1024,
-                    with_entropy: bool = False):
-  """Computes log-probabilities of `targets` under softmax(logits / temperature); see models/vocabulary.py.
-
-  Args:
-    hidden: [..., D] the states that predict; targets: [...] int, leading shapes alike.
-    chunk: positions of a device whose logits [chunk, V] are held at a time.
-  Returns:
-    ([...] float32 log-probabilities, [...] float32 entropies or zeros if not `with_entropy`).
-  """
-  rows, table = (*targets.shape, 1)[0], params.get('unembedding', params['embedding'])
-  states, ids = hidden.reshape(rows, -1, hidden.shape[-1]), targets.reshape(rows, -1)
-  split = best_split(*states.shape, table.shape[0])
-  results = token_logprobs(chunk, with_entropy, split, states, ids, table, jnp.float32(temperature))
-  return tuple(x.reshape(targets.shape) for x in results)

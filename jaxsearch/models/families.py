@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxsearch.models import gguf_files
-from jaxsearch.models.decoder import INPUTS, DecoderConfig, RopeScaling, rope_angles
+from jaxsearch.models.architecture import INPUTS, DecoderConfig, RopeScaling
+from jaxsearch.models.decoder import rope_angles
 from jaxsearch.models.tensor_files import InFile, read_json
 
 

@@ -22,7 +22,8 @@ from flax import traverse_util
 
 from jaxsearch.files import write_whole
 from jaxsearch.models import gguf_files, tensor_files
-from jaxsearch.models.decoder import Decoder, DecoderConfig, config_from_json, parameter_axes, parameter_shapes
+from jaxsearch.models.architecture import DecoderConfig, config_from_json, parameter_axes, parameter_shapes
+from jaxsearch.models.decoder import Decoder
 from jaxsearch.models.families import HARMLESS, TENSORS, from_gguf, from_hugging_face, to_hugging_face
 from jaxsearch.models.lora import adapter_shapes
 from jaxsearch.models.tensor_files import InFile, Tensors, read_json, reading, write_json

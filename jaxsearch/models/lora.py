@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jaxsearch.models.decoder import INPUTS, Adapted, DecoderConfig, create_each, parameter_axes, parameter_shapes
+from jaxsearch.models.architecture import INPUTS, DecoderConfig, create_each, parameter_axes, parameter_shapes
+from jaxsearch.models.decoder import Adapted
 
 
 def adapter_axes(config: DecoderConfig, targets: Sequence[str]) -> dict:

@@ -57,6 +57,24 @@ def best_split(rows: int, positions: int, width: int, vocabulary: int) -> Split 
   return Split(grouped, shares, table)
 
 
+@functools.partial(jax.jit, static_argnames=('chunk', 'with_entropy'))
+def target_logprobs(params: dict, hidden, targets, *, temperature=1.0, chunk: int = 1024,
+                    with_entropy: bool = False):
+  """Computes log-probabilities of `targets` under softmax(logits / temperature).
+
+  Args:
+    hidden: [..., D] the states that predict; targets: [...] int, leading shapes alike.
+    chunk: positions of a device whose logits [chunk, V] are held at a time.
+  Returns:
+    ([...] float32 log-probabilities, [...] float32 entropies or zeros if not `with_entropy`).
+  """
+  rows, table = (*targets.shape, 1)[0], params.get('unembedding', params['embedding'])
+  states, ids = hidden.reshape(rows, -1, hidden.shape[-1]), targets.reshape(rows, -1)
+  split = best_split(*states.shape, table.shape[0])
+  results = token_logprobs(chunk, with_entropy, split, states, ids, table, jnp.float32(temperature))
+  return tuple(x.reshape(targets.shape) for x in results)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def token_logprobs(chunk: int, with_entropy: bool, split: Split | None, states, ids, table, temperature):
   """Computes log-probabilities of `ids` under softmax(states @ table.T / temperature), and the entropies.

@@ -13,7 +13,7 @@ import ml_collections
 import numpy as np
 
 from jaxsearch import setup
-from jaxsearch.models.decoder import parameter_shapes
+from jaxsearch.models.architecture import parameter_shapes
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel import transfer
 from jaxsearch.sampler.engine import Engine

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxsearch.models.decoder import DecoderConfig
+from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.parallel import memory, transfer
 from jaxsearch.sampler import segment, stops
 from jaxsearch.sampler.decoding import Decoding

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from jaxsearch.models.decoder import DecoderConfig, fuse, parameter_axes, parameter_shapes, unstack
+from jaxsearch.models.architecture import DecoderConfig, parameter_axes, parameter_shapes
+from jaxsearch.models.decoder import fuse, unstack
 from jaxsearch.models.kernels import decode_attention
 from jaxsearch.parallel import memory, transfer
 from jaxsearch.parallel import mesh as meshes

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from jaxsearch.models.decoder import DecoderConfig
+from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.sampler.segment import Slots
 from jaxsearch.trees.layout import common_prefix
 

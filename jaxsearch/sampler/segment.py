@@ -19,10 +19,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.models.attention import get_windows, put_windows
-from jaxsearch.models.decoder import DecoderConfig, logits, target_logprobs
 from jaxsearch.models.decoder import forward_cached as forward
+from jaxsearch.models.decoder import logits
 from jaxsearch.models.kernels.decode_attention import decode_attention
+from jaxsearch.models.vocabulary import target_logprobs
 
 BLOCK = 128  # vocabulary entries summed at once when sampling
 LANES = 'data'

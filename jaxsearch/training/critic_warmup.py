@@ -35,7 +35,7 @@ from jaxsearch import config_check, setup
 from jaxsearch.data.questions import Question
 from jaxsearch.files import write_whole
 from jaxsearch.methods import find_method
-from jaxsearch.models.decoder import DecoderConfig
+from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.models.encoder import TextEncoder, recipe_of
 from jaxsearch.parallel import memory, transfer
 from jaxsearch.parallel import mesh as meshes

@@ -20,7 +20,7 @@ from optax import GradientTransformation
 from jaxsearch import setup
 from jaxsearch.methods import find_method
 from jaxsearch.models import hub, value_head
-from jaxsearch.models.decoder import DecoderConfig
+from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.driver import Agent

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from jaxsearch import __version__, registry, setup
 from jaxsearch.config_check import from_saved, without_secrets
 from jaxsearch.models import hub, value_head
-from jaxsearch.models.decoder import DecoderConfig, config_from_json, parameter_axes, parameter_shapes
+from jaxsearch.models.architecture import DecoderConfig, config_from_json, parameter_axes, parameter_shapes
 from jaxsearch.parallel.mesh import make_mesh, shardings
 from jaxsearch.training import checkpoint
 from jaxsearch.training.bucket import place

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from jaxsearch import registry, setup
 from jaxsearch.data.jsonl import DataError, read_records
 from jaxsearch.models import hub
-from jaxsearch.models.decoder import DecoderConfig
+from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.parallel import memory, transfer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import batch as batches

@@ -23,7 +23,9 @@ from optax import GradientTransformation
 
 from jaxsearch import losses
 from jaxsearch.models import lora, value_head
-from jaxsearch.models.decoder import DecoderConfig, hidden_states, target_logprobs
+from jaxsearch.models.architecture import DecoderConfig
+from jaxsearch.models.decoder import hidden_states
+from jaxsearch.models.vocabulary import target_logprobs
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel import transfer
 from jaxsearch.training import state as states

@@ -20,7 +20,7 @@ layer 0 turn into the biases; it adds the same to all logits, so it changes no d
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsearch.models.decoder import DecoderConfig
+from jaxsearch.models.architecture import DecoderConfig
 
 FAST = 8           # RoPE frequencies that tell distance 1 from its neighbours
 SLOW = 0.02        # radians a token: slower frequencies hardly turn within a row of a few hundred tokens

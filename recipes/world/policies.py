@@ -32,8 +32,8 @@ import ml_collections
 from jaxsearch import setup
 from jaxsearch.data.sources import load_questions
 from jaxsearch.models import hub
-from jaxsearch.models.decoder import Decoder, DecoderConfig, initial_params
-from jaxsearch.models.presets import preset
+from jaxsearch.models.architecture import DecoderConfig, initial_params, preset
+from jaxsearch.models.decoder import Decoder
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.driver import rollout

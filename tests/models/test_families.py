@@ -5,8 +5,7 @@ import json
 import pytest
 
 from jaxsearch.models import families
-from jaxsearch.models.decoder import DecoderConfig, RopeScaling
-from jaxsearch.models.presets import PRESETS
+from jaxsearch.models.architecture import PRESETS, DecoderConfig, RopeScaling
 
 LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
 BASE = dict(

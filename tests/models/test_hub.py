@@ -13,7 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 from jaxsearch import models, registry
 from jaxsearch.models import hub
-from jaxsearch.models.decoder import Decoder, hidden_states, parameter_axes, parameter_shapes
+from jaxsearch.models.architecture import parameter_axes, parameter_shapes
+from jaxsearch.models.decoder import Decoder, hidden_states
 from jaxsearch.parallel.mesh import make_mesh, shardings
 
 SIZES = dict(

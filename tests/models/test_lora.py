@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from jaxsearch.models import lora
-from jaxsearch.models.decoder import Decoder, DecoderConfig, hidden_states, initial_params, target_logprobs
+from jaxsearch.models.architecture import DecoderConfig, initial_params
+from jaxsearch.models.decoder import Decoder, hidden_states
+from jaxsearch.models.vocabulary import target_logprobs
 from jaxsearch.parallel import mesh as meshes
 
 CONFIG = DecoderConfig(vocab_size=64, hidden_size=24, intermediate_size=32, num_layers=2, num_heads=4, num_kv_heads=2,

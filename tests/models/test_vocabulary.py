@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxsearch.models import vocabulary
-from jaxsearch.models.decoder import target_logprobs
+from jaxsearch.models.vocabulary import target_logprobs
 from jaxsearch.parallel import mesh as meshes
 
 R, V, D = 8, 64, 24

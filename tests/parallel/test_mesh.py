@@ -19,8 +19,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxsearch.models.decoder import parameter_axes, parameter_shapes
-from jaxsearch.models.presets import PRESETS
+from jaxsearch.models.architecture import PRESETS, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel import transfer
 from tests.processes import as_processes

@@ -12,7 +12,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from jaxsearch.models.decoder import DecoderConfig, initial_params, parameter_axes, parameter_shapes
+from jaxsearch.models.architecture import DecoderConfig, initial_params, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel import transfer
 from jaxsearch.training import sft

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from configs import search_r1_grpo
-from jaxsearch.models.decoder import parameter_shapes
-from jaxsearch.models.presets import PRESETS, preset
+from jaxsearch.models.architecture import PRESETS, parameter_shapes, preset
 from jaxsearch.parallel import targets
 from jaxsearch.planning import costs, plan, programs
 

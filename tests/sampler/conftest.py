@@ -8,7 +8,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.models.decoder import DecoderConfig, hidden_states, initial_params, logits
+from jaxsearch.models.architecture import DecoderConfig, initial_params
+from jaxsearch.models.decoder import hidden_states, logits
 from jaxsearch.models.tokenizer import Tokenizer
 from tests.engines import Equipped
 

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxsearch.models.decoder import hidden_states, target_logprobs
+from jaxsearch.models.decoder import hidden_states
+from jaxsearch.models.vocabulary import target_logprobs
 from jaxsearch.sampler.driver import GrowthError
 from jaxsearch.sampler.requests import LENGTH, Generate, Score, Search, ToolFailure
 from jaxsearch.trees import grammar

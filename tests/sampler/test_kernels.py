@@ -5,7 +5,7 @@ import functools
 import jax
 import pytest
 
-from jaxsearch.models.decoder import parameter_axes, parameter_shapes
+from jaxsearch.models.architecture import parameter_axes, parameter_shapes
 from jaxsearch.models.kernels import decode_attention as kernels
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import segment

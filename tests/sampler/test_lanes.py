@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxsearch.models.decoder import parameter_axes, parameter_shapes
+from jaxsearch.models.architecture import parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Generate, Score

@@ -12,7 +12,7 @@ import tokenizers
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
-from jaxsearch.models.decoder import DecoderConfig, initial_params
+from jaxsearch.models.architecture import DecoderConfig, initial_params
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.registry import find
 from jaxsearch.sampler.requests import END, LENGTH, Generate

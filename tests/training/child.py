@@ -25,7 +25,8 @@ from configs.carl import critic_warmup as warmup_settings
 from jaxsearch.commands import COMMANDS
 from jaxsearch.methods import search_r1
 from jaxsearch.models import hub
-from jaxsearch.models.decoder import Decoder, DecoderConfig, initial_params
+from jaxsearch.models.architecture import DecoderConfig, initial_params
+from jaxsearch.models.decoder import Decoder
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.requests import Generate, Search

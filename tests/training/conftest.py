@@ -9,7 +9,7 @@ import ml_collections
 import numpy as np
 import pytest
 
-from jaxsearch.models.decoder import DecoderConfig, initial_params, parameter_axes, parameter_shapes
+from jaxsearch.models.architecture import DecoderConfig, initial_params, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import state as states
 from jaxsearch.training import step as steps

@@ -11,7 +11,8 @@ import pytest
 from configs import base
 from jaxsearch import cli
 from jaxsearch.models import hub
-from jaxsearch.models.decoder import Decoder, initial_params
+from jaxsearch.models.architecture import initial_params
+from jaxsearch.models.decoder import Decoder
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import checkpoint, run_folder, saved_policies

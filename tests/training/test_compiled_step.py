@@ -10,8 +10,7 @@ from jax.experimental import topologies
 
 from configs import search_r1_grpo_qwen2_5_3b
 from jaxsearch import setup
-from jaxsearch.models.decoder import DecoderConfig
-from jaxsearch.models.presets import preset
+from jaxsearch.models.architecture import DecoderConfig, preset
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel.compiled import collectives
 from jaxsearch.planning import programs

@@ -12,7 +12,8 @@ from jaxsearch.data.jsonl import DataError
 from jaxsearch.data.sources import load_questions
 from jaxsearch.evaluation import agents
 from jaxsearch.models import hub
-from jaxsearch.models.decoder import Decoder, initial_params
+from jaxsearch.models.architecture import initial_params
+from jaxsearch.models.decoder import Decoder
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards import formats
 from jaxsearch.tools.bm25 import BM25

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from jaxsearch.models import hub
-from jaxsearch.models.decoder import initial_params, parameter_axes, parameter_shapes
+from jaxsearch.models.architecture import initial_params, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import state as states
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from jaxsearch.data.questions import Question
+from jaxsearch.models.architecture import DecoderConfig, parameter_shapes
 from jaxsearch.models.attention import tree_mask
-from jaxsearch.models.decoder import Decoder, DecoderConfig, parameter_shapes
+from jaxsearch.models.decoder import Decoder
 from jaxsearch.trees.layout import AGGREGATIONS, lay_out, loss_weights, pack, take_back
 from jaxsearch.trees.tree import Role, Tree
 

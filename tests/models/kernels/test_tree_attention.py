@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from jax.sharding import SingleDeviceSharding
 
 from jaxsearch.models import decoder
+from jaxsearch.models.architecture import DecoderConfig, initial_params, parameter_shapes
 from jaxsearch.models.attention import dense_attention
-from jaxsearch.models.decoder import DecoderConfig, hidden_states, initial_params, parameter_shapes
+from jaxsearch.models.decoder import hidden_states
 from jaxsearch.models.kernels import tree_attention
 from jaxsearch.models.kernels.tree_attention import Sizes, attend, visible_blocks, visits
 from jaxsearch.parallel import mesh as meshes

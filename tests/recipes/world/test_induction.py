@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxsearch.models.decoder import hidden_states, initial_params, logits
-from jaxsearch.models.presets import preset
+from jaxsearch.models.architecture import initial_params, preset
+from jaxsearch.models.decoder import hidden_states, logits
 from recipes.world.induction import plant_induction
 
 

@@ -5,8 +5,7 @@ import math
 import jax
 import pytest
 
-from jaxsearch.models.decoder import parameter_shapes
-from jaxsearch.models.presets import PRESETS, preset
+from jaxsearch.models.architecture import PRESETS, parameter_shapes, preset
 
 PUBLISHED = {
   'smollm2-135m': 134_515_008,
