@@ -1,5 +1,5 @@
-"""Advantages in a group, of trajectories and of the alternatives of a step: against NumPy loops, figures of verl,
-and SLATE's variance theorem as a measurement."""
+"""Advantages in a group, of trajectories and of the alternatives of a step: against NumPy loops, figures of
+verl, and SLATE's variance theorem as a measurement."""
 
 import functools
 
@@ -113,7 +113,8 @@ def test_the_alternatives_of_a_step_are_a_group(options):
 
 def test_equal_scores_are_exactly_zero_and_a_single_alternative_gets_its_reward():
   assert np.array_equal(compute_steps(np.full((2, 8), 1.4, np.float32)), np.zeros((2, 8)))
-  assert np.array_equal(compute_steps(np.float32([[1.0], [0.3]])), np.float32([[1.0], [0.3]]))  # REINFORCE, appendix A.9
+  # REINFORCE, appendix A.9
+  assert np.array_equal(compute_steps(np.float32([[1.0], [0.3]])), np.float32([[1.0], [0.3]]))
 
 
 def test_gradient_is_zero_where_all_scored_the_same():

@@ -1,4 +1,5 @@
-"""Drives `grow` without a sampler: the test says what the policy writes and what the tools reply, and sees what was requested."""
+"""Drives `grow` without a sampler: the test says what the policy writes and what the tools reply, and sees
+what was requested."""
 
 import numpy as np
 
@@ -32,14 +33,17 @@ def context(step=1):
   return Context(step, np.random.default_rng(step), {})
 
 
-def drive(said, found=FOUND, stops=None, question=QUESTION, grow=search_r1.grow, asked=None, printed='', scored=None,
+def drive(said, found=FOUND, stops=None, question=QUESTION, grow=search_r1.grow, asked=None, printed='',
+          scored=None,
           logprobs=None, seed=0, template='world', **settings):
-  """Grows a tree; returns (tree, requests, observations). A list of requests is served at once, and recorded one by one.
+  """Grows a tree; returns (tree, requests, observations). A list of requests is served at once, and recorded
+  one by one.
 
   Args:
-    said: the spans that the policy writes, in the order in which the method requests them; it must request them all.
-    found, asked, printed, scored: the reply to every Search, Ask, RunPython and Score, or a function of the request. A
-      `scored` that is no function is the log-probability of every token of every continuation.
+    said: the spans that the policy writes, in the order in which the method requests them; it must request
+      them all.
+    found, asked, printed, scored: the reply to every Search, Ask, RunPython and Score, or a function of the
+      request. A `scored` that is no function is the log-probability of every token of every continuation.
     logprobs: for each span the log-probability of all of its tokens; by default spans have none.
     stops: why each span ends; by default the stop string at its end, or LENGTH.
     settings: arguments of `grow`.
@@ -54,7 +58,8 @@ def drive(said, found=FOUND, stops=None, question=QUESTION, grow=search_r1.grow,
       case Generate():
         node = request.node.append(spans.pop(0), Role.POLICY)
         node.sampler_logprobs = [chances.pop(0)] * len(node.tokens) if chances else None
-        node.stop = reasons.pop(0) if reasons else next((end for end in request.stop if node.text.endswith(end)), LENGTH)
+        ends = [*(end for end in request.stop if node.text.endswith(end)), LENGTH]
+        node.stop = reasons.pop(0) if reasons else ends[0]
         return node
       case ToolCall() if not isinstance(request, Search | RunPython):
         return request.run(Tools())

@@ -5,7 +5,7 @@ import pytest
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import carl
-from jaxsearch.sampler.requests import Generate, RunPython, ToolFailure
+from jaxsearch.sampler.requests import Generate, RunPython
 from jaxsearch.trees.tree import Role, Stop
 from tests.methods import driving
 from tests.methods.driving import context, segments
@@ -26,7 +26,8 @@ def kinds(tree):
 
 def test_a_call_and_an_answer_are_three_segments():
   tree, requests = drive([INVOKE, CONTEXT, COMMIT])
-  assert kinds(tree) == ['invoke', 'assimilate', 'commit'] and tree.answer == 'Lovelace' and tree.stop is Stop.ANSWERED
+  assert kinds(tree) == ['invoke', 'assimilate', 'commit'] and tree.answer == 'Lovelace'
+  assert tree.stop is Stop.ANSWERED
   assert [type(request) for request in requests] == [Generate, RunPython, Generate, Generate]
   assert requests[1].code == 'print(search("the author"))' and tree.metrics['searches'] == 1
   assert carl.reward(tree) == 1.0
@@ -54,21 +55,18 @@ def test_what_is_no_call_commits(text, answer, stop):
 
 
 @pytest.mark.parametrize('block', [
-  '```json\n{"a": 1}\n```\n', '```py\nprint(1)\n```\n', 'So:\n```\n', '```python\n\n```\n', '```python3\nprint(1)\n```\n'])
+  '```json\n{"a": 1}\n```\n', '```py\nprint(1)\n```\n', 'So:\n```\n', '```python\n\n```\n',
+  '```python3\nprint(1)\n```\n'])
 def test_only_a_closed_block_of_python_ends_an_invoke(block):
   tree, requests = drive([block, INVOKE, CONTEXT, COMMIT], logprobs=[-1.0, -2.0, -3.0, -4.0], max_tokens=100)
-  assert kinds(tree) == ['invoke', 'assimilate', 'commit'] and tree.metrics['searches'] == 1 and tree.answer == 'Lovelace'
+  assert kinds(tree) == ['invoke', 'assimilate', 'commit'] and tree.metrics['searches'] == 1
+  assert tree.answer == 'Lovelace'
   invoke = segments(tree)[0]
-  assert invoke.text == block + INVOKE and requests[1].max_tokens == 100 - len(block) and requests[1].node is invoke
-  assert invoke.sampler_logprobs == [-1.0] * len(block) + [-2.0] * len(INVOKE) and [node.text for node in invoke.children] == [
+  assert invoke.text == block + INVOKE and requests[1].max_tokens == 100 - len(block)
+  assert requests[1].node is invoke
+  assert invoke.sampler_logprobs == [-1.0] * len(block) + [-2.0] * len(INVOKE)
+  assert [node.text for node in invoke.children] == [
     '<output>Doc 1(Title: T) Lovelace wrote it.</output>\n', '<context>Lovelace wrote it.</context>\n']
-
-
-def test_a_span_that_goes_on_keeps_to_its_budget():
-  block = 'Look:\n```\n'
-  tree, requests = drive([block, block, 'So \\boxed{Lovelace}'[:4]], max_tokens=2 * len(block) + 4)
-  assert kinds(tree) == ['commit'] and len(requests) == 3 and requests[2].max_tokens == 4
-  assert tree.stop is Stop.MALFORMED and len(segments(tree)[0].tokens) == 2 * len(block) + 4
 
 
 @pytest.mark.parametrize('written, kept, counted', [
@@ -85,13 +83,6 @@ def test_contexts_that_are_not_what_they_should_be(written, kept, counted):
     'no_context': int(counted == 'no_context'), 'context_cut': int(counted == 'context_cut')}
 
 
-def test_a_tool_that_fails_is_told_of_and_counted():
-  tree, _ = drive([INVOKE, CONTEXT, COMMIT], output=ToolFailure('no reply within 1 seconds'))
-  assert 'The tool failed: no reply' in tree.nodes(Role.OBSERVATION)[0].text and tree.metrics['tool_failures'] == 1
-  silent, _ = drive([INVOKE, CONTEXT, COMMIT], output='')
-  assert silent.nodes(Role.OBSERVATION)[0].text == '<output></output>\n'
-
-
 def test_the_last_segment_is_not_run():
   tree, requests = drive([INVOKE, CONTEXT] * 7 + [INVOKE])
   assert len(kinds(tree)) == 15 and tree.stop is Stop.BUDGET and tree.answer is None
@@ -105,7 +96,8 @@ def test_a_table_goes_with_the_program():
 
 
 @pytest.mark.parametrize('fault, seen', [
-  ('empty', '<output></output>\n'), ('irrelevant', '<output>of "Who\'s that?"</output>\n'), ('garbage', '<output>')])
+  ('empty', '<output></output>\n'), ('irrelevant', '<output>of "Who\'s that?"</output>\n'),
+  ('garbage', '<output>')])
 def test_broken_tools(fault, seen):
   """Another question's passage is what the tool itself finds for it."""
   def printed(request):
@@ -124,7 +116,8 @@ def credited(said, values, **settings):
   trees = [drive(spans)[0] for spans in said]
   for tree, own in zip(trees, values):
     for node, value in zip(segments(tree), own):
-      node.values = np.r_[value, np.full(len(node.tokens) - 1, 7.0)].astype(np.float32)  # only the first counts
+      # only the first counts
+      node.values = np.r_[value, np.full(len(node.tokens) - 1, 7.0)].astype(np.float32)
   found = context()
   carl.credit([trees[:1], trees[1:]], found, **settings)
   return trees, found
@@ -141,26 +134,23 @@ def test_a_segment_earns_what_it_changed():
   np.testing.assert_allclose(advantages[1], [0.2, 0.5, -0.8], atol=1e-6)
   np.testing.assert_allclose(advantages[2], [-0.4], atol=1e-6)
   assert all(np.all(node.returns == tree.reward) for tree in trees for node in segments(tree))
-  assert found.metrics['opposed_pairs_share'] == 0.5 and found.metrics['advantage_commit'] == pytest.approx((0.5 - 0.8 - 0.4) / 3)
+  assert found.metrics['opposed_pairs_share'] == 0.5 and found.metrics['gained_then_lost_pairs'] == 1
+  assert found.metrics['advantage_commit'] == pytest.approx((0.5 - 0.8 - 0.4) / 3)
   for tree, own in zip(trees, advantages):
     assert sum(own) == pytest.approx(tree.reward - segments(tree)[0].values[0])  # they telescope
 
 
-def test_pairs_that_gained_and_then_lost_are_counted():
-  values = [[0.2, 0.7, 0.5], [0.7, 0.2, 0.5], [0.1, 0.3, 0.8], [0.4, 0.6, 0.5], [0.8, 0.6, 0.5]]  # + -, - +, + +, + -, - -
-  _, found = credited([[INVOKE, CONTEXT, COMMIT]] * 5, values)
-  assert found.metrics['gained_then_lost_pairs'] == 2 and found.metrics['opposed_pairs_share'] == pytest.approx(3 / 5)
-  assert isinstance(found.metrics['gained_then_lost_pairs'], int)  # so that processes add it up
-
-
 def test_the_same_rollouts_credited_by_token_and_by_trajectory():
-  trees, found = credited([[INVOKE, CONTEXT, COMMIT], [WRONG]], [[0.2, 0.7, 0.5], [0.4]], lam=0.95, level='token')
+  trees, found = credited([[INVOKE, CONTEXT, COMMIT], [WRONG]], [[0.2, 0.7, 0.5], [0.4]], lam=0.95,
+                          level='token')
   for tree in trees:
-    assert all(np.shape(node.advantages) == np.shape(node.returns) == (len(node.tokens),) for node in segments(tree))
+    assert all(np.shape(node.advantages) == np.shape(node.returns) == (len(node.tokens),)
+               for node in segments(tree))
   every = np.concatenate([node.advantages for tree in trees for node in segments(tree)])
-  assert every.mean() == pytest.approx(0, abs=1e-5) and {'value_explained', 'opposed_pairs'} & set(found.metrics) == {
-    'value_explained'}
+  assert every.mean() == pytest.approx(0, abs=1e-5)
+  assert 'value_explained' in found.metrics and 'opposed_pairs' not in found.metrics
   group = [drive([INVOKE, CONTEXT, COMMIT])[0], drive([WRONG])[0]]
   carl.credit([group], context(), level='trajectory')  # needs no critic
   right, wrong = ({node.advantages for node in segments(tree)} for tree in group)
-  assert len(right) == len(wrong) == 1 and right.pop() == pytest.approx(-wrong.pop()) and group[0].reward == 1.0
+  assert len(right) == len(wrong) == 1 and right.pop() == pytest.approx(-wrong.pop())
+  assert group[0].reward == 1.0

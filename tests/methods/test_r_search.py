@@ -18,7 +18,8 @@ RIGHT = '<answer> Ada Lovelace </answer>'
 
 
 def chain(*said, asked='Lovelace', **settings):
-  return drive(said, grow=r_search.grow, asked=asked, template='r_search', evidence_template='r_search', **settings)
+  return drive(said, grow=r_search.grow, asked=asked, template='r_search', evidence_template='r_search',
+               **settings)
 
 
 def test_a_chain_with_evidence():
@@ -26,8 +27,9 @@ def test_a_chain_with_evidence():
   assert observations == ['\n<observation>Doc 1(Title: Title) text\n</observation>\n']
   assert isinstance(requests[1], Search) and requests[1].query == 'the author'
   assert isinstance(requests[-1], Ask) and requests[-1].service == 'reader'
-  assert requests[-1].item == ('Take the answer to the question from these passages. Reply with the answer alone.\n'
-                               'Passages: Lovelace wrote it.\nQuestion: Who wrote it?\nAnswer:')
+  assert requests[-1].item == (
+    'Take the answer to the question from these passages. Reply with the answer alone.\n'
+    'Passages: Lovelace wrote it.\nQuestion: Who wrote it?\nAnswer:')
   assert tree.answer == 'Ada Lovelace'
   assert r_search.reward(tree) == pytest.approx(1 + 1 + 0.4)
   assert r_search.reward(tree, evidence_weight=0.0) == pytest.approx(1.4)
@@ -36,7 +38,8 @@ def test_a_chain_with_evidence():
 
 @pytest.mark.parametrize('said, answer, evidence, form', [
   ([SEARCH, EVIDENCE + '<answer> Byron </answer>'], 0.0, 1.0, 0.4),
-  ([RIGHT], 1.0, 0.0, 0.4),                                          # nothing retrieved: no evidence is asked for
+  # nothing retrieved: no evidence is asked for
+  ([RIGHT], 1.0, 0.0, 0.4),
   ([SEARCH, RIGHT], 1.0, 0.0, 0.2),                                  # retrieved, not quoted
   ([SEARCH, EVIDENCE + EVIDENCE + RIGHT], 1.0, 0.0, 0.2),            # evidence twice
   ([SEARCH, '<original_evidence> Lovelace wrote it. ' + RIGHT], 1.0, 0.0, 0.2),  # never closed
@@ -45,33 +48,17 @@ def test_a_chain_with_evidence():
 def test_rewards(said, answer, evidence, form):
   tree, *_ = chain(*said, max_turns=len(said) - 1)
   assert r_search.reward(tree) == pytest.approx(answer + evidence + form)
-  assert [tree.metrics[f'reward_{part}'] for part in ('answer', 'evidence', 'format')] == pytest.approx([answer, evidence, form])
-
-
-@pytest.mark.parametrize('answer', [r'\text{Ada Lovelace}', r'\boxed{\textbf{Ada Lovelace}}'])
-def test_an_answer_counts_without_latex_wrappers(answer):
-  tree, *_ = chain(SEARCH, EVIDENCE + f'<answer> {answer} </answer>')
-  assert tree.answer == 'Ada Lovelace' and r_search.reward(tree) == pytest.approx(1 + 1 + 0.4)
+  assert [tree.metrics[f'reward_{part}']
+          for part in ('answer', 'evidence', 'format')] == pytest.approx([answer, evidence, form])
 
 
 def test_both_f1_are_plain_token_f1():
   question = dataclasses.replace(QUESTION, golden_answers=('yes',))
   tree, *_ = chain(SEARCH, EVIDENCE + '<answer> yes it is </answer>', asked='yes', question=question)
-  assert r_search.reward(tree) == pytest.approx(0.5 + 1 + 0.4)  # 'yes it is' has one of its three tokens right
+  # 'yes it is' has one of its three tokens right
+  assert r_search.reward(tree) == pytest.approx(0.5 + 1 + 0.4)
   tree, *_ = chain(SEARCH, EVIDENCE + '<answer> yes </answer>', asked='yes it is', question=question)
   assert r_search.reward(tree) == pytest.approx(1 + 0.5 + 0.4)
-
-
-@pytest.mark.parametrize('said, settings', [([EVIDENCE + RIGHT], {}), ([SEARCH, EVIDENCE + RIGHT], {'found': ()})])
-def test_evidence_that_nothing_was_retrieved_for(said, settings):
-  tree, *_ = chain(*said, **settings)
-  assert r_search.reward(tree) == pytest.approx(1 + 0 + 0.2) and tree.metrics['reward_evidence'] == 0.0
-  assert r_search.reward(tree, evidence_needs_search=False) == pytest.approx(1 + 1 + 0.4)  # eqs. 4 and 5 alone
-  groups = [[tree, chain(RIGHT)[0]]]
-  r_search.credit(groups, context())
-  assert [tree.reward for tree in groups[0]] == pytest.approx([1.2, 1.4])
-  r_search.credit(groups, context(), evidence_needs_search=False)
-  assert [tree.reward for tree in groups[0]] == pytest.approx([2.4, 1.4])
 
 
 @pytest.mark.parametrize('said, founds, evidence, form', [
@@ -89,20 +76,25 @@ def test_evidence_counts_only_behind_documents(said, founds, evidence, form):
   assert tree.metrics['evidence_unfounded'] == (evidence == 0)
 
 
+def test_evidence_without_a_search_is_rewarded_by_equations_4_and_5_alone():
+  groups = [[chain(EVIDENCE + RIGHT)[0], chain(RIGHT)[0]]]
+  for needs_search, rewards in ((True, [1.2, 1.4]), (False, [2.4, 1.4])):
+    r_search.credit(groups, context(), evidence_needs_search=needs_search)
+    assert [tree.reward for tree in groups[0]] == pytest.approx(rewards)
+  without = chain(SEARCH, EVIDENCE + RIGHT, asked=ToolFailure('down'))[0]
+  assert r_search.reward(without) == pytest.approx(1.4)  # a reader that fails gives no reward
+
+
 @pytest.mark.parametrize('said', [[RIGHT], [SEARCH, RIGHT], [SEARCH, EVIDENCE + RIGHT], [EVIDENCE + RIGHT]])
 def test_without_evidence_no_box_counts(said):
-  """The ablation of table 3: a guess earns no more than a chain that searched, and nobody earns anything for a box."""
+  """The ablation of table 3: a guess earns no more than a chain that searched, and nobody earns anything for
+  a box."""
   config = r_search_without_evidence.get_config()
   tree, *_ = chain(*said)
   r_search.credit([[tree]], context(), **config.credit)
   assert tree.reward == pytest.approx(1 + 0.2)
   for template in (config.grow.template, 'r_search_without_evidence'):
     assert 'evidence' not in templates.prompt('Who wrote it?', template)
-
-
-def test_a_reader_that_fails_gives_no_evidence_reward():
-  tree, *_ = chain(SEARCH, EVIDENCE + RIGHT, asked=ToolFailure('down'))
-  assert r_search.reward(tree) == pytest.approx(1.4)
 
 
 def test_evidence_is_trained_and_observations_are_not():

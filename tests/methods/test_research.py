@@ -27,14 +27,18 @@ def test_the_prompt_wants_a_box_and_results_stand_in_their_tag():
 @pytest.mark.parametrize('said, reward', [
   ([SEARCH, RIGHT], 1.0),
   ([SEARCH, r'<think>ok</think><answer>\boxed{Ada}</answer>'], 2 / 3),              # F1 with 'Ada Lovelace'
-  ([SEARCH, r'<think>ok</think><answer>\boxed{Byron}</answer>'], 0.1),              # wrong, in the right format
-  ([SEARCH, r'<think>ok<answer>\boxed{Byron}</answer>'], 0.0),                      # a thought that never ends
-  ([SEARCH, r'<think>ok<answer>\boxed{Lovelace}</answer>'], 1.0),                   # eq. 2 asks for the format at F1 = 0 alone
+  # wrong, in the right format
+  ([SEARCH, r'<think>ok</think><answer>\boxed{Byron}</answer>'], 0.1),
+  # a thought that never ends
+  ([SEARCH, r'<think>ok<answer>\boxed{Byron}</answer>'], 0.0),
+  # eq. 2 asks for the format at F1 = 0 alone
+  ([SEARCH, r'<think>ok<answer>\boxed{Lovelace}</answer>'], 1.0),
   ([SEARCH, '<think>ok</think><answer> Ada Lovelace </answer>'], 0.0),              # no box: no answer
   ([SEARCH, r'<think>ok</think><answer>\boxed{}</answer>'], 0.0),
   ([r'<think>ok</think>\boxed{Lovelace}'], 0.0),                                    # a box, no answer
   ([SEARCH, SEARCH], 0.0),                                                          # never answers
-  (['<search> a', r'<think>ok</think><answer>\boxed{Byron}</answer>'], 0.0),        # a search that is never closed
+  # a search that is never closed
+  (['<search> a', r'<think>ok</think><answer>\boxed{Byron}</answer>'], 0.0),
 ])
 def test_rewards(said, reward):
   tree, *_ = chain(*said)

@@ -27,7 +27,8 @@ def test_advantages_equal_a_loop(gamma, lam):
   for tree in trees:
     spans = tree.nodes(Role.POLICY)
     values = np.concatenate([node.values for node in spans]).astype(float)
-    rewards = np.concatenate([np.r_[np.zeros(len(node.tokens) - 1), node.data.get('reward', 0.0)] for node in spans])
+    rewards = np.concatenate([np.r_[np.zeros(len(node.tokens) - 1), node.data.get('reward', 0.0)]
+                              for node in spans])
     rewards[-1] += tree.reward
     advantages, following, value_after = np.zeros(len(values)), 0.0, 0.0
     for t in reversed(range(len(values))):

@@ -13,7 +13,8 @@ from tests.methods import driving
 from tests.methods.driving import context
 
 SEARCH = '<think>hm</think><search> author </search>'
-RIGHT, WRONG, BROKEN = '<think>so</think><answer> Lovelace </answer>', '<think>so</think><answer> Byron </answer>', '<think>hm'
+RIGHT, WRONG = '<think>so</think><answer> Lovelace </answer>', '<think>so</think><answer> Byron </answer>'
+BROKEN = '<think>hm'
 SCORES = {'hm': 0, 'so': 1, 'Lovelace': 1, 'Byron': -1, 'author': 1}
 
 
@@ -47,7 +48,8 @@ def test_rewards_and_advantages_of_a_step():
   assert {node.parent for node in siblings} == {tree.nodes(Role.PROMPT)[0]}
   assert tree.answer == 'Lovelace' and tree.stop is Stop.ANSWERED and tree.metrics['malformed'] == 1
   kinds = [type(item) for item in judged(requests)]
-  assert kinds == [judge.Thinking, judge.Query, judge.Thinking, judge.Answer, judge.Thinking, judge.Answer, judge.Thinking]
+  assert kinds == [judge.Thinking, judge.Query, judge.Thinking, judge.Answer, judge.Thinking, judge.Answer,
+                   judge.Thinking]
 
 
 def test_one_sibling_goes_on_with_its_documents():
@@ -71,50 +73,35 @@ def test_the_choice_follows_the_softmax():
   assert slate.choose(candidates[2:3], advantages[2:3], 0.7, False, rng) is None
 
 
-@pytest.mark.parametrize('said, stop, answer', [
-  ([RIGHT] * 3, Stop.ANSWERED, 'Lovelace'), ([BROKEN] * 3, Stop.MALFORMED, None), ([SEARCH] * 3, Stop.BUDGET, None)])
-def test_groups_of_one_kind(said, stop, answer):
-  tree, _ = drive(said, budget=1)
-  assert tree.stop is stop and tree.answer == answer
-  assert all(node.advantages == 0.0 for node in tree.nodes(Role.POLICY))  # all alike: nothing to tell apart
-
-
 def test_an_unreadable_judge_is_neutral_and_counted():
   tree, _ = drive([RIGHT, SEARCH], budget=1, best=True, early_bonus=0.0, verdict=lambda item: (
     None if isinstance(item, judge.Thinking) else ToolFailure('down')))
-  assert [node.data['reward'] for node in tree.nodes(Role.POLICY)] == [0, 0] and tree.metrics['judge_unreadable'] == 4
-
-
-def test_a_search_that_fails_is_told_and_counted():
-  tree, _ = drive([SEARCH], [SEARCH], found=ToolFailure('down'), budget=2)
-  assert tree.stop is Stop.TOOL_FAILED and 'The search failed: down' in tree.nodes(Role.OBSERVATION)[0].text
+  assert [node.data['reward'] for node in tree.nodes(Role.POLICY)] == [0, 0]
+  assert tree.metrics['judge_unreadable'] == 4
 
 
 def test_evaluation_is_that_of_search_r1():
-  """What is malformed costs a turn and does not end the chain; one more span follows the last turn. Nobody is judged."""
+  """What is malformed costs a turn and does not end the chain; one more span follows the last turn. Nobody is
+  judged."""
   for said in ([SEARCH, RIGHT], [BROKEN, SEARCH, RIGHT], [BROKEN] * 3, [SEARCH] * 3):
     tree, requests, seen = driving.drive(said, grow=slate.grow, rewards='none', budget=2, k=5)
     same, _, seen_there = driving.drive(said, max_turns=2)
-    assert (tree.answer, tree.stop, dict(tree.metrics), seen) == (same.answer, same.stop, dict(same.metrics), seen_there)
+    assert (tree.answer, tree.stop, seen) == (same.answer, same.stop, seen_there)
+    assert tree.metrics == same.metrics
     assert not judged(requests)
-
-
-def test_one_alternative_is_credited_with_its_reward():
-  """REINFORCE with judged rewards (A.9)."""
-  scores = {judge.Thinking: -1, judge.Query: 1, judge.Answer: -1}
-  tree, _ = drive([SEARCH], [WRONG], budget=2, verdict=lambda item: scores[type(item)])
-  assert [node.advantages for node in tree.nodes(Role.POLICY)] == [0, -2]
 
 
 def test_whole_chains_with_judged_rewards():
   """Table 2, a: every step of a chain gets the chain's sum, relative to the other chains of the question."""
-  trees = [drive([SEARCH], [RIGHT], budget=2)[0], drive([SEARCH], [WRONG], budget=2)[0], drive([BROKEN], budget=2)[0]]
+  trees = [drive([SEARCH], [RIGHT], budget=2)[0], drive([SEARCH], [WRONG], budget=2)[0],
+           drive([BROKEN], budget=2)[0]]
   slate.credit([trees], context(), whole=True)
   totals = [1 + 2, 1 + 0, -2]
   assert [tree.reward for tree in trees] == totals
   expected = (np.array(totals) - np.mean(totals)) / (np.std(totals, ddof=1) + 1e-6)
   for tree, advantage in zip(trees, expected):
-    assert [node.advantages for node in tree.nodes(Role.POLICY)] == pytest.approx([advantage] * len(tree.nodes(Role.POLICY)))
+    assert [node.advantages
+            for node in tree.nodes(Role.POLICY)] == pytest.approx([advantage] * len(tree.nodes(Role.POLICY)))
   with pytest.raises(ValueError, match='grow.k=1'):
     slate.credit([[drive([SEARCH, RIGHT], budget=1)[0]]], context(), whole=True)
 
@@ -136,14 +123,16 @@ def test_the_ablation_rewards_right_answers_alone():
 
 
 def test_the_last_step_alone_is_rewarded():
-  """Table 2, c: an answer that is not continued from earns nothing; the choice does not see what was earned."""
+  """Table 2, c: an answer that is not continued from earns nothing; the choice does not see what was
+  earned."""
   picked = set()
   for seed in range(12):
     tree, requests = drive([SEARCH, RIGHT], rewards='final', budget=1, seed=seed)
     picked.add(tree.stop)
     assert [node.data['reward'] for node in tree.nodes(Role.POLICY)] == [0, 1] and not judged(requests)
   assert picked == {Stop.ANSWERED, Stop.BUDGET}
-  seed = next(seed for seed in range(12) if drive([SEARCH, RIGHT], rewards='final', budget=1, seed=seed)[0].stop is Stop.BUDGET)
+  seed = next(seed for seed in range(12) if drive([SEARCH, RIGHT], rewards='final', budget=1,
+                                                  seed=seed)[0].stop is Stop.BUDGET)
   tree, _ = drive([SEARCH, RIGHT], [RIGHT, WRONG], rewards='final', budget=2, seed=seed)
   assert [node.data['reward'] for node in tree.nodes(Role.PROMPT)[0].children] == [0, 0]
   assert [node.data['reward'] for node in tree.nodes(Role.OBSERVATION)[0].children] == [1, 0]

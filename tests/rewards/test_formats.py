@@ -18,8 +18,10 @@ def test_last_boxed(text, expected):
 
 
 @pytest.mark.parametrize('content, expected', [
-    (r'\text{Paris}', 'Paris'), (r'\mathrm{Paris}', 'Paris'), (r'\textbf{ Paris }', 'Paris'), (r'\text {Paris}', 'Paris'),
-    (r'\textbf{\text{Paris}}', 'Paris'), (r'\text{Paris, }\textit{France}', 'Paris, France'), (r'12\text{ km}', '12 km'),
+    (r'\text{Paris}', 'Paris'), (r'\mathrm{Paris}', 'Paris'), (r'\textbf{ Paris }', 'Paris'),
+    (r'\text {Paris}', 'Paris'),
+    (r'\textbf{\text{Paris}}', 'Paris'), (r'\text{Paris, }\textit{France}', 'Paris, France'),
+    (r'12\text{ km}', '12 km'),
     (r'\text{}', None), (r'\frac{1}{2}', r'\frac{1}{2}'), (r'\mathbb{R}', r'\mathbb{R}')])
 def test_the_wrappers_of_words_in_a_box_are_taken_off(content, expected):
   assert formats.last_boxed(rf'It is \boxed{{{content}}}.') == expected
@@ -50,7 +52,8 @@ ANSWER, EVIDENCE = '<answer>x</answer>', '<original_evidence>e</original_evidenc
 
 
 @pytest.mark.parametrize('spans, searched, expected', [
-    ([ANSWER], False, 0.4), ([], False, 0.2), ([ANSWER, ANSWER], False, 0.2), ([EVIDENCE + EVIDENCE], False, 0.2),
+    ([ANSWER], False, 0.4), ([], False, 0.2), ([ANSWER, ANSWER], False, 0.2),
+    ([EVIDENCE + EVIDENCE], False, 0.2),
     ([EVIDENCE + ANSWER], True, 0.4), ([ANSWER], True, 0.2), ([EVIDENCE], True, 0.2), ([], True, 0.0),
     ([EVIDENCE + EVIDENCE + ANSWER], True, 0.2), (['<answer>x', EVIDENCE], True, 0.2)])
 def test_r_search_format(spans, searched, expected):
@@ -71,12 +74,16 @@ def test_judge_score(reply, expected):
     ('Final Answer: 2', 2), ('Collections 1 and 3 help.\n**Final Answer:** 2.', 2), ('final answer: 0', 0),
     ('Final Answer: 1\nwait\nFinal Answer: 3', 3), ('Final Answer: 4', None), ('Final Answer: two', None),
     ('2', None), ('Final Answer: -1', None), ('Final Answer:', None),
-    (r'Final Answer: \boxed{2}', 2), ('**Final Answer**\n\\[ \\boxed{\\text{2}} \\]', 2), (r'\boxed{Final Answer: 2}', 2),
-    ('Final Answer: $2$', 2), (r'Final Answer: \( 2 \)', 2), (r'Final Answer: \text{2}', 2), ('Final Answer: `2`', 2),
+    (r'Final Answer: \boxed{2}', 2), ('**Final Answer**\n\\[ \\boxed{\\text{2}} \\]', 2),
+    (r'\boxed{Final Answer: 2}', 2),
+    ('Final Answer: $2$', 2), (r'Final Answer: \( 2 \)', 2), (r'Final Answer: \text{2}', 2),
+    ('Final Answer: `2`', 2),
     ('Final Answer: **2**', 2), ('**Final Answer: 2**', 2), ('Final Answer: <2>', 2),
     ('Final Answer: 2, as the third repeats it', 2),
-    ('Final Answer: 2 of 3', 2), ('Final Answer: 2/3', None), ('Final Answer: 1, 3', None), ('Final Answer: 0.5', None),
-    (r'Final Answer: \boxed{-1}', None), ('Final Answer: number', None), ('Final Answer: Collections 1 and 3', None)])
+    ('Final Answer: 2 of 3', 2), ('Final Answer: 2/3', None), ('Final Answer: 1, 3', None),
+    ('Final Answer: 0.5', None),
+    (r'Final Answer: \boxed{-1}', None), ('Final Answer: number', None),
+    ('Final Answer: Collections 1 and 3', None)])
 def test_useful_collections(reply, expected):
   assert formats.useful_collections(reply, 3) == expected
 
@@ -88,7 +95,8 @@ BOXED = r'<think>so</think><answer> It is \boxed{Ada}. </answer>'
   ([CHAIN[0], BOXED], 1),
   ([BOXED], 1),                                                       # no search is needed
   ([CHAIN[0], CHAIN[0], BOXED], 1),
-  (['<think>a <search> b </search>', 'c</think>' + BOXED], 1),        # a thought that goes on after its search
+  # a thought that goes on after its search
+  (['<think>a <search> b </search>', 'c</think>' + BOXED], 1),
   ([CHAIN[0], CHAIN[1]], 0),                                          # no box
   ([CHAIN[0], BOXED.replace('Ada', '')], 0),
   ([CHAIN[0], r'\boxed{Ada}' + CHAIN[1]], 0),                         # a box outside of the answer

@@ -133,7 +133,8 @@ SPECIALS = ['<|im_start|>', '<|im_end|>', '<|endoftext|>', '<s>', '</s>', '[CLS]
 HOSTILE = [
     *SPECIALS, '<search>', '</search>', '<answer>', '</information>', '<think', '<', '>', '|', '/', ' ', '\n',
     '<|', '|>', 'im_end', 'IM_END', 's', 'ſ', 'ｓ', 'search', 'sea', 'rch', '[C', 'LS]', '(', '\u200b',
-    '\u0301', '\u0338', '\x00', '\x7f', '\ue000', '\U000f0000', '\u0378', '＜', '＞', '｜', 'é', 'İ', 'ﬁ', '≮', '🙂', '\ufffd',
+    '\u0301', '\u0338', '\x00', '\x7f', '\ue000', '\U000f0000', '\u0378', '＜', '＞', '｜', 'é', 'İ', 'ﬁ', '≮',
+    '🙂', '\ufffd',
     '…', '⑴', '\u212a']
 texts = st.lists(st.one_of(st.sampled_from(HOSTILE), st.text(max_size=3)), max_size=14).map(''.join)
 

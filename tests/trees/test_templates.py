@@ -1,4 +1,5 @@
-"""Templates of ours, of the world and of the user's: fields, chat turns, and files with something wrong in them."""
+"""Templates of ours, of the world and of the user's: fields, chat turns, and files with something wrong in
+them."""
 
 import hashlib
 
@@ -7,11 +8,13 @@ import pytest
 from jaxsearch.trees import templates
 
 OURS = {
-  'policy': ('carl', 'carl_direct', 'carl_forced', 'carl_multi_hop', 'r1', 'r_search', 'r_search_without_evidence',
+  'policy': ('carl', 'carl_direct', 'carl_forced', 'carl_multi_hop', 'r1', 'r_search',
+             'r_search_without_evidence',
              'research', 'search_r1', 'step_search'),
   'reader': ('r_search',), 'reader_alone': ('r_search',), 'reviewer': ('search_r2',)}
 WORLD = {
-  'policy': ('world', 'world_carl', 'world_carl_direct', 'world_carl_forced', 'world_direct', 'world_evidence'),
+  'policy': ('world', 'world_carl', 'world_carl_direct', 'world_carl_forced', 'world_direct',
+             'world_evidence'),
   'reader': ('world',), 'reader_alone': ('world',), 'passage': ('world',), 'reviewer': ('world',)}
 
 
@@ -49,7 +52,8 @@ def test_ours_are_sound(kind, name):
 
 @pytest.mark.parametrize('name, tags', [
   ('search_r1', 'think search information answer'), ('step_search', 'think search information answer'),
-  ('r_search', 'search observation original_evidence answer'), ('r_search_without_evidence', 'search observation answer'),
+  ('r_search', 'search observation original_evidence answer'),
+  ('r_search_without_evidence', 'search observation answer'),
   ('research', 'think search result answer'),
   ('r1', 'think answer')])
 def test_ours_name_their_tags(name, tags):
@@ -58,15 +62,18 @@ def test_ours_name_their_tags(name, tags):
   assert text.endswith('\nQuestion: Who?\n') and ('<search>' in text) == (name != 'r1')
   for name in ('carl', 'carl_forced', 'carl_multi_hop', 'carl_direct'):
     text = templates.prompt('Who?', name)
-    assert '\\boxed{}' in text and ('<context>' in text and 'search(query)' in text) == (name != 'carl_direct')
+    assert '\\boxed{}' in text
+    assert ('<context>' in text and 'search(query)' in text) == (name != 'carl_direct')
 
 
 def test_the_strings_of_the_shipped_weights_are_as_they_were():
   """The weights were trained with these bytes: a change here needs new weights."""
-  texts = [templates.registry.find(f'{kind}_template', name) for kind, names in WORLD.items() for name in names]
+  texts = [templates.registry.find(f'{kind}_template', name) for kind, names in WORLD.items()
+           for name in names]
   assert hashlib.sha256('\0'.join(texts).encode()).hexdigest().startswith('83db1cc4372a9e1ed47cebac32dfa408')
   assert templates.prompt(' who {is} it? ', 'world') == 'Question: who {is} it?\n'
-  assert templates.reader_prompt(' Where? ', ' A is in Oslo. ', 'world') == 'A is in Oslo.\nQuestion: Where?\nAnswer:'
+  assert templates.reader_prompt(' Where? ', ' A is in Oslo. ',
+                                 'world') == 'A is in Oslo.\nQuestion: Where?\nAnswer:'
   assert templates.reader_prompt('Where?', '', 'world') == '\nQuestion: Where?\nAnswer:'
   assert templates.find('world', 'reviewer') == '\nFlawed step, 0 to {steps}:'
 
@@ -74,7 +81,8 @@ def test_the_strings_of_the_shipped_weights_are_as_they_were():
 def test_chat_has_the_instructions_as_system_turn():
   instructions, question = templates.prompt('Who?').rsplit('\n', 2)[:2]
   assert question == 'Question: Who?'
-  assert templates.prompt('Who?', tokenizer=Chat()) == f'<system>{instructions}<user>Question: Who?<assistant>'
+  assert templates.prompt('Who?',
+                          tokenizer=Chat()) == f'<system>{instructions}<user>Question: Who?<assistant>'
   assert templates.prompt('Who?', 'world', Chat()) == '<user>Question: Who?<assistant>'
   mine = 'Be brief.\n---\nTwo lines.\n=== user ===\n{question}'
   assert templates.prompt('Who?', mine) == 'Be brief.\n---\nTwo lines.\nWho?'
@@ -83,7 +91,8 @@ def test_chat_has_the_instructions_as_system_turn():
 
 @pytest.mark.parametrize('tokenizer', [NoSystem(), DropsSystem()])
 def test_a_chat_template_without_system_turns_gets_one_turn(tokenizer):
-  assert templates.prompt('Who?', 'r1', tokenizer) == f'<user>{templates.prompt("Who?", "r1").strip()}<assistant>'
+  assert templates.prompt('Who?', 'r1',
+                          tokenizer) == f'<user>{templates.prompt("Who?", "r1").strip()}<assistant>'
 
 
 def test_a_file_is_used_as_it_stands(tmp_path):
@@ -92,7 +101,8 @@ def test_a_file_is_used_as_it_stands(tmp_path):
     'Reply as {"answer": "…"} or \\boxed{answer}, {0} {{x}}.\nUser: Who is {question}?\n\n')
   assert templates.prompt('Who?', file, Chat()).startswith('<user>Reply as {"answer"')
   write(tmp_path, 'another {question}')
-  assert 'another' not in templates.prompt('Who?', file)  # a file that changes does not change the prompts of a run
+  # a file that changes does not change the prompts of a run
+  assert 'another' not in templates.prompt('Who?', file)
 
 
 @pytest.mark.parametrize('text, kind, words', [
@@ -108,7 +118,8 @@ def test_a_file_with_a_wrong_field(tmp_path, text, kind, words):
 
 
 def test_what_is_neither_name_nor_file(tmp_path):
-  with pytest.raises(ValueError, match="unknown policy template 'short': no such file, and none of brief, .*search_r1, .*world"):
+  message = "unknown policy template 'short': no such file, and none of brief, .*search_r1, .*world"
+  with pytest.raises(ValueError, match=message):
     templates.find('short', 'policy')
   with pytest.raises(ValueError, match="unknown reader template 'search_r1'.* none of r_search, world$"):
     templates.find('search_r1', 'reader')

@@ -79,21 +79,25 @@ def test_a_chain_of_5000_spans_with_branches_survives_json():
   assert copy.leaves()[-1].path_tokens() == tree.leaves()[-1].path_tokens()
 
 
-NOTES = st.recursive(st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False),
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+NOTES = st.recursive(st.none() | st.booleans() | st.integers() | st.text() | FINITE,
                      lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
 LOGPROBS = st.lists(st.floats(-50, 0, width=32), min_size=1, max_size=5)
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(0), st.sampled_from(Role), LOGPROBS, st.booleans(), st.none() | st.floats(-3, 3)),
-                max_size=6), st.dictionaries(st.sampled_from(['calls', 'reward', 'mine']), NOTES), st.floats(0, 9, width=32))
+@given(st.lists(st.tuples(st.integers(0), st.sampled_from(Role), LOGPROBS, st.booleans(),
+                          st.none() | st.floats(-3, 3)),
+                max_size=6), st.dictionaries(st.sampled_from(['calls', 'reward', 'mine']), NOTES),
+                st.floats(0, 9, width=32))
 def test_a_tree_comes_back_from_json_to_the_bit(grown, notes, score):
   question = Question('q', 'Who?', ('x',))
   tree = Tree(Letters(), question, np.random.default_rng(7))
   nodes = [tree.root]
   for parent, role, logprobs, trained, advantage in grown:
     policy = role is Role.POLICY
-    node = nodes[parent % len(nodes)].append(range(len(logprobs)), role, sampler_logprobs=logprobs if policy else None)
+    node = nodes[parent % len(nodes)].append(range(len(logprobs)), role,
+                                             sampler_logprobs=logprobs if policy else None)
     node.trained, node.stop, node.advantages = policy and trained, '</search>' if policy else None, advantage
     node.data.update(notes, documents=[Document('1', 'Titel', 'é\U0001f600', np.float32(score))])
     nodes.append(node)

@@ -1,4 +1,5 @@
-"""Drives the methods of methods/prompted with terse prompts, so that a test can spell out all that the policy is shown."""
+"""Drives the methods of methods/prompted with terse prompts, so that a test can spell out all that the policy
+is shown."""
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.sampler.requests import Generate, Search
@@ -7,8 +8,10 @@ from tests.methods.driving import drive
 PROMPTS = {
   'direct': 'direct {question}:', 'cot': 'cot {question}:', 'documents': 'read {documents}{question}:',
   'reasoned': 'reason {documents}{question}:', 'candidates': 'two {documents}{question}:',
-  'summary': 'for {candidate} {documents}{question}:', 'validity': '{summary} supports {candidate} {question}?',
-  'ranking': '1 {first} 2 {second} {question}?', 'complexity': 'hard {question}?', 'search_o1': 'search {limit} {question}:',
+  'summary': 'for {candidate} {documents}{question}:',
+  'validity': '{summary} supports {candidate} {question}?',
+  'ranking': '1 {first} 2 {second} {question}?', 'complexity': 'hard {question}?',
+  'search_o1': 'search {limit} {question}:',
   'extract': '{reasoning} | {query} {documents}:', 'react': 'act {question}:', 'tools': 'may {question}:',
   'tools_forced': 'must {question}:',
 }  # fmt: skip
@@ -34,5 +37,6 @@ def ask(method, folder, said, **settings):
 
 def shown(requests):
   """What the policy is shown at each call, and the queries: 'text' and ('query', topk)."""
-  read = {Generate: lambda one: one.node.tree.tokenizer.decode(one.node.path_tokens()), Search: lambda one: (one.query, one.topk)}
+  read = {Generate: lambda one: one.node.tree.tokenizer.decode(one.node.path_tokens()),
+          Search: lambda one: (one.query, one.topk)}
   return [read[type(one)](one) for one in requests if type(one) in read]

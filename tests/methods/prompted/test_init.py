@@ -1,4 +1,5 @@
-"""What the prompted baselines share: they are found, named and refused by `train`; prompts, sentences and answers are read."""
+"""What the prompted baselines share: they are found, named and refused by `train`; prompts, sentences and
+answers are read."""
 
 import importlib
 import inspect
@@ -18,7 +19,8 @@ from jaxsearch.trees.tree import Role, Stop
 from tests.methods.driving import Letters
 from tests.methods.prompted.asking import Q, ask, document, shown
 
-NAMES = sorted(path.stem for path in pathlib.Path(prompted.__file__).parent.glob('*.py') if path.stem != '__init__')
+NAMES = sorted(path.stem
+               for path in pathlib.Path(prompted.__file__).parent.glob('*.py') if path.stem != '__init__')
 PRESETS = ('', 'paper', 'flashrag')
 
 
@@ -30,12 +32,14 @@ def get_config(name, *preset):
 def test_a_baseline_keeps_the_contract_and_has_presets(name):
   method = methods.find_method(f'prompted.{name}')
   question, tree, *settings = inspect.signature(method.grow).parameters.values()
-  assert all(setting.kind is setting.KEYWORD_ONLY and setting.default is not setting.empty for setting in settings)
+  assert all(setting.kind is setting.KEYWORD_ONLY and setting.default is not setting.empty
+             for setting in settings)
   configs = [get_config(name, preset) for preset in PRESETS]
   for config in configs:
     check(config, training=False)
     assert config.is_locked and config.method == f'prompted.{name}'
-    assert set(config.grow) == {setting.name for setting in settings}  # every setting can be set on the command line
+    # every setting can be set on the command line
+    assert set(config.grow) == {setting.name for setting in settings}
   assert configs[1].to_json() != configs[2].to_json()
   with pytest.raises(ValueError, match="there is no preset 'flash': leave it out, or take paper or flashrag"):
     get_config(name, 'flash')
@@ -48,7 +52,8 @@ def test_a_baseline_keeps_the_contract_and_has_presets(name):
 def test_they_cannot_be_trained(capsys):
   assert cli.main(['train', '--config=prompted/ircot']) == 2
   error = capsys.readouterr().err.strip().splitlines()
-  assert len(error) == 1 and "method='prompted.ircot' cannot be trained, it has no credit: take `jaxsearch eval`" in error[0]
+  assert len(error) == 1
+  assert "method='prompted.ircot' cannot be trained, it has no credit: take `jaxsearch eval`" in error[0]
 
 
 def test_a_folder_of_prompts_replaces_some_of_ours(tmp_path):
@@ -58,7 +63,8 @@ def test_a_folder_of_prompts_replaces_some_of_ours(tmp_path):
   world = templates.files('prompted', 'world')
   assert world['direct'] != ours['direct'] and world['summary'] == ours['summary']
   (tmp_path / 'rag.txt').write_text('{question}')
-  with pytest.raises(ValueError, match='grow.prompts=.*expected a folder with any of candidates.txt, .* found cot.txt, rag.txt'):
+  with pytest.raises(ValueError,
+                     match='grow.prompts=.*a folder with any of candidates.txt, .* found cot.txt, rag.txt'):
     templates.check({'prompts': str(tmp_path)})
   shutil.copy(tmp_path / 'cot.txt', tmp_path / 'documents.txt')
   (tmp_path / 'rag.txt').unlink()
@@ -67,16 +73,20 @@ def test_a_folder_of_prompts_replaces_some_of_ours(tmp_path):
 
 
 @pytest.mark.parametrize('text, sentence', [
-  ('It was J. K. Rowling. She wrote', 'It was J. K. Rowling.'), ('Is it? Yes', 'Is it?'), ('1.5 of it\n- next', '1.5 of it'),
-  ('\nNo end', '\nNo end'), ('<think> a.</think><answer> b</answer>x', '<think> a.</think><answer> b</answer>'), ('', ''),
+  ('It was J. K. Rowling. She wrote', 'It was J. K. Rowling.'), ('Is it? Yes', 'Is it?'),
+  ('1.5 of it\n- next', '1.5 of it'),
+  ('\nNo end', '\nNo end'),
+  ('<think> a.</think><answer> b</answer>x', '<think> a.</think><answer> b</answer>'), ('', ''),
 ])
 def test_the_first_sentence(text, sentence):
   assert prompted.first_sentence(text) == sentence
 
 
 @pytest.mark.parametrize('text, marked, short', [
-  ('Hm. So the answer is: Ada Lovelace.', 'Ada Lovelace', 'Ada Lovelace'), ('The answer is **Ada**\nmore', 'Ada', 'Ada'),
-  ('The answer is A. No, the answer is: B', 'B', 'B'), ('\nAnswer: Ada.\nBecause', None, 'Ada'), ('', None, None),
+  ('Hm. So the answer is: Ada Lovelace.', 'Ada Lovelace', 'Ada Lovelace'),
+  ('The answer is **Ada**\nmore', 'Ada', 'Ada'),
+  ('The answer is A. No, the answer is: B', 'B', 'B'), ('\nAnswer: Ada.\nBecause', None, 'Ada'),
+  ('', None, None),
   ('<think> x</think><answer> Ada </answer>', 'Ada', 'Ada'), (' Ada</answer>', 'Ada', 'Ada'),
   ('<think> x</think><search> Ada</search>', None, None),
 ])
@@ -90,7 +100,8 @@ def test_documents_are_inert_and_observations():
   node = prompted.write(tree, 'documents', '', False, documents=[document('</search><|end|>')])
   head, observation, tail = tree.walk().__next__().children[0], *node.path()[2:]
   assert (head.role, observation.role, tail.role) == (Role.PROMPT, Role.OBSERVATION, Role.PROMPT)
-  assert '</search>' not in observation.text and '<|end|>' not in observation.text and 'Doc 1(Title: T' in observation.text
+  assert '</search>' not in observation.text and '<|end|>' not in observation.text
+  assert 'Doc 1(Title: T' in observation.text
   assert '{documents}?' in tail.text and '=== user' not in head.text
 
 
@@ -107,7 +118,8 @@ def test_one_call(name, tmp_path):
   method, said = methods.find_method(f'prompted.{name}'), 'So the answer is: Ada.'
   tree, requests, _ = ask(method, tmp_path, [said], found=[document(1), document(2)], max_tokens=7)
   documents = 'Doc 1(Title: T1) text 1\nDoc 2(Title: T2) text 2\n'
-  assert shown(requests) == {'direct': [f'direct {Q}:'], 'cot': [f'cot {Q}:'], 'rag': [(Q, None), f'read {documents}{Q}:']}[name]
+  assert shown(requests) == {'direct': [f'direct {Q}:'], 'cot': [f'cot {Q}:'],
+                             'rag': [(Q, None), f'read {documents}{Q}:']}[name]
   assert requests[-1].max_tokens == 7 and (tree.answer, tree.stop) == ('Ada', Stop.ANSWERED)
   assert tree.metrics == {'searches': int(name == 'rag'), 'malformed': 0, 'tool_failures': 0}
 
@@ -116,14 +128,17 @@ def test_one_call(name, tmp_path):
 def test_a_search_that_fails_finds_nothing(stop, wanted, tmp_path):
   from jaxsearch.methods.prompted import rag
   tree, requests, observations = ask(rag, tmp_path, [''], found=ToolFailure('down'), stops=[stop])
-  assert observations == ['No documents were found.\n'] and tree.metrics['tool_failures'] == tree.metrics['searches'] == 1
+  assert observations == ['No documents were found.\n']
+  assert tree.metrics['tool_failures'] == tree.metrics['searches'] == 1
   assert (tree.answer, tree.stop) == (None, wanted)
 
 
-@pytest.mark.parametrize('name', ['ircot', *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != 'ircot')])
+@pytest.mark.parametrize('name', ['ircot', *(pytest.param(name, marks=pytest.mark.slow)
+                                             for name in NAMES if name != 'ircot')])
 def test_they_run_on_the_world(name, tmp_path):
   out = tmp_path / 'scores.json'
-  assert cli.main(['eval', f'--config=prompted/{name}', '--limit=3', '--config.sampler.slots=4', f'--out={out}']) == 0
+  assert cli.main(['eval', f'--config=prompted/{name}', '--limit=3', '--config.sampler.slots=4',
+                   f'--out={out}']) == 0
   scores = json.loads(out.read_text())
   assert scores['n'] == 3 and (name != 'ircot' or scores['searches'] > 0)
   assert all(record['stop'] for record in scores['predictions'])

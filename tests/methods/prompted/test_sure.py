@@ -17,7 +17,8 @@ def test_what_is_asked(tmp_path):
   tree, requests, _ = ask(sure, tmp_path, said, found=[document(1)], max_tokens=9, summary_tokens=77)
   assert shown(requests) == [
     (Q, None), f'two {DOCUMENT}{Q}:', f'for Ada {DOCUMENT}{Q}:', f'for Bob Roe {DOCUMENT}{Q}:',
-    f'sum A supports Ada {Q}?', f'sum B supports Bob Roe {Q}?', f'1 sum A 2 sum B {Q}?', f'1 sum B 2 sum A {Q}?',
+    f'sum A supports Ada {Q}?', f'sum B supports Bob Roe {Q}?', f'1 sum A 2 sum B {Q}?',
+    f'1 sum B 2 sum A {Q}?',
   ]  # fmt: skip
   assert [one.max_tokens for one in requests[1:]] == [9, 77, 77, 8, 8, 8, 8]
   assert tree.answer == 'Ada' and tree.root.data['scores'] == {'Ada': 2.0, 'Bob Roe': 0.0}
@@ -32,11 +33,8 @@ def test_the_sum_decides(verdicts, tmp_path):
   assert tree.answer == ['Ada', 'Bob'][scores.argmax()]
 
 
-@pytest.mark.parametrize('said, answer', [('(a) Ada (b) Ada', 'Ada'), ('The answer is Ada.', 'Ada'), ('(a)', '(a)')])
+@pytest.mark.parametrize('said, answer',
+                         [('(a) Ada (b) Ada', 'Ada'), ('The answer is Ada.', 'Ada'), ('(a)', '(a)')])
 def test_one_candidate_needs_no_judge(said, answer, tmp_path):
   tree, requests, _ = ask(sure, tmp_path, [said])
   assert tree.answer == answer and len(requests) == 2
-
-
-def test_candidates():
-  assert sure.read_candidates('(a) New York, (b)  St. Louis.\n(c) x') == ['New York', 'St. Louis', 'x']
