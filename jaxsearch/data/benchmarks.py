@@ -90,7 +90,8 @@ def _pairs(value: Any) -> list[list]:
 
 
 def _musique(row: dict) -> dict | None:
-  """Reads MuSiQue's rows; `metadata` holds `hops` and the titles of the paragraphs that support the answer."""
+  """Reads MuSiQue's rows; `metadata` holds `hops` and the titles of the paragraphs that support the
+  answer."""
   if not row['answerable']:  # no gold, and the id of an answerable one
     return None
   titles = _once(paragraph['title'] for paragraph in row['paragraphs'] if paragraph['is_supporting'])
@@ -195,12 +196,8 @@ SPLITS = ('test', 'dev', 'validation')  # the first that is there, as Search-R1 
 def read_questions(source: str, path: Path) -> list[Question]:
   """Reads the questions of a file in the format of `source`, one of `SOURCES`, in file order.
 
-  A question without an id is 'nq_0', 'nq_1', … by the number of its row.
-
-  Raises:
-    DataError: bad JSON, a missing key, a value of the wrong kind, an id given twice, or no question at all;
-      names file, and line or record.
-    OSError: the file cannot be opened.
+  A question without an id is 'nq_0', 'nq_1', … by the number of its row. Raises OSError, and DataError that
+  names file, and line or record.
   """
   def questions() -> Iterator[tuple[str, Question]]:
     for number, (place, record) in enumerate(_parsed(source, path, SOURCES[source].record)):
@@ -250,6 +247,7 @@ def find(name: str, folder: Path) -> str:
   if source not in BENCHMARKS.values():
     raise ValueError(f'no benchmark is called {name!r}; there are {", ".join(BENCHMARKS)}')
   stems, files = SOURCES[source].names, SOURCES[source].files
+  name = stems[0]
   endings = ('.jsonl', '.jsonl.gz', '.json', '.parquet', '')
   places = [''.join(parts) for parts in itertools.product(stems, '/_', SPLITS, endings)]
   places += [stem + ending for stem in stems for ending in endings]
@@ -260,7 +258,7 @@ def find(name: str, folder: Path) -> str:
     if path.is_file() or (path / STATE).is_file():
       flashrag = path.is_dir() or path.suffix == '.parquet' or _is_flashrag(path)
       return str(path) if flashrag else f'{source}:{path}'
-  raise FileNotFoundError(f'{folder}: no {name} in it, such as {stems[0]}/{SPLITS[0]}.jsonl or {stems[0]}.jsonl')
+  raise FileNotFoundError(f'{folder}: no {name} in it, such as {name}/{SPLITS[0]}.jsonl or {name}.jsonl')
 
 
 def _is_flashrag(path: pathlib.Path) -> bool:

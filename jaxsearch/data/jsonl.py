@@ -27,10 +27,8 @@ class DataError(ValueError):
 def read_records(path: str | os.PathLike) -> Iterator[tuple[str, dict]]:
   """Yields (place, record) of every line that is not blank; `place` is 'file:line'.
 
-  Raises:
-    DataError: bytes that are not UTF-8, bad JSON, a line that is not an object or too long, half a surrogate
-      pair, broken gzip.
-    OSError: the file cannot be opened.
+  Raises DataError (no UTF-8, bad JSON, no object, too long a line, half a surrogate pair, broken gzip),
+  OSError.
   """
   with opened(path) as file:
     for number, line in enumerate(iter(lambda: file.readline(LINE + 1), b''), start=1):

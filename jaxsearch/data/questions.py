@@ -33,10 +33,7 @@ class Question:
 def read_questions(path: str | os.PathLike) -> list[Question]:
   """Reads a question file in the FlashRAG format, in file order.
 
-  Raises:
-    DataError: bad JSON, a missing key, a value of the wrong kind, a blank gold, an id given twice, no
-      question at all; names file, line and key.
-    OSError: the file cannot be opened.
+  Raises DataError that names file, line and key, and OSError.
   """
   questions = ((place, _question(record, place)) for place, record in read_records(path))
   return unique(path, questions, 'questions')

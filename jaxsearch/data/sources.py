@@ -23,11 +23,9 @@ def load_questions(name: str, *, hops: tuple[int, ...] = (), arithmetic: bool = 
     name: 'world:SPLIT', a file in the FlashRAG format, a table (tables.py), or one of `benchmarks.SOURCES`
       and a file as its authors publish it ('nq:FILE'); or several of them joined by '+', whose ids get their
       source in front where two are the same.
-    hops: takes only the world's questions with one of these numbers of hops; () is all.
-    arithmetic: takes the world's questions that want a sum or a difference, too.
-  Raises:
-    ValueError: no such split, or no question is left.
-    DataError: a file that is not in the format; names file and line.
+    hops, arithmetic: of the world's questions, see `world.files.questions`.
+
+  Raises ValueError (no such split, no question is left), or DataError with file and line.
   """
   def read(source, path):
     if source in registry.ENTRIES['questions']:
@@ -40,13 +38,12 @@ def load_questions(name: str, *, hops: tuple[int, ...] = (), arithmetic: bool = 
 
 
 def load_corpus(name: str) -> list[Document]:
-  """Reads the documents that `name` stands for.
+  """Reads the documents that `name` stands for; raises as `load_questions`.
 
   Args:
     name: 'world', a file in the Search-R1 format, or 'hotpotqa:', '2wiki:', 'musique:' or 'finqa:' and a file
       as its authors publish it, for the documents that come with its questions; or several of them joined by
       '+', where the same title and text is kept once.
-  Raises as `load_questions`, and ValueError for a benchmark that comes without documents.
   """
   return _merged(name, [(source, _documents(source, path)) for source, path in _parts(name)])
 

@@ -34,10 +34,7 @@ def is_table(path: str | os.PathLike) -> bool:
 def read_questions(path: str | os.PathLike) -> list[Question]:
   """Reads the questions of a parquet file or a folder of `save_to_disk`, in the order of its rows.
 
-  Raises:
-    DataError: not such a file, or a row without question or gold; names file, row and column.
-    ImportError: pyarrow is not installed.
-    OSError: a file cannot be opened.
+  Raises DataError that names file, row and column, ImportError without pyarrow, OSError.
   """
   pairs = []
   for number, row in enumerate(_rows(pathlib.Path(path))):

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import ml_collections
 
-from jaxsearch import tools
 from jaxsearch.config_check import fields
 from jaxsearch.data.jsonl import shortened
 from jaxsearch.data.questions import Question
@@ -27,6 +26,7 @@ from jaxsearch.parallel import transfer
 from jaxsearch.rewards.match import answer_found
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import Request, Sampling, add_failures, failing
+from jaxsearch.tools.calls import paid as paid_since
 from jaxsearch.tools.calls import texts_of
 from jaxsearch.training import row_files
 from jaxsearch.training.run_folder import failures_of_all
@@ -141,7 +141,7 @@ def answer(agent: Agent, questions: Sequence[Question], key, kept: Kept, *, samp
       tree = watch.ended.pop(0)
       if assess:
         assess([tree])
-      costs = tools.paid(search, paid)  # read once: other threads go on searching
+      costs = paid_since(search, paid)  # read once: other threads go on searching
       paid += costs.get('searches_paid', 0)
       kept.add({numbers[id(tree.question)]: watch.record(tree, timed) | costs})
     on_progress(len(kept.records), kept.total, metrics)

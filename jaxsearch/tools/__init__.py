@@ -1,7 +1,7 @@
 """Tools of a policy: search back ends, a Python sandbox, and clients and servers over HTTP.
 
-A search back end is a file of this room. Its `BACKEND` says everything of it: its config fields, what it
-needs, how it opens. BACKENDS lists the files; the rest of the house asks there and knows no back end by name.
+A search back end is a file of this room, listed in BACKENDS, whose `BACKEND` says everything of it; the rest
+of the house knows none by name.
 """
 
 import dataclasses
@@ -17,9 +17,7 @@ BACKENDS = {  # name -> module
 
 
 class SearchBackend(Protocol):
-  """Searches; called from several threads.
-
-  It may also have
+  """Searches; called from several threads. It may also have
     set_step(step, total_steps): called before each training step, with 0 before an evaluation;
     for_call(question, *call): a back end for one tool call, named by numbers;
     paid, price: credits paid so far, and what one costs;
@@ -32,24 +30,20 @@ class SearchBackend(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-  """Declares a search back end.
-
-  `settings` are the fields of config.search, read as attributes.
+  """Declares a search back end. `settings` are the fields of config.search, read as attributes.
 
   Attributes:
-    open: (settings, corpus=, seed=, generator=) -> SearchBackend. `corpus` has the passages, or None where
-      `corpus` below says no. `generator(model, temperature)` loads a language model onto a sampler of ours:
-      (prompts, seeds) -> replies.
+    open: (settings, corpus=, seed=, generator=) -> SearchBackend. `corpus` has the passages, if `corpus`
+      below says so. `generator(model, temperature)` loads a language model: (prompts, seeds) -> replies.
     fields: fields of config.search that configs/base.py does not list, with their defaults.
-    checks: the ranges of these fields, as in configs/checks.py.
+    checks: their ranges, as in configs/checks.py.
     needs: settings -> {field: kind} of what has to be set. Kinds: 'path' and 'model' have to be there, 'url'
       is one of HTTP's or several with commas between, 'name' is any text.
     mistakes: settings -> what is wrong with its fields, asked whichever back end is chosen.
     corpus: settings -> whether it searches the passages of config.data.corpus.
     by_source: whether it may be opened for each source of questions: on the source's passages, or with the
       source in place of '{source}' in its fields.
-    identity: settings -> what its results depend on, for manifests; 'corpus_hash' among them names the
-      passages.
+    identity: settings -> what its results depend on, for manifests; 'corpus_hash' names the passages.
   """
   open: Callable[..., SearchBackend]
   fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -72,21 +66,10 @@ def declared() -> dict[str, Backend]:
 
 
 class SearchBySource:
-  """A back end for each source of questions (their `metadata['source']`).
-
-  `of(source)` returns it, opened when it is first asked for, or raises ValueError.
-  """
+  """A back end for each source of questions (their `metadata['source']`), opened by `of(source)`."""
 
   def __init__(self, open_one: Callable[[str | None], SearchBackend]):
     self.of = functools.cache(open_one)
 
   def search(self, queries: Sequence[str], topk: int = 3):
     raise ValueError('search.by_source=True is for questions of a known source alone: set it to False here')
-
-
-def paid(search: SearchBackend | None, before: int = 0) -> dict[str, float]:
-  """Returns searches_paid (credits since `before`) and searches_cost (money); {} where searches are free."""
-  if not hasattr(search, 'paid'):
-    return {}
-  credits = search.paid - before
-  return {'searches_paid': credits, 'searches_cost': credits * search.price}

@@ -1,8 +1,7 @@
 """Approximate nearest vectors with FAISS: inverted lists in a file of FAISS, searched from disk.
 
 k-means parts the vectors into lists. A search looks into the `probes` lists whose centres are nearest to the
-query; the others are not read. Not a graph (HNSW): it answers more queries a second, but has to be in memory
-as a whole. Needs the extra `retrieval`.
+query. Not a graph (HNSW): it answers more queries a second, but has to be in memory as a whole.
 """
 
 import pathlib
@@ -48,14 +47,11 @@ def cost(size: int, width: int, precision: str) -> dict[str, float]:
 
 
 def build(folder: pathlib.Path, vectors: Vectors, precision: str, report: Report) -> dict:
-  """Writes lists.faiss into `folder`; takes as much memory as the lists have.
+  """Writes lists.faiss into `folder`, in as much memory as it has; OSError if it cannot be written.
 
-  Returns:
-    {'lists', 'probes', 'recall3', 'sample'}: recall3 is the share of the three nearest by exact search that
-    are found, with a sample of the vectors as queries (each without itself). `probes` is the least power of
-    two at which it is RECALL, or does not grow any more, or all lists.
-
-  Raises OSError if the lists cannot be written.
+  Returns {'lists', 'probes', 'recall3', 'sample'}: recall3 is the share of the three nearest that are found,
+  with a sample of the vectors as queries (each without itself). `probes` is the least power of two at which
+  it is RECALL, or does not grow any more, or all lists.
   """
   size = len(vectors)
   report('centres of lists', 0)

@@ -1,12 +1,9 @@
 """BM25 over passages in memory, the search back end of small and middle-sized corpora.
 
-A passage is indexed as its title and text together. Scores are Lucene's BM25, which Search-R1 used through
-Pyserini (k1 = 0.9, b = 0.4), a sum over the distinct words w of the query:
+Scores are Lucene's BM25, which Search-R1 used through Pyserini (k1 = 0.9, b = 0.4), a sum over the distinct
+words w of the query:
 
   log(1 + (N - n_w + 0.5) / (n_w + 0.5)) * f_w (k1 + 1) / (f_w + k1 (1 - b + b |d| / avg|d|))
-
-Two engines compute them, with the same ranking: the library `rank_bm25`, and the files of an index
-(tools/sparse.py), which suit a million passages better.
 """
 
 import dataclasses
@@ -28,7 +25,8 @@ class BM25:
 
   Args:
     corpus: passages; their order breaks ties.
-    engine: 'rank_bm25', or 'sparse' for larger corpora.
+    engine: 'rank_bm25', the library, or 'sparse', the files of an index, for larger corpora: the same
+      ranking.
 
   Raises ValueError for a corpus without a word in it.
   """

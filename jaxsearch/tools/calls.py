@@ -1,8 +1,7 @@
 """Calls of tools: what a growing tree may ask of the host, and the tools that serve it.
 
-A tool is a file of this room: a function for `Call`, or a subclass of `ToolCall` where it takes more
-(`Search`, `RunPython`). A call says how it is served, cut and described; whatever runs, counts and shows
-calls knows no tool by name.
+A tool is a file of this room: a function for `Call`, or a subclass of `ToolCall` where it takes more. A call
+says how it is served, cut and described; whatever runs, counts and shows calls knows no tool by name.
 """
 
 import bisect
@@ -211,7 +210,6 @@ class Call(ToolCall):
     node: the span that asks. Text or documents are cut to the room behind it.
     tool: its name in counts (`calls_NAME`), records and viewers.
     query: what it was asked, for people.
-    show: see `ToolCall`.
   """
   function: Callable[[Tools], Any]
   node: Node | None = None
@@ -227,10 +225,7 @@ class Call(ToolCall):
 class Search(ToolCall):
   """Asks the search back end; the reply is a list of documents, best first, cut to the room after `node`.
 
-  Attributes:
-    node: the span with the query.
-    topk: how many documents; None takes the rollout's.
-    show: see `ToolCall`; by default Search-R1's observation.
+  `topk` None takes the rollout's; `show` writes Search-R1's observation if not given, see `ToolCall`.
   """
   node: Node
   query: str
@@ -284,6 +279,14 @@ def shorten(documents: Sequence[Document], budget: int, show: Callable[[Sequence
   if not fits and tokens(0) > budget:
     return shorten(documents[:-1], budget, show, tokenizer)
   return cut(fits + bisect.bisect_right(range(fits + 1, size), budget, key=tokens))
+
+
+def paid(search: Any, before: int = 0) -> dict[str, float]:
+  """Returns searches_paid (credits since `before`) and searches_cost (money); {} where searches are free."""
+  if not hasattr(search, 'paid'):
+    return {}
+  credits = search.paid - before
+  return {'searches_paid': credits, 'searches_cost': credits * search.price}
 
 
 def one_line(text: str, most: int = 200) -> str:

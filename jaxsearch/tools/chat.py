@@ -24,11 +24,8 @@ class Chat(JsonClient):
 
   Args:
     url: the address that '/chat/completions' is appended to, such as 'http://127.0.0.1:8000/v1'.
-    model: its name at the server.
-    temperature, max_tokens: of every reply.
     concurrency: prompts of one `replies` in flight.
-    cache: file that keeps replies by prompt, model and sampling parameters; above temperature 0 too, so that
-      a repeated run gets the same. None keeps nothing.
+    cache: file that keeps replies by prompt, model and sampling parameters, above temperature 0 too.
     options: of `JsonClient`; the timeout is that of one `reply`.
   """
 

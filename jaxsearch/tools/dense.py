@@ -1,10 +1,7 @@
-"""Exact nearest vectors: float16 or int8 on disk, split over the devices of a process, searched chunk by
-chunk.
+"""Exact nearest vectors: float16 or int8 on disk, split over the devices of a process, searched by chunks.
 
-No score of more than one chunk exists at a time: each device keeps the best so far. Every process searches on
-its own devices, and no program runs on more than one, so that a search never waits for another program.
-
-Letters: N passages, D width, B queries, k results, C passages of a chunk.
+Each device keeps its best so far, and no program runs on more than one, so that a search never waits for
+another program. Letters: N passages, D width, B queries, k results, C passages of a chunk.
 """
 
 import functools
@@ -107,14 +104,11 @@ class Dense:
 
 @functools.partial(jax.jit, static_argnums=0)
 def nearest_of(topk: int, size: int, vectors: jax.Array, scales: jax.Array, queries: jax.Array):
-  """Returns (scores, numbers), each [B,topk], of the nearest of a device's vectors; -inf where there are
-  fewer.
+  """Returns (scores, numbers), each [B,topk], of the nearest of a device's vectors; -inf for none.
 
   Args:
     size: vectors; those past it are padding.
-    vectors: [chunks,C,D].
-    scales: [chunks,C].
-    queries: [B,D].
+    vectors, scales, queries: [chunks,C,D], [chunks,C], [B,D].
   """
   chunk = scales.shape[1]
 

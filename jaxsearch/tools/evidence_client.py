@@ -1,8 +1,7 @@
 """R-Search as a tool (RSTool, arXiv 2506.04185): its protocol, and the client of other models.
 
-`POST /evidence {"question": "…"}` returns `{"evidence": "…", "answer": "…", "searches": n, "forfeited":
-false}`; for a list of questions, a list of these. `SCHEMA` describes it to a model that calls functions. The
-server is `tools.http_server.evidence_app`.
+`POST /evidence {"question": "…"}` returns {"evidence", "answer", "searches", "forfeited"}; for a list of
+questions, a list of these. `SCHEMA` describes it to a model that calls functions.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,9 @@
 """The HTTP client of every tool behind a server: posts JSON and reads JSON back, within bounds.
 
 Failures that may pass (a broken connection, a timeout, 408, 425, 429, 5xx) are retried with jittered backoff,
-not before the server's `Retry-After`, all attempts within one deadline. Everything else, and a response of
-another shape, is an error at once. Errors name the URL, say what kind of fault it was, and show no key.
-
-Requests run on one event loop, in a thread of its own: only there can a deadline hold for a whole response.
+not before the server's `Retry-After`, all attempts within one deadline. Errors name the URL, say what kind of
+fault it was, and show no key. Requests run on one event loop, in a thread of its own: only there can a
+deadline hold for a whole response.
 """
 
 import asyncio
@@ -42,8 +41,7 @@ class RequestError(RuntimeError):
 
 
 class JsonClient:
-  """Posts to a server, or to several alike; may be called from several threads. A subclass names its `error`
-  and a `default_path`.
+  """Posts to a server, or to several alike; may be called from several threads.
 
   Args:
     urls: whole addresses; without a path, `default_path` is meant. Requests go round, and a retry goes to the
@@ -51,10 +49,8 @@ class JsonClient:
     timeout: seconds for one `post`, all attempts together.
     attempts: at most, the first one included.
     backoff: seconds before the second attempt, doubled for each further one (up to 5), plus jitter.
-    token: a token or key sent with every request, and cut out of errors that quote the server.
+    token: sent with every request, and cut out of errors that quote the server.
     token_header: 'authorization' sends it as a bearer token, any other header as it is.
-
-  Raises ValueError for another address than HTTP's, and a token that cannot stand in a header.
   """
   error: type[RequestError] = RequestError
   default_path = '/'

@@ -100,15 +100,12 @@ def fuse(bm25: Ranking, dense: Ranking, weight: float = DENSE_WEIGHT) -> Ranking
 
 
 class Index:
-  """A search back end over the folder of an index; may be called from several threads, whose queries are
-  encoded together.
+  """A search back end over the folder of an index; queries of several threads are encoded together.
+
+  `sparse` and `dense` are its parts (`dense` a `dense.Dense` or `approximate.Lists`), None if it lacks one.
 
   Args:
-    folder: of the index.
     encoder: that of the manifest if not given, or a folder to which that one has moved.
-
-  Attributes:
-    sparse, dense: its parts, `sparse.Sparse` and `dense.Dense` or `approximate.Lists`; None if it lacks one.
 
   Raises DataError: no whole index, or an encoder that is not that of the manifest.
   """

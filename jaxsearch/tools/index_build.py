@@ -37,13 +37,12 @@ def build(corpus: str | os.PathLike, out: str | os.PathLike, kind: str, *, encod
 
   Args:
     corpus: file in the Search-R1 format.
-    out: folder of the index.
     kind: 'bm25', 'dense' (needs an `encoder`) or 'hybrid' (both).
     precision: of the vectors, one of `dense.PRECISIONS`.
     approximate: makes lists of the vectors for approximate search; an index that has none gets them.
-  Raises:
-    DataError: a line that is no passage, or a folder with something else in it.
-    OSError: the corpus cannot be read or the index not written; names the file.
+
+  Raises DataError for a line that is no passage and a folder with something else in it, OSError with the
+  file.
   """
   out, file = pathlib.Path(out), os.stat(corpus)
   settings = {'format': FORMAT, 'kind': kind, 'corpus': os.path.abspath(corpus), 'corpus_bytes': file.st_size,

@@ -1,10 +1,9 @@
 """The tool of CARL: Python that the policy wrote, and the sandbox that runs it.
 
-The interpreter is `pydantic-monty`, a subset of Python in subprocesses of its own: no files, no network, no
-imports but a few of the standard library (`MODULES`), limits on time, memory, recursion and calls of host
-functions: those that `run` is given, and those of `statistics`, which monty does not have. They run without
-these limits, so they take only a few flat, short values. Whatever a program does ends as text, never as an
-exception of ours.
+The interpreter is `pydantic-monty`, a subset of Python in subprocesses of its own: no files, no network, a
+few modules (`MODULES`), limits on time, memory, recursion and calls of host functions: those that `run` is
+given, and those of `statistics`, which monty does not have. They run without these limits, so they take only
+a few flat, short values. Whatever a program does ends as text, never as an exception of ours.
 """
 
 import ast
@@ -41,12 +40,8 @@ warnings.filterwarnings('ignore', module='<program>')  # of odd escapes
 class RunPython(ToolCall):
   """Runs a program; the reply is what it printed, cut to the room after `node`.
 
-  The program may call `search(query, k)`, which returns documents of the search back end as text, and
-  `table()`, which returns the rows of `table`.
-
-  Attributes:
-    node: the span with the program.
-    show: see `ToolCall`; by default CARL's observation.
+  The program may call `search(query, k)`, which returns documents as text, and `table()`, which returns the
+  rows of `table`. `show`: see `ToolCall`; by default CARL's observation.
   """
   node: Node
   code: str

@@ -11,7 +11,6 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
-import httpx
 from pydantic import BaseModel, FailFast, Field, model_validator
 
 from jaxsearch.data.corpus import Document, split_contents
@@ -48,15 +47,13 @@ class Response(BaseModel):
 
 
 class HttpSearch(JsonClient):
-  """Searches with one retrieval server, or with several of the same corpus; may be called from several
-  threads.
+  """Searches with retrieval servers of one corpus; may be called from several threads.
 
   Args:
     url: of the server; commas between several.
-    cache: file that keeps the results, by corpus (its hash, where the servers tell it, else the url), query
+    cache: file that keeps the results, by corpus (its hash, where the server tells it, else the url), query
       and topk.
     replay: take results from the cache alone: a query that is not in it fails, and no server is asked.
-    options: of `JsonClient`.
   """
 
   error, default_path = SearchError, '/retrieve'
@@ -102,23 +99,16 @@ class HttpSearch(JsonClient):
     return [result for query in queries for result in self._ask_together([query], topk)]
 
   def _tell_corpus(self) -> str:
-    """Returns the corpus that the servers say they serve; their address if they do not, as Search-R1's
-    own."""
-    def corpus(address: httpx.URL) -> str:
-      try:
-        page = self._request('GET', address.copy_with(path='/health', query=None), min(self._timeout, 5.0))
-        return str(parse_json(page)['corpus'])
-      except SearchError as error:
-        if error.fault != 'refused':
-          raise
-      except (ValueError, LookupError, TypeError):
-        pass
-      return ''
-
-    hashes = set(map(corpus, self._addresses))
-    if len(hashes) > 1:
-      raise self._failed('the servers serve different corpora', 'malformed')
-    return hashes.pop() or self.url
+    """Returns the corpus that a server says it serves; the url if it does not, as Search-R1's own."""
+    health = self._addresses[0].copy_with(path='/health', query=None)
+    try:
+      return str(parse_json(self._request('GET', health, min(self._timeout, 5.0)))['corpus'])
+    except SearchError as error:
+      if error.fault != 'refused':
+        raise
+    except (ValueError, LookupError, TypeError):
+      pass
+    return self.url
 
   def _ask(self, queries: Sequence[str], topk: int) -> list[list[Document]]:
     def document(hit: Hit) -> Document:

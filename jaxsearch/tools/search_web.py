@@ -2,7 +2,6 @@
 
 `POST https://google.serper.dev/search {"q", "num"}` with the header `X-API-KEY`. The documents of a query are
 its answer box and its knowledge graph where there are any, then the `organic` results: title and snippet.
-Searches cost money, so they are counted, and kept in a file if one is named.
 """
 
 import os
@@ -53,13 +52,9 @@ class WebSearch(JsonClient):
     url: the whole address, if not SERPER's own.
     cache: file that keeps the documents of a query; None keeps nothing.
     price: of a credit; a search costs one or, with many results, more.
-    options: of `JsonClient`; the timeout is that of one query.
 
-  Attributes:
-    paid: credits so far. SERPER takes them for successful responses alone; what comes out of the cache costs
-      none.
-
-  Raises ValueError if the environment variable SERPER_API_KEY holds no key.
+  `paid` counts credits: SERPER takes them for successful responses alone. Raises ValueError if the
+  environment variable SERPER_API_KEY holds no key.
   """
 
   error = SearchError

@@ -1,14 +1,11 @@
-"""Retrieval by simulation (ZeroSearch, arXiv 2505.04588): a writer makes up the documents, useful or noisy on
-request.
+"""Retrieval by simulation (ZeroSearch, arXiv 2505.04588): a writer makes up the documents, useful or noisy.
 
-`SimulatedSearch` is the back end. It draws for every call whether its documents are noisy, with a probability
-that rises with the training step, and has a writer write them: `ModelWriter` prompts a language model,
-`world/writer.py` stands in for one in the embedded world.
+`SimulatedSearch` draws for every call whether its documents are noisy, with a probability that rises with the
+training step, and has a writer write them: a language model, or world/writer.py.
 
-The draws depend on the seed, the step, the call (which tree, its how many-th call; see `for_call`) and the
-query, and on nothing else. So a query that is sent again may find something new, as in CuSearch's condition
-C2, and yet a resumed run gets what the uninterrupted one would have got. A model repeats itself as far as its
-server honours seeds.
+The draws depend on the seed, the step, the call (which tree, its how many-th call) and the query alone. So a
+query that is sent again may find something new, as in CuSearch's condition C2, and yet a resumed run gets
+what the uninterrupted one would have got. A model repeats itself as far as its server honours seeds.
 """
 
 import functools
@@ -58,7 +55,6 @@ class SimulatedSearch:
   Args:
     noise_start, noise_end: see `noise_probability`.
     noise_eval: the probability of noise at step 0, which is an evaluation; None takes noise_start.
-    seed: of all draws.
   """
 
   def __init__(self, writer: Writer, *, noise_start: float = 0.0, noise_end: float = 0.5,
@@ -93,13 +89,11 @@ _UNTITLED = re.compile(r'^Doc \d+:', re.MULTILINE)  # the form of ZeroSearch's p
 
 
 class ModelWriter:
-  """Has a language model write the documents; as in ZeroSearch it is told the question and its first gold
-  answer.
+  """Has a language model write the documents; it is told the question and its first gold answer.
 
   Args:
-    generate: prompts and their seeds -> replies, an exception where one failed: `Chat.replies`, or a
-      `DynamicBatcher` around a local model. Called from several threads.
-    files: see `templates.files`.
+    generate: prompts and their seeds -> replies, an exception where one failed; called from several threads.
+    files: see `templates.writer_files`.
     false_facts: noisy documents state what is false; else they are true but of no help.
   """
 

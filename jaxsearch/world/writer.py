@@ -14,10 +14,8 @@ class WorldWriter:
   """A `tools.simulated.Writer` that needs no model; the same seed gives the same documents.
 
   Useful documents are those that BM25 finds. Noisy ones are true documents about something else of the same
-  type. With `false_facts` they are those that were found with every fact replaced by one of another entity,
-  in the same words: wrong, and only another source can show it.
-
-  Raises ValueError if `corpus` is not of the world.
+  type; with `false_facts` those that were found, every fact replaced by one of another entity: wrong, and
+  only another source can show it. Raises ValueError if `corpus` is not of the world.
   """
 
   def __init__(self, corpus: Sequence[Document], *, false_facts: bool = False):

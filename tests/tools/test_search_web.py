@@ -3,7 +3,7 @@
 import pytest
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.tools import paid
+from jaxsearch.tools.calls import paid
 from jaxsearch.tools.http_client import RequestError
 from jaxsearch.tools.search_web import WebSearch, parse_response
 from tests.tools.serving import server
