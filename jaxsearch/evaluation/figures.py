@@ -18,6 +18,7 @@ from jaxsearch.rewards.match import entity_match, f1, substring_match
 from jaxsearch.trees.tree import Role, Tree, spans
 
 OF_SOURCE = 'em_of_'  # begins the names of EM of single data sets
+MACRO, MISSING = 'average', '–'
 
 
 class Figure(NamedTuple):
@@ -35,9 +36,13 @@ class Figure(NamedTuple):
   digits: str = '.1f'
   main: bool = False
 
-  def shown(self, value: float, sign: str = '') -> str:
-    """Returns a value as people see it."""
-    return f'{self.scale * value:{sign}{self.digits}}'
+  def shown(self, value: float | None, low: float | None = None, high: float | None = None, *,
+            sign: str = '') -> str:
+    """Returns a value as people see it, with its interval where it has one."""
+    if value is None:
+      return MISSING
+    text = f'{self.scale * value:{sign}{self.digits}}'
+    return text if low is None else f'{text} [{self.shown(low, sign=sign)}, {self.shown(high, sign=sign)}]'
 
 
 def _em(tree: Tree) -> float:
@@ -109,6 +114,11 @@ def sources_in(rows: Iterable[Mapping[str, Any]]) -> list[str]:
   return sorted({name for row in rows for name in row if name.startswith(OF_SOURCE)})
 
 
+def column(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+  """Returns [rows] floats, NaN where a row has no such value."""
+  return np.array([row.get(name) for row in rows], float)
+
+
 def look_up(name: str) -> Figure:
   """Returns the figure of a name: that of EM for EM of a data set, shares for pass@k and the like."""
   if name.startswith(OF_SOURCE):
@@ -120,6 +130,13 @@ def means(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
   """Returns the mean of every figure over records of different questions, and their number n."""
   known = [name for name in FIGURES if records and name in records[0]]
   return {name: float(np.mean([record[name] for record in records])) for name in known} | {'n': len(records)}
+
+
+def averages(benchmarks: Iterable[str]) -> dict[str, list[str]]:
+  """Returns what is averaged: the benchmarks of each kind of `HOPS`, if there are any, and all of them."""
+  names = list(benchmarks)
+  hops = {kind: [name for name in names if name in listed] for kind, listed in HOPS.items()}
+  return {kind: over for kind, over in hops.items() if over} | {MACRO: names}
 
 
 def scores(records: Sequence[Mapping], in_corpus: set[str] | None = None,
@@ -136,33 +153,30 @@ def scores(records: Sequence[Mapping], in_corpus: set[str] | None = None,
       from one half). Adds needless_searches, the share that searched of the questions so answered,
       missing_searches, the share that did not of the others, and em_closed_book.
   """
-  samples = collections.defaultdict(list)
+  samples, rows = collections.defaultdict(list), collections.defaultdict(list)
   for record in records:
     samples[record['benchmark'], record['id']].append(record)
-  rows = collections.defaultdict(list)
   for (benchmark, _), answers in samples.items():
     rows[benchmark].append(_of_question(answers, in_corpus, closed_book))
-  named = (name for questions in rows.values() for row in questions for name in row)
-  names = np.array(list(dict.fromkeys(named)))
-  mean, draws = {}, {}
-  for number, (benchmark, questions) in enumerate(rows.items()):
-    values = np.array([[row.get(name, np.nan) for name in names] for row in questions])
-    mean[benchmark], draws[benchmark] = metrics.mean(values), metrics.resampled(values, seed=number)
+  every = (name for questions in rows.values() for row in questions for name in row)
+  names = np.array(list(dict.fromkeys(every)))
+  means, draws = {}, {}
+  for seed, (benchmark, questions) in enumerate(rows.items()):
+    values = np.array([column(questions, name) for name in names]).T
+    means[benchmark], draws[benchmark] = metrics.mean(values), metrics.resampled(values, seed=seed)
 
   def average(benchmarks: Sequence[str]) -> dict[str, Any]:
     """Averages over benchmarks; leaves out what one of them has not."""
-    means, drawn = (np.mean([of[benchmark] for benchmark in benchmarks], axis=0) for of in (mean, draws))
-    known = ~np.isnan(means)
+    mean, drawn = (np.mean([of[name] for name in benchmarks], axis=0) for of in (means, draws))
+    known = ~np.isnan(mean)
     ends = np.stack(metrics.interval(drawn[:, known]), axis=-1)  # [figures, 2]
     intervals = dict(zip(names[known].tolist(), ends.tolist()))
-    number = sum(len(rows[benchmark]) for benchmark in benchmarks)
-    return dict(zip(intervals, means[known].tolist())) | {
+    number = sum(len(rows[name]) for name in benchmarks)
+    return dict(zip(intervals, mean[known].tolist())) | {
       'n': number, 'ci95': intervals['em'], 'intervals': intervals}
 
-  hops = {kind: [name for name in rows if name in listed] for kind, listed in HOPS.items()}
-  return {'benchmarks': {name: average([name]) for name in rows},
-          'macro': average(list(rows)) | {'benchmarks': len(rows)},
-          'hops': {kind: average(of) | {'benchmarks': len(of)} for kind, of in hops.items() if of}}
+  hops = {kind: average(over) | {'benchmarks': len(over)} for kind, over in averages(rows).items()}
+  return {'benchmarks': {name: average([name]) for name in rows}, 'macro': hops.pop(MACRO), 'hops': hops}
 
 
 def _of_question(samples: Sequence[Mapping], in_corpus: set[str] | None, closed_book: Mapping | None) -> dict:

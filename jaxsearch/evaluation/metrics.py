@@ -1,7 +1,6 @@
 """Figures over the answers to questions: pass@k, maj@k, bootstrap intervals, paired tests. Pure functions.
 
-All of them average over questions: one that was answered n times counts as one, with the mean of its n
-  values.
+All average over questions: one that was answered n times counts as one, with the mean of its n values.
 """
 
 import collections
@@ -13,6 +12,7 @@ import numpy as np
 from jaxsearch.rewards.match import normalize_answer
 
 DRAWS, LEVEL = 1000, 0.95  # of the bootstrap
+FLIPS = 9999               # of the permutation test
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
@@ -55,14 +55,14 @@ def maj_at_k(answers: Sequence[str | None], right: Sequence[float], k: int) -> f
   return float(total / math.comb(len(answers), k))
 
 
-def resampled(values: np.ndarray, *, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
-  """Returns [draws, figures] bootstrapped means of [questions, figures]."""
+def resampled(values: np.ndarray, *, seed: int = 0) -> np.ndarray:
+  """Returns [draws, ...] bootstrapped means of [questions, ...]."""
   rng = np.random.default_rng(seed)
-  return np.array([mean(values[rng.integers(len(values), size=len(values))]) for _ in range(draws)])
+  return np.array([mean(values[rng.integers(len(values), size=len(values))]) for _ in range(DRAWS)])
 
 
 def interval(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (low, high), [figures] each: the 95 % percentile interval of bootstrapped means.
+  """Returns (low, high), [...] each: the 95 % percentile interval of bootstrapped means.
 
   A draw in which a figure is NaN (none of its questions has it) does not count for that figure.
   """
@@ -71,13 +71,13 @@ def interval(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mean(values: np.ndarray) -> np.ndarray:
-  """Returns [figures] means of [questions, figures] over the questions that have them; NaN where none has."""
+  """Returns [...] means of [questions, ...] over the questions that have a figure; NaN where none has."""
   known = ~np.isnan(values)
   with np.errstate(invalid='ignore'):
     return np.where(known, values, 0.0).sum(axis=0) / known.sum(axis=0)
 
 
-def paired(a: np.ndarray, b: np.ndarray, *, draws: int = 9999, seed: int = 0) -> dict[str, float]:
+def paired(a: np.ndarray, b: np.ndarray, *, seed: int = 0) -> dict[str, float]:
   """Returns how much larger a figure is in `a` than in `b`, both [questions], question by question.
 
   difference: the mean of a - b; low, high: its 95 % bootstrap interval; p: two-sided, of the sign-flip
@@ -85,10 +85,10 @@ def paired(a: np.ndarray, b: np.ndarray, *, draws: int = 9999, seed: int = 0) ->
   """
   from scipy.stats import permutation_test
   gap, p = np.asarray(a, np.float64) - np.asarray(b, np.float64), 1.0
-  low, high = interval(resampled(gap[:, None], seed=seed))
+  low, high = interval(resampled(gap, seed=seed))
   differing = gap[gap != 0.0]  # flipping a zero changes nothing, and flipping the only one not the size
   if len(differing) > 1:
     difference = lambda x, y, axis: np.sum(x - y, axis=axis)
     p = permutation_test((differing, np.zeros(len(differing))), difference, permutation_type='samples',
-                         vectorized=True, n_resamples=draws, rng=np.random.default_rng(seed)).pvalue
-  return {'difference': float(gap.mean()), 'low': float(low[0]), 'high': float(high[0]), 'p': float(p)}
+                         vectorized=True, n_resamples=FLIPS, rng=np.random.default_rng(seed)).pvalue
+  return {'difference': float(gap.mean()), 'low': float(low), 'high': float(high), 'p': float(p)}

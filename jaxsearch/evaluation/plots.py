@@ -3,9 +3,10 @@
 Lines differ by style and marker as well as colour, which is distinct for the colour-blind (Okabe and Ito).
 """
 
+import itertools
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -15,15 +16,39 @@ from jaxsearch.rewards.match import f1
 
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#7b3f00')
 STYLES, MARKERS, HATCHES = ('--', '-.', ':', (0, (5, 1, 1, 1, 1, 1))), 'sv^Dx*P<>', ('', '//', '..', 'xx')
-PREDICTED = 'predicted: V(s₀)'
+STEP, TOKENS, PREDICTED = 'step', 'tokens trained', 'predicted: V(s₀)'  # axes
 
 File = str | os.PathLike | IO[bytes]
+
+
+def looks() -> Iterator[dict[str, Any]]:
+  """Yields colour, style and marker of one line after another."""
+  for colour, style, marker in zip(*map(itertools.cycle, (COLOURS, STYLES, MARKERS))):
+    yield {'color': colour, 'linestyle': style, 'marker': marker}
 
 
 def new_figure(width: float, height: float):
   """Returns an empty figure of this size, in inches."""
   from matplotlib.figure import Figure  # slow to import
   return Figure(figsize=(width, height), layout='constrained')
+
+
+def panels(labels: Sequence[tuple[str, str]], columns: int) -> tuple[Any, list]:
+  """Returns a figure with an empty panel for each (x axis, y axis), and these panels."""
+  from matplotlib.ticker import EngFormatter, MaxNLocator
+  rows = -(-len(labels) // columns)
+  figure = new_figure(5 * columns, 1 + 3 * rows)
+  for axes in figure.subplots(rows, columns, squeeze=False).flat[len(labels):]:
+    axes.remove()
+  for axes, (x, y) in zip(figure.axes, labels):
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel(y, fontsize=9)
+    axes.grid(alpha=0.25)
+    if x == STEP:
+      axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], nbins=7))
+    elif x == TOKENS:
+      axes.xaxis.set_major_formatter(EngFormatter(sep=' '))
+  return figure, figure.axes
 
 
 def save(figure, file: File, **legend) -> None:
@@ -36,21 +61,14 @@ def save(figure, file: File, **legend) -> None:
   figure.savefig(file, dpi=110)
 
 
-def whole_steps(axes, size: float = 9) -> None:
-  """Makes the x axis one of training steps."""
-  from matplotlib.ticker import MaxNLocator
-  axes.set_xlabel('step', fontsize=size)
-  axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], nbins=7))
-
-
-def smoothed(values: Iterable[float], keep: float = 0.8) -> list[float]:
+def smoothed(values: Iterable[float], keep: float = 0.8) -> np.ndarray:
   """Returns the exponential moving average, corrected for its start; NaN leaves it as it was."""
   total, weight, averages = 0.0, 0.0, []
   for value in values:
     if not np.isnan(value):
       total, weight = keep * total + value, keep * weight + 1
     averages.append(total / weight if weight else np.nan)
-  return averages
+  return np.array(averages)
 
 
 def reliability(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], file: File) -> None:

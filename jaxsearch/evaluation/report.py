@@ -16,13 +16,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from jaxsearch.evaluation import plots
-from jaxsearch.evaluation.figures import FIGURES, MAIN, OF_REFINEMENT, look_up, sources_in
+from jaxsearch.evaluation.figures import FIGURES, MAIN, OF_REFINEMENT, Figure, column, look_up, sources_in
 from jaxsearch.files import write_whole
 from jaxsearch.sampler.requests import add_failures, failing
 from jaxsearch.training.row_files import read as read_rows
 
 FOLDER = pathlib.Path(__file__).parent
-OF_TRAINING = {'reward': 'reward (mean of rollouts)', 'entropy': 'entropy (nats per token)'}  # labels
+PLOTTED = {name: figure for name, figure in FIGURES.items() if figure.main} | {
+  'reward': Figure('reward (mean of rollouts)', scale=1),
+  'entropy': Figure('entropy (nats per token)', scale=1), 'tool_rate_tier_2': MAIN['tool_rate_tier_2']}
 METRICS = ('reward', 'em', 'searches', 'loss', 'kl', 'entropy', 'logprob_gap', 'tokens_generated',
            'tokens_trained', 'revised_per_tree', 'g_bar', *OF_REFINEMENT)
 SECONDS = {'seconds': 'a step', 'seconds_generate': 'to generate', 'seconds_tools': 'in tools',
@@ -35,6 +37,8 @@ LOOKS = {  # of the lines of evaluations: greedy or not
   False: dict(label='held out, sampled', color='#d55e00', marker='o', linestyle='--', markersize=5),
   True: dict(label='held out, greedy', color='#222222', marker='s', linestyle=':', markerfacecolor='none',
              markersize=9)}
+
+Rows = Sequence[Mapping]
 
 
 def write_report(run: str | pathlib.Path) -> pathlib.Path:
@@ -49,51 +53,38 @@ def write_report(run: str | pathlib.Path) -> pathlib.Path:
   return page
 
 
-def plot_curves(rows: Sequence[Mapping], evaluations: Sequence[Mapping]) -> bytes:
-  """Returns a PNG of small plots over the steps, with markers for evaluations."""
-  curves = curves_of(rows, evaluations)
+def plot_curves(rows: Rows, evaluations: Rows) -> bytes:
+  """Returns a PNG of small plots over the steps, with markers for evaluations.
+
+  Plotted is what any row has a value of, else nothing but EM.
+  """
+  known, sources = _known([*rows, *evaluations]), sources_in(evaluations)
+  curves = PLOTTED | {name: look_up(name) for name in (sources if len(sources) > 1 else ())}
+  curves = {name: figure for name, figure in curves.items() if name in known} or {'em': PLOTTED['em']}
+  labels = [figure.heading + ' (%)' * (figure.scale == 100) for figure in curves.values()]
   depths = [row for row in rows if row.get('chains_depth_0') is not None]
-  lines = -(-(len(curves) + bool(depths)) // 2)
-  figure = plots.new_figure(10, 2.8 * lines + 0.4)
-  grid = figure.subplots(lines, 2, squeeze=False).flat
-  for (key, label, scale), axes in zip(curves, grid):
-    steps, values = [row['step'] for row in rows], scale * column(rows, key)
+  labels += ['rollouts by searches (%)'] * bool(depths)
+  figure, panels = plots.panels([(plots.STEP, label) for label in labels], 2)
+  for (name, of), axes in zip(curves.items(), panels):
+    steps, values = [row['step'] for row in rows], of.scale * column(rows, name)
     axes.plot(steps, values, '.-', color='#8aa7c0', linewidth=1, markersize=3 if len(rows) > 20 else 6,
               label='training, each step')
     axes.plot(steps, plots.smoothed(values), color='#1f5a8a', linewidth=2.2, label='training, smoothed')
     for greedy, look in LOOKS.items():
-      points = [(row['step'], scale * row[key]) for row in evaluations
-                if row.get(key) is not None and (row['temperature'] == 0) == greedy]
+      points = [(row['step'], of.scale * row[name]) for row in evaluations
+                if row.get(name) is not None and (row['temperature'] == 0) == greedy]
       if points:
         axes.plot(*zip(*points), linewidth=1.2, **look)
-    axes.set_ylabel(label, fontsize=10)
-    axes.grid(alpha=0.25)
-    if label.startswith('EM'):
+    if of.heading.startswith('EM'):
       axes.set_ylim(-6, 106)
   if depths:
-    plot_depths(depths, next(grid))
-  for axes in figure.axes:
-    plots.whole_steps(axes, 10)
-  for axes in grid:  # those left over
-    axes.set_visible(False)
+    plot_depths(depths, panels[-1])
   file = io.BytesIO()
   plots.save(figure, file, loc='outside lower center', ncols=4, fontsize=9)
   return file.getvalue()
 
 
-def curves_of(rows: Sequence[Mapping], evaluations: Sequence[Mapping]) -> list[tuple[str, str, float]]:
-  """Returns (key, label, scale) of what is plotted: those of which any row has a value, else the first."""
-  sources = sources_in(evaluations)
-  shown = lambda names: [(name, figure.heading + ' (%)' * (figure.scale == 100), figure.scale)
-                         for name in names for figure in [look_up(name)]]
-  curves = shown(name for name, figure in FIGURES.items() if figure.main)
-  curves += [(key, label, 1) for key, label in OF_TRAINING.items()]
-  curves += shown(['tool_rate_tier_2', *(sources if len(sources) > 1 else ())])
-  known = {name for row in (*rows, *evaluations) for name, value in row.items() if value is not None}
-  return [curve for curve in curves if curve[0] in known] or curves[:1]
-
-
-def plot_depths(rows: Sequence[Mapping], axes) -> None:
+def plot_depths(rows: Rows, axes) -> None:
   """Draws how deep the rollouts of each step searched, as shares: CuSearch's figure 1b."""
   depth = lambda name: int(name.removeprefix('chains_depth_'))
   names = sorted((name for name in rows[0] if name.startswith('chains_depth_')), key=depth)
@@ -101,40 +92,49 @@ def plot_depths(rows: Sequence[Mapping], axes) -> None:
   greys = [str(0.92 - 0.8 * place / max(len(names) - 1, 1)) for place in range(len(names))]
   axes.stackplot([row['step'] for row in rows], 100 * counts / counts.sum(axis=0), colors=greys,
                  labels=[*map(str, range(len(names) - 1)), f'≥ {len(names) - 1}'])
-  axes.set_ylabel('rollouts by searches (%)', fontsize=10)
   axes.margins(0)
   axes.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=len(names), fontsize=9, handlelength=0.9,
               columnspacing=0.9, handletextpad=0.4, frameon=False)
 
 
-def column(rows: Sequence[Mapping], name: str) -> np.ndarray:
-  """Returns [rows] floats, NaN where a row has no such value."""
-  return np.array([row.get(name) for row in rows], float)
-
-
-def render(rows: Sequence[Mapping], evaluations: Sequence[Mapping], config: Mapping, curves: bytes) -> str:
+def render(rows: Rows, evaluations: Rows, config: Mapping, curves: bytes) -> str:
   """Returns the page as HTML; everything that a model or a tool wrote is escaped."""
   import jinja2
   environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
   text = lambda name: (FOLDER / name).read_text(encoding='utf-8')
-  number = lambda value, scale, form: f'{scale * value:{form}}' if isinstance(value, (int, float)) else '–'
+  number = Figure('', scale=1, digits='.4g').shown
   sampled = [row for row in evaluations if row.get('samples')]
   alike = [row for row in sampled if row['temperature'] == sampled[-1]['temperature']]
   compared = [alike[0], *alike[1:][-1:]] if alike else []
-  examples = collections.defaultdict(list)
+  examples = {change: [] for change in CHANGES.values()}
   for pair in zip(*(row['samples'] for row in compared)):
     examples[CHANGES[tuple(bool(sample['em']) for sample in pair)]].append(pair)
-  means = {key: np.nanmean(values) for key in METRICS if not np.isnan(values := column(rows, key)).all()}
-  known = {name for row in evaluations for name, value in row.items() if value is not None}
+  figures = {name: figure for name, figure in MAIN.items() if name in _known(evaluations)}
+  means = {name: np.nanmean(column(rows, name)) for name in METRICS if name in _known(rows)}
   return environment.from_string(text('report.html')).render(
-    rows=[*rows[:1], *rows[1:][-1:]], evaluations=evaluations, number=number, config=config,
-    figures={name: figure for name, figure in MAIN.items() if name in known},
-    examples=[(change, examples[change]) for change in CHANGES.values() if change in examples],
+    rows=[*rows[:1], *rows[1:][-1:]], evaluations=evaluations, number=number, config=config, figures=figures,
+    examples=[(change, pairs) for change, pairs in examples.items() if pairs], compared=compared,
     curves=base64.b64encode(curves).decode(), metrics=means, warnings=warnings(rows, evaluations),
-    costs=costs(rows), compared=compared, style=text('rollout.css'), script=text('rollout.js'))
+    costs=costs(rows), style=text('rollout.css'), script=text('rollout.js'))
 
 
-def warnings(rows: Sequence[Mapping], evaluations: Sequence[Mapping]) -> list[str]:
+def _known(rows: Rows) -> set[str]:
+  return {name for row in rows for name, value in row.items() if value is not None}
+
+
+def costs(rows: Rows) -> list[tuple[str, str]]:
+  """Returns (name, figure) of what the run cost and of its updates, without what no row tells."""
+  known = _known(rows)
+  lines = [(f'Seconds {what}, median', f'{np.nanmedian(column(rows, name)):.3g}')
+           for name, what in SECONDS.items() if name in known]
+  if lines:
+    lines.append(('Minutes of all steps', f'{np.nansum(column(rows, "seconds")) / 60:.3g}'))
+  if 'skipped' in known:
+    lines.append(('Steps with skipped updates', str(len(_skipped(rows)))))
+  return lines
+
+
+def warnings(rows: Rows, evaluations: Rows) -> list[str]:
   """Says what went wrong, a sentence each: skipped updates, alarms of the monitor, failed calls."""
   lines = []
   if skipped := _skipped(rows):
@@ -152,17 +152,6 @@ def warnings(rows: Sequence[Mapping], evaluations: Sequence[Mapping]) -> list[st
   return lines
 
 
-def costs(rows: Sequence[Mapping]) -> list[tuple[str, str]]:
-  """Returns (name, figure) of what the run cost and of its updates, without what no row tells."""
-  lines = [(f'Seconds {what}, median', f'{np.nanmedian(values):.3g}') for name, what in SECONDS.items()
-           if not np.isnan(values := column(rows, name)).all()]
-  if lines:
-    lines.append(('Minutes of all steps', f'{np.nansum(column(rows, "seconds")) / 60:.3g}'))
-  if any('skipped' in row for row in rows):
-    lines.append(('Steps with skipped updates', f'{len(_skipped(rows))}'))
-  return lines
-
-
 def named(steps: Iterable[int], limit: int = 8) -> str:
   """Returns 'step 3' or 'steps 1, 4'; of many only the first."""
   numbers = [str(step) for step in sorted(set(steps))]
@@ -170,7 +159,7 @@ def named(steps: Iterable[int], limit: int = 8) -> str:
   return f'step{"s" * (len(numbers) > 1)} {", ".join(numbers[:limit])}{more}'
 
 
-def _skipped(rows: Sequence[Mapping]) -> list[int]:
+def _skipped(rows: Rows) -> list[int]:
   """Returns the steps with skipped updates; a row has the number of those since the start of the run."""
   counted = [row for row in rows if 'skipped' in row]
   before = [0, *(row['skipped'] for row in counted)]

@@ -18,7 +18,6 @@ resume. sweep_report.py writes the tables.
 
 import collections
 import dataclasses
-import fcntl
 import itertools
 import json
 import os
@@ -72,9 +71,9 @@ def plan(config: ml_collections.ConfigDict) -> list[SweepRun]:
   for seed, (name, changes) in itertools.product(config.seeds, config.variants.items()):
     overrides = flat(config.common) | flat(changes)
     file = overrides.pop('config', config.base)
-    place = {'seed': seed, 'out': str(pathlib.Path(config.out) / slug(name) / str(seed)), 'progress': False}
-    if taken := [field for field in place if field in overrides]:
-      raise ValueError(f'{name}: the sweep sets {taken[0]} itself')
+    place = {'seed': seed, 'out': str(pathlib.Path(config.out, slug(name), str(seed))), 'progress': False}
+    if taken := place.keys() & overrides.keys():
+      raise ValueError(f'{name}: the sweep sets {min(taken)} itself')
     changed = [f'--config.{field}={value}' for field, value in (overrides | place).items()]
     arguments = (f'--config={file}', *changed)
     try:
@@ -89,15 +88,15 @@ def plan(config: ml_collections.ConfigDict) -> list[SweepRun]:
 
 def check(config: ml_collections.ConfigDict) -> None:
   """Raises ValueError for a config that is no sweep or contradicts itself."""
-  if wrong := [name for name, kind in FIELDS.items() if not isinstance(config.get(name), kind)]:
-    raise ValueError(f'this config is no sweep: {wrong[0]} should be a {FIELDS[wrong[0]].__name__} '
-                     '(jaxsearch/evaluation/sweep.py lists the fields)')
-  if unknown := [name for name in config if name not in FIELDS]:
-    raise ValueError(f'a sweep has no field {unknown[0]!r}')
+  for name, kind in FIELDS.items():
+    if not isinstance(config.get(name), kind):
+      raise ValueError(f'this config is no sweep: {name} should be a {kind.__name__} '
+                       '(jaxsearch/evaluation/sweep.py lists the fields)')
+  if unknown := set(config) - FIELDS.keys():
+    raise ValueError(f'a sweep has no field {min(unknown)!r}')
   if config.baseline not in config.variants:
     raise ValueError(f'baseline={config.baseline!r} is none of the variants {", ".join(config.variants)}')
-  whole = all(isinstance(seed, int) for seed in config.seeds)
-  if not config.seeds or len(set(config.seeds)) < len(config.seeds) or not whole:
+  if not config.seeds or len({seed for seed in config.seeds if isinstance(seed, int)}) < len(config.seeds):
     raise ValueError(f'seeds={config.seeds} should be different whole numbers')
   if config.parallel < 0:
     raise ValueError(f'parallel={config.parallel} must be >= 0')
@@ -119,15 +118,10 @@ def slug(name: str) -> str:
 def finished(run: SweepRun) -> bool:
   """Tells whether the run's last step is logged, evaluated at every temperature, and saved."""
   steps = run.config.steps
-  missing = set(run.config.eval.temperatures).difference(
-    row['temperature'] for row in read_rows(run.out / 'evaluations.jsonl') if row['step'] == steps)
-  return (run.out / 'checkpoints' / str(steps)).is_dir() and last_step(run) == steps and not missing
-
-
-def last_step(run: SweepRun) -> int:
-  """Returns the last step in the run's metrics, 0 before the first."""
-  rows = read_rows(run.out / 'metrics.jsonl')
-  return rows[-1]['step'] if rows else 0
+  evaluated = {row['temperature'] for row in read_rows(run.out / 'evaluations.jsonl') if row['step'] == steps}
+  logged = any(row['step'] == steps for row in read_rows(run.out / 'metrics.jsonl')[-1:])
+  saved = (run.out / 'checkpoints' / str(steps)).is_dir()
+  return saved and logged and evaluated >= set(run.config.eval.temperatures)
 
 
 def check_finished(run: SweepRun) -> None:
@@ -155,12 +149,7 @@ def train_all(runs: Sequence[SweepRun], parallel: int) -> list[SweepRun]:
     while running or waiting:
       while waiting and free:
         run, environment = waiting.pop(0), free.pop()
-        try:
-          running[start(run, environment)] = run, environment
-        except BlockingIOError:
-          free.append(environment)
-          failed.append(run)
-          report(f'{run}: another process is training this run')
+        running[start(run, environment)] = run, environment
       for process in [process for process in running if process.poll() is not None]:
         run, environment = running.pop(process)
         free.append(environment)
@@ -186,18 +175,12 @@ def train_all(runs: Sequence[SweepRun], parallel: int) -> list[SweepRun]:
 
 
 def start(run: SweepRun, environment: Mapping[str, str]) -> subprocess.Popen:
-  """Starts the training of a run; its output is appended to log.txt.
-
-  Raises BlockingIOError if another process is training it.
-  """
+  """Starts the training of a run; its output is appended to log.txt."""
   run.out.mkdir(parents=True, exist_ok=True)
   programs = run.out.parents[1].absolute() / 'programs'  # compiled, shared by the runs
-  command = [sys.executable, '-m', 'jaxsearch.cli', 'train', *run.arguments]
   with open(run.out / 'log.txt', 'a', opener=no_link) as log:
-    # Any process that holds the log open keeps it locked, so this also finds runs that outlived their sweep.
-    fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    log.write(f'$ jaxsearch train {" ".join(run.arguments)}\n')
-    log.flush()
+    print('$ jaxsearch train', *run.arguments, file=log, flush=True)
+    command = [sys.executable, '-m', 'jaxsearch.cli', 'train', *run.arguments]
     variables = {'JAX_COMPILATION_CACHE_DIR': str(programs)} | os.environ | environment
     return subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
@@ -214,8 +197,8 @@ def environments(parallel: int) -> list[dict[str, str]]:
 
 def _end_of(run: SweepRun, status: int) -> str:
   """Says how a run failed, with the last lines of its log."""
-  how = f'exit status {status}'
-  if not status:
-    how = f'it ended, but step {run.config.steps} is not logged, evaluated and saved'
-  lines = (run.out / 'log.txt').read_text(encoding='utf-8', errors='replace').splitlines()[-LOG_LINES:]
-  return '\n  '.join([f'{run}: {how}; the end of {run.out / "log.txt"}:', *lines])
+  unfinished = f'it ended, but step {run.config.steps} is not logged, evaluated and saved'
+  log = run.out / 'log.txt'
+  lines = log.read_text(encoding='utf-8', errors='replace').splitlines()[-LOG_LINES:]
+  how = f'exit status {status}' if status else unfinished
+  return '\n  '.join([f'{run}: {how}; the end of {log}:', *lines])

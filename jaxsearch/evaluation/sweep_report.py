@@ -8,17 +8,17 @@ one relates gains in EM to time. Unfinished runs are left out and listed.
 
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import ml_collections
 import numpy as np
 from scipy.special import stdtrit
 
 from jaxsearch.evaluation import plots
-from jaxsearch.evaluation.figures import MAIN, OF_REFINEMENT, Figure, look_up, sources_in
-from jaxsearch.evaluation.report import column
+from jaxsearch.evaluation.figures import MAIN, OF_REFINEMENT, Figure, column, look_up, sources_in
+from jaxsearch.evaluation.plots import STEP, TOKENS
 from jaxsearch.evaluation.sweep import SweepRun, finished
-from jaxsearch.evaluation.table import escaped, layout
+from jaxsearch.evaluation.tables import escaped, layout
 from jaxsearch.files import write_whole
 from jaxsearch.training.row_files import read as read_rows
 
@@ -33,8 +33,8 @@ FOOTNOTE = (
   'difference. Nothing is corrected for multiple comparisons. Seconds are those of the training steps, '
   'without evaluation, saving and compilation.')
 # Axes of the plots.
-STEP, TOKENS, MINUTES = 'step', 'tokens trained', 'minutes of training steps'
-REWARD, SEARCHES = 'mean reward, smoothed', 'searches of a rollout, smoothed'
+MINUTES, REWARD = 'minutes of training steps', 'mean reward, smoothed'
+SEARCHES = 'searches of a rollout, smoothed'
 DEPTH = 'searches of a rollout, capped, smoothed'  # as CuSearch counts them
 TRAINING_EM = 'EM in training, smoothed (%)'
 
@@ -50,12 +50,12 @@ def write(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> pathli
            for name in of_sweep['variants']}
   every = [of_run for of in lines.values() for of_run in of]
   held_out = [name for name in every[0] if name.startswith('held-out')]
-  if min(len(of_run[name]) for of_run in every for name in held_out) < 3:
+  if min(np.isfinite(of_run[name]).sum() for of_run in every for name in held_out) < 3:
     held_out = [TRAINING_EM]
+  capped = not any(np.isnan(of_run[DEPTH][1:]).any() for of_run in every)
   plot(lines, config, [(x, em) for em in held_out for x in (TOKENS, MINUTES)], 2, out / 'curves.png')
-  capped = not np.isnan([depth for of_run in every for depth in of_run[DEPTH].values()]).any()
-  searches = DEPTH if capped else SEARCHES
-  plot(lines, config, [(STEP, y) for y in (held_out[0], REWARD, searches)], 3, out / 'steps.png')
+  over_steps = held_out[0], REWARD, DEPTH if capped else SEARCHES
+  plot(lines, config, [(STEP, y) for y in over_steps], 3, out / 'steps.png')
   return out / 'table.md'
 
 
@@ -90,13 +90,13 @@ def figures(run: SweepRun) -> dict[str, float]:
   tokens.
   """
   rows = read_rows(run.out / 'metrics.jsonl')
-  columns = {name: column(rows, name) for name in (*OF_REFINEMENT, *COSTS)} | {'seconds': seconds(rows)}
+  noted = {name: column(rows, name) for name in OF_REFINEMENT}
+  means = {name: float(np.nanmean(values)) for name, values in noted.items() if not np.isnan(values).all()}
   probed = any(row.get('probed') for row in rows)
-  costs = {name: float(columns[name].sum()) for name in COSTS if not probed or name == 'tokens_trained'}
-  noted = [name for name in OF_REFINEMENT if not np.isnan(columns[name]).all()]
-  means = {name: float(np.nanmean(columns[name])) for name in noted}
-  known = {name: total for name, total in costs.items() if not np.isnan(total)}
-  return scores(run, run.config.steps) | means | known
+  costs = {name: float((seconds(rows) if name == 'seconds' else column(rows, name)).sum())
+           for name in COSTS if not probed or name == 'tokens_trained'}
+  return scores(run, run.config.steps) | means | {
+    name: total for name, total in costs.items() if not np.isnan(total)}
 
 
 def relative(figures: Mapping[str, Mapping], baseline: Mapping[str, Mapping]) -> dict[str, float]:
@@ -107,8 +107,8 @@ def relative(figures: Mapping[str, Mapping], baseline: Mapping[str, Mapping]) ->
   changes = {name: figures[name]['mean'] / of['mean'] - 1 for name, of in baseline.items()
              if name in figures and of['mean'] and (name == 'seconds' or name.startswith('em@'))}
   time = changes.get('seconds', 0.0)
-  gains = {name: change for name, change in changes.items() if name != 'seconds' and time > 0}
-  return changes | {f'{name}/seconds': change / time for name, change in gains.items()}
+  return changes | {f'{name}/seconds': change / time for name, change in changes.items()
+                    if name != 'seconds' and time > 0}
 
 
 def evaluations(run: SweepRun) -> list[dict]:
@@ -153,26 +153,24 @@ def estimate(values: Sequence[float]) -> dict:
 def table(of_sweep: Mapping) -> str:
   """Returns table.md of a summary."""
   variants, safe = of_sweep['variants'], lambda text: escaped(text, 'markdown')
-  names = list(dict.fromkeys(name for of in variants.values() for name in of['figures']))
-  names.sort(key=lambda name: name in COSTS)  # costs last
-  headings = [heading(name) for name in names]
-  cells = lambda show, of: [show(name, of[name]) if name in of else '' for name in names]
-  rows = [['variant (seeds)', *headings]]
-  rows += [['before training', *cells(number, of_sweep['before'])]] if of_sweep['before'] else []
-  rows += [[f'{name} ({len(of["seeds"])})', *cells(interval, of['figures'])] for name, of in variants.items()]
-  parts = [f'# {safe(of_sweep["title"])}', markdown(rows)]
-  compared = {name: of['differences'] for name, of in variants.items() if of['differences']}
-  if rows := [[name, *cells(difference, of)] for name, of in compared.items()]:
-    parts += [f'Differences to {safe(of_sweep["baseline"])}, paired by seed:',
-              markdown([['variant', *headings], *rows])]
-  relative = {name: of['relative'] for name, of in variants.items() if of.get('relative')}
-  if columns := sorted({name: None for of in relative.values() for name in of}, key=lambda name: '/' in name):
-    rows = [['variant', *(name.replace('em@', 'EM, T=').replace('/', ' / ') for name in columns)]]
-    for variant, of in relative.items():
-      shown = {name: f'{value:.2f}' if '/' in name else f'{100 * value:+.1f}' for name, value in of.items()}
-      rows.append([variant, *(shown.get(name, '') for name in columns)])
-    parts += [f'Changes against {safe(of_sweep["baseline"])} in %, and that of EM over that of time where a '
-              'variant takes more:', markdown(rows)]
+  baseline, parts = safe(of_sweep['baseline']), [f'# {safe(of_sweep["title"])}']
+
+  def add(said: str, corner: str, show: Callable, records: Mapping[str, Mapping]) -> None:
+    """Adds a sentence and a table with a row for each record and a column for each of their figures."""
+    names = dict.fromkeys(name for of in records.values() for name in of)
+    names = sorted(names, key=lambda name: ('/' in name, name in COSTS))  # costs last
+    rows = [[label, *(show(name, of[name]) if name in of else '' for name in names)]
+            for label, of in records.items() if of]
+    if rows:
+      parts.extend([*filter(None, [said]), markdown([[corner, *map(heading, names)], *rows])])
+
+  add('', 'variant (seeds)', interval, {'before training': of_sweep['before']} | {
+    f'{name} ({len(of["seeds"])})': of['figures'] for name, of in variants.items()})
+  add(f'Differences to {baseline}, paired by seed:', 'variant', difference,
+      {name: of['differences'] for name, of in variants.items()})
+  add(f'Changes against {baseline} in %, and that of EM over that of time where a variant takes more:',
+      'variant', lambda name, value: f'{value:.2f}' if '/' in name else f'{100 * value:+.1f}',
+      {name: of.get('relative', {}) for name, of in variants.items()})
   numbers = {key: ' or '.join(map(str, of_sweep[key])) for key in ('steps', 'questions')}
   parts.append(safe(FOOTNOTE.format(**numbers)))
   if of_sweep['not_finished']:
@@ -194,6 +192,9 @@ def figure_of(name: str) -> Figure:
 
 
 def heading(name: str) -> str:
+  """Returns the heading of a figure, or of one figure / another."""
+  if '/' in name:
+    return ' / '.join(map(heading, name.split('/')))
   _, _, temperature = name.partition('@')
   return figure_of(name).heading + (f', {decoding(float(temperature))}' if temperature else '')
 
@@ -202,70 +203,58 @@ def decoding(temperature: float) -> str:
   return f'T={temperature:g}' if temperature else 'greedy'
 
 
-def number(name: str, value: float, sign: str = '') -> str:
-  """Returns a figure as printed: shares in percent, tokens in thousands."""
-  return figure_of(name).shown(value, sign)
-
-
-def interval(name: str, of: Mapping) -> str:
-  """Returns '45.2 ± 3.1', or the mean alone for a single seed."""
-  half = '' if of['low'] is None else f' ± {number(name, of["high"] - of["mean"])}'
-  return number(name, of['mean']) + half
+def interval(name: str, of: Mapping | float) -> str:
+  """Returns '45.2 ± 3.1' of an estimate; a plain number and the mean of a single seed stand alone."""
+  figure, of = figure_of(name), of if isinstance(of, Mapping) else {'mean': of, 'low': None}
+  half = '' if of['low'] is None else f' ± {figure.shown(of["high"] - of["mean"])}'
+  return figure.shown(of['mean']) + half
 
 
 def difference(name: str, of: Mapping) -> str:
   """Returns '+1.2 [-0.4, +2.8]', bold if the interval excludes 0."""
-  if of['low'] is None:
-    return number(name, of['mean'], '+')
-  mean, low, high = (number(name, of[key], '+') for key in ('mean', 'low', 'high'))
-  mark = '**' if of['low'] > 0 or of['high'] < 0 else ''
-  return f'{mark}{mean} [{low}, {high}]{mark}'
+  mark = '**' if of['low'] is not None and (of['low'] > 0 or of['high'] < 0) else ''
+  return mark + figure_of(name).shown(of['mean'], of['low'], of['high'], sign='+') + mark
 
 
-def curves(run: SweepRun) -> dict[str, dict[int, float]]:
-  """Returns what is plotted of a run: axis -> step -> value, NaN where rows do not tell it."""
+def curves(run: SweepRun) -> dict[str, np.ndarray]:
+  """Returns what is plotted of a run: axis -> [steps + 1] values from step 0 on, NaN where no row tells it."""
   rows, tests = read_rows(run.out / 'metrics.jsonl'), evaluations(run)
-  steps = [0, *(row['step'] for row in rows)]
-  so_far = lambda values: dict(zip(steps, np.cumsum([0, *values])))
-  averaged = lambda name: dict(zip(steps[1:], plots.smoothed(column(rows, name))))
-  lines = {STEP: dict(zip(steps, steps)), TOKENS: so_far(column(rows, 'tokens_trained')),
-           MINUTES: so_far(seconds(rows) / 60), REWARD: averaged('reward'),
-           SEARCHES: averaged('searches'), DEPTH: averaged('depth_mean'),
-           TRAINING_EM: {step: 100 * em for step, em in averaged('em').items()}}
-  return lines | {f'held-out EM, {decoding(temperature)} (%)': {
-    row['step']: 100 * row['em'] for row in tests if row['temperature'] == temperature}
-    for temperature in run.config.eval.temperatures}
+
+  def line(rows: Sequence[Mapping], values: np.ndarray) -> np.ndarray:
+    by_step = np.full(run.config.steps + 1, np.nan)
+    by_step[[row['step'] for row in rows]] = values
+    return by_step
+
+  so_far = lambda values: line([{'step': 0}, *rows], np.cumsum([0, *values]))
+  averaged = lambda name: line(rows, plots.smoothed(column(rows, name)))
+  lines = {STEP: np.arange(run.config.steps + 1.0), TOKENS: so_far(column(rows, 'tokens_trained')),
+           MINUTES: so_far(seconds(rows) / 60), REWARD: averaged('reward'), SEARCHES: averaged('searches'),
+           DEPTH: averaged('depth_mean'), TRAINING_EM: 100 * averaged('em')}
+  for temperature in run.config.eval.temperatures:
+    chosen = [row for row in tests if row['temperature'] == temperature]
+    lines[f'held-out EM, {decoding(temperature)} (%)'] = line(chosen, 100 * column(chosen, 'em'))
+  return lines
 
 
 def plot(lines: Mapping[str, Sequence[Mapping]], config: ml_collections.ConfigDict,
-         panels: Sequence[tuple[str, str]], columns: int, path: pathlib.Path) -> None:
+         labels: Sequence[tuple[str, str]], columns: int, path: pathlib.Path) -> None:
   """Draws panels (axis x, axis y) with a line for each variant, the mean over seeds in a band of all values.
 
   Args:
     lines: variant -> the `curves` of its runs.
   """
-  from matplotlib.ticker import EngFormatter
-  rows, others = len(panels) // columns, [name for name in lines if name != config.baseline]
-  figure = plots.new_figure(4.5 * columns, 1 + 3.3 * rows)
-  for axes, (x, y) in zip(figure.subplots(rows, columns, squeeze=False).flat, panels):
+  figure, panels = plots.panels(labels, columns)
+  looks = dict(zip([name for name in lines if name != config.baseline], plots.looks()))
+  looks[config.baseline] = {'color': '#222222', 'linestyle': '-', 'marker': 'o'}
+  for axes, axis in zip(panels, labels):
     for name, of in lines.items():
-      steps = sorted(set.intersection(*(of_run[x].keys() & of_run[y].keys() for of_run in of)))
-      place = np.mean([[of_run[x][step] for step in steps] for of_run in of], axis=0)
-      values = np.array([[of_run[y][step] for step in steps] for of_run in of])
-      colour, style, marker = '#222222', '-', 'o'
-      if name != config.baseline:
-        looks = plots.COLOURS, plots.STYLES, plots.MARKERS
-        colour, style, marker = (kinds[others.index(name) % len(kinds)] for kinds in looks)
-      axes.plot(place, values.mean(axis=0), linestyle=style, color=colour, linewidth=2, marker=marker,
-                markersize=5, markevery=max(1, len(place) // 8), label=f'{name} ({len(of)})')
-      axes.fill_between(place, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.13, linewidth=0)
-    axes.set_xlabel(x, fontsize=9)
-    axes.set_ylabel(y, fontsize=9)
-    axes.grid(alpha=0.25)
-    if x == TOKENS:
-      axes.xaxis.set_major_formatter(EngFormatter(sep=' '))
-    elif x == STEP:
-      plots.whole_steps(axes)
+      x, y = (np.array([of_run[label] for of_run in of]) for label in axis)  # [runs, steps + 1]
+      known = ~np.isnan(x + y).any(axis=0)
+      place, values, look = x[:, known].mean(axis=0), y[:, known], looks[name]
+      axes.plot(place, values.mean(axis=0), linewidth=2, markersize=5, markevery=max(1, len(place) // 8),
+                label=f'{name} ({len(of)})', **look)
+      axes.fill_between(place, values.min(axis=0), values.max(axis=0), color=look['color'], alpha=0.13,
+                        linewidth=0)
   figure.suptitle(config.title, fontsize=11)
   plots.save(figure, path, loc='outside lower center', ncols=5, handlelength=4, title_fontsize=8,
              title='mean over (seeds); band: lowest to highest')

@@ -8,10 +8,8 @@ Rows of papers come from published.csv; what differs is written below them.
 
 import collections
 import csv
-import io
 import pathlib
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +17,9 @@ import numpy as np
 from jaxsearch.data import benchmarks
 from jaxsearch.data.jsonl import shortened
 from jaxsearch.evaluation import metrics
-from jaxsearch.evaluation.figures import HOPS, look_up
+from jaxsearch.evaluation.figures import MACRO, MISSING, Figure, averages, look_up
 from jaxsearch.evaluation.results import read_result
+from jaxsearch.evaluation.tables import escaped, layout
 
 PUBLISHED = pathlib.Path(__file__).with_name('published.csv')
 SETTINGS = ('corpus', 'index', 'k', 'turns', 'questions', 'split', 'metric', 'decoding')
@@ -29,16 +28,12 @@ SEARCHING = ('corpus', 'index', 'k', 'turns')  # of agents that search
 SIZES = {'nq': 3610, 'triviaqa': 11313, 'popqa': 14267, 'hotpotqa': 7405, '2wikimultihopqa': 12576,
          'musique': 2417, 'bamboogle': 125, 'gsm8k': 1319, 'finqa': 1147}
 LISTED = {'em': ('',), 'f1': ('_f1',), 'em_f1': ('', '_f1')}  # figure -> endings of columns of published.csv
-MACRO, POOLED, MISSING = 'average', 'all questions', '–'
-_LATEX = str.maketrans({'\\': r'\textbackslash{}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}',
-                        **{character: f'\\{character}' for character in '{}$&#_%'}})
-
-Cell = tuple[float, float | None, float | None]  # a figure, the ends of its interval
+POOLED = 'all questions'
 
 
 class Row(NamedTuple):
   name: str
-  cells: Mapping[str, Cell]  # by column
+  cells: Mapping[str, tuple[float, ...]]  # column -> a figure, and the ends of its interval if it has one
   note: str = ''
 
 
@@ -66,21 +61,23 @@ def render(paths: Sequence[str], *, metric: str = 'em', form: str = 'text', publ
   if metric not in (known := {name for result in results.values() for name in result['macro']['intervals']}):
     raise ValueError(f'--metric={metric}: no such figure in these results; '
                      f'there are {", ".join(sorted(known))}')
-  averages = _averages(columns)
-  shown = [*columns, *averages]
+  means = {kind: over for kind, over in averages(columns).items()
+           if len(over) > 1 and (kind == MACRO or over != columns)}
   rows = [Row(label, {column: (of[metric], *of['intervals'][metric])
-                      for column, of in _figures(result, averages).items() if metric in of['intervals']})
+                      for column, of in _figures(result, means).items() if metric in of['intervals']})
           for label, result in results.items()]
-  papers = list(_published(published, next(iter(results.values())), columns, averages, metric))
-  if form == 'csv':
-    return _csv([*rows, *papers], shown)
+  papers = list(_published(published, next(iter(results.values())), columns, means, metric))
+  shown, figure = [*columns, *means], look_up(metric)
+  if form == 'csv':  # three numbers for each column, shares from 0 to 1
+    heading = ['row', *(column + end for column in shown for end in ('', '_low', '_high')), 'note']
+    return layout([heading, *(_numbers(row, shown) for row in [*rows, *papers])], form)
   cells = [['', *shown]]
   for row in [*rows, *papers]:
     marked = {column for column, label, *_ in unlike if label == row.name}
     cells.append([row.name + ' *' * bool(row.note),
-                  *(_cell(row.cells.get(column), metric) + ' †' * (column in marked) for column in shown)])
-  unit = '%, ' if look_up(metric).scale == 100 else ''
-  notes = [f'{metric}, {unit}with 95 % intervals (bootstrap over questions)']
+                  *(figure.shown(*row.cells.get(column, [None])) + ' †' * (column in marked)
+                    for column in shown)])
+  notes = [f'{metric}, {"%, " * (figure.scale == 100)}with 95 % intervals (bootstrap over questions)']
   notes += [f'† {column}: {text}' for column, _, _, text in unlike]
   notes += [f'* {row.name}: {row.note}' for row in papers]
   tables = [layout(cells, form)]
@@ -103,30 +100,26 @@ def _labels(paths: Sequence[str]) -> list[str]:
 
 def _differing(results: Mapping[str, Mapping], column: str) -> Iterator[tuple[str, str, str]]:
   """Yields (label, setting, sentence) of every result that differs from the first with the setting."""
-  for name in SETTINGS:
-    firsts = {}
-    for label, result in results.items():
-      manifest = result['manifest']
-      if column in result['benchmarks'] and (manifest['searched'] or name not in SEARCHING):
-        # How many turns there may be is a setting of a method: what another method calls a turn does not
-        # matter.
-        kind = manifest['method'] if name == 'turns' else ''
-        value, shown = _setting(manifest, column, name)
-        first, wanted, other = firsts.setdefault(kind, (label, value, shown))
-        if value != wanted:
-          text = f'{_apart(shown, other)}, not {_apart(other, shown)}'
-          yield label, name, f'{label} differs from {first} in {name} ({text})'
+  firsts = {}  # (setting, of which method) -> label, value and text of the first result
+  for label, result in results.items():
+    for name, (value, text) in _settings(result, column).items():
+      kind = name, result['manifest']['method'] if name == 'turns' else ''
+      first, wanted, other = firsts.setdefault(kind, (label, value, text))
+      if value != wanted:
+        differs = f'{_apart(text, other)}, not {_apart(other, text)}'
+        yield label, name, f'{label} differs from {first} in {name} ({differs})'
 
 
-def _setting(manifest: Mapping, column: str, name: str) -> tuple[Any, Any]:
-  """Returns what has to agree, and how it is shown."""
-  if name == 'corpus':
-    return manifest['corpus']['sha256'], manifest['corpus']['name']
-  asked = manifest['questions'][column]
-  if name == 'questions':
-    return (asked['ids'], asked['golds']), asked['n']
-  value = asked['split'] if name == 'split' else manifest[name]
-  return value, value
+def _settings(result: Mapping, column: str) -> dict[str, tuple[Any, Any]]:
+  """Returns setting -> (what has to agree, how it is shown), of those that a column of a result depends on."""
+  if column not in result['benchmarks']:
+    return {}
+  manifest = result['manifest']
+  asked, corpus = manifest['questions'][column], manifest['corpus']
+  values = {name: (value, value) for name, value in (manifest | {'split': asked['split']}).items()}
+  values |= {'corpus': (corpus['sha256'], corpus['name']),
+             'questions': ((asked['ids'], asked['golds']), asked['n'])}
+  return {name: values[name] for name in SETTINGS if manifest['searched'] or name not in SEARCHING}
 
 
 def _apart(value: Any, other: Any) -> str:
@@ -137,26 +130,17 @@ def _apart(value: Any, other: Any) -> str:
   return 'other ones of that number' if value == other else shortened(value)
 
 
-def _averages(columns: Sequence[str]) -> dict[str, Sequence[str]]:
-  """Returns name -> the benchmarks it is over: by hops, and of all, as far as they are several and differ."""
-  hops = {kind: [column for column in columns if column in names] for kind, names in HOPS.items()}
-  return {kind: over for kind, over in (hops | {MACRO: columns}).items()
-          if len(over) > 1 and (kind == MACRO or over != columns)}
+def _figures(result: Mapping, means: Mapping[str, Sequence[str]]) -> dict[str, Mapping]:
+  """Returns column -> figures of a result; of `means` those that it has over the same benchmarks."""
+  of_all, over = result.get('hops', {}) | {MACRO: result['macro']}, averages(result['benchmarks'])
+  return result['benchmarks'] | {kind: of_all[kind] for kind, names in means.items()
+                                 if kind in of_all and set(over.get(kind, ())) == set(names)}
 
 
-def _figures(result: Mapping, averages: Mapping[str, Sequence[str]]) -> dict[str, Mapping]:
-  """Returns column -> figures of a result; of the averages those that are over the same benchmarks."""
-  of_all = result.get('hops', {}) | {MACRO: result['macro']}
-  over = lambda kind: {name for name in result['benchmarks'] if kind == MACRO or name in HOPS[kind]}
-  return result['benchmarks'] | {kind: of_all[kind] for kind, names in averages.items()
-                                 if kind in of_all and over(kind) == set(names)}
-
-
-def _cell(cell: Cell | None, metric: str) -> str:
-  if cell is None:
-    return MISSING
-  value, *ends = (look_up(metric).shown(number) for number in cell if number is not None)
-  return f'{value} [{ends[0]}, {ends[1]}]' if ends else value
+def _numbers(row: Row, columns: Sequence[str]) -> list:
+  cells = [[*row.cells.get(column, ()), None, None, None][:3] for column in columns]
+  numbers = [number if number is None else round(number, 6) for cell in cells for number in cell]
+  return [row.name, *numbers, row.note]
 
 
 def _tests(results: Mapping[str, Mapping], columns: Sequence[str], metric: str) -> list[list[str]]:
@@ -164,26 +148,31 @@ def _tests(results: Mapping[str, Mapping], columns: Sequence[str], metric: str) 
 
   With several columns also over the questions of all of them.
   """
-  values, (first, *others) = collections.defaultdict(lambda: collections.defaultdict(list)), results
-  for label, result in results.items():
-    for record in result['predictions']:
-      for column in (record['benchmark'], POOLED) if metric in record else ():
-        values[label, column][record['benchmark'], record['id']].append(record[metric])
   shown = [*columns, *[POOLED] * (len(columns) > 1)]
-  tests = {label: [_test(values[label, column], values[first, column], metric) for column in shown]
-           for label in others}
+  (first, base), *others = [(label, _by_question(result, metric)) for label, result in results.items()]
+  tests = {label: [_test(values, base, column, look_up(metric)) for column in shown]
+           for label, values in others}
   rows = [[f'{label} - {first}', *of] for label, of in tests.items() if set(of) != {MISSING}]
   return [['', *shown], *rows] if rows else []
 
 
-def _test(a: Mapping[tuple, list], b: Mapping[tuple, list], metric: str) -> str:
-  """Returns the mean of a - b over common questions, interval and p; both are (benchmark, id) -> values."""
-  common = sorted(a.keys() & b.keys())
+def _by_question(result: Mapping, metric: str) -> dict[tuple[str, str], float]:
+  """Returns (benchmark, id) -> the mean of a figure over the answers to the question."""
+  values = collections.defaultdict(list)
+  for record in result['predictions']:
+    if metric in record:
+      values[record['benchmark'], record['id']].append(record[metric])
+  return {question: float(np.mean(of)) for question, of in values.items()}
+
+
+def _test(a: Mapping[tuple, float], b: Mapping[tuple, float], column: str, figure: Figure) -> str:
+  """Returns the mean of a - b over the common questions of a column, its interval and p."""
+  common = sorted(question for question in a.keys() & b.keys() if column in (question[0], POOLED))
   if not common:
     return MISSING
-  test = metrics.paired(*(np.array([np.mean(values[name]) for name in common]) for values in (a, b)))
-  difference, low, high = (look_up(metric).shown(test[name], '+') for name in ('difference', 'low', 'high'))
-  return f'{difference} [{low}, {high}] ' + (f'p={test["p"]:.3f}' if test['p'] >= 0.001 else 'p<0.001')
+  test = metrics.paired(*(np.array([values[question] for question in common]) for values in (a, b)))
+  difference = figure.shown(test['difference'], test['low'], test['high'], sign='+')
+  return f'{difference} p' + (f'={test["p"]:.3f}' if test['p'] >= 0.001 else '<0.001')
 
 
 def read_published() -> list[dict[str, str]]:
@@ -192,7 +181,7 @@ def read_published() -> list[dict[str, str]]:
     return list(csv.DictReader(file))
 
 
-def _published(wanted: str, result: Mapping, columns: Sequence[str], averages: Mapping[str, Sequence[str]],
+def _published(wanted: str, result: Mapping, columns: Sequence[str], means: Mapping[str, Sequence[str]],
                metric: str) -> Iterator[Row]:
   """Yields the published rows with a score in these columns."""
   if not wanted:
@@ -207,14 +196,14 @@ def _published(wanted: str, result: Mapping, columns: Sequence[str], averages: M
   for row in chosen:
     printed = {column: [row.get(column + ending) for ending in LISTED[metric]] for column in columns}
     scores = {column: np.mean(list(map(float, of))) / 100 for column, of in printed.items() if all(of)}
-    means = {name: np.mean([scores[column] for column in over]) for name, over in averages.items()
-             if scores.keys() >= set(over)}
+    averaged = {kind: np.mean([scores[column] for column in over]) for kind, over in means.items()
+                if scores.keys() >= set(over)}
     if scores:
-      cells = {column: (float(score), None, None) for column, score in (scores | means).items()}
-      yield Row(f'{row["method"]}, {row["model"]}', cells, _note(row, result, list(scores), metric))
+      cells = {column: (float(score),) for column, score in (scores | averaged).items()}
+      yield Row(f'{row["method"]}, {row["model"]}', cells, _note(row, result, scores, metric))
 
 
-def _note(row: Mapping[str, str], result: Mapping, columns: Sequence[str], metric: str = 'em') -> str:
+def _note(row: Mapping[str, str], result: Mapping, columns: Collection[str], metric: str = 'em') -> str:
   """Returns the source of a published row, and where its setting differs from that of a result."""
   manifest, differs = result['manifest'], []
   asked = {column: of['n'] for column, of in manifest['questions'].items() if column in columns}
@@ -235,43 +224,3 @@ def _note(row: Mapping[str, str], result: Mapping, columns: Sequence[str], metri
   unchecked = '' if row['checked'] == 'yes' else f'; not checked against the paper, {row["checked"]}'
   setting = f'differs in {"; ".join(differs)}' if differs else 'same setting as far as named'
   return f'{row["source"]}{unchecked}; {setting}'
-
-
-def _csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
-  """Returns a line for each row, with three numbers for each column, shares from 0 to 1."""
-  file, safe = io.StringIO(), lambda text: escaped(text, 'csv')
-  writer = csv.writer(file, lineterminator='\n')
-  writer.writerow(['row', *(safe(name) + end for name in columns for end in ('', '_low', '_high')), 'note'])
-  for row in rows:
-    numbers = [number for column in columns for number in row.cells.get(column, (None, None, None))]
-    shown = ['' if number is None else round(number, 6) for number in numbers]
-    writer.writerow([safe(row.name), *shown, safe(row.note)])
-  return file.getvalue()
-
-
-def escaped(text: str, form: str) -> str:
-  """Returns a text on one line, without what would be a command, a formula, markup or an escape sequence.
-
-  Names and texts in tables may come from strangers.
-  """
-  text = ''.join(character if character.isprintable() else ' ' for character in text)
-  if form == 'latex':
-    return text.translate(_LATEX).replace(' †', r'$^\dagger$')
-  if form == 'markdown':
-    return re.sub(r'[\\`|]|<(?=[A-Za-z/!?])|(?<=\])\(', r'\\\g<0>', text)
-  return f"'{text}" if form == 'csv' and text.lstrip().startswith(tuple('=+-@＝＋－＠')) else text
-
-
-def layout(rows: Sequence[Sequence[str]], form: str) -> str:
-  """Returns a table in 'text', 'markdown' or 'latex', its heading row first."""
-  rows = [[escaped(cell, form) for cell in row] for row in rows]
-  if form == 'latex':
-    heading, *body = [f'{" & ".join(row)} \\\\' for row in rows]
-    begin = f'\\begin{{tabular}}{{l{"r" * (len(rows[0]) - 1)}}}'
-    return '\n'.join([begin, '\\hline', heading, '\\hline', *body, '\\hline', '\\end{tabular}'])
-  if form == 'markdown':
-    rows.insert(1, ['---', *['--:'] * (len(rows[0]) - 1)])
-    return '\n'.join(f'| {" | ".join(row)} |' for row in rows)
-  widths = [max(map(len, column)) for column in zip(*rows)]
-  lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
-  return '\n'.join('  '.join(line).rstrip() for line in lines)
