@@ -1,7 +1,6 @@
 """Answers: one question or benchmarks, results side by side, rollouts as a page."""
 
 import functools
-import json
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -57,28 +56,41 @@ def eval(config, flags) -> None:
   if flags.tool_url:
     refuse(flags, ('checkpoint', 'temperature'), 'with --tool-url: the policy is that of the server')
   check_inputs(config, flags, policy=not flags.tool_url)
-  from jaxsearch.evaluation import agents, answers, competence, figures, plots, question_sets, rstool
+  from jaxsearch.evaluation import agents, answers, competence, figures, plots, question_sets
   sets = [question_sets.load(config, flags.questions or config.eval.questions, limit=flags.limit)]
+  if flags.as_tool:
+    _eval_as_tool(config, flags, sets)
+    return
   tiers = question_sets.read_tiers(flags.tiers) if flags.tiers else {}
-  if flags.as_tool:
-    rstool.reader_template(config)  # a mistake in it is found before the policy is loaded
+  agent, policy = _open_policy(config, flags, sets)
+  assess = agents.open_critic(config, flags.checkpoint) if flags.tiers else None
+  answer = functools.partial(answers.answer, agent, assess=assess)
+  records, outcomes, made = _answer(answer, config, flags, sets, agent, tiers=flags.tiers, policy=policy)
+  scores = figures.means(records) | competence.tables(records, tiers, config.eval.right) | outcomes
+  if flags.plots:
+    plots.critic(competence.starts(records, tiers), flags.plots)
+  _finish(flags, scores | {'manifest': made, 'predictions': records}, scores)
+
+
+def _eval_as_tool(config, flags, sets: Sequence) -> None:
+  """Asks a second model, with the policy or a server for evidence."""
+  from jaxsearch.evaluation import plots, rstool
+  from jaxsearch.setup import open_backend
+  from jaxsearch.tools.evidence_client import EvidenceClient
+  from jaxsearch.tools.http_client import secret_from_env
+  rstool.reader_template(config)  # a mistake in it is found before the policy is loaded
   agent, policy = (None, {}) if flags.tool_url else _open_policy(config, flags, sets)
-  if flags.as_tool:
-    answer, about = _ask_reader(config, flags, agent)
-  else:
-    assess = agents.open_critic(config, flags.checkpoint) if flags.tiers else None
-    answer, about = functools.partial(answers.answer, agent, assess=assess), {}
-  records, outcomes, made = _answer(answer, config, flags, sets, agent, policy, tiers=flags.tiers, **about)
-  if flags.as_tool:
-    scores, predictions = rstool.scores(records), rstool.predictions(records)
-    if flags.plots:
-      plots.readers({pathlib.Path(made['reader']).name: predictions}, pathlib.Path(flags.plots, 'rstool.png'))
-  else:
-    scores = figures.means(records) | competence.tables(records, tiers, config.eval.right)
-    predictions = records
-    if flags.plots:
-      plots.critic(competence.starts(records), tiers, flags.plots)
-  scores |= outcomes
+  reader = rstool.open_reader(config, flags.reader_url, flags.reader_model)
+  name = flags.reader_model or config.reader.model
+  tool = agent or EvidenceClient(flags.tool_url, token=secret_from_env('JAXSEARCH_TOKEN'))
+  search = agent.tools.search if agent else open_backend(config, flags.corpus)
+  answer = functools.partial(rstool.answer, tool, reader, search=search, topk=config.search.topk)
+  records, outcomes, made = _answer(
+    answer, config, flags, sets, agent, policy=policy, reader=name, reader_url=flags.reader_url,
+    tool=flags.tool_url or flags.checkpoint or config.model)
+  scores, predictions = rstool.scores(records) | outcomes, rstool.predictions(records)
+  if flags.plots:
+    plots.readers({pathlib.Path(name).name: predictions}, pathlib.Path(flags.plots, 'rstool.png'))
   _finish(flags, scores | {'manifest': made, 'predictions': predictions}, scores)
 
 
@@ -96,23 +108,8 @@ def _questions(sets: Sequence, samples: int = 1) -> list:
   return [question for one in sets for question in one.questions for _ in range(samples)]
 
 
-def _ask_reader(config, flags, agent) -> tuple[Callable, dict]:
-  """Returns `rstool.answer` of a second model with the policy or the server of evidence, and their names."""
-  from jaxsearch.evaluation import rstool
-  from jaxsearch.setup import open_backend
-  from jaxsearch.tools.evidence_client import EvidenceClient
-  from jaxsearch.tools.http_client import secret_from_env
-  reader = rstool.open_reader(config, flags.reader_url, flags.reader_model)
-  tool = agent or EvidenceClient(flags.tool_url, token=secret_from_env('JAXSEARCH_TOKEN'))
-  search = agent.tools.search if agent else open_backend(config, flags.corpus)
-  about = {'tool': without_secrets(flags.tool_url) or flags.checkpoint or config.model,
-           'reader_url': without_secrets(flags.reader_url),
-           'reader': flags.reader_model or config.reader.model}
-  return functools.partial(rstool.answer, tool, reader, search=search, topk=config.search.topk), about
-
-
-def _answer(answer: Callable, config, flags, sets: Sequence, agent, policy: dict, *, samples: int = 1,
-            tiers: str = '', **about: str) -> tuple[list, dict, dict]:
+def _answer(answer: Callable, config, flags, sets: Sequence, agent, *, samples: int = 1, tiers: str = '',
+            **about) -> tuple[list, dict, dict]:
   """Answers the questions of `sets` that --out has not kept; says how that went.
 
   Args:
@@ -126,11 +123,10 @@ def _answer(answer: Callable, config, flags, sets: Sequence, agent, policy: dict
   from jaxsearch.evaluation import answers
   from jaxsearch.evaluation.manifest import manifest
   sampling, questions = sampling_of(flags), _questions(sets, samples)
-  made = about | manifest(config, sets, agent, corpus=searched_corpus(config, flags), sampling=sampling,
-                          policy=policy, samples=samples, tiers=tiers)
-  identity = json.loads(json.dumps(made), object_hook=lambda group: {
-    name: value for name, value in group.items() if name != 'slots'})  # with fewer it resumes in less memory
-  kept = answers.Kept(_part(flags.out) if flags.out else None, identity, len(questions))
+  made = without_secrets(about | manifest(
+    config, sets, agent, corpus=searched_corpus(config, flags), sampling=sampling, samples=samples,
+    tiers=tiers))
+  kept = answers.Kept(_part(flags.out) if flags.out else None, made, len(questions))
   try:
     with progress_of(len(questions)) as report:
       answer(questions, jax.random.key(config.seed), kept, sampling=sampling, on_progress=report)
@@ -233,7 +229,7 @@ def bench(config, flags) -> None:
   if corpus in registry.ENTRIES['corpora'] and flags.folder:
     say(f'no corpus in {flags.folder}: set --corpus, or searches find passages of the embedded world')
   answer = functools.partial(answers.answer, agent, timed=True)
-  records, outcomes, made = _answer(answer, config, flags, sets, agent, policy, samples=flags.samples)
+  records, outcomes, made = _answer(answer, config, flags, sets, agent, samples=flags.samples, policy=policy)
   names = [one.name for one in sets for _ in one.questions for _ in range(flags.samples)]
   records = [record | {'benchmark': name, 'sample': number % flags.samples}
              for number, (name, record) in enumerate(zip(names, records))]

@@ -7,6 +7,7 @@ resumes.
 
 import collections
 import dataclasses
+import json
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from jaxsearch.config_check import fields
 from jaxsearch.data.jsonl import shortened
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import competence
-from jaxsearch.evaluation.figures import means, record_of
+from jaxsearch.evaluation.figures import Record, means, record_of
 from jaxsearch.evaluation.question_sets import read_held_out
 from jaxsearch.files import naming, no_link
 from jaxsearch.parallel import transfer
@@ -58,11 +59,10 @@ class Watch:
     without which a record is the same whenever it is made.
     """
     counts = self._counts[tree]
-    calls = {name: count for name, count in counts.items() if name.startswith(CALLS)}
-    return record_of(tree) | calls | {
-      'answer_recall': float(tree in self._retrieved), 'tokens': counts.get('tokens_decoded', 0),
-      'model_calls': counts['requests'] + counts.get('service_calls', 0),
-    } | ({'seconds': counts['seconds']} if timed else {})  # fmt: skip
+    record = record_of(tree) | {name: count for name, count in counts.items() if name.startswith(CALLS)}
+    record |= {'answer_recall': float(tree in self._retrieved), 'tokens': counts.get('tokens_decoded', 0),
+               'model_calls': counts['requests'] + counts.get('service_calls', 0)}
+    return record | ({'seconds': counts['seconds']} if timed else {})
 
 
 class Kept:
@@ -76,24 +76,23 @@ class Kept:
     self.path, self.total, self.records = path, total, collections.defaultdict(dict)
     if path is None:
       return
-    rows = row_files.read(path)
-    if rows and rows[0] == {'identity': identity}:
+    say = lambda text: print(f'jaxsearch: {text}', file=sys.stderr)
+    first, *rows = row_files.read(path) or [{}]
+    if 'identity' in first and not (differing := _differing(first['identity'], identity)):
       with naming(path), open(path, 'rb+', opener=no_link) as file:
         file.truncate(file.read().rfind(b'\n') + 1)  # a line that a kill cut short
-      for row in rows[1:]:
+      for row in rows:
         self.records[row['number']].update(row['record'])
-      print(f'jaxsearch: resuming: {path} has {len(self.records)} answers', file=sys.stderr)
+      say(f'resuming: {path} has {len(self.records)} answers')
       return
-    if rows:
-      differing = _differing(rows[0].get('identity', {}), identity)
-      print(f'jaxsearch: {path} is of another evaluation ({differing}); starting again', file=sys.stderr)
+    if first:
+      say(f'{path} is of another evaluation ({differing}); starting again')
     row_files.write(path, [{'identity': identity}])
 
-  def add(self, records: Mapping[int, Mapping]) -> None:
+  def add(self, records: Mapping[int, Record]) -> None:
     """Keeps records by number, or more of what belongs to them."""
     if self.path is not None:
-      rows = [{'number': number, 'record': record} for number, record in records.items()]
-      row_files.append(self.path, rows)
+      row_files.append(self.path, [{'number': number, 'record': of} for number, of in records.items()])
     for number, record in records.items():
       self.records[number].update(record)
 
@@ -108,9 +107,10 @@ class Kept:
 
 def _differing(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
   """Names the first fields in which two identities differ, with their values."""
-  then, now = dict(fields(then)), dict(fields(now))
+  then, now = (dict(fields(identity)) for identity in (then, json.loads(json.dumps(now))))
   names = [name for name in sorted(then.keys() | now.keys())
-           if then.get(name) != now.get(name) and not isinstance(now.get(name, then.get(name)), dict)]
+           if then.get(name) != now.get(name) and not isinstance(now.get(name, then.get(name)), dict)
+           and not name.endswith('.slots')]  # with fewer it resumes in less memory
   return ', '.join(f'{name} was {shortened(then.get(name))}, now {shortened(now.get(name))}'
                    for name in names[:5])
 
@@ -150,7 +150,7 @@ def answer(agent: Agent, questions: Sequence[Question], key, kept: Kept, *, samp
           observer=watch)
 
 
-def outcomes(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def outcomes(records: Sequence[Record]) -> dict[str, Any]:
   """Returns how rollouts ended, stop_X for every reason X (`Stop`), and what failed (`add_failures`)."""
   stops = collections.Counter(f'stop_{record["stop"]}' for record in records if record['stop'])
   return add_failures(records) | dict(stops.most_common())
@@ -158,9 +158,8 @@ def outcomes(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def summary(outcomes: Mapping[str, Any]) -> Iterator[str]:
   """Yields lines for a person of what `outcomes` returns."""
-  stops = [f'{count} {name.removeprefix("stop_").replace("_", " ")}' for name, count in outcomes.items()
-           if name.startswith('stop_')]
-  if stops:
+  if stops := [f'{count} {name[5:].replace("_", " ")}' for name, count in outcomes.items()
+               if name.startswith('stop_')]:
     yield f'stops: {", ".join(stops)}'
   if 'searches_paid' in outcomes:
     yield f'paid for {outcomes["searches_paid"]} searches: {outcomes["searches_cost"]:g}'
@@ -177,11 +176,12 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
   records. `assess` writes a critic's values onto the trees; all processes call it at once.
   """
   questions, tiers = read_held_out(config)
+  part = transfer.local_part()  # every process answers some of them
   for temperature in config.eval.temperatures:
-    watch, part = Watch(), transfer.local_part()  # every process answers some of them
+    watch = Watch()
     trees, counts = rollout(agent, questions[part], jax.random.key(config.seed), observer=watch,
                             sampling=Sampling(temperature), numbers=range(len(questions))[part])
-    if assess is not None:
+    if assess:
       assess(trees)
     records, _ = transfer.gather_items([watch.record(tree) for tree in trees])
     tables = competence.tables(records, tiers, config.eval.right)

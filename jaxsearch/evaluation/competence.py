@@ -7,7 +7,6 @@ only where tiers do not matter.
 """
 
 import collections
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,11 +15,10 @@ import numpy as np
 
 from jaxsearch.evaluation import calibration
 from jaxsearch.evaluation.calibration import mean
-from jaxsearch.evaluation.figures import OF_SOURCE, policy_spans, record_of
+from jaxsearch.evaluation.figures import OF_SOURCE, Record, column, policy_spans, record_of
 from jaxsearch.rewards.match import answer_found, normalize_answer
 from jaxsearch.trees.tree import Role, Tree
 
-Record = Mapping[str, Any]  # see figures.record_of
 Records = Sequence[Record]
 ERRORS = ('no_answer', 'no_call', 'not_retrieved', 'lost', 'wrong_commit')
 
@@ -52,15 +50,27 @@ def tables(records: Records, tiers: Mapping[str, int], right: str = 'em') -> dic
     figures['errors'] = errors(by_rule)
   if tiers:
     figures |= use_figures(by_rule, tiers)
-  values, outcomes, _ = starts(records)
+  values, outcomes, _ = starts(records, tiers)
   if len(values):
     figures |= critic_figures(records, tiers) | sign_figures(records)
     bins = enumerate(zip(*calibration.curve(values, outcomes)))  # tenths of V(s_0)
     figures['reliability'] = [
       {'from': number / calibration.BINS, 'value': float(value), 'right': float(share), 'n': int(n)}
       for number, (value, share, n) in bins if n]
-  known = lambda value: not isinstance(value, float) or math.isfinite(value)
-  return {name: value for name, value in figures.items() if known(value)}
+  return {name: value for name, value in figures.items() if value == value}  # NaN does not equal itself
+
+
+def states(records: Records, tiers: Mapping[str, int]) -> np.ndarray:
+  """Returns [4, N] of the boundary states with a value: it, the outcome, the tier or 0, whether it is s_0."""
+  rows = [(span['value'], record.get('reward', record['em']), tiers.get(record['id'], 0), number == 0)
+          for record in records for number, span in enumerate(policy_spans(record)) if 'value' in span]
+  return np.array(rows, np.float64).reshape(-1, 4).T
+
+
+def starts(records: Records, tiers: Mapping[str, int]) -> np.ndarray:
+  """Returns [3, N]: V(s_0), outcome, and tier or 0 of the records with a value (table 11)."""
+  every = states(records, tiers)
+  return every[:3, every[3] > 0]
 
 
 def critic_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, float]:
@@ -68,19 +78,15 @@ def critic_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, floa
 
   auc: of V(s_0), tier 2 against tier 1; ece, brier: of V(s_0) as the probability of the reward;
   explained_variance: of the reward by the value of every boundary state; value_tier_1, value_tier_2: mean
-  V(s_0); rollouts and
-  boundary_states: how many have a value.
+  V(s_0); rollouts and boundary_states: how many have a value.
   """
-  states = [(span['value'], _outcome(record), tiers.get(record['id'], 0), number == 0)
-            for record in records for number, span in enumerate(policy_spans(record)) if 'value' in span]
-  values, outcomes, tier, first = np.array(states, np.float64).reshape(-1, 4).T
-  start, rewards, tier = values[first > 0], outcomes[first > 0], tier[first > 0]
+  (values, outcomes, *_), (start, rewards, tier) = states(records, tiers), starts(records, tiers)
   return {
     'auc': calibration.auc(start[tier > 0], tier[tier > 0] == 2), 'ece': calibration.ece(start, rewards),
     'brier': calibration.brier(start, rewards),
     'explained_variance': calibration.explained_variance(values, outcomes),
     'value_tier_1': mean(start[tier == 1]), 'value_tier_2': mean(start[tier == 2]),
-    'rollouts': float(len(start)), 'boundary_states': float(len(states)),
+    'rollouts': float(len(start)), 'boundary_states': float(len(values)),
   }
 
 
@@ -112,26 +118,26 @@ def sign_figures(records: Records) -> dict[str, float]:
   retrieved, extracted, before, between, after = calls.reshape(-1, len(ToolCall._fields)).T
   expected = np.where(retrieved > 0, np.where(extracted > 0, 1.0, -1.0), 0.0)  # of V over the assimilate
   read, invoked = after - between, between - before
-  known, figures = np.isfinite(read), {}
-  moves = {'extracted': (known & (expected > 0), read > 0), 'lost': (known & (expected < 0), read < 0),
-           'invoke': ((retrieved > 0) & np.isfinite(invoked), invoked > 0)}
-  for name, (chosen, right) in moves.items():
-    figures |= {f'{name}_pairs': float(chosen.sum()), f'{name}_rate': mean(right[chosen])}
-  return figures | {'sign_accuracy': calibration.sign_accuracy(read[known], expected[known])}
+  known = np.isfinite(read)
+  figures = {'sign_accuracy': calibration.sign_accuracy(read[known], expected[known])}
+  for name, moves in {'extracted': read[known & (expected > 0)], 'lost': -read[known & (expected < 0)],
+                      'invoke': invoked[(retrieved > 0) & np.isfinite(invoked)]}.items():
+    figures |= {f'{name}_pairs': float(len(moves)), f'{name}_rate': mean(moves > 0)}
+  return figures
 
 
 def tool_calls(record: Record) -> list[ToolCall]:
   """Returns the tool calls of a rollout, in order; none if the gold is yes or no, which any text may hold."""
   golds = [gold for gold in record['golden_answers'] if normalize_answer(gold) not in ('yes', 'no')]
   values = [*(span.get('value', np.nan) for span in policy_spans(record)), np.nan]
-  spans, number, calls = record['spans'], -1, []
-  for place, span in enumerate(spans):
-    number += span['role'] == Role.POLICY.value
-    reads = any(later.get('segment') == 'assimilate' for later in spans[place + 2:place + 3])
-    if golds and span.get('segment') == 'invoke' and reads:
-      context = ''.join(map(_bare, spans[place + 3:place + 4]))
-      calls.append(ToolCall(answer_found(golds, _bare(spans[place + 1])), answer_found(golds, context),
-                            *values[number:number + 3]))
+  spans, calls = record['spans'], []
+  written = (place for place, span in enumerate(spans) if span['role'] == Role.POLICY.value)
+  for number, place in enumerate(written):
+    invoke, output, assimilate, context = [*spans[place:place + 4], {}, {}, {}][:4]
+    kinds = invoke.get('segment'), assimilate.get('segment')
+    if golds and kinds == ('invoke', 'assimilate'):
+      held = (answer_found(golds, _bare(span)) for span in (output, context))
+      calls.append(ToolCall(*held, *values[number:number + 3]))
   return calls
 
 
@@ -143,7 +149,7 @@ def use_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, float]:
   tokens_per_answer: tokens a rollout, answered or not; assimilate_tokens: mean length of these segments;
   assimilate_precision: see below.
   """
-  calls, right = (np.array([record[name] for record in records], np.float64) for name in ('searches', 'em'))
+  calls, right = column(records, 'searches'), column(records, 'em')
   answered = np.array([bool((record['prediction'] or '').strip()) for record in records], bool)
   tier = np.array([tiers.get(record['id'], 0) for record in records], int)
   spans, figures = [span for record in records for span in record['spans']], {}
@@ -153,7 +159,7 @@ def use_figures(records: Records, tiers: Mapping[str, int]) -> dict[str, float]:
                 f'calls_tier_{number}': mean(calls[inside]), f'em_tier_{number}': mean(right[inside])}
   return figures | {
     'confident_wrong': mean((answered & (right == 0))[tier == 1]),
-    'tokens_per_answer': mean([record['tokens'] for record in records]),
+    'tokens_per_answer': mean(column(records, 'tokens')),
     'assimilate_tokens': mean([span['tokens'] for span in spans if span.get('segment') == 'assimilate']),
     'assimilate_precision': mean([share for record in records for share in _precisions(record)]),
   }
@@ -210,18 +216,6 @@ def _error(record: Record) -> str:
   return 'lost' if holds[Role.CONTEXT] and not any(holds[Role.CONTEXT]) else 'wrong_commit'
 
 
-def starts(records: Records) -> tuple[np.ndarray, np.ndarray, list[str]]:
-  """Returns (V(s_0) [N], outcomes [N], question ids) of the records with a value (table 11)."""
-  firsts = [(spans[0].get('value'), record) for record in records if (spans := policy_spans(record))]
-  valued = [(value, _outcome(record), record['id']) for value, record in firsts if value is not None]
-  values, outcomes, names = zip(*valued) if valued else ((), (), ())
-  return np.array(values), np.array(outcomes), list(names)
-
-
-def _bare(span: Mapping[str, Any]) -> str:
+def _bare(span: Mapping) -> str:
   """Returns its text without tags: else they would be parts of the words beside them."""
-  return re.sub(r'</?\w+>', ' ', span['text'])
-
-
-def _outcome(record: Record) -> float:
-  return record.get('reward', record['em'])
+  return re.sub(r'</?\w+>', ' ', span.get('text', ''))

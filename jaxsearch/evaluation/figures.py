@@ -20,6 +20,8 @@ from jaxsearch.trees.tree import Role, Tree, spans
 OF_SOURCE = 'em_of_'  # begins the names of EM of single data sets
 MACRO, MISSING = 'average', '–'
 
+Record = Mapping[str, Any]  # of an answer, see `record_of`
+
 
 class Figure(NamedTuple):
   """A figure: how it is computed, and how people see its mean.
@@ -104,17 +106,17 @@ def record_of(tree: Tree) -> dict[str, Any]:
   return record | {name: tree.question.metadata[name] for name in ('hops',) if name in tree.question.metadata}
 
 
-def policy_spans(record: Mapping[str, Any]) -> list[dict]:
+def policy_spans(record: Record) -> list[dict]:
   """Returns the spans that the policy wrote, in order; of CARL its segments."""
   return [span for span in record['spans'] if span['role'] == Role.POLICY.value]
 
 
-def sources_in(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def sources_in(rows: Iterable[Mapping]) -> list[str]:
   """Returns the names of the EM of single data sets in rows of figures."""
   return sorted({name for row in rows for name in row if name.startswith(OF_SOURCE)})
 
 
-def column(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+def column(rows: Sequence[Mapping], name: str) -> np.ndarray:
   """Returns [rows] floats, NaN where a row has no such value."""
   return np.array([row.get(name) for row in rows], float)
 
@@ -126,7 +128,7 @@ def look_up(name: str) -> Figure:
   return (FIGURES | OF_TIERS | OF_REFINEMENT).get(name, Figure(name))
 
 
-def means(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def means(records: Sequence[Record]) -> dict[str, float]:
   """Returns the mean of every figure over records of different questions, and their number n."""
   known = [name for name in FIGURES if records and name in records[0]]
   return {name: float(np.mean([record[name] for record in records])) for name in known} | {'n': len(records)}
@@ -139,7 +141,7 @@ def averages(benchmarks: Iterable[str]) -> dict[str, list[str]]:
   return {kind: over for kind, over in hops.items() if over} | {MACRO: names}
 
 
-def scores(records: Sequence[Mapping], in_corpus: set[str] | None = None,
+def scores(records: Sequence[Record], in_corpus: set[str] | None = None,
            closed_book: Mapping[tuple[str, str], float] | None = None) -> dict[str, Any]:
   """Returns {'benchmarks': {name: figures}, 'macro': figures, 'hops': {kind of `HOPS`: figures}} of records.
 
@@ -179,7 +181,7 @@ def scores(records: Sequence[Mapping], in_corpus: set[str] | None = None,
   return {'benchmarks': {name: average([name]) for name in rows}, 'macro': hops.pop(MACRO), 'hops': hops}
 
 
-def _of_question(samples: Sequence[Mapping], in_corpus: set[str] | None, closed_book: Mapping | None) -> dict:
+def _of_question(samples: Sequence[Record], in_corpus: set[str] | None, closed_book: Mapping | None) -> dict:
   """Returns the figures of one question."""
   first, n, right = samples[0], len(samples), [record['em'] for record in samples]
   row = {name: float(np.mean([record[name] for record in samples])) for name in FIGURES if name in first}

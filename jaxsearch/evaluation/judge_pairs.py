@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from jaxsearch.data.jsonl import DataError, shortened
+from jaxsearch.evaluation.figures import Record
 from jaxsearch.rewards import trajectory_judge
 from jaxsearch.rewards.trajectory_judge import NEUTRAL, RUBRICS, TIE, Scores, TrajectoryPair
 
@@ -20,7 +21,7 @@ SIGNS = {'win': 1, 'tie': 0, 'loss': -1}  # of the lead of `a`
 Verdict = tuple[Scores, Scores, str]
 
 
-def pair_up(first: Sequence[Mapping], second: Sequence[Mapping]) -> dict[str, TrajectoryPair]:
+def pair_up(first: Sequence[Record], second: Sequence[Record]) -> dict[str, TrajectoryPair]:
   """Returns question id -> pair, for every question in both results, in the order of the first.
 
   Raises DataError for results that do not fit: of several answers to a question, or of other questions.
@@ -29,14 +30,14 @@ def pair_up(first: Sequence[Mapping], second: Sequence[Mapping]) -> dict[str, Tr
   if len(a) < len(first) or len(b) < len(second):
     raise DataError('a result has several predictions with one id: take results of eval')
   pairs = {}
-  for name, record in a.items():
-    if name in b:
-      question, other = record['question'], b[name]['question']
-      if question != other:
-        raise DataError(f'the results are of different questions: {name!r} is {shortened(question)} and '
-                        f'{shortened(other)}')
-      spans = [tuple((span['role'], span['text']) for span in of['spans']) for of in (record, b[name])]
-      pairs[name] = TrajectoryPair(question, *spans, str(record.get('source', '')))
+  for name in filter(b.__contains__, a):
+    both = a[name], b[name]
+    question, other = (record['question'] for record in both)
+    if question != other:
+      raise DataError(f'the results are of different questions: {name!r} is {shortened(question)} and '
+                      f'{shortened(other)}')
+    spans = (tuple((span['role'], span['text']) for span in record['spans']) for record in both)
+    pairs[name] = TrajectoryPair(question, *spans, str(a[name].get('source', '')))
   if not pairs:
     raise DataError('the results have no question in common')
   return pairs
@@ -59,29 +60,28 @@ def judge(replies_to: Callable[[Sequence[str]], Sequence[object]], pairs: Mappin
   """
   queue, replies = list(pairs.values()), []
   for start in range(0, len(queue), BATCH):
-    prompts = [trajectory_judge.prompts(pair, template) for pair in queue[start:start + BATCH]]
-    replies += replies_to([prompt for both in prompts for prompt in both])
+    replies += replies_to([prompt for pair in queue[start:start + BATCH]
+                           for prompt in trajectory_judge.prompts(pair, template)])
     if start == 0 and all(isinstance(reply, Exception) for reply in replies):
       raise replies[0]
     on_progress(len(replies) // 2)
-  orders = list(zip(replies[::2], replies[1::2], strict=True))
-  read = list(map(trajectory_judge.averaged, orders))
-  verdicts = [verdict or (NEUTRAL, NEUTRAL, TIE) for verdict in read]
-  figures = tally(verdicts)
-  by_set = collections.defaultdict(list)
-  for pair, verdict in zip(queue, verdicts):
+  replies = [reply if isinstance(reply, str) else None for reply in replies]
+  by_set, records = collections.defaultdict(list), []
+  for (name, pair), both in zip(pairs.items(), zip(replies[::2], replies[1::2])):
+    read = trajectory_judge.averaged(both)
+    a, b, winner = verdict = read or (NEUTRAL, NEUTRAL, TIE)
     by_set[pair.dataset].append(verdict)
+    records.append({'id': name, 'question': pair.question, 'a': a, 'b': b, 'winner': winner,
+                    'neutral': read is None, 'replies': list(both)})
+  figures = tally([verdict for verdicts in by_set.values() for verdict in verdicts])
   if datasets := {name: tally(of) for name, of in sorted(by_set.items()) if name}:
     average = lambda rubric, count: float(np.mean([of[rubric][count] for of in datasets.values()]))
     figures |= {'datasets': datasets, 'average': {
       rubric: {count: average(rubric, count) for count in SIGNS} for rubric in (*RUBRICS, 'overall')}}
-  texts = [reply for reply in replies if isinstance(reply, str)]
-  figures |= {'unreadable': sum(trajectory_judge.read(text) is None for text in texts),
-              'failed': len(replies) - len(texts), 'neutral': read.count(None), 'n': len(pairs)}
-  return figures, [
-    {'id': name, 'question': pair.question, 'a': a, 'b': b, 'winner': winner, 'neutral': verdict is None,
-     'replies': [reply if isinstance(reply, str) else None for reply in both]}
-    for (name, pair), (a, b, winner), verdict, both in zip(pairs.items(), verdicts, read, orders)]
+  return figures | {
+    'unreadable': sum(reply is not None and trajectory_judge.read(reply) is None for reply in replies),
+    'failed': replies.count(None), 'neutral': sum(record['neutral'] for record in records),
+    'n': len(pairs)}, records
 
 
 def tally(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float]]:
@@ -91,8 +91,8 @@ def tally(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float]]:
   judge names.
   """
   a, b = (np.array([[verdict[side][name] for name in RUBRICS] for verdict in verdicts]) for side in (0, 1))
-  named = np.array([{'a': 1, TIE: 0, 'b': -1}[winner] for *_, winner in verdicts])
-  columns = {'overall': (a.mean(axis=1), b.mean(axis=1), named)}
+  named = [{'a': 1, TIE: 0, 'b': -1}[winner] for *_, winner in verdicts]
+  columns = {'overall': (a.mean(axis=1), b.mean(axis=1), np.array(named))}
   columns |= {name: (a[:, i], b[:, i], np.sign(a[:, i] - b[:, i])) for i, name in enumerate(RUBRICS)}
   return {name: {'a': float(of_a.mean()), 'b': float(of_b.mean())}
           | {count: int((leads == sign).sum()) for count, sign in SIGNS.items()}

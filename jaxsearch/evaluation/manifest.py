@@ -4,6 +4,7 @@
 same.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -40,36 +41,33 @@ def made_with(config: ml_collections.ConfigDict, **files: str) -> dict[str, Any]
 
 
 def manifest(config: ml_collections.ConfigDict, sets: Sequence[QuestionSet], agent: Agent | None, *,
-             corpus: str, sampling: Sampling, policy: Mapping[str, Any], samples: int = 1,
-             tiers: str = '') -> dict[str, Any]:
+             corpus: str, sampling: Sampling, samples: int = 1, tiers: str = '') -> dict[str, Any]:
   """Returns the manifest of an evaluation.
 
   Args:
     agent: None for one behind a server of evidence.
     corpus: the passages that are searched; '' for none of ours.
-    policy: names the weights or the server.
   """
   grow = dict(config.grow) | dict(config.eval.grow)
   search = {name: config.search[name] for name in ('backend', 'by_source')}
   search |= {'words': config.search.words} if config.search.words else {}
   search |= find_backend(config.search.backend).identity(config.search)
-  corpus_hash = search.pop('corpus_hash', None)
-  made = made_with(config, questions='+'.join(one.source for one in sets), corpus=corpus, tiers=tiers) | {
-    'method': config.method, 'policy': dict(policy), 'metric': METRIC, 'index': search,
-    'k': config.search.topk, 'questions': {one.name: _about(one) for one in sets},
+  made = made_with(config, questions='+'.join(one.source for one in sets), corpus=corpus, tiers=tiers)
+  corpus_hash = search.pop('corpus_hash', None) or made['files'].get('corpus', {}).get('sha256')
+  if corpus and not corpus_hash:  # the world's
+    corpus_hash = _digest(f'{document.title}\n{document.text}' for document in sources.load_corpus(corpus))
+  made |= {
+    'method': config.method, 'metric': METRIC, 'corpus': {'name': corpus, 'sha256': corpus_hash},
+    'index': search, 'k': config.search.topk, 'questions': {one.name: _about(one) for one in sets},
     'turns': next((grow[name] for name in TURNS if name in grow), None),
-    'decoding': {'temperature': sampling.temperature, 'top_p': sampling.top_p, 'top_k': sampling.top_k,
-                 'samples': samples},
+    'decoding': dataclasses.asdict(sampling) | {'samples': samples},
     'limits': {'context': config.sampler.length, 'max_tokens': grow.get('max_tokens')},
   }
   if agent:
     tokenizer = agent.engine.tokenizer
     made['prompt'] = prompt_hash(agent, grow)
     made['tokenizer'] = {'size': tokenizer.vocab_size, 'sha256': _digest([tokenizer.backend.to_str()])}
-  by_file = made['files'].get('corpus', {}).get('sha256') or corpus_hash
-  if corpus and not by_file:  # the world's
-    by_file = _digest(f'{document.title}\n{document.text}' for document in sources.load_corpus(corpus))
-  return json.loads(json.dumps(without_secrets(made | {'corpus': {'name': corpus, 'sha256': by_file}})))
+  return made
 
 
 def _about(one: QuestionSet) -> dict[str, Any]:
@@ -82,25 +80,24 @@ def prompt_hash(agent: Agent, grow: Mapping[str, Any]) -> str:
   """Returns the hash of the first prompt of a made-up question, and of all templates that `grow` names."""
   tokenizer = agent.engine.tokenizer
   first = first_requests(agent.grow, Question('probe', 'QUESTION', ('ANSWER',)), tokenizer)
-  prompt = tokenizer.decode(first[0].node.path_tokens()) if first else ''
-  named = [templates.find(grow[field], kind) for field, kind in templates.SETTINGS.items() if field in grow]
-  folders = [value for value in grow.values() if isinstance(value, str) and os.path.isdir(value)]
-  files = [file for folder in folders for file in sorted(pathlib.Path(folder).glob('*.txt'))]
-  return _digest([prompt, *named, *(file.read_text(encoding='utf-8') for file in files)])
+  prompts = [tokenizer.decode(request.node.path_tokens()) for request in first[:1]]
+  prompts += [templates.find(grow[field], kind) for field, kind in templates.SETTINGS.items() if field in grow]
+  prompts += templates.files('prompted', grow['prompts']).values() if 'prompts' in grow else []
+  return _digest(prompts)
 
 
 def weights(path: str) -> dict[str, Any]:
   """Identifies weights by path, size and time of their last change (not those of a run folder)."""
   folder = pathlib.Path(path)
   files = [file.stat() for file in ([folder] if folder.is_file() else folder.glob('*.safetensors'))]
-  return {'path': str(path), 'bytes': sum(file.st_size for file in files),
+  return {'path': path, 'bytes': sum(file.st_size for file in files),
           'modified': max((file.st_mtime for file in files), default=None)}
 
 
 def hash_of(name: str) -> str | None:
   """Returns the SHA-256 of the file or files in a name such as 'hotpotqa:A.json+B.jsonl'; None without."""
-  paths = [name] if pathlib.Path(name).is_file() else [part.rpartition(':')[2] for part in name.split('+')]
-  digest, files = hashlib.sha256(), [path for path in paths if pathlib.Path(path).is_file()]
+  paths = [name] if os.path.isfile(name) else [part.rpartition(':')[2] for part in name.split('+')]
+  digest, files = hashlib.sha256(), list(filter(os.path.isfile, paths))
   for path in files:
     with open(path, 'rb') as stream:
       hashlib.file_digest(stream, lambda: digest)

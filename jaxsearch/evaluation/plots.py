@@ -95,18 +95,17 @@ def reliability(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], file: File)
   save(figure, file)
 
 
-def critic(starts: tuple[np.ndarray, np.ndarray, Sequence[str]], tiers: Mapping[str, int],
-           folder: str) -> None:
+def critic(starts: np.ndarray, folder: str) -> None:
   """Draws CARL's figures 2a (calibration.png) and 4 (values.png) of `competence.starts` into a folder."""
-  values, outcomes, names = starts
+  values, outcomes, tiers = starts
   if not len(values):
     return
   pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
   reliability({'held out': (values, outcomes)}, pathlib.Path(folder, 'calibration.png'))
-  figure, tier_of = new_figure(5.2, 3.4), np.array([tiers.get(name, 0) for name in names])
+  figure = new_figure(5.2, 3.4)
   axes = figure.subplots()
   for tier, colour, hatch in ((1, COLOURS[1], '//'), (2, COLOURS[0], '')):
-    inside = values[tier_of == tier]
+    inside = values[tiers == tier]
     axes.hist(inside, bins=2 * calibration.BINS, range=(0, 1), density=len(inside) > 0, alpha=0.5,
               color=colour, hatch=hatch,
               label=f'tier {tier}: n {len(inside)}, mean {calibration.mean(inside):.2f}')
@@ -130,9 +129,9 @@ def readers(results: Mapping[str, Sequence[Mapping[str, Any]]], path: pathlib.Pa
   axes = figure.subplots()
   for number, (label, (way, records)) in enumerate(bars.items()):
     scores = [(record['source'], 100 * f1(record[way], record['golden_answers'])) for record in records]
-    values = [np.array([[score] for of, score in scores if of == source]) for source in sources]
-    means = np.array([metrics.mean(of_source)[0] for of_source in values])
-    ends = np.array([metrics.interval(metrics.resampled(of_source)) for of_source in values])[..., 0].T
+    values = [np.array([score for of, score in scores if of == source]) for source in sources]
+    means = np.array(list(map(metrics.mean, values)))
+    ends = np.array([metrics.interval(metrics.resampled(of_source)) for of_source in values]).T
     axes.bar(places + (number - (len(bars) - 1) / 2) * width, means, width, label=label, edgecolor='white',
              color=COLOURS[number % len(COLOURS)], hatch=HATCHES[number % len(HATCHES)],
              yerr=np.abs(ends - means), error_kw={'linewidth': 0.8, 'ecolor': '#444444'})

@@ -4,7 +4,7 @@ import collections
 import json
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,27 +55,17 @@ class _Predictions(pydantic.BaseModel):
                             spans=list[_object(role=str, text=str)])]
 
 
-def read_result(path: str) -> dict[str, Any]:
-  """Reads what `jaxsearch bench --out` wrote. Raises DataError for anything else, OSError."""
-  return _checked(path, 'bench', _Result, lambda: json.loads(pathlib.Path(path).read_bytes()))
+def read_result(path: str | os.PathLike, command: str = 'bench', model: type = _Result) -> dict[str, Any]:
+  """Reads what `jaxsearch bench --out` wrote, or will write: of an unfinished one the predictions.
 
-
-def read_predictions(path: str | os.PathLike) -> list[dict[str, Any]]:
-  """Reads the records of a result of eval or bench, finished or not. Raises DataError, OSError."""
-  path = pathlib.Path(path)
-  if path.name.endswith('.jsonl'):
-    read = lambda: {'predictions': [row['record'] for row in row_files.read(path)[1:]]}
-  else:
-    read = lambda: json.loads(path.read_bytes())
-  return _checked(path, 'eval or bench', _Predictions, read)['predictions']
-
-
-def _checked(path: str | os.PathLike, command: str, model: type[pydantic.BaseModel],
-             read: Callable[[], Any]) -> Any:
-  """Returns what is read; DataError, which names the first fault, if it does not fit the model."""
-  fault = f'{path}: not a result of jaxsearch {command}'
+  Raises DataError, which names the first fault, for a file that does not fit the model; OSError.
+  """
+  path, fault = pathlib.Path(path), f'{path}: not a result of jaxsearch {command}'
   try:
-    result = read()
+    if path.name.endswith('.part.jsonl'):
+      result = {'predictions': [row['record'] for row in row_files.read(path)[1:]]}
+    else:
+      result = json.loads(path.read_bytes())
     model.model_validate(result)
   except pydantic.ValidationError as error:
     first = error.errors(include_url=False, include_input=False)[0]
@@ -83,6 +73,11 @@ def _checked(path: str | os.PathLike, command: str, model: type[pydantic.BaseMod
   except (ValueError, TypeError, RecursionError) as error:
     raise DataError(f'{fault}: not JSON') from error
   return result
+
+
+def read_predictions(path: str | os.PathLike) -> list[dict[str, Any]]:
+  """Reads the records of a result of eval or bench, finished or not. Raises as `read_result`."""
+  return read_result(path, 'eval or bench', _Predictions)['predictions']
 
 
 def read_closed_book(path: str) -> dict[tuple[str, str], float]:
@@ -93,7 +88,13 @@ def read_closed_book(path: str) -> dict[tuple[str, str], float]:
   result = read_result(path)
   if result['manifest']['searched']:
     raise DataError(f'{path}: this agent searched, so its answers are not closed-book')
-  right = collections.defaultdict(list)
-  for record in result['predictions']:
-    right[record['benchmark'], record['id']].append(record['em'])
-  return {question: float(np.mean(samples)) for question, samples in right.items()}
+  return by_question(result['predictions'], 'em')
+
+
+def by_question(records: Sequence[Mapping[str, Any]], figure: str) -> dict[tuple[str, str], float]:
+  """Returns (benchmark, id) -> the mean of a figure over the answers to a question, where they have it."""
+  values = collections.defaultdict(list)
+  for record in records:
+    if figure in record:
+      values[record['benchmark'], record['id']].append(record[figure])
+  return {question: float(np.mean(of)) for question, of in values.items()}

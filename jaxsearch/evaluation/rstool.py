@@ -6,7 +6,7 @@ one search for the question itself (vanilla RAG), and with the tool's evidence.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from jaxsearch import setup
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import agents, answers
-from jaxsearch.evaluation.figures import asked_of, policy_spans
+from jaxsearch.evaluation.figures import Record, asked_of, policy_spans
 from jaxsearch.methods import r_search
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import exact_match, f1
@@ -50,8 +50,13 @@ def find(agent: Agent, questions: Sequence[str]) -> list[Evidence]:
                    **evidence_of({'spans': spans(tree)})) for tree in trees]
 
 
-def evidence_of(record: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the only `evidence` box, '' without exactly one or where it is `forfeited`, as in training."""
+def evidence_of(record: Record) -> dict[str, Any]:
+  """Returns the only `evidence` box, '' without exactly one or where it is `forfeited`, as in training.
+
+  That of a server stands in the record.
+  """
+  if 'evidence' in record:
+    return {name: record[name] for name in ('evidence', 'forfeited')}
   written = policy_spans(record)
   texts = [span['text'] for span in written]
   box = formats.only_box(texts, grammar.EVIDENCE) or ''
@@ -82,10 +87,9 @@ class Reader:
     tokenizer = self.assistant and self.assistant.engine.tokenizer
     special = tokenizer.special_tokens if tokenizer else ()
     safe = lambda text: grammar.neutralise(text.strip(), special, grammar.R_SEARCH)
-    passage = templates.passage(self.template)
 
     def written(documents: Sequence[Document]) -> str:
-      context = ''
+      context, passage = '', templates.passage(self.template)
       for number, document in enumerate(documents, start=1):
         title, text = safe(document.title), safe(document.text)
         context += templates.fill(passage, number=number, title=title, text=text) if title else text
@@ -117,31 +121,26 @@ def answer(tool: Agent | EvidenceClient, reader: Reader, questions: Sequence[Que
   Of the tool `evidence`, `forfeited`, `prediction` (its own answer) and `searches`, of an agent the whole
   record. Questions are counted once for the tool, once for the reader. RequestError if a server failed.
   """
-  def parts(field: str) -> Iterator[Sequence[int]]:
-    """Yields the numbers of the questions without such a field."""
+  def parts(field: str) -> Iterator[dict[int, Question]]:
+    """Yields questions without such a field, by number."""
     missing = kept.missing(field)
     for start in range(0, len(missing), PER_REQUEST):
       on_progress(len(questions) - len(missing) + start, len(questions), {})
-      yield missing[start:start + PER_REQUEST]
+      yield {number: questions[number] for number in missing[start:start + PER_REQUEST]}
     on_progress(len(questions), len(questions), {})
 
-  if isinstance(tool, EvidenceClient):
-    for numbers in parts('id'):
-      asked = [questions[number] for number in numbers]
-      replies = tool.find([question.question for question in asked])
-      kept.add({number: asked_of(question) | {
-        'prediction': found.answer, 'searches': found.searches, 'evidence': found.evidence,
-        'forfeited': found.forfeited, 'stop': None}
-        for number, question, found in zip(numbers, asked, replies)})
-  else:
+  if isinstance(tool, Agent):
     answers.answer(tool, questions, key, kept, sampling=sampling, on_progress=on_progress)
-  for numbers in parts('rstool'):
-    records = [kept.records[number] for number in numbers]
-    found = [record if 'evidence' in record else evidence_of(record) for record in records]
-    evidence = [record['evidence'] for record in found]
-    replies = ask_reader(reader, [questions[number] for number in numbers], evidence, search, topk)
-    kept.add({number: {'evidence': of['evidence'], 'forfeited': of['forfeited']} | reply
-              for number, of, reply in zip(numbers, found, replies)})
+  for asked in parts('id'):  # of a server
+    replies = tool.find([question.question for question in asked.values()])
+    kept.add({number: asked_of(question) | {
+      'prediction': found.answer, 'searches': found.searches, 'evidence': found.evidence,
+      'forfeited': found.forfeited, 'stop': None}
+      for (number, question), found in zip(asked.items(), replies)})
+  for asked in parts('rstool'):
+    found = [evidence_of(kept.records[number]) for number in asked]
+    replies = ask_reader(reader, list(asked.values()), [one['evidence'] for one in found], search, topk)
+    kept.add({number: one | reply for number, one, reply in zip(asked, found, replies)})
 
 
 def ask_reader(reader: Reader, questions: Sequence[Question], evidence: Sequence[str], search: SearchBackend,
@@ -168,7 +167,7 @@ def ask_reader(reader: Reader, questions: Sequence[Question], evidence: Sequence
   return records
 
 
-def scores(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def scores(records: Sequence[Record]) -> dict[str, Any]:
   """Returns em_X and f1_X for X in alone (closed-book), rag, rstool, and policy: the policy's own answers.
 
   with_evidence: the share of questions with evidence; forfeited: how many wrote it before any documents were
@@ -183,7 +182,7 @@ def scores(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     'searches': mean(record['searches'] for record in records), 'n': len(records)}
 
 
-def predictions(records: Sequence[Mapping[str, Any]]) -> list[dict]:
+def predictions(records: Sequence[Record]) -> list[dict]:
   """Returns what an evaluation writes of the records: the same whether the tool is an agent or a server."""
   fields = ('id', 'source', 'question', 'golden_answers', 'evidence', 'searches', 'passages', *READER)
   return [{'policy': record['prediction']} | {name: record[name] for name in fields} for record in records]

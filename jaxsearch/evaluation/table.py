@@ -6,7 +6,6 @@ count within a method only. Prompt, method, policy, tokenizer and limits are the
 Rows of papers come from published.csv; what differs is written below them.
 """
 
-import collections
 import csv
 import pathlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from jaxsearch.data import benchmarks
 from jaxsearch.data.jsonl import shortened
 from jaxsearch.evaluation import metrics
 from jaxsearch.evaluation.figures import MACRO, MISSING, Figure, averages, look_up
-from jaxsearch.evaluation.results import read_result
+from jaxsearch.evaluation.results import by_question, read_result
 from jaxsearch.evaluation.tables import escaped, layout
 
 PUBLISHED = pathlib.Path(__file__).with_name('published.csv')
@@ -111,7 +110,7 @@ def _differing(results: Mapping[str, Mapping], column: str) -> Iterator[tuple[st
 
 
 def _settings(result: Mapping, column: str) -> dict[str, tuple[Any, Any]]:
-  """Returns setting -> (what has to agree, how it is shown), of those that a column of a result depends on."""
+  """Returns setting -> (what has to agree, how it is shown) of what a column of a result depends on."""
   if column not in result['benchmarks']:
     return {}
   manifest = result['manifest']
@@ -149,20 +148,12 @@ def _tests(results: Mapping[str, Mapping], columns: Sequence[str], metric: str) 
   With several columns also over the questions of all of them.
   """
   shown = [*columns, *[POOLED] * (len(columns) > 1)]
-  (first, base), *others = [(label, _by_question(result, metric)) for label, result in results.items()]
+  (first, base), *others = [(label, by_question(result['predictions'], metric))
+                             for label, result in results.items()]
   tests = {label: [_test(values, base, column, look_up(metric)) for column in shown]
            for label, values in others}
   rows = [[f'{label} - {first}', *of] for label, of in tests.items() if set(of) != {MISSING}]
   return [['', *shown], *rows] if rows else []
-
-
-def _by_question(result: Mapping, metric: str) -> dict[tuple[str, str], float]:
-  """Returns (benchmark, id) -> the mean of a figure over the answers to the question."""
-  values = collections.defaultdict(list)
-  for record in result['predictions']:
-    if metric in record:
-      values[record['benchmark'], record['id']].append(record[metric])
-  return {question: float(np.mean(of)) for question, of in values.items()}
 
 
 def _test(a: Mapping[tuple, float], b: Mapping[tuple, float], column: str, figure: Figure) -> str:

@@ -171,8 +171,8 @@ def test_tables_by_the_entity_rule_accept_an_answer_that_contains_a_name_of_seve
 def test_tables_of_an_evaluation(tmp_path):
   records = records_of(scattered())
   found = competence.tables(records, TIERS)
-  plots.critic(competence.starts(records), TIERS, str(tmp_path / 'plots'))
-  values, outcomes, _ = competence.starts(records)
+  values, outcomes, _ = starts = competence.starts(records, TIERS)
+  plots.critic(starts, str(tmp_path / 'plots'))
   assert sum(row['n'] for row in found['reliability']) == len(values) == 37
   for row in found['reliability']:
     inside = np.minimum(values, 0.99) // 0.1 == round(10 * row['from'])

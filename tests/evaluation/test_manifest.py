@@ -30,5 +30,5 @@ def test_prompts_are_told_apart(tmp_path):
     return manifest.prompt_hash(agent, dict(config.grow) | grow)
 
   assert found() == found(max_turns=2) != found(template='search_r1')
-  (tmp_path / 'thought.txt').write_text('One thought about {question}:')
+  (tmp_path / 'direct.txt').write_text('Say it: {question}')
   assert found(prompts=str(tmp_path)) != found()
