@@ -20,3 +20,11 @@ def engines():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(setup, 'open_engine', once)
     yield
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+  """The figures that are saved, in order."""
+  drawn = []
+  monkeypatch.setattr('matplotlib.figure.Figure.savefig', lambda figure, *_, **__: drawn.append(figure))
+  return drawn

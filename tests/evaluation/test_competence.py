@@ -68,8 +68,7 @@ def test_critic_figures_equal_loops():
     'ece': sum(abs((reward - start)[which == b].sum()) for b in range(10)) / len(trees),
     'explained_variance': 1 - np.var(every[:, 1] - every[:, 0]) / np.var(every[:, 1]),
     'value_tier_1': start[tier == 1].mean(), 'value_tier_2': start[tier == 2].mean(),
-    'rollouts': len(trees), 'boundary_states': len(every),
-  }  # fmt: skip
+    'rollouts': len(trees), 'boundary_states': len(every)}
   assert figures == pytest.approx(expected, abs=1e-5)
   assert 0.5 < figures['auc'] < 1 and len(every) > len(trees)
 
@@ -102,8 +101,7 @@ def test_sign_figures_follow_table_12():
     grown([RIGHT, LOST], [0.3, 0.2, 0.1, 0.2, 0.4], 0.0),              # both wrong; first invoke wrong too
     grown([RIGHT], [0.3, 0.3, 0.3]),                                   # no change is in no direction
     grown([RIGHT, LOST], [0.3, 0.4, 0.6, 0.8], 0.0, commit=False),     # nothing follows the last assimilate
-    grown([RIGHT]),                                                    # no critic
-  ]  # fmt: skip
+    grown([RIGHT])]                                                    # no critic
   assert sign_figures(trees) == pytest.approx({
     'extracted_pairs': 4, 'extracted_rate': 2 / 4, 'lost_pairs': 2, 'lost_rate': 1 / 2,
     'sign_accuracy': 3 / 6, 'invoke_pairs': 7, 'invoke_rate': 5 / 7})
@@ -116,12 +114,10 @@ def test_use_figures_by_hand():
   trees = [
     grown([], name='easy'), grown([RIGHT, RIGHT], name='easy'), grown([RIGHT], answer='Gijon', name='easy'),
     grown([RIGHT]), grown([], answer='Gijon'), grown([RIGHT], answer=None), grown([RIGHT], answer=' '),
-    grown([WRONG, WRONG, WRONG], answer='no idea'), grown([RIGHT], answer='Gijon', name='unknown'),
-  ]  # fmt: skip
-  figures = use_figures(trees, TIERS)
+    grown([WRONG, WRONG, WRONG], answer='no idea'), grown([RIGHT], answer='Gijon', name='unknown')]
   policy = [n for tree in trees for n in tree.nodes(Role.POLICY)]
   written = [len(n.tokens) for n in policy if n.data['segment'] == 'assimilate']
-  assert figures == pytest.approx({
+  assert use_figures(trees, TIERS) == pytest.approx({
     'tool_rate_tier_1': 4 / 5, 'calls_tier_1': 6 / 5, 'em_tier_1': 1 / 5,
     'tool_rate_tier_2': 2 / 3, 'calls_tier_2': 1.0, 'em_tier_2': 2 / 3,
     'confident_wrong': 2 / 5, 'tokens_per_answer': sum(len(n.tokens) for n in policy) / 9,
