@@ -1,4 +1,3 @@
-import multiprocessing
 import threading
 import time
 
@@ -36,24 +35,6 @@ def test_threads_that_want_the_same_fetch_it_once(tmp_path):
   for thread in threads:
     thread.join()
   assert results == ['yes'] * 8 and fetched == [1]
-
-
-def _write(path, start):
-  cache = Cache(path)
-  for i in range(start, start + 30):
-    cache.get(i, lambda: i)
-
-
-def test_processes_share_a_file(tmp_path):
-  path, context = tmp_path / 'answers', multiprocessing.get_context('spawn')
-  processes = [context.Process(target=_write, args=(path, start)) for start in (0, 15)]
-  for process in processes:
-    process.start()
-  for process in processes:
-    process.join(120)
-  assert [process.exitcode for process in processes] == [0, 0]
-  cache = Cache(path)
-  assert [cache.get(i, never) for i in range(45)] == list(range(45))
 
 
 def test_another_file_is_refused_and_left_as_it_is(tmp_path):

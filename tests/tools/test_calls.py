@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jaxsearch.data.corpus import Document
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler.requests import Call, RunPython, Search, Tools, shorten
-from jaxsearch.tools.python_sandbox import MAX_FOUND, PythonSandbox
+from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.trees import grammar
 from jaxsearch.world import files as world
 
@@ -146,15 +146,6 @@ def test_megabytes_are_not_tokenised():
     counting = Counting()
     shown = request.written(request.cut(reply, tools, 4096, counting), counting.special_tokens)
     assert 500 < len(WORLD.encode(shown)) <= 512 and sum(counting.sizes) < 60_000
-
-
-def test_a_program_gets_no_megabytes_from_a_search():
-  class Program:
-    def run(self, code, functions):
-      return str(len(functions['search']('q')))
-
-  huge = Shelf(Document('', 'T', 'x' * 10**7))
-  assert RunPython(None, '').run(Tools(search=huge, python=Program())) == str(MAX_FOUND)
 
 
 @pytest.mark.parametrize('query', ['["x"]', 'nest', '"x" * 1001', '7'])

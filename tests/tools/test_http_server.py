@@ -29,24 +29,19 @@ JSON = {'content-type': 'application/json'}
 
 
 class Held:
-  """Replies once it is told to, and remembers its batches and how many it had at a time."""
+  """Finds nothing once it is told to, and remembers how many searches it had at a time."""
 
-  def __init__(self, reply):
-    self.reply, self.entered, self.released = reply, threading.Event(), threading.Event()
-    self.batches, self.lock, self.now, self.most = [], threading.Lock(), 0, 0
+  def __init__(self):
+    self.released, self.lock, self.now, self.most = threading.Event(), threading.Lock(), 0, 0
 
-  def __call__(self, texts, *_):
+  def search(self, queries, topk):
     with self.lock:
-      self.batches.append(list(texts))
       self.now += 1
       self.most = max(self.most, self.now)
-    self.entered.set()
     assert self.released.wait(20)
     with self.lock:
       self.now -= 1
-    return self.reply(texts)
-
-  search = __call__
+    return [[] for _ in queries]
 
 
 def get(url, **headers):
@@ -142,7 +137,7 @@ def test_who_has_the_token_may_use_any_name_and_nobody_else_anything_but_health(
 
 
 def test_searches_and_requests_at_once_are_limited_and_health_counts_them():
-  backend = Held(lambda queries: [[]])
+  backend = Held()
   limits = Limits(threads=2, requests=3)
   with running(backend, limits=limits) as url, ThreadPoolExecutor(5) as pool:
     assert get(url + '/health').json() == {'status': 'ok', 'requests': 0}
@@ -157,7 +152,7 @@ def test_searches_and_requests_at_once_are_limited_and_health_counts_them():
 
 
 def test_a_search_that_is_given_up_may_be_retried_and_keeps_its_thread_until_it_ends():
-  backend = Held(lambda queries: [[]])
+  backend = Held()
   never_ends = (time.sleep(0.5) or b'{' for _ in range(2))
   with running(backend, limits=Limits(seconds=0.2, threads=2)) as url:
     refused = [post(url + '/retrieve', queries=['x']) for _ in range(5)]
@@ -188,41 +183,17 @@ def found(questions):
   return [Evidence(f'about {question}', question.upper(), len(question)) for question in questions]
 
 
-def about(question):
-  return dataclasses.asdict(*found([question]))
-
-
-def ask(url, question):
-  return post(url + '/evidence', question=question)
-
-
 def test_one_question_and_a_list():
   with serve(evidence_app(found, token='sesame')) as url:
     bearer = {'authorization': 'Bearer sesame'}
-    assert post(url + '/evidence', headers=bearer, question='who').json() == about('who')
+    response = post(url + '/evidence', headers=bearer, question='who')
+    assert response.json() == dataclasses.asdict(*found(['who']))
     assert EvidenceClient(url, token='sesame').find(['a', 'bb']) == found(['a', 'bb'])
     assert get(url + '/tool', **bearer).json() == SCHEMA and get(url + '/tool').status_code == 401
     with pytest.raises(EvidenceError, match='status 401'):
       EvidenceClient(url).find(['who'])
   with serve(evidence_app(lambda questions: [Evidence('', None, 0)])) as url:
-    assert ask(url, 'who').json() == {'evidence': '', 'answer': None, 'searches': 0, 'forfeited': False}
-
-
-def test_requests_that_come_while_the_sampler_runs_are_its_next_batch():
-  gate = Held(found)
-  with serve(evidence_app(gate)) as url, ThreadPoolExecutor(16) as pool:
-    first = pool.submit(ask, url, 'first')
-    assert gate.entered.wait(20)
-    questions = [f'q{i}' for i in range(5)] + [['a', 'b'], ['c', 'd', 'e']]
-    replies = [pool.submit(ask, url, question) for question in questions]
-    until(lambda: in_flight(url) == 8)
-    gate.released.set()
-    for question, reply in zip(['first', *questions], [first, *replies]):
-      expected = about(question) if isinstance(question, str) else list(map(about, question))
-      assert reply.result().json() == expected
-  assert gate.batches[0] == ['first'] and gate.most == 1
-  # A few may not have reached the queue when the first batch ended; one by one they would be eight batches.
-  assert sum(map(len, gate.batches)) == 11 and len(gate.batches) <= 4
+    assert post(url + '/evidence', question='who').json() == {'evidence': '', 'answer': None, 'searches': 0, 'forfeited': False}
 
 
 @pytest.fixture(scope='module')

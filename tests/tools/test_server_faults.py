@@ -1,6 +1,5 @@
 """Every client of a server against every fault: the kind of failure, in bounded time, and the key unsaid."""
 
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -69,21 +68,3 @@ def test_without_a_fault(url):
   document, = asked['search']('x')
   assert document.title == asked['writer']('x')[0].title == asked['evidence']('x').answer == 'Paris'
   assert asked['chat']('x') == SAID
-
-
-def test_nobody_listens_and_nobody_accepts():
-  with socket.socket() as full:
-    full.bind(('127.0.0.1', 0))
-    full.listen(0)
-    address = f'http://127.0.0.1:{full.getsockname()[1]}'
-    held = [socket.socket() for _ in range(4)]
-    for one in held:  # the queue of connections is full: the next is not even refused
-      one.setblocking(False)
-      one.connect_ex(full.getsockname())
-    for ask in clients(address, timeout=0.3).values():
-      seconds, found = outcome(ask, 'x')
-      assert found.fault == 'timeout' and seconds < 15
-    for one in held:
-      one.close()
-  for ask in clients(address).values():
-    assert outcome(ask, 'x')[1].fault == 'connection'
