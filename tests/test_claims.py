@@ -63,7 +63,8 @@ def test_critics_were_warmed_up_alike_where_they_are_read_and_left_the_policy_as
   assert len({(warm.critic_warmup.min_updates, warm.critic_warmup.max_updates)
               for warm in made.values()}) == 1
   for warm in made.values():
-    assert warm.critic_warmup.min_updates == warm.critic_warmup.max_updates and warm.critic_warmup.backbone_rate == 0
+    assert warm.critic_warmup.min_updates == warm.critic_warmup.max_updates
+    assert warm.critic_warmup.backbone_rate == 0
   for row in rows:
     if row.critic.warm_start:
       warm = made[row.critic.warm_start]
@@ -73,8 +74,8 @@ def test_critics_were_warmed_up_alike_where_they_are_read_and_left_the_policy_as
 
 def test_the_files_that_the_fidelity_page_names_are_there():
   page = (FOLDER.parents[1] / 'docs' / 'fidelity.md').read_text(encoding='utf-8')
-  named = set(re.findall(r'`((?:configs|benchmarks|methods|trees|rewards|tools|training|models|evaluation|advantages|sampler)'
-                         r'/[\w/]+\.(?:py|txt|md|html))', page))
+  rooms = 'configs|benchmarks|methods|trees|rewards|tools|training|models|evaluation|advantages|sampler'
+  named = set(re.findall(rf'`((?:{rooms})/[\w/]+\.(?:py|txt|md|html))', page))
   roots = FOLDER.parents[1], FOLDER.parents[1] / 'jaxsearch'
   assert len(named) > 30 and not [name for name in named if not any((root / name).exists() for root in roots)]
 

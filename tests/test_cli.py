@@ -65,8 +65,10 @@ def run(config, own):
 cli.COMMANDS['train'].set_defaults(run=run)
 cli.main(['train', '--config.xla_deterministic=True'])"""
   for cache in ({}, {'JAX_COMPILATION_CACHE_DIR': str(tmp_path)}):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith('JAX_COMPILATION')}
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=tmp_path,
+    environment = {name: value
+                   for name, value in os.environ.items() if not name.startswith('JAX_COMPILATION')}
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True,
+                          cwd=tmp_path,
                           env=environment | cache)
     assert done.stdout.splitlines() == [
       f'--xla_gpu_exclude_nondeterministic_ops=true {cache.get("JAX_COMPILATION_CACHE_DIR", ".jax_cache")}',
@@ -94,7 +96,7 @@ def test_every_command_has_help_with_its_flags(capsys):
     for flag in cli.COMMANDS[command]._actions:
       if flag.option_strings and flag.dest not in ('help', 'config'):
         assert f'\n  {flag.option_strings[0]}' in printed and len(flag.help.split()) > 2
-        assert flag.required or flag.nargs == 0 or 'if not given' in flag.help, f'{command} {flag.option_strings}: no default'
+        assert flag.required or flag.nargs == 0 or 'if not given' in flag.help, (command, flag.dest)
   assert cli.main(['eval', '--checkpoint=x', '-h']) == 0
   printed = capsys.readouterr().out
   for flag in ('checkpoint', 'questions', 'corpus', 'out', 'temperature', 'limit', 'as-tool', 'tool-url',

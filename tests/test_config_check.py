@@ -11,8 +11,6 @@ import pytest
 
 from configs import base, checks
 from jaxsearch.config_check import SHIPPED, check, fields, from_saved, to_saved, without_secrets
-from jaxsearch.tools import BACKENDS, faults
-from jaxsearch.trees.layout import AGGREGATIONS
 
 NAN = float('nan')
 SHIPPED_NAMES = sorted(path.stem for path in SHIPPED.glob('*.py') if path.stem != 'checks') + sorted(
@@ -34,19 +32,14 @@ def changed(changes, name='base'):
 
 @pytest.mark.parametrize(('path', 'value', 'message'), [  # more of them: tests/mistakes.toml
   ('steps', True, 'steps=True must be >= 1'),
-  ('steps', '3', "steps='3' must be >= 1"),
-  ('seed', 2 ** 32, 'seed=4294967296 must be >= 0 and <= 4294967295'),
   ('data.hops', (1, 0), 'data.hops=(1, 0) must be >= 1'),
   ('lora.targets', ('q', 'x'), "lora.targets=('q', 'x') must be one of q, k, v"),
   ('eval.temperatures', (1.0, NAN), 'eval.temperatures=(1.0, nan) must be finite'),
   ('method', 'r_search', "method='r_search' needs the group config.reader"),
   ('sizes.adaptive', True, 'sizes.adaptive is no argument; known are none'),
-  ('credit.normalise_std', True, "credit.normalise_std is no argument; did you mean 'normalize_std'?"),
   ('grow.colour', 'red', 'grow.colour is no argument; known are max_turns, max_tokens, template'),
   ('eval.grow.max_turnz', 3, "eval.grow.max_turnz is no argument; did you mean 'max_turns'?"),
-  ('eval.grow.max_turns', -3, 'eval.grow.max_turns=-3 must be >= 0'),
   ('eval.grow.template', 'wrld', "eval.grow: unknown policy template 'wrld'"),
-  ('eval.grow.own', NAN, 'eval.grow.own=nan must be finite'),
 ])
 def test_a_mistake_is_named_with_what_is_allowed(path, value, message):
   with pytest.raises(ValueError, match=re.escape(message)):
@@ -58,7 +51,8 @@ def test_all_mistakes_are_named_at_once():
     check(changed({'steps': -3, 'optim.b1': 2.0, 'grow.max_turnz': 1, 'sampler.length': 4096}))
   assert str(caught.value).split('; ') == [
     'optim.b1=2.0 must be >= 0 and < 1', 'steps=-3 must be >= 1', 'grow.max_turnz is no argument',
-    "did you mean 'max_turns'?", 'sampler.length=4096 is more than train.row_length=768: the longest path would '
+    "did you mean 'max_turns'?",
+    'sampler.length=4096 is more than train.row_length=768: the longest path would '
     'not fit into a training row']
 
 
@@ -83,17 +77,11 @@ def test_fields_that_do_not_fit_together_stop_a_training_run_alone(changes, name
 @pytest.mark.parametrize(('path', 'value', 'message'), [
   ('critic_warmup.closed_book.turns', 3, 'critic_warmup.closed_book.turns is no argument'),
   ('critic_warmup.second_search.topkk', 3, "second_search.topkk is no argument; did you mean 'topk'?"),
-  ('critic_warmup.second_search.topk', 0, 'critic_warmup.second_search.topk=0 must be >= 1'),
   ('critic_warmup.tool_optional_tiers', (1, 3), 'tool_optional_tiers=(1, 3) must be = 1 or = 2'),
 ])
 def test_the_warm_up_of_a_critic_is_checked_too(path, value, message):
   with pytest.raises(ValueError, match=re.escape(message)):
     check(changed({path: value}, 'carl'))
-
-
-def test_one_tree_a_question_is_enough_with_a_critic_or_for_a_method_that_compares_inside_a_tree():
-  assert check(changed({'group_size': 1, 'critic.enabled': True})) is None
-  assert check(changed({}, 'slate')) is None
 
 
 @pytest.mark.parametrize('name', SHIPPED_NAMES)
@@ -110,12 +98,6 @@ def test_every_rule_is_about_a_field():
   names = {name for config in configs for name, _ in fields(config)} | {'eval.grow.k'}
   leaves = {f'*.{name.split(".")[-1]}' for name in names}
   assert set(checks.FIELDS) <= names | leaves
-
-
-def test_choices_are_those_of_the_code():
-  assert checks.FIELDS['*.backend'] == tuple(BACKENDS)
-  assert checks.FIELDS['*.fault'] == faults.KINDS
-  assert set(checks.FIELDS['train.aggregate']) >= set(AGGREGATIONS)
 
 
 def test_a_method_may_take_any_argument(monkeypatch):

@@ -5,12 +5,10 @@ import pathlib
 
 import pytest
 
-from configs import carl, carl_qwen2_5_7b, carl_search_r1_qwen2_5, smollm2_wiki
-from configs.claims import carl_formats, cusearch_tables
-from configs.prompted import cot_tools
+from configs import smollm2_wiki
+from configs.claims import cusearch_tables
 from jaxsearch.config_check import check
 from jaxsearch.evaluation import sweep
-from jaxsearch.tools.python_sandbox import PythonSandbox
 
 NAMES = sorted(path.stem for path in (pathlib.Path(__file__).parent.parent / 'configs').glob('*.py')
                if path.stem != 'checks')
@@ -53,37 +51,18 @@ def test_the_rows_of_cusearchs_tables():
     assert run.config.search.noise_eval == run.config.search.noise_end == 0.5
 
 
-def test_the_averages_of_cusearchs_chains_differ_in_nothing_else():
-  runs = {run.variant: run.config.to_dict() for run in sweep.plan(cusearch_tables.get_config('average'))
-          if run.config.seed == 0}
-  for name in ('Random', 'SDGA-Auto', 'SDGA-Phase'):
-    for how in ('token-mean', 'seq-mean-token-sum'):
-      run = runs[f'{name}, {how}']
-      assert run['train'].pop('aggregate') == how
-      assert run | {'out': ''} == runs[name] | {'out': '', 'train': run['train']}
-      assert run['train'] == {field: value for field, value in runs[name]['train'].items()
-                              if field != 'aggregate'}
-
-
 @pytest.mark.parametrize('name, model', [
   ('qwen2_5_3b', 'Qwen2.5-3B'), ('qwen2_5_7b', 'Qwen2.5-7B'), ('llama3_2_3b', 'Llama-3.2-3B')])
 def test_cusearchs_pod_configs_are_table_2_and_zerosearchs_schedule(name, model):
   config = importlib.import_module(f'configs.cusearch_{name}').get_config()
-  assert (config.model, config.questions_per_step, config.group_size, config.credit.keep) == (model, 64, 3, 96)
+  assert (config.model, config.questions_per_step, config.group_size) == (model, 64, 3)
+  assert config.credit.keep == 96
   assert config.train.mini_batch == 32 and config.credit.max_depth == config.grow.max_turns == 5
   assert config.optim.lr_warmup_updates == int(0.95 * 203 + 0.5) * 96 / 32 and config.steps == 203
   assert (config.optim.learning_rate, config.loss.kl_coef, config.credit.format_weight) == (1e-6, 0.001, 0.2)
   assert (config.search.backend, config.search.topk, config.search.noise_end) == ('simulated', 5, 0.5)
   assert config.search.noise_eval == 0.5  # table 1 evaluates with the simulator
   assert config.grow.chat == ('qwen' in name)  # figure 5; Llama's base model has no chat template
-
-
-def test_real_input_is_one_folder():
-  from configs import smollm2
-  config = smollm2.get_config('cusearch')
-  config.folder = '/elsewhere'
-  assert config.data.questions == '/elsewhere/qa/train_hotpotqa_2wiki.jsonl'
-  assert config.data.corpus == '/elsewhere/wiki_corpus.jsonl'
 
 
 def test_the_stages_of_smollm2_wiki_show_the_policy_the_same():
@@ -100,28 +79,3 @@ def test_the_stages_of_smollm2_wiki_show_the_policy_the_same():
                                                                      '/made/corpus.jsonl')
   with pytest.raises(ValueError, match="the stages are 'chains', 'sft' and 'rl'"):
     smollm2_wiki.get_config('reinforcement')
-
-
-@pytest.mark.parametrize(('name', 'tokens'), [
-  ('search_r1_grpo_qwen2_5_3b', 500), ('cusearch_qwen2_5_3b', 2048), ('cusearch_llama3_2_3b', 2048),
-  ('slate_qwen2_5_7b', 500),
-  ('r_search_qwen2_5_3b', 1800), ('r_search_ppo_qwen2_5_3b', 1800), ('search_r2_qwen2_5_7b', 15000)])
-def test_observations_are_as_long_as_in_the_authors_scripts(name, tokens):
-  assert importlib.import_module(f'configs.{name}').get_config().sampler.max_observation == tokens
-
-
-def test_carl_is_measured_by_the_rule_for_names_of_several_words():
-  for config in (carl.get_config(), carl_qwen2_5_7b.get_config(),
-                 carl_search_r1_qwen2_5.get_config('grpo_3b'),
-                 cot_tools.get_config(), sweep.plan(carl_formats.get_config())[-1].config):
-    assert config.eval.right == 'em_entity'
-
-
-@pytest.mark.parametrize('name', ['carl_qwen2_5_3b', 'carl_qwen2_5_7b'])
-def test_raw_output_of_carl_holds_the_seven_passages_of_table_8(name):
-  config = importlib.import_module(f'configs.{name}').get_config()
-  assert config.sampler.max_observation == 2048
-  sandbox = PythonSandbox(**config.python)
-  printed = sandbox.run('print("Passage " * 7 * 200)')  # of 200 words each: 290 tokens
-  sandbox.close()
-  assert printed == 'Passage ' * 1400 + '\n'

@@ -37,7 +37,8 @@ def test_a_command_of_the_docs_can_be_given(page, line, whole):
   known = {'--config', '--help', *(flag for action in cli.COMMANDS[name]._actions
                                    for flag in action.option_strings)}
   for argument in arguments:
-    assert not argument.startswith('--') or argument.startswith('--config.') or argument.split('=')[0] in known, argument
+    is_flag = argument.startswith('--') and not argument.startswith('--config.')
+    assert not is_flag or argument.split('=')[0] in known, argument
   if whole and not PLACEHOLDER.search(line):
     own, rest = cli.COMMANDS[name].parse_known_args(arguments)
     config, words, _ = parse(name, rest, own.default_config)

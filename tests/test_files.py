@@ -26,7 +26,8 @@ def test_links_beside_a_file_are_not_followed(tmp_path):
   for name in ('result.json.part', 'metrics.jsonl', rollout_file.FILE):
     (tmp_path / name).symlink_to(victim)
   write_whole(tmp_path / 'result.json', 'new')
-  assert (tmp_path / 'result.json').read_text() == 'new' and not os.path.lexists(tmp_path / 'result.json.part')
+  assert (tmp_path / 'result.json').read_text() == 'new'
+  assert not os.path.lexists(tmp_path / 'result.json.part')
   for attack in (lambda: row_files.append(tmp_path / 'metrics.jsonl', [{}]),
                  lambda: rollout_file.append(tmp_path, 1, []),
                  lambda: rollout_file.keep_steps(tmp_path, 0)):

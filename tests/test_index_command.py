@@ -49,11 +49,6 @@ def test_approximate_search_says_what_it_finds(folder, tmp_path, capsys, monkeyp
   assert "faiss-cpu: pip install 'jaxsearch[retrieval]'" in capsys.readouterr().err
 
 
-def test_a_run_searches_an_index(folder):
-  backend = open_backend(config(f'index={folder}/indexes/nq'))
-  assert [one.title for one in backend.search(['town 3'], 1)[0]] == ['Lyon 3']
-
-
 def test_a_question_is_searched_for_in_the_index_of_its_source(folder):
   backend = open_backend(config(f'index={folder}/indexes/{{source}}', 'by_source=True'))
   assert [backend.of(source).search(['number 3'], 1)[0][0].title

@@ -1,4 +1,5 @@
-"""Every script of launch/ is sound and says what it would do; what `srun`, `scontrol` and the cloud do is played by stand-ins."""
+"""Every script of launch/ is sound and says what it would do; what `srun`, `scontrol` and the cloud do is
+played by stand-ins."""
 
 import json
 import os
@@ -22,17 +23,21 @@ from jaxsearch.training import row_files, saved_policies
 
 ROOT = pathlib.Path(__file__).parent.parent
 LAUNCH = ROOT / 'launch'
-SCRIPTS = sorted(path.name for path in (*LAUNCH.glob('*.sh'), LAUNCH / 'slurm.sbatch') if path.name != 'environment.sh')
+SCRIPTS = sorted(path.name
+                 for path in (*LAUNCH.glob('*.sh'), LAUNCH / 'slurm.sbatch') if path.name != 'environment.sh')
 TINY = ['--config.steps=4', '--config.questions_per_step=2', '--config.group_size=2', '--config.eval.every=0',
-        '--config.checkpoint_every=1', '--config.data.number=6', '--config.sampler.slots=4', '--config.train.micro_rows=2',
+        '--config.checkpoint_every=1', '--config.data.number=6', '--config.sampler.slots=4',
+        '--config.train.micro_rows=2',
         '--config.progress=False']
 on_path = pytest.mark.skipif((ROOT / '.venv/bin/jaxsearch').exists(),
                              reason='the repository has a virtual environment, which comes before PATH')
-JOB = {'CONFIG': 'quickstart', 'NAME': 'night', 'IMAGE': 'registry/jaxsearch:1', 'CLUSTER': 'pod', 'ZONE': 'here'}
+JOB = {'CONFIG': 'quickstart', 'NAME': 'night', 'IMAGE': 'registry/jaxsearch:1', 'CLUSTER': 'pod',
+       'ZONE': 'here'}
 
 
 def run(script: str, *arguments: str, **changes: str) -> subprocess.CompletedProcess:
-  return subprocess.run(['bash', str(LAUNCH / script), *arguments], text=True, capture_output=True, timeout=60,
+  return subprocess.run(['bash', str(LAUNCH / script), *arguments], text=True, capture_output=True,
+                        timeout=60,
                         env=os.environ | JOB | changes)
 
 
@@ -44,7 +49,8 @@ def stand_in(folder: pathlib.Path, name: str, text: str) -> None:
 
 @pytest.fixture
 def programs(tmp_path):
-  """A folder for PATH: jaxsearch, and SLURM with two tasks on this machine; what scontrol was asked stands in `asked`."""
+  """A folder for PATH: jaxsearch, and SLURM with two tasks on this machine; what scontrol was asked stands in
+  `asked`."""
   folder = tmp_path / 'programs'
   stand_in(folder, 'jaxsearch', f'exec {sys.executable} -m jaxsearch.cli "$@"')
   stand_in(folder, 'scontrol', f'echo "$@" >> {tmp_path / "asked"}\n[ "$1" = requeue ] || echo 127.0.0.1')
@@ -67,12 +73,14 @@ exit $highest''')
 def task(out: pathlib.Path, number: int) -> psutil.Process:
   """The training process of a task of the job that writes to `out`."""
   wanted = {'jaxsearch.cli', f'--config.out={out}', f'--config.distributed.process_id={number}'}
-  return next(process for process in psutil.process_iter(['cmdline']) if wanted <= set(process.info['cmdline'] or ()))
+  return next(process
+              for process in psutil.process_iter(['cmdline']) if wanted <= set(process.info['cmdline'] or ()))
 
 
 @pytest.mark.skipif(not shutil.which('shellcheck'), reason='needs shellcheck')
 def test_shellcheck_finds_nothing():
-  found = subprocess.run(['shellcheck', '-x', '-P', str(LAUNCH), *(str(LAUNCH / name) for name in SCRIPTS)], text=True,
+  found = subprocess.run(['shellcheck', '-x', '-P', str(LAUNCH), *(str(LAUNCH / name) for name in SCRIPTS)],
+                         text=True,
                          capture_output=True)
   assert not found.returncode, found.stdout
 
@@ -80,22 +88,27 @@ def test_shellcheck_finds_nothing():
 @pytest.mark.parametrize('script', SCRIPTS)
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(script, tmp_path):
   before = sorted(ROOT.iterdir())
-  found = run(script, '--config.steps=7', '--dry-run', '--config.data.questions=a b.jsonl', OUT=str(tmp_path / 'run'), HOSTS='2')
+  found = run(script, '--config.steps=7', '--dry-run', '--config.data.questions=a b.jsonl',
+              OUT=str(tmp_path / 'run'), HOSTS='2')
   assert found.returncode == 0, found.stderr
   assert '--config.steps=7' in found.stdout and 'a' in found.stdout and '--dry-run' not in found.stdout
   assert sorted(ROOT.iterdir()) == before and not (tmp_path / 'run').exists()
 
 
 def test_the_job_becomes_one_command(tmp_path):
-  found = run('run.sh', '--dry-run', '--config.steps=7', MODEL='/data/a model', QUESTIONS='q.jsonl', OUT='/data/run',
-              RETRIEVER='--index /data/wiki18', PORT='8123', HOSTS='4', COORDINATOR='first:1234', PROCESS_ID='3')
+  found = run('run.sh', '--dry-run', '--config.steps=7', MODEL='/data/a model', QUESTIONS='q.jsonl',
+              OUT='/data/run',
+              RETRIEVER='--index /data/wiki18', PORT='8123', HOSTS='4', COORDINATOR='first:1234',
+              PROCESS_ID='3')
   serve, train = map(shlex.split, found.stdout.splitlines()[-2:])
   assert serve[:2] == ['env', 'JAX_PLATFORMS=cpu']
   assert serve[3:] == ['serve', '--index', '/data/wiki18', '--port', '8123']
   assert train[1:] == [
     'train', '--config', 'quickstart', '--config.out=/data/run', '--config.model=/data/a model',
-    '--config.data.questions=q.jsonl', '--config.search.backend=http', '--config.search.url=http://127.0.0.1:8123/retrieve',
-    '--config.distributed.enabled=True', '--config.distributed.coordinator=first:1234', '--config.distributed.num_processes=4',
+    '--config.data.questions=q.jsonl', '--config.search.backend=http',
+    '--config.search.url=http://127.0.0.1:8123/retrieve',
+    '--config.distributed.enabled=True', '--config.distributed.coordinator=first:1234',
+    '--config.distributed.num_processes=4',
     '--config.distributed.process_id=3', '--config.steps=7']
 
 
@@ -126,7 +139,8 @@ def test_the_search_server_of_a_job_is_passed_on(script, gpus):
 
 @on_path
 @pytest.mark.parametrize(('hosts', 'given', 'expected'), [
-  ('1', '', f'{ROOT}/.jax_cache'), ('2', '', '/shared/runs/.jax_cache'), ('auto', '', '/shared/runs/.jax_cache'),
+  ('1', '', f'{ROOT}/.jax_cache'), ('2', '', '/shared/runs/.jax_cache'),
+  ('auto', '', '/shared/runs/.jax_cache'),
   ('2', '/my/cache', '/my/cache')])
 def test_hosts_share_what_they_have_compiled(programs, hosts, given, expected):
   stand_in(programs, 'jaxsearch', 'echo $JAX_COMPILATION_CACHE_DIR')
@@ -141,18 +155,23 @@ def test_hosts_share_what_they_have_compiled(programs, hosts, given, expected):
    'NODES': '{"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}'}])
 def test_the_jobset_is_a_valid_job_for_tpus_and_gpus(rented):
   kubernetes_validate = pytest.importorskip('kubernetes_validate')
-  found = yaml.safe_load(run('gke.sh', '--dry-run', '--config.grow.max_tokens=5', 'say "hello"', **rented).stdout)
+  found = yaml.safe_load(run('gke.sh', '--dry-run', '--config.grow.max_tokens=5', 'say "hello"',
+                             **rented).stdout)
   assert found['kind'] == 'JobSet' and found['metadata']['name'] == 'night'
   [replicated] = found['spec']['replicatedJobs']
-  job = {'apiVersion': 'batch/v1', 'kind': 'Job', 'metadata': {'name': 'night'}, 'spec': replicated['template']['spec']}
+  job = {'apiVersion': 'batch/v1', 'kind': 'Job', 'metadata': {'name': 'night'},
+         'spec': replicated['template']['spec']}
   kubernetes_validate.validate(job, kubernetes_validate.latest_version(), strict=True)
   [container] = job['spec']['template']['spec']['containers']
   assert container['args'] == ['--config.grow.max_tokens=5', 'say "hello"']
   assert job['spec']['completions'] == int(rented['HOSTS'])
-  assert container['resources']['limits'] == {rented.get('RESOURCE', 'google.com/tpu'): int(rented.get('DEVICES', 4))}
+  devices = {rented.get('RESOURCE', 'google.com/tpu'): int(rented.get('DEVICES', 4))}
+  assert container['resources']['limits'] == devices
   environment = {one['name']: one['value'] for one in container['env']}
-  pod = run('run.sh', '--dry-run', *container['args'], **environment, JOB_COMPLETION_INDEX='1').stdout.splitlines()[-1]
-  assert f'num_processes={rented["HOSTS"]}' in pod and 'process_id=1' in pod and 'coordinator=night-hosts-0-0.night:8476' in pod
+  pod = run('run.sh', '--dry-run', *container['args'], **environment,
+            JOB_COMPLETION_INDEX='1').stdout.splitlines()[-1]
+  assert f'num_processes={rented["HOSTS"]}' in pod and 'process_id=1' in pod
+  assert 'coordinator=night-hosts-0-0.night:8476' in pod
 
 
 def test_skypilot_and_the_notebook_have_the_scripts_names():
@@ -160,8 +179,10 @@ def test_skypilot_and_the_notebook_have_the_scripts_names():
   names = {line.split('=')[0] for line in (LAUNCH / 'job.env').read_text().splitlines() if '=${' in line}
   assert set(task['envs']) - {'ARGUMENTS'} <= names
   run_on_rank_1 = subprocess.run(
-    ['bash', '-euc', task['run'].replace('launch/run.sh', 'launch/run.sh --dry-run')], cwd=ROOT, text=True, capture_output=True,
-    env=os.environ | task['envs'] | {'ARGUMENTS': '--config.steps=5', 'SKYPILOT_NUM_NODES': '2', 'SKYPILOT_NODE_RANK': '1',
+    ['bash', '-euc', task['run'].replace('launch/run.sh', 'launch/run.sh --dry-run')], cwd=ROOT, text=True,
+    capture_output=True,
+    env=os.environ | task['envs'] | {'ARGUMENTS': '--config.steps=5', 'SKYPILOT_NUM_NODES': '2',
+                                     'SKYPILOT_NODE_RANK': '1',
                                      'SKYPILOT_NODE_IPS': '10.0.0.1\n10.0.0.2'})
   assert 'coordinator=10.0.0.1:8476' in run_on_rank_1.stdout and 'process_id=1' in run_on_rank_1.stdout
   assert run_on_rank_1.stdout.rstrip().endswith('--config.steps=5')
@@ -178,7 +199,8 @@ echo run >> {tmp_path / "runs"}
 exit ${{FINAL:-0}}''')
   path = f'{programs}:{os.environ["PATH"]}'
   found = run('run.sh', PATH=path, RESTARTS='3')
-  assert found.returncode == 0 and 'status 137, 3 restarts left' in found.stderr and '2 restarts left' in found.stderr
+  assert found.returncode == 0 and 'status 137, 3 restarts left' in found.stderr
+  assert '2 restarts left' in found.stderr
   found = run('run.sh', PATH=path, FINAL='2')
   assert found.returncode == 2 and len((tmp_path / 'runs').read_text().splitlines()) == 4
 
@@ -191,9 +213,12 @@ def test_two_processes_by_slurm_are_stopped_and_killed_and_resume_to_the_same_pa
       probe.bind(('127.0.0.1', 0))
       job = probe.getsockname()[1] % 10000
     return subprocess.Popen(
-      ['bash', str(LAUNCH / 'slurm.sbatch'), *TINY], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-      env=os.environ | JOB | {'OUT': str(out), 'PATH': f'{programs}:{os.environ["PATH"]}', 'SLURM_JOB_ID': str(job),
-                              'SLURM_NNODES': '2', 'SLURM_JOB_NODELIST': 'a,b', 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)})
+      ['bash', str(LAUNCH / 'slurm.sbatch'), *TINY], text=True, stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      env=os.environ | JOB | {'OUT': str(out), 'PATH': f'{programs}:{os.environ["PATH"]}',
+                              'SLURM_JOB_ID': str(job),
+                              'SLURM_NNODES': '2', 'SLURM_JOB_NODELIST': 'a,b', 'JAX_PLATFORMS': 'cpu',
+                              'PYTHONPATH': str(ROOT)})
 
   whole = start(tmp_path / 'whole')
   assert whole.wait(600) == 0, whole.stdout.read()[-3000:]
@@ -220,6 +245,7 @@ def test_two_processes_by_slurm_are_stopped_and_killed_and_resume_to_the_same_pa
   assert not first.is_running(), 'the process that was left did not notice within a minute'
   assert killed.wait(900) == 0, killed.stdout.read()[-3000:]
   mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
-  found, again, expected = (saved_policies.load_trained(str(tmp_path / name), mesh)[1] for name in ('run', 'killed', 'whole'))
+  found, again, expected = (saved_policies.load_trained(str(tmp_path / name), mesh)[1]
+                            for name in ('run', 'killed', 'whole'))
   jax.tree.map(np.testing.assert_array_equal, found, expected)
   jax.tree.map(np.testing.assert_array_equal, again, expected)

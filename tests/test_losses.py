@@ -76,17 +76,6 @@ def test_surrogate_equals_a_numpy_loop(logp, old, advantages, dual_clip):
   np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
-@QUICK
-@hypothesis.given(numbers, numbers)
-def test_relations_between_the_kl_estimators(logp, ref):
-  k1, absolute, k2, k3 = (np.asarray(kl(logp, ref, kind=kind)) for kind in ('k1', 'abs', 'k2', 'k3'))
-  np.testing.assert_array_equal(absolute, np.abs(k1))
-  np.testing.assert_allclose(k2, k1 ** 2 / 2, rtol=1e-6)
-  assert (k3 >= 0).all() and (k3 <= 10).all()
-  expected = np.minimum(np.exp(-k1.astype(np.float64)) + k1 - 1, 10)
-  np.testing.assert_allclose(k3, expected, rtol=1e-4, atol=1e-6)
-
-
 def test_k3_estimates_the_kl_and_keeps_its_digits():
   p, q = np.array([0.5, 0.3, 0.2]), np.array([0.3, 0.3, 0.4])
   exact = (p * np.log(p / q)).sum()
@@ -137,19 +126,6 @@ def test_what_is_masked_reaches_neither_loss_nor_gradient(kind):
     for a, b in zip(dirty, clean):
       np.testing.assert_array_equal(a, b)
       assert not np.any(np.asarray(a)[mask == 0]) and np.all(np.asarray(a)[mask == 1])
-
-
-def test_extreme_log_probabilities_stay_finite():
-  logp, old = np.float32([[0, -1e4, -1e30, 0, -3e38]]), np.float32([[-1e4, 0, 0, -3e38, 0]])
-
-  def policy_loss(logp, advantage):
-    advantages = jnp.full((1, 5), advantage)
-    return surrogate(logp, old, advantages, jnp.ones((1, 5)), clip_low=0.2, clip_high=0.2).sum()
-
-  for advantage in (1.0, -1.0):
-    assert all(np.isfinite(x).all() for x in jax.jit(jax.value_and_grad(policy_loss))(logp, advantage))
-  k3_and_gradient = jax.jit(jax.value_and_grad(lambda x: kl(x, old, kind='k3').sum()))
-  assert all(np.isfinite(x).all() for x in k3_and_gradient(logp))
 
 
 def test_a_nan_that_counts_is_seen():

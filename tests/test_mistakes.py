@@ -158,7 +158,8 @@ def test_a_mistake_is_named_in_one_line(line, said, folder, port, monkeypatch, c
   assert set(os.listdir(folder)) <= before | {'runs', 'run'}
 
 
-@pytest.mark.parametrize('line', ['eval --questions=questions.jsonl --checkpoint=hf_truncated --config.steps=3',
+@pytest.mark.parametrize('line',
+                         ['eval --questions=questions.jsonl --checkpoint=hf_truncated --config.steps=3',
                                   'train --config.optim.learning_rate=nan',
                                   'export --checkpoint=folder --out=hf_out'])
 def test_a_process_of_its_own_prints_the_line_alone(line, folder):

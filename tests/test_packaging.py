@@ -1,7 +1,6 @@
 """What a wheel holds and needs, that it works where there is no repository, and what other machines fetch."""
 
 import functools
-import json
 import os
 import pathlib
 import re
@@ -64,16 +63,6 @@ def test_every_command_of_an_installed_wheel_says_its_help(installed):
   named = [line.split()[0] for line in help.splitlines() if line.startswith('  ')]
   assert {'train', 'eval', 'plan'} < set(named)
   assert all(f'usage: jaxsearch {name} ' in done.stdout for name in named)
-
-
-def test_an_installed_wheel_evaluates_a_checkpoint(installed, tmp_path):
-  """As far as the weights, which are not there."""
-  _, python = installed
-  (tmp_path / 'config.json').write_text('{}')
-  (tmp_path / 'jaxsearch.json').write_text(json.dumps({'config': {'method': 'search_r1'}}))
-  done = python('-m', 'jaxsearch.cli', 'eval', '--checkpoint', tmp_path)
-  assert done.stderr.startswith(f'jaxsearch: {tmp_path}/config.json: model_type None is not supported')
-  assert done.stderr.count('\n') == 1
 
 
 def test_an_installed_wheel_finds_the_shipped_configs(installed, tmp_path):

@@ -17,7 +17,8 @@ def test_names_stand_for_what_ships():
   for name in registry.ENTRIES['models']:
     assert (registry.find('models', name) / 'model.safetensors').exists()
   assert registry.find('corpora', 'world')() == world.corpus()
-  assert registry.find('questions', 'world')('dev', (1,), False) == world.questions('dev', (1,), arithmetic=False)
+  found = registry.find('questions', 'world')('dev', (1,), False)
+  assert found == world.questions('dev', (1,), arithmetic=False)
 
 
 def test_what_is_not_registered():
