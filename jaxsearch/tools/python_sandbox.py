@@ -24,8 +24,7 @@ from jaxsearch.tools.calls import ToolCall
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node
 
-# Characters, documents, and their characters, of a search in a program.
-MAX_QUERY, MAX_TOPK, MAX_FOUND = 1000, 10, 100_000
+MAX_TOPK = 10  # documents of a search in a program
 CALLS = 32  # of host functions and look-ups of their names, in one program
 # A program's output depends on its text alone: the clock stands, nothing sleeps, random numbers are seeded.
 MODULES = ('math', 're', 'json', 'datetime', 'decimal', 'statistics', 'itertools', 'collections', 'functools',
@@ -58,12 +57,12 @@ class RunPython(ToolCall):
     end = time.monotonic() + tools.deadline
 
     def search(query: str, k: int = tools.topk) -> str:
-      if not isinstance(query, str) or len(query) > MAX_QUERY:  # an error of the program's
-        raise ValueError(f'a query is a text of at most {MAX_QUERY} characters')
+      if not isinstance(query, str):  # an error of the program's
+        raise ValueError('a query is a text')
       if time.monotonic() > end:
         raise TimeoutError('no time left for a search')
-      listed = grammar.listed(tools.find(self.node, query, min(max(int(k), 1), MAX_TOPK)))
-      return listed[:MAX_FOUND] or 'No documents were found.\n'
+      documents = tools.find(self.node, query, min(max(int(k), 1), MAX_TOPK))
+      return grammar.listed(documents) or 'No documents were found.\n'
 
     table = lambda: [list(row) for row in self.table]
     printed = tools.python.run(self.code, {'search': search, 'table': table})

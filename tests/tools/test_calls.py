@@ -36,13 +36,6 @@ def test_texts_are_cut_at_one_length_the_largest_that_fits():
   assert [document.title for document in cut] == ['T0', 'T1', 'T2']
 
 
-def test_documents_are_left_out_where_not_even_titles_fit():
-  assert [document.text for document in shorten(DOCUMENTS, 25, show, Bytes())] == ['aa', 'bb']
-  short = [Document('', 'T0', 'bbb'), Document('', 'T1', '')]
-  assert shorten(short, 15, show, Bytes()) == short[:1]
-  assert shorten(DOCUMENTS, 9, show, Bytes()) == []
-
-
 def test_the_output_of_a_program_is_cut_to_the_room():
   request = RunPython(None, 'print(1)')
   room = len(grammar.output('a' * 40, ()))

@@ -46,3 +46,9 @@ def test_a_batch_that_fails_fails_for_all_in_it_and_the_next_one_runs():
   with pytest.raises(RuntimeError, match='out of memory'):
     batched(['a'])
   assert batched(['a']) == ['good']
+
+
+def test_no_batch_is_larger_than_the_most():
+  batches = []
+  batched = DynamicBatcher(lambda prompts: batches.append(len(prompts)) or prompts, workers=2, most=3)
+  assert batched([*range(8)]) == [*range(8)] and sorted(batches) == [2, 3, 3] and batched([]) == []

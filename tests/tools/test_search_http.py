@@ -102,32 +102,8 @@ def test_the_token_of_search_servers_goes_to_them_alone(monkeypatch):
   assert [headers.get('authorization') for _, headers, _ in seen] == ['Bearer sesame', None, None]
 
 
-def respond(handler):
-  """Each query finds a document of its own name."""
-  hit = lambda query: {'document': {'id': query, 'contents': f'"{query}"\nabout {query}'}, 'score': 1.0}
-  queries = json.loads(handler.body)['queries']
-  send(handler, json.dumps({'result': [[hit(query)] * 3 for query in queries]}).encode())
-
-
 def ids(results):
   return [[document.id for document in documents] for documents in results]
-
-
-def test_more_than_one_request_may_hold_is_split(monkeypatch):
-  monkeypatch.setattr(search_http, 'MAX_QUERIES', 3)
-  with server(respond) as (url, seen):
-    assert ids(HttpSearch(url, **FAST).search([*'abcdefgh'], 1)) == [[name] for name in 'abcdefgh']
-  assert sorted(len(body['queries']) for _, _, body in seen) == [2, 3, 3]
-
-
-def test_a_dead_and_a_slow_server_are_passed_over():
-  slow = lambda handler: time.sleep(2)
-  with server(slow) as (slow_url, _), server(respond) as (url, seen):
-    client = HttpSearch(f'http://127.0.0.1:9,{slow_url},{url}', timeout=3.0, backoff=0.01)
-    start = time.monotonic()
-    for name in 'abcd':
-      assert ids(client.search([name], 1)) == [[name]]
-    assert len(seen) == 4 and time.monotonic() - start < 15
 
 
 class Corpus:
