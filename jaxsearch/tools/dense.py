@@ -13,8 +13,7 @@ import numpy as np
 
 from jaxsearch.files import appended
 
-CHUNK = 2**12     # passages that a device scores at a time; larger ones leave the cache of a CPU
-MOST_QUERIES = 64  # of a batch
+CHUNK = 2**12  # passages that a device scores at a time; larger ones leave the cache of a CPU
 PRECISIONS = ('float16', 'int8')
 
 
@@ -86,20 +85,18 @@ class Dense:
 
     The best come first, ties go to the lower number.
     """
-    topk, results = min(topk, self.size), []
-    padded = 2 ** (topk - 1).bit_length()  # few programs, whatever is asked for
-    for start in range(0, len(queries), MOST_QUERIES):
-      part = queries[start:start + MOST_QUERIES]
-      batch = np.zeros((2 ** (len(part) - 1).bit_length(), queries.shape[1]), np.float32)
-      batch[:len(part)] = part
-      nearest = [nearest_of(padded, self.size - first, *share, batch) for first, *share in self._shares]
-      scores = np.concatenate([np.asarray(scores) for scores, _ in nearest], axis=1)[:len(part)]
-      numbers = np.concatenate([np.asarray(numbers, np.int64) + first for (_, numbers), (first, *_)
-                                in zip(nearest, self._shares)], axis=1)[:len(part)]
-      best = np.argsort(-scores, axis=1, kind='stable')[:, :topk]
-      results.append((np.take_along_axis(numbers, best, 1), np.take_along_axis(scores, best, 1)))
-    numbers, scores = map(np.concatenate, zip(*results))
-    return numbers, scores
+    topk = min(topk, self.size)
+    padded, width = 2 ** (topk - 1).bit_length(), queries.shape[1]  # few programs, whatever is asked for
+    batch = np.zeros((2 ** (len(queries) - 1).bit_length(), width), np.float32)
+    batch[:len(queries)] = queries
+    nearest = [nearest_of(padded, self.size - first, *share, batch) for first, *share in self._shares]
+    scores, numbers = [], []
+    for (first, *_), (of_share, within) in zip(self._shares, nearest):  # all devices are at work by now
+      scores.append(np.asarray(of_share)[:len(queries)])
+      numbers.append(np.asarray(within, np.int64)[:len(queries)] + first)
+    scores, numbers = np.concatenate(scores, axis=1), np.concatenate(numbers, axis=1)
+    best = np.argsort(-scores, axis=1, kind='stable')[:, :topk]
+    return np.take_along_axis(numbers, best, 1), np.take_along_axis(scores, best, 1)
 
 
 @functools.partial(jax.jit, static_argnums=0)

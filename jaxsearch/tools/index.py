@@ -20,6 +20,7 @@ from jaxsearch.tools.sparse import NOTHING, Ranking
 
 FORMAT = 3       # of the files
 DEPTH = 100      # of the rankings of a hybrid index
+MOST_QUERIES = 64  # that are encoded and searched for together
 # The cosine beside BM25: the best for all-MiniLM-L6-v2 on training questions of HotpotQA and 2WikiMultiHopQA
 # (benchmarks/RESULTS.md).
 DENSE_WEIGHT = 12.0
@@ -125,7 +126,7 @@ class Index:
         self.dense = approximate.Lists(folder, manifest['approximate']['probes'])
       else:
         self.dense = dense.Dense(self._vectors)
-      self._batched = DynamicBatcher(self._nearest)
+      self._batched = DynamicBatcher(self._nearest, most=MOST_QUERIES)
       self.threads = 64  # that wait for the next batch of the encoder cost nothing
 
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
