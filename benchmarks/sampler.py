@@ -2,11 +2,13 @@
 
     python benchmarks/sampler.py --turns 4
     python benchmarks/sampler.py --turns 8 --peer transformers --peer loop --peer tunix --peer-python VENV_WITH_TUNIX/bin/python
+    python benchmarks/sampler.py --preset qwen2.5-3b --dtype bfloat16
     python benchmarks/sampler.py --ragged --search-ms 200
     python benchmarks/sampler.py --text --slots 64 --tokenizer SmolLM2.gguf
 
 Lockstep (default): 16 rollouts, a prompt of 64 tokens, then T turns of 32 generated and 96 observation tokens, a Qwen2.5 of 8
-layers and width 512 in float32 with random weights. Sampling at temperature 1 with stop strings, forbidden tokens and
+layers and width 512 in float32 (or --preset and
+--dtype) with random weights. Sampling at temperature 1 with stop strings, forbidden tokens and
 log-probabilities on. Each peer does the same rollouts in its own process (sampler_peers.py), one after the other.
 Ragged: 64 rollouts of 1 to 6 turns of 8 to 64 tokens on 16 slots, with continuous batching and, for comparison, in batches of
 16 that wait for their slowest rollout at every turn.
@@ -25,6 +27,7 @@ The last line is one JSON object.
 import argparse
 import collections
 import dataclasses
+import functools
 import itertools
 import json
 import pathlib
@@ -40,7 +43,7 @@ from scipy.linalg import hadamard
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.data.sources import load_corpus, load_questions
-from jaxsearch.models.architecture import DecoderConfig, initial_params
+from jaxsearch.models.architecture import DecoderConfig, initial_params, preset
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.engine import Engine
@@ -115,23 +118,23 @@ def rates():
       seconds.append(time.perf_counter() - start)
     return min(seconds)
 
-  n, size = 2048, 64 << 20
-  product = best(jax.jit(lambda a: a @ a * (1 / n)), jnp.ones((n, n)))
+  n, size = (2048, 64 << 20) if jax.default_backend() == 'cpu' else (8192, 512 << 20)
+  product = best(jax.jit(lambda a: a @ a * (1 / n)), jnp.ones((n, n), CONFIG.dtype))
   copy = best(jax.jit(lambda a: a + 1, donate_argnums=0), jnp.zeros(size))
   return 2 * n**3 / product, 2 * 4 * size / copy
 
 
 def least_seconds(turns, flops_rate, byte_rate):
   """Time for the rollouts if each step were bound by its arithmetic or its memory traffic alone, whichever is longer."""
+  width, size = CONFIG.num_heads * CONFIG.head_dim, jnp.dtype(CONFIG.dtype).itemsize
   weights = sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda: initial_params(CONFIG, jax.random.key(0)))))
   body = weights - CONFIG.vocab_size * CONFIG.hidden_size
-  width = CONFIG.num_heads * CONFIG.head_dim
 
   def step(tokens, context, projected):
     attention = 4 * CONFIG.num_layers * width * context * SLOTS * tokens
     flops = 2 * SLOTS * (body * tokens + CONFIG.vocab_size * CONFIG.hidden_size * projected) + attention
-    cached = 2 * 4 * CONFIG.num_layers * CONFIG.num_kv_heads * CONFIG.head_dim * context * SLOTS
-    return max(flops / flops_rate, (4 * weights + cached) / byte_rate)
+    cached = 2 * size * CONFIG.num_layers * CONFIG.num_kv_heads * CONFIG.head_dim * context * SLOTS
+    return max(flops / flops_rate, (size * weights + cached) / byte_rate)
 
   total, context = 0.0, PROMPT
   total += step(PROMPT, PROMPT / 2, 0)
@@ -166,8 +169,9 @@ def products_seconds(params, chunks, length, context, projected, repeats=3):
 
     return jax.lax.fori_loop(0, steps, step, x)
 
-  cache = [(jnp.zeros((chunks, K, h, context)), jnp.zeros((chunks, K, context, h))) for _ in range(CONFIG.num_layers)]
-  x, seconds = jnp.zeros((rows, D)), []
+  zeros = functools.partial(jnp.zeros, dtype=params['embedding'].dtype)
+  cache = [(zeros((chunks, K, h, context)), zeros((chunks, K, context, h))) for _ in range(CONFIG.num_layers)]
+  x, seconds = zeros((rows, D)), []
   for _ in range(repeats + 1):
     start = time.perf_counter()
     jax.block_until_ready(run(params, cache, x))
@@ -321,6 +325,8 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--turns', type=int, default=4)
   parser.add_argument('--repeats', type=int, default=3, help='the fastest counts')
+  parser.add_argument('--preset', help='of lockstep and --ragged: a model of jaxsearch/models/architecture.py')
+  parser.add_argument('--dtype', default='float32', choices=('float32', 'bfloat16'))
   parser.add_argument('--ragged', action='store_true')
   parser.add_argument('--text', action='store_true')
   parser.add_argument('--slots', type=int, default=64, help='with --text')
@@ -331,8 +337,13 @@ def main():
   args = parser.parse_args()
   if args.text and not args.tokenizer:
     parser.error('--text needs --tokenizer')
+  if args.preset and (args.text or args.peer):
+    parser.error('--preset is for lockstep and --ragged, without --peer')
+  global CONFIG
+  CONFIG = dataclasses.replace(preset(args.preset) if args.preset else CONFIG, dtype=args.dtype)
   measure = text if args.text else ragged if args.ragged else lockstep
-  result = measure(args, None if args.text else initial_params(CONFIG, jax.random.key(0)))
+  params = None if args.text else jax.jit(lambda key: initial_params(CONFIG, key, CONFIG.dtype))(jax.random.key(0))
+  result = measure(args, params)
   print(json.dumps({name: round(float(value), 4) for name, value in result.items()}))
 
 

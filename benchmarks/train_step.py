@@ -1,6 +1,7 @@
 """Speed of a GRPO update on search rollouts: tokens a second, against the machine's arithmetic and against a peer.
 
     python benchmarks/train_step.py [--rollouts 8] [--steps 3] [--peer /path/to/python-with-tunix]
+    python benchmarks/train_step.py --preset qwen2.5-0.5b --dtype bfloat16
 
 The rollouts are ragged, as in multi-turn search: a prompt of 64 tokens, then 1 to 6 turns of 32 generated and 96 retrieved
 tokens; only generated tokens are trained on. Tokens of rollouts count, padding does not. `share_of_limit` is the arithmetic that
@@ -59,11 +60,11 @@ def best_seconds(step, steps: int) -> float:
   return min(times)
 
 
-def machine_flops() -> float:
-  """Operations a second of the fastest float32 matrix product among a few sizes."""
+def machine_flops(dtype: str) -> float:
+  """Operations a second of the fastest matrix product among a few sizes."""
   best = 0.0
-  for size in (512, 1024, 2048):
-    a = jnp.asarray(np.random.default_rng(0).normal(size=(size, size)), jnp.float32)
+  for size in (512, 1024, 2048) if jax.default_backend() == 'cpu' else (4096, 8192):
+    a = jnp.asarray(np.random.default_rng(0).normal(size=(size, size)), dtype)
     product = jax.jit(jnp.dot)
     best = max(best, 2 * size**3 / best_seconds(lambda: product(a, a).block_until_ready(), 8))
   return best
@@ -106,10 +107,9 @@ def open_update(data, config, row_length: int = 0, micro_rows: int = 1):
   return update, states.create_state(params, optimizer, mesh), batch, 1 - rows.fill
 
 
-def ours(data, steps: int) -> dict:
+def ours(data, steps: int, config) -> dict:
   """Seconds of an update, and the share of padding in its rows."""
-  from jaxsearch.models.architecture import DecoderConfig
-  update, state, batch, padded = open_update(data, DecoderConfig(**SIZES))
+  update, state, batch, padded = open_update(data, config)
 
   def step():
     nonlocal state
@@ -161,17 +161,22 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
   parser.add_argument('--rollouts', type=int, default=12)
   parser.add_argument('--steps', type=int, default=3, help='updates timed; the fastest counts')
+  parser.add_argument('--preset', help='a model of jaxsearch/models/architecture.py; the peer has none')
+  parser.add_argument('--dtype', default='float32', choices=('float32', 'bfloat16'), help='of activations')
   parser.add_argument('--peer', default='', help='a Python with google-tunix')
   parser.add_argument('--as-peer', action='store_true', help=argparse.SUPPRESS)
   arguments = parser.parse_args()
-  data = rollouts(arguments.rollouts)
   if arguments.as_peer:
-    print(json.dumps(tunix(data, arguments.steps)))
+    print(json.dumps(tunix(rollouts(arguments.rollouts), arguments.steps)))
     return
+  from jaxsearch.models.architecture import DecoderConfig, preset
+  config = preset(arguments.preset) if arguments.preset else DecoderConfig(**SIZES)
+  config = dataclasses.replace(config, dtype=arguments.dtype, remat='full' if arguments.preset else 'none')
+  data, sizes = rollouts(arguments.rollouts, config.vocab_size), dataclasses.asdict(config)
   tokens = sum(len(ids) for ids, _ in data)
-  limit, found = machine_flops(), ours(data, arguments.steps)
+  limit, found = machine_flops(arguments.dtype), ours(data, arguments.steps, config)
   result = {
-    'tokens_per_second': tokens / found['seconds'], 'share_of_limit': needed_flops(data) / found['seconds'] / limit,
+    'tokens_per_second': tokens / found['seconds'], 'share_of_limit': needed_flops(data, sizes) / found['seconds'] / limit,
     'limit_gflops': limit / 1e9, 'tokens': tokens, 'padded_share': found['padded_share'],
   }  # fmt: skip
   if arguments.peer:

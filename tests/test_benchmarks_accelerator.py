@@ -1,4 +1,5 @@
-"""The three parts of benchmarks/accelerator.py in a tiny form: all but the speed of a device."""
+"""The three parts of benchmarks/accelerator.py in a tiny form, all but the speed of a device; models by name
+in the benchmarks of sampler and updates."""
 
 import json
 import os
@@ -17,12 +18,17 @@ SMALL = '--presets=world-reader', '--length=192', '--slots=3'
 TINY = '--gib=0.001', '--dtype=float32'
 
 
-def results(*arguments):
-  """The last line of a part that fails nowhere, on one device; nothing in it is infinite or no number."""
-  command = [sys.executable, ROOT / 'benchmarks' / 'accelerator.py', *arguments, *TINY]
+def last_line(script, *arguments):
+  """What a benchmark ends with, on one device; nothing in it is infinite or no number."""
+  command = [sys.executable, ROOT / 'benchmarks' / script, *arguments]
   settings = os.environ | {'PYTHONPATH': str(ROOT), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1'}
   out = subprocess.run(command, cwd=ROOT, env=settings, check=True, stdout=subprocess.PIPE, text=True).stdout
-  found = json.loads(out.splitlines()[-1], parse_constant=pytest.fail)
+  return json.loads(out.splitlines()[-1], parse_constant=pytest.fail)
+
+
+def results(*arguments):
+  """The last line of a part that fails nowhere."""
+  found = last_line('accelerator.py', *arguments, *TINY)
   assert found['device']['platform'] == 'cpu' and found['limits']['tflops'] > 0 and 'failed' not in found
   return found
 
@@ -68,3 +74,10 @@ def test_counts_what_the_largest_loop_launches():
   loop = lambda x: jax.lax.fori_loop(0, x[0, 0].astype(jnp.int32), lambda _, y: jnp.sin(y @ y), x)
   text = jax.jit(loop).lower(jnp.ones((256, 256))).compile().as_text()
   assert 2 <= accelerator.launches(text) <= 6
+
+
+@pytest.mark.parametrize(('script', 'arguments'), [
+  ('sampler.py', ('--turns=1', '--repeats=1')), ('train_step.py', ('--rollouts=2', '--steps=1'))])
+def test_a_model_and_a_type_by_name(script, arguments):
+  found = last_line(script, '--preset=world-reader', '--dtype=bfloat16', *arguments)
+  assert found['tokens_per_second'] > 0 and 0 < found['share_of_limit'] < 1
