@@ -1,5 +1,6 @@
 """Compiles the programs of a config for a target that is not here: what they need, and whether that fits."""
 
+import bisect
 import collections
 import dataclasses
 import json
@@ -11,8 +12,9 @@ import jax
 import ml_collections
 
 from jaxsearch import setup
-from jaxsearch.parallel import compiled, targets
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import targets
+from jaxsearch.parallel.compiled import collectives
 from jaxsearch.parallel.memory import POOL
 from jaxsearch.planning import costs, programs, step
 
@@ -40,11 +42,10 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, say: Callabl
         f'planned with {config.train.micro_rows}')
   run = programs.of_config(config, devices)
   shares, work = programs.share(config, run), step.work(config, **workload)
-  needs, moved, collectives, figures = {'load': run.load}, {}, {}, {}
+  compiled, moved, figures = {}, {}, {}
   for name, program in run.programs.items():
     say(f'compiling {name} …')
-    made = compile_program(program, target)
-    needs[name], collectives[name] = made.needs, made.collectives
+    compiled[name] = made = compile_program(program, target)
     moved[name] = costs.of_program(program, *shares[name], made.collectives or ())
     resident = run.resident(name)
     figures[name] = {
@@ -53,43 +54,15 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, say: Callabl
       'collectives': list(map(dataclasses.astuple, made.collectives or ()))}
   load = {'temporary': run.load, 'total': run.resident('load') + run.load}
   highest = max(load['total'], *(program['memory']['total'] for program in figures.values()))
-  fits = highest <= POOL * target.device.memory
-  device, on_gpus = target.device, target.kind.startswith('cuda')
-  layers = setup.architecture(config).num_layers if on_gpus else 0
-
-  def forecast(work):
-    """Returns what programs need in this workload, and least and expected seconds of phases."""
-    needed, least, expected = {}, {}, {}
-    for name, parts in moved.items():
-      hosts = 1 if name in programs.SAMPLING else run.hosts  # a host samples by itself
-      if name == 'decode':
-        parts = [cost.filled(work.mean_length / run.row_length) for cost in parts]
-      times = [{'arithmetic': cost.flops / device.flops, 'memory': cost.bytes / device.bandwidth,
-                'network': targets.network_seconds(target, hosts, cost.received)} for cost in parts]
-      least[name] = [max(spent.values()) for spent in times]
-      # A sampler's layers are unrolled; its loops of known length are those of truncation, which few ask for.
-      sent = [sum(1 if name == 'decode' else each.times for each in collectives[name] or ()
-                  if each.in_turn == in_turn) for in_turn in (False, True)]
-      launched = 0, layers if name == 'decode' else 0
-      expected[name] = [step.expected(**spent, collectives=count, layers=own)
-                        for spent, count, own in zip(times, sent, launched)]
-      needed[name] = [dataclasses.asdict(cost) | spent for cost, spent in zip(parts, times)]
-    calls = step.calls(
-      work, config, scored=programs.score_passes(config), hosts=run.hosts, slots=run.engine.slots,
-      segment=run.engine.segment_steps, prefill=math.prod(run.programs['prefill'].args[3].shape))
-    phases = {'roofline_seconds': step.step_seconds(least, calls),
-              'expected_seconds': step.step_seconds(expected, calls)}
-    phases['expected_seconds']['rollout'] += step.waits(
-      work, hosts=run.hosts, workers=config.sampler.tool_workers)
-    return needed, phases
-
-  needed, limits = forecast(work)
-  for name, (once, each) in needed.items():
+  limit = POOL * target.device.memory
+  needs = {'load': run.load} | {name: made.needs for name, made in compiled.items()}
+  spent, limits = forecast(config, target, run, compiled, moved, work)
+  for name, (once, each) in spent.items():
     figures[name] |= {'once': once, 'each': each}
-  workloads = {'limits': limits, 'published': forecast(step.published(work))[1]}
-  complete = None not in collectives.values()
-  step_seconds, expected_step_seconds = (
-    sum(phases.values()) if complete else None for phases in limits.values())
+  workloads = {'limits': limits,
+               'published': forecast(config, target, run, compiled, moved, step.published(work))[1]}
+  complete = all(made.collectives is not None for made in compiled.values())
+  seconds = [sum(phases.values()) if complete else None for phases in limits.values()]
   live = run.weights + work.mean_length * run.engine.slots / run.engine.lanes * run.token
   derived = ('decoded', 'prefilled', 'trained', 'mean_length')
   return {
@@ -97,10 +70,40 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, say: Callabl
     'resident': {name: getattr(run, name) for name in ('parameters', 'moments', 'weights', 'cache')},
     'released': run.released, 'load': load, 'programs': figures,
     'work': dataclasses.asdict(work) | {name: getattr(work, name) for name in derived},
-    'workloads': workloads, 'step_seconds': step_seconds, 'expected_step_seconds': expected_step_seconds,
+    'workloads': workloads, 'step_seconds': seconds[0], 'expected_step_seconds': seconds[1],
     'decode_traffic': figures['decode']['each']['bytes'] / live,
-    'fits': fits, 'bytes_per_device': highest, 'share': highest / target.device.memory,
-    'advice': '' if fits else advice(config, run, needs, POOL * target.device.memory)}
+    'fits': highest <= limit, 'bytes_per_device': highest, 'share': highest / target.device.memory,
+    'advice': '' if highest <= limit else advice(config, run, needs, limit)}
+
+
+def forecast(config: ml_collections.ConfigDict, target: targets.Target, run: programs.Run,
+             compiled: dict[str, Compiled], moved: dict[str, list[costs.Cost]], work: step.Work) -> tuple:
+  """Returns (cost and least seconds of a program's call and turn, seconds of phases) in a workload."""
+  device, on_gpus = target.device, target.kind.startswith('cuda')
+  spent, least, expected = {}, {}, {}
+  for name, parts in moved.items():
+    decodes = name == 'decode'
+    if decodes:
+      parts = [cost.filled(work.mean_length / run.row_length) for cost in parts]
+    hosts = 1 if name in programs.SAMPLING else run.hosts  # a host samples by itself
+    times = [{'arithmetic': cost.flops / device.flops, 'memory': cost.bytes / device.bandwidth,
+              'network': targets.network_seconds(target, hosts, cost.received)} for cost in parts]
+    # A sampler's layers are unrolled; its loops of known length are those of truncation, which few ask for.
+    waited = [sum(1 if decodes else each.times for each in compiled[name].collectives or ()
+                  if each.in_turn == in_turn) for in_turn in (False, True)]
+    launched = 0, setup.architecture(config).num_layers if decodes and on_gpus else 0
+    spent[name] = [dataclasses.asdict(cost) | time for cost, time in zip(parts, times)]
+    least[name] = [max(time.values()) for time in times]
+    expected[name] = [step.expected(**time, collectives=count, layers=layers)
+                      for time, count, layers in zip(times, waited, launched)]
+  calls = step.calls(
+    work, config, scored=programs.score_passes(config), hosts=run.hosts, slots=run.engine.slots,
+    segment=run.engine.segment_steps, prefill=math.prod(run.programs['prefill'].args[3].shape))
+  seconds = {'roofline_seconds': step.step_seconds(least, calls),
+             'expected_seconds': step.step_seconds(expected, calls)}
+  workers = config.sampler.tool_workers
+  seconds['expected_seconds']['rollout'] += step.waits(work, hosts=run.hosts, workers=workers)
+  return spent, seconds
 
 
 def compile_program(program: programs.Program, target: targets.Target) -> Compiled:
@@ -114,7 +117,7 @@ def compile_program(program: programs.Program, target: targets.Target) -> Compil
     sizes = re.findall(r'([\d.]+)([KMGT])\b', str(error))
     asked = max((float(size) * 1024.0**' KMGT'.index(unit) for size, unit in sizes), default=math.inf)
     return Compiled(asked - arguments, None)
-  return Compiled(needs(executable, arguments), compiled.collectives(executable.as_text()))
+  return Compiled(needs(executable, arguments), collectives(executable.as_text()))
 
 
 def needs(executable: jax.stages.Compiled, arguments: int) -> int:
@@ -157,18 +160,21 @@ def search(config: ml_collections.ConfigDict, target: targets.Target,
            say: Callable[[str], None] = print) -> dict:
   """Finds the largest `sampler.slots` and `train.micro_rows` that fit, each with the other as it is.
 
-  Compiles programs several times.
+  By bisection up to 4096 and 1024: compiles programs up to ten times.
   """
   devices, limit = target.devices(), POOL * target.device.memory
   run = programs.of_config(config, devices)
 
   def largest(group, field, names, multiple, most):
     def measure(value):
-      say(f'{group}.{field}={value} …')
       tried = programs.of_config(programs.changed(config, {group: {field: value}}), devices)
+      resident = max(map(tried.resident, names))
+      if resident > limit:
+        return resident
+      say(f'{group}.{field}={value} …')
       return max(tried.resident(name) + compile_program(tried.programs[name], target).needs for name in names)
 
-    return step.largest(measure, config[group][field], multiple, limit, most)
+    return multiple * bisect.bisect(range(multiple, most + 1, multiple), limit, key=measure)
 
   training = [name for name in ('update', 'critic') if name in run.programs]
   return {'sampler.slots': largest('sampler', 'slots', ['decode'], run.engine.lanes, 4096),

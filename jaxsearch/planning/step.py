@@ -8,7 +8,7 @@ Judges take no time here.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import ml_collections
 
@@ -133,23 +133,3 @@ def step_seconds(seconds: Mapping[str, tuple[float, float]],
   """Returns phase -> seconds, from the time of every program: (of a call, of a turn of its loop)."""
   spent = {name: sum(each * count for each, count in zip(seconds[name], times[name])) for name in seconds}
   return {phase: sum(spent.get(name, 0.0) for name in names) for phase, names in PHASES.items()}
-
-
-def largest(measure: Callable[[int], float], start: int, multiple: int, limit: float, most: int) -> int:
-  """Returns the largest multiple up to `most` whose measure is at most `limit`; 0 if not even the first.
-
-  A measure grows, and takes minutes: the next guess lies on the line through the smallest and largest known.
-  """
-  known = {}
-  low, high = 0, most // multiple + 1  # the former fits, the latter does not
-  guess = min(max(1, start // multiple), high - 1)
-  while high - low > 1:
-    known[guess] = measure(guess * multiple)
-    low, high = (guess, high) if known[guess] <= limit else (low, guess)
-    guess = (low + high) // 2 if high <= most // multiple else 2 * low
-    finite = sorted(n for n in known if known[n] < math.inf)
-    if len(finite) > 1 and known[finite[-1]] > known[finite[0]]:
-      slope = (known[finite[-1]] - known[finite[0]]) / (finite[-1] - finite[0])
-      guess = int(finite[0] + (limit - known[finite[0]]) / slope)
-    guess = min(max(guess, low + 1), high - 1)
-  return low * multiple

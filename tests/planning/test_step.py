@@ -94,19 +94,3 @@ def test_the_published_workload():
   assert step.waits(work, hosts=2, workers=64) == pytest.approx(11.2 + 3.0)
   calls = step.calls(work, config, scored=1, hosts=1, slots=256, segment=32, prefill=2048)
   assert calls['decode'] == (2500 / 32, 2500)  # ten rounds
-
-
-@pytest.mark.parametrize('fixed, slope, start',
-                         [(0, 1, 4), (50, 3, 64), (7, 0.5, 4), (99, 1, 256), (200, 1, 8), (0, 0.001, 8)])
-def test_the_largest_that_fits(fixed, slope, start):
-  asked = []
-
-  def measure(n):
-    asked.append(n)
-    # what is far too large does not compile
-    return fixed + slope * n + (n / 100)**2 if fixed + slope * n < 400 else math.inf
-
-  found = step.largest(measure, start, 4, 100, 512)
-  fitting = [n for n in range(4, 513, 4) if fixed + slope * n + (n / 100)**2 <= 100]
-  assert found == max(fitting, default=0)
-  assert len(asked) == len(set(asked)) <= 8
