@@ -42,21 +42,6 @@ def test_products_and_gradients_are_those_of_float64(spec, dtype):
     np.testing.assert_allclose(np.asarray(one, np.float64), other, rtol=limit, atol=limit * 1e-2 if dtype == 'bfloat16' else 1e-5)
 
 
-def test_matrices_of_three_axes():
-  x, w = values((2, 5, 12), 0, 'bfloat16'), values((3, 4, 6), 1, 'bfloat16')
-  with meshes.ambient(CPU):
-    inside = jax.jit(matmul)(x, w)
-  assert inside.shape == (2, 5, 6) and inside.dtype == jnp.bfloat16
-  np.testing.assert_array_equal(inside, matmul(x, w))
-  by_result = values((2, 5, 6), 2, 'bfloat16')
-  with meshes.ambient(CPU):
-    gradients = jax.jit(lambda *of: jax.vjp(matmul, *of[:2])[1](of[2]))(x, w, by_result)
-  wide = [np.asarray(one, np.float64) for one in (x, w.reshape(12, 6), by_result)]
-  for one, expected in zip(gradients, (wide[2] @ wide[1].T, np.einsum('btn,btm->nm', wide[0], wide[2]).reshape(w.shape))):
-    assert one.dtype == jnp.bfloat16
-    np.testing.assert_allclose(np.asarray(one, np.float64), expected, rtol=2**-8, atol=2**-14)
-
-
 def test_cpus_get_products_of_bfloat16_operands():
   """No operand of the product, nor of the gradient of its first operand, was turned into float32."""
   x, w = values((64, 96), 0, 'bfloat16'), values((96, 64), 1, 'bfloat16')

@@ -74,12 +74,6 @@ def test_a_window_that_no_layer_uses_is_fine(read):
   assert read(model_type='qwen2', use_sliding_window=False, sliding_window=64, max_window_layers=2).num_layers == 4
 
 
-def test_not_json(tmp_path):
-  (tmp_path / 'config.json').write_text('{"model_type": ')
-  with pytest.raises(ValueError, match=r'config\.json: not valid JSON'):
-    families.from_hugging_face(tmp_path / 'config.json')
-
-
 def test_a_combination_without_a_family():
   config = DecoderConfig(10, 32, 48, 4, 4, 2, 8, qkv_bias=True, qk_norm=True)
   with pytest.raises(ValueError, match='qkv_bias and qk_norm at once'):

@@ -151,13 +151,6 @@ def rewrite(folder, change):
   save_file(tensors, folder / 'model.safetensors')
 
 
-def test_missing_tensor(make_checkpoint, name='model.layers.1.self_attn.k_proj.bias'):
-  folder, _ = make_checkpoint('qwen2')
-  rewrite(folder, lambda tensors: tensors.pop(name))
-  with pytest.raises(ValueError, match=rf'model\.safetensors: 1 missing tensor: {name}$'):
-    models.load(folder)
-
-
 def test_tensor_of_integers(make_checkpoint):
   folder, _ = make_checkpoint('llama')
   rewrite(folder, lambda tensors: tensors.update({'model.norm.weight': np.ones(32, np.int8)}))
@@ -171,16 +164,6 @@ def test_harmless_extras_are_let_through(make_checkpoint, torch_logits):
            'lm_head.weight': theirs.model.embed_tokens.weight.detach().numpy()}
   rewrite(folder, lambda tensors: tensors.update(extra))
   assert relative_error(models.load(folder)(TOKENS), torch_logits(theirs)) < 1e-5
-
-
-@pytest.mark.parametrize('name', ['nowhere', 'empty', 'two'])
-def test_paths_without_a_model(name, tmp_path):
-  (tmp_path / 'empty').mkdir()
-  (tmp_path / 'two').mkdir()
-  for file in ('a.gguf', 'b.gguf'):
-    (tmp_path / 'two' / file).touch()
-  with pytest.raises(FileNotFoundError, match=name):
-    models.load(tmp_path / name)
 
 
 # --- saving ---
@@ -296,28 +279,16 @@ def test_gguf_is_dequantised(kind, tolerance, make_checkpoint, tmp_path):
   assert 0 < error < tolerance
 
 
-def llama3_divisors(theta, head_dim, factor):
-  """What llama.cpp's converter writes as rope_freqs.weight, in its own words (low 1, high 4, original 8192)."""
-  frequencies = 1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
-  divisors = []
-  for frequency in frequencies:
-    wavelength = 2 * np.pi / frequency
-    if wavelength < 8192 / 4:
-      divisors.append(1)
-    elif wavelength > 8192 / 1:
-      divisors.append(factor)
-    else:
-      smooth = (8192 / wavelength - 1) / (4 - 1)
-      divisors.append(1 / ((1 - smooth) / factor + smooth))
-  return np.array(divisors, np.float32)
-
-
 def test_gguf_llama3_scaling(make_checkpoint, edit_config, tmp_path):
   folder, _ = make_checkpoint('llama')
   rope = dict(rope_theta=1e6, original_max_position_embeddings=8192, factor=32.0)
-  edit_config(folder, rope_parameters=LLAMA3_ROPE | rope)
+  edit_config(folder, rope_parameters=LLAMA3_ROPE | rope, max_position_embeddings=131072)
   model = models.load(folder)
-  divisors = llama3_divisors(1e6, model.config.head_dim, 32.0)
+  transformers = pytest.importorskip('transformers')
+  theirs = transformers.AutoConfig.from_pretrained(folder)
+  scaled, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS['llama3'](theirs, 'cpu')
+  plain = 1e6 ** (-np.arange(0, model.config.head_dim, 2) / model.config.head_dim)
+  divisors = (plain / scaled.numpy()).round(4).astype(np.float32)
   write_gguf(folder, tmp_path / 'model.gguf', model.config, rope_freqs=divisors)
   assert models.load(tmp_path).config.rope_scaling == model.config.rope_scaling
   other = tmp_path / 'other.gguf'

@@ -95,14 +95,6 @@ def test_sentencepiece_style():
   assert [pieces[i] for i in ids] == [b' ab', b' ab', b'\n', b'\xc3', b'\xa9', b'</s>']
 
 
-def test_tokens_that_are_plain_text():
-  backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({'a': 0, 'b': 1, 'é': 2}, unk_token='a'))
-  backend.pre_tokenizer = pre_tokenizers.Split('', 'isolated')
-  tokenizer = Tokenizer(backend)
-  assert tokenizer.pieces() == [b'a', b'b', 'é'.encode()]
-  assert tokenizer.decode(tokenizer.encode('abéba')) == 'abéba'
-
-
 def test_wordpiece_has_no_pieces():
   vocab = {'[UNK]': 0, 'play': 1, '##ing': 2, 'now': 3}
   backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token='[UNK]'))

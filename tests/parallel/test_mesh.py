@@ -39,16 +39,6 @@ def test_sizes_that_do_not_fit_are_named(sizes):
     meshes.make_mesh(*sizes)
 
 
-def test_every_axis_name_of_every_preset_has_a_place():
-  mesh = meshes.make_mesh(1, 2, 4)
-  for config in PRESETS.values():
-    placed = meshes.shardings(parameter_axes(config), parameter_shapes(config), mesh)
-    shapes = parameter_shapes(config)
-    for name, sharding in placed['layers'].items():
-      local = sharding.shard_shape(shapes['layers'][name])  # raises where a dimension is not divided
-      assert len(local) == len(shapes['layers'][name])
-
-
 def test_layouts_follow_the_table_and_fall_back_to_whole():
   config = PRESETS['qwen2.5-0.5b']  # 14 heads, 2 key/value heads
   placed = lambda *sizes: meshes.shardings(
@@ -71,12 +61,6 @@ def test_place_splits_rows_and_keeps_values():
   array = transfer.place(values, transfer.split_over_batch(mesh, 1))
   assert {shard.data.shape for shard in array.addressable_shards} == {(3, 2, 5)}
   np.testing.assert_array_equal(array, values)
-
-
-def test_one_process_gathers_its_own():
-  assert transfer.gather_objects('alone') == ['alone']
-  meshes.start_distributed(enabled=False)
-  assert jax.process_count() == 1
 
 
 def test_what_processes_send_each_other_is_data_that_runs_no_code(tmp_path):

@@ -1,7 +1,6 @@
 """The kernels by interpretation against the dense path, what they visit, and their compilation for devices."""
 
 import contextlib
-import dataclasses
 import functools
 
 import jax
@@ -12,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import SingleDeviceSharding
 
-from jaxsearch.models import decoder
-from jaxsearch.models.architecture import DecoderConfig, initial_params, parameter_shapes
+from jaxsearch.models.architecture import DecoderConfig, parameter_shapes
 from jaxsearch.models.attention import dense_attention
 from jaxsearch.models.decoder import hidden_states
 from jaxsearch.models.kernels import tree_attention
@@ -180,37 +178,6 @@ def loss_and_gradient(config, mesh=None):
       return jax.value_and_grad(loss)(*args)
 
   return jax.jit(run)
-
-
-@pytest.fixture
-def calls(monkeypatch):
-  """The platforms for which the kernel is asked for; then it is interpreted."""
-  found, real = [], tree_attention.over_rows
-
-  def over_rows(until, group, width, platform):
-    found.append(platform)
-    return real(until, group, width, platform, interpret=True)
-
-  monkeypatch.setattr(tree_attention, 'over_rows', over_rows)
-  monkeypatch.setattr(tree_attention, 'block_sizes', lambda *_: Sizes(32, 16))
-  return found
-
-
-def decoder_inputs():
-  until = random_rows(0, 8, 70)
-  return initial_params(SMALL, jax.random.key(0)), jax.random.randint(jax.random.key(1), until.shape, 0, 64), until
-
-
-def test_the_kernel_is_for_devices_that_have_one(calls, monkeypatch):
-  mesh, given = meshes.make_mesh(2, 2, 2), decoder_inputs()
-  trace = lambda mesh, attention='auto': loss_and_gradient(dataclasses.replace(SMALL, attention=attention), mesh).trace(*given)
-  trace(mesh)
-  assert not calls  # CPUs
-  monkeypatch.setattr(decoder, 'ambient_platform', lambda: 'gpu')
-  trace(mesh, 'dense')
-  assert not calls
-  trace(mesh)
-  assert calls == ['gpu']
 
 
 @pytest.mark.parametrize('platform', ['tpu', 'gpu'])
