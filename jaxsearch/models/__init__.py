@@ -3,8 +3,8 @@
 import importlib
 
 _HOME = {
-  'load': 'hub', 'save': 'hub', 'load_encoder': 'encoder', 'Decoder': 'decoder', 'DecoderConfig': 'architecture',
-  'Tokenizer': 'tokenizer', 'PRESETS': 'architecture', 'preset': 'architecture',
+  'load': 'hub', 'save': 'hub', 'load_encoder': 'encoder', 'Decoder': 'decoder', 'Tokenizer': 'tokenizer',
+  'DecoderConfig': 'architecture', 'PRESETS': 'architecture', 'preset': 'architecture',
 }  # fmt: skip
 
 __all__ = list(_HOME)

@@ -97,13 +97,9 @@ _TENSORS = {
 
 
 def load_encoder(folder: str | pathlib.Path, dtype: str = 'float32') -> Encoder:
-  """Reads the encoder of a Hugging Face BERT folder (config.json and safetensors).
+  """Reads the encoder of a Hugging Face folder: of a BertModel, or a model with one inside (`bert.` in names).
 
-  Args:
-    folder: of a BertModel, or of a model with one inside (names that begin with `bert.`).
-    dtype: of the parameters and activations.
-  Raises:
-    FileNotFoundError, ValueError: naming the file and the key or tensor that is missing or unsupported.
+  Raises FileNotFoundError or ValueError that names the file and the key or tensor.
   """
   path = pathlib.Path(folder) / 'config.json'
   theirs = parse_config({'model_type': 'bert'} | tensor_files.read_json(path), path, ['bert'], _KEYS, _ONLY)
@@ -145,16 +141,13 @@ LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens of a batch: fe
 
 
 class TextEncoder:
-  """Turns texts into vectors of length 1, in batches of similar length, split over the devices of this
-  process.
+  """Turns texts into float32 vectors of length 1, in batches of similar length over this process's devices.
 
   Args:
     folder: of an encoder, with its tokenizer.json.
     recipe: a name in RECIPES.
-    dtype: of the forward pass; the vectors are float32.
+    dtype: of the forward pass.
     batch_tokens: of a batch, on each device.
-  Raises:
-    FileNotFoundError, ValueError: naming the file, or the recipe.
   """
 
   def __init__(self, folder: str | pathlib.Path, recipe: str, dtype: str = 'float32',

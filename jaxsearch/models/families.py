@@ -1,9 +1,8 @@
 """Model families in files: config.json of Hugging Face, the metadata of GGUF files, and the names of tensors.
 
 A family that computes what another one does is an entry of FAMILIES; one with a switch of its own adds it to
-`DecoderConfig` too. Configs go through transformers, which knows every family's defaults and its older and
-newer keys. Two checks stay ours. Its config classes fill a missing number with that of some other model, and
-they accept what is not computed here: either would be a wrong model without a word.
+`DecoderConfig` too. transformers knows every family's defaults and its older and newer keys. But it fills a
+missing number with that of some other model, and accepts what is not computed here: both are checked first.
 """
 
 import dataclasses

@@ -1,9 +1,7 @@
-"""Decoders in and out of files: Hugging Face folders and GGUF files in, Hugging Face folders out; and adapters.
+"""Decoders out of Hugging Face folders and GGUF files, and into Hugging Face folders; adapters in and out.
 
-`load` reads the config (families.py), checks that the checkpoint holds exactly the tensors of that decoder
-(tensor_files.py), and fills one parameter at a time: the stacked [layers, …] parameters are read layer by
-layer, and of each layer only the part that a device holds, so that a host never has the whole model beside
-its devices. Letters as in decoder.py.
+Parameters are read one at a time, layer by layer, and of each layer only the part that a device holds: a host
+never has the whole model beside its devices.
 """
 
 import dataclasses
@@ -37,17 +35,12 @@ ADAPTER = 'adapter.safetensors'
 
 def load(path: str | pathlib.Path, dtype: str = 'float32', *, param_dtype: str | None = None,
          mesh: jax.sharding.Mesh | None = None) -> Decoder:
-  """Reads the decoder of a Hugging Face folder (config.json, safetensors), of a GGUF file, or of a folder
-  with one.
+  """Reads the decoder of a Hugging Face folder (config.json, safetensors), of a GGUF file or a folder of one.
 
   Args:
-    dtype: of the activations.
-    param_dtype: of the parameters; `dtype` if not given.
-    mesh: where the parameters live, laid out as parallel/mesh.py says; each process reads only what its
-      devices hold. The default device if not given.
-  Raises:
-    FileNotFoundError, ValueError: naming the file and the key or tensor that is missing, unexpected or
-      mis-shaped.
+    dtype: of the activations, and of the parameters without `param_dtype`.
+    mesh: where the parameters live, laid out as parallel/mesh.py says; the default device if not given.
+  Raises FileNotFoundError or ValueError that names the file, and the key or tensor that does not fit.
   """
   config, files, tensors = _open(pathlib.Path(path))
   config = dataclasses.replace(config, dtype=jnp.dtype(dtype).name)
@@ -90,12 +83,11 @@ def _open(path: pathlib.Path) -> tuple[DecoderConfig, Mapping[str, InFile], Tens
 
 def read_params(tensors: Tensors, files: Mapping[str, InFile], shapes: dict, dtype: np.dtype,
                 harmless: Sequence[str], placed: dict | None = None) -> dict:
-  """Reads parameters of the given (nested) shapes, one after the other; `files` says where each of them lies.
+  """Reads parameters of the given (nested) shapes from `files`.
 
   Args:
     harmless: patterns of tensors that the checkpoint may have besides.
     placed: shardings, nested as `shapes`; the default device if not given.
-  Raises ValueError, naming the tensor that is missing, unexpected or mis-shaped.
   """
   expected = tensor_files.layout(files, shapes)
   tensor_files.check(tensors, {tensor: shape for tensor, (_, _, shape) in expected.items()}, harmless)
@@ -126,10 +118,7 @@ class NotFinite(ValueError):
 
 
 def check_finite(params: Any, name: object) -> None:
-  """Raises NotFinite if an array of `params` has a value that is not finite; `name` says whose they are.
-
-  One reduction where the arrays lie; with several processes all of them call this.
-  """
+  """Raises NotFinite where `params`, those of `name`, have values that are not; all processes call it."""
   for path, finite in jax.tree.leaves_with_path(jax.device_get(_finite(params))):
     if not finite:
       where = jax.tree_util.keystr(path, simple=True, separator='/')
@@ -161,17 +150,14 @@ def save(model: Decoder, folder: str | pathlib.Path, tokenizer: Tokenizer | None
          run: Mapping[str, Any] | None = None) -> None:
   """Writes config.json and safetensors that `load` and transformers' AutoModelForCausalLM read back.
 
-  Makes the folder, or replaces weights and index in it. The parameters may be sharded; with several processes
-  all of them call this, and the first writes.
+  Replaces weights that are in the folder. With several processes all of them call this, and the first writes.
 
   Args:
     tokenizer: also written, with its end tokens in generation_config.json.
     dtype: 'float32' or 'bfloat16'; the dtype of the embedding if not given.
     shard_bytes: a larger checkpoint is split into several files with an index.
-    run: also written, into jaxsearch.json: the run that the weights are from, for `read_run`.
-  Raises:
-    NotFinite: a parameter has values that are not finite; nothing is written.
-    ValueError: for a configuration that no model family has.
+    run: the run that the weights are from, for `read_run`.
+  Raises NotFinite, before anything is written; ValueError for a configuration that no model family has.
   """
   folder, params = pathlib.Path(folder), model.params
   check_finite(params, folder)
@@ -210,12 +196,8 @@ def is_adapter(path: str | pathlib.Path) -> bool:
 
 
 def save_adapter(adapter: dict, folder: str | pathlib.Path, run: Mapping[str, Any]) -> None:
-  """Writes an adapter in its dtype, and what `load_adapter` needs to know of its run.
-
-  Args:
-    run: at least `config`, `step`, `decoder` (by `dataclasses.asdict`) and `reference` (the base's
-      `fingerprint`).
-  """
+  """Writes an adapter in its dtype, and `run`: at least its `config`, `step`, `decoder` (by
+  `dataclasses.asdict`) and `reference` (the base's `fingerprint`)."""
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   named = traverse_util.flatten_dict(jax.tree.map(np.asarray, adapter), sep='/')
@@ -226,8 +208,7 @@ def save_adapter(adapter: dict, folder: str | pathlib.Path, run: Mapping[str, An
 def load_adapter(folder: str | pathlib.Path) -> tuple[DecoderConfig, dict, dict[str, Any]]:
   """Reads (the decoder, the adapter as host arrays, `run`) from a folder that `save_adapter` wrote.
 
-  Raises FileNotFoundError without jaxsearch.json, ValueError if a file cannot be read or they do not belong
-  together, NotFinite if the adapter has values that are not finite.
+  Raises FileNotFoundError, NotFinite, or ValueError where files cannot be read or do not belong together.
   """
   folder = pathlib.Path(folder)
   run = read_run(folder)

@@ -1,9 +1,8 @@
 """Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) for the matrices of the decoder's layers.
 
 An adapter is {'layers': {name: {'a', 'b'}}}: two factors for each matrix W that it changes, `a` with the
-leading axes of W and the rank r, `b` with the rank and the other axes of W. The policy is the base with every
-W replaced by W + alpha / r * a b (equation 3): `merge` returns its parameters, and `adapted` those whose
-gradient is that of the factors. Other letters as in decoder.py.
+leading axes of W and the rank r, `b` with the rank and the other axes. The policy is the base with every W
+replaced by W + alpha / r * a b (equation 3). Other letters as in decoder.py.
 """
 
 import math
@@ -22,10 +21,7 @@ def adapter_axes(config: DecoderConfig, targets: Sequence[str]) -> dict:
 
 
 def adapter_shapes(config: DecoderConfig, rank: int, targets: Sequence[str]) -> dict:
-  """Returns the shapes of every target's factors: of `q` {'a': (L, D, r), 'b': (L, r, H, h)}.
-
-  Raises ValueError for a rank below 1 and, as `adapter_axes`, for no target or an unknown one.
-  """
+  """Returns the shapes of every target's factors: of `q` {'a': (L, D, r), 'b': (L, r, H, h)}."""
   if rank < 1:
     raise ValueError(f'an adapter of rank {rank}: at least 1')
   return _factors(parameter_shapes(config), rank, targets)

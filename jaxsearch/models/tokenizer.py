@@ -58,7 +58,7 @@ class Tokenizer:
       return cls(**tokenizer_files.from_gguf(file))
 
   def to_json(self) -> dict[str, Any]:
-    """Returns all of it, as JSON can hold it, for `from_json`."""
+    """Returns all of it as JSON values."""
     fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
     return fields | {'backend': self.backend.to_str()}
 
@@ -89,11 +89,9 @@ class Tokenizer:
     return b''.join(pieces[i] for i in ids if i < len(pieces)).decode('utf-8', errors='replace')
 
   def pieces(self, size: int | None = None) -> list[bytes]:
-    """Returns the bytes of each id, b'' without a token; a text is the concatenation of the pieces of its
-    ids.
+    """Returns the bytes of each id, b'' without a token; a text is the concatenation of its ids' pieces.
 
-    Raises ValueError if texts are no concatenations (WordPiece), or the tokenizer has more than `size`
-    tokens.
+    Raises ValueError if it is not (WordPiece), or the tokenizer has more than `size` tokens.
     """
     missing = 0 if size is None else size - self.vocab_size
     if missing < 0:
@@ -105,9 +103,7 @@ class Tokenizer:
     """Renders `messages` ([{'role', 'content'}, …], a system turn first) through the model's chat template.
 
     The template sees `variables` (`tools=…`) but no clock: the same call gives the same prompt every day.
-
-    Raises:
-      ValueError: there is no template, or it rejects the messages.
+    Raises ValueError if there is no template, or it rejects the messages.
     """
     if self.chat_template is None:
       raise ValueError('this model has no chat template')

@@ -21,8 +21,8 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from jaxsearch.parallel import mesh as meshes
 
 ROWS, WHOLE = PartitionSpec(('data', 'groups', 'fsdp')), PartitionSpec()
-# Of float32 operands: three bfloat16 passes on TPUs, TF32 on GPUs. A TPU would take one pass, too coarse for the
-# long sums of the table's gradient; all bits would make that product 15 times slower on an H100.
+# Of float32 operands: three bfloat16 passes on TPUs, TF32 on GPUs. A TPU would take one pass, too coarse for
+# the long sums of the table's gradient; all bits would make that product 15 times slower on an H100.
 PRECISION = jax.lax.Precision.HIGH
 
 

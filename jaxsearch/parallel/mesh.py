@@ -2,8 +2,8 @@
 
 The mesh has three axes: `data` (copies of the parameters), `fsdp` (parameters and optimizer split, gathered
 layer by layer) and `tensor` (heads, feed-forward and vocabulary split). A batch is split over `data` and
-`fsdp` together. Models name the axes of their parameters (`models.architecture.parameter_axes`) and know nothing
-of meshes; changing the parallel layout means editing `AXIS_TO_MESH`. transfer.py moves arrays and values.
+`fsdp` together. Models name the axes of their parameters (`parameter_axes`) and know nothing of meshes;
+changing the parallel layout means editing `AXIS_TO_MESH`. transfer.py moves arrays and values.
 """
 
 import functools
