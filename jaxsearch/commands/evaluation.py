@@ -110,13 +110,10 @@ def _questions(sets: Sequence, samples: int = 1) -> list:
 
 def _answer(answer: Callable, config, flags, sets: Sequence, agent, *, samples: int = 1, tiers: str = '',
             **about) -> tuple[list, dict, dict]:
-  """Answers the questions of `sets` that --out has not kept; says how that went.
+  """Answers questions that --out has not kept, says how that went; returns records, `outcomes` and manifest.
 
-  Args:
-    answer: `answers.answer` or `rstool.answer` with the first arguments bound.
-    about: more for the manifest.
-  Returns:
-    (records, `answers.outcomes`, manifest).
+  `answer` is `answers.answer` or `rstool.answer` with its first arguments bound, `about` is more for the
+  manifest.
   """
   import jax
 
@@ -126,7 +123,7 @@ def _answer(answer: Callable, config, flags, sets: Sequence, agent, *, samples: 
   made = without_secrets(about | manifest(
     config, sets, agent, corpus=searched_corpus(config, flags), sampling=sampling, samples=samples,
     tiers=tiers))
-  kept = answers.Kept(_part(flags.out) if flags.out else None, made, len(questions))
+  kept = answers.Kept(flags.out, made, len(questions))
   try:
     with progress_of(len(questions)) as report:
       answer(questions, jax.random.key(config.seed), kept, sampling=sampling, on_progress=report)
@@ -142,16 +139,12 @@ def _answer(answer: Callable, config, flags, sets: Sequence, agent, *, samples: 
   return records, outcomes, made | {'searched': searched, 'ignored': ignored}
 
 
-def _part(out: str) -> pathlib.Path:
-  """Returns the file in which eval and bench save as they go."""
-  return pathlib.Path(f'{out}.part.jsonl')
-
-
 def _finish(flags, result: dict, shown: dict) -> None:
   """Writes a result, removes what was saved on the way, and prints figures."""
+  from jaxsearch.evaluation.answers import PART
   write_result(flags.out, result)
   if flags.out:
-    _part(flags.out).unlink()
+    pathlib.Path(flags.out + PART).unlink()
   print_figures(shown)
 
 
@@ -206,7 +199,8 @@ def bench(config, flags) -> None:
   from jaxsearch.evaluation import answers, figures, question_sets, results
   from jaxsearch.setup import open_chat_agent, reads_corpus
   names = list(dict.fromkeys(filter(None, flags.benchmarks.split(','))))
-  names = names or (question_sets.present(flags.folder) if flags.folder else [])
+  if not names and flags.folder:
+    names = question_sets.present(flags.folder)
   if not names:
     raise UsageError('which benchmarks? set --benchmarks, or --folder to a folder that has some')
   if missing := [name for name in names if ':' not in name and not flags.folder]:
@@ -230,9 +224,9 @@ def bench(config, flags) -> None:
     say(f'no corpus in {flags.folder}: set --corpus, or searches find passages of the embedded world')
   answer = functools.partial(answers.answer, agent, timed=True)
   records, outcomes, made = _answer(answer, config, flags, sets, agent, samples=flags.samples, policy=policy)
-  names = [one.name for one in sets for _ in one.questions for _ in range(flags.samples)]
-  records = [record | {'benchmark': name, 'sample': number % flags.samples}
-             for number, (name, record) in enumerate(zip(names, records))]
+  places = ({'benchmark': one.name, 'sample': sample} for one in sets for _ in one.questions
+            for sample in range(flags.samples))
+  records = [record | place for record, place in zip(records, places)]
   scores = figures.scores(records, question_sets.golds_in(corpus, records), closed_book)
   shown = scores['benchmarks'] | scores['hops'] | {'macro': scores['macro']}
   printed = {name: {figure: of[figure] for figure in ('em', 'f1', 'n', 'ci95')} for name, of in shown.items()}

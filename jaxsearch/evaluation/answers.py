@@ -8,7 +8,6 @@ resumes.
 import collections
 import dataclasses
 import json
-import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -35,6 +34,7 @@ from jaxsearch.trees.tree import Tree
 
 CALLS = ('tool_calls', 'searches_', 'calls_', 'service_calls', 'last_')  # how counts of calls begin
 SAMPLES = 24  # records kept of an evaluation during training
+PART = '.part.jsonl'  # ends the name of the file in which eval and bench save as they go
 
 
 class Watch:
@@ -71,10 +71,11 @@ class Kept:
   The file has JSON lines, first the identity: all that the records depend on. With another it is begun anew.
   """
 
-  def __init__(self, path: pathlib.Path | None, identity: Mapping[str, Any], total: int):
-    """Reads the file, or begins it; None keeps nothing. `total` is the number of questions."""
-    self.path, self.total, self.records = path, total, collections.defaultdict(dict)
-    if path is None:
+  def __init__(self, out: str | None, identity: Mapping[str, Any], total: int):
+    """Reads the file beside the result `out`, or begins it; None keeps none. `total` is that of questions."""
+    self.path = path = out + PART if out else ''
+    self.total, self.records = total, collections.defaultdict(dict)
+    if not path:
       return
     say = lambda text: print(f'jaxsearch: {text}', file=sys.stderr)
     first, *rows = row_files.read(path) or [{}]
@@ -91,7 +92,7 @@ class Kept:
 
   def add(self, records: Mapping[int, Record]) -> None:
     """Keeps records by number, or more of what belongs to them."""
-    if self.path is not None:
+    if self.path:
       row_files.append(self.path, [{'number': number, 'record': of} for number, of in records.items()])
     for number, record in records.items():
       self.records[number].update(record)

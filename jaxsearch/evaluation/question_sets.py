@@ -94,10 +94,8 @@ def read_tiers(path: str) -> dict[str, int]:
 
 def golds_in(corpus: str, records: Iterable[Mapping]) -> set[str] | None:
   """Returns those golds of the records that a corpus holds; None without a corpus."""
-  if not corpus:
-    return None
   golds = {gold for record in records for gold in record['golden_answers']}
-  return find_golds(golds, sources.load_corpus(corpus))
+  return find_golds(golds, sources.load_corpus(corpus)) if corpus else None
 
 
 def find_golds(golds: Iterable[str], documents: Iterable[Document]) -> set[str]:

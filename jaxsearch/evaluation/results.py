@@ -62,7 +62,7 @@ def read_result(path: str | os.PathLike, command: str = 'bench', model: type = _
   """
   path, fault = pathlib.Path(path), f'{path}: not a result of jaxsearch {command}'
   try:
-    if path.name.endswith('.part.jsonl'):
+    if path.name.endswith('.jsonl'):
       result = {'predictions': [row['record'] for row in row_files.read(path)[1:]]}
     else:
       result = json.loads(path.read_bytes())

@@ -89,7 +89,6 @@ def render(paths: Sequence[str], *, metric: str = 'em', form: str = 'text', publ
 
 
 def _labels(paths: Sequence[str]) -> list[str]:
-  """Returns the names of the files, without ending where that tells them apart."""
   stems = [pathlib.Path(path).stem for path in paths]
   labels = stems if len(set(stems)) == len(stems) else list(map(str, paths))
   if len(set(labels)) < len(labels):
@@ -122,7 +121,6 @@ def _settings(result: Mapping, column: str) -> dict[str, tuple[Any, Any]]:
 
 
 def _apart(value: Any, other: Any) -> str:
-  """Returns a value for a message; of groups what the other has not."""
   if isinstance(value, dict) and isinstance(other, dict):
     fields = [f'{name}={field}' for name, field in value.items() if other.get(name) != field]
     return ' '.join(fields) or 'no such field'
@@ -143,16 +141,13 @@ def _numbers(row: Row, columns: Sequence[str]) -> list:
 
 
 def _tests(results: Mapping[str, Mapping], columns: Sequence[str], metric: str) -> list[list[str]]:
-  """Returns a heading, and for each result but the first a row of differences to the first, by question.
-
-  With several columns also over the questions of all of them.
-  """
+  """Returns a heading, and for each result but the first a row of differences to it, paired by question."""
   shown = [*columns, *[POOLED] * (len(columns) > 1)]
-  (first, base), *others = [(label, by_question(result['predictions'], metric))
-                             for label, result in results.items()]
-  tests = {label: [_test(values, base, column, look_up(metric)) for column in shown]
-           for label, values in others}
-  rows = [[f'{label} - {first}', *of] for label, of in tests.items() if set(of) != {MISSING}]
+  values = {label: by_question(result['predictions'], metric) for label, result in results.items()}
+  first, *others = values
+  tests = ([f'{label} - {first}', *(_test(values[label], values[first], column, look_up(metric))
+                                    for column in shown)] for label in others)
+  rows = [row for row in tests if set(row[1:]) != {MISSING}]
   return [['', *shown], *rows] if rows else []
 
 
@@ -174,7 +169,6 @@ def read_published() -> list[dict[str, str]]:
 
 def _published(wanted: str, result: Mapping, columns: Sequence[str], means: Mapping[str, Sequence[str]],
                metric: str) -> Iterator[Row]:
-  """Yields the published rows with a score in these columns."""
   if not wanted:
     return
   if metric not in LISTED:
