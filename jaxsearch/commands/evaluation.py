@@ -73,7 +73,6 @@ def eval(config, flags) -> None:
 
 
 def _eval_as_tool(config, flags, sets: Sequence) -> None:
-  """Asks a second model, with the policy or a server for evidence."""
   from jaxsearch.evaluation import plots, rstool
   from jaxsearch.setup import open_backend
   from jaxsearch.tools.evidence_client import EvidenceClient

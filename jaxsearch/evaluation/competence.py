@@ -204,7 +204,6 @@ def errors(records: Records) -> dict[str, dict[str, int]]:
 
 
 def _error(record: Record) -> str:
-  """Returns which of `ERRORS` a wrong rollout is."""
   if not record['prediction']:
     return 'no_answer'
   if not record['searches']:

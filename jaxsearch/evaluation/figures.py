@@ -182,7 +182,6 @@ def scores(records: Sequence[Record], in_corpus: set[str] | None = None,
 
 
 def _of_question(samples: Sequence[Record], in_corpus: set[str] | None, closed_book: Mapping | None) -> dict:
-  """Returns the figures of one question."""
   first, n, right = samples[0], len(samples), [record['em'] for record in samples]
   row = {name: float(np.mean([record[name] for record in samples])) for name in FIGURES if name in first}
   for k in (2 ** power for power in range(n.bit_length())) if n > 1 else ():

@@ -81,7 +81,8 @@ def prompt_hash(agent: Agent, grow: Mapping[str, Any]) -> str:
   tokenizer = agent.engine.tokenizer
   first = first_requests(agent.grow, Question('probe', 'QUESTION', ('ANSWER',)), tokenizer)
   prompts = [tokenizer.decode(request.node.path_tokens()) for request in first[:1]]
-  prompts += [templates.find(grow[field], kind) for field, kind in templates.SETTINGS.items() if field in grow]
+  prompts += [templates.find(grow[field], kind) for field, kind in templates.SETTINGS.items()
+              if field in grow]
   prompts += templates.files('prompted', grow['prompts']).values() if 'prompts' in grow else []
   return _digest(prompts)
 

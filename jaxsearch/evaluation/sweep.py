@@ -196,7 +196,6 @@ def environments(parallel: int) -> list[dict[str, str]]:
 
 
 def _end_of(run: SweepRun, status: int) -> str:
-  """Says how a run failed, with the last lines of its log."""
   unfinished = f'it ended, but step {run.config.steps} is not logged, evaluated and saved'
   log = run.out / 'log.txt'
   lines = log.read_text(encoding='utf-8', errors='replace').splitlines()[-LOG_LINES:]

@@ -22,13 +22,3 @@ def test_a_closed_book_result_never_searched(tmp_path):
   path.write_text('[]')
   with pytest.raises(DataError, match='not a result of jaxsearch bench'):
     results.read_closed_book(path)
-
-
-GOOD = {'id': '1', 'question': 'Who?', 'golden_answers': ['a'], 'spans': [{'role': 'policy', 'text': 'A'}]}
-
-
-def test_predictions_are_read_of_results_finished_or_not(tmp_path):
-  done, part = tmp_path / 'r.json', tmp_path / 'r.json.part.jsonl'
-  done.write_text(json.dumps({'em': 1.0, 'predictions': [GOOD]}))
-  part.write_text(json.dumps({'identity': {}}) + '\n' + json.dumps({'number': 0, 'record': GOOD}) + '\n')
-  assert results.read_predictions(done) == results.read_predictions(part) == [GOOD]
