@@ -217,7 +217,7 @@ def difference(name: str, of: Mapping) -> str:
 
 
 def curves(run: SweepRun) -> dict[str, np.ndarray]:
-  """Returns what is plotted of a run: axis -> [steps + 1] values from step 0 on, NaN where no row tells it."""
+  """Returns what is plotted of a run: axis -> [steps + 1] values from step 0 on, NaN where none is known."""
   rows, tests = read_rows(run.out / 'metrics.jsonl'), evaluations(run)
 
   def line(rows: Sequence[Mapping], values: np.ndarray) -> np.ndarray:
