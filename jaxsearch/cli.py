@@ -68,7 +68,8 @@ def run(given: list[str]) -> None:
       raise flags.UsageError(f'{name} does not know what to do with {" ".join(map(repr, words))}')
     if config.get('xla_deterministic'):  # read with the first program; what is tuned lies with the programs
       import jax
-      os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_gpu_exclude_nondeterministic_ops=true'
+      given = os.environ.get('XLA_FLAGS', '')
+      os.environ['XLA_FLAGS'] = f'{given} --xla_gpu_exclude_nondeterministic_ops=true'
       jax.config.update('jax_compilation_cache_dir', jax.config.jax_compilation_cache_dir or '.jax_cache')
     own.parts, own.words = words, ' '.join(words).strip()
     own.run(config, own)

@@ -143,7 +143,7 @@ def parse(command: str, arguments: Sequence[str], default: str, own: Sequence[st
     command: its name; `train` also checks what only training needs.
     default: the config taken when none is named.
     own: the command's own flags, for messages.
-    saved: the config of the checkpoint that the command reads, see `_take_trained`; `--config.key=value` wins.
+    saved: the config of the checkpoint that the command reads, see `_take_trained`; overrides win.
     replaced: fields that the command's own flags take the place of.
   Raises:
     ValueError: an unknown flag, field or config, or values that fields cannot have; names them.

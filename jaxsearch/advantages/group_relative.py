@@ -2,9 +2,9 @@
 alternatives of a step (SLATE).
 
 `group_relative` (groups named by ids) and `truncated_step` (groups along the last axis) hand a sum, a minimum
-and a maximum over a member's group to `standardize`; `gae.whiten` has one group. Equal rewards give exactly 0:
-the mean of eight times 1.4 is not 1.4 in float32, and the remainder divided by `eps` would be credit out of
-nothing, but the differences to the group's smallest member are 0. Nothing overflows or underflows:
+and a maximum over a member's group to `standardize`; `gae.whiten` has one group. Equal rewards give exactly
+0: the mean of eight times 1.4 is not 1.4 in float32, and the remainder divided by `eps` would be credit out
+of nothing, but the differences to the group's smallest member are 0. Nothing overflows or underflows:
 differences are measured in units of the group's range before they are squared.
 
 N: trajectories, in any order; G: groups (questions).

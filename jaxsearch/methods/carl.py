@@ -20,7 +20,14 @@ from jaxsearch.advantages import smdp_td
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, Groups
 from jaxsearch.methods.actions import finish, write_until
-from jaxsearch.methods.credit import credit_relative, credit_with_critic, explained, padded, rewarded, valued_spans
+from jaxsearch.methods.credit import (
+  credit_relative,
+  credit_with_critic,
+  explained,
+  padded,
+  rewarded,
+  valued_spans,
+)
 from jaxsearch.methods.search_r1 import reward, start
 from jaxsearch.rewards import formats
 from jaxsearch.sampler.requests import Generate, Growth, RunPython, ToolFailure

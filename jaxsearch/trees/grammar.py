@@ -1,10 +1,9 @@
 """The tags of a search agent: reads actions and answers, writes observations, makes retrieved text harmless.
 
 A policy span ends in an action, `<search> query </search>` or `<answer> answer </answer>`, and the
-environment replies with `<information>`. Reading is strict (a tag is exactly `<name>` or `</name>`, an
-element holds no other tag) and looks at policy text only. Writing is careful: what a tool returned can
-neither act as one of our tags nor become a special token. The names of the tags are data, since every paper
-has its own. Prompts are in templates.py; the methods decide when to search and to stop.
+environment replies with `<information>`; every paper has its own names. Reading is strict: a tag is exactly
+`<name>` or `</name>`, an element holds no other tag. Writing is careful: what a tool returned can neither act
+as one of our tags nor become a special token.
 """
 
 import functools
@@ -143,11 +142,10 @@ def _observation(body: str, tags: Tags) -> str:
 def neutralise(text: str, special_tokens: Iterable[str] = (), tags: Tags = SEARCH_R1) -> str:
   """Overwrites the first character of our tags and of special tokens in `text`, so that they are inert.
 
-  Tags are found in any case, with spaces, slashes or attributes inside, closed or not; both kinds are also
-  found under Unicode compatibility forms, accents and invisible characters, which some tokenizers normalise
-  away. Nothing is removed, and the new character occurs in no tag and no special token, so no new one can
-  arise; a second call changes nothing. Added tokens made of spaces or invisible characters alone, which some
-  vocabularies have, control nothing and stay.
+  Tags are found in any case, with spaces, slashes or attributes inside, closed or not; both kinds also under
+  Unicode compatibility forms, accents and invisible characters, which some tokenizers normalise away. Nothing
+  is removed, and the new character is in no tag and no special token, so no new one can arise. Added tokens
+  of spaces or invisible characters alone control nothing and stay.
   """
   hostile, inert = _hostile(tuple(special_tokens), tags)
   folds = [_fold(character) for character in text]

@@ -15,10 +15,9 @@ is split at a branch; what both parts need is then laid out twice, with a loss i
 
 The loss weights are decided here too, over the whole forest: the loss is the plain sum of `loss_weights *
 per-token loss`, so neither packing nor micro-batches can change a gradient. It stays exact for a token that
-several spans share. With their weights w_i and advantages A_i, all that a clipped surrogate needs is P = sum
-w_i max(A_i, 0) and N = sum w_i max(-A_i, 0): see `losses.shared_surrogate`. KL and entropy count sum w_i
-times, and the squared errors of a shared state are those of the mean return, up to a constant. Everything
-here is NumPy on the host. B: rows, T: tokens in a row.
+several spans share: with their weights w_i and advantages A_i, a clipped surrogate needs only P = sum w_i
+max(A_i, 0) and N = sum w_i max(-A_i, 0), see `losses.shared_surrogate`; KL and entropy count sum w_i times;
+the squared errors of a shared state are those of the mean return, up to a constant. All is NumPy on the host.
 """
 
 import collections
@@ -75,21 +74,19 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'tok
   """Packs the tries of a forest into rows, first-fit decreasing; the result depends on its arguments alone.
 
   Args:
-    forest: the trees of the whole batch. Those of one question are merged; a tree without a question is
-      alone.
+    forest: the trees of the batch; those of one question are merged.
     length: T.
-    pad_id: token that fills the rows up.
     how: the average that the loss weights stand for, see `loss_weights`.
     penalties: that of KL and entropy; '' is `how`.
     share_trained: False merges only what is not trained, for a loss that is not linear or quadratic in the
       credit.
-    totals: `count_trained` of the whole batch, where `forest` is a part of it; None: it is the whole.
+    totals: `count_trained` of the whole batch, where `forest` is a part of it.
     kl_on: tells whether the KL to the reference is about a tree.
   Returns:
     `TrainingRows` of [B, T]; one row of padding where there is nothing to lay out.
   Raises:
     ValueError: a path longer than `length`, an unknown `how`, per-token values that do not match their span,
-      or advantages (log-probabilities, values, returns) present in some trained spans and absent in others.
+      or credit that only some of the trained spans have.
   """
   trained = [node for tree in forest for node in tree.walk() if node.trained and node.tokens]
   for field in CREDIT:  # a demonstration has none of them; where only some spans lack one, a method forgot it
@@ -125,9 +122,7 @@ def take_back(rows: TrainingRows, forest: Sequence[Tree], values: np.ndarray, fi
 
 
 def pack(sizes: Sequence[int], length: int) -> list[list[int]]:
-  """Packs items first-fit decreasing; returns the indices of those in each row.
-
-  Equals keep their order, empty items drop out.
+  """Packs items first-fit decreasing; returns the indices of those in each row. Empty items drop out.
 
   Raises ValueError for an item larger than `length`.
   """
@@ -154,8 +149,8 @@ def loss_weights(trees: Sequence[Tree], how: str,
                  totals: Sequence[int] | None = None) -> dict[Node, tuple[np.ndarray, np.ndarray]]:
   """Returns the weights (policy, critic), each [tokens of the span] float32, of every span that bears a loss.
 
-  With them the sum of `weight * per-token loss` is the average that `how` names. A sequence is a tree: one
-  trajectory, or all branches of it. Trees without a trained token do not count.
+  With them the sum of `weight * per-token loss` is the average that `how` names. A sequence is a tree with
+  trained tokens, all branches of it.
     token-mean            every trained token of the forest alike; the weights sum to 1
     span-mean             every trained span of the forest alike, in it every trained token alike; the weights
                           sum to 1

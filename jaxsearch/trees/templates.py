@@ -6,14 +6,10 @@ with chat=True the text above it is the system turn and the text below it the us
 is dropped. A file without it is one user turn. Files are used as they stand, the last newline included, so
 that a published checkpoint gets exactly the prompt that it was trained with.
 
-  kind      config field            fields
-  policy    grow.template           {question}
-  reader    grow.evidence_template  {question} {evidence}
-  reviewer  grow.review             {steps}, behind the transcript, so that its cache is kept
-
-The fields `FOLDERS` name folders with any files of prompts/judge, prompts/writer or prompts/prompted, each in
-place of ours; see `FIELDS`. What the agent wrote cannot imitate the tags in our files, but it can imitate tags
-of your own.
+`SETTINGS` says which fields of config.grow are templates; that of the reviewer comes behind the transcript,
+so that its cache is kept. The fields `FOLDERS` name folders with any files of prompts/judge, prompts/writer
+or prompts/prompted, each in place of ours; see `FIELDS`. What the agent wrote cannot imitate the tags in our
+files, but it can imitate tags of your own.
 """
 
 import difflib
@@ -55,14 +51,16 @@ SETTINGS = {'template': 'policy', 'evidence_template': 'reader', 'review': 'revi
 def prompt(question: str, template: str = 'search_r1', tokenizer: Any = None) -> str:
   """Writes the prompt of a question, in the chat template of a `models.tokenizer.Tokenizer` if one is given.
 
-  A chat template that refuses or drops the system turn gets the instructions in the user turn. Raises
-  ValueError, see `find`.
+  Raises ValueError, see `find`.
   """
   return fill(turns(find(template, 'policy'), tokenizer), question=question.strip())
 
 
 def turns(text: str, tokenizer: Any = None) -> str:
-  """Returns a template as the policy sees it: without the line between the turns, or in a chat template."""
+  """Returns a template as the policy sees it: without the line between the turns, or in a chat template.
+
+  A chat template that refuses or drops the system turn gets the instructions in the user turn.
+  """
   parts = _USER.split(text, maxsplit=1)
   if tokenizer is None:
     return ''.join(parts)
@@ -139,7 +137,7 @@ def _names(kind: str) -> list[str]:
 
 
 def files(group: str, folder: str = '') -> Mapping[str, str]:
-  """Reads the templates of a group of `FOLDERS` by kind: ours, those in a folder of the user's in their place.
+  """Reads the templates of a group of `FOLDERS` by kind: the user's in `folder`, else ours.
 
   'world' for 'prompted' has the formats of the shipped policies. Raises ValueError, see `find`.
   """

@@ -129,11 +129,9 @@ class Metrics(dict):
 
 
 class Tree:
-  """Holds all spans of one question, its answer and its reward.
+  """Holds all spans of one question; `grow` fills in `answer`, `stop` and `metrics`, `credit` the `reward`.
 
-  `tokenizer` is anything with `encode(text) -> ids` and `decode(ids) -> text`. A method's `grow` fills in
-  `answer`, `stop` and `metrics`, its `credit` fills in `reward`. It draws random numbers from `rng`, seeded
-  for each tree.
+  `tokenizer` has `encode(text) -> ids` and `decode(ids) -> text`; `rng` is seeded for each tree.
   """
 
   def __init__(self, tokenizer: Any, question: Question | None = None,
@@ -224,10 +222,9 @@ def _plain(value: Any) -> Any:
 def spans(tree: Tree) -> list[dict]:
   """Returns what is shown of a tree: its spans depth first, each with role and text.
 
-  Where present also `found`, how many documents its search found; `segment`, its kind, and then `tokens`, how
-  many; `value`, the critic's value of the state before the span; `advantage`, if all its tokens share one;
-  `parent`, the index of the span that it follows, if that is not the one before it; `dropped`: true in
-  branches that the rollout did not continue from.
+  Where present also `found`, how many documents its search found; `segment`, its kind, with `tokens`, how
+  many; `value`, the critic's before the span; `advantage`, if all its tokens share one; `parent`, the index
+  of the span that it follows, if not the one before it; `dropped`, true where the rollout did not go on.
   """
   shown, dropped = [], dropped_nodes(tree)
   last = {None: -1}  # node -> index of the last span on its path
@@ -258,8 +255,8 @@ def dropped_nodes(tree: Tree) -> set[Node]:
   """Returns the nodes in branches that the rollout did not continue from.
 
   Of several children one is kept: a trained one before one taken out of training, then one that leads to the
-  answer, then one with spans below it; none, if nothing tells them apart and none was answered or continued.
-  Children beside a copied context are no alternatives: they were read and forgotten.
+  answer, then one with spans below it; none, if nothing tells them apart. Children beside a copied context
+  are no alternatives: they were read and forgotten.
   """
   def rank(child: Node) -> tuple[bool, bool, bool]:
     written = (node.text for node in child.walk() if node.role is Role.POLICY)
