@@ -22,9 +22,9 @@ import numpy as np
 from configs import search_r2
 from jaxsearch import methods, setup
 from jaxsearch.data.questions import QuestionBatches
-from jaxsearch.training import growing, loop, metrics
+from jaxsearch.training import growing, metrics
 from jaxsearch.training import learner as learners
-from jaxsearch.training.summary import credited, summary
+from jaxsearch.training.metrics import credited, summary
 from jaxsearch.training.update import update
 
 
@@ -39,7 +39,7 @@ def step(learner: learners.Learner, method, questions, number: int) -> tuple[flo
   """Makes one training step; returns its seconds and metrics."""
   start, clock = time.perf_counter(), metrics.Clock()
   current = growing.begin(learner, method, questions, number)
-  groups = loop.grown(learner, current)
+  groups = current.groups()
   method.credit(groups, current.context, **learner.config.credit)
   trained = credited(groups)
   row = summary(groups, trained, current.sampled) | update(learner, trained, number, clock)

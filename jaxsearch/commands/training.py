@@ -4,7 +4,6 @@ import contextlib
 import json
 import pathlib
 import shlex
-import statistics
 import sys
 import time
 
@@ -29,6 +28,8 @@ from jaxsearch.config_check import check_files, from_saved, to_saved, without_se
 from jaxsearch.flags import TRAINED, UsageError, check_place, copy_fields, place, policy
 from jaxsearch.parallel import memory
 
+OUT = flag('--out', 'JSONL file to write', place(), required=True)
+
 
 @command('quickstart', examples=(
   '--config quickstart --config.out=runs/mine',
@@ -45,37 +46,38 @@ def train(config, _) -> None:
   held_out = ['eval'] * bool(config.eval.every)
   check_files(config, ('data', 'model', 'tokenizer', 'search', 'reader', 'judge', 'critic', *held_out))
   from jaxsearch.evaluation import answers, question_sets, report
-  from jaxsearch.training import bucket, loop, row_files, run_folder
+  from jaxsearch.training import RunStopped, bucket, loop, row_files
   if held_out:
     question_sets.read_held_out(config)  # a mistake in them is found now, not after the first step
   folder = bucket.local(config.out)
   try:
     loop.train(config, answers.held_out)
-  except run_folder.RunStopped:
+  except RunStopped:
     with contextlib.suppress(OSError):  # of a full disk
       if jax.process_index() == 0:
         report.write_report(folder)  # what went wrong stands at its top
         bucket.publish(config.out)
     raise
-  if jax.process_index() == 0:
-    page = report.write_report(folder)
-    bucket.publish(config.out)
-    given = without_secrets(shlex.join(sys.argv[2:]))  # where to search is not taken from a checkpoint
-    say(f'ask the policy: {sys.argv[0]} ask "QUESTION" {given} --checkpoint {config.out}')
-    evaluations = row_files.read(page.with_name('evaluations.jsonl'))
-    if not evaluations:
-      print(f'report: {page}')
-      return
-    figures = {'steps': evaluations[-1]['step'], 'seconds': round(time.perf_counter() - start, 1),
-               'report': str(page)}
-    for suffix, temperature in (('_greedy', 0.0), ('', config.eval.temperatures[0])):
-      if em := [row['em'] for row in evaluations if row['temperature'] == temperature]:
-        figures = {f'em_before{suffix}': em[0], f'em_after{suffix}': em[-1]} | figures
-    print_figures(figures)
+  if jax.process_index():
+    return
+  page = report.write_report(folder)
+  bucket.publish(config.out)
+  given = without_secrets(shlex.join(sys.argv[2:]))  # where to search is not taken from a checkpoint
+  say(f'ask the policy: {sys.argv[0]} ask "QUESTION" {given} --checkpoint {config.out}')
+  evaluations = row_files.read(folder / 'evaluations.jsonl')
+  if not evaluations:
+    print(f'report: {page}')
+    return
+  figures = {}
+  for suffix, temperature in (('', config.eval.temperatures[0]), ('_greedy', 0.0)):
+    if em := [row['em'] for row in evaluations if row['temperature'] == temperature]:
+      figures |= {f'em_before{suffix}': em[0], f'em_after{suffix}': em[-1]}
+  seconds = round(time.perf_counter() - start, 1)
+  print_figures(figures | {'steps': evaluations[-1]['step'], 'seconds': seconds, 'report': str(page)})
 
 
-@command('sft', examples=('--config.sft.demonstrations=F.jsonl --config.out=runs/sft',
-                          '--config sft_gold --config.steps=50'))
+@command('quickstart', examples=('--config.sft.demonstrations=F.jsonl --config.out=runs/sft',
+                                 '--config sft_gold --config.steps=50'))
 def sft(config, _) -> None:
   """Train a policy on demonstrations."""
   check_out(config)
@@ -87,8 +89,7 @@ def sft(config, _) -> None:
   print(f'run folder: {config.out}')
 
 
-@command('quickstart', CHECKPOINT, QUESTIONS, CORPUS,
-         flag('--out', 'JSONL file to write', place(), required=True),
+@command('quickstart', CHECKPOINT, QUESTIONS, CORPUS, OUT,
          flag('--n', 'rollouts for each question; 5 if not given', int, '>= 1', default=5),
          flag('--keep', 'most demonstrations of a question; all right ones if not given', int, '>= 1'),
          flag('--temperature', 'of sampling; config.sampler.temperature if not given', float, '>= 0'), LIMIT,
@@ -99,14 +100,14 @@ def sample(config, flags) -> None:
   if flags.keep is not None and flags.keep > flags.n:
     raise UsageError(f'--keep={flags.keep} means nothing with --n={flags.n}: a question has no more chains')
   check_inputs(config, flags)
-  temperature = sampling_of(flags, config.sampler.temperature).temperature
   from jaxsearch.training import rejection
   questions = load_questions(config, flags.questions or config.data.questions, flags.limit)
   agent, key = open_agent(config, flags, questions)
+  sampling = sampling_of(flags, config.sampler.temperature)
   with progress_of(len(questions) * flags.n, 'chains') as report:
-    groups = rejection.sample(agent, questions, flags.n, key, temperature=temperature, on_progress=report)
+    groups = rejection.sample(agent, questions, flags.n, key, sampling, report)
   selected = rejection.select(groups, flags.keep)
-  rejection.write(flags.out, [tree for group in selected for tree in group])
+  rejection.write(flags.out, selected)
   print_figures(rejection.figures(groups, selected) | {'out': flags.out})
 
 
@@ -131,7 +132,7 @@ def critic_warmup(config, _) -> None:
     print_figures({'run': config.out} | figures)
 
 
-@command('carl', CHECKPOINT, QUESTIONS, flag('--out', 'JSONL file to write', place(), required=True),
+@command('carl', CHECKPOINT, QUESTIONS, OUT,
          flag('--limit', 'take only the first questions; config.eval.number if not given', int, '>= 1'),
          flag('--mixed', 'question file with all of the smaller tier and as many others; none if not given',
               place()),
@@ -143,24 +144,19 @@ def tiers(config, flags) -> None:
     raise UsageError('this config does not say how to answer closed-book (config.critic_warmup.closed_book), '
                      'see configs/carl.py')
   check_inputs(config, flags)
-  from jaxsearch.data.questions import write_questions
-  from jaxsearch.training import curation
   if flags.mixed and pathlib.Path(flags.mixed).absolute() == pathlib.Path(flags.out).absolute():
     raise UsageError(f'--mixed and --out are the same file, {flags.out}')
-  limit = (config.eval.number or None) if flags.limit is None else flags.limit
+  from jaxsearch.data.questions import write_questions
+  from jaxsearch.training import curation, row_files
+  limit = flags.limit or config.eval.number or None
   questions = load_questions(config, flags.questions or config.eval.questions, limit)
   agent, key = open_agent(config, flags, questions, **config.critic_warmup.closed_book)
   tiers = curation.tiers_of(agent, questions, config.critic_warmup.tier_rollouts, key)
-  rows = [json.dumps({'id': name, 'tier': tier}) + '\n' for name, tier in tiers.items()]
-  write_result(flags.out, ''.join(rows))
+  row_files.write(flags.out, [{'id': name, 'tier': tier} for name, tier in tiers.items()])
   if flags.mixed:
     write_questions(curation.mixed(questions, tiers), flags.mixed)
-  figures, by_source = {'questions': len(tiers), 'tier_2': statistics.mean(tiers.values()) - 1}, {}
-  for question in questions:
-    if source := question.metadata.get('source'):
-      by_source.setdefault(f'tier_1_{source}', []).append(2 - tiers[question.id])
-  figures |= {name: statistics.mean(ones) for name, ones in by_source.items()}
-  print_figures(figures | {'out': flags.out})
+  tier_2 = sum(tier == 2 for tier in tiers.values()) / len(tiers)
+  print_figures({'questions': len(tiers), 'tier_2': tier_2, 'out': flags.out})
 
 
 @command('quickstart',
@@ -176,21 +172,18 @@ def export(config, flags) -> None:
 
   Its jaxsearch.json holds the config, so that the folder serves as --checkpoint like the run itself.
   """
-  import jax
-
-  from jaxsearch import __version__
   from jaxsearch.evaluation.agents import tokenizer_of
   from jaxsearch.models import hub
   from jaxsearch.models.decoder import Decoder
-  from jaxsearch.training.saved_policies import load_params, save_adapter
+  from jaxsearch.training.saved_policies import VERSIONS, load_params, save_adapter
   if flags.adapter:
     host = save_adapter(flags.checkpoint, flags.out, flags.dtype or None)
   else:
     model_config, params, host = load_params(flags.checkpoint, base=config.model)
     trained = from_saved(host['config'])
     copy_fields(TRAINED, config, trained)
-    run = {'jaxsearch': __version__, 'jax': jax.__version__, 'step': host['step'],
-           'config': to_saved(trained) | {'tokenizer': ''}}  # the folder has its own
+    # The folder has a tokenizer of its own.
+    run = VERSIONS | {'step': host['step'], 'config': to_saved(trained) | {'tokenizer': ''}}
     tokenizer = tokenizer_of(config, host, flags.checkpoint)
     with memory.named('writing the weights', 'set --dtype bfloat16'):
       hub.save(Decoder(model_config, params=params), flags.out, tokenizer, dtype=flags.dtype or None, run=run)

@@ -91,10 +91,11 @@ def open_critic(config: ml_collections.ConfigDict,
     return None
   model_config = dataclasses.replace(model_config, dtype=config.dtype)
   value_step = steps.make_value_step(model_config, mesh=mesh, shared=True)
+  settings = ml_collections.ConfigDict(dict(config.train) | {'micro_rows': 1})
 
   def assess(trees: Sequence[Tree]) -> None:
     if trees := [tree for tree in trees if any(node.tokens for node in tree.nodes(Role.POLICY))]:
-      packed = batches.pack(trees, mesh, config.train.row_length, micro_rows=1, pad_id=0)
+      packed = batches.pack(trees, mesh, settings)
       batches.note(packed, value_step(params, packed.batch), 'values')
 
   return assess

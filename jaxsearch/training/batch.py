@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel import transfer
@@ -56,32 +57,35 @@ class Packed:
   trees: Sequence[Tree]
   rows: TrainingRows
   batch: Batch        # on the mesh
-  micro_rows: int
   rows_of_all: int    # of all processes
   tokens_of_all: int  # without padding
 
 
-def pack(trees: Sequence[Tree], mesh: Mesh, row_length: int, micro_rows: int, *, at_most: int = 0,
-         ref: bool = False, critic: bool = False, **layout) -> Packed:
+def pack(trees: Sequence[Tree], mesh: Mesh, settings: ConfigDict, *, at_most: int = 0,
+         share_trained: bool = True, ref: bool = False, critic: bool = False) -> Packed:
   """Lays out the trees that this process has, and packs those of all processes into one batch.
 
   Averages of the loss are over the trees of all. The score programs return the layout of the batch, so that
   their values are put into it as they are.
 
   Args:
+    settings: `config.train`.
     at_most, ref, critic: see `make_batch`.
-    layout: see `lay_out`.
+    share_trained: see `lay_out`.
   """
-  counts = transfer.gather_objects(count_trained(trees))
-  rows = lay_out(trees, row_length, totals=sum(counts), **layout)
+  all_kl = not ref or settings.kl_on == 'all'
+  totals = sum(transfer.gather_objects(count_trained(trees)))
+  rows = lay_out(trees, settings.row_length, pad_id=0, totals=totals, how=settings.aggregate,
+                 penalties=settings.penalties, share_trained=share_trained,
+                 kl_on=lambda tree: all_kl or not tree.question.score(tree.answer))
   sizes = transfer.gather_objects((len(rows.tokens), int(rows.real.sum())))
-  batch = make_batch(rows, micro_rows, trees=at_most, ref=ref, critic=critic)
-  return Packed(trees, rows, place(batch, mesh), micro_rows, *map(sum, zip(*sizes)))
+  batch = make_batch(rows, settings.micro_rows, trees=at_most, ref=ref, critic=critic)
+  return Packed(trees, rows, place(batch, mesh), *map(sum, zip(*sizes)))
 
 
 def note(packed: Packed, values: jax.Array, field: str) -> None:
   """Writes values [n, R, M] of the batch onto `field` of the trained spans; all processes must call it."""
-  take_back(packed.rows, packed.trees, to_rows(values, packed.batch, packed.rows, packed.micro_rows), field)
+  take_back(packed.rows, packed.trees, to_rows(values, packed.batch, packed.rows), field)
 
 
 def split(groups: Groups, size: int, rng: np.random.Generator) -> list[list[Tree]]:
@@ -188,19 +192,20 @@ def mini_batches(sizes: Sequence[int], size: int, rng: np.random.Generator) -> l
   return [ordered[start:end] for start, end in itertools.pairwise(ends)]
 
 
-def to_rows(values: jax.Array, batch: Batch, rows: TrainingRows, micro_rows: int) -> np.ndarray:
+def to_rows(values: jax.Array, batch: Batch, rows: TrainingRows) -> np.ndarray:
   """Returns values [n, R, M] of a batch's trained tokens as [B, T] of the rows it was made of, 0 elsewhere.
 
   All processes must call it: rows that were passed on come home.
   """
   targets, values = transfer.local_rows(batch.targets), transfer.local_rows(values)
-  spread = np.zeros((targets.shape[0] * targets.shape[1], rows.tokens.shape[1]), np.float32)
-  targets = targets.reshape(len(spread), -1)
+  n, R, _ = targets.shape
+  spread = np.zeros((n * R, rows.tokens.shape[1]), np.float32)
+  targets = targets.reshape(n * R, -1)
   row, column = np.nonzero(targets >= 0)
   spread[row, targets[row, column]] = values.reshape(targets.shape)[row, column]
-  moves = row_moves(transfer.gather_objects(len(rows.tokens)), micro_rows)
-  held = len(rows.tokens) + sum(
-    (target == jax.process_index()) - (source == jax.process_index()) for source, target in moves)
+  sizes, process = transfer.gather_objects(len(rows.tokens)), jax.process_index()
+  moves = row_moves(sizes, R * len(sizes))
+  held = len(rows.tokens) + sum((target == process) - (source == process) for source, target in moves)
   return np.stack(exchange(spread[:held], [(target, source) for source, target in moves]))
 
 

@@ -72,19 +72,23 @@ def warm_up(config: ConfigDict, gate_figures: Figures, plot: Callable) -> dict[s
   meshes.start_distributed(**config.distributed)
   with config.unlocked():
     config.steps, config.checkpoint_every = settings.max_updates, settings.check_every
+    config.optim.schedule = 'constant'
+    config.critic.update(learning_rate=settings.head_rate, backbone_rate=settings.backbone_rate, coef=1.0,
+                         lr_warmup_updates=settings.lr_warmup_updates)
   config_check.check(config)
-  mesh = meshes.make_mesh(**config.mesh)
+  mesh, first = meshes.make_mesh(**config.mesh), jax.process_index() == 0
   batches.check_rows(config.train.micro_rows, mesh)
   with runs.RunFolder(config, shown=('loss', 'gate_auc', 'gate_explained')) as run:
     for made_with in transfer.broadcast(row_files.read(run.out / 'rollouts_config.json')):
       runs.check_same_run(made_with, config)
-    if jax.process_index() == 0:
+    if first:
       row_files.write(run.out / 'rollouts_config.json', [config_check.to_saved(config)])
     model_config, params = setup.load_policy(config, mesh)
-    policy = Policy(config, model_config, params, mesh, run)
+    policy = Policy(run, model_config, params, mesh)
     trees, tiers = collect(policy, params)
     held_out, buckets = curation.split(trees, tiers, settings)
-    em_before = policy.em(held_out, 0) if learners.is_shared(config) and settings.backbone_rate else None
+    moves = learners.is_shared(config) and settings.backbone_rate  # the policy's backbone
+    em_before = policy.em(held_out, 0) if moves else None
     policy.engine.unload(cache=True)
     student = Student(config, model_config, params, mesh)
     curves = {'before': student.assess(held_out)}
@@ -96,7 +100,7 @@ def warm_up(config: ConfigDict, gate_figures: Figures, plot: Callable) -> dict[s
       return gate_figures(held_out, tiers)
 
     step, figures = train(run, student, buckets, look)
-    if jax.process_index() == 0:
+    if first:
       plot(curves, shown := io.BytesIO())
       write_whole(run.out / 'calibration.png', shown.getvalue())
     if settings.min_updates < settings.max_updates and not passes(figures, settings.gate):
@@ -105,7 +109,7 @@ def warm_up(config: ConfigDict, gate_figures: Figures, plot: Callable) -> dict[s
       raise GateFailed(
         f'{config.out}: after {settings.max_updates} updates the critic has {reached}; the gate is {gate}. '
         'More questions, more updates (critic_warmup.max_updates) or a higher rate may help.')
-    if em_before is not None:  # the policy's backbone has moved
+    if moves:
       policy.load(states.without_head(student.state.params))
       figures |= {'em_before': em_before, 'em_after': policy.em(held_out, step)}
   return figures
@@ -114,7 +118,7 @@ def warm_up(config: ConfigDict, gate_figures: Figures, plot: Callable) -> dict[s
 def train(run: runs.RunFolder, student: 'Student', buckets: Sequence[Sequence[Tree]],
           look: Callable[[], dict[str, float]]) -> tuple[int, dict[str, float]]:
   """Updates the critic until the figures of `look` pass the gate, or to the last step; returns both."""
-  config, settings = student.config, student.config.critic_warmup
+  config, settings = run.config, run.config.critic_warmup
   host = {'decoder': dataclasses.asdict(student.model_config), 'critic': not learners.is_shared(config)}
   figures, step = look(), run.last_step
   is_done = lambda: step >= settings.min_updates and passes(figures, settings.gate)
@@ -133,22 +137,20 @@ def train(run: runs.RunFolder, student: 'Student', buckets: Sequence[Sequence[Tr
 
 
 def passes(figures: dict[str, float], gate: ConfigDict) -> bool:
-  """Tells whether every figure reaches its threshold; 0 or less asks nothing, and NaN (undefined) reaches
-  none."""
+  """Tells whether every figure reaches its threshold; 0 asks nothing, NaN (undefined) reaches none."""
   return all(least <= 0 or figures[name] >= least for name, least in gate.items())
 
 
 def collect(policy: 'Policy', params: dict) -> tuple[list[Tree], dict[str, int]]:
-  """Returns the rollouts to learn from and the held-out ones, with their rewards, and the tier of each
-  question."""
+  """Returns the rollouts to learn from and those held out, with their rewards, and the questions' tiers."""
   config, settings, tokenizer = policy.config, policy.config.critic_warmup, policy.engine.tokenizer
   names = '+'.join(filter(None, (config.data.questions, settings.extra_questions)))
   questions = setup.load_questions(config, names)
   order = np.random.default_rng(config.seed).permutation(len(questions))[:settings.questions]
   questions = [questions[place] for place in order]
   for kind in curation.KINDS:
-    always = kind in ('closed-book', 'tool-optional')
-    asked = [question for question in questions if always or kind == curation.required(question, settings)]
+    asked = [question for question in questions
+             if kind in ('closed-book', 'tool-optional', curation.required(question, settings))]
     setup.check_room(config, tokenizer, asked, policy.run.say, **_changes(settings, kind))
   closed_book = [(question, 'closed-book', False)
                  for question in questions for _ in range(settings.tier_rollouts)]
@@ -187,23 +189,20 @@ def _changes(settings: ConfigDict, kind: str) -> dict:
 class Policy:
   """The policy on its sampler, whose rollouts are kept in the run folder."""
 
-  def __init__(self, config: ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh,
-               run: runs.RunFolder):
-    self.config, self.run, self._mesh = config, run, meshes.local_mesh(mesh)
-    self.engine = setup.open_engine(config, model_config, setup.load_tokenizer(config), self._mesh)
-    self._method = find_method(config.method)
+  def __init__(self, run: runs.RunFolder, model_config: DecoderConfig, params: dict, mesh: Mesh):
+    self.config, self.run, self._mesh = run.config, run, meshes.local_mesh(mesh)
+    self.engine = setup.open_engine(self.config, model_config, setup.load_tokenizer(self.config), self._mesh)
     self._tools = functools.cache(self._open_tools)
     self.load(params)
 
-  def load(self, params: dict) -> None:
-    self.engine.load(transfer.local(states.cast(params, self.config.dtype)))
-
   def _open_tools(self, second: bool) -> Tools:
     """Opens the tools of the config, or with the search of `critic_warmup.second_search`."""
-    config = self.config.copy_and_resolve_references()
-    with config.unlocked():
-      config.search.update(config.critic_warmup.second_search if second else {})
+    config = self.config.copy_and_resolve_references().unlock()
+    config.search.update(config.critic_warmup.second_search if second else {})
     return setup.open_tools(config, mesh=self._mesh)
+
+  def load(self, params: dict) -> None:
+    self.engine.load(transfer.local(states.cast(params, self.config.dtype)))
 
   def em(self, held_out: Sequence[Tree], step: int) -> float:
     """Returns the share of right answers to the questions of these trees, under the prompt of training."""
@@ -238,7 +237,7 @@ class Policy:
 
   def _grow(self, part: Sequence[tuple[int, tuple]], seed: int, name: str) -> dict[int, Tree]:
     """Returns {place: tree} of rollouts, pruned and with their rewards."""
-    config, method, trees = self.config, self._method, {}
+    config, method, trees = self.config, find_method(self.config.method), {}
     changes = {kind: dict(config.grow) | _changes(config.critic_warmup, kind) for kind in curation.KINDS}
     grow = lambda question, tree: method.grow(question, tree, **changes[question.metadata['kind']])
     agent = Agent(self.engine, grow, Tools(), Sampling(config.sampler.temperature))
@@ -259,34 +258,24 @@ class Policy:
 
 
 class Student:
-  """The critic that is warmed up: its state, its compiled step, and its values of (parameters, batch)."""
+  """The critic that is warmed up, with what updates and asks it."""
 
   @memory.named('setting up training', memory.STATE)
   def __init__(self, config: ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh):
-    self.config, self.model_config, self.mesh, settings = config, model_config, mesh, config.critic_warmup
-    rates = config.copy_and_resolve_references()
-    with rates.unlocked():
-      rates.critic.update(learning_rate=settings.head_rate, backbone_rate=settings.backbone_rate, coef=1.0,
-                          lr_warmup_updates=settings.lr_warmup_updates)
-      rates.optim.schedule = 'constant'
-    self.state, self.train_step = learners.open_critic(
-      rates, model_config, params, mesh, settings.max_updates)
-    self.values = steps.make_value_step(model_config, mesh=mesh, shared=learners.is_shared(config))
+    self.model_config = model_config
+    self.state, self._step = learners.open_critic(config, model_config, params, mesh, config.steps)
+    self._values = steps.make_value_step(model_config, mesh=mesh, shared=learners.is_shared(config))
+    self._pack = functools.partial(batches.pack, mesh=mesh, settings=config.train)
 
-  def _pack(self, trees: Sequence[Tree], **options) -> batches.Packed:
-    """Packs trees, of which each process lays out a part; the target of every token is its tree's reward."""
-    local, settings = trees[transfer.local_part()], self.config.train
+  @memory.named('updating the critic', memory.UPDATE)
+  def learn(self, trees: Sequence[Tree]) -> dict[str, float]:
+    """Makes one update; the target of every token is its tree's reward. Returns its metrics."""
+    local = trees[transfer.local_part()]
     for tree in local:
       for node in tree.nodes(Role.POLICY):
         # `values` at the target, so that no value is clipped.
         node.returns = node.values = np.full(len(node.tokens), tree.reward, np.float32)
-    return batches.pack(local, self.mesh, settings.row_length, settings.micro_rows, at_most=len(trees),
-                        pad_id=0, how=settings.aggregate, **options)
-
-  @memory.named('updating the critic', memory.UPDATE)
-  def learn(self, trees: Sequence[Tree]) -> dict[str, float]:
-    """Makes one update on the rewards of trees; returns its metrics."""
-    self.state, result = self.train_step(self.state, self._pack(trees, critic=True).batch)
+    self.state, result = self._step(self.state, self._pack(local, at_most=len(trees), critic=True).batch)
     return metrics.to_row(result)
 
   @memory.named('computing values', memory.UPDATE)
@@ -295,12 +284,12 @@ class Student:
 
     Returns (V(s_0) [N], outcomes [N]), predicted and actual success of those under the prompt of training.
     """
-    packed = self._pack(trees)
-    batches.note(packed, self.values(self.state.params, packed.batch), 'values')
+    packed = self._pack(trees[transfer.local_part()], at_most=len(trees))
+    batches.note(packed, self._values(self.state.params, packed.batch), 'values')
     of_nodes = [[node.values for node in tree.nodes(Role.POLICY)] for tree in packed.trees]
     starts = []
     for tree, of_tree in zip(trees, transfer.gather_items(of_nodes)[0], strict=True):
-      nodes = list(tree.nodes(Role.POLICY))
+      nodes = tree.nodes(Role.POLICY)
       for node, values in zip(nodes, of_tree, strict=True):
         node.values = values
       first = next((node for node in nodes if node.tokens), None)

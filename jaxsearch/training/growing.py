@@ -41,8 +41,10 @@ class Growing:
     wait([self.outcome], timeout=10)
 
   def groups(self) -> Groups:
-    """Waits for the trees of this process, grouped by their questions."""
+    """Waits for the trees of this process, pruned, and grouped by their questions."""
     trees = iter(self.outcome.result()[0])
+    for tree in self.outcome.result()[0]:
+      tree.prune()
     return [list(itertools.islice(trees, size)) for size in self.sizes[transfer.local_part()]]
 
   @property
@@ -80,9 +82,9 @@ def begin(learner: Learner, method: types.ModuleType, questions: Sequence[Questi
     sizes = method.sizes(questions, config.group_size, context, **config.sizes)
   asked, abandoned = local_trees(questions, sizes, config.group_size), threading.Event()
   thread = ThreadPoolExecutor(1, thread_name_prefix='growing')
-  outcome = thread.submit(
-    rollout, agent, list(asked.values()), jax.random.fold_in(learner.key, step), numbers=list(asked),
-    observer=note_call, cancelled=abandoned.is_set)
+  key = jax.random.fold_in(jax.random.key(config.seed), step)
+  outcome = thread.submit(rollout, agent, list(asked.values()), key, numbers=list(asked), observer=note_call,
+                          cancelled=abandoned.is_set)
   thread.shutdown(wait=False)
   return Growing(context, sizes, list(asked), outcome, abandoned)
 

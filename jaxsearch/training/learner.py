@@ -46,13 +46,9 @@ class Learner:
   fingerprint: list[float]  # of the initial policy
   train_step: Callable
   score: Callable
-  key: jax.Array
-  recomputes: bool          # see `recomputes`
-  releases: bool            # see `releases`
-  critic_step: Callable | None = None
-  values: Callable | None = None       # (parameters of the critic, batch) -> values; None without a critic
+  critic_step: Callable | None
+  values: Callable | None   # (parameters of the critic, batch) -> values; None without a critic
   memory: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the method, see methods.Context
-  failed_steps: int = 0  # in a row up to now: steps whose searches mostly failed
 
 
 @memory.named('setting up training', memory.STATE)
@@ -61,15 +57,16 @@ def make_learner(config: ConfigDict) -> Learner:
   mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
   model_config, params = setup.load_policy(config, mesh)
-  shared, warm = is_shared(config), None
-  if config.critic.enabled and config.critic.warm_start:
-    _, warm, host = saved_policies.load_trained(config.critic.warm_start, mesh)
-    check_warm_start(config, host)
-  critic, critic_step = None, None
+  adapted, shared = bool(config.lora.rank), is_shared(config)
+  critic, critic_step, values, warm = None, None, None, None
   if config.critic.enabled:
+    if config.critic.warm_start:
+      _, warm, host = saved_policies.load_trained(config.critic.warm_start, mesh)
+      check_warm_start(config, host)
     critic, critic_step = open_critic(config, model_config, params, mesh, total_updates(config), warm)
+    values = steps.make_value_step(model_config, mesh=mesh, shared=shared)
   trained = critic.params if shared else params
-  if config.lora.rank:
+  if adapted:
     trained = setup.new_adapter(config, model_config, mesh)
   optimizer, train_step = make_update(config, model_config, mesh, trained)
   state = dataclasses.replace(states.create_state(trained, optimizer, mesh),
@@ -81,12 +78,10 @@ def make_learner(config: ConfigDict) -> Learner:
     model_config, mesh=mesh, temperature=config.sampler.temperature, chunk=config.train.chunk)
   return Learner(
     config=config, model_config=model_config, mesh=mesh, agent=setup.make_agent(config, engine, tools),
-    state=state, base=params if config.lora.rank else None, merge=setup.merger(config, model_config, mesh),
+    state=state, base=params if adapted else None, merge=setup.merger(config, model_config, mesh),
     reference=states.cast(params, model_config.dtype) if config.loss.kl_coef else None,
-    fingerprint=hub.fingerprint(params), key=jax.random.key(config.seed), recomputes=recomputes(config),
-    releases=releases(config, jax.default_backend()), train_step=train_step, score=score,
-    critic_step=critic_step,
-    values=steps.make_value_step(model_config, mesh=mesh, shared=shared) if config.critic.enabled else None)
+    fingerprint=hub.fingerprint(params), train_step=train_step, score=score, critic_step=critic_step,
+    values=values)
 
 
 def check_warm_start(config: ConfigDict, host: dict[str, Any]) -> None:

@@ -26,11 +26,10 @@ from jaxsearch.models import hub
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import requests
 from jaxsearch.sampler.driver import Agent
-from jaxsearch.training import growing, metrics, monitors
-from jaxsearch.training.batch import Groups
+from jaxsearch.training import growing, metrics
+from jaxsearch.training import learner as learners
 from jaxsearch.training.learner import Learner, make_learner
 from jaxsearch.training.run_folder import RunFolder, RunStopped
-from jaxsearch.training.summary import credited, summary
 from jaxsearch.training.update import assess, prepare, update
 from jaxsearch.trees.tree import Tree
 
@@ -56,36 +55,38 @@ def train(config: ConfigDict, evaluate: Evaluate | None = None) -> dict[str, flo
     learner = make_learner(config)
     saved = resume(run, learner, questions)
     run.start()
-    history = [monitors.remember(row) for row in run.rows()]
+    history = [metrics.remember(row) for row in run.rows()]
     if run.last_step == 0 and run.wants_evaluation(0):
       evaluate_policy(run, learner, method, 0, evaluate)
     ahead = current = None  # `ahead` is the rollout of the step after, with `async_steps`
     run.callback(lambda: [rollout.abandon() for rollout in (current, ahead) if rollout])
     for step in run.steps():
-      clock = metrics.Clock()
+      clock, before = metrics.Clock(), row
       with clock('generate'):
         current = ahead or growing.begin(learner, method, next(questions), step, saved)
-        groups, ahead, position = grown(learner, current), None, questions.get_state()
+        groups, ahead, position = current.groups(), None, questions.get_state()
+        if learners.releases(config, jax.default_backend()):
+          learner.agent.engine.unload(cache=True)
         if config.train.async_steps and step < config.steps:
           ahead = growing.begin(learner, method, next(questions), step + 1)
       with clock('score'):
         assess(learner, [tree for group in groups for tree in group])
       with clock('reward'):
         method.credit(groups, current.context, **config.credit)
-      trained = credited(groups)
-      row = report(run, learner, step, summary(groups, trained, current.sampled), row)
-      row |= current.context.of_all(sum(map(len, groups)))
+      trained = metrics.credited(groups)
+      row = {'step': step} | metrics.summary(groups, trained, current.sampled)
+      row |= count_failed_steps(run, row, before, history) | current.context.of_all(sum(map(len, groups)))
       row |= update(learner, trained, step, clock)
       run.write_rollouts(step, groups)
       if ahead:
         with clock('generate'):
           ahead.groups()
-      row |= {'step': step} | clock.row(row['tokens_generated'])
       size = sum(x.size for x in jax.tree.leaves(learner.base or learner.state.params))
+      row |= clock.row(row['tokens_generated'])
       row |= metrics.device_figures(row, row['tokens_in_rows'] * config.train.epochs, size)
       if run.wants_evaluation(step):
         evaluate_policy(run, learner, method, step, evaluate)
-      stop = monitors.watch(history, row, config, run.say)
+      stop = metrics.watch(history, row, config, run.say)
       run.finish_step(step, row, learner.state, lambda: state_of(learner, position, ahead))
       if stop:
         raise RunStopped(stop)
@@ -94,8 +95,7 @@ def train(config: ConfigDict, evaluate: Evaluate | None = None) -> dict[str, flo
 
 def state_of(learner: Learner, position: dict, ahead: growing.Growing | None) -> dict:
   """Returns what `resume` needs beside the parameters, as JSON; all processes must call it."""
-  return {'memory': learner.memory, 'key': jax.random.key_data(learner.key).tolist(), 'questions': position,
-          'following': ahead and ahead.state(), 'failed_steps': learner.failed_steps,
+  return {'memory': learner.memory, 'questions': position, 'following': ahead and ahead.state(),
           'reference': learner.fingerprint, 'decoder': dataclasses.asdict(learner.model_config)}
 
 
@@ -109,36 +109,25 @@ def resume(run: RunFolder, learner: Learner, questions: QuestionBatches) -> dict
   learner.state, host = run.restore(learner.state, check)
   if host is None:
     return None
-  learner.memory, learner.failed_steps = host['memory'], host['failed_steps']
-  learner.key = jax.random.wrap_key_data(np.asarray(host['key'], np.uint32))
+  learner.memory = host['memory']
   questions.set_state(host['questions'])
   return host['following']
 
 
-def grown(learner: Learner, current: growing.Growing) -> Groups:
-  """Waits for the trees of a step and prunes them; frees the sampler if the update needs its memory."""
-  groups = current.groups()
-  for group in groups:
-    for tree in group:
-      tree.prune()
-  if learner.releases:
-    learner.agent.engine.unload(cache=True)
-  return groups
+def count_failed_steps(run: RunFolder, row: dict[str, Any], before: dict[str, Any],
+                       history: metrics.History) -> dict[str, int]:
+  """Says what mostly failed in a step's rollouts; returns the steps in a row whose searches mostly did.
 
-
-def report(run: RunFolder, learner: Learner, step: int, row: dict[str, Any],
-           before: dict[str, Any]) -> dict[str, Any]:
-  """Says what mostly failed in the rollouts of a step, and counts the steps in a row whose searches did.
-
-  `before` is the row of the step before. Returns the row with `failed_steps_in_a_row`, which
-  `RunFolder.finish_step` holds against `config.search.max_failed_steps`.
+  `RunFolder.finish_step` holds them against `search.max_failed_steps`. `before` is the row before, if it is
+  of this process: what it said is not repeated.
   """
-  learner.failed_steps = learner.failed_steps + 1 if requests.mostly_failed(row) else 0
+  failed, most = 0, run.config.search.max_failed_steps
+  if requests.mostly_failed(row):
+    failed = 1 + (history[-1].get('failed_steps_in_a_row', 0) if history else 0)
   if message := requests.failing(row, before):
-    count, most = learner.failed_steps, learner.config.search.max_failed_steps
     limit = f'; the run stops after {most}' if most else ''
-    run.say(f'step {step}: {message}' + (f' ({count} steps in a row{limit})' if count > 1 else ''))
-  return row | {'failed_steps_in_a_row': learner.failed_steps}
+    run.say(f'step {row["step"]}: {message}' + (f' ({failed} steps in a row{limit})' if failed > 1 else ''))
+  return {'failed_steps_in_a_row': failed}
 
 
 def evaluate_policy(run: RunFolder, learner: Learner, method: types.ModuleType, step: int,

@@ -1,7 +1,12 @@
-"""Rows of metrics: timed and merged, written to JSON lines, TensorBoard and trackers, and shown as lines.
+"""What a step reports: figures of its trees and updates, alarms, and where rows of them go.
 
-A tracker (`config.log`: Weights & Biases as `wandb`, Trackio) is an installed module with `init`, whose
-result has `log` and `finish`. It gets what TensorBoard gets, under the same tags.
+`summary` sums up the trees over all processes, `mean_of` the updates, `Clock` the time. `watch` looks for
+collapse. `open_log` writes rows to JSON lines, TensorBoard and trackers, `step_lines` shows them.
+
+An alarm is a figure whose mean over the newest `monitor.window` steps is beyond its threshold, the field of
+`config.monitor` with the alarm's name. Likelihood and length are compared with the run's first `window`
+steps; the likelihood falls slowly before a collapse (Deng et al., arXiv:2512.04220). A resumed run reads its
+history from metrics.jsonl, so its alarms are those of a run that was never stopped.
 """
 
 import collections
@@ -12,16 +17,22 @@ import math
 import os
 import pathlib
 import re
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import jax
+import numpy as np
 import psutil
 from ml_collections import ConfigDict
 
 from jaxsearch.config_check import to_saved
 from jaxsearch.parallel import targets, transfer
+from jaxsearch.sampler import requests
 from jaxsearch.training import checkpoint, rollout_file, row_files
+from jaxsearch.training.batch import Groups
+from jaxsearch.trees.tree import Role, Stop
 
 GROUPS = {  # of tags in TensorBoard: a metric is in the first whose pattern its name has
   'time': 'second|compilations|resident|goodput|^mfu|device_peak',
@@ -32,6 +43,9 @@ GROUPS = {  # of tags in TensorBoard: a metric is in the first whose pattern its
              'episodes|idle',
   'method': '',
 }
+MONITORED = ('logprob', 'logprob_gap', 'entropy', 'kl', 'length', 'cut', 'malformed', 'groups_alike_wrong',
+             'grad_norm')
+History = list[dict[str, Any]]  # of every step so far, see `remember`
 
 # Of a program, or its read from the compilation cache.
 COMPILATION = '/jax/core/compile/backend_compile_duration'
@@ -80,23 +94,52 @@ class Clock:
       'resident_mib': round(psutil.Process().memory_info().rss / 2**20, 1)}
 
 
-def device_figures(row: Mapping, tokens: int, parameters: int) -> dict[str, float]:
-  """Returns tokens a second of rollout and update; on accelerators also peak memory and the update's MFU.
+def credited(groups: Groups) -> Groups:
+  """Returns the trees of each group that the method gave credit: what training rows hold."""
+  has_credit = lambda tree: any(node.trained and node.advantages is not None for node in tree.walk())
+  return [[tree for tree in group if has_credit(tree)] for group in groups]
 
-  MFU counts 6 FLOPs a parameter and token (Kaplan et al. 2020): no attention, nothing that is recomputed.
+
+def summary(groups: Groups, trained: Groups, sampled: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns figures of a step's rollouts over all processes, in one exchange between them.
+
+  Means of reward, exact match, `searches` and the method's other notes (`…_per_tree`), shares of stop
+  reasons; of the `trained` trees their mean reward, and the tokens that a row for each path would have.
+  Tokens that were sampled count with pruned branches, which have cost as much.
 
   Args:
-    tokens: that the updates of the step computed on.
-    parameters: of the policy.
+    groups, trained, sampled: trees of this process, those with credit, and the metrics of its sampler.
   """
-  rate, device = tokens / row['seconds_train'], jax.local_devices()[0]
-  figures = {'tokens_per_second_rollout': row['tokens_generated'] / row['seconds_rollout'],
-             'tokens_per_second_update': rate}
-  if kind := targets.KINDS.get(device.device_kind):
-    figures['mfu'] = 6 * parameters * rate / (jax.device_count() * targets.DEVICES[kind].flops)
-  if stats := device.memory_stats():
-    figures['device_peak_gib'] = round(stats['peak_bytes_in_use'] / 2**30, 2)
-  return figures
+  trees, kept = ([tree for group in part for tree in group] for part in (groups, trained))
+  right = [[tree.question.score(tree.answer) for tree in group] for group in groups]
+  rewards = [[tree.reward for tree in group if tree.reward is not None] for group in groups]
+  written = [node.sampler_logprobs or () for tree in trees for node in tree.nodes(Role.POLICY)]
+  values = {
+    'reward': [reward for group in rewards for reward in group],
+    'reward_retained': [tree.reward for tree in kept],
+    'groups_alike': [len(set(group)) == 1 for group in rewards if group],  # nothing to compare
+    'groups_alike_wrong': [len({tree.reward for tree in group}) == 1 and not any(scores)
+                           for group, scores in zip(groups, right) if len(group) > 1],
+    'em': [score for scores in right for score in scores],
+    'logprob': [logprob for logprobs in written for logprob in logprobs],
+    'tokens_per_tree': [tree.count() for tree in trees],
+  }  # fmt: skip
+  values |= {f'stop_{reason}_share': [tree.stop == reason for tree in trees] for reason in Stop}
+  for name in sorted({name for tree in trees for name in tree.metrics}):
+    key = name if name == 'searches' else f'{name}_per_tree'
+    values[key] = [tree.metrics[name] for tree in trees if name in tree.metrics]
+  means = {name: (float(np.sum(numbers, dtype=np.float64)), len(numbers)) for name, numbers in values.items()}
+  on_paths = sum(leaf.length for tree in kept for leaf in tree.leaves())
+  counts = {'trees': len(trees), 'tokens_on_paths': on_paths}
+  counts |= {name: sampled[name] for name in ('tokens_generated', 'tokens_prefilled') if name in sampled}
+  everywhere = transfer.gather_objects((means, counts, requests.add_failures([sampled])))
+  row = dict(sampled) | requests.add_failures(failures for *_, failures in everywhere)
+  row |= {name: sum(part[name] for _, part, _ in everywhere) for name in counts}
+  empty = {'groups_alike': 1.0, 'logprob': math.nan}  # where there are no values
+  for name in dict.fromkeys(name for part, *_ in everywhere for name in part):
+    total, count = map(sum, zip(*(part[name] for part, *_ in everywhere if name in part)))
+    row[name] = total / count if count else empty.get(name, 0.0)
+  return row
 
 
 def to_row(metrics: Mapping) -> dict[str, float]:
@@ -122,12 +165,95 @@ def mean_of(metrics: list[Mapping[str, float]]) -> dict[str, float]:
   return {name: merged(name, [row[name] for row in metrics]) for name in metrics[0]}
 
 
+def device_figures(row: Mapping, tokens: int, parameters: int) -> dict[str, float]:
+  """Returns tokens a second of rollout and update; on accelerators also peak memory and the update's MFU.
+
+  MFU counts 6 FLOPs a parameter and token (Kaplan et al. 2020): no attention, nothing that is recomputed.
+
+  Args:
+    tokens: that the updates of the step computed on.
+    parameters: of the policy.
+  """
+  rate, device = tokens / row['seconds_train'], jax.local_devices()[0]
+  figures = {'tokens_per_second_rollout': row['tokens_generated'] / row['seconds_rollout'],
+             'tokens_per_second_update': rate}
+  if kind := targets.KINDS.get(device.device_kind):
+    figures['mfu'] = 6 * parameters * rate / (jax.device_count() * targets.DEVICES[kind].flops)
+  if stats := device.memory_stats():
+    figures['device_peak_gib'] = round(stats['peak_bytes_in_use'] / 2**30, 2)
+  return figures
+
+
+def remember(row: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what the history holds of a row of metrics, without figures that are missing or not finite."""
+  get = lambda name: row.get(name, math.nan)
+  derived = {'length': get('tokens_generated') / get('trees'), 'malformed': get('stop_malformed_share'),
+             'cut': get('stop_budget_share') + get('stop_context_full_share')}
+  kept = {name: (row | derived).get(name) for name in ('failed_steps_in_a_row', 'alarms', *MONITORED)}
+  return {name: value for name, value in kept.items()
+          if isinstance(value, str) or (value is not None and math.isfinite(value))}
+
+
+def find_alarms(history: History, limits: ConfigDict) -> dict[str, str]:
+  """Returns {alarm: its value and threshold, in words}; none until `limits.window` steps have passed."""
+  recent = history[-limits.window:]
+  if len(recent) < limits.window:
+    return {}
+
+  def means(rows: History) -> dict[str, float]:  # NaN, which is beyond no threshold, where no row has one
+    of_rows = {name: [row[name] for row in rows if name in row] for name in MONITORED}
+    return {name: statistics.fmean(values) if values else math.nan for name, values in of_rows.items()}
+
+  start, now = means(history[:limits.window]), means(recent)
+  values = {name: now[name] for name in MONITORED if name in limits} | {
+    'logprob_fall': start['logprob'] - now['logprob'],
+    'entropy_low': now['entropy'], 'entropy_high': now['entropy'],
+    'length_fall': start['length'] / max(now['length'], 1),
+    'length_growth': now['length'] / max(start['length'], 1)}
+  raised = {}
+  for name, value in values.items():
+    limit, low = limits[name], name == 'entropy_low'
+    if limit is not None and (value < limit if low else value > limit):
+      raised[name] = f'{name} {value:.3g} {"<" if low else ">"} monitor.{name}={limit:g}'
+  return raised
+
+
+def watch(history: History, row: dict[str, Any], config: ConfigDict, say: Callable[[str], None]) -> str:
+  """Appends a step's row to the history, with any alarms in both, and says when one begins and ends.
+
+  Returns why the run has to stop, or ''.
+  """
+  limits, step = config.monitor, row['step']
+  before = alarms_of(history[-1]) if history else set()
+  history.append(remember(row))
+  raised = find_alarms(history, limits)
+  for name in sorted(raised.keys() - before):
+    say(f'step {step}: {raised[name]}, the mean of {limits.window} steps')
+  for name in sorted(before - raised.keys()):
+    say(f'step {step}: {name} no longer alarms')
+  if raised:
+    history[-1]['alarms'] = row['alarms'] = ', '.join(raised)
+  newest = [alarms_of(row) for row in history[-limits.patience:]]
+  lasting = set.intersection(*newest) if len(newest) == limits.patience else ()
+  if not lasting or limits.action == 'warn':
+    return ''
+  reasons = '; '.join(text for name, text in raised.items() if name in lasting)
+  return (f"step {step}: {reasons} for {limits.patience} steps (monitor.action='stop'); to go on, "
+          'resume with other thresholds or another action in config.monitor')
+
+
+def alarms_of(row: Mapping[str, Any]) -> set[str]:
+  """Returns the names of the alarms in a row of the history."""
+  return set(row.get('alarms', '').split(', ')) - {''}
+
+
 @contextlib.contextmanager
 def open_log(out: pathlib.Path, last_step: int,
              config: ConfigDict) -> Iterator[Callable[[str, Iterable[Mapping]], None]]:
   """Yields `write(name, rows)`, which appends rows to the file DIR/name and their numbers to TensorBoard's.
 
-  The trackers of `config.log` get the same numbers by tag. The lines are on disk when `write` returns.
+  The trackers of `config.log` (Weights & Biases as `wandb`, Trackio: installed modules with `init`, whose
+  result has `log` and `finish`) get the same numbers by tag. The lines are on disk when `write` returns.
   Numbers that are not finite become null. Rows of steps after `last_step` (0: a new run) are dropped first,
   and so is a line that was left unfinished.
   """

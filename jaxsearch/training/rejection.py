@@ -5,8 +5,8 @@
 a chain goes into the file as text, and only if that text is tokenised back to the same ids.
 """
 
+import itertools
 import os
-import pathlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -15,15 +15,15 @@ from jaxsearch.data.questions import Question
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import Sampling
 from jaxsearch.training import row_files, run_folder
-from jaxsearch.training.growing import Groups
+from jaxsearch.training.batch import Groups
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 
-def sample(agent: Agent, questions: Sequence[Question], number: int, key, *, temperature: float,
+def sample(agent: Agent, questions: Sequence[Question], number: int, key, sampling: Sampling,
            on_progress: Callable | None = None) -> Groups:
   """Returns `number` chains for each question. Raises RunStopped if most of their searches failed."""
   asked = [question for question in questions for _ in range(number)]
-  trees, metrics = rollout(agent, asked, key, sampling=Sampling(temperature), on_progress=on_progress)
+  trees, metrics = rollout(agent, asked, key, sampling=sampling, on_progress=on_progress)
   run_folder.check_searches(metrics, 'nothing was written')
   return [trees[start:start + number] for start in range(0, len(trees), number)]
 
@@ -33,23 +33,20 @@ def select(groups: Groups, most: int | None = None) -> Groups:
   selected = []
   for group in groups:
     different = {}
-    for tree in group:
-      if is_right(tree) and is_well_formed(tree):
-        different.setdefault(tuple(token for node in tree.walk() for token in node.tokens), tree)
+    for tree in filter(is_demonstration, group):
+      different.setdefault(tuple(token for node in tree.walk() for token in node.tokens), tree)
     selected.append(list(different.values())[:most])
   return selected
 
 
-def is_right(tree: Tree) -> bool:
-  return tree.question.score(tree.answer) == 1.0
-
-
-def is_well_formed(tree: Tree) -> bool:
-  """Tells whether a chain has served searches alone, an answer, and text that stands for its tokens.
+def is_demonstration(tree: Tree) -> bool:
+  """Tells whether a chain has served searches alone, the right answer, and text that stands for its tokens.
 
   A branch beside the path, as CARL's raw output, is learned as it was sampled. Raises ValueError where the
   policy wrote alternatives.
   """
+  if tree.question.score(tree.answer) < 1:
+    return False
   if any(sum(child.role is Role.POLICY for child in node.children) > 1 for node in tree.walk()):
     raise ValueError('a demonstration has no alternatives, but this method samples several spans after the '
                      'same path')
@@ -58,9 +55,9 @@ def is_well_formed(tree: Tree) -> bool:
     tree.tokenizer.encode(node.text) == node.tokens for node in tree.walk())
 
 
-def write(path: str | os.PathLike, trees: Sequence[Tree]) -> None:
+def write(path: str | os.PathLike, groups: Groups) -> None:
   """Writes demonstrations, one a line, as `sft.read_demonstrations` wants them."""
-  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+  trees = itertools.chain(*groups)
   row_files.write(path, ({'id': tree.question.id, 'spans': _spans(tree)} for tree in trees))
 
 
@@ -78,10 +75,10 @@ def _spans(tree: Tree) -> list[dict]:
 
 def figures(groups: Groups, selected: Groups) -> dict[str, float]:
   """Returns shares: of the sampled chains `right` and `kept`, of the questions `covered` by a kept one."""
-  trees, kept = ([tree for group in part for tree in group] for part in (groups, selected))
+  trees, kept = (list(itertools.chain(*part)) for part in (groups, selected))
   return {
     'questions': len(groups), 'sampled': len(trees), 'demonstrations': len(kept),
-    'right': float(np.mean([is_right(tree) for tree in trees])), 'kept': len(kept) / len(trees),
-    'covered': float(np.mean([bool(group) for group in selected])),
+    'right': float(np.mean([tree.question.score(tree.answer) for tree in trees])),
+    'kept': len(kept) / len(trees), 'covered': float(np.mean(list(map(bool, selected)))),
     'searches': float(np.mean([tree.metrics['searches'] for tree in kept])) if kept else 0.0,
   }  # fmt: skip

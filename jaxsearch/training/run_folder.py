@@ -72,13 +72,16 @@ def failures_of_all(metrics: Mapping[str, Any]) -> dict[str, Any]:
 class RunFolder(contextlib.ExitStack):
   """The run in `config.out`, new or to be resumed: a context that locks the folder and closes its files.
 
-  `shown` are the metrics of a step for the person who watches. Raises ValueError if another process trains
-  here.
+  `shown` are the metrics of a step for the person who watches. What ends a run that can be resumed (an
+  allocation or a write that failed, values that are not finite) is a RunStopped, which says from where.
+  Raises ValueError if another process trains here.
   """
 
   def __init__(self, config: ConfigDict, shown: tuple[str, ...]):
     super().__init__()
     self.config, self.out, self._shown, self._published = config, bucket.local(config.out), shown, 0.0
+    self.last_step, self._signal, self._seconds_save, self._started = 0, 0, 0.0, False
+    self._show, self._log = (lambda row: None), (lambda name, rows: None)  # of the first process alone
     self.out.mkdir(parents=True, exist_ok=True)
     self.enter_context(locked(self.out))
     if jax.process_index() == 0:
@@ -86,8 +89,9 @@ class RunFolder(contextlib.ExitStack):
     self.callback(self.publish)
     self._manager = self.enter_context(contextlib.closing(
       checkpoint.open_checkpoints(config.out, config.keep_checkpoints)))
-    self.last_step, self._signal, self._seconds_save = 0, 0, 0.0
-    self.push(self._stop_out_of_memory)
+    self.push(self._explain)
+
+  say = staticmethod(checkpoint.say)
 
   def restore(self, state: TrainState,
               check: Callable[[dict], None] = lambda host: None) -> tuple[TrainState, dict | None]:
@@ -104,20 +108,10 @@ class RunFolder(contextlib.ExitStack):
     self.last_step, state, host = checkpoint.newest(self._manager, read) or (0, state, None)
     return state, host
 
-  def publish(self) -> None:
-    """Copies what has changed in the run folder to its bucket, if it is in one."""
-    since, self._published = self._published, time.time()
-    if jax.process_index() == 0:
-      bucket.publish(self.config.out, since)
-
-  def rows(self) -> list[dict]:
-    """Reads the rows of metrics so far, the same in every process; call it after `start`."""
-    return transfer.broadcast(row_files.read(self.out / 'metrics.jsonl') if jax.process_index() == 0 else None)
-
   def start(self) -> None:
     """Starts to log; call it once the run is restored and nothing can be wrong with it any more."""
     checkpoint.set_aside(self._manager, self.last_step)
-    total, last, self._show = self.config.steps, self.last_step, lambda row: None
+    total, last, self._started = self.config.steps, self.last_step, True
     self._about = {'config': to_saved(self.config)}
     if self.config.tokenizer or not registry.is_shipped(self.config.model):
       # Loading a checkpoint opens no path of its config.
@@ -139,7 +133,14 @@ class RunFolder(contextlib.ExitStack):
     for number in signals if threading.current_thread() is threading.main_thread() else ():
       self.callback(signal.signal, number, signal.signal(number, self._stop_soon))
 
-  say = staticmethod(checkpoint.say)
+  def _stop_soon(self, number, _):
+    if self._signal and number == signal.SIGINT:
+      raise KeyboardInterrupt  # asked twice: does not wait for the step
+    self._signal = number
+
+  def rows(self) -> list[dict]:
+    """Reads the rows of metrics so far, the same in every process; call it after `start`."""
+    return transfer.broadcast(row_files.read(self.out / 'metrics.jsonl') if jax.process_index() == 0 else None)
 
   def steps(self) -> Iterator[int]:
     """Yields the steps that are left, counted from 1, and traces those of `config.profile`."""
@@ -148,11 +149,6 @@ class RunFolder(contextlib.ExitStack):
       with jax.profiler.trace(self.out / 'profile') if traced else contextlib.nullcontext():
         yield step
 
-  def _stop_soon(self, number, _):
-    if self._signal and number == signal.SIGINT:
-      raise KeyboardInterrupt  # asked twice: does not wait for the step
-    self._signal = number
-
   def wants_evaluation(self, step: int) -> bool:
     """Tells whether held-out questions are to be answered after `step` (0: before the first)."""
     every = self.config.eval.every
@@ -160,16 +156,12 @@ class RunFolder(contextlib.ExitStack):
 
   def write_evaluation(self, rows: Iterable[dict]) -> None:
     """Appends to evaluations.jsonl; call it before `finish_step`, so that no step is evaluated twice."""
-    rows = list(rows)
-    if jax.process_index() == 0:
-      with self._resumable():
-        self._log('evaluations.jsonl', rows)
+    self._log('evaluations.jsonl', rows)
 
   def write_rollouts(self, step: int, groups: Sequence[Sequence[Tree]]) -> None:
     """Keeps the trees of `config.rollouts` questions of a step; call it before `finish_step`."""
     if jax.process_index() == 0 and self.config.rollouts:
-      with self._resumable():
-        rollout_file.append(self.out, step, rollout_file.sample(groups, self.config.rollouts))
+      rollout_file.append(self.out, step, rollout_file.sample(groups, self.config.rollouts))
 
   def finish_step(self, step: int, row: dict[str, float], state: TrainState,
                   host: Callable[[], dict]) -> None:
@@ -177,26 +169,24 @@ class RunFolder(contextlib.ExitStack):
 
     The row is written before the checkpoint, so that none is ever missing; its `seconds_save` is that of the
     step before. Raises RunStopped after too many updates in a row that were not finite, or steps whose
-    searches mostly failed, and where the state is not finite or the disk is full.
+    searches mostly failed.
     """
     row = {'step': step} | row | {'seconds_save': self._seconds_save}
-    with self._resumable():
-      if jax.process_index() == 0:
-        self._log('metrics.jsonl', [row])
-      self._show(row)
-      self._check_limits(step, row)
-      stop = max(transfer.gather_objects(self._signal))  # of any process: all must exit after the same step
-      if meshes.notices_preemption() and multihost_utils.reached_preemption_sync_point(step):
-        stop = signal.SIGTERM
-      start, last = time.perf_counter(), bool(stop) or step == self.config.steps
-      if last or step % self.config.checkpoint_every == 0:
-        self.publish()
-        gc.collect()  # what steps leave behind in cycles; Python itself looks for it once in a hundred steps
-        psutil.heap_trim()  # to the system what malloc holds and does not use, or holes add up over hours
-        checkpoint.save(self._manager, step, state, host() | self._about | {'step': step})
-      if last:
-        checkpoint.wait(self._manager)
-      self._seconds_save = time.perf_counter() - start
+    self._log('metrics.jsonl', [row])
+    self._show(row)
+    self._check_limits(step, row)
+    stop = max(transfer.gather_objects(self._signal))  # of any process: all must exit after the same step
+    if meshes.notices_preemption() and multihost_utils.reached_preemption_sync_point(step):
+      stop = signal.SIGTERM
+    start, last = time.perf_counter(), bool(stop) or step == self.config.steps
+    if last or step % self.config.checkpoint_every == 0:
+      self.publish()
+      gc.collect()  # what steps leave behind in cycles; Python itself looks for it once in a hundred steps
+      psutil.heap_trim()  # to the system what malloc holds and does not use, or holes add up over hours
+      checkpoint.save(self._manager, step, state, host() | self._about | {'step': step})
+    if last:
+      checkpoint.wait(self._manager)
+    self._seconds_save = time.perf_counter() - start
     if stop and step < self.config.steps:
       self.say(f'stopped after step {step}; rerun the same command to resume')
       raise SystemExit(128 + stop)
@@ -213,28 +203,28 @@ class RunFolder(contextlib.ExitStack):
         f'step {step}: most searches failed in {failed} steps in a row (search.max_failed_steps={most}). '
         f'{requests.failing(row)}; {self._saved()}; once searches work, rerun the same command to resume')
 
-  def _stop_out_of_memory(self, _, error: BaseException | None, __) -> None:
-    """Turns an allocation that failed into RunStopped."""
+  def publish(self) -> None:
+    """Copies what has changed in the run folder to its bucket, if it is in one."""
+    since, self._published = self._published, time.time()
+    if jax.process_index() == 0:
+      bucket.publish(self.config.out, since)
+
+  def _explain(self, _, error: BaseException | None, __) -> None:
+    """Turns what ends a run that can be resumed into RunStopped."""
     if error is not None and memory.ran_out(error):
       named = error if isinstance(error, memory.OutOfMemory) else memory.explained(error)
       raise RunStopped(f'{named}; {self._saved()}; rerun the same command with less to resume') from error
+    if self._started and isinstance(error, NotFinite):
+      raise RunStopped(f'{error}, so it was not saved; {self._saved()}') from error
+    if self._started and isinstance(error, OSError):
+      what = f'{error.filename}: {error.strerror}' if error.filename else error
+      advice = 'once that is mended, rerun the same command to resume'
+      raise RunStopped(f'{what}; {self._saved()}; {advice}') from error
 
   def _saved(self) -> str:
     """Says from where the run resumes."""
     steps = checkpoint.all_steps(self._manager)
     return f'the last checkpoint is that of step {steps[0]}' if steps else 'there is no checkpoint yet'
-
-  @contextlib.contextmanager
-  def _resumable(self) -> Iterator[None]:
-    """Turns what ends a run while it writes into RunStopped, which says from where it resumes."""
-    try:
-      yield
-    except NotFinite as error:
-      raise RunStopped(f'{error}, so it was not saved; {self._saved()}') from error
-    except OSError as error:
-      what = f'{error.filename}: {error.strerror}' if error.filename else error
-      advice = 'once that is mended, rerun the same command to resume'
-      raise RunStopped(f'{what}; {self._saved()}; {advice}') from error
 
 
 def check_same_run(saved: Mapping[str, Any], config: ConfigDict) -> None:

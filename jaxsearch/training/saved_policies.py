@@ -21,6 +21,8 @@ from jaxsearch.training import checkpoint
 from jaxsearch.training.bucket import place
 from jaxsearch.training.state import HEAD, without_head
 
+VERSIONS = {'jaxsearch': __version__, 'jax': jax.__version__}  # what wrote a policy
+
 
 def is_run(path: str | pathlib.Path) -> bool:
   """Tells whether `load_params` finds a checkpoint here, and not a Hugging Face folder or a file."""
@@ -122,7 +124,7 @@ def save_adapter(path: str | pathlib.Path, folder: str | pathlib.Path,
     raise ValueError(f'{folder} holds the base of this adapter: choose another folder')
   adapter = params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
   kept = without_secrets({name: host[name] for name in ('step', 'config', 'decoder', 'reference')})
-  hub.save_adapter(adapter, folder, {'jaxsearch': __version__, 'jax': jax.__version__} | kept)
+  hub.save_adapter(adapter, folder, VERSIONS | kept)
   return host
 
 

@@ -91,22 +91,22 @@ def demonstration(ids: Sequence[int], learned: Sequence[bool], tokenizer=None) -
 
 
 @memory.named('setting up training', memory.STATE)
-def open_imitation(model_config: DecoderConfig, params: dict, optim: ConfigDict,
-                   total_updates: int, *, mesh: Mesh, row_length: int, micro_rows: int, pad_id: int,
-                   chunk: int = 1024, aggregate: str = 'token-mean', seed: int = 0, base: dict | None = None,
-                   alpha: float | None = None) -> tuple[states.TrainState, Callable]:
+def open_imitation(config: ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh,
+                   base: dict | None = None) -> tuple[states.TrainState, Callable]:
   """Returns (state, `learn(state, forest) -> (state, metrics)`), which makes one update on a forest.
 
-  With a `base`, frozen parameters in the compute dtype, `params` are an adapter of it, scaled by `alpha`.
+  There will be `config.steps`, with its `train` and `optim`. With a `base`, frozen parameters in the compute
+  dtype, `params` are an adapter of it.
   """
-  loss = functools.partial(steps.imitation_loss, config=model_config, chunk=chunk)
+  settings = ConfigDict(dict(config.train) | {'penalties': ''})  # there are none
+  loss = functools.partial(steps.imitation_loss, config=model_config, chunk=settings.chunk)
   optimizer, train_step = steps.make_update(
-    loss, params, optim, total_updates, mesh=mesh, dtype=model_config.dtype, alpha=alpha, seed=(seed,))
+    loss, params, config.optim, config.steps, mesh=mesh, dtype=model_config.dtype, alpha=config.lora.alpha,
+    seed=(config.seed,))
 
   @memory.named('updating the policy', memory.UPDATE)
   def learn(state: states.TrainState, forest: Sequence[Tree]) -> tuple[states.TrainState, dict[str, float]]:
-    packed = batches.pack(forest[transfer.local_part()], mesh, row_length, micro_rows, at_most=len(forest),
-                          pad_id=pad_id, how=aggregate)
+    packed = batches.pack(forest[transfer.local_part()], mesh, settings, at_most=len(forest))
     state, result = train_step(state, packed.batch, base)
     return state, metrics.to_row(result) | {'padded_share': 1 - packed.rows.fill}
 
@@ -120,19 +120,15 @@ def train(config: ConfigDict) -> dict[str, float]:
   step alone.
   """
   meshes.start_distributed(**config.distributed)
-  mesh, settings = meshes.make_mesh(**config.mesh), config.train
-  batches.check_rows(settings.micro_rows, mesh)
-  tokenizer, row = setup.load_tokenizer(config), {}
-  number, demonstration_of = open_demonstrations(config, tokenizer)
+  mesh = meshes.make_mesh(**config.mesh)
+  batches.check_rows(config.train.micro_rows, mesh)
+  number, demonstration_of = open_demonstrations(config, setup.load_tokenizer(config))
   with run_folder.RunFolder(config, shown=('loss', 'logprob')) as run:
     model_config, params = setup.load_policy(config, mesh)
-    fingerprint, base = hub.fingerprint(params), None
+    fingerprint, base, row = hub.fingerprint(params), None, {}
     if config.lora.rank:
       base, params = params, setup.new_adapter(config, model_config, mesh)
-    state, learn = open_imitation(
-      model_config, params, config.optim, config.steps, row_length=settings.row_length,
-      micro_rows=settings.micro_rows, pad_id=tokenizer.pad_id, mesh=mesh, chunk=settings.chunk,
-      aggregate=settings.aggregate, seed=config.seed, base=base, alpha=config.lora.alpha)
+    state, learn = open_imitation(config, model_config, params, mesh, base)
     state, _ = run.restore(state, check=lambda host: hub.check_base(host, fingerprint, config.model))
     run.start()
     for step in run.steps():

@@ -14,6 +14,7 @@ import numpy as np
 from jaxsearch.parallel import memory, transfer
 from jaxsearch.sampler.driver import Agent
 from jaxsearch.training import batch as batches
+from jaxsearch.training import learner as learners
 from jaxsearch.training import metrics, state
 from jaxsearch.training.batch import Groups
 from jaxsearch.training.learner import Learner
@@ -41,23 +42,13 @@ def prepare(learner: Learner, step: int) -> Agent:
   return agent
 
 
-def pack(learner: Learner, trees: Sequence[Tree], mini_batch: int = 0, **options) -> batches.Packed:
-  """Packs this process's trees into a batch, as the config says: of a `mini_batch` of trees, or all (0)."""
-  config, settings = learner.config, learner.config.train
-  at_most = mini_batch or config.questions_per_step * config.group_size
-  kl_on = lambda tree: settings.kl_on == 'all' or not tree.question.score(tree.answer)
-  return batches.pack(
-    trees, learner.mesh, settings.row_length, settings.micro_rows, at_most=at_most, kl_on=kl_on,
-    how=settings.aggregate, penalties=settings.penalties, pad_id=learner.agent.engine.tokenizer.pad_id,
-    **options)
-
-
 @memory.named('computing values', memory.UPDATE)
 def assess(learner: Learner, trees: Sequence[Tree]) -> None:
   """Writes the critic's values onto the trained spans, if there is a critic."""
   if learner.values is not None:
     config = learner.config
-    packed = pack(learner, trees)
+    packed = batches.pack(trees, learner.mesh, config.train,
+                          at_most=config.questions_per_step * config.group_size)
     params = learner.state.params if config.critic.shared else learner.state.critic.params
     with transfer.issuing():
       values = learner.values(params, packed.batch)
@@ -75,9 +66,10 @@ def update(learner: Learner, groups: Groups, step: int, clock: metrics.Clock) ->
   config, rng = learner.config, np.random.default_rng([learner.config.seed, step])
   critic, settings = config.critic, config.train
   clipped = critic.enabled and not critic.shared and critic.value_clip is not None  # then every return counts
-  options = dict(share_trained=not clipped, ref=learner.reference is not None, critic=critic.enabled)
-  forests = batches.split(groups, settings.mini_batch, rng)
-  parts = [pack(learner, forest, settings.mini_batch, **options) for forest in forests]
+  at_most = settings.mini_batch or config.questions_per_step * config.group_size
+  parts = [batches.pack(forest, learner.mesh, settings, at_most=at_most, share_trained=not clipped,
+                        ref=learner.reference is not None, critic=critic.enabled)
+           for forest in batches.split(groups, settings.mini_batch, rng)]
   with clock('score'):
     parts = score(learner, parts)
   with clock('train'):
@@ -95,13 +87,14 @@ def score(learner: Learner, parts: Sequence[batches.Packed]) -> list[batches.Pac
   Writes them onto the spans too, where rollouts are kept for viewers.
   """
   config, reference = learner.config, learner.reference
+  recomputes = learners.recomputes(config)
   one_update = config.train.epochs == 1 and not config.train.mini_batch  # its own are the old ones
-  policy = policy_params(learner) if learner.recomputes and not one_update else None
+  policy = policy_params(learner) if recomputes and not one_update else None
 
   def scored(part: batches.Packed) -> batches.Packed:
     of = lambda params: None if params is None else learner.score(params, part.batch)
     with transfer.issuing():
-      old = of(policy) if learner.recomputes else part.batch.old_logprobs
+      old = of(policy) if recomputes else part.batch.old_logprobs
       batch = dataclasses.replace(part.batch, old_logprobs=old, ref_logprobs=of(reference))
     return dataclasses.replace(part, batch=batch)
 

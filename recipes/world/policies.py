@@ -145,13 +145,13 @@ def train_stage(config: ml_collections.ConfigDict, tokenizer, model_config: Deco
   folder, stage = pathlib.Path(config.out) / name, config[name]
   if folder.exists():
     return hub.load(folder).params
-  optim = config.optim.copy_and_resolve_references()
-  optim.update(learning_rate=stage.learning_rate, schedule=stage.schedule)
+  run = config.copy_and_resolve_references().unlock()
+  run.steps = stage.updates
+  run.optim.update(learning_rate=stage.learning_rate, schedule=stage.schedule)
+  run.train.update(row_length=stage.row_length, micro_rows=stage.rows)
   mesh, start = meshes.make_mesh(devices=jax.devices()[:1]), time.perf_counter()
   params = states.place_params(params, setup.param_shardings(model_config, mesh))
-  state, learn = sft.open_imitation(
-    model_config, params, optim, stage.updates, mesh=mesh, row_length=stage.row_length, micro_rows=stage.rows,
-    pad_id=tokenizer.pad_id)
+  state, learn = sft.open_imitation(run, model_config, params, mesh)
   forests = filled(examples_of(config, name, tokenizer), stage.rows, stage.row_length)
   for update, forest in zip(range(1, stage.updates + 1), forests):
     state, row = learn(state, forest)

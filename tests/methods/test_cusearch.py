@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxsearch.methods import cusearch
-from jaxsearch.training.summary import credited, summary
+from jaxsearch.training.metrics import credited, summary
 from jaxsearch.trees.tree import Role
 from tests.methods.driving import FOUND, QUESTION, context, drive
 

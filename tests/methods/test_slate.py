@@ -7,7 +7,7 @@ from jaxsearch.methods import slate
 from jaxsearch.methods.actions import Action
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.requests import Ask, ToolFailure
-from jaxsearch.training.summary import summary
+from jaxsearch.training.metrics import summary
 from jaxsearch.trees.tree import Role, Stop
 from tests.methods import driving
 from tests.methods.driving import context

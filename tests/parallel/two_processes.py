@@ -9,9 +9,9 @@ import sys
 import threading
 
 import jax
-import ml_collections
 import numpy as np
 
+from configs import base
 from jaxsearch.models.architecture import DecoderConfig, initial_params, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel import transfer
@@ -20,8 +20,6 @@ from jaxsearch.training import state as states
 
 NUMBERS = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=2,
                         head_dim=8, tie_embeddings=True)
-OPTIM = dict(learning_rate=1e-2, schedule='constant', lr_warmup_updates=0, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.0,
-             clip_norm=1.0)
 
 
 def figures(devices=None) -> list[float]:
@@ -31,8 +29,10 @@ def figures(devices=None) -> list[float]:
   forest = [sft.demonstration(rng.integers(1, 32, 12), rng.integers(0, 2, 12).astype(bool)) for _ in range(12)]
   placed = meshes.shardings(parameter_axes(NUMBERS), parameter_shapes(NUMBERS), mesh)
   params = states.place_params(jax.tree.map(np.asarray, initial_params(NUMBERS, jax.random.key(0))), placed)
-  state, learn = sft.open_imitation(NUMBERS, params, ml_collections.ConfigDict(OPTIM), 2, row_length=24, micro_rows=4, pad_id=0,
-                                    mesh=mesh)
+  config = base.get_config().unlock()
+  config.train.update(row_length=24, micro_rows=4)
+  config.optim.update(learning_rate=1e-2, lr_warmup_updates=0)
+  state, learn = sft.open_imitation(config, NUMBERS, params, mesh)
   losses = []
   for _ in range(2):
     state, row = learn(state, forest)

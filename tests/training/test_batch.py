@@ -58,7 +58,7 @@ def test_rows_are_spread_evenly_over_processes_and_their_values_come_home(tiny, 
     own = jax.process_index()
     rows = lay_out(forests[own], 48, pad_id=0)
     batch = batches.make_batch(rows, micro_rows)
-    return rows, batch, batches.to_rows(batch.weights, batch, rows, micro_rows)
+    return rows, batch, batches.to_rows(batch.weights, batch, rows)
 
   found = as_processes(len(trees), monkeypatch, run)
   total = sum(len(rows.tokens) for rows, *_ in found)

@@ -2,7 +2,6 @@
 
 import json
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,7 +12,6 @@ from jaxsearch.training import curation, row_files
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
 from recipes.world import carl_examples
-from tests.methods.driving import Letters
 
 
 @pytest.fixture
@@ -66,12 +64,6 @@ def test_each_source_has_its_own_clusters(settings):
   assert [len({cluster for cluster in found if cluster[0] == source}) for source in ('gsm8k', '2wiki')] == [3, 5]
 
 
-def test_a_mix_has_as_many_questions_of_either_tier():
-  tiers = {str(i): 2 if i in (1, 4, 9) else 1 for i in range(10)}
-  assert [question.id for question in curation.mixed(questions(10), tiers)] == ['0', '1', '2', '4', '3', '9']
-  assert curation.mixed(questions(2), {'0': 1, '1': 1}) == []
-
-
 def test_held_out_questions_are_in_no_bucket(settings):
   trees = []
   for question in questions(20):
@@ -92,17 +84,6 @@ def test_held_out_questions_are_in_no_bucket(settings):
   settings.curated = False
   _, (bucket,) = curation.split(trees, dict.fromkeys(tiers, 1), settings)
   assert len(bucket) == 30
-
-
-TEXTS = ['What is the capital of France?', 'Which city is the capital of Italy?',
-         'How many apples has Tom if he buys three?']
-
-
-def test_questions_are_told_apart_by_the_policys_embeddings():
-  table = {'embedding': jnp.asarray(np.random.default_rng(0).normal(size=(256, 8)), jnp.float32)}
-  points = curation.embedded([*TEXTS, TEXTS[0]], Letters(), table)
-  np.testing.assert_allclose(np.linalg.norm(points, axis=1), 1, rtol=1e-5)
-  np.testing.assert_allclose(points[0], points[3], rtol=1e-5)
 
 
 def test_the_command_tells_what_the_shipped_policy_knows_and_mixes_questions(tmp_path, capsys):

@@ -1,11 +1,12 @@
 """The loop itself, in this process, on a mesh of eight devices."""
 
+import functools
+import json
 import operator
 import pathlib
 import pickle
 import re
 import sys
-import types
 
 import jax
 import numpy as np
@@ -27,13 +28,12 @@ from jaxsearch.sampler.requests import Ask
 from jaxsearch.training import batch as batches
 from jaxsearch.training import learner as learners
 from jaxsearch.training import loop, rollout_file, row_files, run_folder, saved_policies
-from jaxsearch.training.summary import credited, summary
-from jaxsearch.training.update import pack
+from jaxsearch.training.metrics import credited, summary
 from jaxsearch.trees.layout import count_trained, lay_out
-from jaxsearch.trees.tree import Role, Stop, Tree
+from jaxsearch.trees.tree import Role, Tree
 from tests.methods.driving import Letters
 from tests.processes import as_processes
-from tests.tools.serving import server
+from tests.tools.serving import send, server
 
 REQUIRED = ('step reward em searches loss kl entropy tokens_generated tokens_trained seconds_generate '
             'seconds_tools seconds_train seconds_score seconds_save idle_share clip_fraction ratio ratio_max '
@@ -85,33 +85,6 @@ def test_a_run_on_eight_devices(config, capfd, monkeypatch):
   assert Tokenizer.from_json(host['tokenizer']).encode('red') == Tokenizer.load(config.model).encode('red')
   assert host['step'] == 3 and host['config']['method'] == 'toy'
   assert np.isfinite(np.asarray(params['embedding'])).all()
-
-
-def test_what_a_row_says_of_the_trees():
-  question = Question('1', 'Which?', ('red',))
-  tree = Tree(None, question)
-  node = tree.root.append([1, 2, 3], Role.PROMPT)
-  for tokens in ([4, 5], [6]):
-    node.append(tokens, Role.POLICY)
-  tree.reward = 0.5
-  row = summary([[tree]], [[tree]], {})
-  assert row['tokens_on_paths'] == 9 and row['tokens_per_tree'] == 6  # a shared prefix counts for each path
-
-  def group(answers, rewards):
-    trees = [Tree(None, question) for _ in answers]
-    for tree, tree.answer, tree.reward in zip(trees, answers, rewards):
-      tree.root.append([1], Role.PROMPT).append([2, 3], Role.POLICY, sampler_logprobs=[-1.0, -2.0 - tree.reward])
-      tree.metrics.update(searches=4 * tree.reward, revised=2)
-    return trees
-
-  groups = [group(*one) for one in (('bb', [0, 0]), (['red'] * 2, [1, 1]), ('bc', [0, 1]), ('b', [0]))]
-  groups[0][0].stop = Stop.DEADLINE
-  row = summary(groups, [], {})
-  assert row['logprob'] == pytest.approx(-1.5 - 3 / 14) and row['em'] == pytest.approx(2 / 7)
-  assert row['groups_alike'] == 0.75 and row['groups_alike_wrong'] == pytest.approx(1 / 3)
-  assert row['searches'] == pytest.approx(12 / 7) and row['revised_per_tree'] == 2
-  assert row['malformed_per_tree'] == 0 and row['stop_deadline_share'] == pytest.approx(1 / 7)
-  assert not {'malformed', 'revised', 'stop_deadline'} & set(row)  # some are counts of the sampler
 
 
 def test_bfloat16_frees_the_sampler_for_the_update_and_weighs_what_it_rounds(config, monkeypatch):
@@ -193,18 +166,17 @@ def test_trees_stay_where_they_grew_and_are_credited_as_one_batch(monkeypatch, m
 @pytest.mark.parametrize('kl_on', ['all', 'wrong'])
 def test_the_kl_may_be_about_wrong_answers_alone(config, kl_on):
   config.train.update(kl_on=kl_on, row_length=1024)
-  agent = types.SimpleNamespace(engine=types.SimpleNamespace(tokenizer=types.SimpleNamespace(pad_id=0)))
-  learner = types.SimpleNamespace(config=config, agent=agent, mesh=meshes.make_mesh(1, 8, 1))
+  pack = functools.partial(batches.pack, mesh=meshes.make_mesh(1, 8, 1), share_trained=False, ref=True)
   trees = [tree for group in grown_groups() for tree in group]
   search_r1.credit([trees], Context(0, np.random.default_rng(0), {}))
-  rows = pack(learner, trees, share_trained=False).rows
+  rows = pack(trees, settings=config.train).rows
   for tree in trees:
     right = kl_on == 'wrong' and tree.question.score(tree.answer)
     for place in (rows.places[node] for node in tree.nodes(Role.POLICY)):
       np.testing.assert_array_equal(rows.kl_weights[place], 0 if right else rows.loss_weights[place])
   assert rows.kl_weights.any()
   config.train.update(aggregate='seq-mean-token-sum', penalties='token-mean')  # of surrogate and KL
-  summed = pack(learner, trees, share_trained=False).rows
+  summed = pack(trees, settings=config.train).rows
   np.testing.assert_array_equal(summed.loss_weights, rows.loss_weights)
   assert np.abs(summed.gains).sum() > 2 * np.abs(rows.gains).sum()
 
@@ -246,13 +218,6 @@ def test_updates_that_are_never_finite_stop_the_run(config, monkeypatch):
   assert rows_of(config, 'loss') == [(None,), (None,)]
 
 
-def test_a_mistake_in_the_config_is_named_before_anything_is_written(config):
-  config.train.old_logprobs = 'both'
-  with pytest.raises(ValueError, match="train.old_logprobs='both'"):
-    loop.train(config)
-  assert not pathlib.Path(config.out).exists()
-
-
 @pytest.fixture
 def remote(config):
   """The run with a search behind a server; it compiles little."""
@@ -273,7 +238,7 @@ def test_a_row_says_what_searches_of_the_web_cost(remote, tmp_path, monkeypatch)
   assert all(cost == 0.5 * count for count, cost in rows_of(remote, 'searches_paid', 'searches_cost'))
 
 
-def test_a_dead_server_is_said_at_once_and_stops_the_run_which_resumes(remote, capsys):
+def test_a_dead_server_is_said_at_once_and_stops_the_run_which_resumes(remote, capsys, monkeypatch):
   remote.search.update(timeout=0.5, max_failed_steps=2)
   remote.eval.every = 6
   with server() as (remote.search.url, _):
@@ -296,9 +261,14 @@ def test_a_dead_server_is_said_at_once_and_stops_the_run_which_resumes(remote, c
 
   remote.steps = 4
   remote.search.update(timeout=30.0, max_failed_steps=3)
-  works = {'result': [[{'document': {'id': '1', 'contents': '"red"\nThe red.'}, 'score': 1.0}]]}
-  answers = [(404, {})] * 10 + [(200, works)]  # down in step 2
-  with server(*answers) as (remote.search.url, _):
+  documents, update, updates = [{'document': {'id': '1', 'contents': '"red"\nThe red.'}}], loop.update, []
+  monkeypatch.setattr(loop, 'update', lambda *given: updates.append(1) or update(*given))
+
+  def answer(handler):  # down in step 2
+    queries = json.loads(handler.body)['queries']
+    send(handler, json.dumps({'result': [documents] * len(queries)}).encode(), 200 if updates else 404)
+
+  with server(answer) as (remote.search.url, _):
     loop.train(remote, held_out)
   assert rows_of(remote, *names) == [(1, 10, 10), (2, 10, 10), (0, 10, 0), (0, 10, 0)]  # step 1 still counts
   assert 'step 2: 10 of 10 searches failed; the last: SearchError' in capsys.readouterr().err  # said anew

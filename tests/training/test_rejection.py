@@ -13,7 +13,7 @@ from jaxsearch.evaluation.agents import open_agent
 from jaxsearch.methods import carl
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import exact_match
-from jaxsearch.sampler.requests import ToolFailure, Tools
+from jaxsearch.sampler.requests import Sampling, ToolFailure, Tools
 from jaxsearch.training import rejection, run_folder, sft
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Role, Tree
@@ -61,7 +61,7 @@ def test_what_carl_sampled_is_learned_with_its_raw_output_beside_the_path(tmp_pa
   one, two, again = sampled('Ada'), sampled('Ada', 'Lovelace'), sampled('Ada')
   [kept] = rejection.select([[one, two, again]])
   assert kept == [one, two]
-  rejection.write(tmp_path / 'd.jsonl', kept)
+  rejection.write(tmp_path / 'd.jsonl', [kept])
   for tree, read in zip(kept, sft.read_demonstrations(tmp_path / 'd.jsonl', one.tokenizer), strict=True):
     assert shape(read) == shape(tree) and len(read.leaves()) == len(tree.nodes(Role.OBSERVATION)) + 1
 
@@ -76,13 +76,13 @@ def agent():
 def test_what_was_sampled_is_what_is_learned(agent, tmp_path):
   """Through the real sampler with the shipped policy: the file gives back the very tokens, and which are learned."""
   questions = [q for q in world.questions('rl') if q.metadata['hops'] == 1][:12]
-  sampled = rejection.sample(agent, questions, 3, jax.random.key(1), temperature=1.0)
+  sampled = rejection.sample(agent, questions, 3, jax.random.key(1), Sampling(1.0))
   assert [len(group) for group in sampled] == [3] * 12
   assert len({tree.question.id for group in sampled for tree in group}) == 12
   selected = rejection.select(sampled, most=1)
   kept = [tree for group in selected for tree in group]
   assert 0 < len(kept) <= 12
-  rejection.write(tmp_path / 'deep' / 'd.jsonl', kept)
+  rejection.write(tmp_path / 'deep' / 'd.jsonl', selected)
   read = sft.read_demonstrations(tmp_path / 'deep' / 'd.jsonl', kept[0].tokenizer)
   for tree, demonstration in zip(kept, read, strict=True):
     assert exact_match(tree.answer, tree.question.golden_answers) and shape(tree) == shape(demonstration)
@@ -103,7 +103,7 @@ class Down:
 def test_chains_whose_searches_mostly_failed_are_not_learned_from(agent):
   agent = dataclasses.replace(agent, tools=Tools(search=Down()))
   with pytest.raises(run_folder.RunStopped, match='nothing was written: .* searches failed; the last: ConnectionError: nobody'):
-    rejection.sample(agent, world.questions('rl')[:2], 2, jax.random.key(1), temperature=1.0)
+    rejection.sample(agent, world.questions('rl')[:2], 2, jax.random.key(1), Sampling(1.0))
 
 
 def test_the_command_writes_a_file_that_sft_reads(tmp_path, capsys):

@@ -80,19 +80,6 @@ def test_gold_chains_of_the_world_search_every_step_and_answer_right():
     assert tree.count() <= config.train.row_length
 
 
-def test_demonstrations_of_a_file_or_of_a_split_that_is_not_there(tmp_path):
-  config = sft_gold.get_config()
-  config.sft.demonstrations = str(tmp_path / 'd.jsonl')
-  with pytest.raises(FileNotFoundError):
-    sft.open_demonstrations(config, None)
-  (tmp_path / 'd.jsonl').write_text('{"spans": [{"role": "policy", "text": "b"}]}\n')
-  number, demonstration = sft.open_demonstrations(config, Tokenizer.load(world.folder()))
-  assert number == 1 and demonstration(0).leaves()[0].text == 'b'
-  config.sft.demonstrations = 'world:train'
-  with pytest.raises(ValueError, match='no split'):
-    sft.open_demonstrations(config, None)
-
-
 @pytest.fixture
 def adapter_config(config):
   config.checkpoint_every, config.critic.enabled, config.optim.lr_warmup_updates = 1, False, 0

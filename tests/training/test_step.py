@@ -17,7 +17,7 @@ from jaxsearch.models.decoder import Decoder
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel import transfer
 from jaxsearch.training import step as steps
-from jaxsearch.training.batch import make_batch, place, to_rows
+from jaxsearch.training.batch import make_batch, place
 from jaxsearch.training.learner import open_critic
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role, Tree
@@ -248,37 +248,6 @@ def test_a_mesh_of_eight_gives_the_losses_of_one_device(tiny):
   assert_trees_close(jax.device_get(spread.state.params), jax.device_get(alone.state.params), rtol=1e-3, atol=2e-4)
 
 
-def span_logprobs(tiny, params, forest):
-  """Total log-probability of every policy span, in forest order."""
-  rows = lay_out(forest, 64, pad_id=0)
-  batch = make_batch(rows, len(rows.tokens))
-  mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
-  score = steps.make_score_step(tiny.decoder, mesh=mesh, temperature=1.0, chunk=32)
-  placed = place(batch, mesh)
-  values = score(params, placed)
-  in_rows, values = to_rows(values, placed, rows, len(rows.tokens)), np.asarray(values)[0]
-  spans = [node for tree in forest for node in tree.nodes(Role.POLICY)]
-  return {node: in_rows[rows.places[node]].sum() for node in spans}, batch, values
-
-
-def test_rewarded_spans_become_more_likely_and_the_gap_to_the_sampler_is_measured(tiny):
-  forest = tiny.random_forest(7, advantages=[1.0, -1.0, 0.5, -0.5, 2.0, -2.0])
-  lab = tiny.setup(learning_rate=1e-3)
-  before, batch, values = span_logprobs(tiny, lab.state.params, forest)
-  gap = np.abs(values - batch.sampler_logprobs[0])[batch.targets[0] >= 0]
-  batch = dataclasses.replace(batch, old_logprobs=values[None])
-  state, metrics = lab.train_step(lab.state, place(batch, lab.mesh))
-  np.testing.assert_allclose(metrics['logprob_gap'], gap.mean(), rtol=1e-4)
-  np.testing.assert_allclose(metrics['logprob_gap_max'], gap.max(), rtol=1e-4)
-  np.testing.assert_allclose(metrics['ratio'], 1.0, rtol=1e-5)  # old log-probabilities were recomputed
-  for _ in range(2):
-    state, metrics = lab.train_step(state, place(batch, lab.mesh))
-  after, _, _ = span_logprobs(tiny, state.params, forest)
-  assert len(before) == 12 and metrics['tokens_trained'] == np.sum(batch.targets >= 0)
-  for node, value in before.items():
-    assert np.sign(after[node] - value) == np.sign(node.advantages)
-
-
 def test_a_non_finite_gradient_is_skipped_and_counted(tiny):
   forest = tiny.random_forest(9)
   lab = tiny.setup()
@@ -293,17 +262,6 @@ def test_a_non_finite_gradient_is_skipped_and_counted(tiny):
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.opt_state), kept.opt_state)
   state, metrics = lab.train_step(state, place(good, lab.mesh))
   assert (metrics['skipped'], metrics['skipped_in_a_row'], state.updates) == (2, 0, 2)
-
-
-def test_one_program_serves_every_number_of_rows_of_a_bucket(tiny):
-  forest = tiny.random_forest(11, trees=16)
-  lab = tiny.setup()
-  state = lab.state
-  for trees in (16, 13, 14, 12):
-    batch = make_batch(lay_out(forest[:trees], 48, pad_id=0), 1)
-    state, metrics = lab.train_step(state, place(batch, lab.mesh))
-  assert lab.train_step._cache_size() <= 2
-  assert metrics['tokens_trained'] > 0
 
 
 def boundary_forest(tiny):
