@@ -49,7 +49,7 @@ def whiten(x: jax.Array, mask: jax.Array) -> jax.Array:
   """`(x - mean) / sqrt(var + 1e-8)` with one mean and one sample variance of everything that is not masked.
 
   verl's and TRL's `masked_whiten`: Bessel's correction, epsilon under the root. One token alone and equal
-  values give exactly 0. `x`, `mask` (1 where x counts) and the float32 result, 0 where masked, have one shape.
+  values give exactly 0. `x`, `mask` (1 where x counts) and the float32 result, 0 where masked, share a shape.
   """
   counted = jnp.asarray(mask) != 0
   x = jnp.asarray(x).astype(jnp.float32)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from jaxsearch import registry
+from jaxsearch import registry, tools
 from jaxsearch.config_check import check_files
 from jaxsearch.files import write_whole
 from jaxsearch.flags import Parser, UsageError, check_place, number, policy, say
@@ -103,16 +103,11 @@ def check_inputs(config, flags, policy: bool = True) -> None:
   `policy` tells whether there is one to load, from --checkpoint or from the config.
   """
   corpus = getattr(flags, 'corpus', '')
-  if corpus and not _reads_corpus(config):
+  if corpus and not searched_corpus(config, flags):
     raise UsageError(f'--corpus means nothing with config.search.backend={config.search.backend!r}, which '
                      'searches elsewhere: leave it out, or set --config.search.backend=bm25')
   models = ('model', 'tokenizer') if policy and not flags.checkpoint else ()
   check_files(config, ('data.corpus', 'search', 'classifier', *models), corpus)
-
-
-def _reads_corpus(config) -> bool:
-  from jaxsearch.setup import reads_corpus
-  return reads_corpus(config)
 
 
 def check_room(config, tokenizer, questions: Sequence, **changes) -> None:
@@ -123,7 +118,8 @@ def check_room(config, tokenizer, questions: Sequence, **changes) -> None:
 
 def searched_corpus(config, flags) -> str:
   """Returns the passages that are searched; '' if they are none of ours."""
-  return (flags.corpus or config.data.corpus) if _reads_corpus(config) else ''
+  reads = tools.find_backend(config.search.backend).corpus(config.search)
+  return (flags.corpus or config.data.corpus) if reads else ''
 
 
 def open_agent(config, flags, questions: Sequence, **changes) -> tuple:
