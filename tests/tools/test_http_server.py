@@ -193,7 +193,8 @@ def test_one_question_and_a_list():
     with pytest.raises(EvidenceError, match='status 401'):
       EvidenceClient(url).find(['who'])
   with serve(evidence_app(lambda questions: [Evidence('', None, 0)])) as url:
-    assert post(url + '/evidence', question='who').json() == {'evidence': '', 'answer': None, 'searches': 0, 'forfeited': False}
+    response = post(url + '/evidence', question='who').json()
+    assert response == {'evidence': '', 'answer': None, 'searches': 0, 'forfeited': False}
 
 
 @pytest.fixture(scope='module')

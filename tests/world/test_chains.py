@@ -19,7 +19,8 @@ def test_chains_speak_the_grammar():
     assert re.findall(r'<search> (.+?)</search>', text) == [s['query'] for s in q.metadata['steps']]
     assert [part for role, part in full if role == 'observation'] == [s['query'] for s in q.metadata['steps']]
     assert re.findall(r'<answer> (.+?)</answer>', text) == [q.golden_answers[0]]
-    assert len(re.findall(r'<think> (?:(?!<think>).)+?</think><(?:search|answer)>', text)) == q.metadata['hops'] + 1
+    thoughts = re.findall(r'<think> (?:(?!<think>).)+?</think><(?:search|answer)>', text)
+    assert len(thoughts) == q.metadata['hops'] + 1
   stated = [chains.full_chain(q)[-1][1] for q in questions if q.metadata.get('operation') in world.ARITHMETIC]
   sums = [re.search(r'(\d+) ([+-]) (\d+) = (\d+)', text).groups() for text in stated]
   assert sums and all(int(a) + (int(b) if sign == '+' else -int(b)) == int(c) for a, sign, b, c in sums)
@@ -28,7 +29,8 @@ def test_chains_speak_the_grammar():
 def test_a_chain_is_learned_where_the_policy_speaks_and_nowhere_else():
   question = next(q for q in world.questions('warm') if q.metadata['kind'] == 'city.country.capital')
   ids, own = chains.gold_example(question, TOKENIZER)
-  learned, given = (TOKENIZER.decode([token for token, mark in zip(ids, own) if mark == wanted]) for wanted in (True, False))
+  learned, given = (TOKENIZER.decode([token for token, mark in zip(ids, own) if mark == wanted])
+                    for wanted in (True, False))
   assert grammar.answer(learned) == question.golden_answers[0]
   assert learned.count('<search>') == 2 and '<information>' not in learned
   assert given.startswith(templates.prompt(question.question, 'world')) and given.count('</information>') == 2
@@ -39,4 +41,5 @@ def test_observations_hold_what_was_found():
   spans = [('policy', 'x'), ('observation', 'Spain')]
   ids, learned = chains.encode_chain(TOKENIZER, question, spans, {'Spain': [country]})
   block = f'\n<information>Doc 1(Title: Spain) {country.text}\n</information>\n'
-  assert TOKENIZER.decode(ids) == f'{templates.prompt(question.question, "world")}x{block}' and sum(learned) == 1
+  prompt = templates.prompt(question.question, 'world')
+  assert TOKENIZER.decode(ids) == f'{prompt}x{block}' and sum(learned) == 1

@@ -8,9 +8,10 @@ from jaxsearch.world import files as world
 from jaxsearch.world.chains import full_chain, search
 from jaxsearch.world.judge import judge
 
-QUESTION = next(q for q in world.questions('dev') if q.metadata['hops'] == 2 and q.metadata.get('operation') is None)
+QUESTION = next(q for q in world.questions('dev') if q.metadata['hops'] == 2 and 'operation' not in q.metadata)
 STEPS = QUESTION.metadata['steps']
-SPANS = [text if role == 'policy' else grammar.information(search(text), ()) for role, text in full_chain(QUESTION)]
+SPANS = [text if role == 'policy' else grammar.information(search(text), ())
+         for role, text in full_chain(QUESTION)]
 THOUGHTS = [re.search('<think>(.*?)</think>', text)[1] for text in SPANS[::2]]
 
 

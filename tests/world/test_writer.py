@@ -29,13 +29,15 @@ def entities():
 
 def test_useful_documents_are_what_the_search_finds(writer):
   queries = [*QUERIES, 'xylophone']
-  assert SimulatedSearch(writer, noise_start=0.0).search(queries, 3) == BM25(world.corpus()).search(queries, 3)
+  backend, judge = SimulatedSearch(writer, noise_start=0.0), BM25(world.corpus())
+  assert backend.search(queries, 3) == judge.search(queries, 3)
 
 
 @pytest.mark.parametrize('false', [False, True])
 def test_noise_is_about_others_or_wrong_in_every_fact(writer, liar, entities, false):
   for query, best in zip(QUERIES, writer.write(QUERIES, 2, [False] * 6, range(6))):
-    found = [d for documents in (liar if false else writer).write([query] * 40, 2, [True] * 40, range(40)) for d in documents]
+    written = (liar if false else writer).write([query] * 40, 2, [True] * 40, range(40))
+    found = [document for documents in written for document in documents]
     assert len(found) == 80 and len({d.text for d in found}) > 10
     for place, document in enumerate(found):
       if false and place % 2 < len(best):
@@ -53,7 +55,8 @@ def test_noise_is_about_others_or_wrong_in_every_fact(writer, liar, entities, fa
 def test_a_country_under_noise_has_another_capital_in_every_version(liar):
   falsified = [liar.write(['France'], 1, [True], [seed])[0][0].text for seed in range(20)]
   assert not any(value in text for text in falsified for value in ('Paris', '66987244', 'Euro.', '.fr'))
-  assert all(text.startswith('France is a country in ') for text in falsified) and len(set(falsified)) == len(falsified)
+  assert all(text.startswith('France is a country in ') for text in falsified)
+  assert len(set(falsified)) == len(falsified)
 
 
 def test_noise_follows_from_its_seed(writer):
@@ -68,7 +71,8 @@ def test_noise_is_written_where_nothing_is_known(writer):
 
 def test_persons_of_several_elements_are_falsified_too(liar, entities):
   several = next(e for e in entities.values() if e.multiple)
-  texts = [d.text for seed in range(30) for d in liar.write([several.title], 1, [True], [seed])[0] if d.title == several.title]
+  written = liar.write([several.title] * 30, 1, [True] * 30, range(30))
+  texts = [document.text for document, in written if document.title == several.title]
   assert texts and not any(f' {value}.' in text for text in texts for _, value in several.multiple)
 
 

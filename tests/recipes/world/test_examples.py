@@ -3,7 +3,6 @@ import random
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.trees import grammar
 from jaxsearch.world import files as world
-from jaxsearch.world.chains import full_chain
 from recipes.world import examples
 
 TOKENIZER = Tokenizer.load(world.folder())
@@ -35,24 +34,14 @@ def test_the_mix_searches_too_little():
 
 def test_drills_copy_from_what_is_given_and_retellings_tell_of_an_entry_shown():
   rng = random.Random(0)
+  written = lambda text, tag: [e.content for e in grammar.elements(text) if e.name == tag]
   for _ in range(50):
     example = examples.drill(TOKENIZER, rng)
     learned, given = text_of(example, True), text_of(example, False)
-    copied = [e.content for e in grammar.elements(learned) if e.name == 'search'] or [learned.split()[-1].rstrip('.')]
+    copied = written(learned, 'search') or [learned.split()[-1].rstrip('.')]
     assert copied[0] in given
     example = examples.retelling(TOKENIZER, rng)
     learned, given = text_of(example, True), text_of(example, False)
-    title = next(e.content for e in grammar.elements(learned) if e.name == 'search')
+    title, told = written(learned, 'search')[0], written(learned, 'think')[0]
     assert f'(Title: {title})' in given
-    told = next(e.content for e in grammar.elements(learned) if e.name == 'think')
     assert all(f'{title}{sentence}' in given for sentence in told.removesuffix('.').split('. It')[1:])
-
-
-def test_chains_that_search_too_little():
-  rng = random.Random(1)
-  for question in rng.sample(world.questions('rl'), 200):
-    assert len(examples.guess_chain(question, rng)) == 1
-    once = examples.one_search_chain(question, rng)
-    assert [role for role, _ in once] == ['policy', 'observation', 'policy']
-    if question.metadata['hops'] == 1:
-      assert once == full_chain(question)

@@ -7,7 +7,7 @@ import pytest
 
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import operands
-from jaxsearch.world.facts import ATTRIBUTES, read_back
+from jaxsearch.world.facts import read_back, sentence
 from recipes.world.rename import rename
 
 DOCUMENTS = {document.id: document for document in world.corpus()}
@@ -24,9 +24,7 @@ def test_renamed_questions_stay_consistent(numbers):
     assert new.metadata['gold_passages'] == q.metadata['gold_passages']
     for step in new.metadata['steps']:
       passage = next(p for p in found[step['query']] if p.id == step['passage_id'])
-      assert (
-        ATTRIBUTES[step['attribute']]['sentence'].format(title=passage.title, value=step['finding']) in passage.text
-      )
+      assert sentence(step['attribute'], passage.title, step['finding']) in passage.text
     steps, operation = new.metadata['steps'], new.metadata.get('operation')
     if operation is None:
       assert new.golden_answers[0] == steps[-1]['finding']
