@@ -212,4 +212,5 @@ def to_rows(values: jax.Array, batch: Batch, rows: TrainingRows) -> np.ndarray:
 def place(batch: Batch, mesh) -> Batch:
   """Places a batch on the mesh, rows split over `data` and `fsdp`; every process passes its own."""
   whole, rows = transfer.replicated(mesh), transfer.split_over_batch(mesh, 1)
-  return jax.tree.map(lambda x: transfer.place_local(x, rows) if np.ndim(x) else transfer.place(x, whole), batch)
+  place_one = lambda x: transfer.place_local(x, rows) if np.ndim(x) else transfer.place(x, whole)
+  return jax.tree.map(place_one, batch)

@@ -51,8 +51,8 @@ FREE_FIELDS = (
   'steps', 'out', 'progress', 'log', 'rollouts', 'profile', 'checkpoint_every', 'keep_checkpoints', 'eval',
   'mesh', 'distributed', 'sampler.slots', 'sampler.tensor', 'train.micro_rows', 'train.chunk', 'remat',
   'attention', 'search.url', 'search.timeout', 'search.max_failed_steps', 'optim.max_skipped',
-  'python.workers', 'xla_deterministic', 'sampler.release', 'monitor', 'critic_warmup.gate', 'critic_warmup.min_updates',
-  'critic_warmup.max_updates')
+  'python.workers', 'xla_deterministic', 'sampler.release', 'monitor', 'critic_warmup.gate',
+  'critic_warmup.min_updates', 'critic_warmup.max_updates')
 
 
 def check_searches(metrics: Mapping[str, Any], what: str, *, stop: bool = True) -> None:
@@ -140,7 +140,8 @@ class RunFolder(contextlib.ExitStack):
 
   def rows(self) -> list[dict]:
     """Reads the rows of metrics so far, the same in every process; call it after `start`."""
-    return transfer.broadcast(row_files.read(self.out / 'metrics.jsonl') if jax.process_index() == 0 else None)
+    rows = row_files.read(self.out / 'metrics.jsonl') if jax.process_index() == 0 else None
+    return transfer.broadcast(rows)
 
   def steps(self) -> Iterator[int]:
     """Yields the steps that are left, counted from 1, and traces those of `config.profile`."""

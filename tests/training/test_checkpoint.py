@@ -10,16 +10,11 @@ import pytest
 
 from configs import base
 from jaxsearch import cli
-from jaxsearch.models import hub
-from jaxsearch.models.architecture import initial_params
-from jaxsearch.models.decoder import Decoder
-from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import checkpoint, run_folder, saved_policies
 from jaxsearch.training.batch import make_batch, place
 from jaxsearch.trees.layout import lay_out
-from jaxsearch.world import files as world
-from tests.training import child, conftest
+from tests.training import conftest
 
 
 def host_of(step):
@@ -171,13 +166,3 @@ def test_parameters_that_are_not_finite_are_not_loaded(tiny, tmp_path, monkeypat
   assert cli.main(['export', f'--out={tmp_path / "out"}', f'--checkpoint={tmp_path}']) == 2
   named = f'{tmp_path}/checkpoints/1: final_norm has values that are not finite'
   assert capsys.readouterr().err == f'jaxsearch: {named}\n' and not (tmp_path / 'out').exists()
-
-
-def test_a_hugging_face_folder_with_values_that_are_not_finite_is_not_used(tmp_path, monkeypatch, capsys):
-  params = initial_params(child.NUMBERS, jax.random.key(0))
-  model = Decoder(child.NUMBERS, params=params | {'final_norm': params['final_norm'].at[0].set(jnp.inf)})
-  monkeypatch.setattr(hub, 'check_finite', lambda *_: None)
-  hub.save(model, tmp_path, Tokenizer.load(world.folder()))  # as another program would
-  monkeypatch.undo()
-  assert cli.main(['ask', 'Who?', f'--config.model={tmp_path}']) == 2
-  assert capsys.readouterr().err == f'jaxsearch: {tmp_path}: final_norm has values that are not finite\n'

@@ -210,14 +210,6 @@ def test_an_adapter_learns_on_its_base_which_is_the_reference_and_becomes_a_plai
   np.testing.assert_array_equal(exported['embedding'], base['embedding'])
 
 
-def test_updates_that_are_never_finite_stop_the_run(config, monkeypatch):
-  config.optim.max_skipped = 2
-  monkeypatch.setattr(sys.modules['jaxsearch.methods.toy'], 'reward', lambda tree: float('inf'))
-  with pytest.raises(run_folder.RunStopped, match='step 2: .* not finite in 2 updates in a row'):
-    loop.train(config)
-  assert rows_of(config, 'loss') == [(None,), (None,)]
-
-
 @pytest.fixture
 def remote(config):
   """The run with a search behind a server; it compiles little."""

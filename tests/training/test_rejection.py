@@ -1,24 +1,21 @@
 """Rejection sampling: what is kept, that it is learned as it was sampled, and the command."""
 
-import dataclasses
 import json
 
-import jax
 import pytest
 
-from configs import quickstart
 from jaxsearch import cli
 from jaxsearch.data.questions import write_questions
-from jaxsearch.evaluation.agents import open_agent
 from jaxsearch.methods import carl
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import exact_match
-from jaxsearch.sampler.requests import Sampling, ToolFailure, Tools
-from jaxsearch.training import rejection, run_folder, sft
+from jaxsearch.sampler.requests import ToolFailure
+from jaxsearch.training import rejection, row_files, sft
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
 from tests.methods.driving import ANSWER, QUESTION, SEARCH, drive
+from tests.tools.serving import server
 
 RIGHT = '<think>so</think><answer> Lovelace </answer>'
 
@@ -66,54 +63,31 @@ def test_what_carl_sampled_is_learned_with_its_raw_output_beside_the_path(tmp_pa
     assert shape(read) == shape(tree) and len(read.leaves()) == len(tree.nodes(Role.OBSERVATION)) + 1
 
 
-@pytest.fixture(scope='module')
-def agent():
-  config = quickstart.get_config()
-  config.sampler.slots = 16
-  return open_agent(config)
-
-
-def test_what_was_sampled_is_what_is_learned(agent, tmp_path):
-  """Through the real sampler with the shipped policy: the file gives back the very tokens, and which are learned."""
-  questions = [q for q in world.questions('rl') if q.metadata['hops'] == 1][:12]
-  sampled = rejection.sample(agent, questions, 3, jax.random.key(1), Sampling(1.0))
-  assert [len(group) for group in sampled] == [3] * 12
-  assert len({tree.question.id for group in sampled for tree in group}) == 12
-  selected = rejection.select(sampled, most=1)
-  kept = [tree for group in selected for tree in group]
-  assert 0 < len(kept) <= 12
-  rejection.write(tmp_path / 'deep' / 'd.jsonl', selected)
-  read = sft.read_demonstrations(tmp_path / 'deep' / 'd.jsonl', kept[0].tokenizer)
-  for tree, demonstration in zip(kept, read, strict=True):
-    assert exact_match(tree.answer, tree.question.golden_answers) and shape(tree) == shape(demonstration)
-    assert grammar.answer(demonstration.nodes(Role.POLICY)[-1].text) == tree.answer
-  figures = rejection.figures(sampled, selected)
-  assert figures['questions'] == 12 and figures['sampled'] == 36 and figures['demonstrations'] == len(kept)
-  assert figures['kept'] == pytest.approx(len(kept) / 36) and figures['covered'] == pytest.approx(len(kept) / 12)
-  assert figures['right'] >= figures['kept']
+def test_shares_of_nothing_kept():
   nothing = rejection.figures([[chain(ANSWER)]], [[]])
   assert nothing['kept'] == nothing['covered'] == nothing['searches'] == 0.0
 
 
-class Down:
-  def search(self, queries, topk):
-    raise ConnectionError('nobody is there')
-
-
-def test_chains_whose_searches_mostly_failed_are_not_learned_from(agent):
-  agent = dataclasses.replace(agent, tools=Tools(search=Down()))
-  with pytest.raises(run_folder.RunStopped, match='nothing was written: .* searches failed; the last: ConnectionError: nobody'):
-    rejection.sample(agent, world.questions('rl')[:2], 2, jax.random.key(1), Sampling(1.0))
-
-
-def test_the_command_writes_a_file_that_sft_reads(tmp_path, capsys):
-  out, easy = tmp_path / 'd.jsonl', [q for q in world.questions('rl') if q.metadata['hops'] == 1][:6]
+def test_what_the_command_sampled_is_what_sft_learns(tmp_path, capsys):
+  """Through the real sampler with the shipped policy; where most searches fail nothing is written."""
+  out, easy = tmp_path / 'deep' / 'd.jsonl', [q for q in world.questions('rl') if q.metadata['hops'] == 1][:6]
   write_questions(easy, tmp_path / 'q.jsonl')
   command = ['sample', '--config=configs/quickstart.py', '--config.sampler.slots=16', f'--out={out}', '--n=4',
              f'--questions={tmp_path}/q.jsonl', '--keep=2', '--temperature=0.7', '--limit=5']
+  with server() as (url, _):
+    pass  # nobody is there any more
+  assert cli.main([*command, '--config.search.backend=http', f'--config.search.url={url}']) == 1
+  said = capsys.readouterr().err.splitlines()[-1]
+  assert said.startswith('jaxsearch: nothing was written: ') and 'SearchError' in said and not out.exists()
+
   assert cli.main(command) == 0
   printed = json.loads(capsys.readouterr().out)
   assert printed['questions'] == 5 and printed['sampled'] == 20 and printed['out'] == str(out)
-  records = [json.loads(line) for line in out.read_text().splitlines()]
-  assert len(records) == printed['demonstrations'] > 0
+  records, tokenizer = row_files.read(out), Tokenizer.load(world.folder())
+  assert printed['kept'] == pytest.approx(len(records) / 20) and printed['right'] >= printed['kept'] > 0
+  assert printed['covered'] == pytest.approx(len({record['id'] for record in records}) / 5)
+  golden = {q.id: q.golden_answers for q in easy}
+  for record, tree in zip(records, sft.read_demonstrations(out, tokenizer), strict=True):
+    assert exact_match(grammar.answer(tree.nodes(Role.POLICY)[-1].text), golden[record['id']])
+    assert tokenizer.decode(tree.leaves()[0].path_tokens()) == ''.join(span['text'] for span in record['spans'])
   assert max(sum(record['id'] == q.id for record in records) for q in easy) <= 2

@@ -154,6 +154,15 @@ def test_what_is_not_finite_is_never_saved(config, state):
   assert take_steps(config, state)[1] == 1
 
 
+def test_updates_that_are_never_finite_stop_the_run(config, state):
+  config.optim.max_skipped = 2
+  said = 'step 2: .* not finite in 2 updates in a row .*; the last checkpoint is that of step 1'
+  with pytest.raises(RunStopped, match=said), run_folder.RunFolder(config, shown=()) as run:
+    run.start()
+    for step in (1, 2, 3):
+      run.finish_step(step, ROW | {'skipped_in_a_row': step}, state, lambda: {'decoder': {}})
+
+
 @contextlib.contextmanager
 def small_files():
   """No file may grow beyond 4 kB: the system refuses to write, as it does where a disk is full."""
