@@ -97,7 +97,7 @@ _TENSORS = {
 
 
 def load_encoder(folder: str | pathlib.Path, dtype: str = 'float32') -> Encoder:
-  """Reads the encoder of a Hugging Face folder: of a BertModel, or a model with one inside (`bert.` in names).
+  """Reads the encoder of a Hugging Face folder: a BertModel's, or one inside a model (`bert.` in names).
 
   Raises FileNotFoundError or ValueError that names the file and the key or tensor.
   """

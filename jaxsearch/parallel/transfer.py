@@ -179,12 +179,9 @@ def store() -> Any:
 def moments(values: np.ndarray) -> tuple[int, float, float]:
   """Returns the number of values [N] that all processes passed, their mean and variance."""
   values = np.asarray(values, np.float64)
-  squares = np.square(values - values.mean()).sum() if len(values) else 0.0
-  counts, sums, squares = np.array(gather_objects((len(values), values.sum(), squares))).T
-  number = max(counts.sum(), 1)
-  mean = sums.sum() / number
-  variance = (squares + counts * np.square(sums / np.maximum(counts, 1) - mean)).sum() / number
-  return int(counts.sum()), float(mean), float(variance)
+  number, total, squares = np.sum(gather_objects((len(values), values.sum(), np.square(values).sum())), axis=0)
+  mean = total / max(number, 1)
+  return int(number), float(mean), float(squares / max(number, 1) - mean**2)
 
 
 def pass_on(items: Iterable[Any], moves: Sequence[tuple[int, int]]) -> list[Any]:

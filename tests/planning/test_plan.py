@@ -160,21 +160,6 @@ def test_arguments_of_a_refused_program_are_not_counted_twice(target, monkeypatc
   assert refused == plan.Compiled(18 * 2**30, None)
 
 
-@pytest.mark.slow  # where the compiler of TPUs is installed
-def test_a_real_compiler_refuses_what_is_larger_than_a_device():
-  if not targets.installed('tpu'):
-    pytest.skip("its compiler is not installed: pip install '.[plan]'")
-  done = subprocess.run([sys.executable, '-c', '''
-import jax, numpy as np
-from jaxsearch.parallel import targets
-from jaxsearch.planning import plan, programs
-target = targets.parse('tpu:v6e:2x2')
-x = jax.ShapeDtypeStruct((9 * 2**15, 2**15), np.float32, sharding=jax.sharding.SingleDeviceSharding(target.devices()[0]))
-print(plan.compile_program(programs.Program(jax.jit(lambda x: x.sum()), (x,)), target).needs)
-'''], capture_output=True, text=True, check=True)
-  assert abs(float(done.stdout.splitlines()[-1])) < 2**27  # of 36 GiB of arguments
-
-
 def test_the_search_finds_the_largest_values(config, target, monkeypatch):
   """Without a compiler: a program needs a number of bytes for every row, as wide as its batch or its
   slots."""
