@@ -227,12 +227,11 @@ def _of_source(search: ConfigDict, source: str) -> ConfigDict:
 
 def _generator(dtype: str, mesh: Mesh | None, model: str, temperature: float) -> Callable:
   """Returns (prompts, seeds) -> replies of a model on a sampler of its own, for search.writer 'model'."""
-  assistant = load_assistant(ConfigDict(dict(
-    model=model, slots=16, length=1024, max_tokens=512, stop=(), chat=True)), dtype, mesh)
-  if assistant.engine.tokenizer.chat_template is None:
+  engine = _frozen_engine(ConfigDict(dict(model=model, slots=16, length=1024)), dtype, mesh)
+  if engine.tokenizer.chat_template is None:
     raise ValueError(f"{model} cannot be search.writer 'model': without a chat template it follows no "
                      'instruction')
-  assistant = dataclasses.replace(assistant, temperature=temperature)
+  assistant = Assistant(engine, max_tokens=512, stop=(), chat=True, temperature=temperature)
   batched = DynamicBatcher(lambda items: assistant(*zip(*items)))
   return lambda prompts, seeds: batched(list(zip(prompts, seeds)))
 
@@ -249,11 +248,6 @@ def _frozen_engine(settings: ConfigDict, dtype: str, mesh: Mesh | None) -> Engin
   engine = Engine(model_config, tokenizer, slots=settings.slots, length=settings.length, mesh=mesh)
   engine.load(params)
   return engine
-
-
-def load_refiner(settings: ConfigDict, dtype: str, mesh: Mesh | None = None) -> Scorer:
-  """Loads the frozen refiner of a config group `refiner`."""
-  return Scorer(_frozen_engine(settings, dtype, mesh))
 
 
 def load_judge(settings: ConfigDict, dtype: str, mesh: Mesh | None = None) -> Callable:
@@ -277,8 +271,8 @@ def _when_asked(load: Callable) -> Callable:
 
 
 # What a method may name in its SERVICES, and how it is opened.
-SERVICES = {'reader': load_assistant, 'judge': load_judge, 'refiner': _when_asked(load_refiner),
-            'classifier': _when_asked(load_assistant)}
+SERVICES = {'reader': load_assistant, 'judge': load_judge, 'classifier': _when_asked(load_assistant),
+            'refiner': _when_asked(lambda *group: Scorer(_frozen_engine(*group)))}
 
 
 def open_tools(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None,
