@@ -65,7 +65,7 @@ def eval(config, flags) -> None:
   agent, policy = _open_policy(config, flags, sets)
   assess = agents.open_critic(config, flags.checkpoint) if flags.tiers else None
   answer = functools.partial(answers.answer, agent, assess=assess)
-  records, outcomes, made = _answer(answer, config, flags, sets, agent, tiers=flags.tiers, policy=policy)
+  records, outcomes, made = _answer(answer, config, flags, sets, agent, policy=policy)
   scores = figures.means(records) | competence.tables(records, tiers, config.eval.right) | outcomes
   if flags.plots:
     plots.critic(competence.starts(records, tiers), flags.plots)
@@ -107,8 +107,7 @@ def _questions(sets: Sequence, samples: int = 1) -> list:
   return [question for one in sets for question in one.questions for _ in range(samples)]
 
 
-def _answer(answer: Callable, config, flags, sets: Sequence, agent, *, samples: int = 1, tiers: str = '',
-            **about) -> tuple[list, dict, dict]:
+def _answer(answer: Callable, config, flags, sets: Sequence, agent, **about) -> tuple[list, dict, dict]:
   """Answers questions that --out has not kept, says how that went; returns records, `outcomes` and manifest.
 
   `answer` is `answers.answer` or `rstool.answer` with its first arguments bound, `about` is more for the
@@ -118,10 +117,11 @@ def _answer(answer: Callable, config, flags, sets: Sequence, agent, *, samples: 
 
   from jaxsearch.evaluation import answers
   from jaxsearch.evaluation.manifest import manifest
-  sampling, questions = sampling_of(flags), _questions(sets, samples)
+  sampling, samples = sampling_of(flags), getattr(flags, 'samples', 1)
+  questions = _questions(sets, samples)
   made = without_secrets(about | manifest(
     config, sets, agent, corpus=searched_corpus(config, flags), sampling=sampling, samples=samples,
-    tiers=tiers))
+    tiers=getattr(flags, 'tiers', '')))
   kept = answers.Kept(flags.out, made, len(questions))
   try:
     with progress_of(len(questions)) as report:
@@ -222,7 +222,7 @@ def bench(config, flags) -> None:
   if corpus in registry.ENTRIES['corpora'] and flags.folder:
     say(f'no corpus in {flags.folder}: set --corpus, or searches find passages of the embedded world')
   answer = functools.partial(answers.answer, agent, timed=True)
-  records, outcomes, made = _answer(answer, config, flags, sets, agent, samples=flags.samples, policy=policy)
+  records, outcomes, made = _answer(answer, config, flags, sets, agent, policy=policy)
   places = ({'benchmark': one.name, 'sample': sample} for one in sets for _ in one.questions
             for sample in range(flags.samples))
   records = [record | place for record, place in zip(records, places)]

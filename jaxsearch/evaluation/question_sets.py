@@ -100,15 +100,14 @@ def golds_in(corpus: str, records: Iterable[Mapping]) -> set[str] | None:
 
 def find_golds(golds: Iterable[str], documents: Iterable[Document]) -> set[str]:
   """Returns the golds that are in a document as whole words: `match.answer_found`, for many."""
-  words_of = {gold: tuple(normalize_answer(gold).split()) for gold in golds}
-  by_first, met = collections.defaultdict(set), set()  # first word -> golds that were not met yet
-  for gold in filter(None, words_of.values()):
-    by_first[gold[0]].add(gold)
+  bare = {gold: normalize_answer(gold) for gold in golds}
+  missing, met = collections.defaultdict(set), set()  # first word -> golds that were not met yet
+  for gold in filter(None, bare.values()):
+    missing[gold.split()[0]].add(gold)
   for document in documents:
-    words = normalize_answer(f'{document.title}\n{document.text}').split()
-    for place, word in enumerate(words):
-      if word in by_first:
-        here = {gold for gold in by_first[word] if tuple(words[place:place + len(gold)]) == gold}
-        met |= here
-        by_first[word] -= here
-  return {gold for gold, words in words_of.items() if words in met}
+    text = f' {normalize_answer(f"{document.title} {document.text}")} '
+    for word in missing.keys() & text.split():
+      here = {gold for gold in missing[word] if f' {gold} ' in text}
+      met |= here
+      missing[word] -= here
+  return {gold for gold, text in bare.items() if text in met}
